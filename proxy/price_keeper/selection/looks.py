@@ -18,51 +18,51 @@ from price_keeper.selection.standing import BudgetState
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Item, Key, Store
 
-MARGIN_SECONDS: Final = 5.0  # by which the clocks of a fleet may differ
+CLOCK_MARGIN_SECONDS: Final = 5.0  # by which the clocks of a fleet may differ
 
 
-class Looks:
+class BudgetReader:
     """Each raises StoreError."""
 
-    def __init__(self, config: Config, store: Store, recorder: Recorder, clock: Clock, notes: Notes) -> None:
+    def __init__(self, config: Config, store: Store, recorder: Recorder, clock: Clock, snapshot: Notes) -> None:
         self._defaults = config.defaults
         self._thresholds = config.alerts.thresholds_pct
         self._store = store
         self._recorder = recorder
         self._clock = clock
-        self._notes = notes
+        self._snapshot = snapshot
 
-    def plan_of(self, org: Item | None = None, app: Item | None = None) -> EffectiveSettings:
+    def resolve_settings(self, org: Item | None = None, app: Item | None = None) -> EffectiveSettings:
         return resolve_settings(org, app, self._defaults, self._thresholds, self._clock.now())
 
-    def noted_plan(self, scope: Scope) -> EffectiveSettings | None:
+    def resolve_snapshot_settings(self, scope: Scope) -> EffectiveSettings | None:
         """By what was read last; None where nothing was. Of an app that was never met only the org's calendar is known,
         unless the org has one budget for all."""
-        org, app = self._notes.settings_of(Scope(scope.org)), self._notes.settings_of(scope)
+        org, app = self._snapshot.settings_of(Scope(scope.org)), self._snapshot.settings_of(scope)
         if org is None:
             return None
-        plan = self.plan_of(org, None if scope.app is None else app)
-        return self.plan_of().with_calendar_of(plan) if app is None and plan.quota_scope == "APP" else plan
+        settings = self.resolve_settings(org, None if scope.app is None else app)
+        return self.resolve_settings().with_calendar_of(settings) if app is None and settings.quota_scope == "APP" else settings
 
-    async def plan(self, scope: Scope) -> tuple[EffectiveSettings, bool]:
+    async def read_settings(self, scope: Scope) -> tuple[EffectiveSettings, bool]:
         """And whether anybody ever put the org. That nobody has is read consistently: a call may be refused for it."""
-        org, *app = await self._store.get_many(_settings(scope))
+        org, *app = await self._store.get_many(_build_settings_keys(scope))
         if org is None:
-            org, *app = await self._store.get_many(_settings(scope), consistent=True)
-        return self.plan_of(org, *app), org is not None
+            org, *app = await self._store.get_many(_build_settings_keys(scope), consistent=True)
+        return self.resolve_settings(org, *app), org is not None
 
-    async def settings_and_sticky(self, standing: BudgetState) -> tuple[EffectiveSettings, bool, Item | None, Item | None]:
+    async def read_settings_and_sticky(self, budget: BudgetState) -> tuple[EffectiveSettings, bool, Item | None, Item | None]:
         """As `plan`, with the item of the sticky state and the app's own, if the scope is an app."""
-        keys = [schema.sticky_state_key(standing.scope, standing.span.key), *_settings(standing.scope)]
+        keys = [schema.sticky_state_key(budget.scope, budget.span.key), *_build_settings_keys(budget.scope)]
         item, org, *app = await self._store.get_many(keys, consistent=True)
-        self._notes.settings(Scope(standing.scope.org), org)
+        self._snapshot.settings(Scope(budget.scope.org), org)
         if app:
-            self._notes.settings(standing.scope, *app)
-        return self.plan_of(org, *app), org is not None, item, app[0] if app else None
+            self._snapshot.settings(budget.scope, *app)
+        return self.resolve_settings(org, *app), org is not None, item, app[0] if app else None
 
-    async def read_shards(self, standing: BudgetState) -> None:
+    async def read_shards(self, budget: BudgetState) -> None:
         """All that was flushed: exact, unless something of ours is under way or of unknown outcome."""
-        counters = _counters(standing)
+        counters = _build_counters(budget)
         keys = [key for counter in counters for key in shard_keys(counter)]
         async with self._recorder.quiet() as is_quiet:
             began = self._clock.monotonic()
@@ -70,31 +70,31 @@ class Looks:
             for number, counter in enumerate(counters):
                 shards = found[number * counter.shards : (number + 1) * counter.shards]
                 pico = pico_of(summed(item for item in shards if item is not None)[COST])
-                spent = standing.get_tracker(counter.label)
-                if is_quiet and spent.is_flush_certain:
-                    spent.apply_exact_sum(pico, began)
+                tracker = budget.get_tracker(counter.label)
+                if is_quiet and tracker.is_flush_certain:
+                    tracker.apply_exact_sum(pico, began)
                 else:
-                    spent.apply_lower_bound(pico)
+                    tracker.apply_lower_bound(pico)
 
-    async def read_totals(self, standing: BudgetState) -> None:
+    async def read_totals(self, budget: BudgetState) -> None:
         """A lower bound, some seconds old. `read_shards` takes its place where a total tells that somebody's clock is
         wrong: nobody knows how old it is."""
-        counters = _counters(standing)
+        counters = _build_counters(budget)
         for counter, item in zip(counters, await self._store.get_many(list(map(total_key, counters))), strict=True):
             if item is None or STAMP not in item:
                 continue
-            if float(cast(Decimal, item[STAMP])) > self._clock.now() + MARGIN_SECONDS:
-                await self.read_shards(standing)
+            if float(cast(Decimal, item[STAMP])) > self._clock.now() + CLOCK_MARGIN_SECONDS:
+                await self.read_shards(budget)
                 return
-            standing.get_tracker(counter.label).apply_lower_bound(pico_of(summed([item])[COST]))
+            budget.get_tracker(counter.label).apply_lower_bound(pico_of(summed([item])[COST]))
 
 
-def _settings(scope: Scope) -> list[Key]:
+def _build_settings_keys(scope: Scope) -> list[Key]:
     org = schema.org_config_key(scope.org)
     return [org] if scope.app is None else [org, schema.app_config_key(scope.org, scope.app)]
 
 
-def _counters(standing: BudgetState) -> list[Counter]:
+def _build_counters(budget: BudgetState) -> list[Counter]:
     return [
-        Counter(standing.scope.key, label, standing.span.key, standing.settings.shards) for label in standing.settings.quotas
+        Counter(budget.scope.key, label, budget.span.key, budget.settings.shards) for label in budget.settings.quotas
     ]

@@ -197,7 +197,7 @@ class Standings:
         try:
             payer = payer or await self.learned(caller)
         except UnknownOrg:
-            plan = self.watching.reader.plan_of()
+            plan = self.watching.reader.resolve_settings()
             period = find_span(plan.period, self._clock.now(), plan.zone)
             return BudgetState(budget_scope(caller, plan), period, plan, {}, dict), None
         _, watch = self._met(caller)
@@ -251,7 +251,7 @@ class Standings:
     async def _meet(self, caller: Caller, over: asyncio.Event) -> None:
         name = (caller.org, caller.app)
         try:
-            plan, is_settled = await self.watching.reader.plan(Scope(caller.org, caller.app))
+            plan, is_settled = await self.watching.reader.read_settings(Scope(caller.org, caller.app))
             if is_settled:
                 self.unknown_orgs.forget(caller.org)
             if is_settled or self._serves_unregistered(caller.org):
@@ -279,8 +279,8 @@ class Standings:
         if before is not None:
             self._introduce(caller, before[0].standing.settings, is_known=False, is_settled=False)
         elif not self._refuses_unknown and not self.unknown_orgs.is_refused(caller.org):
-            noted = self.watching.reader.noted_plan(Scope(caller.org, caller.app))
-            plan = noted or self.watching.reader.plan_of()
+            noted = self.watching.reader.resolve_snapshot_settings(Scope(caller.org, caller.app))
+            plan = noted or self.watching.reader.resolve_settings()
             self._introduce(caller, plan, is_known=False, is_settled=False)
             if noted is None:
                 self.unknown_orgs.served_unread(caller.org)

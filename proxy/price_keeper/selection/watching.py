@@ -19,7 +19,7 @@ from price_keeper.recording.recorder import Recorder
 from price_keeper.selection import own_labels as own
 from price_keeper.selection import sticky
 from price_keeper.selection.alertness import MIN_REFRESH_SECONDS
-from price_keeper.selection.looks import Looks
+from price_keeper.selection.looks import BudgetReader
 from price_keeper.selection.notes import Notes
 from price_keeper.selection.overrides import override_of
 from price_keeper.selection.own_labels import OwnLabels
@@ -55,7 +55,7 @@ class BudgetRefresher:
         app_labels: OwnLabels,
         snapshot: Notes,
     ) -> None:
-        self.reader = Looks(config, store, recorder, clock, snapshot)
+        self.reader = BudgetReader(config, store, recorder, clock, snapshot)
         self.snapshot = snapshot
         self._aggregator_seconds = config.aggregator.interval_secs
         self._store = store
@@ -141,7 +141,7 @@ class BudgetRefresher:
         """Whether money was looked at, and not only the settings."""
         budget, moment, sticky_before = refresh.budget, self._clock.monotonic(), refresh.sticky_item
         is_stale, has_spend = moment >= refresh.spend_stale_at, moment >= refresh.spend_due_at
-        settings, is_registered, item, app = await self.reader.settings_and_sticky(budget)
+        settings, is_registered, item, app = await self.reader.read_settings_and_sticky(budget)
         if not is_registered:
             self._on_unregistered(budget.scope.org)
         await self._refresh_app_labels(budget, app, moment)
