@@ -44,7 +44,7 @@ from price_keeper.recording.adoption import Adoption
 from price_keeper.recording.composed import Recording, opened_recording
 from price_keeper.reloading import ReadConfig, ConfigReloader, build_budget_reload
 from price_keeper.selection.notebook import Notebook
-from price_keeper.selection.notes import Notes
+from price_keeper.selection.notes import BudgetSnapshot
 from price_keeper.selection.standings import Standings
 from price_keeper.stopping import StopSignal
 from price_keeper.stores.contract import Store
@@ -247,7 +247,7 @@ async def _build_core_services(
     store: Store,
     recording: Recording,
     lease_manager: RateLeaseManager,
-    snapshot: Notes,
+    snapshot: BudgetSnapshot,
     exit_stack: AsyncExitStack,
 ) -> _CoreServices:
     alerts = await exit_stack.enter_async_context(open_alerts(config, environ, store, clock, tasks))

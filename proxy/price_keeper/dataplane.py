@@ -49,7 +49,7 @@ from price_keeper.selection.admitting import RateLimiter
 from price_keeper.selection.callers_limits import RateLimitCache
 from price_keeper.selection.hard_budgets import HardBudgets
 from price_keeper.selection.labels import Labels
-from price_keeper.selection.notes import Notes
+from price_keeper.selection.notes import BudgetSnapshot
 from price_keeper.selection.standings import Standings
 from price_keeper.stores.contract import Store
 from price_keeper.surface.calls import MODEL_PATH_OPERATIONS, ParsedCall
@@ -164,9 +164,9 @@ async def _start_price_refresh(price_tables: Tariffs, tasks: Tasks) -> None:
 
 
 def build_rate_limiter(
-    config: Config, store: Store, clock: Clock, tasks: Tasks, lease_manager: RateLeaseManager, snapshot: Notes | None = None
+    config: Config, store: Store, clock: Clock, tasks: Tasks, lease_manager: RateLeaseManager, snapshot: BudgetSnapshot | None = None
 ) -> RateLimiter:
-    limit_cache = RateLimitCache(store, clock, tasks, snapshot or Notes(clock.now))
+    limit_cache = RateLimitCache(store, clock, tasks, snapshot or BudgetSnapshot(clock.now))
     return RateLimiter(limit_cache, lease_manager, serves_offline=config.on_store_down == "serve")
 
 

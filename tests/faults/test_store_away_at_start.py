@@ -22,7 +22,7 @@ from price_keeper.model import Scope
 from price_keeper.recording.aggregator import sum_of_shards
 from price_keeper.recording.entries import PICO_PER_MICRO, Counter
 from price_keeper.selection.notebook import Notebook
-from price_keeper.selection.notes import Notes
+from price_keeper.selection.notes import BudgetSnapshot
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Put, Store, Value
 
@@ -64,10 +64,10 @@ class Tenants:
         item = {"timezone": zone_by_day(), "model_ordering": [*quotas], "quotas": quotas, "version": 1, **more}
         await store.put(Put(schema.org_config_key(org), item))
 
-    def are_noted(self, notes: Notes) -> bool:
-        stood = notes.stood(Scope(self.chain, "web"), self.day)
-        is_moved = stood is not None and stood.state.get("active_model_label") == "economy"
-        return is_moved and all(notes.settings_of(Scope(org)) for org in (self.hard, self.shared))
+    def are_noted(self, notes: BudgetSnapshot) -> bool:
+        stood = notes.find_budget(Scope(self.chain, "web"), self.day)
+        is_moved = stood is not None and stood.sticky_item.get("active_model_label") == "economy"
+        return is_moved and all(notes.find_settings(Scope(org)) for org in (self.hard, self.shared))
 
 
 def called(lineup: Lineup, org: str, app: str = "web") -> tuple[int, str, str]:
@@ -90,7 +90,7 @@ def at_once(lineup: Lineup, *callers: tuple[str, str]) -> list[tuple[int, str, s
         return [*pool.map(lambda each: called(lineup, *each), callers)]
 
 
-def noted(lineup: Lineup) -> Notes:
+def noted(lineup: Lineup) -> BudgetSnapshot:
     notebook = Notebook(lineup.journal, SystemClock())
     asyncio.run(notebook.open())
     return notebook.notes

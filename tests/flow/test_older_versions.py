@@ -123,16 +123,16 @@ async def test_older_snapshot_of_budgets_is_recalled(left: Left) -> None:
     for _, about, scope, kept in lines_of(left.journal / "notes-0")[1:]:
         if about == "settings":
             settings += 1
-            found = notebook.notes.settings_of(Scope.from_key(scope))
+            found = notebook.notes.find_settings(Scope.from_key(scope))
             assert found is not None
             assert found.get("version") == kept.get("version")
             assert found.get("quotas", {}) == kept.get("quotas", {"M": {}})["M"]
         else:
             standings += 1
-            stood = notebook.notes.stood(Scope.from_key(scope), kept["period"])
+            stood = notebook.notes.find_budget(Scope.from_key(scope), kept["period"])
             assert stood is not None
             assert {label: [*parts] for label, parts in stood.spent.items()} == kept["spent"]["M"]
-            assert stood.state == kept["state"]["M"]
+            assert stood.sticky_item == kept["state"]["M"]
     assert min(settings, standings) >= 6
 
 

@@ -21,7 +21,7 @@ from price_keeper.recording.pace import Pace
 from price_keeper.recording.recorder import Recorder
 from price_keeper.recording.sender import Sender
 from price_keeper.recording.ulid import Ulids
-from price_keeper.selection.notes import Notes
+from price_keeper.selection.notes import BudgetSnapshot
 from price_keeper.selection.payer import Payer
 from price_keeper.selection.standing import Decision
 from price_keeper.selection.standings import Standings
@@ -109,7 +109,7 @@ async def sidecar(
     store: Store,
     clock: ManualClock,
     alerts: Any = None,
-    notes: Notes | None = None,
+    notes: BudgetSnapshot | None = None,
     **config: Any,
 ) -> AsyncIterator[Sidecar]:
     # An org without a budget of its own is served: most tests are of something else than who registered it.

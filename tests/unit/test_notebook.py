@@ -59,7 +59,7 @@ def scope(number: int) -> Scope:
 async def written(folder: Path, *numbers: int, worker: int = 0, version: int = 1) -> Notebook:
     made = Notebook(folder, ManualClock(), worker, worker + 1)
     for number in numbers:
-        made.notes.settings(scope(number), {"version": version})
+        made.notes.record_settings(scope(number), {"version": version})
     await made.write()
     return made
 
@@ -71,7 +71,7 @@ async def read(folder: Path, worker: int = 0, workers: int = 1) -> Notebook:
 
 
 def known(notebook: Notebook, most: int = 10) -> set[int]:
-    return {number for number in range(most) if notebook.notes.settings_of(scope(number)) is not None}
+    return {number for number in range(most) if notebook.notes.find_settings(scope(number)) is not None}
 
 
 async def test_what_is_written_is_read(tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ async def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "notes-0").stat().st_mode) == 0o600
     found = await read(tmp_path)
     assert known(found) == {1, 2, 3}
-    assert not found.notes.is_new
+    assert not found.notes.has_changes
 
 
 async def test_settings_are_written_at_once_and_nothing_without_news(tmp_path: Path) -> None:
@@ -93,13 +93,13 @@ async def test_settings_are_written_at_once_and_nothing_without_news(tmp_path: P
         return file.exists() and file.stat().st_ino != before
 
     assert not await is_written()
-    notebook.notes.settings(scope(1), {"version": 1})
+    notebook.notes.record_settings(scope(1), {"version": 1})
     assert await is_written()
     await clock.advance(book.TICK_SECONDS)
     assert not await is_written()
-    notebook.notes.settings(scope(1), {"version": 1})
+    notebook.notes.record_settings(scope(1), {"version": 1})
     assert not await is_written()
-    notebook.notes.settings(scope(1), {"version": 2})
+    notebook.notes.record_settings(scope(1), {"version": 2})
     assert await is_written()
 
 
@@ -119,7 +119,7 @@ async def test_what_is_spent_is_written_now_and_then_and_not_with_every_flush(
             await clock.advance(1)
             await notebook.keep()
             seen.add(file.read_bytes())
-            stood = (await read(tmp_path)).notes.stood(Scope(who.org, "web"), "DAY#20261118")
+            stood = (await read(tmp_path)).notes.find_budget(Scope(who.org, "web"), "DAY#20261118")
             assert stood is not None
             known = (await one.payer(who)).standing.get_tracker("premium").spent
             assert known - 6 * USD <= sum(stood.spent["premium"]) <= known
@@ -129,11 +129,11 @@ async def test_what_is_spent_is_written_now_and_then_and_not_with_every_flush(
             if is_more:
                 await one.spend(who, 1 * USD)
             before = file.stat().st_mtime_ns
-            notebook.notes.stands(next(iter(one.standings._watches.values())))
+            notebook.notes.mark_changed(next(iter(one.standings._watches.values())))
             await clock.advance(book.STANDINGS_SECONDS)
             await notebook.keep()
             assert (file.stat().st_mtime_ns != before) == is_more
-            assert not notebook.notes.standings
+            assert not notebook.notes.pending_count
 
 
 async def test_a_label_that_moves_on_is_written_soon(tmp_path: Path, exact_store: Store) -> None:
@@ -149,9 +149,9 @@ async def test_a_label_that_moves_on_is_written_soon(tmp_path: Path, exact_store
         await one.decide(who)
         await one.looked()
         await notebook.keep()
-    stood = (await read(tmp_path)).notes.stood(Scope(who.org, "web"), "DAY#20261118")
+    stood = (await read(tmp_path)).notes.find_budget(Scope(who.org, "web"), "DAY#20261118")
     assert stood is not None
-    assert stood.state["active_model_label"] == "economy"
+    assert stood.sticky_item["active_model_label"] == "economy"
 
 
 async def test_a_large_one_is_written_more_seldom(tmp_path: Path) -> None:
@@ -160,7 +160,7 @@ async def test_a_large_one_is_written_more_seldom(tmp_path: Path) -> None:
     writes = 0
     for second in range(60):
         for number in range(20):
-            notebook.notes.settings(scope(number), {"version": second, "quotas": {"x" * 60_000: 1}})
+            notebook.notes.record_settings(scope(number), {"version": second, "quotas": {"x" * 60_000: 1}})
         before = file.stat().st_ino if file.exists() else 0
         await notebook.keep()
         writes += file.stat().st_ino != before
@@ -177,7 +177,7 @@ async def test_each_worker_reads_all_and_those_that_are_no_more_are_cleared_up(t
     assert known(second) == {0, 1, 2, 3, 7}
     first = await read(tmp_path, workers=2)
     assert len(os.listdir(tmp_path)) == 5  # nothing goes before it stands elsewhere
-    first.notes.settings(scope(5), None)
+    first.notes.record_settings(scope(5), None)
     await first.write()
     assert sorted(os.listdir(tmp_path)) == ["notes-0", "notes-1"]
     (tmp_path / "notes-1").unlink()
@@ -210,7 +210,7 @@ async def test_nobody_waits_for_what_is_being_written(tmp_path: Path, monkeypatc
 
     second = Notebook(tmp_path, ManualClock(), 1, 2)
     await written(tmp_path, 1)
-    second.notes.settings(scope(2), None)
+    second.notes.record_settings(scope(2), None)
     monkeypatch.setattr(os, "fsync", slow)
     writing = asyncio.create_task(second.write())
     try:
@@ -228,7 +228,7 @@ async def test_what_is_none_of_its_own_stays(tmp_path: Path) -> None:
     for name in ("notes-", "notes-01", "notes-x", "notes-1.txt", "notes-5000000000"):
         (tmp_path / name).write_bytes(line(b'["NOTES",1]'))
     found = await read(tmp_path)
-    found.notes.settings(scope(1), None)
+    found.notes.record_settings(scope(1), None)
     await found.write()
     assert len(os.listdir(tmp_path)) == 6
 
@@ -260,7 +260,7 @@ async def test_spoilt_in_any_way_it_keeps_nobody_from_starting(
         (tmp_path / "notes-0").write_bytes(data)
         found = await read(tmp_path)
         assert known(found) < {1, 2, 3} or bytes(data) == whole
-        assert all(found.notes.settings_of(scope(each)) == {"version": 1} for each in known(found))
+        assert all(found.notes.find_settings(scope(each)) == {"version": 1} for each in known(found))
         assert len(caplog.records) == 1
 
 
@@ -274,7 +274,7 @@ async def test_a_file_that_is_none_is_passed_over(
 ) -> None:
     (tmp_path / "notes-0").write_bytes(content)
     found = await read(tmp_path)
-    assert found.notes.lines() == []
+    assert found.notes.export_lines() == []
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
 
 
@@ -295,7 +295,7 @@ async def test_what_stands_in_the_place_of_a_file_is_passed_over(
                 file.truncate(book.LONGEST_FILE + 1)
     found = await read(tmp_path)
     assert len(caplog.records) == 1
-    found.notes.settings(scope(1), None)
+    found.notes.record_settings(scope(1), None)
     await found.write()
     assert len(caplog.records) == 1 + (kind == "folder")
     if kind != "folder":
@@ -317,12 +317,12 @@ async def test_on_a_disk_with_little_room_it_leaves_that_to_the_journal(
     clock = ManualClock()
     with disks.small_disk(tmp_path, 12) as disk:
         notebook = Notebook(disk, clock)
-        notebook.notes.settings(scope(1), None)
+        notebook.notes.record_settings(scope(1), None)
         await notebook.keep()
         assert known(await read(disk)) == {1}
         (disk / "more").write_bytes(bytes(5 * 2**20))
         for _ in range(3):
-            notebook.notes.settings(scope(2), None)
+            notebook.notes.record_settings(scope(2), None)
             await notebook.keep()
             await clock.advance(book.FAILED_SECONDS)
         assert sorted(path.name for path in disk.iterdir()) == ["more", "notes-0"]
@@ -340,7 +340,7 @@ async def test_a_folder_that_nobody_may_write_to_is_told_once(tmp_path: Path, ca
         notebook = Notebook(tmp_path, clock)
         await notebook.open()
         for number in range(2, 5):
-            notebook.notes.settings(scope(number), None)
+            notebook.notes.record_settings(scope(number), None)
             await notebook.keep()
             await clock.advance(book.FAILED_SECONDS)
     assert [record.getMessage().rpartition(": ")[2] for record in caplog.records] == ["Read-only file system"]
@@ -361,7 +361,7 @@ async def test_killed_at_any_moment_it_leaves_all_of_the_last_or_all_of_the_one_
             told = max([told, *(int(each) for each in process.stdout.read().split())])
         notebook = Notebook(tmp_path, SystemClock())
         await notebook.open()
-        versions = {(notebook.notes.settings_of(scope(each)) or {}).get("version") for each in range(200)}
+        versions = {(notebook.notes.find_settings(scope(each)) or {}).get("version") for each in range(200)}
         assert versions in ({told}, {told + 1})
         least += told
     assert caplog.records == []

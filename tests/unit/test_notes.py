@@ -20,7 +20,7 @@ from price_keeper.selection import notes as noted
 from price_keeper.selection import standings
 from price_keeper.selection import watching as limits
 from price_keeper.selection.callers_limits import RateLimitCache
-from price_keeper.selection.notes import Notes
+from price_keeper.selection.notes import BudgetSnapshot
 from price_keeper.selection.overrides import set_override
 from price_keeper.selection.spent import SpendTracker
 from price_keeper.stores import schema
@@ -46,16 +46,16 @@ async def one(tmp_path: Path, exact_store: Store, clock: ManualClock) -> AsyncIt
         yield made
 
 
-def passed_on(notes: Notes) -> Notes:
+def passed_on(notes: BudgetSnapshot) -> BudgetSnapshot:
     """As they come to the next process: as lines."""
-    notes.take_down(noted.MOST)
-    following = Notes(notes._now)
-    following.remember(found_in(notes))
+    notes.record_pending(noted.MAX_RECORDS)
+    following = BudgetSnapshot(notes._now)
+    following.merge(found_in(notes))
     return following
 
 
-def found_in(*several: Notes) -> dict[noted.Name, bytes]:
-    found, spoilt = noted.newest(values for each in several for values in lines_in(b"".join(each.lines())).values)
+def found_in(*several: BudgetSnapshot) -> dict[noted.RecordKey, bytes]:
+    found, spoilt = noted.select_newest(values for each in several for values in lines_in(b"".join(each.export_lines())).values)
     assert spoilt == 0
     return found
 
@@ -147,7 +147,7 @@ async def test_an_override_stays_in_force_until_its_end(one: Sidecar, tmp_path: 
         one.store._store, one.clock, scope, today, "economy", "a secret plan", "ops@hand", until, ordering=list(QUOTAS)
     )
     await one.decide(who)
-    text = b"".join(passed_on(one.standings.notes).lines())
+    text = b"".join(passed_on(one.standings.notes).export_lines())
     assert b"secret plan" not in text
     assert b"ops@hand" not in text
     async with following(one, tmp_path) as two:
@@ -267,7 +267,7 @@ async def test_a_look_that_failed_leaves_what_was_noted_for_the_next_process(one
 
 
 async def test_limits_hold_too(exact_store: Store, clock: ManualClock) -> None:
-    who, notes = caller(), Notes(clock.now)
+    who, notes = caller(), BudgetSnapshot(clock.now)
     await configure(exact_store, schema.org_config_key(who.org), limits={"rpm": 60})
     await configure(exact_store, schema.app_config_key(who.org, "web"), limits={"rpm": 6}, version=4)
     async with Tasks(clock) as tasks:
@@ -317,18 +317,18 @@ async def test_note_of_another_worker_or_an_older_version_counts_nothing_of_ours
     await budget(one.store._store, who.org, QUOTAS)
     await one.spend(who, 4 * USD)
     await one.looked()
-    one.standings.notes.take_down(noted.MOST)
-    values = lines_in(b"".join(one.standings.notes.lines())).values
-    scope, same = Scope(who.org, "web"), Notes(one.clock.now, worker)
-    same.remember(noted.newest(values)[0])
-    found = same.stood(scope, DAY)
+    one.standings.notes.record_pending(noted.MAX_RECORDS)
+    values = lines_in(b"".join(one.standings.notes.export_lines())).values
+    scope, same = Scope(who.org, "web"), BudgetSnapshot(one.clock.now, worker)
+    same.merge(noted.select_newest(values)[0])
+    found = same.find_budget(scope, DAY)
     assert found is not None
-    assert found.is_ours is (worker == 0)
+    assert found.is_own is (worker == 0)
     for each in values:
         each[3].pop("worker", None)
-    older = Notes(one.clock.now, worker)
-    older.remember(noted.newest(values)[0])
-    assert older.stood(scope, DAY) == found._replace(is_ours=False)
+    older = BudgetSnapshot(one.clock.now, worker)
+    older.merge(noted.select_newest(values)[0])
+    assert older.find_budget(scope, DAY) == found._replace(is_ours=False)
 
 
 async def test_whom_another_worker_has_met_since_the_start_is_known_too(one: Sidecar, tmp_path: Path) -> None:
@@ -340,7 +340,7 @@ async def test_whom_another_worker_has_met_since_the_start_is_known_too(one: Sid
 
         async def look_again() -> None:
             asked.append(1)
-            two.standings.notes.remember(found_in(one.standings.notes))
+            two.standings.notes.merge(found_in(one.standings.notes))
 
         two.standings.recollect = look_again
         await one.decide(who)
@@ -360,41 +360,41 @@ async def test_nothing_else_of_an_item_is_noted(one: Sidecar) -> None:
     await budget(one.store._store, who.org, QUOTAS, **more)
     await configure(one.store._store, schema.app_config_key(who.org, "web"), app_name="Marked app", secret="marked-secret")
     await one.spend(who, 1)
-    text = b"".join(passed_on(one.standings.notes).lines())
+    text = b"".join(passed_on(one.standings.notes).export_lines())
     assert who.org.encode() in text
     assert b"arked" not in text
 
 
-def put(notes: Notes, number: int, size: int = 0) -> Scope:
+def put(notes: BudgetSnapshot, number: int, size: int = 0) -> Scope:
     scope = Scope(f"{number:08d}-0000-4000-8000-000000000000")
-    notes.settings(scope, {"quotas": {"premium": number, "x" * size: 0}})
+    notes.record_settings(scope, {"quotas": {"premium": number, "x" * size: 0}})
     return scope
 
 
 def test_the_ones_confirmed_longest_ago_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(noted, "MOST", 10)
-    notes = Notes(lambda: 5.0)
+    monkeypatch.setattr(noted, "MAX_RECORDS", 10)
+    notes = BudgetSnapshot(lambda: 5.0)
     scopes = [put(notes, number) for number in range(10)]
     put(notes, 0)  # read again, and the same
     put(notes, 10)
-    assert notes.settings_of(scopes[1]) is None
-    assert notes.settings_of(scopes[0]) == {"quotas": {"premium": 0, "": 0}}
-    assert len(notes.lines()) == 10
-    assert len(passed_on(notes).lines()) == 10
+    assert notes.find_settings(scopes[1]) is None
+    assert notes.find_settings(scopes[0]) == {"quotas": {"premium": 0, "": 0}}
+    assert len(notes.export_lines()) == 10
+    assert len(passed_on(notes).export_lines()) == 10
 
 
 def test_so_many_bytes_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(noted, "MOST_BYTES", 10_000)
-    notes = Notes(lambda: 5.0)
+    monkeypatch.setattr(noted, "MAX_SNAPSHOT_BYTES", 10_000)
+    notes = BudgetSnapshot(lambda: 5.0)
     for number in range(100):
         put(notes, number % 30, 50 * (number % 17))
-        assert notes._size == sum(map(len, notes.lines())) <= 10_000
-    assert 10 < len(notes.lines()) < 30
+        assert notes._size == sum(map(len, notes.export_lines())) <= 10_000
+    assert 10 < len(notes.export_lines()) < 30
 
 
 async def test_sums_make_room_before_settings_do(one: Sidecar, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else what was spent by many apps would have it forgotten that their budgets are hard."""
-    monkeypatch.setattr(noted, "MOST", 16)
+    monkeypatch.setattr(noted, "MAX_RECORDS", 16)
     who = caller()
     await budget(one.store._store, who.org, {"premium": 10}, enforcement="hard")
     apps = [caller(f"app-{number}", who.org) for number in range(12)]
@@ -402,8 +402,8 @@ async def test_sums_make_room_before_settings_do(one: Sidecar, tmp_path: Path, m
         for each in apps:
             await one.spend(each, 1 * USD)
         await one.recorder.flush()
-        one.standings.notes.take_down(noted.MOST)
-    assert len(one.standings.notes.lines()) == 16
+        one.standings.notes.record_pending(noted.MAX_RECORDS)
+    assert len(one.standings.notes.export_lines()) == 16
     async with following(one, tmp_path) as two:
         payers = [await two.payer(each) for each in apps]
         assert {payer.standing.settings.enforcement for payer in payers} == {"hard"}
@@ -412,38 +412,38 @@ async def test_sums_make_room_before_settings_do(one: Sidecar, tmp_path: Path, m
 
 
 def test_one_that_is_too_large_is_none_and_the_one_before_it_neither() -> None:
-    notes = Notes(lambda: 5.0)
+    notes = BudgetSnapshot(lambda: 5.0)
     scope = put(notes, 1)
-    put(notes, 1, noted.LONGEST)
-    assert notes.settings_of(scope) is None
-    assert (notes.lines(), notes._size) == ([], 0)
+    put(notes, 1, noted.MAX_RECORD_BYTES)
+    assert notes.find_settings(scope) is None
+    assert (notes.export_lines(), notes._size) == ([], 0)
 
 
 def test_the_newest_of_several_holds() -> None:
     now = [10.0]
-    first, second = Notes(lambda: now[0]), Notes(lambda: now[0])
+    first, second = BudgetSnapshot(lambda: now[0]), BudgetSnapshot(lambda: now[0])
     one, other = put(first, 1), put(second, 2)
     now[0] = 20.0
-    second.settings(one, {"version": 2})
-    first.settings(other, {"version": 3})
+    second.record_settings(one, {"version": 2})
+    first.record_settings(other, {"version": 3})
     for several in ((first, second), (second, first)):
-        merged = Notes(lambda: now[0])
-        merged.remember(found_in(*several))
-        assert (merged.settings_of(one), merged.settings_of(other)) == ({"version": 2}, {"version": 3})
+        merged = BudgetSnapshot(lambda: now[0])
+        merged.merge(found_in(*several))
+        assert (merged.find_settings(one), merged.find_settings(other)) == ({"version": 2}, {"version": 3})
 
 
 def test_what_is_known_here_holds_whatever_others_noted() -> None:
-    old, new = Notes(lambda: 10.0), Notes(lambda: 20.0)
+    old, new = BudgetSnapshot(lambda: 10.0), BudgetSnapshot(lambda: 20.0)
     one = put(old, 1)
-    new.settings(one, {"version": 2})
-    old.remember(found_in(new))
-    assert old.settings_of(one) == {"quotas": {"premium": 1, "": 0}}
+    new.record_settings(one, {"version": 2})
+    old.merge(found_in(new))
+    assert old.find_settings(one) == {"quotas": {"premium": 1, "": 0}}
 
 
 def test_only_what_is_new_is_to_be_written() -> None:
-    notes = Notes(lambda: 5.0)
+    notes = BudgetSnapshot(lambda: 5.0)
     put(notes, 1)
-    assert notes.is_new
-    notes.lines()
+    assert notes.has_changes
+    notes.export_lines()
     put(notes, 1)
-    assert not notes.is_new
+    assert not notes.has_changes

@@ -13,7 +13,7 @@ from price_keeper.config import Config
 from price_keeper.errors import QuotaExceeded
 from price_keeper.model import Scope
 from price_keeper.selection import notes as noted
-from price_keeper.selection.notes import Notes
+from price_keeper.selection.notes import BudgetSnapshot
 from price_keeper.selection.plan import resolve_settings
 from price_keeper.stores import schema
 from price_keeper.stores.sqlite import SqliteStore
@@ -42,7 +42,7 @@ async def test_what_was_written_by_hand_and_cannot_be_noted_keeps_no_look_from_t
             with pytest.raises(QuotaExceeded):
                 await two.decide(who)
             assert not (await two.payer(who)).standing.is_stale
-            assert two.standings.notes.settings_of(Scope(who.org)) is None
+            assert two.standings.notes.find_settings(Scope(who.org)) is None
     finally:
         connection.close()
         await store.close()
@@ -68,13 +68,13 @@ _ORG = "00000001-0000-4000-8000-000000000000"
     rest=st.lists(_JSON, max_size=2) | st.builds(lambda found: [{"period": DAY, "state": {}, "spent": found}], _JSON),
 )
 def test_what_is_whole_and_no_note_is_as_good_as_none(made: Any, about: Any, scope: Any, rest: list[Any]) -> None:
-    notes = Notes(lambda: 5.0)
-    found, spoilt = noted.newest([[made, about, scope, *rest]])
-    notes.remember(found)
-    assert spoilt + len(notes.lines()) == 1
+    notes = BudgetSnapshot(lambda: 5.0)
+    found, spoilt = noted.select_newest([[made, about, scope, *rest]])
+    notes.merge(found)
+    assert spoilt + len(notes.export_lines()) == 1
     for each in (Scope(_ORG), Scope(_ORG, "web")):
-        found = notes.settings_of(each)
+        found = notes.find_settings(each)
         if found is not None:
             resolve_settings(found, found, Config.development().defaults, (), 5.0)
-        stood = notes.stood(each, DAY)
+        stood = notes.find_budget(each, DAY)
         assert stood is None or all(type(pico) is int for pair in stood.spent.values() for pico in pair)

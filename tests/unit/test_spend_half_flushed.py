@@ -7,7 +7,7 @@ from pathlib import Path
 from price_keeper.recording.leftovers import recover
 from price_keeper.recording.lines import lines_in
 from price_keeper.selection import notes as noted
-from price_keeper.selection.notes import Notes
+from price_keeper.selection.notes import BudgetSnapshot
 from price_keeper.stores.contract import Store
 
 from tests.support.clock import ManualClock
@@ -18,7 +18,7 @@ APPS = 50  # of which each is charged to a scope of its own: more than one trans
 
 async def test_spend_of_a_half_flushed_segment_counts_once_after_a_restart(tmp_path: Path, exact_store: Store) -> None:
     clock, org = ManualClock(), caller().org
-    notes = Notes(clock.now)
+    notes = BudgetSnapshot(clock.now)
     everybody = [caller(f"app{number}", org) for number in range(APPS)]
     await budget(exact_store, org, {"premium": 100})
     async with sidecar(tmp_path / "one", exact_store, clock, notes=notes) as one:
@@ -36,11 +36,11 @@ async def test_spend_of_a_half_flushed_segment_counts_once_after_a_restart(tmp_p
         assert not await one.recorder.flush()
         assert transactions == 2
         await one.clock.advance(10)
-        notes.take_down(noted.MOST)
-        found = noted.newest(lines_in(b"".join(notes.lines())).values)[0]
+        notes.record_pending(noted.MAX_RECORDS)
+        found = noted.select_newest(lines_in(b"".join(notes.export_lines())).values)[0]
     left = recover(tmp_path / "one")
-    same = Notes(clock.now)
-    same.remember(found)
+    same = BudgetSnapshot(clock.now)
+    same.merge(found)
     async with sidecar(tmp_path / "two", exact_store, clock, notes=same) as two:
         two.recorder._waiting.extend(left.sealed)
         two.store.is_away = True

@@ -12,7 +12,7 @@ from price_keeper.config import Config
 from price_keeper.errors import AccessDenied, Busy, UnknownOrg
 from price_keeper.model import Caller, Scope
 from price_keeper.selection import unknown_orgs
-from price_keeper.selection.notes import Notes
+from price_keeper.selection.notes import BudgetSnapshot
 from price_keeper.selection.watching import SETTINGS_REFRESH_SECONDS
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Delete, Store
@@ -224,12 +224,12 @@ async def test_org_written_by_hand_with_a_name_alone_is_registered_and_noted_as_
 
 
 def test_snapshot_tells_an_org_that_nobody_registered_from_one_without_settings(clock: ManualClock) -> None:
-    notes, none, bare = Notes(clock.now), caller().org, caller().org
-    notes.settings(Scope(none), None)
-    notes.settings(Scope(bare), {"org_name": "By hand"})
-    assert notes.settings_of(Scope(none)) == {}
-    assert notes.settings_of(Scope(bare))
-    assert notes.settings_of(Scope(caller().org)) is None
+    notes, none, bare = BudgetSnapshot(clock.now), caller().org, caller().org
+    notes.record_settings(Scope(none), None)
+    notes.record_settings(Scope(bare), {"org_name": "By hand"})
+    assert notes.find_settings(Scope(none)) == {}
+    assert notes.find_settings(Scope(bare))
+    assert notes.find_settings(Scope(caller().org)) is None
 
 
 # For people.

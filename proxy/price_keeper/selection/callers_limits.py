@@ -18,7 +18,7 @@ from price_keeper.exchange import Header
 from price_keeper.limits.bucket import MILLI, RateBucket
 from price_keeper.limits.settings import REQUESTS, TOKENS, ScopeRateLimits, parse_rate_limits
 from price_keeper.model import Caller, Scope
-from price_keeper.selection.notes import Notes
+from price_keeper.selection.notes import BudgetSnapshot
 from price_keeper.selection.spent import NEVER
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Item, Store
@@ -63,7 +63,7 @@ class _CachedLimits:
 
 
 class RateLimitCache:
-    def __init__(self, store: Store, clock: Clock, tasks: Tasks, snapshot: Notes) -> None:
+    def __init__(self, store: Store, clock: Clock, tasks: Tasks, snapshot: BudgetSnapshot) -> None:
         self._store = store
         self._snapshot = snapshot
         self._clock = clock
@@ -98,7 +98,7 @@ class RateLimitCache:
         if found is None:
             if len(self._entries) >= MAX_CALLERS:
                 del self._entries[next(iter(self._entries))]
-            remembered = [(scope, self._snapshot.settings_of(scope)) for scope in _list_scopes(caller)]
+            remembered = [(scope, self._snapshot.find_settings(scope)) for scope in _list_scopes(caller)]
             found = self._entries[name] = _CachedLimits(_merge_levels(caller.client_id, _parse_items(remembered)))
         return found
 
@@ -133,7 +133,7 @@ class RateLimitCache:
             keys.append(schema.app_config_key(caller.org, caller.app))
         read = [*zip(_list_scopes(caller), await self._store.get_many(keys, consistent=True), strict=True)]
         for scope, item in read:
-            self._snapshot.settings(scope, item)
+            self._snapshot.record_settings(scope, item)
         return _parse_items(read)
 
 

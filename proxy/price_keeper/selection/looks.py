@@ -12,7 +12,7 @@ from price_keeper.recording.aggregator import STAMP, shard_keys, summed, total_k
 from price_keeper.recording.entries import Counter
 from price_keeper.recording.flush import COST, pico_of
 from price_keeper.recording.recorder import Recorder
-from price_keeper.selection.notes import Notes
+from price_keeper.selection.notes import BudgetSnapshot
 from price_keeper.selection.plan import EffectiveSettings, resolve_settings
 from price_keeper.selection.standing import BudgetState
 from price_keeper.stores import schema
@@ -24,7 +24,7 @@ CLOCK_MARGIN_SECONDS: Final = 5.0  # by which the clocks of a fleet may differ
 class BudgetReader:
     """Each raises StoreError."""
 
-    def __init__(self, config: Config, store: Store, recorder: Recorder, clock: Clock, snapshot: Notes) -> None:
+    def __init__(self, config: Config, store: Store, recorder: Recorder, clock: Clock, snapshot: BudgetSnapshot) -> None:
         self._defaults = config.defaults
         self._thresholds = config.alerts.thresholds_pct
         self._store = store
@@ -38,7 +38,7 @@ class BudgetReader:
     def resolve_snapshot_settings(self, scope: Scope) -> EffectiveSettings | None:
         """By what was read last; None where nothing was. Of an app that was never met only the org's calendar is known,
         unless the org has one budget for all."""
-        org, app = self._snapshot.settings_of(Scope(scope.org)), self._snapshot.settings_of(scope)
+        org, app = self._snapshot.find_settings(Scope(scope.org)), self._snapshot.find_settings(scope)
         if org is None:
             return None
         settings = self.resolve_settings(org, None if scope.app is None else app)
@@ -55,9 +55,9 @@ class BudgetReader:
         """As `plan`, with the item of the sticky state and the app's own, if the scope is an app."""
         keys = [schema.sticky_state_key(budget.scope, budget.span.key), *_build_settings_keys(budget.scope)]
         item, org, *app = await self._store.get_many(keys, consistent=True)
-        self._snapshot.settings(Scope(budget.scope.org), org)
+        self._snapshot.record_settings(Scope(budget.scope.org), org)
         if app:
-            self._snapshot.settings(budget.scope, *app)
+            self._snapshot.record_settings(budget.scope, *app)
         return self.resolve_settings(org, *app), org is not None, item, app[0] if app else None
 
     async def read_shards(self, budget: BudgetState) -> None:

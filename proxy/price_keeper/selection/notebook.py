@@ -21,7 +21,7 @@ import orjson
 from price_keeper.clock import Clock
 from price_keeper.recording.lines import line, lines_in
 from price_keeper.recording.segment import OPENED, sync_folder
-from price_keeper.selection.notes import MOST_BYTES, Name, Notes, newest
+from price_keeper.selection.notes import MAX_SNAPSHOT_BYTES, RecordKey, BudgetSnapshot, select_newest
 from price_keeper.tasks import Tasks
 
 PREFIX: Final = "notes-"
@@ -34,7 +34,7 @@ AGAIN_SECONDS: Final = 5.0  # between two looks at what other workers have noted
 FAILED_SECONDS: Final = 60.0  # until a disk is tried again
 BYTES_A_SECOND: Final = 256 * 1024  # at most, in the long run
 ROOM_LEFT: Final = 8 * 2**20  # bytes, which are the journal's
-LONGEST_FILE: Final = 2 * MOST_BYTES
+LONGEST_FILE: Final = 2 * MAX_SNAPSHOT_BYTES
 
 _NAME = re.compile(rf"{PREFIX}(0|[1-9][0-9]{{0,8}})")
 _HEAD = ["NOTES", FORMAT]
@@ -45,7 +45,7 @@ _log = logging.getLogger("price_keeper.selection")
 class Notebook:
     def __init__(self, folder: Path, clock: Clock, worker: int = 0, workers: int = 1) -> None:
         """`folder` is that of the first worker's journal."""
-        self.notes = Notes(clock.now, worker)
+        self.notes = BudgetSnapshot(clock.now, worker)
         self._folder = folder
         self._clock = clock
         self._path = folder / f"{PREFIX}{worker}"
@@ -59,14 +59,14 @@ class Notebook:
     async def open(self) -> None:
         """Reads what was noted before."""
         found, self._former = await asyncio.to_thread(self._read_all)
-        self.notes.remember(found)
+        self.notes.merge(found)
 
     async def look_again(self) -> None:
         """What other workers have noted since; once for all who ask, and not often."""
         async with self._looking:
             if self._clock.monotonic() >= self._again_at:
                 found, _ = await asyncio.to_thread(self._read_all)
-                self.notes.remember(found)
+                self.notes.merge(found)
                 self._again_at = self._clock.monotonic() + AGAIN_SECONDS
 
     def start(self, tasks: Tasks) -> None:
@@ -75,20 +75,20 @@ class Notebook:
     async def keep(self) -> None:
         """Once: what is new is on the disk, if it is time for that."""
         moment, notes = self._clock.monotonic(), self.notes
-        is_due = notes.is_new or (notes.standings and moment >= self._standings_due)
+        is_due = notes.has_changes or (notes.pending_count and moment >= self._standings_due)
         if is_due and moment >= self._quiet_until:
             await self.write()
 
     async def write(self) -> None:
         """What is new; also at the end, when the last flush is over."""
         async with self._writing:
-            for _ in range(0, self.notes.standings, AT_A_TIME):
-                self.notes.take_down(AT_A_TIME)
+            for _ in range(0, self.notes.pending_count, AT_A_TIME):
+                self.notes.record_pending(AT_A_TIME)
                 await asyncio.sleep(0)
             self._standings_due = self._clock.monotonic() + STANDINGS_SECONDS
-            if not self.notes.is_new:
+            if not self.notes.has_changes:
                 return
-            content = [line(orjson.dumps(_HEAD)), *self.notes.lines()]
+            content = [line(orjson.dumps(_HEAD)), *self.notes.export_lines()]
             pause = sum(map(len, content)) / BYTES_A_SECOND
             try:
                 await asyncio.to_thread(self._put, content)
@@ -100,7 +100,7 @@ class Notebook:
             self._quiet_until = self._clock.monotonic() + pause
 
     def _failed(self, failure: OSError) -> None:
-        self.notes.is_new = True
+        self.notes.has_changes = True
         if self._trouble != failure.strerror:
             self._trouble = str(failure.strerror)
             told = "what is known of budgets cannot be noted in %s, for a start while the store is away: %s"
@@ -130,7 +130,7 @@ class Notebook:
             for each in (_new(former), former):
                 each.unlink(missing_ok=True)
 
-    def _read_all(self) -> tuple[dict[Name, bytes], list[Path]]:
+    def _read_all(self) -> tuple[dict[RecordKey, bytes], list[Path]]:
         """And the files to be cleared up."""
         try:
             paths = [*self._folder.iterdir()]
@@ -138,7 +138,7 @@ class Notebook:
             _log.warning("notes in %s cannot be read: %s", self._folder, failure.strerror)
             paths = []
         named = [(path, name) for path in paths if (name := _NAME.fullmatch(path.name))]
-        found, spoilt = newest(values for path, _ in named for values in _read(path))
+        found, spoilt = select_newest(values for path, _ in named for values in _read(path))
         if spoilt:
             _log.warning("%d of the notes in %s are none, and passed over", spoilt, self._folder)
         return found, [path for path, name in named if self._workers is not None and int(name[1]) >= self._workers]

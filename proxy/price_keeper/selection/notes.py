@@ -26,150 +26,150 @@ from price_keeper.selection.watch import RefreshState
 from price_keeper.stores.contract import Item, Value
 from price_keeper.stores.sqlite_codec import decode_item, encode_item
 
-MOST: Final = 10_000
-MOST_BYTES: Final = 4 * 2**20
-LONGEST: Final = 64 * 2**10  # bytes of one
+MAX_RECORDS: Final = 10_000
+MAX_SNAPSHOT_BYTES: Final = 4 * 2**20
+MAX_RECORD_BYTES: Final = 64 * 2**10  # bytes of one
 
-_SETTINGS, _STANDING = "settings", "standing"
-_OF_SETTINGS = frozenset({*ORG_SETTINGS, "version", "settled", "settled_until_epoch"} - {"org_name"})
-_OF_STATE = frozenset({sticky.LABEL, "override_label", "override_until_epoch", "override_version"})
-_SPOILT = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, InvalidStoreRequest)
+_SETTINGS_KIND, _BUDGET_KIND = "settings", "standing"
+_SETTINGS_FIELDS = frozenset({*ORG_SETTINGS, "version", "settled", "settled_until_epoch"} - {"org_name"})
+_STICKY_FIELDS = frozenset({sticky.LABEL, "override_label", "override_until_epoch", "override_version"})
+_MALFORMED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, InvalidStoreRequest)
 
-Name = tuple[str, str]  # what it is about, and of which scope
+RecordKey = tuple[str, str]  # what it is about, and of which scope
 
 
-class Stood(NamedTuple):
+class BudgetSnapshotRecord(NamedTuple):
     """How a scope stood. `spent`, in pico-dollars by label: what was in the store, and what of the worker's own was
     not, yet. `is_ours`: it was this worker's."""
 
-    state: Item
+    sticky_item: Item
     spent: Mapping[str, tuple[int, int]]
-    is_ours: bool
+    is_own: bool
 
 
-class Notes:
+class BudgetSnapshot:
     def __init__(self, now: Callable[[], float], worker: int = 0) -> None:
         self._now = now
         self._worker = worker
         # By what they are about and by scope; the one made or confirmed last is the last.
-        self._lines: dict[str, dict[str, bytes]] = {_SETTINGS: {}, _STANDING: {}}
+        self._lines: dict[str, dict[str, bytes]] = {_SETTINGS_KIND: {}, _BUDGET_KIND: {}}
         self._size = 0
-        self._standing: dict[str, RefreshState] = {}  # to be noted, by scope
-        self.is_new = False  # something that was noted
+        self._pending: dict[str, RefreshState] = {}  # to be noted, by scope
+        self.has_changes = False  # something that was noted
 
     # What is noted.
 
-    def settings(self, scope: Scope, item: Item | None) -> None:
+    def record_settings(self, scope: Scope, item: Item | None) -> None:
         """As they were read consistently; None: nobody put any."""
-        kept = {name: value for name, value in (item or {}).items() if name in _OF_SETTINGS}
-        if item is not None and not kept:  # written by hand with nothing but a name, and there all the same
-            kept = {"version": 0}
-        self._note(_SETTINGS, scope.key, kept)
+        fields = {name: value for name, value in (item or {}).items() if name in _SETTINGS_FIELDS}
+        if item is not None and not fields:  # written by hand with nothing but a name, and there all the same
+            fields = {"version": 0}
+        self._record(_SETTINGS_KIND, scope.key, fields)
 
-    def stands(self, watch: RefreshState, *, is_soon: bool = False) -> None:
+    def mark_changed(self, refresh: RefreshState, *, is_urgent: bool = False) -> None:
         """Otherwise than it did, perhaps. It is noted when somebody has it taken down, since it may do so often; soon,
         where it is not only more that was spent. What ends in a period that is over takes nobody's place."""
-        if watch.budget.span.covers(self._now()):
-            self._standing[watch.budget.scope.key] = watch
-            self.is_new |= is_soon
+        if refresh.budget.span.covers(self._now()):
+            self._pending[refresh.budget.scope.key] = refresh
+            self.has_changes |= is_urgent
 
     @property
-    def standings(self) -> int:
+    def pending_count(self) -> int:
         """To take down."""
-        return len(self._standing)
+        return len(self._pending)
 
-    def take_down(self, most: int) -> None:
+    def record_pending(self, limit: int) -> None:
         """So many of them."""
-        for scope in [*islice(self._standing, most)]:
-            self._note_standing(self._standing.pop(scope))
+        for scope in [*islice(self._pending, limit)]:
+            self._record_budget(self._pending.pop(scope))
 
-    def _note_standing(self, watch: RefreshState) -> None:
-        standing = watch.budget
-        state = {name: value for name, value in (watch.sticky_item or {}).items() if name in _OF_STATE}
-        spent: dict[str, Value] = {label: [*standing.get_tracker(label).stored_and_pending] for label in standing.settings.quotas}
-        content: Item = {"period": standing.span.key, "state": state, "spent": spent, "worker": self._worker}
-        self._note(_STANDING, standing.scope.key, content)
+    def _record_budget(self, refresh: RefreshState) -> None:
+        budget = refresh.budget
+        sticky_fields = {name: value for name, value in (refresh.sticky_item or {}).items() if name in _STICKY_FIELDS}
+        spent: dict[str, Value] = {label: [*budget.get_tracker(label).stored_and_pending] for label in budget.settings.quotas}
+        content: Item = {"period": budget.span.key, "state": sticky_fields, "spent": spent, "worker": self._worker}
+        self._record(_BUDGET_KIND, budget.scope.key, content)
 
-    def _note(self, about: str, scope: str, content: Item) -> None:
-        before = self._lines[about].pop(scope, b"")
-        self._size -= len(before)
+    def _record(self, kind: str, scope: str, content: Item) -> None:
+        last_line = self._lines[kind].pop(scope, b"")
+        self._size -= len(last_line)
         try:
-            rest = orjson.dumps([about, scope, orjson.Fragment(encode_item(content))])[1:]
-        except (AssertionError, *_SPOILT):  # it was written by hand; whoever reads it goes by the rest
+            rest = orjson.dumps([kind, scope, orjson.Fragment(encode_item(content))])[1:]
+        except (AssertionError, *_MALFORMED):  # it was written by hand; whoever reads it goes by the rest
             return
-        is_same = before.endswith(rest + b"\n")
-        self.is_new |= not is_same
-        self._keep((about, scope), before if is_same else line(b"[%.3f,%b" % (self._now(), rest)))
+        is_same = last_line.endswith(rest + b"\n")
+        self.has_changes |= not is_same
+        self._store_line((kind, scope), last_line if is_same else line(b"[%.3f,%b" % (self._now(), rest)))
 
-    def _keep(self, name: Name, note: bytes) -> None:
-        if len(note) > LONGEST:
+    def _store_line(self, key: RecordKey, record_line: bytes) -> None:
+        if len(record_line) > MAX_RECORD_BYTES:
             return
-        about, scope = name
-        self._lines[about][scope] = note
-        self._size += len(note)
-        while sum(map(len, self._lines.values())) > MOST or self._size > MOST_BYTES:
-            lines = self._lines[_STANDING] or self._lines[_SETTINGS]
+        kind, scope = key
+        self._lines[kind][scope] = record_line
+        self._size += len(record_line)
+        while sum(map(len, self._lines.values())) > MAX_RECORDS or self._size > MAX_SNAPSHOT_BYTES:
+            lines = self._lines[_BUDGET_KIND] or self._lines[_SETTINGS_KIND]
             self._size -= len(lines.pop(next(iter(lines))))
 
     # What was noted.
 
-    def settings_of(self, scope: Scope) -> Item | None:
+    def find_settings(self, scope: Scope) -> Item | None:
         """Empty where nobody had put any; None where nothing is known."""
-        return self._noted(_SETTINGS, scope)
+        return self._decode_record(_SETTINGS_KIND, scope)
 
-    def stood(self, scope: Scope, period: str) -> Stood | None:
-        found: Any = self._noted(_STANDING, scope)
+    def find_budget(self, scope: Scope, period: str) -> BudgetSnapshotRecord | None:
+        found: Any = self._decode_record(_BUDGET_KIND, scope)
         try:
             if found is None or found["period"] != period:
                 return None
             spent = {str(label): (int(stored), int(waiting)) for label, (stored, waiting) in found["spent"].items()}
             # Notes of older versions do not tell whose they are.
-            return Stood(dict(found["state"]), spent, found.get("worker") == self._worker)
-        except _SPOILT:
+            return BudgetSnapshotRecord(dict(found["state"]), spent, found.get("worker") == self._worker)
+        except _MALFORMED:
             return None
 
-    def knows(self, scope: Scope) -> bool:
+    def has_settings(self, scope: Scope) -> bool:
         """What is to be known of it and of its org."""
-        return all(each.key in self._lines[_SETTINGS] for each in (scope, Scope(scope.org)))
+        return all(each.key in self._lines[_SETTINGS_KIND] for each in (scope, Scope(scope.org)))
 
-    def _noted(self, about: str, scope: Scope) -> Item | None:
-        found = self._lines[about].get(scope.key)
+    def _decode_record(self, kind: str, scope: Scope) -> Item | None:
+        found = self._lines[kind].get(scope.key)
         if found is None:
             return None
         try:
             return decode_item(orjson.dumps(orjson.loads(found.partition(b" ")[2])[-1]))
-        except _SPOILT:
+        except _MALFORMED:
             return None
 
     # From one process to the next.
 
-    def lines(self) -> list[bytes]:
+    def export_lines(self) -> list[bytes]:
         """All of them, which are new no more."""
-        self.is_new = False
-        return [*self._lines[_SETTINGS].values(), *self._lines[_STANDING].values()]
+        self.has_changes = False
+        return [*self._lines[_SETTINGS_KIND].values(), *self._lines[_BUDGET_KIND].values()]
 
-    def remember(self, found: Mapping[Name, bytes]) -> None:
+    def merge(self, newest: Mapping[RecordKey, bytes]) -> None:
         """What `newest` found, but for what is known here."""
-        for (about, scope), note in found.items():
-            if scope not in self._lines[about]:
-                self._keep((about, scope), note)
+        for (kind, scope), record_line in newest.items():
+            if scope not in self._lines[kind]:
+                self._store_line((kind, scope), record_line)
 
 
-def newest(noted: Iterable[list[Any]]) -> tuple[dict[Name, bytes], int]:
+def select_newest(records: Iterable[list[Any]]) -> tuple[dict[RecordKey, bytes], int]:
     """Of all that was noted, and how many of these are no notes."""
-    good: list[tuple[float, Name, bytes]] = []
-    spoilt = 0
-    for values in noted:
+    parsed: list[tuple[float, RecordKey, bytes]] = []
+    malformed = 0
+    for values in records:
         try:
-            good.append(_read(values))
-        except _SPOILT:
-            spoilt += 1
-    return {name: note for _, name, note in sorted(good)}, spoilt
+            parsed.append(_parse_record(values))
+        except _MALFORMED:
+            malformed += 1
+    return {name: note for _, name, note in sorted(parsed)}, malformed
 
 
-def _read(values: list[Any]) -> tuple[float, Name, bytes]:
+def _parse_record(values: list[Any]) -> tuple[float, RecordKey, bytes]:
     """When it was made, of what, and the note. A line that is whole may still be none."""
-    made, about, scope, _ = values
-    if about not in (_SETTINGS, _STANDING) or type(made) not in (int, float):
+    recorded_at, kind, scope, _ = values
+    if kind not in (_SETTINGS_KIND, _BUDGET_KIND) or type(recorded_at) not in (int, float):
         raise ValueError("no note")
-    return made, (about, Scope.from_key(scope).key), line(orjson.dumps(values))
+    return recorded_at, (kind, Scope.from_key(scope).key), line(orjson.dumps(values))

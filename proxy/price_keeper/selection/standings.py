@@ -22,7 +22,7 @@ from price_keeper.metering.profiles import Own
 from price_keeper.model import Caller, Scope
 from price_keeper.recording.entries import Counter
 from price_keeper.recording.recorder import Recorder
-from price_keeper.selection.notes import Notes
+from price_keeper.selection.notes import BudgetSnapshot
 from price_keeper.selection.overrides import Override
 from price_keeper.selection.own_labels import OwnLabels
 from price_keeper.selection.payer import Payer, budget_scope
@@ -55,11 +55,11 @@ class Standings:
         clock: Clock,
         tasks: Tasks,
         alerts: AlertRaiser | None = None,
-        notes: Notes | None = None,
+        notes: BudgetSnapshot | None = None,
     ) -> None:
         """`notes` may be those of a process before this one."""
         self.labels = config.labels
-        self.notes = notes or Notes(clock.now)
+        self.notes = notes or BudgetSnapshot(clock.now)
         self._refuses_unknown = config.on_store_down == "refuse"
         self.unknown_orgs = UnknownOrgs(config.unknown_org, clock, self.notes)
         self._recorder = recorder
@@ -232,7 +232,7 @@ class Standings:
             spent.add_acknowledged(pico)
         watch = self._watches.get((counter.scope, counter.period))
         if watch is not None and watch.has_spend:
-            self.notes.stands(watch)
+            self.notes.mark_changed(watch)
 
     def _spent_of(self, counter: Counter) -> tuple[SpendTracker, ...]:
         watch = self._watches.get((counter.scope, counter.period))
@@ -269,7 +269,7 @@ class Standings:
     async def _recollect(self, caller: Caller) -> None:
         """It may be new to this process alone."""
         is_new = (caller.org, caller.app) not in self._payers
-        if self.recollect is not None and is_new and not self.notes.knows(Scope(caller.org, caller.app)):
+        if self.recollect is not None and is_new and not self.notes.has_settings(Scope(caller.org, caller.app)):
             await self.recollect()
 
     def _introduce_so_far(self, caller: Caller) -> None:

@@ -13,7 +13,7 @@ from price_keeper import telemetry as metrics
 from price_keeper.clock import Clock
 from price_keeper.errors import UnknownOrg
 from price_keeper.model import Scope
-from price_keeper.selection.notes import Notes
+from price_keeper.selection.notes import BudgetSnapshot
 from price_keeper.telemetry import MetricsRegistry
 
 ASK_AGAIN_SECONDS: Final = 3.0
@@ -27,7 +27,7 @@ _log = logging.getLogger("price_keeper.selection")
 
 
 class UnknownOrgs:
-    def __init__(self, policy: Literal["refuse", "meter"], clock: Clock, notes: Notes) -> None:
+    def __init__(self, policy: Literal["refuse", "meter"], clock: Clock, notes: BudgetSnapshot) -> None:
         self._refuses = policy == "refuse"
         self._clock = clock
         self._notes = notes
@@ -43,7 +43,7 @@ class UnknownOrgs:
         is_new = self._asked_at.pop(org, None) is None
         _keep(self._asked_at, org, self._clock.monotonic())
         self._unread.pop(org, None)
-        self._notes.settings(Scope(org), None)
+        self._notes.record_settings(Scope(org), None)
         if is_new:
             self._served[UNREGISTERED] += not self._refuses
             effect = "calls are refused" if self._refuses else "calls are served and metered without a budget"
@@ -74,7 +74,7 @@ class UnknownOrgs:
 
     def is_refused(self, org: str) -> bool:
         """By what the store said last, also where it cannot be asked now."""
-        return self._refuses and self._notes.settings_of(Scope(org)) == {}
+        return self._refuses and self._notes.find_settings(Scope(org)) == {}
 
     def check(self, org: str) -> None:
         """Raises UnknownOrg if the store said so a moment ago."""

@@ -20,7 +20,7 @@ from price_keeper.selection import own_labels as own
 from price_keeper.selection import sticky
 from price_keeper.selection.alertness import MIN_REFRESH_SECONDS
 from price_keeper.selection.looks import BudgetReader
-from price_keeper.selection.notes import Notes
+from price_keeper.selection.notes import BudgetSnapshot
 from price_keeper.selection.overrides import override_of
 from price_keeper.selection.own_labels import OwnLabels
 from price_keeper.selection.plan import EffectiveSettings
@@ -53,7 +53,7 @@ class BudgetRefresher:
         on_new_calendar: Callable[[str], None],
         on_unregistered: Callable[[str], object],
         app_labels: OwnLabels,
-        snapshot: Notes,
+        snapshot: BudgetSnapshot,
     ) -> None:
         self.reader = BudgetReader(config, store, recorder, clock, snapshot)
         self.snapshot = snapshot
@@ -99,12 +99,12 @@ class BudgetRefresher:
     def restore(self, refresh: RefreshState) -> None:
         """What was noted of it, until it is looked at."""
         budget = refresh.budget
-        record = self.snapshot.stood(budget.scope, budget.span.key)
+        record = self.snapshot.find_budget(budget.scope, budget.span.key)
         if record is None:
             return
         for label in record.spent.keys() & budget.settings.quotas.keys():
-            budget.get_tracker(label).restore(*record.spent[label], is_own=record.is_ours)
-        self._apply_settings(refresh, budget.settings, refresh.is_registered, record.state)
+            budget.get_tracker(label).restore(*record.spent[label], is_own=record.is_own)
+        self._apply_settings(refresh, budget.settings, refresh.is_registered, record.sticky_item)
         refresh.has_spend = True
 
     def refresh(self, refresh: RefreshState) -> asyncio.Event:
@@ -158,7 +158,7 @@ class BudgetRefresher:
             self._schedule_next(refresh, moment)
             await self._move_active_label(refresh, item)
         if refresh.has_spend:
-            self.snapshot.stands(refresh, is_soon=refresh.sticky_item != sticky_before)
+            self.snapshot.mark_changed(refresh, is_urgent=refresh.sticky_item != sticky_before)
         refresh.stale_at = refresh.spend_stale_at = refresh.spend_due_at + refresh.grace_seconds
         refresh.due_at = min(refresh.spend_due_at, moment + SETTINGS_REFRESH_SECONDS)
         if budget.app_labels.by_name:  # their prices are money, so no call goes by older ones
