@@ -43,7 +43,7 @@ from price_keeper.offer import Offer
 from price_keeper.recording.adoption import Adoption
 from price_keeper.recording.composed import Recording, opened_recording
 from price_keeper.reloading import ReadConfig, ConfigReloader, build_budget_reload
-from price_keeper.selection.notebook import Notebook
+from price_keeper.selection.notebook import SnapshotFile
 from price_keeper.selection.notes import BudgetSnapshot
 from price_keeper.selection.standings import Standings
 from price_keeper.stopping import StopSignal
@@ -166,7 +166,7 @@ async def run(
     """Serves until SIGTERM or SIGINT, then drains; while it still starts, it just ends. `read` has the configuration
     read again, for SIGHUP; `is_refused` is as `Reloading` has it."""
     clock, orphans, journal = clock or SystemClock(), find_orphaned_journals(config, slot), Path(config.journal.dir)
-    config, snapshot_file = slot.localize_config(config), Notebook(journal, clock, slot.number, slot.count)
+    config, snapshot_file = slot.localize_config(config), SnapshotFile(journal, clock, slot.number, slot.count)
     stop_signal, reloader = StopSignal(slot.lifeline), ConfigReloader(config, read_config, clock, is_refused=is_refused)
     asyncio.get_running_loop().set_default_executor(DaemonThreadPool())
     token_service = dataplane.build_token_service(config, environ, clock, can_mint=role != "sidecar")
@@ -185,7 +185,7 @@ async def run(
         recording = await exit_stack.enter_async_context(opened_recording(config, store, clock, orphans))
         await snapshot_file.open()
         core = await _build_core_services(
-            config, environ, clock, token_service, telemetry, tasks, store, recording, lease_manager, snapshot_file.notes, exit_stack
+            config, environ, clock, token_service, telemetry, tasks, store, recording, lease_manager, snapshot_file.snapshot, exit_stack
         )
         reloader.register_metrics(telemetry)
         data_port = None if bedrock is None else await _open_data_port(core, bedrock, role, slot.count, reloader, exit_stack)
@@ -195,7 +195,7 @@ async def run(
         core.recording.start(config, tasks)
         snapshot_file.start(tasks)
         if slot.shares_port and config.on_store_down == "serve":
-            core.budgets.recollect = snapshot_file.look_again
+            core.budgets.recollect = snapshot_file.reread
         if role != "sidecar" and slot.is_first:
             services = _build_control_services(core)
             core.recording.aggregator.on_total = services.page.history.learn

@@ -21,7 +21,7 @@ from price_keeper.clock import SystemClock
 from price_keeper.model import Scope
 from price_keeper.recording.aggregator import sum_of_shards
 from price_keeper.recording.entries import PICO_PER_MICRO, Counter
-from price_keeper.selection.notebook import Notebook
+from price_keeper.selection.notebook import SnapshotFile
 from price_keeper.selection.notes import BudgetSnapshot
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Put, Store, Value
@@ -91,9 +91,9 @@ def at_once(lineup: Lineup, *callers: tuple[str, str]) -> list[tuple[int, str, s
 
 
 def noted(lineup: Lineup) -> BudgetSnapshot:
-    notebook = Notebook(lineup.journal, SystemClock())
+    notebook = SnapshotFile(lineup.journal, SystemClock())
     asyncio.run(notebook.open())
-    return notebook.notes
+    return notebook.snapshot
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from price_keeper.clock import SystemClock
 from price_keeper.model import Scope
-from price_keeper.selection.notebook import Notebook
+from price_keeper.selection.notebook import SnapshotFile
 from price_keeper.stores.sqlite import SqliteStore
 
 from tests.fixtures.make import FOLDER, copied, replayed, reported
@@ -117,19 +117,19 @@ def test_older_hard_budgets_get_their_money_back(left: Left) -> None:
 
 
 async def test_older_snapshot_of_budgets_is_recalled(left: Left) -> None:
-    notebook = Notebook(left.journal, ManualClock(left.made_at))
+    notebook = SnapshotFile(left.journal, ManualClock(left.made_at))
     await notebook.open()
     settings = standings = 0
     for _, about, scope, kept in lines_of(left.journal / "notes-0")[1:]:
         if about == "settings":
             settings += 1
-            found = notebook.notes.find_settings(Scope.from_key(scope))
+            found = notebook.snapshot.find_settings(Scope.from_key(scope))
             assert found is not None
             assert found.get("version") == kept.get("version")
             assert found.get("quotas", {}) == kept.get("quotas", {"M": {}})["M"]
         else:
             standings += 1
-            stood = notebook.notes.find_budget(Scope.from_key(scope), kept["period"])
+            stood = notebook.snapshot.find_budget(Scope.from_key(scope), kept["period"])
             assert stood is not None
             assert {label: [*parts] for label, parts in stood.spent.items()} == kept["spent"]["M"]
             assert stood.sticky_item == kept["state"]["M"]

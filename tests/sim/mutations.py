@@ -26,7 +26,7 @@ from price_keeper.recording.recorder import Recorder
 from price_keeper.recording.sender import Sender
 from price_keeper.recording.turns import Turns
 from price_keeper.selection import notebook, policy, sticky
-from price_keeper.selection.notebook import Notebook
+from price_keeper.selection.notebook import SnapshotFile
 from price_keeper.selection.spent import SpendTracker
 from price_keeper.selection.standing import BudgetState
 from price_keeper.selection.standings import Standings
@@ -218,8 +218,8 @@ MISTAKES = {
     ),
     "limits written again without a token": Mistake(TransactionSender, "_attempt", _without_token, "limits", 10_076),
     "refill by a machine's own clock": Mistake(StoreTime, "_seconds", _by_its_own_clock, "limits", 10_029),
-    "budgets that are forgotten with a process": Mistake(Notebook, "open", _forgets, "mixed", 10_008),
-    "notes written over those before them": Mistake(notebook, "_new", lambda path: path, "mixed", 30_190),
+    "budgets that are forgotten with a process": Mistake(SnapshotFile, "open", _forgets, "mixed", 10_008),
+    "notes written over those before them": Mistake(notebook, "_build_temporary_path", lambda path: path, "mixed", 30_190),
     "a disk that cannot sync keeps a sidecar from ending": Mistake(Journal, "close", _cannot_end, "journal"),
     "who is met by the defaults stays so": Mistake(Standings, "_is_met_well", _met_by_defaults, "soft", 10_091),
     "a disk that could not sync once takes no hold": Mistake(Holds, "_write", _never_sound_again, "hard", 10_017),

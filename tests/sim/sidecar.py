@@ -21,7 +21,7 @@ from price_keeper.metering.price_updates import Tariffs
 from price_keeper.model import Scope
 from price_keeper.recording.composed import Recording, opened_recording
 from price_keeper.recording.entries import Intent
-from price_keeper.selection.notebook import Notebook
+from price_keeper.selection.notebook import SnapshotFile
 from price_keeper.selection.spent import NEVER
 from price_keeper.selection.standing import BudgetState
 from price_keeper.selection.standings import Standings
@@ -171,10 +171,10 @@ class Life:
             self.recording: Recording = recording
             # To look back over a month of days is mostly time.
             recording.aggregator._has_looked_back = world.chance.random() < 0.9
-            notebook = Notebook(self.machine.folder, clock)
+            notebook = SnapshotFile(self.machine.folder, clock)
             await notebook.open()
             alerts = cast(AlertRaiser, ToldAlerts(world.truth))
-            self.standings = Standings(config, store, recording.recorder, clock, tasks, alerts, notebook.notes)
+            self.standings = Standings(config, store, recording.recorder, clock, tasks, alerts, notebook.snapshot)
             self._opens_port(config, store)
             recording.start(config, tasks)
             notebook.start(tasks)

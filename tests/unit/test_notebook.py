@@ -19,7 +19,7 @@ from price_keeper.clock import SystemClock
 from price_keeper.model import Scope
 from price_keeper.recording.lines import line
 from price_keeper.selection import notebook as book
-from price_keeper.selection.notebook import Notebook
+from price_keeper.selection.notebook import SnapshotFile
 from price_keeper.stores.contract import Store
 
 from tests.support import disks
@@ -56,22 +56,22 @@ def scope(number: int) -> Scope:
     return Scope(f"{number:08d}-0000-4000-8000-000000000000")
 
 
-async def written(folder: Path, *numbers: int, worker: int = 0, version: int = 1) -> Notebook:
-    made = Notebook(folder, ManualClock(), worker, worker + 1)
+async def written(folder: Path, *numbers: int, worker: int = 0, version: int = 1) -> SnapshotFile:
+    made = SnapshotFile(folder, ManualClock(), worker, worker + 1)
     for number in numbers:
-        made.notes.record_settings(scope(number), {"version": version})
+        made.snapshot.record_settings(scope(number), {"version": version})
     await made.write()
     return made
 
 
-async def read(folder: Path, worker: int = 0, workers: int = 1) -> Notebook:
-    made = Notebook(folder, ManualClock(), worker, workers)
+async def read(folder: Path, worker: int = 0, workers: int = 1) -> SnapshotFile:
+    made = SnapshotFile(folder, ManualClock(), worker, workers)
     await made.open()
     return made
 
 
-def known(notebook: Notebook, most: int = 10) -> set[int]:
-    return {number for number in range(most) if notebook.notes.find_settings(scope(number)) is not None}
+def known(notebook: SnapshotFile, most: int = 10) -> set[int]:
+    return {number for number in range(most) if notebook.snapshot.find_settings(scope(number)) is not None}
 
 
 async def test_what_is_written_is_read(tmp_path: Path) -> None:
@@ -80,26 +80,26 @@ async def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "notes-0").stat().st_mode) == 0o600
     found = await read(tmp_path)
     assert known(found) == {1, 2, 3}
-    assert not found.notes.has_changes
+    assert not found.snapshot.has_changes
 
 
 async def test_settings_are_written_at_once_and_nothing_without_news(tmp_path: Path) -> None:
     clock = ManualClock()
-    notebook, file = Notebook(tmp_path, clock), tmp_path / "notes-0"
+    notebook, file = SnapshotFile(tmp_path, clock), tmp_path / "notes-0"
 
     async def is_written() -> bool:
         before = file.stat().st_ino if file.exists() else 0
-        await notebook.keep()
+        await notebook.write_if_due()
         return file.exists() and file.stat().st_ino != before
 
     assert not await is_written()
-    notebook.notes.record_settings(scope(1), {"version": 1})
+    notebook.snapshot.record_settings(scope(1), {"version": 1})
     assert await is_written()
-    await clock.advance(book.TICK_SECONDS)
+    await clock.advance(book.WRITE_CHECK_SECONDS)
     assert not await is_written()
-    notebook.notes.record_settings(scope(1), {"version": 1})
+    notebook.snapshot.record_settings(scope(1), {"version": 1})
     assert not await is_written()
-    notebook.notes.record_settings(scope(1), {"version": 2})
+    notebook.snapshot.record_settings(scope(1), {"version": 2})
     assert await is_written()
 
 
@@ -107,19 +107,19 @@ async def test_what_is_spent_is_written_now_and_then_and_not_with_every_flush(
     tmp_path: Path, exact_store: Store
 ) -> None:
     clock, who, file = ManualClock(), caller(), tmp_path / "notes-0"
-    notebook = Notebook(tmp_path, clock)
+    notebook = SnapshotFile(tmp_path, clock)
     await budget(exact_store, who.org, {"premium": 100})
-    async with sidecar(tmp_path / "journal", exact_store, clock, notes=notebook.notes) as one:
+    async with sidecar(tmp_path / "journal", exact_store, clock, notes=notebook.snapshot) as one:
         await one.decide(who)
-        await notebook.keep()
+        await notebook.write_if_due()
         seen = set[bytes]()
         for _ in range(60):
             await one.spend(who, 1 * USD)
             await one.recorder.flush()
             await clock.advance(1)
-            await notebook.keep()
+            await notebook.write_if_due()
             seen.add(file.read_bytes())
-            stood = (await read(tmp_path)).notes.find_budget(Scope(who.org, "web"), "DAY#20261118")
+            stood = (await read(tmp_path)).snapshot.find_budget(Scope(who.org, "web"), "DAY#20261118")
             assert stood is not None
             known = (await one.payer(who)).standing.get_tracker("premium").spent
             assert known - 6 * USD <= sum(stood.spent["premium"]) <= known
@@ -129,44 +129,44 @@ async def test_what_is_spent_is_written_now_and_then_and_not_with_every_flush(
             if is_more:
                 await one.spend(who, 1 * USD)
             before = file.stat().st_mtime_ns
-            notebook.notes.mark_changed(next(iter(one.standings._watches.values())))
-            await clock.advance(book.STANDINGS_SECONDS)
-            await notebook.keep()
+            notebook.snapshot.mark_changed(next(iter(one.standings._watches.values())))
+            await clock.advance(book.BUDGET_WRITE_SECONDS)
+            await notebook.write_if_due()
             assert (file.stat().st_mtime_ns != before) == is_more
-            assert not notebook.notes.pending_count
+            assert not notebook.snapshot.pending_count
 
 
 async def test_a_label_that_moves_on_is_written_soon(tmp_path: Path, exact_store: Store) -> None:
     clock, who = ManualClock(), caller()
-    notebook = Notebook(tmp_path, clock)
+    notebook = SnapshotFile(tmp_path, clock)
     await budget(exact_store, who.org, {"premium": 10, "economy": 1})
-    async with sidecar(tmp_path / "journal", exact_store, clock, notes=notebook.notes) as one:
+    async with sidecar(tmp_path / "journal", exact_store, clock, notes=notebook.snapshot) as one:
         await one.decide(who)
-        await notebook.keep()
+        await notebook.write_if_due()
         await one.spend(who, 10 * USD)
         await one.recorder.flush()
-        await clock.advance(book.TICK_SECONDS)
+        await clock.advance(book.WRITE_CHECK_SECONDS)
         await one.decide(who)
         await one.looked()
-        await notebook.keep()
-    stood = (await read(tmp_path)).notes.find_budget(Scope(who.org, "web"), "DAY#20261118")
+        await notebook.write_if_due()
+    stood = (await read(tmp_path)).snapshot.find_budget(Scope(who.org, "web"), "DAY#20261118")
     assert stood is not None
     assert stood.sticky_item["active_model_label"] == "economy"
 
 
 async def test_a_large_one_is_written_more_seldom(tmp_path: Path) -> None:
     clock = ManualClock()
-    notebook, file = Notebook(tmp_path, clock), tmp_path / "notes-0"
+    notebook, file = SnapshotFile(tmp_path, clock), tmp_path / "notes-0"
     writes = 0
     for second in range(60):
         for number in range(20):
-            notebook.notes.record_settings(scope(number), {"version": second, "quotas": {"x" * 60_000: 1}})
+            notebook.snapshot.record_settings(scope(number), {"version": second, "quotas": {"x" * 60_000: 1}})
         before = file.stat().st_ino if file.exists() else 0
-        await notebook.keep()
+        await notebook.write_if_due()
         writes += file.stat().st_ino != before
         await clock.advance(1)
     assert file.stat().st_size > 10**6
-    assert 5 < writes <= 60 * book.BYTES_A_SECOND / file.stat().st_size + 2
+    assert 5 < writes <= 60 * book.MAX_BYTES_PER_SECOND / file.stat().st_size + 2
 
 
 async def test_each_worker_reads_all_and_those_that_are_no_more_are_cleared_up(tmp_path: Path) -> None:
@@ -177,7 +177,7 @@ async def test_each_worker_reads_all_and_those_that_are_no_more_are_cleared_up(t
     assert known(second) == {0, 1, 2, 3, 7}
     first = await read(tmp_path, workers=2)
     assert len(os.listdir(tmp_path)) == 5  # nothing goes before it stands elsewhere
-    first.notes.record_settings(scope(5), None)
+    first.snapshot.record_settings(scope(5), None)
     await first.write()
     assert sorted(os.listdir(tmp_path)) == ["notes-0", "notes-1"]
     (tmp_path / "notes-1").unlink()
@@ -186,17 +186,17 @@ async def test_each_worker_reads_all_and_those_that_are_no_more_are_cleared_up(t
 
 async def test_what_others_write_later_is_read_when_it_is_asked_for_and_not_often(tmp_path: Path) -> None:
     clock = ManualClock()
-    second = Notebook(tmp_path, clock, 1, 2)
+    second = SnapshotFile(tmp_path, clock, 1, 2)
     await second.open()
     await written(tmp_path, 1)
     assert known(second) == set()
-    await second.look_again()
+    await second.reread()
     assert known(second) == {1}
     await written(tmp_path, 1, 2)
-    await second.look_again()
+    await second.reread()
     assert known(second) == {1}
-    await clock.advance(book.AGAIN_SECONDS)
-    await second.look_again()
+    await clock.advance(book.REREAD_SECONDS)
+    await second.reread()
     assert known(second) == {1, 2}
 
 
@@ -208,15 +208,15 @@ async def test_nobody_waits_for_what_is_being_written(tmp_path: Path, monkeypatc
         at_it.set()
         gate.wait()
 
-    second = Notebook(tmp_path, ManualClock(), 1, 2)
+    second = SnapshotFile(tmp_path, ManualClock(), 1, 2)
     await written(tmp_path, 1)
-    second.notes.record_settings(scope(2), None)
+    second.snapshot.record_settings(scope(2), None)
     monkeypatch.setattr(os, "fsync", slow)
     writing = asyncio.create_task(second.write())
     try:
         assert await asyncio.to_thread(at_it.wait, 30)
         async with asyncio.timeout(10):
-            await second.look_again()
+            await second.reread()
         assert known(second) == {1, 2}
         assert not writing.done()
     finally:
@@ -228,7 +228,7 @@ async def test_what_is_none_of_its_own_stays(tmp_path: Path) -> None:
     for name in ("notes-", "notes-01", "notes-x", "notes-1.txt", "notes-5000000000"):
         (tmp_path / name).write_bytes(line(b'["NOTES",1]'))
     found = await read(tmp_path)
-    found.notes.record_settings(scope(1), None)
+    found.snapshot.record_settings(scope(1), None)
     await found.write()
     assert len(os.listdir(tmp_path)) == 6
 
@@ -260,7 +260,7 @@ async def test_spoilt_in_any_way_it_keeps_nobody_from_starting(
         (tmp_path / "notes-0").write_bytes(data)
         found = await read(tmp_path)
         assert known(found) < {1, 2, 3} or bytes(data) == whole
-        assert all(found.notes.find_settings(scope(each)) == {"version": 1} for each in known(found))
+        assert all(found.snapshot.find_settings(scope(each)) == {"version": 1} for each in known(found))
         assert len(caplog.records) == 1
 
 
@@ -274,7 +274,7 @@ async def test_a_file_that_is_none_is_passed_over(
 ) -> None:
     (tmp_path / "notes-0").write_bytes(content)
     found = await read(tmp_path)
-    assert found.notes.export_lines() == []
+    assert found.snapshot.export_lines() == []
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
 
 
@@ -292,10 +292,10 @@ async def test_what_stands_in_the_place_of_a_file_is_passed_over(
             path.symlink_to("/dev/zero")
         case _:
             with path.open("wb") as file:
-                file.truncate(book.LONGEST_FILE + 1)
+                file.truncate(book.MAX_FILE_BYTES + 1)
     found = await read(tmp_path)
     assert len(caplog.records) == 1
-    found.notes.record_settings(scope(1), None)
+    found.snapshot.record_settings(scope(1), None)
     await found.write()
     assert len(caplog.records) == 1 + (kind == "folder")
     if kind != "folder":
@@ -316,19 +316,19 @@ async def test_on_a_disk_with_little_room_it_leaves_that_to_the_journal(
 ) -> None:
     clock = ManualClock()
     with disks.small_disk(tmp_path, 12) as disk:
-        notebook = Notebook(disk, clock)
-        notebook.notes.record_settings(scope(1), None)
-        await notebook.keep()
+        notebook = SnapshotFile(disk, clock)
+        notebook.snapshot.record_settings(scope(1), None)
+        await notebook.write_if_due()
         assert known(await read(disk)) == {1}
         (disk / "more").write_bytes(bytes(5 * 2**20))
         for _ in range(3):
-            notebook.notes.record_settings(scope(2), None)
-            await notebook.keep()
-            await clock.advance(book.FAILED_SECONDS)
+            notebook.snapshot.record_settings(scope(2), None)
+            await notebook.write_if_due()
+            await clock.advance(book.FAILURE_PAUSE_SECONDS)
         assert sorted(path.name for path in disk.iterdir()) == ["more", "notes-0"]
         assert len(caplog.records) == 1
         (disk / "more").unlink()
-        await notebook.keep()
+        await notebook.write_if_due()
         assert known(await read(disk)) == {1, 2}
 
 
@@ -337,12 +337,12 @@ async def test_a_folder_that_nobody_may_write_to_is_told_once(tmp_path: Path, ca
     await written(tmp_path, 1)
     clock = ManualClock()
     with disks.read_only(tmp_path):
-        notebook = Notebook(tmp_path, clock)
+        notebook = SnapshotFile(tmp_path, clock)
         await notebook.open()
         for number in range(2, 5):
-            notebook.notes.record_settings(scope(number), None)
-            await notebook.keep()
-            await clock.advance(book.FAILED_SECONDS)
+            notebook.snapshot.record_settings(scope(number), None)
+            await notebook.write_if_due()
+            await clock.advance(book.FAILURE_PAUSE_SECONDS)
     assert [record.getMessage().rpartition(": ")[2] for record in caplog.records] == ["Read-only file system"]
     assert known(await read(tmp_path)) == {1}
 
@@ -359,9 +359,9 @@ async def test_killed_at_any_moment_it_leaves_all_of_the_last_or_all_of_the_one_
             time.sleep(chance.uniform(0, 0.05))  # noqa: ASYNC251
             process.send_signal(signal.SIGKILL)
             told = max([told, *(int(each) for each in process.stdout.read().split())])
-        notebook = Notebook(tmp_path, SystemClock())
+        notebook = SnapshotFile(tmp_path, SystemClock())
         await notebook.open()
-        versions = {(notebook.notes.find_settings(scope(each)) or {}).get("version") for each in range(200)}
+        versions = {(notebook.snapshot.find_settings(scope(each)) or {}).get("version") for each in range(200)}
         assert versions in ({told}, {told + 1})
         least += told
     assert caplog.records == []
