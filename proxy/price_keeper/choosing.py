@@ -142,7 +142,7 @@ class Choosing:
         choice = self._labels.configured(asked.model) if asked.model else ResolvedLabel("", "", "")
         if choice is not None:
             return choice
-        own = await self._standings.own_labels.of(caller)
+        own = await self._standings.own_labels.get(caller)
         if self.successor is not None:  # and a name may have gone from an app's own labels to those
             return await self.successor.named(caller, asked)
         return self._labels.choose(asked.model, own)

@@ -217,7 +217,7 @@ async def test_a_name_that_the_configuration_takes_is_an_apps_own_no_more(tmp_pa
         labels = dict(own.port.config.labels)
         await own.port.take_on(labels={**labels, "fast": label(HAIKU.replace("4-5", "9-9"), 9)})
         assert (await own.ask("fast", **TURN))["x-price-keeper-model"] == HAIKU.replace("4-5", "9-9")
-        assert own.port.standings.own_labels.known(caller).by_name == {}  # type: ignore[union-attr]
+        assert own.port.standings.own_labels.cached(caller).by_name == {}  # type: ignore[union-attr]
         await own.port.take_on(labels=labels)
         assert (await own.ask("fast", **TURN))["x-price-keeper-model"] == ARN
 
@@ -231,7 +231,7 @@ async def test_a_name_that_goes_from_an_app_to_the_configuration_is_never_nobody
         await own.made()
         assert (await own.ask("fast", **TURN))["x-price-keeper-model"] == ARN
         kept, model = own.port.standings.own_labels, HAIKU.replace("4-5", "9-9")
-        gate, asked, read = asyncio.Event(), asyncio.Event(), kept.read
+        gate, asked, read = asyncio.Event(), asyncio.Event(), kept.refresh
 
         async def reading(*of: Any) -> None:
             asked.set()
@@ -239,7 +239,7 @@ async def test_a_name_that_goes_from_an_app_to_the_configuration_is_never_nobody
             await read(*of)
 
         monkeypatch.setattr(kept, "read", reading)
-        own.clock.ahead += own_labels.SECONDS
+        own.clock.ahead += own_labels.STALE_SECONDS
         call = asyncio.create_task(own.ask("fast", **TURN))
         async with asyncio.timeout(1.5):  # of the two seconds that a call waits
             await asked.wait()

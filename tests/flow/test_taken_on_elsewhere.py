@@ -91,7 +91,7 @@ async def test_a_name_that_goes_from_an_app_to_the_configuration_has_a_price_all
 ) -> None:
     """Also for a usage that waits meanwhile until the app's own labels are read."""
     own = api.parts.standings.own_labels
-    of = own.of
+    of = own.get
 
     async def while_they_are_read(caller: Caller) -> Own:
         await take_on(api, replace(config(), labels=parse_config(OTHERS, "config.yaml", {}).labels))

@@ -28,7 +28,7 @@ from price_keeper.recording.metering import Metering
 from price_keeper.recording.ulid import Ulids
 from price_keeper.selection import own_labels as limits
 from price_keeper.selection.labels import Labels
-from price_keeper.selection.own_labels import OwnLabels
+from price_keeper.selection.own_labels import AppLabelCache
 from price_keeper.selection.plan import resolve_settings
 from price_keeper.selection.standing import BudgetState
 from price_keeper.stores import schema
@@ -58,7 +58,7 @@ def app(name: str = "web") -> Caller:
 class Rig:
     clock: ManualClock
     store: Counted
-    own: OwnLabels
+    own: AppLabelCache
     new: list[Own] = field(default_factory=list)
 
     async def put(self, who: Caller, label: str = "fast", **changes: Any) -> None:
@@ -67,14 +67,14 @@ class Rig:
         await self.store._store.update(Update(schema.app_config_key(who.org, who.app), add={"profiles_made": 1}))
 
     async def names(self, who: Caller) -> list[str]:
-        return list((await self.own.of(who)).by_name)
+        return list((await self.own.get(who)).by_name)
 
 
 @pytest.fixture
 async def rig() -> AsyncIterator[Rig]:
     clock, store, new = ManualClock(), Counted(cast(Store, MemoryStore())), list[Own]()
     async with Tasks(clock) as tasks:
-        own = OwnLabels(CONFIG.labels, cast(Store, store), clock, tasks, lambda _, found: new.append(found))
+        own = AppLabelCache(CONFIG.labels, cast(Store, store), clock, tasks, lambda _, found: new.append(found))
         yield Rig(clock, store, own, new)
         await settle()
 
@@ -94,11 +94,11 @@ async def test_before_they_are_old_they_are_read_again_and_nobody_waits(rig: Rig
     who = app()
     await rig.names(who)
     await rig.put(who)
-    await rig.clock.advance(limits.SOON_SECONDS - 1)
+    await rig.clock.advance(limits.REFRESH_SECONDS - 1)
     assert await rig.names(who) == []
     assert rig.store.asked == ["get"]
     await rig.clock.advance(1)
-    known = rig.own.known(who)
+    known = rig.own.cached(who)
     assert known is not None
     assert list(known.by_name) == []
     await settle()
@@ -110,8 +110,8 @@ async def test_old_ones_are_waited_for(rig: Rig) -> None:
     who = app()
     await rig.names(who)
     await rig.put(who)
-    await rig.clock.advance(limits.SECONDS)
-    assert rig.own.known(who) is None
+    await rig.clock.advance(limits.STALE_SECONDS)
+    assert rig.own.cached(who) is None
     assert await rig.names(who) == ["fast"]
 
 
@@ -124,14 +124,14 @@ async def test_a_store_that_is_away_is_asked_seldom_and_what_was_known_holds(rig
     rig.store.asked.clear()
     for _ in range(10):
         assert await rig.names(known) == ["fast"]
-        assert await rig.own.of(unknown) is UNREAD
+        assert await rig.own.get(unknown) is UNREAD
         await settle()
     assert len(rig.store.asked) == 2
-    assert rig.own.so_far(Scope(unknown.org, "web")) is None
+    assert rig.own.last_read(Scope(unknown.org, "web")) is None
     await rig.put(unknown)
     rig.store.is_away = False
-    await rig.clock.advance(limits.ASK_AGAIN_SECONDS)
-    rig.own.known(unknown)
+    await rig.clock.advance(limits.STORE_RETRY_SECONDS)
+    rig.own.cached(unknown)
     await settle()
     assert await rig.names(unknown) == ["fast"]
 
@@ -139,15 +139,15 @@ async def test_a_store_that_is_away_is_asked_seldom_and_what_was_known_holds(rig
 async def test_nobody_waits_twice_for_a_store_that_hangs(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     who, gate = app(), asyncio.Event()
     await rig.put(who)
-    monkeypatch.setattr(limits, "WAIT_SECONDS", 0.02)
+    monkeypatch.setattr(limits, "LOAD_TIMEOUT_SECONDS", 0.02)
 
     async def hangs(_: str) -> None:
         await gate.wait()
 
     rig.store.before = hangs
-    assert await rig.own.of(who) is UNREAD
+    assert await rig.own.get(who) is UNREAD
     await rig.clock.advance(10)
-    assert rig.own.known(who) is UNREAD  # at once
+    assert rig.own.cached(who) is UNREAD  # at once
     assert rig.store.asked == ["get"]
     gate.set()
     await settle()
@@ -164,18 +164,18 @@ async def test_what_was_read_earlier_takes_the_place_of_nothing(rig: Rig) -> Non
         rig.store.before = None
         await gate.wait()
 
-    await rig.clock.advance(limits.SOON_SECONDS)
+    await rig.clock.advance(limits.REFRESH_SECONDS)
     rig.store.before = waits
-    rig.own.known(who)
+    rig.own.cached(who)
     await settle()
     await rig.clock.advance(1)
-    old, now = rig.own.so_far(scope), rig.clock.monotonic()
+    old, now = rig.own.last_read(scope), rig.clock.monotonic()
     await rig.put(who, "faster")
-    await rig.own.read(scope, {"profiles_made": 2}, now)
+    await rig.own.refresh(scope, {"profiles_made": 2}, now)
     await rig.store._store.put(Put(schema.inference_profile_key(who.org, "web", "late"), item()))
     gate.set()
     await settle()
-    found = rig.own.so_far(scope)
+    found = rig.own.last_read(scope)
     assert found is not None
     assert found is not old
     assert list(found.by_name) == ["fast", "faster"]
@@ -185,13 +185,13 @@ async def test_what_was_changed_here_is_read_before_the_next_call(rig: Rig) -> N
     who = app()
     await rig.names(who)
     await rig.put(who)
-    rig.own.changed(Scope(who.org, "web"))
+    rig.own.invalidate(Scope(who.org, "web"))
     assert await rig.names(who) == ["fast"]
-    rig.own.changed(Scope(str(uuid4()), "web"))  # of which nothing is kept
+    rig.own.invalidate(Scope(str(uuid4()), "web"))  # of which nothing is kept
 
 
 async def test_who_is_no_app_has_none_and_asks_nobody(rig: Rig) -> None:
-    assert await rig.own.of(Caller(str(uuid4()), None, "client")) is NOTHING
+    assert await rig.own.get(Caller(str(uuid4()), None, "client")) is NOTHING
     assert rig.store.asked == []
 
 
@@ -202,12 +202,12 @@ async def test_what_did_not_change_stays_the_same(rig: Rig) -> None:
     who = app()
     for label in ("fast", "slow"):
         await rig.put(who, label)
-    before = (await rig.own.of(who)).by_name
-    await rig.clock.advance(limits.SECONDS)
-    assert await rig.own.of(who) is rig.new[0]
+    before = (await rig.own.get(who)).by_name
+    await rig.clock.advance(limits.STALE_SECONDS)
+    assert await rig.own.get(who) is rig.new[0]
     await rig.put(who, "slow", input=3)
-    await rig.clock.advance(limits.SECONDS)
-    after = (await rig.own.of(who)).by_name
+    await rig.clock.advance(limits.STALE_SECONDS)
+    after = (await rig.own.get(who)).by_name
     assert after["fast"] is before["fast"]
     assert after["slow"] is not before["slow"]
     assert after["slow"].tariff.version != before["slow"].tariff.version
@@ -218,21 +218,21 @@ async def test_what_did_not_change_stays_the_same(rig: Rig) -> None:
 async def test_no_more_than_a_bounded_number_is_kept(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, most_apps: int, most_kept: int
 ) -> None:
-    monkeypatch.setattr(limits, "MOST_APPS", most_apps)
-    monkeypatch.setattr(limits, "MOST_KEPT", most_kept)
+    monkeypatch.setattr(limits, "MAX_APPS", most_apps)
+    monkeypatch.setattr(limits, "MAX_LABELS_IN_ALL", most_kept)
     everybody = [app() for _ in range(10)]
     await rig.put(everybody[0], "a")
     await rig.put(everybody[0], "b")
-    first = await rig.own.of(everybody[0])
+    first = await rig.own.get(everybody[0])
     for who in everybody[1:]:
         for label in ("a", "b"):
             await rig.put(who, label)
         assert await rig.names(who) == ["a", "b"]
-        await rig.clock.advance(limits.SECONDS)
+        await rig.clock.advance(limits.STALE_SECONDS)
         assert await rig.names(everybody[0]) == ["a", "b"]
-    assert len(rig.own._kept) == 3
-    assert rig.own.so_far(Scope(everybody[0].org, "web")) is first  # whoever calls often is not forgotten
-    assert rig.own._count == sum(len(kept.rows) for kept in rig.own._kept.values()) == 6
+    assert len(rig.own._entries) == 3
+    assert rig.own.last_read(Scope(everybody[0].org, "web")) is first  # whoever calls often is not forgotten
+    assert rig.own._row_count == sum(len(kept.rows) for kept in rig.own._entries.values()) == 6
 
 
 async def test_names_of_the_configuration_are_no_apps(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
@@ -242,7 +242,7 @@ async def test_names_of_the_configuration_are_no_apps(rig: Rig, caplog: pytest.L
     assert await rig.names(who) == ["fast"]
     assert "the own label premium cannot be used: the configuration has that name" in caplog.text
     before = len(caplog.records)
-    await rig.clock.advance(limits.SECONDS)
+    await rig.clock.advance(limits.STALE_SECONDS)
     await rig.names(who)
     assert len(caplog.records) == before  # it is told once
 
@@ -253,8 +253,8 @@ async def test_models_of_the_configuration_are_no_names_of_apps_either(rig: Rig)
         await rig.put(who, label)
     configured = {"premium": replace(CONFIG.labels["premium"], model="deepseek.r1")}
     async with Tasks(rig.clock) as tasks:
-        own = OwnLabels(configured, cast(Store, rig.store), rig.clock, tasks, lambda _, __: None)
-        assert list((await own.of(who)).by_name) == ["fast"]
+        own = AppLabelCache(configured, cast(Store, rig.store), rig.clock, tasks, lambda _, __: None)
+        assert list((await own.get(who)).by_name) == ["fast"]
 
 
 # Names.

@@ -23,7 +23,7 @@ from price_keeper.control.problems import ERRORS, Problem, invalid
 from price_keeper.errors import ConfigError
 from price_keeper.metering.profiles import ARN, PRICES
 from price_keeper.model import Scope
-from price_keeper.selection.own_labels import MADE
+from price_keeper.selection.own_labels import PROFILES_MADE_ATTRIBUTE
 from price_keeper.selection.plan import is_number
 from price_keeper.stores import schema
 from price_keeper.stores.again import retry_on_conflict
@@ -87,7 +87,7 @@ async def post(parts: Parts, call: Call) -> Answer:
         return item, before is None
 
     item, is_new = await retry_on_conflict(parts.clock, once)
-    parts.standings.own_labels.changed(Scope(org, app))
+    parts.standings.own_labels.invalidate(Scope(org, app))
     return Answer(_told(item), 201 if is_new else 200)
 
 
@@ -158,9 +158,9 @@ def _unchanged(before: Item | None) -> Condition:
 
 def _one_more(key: Key, app: Item | None) -> Update:
     """Moves what every new profile of the app moves, so that of two at once one has to count again."""
-    made = (app or {}).get(MADE)
-    unchanged = AttributeMissing(MADE) if made is None else equals(MADE, made)  # type: ignore[arg-type]
-    return Update(key, add={MADE: 1}, condition=all_of(ItemExists(), unchanged))
+    made = (app or {}).get(PROFILES_MADE_ATTRIBUTE)
+    unchanged = AttributeMissing(PROFILES_MADE_ATTRIBUTE) if made is None else equals(PROFILES_MADE_ATTRIBUTE, made)  # type: ignore[arg-type]
+    return Update(key, add={PROFILES_MADE_ATTRIBUTE: 1}, condition=all_of(ItemExists(), unchanged))
 
 
 _PATH = "/api/v1/orgs/{org}/apps/{app}/inference-profiles"

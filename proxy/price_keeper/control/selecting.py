@@ -27,9 +27,9 @@ async def get(parts: Parts, call: Call) -> Answer:
     caller = Caller(org, app, build_client_id(org, app))
     is_forced = _flag(call, "force_check")
     if is_forced:
-        parts.standings.own_labels.changed(Scope(org, app))
+        parts.standings.own_labels.invalidate(Scope(org, app))
     standing, override = await parts.standings.told(caller, is_forced=is_forced)
-    own = await parts.standings.own_labels.of(caller)
+    own = await parts.standings.own_labels.get(caller)
     return read(selection_told(standing, override, parts.labels, own))
 
 

@@ -26,7 +26,7 @@ from price_keeper.errors import ConfigError
 from price_keeper.limits.settings import validate_rate_limits as limits_checked
 from price_keeper.model import Scope
 from price_keeper.selection import plan as may_be
-from price_keeper.selection.own_labels import own_names
+from price_keeper.selection.own_labels import read_label_names
 from price_keeper.selection.plan import MAX_QUOTA_MICROS, PERIODS, QUOTA_SCOPES, resolve_settings, format_value, find_change_time
 from price_keeper.stores import schema
 from price_keeper.stores.again import transact_with_retry, retry_on_conflict
@@ -298,7 +298,7 @@ async def put_app(
         above, before = await store.get_many([org_key, key], consistent=True)
         if above is None:
             raise SettingsRefused([((), f"there is no org {org}: put it first")])
-        own = await own_names(store, Scope(org, app), before)
+        own = await read_label_names(store, Scope(org, app), before)
         settings = checked_app(body, labels, above, own)
         update, item = _update(key, before, settings, APP_SETTINGS, clock.now())
         await transact_with_retry(

@@ -24,7 +24,7 @@ from price_keeper.recording.entries import Counter
 from price_keeper.recording.recorder import Recorder
 from price_keeper.selection.notes import BudgetSnapshot
 from price_keeper.selection.overrides import Override
-from price_keeper.selection.own_labels import OwnLabels
+from price_keeper.selection.own_labels import AppLabelCache
 from price_keeper.selection.payer import Payer, budget_scope
 from price_keeper.selection.plan import EffectiveSettings
 from price_keeper.selection.quotas import Quotas
@@ -65,7 +65,7 @@ class Standings:
         self._recorder = recorder
         self._clock = clock
         self._tasks = tasks
-        self.own_labels = OwnLabels(config.labels, store, clock, tasks, self._learn_own)
+        self.own_labels = AppLabelCache(config.labels, store, clock, tasks, self._learn_own)
         self.watching = BudgetRefresher(
             config,
             store,
@@ -110,7 +110,7 @@ class Standings:
         self.labels = labels
         for watch in self._watches.values():
             watch.budget.apply_config(labels)
-        self.own_labels.take_on(labels)
+        self.own_labels.apply_config(labels)
 
     def naming(self, labels: Collection[str]) -> dict[str, list[BudgetState]]:
         """Those in force whose chain has one of them, by label."""
@@ -299,7 +299,7 @@ class Standings:
         elif watch.budget.span != period or watch.budget.settings.calendar != plan.calendar:
             watch.budget.change_calendar(period, plan)
             watch.expire()
-        watch.budget.apply_app_labels(self.own_labels.so_far(scope))
+        watch.budget.apply_app_labels(self.own_labels.last_read(scope))
         payer = Payer(caller, watch.budget, find_span(Period.DAY, now, plan.zone))
         if not is_known:
             payer.good_until = self._clock.monotonic() + STORE_RETRY_SECONDS

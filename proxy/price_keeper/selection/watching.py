@@ -22,7 +22,7 @@ from price_keeper.selection.alertness import MIN_REFRESH_SECONDS
 from price_keeper.selection.looks import BudgetReader
 from price_keeper.selection.notes import BudgetSnapshot
 from price_keeper.selection.overrides import override_of
-from price_keeper.selection.own_labels import OwnLabels
+from price_keeper.selection.own_labels import AppLabelCache
 from price_keeper.selection.plan import EffectiveSettings
 from price_keeper.selection.spent import NEVER
 from price_keeper.selection.standing import BudgetState
@@ -52,7 +52,7 @@ class BudgetRefresher:
         alerts: AlertRaiser | None,
         on_new_calendar: Callable[[str], None],
         on_unregistered: Callable[[str], object],
-        app_labels: OwnLabels,
+        app_labels: AppLabelCache,
         snapshot: BudgetSnapshot,
     ) -> None:
         self.reader = BudgetReader(config, store, recorder, clock, snapshot)
@@ -162,7 +162,7 @@ class BudgetRefresher:
         refresh.stale_at = refresh.spend_stale_at = refresh.spend_due_at + refresh.grace_seconds
         refresh.due_at = min(refresh.spend_due_at, moment + SETTINGS_REFRESH_SECONDS)
         if budget.app_labels.by_name:  # their prices are money, so no call goes by older ones
-            refresh.stale_at, refresh.due_at = min(refresh.stale_at, moment + own.SECONDS), min(refresh.due_at, moment + own.SOON_SECONDS)
+            refresh.stale_at, refresh.due_at = min(refresh.stale_at, moment + own.STALE_SECONDS), min(refresh.due_at, moment + own.REFRESH_SECONDS)
         if budget.is_tight:
             self._recorder.hurry()
         return has_spend
@@ -188,8 +188,8 @@ class BudgetRefresher:
 
     async def _refresh_app_labels(self, budget: BudgetState, app: Item | None, moment: float) -> None:
         if budget.scope.app is not None:  # or apps whose own labels have one name share a standing
-            await self._app_labels.read(budget.scope, app, moment)
-            budget.apply_app_labels(self._app_labels.so_far(budget.scope))
+            await self._app_labels.refresh(budget.scope, app, moment)
+            budget.apply_app_labels(self._app_labels.last_read(budget.scope))
 
     def _apply_override(self, refresh: RefreshState, item: Item | None) -> None:
         override = override_of(item, self._clock.now())

@@ -103,7 +103,7 @@ async def _chosen(parts: Parts, org: str, app: str | None) -> dict[str, Any]:
 async def _scope(
     parts: Parts, place: Place, standing: BudgetState, override: Override | None, view: View
 ) -> dict[str, Any]:
-    own = await parts.standings.own_labels.of(_caller(place.org, place.app))
+    own = await parts.standings.own_labels.get(_caller(place.org, place.app))
     plan = standing.settings
     return {
         **place._asdict(),
