@@ -95,7 +95,7 @@ class Bench:
         self.rig = rig
         payer = rig.standings.known(CALLER)
         assert payer is not None
-        self.account = payer.account(LABEL)
+        self.account = payer.get_charged_counters(LABEL)
         self.file = os.open(folder / "floor", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
         self.stream = _frames()
 
@@ -105,8 +105,8 @@ class Bench:
         payer = self.rig.standings.known(CALLER)
         assert choice is not None
         assert payer is not None
-        decision_told(payer.standing.decide(choice.label, False))
-        payer.account(choice.label)
+        decision_told(payer.budget.decide(choice.label, False))
+        payer.get_charged_counters(choice.label)
 
     def metered(self) -> None:
         """As a Converse call has it, but for what is written."""

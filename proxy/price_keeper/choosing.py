@@ -18,7 +18,7 @@ from price_keeper.recording.meter import Terms
 from price_keeper.recording.metering import Metering
 from price_keeper.selection.hard_budgets import Asking, Candidate, HardBudgets
 from price_keeper.selection.labels import Labels
-from price_keeper.selection.payer import Payer
+from price_keeper.selection.payer import CallerDay
 from price_keeper.selection.serving import EXCEEDED, SPECIFIC, decision_told
 from price_keeper.selection.standing import Decision
 from price_keeper.selection.standings import Standings
@@ -111,7 +111,7 @@ class Choosing:
         if terms is None:
             return None
         payer = self._standings.known(caller)
-        if payer is None or payer.standing.settings.enforcement == "hard":
+        if payer is None or payer.budget.settings.enforcement == "hard":
             return None
         self._admit()
         try:
@@ -127,11 +127,11 @@ class Choosing:
         choice, terms, targets, choice_told, lane = found
         told += choice_told
         told += decision_told(decision)
-        account = payer.account(terms.counted_as)
+        account = payer.get_charged_counters(terms.counted_as)
         return Chosen(self.metering, choice, asked, request.body, targets, lane, terms, account)
 
     def _destination(
-        self, payer: Payer, asked: ParsedCall, request: Request, choice: ResolvedLabel, terms: Terms, decision: Decision
+        self, payer: CallerDay, asked: ParsedCall, request: Request, choice: ResolvedLabel, terms: Terms, decision: Decision
     ) -> Destination:
         choice, terms = self._instead(payer, asked, request, choice, terms, decision)
         lane = self._traffic.get_stats(asked.operation.name, terms.counted_as)
@@ -160,7 +160,7 @@ class Choosing:
         if self.successor is not None:
             return await self.successor._chosen_anew(caller, asked, request, told)
         try:
-            if payer.standing.settings.enforcement == "hard":
+            if payer.budget.settings.enforcement == "hard":
                 return await self._held(payer, asked, request, choice, terms, told)
             decision = _decided(payer, choice, terms, asked)
         except _Succeeded:
@@ -171,7 +171,7 @@ class Choosing:
             raise
         choice, terms, targets, choice_told, lane = self._destination(payer, asked, request, choice, terms, decision)
         told += (*choice_told, *decision_told(decision))
-        account = payer.account(terms.counted_as)
+        account = payer.get_charged_counters(terms.counted_as)
         return Chosen(self.metering, choice, asked, request.body, targets, lane, terms, account)
 
     async def _chosen_anew(self, caller: Caller, asked: ParsedCall, request: Request, told: Told) -> Chosen:
@@ -182,16 +182,16 @@ class Choosing:
         return await self.chosen(caller, asked, request, choice, terms, told)
 
     def _instead(
-        self, payer: Payer, asked: ParsedCall, request: Request, choice: ResolvedLabel, terms: Terms, decision: Decision
+        self, payer: CallerDay, asked: ParsedCall, request: Request, choice: ResolvedLabel, terms: Terms, decision: Decision
     ) -> tuple[ResolvedLabel, Terms]:
         """What was asked for, unless it was decided otherwise."""
         if decision.label in (choice.label, terms.counted_as):
             return choice, terms
-        choice = self._labels.instead_of(choice, decision.label, payer.standing.app_labels)
+        choice = self._labels.instead_of(choice, decision.label, payer.budget.app_labels)
         return choice, self.metering.terms(choice, asked.operation, request.method) or terms
 
     async def _held(
-        self, payer: Payer, asked: ParsedCall, request: Request, choice: ResolvedLabel, terms: Terms, told: Told
+        self, payer: CallerDay, asked: ParsedCall, request: Request, choice: ResolvedLabel, terms: Terms, told: Told
     ) -> Chosen:
         def candidate(decision: Decision) -> Candidate:
             instead, its_terms = self._instead(payer, asked, request, choice, terms, decision)
@@ -206,12 +206,12 @@ class Choosing:
             return _decided_hard(payer, choice, terms, asked, dry)
 
         decision, (choice, terms, targets), worst, held = await self._hard.paid(
-            payer.standing, asking, decide, candidate
+            payer.budget, asking, decide, candidate
         )
         told += (*_choice_told(choice), *decision_told(decision))
         body = request.body
-        hold = None if held is None else self._hard.hold_counter(held, payer.standing.settings.shards)
-        account = payer.account(terms.counted_as, hold)
+        hold = None if held is None else self._hard.hold_counter(held, payer.budget.settings.shards)
+        account = payer.get_charged_counters(terms.counted_as, hold)
         if worst is not None and worst.body is not body:  # it says now how long the answer may be
             body = worst.body
             try:
@@ -224,8 +224,8 @@ class Choosing:
         return Chosen(self.metering, choice, asked, body, [*targets], lane, terms, account, worst, held)
 
 
-def _decided(payer: Payer, choice: ResolvedLabel, terms: Terms, asked: ParsedCall) -> Decision:
-    standing, is_specific = payer.standing, asked.operation in SPECIFIC
+def _decided(payer: CallerDay, choice: ResolvedLabel, terms: Terms, asked: ParsedCall) -> Decision:
+    standing, is_specific = payer.budget, asked.operation in SPECIFIC
     if terms.counted_as != choice.label:
         return standing.decide_without_fallback(terms.counted_as)
     if type(choice) is OwnChoice:
@@ -233,8 +233,8 @@ def _decided(payer: Payer, choice: ResolvedLabel, terms: Terms, asked: ParsedCal
     return standing.decide(choice.label, is_specific)
 
 
-def _decided_hard(payer: Payer, choice: ResolvedLabel, terms: Terms, asked: ParsedCall, dry: Collection[str]) -> Decision:
-    standing = payer.standing
+def _decided_hard(payer: CallerDay, choice: ResolvedLabel, terms: Terms, asked: ParsedCall, dry: Collection[str]) -> Decision:
+    standing = payer.budget
     if terms.counted_as != choice.label:
         return standing.decide_hard_without_fallback(terms.counted_as, dry)
     return standing.decide_hard(choice.label, asked.operation in SPECIFIC, dry)

@@ -56,7 +56,7 @@ async def ask(port: DataPort, label: str = "premium", path: str = "converse", bo
 
 
 async def name_of(port: DataPort, label: str = "premium") -> Name:
-    period = port.standings._payers[ORG, APP][0].standing.span.key
+    period = port.standings._payers[ORG, APP][0].budget.span.key
     return Name(SCOPE.key, label, period)
 
 

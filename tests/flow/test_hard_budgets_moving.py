@@ -71,7 +71,7 @@ async def budget_of(store: Store, day: str) -> Budget:
 
 
 def day_of(port: DataPort) -> str:
-    return port.standings._payers[ORG, APP][0].standing.span.key
+    return port.standings._payers[ORG, APP][0].budget.span.key
 
 
 async def flushed(port: DataPort) -> Budget:

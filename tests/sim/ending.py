@@ -143,7 +143,7 @@ class Ending:
 
     def _standing(self, life: Life, caller: Caller) -> BudgetState | None:
         payer = life.standings.known(caller)
-        return None if payer is None else payer.standing
+        return None if payer is None else payer.budget
 
     def _something_ends(self, standing: BudgetState) -> bool:
         now = self.world.wall()

@@ -299,7 +299,7 @@ class Life:
     def _standings(self) -> list[BudgetState]:
         """That calls can be paid from. Those by defaults alone are left as soon as better is known: until then nobody
         knows whose budget it is, nor over how many shards it is spread."""
-        found = {id(payer.standing): (payer.standing, watch) for payer, watch in self.standings._payers.values()}
+        found = {id(payer.budget): (payer.budget, watch) for payer, watch in self.standings._payers.values()}
         calendar = self.world.calendar
         return [each for each, watch in found.values() if each.settings.calendar == calendar and watch.spend_stale_at > -NEVER]
 

@@ -289,7 +289,7 @@ class Fleet(RuleBasedStateMachine):
         """But for those who look just when a day or an override ends."""
         for app in APPS:
             payers = [await process.payer(app) for process in self.fleet]
-            standings = [payer.standing for payer in payers]
+            standings = [payer.budget for payer in payers]
             if len({standing.span for standing in standings}) > 1 or self._something_ends(app):
                 continue
             for standing in standings:

@@ -22,7 +22,7 @@ from price_keeper.recording.recorder import Recorder
 from price_keeper.recording.sender import Sender
 from price_keeper.recording.ulid import Ulids
 from price_keeper.selection.notes import BudgetSnapshot
-from price_keeper.selection.payer import Payer
+from price_keeper.selection.payer import CallerDay
 from price_keeper.selection.standing import Decision
 from price_keeper.selection.standings import Standings
 from price_keeper.stores import schema
@@ -81,17 +81,17 @@ class Sidecar:
                 await watch.refresh_done.wait()
         await settle()
 
-    async def payer(self, caller: Caller) -> Payer:
+    async def payer(self, caller: Caller) -> CallerDay:
         return self.standings.known(caller) or await self.standings.learned(caller)
 
     async def decide(self, caller: Caller, label: str = "premium", *, is_specific: bool = False) -> Decision:
-        return (await self.payer(caller)).standing.decide(label, is_specific)
+        return (await self.payer(caller)).budget.decide(label, is_specific)
 
     async def begin(self, caller: Caller, label: str = "premium", expected: int = 0) -> tuple[str, int]:
         """The label that serves, and the number of the call. Raises QuotaSpent."""
         payer = await self.payer(caller)
-        serving = payer.standing.decide(label, False).label
-        intent = Intent(payer.account(serving), int(self.clock.now() * 1000), 1, 1, expected)
+        serving = payer.budget.decide(label, False).label
+        intent = Intent(payer.get_charged_counters(serving), int(self.clock.now() * 1000), 1, 1, expected)
         return serving, self.recorder.journal.intend(intent)
 
     def end(self, number: int, pico: int) -> None:

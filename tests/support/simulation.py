@@ -33,7 +33,7 @@ from price_keeper.recording.sender import Sender
 from price_keeper.recording.ulid import Ulids
 from price_keeper.selection import sticky
 from price_keeper.selection.spent import SpendTracker
-from price_keeper.selection.standings import Payer, Standings
+from price_keeper.selection.standings import CallerDay, Standings
 from price_keeper.stores.contract import Item, Key, Put, Store, Update, Write
 from price_keeper.tasks import Tasks
 
@@ -307,16 +307,16 @@ class Process:
             self._count(call, call.expected)
         self.open.clear()
 
-    async def payer(self, caller: Caller) -> Payer:
+    async def payer(self, caller: Caller) -> CallerDay:
         return self.standings.known(caller) or await self.standings.learned(caller)
 
     async def begin(self, caller: Caller, label: str, expected: int) -> Call:
         """Raises Refusal and InvalidRequest."""
-        standing = (payer := await self.payer(caller)).standing
+        standing = (payer := await self.payer(caller)).budget
         serving = standing.decide(label, False).label
         quota = standing.settings.quotas.get(serving)
         assert quota is None or standing.get_tracker(serving).committed < quota
-        account = payer.account(serving)
+        account = payer.get_charged_counters(serving)
         number = self.journal.intend(Intent(account, int(self.clock.now() * 1000), 1, 1, expected))
         call = Call(account, number, expected, serving)
         self.open.append(call)
@@ -337,7 +337,7 @@ class Process:
 
     def spent(self) -> Iterator[tuple[Name, SpendTracker]]:
         """Of what calls can be paid from: standings by defaults alone are left as soon as better is known."""
-        for standing in {id(payer.standing): payer.standing for payer, _ in self.standings._payers.values()}.values():
+        for standing in {id(payer.budget): payer.budget for payer, _ in self.standings._payers.values()}.values():
             for label, spent in standing._trackers.items():
                 yield Name(standing.scope.key, label, standing.span.key), spent
 

@@ -121,7 +121,7 @@ async def test_what_is_spent_is_written_now_and_then_and_not_with_every_flush(
             seen.add(file.read_bytes())
             stood = (await read(tmp_path)).snapshot.find_budget(Scope(who.org, "web"), "DAY#20261118")
             assert stood is not None
-            known = (await one.payer(who)).standing.get_tracker("premium").spent
+            known = (await one.payer(who)).budget.get_tracker("premium").spent
             assert known - 6 * USD <= sum(stood.spent["premium"]) <= known
         assert 10 <= len(seen) <= 14
         await one.looked()

@@ -82,9 +82,9 @@ async def test_the_chain_goes_on_where_it_was(one: Sidecar, tmp_path: Path) -> N
     async with following(one, tmp_path) as two:
         assert await two.spend(who, 4 * USD) == "standard"
         payer = await two.payer(who)
-        assert payer.standing.is_stale
-        assert payer.standing.active_index == 1
-        assert [payer.standing.get_tracker(label).spent for label in QUOTAS] == [10 * USD, 5 * USD, 0]
+        assert payer.budget.is_stale
+        assert payer.budget.active_index == 1
+        assert [payer.budget.get_tracker(label).spent for label in QUOTAS] == [10 * USD, 5 * USD, 0]
         assert (await two.decide(who)).label == "economy"
 
 
@@ -94,7 +94,7 @@ async def test_a_hard_budget_is_known_to_be_hard(one: Sidecar, tmp_path: Path) -
     await configure(one.store._store, schema.app_config_key(who.org, "web"), enforcement="hard", version=3)
     await one.decide(who)
     async with following(one, tmp_path) as two:
-        plan = (await two.payer(who)).standing.settings
+        plan = (await two.payer(who)).budget.settings
         assert (plan.enforcement, plan.version, dict(plan.quotas)) == (
             "hard",
             3,
@@ -112,7 +112,7 @@ async def test_one_budget_for_all_apps_is_the_orgs_also_for_one_never_met(one: S
         counted = sorted(two.recorder.journal.tally.sums())
         scopes = [f"ORG#{who.org}", f"ORG#{who.org}#APP#never-met", f"ORG#{who.org}#APP#web"]
         assert counted == [Counter(scope, "premium", "DAY#20261118", 16) for scope in scopes]
-        assert (await two.payer(who)).standing.get_tracker("premium").spent == 8 * USD
+        assert (await two.payer(who)).budget.get_tracker("premium").spent == 8 * USD
 
 
 async def test_of_an_app_that_was_never_met_only_the_calendar_is_known(one: Sidecar, tmp_path: Path) -> None:
@@ -126,7 +126,7 @@ async def test_of_an_app_that_was_never_met_only_the_calendar_is_known(one: Side
         for each in (one, two):
             stranger = caller("never-met", who.org)
             await each.spend(stranger, 1)
-            plan = (await each.payer(stranger)).standing.settings
+            plan = (await each.payer(stranger)).budget.settings
             assert (plan.period, plan.shards, dict(plan.quotas)) == (Period.MONTH, 16, {})
 
 
@@ -135,7 +135,7 @@ async def test_an_org_that_nobody_put_and_one_that_was_never_met_have_no_budget(
     await one.decide(who)
     async with following(one, tmp_path) as two:
         for each in (who, caller()):
-            assert dict((await two.payer(each)).standing.settings.quotas) == {}
+            assert dict((await two.payer(each)).budget.settings.quotas) == {}
 
 
 async def test_an_override_stays_in_force_until_its_end(one: Sidecar, tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ async def test_what_was_spent_in_another_period_is_none_of_this_one(one: Sidecar
     await one.recorder.flush()
     await one.clock.advance(86_400)
     async with following(one, tmp_path) as two:
-        standing = (await two.payer(who)).standing
+        standing = (await two.payer(who)).budget
         assert (standing.span.key, standing.get_tracker("premium").spent, standing.settings.quotas["premium"]) == (
             "DAY#20261119",
             0,
@@ -182,7 +182,7 @@ async def test_a_call_of_yesterday_that_ends_today_leaves_what_was_noted_today(o
     one.end(number, 1 * USD)
     await one.recorder.flush()
     async with following(one, tmp_path) as two:
-        standing = (await two.payer(who)).standing
+        standing = (await two.payer(who)).budget
         assert (standing.span.key, standing.get_tracker("premium").spent) == (KIRITIMATI_DAY, 10 * USD)
 
 
@@ -194,7 +194,7 @@ async def test_a_store_that_answers_is_believed_and_nothing_noted(one: Sidecar, 
     async with following(one, tmp_path, is_away=False) as two:
         await budget(store, who.org, {"standard": 7}, version=2, timezone="Pacific/Kiritimati")
         assert (await two.decide(who, "standard")).label == "standard"
-        standing = (await two.payer(who)).standing
+        standing = (await two.payer(who)).budget
         assert (dict(standing.settings.quotas), standing.span.key, standing.is_stale) == (
             {"standard": 7 * USD},
             KIRITIMATI_DAY,
@@ -218,7 +218,7 @@ async def test_when_the_store_is_back_its_word_holds(one: Sidecar, tmp_path: Pat
             await two.clock.advance(limits.STORE_RETRY_SECONDS)
             await two.decide(who, "standard")
             await two.looked()
-        standing = (await two.payer(who)).standing
+        standing = (await two.payer(who)).budget
         assert (standing.scope.app, standing.span.key, standing.is_stale) == (None, KIRITIMATI_DAY, False)
         assert dict(standing.settings.quotas) == {"standard": 7 * USD}
 
@@ -236,11 +236,11 @@ async def test_a_store_that_says_nothing_is_waited_for_no_longer_than_ever(
 
     async with following(one, tmp_path, is_away=False) as two:
         two.store.before = hangs
-        standing = (await two.payer(who)).standing
+        standing = (await two.payer(who)).budget
         assert (standing.settings.enforcement, standing.is_stale) == ("hard", True)
         gate.set()
         await two.looked()
-        assert not (await two.payer(who)).standing.is_stale
+        assert not (await two.payer(who)).budget.is_stale
 
 
 async def test_with_refuse_what_is_noted_lets_nobody_in(one: Sidecar, tmp_path: Path) -> None:
@@ -263,7 +263,7 @@ async def test_a_look_that_failed_leaves_what_was_noted_for_the_next_process(one
         await two.clock.advance(limits.SETTINGS_REFRESH_SECONDS)
         await two.decide(who)
         async with following(two, tmp_path / "more") as three:
-            assert (await three.payer(who)).standing.get_tracker("premium").spent == 10 * USD
+            assert (await three.payer(who)).budget.get_tracker("premium").spent == 10 * USD
 
 
 async def test_limits_hold_too(exact_store: Store, clock: ManualClock) -> None:
@@ -345,10 +345,10 @@ async def test_whom_another_worker_has_met_since_the_start_is_known_too(one: Sid
         two.standings.recollect = look_again
         await one.decide(who)
         for _ in range(3):
-            assert dict((await two.payer(who)).standing.settings.quotas)
+            assert dict((await two.payer(who)).budget.settings.quotas)
             await two.clock.advance(limits.STORE_RETRY_SECONDS)
         assert len(asked) == 1
-        assert not dict((await two.payer(other)).standing.settings.quotas)  # nobody has
+        assert not dict((await two.payer(other)).budget.settings.quotas)  # nobody has
 
 
 # What is kept, and how much of it.
@@ -406,8 +406,8 @@ async def test_sums_make_room_before_settings_do(one: Sidecar, tmp_path: Path, m
     assert len(one.standings.notes.export_lines()) == 16
     async with following(one, tmp_path) as two:
         payers = [await two.payer(each) for each in apps]
-        assert {payer.standing.settings.enforcement for payer in payers} == {"hard"}
-        known = sorted(payer.standing.get_tracker("premium").spent for payer in payers)
+        assert {payer.budget.settings.enforcement for payer in payers} == {"hard"}
+        known = sorted(payer.budget.get_tracker("premium").spent for payer in payers)
         assert known == [0] * 9 + [2 * USD] * 3
 
 

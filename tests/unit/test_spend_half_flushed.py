@@ -46,4 +46,4 @@ async def test_spend_of_a_half_flushed_segment_counts_once_after_a_restart(tmp_p
         two.store.is_away = True
         for who in everybody:
             payer = await two.payer(who)
-            assert payer.standing.get_tracker("premium").spent == 30 * USD
+            assert payer.budget.get_tracker("premium").spent == 30 * USD

@@ -69,7 +69,7 @@ async def test_hard_budget_is_not_refused_for_own_spend_in_a_fresh_total(one: Si
     who = caller()
     await budget(one.store._store, who.org, {"premium": 100}, enforcement="hard")
     await spend_flush_and_read_a_fresh_total(one, who, 165 * USD // 2)
-    decision = (await one.payer(who)).standing.decide_hard("premium", False, ())
+    decision = (await one.payer(who)).budget.decide_hard("premium", False, ())
     assert (decision.label, decision.percent) == ("premium", 82)
 
 

@@ -340,11 +340,11 @@ async def test_while_the_store_is_away_what_is_known_holds_and_is_stale(
     for _ in range(5):
         await look(one, who)
         assert (await one.decide(who)).label == "standard"
-    assert (await one.payer(who)).standing.is_stale
+    assert (await one.payer(who)).budget.is_stale
     assert caplog.text.count("cannot be looked up") == 1
     one.store.is_away = False
     await look(one, who)
-    assert not (await one.payer(who)).standing.is_stale
+    assert not (await one.payer(who)).budget.is_stale
 
 
 async def test_an_org_never_seen_has_the_defaults_until_the_store_is_back(one: Sidecar, exact_store: Store) -> None:
@@ -374,15 +374,15 @@ async def test_yesterdays_budget_holds_for_a_new_day_while_the_store_is_away(one
 async def test_an_orgs_new_zone_and_scope_hold_from_its_next_day(one: Sidecar, exact_store: Store) -> None:
     who = caller()
     await configure(exact_store, schema.org_config_key(who.org), timezone="UTC")
-    before = (await one.payer(who)).account("premium")
+    before = (await one.payer(who)).get_charged_counters("premium")
     changed = {"timezone": "Pacific/Kiritimati", "quota_scope": "ORG"}
     await exact_store.update(Update(schema.org_config_key(who.org), set=changed))
     await look(one, who)
-    assert (await one.payer(who)).account("premium") is before
-    other = (await one.payer(caller("batch", who.org))).account("premium")
+    assert (await one.payer(who)).get_charged_counters("premium") is before
+    other = (await one.payer(caller("batch", who.org))).get_charged_counters("premium")
     assert [counter.period for counter in other.counters] == ["DAY#20261118"]
     await one.clock.advance(12 * 3600)
-    after = (await one.payer(who)).account("premium")
+    after = (await one.payer(who)).get_charged_counters("premium")
     assert [counter.period for counter in after.counters] == ["DAY#20261119"] * 2  # where it is the 19th since noon
 
 
@@ -417,7 +417,7 @@ async def test_what_was_left_unflushed_counts_from_the_start(one: Sidecar, exact
     assert (await one.decide(who)).label == "standard"
     assert await one.recorder.flush()
     await look(one, who)
-    standing = (await one.payer(who)).standing
+    standing = (await one.payer(who)).budget
     assert standing.get_tracker("premium").spent == 10 * USD
 
 

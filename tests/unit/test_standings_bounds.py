@@ -141,7 +141,7 @@ async def test_what_is_read_while_an_org_turns_out_to_have_more_shards_is_not_ta
     await meeting
     await one.looked()
     payer = await one.payer(who)
-    assert payer.standing.get_tracker("premium").spent == 30 * USD
+    assert payer.budget.get_tracker("premium").spent == 30 * USD
 
 
 async def test_the_first_put_of_an_org_holds_as_soon_as_it_is_read(one: Sidecar) -> None:
@@ -228,11 +228,11 @@ async def test_clock_that_is_set_right_neither_hides_own_spend_nor_counts_it_twi
     await one.recorder.flush()
     one.clock.set_wall(right + 40)
     await look(one, who, 265)
-    assert (await one.payer(who)).standing.get_tracker("premium").spent == 5 * USD  # for certain: some may be in the total
+    assert (await one.payer(who)).budget.get_tracker("premium").spent == 5 * USD  # for certain: some may be in the total
     of_all = {"as_of_epoch": int(one.clock.now()), "cost_usd_micros": 6 * 10**6, "requests": 2}
     await one.store._store.put(Put(key, of_all))
     await look(one, who, 305)
-    assert (await one.payer(who)).standing.get_tracker("premium").spent == 6 * USD
+    assert (await one.payer(who)).budget.get_tracker("premium").spent == 6 * USD
 
 
 async def test_what_the_store_will_never_take_was_spent_all_the_same(one: Sidecar) -> None:
@@ -292,7 +292,7 @@ async def test_a_fault_of_whatever_kind_leaves_a_standing_and_is_told(
     for _ in range(100):
         assert (await one.decide(who)).label == "premium"
     await one.looked()
-    assert (await one.payer(who)).standing.is_stale
+    assert (await one.payer(who)).budget.is_stale
     assert len(one.store.asked) < 12
     assert "KeyError" in caplog.text
     assert "a bug" not in caplog.text
@@ -303,7 +303,7 @@ async def test_shadow_refuses_nothing_at_all(one: Sidecar) -> None:
     await budget(one.store._store, who.org, {"premium": 0}, enforcement="shadow")
     assert await one.decide(who) == ("premium", Mode.EXCEEDED, 100, "")
     assert await one.decide(who, "economy") == ("economy", Mode.NORMAL, None, "")
-    standing = (await one.payer(who)).standing
+    standing = (await one.payer(who)).budget
     assert standing.decide_without_fallback("guardrails") == ("guardrails", Mode.NORMAL, None, "")
     assert standing.decide_without_fallback("unlabelled.x") == ("unlabelled.x", Mode.NORMAL, None, "")
 
@@ -311,7 +311,7 @@ async def test_shadow_refuses_nothing_at_all(one: Sidecar) -> None:
 async def test_with_a_chain_nothing_is_spent_outside_of_it(one: Sidecar) -> None:
     who = caller()
     await budget(one.store._store, who.org, {"premium": 10})
-    standing = (await one.payer(who)).standing
+    standing = (await one.payer(who)).budget
     for label in ("guardrails", "async-jobs", "unlabelled.anthropic.claude-3"):
         with pytest.raises(InvalidRequest, match=r"is not among the labels that .* has a quota for: premium"):
             standing.decide_without_fallback(label)
@@ -330,8 +330,8 @@ def test_flush_of_what_was_recorded_before_the_quota_was_known_is_own_spend() ->
 async def test_labels_without_a_quota_are_not_kept(one: Sidecar) -> None:
     who = caller()
     for number in range(50):
-        (await one.payer(who)).account(f"unlabelled.{number}")
-    assert (await one.payer(who)).standing._trackers == {}
+        (await one.payer(who)).get_charged_counters(f"unlabelled.{number}")
+    assert (await one.payer(who)).budget._trackers == {}
 
 
 async def test_standings_of_days_that_are_over_are_let_go(one: Sidecar) -> None:

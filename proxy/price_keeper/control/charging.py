@@ -5,7 +5,7 @@ from __future__ import annotations
 from price_keeper.calendar_days import Period, PeriodSpan, find_org_date, find_span
 from price_keeper.model import Caller
 from price_keeper.recording.entries import Counter
-from price_keeper.selection.payer import counters_at
+from price_keeper.selection.payer import list_counters_at
 from price_keeper.selection.plan import EffectiveSettings
 
 
@@ -22,7 +22,7 @@ class Day:
         """The same whenever on that day, since weeks and months are of whole days."""
         found = self._counters.get(label)
         if found is None:
-            found = self._counters[label] = counters_at(self._caller, self._plan, label, self._at)
+            found = self._counters[label] = list_counters_at(self._caller, self._plan, label, self._at)
         return found
 
 

@@ -11,70 +11,70 @@ from price_keeper.selection.plan import EffectiveSettings
 from price_keeper.selection.spent import NEVER
 from price_keeper.selection.standing import BudgetState
 
-MOST_ACCOUNTS: Final = 1000  # of one payer: labels, but models without one come as callers name them
+MAX_CACHED_COUNTERS: Final = 1000  # of one payer: labels, but models without one come as callers name them
 
-_Charged = tuple[str, str, int]  # a scope, a period, and over how many items its counters are spread
+_ChargeKey = tuple[str, str, int]  # a scope, a period, and over how many items its counters are spread
 
 
-class Payer:
+class CallerDay:
     """A caller's org and app, on one day: where what it spends is counted."""
 
-    __slots__ = ("_accounts", "_charged", "_generation", "end", "good_until", "standing", "start")
+    __slots__ = ("_charged_by_label", "_charge_keys", "_generation", "end", "valid_until", "budget", "start")
 
-    def __init__(self, caller: Caller, standing: BudgetState, day: PeriodSpan) -> None:
-        plan = standing.settings
-        self.standing = standing
-        self.start = max(day.start, standing.span.start)
-        self.end = min(day.end, standing.span.end)
-        self._charged = _charged(caller, plan, day, standing.span)
-        self._accounts: dict[str | Counter, Account] = {}  # by label, or by what is held for calls of it
-        self._generation = standing.quota_generation
-        self.good_until = NEVER  # by the monotonic clock; of one who pays by default alone
+    def __init__(self, caller: Caller, budget: BudgetState, day: PeriodSpan) -> None:
+        settings = budget.settings
+        self.budget = budget
+        self.start = max(day.start, budget.span.start)
+        self.end = min(day.end, budget.span.end)
+        self._charge_keys = _charge_keys(caller, settings, day, budget.span)
+        self._charged_by_label: dict[str | Counter, Account] = {}  # by label, or by what is held for calls of it
+        self._generation = budget.quota_generation
+        self.valid_until = NEVER  # by the monotonic clock; of one who pays by default alone
 
-    def account(self, label: str, hold: Counter | None = None) -> Account:
+    def get_charged_counters(self, label: str, lease_counter: Counter | None = None) -> Account:
         """`hold` is what the call is paid from under a hard budget, and is charged with it too."""
-        if self._generation != self.standing.quota_generation:  # other labels have a quota
-            self._accounts.clear()
-            self._generation = self.standing.quota_generation
-        key = label if hold is None else hold
-        found = self._accounts.get(key)
+        if self._generation != self.budget.quota_generation:  # other labels have a quota
+            self._charged_by_label.clear()
+            self._generation = self.budget.quota_generation
+        key = label if lease_counter is None else lease_counter
+        found = self._charged_by_label.get(key)
         if found is None:
-            if len(self._accounts) >= MOST_ACCOUNTS:
-                self._accounts.clear()
-            counters = _counters(self._charged, label)
-            if hold is not None:
-                counters.append(hold)
-            found = self._accounts[key] = Account.of(counters, self.standing.find_trackers(label))
+            if len(self._charged_by_label) >= MAX_CACHED_COUNTERS:
+                self._charged_by_label.clear()
+            counters = _build_charged_counters(self._charge_keys, label)
+            if lease_counter is not None:
+                counters.append(lease_counter)
+            found = self._charged_by_label[key] = Account.of(counters, self.budget.find_trackers(label))
         return found
 
 
-def counters_at(caller: Caller, plan: EffectiveSettings, label: str, at: float) -> list[Counter]:
+def list_counters_at(caller: Caller, settings: EffectiveSettings, label: str, at: float) -> list[Counter]:
     """What is charged with a call that started then, wherever it was made."""
-    day, period = find_span(Period.DAY, at, plan.zone), find_span(plan.period, at, plan.zone)
-    return _counters(_charged(caller, plan, day, period), label)
+    day, period = find_span(Period.DAY, at, settings.zone), find_span(settings.period, at, settings.zone)
+    return _build_charged_counters(_charge_keys(caller, settings, day, period), label)
 
 
-def budget_scope(caller: Caller, plan: EffectiveSettings) -> Scope:
+def find_budget_scope(caller: Caller, settings: EffectiveSettings) -> Scope:
     """Whose quotas a caller's calls are paid from."""
-    return Scope(caller.org, caller.app if plan.quota_scope == "APP" else None)
+    return Scope(caller.org, caller.app if settings.quota_scope == "APP" else None)
 
 
-def _counters(charged: list[_Charged], label: str) -> list[Counter]:
-    return [Counter(scope, label, period, shards) for scope, period, shards in charged]
+def _build_charged_counters(charge_keys: list[_ChargeKey], label: str) -> list[Counter]:
+    return [Counter(scope, label, period, shards) for scope, period, shards in charge_keys]
 
 
-def _charged(caller: Caller, plan: EffectiveSettings, day: PeriodSpan, period: PeriodSpan) -> list[_Charged]:
+def _charge_keys(caller: Caller, settings: EffectiveSettings, day: PeriodSpan, period: PeriodSpan) -> list[_ChargeKey]:
     """Each scope by day, for reports, and that of the budget by its own period."""
-    charged = [(scope.key, day.key, plan.shards) for scope in _scopes(caller, plan)]
+    charge_keys = [(scope.key, day.key, settings.shards) for scope in _list_day_scopes(caller, settings)]
     if period.key != day.key:
-        charged.append((budget_scope(caller, plan).key, period.key, plan.shards))
-    return charged
+        charge_keys.append((find_budget_scope(caller, settings).key, period.key, settings.shards))
+    return charge_keys
 
 
-def _scopes(caller: Caller, plan: EffectiveSettings) -> list[Scope]:
+def _list_day_scopes(caller: Caller, settings: EffectiveSettings) -> list[Scope]:
     """An org's total is the sum over its apps, unless its quotas are its own."""
-    whole = Scope(caller.org)
+    org_scope = Scope(caller.org)
     if caller.app is None:
-        return [whole]
+        return [org_scope]
     app = Scope(caller.org, caller.app)
-    return [app] if plan.quota_scope == "APP" else [whole, app]
+    return [app] if settings.quota_scope == "APP" else [org_scope, app]

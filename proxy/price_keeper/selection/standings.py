@@ -25,7 +25,7 @@ from price_keeper.recording.recorder import Recorder
 from price_keeper.selection.notes import BudgetSnapshot
 from price_keeper.selection.overrides import Override
 from price_keeper.selection.own_labels import AppLabelCache
-from price_keeper.selection.payer import Payer, budget_scope
+from price_keeper.selection.payer import CallerDay, find_budget_scope
 from price_keeper.selection.plan import EffectiveSettings
 from price_keeper.selection.quotas import Quotas
 from price_keeper.selection.spent import NEVER, SpendTracker
@@ -78,7 +78,7 @@ class Standings:
             self.own_labels,
             self.notes,
         )
-        self._payers: dict[_Name, tuple[Payer, RefreshState]] = {}
+        self._payers: dict[_Name, tuple[CallerDay, RefreshState]] = {}
         self._watches: dict[tuple[str, str], RefreshState] = {}  # by scope and period
         self._frozen: dict[str, tuple[EffectiveSettings, PeriodSpan]] = {}  # by org: what it cannot change before its period is over
         self._meeting: dict[_Name, asyncio.Event] = {}
@@ -123,7 +123,7 @@ class Standings:
 
     # For the calls.
 
-    def known(self, caller: Caller) -> Payer | None:
+    def known(self, caller: Caller) -> CallerDay | None:
         """Without asking anybody; None if somebody has to be asked first."""
         found = self._payers.get((caller.org, caller.app))
         if found is None:
@@ -136,13 +136,13 @@ class Standings:
             return None
         if now >= watch.override_ends_at:
             self.watching.end_override(watch)
-        if moment >= payer.good_until:
+        if moment >= payer.valid_until:
             self._meet_soon(caller)
         if moment >= watch.due_at:
             self.watching.refresh(watch)
         return payer
 
-    async def learned(self, caller: Caller) -> Payer:
+    async def learned(self, caller: Caller) -> CallerDay:
         """Asks the store, and waits for a while. What is known holds until it answers, and where nothing is, the
         defaults, or Busy is raised where that is wanted. Raises UnknownOrg where nobody has registered the org."""
         name = (caller.org, caller.app)
@@ -167,7 +167,7 @@ class Standings:
         if self._clock.monotonic() >= watch.stale_at and not (watch.refresh_done is not None and watch.is_refresh_slow):
             await self.watching.refresh(watch).wait()
 
-    def _met(self, caller: Caller) -> tuple[Payer, RefreshState]:
+    def _met(self, caller: Caller) -> tuple[CallerDay, RefreshState]:
         """If it is not there, or is there no more, one for the time being that goes by what was known before."""
         name = (caller.org, caller.app)
         if not self._is_met(name):
@@ -184,7 +184,7 @@ class Standings:
 
     def _is_met_well(self, name: _Name) -> bool:
         """And not by the defaults alone, which hold until the store can be asked again."""
-        return self._is_met(name) and self._clock.monotonic() < self._payers[name][0].good_until
+        return self._is_met(name) and self._clock.monotonic() < self._payers[name][0].valid_until
 
     # For people.
 
@@ -199,7 +199,7 @@ class Standings:
         except UnknownOrg:
             plan = self.watching.reader.resolve_settings()
             period = find_span(plan.period, self._clock.now(), plan.zone)
-            return BudgetState(budget_scope(caller, plan), period, plan, {}, dict), None
+            return BudgetState(find_budget_scope(caller, plan), period, plan, {}, dict), None
         _, watch = self._met(caller)
         if is_forced:
             with suppress(TimeoutError):
@@ -277,7 +277,7 @@ class Standings:
         served by anything but what this process has read."""
         before = self._payers.get((caller.org, caller.app))
         if before is not None:
-            self._introduce(caller, before[0].standing.settings, is_known=False, is_settled=False)
+            self._introduce(caller, before[0].budget.settings, is_known=False, is_settled=False)
         elif not self._refuses_unknown and not self.unknown_orgs.is_refused(caller.org):
             noted = self.watching.reader.resolve_snapshot_settings(Scope(caller.org, caller.app))
             plan = noted or self.watching.reader.resolve_settings()
@@ -285,14 +285,14 @@ class Standings:
             if noted is None:
                 self.unknown_orgs.served_unread(caller.org)
             else:
-                standing = self._payers[caller.org, caller.app][0].standing
+                standing = self._payers[caller.org, caller.app][0].budget
                 standing.is_stale = True
                 _log.warning("%s goes by what was noted when the store was last read", standing.scope.key)
 
     def _introduce(self, caller: Caller, plan: EffectiveSettings, *, is_known: bool, is_settled: bool) -> None:
         now = self._clock.now()
         plan, period = self._frozen_calendar(caller.org, plan, now, is_settled)
-        scope = budget_scope(caller, plan)
+        scope = find_budget_scope(caller, plan)
         watch = self._watches.get((scope.key, period.key))
         if watch is None:
             watch = self._new_watch(scope, period, plan, is_settled)
@@ -300,9 +300,9 @@ class Standings:
             watch.budget.change_calendar(period, plan)
             watch.expire()
         watch.budget.apply_app_labels(self.own_labels.last_read(scope))
-        payer = Payer(caller, watch.budget, find_span(Period.DAY, now, plan.zone))
+        payer = CallerDay(caller, watch.budget, find_span(Period.DAY, now, plan.zone))
         if not is_known:
-            payer.good_until = self._clock.monotonic() + STORE_RETRY_SECONDS
+            payer.valid_until = self._clock.monotonic() + STORE_RETRY_SECONDS
         if len(self._payers) >= MOST_STANDINGS and (caller.org, caller.app) not in self._payers:
             del self._payers[next(iter(self._payers))]
         self._payers[caller.org, caller.app] = payer, watch
