@@ -39,7 +39,7 @@ from price_keeper.recording.journal import Journal as RealJournal
 from price_keeper.recording.metering import Metering
 from price_keeper.selection.labels import Labels
 from price_keeper.selection.serving import decision_told
-from price_keeper.selection.standings import Standings
+from price_keeper.selection.standings import BudgetRegistry
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Put, Value
 from price_keeper.tasks import Tasks
@@ -86,14 +86,14 @@ class Rig:
 
     metering: Metering
     unrecorded: Metering
-    standings: Standings
+    standings: BudgetRegistry
     labels: Labels
 
 
 class Bench:
     def __init__(self, folder: Path, rig: Rig) -> None:
         self.rig = rig
-        payer = rig.standings.known(CALLER)
+        payer = rig.standings.cached(CALLER)
         assert payer is not None
         self.account = payer.get_charged_counters(LABEL)
         self.file = os.open(folder / "floor", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
@@ -102,7 +102,7 @@ class Bench:
     def decided(self) -> None:
         """As the pipeline does it, to the headers of the answer and the account that pays."""
         choice = self.rig.labels.configured(LABEL)
-        payer = self.rig.standings.known(CALLER)
+        payer = self.rig.standings.cached(CALLER)
         assert choice is not None
         assert payer is not None
         decision_told(payer.budget.decide(choice.label, False))
@@ -168,8 +168,8 @@ async def rig_in(folder: Path) -> AsyncIterator[Rig]:
     ):
         await store.put(Put(schema.org_config_key(CALLER.org), quotas))
         tariffs = await dataplane.load_price_tables(config, store, clock, tasks)
-        standings = Standings(config, store, recording.recorder, clock, tasks)
-        await standings.learned(CALLER)
+        standings = BudgetRegistry(config, store, recording.recorder, clock, tasks)
+        await standings.load(CALLER)
         labels = Labels(config.labels, lets_others_through=False)
         unrecorded = Metering(config, cast(RealJournal, NoJournal()), tariffs, clock)
         yield Rig(Metering(config, recording.recorder.journal, tariffs, clock), unrecorded, standings, labels)

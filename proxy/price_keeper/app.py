@@ -45,7 +45,7 @@ from price_keeper.recording.composed import Recording, opened_recording
 from price_keeper.reloading import ReadConfig, ConfigReloader, build_budget_reload
 from price_keeper.selection.notebook import SnapshotFile
 from price_keeper.selection.notes import BudgetSnapshot
-from price_keeper.selection.standings import Standings
+from price_keeper.selection.standings import BudgetRegistry
 from price_keeper.stopping import StopSignal
 from price_keeper.stores.contract import Store
 from price_keeper.stores.sqlite import SqliteStore
@@ -145,7 +145,7 @@ class _CoreServices:
     tasks: Tasks
     store: Store
     recording: Recording
-    budgets: Standings
+    budgets: BudgetRegistry
     revocation_list: RevocationList
     client_verifier: ClientVerifier
     login_throttle: LoginThrottle
@@ -195,7 +195,7 @@ async def run(
         core.recording.start(config, tasks)
         snapshot_file.start(tasks)
         if slot.shares_port and config.on_store_down == "serve":
-            core.budgets.recollect = snapshot_file.reread
+            core.budgets.reread_snapshot = snapshot_file.reread
         if role != "sidecar" and slot.is_first:
             services = _build_control_services(core)
             core.recording.aggregator.on_total = services.page.history.learn
@@ -253,10 +253,10 @@ async def _build_core_services(
     alerts = await exit_stack.enter_async_context(open_alerts(config, environ, store, clock, tasks))
     if recording.adoption is not None:
         recording.adoption.on_alerts = alerts.add_orphans
-    budgets = Standings(config, store, recording.recorder, clock, tasks, alerts, snapshot)
+    budgets = BudgetRegistry(config, store, recording.recorder, clock, tasks, alerts, snapshot)
     revocation_list = dataplane.build_revocation_list(config, store, clock, tasks)
     recording.add_to(telemetry)
-    budgets.add_to(telemetry)
+    budgets.register_metrics(telemetry)
     revocation_list.add_to(telemetry)
     add_alerts(telemetry, alerts)
     return _CoreServices(
@@ -318,7 +318,7 @@ async def _open_data_port(
     price_tables = await dataplane.load_price_tables(config, core.store, clock, tasks)
     write_batcher = WriteBatcher()
     forwarder = dataplane.build_forwarder(bedrock, clock, tasks, write_batcher)
-    rate_limiter = dataplane.build_rate_limiter(config, core.store, clock, tasks, core.lease_manager, core.budgets.notes)
+    rate_limiter = dataplane.build_rate_limiter(config, core.store, clock, tasks, core.lease_manager, core.budgets.snapshot)
     rate_limiter.register_metrics(core.telemetry)
     hard_budgets = dataplane.build_hard_budgets(config, core.store, clock, tasks, core.recording, core.budgets, price_tables, forwarder)
     hard_budgets.add_to(core.telemetry)

@@ -21,7 +21,7 @@ from price_keeper.selection.labels import Labels
 from price_keeper.selection.payer import CallerDay
 from price_keeper.selection.serving import EXCEEDED, SPECIFIC, decision_told
 from price_keeper.selection.standing import Decision
-from price_keeper.selection.standings import Standings
+from price_keeper.selection.standings import BudgetRegistry
 from price_keeper.surface.calls import ParsedCall, locate_model
 from price_keeper.traffic import OperationStats, RequestStats
 
@@ -84,7 +84,7 @@ class Choosing:
     def __init__(
         self,
         labels: Labels,
-        standings: Standings,
+        standings: BudgetRegistry,
         metering: Metering,
         targets: Targets,
         admit: Callable[[], None],
@@ -110,7 +110,7 @@ class Choosing:
         asked, choice, terms = route.asked, route.choice, route.terms
         if terms is None:
             return None
-        payer = self._standings.known(caller)
+        payer = self._standings.cached(caller)
         if payer is None or payer.budget.settings.enforcement == "hard":
             return None
         self._admit()
@@ -142,7 +142,7 @@ class Choosing:
         choice = self._labels.configured(asked.model) if asked.model else ResolvedLabel("", "", "")
         if choice is not None:
             return choice
-        own = await self._standings.own_labels.get(caller)
+        own = await self._standings.app_labels.get(caller)
         if self.successor is not None:  # and a name may have gone from an app's own labels to those
             return await self.successor.named(caller, asked)
         return self._labels.choose(asked.model, own)
@@ -156,7 +156,7 @@ class Choosing:
             lane = self._traffic.get_stats(asked.operation.name, choice.label)
             return Chosen(self.metering, choice, asked, request.body, self._targets(choice, asked), lane)
         self._admit()
-        payer = self._standings.known(caller) or await self._standings.learned(caller)
+        payer = self._standings.cached(caller) or await self._standings.load(caller)
         if self.successor is not None:
             return await self.successor._chosen_anew(caller, asked, request, told)
         try:

@@ -50,7 +50,7 @@ from price_keeper.selection.callers_limits import RateLimitCache
 from price_keeper.selection.hard_budgets import HardBudgets
 from price_keeper.selection.labels import Labels
 from price_keeper.selection.notes import BudgetSnapshot
-from price_keeper.selection.standings import Standings
+from price_keeper.selection.standings import BudgetRegistry
 from price_keeper.stores.contract import Store
 from price_keeper.surface.calls import MODEL_PATH_OPERATIONS, ParsedCall
 from price_keeper.surface.limits import fit_to_descriptors, raise_descriptor_limit, fit_to_memory
@@ -176,7 +176,7 @@ def build_hard_budgets(
     clock: Clock,
     tasks: Tasks,
     recording: Recording,
-    budgets: Standings,
+    budgets: BudgetRegistry,
     price_tables: Tariffs,
     forwarder: Forwarder,
 ) -> HardBudgets:
@@ -197,7 +197,7 @@ def build_handler(
     forwarder: Forwarder,
     recorder: Recorder,
     price_tables: Tariffs,
-    budgets: Standings,
+    budgets: BudgetRegistry,
     tasks: Tasks,
     rate_limiter: RateLimiter,
     hard_budgets: HardBudgets,
@@ -228,7 +228,7 @@ def build_label_selector(
     config: Config,
     bedrock: BedrockAccess,
     recorder: Recorder,
-    budgets: Standings,
+    budgets: BudgetRegistry,
     meters: Metering,
     hard_budgets: HardBudgets,
     request_stats: RequestStats,

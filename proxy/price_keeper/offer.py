@@ -20,7 +20,7 @@ from price_keeper.metering.price_updates import REFRESH_SECONDS, Tariffs
 from price_keeper.recording.metering import Metering
 from price_keeper.recording.recorder import Recorder
 from price_keeper.selection.hard_budgets import HardBudgets
-from price_keeper.selection.standings import Standings
+from price_keeper.selection.standings import BudgetRegistry
 from price_keeper.stores.contract import Store
 from price_keeper.tasks import Tasks
 
@@ -33,7 +33,7 @@ class Offer:
         bedrock: BedrockAccess,
         forwarder: Forwarder,
         recorder: Recorder,
-        standings: Standings,
+        standings: BudgetRegistry,
         purses: Purses,
         store: Store,
         clock: Clock,

@@ -21,7 +21,7 @@ from price_keeper.config import Config
 from price_keeper.config.renewal import compare_catalogs, join_few, list_restart_keys, apply_reloadable
 from price_keeper.control.health import Checks
 from price_keeper.errors import ConfigError
-from price_keeper.selection.standings import Standings
+from price_keeper.selection.standings import BudgetRegistry
 from price_keeper.tasks import Tasks
 from price_keeper.telemetry import MetricsRegistry
 
@@ -170,7 +170,7 @@ def log_restart_keys(keys: list[str]) -> None:
         log.warning("SIGHUP: only a restart takes on what is another now in: %s", join_few(keys))
 
 
-def build_budget_reload(budgets: Standings) -> PrepareConfig:
+def build_budget_reload(budgets: BudgetRegistry) -> PrepareConfig:
     """Whoever names a label in a chain that is none any more is told of: its budget goes by the rest of the chain."""
 
     async def prepare(config: Config) -> ApplyConfig:
@@ -179,9 +179,9 @@ def build_budget_reload(budgets: Standings) -> PrepareConfig:
     return prepare
 
 
-def _apply_to_budgets(budgets: Standings, config: Config) -> None:
+def _apply_to_budgets(budgets: BudgetRegistry, config: Config) -> None:
     removed = budgets.labels.keys() - config.labels.keys()
-    budgets.take_on(config.labels)
-    for label, users in budgets.naming(removed).items():
+    budgets.apply_config(config.labels)
+    for label, users in budgets.find_using_labels(removed).items():
         message = "SIGHUP: %s is no label any more, and is passed over in the model_ordering of %s"
         log.warning(message, label, join_few(standing.scope.key for standing in users))

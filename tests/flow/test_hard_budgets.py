@@ -56,7 +56,7 @@ async def ask(port: DataPort, label: str = "premium", path: str = "converse", bo
 
 
 async def name_of(port: DataPort, label: str = "premium") -> Name:
-    period = port.standings._payers[ORG, APP][0].budget.span.key
+    period = port.standings._caller_days[ORG, APP][0].budget.span.key
     return Name(SCOPE.key, label, period)
 
 
@@ -195,8 +195,8 @@ async def test_from_soft_to_hard_what_was_spent_counts(tmp_path: Path) -> None:
         assert [(await ask(port)).status for _ in range(3)] == [200] * 3
         soft = await true_spend(port)
         await budget(port, {"premium": 1.0}, version=2)
-        port.standings._payers.clear()
-        port.standings._watches.clear()
+        port.standings._caller_days.clear()
+        port.standings._refresh_states.clear()
         assert (await ask(port)).status == 200
         bucket, holds = await in_store(port)
         assert bucket.base == soft
@@ -210,8 +210,8 @@ async def test_a_quota_that_goes_and_comes_back_is_not_spent_twice(tmp_path: Pat
         micros: dict[str, Value] = {label: round(each * 10**6) for label, each in usd.items()}
         item: dict[str, Value] = {"timezone": "UTC", "quotas": micros, "enforcement": "hard", "version": version}
         await port.store.put(Put(schema.org_config_key(ORG), item))
-        if port.standings._payers:
-            await port.standings.watching.refresh(port.standings._payers[ORG, APP][1]).wait()
+        if port.standings._caller_days:
+            await port.standings.refresher.refresh(port.standings._caller_days[ORG, APP][1]).wait()
 
     async with data_port(tmp_path) as port:
         await quotas(1, premium=0.05, economy=1.0)

@@ -28,16 +28,16 @@ async def test_whoever_waits_for_a_standing_that_is_forgotten_finds_a_payer(
 
             async def wait(self) -> bool:  # type: ignore[override]
                 await self.over.wait()
-                standings._meet_again(ORG)
+                standings._forget_org(ORG)
                 return True
 
-        look = standings.watching.refresh
+        look = standings.refresher.refresh
         with monkeypatch.context() as patch:
             if moment == "when it was met":
-                standings._meeting[ORG, "shop"] = Forgetful(standings._meet_soon(caller))
+                standings._loading[ORG, "shop"] = Forgetful(standings._start_loading(caller))
             else:
-                patch.setattr(standings.watching, "look", lambda watch: Forgetful(look(watch)))
-            payer = await standings.learned(caller)
+                patch.setattr(standings.refresher, "look", lambda watch: Forgetful(look(watch)))
+            payer = await standings.load(caller)
         assert payer.start <= api.clock.now() < payer.end
         selected = await api.ask("GET", f"{API}/apps/shop/model-selection?force_check=true")
         assert selected.status == 200, selected.body

@@ -95,9 +95,9 @@ async def budget(port: DataPort, ordering: list[str], **more: Value) -> None:
 
 def forgotten(port: DataPort) -> None:
     """Nobody knows any budget, so the next call waits for the store."""
-    port.standings._payers.clear()
-    port.standings._watches.clear()
-    port.standings._frozen.clear()
+    port.standings._caller_days.clear()
+    port.standings._refresh_states.clear()
+    port.standings._frozen_calendars.clear()
 
 
 async def meanwhile(port: DataPort, asked: str, change: Callable[[], Awaitable[None]]) -> Answered:
@@ -217,7 +217,7 @@ async def test_a_name_that_the_configuration_takes_is_an_apps_own_no_more(tmp_pa
         labels = dict(own.port.config.labels)
         await own.port.take_on(labels={**labels, "fast": label(HAIKU.replace("4-5", "9-9"), 9)})
         assert (await own.ask("fast", **TURN))["x-price-keeper-model"] == HAIKU.replace("4-5", "9-9")
-        assert own.port.standings.own_labels.cached(caller).by_name == {}  # type: ignore[union-attr]
+        assert own.port.standings.app_labels.cached(caller).by_name == {}  # type: ignore[union-attr]
         await own.port.take_on(labels=labels)
         assert (await own.ask("fast", **TURN))["x-price-keeper-model"] == ARN
 
@@ -230,7 +230,7 @@ async def test_a_name_that_goes_from_an_app_to_the_configuration_is_never_nobody
         await own.no_budget()
         await own.made()
         assert (await own.ask("fast", **TURN))["x-price-keeper-model"] == ARN
-        kept, model = own.port.standings.own_labels, HAIKU.replace("4-5", "9-9")
+        kept, model = own.port.standings.app_labels, HAIKU.replace("4-5", "9-9")
         gate, asked, read = asyncio.Event(), asyncio.Event(), kept.refresh
 
         async def reading(*of: Any) -> None:

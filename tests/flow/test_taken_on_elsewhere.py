@@ -20,7 +20,7 @@ from price_keeper.model import Caller, build_client_id
 from price_keeper.recording.recorder import Recorder
 from price_keeper.reloading import build_budget_reload
 from price_keeper.selection.plan import resolve_settings
-from price_keeper.selection.standings import Standings
+from price_keeper.selection.standings import BudgetRegistry
 from price_keeper.stores.contract import Store
 from price_keeper.tasks import Tasks
 
@@ -90,7 +90,7 @@ async def test_a_name_that_goes_from_an_app_to_the_configuration_has_a_price_all
     api: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also for a usage that waits meanwhile until the app's own labels are read."""
-    own = api.parts.standings.own_labels
+    own = api.parts.standings.app_labels
     of = own.get
 
     async def while_they_are_read(caller: Caller) -> Own:
@@ -159,17 +159,17 @@ async def test_thousands_of_budgets_take_them_on_within_one_short_turn() -> None
     async with Tasks(clock) as tasks:
         others = dict.fromkeys(map(str, range(MANY)), config().labels["premium"])
         before = replace(config(), labels={**config().labels, **others})
-        standings = Standings(before, cast(Store, None), cast(Recorder, _Quiet()), clock, tasks)
+        standings = BudgetRegistry(before, cast(Store, None), cast(Recorder, _Quiet()), clock, tasks)
         settings = {"model_ordering": ["premium", "economy"], "quotas": {"premium": 5, "economy": 5}}
         plan = resolve_settings(settings, None, whole.defaults, (80,), clock.now())  # type: ignore[arg-type]
         for number in range(MANY):
             org = str(UUID(int=number))
-            standings._introduce(Caller(org, "web", build_client_id(org, "web")), plan, is_known=True, is_settled=True)
+            standings._add(Caller(org, "web", build_client_id(org, "web")), plan, is_read=True, is_registered=True)
         take_on = await build_budget_reload(standings)(whole)
         began = time.process_time()
         take_on()
         assert time.process_time() - began < TURN_SECONDS
-        every = [watch.budget for watch in standings._watches.values()]
+        every = [watch.budget for watch in standings._refresh_states.values()]
         assert len(every) == MANY
         assert all(not each.has_label("economy") and each.find_enforced_label("premium") == "premium" for each in every)
 

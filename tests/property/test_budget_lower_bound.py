@@ -95,7 +95,7 @@ class Fleet:
         for sidecar in self.sidecars:
             assert await in_time(self.clock, sidecar.recorder.flush())
         for sidecar in self.sidecars:
-            standing, _ = await in_time(self.clock, sidecar.standings.told(CALLER, is_forced=True))
+            standing, _ = await in_time(self.clock, sidecar.standings.read_status(CALLER, forces_read=True))
             for label, quota in QUOTAS.items():
                 spent = standing.get_tracker(label).spent
                 assert spent == self.spent(label)

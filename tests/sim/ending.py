@@ -125,7 +125,7 @@ class Ending:
     async def _agrees(self, life: Life) -> None:
         """By one new look at the store, it knows who pays, and the truth."""
         for caller in self.world.setup.callers:
-            standing, _ = await life.standings.told(caller, is_forced=True)
+            standing, _ = await life.standings.read_status(caller, forces_read=True)
             for label in standing.settings.quotas:
                 spent, name = standing.get_tracker(label), Name(standing.scope.key, label, standing.span.key)
                 told = spent.spent, spent.in_flight
@@ -142,7 +142,7 @@ class Ending:
                 self.truth.check("all decide alike", len(served) <= 1, caller.app, label, served)
 
     def _standing(self, life: Life, caller: Caller) -> BudgetState | None:
-        payer = life.standings.known(caller)
+        payer = life.standings.cached(caller)
         return None if payer is None else payer.budget
 
     def _something_ends(self, standing: BudgetState) -> bool:

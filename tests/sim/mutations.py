@@ -29,7 +29,7 @@ from price_keeper.selection import notebook, policy, sticky
 from price_keeper.selection.notebook import SnapshotFile
 from price_keeper.selection.spent import SpendTracker
 from price_keeper.selection.standing import BudgetState
-from price_keeper.selection.standings import Standings
+from price_keeper.selection.standings import BudgetRegistry
 from price_keeper.stores.contract import ItemExists, ItemMissing, Put, Update, any_of
 
 from tests.sim.play import Outcome, played
@@ -221,7 +221,7 @@ MISTAKES = {
     "budgets that are forgotten with a process": Mistake(SnapshotFile, "open", _forgets, "mixed", 10_008),
     "notes written over those before them": Mistake(notebook, "_build_temporary_path", lambda path: path, "mixed", 30_190),
     "a disk that cannot sync keeps a sidecar from ending": Mistake(Journal, "close", _cannot_end, "journal"),
-    "who is met by the defaults stays so": Mistake(Standings, "_is_met_well", _met_by_defaults, "soft", 10_091),
+    "who is met by the defaults stays so": Mistake(BudgetRegistry, "_is_loaded_from_store", _met_by_defaults, "soft", 10_091),
     "a disk that could not sync once takes no hold": Mistake(Holds, "_write", _never_sound_again, "hard", 10_017),
     "a debt that no bucket can pay at once": Mistake(RateLease, "find_unpayable_debt", lambda *_: None, "limits", 20_178),
     "a refusal that is taken for the end of it": Mistake(TransactionSender, "may_arrive", lambda *_: False, "limits", 20_219),

@@ -24,7 +24,7 @@ from price_keeper.recording.entries import Intent
 from price_keeper.selection.notebook import SnapshotFile
 from price_keeper.selection.spent import NEVER
 from price_keeper.selection.standing import BudgetState
-from price_keeper.selection.standings import Standings
+from price_keeper.selection.standings import BudgetRegistry
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Key, Store
 from price_keeper.tasks import Tasks
@@ -174,7 +174,7 @@ class Life:
             notebook = SnapshotFile(self.machine.folder, clock)
             await notebook.open()
             alerts = cast(AlertRaiser, ToldAlerts(world.truth))
-            self.standings = Standings(config, store, recording.recorder, clock, tasks, alerts, notebook.snapshot)
+            self.standings = BudgetRegistry(config, store, recording.recorder, clock, tasks, alerts, notebook.snapshot)
             self._opens_port(config, store)
             recording.start(config, tasks)
             notebook.start(tasks)
@@ -195,7 +195,7 @@ class Life:
         journal = recording.recorder.journal
         self.forwarder = SimulatedForwarder(clock, world.bedrock, lambda: bool(journal._owed))
         tariffs = Tariffs(config, store, None, clock)
-        admitting = dataplane.build_rate_limiter(config, store, clock, tasks, self.leasing, self.standings.notes)
+        admitting = dataplane.build_rate_limiter(config, store, clock, tasks, self.leasing, self.standings.snapshot)
         hard = dataplane.build_hard_budgets(config, store, clock, tasks, recording, self.standings, tariffs, self.forwarder)
         self.hard = hard
         bedrock = dataplane.BedrockAccess("http://bedrock", cast(Any, None))
@@ -278,7 +278,7 @@ class Life:
                 self._is_seen_in_time(name, standing, now)
 
     def _counts_no_more(self) -> None:
-        for watch in self.standings._watches.values():
+        for watch in self.standings._refresh_states.values():
             self.world.truth.check_most(self.name, watch.budget)
 
     def _pays_as_noted(self, intent: Intent) -> None:
@@ -299,7 +299,7 @@ class Life:
     def _standings(self) -> list[BudgetState]:
         """That calls can be paid from. Those by defaults alone are left as soon as better is known: until then nobody
         knows whose budget it is, nor over how many shards it is spread."""
-        found = {id(payer.budget): (payer.budget, watch) for payer, watch in self.standings._payers.values()}
+        found = {id(payer.budget): (payer.budget, watch) for payer, watch in self.standings._caller_days.values()}
         calendar = self.world.calendar
         return [each for each, watch in found.values() if each.settings.calendar == calendar and watch.spend_stale_at > -NEVER]
 

@@ -26,7 +26,7 @@ from price_keeper.control.health import Readiness
 from price_keeper.control.parts import Parts
 from price_keeper.control.rates import Rates, Taken
 from price_keeper.control.serving import Control, listening
-from price_keeper.selection.standings import Standings
+from price_keeper.selection.standings import BudgetRegistry
 from price_keeper.stores.contract import Store
 from price_keeper.tasks import Tasks
 from price_keeper.telemetry import MetricsRegistry
@@ -141,7 +141,7 @@ async def _rig(store: Store, folder: Path, clock: Clock, rates: Rates, limits: L
     readiness, telemetry = Readiness(clock), MetricsRegistry()
     async with recording(folder / "journal", store, clock) as recorder, Tasks(clock) as tasks:
         revocation = RevocationList(store, clock, tasks)
-        standings = Standings(whole, store, recorder.recorder, clock, tasks)
+        standings = BudgetRegistry(whole, store, recorder.recorder, clock, tasks)
         environ = {"PRICE_KEEPER_API_KEY": ADMIN_KEY}
         parts = parts_of(
             whole,

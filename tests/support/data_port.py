@@ -31,7 +31,7 @@ from price_keeper.recording.composed import Recording, opened_recording
 from price_keeper.recording.entries import Counter
 from price_keeper.reloading import build_budget_reload
 from price_keeper.selection.hard_budgets import HardBudgets
-from price_keeper.selection.standings import Standings
+from price_keeper.selection.standings import BudgetRegistry
 from price_keeper.stores.contract import Store
 from price_keeper.stores.sqlite import SqliteStore
 from price_keeper.surface.listener import Listener
@@ -62,7 +62,7 @@ class DataPort:
     bedrock: SimulatedBedrock
     recording: Recording
     store: Store
-    standings: Standings
+    standings: BudgetRegistry
     hard: HardBudgets
     config: Config
     pipeline: RequestHandler
@@ -143,7 +143,7 @@ async def data_port(
         bedrock = dataplane.BedrockAccess(url, SigV4Authorizer(keys, clock.now), dataplane.SIMULATED_PREFIX)
         async with opened_recording(whole, store, clock) as recording:
             tariffs = await dataplane.load_price_tables(whole, store, clock, tasks)
-            standings = Standings(whole, store, recording.recorder, clock, tasks)
+            standings = BudgetRegistry(whole, store, recording.recorder, clock, tasks)
             outbox = WriteBatcher()
             forwarder = dataplane.build_forwarder(bedrock, clock, tasks, outbox)
             revocation = dataplane.build_revocation_list(whole, store, clock, tasks)

@@ -24,7 +24,7 @@ from price_keeper.recording.ulid import Ulids
 from price_keeper.selection.notes import BudgetSnapshot
 from price_keeper.selection.payer import CallerDay
 from price_keeper.selection.standing import Decision
-from price_keeper.selection.standings import Standings
+from price_keeper.selection.standings import BudgetRegistry
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Key, Put, Store, Value
 from price_keeper.tasks import Tasks
@@ -68,21 +68,21 @@ class Sidecar:
     clock: ManualClock
     store: Counted
     recorder: Recorder
-    standings: Standings
+    standings: BudgetRegistry
     aggregator: Aggregator
 
     async def looked(self) -> None:
         """Until nobody looks at the store any more."""
         await settle()
-        for over in tuple(self.standings._meeting.values()):
+        for over in tuple(self.standings._loading.values()):
             await over.wait()
-        for watch in tuple(self.standings._watches.values()):
+        for watch in tuple(self.standings._refresh_states.values()):
             if watch.refresh_done is not None:
                 await watch.refresh_done.wait()
         await settle()
 
     async def payer(self, caller: Caller) -> CallerDay:
-        return self.standings.known(caller) or await self.standings.learned(caller)
+        return self.standings.cached(caller) or await self.standings.load(caller)
 
     async def decide(self, caller: Caller, label: str = "premium", *, is_specific: bool = False) -> Decision:
         return (await self.payer(caller)).budget.decide(label, is_specific)
@@ -122,7 +122,7 @@ async def sidecar(
         told = cast(Store, counted)
         journal = Journal(folder, ulids)
         recorder = Recorder(journal, [], Sender(told, clock), clock, Pace(1.0, 15.0), max_unflushed_pico=10**6 * USD)
-        standings = Standings(whole, told, recorder, clock, tasks, alerts, notes)
+        standings = BudgetRegistry(whole, told, recorder, clock, tasks, alerts, notes)
         yield Sidecar(clock, counted, recorder, standings, Aggregator(told, clock, whole.aggregator.interval_secs))
         journal.close()
 

@@ -135,7 +135,7 @@ class _Run:
         if self.reached is None:
             self.intervals.clear()
         for number, process in enumerate(self.fleet):
-            for watch in process.standings._watches.values():
+            for watch in process.standings._refresh_states.values():
                 standing, since = watch.budget, watch.spend_read_at - self.began
                 if standing.active_index or standing.get_tracker("premium").spent >= QUOTA * USD:
                     continue  # it knows

@@ -59,7 +59,7 @@ class Rig:
 
     def of_another_process(self) -> None:
         """What was made here is heard of as what another process made: not before it is read again."""
-        for kept in self.port.standings.own_labels._entries.values():
+        for kept in self.port.standings.app_labels._entries.values():
             kept.stale_at = kept.refresh_at = self.clock.monotonic() + 60
 
     async def org(self, **settings: Any) -> None:

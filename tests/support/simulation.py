@@ -33,7 +33,7 @@ from price_keeper.recording.sender import Sender
 from price_keeper.recording.ulid import Ulids
 from price_keeper.selection import sticky
 from price_keeper.selection.spent import SpendTracker
-from price_keeper.selection.standings import CallerDay, Standings
+from price_keeper.selection.standings import CallerDay, BudgetRegistry
 from price_keeper.stores.contract import Item, Key, Put, Store, Update, Write
 from price_keeper.tasks import Tasks
 
@@ -291,7 +291,7 @@ class Process:
             max_unflushed_pico=10**6 * USD,
         )
         self.tasks = Tasks(self.clock)
-        self.standings = Standings(self.config, look, self.recorder, self.clock, self.tasks, self.alerts)
+        self.standings = BudgetRegistry(self.config, look, self.recorder, self.clock, self.tasks, self.alerts)
         self.aggregator = Aggregator(total, self.clock, self.config.aggregator.interval_secs)
         self.work: list[asyncio.Task[Any]] = []
 
@@ -308,7 +308,7 @@ class Process:
         self.open.clear()
 
     async def payer(self, caller: Caller) -> CallerDay:
-        return self.standings.known(caller) or await self.standings.learned(caller)
+        return self.standings.cached(caller) or await self.standings.load(caller)
 
     async def begin(self, caller: Caller, label: str, expected: int) -> Call:
         """Raises Refusal and InvalidRequest."""
@@ -337,7 +337,7 @@ class Process:
 
     def spent(self) -> Iterator[tuple[Name, SpendTracker]]:
         """Of what calls can be paid from: standings by defaults alone are left as soon as better is known."""
-        for standing in {id(payer.budget): payer.budget for payer, _ in self.standings._payers.values()}.values():
+        for standing in {id(payer.budget): payer.budget for payer, _ in self.standings._caller_days.values()}.values():
             for label, spent in standing._trackers.items():
                 yield Name(standing.scope.key, label, standing.span.key), spent
 

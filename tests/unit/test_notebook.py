@@ -129,7 +129,7 @@ async def test_what_is_spent_is_written_now_and_then_and_not_with_every_flush(
             if is_more:
                 await one.spend(who, 1 * USD)
             before = file.stat().st_mtime_ns
-            notebook.snapshot.mark_changed(next(iter(one.standings._watches.values())))
+            notebook.snapshot.mark_changed(next(iter(one.standings._refresh_states.values())))
             await clock.advance(book.BUDGET_WRITE_SECONDS)
             await notebook.write_if_due()
             assert (file.stat().st_mtime_ns != before) == is_more

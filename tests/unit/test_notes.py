@@ -64,7 +64,7 @@ def found_in(*several: BudgetSnapshot) -> dict[noted.RecordKey, bytes]:
 async def following(one: Sidecar, folder: Path, *, is_away: bool = True, **config: Any) -> AsyncIterator[Sidecar]:
     """Begun with what `one` noted, while the store is away."""
     store, clock = one.store._store, one.clock
-    async with sidecar(folder / "two", store, clock, notes=passed_on(one.standings.notes), **config) as two:
+    async with sidecar(folder / "two", store, clock, notes=passed_on(one.standings.snapshot), **config) as two:
         two.store.is_away = is_away
         yield two
 
@@ -147,7 +147,7 @@ async def test_an_override_stays_in_force_until_its_end(one: Sidecar, tmp_path: 
         one.store._store, one.clock, scope, today, "economy", "a secret plan", "ops@hand", until, ordering=list(QUOTAS)
     )
     await one.decide(who)
-    text = b"".join(passed_on(one.standings.notes).export_lines())
+    text = b"".join(passed_on(one.standings.snapshot).export_lines())
     assert b"secret plan" not in text
     assert b"ops@hand" not in text
     async with following(one, tmp_path) as two:
@@ -229,7 +229,7 @@ async def test_a_store_that_says_nothing_is_waited_for_no_longer_than_ever(
     who, gate = caller(), asyncio.Event()
     await budget(one.store._store, who.org, QUOTAS, enforcement="hard")
     await one.decide(who)
-    monkeypatch.setattr(standings, "WAIT_SECONDS", 0.05)
+    monkeypatch.setattr(standings, "LOAD_TIMEOUT_SECONDS", 0.05)
 
     async def hangs(verb: str) -> None:
         await gate.wait()
@@ -317,8 +317,8 @@ async def test_note_of_another_worker_or_an_older_version_counts_nothing_of_ours
     await budget(one.store._store, who.org, QUOTAS)
     await one.spend(who, 4 * USD)
     await one.looked()
-    one.standings.notes.record_pending(noted.MAX_RECORDS)
-    values = lines_in(b"".join(one.standings.notes.export_lines())).values
+    one.standings.snapshot.record_pending(noted.MAX_RECORDS)
+    values = lines_in(b"".join(one.standings.snapshot.export_lines())).values
     scope, same = Scope(who.org, "web"), BudgetSnapshot(one.clock.now, worker)
     same.merge(noted.select_newest(values)[0])
     found = same.find_budget(scope, DAY)
@@ -340,9 +340,9 @@ async def test_whom_another_worker_has_met_since_the_start_is_known_too(one: Sid
 
         async def look_again() -> None:
             asked.append(1)
-            two.standings.notes.merge(found_in(one.standings.notes))
+            two.standings.snapshot.merge(found_in(one.standings.snapshot))
 
-        two.standings.recollect = look_again
+        two.standings.reread_snapshot = look_again
         await one.decide(who)
         for _ in range(3):
             assert dict((await two.payer(who)).budget.settings.quotas)
@@ -360,7 +360,7 @@ async def test_nothing_else_of_an_item_is_noted(one: Sidecar) -> None:
     await budget(one.store._store, who.org, QUOTAS, **more)
     await configure(one.store._store, schema.app_config_key(who.org, "web"), app_name="Marked app", secret="marked-secret")
     await one.spend(who, 1)
-    text = b"".join(passed_on(one.standings.notes).export_lines())
+    text = b"".join(passed_on(one.standings.snapshot).export_lines())
     assert who.org.encode() in text
     assert b"arked" not in text
 
@@ -402,8 +402,8 @@ async def test_sums_make_room_before_settings_do(one: Sidecar, tmp_path: Path, m
         for each in apps:
             await one.spend(each, 1 * USD)
         await one.recorder.flush()
-        one.standings.notes.record_pending(noted.MAX_RECORDS)
-    assert len(one.standings.notes.export_lines()) == 16
+        one.standings.snapshot.record_pending(noted.MAX_RECORDS)
+    assert len(one.standings.snapshot.export_lines()) == 16
     async with following(one, tmp_path) as two:
         payers = [await two.payer(each) for each in apps]
         assert {payer.budget.settings.enforcement for payer in payers} == {"hard"}

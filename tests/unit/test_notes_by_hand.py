@@ -42,7 +42,7 @@ async def test_what_was_written_by_hand_and_cannot_be_noted_keeps_no_look_from_t
             with pytest.raises(QuotaExceeded):
                 await two.decide(who)
             assert not (await two.payer(who)).budget.is_stale
-            assert two.standings.notes.find_settings(Scope(who.org)) is None
+            assert two.standings.snapshot.find_settings(Scope(who.org)) is None
     finally:
         connection.close()
         await store.close()

@@ -128,7 +128,7 @@ async def test_what_is_under_way_counts_as_expected_and_then_as_what_it_cost(one
         one.end(number, 1)
     assert (await one.decide(who)).label == "premium"
     await one.looked()
-    assert one.standings.watching.active_label_moves == 0  # for good it moves on only by what was spent
+    assert one.standings.refresher.active_label_moves == 0  # for good it moves on only by what was spent
 
 
 async def test_what_others_spend_is_seen_and_all_move_on(one: Sidecar, two: Sidecar, exact_store: Store) -> None:
@@ -141,12 +141,12 @@ async def test_what_others_spend_is_seen_and_all_move_on(one: Sidecar, two: Side
     await one.clock.advance(1)
     await one.decide(who)
     await one.looked()
-    assert one.standings.watching.active_label_moves == 1
+    assert one.standings.refresher.active_label_moves == 1
     await one.clock.advance(limits.SETTINGS_REFRESH_SECONDS)
     await two.decide(who)
     await two.looked()
     assert (await two.decide(who)).label == "standard"
-    assert two.standings.watching.active_label_moves == 0
+    assert two.standings.refresher.active_label_moves == 0
 
 
 async def test_a_scope_that_wakes_up_is_not_blind(one: Sidecar, two: Sidecar, exact_store: Store) -> None:
@@ -323,7 +323,7 @@ async def test_a_new_ordering_keeps_the_active_label_by_its_name(one: Sidecar, e
     await one.spend(who, 10 * USD)
     await one.recorder.flush()
     await look(one, who)
-    assert one.standings.watching.active_label_moves == 1
+    assert one.standings.refresher.active_label_moves == 1
     await budget(exact_store, who.org, {"economy": 1, "standard": 5, "premium": 100}, version=2)
     await look(one, who)
     assert (await one.decide(who, "economy")).label == "standard"
@@ -412,8 +412,8 @@ async def test_what_was_left_unflushed_counts_from_the_start(one: Sidecar, exact
     who = caller()
     await budget(exact_store, who.org, QUOTAS)
     await one.spend(who, 10 * USD)
-    one.standings._watches.clear()
-    one.standings._payers.clear()
+    one.standings._refresh_states.clear()
+    one.standings._caller_days.clear()
     assert (await one.decide(who)).label == "standard"
     assert await one.recorder.flush()
     await look(one, who)

@@ -105,7 +105,7 @@ async def test_who_is_met_by_the_defaults_is_told_of_rightly_with_the_first_look
     await one.decide(who)
     one.store.is_away = False
     await one.clock.advance(limits.STORE_RETRY_SECONDS)
-    standing, _ = await one.standings.told(who, is_forced=True)
+    standing, _ = await one.standings.read_status(who, forces_read=True)
     assert standing.scope == Scope(who.org)
     assert not standing.is_stale
 
@@ -130,11 +130,11 @@ async def test_what_is_read_while_an_org_turns_out_to_have_more_shards_is_not_ta
 
     one.store.before = the_second_hangs
     await one.clock.advance(limits.SETTINGS_REFRESH_SECONDS)
-    watch = next(iter(one.standings._watches.values()))
-    one.standings.watching.refresh(watch)
+    watch = next(iter(one.standings._refresh_states.values()))
+    one.standings.refresher.refresh(watch)
     for _ in range(100):
         await asyncio.sleep(0)
-    meeting = asyncio.create_task(one.standings.learned(who))
+    meeting = asyncio.create_task(one.standings.load(who))
     for _ in range(100):
         await asyncio.sleep(0)
     gate.set()
@@ -176,7 +176,7 @@ async def test_a_look_does_not_wait_for_a_flush_that_hangs(one: Sidecar, two: Si
     flush = asyncio.create_task(one.recorder.flush())
     await asyncio.sleep(0)
     assert (await one.decide(who)).label == "standard"
-    assert one.standings.watching.active_label_moves == 1  # so much is certain
+    assert one.standings.refresher.active_label_moves == 1  # so much is certain
     gate.set()
     await flush
 
@@ -250,8 +250,8 @@ async def test_what_the_store_will_never_take_was_spent_all_the_same(one: Sideca
     assert len(one.recorder.sender.refused) == 1
     await look(one, who)
     assert (await one.decide(who)).label == "standard"
-    one.standings._watches.clear()
-    one.standings._payers.clear()
+    one.standings._refresh_states.clear()
+    one.standings._caller_days.clear()
     assert (await one.decide(who)).label == "standard"
 
 
@@ -341,13 +341,13 @@ async def test_standings_of_days_that_are_over_are_let_go(one: Sidecar) -> None:
         await one.spend(who, 1)
         await one.clock.advance(86_400)
     await one.decide(who)
-    assert len(one.standings._watches) <= 2
+    assert len(one.standings._refresh_states) <= 2
 
 
 async def test_one_call_waits_for_a_store_that_hangs_and_the_others_go_on(
     one: Sidecar, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(standings, "WAIT_SECONDS", 0.05)
+    monkeypatch.setattr(standings, "LOAD_TIMEOUT_SECONDS", 0.05)
     who, gate = caller(), asyncio.Event()
 
     async def hangs(verb: str) -> None:

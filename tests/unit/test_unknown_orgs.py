@@ -41,7 +41,7 @@ async def one(tmp_path: Path, exact_store: Store, clock: ManualClock) -> AsyncIt
 
 def served(one: Sidecar) -> dict[str, float]:
     telemetry = MetricsRegistry()
-    one.standings.add_to(telemetry)
+    one.standings.register_metrics(telemetry)
     lines = [
         line for line in telemetry.render_own().splitlines() if line.startswith("price_keeper_unknown_orgs_served_total{")
     ]
@@ -120,8 +120,8 @@ async def test_refused_orgs_are_remembered_in_bounded_memory(one: Sidecar, monke
         with pytest.raises(UnknownOrg):
             await one.decide(caller())
     assert len(one.standings.unknown_orgs._asked_at) == 10
-    assert not one.standings._payers
-    assert not one.standings._watches
+    assert not one.standings._caller_days
+    assert not one.standings._refresh_states
 
 
 async def test_org_that_is_removed_from_the_store_is_refused_after_the_next_look(
@@ -203,7 +203,7 @@ async def test_org_that_was_refused_stays_so_while_the_store_is_away(
     who = caller()
     with pytest.raises(UnknownOrg):
         await one.decide(who)
-    async with by_default(tmp_path / "two", exact_store, clock, notes=one.standings.notes) as two:
+    async with by_default(tmp_path / "two", exact_store, clock, notes=one.standings.snapshot) as two:
         now = two if is_new_process else one
         now.store.is_away = True
         await clock.advance(1000)
@@ -218,7 +218,7 @@ async def test_org_written_by_hand_with_a_name_alone_is_registered_and_noted_as_
     await configure(exact_store, schema.org_config_key(who.org), org_name="By hand")
     assert (await one.decide(who)).label == "premium"
     await one.looked()
-    async with by_default(tmp_path / "two", exact_store, clock, notes=one.standings.notes) as two:
+    async with by_default(tmp_path / "two", exact_store, clock, notes=one.standings.snapshot) as two:
         two.store.is_away = True
         assert (await two.decide(who)).label == "premium"
 
@@ -240,7 +240,7 @@ async def test_people_who_look_at_an_unregistered_org_see_that_no_label_serves_i
     one: Sidecar, is_forced: bool
 ) -> None:
     who = caller()
-    standing, override = await one.standings.told(who, is_forced=is_forced)
+    standing, override = await one.standings.read_status(who, forces_read=is_forced)
     assert (standing.scope, override) == (Scope(who.org, who.app), None)
     assert standing.find_enforced_label("premium") is None
 
@@ -252,6 +252,6 @@ async def test_people_who_ask_to_look_now_see_an_org_that_was_registered_this_mo
     with pytest.raises(UnknownOrg):
         await one.decide(who)
     await budget(exact_store, who.org, QUOTAS)
-    standing, _ = await one.standings.told(who, is_forced=True)
+    standing, _ = await one.standings.read_status(who, forces_read=True)
     assert standing.find_enforced_label("premium") == "premium"
     assert (await one.decide(who)).label == "premium"

@@ -22,7 +22,7 @@ from price_keeper.control.rates import LocalRates, Rates, SharedRates
 from price_keeper.limits.leasing import RateLeaseManager
 from price_keeper.model import Caller
 from price_keeper.recording.submitted import Submissions
-from price_keeper.selection.standings import Standings
+from price_keeper.selection.standings import BudgetRegistry
 from price_keeper.stores.contract import Store
 
 CALLS_AT_ONCE, CALLS_PER_SECOND = 200, 20.0  # by one client or administrator
@@ -33,7 +33,7 @@ def parts_of(
     environ: Mapping[str, str],
     store: Store,
     clock: Clock,
-    standings: Standings,
+    standings: BudgetRegistry,
     tokens: TokenService,
     revocation: RevocationList,
     clients: ClientVerifier,

@@ -22,7 +22,7 @@ from price_keeper.control.rates import Rates
 from price_keeper.control.turns import Turns
 from price_keeper.metering.pricing import Tariff
 from price_keeper.recording.submitted import Submissions
-from price_keeper.selection.standings import Standings
+from price_keeper.selection.standings import BudgetRegistry
 from price_keeper.stores.contract import Store
 from price_keeper.telemetry import MetricsRegistry
 
@@ -37,7 +37,7 @@ class Parts:
     config: Config  # the one in force
     store: Store
     clock: Clock
-    standings: Standings
+    standings: BudgetRegistry
     submissions: Submissions
     access: Access
     rates: Rates

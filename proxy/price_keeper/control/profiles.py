@@ -87,7 +87,7 @@ async def post(parts: Parts, call: Call) -> Answer:
         return item, before is None
 
     item, is_new = await retry_on_conflict(parts.clock, once)
-    parts.standings.own_labels.invalidate(Scope(org, app))
+    parts.standings.app_labels.invalidate(Scope(org, app))
     return Answer(_told(item), 201 if is_new else 200)
 
 

@@ -27,9 +27,9 @@ async def get(parts: Parts, call: Call) -> Answer:
     caller = Caller(org, app, build_client_id(org, app))
     is_forced = _flag(call, "force_check")
     if is_forced:
-        parts.standings.own_labels.invalidate(Scope(org, app))
-    standing, override = await parts.standings.told(caller, is_forced=is_forced)
-    own = await parts.standings.own_labels.get(caller)
+        parts.standings.app_labels.invalidate(Scope(org, app))
+    standing, override = await parts.standings.read_status(caller, forces_read=is_forced)
+    own = await parts.standings.app_labels.get(caller)
     return read(selection_told(standing, override, parts.labels, own))
 
 

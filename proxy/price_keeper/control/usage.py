@@ -109,7 +109,7 @@ def _taken(failure: NameTaken, below: str) -> Problem:
 
 def _tell(parts: Parts, counters: Iterable[Counter]) -> None:
     for counter in counters:
-        parts.standings.spent_elsewhere(counter)
+        parts.standings.note_spend_elsewhere(counter)
 
 
 async def _charging(parts: Parts, call: Call) -> Charging:
@@ -162,7 +162,7 @@ def _moment(given: Mapping[str, Any], now: float, below: str) -> float:
 async def _priced(parts: Parts, caller: Caller, given: Mapping[str, Any], below: str) -> Priced:
     """As the configuration says, or for a label of the app's own its profile. Raises Problem and StoreUnavailable."""
     name = given["label"]
-    own = NOTHING if name in parts.config.labels else await parts.standings.own_labels.get(caller)
+    own = NOTHING if name in parts.config.labels else await parts.standings.app_labels.get(caller)
     label = parts.config.labels.get(name)  # which may be another one by now, with a name that was the app's
     if label is not None:
         tariff = parts.tariffs.get(name)

@@ -103,7 +103,7 @@ async def _chosen(parts: Parts, org: str, app: str | None) -> dict[str, Any]:
 async def _scope(
     parts: Parts, place: Place, standing: BudgetState, override: Override | None, view: View
 ) -> dict[str, Any]:
-    own = await parts.standings.own_labels.get(_caller(place.org, place.app))
+    own = await parts.standings.app_labels.get(_caller(place.org, place.app))
     plan = standing.settings
     return {
         **place._asdict(),
@@ -149,13 +149,13 @@ def _caller(org: str, app: str | None) -> Caller:
 
 async def seen(parts: Parts, org: str, app: str | None) -> tuple[BudgetState, Override | None]:
     """As its calls would be served by this process. What the totals know of and it does not is looked up soon."""
-    standing, override = await parts.standings.told(_caller(org, app), is_forced=False)
+    standing, override = await parts.standings.read_status(_caller(org, app), forces_read=False)
     now, history = parts.clock.now(), parts.page.history
     for label in standing.settings.quotas:
         counter, known = _counter(standing, label), standing.get_tracker(label).spent
         course = history.of(*counter[:3])
         if course is not None and course.is_news(known):
-            parts.standings.spent_elsewhere(counter)
+            parts.standings.note_spend_elsewhere(counter)
         history.learn(counter, known, now)
     return standing, override
 
