@@ -13,7 +13,7 @@ from price_keeper.config import Config
 from price_keeper.model import Scope
 from price_keeper.selection import quotas
 from price_keeper.selection.plan import resolve_settings
-from price_keeper.selection.quotas import COMPARED, LABELS, TOLD, Quotas
+from price_keeper.selection.quotas import MAX_COMPARED_SCOPES, MAX_REPORTED_LABELS, MAX_REPORTED_SCOPES, QuotaMetrics
 from price_keeper.selection.standing import DecisionCounters, BudgetState
 from price_keeper.stores.contract import Item
 from price_keeper.telemetry import ACTIVE_LABEL_INFO, QUOTA_MODE, QUOTA_USED_RATIO, SCOPES_UNTOLD, MetricsRegistry
@@ -37,7 +37,7 @@ def standing(number: int, spent: Mapping[str, int], limit: Mapping[str, int], ou
 class Told:
     def __init__(self, standings: list[BudgetState]) -> None:
         self.telemetry = MetricsRegistry()
-        Quotas(lambda: iter(standings)).add_to(self.telemetry)
+        QuotaMetrics(lambda: iter(standings)).register_metrics(self.telemetry)
 
     def of(self, metric: Any) -> dict[tuple[str, str, str], float]:
         found = [each for each in samples_of(self.telemetry.render_own()) if each.name == metric.name]
@@ -62,14 +62,14 @@ def test_shares_modes_and_the_active_label() -> None:
 
 
 def test_of_many_those_nearest_to_their_end_are_told() -> None:
-    many = [standing(number, {"premium": number}, {"premium": 1000}) for number in range(TOLD + 40)]
+    many = [standing(number, {"premium": number}, {"premium": 1000}) for number in range(MAX_REPORTED_SCOPES + 40)]
     told = Told(many)
-    assert sorted(told.of(QUOTA_USED_RATIO).values()) == [number / 1000 for number in range(40, TOLD + 40)]
+    assert sorted(told.of(QUOTA_USED_RATIO).values()) == [number / 1000 for number in range(40, MAX_REPORTED_SCOPES + 40)]
     assert told.of(SCOPES_UNTOLD) == {("", "", ""): 40}
 
 
 def test_a_flood_of_scopes_makes_no_more_samples(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quotas, "COMPARED", 150)
+    monkeypatch.setattr(quotas, "MAX_COMPARED_SCOPES", 150)
     compared = 0
 
     def flood() -> Iterator[BudgetState]:
@@ -79,21 +79,21 @@ def test_a_flood_of_scopes_makes_no_more_samples(monkeypatch: pytest.MonkeyPatch
             yield one
 
     one, telemetry = standing(1, {"premium": 1}, {"premium": 100}), MetricsRegistry()
-    Quotas(flood).add_to(telemetry)
-    assert len([each for each in samples_of(telemetry.render_own()) if each.name == QUOTA_USED_RATIO.name]) == TOLD
+    QuotaMetrics(flood).register_metrics(telemetry)
+    assert len([each for each in samples_of(telemetry.render_own()) if each.name == QUOTA_USED_RATIO.name]) == MAX_REPORTED_SCOPES
     assert compared == 150 + 5000  # and those that are only counted
-    assert telemetry.render_own().count("\n") < 4 * TOLD
+    assert telemetry.render_own().count("\n") < 4 * MAX_REPORTED_SCOPES
 
 
 def test_a_scope_with_many_labels_is_told_by_some_of_them() -> None:
-    told = Told([standing(1, {}, {f"label-{number}": 10 for number in range(3 * LABELS)})])
-    assert len(told.of(QUOTA_USED_RATIO)) == len(told.of(QUOTA_MODE)) == LABELS
+    told = Told([standing(1, {}, {f"label-{number}": 10 for number in range(3 * MAX_REPORTED_LABELS)})])
+    assert len(told.of(QUOTA_USED_RATIO)) == len(told.of(QUOTA_MODE)) == MAX_REPORTED_LABELS
 
 
 def test_telling_holds_up_calls_for_a_moment_only() -> None:
     """At the most that are ever compared; the bound is a hundred times what it takes."""
     limit = dict.fromkeys(("premium", "standard", "economy"), 1000)
-    told = Told([standing(number, {"premium": number % 1000}, limit) for number in range(COMPARED)] * 10)
+    told = Told([standing(number, {"premium": number % 1000}, limit) for number in range(MAX_COMPARED_SCOPES)] * 10)
     began = time.process_time()
     told.telemetry.render_own()
     assert time.process_time() - began < 1.5

@@ -16,46 +16,46 @@ from price_keeper.selection.policy import Mode
 from price_keeper.selection.standing import BudgetState, QuotaUsage
 from price_keeper.telemetry import Samples, MetricsRegistry
 
-TOLD: Final = 100  # scopes: with ten labels each they are two thousand lines, and Prometheus keeps them for weeks
-LABELS: Final = 32  # of a scope: as many as its chain may have
-COMPARED: Final = 2000  # scopes: to compare more of them would hold up calls for longer than 5 ms
+MAX_REPORTED_SCOPES: Final = 100  # scopes: with ten labels each they are two thousand lines, and Prometheus keeps them for weeks
+MAX_REPORTED_LABELS: Final = 32  # of a scope: as many as its chain may have
+MAX_COMPARED_SCOPES: Final = 2000  # scopes: to compare more of them would hold up calls for longer than 5 ms
 
-_MODES: Final = {Mode.NORMAL: 0, Mode.TIGHT: 1, Mode.EXCEEDED: 2}
+_MODE_VALUES: Final = {Mode.NORMAL: 0, Mode.TIGHT: 1, Mode.EXCEEDED: 2}
 
 
-class Quotas:
-    def __init__(self, standings: Callable[[], Iterable[BudgetState]]) -> None:
+class QuotaMetrics:
+    def __init__(self, iterate_budgets: Callable[[], Iterable[BudgetState]]) -> None:
         """`standings` are those of this moment's period."""
-        self._standings = standings
-        self._told: list[BudgetState] = []
+        self._iterate_budgets = iterate_budgets
+        self._reported: list[BudgetState] = []
 
-    def add_to(self, telemetry: MetricsRegistry) -> None:
+    def register_metrics(self, telemetry: MetricsRegistry) -> None:
         """In this order: the first one says which are told by the others."""
-        telemetry.add(metrics.SCOPES_UNTOLD, self._choose)
-        telemetry.add(metrics.QUOTA_USED_RATIO, lambda: self._of_each(lambda used: used.ratio))
-        telemetry.add(metrics.QUOTA_MODE, lambda: self._of_each(lambda used: _MODES[used.mode]))
-        telemetry.add(metrics.ACTIVE_LABEL_INFO, self._active)
+        telemetry.add(metrics.SCOPES_UNTOLD, self._select_reported)
+        telemetry.add(metrics.QUOTA_USED_RATIO, lambda: self._sample_each(lambda used: used.ratio))
+        telemetry.add(metrics.QUOTA_MODE, lambda: self._sample_each(lambda used: _MODE_VALUES[used.mode]))
+        telemetry.add(metrics.ACTIVE_LABEL_INFO, self._sample_active_labels)
 
-    def _choose(self) -> int:
-        self._told = nlargest(TOLD, islice(self._standings(), COMPARED), key=_nearest)
-        return sum(1 for _ in self._standings()) - len(self._told)
+    def _select_reported(self) -> int:
+        self._reported = nlargest(MAX_REPORTED_SCOPES, islice(self._iterate_budgets(), MAX_COMPARED_SCOPES), key=_find_highest_ratio)
+        return sum(1 for _ in self._iterate_budgets()) - len(self._reported)
 
-    def _of_each(self, read: Callable[[QuotaUsage], float]) -> Samples:
+    def _sample_each(self, read: Callable[[QuotaUsage], float]) -> Samples:
         return [
-            ({**_named(each), "label": used.label}, read(used))
-            for each in self._told
-            for used in islice(each.quota_usages, LABELS)
+            ({**_build_scope_labels(each), "label": used.label}, read(used))
+            for each in self._reported
+            for used in islice(each.quota_usages, MAX_REPORTED_LABELS)
         ]
 
-    def _active(self) -> Samples:
-        chains = [(each, each.settings.ordering) for each in self._told if each.settings.ordering]
-        return [({**_named(each), "label": chain[each.active_index]}, 1) for each, chain in chains]
+    def _sample_active_labels(self) -> Samples:
+        chains = [(each, each.settings.ordering) for each in self._reported if each.settings.ordering]
+        return [({**_build_scope_labels(each), "label": chain[each.active_index]}, 1) for each, chain in chains]
 
 
-def _nearest(standing: BudgetState) -> float:
-    return max((used.ratio for used in standing.quota_usages), default=0.0)
+def _find_highest_ratio(budget: BudgetState) -> float:
+    return max((used.ratio for used in budget.quota_usages), default=0.0)
 
 
-def _named(standing: BudgetState) -> dict[str, str]:
+def _build_scope_labels(budget: BudgetState) -> dict[str, str]:
     """Of a whole org the app is empty, which Prometheus takes for a label that is not there."""
-    return {"org": standing.scope.org, "app": standing.scope.app or ""}
+    return {"org": budget.scope.org, "app": budget.scope.app or ""}

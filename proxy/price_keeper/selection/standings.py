@@ -27,7 +27,7 @@ from price_keeper.selection.overrides import Override
 from price_keeper.selection.own_labels import AppLabelCache
 from price_keeper.selection.payer import CallerDay, find_budget_scope
 from price_keeper.selection.plan import EffectiveSettings
-from price_keeper.selection.quotas import Quotas
+from price_keeper.selection.quotas import QuotaMetrics
 from price_keeper.selection.spent import NEVER, SpendTracker
 from price_keeper.selection.standing import DecisionCounters, BudgetState
 from price_keeper.selection.unknown_orgs import UnknownOrgs
@@ -94,7 +94,7 @@ class BudgetRegistry:
         telemetry.add(metrics.SERVED_BY_ANOTHER_LABEL, lambda: self.decision_counters.served_elsewhere)
         telemetry.add(metrics.QUOTA_REFUSALS, lambda: self.decision_counters.refusals)
         telemetry.add(metrics.ACTIVE_LABEL_FLIPS, lambda: self.decision_counters.active_label_changes)
-        Quotas(self._iterate_current).add_to(telemetry)
+        QuotaMetrics(self._iterate_current).register_metrics(telemetry)
         self.refresher.register_metrics(telemetry)
         self.unknown_orgs.add_to(telemetry)
 
