@@ -61,7 +61,7 @@ async def test_unregistered_org_is_refused_by_default_with_what_to_do(
             await one.decide(who)
         assert (refused.value.status, refused.value.error_type) == (403, "AccessDeniedException")
         assert f"`price-keeper org put {who.org} FILE`" in refused.value.message
-        await one.clock.advance(unknown_orgs.ASK_AGAIN_SECONDS)
+        await one.clock.advance(unknown_orgs.RECHECK_SECONDS)
     (line,) = warnings(caplog, who.org)
     assert "calls are refused (unknown_org: refuse)" in line
     assert served(one) == {"unregistered": 0, "store_away": 0}
@@ -74,9 +74,9 @@ async def test_org_that_is_registered_after_a_refusal_is_served_within_seconds(
     with pytest.raises(UnknownOrg):
         await one.decide(who)
     await budget(exact_store, who.org, QUOTAS)
-    await one.clock.advance(unknown_orgs.ASK_AGAIN_SECONDS)
+    await one.clock.advance(unknown_orgs.RECHECK_SECONDS)
     assert (await one.decide(who)).label == "premium"
-    assert unknown_orgs.ASK_AGAIN_SECONDS <= 5
+    assert unknown_orgs.RECHECK_SECONDS <= 5
 
 
 class Lagging:
@@ -108,18 +108,18 @@ async def test_flood_of_refused_calls_of_one_org_asks_the_store_once_in_a_while(
         with pytest.raises(UnknownOrg):
             await one.payer(Caller(who.org, f"app-{app}", "client"))
     assert one.store.asked == ["get_many", "get_many"]  # the second one consistently, before anybody is refused
-    await one.clock.advance(unknown_orgs.ASK_AGAIN_SECONDS)
+    await one.clock.advance(unknown_orgs.RECHECK_SECONDS)
     with pytest.raises(UnknownOrg):
         await one.payer(who)
     assert len(one.store.asked) == 4
 
 
 async def test_refused_orgs_are_remembered_in_bounded_memory(one: Sidecar, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unknown_orgs, "MOST_ORGS", 10)
+    monkeypatch.setattr(unknown_orgs, "MAX_ORGS", 10)
     for _ in range(50):
         with pytest.raises(UnknownOrg):
             await one.decide(caller())
-    assert len(one.standings.unknown_orgs._asked_at) == 10
+    assert len(one.standings.unknown_orgs._checked_at) == 10
     assert not one.standings._caller_days
     assert not one.standings._refresh_states
 
@@ -138,7 +138,7 @@ async def test_org_that_is_removed_from_the_store_is_refused_after_the_next_look
     with pytest.raises(UnknownOrg):
         await one.decide(who)
     await budget(exact_store, who.org, QUOTAS)
-    await one.clock.advance(unknown_orgs.ASK_AGAIN_SECONDS)
+    await one.clock.advance(unknown_orgs.RECHECK_SECONDS)
     assert (await one.decide(who)).label == "premium"
 
 
@@ -179,7 +179,7 @@ async def test_org_outside_the_snapshot_is_served_logged_and_counted_while_the_s
     assert "is not in the budget snapshot and the store is away" in line
     assert served(one) == {"unregistered": 0, "store_away": 1}
     one.store.is_away = False
-    await one.clock.advance(unknown_orgs.ASK_AGAIN_SECONDS)
+    await one.clock.advance(unknown_orgs.RECHECK_SECONDS)
     await one.decide(who)  # the last one before the store has answered
     await one.looked()
     with pytest.raises(UnknownOrg):

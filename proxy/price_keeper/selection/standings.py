@@ -96,7 +96,7 @@ class BudgetRegistry:
         telemetry.add(metrics.ACTIVE_LABEL_FLIPS, lambda: self.decision_counters.active_label_changes)
         QuotaMetrics(self._iterate_current).register_metrics(telemetry)
         self.refresher.register_metrics(telemetry)
-        self.unknown_orgs.add_to(telemetry)
+        self.unknown_orgs.register_metrics(telemetry)
 
     def _count_stale(self) -> int:
         return sum(budget.is_stale for budget in self._iterate_current())
@@ -174,7 +174,7 @@ class BudgetRegistry:
             self._add_offline(caller)
         if name not in self._caller_days:
             if self.unknown_orgs.is_refused(caller.org):
-                raise self.unknown_orgs.refusal(caller.org)
+                raise self.unknown_orgs.build_refusal(caller.org)
             raise Busy("what its budget is cannot be told while the store is away", retry_after=STORE_RETRY_SECONDS)
         return self._caller_days[name]
 
@@ -283,7 +283,7 @@ class BudgetRegistry:
             settings = snapshot_settings or self.refresher.reader.resolve_settings()
             self._add(caller, settings, is_read=False, is_registered=False)
             if snapshot_settings is None:
-                self.unknown_orgs.served_unread(caller.org)
+                self.unknown_orgs.note_served_offline(caller.org)
             else:
                 budget = self._caller_days[caller.org, caller.app][0].budget
                 budget.is_stale = True
@@ -325,7 +325,7 @@ class BudgetRegistry:
 
     def _may_serve_unregistered(self, org: str) -> bool:
         """Whether an org that is not in the store is served. If not, nobody pays for it any more."""
-        is_served = self.unknown_orgs.found(org)
+        is_served = self.unknown_orgs.note_unregistered(org)
         if not is_served:
             self._forget_org(org)
         return is_served

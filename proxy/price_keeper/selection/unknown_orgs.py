@@ -16,10 +16,10 @@ from price_keeper.model import Scope
 from price_keeper.selection.notes import BudgetSnapshot
 from price_keeper.telemetry import MetricsRegistry
 
-ASK_AGAIN_SECONDS: Final = 3.0
+RECHECK_SECONDS: Final = 3.0
 UNREGISTERED: Final = "unregistered"  # why an org was served without a budget
 STORE_AWAY: Final = "store_away"
-MOST_ORGS: Final = 10_000  # remembered; the one found longest ago makes room
+MAX_ORGS: Final = 10_000  # remembered; the one found longest ago makes room
 
 V = TypeVar("V")
 
@@ -27,23 +27,23 @@ _log = logging.getLogger("price_keeper.selection")
 
 
 class UnknownOrgs:
-    def __init__(self, policy: Literal["refuse", "meter"], clock: Clock, notes: BudgetSnapshot) -> None:
+    def __init__(self, policy: Literal["refuse", "meter"], clock: Clock, snapshot: BudgetSnapshot) -> None:
         self._refuses = policy == "refuse"
         self._clock = clock
-        self._notes = notes
-        self._asked_at: dict[str, float] = {}  # by the monotonic clock; each was logged when it was put here
-        self._unread: dict[str, None] = {}  # those that were served as nothing was known of them
+        self._snapshot = snapshot
+        self._checked_at: dict[str, float] = {}  # by the monotonic clock; each was logged when it was put here
+        self._served_offline: dict[str, None] = {}  # those that were served as nothing was known of them
         self._served = {UNREGISTERED: 0, STORE_AWAY: 0}
 
-    def add_to(self, telemetry: MetricsRegistry) -> None:
+    def register_metrics(self, telemetry: MetricsRegistry) -> None:
         telemetry.add(metrics.UNKNOWN_ORGS_SERVED, lambda: [({"why": why}, count) for why, count in self._served.items()])
 
-    def found(self, org: str) -> bool:
+    def note_unregistered(self, org: str) -> bool:
         """The store says that nobody has registered it. Whether its calls are served all the same."""
-        is_new = self._asked_at.pop(org, None) is None
-        _keep(self._asked_at, org, self._clock.monotonic())
-        self._unread.pop(org, None)
-        self._notes.record_settings(Scope(org), None)
+        is_new = self._checked_at.pop(org, None) is None
+        _remember(self._checked_at, org, self._clock.monotonic())
+        self._served_offline.pop(org, None)
+        self._snapshot.record_settings(Scope(org), None)
         if is_new:
             self._served[UNREGISTERED] += not self._refuses
             effect = "calls are refused" if self._refuses else "calls are served and metered without a budget"
@@ -58,13 +58,13 @@ class UnknownOrgs:
 
     def forget(self, org: str) -> None:
         """Somebody has registered it, or may have: the next call asks the store."""
-        self._asked_at.pop(org, None)
-        self._unread.pop(org, None)
+        self._checked_at.pop(org, None)
+        self._served_offline.pop(org, None)
 
-    def served_unread(self, org: str) -> None:
+    def note_served_offline(self, org: str) -> None:
         """The store cannot be asked and nothing was noted of the org, and `on_store_down: serve` lets it through."""
-        if org not in self._unread:
-            _keep(self._unread, org, None)
+        if org not in self._served_offline:
+            _remember(self._served_offline, org, None)
             self._served[STORE_AWAY] += 1
             _log.warning(
                 "org %s is not in the budget snapshot and the store is away; its calls are served without a budget "
@@ -74,22 +74,22 @@ class UnknownOrgs:
 
     def is_refused(self, org: str) -> bool:
         """By what the store said last, also where it cannot be asked now."""
-        return self._refuses and self._notes.find_settings(Scope(org)) == {}
+        return self._refuses and self._snapshot.find_settings(Scope(org)) == {}
 
     def check(self, org: str) -> None:
         """Raises UnknownOrg if the store said so a moment ago."""
-        asked = self._asked_at.get(org)
-        if self._refuses and asked is not None and self._clock.monotonic() < asked + ASK_AGAIN_SECONDS:
-            raise self.refusal(org)
+        checked_at = self._checked_at.get(org)
+        if self._refuses and checked_at is not None and self._clock.monotonic() < checked_at + RECHECK_SECONDS:
+            raise self.build_refusal(org)
 
-    def refusal(self, org: str) -> UnknownOrg:
+    def build_refusal(self, org: str) -> UnknownOrg:
         return UnknownOrg(
             f"nobody has registered the org {org}, so it has no budget: register it with "
             f"`price-keeper org put {org} FILE`, or set unknown_org: meter to serve it without one"
         )
 
 
-def _keep(orgs: dict[str, V], org: str, value: V) -> None:
-    if len(orgs) >= MOST_ORGS:
+def _remember(orgs: dict[str, V], org: str, value: V) -> None:
+    if len(orgs) >= MAX_ORGS:
         del orgs[next(iter(orgs))]
     orgs[org] = value
