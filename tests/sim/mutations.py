@@ -199,7 +199,7 @@ MISTAKES = {
     "no estimates at all": Mistake(leftovers, "_brought_to_its_end", _without_estimates, "journal", 10_007),
     "calls under way that no segment carries on": Mistake(Journal, "_following", _without_carried, "journal", 10_007),
     "a total without its condition": Mistake(aggregator, "_lowers_none", lambda _: _ANY, "soft", 20_067),
-    "sticky fallback without its condition": Mistake(sticky, "_is_further", lambda *_: _ANY, "sticky", 10_027),
+    "sticky fallback without its condition": Mistake(sticky, "_build_forward_condition", lambda *_: _ANY, "sticky", 10_027),
     "sticky fallback on what is only under way": Mistake(
         BudgetState, "find_next_active", _on_what_is_under_way, "sticky", 10_004
     ),

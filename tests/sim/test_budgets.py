@@ -307,7 +307,7 @@ class Fleet(RuleBasedStateMachine):
         override = override_of(item, now)
         # An override for a label that has left the chain says nothing, so what is sticky holds.
         is_override = override is not None and override.label in self.ordering
-        active = override.label if is_override else item.get(sticky.LABEL) if self.is_sticky else None
+        active = override.label if is_override else item.get(sticky.LABEL_ATTRIBUTE) if self.is_sticky else None
         index = self.ordering.index(active) if active in self.ordering else 0
         quotas = {name: usd * USD for name, usd in self.quotas.items()}
         may = policy.find_candidates(label, self.ordering, quotas, index)

@@ -238,8 +238,8 @@ class Truth:
             lower = [each for each in COUNTED if item.get(each, 0) < (was or {}).get(each, 0)]  # type: ignore[operator]
             self.check("totals only grow", not lower, key, lower)
             self.check("a total is no more than was spent", pico_of(cast(int, item[COST])) <= self.pico[name], key)
-        elif key.table == STICKY and item is not None and was is not None and sticky.LABEL in was:
-            places = [(cast(int, each[sticky.VERSION]), cast(int, each[sticky.INDEX])) for each in (was, item)]
+        elif key.table == STICKY and item is not None and was is not None and sticky.LABEL_ATTRIBUTE in was:
+            places = [(cast(int, each[sticky.VERSION_ATTRIBUTE]), cast(int, each[sticky.INDEX_ATTRIBUTE])) for each in (was, item)]
             self.check("the active label never goes back", places[0] <= places[1], key, *places)
         elif key.table == BUCKETS and item is not None and key.sk != "BUCKET#RATE":
             self._hard_rows[key] = item

@@ -235,8 +235,8 @@ class Line:
         """The active label never goes back, but by a new ordering, and moves on only when it is really spent."""
         before = self._store.items.get(update.key) or {}
         after = await self._store.update(update)
-        if update.key.table == STICKY and sticky.LABEL in before:
-            was, now = ((cast(int, item[sticky.VERSION]), cast(int, item[sticky.INDEX])) for item in (before, after))
+        if update.key.table == STICKY and sticky.LABEL_ATTRIBUTE in before:
+            was, now = ((cast(int, item[sticky.VERSION_ATTRIBUTE]), cast(int, item[sticky.INDEX_ATTRIBUTE])) for item in (before, after))
             if now <= was:
                 self._world.violations.append(f"the active label goes from {was} to {now}")
         if update.key.table == STICKY:

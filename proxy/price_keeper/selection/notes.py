@@ -32,7 +32,7 @@ MAX_RECORD_BYTES: Final = 64 * 2**10  # bytes of one
 
 _SETTINGS_KIND, _BUDGET_KIND = "settings", "standing"
 _SETTINGS_FIELDS = frozenset({*ORG_SETTINGS, "version", "settled", "settled_until_epoch"} - {"org_name"})
-_STICKY_FIELDS = frozenset({sticky.LABEL, "override_label", "override_until_epoch", "override_version"})
+_STICKY_FIELDS = frozenset({sticky.LABEL_ATTRIBUTE, "override_label", "override_until_epoch", "override_version"})
 _MALFORMED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, InvalidStoreRequest)
 
 RecordKey = tuple[str, str]  # what it is about, and of which scope

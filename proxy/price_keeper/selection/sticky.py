@@ -21,41 +21,41 @@ from price_keeper.stores.contract import (
     equals,
 )
 
-LABEL, INDEX, VERSION = "active_model_label", "active_model_index", "ordering_version"
-KEPT_SECONDS = 2 * 86_400  # after the end of the period, as in a zone further west it goes on
+LABEL_ATTRIBUTE, INDEX_ATTRIBUTE, VERSION_ATTRIBUTE = "active_model_label", "active_model_index", "ordering_version"
+ACTIVE_LABEL_RETENTION_SECONDS = 2 * 86_400  # after the end of the period, as in a zone further west it goes on
 
 
-def index_of(item: Item | None, plan: EffectiveSettings) -> int:
+def find_active_index(item: Item | None, settings: EffectiveSettings) -> int:
     """Where the active label stands in the ordering of today, which may have changed since it was written."""
-    label = None if item is None else item.get(LABEL)
-    return plan.ordering.index(label) if isinstance(label, str) and label in plan.ordering else 0
+    label = None if item is None else item.get(LABEL_ATTRIBUTE)
+    return settings.ordering.index(label) if isinstance(label, str) and label in settings.ordering else 0
 
 
-def is_newer(item: Item | None, plan: EffectiveSettings) -> bool:
+def has_newer_ordering(item: Item | None, settings: EffectiveSettings) -> bool:
     """Whether somebody knows of an ordering that we do not know of yet."""
-    version = None if item is None else item.get(VERSION)
-    return isinstance(version, int) and version > plan.version
+    version = None if item is None else item.get(VERSION_ATTRIBUTE)
+    return isinstance(version, int) and version > settings.version
 
 
-def moved_to(index: int, before: int, scope: Scope, span: PeriodSpan, plan: EffectiveSettings, now: float) -> Update:
+def build_move(index: int, index_before: int, scope: Scope, span: PeriodSpan, settings: EffectiveSettings, now: float) -> Update:
     """Of any number of instances that write it, those who know the newest ordering and are furthest in it win."""
     return Update(
         schema.sticky_state_key(scope, span.key),
         set={
-            LABEL: plan.ordering[index],
-            INDEX: index,
-            VERSION: plan.version,
+            LABEL_ATTRIBUTE: settings.ordering[index],
+            INDEX_ATTRIBUTE: index,
+            VERSION_ATTRIBUTE: settings.version,
             "reason": "QUOTA_EXCEEDED",
-            "previous_model_label": plan.ordering[before],
+            "previous_model_label": settings.ordering[index_before],
             "activated_at_epoch": int(now),
-            EXPIRY_ATTRIBUTE: span.end + KEPT_SECONDS,
+            EXPIRY_ATTRIBUTE: span.end + ACTIVE_LABEL_RETENTION_SECONDS,
         },
-        condition=_is_further(index, plan.version),
+        condition=_build_forward_condition(index, settings.version),
     )
 
 
-def _is_further(index: int, version: int) -> Condition:
-    written_by_hand = all_of(AttributeMissing(VERSION), below(INDEX, index))
+def _build_forward_condition(index: int, version: int) -> Condition:
+    has_no_version = all_of(AttributeMissing(VERSION_ATTRIBUTE), below(INDEX_ATTRIBUTE, index))
     return any_of(
-        AttributeMissing(LABEL), all_of(equals(VERSION, version), below(INDEX, index)), below(VERSION, version), written_by_hand
+        AttributeMissing(LABEL_ATTRIBUTE), all_of(equals(VERSION_ATTRIBUTE, version), below(INDEX_ATTRIBUTE, index)), below(VERSION_ATTRIBUTE, version), has_no_version
     )

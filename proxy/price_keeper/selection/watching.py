@@ -177,7 +177,7 @@ class BudgetRefresher:
         self._warn_of_problems(refresh, settings)
         self._apply_override(refresh, item)
         refresh.sticky_item = item
-        refresh.sticky_index = sticky.index_of(item, settings) if settings.is_sticky else 0
+        refresh.sticky_index = sticky.find_active_index(item, settings) if settings.is_sticky else 0
         active, override = refresh.sticky_index, refresh.override
         if override is not None and override.label in settings.ordering:
             active = settings.ordering.index(override.label)  # for as long as it is in force
@@ -209,11 +209,11 @@ class BudgetRefresher:
     async def _move_active_label(self, refresh: RefreshState, item: Item | None) -> None:
         """Whoever finds the active label spent says so for all; who comes too late follows."""
         budget, settings = refresh.budget, refresh.budget.settings
-        index_before = sticky.index_of(item, settings)
-        index = None if sticky.is_newer(item, settings) else budget.find_next_active(index_before)
+        index_before = sticky.find_active_index(item, settings)
+        index = None if sticky.has_newer_ordering(item, settings) else budget.find_next_active(index_before)
         if index is None:
             return
-        write = sticky.moved_to(index, index_before, budget.scope, budget.span, settings, self._clock.now())
+        write = sticky.build_move(index, index_before, budget.scope, budget.span, settings, self._clock.now())
         try:
             item = await self._store.update(write)
         except ConditionFailed as failure:

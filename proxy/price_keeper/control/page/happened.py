@@ -21,7 +21,7 @@ async def happened(store: Store, standing: BudgetState) -> list[dict[str, Any]]:
     keys = [schema.sticky_state_key(scope, period)]
     keys += [schema.alert_marker_key(scope, label, period, pct) for label, pct in thresholds]
     item, *markers = await store.get_many(keys)
-    moves = [_at(item, "activated_at_epoch", {"kind": "moved", **_move(item)})] if item and sticky.LABEL in item else []
+    moves = [_at(item, "activated_at_epoch", {"kind": "moved", **_move(item)})] if item and sticky.LABEL_ATTRIBUTE in item else []
     alerts = [
         _at(marker, "raised_at_epoch", {"kind": "threshold", "label": label, "threshold_pct": pct})
         for (label, pct), marker in zip(thresholds, markers, strict=True)
@@ -31,7 +31,7 @@ async def happened(store: Store, standing: BudgetState) -> list[dict[str, Any]]:
 
 
 def _move(item: Item) -> dict[str, Any]:
-    return {"label": str(item[sticky.LABEL]), "before": str(item.get("previous_model_label", ""))}
+    return {"label": str(item[sticky.LABEL_ATTRIBUTE]), "before": str(item.get("previous_model_label", ""))}
 
 
 def _at(item: Item, name: str, told: dict[str, Any]) -> dict[str, Any]:
