@@ -14,7 +14,7 @@ from price_keeper.calendar_days import Period, load_zone, find_span
 from price_keeper.errors import ConditionFailed, Refusal
 from price_keeper.model import Caller, Scope
 from price_keeper.selection import policy, sticky
-from price_keeper.selection.overrides import clear_override, override_of, set_override
+from price_keeper.selection.overrides import clear_override, parse_override, set_override
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Update, Value
 
@@ -304,7 +304,7 @@ class Fleet(RuleBasedStateMachine):
         scope, now = self._scope(app), self.clock.now()
         today = find_span(self.period, now, load_zone(self.zone))
         item = self.world.store.items.get(schema.sticky_state_key(scope, today.key)) or {}
-        override = override_of(item, now)
+        override = parse_override(item, now)
         # An override for a label that has left the chain says nothing, so what is sticky holds.
         is_override = override is not None and override.label in self.ordering
         active = override.label if is_override else item.get(sticky.LABEL_ATTRIBUTE) if self.is_sticky else None

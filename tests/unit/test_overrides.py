@@ -9,7 +9,7 @@ import pytest
 from price_keeper.calendar_days import Period, load_zone, find_span
 from price_keeper.errors import ConfigError
 from price_keeper.model import Scope
-from price_keeper.selection.overrides import Override, clear_override, override_of, set_override, version_of
+from price_keeper.selection.overrides import Override, clear_override, parse_override, set_override, parse_override_version
 from price_keeper.stores import schema
 from price_keeper.stores.contract import EXPIRY_ATTRIBUTE, Put, Store, Update
 
@@ -50,8 +50,8 @@ async def test_it_holds_until_the_period_ends_if_nothing_is_said() -> None:
         "override_version": 1,
         EXPIRY_ATTRIBUTE: DAY.end + 3600,
     }
-    assert override_of(store.items[KEY], DAY.end - 0.01) == override
-    assert override_of(store.items[KEY], DAY.end) is None
+    assert parse_override(store.items[KEY], DAY.end - 0.01) == override
+    assert parse_override(store.items[KEY], DAY.end) is None
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ async def test_its_version_grows_with_every_change() -> None:
     assert (await put(store, "premium")).version == 2
     assert await clear_override(cast(Store, store), SCOPE, DAY)
     assert not await clear_override(cast(Store, store), SCOPE, DAY)
-    assert (override_of(store.items[KEY], NOW), version_of(store.items[KEY])) == (None, 3)
+    assert (parse_override(store.items[KEY], NOW), parse_override_version(store.items[KEY])) == (None, 3)
     assert (await put(store)).version == 4
 
 
@@ -131,9 +131,9 @@ SPOILT = [
 async def test_what_was_spoilt_by_hand_is_none(change: dict[str, Any]) -> None:
     store = MemoryStore()
     await put(store)
-    assert override_of(store.items[KEY] | change, NOW) is None
-    assert override_of(None, NOW) is None
-    assert version_of({"override_version": "x"}) == 0
+    assert parse_override(store.items[KEY] | change, NOW) is None
+    assert parse_override(None, NOW) is None
+    assert parse_override_version({"override_version": "x"}) == 0
 
 
 async def test_changes_at_once_are_all_counted(exact_store: Store) -> None:
@@ -145,6 +145,6 @@ async def test_changes_at_once_are_all_counted(exact_store: Store) -> None:
     item = await exact_store.get(KEY, consistent=True)
     overrides = [each for each in done if isinstance(each, Override)]
     assert sorted(each.version for each in overrides) == list(range(1, 13))
-    assert override_of(item, NOW) == max(overrides, key=lambda each: each.version)
+    assert parse_override(item, NOW) == max(overrides, key=lambda each: each.version)
     assert item is not None
     assert item["active_model_index"] == 1

@@ -16,7 +16,7 @@ from price_keeper.commands.asking import readable
 from price_keeper.commands.settings_shown import Shown, epoch, local
 from price_keeper.commands.shared import NotAsked, print_json, say
 from price_keeper.errors import ConfigError, PriceKeeperError
-from price_keeper.selection.overrides import LONGEST_REASON, LONGEST_WHO
+from price_keeper.selection.overrides import MAX_REASON_LENGTH, MAX_WHO_LENGTH
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _WAIT = re.compile(r"\+([0-9]{1,6})([smhd])")
@@ -59,8 +59,8 @@ def put(chosen: Namespace) -> int:
     where = _where(chosen)
     until = None if chosen.until is None else _until(chosen.until, where.zone)
     who = _user() if chosen.who is None else chosen.who
-    _check_length("--reason", chosen.reason, LONGEST_REASON)
-    _check_length("--who", who, LONGEST_WHO)
+    _check_length("--reason", chosen.reason, MAX_REASON_LENGTH)
+    _check_length("--who", who, MAX_WHO_LENGTH)
     wanted = {"label": chosen.label, "reason": chosen.reason, "who": who}
     told = where.ask("PUT", "override", wanted if until is None else {**wanted, "until": _utc(until)})
     _tell(where, told, as_json=chosen.json)

@@ -15,17 +15,17 @@ from price_keeper.control.problems import ERRORS, Problem
 from price_keeper.model import Scope
 from price_keeper.reporting.settings_shown import Shown, utc
 from price_keeper.selection.overrides import (
-    LONGEST_REASON,
-    LONGEST_WHO,
+    MAX_REASON_LENGTH,
+    MAX_WHO_LENGTH,
     Override,
-    audited,
+    audit_override,
     clear_override,
     set_override,
 )
 
 LABEL = Text(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", 64, "a label")
 BODY = Fields(
-    {"label": LABEL, "reason": Words(LONGEST_REASON), "until": Moment(), "who": Words(LONGEST_WHO)},
+    {"label": LABEL, "reason": Words(MAX_REASON_LENGTH), "until": Moment(), "who": Words(MAX_WHO_LENGTH)},
     ("label", "reason"),
 )
 
@@ -43,14 +43,14 @@ async def put(parts: Parts, call: Call) -> Answer:
         given.get("who", call.principal.name),
         given.get("until"),
         ordering=shown.plan.ordering,
-        beside=audited(call.actor, "override.set", scope, parts.clock),
+        companions=audit_override(call.actor, "override.set", scope, parts.clock),
     )
     return Answer({**_of(scope, period), "override": override_told(override)})
 
 
 async def delete(parts: Parts, call: Call) -> Answer:
     scope, period, _ = await _where(parts, call)
-    beside = audited(call.actor, "override.clear", scope, parts.clock)
+    beside = audit_override(call.actor, "override.clear", scope, parts.clock)
     is_cleared = await clear_override(parts.store, scope, period, parts.clock, beside)
     return Answer({**_of(scope, period), "override": None, "is_cleared": is_cleared})
 

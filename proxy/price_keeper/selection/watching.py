@@ -21,7 +21,7 @@ from price_keeper.selection import sticky
 from price_keeper.selection.alertness import MIN_REFRESH_SECONDS
 from price_keeper.selection.looks import BudgetReader
 from price_keeper.selection.notes import BudgetSnapshot
-from price_keeper.selection.overrides import override_of
+from price_keeper.selection.overrides import parse_override
 from price_keeper.selection.own_labels import AppLabelCache
 from price_keeper.selection.plan import EffectiveSettings
 from price_keeper.selection.spent import NEVER
@@ -192,7 +192,7 @@ class BudgetRefresher:
             budget.apply_app_labels(self._app_labels.last_read(budget.scope))
 
     def _apply_override(self, refresh: RefreshState, item: Item | None) -> None:
-        override = override_of(item, self._clock.now())
+        override = parse_override(item, self._clock.now())
         if override != refresh.override:
             scope, period = refresh.budget.scope.key, refresh.budget.span.key
             label, who, why = ("none", "", "") if override is None else (override.label, override.who, override.reason)
