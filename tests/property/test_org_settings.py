@@ -13,7 +13,7 @@ from price_keeper.calendar_days import Period, load_zone, find_span
 from price_keeper.clock import SystemClock
 from price_keeper.config.keys import DefaultsConfig
 from price_keeper.selection.plan import DEFAULT_ALERT_THRESHOLDS, EffectiveSettings, resolve_settings, find_change_time
-from price_keeper.selection.settings import TURN_LEAD_SECONDS, SettingsRefused, put_org
+from price_keeper.selection.settings import CHANGE_LEAD_SECONDS, InvalidSettings, put_org
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Item, Put, Store
 
@@ -138,7 +138,7 @@ ZONES = [
 _TRIOS = st.builds(
     Trio, st.sampled_from(ZONES), st.sampled_from(["ORG", "APP"]), st.sampled_from(["day", "week", "month"])
 )
-_WAITS = st.sampled_from([0.0, 1.0, TURN_LEAD_SECONDS, 3600.0, 86_400.0]) | st.floats(0, 40 * 86_400)
+_WAITS = st.sampled_from([0.0, 1.0, CHANGE_LEAD_SECONDS, 3600.0, 86_400.0]) | st.floats(0, 40 * 86_400)
 _STARTS = st.integers(1_260_000_000, 1_890_000_000)  # 2009 to 2029
 
 
@@ -165,12 +165,12 @@ class Model:
     def put(self, wanted: Trio, now: float) -> bool:
         """Whether it is taken."""
         self.now_holds, self.waits = self.at(now), self.waits if now < self.turns else None
-        if self.waits is not None and now > self.turns - TURN_LEAD_SECONDS and wanted != self.waits:
+        if self.waits is not None and now > self.turns - CHANGE_LEAD_SECONDS and wanted != self.waits:
             return False
         if wanted == self.now_holds:
             self.waits = None
         else:
-            self.turns = self.turns if self.waits is not None else next_period(self.now_holds, now + TURN_LEAD_SECONDS)
+            self.turns = self.turns if self.waits is not None else next_period(self.now_holds, now + CHANGE_LEAD_SECONDS)
             self.waits = wanted
         return True
 
@@ -197,11 +197,11 @@ async def test_a_changed_zone_period_or_scope_turns_as_in_the_model(start: int, 
         try:
             await put_org(store, clock, ACME, body(wanted), LABELS, DEFAULTS)
             is_taken = True
-        except SettingsRefused:
+        except InvalidSettings:
             is_taken = False
         assert is_taken is model.put(wanted, now)
         after = memory.items[key]
-        for at in (now, now + TURN_LEAD_SECONDS, model.turns - 0.001, model.turns, model.turns + 1, now + 9e6):
+        for at in (now, now + CHANGE_LEAD_SECONDS, model.turns - 0.001, model.turns, model.turns + 1, now + 9e6):
             if at >= now:
                 assert trio_of(after, at) == model.at(at)
         _check_who_reads_late(before, after, now)
@@ -210,7 +210,7 @@ async def test_a_changed_zone_period_or_scope_turns_as_in_the_model(start: int, 
 
 def _check_who_reads_late(before: Item, after: Item, now: float) -> None:
     """Whoever reads the change only after a while has gone by the same settings until then."""
-    for at in (now, now + TURN_LEAD_SECONDS / 2, now + TURN_LEAD_SECONDS - 0.01):
+    for at in (now, now + CHANGE_LEAD_SECONDS / 2, now + CHANGE_LEAD_SECONDS - 0.01):
         assert trio_of(before, at) == trio_of(after, at)
 
 

@@ -11,11 +11,11 @@ from price_keeper.config.keys import DefaultsConfig
 from price_keeper.errors import CancellationReason, ReasonCode, TransactionFailed
 from price_keeper.selection.plan import resolve_settings
 from price_keeper.selection.settings import (
-    TURN_LEAD_SECONDS,
-    SettingsRefused,
-    Written,
-    checked_app,
-    checked_org,
+    CHANGE_LEAD_SECONDS,
+    InvalidSettings,
+    SettingsWrite,
+    validate_app,
+    validate_org,
     put_app,
     put_org,
 )
@@ -41,18 +41,18 @@ MIDNIGHT = NOON + 17 * 3600
 
 
 def org(body: Any, before: Item | None = None) -> dict[str, Any]:
-    return cast(dict[str, Any], checked_org(body, LABELS, before, DEFAULTS))
+    return cast(dict[str, Any], validate_org(body, LABELS, before, DEFAULTS))
 
 
 def refused(body: Any, before: Item | None = None) -> tuple[str, ...]:
-    with pytest.raises(SettingsRefused) as caught:
+    with pytest.raises(InvalidSettings) as caught:
         org(body, before)
     return caught.value.problems
 
 
 def app_refused(body: Any, above: dict[str, Any] = BODY) -> tuple[str, ...]:
-    with pytest.raises(SettingsRefused) as caught:
-        checked_app(body, LABELS, above)
+    with pytest.raises(InvalidSettings) as caught:
+        validate_app(body, LABELS, above)
     return caught.value.problems
 
 
@@ -73,7 +73,7 @@ def test_a_body_becomes_attributes() -> None:
         "refresh_interval_tight_secs": Decimal("0.5"),
         "alert_thresholds_pct": [50, 120],
     }
-    assert checked_app({"app_name": "Shop", "enforcement": None}, LABELS, BODY) == {"app_name": "Shop"}
+    assert validate_app({"app_name": "Shop", "enforcement": None}, LABELS, BODY) == {"app_name": "Shop"}
 
 
 def test_every_mistake_is_told_at_once() -> None:
@@ -167,19 +167,19 @@ def test_an_apps_quotas_are_those_of_the_ordering_it_comes_to() -> None:
         "quotas: each label of the ordering has one; missing: standard",
     )
     good = name | {"model_ordering": ["standard"], "quotas": {"standard": 1}}
-    assert checked_app(good, LABELS, BODY) == good
-    assert checked_app(name | {"model_ordering": ["economy"]}, LABELS, BODY)["model_ordering"] == ["economy"]
+    assert validate_app(good, LABELS, BODY) == good
+    assert validate_app(name | {"model_ordering": ["economy"]}, LABELS, BODY)["model_ordering"] == ["economy"]
     assert app_refused(name | {"model_ordering": ["standard"]}, {})[0].endswith("missing: standard")
 
 
 def test_an_apps_own_labels_have_quotas_where_it_has_a_budget_to_itself() -> None:
     good = {"app_name": "Shop", "model_ordering": ["premium", "fast"], "quotas": {"premium": 1, "fast": 2}}
-    assert checked_app(good, LABELS, BODY, ["fast"]) == good
+    assert validate_app(good, LABELS, BODY, ["fast"]) == good
     assert "there is no label" in app_refused(good)[0]
     for whose in (BODY, {}):  # APP is the default
-        assert checked_app(good, LABELS, whose, ["fast"]) == good
-    with pytest.raises(SettingsRefused) as caught:
-        checked_app(good, LABELS, BODY | {"quota_scope": "ORG"}, ["fast"])
+        assert validate_app(good, LABELS, whose, ["fast"]) == good
+    with pytest.raises(InvalidSettings) as caught:
+        validate_app(good, LABELS, BODY | {"quota_scope": "ORG"}, ["fast"])
     why = '"fast" is a label of the app\'s own, and all apps share one budget (quota_scope: ORG)'
     assert caught.value.problems == (f"model_ordering.1: {why}", f"quotas.fast: {why}")
 
@@ -225,12 +225,12 @@ class Put1:
         self.memory, self.clock = _Overtaken(), _Impatient(now)
         self.store = cast(Store, self.memory)
 
-    async def org(self, **changes: Any) -> Written:
+    async def org(self, **changes: Any) -> SettingsWrite:
         written = await put_org(self.store, self.clock, ACME, BODY | changes, LABELS, DEFAULTS)
         assert written.item == self.memory.items[schema.org_config_key(ACME)]
         return written
 
-    async def app(self, body: Any) -> Written:
+    async def app(self, body: Any) -> SettingsWrite:
         written = await put_app(self.store, self.clock, ACME, "shop", body, LABELS)
         assert written.item == self.memory.items[schema.app_config_key(ACME, "shop")]
         return written
@@ -245,7 +245,7 @@ async def test_an_org_is_made_and_listed_in_the_registry() -> None:
     written = await put.org()
     stamps = {"version": 1, "created_at_epoch": int(NOON), "updated_at_epoch": int(NOON)}
     assert written.item == org(BODY) | stamps
-    assert (written.is_new, written.turns_at) == (True, None)
+    assert (written.is_new, written.takes_effect_at) == (True, None)
     assert put.memory.items[schema.org_entry_key(ACME)] == {"org_name": "Acme"}
 
 
@@ -274,19 +274,19 @@ async def test_own_labels_are_those_that_stand_in_the_store() -> None:
     for item, count, app in ((good, 0, "shop"), (good, 1, "shopping"), (good | {"format": 1}, 1, "shop")):
         await put.store.put(Put(schema.inference_profile_key(ACME, app, "fast"), item))
         await put.store.update(Update(schema.app_config_key(ACME, "shop"), set={"profiles_made": count}))
-        with pytest.raises(SettingsRefused, match="there is no label"):
+        with pytest.raises(InvalidSettings, match="there is no label"):
             await put.app(body)
         await put.store.delete(Delete(schema.inference_profile_key(ACME, app, "fast")))
     await put.store.put(Put(schema.inference_profile_key(ACME, "shop", "fast"), good))
     written = await put.app(body)
     assert (written.item["model_ordering"], written.item["profiles_made"]) == (["fast"], 1)
-    with pytest.raises(SettingsRefused, match="there is no label"):
+    with pytest.raises(InvalidSettings, match="there is no label"):
         await put.org(model_ordering=["fast"], quotas={"fast": 1})
 
 
 async def test_an_app_is_of_an_org_that_is_there() -> None:
     put = Put1()
-    with pytest.raises(SettingsRefused, match="put it first"):
+    with pytest.raises(InvalidSettings, match="put it first"):
         await put.app({"app_name": "Shop"})
     await put.org()
     await put.store.put(Put(schema.app_config_key(ACME, "shop"), {"client_secret_hash": "$2b$12$y", "quotas": {}}))
@@ -305,7 +305,7 @@ async def test_a_changed_zone_waits_for_the_end_of_the_period() -> None:
     put = Put1()
     first = (await put.org()).item
     written = await put.org(timezone="Asia/Tokyo", quota_scope="ORG", period="month")
-    assert written.turns_at == MIDNIGHT
+    assert written.takes_effect_at == MIDNIGHT
     assert put.holds(written.item, MIDNIGHT - 0.01) == put.holds(first, 0) == ("America/New_York", "APP", "day")
     assert put.holds(written.item, MIDNIGHT) == ("Asia/Tokyo", "ORG", "month")
 
@@ -316,11 +316,11 @@ async def test_a_second_change_keeps_the_turn_and_changing_back_drops_it() -> No
     await put.org(timezone="Asia/Tokyo")
     await put.clock.advance(3600)
     second = await put.org(timezone="Europe/Paris", period="week")
-    assert second.turns_at == MIDNIGHT
+    assert second.takes_effect_at == MIDNIGHT
     assert put.holds(second.item, MIDNIGHT - 1)[0] == "America/New_York"
     assert put.holds(second.item, MIDNIGHT) == ("Europe/Paris", "APP", "week")
     back = await put.org()
-    assert back.turns_at is None
+    assert back.takes_effect_at is None
     assert {"settled", "settled_until_epoch"}.isdisjoint(back.item)
 
 
@@ -330,32 +330,32 @@ async def test_after_the_turn_a_change_waits_for_the_end_of_the_new_period() -> 
     await put.org(timezone="Asia/Tokyo")
     await put.clock.advance(MIDNIGHT - NOON)
     third = await put.org(timezone="UTC")
-    assert third.turns_at == MIDNIGHT + 10 * 3600  # of Tokyo, where it is two in the afternoon
+    assert third.takes_effect_at == MIDNIGHT + 10 * 3600  # of Tokyo, where it is two in the afternoon
     assert put.holds(third.item, MIDNIGHT)[0] == "Asia/Tokyo"
 
 
 async def test_a_change_that_comes_too_late_for_all_to_read_waits_for_the_period_after() -> None:
-    for early, expected in ((TURN_LEAD_SECONDS + 1, MIDNIGHT), (TURN_LEAD_SECONDS, MIDNIGHT + 86_400)):
+    for early, expected in ((CHANGE_LEAD_SECONDS + 1, MIDNIGHT), (CHANGE_LEAD_SECONDS, MIDNIGHT + 86_400)):
         put = Put1(MIDNIGHT - early)
         await put.org()
-        assert (await put.org(timezone="Asia/Tokyo")).turns_at == expected
+        assert (await put.org(timezone="Asia/Tokyo")).takes_effect_at == expected
 
 
 async def test_shortly_before_a_turn_it_cannot_be_changed_any_more() -> None:
     put = Put1()
     await put.org()
     await put.org(timezone="Asia/Tokyo")
-    await put.clock.advance(MIDNIGHT - NOON - TURN_LEAD_SECONDS)
+    await put.clock.advance(MIDNIGHT - NOON - CHANGE_LEAD_SECONDS)
     await put.org(timezone="Europe/Rome")  # there is just enough time for all to read it
     await put.org(timezone="Asia/Tokyo")
     await put.clock.advance(1)
     for change in ({}, {"timezone": "UTC"}):
-        with pytest.raises(SettingsRefused, match=r"^timezone: .* takes effect in 149 seconds; .* after it$"):
+        with pytest.raises(InvalidSettings, match=r"^timezone: .* takes effect in 149 seconds; .* after it$"):
             await put.org(**change)
-    with pytest.raises(SettingsRefused, match=r"^period: "):
+    with pytest.raises(InvalidSettings, match=r"^period: "):
         await put.org(timezone="Asia/Tokyo", period="week")
     written = await put.org(timezone="Asia/Tokyo", enforcement="shadow")
-    assert (written.turns_at, written.item["enforcement"]) == (MIDNIGHT, "shadow")
+    assert (written.takes_effect_at, written.item["enforcement"]) == (MIDNIGHT, "shadow")
 
 
 async def test_an_app_is_checked_again_when_its_org_was_changed_meanwhile() -> None:
@@ -366,7 +366,7 @@ async def test_an_app_is_checked_again_when_its_org_was_changed_meanwhile() -> N
         await put.org()  # whose ordering has one label more
 
     put.memory.before_next_transaction = overtake
-    with pytest.raises(SettingsRefused, match="missing: economy"):
+    with pytest.raises(InvalidSettings, match="missing: economy"):
         await put.app({"app_name": "Shop", "quotas": {"premium": 1}})
     assert schema.app_config_key(ACME, "shop") not in put.memory.items
 

@@ -15,7 +15,7 @@ from price_keeper.config.reader import find_origin
 from price_keeper.config.tree import MAX_CHARS, Branch, Leaf, Node, InvalidYaml, compose_tree
 from price_keeper.control.terms import LONGEST_NAME
 from price_keeper.errors import ConfigError
-from price_keeper.selection.settings import told
+from price_keeper.selection.settings import format_mistake
 
 
 class SettingsFile:
@@ -47,7 +47,7 @@ class SettingsFile:
         mistakes = [(_path(self._root, dotted), text) for dotted, text in details]
         # In the order of the lines; what is said of all of it, such as how many more there are, comes last.
         mistakes.sort(key=lambda mistake: (not mistake[0], find_origin(self._root, mistake[0]).rank))
-        return [f"{find_origin(self._root, path)}: {told(path, text)}" for path, text in mistakes]
+        return [f"{find_origin(self._root, path)}: {format_mistake(path, text)}" for path, text in mistakes]
 
     def _composed(self, text: str) -> Node:
         try:

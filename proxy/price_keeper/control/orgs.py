@@ -17,10 +17,10 @@ from price_keeper.reporting.settings_shown import Shown
 from price_keeper.selection.settings import (
     APP_SETTINGS,
     ORG_SETTINGS,
-    Beside,
-    Change,
-    Written,
-    audited,
+    SettingsCompanions,
+    SettingsChange,
+    SettingsWrite,
+    audit_settings,
     put_app,
     put_org,
 )
@@ -69,7 +69,7 @@ async def get_app(parts: Parts, call: Call) -> Answer:
 async def put_an_org(parts: Parts, call: Call) -> Answer:
     org = call.path["org"]
 
-    def record(change: Change) -> Mapping[str, Any] | None:
+    def record(change: SettingsChange) -> Mapping[str, Any] | None:
         return None if change.before is None else shown_org(parts, org, change.before).record()
 
     beside = _told(parts, call, "org.put", Scope(org), record)
@@ -83,7 +83,7 @@ async def put_an_app(parts: Parts, call: Call) -> Answer:
     org, app = call.path["org"], call.path["app"]
     above = await found_org(parts, org)
 
-    def record(change: Change) -> Mapping[str, Any] | None:
+    def record(change: SettingsChange) -> Mapping[str, Any] | None:
         if change.before is None:
             return None
         return shown_app(shown_org(parts, org, change.org or {}), app, change.before).record()
@@ -93,11 +93,11 @@ async def put_an_app(parts: Parts, call: Call) -> Answer:
     return await _written(parts, call, Scope(org, app), written, shown_app(above, app, written.item))
 
 
-def _told(parts: Parts, call: Call, action: str, scope: Scope, record: Callable[[Change], Any]) -> Beside:
+def _told(parts: Parts, call: Call, action: str, scope: Scope, record: Callable[[SettingsChange], Any]) -> SettingsCompanions:
     """The audit's record, once it is certain that the caller knows what he changes."""
-    told = audited(call.actor, action, scope, parts.clock)
+    told = audit_settings(call.actor, action, scope, parts.clock)
 
-    def beside(change: Change) -> Sequence[Write]:
+    def beside(change: SettingsChange) -> Sequence[Write]:
         before = record(change)
         if not _is_the_same_again(call, scope, change):
             call.demand_match(None if before is None else tag_of(before))
@@ -106,7 +106,7 @@ def _told(parts: Parts, call: Call, action: str, scope: Scope, record: Callable[
     return beside
 
 
-def _is_the_same_again(call: Call, scope: Scope, change: Change) -> bool:
+def _is_the_same_again(call: Call, scope: Scope, change: SettingsChange) -> bool:
     """Whether a put that must make something was cut off before it made credentials, and now comes once more.
 
     Whoever makes something else at the same time is told that it is there.
@@ -117,7 +117,7 @@ def _is_the_same_again(call: Call, scope: Scope, change: Change) -> bool:
     return is_same and not is_made and "If-Match" not in call.headers
 
 
-async def _written(parts: Parts, call: Call, scope: Scope, written: Written, shown: Shown) -> Answer:
+async def _written(parts: Parts, call: Call, scope: Scope, written: SettingsWrite, shown: Shown) -> Answer:
     """The credentials come after the settings, and whoever was cut off between the two gets them by another put."""
     record = shown.record()
     issued = await made_credentials(parts, call, scope)

@@ -11,7 +11,7 @@ from typing import Any
 from price_keeper.control.terms import LONGEST_NAME
 from price_keeper.errors import ConfigError, PriceKeeperError, Refusal, InvalidStoreRequest, StoreError
 from price_keeper.logs import build_request_extra
-from price_keeper.selection.settings import SettingsRefused
+from price_keeper.selection.settings import InvalidSettings
 
 STORE_SECONDS = 5  # after which the store may be back
 MOST_MISTAKES = 20  # told at once: whoever made more has not written this for us
@@ -94,7 +94,7 @@ def problem_of(failure: Exception, request_id: str) -> Problem:
     match failure:
         case Problem():
             return failure
-        case SettingsRefused():
+        case InvalidSettings():
             details = [(".".join(part[:LONGEST_NAME] for part in path), told) for path, told in failure.mistakes]
             return invalid("the settings cannot be used", *details)
         case ConfigError():

@@ -11,7 +11,7 @@ from price_keeper.control.fields import or_null
 from price_keeper.control.page import signing_in
 from price_keeper.limits.settings import MODES, MAX_RATE, MAX_BURST_SECS, RATES
 from price_keeper.recording.entries import Counts
-from price_keeper.selection.settings import APP_SETTINGS, LONGEST_NAME, MOST_LABELS, ORG_SETTINGS
+from price_keeper.selection.settings import APP_SETTINGS, MAX_NAME_LENGTH, MAX_ORDERING_LABELS, ORG_SETTINGS
 
 Schema = Mapping[str, Any]
 
@@ -42,14 +42,14 @@ def _object(properties: Mapping[str, Schema], *optional: str, **more: Any) -> Sc
     return {"type": "object", "properties": dict(properties), "required": required, **more}
 
 
-_NAME: Schema = {"type": "string", "minLength": 1, "maxLength": LONGEST_NAME}
+_NAME: Schema = {"type": "string", "minLength": 1, "maxLength": MAX_NAME_LENGTH}
 _SETTING: Mapping[str, Schema] = {
     "org_name": _NAME,
     "app_name": _NAME,
     "timezone": {"type": "string", "description": "of the IANA zone database, as Europe/Berlin"},
     "quota_scope": {"type": "string", "enum": ["ORG", "APP"]},
     "period": {"type": "string", "enum": ["day", "week", "month"]},
-    "model_ordering": _list(_TEXT, minItems=1, maxItems=MOST_LABELS, description="labels, the dearest first"),
+    "model_ordering": _list(_TEXT, minItems=1, maxItems=MAX_ORDERING_LABELS, description="labels, the dearest first"),
     "quotas": {"type": "object", "additionalProperties": _WHOLE, "description": "micro-USD by label"},
     "sticky_fallback_enabled": _TRUTH,
     "tight_mode_threshold_pct": {"type": "integer", "minimum": 1, "maximum": 100},

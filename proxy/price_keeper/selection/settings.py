@@ -44,33 +44,33 @@ from price_keeper.stores.contract import (
     equals,
 )
 
-MOST_LABELS = 32  # in an ordering
-LONGEST_NAME = 128
-TURN_LEAD_SECONDS = 150.0  # before a turn, in which every sidecar reads that it will come
+MAX_ORDERING_LABELS = 32  # in an ordering
+MAX_NAME_LENGTH = 128
+CHANGE_LEAD_SECONDS = 150.0  # before a turn, in which every sidecar reads that it will come
 
-_Read = Callable[[Any], Value]
+_ValueReader = Callable[[Any], Value]
 
 
-class SettingsRefused(ConfigError):
+class InvalidSettings(ConfigError):
     """Nothing was written. `mistakes` say where in the body each one is."""
 
     def __init__(self, mistakes: Sequence[RuleViolation]) -> None:
         self.mistakes = tuple(mistakes)
-        super().__init__([told(*mistake) for mistake in mistakes])
+        super().__init__([format_mistake(*mistake) for mistake in mistakes])
 
 
-def told(path: tuple[str, ...], complaint: str) -> str:
+def format_mistake(path: tuple[str, ...], complaint: str) -> str:
     return escape_line(f"{'.'.join(part[: may_be.MAX_SHOWN_CHARACTERS] for part in path)}: {complaint}" if path else complaint)
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class SettingsWrite:
     item: Item  # as it stands in the store now
     is_new: bool
-    turns_at: float | None = None  # when a change of zone, period or quota_scope takes effect
+    takes_effect_at: float | None = None  # when a change of zone, period or quota_scope takes effect
 
 
-class Change(NamedTuple):
+class SettingsChange(NamedTuple):
     """Of one item, from what stood there to what will. `org` is what stands above an app."""
 
     before: Item | None
@@ -79,96 +79,96 @@ class Change(NamedTuple):
 
 
 # What is written together with a change, or not at all. It may raise what keeps the change from being made.
-Beside: TypeAlias = "Callable[[Change], Sequence[Write]]"
+SettingsCompanions: TypeAlias = "Callable[[SettingsChange], Sequence[Write]]"
 
 
-def _nothing(_: Change) -> Sequence[Write]:
+def _no_settings_companions(_: SettingsChange) -> Sequence[Write]:
     return ()
 
 
-def audited(actor: Actor, action: str, scope: Scope, clock: Clock) -> Beside:
+def audit_settings(actor: Actor, action: str, scope: Scope, clock: Clock) -> SettingsCompanions:
     """The record of the change: the settings before and after it, without the credentials on the same item."""
     names = ORG_SETTINGS if scope.app is None else APP_SETTINGS
 
-    def beside(change: Change) -> Sequence[Write]:
+    def build_companions(change: SettingsChange) -> Sequence[Write]:
         return [actor.build_record(action, scope, select_attributes(change.before, names), select_attributes(change.after, names), clock.now())]
 
-    return beside
+    return build_companions
 
 
 # What a body may say.
 
 
-def _name(value: Any) -> str:
+def _read_name(value: Any) -> str:
     is_text = isinstance(value, str) and value.isprintable() and value.strip() == value
-    if not is_text or not 0 < len(value) <= LONGEST_NAME:
-        raise ValueError(f"expected 1 to {LONGEST_NAME} printable characters, found {format_value(value)}")
+    if not is_text or not 0 < len(value) <= MAX_NAME_LENGTH:
+        raise ValueError(f"expected 1 to {MAX_NAME_LENGTH} printable characters, found {format_value(value)}")
     return str(value)
 
 
-def _thresholds(value: Any) -> Value:
+def _read_thresholds(value: Any) -> Value:
     return list(may_be.read_percents(value))
 
 
-_EITHERS: Mapping[str, _Read] = {
+_COMMON_READERS: Mapping[str, _ValueReader] = {
     "sticky_fallback_enabled": may_be.read_bool,
     "tight_mode_threshold_pct": may_be.make_percent_reader(100),
     "refresh_interval_normal_secs": may_be.read_seconds,
     "refresh_interval_tight_secs": may_be.read_seconds,
     "enforcement": may_be.make_choice_reader(may_be.ENFORCEMENTS),
-    "alert_thresholds_pct": _thresholds,
+    "alert_thresholds_pct": _read_thresholds,
 }
-_ORGS: Mapping[str, _Read] = {
-    "org_name": _name,
+_ORG_READERS: Mapping[str, _ValueReader] = {
+    "org_name": _read_name,
     "timezone": lambda value: may_be.read_zone(value).key,
     "quota_scope": may_be.make_choice_reader(QUOTA_SCOPES),
     "period": may_be.make_choice_reader(PERIODS),
     "agg_shard_count": may_be.read_shard_count,
     "limits": limits_checked,
-    **_EITHERS,
+    **_COMMON_READERS,
 }
-_APPS: Mapping[str, _Read] = {"app_name": _name, "limits": limits_checked, **_EITHERS}
-_BUDGET = ("model_ordering", "quotas")
-ORG_SETTINGS = ("org_name", "timezone", "quota_scope", "period", *_BUDGET, *_EITHERS, "limits", "agg_shard_count")
-APP_SETTINGS = ("app_name", *_BUDGET, *_EITHERS, "limits")
-_REQUIRED_OF_ORG = ("org_name", "timezone", "quota_scope", *_BUDGET)
-_TURNING = ("settled", "settled_until_epoch")
+_APP_READERS: Mapping[str, _ValueReader] = {"app_name": _read_name, "limits": limits_checked, **_COMMON_READERS}
+_BUDGET_SETTINGS = ("model_ordering", "quotas")
+ORG_SETTINGS = ("org_name", "timezone", "quota_scope", "period", *_BUDGET_SETTINGS, *_COMMON_READERS, "limits", "agg_shard_count")
+APP_SETTINGS = ("app_name", *_BUDGET_SETTINGS, *_COMMON_READERS, "limits")
+_REQUIRED_ORG_SETTINGS = ("org_name", "timezone", "quota_scope", *_BUDGET_SETTINGS)
+_PENDING_CHANGE = ("settled", "settled_until_epoch")
 
-_BAD: Final = object()  # stands for a value whose mistake has been told
+_INVALID: Final = object()  # stands for a value whose mistake has been told
 
 
-def checked_org(body: Any, labels: Sequence[str], before: Item | None, defaults: DefaultsConfig) -> dict[str, Value]:
+def validate_org(body: Any, labels: Sequence[str], before: Item | None, defaults: DefaultsConfig) -> dict[str, Value]:
     """The settings to be written, or SettingsRefused. `labels` are those of the configuration and pseudo-labels."""
-    checking = _Checking(labels)
-    found = checking.settings(body, _ORGS, ORG_SETTINGS, _REQUIRED_OF_ORG)
-    checking.every_quota(found.get("model_ordering"), found.get("quotas"))
-    fixed = _shards(before, defaults)
-    if found.get("agg_shard_count", fixed) not in (fixed, _BAD) and before is not None:
-        checking.add("agg_shard_count", f"fixed at {fixed} when the org was made")
-    checking.done()
-    return {"period": "day", "agg_shard_count": fixed, **found}
+    validator = _Validator(labels)
+    found = validator.validate(body, _ORG_READERS, ORG_SETTINGS, _REQUIRED_ORG_SETTINGS)
+    validator.check_quotas_complete(found.get("model_ordering"), found.get("quotas"))
+    shard_count = _find_shard_count(before, defaults)
+    if found.get("agg_shard_count", shard_count) not in (shard_count, _INVALID) and before is not None:
+        validator.add_mistake("agg_shard_count", f"fixed at {shard_count} when the org was made")
+    validator.raise_mistakes()
+    return {"period": "day", "agg_shard_count": shard_count, **found}
 
 
-def checked_app(body: Any, labels: Sequence[str], org: Item, own: Sequence[str] = ()) -> dict[str, Value]:
+def validate_app(body: Any, labels: Sequence[str], org: Item, app_labels: Sequence[str] = ()) -> dict[str, Value]:
     """`own` are the labels of the app's own, which have quotas where each app has a budget to itself."""
     is_shared = org.get("quota_scope") == "ORG"
-    checking = _Checking(labels if is_shared else (*labels, *own), own if is_shared else ())
-    found = checking.settings(body, _APPS, APP_SETTINGS, ("app_name",))
-    if not found.keys().isdisjoint(_BUDGET):
-        ordering, quotas = (found.get(name, org.get(name)) for name in _BUDGET)
+    validator = _Validator(labels if is_shared else (*labels, *app_labels), app_labels if is_shared else ())
+    found = validator.validate(body, _APP_READERS, APP_SETTINGS, ("app_name",))
+    if not found.keys().isdisjoint(_BUDGET_SETTINGS):
+        ordering, quotas = (found.get(name, org.get(name)) for name in _BUDGET_SETTINGS)
         whose = "" if "model_ordering" in found else ", which is the org's,"
-        checking.every_quota(ordering, {} if quotas is None else quotas, whose)
-    checking.done()
+        validator.check_quotas_complete(ordering, {} if quotas is None else quotas, whose)
+    validator.raise_mistakes()
     return found
 
 
-def _shards(before: Item | None, defaults: DefaultsConfig) -> int:
+def _find_shard_count(before: Item | None, defaults: DefaultsConfig) -> int:
     if before is None:
         return defaults.agg_shard_count
     return may_be.SettingsItem(before, "", []).read("agg_shard_count", may_be.read_shard_count) or defaults.agg_shard_count
 
 
-class _Checking:
+class _Validator:
     """Goes over a body and gathers every mistake."""
 
     def __init__(self, labels: Sequence[str], without_quotas: Sequence[str] = ()) -> None:
@@ -176,82 +176,82 @@ class _Checking:
         self._without_quotas = without_quotas
         self._mistakes: list[RuleViolation] = []
 
-    def add(self, name: str, complaint: str, *below: str) -> Any:
+    def add_mistake(self, name: str, complaint: str, *below: str) -> Any:
         self._mistakes.append(((name, *below), complaint))
-        return _BAD
+        return _INVALID
 
-    def done(self) -> None:
+    def raise_mistakes(self) -> None:
         if self._mistakes:
-            raise SettingsRefused(self._mistakes)
+            raise InvalidSettings(self._mistakes)
 
-    def settings(
-        self, body: Any, reads: Mapping[str, _Read], allowed: Sequence[str], required: Sequence[str]
+    def validate(
+        self, body: Any, reads: Mapping[str, _ValueReader], allowed: Sequence[str], required: Sequence[str]
     ) -> dict[str, Any]:
         """What was given and not left empty; _BAD in the place of what cannot be taken."""
         if not isinstance(body, Mapping):
-            raise SettingsRefused([((), f"expected a mapping of settings, found {format_value(body)}")])
+            raise InvalidSettings([((), f"expected a mapping of settings, found {format_value(body)}")])
         given = {str(name): value for name, value in body.items() if value is not None}
         for name in (name for name in given if name not in allowed):
             hint = did_you_mean(name, allowed) or f"allowed are {join_names(allowed)}"
-            self.add(name, f"unknown setting; {hint}")
+            self.add_mistake(name, f"unknown setting; {hint}")
         for name in required:
             if name not in given:
-                self.add(name, "required, but missing")
-        own = {"model_ordering": self._ordering, "quotas": self._quotas}
+                self.add_mistake(name, "required, but missing")
+        validators = {"model_ordering": self._validate_ordering, "quotas": self._validate_quotas}
         return {
-            name: own[name](given[name]) if name in own else self._leaf(name, reads[name], given[name])
+            name: validators[name](given[name]) if name in validators else self._validate_value(name, reads[name], given[name])
             for name in allowed
             if name in given
-        } | self._tight_is_no_slower(given)
+        } | self._check_tight_interval(given)
 
-    def every_quota(self, ordering: Any, quotas: Any, whose: str = "") -> None:
+    def check_quotas_complete(self, ordering: Any, quotas: Any, whose: str = "") -> None:
         if isinstance(ordering, list) and isinstance(quotas, Mapping):
-            lacking = [label for label in ordering if label not in quotas]
-            if lacking:
-                self.add("quotas", f"each label of the ordering{whose} has one; missing: {join_names(lacking)}")
+            missing = [label for label in ordering if label not in quotas]
+            if missing:
+                self.add_mistake("quotas", f"each label of the ordering{whose} has one; missing: {join_names(missing)}")
 
-    def _leaf(self, name: str, read: _Read, value: Any) -> Any:
+    def _validate_value(self, name: str, read: _ValueReader, value: Any) -> Any:
         try:
             is_decimal = isinstance(value, float) and math.isfinite(value)  # as JSON has it; a store keeps no float
             return read(Decimal(repr(value)) if is_decimal else value)
         except ValueError as failure:
-            return self.add(name, str(failure))
+            return self.add_mistake(name, str(failure))
 
-    def _tight_is_no_slower(self, given: Mapping[str, Any]) -> dict[str, Any]:
+    def _check_tight_interval(self, given: Mapping[str, Any]) -> dict[str, Any]:
         normal, tight = (given.get(f"refresh_interval_{name}_secs") for name in ("normal", "tight"))
         numbers = (int, float, Decimal)
         if isinstance(normal, numbers) and isinstance(tight, numbers) and tight > normal:
             complaint = f"more than refresh_interval_normal_secs, which is {normal}"
-            return {"refresh_interval_tight_secs": self.add("refresh_interval_tight_secs", complaint)}
+            return {"refresh_interval_tight_secs": self.add_mistake("refresh_interval_tight_secs", complaint)}
         return {}
 
-    def _ordering(self, value: Any) -> Any:
-        if not isinstance(value, list) or not 0 < len(value) <= MOST_LABELS:
+    def _validate_ordering(self, value: Any) -> Any:
+        if not isinstance(value, list) or not 0 < len(value) <= MAX_ORDERING_LABELS:
             found = f"{len(value)} of them" if isinstance(value, list) else format_value(value)
-            return self.add("model_ordering", f"expected a list of 1 to {MOST_LABELS} labels, found {found}")
-        before = len(self._mistakes)
+            return self.add_mistake("model_ordering", f"expected a list of 1 to {MAX_ORDERING_LABELS} labels, found {found}")
+        mistakes_before = len(self._mistakes)
         for index, label in enumerate(value):
-            complaint = self._about(label)
+            complaint = self._find_label_complaint(label)
             if complaint is None and label in PSEUDO_LABELS:
                 complaint = f"no model, but what counts {PSEUDO_LABELS[label]}: give it a quota, and leave it out here"
             elif complaint is None and label in value[:index]:
                 complaint = f'"{label}" is there already'
             if complaint is not None:
-                self.add("model_ordering", complaint, str(index))
-        return value if len(self._mistakes) == before else _BAD
+                self.add_mistake("model_ordering", complaint, str(index))
+        return value if len(self._mistakes) == mistakes_before else _INVALID
 
-    def _quotas(self, value: Any) -> Any:
+    def _validate_quotas(self, value: Any) -> Any:
         if not isinstance(value, Mapping):
-            return self.add("quotas", f"expected a mapping of labels to micro-USD, found {format_value(value)}")
+            return self.add_mistake("quotas", f"expected a mapping of labels to micro-USD, found {format_value(value)}")
         for label, micros in value.items():
-            if (complaint := self._about(label)) is not None:
-                self.add("quotas", complaint, str(label))
+            if (complaint := self._find_label_complaint(label)) is not None:
+                self.add_mistake("quotas", complaint, str(label))
             elif not may_be.is_whole(micros, 0, MAX_QUOTA_MICROS):
                 complaint = f"expected whole micro-USD (a dollar is 1000000) from 0 to {MAX_QUOTA_MICROS}"
-                self.add("quotas", f"{complaint}, found {format_value(micros)}", str(label))
+                self.add_mistake("quotas", f"{complaint}, found {format_value(micros)}", str(label))
         return dict(value)
 
-    def _about(self, label: Any) -> str | None:
+    def _find_label_complaint(self, label: Any) -> str | None:
         if label in self._labels:
             return None
         if label in self._without_quotas:
@@ -271,59 +271,59 @@ async def put_org(
     body: Any,
     labels: Sequence[str],
     defaults: DefaultsConfig,
-    beside: Beside = _nothing,
-) -> Written:
+    companions: SettingsCompanions = _no_settings_companions,
+) -> SettingsWrite:
     """Raises SettingsRefused, or what a store may raise. Safe to do again when it is not known whether it was done."""
     key = schema.org_config_key(org)
 
-    async def once() -> Written:
+    async def attempt() -> SettingsWrite:
         before, now = await store.get(key, consistent=True), clock.now()
-        settings = checked_org(body, labels, before, defaults)
-        settings |= _turn(before, settings, defaults, now)
+        settings = validate_org(body, labels, before, defaults)
+        settings |= _build_pending_change(before, settings, defaults, now)
         entry = Update(schema.org_entry_key(org), set={"org_name": settings["org_name"]})
-        update, item = _update(key, before, settings, (*ORG_SETTINGS, *_TURNING), now)
-        await transact_with_retry(store, clock, [update, entry, *beside(Change(before, item))])
-        return Written(item, before is None, find_change_time(item, now))
+        update, item = _build_update(key, before, settings, (*ORG_SETTINGS, *_PENDING_CHANGE), now)
+        await transact_with_retry(store, clock, [update, entry, *companions(SettingsChange(before, item))])
+        return SettingsWrite(item, before is None, find_change_time(item, now))
 
-    return await retry_on_conflict(clock, once)
+    return await retry_on_conflict(clock, attempt)
 
 
 async def put_app(
-    store: Store, clock: Clock, org: str, app: str, body: Any, labels: Sequence[str], beside: Beside = _nothing
-) -> Written:
+    store: Store, clock: Clock, org: str, app: str, body: Any, labels: Sequence[str], companions: SettingsCompanions = _no_settings_companions
+) -> SettingsWrite:
     """As put_org. The org's settings, against which the app's are checked, stay as they are until these are written."""
     org_key, key = schema.org_config_key(org), schema.app_config_key(org, app)
 
-    async def once() -> Written:
+    async def attempt() -> SettingsWrite:
         above, before = await store.get_many([org_key, key], consistent=True)
         if above is None:
-            raise SettingsRefused([((), f"there is no org {org}: put it first")])
-        own = await read_label_names(store, Scope(org, app), before)
-        settings = checked_app(body, labels, above, own)
-        update, item = _update(key, before, settings, APP_SETTINGS, clock.now())
+            raise InvalidSettings([((), f"there is no org {org}: put it first")])
+        app_labels = await read_label_names(store, Scope(org, app), before)
+        settings = validate_app(body, labels, above, app_labels)
+        update, item = _build_update(key, before, settings, APP_SETTINGS, clock.now())
         await transact_with_retry(
-            store, clock, [update, ConditionCheck(org_key, _unchanged(above)), *beside(Change(before, item, above))]
+            store, clock, [update, ConditionCheck(org_key, _build_unchanged(above)), *companions(SettingsChange(before, item, above))]
         )
-        return Written(item, before is None)
+        return SettingsWrite(item, before is None)
 
-    return await retry_on_conflict(clock, once)
+    return await retry_on_conflict(clock, attempt)
 
 
-def _update(
+def _build_update(
     key: Key, before: Item | None, settings: Mapping[str, Value], owned: Sequence[str], now: float
 ) -> tuple[Update, Item]:
     """The write, and the item as it stands after it."""
     version = (before or {}).get("version")
-    kept = version if may_be.is_whole(version, 0, 10**15) and isinstance(version, int) else 0
-    stamps: dict[str, Value] = {"version": kept + 1, "updated_at_epoch": int(now)}
+    last_version = version if may_be.is_whole(version, 0, 10**15) and isinstance(version, int) else 0
+    stamps: dict[str, Value] = {"version": last_version + 1, "updated_at_epoch": int(now)}
     created: dict[str, Value] = {"created_at_epoch": int(now)}
-    gone = tuple(name for name in owned if name not in settings)
-    update = Update(key, set={**settings, **stamps}, set_if_missing=created, remove=gone, condition=_unchanged(before))
-    left = {name: value for name, value in (before or {}).items() if name not in gone}
-    return update, {**created, **left, **settings, **stamps}
+    removed = tuple(name for name in owned if name not in settings)
+    update = Update(key, set={**settings, **stamps}, set_if_missing=created, remove=removed, condition=_build_unchanged(before))
+    remaining = {name: value for name, value in (before or {}).items() if name not in removed}
+    return update, {**created, **remaining, **settings, **stamps}
 
 
-def _unchanged(before: Item | None) -> Condition:
+def _build_unchanged(before: Item | None) -> Condition:
     if before is None:
         return ItemMissing()
     version = before.get("version")
@@ -331,31 +331,31 @@ def _unchanged(before: Item | None) -> Condition:
     return AttributeMissing("version") if version is None else equals("version", version)  # type: ignore[arg-type]
 
 
-def _turn(before: Item | None, settings: Mapping[str, Value], defaults: DefaultsConfig, now: float) -> dict[str, Value]:
+def _build_pending_change(before: Item | None, settings: Mapping[str, Value], defaults: DefaultsConfig, now: float) -> dict[str, Value]:
     """What holds until the next period begins, where that is not what is wanted."""
     if before is None:
         return {}
-    holds = resolve_settings(before, None, defaults, (), now)
+    current = resolve_settings(before, None, defaults, (), now)
     settled: dict[str, Value] = {
-        "timezone": holds.zone.key,
-        "quota_scope": holds.quota_scope,
-        "period": holds.period.value,
+        "timezone": current.zone.key,
+        "quota_scope": current.quota_scope,
+        "period": current.period.value,
     }
-    waiting = find_change_time(before, now)
-    _refuse_if_too_late(before, settings, settled, waiting, now)
+    pending_at = find_change_time(before, now)
+    _check_pending_change(before, settings, settled, pending_at, now)
     if all(settings[name] == value for name, value in settled.items()):
         return {}
-    until = waiting if waiting is not None else find_span(holds.period, now + TURN_LEAD_SECONDS, holds.zone).end
+    until = pending_at if pending_at is not None else find_span(current.period, now + CHANGE_LEAD_SECONDS, current.zone).end
     return {"settled": settled, "settled_until_epoch": int(until)}
 
 
-def _refuse_if_too_late(
-    before: Item, settings: Mapping[str, Value], settled: Mapping[str, Value], waiting: float | None, now: float
+def _check_pending_change(
+    before: Item, settings: Mapping[str, Value], settled: Mapping[str, Value], pending_at: float | None, now: float
 ) -> None:
     """Some sidecars might read another change only after the turn, and for a whole period go by the one before it."""
-    if waiting is None or now + TURN_LEAD_SECONDS <= waiting:
+    if pending_at is None or now + CHANGE_LEAD_SECONDS <= pending_at:
         return
     changed = [name for name in settled if settings[name] != before.get(name, settled[name])]
-    wait = f"the change made before takes effect in {waiting - now:.0f} seconds; change this again after it"
+    wait = f"the change made before takes effect in {pending_at - now:.0f} seconds; change this again after it"
     if changed:
-        raise SettingsRefused([((name,), wait) for name in changed])
+        raise InvalidSettings([((name,), wait) for name in changed])

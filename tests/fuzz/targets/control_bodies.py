@@ -17,7 +17,7 @@ from price_keeper.control.problems import Problem
 from price_keeper.control.requests import query_of
 from price_keeper.reporting import days
 from price_keeper.selection.plan import DEFAULT_ALERT_THRESHOLDS, resolve_settings
-from price_keeper.selection.settings import SettingsRefused, checked_app, checked_org
+from price_keeper.selection.settings import InvalidSettings, validate_app, validate_org
 from price_keeper.stores.expressions import item_from_wire, item_to_wire
 from price_keeper.stores.sqlite_codec import decode_item, encode_item
 from price_keeper.stores.values import check_attributes
@@ -76,11 +76,11 @@ def one(data: bytes) -> None:
 
 def _settings(value: Any) -> None:
     """Of an org, and of an app in it."""
-    org = _checked(lambda: checked_org(value, LABELS, None, DEFAULTS))
+    org = _checked(lambda: validate_org(value, LABELS, None, DEFAULTS))
     if org is not None:
         same(resolve_settings(org, None, DEFAULTS, DEFAULT_ALERT_THRESHOLDS, NOW).problems, (), f"what is passed over of {org}")
     above = org or GOOD
-    app = _checked(lambda: checked_app(value, LABELS, above))
+    app = _checked(lambda: validate_app(value, LABELS, above))
     if app is not None:
         same(resolve_settings(above, app, DEFAULTS, DEFAULT_ALERT_THRESHOLDS, NOW).problems, (), f"what is passed over of {app}")
 
@@ -89,7 +89,7 @@ def _checked(check: Callable[[], dict[str, Any]]) -> dict[str, Any] | None:
     """What is taken is kept by every store; what is not is refused with words."""
     try:
         settings = check()
-    except SettingsRefused as refused:
+    except InvalidSettings as refused:
         words = refused.problems
         holds(words and all(each.isprintable() for each in words), f"words that are none: {words}")
         return None
