@@ -37,7 +37,7 @@ from price_keeper.recording.composed import opened_recording
 from price_keeper.recording.entries import Intent, Receipt
 from price_keeper.recording.journal import Journal as RealJournal
 from price_keeper.recording.metering import Metering
-from price_keeper.selection.labels import Labels
+from price_keeper.selection.labels import LabelResolver
 from price_keeper.selection.serving import decision_told
 from price_keeper.selection.standings import BudgetRegistry
 from price_keeper.stores import schema
@@ -87,7 +87,7 @@ class Rig:
     metering: Metering
     unrecorded: Metering
     standings: BudgetRegistry
-    labels: Labels
+    labels: LabelResolver
 
 
 class Bench:
@@ -101,7 +101,7 @@ class Bench:
 
     def decided(self) -> None:
         """As the pipeline does it, to the headers of the answer and the account that pays."""
-        choice = self.rig.labels.configured(LABEL)
+        choice = self.rig.labels.resolve_configured(LABEL)
         payer = self.rig.standings.cached(CALLER)
         assert choice is not None
         assert payer is not None
@@ -170,7 +170,7 @@ async def rig_in(folder: Path) -> AsyncIterator[Rig]:
         tariffs = await dataplane.load_price_tables(config, store, clock, tasks)
         standings = BudgetRegistry(config, store, recording.recorder, clock, tasks)
         await standings.load(CALLER)
-        labels = Labels(config.labels, lets_others_through=False)
+        labels = LabelResolver(config.labels, allows_unlabelled=False)
         unrecorded = Metering(config, cast(RealJournal, NoJournal()), tariffs, clock)
         yield Rig(Metering(config, recording.recorder.journal, tariffs, clock), unrecorded, standings, labels)
         recording.recorder.journal.close()

@@ -17,7 +17,7 @@ from price_keeper.recording.entries import Account
 from price_keeper.recording.meter import Terms
 from price_keeper.recording.metering import Metering
 from price_keeper.selection.hard_budgets import Asking, Candidate, HardBudgets
-from price_keeper.selection.labels import Labels
+from price_keeper.selection.labels import LabelResolver
 from price_keeper.selection.payer import CallerDay
 from price_keeper.selection.serving import EXCEEDED, SPECIFIC, decision_told
 from price_keeper.selection.standing import Decision
@@ -83,7 +83,7 @@ class _Succeeded(Exception):
 class Choosing:
     def __init__(
         self,
-        labels: Labels,
+        labels: LabelResolver,
         standings: BudgetRegistry,
         metering: Metering,
         targets: Targets,
@@ -102,7 +102,7 @@ class Choosing:
         self.successor: Choosing | None = None  # once another configuration is taken on
 
     def configured(self, model: str) -> ResolvedLabel | None:
-        return self._labels.configured(model)
+        return self._labels.resolve_configured(model)
 
     def cached(self, caller: Caller, route: Route, request: Request, told: Told) -> Chosen | None:
         """As `chosen`, without waiting. None where that has to be asked: for what costs nothing, under a hard budget,
@@ -139,13 +139,13 @@ class Choosing:
 
     async def named(self, caller: Caller, asked: ParsedCall) -> ResolvedLabel:
         """What the caller asks for, by the labels in force when it is answered. Raises InvalidRequest and Busy."""
-        choice = self._labels.configured(asked.model) if asked.model else ResolvedLabel("", "", "")
+        choice = self._labels.resolve_configured(asked.model) if asked.model else ResolvedLabel("", "", "")
         if choice is not None:
             return choice
         own = await self._standings.app_labels.get(caller)
         if self.successor is not None:  # and a name may have gone from an app's own labels to those
             return await self.successor.named(caller, asked)
-        return self._labels.choose(asked.model, own)
+        return self._labels.resolve(asked.model, own)
 
     async def chosen(
         self, caller: Caller, asked: ParsedCall, request: Request, choice: ResolvedLabel, terms: Terms | None, told: Told
@@ -187,7 +187,7 @@ class Choosing:
         """What was asked for, unless it was decided otherwise."""
         if decision.label in (choice.label, terms.counted_as):
             return choice, terms
-        choice = self._labels.instead_of(choice, decision.label, payer.budget.app_labels)
+        choice = self._labels.substitute(choice, decision.label, payer.budget.app_labels)
         return choice, self.metering.terms(choice, asked.operation, request.method) or terms
 
     async def _held(

@@ -48,7 +48,7 @@ from price_keeper.recording.recorder import Recorder
 from price_keeper.selection.admitting import RateLimiter
 from price_keeper.selection.callers_limits import RateLimitCache
 from price_keeper.selection.hard_budgets import HardBudgets
-from price_keeper.selection.labels import Labels
+from price_keeper.selection.labels import LabelResolver
 from price_keeper.selection.notes import BudgetSnapshot
 from price_keeper.selection.standings import BudgetRegistry
 from price_keeper.stores.contract import Store
@@ -233,7 +233,7 @@ def build_label_selector(
     hard_budgets: HardBudgets,
     request_stats: RequestStats,
 ) -> Choosing:
-    labels = Labels(config.labels, lets_others_through=config.unlabelled == "meter")
+    labels = LabelResolver(config.labels, allows_unlabelled=config.unlabelled == "meter")
     return Choosing(labels, budgets, meters, _build_find_targets(config, bedrock), recorder.admit, hard_budgets, request_stats)
 
 

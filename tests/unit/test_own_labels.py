@@ -27,7 +27,7 @@ from price_keeper.recording.journal import Journal
 from price_keeper.recording.metering import Metering
 from price_keeper.recording.ulid import Ulids
 from price_keeper.selection import own_labels as limits
-from price_keeper.selection.labels import Labels
+from price_keeper.selection.labels import LabelResolver
 from price_keeper.selection.own_labels import AppLabelCache
 from price_keeper.selection.plan import resolve_settings
 from price_keeper.selection.standing import BudgetState
@@ -266,27 +266,27 @@ def own_of(**items: Item) -> Own:
 
 def test_an_arn_is_the_first_label_that_stands_for_it() -> None:
     configured = {"premium": replace(CONFIG.labels["premium"], model=ARN)}
-    assert Labels(configured, lets_others_through=False).choose(ARN, own_of(a=item())).label == "premium"
-    labels = Labels(CONFIG.labels, lets_others_through=False)
+    assert LabelResolver(configured, allows_unlabelled=False).resolve(ARN, own_of(a=item())).label == "premium"
+    labels = LabelResolver(CONFIG.labels, allows_unlabelled=False)
     for order in (("b", "a"), ("a", "b")):
-        found = labels.choose(ARN, own_of(**{name: item() for name in order}))
+        found = labels.resolve(ARN, own_of(**{name: item() for name in order}))
         assert (found.requested, found.label, found.model) == (ARN, "a", ARN)
 
 
 def test_where_nobody_can_tell_callers_are_to_ask_again() -> None:
-    labels = Labels(CONFIG.labels, lets_others_through=False)
-    assert labels.choose("premium", UNREAD).label == "premium"
+    labels = LabelResolver(CONFIG.labels, allows_unlabelled=False)
+    assert labels.resolve("premium", UNREAD).label == "premium"
     with pytest.raises(Busy) as refused:
-        labels.choose("fast", UNREAD)
+        labels.resolve("fast", UNREAD)
     assert refused.value.retry_after is not None
     with pytest.raises(InvalidRequest):
-        labels.choose("fast", NOTHING)
+        labels.resolve("fast", NOTHING)
 
 
 def test_models_without_a_label_are_let_through_behind_own_labels() -> None:
-    labels = Labels(CONFIG.labels, lets_others_through=True)
-    assert labels.choose(ARN, own_of(fast=item())).label == "fast"
-    assert labels.choose(ARN).label == labels.choose(ARN, UNREAD).label == ""
+    labels = LabelResolver(CONFIG.labels, allows_unlabelled=True)
+    assert labels.resolve(ARN, own_of(fast=item())).label == "fast"
+    assert labels.resolve(ARN).label == labels.resolve(ARN, UNREAD).label == ""
 
 
 # Two apps with one name.
