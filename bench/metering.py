@@ -38,7 +38,7 @@ from price_keeper.recording.entries import Intent, Receipt
 from price_keeper.recording.journal import Journal as RealJournal
 from price_keeper.recording.metering import Metering
 from price_keeper.selection.labels import LabelResolver
-from price_keeper.selection.serving import decision_told
+from price_keeper.selection.serving import build_decision_headers
 from price_keeper.selection.standings import BudgetRegistry
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Put, Value
@@ -105,7 +105,7 @@ class Bench:
         payer = self.rig.standings.cached(CALLER)
         assert choice is not None
         assert payer is not None
-        decision_told(payer.budget.decide(choice.label, False))
+        build_decision_headers(payer.budget.decide(choice.label, False))
         payer.get_charged_counters(choice.label)
 
     def metered(self) -> None:

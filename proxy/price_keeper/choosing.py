@@ -19,7 +19,7 @@ from price_keeper.recording.metering import Metering
 from price_keeper.selection.hard_budgets import Asking, Candidate, HardBudgets
 from price_keeper.selection.labels import LabelResolver
 from price_keeper.selection.payer import CallerDay
-from price_keeper.selection.serving import EXCEEDED, SPECIFIC, decision_told
+from price_keeper.selection.serving import EXCEEDED_HEADER, FORMAT_SPECIFIC_OPERATIONS, build_decision_headers
 from price_keeper.selection.standing import Decision
 from price_keeper.selection.standings import BudgetRegistry
 from price_keeper.surface.calls import ParsedCall, locate_model
@@ -126,7 +126,7 @@ class Choosing:
                 route.destinations[decision.label] = found
         choice, terms, targets, choice_told, lane = found
         told += choice_told
-        told += decision_told(decision)
+        told += build_decision_headers(decision)
         account = payer.get_charged_counters(terms.counted_as)
         return Chosen(self.metering, choice, asked, request.body, targets, lane, terms, account)
 
@@ -170,7 +170,7 @@ class Choosing:
             told += _refusal_told(choice, refusal)
             raise
         choice, terms, targets, choice_told, lane = self._destination(payer, asked, request, choice, terms, decision)
-        told += (*choice_told, *decision_told(decision))
+        told += (*choice_told, *build_decision_headers(decision))
         account = payer.get_charged_counters(terms.counted_as)
         return Chosen(self.metering, choice, asked, request.body, targets, lane, terms, account)
 
@@ -208,7 +208,7 @@ class Choosing:
         decision, (choice, terms, targets), worst, held = await self._hard.paid(
             payer.budget, asking, decide, candidate
         )
-        told += (*_choice_told(choice), *decision_told(decision))
+        told += (*_choice_told(choice), *build_decision_headers(decision))
         body = request.body
         hold = None if held is None else self._hard.hold_counter(held, payer.budget.settings.shards)
         account = payer.get_charged_counters(terms.counted_as, hold)
@@ -225,7 +225,7 @@ class Choosing:
 
 
 def _decided(payer: CallerDay, choice: ResolvedLabel, terms: Terms, asked: ParsedCall) -> Decision:
-    standing, is_specific = payer.budget, asked.operation in SPECIFIC
+    standing, is_specific = payer.budget, asked.operation in FORMAT_SPECIFIC_OPERATIONS
     if terms.counted_as != choice.label:
         return standing.decide_without_fallback(terms.counted_as)
     if type(choice) is OwnChoice:
@@ -237,11 +237,11 @@ def _decided_hard(payer: CallerDay, choice: ResolvedLabel, terms: Terms, asked: 
     standing = payer.budget
     if terms.counted_as != choice.label:
         return standing.decide_hard_without_fallback(terms.counted_as, dry)
-    return standing.decide_hard(choice.label, asked.operation in SPECIFIC, dry)
+    return standing.decide_hard(choice.label, asked.operation in FORMAT_SPECIFIC_OPERATIONS, dry)
 
 
 def _refusal_told(choice: ResolvedLabel, refusal: Refusal) -> Told:
-    return [*_choice_told(choice)[:1], *([EXCEEDED] if isinstance(refusal, QuotaExceeded) else [])]
+    return [*_choice_told(choice)[:1], *([EXCEEDED_HEADER] if isinstance(refusal, QuotaExceeded) else [])]
 
 
 def _choice_told(choice: ResolvedLabel) -> tuple[Header, ...]:

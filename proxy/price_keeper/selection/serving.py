@@ -10,27 +10,27 @@ from price_keeper.selection.policy import Mode
 from price_keeper.selection.standing import Decision
 
 # Bodies of these are in the format of the model that they are written for.
-SPECIFIC: Final = frozenset({Operation.INVOKE, Operation.INVOKE_STREAM, Operation.CHAT_COMPLETIONS})
+FORMAT_SPECIFIC_OPERATIONS: Final = frozenset({Operation.INVOKE, Operation.INVOKE_STREAM, Operation.CHAT_COMPLETIONS})
 
-_MODES: Final = {mode: (b"x-price-keeper-mode", mode.value.encode()) for mode in Mode}
-EXCEEDED: Final = _MODES[Mode.EXCEEDED]
-
-
-_QUOTA: Final = b"x-price-keeper-quota-pct"
-_told: dict[tuple[Mode, int | None], tuple[Header, ...]] = {}  # a hundred of each mode, as nearly all calls are told
-_MOST_TOLD: Final = 1000
+_MODE_HEADERS: Final = {mode: (b"x-price-keeper-mode", mode.value.encode()) for mode in Mode}
+EXCEEDED_HEADER: Final = _MODE_HEADERS[Mode.EXCEEDED]
 
 
-def decision_told(decision: Decision) -> tuple[Header, ...]:
-    _, mode, percent, instead = decision
-    found = _told.get((mode, percent)) or _made(mode, percent)
-    if instead is not None:
-        return (*found, (b"x-price-keeper-shadow-label", instead.encode() or b"none"))
-    return found
+_QUOTA_HEADER: Final = b"x-price-keeper-quota-pct"
+_decision_headers: dict[tuple[Mode, int | None], tuple[Header, ...]] = {}  # a hundred of each mode, as nearly all calls are told
+_MAX_DECISION_HEADERS: Final = 1000
 
 
-def _made(mode: Mode, percent: int | None) -> tuple[Header, ...]:
-    made: tuple[Header, ...] = (_MODES[mode],) if percent is None else (_MODES[mode], (_QUOTA, b"%d" % percent))
-    if len(_told) < _MOST_TOLD:
-        _told[mode, percent] = made
-    return made
+def build_decision_headers(decision: Decision) -> tuple[Header, ...]:
+    _, mode, percent, shadow_label = decision
+    headers = _decision_headers.get((mode, percent)) or _build_mode_headers(mode, percent)
+    if shadow_label is not None:
+        return (*headers, (b"x-price-keeper-shadow-label", shadow_label.encode() or b"none"))
+    return headers
+
+
+def _build_mode_headers(mode: Mode, percent: int | None) -> tuple[Header, ...]:
+    headers: tuple[Header, ...] = (_MODE_HEADERS[mode],) if percent is None else (_MODE_HEADERS[mode], (_QUOTA_HEADER, b"%d" % percent))
+    if len(_decision_headers) < _MAX_DECISION_HEADERS:
+        _decision_headers[mode, percent] = headers
+    return headers
