@@ -25,237 +25,237 @@ from price_keeper.selection.standings import BudgetRegistry
 from price_keeper.surface.calls import ParsedCall, locate_model
 from price_keeper.traffic import OperationStats, RequestStats
 
-LARGE_BYTES: Final = 256 * 1024  # of a body, which takes milliseconds to look into
-LABEL_TOLD: Final = b"x-price-keeper-label"
+LARGE_BODY_BYTES: Final = 256 * 1024  # of a body, which takes milliseconds to look into
+LABEL_HEADER: Final = b"x-price-keeper-label"
 
 # From a choice to the places that can carry it out; the path is the operation's, for the model of each.
-Targets = Callable[[ResolvedLabel, ParsedCall], list[UpstreamTarget]]
-Told: TypeAlias = "list[Header]"  # the headers of our own that the answer gets, more of them with every room
+FindTargets = Callable[[ResolvedLabel, ParsedCall], list[UpstreamTarget]]
+ResponseHeaders: TypeAlias = "list[Header]"  # the headers of our own that the answer gets, more of them with every room
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class Chosen(NamedTuple):
+class Selection(NamedTuple):
     """`body` is what is to be sent, and `asked` where it names its model. What costs nothing has no terms. `metering`
     is that of the configuration by which it was chosen."""
 
-    metering: Metering
-    choice: ResolvedLabel
-    asked: ParsedCall
+    meters: Metering
+    resolved: ResolvedLabel
+    call: ParsedCall
     body: bytes
     targets: list[UpstreamTarget]
-    lane: OperationStats
-    terms: Terms | None = None
-    account: Account | None = None
-    worst: Worst | None = None
-    held: Held | None = None
+    stats: OperationStats
+    pricing: Terms | None = None
+    charged: Account | None = None
+    ceiling: Worst | None = None
+    reservation: Held | None = None
 
 
 class Destination(NamedTuple):
     """What all calls of one route that one label serves have in common."""
 
-    choice: ResolvedLabel
-    terms: Terms
+    resolved: ResolvedLabel
+    pricing: Terms
     targets: list[UpstreamTarget]
-    told: tuple[Header, ...]
-    lane: OperationStats
+    response_headers: tuple[Header, ...]
+    stats: OperationStats
 
 
-class Route:
+class CallRoute:
     """What a request asks for, by the labels and prices of `choosing`. Those of configured labels are kept by their
     targets, each with its destinations by the label that serves."""
 
-    __slots__ = ("asked", "choice", "choosing", "destinations", "terms")
+    __slots__ = ("call", "resolved", "selector", "destinations", "pricing")
 
-    def __init__(self, choosing: Choosing, asked: ParsedCall, choice: ResolvedLabel, terms: Terms | None) -> None:
-        self.choosing = choosing
-        self.asked = asked
-        self.choice = choice
-        self.terms = terms
+    def __init__(self, selector: LabelSelector, call: ParsedCall, resolved: ResolvedLabel, pricing: Terms | None) -> None:
+        self.selector = selector
+        self.call = call
+        self.resolved = resolved
+        self.pricing = pricing
         self.destinations: dict[str, Destination] = {}
 
 
-class _Succeeded(Exception):
+class _SelectorReplaced(Exception):
     """The labels by which a call was named are not those of the standings any more."""
 
 
-class Choosing:
+class LabelSelector:
     def __init__(
         self,
         labels: LabelResolver,
-        standings: BudgetRegistry,
-        metering: Metering,
-        targets: Targets,
-        admit: Callable[[], None],
-        hard: HardBudgets,
-        traffic: RequestStats,
+        budgets: BudgetRegistry,
+        meters: Metering,
+        find_targets: FindTargets,
+        check_recordable: Callable[[], None],
+        hard_budgets: HardBudgets,
+        request_stats: RequestStats,
     ) -> None:
         """`admit` raises where what a call costs could not be recorded."""
         self._labels = labels
-        self._standings = standings
-        self.metering = metering
-        self._targets = targets
-        self._admit = admit
-        self._hard = hard
-        self._traffic = traffic
-        self.successor: Choosing | None = None  # once another configuration is taken on
+        self._budgets = budgets
+        self.meters = meters
+        self._find_targets = find_targets
+        self._check_recordable = check_recordable
+        self._hard_budgets = hard_budgets
+        self._request_stats = request_stats
+        self.successor: LabelSelector | None = None  # once another configuration is taken on
 
-    def configured(self, model: str) -> ResolvedLabel | None:
+    def resolve_configured(self, model: str) -> ResolvedLabel | None:
         return self._labels.resolve_configured(model)
 
-    def cached(self, caller: Caller, route: Route, request: Request, told: Told) -> Chosen | None:
+    def select_cached(self, caller: Caller, route: CallRoute, request: Request, response_headers: ResponseHeaders) -> Selection | None:
         """As `chosen`, without waiting. None where that has to be asked: for what costs nothing, under a hard budget,
         and while the state of the budget is not known or too old. Raises a Refusal."""
-        asked, choice, terms = route.asked, route.choice, route.terms
-        if terms is None:
+        call, resolved, pricing = route.call, route.resolved, route.pricing
+        if pricing is None:
             return None
-        payer = self._standings.cached(caller)
-        if payer is None or payer.budget.settings.enforcement == "hard":
+        caller_day = self._budgets.cached(caller)
+        if caller_day is None or caller_day.budget.settings.enforcement == "hard":
             return None
-        self._admit()
+        self._check_recordable()
         try:
-            decision = _decided(payer, choice, terms, asked)
+            decision = _decide(caller_day, resolved, pricing, call)
         except Refusal as refusal:
-            told += _refusal_told(choice, refusal)
+            response_headers += _build_refusal_headers(resolved, refusal)
             raise
-        found = route.destinations.get(decision.label)
-        if found is None:
-            found = self._destination(payer, asked, request, choice, terms, decision)
-            if type(found.choice) is not OwnChoice:  # which another app may have under the same name
-                route.destinations[decision.label] = found
-        choice, terms, targets, choice_told, lane = found
-        told += choice_told
-        told += build_decision_headers(decision)
-        account = payer.get_charged_counters(terms.counted_as)
-        return Chosen(self.metering, choice, asked, request.body, targets, lane, terms, account)
+        destination = route.destinations.get(decision.label)
+        if destination is None:
+            destination = self._build_destination(caller_day, call, request, resolved, pricing, decision)
+            if type(destination.resolved) is not OwnChoice:  # which another app may have under the same name
+                route.destinations[decision.label] = destination
+        resolved, pricing, targets, label_headers, stats = destination
+        response_headers += label_headers
+        response_headers += build_decision_headers(decision)
+        charged = caller_day.get_charged_counters(pricing.counted_as)
+        return Selection(self.meters, resolved, call, request.body, targets, stats, pricing, charged)
 
-    def _destination(
-        self, payer: CallerDay, asked: ParsedCall, request: Request, choice: ResolvedLabel, terms: Terms, decision: Decision
+    def _build_destination(
+        self, caller_day: CallerDay, call: ParsedCall, request: Request, resolved: ResolvedLabel, pricing: Terms, decision: Decision
     ) -> Destination:
-        choice, terms = self._instead(payer, asked, request, choice, terms, decision)
-        lane = self._traffic.get_stats(asked.operation.name, terms.counted_as)
-        return Destination(choice, terms, self._targets(choice, asked), _choice_told(choice), lane)
+        resolved, pricing = self._resolve_serving(caller_day, call, request, resolved, pricing, decision)
+        stats = self._request_stats.get_stats(call.operation.name, pricing.counted_as)
+        return Destination(resolved, pricing, self._find_targets(resolved, call), _build_label_headers(resolved), stats)
 
-    async def named(self, caller: Caller, asked: ParsedCall) -> ResolvedLabel:
+    async def resolve(self, caller: Caller, call: ParsedCall) -> ResolvedLabel:
         """What the caller asks for, by the labels in force when it is answered. Raises InvalidRequest and Busy."""
-        choice = self._labels.resolve_configured(asked.model) if asked.model else ResolvedLabel("", "", "")
-        if choice is not None:
-            return choice
-        own = await self._standings.app_labels.get(caller)
+        resolved = self._labels.resolve_configured(call.model) if call.model else ResolvedLabel("", "", "")
+        if resolved is not None:
+            return resolved
+        app_labels = await self._budgets.app_labels.get(caller)
         if self.successor is not None:  # and a name may have gone from an app's own labels to those
-            return await self.successor.named(caller, asked)
-        return self._labels.resolve(asked.model, own)
+            return await self.successor.resolve(caller, call)
+        return self._labels.resolve(call.model, app_labels)
 
-    async def chosen(
-        self, caller: Caller, asked: ParsedCall, request: Request, choice: ResolvedLabel, terms: Terms | None, told: Told
-    ) -> Chosen:
+    async def select(
+        self, caller: Caller, call: ParsedCall, request: Request, resolved: ResolvedLabel, pricing: Terms | None, response_headers: ResponseHeaders
+    ) -> Selection:
         """What it gets. `told` hears of it. Raises a Refusal."""
-        if terms is None:
-            told += _choice_told(choice)
-            lane = self._traffic.get_stats(asked.operation.name, choice.label)
-            return Chosen(self.metering, choice, asked, request.body, self._targets(choice, asked), lane)
-        self._admit()
-        payer = self._standings.cached(caller) or await self._standings.load(caller)
+        if pricing is None:
+            response_headers += _build_label_headers(resolved)
+            stats = self._request_stats.get_stats(call.operation.name, resolved.label)
+            return Selection(self.meters, resolved, call, request.body, self._find_targets(resolved, call), stats)
+        self._check_recordable()
+        caller_day = self._budgets.cached(caller) or await self._budgets.load(caller)
         if self.successor is not None:
-            return await self.successor._chosen_anew(caller, asked, request, told)
+            return await self.successor._select_again(caller, call, request, response_headers)
         try:
-            if payer.budget.settings.enforcement == "hard":
-                return await self._held(payer, asked, request, choice, terms, told)
-            decision = _decided(payer, choice, terms, asked)
-        except _Succeeded:
+            if caller_day.budget.settings.enforcement == "hard":
+                return await self._select_hard(caller_day, call, request, resolved, pricing, response_headers)
+            decision = _decide(caller_day, resolved, pricing, call)
+        except _SelectorReplaced:
             assert self.successor is not None
-            return await self.successor._chosen_anew(caller, asked, request, told)
+            return await self.successor._select_again(caller, call, request, response_headers)
         except Refusal as refusal:
-            told += _refusal_told(choice, refusal)
+            response_headers += _build_refusal_headers(resolved, refusal)
             raise
-        choice, terms, targets, choice_told, lane = self._destination(payer, asked, request, choice, terms, decision)
-        told += (*choice_told, *build_decision_headers(decision))
-        account = payer.get_charged_counters(terms.counted_as)
-        return Chosen(self.metering, choice, asked, request.body, targets, lane, terms, account)
+        resolved, pricing, targets, label_headers, stats = self._build_destination(caller_day, call, request, resolved, pricing, decision)
+        response_headers += (*label_headers, *build_decision_headers(decision))
+        charged = caller_day.get_charged_counters(pricing.counted_as)
+        return Selection(self.meters, resolved, call, request.body, targets, stats, pricing, charged)
 
-    async def _chosen_anew(self, caller: Caller, asked: ParsedCall, request: Request, told: Told) -> Chosen:
+    async def _select_again(self, caller: Caller, call: ParsedCall, request: Request, response_headers: ResponseHeaders) -> Selection:
         """For a call that had its name read by labels that are none any more when its budget was known. Standings know
         one set of labels, so no decision mixes two."""
-        choice = await self.named(caller, asked)
-        terms = self.metering.terms(choice, asked.operation, request.method)
-        return await self.chosen(caller, asked, request, choice, terms, told)
+        resolved = await self.resolve(caller, call)
+        pricing = self.meters.terms(resolved, call.operation, request.method)
+        return await self.select(caller, call, request, resolved, pricing, response_headers)
 
-    def _instead(
-        self, payer: CallerDay, asked: ParsedCall, request: Request, choice: ResolvedLabel, terms: Terms, decision: Decision
+    def _resolve_serving(
+        self, caller_day: CallerDay, call: ParsedCall, request: Request, resolved: ResolvedLabel, pricing: Terms, decision: Decision
     ) -> tuple[ResolvedLabel, Terms]:
         """What was asked for, unless it was decided otherwise."""
-        if decision.label in (choice.label, terms.counted_as):
-            return choice, terms
-        choice = self._labels.substitute(choice, decision.label, payer.budget.app_labels)
-        return choice, self.metering.terms(choice, asked.operation, request.method) or terms
+        if decision.label in (resolved.label, pricing.counted_as):
+            return resolved, pricing
+        resolved = self._labels.substitute(resolved, decision.label, caller_day.budget.app_labels)
+        return resolved, self.meters.terms(resolved, call.operation, request.method) or pricing
 
-    async def _held(
-        self, payer: CallerDay, asked: ParsedCall, request: Request, choice: ResolvedLabel, terms: Terms, told: Told
-    ) -> Chosen:
-        def candidate(decision: Decision) -> Candidate:
-            instead, its_terms = self._instead(payer, asked, request, choice, terms, decision)
-            return Candidate(instead, its_terms, self._targets(instead, asked))
+    async def _select_hard(
+        self, caller_day: CallerDay, call: ParsedCall, request: Request, resolved: ResolvedLabel, pricing: Terms, response_headers: ResponseHeaders
+    ) -> Selection:
+        def build_candidate(decision: Decision) -> Candidate:
+            serving, serving_pricing = self._resolve_serving(caller_day, call, request, resolved, pricing, decision)
+            return Candidate(serving, serving_pricing, self._find_targets(serving, call))
 
         request.reserve_copies(1)  # with a limit of its answer in it, or as it is sent to be counted
-        asking = Asking(asked.operation, request.headers, request.body)
+        content = Asking(call.operation, request.headers, request.body)
 
-        def decide(dry: Collection[str]) -> Decision:
+        def decide(insufficient: Collection[str]) -> Decision:
             if self.successor is not None:  # and what is held has been let go by now
-                raise _Succeeded
-            return _decided_hard(payer, choice, terms, asked, dry)
+                raise _SelectorReplaced
+            return _decide_hard(caller_day, resolved, pricing, call, insufficient)
 
-        decision, (choice, terms, targets), worst, held = await self._hard.paid(
-            payer.budget, asking, decide, candidate
+        decision, (resolved, pricing, targets), ceiling, reservation = await self._hard_budgets.paid(
+            caller_day.budget, content, decide, build_candidate
         )
-        told += (*_choice_told(choice), *build_decision_headers(decision))
+        response_headers += (*_build_label_headers(resolved), *build_decision_headers(decision))
         body = request.body
-        hold = None if held is None else self._hard.hold_counter(held, payer.budget.settings.shards)
-        account = payer.get_charged_counters(terms.counted_as, hold)
-        if worst is not None and worst.body is not body:  # it says now how long the answer may be
-            body = worst.body
+        lease_counter = None if reservation is None else self._hard_budgets.hold_counter(reservation, caller_day.budget.settings.shards)
+        charged = caller_day.get_charged_counters(pricing.counted_as, lease_counter)
+        if ceiling is not None and ceiling.body is not body:  # it says now how long the answer may be
+            body = ceiling.body
             try:
-                asked = await off_the_loop(body, locate_model, asked, body)
+                call = await run_in_thread_if_large(body, locate_model, call, body)
             except BaseException:
-                if held is not None:
-                    held.on_cancelled()
+                if reservation is not None:
+                    reservation.on_cancelled()
                 raise
-        lane = self._traffic.get_stats(asked.operation.name, terms.counted_as)
-        return Chosen(self.metering, choice, asked, body, [*targets], lane, terms, account, worst, held)
+        stats = self._request_stats.get_stats(call.operation.name, pricing.counted_as)
+        return Selection(self.meters, resolved, call, body, [*targets], stats, pricing, charged, ceiling, reservation)
 
 
-def _decided(payer: CallerDay, choice: ResolvedLabel, terms: Terms, asked: ParsedCall) -> Decision:
-    standing, is_specific = payer.budget, asked.operation in FORMAT_SPECIFIC_OPERATIONS
-    if terms.counted_as != choice.label:
-        return standing.decide_without_fallback(terms.counted_as)
-    if type(choice) is OwnChoice:
-        return standing.decide_app_label(choice.label, is_specific)
-    return standing.decide(choice.label, is_specific)
+def _decide(caller_day: CallerDay, resolved: ResolvedLabel, pricing: Terms, call: ParsedCall) -> Decision:
+    budget, is_format_specific = caller_day.budget, call.operation in FORMAT_SPECIFIC_OPERATIONS
+    if pricing.counted_as != resolved.label:
+        return budget.decide_without_fallback(pricing.counted_as)
+    if type(resolved) is OwnChoice:
+        return budget.decide_app_label(resolved.label, is_format_specific)
+    return budget.decide(resolved.label, is_format_specific)
 
 
-def _decided_hard(payer: CallerDay, choice: ResolvedLabel, terms: Terms, asked: ParsedCall, dry: Collection[str]) -> Decision:
-    standing = payer.budget
-    if terms.counted_as != choice.label:
-        return standing.decide_hard_without_fallback(terms.counted_as, dry)
-    return standing.decide_hard(choice.label, asked.operation in FORMAT_SPECIFIC_OPERATIONS, dry)
+def _decide_hard(caller_day: CallerDay, resolved: ResolvedLabel, pricing: Terms, call: ParsedCall, insufficient: Collection[str]) -> Decision:
+    budget = caller_day.budget
+    if pricing.counted_as != resolved.label:
+        return budget.decide_hard_without_fallback(pricing.counted_as, insufficient)
+    return budget.decide_hard(resolved.label, call.operation in FORMAT_SPECIFIC_OPERATIONS, insufficient)
 
 
-def _refusal_told(choice: ResolvedLabel, refusal: Refusal) -> Told:
-    return [*_choice_told(choice)[:1], *([EXCEEDED_HEADER] if isinstance(refusal, QuotaExceeded) else [])]
+def _build_refusal_headers(resolved: ResolvedLabel, refusal: Refusal) -> ResponseHeaders:
+    return [*_build_label_headers(resolved)[:1], *([EXCEEDED_HEADER] if isinstance(refusal, QuotaExceeded) else [])]
 
 
-def _choice_told(choice: ResolvedLabel) -> tuple[Header, ...]:
-    if not choice.requested:
+def _build_label_headers(resolved: ResolvedLabel) -> tuple[Header, ...]:
+    if not resolved.requested:
         return ()
     return (
-        (b"x-price-keeper-requested", choice.requested.encode()),
-        (LABEL_TOLD, choice.label.encode()),
-        (b"x-price-keeper-model", choice.model.encode()),
+        (b"x-price-keeper-requested", resolved.requested.encode()),
+        (LABEL_HEADER, resolved.label.encode()),
+        (b"x-price-keeper-model", resolved.model.encode()),
     )
 
 
-async def off_the_loop(body: bytes, work: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
+async def run_in_thread_if_large(body: bytes, work: Callable[P, T], *arguments: P.args, **keywords: P.kwargs) -> T:
     """In a thread if the body is large, as looking into it would keep everybody waiting."""
-    if len(body) < LARGE_BYTES:
-        return work(*arguments, **named)
-    return await run_large_work(work, *arguments, **named)
+    if len(body) < LARGE_BODY_BYTES:
+        return work(*arguments, **keywords)
+    return await run_large_work(work, *arguments, **keywords)

@@ -18,7 +18,7 @@ from price_keeper.auth.identify import FixedIdentityAuthenticator, TokenAuthenti
 from price_keeper.auth.keys import load_keys
 from price_keeper.auth.revocation import RevocationList
 from price_keeper.auth.tokens import TokenService
-from price_keeper.choosing import Choosing, Targets
+from price_keeper.choosing import LabelSelector, FindTargets
 from price_keeper.clock import Clock
 from price_keeper.config import Config, LabelConfig, UpstreamConfig
 from price_keeper.config.prices import PSEUDO_LABELS
@@ -232,9 +232,9 @@ def build_label_selector(
     meters: Metering,
     hard_budgets: HardBudgets,
     request_stats: RequestStats,
-) -> Choosing:
+) -> LabelSelector:
     labels = LabelResolver(config.labels, allows_unlabelled=config.unlabelled == "meter")
-    return Choosing(labels, budgets, meters, _build_find_targets(config, bedrock), recorder.admit, hard_budgets, request_stats)
+    return LabelSelector(labels, budgets, meters, _build_find_targets(config, bedrock), recorder.admit, hard_budgets, request_stats)
 
 
 def _build_authenticator(config: Config, tokens: TokenService, revocation: RevocationList) -> Authenticator:
@@ -259,7 +259,7 @@ def _locate_endpoint(region: str, url: str | None) -> tuple[UpstreamEndpoint, st
     return parse_endpoint(url or build_regional_url(region)), region
 
 
-def _build_find_targets(config: Config, bedrock: BedrockAccess) -> Targets:
+def _build_find_targets(config: Config, bedrock: BedrockAccess) -> FindTargets:
     """What is asked again and again is put together once: a label, an operation, and so its paths."""
 
     def list_places(label: LabelConfig) -> list[tuple[UpstreamEndpoint, str, str]]:

@@ -16,7 +16,7 @@ from typing import Final, Protocol
 from price_keeper.answers import send_error, send_json
 from price_keeper.auth.container import CredentialIssuer
 from price_keeper.auth.identify import Authenticator
-from price_keeper.choosing import LABEL_TOLD, LARGE_BYTES, Choosing, Chosen, Route, Told, off_the_loop
+from price_keeper.choosing import LABEL_HEADER, LARGE_BODY_BYTES, LabelSelector, Selection, CallRoute, ResponseHeaders, run_in_thread_if_large
 from price_keeper.errors import Refusal, UnknownOperation
 from price_keeper.exchange import Request, Responder, create_request_id_source
 from price_keeper.forwarding import chat_usage, request_metadata
@@ -52,7 +52,7 @@ class RequestHandler:
         self,
         authenticator: Authenticator,
         rate_limiter: RateLimiter,
-        label_selector: Choosing,
+        label_selector: LabelSelector,
         forwarder: Forwarder,
         retry_joiner: RetryJoiner,
         credential_issuer: CredentialIssuer,
@@ -70,13 +70,13 @@ class RequestHandler:
         self._adds_request_metadata = adds_request_metadata
         self.request_stats = request_stats
         self.new_request_id = create_request_id_source()
-        self._routes: dict[bytes, Route] = {}  # by target; those of the configured labels alone
+        self._routes: dict[bytes, CallRoute] = {}  # by target; those of the configured labels alone
 
     @property
-    def label_selector(self) -> Choosing:
+    def label_selector(self) -> LabelSelector:
         return self._label_selector
 
-    def apply_config(self, label_selector: Choosing) -> None:
+    def apply_config(self, label_selector: LabelSelector) -> None:
         """Use another configuration's labels and prices for every request that has not been routed yet."""
         previous, self._label_selector = self._label_selector, label_selector
         previous.successor = label_selector
@@ -93,7 +93,7 @@ class RequestHandler:
         return refusal
 
     async def __call__(self, request: Request, responder: Responder) -> None:
-        response_headers: Told = [(b"x-price-keeper-request-id", self.new_request_id())]
+        response_headers: ResponseHeaders = [(b"x-price-keeper-request-id", self.new_request_id())]
         with _ErrorBoundary(responder, response_headers, self.request_stats) as boundary, _PendingCallbacks() as pending:
             if request.target == b"/credentials":
                 return await self._issue_credentials(request, boundary)
@@ -103,14 +103,14 @@ class RequestHandler:
             # The caller, before any byte of the body is parsed.
             route = self._routes.get(request.target) if request.method == b"POST" else None
             if route is not None:
-                boundary.operation = route.asked.operation.name
+                boundary.operation = route.call.operation.name
             caller = self._authenticator.cached(request)
             if caller is None:
                 await switch_to_task()
                 caller = await self._authenticator.load(request)
 
             # What the call asks for; a retry of a call that is still under way shares its answer.
-            parsed_call = await off_the_loop(request.body, parse_call, request) if route is None else route.asked
+            parsed_call = await run_in_thread_if_large(request.body, parse_call, request) if route is None else route.call
             boundary.operation = parsed_call.operation.name
             headers = select_upstream_headers(request, self._simulated_prefix)
             if request.observer is not None:
@@ -125,7 +125,7 @@ class RequestHandler:
                 responder = boundary.share(self.retry_joiner.open_shared(key, responder))
 
             # Rate limits, then the label that serves, then a meter: from here on money is set aside.
-            tokens = 0 if route.terms is None else route.terms.tokens(len(request.body))
+            tokens = 0 if route.pricing is None else route.pricing.tokens(len(request.body))
             limits = self._rate_limiter.cached_limits(caller)
             if limits is None or limits.buckets:
                 reservation = None if limits is None else self._rate_limiter.reserve_cached(limits, tokens, response_headers)
@@ -133,25 +133,25 @@ class RequestHandler:
                     await switch_to_task()
                     reservation = await self._rate_limiter.reserve(caller, tokens, response_headers, is_demand_counted=limits is not None)
                 pending.add(reservation)
-            selector = route.choosing
-            selection = selector.cached(caller, route, request, response_headers) if selector is self._label_selector else None
+            selector = route.selector
+            selection = selector.select_cached(caller, route, request, response_headers) if selector is self._label_selector else None
             if selection is None:
                 await switch_to_task()
-                selection = await selector.chosen(caller, route.asked, request, route.choice, route.terms, response_headers)
-                pending.add(selection.held)
+                selection = await selector.select(caller, route.call, request, route.resolved, route.pricing, response_headers)
+                pending.add(selection.reservation)
             await self._send(request, caller, selection, headers, responder, response_headers, pending)
         return None
 
-    async def _find_route(self, request: Request, caller: Caller, parsed_call: ParsedCall) -> Route:
+    async def _find_route(self, request: Request, caller: Caller, parsed_call: ParsedCall) -> CallRoute:
         """The model that the caller's words stand for, and what the call may cost."""
-        resolved = self._label_selector.configured(parsed_call.model) if parsed_call.model else None
+        resolved = self._label_selector.resolve_configured(parsed_call.model) if parsed_call.model else None
         is_shared_by_callers = resolved is not None and request.target.startswith(_MODEL_PATH_PREFIX) and request.method == b"POST"
         if resolved is None:
             await switch_to_task()
-            resolved = await self._label_selector.named(caller, parsed_call)
+            resolved = await self._label_selector.resolve(caller, parsed_call)
         selector = self._label_selector  # which is another one if labels were reloaded meanwhile
-        pricing = selector.metering.terms(resolved, parsed_call.operation, request.method)
-        route = Route(selector, parsed_call, resolved, pricing)
+        pricing = selector.meters.terms(resolved, parsed_call.operation, request.method)
+        route = CallRoute(selector, parsed_call, resolved, pricing)
         if is_shared_by_callers and pricing is not None:
             if len(self._routes) >= MAX_ROUTES:
                 self._routes.clear()
@@ -162,29 +162,29 @@ class RequestHandler:
         self,
         request: Request,
         caller: Caller,
-        selection: Chosen,
+        selection: Selection,
         headers: list[tuple[str, str]],
         responder: Responder,
-        response_headers: Told,
+        response_headers: ResponseHeaders,
         pending: _PendingCallbacks,
     ) -> None:
-        parsed_call, body, operation = selection.asked, selection.body, selection.asked.operation
+        parsed_call, body, operation = selection.call, selection.body, selection.call.operation
         transform_body = _keep_body
-        if operation is Operation.CHAT_COMPLETIONS and await off_the_loop(body, chat_usage.needs_usage_option, body):
+        if operation is Operation.CHAT_COMPLETIONS and await run_in_thread_if_large(body, chat_usage.needs_usage_option, body):
             request.reserve_copies(1)
             responder, transform_body = chat_usage.UsageEventFilter(responder, usage_event_only), chat_usage.add_usage_option
         if parsed_call.model_span is not None:
             request.reserve_copies(1)  # with the name of its label's model in it
         if self._adds_request_metadata:
             request.reserve_copies(1)
-            identity = request_metadata.build_identity(caller.org, caller.app, selection.choice.label)
-            headers, body = await off_the_loop(body, request_metadata.add_metadata, operation, identity, headers, body)
+            identity = request_metadata.build_identity(caller.org, caller.app, selection.resolved.label)
+            headers, body = await run_in_thread_if_large(body, request_metadata.add_metadata, operation, identity, headers, body)
         guardrail_units = 0
-        if selection.terms is not None:
-            if len(request.body) < LARGE_BYTES:
+        if selection.pricing is not None:
+            if len(request.body) < LARGE_BODY_BYTES:
                 guardrail_units = guardrails.units_asked(operation, request.headers, request.body)
             else:
-                guardrail_units = await off_the_loop(
+                guardrail_units = await run_in_thread_if_large(
                     request.body, guardrails.units_asked, operation, request.headers, request.body
                 )
         call = UpstreamCall(
@@ -193,7 +193,7 @@ class RequestHandler:
             headers,
             lambda model: transform_body(parsed_call.body_with_model(model, body)),
             selection.targets,
-            selection.lane,
+            selection.stats,
             request.received_at,
         )
         meter = self._open_meter(caller, selection, len(body), guardrail_units, pending)
@@ -205,15 +205,15 @@ class RequestHandler:
             meter.close()
 
     def _open_meter(
-        self, caller: Caller, selection: Chosen, body_bytes: int, guardrail_units: int, pending: _PendingCallbacks
+        self, caller: Caller, selection: Selection, body_bytes: int, guardrail_units: int, pending: _PendingCallbacks
     ) -> Metered:
         """Write the call's intent. From here on its meter tells the callbacks how it ended."""
-        if selection.terms is None or selection.account is None:
+        if selection.pricing is None or selection.charged is None:
             for each in pending.hand_over():
                 each.ended(None)
             return FREE_OF_CHARGE
-        meter = selection.metering.meter(
-            selection.terms, selection.account, caller, selection.targets, body_bytes, guardrail_units, pending.listeners, selection.worst
+        meter = selection.meters.meter(
+            selection.pricing, selection.charged, caller, selection.targets, body_bytes, guardrail_units, pending.listeners, selection.ceiling
         )
         pending.hand_over()
         return meter
@@ -243,7 +243,7 @@ class _ErrorBoundary:
 
     __slots__ = ("_shared", "_request_stats", "operation", "responder", "response_headers")
 
-    def __init__(self, responder: Responder, response_headers: Told, request_stats: RequestStats) -> None:
+    def __init__(self, responder: Responder, response_headers: ResponseHeaders, request_stats: RequestStats) -> None:
         self.responder = responder
         self.response_headers = response_headers
         self.operation = NONE  # for metrics
@@ -262,7 +262,7 @@ class _ErrorBoundary:
         try:
             if not isinstance(failure, Exception):
                 return False
-            label = next((value.decode() for name, value in self.response_headers if name == LABEL_TOLD), "")
+            label = next((value.decode() for name, value in self.response_headers if name == LABEL_HEADER), "")
             refusal = send_error(self.responder, self.response_headers, failure)
             self._request_stats.count_refusal(refusal, self._request_stats.get_stats(self.operation, label))
             return True

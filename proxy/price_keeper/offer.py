@@ -58,7 +58,7 @@ class Offer:
 
         def take_on() -> None:
             pipeline, recorder, standings = self._pipeline, self._recorder, self._standings
-            metering = Metering(config, recorder.journal, tariffs, self._clock, pipeline.label_selector.metering)
+            metering = Metering(config, recorder.journal, tariffs, self._clock, pipeline.label_selector.meters)
             hard = HardBudgets(config, self._purses, tariffs, TokenCounter(self._forwarder))
             choosing = dataplane.build_label_selector(config, self._bedrock, recorder, standings, metering, hard, pipeline.request_stats)
             endpoints = dataplane.list_endpoints(config, self._bedrock)

@@ -12,7 +12,7 @@ from pathlib import Path
 import aiohttp
 import orjson
 import pytest
-from price_keeper.choosing import LARGE_BYTES, off_the_loop
+from price_keeper.choosing import LARGE_BODY_BYTES, run_in_thread_if_large
 from price_keeper.config import Config
 from price_keeper.config.keys import UpstreamConfig
 from price_keeper.dataplane import SIMULATED
@@ -88,6 +88,6 @@ async def test_one_large_body_is_looked_into_at_a_time() -> None:
         with lock:
             inside -= 1
 
-    body = bytes(LARGE_BYTES)
-    await asyncio.gather(*(off_the_loop(body, look) for _ in range(20)))
+    body = bytes(LARGE_BODY_BYTES)
+    await asyncio.gather(*(run_in_thread_if_large(body, look) for _ in range(20)))
     assert most == 1

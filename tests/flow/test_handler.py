@@ -16,7 +16,7 @@ import orjson
 import pytest
 from price_keeper import handler
 from price_keeper.auth.clients import hash_secret, make_secret
-from price_keeper.choosing import LARGE_BYTES
+from price_keeper.choosing import LARGE_BODY_BYTES
 from price_keeper.config import Config
 from price_keeper.config.keys import UpstreamConfig
 from price_keeper.config.prices import EndpointConfig
@@ -209,7 +209,7 @@ async def test_a_large_body_is_looked_into_beside_the_loop(port: DataPort, monke
         return await real(work, *arguments)
 
     monkeypatch.setattr(asyncio, "to_thread", noted)
-    for padding, seen in ((10, []), (LARGE_BYTES, ["understood"])):
+    for padding, seen in ((10, []), (LARGE_BODY_BYTES, ["understood"])):
         body = b'{"model":"nothing","messages":[],"x":"%b"}' % (b"y" * padding)
         assert (await asked(port, CHAT_PATH.encode(), body)).status == 400
         assert threads == seen

@@ -143,7 +143,7 @@ async def test_no_more_is_sent_than_could_be_recorded(
     sent = len(opened_lane.port.bedrock.ledger)
     with monkeypatch.context() as patch:
         if is_known:
-            patch.setattr(opened_lane.pipeline._choosing, "_admit", refused)
+            patch.setattr(opened_lane.pipeline._choosing, "_check_recordable", refused)
         else:
             patch.setattr(opened_lane.journal._segment, "append", full)
         async with wired(opened_lane) as wire:

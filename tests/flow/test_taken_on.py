@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from price_keeper import forwarding
-from price_keeper.choosing import Choosing
+from price_keeper.choosing import LabelSelector
 from price_keeper.config.keys import EndpointConfig, LabelConfig, PricesConfig
 from price_keeper.config.prices import GuardrailsConfig, UnitPrices
 from price_keeper.forwarding import upstream
@@ -176,14 +176,14 @@ async def test_what_answers_taught_stays_with_their_model(port: DataPort) -> Non
     for _ in range(4):
         await ask(port)
         await ask(port, "steady")
-    known = port.pipeline.label_selector.metering._expected
+    known = port.pipeline.label_selector.meters._expected
     means = {name: (known[name].output, known[name].pico) for name in ("moving", "steady")}
     await port.take_on(labels={**AFTER, "moving": label(CLAUDE, 9)})
-    kept = port.pipeline.label_selector.metering._expected
+    kept = port.pipeline.label_selector.meters._expected
     means["moving"] = means["moving"][0], None  # what calls under way are taken to cost is never by the price before
     assert {name: (kept[name].output, kept[name].pico) for name in kept} == means
     await port.take_on(labels=AFTER)
-    assert set(port.pipeline.label_selector.metering._expected) == {"steady"}
+    assert set(port.pipeline.label_selector.meters._expected) == {"steady"}
 
 
 async def test_models_of_no_label_and_guardrails_follow_too(port: DataPort) -> None:
@@ -279,7 +279,7 @@ async def test_of_all_that_was_in_force_only_the_last_is_kept(port: DataPort) ->
         await ask(port)
     gc.collect()
     kept = Counter(type(each) for each in gc.get_objects())
-    assert kept[Choosing] == 1
+    assert kept[LabelSelector] == 1
     assert kept[Tariffs] <= 2  # those of the start have a part that counts
     assert len(port.pipeline.request_stats._labels) == 4
     assert json.dumps(list(recorded(port))) == '["moving", "steady", "guardrails", "async-jobs", "other"]'
