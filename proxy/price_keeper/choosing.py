@@ -9,7 +9,7 @@ from price_keeper.aside import run_large_work
 from price_keeper.errors import QuotaExceeded, Refusal
 from price_keeper.exchange import Header, Request
 from price_keeper.forwarding.forwarder import UpstreamTarget
-from price_keeper.hard.purse import Held
+from price_keeper.hard.purse import CostReservation
 from price_keeper.hard.worst import Worst
 from price_keeper.metering.profiles import OwnChoice
 from price_keeper.model import Caller, ResolvedLabel
@@ -49,7 +49,7 @@ class Selection(NamedTuple):
     pricing: Terms | None = None
     charged: Account | None = None
     ceiling: Worst | None = None
-    reservation: Held | None = None
+    reservation: CostReservation | None = None
 
 
 class Destination(NamedTuple):

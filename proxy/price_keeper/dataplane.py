@@ -32,7 +32,7 @@ from price_keeper.forwarding.model_path import Operation
 from price_keeper.forwarding.sigv4 import AwsCredentials
 from price_keeper.forwarding.upstream import UpstreamEndpoint
 from price_keeper.handler import RequestHandler
-from price_keeper.hard.purses import Purses
+from price_keeper.hard.purses import BudgetLeases
 from price_keeper.hard.rows import Name
 from price_keeper.limits.leasing import RateLeaseManager
 from price_keeper.logs import format_traceback
@@ -181,9 +181,9 @@ def build_hard_budgets(
     forwarder: Forwarder,
 ) -> HardBudgets:
     """What is held is given back when the recording is finished."""
-    leases = Purses(store, clock, tasks, recording.holds, partial(spent_so_far, store))
+    leases = BudgetLeases(store, clock, tasks, recording.holds, partial(spent_so_far, store))
     leases.start()
-    budgets.on_spent_elsewhere = lambda counter: leases.spent_elsewhere(Name(*counter[:3]))
+    budgets.on_spent_elsewhere = lambda counter: leases.note_spend_elsewhere(Name(*counter[:3]))
     return HardBudgets(config, leases, price_tables, TokenCounter(forwarder))
 
 

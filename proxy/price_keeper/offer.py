@@ -15,7 +15,7 @@ from price_keeper.dataplane import BedrockAccess
 from price_keeper.forwarding.counting import TokenCounter
 from price_keeper.forwarding.forwarder import Forwarder
 from price_keeper.handler import RequestHandler
-from price_keeper.hard.purses import Purses
+from price_keeper.hard.purses import BudgetLeases
 from price_keeper.metering.price_updates import REFRESH_SECONDS, Tariffs
 from price_keeper.recording.metering import Metering
 from price_keeper.recording.recorder import Recorder
@@ -34,7 +34,7 @@ class Offer:
         forwarder: Forwarder,
         recorder: Recorder,
         standings: BudgetRegistry,
-        purses: Purses,
+        purses: BudgetLeases,
         store: Store,
         clock: Clock,
         tasks: Tasks,

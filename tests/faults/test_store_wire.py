@@ -16,7 +16,7 @@ import pytest
 from price_keeper.clock import SystemClock
 from price_keeper.errors import StoreUnavailable
 from price_keeper.hard.holds import Holds
-from price_keeper.hard.purses import Purses
+from price_keeper.hard.purses import BudgetLeases
 from price_keeper.limits.bucket import RateLimit
 from price_keeper.limits.limiter import BucketClient
 from price_keeper.model import Scope
@@ -224,9 +224,9 @@ async def money_is_held_once(line: Line, folder: Path) -> None:
     clock, name, quota = SystemClock(), a_name(), 10**9
     holds = Holds(folder, Ulids(clock.now, lambda size: uuid4().bytes[:size]).new())
     async with Tasks(clock) as tasks:
-        purse = Purses(line.store, clock, tasks, holds, partial(spent_so_far, line.store)).of(name, quota, 1)
+        purse = BudgetLeases(line.store, clock, tasks, holds, partial(spent_so_far, line.store)).get(name, quota, 1)
         for _ in range(5):
-            assert await purse.hold(quota // 10) is not None
+            assert await purse.reserve(quota // 10) is not None
             there, hold = await bucket_of(line.direct, name), await hold_of(line.direct, name, holds.holder)
             assert there.left + hold.out == quota
             assert hold.out >= purse.in_flight

@@ -17,7 +17,7 @@ from price_keeper.choosing import LabelSelector
 from price_keeper.config.keys import EndpointConfig, LabelConfig, PricesConfig
 from price_keeper.config.prices import GuardrailsConfig, UnitPrices
 from price_keeper.forwarding import upstream
-from price_keeper.hard.purse import Held, Purse
+from price_keeper.hard.purse import CostReservation, BudgetLease
 from price_keeper.metering.price_updates import Tariffs
 from price_keeper.model import Caller, build_client_id
 from price_keeper.recording.entries import Counts
@@ -159,15 +159,15 @@ async def test_while_the_store_is_asked_for_a_hard_budget_the_labels_may_change_
     """What has none of it left leads to the next label, of which the call knew nothing when it came."""
     quotas: dict[str, Value] = {"moving": 1, "added": 10**9}
     await budget(port, ["moving", "added"], enforcement="hard", quotas=quotas)
-    hold = Purse.hold
+    hold = BudgetLease.reserve
 
-    async def holding(purse: Purse, pico: int) -> Held | None:
+    async def holding(purse: BudgetLease, pico: int) -> CostReservation | None:
         held = await hold(purse, pico)
         if held is None and "added" not in port.config.labels:
             await port.take_on(labels={**AFTER, "added": label(CLAUDE, 7)})
         return held
 
-    monkeypatch.setattr(Purse, "hold", holding)
+    monkeypatch.setattr(BudgetLease, "reserve", holding)
     assert served(await ask(port)) == ("added", CLAUDE)
     assert recorded(port)["added"].pico == last_cost(port, {"added": label(CLAUDE, 7)}, "added")
 

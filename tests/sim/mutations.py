@@ -15,7 +15,7 @@ from unittest import mock
 from price_keeper.errors import StoreUnavailable
 from price_keeper.hard import rows
 from price_keeper.hard.holds import Holds
-from price_keeper.hard.purse import IDLE_SECONDS, Purse
+from price_keeper.hard.purse import IDLE_SECONDS, BudgetLease
 from price_keeper.limits.lease import RateLease
 from price_keeper.limits.sending import TransactionSender, BucketTransaction
 from price_keeper.limits.store_time import StoreTime
@@ -62,7 +62,7 @@ def seeds_until_found(mistake: Mistake, folder: Path, most: int) -> tuple[int, O
 
 
 _writes, _following, _send_part, _once = flush.writes, Journal._following, Sender._send_part, TransactionSender._attempt
-_given_back, _tick = rows.given_back, Purse.tick
+_given_back, _tick = rows.given_back, BudgetLease.tick
 
 
 def _without_marker(*arguments: Any) -> list[Any]:
@@ -212,7 +212,7 @@ MISTAKES = {
     ),
     "shards read exactly while a flush is under way": Mistake(Turns, "other", _at_any_time, "soft", 20_010),
     "money given back without a number": Mistake(rows, "given_back", _without_number, "hard", 10_006),
-    "money of calls under way given back by time-out": Mistake(Purse, "tick", _by_time_out, "hard"),
+    "money of calls under way given back by time-out": Mistake(BudgetLease, "tick", _by_time_out, "hard"),
     "holds given back before all is flushed": Mistake(
         Recorder, "has_leftovers", property(lambda _: False), "hard", 10_030
     ),

@@ -16,8 +16,8 @@ from typing import Any, TypeVar, cast
 from price_keeper.clock import Clock
 from price_keeper.errors import StoreUnavailable
 from price_keeper.hard.holds import Holds, give_back_former
-from price_keeper.hard.purse import Held
-from price_keeper.hard.purses import Purses
+from price_keeper.hard.purse import CostReservation
+from price_keeper.hard.purses import BudgetLeases
 from price_keeper.hard.rows import Bucket, Hold, Name
 from price_keeper.recording.aggregator import Aggregator, spent_so_far
 from price_keeper.recording.composed import Recording
@@ -195,7 +195,7 @@ class Sidecar:
         aggregator = Aggregator(self.store, self.clock, 60)
         self.recording = Recording(recorder, left, aggregator, holds, self.store, self.clock, self.folder)
         self.tasks = Tasks(self.clock)
-        self.purses = Purses(self.store, self.clock, self.tasks, holds, partial(spent_so_far, self.store))
+        self.purses = BudgetLeases(self.store, self.clock, self.tasks, holds, partial(spent_so_far, self.store))
         self.settings = self.world.quota, self.world.version
         counters = [Counter(*NAME, 8), Counter.of_hold(NAME.scope, NAME.label, holds.holder, NAME.period, 8)]
         self.account = Account.of(counters)
@@ -208,8 +208,8 @@ class Sidecar:
         return task
 
     async def call(self, worst: int) -> Call | None:
-        purse = self.purses.of(NAME, *self.settings)
-        held = Held(purse, worst) if purse.take(worst) else await purse.hold(worst)
+        purse = self.purses.get(NAME, *self.settings)
+        held = CostReservation(purse, worst) if purse.try_reserve(worst) else await purse.reserve(worst)
         if held is None:
             self.refused += 1
             return None

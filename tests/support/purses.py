@@ -9,8 +9,8 @@ from functools import partial
 from typing import cast
 
 from price_keeper.hard.holds import Holds
-from price_keeper.hard.purse import Held, Purse
-from price_keeper.hard.purses import Purses
+from price_keeper.hard.purse import CostReservation, BudgetLease
+from price_keeper.hard.purses import BudgetLeases
 from price_keeper.recording.aggregator import spent_so_far
 from price_keeper.stores.contract import Store
 from price_keeper.tasks import Tasks
@@ -20,7 +20,7 @@ from tests.support.hard_fleet import NAME, Wire, World
 
 
 @asynccontextmanager
-async def processes(world: World, number: int) -> AsyncIterator[list[tuple[Purses, Wire]]]:
+async def processes(world: World, number: int) -> AsyncIterator[list[tuple[BudgetLeases, Wire]]]:
     """Each with its own way to the store, as they have it while they run."""
     ulids = world.ulids(world.clock)
     async with Tasks(world.clock) as tasks:
@@ -28,14 +28,14 @@ async def processes(world: World, number: int) -> AsyncIterator[list[tuple[Purse
         for _ in range(number):
             wire = Wire(world)
             store, holds = cast(Store, wire), Holds(world.folder, ulids.new())
-            made.append((Purses(store, world.clock, tasks, holds, partial(spent_so_far, store)), wire))
+            made.append((BudgetLeases(store, world.clock, tasks, holds, partial(spent_so_far, store)), wire))
         yield made
 
 
 @asynccontextmanager
-async def one(world: World) -> AsyncIterator[tuple[Purse, Purses, Wire]]:
+async def one(world: World) -> AsyncIterator[tuple[BudgetLease, BudgetLeases, Wire]]:
     async with processes(world, 1) as [(purses, wire)]:
-        yield purses.of(NAME, world.quota, world.version), purses, wire
+        yield purses.get(NAME, world.quota, world.version), purses, wire
 
 
 def left(world: World) -> int:
@@ -44,8 +44,8 @@ def left(world: World) -> int:
     return bucket.left
 
 
-async def waited(world: World, purse: Purse, worst: int, seconds: float = 0) -> Held | None:
-    calling = asyncio.get_running_loop().create_task(purse.hold(worst))
+async def waited(world: World, purse: BudgetLease, worst: int, seconds: float = 0) -> CostReservation | None:
+    calling = asyncio.get_running_loop().create_task(purse.reserve(worst))
     await world.clock.advance(seconds)
     await settle()
     assert calling.done()

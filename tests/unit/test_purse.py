@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 from price_keeper.errors import StoreUnavailable
-from price_keeper.hard.purse import Held, Why
+from price_keeper.hard.purse import CostReservation, RefusalReason
 from price_keeper.hard.purses import RECONCILE_SECONDS
 from price_keeper.recording.entries import Counts, Receipt
 
@@ -21,7 +21,7 @@ from tests.support.purses import left, one, processes, waited
 async def test_the_first_call_makes_the_bucket_and_the_next_ask_nobody(world: World) -> None:
     await world.spend_elsewhere(300)
     async with one(world) as (purse, _, wire):
-        calls = [asyncio.create_task(purse.hold(5)) for _ in range(10)]
+        calls = [asyncio.create_task(purse.reserve(5)) for _ in range(10)]
         await settle()
         assert all(call.done() and call.result() for call in calls)
         asked = wire.asked
@@ -34,10 +34,10 @@ async def test_the_first_call_makes_the_bucket_and_the_next_ask_nobody(world: Wo
             held.ended(Receipt(Counts(1, pico=1)))
             held.on_cancelled()  # twice is once
         assert (purse.free, purse.in_flight) == (40, 0)
-        assert all(purse.take(8) for _ in range(5))
-        assert not purse.take(1)
+        assert all(purse.try_reserve(8) for _ in range(5))
+        assert not purse.try_reserve(1)
         assert wire.asked == asked
-        assert purse.told[:2] == (650, 1000)
+        assert purse.status[:2] == (650, 1000)
 
 
 @simulated_run(1000)
@@ -57,9 +57,9 @@ async def test_a_dry_bucket_refuses_without_being_asked_again(world: World) -> N
         first = await waited(world, purse, 60)
         assert first is not None
         assert await waited(world, purse, 60) is None
-        assert purse.told.why is Why.DRY
-        assert purse.told.left == 40
-        assert 0 < purse.told.retry_after <= 1
+        assert purse.status.reason is RefusalReason.INSUFFICIENT
+        assert purse.status.unleased == 40
+        assert 0 < purse.status.retry_after <= 1
         asked = wire.asked
         assert await waited(world, purse, 60) is None
         assert wire.asked == asked
@@ -69,8 +69,8 @@ async def test_a_dry_bucket_refuses_without_being_asked_again(world: World) -> N
         waits = []
         for _ in range(8):
             assert await waited(world, purse, 60) is None
-            waits.append(purse.told.retry_after)
-            await world.clock.advance(purse.told.retry_after)
+            waits.append(purse.status.retry_after)
+            await world.clock.advance(purse.status.retry_after)
         assert waits == [1, 2, 4, 8, 16, 30, 30, 30]
         assert purse.refusals == 10
 
@@ -78,7 +78,7 @@ async def test_a_dry_bucket_refuses_without_being_asked_again(world: World) -> N
 @simulated_run(100)
 async def test_leftovers_of_many_come_together(world: World) -> None:
     async with processes(world, 2) as made:
-        mine, theirs = (purses.of(NAME, 100, 1) for purses, _ in made)
+        mine, theirs = (purses.get(NAME, 100, 1) for purses, _ in made)
         for purse in (mine, theirs):
             held = await waited(world, purse, 45)
             assert held is not None
@@ -109,7 +109,7 @@ async def test_idle_money_goes_back(world: World) -> None:
 @simulated_run(100_000)
 async def test_a_burst_does_not_keep_its_money_for_ever(world: World) -> None:
     async with one(world) as (purse, purses, _):
-        burst = [asyncio.create_task(purse.hold(500)) for _ in range(190)]
+        burst = [asyncio.create_task(purse.reserve(500)) for _ in range(190)]
         await settle()
         for call in burst:
             held = call.result()
@@ -135,12 +135,12 @@ async def test_a_store_that_is_away_refuses_all_but_what_is_held(world: World) -
         wire.is_away = True
         assert await waited(world, purse, 30)
         assert await waited(world, purse, 30) is None
-        assert (purse.told.why, purse.told.left) == (Why.AWAY, 70)
+        assert (purse.status.reason, purse.status.unleased) == (RefusalReason.STORE_UNAVAILABLE, 70)
         wire.is_away = False
         assert await waited(world, purse, 30) is None  # for a second
         await world.clock.advance(1)
         assert await waited(world, purse, 30)
-        assert purse.told.why is None
+        assert purse.status.reason is None
 
 
 @simulated_run(100)
@@ -154,14 +154,14 @@ async def test_whatever_goes_wrong_nobody_tries_without_end(
         monkeypatch.setattr(world.store, "get", broken)
         assert await waited(world, purse, 30) is None
         assert await waited(world, purse, 30) is None
-        assert (wire.asked, purse.told.why) == (1, Why.AWAY)
+        assert (wire.asked, purse.status.reason) == (1, RefusalReason.STORE_UNAVAILABLE)
         assert "ZeroDivisionError" in caplog.text
 
 
 @simulated_run(100)
 async def test_a_first_look_that_is_broken_off_is_taken_again(world: World) -> None:
     async with processes(world, 2) as made:
-        mine, theirs = (purses.of(NAME, 100, 1) for purses, _ in made)
+        mine, theirs = (purses.get(NAME, 100, 1) for purses, _ in made)
         assert await waited(world, mine, 10)
         await world.clock.advance(60)
         await world.spend_elsewhere(80)
@@ -172,19 +172,19 @@ async def test_a_first_look_that_is_broken_off_is_taken_again(world: World) -> N
             reads += 1
             raise StoreUnavailable("away")
 
-        spent, theirs._shared = theirs._shared, replace(theirs._shared, spent=read)
+        spent, theirs._shared_bucket = theirs._shared_bucket, replace(theirs._shared_bucket, spent=read)
         assert await waited(world, theirs, 20) is None
         assert reads == 1
-        theirs._shared = spent
+        theirs._shared_bucket = spent
         await world.clock.advance(10)
         assert await waited(world, theirs, 20) is None
-        assert theirs.told.why is Why.DRY
+        assert theirs.status.reason is RefusalReason.INSUFFICIENT
 
 
 @simulated_run(100)
 async def test_the_bucket_follows_the_newest_settings_once(world: World) -> None:
     async with processes(world, 3) as made:
-        old, new, newer = (purses.of(NAME, quota, version) for (purses, _), quota, version in
+        old, new, newer = (purses.get(NAME, quota, version) for (purses, _), quota, version in
                            zip(made, (100, 300, 50), (1, 2, 3), strict=True))  # fmt: skip
         assert await waited(world, old, 40)
         held = await waited(world, new, 150)
@@ -194,15 +194,15 @@ async def test_the_bucket_follows_the_newest_settings_once(world: World) -> None
         assert await waited(world, old, 1, 30) is None
         assert await waited(world, new, 1, 30) is None
         assert left(world) == -140
-        assert old.told.quota == 50
+        assert old.status.quota == 50
         assert held is not None
         held.on_cancelled()
         await made[1][0].tick()  # where a quota is passed already, nobody sits on what is left
         assert (new.free, left(world)) == (0, 10)
-        made[1][0].of(NAME, 80, 4)
+        made[1][0].get(NAME, 80, 4)
         await settle()
         assert left(world) + new.free == 40
-        new.heard(1000, 3)
+        new.apply_quota(1000, 3)
         assert new.quota == 80
 
 
@@ -210,17 +210,17 @@ async def test_the_bucket_follows_the_newest_settings_once(world: World) -> None
 async def test_a_change_that_all_hear_of_at_once_is_made_once(world: World) -> None:
     async with processes(world, 5) as made:
         for purses, _ in made:
-            assert await waited(world, purses.of(NAME, 100, 1), 1)
+            assert await waited(world, purses.get(NAME, 100, 1), 1)
         for purses, _ in made:
-            purses.of(NAME, 900, 2)
+            purses.get(NAME, 900, 2)
         await settle()
-        assert left(world) + sum(purses.held_pico for purses, _ in made) == 900
+        assert left(world) + sum(purses.leased_pico for purses, _ in made) == 900
 
 
 @simulated_run(1000)
 async def test_all_who_look_at_once_take_what_nobody_held_out_once(world: World) -> None:
     async with processes(world, 5) as made:
-        all_of_them = [purses.of(NAME, 1000, 1) for purses, _ in made]
+        all_of_them = [purses.get(NAME, 1000, 1) for purses, _ in made]
         assert await waited(world, all_of_them[0], 100)
         await world.spend_elsewhere(300)
         await world.clock.advance(60)
@@ -233,23 +233,23 @@ async def test_all_who_look_at_once_take_what_nobody_held_out_once(world: World)
 async def test_the_first_call_sees_what_was_spent_while_nobody_looked(world: World) -> None:
     """As when a budget was soft for a while."""
     async with processes(world, 2) as made:
-        mine, theirs = (purses.of(NAME, 1000, 1) for purses, _ in made)
+        mine, theirs = (purses.get(NAME, 1000, 1) for purses, _ in made)
         assert await waited(world, mine, 100)
         await world.clock.advance(60)
         await world.spend_elsewhere(800)
         assert await waited(world, theirs, 150) is None
-        assert theirs.told[:2] == (left(world), 1000)
+        assert theirs.status[:2] == (left(world), 1000)
 
 
 @simulated_run(10_000)
 async def test_no_more_is_taken_for_later_than_there_still_is_a_share_of(world: World) -> None:
     """Whatever was there when this process last looked."""
     async with processes(world, 2) as made:
-        mine, theirs = (purses.of(NAME, 10_000, 1) for purses, _ in made)
+        mine, theirs = (purses.get(NAME, 10_000, 1) for purses, _ in made)
         assert await waited(world, mine, 100)
         assert await waited(world, theirs, 9600)
         before = left(world) + mine.free
-        calls = [asyncio.create_task(mine.hold(30)) for _ in range(5)]
+        calls = [asyncio.create_task(mine.reserve(30)) for _ in range(5)]
         await settle()
         assert [call.result() is not None for call in calls] == [True] * 5
         assert mine.free < 30
@@ -259,20 +259,20 @@ async def test_no_more_is_taken_for_later_than_there_still_is_a_share_of(world: 
 @simulated_run(1000)
 async def test_what_nobody_held_is_taken_out_by_one_for_all(world: World) -> None:
     async with processes(world, 2) as made:
-        mine, theirs = (purses.of(NAME, 1000, 1) for purses, _ in made)
+        mine, theirs = (purses.get(NAME, 1000, 1) for purses, _ in made)
         assert await waited(world, mine, 10)
         assert await waited(world, theirs, 10)
         await world.spend_elsewhere(300)
         await mine.reconcile()
         assert left(world) == 980  # somebody has just looked
-        made[0][0].spent_elsewhere(NAME)
+        made[0][0].note_spend_elsewhere(NAME)
         await world.clock.advance(RECONCILE_SECONDS)
         await made[0][0].tick()
         assert left(world) + mine.free == 980 - 300 + (mine.free)
         seen = world.bucket()
         await theirs.reconcile()
         assert world.bucket() == seen
-        assert theirs.told.left == left(world)
+        assert theirs.status.unleased == left(world)
 
 
 @simulated_run(1000)
@@ -310,7 +310,7 @@ async def test_a_disk_that_takes_no_name_lets_nothing_be_taken(world: World, mon
         with monkeypatch.context() as patch:
             patch.setattr("os.pwrite", no_room)
             assert await waited(world, purse, 10) is None
-        assert purse.told.why is Why.DISK
+        assert purse.status.reason is RefusalReason.DISK_FAILED
         assert left(world) == 1000
         await world.clock.advance(1)
         assert await waited(world, purse, 10)
@@ -320,11 +320,11 @@ async def test_a_disk_that_takes_no_name_lets_nothing_be_taken(world: World, mon
 async def test_eight_at_full_speed_use_a_quota_up_with_few_writes(world: World) -> None:
     chance, calls, spent = random.Random(7), 0, 0
     async with processes(world, 8) as made:
-        purses = [each.of(NAME, world.quota, 1) for each, _ in made]
-        under_way: list[tuple[float, Held, int]] = []
+        purses = [each.get(NAME, world.quota, 1) for each, _ in made]
+        under_way: list[tuple[float, CostReservation, int]] = []
         for _ in range(1200):  # twenty a second, each for five seconds, of a third of a per mille at most
             for purse in purses:
-                held = Held(purse, 100) if purse.take(100) else await purse.hold(100)
+                held = CostReservation(purse, 100) if purse.try_reserve(100) else await purse.reserve(100)
                 if held is not None:
                     calls, cost = calls + 1, chance.randrange(100)
                     under_way.append((world.clock.monotonic() + 5, held, cost))

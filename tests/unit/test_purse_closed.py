@@ -8,8 +8,8 @@ from functools import partial
 from typing import cast
 
 from price_keeper.hard.holds import Holds, give_back_former
-from price_keeper.hard.purse import Held, Purse, Why
-from price_keeper.hard.purses import Purses
+from price_keeper.hard.purse import CostReservation, BudgetLease, RefusalReason
+from price_keeper.hard.purses import BudgetLeases
 from price_keeper.recording.aggregator import spent_so_far
 from price_keeper.stores.contract import Store
 from price_keeper.tasks import Tasks
@@ -24,15 +24,15 @@ async def test_as_soon_as_it_hears_of_that_it_spends_nothing_more(world: World) 
         store, folder = cast(Store, Wire(world)), world.folder / "own"
         folder.mkdir()
         holds = Holds(folder, world.ulids(world.clock).new())
-        purses = Purses(store, world.clock, tasks, holds, partial(spent_so_far, store))
-        purse = purses.of(NAME, world.quota, world.version)
+        purses = BudgetLeases(store, world.clock, tasks, holds, partial(spent_so_far, store))
+        purse = purses.get(NAME, world.quota, world.version)
         held = await _held(purse, 100)
         assert held is not None
         held.on_cancelled()
         shutil.copytree(folder, world.folder / "copy")
         assert await give_back_former(store, world.clock, world.folder / "copy") == 100
         assert await _held(purse, 200) is None
-        assert purse.told.why is Why.CLOSED
+        assert purse.status.reason is RefusalReason.LEASE_CLOSED
         assert purse.free > 0
         assert await _held(purse, 1) is None
         bucket = world.bucket()
@@ -40,7 +40,7 @@ async def test_as_soon_as_it_hears_of_that_it_spends_nothing_more(world: World) 
         assert bucket.left == 1000
 
 
-async def _held(purse: Purse, worst: int) -> Held | None:
-    asking = asyncio.get_running_loop().create_task(purse.hold(worst))
+async def _held(purse: BudgetLease, worst: int) -> CostReservation | None:
+    asking = asyncio.get_running_loop().create_task(purse.reserve(worst))
     await settle()
     return asking.result()

@@ -8,7 +8,7 @@ from typing import cast
 import pytest
 from price_keeper.errors import CancellationReason, ReasonCode, TransactionFailed
 from price_keeper.hard.hold import Lacking, OwnHold
-from price_keeper.hard.purse import WAIT_SECONDS, Why
+from price_keeper.hard.purse import TOP_UP_TIMEOUT_SECONDS, RefusalReason
 from price_keeper.stores.contract import Store, Write
 
 from tests.support.clock import settle
@@ -23,11 +23,11 @@ async def test_what_became_of_a_lost_taking_is_found_out(world: World, fault: st
     async with one(world) as (purse, _, wire):
         await purse.reconcile()
         assert world.bucket() is None  # that makes none
-        purse.heard(100, 2)
+        purse.apply_quota(100, 2)
         await settle()
         wire.meet(fault, 0)
         assert await waited(world, purse, 60) is None
-        assert (purse.free, left(world), purse.told.why) == (0, 100 - got, Why.AWAY)
+        assert (purse.free, left(world), purse.status.reason) == (0, 100 - got, RefusalReason.STORE_UNAVAILABLE)
         await world.clock.advance(1)
         assert await waited(world, purse, 60)
         assert (left(world), purse.free, purse.in_flight) == (40, 0, 60)  # taken once, and none of it lost
@@ -55,11 +55,11 @@ async def test_what_became_of_a_lost_giving_is_found_out(world: World, fault: st
 async def test_a_late_write_never_counts_after_the_next_one(world: World) -> None:
     """Whose client gave it up long ago, and asked anew."""
     async with one(world) as (purse, _, wire):
-        purse.heard(100, 2)
+        purse.apply_quota(100, 2)
         await settle()
         wire.meet("late", 0)
-        assert await waited(world, purse, 30, WAIT_SECONDS) is None
-        assert purse.told.why is Why.AWAY
+        assert await waited(world, purse, 30, TOP_UP_TIMEOUT_SECONDS) is None
+        assert purse.status.reason is RefusalReason.STORE_UNAVAILABLE
         assert await waited(world, purse, 30) is None  # nobody else waits for what has taken that long
         await world.clock.advance(10)
         await world.clock.advance(1)
@@ -75,10 +75,10 @@ async def test_a_late_write_never_counts_after_the_next_one(world: World) -> Non
 async def test_what_a_lost_taking_took_goes_back_though_nobody_calls_again(world: World, fault: str) -> None:
     """Or others would be told to wait for it until the period is over."""
     async with one(world) as (purse, purses, wire):
-        purse.heard(100, 2)
+        purse.apply_quota(100, 2)
         await settle()
         wire.meet(fault, 0)
-        assert await waited(world, purse, 60, WAIT_SECONDS) is None
+        assert await waited(world, purse, 60, TOP_UP_TIMEOUT_SECONDS) is None
         await world.clock.advance(10)
         for gate in world.gates:
             gate.set()
@@ -93,10 +93,10 @@ async def test_what_a_lost_taking_took_goes_back_though_nobody_calls_again(world
 @simulated_run(100)
 async def test_what_is_too_late_to_be_taken_is_made_sure_of_once(world: World) -> None:
     async with one(world) as (purse, purses, wire):
-        purse.heard(100, 2)
+        purse.apply_quota(100, 2)
         await settle()
         wire.meet("late", 0)
-        assert await waited(world, purse, 60, WAIT_SECONDS) is None
+        assert await waited(world, purse, 60, TOP_UP_TIMEOUT_SECONDS) is None
         await world.clock.advance(10)
         await world.clock.advance(1)
         await purses.tick()

@@ -10,7 +10,7 @@ from price_keeper.clock import Clock
 from price_keeper.errors import StoreError
 from price_keeper.hard.hold import Closed
 from price_keeper.hard.holds import Holds
-from price_keeper.hard.purse import Purse
+from price_keeper.hard.purse import BudgetLease
 from price_keeper.hard.rows import Name
 from price_keeper.hard.shared import SpentSoFar
 from price_keeper.stores.contract import Store
@@ -23,79 +23,79 @@ RECONCILE_SECONDS = 60.0
 _log = logging.getLogger("price_keeper.hard")
 
 
-class Purses:
+class BudgetLeases:
     """`holds` are those of this run; `spent` reads what a budget's shards say."""
 
-    def __init__(self, store: Store, clock: Clock, tasks: Tasks, holds: Holds, spent: SpentSoFar) -> None:
+    def __init__(self, store: Store, clock: Clock, tasks: Tasks, lease_file: Holds, read_spent: SpentSoFar) -> None:
         self._store = store
         self._clock = clock
         self._tasks = tasks
-        self._holds = holds
-        self._spent = spent
-        self._purses: dict[Name, Purse] = {}
-        self._due: dict[Name, float] = {}  # to be reconciled, by the monotonic clock
-        self._new: set[Name] = set()  # of other settings than before: there may have been no quota for a while
+        self._lease_file = lease_file
+        self._read_spent = read_spent
+        self._leases: dict[Name, BudgetLease] = {}
+        self._reconcile_due_at: dict[Name, float] = {}  # to be reconciled, by the monotonic clock
+        self._changed_keys: set[Name] = set()  # of other settings than before: there may have been no quota for a while
 
     @property
     def holder(self) -> str:
         """The name that accounts of calls give to what is spent here."""
-        return self._holds.holder
+        return self._lease_file.holder
 
-    def of(self, name: Name, quota: int, version: int) -> Purse:
+    def get(self, key: Name, quota: int, version: int) -> BudgetLease:
         """By the newest settings that anybody named."""
-        found = self._purses.get(name)
-        if found is None:
-            found = self._purses[name] = Purse(
-                self._store, self._clock, self._tasks, name, self._holds, self._spent, quota, version
+        lease = self._leases.get(key)
+        if lease is None:
+            lease = self._leases[key] = BudgetLease(
+                self._store, self._clock, self._tasks, key, self._lease_file, self._read_spent, quota, version
             )
-            self._due_after(name, random.uniform(0, RECONCILE_SECONDS))
-        elif version > found.version:
-            found.heard(quota, version)
-            self._new.add(name)
-            self._due[name] = self._clock.monotonic()
-        return found
+            self._schedule_reconcile(key, random.uniform(0, RECONCILE_SECONDS))
+        elif version > lease.version:
+            lease.apply_quota(quota, version)
+            self._changed_keys.add(key)
+            self._reconcile_due_at[key] = self._clock.monotonic()
+        return lease
 
     @property
-    def held_pico(self) -> int:
+    def leased_pico(self) -> int:
         """Taken from buckets, and not spent as far as is known here."""
-        return sum(purse.free + purse.in_flight for purse in self._purses.values())
+        return sum(lease.free + lease.in_flight for lease in self._leases.values())
 
     @property
     def top_ups(self) -> int:
-        return sum(purse.top_ups for purse in self._purses.values())
+        return sum(lease.top_ups for lease in self._leases.values())
 
     @property
     def refusals(self) -> int:
-        return sum(purse.refusals for purse in self._purses.values())
+        return sum(lease.refusals for lease in self._leases.values())
 
     def start(self) -> None:
         self._tasks.run_every("hard budgets", TICK_SECONDS, self.tick, jitter=JITTER)
 
     async def tick(self) -> None:
         """What nobody needs goes back, what was spent without a hold is looked for, and what is over is forgotten."""
-        for name, purse in tuple(self._purses.items()):
-            if name.is_long_over(self._clock.now()) and not purse.in_flight:
-                del self._purses[name], self._due[name]
-                self._new.discard(name)
+        for key, lease in tuple(self._leases.items()):
+            if key.is_long_over(self._clock.now()) and not lease.in_flight:
+                del self._leases[key], self._reconcile_due_at[key]
+                self._changed_keys.discard(key)
                 continue
             with suppress(StoreError, Closed):  # whoever needs money is told
-                await purse.tick()
-            await self._reconcile_in_time(name, purse)
+                await lease.tick()
+            await self._reconcile_if_due(key, lease)
 
-    async def _reconcile_in_time(self, name: Name, purse: Purse) -> None:
-        if self._clock.monotonic() < self._due[name]:
+    async def _reconcile_if_due(self, key: Name, lease: BudgetLease) -> None:
+        if self._clock.monotonic() < self._reconcile_due_at[key]:
             return
-        self._due_after(name, RECONCILE_SECONDS * random.uniform(1 - JITTER, 1 + JITTER))
+        self._schedule_reconcile(key, RECONCILE_SECONDS * random.uniform(1 - JITTER, 1 + JITTER))
         try:
-            await purse.reconcile(is_forced=name in self._new)
-            self._new.discard(name)
+            await lease.reconcile(ignores_interval=key in self._changed_keys)
+            self._changed_keys.discard(key)
         except StoreError as failure:
-            _log.warning("what is spent of the hard budget %s is not known: %s", " ".join(name), failure)
+            _log.warning("what is spent of the hard budget %s is not known: %s", " ".join(key), failure)
 
-    def _due_after(self, name: Name, seconds: float) -> None:
-        self._due[name] = self._clock.monotonic() + seconds
+    def _schedule_reconcile(self, key: Name, seconds: float) -> None:
+        self._reconcile_due_at[key] = self._clock.monotonic() + seconds
 
-    def spent_elsewhere(self, name: Name) -> None:
+    def note_spend_elsewhere(self, key: Name) -> None:
         """Something was counted that nobody held: the next tick looks for it."""
-        if name in self._due:
-            self._due[name] = self._clock.monotonic()
+        if key in self._reconcile_due_at:
+            self._reconcile_due_at[key] = self._clock.monotonic()

@@ -19,8 +19,8 @@ from price_keeper.config.prices import ASYNC_JOB_LABEL
 from price_keeper.errors import Busy, RecordingUnavailable, QuotaExceeded, Refusal, TooManyRequests
 from price_keeper.forwarding.forwarder import UpstreamTarget
 from price_keeper.forwarding.model_path import Operation
-from price_keeper.hard.purse import Held, Purse, Why
-from price_keeper.hard.purses import Purses
+from price_keeper.hard.purse import CostReservation, BudgetLease, RefusalReason
+from price_keeper.hard.purses import BudgetLeases
 from price_keeper.hard.rows import Name
 from price_keeper.hard.worst import Prices, Worst, counted, worst_case
 from price_keeper.metering.guardrails import guardrail_prices
@@ -63,24 +63,24 @@ class Paid(NamedTuple):
     decision: Decision
     candidate: Candidate
     worst: Worst | None = None
-    held: Held | None = None
+    held: CostReservation | None = None
 
 
 class HardBudgets:
-    def __init__(self, config: Config, purses: Purses, tariffs: Tariffs, count: Count) -> None:
+    def __init__(self, config: Config, purses: BudgetLeases, tariffs: Tariffs, count: Count) -> None:
         self._labels = config.labels
         self._units = guardrail_prices(config.guardrails) if config.guardrails is not None else None
         self.purses = purses
         self._tariffs = tariffs
         self._count = count
 
-    def hold_counter(self, held: Held, shards: int) -> Counter:
+    def hold_counter(self, held: CostReservation, shards: int) -> Counter:
         """What is charged with the call that this is held for."""
-        scope, label, period = held.name
+        scope, label, period = held.key
         return Counter.of_hold(scope, label, self.purses.holder, period, shards)
 
     def add_to(self, telemetry: MetricsRegistry) -> None:
-        telemetry.add(metrics.HARD_BUDGET_HELD_USD, lambda: self.purses.held_pico / PICO_PER_USD)
+        telemetry.add(metrics.HARD_BUDGET_HELD_USD, lambda: self.purses.leased_pico / PICO_PER_USD)
         telemetry.add(metrics.HARD_BUDGET_TOP_UPS, lambda: self.purses.top_ups)
         telemetry.add(metrics.HARD_BUDGET_REFUSALS, lambda: self.purses.refusals)
 
@@ -92,7 +92,7 @@ class HardBudgets:
         candidate_of: Callable[[Decision], Candidate],
     ) -> Paid:
         """`decide` says which label is next, of those that are not too dry for this call. Raises a Refusal."""
-        dry: dict[str, tuple[Purse, int]] = {}
+        dry: dict[str, tuple[BudgetLease, int]] = {}
         while True:
             try:
                 decision = decide(dry)
@@ -107,8 +107,8 @@ class HardBudgets:
                 return Paid(decision, candidate)
             prices = self._prices(candidate)
             worst = await self._worst(candidate, asking, prices)
-            purse = self.purses.of(Name(standing.scope.key, label, standing.span.key), quota, standing.settings.version)
-            held = Held(purse, worst.pico) if purse.take(worst.pico) else await purse.hold(worst.pico)
+            purse = self.purses.get(Name(standing.scope.key, label, standing.span.key), quota, standing.settings.version)
+            held = CostReservation(purse, worst.pico) if purse.try_reserve(worst.pico) else await purse.reserve(worst.pico)
             if held is None:
                 dry[decision.label] = purse, worst.pico
             elif self._prices(candidate) == prices:
@@ -161,17 +161,17 @@ def _at(prices: Prices, candidate: Candidate) -> Candidate:
     return candidate._replace(terms=replace(candidate.terms, price_at=held.__getitem__))
 
 
-def _too_dry(standing: BudgetState, dry: Mapping[str, tuple[Purse, int]]) -> Refusal:
+def _too_dry(standing: BudgetState, dry: Mapping[str, tuple[BudgetLease, int]]) -> Refusal:
     """Why no budget has as much: what is only held by others may come back."""
-    whys = {purse.told.why for purse, _ in dry.values()}
-    wait = max(LEAST_WAIT_SECONDS, min(purse.told.retry_after for purse, _ in dry.values()))
-    if Why.DISK in whys:
+    whys = {purse.status.reason for purse, _ in dry.values()}
+    wait = max(LEAST_WAIT_SECONDS, min(purse.status.retry_after for purse, _ in dry.values()))
+    if RefusalReason.DISK_FAILED in whys:
         return RecordingUnavailable("what this call costs cannot be written down", retry_after=wait)
-    if whys & {Why.AWAY, Why.CLOSED}:
+    if whys & {RefusalReason.STORE_UNAVAILABLE, RefusalReason.LEASE_CLOSED}:
         return Busy("a hard budget is not spent from while the store cannot be asked", retry_after=wait)
     least = min(worst for _, worst in dry.values())
     what = f"this call may cost up to {least / PICO_PER_USD:.6f} USD"
-    if Why.SLOW in whys or any(_is_held(standing, label, worst) for label, (_, worst) in dry.items()):
+    if RefusalReason.CONTENTION in whys or any(_is_held(standing, label, worst) for label, (_, worst) in dry.items()):
         return TooManyRequests(f"{what}, and what is left is held for other calls: {standing.format_amounts(dry)}", retry_after=wait)
     return QuotaExceeded(f"{what}, which is more than is left: {standing.format_amounts(dry)}; {standing.reset_message}")
 
