@@ -7,7 +7,7 @@ from typing import cast
 
 import pytest
 from price_keeper.errors import CancellationReason, ReasonCode, TransactionFailed
-from price_keeper.hard.hold import Lacking, OwnHold
+from price_keeper.hard.hold import InsufficientBudget, BudgetLeaseWriter
 from price_keeper.hard.purse import TOP_UP_TIMEOUT_SECONDS, RefusalReason
 from price_keeper.stores.contract import Store, Write
 
@@ -116,7 +116,7 @@ async def test_a_giving_that_was_refused_is_ours_again_only_where_it_can_no_long
             raise TransactionFailed(reasons, maybe_applied=maybe_applied)
 
     gained: list[int] = []
-    own = OwnHold(cast(Store, Refusing()), NAME, HOLDER, gained.append)
-    with pytest.raises(Lacking):
-        await own.give_back(5)
-    assert (gained, own.is_unsure) == ([] if maybe_applied else [5], maybe_applied)
+    own = BudgetLeaseWriter(cast(Store, Refusing()), NAME, HOLDER, gained.append)
+    with pytest.raises(InsufficientBudget):
+        await own.release(5)
+    assert (gained, own.has_unconfirmed_write) == ([] if maybe_applied else [5], maybe_applied)

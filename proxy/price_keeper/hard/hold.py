@@ -18,93 +18,93 @@ from price_keeper.stores.contract import Item, Store, Write
 _log = logging.getLogger("price_keeper.hard")
 
 
-class Moved(Exception):
+class EarlierWriteApplied(Exception):
     """An earlier write had arrived after all, and counts now; this one did not happen."""
 
 
-class Lacking(Exception):
+class InsufficientBudget(Exception):
     """The bucket has not as much, or is not there; carries its item. `maybe_applied`: it was sent before, and that may
     still arrive and find enough."""
 
-    def __init__(self, bucket: Item | None, *, maybe_applied: bool) -> None:
-        self.bucket = bucket
+    def __init__(self, bucket_item: Item | None, *, maybe_applied: bool) -> None:
+        self.bucket_item = bucket_item
         self.maybe_applied = maybe_applied
 
 
-class Closed(Exception):
+class LeaseClosed(Exception):
     """Somebody brought this journal to the store as that of a process that is no more: nothing may be spent of it."""
 
 
-class OwnHold:
+class BudgetLeaseWriter:
     """One write at a time. `gained` hears of what may be spent from now on."""
 
-    def __init__(self, store: Store, name: Name, holder: str, gained: Callable[[int], None]) -> None:
+    def __init__(self, store: Store, key: Name, holder: str, on_gained: Callable[[int], None]) -> None:
         self._store = store
-        self._name = name
+        self._key = key
         self._holder = holder
-        self._gained = gained
-        self._number = 0  # of the last write that is known to be in the store
-        self._out = 0  # as of that
+        self._on_gained = on_gained
+        self._sequence = 0  # of the last write that is known to be in the store
+        self._leased = 0  # as of that
         self._claimed = 0  # of it: what was handed to `gained`, less what is being given back
-        self.is_unsure = False  # something was sent with the next number, and what becomes of it is not known
+        self.has_unconfirmed_write = False  # something was sent with the next number, and what becomes of it is not known
         self.is_closed = False
 
-    async def take(self, pico: int, least: int) -> None:
+    async def acquire(self, pico: int, minimum: int) -> None:
         """Raises Moved, Lacking, Closed and StoreError."""
-        await self._write(rows.taken(self._name, self._holder, self._number, pico, least), pico)
+        await self._write(rows.taken(self._key, self._holder, self._sequence, pico, minimum), pico)
 
-    async def give_back(self, pico: int) -> None:
+    async def release(self, pico: int) -> None:
         """To be asked for by who has already let go of it. Raises as `take`; what certainly is not given is gained."""
         self._claimed -= pico
         try:
-            await self._write(rows.given_back(self._name, self._holder, self._number, pico), -pico)
-        except (Lacking, StoreError) as failure:
+            await self._write(rows.given_back(self._key, self._holder, self._sequence, pico), -pico)
+        except (InsufficientBudget, StoreError) as failure:
             if not failure.maybe_applied:
                 self._claimed += pico
-                self._gained(pico)
+                self._on_gained(pico)
             raise
 
-    async def make_sure(self) -> None:
+    async def confirm(self) -> None:
         """Of what was sent and not answered. Raises Closed and StoreError."""
-        with suppress(Moved):
-            await self._write(rows.moved_on(self._name, self._holder, self._number), 0)
+        with suppress(EarlierWriteApplied):
+            await self._write(rows.moved_on(self._key, self._holder, self._sequence), 0)
 
-    async def _write(self, writes: Sequence[Write], out: int) -> None:
+    async def _write(self, writes: Sequence[Write], change: int) -> None:
         if self.is_closed:
-            raise Closed
-        was_unsure, self.is_unsure = self.is_unsure, True  # also when this is cancelled half way
+            raise LeaseClosed
+        had_unconfirmed_write, self.has_unconfirmed_write = self.has_unconfirmed_write, True  # also when this is cancelled half way
         try:
             await self._store.transact(writes)
         except StoreError as failure:
-            self.is_unsure = was_unsure or failure.maybe_applied
+            self.has_unconfirmed_write = had_unconfirmed_write or failure.maybe_applied
             if isinstance(failure, TransactionFailed):
-                self._refused(failure)
+                self._raise_conflict(failure)
             raise
-        self._moved_to(self._out + out)
+        self._confirm_sequence(self._leased + change)
 
-    def _refused(self, failure: TransactionFailed) -> None:
+    def _raise_conflict(self, failure: TransactionFailed) -> None:
         """Raises Moved, Lacking and Closed."""
-        of_hold, *of_bucket = failure.reasons
-        if of_hold.code is ReasonCode.CONDITION_FAILED:
-            self._find(of_hold.item)
-            raise Moved from None
-        if of_bucket and of_bucket[0].code is ReasonCode.CONDITION_FAILED:
-            raise Lacking(of_bucket[0].item, maybe_applied=failure.maybe_applied) from None
+        lease_reason, *bucket_reasons = failure.reasons
+        if lease_reason.code is ReasonCode.CONDITION_FAILED:
+            self._adopt_row(lease_reason.item)
+            raise EarlierWriteApplied from None
+        if bucket_reasons and bucket_reasons[0].code is ReasonCode.CONDITION_FAILED:
+            raise InsufficientBudget(bucket_reasons[0].item, maybe_applied=failure.maybe_applied) from None
 
-    def _moved_to(self, out: int) -> None:
+    def _confirm_sequence(self, leased: int) -> None:
         """All that was sent with this number has arrived now or never will."""
-        gained = out - self._claimed
-        self._number += 1
-        self.is_unsure = False
-        self._out = self._claimed = out
+        gained = leased - self._claimed
+        self._sequence += 1
+        self.has_unconfirmed_write = False
+        self._leased = self._claimed = leased
         if gained:
-            self._gained(gained)
+            self._on_gained(gained)
 
-    def _find(self, item: Item | None) -> None:
+    def _adopt_row(self, item: Item | None) -> None:
         """Raises Closed."""
-        found = rows.Hold.of(item)
-        if found.number != self._number + 1:
+        row = rows.Hold.of(item)
+        if row.number != self._sequence + 1:
             self.is_closed = True
-            _log.error("the hold of %s on %s %s is closed", self._holder, self._name.label, self._name.period)
-            raise Closed from None
-        self._moved_to(found.out)
+            _log.error("the hold of %s on %s %s is closed", self._holder, self._key.label, self._key.period)
+            raise LeaseClosed from None
+        self._confirm_sequence(row.out)

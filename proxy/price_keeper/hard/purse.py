@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol
 
 from price_keeper.clock import Clock
 from price_keeper.errors import ConditionFailed, StoreError, TransactionFailed
-from price_keeper.hard.hold import Closed, Lacking, Moved, OwnHold
+from price_keeper.hard.hold import LeaseClosed, InsufficientBudget, EarlierWriteApplied, BudgetLeaseWriter
 from price_keeper.hard.holds import Holds
 from price_keeper.hard.rows import Bucket, Name
 from price_keeper.hard.shared import SharedBucket, SpentSoFar
@@ -104,7 +104,7 @@ class BudgetLease:
         self.top_ups = self.refusals = 0
         self._clock, self._tasks, self._lease_file = clock, tasks, lease_file
         self._shared_bucket = SharedBucket(store, clock, key, read_spent)
-        self._writer = OwnHold(store, key, lease_file.holder, self._on_gained)
+        self._writer = BudgetLeaseWriter(store, key, lease_file.holder, self._on_gained)
         self._writing = asyncio.Lock()
         self._top_up_done: asyncio.Event | None = None
         self._is_top_up_slow = False  # what is under way: somebody waited for it long enough
@@ -204,7 +204,7 @@ class BudgetLease:
         try:
             async with self._writing:
                 await self._lease_more()
-        except Closed:
+        except LeaseClosed:
             self._refusal_reason = RefusalReason.LEASE_CLOSED
         except (ConditionFailed, TransactionFailed):
             self._pause_top_ups(RefusalReason.CONTENTION, CONTENTION_PAUSE_SECONDS)
@@ -228,11 +228,11 @@ class BudgetLease:
             await self._lease_file.name(self.key)
             try:
                 # More than is needed is taken only from a bucket that still has plenty.
-                await self._writer.take(chunk, chunk * MAX_CHUNK_SHARE if chunk > need else chunk)
-            except Moved:
+                await self._writer.acquire(chunk, chunk * MAX_CHUNK_SHARE if chunk > need else chunk)
+            except EarlierWriteApplied:
                 continue
-            except Lacking as insufficient:
-                await self._apply_bucket_item(insufficient.bucket)
+            except InsufficientBudget as insufficient:
+                await self._apply_bucket_item(insufficient.bucket_item)
                 if need > self._unleased:
                     await self._on_insufficient()
                     return
@@ -317,9 +317,9 @@ class BudgetLease:
         if spare > 0:
             async with self._writing:
                 await self._release(min(spare, self.free))
-        elif self._writer.is_unsure:  # perhaps nobody calls here any more, and others lack what it took
+        elif self._writer.has_unconfirmed_write:  # perhaps nobody calls here any more, and others lack what it took
             async with self._writing:
-                await self._writer.make_sure()
+                await self._writer.confirm()
 
     def _compute_spare(self, now: float) -> int:
         """All, where the quota turns out to be spent or nobody calls; else what would last for long and is much."""
@@ -339,8 +339,8 @@ class BudgetLease:
         self.free -= pico
         self._low_mark = -NEVER
         try:
-            await self._writer.give_back(pico)
-        except (Moved, Lacking):
+            await self._writer.release(pico)
+        except (EarlierWriteApplied, InsufficientBudget):
             return  # it is ours again, until the next time
         self._unleased += pico
 

@@ -8,7 +8,7 @@ from contextlib import suppress
 
 from price_keeper.clock import Clock
 from price_keeper.errors import StoreError
-from price_keeper.hard.hold import Closed
+from price_keeper.hard.hold import LeaseClosed
 from price_keeper.hard.holds import Holds
 from price_keeper.hard.purse import BudgetLease
 from price_keeper.hard.rows import Name
@@ -78,7 +78,7 @@ class BudgetLeases:
                 del self._leases[key], self._reconcile_due_at[key]
                 self._changed_keys.discard(key)
                 continue
-            with suppress(StoreError, Closed):  # whoever needs money is told
+            with suppress(StoreError, LeaseClosed):  # whoever needs money is told
                 await lease.tick()
             await self._reconcile_if_due(key, lease)
 
