@@ -18,7 +18,7 @@ from price_keeper.errors import ConditionFailed, StoreError, TransactionFailed
 from price_keeper.hard.hold import LeaseClosed, InsufficientBudget, EarlierWriteApplied, BudgetLeaseWriter
 from price_keeper.hard.holds import Holds
 from price_keeper.hard.rows import Bucket, Name
-from price_keeper.hard.shared import SharedBucket, SpentSoFar
+from price_keeper.hard.shared import SharedBudgetBucket, ReadSpent
 from price_keeper.stores.contract import Item, Store
 from price_keeper.tasks import Tasks
 
@@ -93,7 +93,7 @@ class BudgetLease:
         tasks: Tasks,
         key: Name,
         lease_file: Holds,
-        read_spent: SpentSoFar,
+        read_spent: ReadSpent,
         quota: int,
         version: int,
     ) -> None:
@@ -103,7 +103,7 @@ class BudgetLease:
         self.quota, self.version = quota, version
         self.top_ups = self.refusals = 0
         self._clock, self._tasks, self._lease_file = clock, tasks, lease_file
-        self._shared_bucket = SharedBucket(store, clock, key, read_spent)
+        self._shared_bucket = SharedBudgetBucket(store, clock, key, read_spent)
         self._writer = BudgetLeaseWriter(store, key, lease_file.holder, self._on_gained)
         self._writing = asyncio.Lock()
         self._top_up_done: asyncio.Event | None = None
@@ -280,7 +280,7 @@ class BudgetLease:
     # What is known of the bucket.
 
     async def _read_bucket(self) -> None:
-        self._apply_bucket(await self._shared_bucket.looked_at(self.quota, self.version))
+        self._apply_bucket(await self._shared_bucket.read_or_create(self.quota, self.version))
         if not self._has_reconciled:  # perhaps nobody has called under a hard budget for long
             await self.reconcile()
 
@@ -296,7 +296,7 @@ class BudgetLease:
 
     async def reconcile(self, *, ignores_interval: bool = False) -> None:
         """Takes out what was spent without a hold. `is_forced`: though somebody did so of late. Raises StoreError."""
-        bucket = await self._shared_bucket.reconciled(is_forced=ignores_interval)
+        bucket = await self._shared_bucket.reconcile(ignores_interval=ignores_interval)
         if bucket is not None:
             self._apply_bucket(bucket)
             self._has_reconciled = True

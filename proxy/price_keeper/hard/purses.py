@@ -12,7 +12,7 @@ from price_keeper.hard.hold import LeaseClosed
 from price_keeper.hard.holds import Holds
 from price_keeper.hard.purse import BudgetLease
 from price_keeper.hard.rows import Name
-from price_keeper.hard.shared import SpentSoFar
+from price_keeper.hard.shared import ReadSpent
 from price_keeper.stores.contract import Store
 from price_keeper.tasks import Tasks
 
@@ -26,7 +26,7 @@ _log = logging.getLogger("price_keeper.hard")
 class BudgetLeases:
     """`holds` are those of this run; `spent` reads what a budget's shards say."""
 
-    def __init__(self, store: Store, clock: Clock, tasks: Tasks, lease_file: Holds, read_spent: SpentSoFar) -> None:
+    def __init__(self, store: Store, clock: Clock, tasks: Tasks, lease_file: Holds, read_spent: ReadSpent) -> None:
         self._store = store
         self._clock = clock
         self._tasks = tasks

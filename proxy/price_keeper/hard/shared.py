@@ -12,77 +12,77 @@ from price_keeper.hard import rows
 from price_keeper.hard.rows import Bucket, Hold, Name
 from price_keeper.stores.contract import Item, Store, iterate_rows
 
-TRIES = 8  # each lost one means that another process had its way
-SEEN_SECONDS = 45  # a look so young is not repeated
-READINGS = 3
+BUCKET_ATTEMPTS = 8  # each lost one means that another process had its way
+MIN_RECONCILE_SECONDS = 45  # a look so young is not repeated
+RECONCILE_READS = 3
 
 # Pico-dollars by all shards of the scope, label and period, however many there ever were; read consistently.
-SpentSoFar: TypeAlias = Callable[[Name], Awaitable[int]]
+ReadSpent: TypeAlias = Callable[[Name], Awaitable[int]]
 
 
 @dataclass(frozen=True, slots=True)
-class SharedBucket:
+class SharedBudgetBucket:
     """Each raises StoreError."""
 
     store: Store
     clock: Clock
-    name: Name
-    spent: SpentSoFar
+    key: Name
+    read_spent: ReadSpent
 
-    async def looked_at(self, quota: int, version: int) -> Bucket:
+    async def read_or_create(self, quota: int, version: int) -> Bucket:
         """As it stands, made if it is not there, by these settings or newer ones."""
-        item = await self.store.get(self.name.bucket, consistent=True)
-        for _ in range(TRIES):
+        item = await self.store.get(self.key.bucket, consistent=True)
+        for _ in range(BUCKET_ATTEMPTS):
             if item is None:
-                item = await self._made(quota, version)
+                item = await self._create(quota, version)
             else:
                 bucket = Bucket.of(item)
                 if bucket.version >= version:
                     return bucket
-                item = await self._changed(bucket, quota, version)
+                item = await self._change_quota(bucket, quota, version)
         raise ConditionFailed(item)
 
-    async def _made(self, quota: int, version: int) -> Item | None:
-        put = rows.made(self.name, quota, version, await self._holds(), await self.spent(self.name), self.clock.now())
+    async def _create(self, quota: int, version: int) -> Item | None:
+        put = rows.made(self.key, quota, version, await self._read_leases(), await self.read_spent(self.key), self.clock.now())
         try:
             await self.store.put(put)
         except ConditionFailed as failure:
             return failure.item
         return put.item
 
-    async def _changed(self, bucket: Bucket, quota: int, version: int) -> Item | None:
+    async def _change_quota(self, bucket: Bucket, quota: int, version: int) -> Item | None:
         try:
-            return await self.store.update(rows.changed(self.name, bucket, quota, version))
+            return await self.store.update(rows.changed(self.key, bucket, quota, version))
         except ConditionFailed as failure:
             return failure.item
 
-    async def reconciled(self, *, is_forced: bool = False) -> Bucket | None:
+    async def reconcile(self, *, ignores_interval: bool = False) -> Bucket | None:
         """What was spent without a hold is taken out; by one process for all, and not often. None: no bucket."""
-        item = await self.store.get(self.name.bucket, consistent=True)
+        item = await self.store.get(self.key.bucket, consistent=True)
         if item is None:
             return None
         bucket = Bucket.of(item)
         if (
-            not is_forced and 0 <= self.clock.now() - bucket.seen_at < SEEN_SECONDS
+            not ignores_interval and 0 <= self.clock.now() - bucket.seen_at < MIN_RECONCILE_SECONDS
         ):  # one in the future is somebody's wrong clock
             return bucket
-        base = await self._unheld(bucket.base)
+        spent_without_lease = await self._measure_spent_without_lease(bucket.base)
         try:
-            return Bucket.of(await self.store.update(rows.reconciled(self.name, bucket, base, self.clock.now())))
+            return Bucket.of(await self.store.update(rows.reconciled(self.key, bucket, spent_without_lease, self.clock.now())))
         except ConditionFailed as failure:
             return None if failure.item is None else Bucket.of(failure.item)
 
-    async def _unheld(self, known: int) -> int:
+    async def _measure_spent_without_lease(self, known: int) -> int:
         """What is flushed between the two readings is in the second only, and taken for too much: so what comes to more
         than was known is read again, and the least holds. Each was enough when it began, and it only grows."""
         least = None
-        for _ in range(READINGS):
-            holds = await self._holds()
-            found = rows.unheld(holds, await self.spent(self.name))
+        for _ in range(RECONCILE_READS):
+            leases = await self._read_leases()
+            found = rows.unheld(leases, await self.read_spent(self.key))
             least = found if least is None else min(least, found)
             if least <= known:
                 break
         return least or 0
 
-    async def _holds(self) -> list[Hold]:
-        return [Hold.of(row.item) async for row in iterate_rows(self.store, self.name.holds)]
+    async def _read_leases(self) -> list[Hold]:
+        return [Hold.of(row.item) async for row in iterate_rows(self.store, self.key.holds)]
