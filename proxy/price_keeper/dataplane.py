@@ -33,7 +33,7 @@ from price_keeper.forwarding.sigv4 import AwsCredentials
 from price_keeper.forwarding.upstream import UpstreamEndpoint
 from price_keeper.handler import RequestHandler
 from price_keeper.hard.purses import BudgetLeases
-from price_keeper.hard.rows import Name
+from price_keeper.hard.rows import HardBudgetKey
 from price_keeper.limits.leasing import RateLeaseManager
 from price_keeper.logs import format_traceback
 from price_keeper.metering.aws_price_list import AwsPriceList
@@ -183,7 +183,7 @@ def build_hard_budgets(
     """What is held is given back when the recording is finished."""
     leases = BudgetLeases(store, clock, tasks, recording.holds, partial(spent_so_far, store))
     leases.start()
-    budgets.on_spent_elsewhere = lambda counter: leases.note_spend_elsewhere(Name(*counter[:3]))
+    budgets.on_spent_elsewhere = lambda counter: leases.note_spend_elsewhere(HardBudgetKey(*counter[:3]))
     return HardBudgets(config, leases, price_tables, TokenCounter(forwarder))
 
 

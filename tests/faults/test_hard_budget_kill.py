@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from price_keeper.hard.rows import Name
+from price_keeper.hard.rows import HardBudgetKey
 from price_keeper.recording.entries import PICO_PER_USD
 from price_keeper.stores.contract import Store
 from price_keeper.stores.sqlite import SqliteStore
@@ -83,7 +83,7 @@ def _mishaps(fleet: Fleet, clients: Clients, chance: random.Random) -> Mishaps:
     return Mishaps(fleet, clients, chance, KILLS, pauses=max(2, KILLS // 3), stops=max(1, KILLS // 10), lost=lost)
 
 
-async def _refusing(fleet: Fleet, store: Store, names: dict[str, Name]) -> tuple[dict[str, Stored], set[str]]:
+async def _refusing(fleet: Fleet, store: Store, names: dict[str, HardBudgetKey]) -> tuple[dict[str, Stored], set[str]]:
     """When every sidecar that lives refuses: what there is then, and who of the holders is dead. What comes back late
     may still be used, by those who ask again after a pause."""
     deadline = time.monotonic() + LONGEST_PAUSE_SECONDS
@@ -121,7 +121,7 @@ def _compare(
 
 def _used(stored: Stored, dead: set[str]) -> int:
     """What is spent, and what the dead hold until their journals are brought to the store."""
-    return stored.spent + sum(hold.out - hold.used for holder, hold in stored.holds.items() if holder in dead)
+    return stored.spent + sum(hold.leased - hold.used for holder, hold in stored.holds.items() if holder in dead)
 
 
 def _tell(label: str, billed: int, at_end: Stored, refusing: Stored, dead: set[str]) -> None:
@@ -130,7 +130,7 @@ def _tell(label: str, billed: int, at_end: Stored, refusing: Stored, dead: set[s
         "billed": billed,
         "recorded": at_end.spent,
         "used or held by the dead": _used(refusing, dead),
-        "base": at_end.bucket.base,
+        "base": at_end.bucket.spent_without_lease,
     }
     told = ", ".join(f"{what} {pico / quota:.4%}" for what, pico in shares.items())
     worst = quota / worst_pico(label)

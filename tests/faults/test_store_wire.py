@@ -228,8 +228,8 @@ async def money_is_held_once(line: Line, folder: Path) -> None:
         for _ in range(5):
             assert await purse.reserve(quota // 10) is not None
             there, hold = await bucket_of(line.direct, name), await hold_of(line.direct, name, holds.holder)
-            assert there.left + hold.out == quota
-            assert hold.out >= purse.in_flight
+            assert there.unleased + hold.leased == quota
+            assert hold.leased >= purse.in_flight
 
 
 async def sessions_are_as_many_as_may_be(line: Line, _: Path) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from price_keeper.forwarding import upstream
-from price_keeper.hard.rows import Name
+from price_keeper.hard.rows import HardBudgetKey
 from price_keeper.recording.aggregator import sum_of_shards
 from price_keeper.recording.entries import PICO_PER_MICRO, Counter, Receipt
 from price_keeper.stores.contract import Store
@@ -50,7 +50,7 @@ class Run:
 
     fleet: Fleet
     clients: Clients
-    names: dict[str, Name]
+    names: dict[str, HardBudgetKey]
     wires: dict[str, WireProxy]
     ledger: list[dict[str, Any]] = field(default_factory=list)
     books: list[Books] = field(default_factory=list)

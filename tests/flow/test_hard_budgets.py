@@ -15,7 +15,7 @@ from typing import Any
 import aiohttp
 import pytest
 from price_keeper.config import Config
-from price_keeper.hard.rows import Bucket, Hold, Name
+from price_keeper.hard.rows import HardBudgetBucket, BudgetLeaseRow, HardBudgetKey
 from price_keeper.model import Scope
 from price_keeper.recording.aggregator import spent_so_far
 from price_keeper.stores import schema
@@ -55,16 +55,16 @@ async def ask(port: DataPort, label: str = "premium", path: str = "converse", bo
     return await port.ask(f"/{path}" if "/" in path else f"/model/{label}/{path}", body)
 
 
-async def name_of(port: DataPort, label: str = "premium") -> Name:
+async def name_of(port: DataPort, label: str = "premium") -> HardBudgetKey:
     period = port.standings._caller_days[ORG, APP][0].budget.span.key
-    return Name(SCOPE.key, label, period)
+    return HardBudgetKey(SCOPE.key, label, period)
 
 
-async def in_store(port: DataPort, label: str = "premium") -> tuple[Bucket, list[Hold]]:
+async def in_store(port: DataPort, label: str = "premium") -> tuple[HardBudgetBucket, list[BudgetLeaseRow]]:
     name = await name_of(port, label)
-    item = await port.store.get(name.bucket)
+    item = await port.store.get(name.bucket_key)
     assert item is not None
-    return Bucket.of(item), [Hold.of(row.item) async for row in iterate_rows(port.store, name.holds)]
+    return HardBudgetBucket.from_item(item), [BudgetLeaseRow.from_item(row.item) async for row in iterate_rows(port.store, name.lease_query)]
 
 
 async def true_spend(port: DataPort, label: str = "premium") -> int:
@@ -94,12 +94,12 @@ async def test_what_was_held_and_not_spent_comes_back_at_the_end(tmp_path: Path)
     async with hard(tmp_path, {"premium": 1.0}) as port:
         assert (await ask(port)).status == 200
         bucket, holds = await in_store(port)
-        assert bucket.left + sum(hold.out for hold in holds) == bucket.quota == USD
-        assert holds[0].out > 0
+        assert bucket.unleased + sum(hold.leased for hold in holds) == bucket.quota == USD
+        assert holds[0].leased > 0
         name = await name_of(port)
         spent = await true_spend(port)
     async with data_port(tmp_path) as port:
-        assert Bucket.of(await port.store.get(name.bucket) or {}).left == USD - spent
+        assert HardBudgetBucket.from_item(await port.store.get(name.bucket_key) or {}).unleased == USD - spent
 
 
 async def test_it_goes_on_with_the_next_label_of_the_chain(tmp_path: Path) -> None:
@@ -173,7 +173,7 @@ async def test_a_call_whose_answer_is_cut_costs_its_worst_case(tmp_path: Path) -
         spent = await true_spend(port)
         bucket, holds = await in_store(port)
         assert spent >= Decimal(100) * 15 * 10**6  # its 100 tokens at 15 USD for a million
-        assert bucket.left + sum(hold.out for hold in holds) == USD
+        assert bucket.unleased + sum(hold.leased for hold in holds) == USD
         assert sum(hold.used for hold in holds) == spent
 
 
@@ -199,8 +199,8 @@ async def test_from_soft_to_hard_what_was_spent_counts(tmp_path: Path) -> None:
         port.standings._refresh_states.clear()
         assert (await ask(port)).status == 200
         bucket, holds = await in_store(port)
-        assert bucket.base == soft
-        assert bucket.left == USD - soft - sum(hold.out for hold in holds)
+        assert bucket.spent_without_lease == soft
+        assert bucket.unleased == USD - soft - sum(hold.leased for hold in holds)
 
 
 async def test_a_quota_that_goes_and_comes_back_is_not_spent_twice(tmp_path: Path) -> None:
@@ -226,7 +226,7 @@ async def test_a_quota_that_goes_and_comes_back_is_not_spent_twice(tmp_path: Pat
         assert {answer.status for answer in answers} <= {200, 400, 429}
         assert await true_spend(port) <= 0.05 * USD
         _, holds = await in_store(port)
-        assert all(hold.used <= hold.out for hold in holds)
+        assert all(hold.used <= hold.leased for hold in holds)
 
 
 @pytest.mark.parametrize(("fault", "status"), [("throttle", 429), ("5xx", 503), ("access-denied", 400)])

@@ -17,7 +17,7 @@ import pytest
 from price_keeper.clock import SystemClock
 from price_keeper.config import Config
 from price_keeper.config.keys import EndpointConfig, LabelConfig, PricesConfig
-from price_keeper.hard.rows import Bucket, Hold, Name
+from price_keeper.hard.rows import HardBudgetBucket, BudgetLeaseRow, HardBudgetKey
 from price_keeper.metering.price_updates import Tariffs
 from price_keeper.metering.pricing import Tariff, tariff_of
 from price_keeper.model import Scope
@@ -53,19 +53,19 @@ class SettableClock(SystemClock):
 class Budget:
     """Of premium, as the store has it."""
 
-    bucket: Bucket
-    holds: list[Hold]
+    bucket: HardBudgetBucket
+    holds: list[BudgetLeaseRow]
     spent: int
 
     def check(self) -> None:
-        assert self.bucket.left + sum(hold.out for hold in self.holds) + self.bucket.base == self.bucket.quota
+        assert self.bucket.unleased + sum(hold.leased for hold in self.holds) + self.bucket.spent_without_lease == self.bucket.quota
         assert sum(hold.used for hold in self.holds) == self.spent
 
 
 async def budget_of(store: Store, day: str) -> Budget:
-    name = Name(Scope(ORG, APP).key, "premium", day)
-    holds = [Hold.of(row.item) async for row in iterate_rows(store, name.holds)]
-    found = Budget(Bucket.of(await store.get(name.bucket) or {}), holds, await spent_so_far(store, name))
+    name = HardBudgetKey(Scope(ORG, APP).key, "premium", day)
+    holds = [BudgetLeaseRow.from_item(row.item) async for row in iterate_rows(store, name.lease_query)]
+    found = Budget(HardBudgetBucket.from_item(await store.get(name.bucket_key) or {}), holds, await spent_so_far(store, name))
     found.check()
     return found
 
@@ -136,7 +136,7 @@ async def test_a_call_that_waits_over_midnight_is_held_and_paid_on_the_day_it_ca
         assert store.first is None
         await port.recording.recorder.flush()
         assert (await budget_of(port.store, YESTERDAY)).spent > 0
-        assert await port.store.get(Name(Scope(ORG, APP).key, "premium", TODAY).bucket) is None
+        assert await port.store.get(HardBudgetKey(Scope(ORG, APP).key, "premium", TODAY).bucket_key) is None
         assert await ask(port) == 200
         assert (await flushed(port)).spent > 0
         assert day_of(port) == TODAY
@@ -172,7 +172,7 @@ async def test_a_call_sent_again_is_held_and_paid_once(tmp_path: Path) -> None:
             assert len(port.bedrock.ledger) == 1
             after = await flushed(port)
             assert port.recording.recorder.journal.recorded.requests == 1
-            worst.append(after.holds[0].out)  # the first that is taken is what one call may cost
+            worst.append(after.holds[0].leased)  # the first that is taken is what one call may cost
     assert worst[0] == worst[1]
 
 
@@ -188,7 +188,7 @@ async def test_the_dearest_place_is_held_for_and_the_one_that_served_is_paid(tmp
         after, usage = await flushed(port), port.bedrock.ledger[0].usage
         assert usage is not None
         assert after.spent == usage.input_tokens * 12 * 10**6 + usage.output_tokens * 60 * 10**6
-        assert 0.02 * USD < after.holds[0].out <= 0.1 * USD
+        assert 0.02 * USD < after.holds[0].leased <= 0.1 * USD
 
 
 @pytest.mark.parametrize(
@@ -271,7 +271,7 @@ async def test_what_is_not_known_of_a_call_counts_as_its_worst_case(
         assert len(port.bedrock.ledger) == 1
         assert port.bedrock.ledger[0].usage is not None
         after = await flushed(port)
-        assert after.spent == after.holds[0].out > 100 * 15 * 10**6
+        assert after.spent == after.holds[0].leased > 100 * 15 * 10**6
         assert port.recording.recorder.journal.recorded.estimated_requests == 1
 
 
@@ -290,5 +290,5 @@ async def test_a_call_that_outlives_its_process_counts_as_its_worst_case(path: s
     async with data_port(tmp_path) as port:
         after = await budget_of(port.store, day)
         assert after.spent - spent > 100 * 15 * 10**6
-        assert [(hold.out, hold.is_closed) for hold in after.holds] == [(after.spent, True)]
-        assert after.bucket.left == USD - after.spent
+        assert [(hold.leased, hold.is_closed) for hold in after.holds] == [(after.spent, True)]
+        assert after.bucket.unleased == USD - after.spent

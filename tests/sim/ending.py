@@ -207,21 +207,21 @@ class Ending:
 
     def _holds_are_closed(self) -> None:
         """What nobody spent is in the bucket again."""
-        out: dict[rows.Name, int] = {}
+        out: dict[rows.HardBudgetKey, int] = {}
         for key, item in self.world.store.items.items():
             if key.table != "rate-buckets" or not key.sk.startswith("HOLD#"):
                 continue
             label, _, rest = key.sk.removeprefix("HOLD#").partition("#")
             period, _, holder = rest.rpartition("#")
-            name, hold = rows.Name(key.pk, label, period), rows.Hold.of(item)
+            name, hold = rows.HardBudgetKey(key.pk, label, period), rows.BudgetLeaseRow.from_item(item)
             spent = self.truth.held[name, holder] + self.truth.over_held[name, holder]
-            out[name] = out.get(name, 0) + hold.out
-            is_right = hold.is_closed and hold.out == hold.used == spent
+            out[name] = out.get(name, 0) + hold.leased
+            is_right = hold.is_closed and hold.leased == hold.used == spent
             self.truth.check("every hold is closed with what was spent of it", is_right, name, holder, hold, spent)
         for name, sum_ in out.items():
-            item = self.world.store.items.get(name.bucket)
+            item = self.world.store.items.get(name.bucket_key)
             if item is None:
                 continue
-            bucket = rows.Bucket.of(item)
-            whole = bucket.left + bucket.base + sum_ == bucket.quota
+            bucket = rows.HardBudgetBucket.from_item(item)
+            whole = bucket.unleased + bucket.spent_without_lease + sum_ == bucket.quota
             self.truth.check("what nobody spent is there again", whole, name, bucket, sum_)

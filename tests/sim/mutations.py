@@ -62,7 +62,7 @@ def seeds_until_found(mistake: Mistake, folder: Path, most: int) -> tuple[int, O
 
 
 _writes, _following, _send_part, _once = flush.writes, Journal._following, Sender._send_part, TransactionSender._attempt
-_given_back, _tick = rows.given_back, BudgetLease.tick
+_given_back, _tick = rows.build_release, BudgetLease.tick
 
 
 def _without_marker(*arguments: Any) -> list[Any]:
@@ -211,7 +211,7 @@ MISTAKES = {
         SpendTracker, "is_flush_certain", property(lambda _: True), "soft", 10_010
     ),
     "shards read exactly while a flush is under way": Mistake(Turns, "other", _at_any_time, "soft", 20_010),
-    "money given back without a number": Mistake(rows, "given_back", _without_number, "hard", 10_006),
+    "money given back without a number": Mistake(rows, "build_release", _without_number, "hard", 10_006),
     "money of calls under way given back by time-out": Mistake(BudgetLease, "tick", _by_time_out, "hard"),
     "holds given back before all is flushed": Mistake(
         Recorder, "has_leftovers", property(lambda _: False), "hard", 10_030

@@ -112,8 +112,8 @@ class Truth:
         self.requests: Sums[Name] = Sums()
         self.known_pico = 0  # what Bedrock told and was written down
         self.flushed: dict[Name, Flushed] = {}
-        self.held: Sums[tuple[rows.Name, str]] = Sums()  # by budget and holder: what its calls cost or may cost
-        self.over_held: Sums[tuple[rows.Name, str]] = Sums()  # what estimates that stay say beyond that
+        self.held: Sums[tuple[rows.HardBudgetKey, str]] = Sums()  # by budget and holder: what its calls cost or may cost
+        self.over_held: Sums[tuple[rows.HardBudgetKey, str]] = Sums()  # what estimates that stay say beyond that
         self.unheld: Sums[Name] = Sums()  # of what has a hard budget: what was spent without a hold
         self.quotas: dict[str, int] = {}  # micro-USD, the highest there ever was, by label
         self.is_quota_lowered = False
@@ -293,27 +293,27 @@ class Truth:
     # Hard budgets.
 
     def check_hard(self) -> None:
-        out: Sums[rows.Name] = Sums()
-        buckets: dict[rows.Name, rows.Bucket] = {}
+        out: Sums[rows.HardBudgetKey] = Sums()
+        buckets: dict[rows.HardBudgetKey, rows.HardBudgetBucket] = {}
         for key, item in self._hard_rows.items():
             kind, _, rest = key.sk.removeprefix("BUCKET#").partition("#")
             label, _, rest = rest.partition("#")
             if kind == "HARD":
-                buckets[rows.Name(key.pk, label, rest)] = rows.Bucket.of(item)
+                buckets[rows.HardBudgetKey(key.pk, label, rest)] = rows.HardBudgetBucket.from_item(item)
                 continue
             period, _, holder = rest.rpartition("#")
-            name, hold = rows.Name(key.pk, label, period), rows.Hold.of(item)
-            out[name] += hold.out
+            name, hold = rows.HardBudgetKey(key.pk, label, period), rows.BudgetLeaseRow.from_item(item)
+            out[name] += hold.leased
             spent = self.held[name, holder]
-            self.check("nobody spends what it does not hold", spent <= hold.out, name, holder, spent, hold)
-            most = max(hold.out, spent + self.over_held[name, holder])
+            self.check("nobody spends what it does not hold", spent <= hold.leased, name, holder, spent, hold)
+            most = max(hold.leased, spent + self.over_held[name, holder])
             self.check("no hold says more than was spent", hold.used <= most, name, holder, spent, hold)
         for name, bucket in buckets.items():
-            sum_ = bucket.left + out[name] + bucket.base
+            sum_ = bucket.unleased + out[name] + bucket.spent_without_lease
             self.check("money is in one place", sum_ == bucket.quota, name, bucket, out[name])
             if not (self.unheld[Name(*name)] or self.is_quota_lowered or self.has_replayed_snapshot):
-                self.check("no bucket owes", bucket.left >= 0, name, bucket)
-        held: Sums[rows.Name] = Sums()
+                self.check("no bucket owes", bucket.unleased >= 0, name, bucket)
+        held: Sums[rows.HardBudgetKey] = Sums()
         for (name, _), pico in self.held.items():
             held[name] += pico
         for name, pico in held.items():
@@ -321,9 +321,9 @@ class Truth:
             self.check("a hard budget is never passed", pico <= quota, name, pico, quota)
 
 
-def _held_by(counter: Any) -> tuple[rows.Name, str]:
+def _held_by(counter: Any) -> tuple[rows.HardBudgetKey, str]:
     holder, period = counter.holder_and_period
-    return rows.Name(counter.scope, counter.label, period), holder
+    return rows.HardBudgetKey(counter.scope, counter.label, period), holder
 
 
 class ToldAlerts:

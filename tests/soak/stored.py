@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 
-from price_keeper.hard.rows import Bucket, Hold, Name
+from price_keeper.hard.rows import HardBudgetBucket, BudgetLeaseRow, HardBudgetKey
 from price_keeper.model import Scope
 from price_keeper.recording.aggregator import COUNTED, Listed, listed, spent_so_far, sum_of_shards, total_key
 from price_keeper.recording.entries import PICO_PER_MICRO
@@ -97,17 +97,17 @@ async def check_hard_budget(store: Store, served: Mapping[str, int], verdict: Ve
     scope = Scope(SPENDING.org, SPENDING.name).key
     counters = {each.counter for each in await _active(store) if each.counter.scope == scope}
     for label, period in {(counter.label, counter.period) for counter in counters if counter.label in MODELS}:
-        name = Name(scope, label, period)
-        item = await store.get(name.bucket, consistent=True)
+        name = HardBudgetKey(scope, label, period)
+        item = await store.get(name.bucket_key, consistent=True)
         assert item is not None, f"there is no bucket of {name}"
-        bucket, spent, billed = Bucket.of(item), await spent_so_far(store, name), served.get(label, 0)
-        holds = [Hold.of(row.item) async for row in iterate_rows(store, name.holds)]
+        bucket, spent, billed = HardBudgetBucket.from_item(item), await spent_so_far(store, name), served.get(label, 0)
+        holds = [BudgetLeaseRow.from_item(row.item) async for row in iterate_rows(store, name.lease_query)]
         verdict.figures[f"of the hard budget of {label} spent, %"] = round(100 * spent / bucket.quota, 3)
         verdict.figures[f"of the hard budget of {label} served, %"] = round(100 * billed / bucket.quota, 3)
         if max(spent, billed) > bucket.quota:
             passed.append(f"{label}: {spent} recorded and {billed} served of {bucket.quota}")
-        parts = bucket.left + sum(hold.out for hold in holds) + bucket.base
-        if parts != bucket.quota or bucket.left < 0:
+        parts = bucket.unleased + sum(hold.leased for hold in holds) + bucket.spent_without_lease
+        if parts != bucket.quota or bucket.unleased < 0:
             broken.append(f"{label}: {bucket}, {holds}")
     verdict.none("hard budgets passed", passed)
     verdict.none("hard budgets whose parts are not the whole", broken)

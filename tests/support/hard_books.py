@@ -8,7 +8,7 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 from price_keeper.calendar_days import Period, find_span
-from price_keeper.hard.rows import Bucket, Hold, Name
+from price_keeper.hard.rows import HardBudgetBucket, BudgetLeaseRow, HardBudgetKey
 from price_keeper.model import Scope
 from price_keeper.recording.aggregator import spent_so_far, sum_of_shards
 from price_keeper.recording.entries import Counter
@@ -22,27 +22,27 @@ from tests.support.hard_processes import APP, MODELS, PICO, PRICES, Fleet, zone_
 class Stored:
     """What the store says of one label."""
 
-    bucket: Bucket
-    holds: dict[str, Hold]
+    bucket: HardBudgetBucket
+    holds: dict[str, BudgetLeaseRow]
     spent: int
     estimated: int  # calls of which nobody learned what they cost
 
     @property
     def out(self) -> int:
-        return sum(hold.out for hold in self.holds.values())
+        return sum(hold.leased for hold in self.holds.values())
 
     @property
     def used(self) -> int:
         return sum(hold.used for hold in self.holds.values())
 
     def check(self) -> None:
-        assert self.bucket.left + self.out + self.bucket.base == self.bucket.quota
-        assert self.bucket.left >= 0
-        assert self.bucket.base >= 0
+        assert self.bucket.unleased + self.out + self.bucket.spent_without_lease == self.bucket.quota
+        assert self.bucket.unleased >= 0
+        assert self.bucket.spent_without_lease >= 0
         assert self.spent <= self.bucket.quota
 
 
-async def hard_budget(store: Store, fleet: Fleet, quotas: dict[str, int]) -> dict[str, Name]:
+async def hard_budget(store: Store, fleet: Fleet, quotas: dict[str, int]) -> dict[str, HardBudgetKey]:
     """Hard, and for a day that does not end soon; its names by label."""
     item: dict[str, Value] = {
         "timezone": zone_by_day(),
@@ -53,7 +53,7 @@ async def hard_budget(store: Store, fleet: Fleet, quotas: dict[str, int]) -> dic
     }
     await store.put(Put(schema.org_config_key(fleet.org), item))
     today = find_span(Period.DAY, time.time(), ZoneInfo(zone_by_day())).key
-    return {label: Name(Scope(fleet.org, APP).key, label, today) for label in quotas}
+    return {label: HardBudgetKey(Scope(fleet.org, APP).key, label, today) for label in quotas}
 
 
 def cost(entry: dict[str, Any], label: str) -> int:
@@ -64,10 +64,10 @@ def cost(entry: dict[str, Any], label: str) -> int:
     return sum(usage[f"{kind}_tokens"] * round(price * PICO) for kind, price in prices.items())
 
 
-async def as_stored(store: Store, name: Name) -> Stored:
+async def as_stored(store: Store, name: HardBudgetKey) -> Stored:
     bucket = None
-    while bucket != (bucket := Bucket.of(await store.get(name.bucket, consistent=True) or {})):  # so nothing moves
-        rows = [row async for row in iterate_rows(store, name.holds)]
+    while bucket != (bucket := HardBudgetBucket.from_item(await store.get(name.bucket_key, consistent=True) or {})):  # so nothing moves
+        rows = [row async for row in iterate_rows(store, name.lease_query)]
     counted = await sum_of_shards(store, Counter(*name, max(schema.SHARD_COUNTS)))
-    holds = {row.key.sk.rpartition("#")[2]: Hold.of(row.item) for row in rows}
+    holds = {row.key.sk.rpartition("#")[2]: BudgetLeaseRow.from_item(row.item) for row in rows}
     return Stored(bucket, holds, await spent_so_far(store, name), int(counted["estimated_requests"]))

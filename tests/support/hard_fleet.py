@@ -18,7 +18,7 @@ from price_keeper.errors import StoreUnavailable
 from price_keeper.hard.holds import Holds, give_back_former
 from price_keeper.hard.purse import CostReservation
 from price_keeper.hard.purses import BudgetLeases
-from price_keeper.hard.rows import Bucket, Hold, Name
+from price_keeper.hard.rows import HardBudgetBucket, BudgetLeaseRow, HardBudgetKey
 from price_keeper.recording.aggregator import Aggregator, spent_so_far
 from price_keeper.recording.composed import Recording
 from price_keeper.recording.entries import Account, Counter, Counts, Intent, Receipt
@@ -39,7 +39,7 @@ from tests.support.simulation import USD, SkewedClock, simulated
 T = TypeVar("T")
 
 ORG = "550e8400-e29b-41d4-a716-446655440000"
-NAME = Name(f"ORG#{ORG}#APP#web", "premium", "DAY#20261118")
+NAME = HardBudgetKey(f"ORG#{ORG}#APP#web", "premium", "DAY#20261118")
 PATIENCE_SECONDS = 10.0  # of a client of the store
 
 
@@ -58,13 +58,13 @@ class World:
     def ulids(self, clock: Clock, after: str = "") -> Ulids:
         return Ulids(clock.now, lambda size: next(self.chance).to_bytes(size), after)
 
-    def bucket(self) -> Bucket | None:
-        item = self.store.items.get(NAME.bucket)
-        return None if item is None else Bucket.of(item)
+    def bucket(self) -> HardBudgetBucket | None:
+        item = self.store.items.get(NAME.bucket_key)
+        return None if item is None else HardBudgetBucket.from_item(item)
 
-    def holds(self) -> dict[str, Hold]:
+    def holds(self) -> dict[str, BudgetLeaseRow]:
         keys = [key for key in self.store.items if key.sk.startswith("HOLD#")]
-        return {key.sk.rpartition("#")[2]: Hold.of(self.store.items[key]) for key in keys}
+        return {key.sk.rpartition("#")[2]: BudgetLeaseRow.from_item(self.store.items[key]) for key in keys}
 
     async def spend_elsewhere(self, pico: int) -> None:
         self.foreign += pico
@@ -75,12 +75,12 @@ class World:
         """What always holds, whatever has happened so far."""
         bucket, holds = self.bucket(), self.holds()
         for holder, spent in self.truth.items():
-            assert spent <= holds[holder].out
+            assert spent <= holds[holder].leased
         for holder, hold in holds.items():
-            assert hold.used <= max(hold.out, self.truth[holder])
+            assert hold.used <= max(hold.leased, self.truth[holder])
         if bucket is not None:
-            assert bucket.left + sum(hold.out for hold in holds.values()) + bucket.base == bucket.quota
-            assert bucket.left >= 0 or self.foreign
+            assert bucket.unleased + sum(hold.leased for hold in holds.values()) + bucket.spent_without_lease == bucket.quota
+            assert bucket.unleased >= 0 or self.foreign
             assert sum(self.truth.values()) <= self.quota
 
     async def check_at_the_end(self) -> None:
@@ -88,9 +88,9 @@ class World:
         bucket, holds = self.bucket(), self.holds()
         for holder, hold in holds.items():
             assert hold.is_closed
-            assert hold.out == hold.used == self.truth[holder]
+            assert hold.leased == hold.used == self.truth[holder]
         if bucket is not None:
-            assert bucket.left == bucket.quota - bucket.base - sum(self.truth.values())
+            assert bucket.unleased == bucket.quota - bucket.spent_without_lease - sum(self.truth.values())
             assert await spent_so_far(cast(Store, self.store), NAME) == sum(self.truth.values()) + self.foreign
 
 

@@ -8,7 +8,7 @@ from uuid import uuid4
 
 from price_keeper.hard import rows
 from price_keeper.hard.holds import Holds
-from price_keeper.hard.rows import Bucket, Hold, Name
+from price_keeper.hard.rows import HardBudgetBucket, BudgetLeaseRow, HardBudgetKey
 from price_keeper.stores.contract import Store
 
 from tests.support.clock import ManualClock
@@ -24,25 +24,25 @@ class SystemPace(ManualClock):
         await asyncio.sleep(seconds)
 
 
-def a_name(period: str = "DAY#20261118") -> Name:
-    return Name(f"ORG#{uuid4()}", "premium", period)
+def a_name(period: str = "DAY#20261118") -> HardBudgetKey:
+    return HardBudgetKey(f"ORG#{uuid4()}", "premium", period)
 
 
-async def bucket_of(store: Store, name: Name) -> Bucket:
-    item = await store.get(name.bucket, consistent=True)
+async def bucket_of(store: Store, name: HardBudgetKey) -> HardBudgetBucket:
+    item = await store.get(name.bucket_key, consistent=True)
     assert item is not None
-    return Bucket.of(item)
+    return HardBudgetBucket.from_item(item)
 
 
-async def hold_of(store: Store, name: Name, holder: str = HOLDER) -> Hold:
-    return Hold.of(await store.get(name.hold(holder), consistent=True))
+async def hold_of(store: Store, name: HardBudgetKey, holder: str = HOLDER) -> BudgetLeaseRow:
+    return BudgetLeaseRow.from_item(await store.get(name.build_lease_key(holder), consistent=True))
 
 
-async def a_hold(store: Store, name: Name, out: int, used: int, folder: Path | None = None) -> None:
+async def a_hold(store: Store, name: HardBudgetKey, out: int, used: int, folder: Path | None = None) -> None:
     """Of a budget of 1000; with a file that names it."""
-    await store.put(rows.made(name, 1000, 1, [], 0, 0))
-    await store.transact(rows.taken(name, HOLDER, 0, out, out))
-    await store.transact([rows.spent(name, HOLDER, used)])
+    await store.put(rows.build_bucket(name, 1000, 1, [], 0, 0))
+    await store.transact(rows.build_take(name, HOLDER, 0, out, out))
+    await store.transact([rows.build_spend(name, HOLDER, used)])
     if folder is not None:
         await Holds(folder, HOLDER).name(name)
 

@@ -41,7 +41,7 @@ async def one(world: World) -> AsyncIterator[tuple[BudgetLease, BudgetLeases, Wi
 def left(world: World) -> int:
     bucket = world.bucket()
     assert bucket is not None
-    return bucket.left
+    return bucket.unleased
 
 
 async def waited(world: World, purse: BudgetLease, worst: int, seconds: float = 0) -> CostReservation | None:

@@ -13,7 +13,7 @@ import pytest
 from price_keeper.errors import StoreUnavailable, TransactionFailed
 from price_keeper.hard import rows
 from price_keeper.hard.holds import Holds, give_back_former
-from price_keeper.hard.rows import Hold, Name
+from price_keeper.hard.rows import BudgetLeaseRow, HardBudgetKey
 from price_keeper.recording.lines import line, lines_in
 from price_keeper.stores.contract import Store, Write
 
@@ -109,8 +109,8 @@ async def test_twenty_at_once_give_back_once(exact_store: Store, tmp_path: Path)
         shutil.copytree(tmp_path, folder, ignore=shutil.ignore_patterns("copy*", "*.db*"))
     back = await asyncio.gather(*(give_back_former(exact_store, clock, folder) for folder in folders))
     assert sorted(back) == [0] * (CLOSERS - 1) + [450]
-    assert (await bucket_of(exact_store, name)).left == 850
-    assert await hold_of(exact_store, name) == Hold(150, 150, rows.CLOSED)
+    assert (await bucket_of(exact_store, name)).unleased == 850
+    assert await hold_of(exact_store, name) == BudgetLeaseRow(150, 150, rows.CLOSED_SEQUENCE)
     assert not any(files(folder) for folder in folders)
 
 
@@ -122,7 +122,7 @@ async def test_takers_and_closers_at_once_lose_nothing(exact_store: Store, tmp_p
         taken = 0
         for number in range(1, 30):
             try:
-                await exact_store.transact(rows.taken(name, HOLDER, number, 10, 10))
+                await exact_store.transact(rows.build_take(name, HOLDER, number, 10, 10))
             except TransactionFailed:
                 break
             taken += 10
@@ -130,36 +130,36 @@ async def test_takers_and_closers_at_once_lose_nothing(exact_store: Store, tmp_p
 
     taken, _ = await asyncio.gather(takes(), give_back_former(exact_store, SystemPace(), tmp_path))
     assert taken <= 290
-    assert (await bucket_of(exact_store, name)).left == 1000
-    assert await hold_of(exact_store, name) == Hold(0, 0, rows.CLOSED)
+    assert (await bucket_of(exact_store, name)).unleased == 1000
+    assert await hold_of(exact_store, name) == BudgetLeaseRow(0, 0, rows.CLOSED_SEQUENCE)
 
 
-@pytest.mark.parametrize("writes", [rows.taken(a_name(), HOLDER, 1, 50, 50), rows.given_back(a_name(), HOLDER, 1, 50)])
+@pytest.mark.parametrize("writes", [rows.build_take(a_name(), HOLDER, 1, 50, 50), rows.build_release(a_name(), HOLDER, 1, 50)])
 async def test_what_a_dead_process_had_sent_comes_too_late(writes: list[Any], tmp_path: Path) -> None:
-    store, name = MemoryStore(), Name(writes[0].key.pk, "premium", "DAY#20261118")
+    store, name = MemoryStore(), HardBudgetKey(writes[0].key.pk, "premium", "DAY#20261118")
     await a_hold(store, name, 600, 150, tmp_path)
     assert await give_back_former(store, ManualClock(), tmp_path) == 450
     with pytest.raises(TransactionFailed):
         await store.transact(writes)
-    assert (await bucket_of(store, name)).left == 850
+    assert (await bucket_of(store, name)).unleased == 850
 
 
 async def test_what_was_named_and_never_taken_is_closed_too(tmp_path: Path) -> None:
     store, name = MemoryStore(), a_name()
-    await store.put(rows.made(name, 1000, 1, [], 0, 0))
+    await store.put(rows.build_bucket(name, 1000, 1, [], 0, 0))
     await Holds(tmp_path, HOLDER).name(name)
     assert await give_back_former(store, ManualClock(), tmp_path) == 0
     with pytest.raises(TransactionFailed):
-        await store.transact(rows.taken(name, HOLDER, 0, 10, 10))
+        await store.transact(rows.build_take(name, HOLDER, 0, 10, 10))
 
 
 async def test_a_bucket_that_is_gone_does_not_keep_a_hold_open(tmp_path: Path) -> None:
     store, name = MemoryStore(), a_name()
     await a_hold(store, name, 600, 150, tmp_path)
-    del store.items[name.bucket]
+    del store.items[name.bucket_key]
     assert await give_back_former(store, SystemPace(), tmp_path) == 450
-    assert name.bucket not in store.items
-    assert await hold_of(store, name) == Hold(150, 150, rows.CLOSED)
+    assert name.bucket_key not in store.items
+    assert await hold_of(store, name) == BudgetLeaseRow(150, 150, rows.CLOSED_SEQUENCE)
 
 
 @pytest.mark.parametrize("fault", ["before", "after"])
@@ -171,7 +171,7 @@ async def test_a_lost_answer_is_no_second_giving(fault: Any, tmp_path: Path) -> 
         await give_back_former(store, ManualClock(), tmp_path)  # type: ignore[arg-type]
     assert files(tmp_path) == [f"holds-{HOLDER}"]
     await give_back_former(store, ManualClock(), tmp_path)  # type: ignore[arg-type]
-    assert (await bucket_of(store._store, name)).left == 850
+    assert (await bucket_of(store._store, name)).unleased == 850
     assert files(tmp_path) == []
     assert len(store.transactions) == (1 if fault == "after" else 2)  # it finds that it was done
 
@@ -195,22 +195,22 @@ async def test_what_moves_between_reading_and_closing_is_read_again(who: str, le
     await a_hold(store, name, 600, 150, tmp_path)
     store.faster = [
         {
-            "take": rows.taken(name, HOLDER, 1, 50, 50),
-            "give back": rows.given_back(name, HOLDER, 1, 50),
-            "flush": [rows.spent(name, HOLDER, 50)],
-            "closer": rows.closed(name, HOLDER, store.items[name.hold(HOLDER)]),
+            "take": rows.build_take(name, HOLDER, 1, 50, 50),
+            "give back": rows.build_release(name, HOLDER, 1, 50),
+            "flush": [rows.build_spend(name, HOLDER, 50)],
+            "closer": rows.build_close(name, HOLDER, store.items[name.build_lease_key(HOLDER)]),
         }[who]
     ]
     await give_back_former(store, SystemPace(), tmp_path)
-    assert (await bucket_of(store, name)).left == left
-    assert (await hold_of(store, name)).out == (await hold_of(store, name)).used == 1000 - left
+    assert (await bucket_of(store, name)).unleased == left
+    assert (await hold_of(store, name)).leased == (await hold_of(store, name)).used == 1000 - left
 
 
 async def test_more_used_than_was_taken_is_taken_now(tmp_path: Path) -> None:
     store, name = MemoryStore(), a_name()
     await a_hold(store, name, 100, 130, tmp_path)
     await give_back_former(store, ManualClock(), tmp_path)
-    assert (await bucket_of(store, name)).left == 870
+    assert (await bucket_of(store, name)).unleased == 870
 
 
 async def test_a_file_of_a_period_long_over_just_goes(tmp_path: Path) -> None:
@@ -222,8 +222,8 @@ async def test_a_file_of_a_period_long_over_just_goes(tmp_path: Path) -> None:
     (tmp_path / f"kept-holds-{OTHER}").write_bytes((tmp_path / f"holds-{OTHER}").read_bytes())
     assert await give_back_former(store, clock, tmp_path) == 0
     assert files(tmp_path) == [f"kept-holds-{OTHER}"]  # which ended a day and a half ago in UTC, but not everywhere
-    assert (await bucket_of(store, over)).left == 900
-    assert now.hold(OTHER) in store.items
+    assert (await bucket_of(store, over)).unleased == 900
+    assert now.build_lease_key(OTHER) in store.items
 
 
 async def test_lines_that_are_torn_keep_their_money(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -16,7 +16,7 @@ from price_keeper.commands.replay import _replayed
 from price_keeper.config import Config
 from price_keeper.config.keys import StoreConfig as StoreConfig
 from price_keeper.hard import rows
-from price_keeper.hard.rows import Hold, Name
+from price_keeper.hard.rows import BudgetLeaseRow, HardBudgetKey
 from price_keeper.recording.aggregator import listed, spent_so_far
 from price_keeper.recording.composed import Recording, opened_recording
 from price_keeper.recording.entries import Account, Counter, Counts, Intent, Receipt, Tally
@@ -45,9 +45,9 @@ async def run_of(folder: Path, store: Store, clock: ManualClock) -> AsyncIterato
         recording.recorder.journal._segment.close()
 
 
-async def taken_for(recording: Recording, name: Name, pico: int) -> Account:
+async def taken_for(recording: Recording, name: HardBudgetKey, pico: int) -> Account:
     await recording.holds.name(name)
-    await recording.store.transact(rows.taken(name, recording.holds.holder, 0, pico, pico))
+    await recording.store.transact(rows.build_take(name, recording.holds.holder, 0, pico, pico))
     return Account.of(
         [Counter(*name, 8), Counter.of_hold(name.scope, name.label, recording.holds.holder, name.period, 8)]
     )
@@ -62,14 +62,14 @@ def spend(recording: Recording, account: Account, worst: int, pico: int | None) 
 @pytest.mark.parametrize("is_away", [False, True])
 async def test_the_next_start_gives_back_when_all_is_in_the_store(is_away: bool, tmp_path: Path) -> None:
     store, clock, name = Faulty(MemoryStore()), ManualClock(), a_name()
-    await store.put(rows.made(name, 1000, 1, [], 0, 0))
+    await store.put(rows.build_bucket(name, 1000, 1, [], 0, 0))
     async with run_of(tmp_path, store, clock) as first:  # type: ignore[arg-type]
         account = await taken_for(first, name, 500)
         spend(first, account, 100, 20)
         spend(first, account, 100, None)  # killed before its end is known
     async with run_of(tmp_path, store, clock) as second:  # type: ignore[arg-type]
         await second.close_former_holds()
-        assert (await bucket_of(store._store, name)).left == 500  # its segment is not in the store yet
+        assert (await bucket_of(store._store, name)).unleased == 500  # its segment is not in the store yet
         store.is_away = is_away
         assert await second.recorder.flush() is not is_away
         await second.close_former_holds()
@@ -78,8 +78,8 @@ async def test_the_next_start_gives_back_when_all_is_in_the_store(is_away: bool,
         await second.recorder.flush()
         await second.close_former_holds()
         assert not second.has_former_holds
-        assert (await bucket_of(store._store, name)).left == 880
-        assert await hold_of(store._store, name, first.holds.holder) == Hold(120, 120, rows.CLOSED)
+        assert (await bucket_of(store._store, name)).unleased == 880
+        assert await hold_of(store._store, name, first.holds.holder) == BudgetLeaseRow(120, 120, rows.CLOSED_SEQUENCE)
         assert await spent_so_far(store._store, name) == 120  # and no hold is among the active counters
         assert {each.counter[:3] for each in await listed(store._store, [_today(clock)])} == {name}
     assert files(tmp_path / "journal") == []
@@ -91,7 +91,7 @@ def _today(clock: ManualClock) -> date:
 
 async def test_what_is_left_aside_keeps_all_holds(tmp_path: Path) -> None:
     store, clock, name = Faulty(MemoryStore()), ManualClock(), a_name()
-    await store.put(rows.made(name, 1000, 1, [], 0, 0))
+    await store.put(rows.build_bucket(name, 1000, 1, [], 0, 0))
     async with run_of(tmp_path, store, clock) as first:  # type: ignore[arg-type]
         spend(first, await taken_for(first, name, 500), 100, 20)
     async with run_of(tmp_path, store, clock) as second:  # type: ignore[arg-type]
@@ -99,7 +99,7 @@ async def test_what_is_left_aside_keeps_all_holds(tmp_path: Path) -> None:
         assert await second.recorder.flush()
         assert second.recorder.sender.left
         await second.close_former_holds()
-        assert (await bucket_of(store._store, name)).left == 500
+        assert (await bucket_of(store._store, name)).unleased == 500
         await second.finish()
     assert files(tmp_path / "journal") == [f"holds-{first.holds.holder}"]
 
@@ -109,7 +109,7 @@ async def test_a_damaged_journal_keeps_its_holds_for_good(tmp_path: Path, caplog
     for is_damaged in (False, True):
         store, clock, name = MemoryStore(), ManualClock(), a_name()
         folder = tmp_path / str(is_damaged)
-        await store.put(rows.made(name, 1000, 1, [], 0, 0))
+        await store.put(rows.build_bucket(name, 1000, 1, [], 0, 0))
         async with run_of(folder, store, clock) as first:
             account = await taken_for(first, name, 500)
             spend(first, account, 100, 20)
@@ -122,7 +122,7 @@ async def test_a_damaged_journal_keeps_its_holds_for_good(tmp_path: Path, caplog
             async with run_of(folder, store, clock) as later:
                 assert await later.recorder.flush()
                 await later.close_former_holds()
-        assert (await bucket_of(store, name)).left == (500 if is_damaged else 950)
+        assert (await bucket_of(store, name)).unleased == (500 if is_damaged else 950)
         assert files(folder / "journal") == ([f"kept-holds-{first.holds.holder}"] if is_damaged else [])
         assert ("has lost lines" in caplog.text) is is_damaged
 
@@ -132,7 +132,7 @@ async def test_a_stop_gives_back_what_is_left_if_all_is_known(
     trouble: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     store, clock, name = Faulty(MemoryStore()), ManualClock(), a_name()
-    await store.put(rows.made(name, 1000, 1, [], 0, 0))
+    await store.put(rows.build_bucket(name, 1000, 1, [], 0, 0))
     async with run_of(tmp_path, store, clock) as only:  # type: ignore[arg-type]
         account = await taken_for(only, name, 500)
         spend(only, account, 100, 20)
@@ -153,7 +153,7 @@ async def test_a_stop_gives_back_what_is_left_if_all_is_known(
             only.recorder.flush = flushed  # type: ignore[method-assign]
         await only.finish()
         left = 980 if not trouble else 500
-        assert (await bucket_of(store._store, name)).left == left
+        assert (await bucket_of(store._store, name)).unleased == left
         assert files(tmp_path / "journal") == ([f"holds-{only.holds.holder}"] if trouble else [])
 
 
@@ -161,7 +161,7 @@ async def test_a_stop_without_an_answer_leaves_it_to_the_next_start(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     store, clock, name = Faulty(MemoryStore()), ManualClock(), a_name()
-    await store.put(rows.made(name, 1000, 1, [], 0, 0))
+    await store.put(rows.build_bucket(name, 1000, 1, [], 0, 0))
     async with run_of(tmp_path, store, clock) as only:  # type: ignore[arg-type]
         await taken_for(only, name, 500)
         store.faults = ["after"]  # nothing was spent, so closing is the first thing that is sent
@@ -169,21 +169,21 @@ async def test_a_stop_without_an_answer_leaves_it_to_the_next_start(
     assert "at the next start" in caplog.text
     async with run_of(tmp_path, store, clock) as later:  # type: ignore[arg-type]
         await later.close_former_holds()
-    assert (await bucket_of(store._store, name)).left == 1000
+    assert (await bucket_of(store._store, name)).unleased == 1000
 
 
 async def test_replay_gives_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     clock, name = SystemPace(), a_name()
     config = replace(config_of(tmp_path), store=StoreConfig(path=str(tmp_path / "store.db")))
     async with Tasks(clock) as tasks, open_store(config.store, clock, tasks) as store:
-        await store.put(rows.made(name, 1000, 1, [], 0, 0))
+        await store.put(rows.build_bucket(name, 1000, 1, [], 0, 0))
         async with run_of(tmp_path, store, clock) as dead:
             spend(dead, await taken_for(dead, name, 500), 100, 20)
     for told in (True, False):
         assert await _replayed(config, tmp_path / "journal", clock, force=False) == 0
         assert ("given back" in capsys.readouterr().out) is told
     async with Tasks(clock) as tasks, open_store(config.store, clock, tasks) as store:
-        assert (await bucket_of(store, name)).left == 980
+        assert (await bucket_of(store, name)).unleased == 980
 
 
 # Where counters go.

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from price_keeper.errors import JournalUnusable
 from price_keeper.hard.holds import PREFIX, Holds
-from price_keeper.hard.rows import Name
+from price_keeper.hard.rows import HardBudgetKey
 from price_keeper.recording import folder as journals
 from price_keeper.recording.segment import Segment
 
 TEXT = "not ours"
-NAME = Name("ORG#c0000000-0000-4000-8000-000000000001", "premium", "DAY#20261118")
+NAME = HardBudgetKey("ORG#c0000000-0000-4000-8000-000000000001", "premium", "DAY#20261118")
 
 
 @pytest.fixture

@@ -279,7 +279,7 @@ async def test_what_nobody_held_is_taken_out_by_one_for_all(world: World) -> Non
 async def test_a_bucket_that_is_lost_comes_back_with_what_is_held_taken_out(world: World) -> None:
     async with one(world) as (purse, _, _wire):
         assert await waited(world, purse, 400)
-        del world.store.items[NAME.bucket]
+        del world.store.items[NAME.bucket_key]
         assert await waited(world, purse, 10)
         world.check()
         assert left(world) + purse.free == 590

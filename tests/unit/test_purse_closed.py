@@ -37,7 +37,7 @@ async def test_as_soon_as_it_hears_of_that_it_spends_nothing_more(world: World) 
         assert await _held(purse, 1) is None
         bucket = world.bucket()
         assert bucket is not None
-        assert bucket.left == 1000
+        assert bucket.unleased == 1000
 
 
 async def _held(purse: BudgetLease, worst: int) -> CostReservation | None:

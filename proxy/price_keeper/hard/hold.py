@@ -12,7 +12,7 @@ from contextlib import suppress
 
 from price_keeper.errors import ReasonCode, StoreError, TransactionFailed
 from price_keeper.hard import rows
-from price_keeper.hard.rows import Name
+from price_keeper.hard.rows import HardBudgetKey
 from price_keeper.stores.contract import Item, Store, Write
 
 _log = logging.getLogger("price_keeper.hard")
@@ -38,7 +38,7 @@ class LeaseClosed(Exception):
 class BudgetLeaseWriter:
     """One write at a time. `gained` hears of what may be spent from now on."""
 
-    def __init__(self, store: Store, key: Name, holder: str, on_gained: Callable[[int], None]) -> None:
+    def __init__(self, store: Store, key: HardBudgetKey, holder: str, on_gained: Callable[[int], None]) -> None:
         self._store = store
         self._key = key
         self._holder = holder
@@ -51,13 +51,13 @@ class BudgetLeaseWriter:
 
     async def acquire(self, pico: int, minimum: int) -> None:
         """Raises Moved, Lacking, Closed and StoreError."""
-        await self._write(rows.taken(self._key, self._holder, self._sequence, pico, minimum), pico)
+        await self._write(rows.build_take(self._key, self._holder, self._sequence, pico, minimum), pico)
 
     async def release(self, pico: int) -> None:
         """To be asked for by who has already let go of it. Raises as `take`; what certainly is not given is gained."""
         self._claimed -= pico
         try:
-            await self._write(rows.given_back(self._key, self._holder, self._sequence, pico), -pico)
+            await self._write(rows.build_release(self._key, self._holder, self._sequence, pico), -pico)
         except (InsufficientBudget, StoreError) as failure:
             if not failure.maybe_applied:
                 self._claimed += pico
@@ -67,7 +67,7 @@ class BudgetLeaseWriter:
     async def confirm(self) -> None:
         """Of what was sent and not answered. Raises Closed and StoreError."""
         with suppress(EarlierWriteApplied):
-            await self._write(rows.moved_on(self._key, self._holder, self._sequence), 0)
+            await self._write(rows.build_sequence_advance(self._key, self._holder, self._sequence), 0)
 
     async def _write(self, writes: Sequence[Write], change: int) -> None:
         if self.is_closed:
@@ -102,9 +102,9 @@ class BudgetLeaseWriter:
 
     def _adopt_row(self, item: Item | None) -> None:
         """Raises Closed."""
-        row = rows.Hold.of(item)
-        if row.number != self._sequence + 1:
+        row = rows.BudgetLeaseRow.from_item(item)
+        if row.sequence != self._sequence + 1:
             self.is_closed = True
             _log.error("the hold of %s on %s %s is closed", self._holder, self._key.label, self._key.period)
             raise LeaseClosed from None
-        self._confirm_sequence(row.out)
+        self._confirm_sequence(row.leased)

@@ -17,7 +17,7 @@ import orjson
 from price_keeper.clock import Clock
 from price_keeper.errors import ReasonCode, TransactionFailed
 from price_keeper.hard import rows
-from price_keeper.hard.rows import Hold, Name
+from price_keeper.hard.rows import BudgetLeaseRow, HardBudgetKey
 from price_keeper.recording.lines import line, lines_in
 from price_keeper.recording.segment import OPENED, sync_folder
 from price_keeper.recording.ulid import is_ulid
@@ -40,18 +40,18 @@ class Holds:
         self._folder = folder
         self._path = folder / f"{PREFIX}{holder}"
         self._size = 0
-        self._named: dict[Name, None] = {}
+        self._named: dict[HardBudgetKey, None] = {}
         self._writing = asyncio.Lock()
         self._is_unsound = False
 
-    async def name(self, name: Name) -> None:
+    async def name(self, name: HardBudgetKey) -> None:
         """It is on the disk then. Raises OSError."""
         async with self._writing:
             if name not in self._named:
                 await asyncio.to_thread(self._write, name)
                 self._named[name] = None
 
-    def _write(self, name: Name) -> None:
+    def _write(self, name: HardBudgetKey) -> None:
         """A file that could not be synced makes way for another: what a later sync of it says proves nothing."""
         if self._is_unsound:
             other = _instead_of(self._path)
@@ -85,7 +85,7 @@ class Holds:
         return await _given_back(store, clock, self._path)
 
 
-def _line(name: Name) -> bytes:
+def _line(name: HardBudgetKey) -> bytes:
     return line(orjson.dumps([*name]))
 
 
@@ -103,7 +103,7 @@ async def give_back_former(store: Store, clock: Clock, folder: Path, but: str = 
 
 def _drop_over(folder: Path, now: float) -> None:
     for path in folder.glob(f"{KEPT_PREFIX}*"):
-        if all(name.is_long_over(now) for name in _names(path)):
+        if all(name.is_long_past(now) for name in _names(path)):
             path.unlink(missing_ok=True)
 
 
@@ -125,29 +125,29 @@ async def _given_back(store: Store, clock: Clock, path: Path) -> int:
     """Several at a time, since the end of a process waits for it. The file goes when all have come back."""
     holder, gate = path.name.removeprefix(PREFIX), asyncio.Semaphore(AT_A_TIME)
 
-    async def closed(name: Name) -> int:
+    async def closed(name: HardBudgetKey) -> int:
         async with gate:
             return await _closed(store, clock, name, holder)
 
-    names = [name for name in await asyncio.to_thread(_names, path) if not name.is_long_over(clock.now())]
+    names = [name for name in await asyncio.to_thread(_names, path) if not name.is_long_past(clock.now())]
     back = sum(await asyncio.gather(*map(closed, names)))
     for each in (_instead_of(path), path):
         await asyncio.to_thread(each.unlink, missing_ok=True)
     return back
 
 
-def _names(path: Path) -> list[Name]:
+def _names(path: Path) -> list[HardBudgetKey]:
     """What cannot be read is passed over, and its money stays where it is."""
     try:
         lines = lines_in(path.read_bytes())
     except FileNotFoundError:
         return []
-    found: dict[Name, None] = {}
+    found: dict[HardBudgetKey, None] = {}
     spoilt = lines.spoilt
     for values in lines.values:
         try:
-            name = Name(*values)
-            name.expires_at, name.bucket  # noqa: B018  # raise for what can be none of ours
+            name = HardBudgetKey(*values)
+            name.expires_at, name.bucket_key  # noqa: B018  # raise for what can be none of ours
             found[name] = None
         except (AttributeError, TypeError, ValueError):
             spoilt += 1
@@ -156,23 +156,23 @@ def _names(path: Path) -> list[Name]:
     return list(found)
 
 
-async def _closed(store: Store, clock: Clock, name: Name, holder: str) -> int:
+async def _closed(store: Store, clock: Clock, name: HardBudgetKey, holder: str) -> int:
     """How much of it came back by us."""
     has_bucket = True
 
     async def once() -> int:
         nonlocal has_bucket
-        item = await store.get(name.hold(holder), consistent=True)
-        hold = Hold.of(item)
-        if hold.is_closed and hold.out == hold.used:
+        item = await store.get(name.build_lease_key(holder), consistent=True)
+        hold = BudgetLeaseRow.from_item(item)
+        if hold.is_closed and hold.leased == hold.used:
             return 0
-        writes = rows.closed(name, holder, item, has_bucket=has_bucket)
+        writes = rows.build_close(name, holder, item, has_bucket=has_bucket)
         try:
             await store.transact(writes)
         except TransactionFailed as failure:
             if failure.reasons[-1].code is ReasonCode.CONDITION_FAILED and len(writes) > 1:
                 has_bucket = failure.reasons[-1].item is not None
             raise
-        return hold.out - hold.used
+        return hold.leased - hold.used
 
     return await retry_on_conflict(clock, once)

@@ -17,7 +17,7 @@ from price_keeper.clock import Clock
 from price_keeper.errors import ConditionFailed, StoreError, TransactionFailed
 from price_keeper.hard.hold import LeaseClosed, InsufficientBudget, EarlierWriteApplied, BudgetLeaseWriter
 from price_keeper.hard.holds import Holds
-from price_keeper.hard.rows import Bucket, Name
+from price_keeper.hard.rows import HardBudgetBucket, HardBudgetKey
 from price_keeper.hard.shared import SharedBudgetBucket, ReadSpent
 from price_keeper.stores.contract import Item, Store
 from price_keeper.tasks import Tasks
@@ -91,7 +91,7 @@ class BudgetLease:
         store: Store,
         clock: Clock,
         tasks: Tasks,
-        key: Name,
+        key: HardBudgetKey,
         lease_file: Holds,
         read_spent: ReadSpent,
         quota: int,
@@ -110,7 +110,7 @@ class BudgetLease:
         self._is_top_up_slow = False  # what is under way: somebody waited for it long enough
         self._waiting_amounts: list[int] = []
         self._low_mark = -NEVER  # a take that leaves less than this asks for more in the background
-        self._bucket: Bucket | None = None
+        self._bucket: HardBudgetBucket | None = None
         self._has_reconciled = False  # since this process knows it
         self._unleased = 0  # in the bucket, as far as is known
         self._bucket_read_at, self._bucket_read_epoch = -NEVER, 0.0
@@ -285,13 +285,13 @@ class BudgetLease:
             await self.reconcile()
 
     async def _apply_bucket_item(self, item: Item | None) -> None:
-        if item is None or (bucket := Bucket.of(item)).version < self.version:
+        if item is None or (bucket := HardBudgetBucket.from_item(item)).version < self.version:
             await self._read_bucket()
         else:
             self._apply_bucket(bucket)
 
-    def _apply_bucket(self, bucket: Bucket) -> None:
-        self._bucket, self._unleased = bucket, bucket.left
+    def _apply_bucket(self, bucket: HardBudgetBucket) -> None:
+        self._bucket, self._unleased = bucket, bucket.unleased
         self._bucket_read_at, self._bucket_read_epoch = self._clock.monotonic(), self._clock.now()
 
     async def reconcile(self, *, ignores_interval: bool = False) -> None:

@@ -11,7 +11,7 @@ from price_keeper.errors import StoreError
 from price_keeper.hard.hold import LeaseClosed
 from price_keeper.hard.holds import Holds
 from price_keeper.hard.purse import BudgetLease
-from price_keeper.hard.rows import Name
+from price_keeper.hard.rows import HardBudgetKey
 from price_keeper.hard.shared import ReadSpent
 from price_keeper.stores.contract import Store
 from price_keeper.tasks import Tasks
@@ -32,16 +32,16 @@ class BudgetLeases:
         self._tasks = tasks
         self._lease_file = lease_file
         self._read_spent = read_spent
-        self._leases: dict[Name, BudgetLease] = {}
-        self._reconcile_due_at: dict[Name, float] = {}  # to be reconciled, by the monotonic clock
-        self._changed_keys: set[Name] = set()  # of other settings than before: there may have been no quota for a while
+        self._leases: dict[HardBudgetKey, BudgetLease] = {}
+        self._reconcile_due_at: dict[HardBudgetKey, float] = {}  # to be reconciled, by the monotonic clock
+        self._changed_keys: set[HardBudgetKey] = set()  # of other settings than before: there may have been no quota for a while
 
     @property
     def holder(self) -> str:
         """The name that accounts of calls give to what is spent here."""
         return self._lease_file.holder
 
-    def get(self, key: Name, quota: int, version: int) -> BudgetLease:
+    def get(self, key: HardBudgetKey, quota: int, version: int) -> BudgetLease:
         """By the newest settings that anybody named."""
         lease = self._leases.get(key)
         if lease is None:
@@ -74,7 +74,7 @@ class BudgetLeases:
     async def tick(self) -> None:
         """What nobody needs goes back, what was spent without a hold is looked for, and what is over is forgotten."""
         for key, lease in tuple(self._leases.items()):
-            if key.is_long_over(self._clock.now()) and not lease.in_flight:
+            if key.is_long_past(self._clock.now()) and not lease.in_flight:
                 del self._leases[key], self._reconcile_due_at[key]
                 self._changed_keys.discard(key)
                 continue
@@ -82,7 +82,7 @@ class BudgetLeases:
                 await lease.tick()
             await self._reconcile_if_due(key, lease)
 
-    async def _reconcile_if_due(self, key: Name, lease: BudgetLease) -> None:
+    async def _reconcile_if_due(self, key: HardBudgetKey, lease: BudgetLease) -> None:
         if self._clock.monotonic() < self._reconcile_due_at[key]:
             return
         self._schedule_reconcile(key, RECONCILE_SECONDS * random.uniform(1 - JITTER, 1 + JITTER))
@@ -92,10 +92,10 @@ class BudgetLeases:
         except StoreError as failure:
             _log.warning("what is spent of the hard budget %s is not known: %s", " ".join(key), failure)
 
-    def _schedule_reconcile(self, key: Name, seconds: float) -> None:
+    def _schedule_reconcile(self, key: HardBudgetKey, seconds: float) -> None:
         self._reconcile_due_at[key] = self._clock.monotonic() + seconds
 
-    def note_spend_elsewhere(self, key: Name) -> None:
+    def note_spend_elsewhere(self, key: HardBudgetKey) -> None:
         """Something was counted that nobody held: the next tick looks for it."""
         if key in self._reconcile_due_at:
             self._reconcile_due_at[key] = self._clock.monotonic()

@@ -9,7 +9,7 @@ from typing import TypeAlias
 from price_keeper.clock import Clock
 from price_keeper.errors import ConditionFailed
 from price_keeper.hard import rows
-from price_keeper.hard.rows import Bucket, Hold, Name
+from price_keeper.hard.rows import HardBudgetBucket, BudgetLeaseRow, HardBudgetKey
 from price_keeper.stores.contract import Item, Store, iterate_rows
 
 BUCKET_ATTEMPTS = 8  # each lost one means that another process had its way
@@ -17,7 +17,7 @@ MIN_RECONCILE_SECONDS = 45  # a look so young is not repeated
 RECONCILE_READS = 3
 
 # Pico-dollars by all shards of the scope, label and period, however many there ever were; read consistently.
-ReadSpent: TypeAlias = Callable[[Name], Awaitable[int]]
+ReadSpent: TypeAlias = Callable[[HardBudgetKey], Awaitable[int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,51 +26,51 @@ class SharedBudgetBucket:
 
     store: Store
     clock: Clock
-    key: Name
+    key: HardBudgetKey
     read_spent: ReadSpent
 
-    async def read_or_create(self, quota: int, version: int) -> Bucket:
+    async def read_or_create(self, quota: int, version: int) -> HardBudgetBucket:
         """As it stands, made if it is not there, by these settings or newer ones."""
-        item = await self.store.get(self.key.bucket, consistent=True)
+        item = await self.store.get(self.key.bucket_key, consistent=True)
         for _ in range(BUCKET_ATTEMPTS):
             if item is None:
                 item = await self._create(quota, version)
             else:
-                bucket = Bucket.of(item)
+                bucket = HardBudgetBucket.from_item(item)
                 if bucket.version >= version:
                     return bucket
                 item = await self._change_quota(bucket, quota, version)
         raise ConditionFailed(item)
 
     async def _create(self, quota: int, version: int) -> Item | None:
-        put = rows.made(self.key, quota, version, await self._read_leases(), await self.read_spent(self.key), self.clock.now())
+        put = rows.build_bucket(self.key, quota, version, await self._read_leases(), await self.read_spent(self.key), self.clock.now())
         try:
             await self.store.put(put)
         except ConditionFailed as failure:
             return failure.item
         return put.item
 
-    async def _change_quota(self, bucket: Bucket, quota: int, version: int) -> Item | None:
+    async def _change_quota(self, bucket: HardBudgetBucket, quota: int, version: int) -> Item | None:
         try:
-            return await self.store.update(rows.changed(self.key, bucket, quota, version))
+            return await self.store.update(rows.build_quota_change(self.key, bucket, quota, version))
         except ConditionFailed as failure:
             return failure.item
 
-    async def reconcile(self, *, ignores_interval: bool = False) -> Bucket | None:
+    async def reconcile(self, *, ignores_interval: bool = False) -> HardBudgetBucket | None:
         """What was spent without a hold is taken out; by one process for all, and not often. None: no bucket."""
-        item = await self.store.get(self.key.bucket, consistent=True)
+        item = await self.store.get(self.key.bucket_key, consistent=True)
         if item is None:
             return None
-        bucket = Bucket.of(item)
+        bucket = HardBudgetBucket.from_item(item)
         if (
-            not ignores_interval and 0 <= self.clock.now() - bucket.seen_at < MIN_RECONCILE_SECONDS
+            not ignores_interval and 0 <= self.clock.now() - bucket.reconciled_at < MIN_RECONCILE_SECONDS
         ):  # one in the future is somebody's wrong clock
             return bucket
-        spent_without_lease = await self._measure_spent_without_lease(bucket.base)
+        spent_without_lease = await self._measure_spent_without_lease(bucket.spent_without_lease)
         try:
-            return Bucket.of(await self.store.update(rows.reconciled(self.key, bucket, spent_without_lease, self.clock.now())))
+            return HardBudgetBucket.from_item(await self.store.update(rows.build_reconcile(self.key, bucket, spent_without_lease, self.clock.now())))
         except ConditionFailed as failure:
-            return None if failure.item is None else Bucket.of(failure.item)
+            return None if failure.item is None else HardBudgetBucket.from_item(failure.item)
 
     async def _measure_spent_without_lease(self, known: int) -> int:
         """What is flushed between the two readings is in the second only, and taken for too much: so what comes to more
@@ -78,11 +78,11 @@ class SharedBudgetBucket:
         least = None
         for _ in range(RECONCILE_READS):
             leases = await self._read_leases()
-            found = rows.unheld(leases, await self.read_spent(self.key))
+            found = rows.compute_spent_without_lease(leases, await self.read_spent(self.key))
             least = found if least is None else min(least, found)
             if least <= known:
                 break
         return least or 0
 
-    async def _read_leases(self) -> list[Hold]:
-        return [Hold.of(row.item) async for row in iterate_rows(self.store, self.key.holds)]
+    async def _read_leases(self) -> list[BudgetLeaseRow]:
+        return [BudgetLeaseRow.from_item(row.item) async for row in iterate_rows(self.store, self.key.lease_query)]

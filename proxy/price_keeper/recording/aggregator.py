@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 from price_keeper.calendar_days import format_day
 from price_keeper.clock import Clock
 from price_keeper.errors import ConditionFailed, StoreError
-from price_keeper.hard.rows import Name
+from price_keeper.hard.rows import HardBudgetKey
 from price_keeper.model import Scope
 from price_keeper.recording.entries import Counter, Counts
 from price_keeper.recording.flush import COST, DAY_SECONDS, KEEP_SHARDS_SECONDS, KEEP_TOTALS_SECONDS, pico_of, shards_of
@@ -155,7 +155,7 @@ async def sum_of_shards(store: Store, counter: Counter) -> dict[str, int | Decim
     return summed(item for item in found if item is not None)
 
 
-async def spent_so_far(store: Store, name: Name) -> int:
+async def spent_so_far(store: Store, name: HardBudgetKey) -> int:
     """Pico-dollars by all shards that there can be, however many were used."""
     every = Counter(*name, max(schema.SHARD_COUNTS))
     return pico_of((await sum_of_shards(store, every))[COST])

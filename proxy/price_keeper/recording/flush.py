@@ -110,7 +110,7 @@ def additions_to_totals(part: Part, now: float) -> Iterator[Update]:
 def addition(ulid: str, counter: Counter, counts: Counts, now: float) -> Update:
     if counter.is_hold:
         holder, period = counter.holder_and_period
-        return rows.spent(rows.Name(counter.scope, counter.label, period), holder, counts.pico)
+        return rows.build_spend(rows.HardBudgetKey(counter.scope, counter.label, period), holder, counts.pico)
     shard = schema.choose_shard(ulid, counter.shards)
     key = schema.usage_shard_key(Scope.from_key(counter.scope), counter.label, shard, counter.period)
     return _added(key, counts, now, KEEP_SHARDS_SECONDS)

@@ -21,7 +21,7 @@ from price_keeper.forwarding.forwarder import UpstreamTarget
 from price_keeper.forwarding.model_path import Operation
 from price_keeper.hard.purse import CostReservation, BudgetLease, RefusalReason
 from price_keeper.hard.purses import BudgetLeases
-from price_keeper.hard.rows import Name
+from price_keeper.hard.rows import HardBudgetKey
 from price_keeper.hard.worst import Prices, Worst, counted, worst_case
 from price_keeper.metering.guardrails import guardrail_prices
 from price_keeper.metering.price_list import model_of
@@ -107,7 +107,7 @@ class HardBudgets:
                 return Paid(decision, candidate)
             prices = self._prices(candidate)
             worst = await self._worst(candidate, asking, prices)
-            purse = self.purses.get(Name(standing.scope.key, label, standing.span.key), quota, standing.settings.version)
+            purse = self.purses.get(HardBudgetKey(standing.scope.key, label, standing.span.key), quota, standing.settings.version)
             held = CostReservation(purse, worst.pico) if purse.try_reserve(worst.pico) else await purse.reserve(worst.pico)
             if held is None:
                 dry[decision.label] = purse, worst.pico
