@@ -15,7 +15,7 @@ from uuid import uuid4
 import pytest
 from price_keeper.clock import SystemClock
 from price_keeper.errors import StoreUnavailable
-from price_keeper.hard.holds import Holds
+from price_keeper.hard.holds import BudgetLeaseFile
 from price_keeper.hard.purses import BudgetLeases
 from price_keeper.limits.bucket import RateLimit
 from price_keeper.limits.limiter import BucketClient
@@ -222,7 +222,7 @@ async def a_limit_is_taken_from_once(line: Line, _: Path) -> None:
 
 async def money_is_held_once(line: Line, folder: Path) -> None:
     clock, name, quota = SystemClock(), a_name(), 10**9
-    holds = Holds(folder, Ulids(clock.now, lambda size: uuid4().bytes[:size]).new())
+    holds = BudgetLeaseFile(folder, Ulids(clock.now, lambda size: uuid4().bytes[:size]).new())
     async with Tasks(clock) as tasks:
         purse = BudgetLeases(line.store, clock, tasks, holds, partial(spent_so_far, line.store)).get(name, quota, 1)
         for _ in range(5):

@@ -201,7 +201,7 @@ class Ending:
         for machine in self.world.machines:
             left = [each for each in recover(machine.folder).sealed if each.seal.requests]
             self.truth.check("nothing is left on a disk", not left, machine.name, left)
-            files = [path.name for path in machine.folder.glob("*holds-*") if holds._names(path)]
+            files = [path.name for path in machine.folder.glob("*holds-*") if holds._read_keys(path)]
             self.truth.check("no hold is left on a disk", not files, machine.name, files)
         self.world.check()
 

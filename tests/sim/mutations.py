@@ -14,7 +14,7 @@ from unittest import mock
 
 from price_keeper.errors import StoreUnavailable
 from price_keeper.hard import rows
-from price_keeper.hard.holds import Holds
+from price_keeper.hard.holds import BudgetLeaseFile
 from price_keeper.hard.purse import IDLE_SECONDS, BudgetLease
 from price_keeper.limits.lease import RateLease
 from price_keeper.limits.sending import TransactionSender, BucketTransaction
@@ -183,7 +183,7 @@ def _never_sound_again(holds: Any, name: Any) -> None:
     _write_name(holds, name)
 
 
-_write_name = Holds._write
+_write_name = BudgetLeaseFile._write
 _ANY = any_of(ItemMissing(), ItemExists())
 
 MISTAKES = {
@@ -222,7 +222,7 @@ MISTAKES = {
     "notes written over those before them": Mistake(notebook, "_build_temporary_path", lambda path: path, "mixed", 30_190),
     "a disk that cannot sync keeps a sidecar from ending": Mistake(Journal, "close", _cannot_end, "journal"),
     "who is met by the defaults stays so": Mistake(BudgetRegistry, "_is_loaded_from_store", _met_by_defaults, "soft", 10_091),
-    "a disk that could not sync once takes no hold": Mistake(Holds, "_write", _never_sound_again, "hard", 10_017),
+    "a disk that could not sync once takes no hold": Mistake(BudgetLeaseFile, "_write", _never_sound_again, "hard", 10_017),
     "a debt that no bucket can pay at once": Mistake(RateLease, "find_unpayable_debt", lambda *_: None, "limits", 20_178),
     "a refusal that is taken for the end of it": Mistake(TransactionSender, "may_arrive", lambda *_: False, "limits", 20_219),
 }

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, cast
 
 from price_keeper.calendar_days import Period, load_zone, find_span
 from price_keeper.errors import ConditionFailed, ConfigError, StoreError, TransactionFailed
-from price_keeper.hard.holds import give_back_former
+from price_keeper.hard.holds import release_former_leases
 from price_keeper.model import Scope
 from price_keeper.recording.leftovers import recover
 from price_keeper.recording.sender import Sender
@@ -375,4 +375,4 @@ class Script:
             for sealed in recover(folder).sealed:
                 await sender.send(sealed)
             if gives_back and not (sender.left or sender.outdated):
-                await give_back_former(store, clock, folder)
+                await release_former_leases(store, clock, folder)

@@ -15,7 +15,7 @@ from typing import Any, TypeVar, cast
 
 from price_keeper.clock import Clock
 from price_keeper.errors import StoreUnavailable
-from price_keeper.hard.holds import Holds, give_back_former
+from price_keeper.hard.holds import BudgetLeaseFile, release_former_leases
 from price_keeper.hard.purse import CostReservation
 from price_keeper.hard.purses import BudgetLeases
 from price_keeper.hard.rows import HardBudgetBucket, BudgetLeaseRow, HardBudgetKey
@@ -191,7 +191,7 @@ class Sidecar:
             Pace(1, 15),
             max_unflushed_pico=10**9 * USD,
         )
-        holds = Holds(self.folder, ulids.new())
+        holds = BudgetLeaseFile(self.folder, ulids.new())
         aggregator = Aggregator(self.store, self.clock, 60)
         self.recording = Recording(recorder, left, aggregator, holds, self.store, self.clock, self.folder)
         self.tasks = Tasks(self.clock)
@@ -255,7 +255,7 @@ async def replayed(world: World, folder: Path, wire: Wire) -> None:
     for sealed in recover(folder).sealed:
         await sender.send(sealed)
     assert not sender.left
-    await give_back_former(store, clock, folder)
+    await release_former_leases(store, clock, folder)
 
 
 Test = Callable[..., Coroutine[Any, Any, None]]

@@ -7,7 +7,7 @@ from pathlib import Path
 from uuid import uuid4
 
 from price_keeper.hard import rows
-from price_keeper.hard.holds import Holds
+from price_keeper.hard.holds import BudgetLeaseFile
 from price_keeper.hard.rows import HardBudgetBucket, BudgetLeaseRow, HardBudgetKey
 from price_keeper.stores.contract import Store
 
@@ -44,7 +44,7 @@ async def a_hold(store: Store, name: HardBudgetKey, out: int, used: int, folder:
     await store.transact(rows.build_take(name, HOLDER, 0, out, out))
     await store.transact([rows.build_spend(name, HOLDER, used)])
     if folder is not None:
-        await Holds(folder, HOLDER).name(name)
+        await BudgetLeaseFile(folder, HOLDER).add(name)
 
 
 def files(folder: Path) -> list[str]:

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import cast
 
-from price_keeper.hard.holds import Holds
+from price_keeper.hard.holds import BudgetLeaseFile
 from price_keeper.hard.purse import CostReservation, BudgetLease
 from price_keeper.hard.purses import BudgetLeases
 from price_keeper.recording.aggregator import spent_so_far
@@ -27,7 +27,7 @@ async def processes(world: World, number: int) -> AsyncIterator[list[tuple[Budge
         made = []
         for _ in range(number):
             wire = Wire(world)
-            store, holds = cast(Store, wire), Holds(world.folder, ulids.new())
+            store, holds = cast(Store, wire), BudgetLeaseFile(world.folder, ulids.new())
             made.append((BudgetLeases(store, world.clock, tasks, holds, partial(spent_so_far, store)), wire))
         yield made
 

@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 from price_keeper.errors import StoreUnavailable, TransactionFailed
 from price_keeper.hard import rows
-from price_keeper.hard.holds import Holds, give_back_former
+from price_keeper.hard.holds import BudgetLeaseFile, release_former_leases
 from price_keeper.hard.rows import BudgetLeaseRow, HardBudgetKey
 from price_keeper.recording.lines import line, lines_in
 from price_keeper.stores.contract import Store, Write
@@ -31,8 +31,8 @@ CLOSERS = 20
 async def test_a_name_is_on_the_disk_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[int] = []
     monkeypatch.setattr("os.fsync", synced.append)
-    holds, names = Holds(tmp_path, HOLDER), [a_name(), a_name("MONTH#202611")]
-    await asyncio.gather(*(holds.name(name) for name in names * 3))
+    holds, names = BudgetLeaseFile(tmp_path, HOLDER), [a_name(), a_name("MONTH#202611")]
+    await asyncio.gather(*(holds.add(name) for name in names * 3))
     lines = lines_in((tmp_path / f"holds-{HOLDER}").read_bytes())
     assert (lines.values, lines.spoilt) == ([[*name] for name in names], 0)
     assert len(synced) == 3  # and the folder
@@ -46,12 +46,12 @@ async def test_a_name_that_does_not_fit_leaves_nothing_behind(tmp_path: Path, mo
             raise OSError(28, "No space left on device")
         return write(file, data[: room.pop(0)], at)
 
-    holds, name = Holds(tmp_path, HOLDER), a_name()
+    holds, name = BudgetLeaseFile(tmp_path, HOLDER), a_name()
     with monkeypatch.context() as patch:
         patch.setattr("os.pwrite", some)
         with pytest.raises(OSError, match="No space"):
-            await holds.name(name)
-    await holds.name(name)
+            await holds.add(name)
+    await holds.add(name)
     lines = lines_in((tmp_path / f"holds-{HOLDER}").read_bytes())
     assert (lines.values, lines.spoilt) == ([[*name]], 0)
 
@@ -67,14 +67,14 @@ async def test_after_a_sync_that_failed_all_names_go_to_another_file(
         raise OSError(5, "Input/output error")
 
     monkeypatch.setattr("os.fsync", lambda file: synced.append(os.fstat(file).st_ino))
-    holds, path, names = Holds(tmp_path, HOLDER), tmp_path / f"holds-{HOLDER}", [a_name(), a_name("MONTH#202611")]
-    await holds.name(names[0])
+    holds, path, names = BudgetLeaseFile(tmp_path, HOLDER), tmp_path / f"holds-{HOLDER}", [a_name(), a_name("MONTH#202611")]
+    await holds.add(names[0])
     with monkeypatch.context() as patch:
         patch.setattr("os.fsync", broken)
         for _ in range(2):
             with pytest.raises(OSError, match="Input/output"):
-                await holds.name(names[1])
-    await holds.name(names[1])
+                await holds.add(names[1])
+    await holds.add(names[1])
     lines = lines_in(path.read_bytes())
     assert (lines.values, lines.spoilt) == ([[*name] for name in names], 0)
     assert synced[-2] != synced[0]  # another file, and then the folder
@@ -87,13 +87,13 @@ async def test_a_process_that_dies_before_another_file_is_there_leaves_nothing_b
     def broken(_: int) -> None:
         raise OSError(5, "Input/output error")
 
-    holds = Holds(tmp_path, HOLDER)
+    holds = BudgetLeaseFile(tmp_path, HOLDER)
     monkeypatch.setattr("os.fsync", broken)
     for _ in range(2):
         with pytest.raises(OSError, match="Input/output"):
-            await holds.name(a_name())
+            await holds.add(a_name())
     assert files(tmp_path) == [f"holds-{HOLDER}", f"new-holds-{HOLDER}"]
-    await give_back_former(cast(Store, MemoryStore()), SystemPace(), tmp_path)
+    await release_former_leases(cast(Store, MemoryStore()), SystemPace(), tmp_path)
     assert files(tmp_path) == []
 
 
@@ -107,7 +107,7 @@ async def test_twenty_at_once_give_back_once(exact_store: Store, tmp_path: Path)
     folders = [tmp_path / f"copy{number}" for number in range(CLOSERS)]
     for folder in folders:
         shutil.copytree(tmp_path, folder, ignore=shutil.ignore_patterns("copy*", "*.db*"))
-    back = await asyncio.gather(*(give_back_former(exact_store, clock, folder) for folder in folders))
+    back = await asyncio.gather(*(release_former_leases(exact_store, clock, folder) for folder in folders))
     assert sorted(back) == [0] * (CLOSERS - 1) + [450]
     assert (await bucket_of(exact_store, name)).unleased == 850
     assert await hold_of(exact_store, name) == BudgetLeaseRow(150, 150, rows.CLOSED_SEQUENCE)
@@ -128,7 +128,7 @@ async def test_takers_and_closers_at_once_lose_nothing(exact_store: Store, tmp_p
             taken += 10
         return taken
 
-    taken, _ = await asyncio.gather(takes(), give_back_former(exact_store, SystemPace(), tmp_path))
+    taken, _ = await asyncio.gather(takes(), release_former_leases(exact_store, SystemPace(), tmp_path))
     assert taken <= 290
     assert (await bucket_of(exact_store, name)).unleased == 1000
     assert await hold_of(exact_store, name) == BudgetLeaseRow(0, 0, rows.CLOSED_SEQUENCE)
@@ -138,7 +138,7 @@ async def test_takers_and_closers_at_once_lose_nothing(exact_store: Store, tmp_p
 async def test_what_a_dead_process_had_sent_comes_too_late(writes: list[Any], tmp_path: Path) -> None:
     store, name = MemoryStore(), HardBudgetKey(writes[0].key.pk, "premium", "DAY#20261118")
     await a_hold(store, name, 600, 150, tmp_path)
-    assert await give_back_former(store, ManualClock(), tmp_path) == 450
+    assert await release_former_leases(store, ManualClock(), tmp_path) == 450
     with pytest.raises(TransactionFailed):
         await store.transact(writes)
     assert (await bucket_of(store, name)).unleased == 850
@@ -147,8 +147,8 @@ async def test_what_a_dead_process_had_sent_comes_too_late(writes: list[Any], tm
 async def test_what_was_named_and_never_taken_is_closed_too(tmp_path: Path) -> None:
     store, name = MemoryStore(), a_name()
     await store.put(rows.build_bucket(name, 1000, 1, [], 0, 0))
-    await Holds(tmp_path, HOLDER).name(name)
-    assert await give_back_former(store, ManualClock(), tmp_path) == 0
+    await BudgetLeaseFile(tmp_path, HOLDER).add(name)
+    assert await release_former_leases(store, ManualClock(), tmp_path) == 0
     with pytest.raises(TransactionFailed):
         await store.transact(rows.build_take(name, HOLDER, 0, 10, 10))
 
@@ -157,7 +157,7 @@ async def test_a_bucket_that_is_gone_does_not_keep_a_hold_open(tmp_path: Path) -
     store, name = MemoryStore(), a_name()
     await a_hold(store, name, 600, 150, tmp_path)
     del store.items[name.bucket_key]
-    assert await give_back_former(store, SystemPace(), tmp_path) == 450
+    assert await release_former_leases(store, SystemPace(), tmp_path) == 450
     assert name.bucket_key not in store.items
     assert await hold_of(store, name) == BudgetLeaseRow(150, 150, rows.CLOSED_SEQUENCE)
 
@@ -168,9 +168,9 @@ async def test_a_lost_answer_is_no_second_giving(fault: Any, tmp_path: Path) -> 
     await a_hold(store._store, name, 600, 150, tmp_path)
     store.faults = [fault]
     with pytest.raises(StoreUnavailable):
-        await give_back_former(store, ManualClock(), tmp_path)  # type: ignore[arg-type]
+        await release_former_leases(store, ManualClock(), tmp_path)  # type: ignore[arg-type]
     assert files(tmp_path) == [f"holds-{HOLDER}"]
-    await give_back_former(store, ManualClock(), tmp_path)  # type: ignore[arg-type]
+    await release_former_leases(store, ManualClock(), tmp_path)  # type: ignore[arg-type]
     assert (await bucket_of(store._store, name)).unleased == 850
     assert files(tmp_path) == []
     assert len(store.transactions) == (1 if fault == "after" else 2)  # it finds that it was done
@@ -201,7 +201,7 @@ async def test_what_moves_between_reading_and_closing_is_read_again(who: str, le
             "closer": rows.build_close(name, HOLDER, store.items[name.build_lease_key(HOLDER)]),
         }[who]
     ]
-    await give_back_former(store, SystemPace(), tmp_path)
+    await release_former_leases(store, SystemPace(), tmp_path)
     assert (await bucket_of(store, name)).unleased == left
     assert (await hold_of(store, name)).leased == (await hold_of(store, name)).used == 1000 - left
 
@@ -209,7 +209,7 @@ async def test_what_moves_between_reading_and_closing_is_read_again(who: str, le
 async def test_more_used_than_was_taken_is_taken_now(tmp_path: Path) -> None:
     store, name = MemoryStore(), a_name()
     await a_hold(store, name, 100, 130, tmp_path)
-    await give_back_former(store, ManualClock(), tmp_path)
+    await release_former_leases(store, ManualClock(), tmp_path)
     assert (await bucket_of(store, name)).unleased == 870
 
 
@@ -217,10 +217,10 @@ async def test_a_file_of_a_period_long_over_just_goes(tmp_path: Path) -> None:
     store, clock = MemoryStore(), ManualClock()
     over, now = a_name("DAY#20261115"), a_name("DAY#20261116")
     await a_hold(store, over, 100, 0, tmp_path)
-    await Holds(tmp_path, OTHER).name(now)
+    await BudgetLeaseFile(tmp_path, OTHER).add(now)
     (tmp_path / f"kept-holds-{HOLDER}").write_bytes((tmp_path / f"holds-{HOLDER}").read_bytes())
     (tmp_path / f"kept-holds-{OTHER}").write_bytes((tmp_path / f"holds-{OTHER}").read_bytes())
-    assert await give_back_former(store, clock, tmp_path) == 0
+    assert await release_former_leases(store, clock, tmp_path) == 0
     assert files(tmp_path) == [f"kept-holds-{OTHER}"]  # which ended a day and a half ago in UTC, but not everywhere
     assert (await bucket_of(store, over)).unleased == 900
     assert now.build_lease_key(OTHER) in store.items
@@ -231,5 +231,5 @@ async def test_lines_that_are_torn_keep_their_money(tmp_path: Path, caplog: pyte
     await a_hold(store, name, 100, 0, tmp_path)
     path = tmp_path / f"holds-{HOLDER}"
     path.write_bytes(b"0000 torn\n" + path.read_bytes() + line(b'["a","b","c"]') + line(b"[1]") + b"0123")
-    assert await give_back_former(store, ManualClock(), tmp_path) == 100
+    assert await release_former_leases(store, ManualClock(), tmp_path) == 100
     assert "4 lines were torn" in caplog.text

@@ -46,7 +46,7 @@ async def run_of(folder: Path, store: Store, clock: ManualClock) -> AsyncIterato
 
 
 async def taken_for(recording: Recording, name: HardBudgetKey, pico: int) -> Account:
-    await recording.holds.name(name)
+    await recording.holds.add(name)
     await recording.store.transact(rows.build_take(name, recording.holds.holder, 0, pico, pico))
     return Account.of(
         [Counter(*name, 8), Counter.of_hold(name.scope, name.label, recording.holds.holder, name.period, 8)]

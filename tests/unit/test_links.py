@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from price_keeper.errors import JournalUnusable
-from price_keeper.hard.holds import PREFIX, Holds
+from price_keeper.hard.holds import LEASE_FILE_PREFIX, BudgetLeaseFile
 from price_keeper.hard.rows import HardBudgetKey
 from price_keeper.recording import folder as journals
 from price_keeper.recording.segment import Segment
@@ -40,10 +40,10 @@ def test_a_segment(tmp_path: Path, theirs: Path) -> None:
 
 
 async def test_the_list_of_holds(tmp_path: Path, theirs: Path) -> None:
-    holds = Holds(tmp_path, "holder")
-    (tmp_path / f"{PREFIX}holder").symlink_to(theirs)
+    holds = BudgetLeaseFile(tmp_path, "holder")
+    (tmp_path / f"{LEASE_FILE_PREFIX}holder").symlink_to(theirs)
     with pytest.raises(OSError, match="symbolic links"):
-        await holds.name(NAME)
+        await holds.add(NAME)
 
 
 async def test_what_a_journal_keeps_is_its_owners_alone(tmp_path: Path) -> None:
@@ -51,14 +51,14 @@ async def test_what_a_journal_keeps_is_its_owners_alone(tmp_path: Path) -> None:
     try:
         with journals.locked(journal):
             Segment(journal, "01ARZ3NDEKTSV4RRFFQ69G5FAV").append(b"{}")
-            await Holds(journal, "holder").name(NAME)
+            await BudgetLeaseFile(journal, "holder").add(NAME)
     finally:
         os.umask(before)
     assert _open_to_others(journal) == {
         "journal": 0,
         "lock": 0,
         "01ARZ3NDEKTSV4RRFFQ69G5FAV.seg": 0,
-        f"{PREFIX}holder": 0,
+        f"{LEASE_FILE_PREFIX}holder": 0,
     }
 
 

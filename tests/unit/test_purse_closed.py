@@ -7,7 +7,7 @@ import shutil
 from functools import partial
 from typing import cast
 
-from price_keeper.hard.holds import Holds, give_back_former
+from price_keeper.hard.holds import BudgetLeaseFile, release_former_leases
 from price_keeper.hard.purse import CostReservation, BudgetLease, RefusalReason
 from price_keeper.hard.purses import BudgetLeases
 from price_keeper.recording.aggregator import spent_so_far
@@ -23,14 +23,14 @@ async def test_as_soon_as_it_hears_of_that_it_spends_nothing_more(world: World) 
     async with Tasks(world.clock) as tasks:
         store, folder = cast(Store, Wire(world)), world.folder / "own"
         folder.mkdir()
-        holds = Holds(folder, world.ulids(world.clock).new())
+        holds = BudgetLeaseFile(folder, world.ulids(world.clock).new())
         purses = BudgetLeases(store, world.clock, tasks, holds, partial(spent_so_far, store))
         purse = purses.get(NAME, world.quota, world.version)
         held = await _held(purse, 100)
         assert held is not None
         held.on_cancelled()
         shutil.copytree(folder, world.folder / "copy")
-        assert await give_back_former(store, world.clock, world.folder / "copy") == 100
+        assert await release_former_leases(store, world.clock, world.folder / "copy") == 100
         assert await _held(purse, 200) is None
         assert purse.status.reason is RefusalReason.LEASE_CLOSED
         assert purse.free > 0

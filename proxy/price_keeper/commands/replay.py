@@ -17,7 +17,7 @@ from price_keeper.commands.progress import Progress
 from price_keeper.commands.shared import print_json
 from price_keeper.config import Config
 from price_keeper.errors import JournalUnusable, JournalOwnerUnknown
-from price_keeper.hard.holds import give_back_former
+from price_keeper.hard.holds import release_former_leases
 from price_keeper.recording.adoption import folders_of_workers
 from price_keeper.recording.entries import PICO_PER_USD
 from price_keeper.recording.folder import is_certainly_nobodys, locked
@@ -87,7 +87,7 @@ async def _brought(
         tell()
         await sender.send(sealed)
     is_all = len(sender.left) == refused and folder not in sender.outdated
-    return await give_back_former(store, clock, folder) if is_all else 0
+    return await release_former_leases(store, clock, folder) if is_all else 0
 
 
 def _recovered(folder: Path) -> Leftovers:

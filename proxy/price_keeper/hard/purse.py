@@ -16,7 +16,7 @@ from typing import NamedTuple, Protocol
 from price_keeper.clock import Clock
 from price_keeper.errors import ConditionFailed, StoreError, TransactionFailed
 from price_keeper.hard.hold import LeaseClosed, InsufficientBudget, EarlierWriteApplied, BudgetLeaseWriter
-from price_keeper.hard.holds import Holds
+from price_keeper.hard.holds import BudgetLeaseFile
 from price_keeper.hard.rows import HardBudgetBucket, HardBudgetKey
 from price_keeper.hard.shared import SharedBudgetBucket, ReadSpent
 from price_keeper.stores.contract import Item, Store
@@ -92,7 +92,7 @@ class BudgetLease:
         clock: Clock,
         tasks: Tasks,
         key: HardBudgetKey,
-        lease_file: Holds,
+        lease_file: BudgetLeaseFile,
         read_spent: ReadSpent,
         quota: int,
         version: int,
@@ -225,7 +225,7 @@ class BudgetLease:
             chunk = max(need, min(self._compute_wanted(), self._unleased // MAX_CHUNK_SHARE) if attempt < TOP_UP_ATTEMPTS // 2 else 0)
             if chunk <= 0:
                 return
-            await self._lease_file.name(self.key)
+            await self._lease_file.add(self.key)
             try:
                 # More than is needed is taken only from a bucket that still has plenty.
                 await self._writer.acquire(chunk, chunk * MAX_CHUNK_SHARE if chunk > need else chunk)

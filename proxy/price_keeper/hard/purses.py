@@ -9,7 +9,7 @@ from contextlib import suppress
 from price_keeper.clock import Clock
 from price_keeper.errors import StoreError
 from price_keeper.hard.hold import LeaseClosed
-from price_keeper.hard.holds import Holds
+from price_keeper.hard.holds import BudgetLeaseFile
 from price_keeper.hard.purse import BudgetLease
 from price_keeper.hard.rows import HardBudgetKey
 from price_keeper.hard.shared import ReadSpent
@@ -26,7 +26,7 @@ _log = logging.getLogger("price_keeper.hard")
 class BudgetLeases:
     """`holds` are those of this run; `spent` reads what a budget's shards say."""
 
-    def __init__(self, store: Store, clock: Clock, tasks: Tasks, lease_file: Holds, read_spent: ReadSpent) -> None:
+    def __init__(self, store: Store, clock: Clock, tasks: Tasks, lease_file: BudgetLeaseFile, read_spent: ReadSpent) -> None:
         self._store = store
         self._clock = clock
         self._tasks = tasks

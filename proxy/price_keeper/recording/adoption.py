@@ -22,7 +22,7 @@ from price_keeper.alerts.outbox import ALERT_SUFFIX as ALERT
 from price_keeper.alerts.outbox import UNFINISHED_SUFFIX
 from price_keeper.clock import Clock
 from price_keeper.errors import JournalInUse, JournalUnusable, StoreError
-from price_keeper.hard.holds import KEPT_PREFIX, give_back_former
+from price_keeper.hard.holds import RETAINED_PREFIX, release_former_leases
 from price_keeper.recording.entries import PICO_PER_USD
 from price_keeper.recording.folder import LOCK, locked
 from price_keeper.recording.leftovers import Leftovers, recover
@@ -88,7 +88,7 @@ class Adoption:
     async def end(self, folder: Path, store: Store, clock: Clock) -> None:
         """Once all that its journal says is in the store."""
         try:
-            back = await give_back_former(store, clock, folder)
+            back = await release_former_leases(store, clock, folder)
             moved, is_gone = await asyncio.to_thread(self._cleared, folder)
         except (StoreError, OSError) as failure:
             if self._told.get(folder) != str(failure):
@@ -112,7 +112,7 @@ class Adoption:
 
     def _cleared(self, folder: Path) -> tuple[set[str], bool]:
         """The names of the alerts that were moved, and whether the folder is gone. Raises OSError."""
-        for kept in folder.glob(f"{KEPT_PREFIX}*"):
+        for kept in folder.glob(f"{RETAINED_PREFIX}*"):
             kept.rename(self._journal / kept.name)
         moved = self._alerts_moved(folder / ALERTS)
         sync_folder(self._journal)

@@ -15,7 +15,7 @@ from price_keeper.clock import Clock
 from price_keeper.config import Config
 from price_keeper.config.prices import PSEUDO_LABELS
 from price_keeper.errors import JournalUnusable, StoreError
-from price_keeper.hard.holds import Holds, give_back_former
+from price_keeper.hard.holds import BudgetLeaseFile, release_former_leases
 from price_keeper.recording.adoption import Adoption
 from price_keeper.recording.aggregator import Aggregator
 from price_keeper.recording.beginning import begun
@@ -45,7 +45,7 @@ class Recording:
     recorder: Recorder
     leftovers: Leftovers
     aggregator: Aggregator
-    holds: Holds  # of hard budgets, by this run
+    holds: BudgetLeaseFile  # of hard budgets, by this run
     store: Store
     clock: Clock
     folder: Path
@@ -85,7 +85,7 @@ class Recording:
         if not self.has_former_holds or self.recorder.has_leftovers:
             return
         try:
-            back = await give_back_former(self.store, self.clock, self.folder, self.holds.holder)
+            back = await release_former_leases(self.store, self.clock, self.folder, self.holds.holder)
         except (StoreError, OSError) as failure:
             _log.warning("what former runs held of hard budgets is not given back yet: %s", failure)
             return
@@ -113,7 +113,7 @@ class Recording:
                 if self.adoption is not None:
                     async with self._adopting:
                         await self._end_adopted(self.adoption)
-                await self.holds.give_back(self.store, self.clock)
+                await self.holds.release(self.store, self.clock)
         except (StoreError, OSError, TimeoutError) as failure:
             why = str(failure) or "no answer"
             _log.warning("what is held of hard budgets is given back at the next start: %s", why)
@@ -199,4 +199,4 @@ async def opened_recording(
             refuses_without_store=config.on_store_down == "refuse",
         )
         aggregator = Aggregator(store, clock, config.aggregator.interval_secs)
-        yield Recording(recorder, left, aggregator, Holds(folder, ulids.new()), store, clock, folder, adoption=adoption)
+        yield Recording(recorder, left, aggregator, BudgetLeaseFile(folder, ulids.new()), store, clock, folder, adoption=adoption)

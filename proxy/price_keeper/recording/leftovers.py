@@ -207,7 +207,7 @@ def recover(folder: Path) -> Leftovers:
             earlier.leave_to(found)
         all_found.append(found)
     if any(found.has_gaps or found.lost for found in all_found):
-        holds.keep_all(folder)  # first of all, as nothing tells of it once the rest is in the store
+        holds.retain_all(folder)  # first of all, as nothing tells of it once the rest is in the store
     for found in all_found:
         _end(found, left)
     _drop_empty(left)
