@@ -321,7 +321,7 @@ async def _open_data_port(
     rate_limiter = dataplane.build_rate_limiter(config, core.store, clock, tasks, core.lease_manager, core.budgets.snapshot)
     rate_limiter.register_metrics(core.telemetry)
     hard_budgets = dataplane.build_hard_budgets(config, core.store, clock, tasks, core.recording, core.budgets, price_tables, forwarder)
-    hard_budgets.add_to(core.telemetry)
+    hard_budgets.register_metrics(core.telemetry)
     handler = dataplane.build_handler(
         config,
         core.store,
@@ -345,7 +345,7 @@ async def _open_data_port(
         forwarder,
         core.recording.recorder,
         core.budgets,
-        hard_budgets.purses,
+        hard_budgets.leases,
         core.store,
         clock,
         tasks,

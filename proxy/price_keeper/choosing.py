@@ -16,7 +16,7 @@ from price_keeper.model import Caller, ResolvedLabel
 from price_keeper.recording.entries import Account
 from price_keeper.recording.meter import Terms
 from price_keeper.recording.metering import Metering
-from price_keeper.selection.hard_budgets import Asking, Candidate, HardBudgets
+from price_keeper.selection.hard_budgets import RequestContent, Candidate, HardBudgets
 from price_keeper.selection.labels import LabelResolver
 from price_keeper.selection.payer import CallerDay
 from price_keeper.selection.serving import EXCEEDED_HEADER, FORMAT_SPECIFIC_OPERATIONS, build_decision_headers
@@ -198,19 +198,19 @@ class LabelSelector:
             return Candidate(serving, serving_pricing, self._find_targets(serving, call))
 
         request.reserve_copies(1)  # with a limit of its answer in it, or as it is sent to be counted
-        content = Asking(call.operation, request.headers, request.body)
+        content = RequestContent(call.operation, request.headers, request.body)
 
         def decide(insufficient: Collection[str]) -> Decision:
             if self.successor is not None:  # and what is held has been let go by now
                 raise _SelectorReplaced
             return _decide_hard(caller_day, resolved, pricing, call, insufficient)
 
-        decision, (resolved, pricing, targets), ceiling, reservation = await self._hard_budgets.paid(
+        decision, (resolved, pricing, targets), ceiling, reservation = await self._hard_budgets.reserve(
             caller_day.budget, content, decide, build_candidate
         )
         response_headers += (*_build_label_headers(resolved), *build_decision_headers(decision))
         body = request.body
-        lease_counter = None if reservation is None else self._hard_budgets.hold_counter(reservation, caller_day.budget.settings.shards)
+        lease_counter = None if reservation is None else self._hard_budgets.build_lease_counter(reservation, caller_day.budget.settings.shards)
         charged = caller_day.get_charged_counters(pricing.counted_as, lease_counter)
         if ceiling is not None and ceiling.body is not body:  # it says now how long the answer may be
             body = ceiling.body

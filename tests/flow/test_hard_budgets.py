@@ -221,7 +221,7 @@ async def test_a_quota_that_goes_and_comes_back_is_not_spent_twice(tmp_path: Pat
         await true_spend(port)
         await quotas(3, premium=0.05, economy=1.0)
         await ask(port)
-        await port.hard.purses.tick()
+        await port.hard.leases.tick()
         answers = await asyncio.gather(*(ask(port) for _ in range(60)))
         assert {answer.status for answer in answers} <= {200, 400, 429}
         assert await true_spend(port) <= 0.05 * USD

@@ -219,7 +219,7 @@ def _checked_refusal(truth: Truth) -> Callable[..., Any]:
 
 
 def _checked_hard_refusal(truth: Truth) -> Callable[..., Any]:
-    refused = hard_budgets._too_dry
+    refused = hard_budgets._build_refusal
 
     def checked(standing: BudgetState, dry: Mapping[str, Any]) -> Any:
         refusal = refused(standing, dry)
@@ -240,7 +240,7 @@ class Patches:
             mock.patch.object(segment, "LEAST_ROOM", world.setup.room[0]),
             mock.patch.object(segment, "MOST_ROOM", world.setup.room[1]),
             mock.patch.object(BudgetState, "_build_spent_error", _checked_refusal(world.truth)),
-            mock.patch.object(hard_budgets, "_too_dry", _checked_hard_refusal(world.truth)),
+            mock.patch.object(hard_budgets, "_build_refusal", _checked_hard_refusal(world.truth)),
         )
 
     def __enter__(self) -> None:

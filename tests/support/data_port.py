@@ -174,7 +174,7 @@ async def data_port(
                 forwarder,
                 recording.recorder,
                 standings,
-                hard.purses,
+                hard.leases,
                 store,
                 clock,
                 tasks,

@@ -33,17 +33,17 @@ from price_keeper.recording.meter import Terms
 from price_keeper.selection.standing import Decision, BudgetState
 from price_keeper.telemetry import MetricsRegistry
 
-LARGE_BYTES = 64 * 1024  # of a body, which takes a millisecond to weigh
-LEAST_WAIT_SECONDS = 1.0
-MODELS_REMEMBERED = 1024  # callers may name any
+LARGE_REQUEST_BYTES = 64 * 1024  # of a body, which takes a millisecond to weigh
+MIN_RETRY_SECONDS = 1.0
+MAX_MODELS = 1024  # callers may name any
 
-_pico = attrgetter("pico")
+_get_pico = attrgetter("pico")
 
 # Asks Bedrock how many tokens a call's input has, at the place where it would be sent. Raises a Refusal.
-Count = Callable[[UpstreamTarget, Operation, bytes], Awaitable[int]]
+CountInputTokens = Callable[[UpstreamTarget, Operation, bytes], Awaitable[int]]
 
 
-class Asking(NamedTuple):
+class RequestContent(NamedTuple):
     """What is asked of a label."""
 
     operation: Operation
@@ -52,130 +52,130 @@ class Asking(NamedTuple):
 
 
 class Candidate(NamedTuple):
-    choice: ResolvedLabel
-    terms: Terms
+    resolved: ResolvedLabel
+    pricing: Terms
     targets: Sequence[UpstreamTarget]
 
 
-class Paid(NamedTuple):
+class ReservedCandidate(NamedTuple):
     """`held` is to be settled by the call's receipt, or let go; None where the label has no quota."""
 
     decision: Decision
     candidate: Candidate
-    worst: Worst | None = None
-    held: CostReservation | None = None
+    ceiling: Worst | None = None
+    reservation: CostReservation | None = None
 
 
 class HardBudgets:
-    def __init__(self, config: Config, purses: BudgetLeases, tariffs: Tariffs, count: Count) -> None:
+    def __init__(self, config: Config, leases: BudgetLeases, price_tables: Tariffs, count_input_tokens: CountInputTokens) -> None:
         self._labels = config.labels
-        self._units = guardrail_prices(config.guardrails) if config.guardrails is not None else None
-        self.purses = purses
-        self._tariffs = tariffs
-        self._count = count
+        self._unit_prices = guardrail_prices(config.guardrails) if config.guardrails is not None else None
+        self.leases = leases
+        self._price_tables = price_tables
+        self._count_input_tokens = count_input_tokens
 
-    def hold_counter(self, held: CostReservation, shards: int) -> Counter:
+    def build_lease_counter(self, reservation: CostReservation, shards: int) -> Counter:
         """What is charged with the call that this is held for."""
-        scope, label, period = held.key
-        return Counter.of_hold(scope, label, self.purses.holder, period, shards)
+        scope, label, period = reservation.key
+        return Counter.of_hold(scope, label, self.leases.holder, period, shards)
 
-    def add_to(self, telemetry: MetricsRegistry) -> None:
-        telemetry.add(metrics.HARD_BUDGET_HELD_USD, lambda: self.purses.leased_pico / PICO_PER_USD)
-        telemetry.add(metrics.HARD_BUDGET_TOP_UPS, lambda: self.purses.top_ups)
-        telemetry.add(metrics.HARD_BUDGET_REFUSALS, lambda: self.purses.refusals)
+    def register_metrics(self, telemetry: MetricsRegistry) -> None:
+        telemetry.add(metrics.HARD_BUDGET_HELD_USD, lambda: self.leases.leased_pico / PICO_PER_USD)
+        telemetry.add(metrics.HARD_BUDGET_TOP_UPS, lambda: self.leases.top_ups)
+        telemetry.add(metrics.HARD_BUDGET_REFUSALS, lambda: self.leases.refusals)
 
-    async def paid(
+    async def reserve(
         self,
-        standing: BudgetState,
-        asking: Asking,
+        budget: BudgetState,
+        content: RequestContent,
         decide: Callable[[Collection[str]], Decision],
-        candidate_of: Callable[[Decision], Candidate],
-    ) -> Paid:
+        build_candidate: Callable[[Decision], Candidate],
+    ) -> ReservedCandidate:
         """`decide` says which label is next, of those that are not too dry for this call. Raises a Refusal."""
-        dry: dict[str, tuple[BudgetLease, int]] = {}
+        insufficient: dict[str, tuple[BudgetLease, int]] = {}
         while True:
             try:
-                decision = decide(dry)
+                decision = decide(insufficient)
             except (QuotaExceeded, TooManyRequests):
-                if dry:
-                    raise _too_dry(standing, dry) from None
+                if insufficient:
+                    raise _build_refusal(budget, insufficient) from None
                 raise
-            candidate = candidate_of(decision)
-            label = candidate.terms.counted_as
-            quota = standing.settings.quotas.get(label)
+            candidate = build_candidate(decision)
+            label = candidate.pricing.counted_as
+            quota = budget.settings.quotas.get(label)
             if quota is None:
-                return Paid(decision, candidate)
-            prices = self._prices(candidate)
-            worst = await self._worst(candidate, asking, prices)
-            purse = self.purses.get(HardBudgetKey(standing.scope.key, label, standing.span.key), quota, standing.settings.version)
-            held = CostReservation(purse, worst.pico) if purse.try_reserve(worst.pico) else await purse.reserve(worst.pico)
-            if held is None:
-                dry[decision.label] = purse, worst.pico
-            elif self._prices(candidate) == prices:
-                return Paid(decision, _at(prices, candidate), worst, held)
+                return ReservedCandidate(decision, candidate)
+            prices = self._find_prices(candidate)
+            ceiling = await self._compute_ceiling(candidate, content, prices)
+            lease = self.leases.get(HardBudgetKey(budget.scope.key, label, budget.span.key), quota, budget.settings.version)
+            reservation = CostReservation(lease, ceiling.pico) if lease.try_reserve(ceiling.pico) else await lease.reserve(ceiling.pico)
+            if reservation is None:
+                insufficient[decision.label] = lease, ceiling.pico
+            elif self._find_prices(candidate) == prices:
+                return ReservedCandidate(decision, _fix_prices(prices, candidate), ceiling, reservation)
             else:  # they changed while the store was asked
-                held.on_cancelled()
+                reservation.on_cancelled()
 
-    def _prices(self, candidate: Candidate) -> Prices:
-        choice, terms, targets = candidate
-        if isinstance(choice, OwnChoice):
-            return Prices((choice.profile.tariff,), self._units)
-        known = self._labels.get(choice.label)
-        if terms.counted_as == ASYNC_JOB_LABEL or not choice.model:
-            return Prices((), self._units, None if known is None else known.pico_per_async_job)
-        tariffs = tuple(self._tariffs.for_label(choice.label, each.region, each.model) for each in targets)
-        return Prices(tariffs, self._units)
+    def _find_prices(self, candidate: Candidate) -> Prices:
+        resolved, pricing, targets = candidate
+        if isinstance(resolved, OwnChoice):
+            return Prices((resolved.profile.tariff,), self._unit_prices)
+        label = self._labels.get(resolved.label)
+        if pricing.counted_as == ASYNC_JOB_LABEL or not resolved.model:
+            return Prices((), self._unit_prices, None if label is None else label.pico_per_async_job)
+        price_tables = tuple(self._price_tables.for_label(resolved.label, each.region, each.model) for each in targets)
+        return Prices(price_tables, self._unit_prices)
 
-    async def _worst(self, candidate: Candidate, asking: Asking, prices: Prices) -> Worst:
+    async def _compute_ceiling(self, candidate: Candidate, content: RequestContent, prices: Prices) -> Worst:
         """Of whichever of the label's models is called, where its places have several."""
         targets = candidate.targets
         if len(targets) > 1:
-            targets = [*{_model_name(each.model): each for each in reversed(targets)}.values()]
-        worsts = [await self._worst_at(target, candidate, asking, prices) for target in targets]
-        return max(worsts, key=_pico)
+            targets = [*{_normalize_model(each.model): each for each in reversed(targets)}.values()]
+        ceilings = [await self._compute_ceiling_at(target, candidate, content, prices) for target in targets]
+        return max(ceilings, key=_get_pico)
 
-    async def _worst_at(self, target: UpstreamTarget, candidate: Candidate, asking: Asking, prices: Prices) -> Worst:
-        choice, terms, _ = candidate
-        known = self._labels.get(choice.label)
-        most = None if known is None else known.max_output_tokens
-        asked = (asking.operation, terms.format, asking.body, asking.headers, prices, most, target.model)
-        is_large = len(asking.body) > LARGE_BYTES
-        worst = await run_large_work(worst_case, *asked) if is_large else worst_case(*asked)
-        if worst.needs_count:
-            return counted(worst, prices, await self._count(target, asking.operation, worst.body))
-        return worst
+    async def _compute_ceiling_at(self, target: UpstreamTarget, candidate: Candidate, content: RequestContent, prices: Prices) -> Worst:
+        resolved, pricing, _ = candidate
+        label = self._labels.get(resolved.label)
+        max_output_tokens = None if label is None else label.max_output_tokens
+        arguments = (content.operation, pricing.format, content.body, content.headers, prices, max_output_tokens, target.model)
+        is_large = len(content.body) > LARGE_REQUEST_BYTES
+        ceiling = await run_large_work(worst_case, *arguments) if is_large else worst_case(*arguments)
+        if ceiling.needs_count:
+            return counted(ceiling, prices, await self._count_input_tokens(target, content.operation, ceiling.body))
+        return ceiling
 
 
-@lru_cache(MODELS_REMEMBERED)
-def _model_name(model: str) -> object:
+@lru_cache(MAX_MODELS)
+def _normalize_model(model: str) -> object:
     """The same wherever a model is, and whichever of its inference profiles is called."""
     found = model_of(model)
     return model if found is None else found.name
 
 
-def _at(prices: Prices, candidate: Candidate) -> Candidate:
+def _fix_prices(prices: Prices, candidate: Candidate) -> Candidate:
     """At the prices that it is held for, wherever it goes and whatever they are by then."""
     if len(prices.tariffs) != len(candidate.targets):  # the others' never change: of guardrails, jobs, apps' own labels
         return candidate
-    held = {target: tariff.price for target, tariff in zip(candidate.targets, prices.tariffs, strict=True)}
-    return candidate._replace(terms=replace(candidate.terms, price_at=held.__getitem__))
+    price_at = {target: tariff.price for target, tariff in zip(candidate.targets, prices.tariffs, strict=True)}
+    return candidate._replace(terms=replace(candidate.pricing, price_at=price_at.__getitem__))
 
 
-def _too_dry(standing: BudgetState, dry: Mapping[str, tuple[BudgetLease, int]]) -> Refusal:
+def _build_refusal(budget: BudgetState, insufficient: Mapping[str, tuple[BudgetLease, int]]) -> Refusal:
     """Why no budget has as much: what is only held by others may come back."""
-    whys = {purse.status.reason for purse, _ in dry.values()}
-    wait = max(LEAST_WAIT_SECONDS, min(purse.status.retry_after for purse, _ in dry.values()))
-    if RefusalReason.DISK_FAILED in whys:
+    reasons = {purse.status.reason for purse, _ in insufficient.values()}
+    wait = max(MIN_RETRY_SECONDS, min(purse.status.retry_after for purse, _ in insufficient.values()))
+    if RefusalReason.DISK_FAILED in reasons:
         return RecordingUnavailable("what this call costs cannot be written down", retry_after=wait)
-    if whys & {RefusalReason.STORE_UNAVAILABLE, RefusalReason.LEASE_CLOSED}:
+    if reasons & {RefusalReason.STORE_UNAVAILABLE, RefusalReason.LEASE_CLOSED}:
         return Busy("a hard budget is not spent from while the store cannot be asked", retry_after=wait)
-    least = min(worst for _, worst in dry.values())
-    what = f"this call may cost up to {least / PICO_PER_USD:.6f} USD"
-    if RefusalReason.CONTENTION in whys or any(_is_held(standing, label, worst) for label, (_, worst) in dry.items()):
-        return TooManyRequests(f"{what}, and what is left is held for other calls: {standing.format_amounts(dry)}", retry_after=wait)
-    return QuotaExceeded(f"{what}, which is more than is left: {standing.format_amounts(dry)}; {standing.reset_message}")
+    smallest = min(worst for _, worst in insufficient.values())
+    message = f"this call may cost up to {smallest / PICO_PER_USD:.6f} USD"
+    if RefusalReason.CONTENTION in reasons or any(_is_reserved_elsewhere(budget, label, worst) for label, (_, worst) in insufficient.items()):
+        return TooManyRequests(f"{message}, and what is left is held for other calls: {budget.format_amounts(insufficient)}", retry_after=wait)
+    return QuotaExceeded(f"{message}, which is more than is left: {budget.format_amounts(insufficient)}; {budget.reset_message}")
 
 
-def _is_held(standing: BudgetState, label: str, worst: int) -> bool:
-    quota = standing.settings.quotas.get(label, 0)
-    return quota - standing.get_tracker(label).spent >= worst
+def _is_reserved_elsewhere(budget: BudgetState, label: str, ceiling: int) -> bool:
+    quota = budget.settings.quotas.get(label, 0)
+    return quota - budget.get_tracker(label).spent >= ceiling
