@@ -10,7 +10,7 @@ from price_keeper.errors import QuotaExceeded, Refusal
 from price_keeper.exchange import Header, Request
 from price_keeper.forwarding.forwarder import UpstreamTarget
 from price_keeper.hard.purse import CostReservation
-from price_keeper.hard.worst import Worst
+from price_keeper.hard.worst import CostCeiling
 from price_keeper.metering.profiles import OwnChoice
 from price_keeper.model import Caller, ResolvedLabel
 from price_keeper.recording.entries import Account
@@ -48,7 +48,7 @@ class Selection(NamedTuple):
     stats: OperationStats
     pricing: Terms | None = None
     charged: Account | None = None
-    ceiling: Worst | None = None
+    ceiling: CostCeiling | None = None
     reservation: CostReservation | None = None
 
 

@@ -28,7 +28,7 @@ from price_keeper.forwarding.forwarder import UpstreamTarget
 from price_keeper.forwarding.model_path import Operation
 from price_keeper.forwarding.upstream import UpstreamEndpoint
 from price_keeper.hard import worst
-from price_keeper.hard.worst import worst_case
+from price_keeper.hard.worst import compute_ceiling
 from price_keeper.metering.bodies import METRICS
 from price_keeper.metering.pricing import cost, tariff_of
 from price_keeper.metering.usage import Usage, plain_usage
@@ -190,7 +190,7 @@ def test_spoilt_usage_never_charges_a_hard_budget_less_than_was_used(
 ) -> None:
     format, model, _ = FAMILIES[family]
     operation, path, body = request(form, family)
-    bound = worst_case(operation, format, body, {}, worst.Prices([TARIFF]), None, model)
+    bound = compute_ceiling(operation, format, body, {}, worst.CallPrices([TARIFF]), None, model)
     cached = {} if family in WITHOUT_CACHES else cached
 
     def answer() -> Answer:
@@ -213,7 +213,7 @@ def test_spoilt_usage_of_embeddings_is_never_recorded_as_less_unflagged(
 ) -> None:
     format, model, _ = EMBEDDERS[family]
     operation, path, body = request("invoke", family)
-    bound = worst_case(operation, format, body, {}, worst.Prices([TARIFF]), None, model)
+    bound = compute_ceiling(operation, format, body, {}, worst.CallPrices([TARIFF]), None, model)
     answer = simulated(path, body, Wishes())
     true = cost(TARIFF, true_usage(answer)).pico
     assert recorded(journal, operation, format, answer, how, body, bound.pico).pico >= true

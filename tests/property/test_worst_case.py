@@ -22,7 +22,7 @@ from price_keeper.config.prices import LongContext, PricesConfig, TierPrices
 from price_keeper.errors import InvalidRequest
 from price_keeper.forwarding.model_path import Operation
 from price_keeper.hard import worst
-from price_keeper.hard.worst import Worst, counted, worst_case
+from price_keeper.hard.worst import CostCeiling, apply_count, compute_ceiling
 from price_keeper.metering.guardrails import guardrail_cost
 from price_keeper.metering.pricing import cost, tariff_of
 from price_keeper.metering.reading import reader_of
@@ -42,7 +42,7 @@ TARIFF = tariff_of(
 UNITS = {"topicPolicyUnits": 150, "contentPolicyUnits": 150, "contentPolicyImageUnits": 750, "wordPolicyUnits": 0,
          "sensitiveInformationPolicyUnits": 100, "contentFilter": 70, "promptAttack": 80,
          "sensitiveInformation": 100}  # fmt: skip
-PRICES = worst.Prices([TARIFF], UNITS)
+PRICES = worst.CallPrices([TARIFF], UNITS)
 NAMES = {
     Operation.CONVERSE: "converse",
     Operation.CONVERSE_STREAM: "converse-stream",
@@ -222,15 +222,15 @@ def spelt(body: dict[str, Any], way: int) -> bytes:
 
 
 def check(operation: Operation, format: str, model: str, path: str, sent: bytes, wished: Wishes, times: int) -> None:
-    found = worst_case(operation, format, sent, {}, PRICES, LABEL, model)
+    found = compute_ceiling(operation, format, sent, {}, PRICES, LABEL, model)
     usage = used_by(answered(path, found.body, wished, times), operation, format)
     whole = sum(usage[:5]) - usage.output
     assert whole <= found.input_tokens
     assert usage.output <= found.output_tokens
     assert cost(TARIFF, usage).pico <= found.pico
-    by_count = counted(found, PRICES, whole)
+    by_count = apply_count(found, PRICES, whole)
     assert cost(TARIFF, usage).pico <= by_count.pico
-    again = worst_case(operation, format, found.body, {}, PRICES, None, model)
+    again = compute_ceiling(operation, format, found.body, {}, PRICES, None, model)
     assert (again.output_tokens, again.body) == (found.output_tokens, found.body)
 
 
@@ -285,7 +285,7 @@ def test_no_guardrail_costs_more(texts: list[str], way: int) -> None:
         (Operation.APPLY_GUARDRAIL, "/guardrail/abc/version/1/apply", applied),
         (Operation.CHECK_GUARDRAILS, "/guardrail-checks/invoke", checked),
     ):
-        found = worst_case(operation, "", spelt(body, way), {}, PRICES, None)
+        found = compute_ceiling(operation, "", spelt(body, way), {}, PRICES, None)
         used = answered(path, found.body, Wishes()).usage
         assert used is not None
         assert used.guardrail_units
@@ -299,9 +299,9 @@ OPERATIONS = list(Operation)
 FORMATS = ("anthropic", "nova", "titan", "llama", "mistral", "cohere", "ai21", "deepseek", "openai", "")
 
 
-def outcome(operation: Operation, format: str, body: bytes, label: int | None) -> Worst | None:
+def outcome(operation: Operation, format: str, body: bytes, label: int | None) -> CostCeiling | None:
     with suppress(InvalidRequest):
-        return worst_case(operation, format, body, {}, PRICES, label, "amazon.titan-embed-text-v2:0")
+        return compute_ceiling(operation, format, body, {}, PRICES, label, "amazon.titan-embed-text-v2:0")
     return None
 
 

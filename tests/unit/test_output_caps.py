@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from price_keeper.errors import InvalidRequest
 from price_keeper.forwarding.model_path import Operation
-from price_keeper.hard.worst import Prices, Worst, worst_case
+from price_keeper.hard.worst import CallPrices, CostCeiling, compute_ceiling
 from price_keeper.metering.pricing import tariff_of
 
 from tests.unit.test_pricing import CLAUDE
 
-PRICES = Prices([tariff_of(CLAUDE)])
+PRICES = CallPrices([tariff_of(CLAUDE)])
 CONVERSE, INVOKE, CHAT = Operation.CONVERSE, Operation.INVOKE, Operation.CHAT_COMPLETIONS
 LABEL = 4096
 
@@ -22,9 +22,9 @@ SAID = '"messages":[{"role":"user","content":"hi"}]'
 Asked = tuple[Operation, str, str]
 
 
-def worst(asked: Asked, label: int | None = LABEL, model: str = "m") -> Worst:
+def worst(asked: Asked, label: int | None = LABEL, model: str = "m") -> CostCeiling:
     operation, format, body = asked
-    return worst_case(operation, format, body.encode(), {}, PRICES, label, model)
+    return compute_ceiling(operation, format, body.encode(), {}, PRICES, label, model)
 
 
 def refusal(asked: Asked, label: int | None = LABEL) -> str:

@@ -15,22 +15,22 @@ from price_keeper.config.prices import LongContext, PricesConfig, TierPrices
 from price_keeper.errors import InvalidRequest
 from price_keeper.forwarding.model_path import Operation
 from price_keeper.hard import reading, tally, worst
-from price_keeper.hard.worst import UNCOUNTED, Worst, counted, worst_case
+from price_keeper.hard.worst import UNCOUNTED_TOKENS, CostCeiling, apply_count, compute_ceiling
 from price_keeper.metering.guardrails import guardrail_cost
 from price_keeper.metering.pricing import cost, tariff_of
 from price_keeper.metering.usage import Usage
 
 CONVERSE, INVOKE, CHAT = Operation.CONVERSE, Operation.INVOKE, Operation.CHAT_COMPLETIONS
 PLAIN = PricesConfig(*(Decimal(usd) for usd in ("3", "15", "0.3", "3.75", "6")))
-PRICES = worst.Prices([tariff_of(PLAIN)])
+PRICES = worst.CallPrices([tariff_of(PLAIN)])
 CAPPED = {"inferenceConfig": {"maxTokens": 100}}
 
 
 def asked(
-    body: Any, operation: Operation = CONVERSE, format: str = "anthropic", prices: worst.Prices = PRICES, **more: Any
-) -> Worst:
+    body: Any, operation: Operation = CONVERSE, format: str = "anthropic", prices: worst.CallPrices = PRICES, **more: Any
+) -> CostCeiling:
     sent = body if isinstance(body, bytes) else json.dumps(body).encode()
-    return worst_case(operation, format, sent, more.pop("headers", {}), prices, 100, more.pop("model", "m"))
+    return compute_ceiling(operation, format, sent, more.pop("headers", {}), prices, 100, more.pop("model", "m"))
 
 
 def refusal(*of: Any, **more: Any) -> str:
@@ -59,18 +59,18 @@ def said(*blocks: Any) -> dict[str, Any]:
     ],
 )
 def test_the_dearest_price_of_any_table(more: dict[str, Any], input: int, output: int) -> None:
-    found = asked(said({"text": "a"}), prices=worst.Prices([tariff_of(replace(PLAIN, **more))]))
+    found = asked(said({"text": "a"}), prices=worst.CallPrices([tariff_of(replace(PLAIN, **more))]))
     assert found.pico == (found.input_tokens * input + 100 * output) * 10**6
 
 
 def test_the_dearest_place_of_a_label() -> None:
     dear_input = tariff_of(replace(PLAIN, input=Decimal(50)))
     dear_output = tariff_of(replace(PLAIN, output=Decimal(5000)))
-    prices = worst.Prices([PRICES.tariffs[0], dear_input, dear_output])
-    alone = [asked(said({"text": "a"}), prices=worst.Prices([each])).pico for each in prices.tariffs]
+    prices = worst.CallPrices([PRICES.price_tables[0], dear_input, dear_output])
+    alone = [asked(said({"text": "a"}), prices=worst.CallPrices([each])).pico for each in prices.price_tables]
     assert asked(said({"text": "a"}), prices=prices).pico == max(alone) > min(alone)
     with pytest.raises(ValueError, match="somewhere"):
-        asked(said({"text": "a"}), prices=worst.Prices([]))
+        asked(said({"text": "a"}), prices=worst.CallPrices([]))
 
 
 # ---------------------------------------------------------------- the size of text
@@ -152,9 +152,9 @@ DATA = {"type": "base64", "media_type": "image/png", "data": "aGk="}
 def test_what_is_no_text_is_left_to_count(block: Any) -> None:
     found = asked(said({"text": "a"}, block))
     assert found.needs_count
-    assert found.input_tokens == UNCOUNTED
+    assert found.input_tokens == UNCOUNTED_TOKENS
     assert found.pico > 10**20
-    known = counted(found, PRICES, 5000)
+    known = apply_count(found, PRICES, 5000)
     assert not known.needs_count
     assert 5000 * 1.01 < known.input_tokens < 5000 * 1.02 + 1001
     assert known.pico == (known.input_tokens * 6 + 100 * 15) * 10**6
@@ -164,7 +164,7 @@ def test_what_is_no_text_is_left_to_count(block: Any) -> None:
 @pytest.mark.parametrize("count", [-1, 1.0, True, None, "5"])
 def test_a_count_that_is_none_is_refused(count: Any) -> None:
     with pytest.raises(InvalidRequest):
-        counted(asked(said({"image": BYTES})), PRICES, count)
+        apply_count(asked(said({"image": BYTES})), PRICES, count)
 
 
 def claude(*blocks: Any, **more: Any) -> dict[str, Any]:
@@ -342,7 +342,7 @@ def test_applied_guardrails_are_bounded_by_the_bytes_of_their_text() -> None:
     units = dict.fromkeys(UNITS, 1 + 3 + 1)  # each block counted by itself
     assert found.pico >= guardrail_cost(UNITS, {**units, "automatedReasoningPolicies": 2}).pico
     alone = asked(body, Operation.APPLY_GUARDRAIL, prices=PRICES._replace(units={"automatedReasoningPolicyUnits": 170}))
-    most = {"automatedReasoningPolicyUnits": 5, "automatedReasoningPolicies": worst.REASONING_POLICIES}
+    most = {"automatedReasoningPolicyUnits": 5, "automatedReasoningPolicies": worst.MAX_REASONING_POLICIES}
     assert alone.pico >= guardrail_cost({"automatedReasoningPolicyUnits": 170}, most).pico
     assert found.body == json.dumps(body).encode()
     refusal(body, Operation.APPLY_GUARDRAIL)
@@ -364,14 +364,14 @@ def test_a_job_has_its_price_whatever_it_holds() -> None:
 
 @pytest.mark.parametrize("operation", [Operation.COUNT_TOKENS, Operation.ASYNC_INVOKE])
 def test_what_is_free_needs_nothing(operation: Operation) -> None:
-    assert asked(b"anything", operation) == Worst(0, 0, 0, b"anything")
+    assert asked(b"anything", operation) == CostCeiling(0, 0, 0, b"anything")
 
 
 def test_a_kind_that_only_the_answer_reveals_is_within_it() -> None:
     """Charged at the dearest there is, which the bound has to know."""
     for more in ({"cache_write_1h": None}, {"cache_read": None, "cache_write_5m": Decimal(0)}):
         tariff = tariff_of(replace(PLAIN, **more))  # type: ignore[arg-type]
-        found = asked(said({"text": "a"}), prices=worst.Prices([tariff]))
+        found = asked(said({"text": "a"}), prices=worst.CallPrices([tariff]))
         for kind in ("input", "cache_read", "cache_write_5m", "cache_write_1h"):
             for tier in ("", "reserved", "unheard of"):
                 usage = Usage(output=100, tier=tier)._replace(**{kind: found.input_tokens})

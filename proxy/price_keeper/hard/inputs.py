@@ -8,8 +8,8 @@ from price_keeper.hard.reading import Read
 from price_keeper.hard.tally import Tally
 
 
-def weighed(form: Form, read: Read) -> Tally:
+def measure_input(form: Form, parsed: Read) -> Tally:
     """Raises InvalidRequest for what is not known to be bounded."""
-    tally = Tally(read.text)
-    read_members(tally, read.document, form.members, "the body")
-    return tally
+    bound = Tally(parsed.text)
+    read_members(bound, parsed.document, form.members, "the body")
+    return bound

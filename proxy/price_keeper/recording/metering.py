@@ -16,7 +16,7 @@ from price_keeper.config.prices import ASYNC_JOB_LABEL, GUARDRAIL_LABEL
 from price_keeper.errors import InvalidRequest
 from price_keeper.forwarding.forwarder import CallObserver, UpstreamTarget
 from price_keeper.forwarding.model_path import Operation
-from price_keeper.hard.worst import Worst
+from price_keeper.hard.worst import CostCeiling
 from price_keeper.metering.guardrails import estimated, guardrail_cost, guardrail_prices
 from price_keeper.metering.price_updates import Tariffs
 from price_keeper.metering.pricing import Price, Priced
@@ -130,7 +130,7 @@ class Metering:
         body_bytes: int,
         guardrail_units: int = 0,
         ends: tuple[Ended, ...] = (),
-        worst: Worst | None = None,
+        worst: CostCeiling | None = None,
     ) -> Meter:
         """Its intent is in the journal then. Raises CannotRecord and InvalidRequest. `guardrail_units` are those that a
         call which names a guardrail is taken to have asked for, and `ends` hear what becomes of it; `worst` is what

@@ -22,7 +22,7 @@ from price_keeper.forwarding.model_path import Operation
 from price_keeper.hard.purse import CostReservation, BudgetLease, RefusalReason
 from price_keeper.hard.purses import BudgetLeases
 from price_keeper.hard.rows import HardBudgetKey
-from price_keeper.hard.worst import Prices, Worst, counted, worst_case
+from price_keeper.hard.worst import CallPrices, CostCeiling, apply_count, compute_ceiling
 from price_keeper.metering.guardrails import guardrail_prices
 from price_keeper.metering.price_list import model_of
 from price_keeper.metering.price_updates import Tariffs
@@ -62,7 +62,7 @@ class ReservedCandidate(NamedTuple):
 
     decision: Decision
     candidate: Candidate
-    ceiling: Worst | None = None
+    ceiling: CostCeiling | None = None
     reservation: CostReservation | None = None
 
 
@@ -116,17 +116,17 @@ class HardBudgets:
             else:  # they changed while the store was asked
                 reservation.on_cancelled()
 
-    def _find_prices(self, candidate: Candidate) -> Prices:
+    def _find_prices(self, candidate: Candidate) -> CallPrices:
         resolved, pricing, targets = candidate
         if isinstance(resolved, OwnChoice):
-            return Prices((resolved.profile.tariff,), self._unit_prices)
+            return CallPrices((resolved.profile.tariff,), self._unit_prices)
         label = self._labels.get(resolved.label)
         if pricing.counted_as == ASYNC_JOB_LABEL or not resolved.model:
-            return Prices((), self._unit_prices, None if label is None else label.pico_per_async_job)
+            return CallPrices((), self._unit_prices, None if label is None else label.pico_per_async_job)
         price_tables = tuple(self._price_tables.for_label(resolved.label, each.region, each.model) for each in targets)
-        return Prices(price_tables, self._unit_prices)
+        return CallPrices(price_tables, self._unit_prices)
 
-    async def _compute_ceiling(self, candidate: Candidate, content: RequestContent, prices: Prices) -> Worst:
+    async def _compute_ceiling(self, candidate: Candidate, content: RequestContent, prices: CallPrices) -> CostCeiling:
         """Of whichever of the label's models is called, where its places have several."""
         targets = candidate.targets
         if len(targets) > 1:
@@ -134,15 +134,15 @@ class HardBudgets:
         ceilings = [await self._compute_ceiling_at(target, candidate, content, prices) for target in targets]
         return max(ceilings, key=_get_pico)
 
-    async def _compute_ceiling_at(self, target: UpstreamTarget, candidate: Candidate, content: RequestContent, prices: Prices) -> Worst:
+    async def _compute_ceiling_at(self, target: UpstreamTarget, candidate: Candidate, content: RequestContent, prices: CallPrices) -> CostCeiling:
         resolved, pricing, _ = candidate
         label = self._labels.get(resolved.label)
         max_output_tokens = None if label is None else label.max_output_tokens
         arguments = (content.operation, pricing.format, content.body, content.headers, prices, max_output_tokens, target.model)
         is_large = len(content.body) > LARGE_REQUEST_BYTES
-        ceiling = await run_large_work(worst_case, *arguments) if is_large else worst_case(*arguments)
+        ceiling = await run_large_work(compute_ceiling, *arguments) if is_large else compute_ceiling(*arguments)
         if ceiling.needs_count:
-            return counted(ceiling, prices, await self._count_input_tokens(target, content.operation, ceiling.body))
+            return apply_count(ceiling, prices, await self._count_input_tokens(target, content.operation, ceiling.body))
         return ceiling
 
 
@@ -153,11 +153,11 @@ def _normalize_model(model: str) -> object:
     return model if found is None else found.name
 
 
-def _fix_prices(prices: Prices, candidate: Candidate) -> Candidate:
+def _fix_prices(prices: CallPrices, candidate: Candidate) -> Candidate:
     """At the prices that it is held for, wherever it goes and whatever they are by then."""
-    if len(prices.tariffs) != len(candidate.targets):  # the others' never change: of guardrails, jobs, apps' own labels
+    if len(prices.price_tables) != len(candidate.targets):  # the others' never change: of guardrails, jobs, apps' own labels
         return candidate
-    price_at = {target: tariff.price for target, tariff in zip(candidate.targets, prices.tariffs, strict=True)}
+    price_at = {target: tariff.price for target, tariff in zip(candidate.targets, prices.price_tables, strict=True)}
     return candidate._replace(terms=replace(candidate.pricing, price_at=price_at.__getitem__))
 
 

@@ -10,7 +10,7 @@ from price_keeper.config.prices import LongContext, PricesConfig, TierPrices
 from price_keeper.errors import InvalidRequest
 from price_keeper.forwarding.model_path import Operation
 from price_keeper.hard import worst
-from price_keeper.hard.worst import Worst, counted, worst_case
+from price_keeper.hard.worst import CostCeiling, apply_count, compute_ceiling
 from price_keeper.metering.pricing import cost, tariff_of
 from price_keeper.metering.usage import Usage
 
@@ -27,7 +27,7 @@ TARIFF = tariff_of(
     )
 )
 UNITS = {"topicPolicyUnits": 150, "contentPolicyUnits": 150, "contentPolicyImageUnits": 750}
-PRICES = worst.Prices([TARIFF], UNITS, 7)
+PRICES = worst.CallPrices([TARIFF], UNITS, 7)
 OPERATIONS = (Operation.INVOKE, Operation.CONVERSE, Operation.CHAT_COMPLETIONS, *Operation)
 FORMATS = ("anthropic", "nova", "titan", "llama", "mistral", "cohere", "ai21", "deepseek", "openai", "")
 MODELS = ("anthropic.claude-v2:1", "amazon.titan-embed-text-v2:0", "")
@@ -56,7 +56,7 @@ def one(data: bytes) -> None:
     label = LABEL if reader.byte() % 2 else None
     body = document(reader, NAMES, TEXTS)
     try:
-        found = worst_case(operation, format, body, {}, PRICES, label, model)
+        found = compute_ceiling(operation, format, body, {}, PRICES, label, model)
     except InvalidRequest:
         return
     holds(found.pico >= 0 and found.output_tokens >= 0, f"less than nothing: {found}")
@@ -68,11 +68,11 @@ def one(data: bytes) -> None:
     _only_caps_differ(body, found)
     _says_its_length(found, first)
     _costs_no_more(found, first)
-    again = worst_case(operation, format, found.body, {}, PRICES, None, model)
+    again = compute_ceiling(operation, format, found.body, {}, PRICES, None, model)
     same((again.body, again.output_tokens), (found.body, found.output_tokens), "of the body that is sent")
 
 
-def _only_caps_differ(body: bytes, found: Worst) -> None:
+def _only_caps_differ(body: bytes, found: CostCeiling) -> None:
     if found.body != body:
         same(_without_caps(pairs(found.body)), _without_caps(pairs(body)), "what is not ours")
 
@@ -88,7 +88,7 @@ def _without_caps(value: Any) -> Any:
     return kept
 
 
-def _says_its_length(found: Worst, body: dict[str, Any]) -> None:
+def _says_its_length(found: CostCeiling, body: dict[str, Any]) -> None:
     """Of the limits that stand in it the largest, times the number of answers, is not beyond what is paid for."""
     if not found.output_tokens:
         return
@@ -106,12 +106,12 @@ def _caps(place: dict[str, Any], depth: int) -> list[int]:
     return told + [each for value in inner for each in _caps(value, depth + 1)]
 
 
-def _costs_no_more(found: Worst, body: dict[str, Any]) -> None:
+def _costs_no_more(found: CostCeiling, body: dict[str, Any]) -> None:
     """With a token for each byte of each text, all new, or all read from a cache or written to one."""
     tokens = _text_bytes(body)
     if not found.needs_count:
         holds(tokens <= found.input_tokens, f"{tokens} bytes of text, and at most {found.input_tokens} tokens")
-    for whole, pico in ((tokens, found.pico), (tokens, counted(found, PRICES, tokens).pico)):
+    for whole, pico in ((tokens, found.pico), (tokens, apply_count(found, PRICES, tokens).pico)):
         for tier in ("", "flex", "unheard of"):
             for kind in range(4):
                 usage = Usage(*(whole * (each == kind) for each in (0, -1, 1, 2, 3)), tier)._replace(
