@@ -16,43 +16,43 @@ from price_keeper.hard.forms import Form, Path
 from price_keeper.hard.members import told
 from price_keeper.metering.bodies import MOST_TOKENS
 
-KEY = "max_output_tokens"
+LABEL_LIMIT_SETTING = "max_output_tokens"
 _THINKING = ("thinking", "reasoning_config")  # where Claude is told how much of its answer it may think
-_BUDGET = "budget_tokens"
+_THINKING_BUDGET = "budget_tokens"
 
 Json = Mapping[str, Any]
 
 
-class Capped(NamedTuple):
+class CappedBody(NamedTuple):
     tokens: int
     body: bytes
 
 
-def capped(form: Form, document: Json, body: bytes, label_max: int | None) -> Capped:
+def cap_output(form: Form, document: Json, body: bytes, label_max: int | None) -> CappedBody:
     """The document is what the body says, and `weighed` has found it in order. Raises InvalidRequest."""
     if not form.caps:
-        return Capped(0, body)
-    stated, empty = _stated(form.caps, document)
-    if stated:
-        limit = max(stated)
+        return CappedBody(0, body)
+    limits, null_paths = _read_limits(form.caps, document)
+    if limits:
+        limit = max(limits)
     else:
-        limit = _of_label(form, label_max)
-        empty = empty or [form.caps[0]]
-    for path in empty:
-        body = _put(body, path, limit)
-    times = _times(form, document)
+        limit = _require_label_limit(form, label_max)
+        null_paths = null_paths or [form.caps[0]]
+    for path in null_paths:
+        body = _write_limit(body, path, limit)
+    answer_count = _count_answers(form, document)
     _check_thinking(document, limit)
     if form.inner is not None and document.get(form.additional):
-        more: Json = document[form.additional]
-        _check_thinking(more, limit)
-        limit = max(limit, _overriding(form.inner, more))
-        times *= _times(form.inner, more)
-    return Capped(limit * times, body)
+        additional: Json = document[form.additional]
+        _check_thinking(additional, limit)
+        limit = max(limit, _read_additional_limit(form.inner, additional))
+        answer_count *= _count_answers(form.inner, additional)
+    return CappedBody(limit * answer_count, body)
 
 
-def _stated(caps: tuple[Path, ...], document: Json) -> tuple[list[int], list[Path]]:
+def _read_limits(caps: tuple[Path, ...], document: Json) -> tuple[list[int], list[Path]]:
     """What is stated, and where null stands in its place, which a model may take for no limit."""
-    stated, empty = [], []
+    limits, null_paths = [], []
     for path in caps:
         place: Any = document
         for name in path[:-1]:
@@ -60,26 +60,26 @@ def _stated(caps: tuple[Path, ...], document: Json) -> tuple[list[int], list[Pat
         if path[-1] in place:
             value = place[path[-1]]
             if value is None:
-                empty.append(path)
+                null_paths.append(path)
             else:
-                stated.append(_whole(value, ".".join(path)))
-    return stated, empty
+                limits.append(_require_whole(value, ".".join(path)))
+    return limits, null_paths
 
 
-def _overriding(form: Form, more: Json) -> int:
+def _read_additional_limit(form: Form, additional: Json) -> int:
     """Which of two limits a model goes by is not known, so it is the larger one."""
-    stated, empty = _stated(form.caps, more)
-    if empty:
-        raise InvalidRequest(f"{'.'.join(empty[0])} is a whole number of at least 1, or left out; found null")
-    return max(stated, default=0)
+    limits, null_paths = _read_limits(form.caps, additional)
+    if null_paths:
+        raise InvalidRequest(f"{'.'.join(null_paths[0])} is a whole number of at least 1, or left out; found null")
+    return max(limits, default=0)
 
 
-def _times(form: Form, document: Json) -> int:
-    times = 1
+def _count_answers(form: Form, document: Json) -> int:
+    count = 1
     for name in form.times:
         if document.get(name) is not None:
-            times *= _whole(document[name], name)
-    return times
+            count *= _require_whole(document[name], name)
+    return count
 
 
 def _check_thinking(document: Json, limit: int) -> None:
@@ -90,47 +90,47 @@ def _check_thinking(document: Json, limit: int) -> None:
             continue
         if type(thinking) is not dict:
             raise InvalidRequest(f"{name} in the body is no object")
-        if thinking.get(_BUDGET) is not None:
-            budget = _whole(thinking[_BUDGET], f"{name}.{_BUDGET}")
+        if thinking.get(_THINKING_BUDGET) is not None:
+            budget = _require_whole(thinking[_THINKING_BUDGET], f"{name}.{_THINKING_BUDGET}")
             if budget >= limit:
                 raise InvalidRequest(
-                    f"this budget is hard: {name}.{_BUDGET} has to be less than the most tokens of the answer, "
+                    f"this budget is hard: {name}.{_THINKING_BUDGET} has to be less than the most tokens of the answer, "
                     f"which are {limit} here; found {budget}"
                 )
 
 
-def _whole(value: Any, name: str) -> int:
+def _require_whole(value: Any, name: str) -> int:
     if type(value) is int and 1 <= value <= MOST_TOKENS:
         return value
-    raise InvalidRequest(f"this budget is hard: {name} is a whole number of 1 to {MOST_TOKENS}, found {_found(value)}")
+    raise InvalidRequest(f"this budget is hard: {name} is a whole number of 1 to {MOST_TOKENS}, found {_quote_value(value)}")
 
 
-def _found(value: Any) -> str:
+def _quote_value(value: Any) -> str:
     return told(value) if isinstance(value, str) else told(orjson.dumps(value).decode())
 
 
-def _of_label(form: Form, label_max: int | None) -> int:
+def _require_label_limit(form: Form, label_max: int | None) -> int:
     if label_max is None:
         name = ".".join(form.caps[0])
         raise InvalidRequest(
             f"this budget is hard, so a request has to say how long its answer may be: add {name} to it, "
-            f"or have {KEY} set for the label in config.yaml, which is put in where it is left out"
+            f"or have {LABEL_LIMIT_SETTING} set for the label in config.yaml, which is put in where it is left out"
         )
     return label_max
 
 
-def _put(body: bytes, path: Path, limit: int) -> bytes:
+def _write_limit(body: bytes, path: Path, limit: int) -> bytes:
     try:
-        return _with(body, path, b"%d" % limit)
+        return _set_member(body, path, b"%d" % limit)
     except json_splice.InvalidJsonObject as failure:
         raise InvalidRequest(f"the body {failure}") from None
 
 
-def _with(data: bytes, path: Path, value: bytes) -> bytes:
+def _set_member(data: bytes, path: Path, value: bytes) -> bytes:
     name = path[0]
-    found = json_splice.find_members(data, (name,))
-    span = found.spans.get(name)
+    splice = json_splice.find_members(data, (name,))
+    span = splice.spans.get(name)
     if len(path) > 1:
         inner = b"{}" if span is None or data[slice(*span)] == b"null" else data[slice(*span)]
-        value = _with(inner, path[1:], value)
-    return json_splice.add_member(data, found, name, value) if span is None else json_splice.replace_span(data, span, value)
+        value = _set_member(inner, path[1:], value)
+    return json_splice.add_member(data, splice, name, value) if span is None else json_splice.replace_span(data, span, value)

@@ -14,7 +14,7 @@ from price_keeper.forwarding.model_path import Operation
 from price_keeper.hard.forms import form_of
 from price_keeper.hard.inputs import measure_input
 from price_keeper.hard.members import an_object, listed, unbounded
-from price_keeper.hard.outputs import capped
+from price_keeper.hard.outputs import cap_output
 from price_keeper.hard.reading import Read, read
 from price_keeper.hard.tally import REQUEST
 from price_keeper.metering.guardrails import CHARACTERS_A_UNIT, units_asked
@@ -113,7 +113,7 @@ def _bound_tokens(
     parsed = read(body)
     form = form_of(operation, format, model, parsed.document)
     bound = measure_input(form, parsed)
-    output_tokens, body = capped(form, parsed.document, body, label_max_output)
+    output_tokens, body = cap_output(form, parsed.document, body, label_max_output)
     input_tokens, needs_count = bound.tokens, bool(bound.uncounted)
     if needs_count:
         if operation not in _COUNTABLE_OPERATIONS or not form.caps:
