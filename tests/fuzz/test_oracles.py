@@ -79,7 +79,7 @@ SPOILT: dict[str, tuple[str, Spoils]] = {
     "the first of two members": ("body_changes", puts(json_splice, "_decode_name", lambda *_: "")),
     "a member at the wrong place": ("body_changes", wraps(json_splice, "replace_span", lambda data: data + b" ,")),
     "others' entries": ("body_changes", puts(request_metadata, "PREFIX", "price_keeper-")),
-    "a bound below the truth": ("worst_case", puts(tally, "REQUEST", -100_000)),
+    "a bound below the truth": ("worst_case", puts(tally, "REQUEST_TOKENS", -100_000)),
     "a limit that is not put in": ("worst_case", puts(outputs, "_write_limit", lambda body, *_: body)),
     "one answer for many": ("worst_case", puts(outputs, "_count_answers", lambda *_: 1)),
     "what a cache read": (

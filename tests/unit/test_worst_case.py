@@ -94,7 +94,7 @@ def test_a_token_for_every_byte_however_it_is_written(text: str, ascii: bool) ->
     body = json.dumps(said({"text": text}), ensure_ascii=ascii, indent=1).encode()
     found = asked(body).input_tokens
     longest = max(len(normalize(form, text).encode()) for form in ("NFC", "NFKC"))
-    assert found >= longest + tally.REQUEST
+    assert found >= longest + tally.REQUEST_TOKENS
     assert found == asked(json.dumps(said({"text": text})).encode()).input_tokens
 
 
@@ -104,8 +104,8 @@ def test_every_character_that_grows_in_a_normal_form_is_known() -> None:
             character = chr(code)
             longest = max(len(normalize(form, character).encode()) for form in ("NFC", "NFKC"))
             if longest > len(character.encode()):
-                assert tally.growth(character.encode()) >= longest - len(character.encode()), hex(code)
-    assert tally.growth("Grüße, 天地, привет 😀 한국어 العربية".encode()) == 0
+                assert tally.measure_growth(character.encode()) >= longest - len(character.encode()), hex(code)
+    assert tally.measure_growth("Grüße, 天地, привет 😀 한국어 العربية".encode()) == 0
 
 
 def test_what_a_template_adds_is_set_aside_for_each() -> None:
@@ -115,11 +115,11 @@ def test_what_a_template_adds_is_set_aside_for_each() -> None:
 
     tool = {"toolSpec": {"name": "f", "inputSchema": {"json": {"type": "object", "properties": {"a": {}, "b": {}}}}}}
     bare = tokens({})
-    assert bare >= tally.REQUEST + tally.MESSAGE + tally.BLOCK
-    assert tokens({"system": [{"text": "b"}]}) == bare + tally.BLOCK
+    assert bare >= tally.REQUEST_TOKENS + tally.MESSAGE_TOKENS + tally.BLOCK_TOKENS
+    assert tokens({"system": [{"text": "b"}]}) == bare + tally.BLOCK_TOKENS
     one, two = (tokens({"toolConfig": {"tools": [tool] * number}}) for number in (1, 2))
-    assert one >= bare + tally.TOOLS + tally.TOOL + 5 * tally.MARK
-    assert two - one == one - bare - tally.TOOLS
+    assert one >= bare + tally.TOOLS_TOKENS + tally.TOOL_TOKENS + 5 * tally.MARK_TOKENS
+    assert two - one == one - bare - tally.TOOLS_TOKENS
 
 
 def test_the_text_of_tools_may_be_written_in_ascii() -> None:

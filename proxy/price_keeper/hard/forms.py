@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 from price_keeper.forwarding.model_path import Operation
 from price_keeper.hard import chats, claude, conversation
-from price_keeper.hard.members import free, of_members, parameters, text, texts, unbounded
-from price_keeper.hard.tally import Reader
+from price_keeper.hard.members import read_json, make_members_reader, ignore_members, read_text, read_texts, build_unbounded_error
+from price_keeper.hard.tally import MemberReader
 
 Path = tuple[str, ...]
 Json = Mapping[str, Any]
@@ -24,7 +24,7 @@ class Form(NamedTuple):
     of Converse as well."""
 
     caps: tuple[Path, ...]
-    members: Mapping[str, Reader]
+    members: Mapping[str, MemberReader]
     times: tuple[str, ...] = ()
     extra: tuple[str, ...] = ()
     additional: str = ""  # the member that holds another form's `extra`
@@ -38,14 +38,14 @@ _CLAUDE = Form((("max_tokens",),), claude.MEMBERS, (), claude.EXTRA)
 _CLAUDE_TEXT = Form(
     (("max_tokens_to_sample",),),
     {
-        **parameters("anthropic_version", "max_tokens_to_sample", "temperature", "top_k", "top_p", "stop_sequences"),
-        "prompt": text,
+        **ignore_members("anthropic_version", "max_tokens_to_sample", "temperature", "top_k", "top_p", "stop_sequences"),
+        "prompt": read_text,
     },
 )
 _NOVA = Form(
     (("inferenceConfig", "maxTokens"), ("inferenceConfig", "max_new_tokens")),
     {
-        **parameters("schemaVersion"),
+        **ignore_members("schemaVersion"),
         "messages": conversation.messages,
         "system": conversation.system,
         "toolConfig": conversation.tool_config,
@@ -55,30 +55,30 @@ _NOVA = Form(
     (),
     ("inferenceConfig", "reasoningConfig"),
 )
-_TITAN_CONFIG = parameters("maxTokenCount", "stopSequences", "temperature", "topP")
+_TITAN_CONFIG = ignore_members("maxTokenCount", "stopSequences", "temperature", "topP")
 _TITAN = Form(
     (("textGenerationConfig", "maxTokenCount"),),
-    {"inputText": text, "textGenerationConfig": of_members("textGenerationConfig", _TITAN_CONFIG)},
+    {"inputText": read_text, "textGenerationConfig": make_members_reader("textGenerationConfig", _TITAN_CONFIG)},
 )
-_TITAN_EMBED = Form((), {"inputText": text, **parameters("dimensions", "normalize", "embeddingTypes")})
+_TITAN_EMBED = Form((), {"inputText": read_text, **ignore_members("dimensions", "normalize", "embeddingTypes")})
 _LLAMA = Form(
     (("max_gen_len",),),
     {
-        **parameters("max_gen_len", "temperature", "top_p"),
-        "prompt": text,
+        **ignore_members("max_gen_len", "temperature", "top_p"),
+        "prompt": read_text,
         "images": lambda tally, value: tally.leave("an image") if value else None,
     },
     (),
     ("max_gen_len", "temperature", "top_p"),
 )
-_PROMPT: dict[str, Reader] = {**chats.SAMPLING, **parameters("max_tokens"), "prompt": text}
+_PROMPT: dict[str, MemberReader] = {**chats.SAMPLING, **ignore_members("max_tokens"), "prompt": read_text}
 _COMPLETION = Form((("max_tokens",),), _PROMPT, (), ("max_tokens", *chats.SAMPLING))
-_CHAT: dict[str, Reader] = {
+_CHAT: dict[str, MemberReader] = {
     **chats.SAMPLING,
-    **parameters("max_tokens", "n"),
+    **ignore_members("max_tokens", "n"),
     "messages": chats.messages,
     "tools": chats.tools,
-    "response_format": free,
+    "response_format": read_json,
 }
 _MISTRAL = Form((("max_tokens",),), _CHAT, ("n",), ("max_tokens", "n", *chats.SAMPLING))
 _DEEPSEEK = Form((("max_tokens",), ("max_completion_tokens",)), chats.MEMBERS, ("n",), chats.EXTRA)
@@ -86,9 +86,9 @@ _JAMBA = Form((("max_tokens",),), {**_CHAT, "documents": chats.material}, ("n",)
 _JURASSIC = Form(
     (("maxTokens",),),
     {
-        **parameters("maxTokens", "minTokens", "numResults", "temperature", "topP", "topKReturn", "stopSequences"),
-        **parameters("countPenalty", "presencePenalty", "frequencyPenalty"),
-        "prompt": text,
+        **ignore_members("maxTokens", "minTokens", "numResults", "temperature", "topP", "topKReturn", "stopSequences"),
+        **ignore_members("countPenalty", "presencePenalty", "frequencyPenalty"),
+        "prompt": read_text,
     },
     ("numResults",),
 )
@@ -96,18 +96,18 @@ _COHERE_SAMPLING = ("max_tokens", "temperature", "p", "k", "stop_sequences", "se
 _COMMAND = Form(
     (("max_tokens",),),
     {
-        **parameters(*_COHERE_SAMPLING, "num_generations", "return_likelihoods", "logit_bias", "truncate"),
-        "prompt": text,
+        **ignore_members(*_COHERE_SAMPLING, "num_generations", "return_likelihoods", "logit_bias", "truncate"),
+        "prompt": read_text,
     },
     ("num_generations",),
 )
 _COMMAND_R = Form(
     (("max_tokens",),),
     {
-        **parameters(*_COHERE_SAMPLING, "frequency_penalty", "presence_penalty", "prompt_truncation", "return_prompt"),
-        **parameters("raw_prompting", "search_queries_only", "num_generations"),
-        "message": text,
-        "preamble": text,
+        **ignore_members(*_COHERE_SAMPLING, "frequency_penalty", "presence_penalty", "prompt_truncation", "return_prompt"),
+        **ignore_members("raw_prompting", "search_queries_only", "num_generations"),
+        "message": read_text,
+        "preamble": read_text,
         "chat_history": chats.history,
         "documents": chats.material,
         "tools": chats.material,
@@ -118,7 +118,7 @@ _COMMAND_R = Form(
 )
 _COHERE_EMBED = Form(
     (),
-    {**parameters("input_type", "truncate", "embedding_types", "output_dimension", "max_tokens"), "texts": texts},
+    {**ignore_members("input_type", "truncate", "embedding_types", "output_dimension", "max_tokens"), "texts": read_texts},
 )
 
 # By Bedrock's own ids alone: behind an ARN of the account's there may be any model.
@@ -146,7 +146,7 @@ _INVOKED: Mapping[str, Callable[[str, Json], Form]] = {
 _CONVERSING = {
     "anthropic": _CLAUDE._replace(
         caps=(*_CLAUDE.caps, ("max_tokens_to_sample",)),
-        members={**claude.MEMBERS, **parameters("max_tokens_to_sample")},
+        members={**claude.MEMBERS, **ignore_members("max_tokens_to_sample")},
     ),
     "nova": _NOVA,
     "titan": _TITAN,
@@ -164,15 +164,15 @@ def _conversation(inner: Form) -> Form:
     return Form(
         (("inferenceConfig", "maxTokens"),),
         {
-            **parameters("additionalModelResponseFieldPaths", "guardrailConfig", "performanceConfig"),
-            **parameters("requestMetadata", "serviceTier"),
+            **ignore_members("additionalModelResponseFieldPaths", "guardrailConfig", "performanceConfig"),
+            **ignore_members("requestMetadata", "serviceTier"),
             "messages": conversation.messages,
             "system": conversation.system,
             "toolConfig": conversation.tool_config,
             "inferenceConfig": conversation.inference_config,
-            "outputConfig": free,
+            "outputConfig": read_json,
             "promptVariables": conversation.no_prompt_variables,
-            _ADDITIONAL: of_members(_ADDITIONAL, known),
+            _ADDITIONAL: make_members_reader(_ADDITIONAL, known),
         },
         additional=_ADDITIONAL,
         inner=inner,
@@ -189,5 +189,5 @@ def form_of(operation: Operation, format: str, model: str, document: Json) -> Fo
     if operation is Operation.CHAT_COMPLETIONS:
         return CHATS
     if format not in _INVOKED:
-        raise unbounded(f"a model of format {format!r}")
+        raise build_unbounded_error(f"a model of format {format!r}")
     return _CONVERSATIONS[format] if operation in _CONVERSE else _INVOKED[format](model, document)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from price_keeper.hard.forms import Form
 from price_keeper.hard.members import read_members
 from price_keeper.hard.reading import Read
-from price_keeper.hard.tally import Tally
+from price_keeper.hard.tally import TokenBound
 
 
-def measure_input(form: Form, parsed: Read) -> Tally:
+def measure_input(form: Form, parsed: Read) -> TokenBound:
     """Raises InvalidRequest for what is not known to be bounded."""
-    bound = Tally(parsed.text)
+    bound = TokenBound(parsed.text)
     read_members(bound, parsed.document, form.members, "the body")
     return bound

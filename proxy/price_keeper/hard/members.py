@@ -6,39 +6,39 @@ from collections.abc import Mapping
 from typing import Any
 
 from price_keeper.errors import InvalidRequest
-from price_keeper.hard.tally import BLOCK, Reader, Tally
+from price_keeper.hard.tally import BLOCK_TOKENS, MemberReader, TokenBound
 
-_LONGEST_TOLD = 100
+_MAX_QUOTED_CHARACTERS = 100
 
 
-def unbounded(what: str, why: str = "nobody here knows what it may cost") -> InvalidRequest:
+def build_unbounded_error(what: str, why: str = "nobody here knows what it may cost") -> InvalidRequest:
     return InvalidRequest(f"this budget is hard, and {what} cannot be bounded: {why}")
 
 
-def told(name: Any) -> str:
-    return ascii(name if not isinstance(name, str) else name[:_LONGEST_TOLD])
+def quote_name(name: Any) -> str:
+    return ascii(name if not isinstance(name, str) else name[:_MAX_QUOTED_CHARACTERS])
 
 
-def ignored(_: Tally, __: Any) -> None:
+def ignore(_: TokenBound, __: Any) -> None:
     """A parameter: it is no prompt and lengthens no answer. Its bytes are counted all the same."""
 
 
-def text(tally: Tally, value: Any) -> None:
+def read_text(bound: TokenBound, value: Any) -> None:
     if value is not None and type(value) is not str:
         raise InvalidRequest("a text in the body is no string")
-    tally.tokens += BLOCK
+    bound.tokens += BLOCK_TOKENS
 
 
-def texts(tally: Tally, value: Any) -> None:
-    for each in listed(value, "texts"):
-        text(tally, each)
+def read_texts(bound: TokenBound, value: Any) -> None:
+    for each in require_list(value, "texts"):
+        read_text(bound, each)
 
 
-def free(tally: Tally, value: Any) -> None:
-    tally.json(value)
+def read_json(bound: TokenBound, value: Any) -> None:
+    bound.add_json(value)
 
 
-def listed(value: Any, what: str) -> list[Any]:
+def require_list(value: Any, what: str) -> list[Any]:
     """None is an empty one, as it is to the families that know it."""
     if value is None:
         return []
@@ -47,59 +47,59 @@ def listed(value: Any, what: str) -> list[Any]:
     return value
 
 
-def an_object(value: Any, what: str) -> dict[str, Any]:
+def require_object(value: Any, what: str) -> dict[str, Any]:
     if type(value) is not dict:
         raise InvalidRequest(f"{what} in the body is no object")
     return value
 
 
-def read_members(tally: Tally, value: Any, known: Mapping[str, Reader], where: str) -> None:
+def read_members(bound: TokenBound, value: Any, readers: Mapping[str, MemberReader], where: str) -> None:
     if type(value) is not dict:
         raise InvalidRequest(f"{where} in the body is no object")
     for name, inner in value.items():
-        reader = known.get(name)
+        reader = readers.get(name)
         if reader is None:
-            raise unbounded(f"{told(name)} in {where}")
-        reader(tally, inner)
+            raise build_unbounded_error(f"{quote_name(name)} in {where}")
+        reader(bound, inner)
 
 
-def of_members(where: str, known: Mapping[str, Reader]) -> Reader:
+def make_members_reader(where: str, readers: Mapping[str, MemberReader]) -> MemberReader:
     """None is as good as left out."""
 
-    def read(tally: Tally, value: Any) -> None:
+    def read(bound: TokenBound, value: Any) -> None:
         if value is not None:
-            read_members(tally, value, known, where)
+            read_members(bound, value, readers, where)
 
     return read
 
 
-def left_to_count(what: str, *known: str) -> Reader:
+def make_counted_reader(what: str, *names: str) -> MemberReader:
     """Of an object with these members; whatever they hold is in the request itself, so that it can be counted."""
 
-    def read(tally: Tally, value: Any) -> None:
-        for name in an_object(value, what):
-            if name not in known:
-                raise unbounded(f"{told(name)} in {what}")
-        tally.leave(what)
+    def read(bound: TokenBound, value: Any) -> None:
+        for name in require_object(value, what):
+            if name not in names:
+                raise build_unbounded_error(f"{quote_name(name)} in {what}")
+        bound.leave_uncounted(what)
 
     return read
 
 
-def parameters(*names: str) -> dict[str, Reader]:
-    return dict.fromkeys(names, ignored)
+def ignore_members(*names: str) -> dict[str, MemberReader]:
+    return dict.fromkeys(names, ignore)
 
 
-ELSEWHERE = "what stands elsewhere may be another thing when the model reads it; send it in the request itself"
+REMOTE_CONTENT = "what stands elsewhere may be another thing when the model reads it; send it in the request itself"
 
 
-def text_or_blocks(tally: Tally, value: Any, known: Mapping[str, Mapping[str, Reader]]) -> None:
+def read_text_or_blocks(bound: TokenBound, value: Any, readers_by_type: Mapping[str, Mapping[str, MemberReader]]) -> None:
     """A text, or blocks that say of which type they are. Raises InvalidRequest for one that is not `known`."""
     if type(value) is str:
-        tally.tokens += BLOCK
+        bound.tokens += BLOCK_TOKENS
         return
-    for block in listed(value, "blocks"):
-        kind = an_object(block, "a block").get("type")
-        members = known.get(kind) if type(kind) is str else None
+    for block in require_list(value, "blocks"):
+        kind = require_object(block, "a block").get("type")
+        members = readers_by_type.get(kind) if type(kind) is str else None
         if members is None:
-            raise unbounded(f"a block of type {told(kind)}")
-        read_members(tally, block, members, f"a block of type {kind!r}")
+            raise build_unbounded_error(f"a block of type {quote_name(kind)}")
+        read_members(bound, block, members, f"a block of type {kind!r}")

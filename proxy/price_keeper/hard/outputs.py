@@ -13,7 +13,7 @@ import orjson
 from price_keeper.errors import InvalidRequest
 from price_keeper.forwarding import json_splice
 from price_keeper.hard.forms import Form, Path
-from price_keeper.hard.members import told
+from price_keeper.hard.members import quote_name
 from price_keeper.metering.bodies import MOST_TOKENS
 
 LABEL_LIMIT_SETTING = "max_output_tokens"
@@ -106,7 +106,7 @@ def _require_whole(value: Any, name: str) -> int:
 
 
 def _quote_value(value: Any) -> str:
-    return told(value) if isinstance(value, str) else told(orjson.dumps(value).decode())
+    return quote_name(value) if isinstance(value, str) else quote_name(orjson.dumps(value).decode())
 
 
 def _require_label_limit(form: Form, label_max: int | None) -> int:

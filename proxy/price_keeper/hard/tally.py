@@ -28,70 +28,70 @@ from unicodedata import normalize
 
 import orjson
 
-REQUEST: Final = 1000
-TOOLS: Final = 2000
-TOOL: Final = 64
-MESSAGE: Final = 16
-BLOCK: Final = 8
-TOOL_BLOCK: Final = 64
-MARK: Final = 8
+REQUEST_TOKENS: Final = 1000
+TOOLS_TOKENS: Final = 2000
+TOOL_TOKENS: Final = 64
+MESSAGE_TOKENS: Final = 16
+BLOCK_TOKENS: Final = 8
+TOOL_BLOCK_TOKENS: Final = 64
+MARK_TOKENS: Final = 8
 
 # Some tokenizers bring text into a normal form first, in which a few characters are up to eleven times as long.
-GROWTH: Final = 30  # bytes, of the one that grows the most
-_WITH_GROWING = (range(0x80, 0x3400), range(0xF900, 0x10000))
+GROWTH_BYTES: Final = 30  # bytes, of the one that grows the most
+_GROWING_RANGES = (range(0x80, 0x3400), range(0xF900, 0x10000))
 # Beyond those only some of music and of letters in frames grow. How such characters begin in UTF-8, 64 in each.
-_FAR_GROWING = (b"\xf0\x9d\x85", b"\xf0\x9d\x86", b"\xf0\x9d\x87", b"\xf0\x9f\x84", b"\xf0\x9f\x88", b"\xf0\x9f\x89")
+_FAR_GROWING_PREFIXES = (b"\xf0\x9d\x85", b"\xf0\x9d\x86", b"\xf0\x9d\x87", b"\xf0\x9f\x84", b"\xf0\x9f\x88", b"\xf0\x9f\x89")
 
 
-class Tally:
+class TokenBound:
     """`uncounted` is the first thing met whose tokens are not told by its bytes, though Bedrock can count them."""
 
     __slots__ = ("_is_ascii", "tokens", "uncounted")
 
     def __init__(self, text: bytes) -> None:
         """`text` is all of the body, of which some is no prompt."""
-        self.tokens = REQUEST + len(text)
+        self.tokens = REQUEST_TOKENS + len(text)
         self.uncounted = ""
         self._is_ascii = text.isascii()
         if not self._is_ascii:
-            self.tokens += growth(text)
+            self.tokens += measure_growth(text)
 
-    def json(self, value: Any) -> None:
+    def add_json(self, value: Any) -> None:
         """What a template writes in a form of its own."""
         written = orjson.dumps(value)
         marks = written.count(b",") + written.count(b"{") + written.count(b"[")
-        self.tokens += MARK * marks
+        self.tokens += MARK_TOKENS * marks
         if not self._is_ascii:  # many write it in ASCII
             self.tokens += max(0, len(json.dumps(value)) - len(written))
 
-    def leave(self, what: str) -> None:
+    def leave_uncounted(self, what: str) -> None:
         self.uncounted = self.uncounted or what
 
 
-Reader = Callable[[Tally, Any], None]
+MemberReader = Callable[[TokenBound, Any], None]
 
 
-SLICE = 16_384  # characters, which take a millisecond
+SLICE_CHARACTERS = 16_384  # characters, which take a millisecond
 
 
-def growth(text: bytes) -> int:
+def measure_growth(text: bytes) -> int:
     """At least the bytes by which the text is longer in any normal form that tokenizers use."""
     characters = text.decode()
-    growing = sum(map(text.count, _FAR_GROWING))
+    count = sum(map(text.count, _FAR_GROWING_PREFIXES))
     # In slices, between which other threads have their turn.
-    for start in range(0, len(characters), SLICE):
-        piece = characters[start : start + SLICE]
-        if not piece.isascii() and _growing().search(piece):
-            growing += len(piece) - len(_growing().sub("", piece))
-    return GROWTH * growing
+    for start in range(0, len(characters), SLICE_CHARACTERS):
+        piece = characters[start : start + SLICE_CHARACTERS]
+        if not piece.isascii() and _build_growing_pattern().search(piece):
+            count += len(piece) - len(_build_growing_pattern().sub("", piece))
+    return GROWTH_BYTES * count
 
 
 @cache
-def _growing() -> re.Pattern[str]:
+def _build_growing_pattern() -> re.Pattern[str]:
     """Made when it is first needed, as that takes some milliseconds."""
-    return re.compile(f"[{''.join(filter(_grows, map(chr, chain(*_WITH_GROWING))))}]")
+    return re.compile(f"[{''.join(filter(_may_grow, map(chr, chain(*_GROWING_RANGES))))}]")
 
 
-def _grows(character: str) -> bool:
+def _may_grow(character: str) -> bool:
     size = len(character.encode())
     return any(len(normalize(form, character).encode()) > size for form in ("NFC", "NFKC"))

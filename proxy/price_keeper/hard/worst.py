@@ -13,10 +13,10 @@ from price_keeper.errors import InvalidRequest
 from price_keeper.forwarding.model_path import Operation
 from price_keeper.hard.forms import form_of
 from price_keeper.hard.inputs import measure_input
-from price_keeper.hard.members import an_object, listed, unbounded
+from price_keeper.hard.members import require_object, require_list, build_unbounded_error
 from price_keeper.hard.outputs import cap_output
 from price_keeper.hard.reading import Read, read
-from price_keeper.hard.tally import REQUEST
+from price_keeper.hard.tally import REQUEST_TOKENS
 from price_keeper.metering.guardrails import CHARACTERS_A_UNIT, units_asked
 from price_keeper.metering.pricing import Tariff
 
@@ -74,14 +74,14 @@ def compute_ceiling(
         return _bound_units(body, _count_applied_blocks, prices)
     if operation is Operation.CHECK_GUARDRAILS:
         return _bound_units(body, _count_checked_blocks, prices)
-    raise unbounded(f"the operation {operation.value}")
+    raise build_unbounded_error(f"the operation {operation.value}")
 
 
 def apply_count(ceiling: CostCeiling, prices: CallPrices, tokens: int) -> CostCeiling:
     """With what CountTokens says of the input. Of one that is known without, this may be the lower bound."""
     if type(tokens) is not int or tokens < 0:
-        raise unbounded("the input", "Bedrock's count of it is no number")
-    input_tokens = tokens + tokens // COUNT_MARGIN_SHARE + REQUEST
+        raise build_unbounded_error("the input", "Bedrock's count of it is no number")
+    input_tokens = tokens + tokens // COUNT_MARGIN_SHARE + REQUEST_TOKENS
     pico = compute_max_cost(prices.price_tables, input_tokens, ceiling.output_tokens)
     return ceiling._replace(pico=pico, input_tokens=input_tokens, needs_count=False)
 
@@ -109,7 +109,7 @@ def _bound_tokens(
 ) -> CostCeiling:
     if units_asked(operation, headers, body):
         why = "its units depend on the characters of the answer, which no maximum of tokens limits; use ApplyGuardrail"
-        raise unbounded("a guardrail in a call of a model", why)
+        raise build_unbounded_error("a guardrail in a call of a model", why)
     parsed = read(body)
     form = form_of(operation, format, model, parsed.document)
     bound = measure_input(form, parsed)
@@ -117,7 +117,7 @@ def _bound_tokens(
     input_tokens, needs_count = bound.tokens, bool(bound.uncounted)
     if needs_count:
         if operation not in _COUNTABLE_OPERATIONS or not form.caps:
-            raise unbounded(
+            raise build_unbounded_error(
                 bound.uncounted, "only text is known by its bytes, and CountTokens has no form for this call"
             )
         input_tokens = UNCOUNTED_TOKENS
@@ -140,9 +140,9 @@ def _bound_units(body: bytes, count_blocks: Any, prices: CallPrices) -> CostCeil
 
 
 def _count_applied_blocks(parsed: Read) -> int:
-    return len(listed(parsed.document.get("content"), "blocks"))
+    return len(require_list(parsed.document.get("content"), "blocks"))
 
 
 def _count_checked_blocks(parsed: Read) -> int:
-    messages = listed(parsed.document.get("messages"), "messages")
-    return sum(len(listed(an_object(each, "a message").get("content"), "blocks")) for each in messages)
+    messages = require_list(parsed.document.get("messages"), "messages")
+    return sum(len(require_list(require_object(each, "a message").get("content"), "blocks")) for each in messages)
