@@ -303,15 +303,15 @@ def test_a_name_that_comes_twice_hides_nothing(depth: int) -> None:
 def test_of_many_values_no_objects_are_made() -> None:
     many = json.dumps(said({"text": "a"})).encode()
     for filler in (b"[],", b"{},", b"1,", b'"",'):
-        values = many[:-1] + b',"x":[' + filler * (reading.MOST_VALUES + 1) + b"1]}"
-        assert f"at most {reading.MOST_VALUES} values" in refusal(values)
+        values = many[:-1] + b',"x":[' + filler * (reading.MAX_VALUES + 1) + b"1]}"
+        assert f"at most {reading.MAX_VALUES} values" in refusal(values)
     strings = many[:-1] + b',"x":[' + b'"",' * 500_000 + b"1]}"
     tracemalloc.start()
     refusal(strings)
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert most < 4 * len(strings)
-    text = ', [{"\\' * reading.MOST_VALUES
+    text = ', [{"\\' * reading.MAX_VALUES
     assert asked(said({"text": text})).input_tokens > len(text)
 
 

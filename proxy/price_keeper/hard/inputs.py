@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from price_keeper.hard.forms import Form
 from price_keeper.hard.members import read_members
-from price_keeper.hard.reading import Read
+from price_keeper.hard.reading import StrictBody
 from price_keeper.hard.tally import TokenBound
 
 
-def measure_input(form: Form, parsed: Read) -> TokenBound:
+def measure_input(form: Form, parsed: StrictBody) -> TokenBound:
     """Raises InvalidRequest for what is not known to be bounded."""
-    bound = TokenBound(parsed.text)
+    bound = TokenBound(parsed.canonical)
     read_members(bound, parsed.document, form.members, "the body")
     return bound

@@ -15,22 +15,22 @@ import orjson
 from price_keeper.errors import InvalidRequest
 
 # Values become objects of ours, which take a hundred bytes each where their JSON takes two. Text may be any length.
-MOST_VALUES = 200_000
-SMALL_BYTES = 128 * 1024  # with less there are not too many, whatever it holds
+MAX_VALUES = 200_000
+SMALL_BODY_BYTES = 128 * 1024  # with less there are not too many, whatever it holds
 
 
-class Read(NamedTuple):
+class StrictBody(NamedTuple):
     document: dict[str, Any]
-    text: bytes  # the same, without spaces and with no escape that it can do without
+    canonical: bytes  # the same, without spaces and with no escape that it can do without
 
 
-class _Twice(ValueError):
+class _DuplicateName(ValueError):
     pass
 
 
-def read(body: bytes) -> Read:
+def parse_strict(body: bytes) -> StrictBody:
     """Raises InvalidRequest."""
-    if len(body) > SMALL_BYTES:
+    if len(body) > SMALL_BODY_BYTES:
         _check_values(body)
     try:
         document = orjson.loads(body)
@@ -38,45 +38,45 @@ def read(body: bytes) -> Read:
     except orjson.JSONDecodeError as failure:
         raise InvalidRequest(f"the body is no JSON: {failure.msg}") from None
     except (orjson.JSONEncodeError, RecursionError):
-        raise _too_deep() from None
+        raise _build_too_deep() from None
     if type(document) is not dict:
         raise InvalidRequest("the body is no JSON object")
     if text != body:  # else nothing was lost of it, and so no name came twice
         _check_names(body)
-    return Read(document, text)
+    return StrictBody(document, text)
 
 
 def _check_names(body: bytes) -> None:
     try:
-        _with_names(body.decode())
-    except _Twice as twice:
-        raise InvalidRequest(f"the body has {twice} more than once in one object") from None
+        _decode_checked(body.decode())
+    except _DuplicateName as duplicate:
+        raise InvalidRequest(f"the body has {duplicate} more than once in one object") from None
     except RecursionError:
-        raise _too_deep() from None
+        raise _build_too_deep() from None
     except ValueError:
         raise InvalidRequest("the body is no JSON that is read in one way only") from None
 
 
-def _unlike(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _reject_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     members = dict(pairs)
     if len(members) != len(pairs):
-        twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
-        raise _Twice(ascii(twice[:100]))
+        duplicate = Counter(name for name, _ in pairs).most_common(1)[0][0]
+        raise _DuplicateName(ascii(duplicate[:100]))
     return members
 
 
-_with_names = json.JSONDecoder(object_pairs_hook=_unlike).decode
+_decode_checked = json.JSONDecoder(object_pairs_hook=_reject_duplicates).decode
 
 
-def _too_deep() -> InvalidRequest:
+def _build_too_deep() -> InvalidRequest:
     return InvalidRequest("the body has too many arrays and objects in others")
 
 
 def _check_values(body: bytes) -> None:
     """Counts the marks between values, outside of strings. What is no JSON is counted somehow, and refused later."""
-    plain = body.replace(b"\\\\", b"").replace(b'\\"', b"")
-    if plain.count(b'"') <= 2 * MOST_VALUES:
-        outside = b"".join(plain.split(b'"')[::2])
-        if sum(map(outside.count, (b",", b"[", b"{"))) <= MOST_VALUES:
+    unescaped = body.replace(b"\\\\", b"").replace(b'\\"', b"")
+    if unescaped.count(b'"') <= 2 * MAX_VALUES:
+        outside = b"".join(unescaped.split(b'"')[::2])
+        if sum(map(outside.count, (b",", b"[", b"{"))) <= MAX_VALUES:
             return
-    raise InvalidRequest(f"under a hard budget a body has at most {MOST_VALUES} values")
+    raise InvalidRequest(f"under a hard budget a body has at most {MAX_VALUES} values")

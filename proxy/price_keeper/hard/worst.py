@@ -15,7 +15,7 @@ from price_keeper.hard.forms import form_of
 from price_keeper.hard.inputs import measure_input
 from price_keeper.hard.members import require_object, require_list, build_unbounded_error
 from price_keeper.hard.outputs import cap_output
-from price_keeper.hard.reading import Read, read
+from price_keeper.hard.reading import StrictBody, parse_strict
 from price_keeper.hard.tally import REQUEST_TOKENS
 from price_keeper.metering.guardrails import CHARACTERS_A_UNIT, units_asked
 from price_keeper.metering.pricing import Tariff
@@ -110,7 +110,7 @@ def _bound_tokens(
     if units_asked(operation, headers, body):
         why = "its units depend on the characters of the answer, which no maximum of tokens limits; use ApplyGuardrail"
         raise build_unbounded_error("a guardrail in a call of a model", why)
-    parsed = read(body)
+    parsed = parse_strict(body)
     form = form_of(operation, format, model, parsed.document)
     bound = measure_input(form, parsed)
     output_tokens, body = cap_output(form, parsed.document, body, label_max_output)
@@ -132,17 +132,17 @@ def _bound_units(body: bytes, count_blocks: Any, prices: CallPrices) -> CostCeil
     """Each block may begin a unit of its own, and each policy may be charged for all of them."""
     if not prices.unit_prices:
         raise InvalidRequest("guardrails have no prices here: guardrails.prices_usd_per_1000_units in config.yaml")
-    parsed = read(body)
-    units = len(parsed.text) // CHARACTERS_A_UNIT + 1 + count_blocks(parsed)
+    parsed = parse_strict(body)
+    units = len(parsed.canonical) // CHARACTERS_A_UNIT + 1 + count_blocks(parsed)
     dearest = max(prices.unit_prices.values())
     unit_price = sum(prices.unit_prices.values()) + (MAX_REASONING_POLICIES - 1) * prices.unit_prices.get(_REASONING_POLICY, dearest)
     return CostCeiling(units * unit_price, 0, 0, body)
 
 
-def _count_applied_blocks(parsed: Read) -> int:
+def _count_applied_blocks(parsed: StrictBody) -> int:
     return len(require_list(parsed.document.get("content"), "blocks"))
 
 
-def _count_checked_blocks(parsed: Read) -> int:
+def _count_checked_blocks(parsed: StrictBody) -> int:
     messages = require_list(parsed.document.get("messages"), "messages")
     return sum(len(require_list(require_object(each, "a message").get("content"), "blocks")) for each in messages)
