@@ -20,79 +20,79 @@ from price_keeper.hard.members import (
 from price_keeper.hard.tally import MESSAGE_TOKENS, TOOL_TOKENS, TOOL_BLOCK_TOKENS, TOOLS_TOKENS, MemberReader, TokenBound
 
 
-def _image(tally: TokenBound, value: Any) -> None:
+def _read_image(bound: TokenBound, value: Any) -> None:
     url = value.get("url") if type(value) is dict else value
     if type(url) is not str or not url.startswith("data:"):
         raise build_unbounded_error("an image by its URL", REMOTE_CONTENT)
-    tally.leave_uncounted("an image")
+    bound.leave_uncounted("an image")
 
 
-_BLOCKS: dict[str, dict[str, MemberReader]] = {
+_BLOCK_MEMBERS: dict[str, dict[str, MemberReader]] = {
     "text": {"type": ignore, "text": read_text, "cache_control": ignore},
     "refusal": {"type": ignore, "refusal": read_text},
-    "image_url": {"type": ignore, "image_url": _image},
+    "image_url": {"type": ignore, "image_url": _read_image},
 }
 
 
-def _content(tally: TokenBound, value: Any) -> None:
-    read_text_or_blocks(tally, value, _BLOCKS)
+def _read_content(bound: TokenBound, value: Any) -> None:
+    read_text_or_blocks(bound, value, _BLOCK_MEMBERS)
 
 
-def _calls(tally: TokenBound, value: Any) -> None:
+def _read_tool_calls(bound: TokenBound, value: Any) -> None:
     calls = require_list(value, "calls of tools")
-    tally.tokens += TOOL_BLOCK_TOKENS * len(calls)
-    tally.add_json(calls)
+    bound.tokens += TOOL_BLOCK_TOKENS * len(calls)
+    bound.add_json(calls)
 
 
-def _call(tally: TokenBound, value: Any) -> None:
-    tally.tokens += TOOL_BLOCK_TOKENS
-    tally.add_json(value)
+def _read_tool_call(bound: TokenBound, value: Any) -> None:
+    bound.tokens += TOOL_BLOCK_TOKENS
+    bound.add_json(value)
 
 
-_MESSAGE: dict[str, MemberReader] = {
+_MESSAGE_MEMBERS: dict[str, MemberReader] = {
     **ignore_members("role", "name", "index"),
-    "content": _content,
+    "content": _read_content,
     "refusal": read_text,
     "reasoning": read_text,
     "reasoning_content": read_text,
-    "tool_calls": _calls,
-    "function_call": _call,
-    "tool_call_id": _call,
+    "tool_calls": _read_tool_calls,
+    "function_call": _read_tool_call,
+    "tool_call_id": _read_tool_call,
 }
 
 
-def messages(tally: TokenBound, value: Any) -> None:
+def read_messages(bound: TokenBound, value: Any) -> None:
     for message in require_list(value, "messages"):
-        tally.tokens += MESSAGE_TOKENS
-        read_members(tally, message, _MESSAGE, "a message")
+        bound.tokens += MESSAGE_TOKENS
+        read_members(bound, message, _MESSAGE_MEMBERS, "a message")
 
 
-_TOOL: dict[str, MemberReader] = {"type": ignore, "function": read_json}
+_TOOL_MEMBERS: dict[str, MemberReader] = {"type": ignore, "function": read_json}
 
 
-def tools(tally: TokenBound, value: Any) -> None:
-    listing = require_list(value, "tools")
-    tally.tokens += TOOLS_TOKENS if listing else 0
-    for tool in listing:
+def read_tools(bound: TokenBound, value: Any) -> None:
+    tool_list = require_list(value, "tools")
+    bound.tokens += TOOLS_TOKENS if tool_list else 0
+    for tool in tool_list:
         kind = require_object(tool, "a tool").get("type")
         if kind != "function":
             raise build_unbounded_error(f"a tool of type {quote_name(kind)}", "only functions are known to be the caller's own")
-        tally.tokens += TOOL_TOKENS
-        read_members(tally, tool, _TOOL, "a tool")
+        bound.tokens += TOOL_TOKENS
+        read_members(bound, tool, _TOOL_MEMBERS, "a tool")
 
 
-def material(tally: TokenBound, value: Any) -> None:
+def read_documents(bound: TokenBound, value: Any) -> None:
     """Documents, functions, results: whatever their form, a template writes them out in its own."""
-    listing = require_list(value, "documents")
-    tally.tokens += TOOLS_TOKENS if listing else 0
-    tally.tokens += TOOL_BLOCK_TOKENS * len(listing)
-    tally.add_json(listing)
+    documents = require_list(value, "documents")
+    bound.tokens += TOOLS_TOKENS if documents else 0
+    bound.tokens += TOOL_BLOCK_TOKENS * len(documents)
+    bound.add_json(documents)
 
 
-def history(tally: TokenBound, value: Any) -> None:
+def read_history(bound: TokenBound, value: Any) -> None:
     turns = require_list(value, "turns")
-    tally.tokens += MESSAGE_TOKENS * len(turns)
-    tally.add_json(turns)
+    bound.tokens += MESSAGE_TOKENS * len(turns)
+    bound.add_json(turns)
 
 
 SAMPLING = ignore_members(
@@ -119,9 +119,9 @@ MEMBERS: dict[str, MemberReader] = {
     **SAMPLING,
     **ignore_members("max_tokens", "max_completion_tokens", "n", "model", "user", "metadata", "service_tier", "store"),
     **ignore_members("function_call", "include_reasoning", "prompt_cache_key", "safety_identifier", "verbosity"),
-    "messages": messages,
-    "tools": tools,
-    "functions": material,
+    "messages": read_messages,
+    "tools": read_tools,
+    "functions": read_documents,
     "response_format": read_json,
 }
-EXTRA = ("max_tokens", "max_completion_tokens", "n", *SAMPLING)
+ADDITIONAL_NAMES = ("max_tokens", "max_completion_tokens", "n", *SAMPLING)

@@ -21,128 +21,128 @@ from price_keeper.hard.members import (
 )
 from price_keeper.hard.tally import MESSAGE_TOKENS, TOOL_TOKENS, TOOL_BLOCK_TOKENS, TOOLS_TOKENS, MemberReader, TokenBound
 
-_HERE = frozenset(("bytes", "text", "content"))  # where media may stand
+_INLINE_SOURCES = frozenset(("bytes", "text", "content"))  # where media may stand
 
 
-def _media(what: str) -> MemberReader:
-    def read(tally: TokenBound, value: Any) -> None:
+def _make_media_reader(what: str) -> MemberReader:
+    def read(bound: TokenBound, value: Any) -> None:
         for name in require_object(require_object(value, what).get("source"), f"the source of {what}"):
-            if name not in _HERE:
+            if name not in _INLINE_SOURCES:
                 raise build_unbounded_error(f"{what} in {quote_name(name)}", REMOTE_CONTENT)
-        tally.leave_uncounted(what)
+        bound.leave_uncounted(what)
 
     return read
 
 
-_MEDIA: dict[str, MemberReader] = {
-    "image": _media("an image"),
-    "document": _media("a document"),
-    "video": _media("a video"),
-    "audio": _media("a sound"),
+_MEDIA_MEMBERS: dict[str, MemberReader] = {
+    "image": _make_media_reader("an image"),
+    "document": _make_media_reader("a document"),
+    "video": _make_media_reader("a video"),
+    "audio": _make_media_reader("a sound"),
     "searchResult": make_counted_reader("a search result", "source", "title", "content", "citations"),
 }
-_GUARDED: dict[str, MemberReader] = {"guardContent": make_counted_reader("guardContent", "text", "image")}
+_GUARD_MEMBERS: dict[str, MemberReader] = {"guardContent": make_counted_reader("guardContent", "text", "image")}
 
-_RESULT: dict[str, MemberReader] = {"text": read_text, "json": read_json, **_MEDIA}
-_REASONING: dict[str, MemberReader] = {
+_RESULT_MEMBERS: dict[str, MemberReader] = {"text": read_text, "json": read_json, **_MEDIA_MEMBERS}
+_REASONING_MEMBERS: dict[str, MemberReader] = {
     "reasoningText": make_members_reader("reasoningText", {"text": read_text, "signature": ignore}),
     "redactedContent": lambda tally, _: tally.leave_uncounted("redacted reasoning"),
 }
-_TOOL_USE: dict[str, MemberReader] = {"toolUseId": ignore, "name": ignore, "input": read_json}
+_TOOL_USE_MEMBERS: dict[str, MemberReader] = {"toolUseId": ignore, "name": ignore, "input": read_json}
 
 
-def _tool_use(tally: TokenBound, value: Any) -> None:
-    tally.tokens += TOOL_BLOCK_TOKENS
-    read_members(tally, value, _TOOL_USE, "toolUse")
+def _read_tool_use(bound: TokenBound, value: Any) -> None:
+    bound.tokens += TOOL_BLOCK_TOKENS
+    read_members(bound, value, _TOOL_USE_MEMBERS, "toolUse")
 
 
-def _results(tally: TokenBound, value: Any) -> None:
+def _read_results(bound: TokenBound, value: Any) -> None:
     for each in require_list(value, "results of tools"):
-        read_members(tally, each, _RESULT, "a result of a tool")
+        read_members(bound, each, _RESULT_MEMBERS, "a result of a tool")
 
 
-_TOOL_RESULT: dict[str, MemberReader] = {"toolUseId": ignore, "status": ignore, "content": _results}
+_TOOL_RESULT_MEMBERS: dict[str, MemberReader] = {"toolUseId": ignore, "status": ignore, "content": _read_results}
 
 
-def _tool_result(tally: TokenBound, value: Any) -> None:
-    tally.tokens += TOOL_BLOCK_TOKENS
-    read_members(tally, value, _TOOL_RESULT, "toolResult")
+def _read_tool_result(bound: TokenBound, value: Any) -> None:
+    bound.tokens += TOOL_BLOCK_TOKENS
+    read_members(bound, value, _TOOL_RESULT_MEMBERS, "toolResult")
 
 
-_BLOCK: dict[str, MemberReader] = {
+_BLOCK_MEMBERS: dict[str, MemberReader] = {
     "text": read_text,
     "cachePoint": ignore,
-    "toolUse": _tool_use,
-    "toolResult": _tool_result,
-    "reasoningContent": make_members_reader("reasoningContent", _REASONING),
+    "toolUse": _read_tool_use,
+    "toolResult": _read_tool_result,
+    "reasoningContent": make_members_reader("reasoningContent", _REASONING_MEMBERS),
     "citationsContent": make_counted_reader("citations", "content", "citations"),
-    **_GUARDED,
-    **_MEDIA,
+    **_GUARD_MEMBERS,
+    **_MEDIA_MEMBERS,
 }
-_SYSTEM: dict[str, MemberReader] = {"text": read_text, "cachePoint": ignore, **_GUARDED}
+_SYSTEM_MEMBERS: dict[str, MemberReader] = {"text": read_text, "cachePoint": ignore, **_GUARD_MEMBERS}
 
 
-def _content(tally: TokenBound, value: Any) -> None:
+def _read_content(bound: TokenBound, value: Any) -> None:
     for block in require_list(value, "blocks"):
-        read_members(tally, block, _BLOCK, "a block")
+        read_members(bound, block, _BLOCK_MEMBERS, "a block")
 
 
-_MESSAGE: dict[str, MemberReader] = {"role": ignore, "content": _content}
+_MESSAGE_MEMBERS: dict[str, MemberReader] = {"role": ignore, "content": _read_content}
 
 
-def messages(tally: TokenBound, value: Any) -> None:
+def read_messages(bound: TokenBound, value: Any) -> None:
     for message in require_list(value, "messages"):
-        tally.tokens += MESSAGE_TOKENS
-        read_members(tally, message, _MESSAGE, "a message")
+        bound.tokens += MESSAGE_TOKENS
+        read_members(bound, message, _MESSAGE_MEMBERS, "a message")
 
 
-def system(tally: TokenBound, value: Any) -> None:
+def read_system(bound: TokenBound, value: Any) -> None:
     for block in require_list(value, "system blocks"):
-        read_members(tally, block, _SYSTEM, "a system block")
+        read_members(bound, block, _SYSTEM_MEMBERS, "a system block")
 
 
-def _specification(tally: TokenBound, value: Any) -> None:
-    tally.tokens += TOOL_TOKENS
-    read_members(tally, value, _SPECIFICATION, "toolSpec")
+def _read_specification(bound: TokenBound, value: Any) -> None:
+    bound.tokens += TOOL_TOKENS
+    read_members(bound, value, _SPECIFICATION_MEMBERS, "toolSpec")
 
 
-_SPECIFICATION: dict[str, MemberReader] = {"name": ignore, "description": read_text, "inputSchema": read_json, "strict": ignore}
-_TOOL: dict[str, MemberReader] = {"toolSpec": _specification, "cachePoint": ignore}
+_SPECIFICATION_MEMBERS: dict[str, MemberReader] = {"name": ignore, "description": read_text, "inputSchema": read_json, "strict": ignore}
+_TOOL_MEMBERS: dict[str, MemberReader] = {"toolSpec": _read_specification, "cachePoint": ignore}
 
 
-def _tools(tally: TokenBound, value: Any) -> None:
-    listing = require_list(value, "tools")
-    tally.tokens += TOOLS_TOKENS if listing else 0
-    for tool in listing:
+def _read_tools(bound: TokenBound, value: Any) -> None:
+    tool_list = require_list(value, "tools")
+    bound.tokens += TOOLS_TOKENS if tool_list else 0
+    for tool in tool_list:
         if type(tool) is dict and "systemTool" in tool:
             raise build_unbounded_error("'systemTool' among the tools", "Bedrock runs such a tool, and the model again after it")
-        read_members(tally, tool, _TOOL, "a tool")
+        read_members(bound, tool, _TOOL_MEMBERS, "a tool")
 
 
-tool_config = make_members_reader("toolConfig", {"tools": _tools, "toolChoice": ignore})
+read_tool_config = make_members_reader("toolConfig", {"tools": _read_tools, "toolChoice": ignore})
 
 
-def no_reasoning(_: TokenBound, value: Any) -> None:
+def reject_reasoning(_: TokenBound, value: Any) -> None:
     """Nova's, which has an effort and no limit: its highest takes no maximum of tokens at all."""
     if value is not None and require_object(value, "reasoningConfig").get("type") != "disabled":
         raise build_unbounded_error("'reasoningConfig'", "its reasoning is charged, and no maximum is known to hold for it")
 
 
-inference_config = make_members_reader("inferenceConfig", ignore_members("maxTokens", "temperature", "topP", "stopSequences"))
-nova_inference_config = make_members_reader(
+read_inference_config = make_members_reader("inferenceConfig", ignore_members("maxTokens", "temperature", "topP", "stopSequences"))
+read_nova_inference_config = make_members_reader(
     "inferenceConfig",
     {
         **ignore_members("maxTokens", "max_new_tokens", "temperature", "topP", "top_p", "topK", "top_k", "stopSequences"),
-        "reasoningConfig": no_reasoning,
+        "reasoningConfig": reject_reasoning,
     },
 )
 
 
-def no_prompt_variables(_: TokenBound, value: Any) -> None:
+def reject_prompt_variables(_: TokenBound, value: Any) -> None:
     if value:
         raise build_unbounded_error("'promptVariables'", "the prompt that they are for is not in the request")
 
 
-def no_stored_prompt(model: str) -> None:
+def reject_stored_prompt(model: str) -> None:
     if ":prompt/" in model:
         raise InvalidRequest("this budget is hard, and a stored prompt cannot be bounded: it is not in the request")

@@ -14,54 +14,54 @@ from price_keeper.hard import chats, claude, conversation
 from price_keeper.hard.members import read_json, make_members_reader, ignore_members, read_text, read_texts, build_unbounded_error
 from price_keeper.hard.tally import MemberReader
 
-Path = tuple[str, ...]
+MemberPath = tuple[str, ...]
 Json = Mapping[str, Any]
 
 
-class Form(NamedTuple):
+class RequestForm(NamedTuple):
     """`caps` are the members that limit an answer's tokens, the first is put in where there is none; without any there
     is no output to pay for. `times` are those that ask for several answers. `extra` may stand in `additional` fields
     of Converse as well."""
 
-    caps: tuple[Path, ...]
+    caps: tuple[MemberPath, ...]
     members: Mapping[str, MemberReader]
-    times: tuple[str, ...] = ()
-    extra: tuple[str, ...] = ()
-    additional: str = ""  # the member that holds another form's `extra`
-    inner: Form | None = None
+    answer_counts: tuple[str, ...] = ()
+    additional_names: tuple[str, ...] = ()
+    additional_member: str = ""  # the member that holds another form's `extra`
+    inner_form: RequestForm | None = None
 
 
-_ADDITIONAL = "additionalModelRequestFields"
-CHATS = Form((("max_completion_tokens",), ("max_tokens",)), chats.MEMBERS, ("n",), chats.EXTRA)
+_ADDITIONAL_MEMBER = "additionalModelRequestFields"
+CHAT_COMPLETIONS_FORM = RequestForm((("max_completion_tokens",), ("max_tokens",)), chats.MEMBERS, ("n",), chats.ADDITIONAL_NAMES)
 
-_CLAUDE = Form((("max_tokens",),), claude.MEMBERS, (), claude.EXTRA)
-_CLAUDE_TEXT = Form(
+_CLAUDE_FORM = RequestForm((("max_tokens",),), claude.MEMBERS, (), claude.ADDITIONAL_NAMES)
+_CLAUDE_TEXT_FORM = RequestForm(
     (("max_tokens_to_sample",),),
     {
         **ignore_members("anthropic_version", "max_tokens_to_sample", "temperature", "top_k", "top_p", "stop_sequences"),
         "prompt": read_text,
     },
 )
-_NOVA = Form(
+_NOVA_FORM = RequestForm(
     (("inferenceConfig", "maxTokens"), ("inferenceConfig", "max_new_tokens")),
     {
         **ignore_members("schemaVersion"),
-        "messages": conversation.messages,
-        "system": conversation.system,
-        "toolConfig": conversation.tool_config,
-        "inferenceConfig": conversation.nova_inference_config,
-        "reasoningConfig": conversation.no_reasoning,
+        "messages": conversation.read_messages,
+        "system": conversation.read_system,
+        "toolConfig": conversation.read_tool_config,
+        "inferenceConfig": conversation.read_nova_inference_config,
+        "reasoningConfig": conversation.reject_reasoning,
     },
     (),
     ("inferenceConfig", "reasoningConfig"),
 )
-_TITAN_CONFIG = ignore_members("maxTokenCount", "stopSequences", "temperature", "topP")
-_TITAN = Form(
+_TITAN_CONFIG_MEMBERS = ignore_members("maxTokenCount", "stopSequences", "temperature", "topP")
+_TITAN_FORM = RequestForm(
     (("textGenerationConfig", "maxTokenCount"),),
-    {"inputText": read_text, "textGenerationConfig": make_members_reader("textGenerationConfig", _TITAN_CONFIG)},
+    {"inputText": read_text, "textGenerationConfig": make_members_reader("textGenerationConfig", _TITAN_CONFIG_MEMBERS)},
 )
-_TITAN_EMBED = Form((), {"inputText": read_text, **ignore_members("dimensions", "normalize", "embeddingTypes")})
-_LLAMA = Form(
+_TITAN_EMBED_FORM = RequestForm((), {"inputText": read_text, **ignore_members("dimensions", "normalize", "embeddingTypes")})
+_LLAMA_FORM = RequestForm(
     (("max_gen_len",),),
     {
         **ignore_members("max_gen_len", "temperature", "top_p"),
@@ -71,19 +71,19 @@ _LLAMA = Form(
     (),
     ("max_gen_len", "temperature", "top_p"),
 )
-_PROMPT: dict[str, MemberReader] = {**chats.SAMPLING, **ignore_members("max_tokens"), "prompt": read_text}
-_COMPLETION = Form((("max_tokens",),), _PROMPT, (), ("max_tokens", *chats.SAMPLING))
-_CHAT: dict[str, MemberReader] = {
+_COMPLETION_MEMBERS: dict[str, MemberReader] = {**chats.SAMPLING, **ignore_members("max_tokens"), "prompt": read_text}
+_COMPLETION_FORM = RequestForm((("max_tokens",),), _COMPLETION_MEMBERS, (), ("max_tokens", *chats.SAMPLING))
+_CHAT_MEMBERS: dict[str, MemberReader] = {
     **chats.SAMPLING,
     **ignore_members("max_tokens", "n"),
-    "messages": chats.messages,
-    "tools": chats.tools,
+    "messages": chats.read_messages,
+    "tools": chats.read_tools,
     "response_format": read_json,
 }
-_MISTRAL = Form((("max_tokens",),), _CHAT, ("n",), ("max_tokens", "n", *chats.SAMPLING))
-_DEEPSEEK = Form((("max_tokens",), ("max_completion_tokens",)), chats.MEMBERS, ("n",), chats.EXTRA)
-_JAMBA = Form((("max_tokens",),), {**_CHAT, "documents": chats.material}, ("n",), ("max_tokens", "n", *chats.SAMPLING))
-_JURASSIC = Form(
+_MISTRAL_FORM = RequestForm((("max_tokens",),), _CHAT_MEMBERS, ("n",), ("max_tokens", "n", *chats.SAMPLING))
+_DEEPSEEK_FORM = RequestForm((("max_tokens",), ("max_completion_tokens",)), chats.MEMBERS, ("n",), chats.ADDITIONAL_NAMES)
+_JAMBA_FORM = RequestForm((("max_tokens",),), {**_CHAT_MEMBERS, "documents": chats.read_documents}, ("n",), ("max_tokens", "n", *chats.SAMPLING))
+_JURASSIC_FORM = RequestForm(
     (("maxTokens",),),
     {
         **ignore_members("maxTokens", "minTokens", "numResults", "temperature", "topP", "topKReturn", "stopSequences"),
@@ -93,7 +93,7 @@ _JURASSIC = Form(
     ("numResults",),
 )
 _COHERE_SAMPLING = ("max_tokens", "temperature", "p", "k", "stop_sequences", "seed", "stream")
-_COMMAND = Form(
+_COMMAND_FORM = RequestForm(
     (("max_tokens",),),
     {
         **ignore_members(*_COHERE_SAMPLING, "num_generations", "return_likelihoods", "logit_bias", "truncate"),
@@ -101,93 +101,93 @@ _COMMAND = Form(
     },
     ("num_generations",),
 )
-_COMMAND_R = Form(
+_COMMAND_R_FORM = RequestForm(
     (("max_tokens",),),
     {
         **ignore_members(*_COHERE_SAMPLING, "frequency_penalty", "presence_penalty", "prompt_truncation", "return_prompt"),
         **ignore_members("raw_prompting", "search_queries_only", "num_generations"),
         "message": read_text,
         "preamble": read_text,
-        "chat_history": chats.history,
-        "documents": chats.material,
-        "tools": chats.material,
-        "tool_results": chats.material,
+        "chat_history": chats.read_history,
+        "documents": chats.read_documents,
+        "tools": chats.read_documents,
+        "tool_results": chats.read_documents,
     },
     ("num_generations",),
     (*_COHERE_SAMPLING, "frequency_penalty", "presence_penalty", "num_generations"),
 )
-_COHERE_EMBED = Form(
+_COHERE_EMBED_FORM = RequestForm(
     (),
     {**ignore_members("input_type", "truncate", "embedding_types", "output_dimension", "max_tokens"), "texts": read_texts},
 )
 
 # By Bedrock's own ids alone: behind an ARN of the account's there may be any model.
-_TITAN_EMBEDS = re.compile(r"(?:^|[./])amazon\.titan-(?:embed-text|embed-g1-text|e1t)-")
+_TITAN_EMBED_MODEL = re.compile(r"(?:^|[./])amazon\.titan-(?:embed-text|embed-g1-text|e1t)-")
 
 
-def _cohere(_: str, document: Json) -> Form:
+def _find_cohere_form(_: str, document: Json) -> RequestForm:
     """A model that embeds has no use for a message, and one that speaks does nothing without."""
     if "message" in document:
-        return _COMMAND_R
-    return _COMMAND if "prompt" in document else _COHERE_EMBED
+        return _COMMAND_R_FORM
+    return _COMMAND_FORM if "prompt" in document else _COHERE_EMBED_FORM
 
 
-_INVOKED: Mapping[str, Callable[[str, Json], Form]] = {
-    "anthropic": lambda _, document: _CLAUDE if "messages" in document else _CLAUDE_TEXT,
-    "nova": lambda _, __: _NOVA,
-    "titan": lambda model, _: _TITAN_EMBED if _TITAN_EMBEDS.search(model) else _TITAN,
-    "llama": lambda _, __: _LLAMA,
-    "mistral": lambda _, document: _MISTRAL if "messages" in document else _COMPLETION,
-    "cohere": _cohere,
-    "ai21": lambda _, document: _JAMBA if "messages" in document else _JURASSIC,
-    "deepseek": lambda _, document: _DEEPSEEK if "messages" in document else _COMPLETION,
-    "openai": lambda _, __: CHATS,
+_INVOKE_FORMS: Mapping[str, Callable[[str, Json], RequestForm]] = {
+    "anthropic": lambda _, document: _CLAUDE_FORM if "messages" in document else _CLAUDE_TEXT_FORM,
+    "nova": lambda _, __: _NOVA_FORM,
+    "titan": lambda model, _: _TITAN_EMBED_FORM if _TITAN_EMBED_MODEL.search(model) else _TITAN_FORM,
+    "llama": lambda _, __: _LLAMA_FORM,
+    "mistral": lambda _, document: _MISTRAL_FORM if "messages" in document else _COMPLETION_FORM,
+    "cohere": _find_cohere_form,
+    "ai21": lambda _, document: _JAMBA_FORM if "messages" in document else _JURASSIC_FORM,
+    "deepseek": lambda _, document: _DEEPSEEK_FORM if "messages" in document else _COMPLETION_FORM,
+    "openai": lambda _, __: CHAT_COMPLETIONS_FORM,
 }
-_CONVERSING = {
-    "anthropic": _CLAUDE._replace(
-        caps=(*_CLAUDE.caps, ("max_tokens_to_sample",)),
+_CONVERSE_INNER_FORMS = {
+    "anthropic": _CLAUDE_FORM._replace(
+        caps=(*_CLAUDE_FORM.caps, ("max_tokens_to_sample",)),
         members={**claude.MEMBERS, **ignore_members("max_tokens_to_sample")},
     ),
-    "nova": _NOVA,
-    "titan": _TITAN,
-    "llama": _LLAMA,
-    "mistral": _MISTRAL,
-    "cohere": _COMMAND_R,
-    "ai21": _JAMBA,
-    "deepseek": _DEEPSEEK,
-    "openai": CHATS,
+    "nova": _NOVA_FORM,
+    "titan": _TITAN_FORM,
+    "llama": _LLAMA_FORM,
+    "mistral": _MISTRAL_FORM,
+    "cohere": _COMMAND_R_FORM,
+    "ai21": _JAMBA_FORM,
+    "deepseek": _DEEPSEEK_FORM,
+    "openai": CHAT_COMPLETIONS_FORM,
 }
 
 
-def _conversation(inner: Form) -> Form:
-    known = {name: inner.members[name] for name in inner.extra}
-    return Form(
+def _build_converse_form(inner_form: RequestForm) -> RequestForm:
+    readers = {name: inner_form.members[name] for name in inner_form.additional_names}
+    return RequestForm(
         (("inferenceConfig", "maxTokens"),),
         {
             **ignore_members("additionalModelResponseFieldPaths", "guardrailConfig", "performanceConfig"),
             **ignore_members("requestMetadata", "serviceTier"),
-            "messages": conversation.messages,
-            "system": conversation.system,
-            "toolConfig": conversation.tool_config,
-            "inferenceConfig": conversation.inference_config,
+            "messages": conversation.read_messages,
+            "system": conversation.read_system,
+            "toolConfig": conversation.read_tool_config,
+            "inferenceConfig": conversation.read_inference_config,
             "outputConfig": read_json,
-            "promptVariables": conversation.no_prompt_variables,
-            _ADDITIONAL: make_members_reader(_ADDITIONAL, known),
+            "promptVariables": conversation.reject_prompt_variables,
+            _ADDITIONAL_MEMBER: make_members_reader(_ADDITIONAL_MEMBER, readers),
         },
-        additional=_ADDITIONAL,
-        inner=inner,
+        additional_member=_ADDITIONAL_MEMBER,
+        inner_form=inner_form,
     )
 
 
-_CONVERSATIONS = {format: _conversation(inner) for format, inner in _CONVERSING.items()}
-_CONVERSE = frozenset({Operation.CONVERSE, Operation.CONVERSE_STREAM})
+_CONVERSE_FORMS = {format: _build_converse_form(inner) for format, inner in _CONVERSE_INNER_FORMS.items()}
+_CONVERSE_OPERATIONS = frozenset({Operation.CONVERSE, Operation.CONVERSE_STREAM})
 
 
-def form_of(operation: Operation, format: str, model: str, document: Json) -> Form:
+def find_form(operation: Operation, format: str, model: str, document: Json) -> RequestForm:
     """Raises InvalidRequest."""
-    conversation.no_stored_prompt(model)
+    conversation.reject_stored_prompt(model)
     if operation is Operation.CHAT_COMPLETIONS:
-        return CHATS
-    if format not in _INVOKED:
+        return CHAT_COMPLETIONS_FORM
+    if format not in _INVOKE_FORMS:
         raise build_unbounded_error(f"a model of format {format!r}")
-    return _CONVERSATIONS[format] if operation in _CONVERSE else _INVOKED[format](model, document)
+    return _CONVERSE_FORMS[format] if operation in _CONVERSE_OPERATIONS else _INVOKE_FORMS[format](model, document)

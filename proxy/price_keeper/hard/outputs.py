@@ -12,7 +12,7 @@ import orjson
 
 from price_keeper.errors import InvalidRequest
 from price_keeper.forwarding import json_splice
-from price_keeper.hard.forms import Form, Path
+from price_keeper.hard.forms import RequestForm, MemberPath
 from price_keeper.hard.members import quote_name
 from price_keeper.metering.bodies import MOST_TOKENS
 
@@ -28,7 +28,7 @@ class CappedBody(NamedTuple):
     body: bytes
 
 
-def cap_output(form: Form, document: Json, body: bytes, label_max: int | None) -> CappedBody:
+def cap_output(form: RequestForm, document: Json, body: bytes, label_max: int | None) -> CappedBody:
     """The document is what the body says, and `weighed` has found it in order. Raises InvalidRequest."""
     if not form.caps:
         return CappedBody(0, body)
@@ -42,15 +42,15 @@ def cap_output(form: Form, document: Json, body: bytes, label_max: int | None) -
         body = _write_limit(body, path, limit)
     answer_count = _count_answers(form, document)
     _check_thinking(document, limit)
-    if form.inner is not None and document.get(form.additional):
-        additional: Json = document[form.additional]
+    if form.inner_form is not None and document.get(form.additional_member):
+        additional: Json = document[form.additional_member]
         _check_thinking(additional, limit)
-        limit = max(limit, _read_additional_limit(form.inner, additional))
-        answer_count *= _count_answers(form.inner, additional)
+        limit = max(limit, _read_additional_limit(form.inner_form, additional))
+        answer_count *= _count_answers(form.inner_form, additional)
     return CappedBody(limit * answer_count, body)
 
 
-def _read_limits(caps: tuple[Path, ...], document: Json) -> tuple[list[int], list[Path]]:
+def _read_limits(caps: tuple[MemberPath, ...], document: Json) -> tuple[list[int], list[MemberPath]]:
     """What is stated, and where null stands in its place, which a model may take for no limit."""
     limits, null_paths = [], []
     for path in caps:
@@ -66,7 +66,7 @@ def _read_limits(caps: tuple[Path, ...], document: Json) -> tuple[list[int], lis
     return limits, null_paths
 
 
-def _read_additional_limit(form: Form, additional: Json) -> int:
+def _read_additional_limit(form: RequestForm, additional: Json) -> int:
     """Which of two limits a model goes by is not known, so it is the larger one."""
     limits, null_paths = _read_limits(form.caps, additional)
     if null_paths:
@@ -74,9 +74,9 @@ def _read_additional_limit(form: Form, additional: Json) -> int:
     return max(limits, default=0)
 
 
-def _count_answers(form: Form, document: Json) -> int:
+def _count_answers(form: RequestForm, document: Json) -> int:
     count = 1
-    for name in form.times:
+    for name in form.answer_counts:
         if document.get(name) is not None:
             count *= _require_whole(document[name], name)
     return count
@@ -109,7 +109,7 @@ def _quote_value(value: Any) -> str:
     return quote_name(value) if isinstance(value, str) else quote_name(orjson.dumps(value).decode())
 
 
-def _require_label_limit(form: Form, label_max: int | None) -> int:
+def _require_label_limit(form: RequestForm, label_max: int | None) -> int:
     if label_max is None:
         name = ".".join(form.caps[0])
         raise InvalidRequest(
@@ -119,14 +119,14 @@ def _require_label_limit(form: Form, label_max: int | None) -> int:
     return label_max
 
 
-def _write_limit(body: bytes, path: Path, limit: int) -> bytes:
+def _write_limit(body: bytes, path: MemberPath, limit: int) -> bytes:
     try:
         return _set_member(body, path, b"%d" % limit)
     except json_splice.InvalidJsonObject as failure:
         raise InvalidRequest(f"the body {failure}") from None
 
 
-def _set_member(data: bytes, path: Path, value: bytes) -> bytes:
+def _set_member(data: bytes, path: MemberPath, value: bytes) -> bytes:
     name = path[0]
     splice = json_splice.find_members(data, (name,))
     span = splice.spans.get(name)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from price_keeper.errors import InvalidRequest
 from price_keeper.forwarding.model_path import Operation
-from price_keeper.hard.forms import form_of
+from price_keeper.hard.forms import find_form
 from price_keeper.hard.inputs import measure_input
 from price_keeper.hard.members import require_object, require_list, build_unbounded_error
 from price_keeper.hard.outputs import cap_output
@@ -111,7 +111,7 @@ def _bound_tokens(
         why = "its units depend on the characters of the answer, which no maximum of tokens limits; use ApplyGuardrail"
         raise build_unbounded_error("a guardrail in a call of a model", why)
     parsed = parse_strict(body)
-    form = form_of(operation, format, model, parsed.document)
+    form = find_form(operation, format, model, parsed.document)
     bound = measure_input(form, parsed)
     output_tokens, body = cap_output(form, parsed.document, body, label_max_output)
     input_tokens, needs_count = bound.tokens, bool(bound.uncounted)
