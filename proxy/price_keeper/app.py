@@ -39,7 +39,7 @@ from price_keeper.limits.leasing import SWEEP_SECONDS, RateLeaseManager
 from price_keeper.limits.limiter import BucketClient
 from price_keeper.limits.store_time import StoreTime
 from price_keeper.metering.price_updates import add_to as add_prices
-from price_keeper.offer import Offer
+from price_keeper.offer import Catalog
 from price_keeper.recording.adoption import Adoption
 from price_keeper.recording.composed import Recording, opened_recording
 from price_keeper.reloading import ReadConfig, ConfigReloader, build_budget_reload
@@ -338,7 +338,7 @@ async def _open_data_port(
         hard_budgets,
         credential_issuer,
     )
-    catalog = Offer(
+    catalog = Catalog(
         price_tables,
         handler,
         bedrock,
@@ -350,8 +350,8 @@ async def _open_data_port(
         clock,
         tasks,
     )
-    add_prices(core.telemetry, lambda: catalog.tariffs)
-    reloader.add_step(catalog.prepared)
+    add_prices(core.telemetry, lambda: catalog.price_tables)
+    reloader.add_step(catalog.prepare)
     tracing = await exit_stack.enter_async_context(dataplane.open_traces(config, core.telemetry))
     listener, port = await dataplane.open_data_port(handler, config, clock, tasks, write_batcher, workers, tracing)
     measured.register_data_port_metrics(core.telemetry, handler.request_stats, handler.retry_joiner, listener, forwarder)

@@ -25,49 +25,49 @@ from price_keeper.stores.contract import Store
 from price_keeper.tasks import Tasks
 
 
-class Offer:
+class Catalog:
     def __init__(
         self,
-        tariffs: Tariffs,
-        pipeline: RequestHandler,
+        price_tables: Tariffs,
+        handler: RequestHandler,
         bedrock: BedrockAccess,
         forwarder: Forwarder,
         recorder: Recorder,
-        standings: BudgetRegistry,
-        purses: BudgetLeases,
+        budgets: BudgetRegistry,
+        leases: BudgetLeases,
         store: Store,
         clock: Clock,
         tasks: Tasks,
     ) -> None:
         """`tariffs` and `pipeline` are those that the process started with."""
-        self.tariffs = tariffs
-        self._pipeline = pipeline
+        self.price_tables = price_tables
+        self._handler = handler
         self._bedrock = bedrock
         self._forwarder = forwarder
         self._recorder = recorder
-        self._standings = standings
-        self._purses = purses
+        self._budgets = budgets
+        self._leases = leases
         self._store = store
         self._clock = clock
         self._tasks = tasks
-        tasks.run_every("prices", REFRESH_SECONDS, lambda: self.tariffs.refresh(), jitter=0.2)
+        tasks.run_every("prices", REFRESH_SECONDS, lambda: self.price_tables.refresh(), jitter=0.2)
 
-    async def prepared(self, config: Config) -> Callable[[], None]:
+    async def prepare(self, config: Config) -> Callable[[], None]:
         """What takes it on, in one go. Until then nothing is another than before."""
-        tariffs = await dataplane.load_price_tables(config, self._store, self._clock, self._tasks, self.tariffs)
+        price_tables = await dataplane.load_price_tables(config, self._store, self._clock, self._tasks, self.price_tables)
 
-        def take_on() -> None:
-            pipeline, recorder, standings = self._pipeline, self._recorder, self._standings
-            metering = Metering(config, recorder.journal, tariffs, self._clock, pipeline.label_selector.meters)
-            hard = HardBudgets(config, self._purses, tariffs, TokenCounter(self._forwarder))
-            choosing = dataplane.build_label_selector(config, self._bedrock, recorder, standings, metering, hard, pipeline.request_stats)
+        def apply() -> None:
+            handler, recorder, budgets = self._handler, self._recorder, self._budgets
+            meters = Metering(config, recorder.journal, price_tables, self._clock, handler.label_selector.meters)
+            hard_budgets = HardBudgets(config, self._leases, price_tables, TokenCounter(self._forwarder))
+            selector = dataplane.build_label_selector(config, self._bedrock, recorder, budgets, meters, hard_budgets, handler.request_stats)
             endpoints = dataplane.list_endpoints(config, self._bedrock)
             # All that could fail has been done.
             labels = (*config.labels, *PSEUDO_LABELS)
-            pipeline.request_stats.track_labels(labels)
+            handler.request_stats.track_labels(labels)
             recorder.journal.tell_apart(labels)
             self._forwarder.set_endpoints(endpoints)
-            self.tariffs = tariffs
-            pipeline.apply_config(choosing)
+            self.price_tables = price_tables
+            handler.apply_config(selector)
 
-        return take_on
+        return apply

@@ -26,7 +26,7 @@ from price_keeper.handler import RequestHandler
 from price_keeper.limits.leasing import SWEEP_SECONDS, RateLeaseManager
 from price_keeper.limits.limiter import BucketClient
 from price_keeper.limits.store_time import StoreTime
-from price_keeper.offer import Offer
+from price_keeper.offer import Catalog
 from price_keeper.recording.composed import Recording, opened_recording
 from price_keeper.recording.entries import Counter
 from price_keeper.reloading import build_budget_reload
@@ -67,7 +67,7 @@ class DataPort:
     config: Config
     pipeline: RequestHandler
     forwarder: Forwarder
-    offer: Offer
+    offer: Catalog
     wire: Any  # what `way` made
     listener: Listener
     _seen: set[Counter] = field(default_factory=set)
@@ -75,7 +75,7 @@ class DataPort:
     async def take_on(self, **sold: Any) -> None:
         """As SIGHUP does it."""
         self.config = replace(self.config, **sold)
-        ready = [await prepared(self.config) for prepared in (self.offer.prepared, build_budget_reload(self.standings))]
+        ready = [await prepared(self.config) for prepared in (self.offer.prepare, build_budget_reload(self.standings))]
         for take_on in ready:
             take_on()
 
@@ -167,7 +167,7 @@ async def data_port(
             )
             listener, port = await dataplane.open_data_port(pipeline, whole, clock, tasks, outbox)
             token = tokens.mint_access(ORG, APP, TOKEN_SECONDS).token
-            offer = Offer(
+            offer = Catalog(
                 tariffs,
                 pipeline,
                 bedrock,
