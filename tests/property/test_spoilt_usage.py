@@ -31,7 +31,7 @@ from price_keeper.hard import worst
 from price_keeper.hard.worst import compute_ceiling
 from price_keeper.metering.bodies import METRICS
 from price_keeper.metering.pricing import cost, tariff_of
-from price_keeper.metering.usage import Usage, plain_usage
+from price_keeper.metering.usage import Usage, make_plain_usage
 from price_keeper.recording.entries import Account, Counter, Counts
 from price_keeper.recording.expected import Expected
 from price_keeper.recording.journal import Journal
@@ -165,7 +165,7 @@ def recorded(
     journal: Journal, operation: Operation, format: str, answer: Answer, how: Spoilings, body: bytes, most: int | None
 ) -> Counts:
     before = journal.tally.total()
-    guess = plain_usage(len(body) // 4 + 1, 501, 0)
+    guess = make_plain_usage(len(body) // 4 + 1, 501, 0)
     terms = Terms("premium", operation, format, lambda _: TARIFF.price, lambda _: guess, Expected())
     meter = Meter(journal, terms, ACCOUNT, TARGET, guess, 1.0, most=most)
     meter.on_sent(TARGET)

@@ -19,7 +19,7 @@ from price_keeper.forwarding.upstream import UpstreamEndpoint
 from price_keeper.metering.guardrails import estimated
 from price_keeper.metering.pricing import Price, Priced, tariff_of
 from price_keeper.metering.reading import EVENT_STREAM
-from price_keeper.metering.usage import plain_usage
+from price_keeper.metering.usage import make_plain_usage
 from price_keeper.recording.entries import Account, Counter, Counts
 from price_keeper.recording.expected import Expected
 from price_keeper.recording.guarded import GuardedMeter, with_units
@@ -34,7 +34,7 @@ UNITS = {"topicPolicyUnits": UNIT, "contentPolicyUnits": UNIT, "automatedReasoni
 BOTH = with_units(TOKENS, UNITS)
 TARGET = UpstreamTarget(UpstreamEndpoint("127.0.0.1", 1, False), "us-east-1", "m", "/")
 ACCOUNT = Account.of([Counter("ORG#a", "premium", "DAY#20261118", 8)])
-GUESS = plain_usage(100, 500, 0)
+GUESS = make_plain_usage(100, 500, 0)
 GUARDED = GUESS._replace(units=estimated(5, 500))
 
 

@@ -19,7 +19,7 @@ from price_keeper.metering.bodies import METRICS
 from price_keeper.metering.guardrails import estimated, guardrail_cost
 from price_keeper.metering.pricing import Price, tariff_of
 from price_keeper.metering.reading import EVENT_STREAM, JSON, SERVER_SENT_EVENTS
-from price_keeper.metering.usage import Usage, plain_usage
+from price_keeper.metering.usage import Usage, make_plain_usage
 from price_keeper.recording.entries import Account, Counter, Counts
 from price_keeper.recording.expected import Expected
 from price_keeper.recording.guarded import GuardedMeter, with_units
@@ -33,7 +33,7 @@ UNIT_PRICES = {"topicPolicyUnits": 150_000_000, "wordPolicyUnits": 0}
 UNITS = Price(lambda usage: guardrail_cost(UNIT_PRICES, usage.units), "config")
 TARGET = UpstreamTarget(UpstreamEndpoint("127.0.0.1", 1, False), "us-east-1", "m", "/")
 ACCOUNT = Account.of([Counter("ORG#a", "premium", "DAY#20261118", 8)])
-GUESS = plain_usage(100, 500, 0)
+GUESS = make_plain_usage(100, 500, 0)
 WORST = 7_050_000_000  # pico-dollars, reserved for the call under a hard budget
 TEXT = "every word of it was paid for " * 50
 INPUT, OUTPUT = b"x-amzn-bedrock-input-token-count", b"x-amzn-bedrock-output-token-count"

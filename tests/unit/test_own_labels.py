@@ -21,7 +21,7 @@ from price_keeper.forwarding.forwarder import UpstreamTarget
 from price_keeper.forwarding.model_path import Operation
 from price_keeper.forwarding.upstream import UpstreamEndpoint
 from price_keeper.metering.profiles import NOTHING, UNREAD, Own, OwnChoice, profile_of
-from price_keeper.metering.usage import plain_usage
+from price_keeper.metering.usage import make_plain_usage
 from price_keeper.model import Caller, Scope
 from price_keeper.recording.journal import Journal
 from price_keeper.recording.metering import Metering
@@ -41,7 +41,7 @@ from tests.support.memory_store import MemoryStore
 
 CONFIG = Config.development()
 ARN = "arn:aws:bedrock:eu-west-1:123456789012:application-inference-profile/abc123"
-USAGE = plain_usage(1000, 100, 0)
+USAGE = make_plain_usage(1000, 100, 0)
 TARGET = UpstreamTarget(UpstreamEndpoint("127.0.0.1", 1, False), "eu-west-1", ARN, "/")
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
-from price_keeper.metering.counts import NOTHING, Counts, merged, usage_of, whole_input
+from price_keeper.metering.counts import NO_COUNTS, ReportedCounts, merge_counts, build_usage, sum_input
 from price_keeper.metering.usage import Usage
 
 Json = Mapping[str, Any]
@@ -50,7 +50,7 @@ _ENVELOPE: Final = frozenset(
      "amazon-bedrock-guardrailAction", "amazon-bedrock-trace")
 )  # fmt: skip
 
-_Reader = Callable[[Json], Counts]
+_Reader = Callable[[Json], ReportedCounts]
 
 
 class _NotACount(Exception):
@@ -69,24 +69,24 @@ def converse(document: Json, headers: Mapping[bytes, bytes] = NO_HEADERS, *, nee
     stated = document.get("serviceTier")
     tier = _tier(headers.get(TIER_HEADER)) or _tier(stated.get("type") if isinstance(stated, dict) else stated)
     latency = latency_of(headers) or _name(_within(document, "performanceConfig").get("latency"))
-    return usage_of(counts, tier, latency)
+    return build_usage(counts, tier, latency)
 
 
 def invocation(document: Any, headers: Mapping[bytes, bytes], *, needs_output: bool = True) -> Usage | None:
     """InvokeModel's body and headers together. Only an embedding may lack the count of its output."""
     counts = told(document)
     if None in counts[:4] or _contradict(headers, counts):
-        counts = merged(counts, said_by(_metrics, _from_headers(headers)))
+        counts = merge_counts(counts, said_by(_metrics, _from_headers(headers)))
     if counts.input is None or (counts.output is None and needs_output and not is_embedding(document)):
         return None
-    return usage_of(counts, tier_of(document, headers), latency_of(headers))
+    return build_usage(counts, tier_of(document, headers), latency_of(headers))
 
 
 def chat(document: Json, headers: Mapping[bytes, bytes] = NO_HEADERS, *, needs_output: bool = True) -> Usage | None:
     counts = said_by(_openai, _within(document, "usage"))
     if counts.input is None or (counts.output is None and needs_output):
         return None
-    return usage_of(counts, tier_of(document, headers), latency_of(headers))
+    return build_usage(counts, tier_of(document, headers), latency_of(headers))
 
 
 def is_embedding(document: Any) -> bool:
@@ -125,29 +125,29 @@ def guardrail(document: Json) -> Usage | None:
 # ---------------------------------------------------------------- from places to a usage
 
 
-def told(document: Any) -> Counts:
+def told(document: Any) -> ReportedCounts:
     """What a body of InvokeModel, or a chunk of its stream, says. Its members show whose dialect it is in, more surely
     than the model's family: an imported model speaks that of its kin, and within a family it changed with the years."""
     if isinstance(document, dict):
         for telltale, reader in _DIALECTS:
             if telltale in document:
                 counts = said_by(reader, document)
-                if counts != NOTHING:
+                if counts != NO_COUNTS:
                     return counts
-    return NOTHING
+    return NO_COUNTS
 
 
-def counted_by_bedrock(document: Any) -> Counts:
+def counted_by_bedrock(document: Any) -> ReportedCounts:
     return said_by(_metrics, _within(document, METRICS))
 
 
-def said_by(reader: _Reader, place: Json) -> Counts:
+def said_by(reader: _Reader, place: Json) -> ReportedCounts:
     if not isinstance(place, dict):
-        return NOTHING
+        return NO_COUNTS
     try:
         return reader(place)
     except _NotACount:
-        return NOTHING
+        return NO_COUNTS
 
 
 def tier_of(document: Any, headers: Mapping[bytes, bytes]) -> str:
@@ -177,7 +177,7 @@ def _name(value: Any) -> str:
     return name if name.isascii() and name.isprintable() else _NOT_PRINTABLE.sub("?", name)
 
 
-def _contradict(headers: Mapping[bytes, bytes], counts: Counts) -> bool:
+def _contradict(headers: Mapping[bytes, bytes], counts: ReportedCounts) -> bool:
     """As text, which is quick: most answers say the same twice."""
     input, output = headers.get(_INPUT_HEADER), headers.get(_OUTPUT_HEADER)
     if input is not None and input != b"%d" % (counts.input or 0):
@@ -199,7 +199,7 @@ def _number(value: bytes) -> int:
 # ---------------------------------------------------------------- dialects
 
 
-def _converse(usage: Json) -> Counts:
+def _converse(usage: Json) -> ReportedCounts:
     """Nova's own body ends two of the names in Count; Bedrock's often has both."""
     written, for_an_hour = _count(usage, "cacheWriteInputTokens", "cacheWriteInputTokenCount"), None
     details = usage.get("cacheDetails")
@@ -208,7 +208,7 @@ def _converse(usage: Json) -> Counts:
         # A lifetime that nobody has heard of is charged as the longest known.
         for_an_hour = sum(tokens for ttl, tokens in parts if ttl != "5m")
         written = max(written or 0, sum(tokens for _, tokens in parts))
-    counts = Counts(
+    counts = ReportedCounts(
         _count(usage, "inputTokens"),
         _count(usage, "outputTokens"),
         _count(usage, "cacheReadInputTokens", "cacheReadInputTokenCount"),
@@ -218,7 +218,7 @@ def _converse(usage: Json) -> Counts:
     return _checked_total(counts, _count(usage, "totalTokens"))
 
 
-def _anthropic(usage: Json) -> Counts:
+def _anthropic(usage: Json) -> ReportedCounts:
     """A call that compacted its conversation on the way ran the model more than once. Each run is charged, but the
     counts at the top leave the compaction out, so the runs are added up."""
     runs = [run for run in _list(usage, "iterations") if isinstance(run, dict)]
@@ -227,13 +227,13 @@ def _anthropic(usage: Json) -> Counts:
     return _one_run(usage)
 
 
-def _one_run(usage: Json) -> Counts:
+def _one_run(usage: Json) -> ReportedCounts:
     written, for_an_hour = _count(usage, "cache_creation_input_tokens"), None
     creation = usage.get("cache_creation")
     if isinstance(creation, dict):
         for_an_hour = _count(creation, "ephemeral_1h_input_tokens") or 0
         written = max(written or 0, for_an_hour + (_count(creation, "ephemeral_5m_input_tokens") or 0))
-    return Counts(
+    return ReportedCounts(
         _count(usage, "input_tokens"),
         _count(usage, "output_tokens"),
         _count(usage, "cache_read_input_tokens"),
@@ -242,8 +242,8 @@ def _one_run(usage: Json) -> Counts:
     )
 
 
-def _sum(runs: list[Counts]) -> Counts:
-    return Counts(
+def _sum(runs: list[ReportedCounts]) -> ReportedCounts:
+    return ReportedCounts(
         _total(run.input for run in runs),
         _total(run.output for run in runs),
         _total(run.cache_read for run in runs),
@@ -257,27 +257,27 @@ def _total(counts: Iterable[int | None]) -> int | None:
     return sum(said) if said else None
 
 
-def _openai(usage: Json) -> Counts:
+def _openai(usage: Json) -> ReportedCounts:
     """Here, unlike anywhere else, the prompt's tokens include those of a cache."""
     prompt, details = _count(usage, "prompt_tokens"), _within(usage, "prompt_tokens_details")
     read, written = _count(details, "cached_tokens"), _count(details, "cache_write_tokens")
     cached = (read or 0) + (written or 0)
     if prompt is not None and cached <= prompt:  # more than the prompt has cannot be in it
         prompt -= cached
-    counts = Counts(prompt, _count(usage, "completion_tokens"), read, written)
+    counts = ReportedCounts(prompt, _count(usage, "completion_tokens"), read, written)
     return _checked_total(counts, _count(usage, "total_tokens"))
 
 
-def _checked_total(counts: Counts, total: int | None) -> Counts:
+def _checked_total(counts: ReportedCounts, total: int | None) -> ReportedCounts:
     """A total may leave cached tokens out, but more than the sum of all parts contradicts them."""
-    whole = whole_input(counts)
+    whole = sum_input(counts)
     if total is not None and whole is not None and counts.output is not None and total > whole + counts.output:
         raise _NotACount
     return counts
 
 
-def _metrics(place: Json) -> Counts:
-    return Counts(
+def _metrics(place: Json) -> ReportedCounts:
+    return ReportedCounts(
         _count(place, "inputTokenCount"),
         _count(place, "outputTokenCount"),
         _count(place, "cacheReadInputTokenCount"),
@@ -285,7 +285,7 @@ def _metrics(place: Json) -> Counts:
     )
 
 
-def _of_usage(document: Json) -> Counts:
+def _of_usage(document: Json) -> ReportedCounts:
     """Most families have a member `usage`; whose dialect it is in shows in the names."""
     usage = _within(document, "usage")
     if "prompt_tokens" in usage or "completion_tokens" in usage:
@@ -297,33 +297,33 @@ def _of_usage(document: Json) -> Counts:
     return _anthropic(usage)
 
 
-def _titan(document: Json) -> Counts:
+def _titan(document: Json) -> ReportedCounts:
     """Text in one piece, text in chunks, or an embedding, which has no output."""
     results = [_count(each, "tokenCount") for each in _list(document, "results") if isinstance(each, dict)]
     if not results:
         results = [_count(document, "totalOutputTextTokenCount")]
-    return Counts(_count(document, "inputTextTokenCount"), _total(results))
+    return ReportedCounts(_count(document, "inputTextTokenCount"), _total(results))
 
 
-def _llama(document: Json) -> Counts:
-    return Counts(_count(document, "prompt_token_count"), _count(document, "generation_token_count"))
+def _llama(document: Json) -> ReportedCounts:
+    return ReportedCounts(_count(document, "prompt_token_count"), _count(document, "generation_token_count"))
 
 
-def _cohere(document: Json) -> Counts:
+def _cohere(document: Json) -> ReportedCounts:
     return _cohere_counts(_within(document, "meta"))
 
 
-def _cohere_counts(place: Json) -> Counts:
+def _cohere_counts(place: Json) -> ReportedCounts:
     """`tokens` also has those that Cohere wraps around the text; `billed_units` are what it takes money for."""
     billed = _within(place, "billed_units") or _within(place, "tokens")
-    return Counts(_count(billed, "input_tokens"), _count(billed, "output_tokens"))
+    return ReportedCounts(_count(billed, "input_tokens"), _count(billed, "output_tokens"))
 
 
-def _jurassic(document: Json) -> Counts:
+def _jurassic(document: Json) -> ReportedCounts:
     """AI21's models before Jamba show the tokens themselves."""
     prompt = _list(_within(document, "prompt"), "tokens")
     said = [_list(_within(each, "data"), "tokens") for each in _list(document, "completions")]
-    return Counts(len(prompt), sum(map(len, said))) if prompt else NOTHING
+    return ReportedCounts(len(prompt), sum(map(len, said))) if prompt else NO_COUNTS
 
 
 _DIALECTS: tuple[tuple[str, _Reader], ...] = (

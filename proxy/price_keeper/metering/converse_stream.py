@@ -10,7 +10,7 @@ from price_keeper.metering import bodies
 from price_keeper.metering.bodies import NO_HEADERS
 from price_keeper.metering.json_tail import last_object, parsed
 from price_keeper.metering.streams import BYTES_A_TOKEN, ORDINARY_FRAME, TOKENS_A_FRAME
-from price_keeper.metering.usage import Usage, tokens_in
+from price_keeper.metering.usage import Usage, sum_tokens
 
 # A guardrail's trace can stand in the metadata. It comes before the usage, so the end is enough, however long it is.
 # Of what is said only the length is wanted, for estimates.
@@ -37,7 +37,7 @@ class ConverseStream:
             excess = frame.payload_size - ORDINARY_FRAME
             self._assumed += TOKENS_A_FRAME if excess < 0 else TOKENS_A_FRAME + excess // BYTES_A_TOKEN
         elif frame.name == "metadata" and frame.kind == "event":
-            if self._metadata is None or tokens_in(self._read(frame)) >= tokens_in(self.usage()):
+            if self._metadata is None or sum_tokens(self._read(frame)) >= sum_tokens(self.usage()):
                 self._metadata = frame
         elif frame.kind == "event":
             self._has_begun = True

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 from price_keeper.metering.usage import Usage
 
 
-class Counts(NamedTuple):
+class ReportedCounts(NamedTuple):
     """`input` is without what a cache read or wrote, and `cache_write_1h` a part of `cache_write`."""
 
     input: int | None = None
@@ -17,16 +17,16 @@ class Counts(NamedTuple):
     cache_write_1h: int | None = None
 
 
-NOTHING: Final = Counts()
+NO_COUNTS: Final = ReportedCounts()
 
 
-def merged(one: Counts, other: Counts) -> Counts:
+def merge_counts(one: ReportedCounts, other: ReportedCounts) -> ReportedCounts:
     """Two places that tell of the same answer. Of two different numbers the larger stands: a count that is too small
     loses money unseen, and one place is known to leave out what another counts (compactions, wrapped tokens)."""
-    if other is NOTHING:
+    if other is NO_COUNTS:
         return one
-    one, other = _without_cached(one, other), _without_cached(other, one)
-    return Counts(
+    one, other = _exclude_cached(one, other), _exclude_cached(other, one)
+    return ReportedCounts(
         _larger(one.input, other.input),
         _larger(one.output, other.output),
         _larger(one.cache_read, other.cache_read),
@@ -35,9 +35,9 @@ def merged(one: Counts, other: Counts) -> Counts:
     )
 
 
-def _without_cached(counts: Counts, other: Counts) -> Counts:
+def _exclude_cached(counts: ReportedCounts, other: ReportedCounts) -> ReportedCounts:
     """Where one place counts as plain input what the other says was read from a cache or written to it."""
-    is_whole = counts.input is not None and counts.input == whole_input(other)
+    is_whole = counts.input is not None and counts.input == sum_input(other)
     return counts._replace(input=other.input) if is_whole else counts
 
 
@@ -47,20 +47,20 @@ def _larger(one: int | None, other: int | None) -> int | None:
     return max(one, other)
 
 
-def whole_input(counts: Counts) -> int | None:
+def sum_input(counts: ReportedCounts) -> int | None:
     return None if counts.input is None else counts.input + (counts.cache_read or 0) + (counts.cache_write or 0)
 
 
-def usage_of(counts: Counts, tier: str = "", latency: str = "") -> Usage:
+def build_usage(counts: ReportedCounts, tier: str = "", latency: str = "") -> Usage:
     """Writes to a cache that are not said to be for an hour are for five minutes, as they are if nobody asks more."""
     written = counts.cache_write or 0
-    for_an_hour = min(counts.cache_write_1h or 0, written)
+    written_1h = min(counts.cache_write_1h or 0, written)
     return Usage(
         counts.input or 0,
         counts.output or 0,
         counts.cache_read or 0,
-        written - for_an_hour,
-        for_an_hour,
+        written - written_1h,
+        written_1h,
         tier,
         latency,
     )

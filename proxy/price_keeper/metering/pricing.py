@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Final, Literal, NamedTuple
 
 from price_keeper.config.keys import EndpointConfig, LabelConfig, PicoPrices, PricesConfig, TierPrices
-from price_keeper.metering.usage import Usage, plain_usage
+from price_keeper.metering.usage import Usage, make_plain_usage
 
 PRICE_UNKNOWN: Final = "price_unknown"  # something was charged at the dearest price there is, for want of its own
 KINDS: Final = PicoPrices._fields
@@ -80,7 +80,7 @@ class Tariff:
 
     def _plain(self, input: int, output: int) -> int:
         if input > self.usual_up_to:
-            return cost(self, plain_usage(input, output, 0)).pico
+            return cost(self, make_plain_usage(input, output, 0)).pico
         usual = self.usual
         return input * usual[0] + output * usual[1]
 

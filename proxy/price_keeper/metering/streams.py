@@ -18,9 +18,9 @@ import orjson
 from price_keeper.forwarding.eventstream import Frame
 from price_keeper.metering import bodies
 from price_keeper.metering.bodies import METRICS, NO_HEADERS
-from price_keeper.metering.counts import NOTHING, Counts, merged, usage_of
+from price_keeper.metering.counts import NO_COUNTS, ReportedCounts, merge_counts, build_usage
 from price_keeper.metering.json_tail import last_object, parsed
-from price_keeper.metering.usage import Usage, tokens_in
+from price_keeper.metering.usage import Usage, sum_tokens
 
 # The first chunks of a stream are small and wanted whole. Its last one may repeat all that was said (Cohere's does),
 # but Bedrock puts its own counts at the end.
@@ -90,13 +90,13 @@ class InvocationStream:
         found = self._found()
         if found.counts.input is None or found.counts.output is None:
             return None
-        return usage_of(found.counts, found.tier, bodies.latency_of(self._headers))
+        return build_usage(found.counts, found.tier, bodies.latency_of(self._headers))
 
     def partial(self) -> Usage | None:
         found = self._found()
         if found.counts.input is None:
             return None
-        return usage_of(found.counts, found.tier, bodies.latency_of(self._headers))
+        return build_usage(found.counts, found.tier, bodies.latency_of(self._headers))
 
     def estimate_output(self) -> int:
         found = self._found()
@@ -109,19 +109,19 @@ class InvocationStream:
         return self._has_passed_some or any(map(_says_something, self._kept()))
 
     def _found(self) -> _Found:
-        counts, newest, earlier, tier = NOTHING, None, 0, ""
+        counts, newest, earlier, tier = NO_COUNTS, None, 0, ""
         for age, chunk in enumerate(map(_chunk, self._kept())):
             said, by_bedrock = _told(chunk), bodies.counted_by_bedrock(chunk)
             if said.output is not None and not _ends(chunk):
                 newest, earlier = (said.output if age == 0 else newest), max(earlier, said.output)
                 said = said._replace(output=None)  # of a stream that goes on
-            counts = merged(counts, merged(by_bedrock, said))
+            counts = merge_counts(counts, merge_counts(by_bedrock, said))
             tier = tier or _tier(chunk, self._headers)
         return _Found(counts, newest, earlier, tier)
 
 
 class _Found(NamedTuple):
-    counts: Counts
+    counts: ReportedCounts
     newest_count: int | None
     earlier_count: int
     tier: str
@@ -158,10 +158,10 @@ def _end_of_chunk(payload: bytes) -> dict[str, Any]:
 _WRAPPERS: Final = ("message", "metadata", "response")
 
 
-def _told(chunk: dict[str, Any]) -> Counts:
+def _told(chunk: dict[str, Any]) -> ReportedCounts:
     counts = bodies.told(chunk)
     for name in _WRAPPERS:
-        if counts != NOTHING:
+        if counts != NO_COUNTS:
             break
         counts = bodies.told(chunk.get(name))
     return counts
@@ -274,7 +274,7 @@ class ChatStream:
             if told is None:
                 self._partial = bodies.chat(document, self._headers, needs_output=False) or self._partial
             else:
-                self._usage = told if tokens_in(told) >= tokens_in(self._usage) else self._usage
+                self._usage = told if sum_tokens(told) >= sum_tokens(self._usage) else self._usage
                 self._is_over = _ends(document)
         elif _DONE in event and _data(event).strip() == _DONE:
             self._is_over = True

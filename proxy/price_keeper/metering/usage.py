@@ -22,12 +22,12 @@ class Usage(NamedTuple):
     units: Mapping[str, int] = _NO_UNITS  # a guardrail's, by policy
 
 
-def plain_usage(input: int, output: int, cache_read: int) -> Usage:
+def make_plain_usage(input: int, output: int, cache_read: int) -> Usage:
     """As nearly all is: made in half the time."""
     return tuple.__new__(Usage, (input, output, cache_read, 0, 0, "", "", _NO_UNITS))
 
 
-def tokens_in(usage: Usage | None) -> int:
+def sum_tokens(usage: Usage | None) -> int:
     """Of all kinds together; -1 for no usage, which is less than one of nothing."""
     return (
         -1

@@ -13,7 +13,7 @@ from msgspec.json import Decoder
 from msgspec.structs import astuple
 
 from price_keeper.metering.bodies import EMBEDDINGS, MOST_TOKENS
-from price_keeper.metering.usage import Usage, plain_usage
+from price_keeper.metering.usage import Usage, make_plain_usage
 
 _Count = Annotated[int, Meta(ge=0, le=MOST_TOKENS)]
 
@@ -85,4 +85,4 @@ def converse(answer: bytes) -> Usage | None:
     cached, again = tokens.cache_read_input_tokens, tokens.cache_read_input_token_count
     if tokens.total_tokens > tokens.input_tokens + tokens.output_tokens + (cached or again):
         return None
-    return plain_usage(tokens.input_tokens, tokens.output_tokens, cached) if not again or again == cached else None
+    return make_plain_usage(tokens.input_tokens, tokens.output_tokens, cached) if not again or again == cached else None

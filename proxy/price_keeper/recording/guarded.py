@@ -10,7 +10,7 @@ from price_keeper.metering.guardrail_traces import Guarded
 from price_keeper.metering.guardrails import guardrail_cost
 from price_keeper.metering.pricing import Price, Priced
 from price_keeper.metering.reading import Reader
-from price_keeper.metering.usage import Usage, tokens_in
+from price_keeper.metering.usage import Usage, sum_tokens
 from price_keeper.recording.entries import Account, Ended
 from price_keeper.recording.journal import Journal
 from price_keeper.recording.meter import CONTENT_TYPE, Meter, Terms
@@ -54,7 +54,7 @@ class GuardedMeter(Meter):
             self._reader = Guarded(self._reader, headers.get(CONTENT_TYPE, b""), self._asked_units)
 
     def _is_credible(self, usage: Usage, reader: Reader) -> bool:
-        if not tokens_in(usage) and isinstance(reader, Guarded) and reader.is_blocked():
+        if not sum_tokens(usage) and isinstance(reader, Guarded) and reader.is_blocked():
             return True
         return super()._is_credible(usage, reader)
 

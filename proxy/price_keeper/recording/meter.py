@@ -13,7 +13,7 @@ from price_keeper.forwarding.model_path import Operation
 from price_keeper.logs import build_bedrock_extra
 from price_keeper.metering.pricing import Price, Priced
 from price_keeper.metering.reading import Reader, reader_of
-from price_keeper.metering.usage import Usage, tokens_in
+from price_keeper.metering.usage import Usage, sum_tokens
 from price_keeper.recording.entries import Account, Ended, Intent, Receipt, counts_of, plain_counts
 from price_keeper.recording.expected import Expected
 from price_keeper.recording.journal import Journal
@@ -147,7 +147,7 @@ class Meter:
             return self._known(usage)
         if self._status >= 300:
             return None  # an error that tells of no usage has none
-        if reader.has_failed and not reader.estimate_output() and tokens_in(reader.partial()) <= 0:
+        if reader.has_failed and not reader.estimate_output() and sum_tokens(reader.partial()) <= 0:
             return None  # one that came as a stream's first event neither
         if usage is not None:
             return self._doubted(usage, reader)
@@ -172,7 +172,7 @@ class Meter:
         """Whether a cost of zero is right: for an error, for units of free policies, and where everything is free."""
         guess = self._guess
         if any(usage.units.values()):
-            if not tokens_in(usage):
+            if not sum_tokens(usage):
                 return True
             guess = guess._replace(units=usage.units)  # those that were used are known to be free
         return self._status >= 300 or not self._price.of(guess).pico
@@ -217,7 +217,7 @@ class Meter:
         output = self._guess.output if said is None else said
         if told is None:
             return self._guess._replace(output=output)
-        if tokens_in(told) == told.output:
+        if sum_tokens(told) == told.output:
             told = told._replace(input=self._guess.input)  # nothing runs without input
         return told._replace(output=max(told.output, output))
 
