@@ -15,7 +15,7 @@ import pytest
 from botocore.exceptions import ClientError
 from price_keeper.config import Config
 from price_keeper.config.prices import GuardrailsConfig, UnitPrices
-from price_keeper.metering.bodies import NOT_CHARGED
+from price_keeper.metering.bodies import UNBILLED_GUARDRAIL_COUNTS
 from price_keeper.metering.guardrails import guardrail_cost, guardrail_prices
 from price_keeper.recording.entries import Counts
 
@@ -92,7 +92,7 @@ def of_tokens(port: DataPort) -> tuple[Counts, dict[str, int]]:
 async def test_units_that_a_trace_tells_are_paid_with_the_tokens(port: DataPort, form: str) -> None:
     await ask(port, form, is_traced=True)
     tokens, units = of_tokens(port)
-    charged = sum(count for name, count in units.items() if name not in NOT_CHARGED)
+    charged = sum(count for name, count in units.items() if name not in UNBILLED_GUARDRAIL_COUNTS)
     assert charged > 2 * 4
     pico = guardrail_cost(UNITS, units).pico
     assert pico > 0

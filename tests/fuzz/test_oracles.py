@@ -86,7 +86,7 @@ SPOILT: dict[str, tuple[str, Spoils]] = {
         "usage",
         puts(usual, "plain_usage", lambda input, output, cached: bodies.Usage(input, output)),
     ),
-    "a negative count": ("usage", puts(bodies, "_checked", lambda value: value if type(value) is int else 0)),
+    "a negative count": ("usage", puts(bodies, "_check_count", lambda value: value if type(value) is int else 0)),
     "guardrails by their plainest name": ("guardrails", puts(guardrails, "_CONFIG_PLAIN", b"no such name")),
     "units of one assessment": ("guardrails", wraps(guardrail_traces, "_told", lambda told: told[:1])),
     "ids that are sent raw": ("paths", puts(model_path, "encode_model_id", lambda id: id)),

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from price_keeper.forwarding.eventstream import Frame, FrameWatcher, encode_frame
 from price_keeper.metering import bodies, streams
-from price_keeper.metering.bodies import METRICS, MOST_TOKENS
+from price_keeper.metering.bodies import INVOCATION_METRICS, MAX_TOKENS
 from price_keeper.metering.converse_stream import CONVERSE_WANTED, ConverseStream
 from price_keeper.metering.streams import INVOCATION_WANTED, ChatStream, InvocationStream
 from price_keeper.metering.usage import Usage
@@ -44,7 +44,7 @@ scalars = st.one_of(
     st.text(max_size=8),
     st.sampled_from(VALUES),
 )
-members = st.sampled_from((*NAMES, METRICS))
+members = st.sampled_from((*NAMES, INVOCATION_METRICS))
 documents = st.recursive(
     scalars,
     lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(members, inner, max_size=6)),
@@ -65,7 +65,7 @@ headers = st.dictionaries(
     ),
     header_values,
 )
-counts = st.integers(0, MOST_TOKENS // 10)
+counts = st.integers(0, MAX_TOKENS // 10)
 
 
 def is_sound(usage: Usage | None) -> bool:
@@ -93,9 +93,9 @@ def cut_up(draw: st.DrawFn, wire: bytes) -> list[bytes]:
 @settings(max_examples=tries(200))
 @given(st.one_of(objects, documents), headers, st.sampled_from(FAMILIES))
 def test_no_answer_breaks_the_meter(document, head, family):
-    for read in (bodies.converse, bodies.chat, bodies.guardrail):
+    for read in (bodies.read_converse, bodies.read_chat, bodies.read_guardrail):
         assert is_sound(read(document))
-    assert is_sound(bodies.invocation(document, head))
+    assert is_sound(bodies.read_invocation(document, head))
 
 
 @settings(max_examples=tries(100))
@@ -107,21 +107,21 @@ def test_what_every_dialect_tells_comes_out_again(read, said, cached, for_5m, fo
     together = Usage(read, said, cached, written)
     details = [{"ttl": "5m", "inputTokens": for_5m}, {"ttl": "1h", "inputTokens": for_1h}]
     told = {"inputTokens": read, "outputTokens": said, "cacheReadInputTokens": cached, "cacheWriteInputTokens": written}
-    assert bodies.converse({"usage": told | {"cacheDetails": details}}) == usage
-    assert bodies.invocation({"usage": told}, {}) == together
+    assert bodies.read_converse({"usage": told | {"cacheDetails": details}}) == usage
+    assert bodies.read_invocation({"usage": told}, {}) == together
     creation = {"ephemeral_5m_input_tokens": for_5m, "ephemeral_1h_input_tokens": for_1h}
     told = {"input_tokens": read, "output_tokens": said, "cache_read_input_tokens": cached, "cache_creation": creation}
-    assert bodies.invocation({"usage": told}, {}) == usage
+    assert bodies.read_invocation({"usage": told}, {}) == usage
     whole = {"cached_tokens": cached, "cache_write_tokens": written}
     told = {"prompt_tokens": read + cached + written, "completion_tokens": said, "prompt_tokens_details": whole}
-    assert bodies.chat({"usage": told}) == together
+    assert bodies.read_chat({"usage": told}) == together
 
 
 @settings(max_examples=tries(100))
-@given(st.one_of(st.none(), st.integers(max_value=-1), st.integers(min_value=MOST_TOKENS + 1), st.floats(), st.text()))
+@given(st.one_of(st.none(), st.integers(max_value=-1), st.integers(min_value=MAX_TOKENS + 1), st.floats(), st.text()))
 def test_only_a_count_is_counted(value):
-    assert bodies.converse({"usage": {"inputTokens": value, "outputTokens": 1}}) is None
-    assert bodies.chat({"usage": {"prompt_tokens": 1, "completion_tokens": value}}) is None
+    assert bodies.read_converse({"usage": {"inputTokens": value, "outputTokens": 1}}) is None
+    assert bodies.read_chat({"usage": {"prompt_tokens": 1, "completion_tokens": value}}) is None
 
 
 # ---------------------------------------------------------------- streams of frames
@@ -138,7 +138,7 @@ payloads = st.one_of(
     documents.map(lambda document: json.dumps(document).encode()),
     documents.map(chunk),
     objects.map(chunk),
-    objects.map(lambda inner: chunk({METRICS: inner})),
+    objects.map(lambda inner: chunk({INVOCATION_METRICS: inner})),
     st.binary(max_size=60).map(chunk),
 )
 frames = st.builds(
@@ -188,7 +188,7 @@ def test_frames_that_come_in_any_pieces_say_the_same(given_chunks, data):
 @settings(max_examples=tries(50))
 @given(counts, counts, st.text(max_size=3000), st.integers(150, 4000))
 def test_bedrocks_counts_are_found_at_the_end_of_any_chunk(read, said, text, keep):
-    document = {"text": text, METRICS: {"inputTokenCount": read, "outputTokenCount": said}}
+    document = {"text": text, INVOCATION_METRICS: {"inputTokenCount": read, "outputTokenCount": said}}
     whole = chunk(document)
     stream = InvocationStream()
     stream.frame(Frame("event", "chunk", chunk(document, keep + 100), len(whole)))

@@ -29,7 +29,7 @@ from price_keeper.forwarding.model_path import Operation
 from price_keeper.forwarding.upstream import UpstreamEndpoint
 from price_keeper.hard import worst
 from price_keeper.hard.worst import compute_ceiling
-from price_keeper.metering.bodies import METRICS
+from price_keeper.metering.bodies import INVOCATION_METRICS
 from price_keeper.metering.pricing import cost, tariff_of
 from price_keeper.metering.usage import Usage, make_plain_usage
 from price_keeper.recording.entries import Account, Counter, Counts
@@ -119,8 +119,8 @@ class Spoilings:
     def document(self, document: Any) -> Any:
         if not isinstance(document, dict):
             return document
-        counted = {METRICS: document[METRICS]} if METRICS in document else {}
-        rest = {name: value for name, value in document.items() if name != METRICS}
+        counted = {INVOCATION_METRICS: document[INVOCATION_METRICS]} if INVOCATION_METRICS in document else {}
+        rest = {name: value for name, value in document.items() if name != INVOCATION_METRICS}
         return spoilt(rest, self.own) | spoilt(counted, self.by_bedrock)
 
     def head(self, headers: dict[str, str]) -> dict[bytes, bytes]:

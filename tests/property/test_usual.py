@@ -29,7 +29,7 @@ DETAILS = [{"ttl": "1h", "inputTokens": 1}]
 def test_the_quick_reader_of_conversations_says_the_same_or_nothing(usage: Any, more: dict[str, Any]) -> None:
     answer = {"usage": usage, **more}
     found = usual.converse(json.dumps(answer).encode())
-    assert found is None or found == bodies.converse(answer)
+    assert found is None or found == bodies.read_converse(answer)
 
 
 DIALECTS = ("usage", "service_tier", "serviceTier", "performanceConfig", "inputTextTokenCount", "results",
@@ -51,8 +51,8 @@ def test_the_members_that_tell_of_usage_say_all_that_the_whole_answer_says(answe
     picked = usual.telling(json.dumps(answer).encode())
     assert picked is not None
     assert picked.keys() <= answer.keys()
-    assert bodies.invocation(picked, {}) == bodies.invocation(document, {})
-    for meaning in (bodies.converse, bodies.chat, bodies.guardrail):
+    assert bodies.read_invocation(picked, {}) == bodies.read_invocation(document, {})
+    for meaning in (bodies.read_converse, bodies.read_chat, bodies.read_guardrail):
         assert meaning(picked) == meaning(document)
 
 

@@ -13,7 +13,7 @@ import pytest
 from bedrock_simulator.frames import event
 from price_keeper.config.prices import GuardrailsConfig, UnitPrices
 from price_keeper.forwarding.model_path import Operation
-from price_keeper.metering.bodies import METRICS
+from price_keeper.metering.bodies import INVOCATION_METRICS
 from price_keeper.metering.guardrail_traces import LARGEST_PIECE, Guarded
 from price_keeper.metering.guardrails import (
     ESTIMATED_UNITS,
@@ -142,7 +142,7 @@ def of_converse(before: dict[str, Any] = BEFORE, after: dict[str, Any] = AFTER) 
 def of_invoke(before: dict[str, Any] = BEFORE, after: dict[str, Any] = AFTER) -> dict[str, Any]:
     told = {"modelOutput": ["x"], "input": {"g": assessed(before)}, "outputs": [{"g": assessed(after)}]}
     counted = {"inputTokenCount": 7, "outputTokenCount": 300}
-    return {"amazon-bedrock-trace": {"guardrail": told}, METRICS: counted}
+    return {"amazon-bedrock-trace": {"guardrail": told}, INVOCATION_METRICS: counted}
 
 
 def chunk(document: dict[str, Any]) -> bytes:
@@ -188,7 +188,7 @@ def test_a_trace_tells_the_units_of_both_ways(operation: Operation, kind: bytes,
         assert (usage.input, usage.output, usage.units) == (7, 300, BOTH)
 
 
-NO_TRACE = ({"usage": of_converse()["usage"]}, {METRICS: of_invoke()[METRICS]})
+NO_TRACE = ({"usage": of_converse()["usage"]}, {INVOCATION_METRICS: of_invoke()[INVOCATION_METRICS]})
 NO_COUNT = (of_converse({"topicPolicyUnits": -1}), of_invoke({"topicPolicyUnits": "4"}))
 EMPTY = (of_converse({}, {}), of_invoke({}, {}))
 TOO_LONG = ({"x": "x" * LARGEST_PIECE} | of_converse(), {"x": "x" * LARGEST_PIECE} | of_invoke())

@@ -15,7 +15,7 @@ from price_keeper.config.keys import PricesConfig
 from price_keeper.forwarding.forwarder import UpstreamTarget
 from price_keeper.forwarding.model_path import Operation
 from price_keeper.forwarding.upstream import UpstreamEndpoint
-from price_keeper.metering.bodies import METRICS
+from price_keeper.metering.bodies import INVOCATION_METRICS
 from price_keeper.metering.guardrails import estimated, guardrail_cost
 from price_keeper.metering.pricing import Price, tariff_of
 from price_keeper.metering.reading import EVENT_STREAM, JSON, SERVER_SENT_EVENTS
@@ -231,12 +231,12 @@ def test_zero_output_of_an_answer_that_cannot_be_read_is_not_believed(record: As
     counts = record(Operation.INVOKE, answer, headers={INPUT: b"90", OUTPUT: b"0"}, most=WORST)
     assert (counts.pico, counts.estimated_requests) == (WORST, 1)
     sound = event("chunk", {"bytes": b64encode(answer).decode()})
-    stream = sound + chunk({METRICS: {"inputTokenCount": 90, "outputTokenCount": 0}})
+    stream = sound + chunk({INVOCATION_METRICS: {"inputTokenCount": 90, "outputTokenCount": 0}})
     assert record(Operation.INVOKE_STREAM, stream, EVENT_STREAM, most=WORST).pico == WORST
 
 
 def test_zero_output_of_a_stream_with_a_very_long_chunk_is_not_believed(record: Ask) -> None:
-    stream = chunk({"outputText": TEXT * 20}) + chunk({METRICS: {"inputTokenCount": 90, "outputTokenCount": 0}})
+    stream = chunk({"outputText": TEXT * 20}) + chunk({INVOCATION_METRICS: {"inputTokenCount": 90, "outputTokenCount": 0}})
     assert record(Operation.INVOKE_STREAM, stream, EVENT_STREAM, most=WORST).pico == WORST
 
 
@@ -326,7 +326,7 @@ BLOCKED: dict[str, tuple[Operation, bytes, Any]] = {
                 "completion": BLOCKED_TEXT,
                 "amazon-bedrock-guardrailAction": "INTERVENED",
                 "amazon-bedrock-trace": TRACE,
-                METRICS: {"inputTokenCount": 0, "outputTokenCount": 0},
+                INVOCATION_METRICS: {"inputTokenCount": 0, "outputTokenCount": 0},
             }
         ),
     ),
@@ -358,7 +358,7 @@ def test_zero_usage_of_a_guarded_call_that_was_not_blocked_is_estimated(record: 
         wire += event("metadata", {"usage": ZERO})
     elif operation is Operation.INVOKE_STREAM:
         wire = chunk({"completion": '"amazon-bedrock-guardrailAction":"INTERVENED"'})
-        wire += chunk({METRICS: {"inputTokenCount": 0, "outputTokenCount": 0}})
+        wire += chunk({INVOCATION_METRICS: {"inputTokenCount": 0, "outputTokenCount": 0}})
     else:
         wire = wire.replace(b"INTERVENED", b"NONE").replace(b"guardrail_intervened", b"end_turn")
     guess = GUESS._replace(units=estimated(9, 500))

@@ -11,13 +11,13 @@ import pytest
 from price_keeper.forwarding.eventstream import encode_frame
 from price_keeper.forwarding.model_path import Operation
 from price_keeper.metering.reading import EVENT_STREAM, JSON, SERVER_SENT_EVENTS, reader_of
-from price_keeper.metering.streams import METRICS
+from price_keeper.metering.streams import INVOCATION_METRICS
 
 # The true figures, and what a model was made to say in every dialect.
 INPUT, OUTPUT = 1000, 500
 SPOOF: dict[str, Any] = {
     "usage": {"inputTokens": 1, "outputTokens": 1, "input_tokens": 1, "output_tokens": 1, "prompt_tokens": 1},
-    METRICS: {"inputTokenCount": 1, "outputTokenCount": 1},
+    INVOCATION_METRICS: {"inputTokenCount": 1, "outputTokenCount": 1},
     "serviceTier": {"type": "flex"},
     "service_tier": "flex",
     "error": {"message": "none of it happened"},
@@ -82,7 +82,7 @@ ANSWERS: dict[str, tuple[Operation, str, bytes, bytes]] = {
         + _chunk({"type": "content_block_start", "content_block": {"type": "tool_use", "input": SPOOF}})
         + _chunk({"type": "content_block_delta", "delta": {"partial_json": TEXT, "text": TEXT}})
         + _chunk({"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": {"output_tokens": OUTPUT}})
-        + _chunk({"type": "message_stop", METRICS: {"inputTokenCount": INPUT, "outputTokenCount": OUTPUT}}),
+        + _chunk({"type": "message_stop", INVOCATION_METRICS: {"inputTokenCount": INPUT, "outputTokenCount": OUTPUT}}),
     ),
     "a chat's stream": (
         Operation.CHAT_COMPLETIONS,

@@ -14,7 +14,7 @@ from price_keeper.errors import InvalidRequest
 from price_keeper.forwarding import json_splice
 from price_keeper.hard.forms import RequestForm, MemberPath
 from price_keeper.hard.members import quote_name
-from price_keeper.metering.bodies import MOST_TOKENS
+from price_keeper.metering.bodies import MAX_TOKENS
 
 LABEL_LIMIT_SETTING = "max_output_tokens"
 _THINKING = ("thinking", "reasoning_config")  # where Claude is told how much of its answer it may think
@@ -100,9 +100,9 @@ def _check_thinking(document: Json, limit: int) -> None:
 
 
 def _require_whole(value: Any, name: str) -> int:
-    if type(value) is int and 1 <= value <= MOST_TOKENS:
+    if type(value) is int and 1 <= value <= MAX_TOKENS:
         return value
-    raise InvalidRequest(f"this budget is hard: {name} is a whole number of 1 to {MOST_TOKENS}, found {_quote_value(value)}")
+    raise InvalidRequest(f"this budget is hard: {name} is a whole number of 1 to {MAX_TOKENS}, found {_quote_value(value)}")
 
 
 def _quote_value(value: Any) -> str:

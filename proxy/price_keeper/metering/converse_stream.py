@@ -61,7 +61,7 @@ class ConverseStream:
     def _read(self, metadata: Frame, *, needs_output: bool = True) -> Usage | None:
         payload, size = metadata.payload, metadata.payload_size
         document = parsed(payload) if size == len(payload) else _end_of_metadata(payload)
-        usage = bodies.converse(document, self._headers, needs_output=needs_output)
+        usage = bodies.read_converse(document, self._headers, needs_output=needs_output)
         return _without_cached_input(usage) if usage is not None and self._format == "openai" else usage
 
 

@@ -183,7 +183,7 @@ def _told(document: Any) -> list[Mapping[str, int]]:
     """The units of each assessment; none at all where one of them tells what cannot be counted."""
     if not isinstance(document, dict):
         return []
-    usages = [bodies.guardrail(each) for name in (_OF_CONVERSE, _OF_MODELS) for each in _metrics(document.get(name))]
+    usages = [bodies.read_guardrail(each) for name in (_OF_CONVERSE, _OF_MODELS) for each in _metrics(document.get(name))]
     return [] if None in usages else [usage.units for usage in usages if usage is not None]
 
 

@@ -76,21 +76,21 @@ def _whole(operation: Operation, headers: Mapping[bytes, bytes]) -> Reader:
 
 
 def _converse(document: Any, headers: Mapping[bytes, bytes], needs_output: bool) -> Usage | None:
-    return bodies.converse(document, headers, needs_output=needs_output)
+    return bodies.read_converse(document, headers, needs_output=needs_output)
 
 
 def _invocation(document: Any, headers: Mapping[bytes, bytes], needs_output: bool) -> Usage | None:
-    return bodies.invocation(document, headers, needs_output=needs_output)
+    return bodies.read_invocation(document, headers, needs_output=needs_output)
 
 
 def _chat(document: Any, headers: Mapping[bytes, bytes], needs_output: bool) -> Usage | None:
-    return bodies.chat(document, headers, needs_output=needs_output)
+    return bodies.read_chat(document, headers, needs_output=needs_output)
 
 
 _MEANINGS: Mapping[Operation, Meaning] = {
     Operation.CHAT_COMPLETIONS: _chat,
-    Operation.APPLY_GUARDRAIL: lambda document, *_: bodies.guardrail(document),
-    Operation.CHECK_GUARDRAILS: lambda document, *_: bodies.guardrail(document),
+    Operation.APPLY_GUARDRAIL: lambda document, *_: bodies.read_guardrail(document),
+    Operation.CHECK_GUARDRAILS: lambda document, *_: bodies.read_guardrail(document),
     Operation.ASYNC_INVOKES: lambda *_: Usage(),  # a job: it has a price of its own, whatever it will use
 }
 
@@ -136,7 +136,7 @@ class _Whole(Kept):
         if self.size > MOST_BYTES_PARSED:
             return True
         document = parsed(self.whole())
-        return self.size > 0 if document is None else bodies.says_something(document)
+        return self.size > 0 if document is None else bodies.has_output(document)
 
     @property
     def has_failed(self) -> bool:

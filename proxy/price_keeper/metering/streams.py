@@ -17,7 +17,7 @@ import orjson
 
 from price_keeper.forwarding.eventstream import Frame
 from price_keeper.metering import bodies
-from price_keeper.metering.bodies import METRICS, NO_HEADERS
+from price_keeper.metering.bodies import INVOCATION_METRICS, NO_HEADERS
 from price_keeper.metering.counts import NO_COUNTS, ReportedCounts, merge_counts, build_usage
 from price_keeper.metering.json_tail import last_object, parsed
 from price_keeper.metering.usage import Usage, sum_tokens
@@ -90,13 +90,13 @@ class InvocationStream:
         found = self._found()
         if found.counts.input is None or found.counts.output is None:
             return None
-        return build_usage(found.counts, found.tier, bodies.latency_of(self._headers))
+        return build_usage(found.counts, found.tier, bodies.read_latency(self._headers))
 
     def partial(self) -> Usage | None:
         found = self._found()
         if found.counts.input is None:
             return None
-        return build_usage(found.counts, found.tier, bodies.latency_of(self._headers))
+        return build_usage(found.counts, found.tier, bodies.read_latency(self._headers))
 
     def estimate_output(self) -> int:
         found = self._found()
@@ -111,7 +111,7 @@ class InvocationStream:
     def _found(self) -> _Found:
         counts, newest, earlier, tier = NO_COUNTS, None, 0, ""
         for age, chunk in enumerate(map(_chunk, self._kept())):
-            said, by_bedrock = _told(chunk), bodies.counted_by_bedrock(chunk)
+            said, by_bedrock = _told(chunk), bodies.read_bedrock_metrics(chunk)
             if said.output is not None and not _ends(chunk):
                 newest, earlier = (said.output if age == 0 else newest), max(earlier, said.output)
                 said = said._replace(output=None)  # of a stream that goes on
@@ -140,7 +140,7 @@ def _chunk(frame: Frame) -> dict[str, Any]:
 def _says_something(frame: Frame) -> bool:
     """Also of a chunk that is not read whole, or not at all."""
     document = _chunk(frame)
-    return frame.payload_size > len(frame.payload) or not document or bodies.says_something(document)
+    return frame.payload_size > len(frame.payload) or not document or bodies.has_output(document)
 
 
 def _end_of_chunk(payload: bytes) -> dict[str, Any]:
@@ -151,7 +151,7 @@ def _end_of_chunk(payload: bytes) -> dict[str, Any]:
         document = b64decode(text[len(text) % 4 :])
     except ValueError:
         return {}
-    return {METRICS: last_object(document, METRICS, "inputTokenCount")}
+    return {INVOCATION_METRICS: last_object(document, INVOCATION_METRICS, "inputTokenCount")}
 
 
 # Where a family wraps what it tells: Claude at the start, Nova and Cohere at the end.
@@ -159,16 +159,16 @@ _WRAPPERS: Final = ("message", "metadata", "response")
 
 
 def _told(chunk: dict[str, Any]) -> ReportedCounts:
-    counts = bodies.told(chunk)
+    counts = bodies.read_counts(chunk)
     for name in _WRAPPERS:
         if counts != NO_COUNTS:
             break
-        counts = bodies.told(chunk.get(name))
+        counts = bodies.read_counts(chunk.get(name))
     return counts
 
 
 def _tier(chunk: dict[str, Any], headers: Mapping[bytes, bytes]) -> str:
-    return bodies.tier_of(chunk, headers) or bodies.tier_of(chunk.get("message"), NO_HEADERS)
+    return bodies.read_tier(chunk, headers) or bodies.read_tier(chunk.get("message"), NO_HEADERS)
 
 
 def _ends(chunk: dict[str, Any]) -> bool:
@@ -270,9 +270,9 @@ class ChatStream:
             document = parsed(_data(event))
             if not isinstance(document, dict):
                 return
-            told = bodies.chat(document, self._headers)
+            told = bodies.read_chat(document, self._headers)
             if told is None:
-                self._partial = bodies.chat(document, self._headers, needs_output=False) or self._partial
+                self._partial = bodies.read_chat(document, self._headers, needs_output=False) or self._partial
             else:
                 self._usage = told if sum_tokens(told) >= sum_tokens(self._usage) else self._usage
                 self._is_over = _ends(document)
@@ -304,7 +304,7 @@ def _tier_told(event: bytes) -> str:
     """By the event itself, and not by what a model was made to say in it."""
     if len(event) > LARGEST_EVENT or not _TIER.search(event):
         return ""
-    return bodies.tier_of(parsed(_data(event)), NO_HEADERS)
+    return bodies.read_tier(parsed(_data(event)), NO_HEADERS)
 
 
 def _tells_error(event: bytes) -> bool:

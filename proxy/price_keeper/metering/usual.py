@@ -12,10 +12,10 @@ from msgspec import UNSET, Meta, MsgspecError, Raw, Struct, defstruct
 from msgspec.json import Decoder
 from msgspec.structs import astuple
 
-from price_keeper.metering.bodies import EMBEDDINGS, MOST_TOKENS
+from price_keeper.metering.bodies import EMBEDDING_MEMBERS, MAX_TOKENS
 from price_keeper.metering.usage import Usage, make_plain_usage
 
-_Count = Annotated[int, Meta(ge=0, le=MOST_TOKENS)]
+_Count = Annotated[int, Meta(ge=0, le=MAX_TOKENS)]
 
 
 class _Tokens(Struct, rename="camel", gc=False):
@@ -67,7 +67,7 @@ def _picking(names: tuple[str, ...], raw: tuple[str, ...] = ()) -> Callable[[byt
     return picked
 
 
-telling, traced = _picking(_TELLING, EMBEDDINGS), _picking(_TRACED)
+telling, traced = _picking(_TELLING, EMBEDDING_MEMBERS), _picking(_TRACED)
 _converse = Decoder(_Converse).decode
 
 

@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import orjson
 
-from price_keeper.metering.bodies import NOT_CHARGED
+from price_keeper.metering.bodies import UNBILLED_GUARDRAIL_COUNTS
 from price_keeper.metering.usage import Usage
 
 # The units that an entry's money is counted in.
@@ -192,7 +192,7 @@ class Receipt:
 
 def counts_of(usage: Usage, pico: int, *, is_estimated: bool = False) -> Counts:
     input, output, read, written_5m, written_1h, _, _, by_policy = usage
-    units = sum(count for name, count in by_policy.items() if name not in NOT_CHARGED) if by_policy else 0
+    units = sum(count for name, count in by_policy.items() if name not in UNBILLED_GUARDRAIL_COUNTS) if by_policy else 0
     return Counts(1, int(is_estimated), input, output, read, written_5m, written_1h, units, pico)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from price_keeper.forwarding.eventstream import encode_frame
 from price_keeper.forwarding.model_path import Operation
-from price_keeper.metering.bodies import MOST_TOKENS
+from price_keeper.metering.bodies import MAX_TOKENS
 from price_keeper.metering.guardrail_traces import Guarded
 from price_keeper.metering.guardrails import CHARACTERS_A_UNIT, units_asked
 from price_keeper.metering.reading import reader_of
@@ -126,4 +126,4 @@ def _is_good(usage: Any) -> bool:
     """Not what makes all of a trace say nothing: no units, or a number that is no count."""
     if not isinstance(usage, dict) or not usage:
         return False
-    return all(type(count) is int and 0 <= count <= MOST_TOKENS for count in usage.values())
+    return all(type(count) is int and 0 <= count <= MAX_TOKENS for count in usage.values())

@@ -65,12 +65,12 @@ def _told(operation: Operation, format: str, headers: dict[bytes, bytes], parts:
 def _slowly(operation: Operation, format: str, headers: dict[bytes, bytes], parsed: Any) -> Usage | None:
     """Without any of the short ways, which take more for JSON than this, and then may say something where it cannot."""
     if operation is Operation.CONVERSE:
-        return bodies.converse(parsed, headers)
+        return bodies.read_converse(parsed, headers)
     if operation is Operation.CHAT_COMPLETIONS:
-        return bodies.chat(parsed, headers)
+        return bodies.read_chat(parsed, headers)
     if operation in (Operation.APPLY_GUARDRAIL, Operation.CHECK_GUARDRAILS):
-        return bodies.guardrail(parsed)
-    return Usage() if operation is Operation.ASYNC_INVOKES else bodies.invocation(parsed, headers)
+        return bodies.read_guardrail(parsed)
+    return Usage() if operation is Operation.ASYNC_INVOKES else bodies.read_invocation(parsed, headers)
 
 
 def _can_be_kept(usage: Usage) -> None:
