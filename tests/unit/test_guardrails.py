@@ -234,7 +234,7 @@ def test_a_line_in_very_small_pieces_takes_no_longer_for_that() -> None:
 
 def test_an_answer_without_a_trace_is_not_searched_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """To read it a second time would take as long as the first."""
-    monkeypatch.setattr("price_keeper.metering.usual.traced", lambda _: pytest.fail("it was read"))
+    monkeypatch.setattr("price_keeper.metering.usual.pick_trace_members", lambda _: pytest.fail("it was read"))
     usage = read(Operation.CONVERSE, b"application/json", json.dumps(NO_TRACE[0]).encode()).usage()
     assert usage is not None
     assert usage.units == estimated(5, 300)

@@ -73,7 +73,7 @@ def test_tier_and_latency_of_a_conversation_may_stand_in_headers_or_as_text(more
 )
 def test_total_beyond_the_sum_of_its_parts_contradicts_them(usage, is_sound):
     assert (bodies.read_converse(conversation(usage)) is not None) == is_sound
-    assert (usual.converse(json.dumps(conversation(usage)).encode()) is not None) == is_sound
+    assert (usual.parse_converse(json.dumps(conversation(usage)).encode()) is not None) == is_sound
 
 
 def test_total_of_a_chat_beyond_the_sum_of_its_parts_contradicts_them():

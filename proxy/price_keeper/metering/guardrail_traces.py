@@ -98,10 +98,10 @@ class _Whole(Kept):
 
     def units(self) -> Mapping[str, int]:
         answer = self.whole()
-        return added(_told(usual.traced(answer))) if _METRICS_PLAIN in answer else {}
+        return added(_told(usual.pick_trace_members(answer))) if _METRICS_PLAIN in answer else {}
 
     def is_blocked(self) -> bool:
-        return _is_blocked(usual.traced(self.whole()))
+        return _is_blocked(usual.pick_trace_members(self.whole()))
 
 
 class _Frames:

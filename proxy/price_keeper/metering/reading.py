@@ -71,7 +71,7 @@ def reader_of(operation: Operation, format: str, kind: bytes, headers: Mapping[b
 def _whole(operation: Operation, headers: Mapping[bytes, bytes]) -> Reader:
     if operation is Operation.CONVERSE:
         is_usual = TIER_HEADER not in headers and LATENCY_HEADER not in headers
-        return _Whole(_converse, headers, usual.converse if is_usual else None)
+        return _Whole(_converse, headers, usual.parse_converse if is_usual else None)
     return _Whole(_MEANINGS.get(operation, _invocation), headers)
 
 
@@ -120,7 +120,7 @@ class _Whole(Kept):
         """At the end: all members that tell of usage."""
         if self._document is None:
             answer = self.whole()
-            picked = usual.telling(answer)
+            picked = usual.pick_usage_members(answer)
             self._document = _parsed(answer) if picked is None else picked
         return self._document
 
