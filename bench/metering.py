@@ -31,7 +31,7 @@ from price_keeper.forwarding.eventstream import FrameWatcher, encode_frame
 from price_keeper.forwarding.forwarder import UpstreamTarget
 from price_keeper.forwarding.model_path import Operation
 from price_keeper.forwarding.upstream import UpstreamEndpoint
-from price_keeper.metering.reading import reader_of
+from price_keeper.metering.reading import build_reader
 from price_keeper.model import Caller, ResolvedLabel
 from price_keeper.recording.composed import opened_recording
 from price_keeper.recording.entries import Intent, Receipt
@@ -135,7 +135,7 @@ class Bench:
         FrameWatcher({}).feed(self.stream)
 
     def read(self) -> None:
-        reader_of(Operation.CONVERSE_STREAM, "anthropic", STREAM[0][1], dict(STREAM)).feed(self.stream)
+        build_reader(Operation.CONVERSE_STREAM, "anthropic", STREAM[0][1], dict(STREAM)).feed(self.stream)
 
 
 def best_of(works: list[Callable[[], None]], rounds: int, times: int) -> list[float]:

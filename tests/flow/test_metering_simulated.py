@@ -196,7 +196,7 @@ async def test_a_stream_cut_before_its_last_chunk_is_estimated(bedrock, ask, nam
         stream = InvocationStream(headers)
         for frame in frames[:length]:
             stream.frame(frame)
-        told, partial = stream.usage(), stream.partial()
+        told, partial = stream.usage(), stream.partial_usage()
         assert told is None or (told, length) == (expected, len(frames) - 1)  # Claude's message_delta has said it
         assert partial is None or partial.input == expected.input
         assert 0 <= stream.estimate_output() <= 2 * expected.output + 50
@@ -231,7 +231,7 @@ async def test_chat_completions(bedrock, ask, wishes):
 async def test_chat_completions_of_which_nobody_asked_the_usage(bedrock, ask):
     _, answer = await ask(CHAT_PATH, CHAT | {"stream": True, "max_tokens": 200}, {"output-tokens": 200})
     stream = fed(answer)
-    assert stream.usage() is stream.partial() is None
+    assert stream.usage() is stream.partial_usage() is None
     assert stream.estimate_output() == pytest.approx(truth(bedrock).output, rel=0.1)
 
 

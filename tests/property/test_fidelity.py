@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from price_keeper.forwarding.eventstream import encode_frame
 from price_keeper.forwarding.forwarder import UpstreamTarget
 from price_keeper.forwarding.model_path import Operation
-from price_keeper.metering.reading import Reader, reader_of
+from price_keeper.metering.reading import UsageReader, build_reader
 
 from tests.support.effort import tries
 from tests.support.rig import LOOPS, Exchange, Rig, Through, between, upstream
@@ -162,14 +162,14 @@ class Reading:
     """Reads every answer for its usage, as the meter does, and forgets it."""
 
     def __init__(self) -> None:
-        self._reader: Reader | None = None
+        self._reader: UsageReader | None = None
 
     def on_sent(self, target: UpstreamTarget) -> None: ...
 
     def on_not_executed(self) -> None: ...
 
     def on_head(self, status: int, headers: Mapping[bytes, bytes]) -> None:
-        self._reader = reader_of(Operation.INVOKE_STREAM, "", headers.get(b"content-type", b""), headers)
+        self._reader = build_reader(Operation.INVOKE_STREAM, "", headers.get(b"content-type", b""), headers)
 
     def on_data(self, data: bytes) -> None:
         assert self._reader is not None

@@ -25,7 +25,7 @@ from price_keeper.hard import worst
 from price_keeper.hard.worst import CostCeiling, apply_count, compute_ceiling
 from price_keeper.metering.guardrails import guardrail_cost
 from price_keeper.metering.pricing import cost, tariff_of
-from price_keeper.metering.reading import reader_of
+from price_keeper.metering.reading import build_reader
 from price_keeper.metering.usage import Usage
 
 from tests.support.clock import ManualClock
@@ -206,7 +206,7 @@ def answered(path: str, body: bytes, wished: Wishes, times: int = 1) -> Answer:
 def used_by(answer: Answer, operation: Operation, format: str) -> Usage:
     """As metering reads it from the answer, where it tells more than nothing."""
     headers = {name.lower().encode(): value.encode() for name, value in answer.headers.items()}
-    reader = reader_of(operation, format, answer.headers["Content-Type"].encode(), headers)
+    reader = build_reader(operation, format, answer.headers["Content-Type"].encode(), headers)
     for frame in [answer.body] if answer.frames is None else answer.frames:
         reader.feed(frame)
     usage = reader.usage()

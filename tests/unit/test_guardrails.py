@@ -26,7 +26,7 @@ from price_keeper.metering.guardrails import (
     units_asked,
 )
 from price_keeper.metering.pricing import PRICE_UNKNOWN, Priced
-from price_keeper.metering.reading import EVENT_STREAM, SERVER_SENT_EVENTS, reader_of
+from price_keeper.metering.reading import EVENT_STREAM, SERVER_SENT_EVENTS, build_reader
 from price_keeper.recording.entries import Account, Counter, Counts, Intent, Kind
 
 UNKNOWN = frozenset((PRICE_UNKNOWN,))
@@ -174,7 +174,7 @@ def answers(converse: dict[str, Any], invoke: dict[str, Any]) -> Iterator[tuple[
 
 
 def read(operation: Operation, kind: bytes, answer: bytes, size: int = 10**9) -> Guarded:
-    reader = Guarded(reader_of(operation, "anthropic", kind, {b"content-type": kind}), kind, 5)
+    reader = Guarded(build_reader(operation, "anthropic", kind, {b"content-type": kind}), kind, 5)
     for at in range(0, len(answer), size):
         reader.feed(answer[at : at + size])
     return reader
@@ -222,7 +222,7 @@ def test_traces_of_a_long_stream_are_added_up_as_they_come() -> None:
 def test_a_line_in_very_small_pieces_takes_no_longer_for_that() -> None:
     """Each byte of it is looked at once, and not again with every piece."""
     kind = b"text/event-stream"
-    guarded = Guarded(reader_of(Operation.CHAT_COMPLETIONS, "", kind, {}), kind, 1)
+    guarded = Guarded(build_reader(Operation.CHAT_COMPLETIONS, "", kind, {}), kind, 1)
     trace = {"guardrail": {"input": {"id": {"invocationMetrics": {"usage": {"topicPolicyUnits": 7}}}}}}
     line = b"data: " + json.dumps({"text": "x" * 100_000, "amazon-bedrock-trace": trace}).encode() + b"\n"
     began = process_time()
@@ -242,7 +242,7 @@ def test_an_answer_without_a_trace_is_not_searched_for_one(monkeypatch: pytest.M
 
 def test_an_answer_that_tells_no_usage_tells_no_units() -> None:
     reader = read(Operation.CONVERSE, b"application/json", b'{"message": "no"}')
-    assert (reader.usage(), reader.partial(), reader.has_failed) == (None, None, False)
+    assert (reader.usage(), reader.partial_usage(), reader.has_failed) == (None, None, False)
 
 
 # ---------------------------------------------------------------- the intent

@@ -50,7 +50,7 @@ def fed(*pieces):
 
 def test_the_last_event_tells():
     stream = fed(TYPICAL)
-    assert stream.usage() == stream.partial() == EXPECTED
+    assert stream.usage() == stream.partial_usage() == EXPECTED
     assert stream.estimate_output() == 9
 
 
@@ -94,7 +94,7 @@ def test_a_usage_in_the_last_chunk_of_words_will_do():
 def test_a_usage_that_grows_is_final_only_at_the_end():
     stream = fed(sent(spoken("hel", usage=COUNTED | {"completion_tokens": 700})))
     assert stream.usage() is None
-    assert stream.partial() == Usage(40, 700, 60)
+    assert stream.partial_usage() == Usage(40, 700, 60)
     assert stream.estimate_output() == 700
     stream.feed(sent(spoken("data: [DONE]")))
     assert stream.usage() is None
@@ -107,7 +107,7 @@ def test_a_usage_that_grows_is_final_only_at_the_end():
 
 def test_what_is_cut_is_estimated_from_the_events():
     stream = fed(sent(spoken("hello")) * 10)
-    assert stream.usage() is stream.partial() is None
+    assert stream.usage() is stream.partial_usage() is None
     assert stream.estimate_output() == 10 * TOKENS_A_FRAME
     stream.feed(sent(spoken("x" * 40_000)))
     assert stream.estimate_output() == pytest.approx((40_000 - 9 * ORDINARY_FRAME) / BYTES_A_TOKEN, rel=0.1)
@@ -146,7 +146,7 @@ def test_the_tier_stands_in_any_event(first, last, tier):
 )
 def test_what_the_model_says_is_not_taken_for_what_the_server_does(text):
     stream = fed(sent(spoken(text)))
-    assert stream.usage() is stream.partial() is None
+    assert stream.usage() is stream.partial_usage() is None
     stream.feed(sent(telling()))
     assert stream.usage() == EXPECTED
 
@@ -167,7 +167,7 @@ def test_what_the_model_says_is_not_taken_for_what_the_server_does(text):
 )
 def test_events_that_cannot_be_read_say_nothing(event):
     stream = fed(event)
-    assert stream.usage() is stream.partial() is None
+    assert stream.usage() is stream.partial_usage() is None
     assert fed(event, TYPICAL).usage() == fed(TYPICAL, event).usage() == EXPECTED
 
 
@@ -224,7 +224,7 @@ def test_an_event_too_large_is_passed_over_and_never_held():
         for at in range(0, len(large), size):
             stream.feed(large[at : at + size])
             assert held(stream) <= LARGEST_EVENT + 1
-        assert stream.partial() is None
+        assert stream.partial_usage() is None
         assert held(stream) == 0
         assert fed(large, TYPICAL).usage() == EXPECTED
         for byte in TYPICAL:

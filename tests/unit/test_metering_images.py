@@ -8,14 +8,14 @@ from base64 import b64encode
 import pytest
 from price_keeper.forwarding.model_path import Operation
 from price_keeper.metering.kept import MOST_BYTES
-from price_keeper.metering.reading import BYTES_A_TOKEN, TOKENS_AN_IMAGE, reader_of
+from price_keeper.metering.reading import BYTES_PER_TOKEN, TOKENS_PER_IMAGE, build_reader
 
 IMAGE = b64encode(bytes(range(256)) * 4096).decode()
 TEXT = "not a word of this is an image, or a sound. " * 100
 
 
 def estimated(answer: bytes, size: int = 65_536) -> int | None:
-    reader = reader_of(Operation.INVOKE, "nova", b"application/json", {})
+    reader = build_reader(Operation.INVOKE, "nova", b"application/json", {})
     for at in range(0, len(answer), size):
         reader.feed(answer[at : at + size])
     assert reader.usage() is None
@@ -32,23 +32,23 @@ def estimated(answer: bytes, size: int = 65_536) -> int | None:
     ],
 )
 def test_an_image_is_no_text(document: object, images: int) -> None:
-    assert estimated(json.dumps(document).encode()) == pytest.approx(images * TOKENS_AN_IMAGE, abs=30)
+    assert estimated(json.dumps(document).encode()) == pytest.approx(images * TOKENS_PER_IMAGE, abs=30)
 
 
 def test_text_is_as_long_as_it_is() -> None:
     for text in (TEXT, "a" * 999, json.dumps([0.125] * 1024)):
         answer = json.dumps({"text": text}).encode()
-        assert estimated(answer) == len(answer) // BYTES_A_TOKEN
+        assert estimated(answer) == len(answer) // BYTES_PER_TOKEN
 
 
 def test_both_are_counted_where_there_are_both() -> None:
     answer = json.dumps({"text": TEXT, "images": [IMAGE]}).encode()
-    assert estimated(answer) == pytest.approx(len(TEXT) // BYTES_A_TOKEN + TOKENS_AN_IMAGE, abs=30)
+    assert estimated(answer) == pytest.approx(len(TEXT) // BYTES_PER_TOKEN + TOKENS_PER_IMAGE, abs=30)
 
 
 def test_an_image_that_was_cut_is_one() -> None:
     answer = json.dumps({"images": [IMAGE]}).encode()[:500_000]
-    assert estimated(answer) == pytest.approx(TOKENS_AN_IMAGE, abs=30)
+    assert estimated(answer) == pytest.approx(TOKENS_PER_IMAGE, abs=30)
 
 
 def test_of_what_is_too_long_to_be_kept_nobody_knows_how_much_is_text() -> None:

@@ -9,7 +9,7 @@ from bedrock_simulator.frames import event as encoded
 from price_keeper.forwarding.model_path import Operation
 from price_keeper.metering import bodies, usual
 from price_keeper.metering.converse_stream import CACHE_BLOCK, ConverseStream
-from price_keeper.metering.reading import reader_of
+from price_keeper.metering.reading import build_reader
 from price_keeper.metering.streams import InvocationStream
 from price_keeper.metering.usage import Usage
 
@@ -55,7 +55,7 @@ from tests.unit.test_metering_streams import (
 def test_tier_and_latency_of_a_conversation_may_stand_in_headers_or_as_text(more, headers, tier, latency):
     answer = conversation(PLAIN, **more)
     assert bodies.read_converse(answer, headers) == Usage(1, 2, tier=tier, latency=latency)
-    reader = reader_of(Operation.CONVERSE, "anthropic", b"application/json", headers)
+    reader = build_reader(Operation.CONVERSE, "anthropic", b"application/json", headers)
     reader.feed(json.dumps(answer).encode())
     assert reader.usage() == Usage(1, 2, tier=tier, latency=latency)
 
@@ -85,10 +85,10 @@ def test_total_of_a_chat_beyond_the_sum_of_its_parts_contradicts_them():
 
 def test_event_stream_is_known_however_its_content_type_is_spelled():
     told = encoded("metadata", {"usage": PLAIN})
-    reader = reader_of(Operation.CONVERSE_STREAM, "anthropic", b"Application/VND.Amazon.EventStream", {})
+    reader = build_reader(Operation.CONVERSE_STREAM, "anthropic", b"Application/VND.Amazon.EventStream", {})
     reader.feed(told)
     assert reader.usage() == Usage(1, 2)
-    reader = reader_of(Operation.CHAT_COMPLETIONS, "openai", b"TEXT/Event-Stream; charset=utf-8", {})
+    reader = build_reader(Operation.CHAT_COMPLETIONS, "openai", b"TEXT/Event-Stream; charset=utf-8", {})
     reader.feed(b"data: %b\n\ndata: [DONE]\n\n" % json.dumps(openai(prompt_tokens=5, completion_tokens=6)).encode())
     assert reader.usage() == Usage(5, 6)
 
@@ -97,16 +97,16 @@ def test_of_two_names_for_one_count_the_larger_stands():
     usage = {"inputTokens": 6, "outputTokens": 30, "cacheReadInputTokens": 0, "cacheReadInputTokenCount": 500}
     usage |= {"cacheWriteInputTokens": 0, "cacheWriteInputTokenCount": 70, "totalTokens": 606}
     for operation in (Operation.CONVERSE, Operation.INVOKE):
-        reader = reader_of(operation, "nova", b"application/json", {})
+        reader = build_reader(operation, "nova", b"application/json", {})
         reader.feed(json.dumps({"output": {}, "usage": usage}).encode())
         assert reader.usage() == Usage(6, 30, 500, 70)
 
 
 def test_embedding_of_null_is_none():
-    reader = reader_of(Operation.INVOKE, "titan", b"application/json", {})
+    reader = build_reader(Operation.INVOKE, "titan", b"application/json", {})
     reader.feed(b'{"embedding":null,"embeddings": null,"inputTextTokenCount":9,"results":[{"outputText":"so"}]}')
     assert reader.usage() is None
-    assert reader.says_something()
+    assert reader.has_output()
 
 
 def test_of_two_different_counts_the_larger_stands():

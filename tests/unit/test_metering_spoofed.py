@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from price_keeper.forwarding.eventstream import encode_frame
 from price_keeper.forwarding.model_path import Operation
-from price_keeper.metering.reading import EVENT_STREAM, JSON, SERVER_SENT_EVENTS, reader_of
+from price_keeper.metering.reading import EVENT_STREAM, JSON, SERVER_SENT_EVENTS, build_reader
 from price_keeper.metering.streams import INVOCATION_METRICS
 
 # The true figures, and what a model was made to say in every dialect.
@@ -100,7 +100,7 @@ ANSWERS: dict[str, tuple[Operation, str, bytes, bytes]] = {
 @pytest.mark.parametrize("what", ANSWERS)
 def test_what_a_model_says_is_no_usage(what: str, size: int) -> None:
     operation, format, kind, answer = ANSWERS[what]
-    reader = reader_of(operation, format, kind, {})
+    reader = build_reader(operation, format, kind, {})
     for at in range(0, len(answer), size):
         reader.feed(answer[at : at + size])
     usage = reader.usage()

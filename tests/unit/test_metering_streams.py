@@ -61,13 +61,13 @@ def test_the_metadata_of_a_conversation_tells_everything():
     tier, latency = {"type": "flex"}, {"latency": "optimized"}
     stream = fed(ConverseStream(), [SAID, SAID, metadata(serviceTier=tier, performanceConfig=latency)])
     expected = Usage(4, 9, 10, 10, 100, "flex", "optimized")
-    assert stream.usage() == stream.partial() == expected
+    assert stream.usage() == stream.partial_usage() == expected
     assert stream.estimate_output() == 9
 
 
 def test_a_conversation_cut_before_its_metadata_is_estimated_from_what_was_said():
     stream = fed(ConverseStream(), [SAID] * 10)
-    assert stream.usage() is stream.partial() is None
+    assert stream.usage() is stream.partial_usage() is None
     assert stream.estimate_output() == 10 * TOKENS_A_FRAME
     assert ConverseStream().estimate_output() == 0
 
@@ -305,7 +305,7 @@ STREAMS = {
 def test_streams(name):
     chunks, expected = STREAMS[name]
     stream = fed(InvocationStream(), map(chunk, chunks))
-    assert stream.usage() == stream.partial() == expected
+    assert stream.usage() == stream.partial_usage() == expected
     assert stream.estimate_output() == expected.output
 
 
@@ -326,7 +326,7 @@ def test_a_stream_that_was_cut_never_claims_more_input_than_the_whole(name):
     chunks, expected = STREAMS[name]
     for length in range(len(chunks)):
         stream = fed(InvocationStream(), map(chunk, chunks[:length]))
-        told, partial = stream.usage(), stream.partial()
+        told, partial = stream.usage(), stream.partial_usage()
         if told is not None:
             assert told == expected or length == len(chunks) - 1  # all that was missing is Bedrock's own count
         if partial is not None and "compacted" not in name:
@@ -345,7 +345,7 @@ def test_tier_and_latency_stand_in_the_answers_headers():
 def test_the_start_tells_the_input_and_frames_are_counted():
     stream = fed(InvocationStream(HEADERS), map(chunk, [START, *[TEXT] * 9]))
     assert stream.usage() is None
-    assert stream.partial() == Usage(4, 0, 10, 10, 100, "flex", "optimized")
+    assert stream.partial_usage() == Usage(4, 0, 10, 10, 100, "flex", "optimized")
     assert stream.estimate_output() == 10 * TOKENS_A_FRAME
 
 
@@ -356,7 +356,7 @@ def test_right_after_its_start_a_stream_has_said_what_the_start_says():
 def test_families_that_count_as_they_go_need_no_estimate():
     stream = fed(InvocationStream(), map(chunk, [llama(1, 20), *map(llama, range(2, 200))]))
     assert stream.usage() is None
-    assert stream.partial() == Usage(20)
+    assert stream.partial_usage() == Usage(20)
     assert stream.estimate_output() == 199
 
 
@@ -373,7 +373,7 @@ def test_a_chunk_with_much_in_it_counts_for_more():
 
 def test_nothing_is_assumed_of_a_stream_that_has_not_begun():
     stream = fed(InvocationStream(), [Frame("exception", "chunk", b'{"message":"no"}', 16), event("other", b"{}")])
-    assert stream.usage() is stream.partial() is None
+    assert stream.usage() is stream.partial_usage() is None
     assert stream.estimate_output() == 0
 
 
@@ -394,7 +394,7 @@ def test_nothing_is_assumed_of_a_stream_that_has_not_begun():
 )
 def test_chunks_that_cannot_be_read_say_nothing(payload):
     stream = fed(InvocationStream(), [event("chunk", payload)] * 3)
-    assert stream.usage() is stream.partial() is None
+    assert stream.usage() is stream.partial_usage() is None
     assert stream.estimate_output() == 3 * TOKENS_A_FRAME
     assert fed(stream, [chunk(STOP | counted(1, 2))]).usage() == Usage(1, 2)
 
@@ -430,7 +430,7 @@ def test_base64_may_have_its_slashes_escaped():
 def test_a_cut_chunk_without_them_says_nothing():
     stream = fed(InvocationStream(), [chunk(PLAIN_START), chunk({"text": "x" * 3000}, kept=1000)])
     assert stream.usage() is None
-    assert stream.partial() == Usage(8)
+    assert stream.partial_usage() == Usage(8)
 
 
 def test_what_is_asked_of_the_watcher_is_bounded():

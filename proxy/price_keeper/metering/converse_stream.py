@@ -47,7 +47,7 @@ class ConverseStream:
     def usage(self) -> Usage | None:
         return None if self._metadata is None else self._read(self._metadata)
 
-    def partial(self) -> Usage | None:
+    def partial_usage(self) -> Usage | None:
         return None if self._metadata is None else self._read(self._metadata, needs_output=False)
 
     def estimate_output(self) -> int:
@@ -55,7 +55,7 @@ class ConverseStream:
         usage = self.usage()
         return (usage.output if usage is not None else 0) or self._assumed or TOKENS_A_FRAME * self._has_begun
 
-    def says_something(self) -> bool:
+    def has_output(self) -> bool:
         return self._has_block or self._assumed > 0
 
     def _read(self, metadata: Frame, *, needs_output: bool = True) -> Usage | None:

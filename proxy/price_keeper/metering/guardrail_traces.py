@@ -18,7 +18,7 @@ from price_keeper.forwarding.eventstream import Frame, FrameWatcher
 from price_keeper.metering import bodies, usual
 from price_keeper.metering.guardrails import added, estimated
 from price_keeper.metering.kept import Kept
-from price_keeper.metering.reading import EVENT_STREAM, SERVER_SENT_EVENTS, Reader
+from price_keeper.metering.reading import EVENT_STREAM, SERVER_SENT_EVENTS, UsageReader
 from price_keeper.metering.usage import Usage
 
 LARGEST_PIECE: Final = 1024 * 1024  # of a stream. A trace that is longer is not read, and its units are estimated
@@ -36,7 +36,7 @@ class Guarded:
 
     __slots__ = ("_asked", "_reader", "_trace")
 
-    def __init__(self, reader: Reader, kind: bytes, asked: int) -> None:
+    def __init__(self, reader: UsageReader, kind: bytes, asked: int) -> None:
         """`kind` is the answer's content type."""
         self._reader = reader
         self._asked = asked
@@ -49,8 +49,8 @@ class Guarded:
     def usage(self) -> Usage | None:
         return self._with_units(self._reader.usage())
 
-    def partial(self) -> Usage | None:
-        return self._with_units(self._reader.partial())
+    def partial_usage(self) -> Usage | None:
+        return self._with_units(self._reader.partial_usage())
 
     def estimate_output(self) -> int | None:
         return self._reader.estimate_output()
@@ -59,8 +59,8 @@ class Guarded:
     def has_failed(self) -> bool:
         return self._reader.has_failed
 
-    def says_something(self) -> bool:
-        return self._reader.says_something()
+    def has_output(self) -> bool:
+        return self._reader.has_output()
 
     def is_blocked(self) -> bool:
         """Whether the guardrail stopped the call. Where it did so before the model ran, Bedrock bills no tokens."""

@@ -92,7 +92,7 @@ class InvocationStream:
             return None
         return build_usage(found.counts, found.tier, bodies.read_latency(self._headers))
 
-    def partial(self) -> Usage | None:
+    def partial_usage(self) -> Usage | None:
         found = self._found()
         if found.counts.input is None:
             return None
@@ -105,7 +105,7 @@ class InvocationStream:
         # A family that counts as it goes has just said it; else what was counted earlier is the least there can be.
         return max(self._assumed, found.earlier_count) if found.newest_count is None else found.newest_count
 
-    def says_something(self) -> bool:
+    def has_output(self) -> bool:
         return self._has_passed_some or any(map(_says_something, self._kept()))
 
     def _found(self) -> _Found:
@@ -234,7 +234,7 @@ class ChatStream:
             self._read(self._events.unfinished)  # a server may leave out the empty line after its last event
         return self._told() if self._is_over else None
 
-    def partial(self) -> Usage | None:
+    def partial_usage(self) -> Usage | None:
         return self.usage() or self._told() or self._partial
 
     def estimate_output(self) -> int:
@@ -247,7 +247,7 @@ class ChatStream:
         excess = self._bytes - self._lines * ORDINARY_FRAME
         return max(counted, TOKENS_A_FRAME * self._lines, excess // BYTES_A_TOKEN)
 
-    def says_something(self) -> bool:
+    def has_output(self) -> bool:
         return True  # its events are not kept, so nobody can tell that there was no text in them
 
     @property

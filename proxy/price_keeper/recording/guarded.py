@@ -9,7 +9,7 @@ from price_keeper.forwarding.forwarder import UpstreamTarget
 from price_keeper.metering.guardrail_traces import Guarded
 from price_keeper.metering.guardrails import guardrail_cost
 from price_keeper.metering.pricing import Price, Priced
-from price_keeper.metering.reading import Reader
+from price_keeper.metering.reading import UsageReader
 from price_keeper.metering.usage import Usage, sum_tokens
 from price_keeper.recording.entries import Account, Ended
 from price_keeper.recording.journal import Journal
@@ -53,12 +53,12 @@ class GuardedMeter(Meter):
         if self._reader is not None:
             self._reader = Guarded(self._reader, headers.get(CONTENT_TYPE, b""), self._asked_units)
 
-    def _is_credible(self, usage: Usage, reader: Reader) -> bool:
+    def _is_credible(self, usage: Usage, reader: UsageReader) -> bool:
         if not sum_tokens(usage) and isinstance(reader, Guarded) and reader.is_blocked():
             return True
         return super()._is_credible(usage, reader)
 
-    def _seen(self, reader: Reader) -> Usage:
+    def _seen(self, reader: UsageReader) -> Usage:
         usage = super()._seen(reader)
         if not isinstance(reader, Guarded):
             return usage

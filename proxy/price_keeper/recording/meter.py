@@ -12,7 +12,7 @@ from price_keeper.forwarding.forwarder import UpstreamTarget
 from price_keeper.forwarding.model_path import Operation
 from price_keeper.logs import build_bedrock_extra
 from price_keeper.metering.pricing import Price, Priced
-from price_keeper.metering.reading import Reader, reader_of
+from price_keeper.metering.reading import UsageReader, build_reader
 from price_keeper.metering.usage import Usage, sum_tokens
 from price_keeper.recording.entries import Account, Ended, Intent, Receipt, counts_of, plain_counts
 from price_keeper.recording.expected import Expected
@@ -75,7 +75,7 @@ class Meter:
         self._target = first
         self._price = price = terms.price_at(first)
         self._guess = guess
-        self._reader: Reader | None = None
+        self._reader: UsageReader | None = None
         self._request_id = ""
         self._status = 0
         self._is_sent = self._is_settled = False
@@ -109,7 +109,7 @@ class Meter:
         self._status = status
         self._request_id = headers.get(REQUEST_ID, b"").decode("latin-1")
         kind = headers.get(CONTENT_TYPE, b"")
-        self._reader = reader_of(self._terms.operation, self._terms.format, kind, headers)
+        self._reader = build_reader(self._terms.operation, self._terms.format, kind, headers)
 
     def on_data(self, data: bytes) -> None:
         if self._reader is not None:
@@ -147,7 +147,7 @@ class Meter:
             return self._known(usage)
         if self._status >= 300:
             return None  # an error that tells of no usage has none
-        if reader.has_failed and not reader.estimate_output() and sum_tokens(reader.partial()) <= 0:
+        if reader.has_failed and not reader.estimate_output() and sum_tokens(reader.partial_usage()) <= 0:
             return None  # one that came as a stream's first event neither
         if usage is not None:
             return self._doubted(usage, reader)
@@ -156,14 +156,14 @@ class Meter:
             _log.warning(told, self._request_id, extra=build_bedrock_extra(self._request_id))
         return self._estimated(reader, "silent" if is_whole else "cut")
 
-    def _is_credible(self, usage: Usage, reader: Reader) -> bool:
+    def _is_credible(self, usage: Usage, reader: UsageReader) -> bool:
         """A model runs on some input, and counts what it says. Zeros are right only where nothing was said."""
         if self._terms.operation in WITHOUT_TOKENS:
             return True
         input, output, read, written_5m, written_1h, _, _, _ = usage
-        return bool(input or read or written_5m or written_1h) and bool(output or not reader.says_something())
+        return bool(input or read or written_5m or written_1h) and bool(output or not reader.has_output())
 
-    def _doubted(self, usage: Usage, reader: Reader | None) -> Receipt:
+    def _doubted(self, usage: Usage, reader: UsageReader | None) -> Receipt:
         told = "an answer states a usage that cannot be all, so the call is estimated: %s: request %s"
         _log.warning(told, usage, self._request_id, extra=build_bedrock_extra(self._request_id))
         return self._estimated(reader, "implausible")
@@ -199,7 +199,7 @@ class Meter:
             self._terms.expected.learn(output, pico)
         return Receipt(counts, about)
 
-    def _estimated(self, reader: Reader | None, why: str) -> Receipt:
+    def _estimated(self, reader: UsageReader | None, why: str) -> Receipt:
         if self._most is not None:
             about = {"request": self._request_id, "price": self._price.told, "why": why}
             return Receipt(counts_of(self._guess, self._most, is_estimated=True), about)
@@ -212,8 +212,8 @@ class Meter:
         about = {"request": self._request_id, "price": self._price.told, **_unusual(usage, priced), "why": why}
         return Receipt(counts_of(usage, priced.pico, is_estimated=True), about)
 
-    def _seen(self, reader: Reader) -> Usage:
-        told, said = reader.partial(), reader.estimate_output()
+    def _seen(self, reader: UsageReader) -> Usage:
+        told, said = reader.partial_usage(), reader.estimate_output()
         output = self._guess.output if said is None else said
         if told is None:
             return self._guess._replace(output=output)

@@ -21,7 +21,7 @@ from price_keeper.metering.guardrails import estimated, guardrail_cost, guardrai
 from price_keeper.metering.price_updates import Tariffs
 from price_keeper.metering.pricing import Price, Priced
 from price_keeper.metering.profiles import OwnChoice, Profile
-from price_keeper.metering.reading import BYTES_A_TOKEN
+from price_keeper.metering.reading import BYTES_PER_TOKEN
 from price_keeper.metering.usage import Usage, make_plain_usage
 from price_keeper.model import Caller, ResolvedLabel
 from price_keeper.recording.entries import Account, Ended
@@ -209,7 +209,7 @@ def _units(body_bytes: int) -> Usage:
 
 
 def _tokens(expected: Expected, body_bytes: int) -> Usage:
-    return make_plain_usage(min(body_bytes // BYTES_A_TOKEN + 1, MOST_INPUT), expected.output, 0)
+    return make_plain_usage(min(body_bytes // BYTES_PER_TOKEN + 1, MOST_INPUT), expected.output, 0)
 
 
 def _always(price: Price) -> PriceAt:

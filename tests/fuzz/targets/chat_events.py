@@ -61,7 +61,7 @@ def _told(parts: list[bytes]) -> tuple[Any, ...]:
     stream = ChatStream()
     for part in parts:
         stream.feed(part)
-    return stream.usage(), stream.partial(), stream.estimate_output(), stream.has_failed
+    return stream.usage(), stream.partial_usage(), stream.estimate_output(), stream.has_failed
 
 
 def _shown(parts: list[bytes]) -> bytes:

@@ -9,7 +9,7 @@ from typing import Any
 from botocore.eventstream import EventStreamBuffer, ParserError
 from price_keeper.forwarding.eventstream import MAX_EXCEPTION_PAYLOAD, Frame, FrameWatcher, encode_frame
 from price_keeper.forwarding.model_path import Operation
-from price_keeper.metering.reading import reader_of
+from price_keeper.metering.reading import build_reader
 
 from tests.fuzz.oracle import holds, same
 from tests.fuzz.reader import Reader, pieces
@@ -123,10 +123,10 @@ def _usage(stream: bytes, seed: int) -> None:
     for operation in (Operation.CONVERSE_STREAM, Operation.INVOKE_STREAM):
         told = []
         for parts in ([stream], pieces(stream, seed)):
-            reader = reader_of(operation, "openai", b"application/vnd.amazon.eventstream", {})
+            reader = build_reader(operation, "openai", b"application/vnd.amazon.eventstream", {})
             for part in parts:
                 reader.feed(part)
-            told.append((reader.usage(), reader.partial(), reader.estimate_output(), reader.has_failed))
+            told.append((reader.usage(), reader.partial_usage(), reader.estimate_output(), reader.has_failed))
         same(told[1], told[0], "usage in pieces")
         for usage in told[0][:2]:
             holds(usage is None or min(usage[:5]) >= 0, f"less than nothing: {usage}")

@@ -11,7 +11,7 @@ from price_keeper.forwarding.model_path import Operation
 from price_keeper.metering.bodies import MAX_TOKENS
 from price_keeper.metering.guardrail_traces import Guarded
 from price_keeper.metering.guardrails import CHARACTERS_A_UNIT, units_asked
-from price_keeper.metering.reading import reader_of
+from price_keeper.metering.reading import build_reader
 
 from tests.fuzz.documents import document
 from tests.fuzz.oracle import holds, same
@@ -68,10 +68,10 @@ def _traced(answer: bytes, seed: int, *, wrapped: int) -> None:
     sent = _sent(answer, kind, wrapped)
     told = []
     for parts in ([sent], pieces(sent, seed)):
-        guarded = Guarded(reader_of(Operation.CONVERSE, "", kind, {}), kind, 3)
+        guarded = Guarded(build_reader(Operation.CONVERSE, "", kind, {}), kind, 3)
         for part in parts:
             guarded.feed(part)
-        told.append((guarded.told_and_estimated(100)[0], guarded.usage(), guarded.partial()))
+        told.append((guarded.told_and_estimated(100)[0], guarded.usage(), guarded.partial_usage()))
     same(told[1], told[0], "units in pieces")
     units = told[0][0]
     holds(all(type(count) is int and count >= 0 for count in units.values()), f"no counts: {units}")

@@ -10,7 +10,7 @@ import orjson
 from price_keeper.forwarding.model_path import Operation
 from price_keeper.metering import bodies
 from price_keeper.metering.pricing import cost
-from price_keeper.metering.reading import reader_of
+from price_keeper.metering.reading import build_reader
 from price_keeper.metering.usage import Usage
 from price_keeper.recording.entries import Receipt, counts_of
 from price_keeper.recording.lines import line, lines_in
@@ -56,10 +56,10 @@ def one(data: bytes) -> None:
 
 
 def _told(operation: Operation, format: str, headers: dict[bytes, bytes], parts: list[bytes]) -> tuple[Any, ...]:
-    reader = reader_of(operation, format, b"application/json", headers)
+    reader = build_reader(operation, format, b"application/json", headers)
     for part in parts:
         reader.feed(part)
-    return reader.usage(), reader.partial(), reader.estimate_output()
+    return reader.usage(), reader.partial_usage(), reader.estimate_output()
 
 
 def _slowly(operation: Operation, format: str, headers: dict[bytes, bytes], parsed: Any) -> Usage | None:
