@@ -7,7 +7,7 @@ from base64 import b64encode
 
 import pytest
 from price_keeper.forwarding.model_path import Operation
-from price_keeper.metering.kept import MOST_BYTES
+from price_keeper.metering.kept import MAX_BUFFERED_BYTES
 from price_keeper.metering.reading import BYTES_PER_TOKEN, TOKENS_PER_IMAGE, build_reader
 
 IMAGE = b64encode(bytes(range(256)) * 4096).decode()
@@ -52,4 +52,4 @@ def test_an_image_that_was_cut_is_one() -> None:
 
 
 def test_of_what_is_too_long_to_be_kept_nobody_knows_how_much_is_text() -> None:
-    assert estimated(b'"' + b"a" * MOST_BYTES, 1024 * 1024) is None
+    assert estimated(b'"' + b"a" * MAX_BUFFERED_BYTES, 1024 * 1024) is None

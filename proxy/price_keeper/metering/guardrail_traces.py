@@ -17,7 +17,7 @@ import orjson
 from price_keeper.forwarding.eventstream import Frame, FrameWatcher
 from price_keeper.metering import bodies, usual
 from price_keeper.metering.guardrails import added, estimated
-from price_keeper.metering.kept import Kept
+from price_keeper.metering.kept import BodyBuffer
 from price_keeper.metering.reading import EVENT_STREAM, SERVER_SENT_EVENTS, UsageReader
 from price_keeper.metering.usage import Usage
 
@@ -93,15 +93,15 @@ def _trace_in(kind: bytes) -> _Trace:
     return _Lines() if kind.startswith(SERVER_SENT_EVENTS) else _Whole()
 
 
-class _Whole(Kept):
+class _Whole(BodyBuffer):
     __slots__ = ()
 
     def units(self) -> Mapping[str, int]:
-        answer = self.whole()
+        answer = self.to_bytes()
         return added(_told(usual.pick_trace_members(answer))) if _METRICS_PLAIN in answer else {}
 
     def is_blocked(self) -> bool:
-        return _is_blocked(usual.pick_trace_members(self.whole()))
+        return _is_blocked(usual.pick_trace_members(self.to_bytes()))
 
 
 class _Frames:

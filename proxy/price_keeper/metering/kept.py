@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-MOST_BYTES = 16 * 1024 * 1024  # a longer one, such as a film, is known by its headers or estimated
+MAX_BUFFERED_BYTES = 16 * 1024 * 1024  # a longer one, such as a film, is known by its headers or estimated
 
 
-class Kept:
+class BodyBuffer:
     __slots__ = ("_parts", "size")
 
     def __init__(self) -> None:
@@ -14,16 +14,16 @@ class Kept:
 
     def feed(self, data: bytes) -> None:
         self.size += len(data)
-        if self.size <= MOST_BYTES:
+        if self.size <= MAX_BUFFERED_BYTES:
             self._parts.append(data)
         else:
             self._parts.clear()
 
     @property
     def is_too_large(self) -> bool:
-        return self.size > MOST_BYTES
+        return self.size > MAX_BUFFERED_BYTES
 
-    def whole(self) -> bytes:
+    def to_bytes(self) -> bytes:
         """Empty if it is too large."""
         parts = self._parts
         return parts[0] if len(parts) == 1 else b"".join(parts)

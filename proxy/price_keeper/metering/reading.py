@@ -14,7 +14,7 @@ from price_keeper.metering import bodies, usual
 from price_keeper.metering.bodies import LATENCY_HEADER, TIER_HEADER
 from price_keeper.metering.converse_stream import CONVERSE_WANTED, ConverseStream
 from price_keeper.metering.json_tail import parsed
-from price_keeper.metering.kept import Kept
+from price_keeper.metering.kept import BodyBuffer
 from price_keeper.metering.streams import INVOCATION_WANTED, ChatStream, InvocationStream
 from price_keeper.metering.usage import Usage
 
@@ -95,7 +95,7 @@ _PARSER_BY_OPERATION: Mapping[Operation, UsageParser] = {
 }
 
 
-class _BodyReader(Kept):
+class _BodyReader(BodyBuffer):
     __slots__ = ("_document", "_headers", "_parse", "_fast_parse_body")
 
     def __init__(
@@ -109,7 +109,7 @@ class _BodyReader(Kept):
         self._document: Any = None
 
     def usage(self) -> Usage | None:
-        if self._fast_parse_body is not None and (usage := self._fast_parse_body(self.whole())) is not None:
+        if self._fast_parse_body is not None and (usage := self._fast_parse_body(self.to_bytes())) is not None:
             return usage
         return self._parse(self._usage_members(), self._headers, True)
 
@@ -119,7 +119,7 @@ class _BodyReader(Kept):
     def _usage_members(self) -> Any:
         """At the end: all members that tell of usage."""
         if self._document is None:
-            body = self.whole()
+            body = self.to_bytes()
             picked = usual.pick_usage_members(body)
             self._document = _parse_small_body(body) if picked is None else picked
         return self._document
@@ -127,7 +127,7 @@ class _BodyReader(Kept):
     def estimate_output(self) -> int | None:
         if self.is_too_large:
             return None  # of so much most is no text
-        images = _BASE64_BLOCK.findall(self.whole())
+        images = _BASE64_BLOCK.findall(self.to_bytes())
         return (self.size - sum(map(len, images))) // BYTES_PER_TOKEN + TOKENS_PER_IMAGE * len(images)
 
     def has_output(self) -> bool:
@@ -135,7 +135,7 @@ class _BodyReader(Kept):
             return False
         if self.size > MAX_PARSED_BYTES:
             return True
-        document = parsed(self.whole())
+        document = parsed(self.to_bytes())
         return self.size > 0 if document is None else bodies.has_output(document)
 
     @property
