@@ -24,7 +24,7 @@ from price_keeper.forwarding.forwarder import UpstreamCall, Forwarder
 from price_keeper.forwarding.joining import RetryJoiner, SharedResponse
 from price_keeper.forwarding.model_path import Operation
 from price_keeper.metering import guardrails
-from price_keeper.metering.streams import usage_event_only
+from price_keeper.metering.streams import is_usage_only_event
 from price_keeper.model import Caller
 from price_keeper.recording.entries import Ended
 from price_keeper.recording.metering import FREE_OF_CHARGE, Metered
@@ -172,7 +172,7 @@ class RequestHandler:
         transform_body = _keep_body
         if operation is Operation.CHAT_COMPLETIONS and await run_in_thread_if_large(body, chat_usage.needs_usage_option, body):
             request.reserve_copies(1)
-            responder, transform_body = chat_usage.UsageEventFilter(responder, usage_event_only), chat_usage.add_usage_option
+            responder, transform_body = chat_usage.UsageEventFilter(responder, is_usage_only_event), chat_usage.add_usage_option
         if parsed_call.model_span is not None:
             request.reserve_copies(1)  # with the name of its label's model in it
         if self._adds_request_metadata:

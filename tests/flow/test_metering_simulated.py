@@ -12,8 +12,8 @@ import pytest
 from bedrock_simulator import SimulatedBedrock
 from price_keeper.forwarding.eventstream import FrameWatcher
 from price_keeper.metering import bodies
-from price_keeper.metering.converse_stream import CONVERSE_WANTED, ConverseStream
-from price_keeper.metering.streams import INVOCATION_WANTED, ChatStream, InvocationStream
+from price_keeper.metering.converse_stream import CONVERSE_FRAME_LIMITS, ConverseStream
+from price_keeper.metering.streams import INVOCATION_FRAME_LIMITS, ChatStream, InvocationStream
 from price_keeper.metering.usage import Usage
 
 from tests.support.simulated import (
@@ -124,7 +124,7 @@ async def test_conversations(bedrock, ask, model, wishes):
     _, answer = await ask(path_of(model, "converse"), TURN, wishes)
     assert bodies.read_converse(json.loads(answer)) == truth(bedrock, wishes)
     _, answer = await ask(path_of(model, "converse-stream"), TURN, wishes)
-    assert watched(ConverseStream(), CONVERSE_WANTED, answer).usage() == truth(bedrock, wishes)
+    assert watched(ConverseStream(), CONVERSE_FRAME_LIMITS, answer).usage() == truth(bedrock, wishes)
 
 
 async def test_what_a_conversation_really_writes_and_reads(bedrock, ask):
@@ -132,7 +132,7 @@ async def test_what_a_conversation_really_writes_and_reads(bedrock, ask):
     marked = {"messages": [{"role": "user", "content": [{"text": LONG}, mark, {"text": "and now?"}]}]}
     for number in range(3):
         _, answer = await ask(path_of(CLAUDE, "converse-stream"), marked)
-        told = watched(ConverseStream(), CONVERSE_WANTED, answer).usage()
+        told = watched(ConverseStream(), CONVERSE_FRAME_LIMITS, answer).usage()
         assert told == truth(bedrock)
         assert (told.cache_write_1h > 0, told.cache_read > 0) == (number == 0, number > 0)
 
@@ -155,7 +155,7 @@ async def test_streams_of_invocations(bedrock, ask, name, wishes):
     headers, answer = await ask(path_of(model, "invoke-with-response-stream"), body, wishes)
     expected = truth(bedrock, wishes)
     for size in (1, 97, len(answer)):
-        stream = watched(InvocationStream(headers), INVOCATION_WANTED, answer, size)
+        stream = watched(InvocationStream(headers), INVOCATION_FRAME_LIMITS, answer, size)
         assert stream.usage() == expected
         assert stream.estimate_output() == expected.output
 
@@ -164,7 +164,7 @@ async def test_claude_tells_for_how_long_it_wrote(bedrock, ask):
     headers, answer = await ask(path_of(CLAUDE, "invoke"), CLAUDE_BODY, FOR_AN_HOUR)
     assert bodies.read_invocation(json.loads(answer), headers) == truth(bedrock)
     headers, answer = await ask(path_of(CLAUDE, "invoke-with-response-stream"), CLAUDE_BODY, FOR_AN_HOUR)
-    assert watched(InvocationStream(headers), INVOCATION_WANTED, answer).usage() == truth(bedrock)
+    assert watched(InvocationStream(headers), INVOCATION_FRAME_LIMITS, answer).usage() == truth(bedrock)
     assert truth(bedrock).cache_write_1h == 9000
 
 
@@ -173,7 +173,7 @@ async def test_a_last_chunk_that_repeats_all_that_was_said(bedrock, ask):
     wishes = {"output-tokens": 20_000}
     body = {"message": "hello", "max_tokens": 20_000}
     headers, answer = await ask(path_of("cohere.command-r-v1:0", "invoke-with-response-stream"), body, wishes)
-    assert watched(InvocationStream(headers), INVOCATION_WANTED, answer).usage() == truth(bedrock)
+    assert watched(InvocationStream(headers), INVOCATION_FRAME_LIMITS, answer).usage() == truth(bedrock)
     assert truth(bedrock).output == 20_000
 
 
@@ -191,11 +191,11 @@ async def test_an_answer_that_tells_nothing_says_nothing(ask, name):
 async def test_a_stream_cut_before_its_last_chunk_is_estimated(bedrock, ask, name):
     _, model, body = SPEAKERS[name]
     headers, answer = await ask(path_of(model, "invoke-with-response-stream"), body, CACHED)
-    expected, frames = truth(bedrock), FrameWatcher(INVOCATION_WANTED).feed(answer)
+    expected, frames = truth(bedrock), FrameWatcher(INVOCATION_FRAME_LIMITS).feed(answer)
     for length in range(len(frames)):
         stream = InvocationStream(headers)
         for frame in frames[:length]:
-            stream.frame(frame)
+            stream.add_frame(frame)
         told, partial = stream.usage(), stream.partial_usage()
         assert told is None or (told, length) == (expected, len(frames) - 1)  # Claude's message_delta has said it
         assert partial is None or partial.input == expected.input
@@ -208,7 +208,7 @@ async def test_a_stream_cut_before_its_last_chunk_is_estimated(bedrock, ask, nam
 async def test_a_conversations_stream_that_ends_in_an_exception_is_estimated(bedrock, ask):
     wishes = {"fault": "exception-frame", "after-frames": 12, "output-tokens": 200}
     _, answer = await ask(path_of(CLAUDE, "converse-stream"), TURN, wishes)
-    stream = watched(ConverseStream(), CONVERSE_WANTED, answer)
+    stream = watched(ConverseStream(), CONVERSE_FRAME_LIMITS, answer)
     assert stream.usage() is None
     assert stream.estimate_output() == pytest.approx(4 * 11, abs=8)  # the simulator has four tokens a frame
 

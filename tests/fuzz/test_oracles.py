@@ -69,7 +69,7 @@ SPOILT: dict[str, tuple[str, Spoils]] = {
     "frames with less than they may have": ("event_frames", puts(eventstream, "MAX_HEADERS", 3)),
     "the wrong end of a payload": ("event_frames", puts(eventstream, "MAX_EXCEPTION_PAYLOAD", 3)),
     "events of others": ("chat_events", puts(chat_usage, "_EVENT_ENDS", (b"\n",))),
-    "usage by pieces": ("chat_events", wraps(streams._Events, "take", lambda whole: whole[: len(whole) // 2])),
+    "usage by pieces": ("chat_events", wraps(streams._EventSplitter, "feed", lambda whole: whole[: len(whole) // 2])),
     "streams that were left": ("http2", puts(http2, "StreamIDTooLowError", KeyError)),
     "a body of any length": ("http2", puts(http2_stream.Http2Stream, "end_request", _takes_any_length)),
     "a body over HTTP/2 without its last byte": (

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from price_keeper.forwarding.eventstream import Frame, FrameWatcher, encode_frame
 from price_keeper.metering import bodies, streams
 from price_keeper.metering.bodies import INVOCATION_METRICS, MAX_TOKENS
-from price_keeper.metering.converse_stream import CONVERSE_WANTED, ConverseStream
-from price_keeper.metering.streams import INVOCATION_WANTED, ChatStream, InvocationStream
+from price_keeper.metering.converse_stream import CONVERSE_FRAME_LIMITS, ConverseStream
+from price_keeper.metering.streams import INVOCATION_FRAME_LIMITS, ChatStream, InvocationStream
 from price_keeper.metering.usage import Usage
 
 from tests.support.effort import tries
@@ -155,7 +155,7 @@ frames = st.builds(
 def test_no_frame_breaks_the_meter(given_frames, head, family):
     for stream in (ConverseStream(family), InvocationStream(head)):
         for frame in given_frames:
-            stream.frame(frame)
+            stream.add_frame(frame)
             assert is_sound(stream.usage())
             assert is_sound(stream.partial_usage())
             assert stream.estimate_output() >= 0
@@ -172,15 +172,15 @@ def test_frames_that_come_in_any_pieces_say_the_same(given_chunks, data):
         wire("contentBlockDelta", b"{}") + wire("metadata", json.dumps(e).encode()) for e in given_chunks
     )
     for make, wanted, sent in (
-        (InvocationStream, INVOCATION_WANTED, invoked),
-        (ConverseStream, CONVERSE_WANTED, conversed),
+        (InvocationStream, INVOCATION_FRAME_LIMITS, invoked),
+        (ConverseStream, CONVERSE_FRAME_LIMITS, conversed),
     ):
         found = set()
         for pieces in ([sent], data.draw(cut_up(sent))):
             stream, watcher = make(), FrameWatcher(wanted)
             for piece in pieces:
                 for frame in watcher.feed(piece):
-                    stream.frame(frame)
+                    stream.add_frame(frame)
             found.add((repr(stream.usage()), repr(stream.partial_usage()), stream.estimate_output()))
         assert len(found) == 1
 
@@ -191,7 +191,7 @@ def test_bedrocks_counts_are_found_at_the_end_of_any_chunk(read, said, text, kee
     document = {"text": text, INVOCATION_METRICS: {"inputTokenCount": read, "outputTokenCount": said}}
     whole = chunk(document)
     stream = InvocationStream()
-    stream.frame(Frame("event", "chunk", chunk(document, keep + 100), len(whole)))
+    stream.add_frame(Frame("event", "chunk", chunk(document, keep + 100), len(whole)))
     assert stream.usage() == Usage(read, said)
 
 
@@ -238,22 +238,22 @@ def test_events_that_come_in_any_pieces_say_the_same(wire, data):
 def test_however_large_events_are_no_more_than_the_limit_is_held(wire, data):
     """With a limit so low that most events are beyond it."""
     pieces = data.draw(cut_up(wire))
-    limit = streams.LARGEST_EVENT
-    streams.LARGEST_EVENT = 40
+    limit = streams.MAX_EVENT_BYTES
+    streams.MAX_EVENT_BYTES = 40
     try:
         stream = ChatStream()
         for piece in pieces:
             stream.feed(piece)
-            assert len(stream._events._held) <= 41
+            assert len(stream._splitter._buffer) <= 41
         assert is_sound(stream.usage())
     finally:
-        streams.LARGEST_EVENT = limit
+        streams.MAX_EVENT_BYTES = limit
 
 
 @settings(max_examples=tries(100))
 @given(st.one_of(st.binary(max_size=80), objects.map(lambda each: b"data: " + json.dumps(each).encode() + b"\n\n")))
 def test_an_event_of_usage_alone_can_be_told_from_any_other(event):
-    is_alone = streams.usage_event_only(event)
+    is_alone = streams.is_usage_only_event(event)
     assert type(is_alone) is bool
     if is_alone:
         document = json.loads(event.removeprefix(b"data:"))

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from price_keeper.errors import InvalidRequest
 from price_keeper.exchange import FlowControl, Header
 from price_keeper.forwarding.chat_usage import UsageEventFilter, needs_usage_option, add_usage_option
-from price_keeper.metering.streams import usage_event_only
+from price_keeper.metering.streams import is_usage_only_event
 
 from tests.support.effort import tries
 
@@ -47,7 +47,7 @@ class Heard:
 
 def passed(stream: bytes, cuts: Sequence[int] = (), kind: bytes = b"text/event-stream", status: int = 200) -> Heard:
     heard = Heard()
-    responder = UsageEventFilter(heard, usage_event_only)
+    responder = UsageEventFilter(heard, is_usage_only_event)
     responder.start(status, [(b"content-type", kind)], len(stream))
     at = sorted({cut % (len(stream) + 1) for cut in cuts} | {0, len(stream)})
     for start, end in pairwise(at):
@@ -102,7 +102,7 @@ def test_event_stream_is_filtered_however_its_content_type_is_spelled() -> None:
 
 def test_an_event_without_end_is_not_held_for_ever() -> None:
     heard = Heard()
-    responder = UsageEventFilter(heard, usage_event_only)
+    responder = UsageEventFilter(heard, is_usage_only_event)
     responder.start(200, [(b"content-type", b"text/event-stream")], None)
     for _ in range(100):
         responder.write(b"data: " + b"x" * 10_000)

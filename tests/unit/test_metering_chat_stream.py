@@ -6,12 +6,12 @@ import json
 
 import pytest
 from price_keeper.metering.streams import (
-    BYTES_A_TOKEN,
-    LARGEST_EVENT,
-    ORDINARY_FRAME,
-    TOKENS_A_FRAME,
+    BYTES_PER_TOKEN,
+    MAX_EVENT_BYTES,
+    ORDINARY_FRAME_BYTES,
+    TOKENS_PER_FRAME,
     ChatStream,
-    usage_event_only,
+    is_usage_only_event,
 )
 from price_keeper.metering.usage import Usage
 
@@ -108,16 +108,16 @@ def test_a_usage_that_grows_is_final_only_at_the_end():
 def test_what_is_cut_is_estimated_from_the_events():
     stream = fed(sent(spoken("hello")) * 10)
     assert stream.usage() is stream.partial_usage() is None
-    assert stream.estimate_output() == 10 * TOKENS_A_FRAME
+    assert stream.estimate_output() == 10 * TOKENS_PER_FRAME
     stream.feed(sent(spoken("x" * 40_000)))
-    assert stream.estimate_output() == pytest.approx((40_000 - 9 * ORDINARY_FRAME) / BYTES_A_TOKEN, rel=0.1)
+    assert stream.estimate_output() == pytest.approx((40_000 - 9 * ORDINARY_FRAME_BYTES) / BYTES_PER_TOKEN, rel=0.1)
     assert ChatStream().estimate_output() == 0
 
 
 def test_nobody_asked_for_a_usage():
     stream = fed(sent(spoken("hello")) * 10 + DONE)
     assert stream.usage() is None
-    assert stream.estimate_output() == 11 * TOKENS_A_FRAME
+    assert stream.estimate_output() == 11 * TOKENS_PER_FRAME
 
 
 @pytest.mark.parametrize(
@@ -198,14 +198,14 @@ def test_an_error_before_anything_was_said_leaves_nothing_to_pay(wire):
 def test_what_was_said_before_an_error_is_counted_and_nothing_behind_it():
     for end in (b"", DONE, sent(spoken("late"))):
         stream = fed(sent(spoken("hello")) * 3 + sent(ERROR), end)
-        assert (stream.has_failed, stream.usage(), stream.estimate_output()) == (True, None, 3 * TOKENS_A_FRAME)
-    assert fed(sent(spoken("hello")), sent(ERROR)).estimate_output() == TOKENS_A_FRAME
+        assert (stream.has_failed, stream.usage(), stream.estimate_output()) == (True, None, 3 * TOKENS_PER_FRAME)
+    assert fed(sent(spoken("hello")), sent(ERROR)).estimate_output() == TOKENS_PER_FRAME
 
 
 @pytest.mark.parametrize("more", [{"error": None}, {"error": {}}, {"x": {"error": {"message": "no"}}}])
 def test_what_is_no_error(more):
     stream = fed(sent(spoken('{"error": {"message": "no"}}', **more)))
-    assert (stream.has_failed, stream.estimate_output()) == (False, TOKENS_A_FRAME)
+    assert (stream.has_failed, stream.estimate_output()) == (False, TOKENS_PER_FRAME)
     stream.feed(sent(telling()))
     assert stream.usage() == EXPECTED
 
@@ -218,12 +218,12 @@ def held(stream):
 
 
 def test_an_event_too_large_is_passed_over_and_never_held():
-    large = sent(spoken("x" * 2 * LARGEST_EVENT, usage=COUNTED))
-    for size in (1000, LARGEST_EVENT - 1, len(large)):
+    large = sent(spoken("x" * 2 * MAX_EVENT_BYTES, usage=COUNTED))
+    for size in (1000, MAX_EVENT_BYTES - 1, len(large)):
         stream = ChatStream()
         for at in range(0, len(large), size):
             stream.feed(large[at : at + size])
-            assert held(stream) <= LARGEST_EVENT + 1
+            assert held(stream) <= MAX_EVENT_BYTES + 1
         assert stream.partial_usage() is None
         assert held(stream) == 0
         assert fed(large, TYPICAL).usage() == EXPECTED
@@ -233,7 +233,7 @@ def test_an_event_too_large_is_passed_over_and_never_held():
 
 
 def test_where_a_large_event_ends_is_seen_even_between_its_last_two_bytes():
-    large = b"data: " + b"x" * (2 * LARGEST_EVENT) + b"\n"
+    large = b"data: " + b"x" * (2 * MAX_EVENT_BYTES) + b"\n"
     assert fed(large, b"\n" + sent(telling())).usage() == EXPECTED
     assert fed(large + b"\n" + sent(telling())).usage() == EXPECTED
     assert fed(large, sent(telling())).usage() is None  # one newline ends a line, no event
@@ -241,8 +241,8 @@ def test_where_a_large_event_ends_is_seen_even_between_its_last_two_bytes():
 
 def test_the_largest_event_is_still_read():
     event = sent(telling(filler=""))
-    event = sent(telling(filler="x" * (LARGEST_EVENT - len(event) + 2)))
-    assert len(event) == LARGEST_EVENT + 2
+    event = sent(telling(filler="x" * (MAX_EVENT_BYTES - len(event) + 2)))
+    assert len(event) == MAX_EVENT_BYTES + 2
     assert fed(event).usage() == fed(event[:-1], event[-1:]).usage() == EXPECTED
     longer = event.replace(b"xx", b"xxx", 1)
     assert fed(longer).usage() is fed(longer[:-1], longer[-1:]).usage() is None
@@ -276,4 +276,4 @@ def test_the_largest_event_is_still_read():
     ],
 )
 def test_events_of_nothing_but_usage(event, expected):
-    assert usage_event_only(event) is expected
+    assert is_usage_only_event(event) is expected

@@ -8,7 +8,7 @@ import pytest
 from bedrock_simulator.frames import event as encoded
 from price_keeper.forwarding.model_path import Operation
 from price_keeper.metering import bodies, usual
-from price_keeper.metering.converse_stream import CACHE_BLOCK, ConverseStream
+from price_keeper.metering.converse_stream import CACHE_BLOCK_TOKENS, ConverseStream
 from price_keeper.metering.reading import build_reader
 from price_keeper.metering.streams import InvocationStream
 from price_keeper.metering.usage import Usage
@@ -157,13 +157,13 @@ def test_tier_and_latency_of_a_conversation_stream_may_stand_in_headers_alone():
 def test_conversation_stream_of_openai_keeps_input_that_was_never_cached():
     told = {"inputTokens": 5000, "outputTokens": 10, "totalTokens": 6010, "cacheReadInputTokens": 1000}
     assert fed(ConverseStream("openai"), [metadata(told)]).usage() == Usage(5000, 10, 1000)
-    told = {"inputTokens": 1000 + CACHE_BLOCK, "outputTokens": 10, "cacheReadInputTokens": 1000}
-    assert fed(ConverseStream("openai"), [metadata(told)]).usage() == Usage(1000 + CACHE_BLOCK, 10, 1000)
+    told = {"inputTokens": 1000 + CACHE_BLOCK_TOKENS, "outputTokens": 10, "cacheReadInputTokens": 1000}
+    assert fed(ConverseStream("openai"), [metadata(told)]).usage() == Usage(1000 + CACHE_BLOCK_TOKENS, 10, 1000)
 
 
 def test_no_more_chunks_are_kept_however_many_hold_counts():
     stream = fed(InvocationStream(), map(chunk, [START, *[DELTA] * 2000, STOP]))
-    assert len([*stream._kept()]) == 10
+    assert len([*stream._iter_newest_first()]) == 10
     assert stream.usage() == COUNTED
 
 

@@ -7,12 +7,12 @@ from base64 import b64encode
 
 import pytest
 from price_keeper.forwarding.eventstream import Frame, FrameWatcher, encode_frame
-from price_keeper.metering.converse_stream import CONVERSE_WANTED, ConverseStream
+from price_keeper.metering.converse_stream import CONVERSE_FRAME_LIMITS, ConverseStream
 from price_keeper.metering.streams import (
-    BYTES_A_TOKEN,
-    INVOCATION_WANTED,
-    ORDINARY_FRAME,
-    TOKENS_A_FRAME,
+    BYTES_PER_TOKEN,
+    INVOCATION_FRAME_LIMITS,
+    ORDINARY_FRAME_BYTES,
+    TOKENS_PER_FRAME,
     InvocationStream,
 )
 from price_keeper.metering.usage import Usage
@@ -68,13 +68,13 @@ def test_the_metadata_of_a_conversation_tells_everything():
 def test_a_conversation_cut_before_its_metadata_is_estimated_from_what_was_said():
     stream = fed(ConverseStream(), [SAID] * 10)
     assert stream.usage() is stream.partial_usage() is None
-    assert stream.estimate_output() == 10 * TOKENS_A_FRAME
+    assert stream.estimate_output() == 10 * TOKENS_PER_FRAME
     assert ConverseStream().estimate_output() == 0
 
 
 def test_a_frame_with_much_in_it_counts_for_more():
-    stream = fed(ConverseStream(), [SAID, event("contentBlockDelta", b"x" * (ORDINARY_FRAME + 4000), kept=0)])
-    assert stream.estimate_output() == 2 * TOKENS_A_FRAME + 4000 // BYTES_A_TOKEN
+    stream = fed(ConverseStream(), [SAID, event("contentBlockDelta", b"x" * (ORDINARY_FRAME_BYTES + 4000), kept=0)])
+    assert stream.estimate_output() == 2 * TOKENS_PER_FRAME + 4000 // BYTES_PER_TOKEN
 
 
 def test_other_frames_say_nothing():
@@ -87,8 +87,8 @@ def test_other_frames_say_nothing():
 @pytest.mark.parametrize("begun", ["messageStart", "contentBlockStart"])
 def test_who_has_begun_has_said_something(begun: str):
     refused = Frame("exception", "modelStreamErrorException", b"{}", 2)
-    assert fed(ConverseStream(), [event(begun, b"{}"), refused]).estimate_output() == TOKENS_A_FRAME
-    assert fed(ConverseStream(), [event(begun, b"{}"), SAID]).estimate_output() == TOKENS_A_FRAME
+    assert fed(ConverseStream(), [event(begun, b"{}"), refused]).estimate_output() == TOKENS_PER_FRAME
+    assert fed(ConverseStream(), [event(begun, b"{}"), SAID]).estimate_output() == TOKENS_PER_FRAME
 
 
 @pytest.mark.parametrize("payload", [b"", b"{", b"[]", b"5", b"null", b'"usage"', b'{"usage":[]}', b"\xff\xfe"])
@@ -315,7 +315,7 @@ def test_streams_are_read_through_a_watcher_however_they_are_cut_up(name):
     headers = {":event-type": "chunk", ":content-type": "application/json", ":message-type": "event"}
     wire = b"".join(encode_frame(headers, chunk(each).payload) for each in chunks)
     for size in (1, 7, 100, len(wire)):
-        stream, watcher = InvocationStream(), FrameWatcher(INVOCATION_WANTED)
+        stream, watcher = InvocationStream(), FrameWatcher(INVOCATION_FRAME_LIMITS)
         for at in range(0, len(wire), size):
             fed(stream, watcher.feed(wire[at : at + size]))
         assert stream.usage() == expected
@@ -346,7 +346,7 @@ def test_the_start_tells_the_input_and_frames_are_counted():
     stream = fed(InvocationStream(HEADERS), map(chunk, [START, *[TEXT] * 9]))
     assert stream.usage() is None
     assert stream.partial_usage() == Usage(4, 0, 10, 10, 100, "flex", "optimized")
-    assert stream.estimate_output() == 10 * TOKENS_A_FRAME
+    assert stream.estimate_output() == 10 * TOKENS_PER_FRAME
 
 
 def test_right_after_its_start_a_stream_has_said_what_the_start_says():
@@ -368,7 +368,7 @@ def test_nothing_is_less_than_what_was_counted_once():
 def test_a_chunk_with_much_in_it_counts_for_more():
     large = chunk({"text": "x" * 4000})
     stream = fed(InvocationStream(), [chunk(TEXT), large])
-    assert stream.estimate_output() == pytest.approx(2 * TOKENS_A_FRAME + 4000 / BYTES_A_TOKEN, rel=0.15)
+    assert stream.estimate_output() == pytest.approx(2 * TOKENS_PER_FRAME + 4000 / BYTES_PER_TOKEN, rel=0.15)
 
 
 def test_nothing_is_assumed_of_a_stream_that_has_not_begun():
@@ -395,7 +395,7 @@ def test_nothing_is_assumed_of_a_stream_that_has_not_begun():
 def test_chunks_that_cannot_be_read_say_nothing(payload):
     stream = fed(InvocationStream(), [event("chunk", payload)] * 3)
     assert stream.usage() is stream.partial_usage() is None
-    assert stream.estimate_output() == 3 * TOKENS_A_FRAME
+    assert stream.estimate_output() == 3 * TOKENS_PER_FRAME
     assert fed(stream, [chunk(STOP | counted(1, 2))]).usage() == Usage(1, 2)
 
 
@@ -434,4 +434,4 @@ def test_a_cut_chunk_without_them_says_nothing():
 
 
 def test_what_is_asked_of_the_watcher_is_bounded():
-    assert all(kept <= 64 * 1024 for wanted in (CONVERSE_WANTED, INVOCATION_WANTED) for kept in wanted.values())
+    assert all(kept <= 64 * 1024 for wanted in (CONVERSE_FRAME_LIMITS, INVOCATION_FRAME_LIMITS) for kept in wanted.values())

@@ -8,36 +8,36 @@ from typing import Any, Final
 from price_keeper.forwarding.eventstream import Frame
 from price_keeper.metering import bodies
 from price_keeper.metering.bodies import NO_HEADERS
-from price_keeper.metering.json_tail import last_object, parsed
-from price_keeper.metering.streams import BYTES_A_TOKEN, ORDINARY_FRAME, TOKENS_A_FRAME
+from price_keeper.metering.json_tail import find_last_object, parse_json
+from price_keeper.metering.streams import BYTES_PER_TOKEN, ORDINARY_FRAME_BYTES, TOKENS_PER_FRAME
 from price_keeper.metering.usage import Usage, sum_tokens
 
 # A guardrail's trace can stand in the metadata. It comes before the usage, so the end is enough, however long it is.
 # Of what is said only the length is wanted, for estimates.
-CONVERSE_WANTED: Final = {"metadata": 64 * 1024, "contentBlockDelta": 0, "messageStart": 0, "contentBlockStart": 0}
+CONVERSE_FRAME_LIMITS: Final = {"metadata": 64 * 1024, "contentBlockDelta": 0, "messageStart": 0, "contentBlockStart": 0}
 
 # OpenAI's models cache prompts in blocks of so many tokens, so less than one block of a cached prompt is plain input.
-CACHE_BLOCK: Final = 128
+CACHE_BLOCK_TOKENS: Final = 128
 
 
 class ConverseStream:
     """Its last event, the metadata, tells everything; before that nothing is known but how much was said."""
 
-    __slots__ = ("_assumed", "_format", "_has_begun", "_has_block", "_headers", "_metadata")
+    __slots__ = ("_estimated_tokens", "_format", "_has_begun", "_has_block", "_headers", "_metadata")
 
     def __init__(self, format: str = "", headers: Mapping[bytes, bytes] = NO_HEADERS) -> None:
         self._format = format
         self._headers = headers
         self._metadata: Frame | None = None
-        self._assumed = 0
+        self._estimated_tokens = 0
         self._has_begun = self._has_block = False
 
-    def frame(self, frame: Frame) -> None:
+    def add_frame(self, frame: Frame) -> None:
         if frame.name == "contentBlockDelta":
-            excess = frame.payload_size - ORDINARY_FRAME
-            self._assumed += TOKENS_A_FRAME if excess < 0 else TOKENS_A_FRAME + excess // BYTES_A_TOKEN
+            excess = frame.payload_size - ORDINARY_FRAME_BYTES
+            self._estimated_tokens += TOKENS_PER_FRAME if excess < 0 else TOKENS_PER_FRAME + excess // BYTES_PER_TOKEN
         elif frame.name == "metadata" and frame.kind == "event":
-            if self._metadata is None or sum_tokens(self._read(frame)) >= sum_tokens(self.usage()):
+            if self._metadata is None or sum_tokens(self._parse_metadata(frame)) >= sum_tokens(self.usage()):
                 self._metadata = frame
         elif frame.kind == "event":
             self._has_begun = True
@@ -45,34 +45,34 @@ class ConverseStream:
                 self._has_block = True  # such as a tool's name
 
     def usage(self) -> Usage | None:
-        return None if self._metadata is None else self._read(self._metadata)
+        return None if self._metadata is None else self._parse_metadata(self._metadata)
 
     def partial_usage(self) -> Usage | None:
-        return None if self._metadata is None else self._read(self._metadata, needs_output=False)
+        return None if self._metadata is None else self._parse_metadata(self._metadata, needs_output=False)
 
     def estimate_output(self) -> int:
         """A model that began its message has read the whole prompt, and said at least a little."""
         usage = self.usage()
-        return (usage.output if usage is not None else 0) or self._assumed or TOKENS_A_FRAME * self._has_begun
+        return (usage.output if usage is not None else 0) or self._estimated_tokens or TOKENS_PER_FRAME * self._has_begun
 
     def has_output(self) -> bool:
-        return self._has_block or self._assumed > 0
+        return self._has_block or self._estimated_tokens > 0
 
-    def _read(self, metadata: Frame, *, needs_output: bool = True) -> Usage | None:
+    def _parse_metadata(self, metadata: Frame, *, needs_output: bool = True) -> Usage | None:
         payload, size = metadata.payload, metadata.payload_size
-        document = parsed(payload) if size == len(payload) else _end_of_metadata(payload)
+        document = parse_json(payload) if size == len(payload) else _parse_end_of_metadata(payload)
         usage = bodies.read_converse(document, self._headers, needs_output=needs_output)
-        return _without_cached_input(usage) if usage is not None and self._format == "openai" else usage
+        return _exclude_cached_input(usage) if usage is not None and self._format == "openai" else usage
 
 
-def _end_of_metadata(payload: bytes) -> dict[str, Any]:
+def _parse_end_of_metadata(payload: bytes) -> dict[str, Any]:
     members = (("usage", "inputTokens"), ("serviceTier", "type"), ("performanceConfig", "latency"))
-    return {name: last_object(payload, name, member) for name, member in members}
+    return {name: find_last_object(payload, name, member) for name, member in members}
 
 
-def _without_cached_input(usage: Usage) -> Usage:
+def _exclude_cached_input(usage: Usage) -> Usage:
     """Some streams of OpenAI's models count cached tokens as input too, and twice in the total (seen with GPT-5.6). A
     total that is documented as such looks the same, so only the seen case is corrected: all input but less than one
     block of the cache is cached. Anything else is taken as documented, which is never too little."""
     cached = usage.cache_read + usage.cache_write_5m + usage.cache_write_1h
-    return usage._replace(input=usage.input - cached) if 0 <= usage.input - cached < CACHE_BLOCK else usage
+    return usage._replace(input=usage.input - cached) if 0 <= usage.input - cached < CACHE_BLOCK_TOKENS else usage

@@ -9,11 +9,11 @@ from typing import Any, Final
 
 import orjson
 
-_MOST_TRIES: Final = 16
+_MAX_TRIES: Final = 16
 _DECODER: Final = json.JSONDecoder()
 
 
-def parsed(data: bytes) -> Any:
+def parse_json(data: bytes) -> Any:
     """None for what is no JSON."""
     try:
         return orjson.loads(data)
@@ -21,18 +21,18 @@ def parsed(data: bytes) -> Any:
         return None
 
 
-def last_object(data: bytes, name: str, member: str) -> dict[str, Any]:
+def find_last_object(data: bytes, name: str, member: str) -> dict[str, Any]:
     """The last object of this name that has this member; empty if there is none."""
     text = data.decode("utf-8", "replace")
-    for found in _from_behind(text, name):
+    for found in _iter_objects_from_end(text, name):
         if isinstance(found, dict) and member in found:
             return found
     return {}
 
 
-def _from_behind(text: str, name: str) -> Iterator[Any]:
+def _iter_objects_from_end(text: str, name: str) -> Iterator[Any]:
     starts = [match.end() - 1 for match in re.finditer(rf'"{name}"\s*:\s*\{{', text)]
-    for start in starts[: -_MOST_TRIES - 1 : -1]:
+    for start in starts[: -_MAX_TRIES - 1 : -1]:
         try:
             yield _DECODER.raw_decode(text, start)[0]
         except (ValueError, RecursionError):

@@ -12,10 +12,10 @@ from price_keeper.forwarding.eventstream import FrameWatcher
 from price_keeper.forwarding.model_path import Operation
 from price_keeper.metering import bodies, usual
 from price_keeper.metering.bodies import LATENCY_HEADER, TIER_HEADER
-from price_keeper.metering.converse_stream import CONVERSE_WANTED, ConverseStream
-from price_keeper.metering.json_tail import parsed
+from price_keeper.metering.converse_stream import CONVERSE_FRAME_LIMITS, ConverseStream
+from price_keeper.metering.json_tail import parse_json
 from price_keeper.metering.kept import BodyBuffer
-from price_keeper.metering.streams import INVOCATION_WANTED, ChatStream, InvocationStream
+from price_keeper.metering.streams import INVOCATION_FRAME_LIMITS, ChatStream, InvocationStream
 from price_keeper.metering.usage import Usage
 
 JSON: Final = b"application/json"
@@ -61,8 +61,8 @@ def build_reader(operation: Operation, format: str, content_type: bytes, headers
     content_type = content_type.lower()
     if content_type.startswith(EVENT_STREAM):
         if operation is Operation.CONVERSE_STREAM:
-            return _EventStreamReader(ConverseStream(format, headers), CONVERSE_WANTED)
-        return _EventStreamReader(InvocationStream(headers), INVOCATION_WANTED)
+            return _EventStreamReader(ConverseStream(format, headers), CONVERSE_FRAME_LIMITS)
+        return _EventStreamReader(InvocationStream(headers), INVOCATION_FRAME_LIMITS)
     if content_type.startswith(SERVER_SENT_EVENTS):
         return ChatStream(headers)
     return _build_body_reader(operation, headers)
@@ -135,7 +135,7 @@ class _BodyReader(BodyBuffer):
             return False
         if self.size > MAX_PARSED_BYTES:
             return True
-        document = parsed(self.to_bytes())
+        document = parse_json(self.to_bytes())
         return self.size > 0 if document is None else bodies.has_output(document)
 
     @property
@@ -161,7 +161,7 @@ class _EventStreamReader:
 
     def feed(self, data: bytes) -> None:
         for frame in self._watcher.feed(data):
-            self._stream.frame(frame)
+            self._stream.add_frame(frame)
             if frame.kind != "event":
                 self.has_failed = True
 

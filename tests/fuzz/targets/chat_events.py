@@ -9,7 +9,7 @@ from typing import Any
 
 from price_keeper.exchange import FlowControl, Header
 from price_keeper.forwarding.chat_usage import UsageEventFilter
-from price_keeper.metering.streams import ChatStream, usage_event_only
+from price_keeper.metering.streams import ChatStream, is_usage_only_event
 
 from tests.fuzz.oracle import holds, same
 from tests.fuzz.reader import Reader, pieces
@@ -66,7 +66,7 @@ def _told(parts: list[bytes]) -> tuple[Any, ...]:
 
 def _shown(parts: list[bytes]) -> bytes:
     shown = Shown()
-    responder = UsageEventFilter(shown, usage_event_only)
+    responder = UsageEventFilter(shown, is_usage_only_event)
     responder.start(200, ((b"content-type", b"text/event-stream"),), None)
     for part in parts:
         responder.write(part)
