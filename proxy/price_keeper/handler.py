@@ -182,10 +182,10 @@ class RequestHandler:
         guardrail_units = 0
         if selection.pricing is not None:
             if len(request.body) < LARGE_BODY_BYTES:
-                guardrail_units = guardrails.units_asked(operation, request.headers, request.body)
+                guardrail_units = guardrails.estimate_request_units(operation, request.headers, request.body)
             else:
                 guardrail_units = await run_in_thread_if_large(
-                    request.body, guardrails.units_asked, operation, request.headers, request.body
+                    request.body, guardrails.estimate_request_units, operation, request.headers, request.body
                 )
         call = UpstreamCall(
             request.method.decode(),

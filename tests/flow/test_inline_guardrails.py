@@ -16,7 +16,7 @@ from botocore.exceptions import ClientError
 from price_keeper.config import Config
 from price_keeper.config.prices import GuardrailsConfig, UnitPrices
 from price_keeper.metering.bodies import UNBILLED_GUARDRAIL_COUNTS
-from price_keeper.metering.guardrails import guardrail_cost, guardrail_prices
+from price_keeper.metering.guardrails import price_guardrail, build_guardrail_prices
 from price_keeper.recording.entries import Counts
 
 from tests.support.data_port import DataPort, data_port
@@ -24,7 +24,7 @@ from tests.support.simulated import CHAT, CHAT_PATH, CLAUDE_BODY
 
 GUARDRAILS = GuardrailsConfig(UnitPrices(*(Decimal(number) for number in (15, 20, 25, 30, 35, 40, 45, 50, 55))))
 DEAREST = 55 * 10**9
-UNITS = guardrail_prices(GUARDRAILS)
+UNITS = build_guardrail_prices(GUARDRAILS)
 QUESTION = [{"role": "user", "content": [{"text": "a harmless text " * 200}]}]  # 3,200 characters
 NAMED = {"guardrailIdentifier": "g1", "guardrailVersion": "1"}
 HEADERS = {"x-amzn-bedrock-guardrailidentifier": "g1", "x-amzn-bedrock-guardrailversion": "1"}
@@ -94,7 +94,7 @@ async def test_units_that_a_trace_tells_are_paid_with_the_tokens(port: DataPort,
     tokens, units = of_tokens(port)
     charged = sum(count for name, count in units.items() if name not in UNBILLED_GUARDRAIL_COUNTS)
     assert charged > 2 * 4
-    pico = guardrail_cost(UNITS, units).pico
+    pico = price_guardrail(UNITS, units).pico
     assert pico > 0
     assert recorded(port) == tokens._replace(guardrail_units=charged, pico=tokens.pico + pico)
 

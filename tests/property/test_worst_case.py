@@ -23,7 +23,7 @@ from price_keeper.errors import InvalidRequest
 from price_keeper.forwarding.model_path import Operation
 from price_keeper.hard import worst
 from price_keeper.hard.worst import CostCeiling, apply_count, compute_ceiling
-from price_keeper.metering.guardrails import guardrail_cost
+from price_keeper.metering.guardrails import price_guardrail
 from price_keeper.metering.pricing import cost, tariff_of
 from price_keeper.metering.reading import build_reader
 from price_keeper.metering.usage import Usage
@@ -289,7 +289,7 @@ def test_no_guardrail_costs_more(texts: list[str], way: int) -> None:
         used = answered(path, found.body, Wishes()).usage
         assert used is not None
         assert used.guardrail_units
-        assert guardrail_cost(UNITS, used.guardrail_units).pico <= found.pico
+        assert price_guardrail(UNITS, used.guardrail_units).pico <= found.pico
 
 
 # ---------------------------------------------------------------- bodies that are spoilt

@@ -14,16 +14,16 @@ from bedrock_simulator.frames import event
 from price_keeper.config.prices import GuardrailsConfig, UnitPrices
 from price_keeper.forwarding.model_path import Operation
 from price_keeper.metering.bodies import INVOCATION_METRICS
-from price_keeper.metering.guardrail_traces import LARGEST_PIECE, Guarded
+from price_keeper.metering.guardrail_traces import MAX_PIECE_BYTES, GuardrailUsageReader
 from price_keeper.metering.guardrails import (
     ESTIMATED_UNITS,
     GUARDRAIL_ESTIMATED,
-    IDENTIFIER,
-    estimated,
-    guardrail_cost,
-    guardrail_prices,
-    may_be_named,
-    units_asked,
+    GUARDRAIL_HEADER,
+    estimate_units,
+    price_guardrail,
+    build_guardrail_prices,
+    may_name_guardrail,
+    estimate_request_units,
 )
 from price_keeper.metering.pricing import PRICE_UNKNOWN, Priced
 from price_keeper.metering.reading import EVENT_STREAM, SERVER_SENT_EVENTS, build_reader
@@ -31,12 +31,12 @@ from price_keeper.recording.entries import Account, Counter, Counts, Intent, Kin
 
 UNKNOWN = frozenset((PRICE_UNKNOWN,))
 NAMED = '{"guardrailIdentifier": "g", "guardrailVersion": "1"}'
-HEADERS = {IDENTIFIER: b"g"}
+HEADERS = {GUARDRAIL_HEADER: b"g"}
 
 
 def is_named(operation: Operation, body: str | bytes, headers: dict[bytes, bytes] | None = None) -> bool:
     data = body.encode() if isinstance(body, str) else body
-    return units_asked(operation, headers or {}, data) > 0
+    return estimate_request_units(operation, headers or {}, data) > 0
 
 
 # ---------------------------------------------------------------- calls that name one
@@ -71,7 +71,7 @@ def test_what_many_encoders_escape_makes_nobody_look_closer() -> None:
     body = json.dumps({"messages": ["é\x1b<\x00>&'" * 9]}).replace("<", "\\u003c").encode()
     assert b"\\u00e9" in body
     assert b"\\u003c" in body
-    assert not may_be_named(Operation.CONVERSE, {}, body)
+    assert not may_name_guardrail(Operation.CONVERSE, {}, body)
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-le", "utf-32-be"])
@@ -120,7 +120,7 @@ def test_a_models_own_body_names_none() -> None:
     ],
 )
 def test_a_request_is_taken_for_as_many_units_as_its_text_has_thousands(texts: list[Any], units: int) -> None:
-    assert units_asked(Operation.INVOKE, HEADERS, json.dumps(texts).encode()) == units
+    assert estimate_request_units(Operation.INVOKE, HEADERS, json.dumps(texts).encode()) == units
 
 
 # ---------------------------------------------------------------- units by the trace
@@ -173,8 +173,8 @@ def answers(converse: dict[str, Any], invoke: dict[str, Any]) -> Iterator[tuple[
     yield Operation.CHAT_COMPLETIONS, SERVER_SENT_EVENTS, (sent(SAID) + sent(LAST | invoke)).strip()
 
 
-def read(operation: Operation, kind: bytes, answer: bytes, size: int = 10**9) -> Guarded:
-    reader = Guarded(build_reader(operation, "anthropic", kind, {b"content-type": kind}), kind, 5)
+def read(operation: Operation, kind: bytes, answer: bytes, size: int = 10**9) -> GuardrailUsageReader:
+    reader = GuardrailUsageReader(build_reader(operation, "anthropic", kind, {b"content-type": kind}), kind, 5)
     for at in range(0, len(answer), size):
         reader.feed(answer[at : at + size])
     return reader
@@ -191,7 +191,7 @@ def test_a_trace_tells_the_units_of_both_ways(operation: Operation, kind: bytes,
 NO_TRACE = ({"usage": of_converse()["usage"]}, {INVOCATION_METRICS: of_invoke()[INVOCATION_METRICS]})
 NO_COUNT = (of_converse({"topicPolicyUnits": -1}), of_invoke({"topicPolicyUnits": "4"}))
 EMPTY = (of_converse({}, {}), of_invoke({}, {}))
-TOO_LONG = ({"x": "x" * LARGEST_PIECE} | of_converse(), {"x": "x" * LARGEST_PIECE} | of_invoke())
+TOO_LONG = ({"x": "x" * MAX_PIECE_BYTES} | of_converse(), {"x": "x" * MAX_PIECE_BYTES} | of_invoke())
 
 
 @pytest.mark.parametrize(
@@ -207,29 +207,29 @@ def test_without_a_trace_units_are_estimated_and_tokens_are_exact(
     usage = read(operation, kind, answer, 65_537).usage()
     assert usage is not None
     assert (usage.input, usage.output) == (7, 300)
-    assert usage.units == estimated(5, 300) == {ESTIMATED_UNITS: 5 + 2}
+    assert usage.units == estimate_units(5, 300) == {ESTIMATED_UNITS: 5 + 2}
 
 
 def test_traces_of_a_long_stream_are_added_up_as_they_come() -> None:
     for kind, piece in ((SERVER_SENT_EVENTS, sent(SAID | of_invoke())), (EVENT_STREAM, chunk(of_invoke()))):
         reader = read(Operation.INVOKE_STREAM, kind, piece * 50)
-        assert reader.told_and_estimated(0) == ({"automatedReasoningPolicies": 2} | {
+        assert reader.reported_and_estimated_units(0) == ({"automatedReasoningPolicies": 2} | {
             name: 50 * units for name, units in BOTH.items() if name != "automatedReasoningPolicies"
-        }, estimated(5, 0))  # fmt: skip
+        }, estimate_units(5, 0))  # fmt: skip
         assert len(reader._trace._found) == len(BOTH)  # type: ignore[attr-defined]
 
 
 def test_a_line_in_very_small_pieces_takes_no_longer_for_that() -> None:
     """Each byte of it is looked at once, and not again with every piece."""
     kind = b"text/event-stream"
-    guarded = Guarded(build_reader(Operation.CHAT_COMPLETIONS, "", kind, {}), kind, 1)
+    guarded = GuardrailUsageReader(build_reader(Operation.CHAT_COMPLETIONS, "", kind, {}), kind, 1)
     trace = {"guardrail": {"input": {"id": {"invocationMetrics": {"usage": {"topicPolicyUnits": 7}}}}}}
     line = b"data: " + json.dumps({"text": "x" * 100_000, "amazon-bedrock-trace": trace}).encode() + b"\n"
     began = process_time()
     for at in range(len(line)):
         guarded.feed(line[at : at + 1])
     assert process_time() - began < 4
-    assert guarded.told_and_estimated(0)[0] == {"topicPolicyUnits": 7}
+    assert guarded.reported_and_estimated_units(0)[0] == {"topicPolicyUnits": 7}
 
 
 def test_an_answer_without_a_trace_is_not_searched_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,7 +237,7 @@ def test_an_answer_without_a_trace_is_not_searched_for_one(monkeypatch: pytest.M
     monkeypatch.setattr("price_keeper.metering.usual.pick_trace_members", lambda _: pytest.fail("it was read"))
     usage = read(Operation.CONVERSE, b"application/json", json.dumps(NO_TRACE[0]).encode()).usage()
     assert usage is not None
-    assert usage.units == estimated(5, 300)
+    assert usage.units == estimate_units(5, 300)
 
 
 def test_an_answer_that_tells_no_usage_tells_no_units() -> None:
@@ -262,7 +262,7 @@ def test_an_intent_keeps_its_units_and_is_read_back() -> None:
 # ---------------------------------------------------------------- what units cost
 
 USD = "0.15 0.75 0.15 0.10 0.10 0.17 0.07 0.08 0.10"
-UNITS = guardrail_prices(GuardrailsConfig(UnitPrices(*map(Decimal, USD.split()))))
+UNITS = build_guardrail_prices(GuardrailsConfig(UnitPrices(*map(Decimal, USD.split()))))
 
 
 @pytest.mark.parametrize(
@@ -280,15 +280,15 @@ UNITS = guardrail_prices(GuardrailsConfig(UnitPrices(*map(Decimal, USD.split()))
     ],
 )
 def test_units_of_a_guardrail(units: dict[str, int], micros: int) -> None:
-    assert guardrail_cost(UNITS, units) == Priced(micros * 10**6, frozenset())
+    assert price_guardrail(UNITS, units) == Priced(micros * 10**6, frozenset())
 
 
 def test_units_of_a_policy_nobody_knows_cost_as_much_as_the_dearest() -> None:
-    assert guardrail_cost(UNITS, {"newPolicyUnits": 2}) == Priced(1500 * 10**6, UNKNOWN)
-    assert guardrail_cost(UNITS, {"newPolicyUnits": 0}) == Priced(0, frozenset())
+    assert price_guardrail(UNITS, {"newPolicyUnits": 2}) == Priced(1500 * 10**6, UNKNOWN)
+    assert price_guardrail(UNITS, {"newPolicyUnits": 0}) == Priced(0, frozenset())
 
 
 def test_estimated_units_are_as_dear_and_are_flagged() -> None:
     flags = frozenset((GUARDRAIL_ESTIMATED,))
-    assert guardrail_cost(UNITS, {ESTIMATED_UNITS: 2}) == Priced(1500 * 10**6, flags)
-    assert guardrail_cost(UNITS, {ESTIMATED_UNITS: 1, "new": 1}) == Priced(1500 * 10**6, flags | UNKNOWN)
+    assert price_guardrail(UNITS, {ESTIMATED_UNITS: 2}) == Priced(1500 * 10**6, flags)
+    assert price_guardrail(UNITS, {ESTIMATED_UNITS: 1, "new": 1}) == Priced(1500 * 10**6, flags | UNKNOWN)

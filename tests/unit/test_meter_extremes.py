@@ -16,7 +16,7 @@ from price_keeper.forwarding.eventstream import encode_frame
 from price_keeper.forwarding.forwarder import UpstreamTarget
 from price_keeper.forwarding.model_path import Operation
 from price_keeper.forwarding.upstream import UpstreamEndpoint
-from price_keeper.metering.guardrails import estimated
+from price_keeper.metering.guardrails import estimate_units
 from price_keeper.metering.pricing import Price, Priced, tariff_of
 from price_keeper.metering.reading import EVENT_STREAM
 from price_keeper.metering.usage import make_plain_usage
@@ -35,7 +35,7 @@ BOTH = with_units(TOKENS, UNITS)
 TARGET = UpstreamTarget(UpstreamEndpoint("127.0.0.1", 1, False), "us-east-1", "m", "/")
 ACCOUNT = Account.of([Counter("ORG#a", "premium", "DAY#20261118", 8)])
 GUESS = make_plain_usage(100, 500, 0)
-GUARDED = GUESS._replace(units=estimated(5, 500))
+GUARDED = GUESS._replace(units=estimate_units(5, 500))
 
 
 def ulids() -> Ulids:
@@ -137,7 +137,7 @@ def test_a_trace_of_the_question_alone_is_not_all_of_a_cut_answer(journal: Journ
     meter = guarded(journal, Operation.INVOKE_STREAM)
     counts = recorded(meter, journal, EVENT_STREAM, first, *[said] * 3000, is_whole=False)
     assert counts.input_tokens == 1000
-    assert counts.guardrail_units == sum(estimated(5, counts.output_tokens).values()) > 50
+    assert counts.guardrail_units == sum(estimate_units(5, counts.output_tokens).values()) > 50
 
 
 def test_a_trace_that_tells_more_than_the_estimate_is_believed(journal: Journal) -> None:

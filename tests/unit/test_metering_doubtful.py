@@ -16,7 +16,7 @@ from price_keeper.forwarding.forwarder import UpstreamTarget
 from price_keeper.forwarding.model_path import Operation
 from price_keeper.forwarding.upstream import UpstreamEndpoint
 from price_keeper.metering.bodies import INVOCATION_METRICS
-from price_keeper.metering.guardrails import estimated, guardrail_cost
+from price_keeper.metering.guardrails import estimate_units, price_guardrail
 from price_keeper.metering.pricing import Price, tariff_of
 from price_keeper.metering.reading import EVENT_STREAM, JSON, SERVER_SENT_EVENTS
 from price_keeper.metering.usage import Usage, make_plain_usage
@@ -30,7 +30,7 @@ from price_keeper.recording.ulid import Ulids
 TOKENS = tariff_of(PricesConfig(input="3", output="15", cache_read="0.3", cache_write_5m="3.75", cache_write_1h="6")).price  # type: ignore[arg-type]
 CLAUDE = "claude-sonnet-4-5-20250929"
 UNIT_PRICES = {"topicPolicyUnits": 150_000_000, "wordPolicyUnits": 0}
-UNITS = Price(lambda usage: guardrail_cost(UNIT_PRICES, usage.units), "config")
+UNITS = Price(lambda usage: price_guardrail(UNIT_PRICES, usage.units), "config")
 TARGET = UpstreamTarget(UpstreamEndpoint("127.0.0.1", 1, False), "us-east-1", "m", "/")
 ACCOUNT = Account.of([Counter("ORG#a", "premium", "DAY#20261118", 8)])
 GUESS = make_plain_usage(100, 500, 0)
@@ -281,7 +281,7 @@ def test_units_of_free_policies_and_free_labels_cost_nothing(record: Ask) -> Non
     assert record(Operation.CONVERSE, answer, price=free) == Counts(1, 0, 9, 9)
     units = {"invocationMetrics": {"usage": {"wordPolicyUnits": 1}}}
     answer["trace"] = {"guardrail": {"inputAssessment": {"g": units}}}
-    more = {"price": with_units(free, UNIT_PRICES), "guess": GUESS._replace(units=estimated(9, 500)), "asked_units": 9}
+    more = {"price": with_units(free, UNIT_PRICES), "guess": GUESS._replace(units=estimate_units(9, 500)), "asked_units": 9}
     assert record(Operation.CONVERSE, answer, most=WORST, **more) == Counts(1, 0, 9, 9, guardrail_units=1)
 
 
@@ -344,7 +344,7 @@ BLOCKED: dict[str, tuple[Operation, bytes, Any]] = {
 @pytest.mark.parametrize("what", BLOCKED)
 def test_call_blocked_by_its_guardrail_costs_the_units_alone(record: Ask, what: str) -> None:
     operation, kind, answer = BLOCKED[what]
-    guess = GUESS._replace(units=estimated(9, 500))
+    guess = GUESS._replace(units=estimate_units(9, 500))
     more = {"price": with_units(TOKENS, UNIT_PRICES), "guess": guess, "asked_units": 9}
     assert record(operation, answer, kind, **more) == Counts(1, 0, guardrail_units=5, pico=5 * 150_000_000)
 
@@ -361,7 +361,7 @@ def test_zero_usage_of_a_guarded_call_that_was_not_blocked_is_estimated(record: 
         wire += chunk({INVOCATION_METRICS: {"inputTokenCount": 0, "outputTokenCount": 0}})
     else:
         wire = wire.replace(b"INTERVENED", b"NONE").replace(b"guardrail_intervened", b"end_turn")
-    guess = GUESS._replace(units=estimated(9, 500))
+    guess = GUESS._replace(units=estimate_units(9, 500))
     more = {"price": with_units(TOKENS, UNIT_PRICES), "guess": guess, "asked_units": 9}
     counts = record(operation, wire, kind, **more)
     assert (counts.estimated_requests, counts.input_tokens) == (1, GUESS.input)

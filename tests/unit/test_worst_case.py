@@ -16,7 +16,7 @@ from price_keeper.errors import InvalidRequest
 from price_keeper.forwarding.model_path import Operation
 from price_keeper.hard import reading, tally, worst
 from price_keeper.hard.worst import UNCOUNTED_TOKENS, CostCeiling, apply_count, compute_ceiling
-from price_keeper.metering.guardrails import guardrail_cost
+from price_keeper.metering.guardrails import price_guardrail
 from price_keeper.metering.pricing import cost, tariff_of
 from price_keeper.metering.usage import Usage
 
@@ -340,10 +340,10 @@ def test_applied_guardrails_are_bounded_by_the_bytes_of_their_text() -> None:
     body = {"source": "INPUT", "content": [{"text": {"text": text}} for text in texts]}
     found = asked(body, Operation.APPLY_GUARDRAIL, prices=GUARDED)
     units = dict.fromkeys(UNITS, 1 + 3 + 1)  # each block counted by itself
-    assert found.pico >= guardrail_cost(UNITS, {**units, "automatedReasoningPolicies": 2}).pico
+    assert found.pico >= price_guardrail(UNITS, {**units, "automatedReasoningPolicies": 2}).pico
     alone = asked(body, Operation.APPLY_GUARDRAIL, prices=PRICES._replace(units={"automatedReasoningPolicyUnits": 170}))
     most = {"automatedReasoningPolicyUnits": 5, "automatedReasoningPolicies": worst.MAX_REASONING_POLICIES}
-    assert alone.pico >= guardrail_cost({"automatedReasoningPolicyUnits": 170}, most).pico
+    assert alone.pico >= price_guardrail({"automatedReasoningPolicyUnits": 170}, most).pico
     assert found.body == json.dumps(body).encode()
     refusal(body, Operation.APPLY_GUARDRAIL)
     refusal({"content": 5}, Operation.APPLY_GUARDRAIL, prices=GUARDED)
@@ -352,7 +352,7 @@ def test_applied_guardrails_are_bounded_by_the_bytes_of_their_text() -> None:
 def test_so_are_checks() -> None:
     body = {"messages": [{"role": "user", "content": [{"text": "a" * 1001}] * 3}], "checks": {}}
     found = asked(body, Operation.CHECK_GUARDRAILS, prices=GUARDED)
-    assert found.pico >= guardrail_cost(UNITS, dict.fromkeys(UNITS, 6)).pico
+    assert found.pico >= price_guardrail(UNITS, dict.fromkeys(UNITS, 6)).pico
     for spoilt in ({"messages": 5}, {"messages": [5]}, {"messages": [{"content": 5}]}):
         refusal(spoilt, Operation.CHECK_GUARDRAILS, prices=GUARDED)
 

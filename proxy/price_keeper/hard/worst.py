@@ -17,7 +17,7 @@ from price_keeper.hard.members import require_object, require_list, build_unboun
 from price_keeper.hard.outputs import cap_output
 from price_keeper.hard.reading import StrictBody, parse_strict
 from price_keeper.hard.tally import REQUEST_TOKENS
-from price_keeper.metering.guardrails import CHARACTERS_A_UNIT, units_asked
+from price_keeper.metering.guardrails import CHARACTERS_PER_UNIT, estimate_request_units
 from price_keeper.metering.pricing import Tariff
 
 # In the place of a count that is still to be asked for: no budget has as much, should anybody forget to ask.
@@ -107,7 +107,7 @@ def _bound_tokens(
     label_max_output: int | None,
     model: str,
 ) -> CostCeiling:
-    if units_asked(operation, headers, body):
+    if estimate_request_units(operation, headers, body):
         why = "its units depend on the characters of the answer, which no maximum of tokens limits; use ApplyGuardrail"
         raise build_unbounded_error("a guardrail in a call of a model", why)
     parsed = parse_strict(body)
@@ -133,7 +133,7 @@ def _bound_units(body: bytes, count_blocks: Any, prices: CallPrices) -> CostCeil
     if not prices.unit_prices:
         raise InvalidRequest("guardrails have no prices here: guardrails.prices_usd_per_1000_units in config.yaml")
     parsed = parse_strict(body)
-    units = len(parsed.canonical) // CHARACTERS_A_UNIT + 1 + count_blocks(parsed)
+    units = len(parsed.canonical) // CHARACTERS_PER_UNIT + 1 + count_blocks(parsed)
     dearest = max(prices.unit_prices.values())
     unit_price = sum(prices.unit_prices.values()) + (MAX_REASONING_POLICIES - 1) * prices.unit_prices.get(_REASONING_POLICY, dearest)
     return CostCeiling(units * unit_price, 0, 0, body)

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from price_keeper.forwarding.forwarder import UpstreamTarget
-from price_keeper.metering.guardrail_traces import Guarded
-from price_keeper.metering.guardrails import guardrail_cost
+from price_keeper.metering.guardrail_traces import GuardrailUsageReader
+from price_keeper.metering.guardrails import price_guardrail
 from price_keeper.metering.pricing import Price, Priced
 from price_keeper.metering.reading import UsageReader
 from price_keeper.metering.usage import Usage, sum_tokens
@@ -23,7 +23,7 @@ def with_units(price: Price, prices: Mapping[str, int]) -> Price:
 
 def _both(of_tokens: Callable[[Usage], Priced], prices: Mapping[str, int]) -> Callable[[Usage], Priced]:
     def both(usage: Usage) -> Priced:
-        tokens, units = of_tokens(usage), guardrail_cost(prices, usage.units)
+        tokens, units = of_tokens(usage), price_guardrail(prices, usage.units)
         return Priced(tokens.pico + units.pico, tokens.flags | units.flags)
 
     return both
@@ -51,17 +51,17 @@ class GuardedMeter(Meter):
     def on_head(self, status: int, headers: Mapping[bytes, bytes]) -> None:
         super().on_head(status, headers)
         if self._reader is not None:
-            self._reader = Guarded(self._reader, headers.get(CONTENT_TYPE, b""), self._asked_units)
+            self._reader = GuardrailUsageReader(self._reader, headers.get(CONTENT_TYPE, b""), self._asked_units)
 
     def _is_credible(self, usage: Usage, reader: UsageReader) -> bool:
-        if not sum_tokens(usage) and isinstance(reader, Guarded) and reader.is_blocked():
+        if not sum_tokens(usage) and isinstance(reader, GuardrailUsageReader) and reader.is_blocked():
             return True
         return super()._is_credible(usage, reader)
 
     def _seen(self, reader: UsageReader) -> Usage:
         usage = super()._seen(reader)
-        if not isinstance(reader, Guarded):
+        if not isinstance(reader, GuardrailUsageReader):
             return usage
         # All that came of a trace before the cut may be what it tells of the request.
-        told, guessed = (usage._replace(units=units) for units in reader.told_and_estimated(usage.output))
+        told, guessed = (usage._replace(units=units) for units in reader.reported_and_estimated_units(usage.output))
         return max(guessed, told, key=lambda each: self._price.of(each).pico)

@@ -17,7 +17,7 @@ from price_keeper.errors import InvalidRequest
 from price_keeper.forwarding.forwarder import CallObserver, UpstreamTarget
 from price_keeper.forwarding.model_path import Operation
 from price_keeper.hard.worst import CostCeiling
-from price_keeper.metering.guardrails import estimated, guardrail_cost, guardrail_prices
+from price_keeper.metering.guardrails import estimate_units, price_guardrail, build_guardrail_prices
 from price_keeper.metering.price_updates import Tariffs
 from price_keeper.metering.pricing import Price, Priced
 from price_keeper.metering.profiles import OwnChoice, Profile
@@ -85,7 +85,7 @@ class Metering:
     ) -> None:
         """`before` is that of the configuration whose place this one takes: what was learned from answers stays."""
         self._labels = config.labels
-        self._guardrails = guardrail_prices(config.guardrails) if config.guardrails is not None else None
+        self._guardrails = build_guardrail_prices(config.guardrails) if config.guardrails is not None else None
         self._journal = journal
         self._tariffs = tariffs
         self._clock = clock
@@ -138,7 +138,7 @@ class Metering:
         guess, made = terms.guess(body_bytes), _MADE
         if guardrail_units:
             terms = replace(terms, price_at=self._with_units(terms.price_at))
-            guess = guess._replace(units=estimated(guardrail_units, guess.output))
+            guess = guess._replace(units=estimate_units(guardrail_units, guess.output))
             made = partial(GuardedMeter, guardrail_units)
         elif terms.operation is Operation.ASYNC_INVOKES:
             made = partial(JobMeter, self._jobs, caller)
@@ -184,7 +184,7 @@ class Metering:
 
     def _unit_price(self) -> Price:
         prices = self._unit_prices()
-        return Price(lambda usage: guardrail_cost(prices, usage.units), "config")
+        return Price(lambda usage: price_guardrail(prices, usage.units), "config")
 
     def _job_price(self, label: str) -> Price:
         pico = self._labels[label].pico_per_async_job if label in self._labels else None

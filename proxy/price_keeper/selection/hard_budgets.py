@@ -23,7 +23,7 @@ from price_keeper.hard.purse import CostReservation, BudgetLease, RefusalReason
 from price_keeper.hard.purses import BudgetLeases
 from price_keeper.hard.rows import HardBudgetKey
 from price_keeper.hard.worst import CallPrices, CostCeiling, apply_count, compute_ceiling
-from price_keeper.metering.guardrails import guardrail_prices
+from price_keeper.metering.guardrails import build_guardrail_prices
 from price_keeper.metering.price_list import model_of
 from price_keeper.metering.price_updates import Tariffs
 from price_keeper.metering.profiles import OwnChoice
@@ -69,7 +69,7 @@ class ReservedCandidate(NamedTuple):
 class HardBudgets:
     def __init__(self, config: Config, leases: BudgetLeases, price_tables: Tariffs, count_input_tokens: CountInputTokens) -> None:
         self._labels = config.labels
-        self._unit_prices = guardrail_prices(config.guardrails) if config.guardrails is not None else None
+        self._unit_prices = build_guardrail_prices(config.guardrails) if config.guardrails is not None else None
         self.leases = leases
         self._price_tables = price_tables
         self._count_input_tokens = count_input_tokens

@@ -9,8 +9,8 @@ from typing import Any
 from price_keeper.forwarding.eventstream import encode_frame
 from price_keeper.forwarding.model_path import Operation
 from price_keeper.metering.bodies import MAX_TOKENS
-from price_keeper.metering.guardrail_traces import Guarded
-from price_keeper.metering.guardrails import CHARACTERS_A_UNIT, units_asked
+from price_keeper.metering.guardrail_traces import GuardrailUsageReader
+from price_keeper.metering.guardrails import CHARACTERS_PER_UNIT, estimate_request_units
 from price_keeper.metering.reading import build_reader
 
 from tests.fuzz.documents import document
@@ -47,11 +47,11 @@ def _asked(body: bytes, encoding: str) -> None:
         first = json.loads(body, object_pairs_hook=lambda pairs: dict(reversed(pairs)))
     except (ValueError, RecursionError):
         return
-    units = units_asked(Operation.CONVERSE, {}, body)
+    units = estimate_request_units(Operation.CONVERSE, {}, body)
     for view in (first, last):
         if isinstance(view, dict) and view.get(CONFIG):
             holds(units, f"a guardrail that is not found: {view}")
-            holds(units * CHARACTERS_A_UNIT >= _characters(view.get("messages")), f"{units} units for {view}")
+            holds(units * CHARACTERS_PER_UNIT >= _characters(view.get("messages")), f"{units} units for {view}")
 
 
 def _characters(value: Any) -> int:
@@ -68,10 +68,10 @@ def _traced(answer: bytes, seed: int, *, wrapped: int) -> None:
     sent = _sent(answer, kind, wrapped)
     told = []
     for parts in ([sent], pieces(sent, seed)):
-        guarded = Guarded(build_reader(Operation.CONVERSE, "", kind, {}), kind, 3)
+        guarded = GuardrailUsageReader(build_reader(Operation.CONVERSE, "", kind, {}), kind, 3)
         for part in parts:
             guarded.feed(part)
-        told.append((guarded.told_and_estimated(100)[0], guarded.usage(), guarded.partial_usage()))
+        told.append((guarded.reported_and_estimated_units(100)[0], guarded.usage(), guarded.partial_usage()))
     same(told[1], told[0], "units in pieces")
     units = told[0][0]
     holds(all(type(count) is int and count >= 0 for count in units.values()), f"no counts: {units}")
