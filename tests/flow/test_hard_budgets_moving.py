@@ -19,7 +19,7 @@ from price_keeper.config import Config
 from price_keeper.config.keys import EndpointConfig, LabelConfig, PricesConfig
 from price_keeper.hard.rows import HardBudgetBucket, BudgetLeaseRow, HardBudgetKey
 from price_keeper.metering.price_updates import Tariffs
-from price_keeper.metering.pricing import Tariff, tariff_of
+from price_keeper.metering.pricing import PriceTable, build_price_table
 from price_keeper.model import Scope
 from price_keeper.recording.aggregator import spent_so_far
 from price_keeper.stores import schema
@@ -220,9 +220,9 @@ async def test_a_call_is_paid_at_the_prices_that_it_was_held_at(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """New prices may come while it is on its way to the next place."""
-    in_force = tariff_of(CHEAP)
+    in_force = build_price_table(CHEAP)
 
-    def for_label(*_: object) -> Tariff:
+    def for_label(*_: object) -> PriceTable:
         return in_force
 
     monkeypatch.setattr(Tariffs, "for_label", for_label)
@@ -232,7 +232,7 @@ async def test_a_call_is_paid_at_the_prices_that_it_was_held_at(
         calling = asyncio.create_task(ask(port))
         while not port.bedrock.ledger:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
-        in_force = tariff_of(DEAR)
+        in_force = build_price_table(DEAR)
         assert await calling == 200
         after, usage = await flushed(port), port.bedrock.ledger[1].usage
         assert usage is not None

@@ -30,7 +30,7 @@ from price_keeper.forwarding.upstream import UpstreamEndpoint
 from price_keeper.hard import worst
 from price_keeper.hard.worst import compute_ceiling
 from price_keeper.metering.bodies import INVOCATION_METRICS
-from price_keeper.metering.pricing import cost, tariff_of
+from price_keeper.metering.pricing import cost, build_price_table
 from price_keeper.metering.usage import Usage, make_plain_usage
 from price_keeper.recording.entries import Account, Counter, Counts
 from price_keeper.recording.expected import Expected
@@ -41,7 +41,7 @@ from price_keeper.recording.ulid import Ulids
 from tests.support.clock import ManualClock
 from tests.support.effort import tries
 
-TARIFF = tariff_of(PricesConfig(*(Decimal(usd) for usd in ("3", "15", "0.3", "3.75", "6"))))
+TARIFF = build_price_table(PricesConfig(*(Decimal(usd) for usd in ("3", "15", "0.3", "3.75", "6"))))
 TARGET = UpstreamTarget(UpstreamEndpoint("127.0.0.1", 1, False), "us-east-1", "m", "/")
 ACCOUNT = Account.of([Counter("ORG#a", "premium", "DAY#20261118", 8)])
 WORDS = "word " * 2000  # 2,500 tokens, and many more bytes

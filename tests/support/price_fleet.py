@@ -11,7 +11,7 @@ from typing import Any
 from price_keeper.config.keys import Config, parse_config
 from price_keeper.metering.aws_price_list import AwsPriceList
 from price_keeper.metering.price_updates import Tariffs, TariffStatus
-from price_keeper.metering.pricing import Tariff, cost
+from price_keeper.metering.pricing import PriceTable, cost
 from price_keeper.metering.usage import Usage
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Item, Store
@@ -70,11 +70,11 @@ async def a_fleet(folder: Path) -> AsyncIterator[Fleet]:
         await store.close()
 
 
-def standard(tariffs: Tariffs) -> Tariff:
+def standard(tariffs: Tariffs) -> PriceTable:
     return tariffs.for_label("standard", "us-east-1", HAIKU)
 
 
-def usd_per_1m(tariff: Tariff) -> float:
+def usd_per_1m(tariff: PriceTable) -> float:
     return cost(tariff, MILLION).pico / 10**12
 
 

@@ -17,7 +17,7 @@ from price_keeper.forwarding.forwarder import UpstreamTarget
 from price_keeper.forwarding.model_path import Operation
 from price_keeper.forwarding.upstream import UpstreamEndpoint
 from price_keeper.metering.guardrails import estimate_units
-from price_keeper.metering.pricing import Price, Priced, tariff_of
+from price_keeper.metering.pricing import Price, Priced, build_price_table
 from price_keeper.metering.reading import EVENT_STREAM
 from price_keeper.metering.usage import make_plain_usage
 from price_keeper.recording.entries import Account, Counter, Counts
@@ -28,7 +28,7 @@ from price_keeper.recording.leftovers import recover
 from price_keeper.recording.meter import MOST_PICO, Meter, Terms
 from price_keeper.recording.ulid import Ulids
 
-TOKENS = tariff_of(PricesConfig(input="3", output="15", cache_read="0.3", cache_write_5m="3.75", cache_write_1h="6")).price  # type: ignore[arg-type]
+TOKENS = build_price_table(PricesConfig(input="3", output="15", cache_read="0.3", cache_write_5m="3.75", cache_write_1h="6")).price  # type: ignore[arg-type]
 UNIT = 150_000_000
 UNITS = {"topicPolicyUnits": UNIT, "contentPolicyUnits": UNIT, "automatedReasoningPolicyUnits": UNIT}
 BOTH = with_units(TOKENS, UNITS)

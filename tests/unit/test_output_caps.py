@@ -9,11 +9,11 @@ import pytest
 from price_keeper.errors import InvalidRequest
 from price_keeper.forwarding.model_path import Operation
 from price_keeper.hard.worst import CallPrices, CostCeiling, compute_ceiling
-from price_keeper.metering.pricing import tariff_of
+from price_keeper.metering.pricing import build_price_table
 
 from tests.unit.test_pricing import CLAUDE
 
-PRICES = CallPrices([tariff_of(CLAUDE)])
+PRICES = CallPrices([build_price_table(CLAUDE)])
 CONVERSE, INVOKE, CHAT = Operation.CONVERSE, Operation.INVOKE, Operation.CHAT_COMPLETIONS
 LABEL = 4096
 

@@ -210,7 +210,7 @@ async def test_what_did_not_change_stays_the_same(rig: Rig) -> None:
     after = (await rig.own.get(who)).by_name
     assert after["fast"] is before["fast"]
     assert after["slow"] is not before["slow"]
-    assert after["slow"].tariff.version != before["slow"].tariff.version
+    assert after["slow"].price_table.version != before["slow"].price_table.version
     assert len(rig.new) == 2
 
 

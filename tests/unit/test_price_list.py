@@ -19,7 +19,7 @@ from price_keeper.metering.price_list import (
     product_of,
     usage_type_of,
 )
-from price_keeper.metering.pricing import Listed
+from price_keeper.metering.pricing import ListedPrices
 
 from tests.support import price_list_server as list_of
 from tests.support.effort import tries
@@ -328,7 +328,7 @@ def test_any_other_entry_is_no_product(entry: str) -> None:
 # ---------------------------------------------------------------- prices of a model
 
 
-def prices(model: str, products: list[list_of.Listed], region: str = "us-east-1") -> Listed | Unclear:
+def prices(model: str, products: list[list_of.Listed], region: str = "us-east-1") -> ListedPrices | Unclear:
     found = model_of(model)
     assert found is not None
     return listed_of(found, [product for each in products if (product := product_of(each.entry, region)) is not None])
@@ -358,7 +358,7 @@ WORLDWIDE = plain(3_000_000, 15_000_000, 300_000, 3_750_000, 6_000_000)
     ],
 )
 def test_a_global_profile_is_cheaper_than_the_region(model: str, table: dict[str, int]) -> None:
-    assert prices(model, US_EAST) == Listed({"default": table}, {})
+    assert prices(model, US_EAST) == ListedPrices({"default": table}, {})
 
 
 def test_a_model_in_each_tier_and_mode() -> None:
@@ -366,25 +366,25 @@ def test_a_model_in_each_tier_and_mode() -> None:
     found = prices("us.amazon.nova-lite-v1:0", US_EAST + fast)
     default = {"input": 60_000, "output": 240_000, "cache_read": 15_000, "cache_write_5m": 0}
     flex = {"input": 30_000, "output": 120_000, "cache_read": 7500}
-    assert found == Listed({"default": default, "flex": flex}, {"optimized": {"input": 100_000, "output": 100_000}})
+    assert found == ListedPrices({"default": default, "flex": flex}, {"optimized": {"input": 100_000, "output": 100_000}})
 
 
 def test_newer_usage_types_say_the_same() -> None:
     rows = new_claude("Claude Opus 5.5", "4.4 22 0.22 5.5 8.8") + new_claude(
         "Claude Opus 5.5", "4 20 0.2 5 8", routing="global_"
     )
-    assert prices("eu.anthropic.claude-opus-5-5", rows) == Listed(
+    assert prices("eu.anthropic.claude-opus-5-5", rows) == ListedPrices(
         {"default": plain(4_400_000, 22_000_000, 220_000, 5_500_000, 8_800_000)}, {}
     )
-    assert prices("global.anthropic.claude-opus-5-5", rows) == Listed(
+    assert prices("global.anthropic.claude-opus-5-5", rows) == ListedPrices(
         {"default": plain(4_000_000, 20_000_000, 200_000, 5_000_000, 8_000_000)}, {}
     )
 
 
 def test_prices_of_one_geography_go_before_the_regions() -> None:
     rows = nova("M 1", "M1", "0.003 0.004") + nova("M 1", "M1", "0.001 0.002", tier="-cross-region-geo")
-    assert prices("us.x.m-1", rows) == Listed({"default": {"input": 1_000_000, "output": 2_000_000}}, {})
-    assert prices("x.m-1", rows) == Listed({"default": {"input": 3_000_000, "output": 4_000_000}}, {})
+    assert prices("us.x.m-1", rows) == ListedPrices({"default": {"input": 1_000_000, "output": 2_000_000}}, {})
+    assert prices("x.m-1", rows) == ListedPrices({"default": {"input": 3_000_000, "output": 4_000_000}}, {})
 
 
 def test_writes_that_are_kept_for_half_an_hour_are_all_there_are() -> None:
@@ -394,11 +394,11 @@ def test_writes_that_are_kept_for_half_an_hour_are_all_there_are() -> None:
     ]
     half_hour = marketplace("GPT-6 Astra", "cache_write_tokens_30m_standard", "13.75")
     both = {"cache_write_5m": 13_750_000, "cache_write_1h": 13_750_000}
-    assert prices("openai.gpt-6-astra", [*rows, half_hour]) == Listed(
+    assert prices("openai.gpt-6-astra", [*rows, half_hour]) == ListedPrices(
         {"default": {"input": 11_000_000, "output": 55_000_000} | both}, {}
     )
     five_minutes = marketplace("GPT-6 Astra", "cache_write_tokens_standard", "12")
-    assert prices("openai.gpt-6-astra", [*rows, half_hour, five_minutes]) == Listed(
+    assert prices("openai.gpt-6-astra", [*rows, half_hour, five_minutes]) == ListedPrices(
         {"default": {"input": 11_000_000, "output": 55_000_000, "cache_write_5m": 12_000_000}}, {}
     )
 
@@ -429,4 +429,4 @@ def test_a_relative_lends_no_price() -> None:
 def test_prices_of_another_region_are_not_ours() -> None:
     rows = claude("Claude Haiku 4.5", "9 9 9 9 9", region="eu-west-1") + list_of.HAIKU
     found = prices("anthropic.claude-haiku-4-5-20251001-v1:0", rows)
-    assert found == Listed({"default": plain(1_100_000, 5_500_000, 110_000, 1_375_000, 2_200_000)}, {})
+    assert found == ListedPrices({"default": plain(1_100_000, 5_500_000, 110_000, 1_375_000, 2_200_000)}, {})

@@ -15,14 +15,14 @@ from price_keeper.config.prices import LongContext
 from price_keeper.metering.pricing import (
     KINDS,
     PRICE_UNKNOWN,
-    Listed,
+    ListedPrices,
     Priced,
-    Tariff,
+    PriceTable,
     cost,
-    label_tariff,
-    misread,
-    overlaid,
-    tariff_of,
+    build_label_price_table,
+    find_implausible_prices,
+    overlay_prices,
+    build_price_table,
 )
 from price_keeper.metering.usage import Usage
 
@@ -65,7 +65,7 @@ TITAN = PricesConfig(*usd("0.02 0"))
     ],
 )
 def test_a_familys_usage_at_its_prices(prices: PricesConfig, usage: Usage, micros: str) -> None:
-    assert cost(tariff_of(prices), usage) == Priced(int(Decimal(micros) * 10**6), frozenset())
+    assert cost(build_price_table(prices), usage) == Priced(int(Decimal(micros) * 10**6), frozenset())
 
 
 @pytest.mark.parametrize(
@@ -82,12 +82,12 @@ def test_a_familys_usage_at_its_prices(prices: PricesConfig, usage: Usage, micro
     ],
 )
 def test_what_has_no_price_is_charged_at_the_dearest_and_flagged(prices: PricesConfig, usage: Usage, micros: str) -> None:
-    assert cost(tariff_of(prices), usage) == Priced(int(Decimal(micros) * 10**6), UNKNOWN)
+    assert cost(build_price_table(prices), usage) == Priced(int(Decimal(micros) * 10**6), UNKNOWN)
 
 
 def test_what_was_not_used_needs_no_price() -> None:
-    assert cost(tariff_of(LLAMA), Usage(1, 1)).flags == frozenset()
-    assert cost(tariff_of(LLAMA), Usage(tier="unheard of")) == Priced(0, frozenset())
+    assert cost(build_price_table(LLAMA), Usage(1, 1)).flags == frozenset()
+    assert cost(build_price_table(LLAMA), Usage(tier="unheard of")) == Priced(0, frozenset())
 
 
 # ---------------------------------------------------------------- against plain arithmetic
@@ -144,14 +144,14 @@ LONG_PRICES = st.builds(
 @settings(max_examples=tries(200))
 @given(ALL_PRICES | LONG_PRICES, TOKENS, TIERS, LATENCIES)
 def test_a_cost_is_exact(prices: PricesConfig, tokens: tuple[int, ...], tier: str, latency: str) -> None:
-    priced = cost(tariff_of(prices), Usage(*tokens, tier, latency))
+    priced = cost(build_price_table(prices), Usage(*tokens, tier, latency))
     assert Fraction(priced.pico, 10**12) == plain_cost(prices, tokens, tier, latency)
 
 
 @settings(max_examples=tries(200))
 @given(ALL_PRICES, TOKENS, TOKENS, TIERS, LATENCIES)
 def test_costs_add_up(prices: PricesConfig, one: tuple[int, ...], two: tuple[int, ...], tier: str, latency: str) -> None:
-    tariff = tariff_of(prices)
+    tariff = build_price_table(prices)
     first, second = (cost(tariff, Usage(*tokens, tier, latency)) for tokens in (one, two))
     both = cost(tariff, Usage(*map(sum, zip(one, two, strict=True)), tier, latency))
     assert both == Priced(first.pico + second.pico, first.flags | second.flags)
@@ -163,7 +163,7 @@ PAID_PRICES = st.builds(lambda prices: replace(prices, output=prices.output + 1)
 @settings(max_examples=tries(200))
 @given(PAID_PRICES, st.sampled_from(KINDS), TIERS, LATENCIES)
 def test_nothing_unknown_is_free(prices: PricesConfig, kind: str, tier: str, latency: str) -> None:
-    priced = cost(tariff_of(prices), Usage(tier=tier, latency=latency)._replace(**{kind: 1}))
+    priced = cost(build_price_table(prices), Usage(tier=tier, latency=latency)._replace(**{kind: 1}))
     assert PRICE_UNKNOWN not in priced.flags or priced.pico > 0
 
 
@@ -185,30 +185,30 @@ LONG = replace(CLAUDE, long_context=LongContext(*usd("6 22.50 0.60 7.50 12"), ab
     ],
 )
 def test_a_call_with_more_input_than_usual_has_prices_of_its_own(usage: Usage, micros: str) -> None:
-    assert cost(tariff_of(LONG), usage) == Priced(int(Decimal(micros) * 10**6), frozenset())
+    assert cost(build_price_table(LONG), usage) == Priced(int(Decimal(micros) * 10**6), frozenset())
 
 
 def test_of_a_long_context_in_another_tier_or_mode_nobody_knows_the_price() -> None:
     for usage in (Usage(300_000, tier="priority"), Usage(300_000, latency="optimized")):
-        assert cost(tariff_of(LONG), usage) == Priced(300_000 * 6_000_000, UNKNOWN)
-    assert cost(tariff_of(LONG), Usage(200_000, tier="priority")).flags == frozenset()
+        assert cost(build_price_table(LONG), usage) == Priced(300_000 * 6_000_000, UNKNOWN)
+    assert cost(build_price_table(LONG), Usage(200_000, tier="priority")).flags == frozenset()
 
 
 def test_the_dearest_price_may_be_a_long_contexts() -> None:
-    assert tariff_of(LONG).dearest == (6_000_000, 26_250_000, 600_000, 7_500_000, 12_000_000)
-    assert cost(tariff_of(LONG), Usage(1, tier="new")) == Priced(6_000_000, UNKNOWN)
+    assert build_price_table(LONG).dearest == (6_000_000, 26_250_000, 600_000, 7_500_000, 12_000_000)
+    assert cost(build_price_table(LONG), Usage(1, tier="new")) == Priced(6_000_000, UNKNOWN)
 
 
 def test_the_version_tells_of_long_contexts() -> None:
     more = replace(CLAUDE, long_context=LongContext(*usd("6 22.50 0.60 7.50 12"), above_input_tokens=200_001))
-    assert len({tariff_of(prices).version for prices in (CLAUDE, LONG, more)}) == 3
-    assert tariff_of(LONG).version == tariff_of(replace(LONG)).version
+    assert len({build_price_table(prices).version for prices in (CLAUDE, LONG, more)}) == 3
+    assert build_price_table(LONG).version == build_price_table(replace(LONG)).version
 
 
 def test_the_list_knows_no_long_contexts_so_the_configurations_hold() -> None:
-    config = tariff_of(LONG)
+    config = build_price_table(LONG)
     both = {"input": 3_300_000, "output": 16_500_000, "cache_read": 330_000, **WRITES}
-    tariff = overlaid(config, listed(both, default=both, priority=both), "2026-11-18")
+    tariff = overlay_prices(config, listed(both, default=both, priority=both), "2026-11-18")
     assert (tariff.source, tariff.version) == ("aws+config", f"2026-11-18+{config.version}")
     assert cost(tariff, Usage(200_000)).pico == 200_000 * 3_300_000
     assert cost(tariff, Usage(200_001)).pico == 200_001 * 6_000_000
@@ -218,36 +218,36 @@ def test_the_list_knows_no_long_contexts_so_the_configurations_hold() -> None:
 
 
 def test_the_same_figures_have_the_same_version() -> None:
-    tariff = tariff_of(CLAUDE)
+    tariff = build_price_table(CLAUDE)
     assert tariff.source == "config"
-    assert tariff.version == tariff_of(replace(CLAUDE)).version != tariff_of(replace(CLAUDE, input=Decimal(4))).version
-    assert tariff.version != tariff_of(replace(CLAUDE, latency_optimized=None)).version
+    assert tariff.version == build_price_table(replace(CLAUDE)).version != build_price_table(replace(CLAUDE, input=Decimal(4))).version
+    assert tariff.version != build_price_table(replace(CLAUDE, latency_optimized=None)).version
     assert tariff.version.startswith("config-")
 
 
 def test_a_tariff_never_changes() -> None:
-    tariff = tariff_of(CLAUDE)
+    tariff = build_price_table(CLAUDE)
     with pytest.raises(TypeError):
         tariff.tiers["default"] = tariff.tiers["priority"]  # type: ignore[index]
 
 
 def test_a_default_price_makes_a_tariff_as_well() -> None:
     table = TierPrices(*usd("15 75 1.5 18.75 30"))
-    assert tariff_of(table).tiers == {"default": table.pico_per_token}
-    assert cost(tariff_of(table), Usage(1, tier="flex")) == Priced(15_000_000, UNKNOWN)
+    assert build_price_table(table).tiers == {"default": table.pico_per_token}
+    assert cost(build_price_table(table), Usage(1, tier="flex")) == Priced(15_000_000, UNKNOWN)
 
 
 def test_a_place_has_its_own_prices_or_the_labels() -> None:
     label = LabelConfig("m", "llama", LLAMA)
-    assert label_tariff(label) == label_tariff(label, EndpointConfig("us-east-1")) == tariff_of(LLAMA)
-    assert label_tariff(label, EndpointConfig("us-east-1", prices_usd_per_1m=NOVA)) == tariff_of(NOVA)
+    assert build_label_price_table(label) == build_label_price_table(label, EndpointConfig("us-east-1")) == build_price_table(LLAMA)
+    assert build_label_price_table(label, EndpointConfig("us-east-1", prices_usd_per_1m=NOVA)) == build_price_table(NOVA)
 
 
 # ---------------------------------------------------------------- the list's prices over the configuration's
 
 
-def listed(optimized: dict[str, int] | None = None, **tiers: dict[str, int]) -> Listed:
-    return Listed(tiers, {} if optimized is None else {"optimized": optimized})
+def listed(optimized: dict[str, int] | None = None, **tiers: dict[str, int]) -> ListedPrices:
+    return ListedPrices(tiers, {} if optimized is None else {"optimized": optimized})
 
 
 WHOLE = {"input": 3_300_000, "output": 16_500_000, "cache_read": 330_000}
@@ -255,14 +255,14 @@ WRITES = {"cache_write_5m": 4_125_000, "cache_write_1h": 6_600_000}
 
 
 def test_the_lists_prices_go_before_the_configurations() -> None:
-    config = tariff_of(PricesConfig(*usd("3 15 0.30 3.75 6")))
-    tariff = overlaid(config, listed(default=WHOLE | WRITES), "2026-11-18")
-    assert tariff == Tariff({"default": PicoPrices(**WHOLE, **WRITES)}, {}, "2026-11-18", "aws")
+    config = build_price_table(PricesConfig(*usd("3 15 0.30 3.75 6")))
+    tariff = overlay_prices(config, listed(default=WHOLE | WRITES), "2026-11-18")
+    assert tariff == PriceTable({"default": PicoPrices(**WHOLE, **WRITES)}, {}, "2026-11-18", "aws")
 
 
 def test_what_the_list_lacks_the_configuration_has() -> None:
-    config = tariff_of(CLAUDE)
-    tariff = overlaid(config, listed(default=WHOLE), "2026-11-18")
+    config = build_price_table(CLAUDE)
+    tariff = overlay_prices(config, listed(default=WHOLE), "2026-11-18")
     assert tariff.source == "aws+config"
     assert tariff.version == f"2026-11-18+{config.version}"
     assert tariff.tiers["default"] == PicoPrices(**WHOLE, cache_write_5m=3_750_000, cache_write_1h=6_000_000)
@@ -272,7 +272,7 @@ def test_what_the_list_lacks_the_configuration_has() -> None:
 
 def test_the_list_may_know_more_tiers() -> None:
     both = {"input": 1, "output": 2}
-    tariff = overlaid(tariff_of(LLAMA), listed(both, default=both, flex=both, priority={"input": 1}), "2026-11-18")
+    tariff = overlay_prices(build_price_table(LLAMA), listed(both, default=both, flex=both, priority={"input": 1}), "2026-11-18")
     assert tariff.source == "aws"
     assert set(tariff.tiers) == {"default", "flex"}  # of the priority tier nobody knows the output
     assert set(tariff.latencies) == {"optimized"}
@@ -298,8 +298,8 @@ def test_the_list_may_know_more_tiers() -> None:
         ),
     ],
 )
-def test_a_price_ten_times_off_was_misread(tables: Listed, what: str) -> None:
-    assert misread(tariff_of(CLAUDE), tables) == what
+def test_a_price_ten_times_off_was_misread(tables: ListedPrices, what: str) -> None:
+    assert find_implausible_prices(build_price_table(CLAUDE), tables) == what
 
 
 @pytest.mark.parametrize(
@@ -314,9 +314,9 @@ def test_a_price_ten_times_off_was_misread(tables: Listed, what: str) -> None:
     ],
 )
 def test_a_kind_that_is_not_configured_is_seen_beside_the_input(kind: str, price: int, is_right: bool) -> None:
-    assert (misread(tariff_of(LLAMA), listed(default={kind: price})) == "") is is_right
+    assert (find_implausible_prices(build_price_table(LLAMA), listed(default={kind: price})) == "") is is_right
 
 
 def test_a_free_price_is_only_ever_free() -> None:
-    assert misread(tariff_of(NOVA), listed(default={"cache_write_5m": 0})) == ""
-    assert misread(tariff_of(NOVA), listed(default={"cache_write_5m": 1})) != ""
+    assert find_implausible_prices(build_price_table(NOVA), listed(default={"cache_write_5m": 0})) == ""
+    assert find_implausible_prices(build_price_table(NOVA), listed(default={"cache_write_5m": 1})) != ""

@@ -17,12 +17,12 @@ from price_keeper.forwarding.model_path import Operation
 from price_keeper.hard import reading, tally, worst
 from price_keeper.hard.worst import UNCOUNTED_TOKENS, CostCeiling, apply_count, compute_ceiling
 from price_keeper.metering.guardrails import price_guardrail
-from price_keeper.metering.pricing import cost, tariff_of
+from price_keeper.metering.pricing import cost, build_price_table
 from price_keeper.metering.usage import Usage
 
 CONVERSE, INVOKE, CHAT = Operation.CONVERSE, Operation.INVOKE, Operation.CHAT_COMPLETIONS
 PLAIN = PricesConfig(*(Decimal(usd) for usd in ("3", "15", "0.3", "3.75", "6")))
-PRICES = worst.CallPrices([tariff_of(PLAIN)])
+PRICES = worst.CallPrices([build_price_table(PLAIN)])
 CAPPED = {"inferenceConfig": {"maxTokens": 100}}
 
 
@@ -59,13 +59,13 @@ def said(*blocks: Any) -> dict[str, Any]:
     ],
 )
 def test_the_dearest_price_of_any_table(more: dict[str, Any], input: int, output: int) -> None:
-    found = asked(said({"text": "a"}), prices=worst.CallPrices([tariff_of(replace(PLAIN, **more))]))
+    found = asked(said({"text": "a"}), prices=worst.CallPrices([build_price_table(replace(PLAIN, **more))]))
     assert found.pico == (found.input_tokens * input + 100 * output) * 10**6
 
 
 def test_the_dearest_place_of_a_label() -> None:
-    dear_input = tariff_of(replace(PLAIN, input=Decimal(50)))
-    dear_output = tariff_of(replace(PLAIN, output=Decimal(5000)))
+    dear_input = build_price_table(replace(PLAIN, input=Decimal(50)))
+    dear_output = build_price_table(replace(PLAIN, output=Decimal(5000)))
     prices = worst.CallPrices([PRICES.price_tables[0], dear_input, dear_output])
     alone = [asked(said({"text": "a"}), prices=worst.CallPrices([each])).pico for each in prices.price_tables]
     assert asked(said({"text": "a"}), prices=prices).pico == max(alone) > min(alone)
@@ -370,7 +370,7 @@ def test_what_is_free_needs_nothing(operation: Operation) -> None:
 def test_a_kind_that_only_the_answer_reveals_is_within_it() -> None:
     """Charged at the dearest there is, which the bound has to know."""
     for more in ({"cache_write_1h": None}, {"cache_read": None, "cache_write_5m": Decimal(0)}):
-        tariff = tariff_of(replace(PLAIN, **more))  # type: ignore[arg-type]
+        tariff = build_price_table(replace(PLAIN, **more))  # type: ignore[arg-type]
         found = asked(said({"text": "a"}), prices=worst.CallPrices([tariff]))
         for kind in ("input", "cache_read", "cache_write_5m", "cache_write_1h"):
             for tier in ("", "reserved", "unheard of"):

@@ -20,7 +20,7 @@ from price_keeper.control.access import Access
 from price_keeper.control.page.state import PageState
 from price_keeper.control.rates import Rates
 from price_keeper.control.turns import Turns
-from price_keeper.metering.pricing import Tariff
+from price_keeper.metering.pricing import PriceTable
 from price_keeper.recording.submitted import Submissions
 from price_keeper.selection.standings import BudgetRegistry
 from price_keeper.stores.contract import Store
@@ -54,7 +54,7 @@ class Parts:
     retrieval_tokens: dict[str, int] = field(default_factory=lambda: dict.fromkeys(("made", "used", "refused"), 0))
 
     page: PageState = field(default_factory=PageState)
-    tariffs: dict[str, Tariff] = field(default_factory=dict)  # of labels that usage was told of
+    tariffs: dict[str, PriceTable] = field(default_factory=dict)  # of labels that usage was told of
 
     def add_to(self, telemetry: MetricsRegistry) -> None:
         counted = self.retrieval_tokens

@@ -18,7 +18,7 @@ from price_keeper.hard.outputs import cap_output
 from price_keeper.hard.reading import StrictBody, parse_strict
 from price_keeper.hard.tally import REQUEST_TOKENS
 from price_keeper.metering.guardrails import CHARACTERS_PER_UNIT, estimate_request_units
-from price_keeper.metering.pricing import Tariff
+from price_keeper.metering.pricing import PriceTable
 
 # In the place of a count that is still to be asked for: no budget has as much, should anybody forget to ask.
 UNCOUNTED_TOKENS = 10**15
@@ -37,7 +37,7 @@ _TOKEN_OPERATIONS = _COUNTABLE_OPERATIONS | {Operation.CHAT_COMPLETIONS}
 class CallPrices(NamedTuple):
     """What a call of a label may be charged by: the tariffs of all its places, guardrails' units, a job."""
 
-    price_tables: Sequence[Tariff]
+    price_tables: Sequence[PriceTable]
     unit_prices: Mapping[str, int] | None = None
     job_price: int | None = None
 
@@ -86,7 +86,7 @@ def apply_count(ceiling: CostCeiling, prices: CallPrices, tokens: int) -> CostCe
     return ceiling._replace(pico=pico, input_tokens=input_tokens, needs_count=False)
 
 
-def compute_max_cost(price_tables: Sequence[Tariff], input_tokens: int, output_tokens: int) -> int:
+def compute_max_cost(price_tables: Sequence[PriceTable], input_tokens: int, output_tokens: int) -> int:
     """A token of input is charged once: as new, or as read from a cache or written to one."""
     if not price_tables:
         raise ValueError("a label is served somewhere")

@@ -23,7 +23,7 @@ from typing import Any, Final, NamedTuple
 
 import orjson
 
-from price_keeper.metering.pricing import DEFAULT_TIER, OPTIMIZED, Listed
+from price_keeper.metering.pricing import DEFAULT_TIER, OPTIMIZED, ListedPrices
 
 SERVICE_CODES: Final = ("AmazonBedrock", "AmazonBedrockFoundationModels")
 
@@ -227,7 +227,7 @@ def _pico_per_token(terms: Mapping[str, Any], usage_type: str) -> int | None:
 # ---------------------------------------------------------------- prices of a model
 
 
-def listed_of(model: Model, products: Iterable[Product]) -> Listed | Unclear:
+def listed_of(model: Model, products: Iterable[Product]) -> ListedPrices | Unclear:
     """The prices of one model, if each is certain."""
     own = [product for product in products if product.name == model.name]
     if not own:
@@ -247,7 +247,7 @@ def listed_of(model: Model, products: Iterable[Product]) -> Listed | Unclear:
     return _listed(tables)
 
 
-def _listed(tables: Mapping[tuple[str, str], dict[str, int]]) -> Listed:
+def _listed(tables: Mapping[tuple[str, str], dict[str, int]]) -> ListedPrices:
     tiers, latencies = {}, {}
     for (tier, latency), table in tables.items():
         _spread_only_write(table)
@@ -255,7 +255,7 @@ def _listed(tables: Mapping[tuple[str, str], dict[str, int]]) -> Listed:
             tiers[tier] = MappingProxyType(table)
         elif tier == DEFAULT_TIER:
             latencies[latency] = MappingProxyType(table)
-    return Listed(MappingProxyType(tiers), MappingProxyType(latencies))
+    return ListedPrices(MappingProxyType(tiers), MappingProxyType(latencies))
 
 
 def _spread_only_write(table: dict[str, int]) -> None:

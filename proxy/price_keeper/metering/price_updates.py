@@ -20,7 +20,7 @@ from price_keeper.config.keys import Config
 from price_keeper.errors import ConditionFailed, StoreError
 from price_keeper.metering.aws_price_list import PriceListUnreadable
 from price_keeper.metering.price_list import Product, Unclear, listed_of, model_of
-from price_keeper.metering.pricing import KINDS, Listed, Source, Tariff, label_tariff, misread, overlaid, tariff_of
+from price_keeper.metering.pricing import KINDS, ListedPrices, PriceSource, PriceTable, build_label_price_table, find_implausible_prices, overlay_prices, build_price_table
 from price_keeper.stores import schema
 from price_keeper.stores.contract import EXPIRY_ATTRIBUTE, Between, Item, Put, Query, Store, ignore_expired, missing_or_expired
 from price_keeper.telemetry import PRICE_AGE_SECONDS, PRICE_SOURCE_INFO, PRICE_TROUBLE, MetricsRegistry
@@ -53,17 +53,17 @@ class Known(NamedTuple):
     """What the list told of a model in a region on a day."""
 
     day: str
-    listed: Listed | None  # None: nothing certain, for the reason given
+    listed: ListedPrices | None  # None: nothing certain, for the reason given
     reason: str
     read_at: float
 
 
-def row_of(found: Listed | Unclear, now: float) -> Item:
-    told = _prices(found) if isinstance(found, Listed) else {"unclear": found.reason}
+def row_of(found: ListedPrices | Unclear, now: float) -> Item:
+    told = _prices(found) if isinstance(found, ListedPrices) else {"unclear": found.reason}
     return {**told, "fetched_at_epoch": int(now), EXPIRY_ATTRIBUTE: int(now) + KEPT_SECONDS}
 
 
-def _prices(listed: Listed) -> dict[str, Any]:
+def _prices(listed: ListedPrices) -> dict[str, Any]:
     return {
         name: {mode: {kind + _UNIT: price for kind, price in table.items()} for mode, table in tables.items()}
         for name, tables in listed._asdict().items()
@@ -75,7 +75,7 @@ def known_from(day: str, item: Item) -> Known:
         read_at = float(item["fetched_at_epoch"])  # type: ignore[arg-type]
         if "unclear" in item:
             return Known(day, None, str(item["unclear"]), read_at)
-        return Known(day, Listed(*(_tables(item[name]) for name in Listed._fields)), "", read_at)
+        return Known(day, ListedPrices(*(_tables(item[name]) for name in ListedPrices._fields)), "", read_at)
     except (AttributeError, LookupError, TypeError, ValueError):
         return Known(day, None, "the entry of the day is not one of ours", 0.0)
 
@@ -106,9 +106,9 @@ class _Asked(NamedTuple):
 class _Place:
     label: str
     asked: _Asked
-    config: Tariff
+    config: PriceTable
     is_followed: bool  # whether the list's prices go before the configuration's
-    tariff: Tariff  # in force
+    tariff: PriceTable  # in force
     read_at: float | None = None  # None: it is the configuration's
     trouble: str = ""
 
@@ -117,7 +117,7 @@ class TariffStatus(NamedTuple):
     label: str
     region: str
     model: str
-    source: Source
+    source: PriceSource
     version: str
     age_seconds: float | None  # since the list was read; None where the configuration's prices are in force
     trouble: str  # why these are not the list's prices of today; empty if they are, or need not be
@@ -132,7 +132,7 @@ class Tariffs:
         self._clock = clock
         self._places = tuple(_places(config))
         self._models = {place.asked: model_of(place.asked.model) for place in self._places if place.is_followed}
-        self._other = tariff_of(config.default_price) if config.default_price is not None else None
+        self._other = build_price_table(config.default_price) if config.default_price is not None else None
         self._by_label = self._nested()
         self._known: dict[_Asked, Known] = {}
         self._settled: dict[_Asked, str] = {}  # the day whose prices need not be looked for any more
@@ -149,7 +149,7 @@ class Tariffs:
     def _kept(self, learned: Mapping[_Asked, T]) -> dict[_Asked, T]:
         return {asked: each for asked, each in learned.items() if asked in self._models}
 
-    def for_label(self, label: str, region: str, model: str) -> Tariff:
+    def for_label(self, label: str, region: str, model: str) -> PriceTable:
         """Of a label's place as the configuration names it; with an empty label, of any model that has none. A call
         keeps the tariff it began with. Raises LookupError for what is not configured: nobody knows its price."""
         if label:
@@ -269,19 +269,19 @@ class Tariffs:
         known = self._known.get(place.asked)
         if known is None or known.listed is None:
             return ""
-        doubt = misread(place.config, known.listed)
+        doubt = find_implausible_prices(place.config, known.listed)
         if doubt:
             return f"of those listed on {known.day} some can hardly be right, in USD for a million tokens: {doubt}"
-        tariff = overlaid(place.config, known.listed, known.day)
+        tariff = overlay_prices(place.config, known.listed, known.day)
         if tariff != place.tariff:
             _log.info("prices of %s are now those of %s", _named(place), tariff.version)
             place.tariff = tariff
         place.read_at = known.read_at
         return ""
 
-    def _nested(self) -> Mapping[str, Mapping[str, Mapping[str, Tariff]]]:
+    def _nested(self) -> Mapping[str, Mapping[str, Mapping[str, PriceTable]]]:
         """For three look-ups that make no new object."""
-        nested: dict[str, dict[str, dict[str, Tariff]]] = {}
+        nested: dict[str, dict[str, dict[str, PriceTable]]] = {}
         for place in self._places:
             nested.setdefault(place.label, {}).setdefault(place.asked.region, {})[place.asked.model] = place.tariff
         return nested
@@ -294,9 +294,9 @@ def _named(place: _Place) -> str:
 def _places(config: Config) -> Iterator[_Place]:
     for name, label in config.labels.items():
         follows = label.price_source == "aws"
-        own = label_tariff(label)
+        own = build_label_price_table(label)
         found = {
-            _Asked(place.model or label.model, place.region): label_tariff(label, place) for place in label.endpoints
+            _Asked(place.model or label.model, place.region): build_label_price_table(label, place) for place in label.endpoints
         }
         for asked, tariff in (found or {_Asked(label.model, config.upstream.region): own}).items():
             yield _Place(name, asked, tariff, follows, tariff)

@@ -22,18 +22,18 @@ KINDS: Final = PicoPrices._fields
 DEFAULT_TIER: Final = "default"
 OPTIMIZED: Final = "optimized"
 
-MOST_TIMES: Final = 10  # as dear, or as cheap, as the configuration says: beyond it a price was misread
+MAX_PRICE_RATIO: Final = 10  # as dear, or as cheap, as the configuration says: beyond it a price was misread
 
-Source = Literal["config", "aws", "aws+config"]
+PriceSource = Literal["config", "aws", "aws+config"]
 
 # What an answer says when it says nothing special: Bedrock calls its ordinary tier "default", Claude "standard".
 _ORDINARY_TIERS: Final = ("", DEFAULT_TIER, "standard")
 _ORDINARY_LATENCIES: Final = ("", "standard")
 
 _NO_FLAGS: frozenset[str] = frozenset()
-_UNKNOWN: Final = frozenset((PRICE_UNKNOWN,))
-_NONE_KNOWN: Final = (None,) * len(KINDS)
-_NO_END: Final = 10**18
+_PRICE_UNKNOWN_FLAGS: Final = frozenset((PRICE_UNKNOWN,))
+_NO_PRICES: Final = (None,) * len(KINDS)
+_UNLIMITED_TOKENS: Final = 10**18
 
 
 class Priced(NamedTuple):
@@ -41,7 +41,7 @@ class Priced(NamedTuple):
     flags: frozenset[str] = _NO_FLAGS
 
 
-class LongPrices(NamedTuple):
+class LongContextPrices(NamedTuple):
     """Of whole calls with more input than `above`, what a cache read and wrote included; in the default tier."""
 
     above: int
@@ -59,12 +59,12 @@ class Price:
 
 
 @dataclass(frozen=True, slots=True)
-class Tariff:
+class PriceTable:
     tiers: Mapping[str, PicoPrices]  # by service tier; the default one is always among them
     latencies: Mapping[str, PicoPrices]  # of the default tier, by performance mode, where it is not the ordinary one
     version: str  # the same figures from the same source have the same one
-    source: Source
-    long_context: LongPrices | None = None
+    source: PriceSource
+    long_context: LongContextPrices | None = None
     dearest: tuple[int, ...] = field(init=False, repr=False, compare=False)  # of each kind, over all tables
     usual: PicoPrices = field(init=False, repr=False, compare=False)
     usual_up_to: int = field(init=False, repr=False, compare=False)  # tokens of input
@@ -73,44 +73,44 @@ class Tariff:
     def __post_init__(self) -> None:
         long = self.long_context
         tables = [*self.tiers.values(), *self.latencies.values(), *([] if long is None else [long.prices])]
-        object.__setattr__(self, "dearest", _dearest(tables))
+        object.__setattr__(self, "dearest", _find_highest_prices(tables))
         object.__setattr__(self, "usual", self.tiers[DEFAULT_TIER])
-        object.__setattr__(self, "usual_up_to", _NO_END if long is None else long.above)
-        object.__setattr__(self, "price", Price(partial(cost, self), f"{self.source} {self.version}", self._plain))
+        object.__setattr__(self, "usual_up_to", _UNLIMITED_TOKENS if long is None else long.above)
+        object.__setattr__(self, "price", Price(partial(cost, self), f"{self.source} {self.version}", self._price_plain))
 
-    def _plain(self, input: int, output: int) -> int:
+    def _price_plain(self, input: int, output: int) -> int:
         if input > self.usual_up_to:
             return cost(self, make_plain_usage(input, output, 0)).pico
         usual = self.usual
         return input * usual[0] + output * usual[1]
 
-    def at(self, tier: str, latency: str, whole_input: int = 0) -> PicoPrices | None:
+    def prices_for(self, tier: str, latency: str, whole_input: int = 0) -> PicoPrices | None:
         """None: nobody has told what such a call costs."""
         if self.long_context is not None and whole_input > self.usual_up_to:
-            is_usual = tier in _ORDINARY_TIERS and latency in _ORDINARY_LATENCIES
-            return self.long_context.prices if is_usual else None
+            is_ordinary = tier in _ORDINARY_TIERS and latency in _ORDINARY_LATENCIES
+            return self.long_context.prices if is_ordinary else None
         if latency in _ORDINARY_LATENCIES:
             return self.tiers[DEFAULT_TIER] if tier in _ORDINARY_TIERS else self.tiers.get(tier)
         return self.latencies.get(latency) if tier in _ORDINARY_TIERS else None
 
 
-def _dearest(tables: Iterable[PicoPrices]) -> tuple[int, ...]:
+def _find_highest_prices(tables: Iterable[PicoPrices]) -> tuple[int, ...]:
     """A kind that has no price anywhere, or that is free where it has one, is as dear as the dearest of all: what is
     not known to be free must not be."""
     highest = [max((price for price in kind if price is not None), default=0) for kind in zip(*tables, strict=True)]
     return tuple(price or max(highest) for price in highest)
 
 
-def cost(tariff: Tariff, usage: Usage) -> Priced:
+def cost(tariff: PriceTable, usage: Usage) -> Priced:
     """Additive, but for long contexts: two usages of one tier and mode cost together what they cost apart."""
     counts = usage[:5]
     pico, flags = 0, _NO_FLAGS
-    prices = tariff.at(usage.tier, usage.latency, sum(counts) - usage.output) or _NONE_KNOWN
+    prices = tariff.prices_for(usage.tier, usage.latency, sum(counts) - usage.output) or _NO_PRICES
     for tokens, price, dearest in zip(counts, prices, tariff.dearest, strict=True):
         if not tokens:
             continue
         if price is None:
-            price, flags = dearest, _UNKNOWN
+            price, flags = dearest, _PRICE_UNKNOWN_FLAGS
         pico += tokens * price
     return Priced(pico, flags)
 
@@ -118,7 +118,7 @@ def cost(tariff: Tariff, usage: Usage) -> Priced:
 # ---------------------------------------------------------------- from the configuration
 
 
-def tariff_of(prices: TierPrices) -> Tariff:
+def build_price_table(prices: TierPrices) -> PriceTable:
     """As the configuration says, and nobody else."""
     tiers, latencies, long = {DEFAULT_TIER: prices.pico_per_token}, {}, None
     if isinstance(prices, PricesConfig):
@@ -126,16 +126,16 @@ def tariff_of(prices: TierPrices) -> Tariff:
         if prices.latency_optimized is not None:
             latencies[OPTIMIZED] = prices.latency_optimized.pico_per_token
         if prices.long_context is not None:
-            long = LongPrices(prices.long_context.above_input_tokens, prices.long_context.pico_per_token)
+            long = LongContextPrices(prices.long_context.above_input_tokens, prices.long_context.pico_per_token)
     version = f"config-{_digest(tiers, latencies, long)}"
-    return Tariff(MappingProxyType(tiers), MappingProxyType(latencies), version, "config", long)
+    return PriceTable(MappingProxyType(tiers), MappingProxyType(latencies), version, "config", long)
 
 
-def label_tariff(label: LabelConfig, place: EndpointConfig | None = None) -> Tariff:
-    return tariff_of(label.prices_usd_per_1m if place is None else label.prices_at(place))
+def build_label_price_table(label: LabelConfig, endpoint: EndpointConfig | None = None) -> PriceTable:
+    return build_price_table(label.prices_usd_per_1m if endpoint is None else label.prices_at(endpoint))
 
 
-def _digest(tiers: Mapping[str, PicoPrices], latencies: Mapping[str, PicoPrices], long: LongPrices | None) -> str:
+def _digest(tiers: Mapping[str, PicoPrices], latencies: Mapping[str, PicoPrices], long: LongContextPrices | None) -> str:
     figures = [[(name, *table[name]) for name in sorted(table)] for table in (tiers, latencies)]
     if long is not None:
         figures.append([(str(long.above), *long.prices)])
@@ -145,75 +145,75 @@ def _digest(tiers: Mapping[str, PicoPrices], latencies: Mapping[str, PicoPrices]
 # ---------------------------------------------------------------- over the configuration
 
 
-class Listed(NamedTuple):
+class ListedPrices(NamedTuple):
     """What a price list tells of one model in one region, in pico-dollars a token; what it does not tell is missing."""
 
     tiers: Mapping[str, Mapping[str, int]]
     latencies: Mapping[str, Mapping[str, int]]
 
-    def each(self) -> Iterator[tuple[str, str, int]]:
+    def iter_prices(self) -> Iterator[tuple[str, str, int]]:
         """Tier or mode, kind, price."""
         for tables in self:
             for name, table in tables.items():
                 yield from ((name, kind, price) for kind, price in table.items())
 
 
-def overlaid(config: Tariff, listed: Listed, day: str) -> Tariff:
+def overlay_prices(configured: PriceTable, listed: ListedPrices, day: str) -> PriceTable:
     """The list's prices; where it tells none, the configuration's hold, as they always do for long contexts."""
-    tiers, long = _over(config.tiers, listed.tiers), config.long_context
-    latencies = _over(config.latencies, listed.latencies)
-    if long is None and _has_all(listed.tiers, tiers) and _has_all(listed.latencies, latencies):
-        return Tariff(tiers, latencies, day, "aws")
-    return Tariff(tiers, latencies, f"{day}+{config.version}", "aws+config", long)
+    tiers, long = _overlay_tables(configured.tiers, listed.tiers), configured.long_context
+    latencies = _overlay_tables(configured.latencies, listed.latencies)
+    if long is None and _lists_every_price(listed.tiers, tiers) and _lists_every_price(listed.latencies, latencies):
+        return PriceTable(tiers, latencies, day, "aws")
+    return PriceTable(tiers, latencies, f"{day}+{configured.version}", "aws+config", long)
 
 
-def _over(known: Mapping[str, PicoPrices], told: Mapping[str, Mapping[str, int]]) -> Mapping[str, PicoPrices]:
-    merged = {name: _merged(known.get(name), told.get(name, {})) for name in (*known, *told)}
+def _overlay_tables(configured: Mapping[str, PicoPrices], listed: Mapping[str, Mapping[str, int]]) -> Mapping[str, PicoPrices]:
+    merged = {name: _overlay_table(configured.get(name), listed.get(name, {})) for name in (*configured, *listed)}
     return MappingProxyType({name: table for name, table in merged.items() if table is not None})
 
 
-def _merged(known: PicoPrices | None, told: Mapping[str, int]) -> PicoPrices | None:
+def _overlay_table(configured: PicoPrices | None, listed: Mapping[str, int]) -> PicoPrices | None:
     """None for a tier of which neither tells what a plain call costs."""
-    before = known or _NONE_KNOWN
-    input, output, *cache = (told.get(kind, price) for kind, price in zip(KINDS, before, strict=True))
+    fallback = configured or _NO_PRICES
+    input, output, *cache = (listed.get(kind, price) for kind, price in zip(KINDS, fallback, strict=True))
     return None if input is None or output is None else PicoPrices(input, output, *cache)
 
 
-def _has_all(told: Mapping[str, Mapping[str, int]], merged: Mapping[str, PicoPrices]) -> bool:
+def _lists_every_price(listed: Mapping[str, Mapping[str, int]], merged: Mapping[str, PicoPrices]) -> bool:
     return all(
-        price is None or kind in told.get(name, {})
+        price is None or kind in listed.get(name, {})
         for name, table in merged.items()
         for kind, price in zip(KINDS, table, strict=True)
     )
 
 
-def misread(config: Tariff, listed: Listed) -> str:
+def find_implausible_prices(configured: PriceTable, listed: ListedPrices) -> str:
     """The prices of the list that can hardly be right beside the configuration's; empty if there are none."""
     found = []
-    for name, kind, price in listed.each():
-        beside, is_same_kind = _beside(config, name, kind)
-        if not _is_plausible(kind, price, beside, is_same_kind):
-            found.append(f"{name} {kind} at {_usd(price)}, beside {_usd(beside)} in the configuration")
+    for name, kind, price in listed.iter_prices():
+        reference, is_same_kind = _find_reference_price(configured, name, kind)
+        if not _is_plausible(kind, price, reference, is_same_kind):
+            found.append(f"{name} {kind} at {_format_usd(price)}, beside {_format_usd(reference)} in the configuration")
     return "; ".join(found)
 
 
-def _beside(config: Tariff, name: str, kind: str) -> tuple[int, bool]:
+def _find_reference_price(configured: PriceTable, name: str, kind: str) -> tuple[int, bool]:
     """The configured price that comes nearest, and whether it is one of the same kind."""
-    default = config.tiers[DEFAULT_TIER]
-    for table in (config.tiers.get(name), config.latencies.get(name), default):
+    default = configured.tiers[DEFAULT_TIER]
+    for table in (configured.tiers.get(name), configured.latencies.get(name), default):
         price = getattr(table, kind, None)
         if price is not None:
             return price, True
     return default.input, False
 
 
-def _is_plausible(kind: str, price: int, beside: int, is_same_kind: bool) -> bool:
+def _is_plausible(kind: str, price: int, reference: int, is_same_kind: bool) -> bool:
     if is_same_kind:
-        return price <= beside * MOST_TIMES and beside <= price * MOST_TIMES
+        return price <= reference * MAX_PRICE_RATIO and reference <= price * MAX_PRICE_RATIO
     is_free = price == 0 and kind.startswith("cache_write")  # as Amazon's own models write caches
-    return is_free or 0 < price <= beside * MOST_TIMES
+    return is_free or 0 < price <= reference * MAX_PRICE_RATIO
 
 
-def _usd(pico: int) -> str:
+def _format_usd(pico: int) -> str:
     """For a person: USD for a million tokens."""
     return f"{Decimal(pico) / 10**6:f}"

@@ -10,7 +10,7 @@ from typing import Any, cast, get_args
 
 from price_keeper.config import checks as must_be
 from price_keeper.config.prices import EndpointConfig, Format, LabelConfig, PricesConfig, caches_have_prices
-from price_keeper.metering.pricing import Tariff, label_tariff
+from price_keeper.metering.pricing import PriceTable, build_label_price_table
 from price_keeper.model import ResolvedLabel
 from price_keeper.stores.contract import Item
 
@@ -28,7 +28,7 @@ class Profile:
 
     name: str
     label: LabelConfig  # as if it stood in the configuration
-    tariff: Tariff
+    price_table: PriceTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ def profile_of(name: str, item: Item) -> Profile:
         raise ValueError(f"{'.'.join(path)}: {complaint}")
     place = EndpointConfig(arn.split(":")[3])
     label = LabelConfig(arn, cast(Format, format), prices, price_source="config", endpoints=(place,))
-    return Profile(name, label, label_tariff(label))
+    return Profile(name, label, build_label_price_table(label))
 
 
 def _prices(given: Any) -> PricesConfig:

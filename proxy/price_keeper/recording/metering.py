@@ -168,7 +168,7 @@ class Metering:
             if operation is Operation.ASYNC_INVOKES:
                 self._job_price(profile.name)  # which it has not, so this raises
             expected = next(iter(kept.values())).expected if kept else Expected()
-            price_at, guess = _always(profile.tariff.price), partial(_tokens, expected)
+            price_at, guess = _always(profile.price_table.price), partial(_tokens, expected)
             terms = Terms(profile.name, operation, profile.label.format, price_at, guess, expected)
             kept[operation] = terms
         return terms

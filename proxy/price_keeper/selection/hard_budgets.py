@@ -119,7 +119,7 @@ class HardBudgets:
     def _find_prices(self, candidate: Candidate) -> CallPrices:
         resolved, pricing, targets = candidate
         if isinstance(resolved, OwnChoice):
-            return CallPrices((resolved.profile.tariff,), self._unit_prices)
+            return CallPrices((resolved.profile.price_table,), self._unit_prices)
         label = self._labels.get(resolved.label)
         if pricing.counted_as == ASYNC_JOB_LABEL or not resolved.model:
             return CallPrices((), self._unit_prices, None if label is None else label.pico_per_async_job)

@@ -11,7 +11,7 @@ from price_keeper.errors import InvalidRequest
 from price_keeper.forwarding.model_path import Operation
 from price_keeper.hard import worst
 from price_keeper.hard.worst import CostCeiling, apply_count, compute_ceiling
-from price_keeper.metering.pricing import cost, tariff_of
+from price_keeper.metering.pricing import cost, build_price_table
 from price_keeper.metering.usage import Usage
 
 from tests.fuzz.documents import document, pairs, views
@@ -19,7 +19,7 @@ from tests.fuzz.oracle import holds, same
 from tests.fuzz.reader import Reader
 
 LABEL = 300
-TARIFF = tariff_of(
+TARIFF = build_price_table(
     PricesConfig(
         *(Decimal(usd) for usd in ("3", "15", "0.3", "3.75")),
         service_tiers=MappingProxyType({"flex": TierPrices(Decimal(1), Decimal(40))}),
