@@ -123,7 +123,7 @@ async def test_the_short_way_goes_by_the_new_ones_from_the_next_call_on(port: Da
     assert recorded(port)["moving"].pico - before == last_cost(port, AFTER, "moving")
     assert served(await ask(port, HAIKU)) == ("moving", HAIKU)
     assert (await ask(port, CLAUDE)).status == 400  # no label's any more
-    assert port.offer.price_tables.for_label("moving", "us-east-1", HAIKU).usual.input == 50 * 10**6  # which metrics tell
+    assert port.offer.price_tables.for_label("moving", "us-east-1", HAIKU).default_prices.input == 50 * 10**6  # which metrics tell
 
 
 @pytest.mark.parametrize("enforcement", ["soft", "hard"])

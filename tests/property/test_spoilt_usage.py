@@ -166,7 +166,7 @@ def recorded(
 ) -> Counts:
     before = journal.tally.total()
     guess = make_plain_usage(len(body) // 4 + 1, 501, 0)
-    terms = Terms("premium", operation, format, lambda _: TARIFF.price, lambda _: guess, Expected())
+    terms = Terms("premium", operation, format, lambda _: TARIFF.pricer, lambda _: guess, Expected())
     meter = Meter(journal, terms, ACCOUNT, TARGET, guess, 1.0, most=most)
     meter.on_sent(TARGET)
     meter.on_head(200, how.head(answer.headers))

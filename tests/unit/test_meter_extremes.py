@@ -28,7 +28,7 @@ from price_keeper.recording.leftovers import recover
 from price_keeper.recording.meter import MOST_PICO, Meter, Terms
 from price_keeper.recording.ulid import Ulids
 
-TOKENS = build_price_table(PricesConfig(input="3", output="15", cache_read="0.3", cache_write_5m="3.75", cache_write_1h="6")).price  # type: ignore[arg-type]
+TOKENS = build_price_table(PricesConfig(input="3", output="15", cache_read="0.3", cache_write_5m="3.75", cache_write_1h="6")).pricer  # type: ignore[arg-type]
 UNIT = 150_000_000
 UNITS = {"topicPolicyUnits": UNIT, "contentPolicyUnits": UNIT, "automatedReasoningPolicyUnits": UNIT}
 BOTH = with_units(TOKENS, UNITS)

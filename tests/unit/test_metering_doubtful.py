@@ -27,7 +27,7 @@ from price_keeper.recording.journal import Journal
 from price_keeper.recording.meter import Meter, Terms
 from price_keeper.recording.ulid import Ulids
 
-TOKENS = build_price_table(PricesConfig(input="3", output="15", cache_read="0.3", cache_write_5m="3.75", cache_write_1h="6")).price  # type: ignore[arg-type]
+TOKENS = build_price_table(PricesConfig(input="3", output="15", cache_read="0.3", cache_write_5m="3.75", cache_write_1h="6")).pricer  # type: ignore[arg-type]
 CLAUDE = "claude-sonnet-4-5-20250929"
 UNIT_PRICES = {"topicPolicyUnits": 150_000_000, "wordPolicyUnits": 0}
 UNITS = Price(lambda usage: price_guardrail(UNIT_PRICES, usage.units), "config")
@@ -276,7 +276,7 @@ def test_units_of_free_policies_and_free_labels_cost_nothing(record: Ask) -> Non
     words = {"usage": {"wordPolicyUnits": 2, "topicPolicyUnits": 0}}
     counts = record(Operation.APPLY_GUARDRAIL, words, price=UNITS, guess=Usage(units={"unknown": 3}), most=WORST)
     assert (counts.pico, counts.guardrail_units, counts.estimated_requests) == (0, 2, 0)
-    free = build_price_table(PricesConfig(input="0", output="0")).price  # type: ignore[arg-type]
+    free = build_price_table(PricesConfig(input="0", output="0")).pricer  # type: ignore[arg-type]
     answer = {"output": {}, "usage": {"inputTokens": 9, "outputTokens": 9}}
     assert record(Operation.CONVERSE, answer, price=free) == Counts(1, 0, 9, 9)
     units = {"invocationMetrics": {"usage": {"wordPolicyUnits": 1}}}

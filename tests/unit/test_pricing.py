@@ -195,7 +195,7 @@ def test_of_a_long_context_in_another_tier_or_mode_nobody_knows_the_price() -> N
 
 
 def test_the_dearest_price_may_be_a_long_contexts() -> None:
-    assert build_price_table(LONG).dearest == (6_000_000, 26_250_000, 600_000, 7_500_000, 12_000_000)
+    assert build_price_table(LONG).highest_prices == (6_000_000, 26_250_000, 600_000, 7_500_000, 12_000_000)
     assert cost(build_price_table(LONG), Usage(1, tier="new")) == Priced(6_000_000, UNKNOWN)
 
 

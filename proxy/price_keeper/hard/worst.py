@@ -90,7 +90,7 @@ def compute_max_cost(price_tables: Sequence[PriceTable], input_tokens: int, outp
     """A token of input is charged once: as new, or as read from a cache or written to one."""
     if not price_tables:
         raise ValueError("a label is served somewhere")
-    return max(_compute_cost(tariff.dearest, input_tokens, output_tokens) for tariff in price_tables)
+    return max(_compute_cost(tariff.highest_prices, input_tokens, output_tokens) for tariff in price_tables)
 
 
 def _compute_cost(prices: tuple[int, ...], input_tokens: int, output_tokens: int) -> int:

@@ -65,10 +65,10 @@ class PriceTable:
     version: str  # the same figures from the same source have the same one
     source: PriceSource
     long_context: LongContextPrices | None = None
-    dearest: tuple[int, ...] = field(init=False, repr=False, compare=False)  # of each kind, over all tables
-    usual: PicoPrices = field(init=False, repr=False, compare=False)
-    usual_up_to: int = field(init=False, repr=False, compare=False)  # tokens of input
-    price: Price = field(init=False, repr=False, compare=False)
+    highest_prices: tuple[int, ...] = field(init=False, repr=False, compare=False)  # of each kind, over all tables
+    default_prices: PicoPrices = field(init=False, repr=False, compare=False)
+    default_up_to_tokens: int = field(init=False, repr=False, compare=False)  # tokens of input
+    pricer: Price = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         long = self.long_context
@@ -79,14 +79,14 @@ class PriceTable:
         object.__setattr__(self, "price", Price(partial(cost, self), f"{self.source} {self.version}", self._price_plain))
 
     def _price_plain(self, input: int, output: int) -> int:
-        if input > self.usual_up_to:
+        if input > self.default_up_to_tokens:
             return cost(self, make_plain_usage(input, output, 0)).pico
-        usual = self.usual
-        return input * usual[0] + output * usual[1]
+        prices = self.default_prices
+        return input * prices[0] + output * prices[1]
 
     def prices_for(self, tier: str, latency: str, whole_input: int = 0) -> PicoPrices | None:
         """None: nobody has told what such a call costs."""
-        if self.long_context is not None and whole_input > self.usual_up_to:
+        if self.long_context is not None and whole_input > self.default_up_to_tokens:
             is_ordinary = tier in _ORDINARY_TIERS and latency in _ORDINARY_LATENCIES
             return self.long_context.prices if is_ordinary else None
         if latency in _ORDINARY_LATENCIES:
@@ -106,7 +106,7 @@ def cost(tariff: PriceTable, usage: Usage) -> Priced:
     counts = usage[:5]
     pico, flags = 0, _NO_FLAGS
     prices = tariff.prices_for(usage.tier, usage.latency, sum(counts) - usage.output) or _NO_PRICES
-    for tokens, price, dearest in zip(counts, prices, tariff.dearest, strict=True):
+    for tokens, price, dearest in zip(counts, prices, tariff.highest_prices, strict=True):
         if not tokens:
             continue
         if price is None:

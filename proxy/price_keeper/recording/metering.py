@@ -168,7 +168,7 @@ class Metering:
             if operation is Operation.ASYNC_INVOKES:
                 self._job_price(profile.name)  # which it has not, so this raises
             expected = next(iter(kept.values())).expected if kept else Expected()
-            price_at, guess = _always(profile.price_table.price), partial(_tokens, expected)
+            price_at, guess = _always(profile.price_table.pricer), partial(_tokens, expected)
             terms = Terms(profile.name, operation, profile.label.format, price_at, guess, expected)
             kept[operation] = terms
         return terms
@@ -193,7 +193,7 @@ class Metering:
         return Price(lambda _: Priced(pico), "config")
 
     def _token_price(self, label: str, target: UpstreamTarget) -> Price:
-        return self._tariffs.for_label(label, target.region, target.model).price
+        return self._tariffs.for_label(label, target.region, target.model).pricer
 
     def _expected_of(self, label: str) -> Expected:
         found = self._expected.get(label)

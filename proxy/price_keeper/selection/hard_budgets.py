@@ -157,7 +157,7 @@ def _fix_prices(prices: CallPrices, candidate: Candidate) -> Candidate:
     """At the prices that it is held for, wherever it goes and whatever they are by then."""
     if len(prices.price_tables) != len(candidate.targets):  # the others' never change: of guardrails, jobs, apps' own labels
         return candidate
-    price_at = {target: tariff.price for target, tariff in zip(candidate.targets, prices.price_tables, strict=True)}
+    price_at = {target: tariff.pricer for target, tariff in zip(candidate.targets, prices.price_tables, strict=True)}
     return candidate._replace(terms=replace(candidate.pricing, price_at=price_at.__getitem__))
 
 
