@@ -14,7 +14,7 @@ import pytest
 from bedrock_simulator.usage import SPOILINGS
 from price_keeper.config import Config
 from price_keeper.forwarding.model_path import Operation
-from price_keeper.metering.pricing import cost, build_label_price_table
+from price_keeper.metering.pricing import price_usage, build_label_price_table
 from price_keeper.metering.usage import Usage
 
 from tests.flow.test_hard_budgets import hard, true_spend
@@ -57,7 +57,7 @@ CASES: list[tuple[str, str, dict[str, Any], str]] = [
 def truly_used(port: DataPort, label: str) -> int:
     used = [entry.usage for entry in port.bedrock.ledger if entry.usage is not None]
     tariff = build_label_price_table(port.config.labels[label])
-    return sum(cost(tariff, Usage(each.input_tokens, each.output_tokens)).pico for each in used)
+    return sum(price_usage(tariff, Usage(each.input_tokens, each.output_tokens)).pico for each in used)
 
 
 async def spent(folder: Path, label: str, path: str, body: dict[str, Any], how: str) -> tuple[int, int]:

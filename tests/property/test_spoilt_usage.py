@@ -30,7 +30,7 @@ from price_keeper.forwarding.upstream import UpstreamEndpoint
 from price_keeper.hard import worst
 from price_keeper.hard.worst import compute_ceiling
 from price_keeper.metering.bodies import INVOCATION_METRICS
-from price_keeper.metering.pricing import cost, build_price_table
+from price_keeper.metering.pricing import price_usage, build_price_table
 from price_keeper.metering.usage import Usage, make_plain_usage
 from price_keeper.recording.entries import Account, Counter, Counts
 from price_keeper.recording.expected import Expected
@@ -196,7 +196,7 @@ def test_spoilt_usage_never_charges_a_hard_budget_less_than_was_used(
     def answer() -> Answer:
         return simulated(path, body, Wishes(output_tokens=length, **cached))
 
-    true = cost(TARIFF, true_usage(answer())).pico
+    true = price_usage(TARIFF, true_usage(answer())).pico
     assert 0 < true <= bound.pico
     hard = recorded(journal, operation, format, answer(), how, body, bound.pico)
     assert (hard.requests, hard.pico >= true) == (1, True)
@@ -215,7 +215,7 @@ def test_spoilt_usage_of_embeddings_is_never_recorded_as_less_unflagged(
     operation, path, body = request("invoke", family)
     bound = compute_ceiling(operation, format, body, {}, worst.CallPrices([TARIFF]), None, model)
     answer = simulated(path, body, Wishes())
-    true = cost(TARIFF, true_usage(answer)).pico
+    true = price_usage(TARIFF, true_usage(answer)).pico
     assert recorded(journal, operation, format, answer, how, body, bound.pico).pico >= true
     soft = recorded(journal, operation, format, answer, how, body, None)
     assert soft.pico >= true or soft.estimated_requests == 1
@@ -231,7 +231,7 @@ def test_healthy_usage_is_recorded_exactly_in_every_family_and_form(journal: Jou
     wished = Wishes(output_tokens=40, cache_read_tokens=701, cache_write_5m_tokens=83)
     true = true_usage(simulated(path, body, wished))
     counts = recorded(journal, operation, format, simulated(path, body, wished), Spoilings("", "", ""), body, 10**14)
-    assert counts == Counts(1, 0, *true[:5], 0, cost(TARIFF, true).pico)
+    assert counts == Counts(1, 0, *true[:5], 0, price_usage(TARIFF, true).pico)
 
 
 def test_the_pieces_of_a_healthy_answer_are_put_together_as_they_were() -> None:

@@ -24,7 +24,7 @@ from price_keeper.forwarding.model_path import Operation
 from price_keeper.hard import worst
 from price_keeper.hard.worst import CostCeiling, apply_count, compute_ceiling
 from price_keeper.metering.guardrails import price_guardrail
-from price_keeper.metering.pricing import cost, build_price_table
+from price_keeper.metering.pricing import price_usage, build_price_table
 from price_keeper.metering.reading import build_reader
 from price_keeper.metering.usage import Usage
 
@@ -227,9 +227,9 @@ def check(operation: Operation, format: str, model: str, path: str, sent: bytes,
     whole = sum(usage[:5]) - usage.output
     assert whole <= found.input_tokens
     assert usage.output <= found.output_tokens
-    assert cost(TARIFF, usage).pico <= found.pico
+    assert price_usage(TARIFF, usage).pico <= found.pico
     by_count = apply_count(found, PRICES, whole)
-    assert cost(TARIFF, usage).pico <= by_count.pico
+    assert price_usage(TARIFF, usage).pico <= by_count.pico
     again = compute_ceiling(operation, format, found.body, {}, PRICES, None, model)
     assert (again.output_tokens, again.body) == (found.output_tokens, found.body)
 

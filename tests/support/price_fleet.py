@@ -11,7 +11,7 @@ from typing import Any
 from price_keeper.config.keys import Config, parse_config
 from price_keeper.metering.aws_price_list import AwsPriceList
 from price_keeper.metering.price_updates import Tariffs, TariffStatus
-from price_keeper.metering.pricing import PriceTable, cost
+from price_keeper.metering.pricing import PriceTable, price_usage
 from price_keeper.metering.usage import Usage
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Item, Store
@@ -75,7 +75,7 @@ def standard(tariffs: Tariffs) -> PriceTable:
 
 
 def usd_per_1m(tariff: PriceTable) -> float:
-    return cost(tariff, MILLION).pico / 10**12
+    return price_usage(tariff, MILLION).pico / 10**12
 
 
 def status(tariffs: Tariffs, label: str = "standard") -> TariffStatus:

@@ -25,7 +25,7 @@ from price_keeper.metering.guardrails import (
     may_name_guardrail,
     estimate_request_units,
 )
-from price_keeper.metering.pricing import PRICE_UNKNOWN, Priced
+from price_keeper.metering.pricing import PRICE_UNKNOWN, Cost
 from price_keeper.metering.reading import EVENT_STREAM, SERVER_SENT_EVENTS, build_reader
 from price_keeper.recording.entries import Account, Counter, Counts, Intent, Kind
 
@@ -280,15 +280,15 @@ UNITS = build_guardrail_prices(GuardrailsConfig(UnitPrices(*map(Decimal, USD.spl
     ],
 )
 def test_units_of_a_guardrail(units: dict[str, int], micros: int) -> None:
-    assert price_guardrail(UNITS, units) == Priced(micros * 10**6, frozenset())
+    assert price_guardrail(UNITS, units) == Cost(micros * 10**6, frozenset())
 
 
 def test_units_of_a_policy_nobody_knows_cost_as_much_as_the_dearest() -> None:
-    assert price_guardrail(UNITS, {"newPolicyUnits": 2}) == Priced(1500 * 10**6, UNKNOWN)
-    assert price_guardrail(UNITS, {"newPolicyUnits": 0}) == Priced(0, frozenset())
+    assert price_guardrail(UNITS, {"newPolicyUnits": 2}) == Cost(1500 * 10**6, UNKNOWN)
+    assert price_guardrail(UNITS, {"newPolicyUnits": 0}) == Cost(0, frozenset())
 
 
 def test_estimated_units_are_as_dear_and_are_flagged() -> None:
     flags = frozenset((GUARDRAIL_ESTIMATED,))
-    assert price_guardrail(UNITS, {ESTIMATED_UNITS: 2}) == Priced(1500 * 10**6, flags)
-    assert price_guardrail(UNITS, {ESTIMATED_UNITS: 1, "new": 1}) == Priced(1500 * 10**6, flags | UNKNOWN)
+    assert price_guardrail(UNITS, {ESTIMATED_UNITS: 2}) == Cost(1500 * 10**6, flags)
+    assert price_guardrail(UNITS, {ESTIMATED_UNITS: 1, "new": 1}) == Cost(1500 * 10**6, flags | UNKNOWN)

@@ -17,7 +17,7 @@ from price_keeper.forwarding.forwarder import UpstreamTarget
 from price_keeper.forwarding.model_path import Operation
 from price_keeper.forwarding.upstream import UpstreamEndpoint
 from price_keeper.metering.guardrails import estimate_units
-from price_keeper.metering.pricing import Price, Priced, build_price_table
+from price_keeper.metering.pricing import Pricer, Cost, build_price_table
 from price_keeper.metering.reading import EVENT_STREAM
 from price_keeper.metering.usage import make_plain_usage
 from price_keeper.recording.entries import Account, Counter, Counts
@@ -49,7 +49,7 @@ def journal(tmp_path: Path) -> Iterator[Journal]:
     made.close()
 
 
-def terms(operation: Operation, price: Price) -> Terms:
+def terms(operation: Operation, price: Pricer) -> Terms:
     return Terms("premium", operation, "anthropic", lambda _: price, lambda _: GUESS, Expected())
 
 
@@ -82,7 +82,7 @@ def test_the_intent_of_a_call_with_a_guardrail_has_its_units_and_its_money(journ
     (left,) = recover(tmp_path).sealed  # as after a kill
     counts = left.seal.parts[0][0][1]
     assert counts.guardrail_units == sum(GUARDED.units.values()) > 5
-    assert left.seal.pico == BOTH.of(GUARDED).pico > TOKENS.of(GUESS).pico
+    assert left.seal.pico == BOTH.price(GUARDED).pico > TOKENS.price(GUESS).pico
 
 
 def test_a_tier_that_no_line_can_hold_is_one_that_nobody_knows(journal: Journal) -> None:
@@ -93,15 +93,15 @@ def test_a_tier_that_no_line_can_hold_is_one_that_nobody_knows(journal: Journal)
     assert counts.pico > 0
 
 
-@pytest.mark.parametrize("unwritable", [Priced(1, frozenset({"\ud800"})), Priced(-(2**70))])
+@pytest.mark.parametrize("unwritable", [Cost(1, frozenset({"\ud800"})), Cost(-(2**70))])
 def test_a_receipt_that_cannot_be_written_is_an_estimate(
-    journal: Journal, caplog: pytest.LogCaptureFixture, unwritable: Priced
+    journal: Journal, caplog: pytest.LogCaptureFixture, unwritable: Cost
 ) -> None:
-    odd = Price(lambda usage: TOKENS.of(usage) if usage == GUESS else unwritable, "config")
+    odd = Pricer(lambda usage: TOKENS.price(usage) if usage == GUESS else unwritable, "config")
     meter = Meter(journal, terms(Operation.CONVERSE, odd), ACCOUNT, TARGET, GUESS, 1.0)
     answer = b'{"usage":{"inputTokens":1,"outputTokens":1}}'
     found = recorded(meter, journal, b"application/json", answer)
-    assert found == Counts(1, 1, GUESS.input, GUESS.output, pico=TOKENS.of(GUESS).pico)
+    assert found == Counts(1, 1, GUESS.input, GUESS.output, pico=TOKENS.price(GUESS).pico)
     assert "is estimated" in caplog.text
 
 
@@ -109,11 +109,11 @@ def test_units_that_nobody_can_have_used_are_not_believed_of_a_cut_answer_either
     usage = {"automatedReasoningPolicyUnits": 10**9, "automatedReasoningPolicies": 10**9}
     trace = {"trace": {"guardrail": {"inputAssessment": {"a": {"invocationMetrics": {"usage": usage}}}}}}
     counts = recorded(guarded(journal, Operation.CONVERSE_STREAM), journal, EVENT_STREAM, event("metadata", trace))
-    assert counts.pico == BOTH.of(GUARDED).pico
+    assert counts.pico == BOTH.price(GUARDED).pico
 
 
 def test_no_guess_is_more_than_a_call_may_cost(journal: Journal, tmp_path: Path) -> None:
-    dear = Price(lambda _: TOKENS.of(GUESS)._replace(pico=2**70), "config")
+    dear = Pricer(lambda _: TOKENS.price(GUESS)._replace(pico=2**70), "config")
     meter = Meter(journal, terms(Operation.CONVERSE, dear), ACCOUNT, TARGET, GUESS, 1.0)
     assert recover(tmp_path).sealed[0].seal.pico == MOST_PICO
     assert recorded(meter, journal, b"application/json", b"{}").pico == MOST_PICO

@@ -17,7 +17,7 @@ from price_keeper.forwarding.model_path import Operation
 from price_keeper.forwarding.upstream import UpstreamEndpoint
 from price_keeper.metering.bodies import INVOCATION_METRICS
 from price_keeper.metering.guardrails import estimate_units, price_guardrail
-from price_keeper.metering.pricing import Price, build_price_table
+from price_keeper.metering.pricing import Pricer, build_price_table
 from price_keeper.metering.reading import EVENT_STREAM, JSON, SERVER_SENT_EVENTS
 from price_keeper.metering.usage import Usage, make_plain_usage
 from price_keeper.recording.entries import Account, Counter, Counts
@@ -30,7 +30,7 @@ from price_keeper.recording.ulid import Ulids
 TOKENS = build_price_table(PricesConfig(input="3", output="15", cache_read="0.3", cache_write_5m="3.75", cache_write_1h="6")).pricer  # type: ignore[arg-type]
 CLAUDE = "claude-sonnet-4-5-20250929"
 UNIT_PRICES = {"topicPolicyUnits": 150_000_000, "wordPolicyUnits": 0}
-UNITS = Price(lambda usage: price_guardrail(UNIT_PRICES, usage.units), "config")
+UNITS = Pricer(lambda usage: price_guardrail(UNIT_PRICES, usage.units), "config")
 TARGET = UpstreamTarget(UpstreamEndpoint("127.0.0.1", 1, False), "us-east-1", "m", "/")
 ACCOUNT = Account.of([Counter("ORG#a", "premium", "DAY#20261118", 8)])
 GUESS = make_plain_usage(100, 500, 0)
@@ -58,7 +58,7 @@ def record(journal: Journal) -> Ask:
         headers: dict[bytes, bytes] | None = None,
         *,
         most: int | None = None,
-        price: Price = TOKENS,
+        price: Pricer = TOKENS,
         guess: Usage = GUESS,
         asked_units: int = 0,
         status: int = 200,
@@ -365,4 +365,4 @@ def test_zero_usage_of_a_guarded_call_that_was_not_blocked_is_estimated(record: 
     more = {"price": with_units(TOKENS, UNIT_PRICES), "guess": guess, "asked_units": 9}
     counts = record(operation, wire, kind, **more)
     assert (counts.estimated_requests, counts.input_tokens) == (1, GUESS.input)
-    assert counts.pico > TOKENS.of(GUESS._replace(output=0)).pico
+    assert counts.pico > TOKENS.price(GUESS._replace(output=0)).pico

@@ -16,9 +16,9 @@ from price_keeper.metering.pricing import (
     KINDS,
     PRICE_UNKNOWN,
     ListedPrices,
-    Priced,
+    Cost,
     PriceTable,
-    cost,
+    price_usage,
     build_label_price_table,
     find_implausible_prices,
     overlay_prices,
@@ -65,7 +65,7 @@ TITAN = PricesConfig(*usd("0.02 0"))
     ],
 )
 def test_a_familys_usage_at_its_prices(prices: PricesConfig, usage: Usage, micros: str) -> None:
-    assert cost(build_price_table(prices), usage) == Priced(int(Decimal(micros) * 10**6), frozenset())
+    assert price_usage(build_price_table(prices), usage) == Cost(int(Decimal(micros) * 10**6), frozenset())
 
 
 @pytest.mark.parametrize(
@@ -82,12 +82,12 @@ def test_a_familys_usage_at_its_prices(prices: PricesConfig, usage: Usage, micro
     ],
 )
 def test_what_has_no_price_is_charged_at_the_dearest_and_flagged(prices: PricesConfig, usage: Usage, micros: str) -> None:
-    assert cost(build_price_table(prices), usage) == Priced(int(Decimal(micros) * 10**6), UNKNOWN)
+    assert price_usage(build_price_table(prices), usage) == Cost(int(Decimal(micros) * 10**6), UNKNOWN)
 
 
 def test_what_was_not_used_needs_no_price() -> None:
-    assert cost(build_price_table(LLAMA), Usage(1, 1)).flags == frozenset()
-    assert cost(build_price_table(LLAMA), Usage(tier="unheard of")) == Priced(0, frozenset())
+    assert price_usage(build_price_table(LLAMA), Usage(1, 1)).flags == frozenset()
+    assert price_usage(build_price_table(LLAMA), Usage(tier="unheard of")) == Cost(0, frozenset())
 
 
 # ---------------------------------------------------------------- against plain arithmetic
@@ -144,7 +144,7 @@ LONG_PRICES = st.builds(
 @settings(max_examples=tries(200))
 @given(ALL_PRICES | LONG_PRICES, TOKENS, TIERS, LATENCIES)
 def test_a_cost_is_exact(prices: PricesConfig, tokens: tuple[int, ...], tier: str, latency: str) -> None:
-    priced = cost(build_price_table(prices), Usage(*tokens, tier, latency))
+    priced = price_usage(build_price_table(prices), Usage(*tokens, tier, latency))
     assert Fraction(priced.pico, 10**12) == plain_cost(prices, tokens, tier, latency)
 
 
@@ -152,9 +152,9 @@ def test_a_cost_is_exact(prices: PricesConfig, tokens: tuple[int, ...], tier: st
 @given(ALL_PRICES, TOKENS, TOKENS, TIERS, LATENCIES)
 def test_costs_add_up(prices: PricesConfig, one: tuple[int, ...], two: tuple[int, ...], tier: str, latency: str) -> None:
     tariff = build_price_table(prices)
-    first, second = (cost(tariff, Usage(*tokens, tier, latency)) for tokens in (one, two))
-    both = cost(tariff, Usage(*map(sum, zip(one, two, strict=True)), tier, latency))
-    assert both == Priced(first.pico + second.pico, first.flags | second.flags)
+    first, second = (price_usage(tariff, Usage(*tokens, tier, latency)) for tokens in (one, two))
+    both = price_usage(tariff, Usage(*map(sum, zip(one, two, strict=True)), tier, latency))
+    assert both == Cost(first.pico + second.pico, first.flags | second.flags)
 
 
 PAID_PRICES = st.builds(lambda prices: replace(prices, output=prices.output + 1), ALL_PRICES)
@@ -163,7 +163,7 @@ PAID_PRICES = st.builds(lambda prices: replace(prices, output=prices.output + 1)
 @settings(max_examples=tries(200))
 @given(PAID_PRICES, st.sampled_from(KINDS), TIERS, LATENCIES)
 def test_nothing_unknown_is_free(prices: PricesConfig, kind: str, tier: str, latency: str) -> None:
-    priced = cost(build_price_table(prices), Usage(tier=tier, latency=latency)._replace(**{kind: 1}))
+    priced = price_usage(build_price_table(prices), Usage(tier=tier, latency=latency)._replace(**{kind: 1}))
     assert PRICE_UNKNOWN not in priced.flags or priced.pico > 0
 
 
@@ -185,18 +185,18 @@ LONG = replace(CLAUDE, long_context=LongContext(*usd("6 22.50 0.60 7.50 12"), ab
     ],
 )
 def test_a_call_with_more_input_than_usual_has_prices_of_its_own(usage: Usage, micros: str) -> None:
-    assert cost(build_price_table(LONG), usage) == Priced(int(Decimal(micros) * 10**6), frozenset())
+    assert price_usage(build_price_table(LONG), usage) == Cost(int(Decimal(micros) * 10**6), frozenset())
 
 
 def test_of_a_long_context_in_another_tier_or_mode_nobody_knows_the_price() -> None:
     for usage in (Usage(300_000, tier="priority"), Usage(300_000, latency="optimized")):
-        assert cost(build_price_table(LONG), usage) == Priced(300_000 * 6_000_000, UNKNOWN)
-    assert cost(build_price_table(LONG), Usage(200_000, tier="priority")).flags == frozenset()
+        assert price_usage(build_price_table(LONG), usage) == Cost(300_000 * 6_000_000, UNKNOWN)
+    assert price_usage(build_price_table(LONG), Usage(200_000, tier="priority")).flags == frozenset()
 
 
 def test_the_dearest_price_may_be_a_long_contexts() -> None:
     assert build_price_table(LONG).highest_prices == (6_000_000, 26_250_000, 600_000, 7_500_000, 12_000_000)
-    assert cost(build_price_table(LONG), Usage(1, tier="new")) == Priced(6_000_000, UNKNOWN)
+    assert price_usage(build_price_table(LONG), Usage(1, tier="new")) == Cost(6_000_000, UNKNOWN)
 
 
 def test_the_version_tells_of_long_contexts() -> None:
@@ -210,8 +210,8 @@ def test_the_list_knows_no_long_contexts_so_the_configurations_hold() -> None:
     both = {"input": 3_300_000, "output": 16_500_000, "cache_read": 330_000, **WRITES}
     tariff = overlay_prices(config, listed(both, default=both, priority=both), "2026-11-18")
     assert (tariff.source, tariff.version) == ("aws+config", f"2026-11-18+{config.version}")
-    assert cost(tariff, Usage(200_000)).pico == 200_000 * 3_300_000
-    assert cost(tariff, Usage(200_001)).pico == 200_001 * 6_000_000
+    assert price_usage(tariff, Usage(200_000)).pico == 200_000 * 3_300_000
+    assert price_usage(tariff, Usage(200_001)).pico == 200_001 * 6_000_000
 
 
 # ---------------------------------------------------------------- tariffs
@@ -234,7 +234,7 @@ def test_a_tariff_never_changes() -> None:
 def test_a_default_price_makes_a_tariff_as_well() -> None:
     table = TierPrices(*usd("15 75 1.5 18.75 30"))
     assert build_price_table(table).tiers == {"default": table.pico_per_token}
-    assert cost(build_price_table(table), Usage(1, tier="flex")) == Priced(15_000_000, UNKNOWN)
+    assert price_usage(build_price_table(table), Usage(1, tier="flex")) == Cost(15_000_000, UNKNOWN)
 
 
 def test_a_place_has_its_own_prices_or_the_labels() -> None:

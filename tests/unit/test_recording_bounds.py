@@ -13,7 +13,7 @@ import pytest
 from price_keeper.forwarding.forwarder import UpstreamTarget
 from price_keeper.forwarding.model_path import Operation
 from price_keeper.forwarding.upstream import UpstreamEndpoint
-from price_keeper.metering.pricing import Price, Priced
+from price_keeper.metering.pricing import Pricer, Cost
 from price_keeper.metering.usage import Usage
 from price_keeper.recording import aggregator as aggregating
 from price_keeper.recording import journal as limits
@@ -231,12 +231,12 @@ async def test_one_bad_row_or_segment_stops_no_other(rec: Recording, caplog: pyt
 async def test_what_an_answer_says_is_not_in_the_log_when_it_cannot_be_read(
     rec: Recording, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def of(usage: Usage) -> Priced:
+    def of(usage: Usage) -> Cost:
         if usage != Usage(7, 7):
             raise ValueError("what the model said")
-        return Priced(5)
+        return Cost(5)
 
-    price = Price(of, "config")
+    price = Pricer(of, "config")
     target = UpstreamTarget(UpstreamEndpoint("127.0.0.1", 1, False), "us-east-1", "m", "/")
     account = Account.of([rec.counter()])
     terms = Terms("premium", Operation.CONVERSE, "", lambda _: price, lambda _: Usage(7, 7), Expected())

@@ -17,7 +17,7 @@ from price_keeper.forwarding.model_path import Operation
 from price_keeper.hard import reading, tally, worst
 from price_keeper.hard.worst import UNCOUNTED_TOKENS, CostCeiling, apply_count, compute_ceiling
 from price_keeper.metering.guardrails import price_guardrail
-from price_keeper.metering.pricing import cost, build_price_table
+from price_keeper.metering.pricing import price_usage, build_price_table
 from price_keeper.metering.usage import Usage
 
 CONVERSE, INVOKE, CHAT = Operation.CONVERSE, Operation.INVOKE, Operation.CHAT_COMPLETIONS
@@ -375,4 +375,4 @@ def test_a_kind_that_only_the_answer_reveals_is_within_it() -> None:
         for kind in ("input", "cache_read", "cache_write_5m", "cache_write_1h"):
             for tier in ("", "reserved", "unheard of"):
                 usage = Usage(output=100, tier=tier)._replace(**{kind: found.input_tokens})
-                assert cost(tariff, usage).pico <= found.pico
+                assert price_usage(tariff, usage).pico <= found.pico

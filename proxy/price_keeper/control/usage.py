@@ -15,7 +15,7 @@ from price_keeper.control.overrides import LABEL
 from price_keeper.control.parts import Parts
 from price_keeper.control.problems import ERRORS, Problem, invalid, not_found, problem_of
 from price_keeper.errors import StoreUnavailable
-from price_keeper.metering.pricing import Priced, cost, build_label_price_table
+from price_keeper.metering.pricing import Cost, price_usage, build_label_price_table
 from price_keeper.metering.profiles import NOTHING, UNREAD
 from price_keeper.metering.usage import Usage
 from price_keeper.model import Caller, build_client_id
@@ -159,7 +159,7 @@ def _moment(given: Mapping[str, Any], now: float, below: str) -> float:
     return at
 
 
-async def _priced(parts: Parts, caller: Caller, given: Mapping[str, Any], below: str) -> Priced:
+async def _priced(parts: Parts, caller: Caller, given: Mapping[str, Any], below: str) -> Cost:
     """As the configuration says, or for a label of the app's own its profile. Raises Problem and StoreUnavailable."""
     name = given["label"]
     own = NOTHING if name in parts.config.labels else await parts.standings.app_labels.get(caller)
@@ -168,14 +168,14 @@ async def _priced(parts: Parts, caller: Caller, given: Mapping[str, Any], below:
         tariff = parts.tariffs.get(name)
         if tariff is None:
             tariff = parts.tariffs[name] = build_label_price_table(label)
-        return cost(tariff, _usage(given))
+        return price_usage(tariff, _usage(given))
     if own is UNREAD:
         raise StoreUnavailable("the app's own labels cannot be read")
     profile = own.by_name.get(name)
     if profile is None:
         known = ", ".join((*parts.config.labels, *own.by_name))
         raise invalid("the body cannot be used", (f"{below}label", f"there is no such label; there are {known}"))
-    return cost(profile.price_table, _usage(given))
+    return price_usage(profile.price_table, _usage(given))
 
 
 def _usage(given: Mapping[str, Any]) -> Usage:

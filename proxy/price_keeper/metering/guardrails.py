@@ -14,7 +14,7 @@ from typing import Final
 from price_keeper.config.prices import GuardrailsConfig
 from price_keeper.forwarding import json_splice
 from price_keeper.forwarding.model_path import Operation
-from price_keeper.metering.pricing import PRICE_UNKNOWN, Priced
+from price_keeper.metering.pricing import PRICE_UNKNOWN, Cost
 
 GUARDRAIL_ESTIMATED: Final = "guardrail_estimated"  # the units were, while the tokens may be exact
 ESTIMATED_UNITS: Final = "estimated"  # in the place of a policy's name: each costs as much as the dearest policy's
@@ -127,7 +127,7 @@ def build_guardrail_prices(config: GuardrailsConfig) -> Mapping[str, int]:
     return MappingProxyType({name: config.pico_per_unit(policy) for name, policy in _POLICIES.items()})
 
 
-def price_guardrail(prices: Mapping[str, int], units: Mapping[str, int]) -> Priced:
+def price_guardrail(prices: Mapping[str, int], units: Mapping[str, int]) -> Cost:
     """Units of a policy that nobody knows cost as much as the dearest policy's. Free units cost nothing."""
     dearest = max(prices.values())
     pico, flags = 0, set()
@@ -138,4 +138,4 @@ def price_guardrail(prices: Mapping[str, int], units: Mapping[str, int]) -> Pric
             flags.add(GUARDRAIL_ESTIMATED if name == ESTIMATED_UNITS else PRICE_UNKNOWN)
         factor = max(1, units.get(_REASONING_POLICIES, 1)) if name == _REASONING_UNITS else 1  # it is sold by the policy
         pico += count * factor * prices.get(name, dearest)
-    return Priced(pico, frozenset(flags))
+    return Cost(pico, frozenset(flags))

@@ -36,7 +36,7 @@ _NO_PRICES: Final = (None,) * len(KINDS)
 _UNLIMITED_TOKENS: Final = 10**18
 
 
-class Priced(NamedTuple):
+class Cost(NamedTuple):
     pico: int
     flags: frozenset[str] = _NO_FLAGS
 
@@ -49,13 +49,13 @@ class LongContextPrices(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Price:
+class Pricer:
     """How what was used becomes money, and where that is written. `plain` is the price of input and output alone, where
     nothing else is used."""
 
-    of: Callable[[Usage], Priced]
-    told: str
-    plain: Callable[[int, int], int] | None = None
+    price: Callable[[Usage], Cost]
+    description: str
+    price_plain: Callable[[int, int], int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class PriceTable:
     highest_prices: tuple[int, ...] = field(init=False, repr=False, compare=False)  # of each kind, over all tables
     default_prices: PicoPrices = field(init=False, repr=False, compare=False)
     default_up_to_tokens: int = field(init=False, repr=False, compare=False)  # tokens of input
-    pricer: Price = field(init=False, repr=False, compare=False)
+    pricer: Pricer = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         long = self.long_context
@@ -76,11 +76,11 @@ class PriceTable:
         object.__setattr__(self, "dearest", _find_highest_prices(tables))
         object.__setattr__(self, "usual", self.tiers[DEFAULT_TIER])
         object.__setattr__(self, "usual_up_to", _UNLIMITED_TOKENS if long is None else long.above)
-        object.__setattr__(self, "price", Price(partial(cost, self), f"{self.source} {self.version}", self._price_plain))
+        object.__setattr__(self, "price", Pricer(partial(price_usage, self), f"{self.source} {self.version}", self._price_plain))
 
     def _price_plain(self, input: int, output: int) -> int:
         if input > self.default_up_to_tokens:
-            return cost(self, make_plain_usage(input, output, 0)).pico
+            return price_usage(self, make_plain_usage(input, output, 0)).pico
         prices = self.default_prices
         return input * prices[0] + output * prices[1]
 
@@ -101,18 +101,18 @@ def _find_highest_prices(tables: Iterable[PicoPrices]) -> tuple[int, ...]:
     return tuple(price or max(highest) for price in highest)
 
 
-def cost(tariff: PriceTable, usage: Usage) -> Priced:
+def price_usage(table: PriceTable, usage: Usage) -> Cost:
     """Additive, but for long contexts: two usages of one tier and mode cost together what they cost apart."""
-    counts = usage[:5]
+    tokens_by_dimension = usage[:5]
     pico, flags = 0, _NO_FLAGS
-    prices = tariff.prices_for(usage.tier, usage.latency, sum(counts) - usage.output) or _NO_PRICES
-    for tokens, price, dearest in zip(counts, prices, tariff.highest_prices, strict=True):
+    prices = table.prices_for(usage.tier, usage.latency, sum(tokens_by_dimension) - usage.output) or _NO_PRICES
+    for tokens, price, highest in zip(tokens_by_dimension, prices, table.highest_prices, strict=True):
         if not tokens:
             continue
         if price is None:
-            price, flags = dearest, _PRICE_UNKNOWN_FLAGS
+            price, flags = highest, _PRICE_UNKNOWN_FLAGS
         pico += tokens * price
-    return Priced(pico, flags)
+    return Cost(pico, flags)
 
 
 # ---------------------------------------------------------------- from the configuration

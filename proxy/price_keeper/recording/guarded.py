@@ -8,7 +8,7 @@ from dataclasses import replace
 from price_keeper.forwarding.forwarder import UpstreamTarget
 from price_keeper.metering.guardrail_traces import GuardrailUsageReader
 from price_keeper.metering.guardrails import price_guardrail
-from price_keeper.metering.pricing import Price, Priced
+from price_keeper.metering.pricing import Pricer, Cost
 from price_keeper.metering.reading import UsageReader
 from price_keeper.metering.usage import Usage, sum_tokens
 from price_keeper.recording.entries import Account, Ended
@@ -16,15 +16,15 @@ from price_keeper.recording.journal import Journal
 from price_keeper.recording.meter import CONTENT_TYPE, Meter, Terms
 
 
-def with_units(price: Price, prices: Mapping[str, int]) -> Price:
+def with_units(price: Pricer, prices: Mapping[str, int]) -> Pricer:
     """The price of tokens, and of a guardrail's units beside them: so never that of tokens alone."""
-    return replace(price, of=_both(price.of, prices), plain=None)
+    return replace(price, of=_both(price.price, prices), plain=None)
 
 
-def _both(of_tokens: Callable[[Usage], Priced], prices: Mapping[str, int]) -> Callable[[Usage], Priced]:
-    def both(usage: Usage) -> Priced:
+def _both(of_tokens: Callable[[Usage], Cost], prices: Mapping[str, int]) -> Callable[[Usage], Cost]:
+    def both(usage: Usage) -> Cost:
         tokens, units = of_tokens(usage), price_guardrail(prices, usage.units)
-        return Priced(tokens.pico + units.pico, tokens.flags | units.flags)
+        return Cost(tokens.pico + units.pico, tokens.flags | units.flags)
 
     return both
 
@@ -64,4 +64,4 @@ class GuardedMeter(Meter):
             return usage
         # All that came of a trace before the cut may be what it tells of the request.
         told, guessed = (usage._replace(units=units) for units in reader.reported_and_estimated_units(usage.output))
-        return max(guessed, told, key=lambda each: self._price.of(each).pico)
+        return max(guessed, told, key=lambda each: self._price.price(each).pico)

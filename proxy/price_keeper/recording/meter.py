@@ -11,7 +11,7 @@ from typing import Final
 from price_keeper.forwarding.forwarder import UpstreamTarget
 from price_keeper.forwarding.model_path import Operation
 from price_keeper.logs import build_bedrock_extra
-from price_keeper.metering.pricing import Price, Priced
+from price_keeper.metering.pricing import Pricer, Cost
 from price_keeper.metering.reading import UsageReader, build_reader
 from price_keeper.metering.usage import Usage, sum_tokens
 from price_keeper.recording.entries import Account, Ended, Intent, Receipt, counts_of, plain_counts
@@ -25,7 +25,7 @@ CONTENT_TYPE, REQUEST_ID = b"content-type", b"x-amzn-requestid"
 _log = logging.getLogger("price_keeper.recording")
 
 
-PriceAt = Callable[[UpstreamTarget], Price]
+PriceAt = Callable[[UpstreamTarget], Pricer]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +80,10 @@ class Meter:
         self._status = 0
         self._is_sent = self._is_settled = False
         input, output, _, _, _, _, _, by_policy = guess
-        if price.plain is not None:
-            pico, units = price.plain(input, output), 0
+        if price.price_plain is not None:
+            pico, units = price.price_plain(input, output), 0
         else:
-            pico, units = price.of(guess).pico, sum(by_policy.values())
+            pico, units = price.price(guess).pico, sum(by_policy.values())
         if pico > MOST_PICO:
             pico = MOST_PICO
         self._most = most
@@ -94,7 +94,7 @@ class Meter:
 
     @property
     def price_source(self) -> str:
-        return _source_of(self._price.told)
+        return _source_of(self._price.description)
 
     def on_sent(self, target: UpstreamTarget) -> None:
         if target is not self._target:
@@ -175,17 +175,17 @@ class Meter:
             if not sum_tokens(usage):
                 return True
             guess = guess._replace(units=usage.units)  # those that were used are known to be free
-        return self._status >= 300 or not self._price.of(guess).pico
+        return self._status >= 300 or not self._price.price(guess).pico
 
     def _known(self, usage: Usage) -> Receipt:
         price = self._price
         input, output, read, written_5m, written_1h, tier, latency, units = usage
-        about = {"request": self._request_id, "price": price.told}
-        if price.plain is not None and not (read or written_5m or written_1h or tier or latency or units):
-            pico = price.plain(input, output)  # as of nearly all
+        about = {"request": self._request_id, "price": price.description}
+        if price.price_plain is not None and not (read or written_5m or written_1h or tier or latency or units):
+            pico = price.price_plain(input, output)  # as of nearly all
             counts = plain_counts(input, output, pico)
         else:
-            priced = price.of(usage)
+            priced = price.price(usage)
             pico, counts = priced.pico, counts_of(usage, priced.pico)
             about |= _unusual(usage, priced)
         if not 0 < pico <= MOST_PICO:
@@ -201,15 +201,15 @@ class Meter:
 
     def _estimated(self, reader: UsageReader | None, why: str) -> Receipt:
         if self._most is not None:
-            about = {"request": self._request_id, "price": self._price.told, "why": why}
+            about = {"request": self._request_id, "price": self._price.description, "why": why}
             return Receipt(counts_of(self._guess, self._most, is_estimated=True), about)
         usage = self._guess if reader is None else self._seen(reader)
-        priced = self._price.of(usage)
+        priced = self._price.price(usage)
         if priced.pico > MOST_PICO:
             if reader is not None:
                 return self._estimated(None, "absurd")
             priced = priced._replace(pico=MOST_PICO)
-        about = {"request": self._request_id, "price": self._price.told, **_unusual(usage, priced), "why": why}
+        about = {"request": self._request_id, "price": self._price.description, **_unusual(usage, priced), "why": why}
         return Receipt(counts_of(usage, priced.pico, is_estimated=True), about)
 
     def _seen(self, reader: UsageReader) -> Usage:
@@ -222,6 +222,6 @@ class Meter:
         return told._replace(output=max(told.output, output))
 
 
-def _unusual(usage: Usage, priced: Priced) -> dict[str, str]:
+def _unusual(usage: Usage, priced: Cost) -> dict[str, str]:
     said = {"tier": usage.tier, "latency": usage.latency, "flags": " ".join(sorted(priced.flags))}
     return {name: text for name, text in said.items() if text}

@@ -19,7 +19,7 @@ from price_keeper.forwarding.model_path import Operation
 from price_keeper.hard.worst import CostCeiling
 from price_keeper.metering.guardrails import estimate_units, price_guardrail, build_guardrail_prices
 from price_keeper.metering.price_updates import Tariffs
-from price_keeper.metering.pricing import Price, Priced
+from price_keeper.metering.pricing import Pricer, Cost
 from price_keeper.metering.profiles import OwnChoice, Profile
 from price_keeper.metering.reading import BYTES_PER_TOKEN
 from price_keeper.metering.usage import Usage, make_plain_usage
@@ -182,17 +182,17 @@ class Metering:
         prices = self._unit_prices()
         return lambda target: with_units(price_at(target), prices)
 
-    def _unit_price(self) -> Price:
+    def _unit_price(self) -> Pricer:
         prices = self._unit_prices()
-        return Price(lambda usage: price_guardrail(prices, usage.units), "config")
+        return Pricer(lambda usage: price_guardrail(prices, usage.units), "config")
 
-    def _job_price(self, label: str) -> Price:
+    def _job_price(self, label: str) -> Pricer:
         pico = self._labels[label].pico_per_async_job if label in self._labels else None
         if pico is None:
             raise InvalidRequest(f"asynchronous jobs of {label!r} have no price here: price_usd_per_async_job")
-        return Price(lambda _: Priced(pico), "config")
+        return Pricer(lambda _: Cost(pico), "config")
 
-    def _token_price(self, label: str, target: UpstreamTarget) -> Price:
+    def _token_price(self, label: str, target: UpstreamTarget) -> Pricer:
         return self._tariffs.for_label(label, target.region, target.model).pricer
 
     def _expected_of(self, label: str) -> Expected:
@@ -212,7 +212,7 @@ def _tokens(expected: Expected, body_bytes: int) -> Usage:
     return make_plain_usage(min(body_bytes // BYTES_PER_TOKEN + 1, MOST_INPUT), expected.output, 0)
 
 
-def _always(price: Price) -> PriceAt:
+def _always(price: Pricer) -> PriceAt:
     return lambda _: price
 
 

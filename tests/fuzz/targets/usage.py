@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 from price_keeper.forwarding.model_path import Operation
 from price_keeper.metering import bodies
-from price_keeper.metering.pricing import cost
+from price_keeper.metering.pricing import price_usage
 from price_keeper.metering.reading import build_reader
 from price_keeper.metering.usage import Usage
 from price_keeper.recording.entries import Receipt, counts_of
@@ -77,7 +77,7 @@ def _can_be_kept(usage: Usage) -> None:
     """No number of it is below nothing, it has a price, and a line of the journal holds it."""
     numbers = (*usage[:5], *usage.units.values())
     holds(all(type(number) is int and number >= 0 for number in numbers), f"no counts: {usage}")
-    priced = cost(TARIFF, usage)
+    priced = price_usage(TARIFF, usage)
     holds(priced.pico > 0 or not sum(usage[:5]), f"it costs nothing: {usage}")
     receipt = Receipt(counts_of(usage, priced.pico), {"tier": usage.tier, "latency": usage.latency})
     written = line(receipt.content(1))

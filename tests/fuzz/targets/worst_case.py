@@ -11,7 +11,7 @@ from price_keeper.errors import InvalidRequest
 from price_keeper.forwarding.model_path import Operation
 from price_keeper.hard import worst
 from price_keeper.hard.worst import CostCeiling, apply_count, compute_ceiling
-from price_keeper.metering.pricing import cost, build_price_table
+from price_keeper.metering.pricing import price_usage, build_price_table
 from price_keeper.metering.usage import Usage
 
 from tests.fuzz.documents import document, pairs, views
@@ -117,7 +117,7 @@ def _costs_no_more(found: CostCeiling, body: dict[str, Any]) -> None:
                 usage = Usage(*(whole * (each == kind) for each in (0, -1, 1, 2, 3)), tier)._replace(
                     output=found.output_tokens
                 )
-                holds(cost(TARIFF, usage).pico <= pico, f"{usage} costs more than {pico}")
+                holds(price_usage(TARIFF, usage).pico <= pico, f"{usage} costs more than {pico}")
 
 
 def _text_bytes(value: Any) -> int:
