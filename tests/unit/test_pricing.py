@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from price_keeper.config.keys import EndpointConfig, LabelConfig, PicoPrices, PricesConfig, TierPrices
 from price_keeper.config.prices import LongContext
 from price_keeper.metering.pricing import (
-    KINDS,
+    PRICE_DIMENSIONS,
     PRICE_UNKNOWN,
     ListedPrices,
     Cost,
@@ -97,7 +97,7 @@ MAYBE = st.none() | MONEY
 TABLES = st.builds(TierPrices, MONEY, MONEY, MAYBE, MAYBE, MAYBE)
 ALL_PRICES = st.builds(
     lambda table, tiers, optimized: PricesConfig(
-        *(getattr(table, kind) for kind in KINDS), service_tiers=tiers, latency_optimized=optimized
+        *(getattr(table, kind) for kind in PRICE_DIMENSIONS), service_tiers=tiers, latency_optimized=optimized
     ),
     TABLES,
     st.dictionaries(st.sampled_from(["flex", "priority", "reserved"]), TABLES),
@@ -121,11 +121,11 @@ def plain_cost(prices: PricesConfig, tokens: tuple[int, ...], tier: str, latency
     elif is_default and latency == "optimized":
         table = prices.latency_optimized
     total = Fraction(0)
-    for kind, count in zip(KINDS, tokens, strict=True):
+    for kind, count in zip(PRICE_DIMENSIONS, tokens, strict=True):
         price = getattr(table, kind) if table is not None else None
         if price is None:
             of_kind = [getattr(each, kind) for each in tables if getattr(each, kind) is not None]
-            every = [getattr(each, any_kind) for each in tables for any_kind in KINDS]
+            every = [getattr(each, any_kind) for each in tables for any_kind in PRICE_DIMENSIONS]
             price = max(of_kind, default=0) or max(each for each in every if each is not None)
         total += Fraction(price) * count / 10**6
     return total
@@ -133,7 +133,7 @@ def plain_cost(prices: PricesConfig, tokens: tuple[int, ...], tier: str, latency
 
 LONG_PRICES = st.builds(
     lambda prices, table, above: replace(
-        prices, long_context=LongContext(*(getattr(table, kind) for kind in KINDS), above_input_tokens=above)
+        prices, long_context=LongContext(*(getattr(table, kind) for kind in PRICE_DIMENSIONS), above_input_tokens=above)
     ),
     ALL_PRICES,
     TABLES,
@@ -161,7 +161,7 @@ PAID_PRICES = st.builds(lambda prices: replace(prices, output=prices.output + 1)
 
 
 @settings(max_examples=tries(200))
-@given(PAID_PRICES, st.sampled_from(KINDS), TIERS, LATENCIES)
+@given(PAID_PRICES, st.sampled_from(PRICE_DIMENSIONS), TIERS, LATENCIES)
 def test_nothing_unknown_is_free(prices: PricesConfig, kind: str, tier: str, latency: str) -> None:
     priced = price_usage(build_price_table(prices), Usage(tier=tier, latency=latency)._replace(**{kind: 1}))
     assert PRICE_UNKNOWN not in priced.flags or priced.pico > 0

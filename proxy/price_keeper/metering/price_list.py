@@ -23,7 +23,7 @@ from typing import Any, Final, NamedTuple
 
 import orjson
 
-from price_keeper.metering.pricing import DEFAULT_TIER, OPTIMIZED, ListedPrices
+from price_keeper.metering.pricing import DEFAULT_TIER, LATENCY_OPTIMIZED, ListedPrices
 
 SERVICE_CODES: Final = ("AmazonBedrock", "AmazonBedrockFoundationModels")
 
@@ -39,7 +39,7 @@ class Product(NamedTuple):
     routing: str
     tier: str
     latency: str  # empty: the ordinary one
-    kind: str
+    dimension: str
     pico: int  # a token
 
 
@@ -125,15 +125,15 @@ _USAGE = re.compile(
 # Before the kind: sold in another way, to others, at another endpoint ("mantle"), or no text.
 _NO_TEXT = ("speech", "audio", "image", "images", "video")
 _ANOTHER_SALE = frozenset(("mantle", "batch", "reserved", "provisioned", "customization", "custom", *_NO_TEXT))
-_WRITES = {"": "cache_write_5m", "5m": "cache_write_5m", "1h": "cache_write_1h", "30m": "cache_write_30m"}
-_PLAIN = {"input": "input", "output": "output", "response": "output"}
+_WRITE_DIMENSIONS = {"": "cache_write_5m", "5m": "cache_write_5m", "1h": "cache_write_1h", "30m": "cache_write_30m"}
+_PLAIN_DIMENSIONS = {"input": "input", "output": "output", "response": "output"}
 
 
 class UsageType(NamedTuple):
     routing: str
     tier: str
     latency: str
-    kind: str
+    dimension: str
 
 
 def usage_type_of(text: str) -> UsageType | None:
@@ -145,33 +145,33 @@ def usage_type_of(text: str) -> UsageType | None:
     found = _USAGE.fullmatch(plain)
     if found is None or _is_another_sale(found["slug"], is_marketplace=place[1] is not None):
         return None
-    kind = _kind(found)
+    dimension = _parse_dimension(found)
     more = found["more"]
     tiers = {tier for tier in ("standard", "flex", "priority") if f"-{tier}" in more}
-    if kind is None or len(tiers) > 1:
+    if dimension is None or len(tiers) > 1:
         return None
     tier = next(iter(tiers - {"standard"}), DEFAULT_TIER)
     routing = GLOBAL if "-global" in more else GEOGRAPHY if "-geo" in more else IN_REGION
-    return UsageType(routing, tier, OPTIMIZED if "-latency-optimized" in more else "", kind)
+    return UsageType(routing, tier, LATENCY_OPTIMIZED if "-latency-optimized" in more else "", dimension)
 
 
 def _is_another_sale(slug: str, *, is_marketplace: bool) -> bool:
     return bool(slug) if is_marketplace else not slug or not _ANOTHER_SALE.isdisjoint(slug.split("-"))
 
 
-def _kind(found: re.Match[str]) -> str | None:
+def _parse_dimension(found: re.Match[str]) -> str | None:
     if found["plain"] is not None:
-        return _PLAIN[found["plain"]]
+        return _PLAIN_DIMENSIONS[found["plain"]]
     if found["read"] is not None:
         return "cache_read"
-    return _WRITES.get(found["early"] or found["late"] or "")
+    return _WRITE_DIMENSIONS.get(found["early"] or found["late"] or "")
 
 
 # ---------------------------------------------------------------- products
 
 _AMOUNT = re.compile(r"[0-9]{1,6}(\.[0-9]{1,20})?")
 _TOKENS_OF_UNIT = {"1k tokens": 10**3, "1m tokens": 10**6}
-_WORDS_OF_KIND = {"input": "input", "output": "output", "cache_read": "read"}  # of writes: "write"
+_DIMENSION_WORDS = {"input": "input", "output": "output", "cache_read": "read"}  # of writes: "write"
 
 
 def product_of(entry: str, region: str) -> Product | None:
@@ -184,20 +184,20 @@ def product_of(entry: str, region: str) -> Product | None:
             return None
         pico = _pico_per_token(document["terms"]["OnDemand"], attributes["usagetype"])
         named = attributes.get("model") or attributes["servicename"]
-        latency = OPTIMIZED if _FAST.search(named) else usage.latency
+        latency = LATENCY_OPTIMIZED if _FAST.search(named) else usage.latency
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
         return None
     if pico is None:
         return None
-    return Product(name_of(_FAST.sub("", named)), usage.routing, usage.tier, latency, usage.kind, pico)
+    return Product(name_of(_FAST.sub("", named)), usage.routing, usage.tier, latency, usage.dimension, pico)
 
 
 def _agrees(attributes: Mapping[str, str], usage: UsageType) -> bool:
     """Newer products say some of it a second time."""
     said = attributes.get("inferenceType", "").lower()
-    if said and _WORDS_OF_KIND.get(usage.kind, "write") not in said:
+    if said and _DIMENSION_WORDS.get(usage.dimension, "write") not in said:
         return False
-    if (usage.kind in ("input", "output") and "cache" in said) or not _ANOTHER_SALE.isdisjoint(said.split()):
+    if (usage.dimension in ("input", "output") and "cache" in said) or not _ANOTHER_SALE.isdisjoint(said.split()):
         return False
     if not _ANOTHER_SALE.isdisjoint(attributes.get("feature", "").lower().replace("-", " ").split()):
         return False
@@ -239,9 +239,9 @@ def listed_of(model: Model, products: Iterable[Product]) -> ListedPrices | Uncle
     tables: dict[tuple[str, str], dict[str, int]] = defaultdict(dict)
     for product in own:
         if product.routing == routing:
-            price = tables[product.tier, product.latency].setdefault(product.kind, product.pico)
+            price = tables[product.tier, product.latency].setdefault(product.dimension, product.pico)
             if price != product.pico:
-                return Unclear(f"there are two prices for {product.kind} of tier {product.tier}")
+                return Unclear(f"there are two prices for {product.dimension} of tier {product.tier}")
     if not {"input", "output"} <= tables[DEFAULT_TIER, ""].keys():
         return Unclear("input and output of the default tier are not both listed")
     return _listed(tables)

@@ -20,7 +20,7 @@ from price_keeper.config.keys import Config
 from price_keeper.errors import ConditionFailed, StoreError
 from price_keeper.metering.aws_price_list import PriceListUnreadable
 from price_keeper.metering.price_list import Product, Unclear, listed_of, model_of
-from price_keeper.metering.pricing import KINDS, ListedPrices, PriceSource, PriceTable, build_label_price_table, find_implausible_prices, overlay_prices, build_price_table
+from price_keeper.metering.pricing import PRICE_DIMENSIONS, ListedPrices, PriceSource, PriceTable, build_label_price_table, find_implausible_prices, overlay_prices, build_price_table
 from price_keeper.stores import schema
 from price_keeper.stores.contract import EXPIRY_ATTRIBUTE, Between, Item, Put, Query, Store, ignore_expired, missing_or_expired
 from price_keeper.telemetry import PRICE_AGE_SECONDS, PRICE_SOURCE_INFO, PRICE_TROUBLE, MetricsRegistry
@@ -65,7 +65,7 @@ def row_of(found: ListedPrices | Unclear, now: float) -> Item:
 
 def _prices(listed: ListedPrices) -> dict[str, Any]:
     return {
-        name: {mode: {kind + _UNIT: price for kind, price in table.items()} for mode, table in tables.items()}
+        name: {mode: {dimension + _UNIT: price for dimension, price in table.items()} for mode, table in tables.items()}
         for name, tables in listed._asdict().items()
     }
 
@@ -86,10 +86,10 @@ def _tables(tables: Any) -> Mapping[str, Mapping[str, int]]:
 
 def _table(table: Any) -> Iterator[tuple[str, int]]:
     for attribute, price in table.items():
-        kind = attribute.removesuffix(_UNIT)
-        if kind == attribute or kind not in KINDS or type(price) is not int or price < 0:
+        dimension = attribute.removesuffix(_UNIT)
+        if dimension == attribute or dimension not in PRICE_DIMENSIONS or type(price) is not int or price < 0:
             raise ValueError(f"not a price: {attribute}")
-        yield kind, price
+        yield dimension, price
 
 
 # ---------------------------------------------------------------- the tariffs

@@ -18,9 +18,9 @@ from price_keeper.config.keys import EndpointConfig, LabelConfig, PicoPrices, Pr
 from price_keeper.metering.usage import Usage, make_plain_usage
 
 PRICE_UNKNOWN: Final = "price_unknown"  # something was charged at the dearest price there is, for want of its own
-KINDS: Final = PicoPrices._fields
+PRICE_DIMENSIONS: Final = PicoPrices._fields
 DEFAULT_TIER: Final = "default"
-OPTIMIZED: Final = "optimized"
+LATENCY_OPTIMIZED: Final = "optimized"
 
 MAX_PRICE_RATIO: Final = 10  # as dear, or as cheap, as the configuration says: beyond it a price was misread
 
@@ -32,7 +32,7 @@ _ORDINARY_LATENCIES: Final = ("", "standard")
 
 _NO_FLAGS: frozenset[str] = frozenset()
 _PRICE_UNKNOWN_FLAGS: Final = frozenset((PRICE_UNKNOWN,))
-_NO_PRICES: Final = (None,) * len(KINDS)
+_NO_PRICES: Final = (None,) * len(PRICE_DIMENSIONS)
 _UNLIMITED_TOKENS: Final = 10**18
 
 
@@ -97,7 +97,7 @@ class PriceTable:
 def _find_highest_prices(tables: Iterable[PicoPrices]) -> tuple[int, ...]:
     """A kind that has no price anywhere, or that is free where it has one, is as dear as the dearest of all: what is
     not known to be free must not be."""
-    highest = [max((price for price in kind if price is not None), default=0) for kind in zip(*tables, strict=True)]
+    highest = [max((price for price in dimension_prices if price is not None), default=0) for dimension_prices in zip(*tables, strict=True)]
     return tuple(price or max(highest) for price in highest)
 
 
@@ -124,7 +124,7 @@ def build_price_table(prices: TierPrices) -> PriceTable:
     if isinstance(prices, PricesConfig):
         tiers |= {tier: table.pico_per_token for tier, table in prices.service_tiers.items()}
         if prices.latency_optimized is not None:
-            latencies[OPTIMIZED] = prices.latency_optimized.pico_per_token
+            latencies[LATENCY_OPTIMIZED] = prices.latency_optimized.pico_per_token
         if prices.long_context is not None:
             long = LongContextPrices(prices.long_context.above_input_tokens, prices.long_context.pico_per_token)
     version = f"config-{_digest(tiers, latencies, long)}"
@@ -175,42 +175,42 @@ def _overlay_tables(configured: Mapping[str, PicoPrices], listed: Mapping[str, M
 def _overlay_table(configured: PicoPrices | None, listed: Mapping[str, int]) -> PicoPrices | None:
     """None for a tier of which neither tells what a plain call costs."""
     fallback = configured or _NO_PRICES
-    input, output, *cache = (listed.get(kind, price) for kind, price in zip(KINDS, fallback, strict=True))
+    input, output, *cache = (listed.get(dimension, price) for dimension, price in zip(PRICE_DIMENSIONS, fallback, strict=True))
     return None if input is None or output is None else PicoPrices(input, output, *cache)
 
 
 def _lists_every_price(listed: Mapping[str, Mapping[str, int]], merged: Mapping[str, PicoPrices]) -> bool:
     return all(
-        price is None or kind in listed.get(name, {})
+        price is None or dimension in listed.get(name, {})
         for name, table in merged.items()
-        for kind, price in zip(KINDS, table, strict=True)
+        for dimension, price in zip(PRICE_DIMENSIONS, table, strict=True)
     )
 
 
 def find_implausible_prices(configured: PriceTable, listed: ListedPrices) -> str:
     """The prices of the list that can hardly be right beside the configuration's; empty if there are none."""
     found = []
-    for name, kind, price in listed.iter_prices():
-        reference, is_same_kind = _find_reference_price(configured, name, kind)
-        if not _is_plausible(kind, price, reference, is_same_kind):
-            found.append(f"{name} {kind} at {_format_usd(price)}, beside {_format_usd(reference)} in the configuration")
+    for name, dimension, price in listed.iter_prices():
+        reference, is_same_dimension = _find_reference_price(configured, name, dimension)
+        if not _is_plausible(dimension, price, reference, is_same_dimension):
+            found.append(f"{name} {dimension} at {_format_usd(price)}, beside {_format_usd(reference)} in the configuration")
     return "; ".join(found)
 
 
-def _find_reference_price(configured: PriceTable, name: str, kind: str) -> tuple[int, bool]:
+def _find_reference_price(configured: PriceTable, name: str, dimension: str) -> tuple[int, bool]:
     """The configured price that comes nearest, and whether it is one of the same kind."""
     default = configured.tiers[DEFAULT_TIER]
     for table in (configured.tiers.get(name), configured.latencies.get(name), default):
-        price = getattr(table, kind, None)
+        price = getattr(table, dimension, None)
         if price is not None:
             return price, True
     return default.input, False
 
 
-def _is_plausible(kind: str, price: int, reference: int, is_same_kind: bool) -> bool:
-    if is_same_kind:
+def _is_plausible(dimension: str, price: int, reference: int, is_same_dimension: bool) -> bool:
+    if is_same_dimension:
         return price <= reference * MAX_PRICE_RATIO and reference <= price * MAX_PRICE_RATIO
-    is_free = price == 0 and kind.startswith("cache_write")  # as Amazon's own models write caches
+    is_free = price == 0 and dimension.startswith("cache_write")  # as Amazon's own models write caches
     return is_free or 0 < price <= reference * MAX_PRICE_RATIO
 
 

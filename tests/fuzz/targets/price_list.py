@@ -54,7 +54,7 @@ def one(data: bytes) -> None:
             attributes = json.loads(entry)["product"]["attributes"]
             same(attributes["regionCode"], REGION, "where it is sold")
             usage = usage_type_of(attributes["usagetype"])
-            holds(usage is not None and usage.kind == product.kind, f"another kind: {product}")
+            holds(usage is not None and usage.dimension == product.dimension, f"another kind: {product}")
             products.append(product)
     usage_type_of(reader.some().decode("latin-1"))
     model_of(reader.rest().decode("latin-1"))
