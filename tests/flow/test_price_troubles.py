@@ -40,7 +40,7 @@ async def fleet(tmp_path: Path) -> AsyncIterator[Fleet]:
 @pytest.fixture
 def _fails_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the waits of the real client's own retries."""
-    monkeypatch.setattr(aws_price_list, "ATTEMPTS", 1)
+    monkeypatch.setattr(aws_price_list, "MAX_ATTEMPTS", 1)
 
 
 @pytest.mark.usefixtures("_fails_at_once")
@@ -69,7 +69,7 @@ async def test_what_cannot_be_read_changes_nothing(
     await fleet.clock.advance(DAY)
     fleet.server.always = fault
     if fault.seconds:
-        monkeypatch.setattr(aws_price_list, "READ_SECONDS", 0.2)
+        monkeypatch.setattr(aws_price_list, "LIST_TIMEOUT_SECONDS", 0.2)
     await tariffs.refresh()
     await tariffs.refresh()
     assert (usd_per_1m(standard(tariffs)), standard(tariffs).version) == (1.1, "2026-11-18")
@@ -103,7 +103,7 @@ async def test_a_throttled_page_is_asked_for_again(fleet: Fleet) -> None:
 
 
 async def test_pages_that_never_end(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(aws_price_list, "MOST_PAGES", 3)
+    monkeypatch.setattr(aws_price_list, "MAX_PAGES", 3)
     fleet.server.always = aws.Fault(200, b'{"FormatVersion": "aws_v1", "PriceList": [], "NextToken": "again"}')
     assert status(await fleet.started()).trouble == "the AWS Price List of AmazonBedrock in us-east-1 does not end"
 

@@ -40,7 +40,7 @@ async def fleet(tmp_path: Path) -> AsyncIterator[Fleet]:
 @pytest.fixture
 def _fails_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the waits of the real client's own retries."""
-    monkeypatch.setattr(aws_price_list, "ATTEMPTS", 1)
+    monkeypatch.setattr(aws_price_list, "MAX_ATTEMPTS", 1)
 
 
 # ---------------------------------------------------------------- the day's prices

@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from price_keeper.metering.price_list import (
     Product,
-    Unclear,
+    UnclearPrices,
     UsageType,
-    listed_of,
-    model_of,
-    name_of,
-    product_of,
-    usage_type_of,
+    select_prices,
+    identify_model,
+    normalize_model_name,
+    parse_product,
+    parse_usage_type,
 )
 from price_keeper.metering.pricing import ListedPrices
 
@@ -97,12 +97,12 @@ NovaLite-input-tokens
 
 @pytest.mark.parametrize(("text", "said"), UNDERSTOOD.items(), ids=UNDERSTOOD.keys())
 def test_a_usage_type_that_is_understood(text: str, said: tuple[str, ...]) -> None:
-    assert usage_type_of(text) == UsageType(*said)
+    assert parse_usage_type(text) == UsageType(*said)
 
 
 @pytest.mark.parametrize("text", LEFT_ALONE.split())
 def test_a_usage_type_that_is_left_alone(text: str) -> None:
-    assert usage_type_of(text) is None
+    assert parse_usage_type(text) is None
 
 
 # ---------------------------------------------------------------- names
@@ -138,14 +138,14 @@ SAME = {
 
 @pytest.mark.parametrize(("model", "name"), SAME.items(), ids=SAME.keys())
 def test_an_id_and_the_name_it_is_listed_under(model: str, name: str) -> None:
-    found = model_of(model)
+    found = identify_model(model)
     assert found is not None
-    assert found.name == name_of(name)
+    assert found.name == normalize_model_name(name)
 
 
 def test_no_id_has_the_name_of_another() -> None:
     """Two generations, two sizes, two versions: whatever is not the same model is not matched, however near."""
-    names = [name_of(name) for name in SAME.values()]
+    names = [normalize_model_name(name) for name in SAME.values()]
     assert len(set(names)) == len(names)
     near = [
         "Claude Sonnet 5.4",
@@ -154,7 +154,7 @@ def test_no_id_has_the_name_of_another() -> None:
         "Llama 3.3",
         "Mistral Large 2407",
     ]
-    assert not {name_of(name) for name in near} & set(names)
+    assert not {normalize_model_name(name) for name in near} & set(names)
 
 
 @pytest.mark.parametrize(
@@ -170,9 +170,9 @@ def test_no_id_has_the_name_of_another() -> None:
     ],
 )
 def test_a_profile_says_whose_prices_a_model_has(model: str, routings: tuple[str, ...]) -> None:
-    found = model_of(model)
+    found = identify_model(model)
     assert found is not None
-    assert (found.name, found.routings) == (name_of("Claude Sonnet 4.6"), routings)
+    assert (found.name, found.routings) == (normalize_model_name("Claude Sonnet 4.6"), routings)
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,7 @@ def test_a_profile_says_whose_prices_a_model_has(model: str, routings: tuple[str
     ],
 )
 def test_an_id_that_does_not_say_which_model_it_is(model: str) -> None:
-    assert model_of(model) is None
+    assert identify_model(model) is None
 
 
 # ---------------------------------------------------------------- products
@@ -193,7 +193,7 @@ def test_an_id_that_does_not_say_which_model_it_is(model: str) -> None:
 
 def test_a_product() -> None:
     product = native("Nova Lite", "NovaLite-input-tokens", "0.0000600000", inferenceType="Input tokens")
-    assert product_of(product.entry, "us-east-1") == Product(name_of("Nova Lite"), "", "default", "", "input", 60_000)
+    assert parse_product(product.entry, "us-east-1") == Product(normalize_model_name("Nova Lite"), "", "default", "", "input", 60_000)
 
 
 @pytest.mark.parametrize(
@@ -209,14 +209,14 @@ def test_a_product() -> None:
     ],
 )
 def test_a_price_in_each_unit(usd: str, unit: str, pico: int) -> None:
-    product = product_of(marketplace("Claude Haiku 4.5", "InputTokenCount", usd, unit=unit).entry, "us-east-1")
+    product = parse_product(marketplace("Claude Haiku 4.5", "InputTokenCount", usd, unit=unit).entry, "us-east-1")
     assert product is not None
     assert product.pico == pico
 
 
 def test_units_are_millions_only_in_the_marketplace() -> None:
     assert (
-        product_of(
+        parse_product(
             listed("AmazonBedrock", "1", "Units", model="M 1", usagetype="USE1-M1-input-tokens").entry, "us-east-1"
         )
         is None
@@ -224,9 +224,9 @@ def test_units_are_millions_only_in_the_marketplace() -> None:
 
 
 def test_a_model_may_say_in_its_name_that_it_is_fast() -> None:
-    found = product_of(native("Nova Pro Latency Optimized", "NovaPro-input-tokens", "0.001").entry, "us-east-1")
+    found = parse_product(native("Nova Pro Latency Optimized", "NovaPro-input-tokens", "0.001").entry, "us-east-1")
     assert found is not None
-    assert (found.name, found.latency) == (name_of("Nova Pro"), "optimized")
+    assert (found.name, found.latency) == (normalize_model_name("Nova Pro"), "optimized")
 
 
 def changed(change: Callable[[Any], object]) -> str:
@@ -291,7 +291,7 @@ def two_terms(document: Any) -> None:
     ],
 )
 def test_a_product_that_is_not_the_plain_price_of_a_token(change: Callable[[Any], object]) -> None:
-    assert product_of(changed(change), "us-east-1") is None
+    assert parse_product(changed(change), "us-east-1") is None
 
 
 @pytest.mark.parametrize(
@@ -307,7 +307,7 @@ def test_a_product_that_is_not_the_plain_price_of_a_token(change: Callable[[Any]
     ],
 )
 def test_a_product_that_says_the_same_twice(change: Callable[[Any], object]) -> None:
-    assert product_of(changed(change), "us-east-1") is not None
+    assert parse_product(changed(change), "us-east-1") is not None
 
 
 @settings(max_examples=tries(200))
@@ -322,21 +322,21 @@ def test_a_product_that_says_the_same_twice(change: Callable[[Any], object]) -> 
     | st.text()
 )
 def test_any_other_entry_is_no_product(entry: str) -> None:
-    assert product_of(entry, "us-east-1") is None
+    assert parse_product(entry, "us-east-1") is None
 
 
 # ---------------------------------------------------------------- prices of a model
 
 
-def prices(model: str, products: list[list_of.Listed], region: str = "us-east-1") -> ListedPrices | Unclear:
-    found = model_of(model)
+def prices(model: str, products: list[list_of.Listed], region: str = "us-east-1") -> ListedPrices | UnclearPrices:
+    found = identify_model(model)
     assert found is not None
-    return listed_of(found, [product for each in products if (product := product_of(each.entry, region)) is not None])
+    return select_prices(found, [product for each in products if (product := parse_product(each.entry, region)) is not None])
 
 
 def unclear(model: str, products: list[list_of.Listed]) -> str:
     found = prices(model, products)
-    assert isinstance(found, Unclear)
+    assert isinstance(found, UnclearPrices)
     return found.reason
 
 

@@ -12,7 +12,7 @@ from price_keeper.app import Role
 from price_keeper.config.keys import DEMO_LABELS
 from price_keeper.doctor.needs import ACTIONS, get_table_permissions
 from price_keeper.forwarding.model_path import Operation
-from price_keeper.metering.aws_price_list import HOME_REGION
+from price_keeper.metering.aws_price_list import PRICE_LIST_REGION
 from price_keeper.stores.schema import TABLES
 
 ROLES: tuple[Role, ...] = ("sidecar", "control", "both")
@@ -85,7 +85,7 @@ def _build_call_statements(arn: BuildArn, models: Any) -> Iterable[Statement]:
     yield _build_statement("Guardrails", "bedrock", ("ApplyGuardrail",), guardrails)
     # These two act on nothing that has an ARN, so AWS takes no other resource for them.
     yield _build_statement("GuardrailChecks", "bedrock", ("InvokeGuardrailChecks",), "*")
-    where = {"StringEquals": {"aws:RequestedRegion": HOME_REGION}}
+    where = {"StringEquals": {"aws:RequestedRegion": PRICE_LIST_REGION}}
     yield {**_build_statement("Prices", "pricing", ("GetProducts",), "*"), "Condition": where}
 
 

@@ -10,19 +10,19 @@ from typing import Any
 
 from price_keeper.config.encryption import explain_insecure_url
 from price_keeper.errors import PriceKeeperError
-from price_keeper.metering.price_list import SERVICE_CODES, Product, product_of
+from price_keeper.metering.price_list import SERVICE_CODES, Product, parse_product
 
 # Of the Price List's own endpoint, which is in few regions and serves all.
-HOME_REGION = "us-east-1"
-CONNECT_SECONDS = 5.0
-ANSWER_SECONDS = 30.0
-READ_SECONDS = 180.0  # of a region's whole list: some thirty pages
-ATTEMPTS = 5  # of each page; it is throttled at a few calls a second
+PRICE_LIST_REGION = "us-east-1"
+CONNECT_TIMEOUT_SECONDS = 5.0
+RESPONSE_TIMEOUT_SECONDS = 30.0
+LIST_TIMEOUT_SECONDS = 180.0  # of a region's whole list: some thirty pages
+MAX_ATTEMPTS = 5  # of each page; it is throttled at a few calls a second
 PAGE_SIZE = 100  # the most there is
-MOST_PAGES = 200  # many times what there are; beyond it the pages go in a circle
-FORMAT = "aws_v1"
+MAX_PAGES = 200  # many times what there are; beyond it the pages go in a circle
+PRICE_LIST_FORMAT = "aws_v1"
 
-_NONSENSE = "an answer that is not the AWS Price List's"
+_MALFORMED = "an answer that is not the AWS Price List's"
 
 
 class PriceListUnreadable(PriceKeeperError):
@@ -39,21 +39,21 @@ class AwsPriceList:
         from price_keeper.stores.dynamodb_credentials import StoreCredentials, create_session
         from price_keeper.verified import HostnameCheckingSession
 
-        retries = {"total_max_attempts": ATTEMPTS, "mode": "standard"}
+        retries = {"total_max_attempts": MAX_ATTEMPTS, "mode": "standard"}
         self._config = AioConfig(
-            connect_timeout=CONNECT_SECONDS, read_timeout=ANSWER_SECONDS, retries=retries, http_session_cls=HostnameCheckingSession
+            connect_timeout=CONNECT_TIMEOUT_SECONDS, read_timeout=RESPONSE_TIMEOUT_SECONDS, retries=retries, http_session_cls=HostnameCheckingSession
         )
         self._endpoint = endpoint
         self._allow_insecure = allow_insecure
-        self._began = partial(create_session, StoreCredentials())
-        self._session_of = aioboto3.Session
+        self._load_botocore_session = partial(create_session, StoreCredentials())
+        self._make_session = aioboto3.Session
         self._session: Any = None
 
     @asynccontextmanager
-    async def _client(self) -> AsyncIterator[Any]:
+    async def _open_client(self) -> AsyncIterator[Any]:
         if self._session is None:
-            self._session = self._session_of(botocore_session=await self._began())
-        client = self._session.client("pricing", HOME_REGION, endpoint_url=self._endpoint, config=self._config)
+            self._session = self._make_session(botocore_session=await self._load_botocore_session())
+        client = self._session.client("pricing", PRICE_LIST_REGION, endpoint_url=self._endpoint, config=self._config)
         async with client as opened:
             why = None if self._allow_insecure else explain_insecure_url(opened.meta.endpoint_url, "upstream.allow_insecure")
             if why is not None:
@@ -61,20 +61,20 @@ class AwsPriceList:
             yield opened
 
     async def read(self, region: str) -> list[Product]:
-        with _told():
-            async with asyncio.timeout(READ_SECONDS), self._client() as client:
-                return [product for code in SERVICE_CODES for product in await _products(client, code, region)]
+        with _translate_errors():
+            async with asyncio.timeout(LIST_TIMEOUT_SECONDS), self._open_client() as client:
+                return [product for code in SERVICE_CODES for product in await _fetch_products(client, code, region)]
 
     async def probe(self) -> None:
         """Raises PriceListUnreadable unless we may ask for prices, of which it asks for one."""
-        with _told():
-            async with self._client() as client:
-                answer = await client.get_products(ServiceCode=SERVICE_CODES[0], FormatVersion=FORMAT, MaxResults=1)
-                _check_form(answer)
+        with _translate_errors():
+            async with self._open_client() as client:
+                answer = await client.get_products(ServiceCode=SERVICE_CODES[0], FormatVersion=PRICE_LIST_FORMAT, MaxResults=1)
+                _check_format(answer)
 
 
 @contextmanager
-def _told() -> Iterator[None]:
+def _translate_errors() -> Iterator[None]:
     import aiohttp
     from botocore.exceptions import BotoCoreError, ClientError
 
@@ -86,27 +86,27 @@ def _told() -> Iterator[None]:
     except (BotoCoreError, aiohttp.ClientError, OSError) as failure:  # a time-out is an OSError
         raise PriceListUnreadable(f"no answer from the AWS Price List: {type(failure).__name__}") from None
     except (AttributeError, LookupError, TypeError, ValueError):  # botocore's parser, on what it was not made for
-        raise PriceListUnreadable(_NONSENSE) from None
+        raise PriceListUnreadable(_MALFORMED) from None
 
 
-def _check_form(answer: Any) -> None:
-    if answer["FormatVersion"] != FORMAT:
-        raise PriceListUnreadable(_NONSENSE)
+def _check_format(answer: Any) -> None:
+    if answer["FormatVersion"] != PRICE_LIST_FORMAT:
+        raise PriceListUnreadable(_MALFORMED)
 
 
-async def _products(client: Any, service_code: str, region: str) -> list[Product]:
+async def _fetch_products(client: Any, service_code: str, region: str) -> list[Product]:
     request = {
         "ServiceCode": service_code,
         "Filters": [{"Type": "TERM_MATCH", "Field": "regionCode", "Value": region}],
-        "FormatVersion": FORMAT,
+        "FormatVersion": PRICE_LIST_FORMAT,
         "MaxResults": PAGE_SIZE,
     }
     found: list[Product] = []
-    for _ in range(MOST_PAGES):
+    for _ in range(MAX_PAGES):
         answer = await client.get_products(**request)
-        _check_form(answer)
+        _check_format(answer)
         # Not `.get`: botocore reads an answer with nothing in it out of whatever comes with status 200.
-        found += [product for entry in answer["PriceList"] if (product := product_of(entry, region)) is not None]
+        found += [product for entry in answer["PriceList"] if (product := parse_product(entry, region)) is not None]
         if not answer.get("NextToken"):
             return found
         request["NextToken"] = answer["NextToken"]

@@ -27,7 +27,7 @@ from price_keeper.metering.pricing import DEFAULT_TIER, LATENCY_OPTIMIZED, Liste
 
 SERVICE_CODES: Final = ("AmazonBedrock", "AmazonBedrockFoundationModels")
 
-Name = tuple[tuple[str, ...], tuple[str, ...]]  # the words of a model's name, sorted, and its numbers in their order
+ModelName = tuple[tuple[str, ...], tuple[str, ...]]  # the words of a model's name, sorted, and its numbers in their order
 
 IN_REGION, GEOGRAPHY, GLOBAL = "", "geo", "global"
 
@@ -35,7 +35,7 @@ IN_REGION, GEOGRAPHY, GLOBAL = "", "geo", "global"
 class Product(NamedTuple):
     """One price, as it is listed."""
 
-    name: Name
+    name: ModelName
     routing: str
     tier: str
     latency: str  # empty: the ordinary one
@@ -43,12 +43,12 @@ class Product(NamedTuple):
     pico: int  # a token
 
 
-class Model(NamedTuple):
-    name: Name
+class ListedModel(NamedTuple):
+    name: ModelName
     routings: tuple[str, ...]  # whose prices it has: those of the first that are listed
 
 
-class Unclear(NamedTuple):
+class UnclearPrices(NamedTuple):
     """Why a model has no prices."""
 
     reason: str
@@ -58,17 +58,17 @@ class Unclear(NamedTuple):
 
 _PROFILE = re.compile(r"(global|us-gov|apac|[a-z]{2})\.(?=[a-z0-9]+\.)")
 _ARN = re.compile(r"arn:[^:]*:bedrock:[^:]*:[^:]*:(?:inference-profile|foundation-model)/(.+)")
-_EDITION = re.compile(r"\s*\(amazon bedrock edition\)$", re.IGNORECASE)
-_FAST = re.compile(r"\s+latency optimized$", re.IGNORECASE)
+_BEDROCK_EDITION = re.compile(r"\s*\(amazon bedrock edition\)$", re.IGNORECASE)
+_LATENCY_OPTIMIZED_NAME = re.compile(r"\s+latency optimized$", re.IGNORECASE)
 
 # Of an id: when it was made, and the versions 0 and 1, which no name repeats. A second version is a part of the name.
 _DATE = re.compile(r"-20[0-9]{6}(?=-|$)")
 _FIRST_VERSION = re.compile(r"(-v0:[0-9]+|-v?1:0|-v1|:0)$")
-_TOKENS = re.compile(r"[a-z]+|[0-9]+[a-z0-9]*")
+_NAME_TOKENS = re.compile(r"[a-z]+|[0-9]+[a-z0-9]*")
 _VENDORS = frozenset(("amazon", "anthropic", "meta", "cohere", "openai", "deepseek", "instruct"))
 
 # Names that no rule leads to, as they are listed.
-_LISTED_AS: Mapping[str, str] = MappingProxyType(
+_LISTED_NAMES: Mapping[str, str] = MappingProxyType(
     {
         "deepseek.v3-v1:0": "DeepSeek V3.1",
         "mistral.ministral-3-3b-instruct": "Ministral 3B 3.0",
@@ -82,7 +82,7 @@ _LISTED_AS: Mapping[str, str] = MappingProxyType(
 )
 
 
-def model_of(model: str) -> Model | None:
+def identify_model(model: str) -> ListedModel | None:
     """None for an id that does not say which model it is, as that of an application's own profile."""
     arn = _ARN.fullmatch(model)
     bare = arn[1] if arn else model
@@ -91,29 +91,29 @@ def model_of(model: str) -> Model | None:
     vendor, dot, rest = bare.partition(".")
     if not dot or ":" in vendor or "/" in bare:
         return None
-    name = name_of(_LISTED_AS.get(bare) or _DATE.sub("", _FIRST_VERSION.sub("", rest)))
-    return Model(name, _routings(profile[1] if profile else ""))
+    name = normalize_model_name(_LISTED_NAMES.get(bare) or _DATE.sub("", _FIRST_VERSION.sub("", rest)))
+    return ListedModel(name, _routings_of_profile(profile[1] if profile else ""))
 
 
-def _routings(profile: str) -> tuple[str, ...]:
+def _routings_of_profile(profile: str) -> tuple[str, ...]:
     if profile == GLOBAL:
         return (GLOBAL,)
     return (GEOGRAPHY, IN_REGION) if profile else (IN_REGION,)
 
 
-def name_of(text: str) -> Name:
+def normalize_model_name(text: str) -> ModelName:
     """Two spellings of one name are equal; the order of words is anybody's, that of numbers is not."""
-    plain = re.sub(r"([0-9])\.0(?![0-9])", r"\1", _EDITION.sub("", text).lower()).replace("+", " plus")
-    tokens = _TOKENS.findall(plain)
+    plain = re.sub(r"([0-9])\.0(?![0-9])", r"\1", _BEDROCK_EDITION.sub("", text).lower()).replace("+", " plus")
+    tokens = _NAME_TOKENS.findall(plain)
     words = [token for token in tokens if token.isalpha() and token not in _VENDORS]
     return tuple(sorted(words)), tuple(token for token in tokens if not token.isalpha())
 
 
 # ---------------------------------------------------------------- usage types
 
-_PLACE = re.compile(r"[A-Z0-9]+-(MP:[A-Z0-9]+_)?")
+_REGION_PREFIX = re.compile(r"[A-Z0-9]+-(MP:[A-Z0-9]+_)?")
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
-_USAGE = re.compile(
+_TOKEN_USAGE_TYPE = re.compile(
     r"""(?P<slug>.*?)(?:^|-)
         (?: cache-read(?P<read>)(?:-input)?-tokens?(?:-count)?
           | cache-write(?P<write>)(?:-?(?P<early>[0-9]+[mh]))?(?:-input)?-tokens?(?:-count)?(?:-(?P<late>[0-9]+[mh]))?
@@ -123,8 +123,8 @@ _USAGE = re.compile(
     re.VERBOSE,
 )
 # Before the kind: sold in another way, to others, at another endpoint ("mantle"), or no text.
-_NO_TEXT = ("speech", "audio", "image", "images", "video")
-_ANOTHER_SALE = frozenset(("mantle", "batch", "reserved", "provisioned", "customization", "custom", *_NO_TEXT))
+_NON_TEXT_WORDS = ("speech", "audio", "image", "images", "video")
+_OTHER_OFFER_WORDS = frozenset(("mantle", "batch", "reserved", "provisioned", "customization", "custom", *_NON_TEXT_WORDS))
 _WRITE_DIMENSIONS = {"": "cache_write_5m", "5m": "cache_write_5m", "1h": "cache_write_1h", "30m": "cache_write_30m"}
 _PLAIN_DIMENSIONS = {"input": "input", "output": "output", "response": "output"}
 
@@ -136,14 +136,14 @@ class UsageType(NamedTuple):
     dimension: str
 
 
-def usage_type_of(text: str) -> UsageType | None:
+def parse_usage_type(text: str) -> UsageType | None:
     """What a usage type says of a price for tokens; None if it says anything else, or anything more."""
-    place = _PLACE.match(text)
-    if place is None:
+    region_prefix = _REGION_PREFIX.match(text)
+    if region_prefix is None:
         return None
-    plain = _CAMEL.sub("-", text[place.end() :].removesuffix("-Units")).lower().replace("_", "-")
-    found = _USAGE.fullmatch(plain)
-    if found is None or _is_another_sale(found["slug"], is_marketplace=place[1] is not None):
+    plain = _CAMEL.sub("-", text[region_prefix.end() :].removesuffix("-Units")).lower().replace("_", "-")
+    found = _TOKEN_USAGE_TYPE.fullmatch(plain)
+    if found is None or _is_other_offer(found["slug"], is_marketplace=region_prefix[1] is not None):
         return None
     dimension = _parse_dimension(found)
     more = found["more"]
@@ -155,8 +155,8 @@ def usage_type_of(text: str) -> UsageType | None:
     return UsageType(routing, tier, LATENCY_OPTIMIZED if "-latency-optimized" in more else "", dimension)
 
 
-def _is_another_sale(slug: str, *, is_marketplace: bool) -> bool:
-    return bool(slug) if is_marketplace else not slug or not _ANOTHER_SALE.isdisjoint(slug.split("-"))
+def _is_other_offer(slug: str, *, is_marketplace: bool) -> bool:
+    return bool(slug) if is_marketplace else not slug or not _OTHER_OFFER_WORDS.isdisjoint(slug.split("-"))
 
 
 def _parse_dimension(found: re.Match[str]) -> str | None:
@@ -170,42 +170,42 @@ def _parse_dimension(found: re.Match[str]) -> str | None:
 # ---------------------------------------------------------------- products
 
 _AMOUNT = re.compile(r"[0-9]{1,6}(\.[0-9]{1,20})?")
-_TOKENS_OF_UNIT = {"1k tokens": 10**3, "1m tokens": 10**6}
+_TOKENS_PER_UNIT = {"1k tokens": 10**3, "1m tokens": 10**6}
 _DIMENSION_WORDS = {"input": "input", "output": "output", "cache_read": "read"}  # of writes: "write"
 
 
-def product_of(entry: str, region: str) -> Product | None:
+def parse_product(entry: str, region: str) -> Product | None:
     """From one entry of GetProducts' answer, which is JSON in a string."""
     try:
         document = orjson.loads(entry)
         attributes = document["product"]["attributes"]
-        usage = usage_type_of(attributes["usagetype"])
-        if usage is None or attributes.get("regionCode") != region or not _agrees(attributes, usage):
+        usage = parse_usage_type(attributes["usagetype"])
+        if usage is None or attributes.get("regionCode") != region or not _is_consistent(attributes, usage):
             return None
         pico = _pico_per_token(document["terms"]["OnDemand"], attributes["usagetype"])
-        named = attributes.get("model") or attributes["servicename"]
-        latency = LATENCY_OPTIMIZED if _FAST.search(named) else usage.latency
+        listed_name = attributes.get("model") or attributes["servicename"]
+        latency = LATENCY_OPTIMIZED if _LATENCY_OPTIMIZED_NAME.search(listed_name) else usage.latency
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
         return None
     if pico is None:
         return None
-    return Product(name_of(_FAST.sub("", named)), usage.routing, usage.tier, latency, usage.dimension, pico)
+    return Product(normalize_model_name(_LATENCY_OPTIMIZED_NAME.sub("", listed_name)), usage.routing, usage.tier, latency, usage.dimension, pico)
 
 
-def _agrees(attributes: Mapping[str, str], usage: UsageType) -> bool:
+def _is_consistent(attributes: Mapping[str, str], usage: UsageType) -> bool:
     """Newer products say some of it a second time."""
-    said = attributes.get("inferenceType", "").lower()
-    if said and _DIMENSION_WORDS.get(usage.dimension, "write") not in said:
+    inference_type = attributes.get("inferenceType", "").lower()
+    if inference_type and _DIMENSION_WORDS.get(usage.dimension, "write") not in inference_type:
         return False
-    if (usage.dimension in ("input", "output") and "cache" in said) or not _ANOTHER_SALE.isdisjoint(said.split()):
+    if (usage.dimension in ("input", "output") and "cache" in inference_type) or not _OTHER_OFFER_WORDS.isdisjoint(inference_type.split()):
         return False
-    if not _ANOTHER_SALE.isdisjoint(attributes.get("feature", "").lower().replace("-", " ").split()):
+    if not _OTHER_OFFER_WORDS.isdisjoint(attributes.get("feature", "").lower().replace("-", " ").split()):
         return False
     tier = attributes.get("service_tier", "").lower()
-    return not tier or tier in _tiers_said(usage)
+    return not tier or tier in _tier_spellings(usage)
 
 
-def _tiers_said(usage: UsageType) -> tuple[str, ...]:
+def _tier_spellings(usage: UsageType) -> tuple[str, ...]:
     names = ("standard", "default") if usage.tier == DEFAULT_TIER else (usage.tier,)
     return tuple(f"global-{name}" for name in names) if usage.routing == GLOBAL else names
 
@@ -219,38 +219,38 @@ def _pico_per_token(terms: Mapping[str, Any], usage_type: str) -> int | None:
     if unit == "units" and "-MP:" in usage_type:  # a million, as the Marketplace's offers say in so many words
         unit = "1m tokens"
     usd = dimension["pricePerUnit"]["USD"]
-    if unit not in _TOKENS_OF_UNIT or not _AMOUNT.fullmatch(usd):
+    if unit not in _TOKENS_PER_UNIT or not _AMOUNT.fullmatch(usd):
         return None
-    return math.ceil(Fraction(usd) * 10**12 / _TOKENS_OF_UNIT[unit])
+    return math.ceil(Fraction(usd) * 10**12 / _TOKENS_PER_UNIT[unit])
 
 
 # ---------------------------------------------------------------- prices of a model
 
 
-def listed_of(model: Model, products: Iterable[Product]) -> ListedPrices | Unclear:
+def select_prices(model: ListedModel, products: Iterable[Product]) -> ListedPrices | UnclearPrices:
     """The prices of one model, if each is certain."""
-    own = [product for product in products if product.name == model.name]
-    if not own:
-        return Unclear("no product is certainly this model's")
-    listed = {product.routing for product in own}
-    routing = next((each for each in model.routings if each in listed), None)
+    matching = [product for product in products if product.name == model.name]
+    if not matching:
+        return UnclearPrices("no product is certainly this model's")
+    listed_routings = {product.routing for product in matching}
+    routing = next((candidate for candidate in model.routings if candidate in listed_routings), None)
     if routing is None:
-        return Unclear(f"it is listed, but not {'globally' if GLOBAL in model.routings else 'in its region'}")
+        return UnclearPrices(f"it is listed, but not {'globally' if GLOBAL in model.routings else 'in its region'}")
     tables: dict[tuple[str, str], dict[str, int]] = defaultdict(dict)
-    for product in own:
+    for product in matching:
         if product.routing == routing:
             price = tables[product.tier, product.latency].setdefault(product.dimension, product.pico)
             if price != product.pico:
-                return Unclear(f"there are two prices for {product.dimension} of tier {product.tier}")
+                return UnclearPrices(f"there are two prices for {product.dimension} of tier {product.tier}")
     if not {"input", "output"} <= tables[DEFAULT_TIER, ""].keys():
-        return Unclear("input and output of the default tier are not both listed")
-    return _listed(tables)
+        return UnclearPrices("input and output of the default tier are not both listed")
+    return _build_listed_prices(tables)
 
 
-def _listed(tables: Mapping[tuple[str, str], dict[str, int]]) -> ListedPrices:
+def _build_listed_prices(tables: Mapping[tuple[str, str], dict[str, int]]) -> ListedPrices:
     tiers, latencies = {}, {}
     for (tier, latency), table in tables.items():
-        _spread_only_write(table)
+        _apply_half_hour_writes(table)
         if not latency:
             tiers[tier] = MappingProxyType(table)
         elif tier == DEFAULT_TIER:
@@ -258,7 +258,7 @@ def _listed(tables: Mapping[tuple[str, str], dict[str, int]]) -> ListedPrices:
     return ListedPrices(MappingProxyType(tiers), MappingProxyType(latencies))
 
 
-def _spread_only_write(table: dict[str, int]) -> None:
+def _apply_half_hour_writes(table: dict[str, int]) -> None:
     """Of caches that are kept for half an hour and no other time: any write is such a one."""
     half_hour = table.pop("cache_write_30m", None)
     if half_hour is not None and "cache_write_5m" not in table and "cache_write_1h" not in table:

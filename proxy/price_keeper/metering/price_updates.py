@@ -19,7 +19,7 @@ from price_keeper.clock import Clock
 from price_keeper.config.keys import Config
 from price_keeper.errors import ConditionFailed, StoreError
 from price_keeper.metering.aws_price_list import PriceListUnreadable
-from price_keeper.metering.price_list import Product, Unclear, listed_of, model_of
+from price_keeper.metering.price_list import Product, UnclearPrices, select_prices, identify_model
 from price_keeper.metering.pricing import PRICE_DIMENSIONS, ListedPrices, PriceSource, PriceTable, build_label_price_table, find_implausible_prices, overlay_prices, build_price_table
 from price_keeper.stores import schema
 from price_keeper.stores.contract import EXPIRY_ATTRIBUTE, Between, Item, Put, Query, Store, ignore_expired, missing_or_expired
@@ -58,7 +58,7 @@ class Known(NamedTuple):
     read_at: float
 
 
-def row_of(found: ListedPrices | Unclear, now: float) -> Item:
+def row_of(found: ListedPrices | UnclearPrices, now: float) -> Item:
     told = _prices(found) if isinstance(found, ListedPrices) else {"unclear": found.reason}
     return {**told, "fetched_at_epoch": int(now), EXPIRY_ATTRIBUTE: int(now) + KEPT_SECONDS}
 
@@ -131,7 +131,7 @@ class Tariffs:
         self._price_list = price_list
         self._clock = clock
         self._places = tuple(_places(config))
-        self._models = {place.asked: model_of(place.asked.model) for place in self._places if place.is_followed}
+        self._models = {place.asked: identify_model(place.asked.model) for place in self._places if place.is_followed}
         self._other = build_price_table(config.default_price) if config.default_price is not None else None
         self._by_label = self._nested()
         self._known: dict[_Asked, Known] = {}
@@ -208,7 +208,7 @@ class Tariffs:
 
     def _row(self, asked: _Asked, products: Sequence[Product]) -> Item:
         model = self._models[asked]
-        return row_of(Unclear(_NAMELESS) if model is None else listed_of(model, products), self._clock.now())
+        return row_of(UnclearPrices(_NAMELESS) if model is None else select_prices(model, products), self._clock.now())
 
     async def _look_up(self, asked: _Asked, today: str) -> None:
         if self._models[asked] is None:

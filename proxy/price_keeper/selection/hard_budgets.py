@@ -24,7 +24,7 @@ from price_keeper.hard.purses import BudgetLeases
 from price_keeper.hard.rows import HardBudgetKey
 from price_keeper.hard.worst import CallPrices, CostCeiling, apply_count, compute_ceiling
 from price_keeper.metering.guardrails import build_guardrail_prices
-from price_keeper.metering.price_list import model_of
+from price_keeper.metering.price_list import identify_model
 from price_keeper.metering.price_updates import Tariffs
 from price_keeper.metering.profiles import OwnChoice
 from price_keeper.model import ResolvedLabel
@@ -149,7 +149,7 @@ class HardBudgets:
 @lru_cache(MAX_MODELS)
 def _normalize_model(model: str) -> object:
     """The same wherever a model is, and whichever of its inference profiles is called."""
-    found = model_of(model)
+    found = identify_model(model)
     return model if found is None else found.name
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from price_keeper.metering.price_list import Unclear, listed_of, model_of, product_of, usage_type_of
+from price_keeper.metering.price_list import UnclearPrices, select_prices, identify_model, parse_product, parse_usage_type
 
 from tests.fuzz.documents import document
 from tests.fuzz.oracle import holds, same
@@ -44,23 +44,23 @@ def _entry(reader: Reader) -> bytes:
 
 def one(data: bytes) -> None:
     reader = Reader(data)
-    model = model_of(reader.pick(MODELS))
+    model = identify_model(reader.pick(MODELS))
     products = []
     for _ in range(1 + reader.byte() % 3):
         entry = document(reader, NAMES, TEXTS) if reader.byte() % 4 == 0 else _entry(reader)
-        product = product_of(entry.decode("utf-8", "surrogateescape"), REGION)
+        product = parse_product(entry.decode("utf-8", "surrogateescape"), REGION)
         if product is not None:
             holds(type(product.pico) is int and product.pico >= 0, f"no price: {product}")
             attributes = json.loads(entry)["product"]["attributes"]
             same(attributes["regionCode"], REGION, "where it is sold")
-            usage = usage_type_of(attributes["usagetype"])
+            usage = parse_usage_type(attributes["usagetype"])
             holds(usage is not None and usage.dimension == product.dimension, f"another kind: {product}")
             products.append(product)
-    usage_type_of(reader.some().decode("latin-1"))
-    model_of(reader.rest().decode("latin-1"))
+    parse_usage_type(reader.some().decode("latin-1"))
+    identify_model(reader.rest().decode("latin-1"))
     if model is not None:
-        listed = listed_of(model, products)
-        if not isinstance(listed, Unclear):
+        listed = select_prices(model, products)
+        if not isinstance(listed, UnclearPrices):
             told = {product.pico for product in products}
             for table in (*listed.tiers.values(), *listed.latencies.values()):
                 holds(set(table.values()) <= told, f"prices that nobody told: {table}")
