@@ -38,7 +38,7 @@ from price_keeper.forwarding.forwarder import Forwarder
 from price_keeper.limits.leasing import SWEEP_SECONDS, RateLeaseManager
 from price_keeper.limits.limiter import BucketClient
 from price_keeper.limits.store_time import StoreTime
-from price_keeper.metering.price_updates import add_to as add_prices
+from price_keeper.metering.price_updates import add_price_metrics as add_prices
 from price_keeper.offer import Catalog
 from price_keeper.recording.adoption import Adoption
 from price_keeper.recording.composed import Recording, opened_recording

@@ -37,7 +37,7 @@ from price_keeper.hard.rows import HardBudgetKey
 from price_keeper.limits.leasing import RateLeaseManager
 from price_keeper.logs import format_traceback
 from price_keeper.metering.aws_price_list import AwsPriceList
-from price_keeper.metering.price_updates import Tariffs
+from price_keeper.metering.price_updates import PriceTables
 from price_keeper.metering.profiles import OwnChoice, Profile
 from price_keeper.model import ResolvedLabel
 from price_keeper.provider_chain import RENEW_INTERVAL_SECONDS
@@ -127,24 +127,24 @@ def build_revocation_list(config: Config, store: Store, clock: Clock, tasks: Tas
     return RevocationList(store, clock, tasks, config.on_store_down, config.auth.revocation_grace_seconds)
 
 
-async def load_price_tables(config: Config, store: Store, clock: Clock, tasks: Tasks, previous: Tariffs | None = None) -> Tariffs:
+async def load_price_tables(config: Config, store: Store, clock: Clock, tasks: Tasks, previous: PriceTables | None = None) -> PriceTables:
     """Looked at before the first call. Somebody else has them looked at again from time to time."""
 
-    def create() -> Tariffs:
+    def create() -> PriceTables:
         is_simulated = config.upstream.endpoint == SIMULATED
         follows = any(label.price_source == "aws" for label in config.labels.values())
         is_read = follows and not is_simulated
         price_list = AwsPriceList(allow_insecure=config.upstream.allow_insecure) if is_read else None
-        return Tariffs(config, store, price_list, clock)
+        return PriceTables(config, store, price_list, clock)
 
     price_tables = await asyncio.to_thread(create)  # to import what reads the list takes longer than calls can wait
     if previous is not None:
-        price_tables.succeed(previous)
+        price_tables.inherit(previous)
     await _start_price_refresh(price_tables, tasks)
     return price_tables
 
 
-async def _start_price_refresh(price_tables: Tariffs, tasks: Tasks) -> None:
+async def _start_price_refresh(price_tables: PriceTables, tasks: Tasks) -> None:
     """What the store knows is there in no time. To read AWS's list takes seconds, once a day for a fleet, and longer
     where there is no way to it: meanwhile the prices of the configuration hold."""
     is_done = asyncio.Event()
@@ -177,7 +177,7 @@ def build_hard_budgets(
     tasks: Tasks,
     recording: Recording,
     budgets: BudgetRegistry,
-    price_tables: Tariffs,
+    price_tables: PriceTables,
     forwarder: Forwarder,
 ) -> HardBudgets:
     """What is held is given back when the recording is finished."""
@@ -196,7 +196,7 @@ def build_handler(
     clock: Clock,
     forwarder: Forwarder,
     recorder: Recorder,
-    price_tables: Tariffs,
+    price_tables: PriceTables,
     budgets: BudgetRegistry,
     tasks: Tasks,
     rate_limiter: RateLimiter,

@@ -16,7 +16,7 @@ from price_keeper.forwarding.counting import TokenCounter
 from price_keeper.forwarding.forwarder import Forwarder
 from price_keeper.handler import RequestHandler
 from price_keeper.hard.purses import BudgetLeases
-from price_keeper.metering.price_updates import REFRESH_SECONDS, Tariffs
+from price_keeper.metering.price_updates import REFRESH_SECONDS, PriceTables
 from price_keeper.recording.metering import Metering
 from price_keeper.recording.recorder import Recorder
 from price_keeper.selection.hard_budgets import HardBudgets
@@ -28,7 +28,7 @@ from price_keeper.tasks import Tasks
 class Catalog:
     def __init__(
         self,
-        price_tables: Tariffs,
+        price_tables: PriceTables,
         handler: RequestHandler,
         bedrock: BedrockAccess,
         forwarder: Forwarder,

@@ -18,7 +18,7 @@ from price_keeper.clock import SystemClock
 from price_keeper.config import Config
 from price_keeper.config.keys import EndpointConfig, LabelConfig, PricesConfig
 from price_keeper.hard.rows import HardBudgetBucket, BudgetLeaseRow, HardBudgetKey
-from price_keeper.metering.price_updates import Tariffs
+from price_keeper.metering.price_updates import PriceTables
 from price_keeper.metering.pricing import PriceTable, build_price_table
 from price_keeper.model import Scope
 from price_keeper.recording.aggregator import spent_so_far
@@ -225,7 +225,7 @@ async def test_a_call_is_paid_at_the_prices_that_it_was_held_at(
     def for_label(*_: object) -> PriceTable:
         return in_force
 
-    monkeypatch.setattr(Tariffs, "for_label", for_label)
+    monkeypatch.setattr(PriceTables, "for_label", for_label)
     async with data_port(tmp_path, labels=at_places(EndpointConfig("eu-west-1"), EndpointConfig("us-east-1"))) as port:
         await is_hard(port, 1.0)
         port.bedrock.plan({"fault": "throttle", "latency_ms": 200}, {})

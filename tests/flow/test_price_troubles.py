@@ -10,7 +10,7 @@ import pytest
 from price_keeper.errors import StoreUnavailable
 from price_keeper.metering import aws_price_list, price_updates
 from price_keeper.metering.aws_price_list import AwsPriceList
-from price_keeper.metering.price_updates import Tariffs
+from price_keeper.metering.price_updates import PriceTables
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Page, Put, Query, Store
 
@@ -111,7 +111,7 @@ async def test_pages_that_never_end(fleet: Fleet, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.usefixtures("_fails_at_once")
 async def test_nobody_at_the_other_end(fleet: Fleet) -> None:
     price_list = AwsPriceList("http://127.0.0.1:9")
-    tariffs = Tariffs(configured(LABELS), fleet.store, price_list, fleet.clock)
+    tariffs = PriceTables(configured(LABELS), fleet.store, price_list, fleet.clock)
     await tariffs.refresh()
     assert status(tariffs).trouble.startswith("no answer from the AWS Price List: ")
 

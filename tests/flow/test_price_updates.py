@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from price_keeper.metering import aws_price_list, price_updates
-from price_keeper.metering.price_updates import TariffStatus
+from price_keeper.metering.price_updates import PriceStatus
 
 from tests.support import price_list_server as aws
 from tests.support.price_fleet import (
@@ -58,7 +58,7 @@ async def test_the_list_goes_before_the_configuration(fleet: Fleet, caplog: pyte
     tariffs = await fleet.started()
     await fleet.clock.advance(60)
     assert usd_per_1m(standard(tariffs)) == 1.1
-    assert status(tariffs) == TariffStatus("standard", "us-east-1", HAIKU, "aws", "2026-11-18", 60.0, "")
+    assert status(tariffs) == PriceStatus("standard", "us-east-1", HAIKU, "aws", "2026-11-18", 60.0, "")
     assert status(tariffs, "economy").source == "aws"
     assert tariffs.for_label("economy", "us-east-1", NOVA).tiers["flex"].input == 30_000
     assert fleet.server.reads == BOTH_LISTS
@@ -96,7 +96,7 @@ async def test_what_the_cache_keeps(fleet: Fleet) -> None:
 async def test_negotiated_prices_are_left_alone(fleet: Fleet) -> None:
     tariffs = await fleet.started(LABELS.replace("prices_usd", "price_source: config, prices_usd"))
     assert usd_per_1m(standard(tariffs)) == 1
-    assert status(tariffs) == TariffStatus(
+    assert status(tariffs) == PriceStatus(
         "standard", "us-east-1", HAIKU, "config", standard(tariffs).version, None, ""
     )
     assert fleet.server.calls == []
@@ -230,7 +230,7 @@ async def test_on_one_day_all_have_the_same_prices(fleet: Fleet) -> None:
     slow, quick = fleet.sidecar(), fleet.sidecar()
     reading = asyncio.create_task(slow.refresh())
     await eventually(lambda: fleet.server.calls)
-    await fleet.clock.advance(price_updates.CLAIM_SECONDS)
+    await fleet.clock.advance(price_updates.CLAIM_TTL_SECONDS)
     gate, fleet.server.gate = fleet.server.gate, None
     await quick.refresh()
     fleet.raise_prices()

@@ -18,7 +18,7 @@ from price_keeper.config.keys import EndpointConfig, LabelConfig, PricesConfig
 from price_keeper.config.prices import GuardrailsConfig, UnitPrices
 from price_keeper.forwarding import upstream
 from price_keeper.hard.purse import CostReservation, BudgetLease
-from price_keeper.metering.price_updates import Tariffs
+from price_keeper.metering.price_updates import PriceTables
 from price_keeper.model import Caller, build_client_id
 from price_keeper.recording.entries import Counts
 from price_keeper.selection import own_labels
@@ -280,7 +280,7 @@ async def test_of_all_that_was_in_force_only_the_last_is_kept(port: DataPort) ->
     gc.collect()
     kept = Counter(type(each) for each in gc.get_objects())
     assert kept[LabelSelector] == 1
-    assert kept[Tariffs] <= 2  # those of the start have a part that counts
+    assert kept[PriceTables] <= 2  # those of the start have a part that counts
     assert len(port.pipeline.request_stats._labels) == 4
     assert json.dumps(list(recorded(port))) == '["moving", "steady", "guardrails", "async-jobs", "other"]'
 
@@ -288,10 +288,10 @@ async def test_of_all_that_was_in_force_only_the_last_is_kept(port: DataPort) ->
 async def test_a_fault_in_looking_at_prices_leaves_nothing_behind_with_each_reload(
     port: DataPort, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def failing(_: Tariffs) -> None:
+    async def failing(_: PriceTables) -> None:
         raise RuntimeError("of whatever kind")
 
-    monkeypatch.setattr(Tariffs, "refresh", failing)
+    monkeypatch.setattr(PriceTables, "refresh", failing)
     before = len(asyncio.all_tasks())
     for _ in range(5):
         await port.take_on(labels=BEFORE)

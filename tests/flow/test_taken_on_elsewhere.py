@@ -14,7 +14,7 @@ from uuid import UUID
 
 import pytest
 from price_keeper.config import Config, parse_config
-from price_keeper.metering.price_updates import CLAIM_SECONDS
+from price_keeper.metering.price_updates import CLAIM_TTL_SECONDS
 from price_keeper.metering.profiles import Own
 from price_keeper.model import Caller, build_client_id
 from price_keeper.recording.recorder import Recorder
@@ -119,10 +119,10 @@ NEGOTIATED = LABELS.replace("format: anthropic,", "format: anthropic, price_sour
 
 async def test_a_label_never_falls_back_to_the_configurations_price_in_between(fleet: Fleet) -> None:
     before = await fleet.started()
-    await fleet.clock.advance(CLAIM_SECONDS)  # in which nobody else reads the list, whatever he lacks
+    await fleet.clock.advance(CLAIM_TTL_SECONDS)  # in which nobody else reads the list, whatever he lacks
     reads = len(fleet.server.reads)
     after = fleet.sidecar(MORE)
-    after.succeed(before)
+    after.inherit(before)
     assert usd_per_1m(standard(after)) == usd_per_1m(standard(before)) == 1.1
     assert status(after) == status(before)
     assert status(after, "added").source == "config"
@@ -130,7 +130,7 @@ async def test_a_label_never_falls_back_to_the_configurations_price_in_between(f
     assert len(fleet.server.reads) == reads + 2  # once more, for the one that is new
     assert (usd_per_1m(standard(after)), status(after, "added").source) == (1.1, "aws")
     negotiated = fleet.sidecar(NEGOTIATED)
-    negotiated.succeed(after)
+    negotiated.inherit(after)
     assert (usd_per_1m(standard(negotiated)), status(negotiated).source) == (1, "config")
 
 
@@ -140,7 +140,7 @@ async def test_what_is_being_read_for_the_labels_before_is_there_for_those_after
     reading = asyncio.create_task(before.refresh())
     await eventually(lambda: fleet.server.calls)
     after = fleet.sidecar()
-    after.succeed(before)
+    after.inherit(before)
     looking = asyncio.create_task(after.refresh())
     await asyncio.sleep(0)
     assert usd_per_1m(standard(after)) == 1

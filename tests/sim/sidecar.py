@@ -17,7 +17,7 @@ from price_keeper.errors import JournalUnusable
 from price_keeper.exchange import Request
 from price_keeper.limits.leasing import SWEEP_SECONDS
 from price_keeper.limits.store_time import StoreTime
-from price_keeper.metering.price_updates import Tariffs
+from price_keeper.metering.price_updates import PriceTables
 from price_keeper.model import Scope
 from price_keeper.recording.composed import Recording, opened_recording
 from price_keeper.recording.entries import Intent
@@ -194,7 +194,7 @@ class Life:
         clock, tasks, recording, world = self.machine.clock, self.tasks, self.recording, self.world
         journal = recording.recorder.journal
         self.forwarder = SimulatedForwarder(clock, world.bedrock, lambda: bool(journal._owed))
-        tariffs = Tariffs(config, store, None, clock)
+        tariffs = PriceTables(config, store, None, clock)
         admitting = dataplane.build_rate_limiter(config, store, clock, tasks, self.leasing, self.standings.snapshot)
         hard = dataplane.build_hard_budgets(config, store, clock, tasks, recording, self.standings, tariffs, self.forwarder)
         self.hard = hard

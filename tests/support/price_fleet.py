@@ -10,7 +10,7 @@ from typing import Any
 
 from price_keeper.config.keys import Config, parse_config
 from price_keeper.metering.aws_price_list import AwsPriceList
-from price_keeper.metering.price_updates import Tariffs, TariffStatus
+from price_keeper.metering.price_updates import PriceTables, PriceStatus
 from price_keeper.metering.pricing import PriceTable, price_usage
 from price_keeper.metering.usage import Usage
 from price_keeper.stores import schema
@@ -40,11 +40,11 @@ class Fleet:
     store: Store
     clock: ManualClock = field(default_factory=lambda: ManualClock(NOON))
 
-    def sidecar(self, text: str = LABELS, *, reads: bool = True, store: Any = None) -> Tariffs:
+    def sidecar(self, text: str = LABELS, *, reads: bool = True, store: Any = None) -> PriceTables:
         price_list = AwsPriceList(self.server.url) if reads else None
-        return Tariffs(configured(text), store or self.store, price_list, self.clock)
+        return PriceTables(configured(text), store or self.store, price_list, self.clock)
 
-    async def started(self, text: str = LABELS, **how: Any) -> Tariffs:
+    async def started(self, text: str = LABELS, **how: Any) -> PriceTables:
         tariffs = self.sidecar(text, **how)
         await tariffs.refresh()
         return tariffs
@@ -70,7 +70,7 @@ async def a_fleet(folder: Path) -> AsyncIterator[Fleet]:
         await store.close()
 
 
-def standard(tariffs: Tariffs) -> PriceTable:
+def standard(tariffs: PriceTables) -> PriceTable:
     return tariffs.for_label("standard", "us-east-1", HAIKU)
 
 
@@ -78,5 +78,5 @@ def usd_per_1m(tariff: PriceTable) -> float:
     return price_usage(tariff, MILLION).pico / 10**12
 
 
-def status(tariffs: Tariffs, label: str = "standard") -> TariffStatus:
+def status(tariffs: PriceTables, label: str = "standard") -> PriceStatus:
     return next(each for each in tariffs.status() if each.label == label)

@@ -28,15 +28,15 @@ from price_keeper.telemetry import PRICE_AGE_SECONDS, PRICE_SOURCE_INFO, PRICE_T
 T = TypeVar("T")
 
 REFRESH_SECONDS = 600.0  # between refreshes; once the day's prices are known, one costs nothing
-KEPT_SECONDS = 3 * 86_400
-CLAIM_SECONDS = 300  # in which whoever reads the list for the others is done, or has failed
-ROWS_KEPT = 4  # of one model: those of three days and of today
+CACHE_TTL_SECONDS = 3 * 86_400
+CLAIM_TTL_SECONDS = 300  # in which whoever reads the list for the others is done, or has failed
+MAX_ROWS_READ = 4  # of one model: those of three days and of today
 
-_UNIT = "_price_usd_micros_per_1m"  # and pico-dollars a token: the same number
-_CLAIM = "PRICE-LIST"  # in the place of a model: who reads the list of a region today
+_UNIT_SUFFIX = "_price_usd_micros_per_1m"  # and pico-dollars a token: the same number
+_CLAIM_MODEL = "PRICE-LIST"  # in the place of a model: who reads the list of a region today
 
-_NAMELESS = "the id does not say which model of the price list it is"
-_WAITING = "another process is reading the price list"
+_UNIDENTIFIED_MODEL = "the id does not say which model of the price list it is"
+_READ_BY_OTHER = "another process is reading the price list"
 
 _log = logging.getLogger("price_keeper.prices")
 
@@ -49,7 +49,7 @@ class PriceList(Protocol):
 # ---------------------------------------------------------------- rows of the cache
 
 
-class Known(NamedTuple):
+class CachedPrices(NamedTuple):
     """What the list told of a model in a region on a day."""
 
     day: str
@@ -58,35 +58,35 @@ class Known(NamedTuple):
     read_at: float
 
 
-def row_of(found: ListedPrices | UnclearPrices, now: float) -> Item:
-    told = _prices(found) if isinstance(found, ListedPrices) else {"unclear": found.reason}
-    return {**told, "fetched_at_epoch": int(now), EXPIRY_ATTRIBUTE: int(now) + KEPT_SECONDS}
+def build_cache_row(found: ListedPrices | UnclearPrices, now: float) -> Item:
+    prices = _encode_prices(found) if isinstance(found, ListedPrices) else {"unclear": found.reason}
+    return {**prices, "fetched_at_epoch": int(now), EXPIRY_ATTRIBUTE: int(now) + CACHE_TTL_SECONDS}
 
 
-def _prices(listed: ListedPrices) -> dict[str, Any]:
+def _encode_prices(listed: ListedPrices) -> dict[str, Any]:
     return {
-        name: {mode: {dimension + _UNIT: price for dimension, price in table.items()} for mode, table in tables.items()}
+        name: {mode: {dimension + _UNIT_SUFFIX: price for dimension, price in table.items()} for mode, table in tables.items()}
         for name, tables in listed._asdict().items()
     }
 
 
-def known_from(day: str, item: Item) -> Known:
+def parse_cache_row(day: str, item: Item) -> CachedPrices:
     try:
         read_at = float(item["fetched_at_epoch"])  # type: ignore[arg-type]
         if "unclear" in item:
-            return Known(day, None, str(item["unclear"]), read_at)
-        return Known(day, ListedPrices(*(_tables(item[name]) for name in ListedPrices._fields)), "", read_at)
+            return CachedPrices(day, None, str(item["unclear"]), read_at)
+        return CachedPrices(day, ListedPrices(*(_parse_tables(item[name]) for name in ListedPrices._fields)), "", read_at)
     except (AttributeError, LookupError, TypeError, ValueError):
-        return Known(day, None, "the entry of the day is not one of ours", 0.0)
+        return CachedPrices(day, None, "the entry of the day is not one of ours", 0.0)
 
 
-def _tables(tables: Any) -> Mapping[str, Mapping[str, int]]:
-    return MappingProxyType({name: MappingProxyType(dict(_table(table))) for name, table in tables.items()})
+def _parse_tables(tables: Any) -> Mapping[str, Mapping[str, int]]:
+    return MappingProxyType({name: MappingProxyType(dict(_parse_table(table))) for name, table in tables.items()})
 
 
-def _table(table: Any) -> Iterator[tuple[str, int]]:
+def _parse_table(table: Any) -> Iterator[tuple[str, int]]:
     for attribute, price in table.items():
-        dimension = attribute.removesuffix(_UNIT)
+        dimension = attribute.removesuffix(_UNIT_SUFFIX)
         if dimension == attribute or dimension not in PRICE_DIMENSIONS or type(price) is not int or price < 0:
             raise ValueError(f"not a price: {attribute}")
         yield dimension, price
@@ -95,7 +95,7 @@ def _table(table: Any) -> Iterator[tuple[str, int]]:
 # ---------------------------------------------------------------- the tariffs
 
 
-class _Asked(NamedTuple):
+class _ModelRegion(NamedTuple):
     """What the list is asked about."""
 
     model: str
@@ -103,17 +103,17 @@ class _Asked(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class _Place:
+class _LabelPrices:
     label: str
-    asked: _Asked
-    config: PriceTable
-    is_followed: bool  # whether the list's prices go before the configuration's
-    tariff: PriceTable  # in force
+    model_region: _ModelRegion
+    configured: PriceTable
+    follows_list: bool  # whether the list's prices go before the configuration's
+    table: PriceTable  # in force
     read_at: float | None = None  # None: it is the configuration's
     trouble: str = ""
 
 
-class TariffStatus(NamedTuple):
+class PriceStatus(NamedTuple):
     label: str
     region: str
     model: str
@@ -123,194 +123,194 @@ class TariffStatus(NamedTuple):
     trouble: str  # why these are not the list's prices of today; empty if they are, or need not be
 
 
-class Tariffs:
+class PriceTables:
     """`price_list` is None where it is not to be read; prices that others have put into the cache are used even so."""
 
     def __init__(self, config: Config, store: Store, price_list: PriceList | None, clock: Clock) -> None:
         self._store = store
         self._price_list = price_list
         self._clock = clock
-        self._places = tuple(_places(config))
-        self._models = {place.asked: identify_model(place.asked.model) for place in self._places if place.is_followed}
-        self._other = build_price_table(config.default_price) if config.default_price is not None else None
-        self._by_label = self._nested()
-        self._known: dict[_Asked, Known] = {}
-        self._settled: dict[_Asked, str] = {}  # the day whose prices need not be looked for any more
-        self._troubles: dict[_Asked, str] = {}
-        self._turn = asyncio.Lock()
+        self._labels = tuple(_build_label_prices(config))
+        self._model_by_region = {place.model_region: identify_model(place.model_region.model) for place in self._labels if place.follows_list}
+        self._default_table = build_price_table(config.default_price) if config.default_price is not None else None
+        self._by_label = self._index_tables()
+        self._cached: dict[_ModelRegion, CachedPrices] = {}
+        self._settled_days: dict[_ModelRegion, str] = {}  # the day whose prices need not be looked for any more
+        self._troubles: dict[_ModelRegion, str] = {}
+        self._refresh_lock = asyncio.Lock()
         self.failures = 0  # refreshes that did not learn all that they wanted
 
-    def succeed(self, before: Tariffs) -> None:
+    def inherit(self, predecessor: PriceTables) -> None:
         """Those of another configuration. What they know of the list holds at once."""
-        self._known, self._settled = self._kept(before._known), self._kept(before._settled)
-        self._troubles, self._turn = self._kept(before._troubles), before._turn
-        self._put_in_force()
+        self._cached, self._settled_days = self._select_followed(predecessor._cached), self._select_followed(predecessor._settled_days)
+        self._troubles, self._refresh_lock = self._select_followed(predecessor._troubles), predecessor._refresh_lock
+        self._apply_prices()
 
-    def _kept(self, learned: Mapping[_Asked, T]) -> dict[_Asked, T]:
-        return {asked: each for asked, each in learned.items() if asked in self._models}
+    def _select_followed(self, inherited: Mapping[_ModelRegion, T]) -> dict[_ModelRegion, T]:
+        return {model_region: each for model_region, each in inherited.items() if model_region in self._model_by_region}
 
     def for_label(self, label: str, region: str, model: str) -> PriceTable:
         """Of a label's place as the configuration names it; with an empty label, of any model that has none. A call
         keeps the tariff it began with. Raises LookupError for what is not configured: nobody knows its price."""
         if label:
             return self._by_label[label][region][model]
-        if self._other is None:
+        if self._default_table is None:
             raise LookupError("a model without a label, and no default_price")
-        return self._other
+        return self._default_table
 
-    def status(self) -> list[TariffStatus]:
+    def status(self) -> list[PriceStatus]:
         now = self._clock.now()
         return [
-            TariffStatus(
+            PriceStatus(
                 place.label,
-                place.asked.region,
-                place.asked.model,
-                place.tariff.source,
-                place.tariff.version,
+                place.model_region.region,
+                place.model_region.model,
+                place.table.source,
+                place.table.version,
                 None if place.read_at is None else now - place.read_at,
                 place.trouble,
             )
-            for place in self._places
+            for place in self._labels
         ]
 
     async def refresh(self) -> None:
         """Asks nobody for what is known of today. Store and list may fail: what is known stays in force."""
-        async with self._turn:  # what those of the configuration before are about to learn is not asked for twice
+        async with self._refresh_lock:  # what those of the configuration before are about to learn is not asked for twice
             await self._refresh()
 
     async def _refresh(self) -> None:
         today = datetime.fromtimestamp(self._clock.now(), UTC).date().isoformat()
-        wanted = [asked for asked in self._models if self._settled.get(asked) != today]
+        unsettled = [asked for asked in self._model_by_region if self._settled_days.get(asked) != today]
         has_failed = False
-        for region in dict.fromkeys(asked.region for asked in wanted):
-            here = [asked for asked in wanted if asked.region == region]
+        for region in dict.fromkeys(asked.region for asked in unsettled):
+            in_region = [asked for asked in unsettled if asked.region == region]
             try:
-                await self._learn_region(region, here, today)
+                await self._refresh_region(region, in_region, today)
             except (PriceListUnreadable, StoreError) as failure:
                 has_failed = True
-                self._trouble((asked for asked in here if self._settled.get(asked) != today), str(failure))
+                self._set_trouble((asked for asked in in_region if self._settled_days.get(asked) != today), str(failure))
         self.failures += has_failed
-        self._put_in_force()
+        self._apply_prices()
 
-    async def _learn_region(self, region: str, here: Sequence[_Asked], today: str) -> None:
-        for asked in here:
-            await self._look_up(asked, today)
-        unread = [asked for asked in here if self._settled.get(asked) != today]
+    async def _refresh_region(self, region: str, in_region: Sequence[_ModelRegion], today: str) -> None:
+        for asked in in_region:
+            await self._read_cache(asked, today)
+        unread = [asked for asked in in_region if self._settled_days.get(asked) != today]
         if not unread or self._price_list is None:
             return
-        if not await self._is_first(region, today):
-            self._trouble(unread, _WAITING)
+        if not await self._claim_region(region, today):
+            self._set_trouble(unread, _READ_BY_OTHER)
             return
         products = await self._price_list.read(region)
         if not products:
             raise PriceListUnreadable(f"the AWS Price List has nothing for {region}")
-        await self._keep({asked: self._row(asked, products) for asked in unread}, today)
+        await self._write_cache({asked: self._build_row(asked, products) for asked in unread}, today)
 
-    def _row(self, asked: _Asked, products: Sequence[Product]) -> Item:
-        model = self._models[asked]
-        return row_of(UnclearPrices(_NAMELESS) if model is None else select_prices(model, products), self._clock.now())
+    def _build_row(self, model_region: _ModelRegion, products: Sequence[Product]) -> Item:
+        model = self._model_by_region[model_region]
+        return build_cache_row(UnclearPrices(_UNIDENTIFIED_MODEL) if model is None else select_prices(model, products), self._clock.now())
 
-    async def _look_up(self, asked: _Asked, today: str) -> None:
-        if self._models[asked] is None:
-            self._settled[asked] = today
-            self._trouble([asked], _NAMELESS if self._price_list is not None else "")
+    async def _read_cache(self, model_region: _ModelRegion, today: str) -> None:
+        if self._model_by_region[model_region] is None:
+            self._settled_days[model_region] = today
+            self._set_trouble([model_region], _UNIDENTIFIED_MODEL if self._price_list is not None else "")
             return
-        key = schema.price_key(asked.model, asked.region, today)
-        newest_first = Query(key.table, key.pk, Between(None, key.sk), descending=True, limit=ROWS_KEPT)
+        key = schema.price_key(model_region.model, model_region.region, today)
+        newest_first = Query(key.table, key.pk, Between(None, key.sk), descending=True, limit=MAX_ROWS_READ)
         page = await self._store.query(newest_first)
-        self._trouble([asked], "")
+        self._set_trouble([model_region], "")
         now = self._clock.now()
         for row in page.rows:
             if ignore_expired(row.item, now) is not None:
-                self._learn(asked, known_from(row.key.sk, row.item), today)
+                self._accept(model_region, parse_cache_row(row.key.sk, row.item), today)
 
-    def _learn(self, asked: _Asked, known: Known, today: str) -> None:
-        if known.day == today:
-            self._settled[asked] = today
-            self._trouble([asked], known.reason)
-        before = self._known.get(asked)
-        if known.listed is not None and (before is None or not known.day < before.day <= today):
-            self._known[asked] = known
+    def _accept(self, model_region: _ModelRegion, prices: CachedPrices, today: str) -> None:
+        if prices.day == today:
+            self._settled_days[model_region] = today
+            self._set_trouble([model_region], prices.reason)
+        before = self._cached.get(model_region)
+        if prices.listed is not None and (before is None or not prices.day < before.day <= today):
+            self._cached[model_region] = prices
 
-    async def _is_first(self, region: str, today: str) -> bool:
+    async def _claim_region(self, region: str, today: str) -> bool:
         """Of a fleet that wants to read the list of a region at once, one does."""
         now = self._clock.now()
-        claim = {EXPIRY_ATTRIBUTE: int(now) + CLAIM_SECONDS}
+        claim = {EXPIRY_ATTRIBUTE: int(now) + CLAIM_TTL_SECONDS}
         try:
-            await self._store.put(Put(schema.price_key(_CLAIM, region, today), claim, missing_or_expired(now)))
+            await self._store.put(Put(schema.price_key(_CLAIM_MODEL, region, today), claim, missing_or_expired(now)))
         except ConditionFailed:
             return False
         return True
 
-    async def _keep(self, rows: Mapping[_Asked, Item], today: str) -> None:
+    async def _write_cache(self, rows: Mapping[_ModelRegion, Item], today: str) -> None:
         for asked, row in rows.items():
-            self._learn(asked, known_from(today, row), today)
+            self._accept(asked, parse_cache_row(today, row), today)
         for asked, row in rows.items():
             try:
                 key = schema.price_key(*asked, today)
                 await self._store.put(Put(key, row, missing_or_expired(self._clock.now())))
             except ConditionFailed as earlier:  # somebody else's: on one day all have the same prices
-                self._learn(asked, known_from(today, earlier.item or row), today)
+                self._accept(asked, parse_cache_row(today, earlier.item or row), today)
 
-    def _trouble(self, all_asked: Iterable[_Asked], trouble: str) -> None:
-        self._troubles.update(dict.fromkeys(all_asked, trouble))
+    def _set_trouble(self, model_regions: Iterable[_ModelRegion], trouble: str) -> None:
+        self._troubles.update(dict.fromkeys(model_regions, trouble))
 
-    def _put_in_force(self) -> None:
-        for place in self._places:
-            if place.is_followed:
-                trouble = self._follow(place) or self._troubles.get(place.asked, "")
-                if trouble not in (place.trouble, "", _WAITING):
-                    _log.warning("prices of %s stay those of %s: %s", _named(place), place.tariff.version, trouble)
-                place.trouble = trouble
-        self._by_label = self._nested()
+    def _apply_prices(self) -> None:
+        for label in self._labels:
+            if label.follows_list:
+                trouble = self._apply_listed_prices(label) or self._troubles.get(label.model_region, "")
+                if trouble not in (label.trouble, "", _READ_BY_OTHER):
+                    _log.warning("prices of %s stay those of %s: %s", _describe(label), label.table.version, trouble)
+                label.trouble = trouble
+        self._by_label = self._index_tables()
 
-    def _follow(self, place: _Place) -> str:
+    def _apply_listed_prices(self, label: _LabelPrices) -> str:
         """Takes the list's prices, or says why they are not taken."""
-        known = self._known.get(place.asked)
-        if known is None or known.listed is None:
+        cached = self._cached.get(label.model_region)
+        if cached is None or cached.listed is None:
             return ""
-        doubt = find_implausible_prices(place.config, known.listed)
-        if doubt:
-            return f"of those listed on {known.day} some can hardly be right, in USD for a million tokens: {doubt}"
-        tariff = overlay_prices(place.config, known.listed, known.day)
-        if tariff != place.tariff:
-            _log.info("prices of %s are now those of %s", _named(place), tariff.version)
-            place.tariff = tariff
-        place.read_at = known.read_at
+        implausible = find_implausible_prices(label.configured, cached.listed)
+        if implausible:
+            return f"of those listed on {cached.day} some can hardly be right, in USD for a million tokens: {implausible}"
+        table = overlay_prices(label.configured, cached.listed, cached.day)
+        if table != label.table:
+            _log.info("prices of %s are now those of %s", _describe(label), table.version)
+            label.table = table
+        label.read_at = cached.read_at
         return ""
 
-    def _nested(self) -> Mapping[str, Mapping[str, Mapping[str, PriceTable]]]:
+    def _index_tables(self) -> Mapping[str, Mapping[str, Mapping[str, PriceTable]]]:
         """For three look-ups that make no new object."""
         nested: dict[str, dict[str, dict[str, PriceTable]]] = {}
-        for place in self._places:
-            nested.setdefault(place.label, {}).setdefault(place.asked.region, {})[place.asked.model] = place.tariff
+        for place in self._labels:
+            nested.setdefault(place.label, {}).setdefault(place.model_region.region, {})[place.model_region.model] = place.table
         return nested
 
 
-def _named(place: _Place) -> str:
-    return f"label {place.label} in {place.asked.region}"
+def _describe(label: _LabelPrices) -> str:
+    return f"label {label.label} in {label.model_region.region}"
 
 
-def _places(config: Config) -> Iterator[_Place]:
+def _build_label_prices(config: Config) -> Iterator[_LabelPrices]:
     for name, label in config.labels.items():
         follows = label.price_source == "aws"
-        own = build_label_price_table(label)
-        found = {
-            _Asked(place.model or label.model, place.region): build_label_price_table(label, place) for place in label.endpoints
+        label_table = build_label_price_table(label)
+        tables = {
+            _ModelRegion(endpoint.model or label.model, endpoint.region): build_label_price_table(label, endpoint) for endpoint in label.endpoints
         }
-        for asked, tariff in (found or {_Asked(label.model, config.upstream.region): own}).items():
-            yield _Place(name, asked, tariff, follows, tariff)
+        for asked, tariff in (tables or {_ModelRegion(label.model, config.upstream.region): label_table}).items():
+            yield _LabelPrices(name, asked, tariff, follows, tariff)
 
 
-def add_to(telemetry: MetricsRegistry, tariffs: Callable[[], Tariffs]) -> None:
+def add_price_metrics(telemetry: MetricsRegistry, price_tables: Callable[[], PriceTables]) -> None:
     """`tariffs` tells those in force."""
 
-    def named(status: TariffStatus) -> dict[str, str]:
+    def build_labels(status: PriceStatus) -> dict[str, str]:
         return {"label": status.label, "region": status.region, "source": status.source}
 
     telemetry.add(
         PRICE_AGE_SECONDS,
-        lambda: [(named(each), each.age_seconds) for each in tariffs().status() if each.age_seconds is not None],
+        lambda: [(build_labels(each), each.age_seconds) for each in price_tables().status() if each.age_seconds is not None],
     )
-    telemetry.add(PRICE_SOURCE_INFO, lambda: [({**named(each), "version": each.version}, 1) for each in tariffs().status()])
-    telemetry.add(PRICE_TROUBLE, lambda: [(named(each), float(bool(each.trouble))) for each in tariffs().status()])
+    telemetry.add(PRICE_SOURCE_INFO, lambda: [({**build_labels(each), "version": each.version}, 1) for each in price_tables().status()])
+    telemetry.add(PRICE_TROUBLE, lambda: [(build_labels(each), float(bool(each.trouble))) for each in price_tables().status()])

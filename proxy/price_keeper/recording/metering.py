@@ -18,7 +18,7 @@ from price_keeper.forwarding.forwarder import CallObserver, UpstreamTarget
 from price_keeper.forwarding.model_path import Operation
 from price_keeper.hard.worst import CostCeiling
 from price_keeper.metering.guardrails import estimate_units, price_guardrail, build_guardrail_prices
-from price_keeper.metering.price_updates import Tariffs
+from price_keeper.metering.price_updates import PriceTables
 from price_keeper.metering.pricing import Pricer, Cost
 from price_keeper.metering.profiles import OwnChoice, Profile
 from price_keeper.metering.reading import BYTES_PER_TOKEN
@@ -81,7 +81,7 @@ FREE_OF_CHARGE: Final = Free()
 
 class Metering:
     def __init__(
-        self, config: Config, journal: Journal, tariffs: Tariffs, clock: Clock, before: Metering | None = None
+        self, config: Config, journal: Journal, tariffs: PriceTables, clock: Clock, before: Metering | None = None
     ) -> None:
         """`before` is that of the configuration whose place this one takes: what was learned from answers stays."""
         self._labels = config.labels

@@ -25,7 +25,7 @@ from price_keeper.hard.rows import HardBudgetKey
 from price_keeper.hard.worst import CallPrices, CostCeiling, apply_count, compute_ceiling
 from price_keeper.metering.guardrails import build_guardrail_prices
 from price_keeper.metering.price_list import identify_model
-from price_keeper.metering.price_updates import Tariffs
+from price_keeper.metering.price_updates import PriceTables
 from price_keeper.metering.profiles import OwnChoice
 from price_keeper.model import ResolvedLabel
 from price_keeper.recording.entries import PICO_PER_USD, Counter
@@ -67,7 +67,7 @@ class ReservedCandidate(NamedTuple):
 
 
 class HardBudgets:
-    def __init__(self, config: Config, leases: BudgetLeases, price_tables: Tariffs, count_input_tokens: CountInputTokens) -> None:
+    def __init__(self, config: Config, leases: BudgetLeases, price_tables: PriceTables, count_input_tokens: CountInputTokens) -> None:
         self._labels = config.labels
         self._unit_prices = build_guardrail_prices(config.guardrails) if config.guardrails is not None else None
         self.leases = leases
