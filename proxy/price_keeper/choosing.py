@@ -11,7 +11,7 @@ from price_keeper.exchange import Header, Request
 from price_keeper.forwarding.forwarder import UpstreamTarget
 from price_keeper.hard.purse import CostReservation
 from price_keeper.hard.worst import CostCeiling
-from price_keeper.metering.profiles import OwnChoice
+from price_keeper.metering.profiles import ResolvedProfile
 from price_keeper.model import Caller, ResolvedLabel
 from price_keeper.recording.entries import Account
 from price_keeper.recording.meter import Terms
@@ -122,7 +122,7 @@ class LabelSelector:
         destination = route.destinations.get(decision.label)
         if destination is None:
             destination = self._build_destination(caller_day, call, request, resolved, pricing, decision)
-            if type(destination.resolved) is not OwnChoice:  # which another app may have under the same name
+            if type(destination.resolved) is not ResolvedProfile:  # which another app may have under the same name
                 route.destinations[decision.label] = destination
         resolved, pricing, targets, label_headers, stats = destination
         response_headers += label_headers
@@ -228,7 +228,7 @@ def _decide(caller_day: CallerDay, resolved: ResolvedLabel, pricing: Terms, call
     budget, is_format_specific = caller_day.budget, call.operation in FORMAT_SPECIFIC_OPERATIONS
     if pricing.counted_as != resolved.label:
         return budget.decide_without_fallback(pricing.counted_as)
-    if type(resolved) is OwnChoice:
+    if type(resolved) is ResolvedProfile:
         return budget.decide_app_label(resolved.label, is_format_specific)
     return budget.decide(resolved.label, is_format_specific)
 

@@ -38,7 +38,7 @@ from price_keeper.limits.leasing import RateLeaseManager
 from price_keeper.logs import format_traceback
 from price_keeper.metering.aws_price_list import AwsPriceList
 from price_keeper.metering.price_updates import PriceTables
-from price_keeper.metering.profiles import OwnChoice, Profile
+from price_keeper.metering.profiles import ResolvedProfile, InferenceProfile
 from price_keeper.model import ResolvedLabel
 from price_keeper.provider_chain import RENEW_INTERVAL_SECONDS
 from price_keeper.recording.aggregator import spent_so_far
@@ -271,13 +271,13 @@ def _build_find_targets(config: Config, bedrock: BedrockAccess) -> FindTargets:
     places = {name: list_places(label) for name, label in config.labels.items()}
 
     def find_targets(resolved: ResolvedLabel, call: ParsedCall) -> list[UpstreamTarget]:
-        label = resolved.profile if type(resolved) is OwnChoice else resolved.label
+        label = resolved.profile if type(resolved) is ResolvedProfile else resolved.label
         if call.operation not in MODEL_PATH_OPERATIONS:
             return build_targets(label, resolved.model, call.target.path, None)
         return build_targets(label, resolved.model, "", call.operation)
 
     @lru_cache(MAX_CACHED_TARGETS)
-    def build_targets(label: str | Profile, model: str, path: str, operation: Operation | None) -> list[UpstreamTarget]:
+    def build_targets(label: str | InferenceProfile, model: str, path: str, operation: Operation | None) -> list[UpstreamTarget]:
         places_of_label = places.get(label) if isinstance(label, str) else list_places(label.label)
         serving_places = places_of_label or [(*default, model)]
         return [

@@ -15,7 +15,7 @@ from uuid import UUID
 import pytest
 from price_keeper.config import Config, parse_config
 from price_keeper.metering.price_updates import CLAIM_TTL_SECONDS
-from price_keeper.metering.profiles import Own
+from price_keeper.metering.profiles import AppProfiles
 from price_keeper.model import Caller, build_client_id
 from price_keeper.recording.recorder import Recorder
 from price_keeper.reloading import build_budget_reload
@@ -93,7 +93,7 @@ async def test_a_name_that_goes_from_an_app_to_the_configuration_has_a_price_all
     own = api.parts.standings.app_labels
     of = own.get
 
-    async def while_they_are_read(caller: Caller) -> Own:
+    async def while_they_are_read(caller: Caller) -> AppProfiles:
         await take_on(api, replace(config(), labels=parse_config(OTHERS, "config.yaml", {}).labels))
         return await of(caller)
 

@@ -20,7 +20,7 @@ from price_keeper.errors import Busy, InvalidRequest
 from price_keeper.forwarding.forwarder import UpstreamTarget
 from price_keeper.forwarding.model_path import Operation
 from price_keeper.forwarding.upstream import UpstreamEndpoint
-from price_keeper.metering.profiles import NOTHING, UNREAD, Own, OwnChoice, profile_of
+from price_keeper.metering.profiles import NO_PROFILES, UNREAD_PROFILES, AppProfiles, ResolvedProfile, parse_profile
 from price_keeper.metering.usage import make_plain_usage
 from price_keeper.model import Caller, Scope
 from price_keeper.recording.journal import Journal
@@ -59,7 +59,7 @@ class Rig:
     clock: ManualClock
     store: Counted
     own: AppLabelCache
-    new: list[Own] = field(default_factory=list)
+    new: list[AppProfiles] = field(default_factory=list)
 
     async def put(self, who: Caller, label: str = "fast", **changes: Any) -> None:
         assert who.app is not None
@@ -72,7 +72,7 @@ class Rig:
 
 @pytest.fixture
 async def rig() -> AsyncIterator[Rig]:
-    clock, store, new = ManualClock(), Counted(cast(Store, MemoryStore())), list[Own]()
+    clock, store, new = ManualClock(), Counted(cast(Store, MemoryStore())), list[AppProfiles]()
     async with Tasks(clock) as tasks:
         own = AppLabelCache(CONFIG.labels, cast(Store, store), clock, tasks, lambda _, found: new.append(found))
         yield Rig(clock, store, own, new)
@@ -124,7 +124,7 @@ async def test_a_store_that_is_away_is_asked_seldom_and_what_was_known_holds(rig
     rig.store.asked.clear()
     for _ in range(10):
         assert await rig.names(known) == ["fast"]
-        assert await rig.own.get(unknown) is UNREAD
+        assert await rig.own.get(unknown) is UNREAD_PROFILES
         await settle()
     assert len(rig.store.asked) == 2
     assert rig.own.last_read(Scope(unknown.org, "web")) is None
@@ -145,9 +145,9 @@ async def test_nobody_waits_twice_for_a_store_that_hangs(rig: Rig, monkeypatch: 
         await gate.wait()
 
     rig.store.before = hangs
-    assert await rig.own.get(who) is UNREAD
+    assert await rig.own.get(who) is UNREAD_PROFILES
     await rig.clock.advance(10)
-    assert rig.own.cached(who) is UNREAD  # at once
+    assert rig.own.cached(who) is UNREAD_PROFILES  # at once
     assert rig.store.asked == ["get"]
     gate.set()
     await settle()
@@ -191,7 +191,7 @@ async def test_what_was_changed_here_is_read_before_the_next_call(rig: Rig) -> N
 
 
 async def test_who_is_no_app_has_none_and_asks_nobody(rig: Rig) -> None:
-    assert await rig.own.get(Caller(str(uuid4()), None, "client")) is NOTHING
+    assert await rig.own.get(Caller(str(uuid4()), None, "client")) is NO_PROFILES
     assert rig.store.asked == []
 
 
@@ -260,8 +260,8 @@ async def test_models_of_the_configuration_are_no_names_of_apps_either(rig: Rig)
 # Names.
 
 
-def own_of(**items: Item) -> Own:
-    return Own(profile_of(name, found) for name, found in items.items())
+def own_of(**items: Item) -> AppProfiles:
+    return AppProfiles(parse_profile(name, found) for name, found in items.items())
 
 
 def test_an_arn_is_the_first_label_that_stands_for_it() -> None:
@@ -275,25 +275,25 @@ def test_an_arn_is_the_first_label_that_stands_for_it() -> None:
 
 def test_where_nobody_can_tell_callers_are_to_ask_again() -> None:
     labels = LabelResolver(CONFIG.labels, allows_unlabelled=False)
-    assert labels.resolve("premium", UNREAD).label == "premium"
+    assert labels.resolve("premium", UNREAD_PROFILES).label == "premium"
     with pytest.raises(Busy) as refused:
-        labels.resolve("fast", UNREAD)
+        labels.resolve("fast", UNREAD_PROFILES)
     assert refused.value.retry_after is not None
     with pytest.raises(InvalidRequest):
-        labels.resolve("fast", NOTHING)
+        labels.resolve("fast", NO_PROFILES)
 
 
 def test_models_without_a_label_are_let_through_behind_own_labels() -> None:
     labels = LabelResolver(CONFIG.labels, allows_unlabelled=True)
     assert labels.resolve(ARN, own_of(fast=item())).label == "fast"
-    assert labels.resolve(ARN).label == labels.resolve(ARN, UNREAD).label == ""
+    assert labels.resolve(ARN).label == labels.resolve(ARN, UNREAD_PROFILES).label == ""
 
 
 # Two apps with one name.
 
 
-def choice(found: Own, name: str = "fast") -> OwnChoice:
-    chosen = found.chosen(name)
+def choice(found: AppProfiles, name: str = "fast") -> ResolvedProfile:
+    chosen = found.resolve(name)
     assert chosen is not None
     return chosen
 
@@ -348,7 +348,7 @@ def test_a_new_format_holds_in_a_chain_from_then_on() -> None:
     with pytest.raises(InvalidRequest, match=r"Converse would be served by fast \(nova\)"):
         one.decide("premium", True)
     assert one.decide("premium", False).label == one.find_enforced_label("premium") == "fast"
-    one.apply_app_labels(NOTHING)
+    one.apply_app_labels(NO_PROFILES)
     assert one.find_enforced_label("premium") is one.find_enforced_label("fast") is None
 
 
@@ -379,7 +379,7 @@ def test_where_apps_share_a_standing_they_are_in_no_chain_and_leave_no_trace() -
 )
 def test_what_cannot_be_used_is_no_label(changes: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"inference_profile_arn|prices_usd_per_1m|format"):
-        profile_of("fast", item(**changes))
+        parse_profile("fast", item(**changes))
 
 
 def test_the_configuration_is_not_changed_by_what_apps_have() -> None:

@@ -21,7 +21,7 @@ from price_keeper.control.overrides import LABEL
 from price_keeper.control.parts import Parts
 from price_keeper.control.problems import ERRORS, Problem, invalid
 from price_keeper.errors import ConfigError
-from price_keeper.metering.profiles import ARN, PRICES
+from price_keeper.metering.profiles import ARN_PATTERN, PRICE_FIELDS
 from price_keeper.model import Scope
 from price_keeper.selection.own_labels import PROFILES_MADE_ATTRIBUTE
 from price_keeper.selection.plan import is_number
@@ -51,13 +51,13 @@ _PRICE = {"type": "number", "minimum": 0}
 BODY = Fields(
     {
         "label": LABEL,
-        "inference_profile_arn": Text(ARN, 300, "the ARN of an inference profile"),
+        "inference_profile_arn": Text(ARN_PATTERN, 300, "the ARN of an inference profile"),
         "format": OneOf(get_args(Format)),
         "prices_usd_per_1m": Anything(
             {
                 "type": "object",
-                "properties": dict.fromkeys(PRICES[:2], _PRICE) | dict.fromkeys(PRICES[2:], or_null(_PRICE)),
-                "required": list(PRICES[:2]),
+                "properties": dict.fromkeys(PRICE_FIELDS[:2], _PRICE) | dict.fromkeys(PRICE_FIELDS[2:], or_null(_PRICE)),
+                "required": list(PRICE_FIELDS[:2]),
                 "additionalProperties": False,
             }
         ),
@@ -122,7 +122,7 @@ def _prices(given: Any) -> dict[str, Value]:
     mistakes = [
         (f"prices_usd_per_1m.{name[:64]}", f"expected a number of at most {DIGITS} digits before and after its point")
         for name, value in prices.items()
-        if name not in PRICES or not is_number(value) or not _is_countable(value)
+        if name not in PRICE_FIELDS or not is_number(value) or not _is_countable(value)
     ]
     if mistakes:
         raise invalid("the body cannot be used", *mistakes)

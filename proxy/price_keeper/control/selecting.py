@@ -9,7 +9,7 @@ from price_keeper.control.calls import Answer, Call, Route, Who, read
 from price_keeper.control.overrides import override_told
 from price_keeper.control.parts import Parts
 from price_keeper.control.problems import invalid
-from price_keeper.metering.profiles import Own
+from price_keeper.metering.profiles import AppProfiles
 from price_keeper.model import Caller, Scope, build_client_id
 from price_keeper.recording.entries import PICO_PER_MICRO
 from price_keeper.reporting import money
@@ -40,7 +40,7 @@ def _flag(call: Call, name: str) -> bool:
     return _FLAGS[text]
 
 
-def selection_told(standing: BudgetState, override: Override | None, labels: tuple[str, ...], own: Own) -> dict[str, Any]:
+def selection_told(standing: BudgetState, override: Override | None, labels: tuple[str, ...], own: AppProfiles) -> dict[str, Any]:
     plan, scope = standing.settings, standing.scope
     every = (*labels, *own.by_name)
     named = dict.fromkeys((*plan.ordering, *plan.quotas) if plan.ordering or plan.quotas else every)
@@ -56,7 +56,7 @@ def selection_told(standing: BudgetState, override: Override | None, labels: tup
     }
 
 
-def _label(standing: BudgetState, label: str, own: Own) -> dict[str, Any]:
+def _label(standing: BudgetState, label: str, own: AppProfiles) -> dict[str, Any]:
     quota = standing.settings.quotas.get(label)
     known, in_flight = _spent(standing, label)
     is_alone = label in PSEUDO_LABELS or (label in own.by_name and not standing.has_label(label))

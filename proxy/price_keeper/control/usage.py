@@ -16,7 +16,7 @@ from price_keeper.control.parts import Parts
 from price_keeper.control.problems import ERRORS, Problem, invalid, not_found, problem_of
 from price_keeper.errors import StoreUnavailable
 from price_keeper.metering.pricing import Cost, price_usage, build_label_price_table
-from price_keeper.metering.profiles import NOTHING, UNREAD
+from price_keeper.metering.profiles import NO_PROFILES, UNREAD_PROFILES
 from price_keeper.metering.usage import Usage
 from price_keeper.model import Caller, build_client_id
 from price_keeper.recording.entries import PICO_PER_MICRO, Counter, counts_of
@@ -162,14 +162,14 @@ def _moment(given: Mapping[str, Any], now: float, below: str) -> float:
 async def _priced(parts: Parts, caller: Caller, given: Mapping[str, Any], below: str) -> Cost:
     """As the configuration says, or for a label of the app's own its profile. Raises Problem and StoreUnavailable."""
     name = given["label"]
-    own = NOTHING if name in parts.config.labels else await parts.standings.app_labels.get(caller)
+    own = NO_PROFILES if name in parts.config.labels else await parts.standings.app_labels.get(caller)
     label = parts.config.labels.get(name)  # which may be another one by now, with a name that was the app's
     if label is not None:
         tariff = parts.tariffs.get(name)
         if tariff is None:
             tariff = parts.tariffs[name] = build_label_price_table(label)
         return price_usage(tariff, _usage(given))
-    if own is UNREAD:
+    if own is UNREAD_PROFILES:
         raise StoreUnavailable("the app's own labels cannot be read")
     profile = own.by_name.get(name)
     if profile is None:

@@ -15,14 +15,14 @@ from price_keeper.model import ResolvedLabel
 from price_keeper.stores.contract import Item
 
 _REGION = r"[a-z]{2,8}(-[a-z]{1,12}){1,3}-[0-9]{1,2}"
-ARN = rf"arn:aws[a-z-]*:bedrock:{_REGION}:[0-9]{{12}}:(application-)?inference-profile/[A-Za-z0-9._:-]{{1,128}}"
-PRICES = ("input", "output", "cache_read", "cache_write_5m", "cache_write_1h")
+ARN_PATTERN = rf"arn:aws[a-z-]*:bedrock:{_REGION}:[0-9]{{12}}:(application-)?inference-profile/[A-Za-z0-9._:-]{{1,128}}"
+PRICE_FIELDS = ("input", "output", "cache_read", "cache_write_5m", "cache_write_1h")
 
-_ARN = re.compile(ARN)
+_ARN = re.compile(ARN_PATTERN)
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
-class Profile:
+class InferenceProfile:
     """It never changes: other settings are another one, and a call keeps the one it began with. Each is equal to itself
     alone, so that what is kept for it is nobody else's, whatever the two are called."""
 
@@ -32,58 +32,58 @@ class Profile:
 
 
 @dataclass(frozen=True, slots=True)
-class OwnChoice(ResolvedLabel):
-    profile: Profile
+class ResolvedProfile(ResolvedLabel):
+    profile: InferenceProfile
 
 
-class Own:
+class AppProfiles:
     """All those of one app. One that is named by its ARN is the first, by name, that stands for it."""
 
     __slots__ = ("_by_model", "by_name")
 
-    def __init__(self, profiles: Iterable[Profile] = ()) -> None:
+    def __init__(self, profiles: Iterable[InferenceProfile] = ()) -> None:
         ordered = sorted(profiles, key=lambda profile: profile.name, reverse=True)
         self._by_model = {profile.label.model: profile for profile in ordered}
         self.by_name = {profile.name: profile for profile in reversed(ordered)}
 
-    def chosen(self, requested: str) -> OwnChoice | None:
+    def resolve(self, requested: str) -> ResolvedProfile | None:
         """By its name, or by the ARN that it stands for."""
         profile = self.by_name.get(requested) or self._by_model.get(requested)
-        return None if profile is None else OwnChoice(requested, profile.name, profile.label.model, profile)
+        return None if profile is None else ResolvedProfile(requested, profile.name, profile.label.model, profile)
 
 
-NOTHING = Own()
-UNREAD = Own()  # nobody can tell what there is
+NO_PROFILES = AppProfiles()
+UNREAD_PROFILES = AppProfiles()  # nobody can tell what there is
 
 
-def profile_of(name: str, item: Item) -> Profile:
+def parse_profile(name: str, item: Item) -> InferenceProfile:
     """Raises ValueError for what was written by hand and cannot be used: nobody is served at an unknown price."""
     arn, format = item.get("inference_profile_arn"), item.get("format")
     if not isinstance(arn, str) or not _ARN.fullmatch(arn) or must_be.model(arn):
         raise ValueError("inference_profile_arn: expected the ARN of an inference profile")
     if format not in get_args(Format):
         raise ValueError("format: expected one that labels have")
-    prices = _prices(item.get("prices_usd_per_1m"))
+    prices = _parse_prices(item.get("prices_usd_per_1m"))
     for path, complaint in caches_have_prices(cast(Format, format), prices, ()):
         raise ValueError(f"{'.'.join(path)}: {complaint}")
-    place = EndpointConfig(arn.split(":")[3])
-    label = LabelConfig(arn, cast(Format, format), prices, price_source="config", endpoints=(place,))
-    return Profile(name, label, build_label_price_table(label))
+    endpoint = EndpointConfig(arn.split(":")[3])
+    label = LabelConfig(arn, cast(Format, format), prices, price_source="config", endpoints=(endpoint,))
+    return InferenceProfile(name, label, build_label_price_table(label))
 
 
-def _prices(given: Any) -> PricesConfig:
+def _parse_prices(given: Any) -> PricesConfig:
     if not isinstance(given, Mapping):
         raise ValueError("prices_usd_per_1m: expected a mapping")
-    found = {name: _price(name, value) for name, value in given.items() if value is not None}
-    input, output, *cache = (found.get(name) for name in PRICES)
+    found = {name: _parse_price(name, value) for name, value in given.items() if value is not None}
+    input, output, *cache = (found.get(name) for name in PRICE_FIELDS)
     if input is None or output is None:
         raise ValueError("prices_usd_per_1m: input and output are required")
     return PricesConfig(input, output, *cache)
 
 
-def _price(name: str, value: Any) -> Decimal:
-    if name not in PRICES or not isinstance(value, (int, Decimal)) or isinstance(value, bool):
-        raise ValueError(f"prices_usd_per_1m: expected a number for each of {', '.join(PRICES)} and nothing else")
+def _parse_price(name: str, value: Any) -> Decimal:
+    if name not in PRICE_FIELDS or not isinstance(value, (int, Decimal)) or isinstance(value, bool):
+        raise ValueError(f"prices_usd_per_1m: expected a number for each of {', '.join(PRICE_FIELDS)} and nothing else")
     price = Decimal(value)
     complaint = must_be.price(price) if price.is_finite() else "expected a number"
     if complaint:

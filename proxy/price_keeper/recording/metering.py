@@ -20,7 +20,7 @@ from price_keeper.hard.worst import CostCeiling
 from price_keeper.metering.guardrails import estimate_units, price_guardrail, build_guardrail_prices
 from price_keeper.metering.price_updates import PriceTables
 from price_keeper.metering.pricing import Pricer, Cost
-from price_keeper.metering.profiles import OwnChoice, Profile
+from price_keeper.metering.profiles import ResolvedProfile, InferenceProfile
 from price_keeper.metering.reading import BYTES_PER_TOKEN
 from price_keeper.metering.usage import Usage, make_plain_usage
 from price_keeper.model import Caller, ResolvedLabel
@@ -91,7 +91,7 @@ class Metering:
         self._clock = clock
         self._expected: dict[str, Expected] = {}
         self._kept_terms: dict[tuple[str, Operation], Terms] = {}
-        self._terms_of_own: WeakKeyDictionary[Profile, dict[Operation, Terms]] = WeakKeyDictionary()
+        self._terms_of_own: WeakKeyDictionary[InferenceProfile, dict[Operation, Terms]] = WeakKeyDictionary()
         self._jobs = Jobs()
         if before is not None:
             self._jobs, self._terms_of_own = before._jobs, before._terms_of_own
@@ -110,7 +110,7 @@ class Metering:
         InvalidRequest."""
         if operation in FREE or method != b"POST":
             return None
-        if type(choice) is OwnChoice:
+        if type(choice) is ResolvedProfile:
             return self._own_terms(choice.profile, operation)
         key = (choice.label or choice.model, operation)
         kept = self._kept_terms.get(key)
@@ -160,7 +160,7 @@ class Metering:
         expected, price_at = self._expected_of(counted_as), partial(self._token_price, label)
         return Terms(counted_as, operation, format, price_at, partial(_tokens, expected), expected)
 
-    def _own_terms(self, profile: Profile, operation: Operation) -> Terms:
+    def _own_terms(self, profile: InferenceProfile, operation: Operation) -> Terms:
         """Kept for as long as the profile itself is: another app's label of the same name has terms of its own."""
         kept = self._terms_of_own.setdefault(profile, {})
         terms = kept.get(operation)

@@ -26,7 +26,7 @@ from price_keeper.hard.worst import CallPrices, CostCeiling, apply_count, comput
 from price_keeper.metering.guardrails import build_guardrail_prices
 from price_keeper.metering.price_list import identify_model
 from price_keeper.metering.price_updates import PriceTables
-from price_keeper.metering.profiles import OwnChoice
+from price_keeper.metering.profiles import ResolvedProfile
 from price_keeper.model import ResolvedLabel
 from price_keeper.recording.entries import PICO_PER_USD, Counter
 from price_keeper.recording.meter import Terms
@@ -118,7 +118,7 @@ class HardBudgets:
 
     def _find_prices(self, candidate: Candidate) -> CallPrices:
         resolved, pricing, targets = candidate
-        if isinstance(resolved, OwnChoice):
+        if isinstance(resolved, ResolvedProfile):
             return CallPrices((resolved.profile.price_table,), self._unit_prices)
         label = self._labels.get(resolved.label)
         if pricing.counted_as == ASYNC_JOB_LABEL or not resolved.model:

@@ -14,7 +14,7 @@ from price_keeper.clock import Clock
 from price_keeper.config import LabelConfig
 from price_keeper.config.prices import PSEUDO_LABELS
 from price_keeper.errors import StoreError
-from price_keeper.metering.profiles import NOTHING, UNREAD, Own, Profile, profile_of
+from price_keeper.metering.profiles import NO_PROFILES, UNREAD_PROFILES, AppProfiles, InferenceProfile, parse_profile
 from price_keeper.model import Caller, Scope, is_label
 from price_keeper.selection.spent import NEVER
 from price_keeper.stores import schema
@@ -30,14 +30,14 @@ MAX_APPS = 20_000
 MAX_LABELS_IN_ALL = 100_000  # own labels, of all apps together
 
 _AppKey = tuple[str, str]  # of an org and an app
-_Rows = dict[str, tuple[Item, "Profile | None"]]  # by label; None: it cannot be used
+_Rows = dict[str, tuple[Item, "InferenceProfile | None"]]  # by label; None: it cannot be used
 
 _log = logging.getLogger("price_keeper.selection")
 
 
 @dataclass(slots=True)
 class _AppEntry:
-    labels: Own = UNREAD
+    labels: AppProfiles = UNREAD_PROFILES
     rows: _Rows = field(default_factory=dict)
     read_began_at: float = -NEVER  # the reading that told of them, by the monotonic clock like all times here
     refresh_at: float = -NEVER
@@ -56,7 +56,7 @@ class AppLabelCache:
         store: Store,
         clock: Clock,
         tasks: Tasks,
-        on_change: Callable[[Scope, Own], None],
+        on_change: Callable[[Scope, AppProfiles], None],
     ) -> None:
         self._reserved_names = _list_reserved_names(labels)
         self._store = store
@@ -78,10 +78,10 @@ class AppLabelCache:
                 entry.labels = _build_labels(rows)
                 self._on_change(scope, entry.labels)
 
-    def cached(self, caller: Caller) -> Own | None:
+    def cached(self, caller: Caller) -> AppProfiles | None:
         """Without asking anybody; None if the store has to be asked first."""
         if caller.app is None:
-            return NOTHING
+            return NO_PROFILES
         name = (caller.org, caller.app)
         entry = self._entries.get(name)
         if entry is None:
@@ -93,10 +93,10 @@ class AppLabelCache:
             self._start_loading(name, entry)
         return entry.labels
 
-    async def load(self, caller: Caller) -> Own:
+    async def load(self, caller: Caller) -> AppProfiles:
         """Asks the store, and waits for a while. UNREAD if it does not answer and nothing was known."""
         if caller.app is None:
-            return NOTHING
+            return NO_PROFILES
         name = (caller.org, caller.app)
         entry = self._get_or_add(name)
         try:
@@ -106,13 +106,13 @@ class AppLabelCache:
             entry.is_load_slow = entry.load_done is not None
         return self._entries.get(name, entry).labels  # room may have been made meanwhile
 
-    async def get(self, caller: Caller) -> Own:
+    async def get(self, caller: Caller) -> AppProfiles:
         return self.cached(caller) or await self.load(caller)
 
-    def last_read(self, scope: Scope) -> Own | None:
+    def last_read(self, scope: Scope) -> AppProfiles | None:
         """What was read last, whenever that was; None if nothing was."""
         entry = self._entries.get((scope.org, scope.app or ""))
-        return None if entry is None or entry.labels is UNREAD else entry.labels
+        return None if entry is None or entry.labels is UNREAD_PROFILES else entry.labels
 
     def invalidate(self, scope: Scope) -> None:
         """By this process: the next call that names one has them read again."""
@@ -125,12 +125,12 @@ class AppLabelCache:
         rows = await read_label_rows(self._store, scope, app)
         name = (scope.org, scope.app or "")
         entry = self._get_or_add(name)
-        if read_began_at < entry.read_began_at and entry.labels is not UNREAD:
+        if read_began_at < entry.read_began_at and entry.labels is not UNREAD_PROFILES:
             return  # what somebody else read later holds, or they were changed meanwhile
         entry.read_began_at, entry.refresh_at, entry.stale_at, entry.is_stale = read_began_at, read_began_at + REFRESH_SECONDS, read_began_at + STALE_SECONDS, False
         before = entry.rows
         self._entries[name] = self._entries.pop(name)  # the one read longest ago is the first to go
-        if entry.labels is UNREAD or {label: item for label, (item, _) in before.items()} != rows:
+        if entry.labels is UNREAD_PROFILES or {label: item for label, (item, _) in before.items()} != rows:
             entry.rows = {label: self._parse_row(scope, label, item, before.get(label)) for label, item in rows.items()}
             entry.labels = _build_labels(entry.rows)
             self._row_count += len(entry.rows) - len(before)
@@ -138,15 +138,15 @@ class AppLabelCache:
             self._on_change(scope, entry.labels)
 
     def _parse_row(
-        self, scope: Scope, label: str, item: Item, last_row: tuple[Item, Profile | None] | None
-    ) -> tuple[Item, Profile | None]:
+        self, scope: Scope, label: str, item: Item, last_row: tuple[Item, InferenceProfile | None] | None
+    ) -> tuple[Item, InferenceProfile | None]:
         """What did not change stays the same, with all that is kept for it."""
         if last_row is not None and last_row[0] == item:
             return last_row
         try:
             if label in self._reserved_names:
                 raise ValueError("the configuration has that name")
-            return item, profile_of(label, item)
+            return item, parse_profile(label, item)
         except ValueError as failure:
             _log.warning("%s: the own label %s cannot be used: %s", scope.key, label, failure)
             return item, None
@@ -189,9 +189,9 @@ def _list_reserved_names(labels: Mapping[str, LabelConfig]) -> frozenset[str]:
     return frozenset((*labels, *(label.model for label in labels.values()), *PSEUDO_LABELS))
 
 
-def _build_labels(rows: _Rows) -> Own:
+def _build_labels(rows: _Rows) -> AppProfiles:
     usable = [profile for _, profile in rows.values() if profile is not None]
-    return Own(usable) if usable else NOTHING
+    return AppProfiles(usable) if usable else NO_PROFILES
 
 
 async def read_label_rows(store: Store, scope: Scope, app: Item | None) -> dict[str, Item]:
@@ -211,7 +211,7 @@ async def read_label_names(store: Store, scope: Scope, app: Item | None) -> list
 
 def _is_usable(label: str, item: Item) -> bool:
     try:
-        profile_of(label, item)
+        parse_profile(label, item)
     except ValueError:
         return False
     return True

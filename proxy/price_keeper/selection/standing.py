@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 from price_keeper.calendar_days import PeriodSpan
 from price_keeper.config.keys import LabelConfig
 from price_keeper.errors import InvalidRequest, QuotaExceeded, TooManyRequests
-from price_keeper.metering.profiles import NOTHING, Own
+from price_keeper.metering.profiles import NO_PROFILES, AppProfiles
 from price_keeper.model import Scope
 from price_keeper.recording.entries import PICO_PER_USD
 from price_keeper.selection import policy
@@ -81,7 +81,7 @@ class BudgetState:
         self.active_index = 0
         self.is_stale = False  # the store could not be asked when it was time to
         self._configured_labels = self._labels = labels
-        self.app_labels = NOTHING  # labels of the one app whose scope this is
+        self.app_labels = NO_PROFILES  # labels of the one app whose scope this is
         self._read_unflushed = read_unflushed
         self._on_threshold = on_threshold
         self._counters = counters or DecisionCounters()
@@ -314,7 +314,7 @@ class BudgetState:
             self._fallback_routes.clear()
             self._add_trackers()
 
-    def apply_app_labels(self, app_labels: Own | None) -> None:
+    def apply_app_labels(self, app_labels: AppProfiles | None) -> None:
         """None: they could not be read, and what is known holds."""
         if app_labels is not None and app_labels is not self.app_labels:
             self.app_labels = app_labels

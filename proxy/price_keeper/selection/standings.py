@@ -18,7 +18,7 @@ from price_keeper.calendar_days import Period, PeriodSpan, find_span
 from price_keeper.clock import Clock
 from price_keeper.config import Config, LabelConfig
 from price_keeper.errors import Busy, UnknownOrg
-from price_keeper.metering.profiles import Own
+from price_keeper.metering.profiles import AppProfiles
 from price_keeper.model import Caller, Scope
 from price_keeper.recording.entries import Counter
 from price_keeper.recording.recorder import Recorder
@@ -330,7 +330,7 @@ class BudgetRegistry:
             self._forget_org(org)
         return is_served
 
-    def _on_app_labels(self, scope: Scope, app_labels: Own) -> None:
+    def _on_app_labels(self, scope: Scope, app_labels: AppProfiles) -> None:
         """A call named one of them, so they were read before the next look."""
         found = self._caller_days.get((scope.org, scope.app))
         if found is not None and found[1].budget.scope == scope:
