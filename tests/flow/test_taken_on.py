@@ -176,14 +176,14 @@ async def test_what_answers_taught_stays_with_their_model(port: DataPort) -> Non
     for _ in range(4):
         await ask(port)
         await ask(port, "steady")
-    known = port.pipeline.label_selector.meters._expected
-    means = {name: (known[name].output, known[name].pico) for name in ("moving", "steady")}
+    known = port.pipeline.label_selector.meters._forecasts
+    means = {name: (known[name].output_tokens, known[name].pico) for name in ("moving", "steady")}
     await port.take_on(labels={**AFTER, "moving": label(CLAUDE, 9)})
-    kept = port.pipeline.label_selector.meters._expected
+    kept = port.pipeline.label_selector.meters._forecasts
     means["moving"] = means["moving"][0], None  # what calls under way are taken to cost is never by the price before
-    assert {name: (kept[name].output, kept[name].pico) for name in kept} == means
+    assert {name: (kept[name].output_tokens, kept[name].pico) for name in kept} == means
     await port.take_on(labels=AFTER)
-    assert set(port.pipeline.label_selector.meters._expected) == {"steady"}
+    assert set(port.pipeline.label_selector.meters._forecasts) == {"steady"}
 
 
 async def test_models_of_no_label_and_guardrails_follow_too(port: DataPort) -> None:

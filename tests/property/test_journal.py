@@ -33,11 +33,11 @@ class Watched:
         self.in_flight = 0
         self.ended_with: list[int] = []
 
-    def began(self, expected: int) -> None:
-        self.in_flight += expected
+    def began(self, expected_pico: int) -> None:
+        self.in_flight += expected_pico
 
-    def ended(self, expected: int, pico: int) -> None:
-        self.in_flight -= expected
+    def ended(self, expected_pico: int, pico: int) -> None:
+        self.in_flight -= expected_pico
         self.ended_with.append(pico)
 
 

@@ -340,4 +340,4 @@ def settings_of(scope: Scope) -> Key:
 
 
 def _expected(intent: Intent) -> int:
-    return intent.pico if intent.expected is None else intent.expected
+    return intent.pico if intent.expected_pico is None else intent.expected_pico

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from price_keeper.errors import Refusal
 from price_keeper.model import Caller
-from price_keeper.recording.expected import Expected
+from price_keeper.recording.expected import UsageForecast
 from price_keeper.selection.spent import NEVER
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Update
@@ -90,7 +90,7 @@ class _Run:
     clock: ManualClock
     fleet: list[Process]
     chance: random.Random
-    expected: Expected = field(default_factory=Expected)
+    expected: UsageForecast = field(default_factory=UsageForecast)
     calls: set[asyncio.Task[None]] = field(default_factory=set)
     spent: float = 0.0
     under_way: float = 0.0  # on the label whose quota counts
@@ -112,7 +112,7 @@ class _Run:
         usd, label = tokens * TOKEN / USD, "premium"
         self.begun.append((self.at, usd))
         try:
-            call = await process.begin(CALLER, label, self.expected.pico or self.expected.output * TOKEN)
+            call = await process.begin(CALLER, label, self.expected.pico or self.expected.output_tokens * TOKEN)
         except Refusal:
             return
         is_counted = call.label == label
@@ -120,7 +120,7 @@ class _Run:
             self.under_way, self.last_served = self.under_way + usd, self.at
         await self.clock.sleep(CALL_SECONDS)
         process.end(call, tokens * TOKEN)
-        self.expected.learn(tokens, tokens * TOKEN)
+        self.expected.observe(tokens, tokens * TOKEN)
         if is_counted:
             self.under_way, self.spent = self.under_way - usd, self.spent + usd
             if self.spent >= QUOTA and self.reached is None:

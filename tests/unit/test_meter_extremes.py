@@ -21,7 +21,7 @@ from price_keeper.metering.pricing import Pricer, Cost, build_price_table
 from price_keeper.metering.reading import EVENT_STREAM
 from price_keeper.metering.usage import make_plain_usage
 from price_keeper.recording.entries import Account, Counter, Counts
-from price_keeper.recording.expected import Expected
+from price_keeper.recording.expected import UsageForecast
 from price_keeper.recording.guarded import GuardedMeter, with_units
 from price_keeper.recording.journal import Journal
 from price_keeper.recording.leftovers import recover
@@ -50,7 +50,7 @@ def journal(tmp_path: Path) -> Iterator[Journal]:
 
 
 def terms(operation: Operation, price: Pricer) -> Terms:
-    return Terms("premium", operation, "anthropic", lambda _: price, lambda _: GUESS, Expected())
+    return Terms("premium", operation, "anthropic", lambda _: price, lambda _: GUESS, UsageForecast())
 
 
 def recorded(meter: Meter, journal: Journal, kind: bytes, *answer: bytes, is_whole: bool = True) -> Counts:

@@ -21,7 +21,7 @@ from price_keeper.metering.pricing import Pricer, build_price_table
 from price_keeper.metering.reading import EVENT_STREAM, JSON, SERVER_SENT_EVENTS
 from price_keeper.metering.usage import Usage, make_plain_usage
 from price_keeper.recording.entries import Account, Counter, Counts
-from price_keeper.recording.expected import Expected
+from price_keeper.recording.expected import UsageForecast
 from price_keeper.recording.guarded import GuardedMeter, with_units
 from price_keeper.recording.journal import Journal
 from price_keeper.recording.meter import Meter, Terms
@@ -64,7 +64,7 @@ def record(journal: Journal) -> Ask:
         status: int = 200,
     ) -> Counts:
         before = journal.tally.total()
-        terms = Terms("premium", operation, "anthropic", lambda _: price, lambda _: guess, Expected())
+        terms = Terms("premium", operation, "anthropic", lambda _: price, lambda _: guess, UsageForecast())
         if asked_units:
             meter: Meter = GuardedMeter(asked_units, journal, terms, ACCOUNT, TARGET, guess, 1.0, most=most)
         else:

@@ -320,7 +320,7 @@ def test_terms_are_those_of_the_app_and_go_with_its_profile(metering: Metering) 
     assert ours._kept_terms == {}
     first, second = (ours.terms(one, kind, b"POST") for kind in kinds)
     assert first is not None and second is not None  # noqa: PT018
-    assert first.expected is second.expected  # what answers cost is learned of all of them
+    assert first.forecast is second.forecast  # what answers cost is learned of all of them
     del one, two, each, terms, first, second
     gc.collect()
     assert len(ours._terms_of_own) == 0

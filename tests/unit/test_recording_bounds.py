@@ -19,7 +19,7 @@ from price_keeper.recording import aggregator as aggregating
 from price_keeper.recording import journal as limits
 from price_keeper.recording.aggregator import Aggregator, total_key
 from price_keeper.recording.entries import Account, Counter
-from price_keeper.recording.expected import Expected
+from price_keeper.recording.expected import UsageForecast
 from price_keeper.recording.journal import Sealed
 from price_keeper.recording.leftovers import Known, read, recover
 from price_keeper.recording.meter import Meter, Terms
@@ -239,7 +239,7 @@ async def test_what_an_answer_says_is_not_in_the_log_when_it_cannot_be_read(
     price = Pricer(of, "config")
     target = UpstreamTarget(UpstreamEndpoint("127.0.0.1", 1, False), "us-east-1", "m", "/")
     account = Account.of([rec.counter()])
-    terms = Terms("premium", Operation.CONVERSE, "", lambda _: price, lambda _: Usage(7, 7), Expected())
+    terms = Terms("premium", Operation.CONVERSE, "", lambda _: price, lambda _: Usage(7, 7), UsageForecast())
     meter = Meter(rec.journal, terms, account, target, Usage(7, 7), rec.clock.now())
     meter.on_sent(target)
     meter.on_head(200, {b"content-type": b"application/json"})

@@ -111,9 +111,9 @@ class Counts(NamedTuple):
 class Budget(Protocol):
     """Hears of what is spent the moment it is known here, long before the store does."""
 
-    def began(self, expected: int) -> None: ...
+    def began(self, expected_pico: int) -> None: ...
 
-    def ended(self, expected: int, pico: int) -> None: ...
+    def ended(self, expected_pico: int, pico: int) -> None: ...
 
 
 class Ended(Protocol):
@@ -150,7 +150,7 @@ class Intent:
     output_tokens: int
     pico: int
     guardrail_units: int = 0  # written only where there are some
-    expected: int | None = None  # pico-dollars, by what such calls came to of late; not written
+    expected_pico: int | None = None  # pico-dollars, by what such calls came to of late; not written
     ends: tuple[Ended, ...] = ()  # not written
 
     @property

@@ -171,7 +171,7 @@ class Journal:
             raise RecordingUnavailable(f"what this call costs cannot be recorded: {failure.strerror}") from None
         self._open[number] = intent
         for budget in intent.account.budgets:
-            budget.began(_expected(intent))
+            budget.began(_expected_pico(intent))
         return number
 
     def record(self, number: int, receipt: Receipt | None) -> None:
@@ -269,7 +269,7 @@ class Journal:
         self._line_trouble = ""
         del self._open[number]
         for budget in intent.account.budgets:
-            budget.ended(_expected(intent), 0 if receipt is None else receipt.counts[-1])
+            budget.ended(_expected_pico(intent), 0 if receipt is None else receipt.counts[-1])
         if receipt is not None:
             self.tally.add(intent.account, receipt.counts)
         for end in intent.ends:
@@ -282,5 +282,5 @@ class Journal:
         return str(failure.strerror)
 
 
-def _expected(intent: Intent) -> int:
-    return intent.pico if intent.expected is None else intent.expected
+def _expected_pico(intent: Intent) -> int:
+    return intent.pico if intent.expected_pico is None else intent.expected_pico

@@ -15,7 +15,7 @@ from price_keeper.metering.pricing import Pricer, Cost
 from price_keeper.metering.reading import UsageReader, build_reader
 from price_keeper.metering.usage import Usage, sum_tokens
 from price_keeper.recording.entries import Account, Ended, Intent, Receipt, counts_of, plain_counts
-from price_keeper.recording.expected import Expected
+from price_keeper.recording.expected import UsageForecast
 from price_keeper.recording.journal import Journal
 
 MOST_PICO: Final = 10**15  # for one call: a thousand dollars, which no model comes near
@@ -38,7 +38,7 @@ class Terms:
     format: str
     price_at: PriceAt
     guess: Callable[[int], Usage]
-    expected: Expected
+    forecast: UsageForecast
 
     def tokens(self, body_bytes: int) -> int:
         """That a call is taken to use."""
@@ -89,7 +89,7 @@ class Meter:
         self._most = most
         if most is not None:
             pico = most
-        intent = Intent(account, int(now * 1000), input, output, pico, units, terms.expected.pico, ends)
+        intent = Intent(account, int(now * 1000), input, output, pico, units, terms.forecast.pico, ends)
         self._number = journal.intend(intent)
 
     @property
@@ -196,7 +196,7 @@ class Meter:
             if not self._costs_nothing(usage):
                 return self._doubted(usage, None)
         if output:
-            self._terms.expected.learn(output, pico)
+            self._terms.forecast.observe(output, pico)
         return Receipt(counts, about)
 
     def _estimated(self, reader: UsageReader | None, why: str) -> Receipt:

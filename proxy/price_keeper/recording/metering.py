@@ -25,14 +25,14 @@ from price_keeper.metering.reading import BYTES_PER_TOKEN
 from price_keeper.metering.usage import Usage, make_plain_usage
 from price_keeper.model import Caller, ResolvedLabel
 from price_keeper.recording.entries import Account, Ended
-from price_keeper.recording.expected import Expected
+from price_keeper.recording.expected import UsageForecast
 from price_keeper.recording.guarded import GuardedMeter, with_units
 from price_keeper.recording.jobs import JobMeter, Jobs
 from price_keeper.recording.journal import Journal
 from price_keeper.recording.meter import Meter, PriceAt, Terms
 
 MOST_INPUT: Final = 1_000_000  # tokens that a call is taken to have: larger bodies hold images or films
-MOST_EXPECTED: Final = 1000  # labels; models without one come as callers name them
+MAX_FORECASTS: Final = 1000  # labels; models without one come as callers name them
 
 # What Bedrock does for nothing.
 _MADE: Callable[..., Meter] = Meter
@@ -89,21 +89,21 @@ class Metering:
         self._journal = journal
         self._tariffs = tariffs
         self._clock = clock
-        self._expected: dict[str, Expected] = {}
+        self._forecasts: dict[str, UsageForecast] = {}
         self._kept_terms: dict[tuple[str, Operation], Terms] = {}
         self._terms_of_own: WeakKeyDictionary[InferenceProfile, dict[Operation, Terms]] = WeakKeyDictionary()
         self._jobs = Jobs()
         if before is not None:
             self._jobs, self._terms_of_own = before._jobs, before._terms_of_own
-            kept = ((name, self._succeeding(before, name, each)) for name, each in before._expected.items())
-            self._expected = {name: each for name, each in kept if each is not None}
+            kept = ((name, self._inherit_forecast(before, name, each)) for name, each in before._forecasts.items())
+            self._forecasts = {name: each for name, each in kept if each is not None}
 
-    def _succeeding(self, before: Metering, name: str, each: Expected) -> Expected | None:
+    def _inherit_forecast(self, before: Metering, name: str, forecast: UsageForecast) -> UsageForecast | None:
         """What is still true where calls that are counted under this name go to the same model as they did."""
         one, other = before._labels.get(name), self._labels.get(name)
         if one == other:
-            return each
-        return each.at_other_prices() if one is not None and other is not None and one.model == other.model else None
+            return forecast
+        return forecast.without_cost() if one is not None and other is not None and one.model == other.model else None
 
     def terms(self, choice: ResolvedLabel, operation: Operation, method: bytes) -> Terms | None:
         """None for what costs nothing. Where each call would need the same ones again, they are kept. Raises
@@ -116,7 +116,7 @@ class Metering:
         kept = self._kept_terms.get(key)
         if kept is None:
             kept = self._made_terms(choice.label, choice.model, operation)
-            if len(self._kept_terms) >= MOST_EXPECTED:
+            if len(self._kept_terms) >= MAX_FORECASTS:
                 self._kept_terms.clear()
             self._kept_terms[key] = kept
         return kept
@@ -151,14 +151,14 @@ class Metering:
 
     def _made_terms(self, label: str, model: str, operation: Operation) -> Terms:
         if operation in _GUARDRAILS:
-            return Terms(GUARDRAIL_LABEL, operation, "", _always(self._unit_price()), _units, Expected())
+            return Terms(GUARDRAIL_LABEL, operation, "", _always(self._unit_price()), _units, UsageForecast())
         if operation is Operation.ASYNC_INVOKES:
             price = self._job_price(label)
-            return Terms(ASYNC_JOB_LABEL, operation, "", _always(price), lambda _: Usage(), Expected())
+            return Terms(ASYNC_JOB_LABEL, operation, "", _always(price), lambda _: Usage(), UsageForecast())
         counted_as = label or model_label(model)
         format = self._labels[label].format if label in self._labels else ""
-        expected, price_at = self._expected_of(counted_as), partial(self._token_price, label)
-        return Terms(counted_as, operation, format, price_at, partial(_tokens, expected), expected)
+        forecast, price_at = self._forecast_for(counted_as), partial(self._token_price, label)
+        return Terms(counted_as, operation, format, price_at, partial(_tokens, forecast), forecast)
 
     def _own_terms(self, profile: InferenceProfile, operation: Operation) -> Terms:
         """Kept for as long as the profile itself is: another app's label of the same name has terms of its own."""
@@ -167,9 +167,9 @@ class Metering:
         if terms is None:
             if operation is Operation.ASYNC_INVOKES:
                 self._job_price(profile.name)  # which it has not, so this raises
-            expected = next(iter(kept.values())).expected if kept else Expected()
-            price_at, guess = _always(profile.price_table.pricer), partial(_tokens, expected)
-            terms = Terms(profile.name, operation, profile.label.format, price_at, guess, expected)
+            forecast = next(iter(kept.values())).forecast if kept else UsageForecast()
+            price_at, guess = _always(profile.price_table.pricer), partial(_tokens, forecast)
+            terms = Terms(profile.name, operation, profile.label.format, price_at, guess, forecast)
             kept[operation] = terms
         return terms
 
@@ -195,21 +195,21 @@ class Metering:
     def _token_price(self, label: str, target: UpstreamTarget) -> Pricer:
         return self._tariffs.for_label(label, target.region, target.model).pricer
 
-    def _expected_of(self, label: str) -> Expected:
-        found = self._expected.get(label)
-        if found is None:
-            if len(self._expected) >= MOST_EXPECTED:
-                self._expected.clear()
-            found = self._expected[label] = Expected()
-        return found
+    def _forecast_for(self, label: str) -> UsageForecast:
+        forecast = self._forecasts.get(label)
+        if forecast is None:
+            if len(self._forecasts) >= MAX_FORECASTS:
+                self._forecasts.clear()
+            forecast = self._forecasts[label] = UsageForecast()
+        return forecast
 
 
 def _units(body_bytes: int) -> Usage:
     return Usage(units={_UNKNOWN_POLICY: body_bytes // _BYTES_A_UNIT + 1})
 
 
-def _tokens(expected: Expected, body_bytes: int) -> Usage:
-    return make_plain_usage(min(body_bytes // BYTES_PER_TOKEN + 1, MOST_INPUT), expected.output, 0)
+def _tokens(forecast: UsageForecast, body_bytes: int) -> Usage:
+    return make_plain_usage(min(body_bytes // BYTES_PER_TOKEN + 1, MOST_INPUT), forecast.output_tokens, 0)
 
 
 def _always(price: Pricer) -> PriceAt:

@@ -60,11 +60,11 @@ class SpendTracker:
 
     # What this process does.
 
-    def began(self, expected: int) -> None:
-        self.in_flight += expected
+    def began(self, expected_pico: int) -> None:
+        self.in_flight += expected_pico
 
-    def ended(self, expected: int, pico: int) -> None:
-        self.in_flight -= expected
+    def ended(self, expected_pico: int, pico: int) -> None:
+        self.in_flight -= expected_pico
         self.own_spent += pico
         self._add_spent(pico)
 
