@@ -14,7 +14,7 @@ from price_keeper.hard.worst import CostCeiling
 from price_keeper.metering.profiles import ResolvedProfile
 from price_keeper.model import Caller, ResolvedLabel
 from price_keeper.recording.entries import Account
-from price_keeper.recording.meter import Terms
+from price_keeper.recording.meter import OperationPricing
 from price_keeper.recording.metering import Metering
 from price_keeper.selection.hard_budgets import RequestContent, Candidate, HardBudgets
 from price_keeper.selection.labels import LabelResolver
@@ -46,7 +46,7 @@ class Selection(NamedTuple):
     body: bytes
     targets: list[UpstreamTarget]
     stats: OperationStats
-    pricing: Terms | None = None
+    pricing: OperationPricing | None = None
     charged: Account | None = None
     ceiling: CostCeiling | None = None
     reservation: CostReservation | None = None
@@ -56,7 +56,7 @@ class Destination(NamedTuple):
     """What all calls of one route that one label serves have in common."""
 
     resolved: ResolvedLabel
-    pricing: Terms
+    pricing: OperationPricing
     targets: list[UpstreamTarget]
     response_headers: tuple[Header, ...]
     stats: OperationStats
@@ -68,7 +68,7 @@ class CallRoute:
 
     __slots__ = ("call", "resolved", "selector", "destinations", "pricing")
 
-    def __init__(self, selector: LabelSelector, call: ParsedCall, resolved: ResolvedLabel, pricing: Terms | None) -> None:
+    def __init__(self, selector: LabelSelector, call: ParsedCall, resolved: ResolvedLabel, pricing: OperationPricing | None) -> None:
         self.selector = selector
         self.call = call
         self.resolved = resolved
@@ -127,14 +127,14 @@ class LabelSelector:
         resolved, pricing, targets, label_headers, stats = destination
         response_headers += label_headers
         response_headers += build_decision_headers(decision)
-        charged = caller_day.get_charged_counters(pricing.counted_as)
+        charged = caller_day.get_charged_counters(pricing.counted_label)
         return Selection(self.meters, resolved, call, request.body, targets, stats, pricing, charged)
 
     def _build_destination(
-        self, caller_day: CallerDay, call: ParsedCall, request: Request, resolved: ResolvedLabel, pricing: Terms, decision: Decision
+        self, caller_day: CallerDay, call: ParsedCall, request: Request, resolved: ResolvedLabel, pricing: OperationPricing, decision: Decision
     ) -> Destination:
         resolved, pricing = self._resolve_serving(caller_day, call, request, resolved, pricing, decision)
-        stats = self._request_stats.get_stats(call.operation.name, pricing.counted_as)
+        stats = self._request_stats.get_stats(call.operation.name, pricing.counted_label)
         return Destination(resolved, pricing, self._find_targets(resolved, call), _build_label_headers(resolved), stats)
 
     async def resolve(self, caller: Caller, call: ParsedCall) -> ResolvedLabel:
@@ -148,7 +148,7 @@ class LabelSelector:
         return self._labels.resolve(call.model, app_labels)
 
     async def select(
-        self, caller: Caller, call: ParsedCall, request: Request, resolved: ResolvedLabel, pricing: Terms | None, response_headers: ResponseHeaders
+        self, caller: Caller, call: ParsedCall, request: Request, resolved: ResolvedLabel, pricing: OperationPricing | None, response_headers: ResponseHeaders
     ) -> Selection:
         """What it gets. `told` hears of it. Raises a Refusal."""
         if pricing is None:
@@ -171,7 +171,7 @@ class LabelSelector:
             raise
         resolved, pricing, targets, label_headers, stats = self._build_destination(caller_day, call, request, resolved, pricing, decision)
         response_headers += (*label_headers, *build_decision_headers(decision))
-        charged = caller_day.get_charged_counters(pricing.counted_as)
+        charged = caller_day.get_charged_counters(pricing.counted_label)
         return Selection(self.meters, resolved, call, request.body, targets, stats, pricing, charged)
 
     async def _select_again(self, caller: Caller, call: ParsedCall, request: Request, response_headers: ResponseHeaders) -> Selection:
@@ -182,16 +182,16 @@ class LabelSelector:
         return await self.select(caller, call, request, resolved, pricing, response_headers)
 
     def _resolve_serving(
-        self, caller_day: CallerDay, call: ParsedCall, request: Request, resolved: ResolvedLabel, pricing: Terms, decision: Decision
-    ) -> tuple[ResolvedLabel, Terms]:
+        self, caller_day: CallerDay, call: ParsedCall, request: Request, resolved: ResolvedLabel, pricing: OperationPricing, decision: Decision
+    ) -> tuple[ResolvedLabel, OperationPricing]:
         """What was asked for, unless it was decided otherwise."""
-        if decision.label in (resolved.label, pricing.counted_as):
+        if decision.label in (resolved.label, pricing.counted_label):
             return resolved, pricing
         resolved = self._labels.substitute(resolved, decision.label, caller_day.budget.app_labels)
         return resolved, self.meters.terms(resolved, call.operation, request.method) or pricing
 
     async def _select_hard(
-        self, caller_day: CallerDay, call: ParsedCall, request: Request, resolved: ResolvedLabel, pricing: Terms, response_headers: ResponseHeaders
+        self, caller_day: CallerDay, call: ParsedCall, request: Request, resolved: ResolvedLabel, pricing: OperationPricing, response_headers: ResponseHeaders
     ) -> Selection:
         def build_candidate(decision: Decision) -> Candidate:
             serving, serving_pricing = self._resolve_serving(caller_day, call, request, resolved, pricing, decision)
@@ -211,7 +211,7 @@ class LabelSelector:
         response_headers += (*_build_label_headers(resolved), *build_decision_headers(decision))
         body = request.body
         lease_counter = None if reservation is None else self._hard_budgets.build_lease_counter(reservation, caller_day.budget.settings.shards)
-        charged = caller_day.get_charged_counters(pricing.counted_as, lease_counter)
+        charged = caller_day.get_charged_counters(pricing.counted_label, lease_counter)
         if ceiling is not None and ceiling.body is not body:  # it says now how long the answer may be
             body = ceiling.body
             try:
@@ -220,23 +220,23 @@ class LabelSelector:
                 if reservation is not None:
                     reservation.on_cancelled()
                 raise
-        stats = self._request_stats.get_stats(call.operation.name, pricing.counted_as)
+        stats = self._request_stats.get_stats(call.operation.name, pricing.counted_label)
         return Selection(self.meters, resolved, call, body, [*targets], stats, pricing, charged, ceiling, reservation)
 
 
-def _decide(caller_day: CallerDay, resolved: ResolvedLabel, pricing: Terms, call: ParsedCall) -> Decision:
+def _decide(caller_day: CallerDay, resolved: ResolvedLabel, pricing: OperationPricing, call: ParsedCall) -> Decision:
     budget, is_format_specific = caller_day.budget, call.operation in FORMAT_SPECIFIC_OPERATIONS
-    if pricing.counted_as != resolved.label:
-        return budget.decide_without_fallback(pricing.counted_as)
+    if pricing.counted_label != resolved.label:
+        return budget.decide_without_fallback(pricing.counted_label)
     if type(resolved) is ResolvedProfile:
         return budget.decide_app_label(resolved.label, is_format_specific)
     return budget.decide(resolved.label, is_format_specific)
 
 
-def _decide_hard(caller_day: CallerDay, resolved: ResolvedLabel, pricing: Terms, call: ParsedCall, insufficient: Collection[str]) -> Decision:
+def _decide_hard(caller_day: CallerDay, resolved: ResolvedLabel, pricing: OperationPricing, call: ParsedCall, insufficient: Collection[str]) -> Decision:
     budget = caller_day.budget
-    if pricing.counted_as != resolved.label:
-        return budget.decide_hard_without_fallback(pricing.counted_as, insufficient)
+    if pricing.counted_label != resolved.label:
+        return budget.decide_hard_without_fallback(pricing.counted_label, insufficient)
     return budget.decide_hard(resolved.label, call.operation in FORMAT_SPECIFIC_OPERATIONS, insufficient)
 
 

@@ -125,7 +125,7 @@ class RequestHandler:
                 responder = boundary.share(self.retry_joiner.open_shared(key, responder))
 
             # Rate limits, then the label that serves, then a meter: from here on money is set aside.
-            tokens = 0 if route.pricing is None else route.pricing.tokens(len(request.body))
+            tokens = 0 if route.pricing is None else route.pricing.estimate_tokens(len(request.body))
             limits = self._rate_limiter.cached_limits(caller)
             if limits is None or limits.buckets:
                 reservation = None if limits is None else self._rate_limiter.reserve_cached(limits, tokens, response_headers)

@@ -35,7 +35,7 @@ from price_keeper.metering.usage import Usage, make_plain_usage
 from price_keeper.recording.entries import Account, Counter, Counts
 from price_keeper.recording.expected import UsageForecast
 from price_keeper.recording.journal import Journal
-from price_keeper.recording.meter import Meter, Terms
+from price_keeper.recording.meter import Meter, OperationPricing
 from price_keeper.recording.ulid import Ulids
 
 from tests.support.clock import ManualClock
@@ -166,7 +166,7 @@ def recorded(
 ) -> Counts:
     before = journal.tally.total()
     guess = make_plain_usage(len(body) // 4 + 1, 501, 0)
-    terms = Terms("premium", operation, format, lambda _: TARIFF.pricer, lambda _: guess, UsageForecast())
+    terms = OperationPricing("premium", operation, format, lambda _: TARIFF.pricer, lambda _: guess, UsageForecast())
     meter = Meter(journal, terms, ACCOUNT, TARGET, guess, 1.0, most=most)
     meter.on_sent(TARGET)
     meter.on_head(200, how.head(answer.headers))

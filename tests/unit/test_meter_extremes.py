@@ -25,7 +25,7 @@ from price_keeper.recording.expected import UsageForecast
 from price_keeper.recording.guarded import GuardedMeter, with_units
 from price_keeper.recording.journal import Journal
 from price_keeper.recording.leftovers import recover
-from price_keeper.recording.meter import MOST_PICO, Meter, Terms
+from price_keeper.recording.meter import MOST_PICO, Meter, OperationPricing
 from price_keeper.recording.ulid import Ulids
 
 TOKENS = build_price_table(PricesConfig(input="3", output="15", cache_read="0.3", cache_write_5m="3.75", cache_write_1h="6")).pricer  # type: ignore[arg-type]
@@ -49,8 +49,8 @@ def journal(tmp_path: Path) -> Iterator[Journal]:
     made.close()
 
 
-def terms(operation: Operation, price: Pricer) -> Terms:
-    return Terms("premium", operation, "anthropic", lambda _: price, lambda _: GUESS, UsageForecast())
+def terms(operation: Operation, price: Pricer) -> OperationPricing:
+    return OperationPricing("premium", operation, "anthropic", lambda _: price, lambda _: GUESS, UsageForecast())
 
 
 def recorded(meter: Meter, journal: Journal, kind: bytes, *answer: bytes, is_whole: bool = True) -> Counts:

@@ -24,7 +24,7 @@ from price_keeper.recording.entries import Account, Counter, Counts
 from price_keeper.recording.expected import UsageForecast
 from price_keeper.recording.guarded import GuardedMeter, with_units
 from price_keeper.recording.journal import Journal
-from price_keeper.recording.meter import Meter, Terms
+from price_keeper.recording.meter import Meter, OperationPricing
 from price_keeper.recording.ulid import Ulids
 
 TOKENS = build_price_table(PricesConfig(input="3", output="15", cache_read="0.3", cache_write_5m="3.75", cache_write_1h="6")).pricer  # type: ignore[arg-type]
@@ -64,7 +64,7 @@ def record(journal: Journal) -> Ask:
         status: int = 200,
     ) -> Counts:
         before = journal.tally.total()
-        terms = Terms("premium", operation, "anthropic", lambda _: price, lambda _: guess, UsageForecast())
+        terms = OperationPricing("premium", operation, "anthropic", lambda _: price, lambda _: guess, UsageForecast())
         if asked_units:
             meter: Meter = GuardedMeter(asked_units, journal, terms, ACCOUNT, TARGET, guess, 1.0, most=most)
         else:

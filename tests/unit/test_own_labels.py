@@ -314,8 +314,8 @@ def test_terms_are_those_of_the_app_and_go_with_its_profile(metering: Metering) 
             terms = ours.terms(each, operation, b"POST")
             assert terms is not None
             assert ours.terms(each, operation, b"POST") is terms
-            assert (terms.counted_as, terms.format) == ("fast", format)
-            assert terms.price_at(TARGET).price(USAGE).pico == (1000 * price + 100 * 7) * 10**6
+            assert (terms.counted_label, terms.format) == ("fast", format)
+            assert terms.pricer_for(TARGET).price(USAGE).pico == (1000 * price + 100 * 7) * 10**6
     assert len(ours._terms_of_own) == 2
     assert ours._kept_terms == {}
     first, second = (ours.terms(one, kind, b"POST") for kind in kinds)

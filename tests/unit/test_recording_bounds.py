@@ -22,7 +22,7 @@ from price_keeper.recording.entries import Account, Counter
 from price_keeper.recording.expected import UsageForecast
 from price_keeper.recording.journal import Sealed
 from price_keeper.recording.leftovers import Known, read, recover
-from price_keeper.recording.meter import Meter, Terms
+from price_keeper.recording.meter import Meter, OperationPricing
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Put, Store, Write
 from price_keeper.tasks import Tasks
@@ -239,7 +239,7 @@ async def test_what_an_answer_says_is_not_in_the_log_when_it_cannot_be_read(
     price = Pricer(of, "config")
     target = UpstreamTarget(UpstreamEndpoint("127.0.0.1", 1, False), "us-east-1", "m", "/")
     account = Account.of([rec.counter()])
-    terms = Terms("premium", Operation.CONVERSE, "", lambda _: price, lambda _: Usage(7, 7), UsageForecast())
+    terms = OperationPricing("premium", Operation.CONVERSE, "", lambda _: price, lambda _: Usage(7, 7), UsageForecast())
     meter = Meter(rec.journal, terms, account, target, Usage(7, 7), rec.clock.now())
     meter.on_sent(target)
     meter.on_head(200, {b"content-type": b"application/json"})

@@ -13,7 +13,7 @@ from price_keeper.metering.reading import UsageReader
 from price_keeper.metering.usage import Usage, sum_tokens
 from price_keeper.recording.entries import Account, Ended
 from price_keeper.recording.journal import Journal
-from price_keeper.recording.meter import CONTENT_TYPE, Meter, Terms
+from price_keeper.recording.meter import CONTENT_TYPE, Meter, OperationPricing
 
 
 def with_units(price: Pricer, prices: Mapping[str, int]) -> Pricer:
@@ -36,7 +36,7 @@ class GuardedMeter(Meter):
         self,
         asked_units: int,
         journal: Journal,
-        terms: Terms,
+        pricing: OperationPricing,
         account: Account,
         first: UpstreamTarget,
         guess: Usage,
@@ -45,7 +45,7 @@ class GuardedMeter(Meter):
         most: int | None = None,
     ) -> None:
         """`asked_units` are those that its request is taken for; the rest is what any meter gets."""
-        super().__init__(journal, terms, account, first, guess, now, ends, most)
+        super().__init__(journal, pricing, account, first, guess, now, ends, most)
         self._asked_units = asked_units
 
     def on_head(self, status: int, headers: Mapping[bytes, bytes]) -> None:

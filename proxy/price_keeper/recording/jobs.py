@@ -13,7 +13,7 @@ from price_keeper.metering.usage import Usage
 from price_keeper.model import Caller
 from price_keeper.recording.entries import Account, Ended, Receipt
 from price_keeper.recording.journal import Journal
-from price_keeper.recording.meter import Meter, Terms
+from price_keeper.recording.meter import Meter, OperationPricing
 
 MOST_JOBS: Final = 256  # of one caller; repeats come within minutes
 MOST_CALLERS: Final = 1000
@@ -49,7 +49,7 @@ class JobMeter(Meter):
         jobs: Jobs,
         caller: Caller,
         journal: Journal,
-        terms: Terms,
+        pricing: OperationPricing,
         account: Account,
         first: UpstreamTarget,
         guess: Usage,
@@ -57,7 +57,7 @@ class JobMeter(Meter):
         ends: tuple[Ended, ...] = (),
         most: int | None = None,
     ) -> None:
-        super().__init__(journal, terms, account, first, guess, now, ends, most)
+        super().__init__(journal, pricing, account, first, guess, now, ends, most)
         self._jobs = jobs
         self._caller = caller
         self._answer = b""

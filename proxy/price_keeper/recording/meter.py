@@ -25,25 +25,25 @@ CONTENT_TYPE, REQUEST_ID = b"content-type", b"x-amzn-requestid"
 _log = logging.getLogger("price_keeper.recording")
 
 
-PriceAt = Callable[[UpstreamTarget], Pricer]
+PricerForTarget = Callable[[UpstreamTarget], Pricer]
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class OperationPricing:
     """What all calls of one label and operation have in common. `price_at` is asked for each place that a call is sent
     to, and `guess`, by the size of its body, what it is taken to use until that is known."""
 
-    counted_as: str
+    counted_label: str
     operation: Operation
     format: str
-    price_at: PriceAt
-    guess: Callable[[int], Usage]
+    pricer_for: PricerForTarget
+    estimate_usage: Callable[[int], Usage]
     forecast: UsageForecast
 
-    def tokens(self, body_bytes: int) -> int:
+    def estimate_tokens(self, body_bytes: int) -> int:
         """That a call is taken to use."""
-        guess = self.guess(body_bytes)
-        return guess[0] + guess[1]
+        usage = self.estimate_usage(body_bytes)
+        return usage[0] + usage[1]
 
 
 @lru_cache(1000)  # versions of prices, of which there are a few a day
@@ -55,12 +55,12 @@ class Meter:
     """The tap on one call's answer."""
 
     __slots__ = ("_guess", "_is_sent", "_is_settled", "_journal", "_most", "_number", "_price", "_reader",
-                 "_request_id", "_status", "_target", "_terms")  # fmt: skip
+                 "_request_id", "_status", "_target", "_pricing")  # fmt: skip
 
     def __init__(
         self,
         journal: Journal,
-        terms: Terms,
+        pricing: OperationPricing,
         account: Account,
         first: UpstreamTarget,
         guess: Usage,
@@ -71,9 +71,9 @@ class Meter:
         """`guess` is what the call is taken to use if that is never told, and `most` what it costs then, where that is
         its worst case and not what follows from the guess. Raises CannotRecord: do not send it then."""
         self._journal = journal
-        self._terms = terms
+        self._pricing = pricing
         self._target = first
-        self._price = price = terms.price_at(first)
+        self._price = price = pricing.pricer_for(first)
         self._guess = guess
         self._reader: UsageReader | None = None
         self._request_id = ""
@@ -89,7 +89,7 @@ class Meter:
         self._most = most
         if most is not None:
             pico = most
-        intent = Intent(account, int(now * 1000), input, output, pico, units, terms.forecast.pico, ends)
+        intent = Intent(account, int(now * 1000), input, output, pico, units, pricing.forecast.pico, ends)
         self._number = journal.intend(intent)
 
     @property
@@ -98,7 +98,7 @@ class Meter:
 
     def on_sent(self, target: UpstreamTarget) -> None:
         if target is not self._target:
-            self._price = self._terms.price_at(target)
+            self._price = self._pricing.pricer_for(target)
         self._is_sent = True
 
     def on_not_executed(self) -> None:
@@ -109,7 +109,7 @@ class Meter:
         self._status = status
         self._request_id = headers.get(REQUEST_ID, b"").decode("latin-1")
         kind = headers.get(CONTENT_TYPE, b"")
-        self._reader = build_reader(self._terms.operation, self._terms.format, kind, headers)
+        self._reader = build_reader(self._pricing.operation, self._pricing.format, kind, headers)
 
     def on_data(self, data: bytes) -> None:
         if self._reader is not None:
@@ -158,7 +158,7 @@ class Meter:
 
     def _is_credible(self, usage: Usage, reader: UsageReader) -> bool:
         """A model runs on some input, and counts what it says. Zeros are right only where nothing was said."""
-        if self._terms.operation in WITHOUT_TOKENS:
+        if self._pricing.operation in WITHOUT_TOKENS:
             return True
         input, output, read, written_5m, written_1h, _, _, _ = usage
         return bool(input or read or written_5m or written_1h) and bool(output or not reader.has_output())
@@ -196,7 +196,7 @@ class Meter:
             if not self._costs_nothing(usage):
                 return self._doubted(usage, None)
         if output:
-            self._terms.forecast.observe(output, pico)
+            self._pricing.forecast.observe(output, pico)
         return Receipt(counts, about)
 
     def _estimated(self, reader: UsageReader | None, why: str) -> Receipt:

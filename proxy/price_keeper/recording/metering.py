@@ -29,7 +29,7 @@ from price_keeper.recording.expected import UsageForecast
 from price_keeper.recording.guarded import GuardedMeter, with_units
 from price_keeper.recording.jobs import JobMeter, Jobs
 from price_keeper.recording.journal import Journal
-from price_keeper.recording.meter import Meter, PriceAt, Terms
+from price_keeper.recording.meter import Meter, PricerForTarget, OperationPricing
 
 MOST_INPUT: Final = 1_000_000  # tokens that a call is taken to have: larger bodies hold images or films
 MAX_FORECASTS: Final = 1000  # labels; models without one come as callers name them
@@ -90,8 +90,8 @@ class Metering:
         self._tariffs = tariffs
         self._clock = clock
         self._forecasts: dict[str, UsageForecast] = {}
-        self._kept_terms: dict[tuple[str, Operation], Terms] = {}
-        self._terms_of_own: WeakKeyDictionary[InferenceProfile, dict[Operation, Terms]] = WeakKeyDictionary()
+        self._kept_terms: dict[tuple[str, Operation], OperationPricing] = {}
+        self._terms_of_own: WeakKeyDictionary[InferenceProfile, dict[Operation, OperationPricing]] = WeakKeyDictionary()
         self._jobs = Jobs()
         if before is not None:
             self._jobs, self._terms_of_own = before._jobs, before._terms_of_own
@@ -105,7 +105,7 @@ class Metering:
             return forecast
         return forecast.without_cost() if one is not None and other is not None and one.model == other.model else None
 
-    def terms(self, choice: ResolvedLabel, operation: Operation, method: bytes) -> Terms | None:
+    def terms(self, choice: ResolvedLabel, operation: Operation, method: bytes) -> OperationPricing | None:
         """None for what costs nothing. Where each call would need the same ones again, they are kept. Raises
         InvalidRequest."""
         if operation in FREE or method != b"POST":
@@ -123,7 +123,7 @@ class Metering:
 
     def meter(
         self,
-        terms: Terms,
+        terms: OperationPricing,
         account: Account,
         caller: Caller,
         targets: Sequence[UpstreamTarget],
@@ -135,9 +135,9 @@ class Metering:
         """Its intent is in the journal then. Raises CannotRecord and InvalidRequest. `guardrail_units` are those that a
         call which names a guardrail is taken to have asked for, and `ends` hear what becomes of it; `worst` is what
         it counts as under a hard budget as long as nobody knows better."""
-        guess, made = terms.guess(body_bytes), _MADE
+        guess, made = terms.estimate_usage(body_bytes), _MADE
         if guardrail_units:
-            terms = replace(terms, price_at=self._with_units(terms.price_at))
+            terms = replace(terms, price_at=self._with_units(terms.pricer_for))
             guess = guess._replace(units=estimate_units(guardrail_units, guess.output))
             made = partial(GuardedMeter, guardrail_units)
         elif terms.operation is Operation.ASYNC_INVOKES:
@@ -149,18 +149,18 @@ class Metering:
             guess = guess._replace(input=worst.input_tokens, output=worst.output_tokens)
         return made(self._journal, terms, account, targets[0], guess, now, ends, worst.pico)
 
-    def _made_terms(self, label: str, model: str, operation: Operation) -> Terms:
+    def _made_terms(self, label: str, model: str, operation: Operation) -> OperationPricing:
         if operation in _GUARDRAILS:
-            return Terms(GUARDRAIL_LABEL, operation, "", _always(self._unit_price()), _units, UsageForecast())
+            return OperationPricing(GUARDRAIL_LABEL, operation, "", _always(self._unit_price()), _units, UsageForecast())
         if operation is Operation.ASYNC_INVOKES:
             price = self._job_price(label)
-            return Terms(ASYNC_JOB_LABEL, operation, "", _always(price), lambda _: Usage(), UsageForecast())
+            return OperationPricing(ASYNC_JOB_LABEL, operation, "", _always(price), lambda _: Usage(), UsageForecast())
         counted_as = label or model_label(model)
         format = self._labels[label].format if label in self._labels else ""
         forecast, price_at = self._forecast_for(counted_as), partial(self._token_price, label)
-        return Terms(counted_as, operation, format, price_at, partial(_tokens, forecast), forecast)
+        return OperationPricing(counted_as, operation, format, price_at, partial(_tokens, forecast), forecast)
 
-    def _own_terms(self, profile: InferenceProfile, operation: Operation) -> Terms:
+    def _own_terms(self, profile: InferenceProfile, operation: Operation) -> OperationPricing:
         """Kept for as long as the profile itself is: another app's label of the same name has terms of its own."""
         kept = self._terms_of_own.setdefault(profile, {})
         terms = kept.get(operation)
@@ -169,7 +169,7 @@ class Metering:
                 self._job_price(profile.name)  # which it has not, so this raises
             forecast = next(iter(kept.values())).forecast if kept else UsageForecast()
             price_at, guess = _always(profile.price_table.pricer), partial(_tokens, forecast)
-            terms = Terms(profile.name, operation, profile.label.format, price_at, guess, forecast)
+            terms = OperationPricing(profile.name, operation, profile.label.format, price_at, guess, forecast)
             kept[operation] = terms
         return terms
 
@@ -178,7 +178,7 @@ class Metering:
             raise InvalidRequest("guardrails have no prices here: guardrails.prices_usd_per_1000_units in config.yaml")
         return self._guardrails
 
-    def _with_units(self, price_at: PriceAt) -> PriceAt:
+    def _with_units(self, price_at: PricerForTarget) -> PricerForTarget:
         prices = self._unit_prices()
         return lambda target: with_units(price_at(target), prices)
 
@@ -212,7 +212,7 @@ def _tokens(forecast: UsageForecast, body_bytes: int) -> Usage:
     return make_plain_usage(min(body_bytes // BYTES_PER_TOKEN + 1, MOST_INPUT), forecast.output_tokens, 0)
 
 
-def _always(price: Pricer) -> PriceAt:
+def _always(price: Pricer) -> PricerForTarget:
     return lambda _: price
 
 

@@ -29,7 +29,7 @@ from price_keeper.metering.price_updates import PriceTables
 from price_keeper.metering.profiles import ResolvedProfile
 from price_keeper.model import ResolvedLabel
 from price_keeper.recording.entries import PICO_PER_USD, Counter
-from price_keeper.recording.meter import Terms
+from price_keeper.recording.meter import OperationPricing
 from price_keeper.selection.standing import Decision, BudgetState
 from price_keeper.telemetry import MetricsRegistry
 
@@ -53,7 +53,7 @@ class RequestContent(NamedTuple):
 
 class Candidate(NamedTuple):
     resolved: ResolvedLabel
-    pricing: Terms
+    pricing: OperationPricing
     targets: Sequence[UpstreamTarget]
 
 
@@ -101,7 +101,7 @@ class HardBudgets:
                     raise _build_refusal(budget, insufficient) from None
                 raise
             candidate = build_candidate(decision)
-            label = candidate.pricing.counted_as
+            label = candidate.pricing.counted_label
             quota = budget.settings.quotas.get(label)
             if quota is None:
                 return ReservedCandidate(decision, candidate)
@@ -121,7 +121,7 @@ class HardBudgets:
         if isinstance(resolved, ResolvedProfile):
             return CallPrices((resolved.profile.price_table,), self._unit_prices)
         label = self._labels.get(resolved.label)
-        if pricing.counted_as == ASYNC_JOB_LABEL or not resolved.model:
+        if pricing.counted_label == ASYNC_JOB_LABEL or not resolved.model:
             return CallPrices((), self._unit_prices, None if label is None else label.pico_per_async_job)
         price_tables = tuple(self._price_tables.for_label(resolved.label, each.region, each.model) for each in targets)
         return CallPrices(price_tables, self._unit_prices)
