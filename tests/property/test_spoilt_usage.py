@@ -167,7 +167,7 @@ def recorded(
     before = journal.tally.total()
     guess = make_plain_usage(len(body) // 4 + 1, 501, 0)
     terms = OperationPricing("premium", operation, format, lambda _: TARIFF.pricer, lambda _: guess, UsageForecast())
-    meter = Meter(journal, terms, ACCOUNT, TARGET, guess, 1.0, most=most)
+    meter = Meter(journal, terms, ACCOUNT, TARGET, guess, 1.0, ceiling_pico=most)
     meter.on_sent(TARGET)
     meter.on_head(200, how.head(answer.headers))
     meter.on_data(how.body(answer))

@@ -22,16 +22,16 @@ from price_keeper.metering.reading import EVENT_STREAM
 from price_keeper.metering.usage import make_plain_usage
 from price_keeper.recording.entries import Account, Counter, Counts
 from price_keeper.recording.expected import UsageForecast
-from price_keeper.recording.guarded import GuardedMeter, with_units
+from price_keeper.recording.guarded import GuardedMeter, add_guardrail_prices
 from price_keeper.recording.journal import Journal
 from price_keeper.recording.leftovers import recover
-from price_keeper.recording.meter import MOST_PICO, Meter, OperationPricing
+from price_keeper.recording.meter import MAX_CALL_PICO, Meter, OperationPricing
 from price_keeper.recording.ulid import Ulids
 
 TOKENS = build_price_table(PricesConfig(input="3", output="15", cache_read="0.3", cache_write_5m="3.75", cache_write_1h="6")).pricer  # type: ignore[arg-type]
 UNIT = 150_000_000
 UNITS = {"topicPolicyUnits": UNIT, "contentPolicyUnits": UNIT, "automatedReasoningPolicyUnits": UNIT}
-BOTH = with_units(TOKENS, UNITS)
+BOTH = add_guardrail_prices(TOKENS, UNITS)
 TARGET = UpstreamTarget(UpstreamEndpoint("127.0.0.1", 1, False), "us-east-1", "m", "/")
 ACCOUNT = Account.of([Counter("ORG#a", "premium", "DAY#20261118", 8)])
 GUESS = make_plain_usage(100, 500, 0)
@@ -115,8 +115,8 @@ def test_units_that_nobody_can_have_used_are_not_believed_of_a_cut_answer_either
 def test_no_guess_is_more_than_a_call_may_cost(journal: Journal, tmp_path: Path) -> None:
     dear = Pricer(lambda _: TOKENS.price(GUESS)._replace(pico=2**70), "config")
     meter = Meter(journal, terms(Operation.CONVERSE, dear), ACCOUNT, TARGET, GUESS, 1.0)
-    assert recover(tmp_path).sealed[0].seal.pico == MOST_PICO
-    assert recorded(meter, journal, b"application/json", b"{}").pico == MOST_PICO
+    assert recover(tmp_path).sealed[0].seal.pico == MAX_CALL_PICO
+    assert recorded(meter, journal, b"application/json", b"{}").pico == MAX_CALL_PICO
 
 
 @pytest.mark.parametrize("make", [plain, guarded])

@@ -22,7 +22,7 @@ from price_keeper.metering.reading import EVENT_STREAM, JSON, SERVER_SENT_EVENTS
 from price_keeper.metering.usage import Usage, make_plain_usage
 from price_keeper.recording.entries import Account, Counter, Counts
 from price_keeper.recording.expected import UsageForecast
-from price_keeper.recording.guarded import GuardedMeter, with_units
+from price_keeper.recording.guarded import GuardedMeter, add_guardrail_prices
 from price_keeper.recording.journal import Journal
 from price_keeper.recording.meter import Meter, OperationPricing
 from price_keeper.recording.ulid import Ulids
@@ -66,9 +66,9 @@ def record(journal: Journal) -> Ask:
         before = journal.tally.total()
         terms = OperationPricing("premium", operation, "anthropic", lambda _: price, lambda _: guess, UsageForecast())
         if asked_units:
-            meter: Meter = GuardedMeter(asked_units, journal, terms, ACCOUNT, TARGET, guess, 1.0, most=most)
+            meter: Meter = GuardedMeter(asked_units, journal, terms, ACCOUNT, TARGET, guess, 1.0, ceiling_pico=most)
         else:
-            meter = Meter(journal, terms, ACCOUNT, TARGET, guess, 1.0, most=most)
+            meter = Meter(journal, terms, ACCOUNT, TARGET, guess, 1.0, ceiling_pico=most)
         meter.on_sent(TARGET)
         meter.on_head(status, {b"content-type": kind, **(headers or {})})
         meter.on_data(answer if isinstance(answer, bytes) else json.dumps(answer).encode())
@@ -281,7 +281,7 @@ def test_units_of_free_policies_and_free_labels_cost_nothing(record: Ask) -> Non
     assert record(Operation.CONVERSE, answer, price=free) == Counts(1, 0, 9, 9)
     units = {"invocationMetrics": {"usage": {"wordPolicyUnits": 1}}}
     answer["trace"] = {"guardrail": {"inputAssessment": {"g": units}}}
-    more = {"price": with_units(free, UNIT_PRICES), "guess": GUESS._replace(units=estimate_units(9, 500)), "asked_units": 9}
+    more = {"price": add_guardrail_prices(free, UNIT_PRICES), "guess": GUESS._replace(units=estimate_units(9, 500)), "asked_units": 9}
     assert record(Operation.CONVERSE, answer, most=WORST, **more) == Counts(1, 0, 9, 9, guardrail_units=1)
 
 
@@ -345,7 +345,7 @@ BLOCKED: dict[str, tuple[Operation, bytes, Any]] = {
 def test_call_blocked_by_its_guardrail_costs_the_units_alone(record: Ask, what: str) -> None:
     operation, kind, answer = BLOCKED[what]
     guess = GUESS._replace(units=estimate_units(9, 500))
-    more = {"price": with_units(TOKENS, UNIT_PRICES), "guess": guess, "asked_units": 9}
+    more = {"price": add_guardrail_prices(TOKENS, UNIT_PRICES), "guess": guess, "asked_units": 9}
     assert record(operation, answer, kind, **more) == Counts(1, 0, guardrail_units=5, pico=5 * 150_000_000)
 
 
@@ -362,7 +362,7 @@ def test_zero_usage_of_a_guarded_call_that_was_not_blocked_is_estimated(record: 
     else:
         wire = wire.replace(b"INTERVENED", b"NONE").replace(b"guardrail_intervened", b"end_turn")
     guess = GUESS._replace(units=estimate_units(9, 500))
-    more = {"price": with_units(TOKENS, UNIT_PRICES), "guess": guess, "asked_units": 9}
+    more = {"price": add_guardrail_prices(TOKENS, UNIT_PRICES), "guess": guess, "asked_units": 9}
     counts = record(operation, wire, kind, **more)
     assert (counts.estimated_requests, counts.input_tokens) == (1, GUESS.input)
     assert counts.pico > TOKENS.price(GUESS._replace(output=0)).pico

@@ -16,52 +16,52 @@ from price_keeper.recording.journal import Journal
 from price_keeper.recording.meter import CONTENT_TYPE, Meter, OperationPricing
 
 
-def with_units(price: Pricer, prices: Mapping[str, int]) -> Pricer:
+def add_guardrail_prices(pricer: Pricer, prices: Mapping[str, int]) -> Pricer:
     """The price of tokens, and of a guardrail's units beside them: so never that of tokens alone."""
-    return replace(price, of=_both(price.price, prices), plain=None)
+    return replace(pricer, of=_price_tokens_and_units(pricer.price, prices), plain=None)
 
 
-def _both(of_tokens: Callable[[Usage], Cost], prices: Mapping[str, int]) -> Callable[[Usage], Cost]:
-    def both(usage: Usage) -> Cost:
-        tokens, units = of_tokens(usage), price_guardrail(prices, usage.units)
+def _price_tokens_and_units(price_tokens: Callable[[Usage], Cost], prices: Mapping[str, int]) -> Callable[[Usage], Cost]:
+    def price_both(usage: Usage) -> Cost:
+        tokens, units = price_tokens(usage), price_guardrail(prices, usage.units)
         return Cost(tokens.pico + units.pico, tokens.flags | units.flags)
 
-    return both
+    return price_both
 
 
 class GuardedMeter(Meter):
-    __slots__ = ("_asked_units",)
+    __slots__ = ("_request_units",)
 
     def __init__(
         self,
-        asked_units: int,
+        request_units: int,
         journal: Journal,
         pricing: OperationPricing,
-        account: Account,
-        first: UpstreamTarget,
-        guess: Usage,
+        charged: Account,
+        first_target: UpstreamTarget,
+        assumed_usage: Usage,
         now: float,
-        ends: tuple[Ended, ...] = (),
-        most: int | None = None,
+        completion_listeners: tuple[Ended, ...] = (),
+        ceiling_pico: int | None = None,
     ) -> None:
         """`asked_units` are those that its request is taken for; the rest is what any meter gets."""
-        super().__init__(journal, pricing, account, first, guess, now, ends, most)
-        self._asked_units = asked_units
+        super().__init__(journal, pricing, charged, first_target, assumed_usage, now, completion_listeners, ceiling_pico)
+        self._request_units = request_units
 
     def on_head(self, status: int, headers: Mapping[bytes, bytes]) -> None:
         super().on_head(status, headers)
         if self._reader is not None:
-            self._reader = GuardrailUsageReader(self._reader, headers.get(CONTENT_TYPE, b""), self._asked_units)
+            self._reader = GuardrailUsageReader(self._reader, headers.get(CONTENT_TYPE, b""), self._request_units)
 
     def _is_credible(self, usage: Usage, reader: UsageReader) -> bool:
         if not sum_tokens(usage) and isinstance(reader, GuardrailUsageReader) and reader.is_blocked():
             return True
         return super()._is_credible(usage, reader)
 
-    def _seen(self, reader: UsageReader) -> Usage:
-        usage = super()._seen(reader)
+    def _merge_partial_usage(self, reader: UsageReader) -> Usage:
+        usage = super()._merge_partial_usage(reader)
         if not isinstance(reader, GuardrailUsageReader):
             return usage
         # All that came of a trace before the cut may be what it tells of the request.
-        told, guessed = (usage._replace(units=units) for units in reader.reported_and_estimated_units(usage.output))
-        return max(guessed, told, key=lambda each: self._price.price(each).pico)
+        reported, estimated = (usage._replace(units=units) for units in reader.reported_and_estimated_units(usage.output))
+        return max(estimated, reported, key=lambda each: self._pricer.price(each).pico)

@@ -15,66 +15,66 @@ from price_keeper.recording.entries import Account, Ended, Receipt
 from price_keeper.recording.journal import Journal
 from price_keeper.recording.meter import Meter, OperationPricing
 
-MOST_JOBS: Final = 256  # of one caller; repeats come within minutes
-MOST_CALLERS: Final = 1000
-MOST_BYTES = 64 * 1024  # of an answer that holds an ARN and nothing else
+MAX_JOBS_PER_CALLER: Final = 256  # of one caller; repeats come within minutes
+MAX_CALLERS_WITH_JOBS: Final = 1000
+MAX_JOB_ANSWER_BYTES = 64 * 1024  # of an answer that holds an ARN and nothing else
 
 
-class Jobs:
+class PaidJobs:
     """Those that were paid of late. Bounded for each caller, so that nobody makes another's be forgotten."""
 
     def __init__(self) -> None:
         self._paid: OrderedDict[Caller, OrderedDict[str, None]] = OrderedDict()
 
-    def is_new(self, caller: Caller, arn: str) -> bool:
+    def add_if_new(self, caller: Caller, arn: str) -> bool:
         """From then on it is not."""
         paid = self._paid.setdefault(caller, OrderedDict())
         self._paid.move_to_end(caller)
-        if len(self._paid) > MOST_CALLERS:
+        if len(self._paid) > MAX_CALLERS_WITH_JOBS:
             self._paid.popitem(last=False)
         if arn in paid:
             paid.move_to_end(arn)
             return False
         paid[arn] = None
-        if len(paid) > MOST_JOBS:
+        if len(paid) > MAX_JOBS_PER_CALLER:
             paid.popitem(last=False)
         return True
 
 
 class JobMeter(Meter):
-    __slots__ = ("_answer", "_caller", "_jobs")
+    __slots__ = ("_answer", "_caller", "_paid_jobs")
 
     def __init__(
         self,
-        jobs: Jobs,
+        paid_jobs: PaidJobs,
         caller: Caller,
         journal: Journal,
         pricing: OperationPricing,
-        account: Account,
-        first: UpstreamTarget,
-        guess: Usage,
+        charged: Account,
+        first_target: UpstreamTarget,
+        assumed_usage: Usage,
         now: float,
-        ends: tuple[Ended, ...] = (),
-        most: int | None = None,
+        completion_listeners: tuple[Ended, ...] = (),
+        ceiling_pico: int | None = None,
     ) -> None:
-        super().__init__(journal, pricing, account, first, guess, now, ends, most)
-        self._jobs = jobs
+        super().__init__(journal, pricing, charged, first_target, assumed_usage, now, completion_listeners, ceiling_pico)
+        self._paid_jobs = paid_jobs
         self._caller = caller
         self._answer = b""
 
     def on_data(self, data: bytes) -> None:
         super().on_data(data)
-        if len(self._answer) <= MOST_BYTES:
+        if len(self._answer) <= MAX_JOB_ANSWER_BYTES:
             self._answer += data
 
-    def _receipt(self, is_whole: bool) -> Receipt | None:
+    def _build_receipt(self, is_whole: bool) -> Receipt | None:
         if self._status >= 300:
             return None
-        arn = _arn(self._answer)
-        return super()._receipt(is_whole) if not arn or self._jobs.is_new(self._caller, arn) else None
+        arn = _read_job_arn(self._answer)
+        return super()._build_receipt(is_whole) if not arn or self._paid_jobs.add_if_new(self._caller, arn) else None
 
 
-def _arn(answer: bytes) -> str:
+def _read_job_arn(answer: bytes) -> str:
     """Empty where the answer tells none: such a job is paid, as nobody knows that it was before."""
     try:
         arn = orjson.loads(answer)["invocationArn"]

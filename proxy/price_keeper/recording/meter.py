@@ -18,8 +18,8 @@ from price_keeper.recording.entries import Account, Ended, Intent, Receipt, coun
 from price_keeper.recording.expected import UsageForecast
 from price_keeper.recording.journal import Journal
 
-MOST_PICO: Final = 10**15  # for one call: a thousand dollars, which no model comes near
-WITHOUT_TOKENS: Final = frozenset({Operation.APPLY_GUARDRAIL, Operation.CHECK_GUARDRAILS, Operation.ASYNC_INVOKES})
+MAX_CALL_PICO: Final = 10**15  # for one call: a thousand dollars, which no model comes near
+OPERATIONS_WITHOUT_TOKENS: Final = frozenset({Operation.APPLY_GUARDRAIL, Operation.CHECK_GUARDRAILS, Operation.ASYNC_INVOKES})
 CONTENT_TYPE, REQUEST_ID = b"content-type", b"x-amzn-requestid"
 
 _log = logging.getLogger("price_keeper.recording")
@@ -47,58 +47,58 @@ class OperationPricing:
 
 
 @lru_cache(1000)  # versions of prices, of which there are a few a day
-def _source_of(told: str) -> str:
-    return told.partition(" ")[0]
+def _price_source_of(description: str) -> str:
+    return description.partition(" ")[0]
 
 
 class Meter:
     """The tap on one call's answer."""
 
-    __slots__ = ("_guess", "_is_sent", "_is_settled", "_journal", "_most", "_number", "_price", "_reader",
+    __slots__ = ("_assumed_usage", "_is_sent", "_is_settled", "_journal", "_ceiling_pico", "_number", "_pricer", "_reader",
                  "_request_id", "_status", "_target", "_pricing")  # fmt: skip
 
     def __init__(
         self,
         journal: Journal,
         pricing: OperationPricing,
-        account: Account,
-        first: UpstreamTarget,
-        guess: Usage,
+        charged: Account,
+        first_target: UpstreamTarget,
+        assumed_usage: Usage,
         now: float,
-        ends: tuple[Ended, ...] = (),
-        most: int | None = None,
+        completion_listeners: tuple[Ended, ...] = (),
+        ceiling_pico: int | None = None,
     ) -> None:
         """`guess` is what the call is taken to use if that is never told, and `most` what it costs then, where that is
         its worst case and not what follows from the guess. Raises CannotRecord: do not send it then."""
         self._journal = journal
         self._pricing = pricing
-        self._target = first
-        self._price = price = pricing.pricer_for(first)
-        self._guess = guess
+        self._target = first_target
+        self._pricer = pricer = pricing.pricer_for(first_target)
+        self._assumed_usage = assumed_usage
         self._reader: UsageReader | None = None
         self._request_id = ""
         self._status = 0
         self._is_sent = self._is_settled = False
-        input, output, _, _, _, _, _, by_policy = guess
-        if price.price_plain is not None:
-            pico, units = price.price_plain(input, output), 0
+        input, output, _, _, _, _, _, by_policy = assumed_usage
+        if pricer.price_plain is not None:
+            pico, units = pricer.price_plain(input, output), 0
         else:
-            pico, units = price.price(guess).pico, sum(by_policy.values())
-        if pico > MOST_PICO:
-            pico = MOST_PICO
-        self._most = most
-        if most is not None:
-            pico = most
-        intent = Intent(account, int(now * 1000), input, output, pico, units, pricing.forecast.pico, ends)
+            pico, units = pricer.price(assumed_usage).pico, sum(by_policy.values())
+        if pico > MAX_CALL_PICO:
+            pico = MAX_CALL_PICO
+        self._ceiling_pico = ceiling_pico
+        if ceiling_pico is not None:
+            pico = ceiling_pico
+        intent = Intent(charged, int(now * 1000), input, output, pico, units, pricing.forecast.pico, completion_listeners)
         self._number = journal.intend(intent)
 
     @property
     def price_source(self) -> str:
-        return _source_of(self._price.description)
+        return _price_source_of(self._pricer.description)
 
     def on_sent(self, target: UpstreamTarget) -> None:
         if target is not self._target:
-            self._price = self._pricing.pricer_for(target)
+            self._pricer = self._pricing.pricer_for(target)
         self._is_sent = True
 
     def on_not_executed(self) -> None:
@@ -108,8 +108,8 @@ class Meter:
     def on_head(self, status: int, headers: Mapping[bytes, bytes]) -> None:
         self._status = status
         self._request_id = headers.get(REQUEST_ID, b"").decode("latin-1")
-        kind = headers.get(CONTENT_TYPE, b"")
-        self._reader = build_reader(self._pricing.operation, self._pricing.format, kind, headers)
+        content_type = headers.get(CONTENT_TYPE, b"")
+        self._reader = build_reader(self._pricing.operation, self._pricing.format, content_type, headers)
 
     def on_data(self, data: bytes) -> None:
         if self._reader is not None:
@@ -120,13 +120,13 @@ class Meter:
             return
         self._is_settled = True
         try:
-            self._journal.record(self._number, self._receipt(is_whole))
+            self._journal.record(self._number, self._build_receipt(is_whole))
         except Exception as fault:
             # The answer must reach its caller. Unknown spend never counts as nothing, and nor does what no line can
             # hold. What the fault says may hold words of the answer, which no log is to have.
-            told = "an answer's usage could not be read, and is estimated: %s: request %s"
-            _log.error(told, type(fault).__name__, self._request_id, extra=build_bedrock_extra(self._request_id))
-            self._journal.record(self._number, self._estimated(None, "fault"))
+            message = "an answer's usage could not be read, and is estimated: %s: request %s"
+            _log.error(message, type(fault).__name__, self._request_id, extra=build_bedrock_extra(self._request_id))
+            self._journal.record(self._number, self._build_estimated_receipt(None, "fault"))
 
     def close(self) -> None:
         """At the very end, whatever became of the call."""
@@ -136,92 +136,92 @@ class Meter:
             self.on_end(False)
         else:
             self._is_settled = True
-            self._journal.record(self._number, self._estimated(None, "no answer") if self._is_sent else None)
+            self._journal.record(self._number, self._build_estimated_receipt(None, "no answer") if self._is_sent else None)
 
-    def _receipt(self, is_whole: bool) -> Receipt | None:
+    def _build_receipt(self, is_whole: bool) -> Receipt | None:
         reader = self._reader
         if reader is None:
-            return self._estimated(None, "no answer")
+            return self._build_estimated_receipt(None, "no answer")
         usage = reader.usage()  # which may have come before the cut
         if usage is not None and ((usage[0] and usage[1]) or self._status >= 300 or self._is_credible(usage, reader)):
-            return self._known(usage)
+            return self._build_exact_receipt(usage)
         if self._status >= 300:
             return None  # an error that tells of no usage has none
         if reader.has_failed and not reader.estimate_output() and sum_tokens(reader.partial_usage()) <= 0:
             return None  # one that came as a stream's first event neither
         if usage is not None:
-            return self._doubted(usage, reader)
+            return self._build_implausible_receipt(usage, reader)
         if not is_whole:
-            told = "a stream of Bedrock's was cut or broken, and is estimated: request %s"
-            _log.warning(told, self._request_id, extra=build_bedrock_extra(self._request_id))
-        return self._estimated(reader, "silent" if is_whole else "cut")
+            message = "a stream of Bedrock's was cut or broken, and is estimated: request %s"
+            _log.warning(message, self._request_id, extra=build_bedrock_extra(self._request_id))
+        return self._build_estimated_receipt(reader, "silent" if is_whole else "cut")
 
     def _is_credible(self, usage: Usage, reader: UsageReader) -> bool:
         """A model runs on some input, and counts what it says. Zeros are right only where nothing was said."""
-        if self._pricing.operation in WITHOUT_TOKENS:
+        if self._pricing.operation in OPERATIONS_WITHOUT_TOKENS:
             return True
-        input, output, read, written_5m, written_1h, _, _, _ = usage
-        return bool(input or read or written_5m or written_1h) and bool(output or not reader.has_output())
+        input, output, cache_read, written_5m, written_1h, _, _, _ = usage
+        return bool(input or cache_read or written_5m or written_1h) and bool(output or not reader.has_output())
 
-    def _doubted(self, usage: Usage, reader: UsageReader | None) -> Receipt:
-        told = "an answer states a usage that cannot be all, so the call is estimated: %s: request %s"
-        _log.warning(told, usage, self._request_id, extra=build_bedrock_extra(self._request_id))
-        return self._estimated(reader, "implausible")
+    def _build_implausible_receipt(self, usage: Usage, reader: UsageReader | None) -> Receipt:
+        message = "an answer states a usage that cannot be all, so the call is estimated: %s: request %s"
+        _log.warning(message, usage, self._request_id, extra=build_bedrock_extra(self._request_id))
+        return self._build_estimated_receipt(reader, "implausible")
 
-    def _costs_nothing(self, usage: Usage) -> bool:
+    def _may_be_free(self, usage: Usage) -> bool:
         """Whether a cost of zero is right: for an error, for units of free policies, and where everything is free."""
-        guess = self._guess
+        assumed_usage = self._assumed_usage
         if any(usage.units.values()):
             if not sum_tokens(usage):
                 return True
-            guess = guess._replace(units=usage.units)  # those that were used are known to be free
-        return self._status >= 300 or not self._price.price(guess).pico
+            assumed_usage = assumed_usage._replace(units=usage.units)  # those that were used are known to be free
+        return self._status >= 300 or not self._pricer.price(assumed_usage).pico
 
-    def _known(self, usage: Usage) -> Receipt:
-        price = self._price
-        input, output, read, written_5m, written_1h, tier, latency, units = usage
-        about = {"request": self._request_id, "price": price.description}
-        if price.price_plain is not None and not (read or written_5m or written_1h or tier or latency or units):
-            pico = price.price_plain(input, output)  # as of nearly all
+    def _build_exact_receipt(self, usage: Usage) -> Receipt:
+        pricer = self._pricer
+        input, output, cache_read, written_5m, written_1h, tier, latency, units = usage
+        about = {"request": self._request_id, "price": pricer.description}
+        if pricer.price_plain is not None and not (cache_read or written_5m or written_1h or tier or latency or units):
+            pico = pricer.price_plain(input, output)  # as of nearly all
             counts = plain_counts(input, output, pico)
         else:
-            priced = price.price(usage)
-            pico, counts = priced.pico, counts_of(usage, priced.pico)
-            about |= _unusual(usage, priced)
-        if not 0 < pico <= MOST_PICO:
+            cost = pricer.price(usage)
+            pico, counts = cost.pico, counts_of(usage, cost.pico)
+            about |= _describe_unusual(usage, cost)
+        if not 0 < pico <= MAX_CALL_PICO:
             if pico > 0:
-                told = "an answer would cost more than a thousand dollars; its usage is not believed: %s: request %s"
-                _log.error(told, usage, self._request_id, extra=build_bedrock_extra(self._request_id))
-                return self._estimated(None, "absurd")
-            if not self._costs_nothing(usage):
-                return self._doubted(usage, None)
+                message = "an answer would cost more than a thousand dollars; its usage is not believed: %s: request %s"
+                _log.error(message, usage, self._request_id, extra=build_bedrock_extra(self._request_id))
+                return self._build_estimated_receipt(None, "absurd")
+            if not self._may_be_free(usage):
+                return self._build_implausible_receipt(usage, None)
         if output:
             self._pricing.forecast.observe(output, pico)
         return Receipt(counts, about)
 
-    def _estimated(self, reader: UsageReader | None, why: str) -> Receipt:
-        if self._most is not None:
-            about = {"request": self._request_id, "price": self._price.description, "why": why}
-            return Receipt(counts_of(self._guess, self._most, is_estimated=True), about)
-        usage = self._guess if reader is None else self._seen(reader)
-        priced = self._price.price(usage)
-        if priced.pico > MOST_PICO:
+    def _build_estimated_receipt(self, reader: UsageReader | None, why: str) -> Receipt:
+        if self._ceiling_pico is not None:
+            about = {"request": self._request_id, "price": self._pricer.description, "why": why}
+            return Receipt(counts_of(self._assumed_usage, self._ceiling_pico, is_estimated=True), about)
+        usage = self._assumed_usage if reader is None else self._merge_partial_usage(reader)
+        cost = self._pricer.price(usage)
+        if cost.pico > MAX_CALL_PICO:
             if reader is not None:
-                return self._estimated(None, "absurd")
-            priced = priced._replace(pico=MOST_PICO)
-        about = {"request": self._request_id, "price": self._price.description, **_unusual(usage, priced), "why": why}
-        return Receipt(counts_of(usage, priced.pico, is_estimated=True), about)
+                return self._build_estimated_receipt(None, "absurd")
+            cost = cost._replace(pico=MAX_CALL_PICO)
+        about = {"request": self._request_id, "price": self._pricer.description, **_describe_unusual(usage, cost), "why": why}
+        return Receipt(counts_of(usage, cost.pico, is_estimated=True), about)
 
-    def _seen(self, reader: UsageReader) -> Usage:
-        told, said = reader.partial_usage(), reader.estimate_output()
-        output = self._guess.output if said is None else said
-        if told is None:
-            return self._guess._replace(output=output)
-        if sum_tokens(told) == told.output:
-            told = told._replace(input=self._guess.input)  # nothing runs without input
-        return told._replace(output=max(told.output, output))
+    def _merge_partial_usage(self, reader: UsageReader) -> Usage:
+        partial_usage, estimated_output = reader.partial_usage(), reader.estimate_output()
+        output = self._assumed_usage.output if estimated_output is None else estimated_output
+        if partial_usage is None:
+            return self._assumed_usage._replace(output=output)
+        if sum_tokens(partial_usage) == partial_usage.output:
+            partial_usage = partial_usage._replace(input=self._assumed_usage.input)  # nothing runs without input
+        return partial_usage._replace(output=max(partial_usage.output, output))
 
 
-def _unusual(usage: Usage, priced: Cost) -> dict[str, str]:
-    said = {"tier": usage.tier, "latency": usage.latency, "flags": " ".join(sorted(priced.flags))}
-    return {name: text for name, text in said.items() if text}
+def _describe_unusual(usage: Usage, cost: Cost) -> dict[str, str]:
+    details = {"tier": usage.tier, "latency": usage.latency, "flags": " ".join(sorted(cost.flags))}
+    return {name: text for name, text in details.items() if text}

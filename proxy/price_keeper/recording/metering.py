@@ -26,8 +26,8 @@ from price_keeper.metering.usage import Usage, make_plain_usage
 from price_keeper.model import Caller, ResolvedLabel
 from price_keeper.recording.entries import Account, Ended
 from price_keeper.recording.expected import UsageForecast
-from price_keeper.recording.guarded import GuardedMeter, with_units
-from price_keeper.recording.jobs import JobMeter, Jobs
+from price_keeper.recording.guarded import GuardedMeter, add_guardrail_prices
+from price_keeper.recording.jobs import JobMeter, PaidJobs
 from price_keeper.recording.journal import Journal
 from price_keeper.recording.meter import Meter, PricerForTarget, OperationPricing
 
@@ -92,7 +92,7 @@ class Metering:
         self._forecasts: dict[str, UsageForecast] = {}
         self._kept_terms: dict[tuple[str, Operation], OperationPricing] = {}
         self._terms_of_own: WeakKeyDictionary[InferenceProfile, dict[Operation, OperationPricing]] = WeakKeyDictionary()
-        self._jobs = Jobs()
+        self._jobs = PaidJobs()
         if before is not None:
             self._jobs, self._terms_of_own = before._jobs, before._terms_of_own
             kept = ((name, self._inherit_forecast(before, name, each)) for name, each in before._forecasts.items())
@@ -180,7 +180,7 @@ class Metering:
 
     def _with_units(self, price_at: PricerForTarget) -> PricerForTarget:
         prices = self._unit_prices()
-        return lambda target: with_units(price_at(target), prices)
+        return lambda target: add_guardrail_prices(price_at(target), prices)
 
     def _unit_price(self) -> Pricer:
         prices = self._unit_prices()
