@@ -36,7 +36,7 @@ from price_keeper.model import Caller, ResolvedLabel
 from price_keeper.recording.composed import opened_recording
 from price_keeper.recording.entries import Intent, Receipt
 from price_keeper.recording.journal import Journal as RealJournal
-from price_keeper.recording.metering import Metering
+from price_keeper.recording.metering import MeterFactory
 from price_keeper.selection.labels import LabelResolver
 from price_keeper.selection.serving import build_decision_headers
 from price_keeper.selection.standings import BudgetRegistry
@@ -84,8 +84,8 @@ class NoJournal:
 class Rig:
     """What a running sidecar has, with a scope of three labels with quotas that is warm."""
 
-    metering: Metering
-    unrecorded: Metering
+    metering: MeterFactory
+    unrecorded: MeterFactory
     standings: BudgetRegistry
     labels: LabelResolver
 
@@ -116,10 +116,10 @@ class Bench:
         """All of it."""
         self._call(self.rig.metering)
 
-    def _call(self, metering: Metering) -> None:
-        terms = metering.terms(CHOICE, Operation.CONVERSE, b"POST")
+    def _call(self, metering: MeterFactory) -> None:
+        terms = metering.pricing_for(CHOICE, Operation.CONVERSE, b"POST")
         assert terms is not None
-        meter = metering.meter(terms, self.account, CALLER, TARGETS, 480)
+        meter = metering.open_meter(terms, self.account, CALLER, TARGETS, 480)
         meter.on_sent(TARGETS[0])
         meter.on_head(200, dict(HEADERS))
         meter.on_data(ANSWER)
@@ -171,8 +171,8 @@ async def rig_in(folder: Path) -> AsyncIterator[Rig]:
         standings = BudgetRegistry(config, store, recording.recorder, clock, tasks)
         await standings.load(CALLER)
         labels = LabelResolver(config.labels, allows_unlabelled=False)
-        unrecorded = Metering(config, cast(RealJournal, NoJournal()), tariffs, clock)
-        yield Rig(Metering(config, recording.recorder.journal, tariffs, clock), unrecorded, standings, labels)
+        unrecorded = MeterFactory(config, cast(RealJournal, NoJournal()), tariffs, clock)
+        yield Rig(MeterFactory(config, recording.recorder.journal, tariffs, clock), unrecorded, standings, labels)
         recording.recorder.journal.close()
 
 

@@ -15,7 +15,7 @@ from price_keeper.metering.profiles import ResolvedProfile
 from price_keeper.model import Caller, ResolvedLabel
 from price_keeper.recording.entries import Account
 from price_keeper.recording.meter import OperationPricing
-from price_keeper.recording.metering import Metering
+from price_keeper.recording.metering import MeterFactory
 from price_keeper.selection.hard_budgets import RequestContent, Candidate, HardBudgets
 from price_keeper.selection.labels import LabelResolver
 from price_keeper.selection.payer import CallerDay
@@ -40,7 +40,7 @@ class Selection(NamedTuple):
     """`body` is what is to be sent, and `asked` where it names its model. What costs nothing has no terms. `metering`
     is that of the configuration by which it was chosen."""
 
-    meters: Metering
+    meters: MeterFactory
     resolved: ResolvedLabel
     call: ParsedCall
     body: bytes
@@ -85,7 +85,7 @@ class LabelSelector:
         self,
         labels: LabelResolver,
         budgets: BudgetRegistry,
-        meters: Metering,
+        meters: MeterFactory,
         find_targets: FindTargets,
         check_recordable: Callable[[], None],
         hard_budgets: HardBudgets,
@@ -178,7 +178,7 @@ class LabelSelector:
         """For a call that had its name read by labels that are none any more when its budget was known. Standings know
         one set of labels, so no decision mixes two."""
         resolved = await self.resolve(caller, call)
-        pricing = self.meters.terms(resolved, call.operation, request.method)
+        pricing = self.meters.pricing_for(resolved, call.operation, request.method)
         return await self.select(caller, call, request, resolved, pricing, response_headers)
 
     def _resolve_serving(
@@ -188,7 +188,7 @@ class LabelSelector:
         if decision.label in (resolved.label, pricing.counted_label):
             return resolved, pricing
         resolved = self._labels.substitute(resolved, decision.label, caller_day.budget.app_labels)
-        return resolved, self.meters.terms(resolved, call.operation, request.method) or pricing
+        return resolved, self.meters.pricing_for(resolved, call.operation, request.method) or pricing
 
     async def _select_hard(
         self, caller_day: CallerDay, call: ParsedCall, request: Request, resolved: ResolvedLabel, pricing: OperationPricing, response_headers: ResponseHeaders

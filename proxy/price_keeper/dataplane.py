@@ -43,7 +43,7 @@ from price_keeper.model import ResolvedLabel
 from price_keeper.provider_chain import RENEW_INTERVAL_SECONDS
 from price_keeper.recording.aggregator import spent_so_far
 from price_keeper.recording.composed import Recording
-from price_keeper.recording.metering import Metering
+from price_keeper.recording.metering import MeterFactory
 from price_keeper.recording.recorder import Recorder
 from price_keeper.selection.admitting import RateLimiter
 from price_keeper.selection.callers_limits import RateLimitCache
@@ -207,7 +207,7 @@ def build_handler(
     retry_joiner = RetryJoiner(clock.monotonic)
     tasks.run_every("answers kept for retries", UPSTREAM_CHECK_SECONDS, retry_joiner.drop_expired)
     forwarder.set_endpoints(list_endpoints(config, bedrock))
-    meters = Metering(config, recorder.journal, price_tables, clock)
+    meters = MeterFactory(config, recorder.journal, price_tables, clock)
     return RequestHandler(
         authenticator=_build_authenticator(config, tokens, revocation),
         rate_limiter=rate_limiter,
@@ -229,7 +229,7 @@ def build_label_selector(
     bedrock: BedrockAccess,
     recorder: Recorder,
     budgets: BudgetRegistry,
-    meters: Metering,
+    meters: MeterFactory,
     hard_budgets: HardBudgets,
     request_stats: RequestStats,
 ) -> LabelSelector:

@@ -27,7 +27,7 @@ from price_keeper.metering import guardrails
 from price_keeper.metering.streams import is_usage_only_event
 from price_keeper.model import Caller
 from price_keeper.recording.entries import Ended
-from price_keeper.recording.metering import FREE_OF_CHARGE, Metered
+from price_keeper.recording.metering import FREE_METER, AnswerMeter
 from price_keeper.selection.admitting import RateLimiter
 from price_keeper.surface.calls import ParsedCall, select_upstream_headers, check_target, compute_retry_key, parse_call
 from price_keeper.tasks import switch_to_task
@@ -150,7 +150,7 @@ class RequestHandler:
             await switch_to_task()
             resolved = await self._label_selector.resolve(caller, parsed_call)
         selector = self._label_selector  # which is another one if labels were reloaded meanwhile
-        pricing = selector.meters.terms(resolved, parsed_call.operation, request.method)
+        pricing = selector.meters.pricing_for(resolved, parsed_call.operation, request.method)
         route = CallRoute(selector, parsed_call, resolved, pricing)
         if is_shared_by_callers and pricing is not None:
             if len(self._routes) >= MAX_ROUTES:
@@ -206,13 +206,13 @@ class RequestHandler:
 
     def _open_meter(
         self, caller: Caller, selection: Selection, body_bytes: int, guardrail_units: int, pending: _PendingCallbacks
-    ) -> Metered:
+    ) -> AnswerMeter:
         """Write the call's intent. From here on its meter tells the callbacks how it ended."""
         if selection.pricing is None or selection.charged is None:
             for each in pending.hand_over():
                 each.ended(None)
-            return FREE_OF_CHARGE
-        meter = selection.meters.meter(
+            return FREE_METER
+        meter = selection.meters.open_meter(
             selection.pricing, selection.charged, caller, selection.targets, body_bytes, guardrail_units, pending.listeners, selection.ceiling
         )
         pending.hand_over()

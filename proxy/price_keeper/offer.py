@@ -17,7 +17,7 @@ from price_keeper.forwarding.forwarder import Forwarder
 from price_keeper.handler import RequestHandler
 from price_keeper.hard.purses import BudgetLeases
 from price_keeper.metering.price_updates import REFRESH_SECONDS, PriceTables
-from price_keeper.recording.metering import Metering
+from price_keeper.recording.metering import MeterFactory
 from price_keeper.recording.recorder import Recorder
 from price_keeper.selection.hard_budgets import HardBudgets
 from price_keeper.selection.standings import BudgetRegistry
@@ -58,7 +58,7 @@ class Catalog:
 
         def apply() -> None:
             handler, recorder, budgets = self._handler, self._recorder, self._budgets
-            meters = Metering(config, recorder.journal, price_tables, self._clock, handler.label_selector.meters)
+            meters = MeterFactory(config, recorder.journal, price_tables, self._clock, handler.label_selector.meters)
             hard_budgets = HardBudgets(config, self._leases, price_tables, TokenCounter(self._forwarder))
             selector = dataplane.build_label_selector(config, self._bedrock, recorder, budgets, meters, hard_budgets, handler.request_stats)
             endpoints = dataplane.list_endpoints(config, self._bedrock)

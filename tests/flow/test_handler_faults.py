@@ -16,7 +16,7 @@ from price_keeper.exchange import Handler, Request, Responder
 from price_keeper.forwarding.forwarder import Forwarder, SigV4Authorizer
 from price_keeper.forwarding.upstream import UpstreamEndpoint
 from price_keeper.recording.meter import Meter
-from price_keeper.recording.metering import Metering
+from price_keeper.recording.metering import MeterFactory
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Put
 from price_keeper.surface.limits import DEFAULT_LIMITS
@@ -156,7 +156,7 @@ async def test_no_more_is_sent_than_could_be_recorded(
 @replaces_a_method
 async def test_failure_before_limits_is_answered_500(opened_lane: Lane, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(Metering, "terms", _raises)
+        patch.setattr(MeterFactory, "pricing_for", _raises)
         async with wired(opened_lane) as wire:
             await wire.send(request_of(opened_lane, path=b"/model/economy/converse"))
             said(await wire.answer(), 500, "InternalServerException")

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from price_keeper.model import is_label
-from price_keeper.recording.metering import model_label
+from price_keeper.recording.metering import build_model_label
 
 from tests.support.effort import tries
 
@@ -23,7 +23,7 @@ LONG = "vendor." + "very-long-name-" * 5
     ],
 )
 def test_the_label_of_a_plain_id_is_the_id(model: str, label: str) -> None:
-    assert model_label(model) == label
+    assert build_model_label(model) == label
 
 
 @pytest.mark.parametrize(
@@ -39,13 +39,13 @@ def test_the_label_of_a_plain_id_is_the_id(model: str, label: str) -> None:
         (ARN, ARN.replace("1234", "9999")),
         (ARN, "abc123"),
         ("---", "..."),
-        (model_label(ARN).removeprefix("unlabelled."), ARN),
+        (build_model_label(ARN).removeprefix("unlabelled."), ARN),
     ],
 )
 def test_two_models_never_share_one(one: str, other: str) -> None:
-    assert model_label(one) != model_label(other)
-    assert is_label(model_label(one))
-    assert is_label(model_label(other))
+    assert build_model_label(one) != build_model_label(other)
+    assert is_label(build_model_label(one))
+    assert is_label(build_model_label(other))
 
 
 NAMES = st.text("ab.:-_/", max_size=70)
@@ -54,11 +54,11 @@ NAMES = st.text("ab.:-_/", max_size=70)
 @settings(max_examples=tries(300))
 @given(NAMES, NAMES)
 def test_whatever_they_are_called(one: str, other: str) -> None:
-    assert (model_label(one) == model_label(other)) is (one == other)
-    assert is_label(model_label(one))
+    assert (build_model_label(one) == build_model_label(other)) is (one == other)
+    assert is_label(build_model_label(one))
 
 
 def test_what_can_be_read_of_a_longer_name_is_kept() -> None:
-    assert model_label(ARN).startswith("unlabelled.abc123__")
-    assert model_label(LONG).startswith("unlabelled.vendor-very-long-name-very-long")
-    assert len(model_label(LONG)) <= 64
+    assert build_model_label(ARN).startswith("unlabelled.abc123__")
+    assert build_model_label(LONG).startswith("unlabelled.vendor-very-long-name-very-long")
+    assert len(build_model_label(LONG)) <= 64

@@ -24,7 +24,7 @@ from price_keeper.metering.profiles import NO_PROFILES, UNREAD_PROFILES, AppProf
 from price_keeper.metering.usage import make_plain_usage
 from price_keeper.model import Caller, Scope
 from price_keeper.recording.journal import Journal
-from price_keeper.recording.metering import Metering
+from price_keeper.recording.metering import MeterFactory
 from price_keeper.recording.ulid import Ulids
 from price_keeper.selection import own_labels as limits
 from price_keeper.selection.labels import LabelResolver
@@ -299,36 +299,36 @@ def choice(found: AppProfiles, name: str = "fast") -> ResolvedProfile:
 
 
 @pytest.fixture
-def metering(tmp_path: Path) -> Iterator[Metering]:
+def metering(tmp_path: Path) -> Iterator[MeterFactory]:
     clock, no_tariffs = ManualClock(), cast(Any, None)
     journal = Journal(tmp_path, Ulids(clock.now, os.urandom, ""))
-    yield Metering(CONFIG, journal, no_tariffs, clock)
+    yield MeterFactory(CONFIG, journal, no_tariffs, clock)
     journal.close()
 
 
-def test_terms_are_those_of_the_app_and_go_with_its_profile(metering: Metering) -> None:
+def test_terms_are_those_of_the_app_and_go_with_its_profile(metering: MeterFactory) -> None:
     ours, kinds = metering, (Operation.CONVERSE, Operation.INVOKE)
     one, two = choice(own_of(fast=item(2))), choice(own_of(fast=item(3, "anthropic")))
     for operation in kinds:
         for each, price, format in ((one, 2, "nova"), (two, 3, "anthropic")):
-            terms = ours.terms(each, operation, b"POST")
+            terms = ours.pricing_for(each, operation, b"POST")
             assert terms is not None
-            assert ours.terms(each, operation, b"POST") is terms
+            assert ours.pricing_for(each, operation, b"POST") is terms
             assert (terms.counted_label, terms.format) == ("fast", format)
             assert terms.pricer_for(TARGET).price(USAGE).pico == (1000 * price + 100 * 7) * 10**6
-    assert len(ours._terms_of_own) == 2
-    assert ours._kept_terms == {}
-    first, second = (ours.terms(one, kind, b"POST") for kind in kinds)
+    assert len(ours._profile_pricing_cache) == 2
+    assert ours._pricing_cache == {}
+    first, second = (ours.pricing_for(one, kind, b"POST") for kind in kinds)
     assert first is not None and second is not None  # noqa: PT018
     assert first.forecast is second.forecast  # what answers cost is learned of all of them
     del one, two, each, terms, first, second
     gc.collect()
-    assert len(ours._terms_of_own) == 0
+    assert len(ours._profile_pricing_cache) == 0
 
 
-def test_a_job_has_no_price(metering: Metering) -> None:
+def test_a_job_has_no_price(metering: MeterFactory) -> None:
     with pytest.raises(InvalidRequest, match="asynchronous jobs of 'fast' have no price here"):
-        metering.terms(choice(own_of(fast=item())), Operation.ASYNC_INVOKES, b"POST")
+        metering.pricing_for(choice(own_of(fast=item())), Operation.ASYNC_INVOKES, b"POST")
 
 
 def standing(scope: Scope, ordering: list[str], **quotas: int) -> BudgetState:
