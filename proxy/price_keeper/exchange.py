@@ -17,7 +17,7 @@ class RequestObserver(Protocol):
 
     def on_authenticated(self, caller: Caller) -> None: ...
 
-    def ended(self, receipt: Any) -> None:
+    def on_completed(self, receipt: Any) -> None:
         """What it came to, where it has come to anything that costs."""
 
     def on_cancelled(self) -> None: ...

@@ -26,7 +26,7 @@ from price_keeper.forwarding.model_path import Operation
 from price_keeper.metering import guardrails
 from price_keeper.metering.streams import is_usage_only_event
 from price_keeper.model import Caller
-from price_keeper.recording.entries import Ended
+from price_keeper.recording.entries import CompletionListener
 from price_keeper.recording.metering import FREE_METER, AnswerMeter
 from price_keeper.selection.admitting import RateLimiter
 from price_keeper.surface.calls import ParsedCall, select_upstream_headers, check_target, compute_retry_key, parse_call
@@ -40,7 +40,7 @@ _MODEL_PATH_PREFIX: Final = b"/model/"  # other paths name their model, if any, 
 MAX_ROUTES: Final = 1000
 
 
-class CancellableListener(Ended, Protocol):
+class CancellableListener(CompletionListener, Protocol):
     """Told once how a call ended, or that it was never sent."""
 
     def on_cancelled(self) -> None:
@@ -210,7 +210,7 @@ class RequestHandler:
         """Write the call's intent. From here on its meter tells the callbacks how it ended."""
         if selection.pricing is None or selection.charged is None:
             for each in pending.hand_over():
-                each.ended(None)
+                each.on_completed(None)
             return FREE_METER
         meter = selection.meters.open_meter(
             selection.pricing, selection.charged, caller, selection.targets, body_bytes, guardrail_units, pending.listeners, selection.ceiling

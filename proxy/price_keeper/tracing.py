@@ -222,7 +222,7 @@ class _TracedResponder:
         if caller.app is not None:
             self._span.set_attribute("price_keeper.app", caller.app)
 
-    def ended(self, receipt: Receipt | None) -> None:
+    def on_completed(self, receipt: Receipt | None) -> None:
         if receipt is None or not self._span.is_recording():
             return
         counts = receipt.counts

@@ -209,7 +209,7 @@ def test_a_call_is_settled_once_and_when_that_is_written_down(tmp_path: Path, mo
     told: list[Receipt | None] = []
 
     class Told:
-        def ended(self, receipt: Receipt | None) -> None:
+        def on_completed(self, receipt: Receipt | None) -> None:
             told.append(receipt)
 
     def full(*_: object) -> int:
@@ -217,7 +217,7 @@ def test_a_call_is_settled_once_and_when_that_is_written_down(tmp_path: Path, mo
 
     journal = Journal(tmp_path, Ulids(lambda: 0.0, lambda size: bytes(size)))
     account = Account.of([Counter(*a_name(), 8)])
-    numbers = [journal.intend(Intent(account, 0, 1, 1, 5, ends=(Told(), Told()))) for _ in range(3)]
+    numbers = [journal.intend(Intent(account, 0, 1, 1, 5, completion_listeners=(Told(), Told()))) for _ in range(3)]
     receipt = Receipt(Counts(1, pico=3), {"long": "x" * 10**6})
     with monkeypatch.context() as patch:
         patch.setattr("os.pwrite", full)

@@ -74,13 +74,13 @@ class CostReservation:
         self.key = lease.key
         self.ceiling = ceiling
 
-    def ended(self, receipt: ChargedReceipt | None) -> None:
+    def on_completed(self, receipt: ChargedReceipt | None) -> None:
         lease, self._lease = self._lease, None
         if lease is not None:
             lease.settle(self.ceiling, 0 if receipt is None else receipt.counts[-1])
 
     def on_cancelled(self) -> None:
-        self.ended(None)
+        self.on_completed(None)
 
 
 class BudgetLease:

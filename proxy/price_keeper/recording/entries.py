@@ -116,10 +116,10 @@ class Budget(Protocol):
     def ended(self, expected_pico: int, pico: int) -> None: ...
 
 
-class Ended(Protocol):
+class CompletionListener(Protocol):
     """Hears once what became of one call, when that is written down; None: it costs nothing."""
 
-    def ended(self, receipt: Receipt | None) -> None: ...
+    def on_completed(self, receipt: Receipt | None) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -151,7 +151,7 @@ class Intent:
     pico: int
     guardrail_units: int = 0  # written only where there are some
     expected_pico: int | None = None  # pico-dollars, by what such calls came to of late; not written
-    ends: tuple[Ended, ...] = ()  # not written
+    completion_listeners: tuple[CompletionListener, ...] = ()  # not written
 
     @property
     def guess(self) -> Counts:

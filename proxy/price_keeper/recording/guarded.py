@@ -11,7 +11,7 @@ from price_keeper.metering.guardrails import price_guardrail
 from price_keeper.metering.pricing import Pricer, Cost
 from price_keeper.metering.reading import UsageReader
 from price_keeper.metering.usage import Usage, sum_tokens
-from price_keeper.recording.entries import Account, Ended
+from price_keeper.recording.entries import Account, CompletionListener
 from price_keeper.recording.journal import Journal
 from price_keeper.recording.meter import CONTENT_TYPE, Meter, OperationPricing
 
@@ -41,7 +41,7 @@ class GuardedMeter(Meter):
         first_target: UpstreamTarget,
         assumed_usage: Usage,
         now: float,
-        completion_listeners: tuple[Ended, ...] = (),
+        completion_listeners: tuple[CompletionListener, ...] = (),
         ceiling_pico: int | None = None,
     ) -> None:
         """`asked_units` are those that its request is taken for; the rest is what any meter gets."""

@@ -11,7 +11,7 @@ import orjson
 from price_keeper.forwarding.forwarder import UpstreamTarget
 from price_keeper.metering.usage import Usage
 from price_keeper.model import Caller
-from price_keeper.recording.entries import Account, Ended, Receipt
+from price_keeper.recording.entries import Account, CompletionListener, Receipt
 from price_keeper.recording.journal import Journal
 from price_keeper.recording.meter import Meter, OperationPricing
 
@@ -54,7 +54,7 @@ class JobMeter(Meter):
         first_target: UpstreamTarget,
         assumed_usage: Usage,
         now: float,
-        completion_listeners: tuple[Ended, ...] = (),
+        completion_listeners: tuple[CompletionListener, ...] = (),
         ceiling_pico: int | None = None,
     ) -> None:
         super().__init__(journal, pricing, charged, first_target, assumed_usage, now, completion_listeners, ceiling_pico)

@@ -272,8 +272,8 @@ class Journal:
             budget.ended(_expected_pico(intent), 0 if receipt is None else receipt.counts[-1])
         if receipt is not None:
             self.tally.add(intent.account, receipt.counts)
-        for end in intent.ends:
-            end.ended(receipt)
+        for completion_listener in intent.completion_listeners:
+            completion_listener.on_completed(receipt)
 
     def _fails(self, failure: OSError, how: str = "written") -> str:
         """What is the trouble. The log is told when it begins, unless it was just told."""

@@ -14,7 +14,7 @@ from price_keeper.logs import build_bedrock_extra
 from price_keeper.metering.pricing import Pricer, Cost
 from price_keeper.metering.reading import UsageReader, build_reader
 from price_keeper.metering.usage import Usage, sum_tokens
-from price_keeper.recording.entries import Account, Ended, Intent, Receipt, counts_of, plain_counts
+from price_keeper.recording.entries import Account, CompletionListener, Intent, Receipt, counts_of, plain_counts
 from price_keeper.recording.expected import UsageForecast
 from price_keeper.recording.journal import Journal
 
@@ -65,7 +65,7 @@ class Meter:
         first_target: UpstreamTarget,
         assumed_usage: Usage,
         now: float,
-        completion_listeners: tuple[Ended, ...] = (),
+        completion_listeners: tuple[CompletionListener, ...] = (),
         ceiling_pico: int | None = None,
     ) -> None:
         """`guess` is what the call is taken to use if that is never told, and `most` what it costs then, where that is

@@ -24,7 +24,7 @@ from price_keeper.metering.profiles import ResolvedProfile, InferenceProfile
 from price_keeper.metering.reading import BYTES_PER_TOKEN
 from price_keeper.metering.usage import Usage, make_plain_usage
 from price_keeper.model import Caller, ResolvedLabel
-from price_keeper.recording.entries import Account, Ended
+from price_keeper.recording.entries import Account, CompletionListener
 from price_keeper.recording.expected import UsageForecast
 from price_keeper.recording.guarded import GuardedMeter, add_guardrail_prices
 from price_keeper.recording.jobs import JobMeter, PaidJobs
@@ -129,7 +129,7 @@ class MeterFactory:
         targets: Sequence[UpstreamTarget],
         body_bytes: int,
         guardrail_units: int = 0,
-        completion_listeners: tuple[Ended, ...] = (),
+        completion_listeners: tuple[CompletionListener, ...] = (),
         ceiling: CostCeiling | None = None,
     ) -> Meter:
         """Its intent is in the journal then. Raises CannotRecord and InvalidRequest. `guardrail_units` are those that a

@@ -34,7 +34,7 @@ class RateReservation:
         self._decision: RateDecision | None = decision
         self._tokens = tokens
 
-    def ended(self, receipt: Receipt | None) -> None:
+    def on_completed(self, receipt: Receipt | None) -> None:
         """An estimate never gives anything back: nobody knows."""
         decision, self._decision = self._decision, None
         if decision is None:
