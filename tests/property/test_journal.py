@@ -33,10 +33,10 @@ class Watched:
         self.in_flight = 0
         self.ended_with: list[int] = []
 
-    def began(self, expected_pico: int) -> None:
+    def on_call_started(self, expected_pico: int) -> None:
         self.in_flight += expected_pico
 
-    def ended(self, expected_pico: int, pico: int) -> None:
+    def on_call_ended(self, expected_pico: int, pico: int) -> None:
         self.in_flight -= expected_pico
         self.ended_with.append(pico)
 

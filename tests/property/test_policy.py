@@ -59,7 +59,7 @@ def test_the_first_that_may_serve_and_can_be_afforded_serves(
     standing.apply_settings(plan, active)
     for label, pico in under_way.items():
         for budget in standing.find_trackers(label):
-            budget.began(pico)
+            budget.on_call_started(pico)
     taken = {label: spent.get(label, 0) + under_way.get(label, 0) for label in LABELS}
     fits = {label for label in LABELS if not is_specific or FORMATS[label] == FORMATS[asked]}
     expected = oracle(asked, ordering, quotas, active, taken, fits)

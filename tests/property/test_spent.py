@@ -48,8 +48,8 @@ class Fleet(RuleBasedStateMachine):
     @rule(who=which, pico=st.integers(0, 100))
     def spend(self, who: int, pico: int) -> None:
         one = self.all[who]
-        one.spent.began(7)
-        one.spent.ended(7, pico)
+        one.spent.on_call_started(7)
+        one.spent.on_call_ended(7, pico)
         one.waiting += pico
         one.floor += pico
 

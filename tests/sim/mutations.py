@@ -205,7 +205,7 @@ MISTAKES = {
     ),
     "sticky fallback by quotas that hold no more": Mistake(Standing, "learn", _by_former_quotas, "sticky", 10_000),
     "sticky fallback past a label that is not spent": Mistake(policy, "moved_on", _past_one_more, "sticky", 10_000),
-    "spend that is counted when it is flushed": Mistake(SpendTracker, "ended", _not_at_once, "soft"),
+    "spend that is counted when it is flushed": Mistake(SpendTracker, "on_call_ended", _not_at_once, "soft"),
     "own spend counted although it may be in the total": Mistake(SpendTracker, "apply_lower_bound", _certain_that_it_is_not_in, "soft"),
     "shards read exactly beside a flush of unknown outcome": Mistake(
         SpendTracker, "is_flush_certain", property(lambda _: True), "soft", 10_010

@@ -268,7 +268,7 @@ class Life:
         for standing in self._standings():
             for label, quota in standing.settings.quotas.items():
                 spent = standing.get_tracker(label)
-                if spent not in intent.account.budgets or standing.settings.enforcement != "soft":
+                if spent not in intent.account.spend_listeners or standing.settings.enforcement != "soft":
                     continue
                 name = Name(standing.scope.key, label, standing.span.key)
                 least = truth.least(wire.seen, name, spent.exact_at)
@@ -329,7 +329,7 @@ class Life:
                 is_less = least is not None and spent.spent < least
                 told = self.name, name, spent.spent, least, spent.exact_at, self.wire.seen.known.get(name)
                 truth.check("nobody counts less than it can know", not is_less, *told)
-                expected = sum(_expected(each) for each in self.under_way.values() if spent in each.account.budgets)
+                expected = sum(_expected(each) for each in self.under_way.values() if spent in each.account.spend_listeners)
                 truth.check(
                     "what is under way is counted", spent.in_flight == expected, name, spent.in_flight, expected
                 )

@@ -182,7 +182,7 @@ class Truth:
             name = Name(*counter[:3])
             if not is_held:
                 self.unheld[name] += pico
-            if counts and intent.account.budgets:
+            if counts and intent.account.spend_listeners:
                 self.counted[life.name, name] += min(pico, intent.pico) if is_estimated else pico
         if counts and not is_estimated:
             self._records(intent, pico, 1)
@@ -201,7 +201,7 @@ class Truth:
         for counter in intent.account.counters:
             if counter.is_hold:
                 self.over_held[_held_by(counter)] += intent.pico - pico
-            elif counts and intent.account.budgets:
+            elif counts and intent.account.spend_listeners:
                 self.counted[life.name, Name(*counter[:3])] -= max(0, pico - intent.pico)
 
     def _records(self, intent: Intent, pico: int, requests: int) -> None:

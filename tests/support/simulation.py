@@ -354,7 +354,7 @@ class Process:
         assert self.world.violations == []
         for name, spent in self.spent():
             assert 0 <= self.least(name, spent) <= spent.spent <= self.world.truth(name)
-            under_way = [call.expected for call in self.open if spent in call.account.budgets]
+            under_way = [call.expected for call in self.open if spent in call.account.spend_listeners]
             assert spent.in_flight == sum(under_way)
 
     def keep_going(self) -> None:

@@ -296,7 +296,7 @@ def test_what_is_recalled_is_never_less_than_was_known_nor_more_than_was_spent(
     spent = SpendTracker()
     spent.apply_exact_sum(stored, 0.0)
     for pico in before:
-        spent.ended(0, pico)
+        spent.on_call_ended(0, pico)
     parts = spent.stored_and_pending
     left = sum([*before, *after][flushed:])
     following = SpendTracker(left, left)

@@ -319,7 +319,7 @@ async def test_with_a_chain_nothing_is_spent_outside_of_it(one: Sidecar) -> None
 
 def test_flush_of_what_was_recorded_before_the_quota_was_known_is_own_spend() -> None:
     known = spent.SpendTracker()
-    known.ended(0, 3)
+    known.on_call_ended(0, 3)
     known.add_sent(10)
     assert known.spent == 10
     known.add_acknowledged(10)

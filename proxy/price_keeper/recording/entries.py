@@ -108,12 +108,12 @@ class Counts(NamedTuple):
         return Counts._make(map(int.__sub__, self, other))
 
 
-class Budget(Protocol):
+class SpendListener(Protocol):
     """Hears of what is spent the moment it is known here, long before the store does."""
 
-    def began(self, expected_pico: int) -> None: ...
+    def on_call_started(self, expected_pico: int) -> None: ...
 
-    def ended(self, expected_pico: int, pico: int) -> None: ...
+    def on_call_ended(self, expected_pico: int, pico: int) -> None: ...
 
 
 class CompletionListener(Protocol):
@@ -128,12 +128,12 @@ class Account:
 
     counters: tuple[Counter, ...]
     fragment: orjson.Fragment
-    budgets: tuple[Budget, ...] = ()
+    spend_listeners: tuple[SpendListener, ...] = ()
 
     @classmethod
-    def of(cls, counters: Iterable[Counter], budgets: tuple[Budget, ...] = ()) -> Account:
+    def of(cls, counters: Iterable[Counter], spend_listeners: tuple[SpendListener, ...] = ()) -> Account:
         counters = tuple(counters)
-        return cls(counters, orjson.Fragment(orjson.dumps([(*each,) for each in counters])), budgets)
+        return cls(counters, orjson.Fragment(orjson.dumps([(*each,) for each in counters])), spend_listeners)
 
     @classmethod
     def from_values(cls, values: Iterable[Iterable[Any]]) -> Account:

@@ -170,8 +170,8 @@ class Journal:
             self._line_trouble = self._fails(failure)
             raise RecordingUnavailable(f"what this call costs cannot be recorded: {failure.strerror}") from None
         self._open[number] = intent
-        for budget in intent.account.budgets:
-            budget.began(_expected_pico(intent))
+        for listener in intent.account.spend_listeners:
+            listener.on_call_started(_expected_pico(intent))
         return number
 
     def record(self, number: int, receipt: Receipt | None) -> None:
@@ -268,8 +268,8 @@ class Journal:
         self._segment.append(b'["N",%d]' % number if receipt is None else receipt.content(number))
         self._line_trouble = ""
         del self._open[number]
-        for budget in intent.account.budgets:
-            budget.ended(_expected_pico(intent), 0 if receipt is None else receipt.counts[-1])
+        for listener in intent.account.spend_listeners:
+            listener.on_call_ended(_expected_pico(intent), 0 if receipt is None else receipt.counts[-1])
         if receipt is not None:
             self.tally.add(intent.account, receipt.counts)
         for completion_listener in intent.completion_listeners:

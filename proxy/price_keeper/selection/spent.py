@@ -60,10 +60,10 @@ class SpendTracker:
 
     # What this process does.
 
-    def began(self, expected_pico: int) -> None:
+    def on_call_started(self, expected_pico: int) -> None:
         self.in_flight += expected_pico
 
-    def ended(self, expected_pico: int, pico: int) -> None:
+    def on_call_ended(self, expected_pico: int, pico: int) -> None:
         self.in_flight -= expected_pico
         self.own_spent += pico
         self._add_spent(pico)
