@@ -13,7 +13,7 @@ from price_keeper.hard.purse import CostReservation
 from price_keeper.hard.worst import CostCeiling
 from price_keeper.metering.profiles import ResolvedProfile
 from price_keeper.model import Caller, ResolvedLabel
-from price_keeper.recording.entries import Account
+from price_keeper.recording.entries import ChargedCounters
 from price_keeper.recording.meter import OperationPricing
 from price_keeper.recording.metering import MeterFactory
 from price_keeper.selection.hard_budgets import RequestContent, Candidate, HardBudgets
@@ -47,7 +47,7 @@ class Selection(NamedTuple):
     targets: list[UpstreamTarget]
     stats: OperationStats
     pricing: OperationPricing | None = None
-    charged: Account | None = None
+    charged: ChargedCounters | None = None
     ceiling: CostCeiling | None = None
     reservation: CostReservation | None = None
 

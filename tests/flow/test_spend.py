@@ -20,7 +20,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 from price_keeper.model import Scope
-from price_keeper.recording.entries import Account, Counter, Counts, Intent, Receipt
+from price_keeper.recording.entries import ChargedCounters, Counter, Counts, Intent, Receipt
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Put, Store
 from price_keeper.stores.sqlite import SqliteStore
@@ -82,7 +82,7 @@ async def fill(store: Store, folder: Path) -> None:
             period = f"DAY#{TODAY - timedelta(days=ago):%Y%m%d}"
             whole, own = Scope(org).key, Scope(org, app).key
             scopes = [whole] if app is None else [own] if SCOPES[org] == "APP" else [whole, own]
-            account = Account.of([Counter(scope, label, period, 8) for scope in scopes])
+            account = ChargedCounters.from_counters([Counter(scope, label, period, 8) for scope in scopes])
             for _ in range(calls):
                 number = rec.journal.intend(Intent(account, int(rec.clock.now() * 1000), 7, 7, 5))
                 rec.journal.record(number, Receipt(counts))

@@ -15,7 +15,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from price_keeper.errors import RecordingUnavailable
-from price_keeper.recording.entries import Account, Counter, Counts, Intent, Receipt
+from price_keeper.recording.entries import ChargedCounters, Counter, Counts, Intent, Receipt
 from price_keeper.recording.journal import Journal, Sealed
 from price_keeper.recording.leftovers import recover
 from price_keeper.recording.segment import SUFFIX
@@ -41,10 +41,10 @@ class Watched:
         self.ended_with.append(pico)
 
 
-def account(call: int, scope: str, budget: Watched) -> Account:
+def account(call: int, scope: str, budget: Watched) -> ChargedCounters:
     """A counter for each call, so that none can stand for another; and one for each scope."""
     counters = [Counter(scope, f"call{call}", "DAY#20261118", 8), Counter(scope, "all", "DAY#20261118", 8)]
-    return Account.of(counters, (budget,))
+    return ChargedCounters.from_counters(counters, (budget,))
 
 
 WRITE = os.pwrite

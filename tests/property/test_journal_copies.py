@@ -20,7 +20,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from price_keeper.errors import StoreError, StoreUnavailable
-from price_keeper.recording.entries import PICO_PER_MICRO, Account, Counter, Counts, Intent, Receipt
+from price_keeper.recording.entries import PICO_PER_MICRO, ChargedCounters, Counter, Counts, Intent, Receipt
 from price_keeper.recording.flush import COST
 from price_keeper.recording.journal import Journal, Sealed
 from price_keeper.recording.leftovers import recover
@@ -102,7 +102,7 @@ class Machine(RuleBasedStateMachine):
     def call_begins(self, app: str) -> None:
         call = next(self.calls)
         scope = f"ORG#{ORG}#APP#{app}"
-        account = Account.of([Counter(scope, f"call{call}", DAY, 8), Counter(scope, "all", DAY, 8)])
+        account = ChargedCounters.from_counters([Counter(scope, f"call{call}", DAY, 8), Counter(scope, "all", DAY, 8)])
         number = self.journal.intend(Intent(account, 0, 1, 1, GUESS + call))
         self.under_way[number] = call
         self.sent.add(call)

@@ -32,7 +32,7 @@ from price_keeper.hard.worst import compute_ceiling
 from price_keeper.metering.bodies import INVOCATION_METRICS
 from price_keeper.metering.pricing import price_usage, build_price_table
 from price_keeper.metering.usage import Usage, make_plain_usage
-from price_keeper.recording.entries import Account, Counter, Counts
+from price_keeper.recording.entries import ChargedCounters, Counter, Counts
 from price_keeper.recording.expected import UsageForecast
 from price_keeper.recording.journal import Journal
 from price_keeper.recording.meter import Meter, OperationPricing
@@ -43,7 +43,7 @@ from tests.support.effort import tries
 
 TARIFF = build_price_table(PricesConfig(*(Decimal(usd) for usd in ("3", "15", "0.3", "3.75", "6"))))
 TARGET = UpstreamTarget(UpstreamEndpoint("127.0.0.1", 1, False), "us-east-1", "m", "/")
-ACCOUNT = Account.of([Counter("ORG#a", "premium", "DAY#20261118", 8)])
+ACCOUNT = ChargedCounters.from_counters([Counter("ORG#a", "premium", "DAY#20261118", 8)])
 WORDS = "word " * 2000  # 2,500 tokens, and many more bytes
 
 MESSAGES = {"messages": [{"role": "user", "content": WORDS}], "max_tokens": 60}

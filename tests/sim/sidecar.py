@@ -268,7 +268,7 @@ class Life:
         for standing in self._standings():
             for label, quota in standing.settings.quotas.items():
                 spent = standing.get_tracker(label)
-                if spent not in intent.account.spend_listeners or standing.settings.enforcement != "soft":
+                if spent not in intent.charged.spend_listeners or standing.settings.enforcement != "soft":
                     continue
                 name = Name(standing.scope.key, label, standing.span.key)
                 least = truth.least(wire.seen, name, spent.exact_at)
@@ -283,7 +283,7 @@ class Life:
 
     def _pays_as_noted(self, intent: Intent) -> None:
         """Who was met by a life before this one, whether or not this one can ask the store."""
-        counters, world = intent.account.counters, self.world
+        counters, world = intent.charged.counters, self.world
         scopes = {each.scope for each in counters if not each.is_hold}
         org, app = Scope(ORG), Scope.from_key(max(scopes, key=len))
         payer = org if world.setup.quota_scope == "ORG" else app
@@ -329,7 +329,7 @@ class Life:
                 is_less = least is not None and spent.spent < least
                 told = self.name, name, spent.spent, least, spent.exact_at, self.wire.seen.known.get(name)
                 truth.check("nobody counts less than it can know", not is_less, *told)
-                expected = sum(_expected(each) for each in self.under_way.values() if spent in each.account.spend_listeners)
+                expected = sum(_expected(each) for each in self.under_way.values() if spent in each.charged.spend_listeners)
                 truth.check(
                     "what is under way is counted", spent.in_flight == expected, name, spent.in_flight, expected
                 )

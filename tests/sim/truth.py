@@ -144,7 +144,7 @@ class Truth:
 
     def begins(self, life: Any, number: int, intent: Intent) -> None:
         life.under_way[number] = intent
-        for counter in intent.account.counters:
+        for counter in intent.charged.counters:
             if counter.is_hold:
                 self.held[_held_by(counter)] += intent.pico
             if not life.is_out_of_time:
@@ -171,10 +171,10 @@ class Truth:
             self._ends(life, number, intent, intent.pico, True)
 
     def _ends(self, life: Any, number: int, intent: Intent, pico: int, counts: bool) -> None:
-        is_held = any(counter.is_hold for counter in intent.account.counters)
+        is_held = any(counter.is_hold for counter in intent.charged.counters)
         is_estimated = (life.number, number) in self._estimated
         self._ended[life.number, number] = intent, pico, counts
-        for counter in intent.account.counters:
+        for counter in intent.charged.counters:
             if counter.is_hold:
                 self.held[_held_by(counter)] += pico - intent.pico
                 self.over_held[_held_by(counter)] += intent.pico - pico if is_estimated else 0
@@ -182,7 +182,7 @@ class Truth:
             name = Name(*counter[:3])
             if not is_held:
                 self.unheld[name] += pico
-            if counts and intent.account.spend_listeners:
+            if counts and intent.charged.spend_listeners:
                 self.counted[life.name, name] += min(pico, intent.pico) if is_estimated else pico
         if counts and not is_estimated:
             self._records(intent, pico, 1)
@@ -198,14 +198,14 @@ class Truth:
             return
         intent, pico, counts = self._ended[life.number, number]
         self._records(intent, intent.pico - pico if counts else intent.pico, 1 - counts)
-        for counter in intent.account.counters:
+        for counter in intent.charged.counters:
             if counter.is_hold:
                 self.over_held[_held_by(counter)] += intent.pico - pico
-            elif counts and intent.account.spend_listeners:
+            elif counts and intent.charged.spend_listeners:
                 self.counted[life.name, Name(*counter[:3])] -= max(0, pico - intent.pico)
 
     def _records(self, intent: Intent, pico: int, requests: int) -> None:
-        for counter in intent.account.counters:
+        for counter in intent.charged.counters:
             name = Name(*counter[:3])
             if not counter.is_hold:
                 self.pico[name] += pico

@@ -9,7 +9,7 @@ import sqlite3
 from pathlib import Path
 from typing import Any
 
-from price_keeper.recording.entries import Account, Counter, Counts, Intent, Kind, Receipt
+from price_keeper.recording.entries import ChargedCounters, Counter, Counts, Intent, Kind, Receipt
 from price_keeper.recording.lines import lines_in
 from price_keeper.recording.seal import Seal
 from price_keeper.recording.segment import SUFFIX
@@ -65,14 +65,14 @@ def holds_calls(path: Path) -> bool:
 
 
 def _read(data: bytes) -> tuple[list[tuple[Any, ...]], list[tuple[Any, ...]]]:
-    begun: dict[int, tuple[Account, int]] = {}
+    begun: dict[int, tuple[ChargedCounters, int]] = {}
     receipts: list[tuple[Any, ...]] = []
     sums: list[tuple[Any, ...]] = []
     for values in lines_in(data).values:
         match values[0]:
             case Kind.INTENT | Kind.CARRIED:
                 intent = Intent.from_values(values)
-                begun[values[1]] = intent.account, intent.started_ms
+                begun[values[1]] = intent.charged, intent.started_ms
             case Kind.RECORD:
                 receipts.append(_receipt(*begun[values[1]], Receipt.from_values(values)))
             case Kind.SEAL:
@@ -81,7 +81,7 @@ def _read(data: bytes) -> tuple[list[tuple[Any, ...]], list[tuple[Any, ...]]]:
     return receipts, sums
 
 
-def _receipt(account: Account, started_ms: int, receipt: Receipt) -> tuple[Any, ...]:
+def _receipt(account: ChargedCounters, started_ms: int, receipt: Receipt) -> tuple[Any, ...]:
     """Under the narrowest scope that pays: the app's, which comes last where the org pays as well."""
     counters = [counter for counter in account.counters if not counter.is_hold]
     narrowest = max(counters, key=lambda counter: len(counter.scope))

@@ -22,7 +22,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from price_keeper.auth.keys import SigningKey
 from price_keeper.auth.tokens import TokenService
 from price_keeper.model import Scope
-from price_keeper.recording.entries import Account, Counts, Intent, Kind, Receipt
+from price_keeper.recording.entries import ChargedCounters, Counts, Intent, Kind, Receipt
 from price_keeper.recording.lines import lines_in
 from price_keeper.recording.seal import Seal
 from price_keeper.recording.segment import SUFFIX
@@ -182,12 +182,12 @@ class Books:
         return books
 
     def _add(self, path: Path) -> None:
-        accounts: dict[int, Account] = {}
+        accounts: dict[int, ChargedCounters] = {}
         for values in lines_in(path.read_bytes()).values:
             match values[0]:
                 case Kind.INTENT | Kind.CARRIED:
                     self.intents += values[0] == Kind.INTENT
-                    accounts[values[1]] = Intent.from_values(values).account
+                    accounts[values[1]] = Intent.from_values(values).charged
                 case Kind.RECORD:
                     assert values[1] in accounts
                     self.receipts.append(Receipt.from_values(values))

@@ -21,7 +21,7 @@ from price_keeper.hard.purses import BudgetLeases
 from price_keeper.hard.rows import HardBudgetBucket, BudgetLeaseRow, HardBudgetKey
 from price_keeper.recording.aggregator import Aggregator, spent_so_far
 from price_keeper.recording.composed import Recording
-from price_keeper.recording.entries import Account, Counter, Counts, Intent, Receipt
+from price_keeper.recording.entries import ChargedCounters, Counter, Counts, Intent, Receipt
 from price_keeper.recording.flush import addition
 from price_keeper.recording.journal import Journal
 from price_keeper.recording.leftovers import recover
@@ -198,7 +198,7 @@ class Sidecar:
         self.purses = BudgetLeases(self.store, self.clock, self.tasks, holds, partial(spent_so_far, self.store))
         self.settings = self.world.quota, self.world.version
         counters = [Counter(*NAME, 8), Counter.of_hold(NAME.scope, NAME.label, holds.holder, NAME.period, 8)]
-        self.account = Account.of(counters)
+        self.account = ChargedCounters.from_counters(counters)
         self.is_running = True
 
     def do(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:

@@ -14,7 +14,7 @@ from price_keeper.clock import Clock
 from price_keeper.errors import CancellationReason, ReasonCode, InvalidStoreRequest, StoreUnavailable, TransactionFailed
 from price_keeper.model import Scope
 from price_keeper.recording.aggregator import sum_of_shards
-from price_keeper.recording.entries import PICO_PER_MICRO, Account, Counter, Counts, Intent, Receipt
+from price_keeper.recording.entries import PICO_PER_MICRO, ChargedCounters, Counter, Counts, Intent, Receipt
 from price_keeper.recording.folder import locked
 from price_keeper.recording.journal import Journal
 from price_keeper.recording.leftovers import Leftovers, recover
@@ -75,7 +75,7 @@ class Recording:
         return Counter(self.scope.key, label, f"DAY#{day}", 8)
 
     def begin(self, *counters: Counter, guess: int = 0) -> int:
-        account = Account.of(counters or [self.counter()])
+        account = ChargedCounters.from_counters(counters or [self.counter()])
         return self.journal.intend(Intent(account, int(self.clock.now() * 1000), 7, 7, guess))
 
     def spend(self, pico: int, *counters: Counter) -> None:

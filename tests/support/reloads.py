@@ -123,7 +123,7 @@ def recorded(folder: Path) -> dict[str, list[Recorded]]:
         for values in lines_in(path.read_bytes()).values:
             match values[0]:
                 case Kind.INTENT | Kind.CARRIED:
-                    labels[values[1]] = Intent.from_values(values).account.counters[0].label
+                    labels[values[1]] = Intent.from_values(values).charged.counters[0].label
                 case Kind.RECORD:
                     receipt = Receipt.from_values(values)
                     one = Recorded(labels[values[1]], receipt.counts, dict(receipt.about))

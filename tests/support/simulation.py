@@ -23,7 +23,7 @@ from price_keeper.errors import StoreError, StoreUnavailable
 from price_keeper.model import Caller
 from price_keeper.recording.aggregator import STAMP, Aggregator
 from price_keeper.recording.composed import AGGREGATE_JITTER
-from price_keeper.recording.entries import PICO_PER_MICRO, Account, Counts, Intent, Receipt
+from price_keeper.recording.entries import PICO_PER_MICRO, ChargedCounters, Counts, Intent, Receipt
 from price_keeper.recording.flush import COST, pico_of
 from price_keeper.recording.journal import Journal
 from price_keeper.recording.leftovers import recover
@@ -256,7 +256,7 @@ class Line:
 
 @dataclass
 class Call:
-    account: Account
+    account: ChargedCounters
     number: int
     expected: int
     label: str

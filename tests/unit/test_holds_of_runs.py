@@ -19,7 +19,7 @@ from price_keeper.hard import rows
 from price_keeper.hard.rows import BudgetLeaseRow, HardBudgetKey
 from price_keeper.recording.aggregator import listed, spent_so_far
 from price_keeper.recording.composed import Recording, opened_recording
-from price_keeper.recording.entries import Account, Counter, Counts, Intent, Receipt, Tally
+from price_keeper.recording.entries import ChargedCounters, Counter, Counts, Intent, Receipt, Tally
 from price_keeper.recording.journal import Journal
 from price_keeper.recording.lines import lines_in
 from price_keeper.recording.seal import SUMS_PER_PART, Seal
@@ -45,15 +45,15 @@ async def run_of(folder: Path, store: Store, clock: ManualClock) -> AsyncIterato
         recording.recorder.journal._segment.close()
 
 
-async def taken_for(recording: Recording, name: HardBudgetKey, pico: int) -> Account:
+async def taken_for(recording: Recording, name: HardBudgetKey, pico: int) -> ChargedCounters:
     await recording.holds.add(name)
     await recording.store.transact(rows.build_take(name, recording.holds.holder, 0, pico, pico))
-    return Account.of(
+    return ChargedCounters.from_counters(
         [Counter(*name, 8), Counter.of_hold(name.scope, name.label, recording.holds.holder, name.period, 8)]
     )
 
 
-def spend(recording: Recording, account: Account, worst: int, pico: int | None) -> None:
+def spend(recording: Recording, account: ChargedCounters, worst: int, pico: int | None) -> None:
     number = recording.recorder.journal.intend(Intent(account, 0, 1, 1, worst))
     if pico is not None:
         recording.recorder.journal.record(number, Receipt(Counts(1, pico=pico)))
@@ -195,7 +195,7 @@ def test_a_hold_is_never_parted_from_its_counter() -> None:
         label = f"l{number:03}"
         counters = [Counter(scope, label, period, 8) for period in ("DAY#20261118", "MONTH#202611")]
         hold = Counter.of_hold(scope, label, HOLDER, "MONTH#202611", 8)
-        tally.add(Account.of([*counters, hold]), Counts(1, pico=1))
+        tally.add(ChargedCounters.from_counters([*counters, hold]), Counts(1, pico=1))
     seal = Seal.of(HOLDER, tally)
     assert sum(map(len, seal.parts)) == 6 * SUMS_PER_PART
     for part in seal.parts:
@@ -216,7 +216,7 @@ def test_a_call_is_settled_once_and_when_that_is_written_down(tmp_path: Path, mo
         raise OSError(28, "No space left on device")
 
     journal = Journal(tmp_path, Ulids(lambda: 0.0, lambda size: bytes(size)))
-    account = Account.of([Counter(*a_name(), 8)])
+    account = ChargedCounters.from_counters([Counter(*a_name(), 8)])
     numbers = [journal.intend(Intent(account, 0, 1, 1, 5, completion_listeners=(Told(), Told()))) for _ in range(3)]
     receipt = Receipt(Counts(1, pico=3), {"long": "x" * 10**6})
     with monkeypatch.context() as patch:

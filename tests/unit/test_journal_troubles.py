@@ -20,7 +20,7 @@ from price_keeper.model import Scope
 from price_keeper.recording import composed, journal
 from price_keeper.recording.aggregator import Aggregator, total_key
 from price_keeper.recording.composed import opened_recording
-from price_keeper.recording.entries import Account, Counter, Counts, Intent, Receipt
+from price_keeper.recording.entries import ChargedCounters, Counter, Counts, Intent, Receipt
 from price_keeper.recording.folder import locked
 from price_keeper.recording.leftovers import recover
 from price_keeper.recording.lines import line
@@ -139,7 +139,7 @@ async def test_who_ends_while_the_disk_is_slow_waits_for_it_and_has_no_trouble(
 
     async with opened_recording(config_of(tmp_path), cast(Any, Slow(exact_store)), ManualClock()) as running:
         journalled = running.recorder.journal
-        account = Account.of([Counter(Scope(str(uuid4())).key, "premium", "DAY#20261118", 8)])
+        account = ChargedCounters.from_counters([Counter(Scope(str(uuid4())).key, "premium", "DAY#20261118", 8)])
         journalled.record(journalled.intend(Intent(account, 1, 1, 1, 0)), Receipt(Counts(1, pico=5)))
         monkeypatch.setattr(journal, "sync_folder", slow)
         await running.finish()

@@ -20,7 +20,7 @@ from price_keeper.metering.guardrails import estimate_units
 from price_keeper.metering.pricing import Pricer, Cost, build_price_table
 from price_keeper.metering.reading import EVENT_STREAM
 from price_keeper.metering.usage import make_plain_usage
-from price_keeper.recording.entries import Account, Counter, Counts
+from price_keeper.recording.entries import ChargedCounters, Counter, Counts
 from price_keeper.recording.expected import UsageForecast
 from price_keeper.recording.guarded import GuardedMeter, add_guardrail_prices
 from price_keeper.recording.journal import Journal
@@ -33,7 +33,7 @@ UNIT = 150_000_000
 UNITS = {"topicPolicyUnits": UNIT, "contentPolicyUnits": UNIT, "automatedReasoningPolicyUnits": UNIT}
 BOTH = add_guardrail_prices(TOKENS, UNITS)
 TARGET = UpstreamTarget(UpstreamEndpoint("127.0.0.1", 1, False), "us-east-1", "m", "/")
-ACCOUNT = Account.of([Counter("ORG#a", "premium", "DAY#20261118", 8)])
+ACCOUNT = ChargedCounters.from_counters([Counter("ORG#a", "premium", "DAY#20261118", 8)])
 GUESS = make_plain_usage(100, 500, 0)
 GUARDED = GUESS._replace(units=estimate_units(5, 500))
 

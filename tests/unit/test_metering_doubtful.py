@@ -20,7 +20,7 @@ from price_keeper.metering.guardrails import estimate_units, price_guardrail
 from price_keeper.metering.pricing import Pricer, build_price_table
 from price_keeper.metering.reading import EVENT_STREAM, JSON, SERVER_SENT_EVENTS
 from price_keeper.metering.usage import Usage, make_plain_usage
-from price_keeper.recording.entries import Account, Counter, Counts
+from price_keeper.recording.entries import ChargedCounters, Counter, Counts
 from price_keeper.recording.expected import UsageForecast
 from price_keeper.recording.guarded import GuardedMeter, add_guardrail_prices
 from price_keeper.recording.journal import Journal
@@ -32,7 +32,7 @@ CLAUDE = "claude-sonnet-4-5-20250929"
 UNIT_PRICES = {"topicPolicyUnits": 150_000_000, "wordPolicyUnits": 0}
 UNITS = Pricer(lambda usage: price_guardrail(UNIT_PRICES, usage.units), "config")
 TARGET = UpstreamTarget(UpstreamEndpoint("127.0.0.1", 1, False), "us-east-1", "m", "/")
-ACCOUNT = Account.of([Counter("ORG#a", "premium", "DAY#20261118", 8)])
+ACCOUNT = ChargedCounters.from_counters([Counter("ORG#a", "premium", "DAY#20261118", 8)])
 GUESS = make_plain_usage(100, 500, 0)
 WORST = 7_050_000_000  # pico-dollars, reserved for the call under a hard budget
 TEXT = "every word of it was paid for " * 50

@@ -18,7 +18,7 @@ from price_keeper.metering.usage import Usage
 from price_keeper.recording import aggregator as aggregating
 from price_keeper.recording import journal as limits
 from price_keeper.recording.aggregator import Aggregator, total_key
-from price_keeper.recording.entries import Account, Counter
+from price_keeper.recording.entries import ChargedCounters, Counter
 from price_keeper.recording.expected import UsageForecast
 from price_keeper.recording.journal import Sealed
 from price_keeper.recording.leftovers import Known, read, recover
@@ -119,7 +119,7 @@ async def test_calls_of_one_account_share_it_when_they_are_read_again(rec: Recor
         rec.begin()
     (path,) = rec.segments()
     found = read(path)
-    assert len({id(intent.account) for intent in found.open.values()}) == 1
+    assert len({id(intent.charged) for intent in found.open.values()}) == 1
     found.tally.sums()
     assert len(found.tally._sums) == 1
 
@@ -146,7 +146,7 @@ async def test_accounts_of_many_segments_are_held_once(rec: Recording) -> None:
     known = Known()
     found = [read(path, None, known) for path in rec.segments()]
     assert len(found) == 2
-    assert len({id(intent.account) for each in found for intent in each.open.values()}) == 1
+    assert len({id(intent.charged) for each in found for intent in each.open.values()}) == 1
 
 
 async def begins_to_flush(rec: Recording, patch: pytest.MonkeyPatch) -> tuple[asyncio.Task[bool], asyncio.Event]:
@@ -238,7 +238,7 @@ async def test_what_an_answer_says_is_not_in_the_log_when_it_cannot_be_read(
 
     price = Pricer(of, "config")
     target = UpstreamTarget(UpstreamEndpoint("127.0.0.1", 1, False), "us-east-1", "m", "/")
-    account = Account.of([rec.counter()])
+    account = ChargedCounters.from_counters([rec.counter()])
     terms = OperationPricing("premium", Operation.CONVERSE, "", lambda _: price, lambda _: Usage(7, 7), UsageForecast())
     meter = Meter(rec.journal, terms, account, target, Usage(7, 7), rec.clock.now())
     meter.on_sent(target)

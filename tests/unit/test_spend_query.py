@@ -16,7 +16,7 @@ import pytest
 from price_keeper.calendar_days import load_zone, format_org_day
 from price_keeper.model import Scope
 from price_keeper.recording.aggregator import STAMP, Aggregator, total_key
-from price_keeper.recording.entries import Account, Counter, Counts, Intent, Receipt
+from price_keeper.recording.entries import ChargedCounters, Counter, Counts, Intent, Receipt
 from price_keeper.reporting.days import parse
 from price_keeper.reporting.query import Report, report
 from price_keeper.reporting.totals import total
@@ -54,7 +54,7 @@ class Org:
         own = Scope(self.org, app)
         scopes = [whole] if app is None else [own] if self.quota_scope == "APP" else [whole, own]
         period = f"DAY#{format_org_day(self.rec.clock.now(), self.zone)}"
-        account = Account.of([Counter(scope.key, label, period, shards) for scope in scopes])
+        account = ChargedCounters.from_counters([Counter(scope.key, label, period, shards) for scope in scopes])
         number = self.rec.journal.intend(Intent(account, int(self.rec.clock.now() * 1000), 7, 7, 5))
         self.rec.journal.record(number, Receipt(Counts(1, int(estimated), 10, 20, pico=pico)))
 

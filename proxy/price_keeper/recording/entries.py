@@ -123,28 +123,28 @@ class CompletionListener(Protocol):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Account:
+class ChargedCounters:
     """Who pays for calls that start in these periods, as it goes into the line of each; frozen when a call starts."""
 
     counters: tuple[Counter, ...]
-    fragment: orjson.Fragment
+    encoded: orjson.Fragment
     spend_listeners: tuple[SpendListener, ...] = ()
 
     @classmethod
-    def of(cls, counters: Iterable[Counter], spend_listeners: tuple[SpendListener, ...] = ()) -> Account:
+    def from_counters(cls, counters: Iterable[Counter], spend_listeners: tuple[SpendListener, ...] = ()) -> ChargedCounters:
         counters = tuple(counters)
         return cls(counters, orjson.Fragment(orjson.dumps([(*each,) for each in counters])), spend_listeners)
 
     @classmethod
-    def from_values(cls, values: Iterable[Iterable[Any]]) -> Account:
-        return cls.of(map(Counter.from_values, values))
+    def from_values(cls, values: Iterable[Iterable[Any]]) -> ChargedCounters:
+        return cls.from_counters(map(Counter.from_values, values))
 
 
 @dataclass(slots=True)
 class Intent:
     """A call that is about to be sent, and what it counts as if nobody ever learns better."""
 
-    account: Account
+    charged: ChargedCounters
     started_ms: int
     input_tokens: int
     output_tokens: int
@@ -159,7 +159,7 @@ class Intent:
         return Counts(1, 1, self.input_tokens, self.output_tokens, guardrail_units=units, pico=self.pico)
 
     def content(self, number: int, kind: str = _INTENT) -> bytes:
-        paid_by, tokens = self.account.fragment, self.input_tokens
+        paid_by, tokens = self.charged.encoded, self.input_tokens
         if self.guardrail_units:
             more = (self.output_tokens, self.pico, self.guardrail_units, paid_by)
             return orjson.dumps((kind, number, self.started_ms, tokens, *more))
@@ -170,8 +170,8 @@ class Intent:
 
     @classmethod
     def from_values(cls, values: list[Any]) -> Intent:
-        _, _, *numbers, account = values
-        return cls(Account.from_values(account), *numbers)
+        _, _, *numbers, charged = values
+        return cls(ChargedCounters.from_values(charged), *numbers)
 
 
 @dataclass(slots=True)
@@ -205,13 +205,13 @@ class Tally:
     """Sums by counter. They are made now and then, which costs less than to make them in each call."""
 
     def __init__(self) -> None:
-        self._sums: dict[Account, Counts] = {}  # by account, which names all counters that its calls touch
-        self._apart: list[tuple[Account, Counts]] = []  # what is not in them yet
+        self._sums: dict[ChargedCounters, Counts] = {}  # by account, which names all counters that its calls touch
+        self._apart: list[tuple[ChargedCounters, Counts]] = []  # what is not in them yet
         self.pico = 0
         self.requests = 0
 
-    def add(self, account: Account, counts: Counts) -> None:
-        self._apart.append((account, counts))
+    def add(self, charged: ChargedCounters, counts: Counts) -> None:
+        self._apart.append((charged, counts))
         self.pico += counts[-1]
         self.requests += 1
         if len(self._apart) > _MOST_APART:
@@ -240,7 +240,7 @@ class Tally:
         return sums
 
     def _gather(self) -> None:
-        by_account: dict[Account, list[Counts]] = {}
+        by_account: dict[ChargedCounters, list[Counts]] = {}
         for account, counts in self._apart:
             by_account.setdefault(account, []).append(counts)
         for account, many in by_account.items():

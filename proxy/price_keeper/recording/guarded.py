@@ -11,7 +11,7 @@ from price_keeper.metering.guardrails import price_guardrail
 from price_keeper.metering.pricing import Pricer, Cost
 from price_keeper.metering.reading import UsageReader
 from price_keeper.metering.usage import Usage, sum_tokens
-from price_keeper.recording.entries import Account, CompletionListener
+from price_keeper.recording.entries import ChargedCounters, CompletionListener
 from price_keeper.recording.journal import Journal
 from price_keeper.recording.meter import CONTENT_TYPE, Meter, OperationPricing
 
@@ -37,7 +37,7 @@ class GuardedMeter(Meter):
         request_units: int,
         journal: Journal,
         pricing: OperationPricing,
-        charged: Account,
+        charged: ChargedCounters,
         first_target: UpstreamTarget,
         assumed_usage: Usage,
         now: float,

@@ -11,7 +11,7 @@ import orjson
 from price_keeper.forwarding.forwarder import UpstreamTarget
 from price_keeper.metering.usage import Usage
 from price_keeper.model import Caller
-from price_keeper.recording.entries import Account, CompletionListener, Receipt
+from price_keeper.recording.entries import ChargedCounters, CompletionListener, Receipt
 from price_keeper.recording.journal import Journal
 from price_keeper.recording.meter import Meter, OperationPricing
 
@@ -50,7 +50,7 @@ class JobMeter(Meter):
         caller: Caller,
         journal: Journal,
         pricing: OperationPricing,
-        charged: Account,
+        charged: ChargedCounters,
         first_target: UpstreamTarget,
         assumed_usage: Usage,
         now: float,

@@ -170,7 +170,7 @@ class Journal:
             self._line_trouble = self._fails(failure)
             raise RecordingUnavailable(f"what this call costs cannot be recorded: {failure.strerror}") from None
         self._open[number] = intent
-        for listener in intent.account.spend_listeners:
+        for listener in intent.charged.spend_listeners:
             listener.on_call_started(_expected_pico(intent))
         return number
 
@@ -268,10 +268,10 @@ class Journal:
         self._segment.append(b'["N",%d]' % number if receipt is None else receipt.content(number))
         self._line_trouble = ""
         del self._open[number]
-        for listener in intent.account.spend_listeners:
+        for listener in intent.charged.spend_listeners:
             listener.on_call_ended(_expected_pico(intent), 0 if receipt is None else receipt.counts[-1])
         if receipt is not None:
-            self.tally.add(intent.account, receipt.counts)
+            self.tally.add(intent.charged, receipt.counts)
         for completion_listener in intent.completion_listeners:
             completion_listener.on_completed(receipt)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from price_keeper.errors import JournalUnusable
 from price_keeper.hard import holds
-from price_keeper.recording.entries import FORMAT, Account, Counter, Intent, Kind, Receipt, Tally
+from price_keeper.recording.entries import FORMAT, ChargedCounters, Counter, Intent, Kind, Receipt, Tally
 from price_keeper.recording.folder import has_no_room
 from price_keeper.recording.journal import Sealed
 from price_keeper.recording.lines import Lines, lines_in
@@ -36,13 +36,13 @@ def _check(numbers: Iterable[Any]) -> None:
 class Known:
     """What many calls and many seals name alike is held once: there may be a million of them."""
 
-    accounts: dict[tuple[Counter, ...], Account] = field(default_factory=dict)
+    charged_counters: dict[tuple[Counter, ...], ChargedCounters] = field(default_factory=dict)
     counters: dict[Counter, Counter] = field(default_factory=dict)
 
     def intent(self, values: list[Any]) -> Intent:
         intent = Intent.from_values(values)
         _check(values[1:-1])
-        intent.account = self.accounts.setdefault(intent.account.counters, intent.account)
+        intent.charged = self.charged_counters.setdefault(intent.charged.counters, intent.charged)
         return intent
 
 
@@ -162,7 +162,7 @@ class Found:
         _check(receipt.counts)
         intent = self.open.pop(number, None)
         if intent is not None:
-            self.tally.add(intent.account, receipt.counts)
+            self.tally.add(intent.charged, receipt.counts)
 
     @property
     def is_being_begun(self) -> bool:
@@ -268,7 +268,7 @@ def _brought_to_its_end(found: Found) -> Sealed:
     for number, intent in found.open.items():
         receipt = Receipt(intent.guess, {"why": "unknown"})
         estimates.append(receipt.content(number))
-        found.tally.add(intent.account, receipt.counts)
+        found.tally.add(intent.charged, receipt.counts)
     found.estimated = [*found.open]
     sealed = _sealed(found, Seal.of(found.ulid, found.tally), is_left_over=True)
     sealed.estimates, sealed.is_frozen = tuple(estimates), False

@@ -14,7 +14,7 @@ from price_keeper.logs import build_bedrock_extra
 from price_keeper.metering.pricing import Pricer, Cost
 from price_keeper.metering.reading import UsageReader, build_reader
 from price_keeper.metering.usage import Usage, sum_tokens
-from price_keeper.recording.entries import Account, CompletionListener, Intent, Receipt, counts_of, plain_counts
+from price_keeper.recording.entries import ChargedCounters, CompletionListener, Intent, Receipt, counts_of, plain_counts
 from price_keeper.recording.expected import UsageForecast
 from price_keeper.recording.journal import Journal
 
@@ -61,7 +61,7 @@ class Meter:
         self,
         journal: Journal,
         pricing: OperationPricing,
-        charged: Account,
+        charged: ChargedCounters,
         first_target: UpstreamTarget,
         assumed_usage: Usage,
         now: float,

@@ -24,7 +24,7 @@ from price_keeper.metering.profiles import ResolvedProfile, InferenceProfile
 from price_keeper.metering.reading import BYTES_PER_TOKEN
 from price_keeper.metering.usage import Usage, make_plain_usage
 from price_keeper.model import Caller, ResolvedLabel
-from price_keeper.recording.entries import Account, CompletionListener
+from price_keeper.recording.entries import ChargedCounters, CompletionListener
 from price_keeper.recording.expected import UsageForecast
 from price_keeper.recording.guarded import GuardedMeter, add_guardrail_prices
 from price_keeper.recording.jobs import JobMeter, PaidJobs
@@ -124,7 +124,7 @@ class MeterFactory:
     def open_meter(
         self,
         pricing: OperationPricing,
-        charged: Account,
+        charged: ChargedCounters,
         caller: Caller,
         targets: Sequence[UpstreamTarget],
         body_bytes: int,

@@ -81,7 +81,7 @@ class Stretches:
             if number not in found.open:
                 raise SegmentMismatch(f"call {number} is counted as estimated, and not open in it")
             intent = found.open[number]
-            tally.add(intent.account, intent.guess)
+            tally.add(intent.charged, intent.guess)
             self.counted.add(number)
         self.counted &= found.open.keys()
         self.at = end

@@ -6,7 +6,7 @@ from typing import Final
 
 from price_keeper.calendar_days import Period, PeriodSpan, find_span
 from price_keeper.model import Caller, Scope
-from price_keeper.recording.entries import Account, Counter
+from price_keeper.recording.entries import ChargedCounters, Counter
 from price_keeper.selection.plan import EffectiveSettings
 from price_keeper.selection.spent import NEVER
 from price_keeper.selection.standing import BudgetState
@@ -27,11 +27,11 @@ class CallerDay:
         self.start = max(day.start, budget.span.start)
         self.end = min(day.end, budget.span.end)
         self._charge_keys = _charge_keys(caller, settings, day, budget.span)
-        self._charged_by_label: dict[str | Counter, Account] = {}  # by label, or by what is held for calls of it
+        self._charged_by_label: dict[str | Counter, ChargedCounters] = {}  # by label, or by what is held for calls of it
         self._generation = budget.quota_generation
         self.valid_until = NEVER  # by the monotonic clock; of one who pays by default alone
 
-    def get_charged_counters(self, label: str, lease_counter: Counter | None = None) -> Account:
+    def get_charged_counters(self, label: str, lease_counter: Counter | None = None) -> ChargedCounters:
         """`hold` is what the call is paid from under a hard budget, and is charged with it too."""
         if self._generation != self.budget.quota_generation:  # other labels have a quota
             self._charged_by_label.clear()
@@ -44,7 +44,7 @@ class CallerDay:
             counters = _build_charged_counters(self._charge_keys, label)
             if lease_counter is not None:
                 counters.append(lease_counter)
-            found = self._charged_by_label[key] = Account.of(counters, self.budget.find_trackers(label))
+            found = self._charged_by_label[key] = ChargedCounters.from_counters(counters, self.budget.find_trackers(label))
         return found
 
 

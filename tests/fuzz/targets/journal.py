@@ -12,7 +12,7 @@ from unittest import mock
 
 import orjson
 from price_keeper.errors import JournalUnusable
-from price_keeper.recording.entries import Account, Counter, Counts, Intent, Receipt
+from price_keeper.recording.entries import ChargedCounters, Counter, Counts, Intent, Receipt
 from price_keeper.recording.journal import Journal
 from price_keeper.recording.leftovers import recover
 from price_keeper.recording.lines import line, lines_in
@@ -67,7 +67,7 @@ class Written:
         under_way: dict[int, int] = {}
         for number in range(1, 2 + reader.byte() % 12):
             self.guesses[number] = guess = 1000 + number
-            account = Account.of([Counter("ORG#a", f"call{number}", "DAY#20261118", 8)])
+            account = ChargedCounters.from_counters([Counter("ORG#a", f"call{number}", "DAY#20261118", 8)])
             under_way[journal.intend(Intent(account, 0, 1, 1, guess))] = number
             step = reader.byte()
             if step % 4 < 3 and under_way:
