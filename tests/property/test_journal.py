@@ -18,7 +18,7 @@ from price_keeper.errors import RecordingUnavailable
 from price_keeper.recording.entries import ChargedCounters, Counter, Counts, Intent, Receipt
 from price_keeper.recording.journal import Journal, Sealed
 from price_keeper.recording.leftovers import recover
-from price_keeper.recording.segment import SUFFIX
+from price_keeper.recording.segment import SEGMENT_SUFFIX
 from price_keeper.recording.ulid import Ulids
 
 from tests.support.effort import tries
@@ -91,7 +91,7 @@ class Machine(RuleBasedStateMachine):
         self.journal, self.budget = Journal(self.folder, ulids), Watched()
 
     def _last(self) -> str:
-        return max((path.stem for path in self.folder.glob(f"*{SUFFIX}")), default="")
+        return max((path.stem for path in self.folder.glob(f"*{SEGMENT_SUFFIX}")), default="")
 
     def teardown(self) -> None:
         if hasattr(self, "folder"):
@@ -164,7 +164,7 @@ class Machine(RuleBasedStateMachine):
         self._opened()
 
     def _tear(self, cut: int) -> None:
-        path = self.folder / f"{self._last()}{SUFFIX}"
+        path = self.folder / f"{self._last()}{SEGMENT_SUFFIX}"
         with path.open("r+b") as file:
             file.seek(0, os.SEEK_END)
             file.write(b"0000 torn"[:cut])

@@ -24,7 +24,7 @@ from price_keeper.recording.entries import PICO_PER_MICRO, ChargedCounters, Coun
 from price_keeper.recording.flush import COST
 from price_keeper.recording.journal import Journal, Sealed
 from price_keeper.recording.leftovers import recover
-from price_keeper.recording.segment import SUFFIX
+from price_keeper.recording.segment import SEGMENT_SUFFIX
 from price_keeper.recording.sender import Sender
 from price_keeper.recording.ulid import Ulids
 from price_keeper.stores.contract import Page, Query, Write
@@ -82,7 +82,7 @@ class Machine(RuleBasedStateMachine):
         self._opened([])
 
     def _opened(self, left: list[Sealed]) -> None:
-        newest = max((path.stem for path in self.folder.glob(f"*{SUFFIX}")), default="")
+        newest = max((path.stem for path in self.folder.glob(f"*{SEGMENT_SUFFIX}")), default="")
         ulids = Ulids(self.clock.now, lambda size: next(self.names).to_bytes(size), newest)
         self.journal, self.sealed = Journal(self.folder, ulids), left
         self.sender = self._sender(())
@@ -158,7 +158,7 @@ class Machine(RuleBasedStateMachine):
     def copy_lacks_the_newest(self, which: int) -> None:
         """It was begun while that segment was not there yet."""
         path = self._copy(which)
-        names = sorted(path.glob(f"*{SUFFIX}"))
+        names = sorted(path.glob(f"*{SEGMENT_SUFFIX}"))
         if len(names) > 1 and names[-1].stem == self.journal._segment.ulid:
             names[-1].unlink()
             self.copies[path] |= self.sent  # as far as the copy tells
@@ -168,7 +168,7 @@ class Machine(RuleBasedStateMachine):
     def copy_has_newer_segments(self, which: int) -> None:
         """Beside older states of those before, as a disk has them of which not all was synced."""
         path = self._copy(which)
-        for each in self.folder.glob(f"*{SUFFIX}"):
+        for each in self.folder.glob(f"*{SEGMENT_SUFFIX}"):
             if not (path / each.name).exists() and each.stem > max((one.stem for one in path.iterdir()), default=""):
                 shutil.copy(each, path)
         self.copies[path] |= set(self.under_way.values())

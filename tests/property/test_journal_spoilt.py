@@ -12,7 +12,7 @@ from price_keeper.errors import JournalFull
 from price_keeper.recording.journal import Sealed
 from price_keeper.recording.leftovers import recover
 from price_keeper.recording.seal import Part
-from price_keeper.recording.segment import SUFFIX
+from price_keeper.recording.segment import SEGMENT_SUFFIX
 
 from tests.property.test_journal import SCOPES, Machine
 from tests.support.effort import tries
@@ -64,7 +64,7 @@ class Spoilt(Machine):
 
     def _tear(self, cut: int) -> None:
         super()._tear(cut)
-        paths = sorted(self.folder.glob(f"*{SUFFIX}"))
+        paths = sorted(self.folder.glob(f"*{SEGMENT_SUFFIX}"))
         if self.flip is not None and self.flipped.isdisjoint(path.stem for path in paths):  # one bit at a time
             file, line, place, bit = self.flip
             self._flip(paths[-1 - file % len(paths)], line, place, bit)
@@ -88,7 +88,7 @@ class Spoilt(Machine):
     def _note(self, lines: list[bytes], hit: set[int]) -> None:
         values = [orjson.loads(each[9:]) for each in lines]
         calls = {each[1]: int(each[-1][0][1].removeprefix("call")) for each in values if each[0] in "CI"}
-        is_alone = not (self.folder / f"{values[0][2]}{SUFFIX}").exists()
+        is_alone = not (self.folder / f"{values[0][2]}{SEGMENT_SUFFIX}").exists()
         for number, each in enumerate(values):
             if number in hit and (each[0] == "I" or (each[0] == "C" and is_alone)):
                 self.unread.add(calls[each[1]])

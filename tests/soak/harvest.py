@@ -9,10 +9,10 @@ import sqlite3
 from pathlib import Path
 from typing import Any
 
-from price_keeper.recording.entries import ChargedCounters, Counter, Counts, Intent, Kind, Receipt
-from price_keeper.recording.lines import lines_in
+from price_keeper.recording.entries import ChargedCounters, Counter, Counts, Intent, LineKind, Receipt
+from price_keeper.recording.lines import decode_lines
 from price_keeper.recording.seal import Seal
-from price_keeper.recording.segment import SUFFIX
+from price_keeper.recording.segment import SEGMENT_SUFFIX
 
 from tests.soak.fleet import Member
 
@@ -40,7 +40,7 @@ class Harvest:
 
     def gather(self) -> None:
         for member in self._members:
-            for path in sorted(member.kept.glob(f"*{SUFFIX}")):
+            for path in sorted(member.kept.glob(f"*{SEGMENT_SUFFIX}")):
                 if path.stat().st_nlink == 1:  # else its owner may have been killed just before it went
                     self._take(member.name, path)
                     path.unlink()
@@ -61,21 +61,21 @@ class Harvest:
 
 def holds_calls(path: Path) -> bool:
     """Any of which the store may not know."""
-    return any(values[0] not in (Kind.HEAD, Kind.READY) for values in lines_in(path.read_bytes()).values)
+    return any(values[0] not in (LineKind.HEAD, LineKind.READY) for values in decode_lines(path.read_bytes()).values)
 
 
 def _read(data: bytes) -> tuple[list[tuple[Any, ...]], list[tuple[Any, ...]]]:
     begun: dict[int, tuple[ChargedCounters, int]] = {}
     receipts: list[tuple[Any, ...]] = []
     sums: list[tuple[Any, ...]] = []
-    for values in lines_in(data).values:
+    for values in decode_lines(data).values:
         match values[0]:
-            case Kind.INTENT | Kind.CARRIED:
+            case LineKind.INTENT | LineKind.CARRIED:
                 intent = Intent.from_values(values)
                 begun[values[1]] = intent.charged, intent.started_ms
-            case Kind.RECORD:
+            case LineKind.RECORD:
                 receipts.append(_receipt(*begun[values[1]], Receipt.from_values(values)))
-            case Kind.SEAL:
+            case LineKind.SEAL:
                 seal = Seal.from_values(values, {})
                 sums += [_sum(*each) for part in seal.parts for each in part]
     return receipts, sums

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from price_keeper.cli import main
-from price_keeper.recording.segment import SUFFIX
+from price_keeper.recording.segment import SEGMENT_SUFFIX
 
 
 def keep_what_is_removed(folder: Path) -> None:
@@ -27,7 +27,7 @@ def keep_what_is_removed(folder: Path) -> None:
         if event != "os.remove":
             return
         path = os.fsdecode(arguments[0])
-        if path.endswith(SUFFIX):
+        if path.endswith(SEGMENT_SUFFIX):
             with suppress(FileExistsError, FileNotFoundError):
                 os.link(path, folder / os.path.basename(path))
 

@@ -11,7 +11,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from price_keeper.recording.segment import SUFFIX
+from price_keeper.recording.segment import SEGMENT_SUFFIX
 
 LONGEST_SECONDS = 1800  # should nobody come to end it
 
@@ -28,7 +28,7 @@ def main(journal: Path, folder: Path) -> None:
 
 def copy_new(journal: Path, folder: Path, seen: set[str]) -> None:
     for name in os.listdir(journal):
-        if name.endswith(SUFFIX) and name not in seen:
+        if name.endswith(SEGMENT_SUFFIX) and name not in seen:
             with suppress(FileNotFoundError):
                 os.link(journal / name, folder / name)
                 seen.add(name)

@@ -22,10 +22,10 @@ from botocore.exceptions import BotoCoreError, ClientError
 from price_keeper.auth.keys import SigningKey
 from price_keeper.auth.tokens import TokenService
 from price_keeper.model import Scope
-from price_keeper.recording.entries import ChargedCounters, Counts, Intent, Kind, Receipt
-from price_keeper.recording.lines import lines_in
+from price_keeper.recording.entries import ChargedCounters, Counts, Intent, LineKind, Receipt
+from price_keeper.recording.lines import decode_lines
 from price_keeper.recording.seal import Seal
-from price_keeper.recording.segment import SUFFIX
+from price_keeper.recording.segment import SEGMENT_SUFFIX
 
 from tests.support.commands import ROOT, Sidecar, sidecar
 from tests.support.ports import free_port
@@ -177,23 +177,23 @@ class Books:
     @classmethod
     def read(cls, folder: Path) -> Books:
         books = cls()
-        for path in sorted(folder.glob(f"*{SUFFIX}")):
+        for path in sorted(folder.glob(f"*{SEGMENT_SUFFIX}")):
             books._add(path)
         return books
 
     def _add(self, path: Path) -> None:
         accounts: dict[int, ChargedCounters] = {}
-        for values in lines_in(path.read_bytes()).values:
+        for values in decode_lines(path.read_bytes()).values:
             match values[0]:
-                case Kind.INTENT | Kind.CARRIED:
-                    self.intents += values[0] == Kind.INTENT
+                case LineKind.INTENT | LineKind.CARRIED:
+                    self.intents += values[0] == LineKind.INTENT
                     accounts[values[1]] = Intent.from_values(values).charged
-                case Kind.RECORD:
+                case LineKind.RECORD:
                     assert values[1] in accounts
                     self.receipts.append(Receipt.from_values(values))
-                case Kind.NOTHING:
+                case LineKind.NOTHING:
                     self.nothing += 1
-                case Kind.SEAL:
+                case LineKind.SEAL:
                     self.seals[path.stem] = Seal.from_values(values, {})
 
     @property

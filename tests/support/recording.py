@@ -20,7 +20,7 @@ from price_keeper.recording.journal import Journal
 from price_keeper.recording.leftovers import Leftovers, recover
 from price_keeper.recording.pace import Pace
 from price_keeper.recording.recorder import Recorder
-from price_keeper.recording.segment import SUFFIX
+from price_keeper.recording.segment import SEGMENT_SUFFIX
 from price_keeper.recording.sender import Sender
 from price_keeper.recording.ulid import Ulids
 from price_keeper.stores.contract import Store, Write
@@ -89,7 +89,7 @@ class Recording:
         return int(sums["requests"]), int(pico)
 
     def segments(self) -> list[Path]:
-        return sorted(self.folder.glob(f"*{SUFFIX}"))
+        return sorted(self.folder.glob(f"*{SEGMENT_SUFFIX}"))
 
 
 @asynccontextmanager

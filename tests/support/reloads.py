@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 import yaml
 from bedrock_simulator import Keys
-from price_keeper.recording.entries import Counts, Intent, Kind, Receipt
-from price_keeper.recording.lines import lines_in
-from price_keeper.recording.segment import SUFFIX
+from price_keeper.recording.entries import Counts, Intent, LineKind, Receipt
+from price_keeper.recording.lines import decode_lines
+from price_keeper.recording.segment import SEGMENT_SUFFIX
 
 from tests.support.commands import Sidecar
 from tests.support.crashing import Lineup
@@ -118,13 +118,13 @@ class Recorded(NamedTuple):
 def recorded(folder: Path) -> dict[str, list[Recorded]]:
     """By Bedrock's request, from copies of all segments."""
     found: dict[str, list[Recorded]] = {}
-    for path in sorted(folder.glob(f"*{SUFFIX}")):
+    for path in sorted(folder.glob(f"*{SEGMENT_SUFFIX}")):
         labels: dict[int, str] = {}
-        for values in lines_in(path.read_bytes()).values:
+        for values in decode_lines(path.read_bytes()).values:
             match values[0]:
-                case Kind.INTENT | Kind.CARRIED:
+                case LineKind.INTENT | LineKind.CARRIED:
                     labels[values[1]] = Intent.from_values(values).charged.counters[0].label
-                case Kind.RECORD:
+                case LineKind.RECORD:
                     receipt = Receipt.from_values(values)
                     one = Recorded(labels[values[1]], receipt.counts, dict(receipt.about))
                     found.setdefault(one.about["request"], []).append(one)

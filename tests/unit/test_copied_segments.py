@@ -14,7 +14,7 @@ from price_keeper.model import Scope
 from price_keeper.recording.entries import Counts, Receipt
 from price_keeper.recording.leftovers import recover
 from price_keeper.recording.seal import SUMS_PER_PART
-from price_keeper.recording.segment import SUFFIX
+from price_keeper.recording.segment import SEGMENT_SUFFIX
 from price_keeper.recording.sender import Sender
 from price_keeper.stores import schema
 from price_keeper.stores.contract import EXPIRY_ATTRIBUTE, ItemMissing, Page, Put, Query, Store
@@ -46,7 +46,7 @@ def ends(rec: Recording, number: int, pico: int) -> None:
 
 
 def segments(folder: Path) -> list[Path]:
-    return sorted(folder.glob(f"*{SUFFIX}"))
+    return sorted(folder.glob(f"*{SEGMENT_SUFFIX}"))
 
 
 async def markers(rec: Recording, ulid: str) -> dict[str, Any]:
@@ -234,7 +234,7 @@ async def test_journal_of_a_former_version_is_counted(tmp_path: Path, exact_stor
     folder = tmp_path / "journal"
     folder.mkdir()
     for name, text in FORMER.items():
-        (folder / f"{name}{SUFFIX}").write_bytes(text)
+        (folder / f"{name}{SEGMENT_SUFFIX}").write_bytes(text)
     scope = Scope("0b5e8400-e29b-41d4-a716-446655440000")
     async with recording(folder, exact_store, scope=scope) as rec:
         assert rec.leftovers.estimated == 1

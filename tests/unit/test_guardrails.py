@@ -27,7 +27,7 @@ from price_keeper.metering.guardrails import (
 )
 from price_keeper.metering.pricing import PRICE_UNKNOWN, Cost
 from price_keeper.metering.reading import EVENT_STREAM, SERVER_SENT_EVENTS, build_reader
-from price_keeper.recording.entries import ChargedCounters, Counter, Counts, Intent, Kind
+from price_keeper.recording.entries import ChargedCounters, Counter, Counts, Intent, LineKind
 
 UNKNOWN = frozenset((PRICE_UNKNOWN,))
 NAMED = '{"guardrailIdentifier": "g", "guardrailVersion": "1"}'
@@ -251,11 +251,11 @@ def test_an_answer_that_tells_no_usage_tells_no_units() -> None:
 def test_an_intent_keeps_its_units_and_is_read_back() -> None:
     account = ChargedCounters.from_counters([Counter("org", "premium", "DAY#20261118", 8)])
     for intent in (Intent(account, 1, 2, 3, 4), Intent(account, 1, 2, 3, 4, 5)):
-        for kind in (Kind.INTENT, Kind.CARRIED):
-            values = json.loads(intent.content(9, kind.value))
+        for kind in (LineKind.INTENT, LineKind.CARRIED):
+            values = json.loads(intent.encode(9, kind.value))
             assert values[:2] == [kind.value, 9]
             again = Intent.from_values(values)
-            assert again.guess == intent.guess == Counts(1, 1, 2, 3, guardrail_units=intent.guardrail_units, pico=4)
+            assert again.estimated_counts == intent.estimated_counts == Counts(1, 1, 2, 3, guardrail_units=intent.guardrail_units, pico=4)
             assert again.charged.counters == account.counters
 
 

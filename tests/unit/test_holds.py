@@ -14,7 +14,7 @@ from price_keeper.errors import StoreUnavailable, TransactionFailed
 from price_keeper.hard import rows
 from price_keeper.hard.holds import BudgetLeaseFile, release_former_leases
 from price_keeper.hard.rows import BudgetLeaseRow, HardBudgetKey
-from price_keeper.recording.lines import line, lines_in
+from price_keeper.recording.lines import encode_line, decode_lines
 from price_keeper.stores.contract import Store, Write
 
 from tests.support.clock import ManualClock
@@ -33,8 +33,8 @@ async def test_a_name_is_on_the_disk_once(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr("os.fsync", synced.append)
     holds, names = BudgetLeaseFile(tmp_path, HOLDER), [a_name(), a_name("MONTH#202611")]
     await asyncio.gather(*(holds.add(name) for name in names * 3))
-    lines = lines_in((tmp_path / f"holds-{HOLDER}").read_bytes())
-    assert (lines.values, lines.spoilt) == ([[*name] for name in names], 0)
+    lines = decode_lines((tmp_path / f"holds-{HOLDER}").read_bytes())
+    assert (lines.values, lines.corrupt_lines) == ([[*name] for name in names], 0)
     assert len(synced) == 3  # and the folder
 
 
@@ -52,8 +52,8 @@ async def test_a_name_that_does_not_fit_leaves_nothing_behind(tmp_path: Path, mo
         with pytest.raises(OSError, match="No space"):
             await holds.add(name)
     await holds.add(name)
-    lines = lines_in((tmp_path / f"holds-{HOLDER}").read_bytes())
-    assert (lines.values, lines.spoilt) == ([[*name]], 0)
+    lines = decode_lines((tmp_path / f"holds-{HOLDER}").read_bytes())
+    assert (lines.values, lines.corrupt_lines) == ([[*name]], 0)
 
 
 async def test_after_a_sync_that_failed_all_names_go_to_another_file(
@@ -75,8 +75,8 @@ async def test_after_a_sync_that_failed_all_names_go_to_another_file(
             with pytest.raises(OSError, match="Input/output"):
                 await holds.add(names[1])
     await holds.add(names[1])
-    lines = lines_in(path.read_bytes())
-    assert (lines.values, lines.spoilt) == ([[*name] for name in names], 0)
+    lines = decode_lines(path.read_bytes())
+    assert (lines.values, lines.corrupt_lines) == ([[*name] for name in names], 0)
     assert synced[-2] != synced[0]  # another file, and then the folder
     assert files(tmp_path) == [path.name]
 
@@ -230,6 +230,6 @@ async def test_lines_that_are_torn_keep_their_money(tmp_path: Path, caplog: pyte
     store, name = MemoryStore(), a_name()
     await a_hold(store, name, 100, 0, tmp_path)
     path = tmp_path / f"holds-{HOLDER}"
-    path.write_bytes(b"0000 torn\n" + path.read_bytes() + line(b'["a","b","c"]') + line(b"[1]") + b"0123")
+    path.write_bytes(b"0000 torn\n" + path.read_bytes() + encode_line(b'["a","b","c"]') + encode_line(b"[1]") + b"0123")
     assert await release_former_leases(store, ManualClock(), tmp_path) == 100
     assert "4 lines were torn" in caplog.text

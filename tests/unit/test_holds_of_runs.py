@@ -21,7 +21,7 @@ from price_keeper.recording.aggregator import listed, spent_so_far
 from price_keeper.recording.composed import Recording, opened_recording
 from price_keeper.recording.entries import ChargedCounters, Counter, Counts, Intent, Receipt, Tally
 from price_keeper.recording.journal import Journal
-from price_keeper.recording.lines import lines_in
+from price_keeper.recording.lines import decode_lines
 from price_keeper.recording.seal import SUMS_PER_PART, Seal
 from price_keeper.recording.ulid import Ulids
 from price_keeper.stores.contract import Store
@@ -202,7 +202,7 @@ def test_a_hold_is_never_parted_from_its_counter() -> None:
         names = {counter[:3] for counter, _ in part}
         assert len(part) <= SUMS_PER_PART
         assert all((each.scope, each.label, each.own_period) in names for each, _ in part)
-    assert Seal.from_values(orjson.loads(seal.content()), {}) == seal
+    assert Seal.from_values(orjson.loads(seal.encode()), {}) == seal
 
 
 def test_a_call_is_settled_once_and_when_that_is_written_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,4 +228,4 @@ def test_a_call_is_settled_once_and_when_that_is_written_down(tmp_path: Path, mo
     journal.record(numbers[1], None)
     assert told == [receipt, receipt, None, None]
     journal.close()
-    assert [values[0] for values in lines_in(next(tmp_path.glob("*.seg")).read_bytes()).values] == list("HEIIIRN")
+    assert [values[0] for values in decode_lines(next(tmp_path.glob("*.seg")).read_bytes()).values] == list("HEIIIRN")

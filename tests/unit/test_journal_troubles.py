@@ -23,7 +23,7 @@ from price_keeper.recording.composed import opened_recording
 from price_keeper.recording.entries import ChargedCounters, Counter, Counts, Intent, Receipt
 from price_keeper.recording.folder import locked
 from price_keeper.recording.leftovers import recover
-from price_keeper.recording.lines import line
+from price_keeper.recording.lines import encode_line
 from price_keeper.recording.segment import sync_folder
 from price_keeper.stores.contract import Store, Update, Write
 
@@ -270,7 +270,7 @@ async def test_an_end_mark_of_a_wrong_shape_loses_nothing_that_is_carried(rec: R
     path = rec.segments()[1]
     _, carried, _ = path.read_bytes().rstrip(b"\0").splitlines()
     head = orjson.dumps(["H", path.stem, rec.segments()[0].stem, 1])
-    path.write_bytes(line(head) + carried + b"\n" + line(b'["E","x","many"]') + line(b'["N",99]'))
+    path.write_bytes(encode_line(head) + carried + b"\n" + encode_line(b'["E","x","many"]') + encode_line(b'["N",99]'))
     left = recover(rec.folder)
     assert (sum(each.seal.pico for each in left.sealed), left.spoilt) == (8, 1)
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from price_keeper.clock import SystemClock
 from price_keeper.model import Scope
-from price_keeper.recording.lines import line
+from price_keeper.recording.lines import encode_line
 from price_keeper.selection import notebook as book
 from price_keeper.selection.notebook import SnapshotFile
 from price_keeper.stores.contract import Store
@@ -28,7 +28,7 @@ from tests.support.commands import ROOT
 from tests.support.fleet import USD, budget, caller, sidecar
 
 KILLS = 4
-NOTE = line(b'[1,"settings","ORG#00000001-0000-4000-8000-000000000000",{}]')
+NOTE = encode_line(b'[1,"settings","ORG#00000001-0000-4000-8000-000000000000",{}]')
 WRITES_WITHOUT_END = """
 import asyncio, sys
 from pathlib import Path
@@ -226,7 +226,7 @@ async def test_nobody_waits_for_what_is_being_written(tmp_path: Path, monkeypatc
 
 async def test_what_is_none_of_its_own_stays(tmp_path: Path) -> None:
     for name in ("notes-", "notes-01", "notes-x", "notes-1.txt", "notes-5000000000"):
-        (tmp_path / name).write_bytes(line(b'["NOTES",1]'))
+        (tmp_path / name).write_bytes(encode_line(b'["NOTES",1]'))
     found = await read(tmp_path)
     found.snapshot.record_settings(scope(1), None)
     await found.write()
@@ -266,7 +266,7 @@ async def test_spoilt_in_any_way_it_keeps_nobody_from_starting(
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"\0" * 5000, b"\n\n\n", line(b'["NOTES",2]') + NOTE, NOTE, line(b"[]"), b"x" * 10**6],
+    [b"", b"\0" * 5000, b"\n\n\n", encode_line(b'["NOTES",2]') + NOTE, NOTE, encode_line(b"[]"), b"x" * 10**6],
     ids=["empty", "zeros", "lines", "of another version", "no head", "an empty line", "noise"],
 )
 async def test_a_file_that_is_none_is_passed_over(

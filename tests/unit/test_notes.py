@@ -15,7 +15,7 @@ from price_keeper.calendar_days import Period, load_zone, find_span
 from price_keeper.errors import Busy, QuotaExceeded
 from price_keeper.model import Scope
 from price_keeper.recording.entries import Counter
-from price_keeper.recording.lines import lines_in
+from price_keeper.recording.lines import decode_lines
 from price_keeper.selection import notes as noted
 from price_keeper.selection import standings
 from price_keeper.selection import watching as limits
@@ -55,7 +55,7 @@ def passed_on(notes: BudgetSnapshot) -> BudgetSnapshot:
 
 
 def found_in(*several: BudgetSnapshot) -> dict[noted.RecordKey, bytes]:
-    found, spoilt = noted.select_newest(values for each in several for values in lines_in(b"".join(each.export_lines())).values)
+    found, spoilt = noted.select_newest(values for each in several for values in decode_lines(b"".join(each.export_lines())).values)
     assert spoilt == 0
     return found
 
@@ -318,7 +318,7 @@ async def test_note_of_another_worker_or_an_older_version_counts_nothing_of_ours
     await one.spend(who, 4 * USD)
     await one.looked()
     one.standings.snapshot.record_pending(noted.MAX_RECORDS)
-    values = lines_in(b"".join(one.standings.snapshot.export_lines())).values
+    values = decode_lines(b"".join(one.standings.snapshot.export_lines())).values
     scope, same = Scope(who.org, "web"), BudgetSnapshot(one.clock.now, worker)
     same.merge(noted.select_newest(values)[0])
     found = same.find_budget(scope, DAY)

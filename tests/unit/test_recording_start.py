@@ -19,7 +19,7 @@ from price_keeper.recording.composed import opened_recording
 from price_keeper.recording.entries import Counts, Receipt
 from price_keeper.recording.journal import Sealed
 from price_keeper.recording.leftovers import recover
-from price_keeper.recording.lines import line
+from price_keeper.recording.lines import encode_line
 from price_keeper.recording.sender import Sender
 from price_keeper.stores.contract import Store
 
@@ -165,7 +165,7 @@ async def test_what_is_carried_is_told_twice(tmp_path: Path, exact_store: Store,
 async def test_an_end_mark_that_tells_nothing_is_read_too(tmp_path: Path, exact_store: Store) -> None:
     rec = await left_by_a_killed_process(tmp_path, exact_store)
     for path in rec.segments():
-        path.write_bytes(re.sub(rb'.{8} \["E",.*\n', line(b'["E"]'), path.read_bytes()))
+        path.write_bytes(re.sub(rb'.{8} \["E",.*\n', encode_line(b'["E"]'), path.read_bytes()))
     assert await sums(exact_store, rec) == (3, 214)
 
 

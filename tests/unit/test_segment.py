@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from price_keeper.recording import segment as module
-from price_keeper.recording.lines import line, lines_in
+from price_keeper.recording.lines import encode_line, decode_lines
 from price_keeper.recording.segment import Segment
 
 NAME = "01ARZ3NDEKTSV4RRFFQ69G5FAV"
@@ -28,11 +28,11 @@ def test_lines_stand_one_behind_the_other_however_much_room_is_taken_at_a_time(
     contents = [b'["I",%d,"%b"]' % (number, b"x" * (number * 37 % 9000)) for number in range(60)]
     for content in contents:
         segment.append(content)
-        assert lines_in(segment.path.read_bytes()).spoilt == 0
+        assert decode_lines(segment.path.read_bytes()).corrupt_lines == 0
     segment.append_all(contents)
     segment.append(b"[]")
     segment.close()
-    assert segment.path.read_bytes() == b"".join(map(line, [*contents, *contents, b"[]"]))
+    assert segment.path.read_bytes() == b"".join(map(encode_line, [*contents, *contents, b"[]"]))
 
 
 def test_a_segment_that_is_opened_again_goes_on_where_it_ended(tmp_path: Path) -> None:
@@ -40,7 +40,7 @@ def test_a_segment_that_is_opened_again_goes_on_where_it_ended(tmp_path: Path) -
         segment = Segment(tmp_path, NAME)
         segment.append(content)
         segment.close()
-    assert lines_in(segment.path.read_bytes()).values == [[1], [2], [3]]
+    assert decode_lines(segment.path.read_bytes()).values == [[1], [2], [3]]
 
 
 @pytest.mark.parametrize("written", [0, 1, 9])
@@ -65,7 +65,7 @@ def test_a_disk_without_room_for_more_leaves_what_is_there(
     monkeypatch.setattr(os, "pwrite", write)
     segment.append(b'["%b"]' % (b"y" * size))
     segment.close()
-    assert lines_in(segment.path.read_bytes()).values == [[1], [2], ["y" * size]]
+    assert decode_lines(segment.path.read_bytes()).values == [[1], [2], ["y" * size]]
 
 
 @pytest.mark.parametrize("free", [4096, 8191, 100_000])
@@ -81,13 +81,13 @@ def test_a_disk_with_little_room_gives_what_is_needed(
 
     monkeypatch.setattr(os, "pwrite", little)
     content, count = b'["%b"]' % (b"x" * 100), 0
-    while segment.size + len(line(content)) <= free:
+    while segment.size + len(encode_line(content)) <= free:
         segment.append(content)
         count += 1
     with pytest.raises(OSError, match="No space left"):
         segment.append(content)
     segment.close()
-    assert len(lines_in(segment.path.read_bytes()).values) == count > free // 200
+    assert len(decode_lines(segment.path.read_bytes()).values) == count > free // 200
 
 
 def test_one_that_only_gets_its_seal_takes_no_more_room_than_that(
@@ -98,7 +98,7 @@ def test_one_that_only_gets_its_seal_takes_no_more_room_than_that(
     segment.append_all((b"[1]", b"[2]"))
     segment.sync()
     segment.close()
-    assert sum(taken) == segment.path.stat().st_size == len(line(b"[1]") * 2)
+    assert sum(taken) == segment.path.stat().st_size == len(encode_line(b"[1]") * 2)
 
 
 @pytest.mark.parametrize("windows", [0, 1])
@@ -121,7 +121,7 @@ def test_where_no_file_can_be_mapped_each_line_is_written(
     assert len(calls) == windows + 1
     assert segment.path.stat().st_size == segment.size
     segment.close()
-    assert segment.path.read_bytes() == b"".join(map(line, contents))
+    assert segment.path.read_bytes() == b"".join(map(encode_line, contents))
 
 
 @pytest.mark.parametrize("call", ["ftruncate", "close"])
@@ -146,7 +146,7 @@ def test_a_close_that_fails_is_told_and_leaves_no_file_open(
     for append in (lambda: segment.append(b"[2]"), lambda: segment.append_all([b"[2]"])):
         with pytest.raises(OSError, match="Bad file descriptor"):
             append()
-    assert lines_in(segment.path.read_bytes()).values == [[1]]
+    assert decode_lines(segment.path.read_bytes()).values == [[1]]
 
 
 DYING = """
@@ -163,23 +163,23 @@ os.kill(os.getpid(), signal.SIGKILL)
 def test_what_was_appended_is_there_when_the_process_is_killed_at_once(tmp_path: Path) -> None:
     died = subprocess.run([sys.executable, "-c", DYING, str(tmp_path), NAME], check=False, timeout=60)
     assert died.returncode == -signal.SIGKILL
-    data = (tmp_path / f"{NAME}{module.SUFFIX}").read_bytes()
-    found = lines_in(data)
+    data = (tmp_path / f"{NAME}{module.SEGMENT_SUFFIX}").read_bytes()
+    found = decode_lines(data)
     assert found.values == [[number] for number in range(1000)]
-    assert found.spoilt == 0
+    assert found.corrupt_lines == 0
     assert set(data[found.end :]) == {0}
     again = Segment(tmp_path, NAME)  # by a successor who has not cut the zeros off
     again.append(b'["S"]')
     again.close()
-    assert lines_in(again.path.read_bytes()).values[-1] == ["S"]
+    assert decode_lines(again.path.read_bytes()).values[-1] == ["S"]
 
 
 def test_a_hole_that_a_power_cut_left_costs_the_lines_in_it_and_no_other(tmp_path: Path) -> None:
-    whole = line(b"[1]") + line(b"[2]") + line(b"[3]")
-    torn = whole[:15] + bytes(40) + line(b"[4]") + bytes(7) + line(b"[5]") + b"0000 to" + bytes(9)
-    found = lines_in(torn)
+    whole = encode_line(b"[1]") + encode_line(b"[2]") + encode_line(b"[3]")
+    torn = whole[:15] + bytes(40) + encode_line(b"[4]") + bytes(7) + encode_line(b"[5]") + b"0000 to" + bytes(9)
+    found = decode_lines(torn)
     assert found.values == [[1], [4], [5]]
-    assert found.spoilt == 2  # the second line, and what may have been the last
+    assert found.corrupt_lines == 2  # the second line, and what may have been the last
     assert found.end == len(torn) - 16
 
 
@@ -197,7 +197,7 @@ def test_without_memory_for_room_it_is_as_on_a_full_disk(tmp_path: Path, monkeyp
     monkeypatch.setattr(os, "pwrite", write)
     segment.append(b"[2]")
     segment.close()
-    assert lines_in(segment.path.read_bytes()).values == [[2]]
+    assert decode_lines(segment.path.read_bytes()).values == [[2]]
 
 
 def test_that_files_cannot_be_mapped_is_told_once_and_not_of_every_segment(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from price_keeper.recording.leftovers import recover
-from price_keeper.recording.lines import lines_in
+from price_keeper.recording.lines import decode_lines
 from price_keeper.selection import notes as noted
 from price_keeper.selection.notes import BudgetSnapshot
 from price_keeper.stores.contract import Store
@@ -37,7 +37,7 @@ async def test_spend_of_a_half_flushed_segment_counts_once_after_a_restart(tmp_p
         assert transactions == 2
         await one.clock.advance(10)
         notes.record_pending(noted.MAX_RECORDS)
-        found = noted.select_newest(lines_in(b"".join(notes.export_lines())).values)[0]
+        found = noted.select_newest(decode_lines(b"".join(notes.export_lines())).values)[0]
     left = recover(tmp_path / "one")
     same = BudgetSnapshot(clock.now)
     same.merge(found)

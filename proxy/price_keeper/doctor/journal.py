@@ -20,7 +20,7 @@ from price_keeper.recording.adoption import folders_of_workers
 from price_keeper.recording.flush import KEEP_MARKERS_SECONDS
 from price_keeper.recording.folder import LOCK
 from price_keeper.recording.leftovers import read
-from price_keeper.recording.segment import SUFFIX
+from price_keeper.recording.segment import SEGMENT_SUFFIX
 from price_keeper.recording.sender import MARGIN_SECONDS
 from price_keeper.recording.ulid import is_ulid, made_at
 
@@ -77,7 +77,7 @@ def check_unsent_segments(context: DoctorContext) -> Finding:
     if is_held(folder):
         return skipped("what lies there belongs to the sidecar that runs")
     folders = [folder, *(each for each in folders_of_workers(folder) if not is_held(each))]
-    segments = (path for each in folders for path in each.glob(f"*{SUFFIX}") if is_ulid(path.stem))
+    segments = (path for each in folders for path in each.glob(f"*{SEGMENT_SUFFIX}") if is_ulid(path.stem))
     paths = [path for path in segments if _has_calls(path)]
     if not paths:
         return ok("nothing waits to be brought to the store")

@@ -18,8 +18,8 @@ from price_keeper.clock import Clock
 from price_keeper.errors import ReasonCode, TransactionFailed
 from price_keeper.hard import rows
 from price_keeper.hard.rows import BudgetLeaseRow, HardBudgetKey
-from price_keeper.recording.lines import line, lines_in
-from price_keeper.recording.segment import OPENED, sync_folder
+from price_keeper.recording.lines import encode_line, decode_lines
+from price_keeper.recording.segment import OPEN_FLAGS, sync_folder
 from price_keeper.recording.ulid import is_ulid
 from price_keeper.stores.again import retry_on_conflict
 from price_keeper.stores.contract import Store
@@ -66,7 +66,7 @@ class BudgetLeaseFile:
         self._has_unsynced_bytes = False
 
     def _write_to(self, path: Path, data: bytes, at: int) -> None:
-        file = os.open(path, OPENED, 0o600)
+        file = os.open(path, OPEN_FLAGS, 0o600)
         try:
             self._write_at(file, data, at)  # over what an earlier try may have left there
             self._has_unsynced_bytes = True  # until all of it is known to be on the disk
@@ -86,7 +86,7 @@ class BudgetLeaseFile:
 
 
 def _encode_key(key: HardBudgetKey) -> bytes:
-    return line(orjson.dumps([*key]))
+    return encode_line(orjson.dumps([*key]))
 
 
 def _build_replacement_path(path: Path) -> Path:
@@ -139,11 +139,11 @@ async def _release_leases(store: Store, clock: Clock, path: Path) -> int:
 def _read_keys(path: Path) -> list[HardBudgetKey]:
     """What cannot be read is passed over, and its money stays where it is."""
     try:
-        lines = lines_in(path.read_bytes())
+        lines = decode_lines(path.read_bytes())
     except FileNotFoundError:
         return []
     keys: dict[HardBudgetKey, None] = {}
-    malformed = lines.spoilt
+    malformed = lines.corrupt_lines
     for values in lines.values:
         try:
             key = HardBudgetKey(*values)

@@ -20,7 +20,7 @@ _make = tuple.__new__  # of a named tuple, in half the time
 _MOST_APART: Final = 200
 
 
-class Kind(StrEnum):
+class LineKind(StrEnum):
     """The first value of a line."""
 
     HEAD = "H"  # which segment this is, and which one it carries on
@@ -33,18 +33,18 @@ class Kind(StrEnum):
     SEAL = "S"
 
 
-_INTENT, _RECORD = Kind.INTENT.value, Kind.RECORD.value
+_INTENT_KIND, _RECORD_KIND = LineKind.INTENT.value, LineKind.RECORD.value
 
-FORMAT: Final = 1
-
-
-def head(ulid: str, before: str) -> bytes:
-    return orjson.dumps([Kind.HEAD.value, ulid, before, FORMAT])
+JOURNAL_FORMAT: Final = 1
 
 
-def ready(before: str, carried: int) -> bytes:
+def encode_head(ulid: str, before: str) -> bytes:
+    return orjson.dumps([LineKind.HEAD.value, ulid, before, JOURNAL_FORMAT])
+
+
+def encode_ready(before: str, carried: int) -> bytes:
     """Says again which segment this one carries on, and how many calls of it: so one spoilt line loses neither."""
-    return orjson.dumps([Kind.READY.value, before, carried])
+    return orjson.dumps([LineKind.READY.value, before, carried])
 
 
 _HOLD: Final = "HOLD#"
@@ -154,19 +154,19 @@ class Intent:
     completion_listeners: tuple[CompletionListener, ...] = ()  # not written
 
     @property
-    def guess(self) -> Counts:
+    def estimated_counts(self) -> Counts:
         units = self.guardrail_units
         return Counts(1, 1, self.input_tokens, self.output_tokens, guardrail_units=units, pico=self.pico)
 
-    def content(self, number: int, kind: str = _INTENT) -> bytes:
-        paid_by, tokens = self.charged.encoded, self.input_tokens
+    def encode(self, number: int, kind: str = _INTENT_KIND) -> bytes:
+        counters, tokens = self.charged.encoded, self.input_tokens
         if self.guardrail_units:
-            more = (self.output_tokens, self.pico, self.guardrail_units, paid_by)
+            more = (self.output_tokens, self.pico, self.guardrail_units, counters)
             return orjson.dumps((kind, number, self.started_ms, tokens, *more))
-        return orjson.dumps((kind, number, self.started_ms, tokens, self.output_tokens, self.pico, paid_by))
+        return orjson.dumps((kind, number, self.started_ms, tokens, self.output_tokens, self.pico, counters))
 
-    def carried(self, number: int) -> bytes:
-        return self.content(number, Kind.CARRIED.value)
+    def encode_carried(self, number: int) -> bytes:
+        return self.encode(number, LineKind.CARRIED.value)
 
     @classmethod
     def from_values(cls, values: list[Any]) -> Intent:
@@ -181,8 +181,8 @@ class Receipt:
     counts: Counts
     about: Mapping[str, str] = field(default_factory=dict)
 
-    def content(self, number: int) -> bytes:
-        return orjson.dumps((_RECORD, number, (*self.counts,), self.about))
+    def encode(self, number: int) -> bytes:
+        return orjson.dumps((_RECORD_KIND, number, (*self.counts,), self.about))
 
     @classmethod
     def from_values(cls, values: list[Any]) -> Receipt:

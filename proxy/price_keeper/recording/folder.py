@@ -18,7 +18,7 @@ from pathlib import Path
 import orjson
 
 from price_keeper.errors import JournalInUse, JournalUnusable
-from price_keeper.recording.segment import OPENED
+from price_keeper.recording.segment import OPEN_FLAGS
 
 LOCK = "lock"
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -45,7 +45,7 @@ def locked(folder: Path, *, make: bool = True) -> Iterator[None]:
     try:
         if make:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        lock = os.open(folder / LOCK, OPENED, 0o600)
+        lock = os.open(folder / LOCK, OPEN_FLAGS, 0o600)
     except OSError as failure:
         more = "; copy it to a disk that can be written to" if failure.errno == errno.EROFS else ""
         raise JournalUnusable(f"cannot use the journal in {folder}: {failure.strerror}{more}") from None

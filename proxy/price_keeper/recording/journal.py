@@ -18,7 +18,7 @@ from itertools import chain
 from pathlib import Path
 
 from price_keeper.errors import RecordingUnavailable, JournalFull, JournalUnusable
-from price_keeper.recording.entries import Counter, Counts, Intent, Receipt, Tally, head, ready
+from price_keeper.recording.entries import Counter, Counts, Intent, Receipt, Tally, encode_head, encode_ready
 from price_keeper.recording.folder import has_no_room
 from price_keeper.recording.log_throttle import LogThrottle
 from price_keeper.recording.seal import Extent, Seal
@@ -68,7 +68,7 @@ class Sealed:
         extent = self.measured()
         ended = Segment(self.path.parent, self.seal.ulid, is_mapped=False)  # it takes last lines, and no more room
         try:
-            ended.append_all((extent.content(), *self.estimates, self.seal.content()))
+            ended.append_all((extent.encode(), *self.estimates, self.seal.encode()))
             ended.sync()
         finally:
             ended.close()
@@ -165,7 +165,7 @@ class Journal:
         """The number by which what becomes of the call is recorded. Raises CannotRecord: then it must not be sent."""
         self._number = number = self._number + 1
         try:
-            self._segment.append(intent.content(number))
+            self._segment.append(intent.encode(number))
         except OSError as failure:
             self._line_trouble = self._fails(failure)
             raise RecordingUnavailable(f"what this call costs cannot be recorded: {failure.strerror}") from None
@@ -254,10 +254,10 @@ class Journal:
 
     def _following(self, before: str) -> Segment:
         """A segment that says of every call under way that it is; in one write, so that it is there whole or not."""
-        carried = [intent.carried(number) for number, intent in self._open.items()]
+        carried = [intent.encode_carried(number) for number, intent in self._open.items()]
         segment = Segment(self.folder, self._ulids.new())
         try:
-            segment.append_all((head(segment.ulid, before), *carried, ready(before, len(carried))))
+            segment.append_all((encode_head(segment.ulid, before), *carried, encode_ready(before, len(carried))))
         except OSError:
             segment.discard()
             raise
@@ -265,7 +265,7 @@ class Journal:
 
     def _settle(self, number: int, intent: Intent, receipt: Receipt | None) -> None:
         """Raises OSError if it cannot be written, and has not happened then."""
-        self._segment.append(b'["N",%d]' % number if receipt is None else receipt.content(number))
+        self._segment.append(b'["N",%d]' % number if receipt is None else receipt.encode(number))
         self._line_trouble = ""
         del self._open[number]
         for listener in intent.charged.spend_listeners:

@@ -12,18 +12,18 @@ from typing import Any
 
 from price_keeper.errors import JournalUnusable
 from price_keeper.hard import holds
-from price_keeper.recording.entries import FORMAT, ChargedCounters, Counter, Intent, Kind, Receipt, Tally
+from price_keeper.recording.entries import JOURNAL_FORMAT, ChargedCounters, Counter, Intent, LineKind, Receipt, Tally
 from price_keeper.recording.folder import has_no_room
 from price_keeper.recording.journal import Sealed
-from price_keeper.recording.lines import Lines, lines_in
+from price_keeper.recording.lines import JournalLines, decode_lines
 from price_keeper.recording.seal import Extent, Seal
-from price_keeper.recording.segment import SUFFIX
+from price_keeper.recording.segment import SEGMENT_SUFFIX
 from price_keeper.recording.ulid import is_ulid
 
 _log = logging.getLogger("price_keeper.recording")
 
 
-_LAST = (Kind.EXTENT, Kind.SEAL)
+_LAST = (LineKind.EXTENT, LineKind.SEAL)
 
 
 def _check(numbers: Iterable[Any]) -> None:
@@ -71,7 +71,7 @@ class Found:
     is_carrying: bool = False
     carried_on: set[int] = field(default_factory=set)
 
-    def take_all(self, lines: Lines) -> None:
+    def take_all(self, lines: JournalLines) -> None:
         """Behind its extent a segment has nothing but estimates and its seal. Estimates without a seal were never
         counted, and are made again."""
         digest, count = sha256(), 0
@@ -90,24 +90,24 @@ class Found:
 
     def _take_last(self, values: list[Any]) -> None:
         match values[0]:
-            case Kind.EXTENT:
+            case LineKind.EXTENT:
                 self.extent = Extent.from_values(values)
-            case Kind.SEAL:
+            case LineKind.SEAL:
                 self.begin()
                 self.seal = Seal.from_values(values, self.known.counters)
-            case Kind.RECORD:
+            case LineKind.RECORD:
                 _check(values[1:2])
                 self.estimated.append(values[1])
 
     def take(self, values: list[Any]) -> None:
         match values[0]:
-            case Kind.HEAD:
+            case LineKind.HEAD:
                 self.before = values[2]
-                if values[3] != FORMAT:
+                if values[3] != JOURNAL_FORMAT:
                     raise JournalUnusable(f"{self.path} is a journal of another version, {values[3]}")
-            case Kind.CARRIED:
+            case LineKind.CARRIED:
                 self.carried[values[1]] = self.known.intent(values)
-            case Kind.READY:
+            case LineKind.READY:
                 before, told = values[1:] or (self.before, None)  # it once said no more than that it is the end
                 _check(() if told is None else (told,))
                 if not self.is_ready:
@@ -151,11 +151,11 @@ class Found:
 
     def _take_of_ready(self, values: list[Any]) -> None:
         match values[0]:
-            case Kind.INTENT:
+            case LineKind.INTENT:
                 self.open[values[1]] = self.known.intent(values)
-            case Kind.RECORD:
+            case LineKind.RECORD:
                 self._settle(values[1], Receipt.from_values(values))
-            case Kind.NOTHING:
+            case LineKind.NOTHING:
                 self.open.pop(values[1], None)
 
     def _settle(self, number: int, receipt: Receipt) -> None:
@@ -196,7 +196,7 @@ def recover(folder: Path) -> Leftovers:
     left = Leftovers()
     known = Known()
     all_found: list[Found] = []
-    for path in sorted(path for path in folder.glob(f"*{SUFFIX}") if is_ulid(path.stem)):
+    for path in sorted(path for path in folder.glob(f"*{SEGMENT_SUFFIX}") if is_ulid(path.stem)):
         found = read(path, all_found[-1] if all_found else None, known)
         left.newest = found.ulid
         left.spoilt += found.spoilt
@@ -217,8 +217,8 @@ def recover(folder: Path) -> Leftovers:
 
 def read(path: Path, earlier: Found | None = None, known: Known | None = None) -> Found:
     """`earlier` is the one before it in the folder, as it was read."""
-    lines = lines_in(path.read_bytes())
-    found = Found(path, path.stem, earlier, known or Known(), spoilt=lines.spoilt)
+    lines = decode_lines(path.read_bytes())
+    found = Found(path, path.stem, earlier, known or Known(), spoilt=lines.corrupt_lines)
     found.has_gaps = lines.has_gaps
     found.take_all(lines)
     if not found.is_being_begun:
@@ -266,8 +266,8 @@ def _brought_to_its_end(found: Found) -> Sealed:
     os.truncate(found.path, found.end)
     estimates = []
     for number, intent in found.open.items():
-        receipt = Receipt(intent.guess, {"why": "unknown"})
-        estimates.append(receipt.content(number))
+        receipt = Receipt(intent.estimated_counts, {"why": "unknown"})
+        estimates.append(receipt.encode(number))
         found.tally.add(intent.charged, receipt.counts)
     found.estimated = [*found.open]
     sealed = _sealed(found, Seal.of(found.ulid, found.tally), is_left_over=True)

@@ -15,12 +15,12 @@ import orjson
 _CRC_DIGITS = 8
 
 
-def line(content: bytes) -> bytes:
+def encode_line(content: bytes) -> bytes:
     return b"%08x %b\n" % (crc32(content), content)
 
 
 @dataclass(frozen=True, slots=True)
-class Lines:
+class JournalLines:
     """`values` of the good ones, with their `texts` as they stand there; `ends` are the offsets behind them. `spoilt`
     counts what was no line; `end` is the offset behind the last good one, where writing may go on.
 
@@ -28,23 +28,23 @@ class Lines:
     """
 
     values: list[list[Any]]
-    spoilt: int
+    corrupt_lines: int
     end: int
     has_gaps: bool = False
     texts: list[bytes] = field(default_factory=list)
     ends: list[int] = field(default_factory=list)
 
 
-def lines_in(data: bytes) -> Lines:
+def decode_lines(data: bytes) -> JournalLines:
     """A line that is torn or spoilt is passed over: those behind it are still good."""
     found: list[list[Any]] = []
     texts: list[bytes] = []
     ends: list[int] = []
-    at = end = spoilt = 0
+    at = end = corrupt_lines = 0
     has_gaps = False
     while (stop := data.find(b"\n", at)) >= 0:
         torn, hole, text = data[at:stop].rpartition(b"\0")
-        values, start, at = _values(text), at, stop + 1
+        values, start, at = _decode_line(text), at, stop + 1
         if values is not None:
             found.append(values)
             texts.append(data[stop - len(text) : at])
@@ -52,11 +52,11 @@ def lines_in(data: bytes) -> Lines:
             has_gaps |= start != end or bool(hole)
             end = at
         if values is None or torn.strip(b"\0"):
-            spoilt += 1
-    return Lines(found, spoilt + bool(data[at:].strip(b"\0")), end, has_gaps, texts, ends)
+            corrupt_lines += 1
+    return JournalLines(found, corrupt_lines + bool(data[at:].strip(b"\0")), end, has_gaps, texts, ends)
 
 
-def _values(text: bytes) -> list[Any] | None:
+def _decode_line(text: bytes) -> list[Any] | None:
     content = text[_CRC_DIGITS + 1 :]
     if text[: _CRC_DIGITS + 1] != b"%08x " % crc32(content):
         return None

@@ -15,7 +15,7 @@ from typing import Any
 
 import orjson
 
-from price_keeper.recording.entries import Counter, Counts, Kind, Tally
+from price_keeper.recording.entries import Counter, Counts, LineKind, Tally
 from price_keeper.stores.contract import MAX_TRANSACTION_WRITES
 
 # A part is one transaction: its marker, and for each sum a counter and perhaps an entry in the list of active ones.
@@ -52,8 +52,8 @@ class Extent:
         """So that a copy of it may have something to count, though this one comes to nothing."""
         return self.lines > _BARE_LINES
 
-    def content(self) -> bytes:
-        return orjson.dumps([Kind.EXTENT.value, self.lines, self.digest])
+    def encode(self) -> bytes:
+        return orjson.dumps([LineKind.EXTENT.value, self.lines, self.digest])
 
     @classmethod
     def from_values(cls, values: list[Any]) -> Extent:
@@ -76,9 +76,9 @@ class Seal:
     def of(cls, ulid: str, tally: Tally) -> Seal:
         return cls(ulid, tally.pico, tally.requests, tuple(_parts(tally)))
 
-    def content(self) -> bytes:
+    def encode(self) -> bytes:
         parts = [[[*counter, *map(_written, counts)] for counter, counts in part] for part in self.parts]
-        return orjson.dumps([Kind.SEAL.value, self.ulid, _written(self.pico), self.requests, parts])
+        return orjson.dumps([LineKind.SEAL.value, self.ulid, _written(self.pico), self.requests, parts])
 
     @classmethod
     def from_values(cls, values: list[Any], known: dict[Counter, Counter]) -> Seal:

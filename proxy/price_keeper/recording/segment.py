@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Final
 from zlib import crc32
 
-from price_keeper.recording.lines import line
+from price_keeper.recording.lines import encode_line
 
-SUFFIX: Final = ".seg"
+SEGMENT_SUFFIX: Final = ".seg"
 LEAST_ROOM, MOST_ROOM = 64 * 1024, 256 * 1024  # taken at a time: small files stay small, large ones seldom ask
 
 # In a folder that others can write to, a link to somewhere else may stand in the place of a file of ours.
-OPENED: Final = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+OPEN_FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 
 _log = logging.getLogger("price_keeper.recording")
 
@@ -35,8 +35,8 @@ class Segment:
     def __init__(self, folder: Path, ulid: str, *, is_mapped: bool = True) -> None:
         """One that is not mapped takes no more room than its lines do: for a few of them at the end."""
         self.ulid = ulid
-        self.path = folder / f"{ulid}{SUFFIX}"
-        self._file = os.open(self.path, OPENED, 0o600)
+        self.path = folder / f"{ulid}{SEGMENT_SUFFIX}"
+        self._file = os.open(self.path, OPEN_FLAGS, 0o600)
         self._is_mapped = is_mapped
         self._window: mmap | None = None
         self._start = os.fstat(self._file).st_size  # of the window, in the file
@@ -60,7 +60,7 @@ class Segment:
 
     def append_all(self, contents: Iterable[bytes]) -> None:
         """All of them or none."""
-        self._write(b"".join(map(line, contents)))
+        self._write(b"".join(map(encode_line, contents)))
 
     def _write(self, data: bytes) -> None:
         if self._is_mapped and self._at + len(data) > self._end:

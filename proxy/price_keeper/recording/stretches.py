@@ -12,14 +12,14 @@ from hashlib import sha256
 from typing import Any
 
 from price_keeper.errors import PriceKeeperError
-from price_keeper.recording.entries import Kind, Tally
+from price_keeper.recording.entries import LineKind, Tally
 from price_keeper.recording.flush import Mark
 from price_keeper.recording.journal import Sealed
 from price_keeper.recording.leftovers import Found, Known
-from price_keeper.recording.lines import lines_in
+from price_keeper.recording.lines import decode_lines
 from price_keeper.recording.seal import Seal
 
-_ENDS = (Kind.RECORD, Kind.NOTHING)
+_ENDS = (LineKind.RECORD, LineKind.NOTHING)
 
 
 class SegmentMismatch(PriceKeeperError):
@@ -31,7 +31,7 @@ class Stretches:
     and SegmentMismatch."""
 
     def __init__(self, sealed: Sealed, counted: Iterable[int]) -> None:
-        lines = lines_in(sealed.path.read_bytes())
+        lines = decode_lines(sealed.path.read_bytes())
         self.size = sealed.measured().lines
         self.at = 0  # the lines so far
         self.late = 0  # calls whose end was found when they counted already
@@ -81,7 +81,7 @@ class Stretches:
             if number not in found.open:
                 raise SegmentMismatch(f"call {number} is counted as estimated, and not open in it")
             intent = found.open[number]
-            tally.add(intent.charged, intent.guess)
+            tally.add(intent.charged, intent.estimated_counts)
             self.counted.add(number)
         self.counted &= found.open.keys()
         self.at = end

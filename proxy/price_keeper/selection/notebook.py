@@ -19,8 +19,8 @@ from typing import Final
 import orjson
 
 from price_keeper.clock import Clock
-from price_keeper.recording.lines import line, lines_in
-from price_keeper.recording.segment import OPENED, sync_folder
+from price_keeper.recording.lines import encode_line, decode_lines
+from price_keeper.recording.segment import OPEN_FLAGS, sync_folder
 from price_keeper.selection.notes import MAX_SNAPSHOT_BYTES, RecordKey, BudgetSnapshot, select_newest
 from price_keeper.tasks import Tasks
 
@@ -88,7 +88,7 @@ class SnapshotFile:
             self._budgets_due_at = self._clock.monotonic() + BUDGET_WRITE_SECONDS
             if not self.snapshot.has_changes:
                 return
-            content = [line(orjson.dumps(_HEADER)), *self.snapshot.export_lines()]
+            content = [encode_line(orjson.dumps(_HEADER)), *self.snapshot.export_lines()]
             pause = sum(map(len, content)) / MAX_BYTES_PER_SECOND
             try:
                 await asyncio.to_thread(self._replace_file, content)
@@ -116,7 +116,7 @@ class SnapshotFile:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         temporary = _build_temporary_path(self._path)
         try:
-            with os.fdopen(os.open(temporary, OPENED | os.O_TRUNC, 0o600), "wb") as file:
+            with os.fdopen(os.open(temporary, OPEN_FLAGS | os.O_TRUNC, 0o600), "wb") as file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
@@ -154,7 +154,7 @@ def _read_file(path: Path) -> list[list[object]]:
         status = path.lstat()
         if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_FILE_BYTES:
             raise ValueError("it is no file of this kind")
-        found = lines_in(path.read_bytes())
+        found = decode_lines(path.read_bytes())
         if not found.values or found.values[0] != _HEADER:
             raise ValueError("it is of another version, or spoilt")
     except FileNotFoundError:  # its worker has just ended
@@ -162,6 +162,6 @@ def _read_file(path: Path) -> list[list[object]]:
     except (OSError, ValueError) as failure:
         _log.warning("what %s says of budgets is passed over: %s", path, getattr(failure, "strerror", None) or failure)
         return []
-    if found.spoilt:
-        _log.warning("%s: %d lines are spoilt, and passed over", path, found.spoilt)
+    if found.corrupt_lines:
+        _log.warning("%s: %d lines are spoilt, and passed over", path, found.corrupt_lines)
     return found.values[1:]

@@ -19,7 +19,7 @@ import orjson
 
 from price_keeper.errors import InvalidStoreRequest
 from price_keeper.model import Scope
-from price_keeper.recording.lines import line
+from price_keeper.recording.lines import encode_line
 from price_keeper.selection import sticky
 from price_keeper.selection.settings import ORG_SETTINGS
 from price_keeper.selection.watch import RefreshState
@@ -99,7 +99,7 @@ class BudgetSnapshot:
             return
         is_same = last_line.endswith(rest + b"\n")
         self.has_changes |= not is_same
-        self._store_line((kind, scope), last_line if is_same else line(b"[%.3f,%b" % (self._now(), rest)))
+        self._store_line((kind, scope), last_line if is_same else encode_line(b"[%.3f,%b" % (self._now(), rest)))
 
     def _store_line(self, key: RecordKey, record_line: bytes) -> None:
         if len(record_line) > MAX_RECORD_BYTES:
@@ -172,4 +172,4 @@ def _parse_record(values: list[Any]) -> tuple[float, RecordKey, bytes]:
     recorded_at, kind, scope, _ = values
     if kind not in (_SETTINGS_KIND, _BUDGET_KIND) or type(recorded_at) not in (int, float):
         raise ValueError("no note")
-    return recorded_at, (kind, Scope.from_key(scope).key), line(orjson.dumps(values))
+    return recorded_at, (kind, Scope.from_key(scope).key), encode_line(orjson.dumps(values))

@@ -15,8 +15,8 @@ from price_keeper.errors import JournalUnusable
 from price_keeper.recording.entries import ChargedCounters, Counter, Counts, Intent, Receipt
 from price_keeper.recording.journal import Journal
 from price_keeper.recording.leftovers import recover
-from price_keeper.recording.lines import line, lines_in
-from price_keeper.recording.segment import SUFFIX
+from price_keeper.recording.lines import encode_line, decode_lines
+from price_keeper.recording.segment import SEGMENT_SUFFIX
 from price_keeper.recording.ulid import Ulids
 
 from tests.fuzz.documents import document
@@ -79,7 +79,7 @@ class Written:
                 journal.seal()
         journal._segment.close()
         self.lines = {
-            each for path in folder.glob(f"*{SUFFIX}") for each in path.read_bytes().splitlines(keepends=True)
+            each for path in folder.glob(f"*{SEGMENT_SUFFIX}") for each in path.read_bytes().splitlines(keepends=True)
         }
 
 
@@ -87,15 +87,15 @@ def _of_spoilt_lines(reader: Reader, folder: Path) -> None:
     written = Written(reader, folder)
     is_spoilt = False
     for _ in range(reader.byte() % 4):
-        paths = sorted(folder.glob(f"*{SUFFIX}"))
+        paths = sorted(folder.glob(f"*{SEGMENT_SUFFIX}"))
         path = paths[reader.byte() % len(paths)]
         before = path.read_bytes()
         path.write_bytes(_spoilt(reader, before))
         is_spoilt |= path.read_bytes().rstrip(b"\0") != before
     new = {
-        each for path in folder.glob(f"*{SUFFIX}") for each in path.read_bytes().splitlines(keepends=True)
+        each for path in folder.glob(f"*{SEGMENT_SUFFIX}") for each in path.read_bytes().splitlines(keepends=True)
     } - written.lines
-    if any(lines_in(each).values for each in new):
+    if any(decode_lines(each).values for each in new):
         return  # a line that is good by its checksum and was never written
     counted = _recovered(folder)
     for call, (requests, pico) in counted.items():
@@ -150,14 +150,14 @@ def _recovered(folder: Path) -> dict[int, tuple[int, int]]:
 def _of_strange_lines(reader: Reader, folder: Path) -> None:
     """Whole by their checksums, and of whatever they like: they cost nobody else's line."""
     good = orjson.dumps(["I", 999, 0, 1, 1, 5, [["ORG#a", "call999", "DAY#20261118", 8]]])
-    lines = [line(b'["H","a","",1]'), line(b'["E","",0]')][: reader.byte() % 3]
+    lines = [encode_line(b'["H","a","",1]'), encode_line(b'["E","",0]')][: reader.byte() % 3]
     for _ in range(reader.byte() % 8):
-        lines.append(line(_strange(reader)))
+        lines.append(encode_line(_strange(reader)))
     is_sealed = any(orjson.loads(each[9:])[:1] == ["S"] for each in lines if _is_list(each[9:]))
-    lines.insert(reader.byte() % (len(lines) + 1), line(good))
+    lines.insert(reader.byte() % (len(lines) + 1), encode_line(good))
     chance = count(1)
     ulid = Ulids(lambda: NOW, lambda size: next(chance).to_bytes(size)).new()
-    (folder / f"{ulid}{SUFFIX}").write_bytes(b"".join(lines))
+    (folder / f"{ulid}{SEGMENT_SUFFIX}").write_bytes(b"".join(lines))
     try:
         found = recover(folder)
     except JournalUnusable as refused:

@@ -13,7 +13,7 @@ from price_keeper.metering.pricing import price_usage
 from price_keeper.metering.reading import build_reader
 from price_keeper.metering.usage import Usage
 from price_keeper.recording.entries import Receipt, counts_of
-from price_keeper.recording.lines import line, lines_in
+from price_keeper.recording.lines import encode_line, decode_lines
 
 from tests.fuzz.documents import document
 from tests.fuzz.oracle import holds, same
@@ -80,7 +80,7 @@ def _can_be_kept(usage: Usage) -> None:
     priced = price_usage(TARIFF, usage)
     holds(priced.pico > 0 or not sum(usage[:5]), f"it costs nothing: {usage}")
     receipt = Receipt(counts_of(usage, priced.pico), {"tier": usage.tier, "latency": usage.latency})
-    written = line(receipt.content(1))
-    found = lines_in(written)
-    same((len(found.values), found.spoilt), (1, 0), "lines")
+    written = encode_line(receipt.encode(1))
+    found = decode_lines(written)
+    same((len(found.values), found.corrupt_lines), (1, 0), "lines")
     same(Receipt.from_values(found.values[0]), receipt, "a receipt that is read back")
