@@ -194,7 +194,7 @@ async def the_store_says_the_same(run: Run, store: Store) -> None:
             for seal in books.seals.values()
             for part in seal.parts
             for counter, counts in part
-            if counter.label == label and not counter.is_hold
+            if counter.label == label and not counter.is_lease
         ]
         assert (int(sums["requests"]), pico) == (
             sum(counts.requests for counts in sealed),

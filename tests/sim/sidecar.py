@@ -284,7 +284,7 @@ class Life:
     def _pays_as_noted(self, intent: Intent) -> None:
         """Who was met by a life before this one, whether or not this one can ask the store."""
         counters, world = intent.charged.counters, self.world
-        scopes = {each.scope for each in counters if not each.is_hold}
+        scopes = {each.scope for each in counters if not each.is_lease}
         org, app = Scope(ORG), Scope.from_key(max(scopes, key=len))
         payer = org if world.setup.quota_scope == "ORG" else app
         noted = {settings for settings, since in self.machine.noted.items() if since < self.number}
@@ -293,7 +293,7 @@ class Life:
         told = self.name, payer.key, counters
         world.truth.check("who was met before pays for its calls", payer.key in scopes, *told)
         if Noted(settings_of(org), "hard") in noted and counters[0].label in world.settings.quotas:
-            is_held = any(each.is_hold for each in counters)
+            is_held = any(each.is_lease for each in counters)
             world.truth.check("who was met with a hard budget spends what is held for it", is_held, *told)
 
     def _standings(self) -> list[BudgetState]:

@@ -145,7 +145,7 @@ class Truth:
     def begins(self, life: Any, number: int, intent: Intent) -> None:
         life.under_way[number] = intent
         for counter in intent.charged.counters:
-            if counter.is_hold:
+            if counter.is_lease:
                 self.held[_held_by(counter)] += intent.pico
             if not life.is_out_of_time:
                 self.check("a call belongs to the day on which it began", self._covers(counter, intent), counter)
@@ -171,11 +171,11 @@ class Truth:
             self._ends(life, number, intent, intent.pico, True)
 
     def _ends(self, life: Any, number: int, intent: Intent, pico: int, counts: bool) -> None:
-        is_held = any(counter.is_hold for counter in intent.charged.counters)
+        is_held = any(counter.is_lease for counter in intent.charged.counters)
         is_estimated = (life.number, number) in self._estimated
         self._ended[life.number, number] = intent, pico, counts
         for counter in intent.charged.counters:
-            if counter.is_hold:
+            if counter.is_lease:
                 self.held[_held_by(counter)] += pico - intent.pico
                 self.over_held[_held_by(counter)] += intent.pico - pico if is_estimated else 0
                 continue
@@ -199,7 +199,7 @@ class Truth:
         intent, pico, counts = self._ended[life.number, number]
         self._records(intent, intent.pico - pico if counts else intent.pico, 1 - counts)
         for counter in intent.charged.counters:
-            if counter.is_hold:
+            if counter.is_lease:
                 self.over_held[_held_by(counter)] += intent.pico - pico
             elif counts and intent.charged.spend_listeners:
                 self.counted[life.name, Name(*counter[:3])] -= max(0, pico - intent.pico)
@@ -207,7 +207,7 @@ class Truth:
     def _records(self, intent: Intent, pico: int, requests: int) -> None:
         for counter in intent.charged.counters:
             name = Name(*counter[:3])
-            if not counter.is_hold:
+            if not counter.is_lease:
                 self.pico[name] += pico
                 self.requests[name] += requests
                 quota = self.quotas.get(name.label)

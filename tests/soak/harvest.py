@@ -83,7 +83,7 @@ def _read(data: bytes) -> tuple[list[tuple[Any, ...]], list[tuple[Any, ...]]]:
 
 def _receipt(account: ChargedCounters, started_ms: int, receipt: Receipt) -> tuple[Any, ...]:
     """Under the narrowest scope that pays: the app's, which comes last where the org pays as well."""
-    counters = [counter for counter in account.counters if not counter.is_hold]
+    counters = [counter for counter in account.counters if not counter.is_lease]
     narrowest = max(counters, key=lambda counter: len(counter.scope))
     counts, about = receipt.counts, receipt.about
     tokens = ",".join(map(str, counts[2:7]))

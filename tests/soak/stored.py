@@ -69,7 +69,7 @@ async def compare_store(store: Store, db: sqlite3.Connection, told_usd_micros: D
 async def _active(store: Store) -> list[Listed]:
     today = datetime.fromtimestamp(time.time(), UTC).date()
     days = [today + timedelta(days=offset) for offset in (-2, -1, 0, 1)]
-    return [each for each in await listed(store, days, consistent=True) if not each.counter.is_hold]
+    return [each for each in await listed(store, days, consistent=True) if not each.counter.is_lease]
 
 
 def _sums_of_journals(db: sqlite3.Connection) -> dict[Key, Sum]:

@@ -197,7 +197,7 @@ class Sidecar:
         self.tasks = Tasks(self.clock)
         self.purses = BudgetLeases(self.store, self.clock, self.tasks, holds, partial(spent_so_far, self.store))
         self.settings = self.world.quota, self.world.version
-        counters = [Counter(*NAME, 8), Counter.of_hold(NAME.scope, NAME.label, holds.holder, NAME.period, 8)]
+        counters = [Counter(*NAME, 8), Counter.for_lease(NAME.scope, NAME.label, holds.holder, NAME.period, 8)]
         self.account = ChargedCounters.from_counters(counters)
         self.is_running = True
 

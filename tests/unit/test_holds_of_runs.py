@@ -49,7 +49,7 @@ async def taken_for(recording: Recording, name: HardBudgetKey, pico: int) -> Cha
     await recording.holds.add(name)
     await recording.store.transact(rows.build_take(name, recording.holds.holder, 0, pico, pico))
     return ChargedCounters.from_counters(
-        [Counter(*name, 8), Counter.of_hold(name.scope, name.label, recording.holds.holder, name.period, 8)]
+        [Counter(*name, 8), Counter.for_lease(name.scope, name.label, recording.holds.holder, name.period, 8)]
     )
 
 
@@ -194,14 +194,14 @@ def test_a_hold_is_never_parted_from_its_counter() -> None:
     for number in range(2 * SUMS_PER_PART):
         label = f"l{number:03}"
         counters = [Counter(scope, label, period, 8) for period in ("DAY#20261118", "MONTH#202611")]
-        hold = Counter.of_hold(scope, label, HOLDER, "MONTH#202611", 8)
+        hold = Counter.for_lease(scope, label, HOLDER, "MONTH#202611", 8)
         tally.add(ChargedCounters.from_counters([*counters, hold]), Counts(1, pico=1))
     seal = Seal.of(HOLDER, tally)
     assert sum(map(len, seal.parts)) == 6 * SUMS_PER_PART
     for part in seal.parts:
         names = {counter[:3] for counter, _ in part}
         assert len(part) <= SUMS_PER_PART
-        assert all((each.scope, each.label, each.own_period) in names for each, _ in part)
+        assert all((each.scope, each.label, each.budget_period) in names for each, _ in part)
     assert Seal.from_values(orjson.loads(seal.encode()), {}) == seal
 
 

@@ -47,7 +47,7 @@ def encode_ready(before: str, carried: int) -> bytes:
     return orjson.dumps([LineKind.READY.value, before, carried])
 
 
-_HOLD: Final = "HOLD#"
+_LEASE_PREFIX: Final = "HOLD#"
 
 
 class Counter(NamedTuple):
@@ -70,22 +70,22 @@ class Counter(NamedTuple):
         return counter
 
     @classmethod
-    def of_hold(cls, scope: str, label: str, holder: str, period: str, shards: int) -> Counter:
-        return cls(scope, label, f"{_HOLD}{holder}#{period}", shards)
+    def for_lease(cls, scope: str, label: str, holder: str, period: str, shards: int) -> Counter:
+        return cls(scope, label, f"{_LEASE_PREFIX}{holder}#{period}", shards)
 
     @property
-    def is_hold(self) -> bool:
-        return self.period.startswith(_HOLD)
+    def is_lease(self) -> bool:
+        return self.period.startswith(_LEASE_PREFIX)
 
     @property
     def holder_and_period(self) -> tuple[str, str]:
         """Of a hold."""
-        holder, _, period = self.period.removeprefix(_HOLD).partition("#")
+        holder, _, period = self.period.removeprefix(_LEASE_PREFIX).partition("#")
         return holder, period
 
     @property
-    def own_period(self) -> str:
-        return self.holder_and_period[1] if self.is_hold else self.period
+    def budget_period(self) -> str:
+        return self.holder_and_period[1] if self.is_lease else self.period
 
 
 class Counts(NamedTuple):

@@ -82,7 +82,7 @@ def active_entries(part: Part, utc_day: str, known: set[Counter], now: float) ->
     """Of the counters that nobody here has listed yet on this day. Each number of shards that anybody ever used for
     one stays there beside the others, so that no shard is overlooked."""
     for counter, _ in part:
-        if counter not in known and not counter.is_hold:
+        if counter not in known and not counter.is_lease:
             key = schema.active_counter_key(utc_day, Scope.from_key(counter.scope), counter.label, counter.period)
             kept = {f"{SHARDS}{counter.shards}": True, EXPIRY_ATTRIBUTE: int(now) + KEEP_TOTALS_SECONDS}
             yield Update(key, set=kept)
@@ -101,14 +101,14 @@ def additions_to_totals(part: Part, now: float) -> Iterator[Update]:
     """For a segment so old that the shards of its counters may be gone, and the total says more than what they come to
     from then on: so it would never be raised. While they are still there, the next total from them is the same."""
     for counter, counts in part:
-        if counter.is_hold:
+        if counter.is_lease:
             continue
         key = schema.daily_total_key(Scope.from_key(counter.scope), counter.label, counter.period)
         yield _added(key, counts, now, KEEP_TOTALS_SECONDS)
 
 
 def addition(ulid: str, counter: Counter, counts: Counts, now: float) -> Update:
-    if counter.is_hold:
+    if counter.is_lease:
         holder, period = counter.holder_and_period
         return rows.build_spend(rows.HardBudgetKey(counter.scope, counter.label, period), holder, counts.pico)
     shard = schema.choose_shard(ulid, counter.shards)

@@ -132,4 +132,4 @@ def _parts(tally: Tally) -> Iterator[Part]:
 def _place(counter: Counter) -> tuple[str, str, str, str, int]:
     """A hold's is beside that of the counter that it is spent with."""
     scope, label, period, shards = counter
-    return scope, label, counter.own_period, period, shards
+    return scope, label, counter.budget_period, period, shards

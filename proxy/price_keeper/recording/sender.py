@@ -222,5 +222,5 @@ class Sender:
 
 def _tell(listener: Callable[[Counter, int], None], sums: Iterable[tuple[Counter, Counts]]) -> None:
     for counter, counts in sums:
-        if not counter.is_hold:
+        if not counter.is_lease:
             listener(counter, counts.pico)

@@ -77,7 +77,7 @@ class HardBudgets:
     def build_lease_counter(self, reservation: CostReservation, shards: int) -> Counter:
         """What is charged with the call that this is held for."""
         scope, label, period = reservation.key
-        return Counter.of_hold(scope, label, self.leases.holder, period, shards)
+        return Counter.for_lease(scope, label, self.leases.holder, period, shards)
 
     def register_metrics(self, telemetry: MetricsRegistry) -> None:
         telemetry.add(metrics.HARD_BUDGET_HELD_USD, lambda: self.leases.leased_pico / PICO_PER_USD)
