@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from price_keeper.recording.aggregator import sum_of_shards
-from price_keeper.recording.entries import PICO_PER_MICRO, Counter, Counts
+from price_keeper.recording.entries import PICO_PER_MICRO, Counter, UsageCounts
 from price_keeper.stores.contract import Store
 from price_keeper.stores.dynamodb import DynamoStore
 from price_keeper.stores.sqlite import SqliteStore
@@ -52,7 +52,7 @@ def _store_config(engine: str, engines: Engines) -> dict[str, Any]:
     return {"engine": "dynamodb", "endpoint": endpoint, "region": "us-east-1", "table_prefix": PREFIX}
 
 
-async def _counted(lineup: Lineup, engines: Engines) -> dict[str, Counts]:
+async def _counted(lineup: Lineup, engines: Engines) -> dict[str, UsageCounts]:
     store: Store
     if "path" in lineup.store:
         store = await SqliteStore(lineup.folder / "price-keeper.db", time.time).open()
@@ -71,13 +71,13 @@ async def _counted(lineup: Lineup, engines: Engines) -> dict[str, Counts]:
     return {label: _counts(each) for label, each in sums.items()}
 
 
-def _counts(sums: dict[str, Any]) -> Counts:
+def _counts(sums: dict[str, Any]) -> UsageCounts:
     pico = int(sums.pop("cost_usd_micros") * PICO_PER_MICRO)
-    return Counts(**{name: int(number) for name, number in sums.items()}, pico=pico)
+    return UsageCounts(**{name: int(number) for name, number in sums.items()}, pico=pico)
 
 
-def _minus(left: Counts, right: Counts) -> Counts:
-    return Counts._make(a - b for a, b in zip(left, right, strict=True))
+def _minus(left: UsageCounts, right: UsageCounts) -> UsageCounts:
+    return UsageCounts._make(a - b for a, b in zip(left, right, strict=True))
 
 
 def _only_an_empty_one(journal: Path) -> bool:

@@ -23,7 +23,7 @@ import pytest
 from price_keeper.model import Scope
 from price_keeper.recording import flush
 from price_keeper.recording.aggregator import STAMP, total_key
-from price_keeper.recording.entries import Counter, Counts
+from price_keeper.recording.entries import Counter, UsageCounts
 from price_keeper.reporting.query import Report, report
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Put, Update
@@ -57,7 +57,7 @@ async def fill(path: Path) -> None:
         for label in range(LABELS if number % 7 else 3):
             org = (ACME, BETA)[label % 2]
             counter = Counter(Scope(org, "shop").key, f"label-{label}", f"DAY#{day:%Y%m%d}", 8)
-            part.append((counter, Counts(1 + label, 0, number, pico=10**9 + number)))
+            part.append((counter, UsageCounts(1 + label, 0, number, pico=10**9 + number)))
         stamped = [Update(total_key(counter), set={STAMP: int(noon) + 10 * 86_400}) for counter, _ in part]
         entries = [
             *flush.active_entries(tuple(part), f"{day:%Y%m%d}", set(), noon),

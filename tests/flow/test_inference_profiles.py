@@ -16,7 +16,7 @@ from botocore.exceptions import ClientError
 from price_keeper.config import Config
 from price_keeper.errors import StoreUnavailable
 from price_keeper.model import Caller, Scope
-from price_keeper.recording.entries import Counts
+from price_keeper.recording.entries import UsageCounts
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Put, Update
 
@@ -36,7 +36,7 @@ async def own(tmp_path: Path) -> AsyncIterator[Rig]:
         yield opened
 
 
-def spent(own: Rig) -> dict[tuple[str, str], Counts]:
+def spent(own: Rig) -> dict[tuple[str, str], UsageCounts]:
     """By scope and label, of what is in the journal."""
     found = own.port.recording.recorder.journal.tally.sums()
     return {(counter.scope, counter.label): counts for counter, counts in found.items()}

@@ -17,7 +17,7 @@ from price_keeper.config import Config
 from price_keeper.config.prices import GuardrailsConfig, UnitPrices
 from price_keeper.metering.bodies import UNBILLED_GUARDRAIL_COUNTS
 from price_keeper.metering.guardrails import price_guardrail, build_guardrail_prices
-from price_keeper.recording.entries import Counts
+from price_keeper.recording.entries import UsageCounts
 
 from tests.support.data_port import DataPort, data_port
 from tests.support.simulated import CHAT, CHAT_PATH, CLAUDE_BODY
@@ -74,18 +74,18 @@ async def ask(port: DataPort, form: str, *, is_traced: bool) -> None:
 FORMS = ["converse", "converse_stream", "invoke_model", "invoke_model_with_response_stream", "chat", "chat stream"]
 
 
-def recorded(port: DataPort) -> Counts:
+def recorded(port: DataPort) -> UsageCounts:
     """The one counter that all was counted in: the call's own label's."""
     (found,) = port.recording.recorder.journal.tally.sums().items()
     assert found[0].label in ("premium", "chat")
     return found[1]
 
 
-def of_tokens(port: DataPort) -> tuple[Counts, dict[str, int]]:
+def of_tokens(port: DataPort) -> tuple[UsageCounts, dict[str, int]]:
     usage = port.bedrock.ledger[-1].usage
     assert usage is not None
     pico = (usage.input_tokens * 3 + usage.output_tokens * 15) * 10**6
-    return Counts(1, 0, usage.input_tokens, usage.output_tokens, pico=pico), dict(usage.guardrail_units)
+    return UsageCounts(1, 0, usage.input_tokens, usage.output_tokens, pico=pico), dict(usage.guardrail_units)
 
 
 @pytest.mark.parametrize("form", FORMS)

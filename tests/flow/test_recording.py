@@ -16,7 +16,7 @@ from botocore.exceptions import ClientError
 from price_keeper.config import Config
 from price_keeper.config.prices import GuardrailsConfig, LongContext, UnitPrices
 from price_keeper.model import Scope
-from price_keeper.recording.entries import Counts
+from price_keeper.recording.entries import UsageCounts
 
 from tests.support.data_port import APP, ORG, DataPort, data_port
 from tests.support.simulated import CHAT, CHAT_PATH, CLAUDE_BODY, LONG, TURN
@@ -41,20 +41,20 @@ async def port(tmp_path: Path) -> AsyncIterator[DataPort]:
         yield opened
 
 
-def sums(port: DataPort) -> dict[str, Counts]:
+def sums(port: DataPort) -> dict[str, UsageCounts]:
     """By label, of what is in the journal."""
     found = port.recording.recorder.journal.tally.sums()
     assert {counter.scope for counter in found} <= {Scope(ORG, APP).key}
     return {counter.label: counts for counter, counts in found.items()}
 
 
-def of_ledger(port: DataPort, label: str, prices: tuple[Any, ...]) -> Counts:
+def of_ledger(port: DataPort, label: str, prices: tuple[Any, ...]) -> UsageCounts:
     """What the last call used, priced by hand."""
     usage = port.bedrock.ledger[-1].usage
     assert usage is not None
-    tokens = tuple(getattr(usage, name) for name in Counts._fields if name.endswith("_tokens"))
+    tokens = tuple(getattr(usage, name) for name in UsageCounts._fields if name.endswith("_tokens"))
     pico = sum(int(count * Decimal(price) * 10**6) for count, price in zip(tokens, prices, strict=True))
-    return Counts(1, 0, *tokens, 0, pico)
+    return UsageCounts(1, 0, *tokens, 0, pico)
 
 
 async def call(client: Any, operation: str, **arguments: Any) -> Any:
@@ -144,7 +144,7 @@ async def test_guardrails_by_their_units(port: DataPort) -> None:
 async def test_a_job_has_a_price_of_its_own(port: DataPort) -> None:
     start = {"modelInput": {"a": 1}, "outputDataConfig": {"s3OutputDataConfig": {"s3Uri": "s3://bucket/x"}}}
     await call(port.client(), "start_async_invoke", modelId="film", **start)
-    assert sums(port) == {"async-jobs": Counts(1, pico=15 * 10**11)}
+    assert sums(port) == {"async-jobs": UsageCounts(1, pico=15 * 10**11)}
 
 
 async def start(port: DataPort, token: str = "", client: Any = None, **more: Any) -> str:
@@ -158,10 +158,10 @@ async def start(port: DataPort, token: str = "", client: Any = None, **more: Any
 
 async def test_a_job_is_paid_once_however_often_its_start_is_repeated(port: DataPort) -> None:
     assert len({await start(port, "one") for _ in range(3)}) == 1
-    assert sums(port) == {"async-jobs": Counts(1, pico=15 * 10**11)}
+    assert sums(port) == {"async-jobs": UsageCounts(1, pico=15 * 10**11)}
     assert port.recording.recorder.journal.open_calls == 0
     assert len({await start(port, "two"), await start(port), await start(port)}) == 3
-    assert sums(port) == {"async-jobs": Counts(4, pico=4 * 15 * 10**11)}
+    assert sums(port) == {"async-jobs": UsageCounts(4, pico=4 * 15 * 10**11)}
 
 
 async def test_a_job_that_is_refused_costs_nothing(port: DataPort) -> None:
@@ -170,7 +170,7 @@ async def test_a_job_that_is_refused_costs_nothing(port: DataPort) -> None:
         await start(port, "one", modelInput={"a": 2})
     with pytest.raises(ClientError):
         await start(port, client=port.client(x_simulate_fault="quota"))
-    assert sums(port) == {"async-jobs": Counts(1, pico=15 * 10**11)}
+    assert sums(port) == {"async-jobs": UsageCounts(1, pico=15 * 10**11)}
     assert port.recording.recorder.journal.open_calls == 0
 
 

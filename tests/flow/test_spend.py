@@ -20,7 +20,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 from price_keeper.model import Scope
-from price_keeper.recording.entries import ChargedCounters, Counter, Counts, Intent, Receipt
+from price_keeper.recording.entries import ChargedCounters, Counter, UsageCounts, Intent, Receipt
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Put, Store
 from price_keeper.stores.sqlite import SqliteStore
@@ -58,13 +58,13 @@ YESTERDAY = TODAY - timedelta(days=1)
 
 # org, app, label, days ago, calls, and what each used
 CALLS = [
-    (ACME, "shop", "premium", 0, 3, Counts(1, 0, 1000, 200, 50, pico=4_115_000_001)),
-    (ACME, "shop", "guardrails", 0, 2, Counts(1, 0, guardrail_units=4, pico=600_000_000)),
-    (ACME, None, "premium", 0, 1, Counts(1, 1, 100, 20, pico=411_000_000)),
-    (ACME, "bot", "economy", 1, 5, Counts(1, 0, 10, 2, pico=20_000_000)),
-    (BETA, "robot", "economy", 0, 2, Counts(1, 0, 10**6, 10**6, pico=6 * 10**12)),
-    (BETA, None, "economy", 0, 1, Counts(1, 0, 10**6, 0, pico=10**12)),
-    (GHOST, "x", "unlabelled.c.d", 0, 1, Counts(1, 0, 7, 7, pico=123)),
+    (ACME, "shop", "premium", 0, 3, UsageCounts(1, 0, 1000, 200, 50, pico=4_115_000_001)),
+    (ACME, "shop", "guardrails", 0, 2, UsageCounts(1, 0, guardrail_units=4, pico=600_000_000)),
+    (ACME, None, "premium", 0, 1, UsageCounts(1, 1, 100, 20, pico=411_000_000)),
+    (ACME, "bot", "economy", 1, 5, UsageCounts(1, 0, 10, 2, pico=20_000_000)),
+    (BETA, "robot", "economy", 0, 2, UsageCounts(1, 0, 10**6, 10**6, pico=6 * 10**12)),
+    (BETA, None, "economy", 0, 1, UsageCounts(1, 0, 10**6, 0, pico=10**12)),
+    (GHOST, "x", "unlabelled.c.d", 0, 1, UsageCounts(1, 0, 7, 7, pico=123)),
 ]
 SCOPES = {ACME: "ORG", BETA: "APP", GHOST: "ORG"}
 ACME_TODAY = 3 * 4_115_000_001 + 2 * 600_000_000 + 411_000_000

@@ -20,7 +20,7 @@ from price_keeper.forwarding import upstream
 from price_keeper.hard.purse import CostReservation, BudgetLease
 from price_keeper.metering.price_updates import PriceTables
 from price_keeper.model import Caller, build_client_id
-from price_keeper.recording.entries import Counts
+from price_keeper.recording.entries import UsageCounts
 from price_keeper.selection import own_labels
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Put, Value
@@ -76,7 +76,7 @@ def served(answer: Answered) -> tuple[str, str]:
     return answer.headers["x-price-keeper-label"], answer.headers["x-price-keeper-model"]
 
 
-def recorded(port: DataPort) -> dict[str, Counts]:
+def recorded(port: DataPort) -> dict[str, UsageCounts]:
     return port.recording.recorder.journal.recorded_by_label
 
 

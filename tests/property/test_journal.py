@@ -15,7 +15,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from price_keeper.errors import RecordingUnavailable
-from price_keeper.recording.entries import ChargedCounters, Counter, Counts, Intent, Receipt
+from price_keeper.recording.entries import ChargedCounters, Counter, UsageCounts, Intent, Receipt
 from price_keeper.recording.journal import Journal, Sealed
 from price_keeper.recording.leftovers import recover
 from price_keeper.recording.segment import SEGMENT_SUFFIX
@@ -118,7 +118,7 @@ class Machine(RuleBasedStateMachine):
         call = self.call_of[number]
         if costs:
             self.recorded.add(call)
-        counts = Counts(requests=1, pico=call)
+        counts = UsageCounts(requests=1, pico=call)
         self.journal.record(number, Receipt(counts) if costs else None)
         self.journal.record(number, Receipt(counts))  # twice is once
 

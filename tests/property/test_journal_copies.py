@@ -20,7 +20,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from price_keeper.errors import StoreError, StoreUnavailable
-from price_keeper.recording.entries import PICO_PER_MICRO, ChargedCounters, Counter, Counts, Intent, Receipt
+from price_keeper.recording.entries import PICO_PER_MICRO, ChargedCounters, Counter, UsageCounts, Intent, Receipt
 from price_keeper.recording.flush import COST
 from price_keeper.recording.journal import Journal, Sealed
 from price_keeper.recording.leftovers import recover
@@ -114,7 +114,7 @@ class Machine(RuleBasedStateMachine):
         call = self.under_way.pop(number)
         if costs:
             self.recorded.add(call)
-        self.journal.record(number, Receipt(Counts(requests=1, pico=COSTS * call)) if costs else None)
+        self.journal.record(number, Receipt(UsageCounts(requests=1, pico=COSTS * call)) if costs else None)
 
     @rule()
     def seal(self) -> None:

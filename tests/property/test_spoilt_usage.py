@@ -32,7 +32,7 @@ from price_keeper.hard.worst import compute_ceiling
 from price_keeper.metering.bodies import INVOCATION_METRICS
 from price_keeper.metering.pricing import price_usage, build_price_table
 from price_keeper.metering.usage import Usage, make_plain_usage
-from price_keeper.recording.entries import ChargedCounters, Counter, Counts
+from price_keeper.recording.entries import ChargedCounters, Counter, UsageCounts
 from price_keeper.recording.expected import UsageForecast
 from price_keeper.recording.journal import Journal
 from price_keeper.recording.meter import Meter, OperationPricing
@@ -163,7 +163,7 @@ class Spoilings:
 
 def recorded(
     journal: Journal, operation: Operation, format: str, answer: Answer, how: Spoilings, body: bytes, most: int | None
-) -> Counts:
+) -> UsageCounts:
     before = journal.tally.total()
     guess = make_plain_usage(len(body) // 4 + 1, 501, 0)
     terms = OperationPricing("premium", operation, format, lambda _: TARIFF.pricer, lambda _: guess, UsageForecast())
@@ -231,7 +231,7 @@ def test_healthy_usage_is_recorded_exactly_in_every_family_and_form(journal: Jou
     wished = Wishes(output_tokens=40, cache_read_tokens=701, cache_write_5m_tokens=83)
     true = true_usage(simulated(path, body, wished))
     counts = recorded(journal, operation, format, simulated(path, body, wished), Spoilings("", "", ""), body, 10**14)
-    assert counts == Counts(1, 0, *true[:5], 0, price_usage(TARIFF, true).pico)
+    assert counts == UsageCounts(1, 0, *true[:5], 0, price_usage(TARIFF, true).pico)
 
 
 def test_the_pieces_of_a_healthy_answer_are_put_together_as_they_were() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from price_keeper.errors import CancellationReason, ReasonCode, StoreError, StoreUnavailable, StoreThrottled, TransactionFailed
 from price_keeper.model import Scope
 from price_keeper.recording.aggregator import sum_of_shards
-from price_keeper.recording.entries import Counter, Counts
+from price_keeper.recording.entries import Counter, UsageCounts
 from price_keeper.recording.submitted import TOGETHER, Charged, NameTaken, Submission, Submissions
 from price_keeper.stores.contract import Write
 
@@ -53,7 +53,7 @@ class Failing(MemoryStore):
 def charged(number: int, tokens: int = 1, counters: Sequence[Counter] = COUNTERS[:1]) -> Charged:
     """Whoever tells of other tokens under the same number is mistaken."""
     about = {"label": counters[0].label, "day": "2026-11-18", "cost_usd_micros": tokens}
-    counts = Counts(requests=1, input_tokens=tokens, pico=tokens * 10**6)
+    counts = UsageCounts(requests=1, input_tokens=tokens, pico=tokens * 10**6)
     digest = f"{tokens} for {[counter.label for counter in counters]}"
     return Submission(ORG, "shop", f"r-{number}", digest, counts, about), counters
 

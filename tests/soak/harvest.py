@@ -9,7 +9,7 @@ import sqlite3
 from pathlib import Path
 from typing import Any
 
-from price_keeper.recording.entries import ChargedCounters, Counter, Counts, Intent, LineKind, Receipt
+from price_keeper.recording.entries import ChargedCounters, Counter, UsageCounts, Intent, LineKind, Receipt
 from price_keeper.recording.lines import decode_lines
 from price_keeper.recording.seal import Seal
 from price_keeper.recording.segment import SEGMENT_SUFFIX
@@ -101,7 +101,7 @@ def _receipt(account: ChargedCounters, started_ms: int, receipt: Receipt) -> tup
     )
 
 
-def _sum(counter: Counter, counts: Counts) -> tuple[Any, ...]:
+def _sum(counter: Counter, counts: UsageCounts) -> tuple[Any, ...]:
     return (
         counter.scope,
         counter.label,

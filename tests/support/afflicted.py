@@ -20,7 +20,7 @@ from typing import Any
 import boto3
 import yaml
 from price_keeper.recording.aggregator import summed
-from price_keeper.recording.entries import PICO_PER_MICRO, Counts
+from price_keeper.recording.entries import PICO_PER_MICRO, UsageCounts
 from price_keeper.stores import sqlite_codec
 from price_keeper.stores.cloudformation import build_attribute_definitions, build_key_schema
 from price_keeper.stores.schema import TABLES, Table
@@ -73,20 +73,20 @@ def configure(lineup: Lineup, **sections: Any) -> None:
     file.write_text(yaml.safe_dump(config))
 
 
-def by_hand(served: dict[str, dict[str, Any]]) -> dict[str, Counts]:
+def by_hand(served: dict[str, dict[str, Any]]) -> dict[str, UsageCounts]:
     """What Bedrock says that it served, priced by hand: by label."""
     labels = {model: label for label, model in MODELS.items()}
-    sums: dict[str, Counts] = {}
+    sums: dict[str, UsageCounts] = {}
     for entry in served.values():
         label = labels[entry["model"]]
         usage, prices = entry["usage"], PRICES[label]
-        tokens = tuple(usage[name] for name in Counts._fields if name.endswith("_tokens"))
+        tokens = tuple(usage[name] for name in UsageCounts._fields if name.endswith("_tokens"))
         pico = sum(count * round(price * 10**6) for count, price in zip(tokens, prices.values(), strict=True))
-        sums[label] = sums.get(label, Counts()).plus(Counts(1, 0, *tokens, 0, pico))
+        sums[label] = sums.get(label, UsageCounts()).plus(UsageCounts(1, 0, *tokens, 0, pico))
     return sums
 
 
-def counted(file: Path) -> dict[str, Counts]:
+def counted(file: Path) -> dict[str, UsageCounts]:
     """What SQLite's file holds, by label, of all days and shards."""
     items: dict[str, list[Any]] = {}
     with closing(sqlite3.connect(f"file:{file}?mode=ro", uri=True)) as connection:
@@ -97,9 +97,9 @@ def counted(file: Path) -> dict[str, Counts]:
     return {label: _counts(summed(found)) for label, found in items.items()}
 
 
-def _counts(sums: dict[str, Any]) -> Counts:
+def _counts(sums: dict[str, Any]) -> UsageCounts:
     pico = int(sums.pop("cost_usd_micros") * PICO_PER_MICRO)
-    return Counts(**{name: int(number) for name, number in sums.items()}, pico=pico)
+    return UsageCounts(**{name: int(number) for name, number in sums.items()}, pico=pico)
 
 
 def told(url: str, path: str) -> tuple[int, str]:

@@ -22,7 +22,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from price_keeper.auth.keys import SigningKey
 from price_keeper.auth.tokens import TokenService
 from price_keeper.model import Scope
-from price_keeper.recording.entries import ChargedCounters, Counts, Intent, LineKind, Receipt
+from price_keeper.recording.entries import ChargedCounters, UsageCounts, Intent, LineKind, Receipt
 from price_keeper.recording.lines import decode_lines
 from price_keeper.recording.seal import Seal
 from price_keeper.recording.segment import SEGMENT_SUFFIX
@@ -197,7 +197,7 @@ class Books:
                     self.seals[path.stem] = Seal.from_values(values, {})
 
     @property
-    def exact(self) -> dict[str, Counts]:
+    def exact(self) -> dict[str, UsageCounts]:
         known = [receipt for receipt in self.receipts if "why" not in receipt.about]
         by_request = {receipt.about["request"]: receipt.counts for receipt in known}
         assert len(by_request) == len(known)  # none twice
@@ -207,13 +207,13 @@ class Books:
     def estimated(self) -> list[Receipt]:
         return [receipt for receipt in self.receipts if "why" in receipt.about]
 
-    def sums(self, scope: str) -> dict[str, Counts]:
+    def sums(self, scope: str) -> dict[str, UsageCounts]:
         """By label."""
-        sums: dict[str, Counts] = {}
+        sums: dict[str, UsageCounts] = {}
         for seal in self.seals.values():
             for counter, counts in (each for part in seal.parts for each in part):
                 if counter.scope == scope:
-                    sums[counter.label] = sums.get(counter.label, Counts()).plus(counts)
+                    sums[counter.label] = sums.get(counter.label, UsageCounts()).plus(counts)
         return sums
 
 
@@ -247,10 +247,10 @@ def compare(books: Books, whole: list[str], ledger: dict[str, dict[str, Any]]) -
     assert recorded == len(exact) + len(books.estimated) == books.intents - books.nothing
 
 
-def _of(entry: dict[str, Any]) -> Counts:
+def _of(entry: dict[str, Any]) -> UsageCounts:
     """What the simulated Bedrock says, priced by hand."""
     label = next(name for name, model in MODELS.items() if model == entry["model"])
     usage, prices = entry["usage"], PRICES[label]
-    tokens = tuple(usage[name] for name in Counts._fields if name.endswith("_tokens"))
+    tokens = tuple(usage[name] for name in UsageCounts._fields if name.endswith("_tokens"))
     pico = sum(count * round(price * 10**6) for count, price in zip(tokens, prices.values(), strict=True))
-    return Counts(1, 0, *tokens, 0, pico)
+    return UsageCounts(1, 0, *tokens, 0, pico)

@@ -15,7 +15,7 @@ from price_keeper.config import Config
 from price_keeper.config.keys import AggregatorConfig as AggregatorConfig
 from price_keeper.model import Caller
 from price_keeper.recording.aggregator import Aggregator
-from price_keeper.recording.entries import Counts, Intent, Receipt
+from price_keeper.recording.entries import UsageCounts, Intent, Receipt
 from price_keeper.recording.journal import Journal
 from price_keeper.recording.pace import Pace
 from price_keeper.recording.recorder import Recorder
@@ -95,7 +95,7 @@ class Sidecar:
         return serving, self.recorder.journal.intend(intent)
 
     def end(self, number: int, pico: int) -> None:
-        self.recorder.journal.record(number, Receipt(Counts(1, 0, 1, 1, pico=pico)))
+        self.recorder.journal.record(number, Receipt(UsageCounts(1, 0, 1, 1, pico=pico)))
 
     async def spend(self, caller: Caller, pico: int, label: str = "premium") -> str:
         serving, number = await self.begin(caller, label)

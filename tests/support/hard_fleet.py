@@ -21,7 +21,7 @@ from price_keeper.hard.purses import BudgetLeases
 from price_keeper.hard.rows import HardBudgetBucket, BudgetLeaseRow, HardBudgetKey
 from price_keeper.recording.aggregator import Aggregator, spent_so_far
 from price_keeper.recording.composed import Recording
-from price_keeper.recording.entries import ChargedCounters, Counter, Counts, Intent, Receipt
+from price_keeper.recording.entries import ChargedCounters, Counter, UsageCounts, Intent, Receipt
 from price_keeper.recording.flush import addition
 from price_keeper.recording.journal import Journal
 from price_keeper.recording.leftovers import recover
@@ -69,7 +69,7 @@ class World:
     async def spend_elsewhere(self, pico: int) -> None:
         self.foreign += pico
         counter = Counter(*NAME, 64)
-        await self.store.update(addition(f"{next(self.chance)}", counter, Counts(1, pico=pico), self.clock.now()))
+        await self.store.update(addition(f"{next(self.chance)}", counter, UsageCounts(1, pico=pico), self.clock.now()))
 
     def check(self) -> None:
         """What always holds, whatever has happened so far."""
@@ -223,7 +223,7 @@ class Sidecar:
     def end(self, call: Call, pico: int) -> None:
         self.open.remove(call)
         self.world.truth[call.holder] -= call.worst - pico
-        receipt = Receipt(Counts(1, 0, 1, 1, pico=pico)) if pico else None
+        receipt = Receipt(UsageCounts(1, 0, 1, 1, pico=pico)) if pico else None
         self.recording.recorder.journal.record(call.number, receipt)
 
     async def kill(self) -> None:

@@ -14,7 +14,7 @@ from price_keeper.clock import Clock
 from price_keeper.errors import CancellationReason, ReasonCode, InvalidStoreRequest, StoreUnavailable, TransactionFailed
 from price_keeper.model import Scope
 from price_keeper.recording.aggregator import sum_of_shards
-from price_keeper.recording.entries import PICO_PER_MICRO, ChargedCounters, Counter, Counts, Intent, Receipt
+from price_keeper.recording.entries import PICO_PER_MICRO, ChargedCounters, Counter, UsageCounts, Intent, Receipt
 from price_keeper.recording.folder import locked
 from price_keeper.recording.journal import Journal
 from price_keeper.recording.leftovers import Leftovers, recover
@@ -79,7 +79,7 @@ class Recording:
         return self.journal.intend(Intent(account, int(self.clock.now() * 1000), 7, 7, guess))
 
     def spend(self, pico: int, *counters: Counter) -> None:
-        self.journal.record(self.begin(*counters), Receipt(Counts(1, 0, 10, 20, pico=pico)))
+        self.journal.record(self.begin(*counters), Receipt(UsageCounts(1, 0, 10, 20, pico=pico)))
 
     async def counted(self, counter: Counter | None = None) -> tuple[int, int]:
         """Requests and pico-dollars that are in the store."""

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import yaml
 from bedrock_simulator import Keys
-from price_keeper.recording.entries import Counts, Intent, LineKind, Receipt
+from price_keeper.recording.entries import UsageCounts, Intent, LineKind, Receipt
 from price_keeper.recording.lines import decode_lines
 from price_keeper.recording.segment import SEGMENT_SUFFIX
 
@@ -111,7 +111,7 @@ def called(caller: Caller, asked: str, operation: str = "converse") -> Answered:
 
 class Recorded(NamedTuple):
     label: str
-    counts: Counts
+    counts: UsageCounts
     about: dict[str, str]
 
 
@@ -131,10 +131,10 @@ def recorded(folder: Path) -> dict[str, list[Recorded]]:
     return found
 
 
-def price_of(labels: dict[str, Any], name: str) -> Callable[[Counts], int]:
+def price_of(labels: dict[str, Any], name: str) -> Callable[[UsageCounts], int]:
     prices = labels[name]["prices_usd_per_1m"]
 
-    def cost(counts: Counts) -> int:
+    def cost(counts: UsageCounts) -> int:
         """In pico-dollars, which a token costs as many of as a million tokens cost micro-dollars."""
         used = counts.input_tokens * prices["input"] + counts.output_tokens * prices["output"]
         return round(used * 10**6)

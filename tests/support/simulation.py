@@ -23,7 +23,7 @@ from price_keeper.errors import StoreError, StoreUnavailable
 from price_keeper.model import Caller
 from price_keeper.recording.aggregator import STAMP, Aggregator
 from price_keeper.recording.composed import AGGREGATE_JITTER
-from price_keeper.recording.entries import PICO_PER_MICRO, ChargedCounters, Counts, Intent, Receipt
+from price_keeper.recording.entries import PICO_PER_MICRO, ChargedCounters, UsageCounts, Intent, Receipt
 from price_keeper.recording.flush import COST, pico_of
 from price_keeper.recording.journal import Journal
 from price_keeper.recording.leftovers import recover
@@ -324,7 +324,7 @@ class Process:
 
     def end(self, call: Call, pico: int) -> None:
         self.open.remove(call)
-        self.journal.record(call.number, Receipt(Counts(1, 0, 1, 1, pico=pico)) if pico else None)
+        self.journal.record(call.number, Receipt(UsageCounts(1, 0, 1, 1, pico=pico)) if pico else None)
         self._count(call, pico)
 
     def _count(self, call: Call, pico: int) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from price_keeper.errors import CancellationReason, TransactionFailed
 from price_keeper.model import Scope
-from price_keeper.recording.entries import Counts, Receipt
+from price_keeper.recording.entries import UsageCounts, Receipt
 from price_keeper.recording.leftovers import recover
 from price_keeper.recording.seal import SUMS_PER_PART
 from price_keeper.recording.segment import SEGMENT_SUFFIX
@@ -42,7 +42,7 @@ async def replayed(rec: Recording, folder: Path) -> Sender:
 
 
 def ends(rec: Recording, number: int, pico: int) -> None:
-    rec.journal.record(number, Receipt(Counts(1, 0, 10, 20, pico=pico)))
+    rec.journal.record(number, Receipt(UsageCounts(1, 0, 10, 20, pico=pico)))
 
 
 def segments(folder: Path) -> list[Path]:

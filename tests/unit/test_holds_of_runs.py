@@ -19,7 +19,7 @@ from price_keeper.hard import rows
 from price_keeper.hard.rows import BudgetLeaseRow, HardBudgetKey
 from price_keeper.recording.aggregator import listed, spent_so_far
 from price_keeper.recording.composed import Recording, opened_recording
-from price_keeper.recording.entries import ChargedCounters, Counter, Counts, Intent, Receipt, Tally
+from price_keeper.recording.entries import ChargedCounters, Counter, UsageCounts, Intent, Receipt, UsageTally
 from price_keeper.recording.journal import Journal
 from price_keeper.recording.lines import decode_lines
 from price_keeper.recording.seal import SUMS_PER_PART, Seal
@@ -56,7 +56,7 @@ async def taken_for(recording: Recording, name: HardBudgetKey, pico: int) -> Cha
 def spend(recording: Recording, account: ChargedCounters, worst: int, pico: int | None) -> None:
     number = recording.recorder.journal.intend(Intent(account, 0, 1, 1, worst))
     if pico is not None:
-        recording.recorder.journal.record(number, Receipt(Counts(1, pico=pico)))
+        recording.recorder.journal.record(number, Receipt(UsageCounts(1, pico=pico)))
 
 
 @pytest.mark.parametrize("is_away", [False, True])
@@ -190,12 +190,12 @@ async def test_replay_gives_back(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 
 def test_a_hold_is_never_parted_from_its_counter() -> None:
-    tally, scope = Tally(), f"ORG#{uuid4()}"
+    tally, scope = UsageTally(), f"ORG#{uuid4()}"
     for number in range(2 * SUMS_PER_PART):
         label = f"l{number:03}"
         counters = [Counter(scope, label, period, 8) for period in ("DAY#20261118", "MONTH#202611")]
         hold = Counter.for_lease(scope, label, HOLDER, "MONTH#202611", 8)
-        tally.add(ChargedCounters.from_counters([*counters, hold]), Counts(1, pico=1))
+        tally.add(ChargedCounters.from_counters([*counters, hold]), UsageCounts(1, pico=1))
     seal = Seal.of(HOLDER, tally)
     assert sum(map(len, seal.parts)) == 6 * SUMS_PER_PART
     for part in seal.parts:
@@ -218,7 +218,7 @@ def test_a_call_is_settled_once_and_when_that_is_written_down(tmp_path: Path, mo
     journal = Journal(tmp_path, Ulids(lambda: 0.0, lambda size: bytes(size)))
     account = ChargedCounters.from_counters([Counter(*a_name(), 8)])
     numbers = [journal.intend(Intent(account, 0, 1, 1, 5, completion_listeners=(Told(), Told()))) for _ in range(3)]
-    receipt = Receipt(Counts(1, pico=3), {"long": "x" * 10**6})
+    receipt = Receipt(UsageCounts(1, pico=3), {"long": "x" * 10**6})
     with monkeypatch.context() as patch:
         patch.setattr("os.pwrite", full)
         journal.record(numbers[0], receipt)

@@ -20,7 +20,7 @@ from price_keeper.model import Scope
 from price_keeper.recording import composed, journal
 from price_keeper.recording.aggregator import Aggregator, total_key
 from price_keeper.recording.composed import opened_recording
-from price_keeper.recording.entries import ChargedCounters, Counter, Counts, Intent, Receipt
+from price_keeper.recording.entries import ChargedCounters, Counter, UsageCounts, Intent, Receipt
 from price_keeper.recording.folder import locked
 from price_keeper.recording.leftovers import recover
 from price_keeper.recording.lines import encode_line
@@ -140,7 +140,7 @@ async def test_who_ends_while_the_disk_is_slow_waits_for_it_and_has_no_trouble(
     async with opened_recording(config_of(tmp_path), cast(Any, Slow(exact_store)), ManualClock()) as running:
         journalled = running.recorder.journal
         account = ChargedCounters.from_counters([Counter(Scope(str(uuid4())).key, "premium", "DAY#20261118", 8)])
-        journalled.record(journalled.intend(Intent(account, 1, 1, 1, 0)), Receipt(Counts(1, pico=5)))
+        journalled.record(journalled.intend(Intent(account, 1, 1, 1, 0)), Receipt(UsageCounts(1, pico=5)))
         monkeypatch.setattr(journal, "sync_folder", slow)
         await running.finish()
         await syncing[0]
@@ -265,7 +265,7 @@ async def test_a_whole_line_of_a_wrong_shape_is_a_spoilt_one(rec: Recording, val
 
 async def test_an_end_mark_of_a_wrong_shape_loses_nothing_that_is_carried(rec: Recording) -> None:
     rec.begin(guess=7)
-    rec.journal.record(rec.begin(), Receipt(Counts(1, pico=1)))
+    rec.journal.record(rec.begin(), Receipt(UsageCounts(1, pico=1)))
     rec.journal.seal()
     path = rec.segments()[1]
     _, carried, _ = path.read_bytes().rstrip(b"\0").splitlines()
@@ -283,7 +283,7 @@ async def test_what_is_carried_past_a_segment_that_lost_its_beginning_counts_onc
     rec.spend(2)
     rec.journal.seal()
     for call in calls[:3]:
-        rec.journal.record(call, Receipt(Counts(1, pico=10)))
+        rec.journal.record(call, Receipt(UsageCounts(1, pico=10)))
     second = rec.segments()[1]
     data = second.read_bytes()
     lost = data.index(b'["I"') - 9

@@ -20,7 +20,7 @@ from price_keeper.metering.guardrails import estimate_units
 from price_keeper.metering.pricing import Pricer, Cost, build_price_table
 from price_keeper.metering.reading import EVENT_STREAM
 from price_keeper.metering.usage import make_plain_usage
-from price_keeper.recording.entries import ChargedCounters, Counter, Counts
+from price_keeper.recording.entries import ChargedCounters, Counter, UsageCounts
 from price_keeper.recording.expected import UsageForecast
 from price_keeper.recording.guarded import GuardedMeter, add_guardrail_prices
 from price_keeper.recording.journal import Journal
@@ -53,7 +53,7 @@ def terms(operation: Operation, price: Pricer) -> OperationPricing:
     return OperationPricing("premium", operation, "anthropic", lambda _: price, lambda _: GUESS, UsageForecast())
 
 
-def recorded(meter: Meter, journal: Journal, kind: bytes, *answer: bytes, is_whole: bool = True) -> Counts:
+def recorded(meter: Meter, journal: Journal, kind: bytes, *answer: bytes, is_whole: bool = True) -> UsageCounts:
     headers = {b"content-type": kind}
     meter.on_sent(TARGET)
     meter.on_head(200, headers)
@@ -101,7 +101,7 @@ def test_a_receipt_that_cannot_be_written_is_an_estimate(
     meter = Meter(journal, terms(Operation.CONVERSE, odd), ACCOUNT, TARGET, GUESS, 1.0)
     answer = b'{"usage":{"inputTokens":1,"outputTokens":1}}'
     found = recorded(meter, journal, b"application/json", answer)
-    assert found == Counts(1, 1, GUESS.input, GUESS.output, pico=TOKENS.price(GUESS).pico)
+    assert found == UsageCounts(1, 1, GUESS.input, GUESS.output, pico=TOKENS.price(GUESS).pico)
     assert "is estimated" in caplog.text
 
 

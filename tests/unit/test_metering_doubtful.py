@@ -20,7 +20,7 @@ from price_keeper.metering.guardrails import estimate_units, price_guardrail
 from price_keeper.metering.pricing import Pricer, build_price_table
 from price_keeper.metering.reading import EVENT_STREAM, JSON, SERVER_SENT_EVENTS
 from price_keeper.metering.usage import Usage, make_plain_usage
-from price_keeper.recording.entries import ChargedCounters, Counter, Counts
+from price_keeper.recording.entries import ChargedCounters, Counter, UsageCounts
 from price_keeper.recording.expected import UsageForecast
 from price_keeper.recording.guarded import GuardedMeter, add_guardrail_prices
 from price_keeper.recording.journal import Journal
@@ -46,7 +46,7 @@ def journal(tmp_path: Path) -> Iterator[Journal]:
     made.close()
 
 
-Ask = Callable[..., Counts]
+Ask = Callable[..., UsageCounts]
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def record(journal: Journal) -> Ask:
         guess: Usage = GUESS,
         asked_units: int = 0,
         status: int = 200,
-    ) -> Counts:
+    ) -> UsageCounts:
         before = journal.tally.total()
         terms = OperationPricing("premium", operation, "anthropic", lambda _: price, lambda _: guess, UsageForecast())
         if asked_units:
@@ -128,7 +128,7 @@ def test_chat_stream_without_output_count_keeps_its_stated_input(record: Ask) ->
 @pytest.mark.parametrize("document", [{"embedding": [0.5]}, {"embeddings": [[0.5]]}, {"embeddingsByType": {}}])
 def test_embedding_has_no_output_to_count_and_is_exact(record: Ask, document: dict[str, Any]) -> None:
     counts = record(Operation.INVOKE, document, headers={INPUT: b"90"}, most=WORST)
-    assert counts == Counts(1, 0, 90, pico=90 * 3_000_000)
+    assert counts == UsageCounts(1, 0, 90, pico=90 * 3_000_000)
 
 
 # ---------------------------------------------------------------- zeros
@@ -194,14 +194,14 @@ def test_zero_output_of_an_answer_that_says_nothing_is_exact(
 ) -> None:
     spelt = {"inputTokens": 90, "outputTokens": 0} if operation is Operation.CONVERSE else {"input_tokens": 90}
     answer = answer | {"usage": spelt if operation is Operation.CONVERSE else spelt | {"output_tokens": 0}}
-    assert record(operation, answer, kind, most=WORST) == Counts(1, 0, 90, pico=90 * 3_000_000)
+    assert record(operation, answer, kind, most=WORST) == UsageCounts(1, 0, 90, pico=90 * 3_000_000)
 
 
 def test_zero_output_of_a_stream_that_says_nothing_is_exact(record: Ask) -> None:
     usage = {"inputTokens": 90, "outputTokens": 0}
     conversed = event("messageStart", {"role": "assistant"}) + event("messageStop", {"stopReason": "max_tokens"})
     conversed += event("metadata", {"usage": usage})
-    expected = Counts(1, 0, 90, pico=90 * 3_000_000)
+    expected = UsageCounts(1, 0, 90, pico=90 * 3_000_000)
     assert record(Operation.CONVERSE_STREAM, conversed, EVENT_STREAM, most=WORST) == expected
     start = {"type": "message_start", "message": {"id": "1", "content": [], "usage": {"input_tokens": 90}}}
     delta = {"type": "message_delta", "delta": {"stop_reason": "max_tokens"}, "usage": {"output_tokens": 0}}
@@ -216,7 +216,7 @@ def test_refusal_before_any_output_is_exact(record: Ask) -> None:
     usage: dict[str, Any] = {"input_tokens": 90, "cache_creation_input_tokens": 0, "cache_read_input_tokens": 0}
     usage["cache_creation"] = {"ephemeral_5m_input_tokens": 0, "ephemeral_1h_input_tokens": 0}
     message = {"id": "msg_bdrk_" + "0" * 24, "model": CLAUDE, "type": "message", "role": "assistant", "content": []}
-    expected = Counts(1, 0, 90, pico=90 * 3_000_000)
+    expected = UsageCounts(1, 0, 90, pico=90 * 3_000_000)
     answer = message | REFUSED | {"usage": usage | {"output_tokens": 0}}
     assert record(Operation.INVOKE, answer, most=WORST) == expected
     start = chunk({"type": "message_start", "message": message | {"stop_reason": None, "usage": usage}})
@@ -267,9 +267,9 @@ def test_failed_stream_that_states_input_is_not_free(record: Ask, usage: dict[st
 def test_stream_that_fails_at_once_costs_nothing_even_if_it_states_zeros(record: Ask) -> None:
     error = {"error": {"message": "no"}}
     for stream in (chats(error), chats(error | {"usage": NO_TOKENS})):
-        assert record(Operation.CHAT_COMPLETIONS, stream, SERVER_SENT_EVENTS, most=WORST) == Counts()
+        assert record(Operation.CHAT_COMPLETIONS, stream, SERVER_SENT_EVENTS, most=WORST) == UsageCounts()
     stream = FAILED + event("metadata", {"usage": ZERO})
-    assert record(Operation.CONVERSE_STREAM, stream, EVENT_STREAM, most=WORST) == Counts()
+    assert record(Operation.CONVERSE_STREAM, stream, EVENT_STREAM, most=WORST) == UsageCounts()
 
 
 def test_units_of_free_policies_and_free_labels_cost_nothing(record: Ask) -> None:
@@ -278,11 +278,11 @@ def test_units_of_free_policies_and_free_labels_cost_nothing(record: Ask) -> Non
     assert (counts.pico, counts.guardrail_units, counts.estimated_requests) == (0, 2, 0)
     free = build_price_table(PricesConfig(input="0", output="0")).pricer  # type: ignore[arg-type]
     answer = {"output": {}, "usage": {"inputTokens": 9, "outputTokens": 9}}
-    assert record(Operation.CONVERSE, answer, price=free) == Counts(1, 0, 9, 9)
+    assert record(Operation.CONVERSE, answer, price=free) == UsageCounts(1, 0, 9, 9)
     units = {"invocationMetrics": {"usage": {"wordPolicyUnits": 1}}}
     answer["trace"] = {"guardrail": {"inputAssessment": {"g": units}}}
     more = {"price": add_guardrail_prices(free, UNIT_PRICES), "guess": GUESS._replace(units=estimate_units(9, 500)), "asked_units": 9}
-    assert record(Operation.CONVERSE, answer, most=WORST, **more) == Counts(1, 0, 9, 9, guardrail_units=1)
+    assert record(Operation.CONVERSE, answer, most=WORST, **more) == UsageCounts(1, 0, 9, 9, guardrail_units=1)
 
 
 # ---------------------------------------------------------------- calls that a guardrail blocked
@@ -346,7 +346,7 @@ def test_call_blocked_by_its_guardrail_costs_the_units_alone(record: Ask, what: 
     operation, kind, answer = BLOCKED[what]
     guess = GUESS._replace(units=estimate_units(9, 500))
     more = {"price": add_guardrail_prices(TOKENS, UNIT_PRICES), "guess": guess, "asked_units": 9}
-    assert record(operation, answer, kind, **more) == Counts(1, 0, guardrail_units=5, pico=5 * 150_000_000)
+    assert record(operation, answer, kind, **more) == UsageCounts(1, 0, guardrail_units=5, pico=5 * 150_000_000)
 
 
 @pytest.mark.parametrize("what", BLOCKED)

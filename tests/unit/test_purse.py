@@ -10,7 +10,7 @@ import pytest
 from price_keeper.errors import StoreUnavailable
 from price_keeper.hard.purse import CostReservation, RefusalReason
 from price_keeper.hard.purses import RECONCILE_SECONDS
-from price_keeper.recording.entries import Counts, Receipt
+from price_keeper.recording.entries import UsageCounts, Receipt
 
 from tests.support.clock import settle
 from tests.support.hard_fleet import NAME, World, simulated_run
@@ -30,8 +30,8 @@ async def test_the_first_call_makes_the_bucket_and_the_next_ask_nobody(world: Wo
         for call in calls:
             held = call.result()
             assert held is not None
-            held.on_completed(Receipt(Counts(1, pico=1)))
-            held.on_completed(Receipt(Counts(1, pico=1)))
+            held.on_completed(Receipt(UsageCounts(1, pico=1)))
+            held.on_completed(Receipt(UsageCounts(1, pico=1)))
             held.on_cancelled()  # twice is once
         assert (purse.free, purse.in_flight) == (40, 0)
         assert all(purse.try_reserve(8) for _ in range(5))
@@ -95,7 +95,7 @@ async def test_idle_money_goes_back(world: World) -> None:
     async with one(world) as (purse, purses, _):
         held = await waited(world, purse, 100)
         assert held is not None
-        held.on_completed(Receipt(Counts(1, pico=10)))
+        held.on_completed(Receipt(UsageCounts(1, pico=10)))
         for _ in range(4):
             await purses.tick()
             await world.clock.advance(1)
@@ -293,7 +293,7 @@ async def test_a_call_that_costs_more_than_its_worst_case_is_told_of_and_paid(
         for _ in range(2):
             held = await waited(world, purse, 10)
             assert held is not None
-            held.on_completed(Receipt(Counts(1, pico=400)))
+            held.on_completed(Receipt(UsageCounts(1, pico=400)))
             assert purse.free < 0
         assert caplog.text.count("cost 400 pico-dollars") == 1
         assert await waited(world, purse, 10)
@@ -331,7 +331,7 @@ async def test_eight_at_full_speed_use_a_quota_up_with_few_writes(world: World) 
             await world.clock.advance(0.05)
             while under_way and under_way[0][0] <= world.clock.monotonic():
                 _, held, cost = under_way.pop(0)
-                held.on_completed(Receipt(Counts(1, pico=cost)))
+                held.on_completed(Receipt(UsageCounts(1, pico=cost)))
                 spent += cost
             if round(world.clock.monotonic() * 20) % 20 == 0:
                 for each, _ in made:

@@ -13,7 +13,7 @@ import pytest
 from price_keeper.errors import RecordingUnavailable, JournalInUse, JournalUnusable, StoreUnavailable
 from price_keeper.recording import segment
 from price_keeper.recording.aggregator import Aggregator, shard_keys, total_key
-from price_keeper.recording.entries import Counts, Receipt
+from price_keeper.recording.entries import UsageCounts, Receipt
 from price_keeper.recording.flush import pico_of
 from price_keeper.recording.folder import locked
 from price_keeper.recording.leftovers import recover
@@ -216,7 +216,7 @@ async def test_a_segment_of_an_idle_process_is_not_too_old(tmp_path: Path, exact
             await idle.clock.advance(86_401)
             assert await idle.recorder.flush()
         idle.spend(7)
-        idle.journal.record(carried, Receipt(Counts(1, pico=3)))
+        idle.journal.record(carried, Receipt(UsageCounts(1, pico=3)))
     async with recording(tmp_path / "journal", exact_store, idle.clock, idle.scope) as late:
         assert await late.recorder.flush()
         assert (await late.counted(), late.recorder.sender.refused) == ((2, 10), [])
@@ -285,7 +285,7 @@ async def test_a_full_disk_refuses_new_calls_and_forgets_nothing(
     monkeypatch.setattr(os, "pwrite", full)
     with pytest.raises(RecordingUnavailable, match="No space left on device"):
         rec.begin()
-    rec.journal.record(number, Receipt(Counts(1, pico=3)))
+    rec.journal.record(number, Receipt(UsageCounts(1, pico=3)))
     with pytest.raises(RecordingUnavailable, match="No space left"):
         await rec.recorder.check()
     await rec.recorder.flush()

@@ -16,7 +16,7 @@ from price_keeper.errors import JournalFull, JournalUnusable
 from price_keeper.recording import segment
 from price_keeper.recording.beginning import begun
 from price_keeper.recording.composed import opened_recording
-from price_keeper.recording.entries import Counts, Receipt
+from price_keeper.recording.entries import UsageCounts, Receipt
 from price_keeper.recording.journal import Sealed
 from price_keeper.recording.leftovers import recover
 from price_keeper.recording.lines import encode_line
@@ -49,7 +49,7 @@ async def left_by_a_killed_process(folder: Path, store: Store) -> Recording:
         carried = rec.begin(guess=1000)
         rec.spend(10)
         assert rec.journal.seal() is not None
-        rec.journal.record(carried, Receipt(Counts(1, pico=200)))
+        rec.journal.record(carried, Receipt(UsageCounts(1, pico=200)))
         rec.begin(guess=4)
     assert len(rec.segments()) == 2
     return rec
@@ -134,7 +134,7 @@ async def test_what_the_disk_refused_is_tried_a_last_time_at_the_end(
         rec.recorder = started.recorder
         number = rec.begin(guess=1000)
         monkeypatch.setattr(os, "pwrite", a_disk_of(lambda: False))
-        rec.journal.record(number, Receipt(Counts(1, pico=3)))
+        rec.journal.record(number, Receipt(UsageCounts(1, pico=3)))
         monkeypatch.setattr(os, "pwrite", PWRITE)
         await started.finish()
         assert await rec.counted() == (1, 3)
@@ -188,7 +188,7 @@ async def test_a_segment_that_only_carries_counts_although_it_does_not_say_that_
 async def test_a_call_whose_receipt_is_spoilt_is_estimated(tmp_path: Path, exact_store: Store) -> None:
     async with recording(tmp_path, exact_store) as rec:
         rec.begin(guess=1000)
-        rec.journal.record(rec.begin(guess=7), Receipt(Counts(1, pico=10)))
+        rec.journal.record(rec.begin(guess=7), Receipt(UsageCounts(1, pico=10)))
         rec.journal.seal()
     spoil(rec.segments()[0], b'["R"')
     assert await sums(exact_store, rec) == (2, 1007)

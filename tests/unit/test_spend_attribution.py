@@ -6,13 +6,13 @@ from collections import defaultdict
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from price_keeper.recording.entries import Counts
+from price_keeper.recording.entries import UsageCounts
 from price_keeper.reporting.attribution import Doubt, Share, Shares, shares
 
 from tests.support.effort import tries
 
-ONE = Counts(1, 0, 10, 20, 1, 2, 3, 4, 1000)
-TWO = Counts(2, 1, 30, 20, 1, 2, 3, 4, 5000)
+ONE = UsageCounts(1, 0, 10, 20, 1, 2, 3, 4, 1000)
+TWO = UsageCounts(2, 1, 30, 20, 1, 2, 3, 4, 5000)
 BOTH = ONE.plus(TWO)
 
 
@@ -71,7 +71,7 @@ calls = st.lists(
     st.tuples(
         st.sampled_from([None, "shop", "bot"]),
         st.sampled_from(["premium", "economy", "guardrails"]),
-        st.builds(Counts, *([st.integers(0, 5)] * 8), st.integers(1, 10**15)).map(
+        st.builds(UsageCounts, *([st.integers(0, 5)] * 8), st.integers(1, 10**15)).map(
             lambda each: each._replace(requests=1)
         ),
     ),
@@ -81,20 +81,20 @@ calls = st.lists(
 
 def _counted(made: list, quota_scope: str) -> tuple[dict, dict]:
     """As the recorder does it (`selection/payer.py`)."""
-    own: dict[str, Counts] = {}
-    apps: defaultdict[str, dict[str, Counts]] = defaultdict(dict)
+    own: dict[str, UsageCounts] = {}
+    apps: defaultdict[str, dict[str, UsageCounts]] = defaultdict(dict)
     for app, label, counts in made:
         if app is None or quota_scope == "ORG":
-            own[label] = own.get(label, Counts()).plus(counts)
+            own[label] = own.get(label, UsageCounts()).plus(counts)
         if app is not None:
-            apps[app][label] = apps[app].get(label, Counts()).plus(counts)
+            apps[app][label] = apps[app].get(label, UsageCounts()).plus(counts)
     return own, dict(apps)
 
 
 def _truth(made: list) -> dict:
     sums: dict = {}
     for app, label, counts in made:
-        sums[app, label] = sums.get((app, label), Counts()).plus(counts)
+        sums[app, label] = sums.get((app, label), UsageCounts()).plus(counts)
     return sums
 
 
@@ -102,10 +102,10 @@ def _truth(made: list) -> dict:
 @settings(max_examples=tries(500))
 def test_every_call_is_told_once(made: list, quota_scope: str) -> None:
     own, apps = _counted(made, quota_scope)
-    sums: dict[str, Counts] = {}
+    sums: dict[str, UsageCounts] = {}
     for labels in apps.values():
         for label, counts in labels.items():
-            sums[label] = sums.get(label, Counts()).plus(counts)
+            sums[label] = sums.get(label, UsageCounts()).plus(counts)
     if quota_scope == "APP" and any(own.get(label) == counts for label, counts in sums.items()):
         return  # by chance the same in all nine counts, which is what is taken as proof
     found = shares(own, apps, quota_scope)
@@ -120,11 +120,11 @@ def test_nothing_is_told_twice_on_a_day_of_change(before: list, after: list, quo
     old = "APP" if quota_scope == "ORG" else "ORG"
     (own, apps), (new_own, new_apps) = _counted(before, old), _counted(after, quota_scope)
     for label, counts in new_own.items():
-        own[label] = own.get(label, Counts()).plus(counts)
+        own[label] = own.get(label, UsageCounts()).plus(counts)
     for app, labels in new_apps.items():
         for label, counts in labels.items():
             known = apps.setdefault(app, {})
-            known[label] = known.get(label, Counts()).plus(counts)
+            known[label] = known.get(label, UsageCounts()).plus(counts)
     told = {(each.app, each.label): each.counts for each in shares(own, apps, quota_scope).shares}
     truth = _truth(before + after)
     assert {key: counts for key, counts in told.items() if key[0]} == {k: v for k, v in truth.items() if k[0]}

@@ -18,7 +18,7 @@ from zoneinfo import ZoneInfo
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from price_keeper.recording.entries import Counts
+from price_keeper.recording.entries import UsageCounts
 from price_keeper.reporting import focus
 from price_keeper.reporting.focus import records
 from price_keeper.reporting.query import Report
@@ -189,7 +189,7 @@ def _moment(text: str | None) -> datetime:
 
 
 ACME, BETA = "6f1c2a34-5b6d-4e7f-8a9b-0c1d2e3f4a5b", "11111111-2222-4333-8444-555555555555"
-COUNTS = Counts(9, 1, 100, 50, 20, 10, 5, 3, 12_345_678_901)
+COUNTS = UsageCounts(9, 1, 100, 50, 20, 10, 5, 3, 12_345_678_901)
 
 
 def report(*spent: Spent, zone: str = "Europe/Berlin", apps: Mapping[tuple[str, str], str] | None = None) -> Report:
@@ -207,7 +207,7 @@ def told(*spent: Spent, region: str | None = "us-east-1", account: str | None = 
     return list(csv.DictReader(StringIO(text)))
 
 
-def spent(app: str | None, label: str, day: date = date(2026, 11, 18), counts: Counts = COUNTS) -> Spent:
+def spent(app: str | None, label: str, day: date = date(2026, 11, 18), counts: UsageCounts = COUNTS) -> Spent:
     return Spent(ACME, app, label, day, counts)
 
 
@@ -314,7 +314,7 @@ def test_a_file_without_rows_is_a_head() -> None:
             st.sampled_from([None, "shop", "-"]),
             st.sampled_from(["premium", "guardrails", "async-jobs", "unlabelled.claude"]),
             st.dates(date(2025, 12, 1), date(2027, 1, 31)),
-            st.builds(Counts, *([st.integers(0, 10**12)] * 8), st.integers(0, 10**20)),
+            st.builds(UsageCounts, *([st.integers(0, 10**12)] * 8), st.integers(0, 10**20)),
         ),
         unique_by=lambda each: each[:4],
     ),

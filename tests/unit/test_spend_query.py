@@ -16,7 +16,7 @@ import pytest
 from price_keeper.calendar_days import load_zone, format_org_day
 from price_keeper.model import Scope
 from price_keeper.recording.aggregator import STAMP, Aggregator, total_key
-from price_keeper.recording.entries import ChargedCounters, Counter, Counts, Intent, Receipt
+from price_keeper.recording.entries import ChargedCounters, Counter, UsageCounts, Intent, Receipt
 from price_keeper.reporting.days import parse
 from price_keeper.reporting.query import Report, report
 from price_keeper.reporting.totals import total
@@ -56,7 +56,7 @@ class Org:
         period = f"DAY#{format_org_day(self.rec.clock.now(), self.zone)}"
         account = ChargedCounters.from_counters([Counter(scope.key, label, period, shards) for scope in scopes])
         number = self.rec.journal.intend(Intent(account, int(self.rec.clock.now() * 1000), 7, 7, 5))
-        self.rec.journal.record(number, Receipt(Counts(1, int(estimated), 10, 20, pico=pico)))
+        self.rec.journal.record(number, Receipt(UsageCounts(1, int(estimated), 10, 20, pico=pico)))
 
     async def flush(self) -> None:
         assert await self.rec.recorder.flush()
@@ -107,7 +107,7 @@ async def test_today_is_told_as_of_the_last_flush(acme: Org) -> None:
         ("shop", "guardrails", "2026-11-18"): 7,
         (None, "premium", "2026-11-18"): 30,
     }
-    assert total(each.counts for each in found.spent) == Counts(3, 1, 30, 60, pico=1_000_038)
+    assert total(each.counts for each in found.spent) == UsageCounts(3, 1, 30, 60, pico=1_000_038)
     assert (found.first, found.last) == (date(2026, 11, 18), date(2026, 11, 18))
     assert (found.is_running, found.is_final, found.notes) == (True, False, [])
     await acme.flush()

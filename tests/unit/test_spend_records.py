@@ -14,7 +14,7 @@ from zoneinfo import ZoneInfo
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from price_keeper.recording.entries import Counts
+from price_keeper.recording.entries import UsageCounts
 from price_keeper.reporting.query import Report
 from price_keeper.reporting.records import as_csv, as_json, harmless, moment
 from price_keeper.reporting.tenants import Tenant, app_names, org_called, registered, tenants
@@ -38,8 +38,8 @@ def report(*spent: Spent, name: str | None = "Acme", app_name: str | None = "Sho
 
 
 SPENT = (
-    Spent(ACME, "shop", "premium", DAY, Counts(2, 1, 10, 20, 3, 4, 5, 6, 12_345_678_901)),
-    Spent(BETA, None, "economy", DAY, Counts(1, 0, 1, 2, pico=5)),
+    Spent(ACME, "shop", "premium", DAY, UsageCounts(2, 1, 10, 20, 3, 4, 5, 6, 12_345_678_901)),
+    Spent(BETA, None, "economy", DAY, UsageCounts(1, 0, 1, 2, pico=5)),
 )
 
 
@@ -124,7 +124,7 @@ def test_name_that_is_no_formula_stays_as_it_is(name: str) -> None:
 @given(st.text(min_size=1), st.integers(0, 10**25))
 @settings(max_examples=tries(200))
 def test_whatever_a_name_is_csv_is_read_back_as_it_was(name: str, pico: int) -> None:
-    spent = Spent(ACME, "shop", "premium", DAY, Counts(pico=pico))
+    spent = Spent(ACME, "shop", "premium", DAY, UsageCounts(pico=pico))
     text = as_csv(report(spent, name=name), rows([spent], ("org",)), ("org",))
     (row,) = csv.DictReader(StringIO(text, newline=""))
     assert row["org_name"].removeprefix("'") == name.replace("\r", " ").removeprefix("'")

@@ -8,7 +8,7 @@ import unicodedata
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from price_keeper.recording.entries import Counts
+from price_keeper.recording.entries import UsageCounts
 from price_keeper.reporting.table import MOST_BAR, Style, printable, table
 from price_keeper.reporting.totals import Row
 
@@ -17,8 +17,8 @@ from tests.support.effort import tries
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 
-def counts(pico: int, *, requests: int = 1, estimated: int = 0, units: int = 0, cached: int = 0) -> Counts:
-    return Counts(requests, estimated, 1200, 345, cached, 0, 0, units, pico)
+def counts(pico: int, *, requests: int = 1, estimated: int = 0, units: int = 0, cached: int = 0) -> UsageCounts:
+    return UsageCounts(requests, estimated, 1200, 345, cached, 0, 0, units, pico)
 
 
 def told(rows: list[Row], by: list[str], width: int = 80, **style: bool) -> list[str]:
@@ -108,7 +108,7 @@ def test_a_table_where_all_is_free() -> None:
      (1_234_567, "1.23M"), (12_345_678, "12.3M"), (999_999_999, "1.00B"), (5 * 10**12, "5.00T"), (5 * 10**15, "5000T")],
 )  # fmt: skip
 def test_many_tokens(number: int, shown: str) -> None:
-    row = Row(("a",), Counts(1, 0, number, 0, pico=1))
+    row = Row(("a",), UsageCounts(1, 0, number, 0, pico=1))
     assert shown in told([row], ["label"], 100)[1].split()
 
 

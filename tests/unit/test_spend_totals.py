@@ -8,7 +8,7 @@ from fractions import Fraction
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from price_keeper.recording.entries import Counts
+from price_keeper.recording.entries import UsageCounts
 from price_keeper.reporting import money
 from price_keeper.reporting.totals import DIMENSIONS, Row, Spent, dimensions, only, rows, tokens, total
 
@@ -19,7 +19,7 @@ MONDAY, TUESDAY = date(2026, 11, 16), date(2026, 11, 17)
 
 
 def spent(org: str, app: str | None, label: str, day: date, pico: int) -> Spent:
-    return Spent(org, app, label, day, Counts(1, 0, 2, 3, 4, 5, 6, 7, pico))
+    return Spent(org, app, label, day, UsageCounts(1, 0, 2, 3, 4, 5, 6, 7, pico))
 
 
 SPENT = [
@@ -55,7 +55,7 @@ def test_equal_rows_have_an_order_too() -> None:
 
 def test_rows_add_up_all_that_is_counted() -> None:
     (row,) = (row for row in rows(SPENT, ["org"]) if row.keys == (ACME,))
-    assert row == Row((ACME,), Counts(4, 0, 8, 12, 16, 20, 24, 28, 106))
+    assert row == Row((ACME,), UsageCounts(4, 0, 8, 12, 16, 20, 24, 28, 106))
     assert tokens(row.counts) == 8 + 12 + 16 + 20 + 24
 
 

@@ -19,7 +19,7 @@ from price_keeper.commands.spend import JOURNALS, check_days, org_asked_for, reg
 from price_keeper.commands.whole_file import whole_file
 from price_keeper.config import Config
 from price_keeper.errors import PriceKeeperError
-from price_keeper.recording.entries import Counts
+from price_keeper.recording.entries import UsageCounts
 from price_keeper.reporting import focus, money
 from price_keeper.reporting.query import Report, report
 from price_keeper.reporting.records import as_csv, csv_text, moment, numbers, row_record
@@ -67,7 +67,7 @@ class _Summary:
     last: date = date.min
     is_final: bool = True
     rows: int = 0
-    counts: Counts = dataclasses.field(default_factory=Counts)
+    counts: UsageCounts = dataclasses.field(default_factory=UsageCounts)
     notes: dict[str, None] = dataclasses.field(default_factory=dict)  # each once, in their order
 
     def add(self, found: Report, told: list[Row]) -> None:

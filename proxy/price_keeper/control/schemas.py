@@ -10,7 +10,7 @@ from price_keeper.control import auth, credentials, overrides, profiles, usage
 from price_keeper.control.fields import or_null
 from price_keeper.control.page import signing_in
 from price_keeper.limits.settings import MODES, MAX_RATE, MAX_BURST_SECS, RATES
-from price_keeper.recording.entries import Counts
+from price_keeper.recording.entries import UsageCounts
 from price_keeper.selection.settings import APP_SETTINGS, MAX_NAME_LENGTH, MAX_ORDERING_LABELS, ORG_SETTINGS
 
 Schema = Mapping[str, Any]
@@ -95,7 +95,7 @@ _SHOWN = _object(
     additionalProperties=False,
 )  # fmt: skip
 
-_NUMBERS: Mapping[str, Schema] = {**dict.fromkeys(Counts._fields[:-1], _WHOLE), "cost_usd_micros": _MICROS}
+_NUMBERS: Mapping[str, Schema] = {**dict.fromkeys(UsageCounts._fields[:-1], _WHOLE), "cost_usd_micros": _MICROS}
 _OVERRIDE = _object({"label": _TEXT, "reason": _TEXT, "who": _TEXT, "until": _MOMENT, "version": _WHOLE})
 _OVERRIDE_OR_NOT: Schema = {"anyOf": [_OVERRIDE, {"type": "null"}]}
 _CURSOR: Schema = {"type": ["string", "null"], "description": "where the next page begins; null on the last one"}

@@ -16,7 +16,7 @@ from price_keeper.clock import Clock
 from price_keeper.errors import ConditionFailed, StoreError
 from price_keeper.hard.rows import HardBudgetKey
 from price_keeper.model import Scope
-from price_keeper.recording.entries import Counter, Counts
+from price_keeper.recording.entries import Counter, UsageCounts
 from price_keeper.recording.flush import COST, DAY_SECONDS, KEEP_SHARDS_SECONDS, KEEP_TOTALS_SECONDS, pico_of, shards_of
 from price_keeper.stores import schema
 from price_keeper.stores.contract import (
@@ -39,7 +39,7 @@ from price_keeper.stores.contract import (
 TRIES: Final = 3
 CLOCKS_DIFFER_SECONDS: Final = 3600  # at most: so long after a day's end its list of active counters may still grow
 STAMP: Final = "as_of_epoch"
-COUNTED: Final = (*Counts._fields[:-1], COST)
+COUNTED: Final = (*UsageCounts._fields[:-1], COST)
 
 _log = logging.getLogger("price_keeper.recording")
 

@@ -19,7 +19,7 @@ from price_keeper.hard.holds import BudgetLeaseFile, release_former_leases
 from price_keeper.recording.adoption import Adoption
 from price_keeper.recording.aggregator import Aggregator
 from price_keeper.recording.beginning import begun
-from price_keeper.recording.entries import PICO_PER_USD, Counts
+from price_keeper.recording.entries import PICO_PER_USD, UsageCounts
 from price_keeper.recording.folder import locked
 from price_keeper.recording.journal import Journal
 from price_keeper.recording.leftovers import Leftovers, recover
@@ -139,7 +139,7 @@ class Recording:
         telemetry.add(metrics.TOTALS_AGE_SECONDS, lambda: self.clock.monotonic() - aggregator.done_at)
 
 
-_Part = Callable[[Counts], float]
+_Part = Callable[[UsageCounts], float]
 
 _REQUESTS: Mapping[str, _Part] = {
     "false": lambda counts: counts.requests - counts.estimated_requests,

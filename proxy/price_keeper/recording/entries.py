@@ -17,7 +17,7 @@ from price_keeper.model import PICO_PER_MICRO as PICO_PER_MICRO
 from price_keeper.model import PICO_PER_USD as PICO_PER_USD
 
 _make = tuple.__new__  # of a named tuple, in half the time
-_MOST_APART: Final = 200
+_MAX_PENDING: Final = 200
 
 
 class LineKind(StrEnum):
@@ -88,7 +88,7 @@ class Counter(NamedTuple):
         return self.holder_and_period[1] if self.is_lease else self.period
 
 
-class Counts(NamedTuple):
+class UsageCounts(NamedTuple):
     """What is counted. Everything but `pico` is what the store calls it."""
 
     requests: int = 0
@@ -101,11 +101,11 @@ class Counts(NamedTuple):
     guardrail_units: int = 0
     pico: int = 0
 
-    def plus(self, other: Counts) -> Counts:
-        return Counts._make(map(int.__add__, self, other))
+    def plus(self, other: UsageCounts) -> UsageCounts:
+        return UsageCounts._make(map(int.__add__, self, other))
 
-    def less(self, other: Counts) -> Counts:
-        return Counts._make(map(int.__sub__, self, other))
+    def less(self, other: UsageCounts) -> UsageCounts:
+        return UsageCounts._make(map(int.__sub__, self, other))
 
 
 class SpendListener(Protocol):
@@ -154,9 +154,9 @@ class Intent:
     completion_listeners: tuple[CompletionListener, ...] = ()  # not written
 
     @property
-    def estimated_counts(self) -> Counts:
+    def estimated_counts(self) -> UsageCounts:
         units = self.guardrail_units
-        return Counts(1, 1, self.input_tokens, self.output_tokens, guardrail_units=units, pico=self.pico)
+        return UsageCounts(1, 1, self.input_tokens, self.output_tokens, guardrail_units=units, pico=self.pico)
 
     def encode(self, number: int, kind: str = _INTENT_KIND) -> bytes:
         counters, tokens = self.charged.encoded, self.input_tokens
@@ -178,7 +178,7 @@ class Intent:
 class Receipt:
     """What a call used and cost. `about` is for whoever reads the journal: prices, flags, Bedrock's own id of it."""
 
-    counts: Counts
+    counts: UsageCounts
     about: Mapping[str, str] = field(default_factory=dict)
 
     def encode(self, number: int) -> bytes:
@@ -187,64 +187,64 @@ class Receipt:
     @classmethod
     def from_values(cls, values: list[Any]) -> Receipt:
         _, _, counts, about = values
-        return cls(Counts(*counts), about)
+        return cls(UsageCounts(*counts), about)
 
 
-def counts_of(usage: Usage, pico: int, *, is_estimated: bool = False) -> Counts:
-    input, output, read, written_5m, written_1h, _, _, by_policy = usage
+def build_counts(usage: Usage, pico: int, *, is_estimated: bool = False) -> UsageCounts:
+    input, output, cache_read, written_5m, written_1h, _, _, by_policy = usage
     units = sum(count for name, count in by_policy.items() if name not in UNBILLED_GUARDRAIL_COUNTS) if by_policy else 0
-    return Counts(1, int(is_estimated), input, output, read, written_5m, written_1h, units, pico)
+    return UsageCounts(1, int(is_estimated), input, output, cache_read, written_5m, written_1h, units, pico)
 
 
-def plain_counts(input: int, output: int, pico: int) -> Counts:
+def make_plain_counts(input: int, output: int, pico: int) -> UsageCounts:
     """As nearly all are: made in half the time."""
-    return _make(Counts, (1, 0, input, output, 0, 0, 0, 0, pico))
+    return _make(UsageCounts, (1, 0, input, output, 0, 0, 0, 0, pico))
 
 
-class Tally:
+class UsageTally:
     """Sums by counter. They are made now and then, which costs less than to make them in each call."""
 
     def __init__(self) -> None:
-        self._sums: dict[ChargedCounters, Counts] = {}  # by account, which names all counters that its calls touch
-        self._apart: list[tuple[ChargedCounters, Counts]] = []  # what is not in them yet
+        self._sums: dict[ChargedCounters, UsageCounts] = {}  # by account, which names all counters that its calls touch
+        self._pending: list[tuple[ChargedCounters, UsageCounts]] = []  # what is not in them yet
         self.pico = 0
         self.requests = 0
 
-    def add(self, charged: ChargedCounters, counts: Counts) -> None:
-        self._apart.append((charged, counts))
+    def add(self, charged: ChargedCounters, counts: UsageCounts) -> None:
+        self._pending.append((charged, counts))
         self.pico += counts[-1]
         self.requests += 1
-        if len(self._apart) > _MOST_APART:
-            self._gather()
+        if len(self._pending) > _MAX_PENDING:
+            self._fold_pending()
 
-    def total(self) -> Counts:
+    def total(self) -> UsageCounts:
         """Each call once, though several counters may be charged with it."""
-        self._gather()
-        return Counts._make(map(sum, zip(Counts(), *self._sums.values(), strict=True)))
+        self._fold_pending()
+        return UsageCounts._make(map(sum, zip(UsageCounts(), *self._sums.values(), strict=True)))
 
-    def by_label(self) -> dict[str, Counts]:
+    def by_label(self) -> dict[str, UsageCounts]:
         """As `total`, apart for each label: all counters of an account are of one."""
-        self._gather()
-        sums: dict[str, Counts] = {}
+        self._fold_pending()
+        sums: dict[str, UsageCounts] = {}
         for account, counts in self._sums.items():
             label = account.counters[0].label if account.counters else ""
             sums[label] = sums[label].plus(counts) if label in sums else counts
         return sums
 
-    def sums(self) -> dict[Counter, Counts]:
-        self._gather()
-        sums: dict[Counter, Counts] = {}
+    def sums(self) -> dict[Counter, UsageCounts]:
+        self._fold_pending()
+        sums: dict[Counter, UsageCounts] = {}
         for account, counts in self._sums.items():
             for counter in account.counters:
                 sums[counter] = sums[counter].plus(counts) if counter in sums else counts
         return sums
 
-    def _gather(self) -> None:
-        by_account: dict[ChargedCounters, list[Counts]] = {}
-        for account, counts in self._apart:
+    def _fold_pending(self) -> None:
+        by_account: dict[ChargedCounters, list[UsageCounts]] = {}
+        for account, counts in self._pending:
             by_account.setdefault(account, []).append(counts)
         for account, many in by_account.items():
             if account in self._sums:
                 many.append(self._sums[account])
-            self._sums[account] = Counts._make(map(sum, zip(*many, strict=True)))
-        self._apart.clear()
+            self._sums[account] = UsageCounts._make(map(sum, zip(*many, strict=True)))
+        self._pending.clear()

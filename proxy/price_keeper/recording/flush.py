@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from price_keeper.hard import rows
 from price_keeper.model import Scope
-from price_keeper.recording.entries import PICO_PER_MICRO, Counter, Counts
+from price_keeper.recording.entries import PICO_PER_MICRO, Counter, UsageCounts
 from price_keeper.recording.seal import Part
 from price_keeper.recording.ulid import made_at
 from price_keeper.stores import schema
@@ -27,7 +27,7 @@ KEEP_TOTALS_SECONDS = 400 * DAY_SECONDS  # and the list of what was active, by w
 
 COST = "cost_usd_micros"
 SHARDS = "shards_"  # and how many, as the name of an attribute
-_COUNTED = Counts._fields[:-1]  # all but the money, by the names they have in the store
+_COUNTED = UsageCounts._fields[:-1]  # all but the money, by the names they have in the store
 
 
 _LINES, _DIGEST, _PARTS, _ESTIMATED, _CARRIED = "lines", "digest", "parts", "estimated", "carried"
@@ -107,7 +107,7 @@ def additions_to_totals(part: Part, now: float) -> Iterator[Update]:
         yield _added(key, counts, now, KEEP_TOTALS_SECONDS)
 
 
-def addition(ulid: str, counter: Counter, counts: Counts, now: float) -> Update:
+def addition(ulid: str, counter: Counter, counts: UsageCounts, now: float) -> Update:
     if counter.is_lease:
         holder, period = counter.holder_and_period
         return rows.build_spend(rows.HardBudgetKey(counter.scope, counter.label, period), holder, counts.pico)
@@ -116,7 +116,7 @@ def addition(ulid: str, counter: Counter, counts: Counts, now: float) -> Update:
     return _added(key, counts, now, KEEP_SHARDS_SECONDS)
 
 
-def _added(key: Key, counts: Counts, now: float, keep_seconds: int) -> Update:
+def _added(key: Key, counts: UsageCounts, now: float, keep_seconds: int) -> Update:
     added: dict[str, int | Decimal] = {name: number for name, number in zip(_COUNTED, counts, strict=False) if number}
     added[COST] = micros(counts.pico)
     return Update(key, add=added, set={"updated_at_epoch": int(now), EXPIRY_ATTRIBUTE: int(now) + keep_seconds})

@@ -18,7 +18,7 @@ from itertools import chain
 from pathlib import Path
 
 from price_keeper.errors import RecordingUnavailable, JournalFull, JournalUnusable
-from price_keeper.recording.entries import Counter, Counts, Intent, Receipt, Tally, encode_head, encode_ready
+from price_keeper.recording.entries import Counter, UsageCounts, Intent, Receipt, UsageTally, encode_head, encode_ready
 from price_keeper.recording.folder import has_no_room
 from price_keeper.recording.log_throttle import LogThrottle
 from price_keeper.recording.seal import Extent, Seal
@@ -80,13 +80,13 @@ class Sealed:
             self.extent = Extent.of_file(self.path, self.size)
         return self.extent
 
-    def sums(self) -> Iterator[tuple[Counter, Counts]]:
+    def sums(self) -> Iterator[tuple[Counter, UsageCounts]]:
         return chain.from_iterable(self.seal.parts)
 
-    def unsent(self) -> Iterator[tuple[Counter, Counts]]:
+    def unsent(self) -> Iterator[tuple[Counter, UsageCounts]]:
         return chain.from_iterable(self.seal.parts[self.parts_sent :])
 
-    def perhaps_stored(self) -> Iterator[tuple[Counter, Counts]]:
+    def perhaps_stored(self) -> Iterator[tuple[Counter, UsageCounts]]:
         """What may be in the store, or certainly is."""
         return chain.from_iterable(self.seal.parts if self.is_in_doubt else self.seal.parts[: self.parts_sent])
 
@@ -103,8 +103,8 @@ class Journal:
         self._number = 0
         self._open: dict[int, Intent] = {}
         self._owed: dict[int, Receipt | None] = {}  # what the disk would not take yet
-        self.tally = Tally()  # of what was recorded since the last seal
-        self._sealed = dict.fromkeys((*labels, OTHER_LABEL), Counts())  # what was recorded before it
+        self.tally = UsageTally()  # of what was recorded since the last seal
+        self._sealed = dict.fromkeys((*labels, OTHER_LABEL), UsageCounts())  # what was recorded before it
         self._line_trouble = self._seal_trouble = self._sync_trouble = ""
         self._throttle = LogThrottle(ulids.now)
         self._unsound = ""  # the segment that could not be synced
@@ -122,12 +122,12 @@ class Journal:
         return len(self._open)
 
     @property
-    def recorded(self) -> Counts:
+    def recorded(self) -> UsageCounts:
         """Since this process started."""
-        return Counts._make(map(sum, zip(*self.recorded_by_label.values(), strict=True)))
+        return UsageCounts._make(map(sum, zip(*self.recorded_by_label.values(), strict=True)))
 
     @property
-    def recorded_by_label(self) -> dict[str, Counts]:
+    def recorded_by_label(self) -> dict[str, UsageCounts]:
         found = dict(self._sealed)
         for label, counts in self.tally.by_label().items():
             known = label if label in found else OTHER_LABEL
@@ -139,9 +139,9 @@ class Journal:
         counted = self.tally.by_label()
         for label in labels:
             if label not in self._sealed and len(self._sealed) < MAX_LABELS:
-                before = counted.get(label, Counts())
+                before = counted.get(label, UsageCounts())
                 self._sealed[OTHER_LABEL] = self._sealed[OTHER_LABEL].plus(before)
-                self._sealed[label] = Counts().less(before)
+                self._sealed[label] = UsageCounts().less(before)
 
     @property
     def trouble(self) -> str:
@@ -241,7 +241,7 @@ class Journal:
         )
         self._before, self._is_carrying = ended.ulid, bool(self._open)
         self._sealed = self.recorded_by_label
-        self._segment, self.tally, self._seal_trouble = following, Tally(), ""
+        self._segment, self.tally, self._seal_trouble = following, UsageTally(), ""
         ended.close()
         return sealed
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from price_keeper.errors import JournalUnusable
 from price_keeper.hard import holds
-from price_keeper.recording.entries import JOURNAL_FORMAT, ChargedCounters, Counter, Intent, LineKind, Receipt, Tally
+from price_keeper.recording.entries import JOURNAL_FORMAT, ChargedCounters, Counter, Intent, LineKind, Receipt, UsageTally
 from price_keeper.recording.folder import has_no_room
 from price_keeper.recording.journal import Sealed
 from price_keeper.recording.lines import JournalLines, decode_lines
@@ -65,7 +65,7 @@ class Found:
     has_gaps: bool = False
     end: int = 0
     open: dict[int, Intent] = field(default_factory=dict)
-    tally: Tally = field(default_factory=Tally)
+    tally: UsageTally = field(default_factory=UsageTally)
     extent: Extent | None = None
     estimated: list[int] = field(default_factory=list)  # behind the extent, as the seal counts them
     is_carrying: bool = False
@@ -141,7 +141,7 @@ class Found:
         """What one behind it carries. Of one that is not the next, as that has lost what it carried, only what is told
         alike to the last figure: another process counts its calls anew."""
         if self.seal is not None:  # all that it has to say; the rest only fills the memory
-            self.open, self.carried, self.tally = {}, {}, Tally()
+            self.open, self.carried, self.tally = {}, {}, UsageTally()
             return
         is_next = later.before == self.ulid
         for number, intent in later.carried.items():

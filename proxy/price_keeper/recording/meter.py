@@ -14,7 +14,7 @@ from price_keeper.logs import build_bedrock_extra
 from price_keeper.metering.pricing import Pricer, Cost
 from price_keeper.metering.reading import UsageReader, build_reader
 from price_keeper.metering.usage import Usage, sum_tokens
-from price_keeper.recording.entries import ChargedCounters, CompletionListener, Intent, Receipt, counts_of, plain_counts
+from price_keeper.recording.entries import ChargedCounters, CompletionListener, Intent, Receipt, build_counts, make_plain_counts
 from price_keeper.recording.expected import UsageForecast
 from price_keeper.recording.journal import Journal
 
@@ -183,10 +183,10 @@ class Meter:
         about = {"request": self._request_id, "price": pricer.description}
         if pricer.price_plain is not None and not (cache_read or written_5m or written_1h or tier or latency or units):
             pico = pricer.price_plain(input, output)  # as of nearly all
-            counts = plain_counts(input, output, pico)
+            counts = make_plain_counts(input, output, pico)
         else:
             cost = pricer.price(usage)
-            pico, counts = cost.pico, counts_of(usage, cost.pico)
+            pico, counts = cost.pico, build_counts(usage, cost.pico)
             about |= _describe_unusual(usage, cost)
         if not 0 < pico <= MAX_CALL_PICO:
             if pico > 0:
@@ -202,7 +202,7 @@ class Meter:
     def _build_estimated_receipt(self, reader: UsageReader | None, why: str) -> Receipt:
         if self._ceiling_pico is not None:
             about = {"request": self._request_id, "price": self._pricer.description, "why": why}
-            return Receipt(counts_of(self._assumed_usage, self._ceiling_pico, is_estimated=True), about)
+            return Receipt(build_counts(self._assumed_usage, self._ceiling_pico, is_estimated=True), about)
         usage = self._assumed_usage if reader is None else self._merge_partial_usage(reader)
         cost = self._pricer.price(usage)
         if cost.pico > MAX_CALL_PICO:
@@ -210,7 +210,7 @@ class Meter:
                 return self._build_estimated_receipt(None, "absurd")
             cost = cost._replace(pico=MAX_CALL_PICO)
         about = {"request": self._request_id, "price": self._pricer.description, **_describe_unusual(usage, cost), "why": why}
-        return Receipt(counts_of(usage, cost.pico, is_estimated=True), about)
+        return Receipt(build_counts(usage, cost.pico, is_estimated=True), about)
 
     def _merge_partial_usage(self, reader: UsageReader) -> Usage:
         partial_usage, estimated_output = reader.partial_usage(), reader.estimate_output()

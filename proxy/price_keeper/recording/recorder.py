@@ -15,7 +15,7 @@ from pathlib import Path
 
 from price_keeper.clock import Clock
 from price_keeper.errors import RecordingUnavailable, StoreError
-from price_keeper.recording.entries import PICO_PER_USD, Counter, Counts
+from price_keeper.recording.entries import PICO_PER_USD, Counter, UsageCounts
 from price_keeper.recording.journal import Journal, Sealed
 from price_keeper.recording.log_throttle import LogThrottle
 from price_keeper.recording.pace import Pace
@@ -25,7 +25,7 @@ from price_keeper.recording.turns import Turns
 PATIENCE_SECONDS = 0.5  # of those who would rather not meet a flush
 HURRY_SHARE = 100  # a hundredth of what may wait is flushed at once
 
-_Sum = tuple[Counter, Counts]
+_Sum = tuple[Counter, UsageCounts]
 
 _log = logging.getLogger("price_keeper.recording")
 

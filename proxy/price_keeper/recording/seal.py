@@ -15,7 +15,7 @@ from typing import Any
 
 import orjson
 
-from price_keeper.recording.entries import Counter, Counts, LineKind, Tally
+from price_keeper.recording.entries import Counter, UsageCounts, LineKind, UsageTally
 from price_keeper.stores.contract import MAX_TRANSACTION_WRITES
 
 # A part is one transaction: its marker, and for each sum a counter and perhaps an entry in the list of active ones.
@@ -25,7 +25,7 @@ _MOST_OF_JSON = 2**63 - 1
 _CHUNK_BYTES = 1024 * 1024
 _BARE_LINES = 2  # its head, and that nothing is carried into it
 
-Part = tuple[tuple[Counter, Counts], ...]
+Part = tuple[tuple[Counter, UsageCounts], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class Seal:
     parts: tuple[Part, ...]
 
     @classmethod
-    def of(cls, ulid: str, tally: Tally) -> Seal:
+    def of(cls, ulid: str, tally: UsageTally) -> Seal:
         return cls(ulid, tally.pico, tally.requests, tuple(_parts(tally)))
 
     def encode(self) -> bytes:
@@ -89,10 +89,10 @@ class Seal:
         return cls(ulid, int(pico), requests, tuple(tuple(_sum(each, known) for each in part) for part in parts))
 
 
-def _sum(values: list[Any], known: dict[Counter, Counter]) -> tuple[Counter, Counts]:
+def _sum(values: list[Any], known: dict[Counter, Counter]) -> tuple[Counter, UsageCounts]:
     width = len(Counter._fields)
     counter = Counter.from_values(values[:width])
-    return known.setdefault(counter, counter), Counts(*map(int, values[width:]))
+    return known.setdefault(counter, counter), UsageCounts(*map(int, values[width:]))
 
 
 def _written(number: int) -> int | str:
@@ -100,19 +100,19 @@ def _written(number: int) -> int | str:
     return number if number <= _MOST_OF_JSON else str(number)
 
 
-def _each_once(tally: Tally) -> dict[Counter, Counts]:
+def _each_once(tally: UsageTally) -> dict[Counter, UsageCounts]:
     """An org may have come to be spread over more shards while calls were under way: the greater number holds."""
-    sums: dict[tuple[str, str, str], tuple[int, Counts]] = {}
+    sums: dict[tuple[str, str, str], tuple[int, UsageCounts]] = {}
     for counter, counts in tally.sums().items():
-        shards, so_far = sums.get(counter[:3], (0, Counts()))
+        shards, so_far = sums.get(counter[:3], (0, UsageCounts()))
         sums[counter[:3]] = max(counter.shards, shards), so_far.plus(counts)
     return {Counter(*name, shards): counts for name, (shards, counts) in sums.items()}
 
 
-def _parts(tally: Tally) -> Iterator[Part]:
+def _parts(tally: UsageTally) -> Iterator[Part]:
     """A scope's sums stay together as far as they fit, so that a scope in contention holds up few others. What was
     spent of a counter and of a hold on it always does: who compares the two must find both or neither."""
-    part: list[tuple[Counter, Counts]] = []
+    part: list[tuple[Counter, UsageCounts]] = []
     ordered = sorted(_each_once(tally).items(), key=lambda each: _place(each[0]))
     for _, group in groupby(ordered, key=lambda each: each[0].scope):
         sums = list(group)

@@ -11,7 +11,7 @@ from typing import Protocol
 from price_keeper.clock import Clock
 from price_keeper.errors import JournalFull, ReasonCode, InvalidStoreRequest, StoreError, TransactionFailed
 from price_keeper.recording import flush
-from price_keeper.recording.entries import Counter, Counts
+from price_keeper.recording.entries import Counter, UsageCounts
 from price_keeper.recording.flush import Mark
 from price_keeper.recording.journal import Sealed
 from price_keeper.recording.seal import Part
@@ -220,7 +220,7 @@ class Sender:
             self._listed.clear()
 
 
-def _tell(listener: Callable[[Counter, int], None], sums: Iterable[tuple[Counter, Counts]]) -> None:
+def _tell(listener: Callable[[Counter, int], None], sums: Iterable[tuple[Counter, UsageCounts]]) -> None:
     for counter, counts in sums:
         if not counter.is_lease:
             listener(counter, counts.pico)

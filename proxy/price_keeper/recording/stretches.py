@@ -12,7 +12,7 @@ from hashlib import sha256
 from typing import Any
 
 from price_keeper.errors import PriceKeeperError
-from price_keeper.recording.entries import LineKind, Tally
+from price_keeper.recording.entries import LineKind, UsageTally
 from price_keeper.recording.flush import Mark
 from price_keeper.recording.journal import Sealed
 from price_keeper.recording.leftovers import Found, Known
@@ -67,7 +67,7 @@ class Stretches:
         return Mark(self.at, self._digest.hexdigest(), max(1, len(seal.parts)), estimated, carried, start)
 
     def _up_to(self, end: int, estimated: Iterable[int]) -> Seal:
-        found, tally = self._found, Tally()
+        found, tally = self._found, UsageTally()
         found.tally = tally
         for values, text in self._lines[self.at : end]:
             self._digest.update(text)

@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 from price_keeper.clock import Clock
 from price_keeper.errors import PriceKeeperError, ReasonCode, InvalidStoreRequest, StoreError, TransactionFailed
 from price_keeper.recording import flush
-from price_keeper.recording.entries import Counter, Counts
+from price_keeper.recording.entries import Counter, UsageCounts
 from price_keeper.stores import schema
 from price_keeper.stores.again import retry_on_conflict
 from price_keeper.stores.contract import (
@@ -53,7 +53,7 @@ class Submission:
     app: str
     request_id: str
     digest: str
-    counts: Counts
+    counts: UsageCounts
     about: Mapping[str, Any]
 
     @property
@@ -142,7 +142,7 @@ class Submissions:
 
     async def _counted(self, group: Sequence[Charged]) -> float:
         """All of them or none, and when. Raises _Met, and what the store may raise."""
-        sums: dict[Counter, Counts] = {}
+        sums: dict[Counter, UsageCounts] = {}
         for what, counters in group:
             for counter in counters:
                 sums[counter] = sums[counter].plus(what.counts) if counter in sums else what.counts
@@ -171,7 +171,7 @@ class Submissions:
         if day != self._day:
             self._day = day
             self._listed.clear()
-        part = tuple((counter, Counts()) for counter in counters)
+        part = tuple((counter, UsageCounts()) for counter in counters)
         for entry in flush.active_entries(part, day, self._listed, now):
             await self._store.update(entry)
         self._listed.update(counters)

@@ -19,9 +19,9 @@ from collections.abc import Iterator, Mapping
 from enum import Enum
 from typing import NamedTuple
 
-from price_keeper.recording.entries import Counts
+from price_keeper.recording.entries import UsageCounts
 
-Labels = Mapping[str, Counts]
+Labels = Mapping[str, UsageCounts]
 
 
 class Doubt(Enum):
@@ -41,7 +41,7 @@ class Doubt(Enum):
 class Share(NamedTuple):
     app: str | None  # None: of callers without an app
     label: str
-    counts: Counts
+    counts: UsageCounts
 
 
 class Shares(NamedTuple):
@@ -58,7 +58,7 @@ def shares(own: Labels, apps: Mapping[str, Labels], quota_scope: str) -> Shares:
     equal = any(own.get(label) == counts for label, counts in sums.items())
     if quota_scope == "APP" and not equal:
         return Shares([*of_apps, *_without_app(own)], None if _is_lower_anywhere(own, sums) else Doubt.MAY_HOLD_APPS)
-    rest = {label: _minus(counts, sums.get(label, Counts())) for label, counts in own.items()}
+    rest = {label: _minus(counts, sums.get(label, UsageCounts())) for label, counts in own.items()}
     return Shares([*of_apps, *_without_app(rest)], _doubt(own, sums, quota_scope))
 
 
@@ -68,8 +68,8 @@ def _doubt(own: Labels, sums: Labels, quota_scope: str) -> Doubt | None:
     return Doubt.HELD_APPS if quota_scope == "APP" else None
 
 
-def _sums(apps: Mapping[str, Labels]) -> dict[str, Counts]:
-    sums: dict[str, Counts] = {}
+def _sums(apps: Mapping[str, Labels]) -> dict[str, UsageCounts]:
+    sums: dict[str, UsageCounts] = {}
     for labels in apps.values():
         for label, counts in labels.items():
             sums[label] = sums[label].plus(counts) if label in sums else counts
@@ -80,13 +80,13 @@ def _without_app(labels: Labels) -> Iterator[Share]:
     return (Share(None, label, counts) for label, counts in labels.items() if any(counts))
 
 
-def _minus(whole: Counts, part: Counts) -> Counts:
-    return Counts._make(max(0, many - few) for many, few in zip(whole, part, strict=True))
+def _minus(whole: UsageCounts, part: UsageCounts) -> UsageCounts:
+    return UsageCounts._make(max(0, many - few) for many, few in zip(whole, part, strict=True))
 
 
 def _is_lower_anywhere(own: Labels, sums: Labels) -> bool:
-    return any(_is_lower(own.get(label, Counts()), counts) for label, counts in sums.items())
+    return any(_is_lower(own.get(label, UsageCounts()), counts) for label, counts in sums.items())
 
 
-def _is_lower(own: Counts, apps: Counts) -> bool:
+def _is_lower(own: UsageCounts, apps: UsageCounts) -> bool:
     return any(few < many for few, many in zip(own, apps, strict=True))

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from price_keeper.model import Scope
 from price_keeper.recording.aggregator import CLOCKS_DIFFER_SECONDS, STAMP, Listed, shard_keys, summed, total_key
-from price_keeper.recording.entries import Counter, Counts
+from price_keeper.recording.entries import Counter, UsageCounts
 from price_keeper.recording.flush import COST, pico_of
 from price_keeper.reporting.days import utc_end
 from price_keeper.stores.contract import Store
@@ -29,7 +29,7 @@ class Wanted(NamedTuple):
 
 @dataclass(slots=True)
 class Read:
-    counts: dict[Counter, Counts] = field(default_factory=dict)
+    counts: dict[Counter, UsageCounts] = field(default_factory=dict)
     is_final: bool = True  # nothing had to be read from shards
 
 
@@ -51,7 +51,7 @@ async def read(store: Store, counters: Iterable[Wanted], now: float) -> Read:
             some = [counter for counter in unsure if (_scope(counter).app is not None) is of_apps]
             for counter, counts in (await _from_shards(store, some)).items():
                 # Counters never go down; a shard that is gone already leaves what the total knew.
-                done.counts[counter] = Counts._make(map(max, counts, done.counts.get(counter, Counts())))
+                done.counts[counter] = UsageCounts._make(map(max, counts, done.counts.get(counter, UsageCounts())))
     return done
 
 
@@ -72,7 +72,7 @@ def _scope(counter: Counter) -> Scope:
     return Scope.from_key(counter.scope)
 
 
-async def _from_shards(store: Store, counters: Sequence[Counter]) -> dict[Counter, Counts]:
+async def _from_shards(store: Store, counters: Sequence[Counter]) -> dict[Counter, UsageCounts]:
     keys = [key for counter in counters for key in shard_keys(counter)]
     items = iter(await store.get_many(keys, consistent=True))
     found = {}
@@ -87,6 +87,6 @@ def _is_complete(total: Mapping[str, Any] | None, complete_after: float, now: fl
     return total is not None and complete_after <= float(total.get(STAMP, 0)) <= now
 
 
-def _counts(item: Mapping[str, Any]) -> Counts:
-    numbers = [int(item.get(name, 0)) for name in Counts._fields[:-1]]
-    return Counts._make([*numbers, pico_of(item.get(COST, 0))])
+def _counts(item: Mapping[str, Any]) -> UsageCounts:
+    numbers = [int(item.get(name, 0)) for name in UsageCounts._fields[:-1]]
+    return UsageCounts._make([*numbers, pico_of(item.get(COST, 0))])

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from price_keeper.calendar_days import find_day_span
 from price_keeper.config.prices import ASYNC_JOB_LABEL, GUARDRAIL_LABEL
-from price_keeper.recording.entries import Counts
+from price_keeper.recording.entries import UsageCounts
 from price_keeper.reporting.money import exact_usd
 from price_keeper.reporting.query import Report
 from price_keeper.reporting.records import harmless, moment
@@ -64,7 +64,7 @@ RegionOf = Callable[[str], str | None]
 class _Measure(NamedTuple):
     meter: str
     unit: str
-    of: Callable[[Counts], int]
+    of: Callable[[UsageCounts], int]
 
 
 _TOKENS = _Measure("Tokens", "Tokens", tokens)
@@ -88,7 +88,7 @@ def records(report: Report, region_of: RegionOf, account: str | None) -> Iterato
         }
 
 
-def _costs(counts: Counts) -> Record:
+def _costs(counts: UsageCounts) -> Record:
     """The one price that is known is the one the call was charged at: no discount comes after it."""
     cost = exact_usd(counts.pico)
     return dict.fromkeys(("BilledCost", "ContractedCost", "EffectiveCost", "ListCost"), cost)

@@ -11,7 +11,7 @@ from zoneinfo import ZoneInfo
 from price_keeper.calendar_days import iterate_day_spans, find_org_date, parse_day
 from price_keeper.model import Scope
 from price_keeper.recording import aggregator
-from price_keeper.recording.entries import Counter, Counts
+from price_keeper.recording.entries import Counter, UsageCounts
 from price_keeper.reporting import counted
 from price_keeper.reporting.attribution import Doubt, shares
 from price_keeper.reporting.days import Asked, listing_days
@@ -101,7 +101,7 @@ def _wanted(listed: Iterable[aggregator.Listed], calendars: Mapping[str, _Calend
 
 
 def _attributed(
-    counts: Mapping[Counter, Counts], known: Mapping[str, Tenant]
+    counts: Mapping[Counter, UsageCounts], known: Mapping[str, Tenant]
 ) -> tuple[list[Spent], Mapping[tuple[str, Doubt], list[date]]]:
     spent: list[Spent] = []
     doubts: defaultdict[tuple[str, Doubt], list[date]] = defaultdict(list)
@@ -115,8 +115,8 @@ def _attributed(
     return spent, doubts
 
 
-def _by_org_and_day(counts: Mapping[Counter, Counts]) -> dict[tuple[str, date], dict[str | None, dict[str, Counts]]]:
-    found: dict[tuple[str, date], dict[str | None, dict[str, Counts]]] = {}
+def _by_org_and_day(counts: Mapping[Counter, UsageCounts]) -> dict[tuple[str, date], dict[str | None, dict[str, UsageCounts]]]:
+    found: dict[tuple[str, date], dict[str | None, dict[str, UsageCounts]]] = {}
     for counter, each in counts.items():
         if any(each):
             scope = Scope.from_key(counter.scope)

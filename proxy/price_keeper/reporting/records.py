@@ -13,12 +13,12 @@ from datetime import UTC, date, datetime
 from io import StringIO
 from typing import Any
 
-from price_keeper.recording.entries import Counts
+from price_keeper.recording.entries import UsageCounts
 from price_keeper.reporting import money
 from price_keeper.reporting.query import Report
 from price_keeper.reporting.totals import Key, Row, total
 
-COUNTED = Counts._fields[:-1]
+COUNTED = UsageCounts._fields[:-1]
 NAMED = {"org": "org_name", "app": "app_name"}  # the column behind an id
 # With which a cell begins that a spreadsheet carries out: also in another width, which some take for the same, and
 # behind what they leave out.
@@ -87,7 +87,7 @@ def _name(report: Report, name: str, keys: Mapping[str, Key]) -> str | None:
     return report.app_names.get((str(keys["org"]), str(keys["app"])))
 
 
-def numbers(counts: Counts) -> dict[str, Any]:
+def numbers(counts: UsageCounts) -> dict[str, Any]:
     return {**dict(zip(COUNTED, counts, strict=False)), "cost_usd_micros": money.exact_micros(counts.pico)}
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 
-from price_keeper.recording.entries import Counts
+from price_keeper.recording.entries import UsageCounts
 from price_keeper.reporting import money
 from price_keeper.reporting.letters import cut, padded, printable, width_of
 from price_keeper.reporting.totals import NO_APP, Row, tokens, total
@@ -48,8 +48,8 @@ class Style:
 @dataclass(frozen=True, slots=True)
 class _Column:
     header: str
-    of: Callable[[Counts], str]
-    is_needed: Callable[[Counts], bool] = lambda _: True
+    of: Callable[[UsageCounts], str]
+    is_needed: Callable[[UsageCounts], bool] = lambda _: True
 
 
 def _few(number: int) -> str:
@@ -85,7 +85,7 @@ _LAYOUTS = (
 )
 
 
-def _cached(counts: Counts) -> int:
+def _cached(counts: UsageCounts) -> int:
     return tokens(counts) - counts.input_tokens - counts.output_tokens
 
 
@@ -109,8 +109,8 @@ class _Sheet:
         headers: Sequence[str],
         keys: Sequence[Sequence[str]],
         columns: Sequence[_Column],
-        counts: Sequence[Counts],
-        whole: Counts,
+        counts: Sequence[UsageCounts],
+        whole: UsageCounts,
         style: Style,
     ) -> None:
         self._headers, self._keys, self._counts, self._whole, self._style = headers, keys, counts, whole, style

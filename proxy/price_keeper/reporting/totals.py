@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from datetime import date
 from typing import NamedTuple
 
-from price_keeper.recording.entries import Counts
+from price_keeper.recording.entries import UsageCounts
 
 DIMENSIONS = ("org", "app", "label", "day")
 NO_APP = "-"  # how calls of callers without an app are shown
@@ -22,30 +22,30 @@ class Spent(NamedTuple):
     app: str | None
     label: str
     day: date
-    counts: Counts
+    counts: UsageCounts
 
 
 class Row(NamedTuple):
     keys: tuple[Key, ...]
-    counts: Counts
+    counts: UsageCounts
 
 
 def rows(spent: Iterable[Spent], by: Sequence[str]) -> list[Row]:
-    sums: dict[tuple[Key, ...], Counts] = {}
+    sums: dict[tuple[Key, ...], UsageCounts] = {}
     for each in spent:
         keys = tuple(getattr(each, name) for name in by)
         sums[keys] = sums[keys].plus(each.counts) if keys in sums else each.counts
     return _ordered([Row(keys, counts) for keys, counts in sums.items()], by)
 
 
-def total(counts: Iterable[Counts]) -> Counts:
-    result = Counts()
+def total(counts: Iterable[UsageCounts]) -> UsageCounts:
+    result = UsageCounts()
     for each in counts:
         result = result.plus(each)
     return result
 
 
-def tokens(counts: Counts) -> int:
+def tokens(counts: UsageCounts) -> int:
     return (
         counts.input_tokens
         + counts.output_tokens

@@ -12,7 +12,7 @@ from unittest import mock
 
 import orjson
 from price_keeper.errors import JournalUnusable
-from price_keeper.recording.entries import ChargedCounters, Counter, Counts, Intent, Receipt
+from price_keeper.recording.entries import ChargedCounters, Counter, UsageCounts, Intent, Receipt
 from price_keeper.recording.journal import Journal
 from price_keeper.recording.leftovers import recover
 from price_keeper.recording.lines import encode_line, decode_lines
@@ -74,7 +74,7 @@ class Written:
                 ended = sorted(under_way)[step // 4 % len(under_way)]
                 call = under_way.pop(ended)
                 self.costs[call] = cost = 2000 + call if step % 4 < 2 else None
-                journal.record(ended, None if cost is None else Receipt(Counts(requests=1, pico=cost)))
+                journal.record(ended, None if cost is None else Receipt(UsageCounts(requests=1, pico=cost)))
             if step >= 192:
                 journal.seal()
         journal._segment.close()

@@ -12,7 +12,7 @@ from price_keeper.metering import bodies
 from price_keeper.metering.pricing import price_usage
 from price_keeper.metering.reading import build_reader
 from price_keeper.metering.usage import Usage
-from price_keeper.recording.entries import Receipt, counts_of
+from price_keeper.recording.entries import Receipt, build_counts
 from price_keeper.recording.lines import encode_line, decode_lines
 
 from tests.fuzz.documents import document
@@ -79,7 +79,7 @@ def _can_be_kept(usage: Usage) -> None:
     holds(all(type(number) is int and number >= 0 for number in numbers), f"no counts: {usage}")
     priced = price_usage(TARIFF, usage)
     holds(priced.pico > 0 or not sum(usage[:5]), f"it costs nothing: {usage}")
-    receipt = Receipt(counts_of(usage, priced.pico), {"tier": usage.tier, "latency": usage.latency})
+    receipt = Receipt(build_counts(usage, priced.pico), {"tier": usage.tier, "latency": usage.latency})
     written = encode_line(receipt.encode(1))
     found = decode_lines(written)
     same((len(found.values), found.corrupt_lines), (1, 0), "lines")
