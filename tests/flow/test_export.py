@@ -60,8 +60,8 @@ async def fill(path: Path) -> None:
             part.append((counter, UsageCounts(1 + label, 0, number, pico=10**9 + number)))
         stamped = [Update(total_key(counter), set={STAMP: int(noon) + 10 * 86_400}) for counter, _ in part]
         entries = [
-            *flush.active_entries(tuple(part), f"{day:%Y%m%d}", set(), noon),
-            *flush.additions_to_totals(tuple(part), noon),
+            *flush.build_active_entries(tuple(part), f"{day:%Y%m%d}", set(), noon),
+            *flush.build_total_additions(tuple(part), noon),
             *stamped,
         ]
         await asyncio.gather(*(store.update(each) for each in entries))

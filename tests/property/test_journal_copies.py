@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from price_keeper.errors import StoreError, StoreUnavailable
 from price_keeper.recording.entries import PICO_PER_MICRO, ChargedCounters, Counter, UsageCounts, Intent, Receipt
-from price_keeper.recording.flush import COST
+from price_keeper.recording.flush import COST_ATTRIBUTE
 from price_keeper.recording.journal import Journal, Sealed
 from price_keeper.recording.leftovers import recover
 from price_keeper.recording.segment import SEGMENT_SUFFIX
@@ -208,7 +208,7 @@ class Machine(RuleBasedStateMachine):
             assert self.recorded <= counted <= self.sent
             for call in counted:
                 is_estimated = bool(found[call].get("estimated_requests"))
-                pico = int(found[call][COST] * PICO_PER_MICRO)
+                pico = int(found[call][COST_ATTRIBUTE] * PICO_PER_MICRO)
                 assert found[call]["requests"] == 1
                 assert pico == (GUESS + call if is_estimated else COSTS * call)
                 assert call in (self.may_be_estimated if is_estimated else self.recorded)
@@ -227,7 +227,7 @@ class Machine(RuleBasedStateMachine):
                 whole["requests"] += int(str(item["requests"]))
                 continue
             sums = found.setdefault(int(label.removeprefix("call")), {})
-            for name in ("requests", "estimated_requests", COST):
+            for name in ("requests", "estimated_requests", COST_ATTRIBUTE):
                 if name in item:
                     sums[name] = sums.get(name, 0) + item[name]  # type: ignore[operator]
         assert whole["requests"] == sum(sums["requests"] for sums in found.values())

@@ -10,7 +10,7 @@ from price_keeper.limits.bucket import CONSUMED, MILLI, TOKENS
 from price_keeper.model import Caller, Scope
 from price_keeper.recording.aggregator import COUNTED, Aggregator, total_key
 from price_keeper.recording.entries import Counter
-from price_keeper.recording.flush import COST, pico_of
+from price_keeper.recording.flush import COST_ATTRIBUTE, to_pico
 from price_keeper.recording.leftovers import recover
 from price_keeper.selection.standing import BudgetState
 from price_keeper.selection.watching import STORE_RETRY_SECONDS
@@ -119,7 +119,7 @@ class Ending:
         for name, flushed in self.truth.flushed.items():
             key = total_key(Counter(*name, self.world.setup.shards))
             item: Any = self.world.store.items.get(key) or {}
-            is_same = pico_of(item.get(COST, 0)) == flushed.pico and item.get(COUNTED[0], 0) == flushed.requests
+            is_same = to_pico(item.get(COST_ATTRIBUTE, 0)) == flushed.pico and item.get(COUNTED[0], 0) == flushed.requests
             self.truth.check("totals are what was spent", is_same, name, item, flushed.pico)
 
     async def _agrees(self, life: Life) -> None:

@@ -20,7 +20,7 @@ from price_keeper.limits.lease import RateLease
 from price_keeper.limits.sending import TransactionSender, BucketTransaction
 from price_keeper.limits.store_time import StoreTime
 from price_keeper.recording import aggregator, flush, leftovers
-from price_keeper.recording.flush import Mark
+from price_keeper.recording.flush import SegmentMarker
 from price_keeper.recording.journal import Journal
 from price_keeper.recording.recorder import Recorder
 from price_keeper.recording.sender import Sender
@@ -61,7 +61,7 @@ def seeds_until_found(mistake: Mistake, folder: Path, most: int) -> tuple[int, O
     return most, None
 
 
-_writes, _following, _send_part, _once = flush.writes, Journal._following, Sender._send_part, TransactionSender._attempt
+_writes, _following, _send_part, _once = flush.build_writes, Journal._following, Sender._send_part, TransactionSender._attempt
 _given_back, _tick = rows.build_release, BudgetLease.tick
 
 
@@ -187,10 +187,10 @@ _write_name = BudgetLeaseFile._write
 _ANY = any_of(ItemMissing(), ItemExists())
 
 MISTAKES = {
-    "a flush without the condition of its marker": Mistake(flush, "writes", _without_marker, "journal", 10_006),
+    "a flush without the condition of its marker": Mistake(flush, "build_writes", _without_marker, "journal", 10_006),
     "a lost answer taken for a good one": Mistake(Sender, "_send_part", _lost_is_good, "journal"),
     "a marker that stands for a segment whatever its lines are": Mistake(
-        Mark, "is_said_by", lambda *_: True, "journal", 10_020
+        SegmentMarker, "is_confirmed_by", lambda *_: True, "journal", 10_020
     ),
     "estimates of a replayed copy forgotten by the segments behind": Mistake(
         Sender, "_counted_before", _nothing_counted_before, "journal", 10_485

@@ -17,7 +17,7 @@ from price_keeper.hard import rows
 from price_keeper.limits.bucket import CAPACITY, TOKENS
 from price_keeper.recording.aggregator import COUNTED
 from price_keeper.recording.entries import PICO_PER_MICRO, Intent, Receipt
-from price_keeper.recording.flush import COST, pico_of
+from price_keeper.recording.flush import COST_ATTRIBUTE, to_pico
 from price_keeper.recording.journal import Journal
 from price_keeper.recording.segment import Segment
 from price_keeper.selection import sticky
@@ -224,7 +224,7 @@ class Truth:
             if isinstance(write, Update) and write.key.table == SHARDS:
                 name = name_of(write.key)
                 flushed = self.flushed.setdefault(name, Flushed())
-                pico, requests = pico_of(write.add.get(COST, 0)), int(write.add.get("requests", 0))
+                pico, requests = to_pico(write.add.get(COST_ATTRIBUTE, 0)), int(write.add.get("requests", 0))
                 flushed.pico += pico
                 flushed.requests += requests
                 flushed.by_owner[owner] += pico
@@ -237,7 +237,7 @@ class Truth:
             name = name_of(key)
             lower = [each for each in COUNTED if item.get(each, 0) < (was or {}).get(each, 0)]  # type: ignore[operator]
             self.check("totals only grow", not lower, key, lower)
-            self.check("a total is no more than was spent", pico_of(cast(int, item[COST])) <= self.pico[name], key)
+            self.check("a total is no more than was spent", to_pico(cast(int, item[COST_ATTRIBUTE])) <= self.pico[name], key)
         elif key.table == STICKY and item is not None and was is not None and sticky.LABEL_ATTRIBUTE in was:
             places = [(cast(int, each[sticky.VERSION_ATTRIBUTE]), cast(int, each[sticky.INDEX_ATTRIBUTE])) for each in (was, item)]
             self.check("the active label never goes back", places[0] <= places[1], key, *places)

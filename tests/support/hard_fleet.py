@@ -22,7 +22,7 @@ from price_keeper.hard.rows import HardBudgetBucket, BudgetLeaseRow, HardBudgetK
 from price_keeper.recording.aggregator import Aggregator, spent_so_far
 from price_keeper.recording.composed import Recording
 from price_keeper.recording.entries import ChargedCounters, Counter, UsageCounts, Intent, Receipt
-from price_keeper.recording.flush import addition
+from price_keeper.recording.flush import build_addition
 from price_keeper.recording.journal import Journal
 from price_keeper.recording.leftovers import recover
 from price_keeper.recording.pace import Pace
@@ -69,7 +69,7 @@ class World:
     async def spend_elsewhere(self, pico: int) -> None:
         self.foreign += pico
         counter = Counter(*NAME, 64)
-        await self.store.update(addition(f"{next(self.chance)}", counter, UsageCounts(1, pico=pico), self.clock.now()))
+        await self.store.update(build_addition(f"{next(self.chance)}", counter, UsageCounts(1, pico=pico), self.clock.now()))
 
     def check(self) -> None:
         """What always holds, whatever has happened so far."""

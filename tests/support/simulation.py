@@ -24,7 +24,7 @@ from price_keeper.model import Caller
 from price_keeper.recording.aggregator import STAMP, Aggregator
 from price_keeper.recording.composed import AGGREGATE_JITTER
 from price_keeper.recording.entries import PICO_PER_MICRO, ChargedCounters, UsageCounts, Intent, Receipt
-from price_keeper.recording.flush import COST, pico_of
+from price_keeper.recording.flush import COST_ATTRIBUTE, to_pico
 from price_keeper.recording.journal import Journal
 from price_keeper.recording.leftovers import recover
 from price_keeper.recording.pace import Pace
@@ -124,7 +124,7 @@ class World:
     def note(self, owner: str, writes: Sequence[Write]) -> None:
         for write in writes:
             if isinstance(write, Update) and write.key.table == SHARDS:
-                self.applied.append((owner, name_of(write.key), pico_of(write.add[COST])))
+                self.applied.append((owner, name_of(write.key), to_pico(write.add[COST_ATTRIBUTE])))
 
 
 def name_of(key: Key) -> Name:

@@ -14,7 +14,7 @@ from price_keeper.errors import RecordingUnavailable, JournalInUse, JournalUnusa
 from price_keeper.recording import segment
 from price_keeper.recording.aggregator import Aggregator, shard_keys, total_key
 from price_keeper.recording.entries import UsageCounts, Receipt
-from price_keeper.recording.flush import pico_of
+from price_keeper.recording.flush import to_pico
 from price_keeper.recording.folder import locked
 from price_keeper.recording.leftovers import recover
 from price_keeper.recording.seal import SUMS_PER_PART
@@ -202,7 +202,7 @@ async def test_what_is_forced_reaches_a_total_whose_shards_are_gone(rec: Recordi
         for counter in (gone, stays):
             total = await rec.store.get(total_key(counter), consistent=True)
             assert total is not None
-            assert (total["requests"], pico_of(total["cost_usd_micros"])) == (2, 111)  # type: ignore[arg-type]
+            assert (total["requests"], to_pico(total["cost_usd_micros"])) == (2, 111)  # type: ignore[arg-type]
             await aggregator._update(counter, 0)
     assert all(len(writes) <= 100 for writes in rec.store.transactions)
     listed = schema.active_counter_key("20261228", rec.scope, "premium", "DAY#20261118")

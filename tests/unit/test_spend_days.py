@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from price_keeper.calendar_days import find_org_date, find_day_span
-from price_keeper.recording.flush import DAY_SECONDS, KEEP_MARKERS_SECONDS, KEEP_TOTALS_SECONDS
+from price_keeper.recording.flush import DAY_SECONDS, MARKER_TTL_SECONDS, TOTAL_TTL_SECONDS
 from price_keeper.reporting.days import Asked, check, listing_days, parse
 
 from tests.support.effort import tries
@@ -84,7 +84,7 @@ def test_the_days_that_are_kept_no_more() -> None:
         check(parse("0001-01-01..today"), NOON)
 
 
-LATEST = KEEP_MARKERS_SECONDS - DAY_SECONDS  # after a call's start, of a flush that nobody forces
+LATEST = MARKER_TTL_SECONDS - DAY_SECONDS  # after a call's start, of a flush that nobody forces
 moments = st.floats(min_value=datetime(2020, 1, 1, tzinfo=UTC).timestamp(), max_value=NOON)
 
 
@@ -94,7 +94,7 @@ def test_the_earliest_day_is_wholly_kept(now: float, zone_name: str) -> None:
     zone = ZoneInfo(zone_name)
     earliest = next(day for back in range(400, 390, -1) if _is_allowed(day := _utc(now) - timedelta(days=back), now))
     begins = find_day_span(earliest, zone).start
-    assert begins + KEEP_TOTALS_SECONDS > now
+    assert begins + TOTAL_TTL_SECONDS > now
 
 
 def _is_allowed(day: date, now: float) -> bool:

@@ -20,7 +20,7 @@ from price_keeper.metering.profiles import NO_PROFILES, UNREAD_PROFILES
 from price_keeper.metering.usage import Usage
 from price_keeper.model import Caller, build_client_id
 from price_keeper.recording.entries import PICO_PER_MICRO, Counter, build_counts
-from price_keeper.recording.flush import DAY_SECONDS, micros
+from price_keeper.recording.flush import DAY_SECONDS, to_micros
 from price_keeper.recording.submitted import OLDEST_SECONDS, Charged, NameTaken, Submission
 from price_keeper.reporting import money
 from price_keeper.selection.plan import EffectiveSettings, resolve_settings
@@ -134,7 +134,7 @@ async def _read(parts: Parts, charging: Charging, body: Any, below: str) -> Char
     caller = charging.caller
     assert caller.app is not None
     priced = await _priced(parts, caller, given, below)
-    about = {"label": given["label"], "day": day.date, "cost_usd_micros": micros(priced.pico)}
+    about = {"label": given["label"], "day": day.date, "cost_usd_micros": to_micros(priced.pico)}
     counts = build_counts(_usage(given), priced.pico)
     what = Submission(caller.org, caller.app, given["request_id"], _digest(given), counts, about)
     return what, day.counters(given["label"])

@@ -17,7 +17,7 @@ from price_keeper.doctor.patient import DoctorContext
 from price_keeper.doctor.store_file import find_existing_ancestor
 from price_keeper.errors import JournalUnusable
 from price_keeper.recording.adoption import folders_of_workers
-from price_keeper.recording.flush import KEEP_MARKERS_SECONDS
+from price_keeper.recording.flush import MARKER_TTL_SECONDS
 from price_keeper.recording.folder import LOCK
 from price_keeper.recording.leftovers import read
 from price_keeper.recording.segment import SEGMENT_SUFFIX
@@ -84,7 +84,7 @@ def check_unsent_segments(context: DoctorContext) -> Finding:
     ulids, size = sorted(path.stem for path in paths), sum(path.stat().st_size for path in paths)
     message = f"segments that wait to be brought to the store: {len(ulids)}, {_format_size(size)}"
     replay = f"price-keeper replay {folder}"
-    if context.clock.now() - made_at(ulids[0]) > KEEP_MARKERS_SECONDS - MARGIN_SECONDS:
+    if context.clock.now() - made_at(ulids[0]) > MARKER_TTL_SECONDS - MARGIN_SECONDS:
         reason = "some are so old that they might count twice"
         return trouble(f"{message}; {reason}", f"if they were surely never sent: {replay} --force{context.source}")
     return warning(message, f"start the sidecar, which sends them, or: {replay}{context.source}")

@@ -17,7 +17,7 @@ from price_keeper.errors import ConditionFailed, StoreError
 from price_keeper.hard.rows import HardBudgetKey
 from price_keeper.model import Scope
 from price_keeper.recording.entries import Counter, UsageCounts
-from price_keeper.recording.flush import COST, DAY_SECONDS, KEEP_SHARDS_SECONDS, KEEP_TOTALS_SECONDS, pico_of, shards_of
+from price_keeper.recording.flush import COST_ATTRIBUTE, DAY_SECONDS, SHARD_TTL_SECONDS, TOTAL_TTL_SECONDS, to_pico, read_shard_count
 from price_keeper.stores import schema
 from price_keeper.stores.contract import (
     EXPIRY_ATTRIBUTE,
@@ -39,7 +39,7 @@ from price_keeper.stores.contract import (
 TRIES: Final = 3
 CLOCKS_DIFFER_SECONDS: Final = 3600  # at most: so long after a day's end its list of active counters may still grow
 STAMP: Final = "as_of_epoch"
-COUNTED: Final = (*UsageCounts._fields[:-1], COST)
+COUNTED: Final = (*UsageCounts._fields[:-1], COST_ATTRIBUTE)
 
 _log = logging.getLogger("price_keeper.recording")
 
@@ -61,7 +61,7 @@ class Aggregator:
         The first time also over what was active long ago: perhaps nobody was there since.
         """
         now = self._clock.now()
-        since = -1 if self._has_looked_back else -KEEP_SHARDS_SECONDS // DAY_SECONDS
+        since = -1 if self._has_looked_back else -SHARD_TTL_SECONDS // DAY_SECONDS
         today = datetime.fromtimestamp(now, UTC).date()
         days = [today + timedelta(days=offset) for offset in range(since, 2)]
         try:
@@ -99,7 +99,7 @@ class Aggregator:
             return True
         totals = await sum_of_shards(self._store, counter)
         made: dict[str, Value] = {STAMP: Decimal(str(round(began, 3))), "updated_at_epoch": int(began)}
-        made[EXPIRY_ATTRIBUTE] = int(began) + KEEP_TOTALS_SECONDS
+        made[EXPIRY_ATTRIBUTE] = int(began) + TOTAL_TTL_SECONDS
         try:
             await self._store.put(Put(key, {**totals, **made}, _lowers_none(totals)))
         except ConditionFailed:
@@ -109,7 +109,7 @@ class Aggregator:
         return True
 
     def _tell(self, counter: Counter, total: Mapping[str, Any] | None, as_of: float) -> None:
-        self.on_total(counter, pico_of((total or {}).get(COST, 0)), as_of)
+        self.on_total(counter, to_pico((total or {}).get(COST_ATTRIBUTE, 0)), as_of)
 
 
 def _nothing(_: Counter, __: int, ___: float) -> None:
@@ -133,7 +133,7 @@ async def listed(
         query = Query("request-dedup", schema.active_counters_partition(format_day(day)), sort, consistent=consistent)
         async for row in iterate_rows(store, query):
             try:
-                counter = counter_of(row.key.sk, shards_of(row.item))
+                counter = counter_of(row.key.sk, read_shard_count(row.item))
             except ValueError:
                 _log.warning("an entry in the list of active counters is none: %s", row.key.sk)
                 continue
@@ -158,7 +158,7 @@ async def sum_of_shards(store: Store, counter: Counter) -> dict[str, int | Decim
 async def spent_so_far(store: Store, name: HardBudgetKey) -> int:
     """Pico-dollars by all shards that there can be, however many were used."""
     every = Counter(*name, max(schema.SHARD_COUNTS))
-    return pico_of((await sum_of_shards(store, every))[COST])
+    return to_pico((await sum_of_shards(store, every))[COST_ATTRIBUTE])
 
 
 def summed(items: Iterable[Mapping[str, Any]]) -> dict[str, int | Decimal]:

@@ -21,19 +21,19 @@ from price_keeper.stores import schema
 from price_keeper.stores.contract import EXPIRY_ATTRIBUTE, Item, ItemMissing, Key, Put, Update, Value, Write
 
 DAY_SECONDS = 86_400
-KEEP_SHARDS_SECONDS = 35 * DAY_SECONDS
-KEEP_MARKERS_SECONDS = 35 * DAY_SECONDS  # no segment is flushed that is older by its name, or its marker might be gone
-KEEP_TOTALS_SECONDS = 400 * DAY_SECONDS  # and the list of what was active, by which reports find them
+SHARD_TTL_SECONDS = 35 * DAY_SECONDS
+MARKER_TTL_SECONDS = 35 * DAY_SECONDS  # no segment is flushed that is older by its name, or its marker might be gone
+TOTAL_TTL_SECONDS = 400 * DAY_SECONDS  # and the list of what was active, by which reports find them
 
-COST = "cost_usd_micros"
-SHARDS = "shards_"  # and how many, as the name of an attribute
-_COUNTED = UsageCounts._fields[:-1]  # all but the money, by the names they have in the store
+COST_ATTRIBUTE = "cost_usd_micros"
+SHARDS_PREFIX = "shards_"  # and how many, as the name of an attribute
+_COUNT_ATTRIBUTES = UsageCounts._fields[:-1]  # all but the money, by the names they have in the store
 
 
 _LINES, _DIGEST, _PARTS, _ESTIMATED, _CARRIED = "lines", "digest", "parts", "estimated", "carried"
 
 
-class Mark(NamedTuple):
+class SegmentMarker(NamedTuple):
     """What the markers say of lines of a segment that were counted together: how many there are up to the last of them
     and the digest of all those, in how many parts they went, and which calls that they leave open are counted already,
     as estimated; or by the segment that carries them on, where that is known to whoever may not have all lines of this
@@ -47,7 +47,7 @@ class Mark(NamedTuple):
     start: int = 0
 
     @classmethod
-    def of(cls, item: Item, start: int = 0) -> Mark | None:
+    def from_item(cls, item: Item, start: int = 0) -> SegmentMarker | None:
         """None: a former version put it there, for all lines of the segment."""
         if _LINES not in item:
             return None
@@ -55,76 +55,76 @@ class Mark(NamedTuple):
         estimated, carried = (tuple(map(int, found.get(name, ()))) for name in (_ESTIMATED, _CARRIED))
         return cls(int(found[_LINES]), str(found[_DIGEST]), int(found[_PARTS]), estimated, carried, start)
 
-    def is_said_by(self, item: Item) -> bool:
+    def is_confirmed_by(self, item: Item) -> bool:
         """Or by a former version, which says of all lines that they are counted."""
-        return Mark.of(item, self.start) in (self, None)
+        return SegmentMarker.from_item(item, self.start) in (self, None)
 
-    def item(self, kept_until: int) -> Item:
+    def to_item(self, expires_at: int) -> Item:
         calls = {_ESTIMATED: self.estimated, _CARRIED: self.carried}
-        own: dict[str, Value] = {_LINES: self.lines, _DIGEST: self.digest, _PARTS: self.parts, EXPIRY_ATTRIBUTE: kept_until}
-        return own | {name: list[Value](numbers) for name, numbers in calls.items() if numbers}
+        attributes: dict[str, Value] = {_LINES: self.lines, _DIGEST: self.digest, _PARTS: self.parts, EXPIRY_ATTRIBUTE: expires_at}
+        return attributes | {name: list[Value](numbers) for name, numbers in calls.items() if numbers}
 
 
-def writes(ulid: str, mark: Mark, number: int, part: Part, now: float) -> list[Write]:
+def build_writes(ulid: str, marker: SegmentMarker, number: int, part: Part, now: float) -> list[Write]:
     """One transaction, whose first write fails if it was done before."""
     # A clock that was set back left names in the future, which stay young for longer.
-    kept_until = int(max(now, made_at(ulid))) + KEEP_MARKERS_SECONDS
-    marker = Put(schema.segment_marker_key(ulid, number, mark.start), mark.item(kept_until), ItemMissing())
-    return [marker, *(addition(ulid, counter, counts, now) for counter, counts in part)]
+    expires_at = int(max(now, made_at(ulid))) + MARKER_TTL_SECONDS
+    put_marker = Put(schema.segment_marker_key(ulid, number, marker.start), marker.to_item(expires_at), ItemMissing())
+    return [put_marker, *(build_addition(ulid, counter, counts, now) for counter, counts in part)]
 
 
-def estimated_by(markers: Iterable[Item]) -> frozenset[int]:
+def read_estimated_calls(markers: Iterable[Item]) -> frozenset[int]:
     """Calls of one segment, by all of its markers."""
-    return frozenset(number for item in markers if (mark := Mark.of(item)) for number in mark.estimated)
+    return frozenset(number for item in markers if (mark := SegmentMarker.from_item(item)) for number in mark.estimated)
 
 
-def active_entries(part: Part, utc_day: str, known: set[Counter], now: float) -> Iterator[Update]:
+def build_active_entries(part: Part, utc_day: str, already_listed: set[Counter], now: float) -> Iterator[Update]:
     """Of the counters that nobody here has listed yet on this day. Each number of shards that anybody ever used for
     one stays there beside the others, so that no shard is overlooked."""
     for counter, _ in part:
-        if counter not in known and not counter.is_lease:
+        if counter not in already_listed and not counter.is_lease:
             key = schema.active_counter_key(utc_day, Scope.from_key(counter.scope), counter.label, counter.period)
-            kept = {f"{SHARDS}{counter.shards}": True, EXPIRY_ATTRIBUTE: int(now) + KEEP_TOTALS_SECONDS}
-            yield Update(key, set=kept)
+            attributes = {f"{SHARDS_PREFIX}{counter.shards}": True, EXPIRY_ATTRIBUTE: int(now) + TOTAL_TTL_SECONDS}
+            yield Update(key, set=attributes)
 
 
-def shards_of(entry: Mapping[str, Any]) -> int:
+def read_shard_count(entry: Mapping[str, Any]) -> int:
     """Of an entry in the list of active counters: the most that anybody used."""
-    return max(int(name.removeprefix(SHARDS)) for name in entry if name.startswith(SHARDS))
+    return max(int(name.removeprefix(SHARDS_PREFIX)) for name in entry if name.startswith(SHARDS_PREFIX))
 
 
-def utc_day_of(now: float) -> str:
+def format_utc_day(now: float) -> str:
     return datetime.fromtimestamp(now, UTC).strftime("%Y%m%d")
 
 
-def additions_to_totals(part: Part, now: float) -> Iterator[Update]:
+def build_total_additions(part: Part, now: float) -> Iterator[Update]:
     """For a segment so old that the shards of its counters may be gone, and the total says more than what they come to
     from then on: so it would never be raised. While they are still there, the next total from them is the same."""
     for counter, counts in part:
         if counter.is_lease:
             continue
         key = schema.daily_total_key(Scope.from_key(counter.scope), counter.label, counter.period)
-        yield _added(key, counts, now, KEEP_TOTALS_SECONDS)
+        yield _build_increment(key, counts, now, TOTAL_TTL_SECONDS)
 
 
-def addition(ulid: str, counter: Counter, counts: UsageCounts, now: float) -> Update:
+def build_addition(ulid: str, counter: Counter, counts: UsageCounts, now: float) -> Update:
     if counter.is_lease:
         holder, period = counter.holder_and_period
         return rows.build_spend(rows.HardBudgetKey(counter.scope, counter.label, period), holder, counts.pico)
     shard = schema.choose_shard(ulid, counter.shards)
     key = schema.usage_shard_key(Scope.from_key(counter.scope), counter.label, shard, counter.period)
-    return _added(key, counts, now, KEEP_SHARDS_SECONDS)
+    return _build_increment(key, counts, now, SHARD_TTL_SECONDS)
 
 
-def _added(key: Key, counts: UsageCounts, now: float, keep_seconds: int) -> Update:
-    added: dict[str, int | Decimal] = {name: number for name, number in zip(_COUNTED, counts, strict=False) if number}
-    added[COST] = micros(counts.pico)
+def _build_increment(key: Key, counts: UsageCounts, now: float, keep_seconds: int) -> Update:
+    added: dict[str, int | Decimal] = {name: number for name, number in zip(_COUNT_ATTRIBUTES, counts, strict=False) if number}
+    added[COST_ATTRIBUTE] = to_micros(counts.pico)
     return Update(key, add=added, set={"updated_at_epoch": int(now), EXPIRY_ATTRIBUTE: int(now) + keep_seconds})
 
 
-def micros(pico: int) -> Decimal:
+def to_micros(pico: int) -> Decimal:
     return Decimal(pico) / PICO_PER_MICRO
 
 
-def pico_of(cost_usd_micros: int | Decimal) -> int:
+def to_pico(cost_usd_micros: int | Decimal) -> int:
     return int(Decimal(cost_usd_micros) * PICO_PER_MICRO)

@@ -12,7 +12,7 @@ from price_keeper.clock import Clock
 from price_keeper.errors import JournalFull, ReasonCode, InvalidStoreRequest, StoreError, TransactionFailed
 from price_keeper.recording import flush
 from price_keeper.recording.entries import Counter, UsageCounts
-from price_keeper.recording.flush import Mark
+from price_keeper.recording.flush import SegmentMarker
 from price_keeper.recording.journal import Sealed
 from price_keeper.recording.seal import Part
 from price_keeper.recording.stretches import SegmentMismatch, Stretches
@@ -98,7 +98,7 @@ class Sender:
             return frozenset()
         ulid, counted = self._last.get(sealed.path.parent, ("", frozenset()))
         if ulid != sealed.before and is_ulid(sealed.before):
-            counted = flush.estimated_by((await self._markers(sealed.before)).values())
+            counted = flush.read_estimated_calls((await self._markers(sealed.before)).values())
         return counted
 
     async def _markers(self, ulid: str) -> Mapping[str, Item]:
@@ -113,10 +113,10 @@ class Sender:
             extent = await asyncio.to_thread(sealed.measured)
         estimated = tuple(sorted(sealed.estimated))
         parts = seal.parts or (((),) if extent.has_calls else ())
-        mark = Mark(extent.lines, extent.digest, len(parts), estimated, sealed.carried_on)
+        mark = SegmentMarker(extent.lines, extent.digest, len(parts), estimated, sealed.carried_on)
         for number, part in tuple(enumerate(parts))[sealed.parts_sent :]:
             found = await self._send_part(seal.ulid, mark, number, part)
-            if found is not None and not (found and mark.is_said_by(found)):
+            if found is not None and not (found and mark.is_confirmed_by(found)):
                 return False
             if seal.parts:
                 sealed.parts_sent += 1
@@ -130,7 +130,7 @@ class Sender:
         ulid, markers = sealed.seal.ulid, await self._markers(sealed.seal.ulid)
         lines = await asyncio.to_thread(Stretches, sealed, counted)
         while (item := markers.get(schema.segment_marker_key(ulid, 0, lines.at).sk)) is not None:
-            mark = Mark.of(item, lines.at)
+            mark = SegmentMarker.from_item(item, lines.at)
             if mark is None:  # by a former version, for all lines that there are
                 rest, _ = await asyncio.to_thread(lines.rest)
                 await self._send_parts(ulid, rest, sealed.seal.parts[1:], 1)
@@ -147,18 +147,18 @@ class Sender:
         self._tell(sealed, lines)
         return frozenset(lines.counted)
 
-    async def _send_parts(self, ulid: str, mark: Mark, parts: Iterable[Part], first: int = 0) -> bool:
+    async def _send_parts(self, ulid: str, mark: SegmentMarker, parts: Iterable[Part], first: int = 0) -> bool:
         """False: the first one is there, and perhaps counts other lines. Raises SegmentMismatch if a later one does."""
         for number, part in enumerate(parts, first):
             found = await self._send_part(ulid, mark, number, part)
-            if found is None or (mark.is_said_by(found) if found else number):
+            if found is None or (mark.is_confirmed_by(found) if found else number):
                 continue
             if number:
                 raise SegmentMismatch("its parts were counted with other lines each")
             return False
         return True
 
-    def _is_covered(self, sealed: Sealed, mark: Mark, markers: Mapping[str, Item]) -> None:
+    def _is_covered(self, sealed: Sealed, mark: SegmentMarker, markers: Mapping[str, Item]) -> None:
         """By a later copy, which has more lines than this one. Raises SegmentMismatch."""
         ulid = sealed.seal.ulid
         if sealed.next_path is not None:
@@ -183,7 +183,7 @@ class Sender:
             )
 
     def _is_too_old(self, ulid: str) -> bool:
-        return self._clock.now() - made_at(ulid) > flush.KEEP_MARKERS_SECONDS - MARGIN_SECONDS
+        return self._clock.now() - made_at(ulid) > flush.MARKER_TTL_SECONDS - MARGIN_SECONDS
 
     def _leave(self, sealed: Sealed, why: str) -> None:
         """It must not hold up what can be counted, unless nobody could tell then which of its calls were carried on."""
@@ -193,17 +193,17 @@ class Sender:
         self.left.append(sealed)
         _log.error("segment %s is not flushed, and stays in the journal: %s", ulid, why)
 
-    async def _send_part(self, ulid: str, mark: Mark, number: int, part: Part) -> Item | None:
+    async def _send_part(self, ulid: str, mark: SegmentMarker, number: int, part: Part) -> Item | None:
         """The marker that stands there, if this part is in the store already."""
         now = self._clock.now()
-        self._turn_to(flush.utc_day_of(now))
-        entries: list[Write] = [*flush.active_entries(part, self._day, self._listed, now)]
-        writes = flush.writes(ulid, mark, number, part, now)
+        self._turn_to(flush.format_utc_day(now))
+        entries: list[Write] = [*flush.build_active_entries(part, self._day, self._listed, now)]
+        writes = flush.build_writes(ulid, mark, number, part, now)
         if self._is_too_old(ulid):
             # They do not fit into one transaction with the totals, and do no harm where nothing follows them.
             if entries:
                 await self._store.transact(entries)
-            entries = [*flush.additions_to_totals(part, now)]
+            entries = [*flush.build_total_additions(part, now)]
         try:
             await self._store.transact([*writes, *entries])
         except TransactionFailed as failure:

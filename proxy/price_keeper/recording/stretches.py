@@ -13,7 +13,7 @@ from typing import Any
 
 from price_keeper.errors import PriceKeeperError
 from price_keeper.recording.entries import LineKind, UsageTally
-from price_keeper.recording.flush import Mark
+from price_keeper.recording.flush import SegmentMarker
 from price_keeper.recording.journal import Sealed
 from price_keeper.recording.leftovers import Found, Known
 from price_keeper.recording.lines import decode_lines
@@ -44,7 +44,7 @@ class Stretches:
         if lines.has_gaps or len(self._lines) < self.size:
             raise SegmentMismatch("lines of it are torn, and a copy of it was counted")
 
-    def of(self, mark: Mark) -> Seal:
+    def of(self, mark: SegmentMarker) -> Seal:
         """What the lines up to this marker's come to, as whoever put it there has counted them."""
         seal = self._up_to(mark.lines, mark.estimated)
         self._carried.update(mark.carried)
@@ -56,15 +56,15 @@ class Stretches:
             raise SegmentMismatch(f"its first {mark.lines} lines come to something else than what was counted")
         return seal
 
-    def rest(self) -> tuple[Mark, Seal]:
+    def rest(self) -> tuple[SegmentMarker, Seal]:
         """Of all lines that are left."""
         start = self.at
         seal = self._up_to(self.size, [number for number in self._own if number not in self._carried])
         return self._mark(seal, start), seal
 
-    def _mark(self, seal: Seal, start: int) -> Mark:
+    def _mark(self, seal: Seal, start: int) -> SegmentMarker:
         estimated, carried = tuple(sorted(self.counted)), tuple(sorted(self._carried))
-        return Mark(self.at, self._digest.hexdigest(), max(1, len(seal.parts)), estimated, carried, start)
+        return SegmentMarker(self.at, self._digest.hexdigest(), max(1, len(seal.parts)), estimated, carried, start)
 
     def _up_to(self, end: int, estimated: Iterable[int]) -> Seal:
         found, tally = self._found, UsageTally()

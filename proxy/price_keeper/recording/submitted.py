@@ -33,7 +33,7 @@ from price_keeper.stores.contract import (
     missing_or_expired,
 )
 
-KEEP_SECONDS = flush.KEEP_MARKERS_SECONDS
+KEEP_SECONDS = flush.MARKER_TTL_SECONDS
 # Usage that is older could come again after its marker is gone, and count twice.
 OLDEST_SECONDS = KEEP_SECONDS - 5 * flush.DAY_SECONDS
 
@@ -90,7 +90,7 @@ class Submissions:
         async def once() -> tuple[Item, bool]:
             now = self._clock.now()
             marker = what.marker(now)
-            additions = [flush.addition(key.pk, counter, what.counts, now) for counter in counters]
+            additions = [flush.build_addition(key.pk, counter, what.counts, now) for counter in counters]
             await self._list(counters, now)
             try:
                 await self._store.transact([Put(key, marker, missing_or_expired(now)), *additions])
@@ -151,7 +151,7 @@ class Submissions:
         async def once() -> float:
             now = self._clock.now()
             markers = [Put(what.key, what.marker(now), missing_or_expired(now)) for what, _ in group]
-            additions = [flush.addition(name, counter, counts, now) for counter, counts in sums.items()]
+            additions = [flush.build_addition(name, counter, counts, now) for counter, counts in sums.items()]
             await self._list(list(sums), now)
             try:
                 await self._store.transact([*markers, *additions])
@@ -167,12 +167,12 @@ class Submissions:
 
     async def _list(self, counters: Sequence[Counter], now: float) -> None:
         """Before anything is counted, so that nothing is that no report would find."""
-        day = flush.utc_day_of(now)
+        day = flush.format_utc_day(now)
         if day != self._day:
             self._day = day
             self._listed.clear()
         part = tuple((counter, UsageCounts()) for counter in counters)
-        for entry in flush.active_entries(part, day, self._listed, now):
+        for entry in flush.build_active_entries(part, day, self._listed, now):
             await self._store.update(entry)
         self._listed.update(counters)
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from price_keeper.model import Scope
 from price_keeper.recording.aggregator import CLOCKS_DIFFER_SECONDS, STAMP, Listed, shard_keys, summed, total_key
 from price_keeper.recording.entries import Counter, UsageCounts
-from price_keeper.recording.flush import COST, pico_of
+from price_keeper.recording.flush import COST_ATTRIBUTE, to_pico
 from price_keeper.reporting.days import utc_end
 from price_keeper.stores.contract import Store
 
@@ -89,4 +89,4 @@ def _is_complete(total: Mapping[str, Any] | None, complete_after: float, now: fl
 
 def _counts(item: Mapping[str, Any]) -> UsageCounts:
     numbers = [int(item.get(name, 0)) for name in UsageCounts._fields[:-1]]
-    return UsageCounts._make([*numbers, pico_of(item.get(COST, 0))])
+    return UsageCounts._make([*numbers, to_pico(item.get(COST_ATTRIBUTE, 0))])

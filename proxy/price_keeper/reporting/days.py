@@ -7,7 +7,7 @@ from calendar import monthrange
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 
-from price_keeper.recording.flush import DAY_SECONDS, KEEP_MARKERS_SECONDS, KEEP_TOTALS_SECONDS
+from price_keeper.recording.flush import DAY_SECONDS, MARKER_TTL_SECONDS, TOTAL_TTL_SECONDS
 
 FORMS = (
     "today, yesterday, a day (2026-11-18), a month (2026-11), "
@@ -16,9 +16,9 @@ FORMS = (
 
 # A journal that turns up late is flushed for so long after its calls, and lists them on the day of that flush.
 # Only what `replay --force` brings can come later.
-LATE_DAYS = KEEP_MARKERS_SECONDS // DAY_SECONDS
+LATE_DAYS = MARKER_TTL_SECONDS // DAY_SECONDS
 # What is kept counts from the time of writing; zones and clocks take less than two days of it.
-KEPT_DAYS = KEEP_TOTALS_SECONDS // DAY_SECONDS - 2
+KEPT_DAYS = TOTAL_TTL_SECONDS // DAY_SECONDS - 2
 
 _ONE_DAY = timedelta(days=1)
 _WORDS = {"today": 0, "yesterday": 1}
@@ -57,7 +57,7 @@ def check(asked: Asked, now: float) -> None:
         raise ValueError(f"{first} is still to come; today is {today} in UTC")
     earliest = today - timedelta(days=KEPT_DAYS)
     if first < earliest:
-        kept = KEEP_TOTALS_SECONDS // DAY_SECONDS
+        kept = TOTAL_TTL_SECONDS // DAY_SECONDS
         raise ValueError(f"spend is kept for {kept} days: the first that can be asked for now is {earliest}")
 
 

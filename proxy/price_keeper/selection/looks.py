@@ -10,7 +10,7 @@ from price_keeper.config import Config
 from price_keeper.model import Scope
 from price_keeper.recording.aggregator import STAMP, shard_keys, summed, total_key
 from price_keeper.recording.entries import Counter
-from price_keeper.recording.flush import COST, pico_of
+from price_keeper.recording.flush import COST_ATTRIBUTE, to_pico
 from price_keeper.recording.recorder import Recorder
 from price_keeper.selection.notes import BudgetSnapshot
 from price_keeper.selection.plan import EffectiveSettings, resolve_settings
@@ -69,7 +69,7 @@ class BudgetReader:
             found = await self._store.get_many(keys, consistent=True)
             for number, counter in enumerate(counters):
                 shards = found[number * counter.shards : (number + 1) * counter.shards]
-                pico = pico_of(summed(item for item in shards if item is not None)[COST])
+                pico = to_pico(summed(item for item in shards if item is not None)[COST_ATTRIBUTE])
                 tracker = budget.get_tracker(counter.label)
                 if is_quiet and tracker.is_flush_certain:
                     tracker.apply_exact_sum(pico, began)
@@ -86,7 +86,7 @@ class BudgetReader:
             if float(cast(Decimal, item[STAMP])) > self._clock.now() + CLOCK_MARGIN_SECONDS:
                 await self.read_shards(budget)
                 return
-            budget.get_tracker(counter.label).apply_lower_bound(pico_of(summed([item])[COST]))
+            budget.get_tracker(counter.label).apply_lower_bound(to_pico(summed([item])[COST_ATTRIBUTE]))
 
 
 def _build_settings_keys(scope: Scope) -> list[Key]:
