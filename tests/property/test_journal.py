@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from price_keeper.errors import RecordingUnavailable
 from price_keeper.recording.entries import ChargedCounters, Counter, UsageCounts, Intent, Receipt
-from price_keeper.recording.journal import Journal, Sealed
+from price_keeper.recording.journal import Journal, SealedSegment
 from price_keeper.recording.leftovers import recover
 from price_keeper.recording.segment import SEGMENT_SUFFIX
 from price_keeper.recording.ulid import Ulids
@@ -82,7 +82,7 @@ class Machine(RuleBasedStateMachine):
         self.call_of: dict[int, int] = {}  # by its number in the journal
         self.recorded: set[int] = set()
         self.lost: set[int] = set()  # under way when the process died
-        self.sealed: list[Sealed] = []
+        self.sealed: list[SealedSegment] = []
         self.counted: Times[int] = Times()
         self._opened()
 
@@ -143,7 +143,7 @@ class Machine(RuleBasedStateMachine):
     def flush(self) -> None:
         """As the recorder does: the oldest first, and not before its seal is on the disk."""
         try:
-            self.sealed[0].secure()
+            self.sealed[0].write_seal()
         except OSError:
             return
         sealed = self.sealed.pop(0)
@@ -181,7 +181,7 @@ class Machine(RuleBasedStateMachine):
         with mock.patch("os.pwrite", some), suppress(OSError):
             recover(self.folder)
 
-    def _count(self, sealed: Sealed) -> None:
+    def _count(self, sealed: SealedSegment) -> None:
         sums = {counter: counts for part in sealed.seal.parts for counter, counts in part}
         calls = [counter for counter in sums if counter.label != "all"]
         for counter in calls:

@@ -22,7 +22,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from price_keeper.errors import StoreError, StoreUnavailable
 from price_keeper.recording.entries import PICO_PER_MICRO, ChargedCounters, Counter, UsageCounts, Intent, Receipt
 from price_keeper.recording.flush import COST_ATTRIBUTE
-from price_keeper.recording.journal import Journal, Sealed
+from price_keeper.recording.journal import Journal, SealedSegment
 from price_keeper.recording.leftovers import recover
 from price_keeper.recording.segment import SEGMENT_SUFFIX
 from price_keeper.recording.sender import Sender
@@ -81,7 +81,7 @@ class Machine(RuleBasedStateMachine):
         self.may_be_estimated: set[int] = set()  # under way in a copy that was replayed, or when the process died
         self._opened([])
 
-    def _opened(self, left: list[Sealed]) -> None:
+    def _opened(self, left: list[SealedSegment]) -> None:
         newest = max((path.stem for path in self.folder.glob(f"*{SEGMENT_SUFFIX}")), default="")
         ulids = Ulids(self.clock.now, lambda size: next(self.names).to_bytes(size), newest)
         self.journal, self.sealed = Journal(self.folder, ulids), left
@@ -130,8 +130,8 @@ class Machine(RuleBasedStateMachine):
         self.sender._store = Wire(self.store, faults, self.chance)  # type: ignore[assignment]
         with suppress(StoreError):
             while self.sealed:
-                if not self.sealed[0].is_frozen:
-                    self.sealed[0].secure()
+                if not self.sealed[0].has_seal:
+                    self.sealed[0].write_seal()
                 await self.sender.send(self.sealed[0])
                 self.sealed.pop(0)
         assert self.sender.left == []

@@ -9,9 +9,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
 from price_keeper.errors import JournalFull
-from price_keeper.recording.journal import Sealed
+from price_keeper.recording.journal import SealedSegment
 from price_keeper.recording.leftovers import recover
-from price_keeper.recording.seal import Part
+from price_keeper.recording.seal import SegmentPart
 from price_keeper.recording.segment import SEGMENT_SUFFIX
 
 from tests.property.test_journal import SCOPES, Machine
@@ -27,7 +27,7 @@ class Spoilt(Machine):
         self.flipped: set[str] = set()
         self.unread: set[int] = set()
         self.unended: set[int] = set()
-        self.sent: dict[str, tuple[Part, ...]] = {}
+        self.sent: dict[str, tuple[SegmentPart, ...]] = {}
 
     @rule(
         file=st.integers(0, 9),
@@ -117,13 +117,13 @@ class Spoilt(Machine):
     def _has_begun(self) -> bool:
         try:
             for sealed in self.sealed:
-                sealed.secure()
+                sealed.write_seal()
             self._opened()
         except (JournalFull, OSError):
             return False
         return True
 
-    def _count(self, sealed: Sealed) -> None:
+    def _count(self, sealed: SealedSegment) -> None:
         """Once, by its marker; and it must come to the same each time."""
         known = self.sent.setdefault(sealed.seal.ulid, sealed.seal.parts)
         assert known == sealed.seal.parts

@@ -15,7 +15,7 @@ from unittest import mock
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
-from price_keeper.recording.journal import Sealed
+from price_keeper.recording.journal import SealedSegment
 from price_keeper.recording.leftovers import recover
 
 from tests.property.test_journal import SCOPES, Machine
@@ -115,12 +115,12 @@ class Powered(Machine):
     def secure(self) -> None:
         """And sent later, as when the store is away."""
         sealed = self.sealed[0]
-        if not sealed.is_frozen:
-            sealed.secure()
+        if not sealed.has_seal:
+            sealed.write_seal()
             for each in (sealed.path, sealed.next_path):
                 self.loose.pop(each.stem if each is not None else "", None)
 
-    def _count(self, sealed: Sealed) -> None:
+    def _count(self, sealed: SealedSegment) -> None:
         if sealed.seal.ulid not in self.sent:
             self.sent.add(sealed.seal.ulid)
             super()._count(sealed)

@@ -11,7 +11,7 @@ from typing import Any
 
 from price_keeper.recording.entries import ChargedCounters, Counter, UsageCounts, Intent, LineKind, Receipt
 from price_keeper.recording.lines import decode_lines
-from price_keeper.recording.seal import Seal
+from price_keeper.recording.seal import SegmentSeal
 from price_keeper.recording.segment import SEGMENT_SUFFIX
 
 from tests.soak.fleet import Member
@@ -76,7 +76,7 @@ def _read(data: bytes) -> tuple[list[tuple[Any, ...]], list[tuple[Any, ...]]]:
             case LineKind.RECORD:
                 receipts.append(_receipt(*begun[values[1]], Receipt.from_values(values)))
             case LineKind.SEAL:
-                seal = Seal.from_values(values, {})
+                seal = SegmentSeal.from_values(values, {})
                 sums += [_sum(*each) for part in seal.parts for each in part]
     return receipts, sums
 

@@ -24,7 +24,7 @@ from price_keeper.auth.tokens import TokenService
 from price_keeper.model import Scope
 from price_keeper.recording.entries import ChargedCounters, UsageCounts, Intent, LineKind, Receipt
 from price_keeper.recording.lines import decode_lines
-from price_keeper.recording.seal import Seal
+from price_keeper.recording.seal import SegmentSeal
 from price_keeper.recording.segment import SEGMENT_SUFFIX
 
 from tests.support.commands import ROOT, Sidecar, sidecar
@@ -169,7 +169,7 @@ class Copies:
 class Books:
     """What all segments together say."""
 
-    seals: dict[str, Seal] = field(default_factory=dict)
+    seals: dict[str, SegmentSeal] = field(default_factory=dict)
     intents: int = 0
     nothing: int = 0
     receipts: list[Receipt] = field(default_factory=list)
@@ -194,7 +194,7 @@ class Books:
                 case LineKind.NOTHING:
                     self.nothing += 1
                 case LineKind.SEAL:
-                    self.seals[path.stem] = Seal.from_values(values, {})
+                    self.seals[path.stem] = SegmentSeal.from_values(values, {})
 
     @property
     def exact(self) -> dict[str, UsageCounts]:

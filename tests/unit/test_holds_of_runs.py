@@ -22,7 +22,7 @@ from price_keeper.recording.composed import Recording, opened_recording
 from price_keeper.recording.entries import ChargedCounters, Counter, UsageCounts, Intent, Receipt, UsageTally
 from price_keeper.recording.journal import Journal
 from price_keeper.recording.lines import decode_lines
-from price_keeper.recording.seal import SUMS_PER_PART, Seal
+from price_keeper.recording.seal import SUMS_PER_PART, SegmentSeal
 from price_keeper.recording.ulid import Ulids
 from price_keeper.stores.contract import Store
 from price_keeper.tasks import Tasks
@@ -196,13 +196,13 @@ def test_a_hold_is_never_parted_from_its_counter() -> None:
         counters = [Counter(scope, label, period, 8) for period in ("DAY#20261118", "MONTH#202611")]
         hold = Counter.for_lease(scope, label, HOLDER, "MONTH#202611", 8)
         tally.add(ChargedCounters.from_counters([*counters, hold]), UsageCounts(1, pico=1))
-    seal = Seal.of(HOLDER, tally)
+    seal = SegmentSeal.from_tally(HOLDER, tally)
     assert sum(map(len, seal.parts)) == 6 * SUMS_PER_PART
     for part in seal.parts:
         names = {counter[:3] for counter, _ in part}
         assert len(part) <= SUMS_PER_PART
         assert all((each.scope, each.label, each.budget_period) in names for each, _ in part)
-    assert Seal.from_values(orjson.loads(seal.encode()), {}) == seal
+    assert SegmentSeal.from_values(orjson.loads(seal.encode()), {}) == seal
 
 
 def test_a_call_is_settled_once_and_when_that_is_written_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

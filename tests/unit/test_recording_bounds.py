@@ -20,7 +20,7 @@ from price_keeper.recording import journal as limits
 from price_keeper.recording.aggregator import Aggregator, total_key
 from price_keeper.recording.entries import ChargedCounters, Counter
 from price_keeper.recording.expected import UsageForecast
-from price_keeper.recording.journal import Sealed
+from price_keeper.recording.journal import SealedSegment
 from price_keeper.recording.leftovers import Known, read, recover
 from price_keeper.recording.meter import Meter, OperationPricing
 from price_keeper.stores import schema
@@ -83,7 +83,7 @@ async def test_failing_flushes_leave_neither_files_open_nor_segments_behind(rec:
         await rec.recorder.flush()
     assert len(rec.segments()) == 2
     assert len(os.listdir("/proc/self/fd")) <= before
-    assert all(sealed.is_frozen for sealed in rec.recorder._waiting)  # all that ended is on the disk
+    assert all(sealed.has_seal for sealed in rec.recorder._waiting)  # all that ended is on the disk
     rec.store.is_away = False
     assert await rec.recorder.flush()
     assert await rec.counted() == (51, 51)
@@ -186,17 +186,17 @@ async def test_none_is_sent_while_its_seal_is_on_its_way_to_the_disk(
     rec: Recording, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flushing, answers = await begins_to_flush(rec, monkeypatch)
-    goes_on, secure, send = threading.Event(), Sealed.secure, rec.recorder.sender.send
+    goes_on, secure, send = threading.Event(), SealedSegment.write_seal, rec.recorder.sender.send
 
-    def slowly(sealed: Sealed) -> None:
+    def slowly(sealed: SealedSegment) -> None:
         assert goes_on.wait(60)
         secure(sealed)
 
-    async def checked(sealed: Sealed) -> None:
-        assert sealed.is_frozen
+    async def checked(sealed: SealedSegment) -> None:
+        assert sealed.has_seal
         await send(sealed)
 
-    monkeypatch.setattr(Sealed, "secure", slowly)
+    monkeypatch.setattr(SealedSegment, "write_seal", slowly)
     monkeypatch.setattr(rec.recorder.sender, "send", checked)
     while not rec.journal.is_full:
         rec.spend(1)

@@ -17,7 +17,7 @@ from price_keeper.recording import segment
 from price_keeper.recording.beginning import begun
 from price_keeper.recording.composed import opened_recording
 from price_keeper.recording.entries import UsageCounts, Receipt
-from price_keeper.recording.journal import Sealed
+from price_keeper.recording.journal import SealedSegment
 from price_keeper.recording.leftovers import recover
 from price_keeper.recording.lines import encode_line
 from price_keeper.recording.sender import Sender
@@ -65,7 +65,7 @@ async def test_what_is_left_over_makes_the_room_for_a_start(
     async with opened_recording(config_of(tmp_path), rec.store, ManualClock()) as started:
         monkeypatch.setattr(os, "pwrite", PWRITE)
         assert started.recorder.sender.sent >= 1
-        assert all(sealed.is_frozen for sealed in started.leftovers.sealed)
+        assert all(sealed.has_seal for sealed in started.leftovers.sealed)
         assert await started.recorder.flush()
         assert await rec.counted() == (3, 214)
         await started.finish()
@@ -178,7 +178,7 @@ async def test_a_segment_that_only_carries_counts_although_it_does_not_say_that_
         rec.spend(10)
         sealed = rec.journal.seal()
         assert sealed is not None
-        sealed.secure()
+        sealed.write_seal()
         if is_gone:
             await Sender(exact_store, rec.clock).send(sealed)
     spoil(rec.segments()[-1], b'["E"')
@@ -221,7 +221,7 @@ async def test_what_is_found_in_the_segment_before_is_so_again(tmp_path: Path, e
         raise OSError(errno.EIO, "killed")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Sealed, "secure", dies)
+        patch.setattr(SealedSegment, "write_seal", dies)
         with pytest.raises(OSError, match="killed"):
             recover(tmp_path)
     assert rec.segments() == [first, second]

@@ -31,8 +31,8 @@ async def begun(folder: Path, left: Leftovers, sender: Sender, begin: Callable[[
 async def _sealed_and_begun(folder: Path, left: Leftovers, begin: Callable[[], Journal]) -> Journal:
     try:
         for sealed in left.sealed:
-            if not sealed.is_frozen:
-                await asyncio.to_thread(sealed.secure)
+            if not sealed.has_seal:
+                await asyncio.to_thread(sealed.write_seal)
     except OSError as failure:
         kind = JournalFull if has_no_room(failure) else JournalUnusable
         raise kind(f"cannot seal what is left in the journal in {folder}: {failure.strerror}") from None

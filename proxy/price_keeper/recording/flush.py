@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from price_keeper.hard import rows
 from price_keeper.model import Scope
 from price_keeper.recording.entries import PICO_PER_MICRO, Counter, UsageCounts
-from price_keeper.recording.seal import Part
+from price_keeper.recording.seal import SegmentPart
 from price_keeper.recording.ulid import made_at
 from price_keeper.stores import schema
 from price_keeper.stores.contract import EXPIRY_ATTRIBUTE, Item, ItemMissing, Key, Put, Update, Value, Write
@@ -65,7 +65,7 @@ class SegmentMarker(NamedTuple):
         return attributes | {name: list[Value](numbers) for name, numbers in calls.items() if numbers}
 
 
-def build_writes(ulid: str, marker: SegmentMarker, number: int, part: Part, now: float) -> list[Write]:
+def build_writes(ulid: str, marker: SegmentMarker, number: int, part: SegmentPart, now: float) -> list[Write]:
     """One transaction, whose first write fails if it was done before."""
     # A clock that was set back left names in the future, which stay young for longer.
     expires_at = int(max(now, made_at(ulid))) + MARKER_TTL_SECONDS
@@ -78,7 +78,7 @@ def read_estimated_calls(markers: Iterable[Item]) -> frozenset[int]:
     return frozenset(number for item in markers if (mark := SegmentMarker.from_item(item)) for number in mark.estimated)
 
 
-def build_active_entries(part: Part, utc_day: str, already_listed: set[Counter], now: float) -> Iterator[Update]:
+def build_active_entries(part: SegmentPart, utc_day: str, already_listed: set[Counter], now: float) -> Iterator[Update]:
     """Of the counters that nobody here has listed yet on this day. Each number of shards that anybody ever used for
     one stays there beside the others, so that no shard is overlooked."""
     for counter, _ in part:
@@ -97,7 +97,7 @@ def format_utc_day(now: float) -> str:
     return datetime.fromtimestamp(now, UTC).strftime("%Y%m%d")
 
 
-def build_total_additions(part: Part, now: float) -> Iterator[Update]:
+def build_total_additions(part: SegmentPart, now: float) -> Iterator[Update]:
     """For a segment so old that the shards of its counters may be gone, and the total says more than what they come to
     from then on: so it would never be raised. While they are still there, the next total from them is the same."""
     for counter, counts in part:

@@ -21,7 +21,7 @@ from price_keeper.errors import RecordingUnavailable, JournalFull, JournalUnusab
 from price_keeper.recording.entries import Counter, UsageCounts, Intent, Receipt, UsageTally, encode_head, encode_ready
 from price_keeper.recording.folder import has_no_room
 from price_keeper.recording.log_throttle import LogThrottle
-from price_keeper.recording.seal import Extent, Seal
+from price_keeper.recording.seal import SegmentExtent, SegmentSeal
 from price_keeper.recording.segment import Segment, sync_file, sync_folder
 from price_keeper.recording.ulid import Ulids, made_at
 from price_keeper.traffic import MAX_LABELS, OTHER_LABEL
@@ -34,59 +34,59 @@ _log = logging.getLogger("price_keeper.recording")
 
 
 @dataclass(slots=True)
-class Sealed:
+class SealedSegment:
     """A segment that has ended. It stays until what it comes to is in the store."""
 
-    seal: Seal
+    seal: SegmentSeal
     path: Path
     size: int = 0  # of its lines; needed until the extent is known
-    extent: Extent | None = None
-    before: str = ""  # the segment that this one carries on
-    is_carrying: bool = False  # calls of that one
+    extent: SegmentExtent | None = None
+    previous_ulid: str = ""  # the segment that this one carries on
+    has_carried_calls: bool = False  # calls of that one
     estimated: tuple[int, ...] = ()  # calls that its seal counts as estimated, by their numbers
-    carried_on: tuple[int, ...] = ()  # calls that later segments count, where lines of this one may be lost
+    carried_forward: tuple[int, ...] = ()  # calls that later segments count, where lines of this one may be lost
     next_path: Path | None = None  # of the one that carries it on
-    estimates: tuple[bytes, ...] = ()  # receipts that go before the seal
-    is_frozen: bool = True  # the seal stands in it
-    is_left_over: bool = False  # from a process that may have sent it, long ago
-    is_foreign: bool = False  # found when others had begun to go by what this process keeps count of
-    is_tried: bool = False  # an attempt to send it has no answer, or none that says for certain that it failed
+    estimate_lines: tuple[bytes, ...] = ()  # receipts that go before the seal
+    has_seal: bool = True  # the seal stands in it
+    is_recovered: bool = False  # from a process that may have sent it, long ago
+    is_adopted: bool = False  # found when others had begun to go by what this process keeps count of
+    was_tried: bool = False  # an attempt to send it has no answer, or none that says for certain that it failed
     parts_sent: int = 0
 
     @property
     def is_in_doubt(self) -> bool:
         """Some of it may be in the store without an acknowledgement."""
-        return self.is_tried or self.is_left_over
+        return self.was_tried or self.is_recovered
 
-    def secure(self) -> None:
+    def write_seal(self) -> None:
         """To be called, in a thread, before anything is sent: the seal is on the disk. Raises OSError."""
-        if self.is_frozen:
+        if self.has_seal:
             return
         if self.next_path is not None:
             sync_file(self.next_path)  # the calls that it carries on, first
             sync_folder(self.path.parent)
-        extent = self.measured()
+        extent = self.measure()
         ended = Segment(self.path.parent, self.seal.ulid, is_mapped=False)  # it takes last lines, and no more room
         try:
-            ended.append_all((extent.encode(), *self.estimates, self.seal.encode()))
+            ended.append_all((extent.encode(), *self.estimate_lines, self.seal.encode()))
             ended.sync()
         finally:
             ended.close()
-        self.is_frozen, self.estimates = True, ()
+        self.has_seal, self.estimate_lines = True, ()
 
-    def measured(self) -> Extent:
+    def measure(self) -> SegmentExtent:
         """Reads the file the first time, so call it in a thread then. Raises OSError."""
         if self.extent is None:
-            self.extent = Extent.of_file(self.path, self.size)
+            self.extent = SegmentExtent.measure_file(self.path, self.size)
         return self.extent
 
     def sums(self) -> Iterator[tuple[Counter, UsageCounts]]:
         return chain.from_iterable(self.seal.parts)
 
-    def unsent(self) -> Iterator[tuple[Counter, UsageCounts]]:
+    def unsent_sums(self) -> Iterator[tuple[Counter, UsageCounts]]:
         return chain.from_iterable(self.seal.parts[self.parts_sent :])
 
-    def perhaps_stored(self) -> Iterator[tuple[Counter, UsageCounts]]:
+    def possibly_stored_sums(self) -> Iterator[tuple[Counter, UsageCounts]]:
         """What may be in the store, or certainly is."""
         return chain.from_iterable(self.seal.parts if self.is_in_doubt else self.seal.parts[: self.parts_sent])
 
@@ -217,7 +217,7 @@ class Journal:
         if segment.ulid != self._unsound:
             self._sync_trouble = ""
 
-    def seal(self) -> Sealed | None:
+    def seal(self) -> SealedSegment | None:
         """Ends this segment and begins the next; None if there is nothing to flush. Raises OSError.
 
         No thread may sync the journal meanwhile.
@@ -230,14 +230,14 @@ class Journal:
         except OSError as failure:
             self._seal_trouble = self._fails(failure)
             raise
-        sealed = Sealed(
-            Seal.of(ended.ulid, self.tally),
+        sealed = SealedSegment(
+            SegmentSeal.from_tally(ended.ulid, self.tally),
             ended.path,
             ended.size,
-            before=self._before,
-            is_carrying=self._is_carrying,
+            previous_ulid=self._before,
+            has_carried_calls=self._is_carrying,
             next_path=following.path,
-            is_frozen=False,
+            has_seal=False,
         )
         self._before, self._is_carrying = ended.ulid, bool(self._open)
         self._sealed = self.recorded_by_label

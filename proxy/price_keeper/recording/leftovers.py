@@ -14,9 +14,9 @@ from price_keeper.errors import JournalUnusable
 from price_keeper.hard import holds
 from price_keeper.recording.entries import JOURNAL_FORMAT, ChargedCounters, Counter, Intent, LineKind, Receipt, UsageTally
 from price_keeper.recording.folder import has_no_room
-from price_keeper.recording.journal import Sealed
+from price_keeper.recording.journal import SealedSegment
 from price_keeper.recording.lines import JournalLines, decode_lines
-from price_keeper.recording.seal import Extent, Seal
+from price_keeper.recording.seal import SegmentExtent, SegmentSeal
 from price_keeper.recording.segment import SEGMENT_SUFFIX
 from price_keeper.recording.ulid import is_ulid
 
@@ -55,21 +55,21 @@ class Found:
     ulid: str
     earlier: Found | None
     known: Known
-    before: str | None = None  # until a line tells
+    previous_ulid: str | None = None  # until a line tells
     carried: dict[int, Intent] = field(default_factory=dict)
     lost: int = 0  # of those that were carried
     is_ready: bool = False
     is_mended: bool = False  # some of what it comes to can be read in the earlier one only
-    seal: Seal | None = None
+    seal: SegmentSeal | None = None
     spoilt: int = 0
     has_gaps: bool = False
     end: int = 0
     open: dict[int, Intent] = field(default_factory=dict)
     tally: UsageTally = field(default_factory=UsageTally)
-    extent: Extent | None = None
+    extent: SegmentExtent | None = None
     estimated: list[int] = field(default_factory=list)  # behind the extent, as the seal counts them
-    is_carrying: bool = False
-    carried_on: set[int] = field(default_factory=set)
+    has_carried_calls: bool = False
+    carried_forward: set[int] = field(default_factory=set)
 
     def take_all(self, lines: JournalLines) -> None:
         """Behind its extent a segment has nothing but estimates and its seal. Estimates without a seal were never
@@ -84,17 +84,17 @@ class Found:
             if self.extent is None and self.seal is None:
                 digest.update(text)
                 count, self.end = count + 1, end
-        self.extent = self.extent or Extent(count, digest.hexdigest())
+        self.extent = self.extent or SegmentExtent(count, digest.hexdigest())
         if self.seal is None:
             self.estimated = []
 
     def _take_last(self, values: list[Any]) -> None:
         match values[0]:
             case LineKind.EXTENT:
-                self.extent = Extent.from_values(values)
+                self.extent = SegmentExtent.from_values(values)
             case LineKind.SEAL:
                 self.begin()
-                self.seal = Seal.from_values(values, self.known.counters)
+                self.seal = SegmentSeal.from_values(values, self.known.counters)
             case LineKind.RECORD:
                 _check(values[1:2])
                 self.estimated.append(values[1])
@@ -102,16 +102,16 @@ class Found:
     def take(self, values: list[Any]) -> None:
         match values[0]:
             case LineKind.HEAD:
-                self.before = values[2]
+                self.previous_ulid = values[2]
                 if values[3] != JOURNAL_FORMAT:
                     raise JournalUnusable(f"{self.path} is a journal of another version, {values[3]}")
             case LineKind.CARRIED:
                 self.carried[values[1]] = self.known.intent(values)
             case LineKind.READY:
-                before, told = values[1:] or (self.before, None)  # it once said no more than that it is the end
+                before, told = values[1:] or (self.previous_ulid, None)  # it once said no more than that it is the end
                 _check(() if told is None else (told,))
                 if not self.is_ready:
-                    self.before = before
+                    self.previous_ulid = before
                 self.begin(told)
             case _:
                 self.begin()
@@ -125,11 +125,11 @@ class Found:
         if told is None or told > len(self.carried):
             self._look_for_carried(told)
         self.lost = max(0, (told or 0) - len(self.carried))
-        self.is_carrying = bool(told or self.carried)
+        self.has_carried_calls = bool(told or self.carried)
         self.open = dict(self.carried)
 
     def _look_for_carried(self, told: int | None) -> None:
-        if self.earlier is None or self.earlier.ulid != self.before:
+        if self.earlier is None or self.earlier.ulid != self.previous_ulid:
             return
         missing = [number for number in self.earlier.open if number not in self.carried]
         # There are more of them only if the end of some is spoilt: those count where they began.
@@ -143,11 +143,11 @@ class Found:
         if self.seal is not None:  # all that it has to say; the rest only fills the memory
             self.open, self.carried, self.tally = {}, {}, UsageTally()
             return
-        is_next = later.before == self.ulid
+        is_next = later.previous_ulid == self.ulid
         for number, intent in later.carried.items():
             if is_next or self.open.get(number) == intent:
                 self.open.pop(number, None)
-                self.carried_on.add(number)
+                self.carried_forward.add(number)
 
     def _take_of_ready(self, values: list[Any]) -> None:
         match values[0]:
@@ -169,7 +169,7 @@ class Found:
         """Only then is the one before it still there without a seal, and says all that this one would have said."""
         earlier = self.earlier
         return (
-            not self.is_ready and earlier is not None and earlier.seal is None and self.before in (None, earlier.ulid)
+            not self.is_ready and earlier is not None and earlier.seal is None and self.previous_ulid in (None, earlier.ulid)
         )
 
 
@@ -177,7 +177,7 @@ class Found:
 class Leftovers:
     """What is to be flushed, the oldest first, and how much of it was found how."""
 
-    sealed: list[Sealed] = field(default_factory=list)
+    sealed: list[SealedSegment] = field(default_factory=list)
     spoilt: int = 0
     estimated: int = 0
     lost: int = 0
@@ -234,35 +234,35 @@ def _end(found: Found, left: Leftovers) -> None:
     left.lost += found.lost
     left.estimated += len(found.open)
     is_empty = not (found.open or found.tally.requests)
-    left.sealed.append(_sealed(found, Seal.of(found.ulid, found.tally)) if is_empty else _brought_to_its_end(found))
+    left.sealed.append(_sealed(found, SegmentSeal.from_tally(found.ulid, found.tally)) if is_empty else _brought_to_its_end(found))
 
 
-def _sealed(found: Found, seal: Seal, *, is_left_over: bool = False) -> Sealed:
-    return Sealed(
+def _sealed(found: Found, seal: SegmentSeal, *, is_left_over: bool = False) -> SealedSegment:
+    return SealedSegment(
         seal,
         found.path,
         extent=found.extent,
-        before=found.before or "",
-        is_carrying=found.is_carrying,
+        previous_ulid=found.previous_ulid or "",
+        has_carried_calls=found.has_carried_calls,
         estimated=tuple(found.estimated),
-        carried_on=tuple(sorted(found.carried_on)),
-        is_left_over=is_left_over,
+        carried_forward=tuple(sorted(found.carried_forward)),
+        is_recovered=is_left_over,
     )
 
 
 def _drop_empty(left: Leftovers) -> None:
     """At last, as the one behind may have been mended with what stands in it. One that has others before it goes in its
     turn, since it tells which of their calls were carried on, should a seal of theirs be missing."""
-    while left.sealed and left.sealed[0].is_frozen and not _matters(left.sealed[0]):
+    while left.sealed and left.sealed[0].has_seal and not _matters(left.sealed[0]):
         left.sealed.pop(0).discard()
 
 
-def _matters(sealed: Sealed) -> bool:
+def _matters(sealed: SealedSegment) -> bool:
     """Whether the store has to be told of it."""
     return bool(sealed.seal.requests) or (sealed.extent is not None and sealed.extent.has_calls)
 
 
-def _brought_to_its_end(found: Found) -> Sealed:
+def _brought_to_its_end(found: Found) -> SealedSegment:
     os.truncate(found.path, found.end)
     estimates = []
     for number, intent in found.open.items():
@@ -270,10 +270,10 @@ def _brought_to_its_end(found: Found) -> Sealed:
         estimates.append(receipt.encode(number))
         found.tally.add(intent.charged, receipt.counts)
     found.estimated = [*found.open]
-    sealed = _sealed(found, Seal.of(found.ulid, found.tally), is_left_over=True)
-    sealed.estimates, sealed.is_frozen = tuple(estimates), False
+    sealed = _sealed(found, SegmentSeal.from_tally(found.ulid, found.tally), is_left_over=True)
+    sealed.estimate_lines, sealed.has_seal = tuple(estimates), False
     try:
-        sealed.secure()
+        sealed.write_seal()
     except OSError as failure:
         # What it comes to can be worked out again, unless that takes another file, which may go before it.
         if found.is_mended or not has_no_room(failure):

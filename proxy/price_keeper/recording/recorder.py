@@ -16,7 +16,7 @@ from pathlib import Path
 from price_keeper.clock import Clock
 from price_keeper.errors import RecordingUnavailable, StoreError
 from price_keeper.recording.entries import PICO_PER_USD, Counter, UsageCounts
-from price_keeper.recording.journal import Journal, Sealed
+from price_keeper.recording.journal import Journal, SealedSegment
 from price_keeper.recording.log_throttle import LogThrottle
 from price_keeper.recording.pace import Pace
 from price_keeper.recording.sender import Sender
@@ -37,7 +37,7 @@ class Recorder:
     def __init__(
         self,
         journal: Journal,
-        leftovers: Iterable[Sealed],
+        leftovers: Iterable[SealedSegment],
         sender: Sender,
         clock: Clock,
         pace: Pace,
@@ -52,7 +52,7 @@ class Recorder:
         self._max_unflushed_pico = max_unflushed_pico
         self._hurry_pico = max_unflushed_pico // HURRY_SHARE
         self._refuses_without_store = refuses_without_store
-        self._waiting: deque[Sealed] = deque(leftovers)
+        self._waiting: deque[SealedSegment] = deque(leftovers)
         self._waiting_pico = sum(sealed.seal.pico for sealed in self._waiting)
         self._files = asyncio.Lock()  # of the journal, which threads sync and close
         self._turns = Turns()
@@ -102,15 +102,15 @@ class Recorder:
     def unflushed(self) -> dict[Counter, int]:
         """Pico-dollars by counter: what is in the journal. Of a segment that is there, all: some may be stored."""
         sums = {counter: counts.pico for counter, counts in self.journal.tally.sums().items()}
-        return _added(sums, self._ours(Sealed.sums))
+        return _added(sums, self._ours(SealedSegment.sums))
 
     def in_doubt(self) -> dict[Counter, int]:
         """Of these, what may be in the store."""
-        return _added({}, self._ours(Sealed.perhaps_stored))
+        return _added({}, self._ours(SealedSegment.possibly_stored_sums))
 
-    def _ours(self, sums: Callable[[Sealed], Iterable[_Sum]]) -> Iterator[_Sum]:
+    def _ours(self, sums: Callable[[SealedSegment], Iterable[_Sum]]) -> Iterator[_Sum]:
         for sealed in (*self._waiting, *self.sender.left):
-            if not sealed.is_foreign:
+            if not sealed.is_adopted:
                 yield from sums(sealed)
 
     @asynccontextmanager
@@ -123,13 +123,13 @@ class Recorder:
     def has_leftovers(self) -> bool:
         """Whether something that former processes left in this journal is not, or not certainly, in the store."""
         waiting, left = self._in(self.journal.folder)
-        return bool(left) or any(sealed.is_left_over for sealed in waiting)
+        return bool(left) or any(sealed.is_recovered for sealed in waiting)
 
     def waits_in(self, folder: Path) -> bool:
         """Whether anything of the journal there is not, or not certainly, in the store."""
         return any(self._in(folder))
 
-    def _in(self, folder: Path) -> tuple[list[Sealed], list[Sealed]]:
+    def _in(self, folder: Path) -> tuple[list[SealedSegment], list[SealedSegment]]:
         """Of the journal there: what waits, and what is left to a person."""
         waiting = [sealed for sealed in self._waiting if sealed.path.parent == folder]
         return waiting, [sealed for sealed in self.sender.left if sealed.path.parent == folder]
@@ -150,11 +150,11 @@ class Recorder:
         left = len(self.sender.left)
         return f"what the store did not take, {left} segments, waits for a person; the log says why" if left else None
 
-    def take_over(self, found: Iterable[Sealed]) -> None:
+    def take_over(self, found: Iterable[SealedSegment]) -> None:
         """Of another journal. For budgets it is spent elsewhere until it is in the store; it has to be flushed as our
         own has."""
         for sealed in found:
-            sealed.is_foreign = True
+            sealed.is_adopted = True
             self._waiting.append(sealed)
             self._waiting_pico += sealed.seal.pico
             self._due.set()
@@ -232,12 +232,12 @@ class Recorder:
                 self._waiting.append(sealed)
                 self._waiting_pico += sealed.seal.pico
             for each in tuple(self._waiting):  # whose first may go to the store meanwhile
-                if not each.is_frozen:
-                    await asyncio.to_thread(each.secure)
+                if not each.has_seal:
+                    await asyncio.to_thread(each.write_seal)
         return sealed.seal.requests if sealed is not None else 0
 
     async def _send_all(self) -> None:
-        while self._waiting and self._waiting[0].is_frozen:  # one that has just ended may not be on the disk yet
+        while self._waiting and self._waiting[0].has_seal:  # one that has just ended may not be on the disk yet
             await self.sender.send(self._waiting[0])
             self._waiting_pico -= self._waiting.popleft().seal.pico
 

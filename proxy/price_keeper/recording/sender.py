@@ -13,8 +13,8 @@ from price_keeper.errors import JournalFull, ReasonCode, InvalidStoreRequest, St
 from price_keeper.recording import flush
 from price_keeper.recording.entries import Counter, UsageCounts
 from price_keeper.recording.flush import SegmentMarker
-from price_keeper.recording.journal import Sealed
-from price_keeper.recording.seal import Part
+from price_keeper.recording.journal import SealedSegment
+from price_keeper.recording.seal import SegmentPart
 from price_keeper.recording.stretches import SegmentMismatch, Stretches
 from price_keeper.recording.ulid import is_ulid, made_at
 from price_keeper.stores import schema
@@ -51,24 +51,24 @@ class Sender:
         self.outdated: set[Path] = set()  # journals of which somebody has counted a later state
         # By journal: the segment that went last, and which calls that it leaves open are counted already.
         self._last: dict[Path, tuple[str, frozenset[int]]] = {}
-        self.left: list[Sealed] = []  # what stays where it is, for a person to look at: it was spent all the same
+        self.left: list[SealedSegment] = []  # what stays where it is, for a person to look at: it was spent all the same
 
     @property
     def refused(self) -> list[str]:
         """The names of what is left."""
         return [sealed.seal.ulid for sealed in self.left]
 
-    async def send(self, sealed: Sealed) -> None:
+    async def send(self, sealed: SealedSegment) -> None:
         """It is in the store then, or never will be. Raises StoreError: then nobody knows, so send it again; and
         JournalFull for one without its seal that never will be."""
         seal = sealed.seal
-        if sealed.is_left_over and not self._force and self._is_too_old(seal.ulid):
+        if sealed.is_recovered and not self._force and self._is_too_old(seal.ulid):
             self._leave(sealed, "it is so old that it might count twice")
             return
-        was_in_doubt, books = sealed.is_in_doubt, None if sealed.is_foreign else self.books
+        was_in_doubt, books = sealed.is_in_doubt, None if sealed.is_adopted else self.books
         if books is not None and not was_in_doubt:
-            _tell(books.sending, sealed.unsent())
-        sealed.is_tried = True
+            _tell(books.sending, sealed.unsent_sums())
+        sealed.was_tried = True
         try:
             counted = await self._counted_before(sealed)
             is_sent = not counted and await self._send_at_once(sealed)
@@ -77,9 +77,9 @@ class Sender:
                 counted = await self._send_stretches(sealed, counted)
         except (StoreError, SegmentMismatch, ValueError) as failure:  # the last where a key can be none of the store's
             if not was_in_doubt and not (isinstance(failure, StoreError) and failure.maybe_applied):
-                sealed.is_tried = False
+                sealed.was_tried = False
                 if books is not None:
-                    _tell(books.not_taken, sealed.unsent())
+                    _tell(books.not_taken, sealed.unsent_sums())
             if not isinstance(failure, InvalidStoreRequest | SegmentMismatch | ValueError):
                 raise
             self._leave(sealed, str(failure))
@@ -91,14 +91,14 @@ class Sender:
         if books is not None:
             _tell(books.acknowledged, sealed.sums())
 
-    async def _counted_before(self, sealed: Sealed) -> frozenset[int]:
+    async def _counted_before(self, sealed: SealedSegment) -> frozenset[int]:
         """Calls that it carries on and that count already: as estimated, where a copy of the segment before was counted
         while they were under way."""
-        if not sealed.is_carrying:
+        if not sealed.has_carried_calls:
             return frozenset()
         ulid, counted = self._last.get(sealed.path.parent, ("", frozenset()))
-        if ulid != sealed.before and is_ulid(sealed.before):
-            counted = flush.read_estimated_calls((await self._markers(sealed.before)).values())
+        if ulid != sealed.previous_ulid and is_ulid(sealed.previous_ulid):
+            counted = flush.read_estimated_calls((await self._markers(sealed.previous_ulid)).values())
         return counted
 
     async def _markers(self, ulid: str) -> Mapping[str, Item]:
@@ -106,14 +106,14 @@ class Sender:
         query = Query(schema.segment_marker_key(ulid, 0).table, schema.segment_markers_partition(ulid), consistent=True)
         return {row.key.sk: row.item for row in (await self._store.query(query)).rows}
 
-    async def _send_at_once(self, sealed: Sealed) -> bool:
+    async def _send_at_once(self, sealed: SealedSegment) -> bool:
         """As nearly all go. False: a copy of this segment was counted, which had other lines."""
         seal, extent = sealed.seal, sealed.extent
         if extent is None:
-            extent = await asyncio.to_thread(sealed.measured)
+            extent = await asyncio.to_thread(sealed.measure)
         estimated = tuple(sorted(sealed.estimated))
         parts = seal.parts or (((),) if extent.has_calls else ())
-        mark = SegmentMarker(extent.lines, extent.digest, len(parts), estimated, sealed.carried_on)
+        mark = SegmentMarker(extent.lines, extent.digest, len(parts), estimated, sealed.carried_forward)
         for number, part in tuple(enumerate(parts))[sealed.parts_sent :]:
             found = await self._send_part(seal.ulid, mark, number, part)
             if found is not None and not (found and mark.is_confirmed_by(found)):
@@ -124,7 +124,7 @@ class Sender:
         self.pico += seal.pico
         return True
 
-    async def _send_stretches(self, sealed: Sealed, counted: frozenset[int]) -> frozenset[int]:
+    async def _send_stretches(self, sealed: SealedSegment, counted: frozenset[int]) -> frozenset[int]:
         """What nobody has counted of it yet, behind what others began to count. The calls that it leaves open and that
         count already. Raises SegmentMismatch."""
         ulid, markers = sealed.seal.ulid, await self._markers(sealed.seal.ulid)
@@ -147,7 +147,7 @@ class Sender:
         self._tell(sealed, lines)
         return frozenset(lines.counted)
 
-    async def _send_parts(self, ulid: str, mark: SegmentMarker, parts: Iterable[Part], first: int = 0) -> bool:
+    async def _send_parts(self, ulid: str, mark: SegmentMarker, parts: Iterable[SegmentPart], first: int = 0) -> bool:
         """False: the first one is there, and perhaps counts other lines. Raises SegmentMismatch if a later one does."""
         for number, part in enumerate(parts, first):
             found = await self._send_part(ulid, mark, number, part)
@@ -158,7 +158,7 @@ class Sender:
             return False
         return True
 
-    def _is_covered(self, sealed: Sealed, mark: SegmentMarker, markers: Mapping[str, Item]) -> None:
+    def _is_covered(self, sealed: SealedSegment, mark: SegmentMarker, markers: Mapping[str, Item]) -> None:
         """By a later copy, which has more lines than this one. Raises SegmentMismatch."""
         ulid = sealed.seal.ulid
         if sealed.next_path is not None:
@@ -170,7 +170,7 @@ class Sender:
         self.requests += sealed.seal.requests
         self.pico += sealed.seal.pico
 
-    def _tell(self, sealed: Sealed, lines: Stretches) -> None:
+    def _tell(self, sealed: SealedSegment, lines: Stretches) -> None:
         self.requests += lines.requests
         self.pico += lines.pico
         self.late += lines.late
@@ -185,15 +185,15 @@ class Sender:
     def _is_too_old(self, ulid: str) -> bool:
         return self._clock.now() - made_at(ulid) > flush.MARKER_TTL_SECONDS - MARGIN_SECONDS
 
-    def _leave(self, sealed: Sealed, why: str) -> None:
+    def _leave(self, sealed: SealedSegment, why: str) -> None:
         """It must not hold up what can be counted, unless nobody could tell then which of its calls were carried on."""
         ulid = sealed.seal.ulid
-        if not sealed.is_frozen:
+        if not sealed.has_seal:
             raise JournalFull(f"the disk has no room to seal segment {ulid}, and it cannot be flushed either: {why}")
         self.left.append(sealed)
         _log.error("segment %s is not flushed, and stays in the journal: %s", ulid, why)
 
-    async def _send_part(self, ulid: str, mark: SegmentMarker, number: int, part: Part) -> Item | None:
+    async def _send_part(self, ulid: str, mark: SegmentMarker, number: int, part: SegmentPart) -> Item | None:
         """The marker that stands there, if this part is in the store already."""
         now = self._clock.now()
         self._turn_to(flush.format_utc_day(now))

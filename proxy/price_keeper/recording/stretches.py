@@ -14,10 +14,10 @@ from typing import Any
 from price_keeper.errors import PriceKeeperError
 from price_keeper.recording.entries import LineKind, UsageTally
 from price_keeper.recording.flush import SegmentMarker
-from price_keeper.recording.journal import Sealed
+from price_keeper.recording.journal import SealedSegment
 from price_keeper.recording.leftovers import Found, Known
 from price_keeper.recording.lines import decode_lines
-from price_keeper.recording.seal import Seal
+from price_keeper.recording.seal import SegmentSeal
 
 _ENDS = (LineKind.RECORD, LineKind.NOTHING)
 
@@ -30,21 +30,21 @@ class Stretches:
     """Reads the file, so make it in a thread. `counted` are calls carried into it that count already. Raises OSError
     and SegmentMismatch."""
 
-    def __init__(self, sealed: Sealed, counted: Iterable[int]) -> None:
+    def __init__(self, sealed: SealedSegment, counted: Iterable[int]) -> None:
         lines = decode_lines(sealed.path.read_bytes())
-        self.size = sealed.measured().lines
+        self.size = sealed.measure().lines
         self.at = 0  # the lines so far
         self.late = 0  # calls whose end was found when they counted already
         self.requests = self.pico = 0  # of what was worked out so far
         self.counted = set(counted)  # of the calls that are open there
         self._lines = [*zip(lines.values, lines.texts, strict=True)][: self.size]
-        self._own, self._carried = sealed.estimated, {*sealed.carried_on}
+        self._own, self._carried = sealed.estimated, {*sealed.carried_forward}
         self._digest = sha256()
         self._found = Found(sealed.path, sealed.seal.ulid, None, Known())
         if lines.has_gaps or len(self._lines) < self.size:
             raise SegmentMismatch("lines of it are torn, and a copy of it was counted")
 
-    def of(self, mark: SegmentMarker) -> Seal:
+    def of(self, mark: SegmentMarker) -> SegmentSeal:
         """What the lines up to this marker's come to, as whoever put it there has counted them."""
         seal = self._up_to(mark.lines, mark.estimated)
         self._carried.update(mark.carried)
@@ -56,17 +56,17 @@ class Stretches:
             raise SegmentMismatch(f"its first {mark.lines} lines come to something else than what was counted")
         return seal
 
-    def rest(self) -> tuple[SegmentMarker, Seal]:
+    def rest(self) -> tuple[SegmentMarker, SegmentSeal]:
         """Of all lines that are left."""
         start = self.at
         seal = self._up_to(self.size, [number for number in self._own if number not in self._carried])
         return self._mark(seal, start), seal
 
-    def _mark(self, seal: Seal, start: int) -> SegmentMarker:
+    def _mark(self, seal: SegmentSeal, start: int) -> SegmentMarker:
         estimated, carried = tuple(sorted(self.counted)), tuple(sorted(self._carried))
         return SegmentMarker(self.at, self._digest.hexdigest(), max(1, len(seal.parts)), estimated, carried, start)
 
-    def _up_to(self, end: int, estimated: Iterable[int]) -> Seal:
+    def _up_to(self, end: int, estimated: Iterable[int]) -> SegmentSeal:
         found, tally = self._found, UsageTally()
         found.tally = tally
         for values, text in self._lines[self.at : end]:
@@ -86,7 +86,7 @@ class Stretches:
         self.counted &= found.open.keys()
         self.at = end
         self.requests, self.pico = self.requests + tally.requests, self.pico + tally.pico
-        return Seal.of(found.ulid, tally)
+        return SegmentSeal.from_tally(found.ulid, tally)
 
     def _take(self, values: list[Any]) -> None:
         """Lines were good when they were first read, or count for nothing."""
