@@ -73,7 +73,7 @@ def _frames() -> bytes:
 
 
 class NoJournal:
-    def intend(self, _: Intent) -> int:
+    def write_intent(self, _: Intent) -> int:
         return 1
 
     def record(self, _: int, __: Receipt | None) -> None:

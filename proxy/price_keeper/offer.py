@@ -65,7 +65,7 @@ class Catalog:
             # All that could fail has been done.
             labels = (*config.labels, *PSEUDO_LABELS)
             handler.request_stats.track_labels(labels)
-            recorder.journal.tell_apart(labels)
+            recorder.journal.track_labels(labels)
             self._forwarder.set_endpoints(endpoints)
             self.price_tables = price_tables
             handler.apply_config(selector)

@@ -84,7 +84,7 @@ async def fill(store: Store, folder: Path) -> None:
             scopes = [whole] if app is None else [own] if SCOPES[org] == "APP" else [whole, own]
             account = ChargedCounters.from_counters([Counter(scope, label, period, 8) for scope in scopes])
             for _ in range(calls):
-                number = rec.journal.intend(Intent(account, int(rec.clock.now() * 1000), 7, 7, 5))
+                number = rec.journal.write_intent(Intent(account, int(rec.clock.now() * 1000), 7, 7, 5))
                 rec.journal.record(number, Receipt(counts))
         assert await rec.recorder.flush()
 

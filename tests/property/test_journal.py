@@ -104,7 +104,7 @@ class Machine(RuleBasedStateMachine):
     def send(self, scope: str) -> None:
         call = next(self.calls)
         try:
-            number = self.journal.intend(Intent(account(call, scope, self.budget), 0, 1, 1, call))
+            number = self.journal.write_intent(Intent(account(call, scope, self.budget), 0, 1, 1, call))
         except RecordingUnavailable:
             assert self.disk.room is not None  # it was not sent, and counts as nothing
             return
@@ -126,7 +126,7 @@ class Machine(RuleBasedStateMachine):
     def fill_disk(self, room: int | None) -> None:
         self.disk.room = room
         if room is None:
-            self.journal.pay_owed()
+            self.journal.retry_unwritten()
 
     @rule()
     def seal(self) -> None:
@@ -200,7 +200,7 @@ class Machine(RuleBasedStateMachine):
 
     def _check(self) -> None:
         """What is left is flushed by the next process; what nobody had told the end of is estimated."""
-        self.journal.pay_owed()
+        self.journal.retry_unwritten()
         lost = self.lost | {self.call_of[number] for number in self.journal._open}
         self.die(0, 0)
         for sealed in self.sealed:

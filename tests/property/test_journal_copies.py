@@ -103,7 +103,7 @@ class Machine(RuleBasedStateMachine):
         call = next(self.calls)
         scope = f"ORG#{ORG}#APP#{app}"
         account = ChargedCounters.from_counters([Counter(scope, f"call{call}", DAY, 8), Counter(scope, "all", DAY, 8)])
-        number = self.journal.intend(Intent(account, 0, 1, 1, GUESS + call))
+        number = self.journal.write_intent(Intent(account, 0, 1, 1, GUESS + call))
         self.under_way[number] = call
         self.sent.add(call)
 

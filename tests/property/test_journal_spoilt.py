@@ -131,7 +131,7 @@ class Spoilt(Machine):
             super()._count(sealed)
 
     def _check(self) -> None:
-        self.journal.pay_owed()
+        self.journal.retry_unwritten()
         wanted = self.recorded | self.lost | {self.call_of[number] for number in self.journal._open}
         self.die(0, 0)
         for sealed in self.sealed:

@@ -151,7 +151,7 @@ class Powered(Machine):
         Machine._opened(self)
 
     def _check(self) -> None:
-        self.journal.pay_owed()
+        self.journal.retry_unwritten()
         lost = self.lost | {self.call_of[number] for number in self.journal._open}
         Machine.die(self, 0, 0)
         for sealed in self.sealed:

@@ -61,7 +61,7 @@ def seeds_until_found(mistake: Mistake, folder: Path, most: int) -> tuple[int, O
     return most, None
 
 
-_writes, _following, _send_part, _once = flush.build_writes, Journal._following, Sender._send_part, TransactionSender._attempt
+_writes, _following, _send_part, _once = flush.build_writes, Journal._begin_segment, Sender._send_part, TransactionSender._attempt
 _given_back, _tick = rows.build_release, BudgetLease.tick
 
 
@@ -197,7 +197,7 @@ MISTAKES = {
     ),
     "estimates in both of two segments": Mistake(leftovers.Found, "leave_to", lambda *_: None, "journal", 10_012),
     "no estimates at all": Mistake(leftovers, "_brought_to_its_end", _without_estimates, "journal", 10_007),
-    "calls under way that no segment carries on": Mistake(Journal, "_following", _without_carried, "journal", 10_007),
+    "calls under way that no segment carries on": Mistake(Journal, "_begin_segment", _without_carried, "journal", 10_007),
     "a total without its condition": Mistake(aggregator, "_lowers_none", lambda _: _ANY, "soft", 20_067),
     "sticky fallback without its condition": Mistake(sticky, "_build_forward_condition", lambda *_: _ANY, "sticky", 10_027),
     "sticky fallback on what is only under way": Mistake(

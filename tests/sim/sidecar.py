@@ -193,7 +193,7 @@ class Life:
     def _opens_port(self, config: Config, store: Store) -> None:
         clock, tasks, recording, world = self.machine.clock, self.tasks, self.recording, self.world
         journal = recording.recorder.journal
-        self.forwarder = SimulatedForwarder(clock, world.bedrock, lambda: bool(journal._owed))
+        self.forwarder = SimulatedForwarder(clock, world.bedrock, lambda: bool(journal._unwritten))
         tariffs = PriceTables(config, store, None, clock)
         admitting = dataplane.build_rate_limiter(config, store, clock, tasks, self.leasing, self.standings.snapshot)
         hard = dataplane.build_hard_budgets(config, store, clock, tasks, recording, self.standings, tariffs, self.forwarder)

@@ -345,18 +345,18 @@ class ToldJournal(Journal):
         self._life, self._truth = life, life.world.truth
         super().__init__(*arguments)
 
-    def _following(self, before: str) -> Segment:
-        segment = super()._following(before)
+    def _begin_segment(self, before: str) -> Segment:
+        segment = super()._begin_segment(before)
         self._truth.lives[segment.ulid] = self._life
         return segment
 
-    def intend(self, intent: Intent) -> int:
+    def write_intent(self, intent: Intent) -> int:
         self._life.about_to_begin(intent)
         try:
-            number = super().intend(intent)
+            number = super().write_intent(intent)
         except Killed as killed:
             if killed.is_whole:
-                self._truth.begins(self._life, self._number, intent)
+                self._truth.begins(self._life, self._last_number, intent)
             raise
         self._truth.begins(self._life, number, intent)
         return number

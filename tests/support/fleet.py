@@ -92,7 +92,7 @@ class Sidecar:
         payer = await self.payer(caller)
         serving = payer.budget.decide(label, False).label
         intent = Intent(payer.get_charged_counters(serving), int(self.clock.now() * 1000), 1, 1, expected)
-        return serving, self.recorder.journal.intend(intent)
+        return serving, self.recorder.journal.write_intent(intent)
 
     def end(self, number: int, pico: int) -> None:
         self.recorder.journal.record(number, Receipt(UsageCounts(1, 0, 1, 1, pico=pico)))

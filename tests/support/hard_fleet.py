@@ -215,7 +215,7 @@ class Sidecar:
             return None
         await asyncio.sleep(0)
         intent = Intent(self.account, int(self.clock.now() * 1000), 1, 1, worst, completion_listeners=(held,))
-        call = Call(self.recording.recorder.journal.intend(intent), worst, self.purses.holder)
+        call = Call(self.recording.recorder.journal.write_intent(intent), worst, self.purses.holder)
         self.world.truth[call.holder] += worst
         self.open.append(call)
         return call

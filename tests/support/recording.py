@@ -76,7 +76,7 @@ class Recording:
 
     def begin(self, *counters: Counter, guess: int = 0) -> int:
         account = ChargedCounters.from_counters(counters or [self.counter()])
-        return self.journal.intend(Intent(account, int(self.clock.now() * 1000), 7, 7, guess))
+        return self.journal.write_intent(Intent(account, int(self.clock.now() * 1000), 7, 7, guess))
 
     def spend(self, pico: int, *counters: Counter) -> None:
         self.journal.record(self.begin(*counters), Receipt(UsageCounts(1, 0, 10, 20, pico=pico)))

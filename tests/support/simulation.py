@@ -317,7 +317,7 @@ class Process:
         quota = standing.settings.quotas.get(serving)
         assert quota is None or standing.get_tracker(serving).committed < quota
         account = payer.get_charged_counters(serving)
-        number = self.journal.intend(Intent(account, int(self.clock.now() * 1000), 1, 1, expected))
+        number = self.journal.write_intent(Intent(account, int(self.clock.now() * 1000), 1, 1, expected))
         call = Call(account, number, expected, serving)
         self.open.append(call)
         return call

@@ -54,7 +54,7 @@ async def taken_for(recording: Recording, name: HardBudgetKey, pico: int) -> Cha
 
 
 def spend(recording: Recording, account: ChargedCounters, worst: int, pico: int | None) -> None:
-    number = recording.recorder.journal.intend(Intent(account, 0, 1, 1, worst))
+    number = recording.recorder.journal.write_intent(Intent(account, 0, 1, 1, worst))
     if pico is not None:
         recording.recorder.journal.record(number, Receipt(UsageCounts(1, pico=pico)))
 
@@ -217,13 +217,13 @@ def test_a_call_is_settled_once_and_when_that_is_written_down(tmp_path: Path, mo
 
     journal = Journal(tmp_path, Ulids(lambda: 0.0, lambda size: bytes(size)))
     account = ChargedCounters.from_counters([Counter(*a_name(), 8)])
-    numbers = [journal.intend(Intent(account, 0, 1, 1, 5, completion_listeners=(Told(), Told()))) for _ in range(3)]
+    numbers = [journal.write_intent(Intent(account, 0, 1, 1, 5, completion_listeners=(Told(), Told()))) for _ in range(3)]
     receipt = Receipt(UsageCounts(1, pico=3), {"long": "x" * 10**6})
     with monkeypatch.context() as patch:
         patch.setattr("os.pwrite", full)
         journal.record(numbers[0], receipt)
     assert told == []
-    journal.pay_owed()
+    journal.retry_unwritten()
     journal.record(numbers[0], None)
     journal.record(numbers[1], None)
     assert told == [receipt, receipt, None, None]

@@ -140,7 +140,7 @@ async def test_who_ends_while_the_disk_is_slow_waits_for_it_and_has_no_trouble(
     async with opened_recording(config_of(tmp_path), cast(Any, Slow(exact_store)), ManualClock()) as running:
         journalled = running.recorder.journal
         account = ChargedCounters.from_counters([Counter(Scope(str(uuid4())).key, "premium", "DAY#20261118", 8)])
-        journalled.record(journalled.intend(Intent(account, 1, 1, 1, 0)), Receipt(UsageCounts(1, pico=5)))
+        journalled.record(journalled.write_intent(Intent(account, 1, 1, 1, 0)), Receipt(UsageCounts(1, pico=5)))
         monkeypatch.setattr(journal, "sync_folder", slow)
         await running.finish()
         await syncing[0]
@@ -188,7 +188,7 @@ async def test_a_disk_that_cannot_sync_is_trouble_until_another_segment_is_on_it
     await rec.recorder.keep_on_disk()
     with pytest.raises(RecordingUnavailable, match="Input/output error"):
         await rec.recorder.check()
-    await rec.clock.advance(journal.UNSOUND_SECONDS + 1)
+    await rec.clock.advance(journal.RESYNC_SECONDS + 1)
     await rec.recorder.keep_on_disk()
     assert before != rec.segments()[-1]
     rec.spend(1)

@@ -55,7 +55,7 @@ class Org:
         scopes = [whole] if app is None else [own] if self.quota_scope == "APP" else [whole, own]
         period = f"DAY#{format_org_day(self.rec.clock.now(), self.zone)}"
         account = ChargedCounters.from_counters([Counter(scope.key, label, period, shards) for scope in scopes])
-        number = self.rec.journal.intend(Intent(account, int(self.rec.clock.now() * 1000), 7, 7, 5))
+        number = self.rec.journal.write_intent(Intent(account, int(self.rec.clock.now() * 1000), 7, 7, 5))
         self.rec.journal.record(number, Receipt(UsageCounts(1, int(estimated), 10, 20, pico=pico)))
 
     async def flush(self) -> None:

@@ -96,7 +96,7 @@ class Recording:
     async def finish(self) -> None:
         """What is recorded goes to the store if that can be had; if not, it waits for the next start. No call can begin
         any more when what was held for calls goes back."""
-        self.recorder.journal.pay_owed()  # else it would be estimated then
+        self.recorder.journal.retry_unwritten()  # else it would be estimated then
         try:
             async with asyncio.timeout(LAST_FLUSH_SECONDS):
                 await self.recorder.flush()

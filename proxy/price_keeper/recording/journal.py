@@ -27,8 +27,8 @@ from price_keeper.recording.ulid import Ulids, made_at
 from price_keeper.traffic import MAX_LABELS, OTHER_LABEL
 
 SEGMENT_BYTES = 64 * 1024 * 1024  # it is sealed by then, whatever the store says: to read one takes so much memory
-STALE_SECONDS = 86_400
-UNSOUND_SECONDS = 5  # a disk that refuses every sync gets a new file no more often than this
+MAX_SEGMENT_AGE_SECONDS = 86_400
+RESYNC_SECONDS = 5  # a disk that refuses every sync gets a new file no more often than this
 
 _log = logging.getLogger("price_keeper.recording")
 
@@ -100,19 +100,19 @@ class Journal:
         """`labels` are those whose share of what was recorded can be told."""
         self.folder = folder
         self._ulids = ulids
-        self._number = 0
+        self._last_number = 0
         self._open: dict[int, Intent] = {}
-        self._owed: dict[int, Receipt | None] = {}  # what the disk would not take yet
+        self._unwritten: dict[int, Receipt | None] = {}  # what the disk would not take yet
         self.tally = UsageTally()  # of what was recorded since the last seal
-        self._sealed = dict.fromkeys((*labels, OTHER_LABEL), UsageCounts())  # what was recorded before it
+        self._sealed_by_label = dict.fromkeys((*labels, OTHER_LABEL), UsageCounts())  # what was recorded before it
         self._line_trouble = self._seal_trouble = self._sync_trouble = ""
         self._throttle = LogThrottle(ulids.now)
-        self._unsound = ""  # the segment that could not be synced
-        self._before, self._is_carrying = "", False  # what the segment that is written to carries on
+        self._unsyncable_ulid = ""  # the segment that could not be synced
+        self._previous_ulid, self._has_carried_calls = "", False  # what the segment that is written to carries on
         try:
-            self._segment = self._following("")
+            self._segment = self._begin_segment("")
             sync_folder(folder)
-            self._named = self._segment.ulid  # the last one of which that is certain
+            self._durable_ulid = self._segment.ulid  # the last one of which that is certain
         except OSError as failure:
             kind = JournalFull if has_no_room(failure) else JournalUnusable
             raise kind(f"cannot write to the journal in {folder}: {failure.strerror}") from None
@@ -128,20 +128,20 @@ class Journal:
 
     @property
     def recorded_by_label(self) -> dict[str, UsageCounts]:
-        found = dict(self._sealed)
+        found = dict(self._sealed_by_label)
         for label, counts in self.tally.by_label().items():
             known = label if label in found else OTHER_LABEL
             found[known] = found[known].plus(counts)
         return found
 
-    def tell_apart(self, labels: Iterable[str]) -> None:
+    def track_labels(self, labels: Iterable[str]) -> None:
         """These too from now on. What was recorded of one as some other label stays there, since no count goes back."""
         counted = self.tally.by_label()
         for label in labels:
-            if label not in self._sealed and len(self._sealed) < MAX_LABELS:
-                before = counted.get(label, UsageCounts())
-                self._sealed[OTHER_LABEL] = self._sealed[OTHER_LABEL].plus(before)
-                self._sealed[label] = UsageCounts().less(before)
+            if label not in self._sealed_by_label and len(self._sealed_by_label) < MAX_LABELS:
+                counted_so_far = counted.get(label, UsageCounts())
+                self._sealed_by_label[OTHER_LABEL] = self._sealed_by_label[OTHER_LABEL].plus(counted_so_far)
+                self._sealed_by_label[label] = UsageCounts().less(counted_so_far)
 
     @property
     def trouble(self) -> str:
@@ -154,20 +154,20 @@ class Journal:
         segment = self._segment
         if segment.size > SEGMENT_BYTES:
             return True
-        return segment.ulid == self._unsound and self._ulids.now() - made_at(segment.ulid) > UNSOUND_SECONDS
+        return segment.ulid == self._unsyncable_ulid and self._ulids.now() - made_at(segment.ulid) > RESYNC_SECONDS
 
     @property
     def is_stale(self) -> bool:
         """One that is old by its name waits for a person at the next start, so none is written to for long."""
-        return self._ulids.now() - made_at(self._segment.ulid) > STALE_SECONDS
+        return self._ulids.now() - made_at(self._segment.ulid) > MAX_SEGMENT_AGE_SECONDS
 
-    def intend(self, intent: Intent) -> int:
+    def write_intent(self, intent: Intent) -> int:
         """The number by which what becomes of the call is recorded. Raises CannotRecord: then it must not be sent."""
-        self._number = number = self._number + 1
+        self._last_number = number = self._last_number + 1
         try:
             self._segment.append(intent.encode(number))
         except OSError as failure:
-            self._line_trouble = self._fails(failure)
+            self._line_trouble = self._note_failure(failure)
             raise RecordingUnavailable(f"what this call costs cannot be recorded: {failure.strerror}") from None
         self._open[number] = intent
         for listener in intent.charged.spend_listeners:
@@ -176,7 +176,7 @@ class Journal:
 
     def record(self, number: int, receipt: Receipt | None) -> None:
         """What became of the call; None if that costs nothing. Counts even when the disk will not take it now."""
-        if number in self._owed:
+        if number in self._unwritten:
             return
         intent = self._open.get(number)
         if intent is None:
@@ -184,18 +184,18 @@ class Journal:
         try:
             self._settle(number, intent, receipt)
         except OSError as failure:
-            self._line_trouble = self._fails(failure)
-            self._owed[number] = receipt
+            self._line_trouble = self._note_failure(failure)
+            self._unwritten[number] = receipt
 
-    def pay_owed(self) -> None:
+    def retry_unwritten(self) -> None:
         """Tries again what the disk refused."""
-        for number, receipt in tuple(self._owed.items()):
+        for number, receipt in tuple(self._unwritten.items()):
             try:
                 self._settle(number, self._open[number], receipt)
             except OSError as failure:
-                self._line_trouble = self._fails(failure)
+                self._line_trouble = self._note_failure(failure)
                 return
-            del self._owed[number]
+            del self._unwritten[number]
 
     @property
     def is_synced(self) -> bool:
@@ -207,14 +207,14 @@ class Journal:
         if segment.is_synced:
             return
         try:
-            if segment.ulid != self._named:  # what is on the disk under no name is not there after a power cut
+            if segment.ulid != self._durable_ulid:  # what is on the disk under no name is not there after a power cut
                 sync_folder(self.folder)
-                self._named = segment.ulid
+                self._durable_ulid = segment.ulid
             segment.sync()
         except OSError as failure:
-            self._sync_trouble, self._unsound = self._fails(failure, "synced"), segment.ulid
+            self._sync_trouble, self._unsyncable_ulid = self._note_failure(failure, "synced"), segment.ulid
             raise
-        if segment.ulid != self._unsound:
+        if segment.ulid != self._unsyncable_ulid:
             self._sync_trouble = ""
 
     def seal(self) -> SealedSegment | None:
@@ -226,22 +226,22 @@ class Journal:
             return None
         ended = self._segment
         try:
-            following = self._following(ended.ulid)
+            next_segment = self._begin_segment(ended.ulid)
         except OSError as failure:
-            self._seal_trouble = self._fails(failure)
+            self._seal_trouble = self._note_failure(failure)
             raise
         sealed = SealedSegment(
             SegmentSeal.from_tally(ended.ulid, self.tally),
             ended.path,
             ended.size,
-            previous_ulid=self._before,
-            has_carried_calls=self._is_carrying,
-            next_path=following.path,
+            previous_ulid=self._previous_ulid,
+            has_carried_calls=self._has_carried_calls,
+            next_path=next_segment.path,
             has_seal=False,
         )
-        self._before, self._is_carrying = ended.ulid, bool(self._open)
-        self._sealed = self.recorded_by_label
-        self._segment, self.tally, self._seal_trouble = following, UsageTally(), ""
+        self._previous_ulid, self._has_carried_calls = ended.ulid, bool(self._open)
+        self._sealed_by_label = self.recorded_by_label
+        self._segment, self.tally, self._seal_trouble = next_segment, UsageTally(), ""
         ended.close()
         return sealed
 
@@ -252,12 +252,12 @@ class Journal:
             self.sync()
         self._segment.close()
 
-    def _following(self, before: str) -> Segment:
+    def _begin_segment(self, previous_ulid: str) -> Segment:
         """A segment that says of every call under way that it is; in one write, so that it is there whole or not."""
         carried = [intent.encode_carried(number) for number, intent in self._open.items()]
         segment = Segment(self.folder, self._ulids.new())
         try:
-            segment.append_all((encode_head(segment.ulid, before), *carried, encode_ready(before, len(carried))))
+            segment.append_all((encode_head(segment.ulid, previous_ulid), *carried, encode_ready(previous_ulid, len(carried))))
         except OSError:
             segment.discard()
             raise
@@ -275,10 +275,10 @@ class Journal:
         for completion_listener in intent.completion_listeners:
             completion_listener.on_completed(receipt)
 
-    def _fails(self, failure: OSError, how: str = "written") -> str:
+    def _note_failure(self, failure: OSError, action: str = "written") -> str:
         """What is the trouble. The log is told when it begins, unless it was just told."""
         if not self.trouble and self._throttle.allows(f"{how} {failure.strerror}"):
-            _log.error("the journal in %s cannot be %s: %s", self.folder, how, failure.strerror)
+            _log.error("the journal in %s cannot be %s: %s", self.folder, action, failure.strerror)
         return str(failure.strerror)
 
 

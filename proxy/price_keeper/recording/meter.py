@@ -90,7 +90,7 @@ class Meter:
         if ceiling_pico is not None:
             pico = ceiling_pico
         intent = Intent(charged, int(now * 1000), input, output, pico, units, pricing.forecast.pico, completion_listeners)
-        self._number = journal.intend(intent)
+        self._number = journal.write_intent(intent)
 
     @property
     def price_source(self) -> str:

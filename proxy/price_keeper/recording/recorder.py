@@ -184,7 +184,7 @@ class Recorder:
     async def keep_on_disk(self) -> None:
         """Once: what was written is on the disk, and what the disk refused is tried again. A segment that is full ends,
         however long the store takes over those before it."""
-        self.journal.pay_owed()
+        self.journal.retry_unwritten()
         if self.journal.is_full:
             with suppress(OSError):  # the next flush tells of it
                 await self._seal()
@@ -197,7 +197,7 @@ class Recorder:
     async def close(self) -> None:
         """The journal, when no thread is at it."""
         async with self._files:
-            self.journal.pay_owed()  # what was flushed may have made room
+            self.journal.retry_unwritten()  # what was flushed may have made room
             self.journal.close()
 
     async def flush(self) -> bool:

@@ -68,7 +68,7 @@ class Written:
         for number in range(1, 2 + reader.byte() % 12):
             self.guesses[number] = guess = 1000 + number
             account = ChargedCounters.from_counters([Counter("ORG#a", f"call{number}", "DAY#20261118", 8)])
-            under_way[journal.intend(Intent(account, 0, 1, 1, guess))] = number
+            under_way[journal.write_intent(Intent(account, 0, 1, 1, guess))] = number
             step = reader.byte()
             if step % 4 < 3 and under_way:
                 ended = sorted(under_way)[step // 4 % len(under_way)]
