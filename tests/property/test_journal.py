@@ -75,7 +75,7 @@ class Machine(RuleBasedStateMachine):
         self.patches = ExitStack()
         self.patches.enter_context(mock.patch("os.pwrite", self.disk.write))
         self.patches.enter_context(mock.patch("os.fsync"))  # nobody pulls a plug here
-        self.patches.enter_context(mock.patch("price_keeper.recording.segment.MOST_ROOM", room_taken))
+        self.patches.enter_context(mock.patch("price_keeper.recording.segment.MAX_ROOM_BYTES", room_taken))
         self.calls = count()
         self.chance = count(1)
         self.under_way: list[int] = []  # the numbers of those whose end the journal has not been told

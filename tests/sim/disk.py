@@ -47,7 +47,7 @@ class Disk:
             if each._window is not None:
                 each._window.close()
             each._window, each._file, each._is_mapped = None, -1, False
-            each._start = each._at = each._end = 0
+            each._window_start = each._window_offset = each._window_end = 0
         for file in self.files:
             with suppress(OSError):
                 _REAL["close"](file)
@@ -145,8 +145,8 @@ class Disks:
             process.is_dead = True
             data = b"%08x %b\n" % (crc32(content), content)
             some = data[: round(len(data) * process.disk.tear)]
-            if each._at + len(data) <= each._end and each._window is not None:
-                each._window[each._at : each._at + len(some)] = some
+            if each._window_offset + len(data) <= each._window_end and each._window is not None:
+                each._window[each._window_offset : each._window_offset + len(some)] = some
                 raise Killed(is_whole=len(some) == len(data))
             raise Killed
         _APPEND(each, content)

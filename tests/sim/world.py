@@ -237,8 +237,8 @@ class Patches:
         self._world = world
         self._patches = (
             mock.patch.object(os, "urandom", world.random_bytes),
-            mock.patch.object(segment, "LEAST_ROOM", world.setup.room[0]),
-            mock.patch.object(segment, "MOST_ROOM", world.setup.room[1]),
+            mock.patch.object(segment, "MIN_ROOM_BYTES", world.setup.room[0]),
+            mock.patch.object(segment, "MAX_ROOM_BYTES", world.setup.room[1]),
             mock.patch.object(BudgetState, "_build_spent_error", _checked_refusal(world.truth)),
             mock.patch.object(hard_budgets, "_build_refusal", _checked_hard_refusal(world.truth)),
         )

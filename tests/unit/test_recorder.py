@@ -274,7 +274,7 @@ async def test_refuse_means_refuse_while_the_store_is_away(tmp_path: Path, exact
 async def test_a_full_disk_refuses_new_calls_and_forgets_nothing(
     rec: Recording, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(segment, "MOST_ROOM", 0)  # from the next segment on
+    monkeypatch.setattr(segment, "MAX_ROOM_BYTES", 0)  # from the next segment on
     rec.spend(4)
     assert await rec.recorder.flush()
     number, write = rec.begin(guess=9), os.pwrite

@@ -126,7 +126,7 @@ async def test_none_goes_before_one_that_could_not_be_sealed(
 async def test_what_the_disk_refused_is_tried_a_last_time_at_the_end(
     tmp_path: Path, exact_store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(segment, "MOST_ROOM", 0)
+    monkeypatch.setattr(segment, "MAX_ROOM_BYTES", 0)
     async with (
         opened_recording(config_of(tmp_path), exact_store, ManualClock()) as started,
         recording(tmp_path / "other", exact_store) as rec,

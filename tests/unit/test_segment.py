@@ -23,7 +23,7 @@ NAME = "01ARZ3NDEKTSV4RRFFQ69G5FAV"
 def test_lines_stand_one_behind_the_other_however_much_room_is_taken_at_a_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: int
 ) -> None:
-    monkeypatch.setattr(module, "MOST_ROOM", room)
+    monkeypatch.setattr(module, "MAX_ROOM_BYTES", room)
     segment = Segment(tmp_path, NAME)
     contents = [b'["I",%d,"%b"]' % (number, b"x" * (number * 37 % 9000)) for number in range(60)]
     for content in contents:

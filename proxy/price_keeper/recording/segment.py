@@ -21,7 +21,7 @@ from zlib import crc32
 from price_keeper.recording.lines import encode_line
 
 SEGMENT_SUFFIX: Final = ".seg"
-LEAST_ROOM, MOST_ROOM = 64 * 1024, 256 * 1024  # taken at a time: small files stay small, large ones seldom ask
+MIN_ROOM_BYTES, MAX_ROOM_BYTES = 64 * 1024, 256 * 1024  # taken at a time: small files stay small, large ones seldom ask
 
 # In a folder that others can write to, a link to somewhere else may stand in the place of a file of ours.
 OPEN_FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -39,83 +39,83 @@ class Segment:
         self._file = os.open(self.path, OPEN_FLAGS, 0o600)
         self._is_mapped = is_mapped
         self._window: mmap | None = None
-        self._start = os.fstat(self._file).st_size  # of the window, in the file
-        self._at = self._end = 0  # in the window: where the next line goes, and where it ends
+        self._window_start = os.fstat(self._file).st_size  # of the window, in the file
+        self._window_offset = self._window_end = 0  # in the window: where the next line goes, and where it ends
         self._synced_size = self.size
 
     @property
     def size(self) -> int:
-        return self._start + self._at
+        return self._window_start + self._window_offset
 
     def append(self, content: bytes) -> None:
         """All of it or nothing."""
         data = b"%08x %b\n" % (crc32(content), content)  # `line`, spelt out for every call's sake
-        at = self._at
+        at = self._window_offset
         end = at + len(data)
-        if end > self._end:
+        if end > self._window_end:
             self._write(data)
         else:
             self._window[at:end] = data  # type: ignore[index]  # where there is room there is a window
-            self._at = end
+            self._window_offset = end
 
     def append_all(self, contents: Iterable[bytes]) -> None:
         """All of them or none."""
         self._write(b"".join(map(encode_line, contents)))
 
     def _write(self, data: bytes) -> None:
-        if self._is_mapped and self._at + len(data) > self._end:
+        if self._is_mapped and self._window_offset + len(data) > self._window_end:
             try:
                 self._open_window(len(data))
             except MemoryError:  # for whoever writes it is as good as a disk that is full
                 raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)) from None
         if self._window is None:
-            self._put(data, self._start)
-            self._start += len(data)
+            self._write_at(data, self._window_start)
+            self._window_start += len(data)
         else:
-            self._window[self._at : self._at + len(data)] = data
-            self._at += len(data)
+            self._window[self._window_offset : self._window_offset + len(data)] = data
+            self._window_offset += len(data)
 
     def _open_window(self, needed: int) -> None:
         """Where the last one ends, but on the border of a page. There is none where the file system maps no files."""
-        size, taken = self.size, self._start + self._end
+        size, taken = self.size, self._window_start + self._window_end
         start = size - size % ALLOCATIONGRANULARITY
-        room = self._take(max(taken, size), start, size - start + needed)
+        room = self._preallocate(max(taken, size), start, size - start + needed)
         try:
             window = mmap(self._file, room, offset=start)
         except OSError as failure:
-            self._go_on_without_window(failure)
+            self._disable_mapping(failure)
             return
         if self._window is not None:
             self._window.close()
-        self._window, self._start, self._at, self._end = window, start, size - start, room
+        self._window, self._window_start, self._window_offset, self._window_end = window, start, size - start, room
 
-    def _take(self, taken: int, start: int, needed: int) -> int:
+    def _preallocate(self, allocated_end: int, start: int, needed: int) -> int:
         """How much of what was wished for the disk has given: where it is nearly full, a page, or what is needed."""
-        wished = max(needed, min(max(self.size, LEAST_ROOM), MOST_ROOM))
+        wished = max(needed, min(max(self.size, MIN_ROOM_BYTES), MAX_ROOM_BYTES))
         a_page = needed + -needed % ALLOCATIONGRANULARITY
         *generous, exact = sorted({wished, min(wished, a_page), needed}, reverse=True)
         for room in generous:
             with suppress(OSError, MemoryError):
-                self._put(bytes(max(0, start + room - taken)), taken)
+                self._write_at(bytes(max(0, start + room - allocated_end)), allocated_end)
                 return room
-        self._put(bytes(max(0, start + exact - taken)), taken)
+        self._write_at(bytes(max(0, start + exact - allocated_end)), allocated_end)
         return exact
 
-    def _put(self, data: bytes, at: int) -> None:
+    def _write_at(self, data: bytes, offset: int) -> None:
         """All of it or nothing."""
-        start, end = at, at + len(data)
+        start, end = offset, offset + len(data)
         try:
-            while at < end:
-                at += os.pwrite(self._file, data[at - start :] if at > start else data, at)
+            while offset < end:
+                offset += os.pwrite(self._file, data[offset - start :] if offset > start else data, offset)
         except OSError:
             os.ftruncate(self._file, start)
             raise
 
-    def _go_on_without_window(self, failure: OSError) -> None:
-        _tell_of_no_window(str(self.path.parent), str(failure.strerror))
+    def _disable_mapping(self, failure: OSError) -> None:
+        _warn_not_mapped(str(self.path.parent), str(failure.strerror))
         window, size = self._window, self.size
         self._is_mapped, self._window = False, None
-        self._start, self._at, self._end = size, 0, 0
+        self._window_start, self._window_offset, self._window_end = size, 0, 0
         if window is not None:
             window.close()
         os.ftruncate(self._file, size)
@@ -135,7 +135,7 @@ class Segment:
         appended from then on is refused as by a file that is closed."""
         file, window, size = self._file, self._window, self.size
         self._file, self._window, self._is_mapped = -1, None, False
-        self._start, self._at, self._end = size, 0, 0
+        self._window_start, self._window_offset, self._window_end = size, 0, 0
         if file < 0:
             return
         try:
@@ -156,7 +156,7 @@ class Segment:
 
 
 @lru_cache(64)  # and so once: it may come with every segment
-def _tell_of_no_window(folder: str, why: str) -> None:
+def _warn_not_mapped(folder: str, why: str) -> None:
     _log.warning("files in %s cannot be mapped, so each line is written by itself: %s", folder, why)
 
 
