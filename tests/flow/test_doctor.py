@@ -22,7 +22,7 @@ from price_keeper.doctor import findings as carrying
 from price_keeper.doctor import journal, store_file
 from price_keeper.doctor.findings import DoctorCheck, Finding, FindingStatus, in_thread, run_doctor_checks, ok
 from price_keeper.doctor.patient import DoctorContext
-from price_keeper.recording.folder import locked
+from price_keeper.recording.folder import lock_folder
 from price_keeper.recording.ulid import Ulids
 from price_keeper.stores.sqlite_file import prepare_file
 from price_keeper.surface.tls import ensure_local_certificates
@@ -245,7 +245,7 @@ async def test_a_journal_with_leftovers(tmp_path: Path) -> None:
     found = await finding("journal's leftovers", config)
     assert found.status is FindingStatus.WARNING
     assert found.remedy.endswith(f"price-keeper replay {folder} --config config.yaml")
-    with locked(folder):
+    with lock_folder(folder):
         assert (await finding("journal's leftovers", config)).status is FindingStatus.SKIPPED
         before = sorted(folder.iterdir())
         assert "belongs to a sidecar" in (await finding("journal", config)).message

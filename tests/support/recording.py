@@ -15,7 +15,7 @@ from price_keeper.errors import CancellationReason, ReasonCode, InvalidStoreRequ
 from price_keeper.model import Scope
 from price_keeper.recording.aggregator import sum_of_shards
 from price_keeper.recording.entries import PICO_PER_MICRO, ChargedCounters, Counter, UsageCounts, Intent, Receipt
-from price_keeper.recording.folder import locked
+from price_keeper.recording.folder import lock_folder
 from price_keeper.recording.journal import Journal
 from price_keeper.recording.leftovers import Leftovers, recover
 from price_keeper.recording.pace import Pace
@@ -105,7 +105,7 @@ async def recording(
     """As the process has it from its start until it is killed."""
     clock = clock or ManualClock()
     with ExitStack() as stack:
-        stack.enter_context(locked(folder))
+        stack.enter_context(lock_folder(folder))
         leftovers = recover(folder)
         ulids = Ulids(clock.now, lambda size: next(_chance).to_bytes(size), leftovers.newest)
         faulty = Faulty(store)

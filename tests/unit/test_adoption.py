@@ -18,7 +18,7 @@ from price_keeper.errors import RecordingUnavailable, JournalInUse, JournalUnusa
 from price_keeper.hard import rows
 from price_keeper.recording.adoption import Adoption, folder_of_worker, folders_of_workers
 from price_keeper.recording.composed import Recording, opened_recording
-from price_keeper.recording.folder import locked
+from price_keeper.recording.folder import lock_folder
 from price_keeper.recording.leftovers import Leftovers, recover
 from price_keeper.stores.contract import Store
 
@@ -94,7 +94,7 @@ async def test_while_the_store_is_away_nothing_is_lost_or_forgotten(tmp_path: Pa
 
 async def test_one_that_lives_is_left_alone_until_it_is_gone(tmp_path: Path, exact_store: Store) -> None:
     left, books = await left_by(tmp_path, exact_store, 1, 10), _Books()
-    with locked(tmp_path / "worker-1"):
+    with lock_folder(tmp_path / "worker-1"):
         async with run_of(tmp_path, exact_store) as running:
             assert running.recorder.unflushed_pico == 0
             await running.adopt()
@@ -311,7 +311,7 @@ async def test_a_lock_whose_folder_goes_is_nobodys(tmp_path: Path, monkeypatch: 
         flock(file, how)
 
     monkeypatch.setattr(fcntl, "flock", late)
-    with pytest.raises(JournalInUse), locked(folder):
+    with pytest.raises(JournalInUse), lock_folder(folder):
         pass
 
 
@@ -326,7 +326,7 @@ async def test_a_replay_takes_all_folders_or_none(
 
     monkeypatch.setattr("price_keeper.commands.replay.opened_store", opened)
     config = config_of(tmp_path)
-    with locked(tmp_path / "worker-2"), pytest.raises(JournalInUse):
+    with lock_folder(tmp_path / "worker-2"), pytest.raises(JournalInUse):
         await _replayed(config, tmp_path, ManualClock(), force=False)
     assert await counted(exact_store, *lefts) == [(0, 0)] * 3
     for _ in range(2):

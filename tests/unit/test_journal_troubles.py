@@ -21,7 +21,7 @@ from price_keeper.recording import composed, journal
 from price_keeper.recording.aggregator import Aggregator, total_key
 from price_keeper.recording.composed import opened_recording
 from price_keeper.recording.entries import ChargedCounters, Counter, UsageCounts, Intent, Receipt
-from price_keeper.recording.folder import locked
+from price_keeper.recording.folder import lock_folder
 from price_keeper.recording.leftovers import recover
 from price_keeper.recording.lines import encode_line
 from price_keeper.recording.segment import sync_folder
@@ -329,7 +329,7 @@ def test_a_journal_on_a_disk_that_takes_no_writes_is_told_plainly(
 ) -> None:
     monkeypatch.setattr(os, "open", refused(errno.EROFS))
     told = r"cannot use the journal in .*: Read-only file system; copy it to a disk that can be written to"
-    with pytest.raises(JournalUnusable, match=told), locked(tmp_path, make=False):
+    with pytest.raises(JournalUnusable, match=told), lock_folder(tmp_path, make=False):
         pass
 
 

@@ -27,8 +27,8 @@ def theirs(tmp_path: Path) -> Path:
 def test_a_journals_lock(tmp_path: Path, theirs: Path) -> None:
     journal = tmp_path / "journal"
     journal.mkdir()
-    (journal / journals.LOCK).symlink_to(theirs)
-    with pytest.raises(JournalUnusable, match="cannot use the journal"), journals.locked(journal):
+    (journal / journals.LOCK_NAME).symlink_to(theirs)
+    with pytest.raises(JournalUnusable, match="cannot use the journal"), journals.lock_folder(journal):
         pass
 
 
@@ -49,7 +49,7 @@ async def test_the_list_of_holds(tmp_path: Path, theirs: Path) -> None:
 async def test_what_a_journal_keeps_is_its_owners_alone(tmp_path: Path) -> None:
     before, journal = os.umask(0), tmp_path / "journal"
     try:
-        with journals.locked(journal):
+        with journals.lock_folder(journal):
             Segment(journal, "01ARZ3NDEKTSV4RRFFQ69G5FAV").append(b"{}")
             await BudgetLeaseFile(journal, "holder").add(NAME)
     finally:

@@ -15,7 +15,7 @@ from price_keeper.recording import segment
 from price_keeper.recording.aggregator import Aggregator, shard_keys, total_key
 from price_keeper.recording.entries import UsageCounts, Receipt
 from price_keeper.recording.flush import to_pico
-from price_keeper.recording.folder import locked
+from price_keeper.recording.folder import lock_folder
 from price_keeper.recording.leftovers import recover
 from price_keeper.recording.seal import SUMS_PER_PART
 from price_keeper.recording.sender import Sender
@@ -297,12 +297,12 @@ async def test_a_full_disk_refuses_new_calls_and_forgets_nothing(
 
 
 def test_a_second_process_on_one_journal_is_turned_away(tmp_path: Path) -> None:
-    with locked(tmp_path), pytest.raises(JournalInUse, match="another process"), locked(tmp_path):
+    with lock_folder(tmp_path), pytest.raises(JournalInUse, match="another process"), lock_folder(tmp_path):
         pass
-    with locked(tmp_path):
+    with lock_folder(tmp_path):
         pass
     (tmp_path / "file").touch()
-    with pytest.raises(JournalUnusable), locked(tmp_path / "file"):
+    with pytest.raises(JournalUnusable), lock_folder(tmp_path / "file"):
         pass
 
 

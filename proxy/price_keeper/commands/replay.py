@@ -20,7 +20,7 @@ from price_keeper.errors import JournalUnusable, JournalOwnerUnknown
 from price_keeper.hard.holds import release_former_leases
 from price_keeper.recording.adoption import folders_of_workers
 from price_keeper.recording.entries import PICO_PER_USD
-from price_keeper.recording.folder import is_certainly_nobodys, locked
+from price_keeper.recording.folder import has_owner_ended, lock_folder
 from price_keeper.recording.leftovers import Leftovers, recover
 from price_keeper.recording.sender import Sender
 from price_keeper.reporting import money
@@ -46,12 +46,12 @@ async def _replayed(
 ) -> int:
     with ExitStack() as held:
         progress = held.enter_context(Progress(clock.monotonic))
-        held.enter_context(locked(folder, make=False))
+        held.enter_context(lock_folder(folder, make=False))
         folders = [folder, *folders_of_workers(folder)]
         for each in folders[1:]:
-            held.enter_context(locked(each, make=False))
+            held.enter_context(lock_folder(each, make=False))
         for each in folders:
-            if not is_certainly_nobodys(each) and not is_owner_dead:
+            if not has_owner_ended(each) and not is_owner_dead:
                 raise JournalOwnerUnknown(
                     f"the journal in {each} was written on another machine, or is a copy: from here nobody can tell "
                     "whether the process that writes it still runs"

@@ -18,7 +18,7 @@ from price_keeper.doctor.store_file import find_existing_ancestor
 from price_keeper.errors import JournalUnusable
 from price_keeper.recording.adoption import folders_of_workers
 from price_keeper.recording.flush import MARKER_TTL_SECONDS
-from price_keeper.recording.folder import LOCK
+from price_keeper.recording.folder import LOCK_NAME
 from price_keeper.recording.leftovers import read
 from price_keeper.recording.segment import SEGMENT_SUFFIX
 from price_keeper.recording.sender import MARGIN_SECONDS
@@ -103,7 +103,7 @@ def _has_calls(path: Path) -> bool:
 
 def is_held(folder: Path) -> bool:
     try:
-        lock = os.open(folder / LOCK, os.O_RDONLY | os.O_CLOEXEC)
+        lock = os.open(folder / LOCK_NAME, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:  # nobody ever had it, or it is not ours to see
         return False
     try:

@@ -24,7 +24,7 @@ from price_keeper.clock import Clock
 from price_keeper.errors import JournalInUse, JournalUnusable, StoreError
 from price_keeper.hard.holds import RETAINED_PREFIX, release_former_leases
 from price_keeper.recording.entries import PICO_PER_USD
-from price_keeper.recording.folder import LOCK, locked
+from price_keeper.recording.folder import LOCK_NAME, lock_folder
 from price_keeper.recording.leftovers import Leftovers, recover
 from price_keeper.recording.segment import sync_folder
 from price_keeper.stores.contract import Store
@@ -116,9 +116,9 @@ class Adoption:
             kept.rename(self._journal / kept.name)
         moved = self._alerts_moved(folder / ALERTS)
         sync_folder(self._journal)
-        is_empty = all(path.name == LOCK for path in folder.iterdir())
+        is_empty = all(path.name == LOCK_NAME for path in folder.iterdir())
         if is_empty:
-            (folder / LOCK).unlink(missing_ok=True)
+            (folder / LOCK_NAME).unlink(missing_ok=True)
             folder.rmdir()
         return moved, is_empty
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from price_keeper.errors import JournalFull, JournalUnusable, StoreError
-from price_keeper.recording.folder import has_no_room
+from price_keeper.recording.folder import is_disk_full
 from price_keeper.recording.journal import Journal
 from price_keeper.recording.leftovers import Leftovers
 from price_keeper.recording.sender import Sender
@@ -34,7 +34,7 @@ async def _sealed_and_begun(folder: Path, left: Leftovers, begin: Callable[[], J
             if not sealed.has_seal:
                 await asyncio.to_thread(sealed.write_seal)
     except OSError as failure:
-        kind = JournalFull if has_no_room(failure) else JournalUnusable
+        kind = JournalFull if is_disk_full(failure) else JournalUnusable
         raise kind(f"cannot seal what is left in the journal in {folder}: {failure.strerror}") from None
     return begin()
 

@@ -20,7 +20,7 @@ from price_keeper.recording.adoption import Adoption
 from price_keeper.recording.aggregator import Aggregator
 from price_keeper.recording.beginning import begun
 from price_keeper.recording.entries import PICO_PER_USD, UsageCounts
-from price_keeper.recording.folder import locked
+from price_keeper.recording.folder import lock_folder
 from price_keeper.recording.journal import Journal
 from price_keeper.recording.leftovers import Leftovers, recover
 from price_keeper.recording.pace import Pace
@@ -176,7 +176,7 @@ async def opened_recording(
     JournalUnusable."""
     folder = Path(config.journal.dir)
     with ExitStack() as held:
-        held.enter_context(locked(folder))
+        held.enter_context(lock_folder(folder))
         try:
             left = await asyncio.to_thread(recover, folder)
         except (ArithmeticError, LookupError, OSError, TypeError, ValueError) as failure:

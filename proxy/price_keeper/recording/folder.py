@@ -20,12 +20,12 @@ import orjson
 from price_keeper.errors import JournalInUse, JournalUnusable
 from price_keeper.recording.segment import OPEN_FLAGS
 
-LOCK = "lock"
+LOCK_NAME = "lock"
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-_MOST_BYTES = 8192
+_MAX_OWNER_BYTES = 8192
 
 
-def has_no_room(failure: OSError) -> bool:
+def is_disk_full(failure: OSError) -> bool:
     return failure.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -39,19 +39,19 @@ def _is_removed(path: Path, file: int) -> bool:
 
 
 @contextmanager
-def locked(folder: Path, *, make: bool = True) -> Iterator[None]:
+def lock_folder(folder: Path, *, create: bool = True) -> Iterator[None]:
     """Makes the folder unless told not to; its owner does, who writes there. The lock goes with the process, whatever
     becomes of it."""
     try:
-        if make:
+        if create:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        lock = os.open(folder / LOCK, OPEN_FLAGS, 0o600)
+        lock = os.open(folder / LOCK_NAME, OPEN_FLAGS, 0o600)
     except OSError as failure:
         more = "; copy it to a disk that can be written to" if failure.errno == errno.EROFS else ""
         raise JournalUnusable(f"cannot use the journal in {folder}: {failure.strerror}{more}") from None
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if _is_removed(folder / LOCK, lock):  # with the folder, by its owner, between the two lines above
+        if _is_removed(folder / LOCK_NAME, lock):  # with the folder, by its owner, between the two lines above
             raise BlockingIOError
     except BlockingIOError:
         os.close(lock)
@@ -60,34 +60,34 @@ def locked(folder: Path, *, make: bool = True) -> Iterator[None]:
         os.close(lock)
         raise JournalUnusable(f"cannot lock the journal in {folder}: {failure.strerror}") from None
     try:
-        if make:
-            _sign(lock, folder)
+        if create:
+            _write_owner(lock, folder)
         yield
     finally:
         os.close(lock)
 
 
-def is_certainly_nobodys(folder: Path) -> bool:
+def has_owner_ended(folder: Path) -> bool:
     """Whether its owner has certainly ended; to be asked by who has locked it. False where it was brought here from
     another machine, or copied from a place that is gone. Raises JournalInUse if its owner runs."""
     try:
-        file = os.open(folder / LOCK, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        file = os.open(folder / LOCK_NAME, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:
         return False
     try:
-        signed, own = _signed(file), os.fstat(file)
+        owner, own = _read_owner(file), os.fstat(file)
     finally:
         os.close(file)
-    if signed is None or signed[0] != _machine():
+    if owner is None or owner[0] != _read_machine_id():
         return False
-    _, device, number, place = signed
-    return (device, number) == (own.st_dev, own.st_ino) or _is_free(Path(place), device, number)
+    _, device, number, place = owner
+    return (device, number) == (own.st_dev, own.st_ino) or _is_unlocked(Path(place), device, number)
 
 
-def _is_free(place: Path, device: int, number: int) -> bool:
+def _is_unlocked(original: Path, device: int, number: int) -> bool:
     """The original, which is held by its owner for as long as that runs."""
     try:
-        file = os.open(place / LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        file = os.open(original / LOCK_NAME, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:
         return False
     try:
@@ -96,7 +96,7 @@ def _is_free(place: Path, device: int, number: int) -> bool:
             return False
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise JournalInUse(f"it is a copy of the journal in {place}, which another process writes to") from None
+        raise JournalInUse(f"it is a copy of the journal in {original}, which another process writes to") from None
     except OSError:
         return False
     finally:
@@ -104,27 +104,27 @@ def _is_free(place: Path, device: int, number: int) -> bool:
     return True
 
 
-def _sign(lock: int, folder: Path) -> None:
+def _write_owner(lock: int, folder: Path) -> None:
     """A disk that takes no line keeps nobody from beginning; a copy is not known as one then, and its replay asks."""
     with suppress(OSError):
         own = os.fstat(lock)
-        signed = orjson.dumps([_machine(), own.st_dev, own.st_ino, str(folder.absolute())])
-        if os.pread(lock, _MOST_BYTES, 0) != signed:
+        owner = orjson.dumps([_read_machine_id(), own.st_dev, own.st_ino, str(folder.absolute())])
+        if os.pread(lock, _MAX_OWNER_BYTES, 0) != owner:
             os.ftruncate(lock, 0)
-            os.pwrite(lock, signed, 0)
+            os.pwrite(lock, owner, 0)
 
 
-def _signed(lock: int) -> tuple[str, int, int, str] | None:
+def _read_owner(lock: int) -> tuple[str, int, int, str] | None:
     """None: a former version made it, or nobody did."""
     try:
-        machine, device, number, place = orjson.loads(os.pread(lock, _MOST_BYTES, 0))
+        machine, device, number, place = orjson.loads(os.pread(lock, _MAX_OWNER_BYTES, 0))
     except (OSError, TypeError, ValueError):
         return None
     return str(machine), device, number, str(place)
 
 
 @cache
-def _machine() -> str:
+def _read_machine_id() -> str:
     """As long as it runs: no lock outlives that. Where the system does not tell, its name has to do."""
     try:
         return _BOOT_ID.read_text().strip()

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from price_keeper.errors import RecordingUnavailable, JournalFull, JournalUnusable
 from price_keeper.recording.entries import Counter, UsageCounts, Intent, Receipt, UsageTally, encode_head, encode_ready
-from price_keeper.recording.folder import has_no_room
+from price_keeper.recording.folder import is_disk_full
 from price_keeper.recording.log_throttle import LogThrottle
 from price_keeper.recording.seal import SegmentExtent, SegmentSeal
 from price_keeper.recording.segment import Segment, sync_file, sync_folder
@@ -114,7 +114,7 @@ class Journal:
             sync_folder(folder)
             self._durable_ulid = self._segment.ulid  # the last one of which that is certain
         except OSError as failure:
-            kind = JournalFull if has_no_room(failure) else JournalUnusable
+            kind = JournalFull if is_disk_full(failure) else JournalUnusable
             raise kind(f"cannot write to the journal in {folder}: {failure.strerror}") from None
 
     @property

@@ -13,7 +13,7 @@ from typing import Any
 from price_keeper.errors import JournalUnusable
 from price_keeper.hard import holds
 from price_keeper.recording.entries import JOURNAL_FORMAT, ChargedCounters, Counter, Intent, LineKind, Receipt, UsageTally
-from price_keeper.recording.folder import has_no_room
+from price_keeper.recording.folder import is_disk_full
 from price_keeper.recording.journal import SealedSegment
 from price_keeper.recording.lines import JournalLines, decode_lines
 from price_keeper.recording.seal import SegmentExtent, SegmentSeal
@@ -276,7 +276,7 @@ def _brought_to_its_end(found: Found) -> SealedSegment:
         sealed.write_seal()
     except OSError as failure:
         # What it comes to can be worked out again, unless that takes another file, which may go before it.
-        if found.is_mended or not has_no_room(failure):
+        if found.is_mended or not is_disk_full(failure):
             raise
         _log.warning("segment %s cannot be sealed: %s", found.ulid, failure.strerror)
     return sealed
