@@ -101,7 +101,7 @@ SPOILT: dict[str, tuple[str, Spoils]] = {
     ),
     "words that are none": ("config", puts(problems, "escape_line", lambda text: f"{text}\n")),
     "lines without their checksum": ("journal", puts(lines, "_decode_line", lambda text: orjson.loads(text[9:] or b"[]"))),
-    "calls that count twice": ("journal", puts(leftovers.Found, "leave_to", lambda *_: None)),
+    "calls that count twice": ("journal", puts(leftovers.RecoveredSegment, "hand_calls_to", lambda *_: None)),
     "numbers that are rounded": ("values", wraps(sqlite_codec, "number", lambda value: float(value))),
     "a kind that is another": ("values", puts(expressions, "number", str)),
 }

@@ -76,7 +76,7 @@ def _without_estimates(found: Any) -> Any:
     return _brought_to_its_end(found)
 
 
-_brought_to_its_end = leftovers._brought_to_its_end
+_brought_to_its_end = leftovers._estimate_and_seal
 
 
 def _without_carried(journal: Any, before: str) -> Any:
@@ -195,8 +195,8 @@ MISTAKES = {
     "estimates of a replayed copy forgotten by the segments behind": Mistake(
         Sender, "_counted_before", _nothing_counted_before, "journal", 10_485
     ),
-    "estimates in both of two segments": Mistake(leftovers.Found, "leave_to", lambda *_: None, "journal", 10_012),
-    "no estimates at all": Mistake(leftovers, "_brought_to_its_end", _without_estimates, "journal", 10_007),
+    "estimates in both of two segments": Mistake(leftovers.RecoveredSegment, "hand_calls_to", lambda *_: None, "journal", 10_012),
+    "no estimates at all": Mistake(leftovers, "_estimate_and_seal", _without_estimates, "journal", 10_007),
     "calls under way that no segment carries on": Mistake(Journal, "_begin_segment", _without_carried, "journal", 10_007),
     "a total without its condition": Mistake(aggregator, "_lowers_none", lambda _: _ANY, "soft", 20_067),
     "sticky fallback without its condition": Mistake(sticky, "_build_forward_condition", lambda *_: _ANY, "sticky", 10_027),

@@ -179,7 +179,7 @@ class Life:
             recording.start(config, tasks)
             notebook.start(tasks)
             self.is_ready = True
-            world.trace(self.name, "is ready", len(recording.leftovers.sealed), recording.leftovers.estimated)
+            world.trace(self.name, "is ready", len(recording.leftovers.sealed), recording.leftovers.estimated_calls)
             await self.stop.wait()
             await self._drained()
             try:

@@ -181,7 +181,7 @@ class Sidecar:
         left = recover(self.folder)
         self.wire = Wire(self.world)
         self.store = cast(Store, self.wire)
-        ulids = self.world.ulids(self.clock, left.newest)
+        ulids = self.world.ulids(self.clock, left.newest_ulid)
         journal = Journal(self.folder, ulids)
         recorder = Recorder(
             journal,

@@ -17,7 +17,7 @@ from price_keeper.recording.aggregator import sum_of_shards
 from price_keeper.recording.entries import PICO_PER_MICRO, ChargedCounters, Counter, UsageCounts, Intent, Receipt
 from price_keeper.recording.folder import lock_folder
 from price_keeper.recording.journal import Journal
-from price_keeper.recording.leftovers import Leftovers, recover
+from price_keeper.recording.leftovers import RecoveredJournal, recover
 from price_keeper.recording.pace import Pace
 from price_keeper.recording.recorder import Recorder
 from price_keeper.recording.segment import SEGMENT_SUFFIX
@@ -64,7 +64,7 @@ class Recording:
     store: Faulty
     clock: Any  # a ManualClock, unless somebody handed in another one
     recorder: Recorder
-    leftovers: Leftovers
+    leftovers: RecoveredJournal
     scope: Scope = field(default_factory=lambda: Scope(str(uuid4())))
 
     @property
@@ -107,7 +107,7 @@ async def recording(
     with ExitStack() as stack:
         stack.enter_context(lock_folder(folder))
         leftovers = recover(folder)
-        ulids = Ulids(clock.now, lambda size: next(_chance).to_bytes(size), leftovers.newest)
+        ulids = Ulids(clock.now, lambda size: next(_chance).to_bytes(size), leftovers.newest_ulid)
         faulty = Faulty(store)
         recorder = _recorder(Journal(folder, ulids), leftovers, faulty, clock, max_usd, refuses)
         made = Recording(folder, faulty, clock, recorder, leftovers)
@@ -118,7 +118,7 @@ async def recording(
 
 
 def _recorder(
-    journal: Journal, leftovers: Leftovers, store: Any, clock: Clock, max_usd: float, refuses: bool
+    journal: Journal, leftovers: RecoveredJournal, store: Any, clock: Clock, max_usd: float, refuses: bool
 ) -> Recorder:
     return Recorder(
         journal,

@@ -280,7 +280,7 @@ class Process:
         left = recover(folder)
         self.lines = {role: Line(self.world, self.name, self.clock) for role in ("flush", "look", "total")}
         flush, look, total = (cast(Store, line) for line in self.lines.values())
-        ulids = Ulids(self.clock.now, lambda size: next(self.world.chance).to_bytes(size), left.newest)
+        ulids = Ulids(self.clock.now, lambda size: next(self.world.chance).to_bytes(size), left.newest_ulid)
         self.journal = Journal(folder, ulids)
         self.recorder = Recorder(
             self.journal,

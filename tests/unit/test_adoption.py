@@ -62,7 +62,7 @@ async def test_all_that_this_run_has_no_worker_for_is_taken_over(tmp_path: Path,
     lefts = [await left_by(tmp_path, exact_store, number, 10 * number) for number in (1, 2, 7)]
     async with run_of(tmp_path, exact_store, workers=2) as running:
         assert running.recorder.unflushed_pico == (20 + 7) + (70 + 7)
-        assert running.leftovers.estimated == 2
+        assert running.leftovers.estimated_calls == 2
         assert sum(running.recorder.unflushed().values()) == 104  # for whoever reckons what is spent from now on
         assert await running.recorder.flush()
         await running.adopt()

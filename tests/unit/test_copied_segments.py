@@ -237,8 +237,8 @@ async def test_journal_of_a_former_version_is_counted(tmp_path: Path, exact_stor
         (folder / f"{name}{SEGMENT_SUFFIX}").write_bytes(text)
     scope = Scope("0b5e8400-e29b-41d4-a716-446655440000")
     async with recording(folder, exact_store, scope=scope) as rec:
-        assert rec.leftovers.estimated == 1
-        assert rec.leftovers.spoilt == 0
+        assert rec.leftovers.estimated_calls == 1
+        assert rec.leftovers.corrupt_lines == 0
         assert await rec.recorder.flush()
         assert await rec.counted() == (3, 1110)
 

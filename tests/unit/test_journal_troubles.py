@@ -112,7 +112,7 @@ async def test_a_disk_that_cannot_sync_keeps_nobody_from_ending(
             rec.journal.close()
     assert any("cannot be synced" in each.message for each in caplog.records)
     left = recover(folder)
-    assert (left.estimated, left.spoilt, [each.seal.pico for each in left.sealed]) == (1, 0, [3])
+    assert (left.estimated_calls, left.corrupt_lines, [each.seal.pico for each in left.sealed]) == (1, 0, [3])
 
 
 async def test_who_ends_while_the_disk_is_slow_waits_for_it_and_has_no_trouble(
@@ -260,7 +260,7 @@ async def test_a_whole_line_of_a_wrong_shape_is_a_spoilt_one(rec: Recording, val
     rec.journal._segment.append(orjson.dumps(values))
     left = recover(rec.folder)
     assert left.sealed[0].seal.requests == 2
-    assert left.spoilt == (0 if values in ([None], [[]]) else 1)
+    assert left.corrupt_lines == (0 if values in ([None], [[]]) else 1)
 
 
 async def test_an_end_mark_of_a_wrong_shape_loses_nothing_that_is_carried(rec: Recording) -> None:
@@ -272,7 +272,7 @@ async def test_an_end_mark_of_a_wrong_shape_loses_nothing_that_is_carried(rec: R
     head = orjson.dumps(["H", path.stem, rec.segments()[0].stem, 1])
     path.write_bytes(encode_line(head) + carried + b"\n" + encode_line(b'["E","x","many"]') + encode_line(b'["N",99]'))
     left = recover(rec.folder)
-    assert (sum(each.seal.pico for each in left.sealed), left.spoilt) == (8, 1)
+    assert (sum(each.seal.pico for each in left.sealed), left.corrupt_lines) == (8, 1)
 
 
 async def test_what_is_carried_past_a_segment_that_lost_its_beginning_counts_once(rec: Recording) -> None:

@@ -134,7 +134,7 @@ async def test_a_restart_flushes_what_was_left_and_estimates_what_was_under_way(
         first.spend(10)
         first.begin(guess=2000)
     async with recording(tmp_path / "journal", exact_store, scope=first.scope) as second:
-        assert second.leftovers.estimated == 2
+        assert second.leftovers.estimated_calls == 2
         assert second.recorder.unflushed_pico == 3110
         second.spend(1)
         assert await second.recorder.flush()
@@ -228,7 +228,7 @@ async def test_a_marker_outlives_its_segment_also_when_the_clock_was_ahead(tmp_p
         ahead.spend(1)
     clock.set_wall(clock.now() - 20 * 86_400)
     async with recording(tmp_path / "journal", exact_store, clock, ahead.scope) as rec:
-        name = rec.leftovers.newest
+        name = rec.leftovers.newest_ulid
         assert await rec.recorder.flush()
         rec.spend(2)
         assert await rec.recorder.flush()

@@ -21,7 +21,7 @@ from price_keeper.recording.aggregator import Aggregator, total_key
 from price_keeper.recording.entries import ChargedCounters, Counter
 from price_keeper.recording.expected import UsageForecast
 from price_keeper.recording.journal import SealedSegment
-from price_keeper.recording.leftovers import Known, read, recover
+from price_keeper.recording.leftovers import InternedValues, read_segment, recover
 from price_keeper.recording.meter import Meter, OperationPricing
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Put, Store, Write
@@ -118,7 +118,7 @@ async def test_calls_of_one_account_share_it_when_they_are_read_again(rec: Recor
         rec.spend(1)
         rec.begin()
     (path,) = rec.segments()
-    found = read(path)
+    found = read_segment(path)
     assert len({id(intent.charged) for intent in found.open.values()}) == 1
     found.tally.sums()
     assert len(found.tally._sums) == 1
@@ -143,8 +143,8 @@ async def test_accounts_of_many_segments_are_held_once(rec: Recording) -> None:
     rec.begin()
     rec.spend(1)
     await rec.recorder.flush()
-    known = Known()
-    found = [read(path, None, known) for path in rec.segments()]
+    known = InternedValues()
+    found = [read_segment(path, None, known) for path in rec.segments()]
     assert len(found) == 2
     assert len({id(intent.charged) for each in found for intent in each.open.values()}) == 1
 

@@ -14,7 +14,7 @@ import pytest
 from price_keeper.config import Config
 from price_keeper.errors import JournalFull, JournalUnusable
 from price_keeper.recording import segment
-from price_keeper.recording.beginning import begun
+from price_keeper.recording.beginning import begin_journal
 from price_keeper.recording.composed import opened_recording
 from price_keeper.recording.entries import UsageCounts, Receipt
 from price_keeper.recording.journal import SealedSegment
@@ -102,7 +102,7 @@ async def test_a_disk_that_breaks_is_not_one_without_room(
     left = recover(tmp_path)
     monkeypatch.setattr(os, "pwrite", a_disk_of(lambda: False, errno.EIO))
     with pytest.raises(JournalUnusable, match=r"cannot seal what is left .*: Input/output error") as caught:
-        await begun(tmp_path, left, Sender(rec.store, rec.clock), lambda: rec.journal)
+        await begin_journal(tmp_path, left, Sender(rec.store, rec.clock), lambda: rec.journal)
     assert not isinstance(caught.value, JournalFull)
     assert rec.store.transactions == []
 
@@ -237,6 +237,6 @@ async def test_a_call_whose_lines_are_all_torn_is_told_of(
     first.unlink()
     caplog.set_level(logging.WARNING)
     left = recover(tmp_path)
-    assert (left.spoilt, left.lost, left.estimated) == (1, 1, 1)
+    assert (left.corrupt_lines, left.lost_calls, left.estimated_calls) == (1, 1, 1)
     assert "1 calls stood in torn lines only" in caplog.text
-    assert recover(tmp_path).lost == 0  # once it is sealed, the loss has been told
+    assert recover(tmp_path).lost_calls == 0  # once it is sealed, the loss has been told

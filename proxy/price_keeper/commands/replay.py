@@ -21,7 +21,7 @@ from price_keeper.hard.holds import release_former_leases
 from price_keeper.recording.adoption import folders_of_workers
 from price_keeper.recording.entries import PICO_PER_USD
 from price_keeper.recording.folder import has_owner_ended, lock_folder
-from price_keeper.recording.leftovers import Leftovers, recover
+from price_keeper.recording.leftovers import RecoveredJournal, recover
 from price_keeper.recording.sender import Sender
 from price_keeper.reporting import money
 from price_keeper.stores.contract import Store
@@ -62,7 +62,7 @@ async def _replayed(
             sender, back, whole = Sender(store, clock, force=force), 0, sum(len(found.sealed) for found in left)
             for each, found in zip(folders, left, strict=True):
                 back += await _brought(each, found, sender, store, clock, _telling(progress, sender, whole))
-    told = _Told(sender, sum(found.estimated for found in left), back, sorted(map(str, sender.outdated)))
+    told = _Told(sender, sum(found.estimated_calls for found in left), back, sorted(map(str, sender.outdated)))
     if as_json:
         print_json(told.record())
     else:
@@ -79,7 +79,7 @@ def _telling(progress: Progress, sender: Sender, whole: int) -> Callable[[], Non
 
 
 async def _brought(
-    folder: Path, left: Leftovers, sender: Sender, store: Store, clock: Clock, tell: Callable[[], None]
+    folder: Path, left: RecoveredJournal, sender: Sender, store: Store, clock: Clock, tell: Callable[[], None]
 ) -> int:
     """What came back of hard budgets, in pico-dollars. Nothing, where more was spent than this journal says."""
     refused = len(sender.left)
@@ -90,7 +90,7 @@ async def _brought(
     return await release_former_leases(store, clock, folder) if is_all else 0
 
 
-def _recovered(folder: Path) -> Leftovers:
+def _recovered(folder: Path) -> RecoveredJournal:
     """Each segment gets its seal, and goes when it is in the store: so the disk must take writes."""
     try:
         return recover(folder)

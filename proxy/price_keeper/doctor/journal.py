@@ -19,7 +19,7 @@ from price_keeper.errors import JournalUnusable
 from price_keeper.recording.adoption import folders_of_workers
 from price_keeper.recording.flush import MARKER_TTL_SECONDS
 from price_keeper.recording.folder import LOCK_NAME
-from price_keeper.recording.leftovers import read
+from price_keeper.recording.leftovers import read_segment
 from price_keeper.recording.segment import SEGMENT_SUFFIX
 from price_keeper.recording.sender import MARGIN_SECONDS
 from price_keeper.recording.ulid import is_ulid, made_at
@@ -95,10 +95,10 @@ def _has_calls(path: Path) -> bool:
     if path.stat().st_size > MAX_HEADER_BYTES:
         return True
     try:
-        segment = read(path)
+        segment = read_segment(path)
     except (OSError, JournalUnusable):
         return True
-    return bool(segment.seal or segment.open or segment.spoilt or segment.tally.requests)
+    return bool(segment.seal or segment.open or segment.corrupt_lines or segment.tally.requests)
 
 
 def is_held(folder: Path) -> bool:

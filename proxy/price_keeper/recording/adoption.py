@@ -25,7 +25,7 @@ from price_keeper.errors import JournalInUse, JournalUnusable, StoreError
 from price_keeper.hard.holds import RETAINED_PREFIX, release_former_leases
 from price_keeper.recording.entries import PICO_PER_USD
 from price_keeper.recording.folder import LOCK_NAME, lock_folder
-from price_keeper.recording.leftovers import Leftovers, recover
+from price_keeper.recording.leftovers import RecoveredJournal, recover
 from price_keeper.recording.segment import sync_folder
 from price_keeper.stores.contract import Store
 

@@ -9,11 +9,11 @@ from pathlib import Path
 from price_keeper.errors import JournalFull, JournalUnusable, StoreError
 from price_keeper.recording.folder import is_disk_full
 from price_keeper.recording.journal import Journal
-from price_keeper.recording.leftovers import Leftovers
+from price_keeper.recording.leftovers import RecoveredJournal
 from price_keeper.recording.sender import Sender
 
 
-async def begun(folder: Path, left: Leftovers, sender: Sender, begin: Callable[[], Journal]) -> Journal:
+async def begin_journal(folder: Path, recovered: RecoveredJournal, sender: Sender, begin: Callable[[], Journal]) -> Journal:
     """Without room on the disk what was left over goes to the store first, since each file that goes makes some.
 
     It may go without its seal then, the oldest first: what it comes to follows from its lines and those of the next
@@ -21,16 +21,16 @@ async def begun(folder: Path, left: Leftovers, sender: Sender, begin: Callable[[
     """
     while True:
         try:
-            return await _sealed_and_begun(folder, left, begin)
+            return await _seal_and_begin(folder, recovered, begin)
         except JournalFull as failure:
-            if not left.sealed:
+            if not recovered.sealed:
                 raise
-            await _send_first(left, sender, failure)
+            await _send_first(recovered, sender, failure)
 
 
-async def _sealed_and_begun(folder: Path, left: Leftovers, begin: Callable[[], Journal]) -> Journal:
+async def _seal_and_begin(folder: Path, recovered: RecoveredJournal, begin: Callable[[], Journal]) -> Journal:
     try:
-        for sealed in left.sealed:
+        for sealed in recovered.sealed:
             if not sealed.has_seal:
                 await asyncio.to_thread(sealed.write_seal)
     except OSError as failure:
@@ -39,10 +39,10 @@ async def _sealed_and_begun(folder: Path, left: Leftovers, begin: Callable[[], J
     return begin()
 
 
-async def _send_first(left: Leftovers, sender: Sender, why: JournalFull) -> None:
-    first = left.sealed[0]
+async def _send_first(recovered: RecoveredJournal, sender: Sender, cause: JournalFull) -> None:
+    first = recovered.sealed[0]
     try:
         await sender.send(first)
     except (StoreError, OSError) as failure:
-        raise JournalFull(f"{why}; and what is left there cannot be flushed to make room: {failure}") from None
-    left.sealed.pop(0)
+        raise JournalFull(f"{cause}; and what is left there cannot be flushed to make room: {failure}") from None
+    recovered.sealed.pop(0)

@@ -18,11 +18,11 @@ from price_keeper.errors import JournalUnusable, StoreError
 from price_keeper.hard.holds import BudgetLeaseFile, release_former_leases
 from price_keeper.recording.adoption import Adoption
 from price_keeper.recording.aggregator import Aggregator
-from price_keeper.recording.beginning import begun
+from price_keeper.recording.beginning import begin_journal
 from price_keeper.recording.entries import PICO_PER_USD, UsageCounts
 from price_keeper.recording.folder import lock_folder
 from price_keeper.recording.journal import Journal
-from price_keeper.recording.leftovers import Leftovers, recover
+from price_keeper.recording.leftovers import RecoveredJournal, recover
 from price_keeper.recording.pace import Pace
 from price_keeper.recording.recorder import Recorder
 from price_keeper.recording.sender import Sender
@@ -43,7 +43,7 @@ _log = logging.getLogger("price_keeper.recording")
 @dataclass(slots=True)
 class Recording:
     recorder: Recorder
-    leftovers: Leftovers
+    leftovers: RecoveredJournal
     aggregator: Aggregator
     holds: BudgetLeaseFile  # of hard budgets, by this run
     store: Store
@@ -129,8 +129,8 @@ class Recording:
         telemetry.add(metrics.STORE_TROUBLE, lambda: bool(recorder.store_trouble))
         telemetry.add(metrics.JOURNAL_TROUBLE, lambda: bool(recorder.journal.trouble))
         telemetry.add(metrics.JOURNAL_SEGMENTS_WAITING, lambda: recorder.waiting_segments)
-        telemetry.add(metrics.JOURNAL_TORN_LINES, lambda: left.spoilt)
-        telemetry.add(metrics.JOURNAL_LOST_CALLS, lambda: left.estimated)
+        telemetry.add(metrics.JOURNAL_TORN_LINES, lambda: left.corrupt_lines)
+        telemetry.add(metrics.JOURNAL_LOST_CALLS, lambda: left.estimated_calls)
         telemetry.add(metrics.FLUSHES, lambda: recorder.sender.sent)
         telemetry.add(metrics.FLUSH_REPEATS, lambda: recorder.sender.repeats)
         telemetry.add(metrics.FLUSH_REJECTS, lambda: len(recorder.sender.refused))
@@ -185,10 +185,10 @@ async def opened_recording(
             held.callback(adoption.close)
             await asyncio.to_thread(adoption.find)
             for each in adoption.take():
-                left.add(each)
+                left.add_losses(each)
                 left.sealed[:0] = each.sealed
-        ulids, sender = Ulids(clock.now, os.urandom, left.newest), Sender(store, clock)
-        journal = await begun(folder, left, sender, lambda: Journal(folder, ulids, (*config.labels, *PSEUDO_LABELS)))
+        ulids, sender = Ulids(clock.now, os.urandom, left.newest_ulid), Sender(store, clock)
+        journal = await begin_journal(folder, left, sender, lambda: Journal(folder, ulids, (*config.labels, *PSEUDO_LABELS)))
         recorder = Recorder(
             journal,
             left.sealed,

@@ -15,7 +15,7 @@ from price_keeper.errors import PriceKeeperError
 from price_keeper.recording.entries import LineKind, UsageTally
 from price_keeper.recording.flush import SegmentMarker
 from price_keeper.recording.journal import SealedSegment
-from price_keeper.recording.leftovers import Found, Known
+from price_keeper.recording.leftovers import RecoveredSegment, InternedValues
 from price_keeper.recording.lines import decode_lines
 from price_keeper.recording.seal import SegmentSeal
 
@@ -40,7 +40,7 @@ class Stretches:
         self._lines = [*zip(lines.values, lines.texts, strict=True)][: self.size]
         self._own, self._carried = sealed.estimated, {*sealed.carried_forward}
         self._digest = sha256()
-        self._found = Found(sealed.path, sealed.seal.ulid, None, Known())
+        self._found = RecoveredSegment(sealed.path, sealed.seal.ulid, None, InternedValues())
         if lines.has_gaps or len(self._lines) < self.size:
             raise SegmentMismatch("lines of it are torn, and a copy of it was counted")
 
@@ -72,8 +72,8 @@ class Stretches:
         for values, text in self._lines[self.at : end]:
             self._digest.update(text)
             self._take(values)
-        found.begin()
-        if found.lost:
+        found.end_carried()
+        if found.lost_calls:
             raise SegmentMismatch("calls that were carried into it are lost, and a copy of it was counted")
         for number in estimated:
             if number in self.counted:
@@ -94,6 +94,6 @@ class Stretches:
             if values[0] in _ENDS and values[1] in self.counted:
                 self.late += self._found.open.pop(values[1], None) is not None
             else:
-                self._found.take(values)
+                self._found.read_line(values)
         except (LookupError, TypeError, ValueError):
             raise SegmentMismatch("a line of it is none of a journal's, and a copy of it was counted") from None
