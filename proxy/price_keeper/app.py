@@ -40,7 +40,7 @@ from price_keeper.limits.limiter import BucketClient
 from price_keeper.limits.store_time import StoreTime
 from price_keeper.metering.price_updates import add_price_metrics as add_prices
 from price_keeper.offer import Catalog
-from price_keeper.recording.adoption import Adoption
+from price_keeper.recording.adoption import OrphanedJournals
 from price_keeper.recording.composed import Recording, opened_recording
 from price_keeper.reloading import ReadConfig, ConfigReloader, build_budget_reload
 from price_keeper.selection.notebook import SnapshotFile
@@ -218,9 +218,9 @@ async def run(
             await core.lease_manager.stop()
 
 
-def find_orphaned_journals(config: Config, slot: WorkerSlot) -> Adoption | None:
+def find_orphaned_journals(config: Config, slot: WorkerSlot) -> OrphanedJournals | None:
     """By the first worker alone, whose folder those of the others lie in."""
-    return Adoption(Path(config.journal.dir), slot.count) if slot.is_first else None
+    return OrphanedJournals(Path(config.journal.dir), slot.count) if slot.is_first else None
 
 
 async def _open_control_ports(
@@ -251,8 +251,8 @@ async def _build_core_services(
     exit_stack: AsyncExitStack,
 ) -> _CoreServices:
     alerts = await exit_stack.enter_async_context(open_alerts(config, environ, store, clock, tasks))
-    if recording.adoption is not None:
-        recording.adoption.on_alerts = alerts.add_orphans
+    if recording.orphans is not None:
+        recording.orphans.on_alerts_moved = alerts.add_orphans
     budgets = BudgetRegistry(config, store, recording.recorder, clock, tasks, alerts, snapshot)
     revocation_list = dataplane.build_revocation_list(config, store, clock, tasks)
     recording.add_to(telemetry)

@@ -16,7 +16,7 @@ from price_keeper.commands.replay import _replayed
 from price_keeper.config import Config
 from price_keeper.errors import RecordingUnavailable, JournalInUse, JournalUnusable
 from price_keeper.hard import rows
-from price_keeper.recording.adoption import Adoption, folder_of_worker, folders_of_workers
+from price_keeper.recording.adoption import OrphanedJournals, locate_worker_folder, find_worker_folders
 from price_keeper.recording.composed import Recording, opened_recording
 from price_keeper.recording.folder import lock_folder
 from price_keeper.recording.leftovers import Leftovers, recover
@@ -38,7 +38,7 @@ def config_of(folder: Path, **more: Any) -> Config:
 @asynccontextmanager
 async def run_of(folder: Path, store: Any, workers: int = 1, **more: Any) -> AsyncIterator[Recording]:
     """The first of so many workers; killed at the end."""
-    adoption, clock = Adoption(folder, workers), ManualClock()
+    adoption, clock = OrphanedJournals(folder, workers), ManualClock()
     async with opened_recording(config_of(folder, **more), store, clock, adoption) as running:
         yield running
         running.recorder.journal._segment.close()
@@ -46,7 +46,7 @@ async def run_of(folder: Path, store: Any, workers: int = 1, **more: Any) -> Asy
 
 async def left_by(folder: Path, store: Store, number: int, pico: int) -> Left:
     """By a worker that was killed: one call is recorded, one is under way."""
-    async with recording(folder_of_worker(folder, number), store) as left:
+    async with recording(locate_worker_folder(folder, number), store) as left:
         left.spend(pico)
         left.begin(guess=7)
     return left
@@ -65,14 +65,14 @@ async def test_all_that_this_run_has_no_worker_for_is_taken_over(tmp_path: Path,
         assert running.leftovers.estimated_calls == 2
         assert sum(running.recorder.unflushed().values()) == 104  # for whoever reckons what is spent from now on
         assert await running.recorder.flush()
-        await running.adopt()
+        await running.adopt_orphans()
         assert await counted(exact_store, *lefts) == [(0, 0), (2, 27), (2, 77)]
-        assert folders_of_workers(tmp_path) == [tmp_path / "worker-1"]
+        assert find_worker_folders(tmp_path) == [tmp_path / "worker-1"]
     async with run_of(tmp_path, exact_store) as running:
         assert await running.recorder.flush()
         await running.finish()  # also of a run too short to do it meanwhile
     assert await counted(exact_store, *lefts) == [(2, 17), (2, 27), (2, 77)]
-    assert folders_of_workers(tmp_path) == []
+    assert find_worker_folders(tmp_path) == []
 
 
 async def test_while_the_store_is_away_nothing_is_lost_or_forgotten(tmp_path: Path, exact_store: Store) -> None:
@@ -80,15 +80,15 @@ async def test_while_the_store_is_away_nothing_is_lost_or_forgotten(tmp_path: Pa
     away.is_away = True
     async with run_of(tmp_path, away, max_unflushed_usd=1) as running:
         assert not await running.recorder.flush()
-        await running.adopt()
-        assert folders_of_workers(tmp_path) == [tmp_path / "worker-2"]
+        await running.adopt_orphans()
+        assert find_worker_folders(tmp_path) == [tmp_path / "worker-2"]
         with pytest.raises(RecordingUnavailable, match="waits for the store"):  # what waits there counts, too
             running.recorder.admit()
         away.is_away = False
         assert await running.recorder.flush()
-        await running.adopt()
+        await running.adopt_orphans()
         running.recorder.admit()
-    assert folders_of_workers(tmp_path) == []
+    assert find_worker_folders(tmp_path) == []
     assert await counted(exact_store, left) == [(2, 10**12 + 7)]
 
 
@@ -97,17 +97,17 @@ async def test_one_that_lives_is_left_alone_until_it_is_gone(tmp_path: Path, exa
     with lock_folder(tmp_path / "worker-1"):
         async with run_of(tmp_path, exact_store) as running:
             assert running.recorder.unflushed_pico == 0
-            await running.adopt()
-            assert folders_of_workers(tmp_path) == [tmp_path / "worker-1"]
+            await running.adopt_orphans()
+            assert find_worker_folders(tmp_path) == [tmp_path / "worker-1"]
     async with run_of(tmp_path / "other", exact_store) as running:
         running.recorder.sender.books = books
         os.rename(tmp_path / "worker-1", tmp_path / "other" / "worker-1")  # as if it had been freed just now
-        await running.adopt()
+        await running.adopt_orphans()
         assert running.recorder.unflushed_pico == 17
         # What budgets are reckoned from was read before, so for them it is what others spent.
         assert running.recorder.unflushed() == {}
         assert await running.recorder.flush()
-        await running.adopt()
+        await running.adopt_orphans()
         assert not (tmp_path / "other" / "worker-1").exists()
         assert books.told == 0
     assert await counted(exact_store, left) == [(2, 17)]
@@ -127,21 +127,21 @@ async def test_what_it_held_of_hard_budgets_goes_back(tmp_path: Path) -> None:
         spend(killed, await taken_for(killed, name, 500), 100, 20)
         killed.recorder.journal._segment.close()
     async with run_of(tmp_path, store) as running:
-        await running.adopt()
+        await running.adopt_orphans()
         assert (await bucket_of(store._store, name)).unleased == 500  # what was spent is not in the store yet
         store.faults = ["before"]
         assert not await running.recorder.flush()
-        await running.adopt()
+        await running.adopt_orphans()
         assert (await bucket_of(store._store, name)).unleased == 500
         assert await running.recorder.flush()
         store.faults = ["before"]
-        await running.adopt()  # the store is away again when it should go back
+        await running.adopt_orphans()  # the store is away again when it should go back
         assert (tmp_path / "worker-1" / f"holds-{killed.holds.holder}").exists()
-        await running.adopt()
+        await running.adopt_orphans()
         assert (await bucket_of(store._store, name)).unleased == 980
-        await running.adopt()
+        await running.adopt_orphans()
     assert (await bucket_of(store._store, name)).unleased == 980
-    assert folders_of_workers(tmp_path) == []
+    assert find_worker_folders(tmp_path) == []
 
 
 async def test_adopt_after_an_unexpected_failure_takes_every_journal(
@@ -192,9 +192,9 @@ async def test_one_that_lost_lines_keeps_its_holds_where_they_are_looked_after(t
     segment.write_bytes(segment.read_bytes().replace(b'["I",1,', b'?"I",1,'))
     async with run_of(tmp_path, store) as running:
         assert await running.recorder.flush()
-        await running.adopt()
+        await running.adopt_orphans()
     assert (await bucket_of(store, name)).unleased == 500
-    assert folders_of_workers(tmp_path) == []
+    assert find_worker_folders(tmp_path) == []
     assert (tmp_path / f"kept-holds-{killed.holds.holder}").exists()
 
 
@@ -214,7 +214,7 @@ async def test_whoever_takes_it_over_may_die_at_any_step(
     async def adopted() -> None:
         async with run_of(tmp_path, exact_store) as running:
             await running.recorder.flush()
-            await running.adopt()
+            await running.adopt_orphans()
 
     died = False
     with monkeypatch.context() as patch:
@@ -230,7 +230,7 @@ async def test_whoever_takes_it_over_may_die_at_any_step(
     await adopted()
     assert await counted(exact_store, left) == [(2, 17)]
     assert (await bucket_of(exact_store, name)).unleased == 980
-    assert folders_of_workers(tmp_path) == []
+    assert find_worker_folders(tmp_path) == []
     assert [path.name for path in (tmp_path / "alerts").iterdir()] == ["one.json"]
 
 
@@ -258,12 +258,12 @@ async def test_alerts_that_wait_there_are_delivered_from_here(tmp_path: Path) ->
     (there / "000000000001-a.json").write_text("{}")
     (there / "half.tmp").write_text("{")
     async with run_of(tmp_path, MemoryStore()) as running:
-        assert running.adoption is not None
-        running.adoption.on_alerts = lambda names: outbox.names.update(names)
-        await running.adopt()
+        assert running.orphans is not None
+        running.orphans.on_alerts_moved = lambda names: outbox.names.update(names)
+        await running.adopt_orphans()
     assert outbox.names == {"000000000001-a"}
     assert [path.name for path in (tmp_path / "alerts").iterdir()] == ["000000000001-a.json"]
-    assert folders_of_workers(tmp_path) == []
+    assert find_worker_folders(tmp_path) == []
 
 
 async def test_what_is_none_of_ours_stays_and_is_told_once(
@@ -278,7 +278,7 @@ async def test_what_is_none_of_ours_stays_and_is_told_once(
     async with run_of(tmp_path, exact_store) as running:
         assert await running.recorder.flush()
         for _ in range(3):
-            await running.adopt()
+            await running.adopt_orphans()
     assert await counted(exact_store, left) == [(2, 17)]
     assert sorted(path.name for path in (tmp_path / "worker-1").iterdir()) == ["lock", "notes"]
     assert caplog.text.count("stays where it is") == 1
@@ -293,10 +293,10 @@ async def test_one_that_cannot_be_read_keeps_nobody_from_starting(
     caplog.set_level(logging.ERROR)
     async with run_of(tmp_path, exact_store) as running:
         assert await running.recorder.flush()
-        await running.adopt()
+        await running.adopt_orphans()
     assert "worker-2 stays where it is" in caplog.text
     assert await counted(exact_store, left) == [(2, 17)]
-    assert folders_of_workers(tmp_path) == [tmp_path / "worker-2"]
+    assert find_worker_folders(tmp_path) == [tmp_path / "worker-2"]
 
 
 async def test_a_lock_whose_folder_goes_is_nobodys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

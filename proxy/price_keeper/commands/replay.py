@@ -18,7 +18,7 @@ from price_keeper.commands.shared import print_json
 from price_keeper.config import Config
 from price_keeper.errors import JournalUnusable, JournalOwnerUnknown
 from price_keeper.hard.holds import release_former_leases
-from price_keeper.recording.adoption import folders_of_workers
+from price_keeper.recording.adoption import find_worker_folders
 from price_keeper.recording.entries import PICO_PER_USD
 from price_keeper.recording.folder import has_owner_ended, lock_folder
 from price_keeper.recording.leftovers import RecoveredJournal, recover
@@ -47,7 +47,7 @@ async def _replayed(
     with ExitStack() as held:
         progress = held.enter_context(Progress(clock.monotonic))
         held.enter_context(lock_folder(folder, make=False))
-        folders = [folder, *folders_of_workers(folder)]
+        folders = [folder, *find_worker_folders(folder)]
         for each in folders[1:]:
             held.enter_context(lock_folder(each, make=False))
         for each in folders:

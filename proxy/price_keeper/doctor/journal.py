@@ -16,7 +16,7 @@ from price_keeper.doctor.findings import Finding, ok, skipped, trouble, warning
 from price_keeper.doctor.patient import DoctorContext
 from price_keeper.doctor.store_file import find_existing_ancestor
 from price_keeper.errors import JournalUnusable
-from price_keeper.recording.adoption import folders_of_workers
+from price_keeper.recording.adoption import find_worker_folders
 from price_keeper.recording.flush import MARKER_TTL_SECONDS
 from price_keeper.recording.folder import LOCK_NAME
 from price_keeper.recording.leftovers import read_segment
@@ -76,7 +76,7 @@ def check_unsent_segments(context: DoctorContext) -> Finding:
         return skipped("the folder is not there yet")
     if is_held(folder):
         return skipped("what lies there belongs to the sidecar that runs")
-    folders = [folder, *(each for each in folders_of_workers(folder) if not is_held(each))]
+    folders = [folder, *(each for each in find_worker_folders(folder) if not is_held(each))]
     segments = (path for each in folders for path in each.glob(f"*{SEGMENT_SUFFIX}") if is_ulid(path.stem))
     paths = [path for path in segments if _has_calls(path)]
     if not paths:

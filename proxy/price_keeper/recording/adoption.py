@@ -34,36 +34,36 @@ _NAME = re.compile(r"worker-([1-9][0-9]{0,8})")
 _log = logging.getLogger("price_keeper.recording")
 
 
-def folder_of_worker(journal: Path, number: int) -> Path:
+def locate_worker_folder(journal: Path, number: int) -> Path:
     return journal / f"worker-{number}" if number else journal
 
 
-def folders_of_workers(journal: Path) -> list[Path]:
+def find_worker_folders(journal: Path) -> list[Path]:
     """All that are there but the first one's, which is `journal` itself."""
     found = [(int(name[1]), path) for path in journal.glob("worker-*") if (name := _NAME.fullmatch(path.name))]
     return [path for _, path in sorted(found) if path.is_dir() and not path.is_symlink()]
 
 
-class Adoption:
+class OrphanedJournals:
     """`workers` is how many this run has: their folders are left alone, and so is one that a living process holds."""
 
     def __init__(self, journal: Path, workers: int) -> None:
         self._journal = journal
-        self._own = {folder_of_worker(journal, number) for number in range(workers)}
+        self._own = {locate_worker_folder(journal, number) for number in range(workers)}
         self._locks: dict[Path, ExitStack] = {}
         self._found: dict[Path, Leftovers] = {}  # locked and read, but not taken yet
-        self._kept: set[Path] = set()  # somebody has to look at them
-        self._told: dict[Path, str] = {}
-        self.on_alerts: Callable[[set[str]], None] = lambda _: None
+        self._unusable: set[Path] = set()  # somebody has to look at them
+        self._logged: dict[Path, str] = {}
+        self.on_alerts_moved: Callable[[set[str]], None] = lambda _: None
 
     @property
-    def held(self) -> list[Path]:
+    def folders(self) -> list[Path]:
         """The folders whose journals were taken."""
         return [folder for folder in self._locks if folder not in self._found]
 
     def find(self) -> None:
         """Lock and recover each journal whose worker is gone, for `take`. Blocks on the disk: call it in a thread."""
-        for folder in folders_of_workers(self._journal):
+        for folder in find_worker_folders(self._journal):
             if folder not in self._own and folder not in self._locks and folder not in self._kept:
                 self._recover(folder)
 
@@ -83,38 +83,38 @@ class Adoption:
         except JournalInUse:
             return  # its process may be about to end
         except (ArithmeticError, LookupError, OSError, TypeError, ValueError, JournalUnusable) as failure:
-            self._keep(folder, str(failure))
+            self._mark_unusable(folder, str(failure))
 
-    async def end(self, folder: Path, store: Store, clock: Clock) -> None:
+    async def finish_folder(self, folder: Path, store: Store, clock: Clock) -> None:
         """Once all that its journal says is in the store."""
         try:
-            back = await release_former_leases(store, clock, folder)
-            moved, is_gone = await asyncio.to_thread(self._cleared, folder)
+            returned_pico = await release_former_leases(store, clock, folder)
+            moved, is_gone = await asyncio.to_thread(self._clear_folder, folder)
         except (StoreError, OSError) as failure:
-            if self._told.get(folder) != str(failure):
-                self._told[folder] = str(failure)
+            if self._logged.get(folder) != str(failure):
+                self._logged[folder] = str(failure)
                 _log.warning("the journal in %s is in the store, and its folder cannot go yet: %s", folder, failure)
             return
-        self.on_alerts(moved)
-        if back:
-            _log.info("%.6f USD of hard budgets that %s held are given back", back / PICO_PER_USD, folder)
+        self.on_alerts_moved(moved)
+        if returned_pico:
+            _log.info("%.6f USD of hard budgets that %s held are given back", returned_pico / PICO_PER_USD, folder)
         if not is_gone:
-            self._keep(folder, "there is something in it that is none of a journal's")
+            self._mark_unusable(folder, "there is something in it that is none of a journal's")
         self._locks.pop(folder).close()
 
     def close(self) -> None:
         while self._locks:
             self._locks.popitem()[1].close()
 
-    def _keep(self, folder: Path, why: str) -> None:
-        self._kept.add(folder)
-        _log.error("the journal of a former worker in %s stays where it is: %s", folder, why)
+    def _mark_unusable(self, folder: Path, reason: str) -> None:
+        self._unusable.add(folder)
+        _log.error("the journal of a former worker in %s stays where it is: %s", folder, reason)
 
-    def _cleared(self, folder: Path) -> tuple[set[str], bool]:
+    def _clear_folder(self, folder: Path) -> tuple[set[str], bool]:
         """The names of the alerts that were moved, and whether the folder is gone. Raises OSError."""
         for kept in folder.glob(f"{RETAINED_PREFIX}*"):
             kept.rename(self._journal / kept.name)
-        moved = self._alerts_moved(folder / ALERTS)
+        moved = self._move_alerts(folder / ALERTS)
         sync_folder(self._journal)
         is_empty = all(path.name == LOCK_NAME for path in folder.iterdir())
         if is_empty:
@@ -122,18 +122,18 @@ class Adoption:
             folder.rmdir()
         return moved, is_empty
 
-    def _alerts_moved(self, folder: Path) -> set[str]:
+    def _move_alerts(self, folder: Path) -> set[str]:
         if not folder.is_dir():
             return set()
         for unfinished in folder.glob(f"*{UNFINISHED_SUFFIX}"):
             unfinished.unlink(missing_ok=True)  # nobody was told of it
-        alerts, place = sorted(folder.glob(f"*{ALERT}")), self._journal / ALERTS
+        alerts, target = sorted(folder.glob(f"*{ALERT}")), self._journal / ALERTS
         if alerts:
-            place.mkdir(exist_ok=True, mode=0o700)
+            target.mkdir(exist_ok=True, mode=0o700)
         for path in alerts:
-            os.rename(path, place / path.name)
+            os.rename(path, target / path.name)
         if alerts:
-            sync_folder(place)
+            sync_folder(target)
         if not any(folder.iterdir()):
             folder.rmdir()
         return {path.name.removesuffix(ALERT) for path in alerts}

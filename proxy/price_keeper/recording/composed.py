@@ -16,7 +16,7 @@ from price_keeper.config import Config
 from price_keeper.config.prices import PSEUDO_LABELS
 from price_keeper.errors import JournalUnusable, StoreError
 from price_keeper.hard.holds import BudgetLeaseFile, release_former_leases
-from price_keeper.recording.adoption import Adoption
+from price_keeper.recording.adoption import OrphanedJournals
 from price_keeper.recording.aggregator import Aggregator
 from price_keeper.recording.beginning import begin_journal
 from price_keeper.recording.entries import PICO_PER_USD, UsageCounts
@@ -34,7 +34,7 @@ from price_keeper.telemetry import Samples, MetricsRegistry
 LAST_FLUSH_SECONDS = 5.0  # of what Kubernetes leaves after the calls under way have ended
 LAST_CLOSING_SECONDS = 2.0
 CLOSING_SECONDS = 5.0  # between two tries to give back what runs that are no more held of hard budgets
-ADOPTING_SECONDS = 5.0  # between two looks for journals of workers that are no more
+ORPHANS_INTERVAL_SECONDS = 5.0  # between two looks for journals of workers that are no more
 AGGREGATE_JITTER = 0.2  # so that a fleet started at once does not read all shards at once
 
 _log = logging.getLogger("price_keeper.recording")
@@ -50,8 +50,8 @@ class Recording:
     clock: Clock
     folder: Path
     has_former_holds: bool = True
-    adoption: Adoption | None = None
-    _adopting: asyncio.Lock = field(default_factory=asyncio.Lock)
+    orphans: OrphanedJournals | None = None
+    _orphans_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def start(self, config: Config, tasks: Tasks) -> None:
         tasks.start("flush timer", self.recorder.keep_time)
@@ -59,26 +59,26 @@ class Recording:
         tasks.run_every("journal to disk", config.journal.fsync_interval_ms / 1000, self.recorder.keep_on_disk)
         tasks.run_every("totals", config.aggregator.interval_secs, self.aggregator.run, jitter=AGGREGATE_JITTER)
         tasks.run_every("holds of former runs", CLOSING_SECONDS, self.close_former_holds, jitter=AGGREGATE_JITTER)
-        if self.adoption is not None:
-            tasks.run_every("journals of former workers", ADOPTING_SECONDS, self.adopt, jitter=AGGREGATE_JITTER)
+        if self.orphans is not None:
+            tasks.run_every("journals of former workers", ORPHANS_INTERVAL_SECONDS, self.adopt_orphans, jitter=AGGREGATE_JITTER)
 
-    async def adopt(self) -> None:
+    async def adopt_orphans(self) -> None:
         """Takes over what has become free, and gives up each folder of which all is in the store."""
-        if self.adoption is None:
+        if self.orphans is None:
             return
-        async with self._adopting:
+        async with self._orphans_lock:
             try:
                 await asyncio.to_thread(self.adoption.find)
             finally:  # what was found before a failure must not wait for the next try
                 for left in self.adoption.take():
                     self.leftovers.add(left)
                     self.recorder.take_over(left.sealed)
-            await self._end_adopted(self.adoption)
+            await self._finish_orphans(self.orphans)
 
-    async def _end_adopted(self, adoption: Adoption) -> None:
-        for folder in adoption.held:
+    async def _finish_orphans(self, orphans: OrphanedJournals) -> None:
+        for folder in orphans.folders:
             if not self.recorder.waits_in(folder):
-                await adoption.end(folder, self.store, self.clock)
+                await orphans.finish_folder(folder, self.store, self.clock)
 
     async def close_former_holds(self) -> None:
         """As soon as all that was spent of them is in the store; once."""
@@ -110,9 +110,9 @@ class Recording:
         try:
             async with asyncio.timeout(LAST_CLOSING_SECONDS):
                 await self.close_former_holds()  # where this run was too short for it
-                if self.adoption is not None:
-                    async with self._adopting:
-                        await self._end_adopted(self.adoption)
+                if self.orphans is not None:
+                    async with self._orphans_lock:
+                        await self._finish_orphans(self.orphans)
                 await self.holds.release(self.store, self.clock)
         except (StoreError, OSError, TimeoutError) as failure:
             why = str(failure) or "no answer"
@@ -170,7 +170,7 @@ def add_recorded(telemetry: MetricsRegistry, journal: Journal) -> None:
 
 @asynccontextmanager
 async def opened_recording(
-    config: Config, store: Store, clock: Clock, adoption: Adoption | None = None
+    config: Config, store: Store, clock: Clock, orphans: OrphanedJournals | None = None
 ) -> AsyncIterator[Recording]:
     """What is adopted at once goes first, and counts as what this process has spent itself. Raises JournalInUse and
     JournalUnusable."""
@@ -181,8 +181,8 @@ async def opened_recording(
             left = await asyncio.to_thread(recover, folder)
         except (ArithmeticError, LookupError, OSError, TypeError, ValueError) as failure:
             raise JournalUnusable(f"the journal in {folder} cannot be read: {failure}") from None
-        if adoption is not None:
-            held.callback(adoption.close)
+        if orphans is not None:
+            held.callback(orphans.close)
             await asyncio.to_thread(adoption.find)
             for each in adoption.take():
                 left.add_losses(each)
@@ -199,4 +199,4 @@ async def opened_recording(
             refuses_without_store=config.on_store_down == "refuse",
         )
         aggregator = Aggregator(store, clock, config.aggregator.interval_secs)
-        yield Recording(recorder, left, aggregator, BudgetLeaseFile(folder, ulids.new()), store, clock, folder, adoption=adoption)
+        yield Recording(recorder, left, aggregator, BudgetLeaseFile(folder, ulids.new()), store, clock, folder, orphans=orphans)

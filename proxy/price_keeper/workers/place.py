@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from price_keeper.config import Config
-from price_keeper.recording.adoption import folder_of_worker
+from price_keeper.recording.adoption import locate_worker_folder
 
 MAX_WORKERS = 64  # workers: more of them than a large machine has cores only cost memory
 
@@ -46,7 +46,7 @@ class WorkerSlot:
             config,
             journal=replace(
                 journal,
-                dir=str(folder_of_worker(Path(journal.dir), self.number)),
+                dir=str(locate_worker_folder(Path(journal.dir), self.number)),
                 max_unflushed_usd=journal.max_unflushed_usd / self.count,
             ),
         )
