@@ -33,7 +33,7 @@ from price_keeper.forwarding.model_path import Operation
 from price_keeper.forwarding.upstream import UpstreamEndpoint
 from price_keeper.metering.reading import build_reader
 from price_keeper.model import Caller, ResolvedLabel
-from price_keeper.recording.composed import opened_recording
+from price_keeper.recording.composed import open_recording
 from price_keeper.recording.entries import Intent, Receipt
 from price_keeper.recording.journal import Journal as RealJournal
 from price_keeper.recording.metering import MeterFactory
@@ -164,7 +164,7 @@ async def rig_in(folder: Path) -> AsyncIterator[Rig]:
     async with (
         Tasks(clock) as tasks,
         open_store(StoreConfig(path=str(folder / "store.db")), clock, tasks) as store,
-        opened_recording(config, store, clock) as recording,
+        open_recording(config, store, clock) as recording,
     ):
         await store.put(Put(schema.org_config_key(CALLER.org), quotas))
         tariffs = await dataplane.load_price_tables(config, store, clock, tasks)

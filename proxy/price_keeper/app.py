@@ -41,7 +41,7 @@ from price_keeper.limits.store_time import StoreTime
 from price_keeper.metering.price_updates import add_price_metrics as add_prices
 from price_keeper.offer import Catalog
 from price_keeper.recording.adoption import OrphanedJournals
-from price_keeper.recording.composed import Recording, opened_recording
+from price_keeper.recording.composed import Recording, open_recording
 from price_keeper.reloading import ReadConfig, ConfigReloader, build_budget_reload
 from price_keeper.selection.notebook import SnapshotFile
 from price_keeper.selection.notes import BudgetSnapshot
@@ -182,7 +182,7 @@ async def run(
         store = await exit_stack.enter_async_context(open_store(config.store, clock, tasks, store_time))
         bedrock = None if role == "control" else await _open_bedrock_access(config, environ, clock, tasks, exit_stack)
         lease_manager = build_lease_manager(store, clock, tasks, store_time)
-        recording = await exit_stack.enter_async_context(opened_recording(config, store, clock, orphans))
+        recording = await exit_stack.enter_async_context(open_recording(config, store, clock, orphans))
         await snapshot_file.open()
         core = await _build_core_services(
             config, environ, clock, token_service, telemetry, tasks, store, recording, lease_manager, snapshot_file.snapshot, exit_stack

@@ -181,7 +181,7 @@ def build_hard_budgets(
     forwarder: Forwarder,
 ) -> HardBudgets:
     """What is held is given back when the recording is finished."""
-    leases = BudgetLeases(store, clock, tasks, recording.holds, partial(spent_so_far, store))
+    leases = BudgetLeases(store, clock, tasks, recording.lease_file, partial(spent_so_far, store))
     leases.start()
     budgets.on_spent_elsewhere = lambda counter: leases.note_spend_elsewhere(HardBudgetKey(*counter[:3]))
     return HardBudgets(config, leases, price_tables, TokenCounter(forwarder))

@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 from price_keeper import app
 from price_keeper.commandline.whole import parser
-from price_keeper.recording.composed import LAST_CLOSING_SECONDS, LAST_FLUSH_SECONDS
+from price_keeper.recording.composed import LAST_RETURN_TIMEOUT_SECONDS, LAST_FLUSH_TIMEOUT_SECONDS
 
 from tests.support.deployed import DEPLOY, assert_good_config
 
@@ -49,7 +49,7 @@ def test_nothing_runs_as_root_or_writes_to_its_image() -> None:
 
 def test_it_has_time_to_drain() -> None:
     seconds = int(services(BASE)["sidecar"]["stop_grace_period"].removesuffix("s"))
-    assert seconds > app.DRAIN_SECONDS + LAST_FLUSH_SECONDS + LAST_CLOSING_SECONDS
+    assert seconds > app.DRAIN_SECONDS + LAST_FLUSH_TIMEOUT_SECONDS + LAST_RETURN_TIMEOUT_SECONDS
 
 
 def test_the_command_and_the_configuration_are_accepted(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 import yaml
 from price_keeper import app
 from price_keeper.commandline.whole import parser
-from price_keeper.recording.composed import LAST_CLOSING_SECONDS, LAST_FLUSH_SECONDS
+from price_keeper.recording.composed import LAST_RETURN_TIMEOUT_SECONDS, LAST_FLUSH_TIMEOUT_SECONDS
 from price_keeper.workers.supervisor import STOP_SECONDS
 
 from tests.support.deployed import (
@@ -29,7 +29,7 @@ from tests.support.deployed import (
 )
 
 MADE_BY_HAND = {"sample-app-program"}  # a ConfigMap; the command for it stands in the manifest
-DRAIN = app.DRAIN_SECONDS + LAST_FLUSH_SECONDS + LAST_CLOSING_SECONDS
+DRAIN = app.DRAIN_SECONDS + LAST_FLUSH_TIMEOUT_SECONDS + LAST_RETURN_TIMEOUT_SECONDS
 
 
 @pytest.mark.parametrize("path", sorted(DEPLOY.rglob("*.yaml")), ids=lambda path: path.name)

@@ -59,7 +59,7 @@ class Machine(RuleBasedStateMachine):
                 case "flush":
                     sidecar.do(sidecar.recording.recorder.flush())
                 case "close":
-                    sidecar.do(sidecar.recording.close_former_holds())
+                    sidecar.do(sidecar.recording.return_former_leases())
                 case "tick":
                     sidecar.do(sidecar.purses.tick())
 
@@ -187,8 +187,8 @@ class Machine(RuleBasedStateMachine):
         for sidecar in self.sidecars:
             sidecar.start()
             assert await sidecar.recording.recorder.flush()
-            await sidecar.recording.close_former_holds()
-            assert not sidecar.recording.has_former_holds
+            await sidecar.recording.return_former_leases()
+            assert not sidecar.recording.has_former_leases
             await self._stopped(sidecar)
             assert not list(sidecar.folder.glob("*holds-*"))
         self.world.check()

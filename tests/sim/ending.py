@@ -99,7 +99,7 @@ class Ending:
             and not life.calls
             and not life.under_way
             and not life.recording.recorder.unflushed()
-            and not life.recording.has_former_holds
+            and not life.recording.has_former_leases
             for life in lives
         )
 

@@ -19,7 +19,7 @@ from price_keeper.limits.leasing import SWEEP_SECONDS
 from price_keeper.limits.store_time import StoreTime
 from price_keeper.metering.price_updates import PriceTables
 from price_keeper.model import Scope
-from price_keeper.recording.composed import Recording, opened_recording
+from price_keeper.recording.composed import Recording, open_recording
 from price_keeper.recording.entries import Intent
 from price_keeper.selection.notebook import SnapshotFile
 from price_keeper.selection.spent import NEVER
@@ -167,7 +167,7 @@ class Life:
             self.limiter.life = self.leasing.life = self.number
             if setup.limits is not None:
                 tasks.run_every("leases", SWEEP_SECONDS, self.leasing.sweep, jitter=0.2)
-            recording = await running.enter_async_context(opened_recording(config, store, clock))
+            recording = await running.enter_async_context(open_recording(config, store, clock))
             self.recording: Recording = recording
             # To look back over a month of days is mostly time.
             recording.aggregator._has_looked_back = world.chance.random() < 0.9
@@ -179,7 +179,7 @@ class Life:
             recording.start(config, tasks)
             notebook.start(tasks)
             self.is_ready = True
-            world.trace(self.name, "is ready", len(recording.leftovers.sealed), recording.leftovers.estimated_calls)
+            world.trace(self.name, "is ready", len(recording.recovered.sealed), recording.recovered.estimated_calls)
             await self.stop.wait()
             await self._drained()
             try:

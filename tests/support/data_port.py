@@ -27,7 +27,7 @@ from price_keeper.limits.leasing import SWEEP_SECONDS, RateLeaseManager
 from price_keeper.limits.limiter import BucketClient
 from price_keeper.limits.store_time import StoreTime
 from price_keeper.offer import Catalog
-from price_keeper.recording.composed import Recording, opened_recording
+from price_keeper.recording.composed import Recording, open_recording
 from price_keeper.recording.entries import Counter
 from price_keeper.reloading import build_budget_reload
 from price_keeper.selection.hard_budgets import HardBudgets
@@ -141,7 +141,7 @@ async def data_port(
         wire = await stack.enter_async_context(way(stand_in.url))
         url = stand_in.url if wire is None else wire.url
         bedrock = dataplane.BedrockAccess(url, SigV4Authorizer(keys, clock.now), dataplane.SIMULATED_PREFIX)
-        async with opened_recording(whole, store, clock) as recording:
+        async with open_recording(whole, store, clock) as recording:
             tariffs = await dataplane.load_price_tables(whole, store, clock, tasks)
             standings = BudgetRegistry(whole, store, recording.recorder, clock, tasks)
             outbox = WriteBatcher()

@@ -17,7 +17,7 @@ from price_keeper.config import Config
 from price_keeper.errors import RecordingUnavailable, JournalInUse, JournalUnusable
 from price_keeper.hard import rows
 from price_keeper.recording.adoption import OrphanedJournals, locate_worker_folder, find_worker_folders
-from price_keeper.recording.composed import Recording, opened_recording
+from price_keeper.recording.composed import Recording, open_recording
 from price_keeper.recording.folder import lock_folder
 from price_keeper.recording.leftovers import Leftovers, recover
 from price_keeper.stores.contract import Store
@@ -39,7 +39,7 @@ def config_of(folder: Path, **more: Any) -> Config:
 async def run_of(folder: Path, store: Any, workers: int = 1, **more: Any) -> AsyncIterator[Recording]:
     """The first of so many workers; killed at the end."""
     adoption, clock = OrphanedJournals(folder, workers), ManualClock()
-    async with opened_recording(config_of(folder, **more), store, clock, adoption) as running:
+    async with open_recording(config_of(folder, **more), store, clock, adoption) as running:
         yield running
         running.recorder.journal._segment.close()
 
@@ -62,7 +62,7 @@ async def test_all_that_this_run_has_no_worker_for_is_taken_over(tmp_path: Path,
     lefts = [await left_by(tmp_path, exact_store, number, 10 * number) for number in (1, 2, 7)]
     async with run_of(tmp_path, exact_store, workers=2) as running:
         assert running.recorder.unflushed_pico == (20 + 7) + (70 + 7)
-        assert running.leftovers.estimated_calls == 2
+        assert running.recovered.estimated_calls == 2
         assert sum(running.recorder.unflushed().values()) == 104  # for whoever reckons what is spent from now on
         assert await running.recorder.flush()
         await running.adopt_orphans()
@@ -123,7 +123,7 @@ class _Books:
 async def test_what_it_held_of_hard_budgets_goes_back(tmp_path: Path) -> None:
     store, clock, name = Faulty(MemoryStore()), ManualClock(), a_name()
     await store.put(rows.build_bucket(name, 1000, 1, [], 0, 0))
-    async with opened_recording(config_of(tmp_path / "worker-1"), store, clock) as killed:  # type: ignore[arg-type]
+    async with open_recording(config_of(tmp_path / "worker-1"), store, clock) as killed:  # type: ignore[arg-type]
         spend(killed, await taken_for(killed, name, 500), 100, 20)
         killed.recorder.journal._segment.close()
     async with run_of(tmp_path, store) as running:
@@ -136,7 +136,7 @@ async def test_what_it_held_of_hard_budgets_goes_back(tmp_path: Path) -> None:
         assert await running.recorder.flush()
         store.faults = ["before"]
         await running.adopt_orphans()  # the store is away again when it should go back
-        assert (tmp_path / "worker-1" / f"holds-{killed.holds.holder}").exists()
+        assert (tmp_path / "worker-1" / f"holds-{killed.lease_file.holder}").exists()
         await running.adopt_orphans()
         assert (await bucket_of(store._store, name)).unleased == 980
         await running.adopt_orphans()
@@ -183,7 +183,7 @@ async def test_one_that_lost_lines_keeps_its_holds_where_they_are_looked_after(t
     store, name = MemoryStore(), a_name()
     await store.put(rows.build_bucket(name, 1000, 1, [], 0, 0))
     worker = tmp_path / "worker-1"
-    async with opened_recording(config_of(worker), store, ManualClock()) as killed:
+    async with open_recording(config_of(worker), store, ManualClock()) as killed:
         account = await taken_for(killed, name, 500)
         spend(killed, account, 100, 20)
         spend(killed, account, 100, 20)
@@ -195,7 +195,7 @@ async def test_one_that_lost_lines_keeps_its_holds_where_they_are_looked_after(t
         await running.adopt_orphans()
     assert (await bucket_of(store, name)).unleased == 500
     assert find_worker_folders(tmp_path) == []
-    assert (tmp_path / f"kept-holds-{killed.holds.holder}").exists()
+    assert (tmp_path / f"kept-holds-{killed.lease_file.holder}").exists()
 
 
 @pytest.mark.parametrize("steps", range(12))
@@ -205,7 +205,7 @@ async def test_whoever_takes_it_over_may_die_at_any_step(
     """Before the given one of all that changes the disk or the store; the next one ends what it began."""
     left, name = await left_by(tmp_path, exact_store, 1, 10), a_name()
     await exact_store.put(rows.build_bucket(name, 1000, 1, [], 0, 0))
-    async with opened_recording(config_of(tmp_path / "worker-2"), exact_store, ManualClock()) as killed:
+    async with open_recording(config_of(tmp_path / "worker-2"), exact_store, ManualClock()) as killed:
         spend(killed, await taken_for(killed, name, 500), 100, 20)
         killed.recorder.journal._segment.close()
     (tmp_path / "worker-1" / "alerts").mkdir()

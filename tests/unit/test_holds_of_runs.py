@@ -18,7 +18,7 @@ from price_keeper.config.keys import StoreConfig as StoreConfig
 from price_keeper.hard import rows
 from price_keeper.hard.rows import BudgetLeaseRow, HardBudgetKey
 from price_keeper.recording.aggregator import listed, spent_so_far
-from price_keeper.recording.composed import Recording, opened_recording
+from price_keeper.recording.composed import Recording, open_recording
 from price_keeper.recording.entries import ChargedCounters, Counter, UsageCounts, Intent, Receipt, UsageTally
 from price_keeper.recording.journal import Journal
 from price_keeper.recording.lines import decode_lines
@@ -40,16 +40,16 @@ def config_of(folder: Path) -> Config:
 
 @asynccontextmanager
 async def run_of(folder: Path, store: Store, clock: ManualClock) -> AsyncIterator[Recording]:
-    async with opened_recording(config_of(folder), store, clock) as recording:
+    async with open_recording(config_of(folder), store, clock) as recording:
         yield recording
         recording.recorder.journal._segment.close()
 
 
 async def taken_for(recording: Recording, name: HardBudgetKey, pico: int) -> ChargedCounters:
-    await recording.holds.add(name)
-    await recording.store.transact(rows.build_take(name, recording.holds.holder, 0, pico, pico))
+    await recording.lease_file.add(name)
+    await recording.store.transact(rows.build_take(name, recording.lease_file.holder, 0, pico, pico))
     return ChargedCounters.from_counters(
-        [Counter(*name, 8), Counter.for_lease(name.scope, name.label, recording.holds.holder, name.period, 8)]
+        [Counter(*name, 8), Counter.for_lease(name.scope, name.label, recording.lease_file.holder, name.period, 8)]
     )
 
 
@@ -68,18 +68,18 @@ async def test_the_next_start_gives_back_when_all_is_in_the_store(is_away: bool,
         spend(first, account, 100, 20)
         spend(first, account, 100, None)  # killed before its end is known
     async with run_of(tmp_path, store, clock) as second:  # type: ignore[arg-type]
-        await second.close_former_holds()
+        await second.return_former_leases()
         assert (await bucket_of(store._store, name)).unleased == 500  # its segment is not in the store yet
         store.is_away = is_away
         assert await second.recorder.flush() is not is_away
-        await second.close_former_holds()
-        assert second.has_former_holds is is_away
+        await second.return_former_leases()
+        assert second.has_former_leases is is_away
         store.is_away = False
         await second.recorder.flush()
-        await second.close_former_holds()
-        assert not second.has_former_holds
+        await second.return_former_leases()
+        assert not second.has_former_leases
         assert (await bucket_of(store._store, name)).unleased == 880
-        assert await hold_of(store._store, name, first.holds.holder) == BudgetLeaseRow(120, 120, rows.CLOSED_SEQUENCE)
+        assert await hold_of(store._store, name, first.lease_file.holder) == BudgetLeaseRow(120, 120, rows.CLOSED_SEQUENCE)
         assert await spent_so_far(store._store, name) == 120  # and no hold is among the active counters
         assert {each.counter[:3] for each in await listed(store._store, [_today(clock)])} == {name}
     assert files(tmp_path / "journal") == []
@@ -98,10 +98,10 @@ async def test_what_is_left_aside_keeps_all_holds(tmp_path: Path) -> None:
         store.faults = ["rejected"]
         assert await second.recorder.flush()
         assert second.recorder.sender.left
-        await second.close_former_holds()
+        await second.return_former_leases()
         assert (await bucket_of(store._store, name)).unleased == 500
         await second.finish()
-    assert files(tmp_path / "journal") == [f"holds-{first.holds.holder}"]
+    assert files(tmp_path / "journal") == [f"holds-{first.lease_file.holder}"]
 
 
 async def test_a_damaged_journal_keeps_its_holds_for_good(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -121,9 +121,9 @@ async def test_a_damaged_journal_keeps_its_holds_for_good(tmp_path: Path, caplog
         for _ in range(2):  # the second finds a journal in which nothing is wrong
             async with run_of(folder, store, clock) as later:
                 assert await later.recorder.flush()
-                await later.close_former_holds()
+                await later.return_former_leases()
         assert (await bucket_of(store, name)).unleased == (500 if is_damaged else 950)
-        assert files(folder / "journal") == ([f"kept-holds-{first.holds.holder}"] if is_damaged else [])
+        assert files(folder / "journal") == ([f"kept-holds-{first.lease_file.holder}"] if is_damaged else [])
         assert ("has lost lines" in caplog.text) is is_damaged
 
 
@@ -154,7 +154,7 @@ async def test_a_stop_gives_back_what_is_left_if_all_is_known(
         await only.finish()
         left = 980 if not trouble else 500
         assert (await bucket_of(store._store, name)).unleased == left
-        assert files(tmp_path / "journal") == ([f"holds-{only.holds.holder}"] if trouble else [])
+        assert files(tmp_path / "journal") == ([f"holds-{only.lease_file.holder}"] if trouble else [])
 
 
 async def test_a_stop_without_an_answer_leaves_it_to_the_next_start(
@@ -168,7 +168,7 @@ async def test_a_stop_without_an_answer_leaves_it_to_the_next_start(
         await only.finish()
     assert "at the next start" in caplog.text
     async with run_of(tmp_path, store, clock) as later:  # type: ignore[arg-type]
-        await later.close_former_holds()
+        await later.return_former_leases()
     assert (await bucket_of(store._store, name)).unleased == 1000
 
 

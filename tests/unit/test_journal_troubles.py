@@ -19,7 +19,7 @@ from price_keeper.errors import RecordingUnavailable, JournalUnusable
 from price_keeper.model import Scope
 from price_keeper.recording import composed, journal
 from price_keeper.recording.aggregator import Aggregator, total_key
-from price_keeper.recording.composed import opened_recording
+from price_keeper.recording.composed import open_recording
 from price_keeper.recording.entries import ChargedCounters, Counter, UsageCounts, Intent, Receipt
 from price_keeper.recording.folder import lock_folder
 from price_keeper.recording.leftovers import recover
@@ -137,7 +137,7 @@ async def test_who_ends_while_the_disk_is_slow_waits_for_it_and_has_no_trouble(
                 loop.call_later(0.2, gate.set)
             await super().transact(writes, token=token)
 
-    async with opened_recording(config_of(tmp_path), cast(Any, Slow(exact_store)), ManualClock()) as running:
+    async with open_recording(config_of(tmp_path), cast(Any, Slow(exact_store)), ManualClock()) as running:
         journalled = running.recorder.journal
         account = ChargedCounters.from_counters([Counter(Scope(str(uuid4())).key, "premium", "DAY#20261118", 8)])
         journalled.record(journalled.write_intent(Intent(account, 1, 1, 1, 0)), Receipt(UsageCounts(1, pico=5)))
@@ -217,7 +217,7 @@ async def test_whatever_keeps_a_journal_from_being_read_is_told_as_such(
 
     monkeypatch.setattr(composed, "recover", fails)
     with pytest.raises(JournalUnusable, match="cannot be read"):
-        async with opened_recording(config_of(tmp_path), exact_store, ManualClock()):
+        async with open_recording(config_of(tmp_path), exact_store, ManualClock()):
             pass
 
 

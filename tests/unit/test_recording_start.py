@@ -15,7 +15,7 @@ from price_keeper.config import Config
 from price_keeper.errors import JournalFull, JournalUnusable
 from price_keeper.recording import segment
 from price_keeper.recording.beginning import begin_journal
-from price_keeper.recording.composed import opened_recording
+from price_keeper.recording.composed import open_recording
 from price_keeper.recording.entries import UsageCounts, Receipt
 from price_keeper.recording.journal import SealedSegment
 from price_keeper.recording.leftovers import recover
@@ -62,10 +62,10 @@ async def test_what_is_left_over_makes_the_room_for_a_start(
     rec = await left_by_a_killed_process(tmp_path, exact_store)
     before = rec.segments()
     monkeypatch.setattr(os, "pwrite", a_disk_of(lambda: not all(path.exists() for path in before[files_with_room:])))
-    async with opened_recording(config_of(tmp_path), rec.store, ManualClock()) as started:
+    async with open_recording(config_of(tmp_path), rec.store, ManualClock()) as started:
         monkeypatch.setattr(os, "pwrite", PWRITE)
         assert started.recorder.sender.sent >= 1
-        assert all(sealed.has_seal for sealed in started.leftovers.sealed)
+        assert all(sealed.has_seal for sealed in started.recovered.sealed)
         assert await started.recorder.flush()
         assert await rec.counted() == (3, 214)
         await started.finish()
@@ -78,18 +78,18 @@ async def test_without_room_and_store_a_start_says_what_is_missing(
     rec.store.is_away = True
     monkeypatch.setattr(os, "pwrite", a_disk_of(lambda: False))
     with pytest.raises(JournalFull, match=r"No space left on device; .* cannot be flushed to make room: away"):
-        async with opened_recording(config_of(tmp_path / "journal"), rec.store, ManualClock()):
+        async with open_recording(config_of(tmp_path / "journal"), rec.store, ManualClock()):
             pass
     with pytest.raises(JournalFull, match=r"cannot write to the journal in .*: No space left on device"):
-        async with opened_recording(config_of(tmp_path / "new"), rec.store, ManualClock()):
+        async with open_recording(config_of(tmp_path / "new"), rec.store, ManualClock()):
             pass
     monkeypatch.setattr(os, "pwrite", a_disk_of(lambda: False, errno.EIO))
     rec.store.is_away = False
     with pytest.raises(JournalUnusable, match="Input/output error"):  # no flush would mend that
-        async with opened_recording(config_of(tmp_path / "journal"), rec.store, ManualClock()):
+        async with open_recording(config_of(tmp_path / "journal"), rec.store, ManualClock()):
             pass
     monkeypatch.setattr(os, "pwrite", PWRITE)
-    async with opened_recording(config_of(tmp_path / "journal"), rec.store, ManualClock()) as started:
+    async with open_recording(config_of(tmp_path / "journal"), rec.store, ManualClock()) as started:
         assert await started.recorder.flush()
         assert await rec.counted() == (3, 214)
 
@@ -115,7 +115,7 @@ async def test_none_goes_before_one_that_could_not_be_sealed(
     rec.store.faults = ["rejected"]
     monkeypatch.setattr(os, "pwrite", a_disk_of(lambda: False))
     with pytest.raises(JournalFull, match=r"has no room to seal segment .*: never"):
-        async with opened_recording(config_of(tmp_path), rec.store, ManualClock()):
+        async with open_recording(config_of(tmp_path), rec.store, ManualClock()):
             pass
     assert len(rec.segments()) == 2
     for sealed in recover(tmp_path).sealed:  # as a replay does it
@@ -128,7 +128,7 @@ async def test_what_the_disk_refused_is_tried_a_last_time_at_the_end(
 ) -> None:
     monkeypatch.setattr(segment, "MAX_ROOM_BYTES", 0)
     async with (
-        opened_recording(config_of(tmp_path), exact_store, ManualClock()) as started,
+        open_recording(config_of(tmp_path), exact_store, ManualClock()) as started,
         recording(tmp_path / "other", exact_store) as rec,
     ):
         rec.recorder = started.recorder

@@ -31,9 +31,9 @@ from price_keeper.stores.contract import Store
 from price_keeper.tasks import Tasks
 from price_keeper.telemetry import Samples, MetricsRegistry
 
-LAST_FLUSH_SECONDS = 5.0  # of what Kubernetes leaves after the calls under way have ended
-LAST_CLOSING_SECONDS = 2.0
-CLOSING_SECONDS = 5.0  # between two tries to give back what runs that are no more held of hard budgets
+LAST_FLUSH_TIMEOUT_SECONDS = 5.0  # of what Kubernetes leaves after the calls under way have ended
+LAST_RETURN_TIMEOUT_SECONDS = 2.0
+LEASE_RETURN_INTERVAL_SECONDS = 5.0  # between two tries to give back what runs that are no more held of hard budgets
 ORPHANS_INTERVAL_SECONDS = 5.0  # between two looks for journals of workers that are no more
 AGGREGATE_JITTER = 0.2  # so that a fleet started at once does not read all shards at once
 
@@ -43,13 +43,13 @@ _log = logging.getLogger("price_keeper.recording")
 @dataclass(slots=True)
 class Recording:
     recorder: Recorder
-    leftovers: RecoveredJournal
+    recovered: RecoveredJournal
     aggregator: Aggregator
-    holds: BudgetLeaseFile  # of hard budgets, by this run
+    lease_file: BudgetLeaseFile  # of hard budgets, by this run
     store: Store
     clock: Clock
     folder: Path
-    has_former_holds: bool = True
+    has_former_leases: bool = True
     orphans: OrphanedJournals | None = None
     _orphans_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -58,7 +58,7 @@ class Recording:
         tasks.start("flush", self.recorder.keep_flushing)
         tasks.run_every("journal to disk", config.journal.fsync_interval_ms / 1000, self.recorder.keep_on_disk)
         tasks.run_every("totals", config.aggregator.interval_secs, self.aggregator.run, jitter=AGGREGATE_JITTER)
-        tasks.run_every("holds of former runs", CLOSING_SECONDS, self.close_former_holds, jitter=AGGREGATE_JITTER)
+        tasks.run_every("holds of former runs", LEASE_RETURN_INTERVAL_SECONDS, self.return_former_leases, jitter=AGGREGATE_JITTER)
         if self.orphans is not None:
             tasks.run_every("journals of former workers", ORPHANS_INTERVAL_SECONDS, self.adopt_orphans, jitter=AGGREGATE_JITTER)
 
@@ -80,48 +80,48 @@ class Recording:
             if not self.recorder.waits_in(folder):
                 await orphans.finish_folder(folder, self.store, self.clock)
 
-    async def close_former_holds(self) -> None:
+    async def return_former_leases(self) -> None:
         """As soon as all that was spent of them is in the store; once."""
-        if not self.has_former_holds or self.recorder.has_leftovers:
+        if not self.has_former_leases or self.recorder.has_leftovers:
             return
         try:
-            back = await release_former_leases(self.store, self.clock, self.folder, self.holds.holder)
+            returned_pico = await release_former_leases(self.store, self.clock, self.folder, self.lease_file.holder)
         except (StoreError, OSError) as failure:
             _log.warning("what former runs held of hard budgets is not given back yet: %s", failure)
             return
-        self.has_former_holds = False
-        if back:
-            _log.info("%.6f USD of hard budgets that former runs held are given back", back / PICO_PER_USD)
+        self.has_former_leases = False
+        if returned_pico:
+            _log.info("%.6f USD of hard budgets that former runs held are given back", returned_pico / PICO_PER_USD)
 
     async def finish(self) -> None:
         """What is recorded goes to the store if that can be had; if not, it waits for the next start. No call can begin
         any more when what was held for calls goes back."""
         self.recorder.journal.retry_unwritten()  # else it would be estimated then
         try:
-            async with asyncio.timeout(LAST_FLUSH_SECONDS):
+            async with asyncio.timeout(LAST_FLUSH_TIMEOUT_SECONDS):
                 await self.recorder.flush()
         except TimeoutError:
             _log.warning("the last flush takes too long; what is recorded waits in the journal for the next start")
         await self.recorder.close()
         if self.recorder.is_all_in:
-            await self._close_holds()
+            await self._return_leases()
 
-    async def _close_holds(self) -> None:
+    async def _return_leases(self) -> None:
         try:
-            async with asyncio.timeout(LAST_CLOSING_SECONDS):
-                await self.close_former_holds()  # where this run was too short for it
+            async with asyncio.timeout(LAST_RETURN_TIMEOUT_SECONDS):
+                await self.return_former_leases()  # where this run was too short for it
                 if self.orphans is not None:
                     async with self._orphans_lock:
                         await self._finish_orphans(self.orphans)
-                await self.holds.release(self.store, self.clock)
+                await self.lease_file.release(self.store, self.clock)
         except (StoreError, OSError, TimeoutError) as failure:
             why = str(failure) or "no answer"
             _log.warning("what is held of hard budgets is given back at the next start: %s", why)
 
     def add_to(self, telemetry: MetricsRegistry) -> None:
-        recorder, left, aggregator = self.recorder, self.leftovers, self.aggregator
+        recorder, recovered, aggregator = self.recorder, self.recovered, self.aggregator
 
-        add_recorded(telemetry, recorder.journal)
+        add_usage_metrics(telemetry, recorder.journal)
         telemetry.add(metrics.CALLS_OPEN, lambda: recorder.journal.open_calls)
         telemetry.add(metrics.UNFLUSHED_USD, lambda: recorder.unflushed_pico / PICO_PER_USD)
         telemetry.add(metrics.UNFLUSHED_LIMIT_USD, lambda: recorder.limit_pico / PICO_PER_USD)
@@ -129,8 +129,8 @@ class Recording:
         telemetry.add(metrics.STORE_TROUBLE, lambda: bool(recorder.store_trouble))
         telemetry.add(metrics.JOURNAL_TROUBLE, lambda: bool(recorder.journal.trouble))
         telemetry.add(metrics.JOURNAL_SEGMENTS_WAITING, lambda: recorder.waiting_segments)
-        telemetry.add(metrics.JOURNAL_TORN_LINES, lambda: left.corrupt_lines)
-        telemetry.add(metrics.JOURNAL_LOST_CALLS, lambda: left.estimated_calls)
+        telemetry.add(metrics.JOURNAL_TORN_LINES, lambda: recovered.corrupt_lines)
+        telemetry.add(metrics.JOURNAL_LOST_CALLS, lambda: recovered.estimated_calls)
         telemetry.add(metrics.FLUSHES, lambda: recorder.sender.sent)
         telemetry.add(metrics.FLUSH_REPEATS, lambda: recorder.sender.repeats)
         telemetry.add(metrics.FLUSH_REJECTS, lambda: len(recorder.sender.refused))
@@ -139,13 +139,13 @@ class Recording:
         telemetry.add(metrics.TOTALS_AGE_SECONDS, lambda: self.clock.monotonic() - aggregator.done_at)
 
 
-_Part = Callable[[UsageCounts], float]
+_CountGetter = Callable[[UsageCounts], float]
 
-_REQUESTS: Mapping[str, _Part] = {
+_REQUESTS: Mapping[str, _CountGetter] = {
     "false": lambda counts: counts.requests - counts.estimated_requests,
     "true": lambda counts: counts.estimated_requests,
 }
-_TOKENS: Mapping[str, _Part] = {
+_TOKENS: Mapping[str, _CountGetter] = {
     "input": lambda counts: counts.input_tokens,
     "output": lambda counts: counts.output_tokens,
     "cache_read": lambda counts: counts.cache_read_tokens,
@@ -154,13 +154,13 @@ _TOKENS: Mapping[str, _Part] = {
 }
 
 
-def add_recorded(telemetry: MetricsRegistry, journal: Journal) -> None:
-    def told(kind: str, parts: Mapping[str, _Part]) -> Samples:
+def add_usage_metrics(telemetry: MetricsRegistry, journal: Journal) -> None:
+    def build_samples(kind: str, parts: Mapping[str, _CountGetter]) -> Samples:
         by_label = journal.recorded_by_label.items()
         return [({"label": label, kind: name}, of(counts)) for label, counts in by_label for name, of in parts.items()]
 
-    telemetry.add(metrics.RECORDED_REQUESTS, lambda: told("estimated", _REQUESTS))
-    telemetry.add(metrics.TOKENS, lambda: told("type", _TOKENS))
+    telemetry.add(metrics.RECORDED_REQUESTS, lambda: build_samples("estimated", _REQUESTS))
+    telemetry.add(metrics.TOKENS, lambda: build_samples("type", _TOKENS))
     telemetry.add(
         metrics.RECORDED_USD,
         lambda: [({"label": label}, counts.pico / PICO_PER_USD) for label, counts in journal.recorded_by_label.items()],
@@ -169,29 +169,29 @@ def add_recorded(telemetry: MetricsRegistry, journal: Journal) -> None:
 
 
 @asynccontextmanager
-async def opened_recording(
+async def open_recording(
     config: Config, store: Store, clock: Clock, orphans: OrphanedJournals | None = None
 ) -> AsyncIterator[Recording]:
     """What is adopted at once goes first, and counts as what this process has spent itself. Raises JournalInUse and
     JournalUnusable."""
     folder = Path(config.journal.dir)
-    with ExitStack() as held:
-        held.enter_context(lock_folder(folder))
+    with ExitStack() as locks:
+        locks.enter_context(lock_folder(folder))
         try:
-            left = await asyncio.to_thread(recover, folder)
+            recovered = await asyncio.to_thread(recover, folder)
         except (ArithmeticError, LookupError, OSError, TypeError, ValueError) as failure:
             raise JournalUnusable(f"the journal in {folder} cannot be read: {failure}") from None
         if orphans is not None:
-            held.callback(orphans.close)
+            locks.callback(orphans.close)
             await asyncio.to_thread(adoption.find)
             for each in adoption.take():
-                left.add_losses(each)
-                left.sealed[:0] = each.sealed
-        ulids, sender = Ulids(clock.now, os.urandom, left.newest_ulid), Sender(store, clock)
-        journal = await begin_journal(folder, left, sender, lambda: Journal(folder, ulids, (*config.labels, *PSEUDO_LABELS)))
+                recovered.add_losses(each)
+                recovered.sealed[:0] = each.sealed
+        ulids, sender = Ulids(clock.now, os.urandom, recovered.newest_ulid), Sender(store, clock)
+        journal = await begin_journal(folder, recovered, sender, lambda: Journal(folder, ulids, (*config.labels, *PSEUDO_LABELS)))
         recorder = Recorder(
             journal,
-            left.sealed,
+            recovered.sealed,
             sender,
             clock,
             Pace(config.journal.flush_interval_secs, config.journal.flush_interval_max_secs),
@@ -199,4 +199,4 @@ async def opened_recording(
             refuses_without_store=config.on_store_down == "refuse",
         )
         aggregator = Aggregator(store, clock, config.aggregator.interval_secs)
-        yield Recording(recorder, left, aggregator, BudgetLeaseFile(folder, ulids.new()), store, clock, folder, orphans=orphans)
+        yield Recording(recorder, recovered, aggregator, BudgetLeaseFile(folder, ulids.new()), store, clock, folder, orphans=orphans)
