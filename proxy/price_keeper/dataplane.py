@@ -41,7 +41,7 @@ from price_keeper.metering.price_updates import PriceTables
 from price_keeper.metering.profiles import ResolvedProfile, InferenceProfile
 from price_keeper.model import ResolvedLabel
 from price_keeper.provider_chain import RENEW_INTERVAL_SECONDS
-from price_keeper.recording.aggregator import spent_so_far
+from price_keeper.recording.aggregator import read_spent_pico
 from price_keeper.recording.composed import Recording
 from price_keeper.recording.metering import MeterFactory
 from price_keeper.recording.recorder import Recorder
@@ -181,7 +181,7 @@ def build_hard_budgets(
     forwarder: Forwarder,
 ) -> HardBudgets:
     """What is held is given back when the recording is finished."""
-    leases = BudgetLeases(store, clock, tasks, recording.lease_file, partial(spent_so_far, store))
+    leases = BudgetLeases(store, clock, tasks, recording.lease_file, partial(read_spent_pico, store))
     leases.start()
     budgets.on_spent_elsewhere = lambda counter: leases.note_spend_elsewhere(HardBudgetKey(*counter[:3]))
     return HardBudgets(config, leases, price_tables, TokenCounter(forwarder))

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from price_keeper.recording.aggregator import sum_of_shards
+from price_keeper.recording.aggregator import sum_shards
 from price_keeper.recording.entries import PICO_PER_MICRO, Counter, UsageCounts
 from price_keeper.stores.contract import Store
 from price_keeper.stores.dynamodb import DynamoStore
@@ -65,7 +65,7 @@ async def _counted(lineup: Lineup, engines: Engines) -> dict[str, UsageCounts]:
         store = await opened.open()
     try:
         day = time.strftime("DAY#%Y%m%d", time.gmtime())
-        sums = {label: await sum_of_shards(store, Counter(SCOPE.key, label, day, 8)) for label in MODELS}
+        sums = {label: await sum_shards(store, Counter(SCOPE.key, label, day, 8)) for label in MODELS}
     finally:
         await store.close()
     return {label: _counts(each) for label, each in sums.items()}

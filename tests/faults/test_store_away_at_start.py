@@ -19,7 +19,7 @@ from price_keeper.auth.tokens import TokenService
 from price_keeper.calendar_days import Period, load_zone, find_span
 from price_keeper.clock import SystemClock
 from price_keeper.model import Scope
-from price_keeper.recording.aggregator import sum_of_shards
+from price_keeper.recording.aggregator import sum_shards
 from price_keeper.recording.entries import PICO_PER_MICRO, Counter
 from price_keeper.selection.notebook import SnapshotFile
 from price_keeper.selection.notes import BudgetSnapshot
@@ -164,7 +164,7 @@ async def _counted(engines: Engines, folder: Path, tenants: Tenants) -> tuple[in
     """Calls: under the hard budget, of the org whose apps share one, and of those apps."""
 
     async def of(scope: Scope) -> int:
-        found = await sum_of_shards(store, Counter(scope.key, "premium", tenants.day, 8))
+        found = await sum_shards(store, Counter(scope.key, "premium", tenants.day, 8))
         assert found["cost_usd_micros"] * PICO_PER_MICRO >= 0
         return int(found["requests"])
 

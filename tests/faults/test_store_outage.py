@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from price_keeper.recording.aggregator import sum_of_shards
+from price_keeper.recording.aggregator import sum_shards
 from price_keeper.recording.entries import PICO_PER_MICRO, Counter
 from price_keeper.stores.dynamodb import DynamoStore
 
@@ -81,7 +81,7 @@ def _counted(endpoint: str) -> tuple[int, int]:
         ).open()
         day = time.strftime("DAY#%Y%m%d", time.gmtime())
         try:
-            sums = [await sum_of_shards(store, Counter(SCOPE.key, label, day, 8)) for label in MODELS]
+            sums = [await sum_shards(store, Counter(SCOPE.key, label, day, 8)) for label in MODELS]
         finally:
             await store.close()
         requests = sum(int(each["requests"]) for each in sums)

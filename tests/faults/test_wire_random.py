@@ -19,7 +19,7 @@ from typing import Any
 
 from price_keeper.forwarding import upstream
 from price_keeper.hard.rows import HardBudgetKey
-from price_keeper.recording.aggregator import sum_of_shards
+from price_keeper.recording.aggregator import sum_shards
 from price_keeper.recording.entries import PICO_PER_MICRO, Counter, Receipt
 from price_keeper.stores.contract import Store
 from price_keeper.stores.dynamodb import MAX_CONNECTIONS
@@ -186,7 +186,7 @@ def in_doubt(injected: Tally[str]) -> int:
 
 async def the_store_says_the_same(run: Run, store: Store) -> None:
     for label, name in run.names.items():
-        sums = await sum_of_shards(store, Counter(*name, 8))
+        sums = await sum_shards(store, Counter(*name, 8))
         pico = int(sums["cost_usd_micros"] * PICO_PER_MICRO)
         sealed = [
             counts

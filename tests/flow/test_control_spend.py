@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from price_keeper.errors import StoreUnavailable
 from price_keeper.model import Caller, Scope, build_client_id
-from price_keeper.recording.aggregator import sum_of_shards
+from price_keeper.recording.aggregator import sum_shards
 from price_keeper.recording.entries import Counter
 from price_keeper.recording.submitted import OLDEST_SECONDS
 from price_keeper.stores.contract import Store
@@ -41,7 +41,7 @@ async def api(tmp_path: Path) -> AsyncIterator[Rig]:
 
 async def counted(store: Store, scope: Scope, label: str = "premium", period: str = "DAY#20261118") -> tuple[int, int]:
     """Requests and micro-dollars."""
-    sums = await sum_of_shards(store, Counter(scope.key, label, period, 8))
+    sums = await sum_shards(store, Counter(scope.key, label, period, 8))
     return int(sums["requests"]), int(sums["cost_usd_micros"])
 
 

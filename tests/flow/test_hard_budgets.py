@@ -17,7 +17,7 @@ import pytest
 from price_keeper.config import Config
 from price_keeper.hard.rows import HardBudgetBucket, BudgetLeaseRow, HardBudgetKey
 from price_keeper.model import Scope
-from price_keeper.recording.aggregator import spent_so_far
+from price_keeper.recording.aggregator import read_spent_pico
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Put, Value, iterate_rows
 
@@ -69,7 +69,7 @@ async def in_store(port: DataPort, label: str = "premium") -> tuple[HardBudgetBu
 
 async def true_spend(port: DataPort, label: str = "premium") -> int:
     await port.recording.recorder.flush()
-    return await spent_so_far(port.store, await name_of(port, label))
+    return await read_spent_pico(port.store, await name_of(port, label))
 
 
 async def test_until_the_worst_case_fits_no_more(tmp_path: Path) -> None:

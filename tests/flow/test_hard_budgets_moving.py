@@ -21,7 +21,7 @@ from price_keeper.hard.rows import HardBudgetBucket, BudgetLeaseRow, HardBudgetK
 from price_keeper.metering.price_updates import PriceTables
 from price_keeper.metering.pricing import PriceTable, build_price_table
 from price_keeper.model import Scope
-from price_keeper.recording.aggregator import spent_so_far
+from price_keeper.recording.aggregator import read_spent_pico
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Put, Store, Value, iterate_rows
 
@@ -65,7 +65,7 @@ class Budget:
 async def budget_of(store: Store, day: str) -> Budget:
     name = HardBudgetKey(Scope(ORG, APP).key, "premium", day)
     holds = [BudgetLeaseRow.from_item(row.item) async for row in iterate_rows(store, name.lease_query)]
-    found = Budget(HardBudgetBucket.from_item(await store.get(name.bucket_key) or {}), holds, await spent_so_far(store, name))
+    found = Budget(HardBudgetBucket.from_item(await store.get(name.bucket_key) or {}), holds, await read_spent_pico(store, name))
     found.check()
     return found
 

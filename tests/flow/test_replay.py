@@ -16,7 +16,7 @@ from contextlib import closing
 from pathlib import Path
 
 import yaml
-from price_keeper.recording.aggregator import sum_of_shards
+from price_keeper.recording.aggregator import sum_shards
 from price_keeper.recording.entries import Counter
 from price_keeper.stores.sqlite import SqliteStore
 from price_keeper.telemetry import ALL_METRICS
@@ -42,7 +42,7 @@ def counted(file: Path) -> int:
         try:
             day = time.strftime("DAY#%Y%m%d", time.gmtime())
             counter = Counter(f"ORG#{ORG}#APP#demo", "premium", day, 8)
-            return int((await sum_of_shards(store, counter))["requests"])
+            return int((await sum_shards(store, counter))["requests"])
         finally:
             await store.close()
 

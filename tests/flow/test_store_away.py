@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 from price_keeper.config.keys import JournalConfig
-from price_keeper.recording.aggregator import sum_of_shards
+from price_keeper.recording.aggregator import sum_shards
 from price_keeper.recording.entries import PICO_PER_MICRO
 
 from tests.support.commands import ROOT, SECONDS, Sidecar, sidecar
@@ -51,7 +51,7 @@ async def load(port: DataPort, count: int = 40, clients: int = 4) -> None:
 async def spent(port: DataPort, store: Faulty) -> tuple[int, int]:
     """Requests and pico-dollars in the store."""
     (counter,) = port.counters()
-    sums = await sum_of_shards(store._store, counter)
+    sums = await sum_shards(store._store, counter)
     return int(sums["requests"]), int(sums["cost_usd_micros"] * PICO_PER_MICRO)
 
 
@@ -132,7 +132,7 @@ async def test_renamed_store_file_moved_back_has_all_that_waited(tmp_path: Path)
         assert await recorder.flush()
         assert recorder.unflushed_pico == 0
         (counter,) = port.counters()
-        sums = await sum_of_shards(port.store, counter)
+        sums = await sum_shards(port.store, counter)
         assert (sums["requests"], sums["cost_usd_micros"] * PICO_PER_MICRO) == used(port)
         assert used(port)[0] == 16
 

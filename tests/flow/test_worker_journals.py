@@ -10,7 +10,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from price_keeper.recording.aggregator import sum_of_shards
+from price_keeper.recording.aggregator import sum_shards
 from price_keeper.recording.entries import Counter
 from price_keeper.stores.sqlite import SqliteStore
 
@@ -34,7 +34,7 @@ def requests_in(lineup: Lineup) -> int:
         store = await SqliteStore(lineup.folder / "price-keeper.db", time.time).open()
         try:
             day = time.strftime("DAY#%Y%m%d", time.gmtime())
-            return int((await sum_of_shards(store, Counter(SCOPE.key, "premium", day, 8)))["requests"])
+            return int((await sum_shards(store, Counter(SCOPE.key, "premium", day, 8)))["requests"])
         finally:
             await store.close()
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from price_keeper.errors import CancellationReason, ReasonCode, StoreError, StoreUnavailable, StoreThrottled, TransactionFailed
 from price_keeper.model import Scope
-from price_keeper.recording.aggregator import sum_of_shards
+from price_keeper.recording.aggregator import sum_shards
 from price_keeper.recording.entries import Counter, UsageCounts
 from price_keeper.recording.submitted import TOGETHER, Charged, NameTaken, Submission, Submissions
 from price_keeper.stores.contract import Write
@@ -59,7 +59,7 @@ def charged(number: int, tokens: int = 1, counters: Sequence[Counter] = COUNTERS
 
 
 async def requests_of(store: MemoryStore, counter: Counter = COUNTERS[0]) -> int:
-    return int((await sum_of_shards(store, counter)).get("requests", 0))
+    return int((await sum_shards(store, counter)).get("requests", 0))
 
 
 FAILURES = st.sampled_from(
@@ -102,7 +102,7 @@ async def _counts_once(batches: list[list[Charged]], failures: list[StoreError |
     assert len(news) == len(set(news)), "nobody else is told that he was the first"
     for counter in COUNTERS:
         wanted = [what.counts for what, counters in first.values() if counter in counters]
-        sums = await sum_of_shards(store, counter)
+        sums = await sum_shards(store, counter)
         assert int(sums.get("requests", 0)) == len(wanted)
         assert int(sums.get("input_tokens", 0)) == sum(each.input_tokens for each in wanted)
 

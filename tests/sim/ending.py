@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 from price_keeper.hard import holds, rows
 from price_keeper.limits.bucket import CONSUMED, MILLI, TOKENS
 from price_keeper.model import Caller, Scope
-from price_keeper.recording.aggregator import COUNTED, Aggregator, total_key
+from price_keeper.recording.aggregator import TOTAL_ATTRIBUTES, Aggregator, build_total_key
 from price_keeper.recording.entries import Counter
 from price_keeper.recording.flush import COST_ATTRIBUTE, to_pico
 from price_keeper.recording.leftovers import recover
@@ -117,9 +117,9 @@ class Ending:
         if self.world.has_clock_far_off:  # a total is taken for final an hour after its day
             return
         for name, flushed in self.truth.flushed.items():
-            key = total_key(Counter(*name, self.world.setup.shards))
+            key = build_total_key(Counter(*name, self.world.setup.shards))
             item: Any = self.world.store.items.get(key) or {}
-            is_same = to_pico(item.get(COST_ATTRIBUTE, 0)) == flushed.pico and item.get(COUNTED[0], 0) == flushed.requests
+            is_same = to_pico(item.get(COST_ATTRIBUTE, 0)) == flushed.pico and item.get(TOTAL_ATTRIBUTES[0], 0) == flushed.requests
             self.truth.check("totals are what was spent", is_same, name, item, flushed.pico)
 
     async def _agrees(self, life: Life) -> None:

@@ -198,7 +198,7 @@ MISTAKES = {
     "estimates in both of two segments": Mistake(leftovers.RecoveredSegment, "hand_calls_to", lambda *_: None, "journal", 10_012),
     "no estimates at all": Mistake(leftovers, "_estimate_and_seal", _without_estimates, "journal", 10_007),
     "calls under way that no segment carries on": Mistake(Journal, "_begin_segment", _without_carried, "journal", 10_007),
-    "a total without its condition": Mistake(aggregator, "_lowers_none", lambda _: _ANY, "soft", 20_067),
+    "a total without its condition": Mistake(aggregator, "_build_never_lower", lambda _: _ANY, "soft", 20_067),
     "sticky fallback without its condition": Mistake(sticky, "_build_forward_condition", lambda *_: _ANY, "sticky", 10_027),
     "sticky fallback on what is only under way": Mistake(
         BudgetState, "find_next_active", _on_what_is_under_way, "sticky", 10_004

@@ -15,7 +15,7 @@ from zoneinfo import ZoneInfo
 from price_keeper.calendar_days import PeriodSpan, parse_span_key
 from price_keeper.hard import rows
 from price_keeper.limits.bucket import CAPACITY, TOKENS
-from price_keeper.recording.aggregator import COUNTED
+from price_keeper.recording.aggregator import TOTAL_ATTRIBUTES
 from price_keeper.recording.entries import PICO_PER_MICRO, Intent, Receipt
 from price_keeper.recording.flush import COST_ATTRIBUTE, to_pico
 from price_keeper.recording.journal import Journal
@@ -235,7 +235,7 @@ class Truth:
     def changed(self, key: Key, was: Item | None, item: Item | None) -> None:
         if key.table == TOTALS and item is not None:
             name = name_of(key)
-            lower = [each for each in COUNTED if item.get(each, 0) < (was or {}).get(each, 0)]  # type: ignore[operator]
+            lower = [each for each in TOTAL_ATTRIBUTES if item.get(each, 0) < (was or {}).get(each, 0)]  # type: ignore[operator]
             self.check("totals only grow", not lower, key, lower)
             self.check("a total is no more than was spent", to_pico(cast(int, item[COST_ATTRIBUTE])) <= self.pico[name], key)
         elif key.table == STICKY and item is not None and was is not None and sticky.LABEL_ATTRIBUTE in was:

@@ -12,7 +12,7 @@ from decimal import Decimal
 
 from price_keeper.hard.rows import HardBudgetBucket, BudgetLeaseRow, HardBudgetKey
 from price_keeper.model import Scope
-from price_keeper.recording.aggregator import COUNTED, Listed, listed, spent_so_far, sum_of_shards, total_key
+from price_keeper.recording.aggregator import TOTAL_ATTRIBUTES, ActiveCounter, list_active_counters, read_spent_pico, sum_shards, build_total_key
 from price_keeper.recording.entries import PICO_PER_MICRO
 from price_keeper.stores.contract import Store, iterate_rows
 
@@ -40,9 +40,9 @@ async def compare_store(store: Store, db: sqlite3.Connection, told_usd_micros: D
     told_scope = Scope(TOLD.org, TOLD.name).key
     differ, apart, money, told = [], [], 0, 0
     for key, counter in counters.items():
-        shards = await sum_of_shards(store, counter)
-        total = await store.get(total_key(counter), consistent=True) or {}
-        if any(shards[name] != total.get(name, 0) for name in COUNTED):
+        shards = await sum_shards(store, counter)
+        total = await store.get(build_total_key(counter), consistent=True) or {}
+        if any(shards[name] != total.get(name, 0) for name in TOTAL_ATTRIBUTES):
             apart.append(key)
         found = Sum(
             int(shards["requests"]), int(shards["estimated_requests"]), int(shards["cost_usd_micros"] * PICO_PER_MICRO)
@@ -66,10 +66,10 @@ async def compare_store(store: Store, db: sqlite3.Connection, told_usd_micros: D
     verdict.holds("pico-dollars between usage told and its counters", "0", told - wanted, is_so=told == wanted)
 
 
-async def _active(store: Store) -> list[Listed]:
+async def _active(store: Store) -> list[ActiveCounter]:
     today = datetime.fromtimestamp(time.time(), UTC).date()
     days = [today + timedelta(days=offset) for offset in (-2, -1, 0, 1)]
-    return [each for each in await listed(store, days, consistent=True) if not each.counter.is_lease]
+    return [each for each in await list_active_counters(store, days, consistent=True) if not each.counter.is_lease]
 
 
 def _sums_of_journals(db: sqlite3.Connection) -> dict[Key, Sum]:
@@ -100,7 +100,7 @@ async def check_hard_budget(store: Store, served: Mapping[str, int], verdict: Ve
         name = HardBudgetKey(scope, label, period)
         item = await store.get(name.bucket_key, consistent=True)
         assert item is not None, f"there is no bucket of {name}"
-        bucket, spent, billed = HardBudgetBucket.from_item(item), await spent_so_far(store, name), served.get(label, 0)
+        bucket, spent, billed = HardBudgetBucket.from_item(item), await read_spent_pico(store, name), served.get(label, 0)
         holds = [BudgetLeaseRow.from_item(row.item) async for row in iterate_rows(store, name.lease_query)]
         verdict.figures[f"of the hard budget of {label} spent, %"] = round(100 * spent / bucket.quota, 3)
         verdict.figures[f"of the hard budget of {label} served, %"] = round(100 * billed / bucket.quota, 3)

@@ -19,7 +19,7 @@ from typing import Any
 
 import boto3
 import yaml
-from price_keeper.recording.aggregator import summed
+from price_keeper.recording.aggregator import sum_items
 from price_keeper.recording.entries import PICO_PER_MICRO, UsageCounts
 from price_keeper.stores import sqlite_codec
 from price_keeper.stores.cloudformation import build_attribute_definitions, build_key_schema
@@ -94,7 +94,7 @@ def counted(file: Path) -> dict[str, UsageCounts]:
             scope, _, rest = pk.partition("#LABEL#")
             if scope == SCOPE.key:
                 items.setdefault(rest.partition("#")[0], []).append(sqlite_codec.decode_item(item))
-    return {label: _counts(summed(found)) for label, found in items.items()}
+    return {label: _counts(sum_items(found)) for label, found in items.items()}
 
 
 def _counts(sums: dict[str, Any]) -> UsageCounts:

@@ -10,7 +10,7 @@ from zoneinfo import ZoneInfo
 from price_keeper.calendar_days import Period, find_span
 from price_keeper.hard.rows import HardBudgetBucket, BudgetLeaseRow, HardBudgetKey
 from price_keeper.model import Scope
-from price_keeper.recording.aggregator import spent_so_far, sum_of_shards
+from price_keeper.recording.aggregator import read_spent_pico, sum_shards
 from price_keeper.recording.entries import Counter
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Put, Store, Value, iterate_rows
@@ -68,6 +68,6 @@ async def as_stored(store: Store, name: HardBudgetKey) -> Stored:
     bucket = None
     while bucket != (bucket := HardBudgetBucket.from_item(await store.get(name.bucket_key, consistent=True) or {})):  # so nothing moves
         rows = [row async for row in iterate_rows(store, name.lease_query)]
-    counted = await sum_of_shards(store, Counter(*name, max(schema.SHARD_COUNTS)))
+    counted = await sum_shards(store, Counter(*name, max(schema.SHARD_COUNTS)))
     holds = {row.key.sk.rpartition("#")[2]: BudgetLeaseRow.from_item(row.item) for row in rows}
-    return Stored(bucket, holds, await spent_so_far(store, name), int(counted["estimated_requests"]))
+    return Stored(bucket, holds, await read_spent_pico(store, name), int(counted["estimated_requests"]))

@@ -19,7 +19,7 @@ from price_keeper.hard.holds import BudgetLeaseFile, release_former_leases
 from price_keeper.hard.purse import CostReservation
 from price_keeper.hard.purses import BudgetLeases
 from price_keeper.hard.rows import HardBudgetBucket, BudgetLeaseRow, HardBudgetKey
-from price_keeper.recording.aggregator import Aggregator, spent_so_far
+from price_keeper.recording.aggregator import Aggregator, read_spent_pico
 from price_keeper.recording.composed import Recording
 from price_keeper.recording.entries import ChargedCounters, Counter, UsageCounts, Intent, Receipt
 from price_keeper.recording.flush import build_addition
@@ -91,7 +91,7 @@ class World:
             assert hold.leased == hold.used == self.truth[holder]
         if bucket is not None:
             assert bucket.unleased == bucket.quota - bucket.spent_without_lease - sum(self.truth.values())
-            assert await spent_so_far(cast(Store, self.store), NAME) == sum(self.truth.values()) + self.foreign
+            assert await read_spent_pico(cast(Store, self.store), NAME) == sum(self.truth.values()) + self.foreign
 
 
 class Wire:
@@ -195,7 +195,7 @@ class Sidecar:
         aggregator = Aggregator(self.store, self.clock, 60)
         self.recording = Recording(recorder, left, aggregator, holds, self.store, self.clock, self.folder)
         self.tasks = Tasks(self.clock)
-        self.purses = BudgetLeases(self.store, self.clock, self.tasks, holds, partial(spent_so_far, self.store))
+        self.purses = BudgetLeases(self.store, self.clock, self.tasks, holds, partial(read_spent_pico, self.store))
         self.settings = self.world.quota, self.world.version
         counters = [Counter(*NAME, 8), Counter.for_lease(NAME.scope, NAME.label, holds.holder, NAME.period, 8)]
         self.account = ChargedCounters.from_counters(counters)

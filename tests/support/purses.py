@@ -11,7 +11,7 @@ from typing import cast
 from price_keeper.hard.holds import BudgetLeaseFile
 from price_keeper.hard.purse import CostReservation, BudgetLease
 from price_keeper.hard.purses import BudgetLeases
-from price_keeper.recording.aggregator import spent_so_far
+from price_keeper.recording.aggregator import read_spent_pico
 from price_keeper.stores.contract import Store
 from price_keeper.tasks import Tasks
 
@@ -28,7 +28,7 @@ async def processes(world: World, number: int) -> AsyncIterator[list[tuple[Budge
         for _ in range(number):
             wire = Wire(world)
             store, holds = cast(Store, wire), BudgetLeaseFile(world.folder, ulids.new())
-            made.append((BudgetLeases(store, world.clock, tasks, holds, partial(spent_so_far, store)), wire))
+            made.append((BudgetLeases(store, world.clock, tasks, holds, partial(read_spent_pico, store)), wire))
         yield made
 
 

@@ -13,7 +13,7 @@ from uuid import uuid4
 from price_keeper.clock import Clock
 from price_keeper.errors import CancellationReason, ReasonCode, InvalidStoreRequest, StoreUnavailable, TransactionFailed
 from price_keeper.model import Scope
-from price_keeper.recording.aggregator import sum_of_shards
+from price_keeper.recording.aggregator import sum_shards
 from price_keeper.recording.entries import PICO_PER_MICRO, ChargedCounters, Counter, UsageCounts, Intent, Receipt
 from price_keeper.recording.folder import lock_folder
 from price_keeper.recording.journal import Journal
@@ -83,7 +83,7 @@ class Recording:
 
     async def counted(self, counter: Counter | None = None) -> tuple[int, int]:
         """Requests and pico-dollars that are in the store."""
-        sums = await sum_of_shards(self.store._store, counter or self.counter())
+        sums = await sum_shards(self.store._store, counter or self.counter())
         pico = sums["cost_usd_micros"] * PICO_PER_MICRO
         assert pico == int(pico)
         return int(sums["requests"]), int(pico)

@@ -21,7 +21,7 @@ from unittest import mock
 from price_keeper.config import Config
 from price_keeper.errors import StoreError, StoreUnavailable
 from price_keeper.model import Caller
-from price_keeper.recording.aggregator import STAMP, Aggregator
+from price_keeper.recording.aggregator import AS_OF_ATTRIBUTE, Aggregator
 from price_keeper.recording.composed import AGGREGATE_JITTER
 from price_keeper.recording.entries import PICO_PER_MICRO, ChargedCounters, UsageCounts, Intent, Receipt
 from price_keeper.recording.flush import COST_ATTRIBUTE, to_pico
@@ -216,7 +216,7 @@ class Line:
         if not history:
             return None
         item = history[len(history) // 2 if self.is_behind else -1]
-        stamp = float(cast(Decimal, item[STAMP]))
+        stamp = float(cast(Decimal, item[AS_OF_ATTRIBUTE]))
         self.ages.append((self._clock.monotonic(), self._clock.now() - stamp))
         return item
 

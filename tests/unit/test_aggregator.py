@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from price_keeper.errors import StoreUnavailable
 from price_keeper.recording import aggregator as module
-from price_keeper.recording.aggregator import STAMP, Aggregator, sum_of_shards, total_key
+from price_keeper.recording.aggregator import AS_OF_ATTRIBUTE, Aggregator, sum_shards, build_total_key
 from price_keeper.recording.entries import PICO_PER_MICRO, Counter
 from price_keeper.stores.contract import Item, Key, Page, Query, Store
 
@@ -40,7 +40,7 @@ async def spend(rec: Recording, pico: int, *counters: Counter) -> None:
 
 
 async def total(rec: Recording, counter: Counter | None = None) -> tuple[int, int] | None:
-    item = await rec.store.get(total_key(counter or rec.counter()), consistent=True)
+    item = await rec.store.get(build_total_key(counter or rec.counter()), consistent=True)
     if item is None:
         return None
     return int(item["requests"]), int(item["cost_usd_micros"] * PICO_PER_MICRO)  # type: ignore[arg-type,operator,call-overload]
@@ -74,10 +74,10 @@ async def test_a_fresh_total_is_left_alone_unless_its_stamp_is_in_the_future(rec
     await rec.clock.advance(INTERVAL / 2 - 1)
     await spend(rec, 1)
     await second.run()
-    assert (second.written, second.left_alone, await total(rec)) == (0, 1, (1, 1))
+    assert (second.totals_written, second.totals_fresh, await total(rec)) == (0, 1, (1, 1))
     await rec.clock.advance(2)
     await second.run()
-    assert (second.written, await total(rec)) == (1, (2, 2))
+    assert (second.totals_written, await total(rec)) == (1, (2, 2))
     await rec.clock.advance(3600)
     await first.run()
     rec.clock.set_wall(rec.clock.now() - 1800)
@@ -160,7 +160,7 @@ async def test_ten_at_once_under_way_of_spending(tmp_path: Path, rec: Recording,
     last = aggregator(rec)
     last._interval = 0
     await last.run()
-    sums = await sum_of_shards(rec.store, rec.counter())
+    sums = await sum_shards(rec.store, rec.counter())
     assert await total(rec) == (61, int(sums["cost_usd_micros"] * PICO_PER_MICRO)) == await rec.counted()
 
 
@@ -178,7 +178,7 @@ async def test_what_a_pod_left_behind_is_folded_by_another_days_later(rec: Recor
     again._has_looked_back = False
     await rec.clock.advance(INTERVAL)
     await again.run()
-    assert (again.written, again.left_alone) == (0, 1)  # it was read after the last day on which it was written to
+    assert (again.totals_written, again.totals_fresh) == (0, 1)  # it was read after the last day on which it was written to
 
 
 async def test_yesterdays_totals_are_read_no_more_once_they_are_final(rec: Recording) -> None:
@@ -188,7 +188,7 @@ async def test_yesterdays_totals_are_read_no_more_once_they_are_final(rec: Recor
     await one.run()
     await rec.clock.advance(600)
     await one.run()
-    assert (one.written, one.left_alone) == (1, 1)
+    assert (one.totals_written, one.totals_fresh) == (1, 1)
     await spend(rec, 6)  # a replay into the old day lists it again, today
     await one.run()
     assert await total(rec) == (2, 11)
@@ -203,9 +203,9 @@ async def test_a_stamp_says_when_the_reading_began(rec: Recording) -> None:
     await rec.clock.advance(10)
     slow.goes_on.set()
     await folding
-    item = await rec.store.get(total_key(rec.counter()))
+    item = await rec.store.get(build_total_key(rec.counter()))
     assert item is not None
-    assert float(item[STAMP]) == began  # type: ignore[arg-type]
+    assert float(item[AS_OF_ATTRIBUTE]) == began  # type: ignore[arg-type]
 
 
 async def test_a_store_that_is_away_is_told_in_one_line_each_time(
@@ -215,7 +215,7 @@ async def test_a_store_that_is_away_is_told_in_one_line_each_time(
     one = aggregator(rec, Away())
     await rec.clock.advance(INTERVAL)
     await one.run()
-    assert rec.clock.monotonic() - one.done_at == INTERVAL  # which the metric tells
+    assert rec.clock.monotonic() - one.completed_at == INTERVAL  # which the metric tells
     (line,) = caplog.records
     assert "it does not answer" in line.getMessage()
     assert line.exc_info is None

@@ -17,7 +17,7 @@ from price_keeper.config import Config
 from price_keeper.config.keys import StoreConfig as StoreConfig
 from price_keeper.hard import rows
 from price_keeper.hard.rows import BudgetLeaseRow, HardBudgetKey
-from price_keeper.recording.aggregator import listed, spent_so_far
+from price_keeper.recording.aggregator import list_active_counters, read_spent_pico
 from price_keeper.recording.composed import Recording, open_recording
 from price_keeper.recording.entries import ChargedCounters, Counter, UsageCounts, Intent, Receipt, UsageTally
 from price_keeper.recording.journal import Journal
@@ -80,8 +80,8 @@ async def test_the_next_start_gives_back_when_all_is_in_the_store(is_away: bool,
         assert not second.has_former_leases
         assert (await bucket_of(store._store, name)).unleased == 880
         assert await hold_of(store._store, name, first.lease_file.holder) == BudgetLeaseRow(120, 120, rows.CLOSED_SEQUENCE)
-        assert await spent_so_far(store._store, name) == 120  # and no hold is among the active counters
-        assert {each.counter[:3] for each in await listed(store._store, [_today(clock)])} == {name}
+        assert await read_spent_pico(store._store, name) == 120  # and no hold is among the active counters
+        assert {each.counter[:3] for each in await list_active_counters(store._store, [_today(clock)])} == {name}
     assert files(tmp_path / "journal") == []
 
 

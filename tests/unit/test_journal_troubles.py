@@ -18,7 +18,7 @@ from price_keeper.commands import replay
 from price_keeper.errors import RecordingUnavailable, JournalUnusable
 from price_keeper.model import Scope
 from price_keeper.recording import composed, journal
-from price_keeper.recording.aggregator import Aggregator, total_key
+from price_keeper.recording.aggregator import Aggregator, build_total_key
 from price_keeper.recording.composed import open_recording
 from price_keeper.recording.entries import ChargedCounters, Counter, UsageCounts, Intent, Receipt
 from price_keeper.recording.folder import lock_folder
@@ -316,7 +316,7 @@ async def test_a_total_above_its_shards_is_told_once(
     assert await rec.recorder.flush()
     one = Aggregator(rec.store, rec.clock, 60)
     await one.run()
-    await rec.store.update(Update(total_key(rec.counter()), add={"requests": 5}))  # as a replay by force may
+    await rec.store.update(Update(build_total_key(rec.counter()), add={"requests": 5}))  # as a replay by force may
     caplog.set_level(logging.WARNING)
     for _ in range(4):
         await rec.clock.advance(60)

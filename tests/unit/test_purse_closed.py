@@ -10,7 +10,7 @@ from typing import cast
 from price_keeper.hard.holds import BudgetLeaseFile, release_former_leases
 from price_keeper.hard.purse import CostReservation, BudgetLease, RefusalReason
 from price_keeper.hard.purses import BudgetLeases
-from price_keeper.recording.aggregator import spent_so_far
+from price_keeper.recording.aggregator import read_spent_pico
 from price_keeper.stores.contract import Store
 from price_keeper.tasks import Tasks
 
@@ -24,7 +24,7 @@ async def test_as_soon_as_it_hears_of_that_it_spends_nothing_more(world: World) 
         store, folder = cast(Store, Wire(world)), world.folder / "own"
         folder.mkdir()
         holds = BudgetLeaseFile(folder, world.ulids(world.clock).new())
-        purses = BudgetLeases(store, world.clock, tasks, holds, partial(spent_so_far, store))
+        purses = BudgetLeases(store, world.clock, tasks, holds, partial(read_spent_pico, store))
         purse = purses.get(NAME, world.quota, world.version)
         held = await _held(purse, 100)
         assert held is not None

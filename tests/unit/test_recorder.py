@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from price_keeper.errors import RecordingUnavailable, JournalInUse, JournalUnusable, StoreUnavailable
 from price_keeper.recording import segment
-from price_keeper.recording.aggregator import Aggregator, shard_keys, total_key
+from price_keeper.recording.aggregator import Aggregator, build_shard_keys, build_total_key
 from price_keeper.recording.entries import UsageCounts, Receipt
 from price_keeper.recording.flush import to_pico
 from price_keeper.recording.folder import lock_folder
@@ -190,7 +190,7 @@ async def test_what_is_forced_reaches_a_total_whose_shards_are_gone(rec: Recordi
     await rec.recorder.flush()
     rec.store.is_away = False
     await rec.clock.advance(40 * 86_400)
-    for key in shard_keys(gone):
+    for key in build_shard_keys(gone):
         await rec.store.delete(Delete(key))
     forced = Sender(rec.store, rec.clock, force=True)
     rec.store.faults = ["after", "after", "after"]
@@ -200,7 +200,7 @@ async def test_what_is_forced_reaches_a_total_whose_shards_are_gone(rec: Recordi
             await forced.send(sealed)
     for _ in range(2):
         for counter in (gone, stays):
-            total = await rec.store.get(total_key(counter), consistent=True)
+            total = await rec.store.get(build_total_key(counter), consistent=True)
             assert total is not None
             assert (total["requests"], to_pico(total["cost_usd_micros"])) == (2, 111)  # type: ignore[arg-type]
             await aggregator._update(counter, 0)

@@ -17,7 +17,7 @@ from price_keeper.metering.pricing import Pricer, Cost
 from price_keeper.metering.usage import Usage
 from price_keeper.recording import aggregator as aggregating
 from price_keeper.recording import journal as limits
-from price_keeper.recording.aggregator import Aggregator, total_key
+from price_keeper.recording.aggregator import Aggregator, build_total_key
 from price_keeper.recording.entries import ChargedCounters, Counter
 from price_keeper.recording.expected import UsageForecast
 from price_keeper.recording.journal import SealedSegment
@@ -53,7 +53,7 @@ async def test_calls_of_one_counter_over_different_numbers_of_shards_are_all_cou
     assert rec.recorder.sender.refused == []
     one = Aggregator(rec.store, rec.clock, 60)
     await one.run()
-    total = await rec.store.get(total_key(rec.counter()))
+    total = await rec.store.get(build_total_key(rec.counter()))
     assert total is not None
     # Calls that name one counter twice, which only a test does, count twice.
     assert (total["requests"], total["cost_usd_micros"] * 10**6) == (15 * 3, 15 * 4)  # type: ignore[operator]
@@ -61,7 +61,7 @@ async def test_calls_of_one_counter_over_different_numbers_of_shards_are_all_cou
     rec.spend(5, wider(rec.counter(), 8))
     assert await rec.recorder.flush()
     await one.run()
-    total = await rec.store.get(total_key(rec.counter()))
+    total = await rec.store.get(build_total_key(rec.counter()))
     assert total is not None
     assert total["requests"] == 46
 
@@ -223,7 +223,7 @@ async def test_one_bad_row_or_segment_stops_no_other(rec: Recording, caplog: pyt
     assert await rec.recorder.flush()
     caplog.set_level(logging.CRITICAL)
     await Aggregator(rec.store, rec.clock, 60).run()
-    total = await rec.store.get(total_key(rec.counter()))
+    total = await rec.store.get(build_total_key(rec.counter()))
     assert total is not None
     assert total["requests"] == 1
 

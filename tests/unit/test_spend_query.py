@@ -15,7 +15,7 @@ from zoneinfo import ZoneInfo
 import pytest
 from price_keeper.calendar_days import load_zone, format_org_day
 from price_keeper.model import Scope
-from price_keeper.recording.aggregator import STAMP, Aggregator, total_key
+from price_keeper.recording.aggregator import AS_OF_ATTRIBUTE, Aggregator, build_total_key
 from price_keeper.recording.entries import ChargedCounters, Counter, UsageCounts, Intent, Receipt
 from price_keeper.reporting.days import parse
 from price_keeper.reporting.query import Report, report
@@ -230,8 +230,8 @@ async def test_a_total_outlives_its_shards(acme: Org) -> None:
 async def test_a_stamp_in_the_future_proves_nothing(acme: Org) -> None:
     acme.call("shop", "premium", 1)
     await acme.flush()
-    key = total_key(Counter(Scope(acme.org, "shop").key, "premium", "DAY#20261118", 8))
-    stamped = {"requests": 1, "cost_usd_micros": Decimal("0.000001"), STAMP: int(NOON + 9 * DAY)}
+    key = build_total_key(Counter(Scope(acme.org, "shop").key, "premium", "DAY#20261118", 8))
+    stamped = {"requests": 1, "cost_usd_micros": Decimal("0.000001"), AS_OF_ATTRIBUTE: int(NOON + 9 * DAY)}
     await acme.store.put(Put(key, stamped))
     acme.call("shop", "premium", 2)
     await acme.flush()
@@ -438,7 +438,7 @@ async def test_one_counter_that_is_not_final_is_enough(
         whole = await report(store, parse("yesterday"), None, {}, UTC_ZONE, rec.clock.now())
         assert whole.is_final
         for org in orgs:
-            total_of = total_key(Counter(Scope(org.org).key, "premium", "DAY#20261118", 8))
+            total_of = build_total_key(Counter(Scope(org.org).key, "premium", "DAY#20261118", 8))
             item = await store.get(total_of)
             await store.delete(Delete(total_of))
             assert not (await report(store, parse("yesterday"), None, {}, UTC_ZONE, rec.clock.now())).is_final

@@ -11,7 +11,7 @@ import pytest
 from price_keeper.calendar_days import Period, load_zone, find_span
 from price_keeper.errors import Busy, InvalidRequest, QuotaExceeded, InvalidStoreRequest
 from price_keeper.model import Caller, Scope
-from price_keeper.recording.aggregator import total_key
+from price_keeper.recording.aggregator import build_total_key
 from price_keeper.recording.entries import Counter
 from price_keeper.selection import spent, standings
 from price_keeper.selection import watching as limits
@@ -203,7 +203,7 @@ async def test_a_total_from_the_future_is_not_believed(one: Sidecar, two: Sideca
     await one.decide(who)
     counter = Counter(f"ORG#{who.org}#APP#web", "premium", DAY, 8)
     total = {"as_of_epoch": int(one.clock.now()) + 86_400, "cost_usd_micros": 1, "requests": 1}
-    await one.store._store.put(Put(total_key(counter), total))
+    await one.store._store.put(Put(build_total_key(counter), total))
     await two.spend(who, 10 * USD)
     await two.recorder.flush()
     await one.clock.advance(300)
@@ -220,7 +220,7 @@ async def test_clock_that_is_set_right_neither_hides_own_spend_nor_counts_it_twi
     one.clock.set_wall(right - 3600)
     await one.decide(who)
     await one.clock.advance(20)
-    key = total_key(Counter(f"ORG#{who.org}#APP#web", "premium", DAY, 8))
+    key = build_total_key(Counter(f"ORG#{who.org}#APP#web", "premium", DAY, 8))
     of_others = {"as_of_epoch": int(right) + 20, "cost_usd_micros": 10**6, "requests": 1}
     await one.store._store.put(Put(key, of_others))
     await one.clock.advance(20)

@@ -36,10 +36,10 @@ from price_keeper.stores.contract import (
     iterate_rows,
 )
 
-TRIES: Final = 3
-CLOCKS_DIFFER_SECONDS: Final = 3600  # at most: so long after a day's end its list of active counters may still grow
-STAMP: Final = "as_of_epoch"
-COUNTED: Final = (*UsageCounts._fields[:-1], COST_ATTRIBUTE)
+MAX_TRIES: Final = 3
+MAX_CLOCK_SKEW_SECONDS: Final = 3600  # at most: so long after a day's end its list of active counters may still grow
+AS_OF_ATTRIBUTE: Final = "as_of_epoch"
+TOTAL_ATTRIBUTES: Final = (*UsageCounts._fields[:-1], COST_ATTRIBUTE)
 
 _log = logging.getLogger("price_keeper.recording")
 
@@ -50,10 +50,10 @@ class Aggregator:
         self._clock = clock
         self._interval = interval_seconds
         self._has_looked_back = False
-        self._higher: set[Counter] = set()  # whose totals are more than their shards come to, as the log was told
-        self.written = self.left_alone = 0
-        self.on_total: Callable[[Counter, int, float], None] = _nothing  # in pico-dollars, and as of when
-        self.done_at = clock.monotonic()  # when it was last over all of them; or began to be there for it
+        self._above_shards: set[Counter] = set()  # whose totals are more than their shards come to, as the log was told
+        self.totals_written = self.totals_fresh = 0
+        self.on_total: Callable[[Counter, int, float], None] = _ignore_total  # in pico-dollars, and as of when
+        self.completed_at = clock.monotonic()  # when it was last over all of them; or began to be there for it
 
     async def run(self) -> None:
         """Once over all that was active yesterday, today or, by somebody's clock, tomorrow.
@@ -65,127 +65,127 @@ class Aggregator:
         today = datetime.fromtimestamp(now, UTC).date()
         days = [today + timedelta(days=offset) for offset in range(since, 2)]
         try:
-            active = await listed(self._store, days)
+            active = await list_active_counters(self._store, days)
         except StoreError as failure:
             _log.warning("totals are not brought up to date: %s", failure)
             return
-        self._higher &= {found.counter for found in active}
+        self._above_shards &= {found.counter for found in active}
         for found in active:
             midnight = datetime.combine(found.last_written, time(), UTC)
             await self._update(found.counter, midnight.timestamp() + DAY_SECONDS)
         self._has_looked_back = True
-        self.done_at = self._clock.monotonic()
+        self.completed_at = self._clock.monotonic()
 
     async def _update(self, counter: Counter, day_end: float) -> None:
         try:
-            for _ in range(TRIES):
-                if await self._is_done(counter, day_end):
+            for _ in range(MAX_TRIES):
+                if await self._try_update(counter, day_end):
                     return
-            if counter not in self._higher:  # as it is after a replay by force, and will be for as long as it is kept
+            if counter not in self._above_shards:  # as it is after a replay by force, and will be for as long as it is kept
                 _log.warning("the total of %s %s is higher than its shards; it stays", counter.scope, counter.label)
-            self._higher.add(counter)
+            self._above_shards.add(counter)
         except StoreError as failure:
             _log.warning("the total of %s %s is not brought up to date: %s", counter.scope, counter.label, failure)
 
-    async def _is_done(self, counter: Counter, day_end: float) -> bool:
-        key = total_key(counter)
+    async def _try_update(self, counter: Counter, day_end: float) -> bool:
+        key = build_total_key(counter)
         began = self._clock.now()
         item = await self._store.get(key)
-        stamp = _stamp(item)
+        as_of = _read_as_of(item)
         # A stamp in the future is somebody's wrong clock.
-        if 0 <= began - stamp < self._interval / 2 or day_end + CLOCKS_DIFFER_SECONDS < stamp <= began:
-            self.left_alone += 1
-            self._tell(counter, item, stamp)
+        if 0 <= began - as_of < self._interval / 2 or day_end + MAX_CLOCK_SKEW_SECONDS < as_of <= began:
+            self.totals_fresh += 1
+            self._notify(counter, item, as_of)
             return True
-        totals = await sum_of_shards(self._store, counter)
-        made: dict[str, Value] = {STAMP: Decimal(str(round(began, 3))), "updated_at_epoch": int(began)}
-        made[EXPIRY_ATTRIBUTE] = int(began) + TOTAL_TTL_SECONDS
+        totals = await sum_shards(self._store, counter)
+        written: dict[str, Value] = {AS_OF_ATTRIBUTE: Decimal(str(round(began, 3))), "updated_at_epoch": int(began)}
+        written[EXPIRY_ATTRIBUTE] = int(began) + TOTAL_TTL_SECONDS
         try:
-            await self._store.put(Put(key, {**totals, **made}, _lowers_none(totals)))
+            await self._store.put(Put(key, {**totals, **written}, _build_never_lower(totals)))
         except ConditionFailed:
             return False  # somebody read later than we did, so we read again
-        self.written += 1
-        self._tell(counter, totals, began)
+        self.totals_written += 1
+        self._notify(counter, totals, began)
         return True
 
-    def _tell(self, counter: Counter, total: Mapping[str, Any] | None, as_of: float) -> None:
+    def _notify(self, counter: Counter, total: Mapping[str, Any] | None, as_of: float) -> None:
         self.on_total(counter, to_pico((total or {}).get(COST_ATTRIBUTE, 0)), as_of)
 
 
-def _nothing(_: Counter, __: int, ___: float) -> None:
+def _ignore_total(_: Counter, __: int, ___: float) -> None:
     """Nobody wants to hear of it."""
 
 
-class Listed(NamedTuple):
+class ActiveCounter(NamedTuple):
     """A counter, and the last UTC day on which somebody wrote to it."""
 
     counter: Counter
     last_written: date
 
 
-async def listed(
+async def list_active_counters(
     store: Store, utc_days: Iterable[date], org: str | None = None, app: str | None = None, *, consistent: bool = False
-) -> list[Listed]:
+) -> list[ActiveCounter]:
     """What was written to on these UTC days: of one app, of one org with its apps, or of all."""
-    found: dict[tuple[str, str, str], Listed] = {}
+    by_name: dict[tuple[str, str, str], ActiveCounter] = {}
     sort = Prefix(f"{Scope(org, app).key}#") if org is not None else None
     for day in utc_days:
         query = Query("request-dedup", schema.active_counters_partition(format_day(day)), sort, consistent=consistent)
         async for row in iterate_rows(store, query):
             try:
-                counter = counter_of(row.key.sk, read_shard_count(row.item))
+                counter = parse_counter(row.key.sk, read_shard_count(row.item))
             except ValueError:
                 _log.warning("an entry in the list of active counters is none: %s", row.key.sk)
                 continue
-            before = found.get(counter[:3])
+            earlier = by_name.get(counter[:3])
             # Entries may differ in the number of shards only if somebody changed it; then the most are read.
-            shards = max(counter.shards, before.counter.shards) if before else counter.shards
-            found[counter[:3]] = Listed(counter._replace(shards=shards), day)
-    return list(found.values())
+            shards = max(counter.shards, earlier.counter.shards) if earlier else counter.shards
+            by_name[counter[:3]] = ActiveCounter(counter._replace(shards=shards), day)
+    return list(by_name.values())
 
 
-def shard_keys(counter: Counter) -> list[Key]:
+def build_shard_keys(counter: Counter) -> list[Key]:
     scope = Scope.from_key(counter.scope)
     return [schema.usage_shard_key(scope, counter.label, shard, counter.period) for shard in range(counter.shards)]
 
 
-async def sum_of_shards(store: Store, counter: Counter) -> dict[str, int | Decimal]:
+async def sum_shards(store: Store, counter: Counter) -> dict[str, int | Decimal]:
     """What was flushed, all of it: read consistently."""
-    found = await store.get_many(shard_keys(counter), consistent=True)
-    return summed(item for item in found if item is not None)
+    found = await store.get_many(build_shard_keys(counter), consistent=True)
+    return sum_items(item for item in found if item is not None)
 
 
-async def spent_so_far(store: Store, name: HardBudgetKey) -> int:
+async def read_spent_pico(store: Store, name: HardBudgetKey) -> int:
     """Pico-dollars by all shards that there can be, however many were used."""
-    every = Counter(*name, max(schema.SHARD_COUNTS))
-    return to_pico((await sum_of_shards(store, every))[COST_ATTRIBUTE])
+    all_shards = Counter(*name, max(schema.SHARD_COUNTS))
+    return to_pico((await sum_shards(store, all_shards))[COST_ATTRIBUTE])
 
 
-def summed(items: Iterable[Mapping[str, Any]]) -> dict[str, int | Decimal]:
-    totals: dict[str, int | Decimal] = dict.fromkeys(COUNTED, 0)
+def sum_items(items: Iterable[Mapping[str, Any]]) -> dict[str, int | Decimal]:
+    totals: dict[str, int | Decimal] = dict.fromkeys(TOTAL_ATTRIBUTES, 0)
     for item in items:
-        for name in COUNTED:
+        for name in TOTAL_ATTRIBUTES:
             totals[name] += item.get(name, 0)
     return totals
 
 
-def total_key(counter: Counter) -> Key:
+def build_total_key(counter: Counter) -> Key:
     return schema.daily_total_key(Scope.from_key(counter.scope), counter.label, counter.period)
 
 
-def counter_of(entry: str, shards: int) -> Counter:
+def parse_counter(entry: str, shards: int) -> Counter:
     """From the sort key of an entry in the list of active counters."""
     scope, _, rest = entry.partition("#LABEL#")
     label, _, period = rest.partition("#")
     counter = Counter(scope, label, period, shards)
-    total_key(counter)  # raises ValueError for what can be no counter's
+    build_total_key(counter)  # raises ValueError for what can be no counter's
     return counter
 
 
-def _stamp(total: Mapping[str, Any] | None) -> float:
-    return float(total[STAMP]) if total is not None and STAMP in total else 0.0
+def _read_as_of(total: Mapping[str, Any] | None) -> float:
+    return float(total[AS_OF_ATTRIBUTE]) if total is not None and AS_OF_ATTRIBUTE in total else 0.0
 
 
-def _lowers_none(totals: Mapping[str, int | Decimal]) -> Condition:
+def _build_never_lower(totals: Mapping[str, int | Decimal]) -> Condition:
     not_lower = (any_of(AttributeMissing(name), at_most(name, number)) for name, number in totals.items())
     return any_of(ItemMissing(), all_of(*not_lower))

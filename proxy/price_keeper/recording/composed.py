@@ -134,9 +134,9 @@ class Recording:
         telemetry.add(metrics.FLUSHES, lambda: recorder.sender.sent)
         telemetry.add(metrics.FLUSH_REPEATS, lambda: recorder.sender.repeats)
         telemetry.add(metrics.FLUSH_REJECTS, lambda: len(recorder.sender.refused))
-        telemetry.add(metrics.TOTALS_WRITTEN, lambda: aggregator.written)
-        telemetry.add(metrics.TOTALS_LEFT_ALONE, lambda: aggregator.left_alone)
-        telemetry.add(metrics.TOTALS_AGE_SECONDS, lambda: self.clock.monotonic() - aggregator.done_at)
+        telemetry.add(metrics.TOTALS_WRITTEN, lambda: aggregator.totals_written)
+        telemetry.add(metrics.TOTALS_LEFT_ALONE, lambda: aggregator.totals_fresh)
+        telemetry.add(metrics.TOTALS_AGE_SECONDS, lambda: self.clock.monotonic() - aggregator.completed_at)
 
 
 _CountGetter = Callable[[UsageCounts], float]

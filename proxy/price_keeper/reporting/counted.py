@@ -11,7 +11,7 @@ from itertools import groupby
 from typing import Any, NamedTuple
 
 from price_keeper.model import Scope
-from price_keeper.recording.aggregator import CLOCKS_DIFFER_SECONDS, STAMP, Listed, shard_keys, summed, total_key
+from price_keeper.recording.aggregator import MAX_CLOCK_SKEW_SECONDS, AS_OF_ATTRIBUTE, ActiveCounter, build_shard_keys, sum_items, build_total_key
 from price_keeper.recording.entries import Counter, UsageCounts
 from price_keeper.recording.flush import COST_ATTRIBUTE, to_pico
 from price_keeper.reporting.days import utc_end
@@ -33,15 +33,15 @@ class Read:
     is_final: bool = True  # nothing had to be read from shards
 
 
-def wanted(found: Listed, day_end: float) -> Wanted:
+def wanted(found: ActiveCounter, day_end: float) -> Wanted:
     """Whoever flushed later would have listed the counter on a later day, if the clocks differ as little as allowed."""
-    return Wanted(found.counter, max(day_end, utc_end(found.last_written) + CLOCKS_DIFFER_SECONDS))
+    return Wanted(found.counter, max(day_end, utc_end(found.last_written) + MAX_CLOCK_SKEW_SECONDS))
 
 
 async def read(store: Store, counters: Iterable[Wanted], now: float) -> Read:
     done = Read()
     for batch in _batches(counters):
-        totals = await store.get_many([total_key(each.counter) for each in batch])
+        totals = await store.get_many([build_total_key(each.counter) for each in batch])
         known = dict(zip(batch, totals, strict=True))
         done.counts.update({each.counter: _counts(total) for each, total in known.items() if total is not None})
         unsure = [each.counter for each, total in known.items() if not _is_complete(total, each.complete_after, now)]
@@ -73,18 +73,18 @@ def _scope(counter: Counter) -> Scope:
 
 
 async def _from_shards(store: Store, counters: Sequence[Counter]) -> dict[Counter, UsageCounts]:
-    keys = [key for counter in counters for key in shard_keys(counter)]
+    keys = [key for counter in counters for key in build_shard_keys(counter)]
     items = iter(await store.get_many(keys, consistent=True))
     found = {}
     for counter in counters:
         own = [next(items) for _ in range(counter.shards)]
-        found[counter] = _counts(summed(item for item in own if item is not None))
+        found[counter] = _counts(sum_items(item for item in own if item is not None))
     return found
 
 
 def _is_complete(total: Mapping[str, Any] | None, complete_after: float, now: float) -> bool:
     """A stamp in the future is somebody's wrong clock, and proves nothing."""
-    return total is not None and complete_after <= float(total.get(STAMP, 0)) <= now
+    return total is not None and complete_after <= float(total.get(AS_OF_ATTRIBUTE, 0)) <= now
 
 
 def _counts(item: Mapping[str, Any]) -> UsageCounts:

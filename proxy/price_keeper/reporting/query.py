@@ -50,7 +50,7 @@ async def report(
 
     Of one `app` alone nothing else of its org is read: its own counters are exact, whatever those of the org hold.
     """
-    listed = await aggregator.listed(store, listing_days(asked, now), org, app, consistent=True)
+    listed = await aggregator.list_active_counters(store, listing_days(asked, now), org, app, consistent=True)
     orgs = [org] if org is not None else [Scope.from_key(each.counter.scope).org for each in listed]
     known = await tenants(store, orgs, names, zone, now)
     by_zone = {each: _Calendar(each, asked, now) for each in {tenant.zone for tenant in known.values()}}
@@ -93,7 +93,7 @@ class _Calendar:
         return [day for day in days if day < self._today]
 
 
-def _wanted(listed: Iterable[aggregator.Listed], calendars: Mapping[str, _Calendar]) -> Iterator[counted.Wanted]:
+def _wanted(listed: Iterable[aggregator.ActiveCounter], calendars: Mapping[str, _Calendar]) -> Iterator[counted.Wanted]:
     for each in listed:
         end = calendars[Scope.from_key(each.counter.scope).org].ends.get(each.counter.period)
         if end is not None:

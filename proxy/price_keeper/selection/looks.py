@@ -8,7 +8,7 @@ from typing import Final, cast
 from price_keeper.clock import Clock
 from price_keeper.config import Config
 from price_keeper.model import Scope
-from price_keeper.recording.aggregator import STAMP, shard_keys, summed, total_key
+from price_keeper.recording.aggregator import AS_OF_ATTRIBUTE, build_shard_keys, sum_items, build_total_key
 from price_keeper.recording.entries import Counter
 from price_keeper.recording.flush import COST_ATTRIBUTE, to_pico
 from price_keeper.recording.recorder import Recorder
@@ -63,13 +63,13 @@ class BudgetReader:
     async def read_shards(self, budget: BudgetState) -> None:
         """All that was flushed: exact, unless something of ours is under way or of unknown outcome."""
         counters = _build_counters(budget)
-        keys = [key for counter in counters for key in shard_keys(counter)]
+        keys = [key for counter in counters for key in build_shard_keys(counter)]
         async with self._recorder.quiet() as is_quiet:
             began = self._clock.monotonic()
             found = await self._store.get_many(keys, consistent=True)
             for number, counter in enumerate(counters):
                 shards = found[number * counter.shards : (number + 1) * counter.shards]
-                pico = to_pico(summed(item for item in shards if item is not None)[COST_ATTRIBUTE])
+                pico = to_pico(sum_items(item for item in shards if item is not None)[COST_ATTRIBUTE])
                 tracker = budget.get_tracker(counter.label)
                 if is_quiet and tracker.is_flush_certain:
                     tracker.apply_exact_sum(pico, began)
@@ -80,13 +80,13 @@ class BudgetReader:
         """A lower bound, some seconds old. `read_shards` takes its place where a total tells that somebody's clock is
         wrong: nobody knows how old it is."""
         counters = _build_counters(budget)
-        for counter, item in zip(counters, await self._store.get_many(list(map(total_key, counters))), strict=True):
-            if item is None or STAMP not in item:
+        for counter, item in zip(counters, await self._store.get_many(list(map(build_total_key, counters))), strict=True):
+            if item is None or AS_OF_ATTRIBUTE not in item:
                 continue
-            if float(cast(Decimal, item[STAMP])) > self._clock.now() + CLOCK_MARGIN_SECONDS:
+            if float(cast(Decimal, item[AS_OF_ATTRIBUTE])) > self._clock.now() + CLOCK_MARGIN_SECONDS:
                 await self.read_shards(budget)
                 return
-            budget.get_tracker(counter.label).apply_lower_bound(to_pico(summed([item])[COST_ATTRIBUTE]))
+            budget.get_tracker(counter.label).apply_lower_bound(to_pico(sum_items([item])[COST_ATTRIBUTE]))
 
 
 def _build_settings_keys(scope: Scope) -> list[Key]:
