@@ -59,7 +59,7 @@ async def units_of_one(rec: Recording, meter: Meter, rate: float, counters: list
     seconds = max(SECONDS, 20 / rate)
     began = rec.clock.now()
     while rec.clock.now() - began < seconds:
-        pause = rec.recorder._pace.seconds
+        pause = rec.recorder._interval.seconds
         await rec.clock.advance(pause)
         owed += rate * pause
         for _ in range(int(owed)):

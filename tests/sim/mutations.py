@@ -24,7 +24,7 @@ from price_keeper.recording.flush import SegmentMarker
 from price_keeper.recording.journal import Journal
 from price_keeper.recording.recorder import Recorder
 from price_keeper.recording.sender import Sender
-from price_keeper.recording.turns import Turns
+from price_keeper.recording.turns import FlushGate
 from price_keeper.selection import notebook, policy, sticky
 from price_keeper.selection.notebook import SnapshotFile
 from price_keeper.selection.spent import SpendTracker
@@ -210,7 +210,7 @@ MISTAKES = {
     "shards read exactly beside a flush of unknown outcome": Mistake(
         SpendTracker, "is_flush_certain", property(lambda _: True), "soft", 10_010
     ),
-    "shards read exactly while a flush is under way": Mistake(Turns, "other", _at_any_time, "soft", 20_010),
+    "shards read exactly while a flush is under way": Mistake(FlushGate, "exclude_flush", _at_any_time, "soft", 20_010),
     "money given back without a number": Mistake(rows, "build_release", _without_number, "hard", 10_006),
     "money of calls under way given back by time-out": Mistake(BudgetLease, "tick", _by_time_out, "hard"),
     "holds given back before all is flushed": Mistake(

@@ -25,7 +25,7 @@ from price_keeper.recording.entries import ChargedCounters, Counter, UsageCounts
 from price_keeper.recording.flush import build_addition
 from price_keeper.recording.journal import Journal
 from price_keeper.recording.leftovers import recover
-from price_keeper.recording.pace import Pace
+from price_keeper.recording.pace import FlushInterval
 from price_keeper.recording.recorder import Recorder
 from price_keeper.recording.sender import Sender
 from price_keeper.recording.ulid import Ulids
@@ -188,7 +188,7 @@ class Sidecar:
             left.sealed,
             Sender(self.store, self.clock),
             self.clock,
-            Pace(1, 15),
+            FlushInterval(1, 15),
             max_unflushed_pico=10**9 * USD,
         )
         holds = BudgetLeaseFile(self.folder, ulids.new())

@@ -18,7 +18,7 @@ from price_keeper.recording.entries import PICO_PER_MICRO, ChargedCounters, Coun
 from price_keeper.recording.folder import lock_folder
 from price_keeper.recording.journal import Journal
 from price_keeper.recording.leftovers import RecoveredJournal, recover
-from price_keeper.recording.pace import Pace
+from price_keeper.recording.pace import FlushInterval
 from price_keeper.recording.recorder import Recorder
 from price_keeper.recording.segment import SEGMENT_SUFFIX
 from price_keeper.recording.sender import Sender
@@ -125,7 +125,7 @@ def _recorder(
         leftovers.sealed,
         Sender(store, clock),
         clock,
-        Pace(1.0, 15.0),
+        FlushInterval(1.0, 15.0),
         max_unflushed_pico=int(max_usd * USD),
         refuses_without_store=refuses,
     )

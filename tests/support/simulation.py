@@ -27,7 +27,7 @@ from price_keeper.recording.entries import PICO_PER_MICRO, ChargedCounters, Usag
 from price_keeper.recording.flush import COST_ATTRIBUTE, to_pico
 from price_keeper.recording.journal import Journal
 from price_keeper.recording.leftovers import recover
-from price_keeper.recording.pace import Pace
+from price_keeper.recording.pace import FlushInterval
 from price_keeper.recording.recorder import Recorder
 from price_keeper.recording.sender import Sender
 from price_keeper.recording.ulid import Ulids
@@ -287,7 +287,7 @@ class Process:
             left.sealed,
             Sender(flush, self.clock),
             self.clock,
-            Pace(self.config.journal.flush_interval_secs, self.config.journal.flush_interval_max_secs),
+            FlushInterval(self.config.journal.flush_interval_secs, self.config.journal.flush_interval_max_secs),
             max_unflushed_pico=10**6 * USD,
         )
         self.tasks = Tasks(self.clock)

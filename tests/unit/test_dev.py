@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from price_keeper.commands.dev import _kept, _Ready, config_in
 from price_keeper.errors import PriceKeeperError
-from price_keeper.recording.pace import Pace
+from price_keeper.recording.pace import FlushInterval
 
 
 def test_it_stays_the_same_and_is_its_owners_alone(tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ def test_where_nothing_can_be_kept(tmp_path: Path) -> None:
 
 def test_what_is_spent_is_in_the_store_after_a_second_however_little_it_is(tmp_path: Path) -> None:
     journal = config_in(tmp_path, 0, 0, None).journal
-    pace = Pace(journal.flush_interval_secs, journal.flush_interval_max_secs)
+    pace = FlushInterval(journal.flush_interval_secs, journal.flush_interval_max_secs)
     for _ in range(10):
-        pace.flushed(1)
+        pace.on_flushed(1)
     assert pace.seconds == 1

@@ -347,7 +347,7 @@ async def arrived(rec: Recording) -> None:
     """What threads and sockets do takes turns of the loop, not time."""
     for _ in range(200):
         await settle()
-        if not rec.recorder._turns._is_flushing:
+        if not rec.recorder._flush_gate._is_flushing:
             return
         await asyncio.sleep(0.001)
 

@@ -23,7 +23,7 @@ from price_keeper.recording.entries import PICO_PER_USD, UsageCounts
 from price_keeper.recording.folder import lock_folder
 from price_keeper.recording.journal import Journal
 from price_keeper.recording.leftovers import RecoveredJournal, recover
-from price_keeper.recording.pace import Pace
+from price_keeper.recording.pace import FlushInterval
 from price_keeper.recording.recorder import Recorder
 from price_keeper.recording.sender import Sender
 from price_keeper.recording.ulid import Ulids
@@ -194,7 +194,7 @@ async def open_recording(
             recovered.sealed,
             sender,
             clock,
-            Pace(config.journal.flush_interval_secs, config.journal.flush_interval_max_secs),
+            FlushInterval(config.journal.flush_interval_secs, config.journal.flush_interval_max_secs),
             max_unflushed_pico=int(config.journal.max_unflushed_usd * PICO_PER_USD),
             refuses_without_store=config.on_store_down == "refuse",
         )

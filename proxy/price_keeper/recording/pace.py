@@ -5,18 +5,18 @@ from __future__ import annotations
 BUSY_REQUESTS = 200  # in one flush: at this rate its price in writes is lost among the requests
 
 
-class Pace:
-    def __init__(self, least_seconds: float, most_seconds: float) -> None:
-        self.least = least_seconds
-        self._most = most_seconds
-        self.seconds = least_seconds
+class FlushInterval:
+    def __init__(self, min_seconds: float, max_seconds: float) -> None:
+        self.min_seconds = min_seconds
+        self._max_seconds = max_seconds
+        self.seconds = min_seconds
 
-    def flushed(self, requests: int) -> None:
+    def on_flushed(self, requests: int) -> None:
         if requests >= BUSY_REQUESTS:
-            self.seconds = max(self.least, self.seconds / 2)
+            self.seconds = max(self.min_seconds, self.seconds / 2)
         elif requests:
-            self.failed()
+            self.on_failed()
 
-    def failed(self) -> None:
+    def on_failed(self) -> None:
         """Or met with conflicts: others write to the same counters at the same time."""
-        self.seconds = min(self._most, self.seconds * 2)
+        self.seconds = min(self._max_seconds, self.seconds * 2)

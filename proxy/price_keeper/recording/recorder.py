@@ -18,9 +18,9 @@ from price_keeper.errors import RecordingUnavailable, StoreError
 from price_keeper.recording.entries import PICO_PER_USD, Counter, UsageCounts
 from price_keeper.recording.journal import Journal, SealedSegment
 from price_keeper.recording.log_throttle import LogThrottle
-from price_keeper.recording.pace import Pace
+from price_keeper.recording.pace import FlushInterval
 from price_keeper.recording.sender import Sender
-from price_keeper.recording.turns import Turns
+from price_keeper.recording.turns import FlushGate
 
 PATIENCE_SECONDS = 0.5  # of those who would rather not meet a flush
 HURRY_SHARE = 100  # a hundredth of what may wait is flushed at once
@@ -40,7 +40,7 @@ class Recorder:
         leftovers: Iterable[SealedSegment],
         sender: Sender,
         clock: Clock,
-        pace: Pace,
+        interval: FlushInterval,
         *,
         max_unflushed_pico: int,
         refuses_without_store: bool = False,
@@ -48,14 +48,14 @@ class Recorder:
         self.journal = journal
         self.sender = sender
         self._clock = clock
-        self._pace = pace
+        self._interval = interval
         self._max_unflushed_pico = max_unflushed_pico
         self._hurry_pico = max_unflushed_pico // HURRY_SHARE
         self._refuses_without_store = refuses_without_store
         self._waiting: deque[SealedSegment] = deque(leftovers)
         self._waiting_pico = sum(sealed.seal.pico for sealed in self._waiting)
         self._files = asyncio.Lock()  # of the journal, which threads sync and close
-        self._turns = Turns()
+        self._flush_gate = FlushGate()
         self._due = asyncio.Event()
         self._began = self._caught_up = clock.monotonic()
         self.store_trouble = ""
@@ -116,7 +116,7 @@ class Recorder:
     @asynccontextmanager
     async def quiet(self) -> AsyncIterator[bool]:
         """Whether no flush is under way meanwhile; if one takes long, nobody waits for it."""
-        async with self._turns.other(PATIENCE_SECONDS) as is_quiet:
+        async with self._flush_gate.exclude_flush(PATIENCE_SECONDS) as is_quiet:
             yield is_quiet
 
     @property
@@ -165,16 +165,16 @@ class Recorder:
         """Says when the next flush is due, for ever."""
         while True:
             elapsed = self._clock.monotonic() - self._began
-            if elapsed >= self._pace.seconds:
+            if elapsed >= self._interval.seconds:
                 self._due.set()
                 elapsed = 0
-            await self._clock.sleep(self._pace.seconds - elapsed)
+            await self._clock.sleep(self._interval.seconds - elapsed)
 
     async def keep_flushing(self) -> None:
         """Flushes whenever it is due, for ever; in a hurry too not more often than the pace's shortest."""
         while True:
             await self._due.wait()
-            pause = self._pace.seconds if self.store_trouble else self._pace.least
+            pause = self._interval.seconds if self.store_trouble else self._interval.min_seconds
             rest = pause - (self._clock.monotonic() - self._began)
             if rest > 0:
                 await self._clock.sleep(rest)
@@ -202,7 +202,7 @@ class Recorder:
 
     async def flush(self) -> bool:
         """Seals and sends everything there is; whether all of it arrived."""
-        async with self._turns.flush():
+        async with self._flush_gate.flush():
             self._began = self._clock.monotonic()
             try:
                 had_waited = bool(self._waiting)
@@ -217,7 +217,7 @@ class Recorder:
             self.store_trouble = ""
             if not self.journal.trouble:  # else what was recorded may not be sealed
                 self._caught_up = self._began
-            self._pace.flushed(requests)
+            self._interval.on_flushed(requests)
             return True
 
     async def _seal(self) -> int:
@@ -245,7 +245,7 @@ class Recorder:
         if not self.store_trouble and self._throttle.allows("flush"):
             _log.error("spend cannot be flushed, and waits in the journal: %s", failure)
         self.store_trouble = str(failure)
-        self._pace.failed()
+        self._interval.on_failed()
 
 
 def _added(picos: dict[Counter, int], sums: Iterable[_Sum]) -> dict[Counter, int]:
