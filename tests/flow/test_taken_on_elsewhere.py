@@ -179,7 +179,7 @@ class _Quiet:
 
     sender = SimpleNamespace()
 
-    def unflushed(self) -> dict[object, int]:
+    def unflushed_by_counter(self) -> dict[object, int]:
         return {}
 
-    in_doubt = unflushed
+    possibly_stored_by_counter = unflushed_by_counter

@@ -98,7 +98,7 @@ class Ending:
             and not life.is_stopping
             and not life.calls
             and not life.under_way
-            and not life.recording.recorder.unflushed()
+            and not life.recording.recorder.unflushed_by_counter()
             and not life.recording.has_former_leases
             for life in lives
         )

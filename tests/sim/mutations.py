@@ -214,7 +214,7 @@ MISTAKES = {
     "money given back without a number": Mistake(rows, "build_release", _without_number, "hard", 10_006),
     "money of calls under way given back by time-out": Mistake(BudgetLease, "tick", _by_time_out, "hard"),
     "holds given back before all is flushed": Mistake(
-        Recorder, "has_leftovers", property(lambda _: False), "hard", 10_030
+        Recorder, "has_recovered_segments", property(lambda _: False), "hard", 10_030
     ),
     "limits written again without a token": Mistake(TransactionSender, "_attempt", _without_token, "limits", 10_076),
     "refill by a machine's own clock": Mistake(StoreTime, "_seconds", _by_its_own_clock, "limits", 10_029),

@@ -280,7 +280,7 @@ class Fleet(RuleBasedStateMachine):
             for call in tuple(process.open):
                 process.end(call, call.expected)
             assert await process.recorder.flush()
-            assert process.recorder.unflushed() == {}
+            assert process.recorder.unflushed_by_counter() == {}
 
     async def _look(self, process: Process, app: Caller) -> None:
         await process.payer(app)

@@ -345,7 +345,7 @@ class Process:
         """What it must at least know of: all that it last read exactly, and all its own that was not in there."""
         read = self.lines["look"].known.get(name, {}).get(spent.exact_at)
         if read is None:
-            return sum(pico for counter, pico in self.recorder.unflushed().items() if counter[:3] == name)
+            return sum(pico for counter, pico in self.recorder.unflushed_by_counter().items() if counter[:3] == name)
         world = self.world
         own = world.recorded[self.name, name] - world.flushed(name, read, self.name)
         return world.flushed(name, read) + own
@@ -359,8 +359,8 @@ class Process:
 
     def keep_going(self) -> None:
         """As a sidecar does by itself."""
-        self.tasks.start("flush timer", self.recorder.keep_time)
-        self.tasks.start("flush", self.recorder.keep_flushing)
+        self.tasks.start("flush timer", self.recorder.run_flush_timer)
+        self.tasks.start("flush", self.recorder.run_flushes)
         self.tasks.run_every("totals", self.config.aggregator.interval_secs, self.add_up, jitter=AGGREGATE_JITTER)
 
 

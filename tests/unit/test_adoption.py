@@ -63,7 +63,7 @@ async def test_all_that_this_run_has_no_worker_for_is_taken_over(tmp_path: Path,
     async with run_of(tmp_path, exact_store, workers=2) as running:
         assert running.recorder.unflushed_pico == (20 + 7) + (70 + 7)
         assert running.recovered.estimated_calls == 2
-        assert sum(running.recorder.unflushed().values()) == 104  # for whoever reckons what is spent from now on
+        assert sum(running.recorder.unflushed_by_counter().values()) == 104  # for whoever reckons what is spent from now on
         assert await running.recorder.flush()
         await running.adopt_orphans()
         assert await counted(exact_store, *lefts) == [(0, 0), (2, 27), (2, 77)]
@@ -105,7 +105,7 @@ async def test_one_that_lives_is_left_alone_until_it_is_gone(tmp_path: Path, exa
         await running.adopt_orphans()
         assert running.recorder.unflushed_pico == 17
         # What budgets are reckoned from was read before, so for them it is what others spent.
-        assert running.recorder.unflushed() == {}
+        assert running.recorder.unflushed_by_counter() == {}
         assert await running.recorder.flush()
         await running.adopt_orphans()
         assert not (tmp_path / "other" / "worker-1").exists()

@@ -132,7 +132,7 @@ async def test_who_ends_while_the_disk_is_slow_waits_for_it_and_has_no_trouble(
         async def transact(self, writes: Sequence[Write], *, token: str | None = None) -> None:
             """The segment that follows is written to while the last one is sent."""
             if not syncing:
-                syncing.append(asyncio.create_task(running.recorder.keep_on_disk()))
+                syncing.append(asyncio.create_task(running.recorder.sync_journal()))
                 assert await asyncio.to_thread(at_it.wait, 5)
                 loop.call_later(0.2, gate.set)
             await super().transact(writes, token=token)
@@ -180,19 +180,19 @@ async def test_a_disk_that_cannot_sync_is_trouble_until_another_segment_is_on_it
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", refused(errno.EIO))
         for _ in range(3):
-            await rec.recorder.keep_on_disk()
+            await rec.recorder.sync_journal()
     assert [each.message for each in caplog.records if "cannot be synced" in each.message] != []
     assert len([each for each in caplog.records if "cannot be synced" in each.message]) == 1
     (before,) = rec.segments()
     rec.journal.record(number, None)
-    await rec.recorder.keep_on_disk()
+    await rec.recorder.sync_journal()
     with pytest.raises(RecordingUnavailable, match="Input/output error"):
         await rec.recorder.check()
     await rec.clock.advance(journal.RESYNC_SECONDS + 1)
-    await rec.recorder.keep_on_disk()
+    await rec.recorder.sync_journal()
     assert before != rec.segments()[-1]
     rec.spend(1)
-    await rec.recorder.keep_on_disk()
+    await rec.recorder.sync_journal()
     await rec.recorder.check()
 
 

@@ -194,7 +194,7 @@ async def test_what_is_forced_reaches_a_total_whose_shards_are_gone(rec: Recordi
         await rec.store.delete(Delete(key))
     forced = Sender(rec.store, rec.clock, force=True)
     rec.store.faults = ["after", "after", "after"]
-    (sealed,) = rec.recorder._waiting
+    (sealed,) = rec.recorder._unsent
     for _ in range(6):
         with suppress(StoreUnavailable):
             await forced.send(sealed)
@@ -290,7 +290,7 @@ async def test_a_full_disk_refuses_new_calls_and_forgets_nothing(
         await rec.recorder.check()
     await rec.recorder.flush()
     monkeypatch.setattr(os, "pwrite", write)
-    await rec.recorder.keep_on_disk()
+    await rec.recorder.sync_journal()
     await rec.recorder.check()
     assert await rec.recorder.flush()
     assert await rec.counted() == (2, 7)
@@ -311,8 +311,8 @@ def test_a_second_process_on_one_journal_is_turned_away(tmp_path: Path) -> None:
 
 async def test_thin_traffic_is_flushed_ever_more_seldom_and_much_of_it_soon(rec: Recording) -> None:
     async with Tasks(rec.clock) as tasks:
-        tasks.start("time", rec.recorder.keep_time)
-        tasks.start("flushing", rec.recorder.keep_flushing)
+        tasks.start("time", rec.recorder.run_flush_timer)
+        tasks.start("flushing", rec.recorder.run_flushes)
         gaps = [await until_flushed(rec, requests=1) for _ in range(5)]
         assert gaps == [pytest.approx(gap, abs=0.5) for gap in (1, 2, 4, 8, 15)]
         gaps = [await until_flushed(rec, requests=300) for _ in range(6)]

@@ -83,7 +83,7 @@ async def test_failing_flushes_leave_neither_files_open_nor_segments_behind(rec:
         await rec.recorder.flush()
     assert len(rec.segments()) == 2
     assert len(os.listdir("/proc/self/fd")) <= before
-    assert all(sealed.has_seal for sealed in rec.recorder._waiting)  # all that ended is on the disk
+    assert all(sealed.has_seal for sealed in rec.recorder._unsent)  # all that ended is on the disk
     rec.store.is_away = False
     assert await rec.recorder.flush()
     assert await rec.counted() == (51, 51)
@@ -92,11 +92,11 @@ async def test_failing_flushes_leave_neither_files_open_nor_segments_behind(rec:
 async def test_a_store_that_is_away_is_asked_ever_more_seldom_even_in_a_hurry(rec: Recording) -> None:
     rec.store.is_away = True
     async with Tasks(rec.clock) as tasks:
-        tasks.start("time", rec.recorder.keep_time)
-        tasks.start("flushing", rec.recorder.keep_flushing)
+        tasks.start("time", rec.recorder.run_flush_timer)
+        tasks.start("flushing", rec.recorder.run_flushes)
         for _ in range(120):
             rec.spend(10**12)
-            rec.recorder.hurry()
+            rec.recorder.request_flush()
             await rec.clock.advance(0.5)
             await arrived(rec)
     assert len(rec.store.transactions) < 10
@@ -173,7 +173,7 @@ async def test_a_full_segment_ends_while_the_store_does_not_answer(
     for _ in range(20):
         for _ in range(10):
             rec.spend(1)
-        await rec.recorder.keep_on_disk()
+        await rec.recorder.sync_journal()
         assert rec.journal._segment.size < 10_000
     assert rec.recorder.waiting_segments > 5
     answers.set()
@@ -200,7 +200,7 @@ async def test_none_is_sent_while_its_seal_is_on_its_way_to_the_disk(
     monkeypatch.setattr(rec.recorder.sender, "send", checked)
     while not rec.journal.is_full:
         rec.spend(1)
-    on_disk = asyncio.create_task(rec.recorder.keep_on_disk())
+    on_disk = asyncio.create_task(rec.recorder.sync_journal())
     await settle()
     assert rec.recorder.waiting_segments == 2
     answers.set()

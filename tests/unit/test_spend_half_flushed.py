@@ -42,7 +42,7 @@ async def test_spend_of_a_half_flushed_segment_counts_once_after_a_restart(tmp_p
     same = BudgetSnapshot(clock.now)
     same.merge(found)
     async with sidecar(tmp_path / "two", exact_store, clock, notes=same) as two:
-        two.recorder._waiting.extend(left.sealed)
+        two.recorder._unsent.extend(left.sealed)
         two.store.is_away = True
         for who in everybody:
             payer = await two.payer(who)

@@ -54,9 +54,9 @@ class Recording:
     _orphans_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def start(self, config: Config, tasks: Tasks) -> None:
-        tasks.start("flush timer", self.recorder.keep_time)
-        tasks.start("flush", self.recorder.keep_flushing)
-        tasks.run_every("journal to disk", config.journal.fsync_interval_ms / 1000, self.recorder.keep_on_disk)
+        tasks.start("flush timer", self.recorder.run_flush_timer)
+        tasks.start("flush", self.recorder.run_flushes)
+        tasks.run_every("journal to disk", config.journal.fsync_interval_ms / 1000, self.recorder.sync_journal)
         tasks.run_every("totals", config.aggregator.interval_secs, self.aggregator.run, jitter=AGGREGATE_JITTER)
         tasks.run_every("holds of former runs", LEASE_RETURN_INTERVAL_SECONDS, self.return_former_leases, jitter=AGGREGATE_JITTER)
         if self.orphans is not None:
@@ -77,12 +77,12 @@ class Recording:
 
     async def _finish_orphans(self, orphans: OrphanedJournals) -> None:
         for folder in orphans.folders:
-            if not self.recorder.waits_in(folder):
+            if not self.recorder.has_unflushed_in(folder):
                 await orphans.finish_folder(folder, self.store, self.clock)
 
     async def return_former_leases(self) -> None:
         """As soon as all that was spent of them is in the store; once."""
-        if not self.has_former_leases or self.recorder.has_leftovers:
+        if not self.has_former_leases or self.recorder.has_recovered_segments:
             return
         try:
             returned_pico = await release_former_leases(self.store, self.clock, self.folder, self.lease_file.holder)
@@ -103,7 +103,7 @@ class Recording:
         except TimeoutError:
             _log.warning("the last flush takes too long; what is recorded waits in the journal for the next start")
         await self.recorder.close()
-        if self.recorder.is_all_in:
+        if self.recorder.is_fully_flushed:
             await self._return_leases()
 
     async def _return_leases(self) -> None:

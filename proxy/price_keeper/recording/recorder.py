@@ -22,8 +22,8 @@ from price_keeper.recording.pace import FlushInterval
 from price_keeper.recording.sender import Sender
 from price_keeper.recording.turns import FlushGate
 
-PATIENCE_SECONDS = 0.5  # of those who would rather not meet a flush
-HURRY_SHARE = 100  # a hundredth of what may wait is flushed at once
+MAX_QUIET_WAIT_SECONDS = 0.5  # of those who would rather not meet a flush
+EARLY_FLUSH_DIVISOR = 100  # a hundredth of what may wait is flushed at once
 
 _Sum = tuple[Counter, UsageCounts]
 
@@ -37,7 +37,7 @@ class Recorder:
     def __init__(
         self,
         journal: Journal,
-        leftovers: Iterable[SealedSegment],
+        recovered: Iterable[SealedSegment],
         sender: Sender,
         clock: Clock,
         interval: FlushInterval,
@@ -50,14 +50,14 @@ class Recorder:
         self._clock = clock
         self._interval = interval
         self._max_unflushed_pico = max_unflushed_pico
-        self._hurry_pico = max_unflushed_pico // HURRY_SHARE
+        self._early_flush_pico = max_unflushed_pico // EARLY_FLUSH_DIVISOR
         self._refuses_without_store = refuses_without_store
-        self._waiting: deque[SealedSegment] = deque(leftovers)
-        self._waiting_pico = sum(sealed.seal.pico for sealed in self._waiting)
-        self._files = asyncio.Lock()  # of the journal, which threads sync and close
+        self._unsent: deque[SealedSegment] = deque(recovered)
+        self._unsent_pico = sum(sealed.seal.pico for sealed in self._unsent)
+        self._journal_lock = asyncio.Lock()  # of the journal, which threads sync and close
         self._flush_gate = FlushGate()
-        self._due = asyncio.Event()
-        self._began = self._caught_up = clock.monotonic()
+        self._flush_due = asyncio.Event()
+        self._last_flush_at = self._caught_up_at = clock.monotonic()
         self.store_trouble = ""
         self._throttle = LogThrottle(clock.monotonic)
 
@@ -66,23 +66,23 @@ class Recorder:
     def admit(self) -> None:
         """Raises CannotRecord where a call must not be sent, because nobody could keep count of it."""
         pico, journal = self.journal.tally.pico, self.journal
-        if pico + self._waiting_pico > self._max_unflushed_pico:
+        if pico + self._unsent_pico > self._max_unflushed_pico:
             usd = self._max_unflushed_pico / PICO_PER_USD
             raise RecordingUnavailable(f"spend of {usd:g} USD waits for the store, which is all that may", retry_after=5)
         if self._refuses_without_store and self.store_trouble:
             raise RecordingUnavailable("the store that keeps count of spend is away", retry_after=5)
-        if pico > self._hurry_pico or journal.is_full:
-            self._due.set()
+        if pico > self._early_flush_pico or journal.is_full:
+            self._flush_due.set()
 
-    def hurry(self) -> None:
+    def request_flush(self) -> None:
         """Somebody needs to know soon."""
-        self._due.set()
+        self._flush_due.set()
 
     # What can be told.
 
     @property
     def unflushed_pico(self) -> int:
-        return self.journal.tally.pico + self._waiting_pico
+        return self.journal.tally.pico + self._unsent_pico
 
     @property
     def limit_pico(self) -> int:
@@ -91,54 +91,54 @@ class Recorder:
 
     @property
     def waiting_segments(self) -> int:
-        return len(self._waiting)
+        return len(self._unsent)
 
     @property
     def lag_seconds(self) -> float:
         """For how long something recorded has been waiting at most."""
-        is_waiting = self._waiting or self.journal.tally.requests
-        return self._clock.monotonic() - self._caught_up if is_waiting else 0.0
+        is_waiting = self._unsent or self.journal.tally.requests
+        return self._clock.monotonic() - self._caught_up_at if is_waiting else 0.0
 
-    def unflushed(self) -> dict[Counter, int]:
+    def unflushed_by_counter(self) -> dict[Counter, int]:
         """Pico-dollars by counter: what is in the journal. Of a segment that is there, all: some may be stored."""
         sums = {counter: counts.pico for counter, counts in self.journal.tally.sums().items()}
-        return _added(sums, self._ours(SealedSegment.sums))
+        return _add_pico(sums, self._own_sums(SealedSegment.sums))
 
-    def in_doubt(self) -> dict[Counter, int]:
+    def possibly_stored_by_counter(self) -> dict[Counter, int]:
         """Of these, what may be in the store."""
-        return _added({}, self._ours(SealedSegment.possibly_stored_sums))
+        return _add_pico({}, self._own_sums(SealedSegment.possibly_stored_sums))
 
-    def _ours(self, sums: Callable[[SealedSegment], Iterable[_Sum]]) -> Iterator[_Sum]:
-        for sealed in (*self._waiting, *self.sender.left):
+    def _own_sums(self, sums_of: Callable[[SealedSegment], Iterable[_Sum]]) -> Iterator[_Sum]:
+        for sealed in (*self._unsent, *self.sender.left):
             if not sealed.is_adopted:
-                yield from sums(sealed)
+                yield from sums_of(sealed)
 
     @asynccontextmanager
-    async def quiet(self) -> AsyncIterator[bool]:
+    async def without_flush(self) -> AsyncIterator[bool]:
         """Whether no flush is under way meanwhile; if one takes long, nobody waits for it."""
-        async with self._flush_gate.exclude_flush(PATIENCE_SECONDS) as is_quiet:
+        async with self._flush_gate.exclude_flush(MAX_QUIET_WAIT_SECONDS) as is_quiet:
             yield is_quiet
 
     @property
-    def has_leftovers(self) -> bool:
+    def has_recovered_segments(self) -> bool:
         """Whether something that former processes left in this journal is not, or not certainly, in the store."""
-        waiting, left = self._in(self.journal.folder)
-        return bool(left) or any(sealed.is_recovered for sealed in waiting)
+        unsent, rejected = self._segments_in(self.journal.folder)
+        return bool(rejected) or any(sealed.is_recovered for sealed in unsent)
 
-    def waits_in(self, folder: Path) -> bool:
+    def has_unflushed_in(self, folder: Path) -> bool:
         """Whether anything of the journal there is not, or not certainly, in the store."""
-        return any(self._in(folder))
+        return any(self._segments_in(folder))
 
-    def _in(self, folder: Path) -> tuple[list[SealedSegment], list[SealedSegment]]:
+    def _segments_in(self, folder: Path) -> tuple[list[SealedSegment], list[SealedSegment]]:
         """Of the journal there: what waits, and what is left to a person."""
-        waiting = [sealed for sealed in self._waiting if sealed.path.parent == folder]
-        return waiting, [sealed for sealed in self.sender.left if sealed.path.parent == folder]
+        unsent = [sealed for sealed in self._unsent if sealed.path.parent == folder]
+        return unsent, [sealed for sealed in self.sender.left if sealed.path.parent == folder]
 
     @property
-    def is_all_in(self) -> bool:
+    def is_fully_flushed(self) -> bool:
         """Whether everything ever spent here is in the store, and no call is under way."""
         journal = self.journal
-        return not (journal.open_calls or journal.tally.requests or self.waits_in(journal.folder))
+        return not (journal.open_calls or journal.tally.requests or self.has_unflushed_in(journal.folder))
 
     async def check(self) -> str | None:
         """Raises CannotRecord with what keeps spend from being recorded; tells of what waits for a person."""
@@ -147,41 +147,41 @@ class Recorder:
         self.admit()
         if self.store_trouble:
             raise RecordingUnavailable("spend cannot be flushed, and waits in the journal; the log says why")
-        left = len(self.sender.left)
-        return f"what the store did not take, {left} segments, waits for a person; the log says why" if left else None
+        rejected = len(self.sender.left)
+        return f"what the store did not take, {rejected} segments, waits for a person; the log says why" if rejected else None
 
-    def take_over(self, found: Iterable[SealedSegment]) -> None:
+    def adopt_segments(self, segments: Iterable[SealedSegment]) -> None:
         """Of another journal. For budgets it is spent elsewhere until it is in the store; it has to be flushed as our
         own has."""
-        for sealed in found:
+        for sealed in segments:
             sealed.is_adopted = True
-            self._waiting.append(sealed)
-            self._waiting_pico += sealed.seal.pico
-            self._due.set()
+            self._unsent.append(sealed)
+            self._unsent_pico += sealed.seal.pico
+            self._flush_due.set()
 
     # Background work.
 
-    async def keep_time(self) -> None:
+    async def run_flush_timer(self) -> None:
         """Says when the next flush is due, for ever."""
         while True:
-            elapsed = self._clock.monotonic() - self._began
+            elapsed = self._clock.monotonic() - self._last_flush_at
             if elapsed >= self._interval.seconds:
-                self._due.set()
+                self._flush_due.set()
                 elapsed = 0
             await self._clock.sleep(self._interval.seconds - elapsed)
 
-    async def keep_flushing(self) -> None:
+    async def run_flushes(self) -> None:
         """Flushes whenever it is due, for ever; in a hurry too not more often than the pace's shortest."""
         while True:
-            await self._due.wait()
+            await self._flush_due.wait()
             pause = self._interval.seconds if self.store_trouble else self._interval.min_seconds
-            rest = pause - (self._clock.monotonic() - self._began)
+            rest = pause - (self._clock.monotonic() - self._last_flush_at)
             if rest > 0:
                 await self._clock.sleep(rest)
-            self._due.clear()
+            self._flush_due.clear()
             await self.flush()
 
-    async def keep_on_disk(self) -> None:
+    async def sync_journal(self) -> None:
         """Once: what was written is on the disk, and what the disk refused is tried again. A segment that is full ends,
         however long the store takes over those before it."""
         self.journal.retry_unwritten()
@@ -190,33 +190,33 @@ class Recorder:
                 await self._seal()
         if self.journal.is_synced:
             return
-        async with self._files:
+        async with self._journal_lock:
             with suppress(OSError):  # the journal has told of it
                 await asyncio.to_thread(self.journal.sync)
 
     async def close(self) -> None:
         """The journal, when no thread is at it."""
-        async with self._files:
+        async with self._journal_lock:
             self.journal.retry_unwritten()  # what was flushed may have made room
             self.journal.close()
 
     async def flush(self) -> bool:
         """Seals and sends everything there is; whether all of it arrived."""
         async with self._flush_gate.flush():
-            self._began = self._clock.monotonic()
+            self._last_flush_at = self._clock.monotonic()
             try:
-                had_waited = bool(self._waiting)
+                had_unsent = bool(self._unsent)
                 requests = await self._seal()
                 await self._send_all()
-                if had_waited:  # what came since then is not sealed yet
+                if had_unsent:  # what came since then is not sealed yet
                     requests += await self._seal()
                     await self._send_all()
             except (StoreError, OSError) as failure:
-                self._failed(failure)
+                self._on_flush_failed(failure)
                 return False
             self.store_trouble = ""
             if not self.journal.trouble:  # else what was recorded may not be sealed
-                self._caught_up = self._began
+                self._caught_up_at = self._last_flush_at
             self._interval.on_flushed(requests)
             return True
 
@@ -224,31 +224,31 @@ class Recorder:
         """How many requests are sealed now. While others wait for the store, the journal goes on in one segment as
         long as it may, so that it does not come to consist of many. Raises OSError."""
         sealed = None
-        async with self._files:
-            if not self._waiting or self.journal.is_full:
+        async with self._journal_lock:
+            if not self._unsent or self.journal.is_full:
                 with suppress(OSError):  # the journal has told of it, and goes on where it was
                     sealed = self.journal.seal()
             if sealed is not None:
-                self._waiting.append(sealed)
-                self._waiting_pico += sealed.seal.pico
-            for each in tuple(self._waiting):  # whose first may go to the store meanwhile
-                if not each.has_seal:
-                    await asyncio.to_thread(each.write_seal)
+                self._unsent.append(sealed)
+                self._unsent_pico += sealed.seal.pico
+            for waiting in tuple(self._unsent):  # whose first may go to the store meanwhile
+                if not waiting.has_seal:
+                    await asyncio.to_thread(waiting.write_seal)
         return sealed.seal.requests if sealed is not None else 0
 
     async def _send_all(self) -> None:
-        while self._waiting and self._waiting[0].has_seal:  # one that has just ended may not be on the disk yet
-            await self.sender.send(self._waiting[0])
-            self._waiting_pico -= self._waiting.popleft().seal.pico
+        while self._unsent and self._unsent[0].has_seal:  # one that has just ended may not be on the disk yet
+            await self.sender.send(self._unsent[0])
+            self._unsent_pico -= self._unsent.popleft().seal.pico
 
-    def _failed(self, failure: StoreError | OSError) -> None:
+    def _on_flush_failed(self, failure: StoreError | OSError) -> None:
         if not self.store_trouble and self._throttle.allows("flush"):
             _log.error("spend cannot be flushed, and waits in the journal: %s", failure)
         self.store_trouble = str(failure)
         self._interval.on_failed()
 
 
-def _added(picos: dict[Counter, int], sums: Iterable[_Sum]) -> dict[Counter, int]:
+def _add_pico(picos: dict[Counter, int], sums: Iterable[_Sum]) -> dict[Counter, int]:
     for counter, counts in sums:
         picos[counter] = picos.get(counter, 0) + counts.pico
     return picos

@@ -64,7 +64,7 @@ class BudgetReader:
         """All that was flushed: exact, unless something of ours is under way or of unknown outcome."""
         counters = _build_counters(budget)
         keys = [key for counter in counters for key in build_shard_keys(counter)]
-        async with self._recorder.quiet() as is_quiet:
+        async with self._recorder.without_flush() as is_quiet:
             began = self._clock.monotonic()
             found = await self._store.get_many(keys, consistent=True)
             for number, counter in enumerate(counters):

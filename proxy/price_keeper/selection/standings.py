@@ -347,8 +347,8 @@ class BudgetRegistry:
             return sums
 
         def read_unflushed() -> dict[str, tuple[int, int]]:
-            in_doubt = sum_by_label(self._recorder.in_doubt())
-            found = sum_by_label(self._recorder.unflushed())
+            in_doubt = sum_by_label(self._recorder.possibly_stored_by_counter())
+            found = sum_by_label(self._recorder.unflushed_by_counter())
             return {label: (pico, in_doubt.get(label, 0)) for label, pico in found.items()}
 
         budget = BudgetState(

@@ -164,7 +164,7 @@ class BudgetRefresher:
         if budget.app_labels.by_name:  # their prices are money, so no call goes by older ones
             refresh.stale_at, refresh.due_at = min(refresh.stale_at, moment + own.STALE_SECONDS), min(refresh.due_at, moment + own.REFRESH_SECONDS)
         if budget.is_tight:
-            self._recorder.hurry()
+            self._recorder.request_flush()
         return has_spend
 
     def _schedule_next(self, refresh: RefreshState, moment: float) -> None:
