@@ -412,7 +412,7 @@ async def test_what_the_totals_know_and_this_process_does_not_is_looked_up(shop:
     query = f"?org={ORG}&app=shop"
     assert (await _board(shop, "admin", query)).body["scope"]["labels"][0]["spent_usd_micros"] == "0"
     counter = shop.recorder.counter()._replace(scope=f"ORG#{ORG}#APP#shop", period=_period(shop))
-    shop.recorder.recorder.sender.books = None  # from here on it is another process, so to say
+    shop.recorder.recorder.sender.flush_listener = None  # from here on it is another process, so to say
     shop.recorder.spend(4 * 10**12, counter)
     assert await shop.recorder.recorder.flush()
     shop.clock.ahead += 30  # type: ignore[attr-defined]

@@ -100,7 +100,7 @@ async def test_one_that_lives_is_left_alone_until_it_is_gone(tmp_path: Path, exa
             await running.adopt_orphans()
             assert find_worker_folders(tmp_path) == [tmp_path / "worker-1"]
     async with run_of(tmp_path / "other", exact_store) as running:
-        running.recorder.sender.books = books
+        running.recorder.sender.flush_listener = books
         os.rename(tmp_path / "worker-1", tmp_path / "other" / "worker-1")  # as if it had been freed just now
         await running.adopt_orphans()
         assert running.recorder.unflushed_pico == 17
@@ -116,7 +116,7 @@ async def test_one_that_lives_is_left_alone_until_it_is_gone(tmp_path: Path, exa
 class _Books:
     told = 0
 
-    def acknowledged(self, counter: object, pico: int) -> None:
+    def on_acknowledged(self, counter: object, pico: int) -> None:
         self.told += pico
 
 

@@ -25,22 +25,22 @@ MARGIN_SECONDS = 86_400  # by which a marker must outlive its segment, whatever 
 _log = logging.getLogger("price_keeper.recording")
 
 
-class Books(Protocol):
+class FlushListener(Protocol):
     """Notified of what of ours may be in the store, and of what certainly is not. What is acknowledged is in the store,
     and no more in the journal: a process that begins would else count it as unflushed beside what was noted of it."""
 
-    def sending(self, counter: Counter, pico: int) -> None: ...
+    def on_sending(self, counter: Counter, pico: int) -> None: ...
 
-    def not_taken(self, counter: Counter, pico: int) -> None: ...
+    def on_not_stored(self, counter: Counter, pico: int) -> None: ...
 
-    def acknowledged(self, counter: Counter, pico: int) -> None: ...
+    def on_acknowledged(self, counter: Counter, pico: int) -> None: ...
 
 
 class Sender:
     """`force` sends also what is so old that its marker may be gone."""
 
     def __init__(self, store: Store, clock: Clock, *, force: bool = False) -> None:
-        self.books: Books | None = None
+        self.flush_listener: FlushListener | None = None
         self._store = store
         self._clock = clock
         self._force = force
@@ -65,9 +65,9 @@ class Sender:
         if sealed.is_recovered and not self._force and self._is_too_old(seal.ulid):
             self._leave(sealed, "it is so old that it might count twice")
             return
-        was_in_doubt, books = sealed.is_in_doubt, None if sealed.is_adopted else self.books
-        if books is not None and not was_in_doubt:
-            _tell(books.sending, sealed.unsent_sums())
+        was_in_doubt, listener = sealed.is_in_doubt, None if sealed.is_adopted else self.flush_listener
+        if listener is not None and not was_in_doubt:
+            _notify(listener.on_sending, sealed.unsent_sums())
         sealed.was_tried = True
         try:
             counted = await self._counted_before(sealed)
@@ -78,8 +78,8 @@ class Sender:
         except (StoreError, SegmentMismatch, ValueError) as failure:  # the last where a key can be none of the store's
             if not was_in_doubt and not (isinstance(failure, StoreError) and failure.maybe_applied):
                 sealed.was_tried = False
-                if books is not None:
-                    _tell(books.not_taken, sealed.unsent_sums())
+                if listener is not None:
+                    _notify(listener.on_not_stored, sealed.unsent_sums())
             if not isinstance(failure, InvalidStoreRequest | SegmentMismatch | ValueError):
                 raise
             self._leave(sealed, str(failure))
@@ -88,8 +88,8 @@ class Sender:
         self.sent += 1
         self._last[sealed.path.parent] = (seal.ulid, counted)
         await asyncio.to_thread(sealed.discard)
-        if books is not None:
-            _tell(books.acknowledged, sealed.sums())
+        if listener is not None:
+            _notify(listener.on_acknowledged, sealed.sums())
 
     async def _counted_before(self, sealed: SealedSegment) -> frozenset[int]:
         """Calls that it carries on and that count already: as estimated, where a copy of the segment before was counted
@@ -220,7 +220,7 @@ class Sender:
             self._listed.clear()
 
 
-def _tell(listener: Callable[[Counter, int], None], sums: Iterable[tuple[Counter, UsageCounts]]) -> None:
+def _notify(listener: Callable[[Counter, int], None], sums: Iterable[tuple[Counter, UsageCounts]]) -> None:
     for counter, counts in sums:
         if not counter.is_lease:
             listener(counter, counts.pico)

@@ -86,7 +86,7 @@ class BudgetRegistry:
         self.decision_counters = DecisionCounters()
         self.on_spent_elsewhere: Callable[[Counter], None] = lambda _: None
         self.reread_snapshot: Callable[[], Awaitable[None]] | None = None  # what other workers have noted since
-        recorder.sender.books = self
+        recorder.sender.flush_listener = self
 
     def register_metrics(self, telemetry: MetricsRegistry) -> None:
         telemetry.add(metrics.SCOPES, lambda: len(self._refresh_states))
@@ -219,15 +219,15 @@ class BudgetRegistry:
 
     # What the recorder tells.
 
-    def sending(self, counter: Counter, pico: int) -> None:
+    def on_sending(self, counter: Counter, pico: int) -> None:
         for tracker in self._find_trackers(counter):
             tracker.add_sent(pico)
 
-    def not_taken(self, counter: Counter, pico: int) -> None:
+    def on_not_stored(self, counter: Counter, pico: int) -> None:
         for tracker in self._find_trackers(counter):
             tracker.remove_sent(pico)
 
-    def acknowledged(self, counter: Counter, pico: int) -> None:
+    def on_acknowledged(self, counter: Counter, pico: int) -> None:
         for tracker in self._find_trackers(counter):
             tracker.add_acknowledged(pico)
         refresh = self._refresh_states.get((counter.scope, counter.period))
