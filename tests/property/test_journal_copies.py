@@ -25,7 +25,7 @@ from price_keeper.recording.flush import COST_ATTRIBUTE
 from price_keeper.recording.journal import Journal, SealedSegment
 from price_keeper.recording.leftovers import recover
 from price_keeper.recording.segment import SEGMENT_SUFFIX
-from price_keeper.recording.sender import Sender
+from price_keeper.recording.sender import SegmentSender
 from price_keeper.recording.ulid import Ulids
 from price_keeper.stores.contract import Page, Query, Write
 
@@ -87,8 +87,8 @@ class Machine(RuleBasedStateMachine):
         self.journal, self.sealed = Journal(self.folder, ulids), left
         self.sender = self._sender(())
 
-    def _sender(self, faults: Sequence[str]) -> Sender:
-        return Sender(Wire(self.store, faults, self.chance), self.clock)  # type: ignore[arg-type]
+    def _sender(self, faults: Sequence[str]) -> SegmentSender:
+        return SegmentSender(Wire(self.store, faults, self.chance), self.clock)  # type: ignore[arg-type]
 
     def teardown(self) -> None:
         if hasattr(self, "patches"):
@@ -134,7 +134,7 @@ class Machine(RuleBasedStateMachine):
                     self.sealed[0].write_seal()
                 await self.sender.send(self.sealed[0])
                 self.sealed.pop(0)
-        assert self.sender.left == []
+        assert self.sender.rejected == []
 
     @rule(torn=st.binary(max_size=9))
     def die(self, torn: bytes) -> None:

@@ -23,7 +23,7 @@ from price_keeper.recording import aggregator, flush, leftovers
 from price_keeper.recording.flush import SegmentMarker
 from price_keeper.recording.journal import Journal
 from price_keeper.recording.recorder import Recorder
-from price_keeper.recording.sender import Sender
+from price_keeper.recording.sender import SegmentSender
 from price_keeper.recording.turns import FlushGate
 from price_keeper.selection import notebook, policy, sticky
 from price_keeper.selection.notebook import SnapshotFile
@@ -61,7 +61,7 @@ def seeds_until_found(mistake: Mistake, folder: Path, most: int) -> tuple[int, O
     return most, None
 
 
-_writes, _following, _send_part, _once = flush.build_writes, Journal._begin_segment, Sender._send_part, TransactionSender._attempt
+_writes, _following, _send_part, _once = flush.build_writes, Journal._begin_segment, SegmentSender._send_part, TransactionSender._attempt
 _given_back, _tick = rows.build_release, BudgetLease.tick
 
 
@@ -188,12 +188,12 @@ _ANY = any_of(ItemMissing(), ItemExists())
 
 MISTAKES = {
     "a flush without the condition of its marker": Mistake(flush, "build_writes", _without_marker, "journal", 10_006),
-    "a lost answer taken for a good one": Mistake(Sender, "_send_part", _lost_is_good, "journal"),
+    "a lost answer taken for a good one": Mistake(SegmentSender, "_send_part", _lost_is_good, "journal"),
     "a marker that stands for a segment whatever its lines are": Mistake(
         SegmentMarker, "is_confirmed_by", lambda *_: True, "journal", 10_020
     ),
     "estimates of a replayed copy forgotten by the segments behind": Mistake(
-        Sender, "_counted_before", _nothing_counted_before, "journal", 10_485
+        SegmentSender, "_read_counted_calls", _nothing_counted_before, "journal", 10_485
     ),
     "estimates in both of two segments": Mistake(leftovers.RecoveredSegment, "hand_calls_to", lambda *_: None, "journal", 10_012),
     "no estimates at all": Mistake(leftovers, "_estimate_and_seal", _without_estimates, "journal", 10_007),

@@ -13,7 +13,7 @@ from price_keeper.errors import ConditionFailed, ConfigError, StoreError, Transa
 from price_keeper.hard.holds import release_former_leases
 from price_keeper.model import Scope
 from price_keeper.recording.leftovers import recover
-from price_keeper.recording.sender import Sender
+from price_keeper.recording.sender import SegmentSender
 from price_keeper.selection.overrides import clear_override, set_override
 from price_keeper.stores.contract import Store
 
@@ -370,9 +370,9 @@ class Script:
 
     async def _replay(self, folder: Path, store: Store, gives_back: bool) -> None:
         clock = Clock(self.world)
-        sender = Sender(store, clock)
+        sender = SegmentSender(store, clock)
         with suppress(StoreError):
             for sealed in recover(folder).sealed:
                 await sender.send(sealed)
-            if gives_back and not (sender.left or sender.outdated):
+            if gives_back and not (sender.rejected or sender.outdated_folders):
                 await release_former_leases(store, clock, folder)

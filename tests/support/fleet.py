@@ -19,7 +19,7 @@ from price_keeper.recording.entries import UsageCounts, Intent, Receipt
 from price_keeper.recording.journal import Journal
 from price_keeper.recording.pace import FlushInterval
 from price_keeper.recording.recorder import Recorder
-from price_keeper.recording.sender import Sender
+from price_keeper.recording.sender import SegmentSender
 from price_keeper.recording.ulid import Ulids
 from price_keeper.selection.notes import BudgetSnapshot
 from price_keeper.selection.payer import CallerDay
@@ -121,7 +121,7 @@ async def sidecar(
     async with Tasks(clock) as tasks:
         told = cast(Store, counted)
         journal = Journal(folder, ulids)
-        recorder = Recorder(journal, [], Sender(told, clock), clock, FlushInterval(1.0, 15.0), max_unflushed_pico=10**6 * USD)
+        recorder = Recorder(journal, [], SegmentSender(told, clock), clock, FlushInterval(1.0, 15.0), max_unflushed_pico=10**6 * USD)
         standings = BudgetRegistry(whole, told, recorder, clock, tasks, alerts, notes)
         yield Sidecar(clock, counted, recorder, standings, Aggregator(told, clock, whole.aggregator.interval_secs))
         journal.close()

@@ -27,7 +27,7 @@ from price_keeper.recording.journal import Journal
 from price_keeper.recording.leftovers import recover
 from price_keeper.recording.pace import FlushInterval
 from price_keeper.recording.recorder import Recorder
-from price_keeper.recording.sender import Sender
+from price_keeper.recording.sender import SegmentSender
 from price_keeper.recording.ulid import Ulids
 from price_keeper.stores.contract import Store
 from price_keeper.tasks import Tasks
@@ -186,7 +186,7 @@ class Sidecar:
         recorder = Recorder(
             journal,
             left.sealed,
-            Sender(self.store, self.clock),
+            SegmentSender(self.store, self.clock),
             self.clock,
             FlushInterval(1, 15),
             max_unflushed_pico=10**9 * USD,
@@ -251,10 +251,10 @@ class Sidecar:
 async def replayed(world: World, folder: Path, wire: Wire) -> None:
     """As the command does it."""
     clock, store = SkewedClock(world.clock), cast(Store, wire)
-    sender = Sender(store, clock)
+    sender = SegmentSender(store, clock)
     for sealed in recover(folder).sealed:
         await sender.send(sealed)
-    assert not sender.left
+    assert not sender.rejected
     await release_former_leases(store, clock, folder)
 
 

@@ -21,7 +21,7 @@ from price_keeper.recording.leftovers import RecoveredJournal, recover
 from price_keeper.recording.pace import FlushInterval
 from price_keeper.recording.recorder import Recorder
 from price_keeper.recording.segment import SEGMENT_SUFFIX
-from price_keeper.recording.sender import Sender
+from price_keeper.recording.sender import SegmentSender
 from price_keeper.recording.ulid import Ulids
 from price_keeper.stores.contract import Store, Write
 
@@ -123,7 +123,7 @@ def _recorder(
     return Recorder(
         journal,
         leftovers.sealed,
-        Sender(store, clock),
+        SegmentSender(store, clock),
         clock,
         FlushInterval(1.0, 15.0),
         max_unflushed_pico=int(max_usd * USD),

@@ -29,7 +29,7 @@ from price_keeper.recording.journal import Journal
 from price_keeper.recording.leftovers import recover
 from price_keeper.recording.pace import FlushInterval
 from price_keeper.recording.recorder import Recorder
-from price_keeper.recording.sender import Sender
+from price_keeper.recording.sender import SegmentSender
 from price_keeper.recording.ulid import Ulids
 from price_keeper.selection import sticky
 from price_keeper.selection.spent import SpendTracker
@@ -285,7 +285,7 @@ class Process:
         self.recorder = Recorder(
             self.journal,
             left.sealed,
-            Sender(flush, self.clock),
+            SegmentSender(flush, self.clock),
             self.clock,
             FlushInterval(self.config.journal.flush_interval_secs, self.config.journal.flush_interval_max_secs),
             max_unflushed_pico=10**6 * USD,

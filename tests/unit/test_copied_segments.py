@@ -15,7 +15,7 @@ from price_keeper.recording.entries import UsageCounts, Receipt
 from price_keeper.recording.leftovers import recover
 from price_keeper.recording.seal import SUMS_PER_PART
 from price_keeper.recording.segment import SEGMENT_SUFFIX
-from price_keeper.recording.sender import Sender
+from price_keeper.recording.sender import SegmentSender
 from price_keeper.stores import schema
 from price_keeper.stores.contract import EXPIRY_ATTRIBUTE, ItemMissing, Page, Put, Query, Store
 
@@ -34,8 +34,8 @@ def copied(rec: Recording, name: str) -> Path:
     return Path(shutil.copytree(rec.folder, rec.folder.parent / name))
 
 
-async def replayed(rec: Recording, folder: Path) -> Sender:
-    sender = Sender(rec.store, rec.clock)
+async def replayed(rec: Recording, folder: Path) -> SegmentSender:
+    sender = SegmentSender(rec.store, rec.clock)
     for sealed in recover(folder).sealed:
         await sender.send(sealed)
     return sender
@@ -81,7 +81,7 @@ async def test_flush_of_living_owner_after_replays_of_copies_counts_every_call(r
         rec.spend(7)
     assert await rec.recorder.flush()
     assert await rec.counted() == (28, 196)
-    assert rec.recorder.sender.refused == []
+    assert rec.recorder.sender.rejected_ulids == []
     assert len(rec.segments()) == 1
 
 
@@ -91,7 +91,7 @@ async def test_replay_of_shorter_copy_after_longer_adds_nothing(rec: Recording) 
     rec.spend(7)
     assert await rec.recorder.flush()
     sender = await replayed(rec, short)
-    assert (await rec.counted(), sender.repeats, sender.outdated) == ((2, 14), 1, {short})
+    assert (await rec.counted(), sender.repeated_parts, sender.outdated_folders) == ((2, 14), 1, {short})
     assert segments(short) == []
 
 
@@ -105,7 +105,7 @@ async def test_estimate_of_replayed_copy_stays_and_its_record_is_reported(
     with caplog.at_level(logging.WARNING):
         assert await rec.recorder.flush()
     assert await rec.counted() == (2, GUESS + 7)
-    assert rec.recorder.sender.late == 1
+    assert rec.recorder.sender.late_calls == 1
     assert "1 calls stay counted as estimated" in caplog.text
 
 
@@ -136,7 +136,7 @@ async def test_lost_answers_of_a_grown_segment_count_once(rec: Recording) -> Non
         rec.spend(11, counter)
     copy = copied(rec, "copy")
     rec.store.faults = ["after"]
-    sender = Sender(rec.store, rec.clock)
+    sender = SegmentSender(rec.store, rec.clock)
     (left,) = recover(copy).sealed
     with pytest.raises(Exception, match="the answer was lost"):
         await sender.send(left)
@@ -158,12 +158,12 @@ async def test_half_counted_later_copy_keeps_the_shorter_one(rec: Recording, cap
     rec.store.faults = ["after"]
     (left,) = recover(longer).sealed
     with pytest.raises(Exception, match="the answer was lost"):
-        await Sender(rec.store, rec.clock).send(left)
+        await SegmentSender(rec.store, rec.clock).send(left)
     sender = await replayed(rec, short)
-    assert (len(sender.refused), len(segments(short))) == (1, 1)
+    assert (len(sender.rejected_ulids), len(segments(short))) == (1, 1)
     assert "a later copy of it is half counted" in caplog.text
     await replayed(rec, longer)
-    assert (await replayed(rec, short)).refused == []
+    assert (await replayed(rec, short)).rejected_ulids == []
     assert await rec.counted(counters[0]) == (2, 22)
 
 
@@ -184,7 +184,7 @@ async def test_segment_with_other_lines_under_a_counted_name_is_kept(
         (target,) = segments(other)
         target.write_bytes(twin.segments()[0].read_bytes())
     sender = await replayed(rec, other)
-    assert (await rec.counted(), sender.refused) == ((1, 7), [target.stem])
+    assert (await rec.counted(), sender.rejected_ulids) == ((1, 7), [target.stem])
     assert target.exists()
     assert "are not those that were counted under its name" in caplog.text
 
@@ -201,7 +201,7 @@ async def test_living_owner_keeps_a_segment_of_which_more_lines_were_counted(
     await replayed(rec, twin)
     counted = await rec.counted()
     assert await rec.recorder.flush()  # others are not held up
-    assert (await rec.counted(), rec.recorder.sender.refused) == (counted, [own.stem])
+    assert (await rec.counted(), rec.recorder.sender.rejected_ulids) == (counted, [own.stem])
     assert own.exists()
     assert "this process wrote fewer" in caplog.text
 
@@ -225,7 +225,7 @@ async def test_marker_of_a_former_version_stands_for_all_lines(rec: Recording) -
     await rec.store.put(Put(schema.segment_marker_key(path.stem, 0), {EXPIRY_ATTRIBUTE: 1_798_027_200}, ItemMissing()))
     rec.spend(7)
     assert await rec.recorder.flush()
-    assert (await rec.counted(), rec.recorder.sender.repeats) == ((0, 0), 1)
+    assert (await rec.counted(), rec.recorder.sender.repeated_parts) == ((0, 0), 1)
     assert not path.exists()
 
 

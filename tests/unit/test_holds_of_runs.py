@@ -97,7 +97,7 @@ async def test_what_is_left_aside_keeps_all_holds(tmp_path: Path) -> None:
     async with run_of(tmp_path, store, clock) as second:  # type: ignore[arg-type]
         store.faults = ["rejected"]
         assert await second.recorder.flush()
-        assert second.recorder.sender.left
+        assert second.recorder.sender.rejected
         await second.return_former_leases()
         assert (await bucket_of(store._store, name)).unleased == 500
         await second.finish()

@@ -18,7 +18,7 @@ from price_keeper.recording.flush import to_pico
 from price_keeper.recording.folder import lock_folder
 from price_keeper.recording.leftovers import recover
 from price_keeper.recording.seal import SUMS_PER_PART
-from price_keeper.recording.sender import Sender
+from price_keeper.recording.sender import SegmentSender
 from price_keeper.recording.ulid import made_at
 from price_keeper.stores import schema
 from price_keeper.stores.contract import EXPIRY_ATTRIBUTE, Delete, Put, Store, Update
@@ -70,7 +70,7 @@ async def test_a_lost_answer_is_seen_by_the_marker(rec: Recording) -> None:
     assert not await rec.recorder.flush()
     assert await rec.counted() == (1, 5)
     assert await rec.recorder.flush()
-    assert (await rec.counted(), rec.recorder.sender.repeats) == ((1, 5), 1)
+    assert (await rec.counted(), rec.recorder.sender.repeated_parts) == ((1, 5), 1)
 
 
 async def test_segments_go_in_their_order_and_wait_for_each_other(rec: Recording) -> None:
@@ -93,7 +93,7 @@ async def test_what_the_store_will_never_take_does_not_hold_up_the_rest(rec: Rec
     await rec.recorder.flush()
     rec.spend(2)
     assert await rec.recorder.flush()
-    assert (await rec.counted(), len(rec.recorder.sender.refused)) == ((1, 2), 1)
+    assert (await rec.counted(), len(rec.recorder.sender.rejected_ulids)) == ((1, 2), 1)
     assert len(rec.segments()) == 2  # it is kept for a person to look at
 
 
@@ -154,7 +154,7 @@ async def test_a_copy_of_a_journal_counts_nothing_again(tmp_path: Path, exact_st
         assert await rec.recorder.flush()
     async with recording(tmp_path / "copy", exact_store, scope=rec.scope) as copy:
         assert await copy.recorder.flush()
-        assert (await copy.counted(), copy.recorder.sender.repeats) == ((1, 100), 1)
+        assert (await copy.counted(), copy.recorder.sender.repeated_parts) == ((1, 100), 1)
 
 
 async def test_what_is_so_old_that_its_marker_may_be_gone_waits_for_a_person(
@@ -167,8 +167,8 @@ async def test_what_is_so_old_that_its_marker_may_be_gone_waits_for_a_person(
     clock = ManualClock(first.clock.now() + 35 * 86_400)
     async with recording(tmp_path / "journal", exact_store, clock, first.scope) as late:
         assert await late.recorder.flush()
-        assert (await late.counted(), len(late.recorder.sender.refused)) == ((0, 0), 1)
-        forced = Sender(late.store, clock, force=True)
+        assert (await late.counted(), len(late.recorder.sender.rejected_ulids)) == ((0, 0), 1)
+        forced = SegmentSender(late.store, clock, force=True)
         for sealed in recover(late.folder).sealed:
             await forced.send(sealed)
         assert await late.counted() == (1, 100)
@@ -192,7 +192,7 @@ async def test_what_is_forced_reaches_a_total_whose_shards_are_gone(rec: Recordi
     await rec.clock.advance(40 * 86_400)
     for key in build_shard_keys(gone):
         await rec.store.delete(Delete(key))
-    forced = Sender(rec.store, rec.clock, force=True)
+    forced = SegmentSender(rec.store, rec.clock, force=True)
     rec.store.faults = ["after", "after", "after"]
     (sealed,) = rec.recorder._unsent
     for _ in range(6):
@@ -219,7 +219,7 @@ async def test_a_segment_of_an_idle_process_is_not_too_old(tmp_path: Path, exact
         idle.journal.record(carried, Receipt(UsageCounts(1, pico=3)))
     async with recording(tmp_path / "journal", exact_store, idle.clock, idle.scope) as late:
         assert await late.recorder.flush()
-        assert (await late.counted(), late.recorder.sender.refused) == ((2, 10), [])
+        assert (await late.counted(), late.recorder.sender.rejected_ulids) == ((2, 10), [])
 
 
 async def test_a_marker_outlives_its_segment_also_when_the_clock_was_ahead(tmp_path: Path, exact_store: Store) -> None:
@@ -232,7 +232,7 @@ async def test_a_marker_outlives_its_segment_also_when_the_clock_was_ahead(tmp_p
         assert await rec.recorder.flush()
         rec.spend(2)
         assert await rec.recorder.flush()
-        assert (await rec.counted(), rec.recorder.sender.refused) == ((2, 3), [])
+        assert (await rec.counted(), rec.recorder.sender.rejected_ulids) == ((2, 3), [])
         for writes in rec.store.transactions:
             assert isinstance(writes[0], Put)
             assert writes[0].item[EXPIRY_ATTRIBUTE] >= made_at(name) + 35 * 86_400 - 1  # type: ignore[operator]

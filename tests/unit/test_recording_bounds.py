@@ -50,7 +50,7 @@ async def test_calls_of_one_counter_over_different_numbers_of_shards_are_all_cou
             rec.spend(1, wider(rec.counter(), shards), wider(rec.counter(), 8))
             rec.spend(2, wider(rec.counter(), 16))
         assert await rec.recorder.flush()
-    assert rec.recorder.sender.refused == []
+    assert rec.recorder.sender.rejected_ulids == []
     one = Aggregator(rec.store, rec.clock, 60)
     await one.run()
     total = await rec.store.get(build_total_key(rec.counter()))
@@ -70,7 +70,7 @@ async def test_a_process_that_was_idle_for_months_flushes_what_it_spends_then(re
     await rec.clock.advance(90 * 86_400)
     rec.spend(7)
     assert await rec.recorder.flush()
-    assert (await rec.counted(), rec.recorder.sender.refused) == ((1, 7), [])
+    assert (await rec.counted(), rec.recorder.sender.rejected_ulids) == ((1, 7), [])
 
 
 async def test_failing_flushes_leave_neither_files_open_nor_segments_behind(rec: Recording) -> None:
@@ -218,7 +218,7 @@ async def test_one_bad_row_or_segment_stops_no_other(rec: Recording, caplog: pyt
     await rec.store.put(Put(listed._replace(sk=f"{rec.scope.key}#LABEL#odd#DAY#20261118"), {"shards": 8}))
     rec.spend(1, Counter("ORG#nobody", "premium", "DAY#20261118", 8))
     assert await rec.recorder.flush()
-    assert len(rec.recorder.sender.refused) == 1
+    assert len(rec.recorder.sender.rejected_ulids) == 1
     rec.spend(2)
     assert await rec.recorder.flush()
     caplog.set_level(logging.CRITICAL)

@@ -20,7 +20,7 @@ from price_keeper.recording.entries import UsageCounts, Receipt
 from price_keeper.recording.journal import SealedSegment
 from price_keeper.recording.leftovers import recover
 from price_keeper.recording.lines import encode_line
-from price_keeper.recording.sender import Sender
+from price_keeper.recording.sender import SegmentSender
 from price_keeper.stores.contract import Store
 
 from tests.support.clock import ManualClock
@@ -64,7 +64,7 @@ async def test_what_is_left_over_makes_the_room_for_a_start(
     monkeypatch.setattr(os, "pwrite", a_disk_of(lambda: not all(path.exists() for path in before[files_with_room:])))
     async with open_recording(config_of(tmp_path), rec.store, ManualClock()) as started:
         monkeypatch.setattr(os, "pwrite", PWRITE)
-        assert started.recorder.sender.sent >= 1
+        assert started.recorder.sender.sent_segments >= 1
         assert all(sealed.has_seal for sealed in started.recovered.sealed)
         assert await started.recorder.flush()
         assert await rec.counted() == (3, 214)
@@ -102,7 +102,7 @@ async def test_a_disk_that_breaks_is_not_one_without_room(
     left = recover(tmp_path)
     monkeypatch.setattr(os, "pwrite", a_disk_of(lambda: False, errno.EIO))
     with pytest.raises(JournalUnusable, match=r"cannot seal what is left .*: Input/output error") as caught:
-        await begin_journal(tmp_path, left, Sender(rec.store, rec.clock), lambda: rec.journal)
+        await begin_journal(tmp_path, left, SegmentSender(rec.store, rec.clock), lambda: rec.journal)
     assert not isinstance(caught.value, JournalFull)
     assert rec.store.transactions == []
 
@@ -119,7 +119,7 @@ async def test_none_goes_before_one_that_could_not_be_sealed(
             pass
     assert len(rec.segments()) == 2
     for sealed in recover(tmp_path).sealed:  # as a replay does it
-        await Sender(rec.store, rec.clock).send(sealed)
+        await SegmentSender(rec.store, rec.clock).send(sealed)
     assert await rec.counted() == (3, 214)
 
 
@@ -151,7 +151,7 @@ def spoil(path: Path, text: bytes) -> None:
 
 async def sums(store: Store, rec: Recording) -> tuple[int, int]:
     for sealed in recover(rec.folder).sealed:
-        await Sender(store, rec.clock).send(sealed)
+        await SegmentSender(store, rec.clock).send(sealed)
     return await rec.counted()
 
 
@@ -180,7 +180,7 @@ async def test_a_segment_that_only_carries_counts_although_it_does_not_say_that_
         assert sealed is not None
         sealed.write_seal()
         if is_gone:
-            await Sender(exact_store, rec.clock).send(sealed)
+            await SegmentSender(exact_store, rec.clock).send(sealed)
     spoil(rec.segments()[-1], b'["E"')
     assert await sums(exact_store, rec) == (2, 1010)
 

@@ -247,7 +247,7 @@ async def test_what_the_store_will_never_take_was_spent_all_the_same(one: Sideca
     one.store.before = rejects
     await one.recorder.flush()
     one.store.before = None
-    assert len(one.recorder.sender.refused) == 1
+    assert len(one.recorder.sender.rejected_ulids) == 1
     await look(one, who)
     assert (await one.decide(who)).label == "standard"
     one.standings._refresh_states.clear()

@@ -22,7 +22,7 @@ from price_keeper.recording.adoption import find_worker_folders
 from price_keeper.recording.entries import PICO_PER_USD
 from price_keeper.recording.folder import has_owner_ended, lock_folder
 from price_keeper.recording.leftovers import RecoveredJournal, recover
-from price_keeper.recording.sender import Sender
+from price_keeper.recording.sender import SegmentSender
 from price_keeper.reporting import money
 from price_keeper.stores.contract import Store
 from price_keeper.tasks import Tasks
@@ -59,34 +59,34 @@ async def _replayed(
         progress.tell(f"reading the journal in {folder}")
         left = [await asyncio.to_thread(_recovered, each) for each in folders]
         async with Tasks(clock) as tasks, open_store(config.store, clock, tasks) as store:
-            sender, back, whole = Sender(store, clock, force=force), 0, sum(len(found.sealed) for found in left)
+            sender, back, whole = SegmentSender(store, clock, force=force), 0, sum(len(found.sealed) for found in left)
             for each, found in zip(folders, left, strict=True):
                 back += await _brought(each, found, sender, store, clock, _telling(progress, sender, whole))
-    told = _Told(sender, sum(found.estimated_calls for found in left), back, sorted(map(str, sender.outdated)))
+    told = _Told(sender, sum(found.estimated_calls for found in left), back, sorted(map(str, sender.outdated_folders)))
     if as_json:
         print_json(told.record())
     else:
         print("\n".join(told.lines()))
-    return 1 if sender.refused else 0
+    return 1 if sender.rejected_ulids else 0
 
 
-def _telling(progress: Progress, sender: Sender, whole: int) -> Callable[[], None]:
+def _telling(progress: Progress, sender: SegmentSender, whole: int) -> Callable[[], None]:
     def tell() -> None:
-        done = sender.sent + len(sender.left)
+        done = sender.sent_segments + len(sender.rejected)
         progress.tell(f"{done} of {whole} segments, {sender.requests:,} calls are in the store")
 
     return tell
 
 
 async def _brought(
-    folder: Path, left: RecoveredJournal, sender: Sender, store: Store, clock: Clock, tell: Callable[[], None]
+    folder: Path, left: RecoveredJournal, sender: SegmentSender, store: Store, clock: Clock, tell: Callable[[], None]
 ) -> int:
     """What came back of hard budgets, in pico-dollars. Nothing, where more was spent than this journal says."""
-    refused = len(sender.left)
+    refused = len(sender.rejected)
     for sealed in left.sealed:
         tell()
         await sender.send(sealed)
-    is_all = len(sender.left) == refused and folder not in sender.outdated
+    is_all = len(sender.rejected) == refused and folder not in sender.outdated_folders
     return await release_former_leases(store, clock, folder) if is_all else 0
 
 
@@ -100,7 +100,7 @@ def _recovered(folder: Path) -> RecoveredJournal:
 
 @dataclass(frozen=True, slots=True)
 class _Told:
-    sender: Sender
+    sender: SegmentSender
     estimated: int
     back: int  # of hard budgets, in pico-dollars
     outdated: list[str]  # journals
@@ -109,14 +109,14 @@ class _Told:
         sender = self.sender
         usd = sender.pico / PICO_PER_USD
         yield f"{sender.requests} calls of {usd:f} USD are in the store; {self.estimated} of them are estimated"
-        if sender.repeats:
-            yield f"{sender.repeats} parts had been in the store before, and were not counted again"
-        if sender.late:
-            yield f"{sender.late} calls stay estimated: a copy of the journal was replayed while they were under way"
+        if sender.repeated_parts:
+            yield f"{sender.repeated_parts} parts had been in the store before, and were not counted again"
+        if sender.late_calls:
+            yield f"{sender.late_calls} calls stay estimated: a copy of the journal was replayed while they were under way"
         for folder in self.outdated:
             yield f"{folder} is an old copy: a later one is in the store, and what is held of hard budgets stays held"
-        if sender.refused:
-            yield f"left where they are, as the log says: {', '.join(sender.refused)}"
+        if sender.rejected_ulids:
+            yield f"left where they are, as the log says: {', '.join(sender.rejected_ulids)}"
         if self.back:
             yield f"{self.back / PICO_PER_USD:f} USD of hard budgets were held and not spent; they are given back"
 
@@ -125,9 +125,9 @@ class _Told:
             "requests": self.sender.requests,
             "estimated_requests": self.estimated,
             "cost_usd_micros": money.exact_micros(self.sender.pico),
-            "repeated_parts": self.sender.repeats,
-            "recorded_after_estimate": self.sender.late,
+            "repeated_parts": self.sender.repeated_parts,
+            "recorded_after_estimate": self.sender.late_calls,
             "outdated": self.outdated,
-            "left": self.sender.refused,
+            "left": self.sender.rejected_ulids,
             "given_back_usd_micros": money.exact_micros(self.back),
         }

@@ -10,10 +10,10 @@ from price_keeper.errors import JournalFull, JournalUnusable, StoreError
 from price_keeper.recording.folder import is_disk_full
 from price_keeper.recording.journal import Journal
 from price_keeper.recording.leftovers import RecoveredJournal
-from price_keeper.recording.sender import Sender
+from price_keeper.recording.sender import SegmentSender
 
 
-async def begin_journal(folder: Path, recovered: RecoveredJournal, sender: Sender, begin: Callable[[], Journal]) -> Journal:
+async def begin_journal(folder: Path, recovered: RecoveredJournal, sender: SegmentSender, begin: Callable[[], Journal]) -> Journal:
     """Without room on the disk what was left over goes to the store first, since each file that goes makes some.
 
     It may go without its seal then, the oldest first: what it comes to follows from its lines and those of the next
@@ -39,7 +39,7 @@ async def _seal_and_begin(folder: Path, recovered: RecoveredJournal, begin: Call
     return begin()
 
 
-async def _send_first(recovered: RecoveredJournal, sender: Sender, cause: JournalFull) -> None:
+async def _send_first(recovered: RecoveredJournal, sender: SegmentSender, cause: JournalFull) -> None:
     first = recovered.sealed[0]
     try:
         await sender.send(first)

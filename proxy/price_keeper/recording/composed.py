@@ -25,7 +25,7 @@ from price_keeper.recording.journal import Journal
 from price_keeper.recording.leftovers import RecoveredJournal, recover
 from price_keeper.recording.pace import FlushInterval
 from price_keeper.recording.recorder import Recorder
-from price_keeper.recording.sender import Sender
+from price_keeper.recording.sender import SegmentSender
 from price_keeper.recording.ulid import Ulids
 from price_keeper.stores.contract import Store
 from price_keeper.tasks import Tasks
@@ -131,9 +131,9 @@ class Recording:
         telemetry.add(metrics.JOURNAL_SEGMENTS_WAITING, lambda: recorder.waiting_segments)
         telemetry.add(metrics.JOURNAL_TORN_LINES, lambda: recovered.corrupt_lines)
         telemetry.add(metrics.JOURNAL_LOST_CALLS, lambda: recovered.estimated_calls)
-        telemetry.add(metrics.FLUSHES, lambda: recorder.sender.sent)
-        telemetry.add(metrics.FLUSH_REPEATS, lambda: recorder.sender.repeats)
-        telemetry.add(metrics.FLUSH_REJECTS, lambda: len(recorder.sender.refused))
+        telemetry.add(metrics.FLUSHES, lambda: recorder.sender.sent_segments)
+        telemetry.add(metrics.FLUSH_REPEATS, lambda: recorder.sender.repeated_parts)
+        telemetry.add(metrics.FLUSH_REJECTS, lambda: len(recorder.sender.rejected_ulids))
         telemetry.add(metrics.TOTALS_WRITTEN, lambda: aggregator.totals_written)
         telemetry.add(metrics.TOTALS_LEFT_ALONE, lambda: aggregator.totals_fresh)
         telemetry.add(metrics.TOTALS_AGE_SECONDS, lambda: self.clock.monotonic() - aggregator.completed_at)
@@ -187,7 +187,7 @@ async def open_recording(
             for each in adoption.take():
                 recovered.add_losses(each)
                 recovered.sealed[:0] = each.sealed
-        ulids, sender = Ulids(clock.now, os.urandom, recovered.newest_ulid), Sender(store, clock)
+        ulids, sender = Ulids(clock.now, os.urandom, recovered.newest_ulid), SegmentSender(store, clock)
         journal = await begin_journal(folder, recovered, sender, lambda: Journal(folder, ulids, (*config.labels, *PSEUDO_LABELS)))
         recorder = Recorder(
             journal,

@@ -19,7 +19,7 @@ from price_keeper.recording.entries import PICO_PER_USD, Counter, UsageCounts
 from price_keeper.recording.journal import Journal, SealedSegment
 from price_keeper.recording.log_throttle import LogThrottle
 from price_keeper.recording.pace import FlushInterval
-from price_keeper.recording.sender import Sender
+from price_keeper.recording.sender import SegmentSender
 from price_keeper.recording.turns import FlushGate
 
 MAX_QUIET_WAIT_SECONDS = 0.5  # of those who would rather not meet a flush
@@ -38,7 +38,7 @@ class Recorder:
         self,
         journal: Journal,
         recovered: Iterable[SealedSegment],
-        sender: Sender,
+        sender: SegmentSender,
         clock: Clock,
         interval: FlushInterval,
         *,
@@ -109,7 +109,7 @@ class Recorder:
         return _add_pico({}, self._own_sums(SealedSegment.possibly_stored_sums))
 
     def _own_sums(self, sums_of: Callable[[SealedSegment], Iterable[_Sum]]) -> Iterator[_Sum]:
-        for sealed in (*self._unsent, *self.sender.left):
+        for sealed in (*self._unsent, *self.sender.rejected):
             if not sealed.is_adopted:
                 yield from sums_of(sealed)
 
@@ -132,7 +132,7 @@ class Recorder:
     def _segments_in(self, folder: Path) -> tuple[list[SealedSegment], list[SealedSegment]]:
         """Of the journal there: what waits, and what is left to a person."""
         unsent = [sealed for sealed in self._unsent if sealed.path.parent == folder]
-        return unsent, [sealed for sealed in self.sender.left if sealed.path.parent == folder]
+        return unsent, [sealed for sealed in self.sender.rejected if sealed.path.parent == folder]
 
     @property
     def is_fully_flushed(self) -> bool:
@@ -147,7 +147,7 @@ class Recorder:
         self.admit()
         if self.store_trouble:
             raise RecordingUnavailable("spend cannot be flushed, and waits in the journal; the log says why")
-        rejected = len(self.sender.left)
+        rejected = len(self.sender.rejected)
         return f"what the store did not take, {rejected} segments, waits for a person; the log says why" if rejected else None
 
     def adopt_segments(self, segments: Iterable[SealedSegment]) -> None:

@@ -15,12 +15,12 @@ from price_keeper.recording.entries import Counter, UsageCounts
 from price_keeper.recording.flush import SegmentMarker
 from price_keeper.recording.journal import SealedSegment
 from price_keeper.recording.seal import SegmentPart
-from price_keeper.recording.stretches import SegmentMismatch, Stretches
+from price_keeper.recording.stretches import SegmentMismatch, LineRanges
 from price_keeper.recording.ulid import is_ulid, made_at
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Item, Query, Store, Write
 
-MARGIN_SECONDS = 86_400  # by which a marker must outlive its segment, whatever the clocks say
+MARKER_MARGIN_SECONDS = 86_400  # by which a marker must outlive its segment, whatever the clocks say
 
 _log = logging.getLogger("price_keeper.recording")
 
@@ -36,7 +36,7 @@ class FlushListener(Protocol):
     def on_acknowledged(self, counter: Counter, pico: int) -> None: ...
 
 
-class Sender:
+class SegmentSender:
     """`force` sends also what is so old that its marker may be gone."""
 
     def __init__(self, store: Store, clock: Clock, *, force: bool = False) -> None:
@@ -45,36 +45,36 @@ class Sender:
         self._clock = clock
         self._force = force
         self._day = ""
-        self._listed: set[Counter] = set()  # on this day
-        self.sent = self.requests = self.pico = self.repeats = 0
-        self.late = 0  # calls whose end was found when they had been counted as estimated, in a copy of their segment
-        self.outdated: set[Path] = set()  # journals of which somebody has counted a later state
+        self._listed_counters: set[Counter] = set()  # on this day
+        self.sent_segments = self.requests = self.pico = self.repeated_parts = 0
+        self.late_calls = 0  # calls whose end was found when they had been counted as estimated, in a copy of their segment
+        self.outdated_folders: set[Path] = set()  # journals of which somebody has counted a later state
         # By journal: the segment that went last, and which calls that it leaves open are counted already.
-        self._last: dict[Path, tuple[str, frozenset[int]]] = {}
-        self.left: list[SealedSegment] = []  # what stays where it is, for a person to look at: it was spent all the same
+        self._last_sent: dict[Path, tuple[str, frozenset[int]]] = {}
+        self.rejected: list[SealedSegment] = []  # what stays where it is, for a person to look at: it was spent all the same
 
     @property
-    def refused(self) -> list[str]:
+    def rejected_ulids(self) -> list[str]:
         """The names of what is left."""
-        return [sealed.seal.ulid for sealed in self.left]
+        return [sealed.seal.ulid for sealed in self.rejected]
 
     async def send(self, sealed: SealedSegment) -> None:
         """It is in the store then, or never will be. Raises StoreError: then nobody knows, so send it again; and
         JournalFull for one without its seal that never will be."""
         seal = sealed.seal
         if sealed.is_recovered and not self._force and self._is_too_old(seal.ulid):
-            self._leave(sealed, "it is so old that it might count twice")
+            self._reject(sealed, "it is so old that it might count twice")
             return
         was_in_doubt, listener = sealed.is_in_doubt, None if sealed.is_adopted else self.flush_listener
         if listener is not None and not was_in_doubt:
             _notify(listener.on_sending, sealed.unsent_sums())
         sealed.was_tried = True
         try:
-            counted = await self._counted_before(sealed)
-            is_sent = not counted and await self._send_at_once(sealed)
+            counted = await self._read_counted_calls(sealed)
+            is_sent = not counted and await self._send_whole(sealed)
             if not is_sent:
                 was_in_doubt = True  # a copy of it may be in the store in part
-                counted = await self._send_stretches(sealed, counted)
+                counted = await self._send_line_ranges(sealed, counted)
         except (StoreError, SegmentMismatch, ValueError) as failure:  # the last where a key can be none of the store's
             if not was_in_doubt and not (isinstance(failure, StoreError) and failure.maybe_applied):
                 sealed.was_tried = False
@@ -82,41 +82,41 @@ class Sender:
                     _notify(listener.on_not_stored, sealed.unsent_sums())
             if not isinstance(failure, InvalidStoreRequest | SegmentMismatch | ValueError):
                 raise
-            self._leave(sealed, str(failure))
+            self._reject(sealed, str(failure))
             return
         sealed.parts_sent = len(seal.parts)
-        self.sent += 1
-        self._last[sealed.path.parent] = (seal.ulid, counted)
+        self.sent_segments += 1
+        self._last_sent[sealed.path.parent] = (seal.ulid, counted)
         await asyncio.to_thread(sealed.discard)
         if listener is not None:
             _notify(listener.on_acknowledged, sealed.sums())
 
-    async def _counted_before(self, sealed: SealedSegment) -> frozenset[int]:
+    async def _read_counted_calls(self, sealed: SealedSegment) -> frozenset[int]:
         """Calls that it carries on and that count already: as estimated, where a copy of the segment before was counted
         while they were under way."""
         if not sealed.has_carried_calls:
             return frozenset()
-        ulid, counted = self._last.get(sealed.path.parent, ("", frozenset()))
+        ulid, counted = self._last_sent.get(sealed.path.parent, ("", frozenset()))
         if ulid != sealed.previous_ulid and is_ulid(sealed.previous_ulid):
-            counted = flush.read_estimated_calls((await self._markers(sealed.previous_ulid)).values())
+            counted = flush.read_estimated_calls((await self._read_markers(sealed.previous_ulid)).values())
         return counted
 
-    async def _markers(self, ulid: str) -> Mapping[str, Item]:
+    async def _read_markers(self, ulid: str) -> Mapping[str, Item]:
         """By their sort keys."""
         query = Query(schema.segment_marker_key(ulid, 0).table, schema.segment_markers_partition(ulid), consistent=True)
         return {row.key.sk: row.item for row in (await self._store.query(query)).rows}
 
-    async def _send_at_once(self, sealed: SealedSegment) -> bool:
+    async def _send_whole(self, sealed: SealedSegment) -> bool:
         """As nearly all go. False: a copy of this segment was counted, which had other lines."""
         seal, extent = sealed.seal, sealed.extent
         if extent is None:
             extent = await asyncio.to_thread(sealed.measure)
         estimated = tuple(sorted(sealed.estimated))
         parts = seal.parts or (((),) if extent.has_calls else ())
-        mark = SegmentMarker(extent.lines, extent.digest, len(parts), estimated, sealed.carried_forward)
+        marker = SegmentMarker(extent.lines, extent.digest, len(parts), estimated, sealed.carried_forward)
         for number, part in tuple(enumerate(parts))[sealed.parts_sent :]:
-            found = await self._send_part(seal.ulid, mark, number, part)
-            if found is not None and not (found and mark.is_confirmed_by(found)):
+            stored = await self._send_part(seal.ulid, marker, number, part)
+            if stored is not None and not (stored and marker.is_confirmed_by(stored)):
                 return False
             if seal.parts:
                 sealed.parts_sent += 1
@@ -124,81 +124,81 @@ class Sender:
         self.pico += seal.pico
         return True
 
-    async def _send_stretches(self, sealed: SealedSegment, counted: frozenset[int]) -> frozenset[int]:
+    async def _send_line_ranges(self, sealed: SealedSegment, counted: frozenset[int]) -> frozenset[int]:
         """What nobody has counted of it yet, behind what others began to count. The calls that it leaves open and that
         count already. Raises SegmentMismatch."""
-        ulid, markers = sealed.seal.ulid, await self._markers(sealed.seal.ulid)
-        lines = await asyncio.to_thread(Stretches, sealed, counted)
-        while (item := markers.get(schema.segment_marker_key(ulid, 0, lines.at).sk)) is not None:
-            mark = SegmentMarker.from_item(item, lines.at)
-            if mark is None:  # by a former version, for all lines that there are
-                rest, _ = await asyncio.to_thread(lines.rest)
+        ulid, markers = sealed.seal.ulid, await self._read_markers(sealed.seal.ulid)
+        ranges = await asyncio.to_thread(LineRanges, sealed, counted)
+        while (item := markers.get(schema.segment_marker_key(ulid, 0, ranges.position).sk)) is not None:
+            marker = SegmentMarker.from_item(item, ranges.position)
+            if marker is None:  # by a former version, for all lines that there are
+                rest, _ = await asyncio.to_thread(ranges.read_rest)
                 await self._send_parts(ulid, rest, sealed.seal.parts[1:], 1)
                 return frozenset()
-            if mark.lines > lines.size:
-                self._is_covered(sealed, mark, markers)
-                return frozenset(mark.estimated)
-            parts = (await asyncio.to_thread(lines.of, mark)).parts
-            await self._send_parts(ulid, mark, parts[1:], 1)
-        if lines.at < lines.size:
-            rest, seal = await asyncio.to_thread(lines.rest)
+            if marker.lines > ranges.line_count:
+                self._accept_later_copy(sealed, marker, markers)
+                return frozenset(marker.estimated)
+            parts = (await asyncio.to_thread(ranges.read_marked, marker)).parts
+            await self._send_parts(ulid, marker, parts[1:], 1)
+        if ranges.position < ranges.line_count:
+            rest, seal = await asyncio.to_thread(ranges.read_rest)
             if not await self._send_parts(ulid, rest, seal.parts or ((),)):
-                return await self._send_stretches(sealed, counted)  # another copy was faster
-        self._tell(sealed, lines)
-        return frozenset(lines.counted)
+                return await self._send_line_ranges(sealed, counted)  # another copy was faster
+        self._add_range_totals(sealed, ranges)
+        return frozenset(ranges.counted_calls)
 
-    async def _send_parts(self, ulid: str, mark: SegmentMarker, parts: Iterable[SegmentPart], first: int = 0) -> bool:
+    async def _send_parts(self, ulid: str, marker: SegmentMarker, parts: Iterable[SegmentPart], first: int = 0) -> bool:
         """False: the first one is there, and perhaps counts other lines. Raises SegmentMismatch if a later one does."""
         for number, part in enumerate(parts, first):
-            found = await self._send_part(ulid, mark, number, part)
-            if found is None or (mark.is_confirmed_by(found) if found else number):
+            stored = await self._send_part(ulid, marker, number, part)
+            if stored is None or (marker.is_confirmed_by(stored) if stored else number):
                 continue
             if number:
                 raise SegmentMismatch("its parts were counted with other lines each")
             return False
         return True
 
-    def _is_covered(self, sealed: SealedSegment, mark: SegmentMarker, markers: Mapping[str, Item]) -> None:
+    def _accept_later_copy(self, sealed: SealedSegment, marker: SegmentMarker, markers: Mapping[str, Item]) -> None:
         """By a later copy, which has more lines than this one. Raises SegmentMismatch."""
         ulid = sealed.seal.ulid
         if sealed.next_path is not None:
-            raise SegmentMismatch(f"{mark.lines} lines were counted under its name, and this process wrote fewer")
-        for number in range(mark.parts):
-            if schema.segment_marker_key(ulid, number, mark.start).sk not in markers:
+            raise SegmentMismatch(f"{marker.lines} lines were counted under its name, and this process wrote fewer")
+        for number in range(marker.parts):
+            if schema.segment_marker_key(ulid, number, marker.start).sk not in markers:
                 raise SegmentMismatch("a later copy of it is half counted; bring that to the store first")
-        self.outdated.add(sealed.path.parent)
+        self.outdated_folders.add(sealed.path.parent)
         self.requests += sealed.seal.requests
         self.pico += sealed.seal.pico
 
-    def _tell(self, sealed: SealedSegment, lines: Stretches) -> None:
-        self.requests += lines.requests
-        self.pico += lines.pico
-        self.late += lines.late
-        if lines.late:
+    def _add_range_totals(self, sealed: SealedSegment, ranges: LineRanges) -> None:
+        self.requests += ranges.requests
+        self.pico += ranges.pico
+        self.late_calls += ranges.late_calls
+        if ranges.late_calls:
             _log.warning(
                 "segment %s: %d calls stay counted as estimated; a copy of it was replayed while they were under way, "
                 "and what they came to is not counted again",
                 sealed.seal.ulid,
-                lines.late,
+                ranges.late_calls,
             )
 
     def _is_too_old(self, ulid: str) -> bool:
-        return self._clock.now() - made_at(ulid) > flush.MARKER_TTL_SECONDS - MARGIN_SECONDS
+        return self._clock.now() - made_at(ulid) > flush.MARKER_TTL_SECONDS - MARKER_MARGIN_SECONDS
 
-    def _leave(self, sealed: SealedSegment, why: str) -> None:
+    def _reject(self, sealed: SealedSegment, reason: str) -> None:
         """It must not hold up what can be counted, unless nobody could tell then which of its calls were carried on."""
         ulid = sealed.seal.ulid
         if not sealed.has_seal:
-            raise JournalFull(f"the disk has no room to seal segment {ulid}, and it cannot be flushed either: {why}")
-        self.left.append(sealed)
-        _log.error("segment %s is not flushed, and stays in the journal: %s", ulid, why)
+            raise JournalFull(f"the disk has no room to seal segment {ulid}, and it cannot be flushed either: {reason}")
+        self.rejected.append(sealed)
+        _log.error("segment %s is not flushed, and stays in the journal: %s", ulid, reason)
 
-    async def _send_part(self, ulid: str, mark: SegmentMarker, number: int, part: SegmentPart) -> Item | None:
+    async def _send_part(self, ulid: str, marker: SegmentMarker, number: int, part: SegmentPart) -> Item | None:
         """The marker that stands there, if this part is in the store already."""
         now = self._clock.now()
-        self._turn_to(flush.format_utc_day(now))
-        entries: list[Write] = [*flush.build_active_entries(part, self._day, self._listed, now)]
-        writes = flush.build_writes(ulid, mark, number, part, now)
+        self._begin_day(flush.format_utc_day(now))
+        entries: list[Write] = [*flush.build_active_entries(part, self._day, self._listed_counters, now)]
+        writes = flush.build_writes(ulid, marker, number, part, now)
         if self._is_too_old(ulid):
             # They do not fit into one transaction with the totals, and do no harm where nothing follows them.
             if entries:
@@ -209,15 +209,15 @@ class Sender:
         except TransactionFailed as failure:
             if failure.reasons[0].code is not ReasonCode.CONDITION_FAILED:
                 raise
-            self.repeats += 1
+            self.repeated_parts += 1
             return failure.reasons[0].item or {}  # an engine that does not tell leaves it to the next look
-        self._listed.update(counter for counter, _ in part)
+        self._listed_counters.update(counter for counter, _ in part)
         return None
 
-    def _turn_to(self, day: str) -> None:
+    def _begin_day(self, day: str) -> None:
         if day != self._day:
             self._day = day
-            self._listed.clear()
+            self._listed_counters.clear()
 
 
 def _notify(listener: Callable[[Counter, int], None], sums: Iterable[tuple[Counter, UsageCounts]]) -> None:

@@ -19,81 +19,81 @@ from price_keeper.recording.leftovers import RecoveredSegment, InternedValues
 from price_keeper.recording.lines import decode_lines
 from price_keeper.recording.seal import SegmentSeal
 
-_ENDS = (LineKind.RECORD, LineKind.NOTHING)
+_COMPLETION_KINDS = (LineKind.RECORD, LineKind.NOTHING)
 
 
 class SegmentMismatch(PriceKeeperError):
     """The store has counted something else under this segment's name; the message says what."""
 
 
-class Stretches:
+class LineRanges:
     """Reads the file, so make it in a thread. `counted` are calls carried into it that count already. Raises OSError
     and SegmentMismatch."""
 
     def __init__(self, sealed: SealedSegment, counted: Iterable[int]) -> None:
         lines = decode_lines(sealed.path.read_bytes())
-        self.size = sealed.measure().lines
-        self.at = 0  # the lines so far
-        self.late = 0  # calls whose end was found when they counted already
+        self.line_count = sealed.measure().lines
+        self.position = 0  # the lines so far
+        self.late_calls = 0  # calls whose end was found when they counted already
         self.requests = self.pico = 0  # of what was worked out so far
-        self.counted = set(counted)  # of the calls that are open there
-        self._lines = [*zip(lines.values, lines.texts, strict=True)][: self.size]
-        self._own, self._carried = sealed.estimated, {*sealed.carried_forward}
+        self.counted_calls = set(counted)  # of the calls that are open there
+        self._lines = [*zip(lines.values, lines.texts, strict=True)][: self.line_count]
+        self._estimated, self._carried_forward = sealed.estimated, {*sealed.carried_forward}
         self._digest = sha256()
-        self._found = RecoveredSegment(sealed.path, sealed.seal.ulid, None, InternedValues())
-        if lines.has_gaps or len(self._lines) < self.size:
+        self._segment = RecoveredSegment(sealed.path, sealed.seal.ulid, None, InternedValues())
+        if lines.has_gaps or len(self._lines) < self.line_count:
             raise SegmentMismatch("lines of it are torn, and a copy of it was counted")
 
-    def of(self, mark: SegmentMarker) -> SegmentSeal:
+    def read_marked(self, marker: SegmentMarker) -> SegmentSeal:
         """What the lines up to this marker's come to, as whoever put it there has counted them."""
-        seal = self._up_to(mark.lines, mark.estimated)
-        self._carried.update(mark.carried)
-        if mark.lines <= mark.start:
+        seal = self._read_up_to(marker.lines, marker.estimated)
+        self._carried_forward.update(marker.carried)
+        if marker.lines <= marker.start:
             raise SegmentMismatch("its marker makes no sense")
-        if self._digest.hexdigest() != mark.digest:
-            raise SegmentMismatch(f"its first {mark.lines} lines are not those that were counted under its name")
-        if (mark.parts, mark.estimated) != self._mark(seal, mark.start)[2:4]:
-            raise SegmentMismatch(f"its first {mark.lines} lines come to something else than what was counted")
+        if self._digest.hexdigest() != marker.digest:
+            raise SegmentMismatch(f"its first {marker.lines} lines are not those that were counted under its name")
+        if (marker.parts, marker.estimated) != self._build_marker(seal, marker.start)[2:4]:
+            raise SegmentMismatch(f"its first {marker.lines} lines come to something else than what was counted")
         return seal
 
-    def rest(self) -> tuple[SegmentMarker, SegmentSeal]:
+    def read_rest(self) -> tuple[SegmentMarker, SegmentSeal]:
         """Of all lines that are left."""
-        start = self.at
-        seal = self._up_to(self.size, [number for number in self._own if number not in self._carried])
-        return self._mark(seal, start), seal
+        start = self.position
+        seal = self._read_up_to(self.line_count, [number for number in self._estimated if number not in self._carried_forward])
+        return self._build_marker(seal, start), seal
 
-    def _mark(self, seal: SegmentSeal, start: int) -> SegmentMarker:
-        estimated, carried = tuple(sorted(self.counted)), tuple(sorted(self._carried))
-        return SegmentMarker(self.at, self._digest.hexdigest(), max(1, len(seal.parts)), estimated, carried, start)
+    def _build_marker(self, seal: SegmentSeal, start: int) -> SegmentMarker:
+        estimated, carried = tuple(sorted(self.counted_calls)), tuple(sorted(self._carried_forward))
+        return SegmentMarker(self.position, self._digest.hexdigest(), max(1, len(seal.parts)), estimated, carried, start)
 
-    def _up_to(self, end: int, estimated: Iterable[int]) -> SegmentSeal:
-        found, tally = self._found, UsageTally()
-        found.tally = tally
-        for values, text in self._lines[self.at : end]:
+    def _read_up_to(self, end: int, estimated: Iterable[int]) -> SegmentSeal:
+        segment, tally = self._segment, UsageTally()
+        segment.tally = tally
+        for values, text in self._lines[self.position : end]:
             self._digest.update(text)
-            self._take(values)
-        found.end_carried()
-        if found.lost_calls:
+            self._read_line(values)
+        segment.end_carried()
+        if segment.lost_calls:
             raise SegmentMismatch("calls that were carried into it are lost, and a copy of it was counted")
         for number in estimated:
-            if number in self.counted:
+            if number in self.counted_calls:
                 continue
-            if number not in found.open:
+            if number not in segment.open:
                 raise SegmentMismatch(f"call {number} is counted as estimated, and not open in it")
-            intent = found.open[number]
+            intent = segment.open[number]
             tally.add(intent.charged, intent.estimated_counts)
-            self.counted.add(number)
-        self.counted &= found.open.keys()
-        self.at = end
+            self.counted_calls.add(number)
+        self.counted_calls &= segment.open.keys()
+        self.position = end
         self.requests, self.pico = self.requests + tally.requests, self.pico + tally.pico
-        return SegmentSeal.from_tally(found.ulid, tally)
+        return SegmentSeal.from_tally(segment.ulid, tally)
 
-    def _take(self, values: list[Any]) -> None:
+    def _read_line(self, values: list[Any]) -> None:
         """Lines were good when they were first read, or count for nothing."""
         try:
-            if values[0] in _ENDS and values[1] in self.counted:
-                self.late += self._found.open.pop(values[1], None) is not None
+            if values[0] in _COMPLETION_KINDS and values[1] in self.counted_calls:
+                self.late_calls += self._segment.open.pop(values[1], None) is not None
             else:
-                self._found.read_line(values)
+                self._segment.read_line(values)
         except (LookupError, TypeError, ValueError):
             raise SegmentMismatch("a line of it is none of a journal's, and a copy of it was counted") from None
