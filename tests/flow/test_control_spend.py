@@ -13,7 +13,7 @@ from price_keeper.errors import StoreUnavailable
 from price_keeper.model import Caller, Scope, build_client_id
 from price_keeper.recording.aggregator import sum_shards
 from price_keeper.recording.entries import Counter
-from price_keeper.recording.submitted import OLDEST_SECONDS
+from price_keeper.recording.submitted import MAX_SUBMISSION_AGE_SECONDS
 from price_keeper.stores.contract import Store
 
 from tests.support.control import API, ORG, OTHER, SETTINGS, Rig, rig
@@ -140,7 +140,7 @@ async def test_usage_that_cannot_be_is_refused_and_nothing_is_counted(api: Rig) 
         assert (told.status, [each["path"] for each in told.body["details"]]) == (400, [path]), told.body
     assert (await api.ask("POST", f"{API}/apps/ghost/usage", ONE)).status == 404
     assert await counted(api.store, Scope(ORG, "shop")) == (0, 0)
-    assert OLDEST_SECONDS == 30 * 86_400
+    assert MAX_SUBMISSION_AGE_SECONDS == 30 * 86_400
 
 
 async def test_of_a_batch_each_counts_by_itself(api: Rig) -> None:

@@ -13,7 +13,7 @@ from price_keeper.errors import CancellationReason, ReasonCode, StoreError, Stor
 from price_keeper.model import Scope
 from price_keeper.recording.aggregator import sum_shards
 from price_keeper.recording.entries import Counter, UsageCounts
-from price_keeper.recording.submitted import TOGETHER, Charged, NameTaken, Submission, Submissions
+from price_keeper.recording.submitted import MAX_SUBMISSIONS_PER_TRANSACTION, ChargedSubmission, RequestIdConflict, UsageSubmission, SubmissionRecorder
 from price_keeper.stores.contract import Write
 
 from tests.support.clock import ManualClock
@@ -50,12 +50,12 @@ class Failing(MemoryStore):
             raise failure
 
 
-def charged(number: int, tokens: int = 1, counters: Sequence[Counter] = COUNTERS[:1]) -> Charged:
+def charged(number: int, tokens: int = 1, counters: Sequence[Counter] = COUNTERS[:1]) -> ChargedSubmission:
     """Whoever tells of other tokens under the same number is mistaken."""
     about = {"label": counters[0].label, "day": "2026-11-18", "cost_usd_micros": tokens}
     counts = UsageCounts(requests=1, input_tokens=tokens, pico=tokens * 10**6)
     digest = f"{tokens} for {[counter.label for counter in counters]}"
-    return Submission(ORG, "shop", f"r-{number}", digest, counts, about), counters
+    return UsageSubmission(ORG, "shop", f"r-{number}", digest, counts, about), counters
 
 
 async def requests_of(store: MemoryStore, counter: Counter = COUNTERS[0]) -> int:
@@ -79,24 +79,24 @@ TOLD = st.builds(
 
 @settings(max_examples=tries(100))
 @given(st.lists(st.lists(TOLD, min_size=1, max_size=20), min_size=1, max_size=4), st.lists(FAILURES, max_size=12))
-def test_each_counts_once_whatever_fails(batches: list[list[Charged]], failures: list[StoreError | None]) -> None:
+def test_each_counts_once_whatever_fails(batches: list[list[ChargedSubmission]], failures: list[StoreError | None]) -> None:
     asyncio.run(_counts_once(batches, failures))
 
 
-async def _counts_once(batches: list[list[Charged]], failures: list[StoreError | None]) -> None:
+async def _counts_once(batches: list[list[ChargedSubmission]], failures: list[StoreError | None]) -> None:
     store, clock = Failing(failures), Clock()
-    submissions, told = Submissions(store, clock), list(batches)
+    submissions, told = SubmissionRecorder(store, clock), list(batches)
     outcomes = await asyncio.gather(*(submissions.submit_all(batch) for batch in told))
     store.failures = []
     again = [await submissions.submit_all(batch) for batch in told]  # as whoever got no answer does
-    first: dict[str, Charged] = {}
+    first: dict[str, ChargedSubmission] = {}
     for batch, found, repeated in zip(told, outcomes, again, strict=True):
         for each, outcome, answer in zip(batch, found, repeated, strict=True):
             if isinstance(answer, tuple):
                 first.setdefault(each[0].request_id, each)
                 assert answer[0]["payload_hash"] == each[0].digest
             else:
-                assert isinstance(answer, NameTaken)
+                assert isinstance(answer, RequestIdConflict)
                 assert not isinstance(outcome, tuple), "what was counted is not refused later"
     news = [each[0].request_id for run in (outcomes, again) for each in _new(told, run)]
     assert len(news) == len(set(news)), "nobody else is told that he was the first"
@@ -107,7 +107,7 @@ async def _counts_once(batches: list[list[Charged]], failures: list[StoreError |
         assert int(sums.get("input_tokens", 0)) == sum(each.input_tokens for each in wanted)
 
 
-def _new(batches: Sequence[Sequence[Charged]], outcomes: Sequence[Sequence[Any]]) -> list[Charged]:
+def _new(batches: Sequence[Sequence[ChargedSubmission]], outcomes: Sequence[Sequence[Any]]) -> list[ChargedSubmission]:
     return [
         each
         for batch, found in zip(batches, outcomes, strict=True)
@@ -118,9 +118,9 @@ def _new(batches: Sequence[Sequence[Charged]], outcomes: Sequence[Sequence[Any]]
 
 async def test_a_batch_takes_few_transactions_and_a_repeat_counts_nothing() -> None:
     store = Failing()
-    submissions, batch = Submissions(store, Clock()), [charged(number) for number in range(100)]
+    submissions, batch = SubmissionRecorder(store, Clock()), [charged(number) for number in range(100)]
     assert all(outcome[1] for outcome in await submissions.submit_all(batch) if isinstance(outcome, tuple))
-    assert (store.transactions, await requests_of(store)) == (100 // TOGETHER, 100)
+    assert (store.transactions, await requests_of(store)) == (100 // MAX_SUBMISSIONS_PER_TRANSACTION, 100)
     found = await submissions.submit_all([*batch[:99], charged(200)])
     assert [isinstance(outcome, tuple) and outcome[1] for outcome in found] == [False] * 99 + [True]
     assert await requests_of(store) == 101
@@ -128,7 +128,7 @@ async def test_a_batch_takes_few_transactions_and_a_repeat_counts_nothing() -> N
 
 async def test_one_that_was_counted_before_does_not_keep_the_others_apart() -> None:
     store = Failing()
-    submissions = Submissions(store, Clock())
+    submissions = SubmissionRecorder(store, Clock())
     await submissions.submit(*charged(3))
     before = store.transactions
     found = await submissions.submit_all([charged(number, 2 if number == 4 else 1) for number in range(10)])
@@ -138,11 +138,11 @@ async def test_one_that_was_counted_before_does_not_keep_the_others_apart() -> N
 
 async def test_the_same_twice_in_a_batch_counts_once() -> None:
     store = Failing()
-    found = await Submissions(store, Clock()).submit_all([charged(1), charged(1), charged(1, 2), charged(2)])
+    found = await SubmissionRecorder(store, Clock()).submit_all([charged(1), charged(1), charged(1, 2), charged(2)])
     assert [outcome[1] if isinstance(outcome, tuple) else type(outcome) for outcome in found] == [
         True,
         False,
-        NameTaken,
+        RequestIdConflict,
         True,
     ]
     assert await requests_of(store) == 2
@@ -151,6 +151,6 @@ async def test_the_same_twice_in_a_batch_counts_once() -> None:
 @pytest.mark.parametrize("away", [StoreUnavailable("away"), StoreThrottled("too much")])
 async def test_what_a_store_that_is_away_did_not_take_is_told_of_each(away: StoreError) -> None:
     store = Failing([away])
-    found = await Submissions(store, Clock()).submit_all([charged(number) for number in range(TOGETHER + 2)])
-    assert found[:TOGETHER] == [away] * TOGETHER
+    found = await SubmissionRecorder(store, Clock()).submit_all([charged(number) for number in range(MAX_SUBMISSIONS_PER_TRANSACTION + 2)])
+    assert found[:MAX_SUBMISSIONS_PER_TRANSACTION] == [away] * MAX_SUBMISSIONS_PER_TRANSACTION
     assert await requests_of(store) == 2

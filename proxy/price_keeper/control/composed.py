@@ -21,7 +21,7 @@ from price_keeper.control.parts import RETRIEVALS_OF_A_TOKEN, RETRIEVALS_OF_ALL,
 from price_keeper.control.rates import LocalRates, Rates, SharedRates
 from price_keeper.limits.leasing import RateLeaseManager
 from price_keeper.model import Caller
-from price_keeper.recording.submitted import Submissions
+from price_keeper.recording.submitted import SubmissionRecorder
 from price_keeper.selection.standings import BudgetRegistry
 from price_keeper.stores.contract import Store
 
@@ -51,7 +51,7 @@ def parts_of(
         store=store,
         clock=clock,
         standings=standings,
-        submissions=Submissions(store, clock),
+        submissions=SubmissionRecorder(store, clock),
         access=Access(key, _verifying(tokens, revocation), wrong_secrets, page_sessions, clock),
         rates=rates or _rates(clock, leasing),
         clients=clients,

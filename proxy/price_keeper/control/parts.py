@@ -21,7 +21,7 @@ from price_keeper.control.page.state import PageState
 from price_keeper.control.rates import Rates
 from price_keeper.control.turns import Turns
 from price_keeper.metering.pricing import PriceTable
-from price_keeper.recording.submitted import Submissions
+from price_keeper.recording.submitted import SubmissionRecorder
 from price_keeper.selection.standings import BudgetRegistry
 from price_keeper.stores.contract import Store
 from price_keeper.telemetry import MetricsRegistry
@@ -38,7 +38,7 @@ class Parts:
     store: Store
     clock: Clock
     standings: BudgetRegistry
-    submissions: Submissions
+    submissions: SubmissionRecorder
     access: Access
     rates: Rates
     clients: ClientVerifier

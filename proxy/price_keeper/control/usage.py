@@ -21,7 +21,7 @@ from price_keeper.metering.usage import Usage
 from price_keeper.model import Caller, build_client_id
 from price_keeper.recording.entries import PICO_PER_MICRO, Counter, build_counts
 from price_keeper.recording.flush import DAY_SECONDS, to_micros
-from price_keeper.recording.submitted import OLDEST_SECONDS, Charged, NameTaken, Submission
+from price_keeper.recording.submitted import MAX_SUBMISSION_AGE_SECONDS, ChargedSubmission, RequestIdConflict, UsageSubmission
 from price_keeper.reporting import money
 from price_keeper.selection.plan import EffectiveSettings, resolve_settings
 from price_keeper.stores import schema
@@ -51,7 +51,7 @@ async def post(parts: Parts, call: Call) -> Answer:
     what, counters = await _read(parts, charging, call.body, "")
     try:
         kept, is_new = await parts.submissions.submit(what, counters)
-    except NameTaken as failure:
+    except RequestIdConflict as failure:
         raise _taken(failure, "") from None
     _tell(parts, counters if is_new else ())
     return Answer(_kept(what.request_id, kept, is_new), _status(is_new))
@@ -65,7 +65,7 @@ async def post_batch(parts: Parts, call: Call) -> Answer:
         raise invalid("the body cannot be used", ("items", f"expected a list of 1 to {MOST_ITEMS} usages"))
     charging = await _charging(parts, call)
     told: dict[int, dict[str, Any]] = {}
-    good: dict[int, Charged] = {}
+    good: dict[int, ChargedSubmission] = {}
     for index, item in enumerate(items):
         try:
             good[index] = await _read(parts, charging, item, _below(index))
@@ -75,11 +75,11 @@ async def post_batch(parts: Parts, call: Call) -> Answer:
     return Answer({"results": [{"index": index, **told[index]} for index in range(len(items))]}, 207)
 
 
-async def _count(parts: Parts, call: Call, good: Mapping[int, Charged], told: dict[int, dict[str, Any]]) -> None:
+async def _count(parts: Parts, call: Call, good: Mapping[int, ChargedSubmission], told: dict[int, dict[str, Any]]) -> None:
     outcomes = await parts.submissions.submit_all(list(good.values()))
     new: dict[Counter, None] = {}
     for (index, (what, counters)), outcome in zip(good.items(), outcomes, strict=True):
-        if isinstance(outcome, NameTaken):
+        if isinstance(outcome, RequestIdConflict):
             told[index] = _refused(parts, call, _taken(outcome, _below(index)))
         elif isinstance(outcome, Exception):
             told[index] = _refused(parts, call, outcome)
@@ -103,7 +103,7 @@ def _refused(parts: Parts, call: Call, failure: Exception) -> dict[str, Any]:
     return {"status": problem.status, "problem": problem.body(call.request_id, parts.clock.now())}
 
 
-def _taken(failure: NameTaken, below: str) -> Problem:
+def _taken(failure: RequestIdConflict, below: str) -> Problem:
     return Problem(409, ERRORS[409], "this request id stands for another usage", [(f"{below}request_id", str(failure))])
 
 
@@ -127,7 +127,7 @@ async def _plan(parts: Parts, call: Call) -> EffectiveSettings:
     return resolve_settings(above, own, parts.config.defaults, parts.config.alerts.thresholds_pct, parts.clock.now())
 
 
-async def _read(parts: Parts, charging: Charging, body: Any, below: str) -> Charged:
+async def _read(parts: Parts, charging: Charging, body: Any, below: str) -> ChargedSubmission:
     """What is told, and the counters that are charged with it. Raises Problem and StoreUnavailable."""
     given = BODY.read(body, below)
     day = charging.day(_moment(given, parts.clock.now(), below))
@@ -136,7 +136,7 @@ async def _read(parts: Parts, charging: Charging, body: Any, below: str) -> Char
     priced = await _priced(parts, caller, given, below)
     about = {"label": given["label"], "day": day.date, "cost_usd_micros": to_micros(priced.pico)}
     counts = build_counts(_usage(given), priced.pico)
-    what = Submission(caller.org, caller.app, given["request_id"], _digest(given), counts, about)
+    what = UsageSubmission(caller.org, caller.app, given["request_id"], _digest(given), counts, about)
     return what, day.counters(given["label"])
 
 
@@ -153,8 +153,8 @@ def _kept(request_id: str, kept: Mapping[str, Any], is_new: bool) -> dict[str, A
 
 def _moment(given: Mapping[str, Any], now: float, below: str) -> float:
     at = float(given.get("occurred_at", now))
-    if not now - OLDEST_SECONDS <= at <= now + AHEAD_SECONDS:
-        days = OLDEST_SECONDS // DAY_SECONDS
+    if not now - MAX_SUBMISSION_AGE_SECONDS <= at <= now + AHEAD_SECONDS:
+        days = MAX_SUBMISSION_AGE_SECONDS // DAY_SECONDS
         raise invalid("the body cannot be used", (f"{below}occurred_at", f"expected one of the last {days} days"))
     return at
 

@@ -33,20 +33,20 @@ from price_keeper.stores.contract import (
     missing_or_expired,
 )
 
-KEEP_SECONDS = flush.MARKER_TTL_SECONDS
+SUBMISSION_TTL_SECONDS = flush.MARKER_TTL_SECONDS
 # Usage that is older could come again after its marker is gone, and count twice.
-OLDEST_SECONDS = KEEP_SECONDS - 5 * flush.DAY_SECONDS
+MAX_SUBMISSION_AGE_SECONDS = SUBMISSION_TTL_SECONDS - 5 * flush.DAY_SECONDS
 
-TOGETHER = 50  # in one transaction at most, which leaves as much room for counters
-BY_ITSELF = 8  # at once, of those that cannot be counted together
+MAX_SUBMISSIONS_PER_TRANSACTION = 50  # in one transaction at most, which leaves as much room for counters
+MAX_CONCURRENT_SUBMISSIONS = 8  # at once, of those that cannot be counted together
 
 
-class NameTaken(PriceKeeperError):
+class RequestIdConflict(PriceKeeperError):
     """Something else was counted under this name."""
 
 
 @dataclass(frozen=True, slots=True)
-class Submission:
+class UsageSubmission:
     """`digest` is that of what was told; `about` is kept with the marker for repeats."""
 
     org: str
@@ -60,38 +60,38 @@ class Submission:
     def key(self) -> Key:
         return schema.request_marker_key(self.org, self.app, self.request_id)
 
-    def marker(self, now: float) -> Item:
-        return {**self.about, "payload_hash": self.digest, EXPIRY_ATTRIBUTE: int(now) + KEEP_SECONDS}
+    def build_marker(self, now: float) -> Item:
+        return {**self.about, "payload_hash": self.digest, EXPIRY_ATTRIBUTE: int(now) + SUBMISSION_TTL_SECONDS}
 
 
-Charged: TypeAlias = tuple[Submission, Sequence[Counter]]
-Outcome: TypeAlias = "tuple[Item, bool] | Exception"
+ChargedSubmission: TypeAlias = tuple[UsageSubmission, Sequence[Counter]]
+SubmissionOutcome: TypeAlias = "tuple[Item, bool] | Exception"
 
 
-class _Met(Exception):
+class _AlreadyCounted(Exception):
     """Some of those that were to be counted together were counted before, or somebody else counts them now."""
 
-    def __init__(self, places: Collection[int]) -> None:
-        self.places = places
+    def __init__(self, positions: Collection[int]) -> None:
+        self.positions = positions
         super().__init__()
 
 
-class Submissions:
+class SubmissionRecorder:
     def __init__(self, store: Store, clock: Clock) -> None:
         self._store = store
         self._clock = clock
         self._day = ""
-        self._listed: set[Counter] = set()  # on this day
+        self._listed_counters: set[Counter] = set()  # on this day
 
-    async def submit(self, what: Submission, counters: Sequence[Counter]) -> tuple[Item, bool]:
+    async def submit(self, submission: UsageSubmission, counters: Sequence[Counter]) -> tuple[Item, bool]:
         """What was kept of it, and whether it was counted now. Safe to do again. Raises NameTaken and StoreError."""
-        key = what.key
+        key = submission.key
 
-        async def once() -> tuple[Item, bool]:
+        async def attempt() -> tuple[Item, bool]:
             now = self._clock.now()
-            marker = what.marker(now)
-            additions = [flush.build_addition(key.pk, counter, what.counts, now) for counter in counters]
-            await self._list(counters, now)
+            marker = submission.build_marker(now)
+            additions = [flush.build_addition(key.pk, counter, submission.counts, now) for counter in counters]
+            await self._list_counters(counters, now)
             try:
                 await self._store.transact([Put(key, marker, missing_or_expired(now)), *additions])
             except TransactionFailed as failure:
@@ -100,47 +100,47 @@ class Submissions:
                 before = ignore_expired(await self._store.get(key, consistent=True), now)
                 if before is None:  # it has just gone, so there is room for ours
                     raise
-                return _checked(before, what), False
+                return _check_digest(before, submission), False
             return marker, True
 
-        return await retry_on_conflict(self._clock, once)
+        return await retry_on_conflict(self._clock, attempt)
 
-    async def submit_all(self, each: Sequence[Charged]) -> list[Outcome]:
+    async def submit_all(self, submissions: Sequence[ChargedSubmission]) -> list[SubmissionOutcome]:
         """As `submit` of each, whatever becomes of the others; what would be raised stands in its place."""
-        found: dict[int, Outcome] = {}
-        for group in _groups(each):
-            found |= await self._submit_together({place: each[place] for place in group})
-        gate = asyncio.Semaphore(BY_ITSELF)
+        outcomes: dict[int, SubmissionOutcome] = {}
+        for group in _group_by_transaction(submissions):
+            outcomes |= await self._submit_together({place: submissions[place] for place in group})
+        semaphore = asyncio.Semaphore(MAX_CONCURRENT_SUBMISSIONS)
 
-        async def by_itself(place: int) -> None:
-            async with gate:
+        async def submit_one(place: int) -> None:
+            async with semaphore:
                 try:
-                    found[place] = await self.submit(*each[place])
+                    outcomes[place] = await self.submit(*submissions[place])
                 except Exception as failure:
-                    found[place] = failure
+                    outcomes[place] = failure
 
-        await asyncio.gather(*(by_itself(place) for place in range(len(each)) if place not in found))
-        return [found[place] for place in range(len(each))]
+        await asyncio.gather(*(submit_one(place) for place in range(len(submissions)) if place not in outcomes))
+        return [outcomes[place] for place in range(len(submissions))]
 
-    async def _submit_together(self, group: Mapping[int, Charged]) -> dict[int, Outcome]:
+    async def _submit_together(self, group: Mapping[int, ChargedSubmission]) -> dict[int, SubmissionOutcome]:
         """What became of those that could be; the others are to be counted by themselves."""
-        left = dict(group)
+        remaining = dict(group)
         for _ in range(2):  # the second time without those that were counted before
-            if len(left) < 2:
+            if len(remaining) < 2:
                 break
             try:
-                now = await self._counted(list(left.values()))
-            except _Met as met:
-                left = {place: what for number, (place, what) in enumerate(left.items()) if number not in met.places}
+                now = await self._count_together(list(remaining.values()))
+            except _AlreadyCounted as conflict:
+                remaining = {place: what for number, (place, what) in enumerate(remaining.items()) if number not in conflict.positions}
             except StoreError as failure:
                 if isinstance(failure, InvalidStoreRequest):  # perhaps for one of them alone
                     break
-                return dict.fromkeys(left, failure)
+                return dict.fromkeys(remaining, failure)
             else:
-                return {place: (what.marker(now), True) for place, (what, _) in left.items()}
+                return {place: (what.build_marker(now), True) for place, (what, _) in remaining.items()}
         return {}
 
-    async def _counted(self, group: Sequence[Charged]) -> float:
+    async def _count_together(self, group: Sequence[ChargedSubmission]) -> float:
         """All of them or none, and when. Raises _Met, and what the store may raise."""
         sums: dict[Counter, UsageCounts] = {}
         for what, counters in group:
@@ -148,54 +148,54 @@ class Submissions:
                 sums[counter] = sums[counter].plus(what.counts) if counter in sums else what.counts
         name = group[0][0].key.pk  # any will do: it only spreads them over the shards
 
-        async def once() -> float:
+        async def attempt() -> float:
             now = self._clock.now()
-            markers = [Put(what.key, what.marker(now), missing_or_expired(now)) for what, _ in group]
+            markers = [Put(what.key, what.build_marker(now), missing_or_expired(now)) for what, _ in group]
             additions = [flush.build_addition(name, counter, counts, now) for counter, counts in sums.items()]
-            await self._list(list(sums), now)
+            await self._list_counters(list(sums), now)
             try:
                 await self._store.transact([*markers, *additions])
             except TransactionFailed as failure:
                 codes = [reason.code for reason in failure.reasons[: len(markers)]]
                 met = {number for number, code in enumerate(codes) if code is ReasonCode.CONDITION_FAILED}
                 if met:
-                    raise _Met(met) from None
+                    raise _AlreadyCounted(met) from None
                 raise
             return now
 
-        return await retry_on_conflict(self._clock, once)
+        return await retry_on_conflict(self._clock, attempt)
 
-    async def _list(self, counters: Sequence[Counter], now: float) -> None:
+    async def _list_counters(self, counters: Sequence[Counter], now: float) -> None:
         """Before anything is counted, so that nothing is that no report would find."""
         day = flush.format_utc_day(now)
         if day != self._day:
             self._day = day
-            self._listed.clear()
+            self._listed_counters.clear()
         part = tuple((counter, UsageCounts()) for counter in counters)
-        for entry in flush.build_active_entries(part, day, self._listed, now):
+        for entry in flush.build_active_entries(part, day, self._listed_counters, now):
             await self._store.update(entry)
-        self._listed.update(counters)
+        self._listed_counters.update(counters)
 
 
-def _groups(each: Sequence[Charged]) -> list[list[int]]:
+def _group_by_transaction(submissions: Sequence[ChargedSubmission]) -> list[list[int]]:
     """By their places, as many as one transaction takes. What comes twice is in none the second time."""
     groups: list[list[int]] = []
     seen: set[str] = set()
     counters: set[Counter] = set()
-    for place, (what, charged) in enumerate(each):
+    for place, (what, charged) in enumerate(submissions):
         if what.request_id in seen:
             continue
         seen.add(what.request_id)
         counters |= set(charged)
-        size = len(groups[-1]) if groups else TOGETHER
-        if size == TOGETHER or size + 1 + len(counters) > MAX_TRANSACTION_WRITES:
+        size = len(groups[-1]) if groups else MAX_SUBMISSIONS_PER_TRANSACTION
+        if size == MAX_SUBMISSIONS_PER_TRANSACTION or size + 1 + len(counters) > MAX_TRANSACTION_WRITES:
             groups.append([])
             counters = set(charged)
         groups[-1].append(place)
     return groups
 
 
-def _checked(before: Item, what: Submission) -> Item:
-    if before.get("payload_hash") != what.digest:
-        raise NameTaken(f"{what.request_id} was used for another usage")
-    return before
+def _check_digest(existing: Item, submission: UsageSubmission) -> Item:
+    if existing.get("payload_hash") != submission.digest:
+        raise RequestIdConflict(f"{submission.request_id} was used for another usage")
+    return existing
