@@ -22,7 +22,7 @@ import pytest
 from price_keeper.auth.keys import SigningKey
 from price_keeper.auth.tokens import TokenService
 from price_keeper.model import Scope
-from price_keeper.recording.ulid import made_at
+from price_keeper.recording.ulid import read_created_at
 
 from tests.support import wrong_clock
 from tests.support.afflicted import (
@@ -77,7 +77,7 @@ def test_jumps_of_an_hour_lose_and_double_nothing(tmp_path: Path) -> None:
         assert set(load.whole) == set(served)
         assert counted(tmp_path / "price-keeper.db") == by_hand(served)
         (left,) = lineup.journal.glob("*.seg")
-        assert made_at(left.stem) > time.time() + HOUR - 60  # names go on from the latest, so that none sorts wrong
+        assert read_created_at(left.stem) > time.time() + HOUR - 60  # names go on from the latest, so that none sorts wrong
         with lineup.serving() as running:
             assert asked(lineup, lineup.token())[0] == 200
             assert running.stop() == 0

@@ -21,7 +21,7 @@ from price_keeper.limits.bucket import RateLimit
 from price_keeper.limits.limiter import BucketClient
 from price_keeper.model import Scope
 from price_keeper.recording.aggregator import read_spent_pico
-from price_keeper.recording.ulid import Ulids
+from price_keeper.recording.ulid import UlidFactory
 from price_keeper.stores.contract import Key, Put, Store, Update
 from price_keeper.stores.dynamodb import MAX_ATTEMPTS, DynamoStore
 from price_keeper.tasks import Tasks
@@ -222,7 +222,7 @@ async def a_limit_is_taken_from_once(line: Line, _: Path) -> None:
 
 async def money_is_held_once(line: Line, folder: Path) -> None:
     clock, name, quota = SystemClock(), a_name(), 10**9
-    holds = BudgetLeaseFile(folder, Ulids(clock.now, lambda size: uuid4().bytes[:size]).new())
+    holds = BudgetLeaseFile(folder, UlidFactory(clock.now, lambda size: uuid4().bytes[:size]).new())
     async with Tasks(clock) as tasks:
         purse = BudgetLeases(line.store, clock, tasks, holds, partial(read_spent_pico, line.store)).get(name, quota, 1)
         for _ in range(5):

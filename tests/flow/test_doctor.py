@@ -23,7 +23,7 @@ from price_keeper.doctor import journal, store_file
 from price_keeper.doctor.findings import DoctorCheck, Finding, FindingStatus, in_thread, run_doctor_checks, ok
 from price_keeper.doctor.patient import DoctorContext
 from price_keeper.recording.folder import lock_folder
-from price_keeper.recording.ulid import Ulids
+from price_keeper.recording.ulid import UlidFactory
 from price_keeper.stores.sqlite_file import prepare_file
 from price_keeper.surface.tls import ensure_local_certificates
 
@@ -241,7 +241,7 @@ async def test_a_journal_with_leftovers(tmp_path: Path) -> None:
     config = configured(tmp_path)
     folder = journal_of(config)
     assert (await finding("journal's leftovers", config)).status is FindingStatus.OK
-    (folder / f"{Ulids(time.time, os.urandom).new()}.seg").write_bytes(b"x" * 1000)
+    (folder / f"{UlidFactory(time.time, os.urandom).new()}.seg").write_bytes(b"x" * 1000)
     found = await finding("journal's leftovers", config)
     assert found.status is FindingStatus.WARNING
     assert found.remedy.endswith(f"price-keeper replay {folder} --config config.yaml")
@@ -250,7 +250,7 @@ async def test_a_journal_with_leftovers(tmp_path: Path) -> None:
         before = sorted(folder.iterdir())
         assert "belongs to a sidecar" in (await finding("journal", config)).message
         assert sorted(folder.iterdir()) == before
-    (folder / f"{Ulids(lambda: time.time() - 40 * 86_400, os.urandom).new()}.seg").write_bytes(b"x")
+    (folder / f"{UlidFactory(lambda: time.time() - 40 * 86_400, os.urandom).new()}.seg").write_bytes(b"x")
     found = await finding("journal's leftovers", config)
     assert (found.status, "--force" in found.remedy) == (FindingStatus.TROUBLE, True)
 

@@ -19,7 +19,7 @@ from price_keeper.recording.entries import ChargedCounters, Counter, UsageCounts
 from price_keeper.recording.journal import Journal, SealedSegment
 from price_keeper.recording.leftovers import recover
 from price_keeper.recording.segment import SEGMENT_SUFFIX
-from price_keeper.recording.ulid import Ulids
+from price_keeper.recording.ulid import UlidFactory
 
 from tests.support.effort import tries
 
@@ -87,7 +87,7 @@ class Machine(RuleBasedStateMachine):
         self._opened()
 
     def _opened(self) -> None:
-        ulids = Ulids(lambda: 1_795_003_200.0, lambda size: next(self.chance).to_bytes(size), self._last())
+        ulids = UlidFactory(lambda: 1_795_003_200.0, lambda size: next(self.chance).to_bytes(size), self._last())
         self.journal, self.budget = Journal(self.folder, ulids), Watched()
 
     def _last(self) -> str:

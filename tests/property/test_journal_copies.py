@@ -26,7 +26,7 @@ from price_keeper.recording.journal import Journal, SealedSegment
 from price_keeper.recording.leftovers import recover
 from price_keeper.recording.segment import SEGMENT_SUFFIX
 from price_keeper.recording.sender import SegmentSender
-from price_keeper.recording.ulid import Ulids
+from price_keeper.recording.ulid import UlidFactory
 from price_keeper.stores.contract import Page, Query, Write
 
 from tests.support.clock import ManualClock
@@ -83,7 +83,7 @@ class Machine(RuleBasedStateMachine):
 
     def _opened(self, left: list[SealedSegment]) -> None:
         newest = max((path.stem for path in self.folder.glob(f"*{SEGMENT_SUFFIX}")), default="")
-        ulids = Ulids(self.clock.now, lambda size: next(self.names).to_bytes(size), newest)
+        ulids = UlidFactory(self.clock.now, lambda size: next(self.names).to_bytes(size), newest)
         self.journal, self.sealed = Journal(self.folder, ulids), left
         self.sender = self._sender(())
 

@@ -36,7 +36,7 @@ from price_keeper.recording.entries import ChargedCounters, Counter, UsageCounts
 from price_keeper.recording.expected import UsageForecast
 from price_keeper.recording.journal import Journal
 from price_keeper.recording.meter import Meter, OperationPricing
-from price_keeper.recording.ulid import Ulids
+from price_keeper.recording.ulid import UlidFactory
 
 from tests.support.clock import ManualClock
 from tests.support.effort import tries
@@ -79,7 +79,7 @@ FORMS = ("converse", "converse-stream", "invoke", "invoke-with-response-stream",
 
 @pytest.fixture(scope="module")
 def journal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Journal]:
-    made = Journal(tmp_path_factory.mktemp("journal"), Ulids(lambda: 1_795_003_200.0, os.urandom, ""))
+    made = Journal(tmp_path_factory.mktemp("journal"), UlidFactory(lambda: 1_795_003_200.0, os.urandom, ""))
     yield made
     made.close()
 

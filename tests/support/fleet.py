@@ -20,7 +20,7 @@ from price_keeper.recording.journal import Journal
 from price_keeper.recording.pace import FlushInterval
 from price_keeper.recording.recorder import Recorder
 from price_keeper.recording.sender import SegmentSender
-from price_keeper.recording.ulid import Ulids
+from price_keeper.recording.ulid import UlidFactory
 from price_keeper.selection.notes import BudgetSnapshot
 from price_keeper.selection.payer import CallerDay
 from price_keeper.selection.standing import Decision
@@ -116,7 +116,7 @@ async def sidecar(
     wanted = {"aggregator": AggregatorConfig(60), "unknown_org": "meter", **config}
     whole = replace(Config.development(), **wanted)
     counted = Counted(store)
-    ulids = Ulids(clock.now, lambda size: next(_chance).to_bytes(size))
+    ulids = UlidFactory(clock.now, lambda size: next(_chance).to_bytes(size))
     await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True)
     async with Tasks(clock) as tasks:
         told = cast(Store, counted)

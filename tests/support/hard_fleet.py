@@ -28,7 +28,7 @@ from price_keeper.recording.leftovers import recover
 from price_keeper.recording.pace import FlushInterval
 from price_keeper.recording.recorder import Recorder
 from price_keeper.recording.sender import SegmentSender
-from price_keeper.recording.ulid import Ulids
+from price_keeper.recording.ulid import UlidFactory
 from price_keeper.stores.contract import Store
 from price_keeper.tasks import Tasks
 
@@ -55,8 +55,8 @@ class World:
         self.chance = count(1)
         self.copies = count()
 
-    def ulids(self, clock: Clock, after: str = "") -> Ulids:
-        return Ulids(clock.now, lambda size: next(self.chance).to_bytes(size), after)
+    def ulids(self, clock: Clock, after: str = "") -> UlidFactory:
+        return UlidFactory(clock.now, lambda size: next(self.chance).to_bytes(size), after)
 
     def bucket(self) -> HardBudgetBucket | None:
         item = self.store.items.get(NAME.bucket_key)

@@ -22,7 +22,7 @@ from price_keeper.recording.pace import FlushInterval
 from price_keeper.recording.recorder import Recorder
 from price_keeper.recording.segment import SEGMENT_SUFFIX
 from price_keeper.recording.sender import SegmentSender
-from price_keeper.recording.ulid import Ulids
+from price_keeper.recording.ulid import UlidFactory
 from price_keeper.stores.contract import Store, Write
 
 from tests.support.clock import ManualClock
@@ -107,7 +107,7 @@ async def recording(
     with ExitStack() as stack:
         stack.enter_context(lock_folder(folder))
         leftovers = recover(folder)
-        ulids = Ulids(clock.now, lambda size: next(_chance).to_bytes(size), leftovers.newest_ulid)
+        ulids = UlidFactory(clock.now, lambda size: next(_chance).to_bytes(size), leftovers.newest_ulid)
         faulty = Faulty(store)
         recorder = _recorder(Journal(folder, ulids), leftovers, faulty, clock, max_usd, refuses)
         made = Recording(folder, faulty, clock, recorder, leftovers)

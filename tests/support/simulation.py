@@ -30,7 +30,7 @@ from price_keeper.recording.leftovers import recover
 from price_keeper.recording.pace import FlushInterval
 from price_keeper.recording.recorder import Recorder
 from price_keeper.recording.sender import SegmentSender
-from price_keeper.recording.ulid import Ulids
+from price_keeper.recording.ulid import UlidFactory
 from price_keeper.selection import sticky
 from price_keeper.selection.spent import SpendTracker
 from price_keeper.selection.standings import CallerDay, BudgetRegistry
@@ -280,7 +280,7 @@ class Process:
         left = recover(folder)
         self.lines = {role: Line(self.world, self.name, self.clock) for role in ("flush", "look", "total")}
         flush, look, total = (cast(Store, line) for line in self.lines.values())
-        ulids = Ulids(self.clock.now, lambda size: next(self.world.chance).to_bytes(size), left.newest_ulid)
+        ulids = UlidFactory(self.clock.now, lambda size: next(self.world.chance).to_bytes(size), left.newest_ulid)
         self.journal = Journal(folder, ulids)
         self.recorder = Recorder(
             self.journal,

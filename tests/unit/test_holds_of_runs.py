@@ -23,7 +23,7 @@ from price_keeper.recording.entries import ChargedCounters, Counter, UsageCounts
 from price_keeper.recording.journal import Journal
 from price_keeper.recording.lines import decode_lines
 from price_keeper.recording.seal import SUMS_PER_PART, SegmentSeal
-from price_keeper.recording.ulid import Ulids
+from price_keeper.recording.ulid import UlidFactory
 from price_keeper.stores.contract import Store
 from price_keeper.tasks import Tasks
 
@@ -215,7 +215,7 @@ def test_a_call_is_settled_once_and_when_that_is_written_down(tmp_path: Path, mo
     def full(*_: object) -> int:
         raise OSError(28, "No space left on device")
 
-    journal = Journal(tmp_path, Ulids(lambda: 0.0, lambda size: bytes(size)))
+    journal = Journal(tmp_path, UlidFactory(lambda: 0.0, lambda size: bytes(size)))
     account = ChargedCounters.from_counters([Counter(*a_name(), 8)])
     numbers = [journal.write_intent(Intent(account, 0, 1, 1, 5, completion_listeners=(Told(), Told()))) for _ in range(3)]
     receipt = Receipt(UsageCounts(1, pico=3), {"long": "x" * 10**6})

@@ -26,7 +26,7 @@ from price_keeper.recording.guarded import GuardedMeter, add_guardrail_prices
 from price_keeper.recording.journal import Journal
 from price_keeper.recording.leftovers import recover
 from price_keeper.recording.meter import MAX_CALL_PICO, Meter, OperationPricing
-from price_keeper.recording.ulid import Ulids
+from price_keeper.recording.ulid import UlidFactory
 
 TOKENS = build_price_table(PricesConfig(input="3", output="15", cache_read="0.3", cache_write_5m="3.75", cache_write_1h="6")).pricer  # type: ignore[arg-type]
 UNIT = 150_000_000
@@ -38,8 +38,8 @@ GUESS = make_plain_usage(100, 500, 0)
 GUARDED = GUESS._replace(units=estimate_units(5, 500))
 
 
-def ulids() -> Ulids:
-    return Ulids(lambda: 1_795_003_200.0, os.urandom, "")
+def ulids() -> UlidFactory:
+    return UlidFactory(lambda: 1_795_003_200.0, os.urandom, "")
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ from price_keeper.recording.expected import UsageForecast
 from price_keeper.recording.guarded import GuardedMeter, add_guardrail_prices
 from price_keeper.recording.journal import Journal
 from price_keeper.recording.meter import Meter, OperationPricing
-from price_keeper.recording.ulid import Ulids
+from price_keeper.recording.ulid import UlidFactory
 
 TOKENS = build_price_table(PricesConfig(input="3", output="15", cache_read="0.3", cache_write_5m="3.75", cache_write_1h="6")).pricer  # type: ignore[arg-type]
 CLAUDE = "claude-sonnet-4-5-20250929"
@@ -41,7 +41,7 @@ INPUT, OUTPUT = b"x-amzn-bedrock-input-token-count", b"x-amzn-bedrock-output-tok
 
 @pytest.fixture
 def journal(tmp_path: Path) -> Iterator[Journal]:
-    made = Journal(tmp_path, Ulids(lambda: 1_795_003_200.0, os.urandom, ""))
+    made = Journal(tmp_path, UlidFactory(lambda: 1_795_003_200.0, os.urandom, ""))
     yield made
     made.close()
 

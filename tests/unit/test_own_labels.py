@@ -25,7 +25,7 @@ from price_keeper.metering.usage import make_plain_usage
 from price_keeper.model import Caller, Scope
 from price_keeper.recording.journal import Journal
 from price_keeper.recording.metering import MeterFactory
-from price_keeper.recording.ulid import Ulids
+from price_keeper.recording.ulid import UlidFactory
 from price_keeper.selection import own_labels as limits
 from price_keeper.selection.labels import LabelResolver
 from price_keeper.selection.own_labels import AppLabelCache
@@ -301,7 +301,7 @@ def choice(found: AppProfiles, name: str = "fast") -> ResolvedProfile:
 @pytest.fixture
 def metering(tmp_path: Path) -> Iterator[MeterFactory]:
     clock, no_tariffs = ManualClock(), cast(Any, None)
-    journal = Journal(tmp_path, Ulids(clock.now, os.urandom, ""))
+    journal = Journal(tmp_path, UlidFactory(clock.now, os.urandom, ""))
     yield MeterFactory(CONFIG, journal, no_tariffs, clock)
     journal.close()
 

@@ -19,7 +19,7 @@ from price_keeper.recording.folder import lock_folder
 from price_keeper.recording.leftovers import recover
 from price_keeper.recording.seal import SUMS_PER_PART
 from price_keeper.recording.sender import SegmentSender
-from price_keeper.recording.ulid import made_at
+from price_keeper.recording.ulid import read_created_at
 from price_keeper.stores import schema
 from price_keeper.stores.contract import EXPIRY_ATTRIBUTE, Delete, Put, Store, Update
 from price_keeper.tasks import Tasks
@@ -235,7 +235,7 @@ async def test_a_marker_outlives_its_segment_also_when_the_clock_was_ahead(tmp_p
         assert (await rec.counted(), rec.recorder.sender.rejected_ulids) == ((2, 3), [])
         for writes in rec.store.transactions:
             assert isinstance(writes[0], Put)
-            assert writes[0].item[EXPIRY_ATTRIBUTE] >= made_at(name) + 35 * 86_400 - 1  # type: ignore[operator]
+            assert writes[0].item[EXPIRY_ATTRIBUTE] >= read_created_at(name) + 35 * 86_400 - 1  # type: ignore[operator]
 
 
 # Policy.

@@ -22,7 +22,7 @@ from price_keeper.recording.folder import LOCK_NAME
 from price_keeper.recording.leftovers import read_segment
 from price_keeper.recording.segment import SEGMENT_SUFFIX
 from price_keeper.recording.sender import MARKER_MARGIN_SECONDS
-from price_keeper.recording.ulid import is_ulid, made_at
+from price_keeper.recording.ulid import is_ulid, read_created_at
 
 LOW_SPACE_BYTES = 512 * 2**20  # bytes: at some hundred a call, what a busy sidecar writes in hours without a store
 MIN_SPACE_BYTES = 16 * 2**20  # where it may be over within a minute
@@ -84,7 +84,7 @@ def check_unsent_segments(context: DoctorContext) -> Finding:
     ulids, size = sorted(path.stem for path in paths), sum(path.stat().st_size for path in paths)
     message = f"segments that wait to be brought to the store: {len(ulids)}, {_format_size(size)}"
     replay = f"price-keeper replay {folder}"
-    if context.clock.now() - made_at(ulids[0]) > MARKER_TTL_SECONDS - MARKER_MARGIN_SECONDS:
+    if context.clock.now() - read_created_at(ulids[0]) > MARKER_TTL_SECONDS - MARKER_MARGIN_SECONDS:
         reason = "some are so old that they might count twice"
         return trouble(f"{message}; {reason}", f"if they were surely never sent: {replay} --force{context.source}")
     return warning(message, f"start the sidecar, which sends them, or: {replay}{context.source}")

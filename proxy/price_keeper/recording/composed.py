@@ -26,7 +26,7 @@ from price_keeper.recording.leftovers import RecoveredJournal, recover
 from price_keeper.recording.pace import FlushInterval
 from price_keeper.recording.recorder import Recorder
 from price_keeper.recording.sender import SegmentSender
-from price_keeper.recording.ulid import Ulids
+from price_keeper.recording.ulid import UlidFactory
 from price_keeper.stores.contract import Store
 from price_keeper.tasks import Tasks
 from price_keeper.telemetry import Samples, MetricsRegistry
@@ -187,7 +187,7 @@ async def open_recording(
             for each in adoption.take():
                 recovered.add_losses(each)
                 recovered.sealed[:0] = each.sealed
-        ulids, sender = Ulids(clock.now, os.urandom, recovered.newest_ulid), SegmentSender(store, clock)
+        ulids, sender = UlidFactory(clock.now, os.urandom, recovered.newest_ulid), SegmentSender(store, clock)
         journal = await begin_journal(folder, recovered, sender, lambda: Journal(folder, ulids, (*config.labels, *PSEUDO_LABELS)))
         recorder = Recorder(
             journal,

@@ -16,7 +16,7 @@ from price_keeper.hard import rows
 from price_keeper.model import Scope
 from price_keeper.recording.entries import PICO_PER_MICRO, Counter, UsageCounts
 from price_keeper.recording.seal import SegmentPart
-from price_keeper.recording.ulid import made_at
+from price_keeper.recording.ulid import read_created_at
 from price_keeper.stores import schema
 from price_keeper.stores.contract import EXPIRY_ATTRIBUTE, Item, ItemMissing, Key, Put, Update, Value, Write
 
@@ -68,7 +68,7 @@ class SegmentMarker(NamedTuple):
 def build_writes(ulid: str, marker: SegmentMarker, number: int, part: SegmentPart, now: float) -> list[Write]:
     """One transaction, whose first write fails if it was done before."""
     # A clock that was set back left names in the future, which stay young for longer.
-    expires_at = int(max(now, made_at(ulid))) + MARKER_TTL_SECONDS
+    expires_at = int(max(now, read_created_at(ulid))) + MARKER_TTL_SECONDS
     put_marker = Put(schema.segment_marker_key(ulid, number, marker.start), marker.to_item(expires_at), ItemMissing())
     return [put_marker, *(build_addition(ulid, counter, counts, now) for counter, counts in part)]
 

@@ -23,7 +23,7 @@ from price_keeper.recording.folder import is_disk_full
 from price_keeper.recording.log_throttle import LogThrottle
 from price_keeper.recording.seal import SegmentExtent, SegmentSeal
 from price_keeper.recording.segment import Segment, sync_file, sync_folder
-from price_keeper.recording.ulid import Ulids, made_at
+from price_keeper.recording.ulid import UlidFactory, read_created_at
 from price_keeper.traffic import MAX_LABELS, OTHER_LABEL
 
 SEGMENT_BYTES = 64 * 1024 * 1024  # it is sealed by then, whatever the store says: to read one takes so much memory
@@ -96,7 +96,7 @@ class SealedSegment:
 
 
 class Journal:
-    def __init__(self, folder: Path, ulids: Ulids, labels: Collection[str] = ()) -> None:
+    def __init__(self, folder: Path, ulids: UlidFactory, labels: Collection[str] = ()) -> None:
         """`labels` are those whose share of what was recorded can be told."""
         self.folder = folder
         self._ulids = ulids
@@ -154,12 +154,12 @@ class Journal:
         segment = self._segment
         if segment.size > SEGMENT_BYTES:
             return True
-        return segment.ulid == self._unsyncable_ulid and self._ulids.now() - made_at(segment.ulid) > RESYNC_SECONDS
+        return segment.ulid == self._unsyncable_ulid and self._ulids.now() - read_created_at(segment.ulid) > RESYNC_SECONDS
 
     @property
     def is_stale(self) -> bool:
         """One that is old by its name waits for a person at the next start, so none is written to for long."""
-        return self._ulids.now() - made_at(self._segment.ulid) > MAX_SEGMENT_AGE_SECONDS
+        return self._ulids.now() - read_created_at(self._segment.ulid) > MAX_SEGMENT_AGE_SECONDS
 
     def write_intent(self, intent: Intent) -> int:
         """The number by which what becomes of the call is recorded. Raises CannotRecord: then it must not be sent."""

@@ -16,7 +16,7 @@ from price_keeper.recording.flush import SegmentMarker
 from price_keeper.recording.journal import SealedSegment
 from price_keeper.recording.seal import SegmentPart
 from price_keeper.recording.stretches import SegmentMismatch, LineRanges
-from price_keeper.recording.ulid import is_ulid, made_at
+from price_keeper.recording.ulid import is_ulid, read_created_at
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Item, Query, Store, Write
 
@@ -183,7 +183,7 @@ class SegmentSender:
             )
 
     def _is_too_old(self, ulid: str) -> bool:
-        return self._clock.now() - made_at(ulid) > flush.MARKER_TTL_SECONDS - MARKER_MARGIN_SECONDS
+        return self._clock.now() - read_created_at(ulid) > flush.MARKER_TTL_SECONDS - MARKER_MARGIN_SECONDS
 
     def _reject(self, sealed: SealedSegment, reason: str) -> None:
         """It must not hold up what can be counted, unless nobody could tell then which of its calls were carried on."""

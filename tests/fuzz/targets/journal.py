@@ -17,7 +17,7 @@ from price_keeper.recording.journal import Journal
 from price_keeper.recording.leftovers import recover
 from price_keeper.recording.lines import encode_line, decode_lines
 from price_keeper.recording.segment import SEGMENT_SUFFIX
-from price_keeper.recording.ulid import Ulids
+from price_keeper.recording.ulid import UlidFactory
 
 from tests.fuzz.documents import document
 from tests.fuzz.oracle import holds, same
@@ -61,7 +61,7 @@ class Written:
 
     def __init__(self, reader: Reader, folder: Path) -> None:
         chance = count(1)
-        journal = Journal(folder, Ulids(lambda: NOW, lambda size: next(chance).to_bytes(size)))
+        journal = Journal(folder, UlidFactory(lambda: NOW, lambda size: next(chance).to_bytes(size)))
         self.guesses: dict[int, int] = {}
         self.costs: dict[int, int | None] = {}
         under_way: dict[int, int] = {}
@@ -156,7 +156,7 @@ def _of_strange_lines(reader: Reader, folder: Path) -> None:
     is_sealed = any(orjson.loads(each[9:])[:1] == ["S"] for each in lines if _is_list(each[9:]))
     lines.insert(reader.byte() % (len(lines) + 1), encode_line(good))
     chance = count(1)
-    ulid = Ulids(lambda: NOW, lambda size: next(chance).to_bytes(size)).new()
+    ulid = UlidFactory(lambda: NOW, lambda size: next(chance).to_bytes(size)).new()
     (folder / f"{ulid}{SEGMENT_SUFFIX}").write_bytes(b"".join(lines))
     try:
         found = recover(folder)
