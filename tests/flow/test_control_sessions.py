@@ -16,7 +16,7 @@ from price_keeper.auth.clients import REREAD_SECONDS, ClientVerifier, make_secre
 from price_keeper.auth.failures import FAILURE_BURST
 from price_keeper.auth.lookups import MAX_LOOKUP_WAIT_SECONDS, LookupThrottle, LookupRate
 from price_keeper.auth.sessions import StaleGeneration
-from price_keeper.control.calls import Call, Principal
+from price_keeper.control.calls import ApiRequest, Principal
 from price_keeper.control.credentials import RETRIEVAL_TOKEN
 from price_keeper.control.credentials import fetched as fetched_by
 from price_keeper.control.parts import RETRIEVALS, RETRIEVALS_OF_AN_ADDRESS, RETRIEVALS_WAITING
@@ -317,7 +317,7 @@ async def test_of_a_flood_of_invented_retrieval_tokens_only_some_wait(
 
     async def guess(number: int) -> type[Exception]:
         shown = {RETRIEVAL_TOKEN: secrets.token_urlsafe(32)}
-        call = Call("r", Principal("anybody"), f"127.0.0.{number}", {"org": ORG, "app": "shop"}, {}, shown)
+        call = ApiRequest("r", Principal("anybody"), f"127.0.0.{number}", {"org": ORG, "app": "shop"}, {}, shown)
         with pytest.raises((Problem, Busy, TooManyRequests)) as refused:
             await fetched_by(api.parts, call)
         return refused.type
@@ -348,7 +348,7 @@ async def test_invented_retrieval_tokens_cost_reads_at_a_pace_and_keep_no_other_
     monkeypatch.setattr(kind, "get", counted)
 
     async def asked(token: str, address: str) -> Any:
-        call = Call("r", Principal("anybody"), address, {"org": ORG, "app": "shop"}, {}, {RETRIEVAL_TOKEN: token})
+        call = ApiRequest("r", Principal("anybody"), address, {"org": ORG, "app": "shop"}, {}, {RETRIEVAL_TOKEN: token})
         return await fetched_by(api.parts, call)
 
     flood = [asyncio.ensure_future(asked(secrets.token_urlsafe(32), "192.0.2.1")) for _ in range(200)]

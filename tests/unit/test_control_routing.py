@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from price_keeper.control.calls import Answer, Call, Route, Who
+from price_keeper.control.calls import ApiResponse, ApiRequest, Route, Who
 from price_keeper.control.parts import Parts
 from price_keeper.control.problems import Problem
 from price_keeper.control.routing import Routing
 
 
-async def nothing(_: Parts, __: Call) -> Answer:
-    return Answer()
+async def nothing(_: Parts, __: ApiRequest) -> ApiResponse:
+    return ApiResponse()
 
 
 def route(method: str, path: str, *, by_secret: bool = False) -> Route:

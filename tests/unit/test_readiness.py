@@ -34,9 +34,9 @@ async def asked(instance: Instance) -> tuple[int, Any]:
     readiness.started({"revocation": instance.revocation.check})
     (route,) = [each for each in probes(readiness, MetricsRegistry()) if each.path == "/ready"]
     answer = await route.handle(nobody, nobody)  # type: ignore[arg-type]
-    assert answer.value.keys() == {"status", "checks"}
-    assert answer.value["status"] == ("ready" if answer.status == 200 else "not ready")
-    return answer.status, answer.value["checks"]["revocation"]
+    assert answer.body.keys() == {"status", "checks"}
+    assert answer.body["status"] == ("ready" if answer.status == 200 else "not ready")
+    return answer.status, answer.body["checks"]["revocation"]
 
 
 async def is_welcome(instance: Instance) -> bool:

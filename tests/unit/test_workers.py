@@ -18,7 +18,7 @@ from price_keeper.app import StopSignal
 from price_keeper.clock import SystemClock
 from price_keeper.commands.crew import LONGEST_PATH, _folder_for_sockets, served
 from price_keeper.config import Config
-from price_keeper.control.calls import Answer, Call, Route, Who
+from price_keeper.control.calls import ApiResponse, ApiRequest, Route, Who
 from price_keeper.control.serving import Control, listening_within
 from price_keeper.errors import ConfigError, ListenFailed, PriceKeeperError, WorkerUnavailable
 from price_keeper.memory import MemoryLimits
@@ -189,11 +189,11 @@ def _signals_as_they_were() -> Iterator[None]:
 
 
 def _other(text: str, status: int = 200, checks: object = None) -> Control:
-    async def metrics(_: object, __: Call) -> Answer:
-        return Answer(text.encode(), content_type="text/plain")
+    async def metrics(_: object, __: ApiRequest) -> ApiResponse:
+        return ApiResponse(text.encode(), content_type="text/plain")
 
-    async def ready(_: object, __: Call) -> Answer:
-        return Answer({"checks": checks}, status)
+    async def ready(_: object, __: ApiRequest) -> ApiResponse:
+        return ApiResponse({"checks": checks}, status)
 
     def route(path: str, handle: object) -> Route:
         return Route("GET", path, Who.ANYBODY, path, "", handle, {200: ""}, group="probes")  # type: ignore[arg-type]
@@ -253,8 +253,8 @@ async def test_whoever_cannot_tell_what_it_has_counted_is_not_up(tmp_path: Path)
     """What it says of its failure is no sample."""
     place = WorkerSlot(0, 2, tmp_path)
 
-    async def fails(_: object, __: Call) -> Answer:
-        return Answer(b"sorry", 500, content_type="text/plain")
+    async def fails(_: object, __: ApiRequest) -> ApiResponse:
+        return ApiResponse(b"sorry", 500, content_type="text/plain")
 
     route = Route("GET", "/metrics", Who.ANYBODY, "/metrics", "", fails, {200: ""}, group="probes")
     async with (

@@ -8,7 +8,7 @@ from datetime import date
 from typing import Any
 
 from price_keeper.calendar_days import load_zone
-from price_keeper.control.calls import ASK_AGAIN, Answer, Call, Handler, Route, Who, read
+from price_keeper.control.calls import REVALIDATE, ApiResponse, ApiRequest, ApiHandler, Route, Who, build_cacheable_response
 from price_keeper.control.parts import Parts
 from price_keeper.control.problems import invalid
 from price_keeper.reporting.days import Asked, check, parse
@@ -22,15 +22,15 @@ FINAL_SECONDS = 300  # even what is final may be added to, by a journal that tur
 _DAY = re.compile(r"\d{4}-\d\d-\d\d", re.ASCII)
 
 
-async def today(parts: Parts, call: Call) -> Answer:
+async def today(parts: Parts, call: ApiRequest) -> ApiResponse:
     return await _spent(parts, call, parse("today"))
 
 
-async def of_day(parts: Parts, call: Call) -> Answer:
+async def of_day(parts: Parts, call: ApiRequest) -> ApiResponse:
     return await _spent(parts, call, _asked(parts, call.path["day"], call.path["day"], ("day", "day")))
 
 
-async def of_range(parts: Parts, call: Call) -> Answer:
+async def of_range(parts: Parts, call: ApiRequest) -> ApiResponse:
     lacking = [(name, "required, but missing") for name in ("from", "to") if name not in call.query]
     if lacking:
         raise invalid("the query cannot be used", *lacking)
@@ -56,19 +56,19 @@ def _asked(parts: Parts, first: str, last: str, names: tuple[str, str]) -> Asked
     return asked
 
 
-async def _spent(parts: Parts, call: Call, asked: Asked) -> Answer:
+async def _spent(parts: Parts, call: ApiRequest, asked: Asked) -> ApiResponse:
     """An org or app that nobody has heard of has spent nothing. The answer's Date is what it is as of."""
     org, app, now = call.path["org"], call.path.get("app"), parts.clock.now()
     found = await report(parts.store, asked, org, {}, load_zone(parts.config.defaults.timezone), now, app)
     told = rows(only(found.spent, app, None), DIMENSIONS)
     value = as_json(found, told, DIMENSIONS, {"org": org, "app": app, "label": None}, found.notes)
     del value["as_of"], value["by"], value["filters"]
-    cache = f"private, max-age={FINAL_SECONDS}" if found.is_final else ASK_AGAIN
-    return read({"org": org, "app": app, **value}, cache)
+    cache = f"private, max-age={FINAL_SECONDS}" if found.is_final else REVALIDATE
+    return build_cacheable_response({"org": org, "app": app, **value}, cache)
 
 
 _RANGE = {name: {"type": "string", "format": "date"} for name in ("from", "to")}
-_KINDS: tuple[tuple[str, str, str, Handler, Mapping[str, Mapping[str, Any]]], ...] = (
+_KINDS: tuple[tuple[str, str, str, ApiHandler, Mapping[str, Mapping[str, Any]]], ...] = (
     ("/today", "Today", "of the org's day so far", today, {}),
     ("/{day}", "OfDay", "of one of the org's days", of_day, {}),
     ("", "", f"of some days, at most {MOST_DAYS} at once", of_range, _RANGE),

@@ -16,7 +16,7 @@ from price_keeper.control import (
     sessions,
     usage,
 )
-from price_keeper.control.calls import Answer, Call, Route, Who, read
+from price_keeper.control.calls import ApiResponse, ApiRequest, Route, Who, build_cacheable_response
 from price_keeper.control.front import front
 from price_keeper.control.health import Readiness
 from price_keeper.control.openapi import document
@@ -36,12 +36,12 @@ def routes(readiness: Readiness, telemetry: MetricsRegistry, role: str = "both")
     table += [route for group in _GROUPS for route in group.ROUTES]
     table += page.routes(readiness)
 
-    async def described(_: Parts, __: Call) -> Answer:
+    async def described(_: Parts, __: ApiRequest) -> ApiResponse:
         return told
 
     summary = "This description of all that can be asked for here"
     table.append(
         Route("GET", "/openapi.json", Who.ANYBODY, "openapi", summary, described, {200: "OpenApi"}, group="about")
     )
-    told = read(document(table), "public, no-cache")
+    told = build_cacheable_response(document(table), "public, no-cache")
     return table

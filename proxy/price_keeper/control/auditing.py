@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from price_keeper.audit import MAX_RECORDS_PER_PAGE, read_records, build_record_json
-from price_keeper.control.calls import Answer, Call, Route, Who, read
+from price_keeper.control.calls import ApiResponse, ApiRequest, Route, Who, build_cacheable_response
 from price_keeper.control.orgs import PAGED, limit_of
 from price_keeper.control.parts import Parts
 
 
-async def get(parts: Parts, call: Call) -> Answer:
+async def get(parts: Parts, call: ApiRequest) -> ApiResponse:
     limit = limit_of(call, MAX_RECORDS_PER_PAGE)
     page = await read_records(parts.store, call.path["org"], limit, call.query.get("cursor"))
-    return read({"records": [build_record_json(row) for row in page.rows], "cursor": page.cursor})
+    return build_cacheable_response({"records": [build_record_json(row) for row in page.rows], "cursor": page.cursor})
 
 
 ROUTES = (

@@ -10,7 +10,7 @@ from price_keeper.auth.clients import MAX_STALE_RETRIES
 from price_keeper.auth.container import NO_SIGNING_KEY_RETRY_SECONDS
 from price_keeper.auth.sessions import TokenPair, StaleGeneration
 from price_keeper.control.bodies import OF_STRANGERS
-from price_keeper.control.calls import Answer, Call, Route, Who, read
+from price_keeper.control.calls import ApiResponse, ApiRequest, Route, Who, build_cacheable_response
 from price_keeper.control.fields import Fields, Text
 from price_keeper.control.parts import Parts
 from price_keeper.control.problems import ERRORS, Problem, unauthorized
@@ -29,7 +29,7 @@ REFRESH = Fields({"refresh_token": _TOKEN}, ("refresh_token",))
 REVOKE = Fields({"token": _TOKEN}, ("token",))
 
 
-async def login(parts: Parts, call: Call) -> Answer:
+async def login(parts: Parts, call: ApiRequest) -> ApiResponse:
     given = LOGIN.read(call.body)
     _demand_key(parts)
     for _ in range(MAX_STALE_RETRIES):
@@ -42,42 +42,42 @@ async def login(parts: Parts, call: Call) -> Answer:
     raise Busy("the sessions of this client are ended all the time; try again", retry_after=2)
 
 
-async def refresh(parts: Parts, call: Call) -> Answer:
+async def refresh(parts: Parts, call: ApiRequest) -> ApiResponse:
     given = REFRESH.read(call.body)
     _demand_key(parts)
     with wrong_counted(parts, call):
         return _told(parts, await parts.sessions.refresh(given["refresh_token"]))
 
 
-async def revoke(parts: Parts, call: Call) -> Answer:
+async def revoke(parts: Parts, call: ApiRequest) -> ApiResponse:
     """Whoever has a token may end it, and with a refresh token its whole session."""
     given = REVOKE.read(call.body)
     with wrong_counted(parts, call):
         await parts.sessions.revoke_by_token(given["token"])
-    return Answer({"is_revoked": True})
+    return ApiResponse({"is_revoked": True})
 
 
-async def credentials(parts: Parts, call: Call) -> Answer:
+async def credentials(parts: Parts, call: ApiRequest) -> ApiResponse:
     """For sidecars that cannot mint; they show what an app showed them."""
     _demand_key(parts)
     authorization = call.headers.get("Authorization", "")
     client_id = authorization.partition(":")[0]
     with wrong_counted(parts, call, client_id):
-        return Answer(dict(await parts.credentials.issue(authorization, call.address)))
+        return ApiResponse(dict(await parts.credentials.issue(authorization, call.address)))
 
 
-def _login_may_be_invented(parts: Parts, call: Call) -> bool:
+def _login_may_be_invented(parts: Parts, call: ApiRequest) -> bool:
     given = call.body if isinstance(call.body, Mapping) else {}
     return parts.clients.needs_throttled_lookup(str(given.get("client_id")), str(given.get("client_secret")))
 
 
-def _pair_may_be_invented(parts: Parts, call: Call) -> bool:
+def _pair_may_be_invented(parts: Parts, call: ApiRequest) -> bool:
     client_id, _, secret = call.headers.get("Authorization", "").partition(":")
     return parts.clients.needs_throttled_lookup(client_id, secret)
 
 
-async def jwks(parts: Parts, _: Call) -> Answer:
-    return read(parts.tokens.build_jwks(), "public, max-age=300")
+async def jwks(parts: Parts, _: ApiRequest) -> ApiResponse:
+    return build_cacheable_response(parts.tokens.build_jwks(), "public, max-age=300")
 
 
 def _demand_key(parts: Parts) -> None:
@@ -87,7 +87,7 @@ def _demand_key(parts: Parts) -> None:
         raise Problem(503, ERRORS[503], message, wait=NO_SIGNING_KEY_RETRY_SECONDS)
 
 
-def _told(parts: Parts, issued: TokenPair) -> Answer:
+def _told(parts: Parts, issued: TokenPair) -> ApiResponse:
     told: dict[str, Any] = {
         "access_token": issued.access.token,
         "refresh_token": issued.refresh.token,
@@ -96,11 +96,11 @@ def _told(parts: Parts, issued: TokenPair) -> Answer:
         "refresh_expires_in": max(0, int(issued.refresh.expires - parts.clock.now())),
         "session_id": issued.sid,
     }
-    return Answer(told)
+    return ApiResponse(told)
 
 
 @contextmanager
-def wrong_counted(parts: Parts, call: Call, client_id: str | None = None) -> Iterator[None]:
+def wrong_counted(parts: Parts, call: ApiRequest, client_id: str | None = None) -> Iterator[None]:
     """Raises Problem for what is refused inside, and SlowDown for too much of it."""
     try:
         yield

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 JSON = "application/json"
 HTML = "text/html; charset=utf-8"
 NO_STORE = "no-store"
-ASK_AGAIN = "private, no-cache"  # may be kept, if it is asked each time whether it is still so
+REVALIDATE = "private, no-cache"  # may be kept, if it is asked each time whether it is still so
 
 
 class Who(Enum):
@@ -49,7 +49,7 @@ class Principal:
 
 
 @dataclass(slots=True)
-class Call:
+class ApiRequest:
     request_id: str
     principal: Principal
     address: str
@@ -62,37 +62,37 @@ class Call:
     def actor(self) -> Actor:
         return Actor(self.principal.name, self.request_id, self.address)
 
-    def demand_match(self, tag: str | None) -> None:
+    def check_preconditions(self, etag: str | None) -> None:
         """Raises Problem where the caller wants another state than the one that is there; None is no state at all."""
-        wanted, unwanted = self.headers.get("If-Match"), self.headers.get("If-None-Match")
-        if wanted is not None and not names_tag(wanted, tag):
+        if_match, if_none_match = self.headers.get("If-Match"), self.headers.get("If-None-Match")
+        if if_match is not None and not matches_etag(if_match, etag):
             raise Problem(412, "precondition_failed", "it is not any more what If-Match says; read it again")
-        if unwanted is not None and names_tag(unwanted, tag):
+        if if_none_match is not None and matches_etag(if_none_match, etag):
             raise Problem(412, "precondition_failed", "it is there already, as If-None-Match says it must not be")
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    value: Any = None  # None has no body; bytes are sent as they are
+class ApiResponse:
+    body: Any = None  # None has no body; bytes are sent as they are
     status: int = 200
-    cache: str = NO_STORE
-    tag: str | None = None
+    cache_control: str = NO_STORE
+    etag: str | None = None
     content_type: str = JSON
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
-class Stream:
+class StreamingResponse:
     """An answer that goes on. Of `parts` an empty one says nothing: whether its reader is still there is looked at."""
 
-    parts: Callable[[], AsyncGenerator[bytes, None]]
+    chunks: Callable[[], AsyncGenerator[bytes, None]]
     content_type: str
 
 
-Handler = Callable[["Parts", Call], Awaitable[Answer | Stream]]
+ApiHandler = Callable[["Parts", ApiRequest], Awaitable[ApiResponse | StreamingResponse]]
 
 
-def is_never_invented(_: Parts, __: Call) -> bool:
+def is_never_invented(_: Parts, __: ApiRequest) -> bool:
     return False
 
 
@@ -106,7 +106,7 @@ class Route:
     who: Who
     name: str
     summary: str
-    handle: Handler
+    handle: ApiHandler
     answers: Mapping[int, str]
     problems: tuple[int, ...] = ()
     query: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -117,7 +117,7 @@ class Route:
     group: str = "orgs"
     is_unlimited: bool = False  # what costs next to nothing, and others cannot do without
     by_secret: bool = False  # a secret is all it shows: only wrong ones are limited, and by the handler
-    may_be_invented: Callable[[Parts, Call], bool] = is_never_invented  # and so asks the store only in its turn
+    may_be_invented: Callable[[Parts, ApiRequest], bool] = is_never_invented  # and so asks the store only in its turn
     is_page: bool = False  # for whoever does not ask for JSON
     media: tuple[str, ...] = ()  # what success comes as, where that is no JSON
 
@@ -134,29 +134,29 @@ class Route:
         return tuple(self.path.split("/")[1:])
 
 
-def dumped(value: Any) -> bytes:
+def dump_json(value: Any) -> bytes:
     try:
         return orjson.dumps(value)
     except TypeError:  # a number of more than 64 bits, or half a character
         return json.dumps(value, separators=(",", ":")).encode()
 
 
-def tag_of(value: Any) -> str:
+def compute_etag(value: Any) -> str:
     """Strong: equal tags mean equal bytes."""
-    return tag_of_bytes(dumped(value))
+    return compute_etag_of_bytes(dump_json(value))
 
 
-def tag_of_bytes(body: bytes) -> str:
+def compute_etag_of_bytes(body: bytes) -> str:
     return f'"{hashlib.sha256(body).hexdigest()[:32]}"'
 
 
-def read(value: Any, cache: str = ASK_AGAIN) -> Answer:
+def build_cacheable_response(value: Any, cache_control: str = REVALIDATE) -> ApiResponse:
     """What may be asked for again by its tag."""
-    body = dumped(value)
-    return Answer(body, cache=cache, tag=tag_of_bytes(body))
+    body = dump_json(value)
+    return ApiResponse(body, cache_control=cache_control, etag=compute_etag_of_bytes(body))
 
 
-def names_tag(header: str, tag: str | None) -> bool:
+def matches_etag(header: str, etag: str | None) -> bool:
     """Whether one of the tags of If-Match or If-None-Match is this one; `*` is any."""
-    names = [name.strip() for name in header.split(",")]
-    return tag is not None and ("*" in names or tag in names)
+    listed = [name.strip() for name in header.split(",")]
+    return etag is not None and ("*" in listed or etag in listed)

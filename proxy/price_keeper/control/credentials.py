@@ -9,7 +9,7 @@ from price_keeper.auth.registering import MAX_GRACE_HOURS, IssuedSecret, registe
 from price_keeper.auth.retrieval import is_tagged_token, retrieve
 from price_keeper.control.auth import wrong_counted
 from price_keeper.control.bodies import SMALL_BYTES
-from price_keeper.control.calls import Answer, Call, Route, Who
+from price_keeper.control.calls import ApiResponse, ApiRequest, Route, Who
 from price_keeper.control.fields import Fields, Whole
 from price_keeper.control.parts import Parts
 from price_keeper.control.problems import unauthorized
@@ -21,14 +21,14 @@ from price_keeper.reporting.settings_shown import utc
 BODY = Fields({"grace_hours": Whole(0, MAX_GRACE_HOURS)}, ())
 
 
-async def made_credentials(parts: Parts, call: Call, scope: Scope) -> Mapping[str, Any]:
+async def made_credentials(parts: Parts, call: ApiRequest, scope: Scope) -> Mapping[str, Any]:
     """Nothing of those that are there already: they are never issued again."""
     done = call.actor.build_record("credentials.make", scope, None, None, parts.clock.now())
     issued = await register(parts.store, parts.clock, scope, parts.clients.invalidate, [done], parts.tokens.secret_tagger)
     return {} if issued is None else _made(parts, issued)
 
 
-async def rotated(parts: Parts, call: Call) -> Answer:
+async def rotated(parts: Parts, call: ApiRequest) -> ApiResponse:
     scope = Scope(call.path["org"], call.path.get("app"))
     hours = BODY.read(call.body).get("grace_hours", USUAL_GRACE_HOURS)
     done = call.actor.build_record("credentials.rotate", scope, None, {"grace_hours": hours}, parts.clock.now())
@@ -37,10 +37,10 @@ async def rotated(parts: Parts, call: Call) -> Answer:
     finally:  # also where the store's answer was lost: it may have been carried out
         if not hours:
             parts.sessions.note_all_ended()
-    return Answer(_made(parts, issued))
+    return ApiResponse(_made(parts, issued))
 
 
-async def fetched(parts: Parts, call: Call) -> Answer:
+async def fetched(parts: Parts, call: ApiRequest) -> ApiResponse:
     """The token is all it takes: who has no secret yet has nothing else to show."""
     token = call.headers.get(RETRIEVAL_TOKEN)
     if token is None:
@@ -56,10 +56,10 @@ async def fetched(parts: Parts, call: Call) -> Answer:
             turns = parts.retrievals
         async with turns:
             secret = await _retrieved(parts, scope, token)
-    return Answer({"client_id": client_id, "client_secret": secret})
+    return ApiResponse({"client_id": client_id, "client_secret": secret})
 
 
-def _may_be_invented(parts: Parts, call: Call) -> bool:
+def _may_be_invented(parts: Parts, call: ApiRequest) -> bool:
     token = call.headers.get(RETRIEVAL_TOKEN)
     return token is not None and not is_tagged_token(parts.tokens.secret_tagger, Scope(call.path["org"], call.path.get("app")), token)
 

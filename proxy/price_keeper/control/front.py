@@ -12,7 +12,7 @@ from html import escape
 from typing import Any
 
 from price_keeper.build import get_version
-from price_keeper.control.calls import HTML, JSON, Answer, Call, Route, Who
+from price_keeper.control.calls import HTML, JSON, ApiResponse, ApiRequest, Route, Who
 from price_keeper.control.health import Readiness
 
 PRODUCT = "Bedrock Price Keeper"
@@ -62,7 +62,7 @@ _OF_PAGES = {"Content-Security-Policy": POLICY, "Referrer-Policy": "no-referrer"
 def front(readiness: Readiness, role: str) -> Route:
     links = _PROBES if role == "sidecar" else {**_PROBES, **_API}
 
-    async def handle(_: object, call: Call) -> Answer:
+    async def handle(_: object, call: ApiRequest) -> ApiResponse:
         told = {
             "product": PRODUCT,
             "version": get_version(),
@@ -71,8 +71,8 @@ def front(readiness: Readiness, role: str) -> Route:
             "links": dict(links),
         }
         if prefers_json(call.headers.get("Accept", "")):
-            return Answer(told, headers={"Vary": "Accept"})
-        return Answer(page(told).encode(), content_type=HTML, headers=_OF_PAGES)
+            return ApiResponse(told, headers={"Vary": "Accept"})
+        return ApiResponse(page(told).encode(), content_type=HTML, headers=_OF_PAGES)
 
     summary = "What this is and how it does, as a page or as JSON"
     return Route("GET", "/", Who.ANYBODY, "front", summary, handle, {200: "Front"}, group="probes", is_page=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 from price_keeper.audit import select_attributes
 from price_keeper.auth.clients import SECRET_HASH
-from price_keeper.control.calls import Answer, Call, Route, Who, read, tag_of
+from price_keeper.control.calls import ApiResponse, ApiRequest, Route, Who, build_cacheable_response, compute_etag
 from price_keeper.control.credentials import made_credentials
 from price_keeper.control.parts import Parts
 from price_keeper.control.problems import invalid, not_found
@@ -58,15 +58,15 @@ async def found_app(parts: Parts, org: str, app: str) -> Shown:
     return shown_app(shown_org(parts, org, above or {}), app, own)
 
 
-async def get_org(parts: Parts, call: Call) -> Answer:
-    return read((await found_org(parts, call.path["org"])).record())
+async def get_org(parts: Parts, call: ApiRequest) -> ApiResponse:
+    return build_cacheable_response((await found_org(parts, call.path["org"])).record())
 
 
-async def get_app(parts: Parts, call: Call) -> Answer:
-    return read((await found_app(parts, call.path["org"], call.path["app"])).record())
+async def get_app(parts: Parts, call: ApiRequest) -> ApiResponse:
+    return build_cacheable_response((await found_app(parts, call.path["org"], call.path["app"])).record())
 
 
-async def put_an_org(parts: Parts, call: Call) -> Answer:
+async def put_an_org(parts: Parts, call: ApiRequest) -> ApiResponse:
     org = call.path["org"]
 
     def record(change: SettingsChange) -> Mapping[str, Any] | None:
@@ -79,7 +79,7 @@ async def put_an_org(parts: Parts, call: Call) -> Answer:
     return await _written(parts, call, Scope(org), written, shown_org(parts, org, written.item))
 
 
-async def put_an_app(parts: Parts, call: Call) -> Answer:
+async def put_an_app(parts: Parts, call: ApiRequest) -> ApiResponse:
     org, app = call.path["org"], call.path["app"]
     above = await found_org(parts, org)
 
@@ -93,20 +93,20 @@ async def put_an_app(parts: Parts, call: Call) -> Answer:
     return await _written(parts, call, Scope(org, app), written, shown_app(above, app, written.item))
 
 
-def _told(parts: Parts, call: Call, action: str, scope: Scope, record: Callable[[SettingsChange], Any]) -> SettingsCompanions:
+def _told(parts: Parts, call: ApiRequest, action: str, scope: Scope, record: Callable[[SettingsChange], Any]) -> SettingsCompanions:
     """The audit's record, once it is certain that the caller knows what he changes."""
     told = audit_settings(call.actor, action, scope, parts.clock)
 
     def beside(change: SettingsChange) -> Sequence[Write]:
         before = record(change)
         if not _is_the_same_again(call, scope, change):
-            call.demand_match(None if before is None else tag_of(before))
+            call.check_preconditions(None if before is None else compute_etag(before))
         return told(change)
 
     return beside
 
 
-def _is_the_same_again(call: Call, scope: Scope, change: SettingsChange) -> bool:
+def _is_the_same_again(call: ApiRequest, scope: Scope, change: SettingsChange) -> bool:
     """Whether a put that must make something was cut off before it made credentials, and now comes once more.
 
     Whoever makes something else at the same time is told that it is there.
@@ -117,15 +117,15 @@ def _is_the_same_again(call: Call, scope: Scope, change: SettingsChange) -> bool
     return is_same and not is_made and "If-Match" not in call.headers
 
 
-async def _written(parts: Parts, call: Call, scope: Scope, written: SettingsWrite, shown: Shown) -> Answer:
+async def _written(parts: Parts, call: ApiRequest, scope: Scope, written: SettingsWrite, shown: Shown) -> ApiResponse:
     """The credentials come after the settings, and whoever was cut off between the two gets them by another put."""
     record = shown.record()
     issued = await made_credentials(parts, call, scope)
     headers = {"Location": f"/api/v1/orgs/{scope.org}" + (f"/apps/{scope.app}" if scope.app else "")}
-    return Answer({**record, **issued}, 201 if written.is_new else 200, tag=tag_of(record), headers=headers)
+    return ApiResponse({**record, **issued}, 201 if written.is_new else 200, etag=compute_etag(record), headers=headers)
 
 
-async def list_orgs(parts: Parts, call: Call) -> Answer:
+async def list_orgs(parts: Parts, call: ApiRequest) -> ApiResponse:
     page = await _page(parts, call, schema.ORG_REGISTRY, "ORG#")
     orgs = [Scope.from_key(row.key.sk).org for row in page.rows]
     items = await parts.store.get_many([schema.org_config_key(org) for org in orgs])
@@ -133,17 +133,17 @@ async def list_orgs(parts: Parts, call: Call) -> Answer:
         {"org_name": row.item.get("org_name"), **shown_org(parts, org, item or {}).record()}
         for row, org, item in zip(page.rows, orgs, items, strict=True)
     ]
-    return read({"orgs": found, "cursor": _cursor(page)})
+    return build_cacheable_response({"orgs": found, "cursor": _cursor(page)})
 
 
-async def list_apps(parts: Parts, call: Call) -> Answer:
+async def list_apps(parts: Parts, call: ApiRequest) -> ApiResponse:
     above = await found_org(parts, call.path["org"])
     page = await _page(parts, call, schema.org_config_key(above.org).pk, schema.APPS_PREFIX)
     found = [shown_app(above, row.key.sk.removeprefix(schema.APPS_PREFIX), row.item).record() for row in page.rows]
-    return read({"apps": found, "cursor": _cursor(page)})
+    return build_cacheable_response({"apps": found, "cursor": _cursor(page)})
 
 
-async def _page(parts: Parts, call: Call, partition: str, prefix: str) -> Page:
+async def _page(parts: Parts, call: ApiRequest, partition: str, prefix: str) -> Page:
     """A cursor is the id behind which the next page begins."""
     cursor = call.query.get("cursor")
     after = None if not cursor else f"{prefix}{cursor}"
@@ -155,7 +155,7 @@ def _cursor(page: Page) -> str | None:
     return None if page.cursor is None else page.cursor.partition("#")[2]
 
 
-def limit_of(call: Call, most: int) -> int:
+def limit_of(call: ApiRequest, most: int) -> int:
     """Raises Problem."""
     text = call.query.get("limit", str(most))
     if not (text.isascii() and text.isdigit() and len(text) < 5 and 1 <= int(text) <= most):

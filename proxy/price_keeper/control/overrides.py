@@ -7,7 +7,7 @@ from typing import Any
 
 from price_keeper.calendar_days import PeriodSpan, find_span
 from price_keeper.control.bodies import SMALL_BYTES
-from price_keeper.control.calls import Answer, Call, Route, Who
+from price_keeper.control.calls import ApiResponse, ApiRequest, Route, Who
 from price_keeper.control.fields import Fields, Moment, Text, Words
 from price_keeper.control.orgs import found_app, found_org
 from price_keeper.control.parts import Parts
@@ -30,7 +30,7 @@ BODY = Fields(
 )
 
 
-async def put(parts: Parts, call: Call) -> Answer:
+async def put(parts: Parts, call: ApiRequest) -> ApiResponse:
     given = BODY.read(call.body)
     scope, period, shown = await _where(parts, call)
     override = await set_override(
@@ -45,14 +45,14 @@ async def put(parts: Parts, call: Call) -> Answer:
         ordering=shown.plan.ordering,
         companions=audit_override(call.actor, "override.set", scope, parts.clock),
     )
-    return Answer({**_of(scope, period), "override": override_told(override)})
+    return ApiResponse({**_of(scope, period), "override": override_told(override)})
 
 
-async def delete(parts: Parts, call: Call) -> Answer:
+async def delete(parts: Parts, call: ApiRequest) -> ApiResponse:
     scope, period, _ = await _where(parts, call)
     beside = audit_override(call.actor, "override.clear", scope, parts.clock)
     is_cleared = await clear_override(parts.store, scope, period, parts.clock, beside)
-    return Answer({**_of(scope, period), "override": None, "is_cleared": is_cleared})
+    return ApiResponse({**_of(scope, period), "override": None, "is_cleared": is_cleared})
 
 
 def override_told(override: Override | None) -> dict[str, Any] | None:
@@ -62,7 +62,7 @@ def override_told(override: Override | None) -> dict[str, Any] | None:
     return {**told, "until": utc(override.until), "version": override.version}
 
 
-async def _where(parts: Parts, call: Call) -> tuple[Scope, PeriodSpan, Shown]:
+async def _where(parts: Parts, call: ApiRequest) -> tuple[Scope, PeriodSpan, Shown]:
     """The scope to which quotas apply, as the path names it. Raises Problem where they apply to another one."""
     org, app = call.path["org"], call.path.get("app")
     shown = await found_org(parts, org) if app is None else await found_app(parts, org, app)

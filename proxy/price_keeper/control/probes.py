@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from price_keeper.control.calls import Answer, Call, Handler, Route, Who
+from price_keeper.control.calls import ApiResponse, ApiRequest, ApiHandler, Route, Who
 from price_keeper.control.health import Readiness
 from price_keeper.telemetry import CONTENT_TYPE, MetricsRegistry
 
@@ -10,15 +10,15 @@ from price_keeper.telemetry import CONTENT_TYPE, MetricsRegistry
 def probes(readiness: Readiness, telemetry: MetricsRegistry) -> tuple[Route, ...]:
     """They need none of the parts, and answer from the first moment to the last."""
 
-    async def health(_: object, __: Call) -> Answer:
-        return Answer({"status": "ok"})
+    async def health(_: object, __: ApiRequest) -> ApiResponse:
+        return ApiResponse({"status": "ok"})
 
-    async def ready(_: object, __: Call) -> Answer:
+    async def ready(_: object, __: ApiRequest) -> ApiResponse:
         told = await readiness.told()
-        return Answer(told, 200 if told["status"] == "ready" else 503)
+        return ApiResponse(told, 200 if told["status"] == "ready" else 503)
 
-    async def metrics(_: object, __: Call) -> Answer:
-        return Answer((await telemetry.scrape()).encode(), content_type=CONTENT_TYPE)
+    async def metrics(_: object, __: ApiRequest) -> ApiResponse:
+        return ApiResponse((await telemetry.scrape()).encode(), content_type=CONTENT_TYPE)
 
     return (
         _probe("/health", "health", "Whether the process lives", health, {200: "Health"}),
@@ -27,5 +27,5 @@ def probes(readiness: Readiness, telemetry: MetricsRegistry) -> tuple[Route, ...
     )
 
 
-def _probe(path: str, name: str, summary: str, handle: Handler, answers: dict[int, str]) -> Route:
+def _probe(path: str, name: str, summary: str, handle: ApiHandler, answers: dict[int, str]) -> Route:
     return Route("GET", path, Who.ANYBODY, name, summary, handle, answers, group="probes")

@@ -14,7 +14,7 @@ from price_keeper.audit import to_json_value
 from price_keeper.config import LabelConfig
 from price_keeper.config.prices import Format
 from price_keeper.config.reader import read_text as read_config
-from price_keeper.control.calls import Answer, Call, Route, Who, read
+from price_keeper.control.calls import ApiResponse, ApiRequest, Route, Who, build_cacheable_response
 from price_keeper.control.fields import Anything, Fields, OneOf, Text, or_null
 from price_keeper.control.orgs import found_app
 from price_keeper.control.overrides import LABEL
@@ -66,7 +66,7 @@ BODY = Fields(
 )
 
 
-async def post(parts: Parts, call: Call) -> Answer:
+async def post(parts: Parts, call: ApiRequest) -> ApiResponse:
     org, app, given = call.path["org"], call.path["app"], BODY.read(call.body)
     _check_label(parts, given["label"])
     settings: dict[str, Value] = {**given, "prices_usd_per_1m": _prices(given["prices_usd_per_1m"])}
@@ -88,13 +88,13 @@ async def post(parts: Parts, call: Call) -> Answer:
 
     item, is_new = await retry_on_conflict(parts.clock, once)
     parts.standings.app_labels.invalidate(Scope(org, app))
-    return Answer(_told(item), 201 if is_new else 200)
+    return ApiResponse(_told(item), 201 if is_new else 200)
 
 
-async def get(parts: Parts, call: Call) -> Answer:
+async def get(parts: Parts, call: ApiRequest) -> ApiResponse:
     await found_app(parts, call.path["org"], call.path["app"])
     found = await _listed(parts, call.path["org"], call.path["app"])
-    return read({"inference_profiles": [_told(row.item) for row in found]})
+    return build_cacheable_response({"inference_profiles": [_told(row.item) for row in found]})
 
 
 async def _listed(parts: Parts, org: str, app: str) -> tuple[StoredRow, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from price_keeper.config.prices import PSEUDO_LABELS
-from price_keeper.control.calls import Answer, Call, Route, Who, read
+from price_keeper.control.calls import ApiResponse, ApiRequest, Route, Who, build_cacheable_response
 from price_keeper.control.overrides import override_told
 from price_keeper.control.parts import Parts
 from price_keeper.control.problems import invalid
@@ -21,7 +21,7 @@ from price_keeper.selection.standing import BudgetState
 _FLAGS = {"true": True, "false": False}
 
 
-async def get(parts: Parts, call: Call) -> Answer:
+async def get(parts: Parts, call: ApiRequest) -> ApiResponse:
     """As a call of this org or app would be served by this process, whether it was ever heard of or not."""
     org, app = call.path["org"], call.path.get("app")
     caller = Caller(org, app, build_client_id(org, app))
@@ -30,10 +30,10 @@ async def get(parts: Parts, call: Call) -> Answer:
         parts.standings.app_labels.invalidate(Scope(org, app))
     standing, override = await parts.standings.read_status(caller, forces_read=is_forced)
     own = await parts.standings.app_labels.get(caller)
-    return read(selection_told(standing, override, parts.labels, own))
+    return build_cacheable_response(selection_told(standing, override, parts.labels, own))
 
 
-def _flag(call: Call, name: str) -> bool:
+def _flag(call: ApiRequest, name: str) -> bool:
     text = call.query.get(name, "false")
     if text not in _FLAGS:
         raise invalid("the query cannot be used", (name, "expected true or false"))

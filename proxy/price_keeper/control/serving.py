@@ -21,7 +21,7 @@ from price_keeper.config import Address
 from price_keeper.config.problems import limit_guesses
 from price_keeper.control import access
 from price_keeper.control.bodies import Budgets, body_of
-from price_keeper.control.calls import NO_STORE, Answer, Call, Principal, Route, Stream, Who, dumped, names_tag
+from price_keeper.control.calls import NO_STORE, ApiResponse, ApiRequest, Principal, Route, StreamingResponse, Who, dump_json, matches_etag
 from price_keeper.control.connections import (
     DEFAULT,
     Crowd,
@@ -80,7 +80,7 @@ class Control:
             check_names(request.version, request.raw_path, request.headers.getall("Host", []), is_for_loopback)
             check_coding(request.headers.getall("Transfer-Encoding", []))
             answer = await self._answer(request, request_id, headers)
-            if isinstance(answer, Stream):
+            if isinstance(answer, StreamingResponse):
                 return await _streamed(request, answer, {**_ALWAYS, "X-Request-Id": request_id, **headers})
         except asyncio.CancelledError:
             raise
@@ -90,10 +90,10 @@ class Control:
             _connection(request).release()
         return _response(answer, {**_ALWAYS, "X-Request-Id": request_id, **headers})
 
-    def refused(self, problem: Problem, request_id: str) -> Answer:
-        return Answer(problem.body(request_id, self._now()), problem.status, headers=problem.headers)
+    def refused(self, problem: Problem, request_id: str) -> ApiResponse:
+        return ApiResponse(problem.body(request_id, self._now()), problem.status, headers=problem.headers)
 
-    async def _answer(self, request: web.BaseRequest, request_id: str, headers: dict[str, str]) -> Answer | Stream:
+    async def _answer(self, request: web.BaseRequest, request_id: str, headers: dict[str, str]) -> ApiResponse | StreamingResponse:
         route, path = self._routing.found(request.method, request.rel_url.raw_path)
         if route.group == "probes":
             return await route.handle(self._parts, _probe(request_id, request))  # type: ignore[arg-type]
@@ -115,7 +115,7 @@ class Control:
         path: Mapping[str, str],
         request_id: str,
         headers: dict[str, str],
-    ) -> Answer | Stream:
+    ) -> ApiResponse | StreamingResponse:
         address = request.remote or ""
         principal = _NOBODY
         if route.who is not Who.ANYBODY:
@@ -129,7 +129,7 @@ class Control:
             _check_rate(taken)
         access.check(principal, route, path)
         check_ids(path)
-        call = Call(request_id, principal, address, path, query_of(request, route), headers_of(request))
+        call = ApiRequest(request_id, principal, address, path, query_of(request, route), headers_of(request))
         connection = _connection(request)
         if route.body is not None:
             bodies = self._bodies
@@ -148,14 +148,14 @@ def _connection(request: web.BaseRequest) -> _Connection:
     return cast("_Connection", request.protocol)
 
 
-def _share_of(principal: Principal, route: Route, parts: Parts, call: Call) -> Share:
+def _share_of(principal: Principal, route: Route, parts: Parts, call: ApiRequest) -> Share:
     if principal.is_admin:
         return Share.ADMIN
     return Share.STRANGER if route.may_be_invented(parts, call) else Share.KNOWN
 
 
-def _probe(request_id: str, request: web.BaseRequest) -> Call:
-    return Call(request_id, _NOBODY, request.remote or "", {}, {}, request.headers)
+def _probe(request_id: str, request: web.BaseRequest) -> ApiRequest:
+    return ApiRequest(request_id, _NOBODY, request.remote or "", {}, {}, request.headers)
 
 
 def _count_mistake(parts: Parts, address: str) -> None:
@@ -173,21 +173,21 @@ def _check_rate(taken: Taken) -> None:
         raise too_many("too many requests", taken.wait)
 
 
-def _unless_known(request: web.BaseRequest, route: Route, answer: Answer | Stream) -> Answer | Stream:
+def _unless_known(request: web.BaseRequest, route: Route, answer: ApiResponse | StreamingResponse) -> ApiResponse | StreamingResponse:
     wanted = request.headers.get("If-None-Match")
-    if isinstance(answer, Stream) or not route.is_read or wanted is None or answer.tag is None:
+    if isinstance(answer, StreamingResponse) or not route.is_read or wanted is None or answer.etag is None:
         return answer
-    if not names_tag(wanted.replace("W/", ""), answer.tag):
+    if not matches_etag(wanted.replace("W/", ""), answer.etag):
         return answer
-    return Answer(None, 304, answer.cache, answer.tag)
+    return ApiResponse(None, 304, answer.cache_control, answer.etag)
 
 
-def _response(answer: Answer, headers: Mapping[str, str]) -> web.Response:
-    value = answer.value
-    body = value if isinstance(value, bytes) or value is None else dumped(value)
-    told = {**headers, "Cache-Control": answer.cache, **answer.headers}
-    if answer.tag is not None:
-        told["ETag"] = answer.tag
+def _response(answer: ApiResponse, headers: Mapping[str, str]) -> web.Response:
+    value = answer.body
+    body = value if isinstance(value, bytes) or value is None else dump_json(value)
+    told = {**headers, "Cache-Control": answer.cache_control, **answer.headers}
+    if answer.etag is not None:
+        told["ETag"] = answer.etag
     if body is not None:
         told["Content-Type"] = answer.content_type
     response = web.Response(status=answer.status, body=body, headers=told)
@@ -196,7 +196,7 @@ def _response(answer: Answer, headers: Mapping[str, str]) -> web.Response:
     return response
 
 
-async def _streamed(request: web.BaseRequest, stream: Stream, headers: Mapping[str, str]) -> web.StreamResponse:
+async def _streamed(request: web.BaseRequest, stream: StreamingResponse, headers: Mapping[str, str]) -> web.StreamResponse:
     """What goes wrong before its first part is raised, and answered as any failure; after that it just ends."""
     told = {"Cache-Control": NO_STORE, "Content-Type": stream.content_type, "X-Accel-Buffering": "no"}
     response = web.StreamResponse(headers={**headers, **told})
@@ -204,7 +204,7 @@ async def _streamed(request: web.BaseRequest, stream: Stream, headers: Mapping[s
     if request.method == "HEAD":
         await response.prepare(request)
         return response
-    async with aclosing(stream.parts()) as parts:
+    async with aclosing(stream.chunks()) as parts:
         part = await anext(parts)
         await response.prepare(request)
         try:

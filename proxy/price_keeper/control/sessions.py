@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from price_keeper.auth.clients import SESSIONS_GENERATION, client_item_key
-from price_keeper.control.calls import Answer, Call, Route, Who, read
+from price_keeper.control.calls import ApiResponse, ApiRequest, Route, Who, build_cacheable_response
 from price_keeper.control.parts import Parts
 from price_keeper.control.problems import invalid, not_found
 from price_keeper.errors import ReasonCode, TransactionFailed
@@ -13,7 +13,7 @@ from price_keeper.stores.again import transact_with_retry, retry_on_conflict
 from price_keeper.stores.contract import ItemExists, Update
 
 
-async def listed(parts: Parts, call: Call) -> Answer:
+async def listed(parts: Parts, call: ApiRequest) -> ApiResponse:
     found = [
         {
             "session_id": session.sid,
@@ -23,23 +23,23 @@ async def listed(parts: Parts, call: Call) -> Answer:
         }
         for session in await parts.sessions.list_live(_scope(call))
     ]
-    return read({"sessions": found})
+    return build_cacheable_response({"sessions": found})
 
 
-async def ended(parts: Parts, call: Call) -> Answer:
+async def ended(parts: Parts, call: ApiRequest) -> ApiResponse:
     scope, sid = _scope(call), call.path["sid"]
     if not is_org_id(sid):
         raise invalid("the path names nothing that can be there", ("sid", "a session id is a UUID in lower case"))
     done = call.actor.build_record("session.end", scope, {"session_id": sid}, None, parts.clock.now())
     was_live = await parts.sessions.end(scope, sid, [done])
     if was_live is not None:
-        return Answer({"ended": int(was_live)})
+        return ApiResponse({"ended": int(was_live)})
     if not await parts.sessions.revoke_tokens(scope, sid, [done]):
         raise not_found("there is no such client")
-    return Answer({"ended": 0})
+    return ApiResponse({"ended": 0})
 
 
-async def all_ended(parts: Parts, call: Call) -> Answer:
+async def all_ended(parts: Parts, call: ApiRequest) -> ApiResponse:
     """In one write, which ends all refresh and access tokens of the client at once."""
     scope = _scope(call)
     number = len(await parts.sessions.list_live(scope))
@@ -59,10 +59,10 @@ async def all_ended(parts: Parts, call: Call) -> Answer:
     finally:
         parts.clients.invalidate(scope)
         parts.sessions.note_all_ended()
-    return Answer({"ended": number})
+    return ApiResponse({"ended": number})
 
 
-def _scope(call: Call) -> Scope:
+def _scope(call: ApiRequest) -> Scope:
     return Scope(call.path["org"], call.path.get("app"))
 
 

@@ -8,7 +8,7 @@ from hashlib import sha256
 from typing import Any
 
 from price_keeper.control.bodies import SMALL_BYTES
-from price_keeper.control.calls import Answer, Call, Route, Who
+from price_keeper.control.calls import ApiResponse, ApiRequest, Route, Who
 from price_keeper.control.charging import Charging
 from price_keeper.control.fields import Fields, Kind, Moment, Text, Whole
 from price_keeper.control.overrides import LABEL
@@ -46,7 +46,7 @@ BODY = Fields(_KINDS, ("request_id", "label", "input_tokens", "output_tokens"))
 _COUNTED = {name.removesuffix("_tokens"): name for name in _KINDS if name.endswith("_tokens")}
 
 
-async def post(parts: Parts, call: Call) -> Answer:
+async def post(parts: Parts, call: ApiRequest) -> ApiResponse:
     charging = await _charging(parts, call)
     what, counters = await _read(parts, charging, call.body, "")
     try:
@@ -54,10 +54,10 @@ async def post(parts: Parts, call: Call) -> Answer:
     except RequestIdConflict as failure:
         raise _taken(failure, "") from None
     _tell(parts, counters if is_new else ())
-    return Answer(_kept(what.request_id, kept, is_new), _status(is_new))
+    return ApiResponse(_kept(what.request_id, kept, is_new), _status(is_new))
 
 
-async def post_batch(parts: Parts, call: Call) -> Answer:
+async def post_batch(parts: Parts, call: ApiRequest) -> ApiResponse:
     """Each by itself: one that is refused does not keep the others from being counted."""
     body = call.body
     items = body.get("items") if isinstance(body, Mapping) and set(body) == {"items"} else None
@@ -72,10 +72,10 @@ async def post_batch(parts: Parts, call: Call) -> Answer:
         except Exception as failure:
             told[index] = _refused(parts, call, failure)
     await _count(parts, call, good, told)
-    return Answer({"results": [{"index": index, **told[index]} for index in range(len(items))]}, 207)
+    return ApiResponse({"results": [{"index": index, **told[index]} for index in range(len(items))]}, 207)
 
 
-async def _count(parts: Parts, call: Call, good: Mapping[int, ChargedSubmission], told: dict[int, dict[str, Any]]) -> None:
+async def _count(parts: Parts, call: ApiRequest, good: Mapping[int, ChargedSubmission], told: dict[int, dict[str, Any]]) -> None:
     outcomes = await parts.submissions.submit_all(list(good.values()))
     new: dict[Counter, None] = {}
     for (index, (what, counters)), outcome in zip(good.items(), outcomes, strict=True):
@@ -98,7 +98,7 @@ def _status(is_new: bool) -> int:
     return 201 if is_new else 200
 
 
-def _refused(parts: Parts, call: Call, failure: Exception) -> dict[str, Any]:
+def _refused(parts: Parts, call: ApiRequest, failure: Exception) -> dict[str, Any]:
     problem = problem_of(failure, call.request_id)
     return {"status": problem.status, "problem": problem.body(call.request_id, parts.clock.now())}
 
@@ -112,12 +112,12 @@ def _tell(parts: Parts, counters: Iterable[Counter]) -> None:
         parts.standings.note_spend_elsewhere(counter)
 
 
-async def _charging(parts: Parts, call: Call) -> Charging:
+async def _charging(parts: Parts, call: ApiRequest) -> Charging:
     caller = Caller(call.path["org"], call.path["app"], build_client_id(call.path["org"], call.path["app"]))
     return Charging(caller, await _plan(parts, call))
 
 
-async def _plan(parts: Parts, call: Call) -> EffectiveSettings:
+async def _plan(parts: Parts, call: ApiRequest) -> EffectiveSettings:
     """Raises Problem for an app that nobody put there, whose usage nobody would look for."""
     org, app = call.path["org"], call.path["app"]
     keys = [schema.org_config_key(org), schema.app_config_key(org, app)]

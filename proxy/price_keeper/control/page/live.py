@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import suppress
 from typing import Any
 
-from price_keeper.control.calls import Answer, Call, Handler, Principal, Stream, dumped
+from price_keeper.control.calls import ApiResponse, ApiRequest, ApiHandler, Principal, StreamingResponse, dump_json
 from price_keeper.control.health import Readiness
 from price_keeper.control.page.board import Topic, board
 from price_keeper.control.page.state import PageState
@@ -31,20 +31,20 @@ QUERY = {
 Told = Callable[[], Awaitable[dict[str, Any]]]
 
 
-def handlers(readiness: Readiness) -> tuple[Handler, Handler]:
+def handlers(readiness: Readiness) -> tuple[ApiHandler, ApiHandler]:
     """For the page once, and for one that is kept up to date."""
 
-    async def once(parts: Parts, call: Call) -> Answer:
+    async def once(parts: Parts, call: ApiRequest) -> ApiResponse:
         told = await _told(parts, readiness, topic_of(call))
-        return Answer({"at": utc(parts.clock.now()), **told})
+        return ApiResponse({"at": utc(parts.clock.now()), **told})
 
-    async def kept_up(parts: Parts, call: Call) -> Stream:
+    async def kept_up(parts: Parts, call: ApiRequest) -> StreamingResponse:
         topic = topic_of(call)
 
         async def told() -> dict[str, Any]:
             return await _told(parts, readiness, topic)
 
-        return Stream(lambda: _events(parts, call, told), EVENTS)
+        return StreamingResponse(lambda: _events(parts, call, told), EVENTS)
 
     return once, kept_up
 
@@ -53,7 +53,7 @@ async def _told(parts: Parts, readiness: Readiness, topic: Topic) -> dict[str, A
     return {"health": await readiness.told(), **await board(parts, topic)}
 
 
-def topic_of(call: Call) -> Topic:
+def topic_of(call: ApiRequest) -> Topic:
     """Raises Problem."""
     principal, query = call.principal, call.query
     org, app = query.get("org"), query.get("app")
@@ -77,7 +77,7 @@ def _is_cursor(text: str) -> bool:
     return is_org_id(org) and (not found or is_app_id(app))
 
 
-async def _events(parts: Parts, call: Call, told: Told) -> AsyncGenerator[bytes, None]:
+async def _events(parts: Parts, call: ApiRequest, told: Told) -> AsyncGenerator[bytes, None]:
     """Of all that is told, what is new to this page. An empty part comes with every turn that has nothing to tell."""
     page, sent, quiet = parts.page, dict[str, Any](), 0
     with page.listeners.one_more(call.principal):
@@ -90,7 +90,7 @@ async def _events(parts: Parts, call: Call, told: Told) -> AsyncGenerator[bytes,
             new = {name: value for name, value in found.items() if name not in sent or sent[name] != value}
             quiet = 0 if new else quiet + 1
             if new:
-                yield b"data: " + dumped({"at": utc(parts.clock.now()), **new}) + b"\n\n"
+                yield b"data: " + dump_json({"at": utc(parts.clock.now()), **new}) + b"\n\n"
             else:
                 yield b"" if quiet % HEARTBEAT_TICKS else b": still here\n\n"
             sent = {**sent, **new}
@@ -99,7 +99,7 @@ async def _events(parts: Parts, call: Call, told: Told) -> AsyncGenerator[bytes,
         yield b"event: end\ndata: {}\n\n"
 
 
-async def _still_may(parts: Parts, call: Call) -> bool:
+async def _still_may(parts: Parts, call: ApiRequest) -> bool:
     """His token or session may be over, or revoked."""
     try:
         now: Principal = await parts.access.who(call.headers, call.address, is_change=False)

@@ -6,7 +6,7 @@ import re
 from functools import lru_cache
 from importlib.resources import files
 
-from price_keeper.control.calls import HTML, Answer, Call, Route, Who, tag_of_bytes
+from price_keeper.control.calls import HTML, ApiResponse, ApiRequest, Route, Who, compute_etag_of_bytes
 from price_keeper.control.parts import Parts
 from price_keeper.control.problems import not_found
 
@@ -32,17 +32,17 @@ _OF_PAGE = {
 }
 
 
-async def page(_: Parts, __: Call) -> Answer:
-    return Answer(_read("index.html"), content_type=HTML, headers=_OF_PAGE)
+async def page(_: Parts, __: ApiRequest) -> ApiResponse:
+    return ApiResponse(_read("index.html"), content_type=HTML, headers=_OF_PAGE)
 
 
-async def file(_: Parts, call: Call) -> Answer:
+async def file(_: Parts, call: ApiRequest) -> ApiResponse:
     name = call.path["file"]
     kind = _KINDS.get(name.rpartition(".")[2])
     content = _read(name) if kind is not None and _NAME.fullmatch(name) else None
     if kind is None or content is None:
         raise not_found("there is nothing here")
-    return Answer(content, cache="no-cache", tag=tag_of_bytes(content), content_type=kind, headers=_OWN)
+    return ApiResponse(content, cache_control="no-cache", etag=compute_etag_of_bytes(content), content_type=kind, headers=_OWN)
 
 
 @lru_cache(maxsize=64)

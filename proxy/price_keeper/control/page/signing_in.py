@@ -14,7 +14,7 @@ from price_keeper.auth.page_sessions import PageSession
 from price_keeper.control.access import cookie_name, cookie_of, principal_of
 from price_keeper.control.auth import wrong_counted
 from price_keeper.control.bodies import OF_STRANGERS
-from price_keeper.control.calls import Answer, Call, Route, Who
+from price_keeper.control.calls import ApiResponse, ApiRequest, Route, Who
 from price_keeper.control.fields import Fields, OneOf, Text
 from price_keeper.control.page.same_origin import PAGE_HEADER, check_same_origin, says_page
 from price_keeper.control.parts import Parts
@@ -30,17 +30,17 @@ NOBODY: dict[str, Any] = {"is_signed_in": False, **dict.fromkeys(("is_admin", "o
 _PATH = "/status/session"
 
 
-async def begin(parts: Parts, call: Call) -> Answer:
+async def begin(parts: Parts, call: ApiRequest) -> ApiResponse:
     check_same_origin(call.headers, is_change=True)
     given = BODY.read(call.body)
     if not parts.page_sessions.can_begin:
         raise Problem(503, ERRORS[503], "there is no key here to sign sessions with; ask another instance")
     cookie, session = await _begun(parts, call, given["kind"], given["secret"].strip())
     seconds = max(0, math.ceil(session.expires - parts.clock.now()))
-    return Answer(_told(session), headers={"Set-Cookie": _cookie(call, cookie, seconds)})
+    return ApiResponse(_told(session), headers={"Set-Cookie": _cookie(call, cookie, seconds)})
 
 
-async def _begun(parts: Parts, call: Call, kind: str, secret: str) -> tuple[str, PageSession]:
+async def _begun(parts: Parts, call: ApiRequest, kind: str, secret: str) -> tuple[str, PageSession]:
     """Whoever shows something wrong is counted as anywhere else."""
     now = parts.clock.now()
     if kind == ADMIN:
@@ -50,24 +50,24 @@ async def _begun(parts: Parts, call: Call, kind: str, secret: str) -> tuple[str,
     return parts.page_sessions.begin_for_client(secret, now)
 
 
-async def current(parts: Parts, call: Call) -> Answer:
+async def current(parts: Parts, call: ApiRequest) -> ApiResponse:
     """Also for who is not signed in, which is no failure."""
     cookie = cookie_of(call.headers) if says_page(call.headers) else None
     if cookie is None:
-        return Answer(NOBODY)
+        return ApiResponse(NOBODY)
     check_same_origin(call.headers, is_change=False)
     gone = {"Set-Cookie": _cookie(call, "", 0)}
     try:
-        return Answer(_told(await parts.access.session(cookie, call.address)))
+        return ApiResponse(_told(await parts.access.session(cookie, call.address)))
     except TooManyRequests as failure:
         raise _too_many(failure, gone) from None
     except Problem as failure:
         if failure.status != 401:
             raise
-        return Answer(NOBODY, headers=gone)
+        return ApiResponse(NOBODY, headers=gone)
 
 
-async def end(parts: Parts, call: Call) -> Answer:
+async def end(parts: Parts, call: ApiRequest) -> ApiResponse:
     """The cookie goes in any case, and with it what this browser could do."""
     check_same_origin(call.headers, is_change=True)
     cookie, gone = cookie_of(call.headers), {"Set-Cookie": _cookie(call, "", 0)}
@@ -82,7 +82,7 @@ async def end(parts: Parts, call: Call) -> Answer:
     except Busy as failure:
         why = "this browser is signed out; while the store is away it cannot be told that the session is over"
         raise Problem(503, ERRORS[503], why, wait=failure.retry_after, headers=gone) from None
-    return Answer(NOBODY, headers=gone)
+    return ApiResponse(NOBODY, headers=gone)
 
 
 def _too_many(failure: TooManyRequests, gone: dict[str, str]) -> Problem:
@@ -101,7 +101,7 @@ def _told(session: PageSession) -> dict[str, Any]:
     }
 
 
-def _cookie(call: Call, value: str, seconds: int) -> str:
+def _cookie(call: ApiRequest, value: str, seconds: int) -> str:
     """For https alone where the page came by https, as only its Origin tells."""
     secure = "; Secure" if call.headers.get("Origin", "").startswith("https://") else ""
     name = cookie_name(call.headers)

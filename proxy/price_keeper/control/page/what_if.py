@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container
 
-from price_keeper.control.calls import Answer, Call, Route, Who
+from price_keeper.control.calls import ApiResponse, ApiRequest, Route, Who
 from price_keeper.control.page.board import seen, view_of
 from price_keeper.control.page.outlook import what_if
 from price_keeper.control.parts import Parts
@@ -18,13 +18,13 @@ QUERY = {
 }
 
 
-async def get(parts: Parts, call: Call) -> Answer:
+async def get(parts: Parts, call: ApiRequest) -> ApiResponse:
     standing, _ = await seen(parts, call.path["org"], call.path.get("app"))
     label, quota = _asked(call, standing.settings.quotas.keys())
-    return Answer(what_if(view_of(parts, standing), label, quota * PICO_PER_MICRO))
+    return ApiResponse(what_if(view_of(parts, standing), label, quota * PICO_PER_MICRO))
 
 
-def _asked(call: Call, labels: Container[str]) -> tuple[str, int]:
+def _asked(call: ApiRequest, labels: Container[str]) -> tuple[str, int]:
     """Raises Problem."""
     label, text = call.query.get("label"), call.query.get("quota_usd_micros", "")
     mistakes = []
