@@ -22,19 +22,19 @@ FINAL_SECONDS = 300  # even what is final may be added to, by a journal that tur
 _DAY = re.compile(r"\d{4}-\d\d-\d\d", re.ASCII)
 
 
-async def today(parts: Parts, call: ApiRequest) -> ApiResponse:
-    return await _spent(parts, call, parse("today"))
+async def today(parts: Parts, request: ApiRequest) -> ApiResponse:
+    return await _spent(parts, request, parse("today"))
 
 
-async def of_day(parts: Parts, call: ApiRequest) -> ApiResponse:
-    return await _spent(parts, call, _asked(parts, call.path["day"], call.path["day"], ("day", "day")))
+async def of_day(parts: Parts, request: ApiRequest) -> ApiResponse:
+    return await _spent(parts, request, _asked(parts, request.path["day"], request.path["day"], ("day", "day")))
 
 
-async def of_range(parts: Parts, call: ApiRequest) -> ApiResponse:
-    lacking = [(name, "required, but missing") for name in ("from", "to") if name not in call.query]
+async def of_range(parts: Parts, request: ApiRequest) -> ApiResponse:
+    lacking = [(name, "required, but missing") for name in ("from", "to") if name not in request.query]
     if lacking:
         raise invalid("the query cannot be used", *lacking)
-    return await _spent(parts, call, _asked(parts, call.query["from"], call.query["to"], ("from", "to")))
+    return await _spent(parts, request, _asked(parts, request.query["from"], request.query["to"], ("from", "to")))
 
 
 def _asked(parts: Parts, first: str, last: str, names: tuple[str, str]) -> Asked:
@@ -56,9 +56,9 @@ def _asked(parts: Parts, first: str, last: str, names: tuple[str, str]) -> Asked
     return asked
 
 
-async def _spent(parts: Parts, call: ApiRequest, asked: Asked) -> ApiResponse:
+async def _spent(parts: Parts, request: ApiRequest, asked: Asked) -> ApiResponse:
     """An org or app that nobody has heard of has spent nothing. The answer's Date is what it is as of."""
-    org, app, now = call.path["org"], call.path.get("app"), parts.clock.now()
+    org, app, now = request.path["org"], request.path.get("app"), parts.clock.now()
     found = await report(parts.store, asked, org, {}, load_zone(parts.config.defaults.timezone), now, app)
     told = rows(only(found.spent, app, None), DIMENSIONS)
     value = as_json(found, told, DIMENSIONS, {"org": org, "app": app, "label": None}, found.notes)

@@ -8,9 +8,9 @@ from price_keeper.control.orgs import PAGED, limit_of
 from price_keeper.control.parts import Parts
 
 
-async def get(parts: Parts, call: ApiRequest) -> ApiResponse:
-    limit = limit_of(call, MAX_RECORDS_PER_PAGE)
-    page = await read_records(parts.store, call.path["org"], limit, call.query.get("cursor"))
+async def get(parts: Parts, request: ApiRequest) -> ApiResponse:
+    limit = limit_of(request, MAX_RECORDS_PER_PAGE)
+    page = await read_records(parts.store, request.path["org"], limit, request.query.get("cursor"))
     return build_cacheable_response({"records": [build_record_json(row) for row in page.rows], "cursor": page.cursor})
 
 

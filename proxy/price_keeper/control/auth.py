@@ -29,12 +29,12 @@ REFRESH = Fields({"refresh_token": _TOKEN}, ("refresh_token",))
 REVOKE = Fields({"token": _TOKEN}, ("token",))
 
 
-async def login(parts: Parts, call: ApiRequest) -> ApiResponse:
-    given = LOGIN.read(call.body)
+async def login(parts: Parts, request: ApiRequest) -> ApiResponse:
+    given = LOGIN.read(request.body)
     _demand_key(parts)
     for _ in range(MAX_STALE_RETRIES):
-        with wrong_counted(parts, call, given["client_id"]):
-            checked = await parts.clients.verify_with_generation(given["client_id"], given["client_secret"], call.address)
+        with wrong_counted(parts, request, given["client_id"]):
+            checked = await parts.clients.verify_with_generation(given["client_id"], given["client_secret"], request.address)
         try:
             return _told(parts, await parts.sessions.login(*checked))
         except StaleGeneration:  # what is known here of the client is from before that
@@ -42,37 +42,37 @@ async def login(parts: Parts, call: ApiRequest) -> ApiResponse:
     raise Busy("the sessions of this client are ended all the time; try again", retry_after=2)
 
 
-async def refresh(parts: Parts, call: ApiRequest) -> ApiResponse:
-    given = REFRESH.read(call.body)
+async def refresh(parts: Parts, request: ApiRequest) -> ApiResponse:
+    given = REFRESH.read(request.body)
     _demand_key(parts)
-    with wrong_counted(parts, call):
+    with wrong_counted(parts, request):
         return _told(parts, await parts.sessions.refresh(given["refresh_token"]))
 
 
-async def revoke(parts: Parts, call: ApiRequest) -> ApiResponse:
+async def revoke(parts: Parts, request: ApiRequest) -> ApiResponse:
     """Whoever has a token may end it, and with a refresh token its whole session."""
-    given = REVOKE.read(call.body)
-    with wrong_counted(parts, call):
+    given = REVOKE.read(request.body)
+    with wrong_counted(parts, request):
         await parts.sessions.revoke_by_token(given["token"])
     return ApiResponse({"is_revoked": True})
 
 
-async def credentials(parts: Parts, call: ApiRequest) -> ApiResponse:
+async def credentials(parts: Parts, request: ApiRequest) -> ApiResponse:
     """For sidecars that cannot mint; they show what an app showed them."""
     _demand_key(parts)
-    authorization = call.headers.get("Authorization", "")
+    authorization = request.headers.get("Authorization", "")
     client_id = authorization.partition(":")[0]
-    with wrong_counted(parts, call, client_id):
-        return ApiResponse(dict(await parts.credentials.issue(authorization, call.address)))
+    with wrong_counted(parts, request, client_id):
+        return ApiResponse(dict(await parts.credentials.issue(authorization, request.address)))
 
 
-def _login_may_be_invented(parts: Parts, call: ApiRequest) -> bool:
-    given = call.body if isinstance(call.body, Mapping) else {}
+def _login_may_be_invented(parts: Parts, request: ApiRequest) -> bool:
+    given = request.body if isinstance(request.body, Mapping) else {}
     return parts.clients.needs_throttled_lookup(str(given.get("client_id")), str(given.get("client_secret")))
 
 
-def _pair_may_be_invented(parts: Parts, call: ApiRequest) -> bool:
-    client_id, _, secret = call.headers.get("Authorization", "").partition(":")
+def _pair_may_be_invented(parts: Parts, request: ApiRequest) -> bool:
+    client_id, _, secret = request.headers.get("Authorization", "").partition(":")
     return parts.clients.needs_throttled_lookup(client_id, secret)
 
 
@@ -100,14 +100,14 @@ def _told(parts: Parts, issued: TokenPair) -> ApiResponse:
 
 
 @contextmanager
-def wrong_counted(parts: Parts, call: ApiRequest, client_id: str | None = None) -> Iterator[None]:
+def wrong_counted(parts: Parts, request: ApiRequest, client_id: str | None = None) -> Iterator[None]:
     """Raises Problem for what is refused inside, and SlowDown for too much of it."""
     try:
         yield
     except (TokenExpired, TokenRejected) as failure:  # it was ours, and nobody's guess
         raise unauthorized(failure.message) from None
     except AccessDenied as failure:
-        parts.wrong_secrets.count_failure(client_id, call.address)
+        parts.wrong_secrets.count_failure(client_id, request.address)
         raise unauthorized(failure.message) from None
 
 

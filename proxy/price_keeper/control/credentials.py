@@ -21,17 +21,17 @@ from price_keeper.reporting.settings_shown import utc
 BODY = Fields({"grace_hours": Whole(0, MAX_GRACE_HOURS)}, ())
 
 
-async def made_credentials(parts: Parts, call: ApiRequest, scope: Scope) -> Mapping[str, Any]:
+async def made_credentials(parts: Parts, request: ApiRequest, scope: Scope) -> Mapping[str, Any]:
     """Nothing of those that are there already: they are never issued again."""
-    done = call.actor.build_record("credentials.make", scope, None, None, parts.clock.now())
+    done = request.actor.build_record("credentials.make", scope, None, None, parts.clock.now())
     issued = await register(parts.store, parts.clock, scope, parts.clients.invalidate, [done], parts.tokens.secret_tagger)
     return {} if issued is None else _made(parts, issued)
 
 
-async def rotated(parts: Parts, call: ApiRequest) -> ApiResponse:
-    scope = Scope(call.path["org"], call.path.get("app"))
-    hours = BODY.read(call.body).get("grace_hours", USUAL_GRACE_HOURS)
-    done = call.actor.build_record("credentials.rotate", scope, None, {"grace_hours": hours}, parts.clock.now())
+async def rotated(parts: Parts, request: ApiRequest) -> ApiResponse:
+    scope = Scope(request.path["org"], request.path.get("app"))
+    hours = BODY.read(request.body).get("grace_hours", USUAL_GRACE_HOURS)
+    done = request.actor.build_record("credentials.rotate", scope, None, {"grace_hours": hours}, parts.clock.now())
     try:
         issued = await rotate(parts.store, parts.clock, scope, hours, parts.clients.invalidate, [done], parts.tokens.secret_tagger)
     finally:  # also where the store's answer was lost: it may have been carried out
@@ -40,28 +40,28 @@ async def rotated(parts: Parts, call: ApiRequest) -> ApiResponse:
     return ApiResponse(_made(parts, issued))
 
 
-async def fetched(parts: Parts, call: ApiRequest) -> ApiResponse:
+async def fetched(parts: Parts, request: ApiRequest) -> ApiResponse:
     """The token is all it takes: who has no secret yet has nothing else to show."""
-    token = call.headers.get(RETRIEVAL_TOKEN)
+    token = request.headers.get(RETRIEVAL_TOKEN)
     if token is None:
         raise unauthorized(f"the retrieval token comes as {RETRIEVAL_TOKEN}")
-    scope = Scope(call.path["org"], call.path.get("app"))
+    scope = Scope(request.path["org"], request.path.get("app"))
     client_id = build_client_id(scope.org, scope.app)
-    with wrong_counted(parts, call, client_id):
+    with wrong_counted(parts, request, client_id):
         if is_tagged_token(parts.tokens.secret_tagger, scope, token):
             await parts.marked_retrieval_pace.wait_for(token)
             turns = parts.marked_retrievals
         else:
-            await parts.retrieval_pace.wait_for_address(call.address)
+            await parts.retrieval_pace.wait_for_address(request.address)
             turns = parts.retrievals
         async with turns:
             secret = await _retrieved(parts, scope, token)
     return ApiResponse({"client_id": client_id, "client_secret": secret})
 
 
-def _may_be_invented(parts: Parts, call: ApiRequest) -> bool:
-    token = call.headers.get(RETRIEVAL_TOKEN)
-    return token is not None and not is_tagged_token(parts.tokens.secret_tagger, Scope(call.path["org"], call.path.get("app")), token)
+def _may_be_invented(parts: Parts, request: ApiRequest) -> bool:
+    token = request.headers.get(RETRIEVAL_TOKEN)
+    return token is not None and not is_tagged_token(parts.tokens.secret_tagger, Scope(request.path["org"], request.path.get("app")), token)
 
 
 async def _retrieved(parts: Parts, scope: Scope, token: str) -> str:

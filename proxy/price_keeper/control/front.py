@@ -62,7 +62,7 @@ _OF_PAGES = {"Content-Security-Policy": POLICY, "Referrer-Policy": "no-referrer"
 def front(readiness: Readiness, role: str) -> Route:
     links = _PROBES if role == "sidecar" else {**_PROBES, **_API}
 
-    async def handle(_: object, call: ApiRequest) -> ApiResponse:
+    async def handle(_: object, request: ApiRequest) -> ApiResponse:
         told = {
             "product": PRODUCT,
             "version": get_version(),
@@ -70,7 +70,7 @@ def front(readiness: Readiness, role: str) -> Route:
             **await readiness.told(),
             "links": dict(links),
         }
-        if prefers_json(call.headers.get("Accept", "")):
+        if prefers_json(request.headers.get("Accept", "")):
             return ApiResponse(told, headers={"Vary": "Accept"})
         return ApiResponse(page(told).encode(), content_type=HTML, headers=_OF_PAGES)
 

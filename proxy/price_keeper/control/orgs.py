@@ -58,29 +58,29 @@ async def found_app(parts: Parts, org: str, app: str) -> Shown:
     return shown_app(shown_org(parts, org, above or {}), app, own)
 
 
-async def get_org(parts: Parts, call: ApiRequest) -> ApiResponse:
-    return build_cacheable_response((await found_org(parts, call.path["org"])).record())
+async def get_org(parts: Parts, request: ApiRequest) -> ApiResponse:
+    return build_cacheable_response((await found_org(parts, request.path["org"])).record())
 
 
-async def get_app(parts: Parts, call: ApiRequest) -> ApiResponse:
-    return build_cacheable_response((await found_app(parts, call.path["org"], call.path["app"])).record())
+async def get_app(parts: Parts, request: ApiRequest) -> ApiResponse:
+    return build_cacheable_response((await found_app(parts, request.path["org"], request.path["app"])).record())
 
 
-async def put_an_org(parts: Parts, call: ApiRequest) -> ApiResponse:
-    org = call.path["org"]
+async def put_an_org(parts: Parts, request: ApiRequest) -> ApiResponse:
+    org = request.path["org"]
 
     def record(change: SettingsChange) -> Mapping[str, Any] | None:
         return None if change.before is None else shown_org(parts, org, change.before).record()
 
-    beside = _told(parts, call, "org.put", Scope(org), record)
+    beside = _told(parts, request, "org.put", Scope(org), record)
     config = parts.config
-    written = await put_org(parts.store, parts.clock, org, call.body, parts.labels, config.defaults, beside)
+    written = await put_org(parts.store, parts.clock, org, request.body, parts.labels, config.defaults, beside)
     parts.standings.unknown_orgs.forget(org)
-    return await _written(parts, call, Scope(org), written, shown_org(parts, org, written.item))
+    return await _written(parts, request, Scope(org), written, shown_org(parts, org, written.item))
 
 
-async def put_an_app(parts: Parts, call: ApiRequest) -> ApiResponse:
-    org, app = call.path["org"], call.path["app"]
+async def put_an_app(parts: Parts, request: ApiRequest) -> ApiResponse:
+    org, app = request.path["org"], request.path["app"]
     above = await found_org(parts, org)
 
     def record(change: SettingsChange) -> Mapping[str, Any] | None:
@@ -88,25 +88,25 @@ async def put_an_app(parts: Parts, call: ApiRequest) -> ApiResponse:
             return None
         return shown_app(shown_org(parts, org, change.org or {}), app, change.before).record()
 
-    beside = _told(parts, call, "app.put", Scope(org, app), record)
-    written = await put_app(parts.store, parts.clock, org, app, call.body, parts.labels, beside)
-    return await _written(parts, call, Scope(org, app), written, shown_app(above, app, written.item))
+    beside = _told(parts, request, "app.put", Scope(org, app), record)
+    written = await put_app(parts.store, parts.clock, org, app, request.body, parts.labels, beside)
+    return await _written(parts, request, Scope(org, app), written, shown_app(above, app, written.item))
 
 
-def _told(parts: Parts, call: ApiRequest, action: str, scope: Scope, record: Callable[[SettingsChange], Any]) -> SettingsCompanions:
+def _told(parts: Parts, request: ApiRequest, action: str, scope: Scope, record: Callable[[SettingsChange], Any]) -> SettingsCompanions:
     """The audit's record, once it is certain that the caller knows what he changes."""
-    told = audit_settings(call.actor, action, scope, parts.clock)
+    told = audit_settings(request.actor, action, scope, parts.clock)
 
     def beside(change: SettingsChange) -> Sequence[Write]:
         before = record(change)
-        if not _is_the_same_again(call, scope, change):
-            call.check_preconditions(None if before is None else compute_etag(before))
+        if not _is_the_same_again(request, scope, change):
+            request.check_preconditions(None if before is None else compute_etag(before))
         return told(change)
 
     return beside
 
 
-def _is_the_same_again(call: ApiRequest, scope: Scope, change: SettingsChange) -> bool:
+def _is_the_same_again(request: ApiRequest, scope: Scope, change: SettingsChange) -> bool:
     """Whether a put that must make something was cut off before it made credentials, and now comes once more.
 
     Whoever makes something else at the same time is told that it is there.
@@ -114,19 +114,19 @@ def _is_the_same_again(call: ApiRequest, scope: Scope, change: SettingsChange) -
     names = ORG_SETTINGS if scope.app is None else APP_SETTINGS
     is_made = change.before is None or SECRET_HASH in change.before
     is_same = select_attributes(change.before, names) == select_attributes(change.after, names)
-    return is_same and not is_made and "If-Match" not in call.headers
+    return is_same and not is_made and "If-Match" not in request.headers
 
 
-async def _written(parts: Parts, call: ApiRequest, scope: Scope, written: SettingsWrite, shown: Shown) -> ApiResponse:
+async def _written(parts: Parts, request: ApiRequest, scope: Scope, written: SettingsWrite, shown: Shown) -> ApiResponse:
     """The credentials come after the settings, and whoever was cut off between the two gets them by another put."""
     record = shown.record()
-    issued = await made_credentials(parts, call, scope)
+    issued = await made_credentials(parts, request, scope)
     headers = {"Location": f"/api/v1/orgs/{scope.org}" + (f"/apps/{scope.app}" if scope.app else "")}
     return ApiResponse({**record, **issued}, 201 if written.is_new else 200, etag=compute_etag(record), headers=headers)
 
 
-async def list_orgs(parts: Parts, call: ApiRequest) -> ApiResponse:
-    page = await _page(parts, call, schema.ORG_REGISTRY, "ORG#")
+async def list_orgs(parts: Parts, request: ApiRequest) -> ApiResponse:
+    page = await _page(parts, request, schema.ORG_REGISTRY, "ORG#")
     orgs = [Scope.from_key(row.key.sk).org for row in page.rows]
     items = await parts.store.get_many([schema.org_config_key(org) for org in orgs])
     found = [
@@ -136,18 +136,18 @@ async def list_orgs(parts: Parts, call: ApiRequest) -> ApiResponse:
     return build_cacheable_response({"orgs": found, "cursor": _cursor(page)})
 
 
-async def list_apps(parts: Parts, call: ApiRequest) -> ApiResponse:
-    above = await found_org(parts, call.path["org"])
-    page = await _page(parts, call, schema.org_config_key(above.org).pk, schema.APPS_PREFIX)
+async def list_apps(parts: Parts, request: ApiRequest) -> ApiResponse:
+    above = await found_org(parts, request.path["org"])
+    page = await _page(parts, request, schema.org_config_key(above.org).pk, schema.APPS_PREFIX)
     found = [shown_app(above, row.key.sk.removeprefix(schema.APPS_PREFIX), row.item).record() for row in page.rows]
     return build_cacheable_response({"apps": found, "cursor": _cursor(page)})
 
 
-async def _page(parts: Parts, call: ApiRequest, partition: str, prefix: str) -> Page:
+async def _page(parts: Parts, request: ApiRequest, partition: str, prefix: str) -> Page:
     """A cursor is the id behind which the next page begins."""
-    cursor = call.query.get("cursor")
+    cursor = request.query.get("cursor")
     after = None if not cursor else f"{prefix}{cursor}"
-    query = Query("config", partition, Prefix(prefix), limit=limit_of(call, MOST_AT_ONCE), after=after, consistent=True)
+    query = Query("config", partition, Prefix(prefix), limit=limit_of(request, MOST_AT_ONCE), after=after, consistent=True)
     return await parts.store.query(query)
 
 
@@ -155,9 +155,9 @@ def _cursor(page: Page) -> str | None:
     return None if page.cursor is None else page.cursor.partition("#")[2]
 
 
-def limit_of(call: ApiRequest, most: int) -> int:
+def limit_of(request: ApiRequest, most: int) -> int:
     """Raises Problem."""
-    text = call.query.get("limit", str(most))
+    text = request.query.get("limit", str(most))
     if not (text.isascii() and text.isdigit() and len(text) < 5 and 1 <= int(text) <= most):
         raise invalid("the query cannot be used", ("limit", f"expected a whole number from 1 to {most}"))
     return int(text)

@@ -30,9 +30,9 @@ BODY = Fields(
 )
 
 
-async def put(parts: Parts, call: ApiRequest) -> ApiResponse:
-    given = BODY.read(call.body)
-    scope, period, shown = await _where(parts, call)
+async def put(parts: Parts, request: ApiRequest) -> ApiResponse:
+    given = BODY.read(request.body)
+    scope, period, shown = await _where(parts, request)
     override = await set_override(
         parts.store,
         parts.clock,
@@ -40,17 +40,17 @@ async def put(parts: Parts, call: ApiRequest) -> ApiResponse:
         period,
         given["label"],
         given["reason"],
-        given.get("who", call.principal.name),
+        given.get("who", request.principal.name),
         given.get("until"),
         ordering=shown.plan.ordering,
-        companions=audit_override(call.actor, "override.set", scope, parts.clock),
+        companions=audit_override(request.actor, "override.set", scope, parts.clock),
     )
     return ApiResponse({**_of(scope, period), "override": override_told(override)})
 
 
-async def delete(parts: Parts, call: ApiRequest) -> ApiResponse:
-    scope, period, _ = await _where(parts, call)
-    beside = audit_override(call.actor, "override.clear", scope, parts.clock)
+async def delete(parts: Parts, request: ApiRequest) -> ApiResponse:
+    scope, period, _ = await _where(parts, request)
+    beside = audit_override(request.actor, "override.clear", scope, parts.clock)
     is_cleared = await clear_override(parts.store, scope, period, parts.clock, beside)
     return ApiResponse({**_of(scope, period), "override": None, "is_cleared": is_cleared})
 
@@ -62,9 +62,9 @@ def override_told(override: Override | None) -> dict[str, Any] | None:
     return {**told, "until": utc(override.until), "version": override.version}
 
 
-async def _where(parts: Parts, call: ApiRequest) -> tuple[Scope, PeriodSpan, Shown]:
+async def _where(parts: Parts, request: ApiRequest) -> tuple[Scope, PeriodSpan, Shown]:
     """The scope to which quotas apply, as the path names it. Raises Problem where they apply to another one."""
-    org, app = call.path["org"], call.path.get("app")
+    org, app = request.path["org"], request.path.get("app")
     shown = await found_org(parts, org) if app is None else await found_app(parts, org, app)
     plan = shown.plan
     if (plan.quota_scope == "APP") is (app is None):

@@ -66,8 +66,8 @@ BODY = Fields(
 )
 
 
-async def post(parts: Parts, call: ApiRequest) -> ApiResponse:
-    org, app, given = call.path["org"], call.path["app"], BODY.read(call.body)
+async def post(parts: Parts, request: ApiRequest) -> ApiResponse:
+    org, app, given = request.path["org"], request.path["app"], BODY.read(request.body)
     _check_label(parts, given["label"])
     settings: dict[str, Value] = {**given, "prices_usd_per_1m": _prices(given["prices_usd_per_1m"])}
     _check_prices(settings)
@@ -81,7 +81,7 @@ async def post(parts: Parts, call: ApiRequest) -> ApiResponse:
         if before is None and len(await _listed(parts, org, app)) >= MOST_PROFILES:
             raise Problem(409, ERRORS[409], f"an app has at most {MOST_PROFILES} inference profiles")
         item: Item = {**settings, "version": _version(before) + 1, "updated_at_epoch": int(now)}
-        told = call.actor.build_record("profile.put", Scope(org, app), before, item, now)
+        told = request.actor.build_record("profile.put", Scope(org, app), before, item, now)
         counted = [] if before is not None else [_one_more(app_key, above)]
         await parts.store.transact([Put(key, item, _unchanged(before)), *counted, told])
         return item, before is None
@@ -91,9 +91,9 @@ async def post(parts: Parts, call: ApiRequest) -> ApiResponse:
     return ApiResponse(_told(item), 201 if is_new else 200)
 
 
-async def get(parts: Parts, call: ApiRequest) -> ApiResponse:
-    await found_app(parts, call.path["org"], call.path["app"])
-    found = await _listed(parts, call.path["org"], call.path["app"])
+async def get(parts: Parts, request: ApiRequest) -> ApiResponse:
+    await found_app(parts, request.path["org"], request.path["app"])
+    found = await _listed(parts, request.path["org"], request.path["app"])
     return build_cacheable_response({"inference_profiles": [_told(row.item) for row in found]})
 
 

@@ -21,11 +21,11 @@ from price_keeper.selection.standing import BudgetState
 _FLAGS = {"true": True, "false": False}
 
 
-async def get(parts: Parts, call: ApiRequest) -> ApiResponse:
+async def get(parts: Parts, request: ApiRequest) -> ApiResponse:
     """As a call of this org or app would be served by this process, whether it was ever heard of or not."""
-    org, app = call.path["org"], call.path.get("app")
+    org, app = request.path["org"], request.path.get("app")
     caller = Caller(org, app, build_client_id(org, app))
-    is_forced = _flag(call, "force_check")
+    is_forced = _flag(request, "force_check")
     if is_forced:
         parts.standings.app_labels.invalidate(Scope(org, app))
     standing, override = await parts.standings.read_status(caller, forces_read=is_forced)
@@ -33,8 +33,8 @@ async def get(parts: Parts, call: ApiRequest) -> ApiResponse:
     return build_cacheable_response(selection_told(standing, override, parts.labels, own))
 
 
-def _flag(call: ApiRequest, name: str) -> bool:
-    text = call.query.get(name, "false")
+def _flag(request: ApiRequest, name: str) -> bool:
+    text = request.query.get(name, "false")
     if text not in _FLAGS:
         raise invalid("the query cannot be used", (name, "expected true or false"))
     return _FLAGS[text]

@@ -148,10 +148,10 @@ def _connection(request: web.BaseRequest) -> _Connection:
     return cast("_Connection", request.protocol)
 
 
-def _share_of(principal: Principal, route: Route, parts: Parts, call: ApiRequest) -> Share:
+def _share_of(principal: Principal, route: Route, parts: Parts, request: ApiRequest) -> Share:
     if principal.is_admin:
         return Share.ADMIN
-    return Share.STRANGER if route.may_be_invented(parts, call) else Share.KNOWN
+    return Share.STRANGER if route.may_be_invented(parts, request) else Share.KNOWN
 
 
 def _probe(request_id: str, request: web.BaseRequest) -> ApiRequest:

@@ -13,7 +13,7 @@ from price_keeper.stores.again import transact_with_retry, retry_on_conflict
 from price_keeper.stores.contract import ItemExists, Update
 
 
-async def listed(parts: Parts, call: ApiRequest) -> ApiResponse:
+async def listed(parts: Parts, request: ApiRequest) -> ApiResponse:
     found = [
         {
             "session_id": session.sid,
@@ -21,16 +21,16 @@ async def listed(parts: Parts, call: ApiRequest) -> ApiResponse:
             "refreshed_at": utc(session.refreshed),
             "expires_at": utc(session.expires),
         }
-        for session in await parts.sessions.list_live(_scope(call))
+        for session in await parts.sessions.list_live(_scope(request))
     ]
     return build_cacheable_response({"sessions": found})
 
 
-async def ended(parts: Parts, call: ApiRequest) -> ApiResponse:
-    scope, sid = _scope(call), call.path["sid"]
+async def ended(parts: Parts, request: ApiRequest) -> ApiResponse:
+    scope, sid = _scope(request), request.path["sid"]
     if not is_org_id(sid):
         raise invalid("the path names nothing that can be there", ("sid", "a session id is a UUID in lower case"))
-    done = call.actor.build_record("session.end", scope, {"session_id": sid}, None, parts.clock.now())
+    done = request.actor.build_record("session.end", scope, {"session_id": sid}, None, parts.clock.now())
     was_live = await parts.sessions.end(scope, sid, [done])
     if was_live is not None:
         return ApiResponse({"ended": int(was_live)})
@@ -39,11 +39,11 @@ async def ended(parts: Parts, call: ApiRequest) -> ApiResponse:
     return ApiResponse({"ended": 0})
 
 
-async def all_ended(parts: Parts, call: ApiRequest) -> ApiResponse:
+async def all_ended(parts: Parts, request: ApiRequest) -> ApiResponse:
     """In one write, which ends all refresh and access tokens of the client at once."""
-    scope = _scope(call)
+    scope = _scope(request)
     number = len(await parts.sessions.list_live(scope))
-    done = call.actor.build_record("sessions.end", scope, None, None, parts.clock.now())
+    done = request.actor.build_record("sessions.end", scope, None, None, parts.clock.now())
     over = Update(client_item_key(scope), add={SESSIONS_GENERATION: 1}, condition=ItemExists())
 
     async def once() -> None:
@@ -62,8 +62,8 @@ async def all_ended(parts: Parts, call: ApiRequest) -> ApiResponse:
     return ApiResponse({"ended": number})
 
 
-def _scope(call: ApiRequest) -> Scope:
-    return Scope(call.path["org"], call.path.get("app"))
+def _scope(request: ApiRequest) -> Scope:
+    return Scope(request.path["org"], request.path.get("app"))
 
 
 def _routes(path: str, of: str) -> tuple[Route, ...]:

@@ -46,9 +46,9 @@ BODY = Fields(_KINDS, ("request_id", "label", "input_tokens", "output_tokens"))
 _COUNTED = {name.removesuffix("_tokens"): name for name in _KINDS if name.endswith("_tokens")}
 
 
-async def post(parts: Parts, call: ApiRequest) -> ApiResponse:
-    charging = await _charging(parts, call)
-    what, counters = await _read(parts, charging, call.body, "")
+async def post(parts: Parts, request: ApiRequest) -> ApiResponse:
+    charging = await _charging(parts, request)
+    what, counters = await _read(parts, charging, request.body, "")
     try:
         kept, is_new = await parts.submissions.submit(what, counters)
     except RequestIdConflict as failure:
@@ -57,32 +57,32 @@ async def post(parts: Parts, call: ApiRequest) -> ApiResponse:
     return ApiResponse(_kept(what.request_id, kept, is_new), _status(is_new))
 
 
-async def post_batch(parts: Parts, call: ApiRequest) -> ApiResponse:
+async def post_batch(parts: Parts, request: ApiRequest) -> ApiResponse:
     """Each by itself: one that is refused does not keep the others from being counted."""
-    body = call.body
+    body = request.body
     items = body.get("items") if isinstance(body, Mapping) and set(body) == {"items"} else None
     if not isinstance(items, list) or not 0 < len(items) <= MOST_ITEMS:
         raise invalid("the body cannot be used", ("items", f"expected a list of 1 to {MOST_ITEMS} usages"))
-    charging = await _charging(parts, call)
+    charging = await _charging(parts, request)
     told: dict[int, dict[str, Any]] = {}
     good: dict[int, ChargedSubmission] = {}
     for index, item in enumerate(items):
         try:
             good[index] = await _read(parts, charging, item, _below(index))
         except Exception as failure:
-            told[index] = _refused(parts, call, failure)
-    await _count(parts, call, good, told)
+            told[index] = _refused(parts, request, failure)
+    await _count(parts, request, good, told)
     return ApiResponse({"results": [{"index": index, **told[index]} for index in range(len(items))]}, 207)
 
 
-async def _count(parts: Parts, call: ApiRequest, good: Mapping[int, ChargedSubmission], told: dict[int, dict[str, Any]]) -> None:
+async def _count(parts: Parts, request: ApiRequest, good: Mapping[int, ChargedSubmission], told: dict[int, dict[str, Any]]) -> None:
     outcomes = await parts.submissions.submit_all(list(good.values()))
     new: dict[Counter, None] = {}
     for (index, (what, counters)), outcome in zip(good.items(), outcomes, strict=True):
         if isinstance(outcome, RequestIdConflict):
-            told[index] = _refused(parts, call, _taken(outcome, _below(index)))
+            told[index] = _refused(parts, request, _taken(outcome, _below(index)))
         elif isinstance(outcome, Exception):
-            told[index] = _refused(parts, call, outcome)
+            told[index] = _refused(parts, request, outcome)
         else:
             kept, is_new = outcome
             told[index] = {"status": _status(is_new), "usage": _kept(what.request_id, kept, is_new)}
@@ -98,9 +98,9 @@ def _status(is_new: bool) -> int:
     return 201 if is_new else 200
 
 
-def _refused(parts: Parts, call: ApiRequest, failure: Exception) -> dict[str, Any]:
-    problem = problem_of(failure, call.request_id)
-    return {"status": problem.status, "problem": problem.body(call.request_id, parts.clock.now())}
+def _refused(parts: Parts, request: ApiRequest, failure: Exception) -> dict[str, Any]:
+    problem = problem_of(failure, request.request_id)
+    return {"status": problem.status, "problem": problem.body(request.request_id, parts.clock.now())}
 
 
 def _taken(failure: RequestIdConflict, below: str) -> Problem:
@@ -112,14 +112,14 @@ def _tell(parts: Parts, counters: Iterable[Counter]) -> None:
         parts.standings.note_spend_elsewhere(counter)
 
 
-async def _charging(parts: Parts, call: ApiRequest) -> Charging:
-    caller = Caller(call.path["org"], call.path["app"], build_client_id(call.path["org"], call.path["app"]))
-    return Charging(caller, await _plan(parts, call))
+async def _charging(parts: Parts, request: ApiRequest) -> Charging:
+    caller = Caller(request.path["org"], request.path["app"], build_client_id(request.path["org"], request.path["app"]))
+    return Charging(caller, await _plan(parts, request))
 
 
-async def _plan(parts: Parts, call: ApiRequest) -> EffectiveSettings:
+async def _plan(parts: Parts, request: ApiRequest) -> EffectiveSettings:
     """Raises Problem for an app that nobody put there, whose usage nobody would look for."""
-    org, app = call.path["org"], call.path["app"]
+    org, app = request.path["org"], request.path["app"]
     keys = [schema.org_config_key(org), schema.app_config_key(org, app)]
     above, own = await parts.store.get_many(keys)
     if own is None:

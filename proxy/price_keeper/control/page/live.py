@@ -34,17 +34,17 @@ Told = Callable[[], Awaitable[dict[str, Any]]]
 def handlers(readiness: Readiness) -> tuple[ApiHandler, ApiHandler]:
     """For the page once, and for one that is kept up to date."""
 
-    async def once(parts: Parts, call: ApiRequest) -> ApiResponse:
-        told = await _told(parts, readiness, topic_of(call))
+    async def once(parts: Parts, request: ApiRequest) -> ApiResponse:
+        told = await _told(parts, readiness, topic_of(request))
         return ApiResponse({"at": utc(parts.clock.now()), **told})
 
-    async def kept_up(parts: Parts, call: ApiRequest) -> StreamingResponse:
-        topic = topic_of(call)
+    async def kept_up(parts: Parts, request: ApiRequest) -> StreamingResponse:
+        topic = topic_of(request)
 
         async def told() -> dict[str, Any]:
             return await _told(parts, readiness, topic)
 
-        return StreamingResponse(lambda: _events(parts, call, told), EVENTS)
+        return StreamingResponse(lambda: _events(parts, request, told), EVENTS)
 
     return once, kept_up
 
@@ -53,9 +53,9 @@ async def _told(parts: Parts, readiness: Readiness, topic: Topic) -> dict[str, A
     return {"health": await readiness.told(), **await board(parts, topic)}
 
 
-def topic_of(call: ApiRequest) -> Topic:
+def topic_of(request: ApiRequest) -> Topic:
     """Raises Problem."""
-    principal, query = call.principal, call.query
+    principal, query = request.principal, request.query
     org, app = query.get("org"), query.get("app")
     mistakes = []
     if org is not None and not is_org_id(org):
@@ -77,14 +77,14 @@ def _is_cursor(text: str) -> bool:
     return is_org_id(org) and (not found or is_app_id(app))
 
 
-async def _events(parts: Parts, call: ApiRequest, told: Told) -> AsyncGenerator[bytes, None]:
+async def _events(parts: Parts, request: ApiRequest, told: Told) -> AsyncGenerator[bytes, None]:
     """Of all that is told, what is new to this page. An empty part comes with every turn that has nothing to tell."""
     page, sent, quiet = parts.page, dict[str, Any](), 0
-    with page.listeners.one_more(call.principal):
+    with page.listeners.one_more(request.principal):
         yield f"retry: {AGAIN_MS}\n\n".encode()
         turns = 0
         while not page.closed.is_set():
-            if turns % CHECKED_TICKS == CHECKED_TICKS - 1 and not await _still_may(parts, call):
+            if turns % CHECKED_TICKS == CHECKED_TICKS - 1 and not await _still_may(parts, request):
                 break
             found = await told()
             new = {name: value for name, value in found.items() if name not in sent or sent[name] != value}
@@ -99,13 +99,13 @@ async def _events(parts: Parts, call: ApiRequest, told: Told) -> AsyncGenerator[
         yield b"event: end\ndata: {}\n\n"
 
 
-async def _still_may(parts: Parts, call: ApiRequest) -> bool:
+async def _still_may(parts: Parts, request: ApiRequest) -> bool:
     """His token or session may be over, or revoked."""
     try:
-        now: Principal = await parts.access.who(call.headers, call.address, is_change=False)
+        now: Principal = await parts.access.who(request.headers, request.address, is_change=False)
     except (Problem, Refusal):
         return False
-    return now == call.principal
+    return now == request.principal
 
 
 async def _tick(page: PageState) -> None:

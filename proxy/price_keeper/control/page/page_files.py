@@ -36,8 +36,8 @@ async def page(_: Parts, __: ApiRequest) -> ApiResponse:
     return ApiResponse(_read("index.html"), content_type=HTML, headers=_OF_PAGE)
 
 
-async def file(_: Parts, call: ApiRequest) -> ApiResponse:
-    name = call.path["file"]
+async def file(_: Parts, request: ApiRequest) -> ApiResponse:
+    name = request.path["file"]
     kind = _KINDS.get(name.rpartition(".")[2])
     content = _read(name) if kind is not None and _NAME.fullmatch(name) else None
     if kind is None or content is None:

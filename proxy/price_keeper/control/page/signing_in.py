@@ -30,35 +30,35 @@ NOBODY: dict[str, Any] = {"is_signed_in": False, **dict.fromkeys(("is_admin", "o
 _PATH = "/status/session"
 
 
-async def begin(parts: Parts, call: ApiRequest) -> ApiResponse:
-    check_same_origin(call.headers, is_change=True)
-    given = BODY.read(call.body)
+async def begin(parts: Parts, request: ApiRequest) -> ApiResponse:
+    check_same_origin(request.headers, is_change=True)
+    given = BODY.read(request.body)
     if not parts.page_sessions.can_begin:
         raise Problem(503, ERRORS[503], "there is no key here to sign sessions with; ask another instance")
-    cookie, session = await _begun(parts, call, given["kind"], given["secret"].strip())
+    cookie, session = await _begun(parts, request, given["kind"], given["secret"].strip())
     seconds = max(0, math.ceil(session.expires - parts.clock.now()))
-    return ApiResponse(_told(session), headers={"Set-Cookie": _cookie(call, cookie, seconds)})
+    return ApiResponse(_told(session), headers={"Set-Cookie": _cookie(request, cookie, seconds)})
 
 
-async def _begun(parts: Parts, call: ApiRequest, kind: str, secret: str) -> tuple[str, PageSession]:
+async def _begun(parts: Parts, request: ApiRequest, kind: str, secret: str) -> tuple[str, PageSession]:
     """Whoever shows something wrong is counted as anywhere else."""
     now = parts.clock.now()
     if kind == ADMIN:
-        await parts.access.who(CIMultiDict({API_KEY: secret}), call.address)
+        await parts.access.who(CIMultiDict({API_KEY: secret}), request.address)
         return parts.page_sessions.begin_for_admin(now)
-    await parts.access.who(CIMultiDict({AUTHORIZATION: f"Bearer {secret}"}), call.address)
+    await parts.access.who(CIMultiDict({AUTHORIZATION: f"Bearer {secret}"}), request.address)
     return parts.page_sessions.begin_for_client(secret, now)
 
 
-async def current(parts: Parts, call: ApiRequest) -> ApiResponse:
+async def current(parts: Parts, request: ApiRequest) -> ApiResponse:
     """Also for who is not signed in, which is no failure."""
-    cookie = cookie_of(call.headers) if says_page(call.headers) else None
+    cookie = cookie_of(request.headers) if says_page(request.headers) else None
     if cookie is None:
         return ApiResponse(NOBODY)
-    check_same_origin(call.headers, is_change=False)
-    gone = {"Set-Cookie": _cookie(call, "", 0)}
+    check_same_origin(request.headers, is_change=False)
+    gone = {"Set-Cookie": _cookie(request, "", 0)}
     try:
-        return ApiResponse(_told(await parts.access.session(cookie, call.address)))
+        return ApiResponse(_told(await parts.access.session(cookie, request.address)))
     except TooManyRequests as failure:
         raise _too_many(failure, gone) from None
     except Problem as failure:
@@ -67,13 +67,13 @@ async def current(parts: Parts, call: ApiRequest) -> ApiResponse:
         return ApiResponse(NOBODY, headers=gone)
 
 
-async def end(parts: Parts, call: ApiRequest) -> ApiResponse:
+async def end(parts: Parts, request: ApiRequest) -> ApiResponse:
     """The cookie goes in any case, and with it what this browser could do."""
-    check_same_origin(call.headers, is_change=True)
-    cookie, gone = cookie_of(call.headers), {"Set-Cookie": _cookie(call, "", 0)}
+    check_same_origin(request.headers, is_change=True)
+    cookie, gone = cookie_of(request.headers), {"Set-Cookie": _cookie(request, "", 0)}
     try:
         if cookie is not None:
-            with wrong_counted(parts, call):
+            with wrong_counted(parts, request):
                 await parts.page_sessions.end(cookie, parts.clock.now())
     except Problem:
         pass  # it was none, or none any more
@@ -101,10 +101,10 @@ def _told(session: PageSession) -> dict[str, Any]:
     }
 
 
-def _cookie(call: ApiRequest, value: str, seconds: int) -> str:
+def _cookie(request: ApiRequest, value: str, seconds: int) -> str:
     """For https alone where the page came by https, as only its Origin tells."""
-    secure = "; Secure" if call.headers.get("Origin", "").startswith("https://") else ""
-    name = cookie_name(call.headers)
+    secure = "; Secure" if request.headers.get("Origin", "").startswith("https://") else ""
+    name = cookie_name(request.headers)
     return f"{name}={value}; Path=/; Max-Age={seconds}; HttpOnly; SameSite=Strict{secure}"
 
 

@@ -18,15 +18,15 @@ QUERY = {
 }
 
 
-async def get(parts: Parts, call: ApiRequest) -> ApiResponse:
-    standing, _ = await seen(parts, call.path["org"], call.path.get("app"))
-    label, quota = _asked(call, standing.settings.quotas.keys())
+async def get(parts: Parts, request: ApiRequest) -> ApiResponse:
+    standing, _ = await seen(parts, request.path["org"], request.path.get("app"))
+    label, quota = _asked(request, standing.settings.quotas.keys())
     return ApiResponse(what_if(view_of(parts, standing), label, quota * PICO_PER_MICRO))
 
 
-def _asked(call: ApiRequest, labels: Container[str]) -> tuple[str, int]:
+def _asked(request: ApiRequest, labels: Container[str]) -> tuple[str, int]:
     """Raises Problem."""
-    label, text = call.query.get("label"), call.query.get("quota_usd_micros", "")
+    label, text = request.query.get("label"), request.query.get("quota_usd_micros", "")
     mistakes = []
     if label is None or label not in labels:
         mistakes.append(("label", f"expected a label that has a quota here, found {format_value(label or '')}"))
