@@ -26,7 +26,7 @@ from price_keeper.clock import Clock, SystemClock
 from price_keeper.config import Address, Config
 from price_keeper.config import StoreConfig as StoreConfig
 from price_keeper.control import api
-from price_keeper.control.calls import Route
+from price_keeper.control.calls import ApiRoute
 from price_keeper.control.composed import parts_of
 from price_keeper.control.connections import fitting
 from price_keeper.control.health import Check, Readiness
@@ -224,7 +224,7 @@ def find_orphaned_journals(config: Config, slot: WorkerSlot) -> OrphanedJournals
 
 
 async def _open_control_ports(
-    config: Config, slot: WorkerSlot, dispatcher: Control, probe_routes: Sequence[Route], clock: Clock, exit_stack: AsyncExitStack
+    config: Config, slot: WorkerSlot, dispatcher: Control, probe_routes: Sequence[ApiRoute], clock: Clock, exit_stack: AsyncExitStack
 ) -> Address:
     """Where all of it is served. `few` are what the others of several workers tell the first one."""
     address, limits = config.listen.control, fitting(raise_descriptor_limit())

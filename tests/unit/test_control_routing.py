@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from price_keeper.control.calls import ApiResponse, ApiRequest, Route, Who
+from price_keeper.control.calls import ApiResponse, ApiRequest, ApiRoute, AccessLevel
 from price_keeper.control.parts import Parts
 from price_keeper.control.problems import Problem
 from price_keeper.control.routing import Routing
@@ -13,8 +13,8 @@ async def nothing(_: Parts, __: ApiRequest) -> ApiResponse:
     return ApiResponse()
 
 
-def route(method: str, path: str, *, by_secret: bool = False) -> Route:
-    return Route(method, path, Who.ANYBODY, f"{method} {path}", "", nothing, {200: "x"}, by_secret=by_secret)
+def route(method: str, path: str, *, by_secret: bool = False) -> ApiRoute:
+    return ApiRoute(method, path, AccessLevel.PUBLIC, f"{method} {path}", "", nothing, {200: "x"}, is_authenticated_by_secret=by_secret)
 
 
 ROUTING = Routing(
@@ -43,7 +43,7 @@ ROUTING = Routing(
 )
 def test_a_word_goes_before_a_name(method: str, path: str, found: str, values: dict[str, str]) -> None:
     route, told = ROUTING.found(method, path)
-    assert (route.name, told) == (found, values)
+    assert (route.operation_id, told) == (found, values)
 
 
 @pytest.mark.parametrize("path", ["", "/orgs", "/orgs/a/apps", "/orgs/a/apps/%FF", "/orgs/a/apps/b/c", "/x" * 40])

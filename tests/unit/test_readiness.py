@@ -33,7 +33,7 @@ async def asked(instance: Instance) -> tuple[int, Any]:
     readiness, nobody = Readiness(ManualClock()), None
     readiness.started({"revocation": instance.revocation.check})
     (route,) = [each for each in probes(readiness, MetricsRegistry()) if each.path == "/ready"]
-    answer = await route.handle(nobody, nobody)  # type: ignore[arg-type]
+    answer = await route.handler(nobody, nobody)  # type: ignore[arg-type]
     assert answer.body.keys() == {"status", "checks"}
     assert answer.body["status"] == ("ready" if answer.status == 200 else "not ready")
     return answer.status, answer.body["checks"]["revocation"]

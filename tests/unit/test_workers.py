@@ -18,7 +18,7 @@ from price_keeper.app import StopSignal
 from price_keeper.clock import SystemClock
 from price_keeper.commands.crew import LONGEST_PATH, _folder_for_sockets, served
 from price_keeper.config import Config
-from price_keeper.control.calls import ApiResponse, ApiRequest, Route, Who
+from price_keeper.control.calls import ApiResponse, ApiRequest, ApiRoute, AccessLevel
 from price_keeper.control.serving import Control, listening_within
 from price_keeper.errors import ConfigError, ListenFailed, PriceKeeperError, WorkerUnavailable
 from price_keeper.memory import MemoryLimits
@@ -195,8 +195,8 @@ def _other(text: str, status: int = 200, checks: object = None) -> Control:
     async def ready(_: object, __: ApiRequest) -> ApiResponse:
         return ApiResponse({"checks": checks}, status)
 
-    def route(path: str, handle: object) -> Route:
-        return Route("GET", path, Who.ANYBODY, path, "", handle, {200: ""}, group="probes")  # type: ignore[arg-type]
+    def route(path: str, handle: object) -> ApiRoute:
+        return ApiRoute("GET", path, AccessLevel.PUBLIC, path, "", handle, {200: ""}, group="probes")  # type: ignore[arg-type]
 
     return Control([route("/metrics", metrics), route("/ready", ready)], lambda: 0.0)
 
@@ -256,7 +256,7 @@ async def test_whoever_cannot_tell_what_it_has_counted_is_not_up(tmp_path: Path)
     async def fails(_: object, __: ApiRequest) -> ApiResponse:
         return ApiResponse(b"sorry", 500, content_type="text/plain")
 
-    route = Route("GET", "/metrics", Who.ANYBODY, "/metrics", "", fails, {200: ""}, group="probes")
+    route = ApiRoute("GET", "/metrics", AccessLevel.PUBLIC, "/metrics", "", fails, {200: ""}, group="probes")
     async with (
         listening_within(Control([route], lambda: 0.0), place.socket_path(1), SystemClock()),
         open_worker_group(place) as crew,

@@ -14,7 +14,7 @@ from price_keeper.auth.failures import ADMIN, LoginThrottle
 from price_keeper.auth.page_sessions import PageSession, PageSessions
 from price_keeper.clock import Clock
 from price_keeper.config.keys import AuthConfig
-from price_keeper.control.calls import Principal, Route, Who
+from price_keeper.control.calls import Principal, ApiRoute, AccessLevel
 from price_keeper.control.page.same_origin import check_same_origin, says_page
 from price_keeper.control.problems import forbidden, invalid, unauthorized
 from price_keeper.control.terms import API_KEY, AUTHORIZATION
@@ -132,17 +132,17 @@ def principal_of(session: PageSession) -> Principal:
     return Principal(caller.client_id, caller.org, caller.app)
 
 
-def check(principal: Principal, route: Route, path: Mapping[str, str]) -> None:
+def check(principal: Principal, route: ApiRoute, path: Mapping[str, str]) -> None:
     """Raises Problem where this is not for him, be it there or not."""
-    if principal.is_admin or route.who in (Who.ANYBODY, Who.KNOWN):
+    if principal.is_admin or route.access_level in (AccessLevel.PUBLIC, AccessLevel.ANY_CLIENT):
         return
-    if route.who is Who.ADMIN:
+    if route.access_level is AccessLevel.ADMIN:
         raise forbidden("this is for the administrator alone")
     if principal.org != path["org"]:
         raise forbidden("a token acts on its own org and app alone")
-    if principal.app is None and (route.who is Who.ORG or route.is_read):
+    if principal.app is None and (route.access_level is AccessLevel.ORG or route.is_read):
         return
-    if route.who is not Who.APP or principal.app != path.get("app"):
+    if route.access_level is not AccessLevel.APP or principal.app != path.get("app"):
         raise forbidden("a token acts on its own org and app alone")
 
 

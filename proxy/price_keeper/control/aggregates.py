@@ -8,7 +8,7 @@ from datetime import date
 from typing import Any
 
 from price_keeper.calendar_days import load_zone
-from price_keeper.control.calls import REVALIDATE, ApiResponse, ApiRequest, ApiHandler, Route, Who, build_cacheable_response
+from price_keeper.control.calls import REVALIDATE, ApiResponse, ApiRequest, ApiHandler, ApiRoute, AccessLevel, build_cacheable_response
 from price_keeper.control.parts import Parts
 from price_keeper.control.problems import invalid
 from price_keeper.reporting.days import Asked, check, parse
@@ -75,7 +75,7 @@ _KINDS: tuple[tuple[str, str, str, ApiHandler, Mapping[str, Mapping[str, Any]]],
 )
 
 ROUTES = tuple(
-    Route(
+    ApiRoute(
         "GET",
         f"/api/v1/orgs/{{org}}{below}/aggregates{path}",
         who,
@@ -83,9 +83,9 @@ ROUTES = tuple(
         f"What was spent {summary}, by app, label and day",
         handle,
         {200: "Aggregates"},
-        query=query,
+        query_schemas=query,
         group="spend",
     )
-    for below, of, who in (("", "Org", Who.ORG), ("/apps/{app}", "App", Who.APP))
+    for below, of, who in (("", "Org", AccessLevel.ORG), ("/apps/{app}", "App", AccessLevel.APP))
     for path, name, summary, handle, query in _KINDS
 )

@@ -16,7 +16,7 @@ from price_keeper.control import (
     sessions,
     usage,
 )
-from price_keeper.control.calls import ApiResponse, ApiRequest, Route, Who, build_cacheable_response
+from price_keeper.control.calls import ApiResponse, ApiRequest, ApiRoute, AccessLevel, build_cacheable_response
 from price_keeper.control.front import front
 from price_keeper.control.health import Readiness
 from price_keeper.control.openapi import document
@@ -28,7 +28,7 @@ from price_keeper.telemetry import MetricsRegistry
 _GROUPS = (auth, orgs, credentials, sessions, overrides, profiles, auditing, selecting, aggregates, usage)
 
 
-def routes(readiness: Readiness, telemetry: MetricsRegistry, role: str = "both") -> Sequence[Route]:
+def routes(readiness: Readiness, telemetry: MetricsRegistry, role: str = "both") -> Sequence[ApiRoute]:
     """Those of the control port. A sidecar can make no tokens and change nothing, so it has no control API."""
     table = [front(readiness, role), *probes(readiness, telemetry)]
     if role == "sidecar":
@@ -41,7 +41,7 @@ def routes(readiness: Readiness, telemetry: MetricsRegistry, role: str = "both")
 
     summary = "This description of all that can be asked for here"
     table.append(
-        Route("GET", "/openapi.json", Who.ANYBODY, "openapi", summary, described, {200: "OpenApi"}, group="about")
+        ApiRoute("GET", "/openapi.json", AccessLevel.PUBLIC, "openapi", summary, described, {200: "OpenApi"}, group="about")
     )
     told = build_cacheable_response(document(table), "public, no-cache")
     return table

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from price_keeper.audit import MAX_RECORDS_PER_PAGE, read_records, build_record_json
-from price_keeper.control.calls import ApiResponse, ApiRequest, Route, Who, build_cacheable_response
+from price_keeper.control.calls import ApiResponse, ApiRequest, ApiRoute, AccessLevel, build_cacheable_response
 from price_keeper.control.orgs import PAGED, limit_of
 from price_keeper.control.parts import Parts
 
@@ -15,14 +15,14 @@ async def get(parts: Parts, request: ApiRequest) -> ApiResponse:
 
 
 ROUTES = (
-    Route(
+    ApiRoute(
         "GET",
         "/api/v1/orgs/{org}/audit",
-        Who.ORG,
+        AccessLevel.ORG,
         "listAudit",
         "Every administrative change of an org and its apps, the newest first",
         get,
         {200: "Audit"},
-        query=PAGED,
+        query_schemas=PAGED,
     ),
 )

@@ -10,7 +10,7 @@ from price_keeper.auth.clients import MAX_STALE_RETRIES
 from price_keeper.auth.container import NO_SIGNING_KEY_RETRY_SECONDS
 from price_keeper.auth.sessions import TokenPair, StaleGeneration
 from price_keeper.control.bodies import OF_STRANGERS
-from price_keeper.control.calls import ApiResponse, ApiRequest, Route, Who, build_cacheable_response
+from price_keeper.control.calls import ApiResponse, ApiRequest, ApiRoute, AccessLevel, build_cacheable_response
 from price_keeper.control.fields import Fields, Text
 from price_keeper.control.parts import Parts
 from price_keeper.control.problems import ERRORS, Problem, unauthorized
@@ -116,27 +116,27 @@ _NO_KEY: Mapping[int, str] = {
 }
 
 
-def _post(path: str, name: str, summary: str, handle: Any, answer: str, body: str, **more: Any) -> Route:
-    return Route(
+def _build_post_route(path: str, operation_id: str, summary: str, handler: Any, response_schema: str, body_schema: str, **more: Any) -> ApiRoute:
+    return ApiRoute(
         "POST",
         path,
-        Who.ANYBODY,
-        name,
+        AccessLevel.PUBLIC,
+        operation_id,
         summary,
-        handle,
-        {200: answer},
+        handler,
+        {200: response_schema},
         (401,),
-        body=body,
-        body_bytes=OF_STRANGERS,
-        reasons={} if handle is revoke else _NO_KEY,
+        body_schema=body_schema,
+        max_body_bytes=OF_STRANGERS,
+        status_descriptions={} if handler is revoke else _NO_KEY,
         group="auth",
-        by_secret=True,
+        is_authenticated_by_secret=True,
         **more,
     )
 
 
 ROUTES = (
-    _post(
+    _build_post_route(
         "/auth/token",
         "login",
         "Tokens for a client's id and secret",
@@ -145,31 +145,31 @@ ROUTES = (
         "Login",
         may_be_invented=_login_may_be_invented,
     ),
-    _post("/auth/refresh", "refresh", "New tokens for a refresh token, which ends", refresh, "Tokens", "Refresh"),
-    _post("/auth/revoke", "revoke", "End a token, or with a refresh token its session", revoke, "Revoked", "Revoke"),
-    Route(
+    _build_post_route("/auth/refresh", "refresh", "New tokens for a refresh token, which ends", refresh, "Tokens", "Refresh"),
+    _build_post_route("/auth/revoke", "revoke", "End a token, or with a refresh token its session", revoke, "Revoked", "Revoke"),
+    ApiRoute(
         "GET",
         "/credentials",
-        Who.ANYBODY,
+        AccessLevel.PUBLIC,
         "getContainerCredentials",
         "AWS credentials with an access token, for client_id:client_secret as Authorization",
         credentials,
         {200: "ContainerCredentials"},
         (401,),
-        reasons=_NO_KEY,
+        status_descriptions=_NO_KEY,
         group="auth",
-        by_secret=True,
-        may_be_invented=_pair_may_be_invented,
+        is_authenticated_by_secret=True,
+        may_be_forged=_pair_may_be_invented,
     ),
-    Route(
+    ApiRoute(
         "GET",
         "/.well-known/jwks.json",
-        Who.ANYBODY,
+        AccessLevel.PUBLIC,
         "jwks",
         "The public halves of the keys that sign tokens",
         jwks,
         {200: "Jwks"},
         group="auth",
-        is_unlimited=True,
+        is_rate_limit_exempt=True,
     ),
 )

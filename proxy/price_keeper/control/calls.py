@@ -25,14 +25,14 @@ NO_STORE = "no-store"
 REVALIDATE = "private, no-cache"  # may be kept, if it is asked each time whether it is still so
 
 
-class Who(Enum):
+class AccessLevel(Enum):
     """Who may: always the administrator, and ANYBODY even without saying who he is."""
 
-    ANYBODY = "anybody"
+    PUBLIC = "anybody"
     ADMIN = "the administrator"
     ORG = "the org's own token"
     APP = "the app's own token, and to read its org's"
-    KNOWN = "any client's token, and tells each what is its own"
+    ANY_CLIENT = "any client's token, and tells each what is its own"
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,42 +92,42 @@ class StreamingResponse:
 ApiHandler = Callable[["Parts", ApiRequest], Awaitable[ApiResponse | StreamingResponse]]
 
 
-def is_never_invented(_: Parts, __: ApiRequest) -> bool:
+def is_never_forged(_: Parts, __: ApiRequest) -> bool:
     return False
 
 
 @dataclass(frozen=True, slots=True)
-class Route:
+class ApiRoute:
     """`answers` are the statuses of success with the names of their schemas, `problems` those of failure that are
     special to it. One table of these serves the requests and describes them."""
 
     method: str
     path: str
-    who: Who
-    name: str
+    access_level: AccessLevel
+    operation_id: str
     summary: str
-    handle: ApiHandler
-    answers: Mapping[int, str]
-    problems: tuple[int, ...] = ()
-    query: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    headers: Mapping[str, str] = field(default_factory=dict)  # of the request, with what they are for
-    reasons: Mapping[int, str] = field(default_factory=dict)  # of statuses that mean more here than usual
-    body: str | None = None
-    body_bytes: int = MOST_BYTES
+    handler: ApiHandler
+    responses: Mapping[int, str]
+    error_statuses: tuple[int, ...] = ()
+    query_schemas: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    request_headers: Mapping[str, str] = field(default_factory=dict)  # of the request, with what they are for
+    status_descriptions: Mapping[int, str] = field(default_factory=dict)  # of statuses that mean more here than usual
+    body_schema: str | None = None
+    max_body_bytes: int = MOST_BYTES
     group: str = "orgs"
-    is_unlimited: bool = False  # what costs next to nothing, and others cannot do without
-    by_secret: bool = False  # a secret is all it shows: only wrong ones are limited, and by the handler
-    may_be_invented: Callable[[Parts, ApiRequest], bool] = is_never_invented  # and so asks the store only in its turn
-    is_page: bool = False  # for whoever does not ask for JSON
-    media: tuple[str, ...] = ()  # what success comes as, where that is no JSON
+    is_rate_limit_exempt: bool = False  # what costs next to nothing, and others cannot do without
+    is_authenticated_by_secret: bool = False  # a secret is all it shows: only wrong ones are limited, and by the handler
+    may_be_forged: Callable[[Parts, ApiRequest], bool] = is_never_forged  # and so asks the store only in its turn
+    has_html_variant: bool = False  # for whoever does not ask for JSON
+    media_types: tuple[str, ...] = ()  # what success comes as, where that is no JSON
 
     @property
     def is_read(self) -> bool:
         return self.method == "GET"
 
-    def serves(self, method: str) -> bool:
+    def accepts_method(self, method: str) -> bool:
         """A secret is told once, so nobody may ask how it would be told."""
-        return method == self.method or (method == "HEAD" and self.is_read and not self.by_secret)
+        return method == self.method or (method == "HEAD" and self.is_read and not self.is_authenticated_by_secret)
 
     @property
     def segments(self) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from price_keeper.auth.registering import MAX_GRACE_HOURS, IssuedSecret, registe
 from price_keeper.auth.retrieval import is_tagged_token, retrieve
 from price_keeper.control.auth import wrong_counted
 from price_keeper.control.bodies import SMALL_BYTES
-from price_keeper.control.calls import ApiResponse, ApiRequest, Route, Who
+from price_keeper.control.calls import ApiResponse, ApiRequest, ApiRoute, AccessLevel
 from price_keeper.control.fields import Fields, Whole
 from price_keeper.control.parts import Parts
 from price_keeper.control.problems import unauthorized
@@ -83,36 +83,36 @@ def _made(parts: Parts, issued: IssuedSecret) -> dict[str, Any]:
     }
 
 
-def _routes(path: str, of: str) -> tuple[Route, Route]:
+def _build_credential_routes(path: str, kind: str) -> tuple[ApiRoute, ApiRoute]:
     return (
-        Route(
+        ApiRoute(
             "POST",
             f"{path}/credentials/rotate",
-            Who.ADMIN,
-            f"rotate{of}Credentials",
+            AccessLevel.ADMIN,
+            f"rotate{kind}Credentials",
             "Make a new secret; the one so far stays good for the grace",
             rotated,
             {200: "Issued"},
             (404, 409),
-            body="Rotation",
-            body_bytes=SMALL_BYTES,
+            body_schema="Rotation",
+            max_body_bytes=SMALL_BYTES,
             group="credentials",
         ),
-        Route(
+        ApiRoute(
             "GET",
             f"{path}/credentials/secret",
-            Who.ANYBODY,
-            f"get{of}Secret",
+            AccessLevel.PUBLIC,
+            f"get{kind}Secret",
             "The secret, once, for the retrieval token that making or rotating it answered",
             fetched,
             {200: "Secret"},
             (401,),
-            headers={RETRIEVAL_TOKEN: "valid once, for ten minutes"},
+            request_headers={RETRIEVAL_TOKEN: "valid once, for ten minutes"},
             group="credentials",
-            by_secret=True,
-            may_be_invented=_may_be_invented,
+            is_authenticated_by_secret=True,
+            may_be_forged=_may_be_invented,
         ),
     )
 
 
-ROUTES = (*_routes("/api/v1/orgs/{org}", "Org"), *_routes("/api/v1/orgs/{org}/apps/{app}", "App"))
+ROUTES = (*_build_credential_routes("/api/v1/orgs/{org}", "Org"), *_build_credential_routes("/api/v1/orgs/{org}/apps/{app}", "App"))

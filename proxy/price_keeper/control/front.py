@@ -12,7 +12,7 @@ from html import escape
 from typing import Any
 
 from price_keeper.build import get_version
-from price_keeper.control.calls import HTML, JSON, ApiResponse, ApiRequest, Route, Who
+from price_keeper.control.calls import HTML, JSON, ApiResponse, ApiRequest, ApiRoute, AccessLevel
 from price_keeper.control.health import Readiness
 
 PRODUCT = "Bedrock Price Keeper"
@@ -59,7 +59,7 @@ POLICY = (
 _OF_PAGES = {"Content-Security-Policy": POLICY, "Referrer-Policy": "no-referrer", "Vary": "Accept"}
 
 
-def front(readiness: Readiness, role: str) -> Route:
+def front(readiness: Readiness, role: str) -> ApiRoute:
     links = _PROBES if role == "sidecar" else {**_PROBES, **_API}
 
     async def handle(_: object, request: ApiRequest) -> ApiResponse:
@@ -75,7 +75,7 @@ def front(readiness: Readiness, role: str) -> Route:
         return ApiResponse(page(told).encode(), content_type=HTML, headers=_OF_PAGES)
 
     summary = "What this is and how it does, as a page or as JSON"
-    return Route("GET", "/", Who.ANYBODY, "front", summary, handle, {200: "Front"}, group="probes", is_page=True)
+    return ApiRoute("GET", "/", AccessLevel.PUBLIC, "front", summary, handle, {200: "Front"}, group="probes", has_html_variant=True)
 
 
 def prefers_json(accept: str) -> bool:

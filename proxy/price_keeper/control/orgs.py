@@ -7,7 +7,7 @@ from typing import Any
 
 from price_keeper.audit import select_attributes
 from price_keeper.auth.clients import SECRET_HASH
-from price_keeper.control.calls import ApiResponse, ApiRequest, Route, Who, build_cacheable_response, compute_etag
+from price_keeper.control.calls import ApiResponse, ApiRequest, ApiRoute, AccessLevel, build_cacheable_response, compute_etag
 from price_keeper.control.credentials import made_credentials
 from price_keeper.control.parts import Parts
 from price_keeper.control.problems import invalid, not_found
@@ -171,44 +171,44 @@ _MATCHES = {
 _PUT = {201: "Settings", 200: "Settings"}
 
 ROUTES = (
-    Route(
-        "GET", "/api/v1/orgs", Who.ADMIN, "listOrgs", "All orgs, by their ids", list_orgs, {200: "Orgs"}, query=PAGED
+    ApiRoute(
+        "GET", "/api/v1/orgs", AccessLevel.ADMIN, "listOrgs", "All orgs, by their ids", list_orgs, {200: "Orgs"}, query_schemas=PAGED
     ),
-    Route("GET", _ORG, Who.ORG, "getOrg", "An org's settings, and what holds now", get_org, {200: "Settings"}, (404,)),
-    Route(
+    ApiRoute("GET", _ORG, AccessLevel.ORG, "getOrg", "An org's settings, and what holds now", get_org, {200: "Settings"}, (404,)),
+    ApiRoute(
         "PUT",
         _ORG,
-        Who.ADMIN,
+        AccessLevel.ADMIN,
         "putOrg",
         "Make an org, or put new settings in the place of its own",
         put_an_org,
         _PUT,
         (412,),
-        headers=_MATCHES,
-        body="OrgSettings",
+        request_headers=_MATCHES,
+        body_schema="OrgSettings",
     ),
-    Route(
+    ApiRoute(
         "GET",
         f"{_ORG}/apps",
-        Who.ORG,
+        AccessLevel.ORG,
         "listApps",
         "The apps of an org, by their ids",
         list_apps,
         {200: "Apps"},
         (404,),
-        query=PAGED,
+        query_schemas=PAGED,
     ),
-    Route("GET", _APP, Who.APP, "getApp", "An app's settings, and what holds", get_app, {200: "Settings"}, (404,)),
-    Route(
+    ApiRoute("GET", _APP, AccessLevel.APP, "getApp", "An app's settings, and what holds", get_app, {200: "Settings"}, (404,)),
+    ApiRoute(
         "PUT",
         _APP,
-        Who.ADMIN,
+        AccessLevel.ADMIN,
         "putApp",
         "Make an app, or put new settings in the place of its own",
         put_an_app,
         _PUT,
         (404, 412),
-        headers=_MATCHES,
-        body="AppSettings",
+        request_headers=_MATCHES,
+        body_schema="AppSettings",
     ),
 )

@@ -7,7 +7,7 @@ from typing import Any
 
 from price_keeper.calendar_days import PeriodSpan, find_span
 from price_keeper.control.bodies import SMALL_BYTES
-from price_keeper.control.calls import ApiResponse, ApiRequest, Route, Who
+from price_keeper.control.calls import ApiResponse, ApiRequest, ApiRoute, AccessLevel
 from price_keeper.control.fields import Fields, Moment, Text, Words
 from price_keeper.control.orgs import found_app, found_org
 from price_keeper.control.parts import Parts
@@ -77,18 +77,18 @@ def _of(scope: Scope, period: PeriodSpan) -> dict[str, Any]:
     return {"org": scope.org, "app": scope.app, "period": period.key}
 
 
-def _route(method: str, path: str, of: str) -> Route:
+def _build_override_route(method: str, path: str, kind: str) -> ApiRoute:
     if method == "PUT":
         summary = "Put a label in force, up or down the ordering, until the period ends"
-        name, handle, answer, body = f"put{of}Override", put, "Overridden", "Override"
-        route = Route(method, path, Who.ADMIN, name, summary, handle, {200: answer}, (404, 409), body=body)
+        operation_id, handle, response_schema, body_schema = f"put{kind}Override", put, "Overridden", "Override"
+        route = ApiRoute(method, path, AccessLevel.ADMIN, operation_id, summary, handle, {200: response_schema}, (404, 409), body_schema=body_schema)
         return replace(route, body_bytes=SMALL_BYTES)
-    name, summary = f"delete{of}Override", "Let the quotas decide again"
-    return Route(method, path, Who.ADMIN, name, summary, delete, {200: "Overridden"}, (404, 409))
+    operation_id, summary = f"delete{kind}Override", "Let the quotas decide again"
+    return ApiRoute(method, path, AccessLevel.ADMIN, operation_id, summary, delete, {200: "Overridden"}, (404, 409))
 
 
 ROUTES = tuple(
-    _route(method, f"/api/v1/orgs/{{org}}{below}/override", of)
+    _build_override_route(method, f"/api/v1/orgs/{{org}}{below}/override", of)
     for below, of in (("", "Org"), ("/apps/{app}", "App"))
     for method in ("PUT", "DELETE")
 )

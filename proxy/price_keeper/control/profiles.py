@@ -14,7 +14,7 @@ from price_keeper.audit import to_json_value
 from price_keeper.config import LabelConfig
 from price_keeper.config.prices import Format
 from price_keeper.config.reader import read_text as read_config
-from price_keeper.control.calls import ApiResponse, ApiRequest, Route, Who, build_cacheable_response
+from price_keeper.control.calls import ApiResponse, ApiRequest, ApiRoute, AccessLevel, build_cacheable_response
 from price_keeper.control.fields import Anything, Fields, OneOf, Text, or_null
 from price_keeper.control.orgs import found_app
 from price_keeper.control.overrides import LABEL
@@ -166,25 +166,25 @@ def _one_more(key: Key, app: Item | None) -> Update:
 _PATH = "/api/v1/orgs/{org}/apps/{app}/inference-profiles"
 
 ROUTES = (
-    Route(
+    ApiRoute(
         "GET",
         _PATH,
-        Who.APP,
+        AccessLevel.APP,
         "listInferenceProfiles",
         "The app's own labels for inference profiles",
         get,
         {200: "Profiles"},
         (404,),
     ),
-    Route(
+    ApiRoute(
         "POST",
         _PATH,
-        Who.ADMIN,
+        AccessLevel.ADMIN,
         "postInferenceProfile",
         "Name an inference profile of the app's own, with its format and prices",
         post,
         {201: "Profile", 200: "Profile"},
         (404, 409),
-        body="ProfileBody",
+        body_schema="ProfileBody",
     ),
 )

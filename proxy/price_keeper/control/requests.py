@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from aiohttp import web
 from multidict import CIMultiDict
 
-from price_keeper.control.calls import Route
+from price_keeper.control.calls import ApiRoute
 from price_keeper.control.problems import ERRORS, Problem, invalid
 from price_keeper.model import is_app_id, is_org_id
 
@@ -31,13 +31,13 @@ def check_ids(path: Mapping[str, str]) -> None:
         raise invalid("the path names nothing that can be there", *mistakes)
 
 
-def query_of(request: web.BaseRequest, route: Route) -> dict[str, str]:
+def query_of(request: web.BaseRequest, route: ApiRoute) -> dict[str, str]:
     given = request.rel_url.query
-    mistakes = [(name[:64], "unknown") for name in dict.fromkeys(given) if name not in route.query]
-    mistakes += [(name, "given twice") for name in route.query if len(given.getall(name, [])) > 1]
+    mistakes = [(name[:64], "unknown") for name in dict.fromkeys(given) if name not in route.query_schemas]
+    mistakes += [(name, "given twice") for name in route.query_schemas if len(given.getall(name, [])) > 1]
     mistakes += [
         (name, "too long")
-        for name, schema in route.query.items()
+        for name, schema in route.query_schemas.items()
         if len(given.get(name, "")) > schema.get("maxLength", MOST_QUERY)
     ]
     if mistakes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from urllib.parse import unquote_to_bytes
 
-from price_keeper.control.calls import Route
+from price_keeper.control.calls import ApiRoute
 from price_keeper.control.problems import ERRORS, Problem, not_found
 
 MOST_SEGMENTS = 16
@@ -19,16 +19,16 @@ class _Shape:
 
     def __init__(self, segments: Sequence[str]) -> None:
         self._fixed = [place for place, segment in enumerate(segments) if not _is_name(segment)]
-        self._routes: dict[_Fixed, list[tuple[Route, _Names]]] = {}
+        self._routes: dict[_Fixed, list[tuple[ApiRoute, _Names]]] = {}
 
     def __len__(self) -> int:
         return len(self._fixed)
 
-    def add(self, route: Route, segments: Sequence[str]) -> None:
+    def add(self, route: ApiRoute, segments: Sequence[str]) -> None:
         names = [(place, segment[1:-1]) for place, segment in enumerate(segments) if _is_name(segment)]
         self._routes.setdefault(self._of(segments), []).append((route, names))
 
-    def of(self, path: Sequence[str]) -> Sequence[tuple[Route, _Names]]:
+    def of(self, path: Sequence[str]) -> Sequence[tuple[ApiRoute, _Names]]:
         return self._routes.get(self._of(path), ())
 
     def _of(self, path: Sequence[str]) -> _Fixed:
@@ -38,7 +38,7 @@ class _Shape:
 class Routing:
     """A word goes before a name that stands at its place."""
 
-    def __init__(self, routes: Sequence[Route]) -> None:
+    def __init__(self, routes: Sequence[ApiRoute]) -> None:
         found: dict[tuple[bool, ...], _Shape] = {}
         for route in routes:
             segments = route.segments
@@ -48,14 +48,14 @@ class Routing:
         for names, shape in sorted(found.items(), key=lambda each: -len(each[1])):
             self._shapes.setdefault(len(names), []).append(shape)
 
-    def found(self, method: str, raw_path: str) -> tuple[Route, dict[str, str]]:
+    def found(self, method: str, raw_path: str) -> tuple[ApiRoute, dict[str, str]]:
         """With what stands in the places of names. Raises Problem."""
         path = raw_path.split("/", MOST_SEGMENTS)[1:]
-        others: list[Route] = []
+        others: list[ApiRoute] = []
         for shape in self._shapes.get(len(path), ()):
             for route, names in shape.of(path):
                 values = _named(names, path)
-                if values is not None and route.serves(method):
+                if values is not None and route.accepts_method(method):
                     return route, values
                 if values is not None:
                     others.append(route)

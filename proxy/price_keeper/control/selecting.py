@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from price_keeper.config.prices import PSEUDO_LABELS
-from price_keeper.control.calls import ApiResponse, ApiRequest, Route, Who, build_cacheable_response
+from price_keeper.control.calls import ApiResponse, ApiRequest, ApiRoute, AccessLevel, build_cacheable_response
 from price_keeper.control.overrides import override_told
 from price_keeper.control.parts import Parts
 from price_keeper.control.problems import invalid
@@ -93,7 +93,7 @@ def _spent(standing: BudgetState, label: str) -> tuple[int, int]:
 _QUERY = {"force_check": {"type": "string", "enum": ["true", "false"]}}
 
 ROUTES = tuple(
-    Route(
+    ApiRoute(
         "GET",
         f"/api/v1/orgs/{{org}}{below}/model-selection",
         who,
@@ -101,8 +101,8 @@ ROUTES = tuple(
         "Which label serves now, and what is spent of each quota; force_check looks at the store first",
         get,
         {200: "Selection"},
-        query=_QUERY,
+        query_schemas=_QUERY,
         group="spend",
     )
-    for below, of, who in (("", "Org", Who.ORG), ("/apps/{app}", "App", Who.APP))
+    for below, of, who in (("", "Org", AccessLevel.ORG), ("/apps/{app}", "App", AccessLevel.APP))
 )

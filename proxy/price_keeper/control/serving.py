@@ -21,7 +21,7 @@ from price_keeper.config import Address
 from price_keeper.config.problems import limit_guesses
 from price_keeper.control import access
 from price_keeper.control.bodies import Budgets, body_of
-from price_keeper.control.calls import NO_STORE, ApiResponse, ApiRequest, Principal, Route, StreamingResponse, Who, dump_json, matches_etag
+from price_keeper.control.calls import NO_STORE, ApiResponse, ApiRequest, Principal, ApiRoute, StreamingResponse, AccessLevel, dump_json, matches_etag
 from price_keeper.control.connections import (
     DEFAULT,
     Crowd,
@@ -59,7 +59,7 @@ _log = logging.getLogger("price_keeper.control")
 class Control:
     """Answers requests by a table of routes; those that need the parts, once it has been given them."""
 
-    def __init__(self, routes: Sequence[Route], now: Callable[[], float]) -> None:
+    def __init__(self, routes: Sequence[ApiRoute], now: Callable[[], float]) -> None:
         self._routing = Routing(routes)
         self._now = now
         self._parts: Parts | None = None
@@ -96,14 +96,14 @@ class Control:
     async def _answer(self, request: web.BaseRequest, request_id: str, headers: dict[str, str]) -> ApiResponse | StreamingResponse:
         route, path = self._routing.found(request.method, request.rel_url.raw_path)
         if route.group == "probes":
-            return await route.handle(self._parts, _probe(request_id, request))  # type: ignore[arg-type]
+            return await route.handler(self._parts, _probe(request_id, request))  # type: ignore[arg-type]
         parts = self._parts
         if parts is None:
             raise Problem(503, ERRORS[503], "this process starts or stops", wait=1)
         try:
             return await self._handled(parts, request, route, path, request_id, headers)
         except Problem as failure:
-            if route.by_secret and failure.status in _MISTAKES:
+            if route.is_authenticated_by_secret and failure.status in _MISTAKES:
                 _count_mistake(parts, request.remote or "")
             raise
 
@@ -111,17 +111,17 @@ class Control:
         self,
         parts: Parts,
         request: web.BaseRequest,
-        route: Route,
+        route: ApiRoute,
         path: Mapping[str, str],
         request_id: str,
         headers: dict[str, str],
     ) -> ApiResponse | StreamingResponse:
         address = request.remote or ""
         principal = _NOBODY
-        if route.who is not Who.ANYBODY:
+        if route.access_level is not AccessLevel.PUBLIC:
             principal = await parts.access.who(request.headers, address, is_change=not route.is_read)
         # Whoever shares an address with a client could otherwise keep it from its tokens.
-        if not (route.by_secret or route.is_unlimited):
+        if not (route.is_authenticated_by_secret or route.is_rate_limit_exempt):
             who = principal.name if principal is not _NOBODY else ""
             where = "" if principal.org else f"{NOBODY}{network_of(address)}"
             taken = await parts.rates.take(f"{who}{where}")
@@ -131,27 +131,27 @@ class Control:
         check_ids(path)
         call = ApiRequest(request_id, principal, address, path, query_of(request, route), headers_of(request))
         connection = _connection(request)
-        if route.body is not None:
+        if route.body_schema is not None:
             bodies = self._bodies
             known = bodies.known if principal.org else bodies.strangers
             budget = bodies.admin if principal.is_admin else known
             if principal is not _NOBODY:
                 connection.hold(Share.ADMIN if principal.is_admin else Share.SENDING)
-            call.body = await body_of(request, route.body_bytes, budget, principal.name)
+            call.body = await body_of(request, route.max_body_bytes, budget, principal.name)
         if not connection.hold(_share_of(principal, route, parts, call)):
             raise Busy("too many requests are being answered; try again", retry_after=1)
         with limit_guesses():
-            return _unless_known(request, route, await route.handle(parts, call))
+            return _unless_known(request, route, await route.handler(parts, call))
 
 
 def _connection(request: web.BaseRequest) -> _Connection:
     return cast("_Connection", request.protocol)
 
 
-def _share_of(principal: Principal, route: Route, parts: Parts, request: ApiRequest) -> Share:
+def _share_of(principal: Principal, route: ApiRoute, parts: Parts, request: ApiRequest) -> Share:
     if principal.is_admin:
         return Share.ADMIN
-    return Share.STRANGER if route.may_be_invented(parts, request) else Share.KNOWN
+    return Share.STRANGER if route.may_be_forged(parts, request) else Share.KNOWN
 
 
 def _probe(request_id: str, request: web.BaseRequest) -> ApiRequest:
@@ -173,7 +173,7 @@ def _check_rate(taken: Taken) -> None:
         raise too_many("too many requests", taken.wait)
 
 
-def _unless_known(request: web.BaseRequest, route: Route, answer: ApiResponse | StreamingResponse) -> ApiResponse | StreamingResponse:
+def _unless_known(request: web.BaseRequest, route: ApiRoute, answer: ApiResponse | StreamingResponse) -> ApiResponse | StreamingResponse:
     wanted = request.headers.get("If-None-Match")
     if isinstance(answer, StreamingResponse) or not route.is_read or wanted is None or answer.etag is None:
         return answer

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from price_keeper.auth.clients import SESSIONS_GENERATION, client_item_key
-from price_keeper.control.calls import ApiResponse, ApiRequest, Route, Who, build_cacheable_response
+from price_keeper.control.calls import ApiResponse, ApiRequest, ApiRoute, AccessLevel, build_cacheable_response
 from price_keeper.control.parts import Parts
 from price_keeper.control.problems import invalid, not_found
 from price_keeper.errors import ReasonCode, TransactionFailed
@@ -66,35 +66,35 @@ def _scope(request: ApiRequest) -> Scope:
     return Scope(request.path["org"], request.path.get("app"))
 
 
-def _routes(path: str, of: str) -> tuple[Route, ...]:
-    every, one = f"{path}/sessions", f"{path}/sessions/{{sid}}"
+def _build_session_routes(path: str, kind: str) -> tuple[ApiRoute, ...]:
+    all_sessions, one_session = f"{path}/sessions", f"{path}/sessions/{{sid}}"
     return (
-        Route(
+        ApiRoute(
             "GET",
-            every,
-            Who.ADMIN,
-            f"list{of}Sessions",
+            all_sessions,
+            AccessLevel.ADMIN,
+            f"list{kind}Sessions",
             "The sessions of a client, the oldest first",
             listed,
             {200: "Sessions"},
             group="credentials",
         ),
-        Route(
+        ApiRoute(
             "DELETE",
-            every,
-            Who.ADMIN,
-            f"end{of}Sessions",
+            all_sessions,
+            AccessLevel.ADMIN,
+            f"end{kind}Sessions",
             "End all sessions of a client, and all access tokens made for it so far",
             all_ended,
             {200: "Ended"},
             (404,),
             group="credentials",
         ),
-        Route(
+        ApiRoute(
             "DELETE",
-            one,
-            Who.ADMIN,
-            f"end{of}Session",
+            one_session,
+            AccessLevel.ADMIN,
+            f"end{kind}Session",
             "End one session of a client, if it is not over, and the access tokens made from it",
             ended,
             {200: "Ended"},
@@ -104,4 +104,4 @@ def _routes(path: str, of: str) -> tuple[Route, ...]:
     )
 
 
-ROUTES = (*_routes("/api/v1/orgs/{org}", "Org"), *_routes("/api/v1/orgs/{org}/apps/{app}", "App"))
+ROUTES = (*_build_session_routes("/api/v1/orgs/{org}", "Org"), *_build_session_routes("/api/v1/orgs/{org}/apps/{app}", "App"))

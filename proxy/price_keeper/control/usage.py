@@ -8,7 +8,7 @@ from hashlib import sha256
 from typing import Any
 
 from price_keeper.control.bodies import SMALL_BYTES
-from price_keeper.control.calls import ApiResponse, ApiRequest, Route, Who
+from price_keeper.control.calls import ApiResponse, ApiRequest, ApiRoute, AccessLevel
 from price_keeper.control.charging import Charging
 from price_keeper.control.fields import Fields, Kind, Moment, Text, Whole
 from price_keeper.control.overrides import LABEL
@@ -192,29 +192,29 @@ _PATH = "/api/v1/orgs/{org}/apps/{app}/usage"
 _ONE, _MANY = "Count a usage, once", f"Count up to {MOST_ITEMS} usages, each by itself"
 
 ROUTES = (
-    Route(
+    ApiRoute(
         "POST",
         _PATH,
-        Who.APP,
+        AccessLevel.APP,
         "postUsage",
         _ONE,
         post,
         {201: "Usage", 200: "Usage"},
         (404, 409),
-        body="UsageBody",
-        body_bytes=SMALL_BYTES,
+        body_schema="UsageBody",
+        max_body_bytes=SMALL_BYTES,
         group="spend",
     ),
-    Route(
+    ApiRoute(
         "POST",
         f"{_PATH}/batch",
-        Who.APP,
+        AccessLevel.APP,
         "postUsageBatch",
         _MANY,
         post_batch,
         {207: "UsageResults"},
         (404,),
-        body="UsageBatch",
+        body_schema="UsageBatch",
         group="spend",
     ),
 )

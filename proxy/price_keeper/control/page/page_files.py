@@ -6,7 +6,7 @@ import re
 from functools import lru_cache
 from importlib.resources import files
 
-from price_keeper.control.calls import HTML, ApiResponse, ApiRequest, Route, Who, compute_etag_of_bytes
+from price_keeper.control.calls import HTML, ApiResponse, ApiRequest, ApiRoute, AccessLevel, compute_etag_of_bytes
 from price_keeper.control.parts import Parts
 from price_keeper.control.problems import not_found
 
@@ -52,8 +52,8 @@ def _read(name: str) -> bytes | None:
 
 
 ROUTES = (
-    Route("GET", "/status", Who.ANYBODY, "statusPage", "The status page; what it shows, it asks for once somebody has "
-          "signed in", page, {200: ""}, group="page", media=(HTML,), is_unlimited=True),
-    Route("GET", "/status/{file}", Who.ANYBODY, "statusPageFile", "A script, style or picture of the status page",
-          file, {200: ""}, (404,), group="page", media=tuple(_KINDS.values()), is_unlimited=True),
+    ApiRoute("GET", "/status", AccessLevel.PUBLIC, "statusPage", "The status page; what it shows, it asks for once somebody has "
+          "signed in", page, {200: ""}, group="page", media_types=(HTML,), is_rate_limit_exempt=True),
+    ApiRoute("GET", "/status/{file}", AccessLevel.PUBLIC, "statusPageFile", "A script, style or picture of the status page",
+          file, {200: ""}, (404,), group="page", media_types=tuple(_KINDS.values()), is_rate_limit_exempt=True),
 )  # fmt: skip

@@ -14,7 +14,7 @@ from price_keeper.auth.page_sessions import PageSession
 from price_keeper.control.access import cookie_name, cookie_of, principal_of
 from price_keeper.control.auth import wrong_counted
 from price_keeper.control.bodies import OF_STRANGERS
-from price_keeper.control.calls import ApiResponse, ApiRequest, Route, Who
+from price_keeper.control.calls import ApiResponse, ApiRequest, ApiRoute, AccessLevel
 from price_keeper.control.fields import Fields, OneOf, Text
 from price_keeper.control.page.same_origin import PAGE_HEADER, check_same_origin, says_page
 from price_keeper.control.parts import Parts
@@ -111,16 +111,16 @@ def _cookie(request: ApiRequest, value: str, seconds: int) -> str:
 _HEADERS = {PAGE_HEADER: "1, or nothing is done: pages from elsewhere cannot send it"}
 
 
-def _route(method: str, name: str, summary: str, handle: Any, **more: Any) -> Route:
-    return Route(
-        method, _PATH, Who.ANYBODY, name, summary, handle, {200: "PageSession"}, (401, 403),
-        headers=_HEADERS, group="page", **more,
+def _build_session_route(method: str, operation_id: str, summary: str, handler: Any, **more: Any) -> ApiRoute:
+    return ApiRoute(
+        method, _PATH, AccessLevel.PUBLIC, operation_id, summary, handler, {200: "PageSession"}, (401, 403),
+        request_headers=_HEADERS, group="page", **more,
     )  # fmt: skip
 
 
 ROUTES = (
-    _route("GET", "getPageSession", "Who is signed in to the status page, if anybody", current, is_unlimited=True),
-    _route(
+    _build_session_route("GET", "getPageSession", "Who is signed in to the status page, if anybody", current, is_unlimited=True),
+    _build_session_route(
         "POST",
         "beginPageSession",
         "Sign in to the status page: a cookie for an admin key or an access token",
@@ -129,5 +129,5 @@ ROUTES = (
         body_bytes=OF_STRANGERS,
         by_secret=True,
     ),
-    _route("DELETE", "endPageSession", "Sign out", end, by_secret=True),
+    _build_session_route("DELETE", "endPageSession", "Sign out", end, by_secret=True),
 )

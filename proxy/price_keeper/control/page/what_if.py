@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container
 
-from price_keeper.control.calls import ApiResponse, ApiRequest, Route, Who
+from price_keeper.control.calls import ApiResponse, ApiRequest, ApiRoute, AccessLevel
 from price_keeper.control.page.board import seen, view_of
 from price_keeper.control.page.outlook import what_if
 from price_keeper.control.parts import Parts
@@ -38,7 +38,7 @@ def _asked(request: ApiRequest, labels: Container[str]) -> tuple[str, int]:
 
 
 ROUTES = tuple(
-    Route(
+    ApiRoute(
         "GET",
         f"/api/v1/orgs/{{org}}{below}/what-if",
         who,
@@ -46,8 +46,8 @@ ROUTES = tuple(
         "What would be if a label had another quota from now on; changes nothing",
         get,
         {200: "WhatIf"},
-        query=QUERY,
+        query_schemas=QUERY,
         group="spend",
     )
-    for below, of, who in (("", "Org", Who.ORG), ("/apps/{app}", "App", Who.APP))
+    for below, of, who in (("", "Org", AccessLevel.ORG), ("/apps/{app}", "App", AccessLevel.APP))
 )
