@@ -27,10 +27,10 @@ from price_keeper.config import Address, Config
 from price_keeper.config import StoreConfig as StoreConfig
 from price_keeper.control import api
 from price_keeper.control.calls import ApiRoute
-from price_keeper.control.composed import parts_of
+from price_keeper.control.composed import build_control_services
 from price_keeper.control.connections import fitting
 from price_keeper.control.health import Check, Readiness
-from price_keeper.control.parts import Parts
+from price_keeper.control.parts import ControlServices
 from price_keeper.control.probes import probes
 from price_keeper.control.serving import Control, listening, listening_within
 from price_keeper.errors import ConfigError, StoreError
@@ -199,8 +199,8 @@ async def run(
         if role != "sidecar" and slot.is_first:
             services = _build_control_services(core)
             core.recording.aggregator.on_total = services.page.history.learn
-            services.add_to(core.telemetry)
-            reloader.add_step(services.prepared)
+            services.register_metrics(core.telemetry)
+            reloader.add_step(services.prepare_config)
             dispatcher.started(services)
         readiness.started({**_build_readiness_checks(core, data_port), **worker_group.build_checks()}, reloader.build_checks)
         reloader.start(tasks)
@@ -282,8 +282,8 @@ def build_lease_manager(store: Store, clock: Clock, tasks: Tasks, store_time: St
     return lease_manager
 
 
-def _build_control_services(core: _CoreServices) -> Parts:
-    return parts_of(
+def _build_control_services(core: _CoreServices) -> ControlServices:
+    return build_control_services(
         core.config,
         core.environ,
         core.store,
@@ -293,7 +293,7 @@ def _build_control_services(core: _CoreServices) -> Parts:
         core.revocation_list,
         core.client_verifier,
         leasing=core.lease_manager,
-        wrong_secrets=core.login_throttle,
+        login_throttle=core.login_throttle,
         limits=fitting(raise_descriptor_limit()),
     )
 

@@ -19,7 +19,7 @@ from price_keeper.auth.sessions import StaleGeneration
 from price_keeper.control.calls import ApiRequest, Principal
 from price_keeper.control.credentials import RETRIEVAL_TOKEN
 from price_keeper.control.credentials import fetched as fetched_by
-from price_keeper.control.parts import RETRIEVALS, RETRIEVALS_OF_AN_ADDRESS, RETRIEVALS_WAITING
+from price_keeper.control.parts import MAX_CONCURRENT_RETRIEVALS, RETRIEVAL_RATE_PER_ADDRESS, MAX_WAITING_RETRIEVALS
 from price_keeper.control.problems import Problem
 from price_keeper.errors import Busy, TooManyRequests
 from price_keeper.stores import schema
@@ -322,8 +322,8 @@ async def test_of_a_flood_of_invented_retrieval_tokens_only_some_wait(
             await fetched_by(api.parts, call)
         return refused.type
 
-    most = RETRIEVALS + RETRIEVALS_WAITING
-    patient = LookupThrottle(api.clock, RETRIEVALS_OF_AN_ADDRESS, LookupRate(1000, 1.0))
+    most = MAX_CONCURRENT_RETRIEVALS + MAX_WAITING_RETRIEVALS
+    patient = LookupThrottle(api.clock, RETRIEVAL_RATE_PER_ADDRESS, LookupRate(1000, 1.0))
     object.__setattr__(api.parts, "retrieval_pace", patient)
     guesses = [asyncio.create_task(guess(number)) for number in range(most + over)]
     done: set[asyncio.Task[type[Exception]]] = set()
@@ -353,11 +353,11 @@ async def test_invented_retrieval_tokens_cost_reads_at_a_pace_and_keep_no_other_
 
     flood = [asyncio.ensure_future(asked(secrets.token_urlsafe(32), "192.0.2.1")) for _ in range(200)]
     await settle()
-    assert reads["secret-retrieval-tokens"] <= RETRIEVALS_OF_AN_ADDRESS.burst
+    assert reads["secret-retrieval-tokens"] <= RETRIEVAL_RATE_PER_ADDRESS.burst
     right = await asked(issued["secret_retrieval_token"], "192.0.2.2")  # at once, with no time passing
     assert right.value["client_secret"]
     await api.clock.advance(MAX_LOOKUP_WAIT_SECONDS + 1)  # type: ignore[attr-defined]
     found = Counter(type(each) for each in await asyncio.gather(*flood, return_exceptions=True))
     assert found.keys() == {Problem, TooManyRequests, Busy}
-    most = RETRIEVALS_OF_AN_ADDRESS.burst + MAX_LOOKUP_WAIT_SECONDS * RETRIEVALS_OF_AN_ADDRESS.per_second
+    most = RETRIEVAL_RATE_PER_ADDRESS.burst + MAX_LOOKUP_WAIT_SECONDS * RETRIEVAL_RATE_PER_ADDRESS.per_second
     assert reads["secret-retrieval-tokens"] <= most + 2

@@ -309,7 +309,7 @@ async def test_asking_counts_no_call_and_tells_nobody(api: Rig, caplog: pytest.L
     told = await selection(api, f"{API}/apps/spent")
     assert [each["served_by"] for each in told["labels"]] == [None, None]
     caller = Caller(ORG, "spent", build_client_id(ORG, "spent"))
-    standing, _ = await api.parts.standings.read_status(caller, forces_read=False)
+    standing, _ = await api.parts.budgets.read_status(caller, forces_read=False)
     assert standing._counters.refusals == 0
     assert "decision changed" not in caplog.text
     assert SETTINGS["quotas"]["premium"] == 10_000_000

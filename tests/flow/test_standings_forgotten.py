@@ -20,7 +20,7 @@ async def test_whoever_waits_for_a_standing_that_is_forgotten_finds_a_payer(
     async with Engines({}).open("sqlite", tmp_path) as store, rig(store, tmp_path) as api:
         await api.org()
         await api.app()
-        standings, caller = api.parts.standings, Caller(ORG, "shop", "client")
+        standings, caller = api.parts.budgets, Caller(ORG, "shop", "client")
 
         class Forgetful(asyncio.Event):
             def __init__(self, over: asyncio.Event) -> None:

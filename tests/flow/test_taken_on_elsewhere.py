@@ -51,7 +51,7 @@ async def api(tmp_path: Path) -> AsyncIterator[Rig]:
 
 
 async def take_on(api: Rig, whole: Config) -> None:
-    for prepared in (build_budget_reload(api.parts.standings), api.parts.prepared):
+    for prepared in (build_budget_reload(api.parts.budgets), api.parts.prepare_config):
         (await prepared(whole))()
 
 
@@ -90,7 +90,7 @@ async def test_a_name_that_goes_from_an_app_to_the_configuration_has_a_price_all
     api: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also for a usage that waits meanwhile until the app's own labels are read."""
-    own = api.parts.standings.app_labels
+    own = api.parts.budgets.app_labels
     of = own.get
 
     async def while_they_are_read(caller: Caller) -> AppProfiles:

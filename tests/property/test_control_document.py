@@ -52,7 +52,7 @@ negative_data_rejection.expected-statuses = [400, 401, 403, 404, 405, 409, 412, 
 async def test_the_document_is_true(tmp_path: Path, places: str) -> None:
     (tmp_path / "schemathesis.toml").write_text(places + LASTING + REJECTED)
     async with Engines({}).open("sqlite", tmp_path) as store, rig(store, tmp_path) as api:
-        wrong = api.parts.wrong_secrets
+        wrong = api.parts.login_throttle
         for failures in (wrong._by_address, wrong._by_client, wrong._malformed):
             failures._burst = 10**6  # or those who try keys are soon told nothing else
         await api.org()

@@ -20,10 +20,10 @@ from price_keeper.clock import Clock
 from price_keeper.config import Address, Config
 from price_keeper.config.keys import parse_config
 from price_keeper.control import api
-from price_keeper.control.composed import parts_of
+from price_keeper.control.composed import build_control_services
 from price_keeper.control.connections import DEFAULT, Limits
 from price_keeper.control.health import Readiness
-from price_keeper.control.parts import Parts
+from price_keeper.control.parts import ControlServices
 from price_keeper.control.rates import Rates, Taken
 from price_keeper.control.serving import Control, listening
 from price_keeper.selection.standings import BudgetRegistry
@@ -86,7 +86,7 @@ class Answered:
 class Rig:
     url: str
     session: aiohttp.ClientSession
-    parts: Parts
+    parts: ControlServices
     store: Store
     clock: Clock
     recorder: Recording
@@ -143,7 +143,7 @@ async def _rig(store: Store, folder: Path, clock: Clock, rates: Rates, limits: L
         revocation = RevocationList(store, clock, tasks)
         standings = BudgetRegistry(whole, store, recorder.recorder, clock, tasks)
         environ = {"PRICE_KEEPER_API_KEY": ADMIN_KEY}
-        parts = parts_of(
+        parts = build_control_services(
             whole,
             environ,
             store,

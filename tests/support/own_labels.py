@@ -16,7 +16,7 @@ from price_keeper.auth.revocation import RevocationList
 from price_keeper.auth.tokens import TokenService
 from price_keeper.config import Address, Config
 from price_keeper.control import api
-from price_keeper.control.composed import parts_of
+from price_keeper.control.composed import build_control_services
 from price_keeper.control.health import Readiness
 from price_keeper.control.serving import Control, listening
 from price_keeper.stores import schema
@@ -112,7 +112,7 @@ async def rig(folder: Path, **config: Any) -> AsyncIterator[Rig]:
         revocation, environ = RevocationList(store, clock, tasks), {"PRICE_KEEPER_API_KEY": ADMIN_KEY}
         whole = Config(labels=labels)
         clients = ClientVerifier(store, clock.now)
-        parts = parts_of(whole, environ, store, clock, port.standings, tokens, revocation, clients, Generous())
+        parts = build_control_services(whole, environ, store, clock, port.standings, tokens, revocation, clients, Generous())
         control = Control(api.routes(Readiness(clock), MetricsRegistry()), clock.now)
         control.started(parts)
         async with (

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 from price_keeper.control.calls import ApiResponse, ApiRequest, ApiRoute, AccessLevel
-from price_keeper.control.parts import Parts
+from price_keeper.control.parts import ControlServices
 from price_keeper.control.problems import Problem
 from price_keeper.control.routing import Routing
 
 
-async def nothing(_: Parts, __: ApiRequest) -> ApiResponse:
+async def nothing(_: ControlServices, __: ApiRequest) -> ApiResponse:
     return ApiResponse()
 
 

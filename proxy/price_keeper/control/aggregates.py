@@ -9,7 +9,7 @@ from typing import Any
 
 from price_keeper.calendar_days import load_zone
 from price_keeper.control.calls import REVALIDATE, ApiResponse, ApiRequest, ApiHandler, ApiRoute, AccessLevel, build_cacheable_response
-from price_keeper.control.parts import Parts
+from price_keeper.control.parts import ControlServices
 from price_keeper.control.problems import invalid
 from price_keeper.reporting.days import Asked, check, parse
 from price_keeper.reporting.query import report
@@ -22,22 +22,22 @@ FINAL_SECONDS = 300  # even what is final may be added to, by a journal that tur
 _DAY = re.compile(r"\d{4}-\d\d-\d\d", re.ASCII)
 
 
-async def today(parts: Parts, request: ApiRequest) -> ApiResponse:
+async def today(parts: ControlServices, request: ApiRequest) -> ApiResponse:
     return await _spent(parts, request, parse("today"))
 
 
-async def of_day(parts: Parts, request: ApiRequest) -> ApiResponse:
+async def of_day(parts: ControlServices, request: ApiRequest) -> ApiResponse:
     return await _spent(parts, request, _asked(parts, request.path["day"], request.path["day"], ("day", "day")))
 
 
-async def of_range(parts: Parts, request: ApiRequest) -> ApiResponse:
+async def of_range(parts: ControlServices, request: ApiRequest) -> ApiResponse:
     lacking = [(name, "required, but missing") for name in ("from", "to") if name not in request.query]
     if lacking:
         raise invalid("the query cannot be used", *lacking)
     return await _spent(parts, request, _asked(parts, request.query["from"], request.query["to"], ("from", "to")))
 
 
-def _asked(parts: Parts, first: str, last: str, names: tuple[str, str]) -> Asked:
+def _asked(parts: ControlServices, first: str, last: str, names: tuple[str, str]) -> Asked:
     """Raises Problem."""
     mistakes = [
         (name, "expected a day as 2026-11-18")
@@ -56,7 +56,7 @@ def _asked(parts: Parts, first: str, last: str, names: tuple[str, str]) -> Asked
     return asked
 
 
-async def _spent(parts: Parts, request: ApiRequest, asked: Asked) -> ApiResponse:
+async def _spent(parts: ControlServices, request: ApiRequest, asked: Asked) -> ApiResponse:
     """An org or app that nobody has heard of has spent nothing. The answer's Date is what it is as of."""
     org, app, now = request.path["org"], request.path.get("app"), parts.clock.now()
     found = await report(parts.store, asked, org, {}, load_zone(parts.config.defaults.timezone), now, app)

@@ -21,7 +21,7 @@ from price_keeper.control.front import front
 from price_keeper.control.health import Readiness
 from price_keeper.control.openapi import document
 from price_keeper.control.page import routes as page
-from price_keeper.control.parts import Parts
+from price_keeper.control.parts import ControlServices
 from price_keeper.control.probes import probes
 from price_keeper.telemetry import MetricsRegistry
 
@@ -36,7 +36,7 @@ def routes(readiness: Readiness, telemetry: MetricsRegistry, role: str = "both")
     table += [route for group in _GROUPS for route in group.ROUTES]
     table += page.routes(readiness)
 
-    async def described(_: Parts, __: ApiRequest) -> ApiResponse:
+    async def described(_: ControlServices, __: ApiRequest) -> ApiResponse:
         return told
 
     summary = "This description of all that can be asked for here"

@@ -5,10 +5,10 @@ from __future__ import annotations
 from price_keeper.audit import MAX_RECORDS_PER_PAGE, read_records, build_record_json
 from price_keeper.control.calls import ApiResponse, ApiRequest, ApiRoute, AccessLevel, build_cacheable_response
 from price_keeper.control.orgs import PAGED, limit_of
-from price_keeper.control.parts import Parts
+from price_keeper.control.parts import ControlServices
 
 
-async def get(parts: Parts, request: ApiRequest) -> ApiResponse:
+async def get(parts: ControlServices, request: ApiRequest) -> ApiResponse:
     limit = limit_of(request, MAX_RECORDS_PER_PAGE)
     page = await read_records(parts.store, request.path["org"], limit, request.query.get("cursor"))
     return build_cacheable_response({"records": [build_record_json(row) for row in page.rows], "cursor": page.cursor})

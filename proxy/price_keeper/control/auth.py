@@ -12,7 +12,7 @@ from price_keeper.auth.sessions import TokenPair, StaleGeneration
 from price_keeper.control.bodies import OF_STRANGERS
 from price_keeper.control.calls import ApiResponse, ApiRequest, ApiRoute, AccessLevel, build_cacheable_response
 from price_keeper.control.fields import Fields, Text
-from price_keeper.control.parts import Parts
+from price_keeper.control.parts import ControlServices
 from price_keeper.control.problems import ERRORS, Problem, unauthorized
 from price_keeper.errors import AccessDenied, Busy, TokenRejected, TokenExpired
 
@@ -29,7 +29,7 @@ REFRESH = Fields({"refresh_token": _TOKEN}, ("refresh_token",))
 REVOKE = Fields({"token": _TOKEN}, ("token",))
 
 
-async def login(parts: Parts, request: ApiRequest) -> ApiResponse:
+async def login(parts: ControlServices, request: ApiRequest) -> ApiResponse:
     given = LOGIN.read(request.body)
     _demand_key(parts)
     for _ in range(MAX_STALE_RETRIES):
@@ -42,14 +42,14 @@ async def login(parts: Parts, request: ApiRequest) -> ApiResponse:
     raise Busy("the sessions of this client are ended all the time; try again", retry_after=2)
 
 
-async def refresh(parts: Parts, request: ApiRequest) -> ApiResponse:
+async def refresh(parts: ControlServices, request: ApiRequest) -> ApiResponse:
     given = REFRESH.read(request.body)
     _demand_key(parts)
     with wrong_counted(parts, request):
         return _told(parts, await parts.sessions.refresh(given["refresh_token"]))
 
 
-async def revoke(parts: Parts, request: ApiRequest) -> ApiResponse:
+async def revoke(parts: ControlServices, request: ApiRequest) -> ApiResponse:
     """Whoever has a token may end it, and with a refresh token its whole session."""
     given = REVOKE.read(request.body)
     with wrong_counted(parts, request):
@@ -57,37 +57,37 @@ async def revoke(parts: Parts, request: ApiRequest) -> ApiResponse:
     return ApiResponse({"is_revoked": True})
 
 
-async def credentials(parts: Parts, request: ApiRequest) -> ApiResponse:
+async def credentials(parts: ControlServices, request: ApiRequest) -> ApiResponse:
     """For sidecars that cannot mint; they show what an app showed them."""
     _demand_key(parts)
     authorization = request.headers.get("Authorization", "")
     client_id = authorization.partition(":")[0]
     with wrong_counted(parts, request, client_id):
-        return ApiResponse(dict(await parts.credentials.issue(authorization, request.address)))
+        return ApiResponse(dict(await parts.credential_issuer.issue(authorization, request.address)))
 
 
-def _login_may_be_invented(parts: Parts, request: ApiRequest) -> bool:
+def _login_may_be_invented(parts: ControlServices, request: ApiRequest) -> bool:
     given = request.body if isinstance(request.body, Mapping) else {}
     return parts.clients.needs_throttled_lookup(str(given.get("client_id")), str(given.get("client_secret")))
 
 
-def _pair_may_be_invented(parts: Parts, request: ApiRequest) -> bool:
+def _pair_may_be_invented(parts: ControlServices, request: ApiRequest) -> bool:
     client_id, _, secret = request.headers.get("Authorization", "").partition(":")
     return parts.clients.needs_throttled_lookup(client_id, secret)
 
 
-async def jwks(parts: Parts, _: ApiRequest) -> ApiResponse:
+async def jwks(parts: ControlServices, _: ApiRequest) -> ApiResponse:
     return build_cacheable_response(parts.tokens.build_jwks(), "public, max-age=300")
 
 
-def _demand_key(parts: Parts) -> None:
+def _demand_key(parts: ControlServices) -> None:
     """Before anything else: without a key nobody is given a token, whatever he shows. Raises Problem."""
     if not parts.tokens.can_mint:
         message = "no tokens can be made here: the first key of auth.keys is a public half alone; ask another instance"
         raise Problem(503, ERRORS[503], message, wait=NO_SIGNING_KEY_RETRY_SECONDS)
 
 
-def _told(parts: Parts, issued: TokenPair) -> ApiResponse:
+def _told(parts: ControlServices, issued: TokenPair) -> ApiResponse:
     told: dict[str, Any] = {
         "access_token": issued.access.token,
         "refresh_token": issued.refresh.token,
@@ -100,14 +100,14 @@ def _told(parts: Parts, issued: TokenPair) -> ApiResponse:
 
 
 @contextmanager
-def wrong_counted(parts: Parts, request: ApiRequest, client_id: str | None = None) -> Iterator[None]:
+def wrong_counted(parts: ControlServices, request: ApiRequest, client_id: str | None = None) -> Iterator[None]:
     """Raises Problem for what is refused inside, and SlowDown for too much of it."""
     try:
         yield
     except (TokenExpired, TokenRejected) as failure:  # it was ours, and nobody's guess
         raise unauthorized(failure.message) from None
     except AccessDenied as failure:
-        parts.wrong_secrets.count_failure(client_id, request.address)
+        parts.login_throttle.count_failure(client_id, request.address)
         raise unauthorized(failure.message) from None
 
 

@@ -17,7 +17,7 @@ from price_keeper.control.problems import Problem
 from price_keeper.control.terms import MOST_BYTES
 
 if TYPE_CHECKING:
-    from price_keeper.control.parts import Parts
+    from price_keeper.control.parts import ControlServices
 
 JSON = "application/json"
 HTML = "text/html; charset=utf-8"
@@ -89,10 +89,10 @@ class StreamingResponse:
     content_type: str
 
 
-ApiHandler = Callable[["Parts", ApiRequest], Awaitable[ApiResponse | StreamingResponse]]
+ApiHandler = Callable[["ControlServices", ApiRequest], Awaitable[ApiResponse | StreamingResponse]]
 
 
-def is_never_forged(_: Parts, __: ApiRequest) -> bool:
+def is_never_forged(_: ControlServices, __: ApiRequest) -> bool:
     return False
 
 
@@ -117,7 +117,7 @@ class ApiRoute:
     group: str = "orgs"
     is_rate_limit_exempt: bool = False  # what costs next to nothing, and others cannot do without
     is_authenticated_by_secret: bool = False  # a secret is all it shows: only wrong ones are limited, and by the handler
-    may_be_forged: Callable[[Parts, ApiRequest], bool] = is_never_forged  # and so asks the store only in its turn
+    may_be_forged: Callable[[ControlServices, ApiRequest], bool] = is_never_forged  # and so asks the store only in its turn
     has_html_variant: bool = False  # for whoever does not ask for JSON
     media_types: tuple[str, ...] = ()  # what success comes as, where that is no JSON
 

@@ -11,7 +11,7 @@ from price_keeper.control.auth import wrong_counted
 from price_keeper.control.bodies import SMALL_BYTES
 from price_keeper.control.calls import ApiResponse, ApiRequest, ApiRoute, AccessLevel
 from price_keeper.control.fields import Fields, Whole
-from price_keeper.control.parts import Parts
+from price_keeper.control.parts import ControlServices
 from price_keeper.control.problems import unauthorized
 from price_keeper.control.terms import RETRIEVAL_TOKEN, USUAL_GRACE_HOURS
 from price_keeper.errors import AccessDenied
@@ -21,14 +21,14 @@ from price_keeper.reporting.settings_shown import utc
 BODY = Fields({"grace_hours": Whole(0, MAX_GRACE_HOURS)}, ())
 
 
-async def made_credentials(parts: Parts, request: ApiRequest, scope: Scope) -> Mapping[str, Any]:
+async def made_credentials(parts: ControlServices, request: ApiRequest, scope: Scope) -> Mapping[str, Any]:
     """Nothing of those that are there already: they are never issued again."""
     done = request.actor.build_record("credentials.make", scope, None, None, parts.clock.now())
     issued = await register(parts.store, parts.clock, scope, parts.clients.invalidate, [done], parts.tokens.secret_tagger)
     return {} if issued is None else _made(parts, issued)
 
 
-async def rotated(parts: Parts, request: ApiRequest) -> ApiResponse:
+async def rotated(parts: ControlServices, request: ApiRequest) -> ApiResponse:
     scope = Scope(request.path["org"], request.path.get("app"))
     hours = BODY.read(request.body).get("grace_hours", USUAL_GRACE_HOURS)
     done = request.actor.build_record("credentials.rotate", scope, None, {"grace_hours": hours}, parts.clock.now())
@@ -40,7 +40,7 @@ async def rotated(parts: Parts, request: ApiRequest) -> ApiResponse:
     return ApiResponse(_made(parts, issued))
 
 
-async def fetched(parts: Parts, request: ApiRequest) -> ApiResponse:
+async def fetched(parts: ControlServices, request: ApiRequest) -> ApiResponse:
     """The token is all it takes: who has no secret yet has nothing else to show."""
     token = request.headers.get(RETRIEVAL_TOKEN)
     if token is None:
@@ -49,33 +49,33 @@ async def fetched(parts: Parts, request: ApiRequest) -> ApiResponse:
     client_id = build_client_id(scope.org, scope.app)
     with wrong_counted(parts, request, client_id):
         if is_tagged_token(parts.tokens.secret_tagger, scope, token):
-            await parts.marked_retrieval_pace.wait_for(token)
-            turns = parts.marked_retrievals
+            await parts.marked_retrieval_throttle.wait_for(token)
+            turns = parts.marked_retrieval_slots
         else:
-            await parts.retrieval_pace.wait_for_address(request.address)
-            turns = parts.retrievals
+            await parts.retrieval_throttle.wait_for_address(request.address)
+            turns = parts.retrieval_slots
         async with turns:
             secret = await _retrieved(parts, scope, token)
     return ApiResponse({"client_id": client_id, "client_secret": secret})
 
 
-def _may_be_invented(parts: Parts, request: ApiRequest) -> bool:
+def _may_be_invented(parts: ControlServices, request: ApiRequest) -> bool:
     token = request.headers.get(RETRIEVAL_TOKEN)
     return token is not None and not is_tagged_token(parts.tokens.secret_tagger, Scope(request.path["org"], request.path.get("app")), token)
 
 
-async def _retrieved(parts: Parts, scope: Scope, token: str) -> str:
+async def _retrieved(parts: ControlServices, scope: Scope, token: str) -> str:
     try:
         secret = await retrieve(parts.store, parts.clock, scope, token)
     except AccessDenied:
-        parts.retrieval_tokens["refused"] += 1
+        parts.retrieval_token_counts["refused"] += 1
         raise
-    parts.retrieval_tokens["used"] += 1
+    parts.retrieval_token_counts["used"] += 1
     return secret
 
 
-def _made(parts: Parts, issued: IssuedSecret) -> dict[str, Any]:
-    parts.retrieval_tokens["made"] += 1
+def _made(parts: ControlServices, issued: IssuedSecret) -> dict[str, Any]:
+    parts.retrieval_token_counts["made"] += 1
     return {
         "client_id": issued.client_id,
         "secret_retrieval_token": issued.retrieval_token,

@@ -9,7 +9,7 @@ from price_keeper.audit import select_attributes
 from price_keeper.auth.clients import SECRET_HASH
 from price_keeper.control.calls import ApiResponse, ApiRequest, ApiRoute, AccessLevel, build_cacheable_response, compute_etag
 from price_keeper.control.credentials import made_credentials
-from price_keeper.control.parts import Parts
+from price_keeper.control.parts import ControlServices
 from price_keeper.control.problems import invalid, not_found
 from price_keeper.control.terms import MOST_AT_ONCE
 from price_keeper.model import Scope
@@ -33,7 +33,7 @@ PAGED = {
 }
 
 
-def shown_org(parts: Parts, org: str, item: Item) -> Shown:
+def shown_org(parts: ControlServices, org: str, item: Item) -> Shown:
     return Shown(org, item, parts.config.defaults, parts.clock.now())
 
 
@@ -41,7 +41,7 @@ def shown_app(above: Shown, app: str, item: Item) -> Shown:
     return Shown(above.org, above.org_item, above.defaults, above.now, app, item)
 
 
-async def found_org(parts: Parts, org: str) -> Shown:
+async def found_org(parts: ControlServices, org: str) -> Shown:
     """Raises Problem."""
     item = await parts.store.get(schema.org_config_key(org), consistent=True)
     if item is None:
@@ -49,7 +49,7 @@ async def found_org(parts: Parts, org: str) -> Shown:
     return shown_org(parts, org, item)
 
 
-async def found_app(parts: Parts, org: str, app: str) -> Shown:
+async def found_app(parts: ControlServices, org: str, app: str) -> Shown:
     """Raises Problem."""
     keys = [schema.org_config_key(org), schema.app_config_key(org, app)]
     above, own = await parts.store.get_many(keys, consistent=True)
@@ -58,15 +58,15 @@ async def found_app(parts: Parts, org: str, app: str) -> Shown:
     return shown_app(shown_org(parts, org, above or {}), app, own)
 
 
-async def get_org(parts: Parts, request: ApiRequest) -> ApiResponse:
+async def get_org(parts: ControlServices, request: ApiRequest) -> ApiResponse:
     return build_cacheable_response((await found_org(parts, request.path["org"])).record())
 
 
-async def get_app(parts: Parts, request: ApiRequest) -> ApiResponse:
+async def get_app(parts: ControlServices, request: ApiRequest) -> ApiResponse:
     return build_cacheable_response((await found_app(parts, request.path["org"], request.path["app"])).record())
 
 
-async def put_an_org(parts: Parts, request: ApiRequest) -> ApiResponse:
+async def put_an_org(parts: ControlServices, request: ApiRequest) -> ApiResponse:
     org = request.path["org"]
 
     def record(change: SettingsChange) -> Mapping[str, Any] | None:
@@ -75,11 +75,11 @@ async def put_an_org(parts: Parts, request: ApiRequest) -> ApiResponse:
     beside = _told(parts, request, "org.put", Scope(org), record)
     config = parts.config
     written = await put_org(parts.store, parts.clock, org, request.body, parts.labels, config.defaults, beside)
-    parts.standings.unknown_orgs.forget(org)
+    parts.budgets.unknown_orgs.forget(org)
     return await _written(parts, request, Scope(org), written, shown_org(parts, org, written.item))
 
 
-async def put_an_app(parts: Parts, request: ApiRequest) -> ApiResponse:
+async def put_an_app(parts: ControlServices, request: ApiRequest) -> ApiResponse:
     org, app = request.path["org"], request.path["app"]
     above = await found_org(parts, org)
 
@@ -93,7 +93,7 @@ async def put_an_app(parts: Parts, request: ApiRequest) -> ApiResponse:
     return await _written(parts, request, Scope(org, app), written, shown_app(above, app, written.item))
 
 
-def _told(parts: Parts, request: ApiRequest, action: str, scope: Scope, record: Callable[[SettingsChange], Any]) -> SettingsCompanions:
+def _told(parts: ControlServices, request: ApiRequest, action: str, scope: Scope, record: Callable[[SettingsChange], Any]) -> SettingsCompanions:
     """The audit's record, once it is certain that the caller knows what he changes."""
     told = audit_settings(request.actor, action, scope, parts.clock)
 
@@ -117,7 +117,7 @@ def _is_the_same_again(request: ApiRequest, scope: Scope, change: SettingsChange
     return is_same and not is_made and "If-Match" not in request.headers
 
 
-async def _written(parts: Parts, request: ApiRequest, scope: Scope, written: SettingsWrite, shown: Shown) -> ApiResponse:
+async def _written(parts: ControlServices, request: ApiRequest, scope: Scope, written: SettingsWrite, shown: Shown) -> ApiResponse:
     """The credentials come after the settings, and whoever was cut off between the two gets them by another put."""
     record = shown.record()
     issued = await made_credentials(parts, request, scope)
@@ -125,7 +125,7 @@ async def _written(parts: Parts, request: ApiRequest, scope: Scope, written: Set
     return ApiResponse({**record, **issued}, 201 if written.is_new else 200, etag=compute_etag(record), headers=headers)
 
 
-async def list_orgs(parts: Parts, request: ApiRequest) -> ApiResponse:
+async def list_orgs(parts: ControlServices, request: ApiRequest) -> ApiResponse:
     page = await _page(parts, request, schema.ORG_REGISTRY, "ORG#")
     orgs = [Scope.from_key(row.key.sk).org for row in page.rows]
     items = await parts.store.get_many([schema.org_config_key(org) for org in orgs])
@@ -136,14 +136,14 @@ async def list_orgs(parts: Parts, request: ApiRequest) -> ApiResponse:
     return build_cacheable_response({"orgs": found, "cursor": _cursor(page)})
 
 
-async def list_apps(parts: Parts, request: ApiRequest) -> ApiResponse:
+async def list_apps(parts: ControlServices, request: ApiRequest) -> ApiResponse:
     above = await found_org(parts, request.path["org"])
     page = await _page(parts, request, schema.org_config_key(above.org).pk, schema.APPS_PREFIX)
     found = [shown_app(above, row.key.sk.removeprefix(schema.APPS_PREFIX), row.item).record() for row in page.rows]
     return build_cacheable_response({"apps": found, "cursor": _cursor(page)})
 
 
-async def _page(parts: Parts, request: ApiRequest, partition: str, prefix: str) -> Page:
+async def _page(parts: ControlServices, request: ApiRequest, partition: str, prefix: str) -> Page:
     """A cursor is the id behind which the next page begins."""
     cursor = request.query.get("cursor")
     after = None if not cursor else f"{prefix}{cursor}"

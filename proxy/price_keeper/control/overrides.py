@@ -10,7 +10,7 @@ from price_keeper.control.bodies import SMALL_BYTES
 from price_keeper.control.calls import ApiResponse, ApiRequest, ApiRoute, AccessLevel
 from price_keeper.control.fields import Fields, Moment, Text, Words
 from price_keeper.control.orgs import found_app, found_org
-from price_keeper.control.parts import Parts
+from price_keeper.control.parts import ControlServices
 from price_keeper.control.problems import ERRORS, Problem
 from price_keeper.model import Scope
 from price_keeper.reporting.settings_shown import Shown, utc
@@ -30,7 +30,7 @@ BODY = Fields(
 )
 
 
-async def put(parts: Parts, request: ApiRequest) -> ApiResponse:
+async def put(parts: ControlServices, request: ApiRequest) -> ApiResponse:
     given = BODY.read(request.body)
     scope, period, shown = await _where(parts, request)
     override = await set_override(
@@ -48,7 +48,7 @@ async def put(parts: Parts, request: ApiRequest) -> ApiResponse:
     return ApiResponse({**_of(scope, period), "override": override_told(override)})
 
 
-async def delete(parts: Parts, request: ApiRequest) -> ApiResponse:
+async def delete(parts: ControlServices, request: ApiRequest) -> ApiResponse:
     scope, period, _ = await _where(parts, request)
     beside = audit_override(request.actor, "override.clear", scope, parts.clock)
     is_cleared = await clear_override(parts.store, scope, period, parts.clock, beside)
@@ -62,7 +62,7 @@ def override_told(override: Override | None) -> dict[str, Any] | None:
     return {**told, "until": utc(override.until), "version": override.version}
 
 
-async def _where(parts: Parts, request: ApiRequest) -> tuple[Scope, PeriodSpan, Shown]:
+async def _where(parts: ControlServices, request: ApiRequest) -> tuple[Scope, PeriodSpan, Shown]:
     """The scope to which quotas apply, as the path names it. Raises Problem where they apply to another one."""
     org, app = request.path["org"], request.path.get("app")
     shown = await found_org(parts, org) if app is None else await found_app(parts, org, app)

@@ -26,48 +26,48 @@ from price_keeper.selection.standings import BudgetRegistry
 from price_keeper.stores.contract import Store
 from price_keeper.telemetry import MetricsRegistry
 
-RETRIEVALS = 8  # at once: each reads the store, for a token that may be anybody's invention
-RETRIEVALS_WAITING = 100
-RETRIEVALS_OF_AN_ADDRESS, RETRIEVALS_OF_ALL = LookupRate(10, 5.0), LookupRate(100, 50.0)
-RETRIEVALS_OF_A_TOKEN = LookupRate(3, 0.2)  # that was made here: it is good once
+MAX_CONCURRENT_RETRIEVALS = 8  # at once: each reads the store, for a token that may be anybody's invention
+MAX_WAITING_RETRIEVALS = 100
+RETRIEVAL_RATE_PER_ADDRESS, RETRIEVAL_RATE_TOTAL = LookupRate(10, 5.0), LookupRate(100, 50.0)
+RETRIEVAL_RATE_PER_TOKEN = LookupRate(3, 0.2)  # that was made here: it is good once
 
 
 @dataclass(slots=True)
-class Parts:
+class ControlServices:
     config: Config  # the one in force
     store: Store
     clock: Clock
-    standings: BudgetRegistry
+    budgets: BudgetRegistry
     submissions: SubmissionRecorder
-    access: Access
-    rates: Rates
+    authenticator: Access
+    rate_limiter: Rates
     clients: ClientVerifier
-    wrong_secrets: LoginThrottle
-    credentials: CredentialIssuer
+    login_throttle: LoginThrottle
+    credential_issuer: CredentialIssuer
     tokens: TokenService
     sessions: RefreshSessions
     page_sessions: PageSessions
-    retrieval_pace: LookupThrottle
-    marked_retrieval_pace: LookupThrottle
-    retrievals: Turns = field(default_factory=lambda: Turns(RETRIEVALS, RETRIEVALS_WAITING))
-    marked_retrievals: Turns = field(default_factory=lambda: Turns(RETRIEVALS, RETRIEVALS_WAITING))
-    retrieval_tokens: dict[str, int] = field(default_factory=lambda: dict.fromkeys(("made", "used", "refused"), 0))
+    retrieval_throttle: LookupThrottle
+    marked_retrieval_throttle: LookupThrottle
+    retrieval_slots: Turns = field(default_factory=lambda: Turns(MAX_CONCURRENT_RETRIEVALS, MAX_WAITING_RETRIEVALS))
+    marked_retrieval_slots: Turns = field(default_factory=lambda: Turns(MAX_CONCURRENT_RETRIEVALS, MAX_WAITING_RETRIEVALS))
+    retrieval_token_counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(("made", "used", "refused"), 0))
 
     page: PageState = field(default_factory=PageState)
-    tariffs: dict[str, PriceTable] = field(default_factory=dict)  # of labels that usage was told of
+    price_tables: dict[str, PriceTable] = field(default_factory=dict)  # of labels that usage was told of
 
-    def add_to(self, telemetry: MetricsRegistry) -> None:
-        counted = self.retrieval_tokens
-        telemetry.add(metrics.RETRIEVAL_TOKENS, lambda: [({"what": what}, n) for what, n in counted.items()])
+    def register_metrics(self, telemetry: MetricsRegistry) -> None:
+        counts = self.retrieval_token_counts
+        telemetry.add(metrics.RETRIEVAL_TOKENS, lambda: [({"what": what}, n) for what, n in counts.items()])
 
-    async def prepared(self, config: Config) -> Callable[[], None]:
+    async def prepare_config(self, config: Config) -> Callable[[], None]:
         """What has it in force."""
 
-        def take_on() -> None:
+        def apply_config() -> None:
             self.config = config
-            self.tariffs.clear()
+            self.price_tables.clear()
 
-        return take_on
+        return apply_config
 
     @property
     def labels(self) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from price_keeper.control.calls import ApiResponse, ApiRequest, ApiRoute, Access
 from price_keeper.control.fields import Anything, Fields, OneOf, Text, or_null
 from price_keeper.control.orgs import found_app
 from price_keeper.control.overrides import LABEL
-from price_keeper.control.parts import Parts
+from price_keeper.control.parts import ControlServices
 from price_keeper.control.problems import ERRORS, Problem, invalid
 from price_keeper.errors import ConfigError
 from price_keeper.metering.profiles import ARN_PATTERN, PRICE_FIELDS
@@ -66,7 +66,7 @@ BODY = Fields(
 )
 
 
-async def post(parts: Parts, request: ApiRequest) -> ApiResponse:
+async def post(parts: ControlServices, request: ApiRequest) -> ApiResponse:
     org, app, given = request.path["org"], request.path["app"], BODY.read(request.body)
     _check_label(parts, given["label"])
     settings: dict[str, Value] = {**given, "prices_usd_per_1m": _prices(given["prices_usd_per_1m"])}
@@ -87,17 +87,17 @@ async def post(parts: Parts, request: ApiRequest) -> ApiResponse:
         return item, before is None
 
     item, is_new = await retry_on_conflict(parts.clock, once)
-    parts.standings.app_labels.invalidate(Scope(org, app))
+    parts.budgets.app_labels.invalidate(Scope(org, app))
     return ApiResponse(_told(item), 201 if is_new else 200)
 
 
-async def get(parts: Parts, request: ApiRequest) -> ApiResponse:
+async def get(parts: ControlServices, request: ApiRequest) -> ApiResponse:
     await found_app(parts, request.path["org"], request.path["app"])
     found = await _listed(parts, request.path["org"], request.path["app"])
     return build_cacheable_response({"inference_profiles": [_told(row.item) for row in found]})
 
 
-async def _listed(parts: Parts, org: str, app: str) -> tuple[StoredRow, ...]:
+async def _listed(parts: ControlServices, org: str, app: str) -> tuple[StoredRow, ...]:
     partition, prefix = schema.org_config_key(org).pk, schema.app_profiles_prefix(app)
     return (await parts.store.query(Query("config", partition, Prefix(prefix), consistent=True))).rows
 
@@ -107,7 +107,7 @@ def _told(item: Item) -> dict[str, Any]:
     return {name: to_json_value(item.get(name)) for name in names}
 
 
-def _check_label(parts: Parts, label: str) -> None:
+def _check_label(parts: ControlServices, label: str) -> None:
     if label in parts.labels or any(label == each.model for each in parts.config.labels.values()):
         raise Problem(409, ERRORS[409], f"{label} is a label of the configuration; name this one otherwise")
     if ".." in label:

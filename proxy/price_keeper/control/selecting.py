@@ -7,7 +7,7 @@ from typing import Any
 from price_keeper.config.prices import PSEUDO_LABELS
 from price_keeper.control.calls import ApiResponse, ApiRequest, ApiRoute, AccessLevel, build_cacheable_response
 from price_keeper.control.overrides import override_told
-from price_keeper.control.parts import Parts
+from price_keeper.control.parts import ControlServices
 from price_keeper.control.problems import invalid
 from price_keeper.metering.profiles import AppProfiles
 from price_keeper.model import Caller, Scope, build_client_id
@@ -21,15 +21,15 @@ from price_keeper.selection.standing import BudgetState
 _FLAGS = {"true": True, "false": False}
 
 
-async def get(parts: Parts, request: ApiRequest) -> ApiResponse:
+async def get(parts: ControlServices, request: ApiRequest) -> ApiResponse:
     """As a call of this org or app would be served by this process, whether it was ever heard of or not."""
     org, app = request.path["org"], request.path.get("app")
     caller = Caller(org, app, build_client_id(org, app))
     is_forced = _flag(request, "force_check")
     if is_forced:
-        parts.standings.app_labels.invalidate(Scope(org, app))
-    standing, override = await parts.standings.read_status(caller, forces_read=is_forced)
-    own = await parts.standings.app_labels.get(caller)
+        parts.budgets.app_labels.invalidate(Scope(org, app))
+    standing, override = await parts.budgets.read_status(caller, forces_read=is_forced)
+    own = await parts.budgets.app_labels.get(caller)
     return build_cacheable_response(selection_told(standing, override, parts.labels, own))
 
 

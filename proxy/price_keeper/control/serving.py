@@ -32,7 +32,7 @@ from price_keeper.control.connections import (
     is_loopback,
     is_other_protocol,
 )
-from price_keeper.control.parts import Parts
+from price_keeper.control.parts import ControlServices
 from price_keeper.control.problems import ERRORS, Problem, problem_of, too_many
 from price_keeper.control.rates import NOBODY, Taken
 from price_keeper.control.requests import check_coding, check_ids, headers_of, query_of
@@ -62,10 +62,10 @@ class Control:
     def __init__(self, routes: Sequence[ApiRoute], now: Callable[[], float]) -> None:
         self._routing = Routing(routes)
         self._now = now
-        self._parts: Parts | None = None
+        self._parts: ControlServices | None = None
         self._bodies = Budgets()
 
-    def started(self, parts: Parts) -> None:
+    def started(self, parts: ControlServices) -> None:
         self._parts = parts
 
     def stop(self) -> None:
@@ -109,7 +109,7 @@ class Control:
 
     async def _handled(
         self,
-        parts: Parts,
+        parts: ControlServices,
         request: web.BaseRequest,
         route: ApiRoute,
         path: Mapping[str, str],
@@ -119,12 +119,12 @@ class Control:
         address = request.remote or ""
         principal = _NOBODY
         if route.access_level is not AccessLevel.PUBLIC:
-            principal = await parts.access.who(request.headers, address, is_change=not route.is_read)
+            principal = await parts.authenticator.who(request.headers, address, is_change=not route.is_read)
         # Whoever shares an address with a client could otherwise keep it from its tokens.
         if not (route.is_authenticated_by_secret or route.is_rate_limit_exempt):
             who = principal.name if principal is not _NOBODY else ""
             where = "" if principal.org else f"{NOBODY}{network_of(address)}"
-            taken = await parts.rates.take(f"{who}{where}")
+            taken = await parts.rate_limiter.take(f"{who}{where}")
             headers |= taken.headers
             _check_rate(taken)
         access.check(principal, route, path)
@@ -148,7 +148,7 @@ def _connection(request: web.BaseRequest) -> _Connection:
     return cast("_Connection", request.protocol)
 
 
-def _share_of(principal: Principal, route: ApiRoute, parts: Parts, request: ApiRequest) -> Share:
+def _share_of(principal: Principal, route: ApiRoute, parts: ControlServices, request: ApiRequest) -> Share:
     if principal.is_admin:
         return Share.ADMIN
     return Share.STRANGER if route.may_be_forged(parts, request) else Share.KNOWN
@@ -158,10 +158,10 @@ def _probe(request_id: str, request: web.BaseRequest) -> ApiRequest:
     return ApiRequest(request_id, _NOBODY, request.remote or "", {}, {}, request.headers)
 
 
-def _count_mistake(parts: Parts, address: str) -> None:
+def _count_mistake(parts: ControlServices, address: str) -> None:
     """Of somebody who has shown nothing: it costs us as much as a wrong secret. Raises Problem for too many."""
     try:
-        parts.wrong_secrets.count_malformed(address)
+        parts.login_throttle.count_malformed(address)
     except TooManyRequests as failure:
         problem = too_many(failure.message, failure.retry_after or 1.0)
         problem.headers["Connection"] = "close"  # what is still to come of a body is not read

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from price_keeper.auth.clients import SESSIONS_GENERATION, client_item_key
 from price_keeper.control.calls import ApiResponse, ApiRequest, ApiRoute, AccessLevel, build_cacheable_response
-from price_keeper.control.parts import Parts
+from price_keeper.control.parts import ControlServices
 from price_keeper.control.problems import invalid, not_found
 from price_keeper.errors import ReasonCode, TransactionFailed
 from price_keeper.model import Scope, is_org_id
@@ -13,7 +13,7 @@ from price_keeper.stores.again import transact_with_retry, retry_on_conflict
 from price_keeper.stores.contract import ItemExists, Update
 
 
-async def listed(parts: Parts, request: ApiRequest) -> ApiResponse:
+async def listed(parts: ControlServices, request: ApiRequest) -> ApiResponse:
     found = [
         {
             "session_id": session.sid,
@@ -26,7 +26,7 @@ async def listed(parts: Parts, request: ApiRequest) -> ApiResponse:
     return build_cacheable_response({"sessions": found})
 
 
-async def ended(parts: Parts, request: ApiRequest) -> ApiResponse:
+async def ended(parts: ControlServices, request: ApiRequest) -> ApiResponse:
     scope, sid = _scope(request), request.path["sid"]
     if not is_org_id(sid):
         raise invalid("the path names nothing that can be there", ("sid", "a session id is a UUID in lower case"))
@@ -39,7 +39,7 @@ async def ended(parts: Parts, request: ApiRequest) -> ApiResponse:
     return ApiResponse({"ended": 0})
 
 
-async def all_ended(parts: Parts, request: ApiRequest) -> ApiResponse:
+async def all_ended(parts: ControlServices, request: ApiRequest) -> ApiResponse:
     """In one write, which ends all refresh and access tokens of the client at once."""
     scope = _scope(request)
     number = len(await parts.sessions.list_live(scope))

@@ -12,7 +12,7 @@ from price_keeper.control.calls import ApiResponse, ApiRequest, ApiRoute, Access
 from price_keeper.control.charging import Charging
 from price_keeper.control.fields import Fields, Kind, Moment, Text, Whole
 from price_keeper.control.overrides import LABEL
-from price_keeper.control.parts import Parts
+from price_keeper.control.parts import ControlServices
 from price_keeper.control.problems import ERRORS, Problem, invalid, not_found, problem_of
 from price_keeper.errors import StoreUnavailable
 from price_keeper.metering.pricing import Cost, price_usage, build_label_price_table
@@ -46,7 +46,7 @@ BODY = Fields(_KINDS, ("request_id", "label", "input_tokens", "output_tokens"))
 _COUNTED = {name.removesuffix("_tokens"): name for name in _KINDS if name.endswith("_tokens")}
 
 
-async def post(parts: Parts, request: ApiRequest) -> ApiResponse:
+async def post(parts: ControlServices, request: ApiRequest) -> ApiResponse:
     charging = await _charging(parts, request)
     what, counters = await _read(parts, charging, request.body, "")
     try:
@@ -57,7 +57,7 @@ async def post(parts: Parts, request: ApiRequest) -> ApiResponse:
     return ApiResponse(_kept(what.request_id, kept, is_new), _status(is_new))
 
 
-async def post_batch(parts: Parts, request: ApiRequest) -> ApiResponse:
+async def post_batch(parts: ControlServices, request: ApiRequest) -> ApiResponse:
     """Each by itself: one that is refused does not keep the others from being counted."""
     body = request.body
     items = body.get("items") if isinstance(body, Mapping) and set(body) == {"items"} else None
@@ -75,7 +75,7 @@ async def post_batch(parts: Parts, request: ApiRequest) -> ApiResponse:
     return ApiResponse({"results": [{"index": index, **told[index]} for index in range(len(items))]}, 207)
 
 
-async def _count(parts: Parts, request: ApiRequest, good: Mapping[int, ChargedSubmission], told: dict[int, dict[str, Any]]) -> None:
+async def _count(parts: ControlServices, request: ApiRequest, good: Mapping[int, ChargedSubmission], told: dict[int, dict[str, Any]]) -> None:
     outcomes = await parts.submissions.submit_all(list(good.values()))
     new: dict[Counter, None] = {}
     for (index, (what, counters)), outcome in zip(good.items(), outcomes, strict=True):
@@ -98,7 +98,7 @@ def _status(is_new: bool) -> int:
     return 201 if is_new else 200
 
 
-def _refused(parts: Parts, request: ApiRequest, failure: Exception) -> dict[str, Any]:
+def _refused(parts: ControlServices, request: ApiRequest, failure: Exception) -> dict[str, Any]:
     problem = problem_of(failure, request.request_id)
     return {"status": problem.status, "problem": problem.body(request.request_id, parts.clock.now())}
 
@@ -107,17 +107,17 @@ def _taken(failure: RequestIdConflict, below: str) -> Problem:
     return Problem(409, ERRORS[409], "this request id stands for another usage", [(f"{below}request_id", str(failure))])
 
 
-def _tell(parts: Parts, counters: Iterable[Counter]) -> None:
+def _tell(parts: ControlServices, counters: Iterable[Counter]) -> None:
     for counter in counters:
-        parts.standings.note_spend_elsewhere(counter)
+        parts.budgets.note_spend_elsewhere(counter)
 
 
-async def _charging(parts: Parts, request: ApiRequest) -> Charging:
+async def _charging(parts: ControlServices, request: ApiRequest) -> Charging:
     caller = Caller(request.path["org"], request.path["app"], build_client_id(request.path["org"], request.path["app"]))
     return Charging(caller, await _plan(parts, request))
 
 
-async def _plan(parts: Parts, request: ApiRequest) -> EffectiveSettings:
+async def _plan(parts: ControlServices, request: ApiRequest) -> EffectiveSettings:
     """Raises Problem for an app that nobody put there, whose usage nobody would look for."""
     org, app = request.path["org"], request.path["app"]
     keys = [schema.org_config_key(org), schema.app_config_key(org, app)]
@@ -127,7 +127,7 @@ async def _plan(parts: Parts, request: ApiRequest) -> EffectiveSettings:
     return resolve_settings(above, own, parts.config.defaults, parts.config.alerts.thresholds_pct, parts.clock.now())
 
 
-async def _read(parts: Parts, charging: Charging, body: Any, below: str) -> ChargedSubmission:
+async def _read(parts: ControlServices, charging: Charging, body: Any, below: str) -> ChargedSubmission:
     """What is told, and the counters that are charged with it. Raises Problem and StoreUnavailable."""
     given = BODY.read(body, below)
     day = charging.day(_moment(given, parts.clock.now(), below))
@@ -159,15 +159,15 @@ def _moment(given: Mapping[str, Any], now: float, below: str) -> float:
     return at
 
 
-async def _priced(parts: Parts, caller: Caller, given: Mapping[str, Any], below: str) -> Cost:
+async def _priced(parts: ControlServices, caller: Caller, given: Mapping[str, Any], below: str) -> Cost:
     """As the configuration says, or for a label of the app's own its profile. Raises Problem and StoreUnavailable."""
     name = given["label"]
-    own = NO_PROFILES if name in parts.config.labels else await parts.standings.app_labels.get(caller)
+    own = NO_PROFILES if name in parts.config.labels else await parts.budgets.app_labels.get(caller)
     label = parts.config.labels.get(name)  # which may be another one by now, with a name that was the app's
     if label is not None:
-        tariff = parts.tariffs.get(name)
+        tariff = parts.price_tables.get(name)
         if tariff is None:
-            tariff = parts.tariffs[name] = build_label_price_table(label)
+            tariff = parts.price_tables[name] = build_label_price_table(label)
         return price_usage(tariff, _usage(given))
     if own is UNREAD_PROFILES:
         raise StoreUnavailable("the app's own labels cannot be read")

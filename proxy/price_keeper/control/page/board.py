@@ -11,7 +11,7 @@ from price_keeper.control.page.happened import happened
 from price_keeper.control.page.history import Course
 from price_keeper.control.page.outlook import View, figures, pace, reached
 from price_keeper.control.page.places import Place
-from price_keeper.control.parts import Parts
+from price_keeper.control.parts import ControlServices
 from price_keeper.control.selecting import selection_told
 from price_keeper.errors import StoreError
 from price_keeper.model import PICO_PER_MICRO, Caller, build_client_id
@@ -34,7 +34,7 @@ class Topic(NamedTuple):
     chosen: tuple[str, str | None] | None  # the one that is shown in full
 
 
-async def board(parts: Parts, topic: Topic) -> dict[str, Any]:
+async def board(parts: ControlServices, topic: Topic) -> dict[str, Any]:
     """The parts of a page; of one that the store cannot tell now there is none."""
 
     async def make() -> dict[str, Any]:
@@ -43,7 +43,7 @@ async def board(parts: Parts, topic: Topic) -> dict[str, Any]:
     return await parts.page.boards.of(topic, make, parts.clock.monotonic())
 
 
-async def _made(parts: Parts, topic: Topic) -> dict[str, Any]:
+async def _made(parts: ControlServices, topic: Topic) -> dict[str, Any]:
     told: dict[str, Any] = {"trouble": None}
     try:
         told["list"] = await _list(parts, topic)
@@ -54,7 +54,7 @@ async def _made(parts: Parts, topic: Topic) -> dict[str, Any]:
     return told
 
 
-async def _list(parts: Parts, topic: Topic) -> dict[str, Any]:
+async def _list(parts: ControlServices, topic: Topic) -> dict[str, Any]:
     async def find() -> places.Found:
         if topic.org is not None and topic.app is not None:
             return places.Found([await places.one(parts, topic.org, topic.app)], None)
@@ -66,7 +66,7 @@ async def _list(parts: Parts, topic: Topic) -> dict[str, Any]:
     return {"rows": rows, "cursor": found.cursor}
 
 
-async def _row(parts: Parts, place: Place) -> dict[str, Any]:
+async def _row(parts: ControlServices, place: Place) -> dict[str, Any]:
     standing, override = await seen(parts, place.org, place.app)
     plan, view = standing.settings, view_of(parts, standing)
     return {
@@ -79,7 +79,7 @@ async def _row(parts: Parts, place: Place) -> dict[str, Any]:
     }
 
 
-async def _chosen(parts: Parts, org: str, app: str | None) -> dict[str, Any]:
+async def _chosen(parts: ControlServices, org: str, app: str | None) -> dict[str, Any]:
     async def name() -> Place:
         return await places.one(parts, org, app)
 
@@ -101,9 +101,9 @@ async def _chosen(parts: Parts, org: str, app: str | None) -> dict[str, Any]:
 
 
 async def _scope(
-    parts: Parts, place: Place, standing: BudgetState, override: Override | None, view: View
+    parts: ControlServices, place: Place, standing: BudgetState, override: Override | None, view: View
 ) -> dict[str, Any]:
-    own = await parts.standings.app_labels.get(_caller(place.org, place.app))
+    own = await parts.budgets.app_labels.get(_caller(place.org, place.app))
     plan = standing.settings
     return {
         **place._asdict(),
@@ -147,15 +147,15 @@ def _caller(org: str, app: str | None) -> Caller:
     return Caller(org, app, build_client_id(org, app))
 
 
-async def seen(parts: Parts, org: str, app: str | None) -> tuple[BudgetState, Override | None]:
+async def seen(parts: ControlServices, org: str, app: str | None) -> tuple[BudgetState, Override | None]:
     """As its calls would be served by this process. What the totals know of and it does not is looked up soon."""
-    standing, override = await parts.standings.read_status(_caller(org, app), forces_read=False)
+    standing, override = await parts.budgets.read_status(_caller(org, app), forces_read=False)
     now, history = parts.clock.now(), parts.page.history
     for label in standing.settings.quotas:
         counter, known = _counter(standing, label), standing.get_tracker(label).spent
         course = history.of(*counter[:3])
         if course is not None and course.is_news(known):
-            parts.standings.note_spend_elsewhere(counter)
+            parts.budgets.note_spend_elsewhere(counter)
         history.learn(counter, known, now)
     return standing, override
 
@@ -164,7 +164,7 @@ def _counter(standing: BudgetState, label: str) -> Counter:
     return Counter(standing.scope.key, label, standing.span.key, standing.settings.shards)
 
 
-def view_of(parts: Parts, standing: BudgetState) -> View:
+def view_of(parts: ControlServices, standing: BudgetState) -> View:
     plan = standing.settings
     quotas: Mapping[str, int] = plan.quotas
     return View(

@@ -11,7 +11,7 @@ from price_keeper.control.calls import ApiResponse, ApiRequest, ApiHandler, Prin
 from price_keeper.control.health import Readiness
 from price_keeper.control.page.board import Topic, board
 from price_keeper.control.page.state import PageState
-from price_keeper.control.parts import Parts
+from price_keeper.control.parts import ControlServices
 from price_keeper.control.problems import Problem, forbidden, invalid
 from price_keeper.errors import Refusal
 from price_keeper.model import is_app_id, is_org_id
@@ -34,11 +34,11 @@ Told = Callable[[], Awaitable[dict[str, Any]]]
 def handlers(readiness: Readiness) -> tuple[ApiHandler, ApiHandler]:
     """For the page once, and for one that is kept up to date."""
 
-    async def once(parts: Parts, request: ApiRequest) -> ApiResponse:
+    async def once(parts: ControlServices, request: ApiRequest) -> ApiResponse:
         told = await _told(parts, readiness, topic_of(request))
         return ApiResponse({"at": utc(parts.clock.now()), **told})
 
-    async def kept_up(parts: Parts, request: ApiRequest) -> StreamingResponse:
+    async def kept_up(parts: ControlServices, request: ApiRequest) -> StreamingResponse:
         topic = topic_of(request)
 
         async def told() -> dict[str, Any]:
@@ -49,7 +49,7 @@ def handlers(readiness: Readiness) -> tuple[ApiHandler, ApiHandler]:
     return once, kept_up
 
 
-async def _told(parts: Parts, readiness: Readiness, topic: Topic) -> dict[str, Any]:
+async def _told(parts: ControlServices, readiness: Readiness, topic: Topic) -> dict[str, Any]:
     return {"health": await readiness.told(), **await board(parts, topic)}
 
 
@@ -77,7 +77,7 @@ def _is_cursor(text: str) -> bool:
     return is_org_id(org) and (not found or is_app_id(app))
 
 
-async def _events(parts: Parts, request: ApiRequest, told: Told) -> AsyncGenerator[bytes, None]:
+async def _events(parts: ControlServices, request: ApiRequest, told: Told) -> AsyncGenerator[bytes, None]:
     """Of all that is told, what is new to this page. An empty part comes with every turn that has nothing to tell."""
     page, sent, quiet = parts.page, dict[str, Any](), 0
     with page.listeners.one_more(request.principal):
@@ -99,10 +99,10 @@ async def _events(parts: Parts, request: ApiRequest, told: Told) -> AsyncGenerat
         yield b"event: end\ndata: {}\n\n"
 
 
-async def _still_may(parts: Parts, request: ApiRequest) -> bool:
+async def _still_may(parts: ControlServices, request: ApiRequest) -> bool:
     """His token or session may be over, or revoked."""
     try:
-        now: Principal = await parts.access.who(request.headers, request.address, is_change=False)
+        now: Principal = await parts.authenticator.who(request.headers, request.address, is_change=False)
     except (Problem, Refusal):
         return False
     return now == request.principal

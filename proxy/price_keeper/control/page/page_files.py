@@ -7,7 +7,7 @@ from functools import lru_cache
 from importlib.resources import files
 
 from price_keeper.control.calls import HTML, ApiResponse, ApiRequest, ApiRoute, AccessLevel, compute_etag_of_bytes
-from price_keeper.control.parts import Parts
+from price_keeper.control.parts import ControlServices
 from price_keeper.control.problems import not_found
 
 _NAME = re.compile(r"[a-z-]{1,32}\.[a-z]{1,8}", re.ASCII)
@@ -32,11 +32,11 @@ _OF_PAGE = {
 }
 
 
-async def page(_: Parts, __: ApiRequest) -> ApiResponse:
+async def page(_: ControlServices, __: ApiRequest) -> ApiResponse:
     return ApiResponse(_read("index.html"), content_type=HTML, headers=_OF_PAGE)
 
 
-async def file(_: Parts, request: ApiRequest) -> ApiResponse:
+async def file(_: ControlServices, request: ApiRequest) -> ApiResponse:
     name = request.path["file"]
     kind = _KINDS.get(name.rpartition(".")[2])
     content = _read(name) if kind is not None and _NAME.fullmatch(name) else None

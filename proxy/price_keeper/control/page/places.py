@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from typing import NamedTuple
 
 from price_keeper.control.orgs import shown_org
-from price_keeper.control.parts import Parts
+from price_keeper.control.parts import ControlServices
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Item, Page, Prefix, Query
 
@@ -38,14 +38,14 @@ class Found(NamedTuple):
     cursor: str | None
 
 
-async def one(parts: Parts, org: str, app: str | None) -> Place:
+async def one(parts: ControlServices, org: str, app: str | None) -> Place:
     """Whether or not anybody ever put it."""
     keys = [schema.org_config_key(org), *([schema.app_config_key(org, app)] if app is not None else [])]
     above, *own = await parts.store.get_many(keys)
     return Place(org, _text(above, "org_name"), app, _text(own[0], "app_name") if own else None)
 
 
-async def found(parts: Parts, org: str | None, search: str, after: str) -> Found:
+async def found(parts: ControlServices, org: str | None, search: str, after: str) -> Found:
     """Of one org or of all. Raises StoreError."""
     walk, text, places, last = _Walk(parts), search.strip().casefold(), list[Place](), None
     async for place in walk.after(org, after):
@@ -62,7 +62,7 @@ async def found(parts: Parts, org: str | None, search: str, after: str) -> Found
 class _Walk:
     """Org by org, and in each app by app."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: ControlServices) -> None:
         self._parts = parts
         self.reads = 0
 

@@ -17,7 +17,7 @@ from price_keeper.control.bodies import OF_STRANGERS
 from price_keeper.control.calls import ApiResponse, ApiRequest, ApiRoute, AccessLevel
 from price_keeper.control.fields import Fields, OneOf, Text
 from price_keeper.control.page.same_origin import PAGE_HEADER, check_same_origin, says_page
-from price_keeper.control.parts import Parts
+from price_keeper.control.parts import ControlServices
 from price_keeper.control.problems import ERRORS, Problem
 from price_keeper.control.terms import API_KEY, AUTHORIZATION
 from price_keeper.errors import Busy, TooManyRequests
@@ -30,7 +30,7 @@ NOBODY: dict[str, Any] = {"is_signed_in": False, **dict.fromkeys(("is_admin", "o
 _PATH = "/status/session"
 
 
-async def begin(parts: Parts, request: ApiRequest) -> ApiResponse:
+async def begin(parts: ControlServices, request: ApiRequest) -> ApiResponse:
     check_same_origin(request.headers, is_change=True)
     given = BODY.read(request.body)
     if not parts.page_sessions.can_begin:
@@ -40,17 +40,17 @@ async def begin(parts: Parts, request: ApiRequest) -> ApiResponse:
     return ApiResponse(_told(session), headers={"Set-Cookie": _cookie(request, cookie, seconds)})
 
 
-async def _begun(parts: Parts, request: ApiRequest, kind: str, secret: str) -> tuple[str, PageSession]:
+async def _begun(parts: ControlServices, request: ApiRequest, kind: str, secret: str) -> tuple[str, PageSession]:
     """Whoever shows something wrong is counted as anywhere else."""
     now = parts.clock.now()
     if kind == ADMIN:
-        await parts.access.who(CIMultiDict({API_KEY: secret}), request.address)
+        await parts.authenticator.who(CIMultiDict({API_KEY: secret}), request.address)
         return parts.page_sessions.begin_for_admin(now)
-    await parts.access.who(CIMultiDict({AUTHORIZATION: f"Bearer {secret}"}), request.address)
+    await parts.authenticator.who(CIMultiDict({AUTHORIZATION: f"Bearer {secret}"}), request.address)
     return parts.page_sessions.begin_for_client(secret, now)
 
 
-async def current(parts: Parts, request: ApiRequest) -> ApiResponse:
+async def current(parts: ControlServices, request: ApiRequest) -> ApiResponse:
     """Also for who is not signed in, which is no failure."""
     cookie = cookie_of(request.headers) if says_page(request.headers) else None
     if cookie is None:
@@ -58,7 +58,7 @@ async def current(parts: Parts, request: ApiRequest) -> ApiResponse:
     check_same_origin(request.headers, is_change=False)
     gone = {"Set-Cookie": _cookie(request, "", 0)}
     try:
-        return ApiResponse(_told(await parts.access.session(cookie, request.address)))
+        return ApiResponse(_told(await parts.authenticator.session(cookie, request.address)))
     except TooManyRequests as failure:
         raise _too_many(failure, gone) from None
     except Problem as failure:
@@ -67,7 +67,7 @@ async def current(parts: Parts, request: ApiRequest) -> ApiResponse:
         return ApiResponse(NOBODY, headers=gone)
 
 
-async def end(parts: Parts, request: ApiRequest) -> ApiResponse:
+async def end(parts: ControlServices, request: ApiRequest) -> ApiResponse:
     """The cookie goes in any case, and with it what this browser could do."""
     check_same_origin(request.headers, is_change=True)
     cookie, gone = cookie_of(request.headers), {"Set-Cookie": _cookie(request, "", 0)}

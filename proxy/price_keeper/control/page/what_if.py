@@ -7,7 +7,7 @@ from collections.abc import Container
 from price_keeper.control.calls import ApiResponse, ApiRequest, ApiRoute, AccessLevel
 from price_keeper.control.page.board import seen, view_of
 from price_keeper.control.page.outlook import what_if
-from price_keeper.control.parts import Parts
+from price_keeper.control.parts import ControlServices
 from price_keeper.control.problems import invalid
 from price_keeper.model import PICO_PER_MICRO
 from price_keeper.selection.plan import MAX_QUOTA_MICROS, format_value
@@ -18,7 +18,7 @@ QUERY = {
 }
 
 
-async def get(parts: Parts, request: ApiRequest) -> ApiResponse:
+async def get(parts: ControlServices, request: ApiRequest) -> ApiResponse:
     standing, _ = await seen(parts, request.path["org"], request.path.get("app"))
     label, quota = _asked(request, standing.settings.quotas.keys())
     return ApiResponse(what_if(view_of(parts, standing), label, quota * PICO_PER_MICRO))
