@@ -22,22 +22,22 @@ FINAL_SECONDS = 300  # even what is final may be added to, by a journal that tur
 _DAY = re.compile(r"\d{4}-\d\d-\d\d", re.ASCII)
 
 
-async def today(parts: ControlServices, request: ApiRequest) -> ApiResponse:
-    return await _spent(parts, request, parse("today"))
+async def today(services: ControlServices, request: ApiRequest) -> ApiResponse:
+    return await _spent(services, request, parse("today"))
 
 
-async def of_day(parts: ControlServices, request: ApiRequest) -> ApiResponse:
-    return await _spent(parts, request, _asked(parts, request.path["day"], request.path["day"], ("day", "day")))
+async def of_day(services: ControlServices, request: ApiRequest) -> ApiResponse:
+    return await _spent(services, request, _asked(services, request.path["day"], request.path["day"], ("day", "day")))
 
 
-async def of_range(parts: ControlServices, request: ApiRequest) -> ApiResponse:
+async def of_range(services: ControlServices, request: ApiRequest) -> ApiResponse:
     lacking = [(name, "required, but missing") for name in ("from", "to") if name not in request.query]
     if lacking:
         raise invalid("the query cannot be used", *lacking)
-    return await _spent(parts, request, _asked(parts, request.query["from"], request.query["to"], ("from", "to")))
+    return await _spent(services, request, _asked(services, request.query["from"], request.query["to"], ("from", "to")))
 
 
-def _asked(parts: ControlServices, first: str, last: str, names: tuple[str, str]) -> Asked:
+def _asked(services: ControlServices, first: str, last: str, names: tuple[str, str]) -> Asked:
     """Raises Problem."""
     mistakes = [
         (name, "expected a day as 2026-11-18")
@@ -48,7 +48,7 @@ def _asked(parts: ControlServices, first: str, last: str, names: tuple[str, str]
         raise invalid("these are no days", *dict.fromkeys(mistakes))
     try:
         asked = parse(first if first == last else f"{first}..{last}")
-        check(asked, parts.clock.now())
+        check(asked, services.clock.now())
     except ValueError as failure:
         raise invalid("these days cannot be asked for", (names[0], str(failure))) from None
     if isinstance(asked.first, date) and isinstance(asked.last, date) and (asked.last - asked.first).days >= MOST_DAYS:
@@ -56,10 +56,10 @@ def _asked(parts: ControlServices, first: str, last: str, names: tuple[str, str]
     return asked
 
 
-async def _spent(parts: ControlServices, request: ApiRequest, asked: Asked) -> ApiResponse:
+async def _spent(services: ControlServices, request: ApiRequest, asked: Asked) -> ApiResponse:
     """An org or app that nobody has heard of has spent nothing. The answer's Date is what it is as of."""
-    org, app, now = request.path["org"], request.path.get("app"), parts.clock.now()
-    found = await report(parts.store, asked, org, {}, load_zone(parts.config.defaults.timezone), now, app)
+    org, app, now = request.path["org"], request.path.get("app"), services.clock.now()
+    found = await report(services.store, asked, org, {}, load_zone(services.config.defaults.timezone), now, app)
     told = rows(only(found.spent, app, None), DIMENSIONS)
     value = as_json(found, told, DIMENSIONS, {"org": org, "app": app, "label": None}, found.notes)
     del value["as_of"], value["by"], value["filters"]

@@ -8,9 +8,9 @@ from price_keeper.control.orgs import PAGED, limit_of
 from price_keeper.control.parts import ControlServices
 
 
-async def get(parts: ControlServices, request: ApiRequest) -> ApiResponse:
+async def get(services: ControlServices, request: ApiRequest) -> ApiResponse:
     limit = limit_of(request, MAX_RECORDS_PER_PAGE)
-    page = await read_records(parts.store, request.path["org"], limit, request.query.get("cursor"))
+    page = await read_records(services.store, request.path["org"], limit, request.query.get("cursor"))
     return build_cacheable_response({"records": [build_record_json(row) for row in page.rows], "cursor": page.cursor})
 
 

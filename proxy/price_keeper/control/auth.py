@@ -29,85 +29,85 @@ REFRESH = Fields({"refresh_token": _TOKEN}, ("refresh_token",))
 REVOKE = Fields({"token": _TOKEN}, ("token",))
 
 
-async def login(parts: ControlServices, request: ApiRequest) -> ApiResponse:
+async def login(services: ControlServices, request: ApiRequest) -> ApiResponse:
     given = LOGIN.read(request.body)
-    _demand_key(parts)
+    _demand_key(services)
     for _ in range(MAX_STALE_RETRIES):
-        with wrong_counted(parts, request, given["client_id"]):
-            checked = await parts.clients.verify_with_generation(given["client_id"], given["client_secret"], request.address)
+        with wrong_counted(services, request, given["client_id"]):
+            checked = await services.clients.verify_with_generation(given["client_id"], given["client_secret"], request.address)
         try:
-            return _told(parts, await parts.sessions.login(*checked))
+            return _told(services, await services.sessions.login(*checked))
         except StaleGeneration:  # what is known here of the client is from before that
-            parts.clients.invalidate(checked[0])
+            services.clients.invalidate(checked[0])
     raise Busy("the sessions of this client are ended all the time; try again", retry_after=2)
 
 
-async def refresh(parts: ControlServices, request: ApiRequest) -> ApiResponse:
+async def refresh(services: ControlServices, request: ApiRequest) -> ApiResponse:
     given = REFRESH.read(request.body)
-    _demand_key(parts)
-    with wrong_counted(parts, request):
-        return _told(parts, await parts.sessions.refresh(given["refresh_token"]))
+    _demand_key(services)
+    with wrong_counted(services, request):
+        return _told(services, await services.sessions.refresh(given["refresh_token"]))
 
 
-async def revoke(parts: ControlServices, request: ApiRequest) -> ApiResponse:
+async def revoke(services: ControlServices, request: ApiRequest) -> ApiResponse:
     """Whoever has a token may end it, and with a refresh token its whole session."""
     given = REVOKE.read(request.body)
-    with wrong_counted(parts, request):
-        await parts.sessions.revoke_by_token(given["token"])
+    with wrong_counted(services, request):
+        await services.sessions.revoke_by_token(given["token"])
     return ApiResponse({"is_revoked": True})
 
 
-async def credentials(parts: ControlServices, request: ApiRequest) -> ApiResponse:
+async def credentials(services: ControlServices, request: ApiRequest) -> ApiResponse:
     """For sidecars that cannot mint; they show what an app showed them."""
-    _demand_key(parts)
+    _demand_key(services)
     authorization = request.headers.get("Authorization", "")
     client_id = authorization.partition(":")[0]
-    with wrong_counted(parts, request, client_id):
-        return ApiResponse(dict(await parts.credential_issuer.issue(authorization, request.address)))
+    with wrong_counted(services, request, client_id):
+        return ApiResponse(dict(await services.credential_issuer.issue(authorization, request.address)))
 
 
-def _login_may_be_invented(parts: ControlServices, request: ApiRequest) -> bool:
+def _login_may_be_invented(services: ControlServices, request: ApiRequest) -> bool:
     given = request.body if isinstance(request.body, Mapping) else {}
-    return parts.clients.needs_throttled_lookup(str(given.get("client_id")), str(given.get("client_secret")))
+    return services.clients.needs_throttled_lookup(str(given.get("client_id")), str(given.get("client_secret")))
 
 
-def _pair_may_be_invented(parts: ControlServices, request: ApiRequest) -> bool:
+def _pair_may_be_invented(services: ControlServices, request: ApiRequest) -> bool:
     client_id, _, secret = request.headers.get("Authorization", "").partition(":")
-    return parts.clients.needs_throttled_lookup(client_id, secret)
+    return services.clients.needs_throttled_lookup(client_id, secret)
 
 
-async def jwks(parts: ControlServices, _: ApiRequest) -> ApiResponse:
-    return build_cacheable_response(parts.tokens.build_jwks(), "public, max-age=300")
+async def jwks(services: ControlServices, _: ApiRequest) -> ApiResponse:
+    return build_cacheable_response(services.tokens.build_jwks(), "public, max-age=300")
 
 
-def _demand_key(parts: ControlServices) -> None:
+def _demand_key(services: ControlServices) -> None:
     """Before anything else: without a key nobody is given a token, whatever he shows. Raises Problem."""
-    if not parts.tokens.can_mint:
+    if not services.tokens.can_mint:
         message = "no tokens can be made here: the first key of auth.keys is a public half alone; ask another instance"
         raise Problem(503, ERRORS[503], message, wait=NO_SIGNING_KEY_RETRY_SECONDS)
 
 
-def _told(parts: ControlServices, issued: TokenPair) -> ApiResponse:
+def _told(services: ControlServices, issued: TokenPair) -> ApiResponse:
     told: dict[str, Any] = {
         "access_token": issued.access.token,
         "refresh_token": issued.refresh.token,
         "token_type": "Bearer",
-        "expires_in": max(0, int(issued.access.expires - parts.clock.now())),
-        "refresh_expires_in": max(0, int(issued.refresh.expires - parts.clock.now())),
+        "expires_in": max(0, int(issued.access.expires - services.clock.now())),
+        "refresh_expires_in": max(0, int(issued.refresh.expires - services.clock.now())),
         "session_id": issued.sid,
     }
     return ApiResponse(told)
 
 
 @contextmanager
-def wrong_counted(parts: ControlServices, request: ApiRequest, client_id: str | None = None) -> Iterator[None]:
+def wrong_counted(services: ControlServices, request: ApiRequest, client_id: str | None = None) -> Iterator[None]:
     """Raises Problem for what is refused inside, and SlowDown for too much of it."""
     try:
         yield
     except (TokenExpired, TokenRejected) as failure:  # it was ours, and nobody's guess
         raise unauthorized(failure.message) from None
     except AccessDenied as failure:
-        parts.login_throttle.count_failure(client_id, request.address)
+        services.login_throttle.count_failure(client_id, request.address)
         raise unauthorized(failure.message) from None
 
 

@@ -21,61 +21,61 @@ from price_keeper.reporting.settings_shown import utc
 BODY = Fields({"grace_hours": Whole(0, MAX_GRACE_HOURS)}, ())
 
 
-async def made_credentials(parts: ControlServices, request: ApiRequest, scope: Scope) -> Mapping[str, Any]:
+async def made_credentials(services: ControlServices, request: ApiRequest, scope: Scope) -> Mapping[str, Any]:
     """Nothing of those that are there already: they are never issued again."""
-    done = request.actor.build_record("credentials.make", scope, None, None, parts.clock.now())
-    issued = await register(parts.store, parts.clock, scope, parts.clients.invalidate, [done], parts.tokens.secret_tagger)
-    return {} if issued is None else _made(parts, issued)
+    done = request.actor.build_record("credentials.make", scope, None, None, services.clock.now())
+    issued = await register(services.store, services.clock, scope, services.clients.invalidate, [done], services.tokens.secret_tagger)
+    return {} if issued is None else _made(services, issued)
 
 
-async def rotated(parts: ControlServices, request: ApiRequest) -> ApiResponse:
+async def rotated(services: ControlServices, request: ApiRequest) -> ApiResponse:
     scope = Scope(request.path["org"], request.path.get("app"))
     hours = BODY.read(request.body).get("grace_hours", USUAL_GRACE_HOURS)
-    done = request.actor.build_record("credentials.rotate", scope, None, {"grace_hours": hours}, parts.clock.now())
+    done = request.actor.build_record("credentials.rotate", scope, None, {"grace_hours": hours}, services.clock.now())
     try:
-        issued = await rotate(parts.store, parts.clock, scope, hours, parts.clients.invalidate, [done], parts.tokens.secret_tagger)
+        issued = await rotate(services.store, services.clock, scope, hours, services.clients.invalidate, [done], services.tokens.secret_tagger)
     finally:  # also where the store's answer was lost: it may have been carried out
         if not hours:
-            parts.sessions.note_all_ended()
-    return ApiResponse(_made(parts, issued))
+            services.sessions.note_all_ended()
+    return ApiResponse(_made(services, issued))
 
 
-async def fetched(parts: ControlServices, request: ApiRequest) -> ApiResponse:
+async def fetched(services: ControlServices, request: ApiRequest) -> ApiResponse:
     """The token is all it takes: who has no secret yet has nothing else to show."""
     token = request.headers.get(RETRIEVAL_TOKEN)
     if token is None:
         raise unauthorized(f"the retrieval token comes as {RETRIEVAL_TOKEN}")
     scope = Scope(request.path["org"], request.path.get("app"))
     client_id = build_client_id(scope.org, scope.app)
-    with wrong_counted(parts, request, client_id):
-        if is_tagged_token(parts.tokens.secret_tagger, scope, token):
-            await parts.marked_retrieval_throttle.wait_for(token)
-            turns = parts.marked_retrieval_slots
+    with wrong_counted(services, request, client_id):
+        if is_tagged_token(services.tokens.secret_tagger, scope, token):
+            await services.marked_retrieval_throttle.wait_for(token)
+            turns = services.marked_retrieval_slots
         else:
-            await parts.retrieval_throttle.wait_for_address(request.address)
-            turns = parts.retrieval_slots
+            await services.retrieval_throttle.wait_for_address(request.address)
+            turns = services.retrieval_slots
         async with turns:
-            secret = await _retrieved(parts, scope, token)
+            secret = await _retrieved(services, scope, token)
     return ApiResponse({"client_id": client_id, "client_secret": secret})
 
 
-def _may_be_invented(parts: ControlServices, request: ApiRequest) -> bool:
+def _may_be_invented(services: ControlServices, request: ApiRequest) -> bool:
     token = request.headers.get(RETRIEVAL_TOKEN)
-    return token is not None and not is_tagged_token(parts.tokens.secret_tagger, Scope(request.path["org"], request.path.get("app")), token)
+    return token is not None and not is_tagged_token(services.tokens.secret_tagger, Scope(request.path["org"], request.path.get("app")), token)
 
 
-async def _retrieved(parts: ControlServices, scope: Scope, token: str) -> str:
+async def _retrieved(services: ControlServices, scope: Scope, token: str) -> str:
     try:
-        secret = await retrieve(parts.store, parts.clock, scope, token)
+        secret = await retrieve(services.store, services.clock, scope, token)
     except AccessDenied:
-        parts.retrieval_token_counts["refused"] += 1
+        services.retrieval_token_counts["refused"] += 1
         raise
-    parts.retrieval_token_counts["used"] += 1
+    services.retrieval_token_counts["used"] += 1
     return secret
 
 
-def _made(parts: ControlServices, issued: IssuedSecret) -> dict[str, Any]:
-    parts.retrieval_token_counts["made"] += 1
+def _made(services: ControlServices, issued: IssuedSecret) -> dict[str, Any]:
+    services.retrieval_token_counts["made"] += 1
     return {
         "client_id": issued.client_id,
         "secret_retrieval_token": issued.retrieval_token,

@@ -33,69 +33,69 @@ PAGED = {
 }
 
 
-def shown_org(parts: ControlServices, org: str, item: Item) -> Shown:
-    return Shown(org, item, parts.config.defaults, parts.clock.now())
+def shown_org(services: ControlServices, org: str, item: Item) -> Shown:
+    return Shown(org, item, services.config.defaults, services.clock.now())
 
 
 def shown_app(above: Shown, app: str, item: Item) -> Shown:
     return Shown(above.org, above.org_item, above.defaults, above.now, app, item)
 
 
-async def found_org(parts: ControlServices, org: str) -> Shown:
+async def found_org(services: ControlServices, org: str) -> Shown:
     """Raises Problem."""
-    item = await parts.store.get(schema.org_config_key(org), consistent=True)
+    item = await services.store.get(schema.org_config_key(org), consistent=True)
     if item is None:
         raise not_found(f"there is no org {org}")
-    return shown_org(parts, org, item)
+    return shown_org(services, org, item)
 
 
-async def found_app(parts: ControlServices, org: str, app: str) -> Shown:
+async def found_app(services: ControlServices, org: str, app: str) -> Shown:
     """Raises Problem."""
     keys = [schema.org_config_key(org), schema.app_config_key(org, app)]
-    above, own = await parts.store.get_many(keys, consistent=True)
+    above, own = await services.store.get_many(keys, consistent=True)
     if own is None:
         raise not_found(f"there is no app {app} of an org {org}")
-    return shown_app(shown_org(parts, org, above or {}), app, own)
+    return shown_app(shown_org(services, org, above or {}), app, own)
 
 
-async def get_org(parts: ControlServices, request: ApiRequest) -> ApiResponse:
-    return build_cacheable_response((await found_org(parts, request.path["org"])).record())
+async def get_org(services: ControlServices, request: ApiRequest) -> ApiResponse:
+    return build_cacheable_response((await found_org(services, request.path["org"])).record())
 
 
-async def get_app(parts: ControlServices, request: ApiRequest) -> ApiResponse:
-    return build_cacheable_response((await found_app(parts, request.path["org"], request.path["app"])).record())
+async def get_app(services: ControlServices, request: ApiRequest) -> ApiResponse:
+    return build_cacheable_response((await found_app(services, request.path["org"], request.path["app"])).record())
 
 
-async def put_an_org(parts: ControlServices, request: ApiRequest) -> ApiResponse:
+async def put_an_org(services: ControlServices, request: ApiRequest) -> ApiResponse:
     org = request.path["org"]
 
     def record(change: SettingsChange) -> Mapping[str, Any] | None:
-        return None if change.before is None else shown_org(parts, org, change.before).record()
+        return None if change.before is None else shown_org(services, org, change.before).record()
 
-    beside = _told(parts, request, "org.put", Scope(org), record)
-    config = parts.config
-    written = await put_org(parts.store, parts.clock, org, request.body, parts.labels, config.defaults, beside)
-    parts.budgets.unknown_orgs.forget(org)
-    return await _written(parts, request, Scope(org), written, shown_org(parts, org, written.item))
+    beside = _told(services, request, "org.put", Scope(org), record)
+    config = services.config
+    written = await put_org(services.store, services.clock, org, request.body, services.labels, config.defaults, beside)
+    services.budgets.unknown_orgs.forget(org)
+    return await _written(services, request, Scope(org), written, shown_org(services, org, written.item))
 
 
-async def put_an_app(parts: ControlServices, request: ApiRequest) -> ApiResponse:
+async def put_an_app(services: ControlServices, request: ApiRequest) -> ApiResponse:
     org, app = request.path["org"], request.path["app"]
-    above = await found_org(parts, org)
+    above = await found_org(services, org)
 
     def record(change: SettingsChange) -> Mapping[str, Any] | None:
         if change.before is None:
             return None
-        return shown_app(shown_org(parts, org, change.org or {}), app, change.before).record()
+        return shown_app(shown_org(services, org, change.org or {}), app, change.before).record()
 
-    beside = _told(parts, request, "app.put", Scope(org, app), record)
-    written = await put_app(parts.store, parts.clock, org, app, request.body, parts.labels, beside)
-    return await _written(parts, request, Scope(org, app), written, shown_app(above, app, written.item))
+    beside = _told(services, request, "app.put", Scope(org, app), record)
+    written = await put_app(services.store, services.clock, org, app, request.body, services.labels, beside)
+    return await _written(services, request, Scope(org, app), written, shown_app(above, app, written.item))
 
 
-def _told(parts: ControlServices, request: ApiRequest, action: str, scope: Scope, record: Callable[[SettingsChange], Any]) -> SettingsCompanions:
+def _told(services: ControlServices, request: ApiRequest, action: str, scope: Scope, record: Callable[[SettingsChange], Any]) -> SettingsCompanions:
     """The audit's record, once it is certain that the caller knows what he changes."""
-    told = audit_settings(request.actor, action, scope, parts.clock)
+    told = audit_settings(request.actor, action, scope, services.clock)
 
     def beside(change: SettingsChange) -> Sequence[Write]:
         before = record(change)
@@ -117,38 +117,38 @@ def _is_the_same_again(request: ApiRequest, scope: Scope, change: SettingsChange
     return is_same and not is_made and "If-Match" not in request.headers
 
 
-async def _written(parts: ControlServices, request: ApiRequest, scope: Scope, written: SettingsWrite, shown: Shown) -> ApiResponse:
+async def _written(services: ControlServices, request: ApiRequest, scope: Scope, written: SettingsWrite, shown: Shown) -> ApiResponse:
     """The credentials come after the settings, and whoever was cut off between the two gets them by another put."""
     record = shown.record()
-    issued = await made_credentials(parts, request, scope)
+    issued = await made_credentials(services, request, scope)
     headers = {"Location": f"/api/v1/orgs/{scope.org}" + (f"/apps/{scope.app}" if scope.app else "")}
     return ApiResponse({**record, **issued}, 201 if written.is_new else 200, etag=compute_etag(record), headers=headers)
 
 
-async def list_orgs(parts: ControlServices, request: ApiRequest) -> ApiResponse:
-    page = await _page(parts, request, schema.ORG_REGISTRY, "ORG#")
+async def list_orgs(services: ControlServices, request: ApiRequest) -> ApiResponse:
+    page = await _page(services, request, schema.ORG_REGISTRY, "ORG#")
     orgs = [Scope.from_key(row.key.sk).org for row in page.rows]
-    items = await parts.store.get_many([schema.org_config_key(org) for org in orgs])
+    items = await services.store.get_many([schema.org_config_key(org) for org in orgs])
     found = [
-        {"org_name": row.item.get("org_name"), **shown_org(parts, org, item or {}).record()}
+        {"org_name": row.item.get("org_name"), **shown_org(services, org, item or {}).record()}
         for row, org, item in zip(page.rows, orgs, items, strict=True)
     ]
     return build_cacheable_response({"orgs": found, "cursor": _cursor(page)})
 
 
-async def list_apps(parts: ControlServices, request: ApiRequest) -> ApiResponse:
-    above = await found_org(parts, request.path["org"])
-    page = await _page(parts, request, schema.org_config_key(above.org).pk, schema.APPS_PREFIX)
+async def list_apps(services: ControlServices, request: ApiRequest) -> ApiResponse:
+    above = await found_org(services, request.path["org"])
+    page = await _page(services, request, schema.org_config_key(above.org).pk, schema.APPS_PREFIX)
     found = [shown_app(above, row.key.sk.removeprefix(schema.APPS_PREFIX), row.item).record() for row in page.rows]
     return build_cacheable_response({"apps": found, "cursor": _cursor(page)})
 
 
-async def _page(parts: ControlServices, request: ApiRequest, partition: str, prefix: str) -> Page:
+async def _page(services: ControlServices, request: ApiRequest, partition: str, prefix: str) -> Page:
     """A cursor is the id behind which the next page begins."""
     cursor = request.query.get("cursor")
     after = None if not cursor else f"{prefix}{cursor}"
     query = Query("config", partition, Prefix(prefix), limit=limit_of(request, MOST_AT_ONCE), after=after, consistent=True)
-    return await parts.store.query(query)
+    return await services.store.query(query)
 
 
 def _cursor(page: Page) -> str | None:

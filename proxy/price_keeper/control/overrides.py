@@ -30,12 +30,12 @@ BODY = Fields(
 )
 
 
-async def put(parts: ControlServices, request: ApiRequest) -> ApiResponse:
+async def put(services: ControlServices, request: ApiRequest) -> ApiResponse:
     given = BODY.read(request.body)
-    scope, period, shown = await _where(parts, request)
+    scope, period, shown = await _where(services, request)
     override = await set_override(
-        parts.store,
-        parts.clock,
+        services.store,
+        services.clock,
         scope,
         period,
         given["label"],
@@ -43,15 +43,15 @@ async def put(parts: ControlServices, request: ApiRequest) -> ApiResponse:
         given.get("who", request.principal.name),
         given.get("until"),
         ordering=shown.plan.ordering,
-        companions=audit_override(request.actor, "override.set", scope, parts.clock),
+        companions=audit_override(request.actor, "override.set", scope, services.clock),
     )
     return ApiResponse({**_of(scope, period), "override": override_told(override)})
 
 
-async def delete(parts: ControlServices, request: ApiRequest) -> ApiResponse:
-    scope, period, _ = await _where(parts, request)
-    beside = audit_override(request.actor, "override.clear", scope, parts.clock)
-    is_cleared = await clear_override(parts.store, scope, period, parts.clock, beside)
+async def delete(services: ControlServices, request: ApiRequest) -> ApiResponse:
+    scope, period, _ = await _where(services, request)
+    beside = audit_override(request.actor, "override.clear", scope, services.clock)
+    is_cleared = await clear_override(services.store, scope, period, services.clock, beside)
     return ApiResponse({**_of(scope, period), "override": None, "is_cleared": is_cleared})
 
 
@@ -62,10 +62,10 @@ def override_told(override: Override | None) -> dict[str, Any] | None:
     return {**told, "until": utc(override.until), "version": override.version}
 
 
-async def _where(parts: ControlServices, request: ApiRequest) -> tuple[Scope, PeriodSpan, Shown]:
+async def _where(services: ControlServices, request: ApiRequest) -> tuple[Scope, PeriodSpan, Shown]:
     """The scope to which quotas apply, as the path names it. Raises Problem where they apply to another one."""
     org, app = request.path["org"], request.path.get("app")
-    shown = await found_org(parts, org) if app is None else await found_app(parts, org, app)
+    shown = await found_org(services, org) if app is None else await found_app(services, org, app)
     plan = shown.plan
     if (plan.quota_scope == "APP") is (app is None):
         where = "each app" if app is None else "the org as a whole"

@@ -66,40 +66,40 @@ BODY = Fields(
 )
 
 
-async def post(parts: ControlServices, request: ApiRequest) -> ApiResponse:
+async def post(services: ControlServices, request: ApiRequest) -> ApiResponse:
     org, app, given = request.path["org"], request.path["app"], BODY.read(request.body)
-    _check_label(parts, given["label"])
+    _check_label(services, given["label"])
     settings: dict[str, Value] = {**given, "prices_usd_per_1m": _prices(given["prices_usd_per_1m"])}
     _check_prices(settings)
-    await found_app(parts, org, app)
+    await found_app(services, org, app)
     key, app_key = schema.inference_profile_key(org, app, given["label"]), schema.app_config_key(org, app)
 
     async def once() -> tuple[Item, bool]:
         # The app is read before its profiles are counted, so that no other one can come in between unseen.
-        before, above = await parts.store.get_many([key, app_key], consistent=True)
-        now = parts.clock.now()
-        if before is None and len(await _listed(parts, org, app)) >= MOST_PROFILES:
+        before, above = await services.store.get_many([key, app_key], consistent=True)
+        now = services.clock.now()
+        if before is None and len(await _listed(services, org, app)) >= MOST_PROFILES:
             raise Problem(409, ERRORS[409], f"an app has at most {MOST_PROFILES} inference profiles")
         item: Item = {**settings, "version": _version(before) + 1, "updated_at_epoch": int(now)}
         told = request.actor.build_record("profile.put", Scope(org, app), before, item, now)
         counted = [] if before is not None else [_one_more(app_key, above)]
-        await parts.store.transact([Put(key, item, _unchanged(before)), *counted, told])
+        await services.store.transact([Put(key, item, _unchanged(before)), *counted, told])
         return item, before is None
 
-    item, is_new = await retry_on_conflict(parts.clock, once)
-    parts.budgets.app_labels.invalidate(Scope(org, app))
+    item, is_new = await retry_on_conflict(services.clock, once)
+    services.budgets.app_labels.invalidate(Scope(org, app))
     return ApiResponse(_told(item), 201 if is_new else 200)
 
 
-async def get(parts: ControlServices, request: ApiRequest) -> ApiResponse:
-    await found_app(parts, request.path["org"], request.path["app"])
-    found = await _listed(parts, request.path["org"], request.path["app"])
+async def get(services: ControlServices, request: ApiRequest) -> ApiResponse:
+    await found_app(services, request.path["org"], request.path["app"])
+    found = await _listed(services, request.path["org"], request.path["app"])
     return build_cacheable_response({"inference_profiles": [_told(row.item) for row in found]})
 
 
-async def _listed(parts: ControlServices, org: str, app: str) -> tuple[StoredRow, ...]:
+async def _listed(services: ControlServices, org: str, app: str) -> tuple[StoredRow, ...]:
     partition, prefix = schema.org_config_key(org).pk, schema.app_profiles_prefix(app)
-    return (await parts.store.query(Query("config", partition, Prefix(prefix), consistent=True))).rows
+    return (await services.store.query(Query("config", partition, Prefix(prefix), consistent=True))).rows
 
 
 def _told(item: Item) -> dict[str, Any]:
@@ -107,8 +107,8 @@ def _told(item: Item) -> dict[str, Any]:
     return {name: to_json_value(item.get(name)) for name in names}
 
 
-def _check_label(parts: ControlServices, label: str) -> None:
-    if label in parts.labels or any(label == each.model for each in parts.config.labels.values()):
+def _check_label(services: ControlServices, label: str) -> None:
+    if label in services.labels or any(label == each.model for each in services.config.labels.values()):
         raise Problem(409, ERRORS[409], f"{label} is a label of the configuration; name this one otherwise")
     if ".." in label:
         raise invalid("the body cannot be used", ("label", "two dots in a row cannot stand in a path"))

@@ -21,16 +21,16 @@ from price_keeper.selection.standing import BudgetState
 _FLAGS = {"true": True, "false": False}
 
 
-async def get(parts: ControlServices, request: ApiRequest) -> ApiResponse:
+async def get(services: ControlServices, request: ApiRequest) -> ApiResponse:
     """As a call of this org or app would be served by this process, whether it was ever heard of or not."""
     org, app = request.path["org"], request.path.get("app")
     caller = Caller(org, app, build_client_id(org, app))
     is_forced = _flag(request, "force_check")
     if is_forced:
-        parts.budgets.app_labels.invalidate(Scope(org, app))
-    standing, override = await parts.budgets.read_status(caller, forces_read=is_forced)
-    own = await parts.budgets.app_labels.get(caller)
-    return build_cacheable_response(selection_told(standing, override, parts.labels, own))
+        services.budgets.app_labels.invalidate(Scope(org, app))
+    standing, override = await services.budgets.read_status(caller, forces_read=is_forced)
+    own = await services.budgets.app_labels.get(caller)
+    return build_cacheable_response(selection_told(standing, override, services.labels, own))
 
 
 def _flag(request: ApiRequest, name: str) -> bool:

@@ -62,17 +62,17 @@ class Control:
     def __init__(self, routes: Sequence[ApiRoute], now: Callable[[], float]) -> None:
         self._routing = Routing(routes)
         self._now = now
-        self._parts: ControlServices | None = None
+        self._services: ControlServices | None = None
         self._bodies = Budgets()
 
-    def started(self, parts: ControlServices) -> None:
-        self._parts = parts
+    def started(self, services: ControlServices) -> None:
+        self._services = services
 
     def stop(self) -> None:
         """Nothing more is changed while the process drains, and nobody is waited for who only listens."""
-        if self._parts is not None:
-            self._parts.page.close()
-        self._parts = None
+        if self._services is not None:
+            self._services.page.close()
+        self._services = None
 
     async def answer(self, request: web.BaseRequest, is_for_loopback: bool = False) -> web.StreamResponse:
         request_id, headers = str(uuid4()), dict[str, str]()
@@ -96,20 +96,20 @@ class Control:
     async def _answer(self, request: web.BaseRequest, request_id: str, headers: dict[str, str]) -> ApiResponse | StreamingResponse:
         route, path = self._routing.found(request.method, request.rel_url.raw_path)
         if route.group == "probes":
-            return await route.handler(self._parts, _probe(request_id, request))  # type: ignore[arg-type]
-        parts = self._parts
-        if parts is None:
+            return await route.handler(self._services, _probe(request_id, request))  # type: ignore[arg-type]
+        services = self._services
+        if services is None:
             raise Problem(503, ERRORS[503], "this process starts or stops", wait=1)
         try:
-            return await self._handled(parts, request, route, path, request_id, headers)
+            return await self._handled(services, request, route, path, request_id, headers)
         except Problem as failure:
             if route.is_authenticated_by_secret and failure.status in _MISTAKES:
-                _count_mistake(parts, request.remote or "")
+                _count_mistake(services, request.remote or "")
             raise
 
     async def _handled(
         self,
-        parts: ControlServices,
+        services: ControlServices,
         request: web.BaseRequest,
         route: ApiRoute,
         path: Mapping[str, str],
@@ -119,12 +119,12 @@ class Control:
         address = request.remote or ""
         principal = _NOBODY
         if route.access_level is not AccessLevel.PUBLIC:
-            principal = await parts.authenticator.who(request.headers, address, is_change=not route.is_read)
+            principal = await services.authenticator.who(request.headers, address, is_change=not route.is_read)
         # Whoever shares an address with a client could otherwise keep it from its tokens.
         if not (route.is_authenticated_by_secret or route.is_rate_limit_exempt):
             who = principal.name if principal is not _NOBODY else ""
             where = "" if principal.org else f"{NOBODY}{network_of(address)}"
-            taken = await parts.rate_limiter.take(f"{who}{where}")
+            taken = await services.rate_limiter.take(f"{who}{where}")
             headers |= taken.headers
             _check_rate(taken)
         access.check(principal, route, path)
@@ -138,30 +138,30 @@ class Control:
             if principal is not _NOBODY:
                 connection.hold(Share.ADMIN if principal.is_admin else Share.SENDING)
             call.body = await body_of(request, route.max_body_bytes, budget, principal.name)
-        if not connection.hold(_share_of(principal, route, parts, call)):
+        if not connection.hold(_share_of(principal, route, services, call)):
             raise Busy("too many requests are being answered; try again", retry_after=1)
         with limit_guesses():
-            return _unless_known(request, route, await route.handler(parts, call))
+            return _unless_known(request, route, await route.handler(services, call))
 
 
 def _connection(request: web.BaseRequest) -> _Connection:
     return cast("_Connection", request.protocol)
 
 
-def _share_of(principal: Principal, route: ApiRoute, parts: ControlServices, request: ApiRequest) -> Share:
+def _share_of(principal: Principal, route: ApiRoute, services: ControlServices, request: ApiRequest) -> Share:
     if principal.is_admin:
         return Share.ADMIN
-    return Share.STRANGER if route.may_be_forged(parts, request) else Share.KNOWN
+    return Share.STRANGER if route.may_be_forged(services, request) else Share.KNOWN
 
 
 def _probe(request_id: str, request: web.BaseRequest) -> ApiRequest:
     return ApiRequest(request_id, _NOBODY, request.remote or "", {}, {}, request.headers)
 
 
-def _count_mistake(parts: ControlServices, address: str) -> None:
+def _count_mistake(services: ControlServices, address: str) -> None:
     """Of somebody who has shown nothing: it costs us as much as a wrong secret. Raises Problem for too many."""
     try:
-        parts.login_throttle.count_malformed(address)
+        services.login_throttle.count_malformed(address)
     except TooManyRequests as failure:
         problem = too_many(failure.message, failure.retry_after or 1.0)
         problem.headers["Connection"] = "close"  # what is still to come of a body is not read

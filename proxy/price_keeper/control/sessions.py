@@ -13,7 +13,7 @@ from price_keeper.stores.again import transact_with_retry, retry_on_conflict
 from price_keeper.stores.contract import ItemExists, Update
 
 
-async def listed(parts: ControlServices, request: ApiRequest) -> ApiResponse:
+async def listed(services: ControlServices, request: ApiRequest) -> ApiResponse:
     found = [
         {
             "session_id": session.sid,
@@ -21,44 +21,44 @@ async def listed(parts: ControlServices, request: ApiRequest) -> ApiResponse:
             "refreshed_at": utc(session.refreshed),
             "expires_at": utc(session.expires),
         }
-        for session in await parts.sessions.list_live(_scope(request))
+        for session in await services.sessions.list_live(_scope(request))
     ]
     return build_cacheable_response({"sessions": found})
 
 
-async def ended(parts: ControlServices, request: ApiRequest) -> ApiResponse:
+async def ended(services: ControlServices, request: ApiRequest) -> ApiResponse:
     scope, sid = _scope(request), request.path["sid"]
     if not is_org_id(sid):
         raise invalid("the path names nothing that can be there", ("sid", "a session id is a UUID in lower case"))
-    done = request.actor.build_record("session.end", scope, {"session_id": sid}, None, parts.clock.now())
-    was_live = await parts.sessions.end(scope, sid, [done])
+    done = request.actor.build_record("session.end", scope, {"session_id": sid}, None, services.clock.now())
+    was_live = await services.sessions.end(scope, sid, [done])
     if was_live is not None:
         return ApiResponse({"ended": int(was_live)})
-    if not await parts.sessions.revoke_tokens(scope, sid, [done]):
+    if not await services.sessions.revoke_tokens(scope, sid, [done]):
         raise not_found("there is no such client")
     return ApiResponse({"ended": 0})
 
 
-async def all_ended(parts: ControlServices, request: ApiRequest) -> ApiResponse:
+async def all_ended(services: ControlServices, request: ApiRequest) -> ApiResponse:
     """In one write, which ends all refresh and access tokens of the client at once."""
     scope = _scope(request)
-    number = len(await parts.sessions.list_live(scope))
-    done = request.actor.build_record("sessions.end", scope, None, None, parts.clock.now())
+    number = len(await services.sessions.list_live(scope))
+    done = request.actor.build_record("sessions.end", scope, None, None, services.clock.now())
     over = Update(client_item_key(scope), add={SESSIONS_GENERATION: 1}, condition=ItemExists())
 
     async def once() -> None:
         try:
-            await transact_with_retry(parts.store, parts.clock, [over, done])
+            await transact_with_retry(services.store, services.clock, [over, done])
         except TransactionFailed as failure:
             if failure.reasons[0].code is ReasonCode.CONDITION_FAILED:
                 raise not_found("there is no such client") from None
             raise
 
     try:
-        await retry_on_conflict(parts.clock, once)
+        await retry_on_conflict(services.clock, once)
     finally:
-        parts.clients.invalidate(scope)
-        parts.sessions.note_all_ended()
+        services.clients.invalidate(scope)
+        services.sessions.note_all_ended()
     return ApiResponse({"ended": number})
 
 

@@ -46,48 +46,48 @@ BODY = Fields(_KINDS, ("request_id", "label", "input_tokens", "output_tokens"))
 _COUNTED = {name.removesuffix("_tokens"): name for name in _KINDS if name.endswith("_tokens")}
 
 
-async def post(parts: ControlServices, request: ApiRequest) -> ApiResponse:
-    charging = await _charging(parts, request)
-    what, counters = await _read(parts, charging, request.body, "")
+async def post(services: ControlServices, request: ApiRequest) -> ApiResponse:
+    charging = await _charging(services, request)
+    what, counters = await _read(services, charging, request.body, "")
     try:
-        kept, is_new = await parts.submissions.submit(what, counters)
+        kept, is_new = await services.submissions.submit(what, counters)
     except RequestIdConflict as failure:
         raise _taken(failure, "") from None
-    _tell(parts, counters if is_new else ())
+    _tell(services, counters if is_new else ())
     return ApiResponse(_kept(what.request_id, kept, is_new), _status(is_new))
 
 
-async def post_batch(parts: ControlServices, request: ApiRequest) -> ApiResponse:
+async def post_batch(services: ControlServices, request: ApiRequest) -> ApiResponse:
     """Each by itself: one that is refused does not keep the others from being counted."""
     body = request.body
     items = body.get("items") if isinstance(body, Mapping) and set(body) == {"items"} else None
     if not isinstance(items, list) or not 0 < len(items) <= MOST_ITEMS:
         raise invalid("the body cannot be used", ("items", f"expected a list of 1 to {MOST_ITEMS} usages"))
-    charging = await _charging(parts, request)
+    charging = await _charging(services, request)
     told: dict[int, dict[str, Any]] = {}
     good: dict[int, ChargedSubmission] = {}
     for index, item in enumerate(items):
         try:
-            good[index] = await _read(parts, charging, item, _below(index))
+            good[index] = await _read(services, charging, item, _below(index))
         except Exception as failure:
-            told[index] = _refused(parts, request, failure)
-    await _count(parts, request, good, told)
+            told[index] = _refused(services, request, failure)
+    await _count(services, request, good, told)
     return ApiResponse({"results": [{"index": index, **told[index]} for index in range(len(items))]}, 207)
 
 
-async def _count(parts: ControlServices, request: ApiRequest, good: Mapping[int, ChargedSubmission], told: dict[int, dict[str, Any]]) -> None:
-    outcomes = await parts.submissions.submit_all(list(good.values()))
+async def _count(services: ControlServices, request: ApiRequest, good: Mapping[int, ChargedSubmission], told: dict[int, dict[str, Any]]) -> None:
+    outcomes = await services.submissions.submit_all(list(good.values()))
     new: dict[Counter, None] = {}
     for (index, (what, counters)), outcome in zip(good.items(), outcomes, strict=True):
         if isinstance(outcome, RequestIdConflict):
-            told[index] = _refused(parts, request, _taken(outcome, _below(index)))
+            told[index] = _refused(services, request, _taken(outcome, _below(index)))
         elif isinstance(outcome, Exception):
-            told[index] = _refused(parts, request, outcome)
+            told[index] = _refused(services, request, outcome)
         else:
             kept, is_new = outcome
             told[index] = {"status": _status(is_new), "usage": _kept(what.request_id, kept, is_new)}
             new |= dict.fromkeys(counters if is_new else ())
-    _tell(parts, new)
+    _tell(services, new)
 
 
 def _below(index: int) -> str:
@@ -98,42 +98,42 @@ def _status(is_new: bool) -> int:
     return 201 if is_new else 200
 
 
-def _refused(parts: ControlServices, request: ApiRequest, failure: Exception) -> dict[str, Any]:
+def _refused(services: ControlServices, request: ApiRequest, failure: Exception) -> dict[str, Any]:
     problem = problem_of(failure, request.request_id)
-    return {"status": problem.status, "problem": problem.body(request.request_id, parts.clock.now())}
+    return {"status": problem.status, "problem": problem.body(request.request_id, services.clock.now())}
 
 
 def _taken(failure: RequestIdConflict, below: str) -> Problem:
     return Problem(409, ERRORS[409], "this request id stands for another usage", [(f"{below}request_id", str(failure))])
 
 
-def _tell(parts: ControlServices, counters: Iterable[Counter]) -> None:
+def _tell(services: ControlServices, counters: Iterable[Counter]) -> None:
     for counter in counters:
-        parts.budgets.note_spend_elsewhere(counter)
+        services.budgets.note_spend_elsewhere(counter)
 
 
-async def _charging(parts: ControlServices, request: ApiRequest) -> Charging:
+async def _charging(services: ControlServices, request: ApiRequest) -> Charging:
     caller = Caller(request.path["org"], request.path["app"], build_client_id(request.path["org"], request.path["app"]))
-    return Charging(caller, await _plan(parts, request))
+    return Charging(caller, await _plan(services, request))
 
 
-async def _plan(parts: ControlServices, request: ApiRequest) -> EffectiveSettings:
+async def _plan(services: ControlServices, request: ApiRequest) -> EffectiveSettings:
     """Raises Problem for an app that nobody put there, whose usage nobody would look for."""
     org, app = request.path["org"], request.path["app"]
     keys = [schema.org_config_key(org), schema.app_config_key(org, app)]
-    above, own = await parts.store.get_many(keys)
+    above, own = await services.store.get_many(keys)
     if own is None:
         raise not_found(f"there is no app {app} of an org {org}")
-    return resolve_settings(above, own, parts.config.defaults, parts.config.alerts.thresholds_pct, parts.clock.now())
+    return resolve_settings(above, own, services.config.defaults, services.config.alerts.thresholds_pct, services.clock.now())
 
 
-async def _read(parts: ControlServices, charging: Charging, body: Any, below: str) -> ChargedSubmission:
+async def _read(services: ControlServices, charging: Charging, body: Any, below: str) -> ChargedSubmission:
     """What is told, and the counters that are charged with it. Raises Problem and StoreUnavailable."""
     given = BODY.read(body, below)
-    day = charging.day(_moment(given, parts.clock.now(), below))
+    day = charging.day(_moment(given, services.clock.now(), below))
     caller = charging.caller
     assert caller.app is not None
-    priced = await _priced(parts, caller, given, below)
+    priced = await _priced(services, caller, given, below)
     about = {"label": given["label"], "day": day.date, "cost_usd_micros": to_micros(priced.pico)}
     counts = build_counts(_usage(given), priced.pico)
     what = UsageSubmission(caller.org, caller.app, given["request_id"], _digest(given), counts, about)
@@ -159,21 +159,21 @@ def _moment(given: Mapping[str, Any], now: float, below: str) -> float:
     return at
 
 
-async def _priced(parts: ControlServices, caller: Caller, given: Mapping[str, Any], below: str) -> Cost:
+async def _priced(services: ControlServices, caller: Caller, given: Mapping[str, Any], below: str) -> Cost:
     """As the configuration says, or for a label of the app's own its profile. Raises Problem and StoreUnavailable."""
     name = given["label"]
-    own = NO_PROFILES if name in parts.config.labels else await parts.budgets.app_labels.get(caller)
-    label = parts.config.labels.get(name)  # which may be another one by now, with a name that was the app's
+    own = NO_PROFILES if name in services.config.labels else await services.budgets.app_labels.get(caller)
+    label = services.config.labels.get(name)  # which may be another one by now, with a name that was the app's
     if label is not None:
-        tariff = parts.price_tables.get(name)
+        tariff = services.price_tables.get(name)
         if tariff is None:
-            tariff = parts.price_tables[name] = build_label_price_table(label)
+            tariff = services.price_tables[name] = build_label_price_table(label)
         return price_usage(tariff, _usage(given))
     if own is UNREAD_PROFILES:
         raise StoreUnavailable("the app's own labels cannot be read")
     profile = own.by_name.get(name)
     if profile is None:
-        known = ", ".join((*parts.config.labels, *own.by_name))
+        known = ", ".join((*services.config.labels, *own.by_name))
         raise invalid("the body cannot be used", (f"{below}label", f"there is no such label; there are {known}"))
     return price_usage(profile.price_table, _usage(given))
 

@@ -34,41 +34,41 @@ class Topic(NamedTuple):
     chosen: tuple[str, str | None] | None  # the one that is shown in full
 
 
-async def board(parts: ControlServices, topic: Topic) -> dict[str, Any]:
+async def board(services: ControlServices, topic: Topic) -> dict[str, Any]:
     """The parts of a page; of one that the store cannot tell now there is none."""
 
     async def make() -> dict[str, Any]:
-        return await _made(parts, topic)
+        return await _made(services, topic)
 
-    return await parts.page.boards.of(topic, make, parts.clock.monotonic())
+    return await services.page.boards.of(topic, make, services.clock.monotonic())
 
 
-async def _made(parts: ControlServices, topic: Topic) -> dict[str, Any]:
+async def _made(services: ControlServices, topic: Topic) -> dict[str, Any]:
     told: dict[str, Any] = {"trouble": None}
     try:
-        told["list"] = await _list(parts, topic)
+        told["list"] = await _list(services, topic)
         if topic.chosen is not None:
-            told |= await _chosen(parts, *topic.chosen)
+            told |= await _chosen(services, *topic.chosen)
     except StoreError:
         told["trouble"] = AWAY
     return told
 
 
-async def _list(parts: ControlServices, topic: Topic) -> dict[str, Any]:
+async def _list(services: ControlServices, topic: Topic) -> dict[str, Any]:
     async def find() -> places.Found:
         if topic.org is not None and topic.app is not None:
-            return places.Found([await places.one(parts, topic.org, topic.app)], None)
-        return await places.found(parts, topic.org, topic.search, topic.after)
+            return places.Found([await places.one(services, topic.org, topic.app)], None)
+        return await places.found(services, topic.org, topic.search, topic.after)
 
-    now = parts.clock.monotonic()
-    found = await parts.page.places.of(topic._replace(chosen=None), find, now)
-    rows = await asyncio.gather(*(_row(parts, place) for place in found.places))
+    now = services.clock.monotonic()
+    found = await services.page.places.of(topic._replace(chosen=None), find, now)
+    rows = await asyncio.gather(*(_row(services, place) for place in found.places))
     return {"rows": rows, "cursor": found.cursor}
 
 
-async def _row(parts: ControlServices, place: Place) -> dict[str, Any]:
-    standing, override = await seen(parts, place.org, place.app)
-    plan, view = standing.settings, view_of(parts, standing)
+async def _row(services: ControlServices, place: Place) -> dict[str, Any]:
+    standing, override = await seen(services, place.org, place.app)
+    plan, view = standing.settings, view_of(services, standing)
     return {
         **place._asdict(),
         "active_label": plan.ordering[standing.active_index] if plan.ordering else None,
@@ -79,35 +79,35 @@ async def _row(parts: ControlServices, place: Place) -> dict[str, Any]:
     }
 
 
-async def _chosen(parts: ControlServices, org: str, app: str | None) -> dict[str, Any]:
+async def _chosen(services: ControlServices, org: str, app: str | None) -> dict[str, Any]:
     async def name() -> Place:
-        return await places.one(parts, org, app)
+        return await places.one(services, org, app)
 
-    now = parts.clock.monotonic()
-    place = await parts.page.places.of((org, app), name, now)
-    standing, override = await seen(parts, org, app)
-    view = view_of(parts, standing)
+    now = services.clock.monotonic()
+    place = await services.page.places.of((org, app), name, now)
+    standing, override = await seen(services, org, app)
+    view = view_of(services, standing)
 
     async def look() -> list[dict[str, Any]]:
-        return await happened(parts.store, standing)
+        return await happened(services.store, standing)
 
-    told = await _scope(parts, place, standing, override, view)
+    told = await _scope(services, place, standing, override, view)
     course = {label: _drawn(each) for label, each in view.courses.items()}
     return {
         "scope": told,
         "course": course,
-        "happened": await parts.page.happened.of((standing.scope, standing.span.key), look, now),
+        "happened": await services.page.happened.of((standing.scope, standing.span.key), look, now),
     }
 
 
 async def _scope(
-    parts: ControlServices, place: Place, standing: BudgetState, override: Override | None, view: View
+    services: ControlServices, place: Place, standing: BudgetState, override: Override | None, view: View
 ) -> dict[str, Any]:
-    own = await parts.budgets.app_labels.get(_caller(place.org, place.app))
+    own = await services.budgets.app_labels.get(_caller(place.org, place.app))
     plan = standing.settings
     return {
         **place._asdict(),
-        **selection_told(standing, override, parts.labels, own),
+        **selection_told(standing, override, services.labels, own),
         "starts_at": utc(standing.span.start),
         "timezone": plan.zone.key,
         "ordering": list(plan.ordering),
@@ -147,15 +147,15 @@ def _caller(org: str, app: str | None) -> Caller:
     return Caller(org, app, build_client_id(org, app))
 
 
-async def seen(parts: ControlServices, org: str, app: str | None) -> tuple[BudgetState, Override | None]:
+async def seen(services: ControlServices, org: str, app: str | None) -> tuple[BudgetState, Override | None]:
     """As its calls would be served by this process. What the totals know of and it does not is looked up soon."""
-    standing, override = await parts.budgets.read_status(_caller(org, app), forces_read=False)
-    now, history = parts.clock.now(), parts.page.history
+    standing, override = await services.budgets.read_status(_caller(org, app), forces_read=False)
+    now, history = services.clock.now(), services.page.history
     for label in standing.settings.quotas:
         counter, known = _counter(standing, label), standing.get_tracker(label).spent
         course = history.of(*counter[:3])
         if course is not None and course.is_news(known):
-            parts.budgets.note_spend_elsewhere(counter)
+            services.budgets.note_spend_elsewhere(counter)
         history.learn(counter, known, now)
     return standing, override
 
@@ -164,7 +164,7 @@ def _counter(standing: BudgetState, label: str) -> Counter:
     return Counter(standing.scope.key, label, standing.span.key, standing.settings.shards)
 
 
-def view_of(parts: ControlServices, standing: BudgetState) -> View:
+def view_of(services: ControlServices, standing: BudgetState) -> View:
     plan = standing.settings
     quotas: Mapping[str, int] = plan.quotas
     return View(
@@ -174,7 +174,7 @@ def view_of(parts: ControlServices, standing: BudgetState) -> View:
         active=standing.active_index,
         is_sticky=plan.is_sticky,
         tight_pct=plan.tight_pct,
-        courses=parts.page.history.courses(standing.scope.key, standing.span.key, quotas),
-        now=parts.clock.now(),
+        courses=services.page.history.courses(standing.scope.key, standing.span.key, quotas),
+        now=services.clock.now(),
         ends=standing.span.end,
     )

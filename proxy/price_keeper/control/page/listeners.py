@@ -20,10 +20,10 @@ AGAIN_SECONDS = 30.0
 
 class Listeners:
     def __init__(self, limits: Limits = DEFAULT) -> None:
-        def share(most: int) -> int:
+        def scale_bound(most: int) -> int:
             return max(1, most * limits.of_one // DEFAULT.of_one)
 
-        self._of_admins, self._of_clients, self._of_one_client = map(share, (OF_ADMINS, OF_CLIENTS, OF_ONE_CLIENT))
+        self._of_admins, self._of_clients, self._of_one_client = map(scale_bound, (OF_ADMINS, OF_CLIENTS, OF_ONE_CLIENT))
         self._clients: Counter[str] = Counter()
         self._admins = 0
 

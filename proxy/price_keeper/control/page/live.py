@@ -34,23 +34,23 @@ Told = Callable[[], Awaitable[dict[str, Any]]]
 def handlers(readiness: Readiness) -> tuple[ApiHandler, ApiHandler]:
     """For the page once, and for one that is kept up to date."""
 
-    async def once(parts: ControlServices, request: ApiRequest) -> ApiResponse:
-        told = await _told(parts, readiness, topic_of(request))
-        return ApiResponse({"at": utc(parts.clock.now()), **told})
+    async def once(services: ControlServices, request: ApiRequest) -> ApiResponse:
+        told = await _told(services, readiness, topic_of(request))
+        return ApiResponse({"at": utc(services.clock.now()), **told})
 
-    async def kept_up(parts: ControlServices, request: ApiRequest) -> StreamingResponse:
+    async def kept_up(services: ControlServices, request: ApiRequest) -> StreamingResponse:
         topic = topic_of(request)
 
         async def told() -> dict[str, Any]:
-            return await _told(parts, readiness, topic)
+            return await _told(services, readiness, topic)
 
-        return StreamingResponse(lambda: _events(parts, request, told), EVENTS)
+        return StreamingResponse(lambda: _events(services, request, told), EVENTS)
 
     return once, kept_up
 
 
-async def _told(parts: ControlServices, readiness: Readiness, topic: Topic) -> dict[str, Any]:
-    return {"health": await readiness.told(), **await board(parts, topic)}
+async def _told(services: ControlServices, readiness: Readiness, topic: Topic) -> dict[str, Any]:
+    return {"health": await readiness.told(), **await board(services, topic)}
 
 
 def topic_of(request: ApiRequest) -> Topic:
@@ -77,20 +77,20 @@ def _is_cursor(text: str) -> bool:
     return is_org_id(org) and (not found or is_app_id(app))
 
 
-async def _events(parts: ControlServices, request: ApiRequest, told: Told) -> AsyncGenerator[bytes, None]:
+async def _events(services: ControlServices, request: ApiRequest, told: Told) -> AsyncGenerator[bytes, None]:
     """Of all that is told, what is new to this page. An empty part comes with every turn that has nothing to tell."""
-    page, sent, quiet = parts.page, dict[str, Any](), 0
+    page, sent, quiet = services.page, dict[str, Any](), 0
     with page.listeners.one_more(request.principal):
         yield f"retry: {AGAIN_MS}\n\n".encode()
         turns = 0
         while not page.closed.is_set():
-            if turns % CHECKED_TICKS == CHECKED_TICKS - 1 and not await _still_may(parts, request):
+            if turns % CHECKED_TICKS == CHECKED_TICKS - 1 and not await _still_may(services, request):
                 break
             found = await told()
             new = {name: value for name, value in found.items() if name not in sent or sent[name] != value}
             quiet = 0 if new else quiet + 1
             if new:
-                yield b"data: " + dump_json({"at": utc(parts.clock.now()), **new}) + b"\n\n"
+                yield b"data: " + dump_json({"at": utc(services.clock.now()), **new}) + b"\n\n"
             else:
                 yield b"" if quiet % HEARTBEAT_TICKS else b": still here\n\n"
             sent = {**sent, **new}
@@ -99,10 +99,10 @@ async def _events(parts: ControlServices, request: ApiRequest, told: Told) -> As
         yield b"event: end\ndata: {}\n\n"
 
 
-async def _still_may(parts: ControlServices, request: ApiRequest) -> bool:
+async def _still_may(services: ControlServices, request: ApiRequest) -> bool:
     """His token or session may be over, or revoked."""
     try:
-        now: Principal = await parts.authenticator.who(request.headers, request.address, is_change=False)
+        now: Principal = await services.authenticator.who(request.headers, request.address, is_change=False)
     except (Problem, Refusal):
         return False
     return now == request.principal

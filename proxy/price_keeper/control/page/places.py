@@ -38,16 +38,16 @@ class Found(NamedTuple):
     cursor: str | None
 
 
-async def one(parts: ControlServices, org: str, app: str | None) -> Place:
+async def one(services: ControlServices, org: str, app: str | None) -> Place:
     """Whether or not anybody ever put it."""
     keys = [schema.org_config_key(org), *([schema.app_config_key(org, app)] if app is not None else [])]
-    above, *own = await parts.store.get_many(keys)
+    above, *own = await services.store.get_many(keys)
     return Place(org, _text(above, "org_name"), app, _text(own[0], "app_name") if own else None)
 
 
-async def found(parts: ControlServices, org: str | None, search: str, after: str) -> Found:
+async def found(services: ControlServices, org: str | None, search: str, after: str) -> Found:
     """Of one org or of all. Raises StoreError."""
-    walk, text, places, last = _Walk(parts), search.strip().casefold(), list[Place](), None
+    walk, text, places, last = _Walk(services), search.strip().casefold(), list[Place](), None
     async for place in walk.after(org, after):
         if place is not None and (not text or place.has(text)):
             if len(places) == MOST_ROWS:
@@ -62,8 +62,8 @@ async def found(parts: ControlServices, org: str | None, search: str, after: str
 class _Walk:
     """Org by org, and in each app by app."""
 
-    def __init__(self, parts: ControlServices) -> None:
-        self._parts = parts
+    def __init__(self, services: ControlServices) -> None:
+        self._services = services
         self.reads = 0
 
     async def after(self, only: str | None, after: str) -> AsyncIterator[Place | None]:
@@ -86,13 +86,13 @@ class _Walk:
 
     async def _names(self, orgs: list[str]) -> dict[str, Item]:
         self.reads += 1
-        found = await self._parts.store.get_many([schema.org_config_key(org) for org in orgs])
+        found = await self._services.store.get_many([schema.org_config_key(org) for org in orgs])
         return {org: item or {} for org, item in zip(orgs, found, strict=True)}
 
     async def _of(self, orgs: dict[str, Item], after: str) -> AsyncIterator[Place]:
         for org, item in orgs.items():
             name, has_any = _text(item, "org_name"), bool(after)
-            if shown_org(self._parts, org, item).plan.quota_scope == "APP":
+            if shown_org(self._services, org, item).plan.quota_scope == "APP":
                 async for app, app_name in self._apps(org, after):
                     has_any = True
                     yield Place(org, name, app, app_name)
@@ -111,7 +111,7 @@ class _Walk:
     async def _page(self, partition: str, prefix: str, after: str, limit: int) -> Page:
         self.reads += 1
         begin = f"{prefix}{after}" if after else None
-        return await self._parts.store.query(Query("config", partition, Prefix(prefix), limit=limit, after=begin))
+        return await self._services.store.query(Query("config", partition, Prefix(prefix), limit=limit, after=begin))
 
 
 def _text(item: Item | None, name: str) -> str | None:

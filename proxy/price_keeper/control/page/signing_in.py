@@ -30,27 +30,27 @@ NOBODY: dict[str, Any] = {"is_signed_in": False, **dict.fromkeys(("is_admin", "o
 _PATH = "/status/session"
 
 
-async def begin(parts: ControlServices, request: ApiRequest) -> ApiResponse:
+async def begin(services: ControlServices, request: ApiRequest) -> ApiResponse:
     check_same_origin(request.headers, is_change=True)
     given = BODY.read(request.body)
-    if not parts.page_sessions.can_begin:
+    if not services.page_sessions.can_begin:
         raise Problem(503, ERRORS[503], "there is no key here to sign sessions with; ask another instance")
-    cookie, session = await _begun(parts, request, given["kind"], given["secret"].strip())
-    seconds = max(0, math.ceil(session.expires - parts.clock.now()))
+    cookie, session = await _begun(services, request, given["kind"], given["secret"].strip())
+    seconds = max(0, math.ceil(session.expires - services.clock.now()))
     return ApiResponse(_told(session), headers={"Set-Cookie": _cookie(request, cookie, seconds)})
 
 
-async def _begun(parts: ControlServices, request: ApiRequest, kind: str, secret: str) -> tuple[str, PageSession]:
+async def _begun(services: ControlServices, request: ApiRequest, kind: str, secret: str) -> tuple[str, PageSession]:
     """Whoever shows something wrong is counted as anywhere else."""
-    now = parts.clock.now()
+    now = services.clock.now()
     if kind == ADMIN:
-        await parts.authenticator.who(CIMultiDict({API_KEY: secret}), request.address)
-        return parts.page_sessions.begin_for_admin(now)
-    await parts.authenticator.who(CIMultiDict({AUTHORIZATION: f"Bearer {secret}"}), request.address)
-    return parts.page_sessions.begin_for_client(secret, now)
+        await services.authenticator.who(CIMultiDict({API_KEY: secret}), request.address)
+        return services.page_sessions.begin_for_admin(now)
+    await services.authenticator.who(CIMultiDict({AUTHORIZATION: f"Bearer {secret}"}), request.address)
+    return services.page_sessions.begin_for_client(secret, now)
 
 
-async def current(parts: ControlServices, request: ApiRequest) -> ApiResponse:
+async def current(services: ControlServices, request: ApiRequest) -> ApiResponse:
     """Also for who is not signed in, which is no failure."""
     cookie = cookie_of(request.headers) if says_page(request.headers) else None
     if cookie is None:
@@ -58,7 +58,7 @@ async def current(parts: ControlServices, request: ApiRequest) -> ApiResponse:
     check_same_origin(request.headers, is_change=False)
     gone = {"Set-Cookie": _cookie(request, "", 0)}
     try:
-        return ApiResponse(_told(await parts.authenticator.session(cookie, request.address)))
+        return ApiResponse(_told(await services.authenticator.session(cookie, request.address)))
     except TooManyRequests as failure:
         raise _too_many(failure, gone) from None
     except Problem as failure:
@@ -67,14 +67,14 @@ async def current(parts: ControlServices, request: ApiRequest) -> ApiResponse:
         return ApiResponse(NOBODY, headers=gone)
 
 
-async def end(parts: ControlServices, request: ApiRequest) -> ApiResponse:
+async def end(services: ControlServices, request: ApiRequest) -> ApiResponse:
     """The cookie goes in any case, and with it what this browser could do."""
     check_same_origin(request.headers, is_change=True)
     cookie, gone = cookie_of(request.headers), {"Set-Cookie": _cookie(request, "", 0)}
     try:
         if cookie is not None:
-            with wrong_counted(parts, request):
-                await parts.page_sessions.end(cookie, parts.clock.now())
+            with wrong_counted(services, request):
+                await services.page_sessions.end(cookie, services.clock.now())
     except Problem:
         pass  # it was none, or none any more
     except TooManyRequests as failure:

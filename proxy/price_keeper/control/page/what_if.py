@@ -18,10 +18,10 @@ QUERY = {
 }
 
 
-async def get(parts: ControlServices, request: ApiRequest) -> ApiResponse:
-    standing, _ = await seen(parts, request.path["org"], request.path.get("app"))
+async def get(services: ControlServices, request: ApiRequest) -> ApiResponse:
+    standing, _ = await seen(services, request.path["org"], request.path.get("app"))
     label, quota = _asked(request, standing.settings.quotas.keys())
-    return ApiResponse(what_if(view_of(parts, standing), label, quota * PICO_PER_MICRO))
+    return ApiResponse(what_if(view_of(services, standing), label, quota * PICO_PER_MICRO))
 
 
 def _asked(request: ApiRequest, labels: Container[str]) -> tuple[str, int]:
