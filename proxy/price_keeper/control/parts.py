@@ -19,7 +19,7 @@ from price_keeper.config.prices import PSEUDO_LABELS
 from price_keeper.control.access import Access
 from price_keeper.control.page.state import PageState
 from price_keeper.control.rates import Rates
-from price_keeper.control.turns import Turns
+from price_keeper.control.turns import BoundedConcurrency
 from price_keeper.metering.pricing import PriceTable
 from price_keeper.recording.submitted import SubmissionRecorder
 from price_keeper.selection.standings import BudgetRegistry
@@ -49,8 +49,8 @@ class ControlServices:
     page_sessions: PageSessions
     retrieval_throttle: LookupThrottle
     marked_retrieval_throttle: LookupThrottle
-    retrieval_slots: Turns = field(default_factory=lambda: Turns(MAX_CONCURRENT_RETRIEVALS, MAX_WAITING_RETRIEVALS))
-    marked_retrieval_slots: Turns = field(default_factory=lambda: Turns(MAX_CONCURRENT_RETRIEVALS, MAX_WAITING_RETRIEVALS))
+    retrieval_slots: BoundedConcurrency = field(default_factory=lambda: BoundedConcurrency(MAX_CONCURRENT_RETRIEVALS, MAX_WAITING_RETRIEVALS))
+    marked_retrieval_slots: BoundedConcurrency = field(default_factory=lambda: BoundedConcurrency(MAX_CONCURRENT_RETRIEVALS, MAX_WAITING_RETRIEVALS))
     retrieval_token_counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(("made", "used", "refused"), 0))
 
     page: PageState = field(default_factory=PageState)

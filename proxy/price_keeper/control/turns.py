@@ -8,24 +8,24 @@ from types import TracebackType
 from price_keeper.errors import Busy
 
 
-class Turns:
-    def __init__(self, at_once: int, waiting: int) -> None:
-        self._turns = asyncio.Semaphore(at_once)
-        self._room = at_once + waiting
+class BoundedConcurrency:
+    def __init__(self, max_running: int, max_waiting: int) -> None:
+        self._running = asyncio.Semaphore(max_running)
+        self._free_places = max_running + max_waiting
 
     async def __aenter__(self) -> None:
         """Raises Busy."""
-        if self._room <= 0:
+        if self._free_places <= 0:
             raise Busy("too many ask for this at once; try again", retry_after=2)
-        self._room -= 1
+        self._free_places -= 1
         try:
-            await self._turns.acquire()
+            await self._running.acquire()
         except BaseException:
-            self._room += 1
+            self._free_places += 1
             raise
 
     async def __aexit__(
         self, kind: type[BaseException] | None, failure: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._room += 1
-        self._turns.release()
+        self._free_places += 1
+        self._running.release()
