@@ -17,7 +17,7 @@ import pytest
 from price_keeper.auth.clients import make_secret
 from price_keeper.auth.failures import FAILURE_BURST, FAILURE_INTERVAL_SECONDS
 from price_keeper.auth.lookups import LOOKUP_RATE_PER_ADDRESS
-from price_keeper.control.rates import LocalRates
+from price_keeper.control.rates import LocalApiRateLimiter
 from price_keeper.stores.contract import Key
 
 from tests.support.clock import ManualClock
@@ -60,7 +60,7 @@ class Attacked:
 @pytest.fixture
 async def attacked(tmp_path: Path) -> AsyncIterator[Attacked]:
     clock = ManualClock()
-    rates = LocalRates(clock.monotonic, 20, 1.0)
+    rates = LocalApiRateLimiter(clock.monotonic, 20, 1.0)
     async with Engines({}).open("sqlite", tmp_path) as store, rig(store, tmp_path, clock, rates) as api:
         await api.org()
         secrets = {}

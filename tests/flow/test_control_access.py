@@ -14,7 +14,7 @@ from price_keeper.config.keys import AuthConfig
 from price_keeper.control.access import load_admin_key
 from price_keeper.control.bodies import parsed
 from price_keeper.control.problems import Problem
-from price_keeper.control.rates import LocalRates
+from price_keeper.control.rates import LocalApiRateLimiter
 from price_keeper.control.terms import MOST_BYTES
 from price_keeper.errors import ConfigError
 from yarl import URL
@@ -250,7 +250,7 @@ async def test_whoever_guesses_is_slowed_down_and_the_right_key_still_opens(api:
 
 async def test_whoever_asks_too_often_is_told_when_to_come_again(tmp_path: Path) -> None:
     clock = ManualClock()
-    rates = LocalRates(clock.monotonic, 5, 1)
+    rates = LocalApiRateLimiter(clock.monotonic, 5, 1)
     async with Engines({}).open("sqlite", tmp_path) as store, rig(store, tmp_path, clock, rates) as api:
         answers = [await api.ask("GET", "/api/v1/orgs") for _ in range(6)]
         assert [answer.headers["X-RateLimit-Remaining"] for answer in answers] == ["4", "3", "2", "1", "0", "0"]

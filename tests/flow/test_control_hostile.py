@@ -16,7 +16,7 @@ from price_keeper.control import profiles, serving
 from price_keeper.control.bodies import BYTES_AT_ONCE, OF_ONE, OF_STRANGERS, SMALL_BYTES, Budget
 from price_keeper.control.connections import DEFAULT, Limits
 from price_keeper.control.problems import Problem
-from price_keeper.control.rates import LocalRates, Taken
+from price_keeper.control.rates import LocalApiRateLimiter, ApiRateDecision
 from price_keeper.control.terms import MOST_BYTES
 from yarl import URL
 
@@ -315,7 +315,7 @@ async def test_asking_for_the_head_of_a_secret_does_not_spend_it(api: Rig) -> No
 
 
 async def test_nobody_keeps_others_from_the_keys_that_verify_tokens(tmp_path: Path) -> None:
-    rates = LocalRates(ManualClock().monotonic, 3, 1)
+    rates = LocalApiRateLimiter(ManualClock().monotonic, 3, 1)
     async with Engines({}).open("sqlite", tmp_path) as store, rig(store, tmp_path, rates=rates) as api:
         statuses = [(await api.ask("GET", "/openapi.json", who=None)).status for _ in range(5)]
         assert statuses == [200] * 3 + [429] * 2
@@ -327,9 +327,9 @@ class _Told:
     def __init__(self) -> None:
         self.who: list[str] = []
 
-    async def take(self, who: str) -> Taken:
-        self.who.append(who)
-        return Taken(1000, 999, 0.0)
+    async def take(self, caller: str) -> ApiRateDecision:
+        self.who.append(caller)
+        return ApiRateDecision(1000, 999, 0.0)
 
 
 async def test_one_network_of_ipv6_is_one_caller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from price_keeper.auth.page_sessions import PAGE_SESSION_SECONDS as SESSION_SECO
 from price_keeper.control import access
 from price_keeper.control.page import places
 from price_keeper.control.page.places import MOST_ROWS
-from price_keeper.control.rates import LocalRates
+from price_keeper.control.rates import LocalApiRateLimiter
 from price_keeper.errors import AccessDenied
 
 from tests.support.clock import ManualClock
@@ -175,7 +175,7 @@ async def test_a_secret_that_cannot_be_one_is_not_told_back(api: Rig, name: str)
 
 
 async def test_whoever_shares_an_address_keeps_nobody_from_signing_in(tmp_path: Path) -> None:
-    rates = LocalRates(ManualClock().monotonic, 3, 1)
+    rates = LocalApiRateLimiter(ManualClock().monotonic, 3, 1)
     async with Engines({}).open("sqlite", tmp_path) as store, rig(store, tmp_path, rates=rates) as api:
         assert [(await api.ask("GET", "/openapi.json", who=None)).status for _ in range(4)] == [200] * 3 + [429]
         for path in ("/status", "/status/page.js", "/status/session"):

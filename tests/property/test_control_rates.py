@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 from price_keeper.control import rates as limits
-from price_keeper.control.rates import LocalRates
+from price_keeper.control.rates import LocalApiRateLimiter
 
 from tests.support.effort import tries
 
@@ -37,22 +37,22 @@ class Model:
 )
 def test_a_bucket_gives_what_its_model_gives(burst: int, each_ms: int, steps: list[tuple[int, str]]) -> None:
     now = 0
-    rates = LocalRates(lambda: now / 1000, burst, 1000 / each_ms)
+    rates = LocalApiRateLimiter(lambda: now / 1000, burst, 1000 / each_ms)
     models = {who: Model(burst, each_ms * NANOS // 1000) for who in "ab"}
     for wait_ms, who in steps:
         now += wait_ms
         is_given, left = models[who].take(now * NANOS // 1000)
-        taken = rates.taken(who)
-        assert (taken.wait == 0, taken.remaining) == (is_given, left)
+        taken = rates.take_now(who)
+        assert (taken.wait_seconds == 0, taken.remaining) == (is_given, left)
         assert taken.limit == burst
-        assert 0 <= taken.reset <= burst * each_ms / 1000
+        assert 0 <= taken.reset_seconds <= burst * each_ms / 1000
         if not is_given:  # whoever waits so long gets one, and not a moment sooner
-            assert taken.wait * 1000 == pytest.approx(float((1 - models[who].level) * each_ms), abs=1e-5)
+            assert taken.wait_seconds * 1000 == pytest.approx(float((1 - models[who].level) * each_ms), abs=1e-5)
 
 
 def test_what_is_remembered_is_bounded() -> None:
-    rates = LocalRates(lambda: 0.0, 1, 0.001)
-    for number in range(3 * limits.MOST_REMEMBERED):
-        assert rates.taken(str(number)).wait == 0
-    assert len(rates._full_at) <= limits.MOST_REMEMBERED
-    assert rates.taken(str(number)).wait > 0
+    rates = LocalApiRateLimiter(lambda: 0.0, 1, 0.001)
+    for number in range(3 * limits.MAX_CALLERS):
+        assert rates.take_now(str(number)).wait_seconds == 0
+    assert len(rates._full_at) <= limits.MAX_CALLERS
+    assert rates.take_now(str(number)).wait_seconds > 0

@@ -24,7 +24,7 @@ from price_keeper.control.composed import build_control_services
 from price_keeper.control.connections import DEFAULT, Limits
 from price_keeper.control.health import Readiness
 from price_keeper.control.parts import ControlServices
-from price_keeper.control.rates import Rates, Taken
+from price_keeper.control.rates import ApiRateLimiter, ApiRateDecision
 from price_keeper.control.serving import Control, listening
 from price_keeper.selection.standings import BudgetRegistry
 from price_keeper.stores.contract import Store
@@ -70,8 +70,8 @@ class Impatient(ManualClock):
 class Generous:
     """Rates that stop nobody."""
 
-    async def take(self, who: str) -> Taken:
-        return Taken(1000, 999, 0.0)
+    async def take(self, caller: str) -> ApiRateDecision:
+        return ApiRateDecision(1000, 999, 0.0)
 
 
 @dataclass
@@ -125,7 +125,7 @@ def config() -> Config:
 
 @asynccontextmanager
 async def rig(
-    store: Store, folder: Path, clock: Clock | None = None, rates: Rates | None = None, limits: Limits = DEFAULT
+    store: Store, folder: Path, clock: Clock | None = None, rates: ApiRateLimiter | None = None, limits: Limits = DEFAULT
 ) -> AsyncIterator[Rig]:
     """Hashes of secrets are cheap: nobody here tries to guess one."""
     with pytest.MonkeyPatch.context() as patch:
@@ -135,7 +135,7 @@ async def rig(
 
 
 @asynccontextmanager
-async def _rig(store: Store, folder: Path, clock: Clock, rates: Rates, limits: Limits) -> AsyncIterator[Rig]:
+async def _rig(store: Store, folder: Path, clock: Clock, rates: ApiRateLimiter, limits: Limits) -> AsyncIterator[Rig]:
     whole = config()
     tokens = TokenService([SigningKey("k1", "HS256", _SECRET, _SECRET)], "price-keeper", clock.now)
     readiness, telemetry = Readiness(clock), MetricsRegistry()

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from price_keeper.control.rates import LocalRates, SharedRates
+from price_keeper.control.rates import LocalApiRateLimiter, SharedApiRateLimiter
 from price_keeper.errors import StoreUnavailable
 from price_keeper.limits.leasing import RateLeaseManager
 from price_keeper.limits.limiter import BucketClient
@@ -29,17 +29,17 @@ class Away(MemoryStore):
 
 
 @asynccontextmanager
-async def rates(store: MemoryStore, clock: ManualClock) -> AsyncIterator[SharedRates]:
+async def rates(store: MemoryStore, clock: ManualClock) -> AsyncIterator[SharedApiRateLimiter]:
     async with Tasks(clock) as tasks:
         leasing = RateLeaseManager(BucketClient(store, lambda: int(clock.now() * 1000), clock), clock, tasks)
-        yield SharedRates(leasing, LocalRates(clock.monotonic, BURST, PER_SECOND), BURST, PER_SECOND)
+        yield SharedApiRateLimiter(leasing, LocalApiRateLimiter(clock.monotonic, BURST, PER_SECOND), BURST, PER_SECOND)
         await leasing.stop()
 
 
-async def flood(each: SharedRates, who: str = WHO, calls: int = 3 * BURST) -> int:
+async def flood(each: SharedApiRateLimiter, who: str = WHO, calls: int = 3 * BURST) -> int:
     let_in = 0
     for _ in range(calls):
-        let_in += (await each.take(who)).wait == 0
+        let_in += (await each.take(who)).wait_seconds == 0
     return let_in
 
 
@@ -61,7 +61,7 @@ async def test_one_caller_does_not_use_up_what_is_anothers() -> None:
     store, clock = MemoryStore(), ManualClock()
     async with rates(store, clock) as one:
         await flood(one)
-        assert (await one.take("admin@127.0.0.1")).wait == 0
+        assert (await one.take("admin@127.0.0.1")).wait_seconds == 0
 
 
 async def test_it_says_how_much_is_left_and_when_to_come_again() -> None:
@@ -70,15 +70,15 @@ async def test_it_says_how_much_is_left_and_when_to_come_again() -> None:
         taken = await one.take(WHO)
         assert taken.limit == BURST
         assert BURST * 0.9 <= taken.remaining < BURST
-        assert 0 < taken.reset <= BURST / PER_SECOND
+        assert 0 < taken.reset_seconds <= BURST / PER_SECOND
         await flood(one)
         refused = await one.take(WHO)
         assert refused.remaining == 0
         assert refused.headers["X-RateLimit-Remaining"] == "0"
-        assert 0 < refused.wait <= 20
-        await clock.advance(refused.wait)
+        assert 0 < refused.wait_seconds <= 20
+        await clock.advance(refused.wait_seconds)
         await settle()
-        assert (await one.take(WHO)).wait == 0
+        assert (await one.take(WHO)).wait_seconds == 0
 
 
 async def test_for_whoever_has_shown_nothing_no_row_is_written() -> None:
@@ -106,7 +106,7 @@ async def test_strangers_who_ask_the_control_port_write_no_row(tmp_path: Path) -
     clock = ManualClock()
     async with Engines({}).open("sqlite", tmp_path) as store, Tasks(clock) as tasks:
         leasing = RateLeaseManager(BucketClient(store, lambda: int(clock.now() * 1000), clock), clock, tasks)
-        shared = SharedRates(leasing, LocalRates(clock.monotonic, 3, 1.0), 3, 1.0)
+        shared = SharedApiRateLimiter(leasing, LocalApiRateLimiter(clock.monotonic, 3, 1.0), 3, 1.0)
         async with rig(store, tmp_path, clock, shared) as api:
             statuses = [(await api.ask("GET", "/openapi.json", who=None)).status for _ in range(5)]
             assert statuses == [200] * 3 + [429] * 2

@@ -18,7 +18,7 @@ from price_keeper.control.access import Access, Verify, admin_mark, load_admin_k
 from price_keeper.control.connections import DEFAULT, Limits
 from price_keeper.control.page.state import PageState
 from price_keeper.control.parts import RETRIEVAL_RATE_PER_TOKEN, RETRIEVAL_RATE_TOTAL, RETRIEVAL_RATE_PER_ADDRESS, ControlServices
-from price_keeper.control.rates import LocalRates, Rates, SharedRates
+from price_keeper.control.rates import LocalApiRateLimiter, ApiRateLimiter, SharedApiRateLimiter
 from price_keeper.limits.leasing import RateLeaseManager
 from price_keeper.model import Caller
 from price_keeper.recording.submitted import SubmissionRecorder
@@ -37,7 +37,7 @@ def build_control_services(
     tokens: TokenService,
     revocation: RevocationList,
     clients: ClientVerifier,
-    rate_limiter: Rates | None = None,
+    rate_limiter: ApiRateLimiter | None = None,
     leasing: RateLeaseManager | None = None,
     login_throttle: LoginThrottle | None = None,
     limits: Limits = DEFAULT,
@@ -66,9 +66,9 @@ def build_control_services(
     )
 
 
-def _build_rate_limiter(clock: Clock, leasing: RateLeaseManager | None) -> Rates:
-    local = LocalRates(clock.monotonic, BURST_REQUESTS, REQUESTS_PER_SECOND)
-    return local if leasing is None else SharedRates(leasing, local, BURST_REQUESTS, REQUESTS_PER_SECOND)
+def _build_rate_limiter(clock: Clock, leasing: RateLeaseManager | None) -> ApiRateLimiter:
+    local = LocalApiRateLimiter(clock.monotonic, BURST_REQUESTS, REQUESTS_PER_SECOND)
+    return local if leasing is None else SharedApiRateLimiter(leasing, local, BURST_REQUESTS, REQUESTS_PER_SECOND)
 
 
 def _build_token_verifier(tokens: TokenService, revocation: RevocationList) -> Verify:

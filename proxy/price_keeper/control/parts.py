@@ -18,7 +18,7 @@ from price_keeper.config import Config
 from price_keeper.config.prices import PSEUDO_LABELS
 from price_keeper.control.access import Access
 from price_keeper.control.page.state import PageState
-from price_keeper.control.rates import Rates
+from price_keeper.control.rates import ApiRateLimiter
 from price_keeper.control.turns import BoundedConcurrency
 from price_keeper.metering.pricing import PriceTable
 from price_keeper.recording.submitted import SubmissionRecorder
@@ -40,7 +40,7 @@ class ControlServices:
     budgets: BudgetRegistry
     submissions: SubmissionRecorder
     authenticator: Access
-    rate_limiter: Rates
+    rate_limiter: ApiRateLimiter
     clients: ClientVerifier
     login_throttle: LoginThrottle
     credential_issuer: CredentialIssuer

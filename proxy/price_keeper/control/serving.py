@@ -34,7 +34,7 @@ from price_keeper.control.connections import (
 )
 from price_keeper.control.parts import ControlServices
 from price_keeper.control.problems import ERRORS, Problem, problem_of, too_many
-from price_keeper.control.rates import NOBODY, Taken
+from price_keeper.control.rates import ANONYMOUS_PREFIX, ApiRateDecision
 from price_keeper.control.requests import check_coding, check_ids, headers_of, query_of
 from price_keeper.control.routing import Routing
 from price_keeper.errors import Busy, ListenFailed, TooManyRequests
@@ -123,7 +123,7 @@ class Control:
         # Whoever shares an address with a client could otherwise keep it from its tokens.
         if not (route.is_authenticated_by_secret or route.is_rate_limit_exempt):
             who = principal.name if principal is not _NOBODY else ""
-            where = "" if principal.org else f"{NOBODY}{network_of(address)}"
+            where = "" if principal.org else f"{ANONYMOUS_PREFIX}{network_of(address)}"
             taken = await services.rate_limiter.take(f"{who}{where}")
             headers |= taken.headers
             _check_rate(taken)
@@ -168,9 +168,9 @@ def _count_mistake(services: ControlServices, address: str) -> None:
         raise problem from None
 
 
-def _check_rate(taken: Taken) -> None:
-    if taken.wait:
-        raise too_many("too many requests", taken.wait)
+def _check_rate(taken: ApiRateDecision) -> None:
+    if taken.wait_seconds:
+        raise too_many("too many requests", taken.wait_seconds)
 
 
 def _unless_known(request: web.BaseRequest, route: ApiRoute, answer: ApiResponse | StreamingResponse) -> ApiResponse | StreamingResponse:
