@@ -209,7 +209,7 @@ async def test_a_session_ends_with_its_time_its_token_and_its_key(shop: Rig, mon
     assert [(await each.ask("GET", "/status/board")).status for each in (admin, client)] == [200, 401]
     with monkeypatch.context() as patch:  # as after a start with another key
         patch.setattr(
-            shop.parts.page_sessions, "_admin_key_digest", access.admin_mark("another admin key, as long as it has to be")
+            shop.parts.page_sessions, "_admin_key_digest", access.fingerprint_admin_key("another admin key, as long as it has to be")
         )
         assert (await admin.ask("GET", "/status/board")).status == 401
     shop.clock.ahead += SESSION_SECONDS  # type: ignore[attr-defined]

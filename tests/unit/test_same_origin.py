@@ -6,7 +6,7 @@ from contextlib import nullcontext
 
 import pytest
 from multidict import CIMultiDict
-from price_keeper.control.access import cookie_name, cookie_of
+from price_keeper.control.access import cookie_name, read_cookie
 from price_keeper.control.page.same_origin import check_same_origin
 from price_keeper.control.problems import Problem
 
@@ -65,5 +65,5 @@ def test_who_passes(headers: list[tuple[str, str]], may_read: bool, may_change: 
 )
 def test_the_cookie_is_that_of_this_port_and_only_one(host: str, cookies: list[str], expected: str | None) -> None:
     headers = CIMultiDict([("Host", host), *(("Cookie", each) for each in cookies)])
-    assert cookie_of(headers) == expected
+    assert read_cookie(headers) == expected
     assert cookie_name(headers).startswith("price-keeper")

@@ -15,19 +15,19 @@ from price_keeper.auth.page_sessions import PageSession, PageSessions
 from price_keeper.clock import Clock
 from price_keeper.config.keys import AuthConfig
 from price_keeper.control.calls import Principal, ApiRoute, AccessLevel
-from price_keeper.control.page.same_origin import check_same_origin, says_page
+from price_keeper.control.page.same_origin import check_same_origin, has_page_header
 from price_keeper.control.problems import forbidden, invalid, unauthorized
 from price_keeper.control.terms import API_KEY, AUTHORIZATION
 from price_keeper.errors import AccessDenied, ConfigError, TokenRejected, TokenExpired
 from price_keeper.model import Caller
 
-SHORTEST_KEY = 24  # characters, so that guessing is hopeless and need not lock anybody out
+MIN_ADMIN_KEY_LENGTH = 24  # characters, so that guessing is hopeless and need not lock anybody out
 
 _BEARER = "bearer "
 
 T = TypeVar("T")
 
-Verify = Callable[[str], Awaitable[Caller]]
+VerifyToken = Callable[[str], Awaitable[Caller]]
 
 
 def cookie_name(headers: MultiMapping[str]) -> str:
@@ -36,17 +36,17 @@ def cookie_name(headers: MultiMapping[str]) -> str:
     return f"price-keeper-{port}" if port.isascii() and port.isdigit() else "price-keeper"
 
 
-def cookie_of(headers: MultiMapping[str]) -> str | None:
+def read_cookie(headers: MultiMapping[str]) -> str | None:
     """That of the page; None where there is none, or nobody can say which one is meant."""
     pairs = (part.partition("=") for line in headers.getall("Cookie", []) for part in line.split(";"))
     name = cookie_name(headers)
-    found = [value.strip() for own, _, value in pairs if own.strip() == name]
-    return found[0] if len(found) == 1 and found[0] else None
+    values = [value.strip() for cookie, _, value in pairs if cookie.strip() == name]
+    return values[0] if len(values) == 1 and values[0] else None
 
 
-def admin_mark(key: str | None) -> str | None:
+def fingerprint_admin_key(key: str | None) -> str | None:
     """By which sessions know the key that they were begun with."""
-    return None if key is None else hmac.new(_digest(key), b"sessions of the status page", sha256).hexdigest()[:32]
+    return None if key is None else hmac.new(_digest_key(key), b"sessions of the status page", sha256).hexdigest()[:32]
 
 
 def load_admin_key(config: AuthConfig, environ: Mapping[str, str]) -> str | None:
@@ -54,16 +54,16 @@ def load_admin_key(config: AuthConfig, environ: Mapping[str, str]) -> str | None
     if config.admin_api_key_file is None:
         key, source = environ.get(config.admin_api_key_env, ""), f"the variable {config.admin_api_key_env}"
     else:
-        key, source = _read(config.admin_api_key_file), config.admin_api_key_file
+        key, source = _read_key_file(config.admin_api_key_file), config.admin_api_key_file
     key = key.strip()
     if not key and config.admin_api_key_file is None:
         return None
-    if len(key) < SHORTEST_KEY or not key.isascii() or not key.isprintable():
-        raise ConfigError([f"{source}: an admin key has at least {SHORTEST_KEY} printable ASCII characters"])
+    if len(key) < MIN_ADMIN_KEY_LENGTH or not key.isascii() or not key.isprintable():
+        raise ConfigError([f"{source}: an admin key has at least {MIN_ADMIN_KEY_LENGTH} printable ASCII characters"])
     return key
 
 
-def _read(file: str) -> str:
+def _read_key_file(file: str) -> str:
     try:
         return Path(file).read_text()
     except (OSError, UnicodeDecodeError) as failure:
@@ -71,68 +71,68 @@ def _read(file: str) -> str:
         raise ConfigError([f"auth.admin_api_key_file: cannot read {file}: {reason}"]) from None
 
 
-class Access:
+class ControlAuthenticator:
     def __init__(
-        self, admin_key: str | None, verify: Verify, wrong: LoginThrottle, sessions: PageSessions, clock: Clock
+        self, admin_key: str | None, verify: VerifyToken, login_throttle: LoginThrottle, sessions: PageSessions, clock: Clock
     ) -> None:
-        self._admin = None if admin_key is None else _digest(admin_key)
+        self._admin_key_digest = None if admin_key is None else _digest_key(admin_key)
         self._verify = verify
-        self._wrong = wrong
+        self._login_throttle = login_throttle
         self._sessions = sessions
         self._clock = clock
 
-    async def who(self, headers: MultiMapping[str], address: str, *, is_change: bool = True) -> Principal:
+    async def authenticate(self, headers: MultiMapping[str], address: str, *, is_change: bool = True) -> Principal:
         """Raises Problem, or SlowDown. Of a key or a token nothing is told, nor which part of it is wrong."""
         keys, tokens = headers.getall(API_KEY, []), headers.getall(AUTHORIZATION, [])
         if len(keys) > 1 or len(tokens) > 1 or (keys and tokens):
             raise invalid(f"who calls is said once: by {API_KEY} or by {AUTHORIZATION}")
         if keys:
-            return self._admin_by(keys[0], address)
+            return self._authenticate_admin(keys[0], address)
         if tokens:
-            return await self._client_by(tokens[0], address)
-        cookie = cookie_of(headers)
-        if cookie is None or not says_page(headers):
+            return await self._authenticate_client(tokens[0], address)
+        cookie = read_cookie(headers)
+        if cookie is None or not has_page_header(headers):
             raise unauthorized(f"say who calls: by {API_KEY}, or by {AUTHORIZATION} with a bearer token")
         check_same_origin(headers, is_change=is_change)
-        return principal_of(await self.session(cookie, address))
+        return get_session_principal(await self.verify_session(cookie, address))
 
-    async def session(self, cookie: str, address: str) -> PageSession:
+    async def verify_session(self, cookie: str, address: str) -> PageSession:
         """Raises Problem, or SlowDown."""
-        return await self._known(self._sessions.verify(cookie, self._clock.now()), address)
+        return await self._verify_or_count(self._sessions.verify(cookie, self._clock.now()), address)
 
-    def _admin_by(self, key: str, address: str) -> Principal:
-        if self._admin is None:
+    def _authenticate_admin(self, key: str, address: str) -> Principal:
+        if self._admin_key_digest is None:
             raise forbidden("no admin key is configured here")
-        if hmac.compare_digest(_digest(key), self._admin):
+        if hmac.compare_digest(_digest_key(key), self._admin_key_digest):
             return Principal(ADMIN, is_admin=True)
-        self._wrong.count_failure(ADMIN, address)
+        self._login_throttle.count_failure(ADMIN, address)
         raise unauthorized("the admin key is wrong")
 
-    async def _client_by(self, authorization: str, address: str) -> Principal:
+    async def _authenticate_client(self, authorization: str, address: str) -> Principal:
         if authorization[: len(_BEARER)].lower() != _BEARER:
-            self._wrong.count_failure(None, address)
+            self._login_throttle.count_failure(None, address)
             raise unauthorized(f"{AUTHORIZATION} has a bearer token, and nothing else")
-        caller = await self._known(self._verify(authorization[len(_BEARER) :].strip()), address)
+        caller = await self._verify_or_count(self._verify(authorization[len(_BEARER) :].strip()), address)
         return Principal(caller.client_id, caller.org, caller.app)
 
-    async def _known(self, looking: Awaitable[T], address: str) -> T:
+    async def _verify_or_count(self, verification: Awaitable[T], address: str) -> T:
         try:
-            return await looking
+            return await verification
         except (TokenExpired, TokenRejected) as failure:  # it was ours, and nobody's guess
             raise unauthorized(failure.message) from None
         except AccessDenied as failure:
-            self._wrong.count_failure(None, address)
+            self._login_throttle.count_failure(None, address)
             raise unauthorized(failure.message) from None
 
 
-def principal_of(session: PageSession) -> Principal:
+def get_session_principal(session: PageSession) -> Principal:
     caller = session.caller
     if caller is None:
         return Principal(ADMIN, is_admin=True)
     return Principal(caller.client_id, caller.org, caller.app)
 
 
-def check(principal: Principal, route: ApiRoute, path: Mapping[str, str]) -> None:
+def authorize(principal: Principal, route: ApiRoute, path: Mapping[str, str]) -> None:
     """Raises Problem where this is not for him, be it there or not."""
     if principal.is_admin or route.access_level in (AccessLevel.PUBLIC, AccessLevel.ANY_CLIENT):
         return
@@ -146,6 +146,6 @@ def check(principal: Principal, route: ApiRoute, path: Mapping[str, str]) -> Non
         raise forbidden("a token acts on its own org and app alone")
 
 
-def _digest(text: str) -> bytes:
+def _digest_key(text: str) -> bytes:
     """Of one length, so that comparing takes the same time whatever was sent."""
     return sha256(text.encode("utf-8", "surrogateescape")).digest()

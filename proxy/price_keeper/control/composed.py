@@ -14,7 +14,7 @@ from price_keeper.auth.sessions import RefreshSessions
 from price_keeper.auth.tokens import TokenService
 from price_keeper.clock import Clock
 from price_keeper.config import Config
-from price_keeper.control.access import Access, Verify, admin_mark, load_admin_key
+from price_keeper.control.access import ControlAuthenticator, VerifyToken, fingerprint_admin_key, load_admin_key
 from price_keeper.control.connections import DEFAULT, Limits
 from price_keeper.control.page.state import PageState
 from price_keeper.control.parts import RETRIEVAL_RATE_PER_TOKEN, RETRIEVAL_RATE_TOTAL, RETRIEVAL_RATE_PER_ADDRESS, ControlServices
@@ -45,14 +45,14 @@ def build_control_services(
     """`wrong_secrets` are those of the data port too. Raises ConfigError where the admin key cannot be had."""
     login_throttle = login_throttle or LoginThrottle(clock.monotonic)
     admin_key = load_admin_key(config.auth, environ)
-    page_sessions = PageSessions(tokens, revocation, admin_mark(admin_key))
+    page_sessions = PageSessions(tokens, revocation, fingerprint_admin_key(admin_key))
     return ControlServices(
         config=config,
         store=store,
         clock=clock,
         budgets=budgets,
         submissions=SubmissionRecorder(store, clock),
-        authenticator=Access(admin_key, _build_token_verifier(tokens, revocation), login_throttle, page_sessions, clock),
+        authenticator=ControlAuthenticator(admin_key, _build_token_verifier(tokens, revocation), login_throttle, page_sessions, clock),
         rate_limiter=rate_limiter or _build_rate_limiter(clock, leasing),
         clients=clients,
         login_throttle=login_throttle,
@@ -71,7 +71,7 @@ def _build_rate_limiter(clock: Clock, leasing: RateLeaseManager | None) -> ApiRa
     return local if leasing is None else SharedApiRateLimiter(leasing, local, BURST_REQUESTS, REQUESTS_PER_SECOND)
 
 
-def _build_token_verifier(tokens: TokenService, revocation: RevocationList) -> Verify:
+def _build_token_verifier(tokens: TokenService, revocation: RevocationList) -> VerifyToken:
     async def verify(token: str) -> Caller:
         claims = tokens.verify_access(token)
         if not revocation.is_known_valid(claims):

@@ -16,7 +16,7 @@ from price_keeper.auth.tokens import TokenService
 from price_keeper.clock import Clock
 from price_keeper.config import Config
 from price_keeper.config.prices import PSEUDO_LABELS
-from price_keeper.control.access import Access
+from price_keeper.control.access import ControlAuthenticator
 from price_keeper.control.page.state import PageState
 from price_keeper.control.rates import ApiRateLimiter
 from price_keeper.control.turns import BoundedConcurrency
@@ -39,7 +39,7 @@ class ControlServices:
     clock: Clock
     budgets: BudgetRegistry
     submissions: SubmissionRecorder
-    authenticator: Access
+    authenticator: ControlAuthenticator
     rate_limiter: ApiRateLimiter
     clients: ClientVerifier
     login_throttle: LoginThrottle

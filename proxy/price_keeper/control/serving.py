@@ -119,15 +119,15 @@ class Control:
         address = request.remote or ""
         principal = _NOBODY
         if route.access_level is not AccessLevel.PUBLIC:
-            principal = await services.authenticator.who(request.headers, address, is_change=not route.is_read)
+            principal = await services.authenticator.authenticate(request.headers, address, is_change=not route.is_read)
         # Whoever shares an address with a client could otherwise keep it from its tokens.
         if not (route.is_authenticated_by_secret or route.is_rate_limit_exempt):
-            who = principal.name if principal is not _NOBODY else ""
-            where = "" if principal.org else f"{ANONYMOUS_PREFIX}{network_of(address)}"
-            taken = await services.rate_limiter.take(f"{who}{where}")
+            caller = principal.name if principal is not _NOBODY else ""
+            network = "" if principal.org else f"{ANONYMOUS_PREFIX}{network_of(address)}"
+            taken = await services.rate_limiter.take(f"{caller}{network}")
             headers |= taken.headers
             _check_rate(taken)
-        access.check(principal, route, path)
+        access.authorize(principal, route, path)
         check_ids(path)
         call = ApiRequest(request_id, principal, address, path, query_of(request, route), headers_of(request))
         connection = _connection(request)

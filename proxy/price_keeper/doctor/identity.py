@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from price_keeper.auth.keys import SigningKey, load_keys
-from price_keeper.control.access import SHORTEST_KEY, load_admin_key
+from price_keeper.control.access import MIN_ADMIN_KEY_LENGTH, load_admin_key
 from price_keeper.dataplane import BEARER_TOKEN_VARIABLE
 from price_keeper.doctor.findings import Finding, ok, skipped, trouble, warning
 from price_keeper.doctor.patient import DoctorContext
@@ -58,7 +58,7 @@ _JUDGE_KEYS_BY_ROLE = {"both": _judge_all_keys, "sidecar": _judge_sidecar_keys, 
 
 def check_admin_key(context: DoctorContext) -> Finding:
     auth = context.config.auth
-    instruction = f"set {auth.admin_api_key_env}, or auth.admin_api_key_file, to at least {SHORTEST_KEY} characters"
+    instruction = f"set {auth.admin_api_key_env}, or auth.admin_api_key_file, to at least {MIN_ADMIN_KEY_LENGTH} characters"
     try:
         key = load_admin_key(auth, context.environ)
     except ConfigError as failure:

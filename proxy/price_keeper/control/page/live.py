@@ -102,10 +102,10 @@ async def _events(services: ControlServices, request: ApiRequest, told: Told) ->
 async def _still_may(services: ControlServices, request: ApiRequest) -> bool:
     """His token or session may be over, or revoked."""
     try:
-        now: Principal = await services.authenticator.who(request.headers, request.address, is_change=False)
+        current: Principal = await services.authenticator.authenticate(request.headers, request.address, is_change=False)
     except (Problem, Refusal):
         return False
-    return now == request.principal
+    return current == request.principal
 
 
 async def _tick(page: PageState) -> None:

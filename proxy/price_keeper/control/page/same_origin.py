@@ -15,26 +15,26 @@ from price_keeper.control.problems import forbidden
 PAGE_HEADER = "X-Price-Keeper-Page"
 
 
-def says_page(headers: MultiMapping[str]) -> bool:
+def has_page_header(headers: MultiMapping[str]) -> bool:
     return headers.getall(PAGE_HEADER, []) == ["1"]
 
 
 def check_same_origin(headers: MultiMapping[str], *, is_change: bool) -> None:
     """Raises Problem."""
-    if not says_page(headers):
+    if not has_page_header(headers):
         raise forbidden(f"a page says that it is one: {PAGE_HEADER}: 1")
     if headers.getall("Sec-Fetch-Site", ["same-origin"]) != ["same-origin"]:
         raise forbidden("a page from elsewhere may not ask this")
     origins, hosts = headers.getall("Origin", []), headers.getall("Host", [])
     if not origins and not is_change:  # browsers leave it out of what they read from where the page came from
         return
-    if len(origins) != 1 or len(hosts) != 1 or not _is_of(origins[0], hosts[0]):
+    if len(origins) != 1 or len(hosts) != 1 or not is_origin_of_host(origins[0], hosts[0]):
         raise forbidden("a change is asked for by a page from here: Origin names the Host; a proxy passes both on")
 
 
-def _is_of(origin: str, host: str) -> bool:
+def is_origin_of_host(origin: str, host: str) -> bool:
     try:
-        found = urlsplit(origin)
+        parts = urlsplit(origin)
     except ValueError:
         return False
-    return found.scheme in ("http", "https") and found.netloc.lower() == host.lower() != ""
+    return parts.scheme in ("http", "https") and parts.netloc.lower() == host.lower() != ""

@@ -11,12 +11,12 @@ from typing import Any
 from multidict import CIMultiDict
 
 from price_keeper.auth.page_sessions import PageSession
-from price_keeper.control.access import cookie_name, cookie_of, principal_of
+from price_keeper.control.access import cookie_name, read_cookie, get_session_principal
 from price_keeper.control.auth import wrong_counted
 from price_keeper.control.bodies import OF_STRANGERS
 from price_keeper.control.calls import ApiResponse, ApiRequest, ApiRoute, AccessLevel
 from price_keeper.control.fields import Fields, OneOf, Text
-from price_keeper.control.page.same_origin import PAGE_HEADER, check_same_origin, says_page
+from price_keeper.control.page.same_origin import PAGE_HEADER, check_same_origin, has_page_header
 from price_keeper.control.parts import ControlServices
 from price_keeper.control.problems import ERRORS, Problem
 from price_keeper.control.terms import API_KEY, AUTHORIZATION
@@ -44,21 +44,21 @@ async def _begun(services: ControlServices, request: ApiRequest, kind: str, secr
     """Whoever shows something wrong is counted as anywhere else."""
     now = services.clock.now()
     if kind == ADMIN:
-        await services.authenticator.who(CIMultiDict({API_KEY: secret}), request.address)
+        await services.authenticator.authenticate(CIMultiDict({API_KEY: secret}), request.address)
         return services.page_sessions.begin_for_admin(now)
-    await services.authenticator.who(CIMultiDict({AUTHORIZATION: f"Bearer {secret}"}), request.address)
+    await services.authenticator.authenticate(CIMultiDict({AUTHORIZATION: f"Bearer {secret}"}), request.address)
     return services.page_sessions.begin_for_client(secret, now)
 
 
 async def current(services: ControlServices, request: ApiRequest) -> ApiResponse:
     """Also for who is not signed in, which is no failure."""
-    cookie = cookie_of(request.headers) if says_page(request.headers) else None
+    cookie = read_cookie(request.headers) if has_page_header(request.headers) else None
     if cookie is None:
         return ApiResponse(NOBODY)
     check_same_origin(request.headers, is_change=False)
     gone = {"Set-Cookie": _cookie(request, "", 0)}
     try:
-        return ApiResponse(_told(await services.authenticator.session(cookie, request.address)))
+        return ApiResponse(_told(await services.authenticator.verify_session(cookie, request.address)))
     except TooManyRequests as failure:
         raise _too_many(failure, gone) from None
     except Problem as failure:
@@ -70,7 +70,7 @@ async def current(services: ControlServices, request: ApiRequest) -> ApiResponse
 async def end(services: ControlServices, request: ApiRequest) -> ApiResponse:
     """The cookie goes in any case, and with it what this browser could do."""
     check_same_origin(request.headers, is_change=True)
-    cookie, gone = cookie_of(request.headers), {"Set-Cookie": _cookie(request, "", 0)}
+    cookie, gone = read_cookie(request.headers), {"Set-Cookie": _cookie(request, "", 0)}
     try:
         if cookie is not None:
             with wrong_counted(services, request):
@@ -91,12 +91,12 @@ def _too_many(failure: TooManyRequests, gone: dict[str, str]) -> Problem:
 
 
 def _told(session: PageSession) -> dict[str, Any]:
-    who = principal_of(session)
+    principal = get_session_principal(session)
     return {
         "is_signed_in": True,
-        "is_admin": who.is_admin,
-        "org": who.org,
-        "app": who.app,
+        "is_admin": principal.is_admin,
+        "org": principal.org,
+        "app": principal.app,
         "expires_at": utc(session.expires),
     }
 
