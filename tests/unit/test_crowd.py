@@ -5,54 +5,54 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from price_keeper.control.connections import DEFAULT, Crowd, Limits, Share, fitting
+from price_keeper.control.connections import DEFAULT, ConnectionRegistry, Limits, SlotClass, fitting
 
 from tests.support.clock import ManualClock
 from tests.support.effort import tries
 
 
 def test_room_full_displaces_the_oldest_connection_without_a_place() -> None:
-    crowd = Crowd(ManualClock(), Limits(connections=4, of_one=4, for_loopback=0))
+    crowd = ConnectionRegistry(ManualClock(), Limits(connections=4, of_one=4, for_loopback=0))
     silent, asked, busy, late = (_Connection() for _ in range(4))
     newcomers = [_Connection() for _ in range(4)]
     for each in (silent, asked, busy, late):
-        assert crowd.joined(each, "192.0.2.1")
-    crowd.heard(asked)
-    assert crowd.hold(busy, Share.ADMIN)
+        assert crowd.add(each, "192.0.2.1")
+    crowd.mark_active(asked)
+    assert crowd.acquire_slot(busy, SlotClass.ADMIN)
     for each, gone in zip(newcomers[:3], (silent, late, asked), strict=True):
-        assert crowd.joined(each, "127.0.0.1")
+        assert crowd.add(each, "127.0.0.1")
         assert gone.is_cut
-        crowd.left(gone)  # as its transport tells in its time
-    crowd.release(busy)
-    assert crowd.joined(newcomers[3], "127.0.0.1")
+        crowd.remove(gone)  # as its transport tells in its time
+    crowd.release_slot(busy)
+    assert crowd.add(newcomers[3], "127.0.0.1")
     assert busy.is_cut
     assert not any(each.is_cut for each in newcomers)
 
 
 def test_a_full_address_displaces_its_own_connections_alone() -> None:
-    crowd = Crowd(ManualClock(), Limits(connections=10, of_one=2, for_loopback=0))
+    crowd = ConnectionRegistry(ManualClock(), Limits(connections=10, of_one=2, for_loopback=0))
     others, own = [_Connection() for _ in range(2)], [_Connection() for _ in range(2)]
     for address, connections in (("192.0.2.1", others), ("192.0.2.2", own)):
-        assert all(crowd.joined(each, address) for each in connections)
-    assert crowd.joined(_Connection(), "192.0.2.2")
+        assert all(crowd.add(each, address) for each in connections)
+    assert crowd.add(_Connection(), "192.0.2.2")
     assert [each.is_cut for each in (*others, *own)] == [False, False, True, False]
 
 
 def test_nobody_from_elsewhere_takes_the_place_of_who_is_here() -> None:
-    crowd = Crowd(ManualClock(), Limits(connections=6, of_one=6, for_loopback=2))
+    crowd = ConnectionRegistry(ManualClock(), Limits(connections=6, of_one=6, for_loopback=2))
     here, elsewhere = [_Connection() for _ in range(2)], [_Connection() for _ in range(5)]
     for address, connections in (("127.0.0.1", here), ("192.0.2.1", elsewhere)):
         for each in connections:
-            assert crowd.joined(each, address)
+            assert crowd.add(each, address)
     assert [each.is_cut for each in (*here, *elsewhere)] == [False, False, True, True, True, False, False]
 
 
 def test_who_only_stays_here_takes_no_more_than_is_kept_for_this_machine() -> None:
     """All of 127.0.0.0/8 is here, so a share for each address is no bound."""
-    crowd = Crowd(ManualClock(), Limits(connections=8, of_one=2, for_loopback=2))
+    crowd = ConnectionRegistry(ManualClock(), Limits(connections=8, of_one=2, for_loopback=2))
     stay = [_Connection() for _ in range(8)]
-    assert all(crowd.joined(each, f"127.0.0.{number}") for number, each in enumerate(stay, 1))
-    assert all(crowd.joined(_Connection(), f"192.0.2.{number}") for number in range(8))
+    assert all(crowd.add(each, f"127.0.0.{number}") for number, each in enumerate(stay, 1))
+    assert all(crowd.add(_Connection(), f"192.0.2.{number}") for number in range(8))
     assert [each.is_cut for each in stay] == [True] * 6 + [False] * 2
 
 
@@ -60,46 +60,46 @@ def test_who_only_stays_here_takes_no_more_than_is_kept_for_this_machine() -> No
 
 
 def test_requests_of_a_kind_leave_places_to_others() -> None:
-    crowd = Crowd(ManualClock(), Limits(connections=64, of_one=32, for_loopback=0))
+    crowd = ConnectionRegistry(ManualClock(), Limits(connections=64, of_one=32, for_loopback=0))
 
-    def held(share: Share, address: str = "192.0.2.1") -> int:
+    def held(share: SlotClass, address: str = "192.0.2.1") -> int:
         """How many more there is room for."""
         found = 0
-        while crowd.joined(each := _Connection(), address) and crowd.hold(each, share):
+        while crowd.add(each := _Connection(), address) and crowd.acquire_slot(each, share):
             found += 1
         return found
 
-    assert held(Share.STRANGER) == 16
-    assert held(Share.SENDING) == 8
-    assert held(Share.KNOWN) == 2
-    assert held(Share.ADMIN) == 2
-    assert crowd.joined(_Connection(), "192.0.2.1")
-    assert held(Share.KNOWN, "192.0.2.2") == 24
-    assert held(Share.ADMIN, "192.0.2.3") == 4
-    assert crowd.joined(_Connection(), "192.0.2.4")
+    assert held(SlotClass.UNVERIFIED) == 16
+    assert held(SlotClass.RECEIVING_BODY) == 8
+    assert held(SlotClass.CLIENT) == 2
+    assert held(SlotClass.ADMIN) == 2
+    assert crowd.add(_Connection(), "192.0.2.1")
+    assert held(SlotClass.CLIENT, "192.0.2.2") == 24
+    assert held(SlotClass.ADMIN, "192.0.2.3") == 4
+    assert crowd.add(_Connection(), "192.0.2.4")
 
 
 def test_places_and_what_is_kept_for_this_machine_leave_room_for_a_newcomer_from_elsewhere() -> None:
-    crowd = Crowd(ManualClock())
+    crowd = ConnectionRegistry(ManualClock())
     for _ in range(DEFAULT.for_loopback):
-        assert crowd.joined(_Connection(), "127.0.0.1")
+        assert crowd.add(_Connection(), "127.0.0.1")
     places = 0
     for number in range(2 * DEFAULT.connections):
         each = _Connection()
-        assert crowd.joined(each, f"192.0.2.{number % 250}")
-        places += crowd.hold(each, Share.ADMIN)
+        assert crowd.add(each, f"192.0.2.{number % 250}")
+        places += crowd.acquire_slot(each, SlotClass.ADMIN)
     assert places == 14 * (DEFAULT.connections - 2 * DEFAULT.for_loopback) // 16
 
 
 def test_a_place_is_for_one_request() -> None:
-    crowd = Crowd(ManualClock(), Limits(connections=16, of_one=4, for_loopback=0))
+    crowd = ConnectionRegistry(ManualClock(), Limits(connections=16, of_one=4, for_loopback=0))
     own = [_Connection() for _ in range(4)]
-    assert [crowd.joined(each, "192.0.2.1") and crowd.hold(each, Share.KNOWN) for each in own] == [True] * 3 + [False]
-    assert crowd.hold(own[0], Share.KNOWN)  # it has one
-    crowd.release(own[0])
-    assert crowd.hold(own[3], Share.KNOWN)
-    crowd.left(own[1])
-    assert not crowd.hold(own[1], Share.KNOWN)  # who is gone is served nothing
+    assert [crowd.add(each, "192.0.2.1") and crowd.acquire_slot(each, SlotClass.CLIENT) for each in own] == [True] * 3 + [False]
+    assert crowd.acquire_slot(own[0], SlotClass.CLIENT)  # it has one
+    crowd.release_slot(own[0])
+    assert crowd.acquire_slot(own[3], SlotClass.CLIENT)
+    crowd.remove(own[1])
+    assert not crowd.acquire_slot(own[1], SlotClass.CLIENT)  # who is gone is served nothing
 
 
 _STEPS = st.lists(
@@ -107,7 +107,7 @@ _STEPS = st.lists(
         st.sampled_from(["join", "hold", "hold", "heard", "release", "left"]),
         st.integers(0, 200),
         st.sampled_from([*(f"192.0.2.{n}" for n in range(4)), "127.0.0.1", "127.0.0.2", "2001:db8::1"]),
-        st.sampled_from(Share),
+        st.sampled_from(SlotClass),
     ),
     max_size=200,
 )
@@ -116,28 +116,28 @@ _STEPS = st.lists(
 @settings(max_examples=tries(200))
 @given(_STEPS, st.integers(0, 2000))
 def test_a_newcomer_is_accepted_and_no_request_at_work_is_cut(
-    steps: list[tuple[str, int, str, Share]], descriptors: int
+    steps: list[tuple[str, int, str, SlotClass]], descriptors: int
 ) -> None:
     """Whatever was done before: so a probe is read, and so is the head of an administrator."""
     limits = fitting(descriptors)
-    crowd = Crowd(ManualClock(), limits)
+    crowd = ConnectionRegistry(ManualClock(), limits)
     here: list[_Connection] = []
     at_work: set[_Connection] = set()
     for step, number, address, share in steps:
         each = here[number % len(here)] if here else None
         if step == "join" or each is None:
             here.append(_Connection())
-            assert crowd.joined(here[-1], address)
+            assert crowd.add(here[-1], address)
         elif step == "hold":
-            if crowd.hold(each, share):
+            if crowd.acquire_slot(each, share):
                 at_work.add(each)
         elif step == "heard":
-            crowd.heard(each)
+            crowd.mark_active(each)
         elif step == "release":
-            crowd.release(each)
+            crowd.release_slot(each)
             at_work.discard(each)
         else:
-            crowd.left(each)
+            crowd.remove(each)
             at_work.discard(each)
             here.remove(each)
         here = [each for each in here if not each.is_cut]
@@ -155,31 +155,31 @@ def test_few_descriptors_are_not_all_taken(descriptors: int) -> None:
 
 
 def test_a_probe_of_this_machine_gets_through_whatever_comes_from_others() -> None:
-    crowd = Crowd(ManualClock())
+    crowd = ConnectionRegistry(ManualClock())
     for number in range(500):
         others = _Connection()
-        assert crowd.joined(others, f"192.0.2.{number % 250}")
-        crowd.hold(others, Share.ADMIN)
+        assert crowd.add(others, f"192.0.2.{number % 250}")
+        crowd.acquire_slot(others, SlotClass.ADMIN)
     probes = [_Connection() for _ in range(20)]
-    assert all(crowd.joined(each, "127.0.0.1") for each in probes)
+    assert all(crowd.add(each, "127.0.0.1") for each in probes)
     assert not any(each.is_cut for each in probes)
-    assert crowd.joined(_Connection(), "::1")
+    assert crowd.add(_Connection(), "::1")
 
 
 @pytest.mark.parametrize("address", ["192.0.2.1", "2001:db8::{:x}"])
 def test_one_address_does_not_take_all_the_room(address: str) -> None:
-    crowd = Crowd(ManualClock())
+    crowd = ConnectionRegistry(ManualClock())
     joined = [_Connection() for _ in range(100)]
     for number, each in enumerate(joined):
-        assert crowd.joined(each, address.format(number))
+        assert crowd.add(each, address.format(number))
     assert [each.is_cut for each in joined] == [True] * (100 - DEFAULT.of_one) + [False] * DEFAULT.of_one
 
 
 class _Connection:
     is_cut = False
 
-    def check_time(self, now: float) -> None:
+    def check_timeouts(self, now: float) -> None:
         pass
 
-    def cut(self) -> None:
+    def abort(self) -> None:
         self.is_cut = True

@@ -49,110 +49,110 @@ def fitting(descriptors: int, limits: Limits = DEFAULT) -> Limits:
     )
 
 
-class Share(Enum):
+class SlotClass(Enum):
     """Which part of the connections requests of a kind may hold: they alone, and together with all others.
 
     Of one network, and of all, in sixteenths. What is left is for newcomers.
     """
 
-    STRANGER = (8, 13)  # shows what anybody may have invented, and may wait for its turn at the store
-    SENDING = (4, 13)  # a client's whose body is still to come; others of its kind can be displaced
-    KNOWN = (13, 13)
+    UNVERIFIED = (8, 13)  # shows what anybody may have invented, and may wait for its turn at the store
+    RECEIVING_BODY = (4, 13)  # a client's whose body is still to come; others of its kind can be displaced
+    CLIENT = (13, 13)
     ADMIN = (14, 14)
 
 
-_WHOLE = 16
+_SIXTEENTHS = 16
 
 
-class Connection(Protocol):
-    def check_time(self, now: float) -> None:
+class ConnectionPeer(Protocol):
+    def check_timeouts(self, now: float) -> None:
         """Cuts it where it only stays."""
 
-    def cut(self) -> None: ...
+    def abort(self) -> None: ...
 
 
 @dataclass(slots=True)
 class _Peer:
     network: Hashable
     is_local: bool
-    share: Share | None = None  # of the place that it holds
+    slot_class: SlotClass | None = None  # of the place that it holds
 
 
-class Crowd:
+class ConnectionRegistry:
     """The connections of one listener."""
 
     def __init__(self, clock: Clock, limits: Limits = DEFAULT) -> None:
         self.clock = clock
         self.limits = limits
-        self._known: dict[Connection, _Peer] = {}  # the longest without a whole head is the first
-        self._of: Counter[Hashable] = Counter()
+        self._peers: dict[ConnectionPeer, _Peer] = {}  # the longest without a whole head is the first
+        self._count_by_network: Counter[Hashable] = Counter()
 
-    def joined(self, connection: Connection, address: str) -> bool:
+    def add(self, connection: ConnectionPeer, address: str) -> bool:
         """Whether there was room for it."""
-        came = _Peer(network_of(address), is_loopback(address))
-        reserved = 0 if came.is_local else self.limits.for_loopback
-        is_one_too_many = self._of[came.network] >= self.limits.of_one
-        is_full = is_one_too_many or len(self._known) >= self.limits.connections - reserved
-        if is_full and not self._has_made_room(came, is_one_too_many):
+        peer = _Peer(network_of(address), is_loopback(address))
+        reserved = 0 if peer.is_local else self.limits.for_loopback
+        is_network_full = self._count_by_network[peer.network] >= self.limits.of_one
+        is_full = is_network_full or len(self._peers) >= self.limits.connections - reserved
+        if is_full and not self._evict_one_for(peer, is_network_full):
             return False
-        self._known[connection] = came
-        self._of[came.network] += 1
+        self._peers[connection] = peer
+        self._count_by_network[peer.network] += 1
         return True
 
-    def _has_made_room(self, came: _Peer, is_one_too_many: bool) -> bool:
+    def _evict_one_for(self, newcomer: _Peer, is_network_full: bool) -> bool:
         """By one without a place: of the same network where that has its share, and none of those that are kept for
         this machine for one from elsewhere."""
-        has_more = sum(its.is_local for its in self._known.values()) > self.limits.for_loopback
-        for each, its in self._known.items():
-            is_rival = its.network == came.network if is_one_too_many else came.is_local or has_more or not its.is_local
-            if its.share is None and is_rival:
-                self.left(each)
-                each.cut()
+        has_surplus_local = sum(peer.is_local for peer in self._peers.values()) > self.limits.for_loopback
+        for candidate, peer in self._peers.items():
+            is_rival = peer.network == newcomer.network if is_network_full else newcomer.is_local or has_surplus_local or not peer.is_local
+            if peer.slot_class is None and is_rival:
+                self.remove(candidate)
+                candidate.abort()
                 return True
         return False
 
-    def heard(self, connection: Connection) -> None:
+    def mark_active(self, connection: ConnectionPeer) -> None:
         """It has sent a whole head."""
-        if connection in self._known:
-            self._known[connection] = self._known.pop(connection)
+        if connection in self._peers:
+            self._peers[connection] = self._peers.pop(connection)
 
-    def hold(self, connection: Connection, share: Share) -> bool:
+    def acquire_slot(self, connection: ConnectionPeer, slot_class: SlotClass) -> bool:
         """Whether there was a place for its request, which it holds until `release`."""
-        its = self._known.get(connection)
-        if its is None:
+        peer = self._peers.get(connection)
+        if peer is None:
             return False
-        others = [each for each in self._known.values() if each.share is not None and each is not its]
-        of_one = [each for each in others if each.network == its.network]
-        own, together = share.value
+        others = [each for each in self._peers.values() if each.slot_class is not None and each is not peer]
+        same_network = [each for each in others if each.network == peer.network]
+        own_sixteenths, total_sixteenths = slot_class.value
         # Twice: this machine's part, and that no newcomer from elsewhere may displace what is within it.
-        in_all = self.limits.connections - 2 * self.limits.for_loopback
-        for holding, room in ((others, in_all), (of_one, self.limits.of_one)):
-            of_kind = sum(each.share is share for each in holding)
-            if len(holding) >= room * together // _WHOLE or of_kind >= room * own // _WHOLE:
+        max_slots = self.limits.connections - 2 * self.limits.for_loopback
+        for holders, room in ((others, max_slots), (same_network, self.limits.of_one)):
+            of_class = sum(each.slot_class is slot_class for each in holders)
+            if len(holders) >= room * total_sixteenths // _SIXTEENTHS or of_class >= room * own_sixteenths // _SIXTEENTHS:
                 return False
-        its.share = share
+        peer.slot_class = slot_class
         return True
 
-    def release(self, connection: Connection) -> None:
-        its = self._known.get(connection)
-        if its is not None:
-            its.share = None
+    def release_slot(self, connection: ConnectionPeer) -> None:
+        peer = self._peers.get(connection)
+        if peer is not None:
+            peer.slot_class = None
 
-    def left(self, connection: Connection) -> None:
+    def remove(self, connection: ConnectionPeer) -> None:
         """Also of one that had to make room, and so has left before."""
-        its = self._known.pop(connection, None)
-        if its is None:
+        peer = self._peers.pop(connection, None)
+        if peer is None:
             return
-        self._of[its.network] -= 1
-        if not self._of[its.network]:
-            del self._of[its.network]
+        self._count_by_network[peer.network] -= 1
+        if not self._count_by_network[peer.network]:
+            del self._count_by_network[peer.network]
 
-    async def watch(self) -> None:
+    async def run_timeout_checks(self) -> None:
         while True:
             await self.clock.sleep(CHECK_SECONDS)
             now = self.clock.monotonic()
-            for connection in list(self._known):
-                connection.check_time(now)
+            for connection in list(self._peers):
+                connection.check_timeouts(now)
 
 
 class Since:

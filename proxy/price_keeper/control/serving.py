@@ -24,9 +24,9 @@ from price_keeper.control.bodies import Budgets, body_of
 from price_keeper.control.calls import NO_STORE, ApiResponse, ApiRequest, Principal, ApiRoute, StreamingResponse, AccessLevel, dump_json, matches_etag
 from price_keeper.control.connections import (
     DEFAULT,
-    Crowd,
+    ConnectionRegistry,
     Limits,
-    Share,
+    SlotClass,
     Since,
     check_names,
     is_loopback,
@@ -87,7 +87,7 @@ class Control:
         except Exception as failure:
             answer = self.refused(problem_of(failure, request_id), request_id)
         finally:
-            _connection(request).release()
+            _connection(request).release_slot()
         return _response(answer, {**_ALWAYS, "X-Request-Id": request_id, **headers})
 
     def refused(self, problem: Problem, request_id: str) -> ApiResponse:
@@ -136,9 +136,9 @@ class Control:
             known = bodies.known if principal.org else bodies.strangers
             budget = bodies.admin if principal.is_admin else known
             if principal is not _NOBODY:
-                connection.hold(Share.ADMIN if principal.is_admin else Share.SENDING)
+                connection.acquire_slot(SlotClass.ADMIN if principal.is_admin else SlotClass.RECEIVING_BODY)
             call.body = await body_of(request, route.max_body_bytes, budget, principal.name)
-        if not connection.hold(_share_of(principal, route, services, call)):
+        if not connection.acquire_slot(_classify_request(principal, route, services, call)):
             raise Busy("too many requests are being answered; try again", retry_after=1)
         with limit_guesses():
             return _unless_known(request, route, await route.handler(services, call))
@@ -148,10 +148,10 @@ def _connection(request: web.BaseRequest) -> _Connection:
     return cast("_Connection", request.protocol)
 
 
-def _share_of(principal: Principal, route: ApiRoute, services: ControlServices, request: ApiRequest) -> Share:
+def _classify_request(principal: Principal, route: ApiRoute, services: ControlServices, request: ApiRequest) -> SlotClass:
     if principal.is_admin:
-        return Share.ADMIN
-    return Share.STRANGER if route.may_be_forged(services, request) else Share.KNOWN
+        return SlotClass.ADMIN
+    return SlotClass.UNVERIFIED if route.may_be_forged(services, request) else SlotClass.CLIENT
 
 
 def _probe(request_id: str, request: web.BaseRequest) -> ApiRequest:
@@ -222,7 +222,7 @@ async def _streamed(request: web.BaseRequest, stream: StreamingResponse, headers
 class _Server(web.Server):
     """One that answers also what is no HTTP in the form of all problems."""
 
-    def __init__(self, control: Control, crowd: Crowd, is_for_loopback: bool) -> None:
+    def __init__(self, control: Control, registry: ConnectionRegistry, is_for_loopback: bool) -> None:
         async def answer(request: web.BaseRequest) -> web.StreamResponse:
             return await control.answer(request, is_for_loopback)
 
@@ -236,7 +236,7 @@ class _Server(web.Server):
             read_bufsize=BUFFER_BYTES,
         )
         self.control = control
-        self.crowd = crowd
+        self.registry = registry
 
     def __call__(self) -> web.RequestHandler:
         return _Connection(self, self._loop, self._kwargs)
@@ -249,7 +249,7 @@ class _Connection(web.RequestHandler):
 
     def __init__(self, server: _Server, loop: asyncio.AbstractEventLoop, settings: Mapping[str, Any]) -> None:
         super().__init__(server, loop=loop, **settings)
-        self._control, self._crowd = server.control, server.crowd
+        self._control, self._registry = server.control, server.registry
         self._headless, self._stalled = Since(), Since()
         self._is_deaf = False
         self._first_line = b""  # of a head that is awaited, as far as it is here
@@ -257,17 +257,17 @@ class _Connection(web.RequestHandler):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         wire = cast("asyncio.Transport", transport)
-        if not self._crowd.joined(self, (wire.get_extra_info("peername") or ("",))[0]):
+        if not self._registry.add(self, (wire.get_extra_info("peername") or ("",))[0]):
             wire.abort()
             return
         self._wire = wire
         super().connection_made(transport)
-        self.check_time(self._crowd.clock.monotonic())
+        self.check_timeouts(self._registry.clock.monotonic())
 
     def connection_lost(self, exc: BaseException | None) -> None:
         if self._wire is not None:
             self._wire = None
-            self._crowd.left(self)
+            self._registry.remove(self)
             super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -283,14 +283,14 @@ class _Connection(web.RequestHandler):
         self._has_begun = True
         if self._request_count > before:
             self._first_line = b""
-            self._crowd.heard(self)
-        self.check_time(self._crowd.clock.monotonic())
+            self._registry.mark_active(self)
+        self.check_timeouts(self._registry.clock.monotonic())
 
-    def hold(self, share: Share) -> bool:
-        return self._crowd.hold(self, share)
+    def acquire_slot(self, slot_class: SlotClass) -> bool:
+        return self._registry.acquire_slot(self, slot_class)
 
-    def release(self) -> None:
-        self._crowd.release(self)
+    def release_slot(self) -> None:
+        self._registry.release_slot(self)
 
     async def finish_response(
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
@@ -304,19 +304,19 @@ class _Connection(web.RequestHandler):
             self._wire.write_eof()
         return finished
 
-    def cut(self) -> None:
+    def abort(self) -> None:
         if self._wire is not None:
             self._wire.abort()
 
-    def check_time(self, now: float) -> None:
+    def check_timeouts(self, now: float) -> None:
         if self._wire is None:
             return
         self._has_begun = self._has_begun and self._awaits_head
         headless = self._headless.told(self._has_begun, now)
         stalled = self._stalled.told(self._wire.get_write_buffer_size() > 0, now)
-        limits = self._crowd.limits
+        limits = self._registry.limits
         if headless > limits.head_seconds or stalled > limits.stalled_seconds:
-            self.cut()
+            self.abort()
 
     @property
     def _awaits_head(self) -> bool:
@@ -385,15 +385,15 @@ def _remove(path: Path) -> None:
 async def _served(
     control: Control, sockets: Sequence[socket.socket], clock: Clock, limits: Limits, is_for_loopback: bool
 ) -> AsyncIterator[None]:
-    crowd = Crowd(clock, limits)
-    runner = web.ServerRunner(_Server(control, crowd, is_for_loopback), shutdown_timeout=SHUTDOWN_SECONDS)
+    registry = ConnectionRegistry(clock, limits)
+    runner = web.ServerRunner(_Server(control, registry, is_for_loopback), shutdown_timeout=SHUTDOWN_SECONDS)
     await runner.setup()
-    watch = asyncio.create_task(crowd.watch())
+    timeout_checks = asyncio.create_task(registry.run_timeout_checks())
     try:
         for each in sockets:
             await web.SockSite(runner, each).start()
         yield
     finally:
-        watch.cancel()
+        timeout_checks.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await runner.cleanup()
