@@ -28,7 +28,7 @@ from price_keeper.config import StoreConfig as StoreConfig
 from price_keeper.control import api
 from price_keeper.control.calls import ApiRoute
 from price_keeper.control.composed import build_control_services
-from price_keeper.control.connections import fitting
+from price_keeper.control.connections import fit_port_limits
 from price_keeper.control.health import Check, Readiness
 from price_keeper.control.parts import ControlServices
 from price_keeper.control.probes import probes
@@ -227,7 +227,7 @@ async def _open_control_ports(
     config: Config, slot: WorkerSlot, dispatcher: Control, probe_routes: Sequence[ApiRoute], clock: Clock, exit_stack: AsyncExitStack
 ) -> Address:
     """Where all of it is served. `few` are what the others of several workers tell the first one."""
-    address, limits = config.listen.control, fitting(raise_descriptor_limit())
+    address, limits = config.listen.control, fit_port_limits(raise_descriptor_limit())
     if not slot.is_first:
         worker_port = listening_within(Control(probe_routes, clock.now), slot.socket_path(slot.number), clock)
         await exit_stack.enter_async_context(worker_port)
@@ -294,7 +294,7 @@ def _build_control_services(core: _CoreServices) -> ControlServices:
         core.client_verifier,
         leasing=core.lease_manager,
         login_throttle=core.login_throttle,
-        limits=fitting(raise_descriptor_limit()),
+        limits=fit_port_limits(raise_descriptor_limit()),
     )
 
 

@@ -17,7 +17,7 @@ from price_keeper.auth.clients import ClientVerifier, make_secret
 from price_keeper.auth.lookups import LookupThrottle
 from price_keeper.config import Address
 from price_keeper.control import serving
-from price_keeper.control.connections import DEFAULT
+from price_keeper.control.connections import DEFAULT_PORT_LIMITS
 from price_keeper.control.health import Readiness
 from price_keeper.control.page.listeners import OF_ADMINS
 from price_keeper.control.probes import probes
@@ -123,13 +123,13 @@ PROBES = ("/health", "/ready", "/metrics")
 
 def addresses(count: int) -> list[str]:
     """One has half of the connections at most."""
-    return [(HERE, THERE)[number // DEFAULT.of_one] for number in range(count)]
+    return [(HERE, THERE)[number // DEFAULT_PORT_LIMITS.max_per_network] for number in range(count)]
 
 
 # Half-sent bodies.
 
 
-@pytest.mark.parametrize("count", [DEFAULT.of_one, DEFAULT.connections])
+@pytest.mark.parametrize("count", [DEFAULT_PORT_LIMITS.max_per_network, DEFAULT_PORT_LIMITS.max_connections])
 async def test_half_sent_bodies_keep_neither_probes_nor_the_administrator_out(
     api: Rig, client: Client, count: int
 ) -> None:
@@ -144,7 +144,7 @@ async def test_half_sent_bodies_keep_neither_probes_nor_the_administrator_out(
             assert answer.status == 200
 
 
-@pytest.mark.parametrize("count", [DEFAULT.of_one, DEFAULT.connections])
+@pytest.mark.parametrize("count", [DEFAULT_PORT_LIMITS.max_per_network, DEFAULT_PORT_LIMITS.max_connections])
 @pytest.mark.parametrize("method", ["GET", "POST"])
 async def test_half_sent_bodies_keep_no_probe_from_the_health_port(health: Client, count: int, method: str) -> None:
     for address in addresses(count):
@@ -160,7 +160,7 @@ async def test_the_administrators_half_sent_body_outlives_those_of_strangers(api
     shown = api.shown("admin")
     slow = await client.send(head("POST", f"{API}/apps/shop/credentials/rotate", shown, len(body)) + body[:5])
     await arrived()
-    strangers = [await client.send(HALF_LOGIN) for _ in range(2 * DEFAULT.of_one)]
+    strangers = [await client.send(HALF_LOGIN) for _ in range(2 * DEFAULT_PORT_LIMITS.max_per_network)]
     await arrived()
     assert strangers[0].reader.at_eof() or await strangers[0].status() == 0
     slow.writer.write(body[5:])
@@ -192,7 +192,7 @@ async def test_requests_that_wait_for_the_store_keep_neither_probes_nor_the_admi
         return await get(self, key, **options)
 
     monkeypatch.setattr(kind, "get", slow)
-    asked = [await client.send(head("GET", API, api.shown((ORG, None)))) for _ in range(DEFAULT.of_one)]
+    asked = [await client.send(head("GET", API, api.shown((ORG, None)))) for _ in range(DEFAULT_PORT_LIMITS.max_per_network)]
     await arrived()
     assert [await client.ask(head("GET", path)) for path in PROBES] == [200] * 3
     administrator = await client.send(head("GET", API, api.shown("admin")))
@@ -200,7 +200,7 @@ async def test_requests_that_wait_for_the_store_keep_neither_probes_nor_the_admi
     gate.set()
     assert await administrator.status() == 200
     found = Counter([await each.status() for each in asked])
-    assert found[200] >= DEFAULT.of_one // 2
+    assert found[200] >= DEFAULT_PORT_LIMITS.max_per_network // 2
     assert found.keys() <= {200, 503}  # a refusal says so: nobody at work is cut
 
 
@@ -209,7 +209,7 @@ async def test_status_pages_stay_connected_under_half_sent_bodies_and_keep_no_pr
 ) -> None:
     pages = [await client.send(head("GET", "/status/events", api.shown("admin"))) for _ in range(OF_ADMINS)]
     assert [await each.status() for each in pages] == [200] * OF_ADMINS
-    for _ in range(2 * DEFAULT.of_one):
+    for _ in range(2 * DEFAULT_PORT_LIMITS.max_per_network):
         await client.send(HALF_LOGIN)
     await arrived()
     assert [await client.ask(head("GET", path)) for path in PROBES] == [200] * 3

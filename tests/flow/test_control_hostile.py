@@ -14,7 +14,7 @@ import pytest
 from aiohttp import web
 from price_keeper.control import profiles, serving
 from price_keeper.control.bodies import BYTES_AT_ONCE, OF_ONE, OF_STRANGERS, SMALL_BYTES, Budget
-from price_keeper.control.connections import DEFAULT, Limits
+from price_keeper.control.connections import DEFAULT_PORT_LIMITS, ControlPortLimits
 from price_keeper.control.problems import Problem
 from price_keeper.control.rates import LocalApiRateLimiter, ApiRateDecision
 from price_keeper.control.terms import MOST_BYTES
@@ -133,7 +133,7 @@ async def test_one_app_keeps_nobody_else_waiting(api: Rig) -> None:
 
 
 def test_strangers_alone_cannot_take_the_whole_budget() -> None:
-    assert DEFAULT.connections * OF_STRANGERS < BYTES_AT_ONCE
+    assert DEFAULT_PORT_LIMITS.max_connections * OF_STRANGERS < BYTES_AT_ONCE
     budget = Budget(10, most_of_one=10)
     with budget.taken(10), pytest.raises(Problem), budget.taken(1):
         pass
@@ -160,7 +160,7 @@ async def _sent(api: Rig, data: bytes) -> tuple[asyncio.StreamReader, asyncio.St
 
 
 async def test_there_are_so_many_connections_and_no_more(tmp_path: Path) -> None:
-    few = Limits(connections=10, of_one=3, for_loopback=0)
+    few = ControlPortLimits(max_connections=10, max_per_network=3, reserved_for_loopback=0)
     async with Engines({}).open("sqlite", tmp_path) as store, rig(store, tmp_path, limits=few) as api:
         held = [await _sent(api, _head(20)) for _ in range(8)]
         for reader, _ in held[:5]:
@@ -175,7 +175,7 @@ async def test_there_are_so_many_connections_and_no_more(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("sent", [b"", b"GET /health HTTP/1.1\r\nHost: localhost\r\n", WHOLE])
 async def test_who_only_stays_keeps_nobody_out(tmp_path: Path, sent: bytes) -> None:
-    few = Limits(connections=10, of_one=3, for_loopback=0)
+    few = ControlPortLimits(max_connections=10, max_per_network=3, reserved_for_loopback=0)
     async with Engines({}).open("sqlite", tmp_path) as store, rig(store, tmp_path, limits=few) as api:
         for _ in range(3):
             held = [await _sent(api, sent) for _ in range(5)]

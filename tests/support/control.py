@@ -21,7 +21,7 @@ from price_keeper.config import Address, Config
 from price_keeper.config.keys import parse_config
 from price_keeper.control import api
 from price_keeper.control.composed import build_control_services
-from price_keeper.control.connections import DEFAULT, Limits
+from price_keeper.control.connections import DEFAULT_PORT_LIMITS, ControlPortLimits
 from price_keeper.control.health import Readiness
 from price_keeper.control.parts import ControlServices
 from price_keeper.control.rates import ApiRateLimiter, ApiRateDecision
@@ -125,7 +125,7 @@ def config() -> Config:
 
 @asynccontextmanager
 async def rig(
-    store: Store, folder: Path, clock: Clock | None = None, rates: ApiRateLimiter | None = None, limits: Limits = DEFAULT
+    store: Store, folder: Path, clock: Clock | None = None, rates: ApiRateLimiter | None = None, limits: ControlPortLimits = DEFAULT_PORT_LIMITS
 ) -> AsyncIterator[Rig]:
     """Hashes of secrets are cheap: nobody here tries to guess one."""
     with pytest.MonkeyPatch.context() as patch:
@@ -135,7 +135,7 @@ async def rig(
 
 
 @asynccontextmanager
-async def _rig(store: Store, folder: Path, clock: Clock, rates: ApiRateLimiter, limits: Limits) -> AsyncIterator[Rig]:
+async def _rig(store: Store, folder: Path, clock: Clock, rates: ApiRateLimiter, limits: ControlPortLimits) -> AsyncIterator[Rig]:
     whole = config()
     tokens = TokenService([SigningKey("k1", "HS256", _SECRET, _SECRET)], "price-keeper", clock.now)
     readiness, telemetry = Readiness(clock), MetricsRegistry()

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 
 import pytest
 from price_keeper.control.calls import Principal
-from price_keeper.control.connections import fitting
+from price_keeper.control.connections import fit_port_limits
 from price_keeper.control.page.listeners import OF_ADMINS, OF_CLIENTS, OF_ONE_CLIENT, Listeners
 from price_keeper.control.page.shared import MOST_KEPT, Shared
 from price_keeper.control.problems import Problem
@@ -104,9 +104,9 @@ def test_listeners_are_bounded_and_clients_keep_no_administrator_out() -> None:
 @pytest.mark.parametrize("descriptors", [0, 64, 200, 256, 512, 1024])
 def test_pages_leave_one_address_room_for_probes_and_people(descriptors: int) -> None:
     """All have one address behind a proxy on this machine, and so may they."""
-    limits = fitting(descriptors)
+    limits = fit_port_limits(descriptors)
     pages = Pages(Listeners(limits))
     clients = sum(pages.taken(Principal(f"org-{number}", str(number))) for number in range(50))
     assert clients >= 1
     assert pages.taken(ADMIN) >= 1
-    assert len(pages.listeners) <= limits.of_one * 5 / 8
+    assert len(pages.listeners) <= limits.max_per_network * 5 / 8

@@ -15,7 +15,7 @@ from price_keeper.auth.tokens import TokenService
 from price_keeper.clock import Clock
 from price_keeper.config import Config
 from price_keeper.control.access import ControlAuthenticator, VerifyToken, fingerprint_admin_key, load_admin_key
-from price_keeper.control.connections import DEFAULT, Limits
+from price_keeper.control.connections import DEFAULT_PORT_LIMITS, ControlPortLimits
 from price_keeper.control.page.state import PageState
 from price_keeper.control.parts import RETRIEVAL_RATE_PER_TOKEN, RETRIEVAL_RATE_TOTAL, RETRIEVAL_RATE_PER_ADDRESS, ControlServices
 from price_keeper.control.rates import LocalApiRateLimiter, ApiRateLimiter, SharedApiRateLimiter
@@ -40,7 +40,7 @@ def build_control_services(
     rate_limiter: ApiRateLimiter | None = None,
     leasing: RateLeaseManager | None = None,
     login_throttle: LoginThrottle | None = None,
-    limits: Limits = DEFAULT,
+    limits: ControlPortLimits = DEFAULT_PORT_LIMITS,
 ) -> ControlServices:
     """`wrong_secrets` are those of the data port too. Raises ConfigError where the admin key cannot be had."""
     login_throttle = login_throttle or LoginThrottle(clock.monotonic)

@@ -21,31 +21,31 @@ from price_keeper.authority import find_host_error, find_target_error
 from price_keeper.clock import Clock
 from price_keeper.control.problems import forbidden, invalid
 
-_OTHER_PROTOCOL = re.compile(rb"[\r\n]*[^ \r\n]+ +[^ \r\n]+ +(?!HTTP/)[A-Za-z]+/[0-9]")
-CHECK_SECONDS = 5.0  # by so much a connection may outstay its time
+_NOT_HTTP = re.compile(rb"[\r\n]*[^ \r\n]+ +[^ \r\n]+ +(?!HTTP/)[A-Za-z]+/[0-9]")
+TIMEOUT_CHECK_SECONDS = 5.0  # by so much a connection may outstay its time
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    connections: int = 128  # at once, well below the descriptors that the process keeps for what is not the data port's
-    of_one: int = 64  # from one address, or one network of IPv6
-    for_loopback: int = 16  # of all, so that probes on this machine get through whatever comes from others
-    head_seconds: float = 20.0  # a whole head comes at once from whoever means it
-    stalled_seconds: float = 60.0  # an answer that nobody has read for so long has no reader
+class ControlPortLimits:
+    max_connections: int = 128  # at once, well below the descriptors that the process keeps for what is not the data port's
+    max_per_network: int = 64  # from one address, or one network of IPv6
+    reserved_for_loopback: int = 16  # of all, so that probes on this machine get through whatever comes from others
+    head_timeout_seconds: float = 20.0  # a whole head comes at once from whoever means it
+    write_stall_seconds: float = 60.0  # an answer that nobody has read for so long has no reader
 
 
-DEFAULT = Limits()
-FEWEST = 8  # connections, however few descriptors there are
+DEFAULT_PORT_LIMITS = ControlPortLimits()
+MIN_CONNECTIONS = 8  # connections, however few descriptors there are
 
 
-def fitting(descriptors: int, limits: Limits = DEFAULT) -> Limits:
+def fit_port_limits(descriptors: int, limits: ControlPortLimits = DEFAULT_PORT_LIMITS) -> ControlPortLimits:
     """An eighth of the descriptors: two thirds are the data port's."""
-    connections = min(limits.connections, max(descriptors // 8, FEWEST))
+    connections = min(limits.max_connections, max(descriptors // 8, MIN_CONNECTIONS))
     return replace(
         limits,
         connections=connections,
-        of_one=min(limits.of_one, connections // 2),
-        for_loopback=min(limits.for_loopback, connections // 8),
+        of_one=min(limits.max_per_network, connections // 2),
+        for_loopback=min(limits.reserved_for_loopback, connections // 8),
     )
 
 
@@ -81,7 +81,7 @@ class _Peer:
 class ConnectionRegistry:
     """The connections of one listener."""
 
-    def __init__(self, clock: Clock, limits: Limits = DEFAULT) -> None:
+    def __init__(self, clock: Clock, limits: ControlPortLimits = DEFAULT_PORT_LIMITS) -> None:
         self.clock = clock
         self.limits = limits
         self._peers: dict[ConnectionPeer, _Peer] = {}  # the longest without a whole head is the first
@@ -90,9 +90,9 @@ class ConnectionRegistry:
     def add(self, connection: ConnectionPeer, address: str) -> bool:
         """Whether there was room for it."""
         peer = _Peer(network_of(address), is_loopback(address))
-        reserved = 0 if peer.is_local else self.limits.for_loopback
-        is_network_full = self._count_by_network[peer.network] >= self.limits.of_one
-        is_full = is_network_full or len(self._peers) >= self.limits.connections - reserved
+        reserved = 0 if peer.is_local else self.limits.reserved_for_loopback
+        is_network_full = self._count_by_network[peer.network] >= self.limits.max_per_network
+        is_full = is_network_full or len(self._peers) >= self.limits.max_connections - reserved
         if is_full and not self._evict_one_for(peer, is_network_full):
             return False
         self._peers[connection] = peer
@@ -102,7 +102,7 @@ class ConnectionRegistry:
     def _evict_one_for(self, newcomer: _Peer, is_network_full: bool) -> bool:
         """By one without a place: of the same network where that has its share, and none of those that are kept for
         this machine for one from elsewhere."""
-        has_surplus_local = sum(peer.is_local for peer in self._peers.values()) > self.limits.for_loopback
+        has_surplus_local = sum(peer.is_local for peer in self._peers.values()) > self.limits.reserved_for_loopback
         for candidate, peer in self._peers.items():
             is_rival = peer.network == newcomer.network if is_network_full else newcomer.is_local or has_surplus_local or not peer.is_local
             if peer.slot_class is None and is_rival:
@@ -125,8 +125,8 @@ class ConnectionRegistry:
         same_network = [each for each in others if each.network == peer.network]
         own_sixteenths, total_sixteenths = slot_class.value
         # Twice: this machine's part, and that no newcomer from elsewhere may displace what is within it.
-        max_slots = self.limits.connections - 2 * self.limits.for_loopback
-        for holders, room in ((others, max_slots), (same_network, self.limits.of_one)):
+        max_slots = self.limits.max_connections - 2 * self.limits.reserved_for_loopback
+        for holders, room in ((others, max_slots), (same_network, self.limits.max_per_network)):
             of_class = sum(each.slot_class is slot_class for each in holders)
             if len(holders) >= room * total_sixteenths // _SIXTEENTHS or of_class >= room * own_sixteenths // _SIXTEENTHS:
                 return False
@@ -149,20 +149,20 @@ class ConnectionRegistry:
 
     async def run_timeout_checks(self) -> None:
         while True:
-            await self.clock.sleep(CHECK_SECONDS)
+            await self.clock.sleep(TIMEOUT_CHECK_SECONDS)
             now = self.clock.monotonic()
             for connection in list(self._peers):
                 connection.check_timeouts(now)
 
 
-class Since:
+class ConditionTimer:
     """How long something has been so."""
 
     def __init__(self) -> None:
         self._since: float | None = None
 
-    def told(self, is_so: bool, now: float) -> float:
-        if not is_so:
+    def update(self, holds: bool, now: float) -> float:
+        if not holds:
             self._since = None
             return 0.0
         if self._since is None:
@@ -173,14 +173,14 @@ class Since:
 @lru_cache(maxsize=64)  # nearly all requests name the same host
 def is_loopback(address: str) -> bool:
     try:
-        found = ipaddress.ip_address(address)
+        ip = ipaddress.ip_address(address)
     except ValueError:
         return False
-    mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
-    return (mapped or found).is_loopback
+    mapped = ip.ipv4_mapped if isinstance(ip, ipaddress.IPv6Address) else None
+    return (mapped or ip).is_loopback
 
 
-def check_names(version: tuple[int, int], target: str, hosts: list[str], is_for_loopback: bool) -> None:
+def check_request_target(version: tuple[int, int], target: str, hosts: list[str], is_for_loopback: bool) -> None:
     """Raises Problem for what two readers could take for requests to different hosts."""
     mistake = None
     if version not in ((1, 0), (1, 1)):
@@ -192,15 +192,15 @@ def check_names(version: tuple[int, int], target: str, hosts: list[str], is_for_
     if mistake is not None:
         raise invalid(mistake)
     if is_for_loopback:
-        _check_host(hosts)
+        _check_loopback_host(hosts)
 
 
-def is_other_protocol(data: bytes) -> bool:
+def is_not_http(data: bytes) -> bool:
     """Of what begins a request: the parser takes the version of RTSP for one of HTTP."""
-    return _OTHER_PROTOCOL.match(data) is not None
+    return _NOT_HTTP.match(data) is not None
 
 
-def _check_host(hosts: list[str]) -> None:
+def _check_loopback_host(hosts: list[str]) -> None:
     """Raises Problem for what is asked of a name that is not this machine's own.
 
     A web page may have its own name point to 127.0.0.1; the browser of somebody here would then read our answers to it.

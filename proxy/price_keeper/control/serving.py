@@ -23,14 +23,14 @@ from price_keeper.control import access
 from price_keeper.control.bodies import Budgets, body_of
 from price_keeper.control.calls import NO_STORE, ApiResponse, ApiRequest, Principal, ApiRoute, StreamingResponse, AccessLevel, dump_json, matches_etag
 from price_keeper.control.connections import (
-    DEFAULT,
+    DEFAULT_PORT_LIMITS,
     ConnectionRegistry,
-    Limits,
+    ControlPortLimits,
     SlotClass,
-    Since,
-    check_names,
+    ConditionTimer,
+    check_request_target,
     is_loopback,
-    is_other_protocol,
+    is_not_http,
 )
 from price_keeper.control.parts import ControlServices
 from price_keeper.control.problems import ERRORS, Problem, problem_of, too_many
@@ -77,7 +77,7 @@ class Control:
     async def answer(self, request: web.BaseRequest, is_for_loopback: bool = False) -> web.StreamResponse:
         request_id, headers = str(uuid4()), dict[str, str]()
         try:
-            check_names(request.version, request.raw_path, request.headers.getall("Host", []), is_for_loopback)
+            check_request_target(request.version, request.raw_path, request.headers.getall("Host", []), is_for_loopback)
             check_coding(request.headers.getall("Transfer-Encoding", []))
             answer = await self._answer(request, request_id, headers)
             if isinstance(answer, StreamingResponse):
@@ -250,7 +250,7 @@ class _Connection(web.RequestHandler):
     def __init__(self, server: _Server, loop: asyncio.AbstractEventLoop, settings: Mapping[str, Any]) -> None:
         super().__init__(server, loop=loop, **settings)
         self._control, self._registry = server.control, server.registry
-        self._headless, self._stalled = Since(), Since()
+        self._headless, self._stalled = ConditionTimer(), ConditionTimer()
         self._is_deaf = False
         self._first_line = b""  # of a head that is awaited, as far as it is here
         self._has_begun = True  # a head: the first is awaited from the start, a further one from its first byte
@@ -276,7 +276,7 @@ class _Connection(web.RequestHandler):
         before = self._request_count
         if self._awaits_head and b"\n" not in self._first_line:
             self._first_line = (self._first_line + data).lstrip(b"\r\n")[:LINE_BYTES]
-        is_odd = self._awaits_head and is_other_protocol(self._first_line)
+        is_odd = self._awaits_head and is_not_http(self._first_line)
         super().data_received(b"\0" if is_odd else data)  # which is no HTTP, and answered as such
         # Behind what is no HTTP each further piece would be a mistake of its own, and kept until that is answered.
         self._is_deaf = bool(self._messages) and isinstance(self._messages[-1][0], _ErrInfo)
@@ -312,10 +312,10 @@ class _Connection(web.RequestHandler):
         if self._wire is None:
             return
         self._has_begun = self._has_begun and self._awaits_head
-        headless = self._headless.told(self._has_begun, now)
-        stalled = self._stalled.told(self._wire.get_write_buffer_size() > 0, now)
+        headless = self._headless.update(self._has_begun, now)
+        stalled = self._stalled.update(self._wire.get_write_buffer_size() > 0, now)
         limits = self._registry.limits
-        if headless > limits.head_seconds or stalled > limits.stalled_seconds:
+        if headless > limits.head_timeout_seconds or stalled > limits.write_stall_seconds:
             self.abort()
 
     @property
@@ -349,7 +349,7 @@ def _request(message: Any, payload: Any, protocol: Any, writer: Any, task: Any) 
 
 @asynccontextmanager
 async def listening(
-    control: Control, address: Address, clock: Clock, limits: Limits = DEFAULT
+    control: Control, address: Address, clock: Clock, limits: ControlPortLimits = DEFAULT_PORT_LIMITS
 ) -> AsyncIterator[Address]:
     sockets = await bind_sockets(address.host, address.port)
     is_for_loopback = all(is_loopback(each.getsockname()[0]) for each in sockets)
@@ -360,7 +360,7 @@ async def listening(
 @asynccontextmanager
 async def listening_within(control: Control, path: Path, clock: Clock) -> AsyncIterator[None]:
     """For other processes of this sidecar, which have the folder to themselves."""
-    async with _served(control, [_bound_within(path)], clock, DEFAULT, is_for_loopback=False):
+    async with _served(control, [_bound_within(path)], clock, DEFAULT_PORT_LIMITS, is_for_loopback=False):
         yield
     _remove(path)
 
@@ -383,7 +383,7 @@ def _remove(path: Path) -> None:
 
 @asynccontextmanager
 async def _served(
-    control: Control, sockets: Sequence[socket.socket], clock: Clock, limits: Limits, is_for_loopback: bool
+    control: Control, sockets: Sequence[socket.socket], clock: Clock, limits: ControlPortLimits, is_for_loopback: bool
 ) -> AsyncIterator[None]:
     registry = ConnectionRegistry(clock, limits)
     runner = web.ServerRunner(_Server(control, registry, is_for_loopback), shutdown_timeout=SHUTDOWN_SECONDS)

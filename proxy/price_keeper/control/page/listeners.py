@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from price_keeper.control.calls import Principal
-from price_keeper.control.connections import DEFAULT, Limits
+from price_keeper.control.connections import DEFAULT_PORT_LIMITS, ControlPortLimits
 from price_keeper.control.problems import ERRORS, Problem
 
 # Together well below the connections that one address may have, as all have one behind a proxy. Where these are fewer,
@@ -19,9 +19,9 @@ AGAIN_SECONDS = 30.0
 
 
 class Listeners:
-    def __init__(self, limits: Limits = DEFAULT) -> None:
+    def __init__(self, limits: ControlPortLimits = DEFAULT_PORT_LIMITS) -> None:
         def scale_bound(most: int) -> int:
-            return max(1, most * limits.of_one // DEFAULT.of_one)
+            return max(1, most * limits.max_per_network // DEFAULT_PORT_LIMITS.max_per_network)
 
         self._of_admins, self._of_clients, self._of_one_client = map(scale_bound, (OF_ADMINS, OF_CLIENTS, OF_ONE_CLIENT))
         self._clients: Counter[str] = Counter()
