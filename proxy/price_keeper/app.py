@@ -32,7 +32,7 @@ from price_keeper.control.connections import fit_port_limits
 from price_keeper.control.health import Check, Readiness
 from price_keeper.control.parts import ControlServices
 from price_keeper.control.probes import probes
-from price_keeper.control.serving import Control, listening, listening_within
+from price_keeper.control.serving import ControlDispatcher, open_control_port, open_control_socket
 from price_keeper.errors import ConfigError, StoreError
 from price_keeper.forwarding.forwarder import Forwarder
 from price_keeper.limits.leasing import SWEEP_SECONDS, RateLeaseManager
@@ -175,7 +175,7 @@ async def run(
     async with AsyncExitStack() as exit_stack, stop_signal.interrupt_startup():
         worker_group = await exit_stack.enter_async_context(open_worker_group(slot))
         readiness, telemetry = Readiness(clock), build_telemetry(slot, worker_group)
-        dispatcher = Control(api.routes(readiness, telemetry, role), clock.now)
+        dispatcher = ControlDispatcher(api.routes(readiness, telemetry, role), clock.now)
         control_address = await _open_control_ports(config, slot, dispatcher, probes(readiness, telemetry), clock, exit_stack)
         tasks = await exit_stack.enter_async_context(Tasks(clock))
         store_time = StoreTime(clock)
@@ -201,7 +201,7 @@ async def run(
             core.recording.aggregator.on_total = services.page.history.learn
             services.register_metrics(core.telemetry)
             reloader.add_step(services.prepare_config)
-            dispatcher.started(services)
+            dispatcher.start(services)
         readiness.started({**_build_readiness_checks(core, data_port), **worker_group.build_checks()}, reloader.build_checks)
         reloader.start(tasks)
         await on_started(StartedServer(None if data_port is None else data_port.address, control_address, token_service, store))
@@ -224,17 +224,17 @@ def find_orphaned_journals(config: Config, slot: WorkerSlot) -> OrphanedJournals
 
 
 async def _open_control_ports(
-    config: Config, slot: WorkerSlot, dispatcher: Control, probe_routes: Sequence[ApiRoute], clock: Clock, exit_stack: AsyncExitStack
+    config: Config, slot: WorkerSlot, dispatcher: ControlDispatcher, probe_routes: Sequence[ApiRoute], clock: Clock, exit_stack: AsyncExitStack
 ) -> Address:
     """Where all of it is served. `few` are what the others of several workers tell the first one."""
     address, limits = config.listen.control, fit_port_limits(raise_descriptor_limit())
     if not slot.is_first:
-        worker_port = listening_within(Control(probe_routes, clock.now), slot.socket_path(slot.number), clock)
+        worker_port = open_control_socket(ControlDispatcher(probe_routes, clock.now), slot.socket_path(slot.number), clock)
         await exit_stack.enter_async_context(worker_port)
         return address
     if config.listen.health is not None:
-        await exit_stack.enter_async_context(listening(Control(probe_routes, clock.now), config.listen.health, clock, limits))
-    return await exit_stack.enter_async_context(listening(dispatcher, address, clock, limits))
+        await exit_stack.enter_async_context(open_control_port(ControlDispatcher(probe_routes, clock.now), config.listen.health, clock, limits))
+    return await exit_stack.enter_async_context(open_control_port(dispatcher, address, clock, limits))
 
 
 async def _build_core_services(

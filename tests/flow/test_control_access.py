@@ -297,5 +297,5 @@ async def test_nothing_is_changed_while_the_process_starts_or_stops(api: Rig) ->
     control.stop()
     assert (await api.ask("PUT", API, SETTINGS)).status == 503
     assert (await api.ask("GET", "/health", who=None)).status == 200
-    control.started(api.parts)
+    control.start(api.parts)
     assert (await api.ask("PUT", API, SETTINGS)).status == 201

@@ -21,7 +21,7 @@ from price_keeper.control.connections import DEFAULT_PORT_LIMITS
 from price_keeper.control.health import Readiness
 from price_keeper.control.page.listeners import OF_ADMINS
 from price_keeper.control.probes import probes
-from price_keeper.control.serving import Control, listening
+from price_keeper.control.serving import ControlDispatcher, open_control_port
 from price_keeper.stores.contract import Key
 from price_keeper.telemetry import MetricsRegistry
 
@@ -96,8 +96,8 @@ async def health() -> AsyncIterator[Client]:
     clock = ManualClock()
     readiness = Readiness(clock)
     readiness.started({})
-    control = Control(probes(readiness, MetricsRegistry()), clock.now)
-    async with listening(control, Address("127.0.0.1", 0), clock) as address:
+    control = ControlDispatcher(probes(readiness, MetricsRegistry()), clock.now)
+    async with open_control_port(control, Address("127.0.0.1", 0), clock) as address:
         opened = Client(f"http://{address}")
         yield opened
         await opened.close()

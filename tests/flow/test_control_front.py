@@ -16,7 +16,7 @@ from price_keeper.config import Address
 from price_keeper.control import api
 from price_keeper.control.front import prefers_json
 from price_keeper.control.health import Readiness
-from price_keeper.control.serving import Control, listening
+from price_keeper.control.serving import ControlDispatcher, open_control_port
 from price_keeper.errors import StoreUnavailable
 from price_keeper.telemetry import MetricsRegistry
 
@@ -114,8 +114,8 @@ def test_who_is_given_json(accept: str, is_json: bool) -> None:
 async def alone(readiness: Readiness, role: str, *asked: tuple[str, dict[str, str]]) -> list[tuple[int, bytes]]:
     """Without the parts that the control API works with."""
     clock, answers = ManualClock(), []
-    control = Control(api.routes(readiness, MetricsRegistry(), role), clock.now)
-    async with listening(control, Address("127.0.0.1", 0), clock) as address, aiohttp.ClientSession() as session:
+    control = ControlDispatcher(api.routes(readiness, MetricsRegistry(), role), clock.now)
+    async with open_control_port(control, Address("127.0.0.1", 0), clock) as address, aiohttp.ClientSession() as session:
         for path, headers in asked:
             async with session.get(f"http://{address}{path}", headers=headers) as answer:
                 answers.append((answer.status, await answer.read()))

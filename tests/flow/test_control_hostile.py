@@ -96,7 +96,7 @@ async def test_whoever_shows_no_secret_at_all_is_slowed_down_too(api: Rig) -> No
 
 
 async def test_bodies_on_their_way_have_one_budget(api: Rig) -> None:
-    api.control._bodies.strangers = Budget(2 * OF_STRANGERS + 100)
+    api.control._body_budgets.strangers = Budget(2 * OF_STRANGERS + 100)
     slow = [await _sent(api, _head(OF_STRANGERS)) for _ in range(2)]
     for each in slow:
         each[1].write(b"{")
@@ -224,13 +224,13 @@ async def test_a_kept_connection_may_be_idle_but_its_next_head_comes_at_once(api
 async def test_what_follows_what_is_no_http_is_not_kept(api: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """The event loop may hand on megabytes before the first mistake is answered."""
     made: list[Any] = []
-    connected = serving._Connection.connection_made
+    connected = serving._ControlConnection.connection_made
 
     def noted(self: Any, transport: Any) -> None:
         made.append(self)
         connected(self, transport)
 
-    monkeypatch.setattr(serving._Connection, "connection_made", noted)
+    monkeypatch.setattr(serving._ControlConnection, "connection_made", noted)
     reader, writer = await _sent(api, b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
     assert (await reader.readline()).startswith(b"HTTP/1.1 200 ")
     (connection,) = made

@@ -25,7 +25,7 @@ from price_keeper.control.connections import DEFAULT_PORT_LIMITS, ControlPortLim
 from price_keeper.control.health import Readiness
 from price_keeper.control.parts import ControlServices
 from price_keeper.control.rates import ApiRateLimiter, ApiRateDecision
-from price_keeper.control.serving import Control, listening
+from price_keeper.control.serving import ControlDispatcher, open_control_port
 from price_keeper.selection.standings import BudgetRegistry
 from price_keeper.stores.contract import Store
 from price_keeper.tasks import Tasks
@@ -91,7 +91,7 @@ class Rig:
     clock: Clock
     recorder: Recording
     tokens: TokenService
-    control: Control
+    control: ControlDispatcher
 
     async def ask(self, method: str, path: str, body: Any = None, *, who: Any = "admin", **more: Any) -> Answered:
         """As the administrator, as the client of an org and app, or with None as nobody."""
@@ -155,12 +155,12 @@ async def _rig(store: Store, folder: Path, clock: Clock, rates: ApiRateLimiter, 
             rates,
             limits=limits,
         )
-        control = Control(api.routes(readiness, telemetry), clock.now)
-        control.started(parts)
+        control = ControlDispatcher(api.routes(readiness, telemetry), clock.now)
+        control.start(parts)
         readiness.started({})
         timeout = aiohttp.ClientTimeout(total=30)
         async with (
-            listening(control, Address("127.0.0.1", 0), clock, limits) as address,
+            open_control_port(control, Address("127.0.0.1", 0), clock, limits) as address,
             aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0)) as session,
         ):
             yield Rig(f"http://{address}", session, parts, store, clock, recorder, tokens, control)

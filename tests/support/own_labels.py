@@ -18,7 +18,7 @@ from price_keeper.config import Address, Config
 from price_keeper.control import api
 from price_keeper.control.composed import build_control_services
 from price_keeper.control.health import Readiness
-from price_keeper.control.serving import Control, listening
+from price_keeper.control.serving import ControlDispatcher, open_control_port
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Put, Value
 from price_keeper.tasks import Tasks
@@ -113,10 +113,10 @@ async def rig(folder: Path, **config: Any) -> AsyncIterator[Rig]:
         whole = Config(labels=labels)
         clients = ClientVerifier(store, clock.now)
         parts = build_control_services(whole, environ, store, clock, port.standings, tokens, revocation, clients, Generous())
-        control = Control(api.routes(Readiness(clock), MetricsRegistry()), clock.now)
-        control.started(parts)
+        control = ControlDispatcher(api.routes(Readiness(clock), MetricsRegistry()), clock.now)
+        control.start(parts)
         async with (
-            listening(control, Address("127.0.0.1", 0), clock) as address,
+            open_control_port(control, Address("127.0.0.1", 0), clock) as address,
             aiohttp.ClientSession() as session,
         ):
             yield Rig(port, store, clock, tokens, session, f"http://{address}")

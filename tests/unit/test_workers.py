@@ -19,7 +19,7 @@ from price_keeper.clock import SystemClock
 from price_keeper.commands.crew import LONGEST_PATH, _folder_for_sockets, served
 from price_keeper.config import Config
 from price_keeper.control.calls import ApiResponse, ApiRequest, ApiRoute, AccessLevel
-from price_keeper.control.serving import Control, listening_within
+from price_keeper.control.serving import ControlDispatcher, open_control_socket
 from price_keeper.errors import ConfigError, ListenFailed, PriceKeeperError, WorkerUnavailable
 from price_keeper.memory import MemoryLimits
 from price_keeper.surface.limits import DEFAULT_LIMITS, ServerLimits, fit_to_memory
@@ -188,7 +188,7 @@ def _signals_as_they_were() -> Iterator[None]:
 # The first worker asks the others.
 
 
-def _other(text: str, status: int = 200, checks: object = None) -> Control:
+def _other(text: str, status: int = 200, checks: object = None) -> ControlDispatcher:
     async def metrics(_: object, __: ApiRequest) -> ApiResponse:
         return ApiResponse(text.encode(), content_type="text/plain")
 
@@ -198,7 +198,7 @@ def _other(text: str, status: int = 200, checks: object = None) -> Control:
     def route(path: str, handle: object) -> ApiRoute:
         return ApiRoute("GET", path, AccessLevel.PUBLIC, path, "", handle, {200: ""}, group="probes")  # type: ignore[arg-type]
 
-    return Control([route("/metrics", metrics), route("/ready", ready)], lambda: 0.0)
+    return ControlDispatcher([route("/metrics", metrics), route("/ready", ready)], lambda: 0.0)
 
 
 @pytest.mark.parametrize(
@@ -214,7 +214,7 @@ def _other(text: str, status: int = 200, checks: object = None) -> Control:
 async def test_what_another_says_of_its_readiness(tmp_path: Path, status: int, checks: object, told: str) -> None:
     place = WorkerSlot(0, 3, tmp_path)
     async with (
-        listening_within(_other("", status, checks), place.socket_path(1), SystemClock()),
+        open_control_socket(_other("", status, checks), place.socket_path(1), SystemClock()),
         open_worker_group(place) as crew,
     ):
         asked = crew.build_checks()
@@ -233,7 +233,7 @@ async def test_whoever_is_away_is_missing_from_the_metrics(tmp_path: Path) -> No
     path = place.socket_path(1)
     path.write_text("of one that was killed")
     async with (
-        listening_within(_other(f"{own}price_keeper_calls_open 5\n"), path, SystemClock()),
+        open_control_socket(_other(f"{own}price_keeper_calls_open 5\n"), path, SystemClock()),
         open_worker_group(place) as crew,
     ):
         telemetry = build_telemetry(place, crew)
@@ -258,7 +258,7 @@ async def test_whoever_cannot_tell_what_it_has_counted_is_not_up(tmp_path: Path)
 
     route = ApiRoute("GET", "/metrics", AccessLevel.PUBLIC, "/metrics", "", fails, {200: ""}, group="probes")
     async with (
-        listening_within(Control([route], lambda: 0.0), place.socket_path(1), SystemClock()),
+        open_control_socket(ControlDispatcher([route], lambda: 0.0), place.socket_path(1), SystemClock()),
         open_worker_group(place) as crew,
     ):
         assert (await build_telemetry(place, crew).scrape()).splitlines()[-1] == "price_keeper_workers_up 1"
@@ -274,7 +274,7 @@ async def test_one_process_tells_what_it_always_told() -> None:
 
 async def test_a_folder_that_is_gone_is_one_clear_line(tmp_path: Path) -> None:
     with pytest.raises(ListenFailed, match=r"^cannot listen on .*/none/worker-1: No such file or directory$"):
-        async with listening_within(_other(""), tmp_path / "none" / "worker-1", SystemClock()):
+        async with open_control_socket(_other(""), tmp_path / "none" / "worker-1", SystemClock()):
             pass
 
 
