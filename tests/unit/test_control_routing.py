@@ -6,7 +6,7 @@ import pytest
 from price_keeper.control.calls import ApiResponse, ApiRequest, ApiRoute, AccessLevel
 from price_keeper.control.parts import ControlServices
 from price_keeper.control.problems import Problem
-from price_keeper.control.routing import Routing
+from price_keeper.control.routing import Router
 
 
 async def nothing(_: ControlServices, __: ApiRequest) -> ApiResponse:
@@ -17,7 +17,7 @@ def route(method: str, path: str, *, by_secret: bool = False) -> ApiRoute:
     return ApiRoute(method, path, AccessLevel.PUBLIC, f"{method} {path}", "", nothing, {200: "x"}, is_authenticated_by_secret=by_secret)
 
 
-ROUTING = Routing(
+ROUTING = Router(
     [
         route("GET", "/"),
         route("GET", "/orgs/{org}/days/{day}"),
@@ -42,14 +42,14 @@ ROUTING = Routing(
     ],
 )
 def test_a_word_goes_before_a_name(method: str, path: str, found: str, values: dict[str, str]) -> None:
-    route, told = ROUTING.found(method, path)
+    route, told = ROUTING.match(method, path)
     assert (route.operation_id, told) == (found, values)
 
 
 @pytest.mark.parametrize("path", ["", "/orgs", "/orgs/a/apps", "/orgs/a/apps/%FF", "/orgs/a/apps/b/c", "/x" * 40])
 def test_what_leads_nowhere_is_not_there(path: str) -> None:
     with pytest.raises(Problem) as refused:
-        ROUTING.found("GET", path)
+        ROUTING.match("GET", path)
     assert refused.value.status == 404
 
 
@@ -59,5 +59,5 @@ def test_what_leads_nowhere_is_not_there(path: str) -> None:
 )
 def test_another_method_is_told_which_there_are(method: str, path: str, allowed: str) -> None:
     with pytest.raises(Problem) as refused:
-        ROUTING.found(method, path)
+        ROUTING.match(method, path)
     assert (refused.value.status, refused.value.headers["Allow"]) == (405, allowed)

@@ -8,70 +8,70 @@ from urllib.parse import unquote_to_bytes
 from price_keeper.control.calls import ApiRoute
 from price_keeper.control.problems import ERRORS, Problem, not_found
 
-MOST_SEGMENTS = 16
+MAX_SEGMENTS = 16
 
-_Fixed = tuple[str, ...]
-_Names = list[tuple[int, str]]
+_FixedSegments = tuple[str, ...]
+_Parameters = list[tuple[int, str]]
 
 
-class _Shape:
+class _PathPattern:
     """Routes of one length that have their names at the same places."""
 
     def __init__(self, segments: Sequence[str]) -> None:
-        self._fixed = [place for place, segment in enumerate(segments) if not _is_name(segment)]
-        self._routes: dict[_Fixed, list[tuple[ApiRoute, _Names]]] = {}
+        self._fixed_positions = [place for place, segment in enumerate(segments) if not _is_parameter(segment)]
+        self._routes: dict[_FixedSegments, list[tuple[ApiRoute, _Parameters]]] = {}
 
     def __len__(self) -> int:
-        return len(self._fixed)
+        return len(self._fixed_positions)
 
     def add(self, route: ApiRoute, segments: Sequence[str]) -> None:
-        names = [(place, segment[1:-1]) for place, segment in enumerate(segments) if _is_name(segment)]
-        self._routes.setdefault(self._of(segments), []).append((route, names))
+        parameters = [(place, segment[1:-1]) for place, segment in enumerate(segments) if _is_parameter(segment)]
+        self._routes.setdefault(self._get_fixed_segments(segments), []).append((route, parameters))
 
-    def of(self, path: Sequence[str]) -> Sequence[tuple[ApiRoute, _Names]]:
-        return self._routes.get(self._of(path), ())
+    def get_candidates(self, path: Sequence[str]) -> Sequence[tuple[ApiRoute, _Parameters]]:
+        return self._routes.get(self._get_fixed_segments(path), ())
 
-    def _of(self, path: Sequence[str]) -> _Fixed:
-        return tuple([path[place] for place in self._fixed])
+    def _get_fixed_segments(self, path: Sequence[str]) -> _FixedSegments:
+        return tuple([path[place] for place in self._fixed_positions])
 
 
-class Routing:
+class Router:
     """A word goes before a name that stands at its place."""
 
     def __init__(self, routes: Sequence[ApiRoute]) -> None:
-        found: dict[tuple[bool, ...], _Shape] = {}
+        patterns: dict[tuple[bool, ...], _PathPattern] = {}
         for route in routes:
             segments = route.segments
-            assert len(segments) <= MOST_SEGMENTS
-            found.setdefault(tuple(map(_is_name, segments)), _Shape(segments)).add(route, segments)
-        self._shapes: dict[int, list[_Shape]] = {}
-        for names, shape in sorted(found.items(), key=lambda each: -len(each[1])):
-            self._shapes.setdefault(len(names), []).append(shape)
+            assert len(segments) <= MAX_SEGMENTS
+            patterns.setdefault(tuple(map(_is_parameter, segments)), _PathPattern(segments)).add(route, segments)
+        self._patterns: dict[int, list[_PathPattern]] = {}
+        for names, pattern in sorted(patterns.items(), key=lambda each: -len(each[1])):
+            self._patterns.setdefault(len(names), []).append(pattern)
 
-    def found(self, method: str, raw_path: str) -> tuple[ApiRoute, dict[str, str]]:
+    def match(self, method: str, raw_path: str) -> tuple[ApiRoute, dict[str, str]]:
         """With what stands in the places of names. Raises Problem."""
-        path = raw_path.split("/", MOST_SEGMENTS)[1:]
-        others: list[ApiRoute] = []
-        for shape in self._shapes.get(len(path), ()):
-            for route, names in shape.of(path):
-                values = _named(names, path)
+        path = raw_path.split("/", MAX_SEGMENTS)[1:]
+        other_methods: list[ApiRoute] = []
+        for pattern in self._patterns.get(len(path), ()):
+            for route, names in pattern.get_candidates(path):
+                values = _decode_parameters(names, path)
                 if values is not None and route.accepts_method(method):
                     return route, values
                 if values is not None:
-                    others.append(route)
-        if not others:
+                    other_methods.append(route)
+        if not other_methods:
             raise not_found("there is nothing here")
-        allowed = {"Allow": ", ".join(sorted({route.method for route in others}))}
+        allowed = {"Allow": ", ".join(sorted({route.method for route in other_methods}))}
         raise Problem(405, ERRORS[405], f"only {allowed['Allow']} can be asked for here", headers=allowed)
 
 
-def _is_name(segment: str) -> bool:
+def _is_parameter(segment: str) -> bool:
     return segment.startswith("{")
 
 
-def _named(names: _Names, path: Sequence[str]) -> dict[str, str] | None:
+def _decode_parameters(parameters: _Parameters, path: Sequence[str]) -> dict[str, str] | None:
     """What is no text stands for nothing that there is."""
     try:
-        return {name: unquote_to_bytes(path[place]).decode() for place, name in names}
+        return {name: unquote_to_bytes(path[place]).decode() for place, name in parameters}
     except UnicodeDecodeError:
         return None

@@ -36,7 +36,7 @@ from price_keeper.control.parts import ControlServices
 from price_keeper.control.problems import ERRORS, Problem, problem_of, too_many
 from price_keeper.control.rates import ANONYMOUS_PREFIX, ApiRateDecision
 from price_keeper.control.requests import check_coding, check_ids, headers_of, query_of
-from price_keeper.control.routing import Routing
+from price_keeper.control.routing import Router
 from price_keeper.errors import Busy, ListenFailed, TooManyRequests
 from price_keeper.logs import build_request_extra
 from price_keeper.surface.sockets import bind_sockets
@@ -60,7 +60,7 @@ class ControlDispatcher:
     """Answers requests by a table of routes; those that need the parts, once it has been given them."""
 
     def __init__(self, routes: Sequence[ApiRoute], now: Callable[[], float]) -> None:
-        self._router = Routing(routes)
+        self._router = Router(routes)
         self._now = now
         self._services: ControlServices | None = None
         self._body_budgets = Budgets()
@@ -94,7 +94,7 @@ class ControlDispatcher:
         return ApiResponse(error.body(request_id, self._now()), error.status, headers=error.headers)
 
     async def _route_request(self, request: web.BaseRequest, request_id: str, headers: dict[str, str]) -> ApiResponse | StreamingResponse:
-        route, path = self._router.found(request.method, request.rel_url.raw_path)
+        route, path = self._router.match(request.method, request.rel_url.raw_path)
         if route.group == "probes":
             return await route.handler(self._services, _build_probe_request(request_id, request))  # type: ignore[arg-type]
         services = self._services

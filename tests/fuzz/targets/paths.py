@@ -7,7 +7,7 @@ from urllib.parse import unquote
 
 from price_keeper.control import api
 from price_keeper.control.problems import Problem
-from price_keeper.control.routing import Routing
+from price_keeper.control.routing import Router
 from price_keeper.errors import Refusal
 from price_keeper.exchange import Request
 from price_keeper.forwarding.model_path import Operation, OperationPath, parse_path
@@ -30,7 +30,7 @@ ALLOWED = re.compile(r"(?:accept|amz-sdk-invocation-id|amz-sdk-request|content-t
                      r"x-amzn-trace-id|x-amzn-bedrock-[a-z0-9!#$%&'*+.^_`|~-]*)\Z")  # fmt: skip
 ID = re.compile(r"[A-Za-z0-9.:_/-]+\Z")
 WORDS = (*PARTS, *NAMES)
-ROUTING = Routing([route for group in api._GROUPS for route in group.ROUTES])
+ROUTING = Router([route for group in api._GROUPS for route in group.ROUTES])
 
 
 def _path(reader: Reader) -> bytes:
@@ -92,7 +92,7 @@ def _passed_on(request: Request) -> None:
 
 def _on_the_control_port(method: str, path: str) -> None:
     try:
-        route, values = ROUTING.found(method, path)
+        route, values = ROUTING.match(method, path)
     except Problem:
         return
     segments = path.split("/")[1:]
