@@ -15,7 +15,7 @@ from aiohttp import web
 from price_keeper.control import profiles, serving
 from price_keeper.control.bodies import BYTES_AT_ONCE, OF_ONE, OF_STRANGERS, SMALL_BYTES, Budget
 from price_keeper.control.connections import DEFAULT_PORT_LIMITS, ControlPortLimits
-from price_keeper.control.problems import Problem
+from price_keeper.control.problems import ApiError
 from price_keeper.control.rates import LocalApiRateLimiter, ApiRateDecision
 from price_keeper.control.terms import MOST_BYTES
 from yarl import URL
@@ -135,7 +135,7 @@ async def test_one_app_keeps_nobody_else_waiting(api: Rig) -> None:
 def test_strangers_alone_cannot_take_the_whole_budget() -> None:
     assert DEFAULT_PORT_LIMITS.max_connections * OF_STRANGERS < BYTES_AT_ONCE
     budget = Budget(10, most_of_one=10)
-    with budget.taken(10), pytest.raises(Problem), budget.taken(1):
+    with budget.taken(10), pytest.raises(ApiError), budget.taken(1):
         pass
     with budget.taken(10):
         pass

@@ -13,7 +13,7 @@ from price_keeper.config import problems
 from price_keeper.config.keys import parse_config
 from price_keeper.config.problems import MAX_COMPARED, MAX_GUESSES, MAX_SHOWN, limit_guesses, find_nearest, escape_line
 from price_keeper.control.bodies import MOST_PARTS, parsed
-from price_keeper.control.problems import MOST_MISTAKES, Problem
+from price_keeper.control.problems import MAX_DETAILS, ApiError
 from price_keeper.control.terms import MOST_BYTES
 from price_keeper.errors import ConfigError
 
@@ -74,7 +74,7 @@ async def test_a_hostile_body_costs_a_dozen_times_a_plain_one_at_most(api: Rig, 
         assert answer.status == 400
         assert compared.calls - before == (0 if name == "long names" else MAX_GUESSES * plain)
         details = answer.body["details"]
-        assert len(details) == MOST_MISTAKES + 1
+        assert len(details) == MAX_DETAILS + 1
         assert details[-1]["message"].startswith("and ")
         assert details[-1]["message"].endswith(" more mistakes")
         assert max(len(each["path"]) for each in details) <= MAX_SHOWN + len("quotas.")
@@ -82,10 +82,10 @@ async def test_a_hostile_body_costs_a_dozen_times_a_plain_one_at_most(api: Rig, 
 
 
 async def test_how_many_more_there_are(api: Rig) -> None:
-    answer = await api.ask("PUT", API, SETTINGS | {"quotas": SETTINGS["quotas"] | labels(MOST_MISTAKES + 7)})
+    answer = await api.ask("PUT", API, SETTINGS | {"quotas": SETTINGS["quotas"] | labels(MAX_DETAILS + 7)})
     assert answer.body["details"][-1] == {"path": "", "message": "and 7 more mistakes"}
-    answer = await api.ask("PUT", API, SETTINGS | {"quotas": SETTINGS["quotas"] | labels(MOST_MISTAKES)})
-    assert len(answer.body["details"]) == MOST_MISTAKES
+    answer = await api.ask("PUT", API, SETTINGS | {"quotas": SETTINGS["quotas"] | labels(MAX_DETAILS)})
+    assert len(answer.body["details"]) == MAX_DETAILS
     login = {f"x{number}": 1 for number in range(100)}
     answer = await api.ask("POST", "/auth/token", login, who=None)
     assert answer.body["details"][-1] == {"path": "", "message": "and 82 more mistakes"}
@@ -103,7 +103,7 @@ async def test_how_many_more_there_are(api: Rig) -> None:
 )
 def test_a_body_of_very_many_parts_is_refused_before_anybody_looks_at_them(text: str) -> None:
     assert len(text) <= MOST_BYTES
-    with pytest.raises(Problem, match=f"at most {MOST_PARTS} names and values"):
+    with pytest.raises(ApiError, match=f"at most {MOST_PARTS} names and values"):
         parsed(text.encode())
 
 

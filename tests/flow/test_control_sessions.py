@@ -20,7 +20,7 @@ from price_keeper.control.calls import ApiRequest, Principal
 from price_keeper.control.credentials import RETRIEVAL_TOKEN
 from price_keeper.control.credentials import fetched as fetched_by
 from price_keeper.control.parts import MAX_CONCURRENT_RETRIEVALS, RETRIEVAL_RATE_PER_ADDRESS, MAX_WAITING_RETRIEVALS
-from price_keeper.control.problems import Problem
+from price_keeper.control.problems import ApiError
 from price_keeper.errors import Busy, TooManyRequests
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Key
@@ -318,7 +318,7 @@ async def test_of_a_flood_of_invented_retrieval_tokens_only_some_wait(
     async def guess(number: int) -> type[Exception]:
         shown = {RETRIEVAL_TOKEN: secrets.token_urlsafe(32)}
         call = ApiRequest("r", Principal("anybody"), f"127.0.0.{number}", {"org": ORG, "app": "shop"}, {}, shown)
-        with pytest.raises((Problem, Busy, TooManyRequests)) as refused:
+        with pytest.raises((ApiError, Busy, TooManyRequests)) as refused:
             await fetched_by(api.parts, call)
         return refused.type
 
@@ -331,7 +331,7 @@ async def test_of_a_flood_of_invented_retrieval_tokens_only_some_wait(
         done, _ = await asyncio.wait(guesses, return_when=asyncio.FIRST_COMPLETED)
     assert {task.result() for task in done} == {Busy}
     gate.set()
-    assert Counter(await asyncio.gather(*guesses)) == {Busy: over, Problem: FAILURE_BURST, TooManyRequests: most - FAILURE_BURST}
+    assert Counter(await asyncio.gather(*guesses)) == {Busy: over, ApiError: FAILURE_BURST, TooManyRequests: most - FAILURE_BURST}
 
 
 async def test_invented_retrieval_tokens_cost_reads_at_a_pace_and_keep_no_other_sender_waiting(
@@ -358,6 +358,6 @@ async def test_invented_retrieval_tokens_cost_reads_at_a_pace_and_keep_no_other_
     assert right.value["client_secret"]
     await api.clock.advance(MAX_LOOKUP_WAIT_SECONDS + 1)  # type: ignore[attr-defined]
     found = Counter(type(each) for each in await asyncio.gather(*flood, return_exceptions=True))
-    assert found.keys() == {Problem, TooManyRequests, Busy}
+    assert found.keys() == {ApiError, TooManyRequests, Busy}
     most = RETRIEVAL_RATE_PER_ADDRESS.burst + MAX_LOOKUP_WAIT_SECONDS * RETRIEVAL_RATE_PER_ADDRESS.per_second
     assert reads["secret-retrieval-tokens"] <= most + 2

@@ -15,7 +15,7 @@ from typing import Any
 
 import price_keeper as product
 from price_keeper.config import Config
-from price_keeper.control.problems import ERRORS
+from price_keeper.control.problems import ERROR_CODES
 from price_keeper.errors import Refusal
 from price_keeper.telemetry import ALL_METRICS
 
@@ -83,7 +83,7 @@ def errors() -> dict[str, Any]:
     refusals = {each.counted_as: [each.status, each.kind] for each in _all(Refusal)}
     return {
         "data port: kind in metrics, status, x-amzn-errortype": dict(sorted(refusals.items())),
-        "control port: status, error": dict(sorted(ERRORS.items())),
+        "control port: status, error": dict(sorted(ERROR_CODES.items())),
     }
 
 

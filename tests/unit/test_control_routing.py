@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from price_keeper.control.calls import ApiResponse, ApiRequest, ApiRoute, AccessLevel
 from price_keeper.control.parts import ControlServices
-from price_keeper.control.problems import Problem
+from price_keeper.control.problems import ApiError
 from price_keeper.control.routing import Router
 
 
@@ -48,7 +48,7 @@ def test_a_word_goes_before_a_name(method: str, path: str, found: str, values: d
 
 @pytest.mark.parametrize("path", ["", "/orgs", "/orgs/a/apps", "/orgs/a/apps/%FF", "/orgs/a/apps/b/c", "/x" * 40])
 def test_what_leads_nowhere_is_not_there(path: str) -> None:
-    with pytest.raises(Problem) as refused:
+    with pytest.raises(ApiError) as refused:
         ROUTING.match("GET", path)
     assert refused.value.status == 404
 
@@ -58,6 +58,6 @@ def test_what_leads_nowhere_is_not_there(path: str) -> None:
     [("POST", "/orgs/a/days/today", "GET, PUT"), ("HEAD", "/orgs/a/secret", "GET"), ("DELETE", "/", "GET")],
 )
 def test_another_method_is_told_which_there_are(method: str, path: str, allowed: str) -> None:
-    with pytest.raises(Problem) as refused:
+    with pytest.raises(ApiError) as refused:
         ROUTING.match(method, path)
     assert (refused.value.status, refused.value.headers["Allow"]) == (405, allowed)

@@ -10,7 +10,7 @@ from price_keeper.control.calls import Principal
 from price_keeper.control.connections import fit_port_limits
 from price_keeper.control.page.listeners import OF_ADMINS, OF_CLIENTS, OF_ONE_CLIENT, Listeners
 from price_keeper.control.page.shared import MOST_KEPT, Shared
-from price_keeper.control.problems import Problem
+from price_keeper.control.problems import ApiError
 
 
 class Asked:
@@ -81,7 +81,7 @@ class Pages:
         for count in range(1000):
             try:
                 self.open_now.enter_context(self.listeners.one_more(principal))
-            except Problem as failure:
+            except ApiError as failure:
                 self.refusals.add((failure.status, failure.headers["Retry-After"]))
                 return count
         raise AssertionError("no bound")

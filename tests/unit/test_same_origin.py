@@ -8,7 +8,7 @@ import pytest
 from multidict import CIMultiDict
 from price_keeper.control.access import cookie_name, read_cookie
 from price_keeper.control.page.same_origin import check_same_origin
-from price_keeper.control.problems import Problem
+from price_keeper.control.problems import ApiError
 
 PAGE = ("X-Price-Keeper-Page", "1")
 HOST = ("Host", "127.0.0.1:8081")
@@ -44,7 +44,7 @@ CASES: list[tuple[list[tuple[str, str]], bool, bool]] = [
 @pytest.mark.parametrize(("headers", "may_read", "may_change"), CASES)
 def test_who_passes(headers: list[tuple[str, str]], may_read: bool, may_change: bool) -> None:
     for is_change, passes in ((False, may_read), (True, may_change)):
-        with nullcontext() if passes else pytest.raises(Problem, check=lambda failure: failure.status == 403):
+        with nullcontext() if passes else pytest.raises(ApiError, check=lambda failure: failure.status == 403):
             check_same_origin(CIMultiDict(headers), is_change=is_change)
 
 

@@ -16,7 +16,7 @@ from price_keeper.clock import Clock
 from price_keeper.config.keys import AuthConfig
 from price_keeper.control.calls import Principal, ApiRoute, AccessLevel
 from price_keeper.control.page.same_origin import check_same_origin, has_page_header
-from price_keeper.control.problems import forbidden, invalid, unauthorized
+from price_keeper.control.problems import forbidden, invalid_request, unauthorized
 from price_keeper.control.terms import API_KEY, AUTHORIZATION
 from price_keeper.errors import AccessDenied, ConfigError, TokenRejected, TokenExpired
 from price_keeper.model import Caller
@@ -85,7 +85,7 @@ class ControlAuthenticator:
         """Raises Problem, or SlowDown. Of a key or a token nothing is told, nor which part of it is wrong."""
         keys, tokens = headers.getall(API_KEY, []), headers.getall(AUTHORIZATION, [])
         if len(keys) > 1 or len(tokens) > 1 or (keys and tokens):
-            raise invalid(f"who calls is said once: by {API_KEY} or by {AUTHORIZATION}")
+            raise invalid_request(f"who calls is said once: by {API_KEY} or by {AUTHORIZATION}")
         if keys:
             return self._authenticate_admin(keys[0], address)
         if tokens:

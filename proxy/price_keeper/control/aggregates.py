@@ -10,7 +10,7 @@ from typing import Any
 from price_keeper.calendar_days import load_zone
 from price_keeper.control.calls import REVALIDATE, ApiResponse, ApiRequest, ApiHandler, ApiRoute, AccessLevel, build_cacheable_response
 from price_keeper.control.parts import ControlServices
-from price_keeper.control.problems import invalid
+from price_keeper.control.problems import invalid_request
 from price_keeper.reporting.days import Asked, check, parse
 from price_keeper.reporting.query import report
 from price_keeper.reporting.records import as_json
@@ -33,7 +33,7 @@ async def of_day(services: ControlServices, request: ApiRequest) -> ApiResponse:
 async def of_range(services: ControlServices, request: ApiRequest) -> ApiResponse:
     lacking = [(name, "required, but missing") for name in ("from", "to") if name not in request.query]
     if lacking:
-        raise invalid("the query cannot be used", *lacking)
+        raise invalid_request("the query cannot be used", *lacking)
     return await _spent(services, request, _asked(services, request.query["from"], request.query["to"], ("from", "to")))
 
 
@@ -45,14 +45,14 @@ def _asked(services: ControlServices, first: str, last: str, names: tuple[str, s
         if not _DAY.fullmatch(text)
     ]
     if mistakes:
-        raise invalid("these are no days", *dict.fromkeys(mistakes))
+        raise invalid_request("these are no days", *dict.fromkeys(mistakes))
     try:
         asked = parse(first if first == last else f"{first}..{last}")
         check(asked, services.clock.now())
     except ValueError as failure:
-        raise invalid("these days cannot be asked for", (names[0], str(failure))) from None
+        raise invalid_request("these days cannot be asked for", (names[0], str(failure))) from None
     if isinstance(asked.first, date) and isinstance(asked.last, date) and (asked.last - asked.first).days >= MOST_DAYS:
-        raise invalid("these days cannot be asked for", (names[1], f"at most {MOST_DAYS} days at once"))
+        raise invalid_request("these days cannot be asked for", (names[1], f"at most {MOST_DAYS} days at once"))
     return asked
 
 

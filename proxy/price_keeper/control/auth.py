@@ -13,7 +13,7 @@ from price_keeper.control.bodies import OF_STRANGERS
 from price_keeper.control.calls import ApiResponse, ApiRequest, ApiRoute, AccessLevel, build_cacheable_response
 from price_keeper.control.fields import Fields, Text
 from price_keeper.control.parts import ControlServices
-from price_keeper.control.problems import ERRORS, Problem, unauthorized
+from price_keeper.control.problems import ERROR_CODES, ApiError, unauthorized
 from price_keeper.errors import AccessDenied, Busy, TokenRejected, TokenExpired
 
 _TOKEN = Text(r"[!-~]+", 16 * 1024, "a token", is_secret=True)
@@ -84,7 +84,7 @@ def _demand_key(services: ControlServices) -> None:
     """Before anything else: without a key nobody is given a token, whatever he shows. Raises Problem."""
     if not services.tokens.can_mint:
         message = "no tokens can be made here: the first key of auth.keys is a public half alone; ask another instance"
-        raise Problem(503, ERRORS[503], message, wait=NO_SIGNING_KEY_RETRY_SECONDS)
+        raise ApiError(503, ERROR_CODES[503], message, retry_after=NO_SIGNING_KEY_RETRY_SECONDS)
 
 
 def _told(services: ControlServices, issued: TokenPair) -> ApiResponse:

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 from aiohttp import web
 
-from price_keeper.control.problems import ERRORS, Problem, invalid
+from price_keeper.control.problems import ERROR_CODES, ApiError, invalid_request
 
 OF_STRANGERS = 20 * 1024  # a refresh token may be long; reading more of anybody would keep everybody else waiting
 SMALL_BYTES = 4 * 1024  # a few fields, none of which is long
@@ -41,7 +41,7 @@ class Budget:
         if size > self._left or size + self._taken_by[who] > self._most_of_one:
             # What is still to come is not read, so nothing else can come on this connection.
             why = "too many bodies are on their way to this process"
-            raise Problem(503, ERRORS[503], why, wait=BUSY_SECONDS, headers={"Connection": "close"})
+            raise ApiError(503, ERROR_CODES[503], why, retry_after=BUSY_SECONDS, headers={"Connection": "close"})
         self._left -= size
         self._taken_by[who] += size
         try:
@@ -79,9 +79,9 @@ async def _whole(request: web.BaseRequest, most: int) -> bytes:
         async with asyncio.timeout(SECONDS):
             return await _read(request, most)
     except TimeoutError:
-        raise Problem(408, ERRORS[408], "the body did not arrive in time", headers={"Connection": "close"}) from None
+        raise ApiError(408, ERROR_CODES[408], "the body did not arrive in time", headers={"Connection": "close"}) from None
     except (web.RequestPayloadError, ConnectionError):
-        raise invalid("the body is not what its head says") from None
+        raise invalid_request("the body is not what its head says") from None
 
 
 async def _read(request: web.BaseRequest, most: int) -> bytes:
@@ -89,23 +89,23 @@ async def _read(request: web.BaseRequest, most: int) -> bytes:
     while part := await request.content.readany():
         raw += part
         if len(raw) > most:
-            raise too_large(most)
+            raise body_too_large(most)
     return bytes(raw)
 
 
 def _check_head(request: web.BaseRequest, most: int) -> None:
     types = request.headers.getall("Content-Type", [])
     if len(types) != 1 or not _is_json(types[0]) or "Content-Encoding" in request.headers:
-        raise Problem(415, ERRORS[415], "a body is of content type application/json, in UTF-8 and not compressed")
+        raise ApiError(415, ERROR_CODES[415], "a body is of content type application/json, in UTF-8 and not compressed")
     if request.headers.get("Expect", "100-continue").lower() != "100-continue":
-        raise Problem(417, ERRORS[417], "nothing is to be expected but 100-continue")
+        raise ApiError(417, ERROR_CODES[417], "nothing is to be expected but 100-continue")
     if (request.content_length or 0) > most:
-        raise too_large(most)
+        raise body_too_large(most)
 
 
-def too_large(most: int) -> Problem:
+def body_too_large(max_bytes: int) -> ApiError:
     # What is still to come is not read, so nothing else can come on this connection.
-    return Problem(413, ERRORS[413], f"a body has at most {most} bytes here", headers={"Connection": "close"})
+    return ApiError(413, ERROR_CODES[413], f"a body has at most {max_bytes} bytes here", headers={"Connection": "close"})
 
 
 def _is_json(value: str) -> bool:
@@ -122,12 +122,12 @@ def parsed(raw: bytes) -> Any:
     try:
         value = json.loads(raw.decode(), object_pairs_hook=_once_each, parse_float=Decimal, parse_constant=_no_number)
     except RecursionError:
-        raise invalid(f"JSON is nested at most {MOST_DEPTH} deep here") from None
+        raise invalid_request(f"JSON is nested at most {MOST_DEPTH} deep here") from None
     except UnicodeDecodeError:
-        raise invalid("the body is not UTF-8 text") from None
+        raise invalid_request("the body is not UTF-8 text") from None
     except (ValueError, ArithmeticError) as failure:
         reason = failure.msg if isinstance(failure, json.JSONDecodeError) else "it cannot be read in one way only"
-        raise invalid(f"the body is not good JSON: {reason}") from None
+        raise invalid_request(f"the body is not good JSON: {reason}") from None
     _check_parts(value)
     return value
 
@@ -152,8 +152,8 @@ def _check_parts(value: Any) -> None:
         if not level:
             return
         if count > MOST_PARTS:
-            raise invalid(f"a body has at most {MOST_PARTS} names and values here")
-    raise invalid(f"JSON is nested at most {MOST_DEPTH} deep here")
+            raise invalid_request(f"a body has at most {MOST_PARTS} names and values here")
+    raise invalid_request(f"JSON is nested at most {MOST_DEPTH} deep here")
 
 
 def _parts(value: Any) -> Iterable[Any]:
@@ -161,7 +161,7 @@ def _parts(value: Any) -> Iterable[Any]:
         try:
             value.encode()
         except UnicodeEncodeError:
-            raise invalid("the body spells half a character, as \\ud800 alone") from None
+            raise invalid_request("the body spells half a character, as \\ud800 alone") from None
     elif isinstance(value, Mapping):
         return (*value.keys(), *value.values())
     elif isinstance(value, list):

@@ -13,7 +13,7 @@ import orjson
 from multidict import MultiMapping
 
 from price_keeper.audit import Actor
-from price_keeper.control.problems import Problem
+from price_keeper.control.problems import ApiError
 from price_keeper.control.terms import MOST_BYTES
 
 if TYPE_CHECKING:
@@ -66,9 +66,9 @@ class ApiRequest:
         """Raises Problem where the caller wants another state than the one that is there; None is no state at all."""
         if_match, if_none_match = self.headers.get("If-Match"), self.headers.get("If-None-Match")
         if if_match is not None and not matches_etag(if_match, etag):
-            raise Problem(412, "precondition_failed", "it is not any more what If-Match says; read it again")
+            raise ApiError(412, "precondition_failed", "it is not any more what If-Match says; read it again")
         if if_none_match is not None and matches_etag(if_none_match, etag):
-            raise Problem(412, "precondition_failed", "it is there already, as If-None-Match says it must not be")
+            raise ApiError(412, "precondition_failed", "it is there already, as If-None-Match says it must not be")
 
 
 @dataclass(frozen=True, slots=True)

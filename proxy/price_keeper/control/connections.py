@@ -19,7 +19,7 @@ from typing import Protocol
 from price_keeper.auth.failures import network_of
 from price_keeper.authority import find_host_error, find_target_error
 from price_keeper.clock import Clock
-from price_keeper.control.problems import forbidden, invalid
+from price_keeper.control.problems import forbidden, invalid_request
 
 _NOT_HTTP = re.compile(rb"[\r\n]*[^ \r\n]+ +[^ \r\n]+ +(?!HTTP/)[A-Za-z]+/[0-9]")
 TIMEOUT_CHECK_SECONDS = 5.0  # by so much a connection may outstay its time
@@ -190,7 +190,7 @@ def check_request_target(version: tuple[int, int], target: str, hosts: list[str]
     host = hosts[0].encode("utf-8", "surrogateescape") if hosts else b""
     mistake = mistake or find_host_error(host) or find_target_error(target.encode("utf-8", "surrogateescape"), host)
     if mistake is not None:
-        raise invalid(mistake)
+        raise invalid_request(mistake)
     if is_for_loopback:
         _check_loopback_host(hosts)
 

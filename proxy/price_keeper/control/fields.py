@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Protocol
 
-from price_keeper.control.problems import invalid
+from price_keeper.control.problems import invalid_request
 from price_keeper.control.terms import LONGEST_NAME
 from price_keeper.selection.plan import format_value
 
@@ -125,7 +125,7 @@ class Fields:
     def read(self, body: Any, below: str = "") -> dict[str, Any]:
         """What was given; null is as good as nothing. Raises Problem with its first mistakes."""
         if not isinstance(body, Mapping):
-            raise invalid("the body cannot be used", (below.rstrip("."), f"expected an object, found {format_value(body)}"))
+            raise invalid_request("the body cannot be used", (below.rstrip("."), f"expected an object, found {format_value(body)}"))
         unknown = (name for name, value in body.items() if value is not None and name not in self.kinds)
         given = {name: body[name] for name in self.kinds if body.get(name) is not None}
         mistakes = [(name, "required, but missing") for name in self.required if name not in given]
@@ -138,7 +138,7 @@ class Fields:
             except ValueError as failure:
                 mistakes.append((name, str(failure)))
         if mistakes:
-            raise invalid("the body cannot be used", *((f"{below}{name}", text) for name, text in mistakes))
+            raise invalid_request("the body cannot be used", *((f"{below}{name}", text) for name, text in mistakes))
         return found
 
     @property

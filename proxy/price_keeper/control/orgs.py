@@ -10,7 +10,7 @@ from price_keeper.auth.clients import SECRET_HASH
 from price_keeper.control.calls import ApiResponse, ApiRequest, ApiRoute, AccessLevel, build_cacheable_response, compute_etag
 from price_keeper.control.credentials import made_credentials
 from price_keeper.control.parts import ControlServices
-from price_keeper.control.problems import invalid, not_found
+from price_keeper.control.problems import invalid_request, not_found
 from price_keeper.control.terms import MOST_AT_ONCE
 from price_keeper.model import Scope
 from price_keeper.reporting.settings_shown import Shown
@@ -159,7 +159,7 @@ def limit_of(request: ApiRequest, most: int) -> int:
     """Raises Problem."""
     text = request.query.get("limit", str(most))
     if not (text.isascii() and text.isdigit() and len(text) < 5 and 1 <= int(text) <= most):
-        raise invalid("the query cannot be used", ("limit", f"expected a whole number from 1 to {most}"))
+        raise invalid_request("the query cannot be used", ("limit", f"expected a whole number from 1 to {most}"))
     return int(text)
 
 

@@ -11,7 +11,7 @@ from price_keeper.control.calls import ApiResponse, ApiRequest, ApiRoute, Access
 from price_keeper.control.fields import Fields, Moment, Text, Words
 from price_keeper.control.orgs import found_app, found_org
 from price_keeper.control.parts import ControlServices
-from price_keeper.control.problems import ERRORS, Problem
+from price_keeper.control.problems import ERROR_CODES, ApiError
 from price_keeper.model import Scope
 from price_keeper.reporting.settings_shown import Shown, utc
 from price_keeper.selection.overrides import (
@@ -69,7 +69,7 @@ async def _where(services: ControlServices, request: ApiRequest) -> tuple[Scope,
     plan = shown.plan
     if (plan.quota_scope == "APP") is (app is None):
         where = "each app" if app is None else "the org as a whole"
-        raise Problem(409, ERRORS[409], f"the quotas of this org apply to {where}, and so do overrides")
+        raise ApiError(409, ERROR_CODES[409], f"the quotas of this org apply to {where}, and so do overrides")
     return Scope(org, app), find_span(plan.period, shown.now, plan.zone), shown
 
 

@@ -13,10 +13,10 @@ from price_keeper.errors import ConfigError, PriceKeeperError, Refusal, InvalidS
 from price_keeper.logs import build_request_extra
 from price_keeper.selection.settings import InvalidSettings
 
-STORE_SECONDS = 5  # after which the store may be back
-MOST_MISTAKES = 20  # told at once: whoever made more has not written this for us
+STORE_RETRY_AFTER_SECONDS = 5  # after which the store may be back
+MAX_DETAILS = 20  # told at once: whoever made more has not written this for us
 
-ERRORS: Mapping[int, str] = {
+ERROR_CODES: Mapping[int, str] = {
     400: "invalid_request",
     401: "unauthorized",
     403: "forbidden",
@@ -36,31 +36,31 @@ ERRORS: Mapping[int, str] = {
 _log = logging.getLogger("price_keeper.control")
 
 
-class Problem(PriceKeeperError):
+class ApiError(PriceKeeperError):
     """`details` say where the mistakes are: the path in the body or the query, and what is wrong there."""
 
     def __init__(
         self,
         status: int,
-        error: str,
+        code: str,
         message: str,
         details: Sequence[tuple[str, str]] = (),
         *,
-        wait: float | None = None,
+        retry_after: float | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
         self.status = status
-        self.error = error
+        self.code = code
         self.message = message
         self.details = tuple(details)
         self.headers = dict(headers or {})
-        if wait is not None:
-            self.headers["Retry-After"] = str(max(1, math.ceil(wait)))
+        if retry_after is not None:
+            self.headers["Retry-After"] = str(max(1, math.ceil(retry_after)))
         super().__init__(message)
 
-    def body(self, request_id: str, now: float) -> dict[str, Any]:
+    def to_json(self, request_id: str, now: float) -> dict[str, Any]:
         return {
-            "error": self.error,
+            "error": self.code,
             "message": self.message,
             "details": [{"path": path, "message": message} for path, message in self.details],
             "timestamp": datetime.fromtimestamp(now, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
@@ -68,50 +68,50 @@ class Problem(PriceKeeperError):
         }
 
 
-def invalid(message: str, *details: tuple[str, str]) -> Problem:
-    more = [("", f"and {len(details) - MOST_MISTAKES} more mistakes")] * (len(details) > MOST_MISTAKES)
-    return Problem(400, ERRORS[400], message, [*details[:MOST_MISTAKES], *more])
+def invalid_request(message: str, *details: tuple[str, str]) -> ApiError:
+    more = [("", f"and {len(details) - MAX_DETAILS} more mistakes")] * (len(details) > MAX_DETAILS)
+    return ApiError(400, ERROR_CODES[400], message, [*details[:MAX_DETAILS], *more])
 
 
-def not_found(message: str) -> Problem:
-    return Problem(404, ERRORS[404], message)
+def not_found(message: str) -> ApiError:
+    return ApiError(404, ERROR_CODES[404], message)
 
 
-def unauthorized(message: str) -> Problem:
-    return Problem(401, ERRORS[401], message, headers={"WWW-Authenticate": 'Bearer realm="price-keeper"'})
+def unauthorized(message: str) -> ApiError:
+    return ApiError(401, ERROR_CODES[401], message, headers={"WWW-Authenticate": 'Bearer realm="price-keeper"'})
 
 
-def forbidden(message: str) -> Problem:
-    return Problem(403, ERRORS[403], message)
+def forbidden(message: str) -> ApiError:
+    return ApiError(403, ERROR_CODES[403], message)
 
 
-def too_many(message: str, wait: float) -> Problem:
-    return Problem(429, ERRORS[429], message, wait=wait)
+def too_many_requests(message: str, retry_after: float) -> ApiError:
+    return ApiError(429, ERROR_CODES[429], message, retry_after=retry_after)
 
 
-def problem_of(failure: Exception, request_id: str) -> Problem:
+def to_api_error(failure: Exception, request_id: str) -> ApiError:
     """What may be told of a failure. The cause of one that is ours stands in the log alone."""
     match failure:
-        case Problem():
+        case ApiError():
             return failure
         case InvalidSettings():
             details = [(".".join(part[:LONGEST_NAME] for part in path), told) for path, told in failure.mistakes]
-            return invalid("the settings cannot be used", *details)
+            return invalid_request("the settings cannot be used", *details)
         case ConfigError():
-            return invalid("this cannot be done", *((_path(line), _complaint(line)) for line in failure.problems))
+            return invalid_request("this cannot be done", *((_get_path(line), _get_complaint(line)) for line in failure.problems))
         case Refusal():
-            error = ERRORS.get(failure.status, ERRORS[400])
-            return Problem(failure.status, error, failure.message, wait=failure.retry_after)
+            code = ERROR_CODES.get(failure.status, ERROR_CODES[400])
+            return ApiError(failure.status, code, failure.message, retry_after=failure.retry_after)
         case StoreError() if not isinstance(failure, InvalidStoreRequest):
             _log.warning("request %s: the store: %s", request_id, failure, extra=build_request_extra(request_id))
-            return Problem(503, ERRORS[503], "the store that keeps this is away", wait=STORE_SECONDS)
+            return ApiError(503, ERROR_CODES[503], "the store that keeps this is away", retry_after=STORE_RETRY_AFTER_SECONDS)
     _log.error("request %s failed: %s", request_id, type(failure).__name__, extra=build_request_extra(request_id, failure))
-    return Problem(500, ERRORS[500], "a mistake of ours; the log has its cause under this request id")
+    return ApiError(500, ERROR_CODES[500], "a mistake of ours; the log has its cause under this request id")
 
 
-def _path(line: str) -> str:
+def _get_path(line: str) -> str:
     return line.partition(": ")[0] if ": " in line else ""
 
 
-def _complaint(line: str) -> str:
+def _get_complaint(line: str) -> str:
     return line.partition(": ")[2] or line

@@ -19,7 +19,7 @@ from price_keeper.control.fields import Anything, Fields, OneOf, Text, or_null
 from price_keeper.control.orgs import found_app
 from price_keeper.control.overrides import LABEL
 from price_keeper.control.parts import ControlServices
-from price_keeper.control.problems import ERRORS, Problem, invalid
+from price_keeper.control.problems import ERROR_CODES, ApiError, invalid_request
 from price_keeper.errors import ConfigError
 from price_keeper.metering.profiles import ARN_PATTERN, PRICE_FIELDS
 from price_keeper.model import Scope
@@ -79,7 +79,7 @@ async def post(services: ControlServices, request: ApiRequest) -> ApiResponse:
         before, above = await services.store.get_many([key, app_key], consistent=True)
         now = services.clock.now()
         if before is None and len(await _listed(services, org, app)) >= MOST_PROFILES:
-            raise Problem(409, ERRORS[409], f"an app has at most {MOST_PROFILES} inference profiles")
+            raise ApiError(409, ERROR_CODES[409], f"an app has at most {MOST_PROFILES} inference profiles")
         item: Item = {**settings, "version": _version(before) + 1, "updated_at_epoch": int(now)}
         told = request.actor.build_record("profile.put", Scope(org, app), before, item, now)
         counted = [] if before is not None else [_one_more(app_key, above)]
@@ -109,15 +109,15 @@ def _told(item: Item) -> dict[str, Any]:
 
 def _check_label(services: ControlServices, label: str) -> None:
     if label in services.labels or any(label == each.model for each in services.config.labels.values()):
-        raise Problem(409, ERRORS[409], f"{label} is a label of the configuration; name this one otherwise")
+        raise ApiError(409, ERROR_CODES[409], f"{label} is a label of the configuration; name this one otherwise")
     if ".." in label:
-        raise invalid("the body cannot be used", ("label", "two dots in a row cannot stand in a path"))
+        raise invalid_request("the body cannot be used", ("label", "two dots in a row cannot stand in a path"))
 
 
 def _prices(given: Any) -> dict[str, Value]:
     """Exact, and of a size that can be counted with. Raises Problem."""
     if not isinstance(given, Mapping):
-        raise invalid("the body cannot be used", ("prices_usd_per_1m", "expected an object"))
+        raise invalid_request("the body cannot be used", ("prices_usd_per_1m", "expected an object"))
     prices = {str(name): value for name, value in given.items() if value is not None}
     mistakes = [
         (f"prices_usd_per_1m.{name[:64]}", f"expected a number of at most {DIGITS} digits before and after its point")
@@ -125,7 +125,7 @@ def _prices(given: Any) -> dict[str, Value]:
         if name not in PRICE_FIELDS or not is_number(value) or not _is_countable(value)
     ]
     if mistakes:
-        raise invalid("the body cannot be used", *mistakes)
+        raise invalid_request("the body cannot be used", *mistakes)
     return prices
 
 
@@ -144,7 +144,7 @@ def _check_prices(settings: Mapping[str, Any]) -> None:
         read_config(LabelConfig, text, "body", {}, "")
     except ConfigError as failure:
         told = [problem.partition(": ")[2].partition(": ") for problem in failure.problems]
-        raise invalid("the body cannot be used", *((path, complaint) for path, _, complaint in told)) from None
+        raise invalid_request("the body cannot be used", *((path, complaint) for path, _, complaint in told)) from None
 
 
 def _version(item: Item | None) -> int:

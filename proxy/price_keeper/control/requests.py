@@ -8,7 +8,7 @@ from aiohttp import web
 from multidict import CIMultiDict
 
 from price_keeper.control.calls import ApiRoute
-from price_keeper.control.problems import ERRORS, Problem, invalid
+from price_keeper.control.problems import ERROR_CODES, ApiError, invalid_request
 from price_keeper.model import is_app_id, is_org_id
 
 MOST_QUERY = 1000  # characters of one value; aiohttp bounds the whole line
@@ -22,13 +22,13 @@ def check_coding(codings: list[str]) -> None:
     """What stands before us may undo another coding, and see another body than we do."""
     if codings and [each.strip().lower() for each in codings] != ["chunked"]:
         told = "a body comes with a Content-Length, or in chunks alone"
-        raise Problem(400, ERRORS[400], told, headers={"Connection": "close"})
+        raise ApiError(400, ERROR_CODES[400], told, headers={"Connection": "close"})
 
 
 def check_ids(path: Mapping[str, str]) -> None:
     mistakes = [(name, _IDS[name][1]) for name, value in path.items() if name in _IDS and not _IDS[name][0](value)]
     if mistakes:
-        raise invalid("the path names nothing that can be there", *mistakes)
+        raise invalid_request("the path names nothing that can be there", *mistakes)
 
 
 def query_of(request: web.BaseRequest, route: ApiRoute) -> dict[str, str]:
@@ -41,7 +41,7 @@ def query_of(request: web.BaseRequest, route: ApiRoute) -> dict[str, str]:
         if len(given.get(name, "")) > schema.get("maxLength", MOST_QUERY)
     ]
     if mistakes:
-        raise invalid("the query cannot be used", *mistakes)
+        raise invalid_request("the query cannot be used", *mistakes)
     return dict(given)
 
 
@@ -49,5 +49,5 @@ def headers_of(request: web.BaseRequest) -> CIMultiDict[str]:
     """Of a header that came twice nobody can say which one is meant."""
     for name in ("If-Match", "If-None-Match", "X-Retrieval-Token", "Authorization"):
         if len(request.headers.getall(name, [])) > 1:
-            raise invalid(f"{name} comes only once")
+            raise invalid_request(f"{name} comes only once")
     return CIMultiDict(request.headers)

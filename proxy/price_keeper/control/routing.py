@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from urllib.parse import unquote_to_bytes
 
 from price_keeper.control.calls import ApiRoute
-from price_keeper.control.problems import ERRORS, Problem, not_found
+from price_keeper.control.problems import ERROR_CODES, ApiError, not_found
 
 MAX_SEGMENTS = 16
 
@@ -62,7 +62,7 @@ class Router:
         if not other_methods:
             raise not_found("there is nothing here")
         allowed = {"Allow": ", ".join(sorted({route.method for route in other_methods}))}
-        raise Problem(405, ERRORS[405], f"only {allowed['Allow']} can be asked for here", headers=allowed)
+        raise ApiError(405, ERROR_CODES[405], f"only {allowed['Allow']} can be asked for here", headers=allowed)
 
 
 def _is_parameter(segment: str) -> bool:

@@ -8,7 +8,7 @@ from price_keeper.config.prices import PSEUDO_LABELS
 from price_keeper.control.calls import ApiResponse, ApiRequest, ApiRoute, AccessLevel, build_cacheable_response
 from price_keeper.control.overrides import override_told
 from price_keeper.control.parts import ControlServices
-from price_keeper.control.problems import invalid
+from price_keeper.control.problems import invalid_request
 from price_keeper.metering.profiles import AppProfiles
 from price_keeper.model import Caller, Scope, build_client_id
 from price_keeper.recording.entries import PICO_PER_MICRO
@@ -36,7 +36,7 @@ async def get(services: ControlServices, request: ApiRequest) -> ApiResponse:
 def _flag(request: ApiRequest, name: str) -> bool:
     text = request.query.get(name, "false")
     if text not in _FLAGS:
-        raise invalid("the query cannot be used", (name, "expected true or false"))
+        raise invalid_request("the query cannot be used", (name, "expected true or false"))
     return _FLAGS[text]
 
 

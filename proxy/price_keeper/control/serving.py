@@ -33,7 +33,7 @@ from price_keeper.control.connections import (
     is_not_http,
 )
 from price_keeper.control.parts import ControlServices
-from price_keeper.control.problems import ERRORS, Problem, problem_of, too_many
+from price_keeper.control.problems import ERROR_CODES, ApiError, to_api_error, too_many_requests
 from price_keeper.control.rates import ANONYMOUS_PREFIX, ApiRateDecision
 from price_keeper.control.requests import check_coding, check_ids, headers_of, query_of
 from price_keeper.control.routing import Router
@@ -85,13 +85,13 @@ class ControlDispatcher:
         except asyncio.CancelledError:
             raise
         except Exception as failure:
-            response = self.render_error(problem_of(failure, request_id), request_id)
+            response = self.render_error(to_api_error(failure, request_id), request_id)
         finally:
             _get_connection(request).release_slot()
         return _build_response(response, {**_COMMON_HEADERS, "X-Request-Id": request_id, **headers})
 
-    def render_error(self, error: Problem, request_id: str) -> ApiResponse:
-        return ApiResponse(error.body(request_id, self._now()), error.status, headers=error.headers)
+    def render_error(self, error: ApiError, request_id: str) -> ApiResponse:
+        return ApiResponse(error.to_json(request_id, self._now()), error.status, headers=error.headers)
 
     async def _route_request(self, request: web.BaseRequest, request_id: str, headers: dict[str, str]) -> ApiResponse | StreamingResponse:
         route, path = self._router.match(request.method, request.rel_url.raw_path)
@@ -99,10 +99,10 @@ class ControlDispatcher:
             return await route.handler(self._services, _build_probe_request(request_id, request))  # type: ignore[arg-type]
         services = self._services
         if services is None:
-            raise Problem(503, ERRORS[503], "this process starts or stops", wait=1)
+            raise ApiError(503, ERROR_CODES[503], "this process starts or stops", retry_after=1)
         try:
             return await self._handle_route(services, request, route, path, request_id, headers)
-        except Problem as failure:
+        except ApiError as failure:
             if route.is_authenticated_by_secret and failure.status in _MALFORMED_STATUSES:
                 _count_malformed_request(services, request.remote or "")
             raise
@@ -163,14 +163,14 @@ def _count_malformed_request(services: ControlServices, address: str) -> None:
     try:
         services.login_throttle.count_malformed(address)
     except TooManyRequests as failure:
-        error = too_many(failure.message, failure.retry_after or 1.0)
+        error = too_many_requests(failure.message, failure.retry_after or 1.0)
         error.headers["Connection"] = "close"  # what is still to come of a body is not read
         raise error from None
 
 
 def _check_rate(decision: ApiRateDecision) -> None:
     if decision.wait_seconds:
-        raise too_many("too many requests", decision.wait_seconds)
+        raise too_many_requests("too many requests", decision.wait_seconds)
 
 
 def _apply_if_none_match(request: web.BaseRequest, route: ApiRoute, response: ApiResponse | StreamingResponse) -> ApiResponse | StreamingResponse:
@@ -334,9 +334,9 @@ class _ControlConnection(web.RequestHandler):
         request_id = str(uuid4())
         if status >= 500:
             _log.error("request %s failed: %s", request_id, type(exc).__name__, extra=build_request_extra(request_id))
-        status = status if status in ERRORS else 400
+        status = status if status in ERROR_CODES else 400
         text = "a mistake of ours" if status >= 500 else "this is not HTTP as it is understood here"
-        error = self._dispatcher.render_error(Problem(status, ERRORS[status], text), request_id)
+        error = self._dispatcher.render_error(ApiError(status, ERROR_CODES[status], text), request_id)
         response = _build_response(error, {**_COMMON_HEADERS, "X-Request-Id": request_id})
         response.force_close()
         return response

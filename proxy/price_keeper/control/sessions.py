@@ -5,7 +5,7 @@ from __future__ import annotations
 from price_keeper.auth.clients import SESSIONS_GENERATION, client_item_key
 from price_keeper.control.calls import ApiResponse, ApiRequest, ApiRoute, AccessLevel, build_cacheable_response
 from price_keeper.control.parts import ControlServices
-from price_keeper.control.problems import invalid, not_found
+from price_keeper.control.problems import invalid_request, not_found
 from price_keeper.errors import ReasonCode, TransactionFailed
 from price_keeper.model import Scope, is_org_id
 from price_keeper.reporting.settings_shown import utc
@@ -29,7 +29,7 @@ async def listed(services: ControlServices, request: ApiRequest) -> ApiResponse:
 async def ended(services: ControlServices, request: ApiRequest) -> ApiResponse:
     scope, sid = _scope(request), request.path["sid"]
     if not is_org_id(sid):
-        raise invalid("the path names nothing that can be there", ("sid", "a session id is a UUID in lower case"))
+        raise invalid_request("the path names nothing that can be there", ("sid", "a session id is a UUID in lower case"))
     done = request.actor.build_record("session.end", scope, {"session_id": sid}, None, services.clock.now())
     was_live = await services.sessions.end(scope, sid, [done])
     if was_live is not None:

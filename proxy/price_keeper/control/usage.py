@@ -13,7 +13,7 @@ from price_keeper.control.charging import Charging
 from price_keeper.control.fields import Fields, Kind, Moment, Text, Whole
 from price_keeper.control.overrides import LABEL
 from price_keeper.control.parts import ControlServices
-from price_keeper.control.problems import ERRORS, Problem, invalid, not_found, problem_of
+from price_keeper.control.problems import ERROR_CODES, ApiError, invalid_request, not_found, to_api_error
 from price_keeper.errors import StoreUnavailable
 from price_keeper.metering.pricing import Cost, price_usage, build_label_price_table
 from price_keeper.metering.profiles import NO_PROFILES, UNREAD_PROFILES
@@ -62,7 +62,7 @@ async def post_batch(services: ControlServices, request: ApiRequest) -> ApiRespo
     body = request.body
     items = body.get("items") if isinstance(body, Mapping) and set(body) == {"items"} else None
     if not isinstance(items, list) or not 0 < len(items) <= MOST_ITEMS:
-        raise invalid("the body cannot be used", ("items", f"expected a list of 1 to {MOST_ITEMS} usages"))
+        raise invalid_request("the body cannot be used", ("items", f"expected a list of 1 to {MOST_ITEMS} usages"))
     charging = await _charging(services, request)
     told: dict[int, dict[str, Any]] = {}
     good: dict[int, ChargedSubmission] = {}
@@ -99,12 +99,12 @@ def _status(is_new: bool) -> int:
 
 
 def _refused(services: ControlServices, request: ApiRequest, failure: Exception) -> dict[str, Any]:
-    problem = problem_of(failure, request.request_id)
-    return {"status": problem.status, "problem": problem.body(request.request_id, services.clock.now())}
+    error = to_api_error(failure, request.request_id)
+    return {"status": error.status, "problem": error.to_json(request.request_id, services.clock.now())}
 
 
-def _taken(failure: RequestIdConflict, below: str) -> Problem:
-    return Problem(409, ERRORS[409], "this request id stands for another usage", [(f"{below}request_id", str(failure))])
+def _taken(failure: RequestIdConflict, below: str) -> ApiError:
+    return ApiError(409, ERROR_CODES[409], "this request id stands for another usage", [(f"{below}request_id", str(failure))])
 
 
 def _tell(services: ControlServices, counters: Iterable[Counter]) -> None:
@@ -155,7 +155,7 @@ def _moment(given: Mapping[str, Any], now: float, below: str) -> float:
     at = float(given.get("occurred_at", now))
     if not now - MAX_SUBMISSION_AGE_SECONDS <= at <= now + AHEAD_SECONDS:
         days = MAX_SUBMISSION_AGE_SECONDS // DAY_SECONDS
-        raise invalid("the body cannot be used", (f"{below}occurred_at", f"expected one of the last {days} days"))
+        raise invalid_request("the body cannot be used", (f"{below}occurred_at", f"expected one of the last {days} days"))
     return at
 
 
@@ -174,7 +174,7 @@ async def _priced(services: ControlServices, caller: Caller, given: Mapping[str,
     profile = own.by_name.get(name)
     if profile is None:
         known = ", ".join((*services.config.labels, *own.by_name))
-        raise invalid("the body cannot be used", (f"{below}label", f"there is no such label; there are {known}"))
+        raise invalid_request("the body cannot be used", (f"{below}label", f"there is no such label; there are {known}"))
     return price_usage(profile.price_table, _usage(given))
 
 

@@ -13,7 +13,7 @@ from urllib.parse import parse_qsl
 from price_keeper.config.keys import DefaultsConfig
 from price_keeper.control import api, auth, credentials, overrides, profiles, usage
 from price_keeper.control.bodies import MOST_DEPTH, parsed
-from price_keeper.control.problems import Problem
+from price_keeper.control.problems import ApiError
 from price_keeper.control.requests import query_of
 from price_keeper.reporting import days
 from price_keeper.selection.plan import DEFAULT_ALERT_THRESHOLDS, resolve_settings
@@ -58,7 +58,7 @@ def one(data: bytes) -> None:
     body = document(reader, NAMES, TEXTS)
     try:
         value = parsed(body)
-    except Problem as problem:
+    except ApiError as problem:
         _is_told(problem)
         return
     first, last = views(body)
@@ -68,7 +68,7 @@ def one(data: bytes) -> None:
     if how % 4 == 0:
         value = {**GOOD, **value} if isinstance(value, dict) else value
     for form in FORMS:
-        with suppress(Problem):
+        with suppress(ApiError):
             given = form.read(value)
             holds(set(form.required) <= given.keys() <= form.kinds.keys(), f"fields: {given}")
     _settings(value)
@@ -108,7 +108,7 @@ def _asked(reader: Reader) -> None:
         return
     try:
         given = query_of(SimpleNamespace(rel_url=url), route)  # type: ignore[arg-type]
-    except Problem as problem:
+    except ApiError as problem:
         _is_told(problem)
         return
     found = parse_qsl(raw, keep_blank_values=True)
@@ -120,7 +120,7 @@ def _asked(reader: Reader) -> None:
                 days.check(days.parse(given[name]), NOW)
 
 
-def _is_told(problem: Problem) -> None:
+def _is_told(problem: ApiError) -> None:
     holds(400 <= problem.status < 500, f"a mistake of ours: {problem.status}")
     holds(problem.message.isprintable(), f"words that are none: {problem.message!r}")
 

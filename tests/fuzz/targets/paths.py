@@ -6,7 +6,7 @@ import re
 from urllib.parse import unquote
 
 from price_keeper.control import api
-from price_keeper.control.problems import Problem
+from price_keeper.control.problems import ApiError
 from price_keeper.control.routing import Router
 from price_keeper.errors import Refusal
 from price_keeper.exchange import Request
@@ -93,7 +93,7 @@ def _passed_on(request: Request) -> None:
 def _on_the_control_port(method: str, path: str) -> None:
     try:
         route, values = ROUTING.match(method, path)
-    except Problem:
+    except ApiError:
         return
     segments = path.split("/")[1:]
     same(len(segments), len(route.segments), "segments")

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from price_keeper.control.calls import Principal
 from price_keeper.control.connections import DEFAULT_PORT_LIMITS, ControlPortLimits
-from price_keeper.control.problems import ERRORS, Problem
+from price_keeper.control.problems import ERROR_CODES, ApiError
 
 # Together well below the connections that one address may have, as all have one behind a proxy. Where these are fewer,
 # there are fewer pages.
@@ -35,7 +35,7 @@ class Listeners:
         """Raises Problem."""
         if not self._has_room(principal):
             why = "too many pages are kept up to date; this one has to ask for itself"
-            raise Problem(503, ERRORS[503], why, wait=AGAIN_SECONDS)
+            raise ApiError(503, ERROR_CODES[503], why, retry_after=AGAIN_SECONDS)
         self._count(principal, 1)
         try:
             yield

@@ -12,7 +12,7 @@ from price_keeper.control.health import Readiness
 from price_keeper.control.page.board import Topic, board
 from price_keeper.control.page.state import PageState
 from price_keeper.control.parts import ControlServices
-from price_keeper.control.problems import Problem, forbidden, invalid
+from price_keeper.control.problems import ApiError, forbidden, invalid_request
 from price_keeper.errors import Refusal
 from price_keeper.model import is_app_id, is_org_id
 from price_keeper.reporting.settings_shown import utc
@@ -66,7 +66,7 @@ def topic_of(request: ApiRequest) -> Topic:
     if after and not _is_cursor(after):
         mistakes.append(("after", "a cursor of the page before"))
     if mistakes:
-        raise invalid("the query cannot be used", *mistakes)
+        raise invalid_request("the query cannot be used", *mistakes)
     if org is not None and not principal.may_read(org, app):
         raise forbidden("a token acts on its own org and app alone")
     return Topic(principal.org, principal.app, query.get("search", ""), after, None if org is None else (org, app))
@@ -103,7 +103,7 @@ async def _still_may(services: ControlServices, request: ApiRequest) -> bool:
     """His token or session may be over, or revoked."""
     try:
         current: Principal = await services.authenticator.authenticate(request.headers, request.address, is_change=False)
-    except (Problem, Refusal):
+    except (ApiError, Refusal):
         return False
     return current == request.principal
 

@@ -18,7 +18,7 @@ from price_keeper.control.calls import ApiResponse, ApiRequest, ApiRoute, Access
 from price_keeper.control.fields import Fields, OneOf, Text
 from price_keeper.control.page.same_origin import PAGE_HEADER, check_same_origin, has_page_header
 from price_keeper.control.parts import ControlServices
-from price_keeper.control.problems import ERRORS, Problem
+from price_keeper.control.problems import ERROR_CODES, ApiError
 from price_keeper.control.terms import API_KEY, AUTHORIZATION
 from price_keeper.errors import Busy, TooManyRequests
 from price_keeper.reporting.settings_shown import utc
@@ -34,7 +34,7 @@ async def begin(services: ControlServices, request: ApiRequest) -> ApiResponse:
     check_same_origin(request.headers, is_change=True)
     given = BODY.read(request.body)
     if not services.page_sessions.can_begin:
-        raise Problem(503, ERRORS[503], "there is no key here to sign sessions with; ask another instance")
+        raise ApiError(503, ERROR_CODES[503], "there is no key here to sign sessions with; ask another instance")
     cookie, session = await _begun(services, request, given["kind"], given["secret"].strip())
     seconds = max(0, math.ceil(session.expires - services.clock.now()))
     return ApiResponse(_told(session), headers={"Set-Cookie": _cookie(request, cookie, seconds)})
@@ -60,8 +60,8 @@ async def current(services: ControlServices, request: ApiRequest) -> ApiResponse
     try:
         return ApiResponse(_told(await services.authenticator.verify_session(cookie, request.address)))
     except TooManyRequests as failure:
-        raise _too_many(failure, gone) from None
-    except Problem as failure:
+        raise _too_many_attempts(failure, gone) from None
+    except ApiError as failure:
         if failure.status != 401:
             raise
         return ApiResponse(NOBODY, headers=gone)
@@ -75,19 +75,19 @@ async def end(services: ControlServices, request: ApiRequest) -> ApiResponse:
         if cookie is not None:
             with wrong_counted(services, request):
                 await services.page_sessions.end(cookie, services.clock.now())
-    except Problem:
+    except ApiError:
         pass  # it was none, or none any more
     except TooManyRequests as failure:
-        raise _too_many(failure, gone) from None
+        raise _too_many_attempts(failure, gone) from None
     except Busy as failure:
         why = "this browser is signed out; while the store is away it cannot be told that the session is over"
-        raise Problem(503, ERRORS[503], why, wait=failure.retry_after, headers=gone) from None
+        raise ApiError(503, ERROR_CODES[503], why, retry_after=failure.retry_after, headers=gone) from None
     return ApiResponse(NOBODY, headers=gone)
 
 
-def _too_many(failure: TooManyRequests, gone: dict[str, str]) -> Problem:
+def _too_many_attempts(failure: TooManyRequests, gone: dict[str, str]) -> ApiError:
     """A wrong cookie goes all the same, or its browser would be told nothing else from then on."""
-    return Problem(429, ERRORS[429], failure.message, wait=failure.retry_after, headers=gone)
+    return ApiError(429, ERROR_CODES[429], failure.message, retry_after=failure.retry_after, headers=gone)
 
 
 def _told(session: PageSession) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from price_keeper.control.calls import ApiResponse, ApiRequest, ApiRoute, Access
 from price_keeper.control.page.board import seen, view_of
 from price_keeper.control.page.outlook import what_if
 from price_keeper.control.parts import ControlServices
-from price_keeper.control.problems import invalid
+from price_keeper.control.problems import invalid_request
 from price_keeper.model import PICO_PER_MICRO
 from price_keeper.selection.plan import MAX_QUOTA_MICROS, format_value
 
@@ -33,7 +33,7 @@ def _asked(request: ApiRequest, labels: Container[str]) -> tuple[str, int]:
     if not (text.isascii() and text.isdigit() and len(text) <= len(str(MAX_QUOTA_MICROS)) and int(text) <= MAX_QUOTA_MICROS):
         mistakes.append(("quota_usd_micros", f"expected whole micro-USD from 0 to {MAX_QUOTA_MICROS}, found {format_value(text)}"))
     if mistakes:
-        raise invalid("the query cannot be used", *mistakes)
+        raise invalid_request("the query cannot be used", *mistakes)
     return str(label), int(text)
 
 
