@@ -15,7 +15,7 @@ from price_keeper.control.access import load_admin_key
 from price_keeper.control.bodies import parsed
 from price_keeper.control.problems import ApiError
 from price_keeper.control.rates import LocalApiRateLimiter
-from price_keeper.control.terms import MOST_BYTES
+from price_keeper.control.terms import MAX_BODY_BYTES
 from price_keeper.errors import ConfigError
 from yarl import URL
 
@@ -165,7 +165,7 @@ ATTACKS: list[tuple[str, str, Any, Any, int]] = [
     ("PUT", API, JSON, b'{"org_name":"\\ud800"}', 400),
     ("PUT", API, JSON, b'{"org_name":"\xff"}', 400),
     ("PUT", API, JSON, b"null", 400),
-    ("PUT", API, JSON, b" " * (MOST_BYTES + 1), 413),
+    ("PUT", API, JSON, b" " * (MAX_BODY_BYTES + 1), 413),
     ("PUT", f"{API}/apps/shop", JSON, b'{"app_name":"a\\u0000"}', 400),
     ("POST", "/auth/token", {"Content-Type": "application/json"}, b'{"client_id":"x","client_secret":"y"}', 401),
     ("POST", "/auth/refresh", {"Content-Type": "application/json"}, b'{"refresh_token":"a.b.c"}', 401),

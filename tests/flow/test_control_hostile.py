@@ -17,7 +17,7 @@ from price_keeper.control.bodies import BYTES_AT_ONCE, OF_ONE, OF_STRANGERS, SMA
 from price_keeper.control.connections import DEFAULT_PORT_LIMITS, ControlPortLimits
 from price_keeper.control.problems import ApiError
 from price_keeper.control.rates import LocalApiRateLimiter, ApiRateDecision
-from price_keeper.control.terms import MOST_BYTES
+from price_keeper.control.terms import MAX_BODY_BYTES
 from yarl import URL
 
 from tests.support.clock import ManualClock
@@ -119,11 +119,11 @@ async def test_one_app_keeps_nobody_else_waiting(api: Rig) -> None:
     await api.app("shop")
     token = {"X-Retrieval-Token": made.body["secret_retrieval_token"]}
     pair = (await api.ask("GET", f"{API}/credentials/secret", who=None, headers=token)).body
-    head = _head(MOST_BYTES, f"{API}/apps/web/usage/batch", api.shown((ORG, "web"))["Authorization"])
-    slow = [await _sent(api, head) for _ in range(2 * BYTES_AT_ONCE // MOST_BYTES)]
+    head = _head(MAX_BODY_BYTES, f"{API}/apps/web/usage/batch", api.shown((ORG, "web"))["Authorization"])
+    slow = [await _sent(api, head) for _ in range(2 * BYTES_AT_ONCE // MAX_BODY_BYTES)]
     async with asyncio.timeout(10):
-        refused = [each for each in slow[OF_ONE // MOST_BYTES :] if b" 503 " in await each[0].readline()]
-    assert len(refused) == len(slow) - OF_ONE // MOST_BYTES
+        refused = [each for each in slow[OF_ONE // MAX_BODY_BYTES :] if b" 503 " in await each[0].readline()]
+    assert len(refused) == len(slow) - OF_ONE // MAX_BODY_BYTES
     assert (await api.ask("POST", f"{API}/apps/web/usage", USAGE, who=(ORG, "web"))).status == 503
     assert (await api.ask("POST", "/auth/token", pair, who=None)).status == 200
     assert (await api.ask("PUT", API, SETTINGS)).status == 200

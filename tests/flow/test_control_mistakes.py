@@ -14,7 +14,7 @@ from price_keeper.config.keys import parse_config
 from price_keeper.config.problems import MAX_COMPARED, MAX_GUESSES, MAX_SHOWN, limit_guesses, find_nearest, escape_line
 from price_keeper.control.bodies import MOST_PARTS, parsed
 from price_keeper.control.problems import MAX_DETAILS, ApiError
-from price_keeper.control.terms import MOST_BYTES
+from price_keeper.control.terms import MAX_BODY_BYTES
 from price_keeper.errors import ConfigError
 
 from tests.support.control import API, SETTINGS, Rig, rig
@@ -102,7 +102,7 @@ async def test_how_many_more_there_are(api: Rig) -> None:
     ],
 )
 def test_a_body_of_very_many_parts_is_refused_before_anybody_looks_at_them(text: str) -> None:
-    assert len(text) <= MOST_BYTES
+    assert len(text) <= MAX_BODY_BYTES
     with pytest.raises(ApiError, match=f"at most {MOST_PARTS} names and values"):
         parsed(text.encode())
 

@@ -17,7 +17,7 @@ from price_keeper.auth.failures import FAILURE_BURST
 from price_keeper.auth.lookups import MAX_LOOKUP_WAIT_SECONDS, LookupThrottle, LookupRate
 from price_keeper.auth.sessions import StaleGeneration
 from price_keeper.control.calls import ApiRequest, Principal
-from price_keeper.control.credentials import RETRIEVAL_TOKEN
+from price_keeper.control.credentials import RETRIEVAL_TOKEN_HEADER
 from price_keeper.control.credentials import fetched as fetched_by
 from price_keeper.control.parts import MAX_CONCURRENT_RETRIEVALS, RETRIEVAL_RATE_PER_ADDRESS, MAX_WAITING_RETRIEVALS
 from price_keeper.control.problems import ApiError
@@ -48,7 +48,7 @@ async def client(api: Rig) -> Pair:
 
 
 async def fetched(api: Rig, issued: Pair) -> Pair:
-    shown = {RETRIEVAL_TOKEN: issued["secret_retrieval_token"]}
+    shown = {RETRIEVAL_TOKEN_HEADER: issued["secret_retrieval_token"]}
     found: Pair = (await api.ask("GET", f"{SHOP}/credentials/secret", who=None, headers=shown)).body
     return found
 
@@ -316,7 +316,7 @@ async def test_of_a_flood_of_invented_retrieval_tokens_only_some_wait(
     monkeypatch.setattr(kind, "get", slow)
 
     async def guess(number: int) -> type[Exception]:
-        shown = {RETRIEVAL_TOKEN: secrets.token_urlsafe(32)}
+        shown = {RETRIEVAL_TOKEN_HEADER: secrets.token_urlsafe(32)}
         call = ApiRequest("r", Principal("anybody"), f"127.0.0.{number}", {"org": ORG, "app": "shop"}, {}, shown)
         with pytest.raises((ApiError, Busy, TooManyRequests)) as refused:
             await fetched_by(api.parts, call)
@@ -348,7 +348,7 @@ async def test_invented_retrieval_tokens_cost_reads_at_a_pace_and_keep_no_other_
     monkeypatch.setattr(kind, "get", counted)
 
     async def asked(token: str, address: str) -> Any:
-        call = ApiRequest("r", Principal("anybody"), address, {"org": ORG, "app": "shop"}, {}, {RETRIEVAL_TOKEN: token})
+        call = ApiRequest("r", Principal("anybody"), address, {"org": ORG, "app": "shop"}, {}, {RETRIEVAL_TOKEN_HEADER: token})
         return await fetched_by(api.parts, call)
 
     flood = [asyncio.ensure_future(asked(secrets.token_urlsafe(32), "192.0.2.1")) for _ in range(200)]

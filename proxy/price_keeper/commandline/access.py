@@ -7,7 +7,7 @@ from pathlib import Path
 from price_keeper.commandline import kinds
 from price_keeper.commandline.options import add_admin, add_api, add_json, add_org
 from price_keeper.commandline.parser import Parser
-from price_keeper.control.terms import USUAL_GRACE_HOURS
+from price_keeper.control.terms import DEFAULT_GRACE_HOURS
 
 HEADING = "Access"
 SECRET_VARIABLE = "PRICE_KEEPER_CLIENT_SECRET"  # noqa: S105 - its name
@@ -61,8 +61,8 @@ def _add_rotate(root: Parser) -> None:
     rotate.add_argument(
         "--app", type=kinds.app_id, metavar="APP", help="one of its apps; without it, the org's own secret"
     )
-    text = f"how long the secret so far stays good, 0 to 168; default: {USUAL_GRACE_HOURS}"
-    rotate.add_argument("--grace", type=kinds.hours, default=USUAL_GRACE_HOURS, metavar="HOURS", help=text)
+    text = f"how long the secret so far stays good, 0 to 168; default: {DEFAULT_GRACE_HOURS}"
+    rotate.add_argument("--grace", type=kinds.hours, default=DEFAULT_GRACE_HOURS, metavar="HOURS", help=text)
     text = "print the retrieval token, for somebody else to fetch the secret once within ten minutes"
     rotate.add_argument("--token-only", action="store_true", help=text)
     add_json(rotate)

@@ -12,7 +12,7 @@ from price_keeper.commandline.options import KEY_VARIABLE
 from price_keeper.commands.asking import MOST_BYTES, Api, Refused, readable, secret_of
 from price_keeper.commands.shared import NotAsked
 from price_keeper.config.problems import escape_line
-from price_keeper.control.terms import API_KEY, MOST_AT_ONCE
+from price_keeper.control.terms import API_KEY_HEADER, MAX_PAGE_SIZE
 from price_keeper.errors import ConfigError, PriceKeeperError
 from price_keeper.model import is_org_id
 from price_keeper.reporting.tenants import org_called
@@ -41,7 +41,7 @@ class Admin:
         if key is None:
             raise NotAsked(f"the admin key comes from the variable {KEY_VARIABLE}, or from --key-file FILE")
         self.api = Api(chosen.api)
-        self._shown = {API_KEY: key}
+        self._shown = {API_KEY_HEADER: key}
 
     def ask(self, method: str, path: str, body: Any = None, hints: Hints | None = None) -> Record:
         """`hints` say what to do after a refusal, by its status. Raises as Api.ask."""
@@ -63,10 +63,10 @@ class Admin:
         after, read_before = "", self.api.bytes_read
         for _ in range(MOST_PAGES):
             more = f"&cursor={quote(after, safe='')}" if after else ""
-            page = self.ask("GET", f"{path}?limit={MOST_AT_ONCE}{more}", hints=hints)
+            page = self.ask("GET", f"{path}?limit={MAX_PAGE_SIZE}{more}", hints=hints)
             with readable(self.api.url):
                 found += [dict(each) for each in page[name]]
-                is_too_long = len(page[name]) > MOST_AT_ONCE
+                is_too_long = len(page[name]) > MAX_PAGE_SIZE
                 cursor = page.get("cursor")
             if cursor is None:
                 return found

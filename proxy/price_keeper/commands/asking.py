@@ -18,7 +18,7 @@ from price_keeper.commandline.options import API_VARIABLE, USUAL_API
 from price_keeper.commands.shared import NotAsked
 from price_keeper.config.checks import control_url as url_complaint
 from price_keeper.config.problems import escape_line
-from price_keeper.control.terms import MOST_BYTES as MOST_SENT
+from price_keeper.control.terms import MAX_BODY_BYTES as MOST_SENT
 from price_keeper.errors import PriceKeeperError
 
 SECONDS = 30.0  # more than the slowest answer takes to begin: a login that goes on losing to others

@@ -9,7 +9,7 @@ from price_keeper.commands.asking import Unanswered, readable
 from price_keeper.commands.settings_file import SettingsFile
 from price_keeper.commands.settings_shown import Shown
 from price_keeper.commands.shared import print_json, say
-from price_keeper.control.terms import RETRIEVAL_TOKEN
+from price_keeper.control.terms import RETRIEVAL_TOKEN_HEADER
 
 _LOST = (
     "{why}. Put it again; if no way to fetch a secret is told then, the answer that was lost had it, and "
@@ -45,7 +45,7 @@ def tell_put(
 
 def _how_to_fetch(url: str, told: Record) -> list[str]:
     """What is secret goes to curl by its input: the arguments of a process are for all to see."""
-    shown = shlex.quote(f"{RETRIEVAL_TOKEN}: {told['secret_retrieval_token']}")
+    shown = shlex.quote(f"{RETRIEVAL_TOKEN_HEADER}: {told['secret_retrieval_token']}")
     until = told.get("secret_retrieval_expires_at")
     return [
         "",

@@ -10,7 +10,7 @@ from typing import Any
 from price_keeper.commands.admin import NO_ORG, Admin, Hints, org_named, scope_path
 from price_keeper.commands.asking import Api, Refused, Unanswered, visible
 from price_keeper.commands.shared import print_json
-from price_keeper.control.terms import RETRIEVAL_TOKEN
+from price_keeper.control.terms import RETRIEVAL_TOKEN_HEADER
 from price_keeper.errors import PriceKeeperError
 
 FETCHES = 3  # while the store is away the retrieval token stays good
@@ -51,7 +51,7 @@ def _checked(told: dict[str, Any], name: str, api: Api) -> dict[str, Any]:
 
 
 def _fetched(api: Api, path: str, issued: dict[str, Any]) -> dict[str, Any]:
-    shown = {RETRIEVAL_TOKEN: issued[_RETRIEVAL]}
+    shown = {RETRIEVAL_TOKEN_HEADER: issued[_RETRIEVAL]}
     for left in reversed(range(FETCHES)):
         try:
             return _checked(api.ask("GET", f"{path}/secret", headers=shown), _SECRET, api)

@@ -13,7 +13,7 @@ from price_keeper.config.kinds import read_leaf
 from price_keeper.config.problems import Origin, escape_line
 from price_keeper.config.reader import find_origin
 from price_keeper.config.tree import MAX_CHARS, Branch, Leaf, Node, InvalidYaml, compose_tree
-from price_keeper.control.terms import LONGEST_NAME
+from price_keeper.control.terms import MAX_ECHOED_NAME_LENGTH
 from price_keeper.errors import ConfigError
 from price_keeper.selection.settings import format_mistake
 
@@ -61,11 +61,11 @@ def _path(node: Node, dotted: str) -> tuple[str, ...]:
     if not dotted:
         return ()
     children = node.children if isinstance(node, Branch) else {}
-    fitting = [name for name in children if f"{dotted}.".startswith(f"{name[:LONGEST_NAME]}.")]
+    fitting = [name for name in children if f"{dotted}.".startswith(f"{name[:MAX_ECHOED_NAME_LENGTH]}.")]
     if not fitting:
         return (dotted,)
     name = max(fitting, key=len)
-    return (name, *_path(children[name], dotted[len(name[:LONGEST_NAME]) + 1 :]))
+    return (name, *_path(children[name], dotted[len(name[:MAX_ECHOED_NAME_LENGTH]) + 1 :]))
 
 
 def _text(name: str, source: str) -> str:

@@ -17,7 +17,7 @@ from price_keeper.config.keys import AuthConfig
 from price_keeper.control.calls import Principal, ApiRoute, AccessLevel
 from price_keeper.control.page.same_origin import check_same_origin, has_page_header
 from price_keeper.control.problems import forbidden, invalid_request, unauthorized
-from price_keeper.control.terms import API_KEY, AUTHORIZATION
+from price_keeper.control.terms import API_KEY_HEADER, AUTHORIZATION_HEADER
 from price_keeper.errors import AccessDenied, ConfigError, TokenRejected, TokenExpired
 from price_keeper.model import Caller
 
@@ -83,16 +83,16 @@ class ControlAuthenticator:
 
     async def authenticate(self, headers: MultiMapping[str], address: str, *, is_change: bool = True) -> Principal:
         """Raises Problem, or SlowDown. Of a key or a token nothing is told, nor which part of it is wrong."""
-        keys, tokens = headers.getall(API_KEY, []), headers.getall(AUTHORIZATION, [])
+        keys, tokens = headers.getall(API_KEY_HEADER, []), headers.getall(AUTHORIZATION_HEADER, [])
         if len(keys) > 1 or len(tokens) > 1 or (keys and tokens):
-            raise invalid_request(f"who calls is said once: by {API_KEY} or by {AUTHORIZATION}")
+            raise invalid_request(f"who calls is said once: by {API_KEY_HEADER} or by {AUTHORIZATION_HEADER}")
         if keys:
             return self._authenticate_admin(keys[0], address)
         if tokens:
             return await self._authenticate_client(tokens[0], address)
         cookie = read_cookie(headers)
         if cookie is None or not has_page_header(headers):
-            raise unauthorized(f"say who calls: by {API_KEY}, or by {AUTHORIZATION} with a bearer token")
+            raise unauthorized(f"say who calls: by {API_KEY_HEADER}, or by {AUTHORIZATION_HEADER} with a bearer token")
         check_same_origin(headers, is_change=is_change)
         return get_session_principal(await self.verify_session(cookie, address))
 
@@ -111,7 +111,7 @@ class ControlAuthenticator:
     async def _authenticate_client(self, authorization: str, address: str) -> Principal:
         if authorization[: len(_BEARER)].lower() != _BEARER:
             self._login_throttle.count_failure(None, address)
-            raise unauthorized(f"{AUTHORIZATION} has a bearer token, and nothing else")
+            raise unauthorized(f"{AUTHORIZATION_HEADER} has a bearer token, and nothing else")
         caller = await self._verify_or_count(self._verify(authorization[len(_BEARER) :].strip()), address)
         return Principal(caller.client_id, caller.org, caller.app)
 

@@ -14,7 +14,7 @@ from multidict import MultiMapping
 
 from price_keeper.audit import Actor
 from price_keeper.control.problems import ApiError
-from price_keeper.control.terms import MOST_BYTES
+from price_keeper.control.terms import MAX_BODY_BYTES
 
 if TYPE_CHECKING:
     from price_keeper.control.parts import ControlServices
@@ -113,7 +113,7 @@ class ApiRoute:
     request_headers: Mapping[str, str] = field(default_factory=dict)  # of the request, with what they are for
     status_descriptions: Mapping[int, str] = field(default_factory=dict)  # of statuses that mean more here than usual
     body_schema: str | None = None
-    max_body_bytes: int = MOST_BYTES
+    max_body_bytes: int = MAX_BODY_BYTES
     group: str = "orgs"
     is_rate_limit_exempt: bool = False  # what costs next to nothing, and others cannot do without
     is_authenticated_by_secret: bool = False  # a secret is all it shows: only wrong ones are limited, and by the handler

@@ -13,7 +13,7 @@ from price_keeper.control.calls import ApiResponse, ApiRequest, ApiRoute, Access
 from price_keeper.control.fields import Fields, Whole
 from price_keeper.control.parts import ControlServices
 from price_keeper.control.problems import unauthorized
-from price_keeper.control.terms import RETRIEVAL_TOKEN, USUAL_GRACE_HOURS
+from price_keeper.control.terms import RETRIEVAL_TOKEN_HEADER, DEFAULT_GRACE_HOURS
 from price_keeper.errors import AccessDenied
 from price_keeper.model import Scope, build_client_id
 from price_keeper.reporting.settings_shown import utc
@@ -30,7 +30,7 @@ async def made_credentials(services: ControlServices, request: ApiRequest, scope
 
 async def rotated(services: ControlServices, request: ApiRequest) -> ApiResponse:
     scope = Scope(request.path["org"], request.path.get("app"))
-    hours = BODY.read(request.body).get("grace_hours", USUAL_GRACE_HOURS)
+    hours = BODY.read(request.body).get("grace_hours", DEFAULT_GRACE_HOURS)
     done = request.actor.build_record("credentials.rotate", scope, None, {"grace_hours": hours}, services.clock.now())
     try:
         issued = await rotate(services.store, services.clock, scope, hours, services.clients.invalidate, [done], services.tokens.secret_tagger)
@@ -42,9 +42,9 @@ async def rotated(services: ControlServices, request: ApiRequest) -> ApiResponse
 
 async def fetched(services: ControlServices, request: ApiRequest) -> ApiResponse:
     """The token is all it takes: who has no secret yet has nothing else to show."""
-    token = request.headers.get(RETRIEVAL_TOKEN)
+    token = request.headers.get(RETRIEVAL_TOKEN_HEADER)
     if token is None:
-        raise unauthorized(f"the retrieval token comes as {RETRIEVAL_TOKEN}")
+        raise unauthorized(f"the retrieval token comes as {RETRIEVAL_TOKEN_HEADER}")
     scope = Scope(request.path["org"], request.path.get("app"))
     client_id = build_client_id(scope.org, scope.app)
     with wrong_counted(services, request, client_id):
@@ -60,7 +60,7 @@ async def fetched(services: ControlServices, request: ApiRequest) -> ApiResponse
 
 
 def _may_be_invented(services: ControlServices, request: ApiRequest) -> bool:
-    token = request.headers.get(RETRIEVAL_TOKEN)
+    token = request.headers.get(RETRIEVAL_TOKEN_HEADER)
     return token is not None and not is_tagged_token(services.tokens.secret_tagger, Scope(request.path["org"], request.path.get("app")), token)
 
 
@@ -107,7 +107,7 @@ def _build_credential_routes(path: str, kind: str) -> tuple[ApiRoute, ApiRoute]:
             fetched,
             {200: "Secret"},
             (401,),
-            request_headers={RETRIEVAL_TOKEN: "valid once, for ten minutes"},
+            request_headers={RETRIEVAL_TOKEN_HEADER: "valid once, for ten minutes"},
             group="credentials",
             is_authenticated_by_secret=True,
             may_be_forged=_may_be_invented,

@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any, Protocol
 
 from price_keeper.control.problems import invalid_request
-from price_keeper.control.terms import LONGEST_NAME
+from price_keeper.control.terms import MAX_ECHOED_NAME_LENGTH
 from price_keeper.selection.plan import format_value
 
 _MOMENT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?(Z|[+-]\d\d:\d\d)", re.ASCII)
@@ -129,7 +129,7 @@ class Fields:
         unknown = (name for name, value in body.items() if value is not None and name not in self.kinds)
         given = {name: body[name] for name in self.kinds if body.get(name) is not None}
         mistakes = [(name, "required, but missing") for name in self.required if name not in given]
-        mistakes += [(name[:LONGEST_NAME], "unknown") for name in unknown]
+        mistakes += [(name[:MAX_ECHOED_NAME_LENGTH], "unknown") for name in unknown]
         found = {}
         for name, kind in self.kinds.items():
             try:

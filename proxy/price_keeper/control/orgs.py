@@ -11,7 +11,7 @@ from price_keeper.control.calls import ApiResponse, ApiRequest, ApiRoute, Access
 from price_keeper.control.credentials import made_credentials
 from price_keeper.control.parts import ControlServices
 from price_keeper.control.problems import invalid_request, not_found
-from price_keeper.control.terms import MOST_AT_ONCE
+from price_keeper.control.terms import MAX_PAGE_SIZE
 from price_keeper.model import Scope
 from price_keeper.reporting.settings_shown import Shown
 from price_keeper.selection.settings import (
@@ -28,7 +28,7 @@ from price_keeper.stores import schema
 from price_keeper.stores.contract import Item, Page, Prefix, Query, Write
 
 PAGED = {
-    "limit": {"type": "integer", "minimum": 1, "maximum": MOST_AT_ONCE},
+    "limit": {"type": "integer", "minimum": 1, "maximum": MAX_PAGE_SIZE},
     "cursor": {"type": "string", "maxLength": 200},
 }
 
@@ -147,7 +147,7 @@ async def _page(services: ControlServices, request: ApiRequest, partition: str, 
     """A cursor is the id behind which the next page begins."""
     cursor = request.query.get("cursor")
     after = None if not cursor else f"{prefix}{cursor}"
-    query = Query("config", partition, Prefix(prefix), limit=limit_of(request, MOST_AT_ONCE), after=after, consistent=True)
+    query = Query("config", partition, Prefix(prefix), limit=limit_of(request, MAX_PAGE_SIZE), after=after, consistent=True)
     return await services.store.query(query)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from price_keeper.control.terms import LONGEST_NAME
+from price_keeper.control.terms import MAX_ECHOED_NAME_LENGTH
 from price_keeper.errors import ConfigError, PriceKeeperError, Refusal, InvalidStoreRequest, StoreError
 from price_keeper.logs import build_request_extra
 from price_keeper.selection.settings import InvalidSettings
@@ -95,7 +95,7 @@ def to_api_error(failure: Exception, request_id: str) -> ApiError:
         case ApiError():
             return failure
         case InvalidSettings():
-            details = [(".".join(part[:LONGEST_NAME] for part in path), told) for path, told in failure.mistakes]
+            details = [(".".join(part[:MAX_ECHOED_NAME_LENGTH] for part in path), told) for path, told in failure.mistakes]
             return invalid_request("the settings cannot be used", *details)
         case ConfigError():
             return invalid_request("this cannot be done", *((_get_path(line), _get_complaint(line)) for line in failure.problems))

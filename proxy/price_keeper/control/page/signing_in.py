@@ -19,7 +19,7 @@ from price_keeper.control.fields import Fields, OneOf, Text
 from price_keeper.control.page.same_origin import PAGE_HEADER, check_same_origin, has_page_header
 from price_keeper.control.parts import ControlServices
 from price_keeper.control.problems import ERROR_CODES, ApiError
-from price_keeper.control.terms import API_KEY, AUTHORIZATION
+from price_keeper.control.terms import API_KEY_HEADER, AUTHORIZATION_HEADER
 from price_keeper.errors import Busy, TooManyRequests
 from price_keeper.reporting.settings_shown import utc
 
@@ -44,9 +44,9 @@ async def _begun(services: ControlServices, request: ApiRequest, kind: str, secr
     """Whoever shows something wrong is counted as anywhere else."""
     now = services.clock.now()
     if kind == ADMIN:
-        await services.authenticator.authenticate(CIMultiDict({API_KEY: secret}), request.address)
+        await services.authenticator.authenticate(CIMultiDict({API_KEY_HEADER: secret}), request.address)
         return services.page_sessions.begin_for_admin(now)
-    await services.authenticator.authenticate(CIMultiDict({AUTHORIZATION: f"Bearer {secret}"}), request.address)
+    await services.authenticator.authenticate(CIMultiDict({AUTHORIZATION_HEADER: f"Bearer {secret}"}), request.address)
     return services.page_sessions.begin_for_client(secret, now)
 
 
