@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from price_keeper.config.keys import AuthConfig
 from price_keeper.control.access import load_admin_key
-from price_keeper.control.bodies import parsed
+from price_keeper.control.bodies import parse_json
 from price_keeper.control.problems import ApiError
 from price_keeper.control.rates import LocalApiRateLimiter
 from price_keeper.control.terms import MAX_BODY_BYTES
@@ -280,16 +280,16 @@ def test_a_key_that_could_be_guessed_is_refused_at_the_start(tmp_path: Path) -> 
 
 
 def test_json_of_every_depth_is_refused_or_read() -> None:
-    assert parsed(b"[" * 12 + b"]" * 12)
+    assert parse_json(b"[" * 12 + b"]" * 12)
     for depth in (13, 100, 1000, 50_000):
         with pytest.raises(ApiError):
-            parsed(b"[" * depth + b"]" * depth)
+            parse_json(b"[" * depth + b"]" * depth)
 
 
 @pytest.mark.parametrize("raw", [b'{"a":1,"a":1}', b'[{"a":{"b":1,"b":2}}]', b"[NaN]", b"[-Infinity]", b'["\\udfff"]'])
 def test_json_that_could_be_read_in_two_ways_is_refused(raw: bytes) -> None:
     with pytest.raises(ApiError):
-        parsed(raw)
+        parse_json(raw)
 
 
 async def test_nothing_is_changed_while_the_process_starts_or_stops(api: Rig) -> None:

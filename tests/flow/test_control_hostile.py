@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 from price_keeper.control import profiles, serving
-from price_keeper.control.bodies import BYTES_AT_ONCE, OF_ONE, OF_STRANGERS, SMALL_BYTES, Budget
+from price_keeper.control.bodies import ANONYMOUS_BUDGET_BYTES, PER_CLIENT_BUDGET_BYTES, MAX_ANONYMOUS_BODY_BYTES, SMALL_BODY_BYTES, ByteBudget
 from price_keeper.control.connections import DEFAULT_PORT_LIMITS, ControlPortLimits
 from price_keeper.control.problems import ApiError
 from price_keeper.control.rates import LocalApiRateLimiter, ApiRateDecision
@@ -50,12 +50,12 @@ async def api(tmp_path: Path) -> AsyncIterator[Rig]:
 @pytest.mark.parametrize(
     ("method", "path", "who", "most"),
     [
-        ("POST", "/auth/token", None, OF_STRANGERS),
-        ("POST", "/auth/refresh", None, OF_STRANGERS),
-        ("POST", "/auth/revoke", None, OF_STRANGERS),
-        ("POST", f"{SHOP}/credentials/rotate", "admin", SMALL_BYTES),
-        ("PUT", f"{SHOP}/override", "admin", SMALL_BYTES),
-        ("POST", f"{SHOP}/usage", CALLER, SMALL_BYTES),
+        ("POST", "/auth/token", None, MAX_ANONYMOUS_BODY_BYTES),
+        ("POST", "/auth/refresh", None, MAX_ANONYMOUS_BODY_BYTES),
+        ("POST", "/auth/revoke", None, MAX_ANONYMOUS_BODY_BYTES),
+        ("POST", f"{SHOP}/credentials/rotate", "admin", SMALL_BODY_BYTES),
+        ("PUT", f"{SHOP}/override", "admin", SMALL_BODY_BYTES),
+        ("POST", f"{SHOP}/usage", CALLER, SMALL_BODY_BYTES),
     ],
 )
 async def test_a_body_is_no_longer_than_its_route_needs(api: Rig, method: str, path: str, who: Any, most: int) -> None:
@@ -72,7 +72,7 @@ async def test_a_body_is_no_longer_than_its_route_needs(api: Rig, method: str, p
 
 
 async def test_of_a_body_that_says_it_is_too_long_nothing_is_read(api: Rig) -> None:
-    reader, writer = await _sent(api, _head(OF_STRANGERS + 1))
+    reader, writer = await _sent(api, _head(MAX_ANONYMOUS_BODY_BYTES + 1))
     async with asyncio.timeout(5):
         assert (await reader.readline()).startswith(b"HTTP/1.1 413 ")
     writer.close()
@@ -96,15 +96,15 @@ async def test_whoever_shows_no_secret_at_all_is_slowed_down_too(api: Rig) -> No
 
 
 async def test_bodies_on_their_way_have_one_budget(api: Rig) -> None:
-    api.control._body_budgets.strangers = Budget(2 * OF_STRANGERS + 100)
-    slow = [await _sent(api, _head(OF_STRANGERS)) for _ in range(2)]
+    api.control._body_budgets.anonymous = ByteBudget(2 * MAX_ANONYMOUS_BODY_BYTES + 100)
+    slow = [await _sent(api, _head(MAX_ANONYMOUS_BODY_BYTES)) for _ in range(2)]
     for each in slow:
         each[1].write(b"{")
     await asyncio.sleep(0.1)
     refused = await api.ask("POST", "/auth/token", {"client_id": "x" * 100, "client_secret": "y"}, who=None)
     assert (refused.status, refused.headers["Retry-After"], refused.headers["Connection"]) == (503, "1", "close")
     slow[0][1].close()
-    slow[1][1].write(b" " * OF_STRANGERS)
+    slow[1][1].write(b" " * MAX_ANONYMOUS_BODY_BYTES)
     await asyncio.sleep(0.1)
     assert (
         await api.ask("POST", "/auth/token", {"client_id": "x" * 100, "client_secret": "y"}, who=None)
@@ -120,10 +120,10 @@ async def test_one_app_keeps_nobody_else_waiting(api: Rig) -> None:
     token = {"X-Retrieval-Token": made.body["secret_retrieval_token"]}
     pair = (await api.ask("GET", f"{API}/credentials/secret", who=None, headers=token)).body
     head = _head(MAX_BODY_BYTES, f"{API}/apps/web/usage/batch", api.shown((ORG, "web"))["Authorization"])
-    slow = [await _sent(api, head) for _ in range(2 * BYTES_AT_ONCE // MAX_BODY_BYTES)]
+    slow = [await _sent(api, head) for _ in range(2 * ANONYMOUS_BUDGET_BYTES // MAX_BODY_BYTES)]
     async with asyncio.timeout(10):
-        refused = [each for each in slow[OF_ONE // MAX_BODY_BYTES :] if b" 503 " in await each[0].readline()]
-    assert len(refused) == len(slow) - OF_ONE // MAX_BODY_BYTES
+        refused = [each for each in slow[PER_CLIENT_BUDGET_BYTES // MAX_BODY_BYTES :] if b" 503 " in await each[0].readline()]
+    assert len(refused) == len(slow) - PER_CLIENT_BUDGET_BYTES // MAX_BODY_BYTES
     assert (await api.ask("POST", f"{API}/apps/web/usage", USAGE, who=(ORG, "web"))).status == 503
     assert (await api.ask("POST", "/auth/token", pair, who=None)).status == 200
     assert (await api.ask("PUT", API, SETTINGS)).status == 200
@@ -133,11 +133,11 @@ async def test_one_app_keeps_nobody_else_waiting(api: Rig) -> None:
 
 
 def test_strangers_alone_cannot_take_the_whole_budget() -> None:
-    assert DEFAULT_PORT_LIMITS.max_connections * OF_STRANGERS < BYTES_AT_ONCE
-    budget = Budget(10, most_of_one=10)
-    with budget.taken(10), pytest.raises(ApiError), budget.taken(1):
+    assert DEFAULT_PORT_LIMITS.max_connections * MAX_ANONYMOUS_BODY_BYTES < ANONYMOUS_BUDGET_BYTES
+    budget = ByteBudget(10, max_per_caller=10)
+    with budget.reserve(10), pytest.raises(ApiError), budget.reserve(1):
         pass
-    with budget.taken(10):
+    with budget.reserve(10):
         pass
 
 

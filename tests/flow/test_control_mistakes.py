@@ -12,7 +12,7 @@ import pytest
 from price_keeper.config import problems
 from price_keeper.config.keys import parse_config
 from price_keeper.config.problems import MAX_COMPARED, MAX_GUESSES, MAX_SHOWN, limit_guesses, find_nearest, escape_line
-from price_keeper.control.bodies import MOST_PARTS, parsed
+from price_keeper.control.bodies import MAX_JSON_VALUES, parse_json
 from price_keeper.control.problems import MAX_DETAILS, ApiError
 from price_keeper.control.terms import MAX_BODY_BYTES
 from price_keeper.errors import ConfigError
@@ -98,19 +98,19 @@ async def test_how_many_more_there_are(api: Rig) -> None:
         "[" + "[]," * 80_000 + "0]",
         "[" + "1," * 120_000 + "0]",
         json.dumps({f"a{number}": 0 for number in range(20_000)}),
-        json.dumps([[0] * 30] * (MOST_PARTS // 30)),
+        json.dumps([[0] * 30] * (MAX_JSON_VALUES // 30)),
     ],
 )
 def test_a_body_of_very_many_parts_is_refused_before_anybody_looks_at_them(text: str) -> None:
     assert len(text) <= MAX_BODY_BYTES
-    with pytest.raises(ApiError, match=f"at most {MOST_PARTS} names and values"):
-        parsed(text.encode())
+    with pytest.raises(ApiError, match=f"at most {MAX_JSON_VALUES} names and values"):
+        parse_json(text.encode())
 
 
 def test_the_largest_bodies_that_somebody_means_are_read() -> None:
     usage = {f"field_{number}": number for number in range(9)}
-    assert parsed(json.dumps({"items": [usage] * 100}).encode())
-    assert parsed(json.dumps(SETTINGS | {"quotas": labels(1500)}).encode())
+    assert parse_json(json.dumps({"items": [usage] * 100}).encode())
+    assert parse_json(json.dumps(SETTINGS | {"quotas": labels(1500)}).encode())
 
 
 def test_with_a_thousand_names_to_choose_from_few_are_compared(compared: Compared) -> None:

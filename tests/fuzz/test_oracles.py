@@ -91,7 +91,7 @@ SPOILT: dict[str, tuple[str, Spoils]] = {
     "units of one assessment": ("guardrails", wraps(guardrail_traces, "_read_trace_units", lambda told: told[:1])),
     "ids that are sent raw": ("paths", puts(model_path, "encode_model_id", lambda id: id)),
     "every header": ("paths", puts(calls, "_BEDROCK_PREFIX", b"x-")),
-    "names that come twice": ("control_bodies", puts(control_bodies, "_once_each", dict)),
+    "names that come twice": ("control_bodies", puts(control_bodies, "_reject_duplicate_names", dict)),
     "quotas that are nobody's": ("control_bodies", puts(settings._Validator, "check_quotas_complete", lambda *_: None)),
     "signatures": ("tokens", puts(tokens, "_JWT_OPTIONS", {"verify_signature": False})),
     "prices below nothing": ("price_list", wraps(price_list, "_pico_per_token", lambda pico: pico and -pico)),

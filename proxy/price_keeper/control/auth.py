@@ -9,7 +9,7 @@ from typing import Any
 from price_keeper.auth.clients import MAX_STALE_RETRIES
 from price_keeper.auth.container import NO_SIGNING_KEY_RETRY_SECONDS
 from price_keeper.auth.sessions import TokenPair, StaleGeneration
-from price_keeper.control.bodies import OF_STRANGERS
+from price_keeper.control.bodies import MAX_ANONYMOUS_BODY_BYTES
 from price_keeper.control.calls import ApiResponse, ApiRequest, ApiRoute, AccessLevel, build_cacheable_response
 from price_keeper.control.fields import Fields, Text
 from price_keeper.control.parts import ControlServices
@@ -127,7 +127,7 @@ def _build_post_route(path: str, operation_id: str, summary: str, handler: Any, 
         {200: response_schema},
         (401,),
         body_schema=body_schema,
-        max_body_bytes=OF_STRANGERS,
+        max_body_bytes=MAX_ANONYMOUS_BODY_BYTES,
         status_descriptions={} if handler is revoke else _NO_KEY,
         group="auth",
         is_authenticated_by_secret=True,

@@ -14,93 +14,93 @@ from aiohttp import web
 
 from price_keeper.control.problems import ERROR_CODES, ApiError, invalid_request
 
-OF_STRANGERS = 20 * 1024  # a refresh token may be long; reading more of anybody would keep everybody else waiting
-SMALL_BYTES = 4 * 1024  # a few fields, none of which is long
+MAX_ANONYMOUS_BODY_BYTES = 20 * 1024  # a refresh token may be long; reading more of anybody would keep everybody else waiting
+SMALL_BODY_BYTES = 4 * 1024  # a few fields, none of which is long
 # Of all bodies that are on their way: a sidecar has little memory.
-BYTES_AT_ONCE = 4 * 1024 * 1024  # of strangers, of whom there are as many as connections
-OF_THE_KNOWN = 2 * 1024 * 1024
-OF_ONE = 512 * 1024  # of those who are known, or one of them could keep the others waiting
-OF_THE_ADMIN = 512 * 1024  # whom nobody keeps waiting
-MOST_DEPTH = 12  # a body of ours has four
-MOST_PARTS = 4096  # names and values: a hundred usages have 1900, quotas of a thousand labels 2000
-BUSY_SECONDS = 1.0  # after which some of the bodies under way are read
-SECONDS = 30.0  # for a body to arrive, so that a slow one does not stay for ever
+ANONYMOUS_BUDGET_BYTES = 4 * 1024 * 1024  # of strangers, of whom there are as many as connections
+CLIENTS_BUDGET_BYTES = 2 * 1024 * 1024
+PER_CLIENT_BUDGET_BYTES = 512 * 1024  # of those who are known, or one of them could keep the others waiting
+ADMIN_BUDGET_BYTES = 512 * 1024  # whom nobody keeps waiting
+MAX_JSON_DEPTH = 12  # a body of ours has four
+MAX_JSON_VALUES = 4096  # names and values: a hundred usages have 1900, quotas of a thousand labels 2000
+BUSY_RETRY_AFTER_SECONDS = 1.0  # after which some of the bodies under way are read
+BODY_TIMEOUT_SECONDS = 30.0  # for a body to arrive, so that a slow one does not stay for ever
 
 
-class Budget:
+class ByteBudget:
     """Bytes that bodies may take up until they are read. Each takes what it says it has, or all that it might have."""
 
-    def __init__(self, most: int, most_of_one: int | None = None) -> None:
-        self._left = most
-        self._most_of_one = most if most_of_one is None else most_of_one
-        self._taken_by: Counter[str] = Counter()
+    def __init__(self, max_bytes: int, max_per_caller: int | None = None) -> None:
+        self._available = max_bytes
+        self._max_per_caller = max_bytes if max_per_caller is None else max_per_caller
+        self._reserved_by: Counter[str] = Counter()
 
     @contextmanager
-    def taken(self, size: int, who: str = "") -> Iterator[None]:
+    def reserve(self, size: int, caller: str = "") -> Iterator[None]:
         """Raises Problem."""
-        if size > self._left or size + self._taken_by[who] > self._most_of_one:
+        if size > self._available or size + self._reserved_by[caller] > self._max_per_caller:
             # What is still to come is not read, so nothing else can come on this connection.
-            why = "too many bodies are on their way to this process"
-            raise ApiError(503, ERROR_CODES[503], why, retry_after=BUSY_SECONDS, headers={"Connection": "close"})
-        self._left -= size
-        self._taken_by[who] += size
+            message = "too many bodies are on their way to this process"
+            raise ApiError(503, ERROR_CODES[503], message, retry_after=BUSY_RETRY_AFTER_SECONDS, headers={"Connection": "close"})
+        self._available -= size
+        self._reserved_by[caller] += size
         try:
             yield
         finally:
-            self._left += size
-            self._taken_by[who] -= size
-            if not self._taken_by[who]:
-                del self._taken_by[who]
+            self._available += size
+            self._reserved_by[caller] -= size
+            if not self._reserved_by[caller]:
+                del self._reserved_by[caller]
 
 
-class Budgets:
+class BodyBudgets:
     """Apart for strangers, for those who are known and for the administrator, so that none keeps the others waiting."""
 
     def __init__(self) -> None:
-        self.strangers = Budget(BYTES_AT_ONCE)
-        self.known = Budget(OF_THE_KNOWN, OF_ONE)
-        self.admin = Budget(OF_THE_ADMIN)
+        self.anonymous = ByteBudget(ANONYMOUS_BUDGET_BYTES)
+        self.clients = ByteBudget(CLIENTS_BUDGET_BYTES, PER_CLIENT_BUDGET_BYTES)
+        self.admin = ByteBudget(ADMIN_BUDGET_BYTES)
 
 
-async def body_of(request: web.BaseRequest, most: int, budget: Budget, who: str) -> Any:
+async def read_json_body(request: web.BaseRequest, max_bytes: int, byte_budget: ByteBudget, caller: str) -> Any:
     """Raises Problem."""
-    _check_head(request, most)
+    _check_body_headers(request, max_bytes)
     length = request.content_length
-    with budget.taken(most if length is None else length, who):
-        return parsed(await _whole(request, most))
+    with byte_budget.reserve(max_bytes if length is None else length, caller):
+        return parse_json(await _read_before_timeout(request, max_bytes))
 
 
-async def _whole(request: web.BaseRequest, most: int) -> bytes:
+async def _read_before_timeout(request: web.BaseRequest, max_bytes: int) -> bytes:
     """Raises Problem."""
     if request.headers.get("Expect", "").lower() == "100-continue":
         await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         request.writer.output_size = 0  # so that an error can still be answered
     try:
-        async with asyncio.timeout(SECONDS):
-            return await _read(request, most)
+        async with asyncio.timeout(BODY_TIMEOUT_SECONDS):
+            return await _read_bytes(request, max_bytes)
     except TimeoutError:
         raise ApiError(408, ERROR_CODES[408], "the body did not arrive in time", headers={"Connection": "close"}) from None
     except (web.RequestPayloadError, ConnectionError):
         raise invalid_request("the body is not what its head says") from None
 
 
-async def _read(request: web.BaseRequest, most: int) -> bytes:
+async def _read_bytes(request: web.BaseRequest, max_bytes: int) -> bytes:
     raw = bytearray()
-    while part := await request.content.readany():
-        raw += part
-        if len(raw) > most:
-            raise body_too_large(most)
+    while chunk := await request.content.readany():
+        raw += chunk
+        if len(raw) > max_bytes:
+            raise body_too_large(max_bytes)
     return bytes(raw)
 
 
-def _check_head(request: web.BaseRequest, most: int) -> None:
+def _check_body_headers(request: web.BaseRequest, max_bytes: int) -> None:
     types = request.headers.getall("Content-Type", [])
-    if len(types) != 1 or not _is_json(types[0]) or "Content-Encoding" in request.headers:
+    if len(types) != 1 or not _is_json_type(types[0]) or "Content-Encoding" in request.headers:
         raise ApiError(415, ERROR_CODES[415], "a body is of content type application/json, in UTF-8 and not compressed")
     if request.headers.get("Expect", "100-continue").lower() != "100-continue":
         raise ApiError(417, ERROR_CODES[417], "nothing is to be expected but 100-continue")
-    if (request.content_length or 0) > most:
-        raise body_too_large(most)
+    if (request.content_length or 0) > max_bytes:
+        raise body_too_large(max_bytes)
 
 
 def body_too_large(max_bytes: int) -> ApiError:
@@ -108,7 +108,7 @@ def body_too_large(max_bytes: int) -> ApiError:
     return ApiError(413, ERROR_CODES[413], f"a body has at most {max_bytes} bytes here", headers={"Connection": "close"})
 
 
-def _is_json(value: str) -> bool:
+def _is_json_type(value: str) -> bool:
     kind, _, rest = value.partition(";")
     return kind.strip().lower() == "application/json" and rest.replace(" ", "").lower() in (
         "",
@@ -117,46 +117,46 @@ def _is_json(value: str) -> bool:
     )
 
 
-def parsed(raw: bytes) -> Any:
+def parse_json(raw: bytes) -> Any:
     """Numbers with a point are Decimals. Raises Problem."""
     try:
-        value = json.loads(raw.decode(), object_pairs_hook=_once_each, parse_float=Decimal, parse_constant=_no_number)
+        value = json.loads(raw.decode(), object_pairs_hook=_reject_duplicate_names, parse_float=Decimal, parse_constant=_reject_constant)
     except RecursionError:
-        raise invalid_request(f"JSON is nested at most {MOST_DEPTH} deep here") from None
+        raise invalid_request(f"JSON is nested at most {MAX_JSON_DEPTH} deep here") from None
     except UnicodeDecodeError:
         raise invalid_request("the body is not UTF-8 text") from None
     except (ValueError, ArithmeticError) as failure:
         reason = failure.msg if isinstance(failure, json.JSONDecodeError) else "it cannot be read in one way only"
         raise invalid_request(f"the body is not good JSON: {reason}") from None
-    _check_parts(value)
+    _check_nesting(value)
     return value
 
 
-def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+def _reject_duplicate_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    members = dict(pairs)
+    if len(members) < len(pairs):
         raise ValueError("a name stands there twice")
-    return found
+    return members
 
 
-def _no_number(_: str) -> NoReturn:
+def _reject_constant(_: str) -> NoReturn:
     raise ValueError("not a number")
 
 
-def _check_parts(value: Any) -> None:
+def _check_nesting(value: Any) -> None:
     """How deep and how many they are, since each is looked at while nobody else is answered; and that all text is."""
     level, count = [value], 0
-    for _ in range(MOST_DEPTH):
-        level = [part for each in level for part in _parts(each)]
+    for _ in range(MAX_JSON_DEPTH):
+        level = [part for each in level for part in _get_children(each)]
         count += len(level)
         if not level:
             return
-        if count > MOST_PARTS:
-            raise invalid_request(f"a body has at most {MOST_PARTS} names and values here")
-    raise invalid_request(f"JSON is nested at most {MOST_DEPTH} deep here")
+        if count > MAX_JSON_VALUES:
+            raise invalid_request(f"a body has at most {MAX_JSON_VALUES} names and values here")
+    raise invalid_request(f"JSON is nested at most {MAX_JSON_DEPTH} deep here")
 
 
-def _parts(value: Any) -> Iterable[Any]:
+def _get_children(value: Any) -> Iterable[Any]:
     if isinstance(value, str):
         try:
             value.encode()

@@ -8,7 +8,7 @@ from typing import Any
 from price_keeper.auth.registering import MAX_GRACE_HOURS, IssuedSecret, register, rotate
 from price_keeper.auth.retrieval import is_tagged_token, retrieve
 from price_keeper.control.auth import wrong_counted
-from price_keeper.control.bodies import SMALL_BYTES
+from price_keeper.control.bodies import SMALL_BODY_BYTES
 from price_keeper.control.calls import ApiResponse, ApiRequest, ApiRoute, AccessLevel
 from price_keeper.control.fields import Fields, Whole
 from price_keeper.control.parts import ControlServices
@@ -95,7 +95,7 @@ def _build_credential_routes(path: str, kind: str) -> tuple[ApiRoute, ApiRoute]:
             {200: "Issued"},
             (404, 409),
             body_schema="Rotation",
-            max_body_bytes=SMALL_BYTES,
+            max_body_bytes=SMALL_BODY_BYTES,
             group="credentials",
         ),
         ApiRoute(

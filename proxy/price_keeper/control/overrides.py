@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from price_keeper.calendar_days import PeriodSpan, find_span
-from price_keeper.control.bodies import SMALL_BYTES
+from price_keeper.control.bodies import SMALL_BODY_BYTES
 from price_keeper.control.calls import ApiResponse, ApiRequest, ApiRoute, AccessLevel
 from price_keeper.control.fields import Fields, Moment, Text, Words
 from price_keeper.control.orgs import found_app, found_org
@@ -82,7 +82,7 @@ def _build_override_route(method: str, path: str, kind: str) -> ApiRoute:
         summary = "Put a label in force, up or down the ordering, until the period ends"
         operation_id, handle, response_schema, body_schema = f"put{kind}Override", put, "Overridden", "Override"
         route = ApiRoute(method, path, AccessLevel.ADMIN, operation_id, summary, handle, {200: response_schema}, (404, 409), body_schema=body_schema)
-        return replace(route, body_bytes=SMALL_BYTES)
+        return replace(route, body_bytes=SMALL_BODY_BYTES)
     operation_id, summary = f"delete{kind}Override", "Let the quotas decide again"
     return ApiRoute(method, path, AccessLevel.ADMIN, operation_id, summary, delete, {200: "Overridden"}, (404, 409))
 

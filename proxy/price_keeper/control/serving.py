@@ -20,7 +20,7 @@ from price_keeper.clock import Clock
 from price_keeper.config import Address
 from price_keeper.config.problems import limit_guesses
 from price_keeper.control import access
-from price_keeper.control.bodies import Budgets, body_of
+from price_keeper.control.bodies import BodyBudgets, read_json_body
 from price_keeper.control.calls import NO_STORE, ApiResponse, ApiRequest, Principal, ApiRoute, StreamingResponse, AccessLevel, dump_json, matches_etag
 from price_keeper.control.connections import (
     DEFAULT_PORT_LIMITS,
@@ -35,7 +35,7 @@ from price_keeper.control.connections import (
 from price_keeper.control.parts import ControlServices
 from price_keeper.control.problems import ERROR_CODES, ApiError, to_api_error, too_many_requests
 from price_keeper.control.rates import ANONYMOUS_PREFIX, ApiRateDecision
-from price_keeper.control.requests import check_coding, check_ids, headers_of, query_of
+from price_keeper.control.requests import check_transfer_encoding, check_path_ids, read_headers, parse_query
 from price_keeper.control.routing import Router
 from price_keeper.errors import Busy, ListenFailed, TooManyRequests
 from price_keeper.logs import build_request_extra
@@ -63,7 +63,7 @@ class ControlDispatcher:
         self._router = Router(routes)
         self._now = now
         self._services: ControlServices | None = None
-        self._body_budgets = Budgets()
+        self._body_budgets = BodyBudgets()
 
     def start(self, services: ControlServices) -> None:
         self._services = services
@@ -78,7 +78,7 @@ class ControlDispatcher:
         request_id, headers = str(uuid4()), dict[str, str]()
         try:
             check_request_target(request.version, request.raw_path, request.headers.getall("Host", []), is_for_loopback)
-            check_coding(request.headers.getall("Transfer-Encoding", []))
+            check_transfer_encoding(request.headers.getall("Transfer-Encoding", []))
             response = await self._route_request(request, request_id, headers)
             if isinstance(response, StreamingResponse):
                 return await _send_stream(request, response, {**_COMMON_HEADERS, "X-Request-Id": request_id, **headers})
@@ -128,16 +128,16 @@ class ControlDispatcher:
             headers |= decision.headers
             _check_rate(decision)
         access.authorize(principal, route, path)
-        check_ids(path)
-        api_request = ApiRequest(request_id, principal, address, path, query_of(request, route), headers_of(request))
+        check_path_ids(path)
+        api_request = ApiRequest(request_id, principal, address, path, parse_query(request, route), read_headers(request))
         connection = _get_connection(request)
         if route.body_schema is not None:
             budgets = self._body_budgets
-            client_budget = budgets.known if principal.org else budgets.strangers
+            client_budget = budgets.clients if principal.org else budgets.anonymous
             byte_budget = budgets.admin if principal.is_admin else client_budget
             if principal is not _ANONYMOUS:
                 connection.acquire_slot(SlotClass.ADMIN if principal.is_admin else SlotClass.RECEIVING_BODY)
-            api_request.body = await body_of(request, route.max_body_bytes, byte_budget, principal.name)
+            api_request.body = await read_json_body(request, route.max_body_bytes, byte_budget, principal.name)
         if not connection.acquire_slot(_classify_request(principal, route, services, api_request)):
             raise Busy("too many requests are being answered; try again", retry_after=1)
         with limit_guesses():

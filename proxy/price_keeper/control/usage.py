@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from hashlib import sha256
 from typing import Any
 
-from price_keeper.control.bodies import SMALL_BYTES
+from price_keeper.control.bodies import SMALL_BODY_BYTES
 from price_keeper.control.calls import ApiResponse, ApiRequest, ApiRoute, AccessLevel
 from price_keeper.control.charging import Charging
 from price_keeper.control.fields import Fields, Kind, Moment, Text, Whole
@@ -202,7 +202,7 @@ ROUTES = (
         {201: "Usage", 200: "Usage"},
         (404, 409),
         body_schema="UsageBody",
-        max_body_bytes=SMALL_BYTES,
+        max_body_bytes=SMALL_BODY_BYTES,
         group="spend",
     ),
     ApiRoute(

@@ -12,9 +12,9 @@ from urllib.parse import parse_qsl
 
 from price_keeper.config.keys import DefaultsConfig
 from price_keeper.control import api, auth, credentials, overrides, profiles, usage
-from price_keeper.control.bodies import MOST_DEPTH, parsed
+from price_keeper.control.bodies import MAX_JSON_DEPTH, parse_json
 from price_keeper.control.problems import ApiError
-from price_keeper.control.requests import query_of
+from price_keeper.control.requests import parse_query
 from price_keeper.reporting import days
 from price_keeper.selection.plan import DEFAULT_ALERT_THRESHOLDS, resolve_settings
 from price_keeper.selection.settings import InvalidSettings, validate_app, validate_org
@@ -57,14 +57,14 @@ def one(data: bytes) -> None:
         return
     body = document(reader, NAMES, TEXTS)
     try:
-        value = parsed(body)
+        value = parse_json(body)
     except ApiError as problem:
         _is_told(problem)
         return
     first, last = views(body)
     same(first, last, "the body to two readers")
     same(_plain(value), _plain(last), "the body")
-    holds(_depth(value) <= MOST_DEPTH, "deeper than is taken")
+    holds(_depth(value) <= MAX_JSON_DEPTH, "deeper than is taken")
     if how % 4 == 0:
         value = {**GOOD, **value} if isinstance(value, dict) else value
     for form in FORMS:
@@ -107,7 +107,7 @@ def _asked(reader: Reader) -> None:
     except ValueError:
         return
     try:
-        given = query_of(SimpleNamespace(rel_url=url), route)  # type: ignore[arg-type]
+        given = parse_query(SimpleNamespace(rel_url=url), route)  # type: ignore[arg-type]
     except ApiError as problem:
         _is_told(problem)
         return

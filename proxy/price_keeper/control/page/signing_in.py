@@ -13,7 +13,7 @@ from multidict import CIMultiDict
 from price_keeper.auth.page_sessions import PageSession
 from price_keeper.control.access import cookie_name, read_cookie, get_session_principal
 from price_keeper.control.auth import wrong_counted
-from price_keeper.control.bodies import OF_STRANGERS
+from price_keeper.control.bodies import MAX_ANONYMOUS_BODY_BYTES
 from price_keeper.control.calls import ApiResponse, ApiRequest, ApiRoute, AccessLevel
 from price_keeper.control.fields import Fields, OneOf, Text
 from price_keeper.control.page.same_origin import PAGE_HEADER, check_same_origin, has_page_header
@@ -126,7 +126,7 @@ ROUTES = (
         "Sign in to the status page: a cookie for an admin key or an access token",
         begin,
         body="PageSignIn",
-        body_bytes=OF_STRANGERS,
+        body_bytes=MAX_ANONYMOUS_BODY_BYTES,
         by_secret=True,
     ),
     _build_session_route("DELETE", "endPageSession", "Sign out", end, by_secret=True),
