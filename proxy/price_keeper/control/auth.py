@@ -11,26 +11,26 @@ from price_keeper.auth.container import NO_SIGNING_KEY_RETRY_SECONDS
 from price_keeper.auth.sessions import TokenPair, StaleGeneration
 from price_keeper.control.bodies import MAX_ANONYMOUS_BODY_BYTES
 from price_keeper.control.calls import ApiResponse, ApiRequest, ApiRoute, AccessLevel, build_cacheable_response
-from price_keeper.control.fields import Fields, Text
+from price_keeper.control.fields import BodyFields, PatternField
 from price_keeper.control.parts import ControlServices
 from price_keeper.control.problems import ERROR_CODES, ApiError, unauthorized
 from price_keeper.errors import AccessDenied, Busy, TokenRejected, TokenExpired
 
-_TOKEN = Text(r"[!-~]+", 16 * 1024, "a token", is_secret=True)
-LOGIN = Fields(
+_TOKEN_FIELD = PatternField(r"[!-~]+", 16 * 1024, "a token", is_secret=True)
+LOGIN_BODY = BodyFields(
     {
-        "grant_type": Text("client_credentials", 18, "client_credentials"),
-        "client_id": Text(r"[!-~]+", 128, "a client id"),
-        "client_secret": Text(r"[!-~]+", 128, "a secret", is_secret=True),
+        "grant_type": PatternField("client_credentials", 18, "client_credentials"),
+        "client_id": PatternField(r"[!-~]+", 128, "a client id"),
+        "client_secret": PatternField(r"[!-~]+", 128, "a secret", is_secret=True),
     },
     ("client_id", "client_secret"),
 )
-REFRESH = Fields({"refresh_token": _TOKEN}, ("refresh_token",))
-REVOKE = Fields({"token": _TOKEN}, ("token",))
+REFRESH_BODY = BodyFields({"refresh_token": _TOKEN_FIELD}, ("refresh_token",))
+REVOKE_BODY = BodyFields({"token": _TOKEN_FIELD}, ("token",))
 
 
 async def login(services: ControlServices, request: ApiRequest) -> ApiResponse:
-    given = LOGIN.read(request.body)
+    given = LOGIN_BODY.parse(request.body)
     _demand_key(services)
     for _ in range(MAX_STALE_RETRIES):
         with wrong_counted(services, request, given["client_id"]):
@@ -43,7 +43,7 @@ async def login(services: ControlServices, request: ApiRequest) -> ApiResponse:
 
 
 async def refresh(services: ControlServices, request: ApiRequest) -> ApiResponse:
-    given = REFRESH.read(request.body)
+    given = REFRESH_BODY.parse(request.body)
     _demand_key(services)
     with wrong_counted(services, request):
         return _told(services, await services.sessions.refresh(given["refresh_token"]))
@@ -51,7 +51,7 @@ async def refresh(services: ControlServices, request: ApiRequest) -> ApiResponse
 
 async def revoke(services: ControlServices, request: ApiRequest) -> ApiResponse:
     """Whoever has a token may end it, and with a refresh token its whole session."""
-    given = REVOKE.read(request.body)
+    given = REVOKE_BODY.parse(request.body)
     with wrong_counted(services, request):
         await services.sessions.revoke_by_token(given["token"])
     return ApiResponse({"is_revoked": True})

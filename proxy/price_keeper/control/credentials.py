@@ -10,7 +10,7 @@ from price_keeper.auth.retrieval import is_tagged_token, retrieve
 from price_keeper.control.auth import wrong_counted
 from price_keeper.control.bodies import SMALL_BODY_BYTES
 from price_keeper.control.calls import ApiResponse, ApiRequest, ApiRoute, AccessLevel
-from price_keeper.control.fields import Fields, Whole
+from price_keeper.control.fields import BodyFields, IntegerField
 from price_keeper.control.parts import ControlServices
 from price_keeper.control.problems import unauthorized
 from price_keeper.control.terms import RETRIEVAL_TOKEN_HEADER, DEFAULT_GRACE_HOURS
@@ -18,7 +18,7 @@ from price_keeper.errors import AccessDenied
 from price_keeper.model import Scope, build_client_id
 from price_keeper.reporting.settings_shown import utc
 
-BODY = Fields({"grace_hours": Whole(0, MAX_GRACE_HOURS)}, ())
+ROTATION_BODY = BodyFields({"grace_hours": IntegerField(0, MAX_GRACE_HOURS)}, ())
 
 
 async def made_credentials(services: ControlServices, request: ApiRequest, scope: Scope) -> Mapping[str, Any]:
@@ -30,7 +30,7 @@ async def made_credentials(services: ControlServices, request: ApiRequest, scope
 
 async def rotated(services: ControlServices, request: ApiRequest) -> ApiResponse:
     scope = Scope(request.path["org"], request.path.get("app"))
-    hours = BODY.read(request.body).get("grace_hours", DEFAULT_GRACE_HOURS)
+    hours = ROTATION_BODY.parse(request.body).get("grace_hours", DEFAULT_GRACE_HOURS)
     done = request.actor.build_record("credentials.rotate", scope, None, {"grace_hours": hours}, services.clock.now())
     try:
         issued = await rotate(services.store, services.clock, scope, hours, services.clients.invalidate, [done], services.tokens.secret_tagger)

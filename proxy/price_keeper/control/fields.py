@@ -12,77 +12,77 @@ from price_keeper.control.problems import invalid_request
 from price_keeper.control.terms import MAX_ECHOED_NAME_LENGTH
 from price_keeper.selection.plan import format_value
 
-_MOMENT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?(Z|[+-]\d\d:\d\d)", re.ASCII)
+_TIMESTAMP = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?(Z|[+-]\d\d:\d\d)", re.ASCII)
 
 
-class Kind(Protocol):
-    def read(self, value: Any) -> Any:
+class FieldType(Protocol):
+    def parse(self, value: Any) -> Any:
         """Raises ValueError that says what is expected."""
 
     @property
     def schema(self) -> Mapping[str, Any]: ...
 
 
-def or_null(schema: Mapping[str, Any]) -> dict[str, Any]:
+def make_nullable(schema: Mapping[str, Any]) -> dict[str, Any]:
     """Of what may be left out: null leaves it out as well."""
     more = {"enum": [*schema["enum"], None]} if "enum" in schema else {}
     return {**schema, "type": [schema["type"], "null"], **more} if "type" in schema else dict(schema)
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
+class PatternField:
     pattern: str
-    longest: int
-    what: str
+    max_length: int
+    description: str
     is_secret: bool = False  # then what was found instead may be one, but for a slip, and is not told
 
-    def read(self, value: Any) -> str:
-        if not isinstance(value, str) or len(value) > self.longest or not re.fullmatch(self.pattern, value, re.ASCII):
+    def parse(self, value: Any) -> str:
+        if not isinstance(value, str) or len(value) > self.max_length or not re.fullmatch(self.pattern, value, re.ASCII):
             found = "something else" if self.is_secret else format_value(value)
-            raise ValueError(f"expected {self.what}, found {found}")
+            raise ValueError(f"expected {self.description}, found {found}")
         return value
 
     @property
     def schema(self) -> dict[str, Any]:
-        return {"type": "string", "pattern": f"^{self.pattern}$", "maxLength": self.longest}
+        return {"type": "string", "pattern": f"^{self.pattern}$", "maxLength": self.max_length}
 
 
 @dataclass(frozen=True, slots=True)
-class Whole:
-    low: int
-    high: int
+class IntegerField:
+    minimum: int
+    maximum: int
 
-    def read(self, value: Any) -> int:
-        if type(value) is not int or not self.low <= value <= self.high:
-            raise ValueError(f"expected a whole number from {self.low} to {self.high}, found {format_value(value)}")
+    def parse(self, value: Any) -> int:
+        if type(value) is not int or not self.minimum <= value <= self.maximum:
+            raise ValueError(f"expected a whole number from {self.minimum} to {self.maximum}, found {format_value(value)}")
         return value
 
     @property
     def schema(self) -> dict[str, Any]:
-        return {"type": "integer", "minimum": self.low, "maximum": self.high}
+        return {"type": "integer", "minimum": self.minimum, "maximum": self.maximum}
 
 
 @dataclass(frozen=True, slots=True)
-class Words:
+class FreeTextField:
     """What a person writes."""
 
-    longest: int
+    max_length: int
 
-    def read(self, value: Any) -> str:
-        if not isinstance(value, str) or not 0 < len(value) <= self.longest or not value.isprintable():
-            raise ValueError(f"expected 1 to {self.longest} printable characters, found {format_value(value)}")
+    def parse(self, value: Any) -> str:
+        if not isinstance(value, str) or not 0 < len(value) <= self.max_length or not value.isprintable():
+            raise ValueError(f"expected 1 to {self.max_length} printable characters, found {format_value(value)}")
         return value
 
     @property
     def schema(self) -> dict[str, Any]:
-        return {"type": "string", "minLength": 1, "maxLength": self.longest}
+        return {"type": "string", "minLength": 1, "maxLength": self.max_length}
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
-    def read(self, value: Any) -> float:
+class TimestampField:
+    def parse(self, value: Any) -> float:
         try:
-            if isinstance(value, str) and _MOMENT.fullmatch(value):
+            if isinstance(value, str) and _TIMESTAMP.fullmatch(value):
                 return datetime.fromisoformat(value).timestamp()
         except (ValueError, OverflowError):
             pass
@@ -94,60 +94,60 @@ class Moment:
 
 
 @dataclass(frozen=True, slots=True)
-class OneOf:
-    words: tuple[str, ...]
+class ChoiceField:
+    choices: tuple[str, ...]
 
-    def read(self, value: Any) -> str:
-        if not isinstance(value, str) or value not in self.words:
-            raise ValueError(f"expected one of {', '.join(self.words)}, found {format_value(value)}")
+    def parse(self, value: Any) -> str:
+        if not isinstance(value, str) or value not in self.choices:
+            raise ValueError(f"expected one of {', '.join(self.choices)}, found {format_value(value)}")
         return value
 
     @property
     def schema(self) -> dict[str, Any]:
-        return {"type": "string", "enum": list(self.words)}
+        return {"type": "string", "enum": list(self.choices)}
 
 
 @dataclass(frozen=True, slots=True)
-class Anything:
+class UncheckedField:
     """Checked elsewhere."""
 
     schema: Mapping[str, Any]
 
-    def read(self, value: Any) -> Any:
+    def parse(self, value: Any) -> Any:
         return value
 
 
 @dataclass(frozen=True, slots=True)
-class Fields:
-    kinds: Mapping[str, Kind]
+class BodyFields:
+    types: Mapping[str, FieldType]
     required: tuple[str, ...]
 
-    def read(self, body: Any, below: str = "") -> dict[str, Any]:
+    def parse(self, body: Any, path_prefix: str = "") -> dict[str, Any]:
         """What was given; null is as good as nothing. Raises Problem with its first mistakes."""
         if not isinstance(body, Mapping):
-            raise invalid_request("the body cannot be used", (below.rstrip("."), f"expected an object, found {format_value(body)}"))
-        unknown = (name for name, value in body.items() if value is not None and name not in self.kinds)
-        given = {name: body[name] for name in self.kinds if body.get(name) is not None}
+            raise invalid_request("the body cannot be used", (path_prefix.rstrip("."), f"expected an object, found {format_value(body)}"))
+        unknown = (name for name, value in body.items() if value is not None and name not in self.types)
+        given = {name: body[name] for name in self.types if body.get(name) is not None}
         mistakes = [(name, "required, but missing") for name in self.required if name not in given]
         mistakes += [(name[:MAX_ECHOED_NAME_LENGTH], "unknown") for name in unknown]
-        found = {}
-        for name, kind in self.kinds.items():
+        values = {}
+        for name, field_type in self.types.items():
             try:
                 if name in given:
-                    found[name] = kind.read(given[name])
+                    values[name] = field_type.parse(given[name])
             except ValueError as failure:
                 mistakes.append((name, str(failure)))
         if mistakes:
-            raise invalid_request("the body cannot be used", *((f"{below}{name}", text) for name, text in mistakes))
-        return found
+            raise invalid_request("the body cannot be used", *((f"{path_prefix}{name}", text) for name, text in mistakes))
+        return values
 
     @property
     def schema(self) -> dict[str, Any]:
         return {
             "type": "object",
             "properties": {
-                name: dict(kind.schema) if name in self.required else or_null(kind.schema)
-                for name, kind in self.kinds.items()
+                name: dict(kind.schema) if name in self.required else make_nullable(kind.schema)
+                for name, kind in self.types.items()
             },
             "required": list(self.required),
             "additionalProperties": False,

@@ -8,7 +8,7 @@ from typing import Any
 from price_keeper.calendar_days import PeriodSpan, find_span
 from price_keeper.control.bodies import SMALL_BODY_BYTES
 from price_keeper.control.calls import ApiResponse, ApiRequest, ApiRoute, AccessLevel
-from price_keeper.control.fields import Fields, Moment, Text, Words
+from price_keeper.control.fields import BodyFields, TimestampField, PatternField, FreeTextField
 from price_keeper.control.orgs import found_app, found_org
 from price_keeper.control.parts import ControlServices
 from price_keeper.control.problems import ERROR_CODES, ApiError
@@ -23,15 +23,15 @@ from price_keeper.selection.overrides import (
     set_override,
 )
 
-LABEL = Text(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", 64, "a label")
-BODY = Fields(
-    {"label": LABEL, "reason": Words(MAX_REASON_LENGTH), "until": Moment(), "who": Words(MAX_WHO_LENGTH)},
+LABEL_FIELD = PatternField(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", 64, "a label")
+OVERRIDE_BODY = BodyFields(
+    {"label": LABEL_FIELD, "reason": FreeTextField(MAX_REASON_LENGTH), "until": TimestampField(), "who": FreeTextField(MAX_WHO_LENGTH)},
     ("label", "reason"),
 )
 
 
 async def put(services: ControlServices, request: ApiRequest) -> ApiResponse:
-    given = BODY.read(request.body)
+    given = OVERRIDE_BODY.parse(request.body)
     scope, period, shown = await _where(services, request)
     override = await set_override(
         services.store,

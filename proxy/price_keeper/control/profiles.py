@@ -15,9 +15,9 @@ from price_keeper.config import LabelConfig
 from price_keeper.config.prices import Format
 from price_keeper.config.reader import read_text as read_config
 from price_keeper.control.calls import ApiResponse, ApiRequest, ApiRoute, AccessLevel, build_cacheable_response
-from price_keeper.control.fields import Anything, Fields, OneOf, Text, or_null
+from price_keeper.control.fields import UncheckedField, BodyFields, ChoiceField, PatternField, make_nullable
 from price_keeper.control.orgs import found_app
-from price_keeper.control.overrides import LABEL
+from price_keeper.control.overrides import LABEL_FIELD
 from price_keeper.control.parts import ControlServices
 from price_keeper.control.problems import ERROR_CODES, ApiError, invalid_request
 from price_keeper.errors import ConfigError
@@ -48,15 +48,15 @@ MOST_PROFILES = 100  # of an app
 DIGITS = 12  # of a price, on either side of the point
 
 _PRICE = {"type": "number", "minimum": 0}
-BODY = Fields(
+PROFILE_BODY = BodyFields(
     {
-        "label": LABEL,
-        "inference_profile_arn": Text(ARN_PATTERN, 300, "the ARN of an inference profile"),
-        "format": OneOf(get_args(Format)),
-        "prices_usd_per_1m": Anything(
+        "label": LABEL_FIELD,
+        "inference_profile_arn": PatternField(ARN_PATTERN, 300, "the ARN of an inference profile"),
+        "format": ChoiceField(get_args(Format)),
+        "prices_usd_per_1m": UncheckedField(
             {
                 "type": "object",
-                "properties": dict.fromkeys(PRICE_FIELDS[:2], _PRICE) | dict.fromkeys(PRICE_FIELDS[2:], or_null(_PRICE)),
+                "properties": dict.fromkeys(PRICE_FIELDS[:2], _PRICE) | dict.fromkeys(PRICE_FIELDS[2:], make_nullable(_PRICE)),
                 "required": list(PRICE_FIELDS[:2]),
                 "additionalProperties": False,
             }
@@ -67,7 +67,7 @@ BODY = Fields(
 
 
 async def post(services: ControlServices, request: ApiRequest) -> ApiResponse:
-    org, app, given = request.path["org"], request.path["app"], BODY.read(request.body)
+    org, app, given = request.path["org"], request.path["app"], PROFILE_BODY.parse(request.body)
     _check_label(services, given["label"])
     settings: dict[str, Value] = {**given, "prices_usd_per_1m": _prices(given["prices_usd_per_1m"])}
     _check_prices(settings)

@@ -7,7 +7,7 @@ from typing import Any, get_args
 
 from price_keeper.config.prices import Format
 from price_keeper.control import auth, credentials, overrides, profiles, usage
-from price_keeper.control.fields import or_null
+from price_keeper.control.fields import make_nullable
 from price_keeper.control.page import signing_in
 from price_keeper.limits.settings import MODES, MAX_RATE, MAX_BURST_SECS, RATES
 from price_keeper.recording.entries import UsageCounts
@@ -59,9 +59,9 @@ _SETTING: Mapping[str, Schema] = {
     "limits": {
         "type": "object",
         "properties": {
-            **dict.fromkeys(RATES, or_null({"type": "integer", "minimum": 1, "maximum": MAX_RATE})),
-            "burst_secs": or_null({"type": "integer", "minimum": 1, "maximum": MAX_BURST_SECS}),
-            "mode": or_null({"type": "string", "enum": list(MODES)}),
+            **dict.fromkeys(RATES, make_nullable({"type": "integer", "minimum": 1, "maximum": MAX_RATE})),
+            "burst_secs": make_nullable({"type": "integer", "minimum": 1, "maximum": MAX_BURST_SECS}),
+            "mode": make_nullable({"type": "string", "enum": list(MODES)}),
         },
         "additionalProperties": False,
         "description": "requests and tokens a minute, how many seconds of them may come at once, and how they are kept",
@@ -72,7 +72,7 @@ _SETTING: Mapping[str, Schema] = {
 
 
 def _settings(names: tuple[str, ...], *required: str) -> Schema:
-    properties = {name: _SETTING[name] if name in required else or_null(_SETTING[name]) for name in names}
+    properties = {name: _SETTING[name] if name in required else make_nullable(_SETTING[name]) for name in names}
     return {"type": "object", "properties": properties, "required": list(required), "additionalProperties": False}
 
 
@@ -157,9 +157,9 @@ SCHEMAS: Mapping[str, Schema] = {
         }
     ),
     "OpenApi": {"type": "object"},
-    "Login": auth.LOGIN.schema,
-    "Refresh": auth.REFRESH.schema,
-    "Revoke": auth.REVOKE.schema,
+    "Login": auth.LOGIN_BODY.schema,
+    "Refresh": auth.REFRESH_BODY.schema,
+    "Revoke": auth.REVOKE_BODY.schema,
     "Revoked": _object({"is_revoked": _TRUTH}),
     "Tokens": _object(
         {
@@ -175,7 +175,7 @@ SCHEMAS: Mapping[str, Schema] = {
         {"AccessKeyId": _TEXT, "SecretAccessKey": _TEXT, "Token": _TEXT, "Expiration": _MOMENT}
     ),
     "Jwks": _object({"keys": _list({"type": "object"})}),
-    "Rotation": credentials.BODY.schema,
+    "Rotation": credentials.ROTATION_BODY.schema,
     "Issued": _object({"client_id": _TEXT, "secret_retrieval_token": _TEXT, "secret_retrieval_expires_at": _MOMENT}),
     "Sessions": _object(
         {
@@ -198,7 +198,7 @@ SCHEMAS: Mapping[str, Schema] = {
     "Settings": _SHOWN,
     "Orgs": _object({"orgs": _list(_ref("Settings")), "cursor": _CURSOR}),
     "Apps": _object({"apps": _list(_ref("Settings")), "cursor": _CURSOR}),
-    "Override": overrides.BODY.schema,
+    "Override": overrides.OVERRIDE_BODY.schema,
     "Overridden": _object(
         {"org": _TEXT, "app": _TEXT_OR_NOT, "period": _TEXT, "override": _OVERRIDE_OR_NOT, "is_cleared": _TRUTH},
         "is_cleared",
@@ -252,7 +252,7 @@ SCHEMAS: Mapping[str, Schema] = {
             "notes": _list(_TEXT),
         }
     ),
-    "UsageBody": usage.BODY.schema,
+    "UsageBody": usage.USAGE_BODY.schema,
     "UsageBatch": {
         "type": "object",
         "properties": {
@@ -279,7 +279,7 @@ SCHEMAS: Mapping[str, Schema] = {
             )
         }
     ),
-    "ProfileBody": profiles.BODY.schema,
+    "ProfileBody": profiles.PROFILE_BODY.schema,
     "Profile": _object(
         {
             "label": _TEXT,
@@ -310,7 +310,7 @@ SCHEMAS: Mapping[str, Schema] = {
             "cursor": _CURSOR,
         }
     ),
-    "PageSignIn": signing_in.BODY.schema,
+    "PageSignIn": signing_in.SIGN_IN_BODY.schema,
     "PageSession": _object(
         {
             "is_signed_in": _TRUTH,

@@ -10,8 +10,8 @@ from typing import Any
 from price_keeper.control.bodies import SMALL_BODY_BYTES
 from price_keeper.control.calls import ApiResponse, ApiRequest, ApiRoute, AccessLevel
 from price_keeper.control.charging import Charging
-from price_keeper.control.fields import Fields, Kind, Moment, Text, Whole
-from price_keeper.control.overrides import LABEL
+from price_keeper.control.fields import BodyFields, FieldType, TimestampField, PatternField, IntegerField
+from price_keeper.control.overrides import LABEL_FIELD
 from price_keeper.control.parts import ControlServices
 from price_keeper.control.problems import ERROR_CODES, ApiError, invalid_request, not_found, to_api_error
 from price_keeper.errors import StoreUnavailable
@@ -30,20 +30,20 @@ MOST_ITEMS = 100
 AHEAD_SECONDS = 300.0  # by which the teller's clock may be ahead
 MOST_TOKENS = 10**9
 
-_TOKENS = Whole(0, MOST_TOKENS)
-_KINDS: Mapping[str, Kind] = {
-    "request_id": Text(r"[A-Za-z0-9._:-]{1,128}", 128, "1 to 128 letters, digits or any of ._:-"),
-    "label": LABEL,
-    "input_tokens": _TOKENS,
-    "output_tokens": _TOKENS,
-    "cache_read_tokens": _TOKENS,
-    "cache_write_5m_tokens": _TOKENS,
-    "cache_write_1h_tokens": _TOKENS,
-    "service_tier": Text(r"[a-z]{1,32}", 32, "a service tier in small letters"),
-    "occurred_at": Moment(),
+_TOKEN_COUNT_FIELD = IntegerField(0, MOST_TOKENS)
+_USAGE_FIELDS: Mapping[str, FieldType] = {
+    "request_id": PatternField(r"[A-Za-z0-9._:-]{1,128}", 128, "1 to 128 letters, digits or any of ._:-"),
+    "label": LABEL_FIELD,
+    "input_tokens": _TOKEN_COUNT_FIELD,
+    "output_tokens": _TOKEN_COUNT_FIELD,
+    "cache_read_tokens": _TOKEN_COUNT_FIELD,
+    "cache_write_5m_tokens": _TOKEN_COUNT_FIELD,
+    "cache_write_1h_tokens": _TOKEN_COUNT_FIELD,
+    "service_tier": PatternField(r"[a-z]{1,32}", 32, "a service tier in small letters"),
+    "occurred_at": TimestampField(),
 }
-BODY = Fields(_KINDS, ("request_id", "label", "input_tokens", "output_tokens"))
-_COUNTED = {name.removesuffix("_tokens"): name for name in _KINDS if name.endswith("_tokens")}
+USAGE_BODY = BodyFields(_USAGE_FIELDS, ("request_id", "label", "input_tokens", "output_tokens"))
+_TOKEN_FIELD_NAMES = {name.removesuffix("_tokens"): name for name in _USAGE_FIELDS if name.endswith("_tokens")}
 
 
 async def post(services: ControlServices, request: ApiRequest) -> ApiResponse:
@@ -129,7 +129,7 @@ async def _plan(services: ControlServices, request: ApiRequest) -> EffectiveSett
 
 async def _read(services: ControlServices, charging: Charging, body: Any, below: str) -> ChargedSubmission:
     """What is told, and the counters that are charged with it. Raises Problem and StoreUnavailable."""
-    given = BODY.read(body, below)
+    given = USAGE_BODY.parse(body, below)
     day = charging.day(_moment(given, services.clock.now(), below))
     caller = charging.caller
     assert caller.app is not None
@@ -179,12 +179,12 @@ async def _priced(services: ControlServices, caller: Caller, given: Mapping[str,
 
 
 def _usage(given: Mapping[str, Any]) -> Usage:
-    return Usage(**{field: given.get(name, 0) for field, name in _COUNTED.items()}, tier=given.get("service_tier", ""))
+    return Usage(**{field: given.get(name, 0) for field, name in _TOKEN_FIELD_NAMES.items()}, tier=given.get("service_tier", ""))
 
 
 def _digest(given: Mapping[str, Any]) -> str:
     """Of what was told, whatever else the same words may come to later. It is kept, so it has to stay as it is."""
-    told = {name: given[name] for name in sorted(given) if given[name] != 0 or name not in _COUNTED.values()}
+    told = {name: given[name] for name in sorted(given) if given[name] != 0 or name not in _TOKEN_FIELD_NAMES.values()}
     return sha256(json.dumps(told, separators=(",", ":")).encode()).hexdigest()
 
 

@@ -27,8 +27,8 @@ from tests.fuzz.documents import document, views
 from tests.fuzz.oracle import holds, same
 from tests.fuzz.reader import Reader
 
-FORMS = (auth.LOGIN, auth.REFRESH, auth.REVOKE, credentials.BODY, overrides.BODY, usage.BODY,
-         profiles.BODY)  # fmt: skip
+FORMS = (auth.LOGIN_BODY, auth.REFRESH_BODY, auth.REVOKE_BODY, credentials.ROTATION_BODY, overrides.OVERRIDE_BODY, usage.USAGE_BODY,
+         profiles.PROFILE_BODY)  # fmt: skip
 LABELS = ("premium", "standard", "economy")  # fmt: skip
 NAMES = ("org_name", "timezone", "quota_scope",
          "model_ordering", "quotas", "period", "enforcement", "limits", "rpm", "tpm", "agg_shard_count",
@@ -69,8 +69,8 @@ def one(data: bytes) -> None:
         value = {**GOOD, **value} if isinstance(value, dict) else value
     for form in FORMS:
         with suppress(ApiError):
-            given = form.read(value)
-            holds(set(form.required) <= given.keys() <= form.kinds.keys(), f"fields: {given}")
+            given = form.parse(value)
+            holds(set(form.required) <= given.keys() <= form.types.keys(), f"fields: {given}")
     _settings(value)
 
 

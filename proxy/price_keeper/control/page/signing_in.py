@@ -15,7 +15,7 @@ from price_keeper.control.access import cookie_name, read_cookie, get_session_pr
 from price_keeper.control.auth import wrong_counted
 from price_keeper.control.bodies import MAX_ANONYMOUS_BODY_BYTES
 from price_keeper.control.calls import ApiResponse, ApiRequest, ApiRoute, AccessLevel
-from price_keeper.control.fields import Fields, OneOf, Text
+from price_keeper.control.fields import BodyFields, ChoiceField, PatternField
 from price_keeper.control.page.same_origin import PAGE_HEADER, check_same_origin, has_page_header
 from price_keeper.control.parts import ControlServices
 from price_keeper.control.problems import ERROR_CODES, ApiError
@@ -24,15 +24,15 @@ from price_keeper.errors import Busy, TooManyRequests
 from price_keeper.reporting.settings_shown import utc
 
 ADMIN, CLIENT = "admin", "client"
-_SECRET = Text(r"[ -~]+", 16 * 1024, "an admin key or an access token", is_secret=True)
-BODY = Fields({"kind": OneOf((ADMIN, CLIENT)), "secret": _SECRET}, ("kind", "secret"))
+_SECRET_FIELD = PatternField(r"[ -~]+", 16 * 1024, "an admin key or an access token", is_secret=True)
+SIGN_IN_BODY = BodyFields({"kind": ChoiceField((ADMIN, CLIENT)), "secret": _SECRET_FIELD}, ("kind", "secret"))
 NOBODY: dict[str, Any] = {"is_signed_in": False, **dict.fromkeys(("is_admin", "org", "app", "expires_at"))}
 _PATH = "/status/session"
 
 
 async def begin(services: ControlServices, request: ApiRequest) -> ApiResponse:
     check_same_origin(request.headers, is_change=True)
-    given = BODY.read(request.body)
+    given = SIGN_IN_BODY.parse(request.body)
     if not services.page_sessions.can_begin:
         raise ApiError(503, ERROR_CODES[503], "there is no key here to sign sessions with; ask another instance")
     cookie, session = await _begun(services, request, given["kind"], given["secret"].strip())
