@@ -19,7 +19,7 @@ from price_keeper.clock import SystemClock
 from price_keeper.config import parse_config
 from price_keeper.control import api
 from price_keeper.control.health import Readiness
-from price_keeper.control.openapi import document
+from price_keeper.control.openapi import build_document
 from price_keeper.telemetry import MetricsRegistry
 
 from tests.support.configs import CONFIG_YAML
@@ -29,7 +29,7 @@ from tests.support.preloaded import preloaded
 
 NOT_RUN = Path(__file__).with_name("not_run.txt")
 UPDATE = "PRICE_KEEPER_UPDATE_DOCS"
-DOCUMENT = document(api.routes(Readiness(SystemClock()), MetricsRegistry()))
+DOCUMENT = build_document(api.routes(Readiness(SystemClock()), MetricsRegistry()))
 
 
 def is_known(page: Path) -> bool:

@@ -19,7 +19,7 @@ from price_keeper.control import (
 from price_keeper.control.calls import ApiResponse, ApiRequest, ApiRoute, AccessLevel, build_cacheable_response
 from price_keeper.control.front import front
 from price_keeper.control.health import Readiness
-from price_keeper.control.openapi import document
+from price_keeper.control.openapi import build_document
 from price_keeper.control.page import routes as page
 from price_keeper.control.parts import ControlServices
 from price_keeper.control.probes import probes
@@ -43,5 +43,5 @@ def routes(readiness: Readiness, telemetry: MetricsRegistry, role: str = "both")
     table.append(
         ApiRoute("GET", "/openapi.json", AccessLevel.PUBLIC, "openapi", summary, described, {200: "OpenApi"}, group="about")
     )
-    told = build_cacheable_response(document(table), "public, no-cache")
+    told = build_cacheable_response(build_document(table), "public, no-cache")
     return table

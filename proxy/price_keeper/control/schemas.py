@@ -16,21 +16,21 @@ from price_keeper.selection.settings import APP_SETTINGS, MAX_NAME_LENGTH, MAX_O
 Schema = Mapping[str, Any]
 
 _TEXT: Schema = {"type": "string"}
-_TEXT_OR_NOT: Schema = {"type": ["string", "null"]}
-_WHOLE: Schema = {"type": "integer", "minimum": 0}
+_NULLABLE_TEXT: Schema = {"type": ["string", "null"]}
+_COUNT: Schema = {"type": "integer", "minimum": 0}
 _NUMBER: Schema = {"type": "number"}
-_TRUTH: Schema = {"type": "boolean"}
-_ANYTHING: Schema = {"type": ["object", "null"]}
-_MOMENT: Schema = {"type": "string", "format": "date-time"}
-_MOMENT_OR_NOT: Schema = {"type": ["string", "null"], "format": "date-time"}
+_BOOLEAN: Schema = {"type": "boolean"}
+_NULLABLE_OBJECT: Schema = {"type": ["object", "null"]}
+_TIMESTAMP: Schema = {"type": "string", "format": "date-time"}
+_NULLABLE_TIMESTAMP: Schema = {"type": ["string", "null"], "format": "date-time"}
 _DATE: Schema = {"type": "string", "format": "date"}
 # Exact, in micro-dollars; a string, since not every program keeps a number's digits.
-_MICROS: Schema = {"type": "string", "pattern": r"^[0-9]+(\.[0-9]{1,6})?$"}
-_MICROS_OR_NOT: Schema = {**_MICROS, "type": ["string", "null"]}
+_MICRO_USD: Schema = {"type": "string", "pattern": r"^[0-9]+(\.[0-9]{1,6})?$"}
+_NULLABLE_MICRO_USD: Schema = {**_MICRO_USD, "type": ["string", "null"]}
 
 
-def _list(of: Schema, **more: Any) -> Schema:
-    return {"type": "array", "items": of, **more}
+def _list_of(items: Schema, **more: Any) -> Schema:
+    return {"type": "array", "items": items, **more}
 
 
 def _ref(name: str) -> Schema:
@@ -43,15 +43,15 @@ def _object(properties: Mapping[str, Schema], *optional: str, **more: Any) -> Sc
 
 
 _NAME: Schema = {"type": "string", "minLength": 1, "maxLength": MAX_NAME_LENGTH}
-_SETTING: Mapping[str, Schema] = {
+_SETTING_SCHEMAS: Mapping[str, Schema] = {
     "org_name": _NAME,
     "app_name": _NAME,
     "timezone": {"type": "string", "description": "of the IANA zone database, as Europe/Berlin"},
     "quota_scope": {"type": "string", "enum": ["ORG", "APP"]},
     "period": {"type": "string", "enum": ["day", "week", "month"]},
-    "model_ordering": _list(_TEXT, minItems=1, maxItems=MAX_ORDERING_LABELS, description="labels, the dearest first"),
-    "quotas": {"type": "object", "additionalProperties": _WHOLE, "description": "micro-USD by label"},
-    "sticky_fallback_enabled": _TRUTH,
+    "model_ordering": _list_of(_TEXT, minItems=1, maxItems=MAX_ORDERING_LABELS, description="labels, the dearest first"),
+    "quotas": {"type": "object", "additionalProperties": _COUNT, "description": "micro-USD by label"},
+    "sticky_fallback_enabled": _BOOLEAN,
     "tight_mode_threshold_pct": {"type": "integer", "minimum": 1, "maximum": 100},
     "refresh_interval_normal_secs": _NUMBER,
     "refresh_interval_tight_secs": _NUMBER,
@@ -66,65 +66,65 @@ _SETTING: Mapping[str, Schema] = {
         "additionalProperties": False,
         "description": "requests and tokens a minute, how many seconds of them may come at once, and how they are kept",
     },
-    "alert_thresholds_pct": _list({"type": "integer", "minimum": 1, "maximum": 999}),
+    "alert_thresholds_pct": _list_of({"type": "integer", "minimum": 1, "maximum": 999}),
     "agg_shard_count": {"type": "integer", "enum": [8, 16, 32, 64]},
 }
 
 
-def _settings(names: tuple[str, ...], *required: str) -> Schema:
-    properties = {name: _SETTING[name] if name in required else make_nullable(_SETTING[name]) for name in names}
+def _settings_object(names: tuple[str, ...], *required: str) -> Schema:
+    properties = {name: _SETTING_SCHEMAS[name] if name in required else make_nullable(_SETTING_SCHEMAS[name]) for name in names}
     return {"type": "object", "properties": properties, "required": list(required), "additionalProperties": False}
 
 
-_SHOWN = _object(
+_SHOWN_SETTINGS = _object(
     {
         "org": _TEXT,
         "app": _TEXT,
-        "org_name": _TEXT_OR_NOT,
+        "org_name": _NULLABLE_TEXT,
         "settings": {"type": "object"},
         "in_force": {"type": "object"},
-        "turns_at": _MOMENT_OR_NOT,
-        "created_at": _MOMENT_OR_NOT,
-        "updated_at": _MOMENT_OR_NOT,
-        "passed_over": _list(_TEXT),
+        "turns_at": _NULLABLE_TIMESTAMP,
+        "created_at": _NULLABLE_TIMESTAMP,
+        "updated_at": _NULLABLE_TIMESTAMP,
+        "passed_over": _list_of(_TEXT),
         "client_id": _TEXT,
         "secret_retrieval_token": _TEXT,
-        "secret_retrieval_expires_at": _MOMENT,
+        "secret_retrieval_expires_at": _TIMESTAMP,
     },
     "app", "org_name", "client_id", "secret_retrieval_token", "secret_retrieval_expires_at",
     additionalProperties=False,
 )  # fmt: skip
 
-_NUMBERS: Mapping[str, Schema] = {**dict.fromkeys(UsageCounts._fields[:-1], _WHOLE), "cost_usd_micros": _MICROS}
-_OVERRIDE = _object({"label": _TEXT, "reason": _TEXT, "who": _TEXT, "until": _MOMENT, "version": _WHOLE})
-_OVERRIDE_OR_NOT: Schema = {"anyOf": [_OVERRIDE, {"type": "null"}]}
+_COUNTERS: Mapping[str, Schema] = {**dict.fromkeys(UsageCounts._fields[:-1], _COUNT), "cost_usd_micros": _MICRO_USD}
+_OVERRIDE = _object({"label": _TEXT, "reason": _TEXT, "who": _TEXT, "until": _TIMESTAMP, "version": _COUNT})
+_NULLABLE_OVERRIDE: Schema = {"anyOf": [_OVERRIDE, {"type": "null"}]}
 _CURSOR: Schema = {"type": ["string", "null"], "description": "where the next page begins; null on the last one"}
 _MODE: Schema = {"type": "string", "enum": ["NORMAL", "TIGHT", "EXCEEDED"]}
 _PRICES = {"type": "object", "additionalProperties": _NUMBER}
 
-_FIGURES: Mapping[str, Schema] = {
+_QUOTA_USAGE: Mapping[str, Schema] = {
     "label": _TEXT,
-    "spent_usd_micros": _MICROS,
-    "quota_usd_micros": _WHOLE,
-    "quota_pct": _WHOLE,
+    "spent_usd_micros": _MICRO_USD,
+    "quota_usd_micros": _COUNT,
+    "quota_pct": _COUNT,
     "mode": _MODE,
 }
-_ROW = _object(
+_BOARD_ROW = _object(
     {
-        **dict.fromkeys(("org_name", "app", "app_name", "active_label", "serves"), _TEXT_OR_NOT),
+        **dict.fromkeys(("org_name", "app", "app_name", "active_label", "serves"), _NULLABLE_TEXT),
         "org": _TEXT,
-        "is_overridden": _TRUTH,
-        "is_stale": _TRUTH,
-        "labels": _list(_object(_FIGURES)),
+        "is_overridden": _BOOLEAN,
+        "is_stale": _BOOLEAN,
+        "labels": _list_of(_object(_QUOTA_USAGE)),
     }
 )
-_STATES = ["reached", "expected", "not_in_this_period", "unknown"]
-_REACHED = _object({"state": {"type": "string", "enum": _STATES}, "at": _MOMENT_OR_NOT})
-_SITUATION = _object(
+_FORECAST_STATES = ["reached", "expected", "not_in_this_period", "unknown"]
+_QUOTA_FORECAST = _object({"state": {"type": "string", "enum": _FORECAST_STATES}, "at": _NULLABLE_TIMESTAMP})
+_WHAT_IF_OUTCOME = _object(
     {
-        "serves": {**_TEXT_OR_NOT, "description": "null: no label has anything left"},
-        "would_have_served": {**_TEXT_OR_NOT, "description": "had these quotas held since the period began"},
-        "labels": _list(_object({**_FIGURES, "reached": _REACHED})),
+        "serves": {**_NULLABLE_TEXT, "description": "null: no label has anything left"},
+        "would_have_served": {**_NULLABLE_TEXT, "description": "had these quotas held since the period began"},
+        "labels": _list_of(_object({**_QUOTA_USAGE, "reached": _QUOTA_FORECAST})),
     }
 )
 
@@ -133,8 +133,8 @@ SCHEMAS: Mapping[str, Schema] = {
         {
             "error": _TEXT,
             "message": _TEXT,
-            "details": _list(_object({"path": _TEXT, "message": _TEXT})),
-            "timestamp": _MOMENT,
+            "details": _list_of(_object({"path": _TEXT, "message": _TEXT})),
+            "timestamp": _TIMESTAMP,
             "request_id": {"type": "string", "format": "uuid"},
         },
         additionalProperties=False,
@@ -160,66 +160,66 @@ SCHEMAS: Mapping[str, Schema] = {
     "Login": auth.LOGIN_BODY.schema,
     "Refresh": auth.REFRESH_BODY.schema,
     "Revoke": auth.REVOKE_BODY.schema,
-    "Revoked": _object({"is_revoked": _TRUTH}),
+    "Revoked": _object({"is_revoked": _BOOLEAN}),
     "Tokens": _object(
         {
             "access_token": _TEXT,
             "refresh_token": _TEXT,
             "token_type": {"type": "string", "const": "Bearer"},
-            "expires_in": _WHOLE,
-            "refresh_expires_in": _WHOLE,
+            "expires_in": _COUNT,
+            "refresh_expires_in": _COUNT,
             "session_id": _TEXT,
         }
     ),
     "ContainerCredentials": _object(
-        {"AccessKeyId": _TEXT, "SecretAccessKey": _TEXT, "Token": _TEXT, "Expiration": _MOMENT}
+        {"AccessKeyId": _TEXT, "SecretAccessKey": _TEXT, "Token": _TEXT, "Expiration": _TIMESTAMP}
     ),
-    "Jwks": _object({"keys": _list({"type": "object"})}),
+    "Jwks": _object({"keys": _list_of({"type": "object"})}),
     "Rotation": credentials.ROTATION_BODY.schema,
-    "Issued": _object({"client_id": _TEXT, "secret_retrieval_token": _TEXT, "secret_retrieval_expires_at": _MOMENT}),
+    "Issued": _object({"client_id": _TEXT, "secret_retrieval_token": _TEXT, "secret_retrieval_expires_at": _TIMESTAMP}),
     "Sessions": _object(
         {
-            "sessions": _list(
+            "sessions": _list_of(
                 _object(
                     {
                         "session_id": _TEXT,
-                        "began_at": _MOMENT,
-                        "refreshed_at": _MOMENT,
-                        "expires_at": _MOMENT,
+                        "began_at": _TIMESTAMP,
+                        "refreshed_at": _TIMESTAMP,
+                        "expires_at": _TIMESTAMP,
                     }
                 )
             )
         }
     ),
-    "Ended": _object({"ended": {**_WHOLE, "description": "sessions"}}),
+    "Ended": _object({"ended": {**_COUNT, "description": "sessions"}}),
     "Secret": _object({"client_id": _TEXT, "client_secret": _TEXT}),
-    "OrgSettings": _settings(ORG_SETTINGS, "org_name", "timezone", "quota_scope", "model_ordering", "quotas"),
-    "AppSettings": _settings(APP_SETTINGS, "app_name"),
-    "Settings": _SHOWN,
-    "Orgs": _object({"orgs": _list(_ref("Settings")), "cursor": _CURSOR}),
-    "Apps": _object({"apps": _list(_ref("Settings")), "cursor": _CURSOR}),
+    "OrgSettings": _settings_object(ORG_SETTINGS, "org_name", "timezone", "quota_scope", "model_ordering", "quotas"),
+    "AppSettings": _settings_object(APP_SETTINGS, "app_name"),
+    "Settings": _SHOWN_SETTINGS,
+    "Orgs": _object({"orgs": _list_of(_ref("Settings")), "cursor": _CURSOR}),
+    "Apps": _object({"apps": _list_of(_ref("Settings")), "cursor": _CURSOR}),
     "Override": overrides.OVERRIDE_BODY.schema,
     "Overridden": _object(
-        {"org": _TEXT, "app": _TEXT_OR_NOT, "period": _TEXT, "override": _OVERRIDE_OR_NOT, "is_cleared": _TRUTH},
+        {"org": _TEXT, "app": _NULLABLE_TEXT, "period": _TEXT, "override": _NULLABLE_OVERRIDE, "is_cleared": _BOOLEAN},
         "is_cleared",
     ),
     "Selection": _object(
         {
-            "scope": _object({"org": _TEXT, "app": _TEXT_OR_NOT}),
+            "scope": _object({"org": _TEXT, "app": _NULLABLE_TEXT}),
             "period": _TEXT,
-            "resets_at": _MOMENT,
+            "resets_at": _TIMESTAMP,
             "enforcement": _TEXT,
-            "active_label": _TEXT_OR_NOT,
-            "override": _OVERRIDE_OR_NOT,
-            "is_stale": _TRUTH,
-            "labels": _list(
+            "active_label": _NULLABLE_TEXT,
+            "override": _NULLABLE_OVERRIDE,
+            "is_stale": _BOOLEAN,
+            "labels": _list_of(
                 _object(
                     {
                         "label": _TEXT,
-                        "served_by": _TEXT_OR_NOT,
-                        "would_be_served_by": _TEXT_OR_NOT,
-                        "spent_usd_micros": _MICROS_OR_NOT,
-                        "in_flight_usd_micros": _MICROS_OR_NOT,
+                        "served_by": _NULLABLE_TEXT,
+                        "would_be_served_by": _NULLABLE_TEXT,
+                        "spent_usd_micros": _NULLABLE_MICRO_USD,
+                        "in_flight_usd_micros": _NULLABLE_MICRO_USD,
                         "quota_usd_micros": {"type": ["integer", "null"]},
                         "quota_pct": {"type": ["integer", "null"]},
                         "mode": _MODE,
@@ -231,32 +231,32 @@ SCHEMAS: Mapping[str, Schema] = {
     "Aggregates": _object(
         {
             "org": _TEXT,
-            "app": _TEXT_OR_NOT,
+            "app": _NULLABLE_TEXT,
             "from": _DATE,
             "to": _DATE,
-            "is_final": _TRUTH,
-            "rows": _list(
+            "is_final": _BOOLEAN,
+            "rows": _list_of(
                 _object(
                     {
                         "org": _TEXT,
-                        "org_name": _TEXT_OR_NOT,
-                        "app": _TEXT_OR_NOT,
-                        "app_name": _TEXT_OR_NOT,
+                        "org_name": _NULLABLE_TEXT,
+                        "app": _NULLABLE_TEXT,
+                        "app_name": _NULLABLE_TEXT,
                         "label": _TEXT,
                         "day": _DATE,
-                        **_NUMBERS,
+                        **_COUNTERS,
                     }
                 )
             ),
-            "total": _object(_NUMBERS),
-            "notes": _list(_TEXT),
+            "total": _object(_COUNTERS),
+            "notes": _list_of(_TEXT),
         }
     ),
     "UsageBody": usage.USAGE_BODY.schema,
     "UsageBatch": {
         "type": "object",
         "properties": {
-            "items": _list(
+            "items": _list_of(
                 {"description": "as UsageBody; one that is not is refused by itself"},
                 minItems=1,
                 maxItems=usage.MOST_ITEMS,
@@ -266,13 +266,13 @@ SCHEMAS: Mapping[str, Schema] = {
         "additionalProperties": False,
     },
     "Usage": _object(
-        {"request_id": _TEXT, "label": _TEXT, "day": _DATE, "cost_usd_micros": _MICROS, "is_repeat": _TRUTH}
+        {"request_id": _TEXT, "label": _TEXT, "day": _DATE, "cost_usd_micros": _MICRO_USD, "is_repeat": _BOOLEAN}
     ),
     "UsageResults": _object(
         {
-            "results": _list(
+            "results": _list_of(
                 _object(
-                    {"index": _WHOLE, "status": _WHOLE, "usage": _ref("Usage"), "problem": _ref("Problem")},
+                    {"index": _COUNT, "status": _COUNT, "usage": _ref("Usage"), "problem": _ref("Problem")},
                     "usage",
                     "problem",
                 )
@@ -286,24 +286,24 @@ SCHEMAS: Mapping[str, Schema] = {
             "inference_profile_arn": _TEXT,
             "format": {"type": "string", "enum": list(get_args(Format))},
             "prices_usd_per_1m": _PRICES,
-            "version": _WHOLE,
+            "version": _COUNT,
         }
     ),
-    "Profiles": _object({"inference_profiles": _list(_ref("Profile"))}),
+    "Profiles": _object({"inference_profiles": _list_of(_ref("Profile"))}),
     "Audit": _object(
         {
-            "records": _list(
+            "records": _list_of(
                 _object(
                     {
                         "id": _TEXT,
-                        "at": _MOMENT,
+                        "at": _TIMESTAMP,
                         "action": _TEXT,
                         "who": _TEXT,
-                        "address": _TEXT_OR_NOT,
+                        "address": _NULLABLE_TEXT,
                         "request_id": _TEXT,
-                        "app": _TEXT_OR_NOT,
-                        "before": _ANYTHING,
-                        "after": _ANYTHING,
+                        "app": _NULLABLE_TEXT,
+                        "before": _NULLABLE_OBJECT,
+                        "after": _NULLABLE_OBJECT,
                     }
                 )
             ),
@@ -313,26 +313,26 @@ SCHEMAS: Mapping[str, Schema] = {
     "PageSignIn": signing_in.SIGN_IN_BODY.schema,
     "PageSession": _object(
         {
-            "is_signed_in": _TRUTH,
+            "is_signed_in": _BOOLEAN,
             "is_admin": {"type": ["boolean", "null"]},
-            "org": _TEXT_OR_NOT,
-            "app": _TEXT_OR_NOT,
-            "expires_at": _MOMENT_OR_NOT,
+            "org": _NULLABLE_TEXT,
+            "app": _NULLABLE_TEXT,
+            "expires_at": _NULLABLE_TIMESTAMP,
         }
     ),
     "Board": _object(
         {
-            "at": _MOMENT,
+            "at": _TIMESTAMP,
             "health": _ref("Ready"),
-            "trouble": _TEXT_OR_NOT,
-            "list": _object({"rows": _list(_ROW), "cursor": _CURSOR}),
+            "trouble": _NULLABLE_TEXT,
+            "list": _object({"rows": _list_of(_BOARD_ROW), "cursor": _CURSOR}),
             "scope": {"type": "object", "description": "as Selection, and when quotas will be reached"},
             "course": {"type": "object", "description": "by label, pairs of epoch seconds and micro-USD spent by then"},
-            "happened": _list({"type": "object"}),
+            "happened": _list_of({"type": "object"}),
         },
         *("list", "scope", "course", "happened"),
     ),
     "WhatIf": _object(
-        {"label": _TEXT, "quota_usd_micros": _WHOLE, "as_it_is": _SITUATION, "as_it_would_be": _SITUATION}
+        {"label": _TEXT, "quota_usd_micros": _COUNT, "as_it_is": _WHAT_IF_OUTCOME, "as_it_would_be": _WHAT_IF_OUTCOME}
     ),
 }
