@@ -29,9 +29,9 @@ from price_keeper.control import api
 from price_keeper.control.calls import ApiRoute
 from price_keeper.control.composed import build_control_services
 from price_keeper.control.connections import fit_port_limits
-from price_keeper.control.health import Check, Readiness
+from price_keeper.control.health import ReadinessCheck, Readiness
 from price_keeper.control.parts import ControlServices
-from price_keeper.control.probes import probes
+from price_keeper.control.probes import build_probe_routes
 from price_keeper.control.serving import ControlDispatcher, open_control_port, open_control_socket
 from price_keeper.errors import ConfigError, StoreError
 from price_keeper.forwarding.forwarder import Forwarder
@@ -176,7 +176,7 @@ async def run(
         worker_group = await exit_stack.enter_async_context(open_worker_group(slot))
         readiness, telemetry = Readiness(clock), build_telemetry(slot, worker_group)
         dispatcher = ControlDispatcher(api.routes(readiness, telemetry, role), clock.now)
-        control_address = await _open_control_ports(config, slot, dispatcher, probes(readiness, telemetry), clock, exit_stack)
+        control_address = await _open_control_ports(config, slot, dispatcher, build_probe_routes(readiness, telemetry), clock, exit_stack)
         tasks = await exit_stack.enter_async_context(Tasks(clock))
         store_time = StoreTime(clock)
         store = await exit_stack.enter_async_context(open_store(config.store, clock, tasks, store_time))
@@ -202,7 +202,7 @@ async def run(
             services.register_metrics(core.telemetry)
             reloader.add_step(services.prepare_config)
             dispatcher.start(services)
-        readiness.started({**_build_readiness_checks(core, data_port), **worker_group.build_checks()}, reloader.build_checks)
+        readiness.start({**_build_readiness_checks(core, data_port), **worker_group.build_checks()}, reloader.build_checks)
         reloader.start(tasks)
         await on_started(StartedServer(None if data_port is None else data_port.address, control_address, token_service, store))
         await stop_signal.wait()
@@ -358,8 +358,8 @@ async def _open_data_port(
     return _DataPort(Address(config.listen.data.host, port), listener, forwarder)
 
 
-def _build_readiness_checks(core: _CoreServices, data_port: _DataPort | None) -> dict[str, Check]:
-    checks: dict[str, Check] = {
+def _build_readiness_checks(core: _CoreServices, data_port: _DataPort | None) -> dict[str, ReadinessCheck]:
+    checks: dict[str, ReadinessCheck] = {
         "store": core.store.probe,
         "journal": core.recording.recorder.check,
         "revocation": core.revocation_list.check,

@@ -19,7 +19,7 @@ from price_keeper import telemetry as metrics
 from price_keeper.clock import Clock
 from price_keeper.config import Config
 from price_keeper.config.renewal import compare_catalogs, join_few, list_restart_keys, apply_reloadable
-from price_keeper.control.health import Checks
+from price_keeper.control.health import ReadinessChecks
 from price_keeper.errors import ConfigError
 from price_keeper.selection.standings import BudgetRegistry
 from price_keeper.tasks import Tasks
@@ -70,7 +70,7 @@ class ConfigReloader:
         """In the order in which they are to take it on."""
         self._prepare_steps.append(prepare)
 
-    def build_checks(self) -> Checks:
+    def build_checks(self) -> ReadinessChecks:
         """For readiness: the process goes on with what it has, and says so."""
 
         async def refused() -> str:

@@ -20,7 +20,7 @@ from price_keeper.control import serving
 from price_keeper.control.connections import DEFAULT_PORT_LIMITS
 from price_keeper.control.health import Readiness
 from price_keeper.control.page.listeners import OF_ADMINS
-from price_keeper.control.probes import probes
+from price_keeper.control.probes import build_probe_routes
 from price_keeper.control.serving import ControlDispatcher, open_control_port
 from price_keeper.stores.contract import Key
 from price_keeper.telemetry import MetricsRegistry
@@ -95,8 +95,8 @@ async def client(api: Rig) -> AsyncIterator[Client]:
 async def health() -> AsyncIterator[Client]:
     clock = ManualClock()
     readiness = Readiness(clock)
-    readiness.started({})
-    control = ControlDispatcher(probes(readiness, MetricsRegistry()), clock.now)
+    readiness.start({})
+    control = ControlDispatcher(build_probe_routes(readiness, MetricsRegistry()), clock.now)
     async with open_control_port(control, Address("127.0.0.1", 0), clock) as address:
         opened = Client(f"http://{address}")
         yield opened

@@ -124,7 +124,7 @@ async def alone(readiness: Readiness, role: str, *asked: tuple[str, dict[str, st
 
 async def test_a_sidecar_links_to_what_it_serves_alone() -> None:
     readiness = Readiness(ManualClock())
-    readiness.started({})
+    readiness.start({})
     paths = [("/", JSON), ("/", {}), *((path, {}) for path in ("/health", "/ready", "/metrics"))]
     told, page, *probes = await alone(readiness, "sidecar", *paths)
     assert b'"role":"sidecar"' in told[1]
@@ -143,7 +143,7 @@ async def test_what_is_amiss_is_told_as_text() -> None:
     readiness = Readiness(ManualClock())
     (starting,) = await alone(readiness, "both", ("/", JSON))
     assert b'"checks":{"process":"starting"}' in starting[1]
-    readiness.started({"store": away, "revocation": amiss})
+    readiness.start({"store": away, "revocation": amiss})
     (page,) = await alone(readiness, "both", ("/", {}))
     text = page[1].decode()
     assert (page[0], ">not ready<" in text) == (200, True)

@@ -6,7 +6,7 @@ import asyncio
 import socket
 
 import pytest
-from price_keeper.control.health import CHECK_SECONDS
+from price_keeper.control.health import CHECK_TIMEOUT_SECONDS
 from price_keeper.errors import UpstreamUnavailable
 from price_keeper.forwarding import reach as module
 from price_keeper.forwarding.relay import CREDENTIAL_ERRORS
@@ -104,7 +104,7 @@ async def test_readiness_says_so_for_a_while_or_until_there_are_others() -> None
 
 @on_both_loops
 async def test_one_place_that_says_nothing_keeps_readiness_from_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert 2 * module.PROBE_TIMEOUT_SECONDS < CHECK_SECONDS
+    assert 2 * module.PROBE_TIMEOUT_SECONDS < CHECK_TIMEOUT_SECONDS
     monkeypatch.setattr(module, "PROBE_TIMEOUT_SECONDS", 0.05)
     gone = nowhere()
     async with upstream(sends(OK)) as server:
@@ -113,7 +113,7 @@ async def test_one_place_that_says_nothing_keeps_readiness_from_nothing(monkeypa
             assert through.forwarder is not None
             await asked(rig)
             with SlowToConnect(gone.port) as slow:
-                async with asyncio.timeout(CHECK_SECONDS):
+                async with asyncio.timeout(CHECK_TIMEOUT_SECONDS):
                     told_of = await through.forwarder.health.check()
                 assert told_of == "1 of 2 endpoints of Bedrock cannot be reached; the log says why"
                 assert slow.begun == 1

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 from uuid import uuid4
 
 import pytest
-from price_keeper.control.health import REMEMBERED_SECONDS
+from price_keeper.control.health import RESULT_TTL_SECONDS
 from price_keeper.stores.dynamodb import MAX_ATTEMPTS
 
 from tests.support import commands
@@ -134,7 +134,7 @@ async def test_ready_turns_with_the_store(engines: Engines, tmp_path: Path) -> N
         await asyncio.to_thread(price_keeper, "tables", "create", folder=tmp_path, **settings)
         with sidecar("serve", folder=tmp_path, **settings) as running:
             assert (await asyncio.to_thread(get, f"{running.control}/ready"))[0] == 200
-            await asyncio.sleep(REMEMBERED_SECONDS)
+            await asyncio.sleep(RESULT_TTL_SECONDS)
             proxy.plan([DropAnswer()] * MAX_ATTEMPTS)
             status, body = await asyncio.to_thread(get, f"{running.control}/ready")
             assert (status, body["status"]) == (503, "not ready")

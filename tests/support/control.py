@@ -157,7 +157,7 @@ async def _rig(store: Store, folder: Path, clock: Clock, rates: ApiRateLimiter, 
         )
         control = ControlDispatcher(api.routes(readiness, telemetry), clock.now)
         control.start(parts)
-        readiness.started({})
+        readiness.start({})
         timeout = aiohttp.ClientTimeout(total=30)
         async with (
             open_control_port(control, Address("127.0.0.1", 0), clock, limits) as address,

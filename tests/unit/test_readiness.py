@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from price_keeper.control import health
 from price_keeper.control.health import Readiness
-from price_keeper.control.probes import probes
+from price_keeper.control.probes import build_probe_routes
 from price_keeper.errors import (
     Busy,
     RecordingUnavailable,
@@ -31,8 +31,8 @@ AWAY = StoreUnavailable("it is away")
 async def asked(instance: Instance) -> tuple[int, Any]:
     """The answer of /ready, with that check alone."""
     readiness, nobody = Readiness(ManualClock()), None
-    readiness.started({"revocation": instance.revocation.check})
-    (route,) = [each for each in probes(readiness, MetricsRegistry()) if each.path == "/ready"]
+    readiness.start({"revocation": instance.revocation.check})
+    (route,) = [each for each in build_probe_routes(readiness, MetricsRegistry()) if each.path == "/ready"]
     answer = await route.handler(nobody, nobody)  # type: ignore[arg-type]
     assert answer.body.keys() == {"status", "checks"}
     assert answer.body["status"] == ("ready" if answer.status == 200 else "not ready")
@@ -101,25 +101,25 @@ class Slow:
 
 def started(clock: ManualClock, **checks: Slow) -> Readiness:
     readiness = Readiness(clock)
-    readiness.started(checks)
+    readiness.start(checks)
     return readiness
 
 
 async def test_all_who_ask_share_one_look_and_what_it_found_is_remembered_for_a_second() -> None:
     clock, store = ManualClock(), Slow()
     readiness = started(clock, store=store)
-    asking = [asyncio.create_task(readiness.told()) for _ in range(100)]
+    asking = [asyncio.create_task(readiness.report()) for _ in range(100)]
     await settle()
     asking[0].cancel()  # the others wait for the same look
     store.gate.set()
     told = await asyncio.gather(*asking[1:])
     assert {each["status"] for each in told} == {"ready"}
     await clock.advance(0.9)
-    assert (await readiness.told())["status"] == "ready"
+    assert (await readiness.report())["status"] == "ready"
     assert store.asked == 1
     store.failure = AWAY
     await clock.advance(0.2)
-    assert (await readiness.told())["status"] == "not ready"
+    assert (await readiness.report())["status"] == "not ready"
     assert store.asked == 2
 
 
@@ -127,16 +127,16 @@ async def test_that_it_stops_is_told_at_once() -> None:
     store = Slow()
     store.gate.set()
     readiness = started(ManualClock(), store=store)
-    assert (await readiness.told())["status"] == "ready"
+    assert (await readiness.report())["status"] == "ready"
     readiness.stop()
-    assert await readiness.told() == {"status": "not ready", "checks": {"store": "ok", "process": "stopping"}}
+    assert await readiness.report() == {"status": "not ready", "checks": {"store": "ok", "process": "stopping"}}
 
 
 async def test_checks_are_made_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(health, "CHECK_SECONDS", 0.2)
+    monkeypatch.setattr(health, "CHECK_TIMEOUT_SECONDS", 0.2)
     checks = {name: Slow() for name in ("store", "journal", "revocation")}
     readiness = started(ManualClock(), **checks)
-    asking = asyncio.create_task(readiness.told())
+    asking = asyncio.create_task(readiness.report())
     await settle()
     assert [check.asked for check in checks.values()] == [1, 1, 1]
     checks["journal"].gate.set()
@@ -171,14 +171,14 @@ async def test_strangers_are_told_the_kind_of_trouble_and_the_log_the_rest_once(
     store.failure = failure
     readiness = started(clock, store=store)
     for _ in range(3):
-        assert (await readiness.told())["checks"] == {"store": told}
+        assert (await readiness.report())["checks"] == {"store": told}
         await clock.advance(1)
     assert [record.getMessage().count(SECRET) for record in caplog.records] == [1]
     store.failure = None
-    assert (await readiness.told())["checks"] == {"store": "ok"}
+    assert (await readiness.report())["checks"] == {"store": "ok"}
     await clock.advance(1)
     store.failure = failure
-    await readiness.told()
+    await readiness.report()
     assert len(caplog.records) == 2  # it began anew
 
 
@@ -187,5 +187,5 @@ async def test_what_callers_are_told_is_told_here_too(caplog: pytest.LogCaptureF
     journal.gate.set()
     journal.failure = RecordingUnavailable("the journal cannot be written: No space left on device")
     readiness = started(ManualClock(), journal=journal)
-    assert (await readiness.told())["checks"] == {"journal": str(journal.failure)}
+    assert (await readiness.report())["checks"] == {"journal": str(journal.failure)}
     assert not caplog.records

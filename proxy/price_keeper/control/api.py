@@ -17,12 +17,12 @@ from price_keeper.control import (
     usage,
 )
 from price_keeper.control.calls import ApiResponse, ApiRequest, ApiRoute, AccessLevel, build_cacheable_response
-from price_keeper.control.front import front
+from price_keeper.control.front import build_front_route
 from price_keeper.control.health import Readiness
 from price_keeper.control.openapi import build_document
 from price_keeper.control.page import routes as page
 from price_keeper.control.parts import ControlServices
-from price_keeper.control.probes import probes
+from price_keeper.control.probes import build_probe_routes
 from price_keeper.telemetry import MetricsRegistry
 
 _GROUPS = (auth, orgs, credentials, sessions, overrides, profiles, auditing, selecting, aggregates, usage)
@@ -30,7 +30,7 @@ _GROUPS = (auth, orgs, credentials, sessions, overrides, profiles, auditing, sel
 
 def routes(readiness: Readiness, telemetry: MetricsRegistry, role: str = "both") -> Sequence[ApiRoute]:
     """Those of the control port. A sidecar can make no tokens and change nothing, so it has no control API."""
-    table = [front(readiness, role), *probes(readiness, telemetry)]
+    table = [build_front_route(readiness, role), *build_probe_routes(readiness, telemetry)]
     if role == "sidecar":
         return table
     table += [route for group in _GROUPS for route in group.ROUTES]

@@ -21,18 +21,18 @@ _ROLES: Mapping[str, str] = {
     "sidecar": "serves calls; the control API is elsewhere",
     "control": "serves the control API; calls go to sidecars",
 }
-_PROBES: Mapping[str, str] = {
+_PROBE_LINKS: Mapping[str, str] = {
     "/health": "whether the process lives",
     "/ready": "whether it can do its work",
     "/metrics": "what it has counted, for Prometheus",
 }
-_API: Mapping[str, str] = {
+_API_LINKS: Mapping[str, str] = {
     "/status": "the status page: what is spent, which label serves, when a quota will be reached",
     "/openapi.json": "the documentation of the control API, as OpenAPI 3.1",
     "/.well-known/jwks.json": "the public halves of the keys that sign tokens",
 }
 
-_STYLE = """
+_FRONT_PAGE_STYLE = """
 :root { color-scheme: light dark; --ink: #1c1e21; --paper: #fff; --dim: #5b6067; --line: #d8dbdf; --link: #0b57d0;
   --good: #17693a; --bad: #b3261e }
 @media (prefers-color-scheme: dark) {
@@ -52,27 +52,27 @@ a { color: var(--link) }
 .bad { color: var(--bad) }
 """
 # No script, nothing from elsewhere, and no style but the one above: whatever a check says, it stays text.
-POLICY = (
-    "default-src 'none'; style-src 'sha256-" + b64encode(sha256(_STYLE.encode()).digest()).decode() + "'; "
+FRONT_PAGE_CSP = (
+    "default-src 'none'; style-src 'sha256-" + b64encode(sha256(_FRONT_PAGE_STYLE.encode()).digest()).decode() + "'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-_OF_PAGES = {"Content-Security-Policy": POLICY, "Referrer-Policy": "no-referrer", "Vary": "Accept"}
+_FRONT_PAGE_HEADERS = {"Content-Security-Policy": FRONT_PAGE_CSP, "Referrer-Policy": "no-referrer", "Vary": "Accept"}
 
 
-def front(readiness: Readiness, role: str) -> ApiRoute:
-    links = _PROBES if role == "sidecar" else {**_PROBES, **_API}
+def build_front_route(readiness: Readiness, role: str) -> ApiRoute:
+    links = _PROBE_LINKS if role == "sidecar" else {**_PROBE_LINKS, **_API_LINKS}
 
     async def handle(_: object, request: ApiRequest) -> ApiResponse:
-        told = {
+        report = {
             "product": PRODUCT,
             "version": get_version(),
             "role": role,
-            **await readiness.told(),
+            **await readiness.report(),
             "links": dict(links),
         }
         if prefers_json(request.headers.get("Accept", "")):
-            return ApiResponse(told, headers={"Vary": "Accept"})
-        return ApiResponse(page(told).encode(), content_type=HTML, headers=_OF_PAGES)
+            return ApiResponse(report, headers={"Vary": "Accept"})
+        return ApiResponse(render_front_page(report).encode(), content_type=HTML, headers=_FRONT_PAGE_HEADERS)
 
     summary = "What this is and how it does, as a page or as JSON"
     return ApiRoute("GET", "/", AccessLevel.PUBLIC, "front", summary, handle, {200: "Front"}, group="probes", has_html_variant=True)
@@ -82,12 +82,12 @@ def prefers_json(accept: str) -> bool:
     """Whoever names JSON, and pages not at all or less."""
     weights: dict[str, float] = {}
     for part in accept.split(","):
-        kind, _, rest = part.partition(";")
-        weights[kind.strip().lower()] = _weight(rest)
+        media_type, _, parameters = part.partition(";")
+        weights[media_type.strip().lower()] = _parse_quality(parameters)
     return weights.get(JSON, 0.0) > weights.get("text/html", 0.0)
 
 
-def _weight(parameters: str) -> float:
+def _parse_quality(parameters: str) -> float:
     for each in parameters.split(";"):
         name, _, value = each.partition("=")
         if name.strip().lower() == "q":
@@ -98,18 +98,18 @@ def _weight(parameters: str) -> float:
     return 1.0
 
 
-def page(told: Mapping[str, Any]) -> str:
-    kind = "good" if told["status"] == "ready" else "bad"
-    rows = [_row(escape(name), escape(text)) for name, text in told["checks"].items()]
-    links = [_row(f'<a href="{escape(path)}">{escape(path)}</a>', escape(text)) for path, text in told["links"].items()]
+def render_front_page(report: Mapping[str, Any]) -> str:
+    kind = "good" if report["status"] == "ready" else "bad"
+    rows = [_render_row(escape(name), escape(text)) for name, text in report["checks"].items()]
+    links = [_render_row(f'<a href="{escape(path)}">{escape(path)}</a>', escape(text)) for path, text in report["links"].items()]
     return "".join(
         (
             '<!doctype html><html lang="en"><head><meta charset="utf-8">',
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            f"<title>{PRODUCT}: {escape(told['status'])}</title><style>{_STYLE}</style></head><body>",
-            f'<h1>{PRODUCT} is <span class="{kind}">{escape(told["status"])}</span></h1>',
+            f"<title>{PRODUCT}: {escape(report['status'])}</title><style>{_FRONT_PAGE_STYLE}</style></head><body>",
+            f'<h1>{PRODUCT} is <span class="{kind}">{escape(report["status"])}</span></h1>',
             "<p>It stands between apps and Amazon Bedrock, and keeps what they spend within their budgets.</p>",
-            f"<p>Version {escape(told['version'])}, role {escape(told['role'])}: {_ROLES[told['role']]}.</p>",
+            f"<p>Version {escape(report['version'])}, role {escape(report['role'])}: {_ROLES[report['role']]}.</p>",
             f"<h2>What it needs</h2><dl>{''.join(rows)}</dl>" if rows else "",
             f"<h2>What can be asked for here</h2><dl>{''.join(links)}</dl>",
             "</body></html>\n",
@@ -117,5 +117,5 @@ def page(told: Mapping[str, Any]) -> str:
     )
 
 
-def _row(name: str, text: str) -> str:
+def _render_row(name: str, text: str) -> str:
     return f"<dt>{name}</dt><dd>{text}</dd>"

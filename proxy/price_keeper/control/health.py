@@ -12,14 +12,14 @@ from price_keeper.errors import StoreAccessDenied, Refusal, StoreError, StoreMis
 
 # Each asks one thing that the work needs, and raises when it is not there. Text that it returns is told as well: of
 # something that is not as it should be, and with which the work goes on.
-Check: TypeAlias = "Callable[[], Awaitable[object]]"
-Checks: TypeAlias = "Mapping[str, Check]"
+ReadinessCheck: TypeAlias = "Callable[[], Awaitable[object]]"
+ReadinessChecks: TypeAlias = "Mapping[str, ReadinessCheck]"
 
-CHECK_SECONDS = 3.0  # a probe gives up soon after, and a process that stops does not wait for it
-REMEMBERED_SECONDS = 1.0  # whoever asks meanwhile costs the store nothing
+CHECK_TIMEOUT_SECONDS = 3.0  # a probe gives up soon after, and a process that stops does not wait for it
+RESULT_TTL_SECONDS = 1.0  # whoever asks meanwhile costs the store nothing
 
 # Anybody may ask. What the store itself said may name files, tables and hosts; it is for the log. The first that fits.
-_TOLD: tuple[tuple[type[Exception], str], ...] = (
+_PUBLIC_TEXTS: tuple[tuple[type[Exception], str], ...] = (
     (StoreAccessDenied, "the store refuses our credentials"),
     (StoreUnavailable, "the store is away"),
     (StoreThrottled, "the store asks to slow down"),
@@ -31,7 +31,7 @@ _TOLD: tuple[tuple[type[Exception], str], ...] = (
 _log = logging.getLogger("price_keeper.control")
 
 
-class Found(NamedTuple):
+class ReadinessResult(NamedTuple):
     text: str
     is_good: bool = True
 
@@ -41,60 +41,60 @@ class Readiness:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._checks: Checks = {}
-        self._more: Callable[[], Checks] = dict
+        self._checks: ReadinessChecks = {}
+        self._extra_checks: Callable[[], ReadinessChecks] = dict
         self._phase: str | None = "starting"
-        self._looking: asyncio.Task[dict[str, Found]] | None = None
-        self._good_until = 0.0
-        self._logged: dict[str, str] = {}
+        self._check_run: asyncio.Task[dict[str, ReadinessResult]] | None = None
+        self._fresh_until = 0.0
+        self._logged_failures: dict[str, str] = {}
 
-    def started(self, checks: Checks, more: Callable[[], Checks] = dict) -> None:
+    def start(self, checks: ReadinessChecks, extra_checks: Callable[[], ReadinessChecks] = dict) -> None:
         """`more` are those that there is something to say of at times alone."""
-        self._checks, self._more = checks, more
-        self._phase = self._looking = None
+        self._checks, self._extra_checks = checks, extra_checks
+        self._phase = self._check_run = None
 
     def stop(self) -> None:
         """From now on it is not ready, so that nobody sends it anything new while it drains."""
         self._phase = "stopping"
 
-    async def told(self) -> dict[str, Any]:
-        found = dict(await self._found())
+    async def report(self) -> dict[str, Any]:
+        results = dict(await self._get_results())
         if self._phase is not None:
-            found["process"] = Found(self._phase, is_good=False)
-        is_ready = all(each.is_good for each in found.values())
-        checks = {name: each.text for name, each in found.items()}
+            results["process"] = ReadinessResult(self._phase, is_good=False)
+        is_ready = all(each.is_good for each in results.values())
+        checks = {name: each.text for name, each in results.items()}
         return {"status": "ready" if is_ready else "not ready", "checks": checks}
 
-    async def _found(self) -> Mapping[str, Found]:
+    async def _get_results(self) -> Mapping[str, ReadinessResult]:
         """All who ask at about the same time share one look; it goes on when one of them leaves."""
-        looking = self._looking
-        if looking is None or (looking.done() and self._clock.monotonic() >= self._good_until):
-            looking = self._looking = asyncio.create_task(self._look({**self._checks, **self._more()}))
-        return await asyncio.shield(looking)
+        check_run = self._check_run
+        if check_run is None or (check_run.done() and self._clock.monotonic() >= self._fresh_until):
+            check_run = self._check_run = asyncio.create_task(self._run_checks({**self._checks, **self._extra_checks()}))
+        return await asyncio.shield(check_run)
 
-    async def _look(self, checks: Checks) -> dict[str, Found]:
-        found = await asyncio.gather(*(self._of(name, check) for name, check in checks.items()))
-        self._good_until = self._clock.monotonic() + REMEMBERED_SECONDS
-        return dict(zip(checks, found, strict=True))
+    async def _run_checks(self, checks: ReadinessChecks) -> dict[str, ReadinessResult]:
+        results = await asyncio.gather(*(self._run_check(name, check) for name, check in checks.items()))
+        self._fresh_until = self._clock.monotonic() + RESULT_TTL_SECONDS
+        return dict(zip(checks, results, strict=True))
 
-    async def _of(self, name: str, check: Check) -> Found:
+    async def _run_check(self, name: str, check: ReadinessCheck) -> ReadinessResult:
         try:
-            async with asyncio.timeout(CHECK_SECONDS):
-                told = await check()
+            async with asyncio.timeout(CHECK_TIMEOUT_SECONDS):
+                text = await check()
         except TimeoutError:
-            return Found(f"no answer in {CHECK_SECONDS:g} seconds", is_good=False)
+            return ReadinessResult(f"no answer in {CHECK_TIMEOUT_SECONDS:g} seconds", is_good=False)
         except Refusal as failure:  # what it says is for callers, and told them as well
-            return Found(failure.message, is_good=False)
+            return ReadinessResult(failure.message, is_good=False)
         except Exception as failure:
-            return self._in_trouble(name, failure)
-        self._logged.pop(name, None)
-        return Found(told if isinstance(told, str) else "ok")
+            return self._report_failure(name, failure)
+        self._logged_failures.pop(name, None)
+        return ReadinessResult(text if isinstance(text, str) else "ok")
 
-    def _in_trouble(self, name: str, failure: Exception) -> Found:
+    def _report_failure(self, name: str, failure: Exception) -> ReadinessResult:
         """The log is told when it begins, and when it becomes another."""
-        told = next(text for kind, text in _TOLD if isinstance(failure, kind))
-        if self._logged.get(name) != told:
-            self._logged[name] = told
-            fault = None if isinstance(failure, StoreError) else failure
-            _log.warning("not ready: %s: %s: %s", name, told, failure, exc_info=fault)
-        return Found(f"{told}; the log says why", is_good=False)
+        public_text = next(text for kind, text in _PUBLIC_TEXTS if isinstance(failure, kind))
+        if self._logged_failures.get(name) != public_text:
+            self._logged_failures[name] = public_text
+            cause = None if isinstance(failure, StoreError) else failure
+            _log.warning("not ready: %s: %s: %s", name, public_text, failure, exc_info=cause)
+        return ReadinessResult(f"{public_text}; the log says why", is_good=False)

@@ -7,23 +7,23 @@ from price_keeper.control.health import Readiness
 from price_keeper.telemetry import CONTENT_TYPE, MetricsRegistry
 
 
-def probes(readiness: Readiness, telemetry: MetricsRegistry) -> tuple[ApiRoute, ...]:
+def build_probe_routes(readiness: Readiness, telemetry: MetricsRegistry) -> tuple[ApiRoute, ...]:
     """They need none of the parts, and answer from the first moment to the last."""
 
-    async def health(_: object, __: ApiRequest) -> ApiResponse:
+    async def get_health(_: object, __: ApiRequest) -> ApiResponse:
         return ApiResponse({"status": "ok"})
 
-    async def ready(_: object, __: ApiRequest) -> ApiResponse:
-        told = await readiness.told()
-        return ApiResponse(told, 200 if told["status"] == "ready" else 503)
+    async def get_readiness(_: object, __: ApiRequest) -> ApiResponse:
+        report = await readiness.report()
+        return ApiResponse(report, 200 if report["status"] == "ready" else 503)
 
-    async def metrics(_: object, __: ApiRequest) -> ApiResponse:
+    async def get_metrics(_: object, __: ApiRequest) -> ApiResponse:
         return ApiResponse((await telemetry.scrape()).encode(), content_type=CONTENT_TYPE)
 
     return (
-        _build_probe_route("/health", "health", "Whether the process lives", health, {200: "Health"}),
-        _build_probe_route("/ready", "ready", "Whether it can do its work", ready, {200: "Ready", 503: "Ready"}),
-        _build_probe_route("/metrics", "metrics", "What it has counted, for Prometheus", metrics, {200: ""}),
+        _build_probe_route("/health", "health", "Whether the process lives", get_health, {200: "Health"}),
+        _build_probe_route("/ready", "ready", "Whether it can do its work", get_readiness, {200: "Ready", 503: "Ready"}),
+        _build_probe_route("/metrics", "metrics", "What it has counted, for Prometheus", get_metrics, {200: ""}),
     )
 
 

@@ -11,7 +11,7 @@ import aiohttp
 import orjson
 
 from price_keeper import build
-from price_keeper.control.health import Checks
+from price_keeper.control.health import ReadinessChecks
 from price_keeper.errors import WorkerUnavailable
 from price_keeper.telemetry import WORKERS, WORKERS_UP, Metric, MetricsRegistry, format_metric_header
 from price_keeper.workers.place import WorkerSlot
@@ -26,7 +26,7 @@ class WorkerGroup:
     def __init__(self, sessions: dict[int, aiohttp.ClientSession]) -> None:
         self._sessions = sessions
 
-    def build_checks(self) -> Checks:
+    def build_checks(self) -> ReadinessChecks:
         return {f"worker {number}": partial(self._check_ready, number) for number in self._sessions}
 
     async def read_metrics(self) -> dict[int, str]:

@@ -50,7 +50,7 @@ def handlers(readiness: Readiness) -> tuple[ApiHandler, ApiHandler]:
 
 
 async def _told(services: ControlServices, readiness: Readiness, topic: Topic) -> dict[str, Any]:
-    return {"health": await readiness.told(), **await board(services, topic)}
+    return {"health": await readiness.report(), **await board(services, topic)}
 
 
 def topic_of(request: ApiRequest) -> Topic:
