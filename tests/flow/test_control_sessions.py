@@ -18,7 +18,7 @@ from price_keeper.auth.lookups import MAX_LOOKUP_WAIT_SECONDS, LookupThrottle, L
 from price_keeper.auth.sessions import StaleGeneration
 from price_keeper.control.calls import ApiRequest, Principal
 from price_keeper.control.credentials import RETRIEVAL_TOKEN_HEADER
-from price_keeper.control.credentials import fetched as fetched_by
+from price_keeper.control.credentials import fetch_secret as fetched_by
 from price_keeper.control.parts import MAX_CONCURRENT_RETRIEVALS, RETRIEVAL_RATE_PER_ADDRESS, MAX_WAITING_RETRIEVALS
 from price_keeper.control.problems import ApiError
 from price_keeper.errors import Busy, TooManyRequests

@@ -31,12 +31,12 @@ REVOKE_BODY = BodyFields({"token": _TOKEN_FIELD}, ("token",))
 
 async def login(services: ControlServices, request: ApiRequest) -> ApiResponse:
     given = LOGIN_BODY.parse(request.body)
-    _demand_key(services)
+    _require_signing_key(services)
     for _ in range(MAX_STALE_RETRIES):
-        with wrong_counted(services, request, given["client_id"]):
+        with count_failed_logins(services, request, given["client_id"]):
             checked = await services.clients.verify_with_generation(given["client_id"], given["client_secret"], request.address)
         try:
-            return _told(services, await services.sessions.login(*checked))
+            return _build_token_response(services, await services.sessions.login(*checked))
         except StaleGeneration:  # what is known here of the client is from before that
             services.clients.invalidate(checked[0])
     raise Busy("the sessions of this client are ended all the time; try again", retry_after=2)
@@ -44,51 +44,51 @@ async def login(services: ControlServices, request: ApiRequest) -> ApiResponse:
 
 async def refresh(services: ControlServices, request: ApiRequest) -> ApiResponse:
     given = REFRESH_BODY.parse(request.body)
-    _demand_key(services)
-    with wrong_counted(services, request):
-        return _told(services, await services.sessions.refresh(given["refresh_token"]))
+    _require_signing_key(services)
+    with count_failed_logins(services, request):
+        return _build_token_response(services, await services.sessions.refresh(given["refresh_token"]))
 
 
 async def revoke(services: ControlServices, request: ApiRequest) -> ApiResponse:
     """Whoever has a token may end it, and with a refresh token its whole session."""
     given = REVOKE_BODY.parse(request.body)
-    with wrong_counted(services, request):
+    with count_failed_logins(services, request):
         await services.sessions.revoke_by_token(given["token"])
     return ApiResponse({"is_revoked": True})
 
 
-async def credentials(services: ControlServices, request: ApiRequest) -> ApiResponse:
+async def issue_container_credentials(services: ControlServices, request: ApiRequest) -> ApiResponse:
     """For sidecars that cannot mint; they show what an app showed them."""
-    _demand_key(services)
+    _require_signing_key(services)
     authorization = request.headers.get("Authorization", "")
     client_id = authorization.partition(":")[0]
-    with wrong_counted(services, request, client_id):
+    with count_failed_logins(services, request, client_id):
         return ApiResponse(dict(await services.credential_issuer.issue(authorization, request.address)))
 
 
-def _login_may_be_invented(services: ControlServices, request: ApiRequest) -> bool:
+def _may_login_be_forged(services: ControlServices, request: ApiRequest) -> bool:
     given = request.body if isinstance(request.body, Mapping) else {}
     return services.clients.needs_throttled_lookup(str(given.get("client_id")), str(given.get("client_secret")))
 
 
-def _pair_may_be_invented(services: ControlServices, request: ApiRequest) -> bool:
+def _may_client_pair_be_forged(services: ControlServices, request: ApiRequest) -> bool:
     client_id, _, secret = request.headers.get("Authorization", "").partition(":")
     return services.clients.needs_throttled_lookup(client_id, secret)
 
 
-async def jwks(services: ControlServices, _: ApiRequest) -> ApiResponse:
+async def get_jwks(services: ControlServices, _: ApiRequest) -> ApiResponse:
     return build_cacheable_response(services.tokens.build_jwks(), "public, max-age=300")
 
 
-def _demand_key(services: ControlServices) -> None:
+def _require_signing_key(services: ControlServices) -> None:
     """Before anything else: without a key nobody is given a token, whatever he shows. Raises Problem."""
     if not services.tokens.can_mint:
         message = "no tokens can be made here: the first key of auth.keys is a public half alone; ask another instance"
         raise ApiError(503, ERROR_CODES[503], message, retry_after=NO_SIGNING_KEY_RETRY_SECONDS)
 
 
-def _told(services: ControlServices, issued: TokenPair) -> ApiResponse:
-    told: dict[str, Any] = {
+def _build_token_response(services: ControlServices, issued: TokenPair) -> ApiResponse:
+    tokens: dict[str, Any] = {
         "access_token": issued.access.token,
         "refresh_token": issued.refresh.token,
         "token_type": "Bearer",
@@ -96,11 +96,11 @@ def _told(services: ControlServices, issued: TokenPair) -> ApiResponse:
         "refresh_expires_in": max(0, int(issued.refresh.expires - services.clock.now())),
         "session_id": issued.sid,
     }
-    return ApiResponse(told)
+    return ApiResponse(tokens)
 
 
 @contextmanager
-def wrong_counted(services: ControlServices, request: ApiRequest, client_id: str | None = None) -> Iterator[None]:
+def count_failed_logins(services: ControlServices, request: ApiRequest, client_id: str | None = None) -> Iterator[None]:
     """Raises Problem for what is refused inside, and SlowDown for too much of it."""
     try:
         yield
@@ -111,7 +111,7 @@ def wrong_counted(services: ControlServices, request: ApiRequest, client_id: str
         raise unauthorized(failure.message) from None
 
 
-_NO_KEY: Mapping[int, str] = {
+_NO_KEY_DESCRIPTION: Mapping[int, str] = {
     503: "Service Unavailable: too much at once, the store is away, or there is no key to sign tokens with here"
 }
 
@@ -128,7 +128,7 @@ def _build_post_route(path: str, operation_id: str, summary: str, handler: Any, 
         (401,),
         body_schema=body_schema,
         max_body_bytes=MAX_ANONYMOUS_BODY_BYTES,
-        status_descriptions={} if handler is revoke else _NO_KEY,
+        status_descriptions={} if handler is revoke else _NO_KEY_DESCRIPTION,
         group="auth",
         is_authenticated_by_secret=True,
         **more,
@@ -143,7 +143,7 @@ ROUTES = (
         login,
         "Tokens",
         "Login",
-        may_be_invented=_login_may_be_invented,
+        may_be_invented=_may_login_be_forged,
     ),
     _build_post_route("/auth/refresh", "refresh", "New tokens for a refresh token, which ends", refresh, "Tokens", "Refresh"),
     _build_post_route("/auth/revoke", "revoke", "End a token, or with a refresh token its session", revoke, "Revoked", "Revoke"),
@@ -153,13 +153,13 @@ ROUTES = (
         AccessLevel.PUBLIC,
         "getContainerCredentials",
         "AWS credentials with an access token, for client_id:client_secret as Authorization",
-        credentials,
+        issue_container_credentials,
         {200: "ContainerCredentials"},
         (401,),
-        status_descriptions=_NO_KEY,
+        status_descriptions=_NO_KEY_DESCRIPTION,
         group="auth",
         is_authenticated_by_secret=True,
-        may_be_forged=_pair_may_be_invented,
+        may_be_forged=_may_client_pair_be_forged,
     ),
     ApiRoute(
         "GET",
@@ -167,7 +167,7 @@ ROUTES = (
         AccessLevel.PUBLIC,
         "jwks",
         "The public halves of the keys that sign tokens",
-        jwks,
+        get_jwks,
         {200: "Jwks"},
         group="auth",
         is_rate_limit_exempt=True,

@@ -7,7 +7,7 @@ from typing import Any
 
 from price_keeper.auth.registering import MAX_GRACE_HOURS, IssuedSecret, register, rotate
 from price_keeper.auth.retrieval import is_tagged_token, retrieve
-from price_keeper.control.auth import wrong_counted
+from price_keeper.control.auth import count_failed_logins
 from price_keeper.control.bodies import SMALL_BODY_BYTES
 from price_keeper.control.calls import ApiResponse, ApiRequest, ApiRoute, AccessLevel
 from price_keeper.control.fields import BodyFields, IntegerField
@@ -21,50 +21,50 @@ from price_keeper.reporting.settings_shown import utc
 ROTATION_BODY = BodyFields({"grace_hours": IntegerField(0, MAX_GRACE_HOURS)}, ())
 
 
-async def made_credentials(services: ControlServices, request: ApiRequest, scope: Scope) -> Mapping[str, Any]:
+async def create_credentials(services: ControlServices, request: ApiRequest, scope: Scope) -> Mapping[str, Any]:
     """Nothing of those that are there already: they are never issued again."""
-    done = request.actor.build_record("credentials.make", scope, None, None, services.clock.now())
-    issued = await register(services.store, services.clock, scope, services.clients.invalidate, [done], services.tokens.secret_tagger)
-    return {} if issued is None else _made(services, issued)
+    audit_record = request.actor.build_record("credentials.make", scope, None, None, services.clock.now())
+    issued = await register(services.store, services.clock, scope, services.clients.invalidate, [audit_record], services.tokens.secret_tagger)
+    return {} if issued is None else _format_issued(services, issued)
 
 
-async def rotated(services: ControlServices, request: ApiRequest) -> ApiResponse:
+async def rotate_credentials(services: ControlServices, request: ApiRequest) -> ApiResponse:
     scope = Scope(request.path["org"], request.path.get("app"))
     hours = ROTATION_BODY.parse(request.body).get("grace_hours", DEFAULT_GRACE_HOURS)
-    done = request.actor.build_record("credentials.rotate", scope, None, {"grace_hours": hours}, services.clock.now())
+    audit_record = request.actor.build_record("credentials.rotate", scope, None, {"grace_hours": hours}, services.clock.now())
     try:
-        issued = await rotate(services.store, services.clock, scope, hours, services.clients.invalidate, [done], services.tokens.secret_tagger)
+        issued = await rotate(services.store, services.clock, scope, hours, services.clients.invalidate, [audit_record], services.tokens.secret_tagger)
     finally:  # also where the store's answer was lost: it may have been carried out
         if not hours:
             services.sessions.note_all_ended()
-    return ApiResponse(_made(services, issued))
+    return ApiResponse(_format_issued(services, issued))
 
 
-async def fetched(services: ControlServices, request: ApiRequest) -> ApiResponse:
+async def fetch_secret(services: ControlServices, request: ApiRequest) -> ApiResponse:
     """The token is all it takes: who has no secret yet has nothing else to show."""
     token = request.headers.get(RETRIEVAL_TOKEN_HEADER)
     if token is None:
         raise unauthorized(f"the retrieval token comes as {RETRIEVAL_TOKEN_HEADER}")
     scope = Scope(request.path["org"], request.path.get("app"))
     client_id = build_client_id(scope.org, scope.app)
-    with wrong_counted(services, request, client_id):
+    with count_failed_logins(services, request, client_id):
         if is_tagged_token(services.tokens.secret_tagger, scope, token):
             await services.marked_retrieval_throttle.wait_for(token)
-            turns = services.marked_retrieval_slots
+            slots = services.marked_retrieval_slots
         else:
             await services.retrieval_throttle.wait_for_address(request.address)
-            turns = services.retrieval_slots
-        async with turns:
-            secret = await _retrieved(services, scope, token)
+            slots = services.retrieval_slots
+        async with slots:
+            secret = await _retrieve_and_count(services, scope, token)
     return ApiResponse({"client_id": client_id, "client_secret": secret})
 
 
-def _may_be_invented(services: ControlServices, request: ApiRequest) -> bool:
+def _may_be_forged(services: ControlServices, request: ApiRequest) -> bool:
     token = request.headers.get(RETRIEVAL_TOKEN_HEADER)
     return token is not None and not is_tagged_token(services.tokens.secret_tagger, Scope(request.path["org"], request.path.get("app")), token)
 
 
-async def _retrieved(services: ControlServices, scope: Scope, token: str) -> str:
+async def _retrieve_and_count(services: ControlServices, scope: Scope, token: str) -> str:
     try:
         secret = await retrieve(services.store, services.clock, scope, token)
     except AccessDenied:
@@ -74,7 +74,7 @@ async def _retrieved(services: ControlServices, scope: Scope, token: str) -> str
     return secret
 
 
-def _made(services: ControlServices, issued: IssuedSecret) -> dict[str, Any]:
+def _format_issued(services: ControlServices, issued: IssuedSecret) -> dict[str, Any]:
     services.retrieval_token_counts["made"] += 1
     return {
         "client_id": issued.client_id,
@@ -91,7 +91,7 @@ def _build_credential_routes(path: str, kind: str) -> tuple[ApiRoute, ApiRoute]:
             AccessLevel.ADMIN,
             f"rotate{kind}Credentials",
             "Make a new secret; the one so far stays good for the grace",
-            rotated,
+            rotate_credentials,
             {200: "Issued"},
             (404, 409),
             body_schema="Rotation",
@@ -104,13 +104,13 @@ def _build_credential_routes(path: str, kind: str) -> tuple[ApiRoute, ApiRoute]:
             AccessLevel.PUBLIC,
             f"get{kind}Secret",
             "The secret, once, for the retrieval token that making or rotating it answered",
-            fetched,
+            fetch_secret,
             {200: "Secret"},
             (401,),
             request_headers={RETRIEVAL_TOKEN_HEADER: "valid once, for ten minutes"},
             group="credentials",
             is_authenticated_by_secret=True,
-            may_be_forged=_may_be_invented,
+            may_be_forged=_may_be_forged,
         ),
     )
 

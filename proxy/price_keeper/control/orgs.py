@@ -8,7 +8,7 @@ from typing import Any
 from price_keeper.audit import select_attributes
 from price_keeper.auth.clients import SECRET_HASH
 from price_keeper.control.calls import ApiResponse, ApiRequest, ApiRoute, AccessLevel, build_cacheable_response, compute_etag
-from price_keeper.control.credentials import made_credentials
+from price_keeper.control.credentials import create_credentials
 from price_keeper.control.parts import ControlServices
 from price_keeper.control.problems import invalid_request, not_found
 from price_keeper.control.terms import MAX_PAGE_SIZE
@@ -120,7 +120,7 @@ def _is_the_same_again(request: ApiRequest, scope: Scope, change: SettingsChange
 async def _written(services: ControlServices, request: ApiRequest, scope: Scope, written: SettingsWrite, shown: Shown) -> ApiResponse:
     """The credentials come after the settings, and whoever was cut off between the two gets them by another put."""
     record = shown.record()
-    issued = await made_credentials(services, request, scope)
+    issued = await create_credentials(services, request, scope)
     headers = {"Location": f"/api/v1/orgs/{scope.org}" + (f"/apps/{scope.app}" if scope.app else "")}
     return ApiResponse({**record, **issued}, 201 if written.is_new else 200, etag=compute_etag(record), headers=headers)
 

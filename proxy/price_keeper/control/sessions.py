@@ -13,56 +13,56 @@ from price_keeper.stores.again import transact_with_retry, retry_on_conflict
 from price_keeper.stores.contract import ItemExists, Update
 
 
-async def listed(services: ControlServices, request: ApiRequest) -> ApiResponse:
-    found = [
+async def list_sessions(services: ControlServices, request: ApiRequest) -> ApiResponse:
+    sessions = [
         {
             "session_id": session.sid,
             "began_at": utc(session.began),
             "refreshed_at": utc(session.refreshed),
             "expires_at": utc(session.expires),
         }
-        for session in await services.sessions.list_live(_scope(request))
+        for session in await services.sessions.list_live(_get_scope(request))
     ]
-    return build_cacheable_response({"sessions": found})
+    return build_cacheable_response({"sessions": sessions})
 
 
-async def ended(services: ControlServices, request: ApiRequest) -> ApiResponse:
-    scope, sid = _scope(request), request.path["sid"]
+async def end_session(services: ControlServices, request: ApiRequest) -> ApiResponse:
+    scope, sid = _get_scope(request), request.path["sid"]
     if not is_org_id(sid):
         raise invalid_request("the path names nothing that can be there", ("sid", "a session id is a UUID in lower case"))
-    done = request.actor.build_record("session.end", scope, {"session_id": sid}, None, services.clock.now())
-    was_live = await services.sessions.end(scope, sid, [done])
+    audit_record = request.actor.build_record("session.end", scope, {"session_id": sid}, None, services.clock.now())
+    was_live = await services.sessions.end(scope, sid, [audit_record])
     if was_live is not None:
         return ApiResponse({"ended": int(was_live)})
-    if not await services.sessions.revoke_tokens(scope, sid, [done]):
+    if not await services.sessions.revoke_tokens(scope, sid, [audit_record]):
         raise not_found("there is no such client")
     return ApiResponse({"ended": 0})
 
 
-async def all_ended(services: ControlServices, request: ApiRequest) -> ApiResponse:
+async def end_all_sessions(services: ControlServices, request: ApiRequest) -> ApiResponse:
     """In one write, which ends all refresh and access tokens of the client at once."""
-    scope = _scope(request)
+    scope = _get_scope(request)
     number = len(await services.sessions.list_live(scope))
-    done = request.actor.build_record("sessions.end", scope, None, None, services.clock.now())
-    over = Update(client_item_key(scope), add={SESSIONS_GENERATION: 1}, condition=ItemExists())
+    audit_record = request.actor.build_record("sessions.end", scope, None, None, services.clock.now())
+    new_generation = Update(client_item_key(scope), add={SESSIONS_GENERATION: 1}, condition=ItemExists())
 
-    async def once() -> None:
+    async def write() -> None:
         try:
-            await transact_with_retry(services.store, services.clock, [over, done])
+            await transact_with_retry(services.store, services.clock, [new_generation, audit_record])
         except TransactionFailed as failure:
             if failure.reasons[0].code is ReasonCode.CONDITION_FAILED:
                 raise not_found("there is no such client") from None
             raise
 
     try:
-        await retry_on_conflict(services.clock, once)
+        await retry_on_conflict(services.clock, write)
     finally:
         services.clients.invalidate(scope)
         services.sessions.note_all_ended()
     return ApiResponse({"ended": number})
 
 
-def _scope(request: ApiRequest) -> Scope:
+def _get_scope(request: ApiRequest) -> Scope:
     return Scope(request.path["org"], request.path.get("app"))
 
 
@@ -75,7 +75,7 @@ def _build_session_routes(path: str, kind: str) -> tuple[ApiRoute, ...]:
             AccessLevel.ADMIN,
             f"list{kind}Sessions",
             "The sessions of a client, the oldest first",
-            listed,
+            list_sessions,
             {200: "Sessions"},
             group="credentials",
         ),
@@ -85,7 +85,7 @@ def _build_session_routes(path: str, kind: str) -> tuple[ApiRoute, ...]:
             AccessLevel.ADMIN,
             f"end{kind}Sessions",
             "End all sessions of a client, and all access tokens made for it so far",
-            all_ended,
+            end_all_sessions,
             {200: "Ended"},
             (404,),
             group="credentials",
@@ -96,7 +96,7 @@ def _build_session_routes(path: str, kind: str) -> tuple[ApiRoute, ...]:
             AccessLevel.ADMIN,
             f"end{kind}Session",
             "End one session of a client, if it is not over, and the access tokens made from it",
-            ended,
+            end_session,
             {200: "Ended"},
             (404,),
             group="credentials",

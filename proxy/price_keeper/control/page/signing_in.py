@@ -12,7 +12,7 @@ from multidict import CIMultiDict
 
 from price_keeper.auth.page_sessions import PageSession
 from price_keeper.control.access import cookie_name, read_cookie, get_session_principal
-from price_keeper.control.auth import wrong_counted
+from price_keeper.control.auth import count_failed_logins
 from price_keeper.control.bodies import MAX_ANONYMOUS_BODY_BYTES
 from price_keeper.control.calls import ApiResponse, ApiRequest, ApiRoute, AccessLevel
 from price_keeper.control.fields import BodyFields, ChoiceField, PatternField
@@ -73,7 +73,7 @@ async def end(services: ControlServices, request: ApiRequest) -> ApiResponse:
     cookie, gone = read_cookie(request.headers), {"Set-Cookie": _cookie(request, "", 0)}
     try:
         if cookie is not None:
-            with wrong_counted(services, request):
+            with count_failed_logins(services, request):
                 await services.page_sessions.end(cookie, services.clock.now())
     except ApiError:
         pass  # it was none, or none any more
