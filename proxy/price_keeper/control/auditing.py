@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from price_keeper.audit import MAX_RECORDS_PER_PAGE, read_records, build_record_json
 from price_keeper.control.calls import ApiResponse, ApiRequest, ApiRoute, AccessLevel, build_cacheable_response
-from price_keeper.control.orgs import PAGED, limit_of
+from price_keeper.control.orgs import PAGING_QUERY, read_limit
 from price_keeper.control.parts import ControlServices
 
 
-async def get(services: ControlServices, request: ApiRequest) -> ApiResponse:
-    limit = limit_of(request, MAX_RECORDS_PER_PAGE)
+async def list_audit_records(services: ControlServices, request: ApiRequest) -> ApiResponse:
+    limit = read_limit(request, MAX_RECORDS_PER_PAGE)
     page = await read_records(services.store, request.path["org"], limit, request.query.get("cursor"))
     return build_cacheable_response({"records": [build_record_json(row) for row in page.rows], "cursor": page.cursor})
 
@@ -21,8 +21,8 @@ ROUTES = (
         AccessLevel.ORG,
         "listAudit",
         "Every administrative change of an org and its apps, the newest first",
-        get,
+        list_audit_records,
         {200: "Audit"},
-        query_schemas=PAGED,
+        query_schemas=PAGING_QUERY,
     ),
 )

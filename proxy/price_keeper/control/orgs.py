@@ -27,97 +27,97 @@ from price_keeper.selection.settings import (
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Item, Page, Prefix, Query, Write
 
-PAGED = {
+PAGING_QUERY = {
     "limit": {"type": "integer", "minimum": 1, "maximum": MAX_PAGE_SIZE},
     "cursor": {"type": "string", "maxLength": 200},
 }
 
 
-def shown_org(services: ControlServices, org: str, item: Item) -> Shown:
+def show_org(services: ControlServices, org: str, item: Item) -> Shown:
     return Shown(org, item, services.config.defaults, services.clock.now())
 
 
-def shown_app(above: Shown, app: str, item: Item) -> Shown:
-    return Shown(above.org, above.org_item, above.defaults, above.now, app, item)
+def show_app(org_settings: Shown, app: str, item: Item) -> Shown:
+    return Shown(org_settings.org, org_settings.org_item, org_settings.defaults, org_settings.now, app, item)
 
 
-async def found_org(services: ControlServices, org: str) -> Shown:
+async def load_org(services: ControlServices, org: str) -> Shown:
     """Raises Problem."""
     item = await services.store.get(schema.org_config_key(org), consistent=True)
     if item is None:
         raise not_found(f"there is no org {org}")
-    return shown_org(services, org, item)
+    return show_org(services, org, item)
 
 
-async def found_app(services: ControlServices, org: str, app: str) -> Shown:
+async def load_app(services: ControlServices, org: str, app: str) -> Shown:
     """Raises Problem."""
     keys = [schema.org_config_key(org), schema.app_config_key(org, app)]
-    above, own = await services.store.get_many(keys, consistent=True)
-    if own is None:
+    org_item, app_item = await services.store.get_many(keys, consistent=True)
+    if app_item is None:
         raise not_found(f"there is no app {app} of an org {org}")
-    return shown_app(shown_org(services, org, above or {}), app, own)
+    return show_app(show_org(services, org, org_item or {}), app, app_item)
 
 
 async def get_org(services: ControlServices, request: ApiRequest) -> ApiResponse:
-    return build_cacheable_response((await found_org(services, request.path["org"])).record())
+    return build_cacheable_response((await load_org(services, request.path["org"])).record())
 
 
 async def get_app(services: ControlServices, request: ApiRequest) -> ApiResponse:
-    return build_cacheable_response((await found_app(services, request.path["org"], request.path["app"])).record())
+    return build_cacheable_response((await load_app(services, request.path["org"], request.path["app"])).record())
 
 
-async def put_an_org(services: ControlServices, request: ApiRequest) -> ApiResponse:
+async def put_org_settings(services: ControlServices, request: ApiRequest) -> ApiResponse:
     org = request.path["org"]
 
     def record(change: SettingsChange) -> Mapping[str, Any] | None:
-        return None if change.before is None else shown_org(services, org, change.before).record()
+        return None if change.before is None else show_org(services, org, change.before).record()
 
-    beside = _told(services, request, "org.put", Scope(org), record)
+    audit_hook = _build_audit_hook(services, request, "org.put", Scope(org), record)
     config = services.config
-    written = await put_org(services.store, services.clock, org, request.body, services.labels, config.defaults, beside)
+    written = await put_org(services.store, services.clock, org, request.body, services.labels, config.defaults, audit_hook)
     services.budgets.unknown_orgs.forget(org)
-    return await _written(services, request, Scope(org), written, shown_org(services, org, written.item))
+    return await _respond_with_credentials(services, request, Scope(org), written, show_org(services, org, written.item))
 
 
-async def put_an_app(services: ControlServices, request: ApiRequest) -> ApiResponse:
+async def put_app_settings(services: ControlServices, request: ApiRequest) -> ApiResponse:
     org, app = request.path["org"], request.path["app"]
-    above = await found_org(services, org)
+    org_settings = await load_org(services, org)
 
     def record(change: SettingsChange) -> Mapping[str, Any] | None:
         if change.before is None:
             return None
-        return shown_app(shown_org(services, org, change.org or {}), app, change.before).record()
+        return show_app(show_org(services, org, change.org or {}), app, change.before).record()
 
-    beside = _told(services, request, "app.put", Scope(org, app), record)
-    written = await put_app(services.store, services.clock, org, app, request.body, services.labels, beside)
-    return await _written(services, request, Scope(org, app), written, shown_app(above, app, written.item))
+    audit_hook = _build_audit_hook(services, request, "app.put", Scope(org, app), record)
+    written = await put_app(services.store, services.clock, org, app, request.body, services.labels, audit_hook)
+    return await _respond_with_credentials(services, request, Scope(org, app), written, show_app(org_settings, app, written.item))
 
 
-def _told(services: ControlServices, request: ApiRequest, action: str, scope: Scope, record: Callable[[SettingsChange], Any]) -> SettingsCompanions:
+def _build_audit_hook(services: ControlServices, request: ApiRequest, action: str, scope: Scope, record: Callable[[SettingsChange], Any]) -> SettingsCompanions:
     """The audit's record, once it is certain that the caller knows what he changes."""
-    told = audit_settings(request.actor, action, scope, services.clock)
+    audit_change = audit_settings(request.actor, action, scope, services.clock)
 
-    def beside(change: SettingsChange) -> Sequence[Write]:
+    def check_and_audit(change: SettingsChange) -> Sequence[Write]:
         before = record(change)
-        if not _is_the_same_again(request, scope, change):
+        if not _is_retry_of_create(request, scope, change):
             request.check_preconditions(None if before is None else compute_etag(before))
-        return told(change)
+        return audit_change(change)
 
-    return beside
+    return check_and_audit
 
 
-def _is_the_same_again(request: ApiRequest, scope: Scope, change: SettingsChange) -> bool:
+def _is_retry_of_create(request: ApiRequest, scope: Scope, change: SettingsChange) -> bool:
     """Whether a put that must make something was cut off before it made credentials, and now comes once more.
 
     Whoever makes something else at the same time is told that it is there.
     """
     names = ORG_SETTINGS if scope.app is None else APP_SETTINGS
-    is_made = change.before is None or SECRET_HASH in change.before
+    has_credentials = change.before is None or SECRET_HASH in change.before
     is_same = select_attributes(change.before, names) == select_attributes(change.after, names)
-    return is_same and not is_made and "If-Match" not in request.headers
+    return is_same and not has_credentials and "If-Match" not in request.headers
 
 
-async def _written(services: ControlServices, request: ApiRequest, scope: Scope, written: SettingsWrite, shown: Shown) -> ApiResponse:
+async def _respond_with_credentials(services: ControlServices, request: ApiRequest, scope: Scope, written: SettingsWrite, shown: Shown) -> ApiResponse:
     """The credentials come after the settings, and whoever was cut off between the two gets them by another put."""
     record = shown.record()
     issued = await create_credentials(services, request, scope)
@@ -126,89 +126,89 @@ async def _written(services: ControlServices, request: ApiRequest, scope: Scope,
 
 
 async def list_orgs(services: ControlServices, request: ApiRequest) -> ApiResponse:
-    page = await _page(services, request, schema.ORG_REGISTRY, "ORG#")
+    page = await _query_page(services, request, schema.ORG_REGISTRY, "ORG#")
     orgs = [Scope.from_key(row.key.sk).org for row in page.rows]
     items = await services.store.get_many([schema.org_config_key(org) for org in orgs])
-    found = [
-        {"org_name": row.item.get("org_name"), **shown_org(services, org, item or {}).record()}
+    records = [
+        {"org_name": row.item.get("org_name"), **show_org(services, org, item or {}).record()}
         for row, org, item in zip(page.rows, orgs, items, strict=True)
     ]
-    return build_cacheable_response({"orgs": found, "cursor": _cursor(page)})
+    return build_cacheable_response({"orgs": records, "cursor": _get_next_cursor(page)})
 
 
 async def list_apps(services: ControlServices, request: ApiRequest) -> ApiResponse:
-    above = await found_org(services, request.path["org"])
-    page = await _page(services, request, schema.org_config_key(above.org).pk, schema.APPS_PREFIX)
-    found = [shown_app(above, row.key.sk.removeprefix(schema.APPS_PREFIX), row.item).record() for row in page.rows]
-    return build_cacheable_response({"apps": found, "cursor": _cursor(page)})
+    org_settings = await load_org(services, request.path["org"])
+    page = await _query_page(services, request, schema.org_config_key(org_settings.org).pk, schema.APPS_PREFIX)
+    records = [show_app(org_settings, row.key.sk.removeprefix(schema.APPS_PREFIX), row.item).record() for row in page.rows]
+    return build_cacheable_response({"apps": records, "cursor": _get_next_cursor(page)})
 
 
-async def _page(services: ControlServices, request: ApiRequest, partition: str, prefix: str) -> Page:
+async def _query_page(services: ControlServices, request: ApiRequest, partition: str, prefix: str) -> Page:
     """A cursor is the id behind which the next page begins."""
     cursor = request.query.get("cursor")
     after = None if not cursor else f"{prefix}{cursor}"
-    query = Query("config", partition, Prefix(prefix), limit=limit_of(request, MAX_PAGE_SIZE), after=after, consistent=True)
+    query = Query("config", partition, Prefix(prefix), limit=read_limit(request, MAX_PAGE_SIZE), after=after, consistent=True)
     return await services.store.query(query)
 
 
-def _cursor(page: Page) -> str | None:
+def _get_next_cursor(page: Page) -> str | None:
     return None if page.cursor is None else page.cursor.partition("#")[2]
 
 
-def limit_of(request: ApiRequest, most: int) -> int:
+def read_limit(request: ApiRequest, maximum: int) -> int:
     """Raises Problem."""
-    text = request.query.get("limit", str(most))
-    if not (text.isascii() and text.isdigit() and len(text) < 5 and 1 <= int(text) <= most):
-        raise invalid_request("the query cannot be used", ("limit", f"expected a whole number from 1 to {most}"))
+    text = request.query.get("limit", str(maximum))
+    if not (text.isascii() and text.isdigit() and len(text) < 5 and 1 <= int(text) <= maximum):
+        raise invalid_request("the query cannot be used", ("limit", f"expected a whole number from 1 to {maximum}"))
     return int(text)
 
 
-_ORG, _APP = "/api/v1/orgs/{org}", "/api/v1/orgs/{org}/apps/{app}"
-_MATCHES = {
+_ORG_PATH, _APP_PATH = "/api/v1/orgs/{org}", "/api/v1/orgs/{org}/apps/{app}"
+_PRECONDITION_HEADERS = {
     "If-Match": "the ETag of what is to be replaced, or *: 412 if it is not there any more",
     "If-None-Match": "*: 412 if it is there already",
 }
-_PUT = {201: "Settings", 200: "Settings"}
+_PUT_RESPONSES = {201: "Settings", 200: "Settings"}
 
 ROUTES = (
     ApiRoute(
-        "GET", "/api/v1/orgs", AccessLevel.ADMIN, "listOrgs", "All orgs, by their ids", list_orgs, {200: "Orgs"}, query_schemas=PAGED
+        "GET", "/api/v1/orgs", AccessLevel.ADMIN, "listOrgs", "All orgs, by their ids", list_orgs, {200: "Orgs"}, query_schemas=PAGING_QUERY
     ),
-    ApiRoute("GET", _ORG, AccessLevel.ORG, "getOrg", "An org's settings, and what holds now", get_org, {200: "Settings"}, (404,)),
+    ApiRoute("GET", _ORG_PATH, AccessLevel.ORG, "getOrg", "An org's settings, and what holds now", get_org, {200: "Settings"}, (404,)),
     ApiRoute(
         "PUT",
-        _ORG,
+        _ORG_PATH,
         AccessLevel.ADMIN,
         "putOrg",
         "Make an org, or put new settings in the place of its own",
-        put_an_org,
-        _PUT,
+        put_org_settings,
+        _PUT_RESPONSES,
         (412,),
-        request_headers=_MATCHES,
+        request_headers=_PRECONDITION_HEADERS,
         body_schema="OrgSettings",
     ),
     ApiRoute(
         "GET",
-        f"{_ORG}/apps",
+        f"{_ORG_PATH}/apps",
         AccessLevel.ORG,
         "listApps",
         "The apps of an org, by their ids",
         list_apps,
         {200: "Apps"},
         (404,),
-        query_schemas=PAGED,
+        query_schemas=PAGING_QUERY,
     ),
-    ApiRoute("GET", _APP, AccessLevel.APP, "getApp", "An app's settings, and what holds", get_app, {200: "Settings"}, (404,)),
+    ApiRoute("GET", _APP_PATH, AccessLevel.APP, "getApp", "An app's settings, and what holds", get_app, {200: "Settings"}, (404,)),
     ApiRoute(
         "PUT",
-        _APP,
+        _APP_PATH,
         AccessLevel.ADMIN,
         "putApp",
         "Make an app, or put new settings in the place of its own",
-        put_an_app,
-        _PUT,
+        put_app_settings,
+        _PUT_RESPONSES,
         (404, 412),
-        request_headers=_MATCHES,
+        request_headers=_PRECONDITION_HEADERS,
         body_schema="AppSettings",
     ),
 )

@@ -9,7 +9,7 @@ from price_keeper.calendar_days import PeriodSpan, find_span
 from price_keeper.control.bodies import SMALL_BODY_BYTES
 from price_keeper.control.calls import ApiResponse, ApiRequest, ApiRoute, AccessLevel
 from price_keeper.control.fields import BodyFields, TimestampField, PatternField, FreeTextField
-from price_keeper.control.orgs import found_app, found_org
+from price_keeper.control.orgs import load_app, load_org
 from price_keeper.control.parts import ControlServices
 from price_keeper.control.problems import ERROR_CODES, ApiError
 from price_keeper.model import Scope
@@ -65,7 +65,7 @@ def override_told(override: Override | None) -> dict[str, Any] | None:
 async def _where(services: ControlServices, request: ApiRequest) -> tuple[Scope, PeriodSpan, Shown]:
     """The scope to which quotas apply, as the path names it. Raises Problem where they apply to another one."""
     org, app = request.path["org"], request.path.get("app")
-    shown = await found_org(services, org) if app is None else await found_app(services, org, app)
+    shown = await load_org(services, org) if app is None else await load_app(services, org, app)
     plan = shown.plan
     if (plan.quota_scope == "APP") is (app is None):
         where = "each app" if app is None else "the org as a whole"

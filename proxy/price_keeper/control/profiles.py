@@ -16,7 +16,7 @@ from price_keeper.config.prices import Format
 from price_keeper.config.reader import read_text as read_config
 from price_keeper.control.calls import ApiResponse, ApiRequest, ApiRoute, AccessLevel, build_cacheable_response
 from price_keeper.control.fields import UncheckedField, BodyFields, ChoiceField, PatternField, make_nullable
-from price_keeper.control.orgs import found_app
+from price_keeper.control.orgs import load_app
 from price_keeper.control.overrides import LABEL_FIELD
 from price_keeper.control.parts import ControlServices
 from price_keeper.control.problems import ERROR_CODES, ApiError, invalid_request
@@ -71,7 +71,7 @@ async def post(services: ControlServices, request: ApiRequest) -> ApiResponse:
     _check_label(services, given["label"])
     settings: dict[str, Value] = {**given, "prices_usd_per_1m": _prices(given["prices_usd_per_1m"])}
     _check_prices(settings)
-    await found_app(services, org, app)
+    await load_app(services, org, app)
     key, app_key = schema.inference_profile_key(org, app, given["label"]), schema.app_config_key(org, app)
 
     async def once() -> tuple[Item, bool]:
@@ -92,7 +92,7 @@ async def post(services: ControlServices, request: ApiRequest) -> ApiResponse:
 
 
 async def get(services: ControlServices, request: ApiRequest) -> ApiResponse:
-    await found_app(services, request.path["org"], request.path["app"])
+    await load_app(services, request.path["org"], request.path["app"])
     found = await _listed(services, request.path["org"], request.path["app"])
     return build_cacheable_response({"inference_profiles": [_told(row.item) for row in found]})
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import NamedTuple
 
-from price_keeper.control.orgs import shown_org
+from price_keeper.control.orgs import show_org
 from price_keeper.control.parts import ControlServices
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Item, Page, Prefix, Query
@@ -92,7 +92,7 @@ class _Walk:
     async def _of(self, orgs: dict[str, Item], after: str) -> AsyncIterator[Place]:
         for org, item in orgs.items():
             name, has_any = _text(item, "org_name"), bool(after)
-            if shown_org(self._services, org, item).plan.quota_scope == "APP":
+            if show_org(self._services, org, item).plan.quota_scope == "APP":
                 async for app, app_name in self._apps(org, after):
                     has_any = True
                     yield Place(org, name, app, app_name)
