@@ -16,62 +16,62 @@ from price_keeper.reporting.query import report
 from price_keeper.reporting.records import as_json
 from price_keeper.reporting.totals import DIMENSIONS, only, rows
 
-MOST_DAYS = 92  # at once, so that what one request reads is bounded
-FINAL_SECONDS = 300  # even what is final may be added to, by a journal that turns up late
+MAX_DAYS = 92  # at once, so that what one request reads is bounded
+FINAL_MAX_AGE_SECONDS = 300  # even what is final may be added to, by a journal that turns up late
 
-_DAY = re.compile(r"\d{4}-\d\d-\d\d", re.ASCII)
-
-
-async def today(services: ControlServices, request: ApiRequest) -> ApiResponse:
-    return await _spent(services, request, parse("today"))
+_DAY_PATTERN = re.compile(r"\d{4}-\d\d-\d\d", re.ASCII)
 
 
-async def of_day(services: ControlServices, request: ApiRequest) -> ApiResponse:
-    return await _spent(services, request, _asked(services, request.path["day"], request.path["day"], ("day", "day")))
+async def get_today(services: ControlServices, request: ApiRequest) -> ApiResponse:
+    return await _report_spend(services, request, parse("today"))
 
 
-async def of_range(services: ControlServices, request: ApiRequest) -> ApiResponse:
-    lacking = [(name, "required, but missing") for name in ("from", "to") if name not in request.query]
-    if lacking:
-        raise invalid_request("the query cannot be used", *lacking)
-    return await _spent(services, request, _asked(services, request.query["from"], request.query["to"], ("from", "to")))
+async def get_day(services: ControlServices, request: ApiRequest) -> ApiResponse:
+    return await _report_spend(services, request, _parse_period(services, request.path["day"], request.path["day"], ("day", "day")))
 
 
-def _asked(services: ControlServices, first: str, last: str, names: tuple[str, str]) -> Asked:
+async def get_range(services: ControlServices, request: ApiRequest) -> ApiResponse:
+    missing = [(name, "required, but missing") for name in ("from", "to") if name not in request.query]
+    if missing:
+        raise invalid_request("the query cannot be used", *missing)
+    return await _report_spend(services, request, _parse_period(services, request.query["from"], request.query["to"], ("from", "to")))
+
+
+def _parse_period(services: ControlServices, first: str, last: str, names: tuple[str, str]) -> Asked:
     """Raises Problem."""
     mistakes = [
         (name, "expected a day as 2026-11-18")
         for name, text in zip(names, (first, last), strict=True)
-        if not _DAY.fullmatch(text)
+        if not _DAY_PATTERN.fullmatch(text)
     ]
     if mistakes:
         raise invalid_request("these are no days", *dict.fromkeys(mistakes))
     try:
-        asked = parse(first if first == last else f"{first}..{last}")
-        check(asked, services.clock.now())
+        period = parse(first if first == last else f"{first}..{last}")
+        check(period, services.clock.now())
     except ValueError as failure:
         raise invalid_request("these days cannot be asked for", (names[0], str(failure))) from None
-    if isinstance(asked.first, date) and isinstance(asked.last, date) and (asked.last - asked.first).days >= MOST_DAYS:
-        raise invalid_request("these days cannot be asked for", (names[1], f"at most {MOST_DAYS} days at once"))
-    return asked
+    if isinstance(period.first, date) and isinstance(period.last, date) and (period.last - period.first).days >= MAX_DAYS:
+        raise invalid_request("these days cannot be asked for", (names[1], f"at most {MAX_DAYS} days at once"))
+    return period
 
 
-async def _spent(services: ControlServices, request: ApiRequest, asked: Asked) -> ApiResponse:
+async def _report_spend(services: ControlServices, request: ApiRequest, period: Asked) -> ApiResponse:
     """An org or app that nobody has heard of has spent nothing. The answer's Date is what it is as of."""
     org, app, now = request.path["org"], request.path.get("app"), services.clock.now()
-    found = await report(services.store, asked, org, {}, load_zone(services.config.defaults.timezone), now, app)
-    told = rows(only(found.spent, app, None), DIMENSIONS)
-    value = as_json(found, told, DIMENSIONS, {"org": org, "app": app, "label": None}, found.notes)
-    del value["as_of"], value["by"], value["filters"]
-    cache = f"private, max-age={FINAL_SECONDS}" if found.is_final else REVALIDATE
-    return build_cacheable_response({"org": org, "app": app, **value}, cache)
+    spend_report = await report(services.store, period, org, {}, load_zone(services.config.defaults.timezone), now, app)
+    report_rows = rows(only(spend_report.spent, app, None), DIMENSIONS)
+    formatted = as_json(spend_report, report_rows, DIMENSIONS, {"org": org, "app": app, "label": None}, spend_report.notes)
+    del formatted["as_of"], formatted["by"], formatted["filters"]
+    cache = f"private, max-age={FINAL_MAX_AGE_SECONDS}" if spend_report.is_final else REVALIDATE
+    return build_cacheable_response({"org": org, "app": app, **formatted}, cache)
 
 
-_RANGE = {name: {"type": "string", "format": "date"} for name in ("from", "to")}
-_KINDS: tuple[tuple[str, str, str, ApiHandler, Mapping[str, Mapping[str, Any]]], ...] = (
-    ("/today", "Today", "of the org's day so far", today, {}),
-    ("/{day}", "OfDay", "of one of the org's days", of_day, {}),
-    ("", "", f"of some days, at most {MOST_DAYS} at once", of_range, _RANGE),
+_RANGE_QUERY = {name: {"type": "string", "format": "date"} for name in ("from", "to")}
+_ENDPOINTS: tuple[tuple[str, str, str, ApiHandler, Mapping[str, Mapping[str, Any]]], ...] = (
+    ("/today", "Today", "of the org's day so far", get_today, {}),
+    ("/{day}", "OfDay", "of one of the org's days", get_day, {}),
+    ("", "", f"of some days, at most {MAX_DAYS} at once", get_range, _RANGE_QUERY),
 )
 
 ROUTES = tuple(
@@ -87,5 +87,5 @@ ROUTES = tuple(
         group="spend",
     )
     for below, of, who in (("", "Org", AccessLevel.ORG), ("/apps/{app}", "App", AccessLevel.APP))
-    for path, name, summary, handle, query in _KINDS
+    for path, name, summary, handle, query in _ENDPOINTS
 )

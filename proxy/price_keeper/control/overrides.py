@@ -30,61 +30,61 @@ OVERRIDE_BODY = BodyFields(
 )
 
 
-async def put(services: ControlServices, request: ApiRequest) -> ApiResponse:
-    given = OVERRIDE_BODY.parse(request.body)
-    scope, period, shown = await _where(services, request)
-    override = await set_override(
+async def put_override(services: ControlServices, request: ApiRequest) -> ApiResponse:
+    body = OVERRIDE_BODY.parse(request.body)
+    scope, period, shown_settings = await _resolve_scope(services, request)
+    stored = await set_override(
         services.store,
         services.clock,
         scope,
         period,
-        given["label"],
-        given["reason"],
-        given.get("who", request.principal.name),
-        given.get("until"),
-        ordering=shown.plan.ordering,
+        body["label"],
+        body["reason"],
+        body.get("who", request.principal.name),
+        body.get("until"),
+        ordering=shown_settings.plan.ordering,
         companions=audit_override(request.actor, "override.set", scope, services.clock),
     )
-    return ApiResponse({**_of(scope, period), "override": override_told(override)})
+    return ApiResponse({**_describe_scope(scope, period), "override": format_override(stored)})
 
 
-async def delete(services: ControlServices, request: ApiRequest) -> ApiResponse:
-    scope, period, _ = await _where(services, request)
-    beside = audit_override(request.actor, "override.clear", scope, services.clock)
-    is_cleared = await clear_override(services.store, scope, period, services.clock, beside)
-    return ApiResponse({**_of(scope, period), "override": None, "is_cleared": is_cleared})
+async def delete_override(services: ControlServices, request: ApiRequest) -> ApiResponse:
+    scope, period, _ = await _resolve_scope(services, request)
+    audit_hook = audit_override(request.actor, "override.clear", scope, services.clock)
+    is_cleared = await clear_override(services.store, scope, period, services.clock, audit_hook)
+    return ApiResponse({**_describe_scope(scope, period), "override": None, "is_cleared": is_cleared})
 
 
-def override_told(override: Override | None) -> dict[str, Any] | None:
+def format_override(override: Override | None) -> dict[str, Any] | None:
     if override is None:
         return None
-    told = {"label": override.label, "reason": override.reason, "who": override.who}
-    return {**told, "until": utc(override.until), "version": override.version}
+    formatted = {"label": override.label, "reason": override.reason, "who": override.who}
+    return {**formatted, "until": utc(override.until), "version": override.version}
 
 
-async def _where(services: ControlServices, request: ApiRequest) -> tuple[Scope, PeriodSpan, Shown]:
+async def _resolve_scope(services: ControlServices, request: ApiRequest) -> tuple[Scope, PeriodSpan, Shown]:
     """The scope to which quotas apply, as the path names it. Raises Problem where they apply to another one."""
     org, app = request.path["org"], request.path.get("app")
-    shown = await load_org(services, org) if app is None else await load_app(services, org, app)
-    plan = shown.plan
-    if (plan.quota_scope == "APP") is (app is None):
-        where = "each app" if app is None else "the org as a whole"
-        raise ApiError(409, ERROR_CODES[409], f"the quotas of this org apply to {where}, and so do overrides")
-    return Scope(org, app), find_span(plan.period, shown.now, plan.zone), shown
+    shown_settings = await load_org(services, org) if app is None else await load_app(services, org, app)
+    settings = shown_settings.plan
+    if (settings.quota_scope == "APP") is (app is None):
+        holder = "each app" if app is None else "the org as a whole"
+        raise ApiError(409, ERROR_CODES[409], f"the quotas of this org apply to {holder}, and so do overrides")
+    return Scope(org, app), find_span(settings.period, shown_settings.now, settings.zone), shown_settings
 
 
-def _of(scope: Scope, period: PeriodSpan) -> dict[str, Any]:
+def _describe_scope(scope: Scope, period: PeriodSpan) -> dict[str, Any]:
     return {"org": scope.org, "app": scope.app, "period": period.key}
 
 
 def _build_override_route(method: str, path: str, kind: str) -> ApiRoute:
     if method == "PUT":
         summary = "Put a label in force, up or down the ordering, until the period ends"
-        operation_id, handle, response_schema, body_schema = f"put{kind}Override", put, "Overridden", "Override"
+        operation_id, handle, response_schema, body_schema = f"put{kind}Override", put_override, "Overridden", "Override"
         route = ApiRoute(method, path, AccessLevel.ADMIN, operation_id, summary, handle, {200: response_schema}, (404, 409), body_schema=body_schema)
         return replace(route, body_bytes=SMALL_BODY_BYTES)
     operation_id, summary = f"delete{kind}Override", "Let the quotas decide again"
-    return ApiRoute(method, path, AccessLevel.ADMIN, operation_id, summary, delete, {200: "Overridden"}, (404, 409))
+    return ApiRoute(method, path, AccessLevel.ADMIN, operation_id, summary, delete_override, {200: "Overridden"}, (404, 409))
 
 
 ROUTES = tuple(

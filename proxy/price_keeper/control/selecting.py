@@ -6,7 +6,7 @@ from typing import Any
 
 from price_keeper.config.prices import PSEUDO_LABELS
 from price_keeper.control.calls import ApiResponse, ApiRequest, ApiRoute, AccessLevel, build_cacheable_response
-from price_keeper.control.overrides import override_told
+from price_keeper.control.overrides import format_override
 from price_keeper.control.parts import ControlServices
 from price_keeper.control.problems import invalid_request
 from price_keeper.metering.profiles import AppProfiles
@@ -18,79 +18,79 @@ from price_keeper.selection import policy
 from price_keeper.selection.overrides import Override
 from price_keeper.selection.standing import BudgetState
 
-_FLAGS = {"true": True, "false": False}
+_FLAG_VALUES = {"true": True, "false": False}
 
 
-async def get(services: ControlServices, request: ApiRequest) -> ApiResponse:
+async def get_selection(services: ControlServices, request: ApiRequest) -> ApiResponse:
     """As a call of this org or app would be served by this process, whether it was ever heard of or not."""
     org, app = request.path["org"], request.path.get("app")
     caller = Caller(org, app, build_client_id(org, app))
-    is_forced = _flag(request, "force_check")
+    is_forced = _read_flag(request, "force_check")
     if is_forced:
         services.budgets.app_labels.invalidate(Scope(org, app))
     standing, override = await services.budgets.read_status(caller, forces_read=is_forced)
-    own = await services.budgets.app_labels.get(caller)
-    return build_cacheable_response(selection_told(standing, override, services.labels, own))
+    own_labels = await services.budgets.app_labels.get(caller)
+    return build_cacheable_response(format_selection(standing, override, services.labels, own_labels))
 
 
-def _flag(request: ApiRequest, name: str) -> bool:
+def _read_flag(request: ApiRequest, name: str) -> bool:
     text = request.query.get(name, "false")
-    if text not in _FLAGS:
+    if text not in _FLAG_VALUES:
         raise invalid_request("the query cannot be used", (name, "expected true or false"))
-    return _FLAGS[text]
+    return _FLAG_VALUES[text]
 
 
-def selection_told(standing: BudgetState, override: Override | None, labels: tuple[str, ...], own: AppProfiles) -> dict[str, Any]:
-    plan, scope = standing.settings, standing.scope
-    every = (*labels, *own.by_name)
-    named = dict.fromkeys((*plan.ordering, *plan.quotas) if plan.ordering or plan.quotas else every)
+def format_selection(standing: BudgetState, override: Override | None, labels: tuple[str, ...], own_labels: AppProfiles) -> dict[str, Any]:
+    settings, scope = standing.settings, standing.scope
+    all_labels = (*labels, *own_labels.by_name)
+    shown_labels = dict.fromkeys((*settings.ordering, *settings.quotas) if settings.ordering or settings.quotas else all_labels)
     return {
         "scope": {"org": scope.org, "app": scope.app},
         "period": standing.span.key,
         "resets_at": utc(standing.span.end),
-        "enforcement": plan.enforcement,
-        "active_label": plan.ordering[standing.active_index] if plan.ordering else None,
-        "override": override_told(override),
+        "enforcement": settings.enforcement,
+        "active_label": settings.ordering[standing.active_index] if settings.ordering else None,
+        "override": format_override(override),
         "is_stale": standing.is_stale,
-        "labels": [_label(standing, label, own) for label in named],
+        "labels": [_format_label(standing, label, own_labels) for label in shown_labels],
     }
 
 
-def _label(standing: BudgetState, label: str, own: AppProfiles) -> dict[str, Any]:
+def _format_label(standing: BudgetState, label: str, own_labels: AppProfiles) -> dict[str, Any]:
     quota = standing.settings.quotas.get(label)
-    known, in_flight = _spent(standing, label)
-    is_alone = label in PSEUDO_LABELS or (label in own.by_name and not standing.has_label(label))
-    serves = _itself(label, known + in_flight, quota) if is_alone else standing.find_enforced_label(label)
-    told = {
+    spent, in_flight = _get_spend(standing, label)
+    is_outside_ordering = label in PSEUDO_LABELS or (label in own_labels.by_name and not standing.has_label(label))
+    serves = _serve_by_itself(label, spent + in_flight, quota) if is_outside_ordering else standing.find_enforced_label(label)
+    formatted = {
         "label": label,
         "served_by": label if standing.settings.enforcement == "shadow" else serves,
         "would_be_served_by": serves,
     }
     if quota is None:
-        nothing = ("spent_usd_micros", "in_flight_usd_micros", "quota_usd_micros", "quota_pct")
-        return {**told, **dict.fromkeys(nothing), "mode": policy.Mode.NORMAL.value}
+        unset = ("spent_usd_micros", "in_flight_usd_micros", "quota_usd_micros", "quota_pct")
+        return {**formatted, **dict.fromkeys(unset), "mode": policy.Mode.NORMAL.value}
     return {
-        **told,
-        "spent_usd_micros": money.exact_micros(known),
+        **formatted,
+        "spent_usd_micros": money.exact_micros(spent),
         "in_flight_usd_micros": money.exact_micros(in_flight),
         "quota_usd_micros": quota // PICO_PER_MICRO,
-        "quota_pct": policy.compute_quota_percent(known + in_flight, quota),
-        "mode": policy.compute_mode(known + in_flight, quota, standing.settings.tight_pct).value,
+        "quota_pct": policy.compute_quota_percent(spent + in_flight, quota),
+        "mode": policy.compute_mode(spent + in_flight, quota, standing.settings.tight_pct).value,
     }
 
 
-def _itself(label: str, taken: int, quota: int | None) -> str | None:
+def _serve_by_itself(label: str, taken: int, quota: int | None) -> str | None:
     """What is in no chain, as no model's label is, is served by no other one."""
     return label if quota is None or taken < quota else None
 
 
-def _spent(standing: BudgetState, label: str) -> tuple[int, int]:
+def _get_spend(standing: BudgetState, label: str) -> tuple[int, int]:
     """What is known to be spent of the label's quota, and what is under way; nothing where it has none."""
     budgets = standing.find_trackers(label)
     return (max(0, budgets[0].spent), max(0, budgets[0].in_flight)) if budgets else (0, 0)
 
 
-_QUERY = {"force_check": {"type": "string", "enum": ["true", "false"]}}
+_SELECTION_QUERY = {"force_check": {"type": "string", "enum": ["true", "false"]}}
 
 ROUTES = tuple(
     ApiRoute(
@@ -99,9 +99,9 @@ ROUTES = tuple(
         who,
         f"get{of}ModelSelection",
         "Which label serves now, and what is spent of each quota; force_check looks at the store first",
-        get,
+        get_selection,
         {200: "Selection"},
-        query_schemas=_QUERY,
+        query_schemas=_SELECTION_QUERY,
         group="spend",
     )
     for below, of, who in (("", "Org", AccessLevel.ORG), ("/apps/{app}", "App", AccessLevel.APP))

@@ -12,7 +12,7 @@ from price_keeper.control.page.history import Course
 from price_keeper.control.page.outlook import View, figures, pace, reached
 from price_keeper.control.page.places import Place
 from price_keeper.control.parts import ControlServices
-from price_keeper.control.selecting import selection_told
+from price_keeper.control.selecting import format_selection
 from price_keeper.errors import StoreError
 from price_keeper.model import PICO_PER_MICRO, Caller, build_client_id
 from price_keeper.recording.entries import Counter
@@ -107,7 +107,7 @@ async def _scope(
     plan = standing.settings
     return {
         **place._asdict(),
-        **selection_told(standing, override, services.labels, own),
+        **format_selection(standing, override, services.labels, own),
         "starts_at": utc(standing.span.start),
         "timezone": plan.zone.key,
         "ordering": list(plan.ordering),
