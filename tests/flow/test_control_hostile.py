@@ -342,7 +342,7 @@ async def test_one_network_of_ipv6_is_one_caller(tmp_path: Path, monkeypatch: py
 
 
 async def test_profiles_made_at_once_are_no_more_than_there_may_be(api: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(profiles, "MOST_PROFILES", 5)
+    monkeypatch.setattr(profiles, "MAX_PROFILES", 5)
     await api.org()
     await api.app()
     before = (await api.ask("GET", SHOP)).headers["ETag"]

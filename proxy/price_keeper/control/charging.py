@@ -9,32 +9,32 @@ from price_keeper.selection.payer import list_counters_at
 from price_keeper.selection.plan import EffectiveSettings
 
 
-class Day:
-    def __init__(self, caller: Caller, plan: EffectiveSettings, at: float) -> None:
-        self.span: PeriodSpan = find_span(Period.DAY, at, plan.zone)
-        self.date = find_org_date(at, plan.zone).isoformat()
+class ChargedDay:
+    def __init__(self, caller: Caller, settings: EffectiveSettings, at: float) -> None:
+        self.span: PeriodSpan = find_span(Period.DAY, at, settings.zone)
+        self.date = find_org_date(at, settings.zone).isoformat()
         self._caller = caller
-        self._plan = plan
+        self._settings = settings
         self._at = at
-        self._counters: dict[str, list[Counter]] = {}
+        self._counters_by_label: dict[str, list[Counter]] = {}
 
-    def counters(self, label: str) -> list[Counter]:
+    def get_counters(self, label: str) -> list[Counter]:
         """The same whenever on that day, since weeks and months are of whole days."""
-        found = self._counters.get(label)
-        if found is None:
-            found = self._counters[label] = list_counters_at(self._caller, self._plan, label, self._at)
-        return found
+        counters = self._counters_by_label.get(label)
+        if counters is None:
+            counters = self._counters_by_label[label] = list_counters_at(self._caller, self._settings, label, self._at)
+        return counters
 
 
-class Charging:
-    def __init__(self, caller: Caller, plan: EffectiveSettings) -> None:
+class UsageCharging:
+    def __init__(self, caller: Caller, settings: EffectiveSettings) -> None:
         self.caller = caller
-        self._plan = plan
-        self._days: list[Day] = []
+        self._settings = settings
+        self._days: list[ChargedDay] = []
 
-    def day(self, at: float) -> Day:
+    def get_day(self, at: float) -> ChargedDay:
         for day in self._days:
             if day.span.covers(at):
                 return day
-        self._days.insert(0, Day(self.caller, self._plan, at))
+        self._days.insert(0, ChargedDay(self.caller, self._settings, at))
         return self._days[0]

@@ -44,8 +44,8 @@ from price_keeper.stores.contract import (
     equals,
 )
 
-MOST_PROFILES = 100  # of an app
-DIGITS = 12  # of a price, on either side of the point
+MAX_PROFILES = 100  # of an app
+PRICE_DIGITS = 12  # of a price, on either side of the point
 
 _PRICE = {"type": "number", "minimum": 0}
 PROFILE_BODY = BodyFields(
@@ -66,43 +66,43 @@ PROFILE_BODY = BodyFields(
 )
 
 
-async def post(services: ControlServices, request: ApiRequest) -> ApiResponse:
-    org, app, given = request.path["org"], request.path["app"], PROFILE_BODY.parse(request.body)
-    _check_label(services, given["label"])
-    settings: dict[str, Value] = {**given, "prices_usd_per_1m": _prices(given["prices_usd_per_1m"])}
+async def post_profile(services: ControlServices, request: ApiRequest) -> ApiResponse:
+    org, app, body = request.path["org"], request.path["app"], PROFILE_BODY.parse(request.body)
+    _check_label(services, body["label"])
+    settings: dict[str, Value] = {**body, "prices_usd_per_1m": _parse_prices(body["prices_usd_per_1m"])}
     _check_prices(settings)
     await load_app(services, org, app)
-    key, app_key = schema.inference_profile_key(org, app, given["label"]), schema.app_config_key(org, app)
+    key, app_key = schema.inference_profile_key(org, app, body["label"]), schema.app_config_key(org, app)
 
-    async def once() -> tuple[Item, bool]:
+    async def write() -> tuple[Item, bool]:
         # The app is read before its profiles are counted, so that no other one can come in between unseen.
-        before, above = await services.store.get_many([key, app_key], consistent=True)
+        before, app_item = await services.store.get_many([key, app_key], consistent=True)
         now = services.clock.now()
-        if before is None and len(await _listed(services, org, app)) >= MOST_PROFILES:
-            raise ApiError(409, ERROR_CODES[409], f"an app has at most {MOST_PROFILES} inference profiles")
-        item: Item = {**settings, "version": _version(before) + 1, "updated_at_epoch": int(now)}
-        told = request.actor.build_record("profile.put", Scope(org, app), before, item, now)
-        counted = [] if before is not None else [_one_more(app_key, above)]
-        await services.store.transact([Put(key, item, _unchanged(before)), *counted, told])
+        if before is None and len(await _load_profiles(services, org, app)) >= MAX_PROFILES:
+            raise ApiError(409, ERROR_CODES[409], f"an app has at most {MAX_PROFILES} inference profiles")
+        item: Item = {**settings, "version": _read_version(before) + 1, "updated_at_epoch": int(now)}
+        audit_record = request.actor.build_record("profile.put", Scope(org, app), before, item, now)
+        count_update = [] if before is not None else [_increment_profile_count(app_key, app_item)]
+        await services.store.transact([Put(key, item, _require_unchanged(before)), *count_update, audit_record])
         return item, before is None
 
-    item, is_new = await retry_on_conflict(services.clock, once)
+    item, is_new = await retry_on_conflict(services.clock, write)
     services.budgets.app_labels.invalidate(Scope(org, app))
-    return ApiResponse(_told(item), 201 if is_new else 200)
+    return ApiResponse(_format_profile(item), 201 if is_new else 200)
 
 
-async def get(services: ControlServices, request: ApiRequest) -> ApiResponse:
+async def list_profiles(services: ControlServices, request: ApiRequest) -> ApiResponse:
     await load_app(services, request.path["org"], request.path["app"])
-    found = await _listed(services, request.path["org"], request.path["app"])
-    return build_cacheable_response({"inference_profiles": [_told(row.item) for row in found]})
+    rows = await _load_profiles(services, request.path["org"], request.path["app"])
+    return build_cacheable_response({"inference_profiles": [_format_profile(row.item) for row in rows]})
 
 
-async def _listed(services: ControlServices, org: str, app: str) -> tuple[StoredRow, ...]:
+async def _load_profiles(services: ControlServices, org: str, app: str) -> tuple[StoredRow, ...]:
     partition, prefix = schema.org_config_key(org).pk, schema.app_profiles_prefix(app)
     return (await services.store.query(Query("config", partition, Prefix(prefix), consistent=True))).rows
 
 
-def _told(item: Item) -> dict[str, Any]:
+def _format_profile(item: Item) -> dict[str, Any]:
     names = ("label", "inference_profile_arn", "format", "prices_usd_per_1m", "version")
     return {name: to_json_value(item.get(name)) for name in names}
 
@@ -114,25 +114,25 @@ def _check_label(services: ControlServices, label: str) -> None:
         raise invalid_request("the body cannot be used", ("label", "two dots in a row cannot stand in a path"))
 
 
-def _prices(given: Any) -> dict[str, Value]:
+def _parse_prices(given: Any) -> dict[str, Value]:
     """Exact, and of a size that can be counted with. Raises Problem."""
     if not isinstance(given, Mapping):
         raise invalid_request("the body cannot be used", ("prices_usd_per_1m", "expected an object"))
     prices = {str(name): value for name, value in given.items() if value is not None}
     mistakes = [
-        (f"prices_usd_per_1m.{name[:64]}", f"expected a number of at most {DIGITS} digits before and after its point")
+        (f"prices_usd_per_1m.{name[:64]}", f"expected a number of at most {PRICE_DIGITS} digits before and after its point")
         for name, value in prices.items()
-        if name not in PRICE_FIELDS or not is_number(value) or not _is_countable(value)
+        if name not in PRICE_FIELDS or not is_number(value) or not _is_representable(value)
     ]
     if mistakes:
         raise invalid_request("the body cannot be used", *mistakes)
     return prices
 
 
-def _is_countable(value: int | Decimal) -> bool:
+def _is_representable(value: int | Decimal) -> bool:
     number = Decimal(value)
     exponent = number.as_tuple().exponent
-    return 0 <= number < 10**DIGITS and isinstance(exponent, int) and -DIGITS <= exponent <= DIGITS
+    return 0 <= number < 10**PRICE_DIGITS and isinstance(exponent, int) and -PRICE_DIGITS <= exponent <= PRICE_DIGITS
 
 
 def _check_prices(settings: Mapping[str, Any]) -> None:
@@ -143,46 +143,46 @@ def _check_prices(settings: Mapping[str, Any]) -> None:
         text = f"{{model: {model}, format: {format}, prices_usd_per_1m: {{{prices}}}}}"
         read_config(LabelConfig, text, "body", {}, "")
     except ConfigError as failure:
-        told = [problem.partition(": ")[2].partition(": ") for problem in failure.problems]
-        raise invalid_request("the body cannot be used", *((path, complaint) for path, _, complaint in told)) from None
+        problems = [problem.partition(": ")[2].partition(": ") for problem in failure.problems]
+        raise invalid_request("the body cannot be used", *((path, complaint) for path, _, complaint in problems)) from None
 
 
-def _version(item: Item | None) -> int:
+def _read_version(item: Item | None) -> int:
     version = (item or {}).get("version")
     return version if isinstance(version, int) else 0
 
 
-def _unchanged(before: Item | None) -> Condition:
-    return ItemMissing() if before is None else equals("version", _version(before))
+def _require_unchanged(before: Item | None) -> Condition:
+    return ItemMissing() if before is None else equals("version", _read_version(before))
 
 
-def _one_more(key: Key, app: Item | None) -> Update:
+def _increment_profile_count(key: Key, app: Item | None) -> Update:
     """Moves what every new profile of the app moves, so that of two at once one has to count again."""
-    made = (app or {}).get(PROFILES_MADE_ATTRIBUTE)
-    unchanged = AttributeMissing(PROFILES_MADE_ATTRIBUTE) if made is None else equals(PROFILES_MADE_ATTRIBUTE, made)  # type: ignore[arg-type]
+    count = (app or {}).get(PROFILES_MADE_ATTRIBUTE)
+    unchanged = AttributeMissing(PROFILES_MADE_ATTRIBUTE) if count is None else equals(PROFILES_MADE_ATTRIBUTE, count)  # type: ignore[arg-type]
     return Update(key, add={PROFILES_MADE_ATTRIBUTE: 1}, condition=all_of(ItemExists(), unchanged))
 
 
-_PATH = "/api/v1/orgs/{org}/apps/{app}/inference-profiles"
+_PROFILES_PATH = "/api/v1/orgs/{org}/apps/{app}/inference-profiles"
 
 ROUTES = (
     ApiRoute(
         "GET",
-        _PATH,
+        _PROFILES_PATH,
         AccessLevel.APP,
         "listInferenceProfiles",
         "The app's own labels for inference profiles",
-        get,
+        list_profiles,
         {200: "Profiles"},
         (404,),
     ),
     ApiRoute(
         "POST",
-        _PATH,
+        _PROFILES_PATH,
         AccessLevel.ADMIN,
         "postInferenceProfile",
         "Name an inference profile of the app's own, with its format and prices",
-        post,
+        post_profile,
         {201: "Profile", 200: "Profile"},
         (404, 409),
         body_schema="ProfileBody",

@@ -259,7 +259,7 @@ SCHEMAS: Mapping[str, Schema] = {
             "items": _list_of(
                 {"description": "as UsageBody; one that is not is refused by itself"},
                 minItems=1,
-                maxItems=usage.MOST_ITEMS,
+                maxItems=usage.MAX_ITEMS,
             )
         },
         "required": ["items"],

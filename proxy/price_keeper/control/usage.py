@@ -9,7 +9,7 @@ from typing import Any
 
 from price_keeper.control.bodies import SMALL_BODY_BYTES
 from price_keeper.control.calls import ApiResponse, ApiRequest, ApiRoute, AccessLevel
-from price_keeper.control.charging import Charging
+from price_keeper.control.charging import UsageCharging
 from price_keeper.control.fields import BodyFields, FieldType, TimestampField, PatternField, IntegerField
 from price_keeper.control.overrides import LABEL_FIELD
 from price_keeper.control.parts import ControlServices
@@ -26,11 +26,11 @@ from price_keeper.reporting import money
 from price_keeper.selection.plan import EffectiveSettings, resolve_settings
 from price_keeper.stores import schema
 
-MOST_ITEMS = 100
-AHEAD_SECONDS = 300.0  # by which the teller's clock may be ahead
-MOST_TOKENS = 10**9
+MAX_ITEMS = 100
+MAX_CLOCK_SKEW_SECONDS = 300.0  # by which the teller's clock may be ahead
+MAX_TOKENS = 10**9
 
-_TOKEN_COUNT_FIELD = IntegerField(0, MOST_TOKENS)
+_TOKEN_COUNT_FIELD = IntegerField(0, MAX_TOKENS)
 _USAGE_FIELDS: Mapping[str, FieldType] = {
     "request_id": PatternField(r"[A-Za-z0-9._:-]{1,128}", 128, "1 to 128 letters, digits or any of ._:-"),
     "label": LABEL_FIELD,
@@ -46,159 +46,159 @@ USAGE_BODY = BodyFields(_USAGE_FIELDS, ("request_id", "label", "input_tokens", "
 _TOKEN_FIELD_NAMES = {name.removesuffix("_tokens"): name for name in _USAGE_FIELDS if name.endswith("_tokens")}
 
 
-async def post(services: ControlServices, request: ApiRequest) -> ApiResponse:
-    charging = await _charging(services, request)
-    what, counters = await _read(services, charging, request.body, "")
+async def post_usage(services: ControlServices, request: ApiRequest) -> ApiResponse:
+    charging = await _load_charging(services, request)
+    submission, counters = await _parse_usage(services, charging, request.body, "")
     try:
-        kept, is_new = await services.submissions.submit(what, counters)
+        stored, is_new = await services.submissions.submit(submission, counters)
     except RequestIdConflict as failure:
-        raise _taken(failure, "") from None
-    _tell(services, counters if is_new else ())
-    return ApiResponse(_kept(what.request_id, kept, is_new), _status(is_new))
+        raise _name_conflict(failure, "") from None
+    _refresh_budgets(services, counters if is_new else ())
+    return ApiResponse(_format_usage(submission.request_id, stored, is_new), _get_status(is_new))
 
 
-async def post_batch(services: ControlServices, request: ApiRequest) -> ApiResponse:
+async def post_usage_batch(services: ControlServices, request: ApiRequest) -> ApiResponse:
     """Each by itself: one that is refused does not keep the others from being counted."""
     body = request.body
     items = body.get("items") if isinstance(body, Mapping) and set(body) == {"items"} else None
-    if not isinstance(items, list) or not 0 < len(items) <= MOST_ITEMS:
-        raise invalid_request("the body cannot be used", ("items", f"expected a list of 1 to {MOST_ITEMS} usages"))
-    charging = await _charging(services, request)
-    told: dict[int, dict[str, Any]] = {}
-    good: dict[int, ChargedSubmission] = {}
+    if not isinstance(items, list) or not 0 < len(items) <= MAX_ITEMS:
+        raise invalid_request("the body cannot be used", ("items", f"expected a list of 1 to {MAX_ITEMS} usages"))
+    charging = await _load_charging(services, request)
+    results: dict[int, dict[str, Any]] = {}
+    accepted: dict[int, ChargedSubmission] = {}
     for index, item in enumerate(items):
         try:
-            good[index] = await _read(services, charging, item, _below(index))
+            accepted[index] = await _parse_usage(services, charging, item, _get_item_path(index))
         except Exception as failure:
-            told[index] = _refused(services, request, failure)
-    await _count(services, request, good, told)
-    return ApiResponse({"results": [{"index": index, **told[index]} for index in range(len(items))]}, 207)
+            results[index] = _format_failure(services, request, failure)
+    await _submit_batch(services, request, accepted, results)
+    return ApiResponse({"results": [{"index": index, **results[index]} for index in range(len(items))]}, 207)
 
 
-async def _count(services: ControlServices, request: ApiRequest, good: Mapping[int, ChargedSubmission], told: dict[int, dict[str, Any]]) -> None:
-    outcomes = await services.submissions.submit_all(list(good.values()))
-    new: dict[Counter, None] = {}
-    for (index, (what, counters)), outcome in zip(good.items(), outcomes, strict=True):
+async def _submit_batch(services: ControlServices, request: ApiRequest, accepted: Mapping[int, ChargedSubmission], results: dict[int, dict[str, Any]]) -> None:
+    outcomes = await services.submissions.submit_all(list(accepted.values()))
+    new_counters: dict[Counter, None] = {}
+    for (index, (submission, counters)), outcome in zip(accepted.items(), outcomes, strict=True):
         if isinstance(outcome, RequestIdConflict):
-            told[index] = _refused(services, request, _taken(outcome, _below(index)))
+            results[index] = _format_failure(services, request, _name_conflict(outcome, _get_item_path(index)))
         elif isinstance(outcome, Exception):
-            told[index] = _refused(services, request, outcome)
+            results[index] = _format_failure(services, request, outcome)
         else:
-            kept, is_new = outcome
-            told[index] = {"status": _status(is_new), "usage": _kept(what.request_id, kept, is_new)}
-            new |= dict.fromkeys(counters if is_new else ())
-    _tell(services, new)
+            stored, is_new = outcome
+            results[index] = {"status": _get_status(is_new), "usage": _format_usage(submission.request_id, stored, is_new)}
+            new_counters |= dict.fromkeys(counters if is_new else ())
+    _refresh_budgets(services, new_counters)
 
 
-def _below(index: int) -> str:
+def _get_item_path(index: int) -> str:
     return f"items.{index}."
 
 
-def _status(is_new: bool) -> int:
+def _get_status(is_new: bool) -> int:
     return 201 if is_new else 200
 
 
-def _refused(services: ControlServices, request: ApiRequest, failure: Exception) -> dict[str, Any]:
+def _format_failure(services: ControlServices, request: ApiRequest, failure: Exception) -> dict[str, Any]:
     error = to_api_error(failure, request.request_id)
     return {"status": error.status, "problem": error.to_json(request.request_id, services.clock.now())}
 
 
-def _taken(failure: RequestIdConflict, below: str) -> ApiError:
-    return ApiError(409, ERROR_CODES[409], "this request id stands for another usage", [(f"{below}request_id", str(failure))])
+def _name_conflict(failure: RequestIdConflict, path_prefix: str) -> ApiError:
+    return ApiError(409, ERROR_CODES[409], "this request id stands for another usage", [(f"{path_prefix}request_id", str(failure))])
 
 
-def _tell(services: ControlServices, counters: Iterable[Counter]) -> None:
+def _refresh_budgets(services: ControlServices, counters: Iterable[Counter]) -> None:
     for counter in counters:
         services.budgets.note_spend_elsewhere(counter)
 
 
-async def _charging(services: ControlServices, request: ApiRequest) -> Charging:
+async def _load_charging(services: ControlServices, request: ApiRequest) -> UsageCharging:
     caller = Caller(request.path["org"], request.path["app"], build_client_id(request.path["org"], request.path["app"]))
-    return Charging(caller, await _plan(services, request))
+    return UsageCharging(caller, await _load_settings(services, request))
 
 
-async def _plan(services: ControlServices, request: ApiRequest) -> EffectiveSettings:
+async def _load_settings(services: ControlServices, request: ApiRequest) -> EffectiveSettings:
     """Raises Problem for an app that nobody put there, whose usage nobody would look for."""
     org, app = request.path["org"], request.path["app"]
     keys = [schema.org_config_key(org), schema.app_config_key(org, app)]
-    above, own = await services.store.get_many(keys)
-    if own is None:
+    org_item, app_item = await services.store.get_many(keys)
+    if app_item is None:
         raise not_found(f"there is no app {app} of an org {org}")
-    return resolve_settings(above, own, services.config.defaults, services.config.alerts.thresholds_pct, services.clock.now())
+    return resolve_settings(org_item, app_item, services.config.defaults, services.config.alerts.thresholds_pct, services.clock.now())
 
 
-async def _read(services: ControlServices, charging: Charging, body: Any, below: str) -> ChargedSubmission:
+async def _parse_usage(services: ControlServices, charging: UsageCharging, body: Any, path_prefix: str) -> ChargedSubmission:
     """What is told, and the counters that are charged with it. Raises Problem and StoreUnavailable."""
-    given = USAGE_BODY.parse(body, below)
-    day = charging.day(_moment(given, services.clock.now(), below))
+    fields = USAGE_BODY.parse(body, path_prefix)
+    day = charging.get_day(_parse_time(fields, services.clock.now(), path_prefix))
     caller = charging.caller
     assert caller.app is not None
-    priced = await _priced(services, caller, given, below)
-    about = {"label": given["label"], "day": day.date, "cost_usd_micros": to_micros(priced.pico)}
-    counts = build_counts(_usage(given), priced.pico)
-    what = UsageSubmission(caller.org, caller.app, given["request_id"], _digest(given), counts, about)
-    return what, day.counters(given["label"])
+    priced = await _price_usage(services, caller, fields, path_prefix)
+    details = {"label": fields["label"], "day": day.date, "cost_usd_micros": to_micros(priced.pico)}
+    counts = build_counts(_build_usage(fields), priced.pico)
+    submission = UsageSubmission(caller.org, caller.app, fields["request_id"], _digest_fields(fields), counts, details)
+    return submission, day.get_counters(fields["label"])
 
 
-def _kept(request_id: str, kept: Mapping[str, Any], is_new: bool) -> dict[str, Any]:
-    exact = money.exact_micros(int(kept["cost_usd_micros"] * PICO_PER_MICRO))
+def _format_usage(request_id: str, stored: Mapping[str, Any], is_new: bool) -> dict[str, Any]:
+    exact = money.exact_micros(int(stored["cost_usd_micros"] * PICO_PER_MICRO))
     return {
         "request_id": request_id,
-        "label": kept["label"],
-        "day": kept["day"],
+        "label": stored["label"],
+        "day": stored["day"],
         "cost_usd_micros": exact,
         "is_repeat": not is_new,
     }
 
 
-def _moment(given: Mapping[str, Any], now: float, below: str) -> float:
-    at = float(given.get("occurred_at", now))
-    if not now - MAX_SUBMISSION_AGE_SECONDS <= at <= now + AHEAD_SECONDS:
+def _parse_time(fields: Mapping[str, Any], now: float, path_prefix: str) -> float:
+    at = float(fields.get("occurred_at", now))
+    if not now - MAX_SUBMISSION_AGE_SECONDS <= at <= now + MAX_CLOCK_SKEW_SECONDS:
         days = MAX_SUBMISSION_AGE_SECONDS // DAY_SECONDS
-        raise invalid_request("the body cannot be used", (f"{below}occurred_at", f"expected one of the last {days} days"))
+        raise invalid_request("the body cannot be used", (f"{path_prefix}occurred_at", f"expected one of the last {days} days"))
     return at
 
 
-async def _priced(services: ControlServices, caller: Caller, given: Mapping[str, Any], below: str) -> Cost:
+async def _price_usage(services: ControlServices, caller: Caller, fields: Mapping[str, Any], path_prefix: str) -> Cost:
     """As the configuration says, or for a label of the app's own its profile. Raises Problem and StoreUnavailable."""
-    name = given["label"]
-    own = NO_PROFILES if name in services.config.labels else await services.budgets.app_labels.get(caller)
+    name = fields["label"]
+    own_labels = NO_PROFILES if name in services.config.labels else await services.budgets.app_labels.get(caller)
     label = services.config.labels.get(name)  # which may be another one by now, with a name that was the app's
     if label is not None:
-        tariff = services.price_tables.get(name)
-        if tariff is None:
-            tariff = services.price_tables[name] = build_label_price_table(label)
-        return price_usage(tariff, _usage(given))
-    if own is UNREAD_PROFILES:
+        price_table = services.price_tables.get(name)
+        if price_table is None:
+            price_table = services.price_tables[name] = build_label_price_table(label)
+        return price_usage(price_table, _build_usage(fields))
+    if own_labels is UNREAD_PROFILES:
         raise StoreUnavailable("the app's own labels cannot be read")
-    profile = own.by_name.get(name)
+    profile = own_labels.by_name.get(name)
     if profile is None:
-        known = ", ".join((*services.config.labels, *own.by_name))
-        raise invalid_request("the body cannot be used", (f"{below}label", f"there is no such label; there are {known}"))
-    return price_usage(profile.price_table, _usage(given))
+        existing = ", ".join((*services.config.labels, *own_labels.by_name))
+        raise invalid_request("the body cannot be used", (f"{path_prefix}label", f"there is no such label; there are {existing}"))
+    return price_usage(profile.price_table, _build_usage(fields))
 
 
-def _usage(given: Mapping[str, Any]) -> Usage:
-    return Usage(**{field: given.get(name, 0) for field, name in _TOKEN_FIELD_NAMES.items()}, tier=given.get("service_tier", ""))
+def _build_usage(fields: Mapping[str, Any]) -> Usage:
+    return Usage(**{field: fields.get(name, 0) for field, name in _TOKEN_FIELD_NAMES.items()}, tier=fields.get("service_tier", ""))
 
 
-def _digest(given: Mapping[str, Any]) -> str:
+def _digest_fields(fields: Mapping[str, Any]) -> str:
     """Of what was told, whatever else the same words may come to later. It is kept, so it has to stay as it is."""
-    told = {name: given[name] for name in sorted(given) if given[name] != 0 or name not in _TOKEN_FIELD_NAMES.values()}
-    return sha256(json.dumps(told, separators=(",", ":")).encode()).hexdigest()
+    significant = {name: fields[name] for name in sorted(fields) if fields[name] != 0 or name not in _TOKEN_FIELD_NAMES.values()}
+    return sha256(json.dumps(significant, separators=(",", ":")).encode()).hexdigest()
 
 
-_PATH = "/api/v1/orgs/{org}/apps/{app}/usage"
-_ONE, _MANY = "Count a usage, once", f"Count up to {MOST_ITEMS} usages, each by itself"
+_USAGE_PATH = "/api/v1/orgs/{org}/apps/{app}/usage"
+_ONE_SUMMARY, _BATCH_SUMMARY = "Count a usage, once", f"Count up to {MAX_ITEMS} usages, each by itself"
 
 ROUTES = (
     ApiRoute(
         "POST",
-        _PATH,
+        _USAGE_PATH,
         AccessLevel.APP,
         "postUsage",
-        _ONE,
-        post,
+        _ONE_SUMMARY,
+        post_usage,
         {201: "Usage", 200: "Usage"},
         (404, 409),
         body_schema="UsageBody",
@@ -207,11 +207,11 @@ ROUTES = (
     ),
     ApiRoute(
         "POST",
-        f"{_PATH}/batch",
+        f"{_USAGE_PATH}/batch",
         AccessLevel.APP,
         "postUsageBatch",
-        _MANY,
-        post_batch,
+        _BATCH_SUMMARY,
+        post_usage_batch,
         {207: "UsageResults"},
         (404,),
         body_schema="UsageBatch",
