@@ -175,7 +175,7 @@ async def run(
     async with AsyncExitStack() as exit_stack, stop_signal.interrupt_startup():
         worker_group = await exit_stack.enter_async_context(open_worker_group(slot))
         readiness, telemetry = Readiness(clock), build_telemetry(slot, worker_group)
-        dispatcher = ControlDispatcher(api.routes(readiness, telemetry, role), clock.now)
+        dispatcher = ControlDispatcher(api.build_routes(readiness, telemetry, role), clock.now)
         control_address = await _open_control_ports(config, slot, dispatcher, build_probe_routes(readiness, telemetry), clock, exit_stack)
         tasks = await exit_stack.enter_async_context(Tasks(clock))
         store_time = StoreTime(clock)

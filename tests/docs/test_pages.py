@@ -29,7 +29,7 @@ from tests.support.preloaded import preloaded
 
 NOT_RUN = Path(__file__).with_name("not_run.txt")
 UPDATE = "PRICE_KEEPER_UPDATE_DOCS"
-DOCUMENT = build_document(api.routes(Readiness(SystemClock()), MetricsRegistry()))
+DOCUMENT = build_document(api.build_routes(Readiness(SystemClock()), MetricsRegistry()))
 
 
 def is_known(page: Path) -> bool:

@@ -114,7 +114,7 @@ def test_who_is_given_json(accept: str, is_json: bool) -> None:
 async def alone(readiness: Readiness, role: str, *asked: tuple[str, dict[str, str]]) -> list[tuple[int, bytes]]:
     """Without the parts that the control API works with."""
     clock, answers = ManualClock(), []
-    control = ControlDispatcher(api.routes(readiness, MetricsRegistry(), role), clock.now)
+    control = ControlDispatcher(api.build_routes(readiness, MetricsRegistry(), role), clock.now)
     async with open_control_port(control, Address("127.0.0.1", 0), clock) as address, aiohttp.ClientSession() as session:
         for path, headers in asked:
             async with session.get(f"http://{address}{path}", headers=headers) as answer:

@@ -155,7 +155,7 @@ async def _rig(store: Store, folder: Path, clock: Clock, rates: ApiRateLimiter, 
             rates,
             limits=limits,
         )
-        control = ControlDispatcher(api.routes(readiness, telemetry), clock.now)
+        control = ControlDispatcher(api.build_routes(readiness, telemetry), clock.now)
         control.start(parts)
         readiness.start({})
         timeout = aiohttp.ClientTimeout(total=30)

@@ -113,7 +113,7 @@ async def rig(folder: Path, **config: Any) -> AsyncIterator[Rig]:
         whole = Config(labels=labels)
         clients = ClientVerifier(store, clock.now)
         parts = build_control_services(whole, environ, store, clock, port.standings, tokens, revocation, clients, Generous())
-        control = ControlDispatcher(api.routes(Readiness(clock), MetricsRegistry()), clock.now)
+        control = ControlDispatcher(api.build_routes(Readiness(clock), MetricsRegistry()), clock.now)
         control.start(parts)
         async with (
             open_control_port(control, Address("127.0.0.1", 0), clock) as address,

@@ -28,20 +28,20 @@ from price_keeper.telemetry import MetricsRegistry
 _GROUPS = (auth, orgs, credentials, sessions, overrides, profiles, auditing, selecting, aggregates, usage)
 
 
-def routes(readiness: Readiness, telemetry: MetricsRegistry, role: str = "both") -> Sequence[ApiRoute]:
+def build_routes(readiness: Readiness, telemetry: MetricsRegistry, role: str = "both") -> Sequence[ApiRoute]:
     """Those of the control port. A sidecar can make no tokens and change nothing, so it has no control API."""
-    table = [build_front_route(readiness, role), *build_probe_routes(readiness, telemetry)]
+    routes = [build_front_route(readiness, role), *build_probe_routes(readiness, telemetry)]
     if role == "sidecar":
-        return table
-    table += [route for group in _GROUPS for route in group.ROUTES]
-    table += page.routes(readiness)
+        return routes
+    routes += [route for group in _GROUPS for route in group.ROUTES]
+    routes += page.build_page_routes(readiness)
 
-    async def described(_: ControlServices, __: ApiRequest) -> ApiResponse:
-        return told
+    async def get_openapi(_: ControlServices, __: ApiRequest) -> ApiResponse:
+        return response
 
     summary = "This description of all that can be asked for here"
-    table.append(
-        ApiRoute("GET", "/openapi.json", AccessLevel.PUBLIC, "openapi", summary, described, {200: "OpenApi"}, group="about")
+    routes.append(
+        ApiRoute("GET", "/openapi.json", AccessLevel.PUBLIC, "openapi", summary, get_openapi, {200: "OpenApi"}, group="about")
     )
-    told = build_cacheable_response(build_document(table), "public, no-cache")
-    return table
+    response = build_cacheable_response(build_document(routes), "public, no-cache")
+    return routes

@@ -7,8 +7,8 @@ from price_keeper.control.health import Readiness
 from price_keeper.control.page import live, page_files, signing_in, what_if
 
 
-def routes(readiness: Readiness) -> list[ApiRoute]:
-    once, kept_up = live.handlers(readiness)
+def build_page_routes(readiness: Readiness) -> list[ApiRoute]:
+    get_board, stream_board = live.handlers(readiness)
     return [
         *page_files.ROUTES,
         *signing_in.ROUTES,
@@ -18,7 +18,7 @@ def routes(readiness: Readiness) -> list[ApiRoute]:
             AccessLevel.ANY_CLIENT,
             "getBoard",
             "What the status page shows: budgets, one of them in full, and health",
-            once,
+            get_board,
             {200: "Board"},
             query_schemas=live.QUERY,
             group="page",
@@ -29,7 +29,7 @@ def routes(readiness: Readiness) -> list[ApiRoute]:
             AccessLevel.ANY_CLIENT,
             "getBoardEvents",
             "The same as server-sent events: each has what changed; goes on until either side ends it",
-            kept_up,
+            stream_board,
             {200: ""},
             query_schemas=live.QUERY,
             group="page",
