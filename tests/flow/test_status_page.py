@@ -17,7 +17,7 @@ import pytest
 from price_keeper.auth.page_sessions import PAGE_SESSION_SECONDS as SESSION_SECONDS
 from price_keeper.control import access
 from price_keeper.control.page import places
-from price_keeper.control.page.places import MOST_ROWS
+from price_keeper.control.page.places import MAX_ROWS
 from price_keeper.control.rates import LocalApiRateLimiter
 from price_keeper.errors import AccessDenied
 
@@ -340,7 +340,7 @@ async def test_every_budget_is_found_page_by_page_and_by_its_name(api: Rig) -> N
     found, after = list[tuple[str, str | None]](), ""
     while True:
         told = (await _board(api, "admin", f"?after={after}")).body["list"]
-        assert len(told["rows"]) <= MOST_ROWS
+        assert len(told["rows"]) <= MAX_ROWS
         found += [(row["org"], row["app"]) for row in told["rows"]]
         if told["cursor"] is None:
             break
@@ -357,7 +357,7 @@ async def test_every_budget_is_found_page_by_page_and_by_its_name(api: Rig) -> N
 
 
 async def test_a_long_search_is_bounded_and_goes_on_where_it_ended(api: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(places, "MOST_READS", 3)
+    monkeypatch.setattr(places, "MAX_READS", 3)
     orgs = [str(UUID(int=number)) for number in range(1, 40)]
     for org in orgs:
         await put(api, "web", "wanted" if org == orgs[-1] else "other", org=org)

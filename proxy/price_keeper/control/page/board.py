@@ -10,7 +10,7 @@ from price_keeper.control.page import places
 from price_keeper.control.page.happened import happened
 from price_keeper.control.page.history import Course
 from price_keeper.control.page.outlook import View, figures, pace, reached
-from price_keeper.control.page.places import Place
+from price_keeper.control.page.places import BudgetEntry
 from price_keeper.control.parts import ControlServices
 from price_keeper.control.selecting import format_selection
 from price_keeper.errors import StoreError
@@ -55,22 +55,22 @@ async def _made(services: ControlServices, topic: Topic) -> dict[str, Any]:
 
 
 async def _list(services: ControlServices, topic: Topic) -> dict[str, Any]:
-    async def find() -> places.Found:
+    async def find() -> places.BudgetPage:
         if topic.org is not None and topic.app is not None:
-            return places.Found([await places.one(services, topic.org, topic.app)], None)
-        return await places.found(services, topic.org, topic.search, topic.after)
+            return places.BudgetPage([await places.load_entry(services, topic.org, topic.app)], None)
+        return await places.list_budgets(services, topic.org, topic.search, topic.after)
 
     now = services.clock.monotonic()
-    found = await services.page.places.of(topic._replace(chosen=None), find, now)
-    rows = await asyncio.gather(*(_row(services, place) for place in found.places))
-    return {"rows": rows, "cursor": found.cursor}
+    page = await services.page.places.of(topic._replace(chosen=None), find, now)
+    rows = await asyncio.gather(*(_row(services, place) for place in page.places))
+    return {"rows": rows, "cursor": page.cursor}
 
 
-async def _row(services: ControlServices, place: Place) -> dict[str, Any]:
-    standing, override = await seen(services, place.org, place.app)
+async def _row(services: ControlServices, entry: BudgetEntry) -> dict[str, Any]:
+    standing, override = await seen(services, entry.org, entry.app)
     plan, view = standing.settings, view_of(services, standing)
     return {
-        **place._asdict(),
+        **entry._asdict(),
         "active_label": plan.ordering[standing.active_index] if plan.ordering else None,
         "serves": standing.find_enforced_label(plan.ordering[0]) if plan.ordering else None,
         "is_overridden": override is not None,
@@ -80,18 +80,18 @@ async def _row(services: ControlServices, place: Place) -> dict[str, Any]:
 
 
 async def _chosen(services: ControlServices, org: str, app: str | None) -> dict[str, Any]:
-    async def name() -> Place:
-        return await places.one(services, org, app)
+    async def name() -> BudgetEntry:
+        return await places.load_entry(services, org, app)
 
     now = services.clock.monotonic()
-    place = await services.page.places.of((org, app), name, now)
+    entry = await services.page.places.of((org, app), name, now)
     standing, override = await seen(services, org, app)
     view = view_of(services, standing)
 
     async def look() -> list[dict[str, Any]]:
         return await happened(services.store, standing)
 
-    told = await _scope(services, place, standing, override, view)
+    told = await _scope(services, entry, standing, override, view)
     course = {label: _drawn(each) for label, each in view.courses.items()}
     return {
         "scope": told,
@@ -101,12 +101,12 @@ async def _chosen(services: ControlServices, org: str, app: str | None) -> dict[
 
 
 async def _scope(
-    services: ControlServices, place: Place, standing: BudgetState, override: Override | None, view: View
+    services: ControlServices, entry: BudgetEntry, standing: BudgetState, override: Override | None, view: View
 ) -> dict[str, Any]:
-    own = await services.budgets.app_labels.get(_caller(place.org, place.app))
+    own = await services.budgets.app_labels.get(_caller(entry.org, entry.app))
     plan = standing.settings
     return {
-        **place._asdict(),
+        **entry._asdict(),
         **format_selection(standing, override, services.labels, own),
         "starts_at": utc(standing.span.start),
         "timezone": plan.zone.key,
