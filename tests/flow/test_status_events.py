@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from price_keeper.control.page import board, live
-from price_keeper.control.page.board import AWAY
+from price_keeper.control.page.board import STORE_AWAY_TEXT
 from price_keeper.control.page.listeners import AGAIN_SECONDS, OF_ADMINS, OF_ONE_CLIENT
 from price_keeper.errors import StoreUnavailable
 from price_keeper.stores.contract import Store
@@ -94,14 +94,14 @@ async def test_a_head_is_answered_and_listens_to_nothing(api: Rig) -> None:
 
 async def test_however_many_listen_it_is_found_out_once(api: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     made = 0
-    making = board._made
+    making = board._build_board
 
     async def counted(*arguments: Any) -> Any:
         nonlocal made
         made += 1
         return await making(*arguments)
 
-    monkeypatch.setattr(board, "_made", counted)
+    monkeypatch.setattr(board, "_build_board", counted)
     async with AsyncExitStack() as open_now:
         streams = [await open_now.enter_async_context(listening(api, IN_FULL)) for _ in range(OF_ADMINS)]
         assert all(answer.status == 200 for answer, _ in streams)
@@ -137,7 +137,7 @@ async def test_while_the_store_is_away_the_page_says_so_and_goes_on(api: Rig) ->
     async with listening(api, IN_FULL) as (_, events):
         assert (await events.next())[1]["trouble"] is None
         api.store.is_away = True  # type: ignore[attr-defined]
-        assert (await events.until("trouble"))["trouble"] == AWAY
+        assert (await events.until("trouble"))["trouble"] == STORE_AWAY_TEXT
         api.store.is_away = False  # type: ignore[attr-defined]
         assert (await events.until("trouble"))["trouble"] is None
 

@@ -28,9 +28,9 @@ async def get_selection(services: ControlServices, request: ApiRequest) -> ApiRe
     is_forced = _read_flag(request, "force_check")
     if is_forced:
         services.budgets.app_labels.invalidate(Scope(org, app))
-    standing, override = await services.budgets.read_status(caller, forces_read=is_forced)
+    budget, override = await services.budgets.read_status(caller, forces_read=is_forced)
     own_labels = await services.budgets.app_labels.get(caller)
-    return build_cacheable_response(format_selection(standing, override, services.labels, own_labels))
+    return build_cacheable_response(format_selection(budget, override, services.labels, own_labels))
 
 
 def _read_flag(request: ApiRequest, name: str) -> bool:
@@ -40,30 +40,30 @@ def _read_flag(request: ApiRequest, name: str) -> bool:
     return _FLAG_VALUES[text]
 
 
-def format_selection(standing: BudgetState, override: Override | None, labels: tuple[str, ...], own_labels: AppProfiles) -> dict[str, Any]:
-    settings, scope = standing.settings, standing.scope
+def format_selection(budget: BudgetState, override: Override | None, labels: tuple[str, ...], own_labels: AppProfiles) -> dict[str, Any]:
+    settings, scope = budget.settings, budget.scope
     all_labels = (*labels, *own_labels.by_name)
     shown_labels = dict.fromkeys((*settings.ordering, *settings.quotas) if settings.ordering or settings.quotas else all_labels)
     return {
         "scope": {"org": scope.org, "app": scope.app},
-        "period": standing.span.key,
-        "resets_at": utc(standing.span.end),
+        "period": budget.span.key,
+        "resets_at": utc(budget.span.end),
         "enforcement": settings.enforcement,
-        "active_label": settings.ordering[standing.active_index] if settings.ordering else None,
+        "active_label": settings.ordering[budget.active_index] if settings.ordering else None,
         "override": format_override(override),
-        "is_stale": standing.is_stale,
-        "labels": [_format_label(standing, label, own_labels) for label in shown_labels],
+        "is_stale": budget.is_stale,
+        "labels": [_format_label(budget, label, own_labels) for label in shown_labels],
     }
 
 
-def _format_label(standing: BudgetState, label: str, own_labels: AppProfiles) -> dict[str, Any]:
-    quota = standing.settings.quotas.get(label)
-    spent, in_flight = _get_spend(standing, label)
-    is_outside_ordering = label in PSEUDO_LABELS or (label in own_labels.by_name and not standing.has_label(label))
-    serves = _serve_by_itself(label, spent + in_flight, quota) if is_outside_ordering else standing.find_enforced_label(label)
+def _format_label(budget: BudgetState, label: str, own_labels: AppProfiles) -> dict[str, Any]:
+    quota = budget.settings.quotas.get(label)
+    spent, in_flight = _get_spend(budget, label)
+    is_outside_ordering = label in PSEUDO_LABELS or (label in own_labels.by_name and not budget.has_label(label))
+    serves = _serve_by_itself(label, spent + in_flight, quota) if is_outside_ordering else budget.find_enforced_label(label)
     formatted = {
         "label": label,
-        "served_by": label if standing.settings.enforcement == "shadow" else serves,
+        "served_by": label if budget.settings.enforcement == "shadow" else serves,
         "would_be_served_by": serves,
     }
     if quota is None:
@@ -75,7 +75,7 @@ def _format_label(standing: BudgetState, label: str, own_labels: AppProfiles) ->
         "in_flight_usd_micros": money.exact_micros(in_flight),
         "quota_usd_micros": quota // PICO_PER_MICRO,
         "quota_pct": policy.compute_quota_percent(spent + in_flight, quota),
-        "mode": policy.compute_mode(spent + in_flight, quota, standing.settings.tight_pct).value,
+        "mode": policy.compute_mode(spent + in_flight, quota, budget.settings.tight_pct).value,
     }
 
 
@@ -84,9 +84,9 @@ def _serve_by_itself(label: str, taken: int, quota: int | None) -> str | None:
     return label if quota is None or taken < quota else None
 
 
-def _get_spend(standing: BudgetState, label: str) -> tuple[int, int]:
+def _get_spend(budget: BudgetState, label: str) -> tuple[int, int]:
     """What is known to be spent of the label's quota, and what is under way; nothing where it has none."""
-    budgets = standing.find_trackers(label)
+    budgets = budget.find_trackers(label)
     return (max(0, budgets[0].spent), max(0, budgets[0].in_flight)) if budgets else (0, 0)
 
 

@@ -11,29 +11,29 @@ from price_keeper.selection.standing import BudgetState
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Item, Store
 
-MOST_ALERTS = 99  # looked for at once, with the sticky state in one read
+MAX_ALERTS = 99  # looked for at once, with the sticky state in one read
 
 
-async def happened(store: Store, standing: BudgetState) -> list[dict[str, Any]]:
+async def load_events(store: Store, budget: BudgetState) -> list[dict[str, Any]]:
     """The newest first. Of several moves the store keeps the last one alone. Raises StoreError."""
-    scope, period, plan = standing.scope, standing.span.key, standing.settings
-    thresholds = [(label, pct) for label in plan.quotas for pct in plan.thresholds][:MOST_ALERTS]
+    scope, period, settings = budget.scope, budget.span.key, budget.settings
+    thresholds = [(label, pct) for label in settings.quotas for pct in settings.thresholds][:MAX_ALERTS]
     keys = [schema.sticky_state_key(scope, period)]
     keys += [schema.alert_marker_key(scope, label, period, pct) for label, pct in thresholds]
-    item, *markers = await store.get_many(keys)
-    moves = [_at(item, "activated_at_epoch", {"kind": "moved", **_move(item)})] if item and sticky.LABEL_ATTRIBUTE in item else []
+    sticky_item, *markers = await store.get_many(keys)
+    moves = [_add_time(sticky_item, "activated_at_epoch", {"kind": "moved", **_format_move(sticky_item)})] if sticky_item and sticky.LABEL_ATTRIBUTE in sticky_item else []
     alerts = [
-        _at(marker, "raised_at_epoch", {"kind": "threshold", "label": label, "threshold_pct": pct})
+        _add_time(marker, "raised_at_epoch", {"kind": "threshold", "label": label, "threshold_pct": pct})
         for (label, pct), marker in zip(thresholds, markers, strict=True)
         if marker is not None
     ]
     return sorted([*moves, *alerts], key=lambda each: each["at"] or "", reverse=True)
 
 
-def _move(item: Item) -> dict[str, Any]:
+def _format_move(item: Item) -> dict[str, Any]:
     return {"label": str(item[sticky.LABEL_ATTRIBUTE]), "before": str(item.get("previous_model_label", ""))}
 
 
-def _at(item: Item, name: str, told: dict[str, Any]) -> dict[str, Any]:
+def _add_time(item: Item, name: str, event: dict[str, Any]) -> dict[str, Any]:
     at = item.get(name)
-    return {"at": utc(float(cast(int, at))) if is_number(at) else None, **told}
+    return {"at": utc(float(cast(int, at))) if is_number(at) else None, **event}

@@ -9,7 +9,7 @@ from typing import Any
 
 from price_keeper.control.calls import ApiResponse, ApiRequest, ApiHandler, Principal, StreamingResponse, dump_json
 from price_keeper.control.health import Readiness
-from price_keeper.control.page.board import Topic, board
+from price_keeper.control.page.board import BoardQuery, get_board
 from price_keeper.control.page.state import PageState
 from price_keeper.control.parts import ControlServices
 from price_keeper.control.problems import ApiError, forbidden, invalid_request
@@ -49,11 +49,11 @@ def handlers(readiness: Readiness) -> tuple[ApiHandler, ApiHandler]:
     return once, kept_up
 
 
-async def _told(services: ControlServices, readiness: Readiness, topic: Topic) -> dict[str, Any]:
-    return {"health": await readiness.report(), **await board(services, topic)}
+async def _told(services: ControlServices, readiness: Readiness, topic: BoardQuery) -> dict[str, Any]:
+    return {"health": await readiness.report(), **await get_board(services, topic)}
 
 
-def topic_of(request: ApiRequest) -> Topic:
+def topic_of(request: ApiRequest) -> BoardQuery:
     """Raises Problem."""
     principal, query = request.principal, request.query
     org, app = query.get("org"), query.get("app")
@@ -69,7 +69,7 @@ def topic_of(request: ApiRequest) -> Topic:
         raise invalid_request("the query cannot be used", *mistakes)
     if org is not None and not principal.may_read(org, app):
         raise forbidden("a token acts on its own org and app alone")
-    return Topic(principal.org, principal.app, query.get("search", ""), after, None if org is None else (org, app))
+    return BoardQuery(principal.org, principal.app, query.get("search", ""), after, None if org is None else (org, app))
 
 
 def _is_cursor(text: str) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container
 
 from price_keeper.control.calls import ApiResponse, ApiRequest, ApiRoute, AccessLevel
-from price_keeper.control.page.board import seen, view_of
+from price_keeper.control.page.board import read_budget, build_view
 from price_keeper.control.page.outlook import what_if
 from price_keeper.control.parts import ControlServices
 from price_keeper.control.problems import invalid_request
@@ -19,9 +19,9 @@ QUERY = {
 
 
 async def get(services: ControlServices, request: ApiRequest) -> ApiResponse:
-    standing, _ = await seen(services, request.path["org"], request.path.get("app"))
-    label, quota = _asked(request, standing.settings.quotas.keys())
-    return ApiResponse(what_if(view_of(services, standing), label, quota * PICO_PER_MICRO))
+    budget, _ = await read_budget(services, request.path["org"], request.path.get("app"))
+    label, quota = _asked(request, budget.settings.quotas.keys())
+    return ApiResponse(what_if(build_view(services, budget), label, quota * PICO_PER_MICRO))
 
 
 def _asked(request: ApiRequest, labels: Container[str]) -> tuple[str, int]:
