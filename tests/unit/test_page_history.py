@@ -7,13 +7,13 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 from price_keeper.control.page.history import (
-    LEAST_SECONDS,
-    MOST_COURSES,
-    MOST_POINTS,
-    MOST_UNSPENT,
-    Course,
-    History,
-    Point,
+    MIN_SAMPLE_SECONDS,
+    MAX_CURVES,
+    MAX_SAMPLES,
+    MAX_UNSPENT_CURVES,
+    SpendCurve,
+    SpendHistory,
+    SpendSample,
 )
 from price_keeper.recording.entries import Counter
 
@@ -22,87 +22,87 @@ TOLD = st.lists(st.tuples(st.integers(1, 600), st.integers(0, 10**9)), max_size=
 
 @given(TOLD)
 def test_a_course_is_bounded_grows_only_and_keeps_its_ends(steps: list[tuple[int, int]]) -> None:
-    course, now, pico = Course(Point(1000.0, 5)), 1000.0, 5
+    course, now, pico = SpendCurve(SpendSample(1000.0, 5)), 1000.0, 5
     for seconds, more in steps:
         now, pico = now + seconds, pico + more
-        course.learn(now, pico)
-    assert len(course.points) <= MOST_POINTS
-    assert course.points[0] == Point(1000.0, 5)
-    assert (course.at(now), course.seen) == (pico, now)
-    assert all(before.at < after.at and before.pico <= after.pico for before, after in pairwise(course.points))
+        course.add_sample(now, pico)
+    assert len(course.samples) <= MAX_SAMPLES
+    assert course.samples[0] == SpendSample(1000.0, 5)
+    assert (course.estimate_at(now), course.last_seen_at) == (pico, now)
+    assert all(before.at < after.at and before.pico <= after.pico for before, after in pairwise(course.samples))
 
 
-@given(st.lists(st.integers(0, 10**6), min_size=2, max_size=MOST_POINTS - 1))
+@given(st.lists(st.integers(0, 10**6), min_size=2, max_size=MAX_SAMPLES - 1))
 def test_what_is_not_crowded_is_kept_as_it_was_told(amounts: list[int]) -> None:
     told, pico = [], 0
     for number, more in enumerate(amounts):
         pico += more
         told.append((1000.0 + 60 * number, pico))
-    course = Course(Point(*told[0]))
+    course = SpendCurve(SpendSample(*told[0]))
     for at, known in told[1:]:
-        course.learn(at, known)
-    assert [course.at(at) for at, _ in told] == [known for _, known in told]
+        course.add_sample(at, known)
+    assert [course.estimate_at(at) for at, _ in told] == [known for _, known in told]
 
 
 def test_between_points_it_is_a_straight_line_and_while_nothing_is_spent_a_flat_one() -> None:
-    course = Course(Point(0.0, 0))
-    course.learn(100.0, 1000)
-    course.learn(200.0, 1000)
-    course.learn(300.0, 3000)
-    assert [course.at(at) for at in (-5, 0, 50, 100, 150, 200, 250, 300, 999)] == [
+    course = SpendCurve(SpendSample(0.0, 0))
+    course.add_sample(100.0, 1000)
+    course.add_sample(200.0, 1000)
+    course.add_sample(300.0, 3000)
+    assert [course.estimate_at(at) for at in (-5, 0, 50, 100, 150, 200, 250, 300, 999)] == [
         *(0, 0, 500, 1000, 1000, 1000, 2000, 3000, 3000)
     ]
-    assert [course.reached(pico) for pico in (1, 500, 2000, 3000, 3001)] == [0.1, 50.0, 250.0, 300.0, None]
-    assert Course(Point(10.0, 700)).reached(500) is None  # before anything is known
+    assert [course.estimate_when_reached(pico) for pico in (1, 500, 2000, 3000, 3001)] == [0.1, 50.0, 250.0, 300.0, None]
+    assert SpendCurve(SpendSample(10.0, 700)).estimate_when_reached(500) is None  # before anything is known
 
 
 def test_what_is_late_or_lower_changes_nothing() -> None:
-    course = Course(Point(100.0, 10))
-    course.learn(100.0, 20)
-    course.learn(90.0, 30)
-    course.learn(200.0, 9)
-    assert course.points == [Point(100.0, 10)]
+    course = SpendCurve(SpendSample(100.0, 10))
+    course.add_sample(100.0, 20)
+    course.add_sample(90.0, 30)
+    course.add_sample(200.0, 9)
+    assert course.samples == [SpendSample(100.0, 10)]
 
 
 def test_samples_that_come_fast_take_the_place_of_each_other() -> None:
-    course = Course(Point(0.0, 0))
+    course = SpendCurve(SpendSample(0.0, 0))
     for tick in range(1, 101):
-        course.learn(tick * LEAST_SECONDS / 10, tick)
-    assert len(course.points) < 15
-    assert course.points[-1] == Point(10 * LEAST_SECONDS, 100)
+        course.add_sample(tick * MIN_SAMPLE_SECONDS / 10, tick)
+    assert len(course.samples) < 15
+    assert course.samples[-1] == SpendSample(10 * MIN_SAMPLE_SECONDS, 100)
 
 
 def test_more_that_somebody_does_not_know_of_is_news_once() -> None:
-    course = Course(Point(0.0, 100))
-    assert [course.is_news(100), course.is_news(99), course.is_news(99)] == [False, True, False]
-    course.learn(1.0, 101)
-    assert course.is_news(100)
+    course = SpendCurve(SpendSample(0.0, 100))
+    assert [course.has_unreported_spend(100), course.has_unreported_spend(99), course.has_unreported_spend(99)] == [False, True, False]
+    course.add_sample(1.0, 101)
+    assert course.has_unreported_spend(100)
 
 
 def test_of_too_many_the_one_not_heard_of_for_longest_goes() -> None:
-    history = History()
-    counters = [Counter(f"ORG#{number}", "premium", "DAY#20261118", 8) for number in range(MOST_COURSES + 1)]
+    history = SpendHistory()
+    counters = [Counter(f"ORG#{number}", "premium", "DAY#20261118", 8) for number in range(MAX_CURVES + 1)]
     for number, counter in enumerate(counters[:-1]):
-        history.learn(counter, 1, float(number))
-    history.learn(counters[0], 2, 1e6)
-    history.learn(counters[-1], 1, 1e6)
-    assert history.of(*counters[0][:3]) is not None
-    assert history.of(*counters[1][:3]) is None
-    assert history.of(*counters[-1][:3]) is not None
-    assert list(history.courses("ORG#2", "DAY#20261118", {"premium": 0, "economy": 0})) == ["premium"]
-    assert history.courses("ORG#2", "DAY#20261119", {"premium": 0}) == {}
+        history.record(counter, 1, float(number))
+    history.record(counters[0], 2, 1e6)
+    history.record(counters[-1], 1, 1e6)
+    assert history.get(*counters[0][:3]) is not None
+    assert history.get(*counters[1][:3]) is None
+    assert history.get(*counters[-1][:3]) is not None
+    assert list(history.get_curves("ORG#2", "DAY#20261118", {"premium": 0, "economy": 0})) == ["premium"]
+    assert history.get_curves("ORG#2", "DAY#20261119", {"premium": 0}) == {}
 
 
 def test_what_nothing_was_spent_of_takes_no_room_from_what_was() -> None:
     """Somebody may look at any number of apps that there are not."""
-    history = History()
+    history = SpendHistory()
     spent = Counter("ORG#0", "premium", "DAY#20261118", 8)
-    history.learn(spent, 0, 0.0)
-    history.learn(spent, 1, 10.0)
-    for number in range(1, MOST_COURSES + MOST_UNSPENT + 1):
-        history.learn(Counter(f"ORG#{number}", "premium", "DAY#20261118", 8), 0, float(number))
-    course = history.of(*spent[:3])
+    history.record(spent, 0, 0.0)
+    history.record(spent, 1, 10.0)
+    for number in range(1, MAX_CURVES + MAX_UNSPENT_CURVES + 1):
+        history.record(Counter(f"ORG#{number}", "premium", "DAY#20261118", 8), 0, float(number))
+    course = history.get(*spent[:3])
     assert course is not None
-    assert [each.pico for each in course.points] == [0, 1]
-    known = (history.of(f"ORG#{number}", *spent[1:3]) for number in range(1, MOST_COURSES + MOST_UNSPENT + 1))
-    assert sum(each is not None for each in known) == MOST_UNSPENT
+    assert [each.pico for each in course.samples] == [0, 1]
+    known = (history.get(f"ORG#{number}", *spent[1:3]) for number in range(1, MAX_CURVES + MAX_UNSPENT_CURVES + 1))
+    assert sum(each is not None for each in known) == MAX_UNSPENT_CURVES

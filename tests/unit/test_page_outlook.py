@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from price_keeper.control.page.history import Course, Point
+from price_keeper.control.page.history import SpendCurve, SpendSample
 from price_keeper.control.page.outlook import HOUR, View, pace, reached, serving, situation, what_if
 from price_keeper.model import PICO_PER_USD
 from price_keeper.selection import policy
@@ -16,15 +16,15 @@ NOON = 1_795_003_200.0  # 2026-11-18 12:00 UTC
 ENDS = NOON + 12 * HOUR
 
 
-def course(*points: tuple[float, float]) -> Course:
+def course(*points: tuple[float, float]) -> SpendCurve:
     """Of hours before noon, and dollars spent by then."""
-    made = Course(Point(NOON + points[0][0] * HOUR, round(points[0][1] * PICO_PER_USD)))
+    made = SpendCurve(SpendSample(NOON + points[0][0] * HOUR, round(points[0][1] * PICO_PER_USD)))
     for hours, usd in points[1:]:
-        made.learn(NOON + hours * HOUR, round(usd * PICO_PER_USD))
+        made.add_sample(NOON + hours * HOUR, round(usd * PICO_PER_USD))
     return made
 
 
-def view(spent: dict[str, float], active: int = 0, **courses: Course) -> View:
+def view(spent: dict[str, float], active: int = 0, **courses: SpendCurve) -> View:
     return View(
         ordering=("premium", "standard", "economy"),
         quotas=dict.fromkeys(("premium", "standard", "economy"), 10 * PICO_PER_USD),
@@ -49,12 +49,12 @@ def test_the_pace_is_that_of_the_last_hour() -> None:
 
 
 @pytest.mark.parametrize("known", [None, course((0, 1)), course((-1 / HOUR * 59, 1), (0, 9))])
-def test_of_less_than_a_minute_no_pace_is_told(known: Course | None) -> None:
+def test_of_less_than_a_minute_no_pace_is_told(known: SpendCurve | None) -> None:
     assert pace(known, NOON) is None
 
 
 def test_when_a_quota_is_reached() -> None:
-    def told(usd: float, known: Course | None, quota: float = 10) -> tuple[str, str | None]:
+    def told(usd: float, known: SpendCurve | None, quota: float = 10) -> tuple[str, str | None]:
         seen = view({"premium": usd}, **({} if known is None else {"premium": known}))
         found = reached(seen, "premium", round(quota * PICO_PER_USD))
         return found["state"], found["at"]

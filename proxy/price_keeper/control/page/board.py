@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from price_keeper.control.page import places
 from price_keeper.control.page.happened import load_events
-from price_keeper.control.page.history import Course
+from price_keeper.control.page.history import SpendCurve
 from price_keeper.control.page.outlook import View, figures, pace, reached
 from price_keeper.control.page.places import BudgetEntry
 from price_keeper.control.parts import ControlServices
@@ -120,7 +120,7 @@ async def _build_scope(
 
 
 def _get_known_since(view: View) -> str | None:
-    return utc(min(course.points[0].at for course in view.courses.values())) if view.courses else None
+    return utc(min(course.samples[0].at for course in view.courses.values())) if view.courses else None
 
 
 def _format_spend_rate(view: View, label: str) -> dict[str, int] | None:
@@ -133,10 +133,10 @@ def _format_spend_rate(view: View, label: str) -> dict[str, int] | None:
     }
 
 
-def _downsample(curve: Course) -> list[tuple[int, int]]:
+def _downsample(curve: SpendCurve) -> list[tuple[int, int]]:
     """The last point stands for all the time until it was last seen so."""
-    step = -(-len(curve.points) // MAX_CHART_POINTS)
-    points = [*curve.points[::step], curve.points[-1]._replace(at=curve.seen)]
+    step = -(-len(curve.samples) // MAX_CHART_POINTS)
+    points = [*curve.samples[::step], curve.samples[-1]._replace(at=curve.last_seen_at)]
     return [(round(each.at), each.pico // PICO_PER_MICRO) for each in points]
 
 
@@ -153,10 +153,10 @@ async def read_budget(services: ControlServices, org: str, app: str | None) -> t
     now, history = services.clock.now(), services.page.history
     for label in budget.settings.quotas:
         counter, spent = _build_counter(budget, label), budget.get_tracker(label).spent
-        curve = history.of(*counter[:3])
-        if curve is not None and curve.is_news(spent):
+        curve = history.get(*counter[:3])
+        if curve is not None and curve.has_unreported_spend(spent):
             services.budgets.note_spend_elsewhere(counter)
-        history.learn(counter, spent, now)
+        history.record(counter, spent, now)
     return budget, override
 
 
@@ -174,7 +174,7 @@ def build_view(services: ControlServices, budget: BudgetState) -> View:
         active=budget.active_index,
         is_sticky=settings.is_sticky,
         tight_pct=settings.tight_pct,
-        courses=services.page.history.courses(budget.scope.key, budget.span.key, quotas),
+        courses=services.page.history.get_curves(budget.scope.key, budget.span.key, quotas),
         now=services.clock.now(),
         ends=budget.span.end,
     )

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from price_keeper.control.page.history import Course
+from price_keeper.control.page.history import SpendCurve
 from price_keeper.recording.entries import PICO_PER_MICRO
 from price_keeper.reporting import money
 from price_keeper.reporting.settings_shown import utc
@@ -27,7 +27,7 @@ class View:
     active: int
     is_sticky: bool
     tight_pct: int
-    courses: Mapping[str, Course]
+    courses: Mapping[str, SpendCurve]
     now: float
     ends: float
 
@@ -38,15 +38,15 @@ class Pace:
     seconds: float  # over which it was seen
 
 
-def pace(course: Course | None, until: float) -> Pace | None:
+def pace(course: SpendCurve | None, until: float) -> Pace | None:
     """In the hour before; None where too little is known of it."""
     if course is None:
         return None
-    begin = max(course.points[0].at, until - PACE_SECONDS)
+    begin = max(course.samples[0].at, until - PACE_SECONDS)
     seconds = until - begin
     if seconds < LEAST_SECONDS:
         return None
-    return Pace((course.at(until) - course.at(begin)) * HOUR / seconds, seconds)
+    return Pace((course.estimate_at(until) - course.estimate_at(begin)) * HOUR / seconds, seconds)
 
 
 def reached(view: View, label: str, quota: int, *, is_new: bool = False) -> dict[str, Any]:
@@ -54,11 +54,11 @@ def reached(view: View, label: str, quota: int, *, is_new: bool = False) -> dict
     pace at which it was last spent."""
     course, spent = view.courses.get(label), view.spent[label]
     if spent >= quota:
-        at = None if course is None else course.reached(quota)
+        at = None if course is None else course.estimate_when_reached(quota)
         return {"state": "reached", "at": None if at is None else utc(at)}
     found = pace(course, view.now)
     if is_new and course is not None and (found is None or not found.pico_per_hour):
-        found = pace(course, course.points[-1].at)
+        found = pace(course, course.samples[-1].at)
     if found is None:
         return {"state": "unknown", "at": None}
     if not found.pico_per_hour:

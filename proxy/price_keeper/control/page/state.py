@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 from price_keeper.control.connections import DEFAULT_PORT_LIMITS, ControlPortLimits
-from price_keeper.control.page.history import History
+from price_keeper.control.page.history import SpendHistory
 from price_keeper.control.page.listeners import Listeners
 from price_keeper.control.page.shared import Shared
 
@@ -17,7 +17,7 @@ STORED_SECONDS = 10.0  # as above, of what the store has to be asked for
 class PageState:
     def __init__(self, tick_seconds: float = TICK_SECONDS, limits: ControlPortLimits = DEFAULT_PORT_LIMITS) -> None:
         self.tick_seconds = tick_seconds
-        self.history = History()
+        self.history = SpendHistory()
         self.listeners = Listeners(limits)
         self.boards: Shared[dict[str, Any]] = Shared(tick_seconds)
         self.places: Shared[Any] = Shared(STORED_SECONDS)
