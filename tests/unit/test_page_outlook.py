@@ -8,55 +8,55 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from price_keeper.control.page.history import SpendCurve, SpendSample
-from price_keeper.control.page.outlook import HOUR, View, pace, reached, serving, situation, what_if
+from price_keeper.control.page.outlook import HOUR_SECONDS, BudgetView, compute_spend_rate, forecast_quota, find_serving_label, describe_outcome, simulate_quota
 from price_keeper.model import PICO_PER_USD
 from price_keeper.selection import policy
 
 NOON = 1_795_003_200.0  # 2026-11-18 12:00 UTC
-ENDS = NOON + 12 * HOUR
+ENDS = NOON + 12 * HOUR_SECONDS
 
 
 def course(*points: tuple[float, float]) -> SpendCurve:
     """Of hours before noon, and dollars spent by then."""
-    made = SpendCurve(SpendSample(NOON + points[0][0] * HOUR, round(points[0][1] * PICO_PER_USD)))
+    made = SpendCurve(SpendSample(NOON + points[0][0] * HOUR_SECONDS, round(points[0][1] * PICO_PER_USD)))
     for hours, usd in points[1:]:
-        made.add_sample(NOON + hours * HOUR, round(usd * PICO_PER_USD))
+        made.add_sample(NOON + hours * HOUR_SECONDS, round(usd * PICO_PER_USD))
     return made
 
 
-def view(spent: dict[str, float], active: int = 0, **courses: SpendCurve) -> View:
-    return View(
+def view(spent: dict[str, float], active: int = 0, **courses: SpendCurve) -> BudgetView:
+    return BudgetView(
         ordering=("premium", "standard", "economy"),
         quotas=dict.fromkeys(("premium", "standard", "economy"), 10 * PICO_PER_USD),
         spent={label: round(spent.get(label, 0) * PICO_PER_USD) for label in ("premium", "standard", "economy")},
         active=active,
         is_sticky=True,
         tight_pct=95,
-        courses=courses,
+        curves=courses,
         now=NOON,
-        ends=ENDS,
+        ends_at=ENDS,
     )
 
 
 def test_the_pace_is_that_of_the_last_hour() -> None:
     known = course((-5, 0), (-1, 1), (0, 3))
-    found = pace(known, NOON)
+    found = compute_spend_rate(known, NOON)
     assert found is not None
-    assert (found.pico_per_hour, found.seconds) == (2 * PICO_PER_USD, HOUR)
-    young = pace(course((-0.25, 1), (0, 2)), NOON)
+    assert (found.pico_per_hour, found.observed_seconds) == (2 * PICO_PER_USD, HOUR_SECONDS)
+    young = compute_spend_rate(course((-0.25, 1), (0, 2)), NOON)
     assert young is not None
-    assert (young.pico_per_hour, young.seconds) == (4 * PICO_PER_USD, HOUR / 4)
+    assert (young.pico_per_hour, young.observed_seconds) == (4 * PICO_PER_USD, HOUR_SECONDS / 4)
 
 
-@pytest.mark.parametrize("known", [None, course((0, 1)), course((-1 / HOUR * 59, 1), (0, 9))])
+@pytest.mark.parametrize("known", [None, course((0, 1)), course((-1 / HOUR_SECONDS * 59, 1), (0, 9))])
 def test_of_less_than_a_minute_no_pace_is_told(known: SpendCurve | None) -> None:
-    assert pace(known, NOON) is None
+    assert compute_spend_rate(known, NOON) is None
 
 
 def test_when_a_quota_is_reached() -> None:
     def told(usd: float, known: SpendCurve | None, quota: float = 10) -> tuple[str, str | None]:
         seen = view({"premium": usd}, **({} if known is None else {"premium": known}))
-        found = reached(seen, "premium", round(quota * PICO_PER_USD))
+        found = forecast_quota(seen, "premium", round(quota * PICO_PER_USD))
         return found["state"], found["at"]
 
     assert told(3, course((-2, 1), (0, 3))) == ("expected", "2026-11-18T19:00:00Z")
@@ -70,35 +70,35 @@ def test_when_a_quota_is_reached() -> None:
 
 def test_a_larger_quota_keeps_its_label_a_smaller_one_ends_it() -> None:
     seen = view({"premium": 6, "standard": 1}, premium=course((-3, 0), (0, 6)))
-    smaller = what_if(seen, "premium", 4 * PICO_PER_USD)
+    smaller = simulate_quota(seen, "premium", 4 * PICO_PER_USD)
     assert smaller["as_it_is"]["serves"] == "premium"
     assert smaller["as_it_would_be"]["serves"] == "standard"
     premium = smaller["as_it_would_be"]["labels"][0]
     assert (premium["quota_pct"], premium["mode"], premium["quota_usd_micros"]) == (150, "EXCEEDED", 4_000_000)
     assert premium["reached"] == {"state": "reached", "at": "2026-11-18T11:00:00Z"}
-    larger = what_if(seen, "premium", 14 * PICO_PER_USD)["as_it_would_be"]["labels"][0]
+    larger = simulate_quota(seen, "premium", 14 * PICO_PER_USD)["as_it_would_be"]["labels"][0]
     assert larger["reached"] == {"state": "expected", "at": "2026-11-18T16:00:00Z"}
 
 
 def test_a_label_that_was_left_is_not_gone_back_to_in_this_period() -> None:
     left = view({"premium": 10, "standard": 2}, active=1, premium=course((-5, 0), (-4, 10)))
-    found = what_if(left, "premium", 20 * PICO_PER_USD)["as_it_would_be"]
+    found = simulate_quota(left, "premium", 20 * PICO_PER_USD)["as_it_would_be"]
     assert (found["serves"], found["would_have_served"]) == ("standard", "premium")
-    everything = what_if(view({"premium": 10, "standard": 10, "economy": 10}, active=2), "economy", 9 * PICO_PER_USD)
+    everything = simulate_quota(view({"premium": 10, "standard": 10, "economy": 10}, active=2), "economy", 9 * PICO_PER_USD)
     assert everything["as_it_would_be"]["serves"] is None
 
 
 def test_a_label_that_is_new_to_serve_goes_at_the_pace_at_which_it_was_last_spent() -> None:
     seen = view({"premium": 10}, premium=course((-5, 0), (-3, 10), (0, 10)))
-    assert reached(seen, "premium", 20 * PICO_PER_USD)["state"] == "not_in_this_period"
-    found = what_if(seen, "premium", 20 * PICO_PER_USD)["as_it_would_be"]
+    assert forecast_quota(seen, "premium", 20 * PICO_PER_USD)["state"] == "not_in_this_period"
+    found = simulate_quota(seen, "premium", 20 * PICO_PER_USD)["as_it_would_be"]
     assert found["serves"] == "premium"
     assert found["labels"][0]["reached"] == {"state": "expected", "at": "2026-11-18T14:00:00Z"}
 
 
 def test_without_a_chain_nothing_is_said_to_serve() -> None:
     bare = replace(view({}), ordering=(), quotas={}, spent={})
-    assert situation(bare, {}) == {"serves": None, "would_have_served": None, "labels": []}
+    assert describe_outcome(bare, {}) == {"serves": None, "would_have_served": None, "labels": []}
 
 
 AMOUNTS = st.integers(0, 12)
@@ -113,4 +113,4 @@ def test_what_serves_is_what_the_policy_lets_through(figures: list[tuple[int, in
     seen = replace(view({}), ordering=labels, quotas=quotas, spent=spent, active=active)
     may = policy.find_candidates(labels[0], labels, quotas, active)
     expected = next((label for label in may if spent[label] < quotas[label]), None)
-    assert serving(seen, quotas, active) == expected
+    assert find_serving_label(seen, quotas, active) == expected

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from price_keeper.control.page import places
 from price_keeper.control.page.happened import load_events
 from price_keeper.control.page.history import SpendCurve
-from price_keeper.control.page.outlook import View, figures, pace, reached
+from price_keeper.control.page.outlook import BudgetView, format_quota_usage, compute_spend_rate, forecast_quota
 from price_keeper.control.page.places import BudgetEntry
 from price_keeper.control.parts import ControlServices
 from price_keeper.control.selecting import format_selection
@@ -75,7 +75,7 @@ async def _build_row(services: ControlServices, entry: BudgetEntry) -> dict[str,
         "serves": budget.find_enforced_label(settings.ordering[0]) if settings.ordering else None,
         "is_overridden": override is not None,
         "is_stale": budget.is_stale,
-        "labels": [figures(view, label, quota) for label, quota in view.quotas.items()],
+        "labels": [format_quota_usage(view, label, quota) for label, quota in view.quotas.items()],
     }
 
 
@@ -92,7 +92,7 @@ async def _build_detail(services: ControlServices, org: str, app: str | None) ->
         return await load_events(services.store, budget)
 
     scope = await _build_scope(services, entry, budget, override, view)
-    charts = {label: _downsample(each) for label, each in view.courses.items()}
+    charts = {label: _downsample(each) for label, each in view.curves.items()}
     return {
         "scope": scope,
         "course": charts,
@@ -101,7 +101,7 @@ async def _build_detail(services: ControlServices, org: str, app: str | None) ->
 
 
 async def _build_scope(
-    services: ControlServices, entry: BudgetEntry, budget: BudgetState, override: Override | None, view: View
+    services: ControlServices, entry: BudgetEntry, budget: BudgetState, override: Override | None, view: BudgetView
 ) -> dict[str, Any]:
     own_labels = await services.budgets.app_labels.get(_build_caller(entry.org, entry.app))
     settings = budget.settings
@@ -114,22 +114,22 @@ async def _build_scope(
         "is_sticky": settings.is_sticky,
         "serves": budget.find_enforced_label(settings.ordering[0]) if settings.ordering else None,
         "known_since": _get_known_since(view),
-        "reached": {label: reached(view, label, quota) for label, quota in view.quotas.items()},
+        "reached": {label: forecast_quota(view, label, quota) for label, quota in view.quotas.items()},
         "pace": {label: _format_spend_rate(view, label) for label in view.quotas},
     }
 
 
-def _get_known_since(view: View) -> str | None:
-    return utc(min(course.samples[0].at for course in view.courses.values())) if view.courses else None
+def _get_known_since(view: BudgetView) -> str | None:
+    return utc(min(course.samples[0].at for course in view.curves.values())) if view.curves else None
 
 
-def _format_spend_rate(view: View, label: str) -> dict[str, int] | None:
-    rate = pace(view.courses.get(label), view.now)
+def _format_spend_rate(view: BudgetView, label: str) -> dict[str, int] | None:
+    rate = compute_spend_rate(view.curves.get(label), view.now)
     if rate is None:
         return None
     return {
         "usd_micros_per_hour": round(rate.pico_per_hour / PICO_PER_MICRO),
-        "over_seconds": round(rate.seconds),
+        "over_seconds": round(rate.observed_seconds),
     }
 
 
@@ -164,17 +164,17 @@ def _build_counter(budget: BudgetState, label: str) -> Counter:
     return Counter(budget.scope.key, label, budget.span.key, budget.settings.shards)
 
 
-def build_view(services: ControlServices, budget: BudgetState) -> View:
+def build_view(services: ControlServices, budget: BudgetState) -> BudgetView:
     settings = budget.settings
     quotas: Mapping[str, int] = settings.quotas
-    return View(
+    return BudgetView(
         ordering=settings.ordering,
         quotas=quotas,
         spent={label: max(0, budget.get_tracker(label).spent) for label in quotas},
         active=budget.active_index,
         is_sticky=settings.is_sticky,
         tight_pct=settings.tight_pct,
-        courses=services.page.history.get_curves(budget.scope.key, budget.span.key, quotas),
+        curves=services.page.history.get_curves(budget.scope.key, budget.span.key, quotas),
         now=services.clock.now(),
-        ends=budget.span.end,
+        ends_at=budget.span.end,
     )

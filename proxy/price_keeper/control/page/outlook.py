@@ -12,13 +12,13 @@ from price_keeper.reporting import money
 from price_keeper.reporting.settings_shown import utc
 from price_keeper.selection import policy
 
-PACE_SECONDS = 3600.0  # over which it is told how fast is spent
-LEAST_SECONDS = 60.0  # of less nothing can be told
-HOUR = 3600
+RATE_WINDOW_SECONDS = 3600.0  # over which it is told how fast is spent
+MIN_RATE_SECONDS = 60.0  # of less nothing can be told
+HOUR_SECONDS = 3600
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class BudgetView:
     """One scope in its period, at one moment. Money is in pico-dollars."""
 
     ordering: Sequence[str]
@@ -27,49 +27,49 @@ class View:
     active: int
     is_sticky: bool
     tight_pct: int
-    courses: Mapping[str, SpendCurve]
+    curves: Mapping[str, SpendCurve]
     now: float
-    ends: float
+    ends_at: float
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class SpendRate:
     pico_per_hour: float
-    seconds: float  # over which it was seen
+    observed_seconds: float  # over which it was seen
 
 
-def pace(course: SpendCurve | None, until: float) -> Pace | None:
+def compute_spend_rate(curve: SpendCurve | None, until: float) -> SpendRate | None:
     """In the hour before; None where too little is known of it."""
-    if course is None:
+    if curve is None:
         return None
-    begin = max(course.samples[0].at, until - PACE_SECONDS)
-    seconds = until - begin
-    if seconds < LEAST_SECONDS:
+    start = max(curve.samples[0].at, until - RATE_WINDOW_SECONDS)
+    seconds = until - start
+    if seconds < MIN_RATE_SECONDS:
         return None
-    return Pace((course.estimate_at(until) - course.estimate_at(begin)) * HOUR / seconds, seconds)
+    return SpendRate((curve.estimate_at(until) - curve.estimate_at(start)) * HOUR_SECONDS / seconds, seconds)
 
 
-def reached(view: View, label: str, quota: int, *, is_new: bool = False) -> dict[str, Any]:
+def forecast_quota(view: BudgetView, label: str, quota: int, *, is_newly_serving: bool = False) -> dict[str, Any]:
     """When the quota of a label was or will be spent, if calls go on as they do. One that is new to serve goes at the
     pace at which it was last spent."""
-    course, spent = view.courses.get(label), view.spent[label]
+    curve, spent = view.curves.get(label), view.spent[label]
     if spent >= quota:
-        at = None if course is None else course.estimate_when_reached(quota)
+        at = None if curve is None else curve.estimate_when_reached(quota)
         return {"state": "reached", "at": None if at is None else utc(at)}
-    found = pace(course, view.now)
-    if is_new and course is not None and (found is None or not found.pico_per_hour):
-        found = pace(course, course.samples[-1].at)
-    if found is None:
+    rate = compute_spend_rate(curve, view.now)
+    if is_newly_serving and curve is not None and (rate is None or not rate.pico_per_hour):
+        rate = compute_spend_rate(curve, curve.samples[-1].at)
+    if rate is None:
         return {"state": "unknown", "at": None}
-    if not found.pico_per_hour:
+    if not rate.pico_per_hour:
         return {"state": "not_in_this_period", "at": None}
-    at = view.now + (quota - spent) / found.pico_per_hour * HOUR
-    if at >= view.ends:
+    at = view.now + (quota - spent) / rate.pico_per_hour * HOUR_SECONDS
+    if at >= view.ends_at:
         return {"state": "not_in_this_period", "at": None}
     return {"state": "expected", "at": utc(at)}
 
 
-def serving(view: View, quotas: Mapping[str, int], start: int) -> str | None:
+def find_serving_label(view: BudgetView, quotas: Mapping[str, int], start: int) -> str | None:
     """The first label from there on with something left."""
     ordering = view.ordering
     if not ordering:
@@ -78,20 +78,20 @@ def serving(view: View, quotas: Mapping[str, int], start: int) -> str | None:
     return label if view.spent[label] < quotas[label] else None
 
 
-def situation(view: View, quotas: Mapping[str, int]) -> dict[str, Any]:
+def describe_outcome(view: BudgetView, quotas: Mapping[str, int]) -> dict[str, Any]:
     """With these quotas from now on. A label that was left is not gone back to before the period ends."""
-    serves, is_new = serving(view, quotas, view.active), quotas is not view.quotas
+    serves, are_quotas_new = find_serving_label(view, quotas, view.active), quotas is not view.quotas
     return {
         "serves": serves,
-        "would_have_served": serving(view, quotas, 0),
+        "would_have_served": find_serving_label(view, quotas, 0),
         "labels": [
-            {**figures(view, label, quota), "reached": reached(view, label, quota, is_new=is_new and label == serves)}
+            {**format_quota_usage(view, label, quota), "reached": forecast_quota(view, label, quota, is_newly_serving=are_quotas_new and label == serves)}
             for label, quota in quotas.items()
         ],
     }
 
 
-def figures(view: View, label: str, quota: int) -> dict[str, Any]:
+def format_quota_usage(view: BudgetView, label: str, quota: int) -> dict[str, Any]:
     spent = view.spent[label]
     return {
         "label": label,
@@ -102,11 +102,11 @@ def figures(view: View, label: str, quota: int) -> dict[str, Any]:
     }
 
 
-def what_if(view: View, label: str, quota: int) -> dict[str, Any]:
+def simulate_quota(view: BudgetView, label: str, quota: int) -> dict[str, Any]:
     """What is, and what would be if a label had another quota. Nothing is changed."""
     return {
         "label": label,
         "quota_usd_micros": quota // PICO_PER_MICRO,
-        "as_it_is": situation(view, view.quotas),
-        "as_it_would_be": situation(view, {**view.quotas, label: quota}),
+        "as_it_is": describe_outcome(view, view.quotas),
+        "as_it_would_be": describe_outcome(view, {**view.quotas, label: quota}),
     }

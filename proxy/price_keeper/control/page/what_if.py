@@ -6,25 +6,25 @@ from collections.abc import Container
 
 from price_keeper.control.calls import ApiResponse, ApiRequest, ApiRoute, AccessLevel
 from price_keeper.control.page.board import read_budget, build_view
-from price_keeper.control.page.outlook import what_if
+from price_keeper.control.page.outlook import simulate_quota
 from price_keeper.control.parts import ControlServices
 from price_keeper.control.problems import invalid_request
 from price_keeper.model import PICO_PER_MICRO
 from price_keeper.selection.plan import MAX_QUOTA_MICROS, format_value
 
-QUERY = {
+WHAT_IF_QUERY = {
     "label": {"type": "string", "maxLength": 64, "description": "one that has a quota"},
     "quota_usd_micros": {"type": "integer", "minimum": 0, "maximum": MAX_QUOTA_MICROS},
 }
 
 
-async def get(services: ControlServices, request: ApiRequest) -> ApiResponse:
+async def get_what_if(services: ControlServices, request: ApiRequest) -> ApiResponse:
     budget, _ = await read_budget(services, request.path["org"], request.path.get("app"))
-    label, quota = _asked(request, budget.settings.quotas.keys())
-    return ApiResponse(what_if(build_view(services, budget), label, quota * PICO_PER_MICRO))
+    label, quota = _parse_what_if(request, budget.settings.quotas.keys())
+    return ApiResponse(simulate_quota(build_view(services, budget), label, quota * PICO_PER_MICRO))
 
 
-def _asked(request: ApiRequest, labels: Container[str]) -> tuple[str, int]:
+def _parse_what_if(request: ApiRequest, labels: Container[str]) -> tuple[str, int]:
     """Raises Problem."""
     label, text = request.query.get("label"), request.query.get("quota_usd_micros", "")
     mistakes = []
@@ -44,9 +44,9 @@ ROUTES = tuple(
         who,
         f"get{of}WhatIf",
         "What would be if a label had another quota from now on; changes nothing",
-        get,
+        get_what_if,
         {200: "WhatIf"},
-        query_schemas=QUERY,
+        query_schemas=WHAT_IF_QUERY,
         group="spend",
     )
     for below, of, who in (("", "Org", AccessLevel.ORG), ("/apps/{app}", "App", AccessLevel.APP))
