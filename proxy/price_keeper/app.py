@@ -198,7 +198,7 @@ async def run(
             core.budgets.reread_snapshot = snapshot_file.reread
         if role != "sidecar" and slot.is_first:
             services = _build_control_services(core)
-            core.recording.aggregator.on_total = services.page.history.record
+            core.recording.aggregator.on_total = services.page.spend_history.record
             services.register_metrics(core.telemetry)
             reloader.add_step(services.prepare_config)
             dispatcher.start(services)

@@ -19,7 +19,7 @@ from price_keeper.config import Address
 from price_keeper.control import serving
 from price_keeper.control.connections import DEFAULT_PORT_LIMITS
 from price_keeper.control.health import Readiness
-from price_keeper.control.page.listeners import OF_ADMINS
+from price_keeper.control.page.listeners import MAX_ADMIN_PAGES
 from price_keeper.control.probes import build_probe_routes
 from price_keeper.control.serving import ControlDispatcher, open_control_port
 from price_keeper.stores.contract import Key
@@ -207,8 +207,8 @@ async def test_requests_that_wait_for_the_store_keep_neither_probes_nor_the_admi
 async def test_status_pages_stay_connected_under_half_sent_bodies_and_keep_no_probe_out(
     api: Rig, client: Client
 ) -> None:
-    pages = [await client.send(head("GET", "/status/events", api.shown("admin"))) for _ in range(OF_ADMINS)]
-    assert [await each.status() for each in pages] == [200] * OF_ADMINS
+    pages = [await client.send(head("GET", "/status/events", api.shown("admin"))) for _ in range(MAX_ADMIN_PAGES)]
+    assert [await each.status() for each in pages] == [200] * MAX_ADMIN_PAGES
     for _ in range(2 * DEFAULT_PORT_LIMITS.max_per_network):
         await client.send(HALF_LOGIN)
     await arrived()

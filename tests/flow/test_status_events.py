@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from price_keeper.control.page import board, live
 from price_keeper.control.page.board import STORE_AWAY_TEXT
-from price_keeper.control.page.listeners import AGAIN_SECONDS, OF_ADMINS, OF_ONE_CLIENT
+from price_keeper.control.page.listeners import SUBSCRIBE_RETRY_SECONDS, MAX_ADMIN_PAGES, MAX_PAGES_PER_CLIENT
 from price_keeper.errors import StoreUnavailable
 from price_keeper.stores.contract import Store
 
@@ -78,7 +78,7 @@ async def test_when_nothing_is_new_a_heartbeat_comes_and_no_data(api: Rig, monke
     async def same(*_: Any) -> dict[str, Any]:
         return {"scope": 1}
 
-    monkeypatch.setattr(live, "_told", same)
+    monkeypatch.setattr(live, "_read_board", same)
     async with listening(api) as (answer, events):
         assert (await events.next())[1]["scope"] == 1
         async with asyncio.timeout(SECONDS):
@@ -89,7 +89,7 @@ async def test_when_nothing_is_new_a_heartbeat_comes_and_no_data(api: Rig, monke
 async def test_a_head_is_answered_and_listens_to_nothing(api: Rig) -> None:
     answer = await api.ask("HEAD", "/status/events")
     assert (answer.status, answer.raw, answer.headers["Content-Type"]) == (200, b"", "text/event-stream")
-    assert len(api.parts.page.listeners) == 0
+    assert len(api.parts.page.subscriptions) == 0
 
 
 async def test_however_many_listen_it_is_found_out_once(api: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,7 +103,7 @@ async def test_however_many_listen_it_is_found_out_once(api: Rig, monkeypatch: p
 
     monkeypatch.setattr(board, "_build_board", counted)
     async with AsyncExitStack() as open_now:
-        streams = [await open_now.enter_async_context(listening(api, IN_FULL)) for _ in range(OF_ADMINS)]
+        streams = [await open_now.enter_async_context(listening(api, IN_FULL)) for _ in range(MAX_ADMIN_PAGES)]
         assert all(answer.status == 200 for answer, _ in streams)
         await asyncio.gather(*(events.next() for _, events in streams))
         made, asked, began = 0, api.store.asked, time.monotonic()  # type: ignore[attr-defined]
@@ -117,18 +117,18 @@ async def test_however_many_listen_it_is_found_out_once(api: Rig, monkeypatch: p
 async def test_too_many_are_told_to_ask_for_themselves_and_room_comes_back(api: Rig) -> None:
     app = api.shown((ORG, "shop"))
     async with AsyncExitStack() as open_now:
-        for who, most in ((api.shown("admin"), OF_ADMINS), (app, OF_ONE_CLIENT)):
+        for who, most in ((api.shown("admin"), MAX_ADMIN_PAGES), (app, MAX_PAGES_PER_CLIENT)):
             for _ in range(most):
                 answer, events = await open_now.enter_async_context(listening(api, **who))
                 await events.next()
             async with listening(api, **who) as (refused, _):
                 told = await refused.json()
                 assert (refused.status, told["error"]) == (503, "unavailable")
-                assert refused.headers["Retry-After"] == f"{AGAIN_SECONDS:.0f}"
+                assert refused.headers["Retry-After"] == f"{SUBSCRIBE_RETRY_SECONDS:.0f}"
             assert (await api.ask("GET", "/status/board", who=None, headers=who)).status == 200
-        assert len(api.parts.page.listeners) == OF_ADMINS + OF_ONE_CLIENT
+        assert len(api.parts.page.subscriptions) == MAX_ADMIN_PAGES + MAX_PAGES_PER_CLIENT
         assert answer.status == 200
-    await until(lambda: len(api.parts.page.listeners) == 0)
+    await until(lambda: len(api.parts.page.subscriptions) == 0)
     async with listening(api) as (again, _):
         assert again.status == 200
 

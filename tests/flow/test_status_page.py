@@ -417,7 +417,7 @@ async def test_what_the_totals_know_and_this_process_does_not_is_looked_up(shop:
     assert await shop.recorder.recorder.flush()
     shop.clock.ahead += 30  # type: ignore[attr-defined]
     assert (await _board(shop, "admin", query)).body["scope"]["labels"][0]["spent_usd_micros"] == "0"
-    shop.parts.page.history.record(counter, 4 * 10**12, shop.clock.now())
+    shop.parts.page.spend_history.record(counter, 4 * 10**12, shop.clock.now())
     for _ in range(200):
         shop.clock.ahead += 1  # type: ignore[attr-defined]
         told = (await _board(shop, "admin", query)).body

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import aiohttp
 import pytest
 from price_keeper.commands.dev import APP, ORG
-from price_keeper.control.page.listeners import OF_ADMINS
+from price_keeper.control.page.listeners import MAX_ADMIN_PAGES
 
 from tests.support.chromium import Page
 from tests.support.commands import SECONDS, Sidecar, sidecar
@@ -375,7 +375,7 @@ async def test_whatever_a_name_says_it_stays_text(page: Page, dev: Sidecar) -> N
 async def test_where_too_many_pages_are_open_it_asks_for_itself(page: Page, dev: Sidecar) -> None:
     headers = {"X-API-Key": key_of(dev)}
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session, AsyncExitStack() as open_now:
-        for _ in range(OF_ADMINS):
+        for _ in range(MAX_ADMIN_PAGES):
             answer = await open_now.enter_async_context(session.get(f"{dev.control}/status/events", headers=headers))
             await answer.content.readline()
         await page.open(f"{dev.control}/status#{ORG}/{APP}")

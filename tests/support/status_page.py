@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-from price_keeper.control.page.shared import Shared
+from price_keeper.control.page.shared import SingleFlightCache
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Put, Store
 
@@ -34,7 +34,7 @@ async def status_page(folder: Path, store: Store | None = None) -> AsyncIterator
     async with rig(store, folder, Moved()) as api:
         page = api.parts.page
         page.tick_seconds = TICK
-        page.boards, page.places, page.happened = Shared(TICK), Shared(TICK), Shared(TICK)
+        page.board_cache, page.list_cache, page.event_cache = SingleFlightCache(TICK), SingleFlightCache(TICK), SingleFlightCache(TICK)
         yield api
 
 

@@ -40,7 +40,7 @@ async def get_board(services: ControlServices, query: BoardQuery) -> dict[str, A
     async def build() -> dict[str, Any]:
         return await _build_board(services, query)
 
-    return await services.page.boards.of(query, build, services.clock.monotonic())
+    return await services.page.board_cache.get_or_load(query, build, services.clock.monotonic())
 
 
 async def _build_board(services: ControlServices, query: BoardQuery) -> dict[str, Any]:
@@ -61,7 +61,7 @@ async def _build_list(services: ControlServices, query: BoardQuery) -> dict[str,
         return await places.list_budgets(services, query.org, query.search, query.after)
 
     now = services.clock.monotonic()
-    page = await services.page.places.of(query._replace(chosen=None), load, now)
+    page = await services.page.list_cache.get_or_load(query._replace(chosen=None), load, now)
     rows = await asyncio.gather(*(_build_row(services, place) for place in page.places))
     return {"rows": rows, "cursor": page.cursor}
 
@@ -84,7 +84,7 @@ async def _build_detail(services: ControlServices, org: str, app: str | None) ->
         return await places.load_entry(services, org, app)
 
     now = services.clock.monotonic()
-    entry = await services.page.places.of((org, app), load_name, now)
+    entry = await services.page.list_cache.get_or_load((org, app), load_name, now)
     budget, override = await read_budget(services, org, app)
     view = build_view(services, budget)
 
@@ -96,7 +96,7 @@ async def _build_detail(services: ControlServices, org: str, app: str | None) ->
     return {
         "scope": scope,
         "course": charts,
-        "happened": await services.page.happened.of((budget.scope, budget.span.key), load, now),
+        "happened": await services.page.event_cache.get_or_load((budget.scope, budget.span.key), load, now),
     }
 
 
@@ -150,7 +150,7 @@ def _build_caller(org: str, app: str | None) -> Caller:
 async def read_budget(services: ControlServices, org: str, app: str | None) -> tuple[BudgetState, Override | None]:
     """As its calls would be served by this process. What the totals know of and it does not is looked up soon."""
     budget, override = await services.budgets.read_status(_build_caller(org, app), forces_read=False)
-    now, history = services.clock.now(), services.page.history
+    now, history = services.clock.now(), services.page.spend_history
     for label in budget.settings.quotas:
         counter, spent = _build_counter(budget, label), budget.get_tracker(label).spent
         curve = history.get(*counter[:3])
@@ -174,7 +174,7 @@ def build_view(services: ControlServices, budget: BudgetState) -> BudgetView:
         active=budget.active_index,
         is_sticky=settings.is_sticky,
         tight_pct=settings.tight_pct,
-        curves=services.page.history.get_curves(budget.scope.key, budget.span.key, quotas),
+        curves=services.page.spend_history.get_curves(budget.scope.key, budget.span.key, quotas),
         now=services.clock.now(),
         ends_at=budget.span.end,
     )

@@ -8,7 +8,7 @@ from price_keeper.control.page import live, page_files, signing_in, what_if
 
 
 def build_page_routes(readiness: Readiness) -> list[ApiRoute]:
-    get_board, stream_board = live.handlers(readiness)
+    get_board, stream_board = live.build_board_handlers(readiness)
     return [
         *page_files.ROUTES,
         *signing_in.ROUTES,
@@ -20,7 +20,7 @@ def build_page_routes(readiness: Readiness) -> list[ApiRoute]:
             "What the status page shows: budgets, one of them in full, and health",
             get_board,
             {200: "Board"},
-            query_schemas=live.QUERY,
+            query_schemas=live.BOARD_QUERY,
             group="page",
         ),
         ApiRoute(
@@ -31,9 +31,9 @@ def build_page_routes(readiness: Readiness) -> list[ApiRoute]:
             "The same as server-sent events: each has what changed; goes on until either side ends it",
             stream_board,
             {200: ""},
-            query_schemas=live.QUERY,
+            query_schemas=live.BOARD_QUERY,
             group="page",
-            media_types=(live.EVENTS,),
+            media_types=(live.EVENT_STREAM,),
         ),
         *what_if.ROUTES,
     ]

@@ -8,43 +8,43 @@ from typing import Generic, NamedTuple, TypeVar
 
 V = TypeVar("V")
 
-MOST_KEPT = 256
+MAX_CACHE_ENTRIES = 256
 
 
-class _Found(NamedTuple, Generic[V]):
+class _CacheEntry(NamedTuple, Generic[V]):
     task: asyncio.Task[V]
-    until: float
+    expires_at: float
 
 
-class Shared(Generic[V]):
+class SingleFlightCache(Generic[V]):
     """A failure is kept as long as any other answer: the store is asked no more often because it is away."""
 
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
-        self._found: dict[Hashable, _Found[V]] = {}
+    def __init__(self, ttl_seconds: float) -> None:
+        self._ttl_seconds = ttl_seconds
+        self._entries: dict[Hashable, _CacheEntry[V]] = {}
 
-    async def of(self, key: Hashable, make: Callable[[], Awaitable[V]], now: float) -> V:
+    async def get_or_load(self, key: Hashable, load: Callable[[], Awaitable[V]], now: float) -> V:
         """`now` is monotonic. What is under way goes on when one of those who wait for it leaves."""
-        found = self._found.get(key)
-        if found is None or (found.task.done() and now >= found.until):
-            if len(self._found) >= MOST_KEPT:
-                self._make_room(now)
-            task = asyncio.ensure_future(_run(make))
-            task.add_done_callback(_seen)
-            found = self._found[key] = _Found(task, now + self._seconds)
-        return await asyncio.shield(found.task)
+        entry = self._entries.get(key)
+        if entry is None or (entry.task.done() and now >= entry.expires_at):
+            if len(self._entries) >= MAX_CACHE_ENTRIES:
+                self._evict(now)
+            task = asyncio.ensure_future(_run_load(load))
+            task.add_done_callback(_consume_failure)
+            entry = self._entries[key] = _CacheEntry(task, now + self._ttl_seconds)
+        return await asyncio.shield(entry.task)
 
-    def _make_room(self, now: float) -> None:
-        self._found = {key: each for key, each in self._found.items() if now < each.until or not each.task.done()}
-        for oldest in list(self._found)[: max(0, len(self._found) - MOST_KEPT // 2)]:
-            del self._found[oldest]
-
-
-async def _run(make: Callable[[], Awaitable[V]]) -> V:
-    return await make()
+    def _evict(self, now: float) -> None:
+        self._entries = {key: each for key, each in self._entries.items() if now < each.expires_at or not each.task.done()}
+        for oldest in list(self._entries)[: max(0, len(self._entries) - MAX_CACHE_ENTRIES // 2)]:
+            del self._entries[oldest]
 
 
-def _seen(task: asyncio.Task[V]) -> None:
+async def _run_load(load: Callable[[], Awaitable[V]]) -> V:
+    return await load()
+
+
+def _consume_failure(task: asyncio.Task[V]) -> None:
     """Nobody may be there any more to hear of a failure."""
     if not task.cancelled():
         task.exception()

@@ -7,21 +7,21 @@ from typing import Any
 
 from price_keeper.control.connections import DEFAULT_PORT_LIMITS, ControlPortLimits
 from price_keeper.control.page.history import SpendHistory
-from price_keeper.control.page.listeners import Listeners
-from price_keeper.control.page.shared import Shared
+from price_keeper.control.page.listeners import PageSubscriptions
+from price_keeper.control.page.shared import SingleFlightCache
 
 TICK_SECONDS = 2.0  # how often what is shown is found out anew, however many look
-STORED_SECONDS = 10.0  # as above, of what the store has to be asked for
+STORE_TTL_SECONDS = 10.0  # as above, of what the store has to be asked for
 
 
 class PageState:
     def __init__(self, tick_seconds: float = TICK_SECONDS, limits: ControlPortLimits = DEFAULT_PORT_LIMITS) -> None:
         self.tick_seconds = tick_seconds
-        self.history = SpendHistory()
-        self.listeners = Listeners(limits)
-        self.boards: Shared[dict[str, Any]] = Shared(tick_seconds)
-        self.places: Shared[Any] = Shared(STORED_SECONDS)
-        self.happened: Shared[list[dict[str, Any]]] = Shared(STORED_SECONDS)
+        self.spend_history = SpendHistory()
+        self.subscriptions = PageSubscriptions(limits)
+        self.board_cache: SingleFlightCache[dict[str, Any]] = SingleFlightCache(tick_seconds)
+        self.list_cache: SingleFlightCache[Any] = SingleFlightCache(STORE_TTL_SECONDS)
+        self.event_cache: SingleFlightCache[list[dict[str, Any]]] = SingleFlightCache(STORE_TTL_SECONDS)
         self.closed = asyncio.Event()
 
     def close(self) -> None:
