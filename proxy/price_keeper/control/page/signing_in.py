@@ -23,54 +23,54 @@ from price_keeper.control.terms import API_KEY_HEADER, AUTHORIZATION_HEADER
 from price_keeper.errors import Busy, TooManyRequests
 from price_keeper.reporting.settings_shown import utc
 
-ADMIN, CLIENT = "admin", "client"
+ADMIN_KIND, CLIENT_KIND = "admin", "client"
 _SECRET_FIELD = PatternField(r"[ -~]+", 16 * 1024, "an admin key or an access token", is_secret=True)
-SIGN_IN_BODY = BodyFields({"kind": ChoiceField((ADMIN, CLIENT)), "secret": _SECRET_FIELD}, ("kind", "secret"))
-NOBODY: dict[str, Any] = {"is_signed_in": False, **dict.fromkeys(("is_admin", "org", "app", "expires_at"))}
-_PATH = "/status/session"
+SIGN_IN_BODY = BodyFields({"kind": ChoiceField((ADMIN_KIND, CLIENT_KIND)), "secret": _SECRET_FIELD}, ("kind", "secret"))
+SIGNED_OUT: dict[str, Any] = {"is_signed_in": False, **dict.fromkeys(("is_admin", "org", "app", "expires_at"))}
+_SESSION_PATH = "/status/session"
 
 
-async def begin(services: ControlServices, request: ApiRequest) -> ApiResponse:
+async def sign_in(services: ControlServices, request: ApiRequest) -> ApiResponse:
     check_same_origin(request.headers, is_change=True)
-    given = SIGN_IN_BODY.parse(request.body)
+    body = SIGN_IN_BODY.parse(request.body)
     if not services.page_sessions.can_begin:
         raise ApiError(503, ERROR_CODES[503], "there is no key here to sign sessions with; ask another instance")
-    cookie, session = await _begun(services, request, given["kind"], given["secret"].strip())
+    cookie, session = await _begin_session(services, request, body["kind"], body["secret"].strip())
     seconds = max(0, math.ceil(session.expires - services.clock.now()))
-    return ApiResponse(_told(session), headers={"Set-Cookie": _cookie(request, cookie, seconds)})
+    return ApiResponse(_format_session(session), headers={"Set-Cookie": _format_cookie(request, cookie, seconds)})
 
 
-async def _begun(services: ControlServices, request: ApiRequest, kind: str, secret: str) -> tuple[str, PageSession]:
+async def _begin_session(services: ControlServices, request: ApiRequest, kind: str, secret: str) -> tuple[str, PageSession]:
     """Whoever shows something wrong is counted as anywhere else."""
     now = services.clock.now()
-    if kind == ADMIN:
+    if kind == ADMIN_KIND:
         await services.authenticator.authenticate(CIMultiDict({API_KEY_HEADER: secret}), request.address)
         return services.page_sessions.begin_for_admin(now)
     await services.authenticator.authenticate(CIMultiDict({AUTHORIZATION_HEADER: f"Bearer {secret}"}), request.address)
     return services.page_sessions.begin_for_client(secret, now)
 
 
-async def current(services: ControlServices, request: ApiRequest) -> ApiResponse:
+async def get_page_session(services: ControlServices, request: ApiRequest) -> ApiResponse:
     """Also for who is not signed in, which is no failure."""
     cookie = read_cookie(request.headers) if has_page_header(request.headers) else None
     if cookie is None:
-        return ApiResponse(NOBODY)
+        return ApiResponse(SIGNED_OUT)
     check_same_origin(request.headers, is_change=False)
-    gone = {"Set-Cookie": _cookie(request, "", 0)}
+    expired_cookie = {"Set-Cookie": _format_cookie(request, "", 0)}
     try:
-        return ApiResponse(_told(await services.authenticator.verify_session(cookie, request.address)))
+        return ApiResponse(_format_session(await services.authenticator.verify_session(cookie, request.address)))
     except TooManyRequests as failure:
-        raise _too_many_attempts(failure, gone) from None
+        raise _too_many_attempts(failure, expired_cookie) from None
     except ApiError as failure:
         if failure.status != 401:
             raise
-        return ApiResponse(NOBODY, headers=gone)
+        return ApiResponse(SIGNED_OUT, headers=expired_cookie)
 
 
-async def end(services: ControlServices, request: ApiRequest) -> ApiResponse:
+async def sign_out(services: ControlServices, request: ApiRequest) -> ApiResponse:
     """The cookie goes in any case, and with it what this browser could do."""
     check_same_origin(request.headers, is_change=True)
-    cookie, gone = read_cookie(request.headers), {"Set-Cookie": _cookie(request, "", 0)}
+    cookie, expired_cookie = read_cookie(request.headers), {"Set-Cookie": _format_cookie(request, "", 0)}
     try:
         if cookie is not None:
             with count_failed_logins(services, request):
@@ -78,19 +78,19 @@ async def end(services: ControlServices, request: ApiRequest) -> ApiResponse:
     except ApiError:
         pass  # it was none, or none any more
     except TooManyRequests as failure:
-        raise _too_many_attempts(failure, gone) from None
+        raise _too_many_attempts(failure, expired_cookie) from None
     except Busy as failure:
-        why = "this browser is signed out; while the store is away it cannot be told that the session is over"
-        raise ApiError(503, ERROR_CODES[503], why, retry_after=failure.retry_after, headers=gone) from None
-    return ApiResponse(NOBODY, headers=gone)
+        message = "this browser is signed out; while the store is away it cannot be told that the session is over"
+        raise ApiError(503, ERROR_CODES[503], message, retry_after=failure.retry_after, headers=expired_cookie) from None
+    return ApiResponse(SIGNED_OUT, headers=expired_cookie)
 
 
-def _too_many_attempts(failure: TooManyRequests, gone: dict[str, str]) -> ApiError:
+def _too_many_attempts(failure: TooManyRequests, expired_cookie: dict[str, str]) -> ApiError:
     """A wrong cookie goes all the same, or its browser would be told nothing else from then on."""
-    return ApiError(429, ERROR_CODES[429], failure.message, retry_after=failure.retry_after, headers=gone)
+    return ApiError(429, ERROR_CODES[429], failure.message, retry_after=failure.retry_after, headers=expired_cookie)
 
 
-def _told(session: PageSession) -> dict[str, Any]:
+def _format_session(session: PageSession) -> dict[str, Any]:
     principal = get_session_principal(session)
     return {
         "is_signed_in": True,
@@ -101,33 +101,33 @@ def _told(session: PageSession) -> dict[str, Any]:
     }
 
 
-def _cookie(request: ApiRequest, value: str, seconds: int) -> str:
+def _format_cookie(request: ApiRequest, value: str, seconds: int) -> str:
     """For https alone where the page came by https, as only its Origin tells."""
     secure = "; Secure" if request.headers.get("Origin", "").startswith("https://") else ""
     name = cookie_name(request.headers)
     return f"{name}={value}; Path=/; Max-Age={seconds}; HttpOnly; SameSite=Strict{secure}"
 
 
-_HEADERS = {PAGE_HEADER: "1, or nothing is done: pages from elsewhere cannot send it"}
+_SESSION_HEADERS = {PAGE_HEADER: "1, or nothing is done: pages from elsewhere cannot send it"}
 
 
 def _build_session_route(method: str, operation_id: str, summary: str, handler: Any, **more: Any) -> ApiRoute:
     return ApiRoute(
-        method, _PATH, AccessLevel.PUBLIC, operation_id, summary, handler, {200: "PageSession"}, (401, 403),
-        request_headers=_HEADERS, group="page", **more,
+        method, _SESSION_PATH, AccessLevel.PUBLIC, operation_id, summary, handler, {200: "PageSession"}, (401, 403),
+        request_headers=_SESSION_HEADERS, group="page", **more,
     )  # fmt: skip
 
 
 ROUTES = (
-    _build_session_route("GET", "getPageSession", "Who is signed in to the status page, if anybody", current, is_unlimited=True),
+    _build_session_route("GET", "getPageSession", "Who is signed in to the status page, if anybody", get_page_session, is_unlimited=True),
     _build_session_route(
         "POST",
         "beginPageSession",
         "Sign in to the status page: a cookie for an admin key or an access token",
-        begin,
+        sign_in,
         body="PageSignIn",
         body_bytes=MAX_ANONYMOUS_BODY_BYTES,
         by_secret=True,
     ),
-    _build_session_route("DELETE", "endPageSession", "Sign out", end, by_secret=True),
+    _build_session_route("DELETE", "endPageSession", "Sign out", sign_out, by_secret=True),
 )
