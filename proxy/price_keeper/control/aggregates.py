@@ -74,7 +74,7 @@ _ENDPOINTS: tuple[tuple[str, str, str, ApiHandler, Mapping[str, Mapping[str, Any
     ("", "", f"of some days, at most {MAX_DAYS} at once", get_range, _RANGE_QUERY),
 )
 
-ROUTES = tuple(
+AGGREGATE_ROUTES = tuple(
     ApiRoute(
         "GET",
         f"/api/v1/orgs/{{org}}{below}/aggregates{path}",

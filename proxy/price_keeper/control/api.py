@@ -25,7 +25,7 @@ from price_keeper.control.parts import ControlServices
 from price_keeper.control.probes import build_probe_routes
 from price_keeper.telemetry import MetricsRegistry
 
-_GROUPS = (auth, orgs, credentials, sessions, overrides, profiles, auditing, selecting, aggregates, usage)
+_ENDPOINT_MODULES = (auth, orgs, credentials, sessions, overrides, profiles, auditing, selecting, aggregates, usage)
 
 
 def build_routes(readiness: Readiness, telemetry: MetricsRegistry, role: str = "both") -> Sequence[ApiRoute]:
@@ -33,7 +33,7 @@ def build_routes(readiness: Readiness, telemetry: MetricsRegistry, role: str = "
     routes = [build_front_route(readiness, role), *build_probe_routes(readiness, telemetry)]
     if role == "sidecar":
         return routes
-    routes += [route for group in _GROUPS for route in group.ROUTES]
+    routes += [route for group in _ENDPOINT_MODULES for route in group.ROUTES]
     routes += page.build_page_routes(readiness)
 
     async def get_openapi(_: ControlServices, __: ApiRequest) -> ApiResponse:

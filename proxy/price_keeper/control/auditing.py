@@ -14,7 +14,7 @@ async def list_audit_records(services: ControlServices, request: ApiRequest) -> 
     return build_cacheable_response({"records": [build_record_json(row) for row in page.rows], "cursor": page.cursor})
 
 
-ROUTES = (
+AUDIT_ROUTES = (
     ApiRoute(
         "GET",
         "/api/v1/orgs/{org}/audit",

@@ -135,7 +135,7 @@ def _build_post_route(path: str, operation_id: str, summary: str, handler: Any, 
     )
 
 
-ROUTES = (
+TOKEN_ROUTES = (
     _build_post_route(
         "/auth/token",
         "login",

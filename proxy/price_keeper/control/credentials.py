@@ -115,4 +115,4 @@ def _build_credential_routes(path: str, kind: str) -> tuple[ApiRoute, ApiRoute]:
     )
 
 
-ROUTES = (*_build_credential_routes("/api/v1/orgs/{org}", "Org"), *_build_credential_routes("/api/v1/orgs/{org}/apps/{app}", "App"))
+CREDENTIAL_ROUTES = (*_build_credential_routes("/api/v1/orgs/{org}", "Org"), *_build_credential_routes("/api/v1/orgs/{org}/apps/{app}", "App"))

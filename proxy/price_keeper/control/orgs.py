@@ -170,7 +170,7 @@ _PRECONDITION_HEADERS = {
 }
 _PUT_RESPONSES = {201: "Settings", 200: "Settings"}
 
-ROUTES = (
+ORG_ROUTES = (
     ApiRoute(
         "GET", "/api/v1/orgs", AccessLevel.ADMIN, "listOrgs", "All orgs, by their ids", list_orgs, {200: "Orgs"}, query_schemas=PAGING_QUERY
     ),

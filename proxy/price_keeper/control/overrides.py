@@ -87,7 +87,7 @@ def _build_override_route(method: str, path: str, kind: str) -> ApiRoute:
     return ApiRoute(method, path, AccessLevel.ADMIN, operation_id, summary, delete_override, {200: "Overridden"}, (404, 409))
 
 
-ROUTES = tuple(
+OVERRIDE_ROUTES = tuple(
     _build_override_route(method, f"/api/v1/orgs/{{org}}{below}/override", of)
     for below, of in (("", "Org"), ("/apps/{app}", "App"))
     for method in ("PUT", "DELETE")

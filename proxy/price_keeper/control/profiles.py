@@ -165,7 +165,7 @@ def _increment_profile_count(key: Key, app: Item | None) -> Update:
 
 _PROFILES_PATH = "/api/v1/orgs/{org}/apps/{app}/inference-profiles"
 
-ROUTES = (
+PROFILE_ROUTES = (
     ApiRoute(
         "GET",
         _PROFILES_PATH,

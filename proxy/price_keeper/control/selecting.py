@@ -92,7 +92,7 @@ def _get_spend(budget: BudgetState, label: str) -> tuple[int, int]:
 
 _SELECTION_QUERY = {"force_check": {"type": "string", "enum": ["true", "false"]}}
 
-ROUTES = tuple(
+SELECTION_ROUTES = tuple(
     ApiRoute(
         "GET",
         f"/api/v1/orgs/{{org}}{below}/model-selection",

@@ -104,4 +104,4 @@ def _build_session_routes(path: str, kind: str) -> tuple[ApiRoute, ...]:
     )
 
 
-ROUTES = (*_build_session_routes("/api/v1/orgs/{org}", "Org"), *_build_session_routes("/api/v1/orgs/{org}/apps/{app}", "App"))
+SESSION_ROUTES = (*_build_session_routes("/api/v1/orgs/{org}", "Org"), *_build_session_routes("/api/v1/orgs/{org}/apps/{app}", "App"))

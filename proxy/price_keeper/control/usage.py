@@ -191,7 +191,7 @@ def _digest_fields(fields: Mapping[str, Any]) -> str:
 _USAGE_PATH = "/api/v1/orgs/{org}/apps/{app}/usage"
 _ONE_SUMMARY, _BATCH_SUMMARY = "Count a usage, once", f"Count up to {MAX_ITEMS} usages, each by itself"
 
-ROUTES = (
+USAGE_ROUTES = (
     ApiRoute(
         "POST",
         _USAGE_PATH,

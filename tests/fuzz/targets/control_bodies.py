@@ -43,7 +43,7 @@ TEXTS = (*LABELS, "UTC", "Europe/Berlin", "ORG", "APP", "day", "month", "hard", 
          "arn:aws:bedrock:us-east-1:123456789012:application-inference-profile/abc")  # fmt: skip
 GOOD = {"org_name": "Acme", "timezone": "UTC", "quota_scope": "ORG", "model_ordering": ["premium", "standard"],
         "quotas": {"premium": 5, "standard": 7}}  # fmt: skip
-QUERIES = [route for group in api._GROUPS for route in group.ROUTES if route.query]
+QUERIES = [route for group in api._ENDPOINT_MODULES for route in group.ROUTES if route.query]
 WORDS = (*(b'"%b":' % name.encode() for name in NAMES), b"limit=", b"cursor=", b"from=2026-11-01", b"&to=", b"%00")
 DEFAULTS = DefaultsConfig()
 NOW = 1_795_003_200.0

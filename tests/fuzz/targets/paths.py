@@ -30,7 +30,7 @@ ALLOWED = re.compile(r"(?:accept|amz-sdk-invocation-id|amz-sdk-request|content-t
                      r"x-amzn-trace-id|x-amzn-bedrock-[a-z0-9!#$%&'*+.^_`|~-]*)\Z")  # fmt: skip
 ID = re.compile(r"[A-Za-z0-9.:_/-]+\Z")
 WORDS = (*PARTS, *NAMES)
-ROUTING = Router([route for group in api._GROUPS for route in group.ROUTES])
+ROUTING = Router([route for group in api._ENDPOINT_MODULES for route in group.ROUTES])
 
 
 def _path(reader: Reader) -> bytes:

@@ -51,7 +51,7 @@ def _read_file(name: str) -> bytes | None:
     return resource.read_bytes() if resource.is_file() else None
 
 
-ROUTES = (
+PAGE_FILE_ROUTES = (
     ApiRoute("GET", "/status", AccessLevel.PUBLIC, "statusPage", "The status page; what it shows, it asks for once somebody has "
           "signed in", get_page, {200: ""}, group="page", media_types=(HTML,), is_rate_limit_exempt=True),
     ApiRoute("GET", "/status/{file}", AccessLevel.PUBLIC, "statusPageFile", "A script, style or picture of the status page",

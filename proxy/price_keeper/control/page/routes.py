@@ -10,8 +10,8 @@ from price_keeper.control.page import live, page_files, signing_in, what_if
 def build_page_routes(readiness: Readiness) -> list[ApiRoute]:
     get_board, stream_board = live.build_board_handlers(readiness)
     return [
-        *page_files.ROUTES,
-        *signing_in.ROUTES,
+        *page_files.PAGE_FILE_ROUTES,
+        *signing_in.SIGN_IN_ROUTES,
         ApiRoute(
             "GET",
             "/status/board",
@@ -35,5 +35,5 @@ def build_page_routes(readiness: Readiness) -> list[ApiRoute]:
             group="page",
             media_types=(live.EVENT_STREAM,),
         ),
-        *what_if.ROUTES,
+        *what_if.WHAT_IF_ROUTES,
     ]

@@ -118,7 +118,7 @@ def _build_session_route(method: str, operation_id: str, summary: str, handler: 
     )  # fmt: skip
 
 
-ROUTES = (
+SIGN_IN_ROUTES = (
     _build_session_route("GET", "getPageSession", "Who is signed in to the status page, if anybody", get_page_session, is_unlimited=True),
     _build_session_route(
         "POST",

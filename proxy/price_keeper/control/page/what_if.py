@@ -37,7 +37,7 @@ def _parse_what_if(request: ApiRequest, labels: Container[str]) -> tuple[str, in
     return str(label), int(text)
 
 
-ROUTES = tuple(
+WHAT_IF_ROUTES = tuple(
     ApiRoute(
         "GET",
         f"/api/v1/orgs/{{org}}{below}/what-if",
