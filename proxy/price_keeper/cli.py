@@ -19,42 +19,42 @@ from price_keeper.commandline.terminal import RED, painted
 from price_keeper.commandline.whole import PROGRAM, parser
 from price_keeper.errors import ConfigError, PriceKeeperError
 
-SERVES = ("run.serve", "dev.dev")
+LONG_RUNNING_COMMANDS = ("run.serve", "dev.dev")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
-    tell = _tell_as_json if "--json" in words else _tell
+    print_failure = _print_failure_as_json if "--json" in words else _print_failure
     try:
-        return _flushed(_carried_out(parser().parse_args(words)))
+        return _flush_output(_run_command(parser().parse_args(words)))
     except Misused as failure:
-        return tell("usage", 2, [str(failure)], failure)
+        return print_failure("usage", 2, [str(failure)], failure)
     except ConfigError as failure:
-        return tell("mistake", 2, failure.problems, failure)
+        return print_failure("mistake", 2, failure.problems, failure)
     except PriceKeeperError as failure:
-        return tell("not_done", 1, [with_next_step(failure, words)], failure)
+        return print_failure("not_done", 1, [with_next_step(failure, words)], failure)
     except BrokenPipeError:
-        return _unread()
+        return _handle_broken_pipe()
     except OSError as failure:
-        return tell("not_done", 1, [str(failure)], failure)
+        return print_failure("not_done", 1, [str(failure)], failure)
     except KeyboardInterrupt:
-        return tell("interrupted", 130, [], None)
+        return print_failure("interrupted", 130, [], None)
 
 
-def _carried_out(chosen: Namespace) -> int:
-    does = "version.version" if getattr(chosen, "version", False) else chosen.does
-    if not does:  # a command that has others
+def _run_command(chosen: Namespace) -> int:
+    target = "version.version" if getattr(chosen, "version", False) else chosen.does
+    if not target:  # a command that has others
         chosen.parser.print_help()
         return 2
-    _prepare()
-    if does in SERVES:
+    _prepare_process()
+    if target in LONG_RUNNING_COMMANDS:
         hangups.record_reload_signals()
-    module, _, name = does.partition(".")
-    command: Callable[[Namespace], int] = getattr(import_module(f"price_keeper.commands.{module}"), name)
+    module, _, function_name = target.partition(".")
+    command: Callable[[Namespace], int] = getattr(import_module(f"price_keeper.commands.{module}"), function_name)
     return command(chosen)
 
 
-def _prepare() -> None:
+def _prepare_process() -> None:
     import logging
     import zoneinfo
 
@@ -63,7 +63,7 @@ def _prepare() -> None:
     logging.getLogger("botocore").setLevel(logging.CRITICAL)  # its failures are told by us, without a traceback
 
 
-def _tell(kind: str, code: int, problems: Sequence[str], failure: Exception | None) -> int:
+def _print_failure(kind: str, code: int, problems: Sequence[str], failure: Exception | None) -> int:
     """A line for each: where, or by whom, and what is wrong."""
     from price_keeper.config.problems import escape_line
 
@@ -71,24 +71,24 @@ def _tell(kind: str, code: int, problems: Sequence[str], failure: Exception | No
         print(failure.parser.format_usage(), end="", file=sys.stderr)
     for problem in problems:
         line = escape_line(problem)
-        where, colon, what = (line if kind == "mistake" else f"{PROGRAM}: {line}").partition(": ")
-        print(painted(where + colon, "" if " " in where else RED, sys.stderr) + what, file=sys.stderr)
+        location, colon, explanation = (line if kind == "mistake" else f"{PROGRAM}: {line}").partition(": ")
+        print(painted(location + colon, "" if " " in location else RED, sys.stderr) + explanation, file=sys.stderr)
     if isinstance(failure, Misused):
         print(f"More is told by: {failure.parser.prog} --help", file=sys.stderr)
     return code
 
 
-def _tell_as_json(kind: str, code: int, problems: Sequence[str], failure: Exception | None) -> int:
+def _print_failure_as_json(kind: str, code: int, problems: Sequence[str], failure: Exception | None) -> int:
     """On one line, the last of standard error: what was logged may stand before it."""
     import json
 
-    told = {"error": kind, "message": "; ".join(problems), "details": list(problems), "exit_code": code}
+    record = {"error": kind, "message": "; ".join(problems), "details": list(problems), "exit_code": code}
     status = getattr(failure, "status", None)
-    print(json.dumps(told if status is None else {**told, "status": status}), file=sys.stderr)
+    print(json.dumps(record if status is None else {**record, "status": status}), file=sys.stderr)
     return code
 
 
-def _unread() -> int:
+def _handle_broken_pipe() -> int:
     """The reader of our output has seen enough. What is still to be written at the end of the process goes nowhere."""
     import os
 
@@ -97,7 +97,7 @@ def _unread() -> int:
     return 1
 
 
-def _flushed(code: int) -> int:
+def _flush_output(code: int) -> int:
     try:
         sys.stdout.flush()
     except BrokenPipeError:
