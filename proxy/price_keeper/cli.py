@@ -41,17 +41,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return print_failure("interrupted", 130, [], None)
 
 
-def _run_command(chosen: Namespace) -> int:
-    target = "version.version" if getattr(chosen, "version", False) else chosen.does
+def _run_command(args: Namespace) -> int:
+    target = "version.version" if getattr(args, "version", False) else args.does
     if not target:  # a command that has others
-        chosen.parser.print_help()
+        args.parser.print_help()
         return 2
     _prepare_process()
     if target in LONG_RUNNING_COMMANDS:
         hangups.record_reload_signals()
     module, _, function_name = target.partition(".")
     command: Callable[[Namespace], int] = getattr(import_module(f"price_keeper.commands.{module}"), function_name)
-    return command(chosen)
+    return command(args)
 
 
 def _prepare_process() -> None:

@@ -36,11 +36,11 @@ def scope_path(org: str, app: str | None = None) -> str:
 
 
 class Admin:
-    def __init__(self, chosen: Namespace) -> None:
-        key = secret_of(chosen.key_file, KEY_VARIABLE, "an admin key")
+    def __init__(self, args: Namespace) -> None:
+        key = secret_of(args.key_file, KEY_VARIABLE, "an admin key")
         if key is None:
             raise NotAsked(f"the admin key comes from the variable {KEY_VARIABLE}, or from --key-file FILE")
-        self.api = Api(chosen.api)
+        self.api = Api(args.api)
         self._shown = {API_KEY_HEADER: key}
 
     def ask(self, method: str, path: str, body: Any = None, hints: Hints | None = None) -> Record:

@@ -12,20 +12,20 @@ from price_keeper.commands.settings_shown import Shown
 from price_keeper.commands.shared import columns, print_json, say
 
 
-def put(chosen: Namespace) -> int:
-    admin, file = Admin(chosen), SettingsFile(chosen.file)
-    above = org_found(admin, chosen.org)
-    path = scope_path(above["org"], chosen.app)
+def put(args: Namespace) -> int:
+    admin, file = Admin(args), SettingsFile(args.file)
+    above = org_found(admin, args.org)
+    path = scope_path(above["org"], args.app)
     is_new, told = written(admin, path, file)
-    tell_put(admin, path, told, above, is_new=is_new, as_json=chosen.json)
+    tell_put(admin, path, told, above, is_new=is_new, as_json=args.json)
     return 0
 
 
-def show(chosen: Namespace) -> int:
-    admin = Admin(chosen)
-    above = org_found(admin, chosen.org)
-    told = app_found(admin, above["org"], chosen.app)
-    if chosen.json:
+def show(args: Namespace) -> int:
+    admin = Admin(args)
+    above = org_found(admin, args.org)
+    told = app_found(admin, above["org"], args.app)
+    if args.json:
         print_json(told)
         return 0
     with readable(admin.api.url):
@@ -34,11 +34,11 @@ def show(chosen: Namespace) -> int:
     return 0
 
 
-def list_all(chosen: Namespace) -> int:
-    admin = Admin(chosen)
-    above = org_found(admin, chosen.org)
+def list_all(args: Namespace) -> int:
+    admin = Admin(args)
+    above = org_found(admin, args.org)
     apps = admin.every(f"{scope_path(above['org'])}/apps", "apps", NO_ORG)
-    if chosen.json:
+    if args.json:
         print_json(apps)
         return 0
     with readable(admin.api.url):

@@ -17,14 +17,14 @@ from price_keeper.reporting.tenants import org_called, registered
 from price_keeper.stores.contract import Store
 
 
-def audit(chosen: Namespace) -> int:
-    return asyncio.run(_audit(chosen, config_of(chosen)))
+def audit(args: Namespace) -> int:
+    return asyncio.run(_audit(args, config_of(args)))
 
 
-async def _audit(chosen: Namespace, config: Config) -> int:
+async def _audit(args: Namespace, config: Config) -> int:
     async with opened(config.store, SystemClock()) as store:
-        found = await _found(store, await _org_named(store, chosen.org), chosen.limit)
-    if chosen.json:
+        found = await _found(store, await _org_named(store, args.org), args.limit)
+    if args.json:
         print_json(found)
     else:
         say([line for each in found for line in _lines(each)] or ["nothing was changed since this is kept"])

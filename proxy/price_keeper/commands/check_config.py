@@ -10,16 +10,16 @@ from price_keeper.commands.places import labels_told, loaded
 from price_keeper.commands.shared import print_json, say
 
 
-def check(chosen: Namespace) -> int:
-    config = loaded(chosen.config)
+def check(args: Namespace) -> int:
+    config = loaded(args.config)
     if config.alerts.webhook is not None:
         from price_keeper.alerts.composed import (
             load_checked_secret,  # with an HTTP client, which takes longer than all else here
         )
 
         load_checked_secret(config.alerts.webhook, os.environ)
-    if chosen.json:
-        print_json({"config": str(chosen.config), "is_good": True, "labels": list(config.labels)})
+    if args.json:
+        print_json({"config": str(args.config), "is_good": True, "labels": list(config.labels)})
     else:
-        say([f"{chosen.config}: " + painted("good", GREEN) + f", with {labels_told(config)}"])
+        say([f"{args.config}: " + painted("good", GREEN) + f", with {labels_told(config)}"])
     return 0

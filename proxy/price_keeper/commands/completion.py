@@ -9,7 +9,7 @@ from price_keeper.commandline.completion import commands
 from price_keeper.commandline.whole import parser
 
 
-def completion(chosen: Namespace) -> int:
-    shell = import_module(f"price_keeper.commandline.completion_{chosen.shell}")
+def completion(args: Namespace) -> int:
+    shell = import_module(f"price_keeper.commandline.completion_{args.shell}")
     print(shell.script(commands(parser())), end="")
     return 0

@@ -82,23 +82,23 @@ export AWS_CONTAINER_AUTHORIZATION_TOKEN='{client_id}:{secret}'
 """
 
 
-def dev(chosen: Namespace) -> int:
-    folder: Path = chosen.data_dir
+def dev(args: Namespace) -> int:
+    folder: Path = args.data_dir
     leave_no_core()
     release_large_blocks()
     _kept(folder / "token-key", lambda: secrets.token_urlsafe(48))
     _kept(folder / ADMIN_KEY, lambda: secrets.token_urlsafe(32))
     secret = _kept(folder / "demo-secret", make_secret)
-    authority, tls = _tls(folder) if chosen.tls else (None, None)
+    authority, tls = _tls(folder) if args.tls else (None, None)
 
     async def tell(started: app.StartedServer) -> None:
         await _make_demo_client(started.store, secret)
         token = started.token_service.mint_access(ORG, APP, TOKEN_SECONDS).token
         ready = _Ready(started, secret, authority, folder, token)
-        print(json.dumps(ready.record()) if chosen.json else ready.guide(), flush=True)
+        print(json.dumps(ready.record()) if args.json else ready.guide(), flush=True)
 
     logs.configure_logging("text")
-    run_until_stopped(config_in(folder, chosen.port, chosen.control_port, tls), os.environ, tell)
+    run_until_stopped(config_in(folder, args.port, args.control_port, tls), os.environ, tell)
     return 0
 
 

@@ -29,29 +29,29 @@ _COLORS = {FindingStatus.OK: GREEN, FindingStatus.WARNING: YELLOW, FindingStatus
 _ORDER = (FindingStatus.TROUBLE, FindingStatus.WARNING, FindingStatus.SKIPPED, FindingStatus.OK)  # the worst first
 
 
-def doctor(chosen: Namespace) -> int:
-    config, source, words = _config(chosen)
-    if chosen.data_dir is not None and chosen.role != "both":
+def doctor(args: Namespace) -> int:
+    config, source, words = _config(args)
+    if args.data_dir is not None and args.role != "both":
         raise NotAsked("--role is of price-keeper serve; what --data-dir names is of dev, which has every part")
-    found = asyncio.run(_looked(DoctorContext(config, os.environ, SystemClock(), source, chosen.role)))
+    found = asyncio.run(_looked(DoctorContext(config, os.environ, SystemClock(), source, args.role)))
     told = [CheckResult("configuration", ok(words)), *found]
-    if chosen.json:
+    if args.json:
         print_json(_record(told))
     else:
         say(_lines(told))
     return 1 if any(each.finding.status is FindingStatus.TROUBLE for each in told) else 0
 
 
-def _config(chosen: Namespace) -> tuple[Config, str, str]:
+def _config(args: Namespace) -> tuple[Config, str, str]:
     """With how another command is told to use it, and words for people."""
-    if chosen.data_dir is None:
-        config = config_of(chosen)
-        source = "" if chosen.config is None else f" --config {chosen.config}"
-        return config, source, f"{chosen.config or 'config.yaml'}: good, with {labels_told(config)}"
-    folder: Path = chosen.data_dir
+    if args.data_dir is None:
+        config = config_of(args)
+        source = "" if args.config is None else f" --config {args.config}"
+        return config, source, f"{args.config or 'config.yaml'}: good, with {labels_told(config)}"
+    folder: Path = args.data_dir
     if not folder.is_dir():
         raise NotAsked(f"there is no folder {folder} yet; this makes it: price-keeper dev --data-dir {folder}")
-    return config_in(folder, chosen.port, chosen.control_port, None), "", f"of dev, in {folder}"
+    return config_in(folder, args.port, args.control_port, None), "", f"of dev, in {folder}"
 
 
 async def _looked(patient: DoctorContext) -> list[CheckResult]:

@@ -28,21 +28,21 @@ from price_keeper.reporting.tenants import registered
 from price_keeper.reporting.totals import DIMENSIONS, Row, only, rows, total
 
 
-def export(chosen: Namespace) -> int:
-    if chosen.billing_account and chosen.format != "focus":
+def export(args: Namespace) -> int:
+    if args.billing_account and args.format != "focus":
         raise NotAsked("--billing-account is for --format focus alone")
-    check_days(chosen.when)
-    path: Path = chosen.out
-    _check_place(path, force=chosen.force)
-    config, clock = config_of(chosen), SystemClock()
+    check_days(args.when)
+    path: Path = args.out
+    _check_place(path, force=args.force)
+    config, clock = config_of(args), SystemClock()
     try:
-        with whole_file(path, 0o666, replaces=chosen.force) as file:
-            summary = asyncio.run(_exported(config, chosen, clock, file))
+        with whole_file(path, 0o666, replaces=args.force) as file:
+            summary = asyncio.run(_exported(config, args, clock, file))
     except FileExistsError:
         raise _is_there(path) from None
     except OSError as failure:
         raise PriceKeeperError(f"cannot write {path}: {failure.strerror}; name another place with --out") from None
-    _tell(summary, path, chosen)
+    _tell(summary, path, args)
     return 0
 
 
@@ -141,25 +141,25 @@ class _Json:
         return f"{begin}\n], {rest[1:]}\n"
 
 
-def _form(config: Config, chosen: Namespace) -> _Form:
-    if chosen.format == "focus":
-        return _Focus(regions_of(config), chosen.billing_account)
-    return _Json() if chosen.format == "json" else _Csv()
+def _form(config: Config, args: Namespace) -> _Form:
+    if args.format == "focus":
+        return _Focus(regions_of(config), args.billing_account)
+    return _Json() if args.format == "json" else _Csv()
 
 
-async def _exported(config: Config, chosen: Namespace, clock: Clock, file: TextIO) -> _Summary:
-    now, form = clock.now(), _form(config, chosen)
+async def _exported(config: Config, args: Namespace, clock: Clock, file: TextIO) -> _Summary:
+    now, form = clock.now(), _form(config, args)
     zone = load_zone(config.defaults.timezone)
-    pieces = list(stretches(chosen.when, now))
+    pieces = list(stretches(args.when, now))
     async with opened(config.store, clock) as store:
         names = await registered(store)
-        org = org_asked_for(chosen.org, names)
-        summary = _Summary(now, {"org": org, "app": chosen.app, "label": chosen.label})
+        org = org_asked_for(args.org, names)
+        summary = _Summary(now, {"org": org, "app": args.app, "label": args.label})
         with Progress(clock.monotonic) as progress:
             for number, asked in enumerate(pieces):
                 progress.tell(f"{asked.text}: piece {number + 1} of {len(pieces)}, {summary.rows:,} rows so far")
                 found = await report(store, asked, org, names, zone, now)
-                found = dataclasses.replace(found, spent=only(found.spent, chosen.app, chosen.label))
+                found = dataclasses.replace(found, spent=only(found.spent, args.app, args.label))
                 told = sorted(rows(found.spent, DIMENSIONS), key=_place)
                 file.write(form.piece(found, told))
                 summary.add(found, told)
@@ -173,9 +173,9 @@ def _place(row: Row) -> tuple[str, ...]:
     return str(day), str(org), str(app or ""), str(label)
 
 
-def _tell(summary: _Summary, path: Path, chosen: Namespace) -> None:
-    if chosen.json:
-        print_json({"file": str(path), "format": chosen.format, "rows": summary.rows, **summary.record()})
+def _tell(summary: _Summary, path: Path, args: Namespace) -> None:
+    if args.json:
+        print_json({"file": str(path), "format": args.format, "rows": summary.rows, **summary.record()})
         return
     cost = money.shown(summary.counts.pico)
     say([f"{path}: {summary.rows:,} rows, {cost}, {summary.first} to {summary.last}", JOURNALS, *summary.notes])

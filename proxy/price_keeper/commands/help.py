@@ -7,9 +7,9 @@ from argparse import Namespace
 from price_keeper.commandline.whole import parser
 
 
-def help_of(chosen: Namespace) -> int:
-    found = parser().called(chosen.command)
-    for word in chosen.command[len(found.prog.split()) - 1 :]:
+def help_of(args: Namespace) -> int:
+    found = parser().called(args.command)
+    for word in args.command[len(found.prog.split()) - 1 :]:
         found.miss(word)
     found.print_help()
     return 0

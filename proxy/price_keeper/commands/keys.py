@@ -47,8 +47,8 @@ To let it take the place of another key without refusing anybody:
    out everywhere, and delete its file."""
 
 
-def new(chosen: Namespace) -> int:
-    kid, alg, folder = chosen.kid, chosen.alg, chosen.out.absolute()
+def new(args: Namespace) -> int:
+    kid, alg, folder = args.kid, args.alg, args.out.absolute()
     public = folder / f"{kid}.pub.pem"
     if alg == "HS256":
         private = folder / f"{kid}.secret"
@@ -62,7 +62,7 @@ def new(chosen: Namespace) -> int:
         verifying = _lines(kid, alg, "public_key_file", public)
         told = _PAIR.format(private=private, public=public, signing=signing, verifying=verifying)
         files = {"private_key_file": private, "public_key_file": public}
-    if chosen.json:
+    if args.json:
         print_json({"kid": kid, "alg": alg, **{name: str(path) for name, path in files.items()}})
     else:
         print(f"{told}\n{_ROTATION.format(days=-(-REFRESH_SECONDS // 86_400))}")

@@ -13,12 +13,12 @@ from price_keeper.commands.settings_shown import Shown, warning
 from price_keeper.commands.shared import NotAsked, columns, print_json, say
 
 
-def put(chosen: Namespace) -> int:
-    admin, file = Admin(chosen), SettingsFile(chosen.file)
-    path = scope_path(_org_to_put(admin, chosen.org))
+def put(args: Namespace) -> int:
+    admin, file = Admin(args), SettingsFile(args.file)
+    path = scope_path(_org_to_put(admin, args.org))
     is_new, told = written(admin, path, file)
-    tell_put(admin, path, told, is_new=is_new, as_json=chosen.json)
-    if not chosen.json:
+    tell_put(admin, path, told, is_new=is_new, as_json=args.json)
+    if not args.json:
         _warn_of_apps(admin, path, told)
     return 0
 
@@ -44,10 +44,10 @@ def _warn_of_apps(admin: Admin, path: str, told: Record) -> None:
     say(lines)
 
 
-def show(chosen: Namespace) -> int:
-    admin = Admin(chosen)
-    told = org_found(admin, chosen.org)
-    if chosen.json:
+def show(args: Namespace) -> int:
+    admin = Admin(args)
+    told = org_found(admin, args.org)
+    if args.json:
         print_json(told)
         return 0
     with readable(admin.api.url):
@@ -56,10 +56,10 @@ def show(chosen: Namespace) -> int:
     return 0
 
 
-def list_all(chosen: Namespace) -> int:
-    admin = Admin(chosen)
+def list_all(args: Namespace) -> int:
+    admin = Admin(args)
     orgs = admin.every("/api/v1/orgs", "orgs")
-    if chosen.json:
+    if args.json:
         print_json(orgs)
         return 0
     with readable(admin.api.url):

@@ -34,12 +34,12 @@ class _Where:
             return self.admin.ask(method, f"{self.path}/{below}", body)
 
 
-def _where(chosen: Namespace) -> _Where:
-    admin = Admin(chosen)
-    above = org_found(admin, chosen.org)
+def _where(args: Namespace) -> _Where:
+    admin = Admin(args)
+    above = org_found(admin, args.org)
     with readable(admin.api.url):
-        shown = _of_the_quotas(admin, Shown(above), chosen.app)
-        return _Where(admin, scope_path(above["org"], chosen.app), shown.title, shown.zone)
+        shown = _of_the_quotas(admin, Shown(above), args.app)
+        return _Where(admin, scope_path(above["org"], args.app), shown.title, shown.zone)
 
 
 def _of_the_quotas(admin: Admin, above: Shown, app: str | None) -> Shown:
@@ -55,18 +55,18 @@ def _of_the_quotas(admin: Admin, above: Shown, app: str | None) -> Shown:
     return Shown(app_found(admin, org, app), above.record)
 
 
-def put(chosen: Namespace) -> int:
-    where = _where(chosen)
-    until = None if chosen.until is None else _until(chosen.until, where.zone)
-    who = _user() if chosen.who is None else chosen.who
-    _check_length("--reason", chosen.reason, MAX_REASON_LENGTH)
+def put(args: Namespace) -> int:
+    where = _where(args)
+    until = None if args.until is None else _until(args.until, where.zone)
+    who = _user() if args.who is None else args.who
+    _check_length("--reason", args.reason, MAX_REASON_LENGTH)
     _check_length("--who", who, MAX_WHO_LENGTH)
-    wanted = {"label": chosen.label, "reason": chosen.reason, "who": who}
+    wanted = {"label": args.label, "reason": args.reason, "who": who}
     told = where.ask("PUT", "override", wanted if until is None else {**wanted, "until": _utc(until)})
-    _tell(where, told, as_json=chosen.json)
+    _tell(where, told, as_json=args.json)
     with readable(where.admin.api.url):
         is_cut = until is not None and epoch(told["override"]["until"]) < until
-    if is_cut and not chosen.json:
+    if is_cut and not args.json:
         say(["It cannot last longer than the period, and was cut to its end."])
     return 0
 
@@ -77,26 +77,26 @@ def _check_length(option: str, text: str, longest: int) -> None:
         raise NotAsked(f"{option}: expected 1 to {longest} printable characters, found {len(text)}")
 
 
-def clear(chosen: Namespace) -> int:
-    where = _where(chosen)
+def clear(args: Namespace) -> int:
+    where = _where(args)
     told = where.ask("DELETE", "override")
     with readable(where.admin.api.url):
         is_cleared = bool(told["is_cleared"])
-    if chosen.json:
+    if args.json:
         print_json(told)
     else:
         say([f"{where.title}: {'the quotas decide again' if is_cleared else 'there was no override'}"])
     return 0 if is_cleared else 1
 
 
-def show(chosen: Namespace) -> int:
-    where = _where(chosen)
+def show(args: Namespace) -> int:
+    where = _where(args)
     selection = where.ask("GET", "model-selection?force_check=true")
     with readable(where.admin.api.url):
         if selection["is_stale"]:
             raise PriceKeeperError("the store did not answer, so nobody knows which override is in force; try again")
         told = {**selection["scope"], "period": selection["period"], "override": selection["override"]}
-    _tell(where, told, as_json=chosen.json)
+    _tell(where, told, as_json=args.json)
     return 0
 
 

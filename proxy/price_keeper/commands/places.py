@@ -30,11 +30,11 @@ def labels_told(config: Config) -> str:
     return f"{len(config.labels)} label{'s'[: len(config.labels) != 1]}: {', '.join(config.labels)}"
 
 
-def config_of(chosen: Namespace) -> Config:
-    if chosen.data_dir is None:
-        return loaded(chosen.config or _config_here())
+def config_of(args: Namespace) -> Config:
+    if args.data_dir is None:
+        return loaded(args.config or _config_here())
     config = Config.development()
-    path = str(chosen.data_dir / "price-keeper.db")
+    path = str(args.data_dir / "price-keeper.db")
     return dataclasses.replace(config, store=dataclasses.replace(config.store, path=path))
 
 

@@ -28,15 +28,15 @@ from price_keeper.stores.contract import Store
 from price_keeper.tasks import Tasks
 
 
-def replay(chosen: Namespace) -> int:
-    config = loaded(chosen.config)
+def replay(args: Namespace) -> int:
+    config = loaded(args.config)
     work = _replayed(
         config,
-        chosen.folder,
+        args.folder,
         SystemClock(),
-        force=chosen.force,
-        as_json=chosen.json,
-        is_owner_dead=chosen.owner_is_dead,
+        force=args.force,
+        as_json=args.json,
+        is_owner_dead=args.owner_is_dead,
     )
     return asyncio.run(work)
 

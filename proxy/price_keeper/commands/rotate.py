@@ -23,13 +23,13 @@ _LOST = "{why}. " + _AGAIN
 _RETRIEVAL, _SECRET = "secret_retrieval_token", "client_secret"
 
 
-def rotate(chosen: Namespace) -> int:
-    admin = Admin(chosen)
-    org = org_named(admin, chosen.org)
-    path = f"{scope_path(org, chosen.app)}/credentials"
-    there = NO_ORG if chosen.app is None else {404: f"price-keeper app list {org} tells which apps there are"}
-    issued = _issued(admin, path, chosen.grace, there)
-    _tell(chosen, issued if chosen.token_only else _fetched(admin.api, path, issued))
+def rotate(args: Namespace) -> int:
+    admin = Admin(args)
+    org = org_named(admin, args.org)
+    path = f"{scope_path(org, args.app)}/credentials"
+    there = NO_ORG if args.app is None else {404: f"price-keeper app list {org} tells which apps there are"}
+    issued = _issued(admin, path, args.grace, there)
+    _tell(args, issued if args.token_only else _fetched(admin.api, path, issued))
     return 0
 
 
@@ -64,11 +64,11 @@ def _fetched(api: Api, path: str, issued: dict[str, Any]) -> dict[str, Any]:
     raise AssertionError("the last one answers or raises")
 
 
-def _tell(chosen: Namespace, told: dict[str, Any]) -> None:
+def _tell(args: Namespace, told: dict[str, Any]) -> None:
     """What is secret alone goes to the output, so that it can be sent on to where it is kept."""
-    if chosen.json:
-        print_json({**told, "grace_hours": chosen.grace})
+    if args.json:
+        print_json({**told, "grace_hours": args.grace})
         return
-    print(told[_RETRIEVAL if chosen.token_only else _SECRET])
-    hours = "ends now" if not chosen.grace else f"stays good for {chosen.grace} h"
+    print(told[_RETRIEVAL if args.token_only else _SECRET])
+    hours = "ends now" if not args.grace else f"stays good for {args.grace} h"
     print(f"{told['client_id']}: rotated; the secret so far {hours}", file=sys.stderr)

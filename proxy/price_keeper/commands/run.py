@@ -20,20 +20,20 @@ from price_keeper.config import Config, load_config
 from price_keeper.memory import release_large_blocks
 
 
-def serve(chosen: Namespace) -> int:
-    config, read = loaded(chosen.config), partial(load_config, chosen.config, os.environ)
+def serve(args: Namespace) -> int:
+    config, read = loaded(args.config), partial(load_config, args.config, os.environ)
     leave_no_core()
     release_large_blocks()
     logs.configure_logging(config.telemetry.logs, config.telemetry.log_level)
     scheme = "http" if config.listen.tls is None else "https"
-    tell = _telling_json(scheme) if chosen.json else _telling(chosen.role, scheme)
-    if chosen.workers > 1:
-        return crew.served(config, chosen.config, os.environ, tell, chosen.role, chosen.workers)
+    tell = _telling_json(scheme) if args.json else _telling(args.role, scheme)
+    if args.workers > 1:
+        return crew.served(config, args.config, os.environ, tell, args.role, args.workers)
 
     async def on_started(started: app.StartedServer) -> None:
         tell(None if started.data_address is None else str(started.data_address), str(started.control_address))
 
-    run_until_stopped(config, os.environ, on_started, chosen.role, read)
+    run_until_stopped(config, os.environ, on_started, args.role, read)
     return 0
 
 

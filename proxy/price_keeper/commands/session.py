@@ -11,14 +11,14 @@ from price_keeper.commands.settings_shown import Shown
 from price_keeper.commands.shared import columns, print_json, say
 
 
-def list_all(chosen: Namespace) -> int:
-    admin = Admin(chosen)
-    path, title = _client(admin, chosen)
+def list_all(args: Namespace) -> int:
+    admin = Admin(args)
+    path, title = _client(admin, args)
     told = admin.ask("GET", f"{path}/sessions")
     with readable(admin.api.url):
         sessions = told["sessions"]
         rows = [_row(each) for each in sessions]
-    if chosen.json:
+    if args.json:
         print_json(sessions)
     else:
         heads = ("Session", "Began", "Refreshed", "Expires")
@@ -30,12 +30,12 @@ def _row(session: Record) -> tuple[str, ...]:
     return tuple(str(session[name]) for name in ("session_id", "began_at", "refreshed_at", "expires_at"))
 
 
-def revoke(chosen: Namespace) -> int:
-    admin = Admin(chosen)
-    path, title = _client(admin, chosen)
-    one = "" if chosen.session == ALL else f"/{chosen.session}"
+def revoke(args: Namespace) -> int:
+    admin = Admin(args)
+    path, title = _client(admin, args)
+    one = "" if args.session == ALL else f"/{args.session}"
     told = admin.ask("DELETE", f"{path}/sessions{one}")
-    if chosen.json:
+    if args.json:
         print_json(told)
     elif told.get("ended") == 0 and one:
         say([f"{title}: it was over already; no access token made from it is good any more"])
@@ -44,10 +44,10 @@ def revoke(chosen: Namespace) -> int:
     return 0
 
 
-def _client(admin: Admin, chosen: Namespace) -> tuple[str, str]:
+def _client(admin: Admin, args: Namespace) -> tuple[str, str]:
     """Where its sessions are, and what it is called."""
-    above = org_found(admin, chosen.org)
+    above = org_found(admin, args.org)
     with readable(admin.api.url):
         org = above["org"]
-        shown = Shown(above) if chosen.app is None else Shown(app_found(admin, org, chosen.app), above)
-        return scope_path(org, chosen.app), shown.title
+        shown = Shown(above) if args.app is None else Shown(app_found(admin, org, args.app), above)
+        return scope_path(org, args.app), shown.title

@@ -29,29 +29,29 @@ JOURNALS = "Exact as of the last flush: what still waits in journals (up to abou
 _UNICODE = "▏▎▍▌▋▊▉█─…"
 
 
-def spend(chosen: Namespace) -> int:
-    if chosen.focus and chosen.by:
+def spend(args: Namespace) -> int:
+    if args.focus and args.by:
         raise NotAsked("--by is not for --focus, which has a row for each org, app, label and day")
-    if chosen.billing_account and not chosen.focus:
+    if args.billing_account and not args.focus:
         raise NotAsked("--billing-account is for --focus alone")
-    check_days(chosen.when)
-    config, clock = config_of(chosen), SystemClock()
-    found, org = asyncio.run(_found(config, chosen, clock))
-    spent = only(found.spent, chosen.app, chosen.label)
-    if chosen.focus:
+    check_days(args.when)
+    config, clock = config_of(args), SystemClock()
+    found, org = asyncio.run(_found(config, args, clock))
+    spent = only(found.spent, args.app, args.label)
+    if args.focus:
         regions = regions_of(config)
-        records = focus.records(dataclasses.replace(found, spent=spent), regions, chosen.billing_account)
+        records = focus.records(dataclasses.replace(found, spent=spent), regions, args.billing_account)
         _print_csv(csv_text(focus.COLUMNS, records), found)
         return 0
-    by = chosen.by or _default_by(chosen)
+    by = args.by or _default_by(args)
     told = rows(spent, by)
-    if chosen.json:
-        filters = {"org": org, "app": chosen.app, "label": chosen.label}
+    if args.json:
+        filters = {"org": org, "app": args.app, "label": args.label}
         print_json(as_json(found, told, by, filters, [JOURNALS, *found.notes]))
-    elif chosen.csv:
+    elif args.csv:
         _print_csv(as_csv(found, told, by), found)
     else:
-        _print_table(chosen, found, told, by)
+        _print_table(args, found, told, by)
     return 0
 
 
@@ -62,12 +62,12 @@ def check_days(asked: Asked) -> None:
         raise NotAsked(str(failure)) from None
 
 
-async def _found(config: Config, chosen: Namespace, clock: Clock) -> tuple[Report, str | None]:
+async def _found(config: Config, args: Namespace, clock: Clock) -> tuple[Report, str | None]:
     async with opened(config.store, clock) as store:
         names = await registered(store)
-        org = org_asked_for(chosen.org, names)
+        org = org_asked_for(args.org, names)
         zone = load_zone(config.defaults.timezone)
-        return await report(store, chosen.when, org, names, zone, clock.now()), org
+        return await report(store, args.when, org, names, zone, clock.now()), org
 
 
 def org_asked_for(text: str | None, names: Mapping[str, str | None]) -> str | None:
@@ -92,11 +92,11 @@ def regions_of(config: Config) -> focus.RegionOf:
     return region_of
 
 
-def _default_by(chosen: Namespace) -> tuple[str, ...]:
+def _default_by(args: Namespace) -> tuple[str, ...]:
     """For programs everything; for people what is not the same in every row, or the days if all of that is."""
-    if chosen.json or chosen.csv:
+    if args.json or args.csv:
         return DIMENSIONS
-    given = {"org": chosen.org, "app": chosen.app, "label": chosen.label}
+    given = {"org": args.org, "app": args.app, "label": args.label}
     return tuple(name for name, value in given.items() if value is None) or ("day",)
 
 
@@ -108,32 +108,32 @@ def _print_csv(text: str, found: Report) -> None:
         print(note, file=sys.stderr)
 
 
-def _print_table(chosen: Namespace, found: Report, told: Sequence[Row], by: Sequence[str]) -> None:
+def _print_table(args: Namespace, found: Report, told: Sequence[Row], by: Sequence[str]) -> None:
     style = _style()
-    title = _title(chosen, found)
+    title = _title(args, found)
     lines = wrap(title if told else f"{title}: nothing", style.width)
     lines += ["", *table(told, by, _org_names(found), style)] if told else []
-    notes = [JOURNALS, *([] if told else _what_there_was(chosen, found)), *found.notes]
+    notes = [JOURNALS, *([] if told else _what_there_was(args, found)), *found.notes]
     lines += ["", *(line for note in notes for line in wrap(printable(note), style.width))]
     encoding = sys.stdout.encoding or "ascii"
     for line in lines:
         print(line.encode(encoding, "replace").decode(encoding))
 
 
-def _title(chosen: Namespace, found: Report) -> str:
-    asked: Asked = chosen.when
+def _title(args: Namespace, found: Report) -> str:
+    asked: Asked = args.when
     days = str(found.first) if found.first == found.last else f"{found.first} to {found.last}"
     if asked.text in ("today", "yesterday"):
         zones = "" if found.first == found.last else f"{found.first} or {found.last}, by the org's time zone"
         days = f"{asked.text} ({zones or days})"
-    given = [f"{name} {value}" for name in ("org", "app", "label") if (value := getattr(chosen, name)) is not None]
+    given = [f"{name} {value}" for name in ("org", "app", "label") if (value := getattr(args, name)) is not None]
     so_far = ", so far" if found.is_running else ""
     return printable(f"Spend of {', '.join([*given, days])}{so_far}")
 
 
-def _what_there_was(chosen: Namespace, found: Report) -> list[str]:
+def _what_there_was(args: Namespace, found: Report) -> list[str]:
     """When a filter lets nothing through, what it might have been."""
-    filtered = [name for name in ("app", "label") if getattr(chosen, name) is not None]
+    filtered = [name for name in ("app", "label") if getattr(args, name) is not None]
     there = {name: sorted({str(getattr(each, name) or NO_APP) for each in found.spent}) for name in filtered}
     return [f"{name.capitalize()}s with spend: {', '.join(values)}." for name, values in there.items() if values]
 

@@ -22,15 +22,15 @@ from price_keeper.stores.contract import EXPIRY_ATTRIBUTE
 from price_keeper.stores.schema import TABLES
 
 
-def create(chosen: Namespace) -> int:
-    config = loaded(chosen.config).store
+def create(args: Namespace) -> int:
+    config = loaded(args.config).store
     made: dict[str, str] = {}
     with Progress(SystemClock().monotonic) as progress:
 
         def tell(table: str, what: str) -> None:
             made[table] = what
             progress.clear()
-            if not chosen.json:
+            if not args.json:
                 print(f"{table}: {what}", flush=True)
             progress.tell(f"{len(made)} of {len(TABLES)} tables are there")
 
@@ -39,7 +39,7 @@ def create(chosen: Namespace) -> int:
             _create_in_sqlite(Path(config.path), tell)
         else:
             asyncio.run(_with_client(config, lambda tables, client: _create_in_dynamodb(tables, client, config, tell)))
-    if chosen.json:
+    if args.json:
         print_json(made)
     return 0
 
@@ -55,8 +55,8 @@ async def _create_in_dynamodb(tables: Any, client: Any, config: StoreConfig, tel
     await tables.create_missing(client, config.table_prefix, SystemClock().sleep, tell)
 
 
-def check(chosen: Namespace) -> int:
-    config = loaded(chosen.config).store
+def check(args: Namespace) -> int:
+    config = loaded(args.config).store
     if config.engine == "sqlite":
         missing = sqlite_file.find_missing_tables(Path(config.path))
         found = {table: ["it does not exist"] if table in missing else [] for table in TABLES}
@@ -65,7 +65,7 @@ def check(chosen: Namespace) -> int:
             _with_client(config, lambda tables, client: tables.states(client, config.table_prefix, SystemClock().sleep))
         )
         found = {state.table: list(state.differences) for state in states}
-    _tell_differences(found, as_json=chosen.json)
+    _tell_differences(found, as_json=args.json)
     return 1 if any(found.values()) else 0
 
 
@@ -92,11 +92,11 @@ async def _with_client(config: StoreConfig, use: Callable[[Any, Any], Awaitable[
         await store.close()
 
 
-def describe(chosen: Namespace) -> int:
-    if chosen.cloudformation:
-        print(json.dumps(cloudformation.build_tables_template(), indent=2) if chosen.json else cloudformation_yaml().rstrip())
+def describe(args: Namespace) -> int:
+    if args.cloudformation:
+        print(json.dumps(cloudformation.build_tables_template(), indent=2) if args.json else cloudformation_yaml().rstrip())
         return 0
-    config = loaded(chosen.config).store
+    config = loaded(args.config).store
     prefix = config.table_prefix if config.engine == "dynamodb" else ""
     described = [
         {
@@ -107,7 +107,7 @@ def describe(chosen: Namespace) -> int:
         }
         for table in TABLES.values()
     ]
-    if chosen.json:
+    if args.json:
         print_json(described)
         return 0
     width = max(len(str(entry["table"])) for entry in described)

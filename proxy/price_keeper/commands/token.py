@@ -19,25 +19,25 @@ from price_keeper.model import parse_client_id
 USUAL_REGION = "us-east-1"  # SDKs want one; to which region a call goes, the sidecar says
 
 
-def token(chosen: Namespace) -> int:
-    if parse_client_id(chosen.client_id) is None:
+def token(args: Namespace) -> int:
+    if parse_client_id(args.client_id) is None:
         raise NotAsked("a client id is org-ORG or org-ORG-app-APP, where ORG is a UUID in lower case")
-    complaint = url_complaint(chosen.data)
+    complaint = url_complaint(args.data)
     if complaint:
         raise NotAsked(f"--data: {complaint}")
-    api = Api(chosen.api)
-    given = {"client_id": chosen.client_id, "client_secret": _secret(chosen)}
+    api = Api(args.api)
+    given = {"client_id": args.client_id, "client_secret": _secret(args)}
     told = api.ask("POST", "/auth/token", given)
     visible(told, "access_token", api.url)
-    _print(chosen, told)
+    _print(args, told)
     return 0
 
 
-def _print(chosen: Namespace, told: Mapping[str, Any]) -> None:
-    if chosen.json:
+def _print(args: Namespace, told: Mapping[str, Any]) -> None:
+    if args.json:
         print_json(told)
-    elif chosen.env:
-        print("\n".join(_exports(chosen.data, told["access_token"])))
+    elif args.env:
+        print("\n".join(_exports(args.data, told["access_token"])))
     else:
         print(told["access_token"])
 
@@ -57,14 +57,14 @@ def _exports(data: str, token: str) -> list[str]:
     return ["unset AWS_BEARER_TOKEN_BEDROCK", *exports]
 
 
-def _secret(chosen: Namespace) -> str:
+def _secret(args: Namespace) -> str:
     what = "a client secret"
-    found = secret_of(chosen.secret_file, SECRET_VARIABLE, what)
+    found = secret_of(args.secret_file, SECRET_VARIABLE, what)
     if found is not None:
         return found
     if not sys.stdin.isatty():
         raise NotAsked(f"the client's secret comes from the variable {SECRET_VARIABLE}, or from --secret-file FILE")
     try:
-        return checked(getpass.getpass(f"Secret of {chosen.client_id}: ").strip(), "what was typed", what)
+        return checked(getpass.getpass(f"Secret of {args.client_id}: ").strip(), "what was typed", what)
     except EOFError:
         raise NotAsked("no secret was typed") from None

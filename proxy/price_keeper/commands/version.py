@@ -10,8 +10,8 @@ from price_keeper.commandline.whole import PROGRAM
 from price_keeper.commands.shared import print_json
 
 
-def version(chosen: Namespace) -> int:
-    if getattr(chosen, "json", False):
+def version(args: Namespace) -> int:
+    if getattr(args, "json", False):
         print_json({"version": get_version(), "is_compiled": is_compiled(), "python": platform.python_version()})
     else:
         print(f"{PROGRAM} {get_version()}, {'compiled' if is_compiled() else 'pure Python'}")
