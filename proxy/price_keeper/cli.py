@@ -13,7 +13,7 @@ from contextlib import suppress
 from importlib import import_module
 
 from price_keeper import hangups
-from price_keeper.commandline.mending import with_next_step
+from price_keeper.commandline.mending import add_hint
 from price_keeper.commandline.parser import Misused
 from price_keeper.commandline.terminal import RED, painted
 from price_keeper.commandline.whole import PROGRAM, parser
@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ConfigError as failure:
         return print_failure("mistake", 2, failure.problems, failure)
     except PriceKeeperError as failure:
-        return print_failure("not_done", 1, [with_next_step(failure, words)], failure)
+        return print_failure("not_done", 1, [add_hint(failure, words)], failure)
     except BrokenPipeError:
         return _handle_broken_pipe()
     except OSError as failure:

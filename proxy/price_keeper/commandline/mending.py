@@ -17,33 +17,33 @@ from price_keeper.errors import (
     StoreThrottled,
 )
 
-_Steps: TypeAlias = "Mapping[type[PriceKeeperError], str]"
+_HintsByError: TypeAlias = "Mapping[type[PriceKeeperError], str]"
 
-_DOCTOR = "price-keeper doctor looks at what is amiss"
-_OF_SERVE: _Steps = {
+_DOCTOR_HINT = "price-keeper doctor looks at what is amiss"
+_SERVE_HINTS: _HintsByError = {
     ListenFailed: "name another address in listen.data, listen.control or listen.health of the configuration",
     JournalInUse: "stop that process, or name another folder in journal.dir of the configuration",
 }
-_OF_DEV: _Steps = {
+_DEV_HINTS: _HintsByError = {
     ListenFailed: "name other ports with --port and --control-port, where 0 is any free one",
     JournalInUse: "stop that process, or name another folder with --data-dir DIR",
 }
-_OF_REPLAY: _Steps = {
+_REPLAY_HINTS: _HintsByError = {
     JournalInUse: "stop that process first; a sidecar that runs brings its journal to the store by itself",
     JournalOwnerUnknown: "if it has ended, and this is what it left, say so with --owner-is-dead",
 }
-_OF_ALL: _Steps = {
-    StoreAccessDenied: f"see which credentials are used here; {_DOCTOR}",
-    StoreUnavailable: f"see whether the store runs and is reached from here; {_DOCTOR}",
-    StoreMisconfigured: f"store in the configuration says which one it is; {_DOCTOR}",
+_COMMON_HINTS: _HintsByError = {
+    StoreAccessDenied: f"see which credentials are used here; {_DOCTOR_HINT}",
+    StoreUnavailable: f"see whether the store runs and is reached from here; {_DOCTOR_HINT}",
+    StoreMisconfigured: f"store in the configuration says which one it is; {_DOCTOR_HINT}",
     StoreThrottled: "try again in a while",
-    JournalUnusable: f"see that this user may write there; {_DOCTOR}",
+    JournalUnusable: f"see that this user may write there; {_DOCTOR_HINT}",
 }
 
 
-def with_next_step(failure: PriceKeeperError, words: Sequence[str]) -> str:
+def add_hint(failure: PriceKeeperError, words: Sequence[str]) -> str:
     """The message, and what mends it if the message does not say so."""
-    own = {"serve": _OF_SERVE, "dev": _OF_DEV, "replay": _OF_REPLAY}.get(words[0] if words else "", _OF_SERVE)
-    step = next((text for kind, text in [*own.items(), *_OF_ALL.items()] if isinstance(failure, kind)), None)
+    command_hints = {"serve": _SERVE_HINTS, "dev": _DEV_HINTS, "replay": _REPLAY_HINTS}.get(words[0] if words else "", _SERVE_HINTS)
+    hint = next((text for kind, text in [*command_hints.items(), *_COMMON_HINTS.items()] if isinstance(failure, kind)), None)
     message = str(failure)
-    return message if step is None or "price-keeper" in message else f"{message}; {step}"
+    return message if hint is None or "price-keeper" in message else f"{message}; {hint}"
