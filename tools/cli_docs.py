@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from textwrap import fill
 
-from price_keeper.commandline.parser import EXIT_CODES, Parser
+from price_keeper.commandline.parser import EXIT_CODES, CommandParser
 from price_keeper.commandline.whole import parser
 
 DOC = Path(__file__).parents[1] / "docs" / "cli.md"
@@ -26,30 +26,30 @@ def written(text: str) -> str:
     return f"{by_hand}{mark}\n" + "\n".join(_reference(parser()))
 
 
-def _reference(root: Parser) -> Iterator[str]:
+def _reference(root: CommandParser) -> Iterator[str]:
     yield from ["## Exit codes", "", "| code | what it means |", "|---|---|"]
     yield from (f"| {code} | {meaning} |" for code, meaning in EXIT_CODES)
-    for heading in dict.fromkeys(each.heading for each in root.verbs.values()):
+    for heading in dict.fromkeys(each.heading for each in root.subcommands.values()):
         yield from ["", f"## {heading}"]
-        for each in (verb for verb in root.verbs.values() if verb.heading == heading):
+        for each in (verb for verb in root.subcommands.values() if verb.heading == heading):
             yield from _command(each, "###")
     yield ""
 
 
-def _command(command: Parser, depth: str) -> Iterator[str]:
+def _command(command: CommandParser, depth: str) -> Iterator[str]:
     paragraphs = (command.description or "").split("\n\n")
     yield from ["", f"{depth} {command.prog}", "", "\n\n".join(fill(each, WIDTH) for each in paragraphs)]
-    if command.verbs:
-        for verb in command.verbs.values():
+    if command.subcommands:
+        for verb in command.subcommands.values():
             yield from _command(verb, f"{depth}#")
         return
     yield from ["", "```", *_usage(command), "```", ""]
-    if rows := [_row(each) for each in command.arguments if each.dest != "help"]:
+    if rows := [_row(each) for each in command.actions if each.dest != "help"]:
         yield from ["| argument | what it means |", "|---|---|", *rows, ""]
     yield from ["```sh", *(line for what, line in command.examples for line in (f"# {what}", line)), "```"]
 
 
-def _usage(command: Parser) -> list[str]:
+def _usage(command: CommandParser) -> list[str]:
     """argparse says it in another way in each version of Python."""
     lines = [command.prog]
     indent = " " * (len(command.prog) + 1)
@@ -61,15 +61,15 @@ def _usage(command: Parser) -> list[str]:
     return lines
 
 
-def _words(command: Parser) -> Iterator[str]:
-    for each in command.arguments:
+def _words(command: CommandParser) -> Iterator[str]:
+    for each in command.actions:
         if not each.option_strings:
             yield {"?": f"[{each.metavar}]", "*": f"[{each.metavar} ...]"}.get(str(each.nargs), str(each.metavar))
     told: set[Action] = set()
-    for each in command.arguments:
+    for each in command.actions:
         if not each.option_strings or each.dest == "help" or each in told:
             continue
-        together = next((group for group in command.alternatives if each in group), [each])
+        together = next((group for group in command.exclusive_groups if each in group), [each])
         told.update(together)
         text = " | ".join(_named(one) for one in together)
         yield text if each.required else f"[{text}]"

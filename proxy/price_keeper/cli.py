@@ -14,7 +14,7 @@ from importlib import import_module
 
 from price_keeper import hangups
 from price_keeper.commandline.mending import add_hint
-from price_keeper.commandline.parser import Misused
+from price_keeper.commandline.parser import UsageError
 from price_keeper.commandline.terminal import RED, painted
 from price_keeper.commandline.whole import PROGRAM, parser
 from price_keeper.errors import ConfigError, PriceKeeperError
@@ -27,7 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print_failure = _print_failure_as_json if "--json" in words else _print_failure
     try:
         return _flush_output(_run_command(parser().parse_args(words)))
-    except Misused as failure:
+    except UsageError as failure:
         return print_failure("usage", 2, [str(failure)], failure)
     except ConfigError as failure:
         return print_failure("mistake", 2, failure.problems, failure)
@@ -67,13 +67,13 @@ def _print_failure(kind: str, code: int, problems: Sequence[str], failure: Excep
     """A line for each: where, or by whom, and what is wrong."""
     from price_keeper.config.problems import escape_line
 
-    if isinstance(failure, Misused):
+    if isinstance(failure, UsageError):
         print(failure.parser.format_usage(), end="", file=sys.stderr)
     for problem in problems:
         line = escape_line(problem)
         location, colon, explanation = (line if kind == "mistake" else f"{PROGRAM}: {line}").partition(": ")
         print(painted(location + colon, "" if " " in location else RED, sys.stderr) + explanation, file=sys.stderr)
-    if isinstance(failure, Misused):
+    if isinstance(failure, UsageError):
         print(f"More is told by: {failure.parser.prog} --help", file=sys.stderr)
     return code
 

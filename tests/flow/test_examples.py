@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 import yaml
-from price_keeper.commandline.parser import Parser
+from price_keeper.commandline.parser import CommandParser
 from price_keeper.commandline.whole import parser
 
 from tests.support.commands import ROOT, SECONDS, Sidecar, called, sidecar, surroundings
@@ -120,7 +120,7 @@ def _found(place: Place) -> None:
 
 
 @pytest.mark.parametrize(("command", "line"), EXAMPLES, ids=[line for _, line in EXAMPLES])
-def test_an_example_does_what_it_says(place: Place, command: Parser, line: str) -> None:
+def test_an_example_does_what_it_says(place: Place, command: CommandParser, line: str) -> None:
     if command.prog == "price-keeper replay":
         _found(place)
     if command.prog == "price-keeper keys new":

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 import pytest
-from price_keeper.commandline.parser import Parser
+from price_keeper.commandline.parser import CommandParser
 from price_keeper.commandline.whole import parser
 
 from tools.cli_docs import DOC, written
@@ -14,9 +14,9 @@ from tools.cli_docs import DOC, written
 NO_JSON = {"price-keeper completion", "price-keeper help"}  # they print a script, and text for people
 
 
-def leaves(whole: Parser) -> Iterator[Parser]:
-    for each in whole.verbs.values():
-        yield from leaves(each) if each.verbs else [each]
+def leaves(whole: CommandParser) -> Iterator[CommandParser]:
+    for each in whole.subcommands.values():
+        yield from leaves(each) if each.subcommands else [each]
 
 
 LEAVES = list(leaves(parser()))
@@ -27,12 +27,12 @@ def test_the_reference_is_as_the_parser_says() -> None:
 
 
 @pytest.mark.parametrize("command", LEAVES, ids=lambda each: each.prog)
-def test_each_command_says_what_it_is_for_and_shows_it(command: Parser) -> None:
+def test_each_command_says_what_it_is_for_and_shows_it(command: CommandParser) -> None:
     assert re.fullmatch(r"[a-z].*[^.]", command.summary)
     assert command.examples
     assert all(command.prog in line for _, line in command.examples)
-    assert ("--json" in command.options) is (command.prog not in NO_JSON)
-    assert all(each.help for each in command.arguments)
+    assert ("--json" in command.option_names) is (command.prog not in NO_JSON)
+    assert all(each.help for each in command.actions)
 
 
 def test_pictures_are_there() -> None:
@@ -48,7 +48,7 @@ def test_bounds_that_help_names_are_those_that_hold() -> None:
     from price_keeper.workers.place import MAX_WORKERS
 
     root = parser()
-    said = {words: " ".join(root.called(words.split()).format_help().split()) for words in ("serve", "rotate", "spend")}
+    said = {words: " ".join(root.find_subcommand(words.split()).format_help().split()) for words in ("serve", "rotate", "spend")}
     assert f"1 to {MAX_WORKERS};" in said["serve"]
     assert f"0 to {MAX_GRACE_HOURS};" in said["rotate"]
     assert f"FOCUS {focus.VERSION}," in said["spend"]

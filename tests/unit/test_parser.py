@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from price_keeper.commandline.parser import Misused
+from price_keeper.commandline.parser import UsageError
 from price_keeper.commandline.whole import parser
 
 from tests.support.commands import called
@@ -40,7 +40,7 @@ MISTAKES = [
     ("words", "says"), MISTAKES, ids=lambda value: " ".join(value) if isinstance(value, list) else ""
 )
 def test_a_mistake_is_told_with_what_was_meant(words: list[str], says: str) -> None:
-    with pytest.raises(Misused) as refused:
+    with pytest.raises(UsageError) as refused:
         parser().parse_args(words)
     assert says in str(refused.value)
 
@@ -69,7 +69,7 @@ def test_a_command_that_has_others_lists_them(tmp_path: Path, words: list[str]) 
     told, asked = called(*words, folder=tmp_path), called(*words, "--help", folder=tmp_path)
     assert (told.returncode, told.stderr, told.stdout) == (2, "", asked.stdout)
     assert asked.returncode == 0
-    assert all(f"\n  {name} " in told.stdout for name in parser().called(words).verbs)
+    assert all(f"\n  {name} " in told.stdout for name in parser().find_subcommand(words).subcommands)
 
 
 def test_the_commands_are_told_in_groups(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from price_keeper.commandline import kinds
 from price_keeper.commandline.options import add_admin, add_api, add_json, add_org
-from price_keeper.commandline.parser import Parser
+from price_keeper.commandline.parser import CommandParser
 from price_keeper.control.terms import DEFAULT_GRACE_HOURS
 
 HEADING = "Access"
@@ -15,14 +15,14 @@ USUAL_DATA = "http://127.0.0.1:8080"
 _CLIENT = "org-6f1c2a34-5b6d-4e7f-8a9b-0c1d2e3f4a5b-app-shop"
 
 
-def add_to(root: Parser) -> None:
+def add_to(root: CommandParser) -> None:
     _add_token(root)
     _add_rotate(root)
     _add_session(root)
 
 
-def _add_token(root: Parser) -> None:
-    token = root.command(
+def _add_token(root: CommandParser) -> None:
+    token = root.add_command(
         "token",
         "log a client in and print its access token",
         "The secret is never an argument, which every user of the machine could see.",
@@ -46,8 +46,8 @@ def _add_token(root: Parser) -> None:
     add_api(token)
 
 
-def _add_rotate(root: Parser) -> None:
-    rotate = root.command(
+def _add_rotate(root: CommandParser) -> None:
+    rotate = root.add_command(
         "rotate",
         "make a client's next secret and print it",
         "The secret so far stays good for a while, so that nothing stops. The new one alone goes to the output, so "
@@ -69,16 +69,16 @@ def _add_rotate(root: Parser) -> None:
     add_admin(rotate)
 
 
-def _add_session(root: Parser) -> None:
-    session = root.command("session", "tell and end the sessions of a client", "", heading=HEADING)
-    listing = session.command(
+def _add_session(root: CommandParser) -> None:
+    session = root.add_command("session", "tell and end the sessions of a client", "", heading=HEADING)
+    listing = session.add_command(
         "list",
         "list the sessions of an org or one of its apps, the oldest first",
         "",
         ("Those of an app", "price-keeper session list Acme --app shop"),
         does="session.list_all",
     )
-    revoke = session.command(
+    revoke = session.add_command(
         "revoke",
         "end a session, and with it the access tokens made from it",
         "",
@@ -94,4 +94,4 @@ def _add_session(root: Parser) -> None:
         add_admin(parser)
     text = f"its id, as session list tells it, or {kinds.ALL}"
     revoke.add_argument("session", type=kinds.session_id, metavar="SESSION", help=text)
-    revoke.hints["SESSION"] = (kinds.ALL,)
+    revoke.suggestions["SESSION"] = (kinds.ALL,)

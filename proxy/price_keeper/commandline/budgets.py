@@ -6,7 +6,7 @@ from pathlib import Path
 
 from price_keeper.commandline import kinds
 from price_keeper.commandline.options import add_admin, add_json, add_org, add_places
-from price_keeper.commandline.parser import Parser
+from price_keeper.commandline.parser import CommandParser
 
 HEADING = "Spend and budgets"
 _ASKS = "It asks the control API, with the admin key."
@@ -15,7 +15,7 @@ _DAYS = ("today", "yesterday")
 _WHEN = "today, yesterday, a day (2026-11-18), a month (2026-11), or a range of these (2026-11-01..today)"
 
 
-def add_to(root: Parser) -> None:
+def add_to(root: CommandParser) -> None:
     _add_org(root)
     _add_app(root)
     _add_override(root)
@@ -23,9 +23,9 @@ def add_to(root: Parser) -> None:
     _add_export(root)
 
 
-def _add_org(root: Parser) -> None:
-    org = root.command("org", "set and tell what orgs may spend", _ASKS, heading=HEADING)
-    put = org.command(
+def _add_org(root: CommandParser) -> None:
+    org = root.add_command("org", "set and tell what orgs may spend", _ASKS, heading=HEADING)
+    put = org.add_command(
         "put",
         "make an org, or put new settings in the place of its own",
         "What the file leaves out goes back to its default. The first time, it tells how the org's secret is fetched, "
@@ -34,7 +34,7 @@ def _add_org(root: Parser) -> None:
         ("Change it, by its name", "price-keeper org put Acme acme.yaml"),
         does="org.put",
     )
-    show = org.command(
+    show = org.add_command(
         "show",
         "tell an org's settings, and what holds now",
         "",
@@ -45,13 +45,13 @@ def _add_org(root: Parser) -> None:
     for parser in (put, show):
         parser.add_argument("org", metavar="ORG", help="its id, a UUID, or the name of one that is there")
     put.add_argument("file", metavar="FILE", help=_SETTINGS)
-    listing = org.command("list", "list the orgs", "", ("All of them", "price-keeper org list"), does="org.list_all")
+    listing = org.add_command("list", "list the orgs", "", ("All of them", "price-keeper org list"), does="org.list_all")
     _add_common(put, show, listing)
 
 
-def _add_app(root: Parser) -> None:
-    app = root.command("app", "set and tell what apps of an org may spend", _ASKS, heading=HEADING)
-    put = app.command(
+def _add_app(root: CommandParser) -> None:
+    app = root.add_command("app", "set and tell what apps of an org may spend", _ASKS, heading=HEADING)
+    put = app.add_command(
         "put",
         "make an app, or put new settings in the place of its own",
         "What the file leaves out is as the org says. The first time, it tells how the app's secret is fetched, once.",
@@ -62,14 +62,14 @@ def _add_app(root: Parser) -> None:
         ),
         does="app.put",
     )
-    show = app.command(
+    show = app.add_command(
         "show",
         "tell what holds for an app, and which of it is its own",
         "",
         ("For a person", "price-keeper app show Acme shop"),
         does="app.show",
     )
-    listing = app.command(
+    listing = app.add_command(
         "list", "list the apps of an org", "", ("All of Acme's", "price-keeper app list Acme"), does="app.list_all"
     )
     for parser in (put, show, listing):
@@ -81,9 +81,9 @@ def _add_app(root: Parser) -> None:
     _add_common(put, show, listing)
 
 
-def _add_override(root: Parser) -> None:
-    override = root.command("override", "say by hand which label is in force", _ASKS, heading=HEADING)
-    put = override.command(
+def _add_override(root: CommandParser) -> None:
+    override = root.add_command("override", "say by hand which label is in force", _ASKS, heading=HEADING)
+    put = override.add_command(
         "set",
         "put a label in force, up or down the ordering, until the period ends",
         "It never lasts longer than the period, and stands in the audit with its reason.",
@@ -93,14 +93,14 @@ def _add_override(root: Parser) -> None:
         ),
         does="override.put",
     )
-    clear = override.command(
+    clear = override.add_command(
         "clear",
         "let the quotas decide again; exit code 1 if nobody said otherwise",
         "",
         ("For an app", "price-keeper override clear Acme --app shop"),
         does="override.clear",
     )
-    show = override.command(
+    show = override.add_command(
         "show",
         "tell which override is in force",
         "",
@@ -118,14 +118,14 @@ def _add_override(root: Parser) -> None:
     _add_common(put, clear, show)
 
 
-def _add_common(*parsers: Parser) -> None:
+def _add_common(*parsers: CommandParser) -> None:
     for parser in parsers:
         add_json(parser)
         add_admin(parser)
 
 
-def _add_spend(root: Parser) -> None:
-    spend = root.command(
+def _add_spend(root: CommandParser) -> None:
+    spend = root.add_command(
         "spend",
         "tell what was spent, by org, app, label or day",
         "It reads the store, also while sidecars write to it. A day is the org's own, in its time zone. For many days "
@@ -139,7 +139,7 @@ def _add_spend(root: Parser) -> None:
     )
     text = f"{_WHEN}; default: today"
     spend.add_argument("when", nargs="?", default="today", type=kinds.days, metavar="WHEN", help=text)
-    spend.hints["WHEN"] = _DAYS
+    spend.suggestions["WHEN"] = _DAYS
     _add_filters(spend)
     text = "one row for each of these: org,app,label,day"
     spend.add_argument("--by", type=kinds.dimensions, metavar="WHAT", help=text)
@@ -152,8 +152,8 @@ def _add_spend(root: Parser) -> None:
     add_places(spend)
 
 
-def _add_export(root: Parser) -> None:
-    export = root.command(
+def _add_export(root: CommandParser) -> None:
+    export = root.add_command(
         "export",
         "write what was spent over many days into a file",
         "One row for each org, app, label and day, in the order of the days. It reads a week at a time, so a year "
@@ -173,7 +173,7 @@ def _add_export(root: Parser) -> None:
     export.add_argument(
         "when", nargs="?", default="today", type=kinds.days, metavar="PERIOD", help=f"{_WHEN}; default: today"
     )
-    export.hints["PERIOD"] = _DAYS
+    export.suggestions["PERIOD"] = _DAYS
     export.add_argument("--out", type=Path, required=True, metavar="FILE", help="the file to write")
     text = "csv: exact dollars; json: exact micro-dollars; focus: CSV by FOCUS 1.3, as clouds bill; default: csv"
     export.add_argument("--format", choices=("csv", "json", "focus"), default="csv", help=text)
@@ -184,12 +184,12 @@ def _add_export(root: Parser) -> None:
     add_places(export)
 
 
-def _add_filters(parser: Parser) -> None:
+def _add_filters(parser: CommandParser) -> None:
     parser.add_argument("--org", metavar="ORG", help="only this org, by its id or its name")
     parser.add_argument("--app", metavar="APP", help="only this app; - is callers without an app")
     parser.add_argument("--label", metavar="LABEL", help="only this label")
 
 
-def _add_account(parser: Parser, what: str) -> None:
+def _add_account(parser: CommandParser, what: str) -> None:
     text = f"with {what}: the AWS account that is billed, as it stands there"
     parser.add_argument("--billing-account", metavar="ID", help=text)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
-from price_keeper.commandline.parser import Parser
+from price_keeper.commandline.parser import CommandParser
 
 FILES, FOLDERS = "files", "folders"
 _PLACES = {"FILE": FILES, "DIR": FOLDERS}
@@ -37,14 +37,14 @@ class Command(NamedTuple):
     arguments: tuple[Value, ...]
 
 
-def commands(parser: Parser, path: tuple[str, ...] = ()) -> Iterator[Command]:
+def commands(parser: CommandParser, path: tuple[str, ...] = ()) -> Iterator[Command]:
     """This one, and all below it."""
-    verbs = tuple((name, verb.summary) for name, verb in parser.verbs.items())
-    actions = parser.arguments
+    verbs = tuple((name, verb.summary) for name, verb in parser.subcommands.items())
+    actions = parser.actions
     options = tuple(_option(action) for action in actions if action.option_strings)
-    arguments = tuple(_value(action, parser.hints) for action in actions if not action.option_strings)
+    arguments = tuple(_value(action, parser.suggestions) for action in actions if not action.option_strings)
     yield Command(path, parser.summary, verbs, options, arguments)
-    for name, verb in parser.verbs.items():
+    for name, verb in parser.subcommands.items():
         yield from commands(verb, (*path, name))
 
 

@@ -6,20 +6,20 @@ from pathlib import Path
 
 from price_keeper.commandline import kinds
 from price_keeper.commandline.options import add_config, add_json, add_places, add_ports
-from price_keeper.commandline.parser import Parser
+from price_keeper.commandline.parser import CommandParser
 
 HEADING = "Configure"
 
 
-def add_to(root: Parser) -> None:
+def add_to(root: CommandParser) -> None:
     _add_check_config(root)
     _add_doctor(root)
     _add_tables(root)
     _add_keys(root)
 
 
-def _add_check_config(root: Parser) -> None:
-    check = root.command(
+def _add_check_config(root: CommandParser) -> None:
+    check = root.add_command(
         "check-config",
         "say every mistake of a configuration, with its line",
         "The file and the variables PRICE_KEEPER__... are read as by price-keeper serve. Nothing is started.",
@@ -32,8 +32,8 @@ def _add_check_config(root: Parser) -> None:
     add_json(check)
 
 
-def _add_doctor(root: Parser) -> None:
-    doctor = root.command(
+def _add_doctor(root: CommandParser) -> None:
+    doctor = root.add_command(
         "doctor",
         "look at all that a role needs here; exit code 1 if something is amiss",
         "It changes nothing, and says how to mend what it finds. Run it where price-keeper serve is to run: as the "
@@ -51,22 +51,22 @@ def _add_doctor(root: Parser) -> None:
     add_json(doctor)
 
 
-def _add_tables(root: Parser) -> None:
-    tables = root.command(
+def _add_tables(root: CommandParser) -> None:
+    tables = root.add_command(
         "tables",
         "make, check and describe the store's tables",
         "Which store it is, the configuration says. With SQLite price-keeper serve makes them itself; with DynamoDB "
         "they are made once, by this command or by the CloudFormation template.",
         heading=HEADING,
     )
-    create = tables.command(
+    create = tables.add_command(
         "create",
         "make the tables that are missing; safe to run again",
         "In DynamoDB a new table takes some ten seconds.",
         ("Those of the config.yaml that is here", "price-keeper tables create"),
         does="tables.create",
     )
-    check = tables.command(
+    check = tables.add_command(
         "check",
         "compare the tables with what they should be; exit code 1 if they differ",
         "",
@@ -74,7 +74,7 @@ def _add_tables(root: Parser) -> None:
         ("For a program", "price-keeper tables check --json"),
         does="tables.check",
     )
-    describe = tables.command(
+    describe = tables.add_command(
         "describe",
         "list the tables, their keys and what they are for",
         "",
@@ -89,9 +89,9 @@ def _add_tables(root: Parser) -> None:
         add_json(parser)
 
 
-def _add_keys(root: Parser) -> None:
-    keys = root.command("keys", "make the keys that tokens are signed with", "", heading=HEADING)
-    new = keys.command(
+def _add_keys(root: CommandParser) -> None:
+    keys = root.add_command("keys", "make the keys that tokens are signed with", "", heading=HEADING)
+    new = keys.add_command(
         "new",
         "make a key, and tell what to write into config.yaml",
         "It never writes over a file. It also tells how a new key takes the place of another without refusing anybody.",

@@ -6,18 +6,18 @@ from pathlib import Path
 
 from price_keeper.commandline import kinds
 from price_keeper.commandline.options import add_config, add_json, add_org, add_places
-from price_keeper.commandline.parser import Parser
+from price_keeper.commandline.parser import CommandParser
 
 HEADING = "Operate"
 USUAL_CHANGES = 20
 SHELLS = ("bash", "zsh", "fish")
 
 
-def add_to(root: Parser) -> None:
+def add_to(root: CommandParser) -> None:
     _add_audit(root)
     _add_replay(root)
     _add_completion(root)
-    version = root.command(
+    version = root.add_command(
         "version",
         "tell which version this is, and whether it is compiled",
         "",
@@ -27,7 +27,7 @@ def add_to(root: Parser) -> None:
         heading=HEADING,
     )
     add_json(version)
-    helped = root.command(
+    helped = root.add_command(
         "help",
         "tell the commands, or all of one",
         "",
@@ -36,11 +36,11 @@ def add_to(root: Parser) -> None:
         heading=HEADING,
     )
     helped.add_argument("command", nargs="*", metavar="COMMAND", help="such as spend, or org put")
-    helped.hints["COMMAND"] = root.verbs
+    helped.suggestions["COMMAND"] = root.subcommands
 
 
-def _add_audit(root: Parser) -> None:
-    audit = root.command(
+def _add_audit(root: CommandParser) -> None:
+    audit = root.add_command(
         "audit",
         "tell who changed the settings of an org and its apps, newest first",
         "It reads the store.",
@@ -56,8 +56,8 @@ def _add_audit(root: Parser) -> None:
     add_places(audit)
 
 
-def _add_replay(root: Parser) -> None:
-    replay = root.command(
+def _add_replay(root: CommandParser) -> None:
+    replay = root.add_command(
         "replay",
         "bring a journal found on a dead node to the store",
         "What is in the store already is not counted again, so it is safe to run again. A process that writes to it on "
@@ -78,8 +78,8 @@ def _add_replay(root: Parser) -> None:
     add_json(replay)
 
 
-def _add_completion(root: Parser) -> None:
-    completion = root.command(
+def _add_completion(root: CommandParser) -> None:
+    completion = root.add_command(
         "completion",
         "print the script by which a shell completes these commands",
         "It completes commands, options, what they may be, files and folders, and asks nobody.",

@@ -16,24 +16,24 @@ EXIT_CODES = (
     (2, "a mistake in the command or the configuration"),
     (130, "interrupted, as by Ctrl-C"),
 )
-WIDEST = 120  # of help: longer lines are hard to read
-_NUMBER = re.compile(r"-\d")
+MAX_HELP_WIDTH = 120  # of help: longer lines are hard to read
+_NEGATIVE_NUMBER = re.compile(r"-\d")
 
 
 class Example(NamedTuple):
-    what: str
-    line: str
+    purpose: str
+    command_line: str
 
 
-class Misused(Exception):
+class UsageError(Exception):
     """The command line itself is wrong."""
 
-    def __init__(self, parser: Parser, message: str) -> None:
+    def __init__(self, parser: CommandParser, message: str) -> None:
         self.parser = parser
         super().__init__(message)
 
 
-class Parser(ArgumentParser):
+class CommandParser(ArgumentParser):
     """Of all of the command line, of one command, or of one of its verbs."""
 
     def __init__(self, *, summary: str = "", heading: str = "", examples: Sequence[Example] = (), **rest: Any) -> None:
@@ -43,53 +43,53 @@ class Parser(ArgumentParser):
         self.summary = summary
         self.heading = heading  # under which its parser lists it
         self.examples = tuple(examples)
-        self.hints: dict[str, Iterable[str]] = {}  # words that an argument may well be, by its metavar
-        self.verbs: dict[str, Parser] = {}
+        self.suggestions: dict[str, Iterable[str]] = {}  # words that an argument may well be, by its metavar
+        self.subcommands: dict[str, CommandParser] = {}
         self._commands: Any = None
         self.set_defaults(does="", parser=self)
 
-    def command(self, name: str, summary: str, description: str, *examples: tuple[str, str], **more: Any) -> Parser:
+    def add_command(self, name: str, summary: str, description: str, *examples: tuple[str, str], **more: Any) -> CommandParser:
         """`does` is the module of `price_keeper.commands`, and the function in it, that carries it out."""
         if self._commands is None:
             self._commands = self.add_subparsers(metavar="WHAT" if " " in self.prog else "COMMAND")
         does, heading = more.pop("does", ""), more.pop("heading", "")
         text = f"{summary[:1].upper()}{summary[1:]}.\n\n{description}".strip()
-        shown = [Example(*example) for example in examples]
-        made: Parser = self._commands.add_parser(
-            name, summary=summary, description=text, examples=shown, heading=heading, **more
+        example_list = [Example(*example) for example in examples]
+        parser: CommandParser = self._commands.add_parser(
+            name, summary=summary, description=text, examples=example_list, heading=heading, **more
         )
-        made.set_defaults(does=does)
-        self.verbs[name] = made
-        return made
+        parser.set_defaults(does=does)
+        self.subcommands[name] = parser
+        return parser
 
-    def called(self, words: Iterable[str]) -> Parser:
+    def find_subcommand(self, words: Iterable[str]) -> CommandParser:
         """The parser of this command, as far as there are such words."""
-        found = self
+        parser = self
         for word in words:
-            if word not in found.verbs:
+            if word not in parser.subcommands:
                 break
-            found = found.verbs[word]
-        return found
+            parser = parser.subcommands[word]
+        return parser
 
     @property
-    def options(self) -> list[str]:
+    def option_names(self) -> list[str]:
         return list(self._option_string_actions)
 
     @property
-    def arguments(self) -> list[Action]:
+    def actions(self) -> list[Action]:
         """Options too; the place where a command is named is none."""
         return [action for action in self._actions if action is not self._commands]
 
     @property
-    def alternatives(self) -> list[list[Action]]:
+    def exclusive_groups(self) -> list[list[Action]]:
         """Of each of these lists one option at the most is given."""
         return [list(group._group_actions) for group in self._mutually_exclusive_groups]
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        chosen, more = self.parse_known_args(args, namespace)
-        if more:
-            chosen.parser.error(f"there is no place here for {' '.join(more)}")
-        return chosen
+        parsed, unknown_words = self.parse_known_args(args, namespace)
+        if unknown_words:
+            parsed.parser.error(f"there is no place here for {' '.join(unknown_words)}")
+        return parsed
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
         """Raises Misused for words that nobody knows, before anything is missed that they may stand for."""
@@ -99,26 +99,26 @@ class Parser(ArgumentParser):
                 break
             if _is_option(word):
                 self._check_option(word.partition("=")[0])
-            elif self.verbs:
-                if word not in self.verbs:
-                    self.miss(word)
+            elif self.subcommands:
+                if word not in self.subcommands:
+                    self.fail_unknown_command(word)
                 break  # what follows is for the command
         return super().parse_known_args(words, namespace)
 
-    def miss(self, word: str) -> NoReturn:
+    def fail_unknown_command(self, word: str) -> NoReturn:
         """There is no such command."""
-        elsewhere = [f"{self.prog} {name} {word}" for name, verb in self.verbs.items() if word in verb.verbs]
-        if elsewhere:
-            self.error(f"{word} is a part of other commands: {', '.join(elsewhere)}")
-        if not self.verbs:
+        candidates = [f"{self.prog} {name} {word}" for name, verb in self.subcommands.items() if word in verb.subcommands]
+        if candidates:
+            self.error(f"{word} is a part of other commands: {', '.join(candidates)}")
+        if not self.subcommands:
             self.error(f"{self.prog} has no commands of its own, so there is no {word!r}")
-        self.error(f"there is no command {word!r}; {_meant(word, self.verbs, 'there are')}")
+        self.error(f"there is no command {word!r}; {_suggest(word, self.subcommands, 'there are')}")
 
     def error(self, message: str) -> NoReturn:
-        raise Misused(self, message)
+        raise UsageError(self, message)
 
     def format_help(self) -> str:
-        return "\n".join([*self._beginning(), *self._examples(), self.epilog or ""]).rstrip() + "\n"
+        return "\n".join([*self._build_overview(), *self._build_examples(), self.epilog or ""]).rstrip() + "\n"
 
     def print_help(self, file: Any = None) -> None:
         stream: TextIO = sys.stdout if file is None else file
@@ -129,69 +129,69 @@ class Parser(ArgumentParser):
         stream.write(text.encode(encoding, "replace").decode(encoding))
         stream.flush()  # or whoever reads no more is only noticed when the process ends
 
-    def _beginning(self) -> list[str]:
-        if not self.verbs:
+    def _build_overview(self) -> list[str]:
+        if not self.subcommands:
             return [super().format_help()]
         formatter = self._get_formatter()
         formatter.add_text(self.description)
-        listed = [formatter.format_help().rstrip(), "", f"usage: {self.prog} {self._commands.metavar} ...", ""]
-        longest = max(map(len, self.verbs))
-        for heading in dict.fromkeys(verb.heading for verb in self.verbs.values()):
-            listed.append(f"{heading or 'commands'}:")
-            verbs = {name: verb for name, verb in self.verbs.items() if verb.heading == heading}
-            listed += [_entry(name, verb.summary, longest) for name, verb in verbs.items()]
-            listed.append("")
-        return listed
+        lines = [formatter.format_help().rstrip(), "", f"usage: {self.prog} {self._commands.metavar} ...", ""]
+        longest = max(map(len, self.subcommands))
+        for heading in dict.fromkeys(verb.heading for verb in self.subcommands.values()):
+            lines.append(f"{heading or 'commands'}:")
+            listed_commands = {name: verb for name, verb in self.subcommands.items() if verb.heading == heading}
+            lines += [_format_entry(name, verb.summary, longest) for name, verb in listed_commands.items()]
+            lines.append("")
+        return lines
 
-    def _examples(self) -> list[str]:
+    def _build_examples(self) -> list[str]:
         if not self.examples:
             return []
         return ["examples:", *(line for what, line in self.examples for line in (f"  {what}:", f"    {line}")), ""]
 
     def _check_option(self, name: str) -> None:
-        if any(option == name or (name.startswith("--") and option.startswith(name)) for option in self.options):
+        if any(option == name or (name.startswith("--") and option.startswith(name)) for option in self.option_names):
             return
-        if self.verbs and any(name in verb.options for verb in _below(self)):
-            self.error(f"{name} goes behind the command, as in: {self.prog} {_owner(self, name)} {name}")
-        self.error(f"there is no option {name}; {_meant(name, self.options, 'there are')}")
+        if self.subcommands and any(name in verb.option_names for verb in _iterate_subcommands(self)):
+            self.error(f"{name} goes behind the command, as in: {self.prog} {_find_owner(self, name)} {name}")
+        self.error(f"there is no option {name}; {_suggest(name, self.option_names, 'there are')}")
 
 
 class _Formatter(HelpFormatter):
     def __init__(self, prog: str) -> None:
-        super().__init__(prog, max_help_position=28, width=min(width() - 2, WIDEST))
+        super().__init__(prog, max_help_position=28, width=min(width() - 2, MAX_HELP_WIDTH))
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         """Of several paragraphs each is filled by itself."""
         return "\n\n".join(super(_Formatter, self)._fill_text(part, width, indent) for part in text.split("\n\n"))
 
 
-def _entry(name: str, summary: str, longest: int) -> str:
+def _format_entry(name: str, summary: str, longest: int) -> str:
     from textwrap import wrap
 
-    room = max(20, min(width() - 2, WIDEST) - longest - 4)
-    first, *more = wrap(summary, room)
-    return "\n".join([f"  {name:{longest}}  {first}", *(f"{'':{longest + 4}}{line}" for line in more)])
+    room = max(20, min(width() - 2, MAX_HELP_WIDTH) - longest - 4)
+    first, *other_lines = wrap(summary, room)
+    return "\n".join([f"  {name:{longest}}  {first}", *(f"{'':{longest + 4}}{line}" for line in other_lines)])
 
 
 def _is_option(word: str) -> bool:
-    return len(word) > 1 and word[0] == "-" and " " not in word and not _NUMBER.match(word)
+    return len(word) > 1 and word[0] == "-" and " " not in word and not _NEGATIVE_NUMBER.match(word)
 
 
-def _below(parser: Parser) -> Iterable[Parser]:
-    for verb in parser.verbs.values():
+def _iterate_subcommands(parser: CommandParser) -> Iterable[CommandParser]:
+    for verb in parser.subcommands.values():
         yield verb
-        yield from _below(verb)
+        yield from _iterate_subcommands(verb)
 
 
-def _owner(parser: Parser, option: str) -> str:
+def _find_owner(parser: CommandParser, option: str) -> str:
     owners = [
-        name for name, verb in parser.verbs.items() if any(option in each.options for each in (verb, *_below(verb)))
+        name for name, verb in parser.subcommands.items() if any(option in each.option_names for each in (verb, *_iterate_subcommands(verb)))
     ]
     return owners[0] if len(owners) == 1 else ("COMMAND" if " " not in parser.prog else "WHAT")
 
 
-def _meant(word: str, there_are: Iterable[str], otherwise: str) -> str:
+def _suggest(word: str, possible_words: Iterable[str], prefix: str) -> str:
     from price_keeper.config.problems import did_you_mean  # a tenth of a second, for mistakes alone
 
-    known = [each for each in there_are if each != "-h"]
-    return did_you_mean(word, known) or f"{otherwise} {', '.join(known)}"
+    words = [each for each in possible_words if each != "-h"]
+    return did_you_mean(word, words) or f"{prefix} {', '.join(words)}"

@@ -6,16 +6,16 @@ from pathlib import Path
 
 from price_keeper.commandline import kinds
 from price_keeper.commandline.options import add_config, add_json, add_ports
-from price_keeper.commandline.parser import Parser
+from price_keeper.commandline.parser import CommandParser
 
 
-def add_to(root: Parser) -> None:
+def add_to(root: CommandParser) -> None:
     _add_dev(root)
     _add_serve(root)
 
 
-def _add_dev(root: Parser) -> None:
-    dev = root.command(
+def _add_dev(root: CommandParser) -> None:
+    dev = root.add_command(
         "dev",
         "run on this machine alone: embedded store, simulated Bedrock",
         "It needs no AWS account and no configuration. It makes a demo org with an app, and prints what to paste into "
@@ -33,8 +33,8 @@ def _add_dev(root: Parser) -> None:
     add_json(dev)
 
 
-def _add_serve(root: Parser) -> None:
-    serve = root.command(
+def _add_serve(root: CommandParser) -> None:
+    serve = root.add_command(
         "serve",
         "run the sidecar with a configuration",
         "SIGTERM and Ctrl-C drain it: calls under way are finished first. SIGHUP takes on other labels and prices. Try "

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from price_keeper.commandline import access, budgets, configuring, operating, running
-from price_keeper.commandline.parser import EXIT_CODES, Parser
+from price_keeper.commandline.parser import EXIT_CODES, CommandParser
 
 PROGRAM = "price-keeper"
 
 
-def parser() -> Parser:
+def parser() -> CommandParser:
     codes = "\n".join(f"  {code:<3}  {meaning}" for code, meaning in EXIT_CODES)
-    root = Parser(
+    root = CommandParser(
         prog=PROGRAM,
         description="Keeps every org and app on Amazon Bedrock inside its budget.",
         epilog=f"More of a command: {PROGRAM} help COMMAND. To begin: {PROGRAM} dev.\n\nexit codes:\n{codes}",

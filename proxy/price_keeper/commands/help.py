@@ -8,8 +8,8 @@ from price_keeper.commandline.whole import parser
 
 
 def help_of(args: Namespace) -> int:
-    found = parser().called(args.command)
+    found = parser().find_subcommand(args.command)
     for word in args.command[len(found.prog.split()) - 1 :]:
-        found.miss(word)
+        found.fail_unknown_command(word)
     found.print_help()
     return 0
