@@ -59,10 +59,10 @@ def _add_rotate(root: CommandParser) -> None:
     )
     add_org(rotate)
     rotate.add_argument(
-        "--app", type=kinds.app_id, metavar="APP", help="one of its apps; without it, the org's own secret"
+        "--app", type=kinds.parse_app_id, metavar="APP", help="one of its apps; without it, the org's own secret"
     )
     text = f"how long the secret so far stays good, 0 to 168; default: {DEFAULT_GRACE_HOURS}"
-    rotate.add_argument("--grace", type=kinds.hours, default=DEFAULT_GRACE_HOURS, metavar="HOURS", help=text)
+    rotate.add_argument("--grace", type=kinds.parse_grace_hours, default=DEFAULT_GRACE_HOURS, metavar="HOURS", help=text)
     text = "print the retrieval token, for somebody else to fetch the secret once within ten minutes"
     rotate.add_argument("--token-only", action="store_true", help=text)
     add_json(rotate)
@@ -88,10 +88,10 @@ def _add_session(root: CommandParser) -> None:
     for parser in (listing, revoke):
         add_org(parser)
         parser.add_argument(
-            "--app", type=kinds.app_id, metavar="APP", help="one of its apps; without it, the org's own"
+            "--app", type=kinds.parse_app_id, metavar="APP", help="one of its apps; without it, the org's own"
         )
         add_json(parser)
         add_admin(parser)
-    text = f"its id, as session list tells it, or {kinds.ALL}"
-    revoke.add_argument("session", type=kinds.session_id, metavar="SESSION", help=text)
-    revoke.suggestions["SESSION"] = (kinds.ALL,)
+    text = f"its id, as session list tells it, or {kinds.ALL_SESSIONS}"
+    revoke.add_argument("session", type=kinds.parse_session_id, metavar="SESSION", help=text)
+    revoke.suggestions["SESSION"] = (kinds.ALL_SESSIONS,)

@@ -76,7 +76,7 @@ def _add_app(root: CommandParser) -> None:
         add_org(parser)
     for parser in (put, show):
         text = "1 to 64 letters, digits or any of ._-"
-        parser.add_argument("app", type=kinds.app_id, metavar="APP", help=text)
+        parser.add_argument("app", type=kinds.parse_app_id, metavar="APP", help=text)
     put.add_argument("file", metavar="FILE", help=_SETTINGS)
     _add_common(put, show, listing)
 
@@ -109,7 +109,7 @@ def _add_override(root: CommandParser) -> None:
     )
     for parser in (put, clear, show):
         add_org(parser)
-        parser.add_argument("--app", type=kinds.app_id, metavar="APP", help="where quotas apply to each app")
+        parser.add_argument("--app", type=kinds.parse_app_id, metavar="APP", help="where quotas apply to each app")
     put.add_argument("label", metavar="LABEL", help="one of the ordering")
     put.add_argument("--reason", required=True, metavar="TEXT", help="for whoever wonders about it")
     text = "2026-11-18T15:00 in the org's time zone, or +2h; default: the end of the period"
@@ -138,11 +138,11 @@ def _add_spend(root: CommandParser) -> None:
         heading=HEADING,
     )
     text = f"{_WHEN}; default: today"
-    spend.add_argument("when", nargs="?", default="today", type=kinds.days, metavar="WHEN", help=text)
+    spend.add_argument("when", nargs="?", default="today", type=kinds.parse_period, metavar="WHEN", help=text)
     spend.suggestions["WHEN"] = _DAYS
     _add_filters(spend)
     text = "one row for each of these: org,app,label,day"
-    spend.add_argument("--by", type=kinds.dimensions, metavar="WHAT", help=text)
+    spend.add_argument("--by", type=kinds.parse_group_by, metavar="WHAT", help=text)
     outputs = spend.add_mutually_exclusive_group()
     text = "print JSON, money as exact micro-dollars in strings; errors too"
     outputs.add_argument("--json", action="store_true", help=text)
@@ -171,7 +171,7 @@ def _add_export(root: CommandParser) -> None:
         heading=HEADING,
     )
     export.add_argument(
-        "when", nargs="?", default="today", type=kinds.days, metavar="PERIOD", help=f"{_WHEN}; default: today"
+        "when", nargs="?", default="today", type=kinds.parse_period, metavar="PERIOD", help=f"{_WHEN}; default: today"
     )
     export.suggestions["PERIOD"] = _DAYS
     export.add_argument("--out", type=Path, required=True, metavar="FILE", help="the file to write")

@@ -105,6 +105,6 @@ def _add_keys(root: CommandParser) -> None:
         default="EdDSA",
         help="HS256 for one machine; EdDSA or RS256 where sidecars verify and must not mint; default: EdDSA",
     )
-    new.add_argument("--kid", type=kinds.kid, required=True, metavar="ID", help="its name, which stands in every token")
+    new.add_argument("--kid", type=kinds.parse_key_id, required=True, metavar="ID", help="its name, which stands in every token")
     new.add_argument("--out", type=Path, required=True, metavar="DIR", help="the folder for its files")
     add_json(new)

@@ -51,7 +51,7 @@ def _add_audit(root: CommandParser) -> None:
     )
     add_org(audit)
     text = f"how many changes; default: {USUAL_CHANGES}"
-    audit.add_argument("--limit", type=kinds.changes, default=USUAL_CHANGES, metavar="NUMBER", help=text)
+    audit.add_argument("--limit", type=kinds.parse_audit_limit, default=USUAL_CHANGES, metavar="NUMBER", help=text)
     add_json(audit)
     add_places(audit)
 

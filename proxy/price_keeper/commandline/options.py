@@ -49,7 +49,7 @@ def add_ports(parser: CommandParser) -> None:
     for option, whose in (("--port", "for apps"), ("--control-port", "for health and the control API")):
         default = 8080 if option == "--port" else 8081
         text = f"{whose}; default: {default}; 0 takes any free one"
-        parser.add_argument(option, type=kinds.port, default=default, metavar="PORT", help=text)
+        parser.add_argument(option, type=kinds.parse_port, default=default, metavar="PORT", help=text)
 
 
 def add_org(parser: CommandParser) -> None:

@@ -56,5 +56,5 @@ def _add_serve(root: CommandParser) -> None:
     text = "sidecar: serves calls and makes no tokens; control: the control API alone; default: both"
     serve.add_argument("--role", choices=("both", "sidecar", "control"), default="both", help=text)
     text = "processes that share the data port, 1 to 64; default: 1"
-    serve.add_argument("--workers", type=kinds.workers, default=1, metavar="N", help=text)
+    serve.add_argument("--workers", type=kinds.parse_worker_count, default=1, metavar="N", help=text)
     add_json(serve)

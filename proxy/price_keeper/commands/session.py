@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 
-from price_keeper.commandline.kinds import ALL
+from price_keeper.commandline.kinds import ALL_SESSIONS
 from price_keeper.commands.admin import Admin, Record, app_found, org_found, scope_path
 from price_keeper.commands.asking import readable
 from price_keeper.commands.settings_shown import Shown
@@ -33,7 +33,7 @@ def _row(session: Record) -> tuple[str, ...]:
 def revoke(args: Namespace) -> int:
     admin = Admin(args)
     path, title = _client(admin, args)
-    one = "" if args.session == ALL else f"/{args.session}"
+    one = "" if args.session == ALL_SESSIONS else f"/{args.session}"
     told = admin.ask("DELETE", f"{path}/sessions{one}")
     if args.json:
         print_json(told)
