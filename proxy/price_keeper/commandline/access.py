@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from price_keeper.commandline import kinds
-from price_keeper.commandline.options import add_admin, add_api, add_json, add_org
+from price_keeper.commandline.options import add_admin_options, add_api_option, add_json_option, add_org_argument
 from price_keeper.commandline.parser import CommandParser
 from price_keeper.control.terms import DEFAULT_GRACE_HOURS
 
@@ -43,7 +43,7 @@ def _add_token(root: CommandParser) -> None:
     shown.add_argument("--json", action="store_true", help=text)
     text = f"with --env: where the app sends its calls; default: {USUAL_DATA}"
     token.add_argument("--data", default=USUAL_DATA, metavar="URL", help=text)
-    add_api(token)
+    add_api_option(token)
 
 
 def _add_rotate(root: CommandParser) -> None:
@@ -57,7 +57,7 @@ def _add_rotate(root: CommandParser) -> None:
         does="rotate.rotate",
         heading=HEADING,
     )
-    add_org(rotate)
+    add_org_argument(rotate)
     rotate.add_argument(
         "--app", type=kinds.parse_app_id, metavar="APP", help="one of its apps; without it, the org's own secret"
     )
@@ -65,8 +65,8 @@ def _add_rotate(root: CommandParser) -> None:
     rotate.add_argument("--grace", type=kinds.parse_grace_hours, default=DEFAULT_GRACE_HOURS, metavar="HOURS", help=text)
     text = "print the retrieval token, for somebody else to fetch the secret once within ten minutes"
     rotate.add_argument("--token-only", action="store_true", help=text)
-    add_json(rotate)
-    add_admin(rotate)
+    add_json_option(rotate)
+    add_admin_options(rotate)
 
 
 def _add_session(root: CommandParser) -> None:
@@ -86,12 +86,12 @@ def _add_session(root: CommandParser) -> None:
         does="session.revoke",
     )
     for parser in (listing, revoke):
-        add_org(parser)
+        add_org_argument(parser)
         parser.add_argument(
             "--app", type=kinds.parse_app_id, metavar="APP", help="one of its apps; without it, the org's own"
         )
-        add_json(parser)
-        add_admin(parser)
+        add_json_option(parser)
+        add_admin_options(parser)
     text = f"its id, as session list tells it, or {kinds.ALL_SESSIONS}"
     revoke.add_argument("session", type=kinds.parse_session_id, metavar="SESSION", help=text)
     revoke.suggestions["SESSION"] = (kinds.ALL_SESSIONS,)

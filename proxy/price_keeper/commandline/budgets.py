@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from price_keeper.commandline import kinds
-from price_keeper.commandline.options import add_admin, add_json, add_org, add_places
+from price_keeper.commandline.options import add_admin_options, add_json_option, add_org_argument, add_store_options
 from price_keeper.commandline.parser import CommandParser
 
 HEADING = "Spend and budgets"
@@ -73,7 +73,7 @@ def _add_app(root: CommandParser) -> None:
         "list", "list the apps of an org", "", ("All of Acme's", "price-keeper app list Acme"), does="app.list_all"
     )
     for parser in (put, show, listing):
-        add_org(parser)
+        add_org_argument(parser)
     for parser in (put, show):
         text = "1 to 64 letters, digits or any of ._-"
         parser.add_argument("app", type=kinds.parse_app_id, metavar="APP", help=text)
@@ -108,7 +108,7 @@ def _add_override(root: CommandParser) -> None:
         does="override.show",
     )
     for parser in (put, clear, show):
-        add_org(parser)
+        add_org_argument(parser)
         parser.add_argument("--app", type=kinds.parse_app_id, metavar="APP", help="where quotas apply to each app")
     put.add_argument("label", metavar="LABEL", help="one of the ordering")
     put.add_argument("--reason", required=True, metavar="TEXT", help="for whoever wonders about it")
@@ -120,8 +120,8 @@ def _add_override(root: CommandParser) -> None:
 
 def _add_common(*parsers: CommandParser) -> None:
     for parser in parsers:
-        add_json(parser)
-        add_admin(parser)
+        add_json_option(parser)
+        add_admin_options(parser)
 
 
 def _add_spend(root: CommandParser) -> None:
@@ -149,7 +149,7 @@ def _add_spend(root: CommandParser) -> None:
     outputs.add_argument("--csv", action="store_true", help="print CSV, money as exact dollars")
     outputs.add_argument("--focus", action="store_true", help="print CSV by FOCUS 1.3, as clouds bill")
     _add_account(spend, "--focus")
-    add_places(spend)
+    add_store_options(spend)
 
 
 def _add_export(root: CommandParser) -> None:
@@ -180,8 +180,8 @@ def _add_export(root: CommandParser) -> None:
     export.add_argument("--force", action="store_true", help="replace the file if it is there")
     _add_filters(export)
     _add_account(export, "--format focus")
-    add_json(export)
-    add_places(export)
+    add_json_option(export)
+    add_store_options(export)
 
 
 def _add_filters(parser: CommandParser) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from price_keeper.commandline import kinds
-from price_keeper.commandline.options import add_config, add_json, add_places, add_ports
+from price_keeper.commandline.options import add_config_option, add_json_option, add_store_options, add_port_options
 from price_keeper.commandline.parser import CommandParser
 
 HEADING = "Configure"
@@ -28,8 +28,8 @@ def _add_check_config(root: CommandParser) -> None:
         does="check_config.check",
         heading=HEADING,
     )
-    add_config(check)
-    add_json(check)
+    add_config_option(check)
+    add_json_option(check)
 
 
 def _add_doctor(root: CommandParser) -> None:
@@ -44,11 +44,11 @@ def _add_doctor(root: CommandParser) -> None:
         does="doctor.doctor",
         heading=HEADING,
     )
-    add_places(doctor)
-    add_ports(doctor)
+    add_store_options(doctor)
+    add_port_options(doctor)
     text = "of price-keeper serve, which is to run here; default: both"
     doctor.add_argument("--role", choices=("both", "sidecar", "control"), default="both", help=text)
-    add_json(doctor)
+    add_json_option(doctor)
 
 
 def _add_tables(root: CommandParser) -> None:
@@ -85,8 +85,8 @@ def _add_tables(root: CommandParser) -> None:
     text = "print them as a CloudFormation template; YAML, or JSON with --json"
     describe.add_argument("--cloudformation", action="store_true", help=text)
     for parser in (create, check, describe):
-        add_config(parser)
-        add_json(parser)
+        add_config_option(parser)
+        add_json_option(parser)
 
 
 def _add_keys(root: CommandParser) -> None:
@@ -107,4 +107,4 @@ def _add_keys(root: CommandParser) -> None:
     )
     new.add_argument("--kid", type=kinds.parse_key_id, required=True, metavar="ID", help="its name, which stands in every token")
     new.add_argument("--out", type=Path, required=True, metavar="DIR", help="the folder for its files")
-    add_json(new)
+    add_json_option(new)

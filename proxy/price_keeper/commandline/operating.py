@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from price_keeper.commandline import kinds
-from price_keeper.commandline.options import add_config, add_json, add_org, add_places
+from price_keeper.commandline.options import add_config_option, add_json_option, add_org_argument, add_store_options
 from price_keeper.commandline.parser import CommandParser
 
 HEADING = "Operate"
@@ -26,7 +26,7 @@ def add_to(root: CommandParser) -> None:
         does="version.version",
         heading=HEADING,
     )
-    add_json(version)
+    add_json_option(version)
     helped = root.add_command(
         "help",
         "tell the commands, or all of one",
@@ -49,11 +49,11 @@ def _add_audit(root: CommandParser) -> None:
         does="audit.audit",
         heading=HEADING,
     )
-    add_org(audit)
+    add_org_argument(audit)
     text = f"how many changes; default: {USUAL_CHANGES}"
     audit.add_argument("--limit", type=kinds.parse_audit_limit, default=USUAL_CHANGES, metavar="NUMBER", help=text)
-    add_json(audit)
-    add_places(audit)
+    add_json_option(audit)
+    add_store_options(audit)
 
 
 def _add_replay(root: CommandParser) -> None:
@@ -74,8 +74,8 @@ def _add_replay(root: CommandParser) -> None:
         help="the process that wrote this journal has ended, and wrote no more after this copy was made",
     )
     replay.add_argument("--force", action="store_true", help="also what is so old that its markers are gone")
-    add_config(replay)
-    add_json(replay)
+    add_config_option(replay)
+    add_json_option(replay)
 
 
 def _add_completion(root: CommandParser) -> None:

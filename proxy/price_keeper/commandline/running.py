@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from price_keeper.commandline import kinds
-from price_keeper.commandline.options import add_config, add_json, add_ports
+from price_keeper.commandline.options import add_config_option, add_json_option, add_port_options
 from price_keeper.commandline.parser import CommandParser
 
 
@@ -28,9 +28,9 @@ def _add_dev(root: CommandParser) -> None:
     )
     text = "where it keeps its data; default: data"
     dev.add_argument("--data-dir", type=Path, default=Path("data"), metavar="DIR", help=text)
-    add_ports(dev)
+    add_port_options(dev)
     dev.add_argument("--tls", action="store_true", help="https for apps, by an authority made for this machine")
-    add_json(dev)
+    add_json_option(dev)
 
 
 def _add_serve(root: CommandParser) -> None:
@@ -52,9 +52,9 @@ def _add_serve(root: CommandParser) -> None:
         does="run.serve",
         heading="Run",
     )
-    add_config(serve)
+    add_config_option(serve)
     text = "sidecar: serves calls and makes no tokens; control: the control API alone; default: both"
     serve.add_argument("--role", choices=("both", "sidecar", "control"), default="both", help=text)
     text = "processes that share the data port, 1 to 64; default: 1"
     serve.add_argument("--workers", type=kinds.parse_worker_count, default=1, metavar="N", help=text)
-    add_json(serve)
+    add_json_option(serve)

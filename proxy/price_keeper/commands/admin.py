@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any, TypeAlias
 from urllib.parse import quote
 
-from price_keeper.commandline.options import KEY_VARIABLE
+from price_keeper.commandline.options import ADMIN_KEY_VARIABLE
 from price_keeper.commands.asking import MOST_BYTES, Api, Refused, readable, secret_of
 from price_keeper.commands.shared import NotAsked
 from price_keeper.config.problems import escape_line
@@ -21,7 +21,7 @@ MOST_PAGES = 1000  # of a list: a hundred thousand orgs
 MOST_LISTED_BYTES = 4 * MOST_BYTES
 NO_ORG = {404: "price-keeper org put makes it, price-keeper org list tells which there are"}
 _HINTS: Mapping[int, str] = {
-    401: f"the right one comes from the variable {KEY_VARIABLE}, or from --key-file FILE",
+    401: f"the right one comes from the variable {ADMIN_KEY_VARIABLE}, or from --key-file FILE",
     403: "its configuration says which key is the right one (auth.admin_api_key_env, _file) and where it listens",
     409: "look at it again, then do it again",
     412: "look at it again, then do it again",
@@ -37,9 +37,9 @@ def scope_path(org: str, app: str | None = None) -> str:
 
 class Admin:
     def __init__(self, args: Namespace) -> None:
-        key = secret_of(args.key_file, KEY_VARIABLE, "an admin key")
+        key = secret_of(args.key_file, ADMIN_KEY_VARIABLE, "an admin key")
         if key is None:
-            raise NotAsked(f"the admin key comes from the variable {KEY_VARIABLE}, or from --key-file FILE")
+            raise NotAsked(f"the admin key comes from the variable {ADMIN_KEY_VARIABLE}, or from --key-file FILE")
         self.api = Api(args.api)
         self._shown = {API_KEY_HEADER: key}
 

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from price_keeper.commandline.options import API_VARIABLE, USUAL_API
+from price_keeper.commandline.options import API_URL_VARIABLE, DEFAULT_API_URL
 from price_keeper.commands.shared import NotAsked
 from price_keeper.config.checks import control_url as url_complaint
 from price_keeper.config.problems import escape_line
@@ -92,9 +92,9 @@ class Api:
     """One answer for one request; it follows no redirection and asks no proxy, which would see what is secret."""
 
     def __init__(self, given: str | None) -> None:
-        source = "--api" if given is not None else API_VARIABLE
+        source = "--api" if given is not None else API_URL_VARIABLE
         self.bytes_read = 0
-        self.url = (given if given is not None else os.environ.get(API_VARIABLE) or USUAL_API).rstrip("/")
+        self.url = (given if given is not None else os.environ.get(API_URL_VARIABLE) or DEFAULT_API_URL).rstrip("/")
         complaint = url_complaint(self.url)
         if complaint:
             raise NotAsked(f"{source}: {complaint}")
@@ -157,7 +157,7 @@ class Api:
             why = getattr(failure, "strerror", None) or "no answer"
             return (
                 f"nobody answers at {self.url} ({why}): is price-keeper running there? "
-                f"Say where the control API listens by --api or {API_VARIABLE}"
+                f"Say where the control API listens by --api or {API_URL_VARIABLE}"
             )
         perhaps = "" if method == "GET" else "; it may have been done all the same"
         return f"{self.url} gave no whole answer ({type(failure).__name__}){perhaps}"

@@ -19,7 +19,7 @@ from price_keeper import app, logs
 from price_keeper.auth.clients import hash_secret, make_secret
 from price_keeper.auth.registering import build_secret_attributes
 from price_keeper.clock import SystemClock
-from price_keeper.commandline.options import API_VARIABLE, KEY_VARIABLE
+from price_keeper.commandline.options import API_URL_VARIABLE, ADMIN_KEY_VARIABLE
 from price_keeper.commands.run import leave_no_core, run_until_stopped
 from price_keeper.commands.whole_file import whole_file
 from price_keeper.config import Address, Config
@@ -155,8 +155,8 @@ class _Ready:
             price_keeper=_price_keeper(),
             folder=shlex.quote(str(self.folder.absolute())),
             admin_key=self.folder.absolute() / ADMIN_KEY,
-            api=API_VARIABLE,
-            key=KEY_VARIABLE,
+            api=API_URL_VARIABLE,
+            key=ADMIN_KEY_VARIABLE,
             key_file=shlex.quote(str((self.folder / ADMIN_KEY).absolute())),
             org=ORG,
             data=self.data,
@@ -181,7 +181,7 @@ class _Ready:
             "data": self.data,
             "control": self.control,
             "admin_key_file": str((self.folder / ADMIN_KEY).absolute()),
-            "environment": {API_VARIABLE: self.control, **calls, **trust},
+            "environment": {API_URL_VARIABLE: self.control, **calls, **trust},
             "client_id": build_client_id(ORG, APP),
             "client_secret": self.secret,
         }
