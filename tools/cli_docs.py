@@ -11,7 +11,7 @@ from pathlib import Path
 from textwrap import fill
 
 from price_keeper.commandline.parser import EXIT_CODES, CommandParser
-from price_keeper.commandline.whole import parser
+from price_keeper.commandline.whole import build_root_parser
 
 DOC = Path(__file__).parents[1] / "docs" / "cli.md"
 WIDTH = 120
@@ -23,7 +23,7 @@ def written(text: str) -> str:
     by_hand, mark, _ = text.partition(MARK)
     if not mark:
         raise ValueError(f"docs/cli.md has no line {MARK!r}")
-    return f"{by_hand}{mark}\n" + "\n".join(_reference(parser()))
+    return f"{by_hand}{mark}\n" + "\n".join(_reference(build_root_parser()))
 
 
 def _reference(root: CommandParser) -> Iterator[str]:

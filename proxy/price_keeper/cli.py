@@ -16,7 +16,7 @@ from price_keeper import hangups
 from price_keeper.commandline.mending import add_hint
 from price_keeper.commandline.parser import UsageError
 from price_keeper.commandline.terminal import RED, painted
-from price_keeper.commandline.whole import PROGRAM, parser
+from price_keeper.commandline.whole import PROGRAM, build_root_parser
 from price_keeper.errors import ConfigError, PriceKeeperError
 
 LONG_RUNNING_COMMANDS = ("run.serve", "dev.dev")
@@ -26,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     print_failure = _print_failure_as_json if "--json" in words else _print_failure
     try:
-        return _flush_output(_run_command(parser().parse_args(words)))
+        return _flush_output(_run_command(build_root_parser().parse_args(words)))
     except UsageError as failure:
         return print_failure("usage", 2, [str(failure)], failure)
     except ConfigError as failure:

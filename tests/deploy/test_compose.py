@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 from price_keeper import app
-from price_keeper.commandline.whole import parser
+from price_keeper.commandline.whole import build_root_parser
 from price_keeper.recording.composed import LAST_RETURN_TIMEOUT_SECONDS, LAST_FLUSH_TIMEOUT_SECONDS
 
 from tests.support.deployed import DEPLOY, assert_good_config
@@ -54,7 +54,7 @@ def test_it_has_time_to_drain() -> None:
 
 def test_the_command_and_the_configuration_are_accepted(tmp_path: Path) -> None:
     sidecar = services(BASE)["sidecar"]
-    parser().parse_args(sidecar["command"])
+    build_root_parser().parse_args(sidecar["command"])
     text = (DEPLOY / "docker" / "config.yaml").read_text()
     overrides = {
         name: value

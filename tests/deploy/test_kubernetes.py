@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 from price_keeper import app
-from price_keeper.commandline.whole import parser
+from price_keeper.commandline.whole import build_root_parser
 from price_keeper.recording.composed import LAST_RETURN_TIMEOUT_SECONDS, LAST_FLUSH_TIMEOUT_SECONDS
 from price_keeper.workers.supervisor import STOP_SECONDS
 
@@ -125,7 +125,7 @@ def test_configurations_are_accepted(found: list[Document], tmp_path: Path) -> N
 
 def test_commands_are_accepted(found: list[Document]) -> None:
     for pod, _, _ in _parts(found):
-        chosen = parser().parse_args(ours(pod)["args"])
+        chosen = build_root_parser().parse_args(ours(pod)["args"])
         assert str(chosen.config) == "/etc/price-keeper/config.yaml"
 
 
@@ -143,7 +143,7 @@ def test_what_a_configuration_names_is_mounted(found: list[Document]) -> None:
 
 def test_sidecars_cannot_make_tokens(found: list[Document]) -> None:
     for pod, config, _ in _parts(found):
-        if parser().parse_args(ours(pod)["args"]).role == "sidecar":
+        if build_root_parser().parse_args(ours(pod)["args"]).role == "sidecar":
             assert all("public_key_file" in key for key in config["auth"]["keys"])
             assert "admin_api_key_file" not in config["auth"]
 
@@ -158,7 +158,7 @@ def test_probes_ask_what_can_be_reached(found: list[Document]) -> None:
         for kind in ("startupProbe", "livenessProbe", "readinessProbe"):
             asked = container.get(kind, {}).get("httpGet")
             assert asked is None or numbers.get(asked["port"], asked["port"]) == 8082
-        if parser().parse_args(container["args"]).role != "control":
+        if build_root_parser().parse_args(container["args"]).role != "control":
             port = listen.get("data", "127.0.0.1:8080").rpartition(":")[2]
             (code,) = [each for each in container["startupProbe"]["exec"]["command"] if "import" in each]
             assert f"('127.0.0.1', {port})" in code
@@ -185,7 +185,7 @@ def test_pods_have_time_to_drain(found: list[Document]) -> None:
         container = ours(pod)
         hook = container.get("lifecycle", {}).get("preStop", {}).get("exec", {}).get("command", [""])[-1]
         waits = float(hook.partition("sleep(")[2].rstrip(")") or 0)
-        workers = parser().parse_args(container["args"]).workers
+        workers = build_root_parser().parse_args(container["args"]).workers
         takes = DRAIN if workers == 1 else STOP_SECONDS
         assert pod["terminationGracePeriodSeconds"] > waits + takes
 

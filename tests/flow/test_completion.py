@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from price_keeper.commandline.completion import commands
-from price_keeper.commandline.whole import parser
+from price_keeper.commandline.whole import build_root_parser
 
 from tests.support.commands import SECONDS, called
 from tools.terminal import on_a_terminal
@@ -107,7 +107,7 @@ def test_a_shell_finds_no_fault_in_its_script(place: Path, name: str) -> None:
 def test_each_command_and_option_stands_in_each_script(place: Path) -> None:
     for name in SHELLS:
         script = (place / f"completion.{name}").read_text()
-        for command in commands(parser()):
+        for command in commands(build_root_parser()):
             assert all(verb in script for verb, _ in command.verbs)
             assert all(option.names[-1].lstrip("-") in script for option in command.options)
 
@@ -115,6 +115,6 @@ def test_each_command_and_option_stands_in_each_script(place: Path) -> None:
 def test_an_option_takes_a_value_everywhere_or_nowhere() -> None:
     """By which the script for fish knows what to pass over."""
     found = [
-        (name, each.value is not None) for one in commands(parser()) for each in one.options for name in each.names
+        (name, each.value is not None) for one in commands(build_root_parser()) for each in one.options for name in each.names
     ]
     assert len(set(found)) == len({name for name, _ in found})

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 from price_keeper.commandline.parser import CommandParser
-from price_keeper.commandline.whole import parser
+from price_keeper.commandline.whole import build_root_parser
 
 from tools.cli_docs import DOC, written
 
@@ -19,7 +19,7 @@ def leaves(whole: CommandParser) -> Iterator[CommandParser]:
         yield from leaves(each) if each.subcommands else [each]
 
 
-LEAVES = list(leaves(parser()))
+LEAVES = list(leaves(build_root_parser()))
 
 
 def test_the_reference_is_as_the_parser_says() -> None:
@@ -47,7 +47,7 @@ def test_bounds_that_help_names_are_those_that_hold() -> None:
     from price_keeper.reporting.totals import DIMENSIONS
     from price_keeper.workers.place import MAX_WORKERS
 
-    root = parser()
+    root = build_root_parser()
     said = {words: " ".join(root.find_subcommand(words.split()).format_help().split()) for words in ("serve", "rotate", "spend")}
     assert f"1 to {MAX_WORKERS};" in said["serve"]
     assert f"0 to {MAX_GRACE_HOURS};" in said["rotate"]

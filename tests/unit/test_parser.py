@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from price_keeper.commandline.parser import UsageError
-from price_keeper.commandline.whole import parser
+from price_keeper.commandline.whole import build_root_parser
 
 from tests.support.commands import called
 
@@ -41,18 +41,18 @@ MISTAKES = [
 )
 def test_a_mistake_is_told_with_what_was_meant(words: list[str], says: str) -> None:
     with pytest.raises(UsageError) as refused:
-        parser().parse_args(words)
+        build_root_parser().parse_args(words)
     assert says in str(refused.value)
 
 
 @pytest.mark.parametrize("words", [["spend", "--js"], ["override", "set", "A", "l", "--reason", "--what a day"]])
 def test_what_argparse_takes_is_taken(words: list[str]) -> None:
     """The beginning of an option, and text that only begins as one does."""
-    assert parser().parse_args(words)
+    assert build_root_parser().parse_args(words)
 
 
 def test_behind_two_dashes_nothing_is_an_option() -> None:
-    assert parser().parse_args(["org", "show", "--", "--odd"]).org == "--odd"
+    assert build_root_parser().parse_args(["org", "show", "--", "--odd"]).org == "--odd"
 
 
 def test_the_mistake_stands_below_how_it_is_used(tmp_path: Path) -> None:
@@ -69,7 +69,7 @@ def test_a_command_that_has_others_lists_them(tmp_path: Path, words: list[str]) 
     told, asked = called(*words, folder=tmp_path), called(*words, "--help", folder=tmp_path)
     assert (told.returncode, told.stderr, told.stdout) == (2, "", asked.stdout)
     assert asked.returncode == 0
-    assert all(f"\n  {name} " in told.stdout for name in parser().find_subcommand(words).subcommands)
+    assert all(f"\n  {name} " in told.stdout for name in build_root_parser().find_subcommand(words).subcommands)
 
 
 def test_the_commands_are_told_in_groups(tmp_path: Path) -> None:

@@ -9,13 +9,13 @@ from price_keeper.commandline.options import add_admin_options, add_api_option, 
 from price_keeper.commandline.parser import CommandParser
 from price_keeper.control.terms import DEFAULT_GRACE_HOURS
 
-HEADING = "Access"
-SECRET_VARIABLE = "PRICE_KEEPER_CLIENT_SECRET"  # noqa: S105 - its name
-USUAL_DATA = "http://127.0.0.1:8080"
-_CLIENT = "org-6f1c2a34-5b6d-4e7f-8a9b-0c1d2e3f4a5b-app-shop"
+ACCESS_HEADING = "Access"
+CLIENT_SECRET_VARIABLE = "PRICE_KEEPER_CLIENT_SECRET"  # noqa: S105 - its name
+DEFAULT_DATA_URL = "http://127.0.0.1:8080"
+_EXAMPLE_CLIENT_ID = "org-6f1c2a34-5b6d-4e7f-8a9b-0c1d2e3f4a5b-app-shop"
 
 
-def add_to(root: CommandParser) -> None:
+def add_access_commands(root: CommandParser) -> None:
     _add_token(root)
     _add_rotate(root)
     _add_session(root)
@@ -26,23 +26,23 @@ def _add_token(root: CommandParser) -> None:
         "token",
         "log a client in and print its access token",
         "The secret is never an argument, which every user of the machine could see.",
-        ("The token alone", f"price-keeper token {_CLIENT} --secret-file shop.secret"),
+        ("The token alone", f"price-keeper token {_EXAMPLE_CLIENT_ID} --secret-file shop.secret"),
         (
             "Point this shell's AWS SDKs at the sidecar",
-            f'eval "$(price-keeper token {_CLIENT} --secret-file shop.secret --env)"',
+            f'eval "$(price-keeper token {_EXAMPLE_CLIENT_ID} --secret-file shop.secret --env)"',
         ),
         does="token.token",
-        heading=HEADING,
+        heading=ACCESS_HEADING,
     )
     token.add_argument("client_id", metavar="CLIENT_ID", help="org-ORG or org-ORG-app-APP")
-    text = f"the file with its secret; default: the variable {SECRET_VARIABLE}, or a question without echo"
+    text = f"the file with its secret; default: the variable {CLIENT_SECRET_VARIABLE}, or a question without echo"
     token.add_argument("--secret-file", type=Path, metavar="FILE", help=text)
-    shown = token.add_mutually_exclusive_group()
-    shown.add_argument("--env", action="store_true", help="print the lines that an app's shell needs")
+    outputs = token.add_mutually_exclusive_group()
+    outputs.add_argument("--env", action="store_true", help="print the lines that an app's shell needs")
     text = "print all that was answered, the refresh token too; errors as JSON"
-    shown.add_argument("--json", action="store_true", help=text)
-    text = f"with --env: where the app sends its calls; default: {USUAL_DATA}"
-    token.add_argument("--data", default=USUAL_DATA, metavar="URL", help=text)
+    outputs.add_argument("--json", action="store_true", help=text)
+    text = f"with --env: where the app sends its calls; default: {DEFAULT_DATA_URL}"
+    token.add_argument("--data", default=DEFAULT_DATA_URL, metavar="URL", help=text)
     add_api_option(token)
 
 
@@ -55,7 +55,7 @@ def _add_rotate(root: CommandParser) -> None:
         ("An app's, with two hours to change it", "price-keeper rotate Acme --app shop --grace 2 > shop.secret"),
         ("For somebody else to fetch", "price-keeper rotate Acme --app shop --token-only"),
         does="rotate.rotate",
-        heading=HEADING,
+        heading=ACCESS_HEADING,
     )
     add_org_argument(rotate)
     rotate.add_argument(
@@ -70,7 +70,7 @@ def _add_rotate(root: CommandParser) -> None:
 
 
 def _add_session(root: CommandParser) -> None:
-    session = root.add_command("session", "tell and end the sessions of a client", "", heading=HEADING)
+    session = root.add_command("session", "tell and end the sessions of a client", "", heading=ACCESS_HEADING)
     listing = session.add_command(
         "list",
         "list the sessions of an org or one of its apps, the oldest first",

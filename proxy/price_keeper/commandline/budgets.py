@@ -8,14 +8,14 @@ from price_keeper.commandline import kinds
 from price_keeper.commandline.options import add_admin_options, add_json_option, add_org_argument, add_store_options
 from price_keeper.commandline.parser import CommandParser
 
-HEADING = "Spend and budgets"
-_ASKS = "It asks the control API, with the admin key."
-_SETTINGS = "the settings in YAML or JSON; - reads standard input"
-_DAYS = ("today", "yesterday")
-_WHEN = "today, yesterday, a day (2026-11-18), a month (2026-11), or a range of these (2026-11-01..today)"
+BUDGETS_HEADING = "Spend and budgets"
+_CONTROL_API_NOTE = "It asks the control API, with the admin key."
+_SETTINGS_FILE_HELP = "the settings in YAML or JSON; - reads standard input"
+_PERIOD_SUGGESTIONS = ("today", "yesterday")
+_PERIOD_HELP = "today, yesterday, a day (2026-11-18), a month (2026-11), or a range of these (2026-11-01..today)"
 
 
-def add_to(root: CommandParser) -> None:
+def add_budget_commands(root: CommandParser) -> None:
     _add_org(root)
     _add_app(root)
     _add_override(root)
@@ -24,7 +24,7 @@ def add_to(root: CommandParser) -> None:
 
 
 def _add_org(root: CommandParser) -> None:
-    org = root.add_command("org", "set and tell what orgs may spend", _ASKS, heading=HEADING)
+    org = root.add_command("org", "set and tell what orgs may spend", _CONTROL_API_NOTE, heading=BUDGETS_HEADING)
     put = org.add_command(
         "put",
         "make an org, or put new settings in the place of its own",
@@ -44,13 +44,13 @@ def _add_org(root: CommandParser) -> None:
     )
     for parser in (put, show):
         parser.add_argument("org", metavar="ORG", help="its id, a UUID, or the name of one that is there")
-    put.add_argument("file", metavar="FILE", help=_SETTINGS)
+    put.add_argument("file", metavar="FILE", help=_SETTINGS_FILE_HELP)
     listing = org.add_command("list", "list the orgs", "", ("All of them", "price-keeper org list"), does="org.list_all")
-    _add_common(put, show, listing)
+    _add_control_api_options(put, show, listing)
 
 
 def _add_app(root: CommandParser) -> None:
-    app = root.add_command("app", "set and tell what apps of an org may spend", _ASKS, heading=HEADING)
+    app = root.add_command("app", "set and tell what apps of an org may spend", _CONTROL_API_NOTE, heading=BUDGETS_HEADING)
     put = app.add_command(
         "put",
         "make an app, or put new settings in the place of its own",
@@ -77,12 +77,12 @@ def _add_app(root: CommandParser) -> None:
     for parser in (put, show):
         text = "1 to 64 letters, digits or any of ._-"
         parser.add_argument("app", type=kinds.parse_app_id, metavar="APP", help=text)
-    put.add_argument("file", metavar="FILE", help=_SETTINGS)
-    _add_common(put, show, listing)
+    put.add_argument("file", metavar="FILE", help=_SETTINGS_FILE_HELP)
+    _add_control_api_options(put, show, listing)
 
 
 def _add_override(root: CommandParser) -> None:
-    override = root.add_command("override", "say by hand which label is in force", _ASKS, heading=HEADING)
+    override = root.add_command("override", "say by hand which label is in force", _CONTROL_API_NOTE, heading=BUDGETS_HEADING)
     put = override.add_command(
         "set",
         "put a label in force, up or down the ordering, until the period ends",
@@ -115,10 +115,10 @@ def _add_override(root: CommandParser) -> None:
     text = "2026-11-18T15:00 in the org's time zone, or +2h; default: the end of the period"
     put.add_argument("--until", metavar="TIME", help=text)
     put.add_argument("--who", metavar="NAME", help="default: the user of this system")
-    _add_common(put, clear, show)
+    _add_control_api_options(put, clear, show)
 
 
-def _add_common(*parsers: CommandParser) -> None:
+def _add_control_api_options(*parsers: CommandParser) -> None:
     for parser in parsers:
         add_json_option(parser)
         add_admin_options(parser)
@@ -135,12 +135,12 @@ def _add_spend(root: CommandParser) -> None:
         ("For a spreadsheet", "price-keeper spend yesterday --csv > yesterday.csv"),
         ("What one app spent today, for a program", "price-keeper spend --org Acme --app shop --json"),
         does="spend.spend",
-        heading=HEADING,
+        heading=BUDGETS_HEADING,
     )
-    text = f"{_WHEN}; default: today"
+    text = f"{_PERIOD_HELP}; default: today"
     spend.add_argument("when", nargs="?", default="today", type=kinds.parse_period, metavar="WHEN", help=text)
-    spend.suggestions["WHEN"] = _DAYS
-    _add_filters(spend)
+    spend.suggestions["WHEN"] = _PERIOD_SUGGESTIONS
+    _add_spend_filters(spend)
     text = "one row for each of these: org,app,label,day"
     spend.add_argument("--by", type=kinds.parse_group_by, metavar="WHAT", help=text)
     outputs = spend.add_mutually_exclusive_group()
@@ -148,7 +148,7 @@ def _add_spend(root: CommandParser) -> None:
     outputs.add_argument("--json", action="store_true", help=text)
     outputs.add_argument("--csv", action="store_true", help="print CSV, money as exact dollars")
     outputs.add_argument("--focus", action="store_true", help="print CSV by FOCUS 1.3, as clouds bill")
-    _add_account(spend, "--focus")
+    _add_billing_account(spend, "--focus")
     add_store_options(spend)
 
 
@@ -168,28 +168,28 @@ def _add_export(root: CommandParser) -> None:
             "price-keeper export 2026-11-01..yesterday --org Acme --format json --out acme.json --force",
         ),
         does="export.export",
-        heading=HEADING,
+        heading=BUDGETS_HEADING,
     )
     export.add_argument(
-        "when", nargs="?", default="today", type=kinds.parse_period, metavar="PERIOD", help=f"{_WHEN}; default: today"
+        "when", nargs="?", default="today", type=kinds.parse_period, metavar="PERIOD", help=f"{_PERIOD_HELP}; default: today"
     )
-    export.suggestions["PERIOD"] = _DAYS
+    export.suggestions["PERIOD"] = _PERIOD_SUGGESTIONS
     export.add_argument("--out", type=Path, required=True, metavar="FILE", help="the file to write")
     text = "csv: exact dollars; json: exact micro-dollars; focus: CSV by FOCUS 1.3, as clouds bill; default: csv"
     export.add_argument("--format", choices=("csv", "json", "focus"), default="csv", help=text)
     export.add_argument("--force", action="store_true", help="replace the file if it is there")
-    _add_filters(export)
-    _add_account(export, "--format focus")
+    _add_spend_filters(export)
+    _add_billing_account(export, "--format focus")
     add_json_option(export)
     add_store_options(export)
 
 
-def _add_filters(parser: CommandParser) -> None:
+def _add_spend_filters(parser: CommandParser) -> None:
     parser.add_argument("--org", metavar="ORG", help="only this org, by its id or its name")
     parser.add_argument("--app", metavar="APP", help="only this app; - is callers without an app")
     parser.add_argument("--label", metavar="LABEL", help="only this label")
 
 
-def _add_account(parser: CommandParser, what: str) -> None:
-    text = f"with {what}: the AWS account that is billed, as it stands there"
+def _add_billing_account(parser: CommandParser, required_option: str) -> None:
+    text = f"with {required_option}: the AWS account that is billed, as it stands there"
     parser.add_argument("--billing-account", metavar="ID", help=text)

@@ -8,10 +8,10 @@ from price_keeper.commandline import kinds
 from price_keeper.commandline.options import add_config_option, add_json_option, add_store_options, add_port_options
 from price_keeper.commandline.parser import CommandParser
 
-HEADING = "Configure"
+CONFIGURE_HEADING = "Configure"
 
 
-def add_to(root: CommandParser) -> None:
+def add_configure_commands(root: CommandParser) -> None:
     _add_check_config(root)
     _add_doctor(root)
     _add_tables(root)
@@ -26,7 +26,7 @@ def _add_check_config(root: CommandParser) -> None:
         ("The config.yaml that is here", "price-keeper check-config"),
         ("Another one, for a program", "price-keeper check-config --config sidecar.yaml --json"),
         does="check_config.check",
-        heading=HEADING,
+        heading=CONFIGURE_HEADING,
     )
     add_config_option(check)
     add_json_option(check)
@@ -42,7 +42,7 @@ def _add_doctor(root: CommandParser) -> None:
         ("For price-keeper dev in ./data", "price-keeper doctor --data-dir data"),
         ("For a program", "price-keeper doctor --data-dir data --json"),
         does="doctor.doctor",
-        heading=HEADING,
+        heading=CONFIGURE_HEADING,
     )
     add_store_options(doctor)
     add_port_options(doctor)
@@ -57,7 +57,7 @@ def _add_tables(root: CommandParser) -> None:
         "make, check and describe the store's tables",
         "Which store it is, the configuration says. With SQLite price-keeper serve makes them itself; with DynamoDB "
         "they are made once, by this command or by the CloudFormation template.",
-        heading=HEADING,
+        heading=CONFIGURE_HEADING,
     )
     create = tables.add_command(
         "create",
@@ -90,7 +90,7 @@ def _add_tables(root: CommandParser) -> None:
 
 
 def _add_keys(root: CommandParser) -> None:
-    keys = root.add_command("keys", "make the keys that tokens are signed with", "", heading=HEADING)
+    keys = root.add_command("keys", "make the keys that tokens are signed with", "", heading=CONFIGURE_HEADING)
     new = keys.add_command(
         "new",
         "make a key, and tell what to write into config.yaml",

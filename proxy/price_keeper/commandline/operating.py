@@ -8,12 +8,12 @@ from price_keeper.commandline import kinds
 from price_keeper.commandline.options import add_config_option, add_json_option, add_org_argument, add_store_options
 from price_keeper.commandline.parser import CommandParser
 
-HEADING = "Operate"
-USUAL_CHANGES = 20
+OPERATE_HEADING = "Operate"
+DEFAULT_AUDIT_LIMIT = 20
 SHELLS = ("bash", "zsh", "fish")
 
 
-def add_to(root: CommandParser) -> None:
+def add_operate_commands(root: CommandParser) -> None:
     _add_audit(root)
     _add_replay(root)
     _add_completion(root)
@@ -24,19 +24,19 @@ def add_to(root: CommandParser) -> None:
         ("For a person", "price-keeper version"),
         ("For a program", "price-keeper version --json"),
         does="version.version",
-        heading=HEADING,
+        heading=OPERATE_HEADING,
     )
     add_json_option(version)
-    helped = root.add_command(
+    help_command = root.add_command(
         "help",
         "tell the commands, or all of one",
         "",
         ("Of one command", "price-keeper help org put"),
         does="help.help_of",
-        heading=HEADING,
+        heading=OPERATE_HEADING,
     )
-    helped.add_argument("command", nargs="*", metavar="COMMAND", help="such as spend, or org put")
-    helped.suggestions["COMMAND"] = root.subcommands
+    help_command.add_argument("command", nargs="*", metavar="COMMAND", help="such as spend, or org put")
+    help_command.suggestions["COMMAND"] = root.subcommands
 
 
 def _add_audit(root: CommandParser) -> None:
@@ -47,11 +47,11 @@ def _add_audit(root: CommandParser) -> None:
         ("The last changes", "price-keeper audit Acme"),
         ("The last hundred, for a program", "price-keeper audit Acme --limit 100 --json"),
         does="audit.audit",
-        heading=HEADING,
+        heading=OPERATE_HEADING,
     )
     add_org_argument(audit)
-    text = f"how many changes; default: {USUAL_CHANGES}"
-    audit.add_argument("--limit", type=kinds.parse_audit_limit, default=USUAL_CHANGES, metavar="NUMBER", help=text)
+    text = f"how many changes; default: {DEFAULT_AUDIT_LIMIT}"
+    audit.add_argument("--limit", type=kinds.parse_audit_limit, default=DEFAULT_AUDIT_LIMIT, metavar="NUMBER", help=text)
     add_json_option(audit)
     add_store_options(audit)
 
@@ -65,7 +65,7 @@ def _add_replay(root: CommandParser) -> None:
         ("The journal of a disk that came back", "price-keeper replay /mnt/found/journal --owner-is-dead"),
         ("Also what is older than 34 days", "price-keeper replay /mnt/found/journal --owner-is-dead --force"),
         does="replay.replay",
-        heading=HEADING,
+        heading=OPERATE_HEADING,
     )
     replay.add_argument("folder", type=Path, metavar="DIR", help="the journal's folder; those of workers in it too")
     replay.add_argument(
@@ -87,6 +87,6 @@ def _add_completion(root: CommandParser) -> None:
         ("zsh, behind compinit", "echo 'eval \"$(price-keeper completion zsh)\"' >> ~/.zshrc"),
         ("fish", "price-keeper completion fish > ~/.config/fish/completions/price-keeper.fish"),
         does="completion.completion",
-        heading=HEADING,
+        heading=OPERATE_HEADING,
     )
     completion.add_argument("shell", choices=SHELLS, metavar="SHELL", help=", ".join(SHELLS))

@@ -9,7 +9,7 @@ from price_keeper.commandline.options import add_config_option, add_json_option,
 from price_keeper.commandline.parser import CommandParser
 
 
-def add_to(root: CommandParser) -> None:
+def add_run_commands(root: CommandParser) -> None:
     _add_dev(root)
     _add_serve(root)
 

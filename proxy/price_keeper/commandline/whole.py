@@ -8,7 +8,7 @@ from price_keeper.commandline.parser import EXIT_CODES, CommandParser
 PROGRAM = "price-keeper"
 
 
-def parser() -> CommandParser:
+def build_root_parser() -> CommandParser:
     codes = "\n".join(f"  {code:<3}  {meaning}" for code, meaning in EXIT_CODES)
     root = CommandParser(
         prog=PROGRAM,
@@ -16,6 +16,6 @@ def parser() -> CommandParser:
         epilog=f"More of a command: {PROGRAM} help COMMAND. To begin: {PROGRAM} dev.\n\nexit codes:\n{codes}",
     )
     root.add_argument("--version", action="store_true", help="the same as the command version")
-    for group in (running, configuring, budgets, access, operating):
-        group.add_to(root)
+    for add_commands in (running, configuring, budgets, access, operating):
+        add_commands.add_to(root)
     return root

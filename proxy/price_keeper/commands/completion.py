@@ -6,10 +6,10 @@ from argparse import Namespace
 from importlib import import_module
 
 from price_keeper.commandline.completion import commands
-from price_keeper.commandline.whole import parser
+from price_keeper.commandline.whole import build_root_parser
 
 
 def completion(args: Namespace) -> int:
     shell = import_module(f"price_keeper.commandline.completion_{args.shell}")
-    print(shell.script(commands(parser())), end="")
+    print(shell.script(commands(build_root_parser())), end="")
     return 0

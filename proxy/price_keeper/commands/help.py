@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from argparse import Namespace
 
-from price_keeper.commandline.whole import parser
+from price_keeper.commandline.whole import build_root_parser
 
 
 def help_of(args: Namespace) -> int:
-    found = parser().find_subcommand(args.command)
+    found = build_root_parser().find_subcommand(args.command)
     for word in args.command[len(found.prog.split()) - 1 :]:
         found.fail_unknown_command(word)
     found.print_help()

@@ -10,7 +10,7 @@ from argparse import Namespace
 from collections.abc import Mapping
 from typing import Any
 
-from price_keeper.commandline.access import SECRET_VARIABLE
+from price_keeper.commandline.access import CLIENT_SECRET_VARIABLE
 from price_keeper.commands.asking import Api, checked, secret_of, visible
 from price_keeper.commands.shared import NotAsked, print_json
 from price_keeper.config.checks import url as url_complaint
@@ -59,11 +59,11 @@ def _exports(data: str, token: str) -> list[str]:
 
 def _secret(args: Namespace) -> str:
     what = "a client secret"
-    found = secret_of(args.secret_file, SECRET_VARIABLE, what)
+    found = secret_of(args.secret_file, CLIENT_SECRET_VARIABLE, what)
     if found is not None:
         return found
     if not sys.stdin.isatty():
-        raise NotAsked(f"the client's secret comes from the variable {SECRET_VARIABLE}, or from --secret-file FILE")
+        raise NotAsked(f"the client's secret comes from the variable {CLIENT_SECRET_VARIABLE}, or from --secret-file FILE")
     try:
         return checked(getpass.getpass(f"Secret of {args.client_id}: ").strip(), "what was typed", what)
     except EOFError:
