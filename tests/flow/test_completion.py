@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from price_keeper.commandline.completion import commands
+from price_keeper.commandline.completion import collect_commands
 from price_keeper.commandline.whole import build_root_parser
 
 from tests.support.commands import SECONDS, called
@@ -107,14 +107,14 @@ def test_a_shell_finds_no_fault_in_its_script(place: Path, name: str) -> None:
 def test_each_command_and_option_stands_in_each_script(place: Path) -> None:
     for name in SHELLS:
         script = (place / f"completion.{name}").read_text()
-        for command in commands(build_root_parser()):
-            assert all(verb in script for verb, _ in command.verbs)
+        for command in collect_commands(build_root_parser()):
+            assert all(verb in script for verb, _ in command.subcommands)
             assert all(option.names[-1].lstrip("-") in script for option in command.options)
 
 
 def test_an_option_takes_a_value_everywhere_or_nowhere() -> None:
     """By which the script for fish knows what to pass over."""
     found = [
-        (name, each.value is not None) for one in commands(build_root_parser()) for each in one.options for name in each.names
+        (name, each.value is not None) for one in collect_commands(build_root_parser()) for each in one.options for name in each.names
     ]
     assert len(set(found)) == len({name for name, _ in found})

@@ -10,56 +10,56 @@ from typing import NamedTuple
 from price_keeper.commandline.parser import CommandParser
 
 FILES, FOLDERS = "files", "folders"
-_PLACES = {"FILE": FILES, "DIR": FOLDERS}
+_PATH_KINDS = {"FILE": FILES, "DIR": FOLDERS}
 
 
-class Value(NamedTuple):
+class ValueCompletion(NamedTuple):
     """What an argument may be: one of the words, a file or a folder, or with neither anything."""
 
     name: str
     words: tuple[str, ...] = ()
-    place: str = ""
+    path_kind: str = ""
 
 
-class Option(NamedTuple):
+class OptionCompletion(NamedTuple):
     names: tuple[str, ...]
     text: str
-    value: Value | None  # None: it takes none
+    value: ValueCompletion | None  # None: it takes none
 
 
-class Command(NamedTuple):
+class CommandCompletion(NamedTuple):
     """`path` are its words behind the program's name; all of the program has none."""
 
     path: tuple[str, ...]
     summary: str
-    verbs: tuple[tuple[str, str], ...]
-    options: tuple[Option, ...]
-    arguments: tuple[Value, ...]
+    subcommands: tuple[tuple[str, str], ...]
+    options: tuple[OptionCompletion, ...]
+    arguments: tuple[ValueCompletion, ...]
 
 
-def commands(parser: CommandParser, path: tuple[str, ...] = ()) -> Iterator[Command]:
+def collect_commands(parser: CommandParser, path: tuple[str, ...] = ()) -> Iterator[CommandCompletion]:
     """This one, and all below it."""
-    verbs = tuple((name, verb.summary) for name, verb in parser.subcommands.items())
+    subcommands = tuple((name, verb.summary) for name, verb in parser.subcommands.items())
     actions = parser.actions
-    options = tuple(_option(action) for action in actions if action.option_strings)
-    arguments = tuple(_value(action, parser.suggestions) for action in actions if not action.option_strings)
-    yield Command(path, parser.summary, verbs, options, arguments)
+    options = tuple(_build_option(action) for action in actions if action.option_strings)
+    arguments = tuple(_build_value(action, parser.suggestions) for action in actions if not action.option_strings)
+    yield CommandCompletion(path, parser.summary, subcommands, options, arguments)
     for name, verb in parser.subcommands.items():
-        yield from commands(verb, (*path, name))
+        yield from collect_commands(verb, (*path, name))
 
 
-def _option(action: Action) -> Option:
-    takes_one = action.nargs != 0
-    return Option(tuple(action.option_strings), _text(action), _value(action) if takes_one else None)
+def _build_option(action: Action) -> OptionCompletion:
+    takes_value = action.nargs != 0
+    return OptionCompletion(tuple(action.option_strings), _summarize_help(action), _build_value(action) if takes_value else None)
 
 
-def _value(action: Action, hints: Mapping[str, Iterable[str]] = MappingProxyType({})) -> Value:
+def _build_value(action: Action, suggestions: Mapping[str, Iterable[str]] = MappingProxyType({})) -> ValueCompletion:
     name = str(action.metavar or action.dest.upper())
-    words = tuple(map(str, action.choices or hints.get(name, ())))
-    return Value(name, words, _PLACES.get(name, ""))
+    words = tuple(map(str, action.choices or suggestions.get(name, ())))
+    return ValueCompletion(name, words, _PATH_KINDS.get(name, ""))
 
 
-def _text(action: Action) -> str:
+def _summarize_help(action: Action) -> str:
     """What is said of it, up to the first sign of there being more."""
     if action.nargs == 0 and action.dest == "help":
         return "tell all of it"

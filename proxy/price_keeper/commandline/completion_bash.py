@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from shlex import quote
 
-from price_keeper.commandline.completion import Command, Value
+from price_keeper.commandline.completion import CommandCompletion, ValueCompletion
 
-_SCRIPT = r"""# bash completion for price-keeper; make it anew with: price-keeper completion bash
+_BASH_SCRIPT = r"""# bash completion for price-keeper; make it anew with: price-keeper completion bash
 
 # What may stand there: words, or <files>, or <folders>.
 _price_keeper_says() {
@@ -67,24 +67,24 @@ complete -F _price_keeper price-keeper
 """
 
 
-def script(commands: Iterable[Command]) -> str:
-    table = [f"    {quote(key)}) said={quote(said)} ;;" for each in commands for key, said in _entries(each)]
-    return _SCRIPT.replace("@TABLE@", "\n".join(table))
+def render_bash(commands: Iterable[CommandCompletion]) -> str:
+    table = [f"    {quote(key)}) said={quote(words)} ;;" for each in commands for key, words in _list_bash_entries(each)]
+    return _BASH_SCRIPT.replace("@TABLE@", "\n".join(table))
 
 
-def _entries(command: Command) -> Iterator[tuple[str, str]]:
+def _list_bash_entries(command: CommandCompletion) -> Iterator[tuple[str, str]]:
     path = " ".join(command.path)
-    if command.verbs:
-        yield f"{path}:commands", " ".join(name for name, _ in command.verbs)
+    if command.subcommands:
+        yield f"{path}:commands", " ".join(name for name, _ in command.subcommands)
     yield f"{path}:options", " ".join(name for option in command.options for name in option.names)
     for option in command.options:
         if option.value is not None:
-            yield from ((f"{path}:{name}", _said(option.value)) for name in option.names)
-    for place, value in enumerate(command.arguments, 1):
-        if value.words or value.place:
-            yield f"{path}:{place}", _said(value)
+            yield from ((f"{path}:{name}", _format_bash_value(option.value)) for name in option.names)
+    for position, value in enumerate(command.arguments, 1):
+        if value.words or value.path_kind:
+            yield f"{path}:{position}", _format_bash_value(value)
 
 
-def _said(value: Value) -> str:
+def _format_bash_value(value: ValueCompletion) -> str:
     """Something in any case, so that an option is known to take a value."""
-    return f"<{value.place}>" if value.place else " ".join(value.words) or "<any>"
+    return f"<{value.path_kind}>" if value.path_kind else " ".join(value.words) or "<any>"

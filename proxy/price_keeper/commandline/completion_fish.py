@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from price_keeper.commandline.completion import FILES, Command, Option, Value
+from price_keeper.commandline.completion import FILES, CommandCompletion, OptionCompletion, ValueCompletion
 
-_SCRIPT = r"""# fish completion for price-keeper; make it anew with: price-keeper completion fish
+_FISH_SCRIPT = r"""# fish completion for price-keeper; make it anew with: price-keeper completion fish
 
 # Whether the words so far are these commands, and with --place, that so many arguments follow them.
 function __price_keeper_at
@@ -37,42 +37,42 @@ complete -c price-keeper -f
 """
 
 
-def script(commands: Iterable[Command]) -> str:
-    found = list(commands)
-    valued = sorted({name for each in found for option in each.options if option.value for name in option.names})
-    paths = [_quoted(" ".join(each.path)) for each in found if each.path]
-    lines = [f"complete -c price-keeper {line}" for each in found for line in _lines(each)]
+def render_fish(commands: Iterable[CommandCompletion]) -> str:
+    command_list = list(commands)
+    options_with_value = sorted({name for each in command_list for option in each.options if option.value for name in option.names})
+    paths = [_quote_fish(" ".join(each.path)) for each in command_list if each.path]
+    lines = [f"complete -c price-keeper {line}" for each in command_list for line in _list_fish_lines(each)]
     return (
-        _SCRIPT.replace("@VALUED@", " ".join(valued))
+        _FISH_SCRIPT.replace("@VALUED@", " ".join(options_with_value))
         .replace("@PATHS@", " ".join(paths))
         .replace("@LINES@", "\n".join(lines))
     )
 
 
-def _lines(command: Command) -> Iterator[str]:
+def _list_fish_lines(command: CommandCompletion) -> Iterator[str]:
     path = "".join(f" {word}" for word in command.path)
-    for name, summary in command.verbs:
-        yield f"-n '__price_keeper_at --place=0{path}' -a {name} -d {_quoted(summary)}"
+    for name, summary in command.subcommands:
+        yield f"-n '__price_keeper_at --place=0{path}' -a {name} -d {_quote_fish(summary)}"
     for option in command.options:
-        yield f"-n '__price_keeper_at{path}' {_flags(option)} -d {_quoted(option.text)}"
-    for place, value in enumerate(command.arguments):
-        if value.words or value.place:
-            yield f"-n '__price_keeper_at --place={place}{path}' {_may_be(value)}"
+        yield f"-n '__price_keeper_at{path}' {_format_fish_option(option)} -d {_quote_fish(option.text)}"
+    for position, value in enumerate(command.arguments):
+        if value.words or value.path_kind:
+            yield f"-n '__price_keeper_at --place={position}{path}' {_format_fish_value(value)}"
 
 
-def _flags(option: Option) -> str:
+def _format_fish_option(option: OptionCompletion) -> str:
     names = [f"-l {name[2:]}" if name.startswith("--") else f"-s {name[1:]}" for name in option.names]
     if option.value is None:
         return " ".join(names)
-    only = "-r" if option.value.place == FILES else "-x"  # no files where something else is meant
-    return " ".join([*names, only, _may_be(option.value)])
+    requirement = "-r" if option.value.path_kind == FILES else "-x"  # no files where something else is meant
+    return " ".join([*names, requirement, _format_fish_value(option.value)])
 
 
-def _may_be(value: Value) -> str:
-    if value.place:
-        return "-F" if value.place == FILES else "-a '(__fish_complete_directories (commandline -ct))'"
-    return f"-a {_quoted(' '.join(value.words))}"
+def _format_fish_value(value: ValueCompletion) -> str:
+    if value.path_kind:
+        return "-F" if value.path_kind == FILES else "-a '(__fish_complete_directories (commandline -ct))'"
+    return f"-a {_quote_fish(' '.join(value.words))}"
 
 
-def _quoted(text: str) -> str:
+def _quote_fish(text: str) -> str:
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from shlex import quote
 
-from price_keeper.commandline.completion import FILES, Command, Option, Value
+from price_keeper.commandline.completion import FILES, CommandCompletion, OptionCompletion, ValueCompletion
 
-_SCRIPT = r"""#compdef price-keeper
+_ZSH_SCRIPT = r"""#compdef price-keeper
 # zsh completion for price-keeper; make it anew with: price-keeper completion zsh
 
 @FUNCTIONS@
@@ -20,7 +20,7 @@ else
 fi
 """
 
-_WITH_VERBS = """\
+_ZSH_FUNCTION_WITH_SUBCOMMANDS = """\
 {name}() {{
   local curcontext="$curcontext" state line
   typeset -A opt_args
@@ -37,50 +37,50 @@ _WITH_VERBS = """\
   esac
 }}"""
 
-_WITHOUT = """\
+_ZSH_FUNCTION = """\
 {name}() {{
   _arguments -s -S \\
 {arguments}
 }}"""
 
 
-def script(commands: Iterable[Command]) -> str:
-    return _SCRIPT.replace("@FUNCTIONS@", "\n\n".join(_function(each) for each in commands))
+def render_zsh(commands: Iterable[CommandCompletion]) -> str:
+    return _ZSH_SCRIPT.replace("@FUNCTIONS@", "\n\n".join(_render_zsh_function(each) for each in commands))
 
 
-def _function(command: Command) -> str:
-    name = _name(command.path)
-    if not command.verbs:
-        arguments = [*map(_option, command.options), *_arguments(command)]
-        return _WITHOUT.format(name=name, arguments=" \\\n".join(f"    {quote(each)}" for each in arguments))
-    verbs = "\n".join(f"    {quote(f'{verb}:{_safe(summary)}')}" for verb, summary in command.verbs)
-    cases = "\n".join(f"        {verb}) {_name((*command.path, verb))} ;;" for verb, _ in command.verbs)
-    options = " ".join(quote(_option(each)) for each in command.options)
-    return _WITH_VERBS.format(name=name, verbs=verbs, cases=cases, options=options)
+def _render_zsh_function(command: CommandCompletion) -> str:
+    name = _build_zsh_name(command.path)
+    if not command.subcommands:
+        arguments = [*map(_format_zsh_option, command.options), *_list_zsh_arguments(command)]
+        return _ZSH_FUNCTION.format(name=name, arguments=" \\\n".join(f"    {quote(each)}" for each in arguments))
+    subcommands = "\n".join(f"    {quote(f'{verb}:{_escape_zsh(summary)}')}" for verb, summary in command.subcommands)
+    cases = "\n".join(f"        {verb}) {_build_zsh_name((*command.path, verb))} ;;" for verb, _ in command.subcommands)
+    options = " ".join(quote(_format_zsh_option(each)) for each in command.options)
+    return _ZSH_FUNCTION_WITH_SUBCOMMANDS.format(name=name, verbs=subcommands, cases=cases, options=options)
 
 
-def _name(path: Iterable[str]) -> str:
+def _build_zsh_name(path: Iterable[str]) -> str:
     return "_".join(["_price_keeper", *path])
 
 
-def _option(option: Option) -> str:
+def _format_zsh_option(option: OptionCompletion) -> str:
     """`_arguments` takes one name at a time; the long one is what is worth completing."""
-    told = f"{option.names[-1]}[{_safe(option.text)}]"
-    return told if option.value is None else f"{told}{_may_be(option.value)}"
+    text = f"{option.names[-1]}[{_escape_zsh(option.text)}]"
+    return text if option.value is None else f"{text}{_format_zsh_value(option.value)}"
 
 
-def _arguments(command: Command) -> Iterator[str]:
-    yield from (f"{place}{_may_be(value)}" for place, value in enumerate(command.arguments, 1))
+def _list_zsh_arguments(command: CommandCompletion) -> Iterator[str]:
+    yield from (f"{position}{_format_zsh_value(value)}" for position, value in enumerate(command.arguments, 1))
 
 
-def _may_be(value: Value) -> str:
-    if value.place:
-        return f":{value.name}:{'_files' if value.place == FILES else '_files -/'}"
+def _format_zsh_value(value: ValueCompletion) -> str:
+    if value.path_kind:
+        return f":{value.name}:{'_files' if value.path_kind == FILES else '_files -/'}"
     words = f"({' '.join(value.words)})" if value.words else " "
     return f":{value.name}:{words}"
 
 
-def _safe(text: str) -> str:
-    for sign in "\\[]:":
-        text = text.replace(sign, f"\\{sign}")
+def _escape_zsh(text: str) -> str:
+    for character in "\\[]:":
+        text = text.replace(character, f"\\{character}")
     return text
