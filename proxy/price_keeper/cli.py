@@ -15,7 +15,7 @@ from importlib import import_module
 from price_keeper import hangups
 from price_keeper.commandline.mending import add_hint
 from price_keeper.commandline.parser import UsageError
-from price_keeper.commandline.terminal import RED, painted
+from price_keeper.commandline.terminal import RED, paint
 from price_keeper.commandline.whole import PROGRAM, build_root_parser
 from price_keeper.errors import ConfigError, PriceKeeperError
 
@@ -72,7 +72,7 @@ def _print_failure(kind: str, code: int, problems: Sequence[str], failure: Excep
     for problem in problems:
         line = escape_line(problem)
         location, colon, explanation = (line if kind == "mistake" else f"{PROGRAM}: {line}").partition(": ")
-        print(painted(location + colon, "" if " " in location else RED, sys.stderr) + explanation, file=sys.stderr)
+        print(paint(location + colon, "" if " " in location else RED, sys.stderr) + explanation, file=sys.stderr)
     if isinstance(failure, UsageError):
         print(f"More is told by: {failure.parser.prog} --help", file=sys.stderr)
     return code

@@ -5,7 +5,7 @@ from __future__ import annotations
 from io import StringIO
 
 import pytest
-from price_keeper.commandline.terminal import BOLD, GREEN, Painted, is_colored, painted
+from price_keeper.commandline.terminal import BOLD, GREEN, PaintedText, is_colored, paint
 from price_keeper.commands.shared import columns, say
 from price_keeper.reporting.letters import width_of
 
@@ -53,13 +53,13 @@ def test_colors_are_for_who_wants_them(
 def test_only_what_is_ours_may_colour(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdout", terminal)
     evil = "\x1b[2Jx"
-    say([painted(evil, GREEN) + evil, evil + painted("ok", BOLD), evil])
+    say([paint(evil, GREEN) + evil, evil + paint("ok", BOLD), evil])
     assert terminal.getvalue().splitlines() == [
         "\x1b[32m?[2Jx\x1b[0m?[2Jx",
         "?[2Jx\x1b[1mok\x1b[0m",
         "?[2Jx",
     ]
-    assert isinstance(painted("a", GREEN) + "b" + "c", Painted)
+    assert isinstance(paint("a", GREEN) + "b" + "c", PaintedText)
 
 
 HEADS = ("Org", "Id", "Zone")

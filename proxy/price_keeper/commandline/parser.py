@@ -8,7 +8,7 @@ from argparse import Action, ArgumentParser, HelpFormatter
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, NoReturn, TextIO
 
-from price_keeper.commandline.terminal import BOLD, is_colored, width
+from price_keeper.commandline.terminal import BOLD, is_colored, get_terminal_width
 
 EXIT_CODES = (
     (0, "done"),
@@ -158,7 +158,7 @@ class CommandParser(ArgumentParser):
 
 class _Formatter(HelpFormatter):
     def __init__(self, prog: str) -> None:
-        super().__init__(prog, max_help_position=28, width=min(width() - 2, MAX_HELP_WIDTH))
+        super().__init__(prog, max_help_position=28, width=min(get_terminal_width() - 2, MAX_HELP_WIDTH))
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         """Of several paragraphs each is filled by itself."""
@@ -168,7 +168,7 @@ class _Formatter(HelpFormatter):
 def _format_entry(name: str, summary: str, longest: int) -> str:
     from textwrap import wrap
 
-    room = max(20, min(width() - 2, MAX_HELP_WIDTH) - longest - 4)
+    room = max(20, min(get_terminal_width() - 2, MAX_HELP_WIDTH) - longest - 4)
     first, *other_lines = wrap(summary, room)
     return "\n".join([f"  {name:{longest}}  {first}", *(f"{'':{longest + 4}}{line}" for line in other_lines)])
 

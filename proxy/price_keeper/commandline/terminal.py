@@ -25,7 +25,7 @@ def is_colored(stream: TextIO) -> bool:
     )
 
 
-def width() -> int:
+def get_terminal_width() -> int:
     return shutil.get_terminal_size((80, 24)).columns
 
 
@@ -37,23 +37,23 @@ def can_show(text: str, stream: TextIO) -> bool:
     return True
 
 
-class Painted(str):
+class PaintedText(str):
     """What the terminal gets as it is: all that is not ours in it was made printable."""
 
     __slots__ = ()
 
-    def __add__(self, text: str) -> Painted:
-        return Painted(f"{self}{_safe(text)}")
+    def __add__(self, text: str) -> PaintedText:
+        return PaintedText(f"{self}{_make_safe(text)}")
 
-    def __radd__(self, text: str) -> Painted:
-        return Painted(f"{_safe(text)}{self}")
+    def __radd__(self, text: str) -> PaintedText:
+        return PaintedText(f"{_make_safe(text)}{self}")
 
 
-def painted(text: str, color: str, stream: TextIO | None = None) -> Painted:
+def paint(text: str, color: str, stream: TextIO | None = None) -> PaintedText:
     """For standard output, unless it is for another one."""
-    shown = printable(text)
-    return Painted(f"\x1b[{color}m{shown}\x1b[0m" if color and is_colored(stream or sys.stdout) else shown)
+    safe_text = printable(text)
+    return PaintedText(f"\x1b[{color}m{safe_text}\x1b[0m" if color and is_colored(stream or sys.stdout) else safe_text)
 
 
-def _safe(text: str) -> str:
-    return text if isinstance(text, Painted) else printable(text)
+def _make_safe(text: str) -> str:
+    return text if isinstance(text, PaintedText) else printable(text)

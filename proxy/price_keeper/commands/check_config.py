@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from argparse import Namespace
 
-from price_keeper.commandline.terminal import GREEN, painted
+from price_keeper.commandline.terminal import GREEN, paint
 from price_keeper.commands.places import labels_told, loaded
 from price_keeper.commands.shared import print_json, say
 
@@ -21,5 +21,5 @@ def check(args: Namespace) -> int:
     if args.json:
         print_json({"config": str(args.config), "is_good": True, "labels": list(config.labels)})
     else:
-        say([f"{args.config}: " + painted("good", GREEN) + f", with {labels_told(config)}"])
+        say([f"{args.config}: " + paint("good", GREEN) + f", with {labels_told(config)}"])
     return 0

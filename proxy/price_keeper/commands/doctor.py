@@ -13,7 +13,7 @@ from textwrap import wrap
 
 from price_keeper.aside import DaemonThreadPool
 from price_keeper.clock import SystemClock
-from price_keeper.commandline.terminal import DIM, GREEN, RED, YELLOW, is_terminal, painted, width
+from price_keeper.commandline.terminal import DIM, GREEN, RED, YELLOW, is_terminal, paint, get_terminal_width
 from price_keeper.commands.dev import config_in
 from price_keeper.commands.places import config_of, labels_told
 from price_keeper.commands.shared import NotAsked, print_json, say
@@ -68,7 +68,7 @@ def _lines(told: Sequence[CheckResult]) -> list[str]:
     longest = max(len(each.name) for each in told)
     lines: list[str] = []
     for name, finding in told:
-        status = painted(f"{_WORDS.get(finding.status, finding.status.value):7}", _COLORS.get(finding.status, ""))
+        status = paint(f"{_WORDS.get(finding.status, finding.status.value):7}", _COLORS.get(finding.status, ""))
         first, *more = _fitting(finding.message, longest + 11)
         lines.append(status + f"  {name:{longest}}  {first}")
         if finding.remedy:
@@ -79,7 +79,7 @@ def _lines(told: Sequence[CheckResult]) -> list[str]:
 
 def _fitting(text: str, indent: int) -> list[str]:
     """On a terminal, in lines that fit it behind the other columns."""
-    room = width() - indent
+    room = get_terminal_width() - indent
     if not is_terminal(sys.stdout) or room < LEAST_ROOM:
         return [text]
     return wrap(printable(text), room, break_long_words=False, break_on_hyphens=False) or [""]

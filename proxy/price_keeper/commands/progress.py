@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from types import TracebackType
 
-from price_keeper.commandline.terminal import is_terminal, width
+from price_keeper.commandline.terminal import is_terminal, get_terminal_width
 from price_keeper.reporting.letters import cut, printable
 
 MOVES_SECONDS = 0.1
@@ -37,7 +37,7 @@ class Progress:
             return
         self._next = now + (MOVES_SECONDS if self._moves else PLAIN_SECONDS)
         if self._moves:
-            line = cut(printable(text), width() - 1, "~")
+            line = cut(printable(text), get_terminal_width() - 1, "~")
             self._write(f"\r{line}\x1b[K")
             self._is_shown = True
         else:

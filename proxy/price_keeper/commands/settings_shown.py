@@ -11,7 +11,7 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 from price_keeper.calendar_days import Period, find_span
-from price_keeper.commandline.terminal import BOLD, YELLOW, painted
+from price_keeper.commandline.terminal import BOLD, YELLOW, paint
 from price_keeper.model import PICO_PER_MICRO
 from price_keeper.reporting import money
 
@@ -68,7 +68,7 @@ class Shown:
     def lines(self) -> list[str]:
         rows = [f"  {head:16}{text}{self._whence(attribute)}" for attribute, head, text in self._rows()]
         notes = list(self._notes())
-        return [painted(self.title, BOLD), *rows, *(["", *notes] if notes else [])]
+        return [paint(self.title, BOLD), *rows, *(["", *notes] if notes else [])]
 
     @property
     def _id(self) -> str:
@@ -123,7 +123,7 @@ class Shown:
 
 
 def warning(text: str) -> str:
-    return painted("Warning", YELLOW) + f": {text}"
+    return paint("Warning", YELLOW) + f": {text}"
 
 
 def _whole(number: object) -> int:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from price_keeper.commandline.terminal import BOLD, Painted, can_show, is_terminal, painted, width
+from price_keeper.commandline.terminal import BOLD, PaintedText, can_show, is_terminal, paint, get_terminal_width
 from price_keeper.errors import ConfigError
 from price_keeper.reporting.letters import cut, padded, printable, width_of
 
@@ -31,7 +31,7 @@ def say(lines: Iterable[str]) -> None:
     """What was written by hand may hold anything; the terminal gets what it can show."""
     encoding = sys.stdout.encoding or "ascii"
     for line in lines:
-        shown = line if isinstance(line, Painted) else printable(line)
+        shown = line if isinstance(line, PaintedText) else printable(line)
         print(shown.encode(encoding, "replace").decode(encoding))
 
 
@@ -41,7 +41,7 @@ def columns(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     sign = ""
     if is_terminal(sys.stdout):
         sign = "…" if can_show("…", sys.stdout) else "~"
-        _narrowed(widths, [head not in _WHOLE for head in heads], width() - 2 * (len(widths) - 1))
+        _narrowed(widths, [head not in _WHOLE for head in heads], get_terminal_width() - 2 * (len(widths) - 1))
     lines = [
         "  ".join(
             padded(cut(printable(cell), room, sign) if sign else cell, room)
@@ -49,7 +49,7 @@ def columns(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
         ).rstrip()
         for row in (heads, *rows)
     ]
-    return [painted(lines[0], BOLD), *lines[1:]]
+    return [paint(lines[0], BOLD), *lines[1:]]
 
 
 def _narrowed(widths: list[int], may_be_cut: Sequence[bool], room: int) -> None:

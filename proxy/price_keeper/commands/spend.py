@@ -12,7 +12,7 @@ from textwrap import wrap
 
 from price_keeper.calendar_days import load_zone
 from price_keeper.clock import Clock, SystemClock
-from price_keeper.commandline.terminal import can_show, is_colored, width
+from price_keeper.commandline.terminal import can_show, is_colored, get_terminal_width
 from price_keeper.commands.places import config_of, opened
 from price_keeper.commands.shared import NotAsked, print_json
 from price_keeper.config import Config
@@ -149,4 +149,4 @@ def _org_names(found: Report) -> dict[tuple[str, str], str]:
 
 
 def _style() -> Style:
-    return Style(width=width(), is_colored=is_colored(sys.stdout), is_unicode=can_show(_UNICODE, sys.stdout))
+    return Style(width=get_terminal_width(), is_colored=is_colored(sys.stdout), is_unicode=can_show(_UNICODE, sys.stdout))

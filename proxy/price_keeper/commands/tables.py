@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from price_keeper.clock import SystemClock
-from price_keeper.commandline.terminal import GREEN, RED, painted
+from price_keeper.commandline.terminal import GREEN, RED, paint
 from price_keeper.commands.places import loaded
 from price_keeper.commands.progress import Progress
 from price_keeper.commands.shared import print_json, say
@@ -74,7 +74,7 @@ def _tell_differences(found: dict[str, list[str]], *, as_json: bool) -> None:
         print_json(found)
         return
     say(
-        f"{table}: " + (painted("; ".join(differences), RED) if differences else painted("good", GREEN))
+        f"{table}: " + (paint("; ".join(differences), RED) if differences else paint("good", GREEN))
         for table, differences in found.items()
     )
     if any(found.values()):
