@@ -6,7 +6,7 @@ from io import StringIO
 
 import pytest
 from price_keeper.commandline.terminal import BOLD, GREEN, PaintedText, is_colored, paint
-from price_keeper.commands.shared import columns, say
+from price_keeper.commands.shared import format_columns, print_lines
 from price_keeper.reporting.letters import width_of
 
 from tests.unit.test_progress import Terminal
@@ -53,7 +53,7 @@ def test_colors_are_for_who_wants_them(
 def test_only_what_is_ours_may_colour(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdout", terminal)
     evil = "\x1b[2Jx"
-    say([paint(evil, GREEN) + evil, evil + paint("ok", BOLD), evil])
+    print_lines([paint(evil, GREEN) + evil, evil + paint("ok", BOLD), evil])
     assert terminal.getvalue().splitlines() == [
         "\x1b[32m?[2Jx\x1b[0m?[2Jx",
         "?[2Jx\x1b[1mok\x1b[0m",
@@ -69,14 +69,14 @@ ROWS = [("東京の会社とその子会社と孫会社", ID, "Asia/Tokyo"), ("L
 
 def test_columns_stay_columns_with_wide_letters(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdout", StringIO())
-    lines = columns(HEADS, ROWS)
+    lines = format_columns(HEADS, ROWS)
     assert {width_of(line[: line.index(mark)]) for line, mark in zip(lines, ("Id", ID, ID), strict=True)} == {32}
     assert lines[1].startswith(ROWS[0][0])  # in a pipe nothing is cut
 
 
 def test_a_table_fits_its_terminal_and_leaves_ids_whole(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdout", terminal)
-    lines = columns(HEADS, ROWS)
+    lines = format_columns(HEADS, ROWS)
     assert lines[0] == "\x1b[1mOrg           Id                                    Zone\x1b[0m"
     assert lines[1] == f"東京の会社…   {ID}  Asia/Tokyo"[:14] + lines[1][14:]
     assert all(ID in line for line in lines[1:])

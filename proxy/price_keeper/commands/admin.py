@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 from price_keeper.commandline.options import ADMIN_KEY_VARIABLE
 from price_keeper.commands.asking import MOST_BYTES, Api, Refused, readable, secret_of
-from price_keeper.commands.shared import NotAsked
+from price_keeper.commands.shared import CommandError
 from price_keeper.config.problems import escape_line
 from price_keeper.control.terms import API_KEY_HEADER, MAX_PAGE_SIZE
 from price_keeper.errors import ConfigError, PriceKeeperError
@@ -39,7 +39,7 @@ class Admin:
     def __init__(self, args: Namespace) -> None:
         key = secret_of(args.key_file, ADMIN_KEY_VARIABLE, "an admin key")
         if key is None:
-            raise NotAsked(f"the admin key comes from the variable {ADMIN_KEY_VARIABLE}, or from --key-file FILE")
+            raise CommandError(f"the admin key comes from the variable {ADMIN_KEY_VARIABLE}, or from --key-file FILE")
         self.api = Api(args.api)
         self._shown = {API_KEY_HEADER: key}
 
@@ -99,7 +99,7 @@ def org_named(admin: Admin, text: str) -> str:
         try:
             org = org_called(text, names)
         except ValueError as failure:
-            raise NotAsked(escape_line(str(failure))) from None
+            raise CommandError(escape_line(str(failure))) from None
         if not is_org_id(org):
             raise ValueError("this is no id")
     return org

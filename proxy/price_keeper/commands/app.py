@@ -9,7 +9,7 @@ from price_keeper.commands.asking import readable
 from price_keeper.commands.putting import tell_put, written
 from price_keeper.commands.settings_file import SettingsFile
 from price_keeper.commands.settings_shown import Shown
-from price_keeper.commands.shared import columns, print_json, say
+from price_keeper.commands.shared import format_columns, print_json, print_lines
 
 
 def put(args: Namespace) -> int:
@@ -30,7 +30,7 @@ def show(args: Namespace) -> int:
         return 0
     with readable(admin.api.url):
         lines = Shown(told, above).lines()
-    say(lines)
+    print_lines(lines)
     return 0
 
 
@@ -45,7 +45,7 @@ def list_all(args: Namespace) -> int:
         rows = [_row(Shown(each, above)) for each in apps]
         title = Shown(above).title
     heads = ("App", "Id", "Ordering", "Enforcement")
-    say(columns(heads, rows) if rows else [f"the org {title} has no apps yet; price-keeper app put makes one"])
+    print_lines(format_columns(heads, rows) if rows else [f"the org {title} has no apps yet; price-keeper app put makes one"])
     return 0
 
 

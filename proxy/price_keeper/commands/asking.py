@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from price_keeper.commandline.options import API_URL_VARIABLE, DEFAULT_API_URL
-from price_keeper.commands.shared import NotAsked
+from price_keeper.commands.shared import CommandError
 from price_keeper.config.checks import control_url as url_complaint
 from price_keeper.config.problems import escape_line
 from price_keeper.control.terms import MAX_BODY_BYTES as MOST_SENT
@@ -75,7 +75,7 @@ def secret_of(file: Path | None, variable: str, what: str) -> str | None:
 def checked(text: str, source: str, what: str) -> str:
     """What is found is not told: it may be a piece of a secret."""
     if not _PRINTABLE.fullmatch(text):
-        raise NotAsked(f"{source}: {what} is printable ASCII, on one line")
+        raise CommandError(f"{source}: {what} is printable ASCII, on one line")
     return text
 
 
@@ -83,9 +83,9 @@ def _read(file: Path) -> str:
     try:
         return file.read_text()
     except OSError as failure:
-        raise NotAsked(f"cannot read {file}: {failure.strerror}") from None
+        raise CommandError(f"cannot read {file}: {failure.strerror}") from None
     except UnicodeDecodeError:
-        raise NotAsked(f"{file} holds no text") from None
+        raise CommandError(f"{file} holds no text") from None
 
 
 class Api:
@@ -97,7 +97,7 @@ class Api:
         self.url = (given if given is not None else os.environ.get(API_URL_VARIABLE) or DEFAULT_API_URL).rstrip("/")
         complaint = url_complaint(self.url)
         if complaint:
-            raise NotAsked(f"{source}: {complaint}")
+            raise CommandError(f"{source}: {complaint}")
 
     def ask(self, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None) -> dict[str, Any]:
         """Raises Refused, Unanswered, or PriceKeeperError when nobody is there."""
@@ -204,5 +204,5 @@ def _sent(body: Any) -> bytes:
     """Raises NotAsked: of a body that is too long the API reads nothing, and may not get to say so."""
     sent = json.dumps(body, allow_nan=False).encode()
     if len(sent) > MOST_SENT:
-        raise NotAsked(f"that is too much: {len(sent)} bytes of JSON, where the control API takes {MOST_SENT}")
+        raise CommandError(f"that is too much: {len(sent)} bytes of JSON, where the control API takes {MOST_SENT}")
     return sent

@@ -11,7 +11,7 @@ from typing import Any
 from price_keeper.audit import MAX_RECORDS_PER_PAGE, read_records, build_record_json
 from price_keeper.clock import SystemClock
 from price_keeper.commands.places import config_of, opened
-from price_keeper.commands.shared import NotAsked, print_json, say
+from price_keeper.commands.shared import CommandError, print_json, print_lines
 from price_keeper.config import Config
 from price_keeper.reporting.tenants import org_called, registered
 from price_keeper.stores.contract import Store
@@ -27,7 +27,7 @@ async def _audit(args: Namespace, config: Config) -> int:
     if args.json:
         print_json(found)
     else:
-        say([line for each in found for line in _lines(each)] or ["nothing was changed since this is kept"])
+        print_lines([line for each in found for line in _lines(each)] or ["nothing was changed since this is kept"])
     return 0
 
 
@@ -35,7 +35,7 @@ async def _org_named(store: Store, text: str) -> str:
     try:
         return org_called(text, await registered(store))
     except ValueError as failure:
-        raise NotAsked(str(failure)) from None
+        raise CommandError(str(failure)) from None
 
 
 async def _found(store: Store, org: str, limit: int) -> list[dict[str, Any]]:

@@ -7,7 +7,7 @@ from argparse import Namespace
 
 from price_keeper.commandline.terminal import GREEN, paint
 from price_keeper.commands.places import labels_told, loaded
-from price_keeper.commands.shared import print_json, say
+from price_keeper.commands.shared import print_json, print_lines
 
 
 def check(args: Namespace) -> int:
@@ -21,5 +21,5 @@ def check(args: Namespace) -> int:
     if args.json:
         print_json({"config": str(args.config), "is_good": True, "labels": list(config.labels)})
     else:
-        say([f"{args.config}: " + paint("good", GREEN) + f", with {labels_told(config)}"])
+        print_lines([f"{args.config}: " + paint("good", GREEN) + f", with {labels_told(config)}"])
     return 0

@@ -16,7 +16,7 @@ from price_keeper.clock import SystemClock
 from price_keeper.commandline.terminal import DIM, GREEN, RED, YELLOW, is_terminal, paint, get_terminal_width
 from price_keeper.commands.dev import config_in
 from price_keeper.commands.places import config_of, labels_told
-from price_keeper.commands.shared import NotAsked, print_json, say
+from price_keeper.commands.shared import CommandError, print_json, print_lines
 from price_keeper.config import Config
 from price_keeper.doctor.findings import FindingStatus, CheckResult, run_doctor_checks, ok
 from price_keeper.doctor.patient import DoctorContext
@@ -32,13 +32,13 @@ _ORDER = (FindingStatus.TROUBLE, FindingStatus.WARNING, FindingStatus.SKIPPED, F
 def doctor(args: Namespace) -> int:
     config, source, words = _config(args)
     if args.data_dir is not None and args.role != "both":
-        raise NotAsked("--role is of price-keeper serve; what --data-dir names is of dev, which has every part")
+        raise CommandError("--role is of price-keeper serve; what --data-dir names is of dev, which has every part")
     found = asyncio.run(_looked(DoctorContext(config, os.environ, SystemClock(), source, args.role)))
     told = [CheckResult("configuration", ok(words)), *found]
     if args.json:
         print_json(_record(told))
     else:
-        say(_lines(told))
+        print_lines(_lines(told))
     return 1 if any(each.finding.status is FindingStatus.TROUBLE for each in told) else 0
 
 
@@ -50,7 +50,7 @@ def _config(args: Namespace) -> tuple[Config, str, str]:
         return config, source, f"{args.config or 'config.yaml'}: good, with {labels_told(config)}"
     folder: Path = args.data_dir
     if not folder.is_dir():
-        raise NotAsked(f"there is no folder {folder} yet; this makes it: price-keeper dev --data-dir {folder}")
+        raise CommandError(f"there is no folder {folder} yet; this makes it: price-keeper dev --data-dir {folder}")
     return config_in(folder, args.port, args.control_port, None), "", f"of dev, in {folder}"
 
 

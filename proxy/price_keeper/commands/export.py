@@ -14,7 +14,7 @@ from price_keeper.calendar_days import load_zone
 from price_keeper.clock import Clock, SystemClock
 from price_keeper.commands.places import config_of, opened
 from price_keeper.commands.progress import Progress
-from price_keeper.commands.shared import NotAsked, print_json, say
+from price_keeper.commands.shared import CommandError, print_json, print_lines
 from price_keeper.commands.spend import JOURNALS, check_days, org_asked_for, regions_of
 from price_keeper.commands.whole_file import whole_file
 from price_keeper.config import Config
@@ -30,7 +30,7 @@ from price_keeper.reporting.totals import DIMENSIONS, Row, only, rows, total
 
 def export(args: Namespace) -> int:
     if args.billing_account and args.format != "focus":
-        raise NotAsked("--billing-account is for --format focus alone")
+        raise CommandError("--billing-account is for --format focus alone")
     check_days(args.when)
     path: Path = args.out
     _check_place(path, force=args.force)
@@ -48,7 +48,7 @@ def export(args: Namespace) -> int:
 
 def _check_place(path: Path, *, force: bool) -> None:
     if path.exists() and not path.is_file():
-        raise NotAsked(f"--out: {path} is no file; name one that is to be written")
+        raise CommandError(f"--out: {path} is no file; name one that is to be written")
     if path.exists() and not force:
         raise _is_there(path)
 
@@ -178,4 +178,4 @@ def _tell(summary: _Summary, path: Path, args: Namespace) -> None:
         print_json({"file": str(path), "format": args.format, "rows": summary.rows, **summary.record()})
         return
     cost = money.shown(summary.counts.pico)
-    say([f"{path}: {summary.rows:,} rows, {cost}, {summary.first} to {summary.last}", JOURNALS, *summary.notes])
+    print_lines([f"{path}: {summary.rows:,} rows, {cost}, {summary.first} to {summary.last}", JOURNALS, *summary.notes])

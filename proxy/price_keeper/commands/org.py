@@ -10,7 +10,7 @@ from price_keeper.commands.asking import readable
 from price_keeper.commands.putting import tell_put, written
 from price_keeper.commands.settings_file import SettingsFile
 from price_keeper.commands.settings_shown import Shown, warning
-from price_keeper.commands.shared import NotAsked, columns, print_json, say
+from price_keeper.commands.shared import CommandError, format_columns, print_json, print_lines
 
 
 def put(args: Namespace) -> int:
@@ -26,8 +26,8 @@ def put(args: Namespace) -> int:
 def _org_to_put(admin: Admin, text: str) -> str:
     try:
         return org_named(admin, text)
-    except NotAsked as failure:
-        raise NotAsked(f"{failure}. A new org needs an id of its own, a UUID such as {uuid4()}") from None
+    except CommandError as failure:
+        raise CommandError(f"{failure}. A new org needs an id of its own, a UUID such as {uuid4()}") from None
 
 
 def _warn_of_apps(admin: Admin, path: str, told: Record) -> None:
@@ -41,7 +41,7 @@ def _warn_of_apps(admin: Admin, path: str, told: Record) -> None:
             for line in Shown(each, told).passed_over
             if line not in known
         ]
-    say(lines)
+    print_lines(lines)
 
 
 def show(args: Namespace) -> int:
@@ -52,7 +52,7 @@ def show(args: Namespace) -> int:
         return 0
     with readable(admin.api.url):
         lines = Shown(told).lines()
-    say(lines)
+    print_lines(lines)
     return 0
 
 
@@ -65,7 +65,7 @@ def list_all(args: Namespace) -> int:
     with readable(admin.api.url):
         rows = [_row(Shown(each)) for each in orgs]
     heads = ("Org", "Id", "Time zone", "Quotas", "Ordering")
-    say(columns(heads, rows) if rows else ["no orgs yet; price-keeper org put makes one"])
+    print_lines(format_columns(heads, rows) if rows else ["no orgs yet; price-keeper org put makes one"])
     return 0
 
 

@@ -14,7 +14,7 @@ from zoneinfo import ZoneInfo
 from price_keeper.commands.admin import Admin, Record, app_found, apps_there, org_found, scope_path
 from price_keeper.commands.asking import readable
 from price_keeper.commands.settings_shown import Shown, epoch, local
-from price_keeper.commands.shared import NotAsked, print_json, say
+from price_keeper.commands.shared import CommandError, print_json, print_lines
 from price_keeper.errors import ConfigError, PriceKeeperError
 from price_keeper.selection.overrides import MAX_REASON_LENGTH, MAX_WHO_LENGTH
 
@@ -47,11 +47,11 @@ def _of_the_quotas(admin: Admin, above: Shown, app: str | None) -> Shown:
     org = above.record["org"]
     if above.applies_to_org:
         if app is not None:
-            raise NotAsked(f"quotas apply to the org {above.title} as a whole: leave out --app")
+            raise CommandError(f"quotas apply to the org {above.title} as a whole: leave out --app")
         return above
     if app is None:
         there = apps_there(admin, org)
-        raise NotAsked(f"quotas apply to each app of {above.title}: name one with --app; there are: {there}")
+        raise CommandError(f"quotas apply to each app of {above.title}: name one with --app; there are: {there}")
     return Shown(app_found(admin, org, app), above.record)
 
 
@@ -67,14 +67,14 @@ def put(args: Namespace) -> int:
     with readable(where.admin.api.url):
         is_cut = until is not None and epoch(told["override"]["until"]) < until
     if is_cut and not args.json:
-        say(["It cannot last longer than the period, and was cut to its end."])
+        print_lines(["It cannot last longer than the period, and was cut to its end."])
     return 0
 
 
 def _check_length(option: str, text: str, longest: int) -> None:
     """Of what is far too long the API reads nothing, and may not get to say so."""
     if len(text) > longest:
-        raise NotAsked(f"{option}: expected 1 to {longest} printable characters, found {len(text)}")
+        raise CommandError(f"{option}: expected 1 to {longest} printable characters, found {len(text)}")
 
 
 def clear(args: Namespace) -> int:
@@ -85,7 +85,7 @@ def clear(args: Namespace) -> int:
     if args.json:
         print_json(told)
     else:
-        say([f"{where.title}: {'the quotas decide again' if is_cleared else 'there was no override'}"])
+        print_lines([f"{where.title}: {'the quotas decide again' if is_cleared else 'there was no override'}"])
     return 0 if is_cleared else 1
 
 
@@ -111,7 +111,7 @@ def _tell(where: _Where, told: Record, *, as_json: bool) -> None:
         else:
             until = local(epoch(override["until"]), where.zone)
             line = f"{override['label']} until {until}, said {override['who']}: {override['reason']}"
-    say([f"{where.title}: {line}"])
+    print_lines([f"{where.title}: {line}"])
 
 
 def _until(text: str, zone: ZoneInfo) -> float:

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from price_keeper.clock import Clock
-from price_keeper.commands.shared import NotAsked
+from price_keeper.commands.shared import CommandError
 from price_keeper.config import Config, load_config
 from price_keeper.config.keys import StoreConfig as StoreConfig
 from price_keeper.errors import StoreMisconfigured
@@ -22,7 +22,7 @@ from price_keeper.stores.sqlite_file import find_missing_tables
 
 def loaded(path: Path) -> Config:
     if not path.exists():
-        raise NotAsked(f"{path}: cannot be read: there is no such file; name one with --config FILE")
+        raise CommandError(f"{path}: cannot be read: there is no such file; name one with --config FILE")
     return load_config(path, os.environ)
 
 
@@ -41,7 +41,7 @@ def config_of(args: Namespace) -> Config:
 def _config_here() -> Path:
     path = Path("config.yaml")
     if not path.exists():
-        raise NotAsked("there is no config.yaml here; name one with --config FILE, or dev's folder with --data-dir DIR")
+        raise CommandError("there is no config.yaml here; name one with --config FILE, or dev's folder with --data-dir DIR")
     return path
 
 

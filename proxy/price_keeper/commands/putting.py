@@ -8,7 +8,7 @@ from price_keeper.commands.admin import NO_ORG, Admin, Record
 from price_keeper.commands.asking import Unanswered, readable
 from price_keeper.commands.settings_file import SettingsFile
 from price_keeper.commands.settings_shown import Shown
-from price_keeper.commands.shared import print_json, say
+from price_keeper.commands.shared import print_json, print_lines
 from price_keeper.control.terms import RETRIEVAL_TOKEN_HEADER
 
 _LOST = (
@@ -37,10 +37,10 @@ def tell_put(
         with readable(admin.api.url):
             shown = Shown(told, above)
             lines = [f"{shown.title}: {'made' if is_new else 'changed'}", *shown.lines()[1:]]
-        say(lines)
+        print_lines(lines)
     finally:  # it is told once, whatever else cannot be read
         if "secret_retrieval_token" in told:
-            say(_how_to_fetch(f"{admin.api.url}{path}/credentials/secret", told))
+            print_lines(_how_to_fetch(f"{admin.api.url}{path}/credentials/secret", told))
 
 
 def _how_to_fetch(url: str, told: Record) -> list[str]:

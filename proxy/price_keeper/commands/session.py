@@ -8,7 +8,7 @@ from price_keeper.commandline.kinds import ALL_SESSIONS
 from price_keeper.commands.admin import Admin, Record, app_found, org_found, scope_path
 from price_keeper.commands.asking import readable
 from price_keeper.commands.settings_shown import Shown
-from price_keeper.commands.shared import columns, print_json, say
+from price_keeper.commands.shared import format_columns, print_json, print_lines
 
 
 def list_all(args: Namespace) -> int:
@@ -22,7 +22,7 @@ def list_all(args: Namespace) -> int:
         print_json(sessions)
     else:
         heads = ("Session", "Began", "Refreshed", "Expires")
-        say(columns(heads, rows) if rows else [f"{title} has no sessions"])
+        print_lines(format_columns(heads, rows) if rows else [f"{title} has no sessions"])
     return 0
 
 
@@ -38,9 +38,9 @@ def revoke(args: Namespace) -> int:
     if args.json:
         print_json(told)
     elif told.get("ended") == 0 and one:
-        say([f"{title}: it was over already; no access token made from it is good any more"])
+        print_lines([f"{title}: it was over already; no access token made from it is good any more"])
     else:
-        say([f"{title}: {told.get('ended')} ended"])
+        print_lines([f"{title}: {told.get('ended')} ended"])
     return 0
 
 

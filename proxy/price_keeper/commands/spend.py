@@ -14,7 +14,7 @@ from price_keeper.calendar_days import load_zone
 from price_keeper.clock import Clock, SystemClock
 from price_keeper.commandline.terminal import can_show, is_colored, get_terminal_width
 from price_keeper.commands.places import config_of, opened
-from price_keeper.commands.shared import NotAsked, print_json
+from price_keeper.commands.shared import CommandError, print_json
 from price_keeper.config import Config
 from price_keeper.reporting import focus
 from price_keeper.reporting.days import Asked, check
@@ -31,9 +31,9 @@ _UNICODE = "▏▎▍▌▋▊▉█─…"
 
 def spend(args: Namespace) -> int:
     if args.focus and args.by:
-        raise NotAsked("--by is not for --focus, which has a row for each org, app, label and day")
+        raise CommandError("--by is not for --focus, which has a row for each org, app, label and day")
     if args.billing_account and not args.focus:
-        raise NotAsked("--billing-account is for --focus alone")
+        raise CommandError("--billing-account is for --focus alone")
     check_days(args.when)
     config, clock = config_of(args), SystemClock()
     found, org = asyncio.run(_found(config, args, clock))
@@ -59,7 +59,7 @@ def check_days(asked: Asked) -> None:
     try:
         check(asked, SystemClock().now())
     except ValueError as failure:
-        raise NotAsked(str(failure)) from None
+        raise CommandError(str(failure)) from None
 
 
 async def _found(config: Config, args: Namespace, clock: Clock) -> tuple[Report, str | None]:
@@ -74,7 +74,7 @@ def org_asked_for(text: str | None, names: Mapping[str, str | None]) -> str | No
     try:
         return None if text is None else org_called(text, names)
     except ValueError as failure:
-        raise NotAsked(str(failure)) from None
+        raise CommandError(str(failure)) from None
 
 
 def regions_of(config: Config) -> focus.RegionOf:

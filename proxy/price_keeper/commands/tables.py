@@ -15,7 +15,7 @@ from price_keeper.clock import SystemClock
 from price_keeper.commandline.terminal import GREEN, RED, paint
 from price_keeper.commands.places import loaded
 from price_keeper.commands.progress import Progress
-from price_keeper.commands.shared import print_json, say
+from price_keeper.commands.shared import print_json, print_lines
 from price_keeper.config import StoreConfig
 from price_keeper.stores import cloudformation, sqlite_file
 from price_keeper.stores.contract import EXPIRY_ATTRIBUTE
@@ -73,7 +73,7 @@ def _tell_differences(found: dict[str, list[str]], *, as_json: bool) -> None:
     if as_json:
         print_json(found)
         return
-    say(
+    print_lines(
         f"{table}: " + (paint("; ".join(differences), RED) if differences else paint("good", GREEN))
         for table, differences in found.items()
     )

@@ -12,7 +12,7 @@ from typing import Any
 
 from price_keeper.commandline.access import CLIENT_SECRET_VARIABLE
 from price_keeper.commands.asking import Api, checked, secret_of, visible
-from price_keeper.commands.shared import NotAsked, print_json
+from price_keeper.commands.shared import CommandError, print_json
 from price_keeper.config.checks import url as url_complaint
 from price_keeper.model import parse_client_id
 
@@ -21,10 +21,10 @@ USUAL_REGION = "us-east-1"  # SDKs want one; to which region a call goes, the si
 
 def token(args: Namespace) -> int:
     if parse_client_id(args.client_id) is None:
-        raise NotAsked("a client id is org-ORG or org-ORG-app-APP, where ORG is a UUID in lower case")
+        raise CommandError("a client id is org-ORG or org-ORG-app-APP, where ORG is a UUID in lower case")
     complaint = url_complaint(args.data)
     if complaint:
-        raise NotAsked(f"--data: {complaint}")
+        raise CommandError(f"--data: {complaint}")
     api = Api(args.api)
     given = {"client_id": args.client_id, "client_secret": _secret(args)}
     told = api.ask("POST", "/auth/token", given)
@@ -63,8 +63,8 @@ def _secret(args: Namespace) -> str:
     if found is not None:
         return found
     if not sys.stdin.isatty():
-        raise NotAsked(f"the client's secret comes from the variable {CLIENT_SECRET_VARIABLE}, or from --secret-file FILE")
+        raise CommandError(f"the client's secret comes from the variable {CLIENT_SECRET_VARIABLE}, or from --secret-file FILE")
     try:
         return checked(getpass.getpass(f"Secret of {args.client_id}: ").strip(), "what was typed", what)
     except EOFError:
-        raise NotAsked("no secret was typed") from None
+        raise CommandError("no secret was typed") from None
