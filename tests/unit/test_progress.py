@@ -5,7 +5,7 @@ from __future__ import annotations
 from io import StringIO
 
 import pytest
-from price_keeper.commands.progress import MOVES_SECONDS, PLAIN_SECONDS, Progress
+from price_keeper.commands.progress import REDRAW_SECONDS, LOG_LINE_SECONDS, Progress
 
 from tests.support.clock import ManualClock
 
@@ -32,19 +32,19 @@ def shown(monkeypatch: pytest.MonkeyPatch, stream: StringIO) -> StringIO:
 async def test_on_a_terminal_the_line_moves_and_goes(monkeypatch: pytest.MonkeyPatch, clock: ManualClock) -> None:
     stream = shown(monkeypatch, Terminal())
     with Progress(clock.monotonic) as progress:
-        progress.tell("first")
-        progress.tell("too soon")
-        await clock.advance(MOVES_SECONDS)
-        progress.tell("a line that is longer \x1b[31m than it")
+        progress.update("first")
+        progress.update("too soon")
+        await clock.advance(REDRAW_SECONDS)
+        progress.update("a line that is longer \x1b[31m than it")
     assert stream.getvalue() == "\rfirst\x1b[K\ra line that is lon~\x1b[K\r\x1b[K"
 
 
 def test_the_line_is_gone_before_anything_is_printed(monkeypatch: pytest.MonkeyPatch, clock: ManualClock) -> None:
     stream = shown(monkeypatch, Terminal())
     with Progress(clock.monotonic) as progress:
-        progress.tell("one")
+        progress.update("one")
         progress.clear()
-        progress.tell("two")  # at once: what was printed moved it away
+        progress.update("two")  # at once: what was printed moved it away
     assert stream.getvalue() == "\rone\x1b[K\r\x1b[K\rtwo\x1b[K\r\x1b[K"
 
 
@@ -53,7 +53,7 @@ def test_a_failure_leaves_no_line_behind(monkeypatch: pytest.MonkeyPatch, clock:
 
     def fail() -> None:
         with Progress(clock.monotonic) as progress:
-            progress.tell("one")
+            progress.update("one")
             raise OSError("full")
 
     with pytest.raises(OSError, match="full"):
@@ -68,9 +68,9 @@ async def test_elsewhere_there_is_a_plain_line_now_and_then(
     stream = shown(monkeypatch, kind())
     monkeypatch.setenv("TERM", "dumb")
     with Progress(clock.monotonic) as progress:
-        progress.tell("at once")
+        progress.update("at once")
         for number in range(3):
-            await clock.advance(PLAIN_SECONDS)
-            progress.tell(f"line {number}")
-            progress.tell("too soon")
+            await clock.advance(LOG_LINE_SECONDS)
+            progress.update(f"line {number}")
+            progress.update("too soon")
     assert stream.getvalue() == "line 0\nline 1\nline 2\n"

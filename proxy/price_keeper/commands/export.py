@@ -157,7 +157,7 @@ async def _exported(config: Config, args: Namespace, clock: Clock, file: TextIO)
         summary = _Summary(now, {"org": org, "app": args.app, "label": args.label})
         with Progress(clock.monotonic) as progress:
             for number, asked in enumerate(pieces):
-                progress.tell(f"{asked.text}: piece {number + 1} of {len(pieces)}, {summary.rows:,} rows so far")
+                progress.update(f"{asked.text}: piece {number + 1} of {len(pieces)}, {summary.rows:,} rows so far")
                 found = await report(store, asked, org, names, zone, now)
                 found = dataclasses.replace(found, spent=only(found.spent, args.app, args.label))
                 told = sorted(rows(found.spent, DIMENSIONS), key=_place)

@@ -12,15 +12,15 @@ from types import TracebackType
 from price_keeper.commandline.terminal import is_terminal, get_terminal_width
 from price_keeper.reporting.letters import cut, printable
 
-MOVES_SECONDS = 0.1
-PLAIN_SECONDS = 10.0  # a log of an hour has some hundred lines of it
+REDRAW_SECONDS = 0.1
+LOG_LINE_SECONDS = 10.0  # a log of an hour has some hundred lines of it
 
 
 class Progress:
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
-        self._moves = is_terminal(sys.stderr)
-        self._next = now() + (0 if self._moves else PLAIN_SECONDS)
+        self._is_interactive = is_terminal(sys.stderr)
+        self._next_update_at = now() + (0 if self._is_interactive else LOG_LINE_SECONDS)
         self._is_shown = False
 
     def __enter__(self) -> Progress:
@@ -31,12 +31,12 @@ class Progress:
     ) -> None:
         self.clear()
 
-    def tell(self, text: str) -> None:
+    def update(self, text: str) -> None:
         now = self._now()
-        if now < self._next:
+        if now < self._next_update_at:
             return
-        self._next = now + (MOVES_SECONDS if self._moves else PLAIN_SECONDS)
-        if self._moves:
+        self._next_update_at = now + (REDRAW_SECONDS if self._is_interactive else LOG_LINE_SECONDS)
+        if self._is_interactive:
             line = cut(printable(text), get_terminal_width() - 1, "~")
             self._write(f"\r{line}\x1b[K")
             self._is_shown = True
@@ -48,7 +48,7 @@ class Progress:
         if self._is_shown:
             self._write("\r\x1b[K")
             self._is_shown = False
-            self._next = self._now()
+            self._next_update_at = self._now()
 
     def _write(self, text: str) -> None:
         encoding = sys.stderr.encoding or "ascii"

@@ -56,7 +56,7 @@ async def _replayed(
                     f"the journal in {each} was written on another machine, or is a copy: from here nobody can tell "
                     "whether the process that writes it still runs"
                 )
-        progress.tell(f"reading the journal in {folder}")
+        progress.update(f"reading the journal in {folder}")
         left = [await asyncio.to_thread(_recovered, each) for each in folders]
         async with Tasks(clock) as tasks, open_store(config.store, clock, tasks) as store:
             sender, back, whole = SegmentSender(store, clock, force=force), 0, sum(len(found.sealed) for found in left)
@@ -73,7 +73,7 @@ async def _replayed(
 def _telling(progress: Progress, sender: SegmentSender, whole: int) -> Callable[[], None]:
     def tell() -> None:
         done = sender.sent_segments + len(sender.rejected)
-        progress.tell(f"{done} of {whole} segments, {sender.requests:,} calls are in the store")
+        progress.update(f"{done} of {whole} segments, {sender.requests:,} calls are in the store")
 
     return tell
 

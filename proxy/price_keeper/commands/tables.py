@@ -32,9 +32,9 @@ def create(args: Namespace) -> int:
             progress.clear()
             if not args.json:
                 print(f"{table}: {what}", flush=True)
-            progress.tell(f"{len(made)} of {len(TABLES)} tables are there")
+            progress.update(f"{len(made)} of {len(TABLES)} tables are there")
 
-        progress.tell("looking for the tables; DynamoDB takes some seconds for a new one")
+        progress.update("looking for the tables; DynamoDB takes some seconds for a new one")
         if config.engine == "sqlite":
             _create_in_sqlite(Path(config.path), tell)
         else:
