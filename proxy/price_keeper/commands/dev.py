@@ -21,7 +21,7 @@ from price_keeper.auth.registering import build_secret_attributes
 from price_keeper.clock import SystemClock
 from price_keeper.commandline.options import API_URL_VARIABLE, ADMIN_KEY_VARIABLE
 from price_keeper.commands.run import leave_no_core, run_until_stopped
-from price_keeper.commands.whole_file import whole_file
+from price_keeper.commands.whole_file import open_atomically
 from price_keeper.config import Address, Config
 from price_keeper.config.keys import KeyConfig, TlsConfig
 from price_keeper.errors import PriceKeeperError
@@ -212,7 +212,7 @@ def _kept(path: Path, make: Callable[[], str]) -> str:
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         if not path.exists():
-            with suppress(FileExistsError), whole_file(path, 0o600) as file:
+            with suppress(FileExistsError), open_atomically(path, 0o600) as file:
                 file.write(make())  # of two processes that make it at once, the first one's stays
         return path.read_text().strip()
     except OSError as failure:

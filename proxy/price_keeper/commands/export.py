@@ -16,7 +16,7 @@ from price_keeper.commands.places import config_of, opened
 from price_keeper.commands.progress import Progress
 from price_keeper.commands.shared import CommandError, print_json, print_lines
 from price_keeper.commands.spend import JOURNALS, check_days, org_asked_for, regions_of
-from price_keeper.commands.whole_file import whole_file
+from price_keeper.commands.whole_file import open_atomically
 from price_keeper.config import Config
 from price_keeper.errors import PriceKeeperError
 from price_keeper.recording.entries import UsageCounts
@@ -36,7 +36,7 @@ def export(args: Namespace) -> int:
     _check_place(path, force=args.force)
     config, clock = config_of(args), SystemClock()
     try:
-        with whole_file(path, 0o666, replaces=args.force) as file:
+        with open_atomically(path, 0o666, replaces=args.force) as file:
             summary = asyncio.run(_exported(config, args, clock, file))
     except FileExistsError:
         raise _is_there(path) from None

@@ -11,28 +11,28 @@ from typing import TextIO
 
 
 @contextmanager
-def whole_file(path: Path, mode: int, *, replaces: bool = False) -> Iterator[TextIO]:
+def open_atomically(path: Path, mode: int, *, overwrite: bool = False) -> Iterator[TextIO]:
     """What is written is under its name when this ends well; whoever finds the file finds all of it. Unless it
     `replaces`, FileExistsError is raised where somebody else was faster, and theirs stays. Nobody may read it who might
     not read what it replaces."""
-    if replaces and path.exists():
+    if overwrite and path.exists():
         mode &= path.stat().st_mode
     draft = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
     try:
-        opened = os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, mode)
-        with os.fdopen(opened, "w", encoding="utf-8", newline="") as file:
+        descriptor = os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, mode)
+        with os.fdopen(descriptor, "w", encoding="utf-8", newline="") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        if replaces:
+        if overwrite:
             draft.replace(path)
         else:
-            _take_name(draft, path)
+            _link_into_place(draft, path)
     finally:
         draft.unlink(missing_ok=True)
 
 
-def _take_name(draft: Path, path: Path) -> None:
+def _link_into_place(draft: Path, path: Path) -> None:
     try:
         os.link(draft, path)
     except FileExistsError:
