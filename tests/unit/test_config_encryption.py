@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from price_keeper.commands.places import loaded
+from price_keeper.commands.places import load_config_at
 from price_keeper.config.checks import is_plain_remote
 from price_keeper.config.keys import parse_config
 from price_keeper.errors import ConfigError, StoreMisconfigured
@@ -129,7 +129,7 @@ def test_every_command_refuses_plain_http(tmp_path: Path, command: tuple[str, ..
     assert (refused.returncode, BESIDE in refused.stderr) == (2, True), refused.stderr
     assert REMOTE not in refused.stderr
     with pytest.raises(ConfigError):
-        loaded(tmp_path / "config.yaml")
+        load_config_at(tmp_path / "config.yaml")
 
 
 @pytest.mark.parametrize(

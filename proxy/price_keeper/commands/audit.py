@@ -10,7 +10,7 @@ from typing import Any
 
 from price_keeper.audit import MAX_RECORDS_PER_PAGE, read_records, build_record_json
 from price_keeper.clock import SystemClock
-from price_keeper.commands.places import config_of, opened
+from price_keeper.commands.places import select_config, open_selected_store
 from price_keeper.commands.shared import CommandError, print_json, print_lines
 from price_keeper.config import Config
 from price_keeper.reporting.tenants import org_called, registered
@@ -18,11 +18,11 @@ from price_keeper.stores.contract import Store
 
 
 def audit(args: Namespace) -> int:
-    return asyncio.run(_audit(args, config_of(args)))
+    return asyncio.run(_audit(args, select_config(args)))
 
 
 async def _audit(args: Namespace, config: Config) -> int:
-    async with opened(config.store, SystemClock()) as store:
+    async with open_selected_store(config.store, SystemClock()) as store:
         found = await _found(store, await _org_named(store, args.org), args.limit)
     if args.json:
         print_json(found)

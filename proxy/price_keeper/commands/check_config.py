@@ -6,12 +6,12 @@ import os
 from argparse import Namespace
 
 from price_keeper.commandline.terminal import GREEN, paint
-from price_keeper.commands.places import labels_told, loaded
+from price_keeper.commands.places import describe_labels, load_config_at
 from price_keeper.commands.shared import print_json, print_lines
 
 
 def check(args: Namespace) -> int:
-    config = loaded(args.config)
+    config = load_config_at(args.config)
     if config.alerts.webhook is not None:
         from price_keeper.alerts.composed import (
             load_checked_secret,  # with an HTTP client, which takes longer than all else here
@@ -21,5 +21,5 @@ def check(args: Namespace) -> int:
     if args.json:
         print_json({"config": str(args.config), "is_good": True, "labels": list(config.labels)})
     else:
-        print_lines([f"{args.config}: " + paint("good", GREEN) + f", with {labels_told(config)}"])
+        print_lines([f"{args.config}: " + paint("good", GREEN) + f", with {describe_labels(config)}"])
     return 0

@@ -15,7 +15,7 @@ from price_keeper.aside import DaemonThreadPool
 from price_keeper.clock import SystemClock
 from price_keeper.commandline.terminal import DIM, GREEN, RED, YELLOW, is_terminal, paint, get_terminal_width
 from price_keeper.commands.dev import config_in
-from price_keeper.commands.places import config_of, labels_told
+from price_keeper.commands.places import select_config, describe_labels
 from price_keeper.commands.shared import CommandError, print_json, print_lines
 from price_keeper.config import Config
 from price_keeper.doctor.findings import FindingStatus, CheckResult, run_doctor_checks, ok
@@ -45,9 +45,9 @@ def doctor(args: Namespace) -> int:
 def _config(args: Namespace) -> tuple[Config, str, str]:
     """With how another command is told to use it, and words for people."""
     if args.data_dir is None:
-        config = config_of(args)
+        config = select_config(args)
         source = "" if args.config is None else f" --config {args.config}"
-        return config, source, f"{args.config or 'config.yaml'}: good, with {labels_told(config)}"
+        return config, source, f"{args.config or 'config.yaml'}: good, with {describe_labels(config)}"
     folder: Path = args.data_dir
     if not folder.is_dir():
         raise CommandError(f"there is no folder {folder} yet; this makes it: price-keeper dev --data-dir {folder}")

@@ -12,7 +12,7 @@ from typing import Any, Protocol, TextIO
 
 from price_keeper.calendar_days import load_zone
 from price_keeper.clock import Clock, SystemClock
-from price_keeper.commands.places import config_of, opened
+from price_keeper.commands.places import select_config, open_selected_store
 from price_keeper.commands.progress import Progress
 from price_keeper.commands.shared import CommandError, print_json, print_lines
 from price_keeper.commands.spend import JOURNALS, check_days, org_asked_for, regions_of
@@ -34,7 +34,7 @@ def export(args: Namespace) -> int:
     check_days(args.when)
     path: Path = args.out
     _check_place(path, force=args.force)
-    config, clock = config_of(args), SystemClock()
+    config, clock = select_config(args), SystemClock()
     try:
         with open_atomically(path, 0o666, replaces=args.force) as file:
             summary = asyncio.run(_exported(config, args, clock, file))
@@ -151,7 +151,7 @@ async def _exported(config: Config, args: Namespace, clock: Clock, file: TextIO)
     now, form = clock.now(), _form(config, args)
     zone = load_zone(config.defaults.timezone)
     pieces = list(stretches(args.when, now))
-    async with opened(config.store, clock) as store:
+    async with open_selected_store(config.store, clock) as store:
         names = await registered(store)
         org = org_asked_for(args.org, names)
         summary = _Summary(now, {"org": org, "app": args.app, "label": args.label})

@@ -20,25 +20,25 @@ from price_keeper.stores.sqlite import SqliteStore
 from price_keeper.stores.sqlite_file import find_missing_tables
 
 
-def loaded(path: Path) -> Config:
+def load_config_at(path: Path) -> Config:
     if not path.exists():
         raise CommandError(f"{path}: cannot be read: there is no such file; name one with --config FILE")
     return load_config(path, os.environ)
 
 
-def labels_told(config: Config) -> str:
+def describe_labels(config: Config) -> str:
     return f"{len(config.labels)} label{'s'[: len(config.labels) != 1]}: {', '.join(config.labels)}"
 
 
-def config_of(args: Namespace) -> Config:
+def select_config(args: Namespace) -> Config:
     if args.data_dir is None:
-        return loaded(args.config or _config_here())
+        return load_config_at(args.config or find_default_config())
     config = Config.development()
     path = str(args.data_dir / "price-keeper.db")
     return dataclasses.replace(config, store=dataclasses.replace(config.store, path=path))
 
 
-def _config_here() -> Path:
+def find_default_config() -> Path:
     path = Path("config.yaml")
     if not path.exists():
         raise CommandError("there is no config.yaml here; name one with --config FILE, or dev's folder with --data-dir DIR")
@@ -46,15 +46,15 @@ def _config_here() -> Path:
 
 
 @asynccontextmanager
-async def opened(config: StoreConfig, clock: Clock) -> AsyncIterator[Store]:
-    store = await _open(config, clock)
+async def open_selected_store(config: StoreConfig, clock: Clock) -> AsyncIterator[Store]:
+    store = await _open_engine(config, clock)
     try:
         yield store
     finally:
         await store.close()
 
 
-async def _open(config: StoreConfig, clock: Clock) -> Store:
+async def _open_engine(config: StoreConfig, clock: Clock) -> Store:
     if config.engine == "dynamodb":
         from price_keeper.app import open_dynamodb  # with all of the product, which takes longer than most reports
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from price_keeper.app import open_store
 from price_keeper.clock import Clock, SystemClock
-from price_keeper.commands.places import loaded
+from price_keeper.commands.places import load_config_at
 from price_keeper.commands.progress import Progress
 from price_keeper.commands.shared import print_json
 from price_keeper.config import Config
@@ -29,7 +29,7 @@ from price_keeper.tasks import Tasks
 
 
 def replay(args: Namespace) -> int:
-    config = loaded(args.config)
+    config = load_config_at(args.config)
     work = _replayed(
         config,
         args.folder,

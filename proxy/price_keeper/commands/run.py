@@ -15,13 +15,13 @@ import uvloop
 
 from price_keeper import app, hangups, logs
 from price_keeper.commands import crew
-from price_keeper.commands.places import loaded
+from price_keeper.commands.places import load_config_at
 from price_keeper.config import Config, load_config
 from price_keeper.memory import release_large_blocks
 
 
 def serve(args: Namespace) -> int:
-    config, read = loaded(args.config), partial(load_config, args.config, os.environ)
+    config, read = load_config_at(args.config), partial(load_config, args.config, os.environ)
     leave_no_core()
     release_large_blocks()
     logs.configure_logging(config.telemetry.logs, config.telemetry.log_level)

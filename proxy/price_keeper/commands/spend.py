@@ -13,7 +13,7 @@ from textwrap import wrap
 from price_keeper.calendar_days import load_zone
 from price_keeper.clock import Clock, SystemClock
 from price_keeper.commandline.terminal import can_show, is_colored, get_terminal_width
-from price_keeper.commands.places import config_of, opened
+from price_keeper.commands.places import select_config, open_selected_store
 from price_keeper.commands.shared import CommandError, print_json
 from price_keeper.config import Config
 from price_keeper.reporting import focus
@@ -35,7 +35,7 @@ def spend(args: Namespace) -> int:
     if args.billing_account and not args.focus:
         raise CommandError("--billing-account is for --focus alone")
     check_days(args.when)
-    config, clock = config_of(args), SystemClock()
+    config, clock = select_config(args), SystemClock()
     found, org = asyncio.run(_found(config, args, clock))
     spent = only(found.spent, args.app, args.label)
     if args.focus:
@@ -63,7 +63,7 @@ def check_days(asked: Asked) -> None:
 
 
 async def _found(config: Config, args: Namespace, clock: Clock) -> tuple[Report, str | None]:
-    async with opened(config.store, clock) as store:
+    async with open_selected_store(config.store, clock) as store:
         names = await registered(store)
         org = org_asked_for(args.org, names)
         zone = load_zone(config.defaults.timezone)

@@ -13,7 +13,7 @@ import yaml
 
 from price_keeper.clock import SystemClock
 from price_keeper.commandline.terminal import GREEN, RED, paint
-from price_keeper.commands.places import loaded
+from price_keeper.commands.places import load_config_at
 from price_keeper.commands.progress import Progress
 from price_keeper.commands.shared import print_json, print_lines
 from price_keeper.config import StoreConfig
@@ -23,7 +23,7 @@ from price_keeper.stores.schema import TABLES
 
 
 def create(args: Namespace) -> int:
-    config = loaded(args.config).store
+    config = load_config_at(args.config).store
     made: dict[str, str] = {}
     with Progress(SystemClock().monotonic) as progress:
 
@@ -56,7 +56,7 @@ async def _create_in_dynamodb(tables: Any, client: Any, config: StoreConfig, tel
 
 
 def check(args: Namespace) -> int:
-    config = loaded(args.config).store
+    config = load_config_at(args.config).store
     if config.engine == "sqlite":
         missing = sqlite_file.find_missing_tables(Path(config.path))
         found = {table: ["it does not exist"] if table in missing else [] for table in TABLES}
@@ -96,7 +96,7 @@ def describe(args: Namespace) -> int:
     if args.cloudformation:
         print(json.dumps(cloudformation.build_tables_template(), indent=2) if args.json else cloudformation_yaml().rstrip())
         return 0
-    config = loaded(args.config).store
+    config = load_config_at(args.config).store
     prefix = config.table_prefix if config.engine == "dynamodb" else ""
     described = [
         {
