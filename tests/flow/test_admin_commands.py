@@ -266,7 +266,7 @@ def test_a_list_is_given_up_by_its_length_too(tmp_path: Path, script: Script, mo
 
 @pytest.mark.parametrize("begin", [b"", b"HTTP/1.1 200 OK\r\n\r\n", b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n{"])
 def test_an_answer_that_drips_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begin: bytes) -> None:
-    monkeypatch.setattr(asking, "WHOLE_SECONDS", 0.3)
+    monkeypatch.setattr(asking, "REQUEST_DEADLINE_SECONDS", 0.3)
     with socket.create_server(("127.0.0.1", 0)) as server:
         thread = threading.Thread(target=_drip, args=(server, begin))
         thread.start()

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 from urllib.parse import quote
 
 from price_keeper.commandline.options import ADMIN_KEY_VARIABLE
-from price_keeper.commands.asking import MOST_BYTES, Api, Refused, readable, secret_of
+from price_keeper.commands.asking import MAX_RESPONSE_BYTES, ControlApiClient, ApiRefusal, check_response_shape, read_secret
 from price_keeper.commands.shared import CommandError
 from price_keeper.config.problems import escape_line
 from price_keeper.control.terms import API_KEY_HEADER, MAX_PAGE_SIZE
@@ -18,7 +18,7 @@ from price_keeper.model import is_org_id
 from price_keeper.reporting.tenants import org_called
 
 MOST_PAGES = 1000  # of a list: a hundred thousand orgs
-MOST_LISTED_BYTES = 4 * MOST_BYTES
+MOST_LISTED_BYTES = 4 * MAX_RESPONSE_BYTES
 NO_ORG = {404: "price-keeper org put makes it, price-keeper org list tells which there are"}
 _HINTS: Mapping[int, str] = {
     401: f"the right one comes from the variable {ADMIN_KEY_VARIABLE}, or from --key-file FILE",
@@ -37,10 +37,10 @@ def scope_path(org: str, app: str | None = None) -> str:
 
 class Admin:
     def __init__(self, args: Namespace) -> None:
-        key = secret_of(args.key_file, ADMIN_KEY_VARIABLE, "an admin key")
+        key = read_secret(args.key_file, ADMIN_KEY_VARIABLE, "an admin key")
         if key is None:
             raise CommandError(f"the admin key comes from the variable {ADMIN_KEY_VARIABLE}, or from --key-file FILE")
-        self.api = Api(args.api)
+        self.api = ControlApiClient(args.api)
         self._shown = {API_KEY_HEADER: key}
 
     def ask(self, method: str, path: str, body: Any = None, hints: Hints | None = None) -> Record:
@@ -50,12 +50,12 @@ class Admin:
     def exchange(self, method: str, path: str, body: Any = None, hints: Hints | None = None) -> tuple[int, Record]:
         """As `ask`, with the status."""
         try:
-            return self.api.exchange(method, path, body, self._shown)
-        except Refused as refused:
+            return self.api.request_with_status(method, path, body, self._shown)
+        except ApiRefusal as refused:
             hint = {**_HINTS, **(hints or {})}.get(refused.status)
-            if hint is None or refused.wait is not None:
+            if hint is None or refused.retry_after is not None:
                 raise
-            raise Refused(refused.status, f"{refused}; {hint}", None, refused.details) from None
+            raise ApiRefusal(refused.status, f"{refused}; {hint}", None, refused.details) from None
 
     def every(self, path: str, name: str, hints: Hints | None = None) -> list[Record]:
         """What stands in a list under this name, to its end."""
@@ -64,7 +64,7 @@ class Admin:
         for _ in range(MOST_PAGES):
             more = f"&cursor={quote(after, safe='')}" if after else ""
             page = self.ask("GET", f"{path}?limit={MAX_PAGE_SIZE}{more}", hints=hints)
-            with readable(self.api.url):
+            with check_response_shape(self.api.url):
                 found += [dict(each) for each in page[name]]
                 is_too_long = len(page[name]) > MAX_PAGE_SIZE
                 cursor = page.get("cursor")
@@ -82,7 +82,7 @@ class Admin:
         """Around what may be a mistake in the command: each is a line of its own."""
         try:
             yield
-        except Refused as refused:
+        except ApiRefusal as refused:
             if refused.status != 400:
                 raise
             lines = [f"{path}: {text}" if path else text for path, text in refused.details]
@@ -94,7 +94,7 @@ def org_named(admin: Admin, text: str) -> str:
     if is_org_id(text.lower()):
         return text.lower()
     orgs = admin.every("/api/v1/orgs", "orgs")
-    with readable(admin.api.url):
+    with check_response_shape(admin.api.url):
         names = {str(org["org"]): org["org_name"] for org in orgs}
         try:
             org = org_called(text, names)
@@ -117,15 +117,15 @@ def org_found(admin: Admin, text: str) -> Record:
 def app_found(admin: Admin, org: str, app: str) -> Record:
     try:
         return admin.ask("GET", scope_path(org, app))
-    except Refused as refused:
+    except ApiRefusal as refused:
         if refused.status != 404:
             raise
         hint = f"there are: {apps_there(admin, org)}"
-        raise Refused(404, f"{refused}; {hint}") from None
+        raise ApiRefusal(404, f"{refused}; {hint}") from None
 
 
 def apps_there(admin: Admin, org: str) -> str:
     """For whoever named none, or one that is not there."""
     apps = admin.every(f"{scope_path(org)}/apps", "apps", NO_ORG)
-    with readable(admin.api.url):
+    with check_response_shape(admin.api.url):
         return escape_line(", ".join(str(each["app"]) for each in apps)) or "none yet"

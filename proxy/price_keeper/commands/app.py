@@ -5,7 +5,7 @@ from __future__ import annotations
 from argparse import Namespace
 
 from price_keeper.commands.admin import NO_ORG, Admin, app_found, org_found, scope_path
-from price_keeper.commands.asking import readable
+from price_keeper.commands.asking import check_response_shape
 from price_keeper.commands.putting import tell_put, written
 from price_keeper.commands.settings_file import SettingsFile
 from price_keeper.commands.settings_shown import Shown
@@ -28,7 +28,7 @@ def show(args: Namespace) -> int:
     if args.json:
         print_json(told)
         return 0
-    with readable(admin.api.url):
+    with check_response_shape(admin.api.url):
         lines = Shown(told, above).lines()
     print_lines(lines)
     return 0
@@ -41,7 +41,7 @@ def list_all(args: Namespace) -> int:
     if args.json:
         print_json(apps)
         return 0
-    with readable(admin.api.url):
+    with check_response_shape(admin.api.url):
         rows = [_row(Shown(each, above)) for each in apps]
         title = Shown(above).title
     heads = ("App", "Id", "Ordering", "Enforcement")

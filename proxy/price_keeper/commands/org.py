@@ -6,7 +6,7 @@ from argparse import Namespace
 from uuid import uuid4
 
 from price_keeper.commands.admin import NO_ORG, Admin, Record, org_found, org_named, scope_path
-from price_keeper.commands.asking import readable
+from price_keeper.commands.asking import check_response_shape
 from price_keeper.commands.putting import tell_put, written
 from price_keeper.commands.settings_file import SettingsFile
 from price_keeper.commands.settings_shown import Shown, warning
@@ -33,7 +33,7 @@ def _org_to_put(admin: Admin, text: str) -> str:
 def _warn_of_apps(admin: Admin, path: str, told: Record) -> None:
     """Quotas of an app's own stand in the place of all of its org's, whose ordering may have outgrown them."""
     apps = admin.every(f"{path}/apps", "apps", NO_ORG)
-    with readable(admin.api.url):
+    with check_response_shape(admin.api.url):
         known = Shown(told).passed_over
         lines = [
             warning(f"app {each['app']}: {line}")
@@ -50,7 +50,7 @@ def show(args: Namespace) -> int:
     if args.json:
         print_json(told)
         return 0
-    with readable(admin.api.url):
+    with check_response_shape(admin.api.url):
         lines = Shown(told).lines()
     print_lines(lines)
     return 0
@@ -62,7 +62,7 @@ def list_all(args: Namespace) -> int:
     if args.json:
         print_json(orgs)
         return 0
-    with readable(admin.api.url):
+    with check_response_shape(admin.api.url):
         rows = [_row(Shown(each)) for each in orgs]
     heads = ("Org", "Id", "Time zone", "Quotas", "Ordering")
     print_lines(format_columns(heads, rows) if rows else ["no orgs yet; price-keeper org put makes one"])

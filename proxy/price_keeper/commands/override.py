@@ -12,7 +12,7 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 from price_keeper.commands.admin import Admin, Record, app_found, apps_there, org_found, scope_path
-from price_keeper.commands.asking import readable
+from price_keeper.commands.asking import check_response_shape
 from price_keeper.commands.settings_shown import Shown, epoch, local
 from price_keeper.commands.shared import CommandError, print_json, print_lines
 from price_keeper.errors import ConfigError, PriceKeeperError
@@ -37,7 +37,7 @@ class _Where:
 def _where(args: Namespace) -> _Where:
     admin = Admin(args)
     above = org_found(admin, args.org)
-    with readable(admin.api.url):
+    with check_response_shape(admin.api.url):
         shown = _of_the_quotas(admin, Shown(above), args.app)
         return _Where(admin, scope_path(above["org"], args.app), shown.title, shown.zone)
 
@@ -64,7 +64,7 @@ def put(args: Namespace) -> int:
     wanted = {"label": args.label, "reason": args.reason, "who": who}
     told = where.ask("PUT", "override", wanted if until is None else {**wanted, "until": _utc(until)})
     _tell(where, told, as_json=args.json)
-    with readable(where.admin.api.url):
+    with check_response_shape(where.admin.api.url):
         is_cut = until is not None and epoch(told["override"]["until"]) < until
     if is_cut and not args.json:
         print_lines(["It cannot last longer than the period, and was cut to its end."])
@@ -80,7 +80,7 @@ def _check_length(option: str, text: str, longest: int) -> None:
 def clear(args: Namespace) -> int:
     where = _where(args)
     told = where.ask("DELETE", "override")
-    with readable(where.admin.api.url):
+    with check_response_shape(where.admin.api.url):
         is_cleared = bool(told["is_cleared"])
     if args.json:
         print_json(told)
@@ -92,7 +92,7 @@ def clear(args: Namespace) -> int:
 def show(args: Namespace) -> int:
     where = _where(args)
     selection = where.ask("GET", "model-selection?force_check=true")
-    with readable(where.admin.api.url):
+    with check_response_shape(where.admin.api.url):
         if selection["is_stale"]:
             raise PriceKeeperError("the store did not answer, so nobody knows which override is in force; try again")
         told = {**selection["scope"], "period": selection["period"], "override": selection["override"]}
@@ -104,7 +104,7 @@ def _tell(where: _Where, told: Record, *, as_json: bool) -> None:
     if as_json:
         print_json(told)
         return
-    with readable(where.admin.api.url):
+    with check_response_shape(where.admin.api.url):
         override = told["override"]
         if override is None:
             line = "no override; the quotas decide"

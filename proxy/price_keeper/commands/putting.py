@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 
 from price_keeper.commands.admin import NO_ORG, Admin, Record
-from price_keeper.commands.asking import Unanswered, readable
+from price_keeper.commands.asking import ApiOutcomeUnknown, check_response_shape
 from price_keeper.commands.settings_file import SettingsFile
 from price_keeper.commands.settings_shown import Shown
 from price_keeper.commands.shared import print_json, print_lines
@@ -22,8 +22,8 @@ def written(admin: Admin, path: str, file: SettingsFile) -> tuple[bool, Record]:
     try:
         with file.located():
             status, told = admin.exchange("PUT", path, file.body, NO_ORG)
-    except Unanswered as failure:
-        raise Unanswered(_LOST.format(why=failure)) from None
+    except ApiOutcomeUnknown as failure:
+        raise ApiOutcomeUnknown(_LOST.format(why=failure)) from None
     return status == 201, told
 
 
@@ -34,7 +34,7 @@ def tell_put(
         print_json(told)
         return
     try:
-        with readable(admin.api.url):
+        with check_response_shape(admin.api.url):
             shown = Shown(told, above)
             lines = [f"{shown.title}: {'made' if is_new else 'changed'}", *shown.lines()[1:]]
         print_lines(lines)

@@ -8,7 +8,7 @@ from argparse import Namespace
 from typing import Any
 
 from price_keeper.commands.admin import NO_ORG, Admin, Hints, org_named, scope_path
-from price_keeper.commands.asking import Api, Refused, Unanswered, visible
+from price_keeper.commands.asking import ControlApiClient, ApiRefusal, ApiOutcomeUnknown, read_visible_text
 from price_keeper.commands.shared import print_json
 from price_keeper.control.terms import RETRIEVAL_TOKEN_HEADER
 from price_keeper.errors import PriceKeeperError
@@ -36,29 +36,29 @@ def rotate(args: Namespace) -> int:
 def _issued(admin: Admin, path: str, grace: int, hints: Hints) -> dict[str, Any]:
     try:
         issued = admin.ask("POST", f"{path}/rotate", {"grace_hours": grace}, hints)
-    except Unanswered as failure:
-        raise Unanswered(_LOST.format(why=failure)) from None
+    except ApiOutcomeUnknown as failure:
+        raise ApiOutcomeUnknown(_LOST.format(why=failure)) from None
     try:
         return _checked(issued, _RETRIEVAL, admin.api)
     except PriceKeeperError as failure:
         raise PriceKeeperError(_UNTOLD.format(why=failure)) from None
 
 
-def _checked(told: dict[str, Any], name: str, api: Api) -> dict[str, Any]:
-    visible(told, "client_id", api.url)
-    visible(told, name, api.url)
+def _checked(told: dict[str, Any], name: str, api: ControlApiClient) -> dict[str, Any]:
+    read_visible_text(told, "client_id", api.url)
+    read_visible_text(told, name, api.url)
     return told
 
 
-def _fetched(api: Api, path: str, issued: dict[str, Any]) -> dict[str, Any]:
+def _fetched(api: ControlApiClient, path: str, issued: dict[str, Any]) -> dict[str, Any]:
     shown = {RETRIEVAL_TOKEN_HEADER: issued[_RETRIEVAL]}
     for left in reversed(range(FETCHES)):
         try:
-            return _checked(api.ask("GET", f"{path}/secret", headers=shown), _SECRET, api)
-        except Refused as failure:
+            return _checked(api.request("GET", f"{path}/secret", headers=shown), _SECRET, api)
+        except ApiRefusal as failure:
             if failure.status != 503 or not left:
                 raise PriceKeeperError(_UNFETCHED.format(why=failure)) from None
-            time.sleep(min(failure.wait or 1, LONGEST_WAIT_SECONDS))
+            time.sleep(min(failure.retry_after or 1, LONGEST_WAIT_SECONDS))
         except PriceKeeperError as failure:
             raise PriceKeeperError(_UNFETCHED.format(why=failure)) from None
     raise AssertionError("the last one answers or raises")

@@ -6,7 +6,7 @@ from argparse import Namespace
 
 from price_keeper.commandline.kinds import ALL_SESSIONS
 from price_keeper.commands.admin import Admin, Record, app_found, org_found, scope_path
-from price_keeper.commands.asking import readable
+from price_keeper.commands.asking import check_response_shape
 from price_keeper.commands.settings_shown import Shown
 from price_keeper.commands.shared import format_columns, print_json, print_lines
 
@@ -15,7 +15,7 @@ def list_all(args: Namespace) -> int:
     admin = Admin(args)
     path, title = _client(admin, args)
     told = admin.ask("GET", f"{path}/sessions")
-    with readable(admin.api.url):
+    with check_response_shape(admin.api.url):
         sessions = told["sessions"]
         rows = [_row(each) for each in sessions]
     if args.json:
@@ -47,7 +47,7 @@ def revoke(args: Namespace) -> int:
 def _client(admin: Admin, args: Namespace) -> tuple[str, str]:
     """Where its sessions are, and what it is called."""
     above = org_found(admin, args.org)
-    with readable(admin.api.url):
+    with check_response_shape(admin.api.url):
         org = above["org"]
         shown = Shown(above) if args.app is None else Shown(app_found(admin, org, args.app), above)
         return scope_path(org, args.app), shown.title

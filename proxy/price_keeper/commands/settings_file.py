@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from decimal import Decimal
 from typing import Any
 
-from price_keeper.commands.asking import Refused
+from price_keeper.commands.asking import ApiRefusal
 from price_keeper.config.kinds import read_leaf
 from price_keeper.config.problems import Origin, escape_line
 from price_keeper.config.reader import find_origin
@@ -38,7 +38,7 @@ class SettingsFile:
         """Mistakes of which the control API tells get the lines on which they were made."""
         try:
             yield
-        except Refused as refused:
+        except ApiRefusal as refused:
             if refused.status != 400:
                 raise
             raise ConfigError(self._lines(refused.details)) from None

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from price_keeper.commandline.access import CLIENT_SECRET_VARIABLE
-from price_keeper.commands.asking import Api, checked, secret_of, visible
+from price_keeper.commands.asking import ControlApiClient, validate_secret, read_secret, read_visible_text
 from price_keeper.commands.shared import CommandError, print_json
 from price_keeper.config.checks import url as url_complaint
 from price_keeper.model import parse_client_id
@@ -25,10 +25,10 @@ def token(args: Namespace) -> int:
     complaint = url_complaint(args.data)
     if complaint:
         raise CommandError(f"--data: {complaint}")
-    api = Api(args.api)
+    api = ControlApiClient(args.api)
     given = {"client_id": args.client_id, "client_secret": _secret(args)}
-    told = api.ask("POST", "/auth/token", given)
-    visible(told, "access_token", api.url)
+    told = api.request("POST", "/auth/token", given)
+    read_visible_text(told, "access_token", api.url)
     _print(args, told)
     return 0
 
@@ -59,12 +59,12 @@ def _exports(data: str, token: str) -> list[str]:
 
 def _secret(args: Namespace) -> str:
     what = "a client secret"
-    found = secret_of(args.secret_file, CLIENT_SECRET_VARIABLE, what)
+    found = read_secret(args.secret_file, CLIENT_SECRET_VARIABLE, what)
     if found is not None:
         return found
     if not sys.stdin.isatty():
         raise CommandError(f"the client's secret comes from the variable {CLIENT_SECRET_VARIABLE}, or from --secret-file FILE")
     try:
-        return checked(getpass.getpass(f"Secret of {args.client_id}: ").strip(), "what was typed", what)
+        return validate_secret(getpass.getpass(f"Secret of {args.client_id}: ").strip(), "what was typed", what)
     except EOFError:
         raise CommandError("no secret was typed") from None
