@@ -248,7 +248,7 @@ def test_one_long_name_makes_no_line_long_but_its_own(tmp_path: Path, script: Sc
 
 
 def test_a_list_without_an_end_is_given_up(tmp_path: Path, script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(admin, "MOST_PAGES", 5)
+    monkeypatch.setattr(admin, "MAX_PAGES", 5)
     script.answers += [(200, {"orgs": [], "cursor": f"{number:03}"}, {}) for number in range(100)]
     done = asked(tmp_path, script.url, "org", "list")
     assert (done.returncode, done.stdout, len(script.asked)) == (1, "", 5)
@@ -256,7 +256,7 @@ def test_a_list_without_an_end_is_given_up(tmp_path: Path, script: Script, monke
 
 
 def test_a_list_is_given_up_by_its_length_too(tmp_path: Path, script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(admin, "MOST_LISTED_BYTES", 2500)
+    monkeypatch.setattr(admin, "MAX_LISTED_BYTES", 2500)
     script.answers += [(200, {"orgs": [], "cursor": "a", "padding": "x" * 3000}, {})]
     assert "lists more than can be taken" in asked(tmp_path, script.url, "org", "list").stderr
     script.answers += [(200, {"orgs": [TOLD] * 101, "cursor": "a"}, {})]

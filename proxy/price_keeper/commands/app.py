@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 
-from price_keeper.commands.admin import NO_ORG, Admin, app_found, org_found, scope_path
+from price_keeper.commands.admin import ORG_MISSING_HINT, AdminClient, fetch_app, fetch_org, build_scope_path
 from price_keeper.commands.asking import check_response_shape
 from price_keeper.commands.putting import tell_put, written
 from price_keeper.commands.settings_file import SettingsFile
@@ -13,18 +13,18 @@ from price_keeper.commands.shared import format_columns, print_json, print_lines
 
 
 def put(args: Namespace) -> int:
-    admin, file = Admin(args), SettingsFile(args.file)
-    above = org_found(admin, args.org)
-    path = scope_path(above["org"], args.app)
+    admin, file = AdminClient(args), SettingsFile(args.file)
+    above = fetch_org(admin, args.org)
+    path = build_scope_path(above["org"], args.app)
     is_new, told = written(admin, path, file)
     tell_put(admin, path, told, above, is_new=is_new, as_json=args.json)
     return 0
 
 
 def show(args: Namespace) -> int:
-    admin = Admin(args)
-    above = org_found(admin, args.org)
-    told = app_found(admin, above["org"], args.app)
+    admin = AdminClient(args)
+    above = fetch_org(admin, args.org)
+    told = fetch_app(admin, above["org"], args.app)
     if args.json:
         print_json(told)
         return 0
@@ -35,9 +35,9 @@ def show(args: Namespace) -> int:
 
 
 def list_all(args: Namespace) -> int:
-    admin = Admin(args)
-    above = org_found(admin, args.org)
-    apps = admin.every(f"{scope_path(above['org'])}/apps", "apps", NO_ORG)
+    admin = AdminClient(args)
+    above = fetch_org(admin, args.org)
+    apps = admin.fetch_list(f"{build_scope_path(above['org'])}/apps", "apps", ORG_MISSING_HINT)
     if args.json:
         print_json(apps)
         return 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from argparse import Namespace
 from uuid import uuid4
 
-from price_keeper.commands.admin import NO_ORG, Admin, Record, org_found, org_named, scope_path
+from price_keeper.commands.admin import ORG_MISSING_HINT, AdminClient, ApiRecord, fetch_org, resolve_org_id, build_scope_path
 from price_keeper.commands.asking import check_response_shape
 from price_keeper.commands.putting import tell_put, written
 from price_keeper.commands.settings_file import SettingsFile
@@ -14,8 +14,8 @@ from price_keeper.commands.shared import CommandError, format_columns, print_jso
 
 
 def put(args: Namespace) -> int:
-    admin, file = Admin(args), SettingsFile(args.file)
-    path = scope_path(_org_to_put(admin, args.org))
+    admin, file = AdminClient(args), SettingsFile(args.file)
+    path = build_scope_path(_org_to_put(admin, args.org))
     is_new, told = written(admin, path, file)
     tell_put(admin, path, told, is_new=is_new, as_json=args.json)
     if not args.json:
@@ -23,16 +23,16 @@ def put(args: Namespace) -> int:
     return 0
 
 
-def _org_to_put(admin: Admin, text: str) -> str:
+def _org_to_put(admin: AdminClient, text: str) -> str:
     try:
-        return org_named(admin, text)
+        return resolve_org_id(admin, text)
     except CommandError as failure:
         raise CommandError(f"{failure}. A new org needs an id of its own, a UUID such as {uuid4()}") from None
 
 
-def _warn_of_apps(admin: Admin, path: str, told: Record) -> None:
+def _warn_of_apps(admin: AdminClient, path: str, told: ApiRecord) -> None:
     """Quotas of an app's own stand in the place of all of its org's, whose ordering may have outgrown them."""
-    apps = admin.every(f"{path}/apps", "apps", NO_ORG)
+    apps = admin.fetch_list(f"{path}/apps", "apps", ORG_MISSING_HINT)
     with check_response_shape(admin.api.url):
         known = Shown(told).passed_over
         lines = [
@@ -45,8 +45,8 @@ def _warn_of_apps(admin: Admin, path: str, told: Record) -> None:
 
 
 def show(args: Namespace) -> int:
-    admin = Admin(args)
-    told = org_found(admin, args.org)
+    admin = AdminClient(args)
+    told = fetch_org(admin, args.org)
     if args.json:
         print_json(told)
         return 0
@@ -57,8 +57,8 @@ def show(args: Namespace) -> int:
 
 
 def list_all(args: Namespace) -> int:
-    admin = Admin(args)
-    orgs = admin.every("/api/v1/orgs", "orgs")
+    admin = AdminClient(args)
+    orgs = admin.fetch_list("/api/v1/orgs", "orgs")
     if args.json:
         print_json(orgs)
         return 0

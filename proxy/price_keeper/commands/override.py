@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from typing import Any
 from zoneinfo import ZoneInfo
 
-from price_keeper.commands.admin import Admin, Record, app_found, apps_there, org_found, scope_path
+from price_keeper.commands.admin import AdminClient, ApiRecord, fetch_app, list_app_ids, fetch_org, build_scope_path
 from price_keeper.commands.asking import check_response_shape
 from price_keeper.commands.settings_shown import Shown, epoch, local
 from price_keeper.commands.shared import CommandError, print_json, print_lines
@@ -24,25 +24,25 @@ _WAIT = re.compile(r"\+([0-9]{1,6})([smhd])")
 
 @dataclass(frozen=True, slots=True)
 class _Where:
-    admin: Admin
+    admin: AdminClient
     path: str
     title: str
     zone: ZoneInfo
 
-    def ask(self, method: str, below: str, body: Any = None) -> Record:
-        with self.admin.mistakes():
-            return self.admin.ask(method, f"{self.path}/{below}", body)
+    def ask(self, method: str, below: str, body: Any = None) -> ApiRecord:
+        with self.admin.convert_mistakes():
+            return self.admin.request(method, f"{self.path}/{below}", body)
 
 
 def _where(args: Namespace) -> _Where:
-    admin = Admin(args)
-    above = org_found(admin, args.org)
+    admin = AdminClient(args)
+    above = fetch_org(admin, args.org)
     with check_response_shape(admin.api.url):
         shown = _of_the_quotas(admin, Shown(above), args.app)
-        return _Where(admin, scope_path(above["org"], args.app), shown.title, shown.zone)
+        return _Where(admin, build_scope_path(above["org"], args.app), shown.title, shown.zone)
 
 
-def _of_the_quotas(admin: Admin, above: Shown, app: str | None) -> Shown:
+def _of_the_quotas(admin: AdminClient, above: Shown, app: str | None) -> Shown:
     """The org or app to which quotas apply, as asked for."""
     org = above.record["org"]
     if above.applies_to_org:
@@ -50,9 +50,9 @@ def _of_the_quotas(admin: Admin, above: Shown, app: str | None) -> Shown:
             raise CommandError(f"quotas apply to the org {above.title} as a whole: leave out --app")
         return above
     if app is None:
-        there = apps_there(admin, org)
+        there = list_app_ids(admin, org)
         raise CommandError(f"quotas apply to each app of {above.title}: name one with --app; there are: {there}")
-    return Shown(app_found(admin, org, app), above.record)
+    return Shown(fetch_app(admin, org, app), above.record)
 
 
 def put(args: Namespace) -> int:
@@ -100,7 +100,7 @@ def show(args: Namespace) -> int:
     return 0
 
 
-def _tell(where: _Where, told: Record, *, as_json: bool) -> None:
+def _tell(where: _Where, told: ApiRecord, *, as_json: bool) -> None:
     if as_json:
         print_json(told)
         return

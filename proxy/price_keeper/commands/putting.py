@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 
-from price_keeper.commands.admin import NO_ORG, Admin, Record
+from price_keeper.commands.admin import ORG_MISSING_HINT, AdminClient, ApiRecord
 from price_keeper.commands.asking import ApiOutcomeUnknown, check_response_shape
 from price_keeper.commands.settings_file import SettingsFile
 from price_keeper.commands.settings_shown import Shown
@@ -17,18 +17,18 @@ _LOST = (
 )
 
 
-def written(admin: Admin, path: str, file: SettingsFile) -> tuple[bool, Record]:
+def written(admin: AdminClient, path: str, file: SettingsFile) -> tuple[bool, ApiRecord]:
     """Whether it is new, and what is told of it."""
     try:
         with file.located():
-            status, told = admin.exchange("PUT", path, file.body, NO_ORG)
+            status, told = admin.request_with_status("PUT", path, file.body, ORG_MISSING_HINT)
     except ApiOutcomeUnknown as failure:
         raise ApiOutcomeUnknown(_LOST.format(why=failure)) from None
     return status == 201, told
 
 
 def tell_put(
-    admin: Admin, path: str, told: Record, above: Record | None = None, *, is_new: bool, as_json: bool
+    admin: AdminClient, path: str, told: ApiRecord, above: ApiRecord | None = None, *, is_new: bool, as_json: bool
 ) -> None:
     if as_json:
         print_json(told)
@@ -43,7 +43,7 @@ def tell_put(
             print_lines(_how_to_fetch(f"{admin.api.url}{path}/credentials/secret", told))
 
 
-def _how_to_fetch(url: str, told: Record) -> list[str]:
+def _how_to_fetch(url: str, told: ApiRecord) -> list[str]:
     """What is secret goes to curl by its input: the arguments of a process are for all to see."""
     shown = shlex.quote(f"{RETRIEVAL_TOKEN_HEADER}: {told['secret_retrieval_token']}")
     until = told.get("secret_retrieval_expires_at")

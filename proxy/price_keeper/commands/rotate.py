@@ -7,7 +7,7 @@ import time
 from argparse import Namespace
 from typing import Any
 
-from price_keeper.commands.admin import NO_ORG, Admin, Hints, org_named, scope_path
+from price_keeper.commands.admin import ORG_MISSING_HINT, AdminClient, StatusHints, resolve_org_id, build_scope_path
 from price_keeper.commands.asking import ControlApiClient, ApiRefusal, ApiOutcomeUnknown, read_visible_text
 from price_keeper.commands.shared import print_json
 from price_keeper.control.terms import RETRIEVAL_TOKEN_HEADER
@@ -24,18 +24,18 @@ _RETRIEVAL, _SECRET = "secret_retrieval_token", "client_secret"
 
 
 def rotate(args: Namespace) -> int:
-    admin = Admin(args)
-    org = org_named(admin, args.org)
-    path = f"{scope_path(org, args.app)}/credentials"
-    there = NO_ORG if args.app is None else {404: f"price-keeper app list {org} tells which apps there are"}
+    admin = AdminClient(args)
+    org = resolve_org_id(admin, args.org)
+    path = f"{build_scope_path(org, args.app)}/credentials"
+    there = ORG_MISSING_HINT if args.app is None else {404: f"price-keeper app list {org} tells which apps there are"}
     issued = _issued(admin, path, args.grace, there)
     _tell(args, issued if args.token_only else _fetched(admin.api, path, issued))
     return 0
 
 
-def _issued(admin: Admin, path: str, grace: int, hints: Hints) -> dict[str, Any]:
+def _issued(admin: AdminClient, path: str, grace: int, hints: StatusHints) -> dict[str, Any]:
     try:
-        issued = admin.ask("POST", f"{path}/rotate", {"grace_hours": grace}, hints)
+        issued = admin.request("POST", f"{path}/rotate", {"grace_hours": grace}, hints)
     except ApiOutcomeUnknown as failure:
         raise ApiOutcomeUnknown(_LOST.format(why=failure)) from None
     try:

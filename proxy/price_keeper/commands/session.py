@@ -5,16 +5,16 @@ from __future__ import annotations
 from argparse import Namespace
 
 from price_keeper.commandline.kinds import ALL_SESSIONS
-from price_keeper.commands.admin import Admin, Record, app_found, org_found, scope_path
+from price_keeper.commands.admin import AdminClient, ApiRecord, fetch_app, fetch_org, build_scope_path
 from price_keeper.commands.asking import check_response_shape
 from price_keeper.commands.settings_shown import Shown
 from price_keeper.commands.shared import format_columns, print_json, print_lines
 
 
 def list_all(args: Namespace) -> int:
-    admin = Admin(args)
+    admin = AdminClient(args)
     path, title = _client(admin, args)
-    told = admin.ask("GET", f"{path}/sessions")
+    told = admin.request("GET", f"{path}/sessions")
     with check_response_shape(admin.api.url):
         sessions = told["sessions"]
         rows = [_row(each) for each in sessions]
@@ -26,15 +26,15 @@ def list_all(args: Namespace) -> int:
     return 0
 
 
-def _row(session: Record) -> tuple[str, ...]:
+def _row(session: ApiRecord) -> tuple[str, ...]:
     return tuple(str(session[name]) for name in ("session_id", "began_at", "refreshed_at", "expires_at"))
 
 
 def revoke(args: Namespace) -> int:
-    admin = Admin(args)
+    admin = AdminClient(args)
     path, title = _client(admin, args)
     one = "" if args.session == ALL_SESSIONS else f"/{args.session}"
-    told = admin.ask("DELETE", f"{path}/sessions{one}")
+    told = admin.request("DELETE", f"{path}/sessions{one}")
     if args.json:
         print_json(told)
     elif told.get("ended") == 0 and one:
@@ -44,10 +44,10 @@ def revoke(args: Namespace) -> int:
     return 0
 
 
-def _client(admin: Admin, args: Namespace) -> tuple[str, str]:
+def _client(admin: AdminClient, args: Namespace) -> tuple[str, str]:
     """Where its sessions are, and what it is called."""
-    above = org_found(admin, args.org)
+    above = fetch_org(admin, args.org)
     with check_response_shape(admin.api.url):
         org = above["org"]
-        shown = Shown(above) if args.app is None else Shown(app_found(admin, org, args.app), above)
-        return scope_path(org, args.app), shown.title
+        shown = Shown(above) if args.app is None else Shown(fetch_app(admin, org, args.app), above)
+        return build_scope_path(org, args.app), shown.title
