@@ -20,7 +20,7 @@ _LOST = (
 def written(admin: AdminClient, path: str, file: SettingsFile) -> tuple[bool, ApiRecord]:
     """Whether it is new, and what is told of it."""
     try:
-        with file.located():
+        with file.locate_mistakes():
             status, told = admin.request_with_status("PUT", path, file.body, ORG_MISSING_HINT)
     except ApiOutcomeUnknown as failure:
         raise ApiOutcomeUnknown(_LOST.format(why=failure)) from None

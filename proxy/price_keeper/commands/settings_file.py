@@ -23,58 +23,58 @@ class SettingsFile:
 
     def __init__(self, name: str) -> None:
         self._source = "standard input" if name == "-" else name
-        self._root = self._composed(_text(name, self._source))
-        lost = list(_lost(self._root))
-        if lost:
-            raise ConfigError([escape_line(f"{origin}: {key}: {reason}") for origin, key, reason in lost])
+        self._root = self._compose(_read_text(name, self._source))
+        ignored = list(_iterate_ignored(self._root))
+        if ignored:
+            raise ConfigError([escape_line(f"{origin}: {key}: {reason}") for origin, key, reason in ignored])
 
     @property
     def body(self) -> Any:
-        value = _value(self._root)
+        value = _to_value(self._root)
         return {} if value is None else value
 
     @contextmanager
-    def located(self) -> Iterator[None]:
+    def locate_mistakes(self) -> Iterator[None]:
         """Mistakes of which the control API tells get the lines on which they were made."""
         try:
             yield
         except ApiRefusal as refused:
             if refused.status != 400:
                 raise
-            raise ConfigError(self._lines(refused.details)) from None
+            raise ConfigError(self._format_mistakes(refused.details)) from None
 
-    def _lines(self, details: tuple[tuple[str, str], ...]) -> list[str]:
-        mistakes = [(_path(self._root, dotted), text) for dotted, text in details]
+    def _format_mistakes(self, details: tuple[tuple[str, str], ...]) -> list[str]:
+        mistakes = [(_resolve_path(self._root, dotted), text) for dotted, text in details]
         # In the order of the lines; what is said of all of it, such as how many more there are, comes last.
         mistakes.sort(key=lambda mistake: (not mistake[0], find_origin(self._root, mistake[0]).rank))
         return [f"{find_origin(self._root, path)}: {format_mistake(path, text)}" for path, text in mistakes]
 
-    def _composed(self, text: str) -> Node:
+    def _compose(self, text: str) -> Node:
         try:
             return compose_tree(text, lambda line: Origin(self._source, line))
         except InvalidYaml as failure:
             raise ConfigError([escape_line(f"{failure.origin}: {failure}")]) from None
 
 
-def _path(node: Node, dotted: str) -> tuple[str, ...]:
+def _resolve_path(node: Node, dotted: str) -> tuple[str, ...]:
     """The names of which the API joined the path by dots, shortened: a label may have dots of its own."""
     if not dotted:
         return ()
     children = node.children if isinstance(node, Branch) else {}
-    fitting = [name for name in children if f"{dotted}.".startswith(f"{name[:MAX_ECHOED_NAME_LENGTH]}.")]
-    if not fitting:
+    matching = [name for name in children if f"{dotted}.".startswith(f"{name[:MAX_ECHOED_NAME_LENGTH]}.")]
+    if not matching:
         return (dotted,)
-    name = max(fitting, key=len)
-    return (name, *_path(children[name], dotted[len(name[:MAX_ECHOED_NAME_LENGTH]) + 1 :]))
+    name = max(matching, key=len)
+    return (name, *_resolve_path(children[name], dotted[len(name[:MAX_ECHOED_NAME_LENGTH]) + 1 :]))
 
 
-def _text(name: str, source: str) -> str:
-    enough = 4 * MAX_CHARS + 1  # to see that it is too long, however long it is
+def _read_text(name: str, source: str) -> str:
+    max_bytes = 4 * MAX_CHARS + 1  # to see that it is too long, however long it is
     try:
         if name == "-":
-            return sys.stdin.buffer.read(enough).decode()
+            return sys.stdin.buffer.read(max_bytes).decode()
         with open(name, "rb") as file:
-            return file.read(enough).decode()
+            return file.read(max_bytes).decode()
     except UnicodeDecodeError:
         raise ConfigError([escape_line(f"{source}: not UTF-8 text")]) from None
     except (OSError, ValueError) as failure:
@@ -82,34 +82,34 @@ def _text(name: str, source: str) -> str:
         raise ConfigError([escape_line(f"{source}: cannot be read: {reason}")]) from None
 
 
-def _lost(node: Node) -> Iterator[tuple[Origin, str, str]]:
+def _iterate_ignored(node: Node) -> Iterator[tuple[Origin, str, str]]:
     if isinstance(node, Branch):
         yield from node.rejected_keys
         for child in node.children.values():
-            yield from _lost(child)
+            yield from _iterate_ignored(child)
 
 
-def _value(node: Node) -> Any:
+def _to_value(node: Node) -> Any:
     if isinstance(node, Branch):
-        values = {name: _value(child) for name, child in node.children.items()}
+        values = {name: _to_value(child) for name, child in node.children.items()}
         return list(values.values()) if node.is_list else values
-    return _leaf(node)
+    return _to_leaf_value(node)
 
 
-def _leaf(leaf: Leaf) -> Any:
+def _to_leaf_value(leaf: Leaf) -> Any:
     """Text where it is nothing else for certain: 010 is eight to YAML, and ten to whoever wrote it."""
     if leaf.is_null:
         return None
-    for kind in {"bool": (bool,), "int": (int,), "float": (Decimal,)}.get(leaf.tag, ()):
+    for python_type in {"bool": (bool,), "int": (int,), "float": (Decimal,)}.get(leaf.tag, ()):
         try:
-            value = read_leaf(kind, leaf)
+            value = read_leaf(python_type, leaf)
         except ValueError:
             break
-        return _as_json(value, leaf.text) if isinstance(value, Decimal) else value
+        return _to_json_number(value, leaf.text) if isinstance(value, Decimal) else value
     return leaf.text
 
 
-def _as_json(value: Decimal, text: str) -> float | str:
+def _to_json_number(value: Decimal, text: str) -> float | str:
     """A number that JSON would say otherwise stays text, so that it is refused as it was written."""
     number = float(value)
     return number if Decimal(repr(number)) == value else text
