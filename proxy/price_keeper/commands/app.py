@@ -8,7 +8,7 @@ from price_keeper.commands.admin import ORG_MISSING_HINT, AdminClient, fetch_app
 from price_keeper.commands.asking import check_response_shape
 from price_keeper.commands.putting import tell_put, written
 from price_keeper.commands.settings_file import SettingsFile
-from price_keeper.commands.settings_shown import Shown
+from price_keeper.commands.settings_shown import SettingsView
 from price_keeper.commands.shared import format_columns, print_json, print_lines
 
 
@@ -29,7 +29,7 @@ def show(args: Namespace) -> int:
         print_json(told)
         return 0
     with check_response_shape(admin.api.url):
-        lines = Shown(told, above).lines()
+        lines = SettingsView(told, above).format_lines()
     print_lines(lines)
     return 0
 
@@ -42,14 +42,14 @@ def list_all(args: Namespace) -> int:
         print_json(apps)
         return 0
     with check_response_shape(admin.api.url):
-        rows = [_row(Shown(each, above)) for each in apps]
-        title = Shown(above).title
+        rows = [_row(SettingsView(each, above)) for each in apps]
+        title = SettingsView(above).title
     heads = ("App", "Id", "Ordering", "Enforcement")
     print_lines(format_columns(heads, rows) if rows else [f"the org {title} has no apps yet; price-keeper app put makes one"])
     return 0
 
 
-def _row(shown: Shown) -> tuple[str, ...]:
+def _row(shown: SettingsView) -> tuple[str, ...]:
     return (
         shown.name,
         str(shown.record["app"]),

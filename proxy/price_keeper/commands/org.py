@@ -9,7 +9,7 @@ from price_keeper.commands.admin import ORG_MISSING_HINT, AdminClient, ApiRecord
 from price_keeper.commands.asking import check_response_shape
 from price_keeper.commands.putting import tell_put, written
 from price_keeper.commands.settings_file import SettingsFile
-from price_keeper.commands.settings_shown import Shown, warning
+from price_keeper.commands.settings_shown import SettingsView, format_warning
 from price_keeper.commands.shared import CommandError, format_columns, print_json, print_lines
 
 
@@ -34,11 +34,11 @@ def _warn_of_apps(admin: AdminClient, path: str, told: ApiRecord) -> None:
     """Quotas of an app's own stand in the place of all of its org's, whose ordering may have outgrown them."""
     apps = admin.fetch_list(f"{path}/apps", "apps", ORG_MISSING_HINT)
     with check_response_shape(admin.api.url):
-        known = Shown(told).passed_over
+        known = SettingsView(told).problems
         lines = [
-            warning(f"app {each['app']}: {line}")
+            format_warning(f"app {each['app']}: {line}")
             for each in apps
-            for line in Shown(each, told).passed_over
+            for line in SettingsView(each, told).problems
             if line not in known
         ]
     print_lines(lines)
@@ -51,7 +51,7 @@ def show(args: Namespace) -> int:
         print_json(told)
         return 0
     with check_response_shape(admin.api.url):
-        lines = Shown(told).lines()
+        lines = SettingsView(told).format_lines()
     print_lines(lines)
     return 0
 
@@ -63,13 +63,13 @@ def list_all(args: Namespace) -> int:
         print_json(orgs)
         return 0
     with check_response_shape(admin.api.url):
-        rows = [_row(Shown(each)) for each in orgs]
+        rows = [_row(SettingsView(each)) for each in orgs]
     heads = ("Org", "Id", "Time zone", "Quotas", "Ordering")
     print_lines(format_columns(heads, rows) if rows else ["no orgs yet; price-keeper org put makes one"])
     return 0
 
 
-def _row(shown: Shown) -> tuple[str, ...]:
+def _row(shown: SettingsView) -> tuple[str, ...]:
     holds = shown.record["in_force"]
     quotas = f"{'for the org' if shown.applies_to_org else 'for each app'}, by {holds['period']}"
     return shown.name, str(shown.record["org"]), str(holds["timezone"]), quotas, shown.ordering or "no budget"

@@ -13,7 +13,7 @@ from zoneinfo import ZoneInfo
 
 from price_keeper.commands.admin import AdminClient, ApiRecord, fetch_app, list_app_ids, fetch_org, build_scope_path
 from price_keeper.commands.asking import check_response_shape
-from price_keeper.commands.settings_shown import Shown, epoch, local
+from price_keeper.commands.settings_shown import SettingsView, parse_time, format_local_time
 from price_keeper.commands.shared import CommandError, print_json, print_lines
 from price_keeper.errors import ConfigError, PriceKeeperError
 from price_keeper.selection.overrides import MAX_REASON_LENGTH, MAX_WHO_LENGTH
@@ -38,11 +38,11 @@ def _where(args: Namespace) -> _Where:
     admin = AdminClient(args)
     above = fetch_org(admin, args.org)
     with check_response_shape(admin.api.url):
-        shown = _of_the_quotas(admin, Shown(above), args.app)
+        shown = _of_the_quotas(admin, SettingsView(above), args.app)
         return _Where(admin, build_scope_path(above["org"], args.app), shown.title, shown.zone)
 
 
-def _of_the_quotas(admin: AdminClient, above: Shown, app: str | None) -> Shown:
+def _of_the_quotas(admin: AdminClient, above: SettingsView, app: str | None) -> SettingsView:
     """The org or app to which quotas apply, as asked for."""
     org = above.record["org"]
     if above.applies_to_org:
@@ -52,7 +52,7 @@ def _of_the_quotas(admin: AdminClient, above: Shown, app: str | None) -> Shown:
     if app is None:
         there = list_app_ids(admin, org)
         raise CommandError(f"quotas apply to each app of {above.title}: name one with --app; there are: {there}")
-    return Shown(fetch_app(admin, org, app), above.record)
+    return SettingsView(fetch_app(admin, org, app), above.record)
 
 
 def put(args: Namespace) -> int:
@@ -65,7 +65,7 @@ def put(args: Namespace) -> int:
     told = where.ask("PUT", "override", wanted if until is None else {**wanted, "until": _utc(until)})
     _tell(where, told, as_json=args.json)
     with check_response_shape(where.admin.api.url):
-        is_cut = until is not None and epoch(told["override"]["until"]) < until
+        is_cut = until is not None and parse_time(told["override"]["until"]) < until
     if is_cut and not args.json:
         print_lines(["It cannot last longer than the period, and was cut to its end."])
     return 0
@@ -109,7 +109,7 @@ def _tell(where: _Where, told: ApiRecord, *, as_json: bool) -> None:
         if override is None:
             line = "no override; the quotas decide"
         else:
-            until = local(epoch(override["until"]), where.zone)
+            until = format_local_time(parse_time(override["until"]), where.zone)
             line = f"{override['label']} until {until}, said {override['who']}: {override['reason']}"
     print_lines([f"{where.title}: {line}"])
 

@@ -7,7 +7,7 @@ import shlex
 from price_keeper.commands.admin import ORG_MISSING_HINT, AdminClient, ApiRecord
 from price_keeper.commands.asking import ApiOutcomeUnknown, check_response_shape
 from price_keeper.commands.settings_file import SettingsFile
-from price_keeper.commands.settings_shown import Shown
+from price_keeper.commands.settings_shown import SettingsView
 from price_keeper.commands.shared import print_json, print_lines
 from price_keeper.control.terms import RETRIEVAL_TOKEN_HEADER
 
@@ -35,8 +35,8 @@ def tell_put(
         return
     try:
         with check_response_shape(admin.api.url):
-            shown = Shown(told, above)
-            lines = [f"{shown.title}: {'made' if is_new else 'changed'}", *shown.lines()[1:]]
+            shown = SettingsView(told, above)
+            lines = [f"{shown.title}: {'made' if is_new else 'changed'}", *shown.format_lines()[1:]]
         print_lines(lines)
     finally:  # it is told once, whatever else cannot be read
         if "secret_retrieval_token" in told:

@@ -7,7 +7,7 @@ from argparse import Namespace
 from price_keeper.commandline.kinds import ALL_SESSIONS
 from price_keeper.commands.admin import AdminClient, ApiRecord, fetch_app, fetch_org, build_scope_path
 from price_keeper.commands.asking import check_response_shape
-from price_keeper.commands.settings_shown import Shown
+from price_keeper.commands.settings_shown import SettingsView
 from price_keeper.commands.shared import format_columns, print_json, print_lines
 
 
@@ -49,5 +49,5 @@ def _client(admin: AdminClient, args: Namespace) -> tuple[str, str]:
     above = fetch_org(admin, args.org)
     with check_response_shape(admin.api.url):
         org = above["org"]
-        shown = Shown(above) if args.app is None else Shown(fetch_app(admin, org, args.app), above)
+        shown = SettingsView(above) if args.app is None else SettingsView(fetch_app(admin, org, args.app), above)
         return build_scope_path(org, args.app), shown.title

@@ -15,12 +15,12 @@ from price_keeper.commandline.terminal import BOLD, YELLOW, paint
 from price_keeper.model import PICO_PER_MICRO
 from price_keeper.reporting import money
 
-_WAITING = {"timezone": "time zone", "quota_scope": "quota_scope", "period": "period"}
-_OF_THE_BUDGET = ("model_ordering", "quotas", "enforcement", "sticky_fallback_enabled")
-_THE_ORGS = ("timezone", "quota_scope", "period", "agg_shard_count")
-_KNOWN = (
-    *_THE_ORGS,
-    *_OF_THE_BUDGET,
+_PENDING_TITLES = {"timezone": "time zone", "quota_scope": "quota_scope", "period": "period"}
+_BUDGET_SETTINGS = ("model_ordering", "quotas", "enforcement", "sticky_fallback_enabled")
+_ORG_ONLY_SETTINGS = ("timezone", "quota_scope", "period", "agg_shard_count")
+_KNOWN_SETTINGS = (
+    *_ORG_ONLY_SETTINGS,
+    *_BUDGET_SETTINGS,
     "tight_mode_threshold_pct",
     "refresh_interval_normal_secs",
     "refresh_interval_tight_secs",
@@ -30,21 +30,21 @@ _KNOWN = (
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class SettingsView:
     """An org, or an app with the record of its org. What is not there as it should be raises whatever it raises."""
 
     record: Mapping[str, Any]
-    above: Mapping[str, Any] | None = None
+    org_record: Mapping[str, Any] | None = None
 
     @property
     def name(self) -> str:
-        own = self.record["settings"]
-        return str(own.get("org_name" if self.above is None else "app_name") or self._id)
+        settings = self.record["settings"]
+        return str(settings.get("org_name" if self.org_record is None else "app_name") or self._id)
 
     @property
     def title(self) -> str:
         org = self.record["org"]
-        return f"{self.name} ({org if self.above is None else f'{org} / {self._id}'})"
+        return f"{self.name} ({org if self.org_record is None else f'{org} / {self._id}'})"
 
     @property
     def zone(self) -> ZoneInfo:
@@ -62,85 +62,85 @@ class Shown:
         return bool(self.record["in_force"]["quota_scope"] == "ORG")
 
     @property
-    def passed_over(self) -> list[str]:
+    def problems(self) -> list[str]:
         return [str(line) for line in self.record["passed_over"]]
 
-    def lines(self) -> list[str]:
-        rows = [f"  {head:16}{text}{self._whence(attribute)}" for attribute, head, text in self._rows()]
-        notes = list(self._notes())
+    def format_lines(self) -> list[str]:
+        rows = [f"  {head:16}{text}{self._describe_origin(attribute)}" for attribute, head, text in self._iterate_rows()]
+        notes = list(self._iterate_notes())
         return [paint(self.title, BOLD), *rows, *(["", *notes] if notes else [])]
 
     @property
     def _id(self) -> str:
-        return str(self.record["org" if self.above is None else "app"])
+        return str(self.record["org" if self.org_record is None else "app"])
 
-    def _rows(self) -> Iterator[tuple[str, str, str]]:
+    def _iterate_rows(self) -> Iterator[tuple[str, str, str]]:
         """The setting, what it is called, and what holds."""
-        holds = dict(self.record["in_force"])
-        period = Period(holds["period"])
-        end = local(find_span(period, time.time(), self.zone).end, self.zone)
-        sticky = "sticky, until the period ends" if holds["sticky_fallback_enabled"] else "for each call anew"
-        thresholds = ", ".join(f"{pct} %" for pct in holds["alert_thresholds_pct"])
-        normal, tight = (holds[f"refresh_interval_{name}_secs"] for name in ("normal", "tight"))
-        yield "timezone", "time zone", holds["timezone"]
+        in_force = dict(self.record["in_force"])
+        period = Period(in_force["period"])
+        end = format_local_time(find_span(period, time.time(), self.zone).end, self.zone)
+        sticky = "sticky, until the period ends" if in_force["sticky_fallback_enabled"] else "for each call anew"
+        thresholds = ", ".join(f"{pct} %" for pct in in_force["alert_thresholds_pct"])
+        normal, tight = (in_force[f"refresh_interval_{name}_secs"] for name in ("normal", "tight"))
+        yield "timezone", "time zone", in_force["timezone"]
         yield "quota_scope", "quotas apply to", "the org as a whole" if self.applies_to_org else "each app"
         yield "period", "period", f"{period.value}, this one until {end}"
-        yield "enforcement", "enforcement", holds["enforcement"]
+        yield "enforcement", "enforcement", in_force["enforcement"]
         yield "model_ordering", "ordering", self.ordering or "none, so there is no budget"
-        for label, micros in holds["quotas"].items():
-            yield "quotas", "quota of", f"{label}: {money.shown(_whole(micros) * PICO_PER_MICRO)}"
+        for label, micros in in_force["quotas"].items():
+            yield "quotas", "quota of", f"{label}: {money.shown(_require_integer(micros) * PICO_PER_MICRO)}"
         yield "sticky_fallback_enabled", "fallback", sticky
-        yield "tight_mode_threshold_pct", "tight from", f"{holds['tight_mode_threshold_pct']} % of a quota"
+        yield "tight_mode_threshold_pct", "tight from", f"{in_force['tight_mode_threshold_pct']} % of a quota"
         yield "refresh_interval_normal_secs", "spend is read", f"at least every {normal:g} s"
         yield "refresh_interval_tight_secs", "and when tight", f"every {tight:g} s"
         yield "alert_thresholds_pct", "alerts at", thresholds or "none"
-        yield "agg_shard_count", "shards", str(holds["agg_shard_count"])
-        for record, head in ((self.record, "limits"), (self.above or {}, "and of its org")):
+        yield "agg_shard_count", "shards", str(in_force["agg_shard_count"])
+        for record, heading in ((self.record, "limits"), (self.org_record or {}, "and of its org")):
             if limits := record.get("settings", {}).get("limits"):
-                yield "limits", head, _limited(limits)
+                yield "limits", heading, _format_limits(limits)
         # What is newer than this command is told under its own name.
-        yield from ((name, name, json.dumps(holds[name])) for name in holds if name not in _KNOWN)
+        yield from ((name, name, json.dumps(in_force[name])) for name in in_force if name not in _KNOWN_SETTINGS)
 
-    def _whence(self, attribute: str) -> str:
+    def _describe_origin(self, attribute: str) -> str:
         """Of an app: whether a setting is its own."""
-        if self.above is None or attribute in _THE_ORGS or attribute == "limits":
+        if self.org_record is None or attribute in _ORG_ONLY_SETTINGS or attribute == "limits":
             return ""
-        applies = attribute not in _OF_THE_BUDGET or not self.applies_to_org
-        return "" if applies and attribute in self.record["settings"] else "  (the org's)"
+        is_effective = attribute not in _BUDGET_SETTINGS or not self.applies_to_org
+        return "" if is_effective and attribute in self.record["settings"] else "  (the org's)"
 
-    def _notes(self) -> Iterator[str]:
-        yield from (warning(line) for line in self.passed_over)
-        if self.above is not None and self.applies_to_org and set(_OF_THE_BUDGET) & self.record["settings"].keys():
+    def _iterate_notes(self) -> Iterator[str]:
+        yield from (format_warning(line) for line in self.problems)
+        if self.org_record is not None and self.applies_to_org and set(_BUDGET_SETTINGS) & self.record["settings"].keys():
             yield "Quotas apply to the org as a whole: this app's own ordering, quotas and enforcement wait."
         if self.record["turns_at"] is not None:
-            wanted, holds = (self.above or self.record)["settings"], self.record["in_force"]
-            coming = ", ".join(
+            wanted, in_force = (self.org_record or self.record)["settings"], self.record["in_force"]
+            changes = ", ".join(
                 f"{title} {wanted[name]}"
-                for name, title in _WAITING.items()
-                if name in wanted and wanted[name] != holds[name]
+                for name, title in _PENDING_TITLES.items()
+                if name in wanted and wanted[name] != in_force[name]
             )
-            yield f"From {local(epoch(self.record['turns_at']), self.zone)} on: {coming}."
+            yield f"From {format_local_time(parse_time(self.record['turns_at']), self.zone)} on: {changes}."
 
 
-def warning(text: str) -> str:
+def format_warning(text: str) -> str:
     return paint("Warning", YELLOW) + f": {text}"
 
 
-def _whole(number: object) -> int:
+def _require_integer(number: object) -> int:
     if not isinstance(number, int):
         raise TypeError("this is no whole number")
     return number
 
 
-def epoch(told: str) -> float:
-    return datetime.fromisoformat(told).timestamp()
+def parse_time(text: str) -> float:
+    return datetime.fromisoformat(text).timestamp()
 
 
-def _limited(limits: Mapping[str, Any]) -> str:
+def _format_limits(limits: Mapping[str, Any]) -> str:
     rates = [f"{limits[name]:,} {what}" for name, what in (("rpm", "requests"), ("tpm", "tokens")) if name in limits]
     burst = f", {limits['burst_secs']} s of them at once" if "burst_secs" in limits else ""
     return f"{' and '.join(rates)} a minute{burst}{', each call written' if limits.get('mode') == 'exact' else ''}"
 
 
-def local(at_epoch: float, zone: ZoneInfo) -> str:
+def format_local_time(at_epoch: float, zone: ZoneInfo) -> str:
     return datetime.fromtimestamp(at_epoch, zone).strftime("%Y-%m-%d %H:%M %Z")
