@@ -6,53 +6,53 @@ from argparse import Namespace
 
 from price_keeper.commands.admin import ORG_MISSING_HINT, AdminClient, fetch_app, fetch_org, build_scope_path
 from price_keeper.commands.asking import check_response_shape
-from price_keeper.commands.putting import tell_put, written
+from price_keeper.commands.putting import print_put_result, put_settings
 from price_keeper.commands.settings_file import SettingsFile
 from price_keeper.commands.settings_shown import SettingsView
 from price_keeper.commands.shared import format_columns, print_json, print_lines
 
 
-def put(args: Namespace) -> int:
+def run_app_put(args: Namespace) -> int:
     admin, file = AdminClient(args), SettingsFile(args.file)
-    above = fetch_org(admin, args.org)
-    path = build_scope_path(above["org"], args.app)
-    is_new, told = written(admin, path, file)
-    tell_put(admin, path, told, above, is_new=is_new, as_json=args.json)
+    org_record = fetch_org(admin, args.org)
+    path = build_scope_path(org_record["org"], args.app)
+    is_new, record = put_settings(admin, path, file)
+    print_put_result(admin, path, record, org_record, is_new=is_new, as_json=args.json)
     return 0
 
 
-def show(args: Namespace) -> int:
+def run_app_show(args: Namespace) -> int:
     admin = AdminClient(args)
-    above = fetch_org(admin, args.org)
-    told = fetch_app(admin, above["org"], args.app)
+    org_record = fetch_org(admin, args.org)
+    record = fetch_app(admin, org_record["org"], args.app)
     if args.json:
-        print_json(told)
+        print_json(record)
         return 0
     with check_response_shape(admin.api.url):
-        lines = SettingsView(told, above).format_lines()
+        lines = SettingsView(record, org_record).format_lines()
     print_lines(lines)
     return 0
 
 
-def list_all(args: Namespace) -> int:
+def run_app_list(args: Namespace) -> int:
     admin = AdminClient(args)
-    above = fetch_org(admin, args.org)
-    apps = admin.fetch_list(f"{build_scope_path(above['org'])}/apps", "apps", ORG_MISSING_HINT)
+    org_record = fetch_org(admin, args.org)
+    apps = admin.fetch_list(f"{build_scope_path(org_record['org'])}/apps", "apps", ORG_MISSING_HINT)
     if args.json:
         print_json(apps)
         return 0
     with check_response_shape(admin.api.url):
-        rows = [_row(SettingsView(each, above)) for each in apps]
-        title = SettingsView(above).title
-    heads = ("App", "Id", "Ordering", "Enforcement")
-    print_lines(format_columns(heads, rows) if rows else [f"the org {title} has no apps yet; price-keeper app put makes one"])
+        rows = [_build_app_row(SettingsView(each, org_record)) for each in apps]
+        title = SettingsView(org_record).title
+    headers = ("App", "Id", "Ordering", "Enforcement")
+    print_lines(format_columns(headers, rows) if rows else [f"the org {title} has no apps yet; price-keeper app put makes one"])
     return 0
 
 
-def _row(shown: SettingsView) -> tuple[str, ...]:
+def _build_app_row(view: SettingsView) -> tuple[str, ...]:
     return (
-        shown.name,
-        str(shown.record["app"]),
-        shown.ordering or "no budget",
-        str(shown.record["in_force"]["enforcement"]),
+        view.name,
+        str(view.record["app"]),
+        view.ordering or "no budget",
+        str(view.record["in_force"]["enforcement"]),
     )
