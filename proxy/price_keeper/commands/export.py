@@ -15,7 +15,7 @@ from price_keeper.clock import Clock, SystemClock
 from price_keeper.commands.places import select_config, open_selected_store
 from price_keeper.commands.progress import Progress
 from price_keeper.commands.shared import CommandError, print_json, print_lines
-from price_keeper.commands.spend import JOURNALS, check_days, org_asked_for, regions_of
+from price_keeper.commands.spend import JOURNAL_NOTE, check_period, resolve_org_filter, build_region_finder
 from price_keeper.commands.whole_file import open_atomically
 from price_keeper.config import Config
 from price_keeper.errors import PriceKeeperError
@@ -31,7 +31,7 @@ from price_keeper.reporting.totals import DIMENSIONS, Row, only, rows, total
 def export(args: Namespace) -> int:
     if args.billing_account and args.format != "focus":
         raise CommandError("--billing-account is for --format focus alone")
-    check_days(args.when)
+    check_period(args.when)
     path: Path = args.out
     _check_place(path, force=args.force)
     config, clock = select_config(args), SystemClock()
@@ -84,7 +84,7 @@ class _Summary:
             "as_of": moment(self.as_of),
             "is_final": self.is_final,
             "total": numbers(self.counts),
-            "notes": [JOURNALS, *self.notes],
+            "notes": [JOURNAL_NOTE, *self.notes],
         }
 
 
@@ -143,7 +143,7 @@ class _Json:
 
 def _form(config: Config, args: Namespace) -> _Form:
     if args.format == "focus":
-        return _Focus(regions_of(config), args.billing_account)
+        return _Focus(build_region_finder(config), args.billing_account)
     return _Json() if args.format == "json" else _Csv()
 
 
@@ -153,7 +153,7 @@ async def _exported(config: Config, args: Namespace, clock: Clock, file: TextIO)
     pieces = list(stretches(args.when, now))
     async with open_selected_store(config.store, clock) as store:
         names = await registered(store)
-        org = org_asked_for(args.org, names)
+        org = resolve_org_filter(args.org, names)
         summary = _Summary(now, {"org": org, "app": args.app, "label": args.label})
         with Progress(clock.monotonic) as progress:
             for number, asked in enumerate(pieces):
@@ -178,4 +178,4 @@ def _tell(summary: _Summary, path: Path, args: Namespace) -> None:
         print_json({"file": str(path), "format": args.format, "rows": summary.rows, **summary.record()})
         return
     cost = money.shown(summary.counts.pico)
-    print_lines([f"{path}: {summary.rows:,} rows, {cost}, {summary.first} to {summary.last}", JOURNALS, *summary.notes])
+    print_lines([f"{path}: {summary.rows:,} rows, {cost}, {summary.first} to {summary.last}", JOURNAL_NOTE, *summary.notes])
