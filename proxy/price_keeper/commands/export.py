@@ -28,37 +28,37 @@ from price_keeper.reporting.tenants import registered
 from price_keeper.reporting.totals import DIMENSIONS, Row, only, rows, total
 
 
-def export(args: Namespace) -> int:
+def run_export(args: Namespace) -> int:
     if args.billing_account and args.format != "focus":
         raise CommandError("--billing-account is for --format focus alone")
     check_period(args.when)
     path: Path = args.out
-    _check_place(path, force=args.force)
+    _check_output_file(path, force=args.force)
     config, clock = select_config(args), SystemClock()
     try:
         with open_atomically(path, 0o666, replaces=args.force) as file:
-            summary = asyncio.run(_exported(config, args, clock, file))
+            summary = asyncio.run(_export(config, args, clock, file))
     except FileExistsError:
-        raise _is_there(path) from None
+        raise _build_exists_error(path) from None
     except OSError as failure:
         raise PriceKeeperError(f"cannot write {path}: {failure.strerror}; name another place with --out") from None
-    _tell(summary, path, args)
+    _print_summary(summary, path, args)
     return 0
 
 
-def _check_place(path: Path, *, force: bool) -> None:
+def _check_output_file(path: Path, *, force: bool) -> None:
     if path.exists() and not path.is_file():
         raise CommandError(f"--out: {path} is no file; name one that is to be written")
     if path.exists() and not force:
-        raise _is_there(path)
+        raise _build_exists_error(path)
 
 
-def _is_there(path: Path) -> PriceKeeperError:
+def _build_exists_error(path: Path) -> PriceKeeperError:
     return PriceKeeperError(f"{path} is there already; --force replaces it, --out names another file")
 
 
 @dataclasses.dataclass(slots=True)
-class _Summary:
+class _ExportSummary:
     """What holds of all the pieces together."""
 
     as_of: float
@@ -70,14 +70,14 @@ class _Summary:
     counts: UsageCounts = dataclasses.field(default_factory=UsageCounts)
     notes: dict[str, None] = dataclasses.field(default_factory=dict)  # each once, in their order
 
-    def add(self, found: Report, told: list[Row]) -> None:
-        self.first, self.last = min(self.first, found.first), max(self.last, found.last)
-        self.is_final = self.is_final and found.is_final
-        self.rows += len(told)
-        self.counts = self.counts.plus(total(row.counts for row in told))
-        self.notes.update(dict.fromkeys(found.notes))
+    def add(self, report: Report, report_rows: list[Row]) -> None:
+        self.first, self.last = min(self.first, report.first), max(self.last, report.last)
+        self.is_final = self.is_final and report.is_final
+        self.rows += len(report_rows)
+        self.counts = self.counts.plus(total(row.counts for row in report_rows))
+        self.notes.update(dict.fromkeys(report.notes))
 
-    def record(self) -> dict[str, Any]:
+    def to_record(self) -> dict[str, Any]:
         return {
             "from": self.first.isoformat(),
             "to": self.last.isoformat(),
@@ -88,94 +88,94 @@ class _Summary:
         }
 
 
-class _Form(Protocol):
+class _ExportFormat(Protocol):
     """How a file is written, piece by piece."""
 
-    def piece(self, found: Report, told: list[Row]) -> str: ...
+    def format_part(self, report: Report, report_rows: list[Row]) -> str: ...
 
-    def end(self, summary: _Summary) -> str: ...
+    def format_end(self, summary: _ExportSummary) -> str: ...
 
 
-class _Csv:
+class _CsvFormat:
     def __init__(self) -> None:
         self._is_begun = False
 
-    def piece(self, found: Report, told: list[Row]) -> str:
+    def format_part(self, report: Report, report_rows: list[Row]) -> str:
         has_header, self._is_begun = not self._is_begun, True
-        return as_csv(found, told, DIMENSIONS, has_header=has_header)
+        return as_csv(report, report_rows, DIMENSIONS, has_header=has_header)
 
-    def end(self, _: _Summary) -> str:
+    def format_end(self, _: _ExportSummary) -> str:
         return ""
 
 
-class _Focus:
-    def __init__(self, regions: focus.RegionOf, account: str | None) -> None:
-        self._regions = regions
+class _FocusFormat:
+    def __init__(self, find_region: focus.RegionOf, account: str | None) -> None:
+        self._find_region = find_region
         self._account = account
         self._is_begun = False
 
-    def piece(self, found: Report, _: list[Row]) -> str:
+    def format_part(self, report: Report, _: list[Row]) -> str:
         has_header, self._is_begun = not self._is_begun, True
-        return csv_text(focus.COLUMNS, focus.records(found, self._regions, self._account), has_header=has_header)
+        return csv_text(focus.COLUMNS, focus.records(report, self._find_region, self._account), has_header=has_header)
 
-    def end(self, _: _Summary) -> str:
+    def format_end(self, _: _ExportSummary) -> str:
         return ""
 
 
-class _Json:
+class _JsonFormat:
     """The one document of `spend --json`, a row on each line."""
 
     def __init__(self) -> None:
-        self._before = f'{{"by": {json.dumps(DIMENSIONS)}, "rows": [\n'  # of the next row
+        self._separator = f'{{"by": {json.dumps(DIMENSIONS)}, "rows": [\n'  # of the next row
 
-    def piece(self, found: Report, told: list[Row]) -> str:
+    def format_part(self, report: Report, report_rows: list[Row]) -> str:
         text = ""
-        for row in told:
-            text += self._before + json.dumps(row_record(found, row, DIMENSIONS))
-            self._before = ",\n"
+        for row in report_rows:
+            text += self._separator + json.dumps(row_record(report, row, DIMENSIONS))
+            self._separator = ",\n"
         return text
 
-    def end(self, summary: _Summary) -> str:
-        begin = "" if summary.rows else self._before
-        rest = json.dumps({"filters": summary.filters, **summary.record()})
+    def format_end(self, summary: _ExportSummary) -> str:
+        begin = "" if summary.rows else self._separator
+        rest = json.dumps({"filters": summary.filters, **summary.to_record()})
         return f"{begin}\n], {rest[1:]}\n"
 
 
-def _form(config: Config, args: Namespace) -> _Form:
+def _create_format(config: Config, args: Namespace) -> _ExportFormat:
     if args.format == "focus":
-        return _Focus(build_region_finder(config), args.billing_account)
-    return _Json() if args.format == "json" else _Csv()
+        return _FocusFormat(build_region_finder(config), args.billing_account)
+    return _JsonFormat() if args.format == "json" else _CsvFormat()
 
 
-async def _exported(config: Config, args: Namespace, clock: Clock, file: TextIO) -> _Summary:
-    now, form = clock.now(), _form(config, args)
+async def _export(config: Config, args: Namespace, clock: Clock, file: TextIO) -> _ExportSummary:
+    now, export_format = clock.now(), _create_format(config, args)
     zone = load_zone(config.defaults.timezone)
-    pieces = list(stretches(args.when, now))
+    periods = list(stretches(args.when, now))
     async with open_selected_store(config.store, clock) as store:
         names = await registered(store)
         org = resolve_org_filter(args.org, names)
-        summary = _Summary(now, {"org": org, "app": args.app, "label": args.label})
+        summary = _ExportSummary(now, {"org": org, "app": args.app, "label": args.label})
         with Progress(clock.monotonic) as progress:
-            for number, asked in enumerate(pieces):
-                progress.update(f"{asked.text}: piece {number + 1} of {len(pieces)}, {summary.rows:,} rows so far")
-                found = await report(store, asked, org, names, zone, now)
-                found = dataclasses.replace(found, spent=only(found.spent, args.app, args.label))
-                told = sorted(rows(found.spent, DIMENSIONS), key=_place)
-                file.write(form.piece(found, told))
-                summary.add(found, told)
-    file.write(form.end(summary))
+            for number, period in enumerate(periods):
+                progress.update(f"{period.text}: piece {number + 1} of {len(periods)}, {summary.rows:,} rows so far")
+                report = await report(store, period, org, names, zone, now)
+                report = dataclasses.replace(report, spent=only(report.spent, args.app, args.label))
+                report_rows = sorted(rows(report.spent, DIMENSIONS), key=_build_sort_key)
+                file.write(export_format.format_part(report, report_rows))
+                summary.add(report, report_rows)
+    file.write(export_format.format_end(summary))
     return summary
 
 
-def _place(row: Row) -> tuple[str, ...]:
+def _build_sort_key(row: Row) -> tuple[str, ...]:
     """By day, org, app and label."""
     org, app, label, day = row.keys
     return str(day), str(org), str(app or ""), str(label)
 
 
-def _tell(summary: _Summary, path: Path, args: Namespace) -> None:
+def _print_summary(summary: _ExportSummary, path: Path, args: Namespace) -> None:
     if args.json:
-        print_json({"file": str(path), "format": args.format, "rows": summary.rows, **summary.record()})
+        print_json({"file": str(path), "format": args.format, "rows": summary.rows, **summary.to_record()})
         return
     cost = money.shown(summary.counts.pico)
     print_lines([f"{path}: {summary.rows:,} rows, {cost}, {summary.first} to {summary.last}", JOURNAL_NOTE, *summary.notes])
