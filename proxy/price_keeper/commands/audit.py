@@ -17,51 +17,51 @@ from price_keeper.reporting.tenants import org_called, registered
 from price_keeper.stores.contract import Store
 
 
-def audit(args: Namespace) -> int:
-    return asyncio.run(_audit(args, select_config(args)))
+def run_audit(args: Namespace) -> int:
+    return asyncio.run(_print_audit(args, select_config(args)))
 
 
-async def _audit(args: Namespace, config: Config) -> int:
+async def _print_audit(args: Namespace, config: Config) -> int:
     async with open_selected_store(config.store, SystemClock()) as store:
-        found = await _found(store, await _org_named(store, args.org), args.limit)
+        records_found = await _read_changes(store, await _resolve_org(store, args.org), args.limit)
     if args.json:
-        print_json(found)
+        print_json(records_found)
     else:
-        print_lines([line for each in found for line in _lines(each)] or ["nothing was changed since this is kept"])
+        print_lines([line for each in records_found for line in _format_change(each)] or ["nothing was changed since this is kept"])
     return 0
 
 
-async def _org_named(store: Store, text: str) -> str:
+async def _resolve_org(store: Store, text: str) -> str:
     try:
         return org_called(text, await registered(store))
     except ValueError as failure:
         raise CommandError(str(failure)) from None
 
 
-async def _found(store: Store, org: str, limit: int) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
-    after: str | None = None
-    while len(found) < limit:
-        page = await read_records(store, org, min(MAX_RECORDS_PER_PAGE, limit - len(found)), after)
-        found += [build_record_json(row) for row in page.rows]
-        after = page.cursor
-        if after is None:
+async def _read_changes(store: Store, org: str, limit: int) -> list[dict[str, Any]]:
+    records_found: list[dict[str, Any]] = []
+    cursor: str | None = None
+    while len(records_found) < limit:
+        page = await read_records(store, org, min(MAX_RECORDS_PER_PAGE, limit - len(records_found)), cursor)
+        records_found += [build_record_json(row) for row in page.rows]
+        cursor = page.cursor
+        if cursor is None:
             break
-    return found
+    return records_found
 
 
-def _lines(record: Mapping[str, Any]) -> list[str]:
-    whose = f" of {record['app']}" if record["app"] else ""
-    where = f" from {record['address']}" if record["address"] else ""
-    return [f"{record['at']}  {record['action']}{whose}, by {record['who']}{where}", *_changes(record)]
+def _format_change(record: Mapping[str, Any]) -> list[str]:
+    app_text = f" of {record['app']}" if record["app"] else ""
+    address_text = f" from {record['address']}" if record["address"] else ""
+    return [f"{record['at']}  {record['action']}{app_text}, by {record['who']}{address_text}", *_format_differences(record)]
 
 
-def _changes(record: Mapping[str, Any]) -> list[str]:
+def _format_differences(record: Mapping[str, Any]) -> list[str]:
     """Only what is not as it was."""
     before, after = record["before"] or {}, record["after"] or {}
     names = [name for name in dict.fromkeys((*before, *after)) if before.get(name) != after.get(name)]
-    return [f"    {name}: {_shown(before.get(name))} -> {_shown(after.get(name))}" for name in names]
+    return [f"    {name}: {_format_setting(before.get(name))} -> {_format_setting(after.get(name))}" for name in names]
 
 
-def _shown(value: Any) -> str:
+def _format_setting(value: Any) -> str:
     return "-" if value is None else json.dumps(value, ensure_ascii=False)
