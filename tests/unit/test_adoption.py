@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from price_keeper.alerts.outbox import AlertOutbox
-from price_keeper.commands.replay import _replayed
+from price_keeper.commands.replay import _replay
 from price_keeper.config import Config
 from price_keeper.errors import RecordingUnavailable, JournalInUse, JournalUnusable
 from price_keeper.hard import rows
@@ -327,11 +327,11 @@ async def test_a_replay_takes_all_folders_or_none(
     monkeypatch.setattr("price_keeper.commands.replay.opened_store", opened)
     config = config_of(tmp_path)
     with lock_folder(tmp_path / "worker-2"), pytest.raises(JournalInUse):
-        await _replayed(config, tmp_path, ManualClock(), force=False)
+        await _replay(config, tmp_path, ManualClock(), force=False)
     assert await counted(exact_store, *lefts) == [(0, 0)] * 3
     for _ in range(2):
-        assert await _replayed(config, tmp_path, ManualClock(), force=False) == 0
+        assert await _replay(config, tmp_path, ManualClock(), force=False) == 0
         assert await counted(exact_store, *lefts) == [(2, 17)] * 3
     assert "6 calls of 0.000000 USD are in the store; 3 of them are estimated" in capsys.readouterr().out
     with pytest.raises(JournalUnusable):
-        await _replayed(config, tmp_path / "nowhere", ManualClock(), force=False)
+        await _replay(config, tmp_path / "nowhere", ManualClock(), force=False)

@@ -12,7 +12,7 @@ from uuid import uuid4
 import orjson
 import pytest
 from price_keeper.app import open_store
-from price_keeper.commands.replay import _replayed
+from price_keeper.commands.replay import _replay
 from price_keeper.config import Config
 from price_keeper.config.keys import StoreConfig as StoreConfig
 from price_keeper.hard import rows
@@ -180,7 +180,7 @@ async def test_replay_gives_back(tmp_path: Path, capsys: pytest.CaptureFixture[s
         async with run_of(tmp_path, store, clock) as dead:
             spend(dead, await taken_for(dead, name, 500), 100, 20)
     for told in (True, False):
-        assert await _replayed(config, tmp_path / "journal", clock, force=False) == 0
+        assert await _replay(config, tmp_path / "journal", clock, force=False) == 0
         assert ("given back" in capsys.readouterr().out) is told
     async with Tasks(clock) as tasks, open_store(config.store, clock, tasks) as store:
         assert (await bucket_of(store, name)).unleased == 980

@@ -338,4 +338,4 @@ async def test_a_replay_that_cannot_write_a_seal_says_so(rec: Recording, monkeyp
     rec.spend(1)
     monkeypatch.setattr(os, "truncate", refused(errno.EROFS))
     with pytest.raises(JournalUnusable, match=r"cannot bring the journal in .* to its end: Read-only file system"):
-        replay._recovered(rec.folder)
+        replay._recover_journal(rec.folder)

@@ -28,9 +28,9 @@ from price_keeper.stores.contract import Store
 from price_keeper.tasks import Tasks
 
 
-def replay(args: Namespace) -> int:
+def run_replay(args: Namespace) -> int:
     config = load_config_at(args.config)
-    work = _replayed(
+    coroutine = _replay(
         config,
         args.folder,
         SystemClock(),
@@ -38,18 +38,18 @@ def replay(args: Namespace) -> int:
         as_json=args.json,
         is_owner_dead=args.owner_is_dead,
     )
-    return asyncio.run(work)
+    return asyncio.run(coroutine)
 
 
-async def _replayed(
+async def _replay(
     config: Config, folder: Path, clock: Clock, *, force: bool, as_json: bool = False, is_owner_dead: bool = False
 ) -> int:
-    with ExitStack() as held:
-        progress = held.enter_context(Progress(clock.monotonic))
-        held.enter_context(lock_folder(folder, make=False))
+    with ExitStack() as stack:
+        progress = stack.enter_context(Progress(clock.monotonic))
+        stack.enter_context(lock_folder(folder, make=False))
         folders = [folder, *find_worker_folders(folder)]
         for each in folders[1:]:
-            held.enter_context(lock_folder(each, make=False))
+            stack.enter_context(lock_folder(each, make=False))
         for each in folders:
             if not has_owner_ended(each) and not is_owner_dead:
                 raise JournalOwnerUnknown(
@@ -57,40 +57,40 @@ async def _replayed(
                     "whether the process that writes it still runs"
                 )
         progress.update(f"reading the journal in {folder}")
-        left = [await asyncio.to_thread(_recovered, each) for each in folders]
+        recovered = [await asyncio.to_thread(_recover_journal, each) for each in folders]
         async with Tasks(clock) as tasks, open_store(config.store, clock, tasks) as store:
-            sender, back, whole = SegmentSender(store, clock, force=force), 0, sum(len(found.sealed) for found in left)
-            for each, found in zip(folders, left, strict=True):
-                back += await _brought(each, found, sender, store, clock, _telling(progress, sender, whole))
-    told = _Told(sender, sum(found.estimated_calls for found in left), back, sorted(map(str, sender.outdated_folders)))
+            sender, released_pico, segment_count = SegmentSender(store, clock, force=force), 0, sum(len(journal.sealed) for journal in recovered)
+            for each, journal in zip(folders, recovered, strict=True):
+                released_pico += await _send_journal(each, journal, sender, store, clock, _create_progress_callback(progress, sender, segment_count))
+    summary = _ReplaySummary(sender, sum(journal.estimated_calls for journal in recovered), released_pico, sorted(map(str, sender.outdated_folders)))
     if as_json:
-        print_json(told.record())
+        print_json(summary.to_record())
     else:
-        print("\n".join(told.lines()))
+        print("\n".join(summary.iterate_lines()))
     return 1 if sender.rejected_ulids else 0
 
 
-def _telling(progress: Progress, sender: SegmentSender, whole: int) -> Callable[[], None]:
-    def tell() -> None:
+def _create_progress_callback(progress: Progress, sender: SegmentSender, segment_count: int) -> Callable[[], None]:
+    def update_progress() -> None:
         done = sender.sent_segments + len(sender.rejected)
-        progress.update(f"{done} of {whole} segments, {sender.requests:,} calls are in the store")
+        progress.update(f"{done} of {segment_count} segments, {sender.requests:,} calls are in the store")
 
-    return tell
+    return update_progress
 
 
-async def _brought(
-    folder: Path, left: RecoveredJournal, sender: SegmentSender, store: Store, clock: Clock, tell: Callable[[], None]
+async def _send_journal(
+    folder: Path, recovered: RecoveredJournal, sender: SegmentSender, store: Store, clock: Clock, on_progress: Callable[[], None]
 ) -> int:
     """What came back of hard budgets, in pico-dollars. Nothing, where more was spent than this journal says."""
-    refused = len(sender.rejected)
-    for sealed in left.sealed:
-        tell()
+    refused_before = len(sender.rejected)
+    for sealed in recovered.sealed:
+        on_progress()
         await sender.send(sealed)
-    is_all = len(sender.rejected) == refused and folder not in sender.outdated_folders
-    return await release_former_leases(store, clock, folder) if is_all else 0
+    is_complete = len(sender.rejected) == refused_before and folder not in sender.outdated_folders
+    return await release_former_leases(store, clock, folder) if is_complete else 0
 
 
-def _recovered(folder: Path) -> RecoveredJournal:
+def _recover_journal(folder: Path) -> RecoveredJournal:
     """Each segment gets its seal, and goes when it is in the store: so the disk must take writes."""
     try:
         return recover(folder)
@@ -99,13 +99,13 @@ def _recovered(folder: Path) -> RecoveredJournal:
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
+class _ReplaySummary:
     sender: SegmentSender
     estimated: int
-    back: int  # of hard budgets, in pico-dollars
+    released_pico: int  # of hard budgets, in pico-dollars
     outdated: list[str]  # journals
 
-    def lines(self) -> Iterator[str]:
+    def iterate_lines(self) -> Iterator[str]:
         sender = self.sender
         usd = sender.pico / PICO_PER_USD
         yield f"{sender.requests} calls of {usd:f} USD are in the store; {self.estimated} of them are estimated"
@@ -117,10 +117,10 @@ class _Told:
             yield f"{folder} is an old copy: a later one is in the store, and what is held of hard budgets stays held"
         if sender.rejected_ulids:
             yield f"left where they are, as the log says: {', '.join(sender.rejected_ulids)}"
-        if self.back:
-            yield f"{self.back / PICO_PER_USD:f} USD of hard budgets were held and not spent; they are given back"
+        if self.released_pico:
+            yield f"{self.released_pico / PICO_PER_USD:f} USD of hard budgets were held and not spent; they are given back"
 
-    def record(self) -> dict[str, Any]:
+    def to_record(self) -> dict[str, Any]:
         return {
             "requests": self.sender.requests,
             "estimated_requests": self.estimated,
@@ -129,5 +129,5 @@ class _Told:
             "recorded_after_estimate": self.sender.late_calls,
             "outdated": self.outdated,
             "left": self.sender.rejected_ulids,
-            "given_back_usd_micros": money.exact_micros(self.back),
+            "given_back_usd_micros": money.exact_micros(self.released_pico),
         }
