@@ -10,7 +10,7 @@ from uuid import uuid4
 import boto3
 import pytest
 import yaml
-from price_keeper.commands.tables import cloudformation_yaml
+from price_keeper.commands.tables import format_cloudformation_yaml
 from price_keeper.stores.schema import TABLES
 
 from tests.support.commands import called
@@ -131,7 +131,7 @@ def test_tables_of_the_embedded_store(tmp_path: Path) -> None:
 
 
 def test_the_template_in_the_tree_is_the_schemas_own() -> None:
-    assert TEMPLATE.read_text() == cloudformation_yaml(), (
+    assert TEMPLATE.read_text() == format_cloudformation_yaml(), (
         "run: price-keeper tables describe --cloudformation > deploy/cloudformation/tables.yaml"
     )
 

@@ -10,7 +10,7 @@ from price_keeper.commands.places import describe_labels, load_config_at
 from price_keeper.commands.shared import print_json, print_lines
 
 
-def check(args: Namespace) -> int:
+def run_check_config(args: Namespace) -> int:
     config = load_config_at(args.config)
     if config.alerts.webhook is not None:
         from price_keeper.alerts.composed import (

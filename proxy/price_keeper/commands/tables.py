@@ -22,66 +22,66 @@ from price_keeper.stores.contract import EXPIRY_ATTRIBUTE
 from price_keeper.stores.schema import TABLES
 
 
-def create(args: Namespace) -> int:
+def run_tables_create(args: Namespace) -> int:
     config = load_config_at(args.config).store
-    made: dict[str, str] = {}
+    outcomes: dict[str, str] = {}
     with Progress(SystemClock().monotonic) as progress:
 
-        def tell(table: str, what: str) -> None:
-            made[table] = what
+        def on_table(table: str, outcome: str) -> None:
+            outcomes[table] = outcome
             progress.clear()
             if not args.json:
-                print(f"{table}: {what}", flush=True)
-            progress.update(f"{len(made)} of {len(TABLES)} tables are there")
+                print(f"{table}: {outcome}", flush=True)
+            progress.update(f"{len(outcomes)} of {len(TABLES)} tables are there")
 
         progress.update("looking for the tables; DynamoDB takes some seconds for a new one")
         if config.engine == "sqlite":
-            _create_in_sqlite(Path(config.path), tell)
+            _create_in_sqlite(Path(config.path), on_table)
         else:
-            asyncio.run(_with_client(config, lambda tables, client: _create_in_dynamodb(tables, client, config, tell)))
+            asyncio.run(_run_with_client(config, lambda tables, client: _create_in_dynamodb(tables, client, config, on_table)))
     if args.json:
-        print_json(made)
+        print_json(outcomes)
     return 0
 
 
-def _create_in_sqlite(path: Path, tell: Callable[[str, str], None]) -> None:
+def _create_in_sqlite(path: Path, on_table: Callable[[str, str], None]) -> None:
     missing = sqlite_file.find_missing_tables(path)
     sqlite_file.prepare_file(path)
     for table in TABLES:
-        tell(table, "created" if table in missing else "was there")
+        on_table(table, "created" if table in missing else "was there")
 
 
-async def _create_in_dynamodb(tables: Any, client: Any, config: StoreConfig, tell: Callable[[str, str], None]) -> None:
-    await tables.create_missing(client, config.table_prefix, SystemClock().sleep, tell)
+async def _create_in_dynamodb(tables: Any, client: Any, config: StoreConfig, on_table: Callable[[str, str], None]) -> None:
+    await tables.create_missing(client, config.table_prefix, SystemClock().sleep, on_table)
 
 
-def check(args: Namespace) -> int:
+def run_tables_check(args: Namespace) -> int:
     config = load_config_at(args.config).store
     if config.engine == "sqlite":
         missing = sqlite_file.find_missing_tables(Path(config.path))
-        found = {table: ["it does not exist"] if table in missing else [] for table in TABLES}
+        differences = {table: ["it does not exist"] if table in missing else [] for table in TABLES}
     else:
         states = asyncio.run(
-            _with_client(config, lambda tables, client: tables.states(client, config.table_prefix, SystemClock().sleep))
+            _run_with_client(config, lambda tables, client: tables.states(client, config.table_prefix, SystemClock().sleep))
         )
-        found = {state.table: list(state.differences) for state in states}
-    _tell_differences(found, as_json=args.json)
-    return 1 if any(found.values()) else 0
+        differences = {state.table: list(state.differences) for state in states}
+    _print_differences(differences, as_json=args.json)
+    return 1 if any(differences.values()) else 0
 
 
-def _tell_differences(found: dict[str, list[str]], *, as_json: bool) -> None:
+def _print_differences(differences_by_table: dict[str, list[str]], *, as_json: bool) -> None:
     if as_json:
-        print_json(found)
+        print_json(differences_by_table)
         return
     print_lines(
         f"{table}: " + (paint("; ".join(differences), RED) if differences else paint("good", GREEN))
-        for table, differences in found.items()
+        for table, differences in differences_by_table.items()
     )
-    if any(found.values()):
+    if any(differences_by_table.values()):
         print("\nWhat is missing is made by: price-keeper tables create")
 
 
-async def _with_client(config: StoreConfig, use: Callable[[Any, Any], Awaitable[Any]]) -> Any:
+async def _run_with_client(config: StoreConfig, use: Callable[[Any, Any], Awaitable[Any]]) -> Any:
     from price_keeper.app import open_dynamodb  # with AWS's libraries, which SQLite's users need not wait for
     from price_keeper.stores import tables
 
@@ -92,13 +92,13 @@ async def _with_client(config: StoreConfig, use: Callable[[Any, Any], Awaitable[
         await store.close()
 
 
-def describe(args: Namespace) -> int:
+def run_tables_describe(args: Namespace) -> int:
     if args.cloudformation:
-        print(json.dumps(cloudformation.build_tables_template(), indent=2) if args.json else cloudformation_yaml().rstrip())
+        print(json.dumps(cloudformation.build_tables_template(), indent=2) if args.json else format_cloudformation_yaml().rstrip())
         return 0
     config = load_config_at(args.config).store
     prefix = config.table_prefix if config.engine == "dynamodb" else ""
-    described = [
+    descriptions = [
         {
             "table": prefix + table.name,
             "key": ["PK", "SK"] if table.has_sort_key else ["PK"],
@@ -108,13 +108,13 @@ def describe(args: Namespace) -> int:
         for table in TABLES.values()
     ]
     if args.json:
-        print_json(described)
+        print_json(descriptions)
         return 0
-    width = max(len(str(entry["table"])) for entry in described)
-    for entry in described:
+    width = max(len(str(entry["table"])) for entry in descriptions)
+    for entry in descriptions:
         print(f"{entry['table']:{width}}  {' + '.join(entry['key']):7}  {entry['purpose']}")
     return 0
 
 
-def cloudformation_yaml() -> str:
+def format_cloudformation_yaml() -> str:
     return yaml.safe_dump(cloudformation.build_tables_template(), sort_keys=False, width=120)
