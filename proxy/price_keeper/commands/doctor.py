@@ -23,26 +23,26 @@ from price_keeper.doctor.patient import DoctorContext
 from price_keeper.doctor.table import build_checks
 from price_keeper.reporting.letters import printable
 
-LEAST_ROOM = 20  # columns: narrower, and lines are as long as they are
-_WORDS = {FindingStatus.SKIPPED: "-"}  # for what is not needed here, little is said
-_COLORS = {FindingStatus.OK: GREEN, FindingStatus.WARNING: YELLOW, FindingStatus.TROUBLE: RED, FindingStatus.SKIPPED: DIM}
-_ORDER = (FindingStatus.TROUBLE, FindingStatus.WARNING, FindingStatus.SKIPPED, FindingStatus.OK)  # the worst first
+MIN_WRAP_WIDTH = 20  # columns: narrower, and lines are as long as they are
+_STATUS_WORDS = {FindingStatus.SKIPPED: "-"}  # for what is not needed here, little is said
+_STATUS_COLORS = {FindingStatus.OK: GREEN, FindingStatus.WARNING: YELLOW, FindingStatus.TROUBLE: RED, FindingStatus.SKIPPED: DIM}
+_STATUS_ORDER = (FindingStatus.TROUBLE, FindingStatus.WARNING, FindingStatus.SKIPPED, FindingStatus.OK)  # the worst first
 
 
-def doctor(args: Namespace) -> int:
-    config, source, words = _config(args)
+def run_doctor(args: Namespace) -> int:
+    config, source, description = _select_doctor_config(args)
     if args.data_dir is not None and args.role != "both":
         raise CommandError("--role is of price-keeper serve; what --data-dir names is of dev, which has every part")
-    found = asyncio.run(_looked(DoctorContext(config, os.environ, SystemClock(), source, args.role)))
-    told = [CheckResult("configuration", ok(words)), *found]
+    results = asyncio.run(_run_checks(DoctorContext(config, os.environ, SystemClock(), source, args.role)))
+    all_results = [CheckResult("configuration", ok(description)), *results]
     if args.json:
-        print_json(_record(told))
+        print_json(_build_record(all_results))
     else:
-        print_lines(_lines(told))
-    return 1 if any(each.finding.status is FindingStatus.TROUBLE for each in told) else 0
+        print_lines(_format_results(all_results))
+    return 1 if any(each.finding.status is FindingStatus.TROUBLE for each in all_results) else 0
 
 
-def _config(args: Namespace) -> tuple[Config, str, str]:
+def _select_doctor_config(args: Namespace) -> tuple[Config, str, str]:
     """With how another command is told to use it, and words for people."""
     if args.data_dir is None:
         config = select_config(args)
@@ -54,47 +54,47 @@ def _config(args: Namespace) -> tuple[Config, str, str]:
     return config_in(folder, args.port, args.control_port, None), "", f"of dev, in {folder}"
 
 
-async def _looked(patient: DoctorContext) -> list[CheckResult]:
+async def _run_checks(context: DoctorContext) -> list[CheckResult]:
     asyncio.get_running_loop().set_default_executor(DaemonThreadPool())
-    if patient.needs_aws:
+    if context.needs_aws:
         import aioboto3  # noqa: F401 - half a second that is not to count for any of the checks
     try:
-        return await run_doctor_checks(build_checks(patient), patient)
+        return await run_doctor_checks(build_checks(context), context)
     finally:
-        await patient.close()
+        await context.close()
 
 
-def _lines(told: Sequence[CheckResult]) -> list[str]:
-    longest = max(len(each.name) for each in told)
+def _format_results(results: Sequence[CheckResult]) -> list[str]:
+    longest = max(len(each.name) for each in results)
     lines: list[str] = []
-    for name, finding in told:
-        status = paint(f"{_WORDS.get(finding.status, finding.status.value):7}", _COLORS.get(finding.status, ""))
-        first, *more = _fitting(finding.message, longest + 11)
+    for name, finding in results:
+        status = paint(f"{_STATUS_WORDS.get(finding.status, finding.status.value):7}", _STATUS_COLORS.get(finding.status, ""))
+        first, *other_lines = _wrap_to_terminal(finding.message, longest + 11)
         lines.append(status + f"  {name:{longest}}  {first}")
         if finding.remedy:
-            more += _fitting(f"to mend it: {finding.remedy}", longest + 11)
-        lines += [f"{'':{longest + 11}}{line}" for line in more]
-    return [*lines, "", _summary(told)]
+            other_lines += _wrap_to_terminal(f"to mend it: {finding.remedy}", longest + 11)
+        lines += [f"{'':{longest + 11}}{line}" for line in other_lines]
+    return [*lines, "", _format_summary(results)]
 
 
-def _fitting(text: str, indent: int) -> list[str]:
+def _wrap_to_terminal(text: str, indent: int) -> list[str]:
     """On a terminal, in lines that fit it behind the other columns."""
-    room = get_terminal_width() - indent
-    if not is_terminal(sys.stdout) or room < LEAST_ROOM:
+    available_width = get_terminal_width() - indent
+    if not is_terminal(sys.stdout) or available_width < MIN_WRAP_WIDTH:
         return [text]
-    return wrap(printable(text), room, break_long_words=False, break_on_hyphens=False) or [""]
+    return wrap(printable(text), available_width, break_long_words=False, break_on_hyphens=False) or [""]
 
 
-def _summary(told: Sequence[CheckResult]) -> str:
-    counts = Counter(each.finding.status for each in told)
-    return ", ".join(f"{status.value}: {counts[status]}" for status in _ORDER if counts[status])
+def _format_summary(results: Sequence[CheckResult]) -> str:
+    counts = Counter(each.finding.status for each in results)
+    return ", ".join(f"{status.value}: {counts[status]}" for status in _STATUS_ORDER if counts[status])
 
 
-def _record(told: Sequence[CheckResult]) -> dict[str, object]:
-    statuses = {each.finding.status for each in told} - {FindingStatus.SKIPPED}
-    worst = next(status for status in _ORDER if status in statuses)
+def _build_record(results: Sequence[CheckResult]) -> dict[str, object]:
+    statuses = {each.finding.status for each in results} - {FindingStatus.SKIPPED}
+    worst = next(status for status in _STATUS_ORDER if status in statuses)
     checks = [
         {"name": name, "status": finding.status.value, "found": finding.message, "mend": finding.remedy or None}
-        for name, finding in told
+        for name, finding in results
     ]
     return {"status": worst.value, "checks": checks}
