@@ -21,7 +21,7 @@ from price_keeper.errors import PriceKeeperError
 RSA_BITS = 3072  # as strong as Ed25519's 128 bits
 SECRET_BYTES = 48
 
-_PAIR = """\
+_KEY_PAIR_TEXT = """\
 {private}: the private key, which nobody but the control service gets
 {public}: its public half, for whoever verifies tokens
 
@@ -32,14 +32,14 @@ For sidecars, which verify and cannot mint:
 
 {verifying}"""
 
-_SHARED = """\
+_SHARED_SECRET_TEXT = """\
 {private}: the secret; whoever has it can mint tokens, so HS256 is for one machine
 
 In config.yaml:
 
 {signing}"""
 
-_ROTATION = """\
+_ROTATION_TEXT = """\
 To let it take the place of another key without refusing anybody:
 1. Add it as the second of auth.keys, everywhere, and restart: all verify with it, and the other one still signs.
 2. When all have it, move it to the first place where tokens are signed, and restart: now it signs.
@@ -47,29 +47,29 @@ To let it take the place of another key without refusing anybody:
    out everywhere, and delete its file."""
 
 
-def new(args: Namespace) -> int:
+def run_keys_new(args: Namespace) -> int:
     kid, alg, folder = args.kid, args.alg, args.out.absolute()
     public = folder / f"{kid}.pub.pem"
     if alg == "HS256":
         private = folder / f"{kid}.secret"
-        _write({private: (secrets.token_urlsafe(SECRET_BYTES) + "\n").encode()})
-        told = _SHARED.format(private=private, signing=_lines(kid, alg, "secret_file", private))
+        _write_key_files({private: (secrets.token_urlsafe(SECRET_BYTES) + "\n").encode()})
+        instructions = _SHARED_SECRET_TEXT.format(private=private, signing=_format_config(kid, alg, "secret_file", private))
         files = {"secret_file": private}
     else:
         private = folder / f"{kid}.pem"
-        _write(dict(zip((private, public), _pair(alg), strict=True)))
-        signing = _lines(kid, alg, "private_key_file", private)
-        verifying = _lines(kid, alg, "public_key_file", public)
-        told = _PAIR.format(private=private, public=public, signing=signing, verifying=verifying)
+        _write_key_files(dict(zip((private, public), _generate_key_pair(alg), strict=True)))
+        signing = _format_config(kid, alg, "private_key_file", private)
+        verifying = _format_config(kid, alg, "public_key_file", public)
+        instructions = _KEY_PAIR_TEXT.format(private=private, public=public, signing=signing, verifying=verifying)
         files = {"private_key_file": private, "public_key_file": public}
     if args.json:
         print_json({"kid": kid, "alg": alg, **{name: str(path) for name, path in files.items()}})
     else:
-        print(f"{told}\n{_ROTATION.format(days=-(-REFRESH_SECONDS // 86_400))}")
+        print(f"{instructions}\n{_ROTATION_TEXT.format(days=-(-REFRESH_SECONDS // 86_400))}")
     return 0
 
 
-def _pair(alg: str) -> tuple[bytes, bytes]:
+def _generate_key_pair(alg: str) -> tuple[bytes, bytes]:
     key: Ed25519PrivateKey | RSAPrivateKey
     key = Ed25519PrivateKey.generate() if alg == "EdDSA" else generate_private_key(65_537, RSA_BITS)
     return (
@@ -78,19 +78,19 @@ def _pair(alg: str) -> tuple[bytes, bytes]:
     )
 
 
-def _write(files: dict[Path, bytes]) -> None:
+def _write_key_files(files: dict[Path, bytes]) -> None:
     """All of them or none, and never over what is there: the tokens of an overwritten key would all be refused."""
-    made: list[Path] = []
+    written: list[Path] = []
     try:
         for path, content in files.items():
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            with open(path, "xb", opener=_opener(0o600 if not made else 0o644)) as file:
-                made.append(path)
+            with open(path, "xb", opener=_build_opener(0o600 if not written else 0o644)) as file:
+                written.append(path)
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
     except OSError as failure:
-        for each in made:
+        for each in written:
             with suppress(OSError):
                 each.unlink()
         if isinstance(failure, FileExistsError) and not path.parent.is_file():
@@ -98,10 +98,10 @@ def _write(files: dict[Path, bytes]) -> None:
         raise PriceKeeperError(f"cannot write {path}: {failure.strerror}") from None
 
 
-def _opener(mode: int) -> Callable[[str, int], int]:
+def _build_opener(mode: int) -> Callable[[str, int], int]:
     return lambda path, flags: os.open(path, flags, mode)
 
 
-def _lines(kid: str, alg: str, source: str, file: Path) -> str:
+def _format_config(kid: str, alg: str, source: str, file: Path) -> str:
     keys = [{"kid": kid, "alg": alg, source: str(file)}]
     return yaml.safe_dump({"auth": {"keys": keys}}, sort_keys=False, allow_unicode=True, width=10_000)
