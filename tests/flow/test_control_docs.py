@@ -8,7 +8,7 @@ import subprocess
 import urllib.request
 from pathlib import Path
 
-from price_keeper.commands.dev import ORG as DEMO
+from price_keeper.commands.dev import DEMO_ORG as DEMO
 
 from tests.support.commands import ROOT, SECONDS, called, price_keeper, sidecar
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from price_keeper.commands.dev import ORG
+from price_keeper.commands.dev import DEMO_ORG
 
 from tests.support.commands import ROOT, SECONDS, Sidecar, sidecar
 from tests.support.pages import blocks
@@ -54,7 +54,7 @@ def test_guide_pasted_into_a_fresh_shell_in_another_folder_works_line_by_line(ru
     assert "'assistant'" in pasted("\n".join([environment, call]), tmp_path)
     spent, org = (pasted("\n".join([environment, line]), tmp_path) for line in look.splitlines())
     assert spent.startswith("Spend of today")
-    assert f"demo ({ORG})" in org
+    assert f"demo ({DEMO_ORG})" in org
     assert len(renewing) == ("https://" not in running.told)  # botocore would not trust that address
     for lines in renewing:
         assert "'assistant'" in pasted("\n".join([environment, lines, call]), tmp_path)

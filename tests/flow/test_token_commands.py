@@ -14,20 +14,20 @@ from typing import Any
 
 import pytest
 from price_keeper.auth.clients import make_secret
-from price_keeper.commands.dev import ADMIN_KEY, APP, ORG
+from price_keeper.commands.dev import ADMIN_KEY_FILE, DEMO_APP, DEMO_ORG
 
 from tests.support.commands import ROOT, SECONDS, Sidecar, called, sidecar
 from tests.support.ports import free_port
 from tests.support.scripted import Script, scripted
 
-CLIENT = f"org-{ORG}-app-{APP}"
+CLIENT = f"org-{DEMO_ORG}-app-{DEMO_APP}"
 
 
 class Running:
     def __init__(self, folder: Path, process: Sidecar) -> None:
         self.folder = folder
         self.process = process
-        self.key = (folder / "data" / ADMIN_KEY).read_text().strip()
+        self.key = (folder / "data" / ADMIN_KEY_FILE).read_text().strip()
         found = re.search(rf"AWS_CONTAINER_AUTHORIZATION_TOKEN='{CLIENT}:(.+)'", process.told)
         assert found
         self.secret = found[1]
@@ -43,7 +43,7 @@ class Running:
         return self.asked("token", CLIENT, *arguments, PRICE_KEEPER_CLIENT_SECRET=secret or self.secret)
 
     def rotate(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        return self.asked("rotate", ORG, "--app", APP, *arguments, PRICE_KEEPER_API_KEY=self.key)
+        return self.asked("rotate", DEMO_ORG, "--app", DEMO_APP, *arguments, PRICE_KEEPER_API_KEY=self.key)
 
 
 @pytest.fixture(scope="module")
@@ -135,10 +135,10 @@ def test_a_retrieval_token_can_be_had_for_somebody_else(running: Running) -> Non
 
 
 def test_who_may_not_or_asks_for_what_is_not_there_is_told(running: Running) -> None:
-    refused = running.asked("rotate", ORG, PRICE_KEEPER_API_KEY="not the admin key".replace(" ", "-"))
+    refused = running.asked("rotate", DEMO_ORG, PRICE_KEEPER_API_KEY="not the admin key".replace(" ", "-"))
     assert (refused.returncode, refused.stdout) == (1, "")
     assert "answered 401: the admin key is wrong" in refused.stderr
-    missing = running.asked("rotate", ORG, "--app", "none", PRICE_KEEPER_API_KEY=running.key)
+    missing = running.asked("rotate", DEMO_ORG, "--app", "none", PRICE_KEEPER_API_KEY=running.key)
     assert missing.returncode == 1
     assert "answered 404: there is no app none" in missing.stderr
 
@@ -150,12 +150,12 @@ MISTAKES = [
     (("token", CLIENT, "--secret-file", "empty"), "empty: a client secret is printable ASCII"),
     (("token", CLIENT, "--api", "ftp://x"), "--api: expected http(s)://host"),
     (("token", CLIENT, "--api", "http://keeper.example:8081"), "--api: expected https: secrets travel there; http is"),
-    (("rotate", ORG, "--api", "http://10.0.0.1"), "http is for loopback alone"),
+    (("rotate", DEMO_ORG, "--api", "http://10.0.0.1"), "http is for loopback alone"),
     (("token", CLIENT, "--env", "--json"), "not allowed with"),
     (("token", CLIENT, "--env", "--data", "x y"), "--data: expected http(s)"),
-    (("rotate", ORG), "the admin key comes from"),
-    (("rotate", ORG, "--app", "a b"), "--app: an app id is"),
-    (("rotate", ORG, "--grace", "169"), "expected whole hours from 0 to 168"),
+    (("rotate", DEMO_ORG), "the admin key comes from"),
+    (("rotate", DEMO_ORG, "--app", "a b"), "--app: an app id is"),
+    (("rotate", DEMO_ORG, "--grace", "169"), "expected whole hours from 0 to 168"),
 ]
 
 
@@ -187,10 +187,10 @@ def script() -> Iterator[Script]:
 
 
 def rotated(folder: Path, url: str) -> subprocess.CompletedProcess[str]:
-    return called("rotate", ORG, "--api", url, folder=folder, PRICE_KEEPER_API_KEY="k" * 30)
+    return called("rotate", DEMO_ORG, "--api", url, folder=folder, PRICE_KEEPER_API_KEY="k" * 30)
 
 
-ISSUED = (200, {"client_id": f"org-{ORG}", "secret_retrieval_token": "sesame"}, {})
+ISSUED = (200, {"client_id": f"org-{DEMO_ORG}", "secret_retrieval_token": "sesame"}, {})
 
 
 def test_while_the_store_is_away_the_secret_is_asked_for_again(tmp_path: Path, script: Script) -> None:
@@ -259,6 +259,6 @@ def test_a_rotation_of_which_nothing_can_be_read_prints_no_secret(
     tmp_path: Path, script: Script, option: tuple[str, ...]
 ) -> None:
     script.answers.append((200, ISSUED[1] | {"secret_retrieval_token": "\x1b[31m"}, {}))
-    done = called("rotate", ORG, *option, "--api", script.url, folder=tmp_path, PRICE_KEEPER_API_KEY="k" * 30)
+    done = called("rotate", DEMO_ORG, *option, "--api", script.url, folder=tmp_path, PRICE_KEEPER_API_KEY="k" * 30)
     assert (done.returncode, done.stdout, "\x1b" in done.stderr) == (1, "", False)
     assert "the credentials may be rotated all the same. Rotate again" in done.stderr

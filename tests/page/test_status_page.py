@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import aiohttp
 import pytest
-from price_keeper.commands.dev import APP, ORG
+from price_keeper.commands.dev import DEMO_APP, DEMO_ORG
 from price_keeper.control.page.listeners import MAX_ADMIN_PAGES
 
 from tests.support.chromium import Page
@@ -21,8 +21,8 @@ from tests.support.commands import SECONDS, Sidecar, sidecar
 from tests.support.ports import free_port
 
 AXE = Path(__file__).parent / "node_modules" / "axe-core" / "axe.min.js"
-API = f"/api/v1/orgs/{ORG}"
-DEMO = f"{API}/apps/{APP}"
+API = f"/api/v1/orgs/{DEMO_ORG}"
+DEMO = f"{API}/apps/{DEMO_APP}"
 # What is looked at: the screen, and how it looks.
 SCREENS = [
     pytest.param(1280, 900, "light", id="light"),
@@ -217,7 +217,7 @@ async def test_all_of_it_can_be_done_by_keyboard(page: Page, dev: Sidecar) -> No
     await page.press("Tab")
     await page.type(dev.exports["AWS_SESSION_TOKEN"])
     await page.press("Enter")
-    await page.says("#who", f"client of {APP}")
+    await page.says("#who", f"client of {DEMO_APP}")
     await page.until("!document.querySelector('#in-full').hidden")
     for hidden in ("#override", "#apply"):  # only the administrator changes anything
         assert await page.run(f"document.querySelector('{hidden}').hidden"), hidden
@@ -234,7 +234,7 @@ async def test_all_of_it_can_be_done_by_keyboard(page: Page, dev: Sidecar) -> No
     await page.press("Enter")
     await page.until("!document.querySelector('#sign-in').hidden")
     assert await page.run("document.activeElement.id") == "secret"
-    assert APP not in await page.text("main")
+    assert DEMO_APP not in await page.text("main")
     assert_clean(page, dev)
 
 
@@ -259,7 +259,7 @@ async def test_it_is_accessible_and_fits(page: Page, dev: Sidecar, width: int, h
     await page.type(key_of(dev))
     await page.press("Enter")
     await page.says("#rows", "<img src=x onerror=alert(1)>")
-    await page.click(f"#rows a[href='#{ORG}/{APP}']")
+    await page.click(f"#rows a[href='#{DEMO_ORG}/{DEMO_APP}']")
     await page.says("#chain", "standard")
     await page.until("document.querySelector('#chart svg') !== null")
     await page.run("document.querySelector('details').open = true")
@@ -284,7 +284,7 @@ async def test_one_of_several_is_found_and_kept_in_the_address(page: Page, dev: 
     await page.says("#title", "Checkout")
     assert (await page.run("location.hash")).endswith("/checkout")
     assert await page.run("document.querySelector('#rows a').getAttribute('aria-current')") == "true"
-    await page.open(f"{dev.control}/status#{ORG}/search")
+    await page.open(f"{dev.control}/status#{DEMO_ORG}/search")
     await page.call("Page.reload")
     await page.says("#title", "Search")
     assert_clean(page, dev)
@@ -331,7 +331,7 @@ async def test_who_signs_in_next_sees_nothing_of_who_was_there(page: Page, dev: 
     await sign_in_to_list(page, dev)
     await page.click("#search")
     await page.type("checkout")
-    await page.run(f"location.hash = '#{ORG}/checkout'")
+    await page.run(f"location.hash = '#{DEMO_ORG}/checkout'")
     await page.says("#title", "Checkout")
     await page.says("#serves", "premium serves")
     await page.click("#sign-out")
@@ -340,7 +340,7 @@ async def test_who_signs_in_next_sees_nothing_of_who_was_there(page: Page, dev: 
         "[location.href, document.title, document.body.textContent,"
         " ...[...document.querySelectorAll('input')].map((each) => each.value)].join()"
     )
-    assert [word for word in ("heckout", "premium", ORG) if word in left] == []
+    assert [word for word in ("heckout", "premium", DEMO_ORG) if word in left] == []
 
 
 async def test_where_it_cannot_begin_it_says_why_and_lets_one_sign_in(page: Page, dev: Sidecar) -> None:
@@ -362,7 +362,7 @@ async def test_where_it_cannot_begin_it_says_why_and_lets_one_sign_in(page: Page
 
 async def test_whatever_a_name_says_it_stays_text(page: Page, dev: Sidecar) -> None:
     mean = "\"'><img src=x onerror=\"document.title='run'\"><a href=javascript:alert(1)>{{7*7}}</a>"
-    asked(dev, "PUT", f"{API}/apps/{APP}", {"app_name": mean})
+    asked(dev, "PUT", f"{API}/apps/{DEMO_APP}", {"app_name": mean})
     asked(dev, "PUT", f"{DEMO}/override", {"label": "economy", "reason": mean, "who": mean})
     await sign_in(page, dev)
     await page.says("#title", mean)
@@ -378,7 +378,7 @@ async def test_where_too_many_pages_are_open_it_asks_for_itself(page: Page, dev:
         for _ in range(MAX_ADMIN_PAGES):
             answer = await open_now.enter_async_context(session.get(f"{dev.control}/status/events", headers=headers))
             await answer.content.readline()
-        await page.open(f"{dev.control}/status#{ORG}/{APP}")
+        await page.open(f"{dev.control}/status#{DEMO_ORG}/{DEMO_APP}")
         await page.until("!document.querySelector('#sign-in').hidden")
         await page.click("#secret")
         await page.type(key_of(dev))

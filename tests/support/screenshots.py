@@ -92,9 +92,9 @@ async def stage(folder: Path) -> AsyncIterator[Stage]:
     """As the development mode has it, but for what goes by measured time, of which a second is minutes of the day."""
     day = datetime.now(ZONE).replace(hour=0, minute=0, second=0, microsecond=0)
     clock = Hurried((day + timedelta(hours=FROM)).timestamp())
-    for name in ("token-key", dev.ADMIN_KEY):
-        dev._kept(folder / name, lambda: "".join(random.choices("abcdefghijkmnpqrstuvwxyz23456789", k=43)))
-    config = dev.config_in(folder, 0, 0, None)
+    for name in ("token-key", dev.ADMIN_KEY_FILE):
+        dev._read_or_create(folder / name, lambda: "".join(random.choices("abcdefghijkmnpqrstuvwxyz23456789", k=43)))
+    config = dev.build_dev_config(folder, 0, 0, None)
     config = dataclasses.replace(
         config,
         aggregator=dataclasses.replace(config.aggregator, interval_secs=5),
@@ -110,7 +110,7 @@ async def stage(folder: Path) -> AsyncIterator[Stage]:
     started = begun.result()
     tokens = {name: started.token_service.mint_access(ORG, name, 48 * 3600).token for name in APPS}
     async with aiohttp.ClientSession() as session:
-        key = (folder / dev.ADMIN_KEY).read_text()
+        key = (folder / dev.ADMIN_KEY_FILE).read_text()
         yield Stage(f"http://{started.control_address}", f"http://{started.data_address}", key, tokens, clock, session)
     signal.raise_signal(signal.SIGTERM)
     await running

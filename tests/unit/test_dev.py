@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from price_keeper.commands.dev import _kept, _Ready, config_in
+from price_keeper.commands.dev import _read_or_create, _DevEnvironment, build_dev_config
 from price_keeper.errors import PriceKeeperError
 from price_keeper.recording.pace import FlushInterval
 
@@ -20,7 +20,7 @@ def test_it_stays_the_same_and_is_its_owners_alone(tmp_path: Path) -> None:
     made = iter(["first", "second"])
     file = tmp_path / "new" / "secret"
     for _ in range(2):
-        assert _kept(file, lambda: next(made)) == "first"
+        assert _read_or_create(file, lambda: next(made)) == "first"
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert os.listdir(file.parent) == ["secret"]
 
@@ -35,7 +35,7 @@ def test_whoever_finds_it_finds_all_of_it(tmp_path: Path, monkeypatch: pytest.Mo
         real(draft, path)
 
     monkeypatch.setattr(os, "link", link)
-    _kept(file, lambda: "whole")
+    _read_or_create(file, lambda: "whole")
     assert seen == [(False, "whole")]
 
 
@@ -43,10 +43,10 @@ def test_of_two_that_start_at_once_both_have_the_first_ones(tmp_path: Path) -> N
     file = tmp_path / "secret"
 
     def slower() -> str:
-        assert _kept(file, lambda: "the other's") == "the other's"
+        assert _read_or_create(file, lambda: "the other's") == "the other's"
         return "mine"
 
-    assert _kept(file, slower) == "the other's"
+    assert _read_or_create(file, slower) == "the other's"
     assert os.listdir(tmp_path) == ["secret"]
 
 
@@ -54,7 +54,7 @@ def test_what_is_to_be_pasted_is_good_for_any_folder(tmp_path: Path) -> None:
     """A shell takes what stands there as names, whatever is in them."""
     folder = tmp_path / "my $(touch made) data"
     started: Any = SimpleNamespace(data="127.0.0.1:1", control="127.0.0.1:2")
-    guide = _Ready(started, "secret", folder / "ca.pem", folder, "token").guide()
+    guide = _DevEnvironment(started, "secret", folder / "ca.pem", folder, "token").format_guide()
     exports = [line for line in guide.splitlines() if line.startswith("export ")]
     script = "; ".join([*exports, 'printf "%s\\n" "$AWS_CA_BUNDLE" "$CURL_CA_BUNDLE"'])
     told = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True, cwd=tmp_path)
@@ -67,18 +67,18 @@ def test_where_there_are_no_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         raise OSError(errno.EPERM, "not here")
 
     monkeypatch.setattr(os, "link", link)
-    assert _kept(tmp_path / "secret", lambda: "made") == "made"
+    assert _read_or_create(tmp_path / "secret", lambda: "made") == "made"
     assert os.listdir(tmp_path) == ["secret"]
 
 
 def test_where_nothing_can_be_kept(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(PriceKeeperError, match="cannot keep"):
-        _kept(tmp_path / "file" / "secret", lambda: "made")
+        _read_or_create(tmp_path / "file" / "secret", lambda: "made")
 
 
 def test_what_is_spent_is_in_the_store_after_a_second_however_little_it_is(tmp_path: Path) -> None:
-    journal = config_in(tmp_path, 0, 0, None).journal
+    journal = build_dev_config(tmp_path, 0, 0, None).journal
     pace = FlushInterval(journal.flush_interval_secs, journal.flush_interval_max_secs)
     for _ in range(10):
         pace.on_flushed(1)

@@ -31,15 +31,15 @@ from price_keeper.stores import schema
 from price_keeper.stores.contract import ItemMissing, Put, Store, Update, Value
 from price_keeper.surface.tls import ensure_local_certificates
 
-ORG = "d0000000-0000-4000-8000-000000000001"
-APP = "demo"
-ADMIN_KEY = "admin-key"  # the file in the data folder
+DEMO_ORG = "d0000000-0000-4000-8000-000000000001"
+DEMO_APP = "demo"
+ADMIN_KEY_FILE = "admin-key"  # the file in the data folder
 # curl, botocore and Node each have a variable of their own for whom to trust.
-_TRUST = ("CURL_CA_BUNDLE", "AWS_CA_BUNDLE", "NODE_EXTRA_CA_CERTS")
-TOKEN_SECONDS = 24 * 3600  # a day's work without pasting again
+_CA_BUNDLE_VARIABLES = ("CURL_CA_BUNDLE", "AWS_CA_BUNDLE", "NODE_EXTRA_CA_CERTS")
+DEMO_TOKEN_SECONDS = 24 * 3600  # a day's work without pasting again
 
 # In micro-USD: some hundreds of calls for each label, so that one can see what happens then.
-_DEMO_ORG: dict[str, Value] = {
+_DEMO_ORG_SETTINGS: dict[str, Value] = {
     "org_name": "demo",
     "timezone": "UTC",
     "model_ordering": ["premium", "standard", "economy"],
@@ -73,7 +73,7 @@ A second or two later, see what that cost, and how much may be spent in a day:
 """
 
 # Not over https: botocore checks the address of these against the public authorities alone.
-_RENEWING = """
+_RENEWAL_GUIDE = """
 For credentials that renew themselves, paste these as well:
 
 unset AWS_ACCESS_KEY_ID AWS_SECRET_ACCESS_KEY AWS_SESSION_TOKEN
@@ -82,32 +82,32 @@ export AWS_CONTAINER_AUTHORIZATION_TOKEN='{client_id}:{secret}'
 """
 
 
-def dev(args: Namespace) -> int:
+def run_dev(args: Namespace) -> int:
     folder: Path = args.data_dir
     leave_no_core()
     release_large_blocks()
-    _kept(folder / "token-key", lambda: secrets.token_urlsafe(48))
-    _kept(folder / ADMIN_KEY, lambda: secrets.token_urlsafe(32))
-    secret = _kept(folder / "demo-secret", make_secret)
-    authority, tls = _tls(folder) if args.tls else (None, None)
+    _read_or_create(folder / "token-key", lambda: secrets.token_urlsafe(48))
+    _read_or_create(folder / ADMIN_KEY_FILE, lambda: secrets.token_urlsafe(32))
+    secret = _read_or_create(folder / "demo-secret", make_secret)
+    authority, tls = _create_tls(folder) if args.tls else (None, None)
 
-    async def tell(started: app.StartedServer) -> None:
-        await _make_demo_client(started.store, secret)
-        token = started.token_service.mint_access(ORG, APP, TOKEN_SECONDS).token
-        ready = _Ready(started, secret, authority, folder, token)
-        print(json.dumps(ready.record()) if args.json else ready.guide(), flush=True)
+    async def on_started(started: app.StartedServer) -> None:
+        await _create_demo_client(started.store, secret)
+        token = started.token_service.mint_access(DEMO_ORG, DEMO_APP, DEMO_TOKEN_SECONDS).token
+        environment = _DevEnvironment(started, secret, authority, folder, token)
+        print(json.dumps(environment.to_record()) if args.json else environment.format_guide(), flush=True)
 
     logs.configure_logging("text")
-    run_until_stopped(config_in(folder, args.port, args.control_port, tls), os.environ, tell)
+    run_until_stopped(build_dev_config(folder, args.port, args.control_port, tls), os.environ, on_started)
     return 0
 
 
-def _tls(folder: Path) -> tuple[Path, TlsConfig]:
+def _create_tls(folder: Path) -> tuple[Path, TlsConfig]:
     authority, certificate, key = ensure_local_certificates((folder / "tls").absolute(), SystemClock().now())
     return authority, TlsConfig(str(certificate), str(key))
 
 
-def config_in(folder: Path, data_port: int, control_port: int, tls: TlsConfig | None) -> Config:
+def build_dev_config(folder: Path, data_port: int, control_port: int, tls: TlsConfig | None) -> Config:
     config = Config.development()
     return dataclasses.replace(
         config,
@@ -123,91 +123,91 @@ def config_in(folder: Path, data_port: int, control_port: int, tls: TlsConfig | 
         auth=dataclasses.replace(
             config.auth,
             keys=(KeyConfig("dev", "HS256", secret_file=str(folder / "token-key")),),
-            admin_api_key_file=str(folder / ADMIN_KEY),
+            admin_api_key_file=str(folder / ADMIN_KEY_FILE),
         ),
     )
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Ready:
+class _DevEnvironment:
     """What whoever tries it needs to know."""
 
-    started: app.StartedServer
+    services: app.StartedServer
     secret: str
     authority: Path | None
     folder: Path
     token: str
 
     @property
-    def data(self) -> str:
-        return f"{'https' if self.authority else 'http'}://{self.started.data_address}"
+    def data_url(self) -> str:
+        return f"{'https' if self.authority else 'http'}://{self.services.data_address}"
 
     @property
-    def control(self) -> str:
-        return f"http://{self.started.control_address}"
+    def control_url(self) -> str:
+        return f"http://{self.services.control_address}"
 
-    def guide(self) -> str:
+    def format_guide(self) -> str:
         authority = shlex.quote(str(self.authority))
-        trust = "\nexport " + " ".join(f"{name}={authority}" for name in _TRUST) if self.authority else ""
-        return (_GUIDE if self.authority else _GUIDE + _RENEWING).format(
+        trust = "\nexport " + " ".join(f"{name}={authority}" for name in _CA_BUNDLE_VARIABLES) if self.authority else ""
+        return (_GUIDE if self.authority else _GUIDE + _RENEWAL_GUIDE).format(
             trust=trust,
             python=shlex.quote(sys.executable),
-            price_keeper=_price_keeper(),
+            price_keeper=_format_program_name(),
             folder=shlex.quote(str(self.folder.absolute())),
-            admin_key=self.folder.absolute() / ADMIN_KEY,
+            admin_key=self.folder.absolute() / ADMIN_KEY_FILE,
             api=API_URL_VARIABLE,
             key=ADMIN_KEY_VARIABLE,
-            key_file=shlex.quote(str((self.folder / ADMIN_KEY).absolute())),
-            org=ORG,
-            data=self.data,
-            control=self.control,
+            key_file=shlex.quote(str((self.folder / ADMIN_KEY_FILE).absolute())),
+            org=DEMO_ORG,
+            data=self.data_url,
+            control=self.control_url,
             token=self.token,
-            client_id=build_client_id(ORG, APP),
+            client_id=build_client_id(DEMO_ORG, DEMO_APP),
             secret=self.secret,
         )
 
-    def record(self) -> dict[str, Any]:
+    def to_record(self) -> dict[str, Any]:
         """`environment` is what the guide would have exported, but for the admin key, which stays in its file."""
-        calls = {
-            "AWS_ENDPOINT_URL_BEDROCK_RUNTIME": self.data,
+        call_variables = {
+            "AWS_ENDPOINT_URL_BEDROCK_RUNTIME": self.data_url,
             "AWS_REGION": "us-east-1",
             "AWS_DEFAULT_REGION": "us-east-1",
             "AWS_ACCESS_KEY_ID": "any",
             "AWS_SECRET_ACCESS_KEY": "any",
             "AWS_SESSION_TOKEN": self.token,
         }
-        trust = {name: str(self.authority) for name in _TRUST} if self.authority else {}
+        trust = {name: str(self.authority) for name in _CA_BUNDLE_VARIABLES} if self.authority else {}
         return {
-            "data": self.data,
-            "control": self.control,
-            "admin_key_file": str((self.folder / ADMIN_KEY).absolute()),
-            "environment": {API_URL_VARIABLE: self.control, **calls, **trust},
-            "client_id": build_client_id(ORG, APP),
+            "data": self.data_url,
+            "control": self.control_url,
+            "admin_key_file": str((self.folder / ADMIN_KEY_FILE).absolute()),
+            "environment": {API_URL_VARIABLE: self.control_url, **call_variables, **trust},
+            "client_id": build_client_id(DEMO_ORG, DEMO_APP),
             "client_secret": self.secret,
         }
 
 
-def _price_keeper() -> str:
+def _format_program_name() -> str:
     """This program as a shell in any folder can call it, without its being on the path."""
     script = Path(sys.executable).with_name("price-keeper")
     return shlex.quote(str(script)) if script.exists() else f"{shlex.quote(sys.executable)} -m price_keeper.cli"
 
 
-async def _make_demo_client(store: Store, secret: str) -> None:
-    key = schema.app_config_key(ORG, APP)
+async def _create_demo_client(store: Store, secret: str) -> None:
+    key = schema.app_config_key(DEMO_ORG, DEMO_APP)
     if await store.get(key, consistent=True) is None:
         hashed = (await asyncio.to_thread(hash_secret, secret)).decode()
-        made = build_secret_attributes(Scope(ORG, APP), hashed, SystemClock().now())
+        client_credentials = build_secret_attributes(Scope(DEMO_ORG, DEMO_APP), hashed, SystemClock().now())
         await store.transact(
             [
-                Put(key, {"app_name": "demo", **made}, ItemMissing()),
-                Update(schema.org_config_key(ORG), set_if_missing=_DEMO_ORG),
-                Update(schema.org_entry_key(ORG), set_if_missing={"org_name": "demo"}),
+                Put(key, {"app_name": "demo", **client_credentials}, ItemMissing()),
+                Update(schema.org_config_key(DEMO_ORG), set_if_missing=_DEMO_ORG_SETTINGS),
+                Update(schema.org_entry_key(DEMO_ORG), set_if_missing={"org_name": "demo"}),
             ]
         )
 
 
-def _kept(path: Path, make: Callable[[], str]) -> str:
+def _read_or_create(path: Path, make: Callable[[], str]) -> str:
     """What was made at the first start and is the same ever after; readable by its owner alone."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

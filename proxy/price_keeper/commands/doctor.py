@@ -14,7 +14,7 @@ from textwrap import wrap
 from price_keeper.aside import DaemonThreadPool
 from price_keeper.clock import SystemClock
 from price_keeper.commandline.terminal import DIM, GREEN, RED, YELLOW, is_terminal, paint, get_terminal_width
-from price_keeper.commands.dev import config_in
+from price_keeper.commands.dev import build_dev_config
 from price_keeper.commands.places import select_config, describe_labels
 from price_keeper.commands.shared import CommandError, print_json, print_lines
 from price_keeper.config import Config
@@ -51,7 +51,7 @@ def _select_doctor_config(args: Namespace) -> tuple[Config, str, str]:
     folder: Path = args.data_dir
     if not folder.is_dir():
         raise CommandError(f"there is no folder {folder} yet; this makes it: price-keeper dev --data-dir {folder}")
-    return config_in(folder, args.port, args.control_port, None), "", f"of dev, in {folder}"
+    return build_dev_config(folder, args.port, args.control_port, None), "", f"of dev, in {folder}"
 
 
 async def _run_checks(context: DoctorContext) -> list[CheckResult]:
