@@ -20,7 +20,7 @@ from price_keeper.auth.clients import hash_secret, make_secret
 from price_keeper.auth.registering import build_secret_attributes
 from price_keeper.clock import SystemClock
 from price_keeper.commandline.options import API_URL_VARIABLE, ADMIN_KEY_VARIABLE
-from price_keeper.commands.run import leave_no_core, run_until_stopped
+from price_keeper.commands.run import disable_core_dumps, run_until_stopped
 from price_keeper.commands.whole_file import open_atomically
 from price_keeper.config import Address, Config
 from price_keeper.config.keys import KeyConfig, TlsConfig
@@ -84,7 +84,7 @@ export AWS_CONTAINER_AUTHORIZATION_TOKEN='{client_id}:{secret}'
 
 def run_dev(args: Namespace) -> int:
     folder: Path = args.data_dir
-    leave_no_core()
+    disable_core_dumps()
     release_large_blocks()
     _read_or_create(folder / "token-key", lambda: secrets.token_urlsafe(48))
     _read_or_create(folder / ADMIN_KEY_FILE, lambda: secrets.token_urlsafe(32))

@@ -20,45 +20,45 @@ from price_keeper.config import Config, load_config
 from price_keeper.memory import release_large_blocks
 
 
-def serve(args: Namespace) -> int:
-    config, read = load_config_at(args.config), partial(load_config, args.config, os.environ)
-    leave_no_core()
+def run_serve(args: Namespace) -> int:
+    config, reload_config = load_config_at(args.config), partial(load_config, args.config, os.environ)
+    disable_core_dumps()
     release_large_blocks()
     logs.configure_logging(config.telemetry.logs, config.telemetry.log_level)
     scheme = "http" if config.listen.tls is None else "https"
-    tell = _telling_json(scheme) if args.json else _telling(args.role, scheme)
+    print_addresses = _create_json_printer(scheme) if args.json else _create_text_printer(args.role, scheme)
     if args.workers > 1:
-        return crew.served(config, args.config, os.environ, tell, args.role, args.workers)
+        return crew.served(config, args.config, os.environ, print_addresses, args.role, args.workers)
 
     async def on_started(started: app.StartedServer) -> None:
-        tell(None if started.data_address is None else str(started.data_address), str(started.control_address))
+        print_addresses(None if started.data_address is None else str(started.data_address), str(started.control_address))
 
-    run_until_stopped(config, os.environ, on_started, args.role, read)
+    run_until_stopped(config, os.environ, on_started, args.role, reload_config)
     return 0
 
 
-def _telling(role: app.Role, scheme: str) -> Callable[[str | None, str], None]:
-    def tell(data: str | None, control: str) -> None:
-        if data is not None:
-            print(f"Bedrock Price Keeper listens on {scheme}://{data}")
+def _create_text_printer(role: app.Role, scheme: str) -> Callable[[str | None, str], None]:
+    def print_addresses(data_address: str | None, control_address: str) -> None:
+        if data_address is not None:
+            print(f"Bedrock Price Keeper listens on {scheme}://{data_address}")
         if role == "control":
-            print(f"Bedrock Price Keeper, control service: http://{control}/openapi.json")
-        print(f"health and readiness: http://{control}/ready", flush=True)
+            print(f"Bedrock Price Keeper, control service: http://{control_address}/openapi.json")
+        print(f"health and readiness: http://{control_address}/ready", flush=True)
 
-    return tell
+    return print_addresses
 
 
-def _telling_json(scheme: str) -> Callable[[str | None, str], None]:
+def _create_json_printer(scheme: str) -> Callable[[str | None, str], None]:
     """On one line, when it is ready."""
 
-    def tell(data: str | None, control: str) -> None:
-        told = {"data": None if data is None else f"{scheme}://{data}", "control": f"http://{control}"}
-        print(json.dumps(told), flush=True)
+    def print_addresses(data_address: str | None, control_address: str) -> None:
+        addresses = {"data": None if data_address is None else f"{scheme}://{data_address}", "control": f"http://{control_address}"}
+        print(json.dumps(addresses), flush=True)
 
-    return tell
+    return print_addresses
 
 
-def leave_no_core() -> None:
+def disable_core_dumps() -> None:
     """A process's memory holds prompts, tokens and AWS credentials, and a crash must not write them to a disk."""
     with suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -67,12 +67,12 @@ def leave_no_core() -> None:
 def run_until_stopped(
     config: Config,
     environ: Mapping[str, str],
-    tell: app.OnStarted,
+    on_started: app.OnStarted,
     role: app.Role = "both",
-    read: Callable[[], Config] | None = None,
+    reload_config: Callable[[], Config] | None = None,
 ) -> None:
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(app.run(config, environ, tell, role=role, read_config=read))
+            runner.run(app.run(config, environ, on_started, role=role, read_config=reload_config))
     finally:
         hangups.ignore_reload_signals()
