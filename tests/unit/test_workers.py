@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from price_keeper.app import StopSignal
 from price_keeper.clock import SystemClock
-from price_keeper.commands.crew import LONGEST_PATH, _folder_for_sockets, served
+from price_keeper.commands.crew import MAX_SOCKET_FOLDER_LENGTH, _create_socket_folder, serve_with_workers
 from price_keeper.config import Config
 from price_keeper.control.calls import ApiResponse, ApiRequest, ApiRoute, AccessLevel
 from price_keeper.control.serving import ControlDispatcher, open_control_socket
@@ -281,17 +281,17 @@ async def test_a_folder_that_is_gone_is_one_clear_line(tmp_path: Path) -> None:
 def test_the_folder_of_the_sockets_is_private_and_its_name_short(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    long = tmp_path / ("x" * LONGEST_PATH)
+    long = tmp_path / ("x" * MAX_SOCKET_FOLDER_LENGTH)
     long.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(long))
-    with _folder_for_sockets() as folder:
+    with _create_socket_folder() as folder:
         assert folder.stat().st_mode & 0o777 == 0o700
-        assert len(str(folder)) <= LONGEST_PATH
+        assert len(str(folder)) <= MAX_SOCKET_FOLDER_LENGTH
         (folder / "worker-1").write_text("left behind")
         assert not list(long.iterdir())
     assert not folder.exists()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
-    with pytest.raises(PriceKeeperError, match="name a folder that can be written to in TMPDIR"), _folder_for_sockets():
+    with pytest.raises(PriceKeeperError, match="name a folder that can be written to in TMPDIR"), _create_socket_folder():
         pass
 
 
@@ -299,4 +299,4 @@ def test_the_folder_of_the_sockets_is_private_and_its_name_short(
 def test_a_system_that_cannot_do_it_is_told_so(monkeypatch: pytest.MonkeyPatch, owner: object, name: str) -> None:
     monkeypatch.delattr(owner, name)
     with pytest.raises(PriceKeeperError, match="this system has no fork, or no SO_REUSEPORT"):
-        served(Config(labels=Config.development().labels), Path(), {}, lambda *_: None, "both", 2)
+        serve_with_workers(Config(labels=Config.development().labels), Path(), {}, lambda *_: None, "both", 2)

@@ -27,42 +27,42 @@ from price_keeper.surface.sockets import reserve_port
 from price_keeper.workers.place import WorkerSlot
 from price_keeper.workers.supervisor import Supervisor, ReportStarted
 
-LONGEST_PATH = 90  # characters of a socket's path that every system takes
+MAX_SOCKET_FOLDER_LENGTH = 90  # characters of a socket's path that every system takes
 
-OnServed: TypeAlias = "Callable[[str | None, str], None]"  # where the data port is, and the control port
+OnListening: TypeAlias = "Callable[[str | None, str], None]"  # where the data port is, and the control port
 
 
-def served(
-    config: Config, path: Path, environ: Mapping[str, str], on_served: OnServed, role: app.Role, count: int
+def serve_with_workers(
+    config: Config, path: Path, environ: Mapping[str, str], on_listening: OnListening, role: app.Role, worker_count: int
 ) -> int:
     """The exit code. `path` is the configuration's. Raises PriceKeeperError."""
-    _check(config, role)
-    with ExitStack() as held:
+    _check_workers_possible(config, role)
+    with ExitStack() as stack:
         host = config.listen.data.host
         sockets = reserve_port(host, config.listen.data.port)
         for each in sockets:
-            held.callback(each.close)
-        _preload(config)
+            stack.callback(each.close)
+        _preload_modules(config)
         with suppress(OSError):  # a worker that needs it tells why it cannot be made
             Path(config.journal.dir).mkdir(parents=True, exist_ok=True, mode=0o700)
         listen = replace(config.listen, data=Address(host, sockets[0].getsockname()[1]))
-        place = WorkerSlot(0, count, held.enter_context(_folder_for_sockets()))
-        passing = Passing(config, path, environ, place.socket_folder)
-        serving = _Serving(replace(config, listen=listen), passing, environ, on_served, role, os.getpid())
-        return Supervisor(place, serving.work, serving.started, passing.pass_on).run()
+        slot = WorkerSlot(0, worker_count, stack.enter_context(_create_socket_folder()))
+        handover = Passing(config, path, environ, slot.socket_folder)
+        program = _WorkerProgram(replace(config, listen=listen), handover, environ, on_listening, role, os.getpid())
+        return Supervisor(slot, program.run_worker, program.on_all_started, handover.pass_on).run()
 
 
-def _check(config: Config, role: app.Role) -> None:
+def _check_workers_possible(config: Config, role: app.Role) -> None:
     if not (hasattr(os, "fork") and hasattr(socket, "SO_REUSEPORT")):
         raise PriceKeeperError("--workers: this system has no fork, or no SO_REUSEPORT, which several processes need")
     if role == "control":
         raise ConfigError(["--workers: they share a data port, and a control service has none"])
     if config.upstream.endpoint == dataplane.SIMULATED:
-        why = "each worker would simulate a Bedrock of its own, with the jobs of its own calls alone"
-        raise ConfigError([f"--workers: upstream.endpoint is {dataplane.SIMULATED}, and {why}"])
+        reason = "each worker would simulate a Bedrock of its own, with the jobs of its own calls alone"
+        raise ConfigError([f"--workers: upstream.endpoint is {dataplane.SIMULATED}, and {reason}"])
 
 
-def _preload(config: Config) -> None:
+def _preload_modules(config: Config) -> None:
     """What every worker would read for itself is read once, and its pages are shared."""
     names = ["price_keeper.stores.dynamodb"] if config.store.engine == "dynamodb" else []
     names += ["botocore.session", "botocore.credentials"] if config.upstream.auth == "sigv4" else []
@@ -71,70 +71,70 @@ def _preload(config: Config) -> None:
 
 
 @contextmanager
-def _folder_for_sockets() -> Iterator[Path]:
+def _create_socket_folder() -> Iterator[Path]:
     """For this user alone."""
     try:
         folder = tempfile.mkdtemp(prefix="price-keeper-")
-        if len(folder) > LONGEST_PATH:
+        if len(folder) > MAX_SOCKET_FOLDER_LENGTH:
             os.rmdir(folder)
             folder = tempfile.mkdtemp(prefix="price-keeper-", dir="/tmp")  # made for us alone
     except OSError as failure:
-        why = f"{failure.strerror}; name a folder that can be written to in TMPDIR"
-        raise PriceKeeperError(f"--workers: no folder for the sockets between the workers: {why}") from None
+        advice = f"{failure.strerror}; name a folder that can be written to in TMPDIR"
+        raise PriceKeeperError(f"--workers: no folder for the sockets between the workers: {advice}") from None
     try:
         yield Path(folder)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-class _Serving:
+class _WorkerProgram:
     """What a worker does, in the place that it is given."""
 
     def __init__(
         self,
         config: Config,
-        passing: Passing,
+        handover: Passing,
         environ: Mapping[str, str],
-        on_served: OnServed,
+        on_listening: OnListening,
         role: app.Role,
-        supervisor: int,
+        supervisor_pid: int,
     ) -> None:
         self._config = config
-        self._passing = passing
+        self._handover = handover
         self._environ = environ
-        self._on_served = on_served
+        self._on_listening = on_listening
         self._role = role
-        self._supervisor = supervisor
+        self._supervisor_pid = supervisor_pid
 
-    def started(self, told: dict[str, str]) -> None:
+    def on_all_started(self, addresses: dict[str, str]) -> None:
         """All of them. A first worker that takes the place of this one has the same control port."""
         listen = self._config.listen
-        control = Address(listen.control.host, int(told["control"].rpartition(":")[2]))
+        control = Address(listen.control.host, int(addresses["control"].rpartition(":")[2]))
         self._config = replace(self._config, listen=replace(listen, control=control))
-        self._on_served(str(listen.data), told["control"])
+        self._on_listening(str(listen.data), addresses["control"])
 
-    def work(self, place: WorkerSlot, tell: ReportStarted) -> None:
+    def run_worker(self, slot: WorkerSlot, report_started: ReportStarted) -> None:
         async def on_started(started: app.StartedServer) -> None:
-            tell({"control": str(started.control_address)})
+            report_started({"control": str(started.control_address)})
 
-        logs.tag_worker(place.number)
-        passing = self._passing
-        config = apply_reloadable(self._config, passing.config)
-        own = place.localize_config(config)
+        logs.tag_worker(slot.number)
+        handover = self._handover
+        config = apply_reloadable(self._config, handover.config)
+        worker_config = slot.localize_config(config)
 
-        def read() -> Config | None:
-            found = passing.passed_on()
-            if found is None:
+        def reload_config() -> Config | None:
+            new_config = handover.passed_on()
+            if new_config is None:
                 return None
             os.kill(os.getpid(), signal.SIGHUP)  # the next may be there already, and refused
-            return apply_reloadable(own, found)
+            return apply_reloadable(worker_config, new_config)
 
-        run = partial(app.run, role=self._role, slot=place, read_config=read, is_refused=passing.is_refused)
+        run = partial(app.run, role=self._role, slot=slot, read_config=reload_config, is_refused=handover.is_refused)
         try:
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
                 runner.run(run(config, self._environ, on_started))
         finally:
             hangups.ignore_reload_signals()
-            if os.getppid() != self._supervisor:  # which would have removed it
+            if os.getppid() != self._supervisor_pid:  # which would have removed it
                 with suppress(OSError):  # others are still there
-                    place.socket_folder.rmdir()
+                    slot.socket_folder.rmdir()

@@ -28,7 +28,7 @@ def run_serve(args: Namespace) -> int:
     scheme = "http" if config.listen.tls is None else "https"
     print_addresses = _create_json_printer(scheme) if args.json else _create_text_printer(args.role, scheme)
     if args.workers > 1:
-        return crew.served(config, args.config, os.environ, print_addresses, args.role, args.workers)
+        return crew.serve_with_workers(config, args.config, os.environ, print_addresses, args.role, args.workers)
 
     async def on_started(started: app.StartedServer) -> None:
         print_addresses(None if started.data_address is None else str(started.data_address), str(started.control_address))
