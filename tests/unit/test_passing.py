@@ -7,7 +7,7 @@ import logging
 from pathlib import Path
 
 import pytest
-from price_keeper.commands.passing import Passing
+from price_keeper.commands.passing import ConfigHandover
 from price_keeper.config import load_config
 from price_keeper.errors import ConfigError
 
@@ -28,17 +28,17 @@ class Pair:
         self.sockets = folder / "sockets"
         self.sockets.mkdir()
         self.write(1)
-        self.supervisor = Passing(load_config(self.file, {}), self.file, {}, self.sockets)
+        self.supervisor = ConfigHandover(load_config(self.file, {}), self.file, {}, self.sockets)
         self.worker = self.forked()
 
-    def forked(self) -> Passing:
+    def forked(self) -> ConfigHandover:
         return copy.copy(self.supervisor)
 
     def write(self, price: float, more: str = "") -> None:
         self.file.write_text(LABELS.format(price=price) + more)
 
 
-def price(passing: Passing) -> float:
+def price(passing: ConfigHandover) -> float:
     return float(passing.config.labels["one"].prices_usd_per_1m.input)
 
 
@@ -49,20 +49,20 @@ def pair(tmp_path: Path) -> Pair:
 
 def test_a_worker_reads_what_was_checked_whatever_the_file_says_by_then(pair: Pair) -> None:
     pair.write(5, "aggregator: {interval_secs: 59}\n")
-    assert pair.supervisor.pass_on()
+    assert pair.supervisor.publish()
     pair.write(6)
-    found = pair.worker.passed_on()
+    found = pair.worker.read_new_config()
     assert found is not None
     assert (price(pair.worker), float(found.labels["one"].prices_usd_per_1m.input)) == (5, 5)
     assert found.aggregator.interval_secs == 60  # which takes a restart
-    assert pair.worker.passed_on() is None  # once
+    assert pair.worker.read_new_config() is None  # once
     assert price(pair.forked()) == 5
-    assert pair.forked().passed_on() is None
+    assert pair.forked().read_new_config() is None
 
 
 def test_a_hang_up_that_only_a_worker_hears_is_nothing_to_it(pair: Pair) -> None:
     pair.write(5)
-    assert pair.worker.passed_on() is None
+    assert pair.worker.read_new_config() is None
     assert price(pair.worker) == 1
 
 
@@ -70,64 +70,64 @@ def test_a_mistake_is_told_by_the_supervisor_and_known_to_the_workers(
     pair: Pair, caplog: pytest.LogCaptureFixture
 ) -> None:
     pair.write(5)
-    pair.supervisor.pass_on()
-    pair.worker.passed_on()
+    pair.supervisor.publish()
+    pair.worker.read_new_config()
     caplog.clear()
     pair.write(-1, "nonsense: 1\n")
-    assert pair.supervisor.pass_on()
+    assert pair.supervisor.publish()
     told = [record.getMessage() for record in caplog.records]
     assert [record.levelno for record in caplog.records] == [logging.ERROR] * 2
     assert all(f": {pair.file}:" in message for message in told)
     with pytest.raises(ConfigError) as refused:
-        pair.worker.passed_on()
+        pair.worker.read_new_config()
     assert refused.value.problems == ()
     assert (price(pair.supervisor), price(pair.worker), price(pair.forked())) == (5, 5, 5)
-    assert pair.worker.passed_on() is pair.forked().passed_on() is None
+    assert pair.worker.read_new_config() is pair.forked().read_new_config() is None
     assert pair.forked().is_refused
     pair.write(7)
-    assert pair.supervisor.pass_on()
-    pair.worker.passed_on()
+    assert pair.supervisor.publish()
+    pair.worker.read_new_config()
     assert price(pair.worker) == 7
     assert not pair.forked().is_refused
 
 
 def test_what_a_worker_has_not_come_to_read_is_not_lost_behind_a_refusal(pair: Pair) -> None:
     pair.write(5)
-    pair.supervisor.pass_on()
+    pair.supervisor.publish()
     pair.write(-1)
-    pair.supervisor.pass_on()
+    pair.supervisor.publish()
     slow, later = pair.worker, pair.forked()
-    assert slow.passed_on() is not None
+    assert slow.read_new_config() is not None
     assert price(slow) == 5
     with pytest.raises(ConfigError):
-        slow.passed_on()
-    assert slow.passed_on() is later.passed_on() is None
+        slow.read_new_config()
+    assert slow.read_new_config() is later.read_new_config() is None
     for wanted in (-1, 7):
         pair.write(wanted)
-        pair.supervisor.pass_on()
-    assert slow.passed_on() is not None
+        pair.supervisor.publish()
+    assert slow.read_new_config() is not None
     assert price(slow) == 7
-    assert slow.passed_on() is None  # the refusal before it is over
+    assert slow.read_new_config() is None  # the refusal before it is over
 
 
 def test_what_cannot_be_passed_on_is_taken_on_by_nobody(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
     pair.sockets.rename(pair.sockets.with_name("gone"))
     pair.write(5)
-    assert not pair.supervisor.pass_on()
+    assert not pair.supervisor.publish()
     assert "it cannot be passed on: FileNotFoundError" in caplog.text
     assert (price(pair.supervisor), price(pair.forked())) == (1, 1)
     pair.sockets.with_name("gone").rename(pair.sockets)
-    assert pair.supervisor.pass_on()
-    pair.worker.passed_on()
+    assert pair.supervisor.publish()
+    pair.worker.read_new_config()
     assert price(pair.worker) == 5
 
 
 def test_nobody_else_can_read_it_half(pair: Pair) -> None:
     """It is there whole, or as it was."""
     pair.write(5, "#" * 100_000)
-    pair.supervisor.pass_on()
+    pair.supervisor.publish()
     before = (pair.sockets / "configuration").stat().st_ino
     pair.write(6)
-    pair.supervisor.pass_on()
+    pair.supervisor.publish()
     assert (pair.sockets / "configuration").stat().st_ino != before
     assert [path.name for path in pair.sockets.iterdir()] == ["configuration"]

@@ -19,7 +19,7 @@ from typing import TypeAlias
 import uvloop
 
 from price_keeper import app, dataplane, hangups, logs
-from price_keeper.commands.passing import Passing
+from price_keeper.commands.passing import ConfigHandover
 from price_keeper.config import Address, Config
 from price_keeper.config.renewal import apply_reloadable
 from price_keeper.errors import ConfigError, PriceKeeperError
@@ -47,9 +47,9 @@ def serve_with_workers(
             Path(config.journal.dir).mkdir(parents=True, exist_ok=True, mode=0o700)
         listen = replace(config.listen, data=Address(host, sockets[0].getsockname()[1]))
         slot = WorkerSlot(0, worker_count, stack.enter_context(_create_socket_folder()))
-        handover = Passing(config, path, environ, slot.socket_folder)
+        handover = ConfigHandover(config, path, environ, slot.socket_folder)
         program = _WorkerProgram(replace(config, listen=listen), handover, environ, on_listening, role, os.getpid())
-        return Supervisor(slot, program.run_worker, program.on_all_started, handover.pass_on).run()
+        return Supervisor(slot, program.run_worker, program.on_all_started, handover.publish).run()
 
 
 def _check_workers_possible(config: Config, role: app.Role) -> None:
@@ -93,7 +93,7 @@ class _WorkerProgram:
     def __init__(
         self,
         config: Config,
-        handover: Passing,
+        handover: ConfigHandover,
         environ: Mapping[str, str],
         on_listening: OnListening,
         role: app.Role,
@@ -123,7 +123,7 @@ class _WorkerProgram:
         worker_config = slot.localize_config(config)
 
         def reload_config() -> Config | None:
-            new_config = handover.passed_on()
+            new_config = handover.read_new_config()
             if new_config is None:
                 return None
             os.kill(os.getpid(), signal.SIGHUP)  # the next may be there already, and refused

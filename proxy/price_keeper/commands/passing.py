@@ -16,10 +16,10 @@ from price_keeper.config.renewal import compare_catalogs, list_restart_keys, app
 from price_keeper.errors import ConfigError
 from price_keeper.reloading import log, log_restart_keys, log_rejection
 
-_NAME = "configuration"
+_FILE_NAME = "configuration"
 
 
-class Passing:
+class ConfigHandover:
     """Each worker has a copy of it as it was when the worker was made, and reads on from there."""
 
     def __init__(self, config: Config, path: Path, environ: Mapping[str, str], folder: Path) -> None:
@@ -27,64 +27,64 @@ class Passing:
         self._path = path
         self._environ = environ
         self._folder = folder
-        self._text = ""  # of the one in force, once one was passed on
-        self._good = self._last = 0  # which one that is, and which was the last, of all that were read
+        self._accepted_text = ""  # of the one in force, once one was passed on
+        self._accepted_number = self._latest_number = 0  # which one that is, and which was the last, of all that were read
 
     # The supervisor's.
 
-    def pass_on(self) -> bool:
+    def publish(self) -> bool:
         """Whether there is something for the workers to read. Nothing that goes wrong here may end the supervisor."""
         try:
             text = read_config_file(self._path)
-            found = parse_config(text, str(self._path), self._environ)
-            self._tell_workers(text, is_good=True)
+            parsed = parse_config(text, str(self._path), self._environ)
+            self._write_handover(text, is_accepted=True)
         except ConfigError as failure:
             log_rejection(failure.problems)
-            return self._are_told_of_refusal()
+            return self._publish_refusal()
         except Exception as failure:  # of whatever kind
             log_rejection([f"it cannot be passed on: {type(failure).__name__}: {failure}"])
             return False
-        before, self.config = self.config, apply_reloadable(self.config, found)
+        before, self.config = self.config, apply_reloadable(self.config, parsed)
         log.warning("SIGHUP: labels and prices are passed on to the workers: %s", compare_catalogs(before, self.config))
-        log_restart_keys(list_restart_keys(self.config, found))
+        log_restart_keys(list_restart_keys(self.config, parsed))
         return True
 
-    def _are_told_of_refusal(self) -> bool:
+    def _publish_refusal(self) -> bool:
         """So that they can tell who asks them."""
         try:
-            self._tell_workers(self._text, is_good=False)
+            self._write_handover(self._accepted_text, is_accepted=False)
         except OSError:
             return False
         return True
 
-    def _tell_workers(self, text: str, *, is_good: bool) -> None:
+    def _write_handover(self, text: str, *, is_accepted: bool) -> None:
         """One that a worker has not come to read stays there beside a refusal of the next."""
-        last = self._last + 1
-        good = last if is_good else self._good
-        new = self._folder / f"{_NAME}.new"
-        new.write_text(json.dumps([good, text, last]), "utf-8")
-        os.replace(new, self._folder / _NAME)
-        self._text, self._good, self._last = text, good, last
+        number = self._latest_number + 1
+        accepted_number = number if is_accepted else self._accepted_number
+        new = self._folder / f"{_FILE_NAME}.new"
+        new.write_text(json.dumps([accepted_number, text, number]), "utf-8")
+        os.replace(new, self._folder / _FILE_NAME)
+        self._accepted_text, self._accepted_number, self._latest_number = text, accepted_number, number
 
     # A worker's.
 
     @property
     def is_refused(self) -> bool:
         """What was read last is not what this worker has."""
-        return self._last > self._good
+        return self._latest_number > self._accepted_number
 
-    def passed_on(self) -> Config | None:
+    def read_new_config(self) -> Config | None:
         """To be asked until it is None, which is that there is nothing new: hang-ups of a terminal reach workers as
         well. Raises ConfigError for a refusal, of which the supervisor has told."""
         try:
-            good, text, last = json.loads((self._folder / _NAME).read_text("utf-8"))
+            accepted_number, text, latest_number = json.loads((self._folder / _FILE_NAME).read_text("utf-8"))
         except FileNotFoundError:
             return None
-        if good > self._good:
-            self._good = self._last = good
+        if accepted_number > self._accepted_number:
+            self._accepted_number = self._latest_number = accepted_number
             self.config = apply_reloadable(self.config, parse_config(text, str(self._path), self._environ))
             return self.config
-        if last > self._last:
-            self._last = last
+        if latest_number > self._latest_number:
+            self._latest_number = latest_number
             raise ConfigError([])
         return None
