@@ -9,7 +9,7 @@ from price_keeper.commandline.completion import collect_commands
 from price_keeper.commandline.whole import build_root_parser
 
 
-def completion(args: Namespace) -> int:
+def run_completion(args: Namespace) -> int:
     shell = import_module(f"price_keeper.commandline.completion_{args.shell}")
     print(shell.script(collect_commands(build_root_parser())), end="")
     return 0

@@ -7,9 +7,9 @@ from argparse import Namespace
 from price_keeper.commandline.whole import build_root_parser
 
 
-def help_of(args: Namespace) -> int:
-    found = build_root_parser().find_subcommand(args.command)
-    for word in args.command[len(found.prog.split()) - 1 :]:
-        found.fail_unknown_command(word)
-    found.print_help()
+def run_help(args: Namespace) -> int:
+    parser = build_root_parser().find_subcommand(args.command)
+    for word in args.command[len(parser.prog.split()) - 1 :]:
+        parser.fail_unknown_command(word)
+    parser.print_help()
     return 0

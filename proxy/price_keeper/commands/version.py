@@ -10,7 +10,7 @@ from price_keeper.commandline.whole import PROGRAM
 from price_keeper.commands.shared import print_json
 
 
-def version(args: Namespace) -> int:
+def run_version(args: Namespace) -> int:
     if getattr(args, "json", False):
         print_json({"version": get_version(), "is_compiled": is_compiled(), "python": platform.python_version()})
     else:
