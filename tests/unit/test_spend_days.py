@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from price_keeper.calendar_days import find_org_date, find_day_span
 from price_keeper.recording.flush import DAY_SECONDS, MARKER_TTL_SECONDS, TOTAL_TTL_SECONDS
-from price_keeper.reporting.days import Asked, check, listing_days, parse
+from price_keeper.reporting.days import ReportPeriod, check_report_period, find_listing_days, parse_report_period
 
 from tests.support.effort import tries
 
@@ -36,9 +36,9 @@ ZONES = sorted(available_timezones() - {"localtime", "Factory"})
     ],
 )
 def test_what_can_be_asked(text: str, first: date, last: date) -> None:
-    asked = parse(text)
-    check(asked, NOON)
-    assert asked.days(TODAY) == (first, last)
+    asked = parse_report_period(text)
+    check_report_period(asked, NOON)
+    assert asked.resolve(TODAY) == (first, last)
     assert asked.text == text
 
 
@@ -49,39 +49,39 @@ def test_what_can_be_asked(text: str, first: date, last: date) -> None:
 )  # fmt: skip
 def test_what_is_no_day_says_what_would_be(text: str) -> None:
     with pytest.raises(ValueError, match=r"today, yesterday, a day \(2026-11-18\), a month \(2026-11\), or a range"):
-        parse(text)
+        parse_report_period(text)
 
 
 @pytest.mark.parametrize("text", ["2026-02-30", "2026-13", "0000-01-01", "2026-11-18..2026-11-31"])
 def test_days_that_do_not_exist(text: str) -> None:
     with pytest.raises(ValueError, match="there is no "):
-        parse(text)
+        parse_report_period(text)
 
 
 def test_a_range_that_ends_before_it_begins() -> None:
     with pytest.raises(ValueError, match="ends before it begins"):
-        parse("2026-11-18..2026-11-17")
+        parse_report_period("2026-11-18..2026-11-17")
     with pytest.raises(ValueError, match="ends before it begins"):
-        check(parse("today..yesterday"), NOON)
+        check_report_period(parse_report_period("today..yesterday"), NOON)
     with pytest.raises(ValueError, match="ends before it begins"):
-        check(parse("2026-11-19..today"), NOON)
+        check_report_period(parse_report_period("2026-11-19..today"), NOON)
 
 
 def test_the_days_to_come() -> None:
-    check(parse("2026-11-19"), NOON)  # in Kiritimati it is that day
-    check(parse("2026-11-01..9999-12-31"), NOON)
-    assert listing_days(parse("2026-11-01..9999-12-31"), NOON)[-1] == TODAY + timedelta(days=1)
+    check_report_period(parse_report_period("2026-11-19"), NOON)  # in Kiritimati it is that day
+    check_report_period(parse_report_period("2026-11-01..9999-12-31"), NOON)
+    assert find_listing_days(parse_report_period("2026-11-01..9999-12-31"), NOON)[-1] == TODAY + timedelta(days=1)
     with pytest.raises(ValueError, match="2026-11-20 is still to come; today is 2026-11-18 in UTC"):
-        check(parse("2026-11-20"), NOON)
+        check_report_period(parse_report_period("2026-11-20"), NOON)
 
 
 def test_the_days_that_are_kept_no_more() -> None:
     earliest = date(2025, 10, 16)
-    check(parse(f"{earliest}..today"), NOON)
+    check_report_period(parse_report_period(f"{earliest}..today"), NOON)
     with pytest.raises(ValueError, match=rf"kept for 400 days: .* {earliest}$"):
-        check(parse("2025-10-15..today"), NOON)
+        check_report_period(parse_report_period("2025-10-15..today"), NOON)
     with pytest.raises(ValueError, match="kept for 400 days"):
-        check(parse("0001-01-01..today"), NOON)
+        check_report_period(parse_report_period("0001-01-01..today"), NOON)
 
 
 LATEST = MARKER_TTL_SECONDS - DAY_SECONDS  # after a call's start, of a flush that nobody forces
@@ -99,7 +99,7 @@ def test_the_earliest_day_is_wholly_kept(now: float, zone_name: str) -> None:
 
 def _is_allowed(day: date, now: float) -> bool:
     try:
-        check(Asked(str(day), day, day), now)
+        check_report_period(ReportPeriod(str(day), day, day), now)
     except ValueError:
         return False
     return True
@@ -128,8 +128,8 @@ def test_wherever_and_however_late_a_call_was_flushed_it_is_looked_for(
     flushed = started + late
     if started > now or flushed > now:
         return
-    for asked in (Asked("", first, last), Asked("", ago + length, ago)):
-        assert _utc(flushed) in listing_days(asked, now)
+    for asked in (ReportPeriod("", first, last), ReportPeriod("", ago + length, ago)):
+        assert _utc(flushed) in find_listing_days(asked, now)
 
 
 def _utc(at: float) -> date:

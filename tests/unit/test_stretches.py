@@ -7,8 +7,8 @@ from itertools import pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
-from price_keeper.reporting.days import Asked
-from price_keeper.reporting.stretches import DAYS, stretches
+from price_keeper.reporting.days import ReportPeriod
+from price_keeper.reporting.stretches import DAYS_PER_PART, split_period
 
 NOW = datetime(2026, 11, 19, 2, 30, tzinfo=UTC).timestamp()
 TODAY = date(2026, 11, 19)
@@ -19,13 +19,13 @@ BEGINS = st.one_of(st.integers(0, 1), st.integers(0, 400).map(lambda ago: TODAY 
 @given(BEGINS, ENDS, st.integers(-1, 1))
 def test_each_day_is_in_one_piece(first: date | int, last: date | int, ahead: int) -> None:
     """`ahead` is how an org's today differs from that of UTC."""
-    asked, today = Asked("", first, last), TODAY + timedelta(days=ahead)
-    whole = asked.days(today)
+    asked, today = ReportPeriod("", first, last), TODAY + timedelta(days=ahead)
+    whole = asked.resolve(today)
     if whole[0] > whole[1]:
         return
-    pieces = [each.days(today) for each in stretches(asked, NOW)]
+    pieces = [each.resolve(today) for each in split_period(asked, NOW)]
     assert (pieces[0][0], pieces[-1][1]) == whole
     assert all(begin <= end for begin, end in pieces)
     assert all(end + timedelta(days=1) == begin for (_, end), (begin, _) in pairwise(pieces))
     over = min(whole[1], today)  # of days to come there is nothing
-    assert all((min(end, over) - begin).days < 2 * DAYS for begin, end in pieces)
+    assert all((min(end, over) - begin).days < 2 * DAYS_PER_PART for begin, end in pieces)

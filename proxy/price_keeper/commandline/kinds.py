@@ -59,9 +59,9 @@ def parse_session_id(text: str) -> str:
 
 
 def parse_period(text: str) -> Any:
-    from price_keeper.reporting.days import parse
+    from price_keeper.reporting.days import parse_report_period
 
-    return _parse_argument(parse, text)
+    return _parse_argument(parse_report_period, text)
 
 
 def parse_group_by(text: str) -> Any:

@@ -23,7 +23,7 @@ from price_keeper.recording.entries import UsageCounts
 from price_keeper.reporting import focus, money
 from price_keeper.reporting.query import Report, report
 from price_keeper.reporting.records import as_csv, csv_text, moment, numbers, row_record
-from price_keeper.reporting.stretches import stretches
+from price_keeper.reporting.stretches import split_period
 from price_keeper.reporting.tenants import registered
 from price_keeper.reporting.totals import DIMENSIONS, Row, only, rows, total
 
@@ -150,7 +150,7 @@ def _create_format(config: Config, args: Namespace) -> _ExportFormat:
 async def _export(config: Config, args: Namespace, clock: Clock, file: TextIO) -> _ExportSummary:
     now, export_format = clock.now(), _create_format(config, args)
     zone = load_zone(config.defaults.timezone)
-    periods = list(stretches(args.when, now))
+    periods = list(split_period(args.when, now))
     async with open_selected_store(config.store, clock) as store:
         names = await registered(store)
         org = resolve_org_filter(args.org, names)

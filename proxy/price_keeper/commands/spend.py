@@ -17,7 +17,7 @@ from price_keeper.commands.places import select_config, open_selected_store
 from price_keeper.commands.shared import CommandError, print_json
 from price_keeper.config import Config
 from price_keeper.reporting import focus
-from price_keeper.reporting.days import Asked, check
+from price_keeper.reporting.days import ReportPeriod, check_report_period
 from price_keeper.reporting.letters import printable
 from price_keeper.reporting.query import Report, report
 from price_keeper.reporting.records import as_csv, as_json, csv_text
@@ -55,9 +55,9 @@ def run_spend(args: Namespace) -> int:
     return 0
 
 
-def check_period(period: Asked) -> None:
+def check_period(period: ReportPeriod) -> None:
     try:
-        check(period, SystemClock().now())
+        check_report_period(period, SystemClock().now())
     except ValueError as failure:
         raise CommandError(str(failure)) from None
 
@@ -121,7 +121,7 @@ def _print_table(args: Namespace, report: Report, report_rows: Sequence[Row], by
 
 
 def _format_title(args: Namespace, report: Report) -> str:
-    period: Asked = args.when
+    period: ReportPeriod = args.when
     days = str(report.first) if report.first == report.last else f"{report.first} to {report.last}"
     if period.text in ("today", "yesterday"):
         zones = "" if report.first == report.last else f"{report.first} or {report.last}, by the org's time zone"

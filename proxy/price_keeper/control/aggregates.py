@@ -11,7 +11,7 @@ from price_keeper.calendar_days import load_zone
 from price_keeper.control.calls import REVALIDATE, ApiResponse, ApiRequest, ApiHandler, ApiRoute, AccessLevel, build_cacheable_response
 from price_keeper.control.parts import ControlServices
 from price_keeper.control.problems import invalid_request
-from price_keeper.reporting.days import Asked, check, parse
+from price_keeper.reporting.days import ReportPeriod, check_report_period, parse_report_period
 from price_keeper.reporting.query import report
 from price_keeper.reporting.records import as_json
 from price_keeper.reporting.totals import DIMENSIONS, only, rows
@@ -23,7 +23,7 @@ _DAY_PATTERN = re.compile(r"\d{4}-\d\d-\d\d", re.ASCII)
 
 
 async def get_today(services: ControlServices, request: ApiRequest) -> ApiResponse:
-    return await _report_spend(services, request, parse("today"))
+    return await _report_spend(services, request, parse_report_period("today"))
 
 
 async def get_day(services: ControlServices, request: ApiRequest) -> ApiResponse:
@@ -37,7 +37,7 @@ async def get_range(services: ControlServices, request: ApiRequest) -> ApiRespon
     return await _report_spend(services, request, _parse_period(services, request.query["from"], request.query["to"], ("from", "to")))
 
 
-def _parse_period(services: ControlServices, first: str, last: str, names: tuple[str, str]) -> Asked:
+def _parse_period(services: ControlServices, first: str, last: str, names: tuple[str, str]) -> ReportPeriod:
     """Raises Problem."""
     mistakes = [
         (name, "expected a day as 2026-11-18")
@@ -47,8 +47,8 @@ def _parse_period(services: ControlServices, first: str, last: str, names: tuple
     if mistakes:
         raise invalid_request("these are no days", *dict.fromkeys(mistakes))
     try:
-        period = parse(first if first == last else f"{first}..{last}")
-        check(period, services.clock.now())
+        period = parse_report_period(first if first == last else f"{first}..{last}")
+        check_report_period(period, services.clock.now())
     except ValueError as failure:
         raise invalid_request("these days cannot be asked for", (names[0], str(failure))) from None
     if isinstance(period.first, date) and isinstance(period.last, date) and (period.last - period.first).days >= MAX_DAYS:
@@ -56,7 +56,7 @@ def _parse_period(services: ControlServices, first: str, last: str, names: tuple
     return period
 
 
-async def _report_spend(services: ControlServices, request: ApiRequest, period: Asked) -> ApiResponse:
+async def _report_spend(services: ControlServices, request: ApiRequest, period: ReportPeriod) -> ApiResponse:
     """An org or app that nobody has heard of has spent nothing. The answer's Date is what it is as of."""
     org, app, now = request.path["org"], request.path.get("app"), services.clock.now()
     spend_report = await report(services.store, period, org, {}, load_zone(services.config.defaults.timezone), now, app)

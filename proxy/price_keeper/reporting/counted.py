@@ -14,7 +14,7 @@ from price_keeper.model import Scope
 from price_keeper.recording.aggregator import MAX_CLOCK_SKEW_SECONDS, AS_OF_ATTRIBUTE, ActiveCounter, build_shard_keys, sum_items, build_total_key
 from price_keeper.recording.entries import Counter, UsageCounts
 from price_keeper.recording.flush import COST_ATTRIBUTE, to_pico
-from price_keeper.reporting.days import utc_end
+from price_keeper.reporting.days import find_utc_day_end
 from price_keeper.stores.contract import Store
 
 READ_AT_ONCE = 500  # counters, or as many as one org has, so that what is held of their shards stays small
@@ -35,7 +35,7 @@ class Read:
 
 def wanted(found: ActiveCounter, day_end: float) -> Wanted:
     """Whoever flushed later would have listed the counter on a later day, if the clocks differ as little as allowed."""
-    return Wanted(found.counter, max(day_end, utc_end(found.last_written) + MAX_CLOCK_SKEW_SECONDS))
+    return Wanted(found.counter, max(day_end, find_utc_day_end(found.last_written) + MAX_CLOCK_SKEW_SECONDS))
 
 
 async def read(store: Store, counters: Iterable[Wanted], now: float) -> Read:

@@ -14,7 +14,7 @@ from price_keeper.recording import aggregator
 from price_keeper.recording.entries import Counter, UsageCounts
 from price_keeper.reporting import counted
 from price_keeper.reporting.attribution import Doubt, shares
-from price_keeper.reporting.days import Asked, listing_days
+from price_keeper.reporting.days import ReportPeriod, find_listing_days
 from price_keeper.reporting.tenants import Tenant, app_names, tenants
 from price_keeper.reporting.totals import Spent
 from price_keeper.stores.contract import Store
@@ -39,7 +39,7 @@ class Report:
 
 async def report(
     store: Store,
-    asked: Asked,
+    asked: ReportPeriod,
     org: str | None,
     names: Mapping[str, str | None],
     zone: ZoneInfo,
@@ -50,7 +50,7 @@ async def report(
 
     Of one `app` alone nothing else of its org is read: its own counters are exact, whatever those of the org hold.
     """
-    listed = await aggregator.list_active_counters(store, listing_days(asked, now), org, app, consistent=True)
+    listed = await aggregator.list_active_counters(store, find_listing_days(asked, now), org, app, consistent=True)
     orgs = [org] if org is not None else [Scope.from_key(each.counter.scope).org for each in listed]
     known = await tenants(store, orgs, names, zone, now)
     by_zone = {each: _Calendar(each, asked, now) for each in {tenant.zone for tenant in known.values()}}
@@ -81,9 +81,9 @@ async def report(
 class _Calendar:
     """The days meant, as they are in one zone. `ends` is when each of them ends, by its period's key."""
 
-    def __init__(self, zone: ZoneInfo, asked: Asked, now: float) -> None:
+    def __init__(self, zone: ZoneInfo, asked: ReportPeriod, now: float) -> None:
         today = find_org_date(now, zone)
-        self.first, self.last = asked.days(today)
+        self.first, self.last = asked.resolve(today)
         self.is_running = self.first <= today <= self.last
         self._today = today
         latest = min(self.last, today + timedelta(days=1))  # by somebody's clock it is tomorrow already

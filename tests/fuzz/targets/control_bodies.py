@@ -117,7 +117,7 @@ def _asked(reader: Reader) -> None:
     for name in ("from", "to"):
         if name in given:
             with suppress(ValueError):
-                days.check(days.parse(given[name]), NOW)
+                days.check_report_period(days.parse_report_period(given[name]), NOW)
 
 
 def _is_told(problem: ApiError) -> None:
