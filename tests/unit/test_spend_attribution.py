@@ -7,7 +7,7 @@ from collections import defaultdict
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from price_keeper.recording.entries import UsageCounts
-from price_keeper.reporting.attribution import Doubt, Share, Shares, shares
+from price_keeper.reporting.attribution import AttributionCaveat, AppSpend, Attribution, attribute_spend
 
 from tests.support.effort import tries
 
@@ -17,54 +17,54 @@ BOTH = ONE.plus(TWO)
 
 
 def test_under_org_what_the_apps_leave_is_of_callers_without_one() -> None:
-    found = shares({"premium": BOTH}, {"shop": {"premium": ONE}}, "ORG")
-    assert found == Shares([Share("shop", "premium", ONE), Share(None, "premium", TWO)], None)
+    found = attribute_spend({"premium": BOTH}, {"shop": {"premium": ONE}}, "ORG")
+    assert found == Attribution([AppSpend("shop", "premium", ONE), AppSpend(None, "premium", TWO)], None)
 
 
 def test_under_org_nothing_is_left_where_every_caller_has_an_app() -> None:
     apps = {"shop": {"premium": ONE}, "bot": {"premium": TWO}}
-    assert shares({"premium": BOTH}, apps, "ORG") == Shares(
-        [Share("shop", "premium", ONE), Share("bot", "premium", TWO)], None
+    assert attribute_spend({"premium": BOTH}, apps, "ORG") == Attribution(
+        [AppSpend("shop", "premium", ONE), AppSpend("bot", "premium", TWO)], None
     )
 
 
 def test_under_app_callers_without_one_stand_beside_the_apps() -> None:
-    found = shares({"premium": ONE}, {"shop": {"premium": TWO}}, "APP")
-    assert found == Shares([Share("shop", "premium", TWO), Share(None, "premium", ONE)], None)
+    found = attribute_spend({"premium": ONE}, {"shop": {"premium": TWO}}, "APP")
+    assert found == Attribution([AppSpend("shop", "premium", TWO), AppSpend(None, "premium", ONE)], None)
 
 
 def test_what_might_hold_the_apps_is_told() -> None:
     """Every counter fits both: callers without an app that spend more than all apps, and a day under ORG."""
-    found = shares({"premium": BOTH}, {"shop": {"premium": ONE}}, "APP")
-    assert found == Shares([Share("shop", "premium", ONE), Share(None, "premium", BOTH)], Doubt.MAY_HOLD_APPS)
-    sure = shares({"premium": BOTH}, {"shop": {"premium": ONE, "economy": ONE}}, "APP")
-    assert sure.doubt is None  # under ORG there would be an own counter of economy
+    found = attribute_spend({"premium": BOTH}, {"shop": {"premium": ONE}}, "APP")
+    assert found == Attribution([AppSpend("shop", "premium", ONE), AppSpend(None, "premium", BOTH)], AttributionCaveat.MAY_INCLUDE_APPS)
+    sure = attribute_spend({"premium": BOTH}, {"shop": {"premium": ONE, "economy": ONE}}, "APP")
+    assert sure.caveat is None  # under ORG there would be an own counter of economy
 
 
 def test_with_one_kind_alone_there_is_no_question() -> None:
     for quota_scope in ("ORG", "APP"):
-        assert shares({}, {"shop": {"premium": ONE}}, quota_scope).shares == [Share("shop", "premium", ONE)]
-        assert shares({"premium": ONE}, {}, quota_scope).shares == [Share(None, "premium", ONE)]
-        apart = shares({"economy": TWO}, {"shop": {"premium": ONE}}, quota_scope)
-        assert apart == Shares([Share("shop", "premium", ONE), Share(None, "economy", TWO)], None)
+        assert attribute_spend({}, {"shop": {"premium": ONE}}, quota_scope).spend == [AppSpend("shop", "premium", ONE)]
+        assert attribute_spend({"premium": ONE}, {}, quota_scope).spend == [AppSpend(None, "premium", ONE)]
+        apart = attribute_spend({"economy": TWO}, {"shop": {"premium": ONE}}, quota_scope)
+        assert apart == Attribution([AppSpend("shop", "premium", ONE), AppSpend(None, "economy", TWO)], None)
 
 
 def test_a_day_under_org_is_known_when_the_org_counts_by_app_by_now() -> None:
     own = {"premium": ONE, "economy": BOTH}
-    found = shares(own, {"shop": {"premium": ONE, "economy": TWO}}, "APP")
-    assert found.shares == [
-        Share("shop", "premium", ONE),
-        Share("shop", "economy", TWO),
-        Share(None, "economy", ONE),
+    found = attribute_spend(own, {"shop": {"premium": ONE, "economy": TWO}}, "APP")
+    assert found.spend == [
+        AppSpend("shop", "premium", ONE),
+        AppSpend("shop", "economy", TWO),
+        AppSpend(None, "economy", ONE),
     ]
-    assert found.doubt is Doubt.HELD_APPS
+    assert found.caveat is AttributionCaveat.INCLUDED_APPS
 
 
 def test_an_own_counter_below_its_apps_adds_nothing_and_is_told() -> None:
-    found = shares({"premium": ONE}, {"shop": {"premium": BOTH}}, "ORG")
-    assert found == Shares([Share("shop", "premium", BOTH)], Doubt.LOWER_THAN_APPS)
-    partly = shares({"premium": ONE}, {"shop": {"premium": ONE, "economy": TWO}}, "ORG")
-    assert partly.doubt is Doubt.LOWER_THAN_APPS
+    found = attribute_spend({"premium": ONE}, {"shop": {"premium": BOTH}}, "ORG")
+    assert found == Attribution([AppSpend("shop", "premium", BOTH)], AttributionCaveat.LOWER_THAN_APPS)
+    partly = attribute_spend({"premium": ONE}, {"shop": {"premium": ONE, "economy": TWO}}, "ORG")
+    assert partly.caveat is AttributionCaveat.LOWER_THAN_APPS
 
 
 calls = st.lists(
@@ -108,9 +108,9 @@ def test_every_call_is_told_once(made: list, quota_scope: str) -> None:
             sums[label] = sums.get(label, UsageCounts()).plus(counts)
     if quota_scope == "APP" and any(own.get(label) == counts for label, counts in sums.items()):
         return  # by chance the same in all nine counts, which is what is taken as proof
-    found = shares(own, apps, quota_scope)
-    assert found.doubt in ((None,) if quota_scope == "ORG" else (None, Doubt.MAY_HOLD_APPS))
-    assert {(each.app, each.label): each.counts for each in found.shares} == _truth(made)
+    found = attribute_spend(own, apps, quota_scope)
+    assert found.caveat in ((None,) if quota_scope == "ORG" else (None, AttributionCaveat.MAY_INCLUDE_APPS))
+    assert {(each.app, each.label): each.counts for each in found.spend} == _truth(made)
 
 
 @given(calls, calls, st.sampled_from(["ORG", "APP"]))
@@ -125,7 +125,7 @@ def test_nothing_is_told_twice_on_a_day_of_change(before: list, after: list, quo
         for label, counts in labels.items():
             known = apps.setdefault(app, {})
             known[label] = known.get(label, UsageCounts()).plus(counts)
-    told = {(each.app, each.label): each.counts for each in shares(own, apps, quota_scope).shares}
+    told = {(each.app, each.label): each.counts for each in attribute_spend(own, apps, quota_scope).spend}
     truth = _truth(before + after)
     assert {key: counts for key, counts in told.items() if key[0]} == {k: v for k, v in truth.items() if k[0]}
     if quota_scope == "ORG":

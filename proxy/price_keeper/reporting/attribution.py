@@ -21,72 +21,72 @@ from typing import NamedTuple
 
 from price_keeper.recording.entries import UsageCounts
 
-Labels = Mapping[str, UsageCounts]
+CountsByLabel = Mapping[str, UsageCounts]
 
 
-class Doubt(Enum):
+class AttributionCaveat(Enum):
     """What a reader should know of a day; the text goes behind the org's name."""
 
-    HELD_APPS = "its own counter equals its apps' sum, so it was taken for their total, as under quota_scope ORG"
+    INCLUDED_APPS = "its own counter equals its apps' sum, so it was taken for their total, as under quota_scope ORG"
     LOWER_THAN_APPS = (
         "its own counter is lower than its apps' sum, as when quota_scope is changed: "
         "calls of callers without an app may be missing"
     )
-    MAY_HOLD_APPS = (
+    MAY_INCLUDE_APPS = (
         "its own counter was taken for calls of callers without an app, as under quota_scope APP; "
         "if that was ORG then, what the apps spent is told twice"
     )
 
 
-class Share(NamedTuple):
+class AppSpend(NamedTuple):
     app: str | None  # None: of callers without an app
     label: str
     counts: UsageCounts
 
 
-class Shares(NamedTuple):
-    shares: list[Share]
-    doubt: Doubt | None
+class Attribution(NamedTuple):
+    spend: list[AppSpend]
+    caveat: AttributionCaveat | None
 
 
-def shares(own: Labels, apps: Mapping[str, Labels], quota_scope: str) -> Shares:
+def attribute_spend(org_counts: CountsByLabel, app_counts: Mapping[str, CountsByLabel], quota_scope: str) -> Attribution:
     """Of one org on one day."""
-    sums = _sums(apps)
-    of_apps = [Share(app, label, counts) for app, labels in apps.items() for label, counts in labels.items()]
-    if not any(label in sums for label in own):
-        return Shares([*of_apps, *_without_app(own)], None)
-    equal = any(own.get(label) == counts for label, counts in sums.items())
-    if quota_scope == "APP" and not equal:
-        return Shares([*of_apps, *_without_app(own)], None if _is_lower_anywhere(own, sums) else Doubt.MAY_HOLD_APPS)
-    rest = {label: _minus(counts, sums.get(label, UsageCounts())) for label, counts in own.items()}
-    return Shares([*of_apps, *_without_app(rest)], _doubt(own, sums, quota_scope))
+    app_sums = _sum_apps(app_counts)
+    app_spend = [AppSpend(app, label, counts) for app, labels in app_counts.items() for label, counts in labels.items()]
+    if not any(label in app_sums for label in org_counts):
+        return Attribution([*app_spend, *_iterate_spend_without_app(org_counts)], None)
+    is_equal = any(org_counts.get(label) == counts for label, counts in app_sums.items())
+    if quota_scope == "APP" and not is_equal:
+        return Attribution([*app_spend, *_iterate_spend_without_app(org_counts)], None if _is_lower_anywhere(org_counts, app_sums) else AttributionCaveat.MAY_INCLUDE_APPS)
+    remainder = {label: _subtract(counts, app_sums.get(label, UsageCounts())) for label, counts in org_counts.items()}
+    return Attribution([*app_spend, *_iterate_spend_without_app(remainder)], _find_caveat(org_counts, app_sums, quota_scope))
 
 
-def _doubt(own: Labels, sums: Labels, quota_scope: str) -> Doubt | None:
-    if _is_lower_anywhere(own, sums):
-        return Doubt.LOWER_THAN_APPS
-    return Doubt.HELD_APPS if quota_scope == "APP" else None
+def _find_caveat(org_counts: CountsByLabel, app_sums: CountsByLabel, quota_scope: str) -> AttributionCaveat | None:
+    if _is_lower_anywhere(org_counts, app_sums):
+        return AttributionCaveat.LOWER_THAN_APPS
+    return AttributionCaveat.INCLUDED_APPS if quota_scope == "APP" else None
 
 
-def _sums(apps: Mapping[str, Labels]) -> dict[str, UsageCounts]:
+def _sum_apps(app_counts: Mapping[str, CountsByLabel]) -> dict[str, UsageCounts]:
     sums: dict[str, UsageCounts] = {}
-    for labels in apps.values():
+    for labels in app_counts.values():
         for label, counts in labels.items():
             sums[label] = sums[label].plus(counts) if label in sums else counts
     return sums
 
 
-def _without_app(labels: Labels) -> Iterator[Share]:
-    return (Share(None, label, counts) for label, counts in labels.items() if any(counts))
+def _iterate_spend_without_app(labels: CountsByLabel) -> Iterator[AppSpend]:
+    return (AppSpend(None, label, counts) for label, counts in labels.items() if any(counts))
 
 
-def _minus(whole: UsageCounts, part: UsageCounts) -> UsageCounts:
+def _subtract(whole: UsageCounts, part: UsageCounts) -> UsageCounts:
     return UsageCounts._make(max(0, many - few) for many, few in zip(whole, part, strict=True))
 
 
-def _is_lower_anywhere(own: Labels, sums: Labels) -> bool:
-    return any(_is_lower(own.get(label, UsageCounts()), counts) for label, counts in sums.items())
+def _is_lower_anywhere(org_counts: CountsByLabel, app_sums: CountsByLabel) -> bool:
+    return any(_is_lower(org_counts.get(label, UsageCounts()), counts) for label, counts in app_sums.items())
 
 
-def _is_lower(own: UsageCounts, apps: UsageCounts) -> bool:
-    return any(few < many for few, many in zip(own, apps, strict=True))
+def _is_lower(org_counts: UsageCounts, app_counts: UsageCounts) -> bool:
+    return any(few < many for few, many in zip(org_counts, app_counts, strict=True))

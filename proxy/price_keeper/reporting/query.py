@@ -13,7 +13,7 @@ from price_keeper.model import Scope
 from price_keeper.recording import aggregator
 from price_keeper.recording.entries import Counter, UsageCounts
 from price_keeper.reporting import counted
-from price_keeper.reporting.attribution import Doubt, shares
+from price_keeper.reporting.attribution import AttributionCaveat, attribute_spend
 from price_keeper.reporting.days import ReportPeriod, find_listing_days
 from price_keeper.reporting.tenants import Tenant, app_names, tenants
 from price_keeper.reporting.totals import Spent
@@ -102,16 +102,16 @@ def _wanted(listed: Iterable[aggregator.ActiveCounter], calendars: Mapping[str, 
 
 def _attributed(
     counts: Mapping[Counter, UsageCounts], known: Mapping[str, Tenant]
-) -> tuple[list[Spent], Mapping[tuple[str, Doubt], list[date]]]:
+) -> tuple[list[Spent], Mapping[tuple[str, AttributionCaveat], list[date]]]:
     spent: list[Spent] = []
-    doubts: defaultdict[tuple[str, Doubt], list[date]] = defaultdict(list)
+    doubts: defaultdict[tuple[str, AttributionCaveat], list[date]] = defaultdict(list)
     for (org, day), scopes in sorted(_by_org_and_day(counts).items()):
         own = scopes.pop(None, {})
         apps = {app: labels for app, labels in scopes.items() if app is not None}
-        found = shares(own, apps, known[org].quota_scope)
-        spent += [Spent(org, share.app, share.label, day, share.counts) for share in found.shares]
-        if found.doubt is not None:
-            doubts[org, found.doubt].append(day)
+        found = attribute_spend(own, apps, known[org].quota_scope)
+        spent += [Spent(org, share.app, share.label, day, share.counts) for share in found.spend]
+        if found.caveat is not None:
+            doubts[org, found.caveat].append(day)
     return spent, doubts
 
 
