@@ -407,7 +407,7 @@ async def test_what_is_flushed_while_the_report_is_read_is_not_of_callers_withou
 
 
 async def test_many_counters_are_read_in_pieces(acme: Org, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("price_keeper.reporting.counted.READ_AT_ONCE", 2)
+    monkeypatch.setattr("price_keeper.reporting.counted.COUNTERS_PER_READ", 2)
     orgs = [acme, *(Org(acme.rec, acme.store) for _ in range(3))]
     for number, org in enumerate(orgs, start=1):
         await org.register()
@@ -427,7 +427,7 @@ async def test_one_counter_that_is_not_final_is_enough(
     tmp_path: Path, engines: Engines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whichever is read last."""
-    monkeypatch.setattr("price_keeper.reporting.counted.READ_AT_ONCE", 1)
+    monkeypatch.setattr("price_keeper.reporting.counted.COUNTERS_PER_READ", 1)
     async with _opened(engines, tmp_path) as store, recording(tmp_path / "journal", store, ManualClock(NOON)) as rec:
         orgs = [Org(rec, store) for _ in range(3)]
         for org in orgs:

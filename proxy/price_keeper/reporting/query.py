@@ -55,7 +55,7 @@ async def report(
     known = await tenants(store, orgs, names, zone, now)
     by_zone = {each: _Calendar(each, asked, now) for each in {tenant.zone for tenant in known.values()}}
     calendars = {tenant.org: by_zone[tenant.zone] for tenant in known.values()}
-    read = await counted.read(store, _wanted(listed, calendars), now)
+    read = await counted.read_counters(store, _wanted(listed, calendars), now)
     spent, doubts = _attributed(read.counts, known)
     # While calls go on, an org and its apps cannot be read at one moment.
     notes = [
@@ -93,11 +93,11 @@ class _Calendar:
         return [day for day in days if day < self._today]
 
 
-def _wanted(listed: Iterable[aggregator.ActiveCounter], calendars: Mapping[str, _Calendar]) -> Iterator[counted.Wanted]:
+def _wanted(listed: Iterable[aggregator.ActiveCounter], calendars: Mapping[str, _Calendar]) -> Iterator[counted.CounterQuery]:
     for each in listed:
         end = calendars[Scope.from_key(each.counter.scope).org].ends.get(each.counter.period)
         if end is not None:
-            yield counted.wanted(each, end)
+            yield counted.build_counter_query(each, end)
 
 
 def _attributed(
