@@ -24,7 +24,7 @@ from price_keeper.model import Scope
 from price_keeper.recording import flush
 from price_keeper.recording.aggregator import AS_OF_ATTRIBUTE, build_total_key
 from price_keeper.recording.entries import Counter, UsageCounts
-from price_keeper.reporting.query import Report, report
+from price_keeper.reporting.query import SpendReport, build_report
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Put, Update
 from price_keeper.stores.sqlite import SqliteStore
@@ -137,10 +137,10 @@ def test_of_nothing_it_is_whole_too(place: Path, tmp_path: Path, form: str) -> N
 def test_no_more_than_a_week_is_held(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     held: list[tuple[int, int]] = []
 
-    async def watched(*arguments: Any) -> Report:
+    async def watched(*arguments: Any) -> SpendReport:
         gc.collect()
-        earlier = [each for each in gc.get_objects() if isinstance(each, Report)]
-        found = await report(*arguments)
+        earlier = [each for each in gc.get_objects() if isinstance(each, SpendReport)]
+        found = await build_report(*arguments)
         held.append((len(found.spent), sum(len(each.spent) for each in earlier)))
         return found
 

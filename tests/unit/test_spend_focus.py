@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from price_keeper.recording.entries import UsageCounts
 from price_keeper.reporting import focus
 from price_keeper.reporting.focus import records
-from price_keeper.reporting.query import Report
+from price_keeper.reporting.query import SpendReport
 from price_keeper.reporting.records import csv_text
 from price_keeper.reporting.tenants import Tenant
 from price_keeper.reporting.totals import Spent
@@ -192,13 +192,13 @@ ACME, BETA = "6f1c2a34-5b6d-4e7f-8a9b-0c1d2e3f4a5b", "11111111-2222-4333-8444-55
 COUNTS = UsageCounts(9, 1, 100, 50, 20, 10, 5, 3, 12_345_678_901)
 
 
-def report(*spent: Spent, zone: str = "Europe/Berlin", apps: Mapping[tuple[str, str], str] | None = None) -> Report:
+def report(*spent: Spent, zone: str = "Europe/Berlin", apps: Mapping[tuple[str, str], str] | None = None) -> SpendReport:
     tenants = {
         ACME: Tenant(ACME, 'Acme, "the" org', ZoneInfo(zone), "ORG"),
         BETA: Tenant(BETA, None, ZoneInfo("UTC"), "APP"),
     }
     days = [each.day for each in spent] or [date(2026, 11, 18)]
-    return Report(0.0, min(days), max(days), False, True, list(spent), tenants, apps or {}, [])
+    return SpendReport(0.0, min(days), max(days), False, True, list(spent), tenants, apps or {}, [])
 
 
 def told(*spent: Spent, region: str | None = "us-east-1", account: str | None = None, **how: object) -> list[dict]:
@@ -276,7 +276,7 @@ def test_an_org_without_a_name_goes_by_its_id() -> None:
 
 def test_a_name_is_no_formula_in_a_spreadsheet() -> None:
     found = report(spent("shop", "premium"), apps={(ACME, "shop"): "-2+3"})
-    found.tenants[ACME] = Tenant(ACME, "=HYPERLINK(1)", ZoneInfo("UTC"), "ORG")
+    found.orgs[ACME] = Tenant(ACME, "=HYPERLINK(1)", ZoneInfo("UTC"), "ORG")
     (row,) = records(found, lambda _: None, None)
     assert (row["SubAccountName"], row["ResourceName"]) == ("'=HYPERLINK(1)", "'-2+3")
 

@@ -18,7 +18,7 @@ from price_keeper.model import Scope
 from price_keeper.recording.aggregator import AS_OF_ATTRIBUTE, Aggregator, build_total_key
 from price_keeper.recording.entries import ChargedCounters, Counter, UsageCounts, Intent, Receipt
 from price_keeper.reporting.days import parse_report_period
-from price_keeper.reporting.query import Report, report
+from price_keeper.reporting.query import SpendReport, build_report
 from price_keeper.reporting.totals import total
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Delete, Put, Store, Update
@@ -67,8 +67,8 @@ class Org:
         one._has_looked_back = not looks_back
         await one.run()
 
-    async def report(self, text: str = "today") -> Report:
-        return await report(self.rec.store, parse_report_period(text), self.org, {}, UTC_ZONE, self.rec.clock.now())
+    async def report(self, text: str = "today") -> SpendReport:
+        return await build_report(self.rec.store, parse_report_period(text), self.org, {}, UTC_ZONE, self.rec.clock.now())
 
     async def told(self, text: str = "today") -> dict[tuple[str | None, str, str], int]:
         found = await self.report(text)
@@ -124,7 +124,7 @@ async def test_of_one_app_the_same_is_told_as_among_all_of_its_org(acme: Org, qu
     await acme.flush()
     store, now = acme.rec.store, acme.rec.clock.now()
     for app in ("shop", "bot", "unheard-of"):
-        found = await report(store, parse_report_period("today"), acme.org, {}, UTC_ZONE, now, app)
+        found = await build_report(store, parse_report_period("today"), acme.org, {}, UTC_ZONE, now, app)
         among_all = await acme.report()
         assert found.spent == [each for each in among_all.spent if each.app == app]
         assert found.app_names == among_all.app_names
@@ -355,17 +355,17 @@ async def test_all_orgs_at_once_registered_or_not(tmp_path: Path, engines: Engin
         for org in (early, late, ghost):
             org.call("shop", "premium", 5)
         await early.flush()
-        found = await report(store, parse_report_period("today"), None, {early.org: "old name"}, UTC_ZONE, NOON)
+        found = await build_report(store, parse_report_period("today"), None, {early.org: "old name"}, UTC_ZONE, NOON)
         days = {each.org: each.day.isoformat() for each in found.spent}
         assert days == {early.org: "2026-11-18", late.org: "2026-11-19", ghost.org: "2026-11-18"}
         assert (found.first.isoformat(), found.last.isoformat()) == ("2026-11-18", "2026-11-19")
-        assert {each.org: each.name for each in found.tenants.values()} == {
+        assert {each.org: each.name for each in found.orgs.values()} == {
             early.org: "Early",
             late.org: "Late",
             ghost.org: None,
         }
         assert found.app_names == {(late.org, "shop"): "Shop"}
-        one = await report(store, parse_report_period("today"), late.org, {}, UTC_ZONE, NOON)
+        one = await build_report(store, parse_report_period("today"), late.org, {}, UTC_ZONE, NOON)
         assert {each.org for each in one.spent} == {late.org}
 
 
@@ -418,7 +418,7 @@ async def test_many_counters_are_read_in_pieces(acme: Org, monkeypatch: pytest.M
     for number, org in enumerate(orgs, start=1):
         told = await org.told()
         assert (len(told), set(told.values())) == (6, {number})
-    found = await report(acme.store, parse_report_period("today"), None, {}, UTC_ZONE, NOON)
+    found = await build_report(acme.store, parse_report_period("today"), None, {}, UTC_ZONE, NOON)
     mine = [each for each in found.spent if each.org in {org.org for org in orgs}]
     assert (len(mine), sum(each.counts.pico for each in mine)) == (24, 60)
 
@@ -435,11 +435,11 @@ async def test_one_counter_that_is_not_final_is_enough(
         await orgs[0].flush()
         await rec.clock.advance(14 * HOUR)
         await orgs[0].aggregate()
-        whole = await report(store, parse_report_period("yesterday"), None, {}, UTC_ZONE, rec.clock.now())
+        whole = await build_report(store, parse_report_period("yesterday"), None, {}, UTC_ZONE, rec.clock.now())
         assert whole.is_final
         for org in orgs:
             total_of = build_total_key(Counter(Scope(org.org).key, "premium", "DAY#20261118", 8))
             item = await store.get(total_of)
             await store.delete(Delete(total_of))
-            assert not (await report(store, parse_report_period("yesterday"), None, {}, UTC_ZONE, rec.clock.now())).is_final
+            assert not (await build_report(store, parse_report_period("yesterday"), None, {}, UTC_ZONE, rec.clock.now())).is_final
             await store.put(Put(total_of, dict(item or {})))

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from price_keeper.recording.entries import UsageCounts
-from price_keeper.reporting.query import Report
+from price_keeper.reporting.query import SpendReport
 from price_keeper.reporting.records import as_csv, as_json, harmless, moment
 from price_keeper.reporting.tenants import Tenant, app_names, org_called, registered, tenants
 from price_keeper.reporting.totals import Spent, rows
@@ -31,10 +31,10 @@ NOON = datetime(2026, 11, 18, 12, tzinfo=UTC).timestamp()
 UTC_ZONE, BERLIN = ZoneInfo("UTC"), ZoneInfo("Europe/Berlin")
 
 
-def report(*spent: Spent, name: str | None = "Acme", app_name: str | None = "Shop front") -> Report:
+def report(*spent: Spent, name: str | None = "Acme", app_name: str | None = "Shop front") -> SpendReport:
     named = {ACME: Tenant(ACME, name, BERLIN, "ORG"), BETA: Tenant(BETA, None, UTC_ZONE, "ORG")}
     apps = {(ACME, "shop"): app_name} if app_name is not None else {}
-    return Report(NOON + 0.9, DAY, DAY, True, False, list(spent), named, apps, ["a note"])
+    return SpendReport(NOON + 0.9, DAY, DAY, True, False, list(spent), named, apps, ["a note"])
 
 
 SPENT = (

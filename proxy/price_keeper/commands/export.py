@@ -21,7 +21,7 @@ from price_keeper.config import Config
 from price_keeper.errors import PriceKeeperError
 from price_keeper.recording.entries import UsageCounts
 from price_keeper.reporting import focus, money
-from price_keeper.reporting.query import Report, report
+from price_keeper.reporting.query import SpendReport, build_report
 from price_keeper.reporting.records import as_csv, csv_text, moment, numbers, row_record
 from price_keeper.reporting.stretches import split_period
 from price_keeper.reporting.tenants import registered
@@ -70,7 +70,7 @@ class _ExportSummary:
     counts: UsageCounts = dataclasses.field(default_factory=UsageCounts)
     notes: dict[str, None] = dataclasses.field(default_factory=dict)  # each once, in their order
 
-    def add(self, report: Report, report_rows: list[Row]) -> None:
+    def add(self, report: SpendReport, report_rows: list[Row]) -> None:
         self.first, self.last = min(self.first, report.first), max(self.last, report.last)
         self.is_final = self.is_final and report.is_final
         self.rows += len(report_rows)
@@ -91,7 +91,7 @@ class _ExportSummary:
 class _ExportFormat(Protocol):
     """How a file is written, piece by piece."""
 
-    def format_part(self, report: Report, report_rows: list[Row]) -> str: ...
+    def format_part(self, report: SpendReport, report_rows: list[Row]) -> str: ...
 
     def format_end(self, summary: _ExportSummary) -> str: ...
 
@@ -100,7 +100,7 @@ class _CsvFormat:
     def __init__(self) -> None:
         self._is_begun = False
 
-    def format_part(self, report: Report, report_rows: list[Row]) -> str:
+    def format_part(self, report: SpendReport, report_rows: list[Row]) -> str:
         has_header, self._is_begun = not self._is_begun, True
         return as_csv(report, report_rows, DIMENSIONS, has_header=has_header)
 
@@ -114,7 +114,7 @@ class _FocusFormat:
         self._account = account
         self._is_begun = False
 
-    def format_part(self, report: Report, _: list[Row]) -> str:
+    def format_part(self, report: SpendReport, _: list[Row]) -> str:
         has_header, self._is_begun = not self._is_begun, True
         return csv_text(focus.COLUMNS, focus.records(report, self._find_region, self._account), has_header=has_header)
 
@@ -128,7 +128,7 @@ class _JsonFormat:
     def __init__(self) -> None:
         self._separator = f'{{"by": {json.dumps(DIMENSIONS)}, "rows": [\n'  # of the next row
 
-    def format_part(self, report: Report, report_rows: list[Row]) -> str:
+    def format_part(self, report: SpendReport, report_rows: list[Row]) -> str:
         text = ""
         for row in report_rows:
             text += self._separator + json.dumps(row_record(report, row, DIMENSIONS))
@@ -158,7 +158,7 @@ async def _export(config: Config, args: Namespace, clock: Clock, file: TextIO) -
         with Progress(clock.monotonic) as progress:
             for number, period in enumerate(periods):
                 progress.update(f"{period.text}: piece {number + 1} of {len(periods)}, {summary.rows:,} rows so far")
-                report = await report(store, period, org, names, zone, now)
+                report = await build_report(store, period, org, names, zone, now)
                 report = dataclasses.replace(report, spent=only(report.spent, args.app, args.label))
                 report_rows = sorted(rows(report.spent, DIMENSIONS), key=_build_sort_key)
                 file.write(export_format.format_part(report, report_rows))

@@ -19,7 +19,7 @@ from price_keeper.config import Config
 from price_keeper.reporting import focus
 from price_keeper.reporting.days import ReportPeriod, check_report_period
 from price_keeper.reporting.letters import printable
-from price_keeper.reporting.query import Report, report
+from price_keeper.reporting.query import SpendReport, build_report
 from price_keeper.reporting.records import as_csv, as_json, csv_text
 from price_keeper.reporting.table import Style, table
 from price_keeper.reporting.tenants import org_called, registered
@@ -62,12 +62,12 @@ def check_period(period: ReportPeriod) -> None:
         raise CommandError(str(failure)) from None
 
 
-async def _read_report(config: Config, args: Namespace, clock: Clock) -> tuple[Report, str | None]:
+async def _read_report(config: Config, args: Namespace, clock: Clock) -> tuple[SpendReport, str | None]:
     async with open_selected_store(config.store, clock) as store:
         names = await registered(store)
         org = resolve_org_filter(args.org, names)
         zone = load_zone(config.defaults.timezone)
-        return await report(store, args.when, org, names, zone, clock.now()), org
+        return await build_report(store, args.when, org, names, zone, clock.now()), org
 
 
 def resolve_org_filter(text: str | None, names: Mapping[str, str | None]) -> str | None:
@@ -100,7 +100,7 @@ def _choose_group_by(args: Namespace) -> tuple[str, ...]:
     return tuple(name for name, value in filters.items() if value is None) or ("day",)
 
 
-def _print_csv(text: str, report: Report) -> None:
+def _print_csv(text: str, report: SpendReport) -> None:
     """The same bytes wherever it is printed; what is to be said besides goes where it spoils nothing."""
     sys.stdout.reconfigure(encoding="utf-8")  # type: ignore[union-attr]
     print(text, end="")
@@ -108,7 +108,7 @@ def _print_csv(text: str, report: Report) -> None:
         print(note, file=sys.stderr)
 
 
-def _print_table(args: Namespace, report: Report, report_rows: Sequence[Row], by: Sequence[str]) -> None:
+def _print_table(args: Namespace, report: SpendReport, report_rows: Sequence[Row], by: Sequence[str]) -> None:
     style = _detect_style()
     title = _format_title(args, report)
     lines = wrap(title if report_rows else f"{title}: nothing", style.width)
@@ -120,7 +120,7 @@ def _print_table(args: Namespace, report: Report, report_rows: Sequence[Row], by
         print(line.encode(encoding, "replace").decode(encoding))
 
 
-def _format_title(args: Namespace, report: Report) -> str:
+def _format_title(args: Namespace, report: SpendReport) -> str:
     period: ReportPeriod = args.when
     days = str(report.first) if report.first == report.last else f"{report.first} to {report.last}"
     if period.text in ("today", "yesterday"):
@@ -131,19 +131,19 @@ def _format_title(args: Namespace, report: Report) -> str:
     return printable(f"Spend of {', '.join([*filters, days])}{so_far}")
 
 
-def _list_alternatives(args: Namespace, report: Report) -> list[str]:
+def _list_alternatives(args: Namespace, report: SpendReport) -> list[str]:
     """When a filter lets nothing through, what it might have been."""
     filtered = [name for name in ("app", "label") if getattr(args, name) is not None]
     alternatives = {name: sorted({str(getattr(each, name) or NO_APP) for each in report.spent}) for name in filtered}
     return [f"{name.capitalize()}s with spend: {', '.join(values)}." for name, values in alternatives.items() if values]
 
 
-def _build_org_names(report: Report) -> dict[tuple[str, str], str]:
+def _build_org_names(report: SpendReport) -> dict[tuple[str, str], str]:
     """With a piece of the id where two orgs have one name."""
-    name_counts = Counter(info.name for info in report.tenants.values())
+    name_counts = Counter(info.name for info in report.orgs.values())
     return {
         ("org", org): tenant.name if name_counts[tenant.name] == 1 else f"{tenant.name} ({org[:8]})"
-        for org, tenant in report.tenants.items()
+        for org, tenant in report.orgs.items()
         if tenant.name is not None
     }
 

@@ -12,7 +12,7 @@ from price_keeper.control.calls import REVALIDATE, ApiResponse, ApiRequest, ApiH
 from price_keeper.control.parts import ControlServices
 from price_keeper.control.problems import invalid_request
 from price_keeper.reporting.days import ReportPeriod, check_report_period, parse_report_period
-from price_keeper.reporting.query import report
+from price_keeper.reporting.query import build_report
 from price_keeper.reporting.records import as_json
 from price_keeper.reporting.totals import DIMENSIONS, only, rows
 
@@ -59,7 +59,7 @@ def _parse_period(services: ControlServices, first: str, last: str, names: tuple
 async def _report_spend(services: ControlServices, request: ApiRequest, period: ReportPeriod) -> ApiResponse:
     """An org or app that nobody has heard of has spent nothing. The answer's Date is what it is as of."""
     org, app, now = request.path["org"], request.path.get("app"), services.clock.now()
-    spend_report = await report(services.store, period, org, {}, load_zone(services.config.defaults.timezone), now, app)
+    spend_report = await build_report(services.store, period, org, {}, load_zone(services.config.defaults.timezone), now, app)
     report_rows = rows(only(spend_report.spent, app, None), DIMENSIONS)
     formatted = as_json(spend_report, report_rows, DIMENSIONS, {"org": org, "app": app, "label": None}, spend_report.notes)
     del formatted["as_of"], formatted["by"], formatted["filters"]

@@ -15,7 +15,7 @@ from price_keeper.calendar_days import find_day_span
 from price_keeper.config.prices import ASYNC_JOB_LABEL, GUARDRAIL_LABEL
 from price_keeper.recording.entries import UsageCounts
 from price_keeper.reporting.money import exact_usd
-from price_keeper.reporting.query import Report
+from price_keeper.reporting.query import SpendReport
 from price_keeper.reporting.records import harmless, moment
 from price_keeper.reporting.totals import Spent, tokens
 
@@ -74,7 +74,7 @@ _OTHERS = {
 }
 
 
-def records(report: Report, region_of: RegionOf, account: str | None) -> Iterator[Record]:
+def records(report: SpendReport, region_of: RegionOf, account: str | None) -> Iterator[Record]:
     """One for each org, app, label and day. `region_of` tells where a label is called, None where that may differ."""
     for spent in sorted(report.spent, key=lambda each: (each.day, each.org, each.app or "", each.label)):
         yield {
@@ -94,18 +94,18 @@ def _costs(counts: UsageCounts) -> Record:
     return dict.fromkeys(("BilledCost", "ContractedCost", "EffectiveCost", "ListCost"), cost)
 
 
-def _account(report: Report, spent: Spent, account: str | None) -> Record:
+def _account(report: SpendReport, spent: Spent, account: str | None) -> Record:
     return {
         "BillingAccountId": account or LEDGER,
         "BillingAccountName": None if account else GENERATOR,
         "SubAccountId": spent.org,
-        "SubAccountName": harmless(report.tenants[spent.org].title),
+        "SubAccountName": harmless(report.orgs[spent.org].title),
     }
 
 
-def _periods(report: Report, spent: Spent) -> Record:
+def _periods(report: SpendReport, spent: Spent) -> Record:
     """The org's day in UTC, and the month of UTC in which it begins, since that is how AWS bills."""
-    day = find_day_span(spent.day, report.tenants[spent.org].zone)
+    day = find_day_span(spent.day, report.orgs[spent.org].zone)
     begins = datetime.fromtimestamp(day.start, UTC).replace(day=1, hour=0, minute=0, second=0)
     years, month = divmod(begins.month, 12)
     ends = begins.replace(year=begins.year + years, month=month + 1)
@@ -132,7 +132,7 @@ def _usage(spent: Spent) -> Record:
     }
 
 
-def _resource(report: Report, spent: Spent, region: str | None) -> Record:
+def _resource(report: SpendReport, spent: Spent, region: str | None) -> Record:
     where = {"RegionId": region, "RegionName": region}
     tags = {"org": spent.org, "app": spent.app, "label": spent.label}
     told = {"Tags": json.dumps({key: value for key, value in tags.items() if value is not None})}
@@ -147,7 +147,7 @@ def _resource(report: Report, spent: Spent, region: str | None) -> Record:
     }
 
 
-def _own(report: Report, spent: Spent) -> Record:
+def _own(report: SpendReport, spent: Spent) -> Record:
     counts = spent.counts
     return {
         "x_CacheReadTokens": counts.cache_read_tokens,
@@ -157,7 +157,7 @@ def _own(report: Report, spent: Spent) -> Record:
         "x_GuardrailUnits": counts.guardrail_units,
         "x_InputTokens": counts.input_tokens,
         "x_OrgDay": spent.day.isoformat(),
-        "x_OrgTimeZone": report.tenants[spent.org].zone.key,
+        "x_OrgTimeZone": report.orgs[spent.org].zone.key,
         "x_OutputTokens": counts.output_tokens,
         "x_Requests": counts.requests,
     }

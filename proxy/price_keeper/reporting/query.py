@@ -19,11 +19,11 @@ from price_keeper.reporting.tenants import Tenant, app_names, tenants
 from price_keeper.reporting.totals import Spent
 from price_keeper.stores.contract import Store
 
-MOST_DAYS_TOLD = 3
+MAX_DAYS_LISTED = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class SpendReport:
     """`first` and `last` are the days meant, in the zones of the orgs it is about; `is_running` if one goes on."""
 
     as_of: float
@@ -32,99 +32,99 @@ class Report:
     is_running: bool
     is_final: bool
     spent: list[Spent]
-    tenants: Mapping[str, Tenant]
+    orgs: Mapping[str, Tenant]
     app_names: Mapping[tuple[str, str], str]
     notes: list[str]
 
 
-async def report(
+async def build_report(
     store: Store,
-    asked: ReportPeriod,
+    period: ReportPeriod,
     org: str | None,
-    names: Mapping[str, str | None],
+    org_names: Mapping[str, str | None],
     zone: ZoneInfo,
     now: float,
     app: str | None = None,
-) -> Report:
+) -> SpendReport:
     """Of one org or of all. `names` are those of the registry; `zone` is that of orgs that say nothing of theirs.
 
     Of one `app` alone nothing else of its org is read: its own counters are exact, whatever those of the org hold.
     """
-    listed = await aggregator.list_active_counters(store, find_listing_days(asked, now), org, app, consistent=True)
+    listed = await aggregator.list_active_counters(store, find_listing_days(period, now), org, app, consistent=True)
     orgs = [org] if org is not None else [Scope.from_key(each.counter.scope).org for each in listed]
-    known = await tenants(store, orgs, names, zone, now)
-    by_zone = {each: _Calendar(each, asked, now) for each in {tenant.zone for tenant in known.values()}}
-    calendars = {tenant.org: by_zone[tenant.zone] for tenant in known.values()}
-    read = await counted.read_counters(store, _wanted(listed, calendars), now)
-    spent, doubts = _attributed(read.counts, known)
+    org_infos = await tenants(store, orgs, org_names, zone, now)
+    by_zone = {each: _ReportCalendar(each, period, now) for each in {tenant.zone for tenant in org_infos.values()}}
+    calendars = {tenant.org: by_zone[tenant.zone] for tenant in org_infos.values()}
+    values = await counted.read_counters(store, _iterate_queries(listed, calendars), now)
+    spent, caveats = _attribute_all(values.counts, org_infos)
     # While calls go on, an org and its apps cannot be read at one moment.
     notes = [
-        f"{known[name].title}, {_told(days)}: {doubt.value}."
-        for (name, doubt), all_days in doubts.items()
-        if (days := calendars[name].over(all_days))
+        f"{org_infos[name].title}, {_list_days(days)}: {doubt.value}."
+        for (name, doubt), all_days in caveats.items()
+        if (days := calendars[name].select_past(all_days))
     ]
     apps = await app_names(store, ((each.org, each.app) for each in spent if each.app is not None))
-    meant = [calendars[name] for name in {each.org for each in spent} or calendars] or [_Calendar(zone, asked, now)]
-    return Report(
+    calendars_used = [calendars[name] for name in {each.org for each in spent} or calendars] or [_ReportCalendar(zone, period, now)]
+    return SpendReport(
         as_of=now,
-        first=min(each.first for each in meant),
-        last=max(each.last for each in meant),
-        is_running=any(each.is_running for each in meant),
-        is_final=read.is_final and not any(each.is_running for each in meant),
+        first=min(each.first for each in calendars_used),
+        last=max(each.last for each in calendars_used),
+        is_running=any(each.is_running for each in calendars_used),
+        is_final=values.is_final and not any(each.is_running for each in calendars_used),
         spent=spent,
-        tenants=known,
+        orgs=org_infos,
         app_names=apps,
         notes=notes,
     )
 
 
-class _Calendar:
+class _ReportCalendar:
     """The days meant, as they are in one zone. `ends` is when each of them ends, by its period's key."""
 
-    def __init__(self, zone: ZoneInfo, asked: ReportPeriod, now: float) -> None:
+    def __init__(self, zone: ZoneInfo, period: ReportPeriod, now: float) -> None:
         today = find_org_date(now, zone)
-        self.first, self.last = asked.resolve(today)
+        self.first, self.last = period.resolve(today)
         self.is_running = self.first <= today <= self.last
         self._today = today
         latest = min(self.last, today + timedelta(days=1))  # by somebody's clock it is tomorrow already
         self.ends = {span.key: span.end for span in iterate_day_spans(self.first, latest, zone)}
 
-    def over(self, days: Iterable[date]) -> list[date]:
+    def select_past(self, days: Iterable[date]) -> list[date]:
         return [day for day in days if day < self._today]
 
 
-def _wanted(listed: Iterable[aggregator.ActiveCounter], calendars: Mapping[str, _Calendar]) -> Iterator[counted.CounterQuery]:
+def _iterate_queries(listed: Iterable[aggregator.ActiveCounter], calendars: Mapping[str, _ReportCalendar]) -> Iterator[counted.CounterQuery]:
     for each in listed:
         end = calendars[Scope.from_key(each.counter.scope).org].ends.get(each.counter.period)
         if end is not None:
             yield counted.build_counter_query(each, end)
 
 
-def _attributed(
-    counts: Mapping[Counter, UsageCounts], known: Mapping[str, Tenant]
+def _attribute_all(
+    counts: Mapping[Counter, UsageCounts], org_infos: Mapping[str, Tenant]
 ) -> tuple[list[Spent], Mapping[tuple[str, AttributionCaveat], list[date]]]:
     spent: list[Spent] = []
-    doubts: defaultdict[tuple[str, AttributionCaveat], list[date]] = defaultdict(list)
-    for (org, day), scopes in sorted(_by_org_and_day(counts).items()):
-        own = scopes.pop(None, {})
-        apps = {app: labels for app, labels in scopes.items() if app is not None}
-        found = attribute_spend(own, apps, known[org].quota_scope)
-        spent += [Spent(org, share.app, share.label, day, share.counts) for share in found.spend]
-        if found.caveat is not None:
-            doubts[org, found.caveat].append(day)
-    return spent, doubts
+    caveats: defaultdict[tuple[str, AttributionCaveat], list[date]] = defaultdict(list)
+    for (org, day), scopes in sorted(_group_by_org_and_day(counts).items()):
+        org_counts = scopes.pop(None, {})
+        app_counts = {app: labels for app, labels in scopes.items() if app is not None}
+        attribution = attribute_spend(org_counts, app_counts, org_infos[org].quota_scope)
+        spent += [Spent(org, share.app, share.label, day, share.counts) for share in attribution.spend]
+        if attribution.caveat is not None:
+            caveats[org, attribution.caveat].append(day)
+    return spent, caveats
 
 
-def _by_org_and_day(counts: Mapping[Counter, UsageCounts]) -> dict[tuple[str, date], dict[str | None, dict[str, UsageCounts]]]:
-    found: dict[tuple[str, date], dict[str | None, dict[str, UsageCounts]]] = {}
+def _group_by_org_and_day(counts: Mapping[Counter, UsageCounts]) -> dict[tuple[str, date], dict[str | None, dict[str, UsageCounts]]]:
+    grouped: dict[tuple[str, date], dict[str | None, dict[str, UsageCounts]]] = {}
     for counter, each in counts.items():
         if any(each):
             scope = Scope.from_key(counter.scope)
             day = parse_day(counter.period.removeprefix("DAY#"))
-            found.setdefault((scope.org, day), {}).setdefault(scope.app, {})[counter.label] = each
-    return found
+            grouped.setdefault((scope.org, day), {}).setdefault(scope.app, {})[counter.label] = each
+    return grouped
 
 
-def _told(days: list[date]) -> str:
-    more = f" and {len(days) - MOST_DAYS_TOLD} more days" if len(days) > MOST_DAYS_TOLD else ""
-    return ", ".join(str(day) for day in days[:MOST_DAYS_TOLD]) + more
+def _list_days(days: list[date]) -> str:
+    suffix = f" and {len(days) - MAX_DAYS_LISTED} more days" if len(days) > MAX_DAYS_LISTED else ""
+    return ", ".join(str(day) for day in days[:MAX_DAYS_LISTED]) + suffix

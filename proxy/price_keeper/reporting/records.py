@@ -15,7 +15,7 @@ from typing import Any
 
 from price_keeper.recording.entries import UsageCounts
 from price_keeper.reporting import money
-from price_keeper.reporting.query import Report
+from price_keeper.reporting.query import SpendReport
 from price_keeper.reporting.totals import Key, Row, total
 
 COUNTED = UsageCounts._fields[:-1]
@@ -27,7 +27,7 @@ _LEFT_OUT = frozenset(("Cc", "Cf", "Zs", "Zl", "Zp"))  # of Unicode's categories
 
 
 def as_json(
-    report: Report, rows: Sequence[Row], by: Sequence[str], filters: Mapping[str, str | None], notes: Sequence[str]
+    report: SpendReport, rows: Sequence[Row], by: Sequence[str], filters: Mapping[str, str | None], notes: Sequence[str]
 ) -> dict[str, Any]:
     return {
         "from": report.first.isoformat(),
@@ -42,11 +42,11 @@ def as_json(
     }
 
 
-def row_record(report: Report, row: Row, by: Sequence[str]) -> dict[str, Any]:
+def row_record(report: SpendReport, row: Row, by: Sequence[str]) -> dict[str, Any]:
     return {**_keys(report, row, by), **numbers(row.counts)}
 
 
-def as_csv(report: Report, rows: Sequence[Row], by: Sequence[str], *, has_header: bool = True) -> str:
+def as_csv(report: SpendReport, rows: Sequence[Row], by: Sequence[str], *, has_header: bool = True) -> str:
     columns = [column for name in by for column in (name, NAMED.get(name)) if column is not None]
     records = []
     for row in rows:
@@ -71,7 +71,7 @@ def moment(epoch: float) -> str:
     return datetime.fromtimestamp(int(epoch), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def _keys(report: Report, row: Row, by: Sequence[str]) -> dict[str, Any]:
+def _keys(report: SpendReport, row: Row, by: Sequence[str]) -> dict[str, Any]:
     keys = dict(zip(by, row.keys, strict=True))
     told: dict[str, Any] = {}
     for name, key in keys.items():
@@ -81,9 +81,9 @@ def _keys(report: Report, row: Row, by: Sequence[str]) -> dict[str, Any]:
     return told
 
 
-def _name(report: Report, name: str, keys: Mapping[str, Key]) -> str | None:
+def _name(report: SpendReport, name: str, keys: Mapping[str, Key]) -> str | None:
     if name == "org":
-        return report.tenants[str(keys["org"])].name
+        return report.orgs[str(keys["org"])].name
     return report.app_names.get((str(keys["org"]), str(keys["app"])))
 
 
