@@ -23,7 +23,7 @@ from price_keeper.reporting import focus
 from price_keeper.reporting.focus import records
 from price_keeper.reporting.query import SpendReport
 from price_keeper.reporting.records import csv_text
-from price_keeper.reporting.tenants import Tenant
+from price_keeper.reporting.tenants import OrgInfo
 from price_keeper.reporting.totals import Spent
 
 from tests.support.effort import tries
@@ -194,8 +194,8 @@ COUNTS = UsageCounts(9, 1, 100, 50, 20, 10, 5, 3, 12_345_678_901)
 
 def report(*spent: Spent, zone: str = "Europe/Berlin", apps: Mapping[tuple[str, str], str] | None = None) -> SpendReport:
     tenants = {
-        ACME: Tenant(ACME, 'Acme, "the" org', ZoneInfo(zone), "ORG"),
-        BETA: Tenant(BETA, None, ZoneInfo("UTC"), "APP"),
+        ACME: OrgInfo(ACME, 'Acme, "the" org', ZoneInfo(zone), "ORG"),
+        BETA: OrgInfo(BETA, None, ZoneInfo("UTC"), "APP"),
     }
     days = [each.day for each in spent] or [date(2026, 11, 18)]
     return SpendReport(0.0, min(days), max(days), False, True, list(spent), tenants, apps or {}, [])
@@ -276,7 +276,7 @@ def test_an_org_without_a_name_goes_by_its_id() -> None:
 
 def test_a_name_is_no_formula_in_a_spreadsheet() -> None:
     found = report(spent("shop", "premium"), apps={(ACME, "shop"): "-2+3"})
-    found.orgs[ACME] = Tenant(ACME, "=HYPERLINK(1)", ZoneInfo("UTC"), "ORG")
+    found.orgs[ACME] = OrgInfo(ACME, "=HYPERLINK(1)", ZoneInfo("UTC"), "ORG")
     (row,) = records(found, lambda _: None, None)
     assert (row["SubAccountName"], row["ResourceName"]) == ("'=HYPERLINK(1)", "'-2+3")
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from price_keeper.recording.entries import UsageCounts
 from price_keeper.reporting.query import SpendReport
 from price_keeper.reporting.records import as_csv, as_json, harmless, moment
-from price_keeper.reporting.tenants import Tenant, app_names, org_called, registered, tenants
+from price_keeper.reporting.tenants import OrgInfo, load_app_names, resolve_org, load_org_names, load_orgs
 from price_keeper.reporting.totals import Spent, rows
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Put, Store
@@ -32,7 +32,7 @@ UTC_ZONE, BERLIN = ZoneInfo("UTC"), ZoneInfo("Europe/Berlin")
 
 
 def report(*spent: Spent, name: str | None = "Acme", app_name: str | None = "Shop front") -> SpendReport:
-    named = {ACME: Tenant(ACME, name, BERLIN, "ORG"), BETA: Tenant(BETA, None, UTC_ZONE, "ORG")}
+    named = {ACME: OrgInfo(ACME, name, BERLIN, "ORG"), BETA: OrgInfo(BETA, None, UTC_ZONE, "ORG")}
     apps = {(ACME, "shop"): app_name} if app_name is not None else {}
     return SpendReport(NOON + 0.9, DAY, DAY, True, False, list(spent), named, apps, ["a note"])
 
@@ -140,20 +140,20 @@ NAMES = {ACME: "Acme", BETA: "Beta"}
 
 
 def test_an_org_by_its_id_or_its_name() -> None:
-    assert org_called("acme", NAMES) == org_called(ACME, NAMES) == org_called(ACME.upper(), NAMES) == ACME
+    assert resolve_org("acme", NAMES) == resolve_org(ACME, NAMES) == resolve_org(ACME.upper(), NAMES) == ACME
     unknown = "99999999-2222-4333-8444-555555555555"
-    assert org_called(unknown, NAMES) == unknown
+    assert resolve_org(unknown, NAMES) == unknown
 
 
 def test_an_unknown_org_says_which_there_are() -> None:
     with pytest.raises(ValueError, match=rf"no org has .* 'Acm'; there are Acme \({ACME}\), Beta \({BETA}\)$"):
-        org_called("Acm", NAMES)
+        resolve_org("Acm", NAMES)
     with pytest.raises(ValueError, match=r"several orgs are called 'ACME'; .* 1, 2$"):
-        org_called("ACME", {"1": "Acme", "2": "acme", "3": None})
+        resolve_org("ACME", {"1": "Acme", "2": "acme", "3": None})
     with pytest.raises(ValueError, match="none is registered"):
-        org_called("Acme", {})
+        resolve_org("Acme", {})
     with pytest.raises(ValueError, match=r"and 5 more$"):
-        org_called("x", {str(number): f"org {number}" for number in range(25)})
+        resolve_org("x", {str(number): f"org {number}" for number in range(25)})
 
 
 @pytest.fixture
@@ -169,18 +169,18 @@ async def test_what_the_store_knows_of_orgs_and_apps(local: Store) -> None:
     await local.put(Put(schema.org_entry_key(BETA), {"org_name": "Beta"}))
     await local.put(Put(schema.app_config_key(ACME, "shop"), {"app_name": "Shop front"}))
     await local.put(Put(schema.app_config_key(ACME, "bot"), {"client_secret_hash": "x"}))
-    names = await registered(local)
+    names = await load_org_names(local)
     assert names == {ACME: "an older name", BETA: "Beta"}
     unknown = "99999999-2222-4333-8444-555555555555"
-    assert await tenants(local, [ACME, BETA, unknown, ACME], names, UTC_ZONE, NOON) == {
-        ACME: Tenant(ACME, "Acme", BERLIN, "APP"),
-        BETA: Tenant(BETA, "Beta", UTC_ZONE, "APP"),
-        unknown: Tenant(unknown, None, UTC_ZONE, "APP"),
+    assert await load_orgs(local, [ACME, BETA, unknown, ACME], names, UTC_ZONE, NOON) == {
+        ACME: OrgInfo(ACME, "Acme", BERLIN, "APP"),
+        BETA: OrgInfo(BETA, "Beta", UTC_ZONE, "APP"),
+        unknown: OrgInfo(unknown, None, UTC_ZONE, "APP"),
     }
-    assert await app_names(local, [(ACME, "shop"), (ACME, "bot"), (BETA, "x")]) == {(ACME, "shop"): "Shop front"}
+    assert await load_app_names(local, [(ACME, "shop"), (ACME, "bot"), (BETA, "x")]) == {(ACME, "shop"): "Shop front"}
 
 
 async def test_what_cannot_be_used_of_an_orgs_configuration_is_passed_over(local: Store) -> None:
     config = {"org_name": " ", "timezone": "Europe/Berlim", "quota_scope": "TEAM"}
     await local.put(Put(schema.org_config_key(ACME), config))
-    assert await tenants(local, [ACME], {}, BERLIN, NOON) == {ACME: Tenant(ACME, None, BERLIN, "APP")}
+    assert await load_orgs(local, [ACME], {}, BERLIN, NOON) == {ACME: OrgInfo(ACME, None, BERLIN, "APP")}

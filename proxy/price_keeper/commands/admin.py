@@ -15,7 +15,7 @@ from price_keeper.config.problems import escape_line
 from price_keeper.control.terms import API_KEY_HEADER, MAX_PAGE_SIZE
 from price_keeper.errors import ConfigError, PriceKeeperError
 from price_keeper.model import is_org_id
-from price_keeper.reporting.tenants import org_called
+from price_keeper.reporting.tenants import resolve_org
 
 MAX_PAGES = 1000  # of a list: a hundred thousand orgs
 MAX_LISTED_BYTES = 4 * MAX_RESPONSE_BYTES
@@ -97,7 +97,7 @@ def resolve_org_id(admin: AdminClient, text: str) -> str:
     with check_response_shape(admin.api.url):
         names = {str(org["org"]): org["org_name"] for org in orgs}
         try:
-            org = org_called(text, names)
+            org = resolve_org(text, names)
         except ValueError as failure:
             raise CommandError(escape_line(str(failure))) from None
         if not is_org_id(org):

@@ -13,7 +13,7 @@ from price_keeper.clock import SystemClock
 from price_keeper.commands.places import select_config, open_selected_store
 from price_keeper.commands.shared import CommandError, print_json, print_lines
 from price_keeper.config import Config
-from price_keeper.reporting.tenants import org_called, registered
+from price_keeper.reporting.tenants import resolve_org, load_org_names
 from price_keeper.stores.contract import Store
 
 
@@ -33,7 +33,7 @@ async def _print_audit(args: Namespace, config: Config) -> int:
 
 async def _resolve_org(store: Store, text: str) -> str:
     try:
-        return org_called(text, await registered(store))
+        return resolve_org(text, await load_org_names(store))
     except ValueError as failure:
         raise CommandError(str(failure)) from None
 

@@ -24,7 +24,7 @@ from price_keeper.reporting import focus, money
 from price_keeper.reporting.query import SpendReport, build_report
 from price_keeper.reporting.records import as_csv, csv_text, moment, numbers, row_record
 from price_keeper.reporting.stretches import split_period
-from price_keeper.reporting.tenants import registered
+from price_keeper.reporting.tenants import load_org_names
 from price_keeper.reporting.totals import DIMENSIONS, Row, only, rows, total
 
 
@@ -152,7 +152,7 @@ async def _export(config: Config, args: Namespace, clock: Clock, file: TextIO) -
     zone = load_zone(config.defaults.timezone)
     periods = list(split_period(args.when, now))
     async with open_selected_store(config.store, clock) as store:
-        names = await registered(store)
+        names = await load_org_names(store)
         org = resolve_org_filter(args.org, names)
         summary = _ExportSummary(now, {"org": org, "app": args.app, "label": args.label})
         with Progress(clock.monotonic) as progress:

@@ -22,7 +22,7 @@ from price_keeper.reporting.letters import printable
 from price_keeper.reporting.query import SpendReport, build_report
 from price_keeper.reporting.records import as_csv, as_json, csv_text
 from price_keeper.reporting.table import Style, table
-from price_keeper.reporting.tenants import org_called, registered
+from price_keeper.reporting.tenants import resolve_org, load_org_names
 from price_keeper.reporting.totals import DIMENSIONS, NO_APP, Row, only, rows
 
 JOURNAL_NOTE = "Exact as of the last flush: what still waits in journals (up to about 15 seconds of calls) is not in it."
@@ -64,7 +64,7 @@ def check_period(period: ReportPeriod) -> None:
 
 async def _read_report(config: Config, args: Namespace, clock: Clock) -> tuple[SpendReport, str | None]:
     async with open_selected_store(config.store, clock) as store:
-        names = await registered(store)
+        names = await load_org_names(store)
         org = resolve_org_filter(args.org, names)
         zone = load_zone(config.defaults.timezone)
         return await build_report(store, args.when, org, names, zone, clock.now()), org
@@ -72,7 +72,7 @@ async def _read_report(config: Config, args: Namespace, clock: Clock) -> tuple[S
 
 def resolve_org_filter(text: str | None, names: Mapping[str, str | None]) -> str | None:
     try:
-        return None if text is None else org_called(text, names)
+        return None if text is None else resolve_org(text, names)
     except ValueError as failure:
         raise CommandError(str(failure)) from None
 

@@ -15,7 +15,7 @@ from price_keeper.recording.entries import Counter, UsageCounts
 from price_keeper.reporting import counted
 from price_keeper.reporting.attribution import AttributionCaveat, attribute_spend
 from price_keeper.reporting.days import ReportPeriod, find_listing_days
-from price_keeper.reporting.tenants import Tenant, app_names, tenants
+from price_keeper.reporting.tenants import OrgInfo, load_app_names, load_orgs
 from price_keeper.reporting.totals import Spent
 from price_keeper.stores.contract import Store
 
@@ -32,7 +32,7 @@ class SpendReport:
     is_running: bool
     is_final: bool
     spent: list[Spent]
-    orgs: Mapping[str, Tenant]
+    orgs: Mapping[str, OrgInfo]
     app_names: Mapping[tuple[str, str], str]
     notes: list[str]
 
@@ -52,7 +52,7 @@ async def build_report(
     """
     listed = await aggregator.list_active_counters(store, find_listing_days(period, now), org, app, consistent=True)
     orgs = [org] if org is not None else [Scope.from_key(each.counter.scope).org for each in listed]
-    org_infos = await tenants(store, orgs, org_names, zone, now)
+    org_infos = await load_orgs(store, orgs, org_names, zone, now)
     by_zone = {each: _ReportCalendar(each, period, now) for each in {tenant.zone for tenant in org_infos.values()}}
     calendars = {tenant.org: by_zone[tenant.zone] for tenant in org_infos.values()}
     values = await counted.read_counters(store, _iterate_queries(listed, calendars), now)
@@ -63,7 +63,7 @@ async def build_report(
         for (name, doubt), all_days in caveats.items()
         if (days := calendars[name].select_past(all_days))
     ]
-    apps = await app_names(store, ((each.org, each.app) for each in spent if each.app is not None))
+    apps = await load_app_names(store, ((each.org, each.app) for each in spent if each.app is not None))
     calendars_used = [calendars[name] for name in {each.org for each in spent} or calendars] or [_ReportCalendar(zone, period, now)]
     return SpendReport(
         as_of=now,
@@ -101,7 +101,7 @@ def _iterate_queries(listed: Iterable[aggregator.ActiveCounter], calendars: Mapp
 
 
 def _attribute_all(
-    counts: Mapping[Counter, UsageCounts], org_infos: Mapping[str, Tenant]
+    counts: Mapping[Counter, UsageCounts], org_infos: Mapping[str, OrgInfo]
 ) -> tuple[list[Spent], Mapping[tuple[str, AttributionCaveat], list[date]]]:
     spent: list[Spent] = []
     caveats: defaultdict[tuple[str, AttributionCaveat], list[date]] = defaultdict(list)

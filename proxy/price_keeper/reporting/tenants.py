@@ -13,11 +13,11 @@ from price_keeper.selection.plan import resolve_settings
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Item, Query, Store, iterate_rows
 
-MOST_NAMED = 20  # in a message that says which orgs there are
+MAX_ORGS_LISTED = 20  # in a message that says which orgs there are
 
 
 @dataclass(frozen=True, slots=True)
-class Tenant:
+class OrgInfo:
     org: str
     name: str | None
     zone: ZoneInfo
@@ -28,56 +28,56 @@ class Tenant:
         return self.name or self.org
 
 
-async def registered(store: Store) -> dict[str, str | None]:
+async def load_org_names(store: Store) -> dict[str, str | None]:
     """The name of each org in the registry, None where it has none there."""
-    found: dict[str, str | None] = {}
+    names: dict[str, str | None] = {}
     async for row in iterate_rows(store, Query("config", schema.ORG_REGISTRY)):
-        found[Scope.from_key(row.key.sk).org] = _name(row.item, "org_name")
-    return found
+        names[Scope.from_key(row.key.sk).org] = _read_name(row.item, "org_name")
+    return names
 
 
-async def tenants(
+async def load_orgs(
     store: Store, orgs: Iterable[str], names: Mapping[str, str | None], zone: ZoneInfo, now: float
-) -> dict[str, Tenant]:
+) -> dict[str, OrgInfo]:
     """Also of orgs that nobody registered; `zone` is for those that say nothing of theirs."""
-    wanted = list(dict.fromkeys(orgs))
-    items = await store.get_many([schema.org_config_key(org) for org in wanted])
-    return {org: _tenant(org, item, names.get(org), zone, now) for org, item in zip(wanted, items, strict=True)}
+    org_ids = list(dict.fromkeys(orgs))
+    items = await store.get_many([schema.org_config_key(org) for org in org_ids])
+    return {org: _build_org_info(org, item, names.get(org), zone, now) for org, item in zip(org_ids, items, strict=True)}
 
 
-async def app_names(store: Store, apps: Iterable[tuple[str, str]]) -> dict[tuple[str, str], str]:
-    wanted = list(dict.fromkeys(apps))
-    items = await store.get_many([schema.app_config_key(org, app) for org, app in wanted])
-    named = ((key, _name(item or {}, "app_name")) for key, item in zip(wanted, items, strict=True))
+async def load_app_names(store: Store, apps: Iterable[tuple[str, str]]) -> dict[tuple[str, str], str]:
+    app_keys = list(dict.fromkeys(apps))
+    items = await store.get_many([schema.app_config_key(org, app) for org, app in app_keys])
+    named = ((key, _read_name(item or {}, "app_name")) for key, item in zip(app_keys, items, strict=True))
     return {key: name for key, name in named if name is not None}
 
 
-def org_called(text: str, names: Mapping[str, str | None]) -> str:
+def resolve_org(text: str, names: Mapping[str, str | None]) -> str:
     """The id of the org with this id or name. Raises ValueError that says which there are."""
     if is_org_id(text.lower()):
         return text.lower()  # it need not be registered to have spent
-    fitting = [org for org, name in names.items() if name is not None and name.casefold() == text.casefold()]
-    if len(fitting) == 1:
-        return fitting[0]
-    if fitting:
-        raise ValueError(f"several orgs are called {text!r}; name one by its id: {', '.join(sorted(fitting))}")
-    raise ValueError(f"no org has the id or the name {text!r}; {_told(names)}")
+    matching = [org for org, name in names.items() if name is not None and name.casefold() == text.casefold()]
+    if len(matching) == 1:
+        return matching[0]
+    if matching:
+        raise ValueError(f"several orgs are called {text!r}; name one by its id: {', '.join(sorted(matching))}")
+    raise ValueError(f"no org has the id or the name {text!r}; {_describe_orgs(names)}")
 
 
-def _told(names: Mapping[str, str | None]) -> str:
+def _describe_orgs(names: Mapping[str, str | None]) -> str:
     if not names:
         return "none is registered"
-    told = sorted(f"{name} ({org})" if name else org for org, name in names.items())
-    more = f", and {len(told) - MOST_NAMED} more" if len(told) > MOST_NAMED else ""
-    return f"there are {', '.join(told[:MOST_NAMED])}{more}"
+    titles = sorted(f"{name} ({org})" if name else org for org, name in names.items())
+    suffix = f", and {len(titles) - MAX_ORGS_LISTED} more" if len(titles) > MAX_ORGS_LISTED else ""
+    return f"there are {', '.join(titles[:MAX_ORGS_LISTED])}{suffix}"
 
 
-def _tenant(org: str, item: Item | None, registry_name: str | None, default: ZoneInfo, now: float) -> Tenant:
+def _build_org_info(org: str, item: Item | None, registry_name: str | None, default: ZoneInfo, now: float) -> OrgInfo:
     """As those who count read it."""
-    plan = resolve_settings(item, None, DefaultsConfig(timezone=default.key), (), now)
-    return Tenant(org, _name(item or {}, "org_name") or registry_name, plan.zone, plan.quota_scope)
+    settings = resolve_settings(item, None, DefaultsConfig(timezone=default.key), (), now)
+    return OrgInfo(org, _read_name(item or {}, "org_name") or registry_name, settings.zone, settings.quota_scope)
 
 
-def _name(item: Mapping[str, Any], attribute: str) -> str | None:
+def _read_name(item: Mapping[str, Any], attribute: str) -> str | None:
     name = item.get(attribute)
     return name if isinstance(name, str) and name.strip() else None
