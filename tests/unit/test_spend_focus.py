@@ -24,7 +24,7 @@ from price_keeper.reporting.focus import records
 from price_keeper.reporting.query import SpendReport
 from price_keeper.reporting.records import csv_text
 from price_keeper.reporting.tenants import OrgInfo
-from price_keeper.reporting.totals import Spent
+from price_keeper.reporting.totals import SpendEntry
 
 from tests.support.effort import tries
 
@@ -192,7 +192,7 @@ ACME, BETA = "6f1c2a34-5b6d-4e7f-8a9b-0c1d2e3f4a5b", "11111111-2222-4333-8444-55
 COUNTS = UsageCounts(9, 1, 100, 50, 20, 10, 5, 3, 12_345_678_901)
 
 
-def report(*spent: Spent, zone: str = "Europe/Berlin", apps: Mapping[tuple[str, str], str] | None = None) -> SpendReport:
+def report(*spent: SpendEntry, zone: str = "Europe/Berlin", apps: Mapping[tuple[str, str], str] | None = None) -> SpendReport:
     tenants = {
         ACME: OrgInfo(ACME, 'Acme, "the" org', ZoneInfo(zone), "ORG"),
         BETA: OrgInfo(BETA, None, ZoneInfo("UTC"), "APP"),
@@ -201,14 +201,14 @@ def report(*spent: Spent, zone: str = "Europe/Berlin", apps: Mapping[tuple[str, 
     return SpendReport(0.0, min(days), max(days), False, True, list(spent), tenants, apps or {}, [])
 
 
-def told(*spent: Spent, region: str | None = "us-east-1", account: str | None = None, **how: object) -> list[dict]:
+def told(*spent: SpendEntry, region: str | None = "us-east-1", account: str | None = None, **how: object) -> list[dict]:
     text = csv_text(focus.COLUMNS, records(report(*spent, **how), lambda _: region, account))  # type: ignore[arg-type]
     assert faults(text) == []
     return list(csv.DictReader(StringIO(text)))
 
 
-def spent(app: str | None, label: str, day: date = date(2026, 11, 18), counts: UsageCounts = COUNTS) -> Spent:
-    return Spent(ACME, app, label, day, counts)
+def spent(app: str | None, label: str, day: date = date(2026, 11, 18), counts: UsageCounts = COUNTS) -> SpendEntry:
+    return SpendEntry(ACME, app, label, day, counts)
 
 
 def test_every_mandatory_column_of_each_version_is_there() -> None:
@@ -270,7 +270,7 @@ def test_an_account_and_a_region_that_are_known_or_not() -> None:
 
 
 def test_an_org_without_a_name_goes_by_its_id() -> None:
-    (row,) = told(Spent(BETA, None, "premium", date(2026, 11, 18), COUNTS))
+    (row,) = told(SpendEntry(BETA, None, "premium", date(2026, 11, 18), COUNTS))
     assert (row["SubAccountId"], row["SubAccountName"]) == (BETA, BETA)
 
 
@@ -309,7 +309,7 @@ def test_a_file_without_rows_is_a_head() -> None:
 @given(
     st.lists(
         st.builds(
-            Spent,
+            SpendEntry,
             st.sampled_from([ACME, BETA]),
             st.sampled_from([None, "shop", "-"]),
             st.sampled_from(["premium", "guardrails", "async-jobs", "unlabelled.claude"]),
@@ -321,7 +321,7 @@ def test_a_file_without_rows_is_a_head() -> None:
     st.sampled_from(["UTC", "Europe/Berlin", "Africa/Cairo", "Pacific/Kiritimati", "Etc/GMT+12"]),
 )
 @settings(max_examples=tries(200))
-def test_whatever_was_spent_keeps_every_rule_and_adds_up(made: list[Spent], zone: str) -> None:
+def test_whatever_was_spent_keeps_every_rule_and_adds_up(made: list[SpendEntry], zone: str) -> None:
     rows = told(*made, zone=zone)
     assert sum(Fraction(row["BilledCost"]) for row in rows) * 10**12 == sum(each.counts.pico for each in made)
 

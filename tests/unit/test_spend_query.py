@@ -19,7 +19,7 @@ from price_keeper.recording.aggregator import AS_OF_ATTRIBUTE, Aggregator, build
 from price_keeper.recording.entries import ChargedCounters, Counter, UsageCounts, Intent, Receipt
 from price_keeper.reporting.days import parse_report_period
 from price_keeper.reporting.query import SpendReport, build_report
-from price_keeper.reporting.totals import total
+from price_keeper.reporting.totals import sum_counts
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Delete, Put, Store, Update
 
@@ -107,7 +107,7 @@ async def test_today_is_told_as_of_the_last_flush(acme: Org) -> None:
         ("shop", "guardrails", "2026-11-18"): 7,
         (None, "premium", "2026-11-18"): 30,
     }
-    assert total(each.counts for each in found.spent) == UsageCounts(3, 1, 30, 60, pico=1_000_038)
+    assert sum_counts(each.counts for each in found.spent) == UsageCounts(3, 1, 30, 60, pico=1_000_038)
     assert (found.first, found.last) == (date(2026, 11, 18), date(2026, 11, 18))
     assert (found.is_running, found.is_final, found.notes) == (True, False, [])
     await acme.flush()

@@ -18,7 +18,7 @@ from price_keeper.recording.entries import UsageCounts
 from price_keeper.reporting.query import SpendReport
 from price_keeper.reporting.records import as_csv, as_json, harmless, moment
 from price_keeper.reporting.tenants import OrgInfo, load_app_names, resolve_org, load_org_names, load_orgs
-from price_keeper.reporting.totals import Spent, rows
+from price_keeper.reporting.totals import SpendEntry, group_spend
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Put, Store
 
@@ -31,22 +31,22 @@ NOON = datetime(2026, 11, 18, 12, tzinfo=UTC).timestamp()
 UTC_ZONE, BERLIN = ZoneInfo("UTC"), ZoneInfo("Europe/Berlin")
 
 
-def report(*spent: Spent, name: str | None = "Acme", app_name: str | None = "Shop front") -> SpendReport:
+def report(*spent: SpendEntry, name: str | None = "Acme", app_name: str | None = "Shop front") -> SpendReport:
     named = {ACME: OrgInfo(ACME, name, BERLIN, "ORG"), BETA: OrgInfo(BETA, None, UTC_ZONE, "ORG")}
     apps = {(ACME, "shop"): app_name} if app_name is not None else {}
     return SpendReport(NOON + 0.9, DAY, DAY, True, False, list(spent), named, apps, ["a note"])
 
 
 SPENT = (
-    Spent(ACME, "shop", "premium", DAY, UsageCounts(2, 1, 10, 20, 3, 4, 5, 6, 12_345_678_901)),
-    Spent(BETA, None, "economy", DAY, UsageCounts(1, 0, 1, 2, pico=5)),
+    SpendEntry(ACME, "shop", "premium", DAY, UsageCounts(2, 1, 10, 20, 3, 4, 5, 6, 12_345_678_901)),
+    SpendEntry(BETA, None, "economy", DAY, UsageCounts(1, 0, 1, 2, pico=5)),
 )
 
 
 def test_json() -> None:
     by = ("org", "app", "label", "day")
     filters: Mapping[str, str | None] = {"org": None, "app": None, "label": None}
-    told = as_json(report(*SPENT), rows(SPENT, by), by, filters, ["a note"])
+    told = as_json(report(*SPENT), group_spend(SPENT, by), by, filters, ["a note"])
     assert json.loads(json.dumps(told)) == told
     assert told["rows"][0] == {
         "org": ACME,
@@ -78,7 +78,7 @@ def test_json() -> None:
 
 
 def test_csv() -> None:
-    assert as_csv(report(*SPENT), rows(SPENT, ("label", "day")), ("label", "day")) == (
+    assert as_csv(report(*SPENT), group_spend(SPENT, ("label", "day")), ("label", "day")) == (
         "label,day,requests,estimated_requests,input_tokens,output_tokens,cache_read_tokens,cache_write_5m_tokens,"
         "cache_write_1h_tokens,guardrail_units,cost_usd\n"
         "premium,2026-11-18,2,1,10,20,3,4,5,6,0.012345678901\n"
@@ -89,7 +89,7 @@ def test_csv() -> None:
 
 def test_a_name_is_no_formula_in_a_spreadsheet() -> None:
     risky = report(*SPENT, name="=HYPERLINK(1)", app_name="-2+3")
-    (row, _) = csv.DictReader(StringIO(as_csv(risky, rows(SPENT, ("org", "app")), ("org", "app"))))
+    (row, _) = csv.DictReader(StringIO(as_csv(risky, group_spend(SPENT, ("org", "app")), ("org", "app"))))
     assert (row["org_name"], row["app_name"]) == ("'=HYPERLINK(1)", "'-2+3")
     assert row["app"] == "shop"
 
@@ -124,8 +124,8 @@ def test_name_that_is_no_formula_stays_as_it_is(name: str) -> None:
 @given(st.text(min_size=1), st.integers(0, 10**25))
 @settings(max_examples=tries(200))
 def test_whatever_a_name_is_csv_is_read_back_as_it_was(name: str, pico: int) -> None:
-    spent = Spent(ACME, "shop", "premium", DAY, UsageCounts(pico=pico))
-    text = as_csv(report(spent, name=name), rows([spent], ("org",)), ("org",))
+    spent = SpendEntry(ACME, "shop", "premium", DAY, UsageCounts(pico=pico))
+    text = as_csv(report(spent, name=name), group_spend([spent], ("org",)), ("org",))
     (row,) = csv.DictReader(StringIO(text, newline=""))
     assert row["org_name"].removeprefix("'") == name.replace("\r", " ").removeprefix("'")
     assert Fraction(row["cost_usd"]) * 10**12 == pico

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from price_keeper.recording.entries import UsageCounts
 from price_keeper.reporting.table import MOST_BAR, Style, printable, table
-from price_keeper.reporting.totals import Row
+from price_keeper.reporting.totals import ReportRow
 
 from tests.support.effort import tries
 
@@ -21,13 +21,13 @@ def counts(pico: int, *, requests: int = 1, estimated: int = 0, units: int = 0, 
     return UsageCounts(requests, estimated, 1200, 345, cached, 0, 0, units, pico)
 
 
-def told(rows: list[Row], by: list[str], width: int = 80, **style: bool) -> list[str]:
+def told(rows: list[ReportRow], by: list[str], width: int = 80, **style: bool) -> list[str]:
     return table(rows, by, {}, Style(width, **style))
 
 
 ROWS = [
-    Row(("shop", "premium"), counts(9_000_000_000, requests=1234)),
-    Row((None, "economy"), counts(1_000_000_000)),
+    ReportRow(("shop", "premium"), counts(9_000_000_000, requests=1234)),
+    ReportRow((None, "economy"), counts(1_000_000_000)),
 ]
 
 
@@ -56,15 +56,15 @@ def test_colors_change_nothing_but_the_color() -> None:
 
 
 def test_columns_that_say_nothing_are_left_out() -> None:
-    head = told([Row(("a",), counts(1))], ["app"], 120)[0]
+    head = told([ReportRow(("a",), counts(1))], ["app"], 120)[0]
     assert not {"est.", "Cached", "Units"} & set(head.split())
-    head = told([Row(("a",), counts(1, estimated=1, units=1, cached=1))], ["app"], 120)[0]
+    head = told([ReportRow(("a",), counts(1, estimated=1, units=1, cached=1))], ["app"], 120)[0]
     assert head.split() == ["App", "Requests", "est.", "Input", "Cached", "Output", "Units", "Cost"]
 
 
 def test_a_narrow_terminal_gets_fewer_columns_rather_than_no_bars() -> None:
     full = counts(10**12, estimated=1, units=1, cached=1)
-    rows = [Row(("an-org-with-a-long-name", "an-app-with-a-long-name", "a-label-with-a-long-name"), full)]
+    rows = [ReportRow(("an-org-with-a-long-name", "an-app-with-a-long-name", "a-label-with-a-long-name"), full)]
     heads = [told(rows, ["org", "app", "label"], width)[0].split()[3:] for width in (140, 110, 90, 80)]
     assert heads == [
         ["Requests", "est.", "Input", "Cached", "Output", "Units", "Cost"],
@@ -75,7 +75,7 @@ def test_a_narrow_terminal_gets_fewer_columns_rather_than_no_bars() -> None:
 
 
 def test_names_in_any_script_are_aligned() -> None:
-    rows = [Row(("株式会社",), counts(3)), Row(("Zoe\u0308",), counts(2)), Row(("plain",), counts(1))]
+    rows = [ReportRow(("株式会社",), counts(3)), ReportRow(("Zoe\u0308",), counts(2)), ReportRow(("plain",), counts(1))]
     lines = told(rows, ["label"], 100)
     assert {_width(line.partition("$")[0].partition("<")[0]) for line in lines[1:4]} == {
         _width(lines[1].partition("<")[0])
@@ -83,13 +83,13 @@ def test_names_in_any_script_are_aligned() -> None:
 
 
 def test_a_name_cannot_give_orders_to_the_terminal() -> None:
-    lines = table([Row(("id",), counts(1))], ["org"], {("org", "id"): "\x1b[2J\nevil\u202e\x07"}, Style())
+    lines = table([ReportRow(("id",), counts(1))], ["org"], {("org", "id"): "\x1b[2J\nevil\u202e\x07"}, Style())
     assert lines[1].startswith("?[2J?evil??")
     assert printable("Bêta 株式会社") == "Bêta 株式会社"
 
 
 def test_what_costs_nothing_has_no_bar_and_what_costs_little_has_a_trace() -> None:
-    rows = [Row(("a",), counts(10**15)), Row(("b",), counts(1)), Row(("c",), counts(0))]
+    rows = [ReportRow(("a",), counts(10**15)), ReportRow(("b",), counts(1)), ReportRow(("c",), counts(0))]
     lines = told(rows, ["label"], 100)
     assert lines[1].endswith("100%  " + "█" * MOST_BAR)
     assert lines[2].endswith("<1%  ▏")
@@ -97,7 +97,7 @@ def test_what_costs_nothing_has_no_bar_and_what_costs_little_has_a_trace() -> No
 
 
 def test_a_table_where_all_is_free() -> None:
-    lines = told([Row(("a",), counts(0))], ["label"])
+    lines = told([ReportRow(("a",), counts(0))], ["label"])
     assert "█" not in "".join(lines)
     assert "%" not in "".join(lines)
 
@@ -108,7 +108,7 @@ def test_a_table_where_all_is_free() -> None:
      (1_234_567, "1.23M"), (12_345_678, "12.3M"), (999_999_999, "1.00B"), (5 * 10**12, "5.00T"), (5 * 10**15, "5000T")],
 )  # fmt: skip
 def test_many_tokens(number: int, shown: str) -> None:
-    row = Row(("a",), UsageCounts(1, 0, number, 0, pico=1))
+    row = ReportRow(("a",), UsageCounts(1, 0, number, 0, pico=1))
     assert shown in told([row], ["label"], 100)[1].split()
 
 
@@ -122,7 +122,7 @@ names = st.one_of(st.none(), st.text(min_size=1, max_size=40))
 )
 @settings(max_examples=tries(200))
 def test_bars_end_within_the_width(made: list, width: int, is_unicode: bool) -> None:
-    rows = [Row((app, label), counts(pico, estimated=int(est))) for app, label, pico, est in made]
+    rows = [ReportRow((app, label), counts(pico, estimated=int(est))) for app, label, pico, est in made]
     lines = told(rows, ["app", "label"], width, is_unicode=is_unicode)
     assert len(lines) == len(rows) + 3
     assert all("\n" not in line and line.isprintable() for line in lines)

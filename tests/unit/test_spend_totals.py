@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from price_keeper.recording.entries import UsageCounts
 from price_keeper.reporting import money
-from price_keeper.reporting.totals import DIMENSIONS, Row, Spent, dimensions, only, rows, tokens, total
+from price_keeper.reporting.totals import DIMENSIONS, ReportRow, SpendEntry, parse_dimensions, filter_spend, group_spend, sum_token_counts, sum_counts
 
 from tests.support.effort import tries
 
@@ -18,8 +18,8 @@ ACME, BETA = "6f1c2a34-5b6d-4e7f-8a9b-0c1d2e3f4a5b", "11111111-2222-4333-8444-55
 MONDAY, TUESDAY = date(2026, 11, 16), date(2026, 11, 17)
 
 
-def spent(org: str, app: str | None, label: str, day: date, pico: int) -> Spent:
-    return Spent(org, app, label, day, UsageCounts(1, 0, 2, 3, 4, 5, 6, 7, pico))
+def spent(org: str, app: str | None, label: str, day: date, pico: int) -> SpendEntry:
+    return SpendEntry(org, app, label, day, UsageCounts(1, 0, 2, 3, 4, 5, 6, 7, pico))
 
 
 SPENT = [
@@ -32,7 +32,7 @@ SPENT = [
 
 
 def keys(by: str) -> list[tuple]:
-    return [row.keys for row in rows(SPENT, by.split(","))]
+    return [row.keys for row in group_spend(SPENT, by.split(","))]
 
 
 def test_the_dearest_comes_first_and_what_belongs_together_stays_together() -> None:
@@ -50,13 +50,13 @@ def test_days_come_as_they_went_by() -> None:
 
 def test_equal_rows_have_an_order_too() -> None:
     same = [spent(ACME, "b", "x", MONDAY, 0), spent(ACME, None, "x", MONDAY, 0), spent(ACME, "a", "x", MONDAY, 0)]
-    assert [row.keys for row in rows(same, ["app"])] == [(None,), ("a",), ("b",)]
+    assert [row.keys for row in group_spend(same, ["app"])] == [(None,), ("a",), ("b",)]
 
 
 def test_rows_add_up_all_that_is_counted() -> None:
-    (row,) = (row for row in rows(SPENT, ["org"]) if row.keys == (ACME,))
-    assert row == Row((ACME,), UsageCounts(4, 0, 8, 12, 16, 20, 24, 28, 106))
-    assert tokens(row.counts) == 8 + 12 + 16 + 20 + 24
+    (row,) = (row for row in group_spend(SPENT, ["org"]) if row.keys == (ACME,))
+    assert row == ReportRow((ACME,), UsageCounts(4, 0, 8, 12, 16, 20, 24, 28, 106))
+    assert sum_token_counts(row.counts) == 8 + 12 + 16 + 20 + 24
 
 
 @given(
@@ -73,37 +73,37 @@ def test_rows_add_up_all_that_is_counted() -> None:
     st.lists(st.sampled_from(DIMENSIONS), min_size=1, unique=True),
 )
 @settings(max_examples=tries(200))
-def test_however_it_is_told_the_total_is_the_same(made: list[Spent], by: list[str]) -> None:
-    told = rows(made, by)
-    assert total(row.counts for row in told) == total(each.counts for each in made)
+def test_however_it_is_told_the_total_is_the_same(made: list[SpendEntry], by: list[str]) -> None:
+    told = group_spend(made, by)
+    assert sum_counts(row.counts for row in told) == sum_counts(each.counts for each in made)
     assert len({row.keys for row in told}) == len(told)
 
 
 def test_filters() -> None:
-    assert only(SPENT, None, None) == SPENT
-    assert [each.counts.pico for each in only(SPENT, "shop", None)] == [5, 101, 1]
-    assert [each.counts.pico for each in only(SPENT, "-", None)] == [70]
-    assert [each.counts.pico for each in only(SPENT, "shop", "economy")] == [101, 1]
-    assert only(SPENT, None, "none") == []
+    assert filter_spend(SPENT, None, None) == SPENT
+    assert [each.counts.pico for each in filter_spend(SPENT, "shop", None)] == [5, 101, 1]
+    assert [each.counts.pico for each in filter_spend(SPENT, "-", None)] == [70]
+    assert [each.counts.pico for each in filter_spend(SPENT, "shop", "economy")] == [101, 1]
+    assert filter_spend(SPENT, None, "none") == []
 
 
 def test_dimensions() -> None:
-    assert dimensions("org,label") == ("org", "label")
-    assert dimensions("day, org") == ("day", "org")
-    assert dimensions("app") == ("org", "app")  # two orgs may each have an app of one name
-    assert dimensions("label,app") == ("label", "org", "app")
-    assert dimensions("app,org") == ("app", "org")
+    assert parse_dimensions("org,label") == ("org", "label")
+    assert parse_dimensions("day, org") == ("day", "org")
+    assert parse_dimensions("app") == ("org", "app")  # two orgs may each have an app of one name
+    assert parse_dimensions("label,app") == ("label", "org", "app")
+    assert parse_dimensions("app,org") == ("app", "org")
 
 
 @pytest.mark.parametrize("text", ["", "model", "org,", "org,,app", "ORG"])
 def test_an_unknown_dimension_says_which_there_are(text: str) -> None:
     with pytest.raises(ValueError, match="there are org, app, label, day"):
-        dimensions(text)
+        parse_dimensions(text)
 
 
 def test_a_dimension_twice() -> None:
     with pytest.raises(ValueError, match="twice"):
-        dimensions("org,label,org")
+        parse_dimensions("org,label,org")
 
 
 @pytest.mark.parametrize(

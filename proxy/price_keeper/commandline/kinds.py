@@ -65,9 +65,9 @@ def parse_period(text: str) -> Any:
 
 
 def parse_group_by(text: str) -> Any:
-    from price_keeper.reporting.totals import dimensions
+    from price_keeper.reporting.totals import parse_dimensions
 
-    return _parse_argument(dimensions, text)
+    return _parse_argument(parse_dimensions, text)
 
 
 def _parse_argument(parse: Callable[[str], object], text: str) -> object:

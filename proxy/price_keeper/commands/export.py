@@ -25,7 +25,7 @@ from price_keeper.reporting.query import SpendReport, build_report
 from price_keeper.reporting.records import as_csv, csv_text, moment, numbers, row_record
 from price_keeper.reporting.stretches import split_period
 from price_keeper.reporting.tenants import load_org_names
-from price_keeper.reporting.totals import DIMENSIONS, Row, only, rows, total
+from price_keeper.reporting.totals import DIMENSIONS, ReportRow, filter_spend, group_spend, sum_counts
 
 
 def run_export(args: Namespace) -> int:
@@ -70,11 +70,11 @@ class _ExportSummary:
     counts: UsageCounts = dataclasses.field(default_factory=UsageCounts)
     notes: dict[str, None] = dataclasses.field(default_factory=dict)  # each once, in their order
 
-    def add(self, report: SpendReport, report_rows: list[Row]) -> None:
+    def add(self, report: SpendReport, report_rows: list[ReportRow]) -> None:
         self.first, self.last = min(self.first, report.first), max(self.last, report.last)
         self.is_final = self.is_final and report.is_final
         self.rows += len(report_rows)
-        self.counts = self.counts.plus(total(row.counts for row in report_rows))
+        self.counts = self.counts.plus(sum_counts(row.counts for row in report_rows))
         self.notes.update(dict.fromkeys(report.notes))
 
     def to_record(self) -> dict[str, Any]:
@@ -91,7 +91,7 @@ class _ExportSummary:
 class _ExportFormat(Protocol):
     """How a file is written, piece by piece."""
 
-    def format_part(self, report: SpendReport, report_rows: list[Row]) -> str: ...
+    def format_part(self, report: SpendReport, report_rows: list[ReportRow]) -> str: ...
 
     def format_end(self, summary: _ExportSummary) -> str: ...
 
@@ -100,7 +100,7 @@ class _CsvFormat:
     def __init__(self) -> None:
         self._is_begun = False
 
-    def format_part(self, report: SpendReport, report_rows: list[Row]) -> str:
+    def format_part(self, report: SpendReport, report_rows: list[ReportRow]) -> str:
         has_header, self._is_begun = not self._is_begun, True
         return as_csv(report, report_rows, DIMENSIONS, has_header=has_header)
 
@@ -114,7 +114,7 @@ class _FocusFormat:
         self._account = account
         self._is_begun = False
 
-    def format_part(self, report: SpendReport, _: list[Row]) -> str:
+    def format_part(self, report: SpendReport, _: list[ReportRow]) -> str:
         has_header, self._is_begun = not self._is_begun, True
         return csv_text(focus.COLUMNS, focus.records(report, self._find_region, self._account), has_header=has_header)
 
@@ -128,7 +128,7 @@ class _JsonFormat:
     def __init__(self) -> None:
         self._separator = f'{{"by": {json.dumps(DIMENSIONS)}, "rows": [\n'  # of the next row
 
-    def format_part(self, report: SpendReport, report_rows: list[Row]) -> str:
+    def format_part(self, report: SpendReport, report_rows: list[ReportRow]) -> str:
         text = ""
         for row in report_rows:
             text += self._separator + json.dumps(row_record(report, row, DIMENSIONS))
@@ -159,15 +159,15 @@ async def _export(config: Config, args: Namespace, clock: Clock, file: TextIO) -
             for number, period in enumerate(periods):
                 progress.update(f"{period.text}: piece {number + 1} of {len(periods)}, {summary.rows:,} rows so far")
                 report = await build_report(store, period, org, names, zone, now)
-                report = dataclasses.replace(report, spent=only(report.spent, args.app, args.label))
-                report_rows = sorted(rows(report.spent, DIMENSIONS), key=_build_sort_key)
+                report = dataclasses.replace(report, spent=filter_spend(report.spent, args.app, args.label))
+                report_rows = sorted(group_spend(report.spent, DIMENSIONS), key=_build_sort_key)
                 file.write(export_format.format_part(report, report_rows))
                 summary.add(report, report_rows)
     file.write(export_format.format_end(summary))
     return summary
 
 
-def _build_sort_key(row: Row) -> tuple[str, ...]:
+def _build_sort_key(row: ReportRow) -> tuple[str, ...]:
     """By day, org, app and label."""
     org, app, label, day = row.keys
     return str(day), str(org), str(app or ""), str(label)

@@ -23,7 +23,7 @@ from price_keeper.reporting.query import SpendReport, build_report
 from price_keeper.reporting.records import as_csv, as_json, csv_text
 from price_keeper.reporting.table import Style, table
 from price_keeper.reporting.tenants import resolve_org, load_org_names
-from price_keeper.reporting.totals import DIMENSIONS, NO_APP, Row, only, rows
+from price_keeper.reporting.totals import DIMENSIONS, NO_APP, ReportRow, filter_spend, group_spend
 
 JOURNAL_NOTE = "Exact as of the last flush: what still waits in journals (up to about 15 seconds of calls) is not in it."
 _TABLE_CHARACTERS = "▏▎▍▌▋▊▉█─…"
@@ -37,14 +37,14 @@ def run_spend(args: Namespace) -> int:
     check_period(args.when)
     config, clock = select_config(args), SystemClock()
     report, org = asyncio.run(_read_report(config, args, clock))
-    spent = only(report.spent, args.app, args.label)
+    spent = filter_spend(report.spent, args.app, args.label)
     if args.focus:
         regions = build_region_finder(config)
         records = focus.records(dataclasses.replace(report, spent=spent), regions, args.billing_account)
         _print_csv(csv_text(focus.COLUMNS, records), report)
         return 0
     by = args.by or _choose_group_by(args)
-    report_rows = rows(spent, by)
+    report_rows = group_spend(spent, by)
     if args.json:
         filters = {"org": org, "app": args.app, "label": args.label}
         print_json(as_json(report, report_rows, by, filters, [JOURNAL_NOTE, *report.notes]))
@@ -108,7 +108,7 @@ def _print_csv(text: str, report: SpendReport) -> None:
         print(note, file=sys.stderr)
 
 
-def _print_table(args: Namespace, report: SpendReport, report_rows: Sequence[Row], by: Sequence[str]) -> None:
+def _print_table(args: Namespace, report: SpendReport, report_rows: Sequence[ReportRow], by: Sequence[str]) -> None:
     style = _detect_style()
     title = _format_title(args, report)
     lines = wrap(title if report_rows else f"{title}: nothing", style.width)

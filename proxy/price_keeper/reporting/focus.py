@@ -17,7 +17,7 @@ from price_keeper.recording.entries import UsageCounts
 from price_keeper.reporting.money import exact_usd
 from price_keeper.reporting.query import SpendReport
 from price_keeper.reporting.records import harmless, moment
-from price_keeper.reporting.totals import Spent, tokens
+from price_keeper.reporting.totals import SpendEntry, sum_token_counts
 
 VERSION = "1.3"
 LEDGER = "price-keeper"  # for the billing account, where nobody says which one of AWS's it is
@@ -67,7 +67,7 @@ class _Measure(NamedTuple):
     of: Callable[[UsageCounts], int]
 
 
-_TOKENS = _Measure("Tokens", "Tokens", tokens)
+_TOKENS = _Measure("Tokens", "Tokens", sum_token_counts)
 _OTHERS = {
     GUARDRAIL_LABEL: _Measure("Guardrail Units", "Units", lambda counts: counts.guardrail_units),
     ASYNC_JOB_LABEL: _Measure("Asynchronous Jobs", "Requests", lambda counts: counts.requests),
@@ -94,7 +94,7 @@ def _costs(counts: UsageCounts) -> Record:
     return dict.fromkeys(("BilledCost", "ContractedCost", "EffectiveCost", "ListCost"), cost)
 
 
-def _account(report: SpendReport, spent: Spent, account: str | None) -> Record:
+def _account(report: SpendReport, spent: SpendEntry, account: str | None) -> Record:
     return {
         "BillingAccountId": account or LEDGER,
         "BillingAccountName": None if account else GENERATOR,
@@ -103,7 +103,7 @@ def _account(report: SpendReport, spent: Spent, account: str | None) -> Record:
     }
 
 
-def _periods(report: SpendReport, spent: Spent) -> Record:
+def _periods(report: SpendReport, spent: SpendEntry) -> Record:
     """The org's day in UTC, and the month of UTC in which it begins, since that is how AWS bills."""
     day = find_day_span(spent.day, report.orgs[spent.org].zone)
     begins = datetime.fromtimestamp(day.start, UTC).replace(day=1, hour=0, minute=0, second=0)
@@ -117,7 +117,7 @@ def _periods(report: SpendReport, spent: Spent) -> Record:
     }
 
 
-def _usage(spent: Spent) -> Record:
+def _usage(spent: SpendEntry) -> Record:
     measure = _OTHERS.get(spent.label, _TOKENS)
     quantity = measure.of(spent.counts)
     return {
@@ -132,7 +132,7 @@ def _usage(spent: Spent) -> Record:
     }
 
 
-def _resource(report: SpendReport, spent: Spent, region: str | None) -> Record:
+def _resource(report: SpendReport, spent: SpendEntry, region: str | None) -> Record:
     where = {"RegionId": region, "RegionName": region}
     tags = {"org": spent.org, "app": spent.app, "label": spent.label}
     told = {"Tags": json.dumps({key: value for key, value in tags.items() if value is not None})}
@@ -147,7 +147,7 @@ def _resource(report: SpendReport, spent: Spent, region: str | None) -> Record:
     }
 
 
-def _own(report: SpendReport, spent: Spent) -> Record:
+def _own(report: SpendReport, spent: SpendEntry) -> Record:
     counts = spent.counts
     return {
         "x_CacheReadTokens": counts.cache_read_tokens,

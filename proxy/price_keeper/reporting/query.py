@@ -16,7 +16,7 @@ from price_keeper.reporting import counted
 from price_keeper.reporting.attribution import AttributionCaveat, attribute_spend
 from price_keeper.reporting.days import ReportPeriod, find_listing_days
 from price_keeper.reporting.tenants import OrgInfo, load_app_names, load_orgs
-from price_keeper.reporting.totals import Spent
+from price_keeper.reporting.totals import SpendEntry
 from price_keeper.stores.contract import Store
 
 MAX_DAYS_LISTED = 3
@@ -31,7 +31,7 @@ class SpendReport:
     last: date
     is_running: bool
     is_final: bool
-    spent: list[Spent]
+    spent: list[SpendEntry]
     orgs: Mapping[str, OrgInfo]
     app_names: Mapping[tuple[str, str], str]
     notes: list[str]
@@ -102,14 +102,14 @@ def _iterate_queries(listed: Iterable[aggregator.ActiveCounter], calendars: Mapp
 
 def _attribute_all(
     counts: Mapping[Counter, UsageCounts], org_infos: Mapping[str, OrgInfo]
-) -> tuple[list[Spent], Mapping[tuple[str, AttributionCaveat], list[date]]]:
-    spent: list[Spent] = []
+) -> tuple[list[SpendEntry], Mapping[tuple[str, AttributionCaveat], list[date]]]:
+    spent: list[SpendEntry] = []
     caveats: defaultdict[tuple[str, AttributionCaveat], list[date]] = defaultdict(list)
     for (org, day), scopes in sorted(_group_by_org_and_day(counts).items()):
         org_counts = scopes.pop(None, {})
         app_counts = {app: labels for app, labels in scopes.items() if app is not None}
         attribution = attribute_spend(org_counts, app_counts, org_infos[org].quota_scope)
-        spent += [Spent(org, share.app, share.label, day, share.counts) for share in attribution.spend]
+        spent += [SpendEntry(org, share.app, share.label, day, share.counts) for share in attribution.spend]
         if attribution.caveat is not None:
             caveats[org, attribution.caveat].append(day)
     return spent, caveats

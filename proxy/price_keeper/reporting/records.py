@@ -16,7 +16,7 @@ from typing import Any
 from price_keeper.recording.entries import UsageCounts
 from price_keeper.reporting import money
 from price_keeper.reporting.query import SpendReport
-from price_keeper.reporting.totals import Key, Row, total
+from price_keeper.reporting.totals import RowKey, ReportRow, sum_counts
 
 COUNTED = UsageCounts._fields[:-1]
 NAMED = {"org": "org_name", "app": "app_name"}  # the column behind an id
@@ -27,7 +27,7 @@ _LEFT_OUT = frozenset(("Cc", "Cf", "Zs", "Zl", "Zp"))  # of Unicode's categories
 
 
 def as_json(
-    report: SpendReport, rows: Sequence[Row], by: Sequence[str], filters: Mapping[str, str | None], notes: Sequence[str]
+    report: SpendReport, rows: Sequence[ReportRow], by: Sequence[str], filters: Mapping[str, str | None], notes: Sequence[str]
 ) -> dict[str, Any]:
     return {
         "from": report.first.isoformat(),
@@ -37,16 +37,16 @@ def as_json(
         "filters": dict(filters),
         "by": list(by),
         "rows": [row_record(report, row, by) for row in rows],
-        "total": numbers(total(row.counts for row in rows)),
+        "total": numbers(sum_counts(row.counts for row in rows)),
         "notes": list(notes),
     }
 
 
-def row_record(report: SpendReport, row: Row, by: Sequence[str]) -> dict[str, Any]:
+def row_record(report: SpendReport, row: ReportRow, by: Sequence[str]) -> dict[str, Any]:
     return {**_keys(report, row, by), **numbers(row.counts)}
 
 
-def as_csv(report: SpendReport, rows: Sequence[Row], by: Sequence[str], *, has_header: bool = True) -> str:
+def as_csv(report: SpendReport, rows: Sequence[ReportRow], by: Sequence[str], *, has_header: bool = True) -> str:
     columns = [column for name in by for column in (name, NAMED.get(name)) if column is not None]
     records = []
     for row in rows:
@@ -71,7 +71,7 @@ def moment(epoch: float) -> str:
     return datetime.fromtimestamp(int(epoch), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def _keys(report: SpendReport, row: Row, by: Sequence[str]) -> dict[str, Any]:
+def _keys(report: SpendReport, row: ReportRow, by: Sequence[str]) -> dict[str, Any]:
     keys = dict(zip(by, row.keys, strict=True))
     told: dict[str, Any] = {}
     for name, key in keys.items():
@@ -81,7 +81,7 @@ def _keys(report: SpendReport, row: Row, by: Sequence[str]) -> dict[str, Any]:
     return told
 
 
-def _name(report: SpendReport, name: str, keys: Mapping[str, Key]) -> str | None:
+def _name(report: SpendReport, name: str, keys: Mapping[str, RowKey]) -> str | None:
     if name == "org":
         return report.orgs[str(keys["org"])].name
     return report.app_names.get((str(keys["org"]), str(keys["app"])))

@@ -9,7 +9,7 @@ from itertools import repeat
 from price_keeper.recording.entries import UsageCounts
 from price_keeper.reporting import money
 from price_keeper.reporting.letters import cut, padded, printable, width_of
-from price_keeper.reporting.totals import NO_APP, Row, tokens, total
+from price_keeper.reporting.totals import NO_APP, ReportRow, sum_token_counts, sum_counts
 
 LEAST_BAR, MOST_BAR = 6, 40
 _GAP = 2
@@ -71,7 +71,7 @@ _ESTIMATED = _Column(
 _INPUT = _Column("Input", lambda counts: _few(counts.input_tokens))
 _CACHED = _Column("Cached", lambda counts: _few(_cached(counts)), lambda whole: _cached(whole) > 0)
 _OUTPUT = _Column("Output", lambda counts: _few(counts.output_tokens))
-_TOKENS = _Column("Tokens", lambda counts: _few(tokens(counts)))
+_TOKENS = _Column("Tokens", lambda counts: _few(sum_token_counts(counts)))
 _UNITS = _Column("Units", lambda counts: _few(counts.guardrail_units), lambda whole: whole.guardrail_units > 0)
 _COST = _Column("Cost", lambda counts: money.shown(counts.pico))
 
@@ -86,13 +86,13 @@ _LAYOUTS = (
 
 
 def _cached(counts: UsageCounts) -> int:
-    return tokens(counts) - counts.input_tokens - counts.output_tokens
+    return sum_token_counts(counts) - counts.input_tokens - counts.output_tokens
 
 
-def table(rows: Sequence[Row], by: Sequence[str], names: Mapping[tuple[str, str], str], style: Style) -> list[str]:
+def table(rows: Sequence[ReportRow], by: Sequence[str], names: Mapping[tuple[str, str], str], style: Style) -> list[str]:
     """`names` has what is shown for a key that is not to be shown as it is."""
     keys = [[_told(name, key, names) for name, key in zip(by, row.keys, strict=True)] for row in rows]
-    whole = total(row.counts for row in rows)
+    whole = sum_counts(row.counts for row in rows)
     for columns, least_name in _LAYOUTS:
         needed = [column for column in columns if column.is_needed(whole)]
         sheet = _Sheet([_HEADERS[name] for name in by], keys, needed, [row.counts for row in rows], whole, style)

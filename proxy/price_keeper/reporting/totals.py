@@ -12,10 +12,10 @@ from price_keeper.recording.entries import UsageCounts
 DIMENSIONS = ("org", "app", "label", "day")
 NO_APP = "-"  # how calls of callers without an app are shown
 
-Key = str | date | None
+RowKey = str | date | None
 
 
-class Spent(NamedTuple):
+class SpendEntry(NamedTuple):
     """By an app, or with None by callers of the org without one."""
 
     org: str
@@ -25,27 +25,27 @@ class Spent(NamedTuple):
     counts: UsageCounts
 
 
-class Row(NamedTuple):
-    keys: tuple[Key, ...]
+class ReportRow(NamedTuple):
+    keys: tuple[RowKey, ...]
     counts: UsageCounts
 
 
-def rows(spent: Iterable[Spent], by: Sequence[str]) -> list[Row]:
-    sums: dict[tuple[Key, ...], UsageCounts] = {}
-    for each in spent:
+def group_spend(entries: Iterable[SpendEntry], by: Sequence[str]) -> list[ReportRow]:
+    sums: dict[tuple[RowKey, ...], UsageCounts] = {}
+    for each in entries:
         keys = tuple(getattr(each, name) for name in by)
         sums[keys] = sums[keys].plus(each.counts) if keys in sums else each.counts
-    return _ordered([Row(keys, counts) for keys, counts in sums.items()], by)
+    return _sort_rows([ReportRow(keys, counts) for keys, counts in sums.items()], by)
 
 
-def total(counts: Iterable[UsageCounts]) -> UsageCounts:
+def sum_counts(counts: Iterable[UsageCounts]) -> UsageCounts:
     result = UsageCounts()
     for each in counts:
         result = result.plus(each)
     return result
 
 
-def tokens(counts: UsageCounts) -> int:
+def sum_token_counts(counts: UsageCounts) -> int:
     return (
         counts.input_tokens
         + counts.output_tokens
@@ -55,16 +55,16 @@ def tokens(counts: UsageCounts) -> int:
     )
 
 
-def only(spent: Iterable[Spent], app: str | None, label: str | None) -> list[Spent]:
+def filter_spend(entries: Iterable[SpendEntry], app: str | None, label: str | None) -> list[SpendEntry]:
     """None is any; NO_APP is that of callers without an app."""
     return [
         each
-        for each in spent
+        for each in entries
         if (app is None or (each.app or NO_APP) == app) and (label is None or each.label == label)
     ]
 
 
-def dimensions(text: str) -> tuple[str, ...]:
+def parse_dimensions(text: str) -> tuple[str, ...]:
     """Raises ValueError that says what there is. An app is one of its org, so it is told with it."""
     names = [name.strip() for name in text.split(",")]
     unknown = [name for name in names if name not in DIMENSIONS]
@@ -77,17 +77,17 @@ def dimensions(text: str) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _ordered(found: list[Row], by: Sequence[str]) -> list[Row]:
+def _sort_rows(rows: list[ReportRow], by: Sequence[str]) -> list[ReportRow]:
     """What belongs together stays together, and the dearest of it comes first; days come as they went by."""
-    weights: defaultdict[tuple[Key, ...], int] = defaultdict(int)
-    for row in found:
+    weights: defaultdict[tuple[RowKey, ...], int] = defaultdict(int)
+    for row in rows:
         for depth in range(1, len(by) + 1):
             weights[row.keys[:depth]] += row.counts.pico
 
-    def place(row: Row) -> list[tuple[int, str]]:
+    def build_sort_key(row: ReportRow) -> list[tuple[int, str]]:
         return [
             (0 if name == "day" else -weights[row.keys[: depth + 1]], str(row.keys[depth] or ""))
             for depth, name in enumerate(by)
         ]
 
-    return sorted(found, key=place)
+    return sorted(rows, key=build_sort_key)
