@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from typing import NamedTuple
 
-from price_keeper.reporting.letters import width_of
+from price_keeper.reporting.letters import measure_width
 
 CELL, LINE, MARGIN, BAR = 8.4, 19, 18, 34  # pixels: a letter's width, a line's height, around all, the title's bar
 BACKGROUND, TITLE_BAR, TEXT, FAINT = "#16181d", "#22252c", "#d8dce3", "#8b93a1"
@@ -32,7 +32,7 @@ def picture(typed: Sequence[tuple[str, str]]) -> str:
     for command, printed in typed:
         lines += [f"\x1b[32m$\x1b[0m {command}", *printed.rstrip("\n").split("\n"), ""]
     lines.pop()
-    columns = max(width_of(_SIGN.sub("", line)) for line in lines)
+    columns = max(measure_width(_SIGN.sub("", line)) for line in lines)
     width, height = round(columns * CELL + 2 * MARGIN), BAR + len(lines) * LINE + 2 * MARGIN
     text = "\n".join(
         _element(run, BAR + MARGIN + (number + 0.75) * LINE)
@@ -61,7 +61,7 @@ def runs(line: str) -> Iterator[Run]:
             color, is_bold = _looks(part, color, is_bold)
         elif part:
             yield Run(column, part, color, is_bold)
-            column += width_of(part)
+            column += measure_width(part)
 
 
 def _looks(sign: str, color: str, is_bold: bool) -> tuple[str, bool]:
@@ -81,7 +81,7 @@ def _element(run: Run, y: float) -> str:
     """Each run has the width of its cells, whatever font there is, so that columns stay columns."""
     lead = len(run.text) - len(run.text.lstrip(" "))
     text = run.text.strip(" ").replace(" ", "\u00a0")  # of plain ones SVG keeps one alone
-    x, wide = MARGIN + (run.column + lead) * CELL, width_of(text) * CELL
+    x, wide = MARGIN + (run.column + lead) * CELL, measure_width(text) * CELL
     if set(text) <= set(_BLOCKS):  # without the seams that letters have between them
         wide = sum(_BLOCKS.index(block) + 1 for block in text) / len(_BLOCKS) * CELL
         return (

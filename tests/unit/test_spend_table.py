@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from price_keeper.recording.entries import UsageCounts
-from price_keeper.reporting.table import MOST_BAR, Style, printable, table
+from price_keeper.reporting.table import MOST_BAR, Style, make_printable, table
 from price_keeper.reporting.totals import ReportRow
 
 from tests.support.effort import tries
@@ -85,7 +85,7 @@ def test_names_in_any_script_are_aligned() -> None:
 def test_a_name_cannot_give_orders_to_the_terminal() -> None:
     lines = table([ReportRow(("id",), counts(1))], ["org"], {("org", "id"): "\x1b[2J\nevil\u202e\x07"}, Style())
     assert lines[1].startswith("?[2J?evil??")
-    assert printable("Bêta 株式会社") == "Bêta 株式会社"
+    assert make_printable("Bêta 株式会社") == "Bêta 株式会社"
 
 
 def test_what_costs_nothing_has_no_bar_and_what_costs_little_has_a_trace() -> None:

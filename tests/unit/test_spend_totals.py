@@ -120,14 +120,14 @@ def test_a_dimension_twice() -> None:
     ],
 )
 def test_money(pico: int, shown: str, usd: str, micros: str) -> None:
-    assert money.shown(pico) == shown
-    assert money.exact_usd(pico) == usd
-    assert money.exact_micros(pico) == micros
+    assert money.format_usd(pico) == shown
+    assert money.format_exact_usd(pico) == usd
+    assert money.format_exact_micros(pico) == micros
 
 
 @given(st.integers(0, 10**30))
 @settings(max_examples=tries(300))
 def test_written_money_is_exact(pico: int) -> None:
-    assert Fraction(money.exact_usd(pico)) * 10**12 == pico
-    assert Fraction(money.exact_micros(pico)) * 10**6 == pico
-    assert "e" not in (money.exact_usd(pico) + money.exact_micros(pico)).lower()
+    assert Fraction(money.format_exact_usd(pico)) * 10**12 == pico
+    assert Fraction(money.format_exact_micros(pico)) * 10**6 == pico
+    assert "e" not in (money.format_exact_usd(pico) + money.format_exact_micros(pico)).lower()

@@ -7,7 +7,7 @@ from io import StringIO
 import pytest
 from price_keeper.commandline.terminal import BOLD, GREEN, PaintedText, is_colored, paint
 from price_keeper.commands.shared import format_columns, print_lines
-from price_keeper.reporting.letters import width_of
+from price_keeper.reporting.letters import measure_width
 
 from tests.unit.test_progress import Terminal
 
@@ -70,7 +70,7 @@ ROWS = [("東京の会社とその子会社と孫会社", ID, "Asia/Tokyo"), ("L
 def test_columns_stay_columns_with_wide_letters(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdout", StringIO())
     lines = format_columns(HEADS, ROWS)
-    assert {width_of(line[: line.index(mark)]) for line, mark in zip(lines, ("Id", ID, ID), strict=True)} == {32}
+    assert {measure_width(line[: line.index(mark)]) for line, mark in zip(lines, ("Id", ID, ID), strict=True)} == {32}
     assert lines[1].startswith(ROWS[0][0])  # in a pipe nothing is cut
 
 
@@ -80,4 +80,4 @@ def test_a_table_fits_its_terminal_and_leaves_ids_whole(terminal: Terminal, monk
     assert lines[0] == "\x1b[1mOrg           Id                                    Zone\x1b[0m"
     assert lines[1] == f"東京の会社…   {ID}  Asia/Tokyo"[:14] + lines[1][14:]
     assert all(ID in line for line in lines[1:])
-    assert width_of(lines[1]) <= 64  # as narrow as cutting makes it
+    assert measure_width(lines[1]) <= 64  # as narrow as cutting makes it

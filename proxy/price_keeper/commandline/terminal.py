@@ -7,7 +7,7 @@ import shutil
 import sys
 from typing import TextIO
 
-from price_keeper.reporting.letters import printable
+from price_keeper.reporting.letters import make_printable
 
 BOLD, DIM, RED, GREEN, YELLOW = "1", "2", "31", "32", "33"
 
@@ -51,9 +51,9 @@ class PaintedText(str):
 
 def paint(text: str, color: str, stream: TextIO | None = None) -> PaintedText:
     """For standard output, unless it is for another one."""
-    safe_text = printable(text)
+    safe_text = make_printable(text)
     return PaintedText(f"\x1b[{color}m{safe_text}\x1b[0m" if color and is_colored(stream or sys.stdout) else safe_text)
 
 
 def _make_safe(text: str) -> str:
-    return text if isinstance(text, PaintedText) else printable(text)
+    return text if isinstance(text, PaintedText) else make_printable(text)

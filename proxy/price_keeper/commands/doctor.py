@@ -21,7 +21,7 @@ from price_keeper.config import Config
 from price_keeper.doctor.findings import FindingStatus, CheckResult, run_doctor_checks, ok
 from price_keeper.doctor.patient import DoctorContext
 from price_keeper.doctor.table import build_checks
-from price_keeper.reporting.letters import printable
+from price_keeper.reporting.letters import make_printable
 
 MIN_WRAP_WIDTH = 20  # columns: narrower, and lines are as long as they are
 _STATUS_WORDS = {FindingStatus.SKIPPED: "-"}  # for what is not needed here, little is said
@@ -82,7 +82,7 @@ def _wrap_to_terminal(text: str, indent: int) -> list[str]:
     available_width = get_terminal_width() - indent
     if not is_terminal(sys.stdout) or available_width < MIN_WRAP_WIDTH:
         return [text]
-    return wrap(printable(text), available_width, break_long_words=False, break_on_hyphens=False) or [""]
+    return wrap(make_printable(text), available_width, break_long_words=False, break_on_hyphens=False) or [""]
 
 
 def _format_summary(results: Sequence[CheckResult]) -> str:

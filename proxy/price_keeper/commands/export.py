@@ -177,5 +177,5 @@ def _print_summary(summary: _ExportSummary, path: Path, args: Namespace) -> None
     if args.json:
         print_json({"file": str(path), "format": args.format, "rows": summary.rows, **summary.to_record()})
         return
-    cost = money.shown(summary.counts.pico)
+    cost = money.format_usd(summary.counts.pico)
     print_lines([f"{path}: {summary.rows:,} rows, {cost}, {summary.first} to {summary.last}", JOURNAL_NOTE, *summary.notes])

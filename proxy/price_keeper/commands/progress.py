@@ -10,7 +10,7 @@ from collections.abc import Callable
 from types import TracebackType
 
 from price_keeper.commandline.terminal import is_terminal, get_terminal_width
-from price_keeper.reporting.letters import cut, printable
+from price_keeper.reporting.letters import truncate, make_printable
 
 REDRAW_SECONDS = 0.1
 LOG_LINE_SECONDS = 10.0  # a log of an hour has some hundred lines of it
@@ -37,11 +37,11 @@ class Progress:
             return
         self._next_update_at = now + (REDRAW_SECONDS if self._is_interactive else LOG_LINE_SECONDS)
         if self._is_interactive:
-            line = cut(printable(text), get_terminal_width() - 1, "~")
+            line = truncate(make_printable(text), get_terminal_width() - 1, "~")
             self._write(f"\r{line}\x1b[K")
             self._is_shown = True
         else:
-            self._write(f"{printable(text)}\n")
+            self._write(f"{make_printable(text)}\n")
 
     def clear(self) -> None:
         """Before anything else is printed."""

@@ -88,7 +88,7 @@ class SettingsView:
         yield "enforcement", "enforcement", in_force["enforcement"]
         yield "model_ordering", "ordering", self.ordering or "none, so there is no budget"
         for label, micros in in_force["quotas"].items():
-            yield "quotas", "quota of", f"{label}: {money.shown(_require_integer(micros) * PICO_PER_MICRO)}"
+            yield "quotas", "quota of", f"{label}: {money.format_usd(_require_integer(micros) * PICO_PER_MICRO)}"
         yield "sticky_fallback_enabled", "fallback", sticky
         yield "tight_mode_threshold_pct", "tight from", f"{in_force['tight_mode_threshold_pct']} % of a quota"
         yield "refresh_interval_normal_secs", "spend is read", f"at least every {normal:g} s"

@@ -9,7 +9,7 @@ from typing import Any
 
 from price_keeper.commandline.terminal import BOLD, PaintedText, can_show, is_terminal, paint, get_terminal_width
 from price_keeper.errors import ConfigError
-from price_keeper.reporting.letters import cut, padded, printable, width_of
+from price_keeper.reporting.letters import truncate, pad_to_width, make_printable, measure_width
 
 MAX_PADDED_WIDTH = 300  # to this the cells of a column are filled up; one that is longer stands out
 MIN_COLUMN_WIDTH = 12  # to this a column is cut where a terminal has no room
@@ -31,20 +31,20 @@ def print_lines(lines: Iterable[str]) -> None:
     """What was written by hand may hold anything; the terminal gets what it can show."""
     encoding = sys.stdout.encoding or "ascii"
     for line in lines:
-        safe_line = line if isinstance(line, PaintedText) else printable(line)
+        safe_line = line if isinstance(line, PaintedText) else make_printable(line)
         print(safe_line.encode(encoding, "replace").decode(encoding))
 
 
 def format_columns(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     """On a terminal no wider than that, if cutting what is longest helps."""
-    widths = [min(MAX_PADDED_WIDTH, max(map(width_of, cells))) for cells in zip(headers, *rows, strict=True)]
+    widths = [min(MAX_PADDED_WIDTH, max(map(measure_width, cells))) for cells in zip(headers, *rows, strict=True)]
     ellipsis = ""
     if is_terminal(sys.stdout):
         ellipsis = "…" if can_show("…", sys.stdout) else "~"
         _narrow_columns(widths, [head not in _UNCUT_COLUMNS for head in headers], get_terminal_width() - 2 * (len(widths) - 1))
     lines = [
         "  ".join(
-            padded(cut(printable(cell), column_width, ellipsis) if ellipsis else cell, column_width)
+            pad_to_width(truncate(make_printable(cell), column_width, ellipsis) if ellipsis else cell, column_width)
             for cell, column_width in zip(row, widths, strict=True)
         ).rstrip()
         for row in (headers, *rows)

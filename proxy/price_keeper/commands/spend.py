@@ -18,7 +18,7 @@ from price_keeper.commands.shared import CommandError, print_json
 from price_keeper.config import Config
 from price_keeper.reporting import focus
 from price_keeper.reporting.days import ReportPeriod, check_report_period
-from price_keeper.reporting.letters import printable
+from price_keeper.reporting.letters import make_printable
 from price_keeper.reporting.query import SpendReport, build_report
 from price_keeper.reporting.records import as_csv, as_json, csv_text
 from price_keeper.reporting.table import Style, table
@@ -114,7 +114,7 @@ def _print_table(args: Namespace, report: SpendReport, report_rows: Sequence[Rep
     lines = wrap(title if report_rows else f"{title}: nothing", style.width)
     lines += ["", *table(report_rows, by, _build_org_names(report), style)] if report_rows else []
     notes = [JOURNAL_NOTE, *([] if report_rows else _list_alternatives(args, report)), *report.notes]
-    lines += ["", *(line for note in notes for line in wrap(printable(note), style.width))]
+    lines += ["", *(line for note in notes for line in wrap(make_printable(note), style.width))]
     encoding = sys.stdout.encoding or "ascii"
     for line in lines:
         print(line.encode(encoding, "replace").decode(encoding))
@@ -128,7 +128,7 @@ def _format_title(args: Namespace, report: SpendReport) -> str:
         days = f"{period.text} ({zones or days})"
     filters = [f"{name} {value}" for name in ("org", "app", "label") if (value := getattr(args, name)) is not None]
     so_far = ", so far" if report.is_running else ""
-    return printable(f"Spend of {', '.join([*filters, days])}{so_far}")
+    return make_printable(f"Spend of {', '.join([*filters, days])}{so_far}")
 
 
 def _list_alternatives(args: Namespace, report: SpendReport) -> list[str]:

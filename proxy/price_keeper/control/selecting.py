@@ -71,8 +71,8 @@ def _format_label(budget: BudgetState, label: str, own_labels: AppProfiles) -> d
         return {**formatted, **dict.fromkeys(unset), "mode": policy.Mode.NORMAL.value}
     return {
         **formatted,
-        "spent_usd_micros": money.exact_micros(spent),
-        "in_flight_usd_micros": money.exact_micros(in_flight),
+        "spent_usd_micros": money.format_exact_micros(spent),
+        "in_flight_usd_micros": money.format_exact_micros(in_flight),
         "quota_usd_micros": quota // PICO_PER_MICRO,
         "quota_pct": policy.compute_quota_percent(spent + in_flight, quota),
         "mode": policy.compute_mode(spent + in_flight, quota, budget.settings.tight_pct).value,

@@ -141,7 +141,7 @@ async def _parse_usage(services: ControlServices, charging: UsageCharging, body:
 
 
 def _format_usage(request_id: str, stored: Mapping[str, Any], is_new: bool) -> dict[str, Any]:
-    exact = money.exact_micros(int(stored["cost_usd_micros"] * PICO_PER_MICRO))
+    exact = money.format_exact_micros(int(stored["cost_usd_micros"] * PICO_PER_MICRO))
     return {
         "request_id": request_id,
         "label": stored["label"],

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from price_keeper.calendar_days import find_day_span
 from price_keeper.config.prices import ASYNC_JOB_LABEL, GUARDRAIL_LABEL
 from price_keeper.recording.entries import UsageCounts
-from price_keeper.reporting.money import exact_usd
+from price_keeper.reporting.money import format_exact_usd
 from price_keeper.reporting.query import SpendReport
 from price_keeper.reporting.records import harmless, moment
 from price_keeper.reporting.totals import SpendEntry, sum_token_counts
@@ -90,7 +90,7 @@ def records(report: SpendReport, region_of: RegionOf, account: str | None) -> It
 
 def _costs(counts: UsageCounts) -> Record:
     """The one price that is known is the one the call was charged at: no discount comes after it."""
-    cost = exact_usd(counts.pico)
+    cost = format_exact_usd(counts.pico)
     return dict.fromkeys(("BilledCost", "ContractedCost", "EffectiveCost", "ListCost"), cost)
 
 

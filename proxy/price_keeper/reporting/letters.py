@@ -5,32 +5,32 @@ from __future__ import annotations
 import unicodedata
 
 
-def printable(text: str) -> str:
+def make_printable(text: str) -> str:
     """Names come from outside, and a terminal obeys what is not printable."""
-    return "".join(letter if letter.isprintable() else "?" for letter in text)
+    return "".join(character if character.isprintable() else "?" for character in text)
 
 
-def width_of(text: str) -> int:
+def measure_width(text: str) -> int:
     """In columns: some letters take two of them, marks that are set upon a letter none."""
     if text.isascii():
         return len(text)
-    return sum(_letter_width(letter) for letter in text)
+    return sum(_measure_character(letter) for letter in text)
 
 
-def padded(text: str, width: int) -> str:
-    return text + " " * (width - width_of(text))
+def pad_to_width(text: str, width: int) -> str:
+    return text + " " * (width - measure_width(text))
 
 
-def cut(text: str, width: int, sign: str) -> str:
+def truncate(text: str, width: int, ellipsis: str) -> str:
     """`sign` stands for what is left out."""
-    if width_of(text) <= width:
+    if measure_width(text) <= width:
         return text
-    while text and width_of(text) > width - width_of(sign):
+    while text and measure_width(text) > width - measure_width(ellipsis):
         text = text[:-1]
-    return text + sign
+    return text + ellipsis
 
 
-def _letter_width(letter: str) -> int:
+def _measure_character(letter: str) -> int:
     if unicodedata.combining(letter):
         return 0
     return 2 if unicodedata.east_asian_width(letter) in ("W", "F") else 1

@@ -7,7 +7,7 @@ from price_keeper.recording.entries import PICO_PER_MICRO, PICO_PER_USD
 _DIGITS = 6
 
 
-def shown(pico: int) -> str:
+def format_usd(pico: int) -> str:
     """In whole micro-dollars, as $1,234.000056; what is less than half of one is still not nothing."""
     micros = (pico + PICO_PER_MICRO // 2) // PICO_PER_MICRO
     if micros == 0 and pico > 0:
@@ -15,15 +15,15 @@ def shown(pico: int) -> str:
     return f"${micros // 10**_DIGITS:,}.{micros % 10**_DIGITS:06}"
 
 
-def exact_usd(pico: int) -> str:
-    return _decimal(pico, PICO_PER_USD)
+def format_exact_usd(pico: int) -> str:
+    return _format_decimal(pico, PICO_PER_USD)
 
 
-def exact_micros(pico: int) -> str:
-    return _decimal(pico, PICO_PER_MICRO)
+def format_exact_micros(pico: int) -> str:
+    return _format_decimal(pico, PICO_PER_MICRO)
 
 
-def _decimal(number: int, unit: int) -> str:
+def _format_decimal(number: int, unit: int) -> str:
     """Without exponents, and without zeros at the end that say nothing."""
     whole, part = divmod(number, unit)
     if not part:

@@ -53,7 +53,7 @@ def as_csv(report: SpendReport, rows: Sequence[ReportRow], by: Sequence[str], *,
         keys = _keys(report, row, by)
         keys.update({column: harmless(keys[column]) for column in NAMED.values() if column in keys})
         numbers = dict(zip(COUNTED, row.counts, strict=False))
-        records.append({**keys, **numbers, "cost_usd": money.exact_usd(row.counts.pico)})
+        records.append({**keys, **numbers, "cost_usd": money.format_exact_usd(row.counts.pico)})
     return csv_text([*columns, *COUNTED, "cost_usd"], records, has_header=has_header)
 
 
@@ -88,7 +88,7 @@ def _name(report: SpendReport, name: str, keys: Mapping[str, RowKey]) -> str | N
 
 
 def numbers(counts: UsageCounts) -> dict[str, Any]:
-    return {**dict(zip(COUNTED, counts, strict=False)), "cost_usd_micros": money.exact_micros(counts.pico)}
+    return {**dict(zip(COUNTED, counts, strict=False)), "cost_usd_micros": money.format_exact_micros(counts.pico)}
 
 
 def _on_one_line(value: Any) -> Any:

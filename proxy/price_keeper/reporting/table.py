@@ -8,7 +8,7 @@ from itertools import repeat
 
 from price_keeper.recording.entries import UsageCounts
 from price_keeper.reporting import money
-from price_keeper.reporting.letters import cut, padded, printable, width_of
+from price_keeper.reporting.letters import truncate, pad_to_width, make_printable, measure_width
 from price_keeper.reporting.totals import NO_APP, ReportRow, sum_token_counts, sum_counts
 
 LEAST_BAR, MOST_BAR = 6, 40
@@ -73,7 +73,7 @@ _CACHED = _Column("Cached", lambda counts: _few(_cached(counts)), lambda whole: 
 _OUTPUT = _Column("Output", lambda counts: _few(counts.output_tokens))
 _TOKENS = _Column("Tokens", lambda counts: _few(sum_token_counts(counts)))
 _UNITS = _Column("Units", lambda counts: _few(counts.guardrail_units), lambda whole: whole.guardrail_units > 0)
-_COST = _Column("Cost", lambda counts: money.shown(counts.pico))
+_COST = _Column("Cost", lambda counts: money.format_usd(counts.pico))
 
 # Which columns, and how short a name may be cut: the first of these that leaves room for bars. Cached tokens, guardrail
 # units and estimates are left out where there are none; the programs' formats have all of them.
@@ -147,7 +147,7 @@ class _Sheet:
 
     def _line(self, keys: Sequence[str], numbers: Sequence[str]) -> str:
         named = (
-            padded(cut(key, width, self._style.cut), width) for key, width in zip(keys, self._key_widths, strict=True)
+            pad_to_width(truncate(key, width, self._style.cut), width) for key, width in zip(keys, self._key_widths, strict=True)
         )
         counted = (number.rjust(width) for number, width in zip(numbers, self._number_widths, strict=True))
         return (" " * _GAP).join([*named, *counted])
@@ -175,8 +175,8 @@ def _bar(pico: int, most: int, width: int, glyphs: str) -> str:
 
 def _told(name: str, key: object, names: Mapping[tuple[str, str], str]) -> str:
     text = NO_APP if key is None else str(key)
-    return printable(names.get((name, text), text))
+    return make_printable(names.get((name, text), text))
 
 
 def _widths(lines: Sequence[Sequence[str]]) -> list[int]:
-    return [max(width_of(cell) for cell in cells) for cells in zip(*lines, strict=True)]
+    return [max(measure_width(cell) for cell in cells) for cells in zip(*lines, strict=True)]

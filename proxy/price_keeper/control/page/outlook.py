@@ -95,7 +95,7 @@ def format_quota_usage(view: BudgetView, label: str, quota: int) -> dict[str, An
     spent = view.spent[label]
     return {
         "label": label,
-        "spent_usd_micros": money.exact_micros(spent),
+        "spent_usd_micros": money.format_exact_micros(spent),
         "quota_usd_micros": quota // PICO_PER_MICRO,
         "quota_pct": policy.compute_quota_percent(spent, quota),
         "mode": policy.compute_mode(spent, quota, view.tight_pct).value,
