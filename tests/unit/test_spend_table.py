@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from price_keeper.recording.entries import UsageCounts
-from price_keeper.reporting.table import MOST_BAR, Style, make_printable, table
+from price_keeper.reporting.table import MAX_BAR_WIDTH, TableStyle, make_printable, format_table
 from price_keeper.reporting.totals import ReportRow
 
 from tests.support.effort import tries
@@ -22,7 +22,7 @@ def counts(pico: int, *, requests: int = 1, estimated: int = 0, units: int = 0, 
 
 
 def told(rows: list[ReportRow], by: list[str], width: int = 80, **style: bool) -> list[str]:
-    return table(rows, by, {}, Style(width, **style))
+    return format_table(rows, by, {}, TableStyle(width, **style))
 
 
 ROWS = [
@@ -83,7 +83,7 @@ def test_names_in_any_script_are_aligned() -> None:
 
 
 def test_a_name_cannot_give_orders_to_the_terminal() -> None:
-    lines = table([ReportRow(("id",), counts(1))], ["org"], {("org", "id"): "\x1b[2J\nevil\u202e\x07"}, Style())
+    lines = format_table([ReportRow(("id",), counts(1))], ["org"], {("org", "id"): "\x1b[2J\nevil\u202e\x07"}, TableStyle())
     assert lines[1].startswith("?[2J?evil??")
     assert make_printable("Bêta 株式会社") == "Bêta 株式会社"
 
@@ -91,7 +91,7 @@ def test_a_name_cannot_give_orders_to_the_terminal() -> None:
 def test_what_costs_nothing_has_no_bar_and_what_costs_little_has_a_trace() -> None:
     rows = [ReportRow(("a",), counts(10**15)), ReportRow(("b",), counts(1)), ReportRow(("c",), counts(0))]
     lines = told(rows, ["label"], 100)
-    assert lines[1].endswith("100%  " + "█" * MOST_BAR)
+    assert lines[1].endswith("100%  " + "█" * MAX_BAR_WIDTH)
     assert lines[2].endswith("<1%  ▏")
     assert lines[3].endswith("0%")
 

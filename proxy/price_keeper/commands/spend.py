@@ -21,7 +21,7 @@ from price_keeper.reporting.days import ReportPeriod, check_report_period
 from price_keeper.reporting.letters import make_printable
 from price_keeper.reporting.query import SpendReport, build_report
 from price_keeper.reporting.records import as_csv, as_json, csv_text
-from price_keeper.reporting.table import Style, table
+from price_keeper.reporting.table import TableStyle, format_table
 from price_keeper.reporting.tenants import resolve_org, load_org_names
 from price_keeper.reporting.totals import DIMENSIONS, NO_APP, ReportRow, filter_spend, group_spend
 
@@ -112,7 +112,7 @@ def _print_table(args: Namespace, report: SpendReport, report_rows: Sequence[Rep
     style = _detect_style()
     title = _format_title(args, report)
     lines = wrap(title if report_rows else f"{title}: nothing", style.width)
-    lines += ["", *table(report_rows, by, _build_org_names(report), style)] if report_rows else []
+    lines += ["", *format_table(report_rows, by, _build_org_names(report), style)] if report_rows else []
     notes = [JOURNAL_NOTE, *([] if report_rows else _list_alternatives(args, report)), *report.notes]
     lines += ["", *(line for note in notes for line in wrap(make_printable(note), style.width))]
     encoding = sys.stdout.encoding or "ascii"
@@ -148,5 +148,5 @@ def _build_org_names(report: SpendReport) -> dict[tuple[str, str], str]:
     }
 
 
-def _detect_style() -> Style:
-    return Style(width=get_terminal_width(), is_colored=is_colored(sys.stdout), is_unicode=can_show(_TABLE_CHARACTERS, sys.stdout))
+def _detect_style() -> TableStyle:
+    return TableStyle(width=get_terminal_width(), is_colored=is_colored(sys.stdout), is_unicode=can_show(_TABLE_CHARACTERS, sys.stdout))
