@@ -51,5 +51,5 @@ def test_bounds_that_help_names_are_those_that_hold() -> None:
     said = {words: " ".join(root.find_subcommand(words.split()).format_help().split()) for words in ("serve", "rotate", "spend")}
     assert f"1 to {MAX_WORKERS};" in said["serve"]
     assert f"0 to {MAX_GRACE_HOURS};" in said["rotate"]
-    assert f"FOCUS {focus.VERSION}," in said["spend"]
+    assert f"FOCUS {focus.FOCUS_VERSION}," in said["spend"]
     assert f"each of these: {','.join(DIMENSIONS)}" in said["spend"]

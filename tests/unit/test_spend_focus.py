@@ -20,9 +20,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from price_keeper.recording.entries import UsageCounts
 from price_keeper.reporting import focus
-from price_keeper.reporting.focus import records
+from price_keeper.reporting.focus import iterate_focus_records
 from price_keeper.reporting.query import SpendReport
-from price_keeper.reporting.records import csv_text
+from price_keeper.reporting.records import format_csv
 from price_keeper.reporting.tenants import OrgInfo
 from price_keeper.reporting.totals import SpendEntry
 
@@ -202,7 +202,7 @@ def report(*spent: SpendEntry, zone: str = "Europe/Berlin", apps: Mapping[tuple[
 
 
 def told(*spent: SpendEntry, region: str | None = "us-east-1", account: str | None = None, **how: object) -> list[dict]:
-    text = csv_text(focus.COLUMNS, records(report(*spent, **how), lambda _: region, account))  # type: ignore[arg-type]
+    text = format_csv(focus.FOCUS_COLUMNS, iterate_focus_records(report(*spent, **how), lambda _: region, account))  # type: ignore[arg-type]
     assert faults(text) == []
     return list(csv.DictReader(StringIO(text)))
 
@@ -212,7 +212,7 @@ def spent(app: str | None, label: str, day: date = date(2026, 11, 18), counts: U
 
 
 def test_every_mandatory_column_of_each_version_is_there() -> None:
-    assert set(focus.COLUMNS) >= MANDATORY_1_2 | MANDATORY_1_3 | MANDATORY_1_4
+    assert set(focus.FOCUS_COLUMNS) >= MANDATORY_1_2 | MANDATORY_1_3 | MANDATORY_1_4
     assert len(MANDATORY_1_2) == len(MANDATORY_1_4) == 21
 
 
@@ -277,7 +277,7 @@ def test_an_org_without_a_name_goes_by_its_id() -> None:
 def test_a_name_is_no_formula_in_a_spreadsheet() -> None:
     found = report(spent("shop", "premium"), apps={(ACME, "shop"): "-2+3"})
     found.orgs[ACME] = OrgInfo(ACME, "=HYPERLINK(1)", ZoneInfo("UTC"), "ORG")
-    (row,) = records(found, lambda _: None, None)
+    (row,) = iterate_focus_records(found, lambda _: None, None)
     assert (row["SubAccountName"], row["ResourceName"]) == ("'=HYPERLINK(1)", "'-2+3")
 
 
@@ -326,7 +326,7 @@ def test_whatever_was_spent_keeps_every_rule_and_adds_up(made: list[SpendEntry],
     assert sum(Fraction(row["BilledCost"]) for row in rows) * 10**12 == sum(each.counts.pico for each in made)
 
 
-GOOD = csv_text(focus.COLUMNS, records(report(spent("shop", "premium")), lambda _: "us-east-1", None))
+GOOD = format_csv(focus.FOCUS_COLUMNS, iterate_focus_records(report(spent("shop", "premium")), lambda _: "us-east-1", None))
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from price_keeper.recording.entries import UsageCounts
 from price_keeper.reporting.query import SpendReport
-from price_keeper.reporting.records import as_csv, as_json, harmless, moment
+from price_keeper.reporting.records import format_csv_report, build_json_report, escape_formula, format_time
 from price_keeper.reporting.tenants import OrgInfo, load_app_names, resolve_org, load_org_names, load_orgs
 from price_keeper.reporting.totals import SpendEntry, group_spend
 from price_keeper.stores import schema
@@ -46,7 +46,7 @@ SPENT = (
 def test_json() -> None:
     by = ("org", "app", "label", "day")
     filters: Mapping[str, str | None] = {"org": None, "app": None, "label": None}
-    told = as_json(report(*SPENT), group_spend(SPENT, by), by, filters, ["a note"])
+    told = build_json_report(report(*SPENT), group_spend(SPENT, by), by, filters, ["a note"])
     assert json.loads(json.dumps(told)) == told
     assert told["rows"][0] == {
         "org": ACME,
@@ -78,18 +78,18 @@ def test_json() -> None:
 
 
 def test_csv() -> None:
-    assert as_csv(report(*SPENT), group_spend(SPENT, ("label", "day")), ("label", "day")) == (
+    assert format_csv_report(report(*SPENT), group_spend(SPENT, ("label", "day")), ("label", "day")) == (
         "label,day,requests,estimated_requests,input_tokens,output_tokens,cache_read_tokens,cache_write_5m_tokens,"
         "cache_write_1h_tokens,guardrail_units,cost_usd\n"
         "premium,2026-11-18,2,1,10,20,3,4,5,6,0.012345678901\n"
         "economy,2026-11-18,1,0,1,2,0,0,0,0,0.000000000005\n"
     )
-    assert as_csv(report(), [], ("org", "app")).splitlines()[0].startswith("org,org_name,app,app_name,requests,")
+    assert format_csv_report(report(), [], ("org", "app")).splitlines()[0].startswith("org,org_name,app,app_name,requests,")
 
 
 def test_a_name_is_no_formula_in_a_spreadsheet() -> None:
     risky = report(*SPENT, name="=HYPERLINK(1)", app_name="-2+3")
-    (row, _) = csv.DictReader(StringIO(as_csv(risky, group_spend(SPENT, ("org", "app")), ("org", "app"))))
+    (row, _) = csv.DictReader(StringIO(format_csv_report(risky, group_spend(SPENT, ("org", "app")), ("org", "app"))))
     assert (row["org_name"], row["app_name"]) == ("'=HYPERLINK(1)", "'-2+3")
     assert row["app"] == "shop"
 
@@ -113,27 +113,27 @@ def test_a_name_is_no_formula_in_a_spreadsheet() -> None:
     ],
 )
 def test_formula_sign_of_any_width_behind_any_space_is_text(name: str) -> None:
-    assert harmless(name) == f"'{name}"
+    assert escape_formula(name) == f"'{name}"
 
 
 @pytest.mark.parametrize("name", ["Acme", "a=b", "Ä", "会社", "1+1", "", " Acme", "#1", "(x)"])
 def test_name_that_is_no_formula_stays_as_it_is(name: str) -> None:
-    assert harmless(name) == name
+    assert escape_formula(name) == name
 
 
 @given(st.text(min_size=1), st.integers(0, 10**25))
 @settings(max_examples=tries(200))
 def test_whatever_a_name_is_csv_is_read_back_as_it_was(name: str, pico: int) -> None:
     spent = SpendEntry(ACME, "shop", "premium", DAY, UsageCounts(pico=pico))
-    text = as_csv(report(spent, name=name), group_spend([spent], ("org",)), ("org",))
+    text = format_csv_report(report(spent, name=name), group_spend([spent], ("org",)), ("org",))
     (row,) = csv.DictReader(StringIO(text, newline=""))
     assert row["org_name"].removeprefix("'") == name.replace("\r", " ").removeprefix("'")
     assert Fraction(row["cost_usd"]) * 10**12 == pico
 
 
 def test_moments() -> None:
-    assert moment(0) == "1970-01-01T00:00:00Z"
-    assert moment(NOON + 0.999) == "2026-11-18T12:00:00Z"
+    assert format_time(0) == "1970-01-01T00:00:00Z"
+    assert format_time(NOON + 0.999) == "2026-11-18T12:00:00Z"
 
 
 NAMES = {ACME: "Acme", BETA: "Beta"}

@@ -22,7 +22,7 @@ from price_keeper.errors import PriceKeeperError
 from price_keeper.recording.entries import UsageCounts
 from price_keeper.reporting import focus, money
 from price_keeper.reporting.query import SpendReport, build_report
-from price_keeper.reporting.records import as_csv, csv_text, moment, numbers, row_record
+from price_keeper.reporting.records import format_csv_report, format_csv, format_time, build_count_record, build_row_record
 from price_keeper.reporting.stretches import split_period
 from price_keeper.reporting.tenants import load_org_names
 from price_keeper.reporting.totals import DIMENSIONS, ReportRow, filter_spend, group_spend, sum_counts
@@ -81,9 +81,9 @@ class _ExportSummary:
         return {
             "from": self.first.isoformat(),
             "to": self.last.isoformat(),
-            "as_of": moment(self.as_of),
+            "as_of": format_time(self.as_of),
             "is_final": self.is_final,
-            "total": numbers(self.counts),
+            "total": build_count_record(self.counts),
             "notes": [JOURNAL_NOTE, *self.notes],
         }
 
@@ -102,21 +102,21 @@ class _CsvFormat:
 
     def format_part(self, report: SpendReport, report_rows: list[ReportRow]) -> str:
         has_header, self._is_begun = not self._is_begun, True
-        return as_csv(report, report_rows, DIMENSIONS, has_header=has_header)
+        return format_csv_report(report, report_rows, DIMENSIONS, has_header=has_header)
 
     def format_end(self, _: _ExportSummary) -> str:
         return ""
 
 
 class _FocusFormat:
-    def __init__(self, find_region: focus.RegionOf, account: str | None) -> None:
+    def __init__(self, find_region: focus.FindRegion, account: str | None) -> None:
         self._find_region = find_region
         self._account = account
         self._is_begun = False
 
     def format_part(self, report: SpendReport, _: list[ReportRow]) -> str:
         has_header, self._is_begun = not self._is_begun, True
-        return csv_text(focus.COLUMNS, focus.records(report, self._find_region, self._account), has_header=has_header)
+        return format_csv(focus.FOCUS_COLUMNS, focus.iterate_focus_records(report, self._find_region, self._account), has_header=has_header)
 
     def format_end(self, _: _ExportSummary) -> str:
         return ""
@@ -131,7 +131,7 @@ class _JsonFormat:
     def format_part(self, report: SpendReport, report_rows: list[ReportRow]) -> str:
         text = ""
         for row in report_rows:
-            text += self._separator + json.dumps(row_record(report, row, DIMENSIONS))
+            text += self._separator + json.dumps(build_row_record(report, row, DIMENSIONS))
             self._separator = ",\n"
         return text
 

@@ -20,7 +20,7 @@ from price_keeper.reporting import focus
 from price_keeper.reporting.days import ReportPeriod, check_report_period
 from price_keeper.reporting.letters import make_printable
 from price_keeper.reporting.query import SpendReport, build_report
-from price_keeper.reporting.records import as_csv, as_json, csv_text
+from price_keeper.reporting.records import format_csv_report, build_json_report, format_csv
 from price_keeper.reporting.table import TableStyle, format_table
 from price_keeper.reporting.tenants import resolve_org, load_org_names
 from price_keeper.reporting.totals import DIMENSIONS, NO_APP, ReportRow, filter_spend, group_spend
@@ -40,16 +40,16 @@ def run_spend(args: Namespace) -> int:
     spent = filter_spend(report.spent, args.app, args.label)
     if args.focus:
         regions = build_region_finder(config)
-        records = focus.records(dataclasses.replace(report, spent=spent), regions, args.billing_account)
-        _print_csv(csv_text(focus.COLUMNS, records), report)
+        records = focus.iterate_focus_records(dataclasses.replace(report, spent=spent), regions, args.billing_account)
+        _print_csv(format_csv(focus.FOCUS_COLUMNS, records), report)
         return 0
     by = args.by or _choose_group_by(args)
     report_rows = group_spend(spent, by)
     if args.json:
         filters = {"org": org, "app": args.app, "label": args.label}
-        print_json(as_json(report, report_rows, by, filters, [JOURNAL_NOTE, *report.notes]))
+        print_json(build_json_report(report, report_rows, by, filters, [JOURNAL_NOTE, *report.notes]))
     elif args.csv:
-        _print_csv(as_csv(report, report_rows, by), report)
+        _print_csv(format_csv_report(report, report_rows, by), report)
     else:
         _print_table(args, report, report_rows, by)
     return 0
@@ -77,7 +77,7 @@ def resolve_org_filter(text: str | None, names: Mapping[str, str | None]) -> str
         raise CommandError(str(failure)) from None
 
 
-def build_region_finder(config: Config) -> focus.RegionOf:
+def build_region_finder(config: Config) -> focus.FindRegion:
     """Where a label is called, if that is one place for certain. What has no label may be called where any is."""
     label_regions = {
         name: {endpoint.region for endpoint in label.endpoints} or {config.upstream.region}

@@ -13,7 +13,7 @@ from price_keeper.control.parts import ControlServices
 from price_keeper.control.problems import invalid_request
 from price_keeper.reporting.days import ReportPeriod, check_report_period, parse_report_period
 from price_keeper.reporting.query import build_report
-from price_keeper.reporting.records import as_json
+from price_keeper.reporting.records import build_json_report
 from price_keeper.reporting.totals import DIMENSIONS, filter_spend, group_spend
 
 MAX_DAYS = 92  # at once, so that what one request reads is bounded
@@ -61,7 +61,7 @@ async def _report_spend(services: ControlServices, request: ApiRequest, period: 
     org, app, now = request.path["org"], request.path.get("app"), services.clock.now()
     spend_report = await build_report(services.store, period, org, {}, load_zone(services.config.defaults.timezone), now, app)
     report_rows = group_spend(filter_spend(spend_report.spent, app, None), DIMENSIONS)
-    formatted = as_json(spend_report, report_rows, DIMENSIONS, {"org": org, "app": app, "label": None}, spend_report.notes)
+    formatted = build_json_report(spend_report, report_rows, DIMENSIONS, {"org": org, "app": app, "label": None}, spend_report.notes)
     del formatted["as_of"], formatted["by"], formatted["filters"]
     cache = f"private, max-age={FINAL_MAX_AGE_SECONDS}" if spend_report.is_final else REVALIDATE
     return build_cacheable_response({"org": org, "app": app, **formatted}, cache)

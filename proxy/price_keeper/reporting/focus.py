@@ -16,18 +16,18 @@ from price_keeper.config.prices import ASYNC_JOB_LABEL, GUARDRAIL_LABEL
 from price_keeper.recording.entries import UsageCounts
 from price_keeper.reporting.money import format_exact_usd
 from price_keeper.reporting.query import SpendReport
-from price_keeper.reporting.records import harmless, moment
+from price_keeper.reporting.records import escape_formula, format_time
 from price_keeper.reporting.totals import SpendEntry, sum_token_counts
 
-VERSION = "1.3"
-LEDGER = "price-keeper"  # for the billing account, where nobody says which one of AWS's it is
-GENERATOR = "Bedrock Price Keeper"
+FOCUS_VERSION = "1.3"
+DEFAULT_BILLING_ACCOUNT = "price-keeper"  # for the billing account, where nobody says which one of AWS's it is
+GENERATOR_NAME = "Bedrock Price Keeper"
 # As AWS names itself. The issuer of the invoice has the same name: FOCUS takes another one for a third party, whose
 # charges must have a BilledCost of 0.
-PROVIDER = "AWS"
+PROVIDER_NAME = "AWS"
 
 # FOCUS has its own columns first, then those of others, which begin with x_; both by the alphabet.
-COLUMNS = (
+FOCUS_COLUMNS = (
     "BilledCost", "BillingAccountId", "BillingAccountName", "BillingCurrency", "BillingPeriodEnd",
     "BillingPeriodStart", "ChargeCategory", "ChargeClass", "ChargeDescription", "ChargeFrequency", "ChargePeriodEnd",
     "ChargePeriodStart", "ConsumedQuantity", "ConsumedUnit", "ContractedCost", "EffectiveCost", "HostProviderName",
@@ -40,86 +40,86 @@ COLUMNS = (
     "x_Requests",
 )  # fmt: skip
 
-_ALWAYS = {
+_CONSTANT_CELLS = {
     "BillingCurrency": "USD",
     "ChargeCategory": "Usage",
     "ChargeClass": None,  # nothing here corrects what was billed before
     "ChargeFrequency": "Usage-Based",
-    "HostProviderName": PROVIDER,
-    "InvoiceIssuerName": PROVIDER,
+    "HostProviderName": PROVIDER_NAME,
+    "InvoiceIssuerName": PROVIDER_NAME,
     "PricingCategory": "Standard",
-    "ProviderName": PROVIDER,
-    "PublisherName": PROVIDER,
+    "ProviderName": PROVIDER_NAME,
+    "PublisherName": PROVIDER_NAME,
     "ServiceCategory": "AI and Machine Learning",
     "ServiceName": "Amazon Bedrock",
-    "ServiceProviderName": PROVIDER,
+    "ServiceProviderName": PROVIDER_NAME,
     "ServiceSubcategory": "Generative AI",
-    "x_DataGeneratorName": GENERATOR,
+    "x_DataGeneratorName": GENERATOR_NAME,
 }
 
-Record = Mapping[str, str | int | None]
-RegionOf = Callable[[str], str | None]
+FocusRecord = Mapping[str, str | int | None]
+FindRegion = Callable[[str], str | None]
 
 
 class _Measure(NamedTuple):
     meter: str
     unit: str
-    of: Callable[[UsageCounts], int]
+    get_quantity: Callable[[UsageCounts], int]
 
 
-_TOKENS = _Measure("Tokens", "Tokens", sum_token_counts)
-_OTHERS = {
+_TOKEN_MEASURE = _Measure("Tokens", "Tokens", sum_token_counts)
+_OTHER_MEASURES = {
     GUARDRAIL_LABEL: _Measure("Guardrail Units", "Units", lambda counts: counts.guardrail_units),
     ASYNC_JOB_LABEL: _Measure("Asynchronous Jobs", "Requests", lambda counts: counts.requests),
 }
 
 
-def records(report: SpendReport, region_of: RegionOf, account: str | None) -> Iterator[Record]:
+def iterate_focus_records(report: SpendReport, find_region: FindRegion, account: str | None) -> Iterator[FocusRecord]:
     """One for each org, app, label and day. `region_of` tells where a label is called, None where that may differ."""
     for spent in sorted(report.spent, key=lambda each: (each.day, each.org, each.app or "", each.label)):
         yield {
-            **_ALWAYS,
-            **_costs(spent.counts),
-            **_account(report, spent, account),
-            **_periods(report, spent),
-            **_usage(spent),
-            **_resource(report, spent, region_of(spent.label)),
-            **_own(report, spent),
+            **_CONSTANT_CELLS,
+            **_build_costs(spent.counts),
+            **_build_account(report, spent, account),
+            **_build_periods(report, spent),
+            **_build_usage(spent),
+            **_build_resource(report, spent, find_region(spent.label)),
+            **_build_own_columns(report, spent),
         }
 
 
-def _costs(counts: UsageCounts) -> Record:
+def _build_costs(counts: UsageCounts) -> FocusRecord:
     """The one price that is known is the one the call was charged at: no discount comes after it."""
     cost = format_exact_usd(counts.pico)
     return dict.fromkeys(("BilledCost", "ContractedCost", "EffectiveCost", "ListCost"), cost)
 
 
-def _account(report: SpendReport, spent: SpendEntry, account: str | None) -> Record:
+def _build_account(report: SpendReport, spent: SpendEntry, account: str | None) -> FocusRecord:
     return {
-        "BillingAccountId": account or LEDGER,
-        "BillingAccountName": None if account else GENERATOR,
+        "BillingAccountId": account or DEFAULT_BILLING_ACCOUNT,
+        "BillingAccountName": None if account else GENERATOR_NAME,
         "SubAccountId": spent.org,
-        "SubAccountName": harmless(report.orgs[spent.org].title),
+        "SubAccountName": escape_formula(report.orgs[spent.org].title),
     }
 
 
-def _periods(report: SpendReport, spent: SpendEntry) -> Record:
+def _build_periods(report: SpendReport, spent: SpendEntry) -> FocusRecord:
     """The org's day in UTC, and the month of UTC in which it begins, since that is how AWS bills."""
     day = find_day_span(spent.day, report.orgs[spent.org].zone)
     begins = datetime.fromtimestamp(day.start, UTC).replace(day=1, hour=0, minute=0, second=0)
     years, month = divmod(begins.month, 12)
     ends = begins.replace(year=begins.year + years, month=month + 1)
     return {
-        "BillingPeriodStart": moment(begins.timestamp()),
-        "BillingPeriodEnd": moment(ends.timestamp()),
-        "ChargePeriodStart": moment(day.start),
-        "ChargePeriodEnd": moment(day.end),
+        "BillingPeriodStart": format_time(begins.timestamp()),
+        "BillingPeriodEnd": format_time(ends.timestamp()),
+        "ChargePeriodStart": format_time(day.start),
+        "ChargePeriodEnd": format_time(day.end),
     }
 
 
-def _usage(spent: SpendEntry) -> Record:
-    measure = _OTHERS.get(spent.label, _TOKENS)
-    quantity = measure.of(spent.counts)
+def _build_usage(spent: SpendEntry) -> FocusRecord:
+    measure = _OTHER_MEASURES.get(spent.label, _TOKEN_MEASURE)
+    quantity = measure.get_quantity(spent.counts)
     return {
         "ChargeDescription": f"Amazon Bedrock {measure.meter.lower()}, label {spent.label}",
         "ConsumedQuantity": quantity,
@@ -132,22 +132,22 @@ def _usage(spent: SpendEntry) -> Record:
     }
 
 
-def _resource(report: SpendReport, spent: SpendEntry, region: str | None) -> Record:
-    where = {"RegionId": region, "RegionName": region}
+def _build_resource(report: SpendReport, spent: SpendEntry, region: str | None) -> FocusRecord:
+    region_cells = {"RegionId": region, "RegionName": region}
     tags = {"org": spent.org, "app": spent.app, "label": spent.label}
-    told = {"Tags": json.dumps({key: value for key, value in tags.items() if value is not None})}
+    tag_cells = {"Tags": json.dumps({key: value for key, value in tags.items() if value is not None})}
     if spent.app is None:
-        return {**where, **told, "ResourceId": None, "ResourceName": None, "ResourceType": None}
+        return {**region_cells, **tag_cells, "ResourceId": None, "ResourceName": None, "ResourceType": None}
     return {
-        **where,
-        **told,
+        **region_cells,
+        **tag_cells,
         "ResourceId": f"{spent.org}/{spent.app}",
-        "ResourceName": harmless(report.app_names.get((spent.org, spent.app))),
+        "ResourceName": escape_formula(report.app_names.get((spent.org, spent.app))),
         "ResourceType": "Application",
     }
 
 
-def _own(report: SpendReport, spent: SpendEntry) -> Record:
+def _build_own_columns(report: SpendReport, spent: SpendEntry) -> FocusRecord:
     counts = spent.counts
     return {
         "x_CacheReadTokens": counts.cache_read_tokens,

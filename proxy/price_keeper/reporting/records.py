@@ -18,85 +18,85 @@ from price_keeper.reporting import money
 from price_keeper.reporting.query import SpendReport
 from price_keeper.reporting.totals import RowKey, ReportRow, sum_counts
 
-COUNTED = UsageCounts._fields[:-1]
-NAMED = {"org": "org_name", "app": "app_name"}  # the column behind an id
+COUNT_FIELDS = UsageCounts._fields[:-1]
+NAME_COLUMNS = {"org": "org_name", "app": "app_name"}  # the column behind an id
 # With which a cell begins that a spreadsheet carries out: also in another width, which some take for the same, and
 # behind what they leave out.
-_FORMULA = frozenset("=+-@\N{MINUS SIGN}")
-_LEFT_OUT = frozenset(("Cc", "Cf", "Zs", "Zl", "Zp"))  # of Unicode's categories: controls, formats, spaces
+_FORMULA_SIGNS = frozenset("=+-@\N{MINUS SIGN}")
+_IGNORED_CATEGORIES = frozenset(("Cc", "Cf", "Zs", "Zl", "Zp"))  # of Unicode's categories: controls, formats, spaces
 
 
-def as_json(
+def build_json_report(
     report: SpendReport, rows: Sequence[ReportRow], by: Sequence[str], filters: Mapping[str, str | None], notes: Sequence[str]
 ) -> dict[str, Any]:
     return {
         "from": report.first.isoformat(),
         "to": report.last.isoformat(),
-        "as_of": moment(report.as_of),
+        "as_of": format_time(report.as_of),
         "is_final": report.is_final,
         "filters": dict(filters),
         "by": list(by),
-        "rows": [row_record(report, row, by) for row in rows],
-        "total": numbers(sum_counts(row.counts for row in rows)),
+        "rows": [build_row_record(report, row, by) for row in rows],
+        "total": build_count_record(sum_counts(row.counts for row in rows)),
         "notes": list(notes),
     }
 
 
-def row_record(report: SpendReport, row: ReportRow, by: Sequence[str]) -> dict[str, Any]:
-    return {**_keys(report, row, by), **numbers(row.counts)}
+def build_row_record(report: SpendReport, row: ReportRow, by: Sequence[str]) -> dict[str, Any]:
+    return {**_build_keys(report, row, by), **build_count_record(row.counts)}
 
 
-def as_csv(report: SpendReport, rows: Sequence[ReportRow], by: Sequence[str], *, has_header: bool = True) -> str:
-    columns = [column for name in by for column in (name, NAMED.get(name)) if column is not None]
+def format_csv_report(report: SpendReport, rows: Sequence[ReportRow], by: Sequence[str], *, has_header: bool = True) -> str:
+    columns = [column for name in by for column in (name, NAME_COLUMNS.get(name)) if column is not None]
     records = []
     for row in rows:
-        keys = _keys(report, row, by)
-        keys.update({column: harmless(keys[column]) for column in NAMED.values() if column in keys})
-        numbers = dict(zip(COUNTED, row.counts, strict=False))
-        records.append({**keys, **numbers, "cost_usd": money.format_exact_usd(row.counts.pico)})
-    return csv_text([*columns, *COUNTED, "cost_usd"], records, has_header=has_header)
+        keys = _build_keys(report, row, by)
+        keys.update({column: escape_formula(keys[column]) for column in NAME_COLUMNS.values() if column in keys})
+        counts_by_name = dict(zip(COUNT_FIELDS, row.counts, strict=False))
+        records.append({**keys, **counts_by_name, "cost_usd": money.format_exact_usd(row.counts.pico)})
+    return format_csv([*columns, *COUNT_FIELDS, "cost_usd"], records, has_header=has_header)
 
 
-def csv_text(columns: Sequence[str], records: Iterable[Mapping[str, Any]], *, has_header: bool = True) -> str:
+def format_csv(columns: Sequence[str], records: Iterable[Mapping[str, Any]], *, has_header: bool = True) -> str:
     """None is an empty cell."""
     text = StringIO()
     writer = csv.DictWriter(text, columns, lineterminator="\n")
     if has_header:
         writer.writeheader()
-    writer.writerows({column: _on_one_line(value) for column, value in record.items()} for record in records)
+    writer.writerows({column: _to_one_line(value) for column, value in record.items()} for record in records)
     return text.getvalue()
 
 
-def moment(epoch: float) -> str:
+def format_time(epoch: float) -> str:
     return datetime.fromtimestamp(int(epoch), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def _keys(report: SpendReport, row: ReportRow, by: Sequence[str]) -> dict[str, Any]:
+def _build_keys(report: SpendReport, row: ReportRow, by: Sequence[str]) -> dict[str, Any]:
     keys = dict(zip(by, row.keys, strict=True))
-    told: dict[str, Any] = {}
+    named_keys: dict[str, Any] = {}
     for name, key in keys.items():
-        told[name] = key.isoformat() if isinstance(key, date) else key
-        if name in NAMED:
-            told[NAMED[name]] = _name(report, name, keys)
-    return told
+        named_keys[name] = key.isoformat() if isinstance(key, date) else key
+        if name in NAME_COLUMNS:
+            named_keys[NAME_COLUMNS[name]] = _find_name(report, name, keys)
+    return named_keys
 
 
-def _name(report: SpendReport, name: str, keys: Mapping[str, RowKey]) -> str | None:
+def _find_name(report: SpendReport, name: str, keys: Mapping[str, RowKey]) -> str | None:
     if name == "org":
         return report.orgs[str(keys["org"])].name
     return report.app_names.get((str(keys["org"]), str(keys["app"])))
 
 
-def numbers(counts: UsageCounts) -> dict[str, Any]:
-    return {**dict(zip(COUNTED, counts, strict=False)), "cost_usd_micros": money.format_exact_micros(counts.pico)}
+def build_count_record(counts: UsageCounts) -> dict[str, Any]:
+    return {**dict(zip(COUNT_FIELDS, counts, strict=False)), "cost_usd_micros": money.format_exact_micros(counts.pico)}
 
 
-def _on_one_line(value: Any) -> Any:
+def _to_one_line(value: Any) -> Any:
     """Python's writer leaves a lone carriage return unquoted, which readers take for the end of a row."""
     return value.replace("\r", " ") if isinstance(value, str) else value
 
 
-def harmless(name: str | None) -> str | None:
+def escape_formula(name: str | None) -> str | None:
     """Only names are anybody's free text; a cell of theirs must not become a formula of the reader's."""
     return f"'{name}" if name is not None and _is_formula(name) else name
 
@@ -104,7 +104,7 @@ def harmless(name: str | None) -> str | None:
 def _is_formula(name: str) -> bool:
     if name[:1] in ("\t", "\r", "\n"):
         return True
-    for letter in name:
-        if unicodedata.category(letter) not in _LEFT_OUT:
-            return unicodedata.normalize("NFKC", letter)[:1] in _FORMULA
+    for character in name:
+        if unicodedata.category(character) not in _IGNORED_CATEGORIES:
+            return unicodedata.normalize("NFKC", character)[:1] in _FORMULA_SIGNS
     return False
