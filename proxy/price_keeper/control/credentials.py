@@ -16,7 +16,7 @@ from price_keeper.control.problems import unauthorized
 from price_keeper.control.terms import RETRIEVAL_TOKEN_HEADER, DEFAULT_GRACE_HOURS
 from price_keeper.errors import AccessDenied
 from price_keeper.model import Scope, build_client_id
-from price_keeper.reporting.settings_shown import utc
+from price_keeper.reporting.settings_shown import format_utc
 
 ROTATION_BODY = BodyFields({"grace_hours": IntegerField(0, MAX_GRACE_HOURS)}, ())
 
@@ -79,7 +79,7 @@ def _format_issued(services: ControlServices, issued: IssuedSecret) -> dict[str,
     return {
         "client_id": issued.client_id,
         "secret_retrieval_token": issued.retrieval_token,
-        "secret_retrieval_expires_at": utc(issued.expires),
+        "secret_retrieval_expires_at": format_utc(issued.expires),
     }
 
 

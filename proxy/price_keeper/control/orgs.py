@@ -13,7 +13,7 @@ from price_keeper.control.parts import ControlServices
 from price_keeper.control.problems import invalid_request, not_found
 from price_keeper.control.terms import MAX_PAGE_SIZE
 from price_keeper.model import Scope
-from price_keeper.reporting.settings_shown import Shown
+from price_keeper.reporting.settings_shown import SettingsReport
 from price_keeper.selection.settings import (
     APP_SETTINGS,
     ORG_SETTINGS,
@@ -33,15 +33,15 @@ PAGING_QUERY = {
 }
 
 
-def show_org(services: ControlServices, org: str, item: Item) -> Shown:
-    return Shown(org, item, services.config.defaults, services.clock.now())
+def show_org(services: ControlServices, org: str, item: Item) -> SettingsReport:
+    return SettingsReport(org, item, services.config.defaults, services.clock.now())
 
 
-def show_app(org_settings: Shown, app: str, item: Item) -> Shown:
-    return Shown(org_settings.org, org_settings.org_item, org_settings.defaults, org_settings.now, app, item)
+def show_app(org_settings: SettingsReport, app: str, item: Item) -> SettingsReport:
+    return SettingsReport(org_settings.org, org_settings.org_item, org_settings.defaults, org_settings.now, app, item)
 
 
-async def load_org(services: ControlServices, org: str) -> Shown:
+async def load_org(services: ControlServices, org: str) -> SettingsReport:
     """Raises Problem."""
     item = await services.store.get(schema.org_config_key(org), consistent=True)
     if item is None:
@@ -49,7 +49,7 @@ async def load_org(services: ControlServices, org: str) -> Shown:
     return show_org(services, org, item)
 
 
-async def load_app(services: ControlServices, org: str, app: str) -> Shown:
+async def load_app(services: ControlServices, org: str, app: str) -> SettingsReport:
     """Raises Problem."""
     keys = [schema.org_config_key(org), schema.app_config_key(org, app)]
     org_item, app_item = await services.store.get_many(keys, consistent=True)
@@ -59,18 +59,18 @@ async def load_app(services: ControlServices, org: str, app: str) -> Shown:
 
 
 async def get_org(services: ControlServices, request: ApiRequest) -> ApiResponse:
-    return build_cacheable_response((await load_org(services, request.path["org"])).record())
+    return build_cacheable_response((await load_org(services, request.path["org"])).to_record())
 
 
 async def get_app(services: ControlServices, request: ApiRequest) -> ApiResponse:
-    return build_cacheable_response((await load_app(services, request.path["org"], request.path["app"])).record())
+    return build_cacheable_response((await load_app(services, request.path["org"], request.path["app"])).to_record())
 
 
 async def put_org_settings(services: ControlServices, request: ApiRequest) -> ApiResponse:
     org = request.path["org"]
 
     def record(change: SettingsChange) -> Mapping[str, Any] | None:
-        return None if change.before is None else show_org(services, org, change.before).record()
+        return None if change.before is None else show_org(services, org, change.before).to_record()
 
     audit_hook = _build_audit_hook(services, request, "org.put", Scope(org), record)
     config = services.config
@@ -86,7 +86,7 @@ async def put_app_settings(services: ControlServices, request: ApiRequest) -> Ap
     def record(change: SettingsChange) -> Mapping[str, Any] | None:
         if change.before is None:
             return None
-        return show_app(show_org(services, org, change.org or {}), app, change.before).record()
+        return show_app(show_org(services, org, change.org or {}), app, change.before).to_record()
 
     audit_hook = _build_audit_hook(services, request, "app.put", Scope(org, app), record)
     written = await put_app(services.store, services.clock, org, app, request.body, services.labels, audit_hook)
@@ -117,9 +117,9 @@ def _is_retry_of_create(request: ApiRequest, scope: Scope, change: SettingsChang
     return is_same and not has_credentials and "If-Match" not in request.headers
 
 
-async def _respond_with_credentials(services: ControlServices, request: ApiRequest, scope: Scope, written: SettingsWrite, shown: Shown) -> ApiResponse:
+async def _respond_with_credentials(services: ControlServices, request: ApiRequest, scope: Scope, written: SettingsWrite, shown: SettingsReport) -> ApiResponse:
     """The credentials come after the settings, and whoever was cut off between the two gets them by another put."""
-    record = shown.record()
+    record = shown.to_record()
     issued = await create_credentials(services, request, scope)
     headers = {"Location": f"/api/v1/orgs/{scope.org}" + (f"/apps/{scope.app}" if scope.app else "")}
     return ApiResponse({**record, **issued}, 201 if written.is_new else 200, etag=compute_etag(record), headers=headers)
@@ -130,7 +130,7 @@ async def list_orgs(services: ControlServices, request: ApiRequest) -> ApiRespon
     orgs = [Scope.from_key(row.key.sk).org for row in page.rows]
     items = await services.store.get_many([schema.org_config_key(org) for org in orgs])
     records = [
-        {"org_name": row.item.get("org_name"), **show_org(services, org, item or {}).record()}
+        {"org_name": row.item.get("org_name"), **show_org(services, org, item or {}).to_record()}
         for row, org, item in zip(page.rows, orgs, items, strict=True)
     ]
     return build_cacheable_response({"orgs": records, "cursor": _get_next_cursor(page)})
@@ -139,7 +139,7 @@ async def list_orgs(services: ControlServices, request: ApiRequest) -> ApiRespon
 async def list_apps(services: ControlServices, request: ApiRequest) -> ApiResponse:
     org_settings = await load_org(services, request.path["org"])
     page = await _query_page(services, request, schema.org_config_key(org_settings.org).pk, schema.APPS_PREFIX)
-    records = [show_app(org_settings, row.key.sk.removeprefix(schema.APPS_PREFIX), row.item).record() for row in page.rows]
+    records = [show_app(org_settings, row.key.sk.removeprefix(schema.APPS_PREFIX), row.item).to_record() for row in page.rows]
     return build_cacheable_response({"apps": records, "cursor": _get_next_cursor(page)})
 
 

@@ -13,7 +13,7 @@ from price_keeper.control.orgs import load_app, load_org
 from price_keeper.control.parts import ControlServices
 from price_keeper.control.problems import ERROR_CODES, ApiError
 from price_keeper.model import Scope
-from price_keeper.reporting.settings_shown import Shown, utc
+from price_keeper.reporting.settings_shown import SettingsReport, format_utc
 from price_keeper.selection.overrides import (
     MAX_REASON_LENGTH,
     MAX_WHO_LENGTH,
@@ -42,7 +42,7 @@ async def put_override(services: ControlServices, request: ApiRequest) -> ApiRes
         body["reason"],
         body.get("who", request.principal.name),
         body.get("until"),
-        ordering=shown_settings.plan.ordering,
+        ordering=shown_settings.effective.ordering,
         companions=audit_override(request.actor, "override.set", scope, services.clock),
     )
     return ApiResponse({**_describe_scope(scope, period), "override": format_override(stored)})
@@ -59,14 +59,14 @@ def format_override(override: Override | None) -> dict[str, Any] | None:
     if override is None:
         return None
     formatted = {"label": override.label, "reason": override.reason, "who": override.who}
-    return {**formatted, "until": utc(override.until), "version": override.version}
+    return {**formatted, "until": format_utc(override.until), "version": override.version}
 
 
-async def _resolve_scope(services: ControlServices, request: ApiRequest) -> tuple[Scope, PeriodSpan, Shown]:
+async def _resolve_scope(services: ControlServices, request: ApiRequest) -> tuple[Scope, PeriodSpan, SettingsReport]:
     """The scope to which quotas apply, as the path names it. Raises Problem where they apply to another one."""
     org, app = request.path["org"], request.path.get("app")
     shown_settings = await load_org(services, org) if app is None else await load_app(services, org, app)
-    settings = shown_settings.plan
+    settings = shown_settings.effective
     if (settings.quota_scope == "APP") is (app is None):
         holder = "each app" if app is None else "the org as a whole"
         raise ApiError(409, ERROR_CODES[409], f"the quotas of this org apply to {holder}, and so do overrides")

@@ -13,7 +13,7 @@ from price_keeper.metering.profiles import AppProfiles
 from price_keeper.model import Caller, Scope, build_client_id
 from price_keeper.recording.entries import PICO_PER_MICRO
 from price_keeper.reporting import money
-from price_keeper.reporting.settings_shown import utc
+from price_keeper.reporting.settings_shown import format_utc
 from price_keeper.selection import policy
 from price_keeper.selection.overrides import Override
 from price_keeper.selection.standing import BudgetState
@@ -47,7 +47,7 @@ def format_selection(budget: BudgetState, override: Override | None, labels: tup
     return {
         "scope": {"org": scope.org, "app": scope.app},
         "period": budget.span.key,
-        "resets_at": utc(budget.span.end),
+        "resets_at": format_utc(budget.span.end),
         "enforcement": settings.enforcement,
         "active_label": settings.ordering[budget.active_index] if settings.ordering else None,
         "override": format_override(override),

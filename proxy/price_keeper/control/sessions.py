@@ -8,7 +8,7 @@ from price_keeper.control.parts import ControlServices
 from price_keeper.control.problems import invalid_request, not_found
 from price_keeper.errors import ReasonCode, TransactionFailed
 from price_keeper.model import Scope, is_org_id
-from price_keeper.reporting.settings_shown import utc
+from price_keeper.reporting.settings_shown import format_utc
 from price_keeper.stores.again import transact_with_retry, retry_on_conflict
 from price_keeper.stores.contract import ItemExists, Update
 
@@ -17,9 +17,9 @@ async def list_sessions(services: ControlServices, request: ApiRequest) -> ApiRe
     sessions = [
         {
             "session_id": session.sid,
-            "began_at": utc(session.began),
-            "refreshed_at": utc(session.refreshed),
-            "expires_at": utc(session.expires),
+            "began_at": format_utc(session.began),
+            "refreshed_at": format_utc(session.refreshed),
+            "expires_at": format_utc(session.expires),
         }
         for session in await services.sessions.list_live(_get_scope(request))
     ]

@@ -17,7 +17,7 @@ from price_keeper.stores.contract import Item
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class SettingsReport:
     """An org, or an app of it with its own item."""
 
     org: str
@@ -28,56 +28,56 @@ class Shown:
     app_item: Item | None = None
 
     @property
-    def plan(self) -> EffectiveSettings:
+    def effective(self) -> EffectiveSettings:
         return resolve_settings(self.org_item, self.app_item, self.defaults, DEFAULT_ALERT_THRESHOLDS, self.now)
 
     @property
-    def own(self) -> Item:
+    def own_item(self) -> Item:
         return self.org_item if self.app is None else self.app_item or {}
 
     @property
-    def turns_at(self) -> float | None:
+    def changes_at(self) -> float | None:
         return find_change_time(self.org_item, self.now)
 
-    def record(self) -> dict[str, Any]:
+    def to_record(self) -> dict[str, Any]:
         """For programs. Credentials' hashes stand on the same item, and never here."""
         names = ORG_SETTINGS if self.app is None else APP_SETTINGS
-        turn = self.turns_at
+        changes_at = self.changes_at
         return {
             "org": self.org,
             **({} if self.app is None else {"app": self.app}),
-            "settings": {name: to_json_value(self.own[name]) for name in names if name in self.own},
-            "in_force": _in_force(self.plan),
-            "turns_at": None if turn is None else utc(turn),
-            "created_at": _stamp(self.own, "created_at_epoch"),
-            "updated_at": _stamp(self.own, "updated_at_epoch"),
-            "passed_over": list(self.plan.problems),
+            "settings": {name: to_json_value(self.own_item[name]) for name in names if name in self.own_item},
+            "in_force": _build_in_force(self.effective),
+            "turns_at": None if changes_at is None else format_utc(changes_at),
+            "created_at": _format_stamp(self.own_item, "created_at_epoch"),
+            "updated_at": _format_stamp(self.own_item, "updated_at_epoch"),
+            "passed_over": list(self.effective.problems),
         }
 
 
-def _in_force(plan: EffectiveSettings) -> dict[str, Any]:
+def _build_in_force(settings: EffectiveSettings) -> dict[str, Any]:
     return {
-        "timezone": plan.zone.key,
-        "quota_scope": plan.quota_scope,
-        "period": plan.period.value,
-        "model_ordering": list(plan.ordering),
-        "quotas": {label: pico // PICO_PER_MICRO for label, pico in plan.quotas.items()},
-        "sticky_fallback_enabled": plan.is_sticky,
-        "enforcement": plan.enforcement,
-        "tight_mode_threshold_pct": plan.tight_pct,
-        "refresh_interval_normal_secs": plan.normal_secs,
-        "refresh_interval_tight_secs": plan.tight_secs,
-        "alert_thresholds_pct": list(plan.thresholds),
-        "agg_shard_count": plan.shards,
-        "version": plan.version,
+        "timezone": settings.zone.key,
+        "quota_scope": settings.quota_scope,
+        "period": settings.period.value,
+        "model_ordering": list(settings.ordering),
+        "quotas": {label: pico // PICO_PER_MICRO for label, pico in settings.quotas.items()},
+        "sticky_fallback_enabled": settings.is_sticky,
+        "enforcement": settings.enforcement,
+        "tight_mode_threshold_pct": settings.tight_pct,
+        "refresh_interval_normal_secs": settings.normal_secs,
+        "refresh_interval_tight_secs": settings.tight_secs,
+        "alert_thresholds_pct": list(settings.thresholds),
+        "agg_shard_count": settings.shards,
+        "version": settings.version,
     }
 
 
-def _stamp(item: Item, name: str) -> str | None:
+def _format_stamp(item: Item, name: str) -> str | None:
     value = item.get(name)
-    return utc(float(value)) if isinstance(value, (int, Decimal)) else None
+    return format_utc(float(value)) if isinstance(value, (int, Decimal)) else None
 
 
 @lru_cache(maxsize=64)  # the ends of periods are the same for nearly everybody
-def utc(at_epoch: float) -> str:
+def format_utc(at_epoch: float) -> str:
     return datetime.fromtimestamp(at_epoch, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

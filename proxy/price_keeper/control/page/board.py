@@ -16,7 +16,7 @@ from price_keeper.control.selecting import format_selection
 from price_keeper.errors import StoreError
 from price_keeper.model import PICO_PER_MICRO, Caller, build_client_id
 from price_keeper.recording.entries import Counter
-from price_keeper.reporting.settings_shown import utc
+from price_keeper.reporting.settings_shown import format_utc
 from price_keeper.selection.overrides import Override
 from price_keeper.selection.standing import BudgetState
 
@@ -108,7 +108,7 @@ async def _build_scope(
     return {
         **entry._asdict(),
         **format_selection(budget, override, services.labels, own_labels),
-        "starts_at": utc(budget.span.start),
+        "starts_at": format_utc(budget.span.start),
         "timezone": settings.zone.key,
         "ordering": list(settings.ordering),
         "is_sticky": settings.is_sticky,
@@ -120,7 +120,7 @@ async def _build_scope(
 
 
 def _get_known_since(view: BudgetView) -> str | None:
-    return utc(min(course.samples[0].at for course in view.curves.values())) if view.curves else None
+    return format_utc(min(course.samples[0].at for course in view.curves.values())) if view.curves else None
 
 
 def _format_spend_rate(view: BudgetView, label: str) -> dict[str, int] | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from price_keeper.reporting.settings_shown import utc
+from price_keeper.reporting.settings_shown import format_utc
 from price_keeper.selection import sticky
 from price_keeper.selection.plan import is_number
 from price_keeper.selection.standing import BudgetState
@@ -36,4 +36,4 @@ def _format_move(item: Item) -> dict[str, Any]:
 
 def _add_time(item: Item, name: str, event: dict[str, Any]) -> dict[str, Any]:
     at = item.get(name)
-    return {"at": utc(float(cast(int, at))) if is_number(at) else None, **event}
+    return {"at": format_utc(float(cast(int, at))) if is_number(at) else None, **event}

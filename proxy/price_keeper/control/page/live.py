@@ -15,7 +15,7 @@ from price_keeper.control.parts import ControlServices
 from price_keeper.control.problems import ApiError, forbidden, invalid_request
 from price_keeper.errors import Refusal
 from price_keeper.model import is_app_id, is_org_id
-from price_keeper.reporting.settings_shown import utc
+from price_keeper.reporting.settings_shown import format_utc
 
 EVENT_STREAM = "text/event-stream"
 HEARTBEAT_TICKS = 7  # without anything new, so that whatever stands between does not take it for dead
@@ -36,7 +36,7 @@ def build_board_handlers(readiness: Readiness) -> tuple[ApiHandler, ApiHandler]:
 
     async def get_board_once(services: ControlServices, request: ApiRequest) -> ApiResponse:
         content = await _read_board(services, readiness, parse_board_query(request))
-        return ApiResponse({"at": utc(services.clock.now()), **content})
+        return ApiResponse({"at": format_utc(services.clock.now()), **content})
 
     async def stream_board(services: ControlServices, request: ApiRequest) -> StreamingResponse:
         query = parse_board_query(request)
@@ -90,7 +90,7 @@ async def _stream_events(services: ControlServices, request: ApiRequest, read_co
             changes = {name: value for name, value in content.items() if name not in sent or sent[name] != value}
             unchanged_ticks = 0 if changes else unchanged_ticks + 1
             if changes:
-                yield b"data: " + dump_json({"at": utc(services.clock.now()), **changes}) + b"\n\n"
+                yield b"data: " + dump_json({"at": format_utc(services.clock.now()), **changes}) + b"\n\n"
             else:
                 yield b"" if unchanged_ticks % HEARTBEAT_TICKS else b": still here\n\n"
             sent = {**sent, **changes}

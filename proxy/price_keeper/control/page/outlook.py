@@ -9,7 +9,7 @@ from typing import Any
 from price_keeper.control.page.history import SpendCurve
 from price_keeper.recording.entries import PICO_PER_MICRO
 from price_keeper.reporting import money
-from price_keeper.reporting.settings_shown import utc
+from price_keeper.reporting.settings_shown import format_utc
 from price_keeper.selection import policy
 
 RATE_WINDOW_SECONDS = 3600.0  # over which it is told how fast is spent
@@ -55,7 +55,7 @@ def forecast_quota(view: BudgetView, label: str, quota: int, *, is_newly_serving
     curve, spent = view.curves.get(label), view.spent[label]
     if spent >= quota:
         at = None if curve is None else curve.estimate_when_reached(quota)
-        return {"state": "reached", "at": None if at is None else utc(at)}
+        return {"state": "reached", "at": None if at is None else format_utc(at)}
     rate = compute_spend_rate(curve, view.now)
     if is_newly_serving and curve is not None and (rate is None or not rate.pico_per_hour):
         rate = compute_spend_rate(curve, curve.samples[-1].at)
@@ -66,7 +66,7 @@ def forecast_quota(view: BudgetView, label: str, quota: int, *, is_newly_serving
     at = view.now + (quota - spent) / rate.pico_per_hour * HOUR_SECONDS
     if at >= view.ends_at:
         return {"state": "not_in_this_period", "at": None}
-    return {"state": "expected", "at": utc(at)}
+    return {"state": "expected", "at": format_utc(at)}
 
 
 def find_serving_label(view: BudgetView, quotas: Mapping[str, int], start: int) -> str | None:

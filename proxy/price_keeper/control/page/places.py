@@ -92,7 +92,7 @@ class _BudgetWalker:
     async def _walk_orgs(self, orgs: dict[str, Item], after: str) -> AsyncIterator[BudgetEntry]:
         for org, item in orgs.items():
             name, has_any = _read_text(item, "org_name"), bool(after)
-            if show_org(self._services, org, item).plan.quota_scope == "APP":
+            if show_org(self._services, org, item).effective.quota_scope == "APP":
                 async for app, app_name in self._walk_apps(org, after):
                     has_any = True
                     yield BudgetEntry(org, name, app, app_name)
