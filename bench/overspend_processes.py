@@ -23,7 +23,7 @@ from tests.support.commands import Sidecar
 from tests.support.crashing import MODELS, ORG, PRICES, Lineup
 from tests.support.fleet import budget
 from tests.support.overspend import Figures
-from tests.support.simulated import BedrockProcess, Caller, bedrock_process, read_ledger
+from tests.support.simulated import BedrockProcess, BotoCaller, bedrock_process, read_ledger
 from tests.support.threads import Threads
 
 CALLS_A_SECOND = 24.0  # of the whole fleet
@@ -89,13 +89,13 @@ class Calls(Threads):
         ]
 
     def _call_on(self, lineup: Lineup, token: str, pause: float, first: float) -> None:
-        caller = Caller(lineup.url, keys=Keys("any", "any", token))
+        caller = BotoCaller(lineup.url, keys=Keys("any", "any", token))
         due = time.monotonic() + first
         try:
             while not self._stop.wait(max(0.0, due - time.monotonic())):
                 due += pause
                 try:
-                    caller._call("converse", {"modelId": "premium", **TURN})
+                    caller.call_blocking("converse", {"modelId": "premium", **TURN})
                 except Exception:  # what it was is in the sidecar's log; it is none of the spend
                     self.failures += 1
         finally:
@@ -103,8 +103,8 @@ class Calls(Threads):
 
 
 def cost_of_one_call(bedrock: BedrockProcess, ledger: Path) -> float:
-    caller = Caller(bedrock.url)
-    caller._call("converse", {"modelId": MODELS["premium"], **TURN})
+    caller = BotoCaller(bedrock.url)
+    caller.call_blocking("converse", {"modelId": MODELS["premium"], **TURN})
     caller.client.close()
     while not read_ledger(ledger)[-1]["is_done"]:  # which it notes after the answer has gone out
         time.sleep(0.01)

@@ -13,7 +13,7 @@ from bedrock_simulator.models import Model
 from bedrock_simulator.refusals import invalid, malformed
 from bedrock_simulator.routes import Route
 from bedrock_simulator.usage import Usage, spoilt
-from bedrock_simulator.wishes import Wishes
+from bedrock_simulator.wishes import FaultSpec
 
 JSON = "application/json"
 EVENT_STREAM = "application/vnd.amazon.eventstream"
@@ -31,7 +31,7 @@ class Call:
     route: Route
     headers: Mapping[str, str]  # found by any spelling of their names
     body: bytes
-    wishes: Wishes
+    fault_spec: FaultSpec
 
     def document(self) -> dict[str, Any]:
         """The body as a JSON object; refused if it is none, or is said to be something else."""
@@ -48,7 +48,7 @@ class Call:
 
     def told(self, document: dict[str, Any]) -> dict[str, Any]:
         """The document, or one whose usage is missing or wrong, if that was wished for."""
-        return spoilt(document, self.wishes.usage) if self.wishes.usage else document
+        return spoilt(document, self.fault_spec.usage) if self.fault_spec.usage else document
 
 
 @dataclass(slots=True)

@@ -33,7 +33,7 @@ def complete(turns: Turns, call: Call) -> Answer:
     used = guardrails.used(said.usage, watched)
     if body.get("stream"):
         options = body.get("stream_options")
-        tells = isinstance(options, dict) and options.get("include_usage") is True and call.wishes.usage != "none"
+        tells = isinstance(options, dict) and options.get("include_usage") is True and call.fault_spec.usage != "none"
         usage_chunk = call.told(openai.usage_chunk(said, model)) if tells else None
         frames = _frames(said, model, tier, usage_chunk, guardrails.marks(watched))
         return Answer(frames=frames, headers={"Content-Type": SERVER_SENT}, usage=used)
@@ -45,7 +45,7 @@ def _tier(call: Call, body: dict[str, Any]) -> dict[str, str]:
     asked = body.get("service_tier")
     if asked is not None and asked != "auto":
         chosen(asked, TIERS, "service_tier")
-    return {"service_tier": tier} if (tier := call.wishes.tier or asked) else {}
+    return {"service_tier": tier} if (tier := call.fault_spec.tier or asked) else {}
 
 
 def _frames(

@@ -94,10 +94,10 @@ def _check_options(body: dict[str, Any]) -> None:
 def _closing(call: Call, body: dict[str, Any], said: Completion, model: Model) -> dict[str, Any]:
     """What the end of an answer tells, in one piece or as a stream's last event."""
     closing: dict[str, Any] = {"usage": _usage(said.usage, model), "metrics": {"latencyMs": said.latency_ms}}
-    latency = call.wishes.performance or (body.get("performanceConfig") or {}).get("latency")
+    latency = call.fault_spec.performance or (body.get("performanceConfig") or {}).get("latency")
     if latency:
         closing["performanceConfig"] = {"latency": latency}
-    tier = call.wishes.tier or (body.get("serviceTier") or {}).get("type")
+    tier = call.fault_spec.tier or (body.get("serviceTier") or {}).get("type")
     if tier:
         closing["serviceTier"] = {"type": tier}
     return closing

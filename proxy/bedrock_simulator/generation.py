@@ -13,7 +13,7 @@ from bedrock_simulator import speech, tokens
 from bedrock_simulator.prompt_cache import Piece
 from bedrock_simulator.refusals import invalid
 from bedrock_simulator.usage import Usage
-from bedrock_simulator.wishes import Wishes
+from bedrock_simulator.wishes import FaultSpec
 
 MAX_OUTPUT_TOKENS = 131_072  # the most that any simulated model says, and so the size of the largest answer
 
@@ -69,11 +69,11 @@ class Completion:
         return speech.pieces(whole, _TOKENS_EACH)
 
 
-def complete(prompt: Prompt, counted: Usage, seed: bytes, wishes: Wishes, created: int) -> Completion:
+def complete(prompt: Prompt, counted: Usage, seed: bytes, spec: FaultSpec, created: int) -> Completion:
     """The same seed gets the same words; a wished length, a stop sequence or the maximum only end them elsewhere."""
-    said = _called(prompt, seed) or _spoken(prompt, seed, wishes)
-    usage = _reported(replace(counted, output_tokens=said.tokens), wishes)
-    latency = wishes.latency_ms if wishes.latency_ms is not None else _LATENCY_MS + _TOKEN_MS * said.tokens
+    said = _called(prompt, seed) or _spoken(prompt, seed, spec)
+    usage = _reported(replace(counted, output_tokens=said.tokens), spec)
+    latency = spec.latency_ms if spec.latency_ms is not None else _LATENCY_MS + _TOKEN_MS * said.tokens
     return Completion(said.text, said.stop, usage, seed, created, latency, said.stop_sequence, said.tool)
 
 
@@ -86,8 +86,8 @@ class _Said:
     tool: ToolCall | None = None
 
 
-def _spoken(prompt: Prompt, seed: bytes, wishes: Wishes) -> _Said:
-    wanted = wishes.output_tokens
+def _spoken(prompt: Prompt, seed: bytes, spec: FaultSpec) -> _Said:
+    wanted = spec.output_tokens
     if wanted is None:
         wanted = _LEAST_TOKENS + seed[0] % (_MOST_TOKENS - _LEAST_TOKENS)
     spoken = min(wanted, prompt.max_tokens)
@@ -121,13 +121,13 @@ def _example(schema: Any, seed: bytes, depth: int) -> Any:
     return plain[kind] if kind in plain else speech.say(seed, 3)
 
 
-def _reported(usage: Usage, wishes: Wishes) -> Usage:
-    wished = {
+def _reported(usage: Usage, spec: FaultSpec) -> Usage:
+    overrides = {
         name: value
         for name in ("input_tokens", "cache_read_tokens", "cache_write_5m_tokens", "cache_write_1h_tokens")
-        if (value := getattr(wishes, name)) is not None
+        if (value := getattr(spec, name)) is not None
     }
-    return replace(usage, **wished) if wished else usage
+    return replace(usage, **overrides) if overrides else usage
 
 
 def checked_maximum(value: Any, name: str, default: int) -> int:

@@ -77,13 +77,13 @@ def _check_headers(call: Call) -> None:
 
 
 def _echoed(call: Call) -> dict[str, str]:
-    tier = call.wishes.tier or call.headers.get(_TIER)
-    latency = call.wishes.performance or call.headers.get(_LATENCY)
+    tier = call.fault_spec.tier or call.headers.get(_TIER)
+    latency = call.fault_spec.performance or call.headers.get(_LATENCY)
     return {name: value for name, value in ((_TIER, tier), (_LATENCY, latency)) if value}
 
 
 def _counts(call: Call, said: Completion, model: Model, family: Family) -> dict[str, str]:
-    usage, how = said.usage, call.wishes.usage
+    usage, how = said.usage, call.fault_spec.usage
     if how == "none":
         return {}
     counts = {"Input-Token-Count": usage.input_tokens}

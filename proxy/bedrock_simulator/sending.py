@@ -12,7 +12,7 @@ from aiohttp import web
 from bedrock_simulator.call import Answer
 from bedrock_simulator.clock import Clock
 from bedrock_simulator.spoiling import Break, Spoiler
-from bedrock_simulator.wishes import IN_CONNECTION, Wishes
+from bedrock_simulator.wishes import CONNECTION_FAULTS, FaultSpec
 
 # It promises a body before it ends, for Python's own client takes an unfinished head without that for a whole answer.
 _HALF_HEAD = b"HTTP/1.1 200 OK\r\nContent-Length: 4096\r\nContent-Type: appl"
@@ -25,63 +25,63 @@ class ConnectionOver(Exception):
     """The simulator has ended the connection on purpose: nothing can be sent any more."""
 
 
-async def before_answer(request: web.BaseRequest, wishes: Wishes, clock: Clock) -> None:
+async def before_answer(request: web.BaseRequest, spec: FaultSpec, clock: Clock) -> None:
     """What a caller may have to go through before there is an answer: waiting, or the end of the connection."""
-    if wishes.latency_ms:
-        await clock.sleep(wishes.latency_ms / _MS)
-    if wishes.fault == "half-head":
+    if spec.latency_ms:
+        await clock.sleep(spec.latency_ms / _MS)
+    if spec.fault == "half-head":
         if request.transport is not None:
             request.transport.write(_HALF_HEAD)
         _break(request, Break.CUT)
-    elif wishes.fault in IN_CONNECTION and not wishes.strikes_in_body:
-        await _endure(request, Break(wishes.fault), wishes, clock)
+    elif spec.fault in CONNECTION_FAULTS and not spec.is_body_fault:
+        await _endure(request, Break(spec.fault), spec, clock)
 
 
 async def send(
-    request: web.BaseRequest, answer: Answer, wishes: Wishes, clock: Clock
+    request: web.BaseRequest, answer: Answer, spec: FaultSpec, clock: Clock
 ) -> tuple[web.StreamResponse, bool]:
     """The response, and whether it went out whole: to its end, and undamaged."""
-    is_spoiled = _is_spoiled(answer, wishes)
-    if answer.frames is None and not is_spoiled and wishes.fault != "slow-first-byte":
+    is_spoiled = _is_spoiled(answer, spec)
+    if answer.frames is None and not is_spoiled and spec.fault != "slow-first-byte":
         response: web.StreamResponse = web.Response(status=answer.status, headers=answer.headers, body=answer.body)
         await response.prepare(request)
         await response.write_eof()
         return response, True
-    return await _send_in_pieces(request, answer, wishes, clock, is_spoiled)
+    return await _send_in_pieces(request, answer, spec, clock, is_spoiled)
 
 
 async def _send_in_pieces(
-    request: web.BaseRequest, answer: Answer, wishes: Wishes, clock: Clock, is_spoiled: bool
+    request: web.BaseRequest, answer: Answer, spec: FaultSpec, clock: Clock, is_spoiled: bool
 ) -> tuple[web.StreamResponse, bool]:
     response = web.StreamResponse(status=answer.status, headers=answer.headers)
     if answer.frames is None:
         response.content_length = len(answer.body)
     await response.prepare(request)
-    if wishes.fault == "slow-first-byte":
-        await clock.sleep((wishes.delay_ms or 0) / _MS)
-    spoiler = Spoiler(wishes, answer.headers["Content-Type"])
+    if spec.fault == "slow-first-byte":
+        await clock.sleep((spec.delay_ms or 0) / _MS)
+    spoiler = Spoiler(spec, answer.headers["Content-Type"])
     source = _halves(answer.body) if answer.frames is None else answer.frames
     pieces: Iterable[bytes | Break] = source
     if is_spoiled:
         pieces = spoiler.pieces(source)
-    elif not wishes.frame_ms:
+    elif not spec.frame_ms:
         pieces = _batched(source)
     is_first = True
     for piece in pieces:
         if isinstance(piece, Break):
-            await _endure(request, piece, wishes, clock)
+            await _endure(request, piece, spec, clock)
             continue
-        if wishes.frame_ms and not is_first:
-            await clock.sleep(wishes.frame_ms / _MS)
+        if spec.frame_ms and not is_first:
+            await clock.sleep(spec.frame_ms / _MS)
         await response.write(piece)
         is_first = False
     await response.write_eof()
     return response, not spoiler.is_damaged
 
 
-def _is_spoiled(answer: Answer, wishes: Wishes) -> bool:
+def _is_spoiled(answer: Answer, spec: FaultSpec) -> bool:
     """A body in one piece has no frames, so faults of frames pass it by."""
-    return wishes.strikes_in_body and (answer.frames is not None or wishes.fault in IN_CONNECTION)
+    return spec.is_body_fault and (answer.frames is not None or spec.fault in CONNECTION_FAULTS)
 
 
 def _batched(frames: Iterable[bytes]) -> Iterator[bytes]:
@@ -103,11 +103,11 @@ def _halves(body: bytes) -> list[bytes]:
     return [body[:middle], body[middle:]]
 
 
-async def _endure(request: web.BaseRequest, trouble: Break, wishes: Wishes, clock: Clock) -> None:
+async def _endure(request: web.BaseRequest, trouble: Break, spec: FaultSpec, clock: Clock) -> None:
     if trouble is not Break.STALL:
         _break(request, trouble)
-    elif wishes.delay_ms is not None:
-        await clock.sleep(wishes.delay_ms / _MS)
+    elif spec.delay_ms is not None:
+        await clock.sleep(spec.delay_ms / _MS)
     else:
         await asyncio.get_running_loop().create_future()  # until the caller hangs up, or the simulator stops
 

@@ -22,7 +22,7 @@ from bedrock_simulator.sending import ConnectionOver, before_answer, send
 from bedrock_simulator.service import Service
 from bedrock_simulator.signatures import DEFAULT_KEYS, Keys
 from bedrock_simulator.spoiling import stream_refusal
-from bedrock_simulator.wishes import INVOCATION_ID, Script
+from bedrock_simulator.wishes import INVOCATION_ID, FaultSchedule
 
 MAX_BODY_BYTES = 25_000_000  # InvokeModel's own limit
 MAX_HEADER_BYTES = 64 * 1024  # a session token may be long
@@ -45,16 +45,16 @@ class SimulatedBedrock:
         self.port = 0
         self._require_auth = require_auth
         self._clock = clock
-        self._script = Script()
+        self._schedule = FaultSchedule()
         self._service = Service(clock, region, min_cache_tokens)
 
-    def plan(self, *following: Mapping[str, Any]) -> None:
+    def plan(self, *specs: Mapping[str, Any]) -> None:
         """How each of the next requests is treated: `bedrock.plan({"fault": "throttle"}, {}, {"fault": "cut"})`."""
-        self._script.plan(following)
+        self._schedule.plan(specs)
 
-    def always(self, **held: Any) -> None:
+    def always(self, **settings: Any) -> None:
         """How every request is treated from now on: `bedrock.always(latency_ms=20)`; without anything, as usual."""
-        self._script.hold(held)
+        self._schedule.set_always(settings)
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         if request.raw_path.startswith(_SIDE_DOOR):
@@ -90,36 +90,36 @@ class SimulatedBedrock:
 
     async def _answered(self, request: web.BaseRequest, entry: Entry, body: bytes | None) -> web.StreamResponse:
         """The model runs first: what it used is owed, whatever happens on the way to the caller."""
-        wished = wishes.HEALTHY
+        spec = wishes.HEALTHY
         try:
             route = routes.find(request.method, request.raw_path)
             if route is None:
                 raise UnknownOperation
             if body is None:
                 raise Refusal("RequestEntityTooLargeException")
-            wished = self._script.wishes(entry.headers, entry.invocation_id)
-            entry.fault = wished.fault
-            answer = self._answer(Call(route, request.headers, body, wished), entry)
+            spec = self._schedule.next_spec(entry.headers, entry.invocation_id)
+            entry.fault = spec.fault
+            answer = self._answer(Call(route, request.headers, body, spec), entry)
         except Refusal as refusal:
             answer = _refusing(refusal, entry)
         entry.usage = answer.usage
         answer.headers["x-amzn-RequestId"] = entry.request_id
-        await before_answer(request, wished, self._clock)
+        await before_answer(request, spec, self._clock)
         entry.status = answer.status
-        response, entry.is_whole = await send(request, answer, wished, self._clock)
+        response, entry.is_whole = await send(request, answer, spec, self._clock)
         return response
 
     def _answer(self, call: Call, entry: Entry) -> Answer:
         if self._require_auth:
             signatures.check(self.keys, entry.method, entry.target, entry.headers, call.body, self._clock.now())
-        error = call.wishes.error()
+        error = call.fault_spec.build_error()
         if error is not None:
             raise error
         answer = self._service.answer(call)
         if call.route.operation in _MODEL_IN_BODY:
             entry.model = call.document()[_MODEL_IN_BODY[call.route.operation]]
-        if call.wishes.fault == "exception-frame" and answer.frames is None:
-            raise stream_refusal(call.wishes.exception)  # an answer in one piece has no frames: it fails as a whole
+        if call.fault_spec.fault == "exception-frame" and answer.frames is None:
+            raise stream_refusal(call.fault_spec.exception)  # an answer in one piece has no frames: it fails as a whole
         return answer
 
     async def _side_door(self, request: web.BaseRequest) -> web.Response:
@@ -135,15 +135,15 @@ class SimulatedBedrock:
                     pass
                 case "PUT", "plan":
                     document = parsed(await request.read())
-                    self._script.hold(document.get("always", self._script.always))
-                    self._script.plan(document.get("next", []))
+                    self._schedule.set_always(document.get("always", self._schedule.always))
+                    self._schedule.plan(document.get("next", []))
                 case "DELETE", "plan":
-                    self._script.clear()
+                    self._schedule.clear()
                 case _:
                     raise invalid("the simulator's own paths are /_simulator/ledger and /_simulator/plan")
         except Refusal as refusal:
             return _json(refusal.body, refusal.status)
-        return _json({"always": self._script.always, "next": self._script.planned})
+        return _json({"always": self._schedule.always, "next": self._schedule.planned})
 
 
 def _refusing(refusal: Refusal, entry: Entry) -> Answer:

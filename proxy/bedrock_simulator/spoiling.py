@@ -8,7 +8,7 @@ from enum import Enum
 from bedrock_simulator import chat, frames
 from bedrock_simulator.call import EVENT_STREAM, SERVER_SENT
 from bedrock_simulator.refusals import Refusal
-from bedrock_simulator.wishes import IN_CONNECTION, Wishes
+from bedrock_simulator.wishes import CONNECTION_FAULTS, FaultSpec
 
 
 class Break(Enum):
@@ -20,11 +20,11 @@ class Break(Enum):
 class Spoiler:
     """Lets pieces pass until its fault strikes, once; `is_damaged` tells whether what passed is not the answer."""
 
-    def __init__(self, wishes: Wishes, content_type: str = EVENT_STREAM) -> None:
-        self._wishes = wishes
+    def __init__(self, spec: FaultSpec, content_type: str = EVENT_STREAM) -> None:
+        self._spec = spec
         self._content_type = content_type
-        self._frames = wishes.after_frames
-        self._bytes = wishes.after_bytes
+        self._frames = spec.after_frames
+        self._bytes = spec.after_bytes
         if self._frames is None and self._bytes is None:
             self._frames = 1
         self.is_damaged = False
@@ -52,7 +52,7 @@ class Spoiler:
     def _strike(self, before: bytes, rest: bytes, passing: Iterator[bytes]) -> Iterator[bytes | Break]:
         if before:
             yield before
-        match self._wishes.fault:
+        match self._spec.fault:
             case "exception-frame":
                 self.is_damaged = True
                 yield self._exception()
@@ -60,14 +60,14 @@ class Spoiler:
             case "bad-crc" if rest:
                 self.is_damaged = True
                 rest = frames.damaged(rest)
-            case fault if fault in IN_CONNECTION:
+            case fault if fault in CONNECTION_FAULTS:
                 yield Break(fault)  # if the sender comes back from this, the answer goes on
         if rest:
             yield rest
         yield from passing
 
     def _exception(self) -> bytes:
-        kind = self._wishes.exception
+        kind = self._spec.exception
         refusal = stream_refusal(kind)
         if self._content_type == EVENT_STREAM:
             return frames.exception(kind, refusal.message)

@@ -23,4 +23,4 @@ class Turns:
                 "for more information.",
             )
         counted = self._cache.read_and_write(model.id, prompt.pieces)
-        return complete(prompt, counted, call.seed(model), call.wishes, int(self._clock.now()))
+        return complete(prompt, counted, call.seed(model), call.fault_spec, int(self._clock.now()))

@@ -35,11 +35,11 @@ STREAM_EXCEPTIONS = (
     "validationException",
 )
 
-IN_CONNECTION = ("stall", "cut", "reset")  # before the head, or in the body where -after-* says
-IN_STREAM = ("bad-crc", "exception-frame")
-FAULTS = (*_ERRORS, "5xx", "slow-first-byte", "half-head", *IN_CONNECTION, *IN_STREAM)
+CONNECTION_FAULTS = ("stall", "cut", "reset")  # before the head, or in the body where -after-* says
+STREAM_FAULTS = ("bad-crc", "exception-frame")
+FAULTS = (*_ERRORS, "5xx", "slow-first-byte", "half-head", *CONNECTION_FAULTS, *STREAM_FAULTS)
 
-_CHOICES: dict[str, tuple[object, ...]] = {
+_ALLOWED_VALUES: dict[str, tuple[object, ...]] = {
     "fault": ("", *FAULTS),
     "status": (0, *_SERVER_ERRORS, *_GATEWAY_STATUSES),
     "exception": STREAM_EXCEPTIONS,
@@ -48,12 +48,12 @@ _CHOICES: dict[str, tuple[object, ...]] = {
     "performance": ("", "standard", "optimized"),
 }
 
-_MOST_KEYS = 10_000  # of failing requests remembered for -times; the oldest fall out
-_MOST_PLANNED = 10_000
+_MAX_KEYS = 10_000  # of failing requests remembered for -times; the oldest fall out
+_MAX_PLANNED = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
+class FaultSpec:
     """Each field is a header of its name; its default is that header's absence."""
 
     fault: str = ""
@@ -76,13 +76,13 @@ class Wishes:
     performance: str = ""
 
     @property
-    def strikes_in_body(self) -> bool:
+    def is_body_fault(self) -> bool:
         """Whether the fault waits for the body; `cut` does so even if it is not said where."""
-        if self.fault in IN_CONNECTION:
+        if self.fault in CONNECTION_FAULTS:
             return self.fault == "cut" or self.after_frames is not None or self.after_bytes is not None
-        return self.fault in IN_STREAM
+        return self.fault in STREAM_FAULTS
 
-    def error(self) -> Refusal | None:
+    def build_error(self) -> Refusal | None:
         """The error that takes the place of an answer, if one is wished for."""
         if self.fault in _ERRORS:
             return Refusal(_ERRORS[self.fault])
@@ -92,88 +92,88 @@ class Wishes:
         return GatewayTrouble(status) if status in _GATEWAY_STATUSES else Refusal(_SERVER_ERRORS[status])
 
 
-HEALTHY = Wishes()
+HEALTHY = FaultSpec()
 
-_FIELDS = {field.name: field for field in fields(Wishes)}
+_FIELDS = {field.name: field for field in fields(FaultSpec)}
 
 
-def read(values: Mapping[str, Any]) -> Wishes:
+def parse_fault_spec(values: Mapping[str, Any]) -> FaultSpec:
     """Strict: a wish that is not understood would let a test pass for the wrong reason."""
-    chosen: dict[str, Any] = {}
-    for written, value in values.items():
-        name = written.replace("-", "_")
+    field_values: dict[str, Any] = {}
+    for given_name, value in values.items():
+        name = given_name.replace("-", "_")
         if name not in _FIELDS:
-            known = ", ".join(sorted(field.replace("_", "-") for field in _FIELDS))
-            raise invalid(f"{PREFIX}{written} is no wish of the simulator; it knows {known}")
-        chosen[name] = _value(name, value)
-    return Wishes(**chosen)
+            known_names = ", ".join(sorted(field.replace("_", "-") for field in _FIELDS))
+            raise invalid(f"{PREFIX}{given_name} is no wish of the simulator; it knows {known_names}")
+        field_values[name] = _parse_value(name, value)
+    return FaultSpec(**field_values)
 
 
-def _value(name: str, value: Any) -> Any:
+def _parse_value(name: str, value: Any) -> Any:
     parsed: Any = str(value)
     if "int" in str(_FIELDS[name].type):
         if not parsed.isdecimal():
             raise invalid(f"{PREFIX}{name.replace('_', '-')} is a whole number, not {parsed!r}")
         parsed = int(parsed)
-    if name in _CHOICES and parsed not in _CHOICES[name]:
-        known = ", ".join(str(choice) for choice in _CHOICES[name] if choice)
-        raise invalid(f"{PREFIX}{name.replace('_', '-')} is one of {known}, not {parsed!r}")
+    if name in _ALLOWED_VALUES and parsed not in _ALLOWED_VALUES[name]:
+        allowed_values = ", ".join(str(choice) for choice in _ALLOWED_VALUES[name] if choice)
+        raise invalid(f"{PREFIX}{name.replace('_', '-')} is one of {allowed_values}, not {parsed!r}")
     return parsed
 
 
-class Script:
+class FaultSchedule:
     """What holds for every request, and what holds for the next ones, one each. A request's own headers go first."""
 
     def __init__(self) -> None:
         self.always: dict[str, Any] = {}
         self._next: deque[dict[str, Any]] = deque()
-        self._struck: OrderedDict[str, int] = OrderedDict()
+        self._failures_by_key: OrderedDict[str, int] = OrderedDict()
 
-    def plan(self, following: Iterable[Mapping[str, Any]]) -> None:
+    def plan(self, specs: Iterable[Mapping[str, Any]]) -> None:
         """One wish list for each of the next requests, in the order in which they arrive."""
-        planned = [dict(wishes) for wishes in following]
-        for wishes in planned:
-            read(wishes)
-        if len(self._next) + len(planned) > _MOST_PLANNED:
-            raise invalid(f"at most {_MOST_PLANNED} requests can be planned ahead")
+        planned = [dict(spec) for spec in specs]
+        for spec in planned:
+            parse_fault_spec(spec)
+        if len(self._next) + len(planned) > _MAX_PLANNED:
+            raise invalid(f"at most {_MAX_PLANNED} requests can be planned ahead")
         self._next.extend(planned)
 
-    def hold(self, always: Mapping[str, Any]) -> None:
-        read(always)
+    def set_always(self, always: Mapping[str, Any]) -> None:
+        parse_fault_spec(always)
         self.always = dict(always)
 
     def clear(self) -> None:
         self.always = {}
         self._next.clear()
-        self._struck.clear()
+        self._failures_by_key.clear()
 
     @property
     def planned(self) -> list[dict[str, Any]]:
         return list(self._next)
 
-    def wishes(self, headers: Iterable[tuple[bytes, bytes]], invocation_id: str) -> Wishes:
-        own = {
+    def next_spec(self, headers: Iterable[tuple[bytes, bytes]], invocation_id: str) -> FaultSpec:
+        own_values = {
             name[len(PREFIX) :].lower().decode("latin-1"): value.decode("latin-1")
             for name, value in headers
             if name[: len(PREFIX)].lower() == _PREFIX
         }
-        planned = self._next.popleft() if self._next else {}
-        if not own and not planned and not self.always:
+        planned_values = self._next.popleft() if self._next else {}
+        if not own_values and not planned_values and not self.always:
             return HEALTHY
-        wishes = read({**_dashed(self.always), **_dashed(planned), **own})
-        return self._limited(wishes, invocation_id)
+        spec = parse_fault_spec({**_with_dashes(self.always), **_with_dashes(planned_values), **own_values})
+        return self._apply_times(spec, invocation_id)
 
-    def _limited(self, wishes: Wishes, invocation_id: str) -> Wishes:
+    def _apply_times(self, spec: FaultSpec, invocation_id: str) -> FaultSpec:
         """Without the fault, once as many requests with this key have failed as were to fail."""
-        if not wishes.fault or wishes.times is None:
-            return wishes
-        key = wishes.key or invocation_id
-        struck = self._struck.pop(key, 0)
-        self._struck[key] = min(struck + 1, wishes.times)
-        if len(self._struck) > _MOST_KEYS:
-            self._struck.popitem(last=False)
-        return wishes if struck < wishes.times else replace(wishes, fault="")
+        if not spec.fault or spec.times is None:
+            return spec
+        key = spec.key or invocation_id
+        failures = self._failures_by_key.pop(key, 0)
+        self._failures_by_key[key] = min(failures + 1, spec.times)
+        if len(self._failures_by_key) > _MAX_KEYS:
+            self._failures_by_key.popitem(last=False)
+        return spec if failures < spec.times else replace(spec, fault="")
 
 
-def _dashed(wishes: Mapping[str, Any]) -> dict[str, Any]:
-    return {name.replace("_", "-"): value for name, value in wishes.items()}
+def _with_dashes(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name.replace("_", "-"): value for name, value in values.items()}

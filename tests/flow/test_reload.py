@@ -33,7 +33,7 @@ from tests.support.reloads import (
     price_of,
     recorded,
 )
-from tests.support.simulated import CLAUDE, NOVA, BedrockProcess, Caller, bedrock_process
+from tests.support.simulated import CLAUDE, NOVA, BedrockProcess, BotoCaller, bedrock_process
 from tests.support.workers import children, get, sockets_apart, until
 
 ROUNDS = 8
@@ -66,8 +66,8 @@ def lineup(request: pytest.FixtureRequest, tmp_path: Path, bedrock: BedrockProce
     return made
 
 
-def caller_of(lineup: Lineup) -> Caller:
-    return Caller(lineup.url, keys=Keys("any", "any", lineup.token()))
+def caller_of(lineup: Lineup) -> BotoCaller:
+    return BotoCaller(lineup.url, keys=Keys("any", "any", lineup.token()))
 
 
 @both

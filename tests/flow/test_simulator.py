@@ -20,8 +20,8 @@ from tests.support.simulated import (
     CLAUDE_BODY,
     LONG,
     TURN,
-    Caller,
-    calling,
+    BotoCaller,
+    open_caller,
     post,
     simulated_bedrock,
 )
@@ -49,8 +49,8 @@ async def bedrock() -> AsyncIterator[SimulatedBedrock]:
 
 
 @pytest.fixture
-async def ask(bedrock: SimulatedBedrock) -> AsyncIterator[Caller]:
-    async with calling(bedrock.url) as caller:
+async def ask(bedrock: SimulatedBedrock) -> AsyncIterator[BotoCaller]:
+    async with open_caller(bedrock.url) as caller:
         yield caller
 
 
@@ -187,7 +187,7 @@ async def test_guardrail_checks_answer_what_was_asked(bedrock, http):
 
 async def test_an_async_job_is_started_looked_at_and_done_in_time():
     clock = ManualClock(datetime.now(UTC).timestamp())  # boto3 signs with the real time
-    async with simulated_bedrock(clock=clock) as bedrock, calling(bedrock.url) as ask:
+    async with simulated_bedrock(clock=clock) as bedrock, open_caller(bedrock.url) as ask:
         arn = (await ask("start_async_invoke", **JOB, clientRequestToken="once"))["invocationArn"]
         assert (await ask("start_async_invoke", **JOB, clientRequestToken="once"))["invocationArn"] == arn
         with pytest.raises(ask.client.exceptions.ConflictException, match="same token"):

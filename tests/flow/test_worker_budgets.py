@@ -19,7 +19,7 @@ from price_keeper.stores.sqlite import SqliteStore
 from tests.support.crashing import MODELS, ORG, PRICES, Lineup
 from tests.support.fleet import budget, configure
 from tests.support.overspend import Figures, bound
-from tests.support.simulated import Caller, bedrock_process, read_ledger
+from tests.support.simulated import BotoCaller, bedrock_process, read_ledger
 from tests.support.threads import Threads
 from tests.support.workers import Crew, lineup_of, serving, until
 
@@ -104,8 +104,8 @@ def test_two_workers_keep_a_quota_as_two_sidecars_do(tmp_path: Path) -> None:
 
 
 def _quota(bedrock: str, file: Path) -> float:
-    caller = Caller(bedrock)
-    caller._call("converse", {"modelId": MODELS["premium"], "messages": MESSAGES})
+    caller = BotoCaller(bedrock)
+    caller.call_blocking("converse", {"modelId": MODELS["premium"], "messages": MESSAGES})
     caller.client.close()
     until(lambda: read_ledger(file)[-1].get("is_done"))
     return round(cost(read_ledger(file)[-1]) * CALLS, 6)

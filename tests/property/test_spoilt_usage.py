@@ -18,7 +18,7 @@ from bedrock_simulator.frames import event
 from bedrock_simulator.routes import find
 from bedrock_simulator.service import Service
 from bedrock_simulator.usage import SPOILINGS, spoilt, spoilt_count
-from bedrock_simulator.wishes import Wishes
+from bedrock_simulator.wishes import FaultSpec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from multidict import CIMultiDict
@@ -94,7 +94,7 @@ def request(form: str, family: str) -> tuple[Operation, str, bytes]:
     return operation, f"/model/{model}/{form}", orjson.dumps(TURN if form.startswith("converse") else body)
 
 
-def simulated(path: str, body: bytes, wished: Wishes) -> Answer:
+def simulated(path: str, body: bytes, wished: FaultSpec) -> Answer:
     route = find("POST", path)
     assert route is not None
     call = Call(route, CIMultiDict({"Content-Type": "application/json"}), body, wished)
@@ -194,7 +194,7 @@ def test_spoilt_usage_never_charges_a_hard_budget_less_than_was_used(
     cached = {} if family in WITHOUT_CACHES else cached
 
     def answer() -> Answer:
-        return simulated(path, body, Wishes(output_tokens=length, **cached))
+        return simulated(path, body, FaultSpec(output_tokens=length, **cached))
 
     true = price_usage(TARIFF, true_usage(answer())).pico
     assert 0 < true <= bound.pico
@@ -214,7 +214,7 @@ def test_spoilt_usage_of_embeddings_is_never_recorded_as_less_unflagged(
     format, model, _ = EMBEDDERS[family]
     operation, path, body = request("invoke", family)
     bound = compute_ceiling(operation, format, body, {}, worst.CallPrices([TARIFF]), None, model)
-    answer = simulated(path, body, Wishes())
+    answer = simulated(path, body, FaultSpec())
     true = price_usage(TARIFF, true_usage(answer)).pico
     assert recorded(journal, operation, format, answer, how, body, bound.pico).pico >= true
     soft = recorded(journal, operation, format, answer, how, body, None)
@@ -228,7 +228,7 @@ def test_spoilt_usage_of_embeddings_is_never_recorded_as_less_unflagged(
 def test_healthy_usage_is_recorded_exactly_in_every_family_and_form(journal: Journal, form: str, family: str) -> None:
     format, _, _ = FAMILIES[family]
     operation, path, body = request(form, family)
-    wished = Wishes(output_tokens=40, cache_read_tokens=701, cache_write_5m_tokens=83)
+    wished = FaultSpec(output_tokens=40, cache_read_tokens=701, cache_write_5m_tokens=83)
     true = true_usage(simulated(path, body, wished))
     counts = recorded(journal, operation, format, simulated(path, body, wished), Spoilings("", "", ""), body, 10**14)
     assert counts == UsageCounts(1, 0, *true[:5], 0, price_usage(TARIFF, true).pico)
@@ -236,8 +236,8 @@ def test_healthy_usage_is_recorded_exactly_in_every_family_and_form(journal: Jou
 
 def test_the_pieces_of_a_healthy_answer_are_put_together_as_they_were() -> None:
     _, path, body = request("chat stream", "gpt-oss")
-    wire = b"".join(simulated(path, body, Wishes()).frames or ())
-    whole = Spoilings("", "", "").body(simulated(path, body, Wishes()))
+    wire = b"".join(simulated(path, body, FaultSpec()).frames or ())
+    whole = Spoilings("", "", "").body(simulated(path, body, FaultSpec()))
     assert [json.loads(line[6:]) for line in whole.split(b"\n\n") if b"{" in line] == [
         json.loads(line[6:]) for line in wire.split(b"\n\n") if b"{" in line
     ]

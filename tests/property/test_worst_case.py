@@ -14,7 +14,7 @@ import pytest
 from bedrock_simulator.call import Answer, Call
 from bedrock_simulator.routes import find
 from bedrock_simulator.service import Service
-from bedrock_simulator.wishes import Wishes
+from bedrock_simulator.wishes import FaultSpec
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from multidict import CIMultiDict
@@ -185,14 +185,14 @@ SPEAKERS = {name: family for name, family in FAMILIES.items() if "embed" not in 
 # ---------------------------------------------------------------- what the simulator makes of them
 
 wishes = st.builds(
-    Wishes,
+    FaultSpec,
     output_tokens=st.none() | st.just(10**6),
     tier=st.sampled_from(["", "flex", "priority"]),
     performance=st.sampled_from(["", "optimized"]),
 )
 
 
-def answered(path: str, body: bytes, wished: Wishes, times: int = 1) -> Answer:
+def answered(path: str, body: bytes, wished: FaultSpec, times: int = 1) -> Answer:
     """The last of several answers, that of the first having written what the others read from the cache."""
     route = find("POST", path)
     assert route is not None
@@ -221,7 +221,7 @@ def spelt(body: dict[str, Any], way: int) -> bytes:
     return (orjson.dumps(body), json.dumps(body).encode(), json.dumps(body, ensure_ascii=False, indent=2).encode())[way]
 
 
-def check(operation: Operation, format: str, model: str, path: str, sent: bytes, wished: Wishes, times: int) -> None:
+def check(operation: Operation, format: str, model: str, path: str, sent: bytes, wished: FaultSpec, times: int) -> None:
     found = compute_ceiling(operation, format, sent, {}, PRICES, LABEL, model)
     usage = used_by(answered(path, found.body, wished, times), operation, format)
     whole = sum(usage[:5]) - usage.output
@@ -239,7 +239,7 @@ def check(operation: Operation, format: str, model: str, path: str, sent: bytes,
 @settings(max_examples=tries(15), deadline=None)
 @given(data=st.data(), way=st.integers(0, 2), wished=wishes, times=st.integers(1, 2))
 def test_no_invocation_costs_more(
-    streams: bool, format: str, model: str, bodies: Any, data: Any, way: int, wished: Wishes, times: int
+    streams: bool, format: str, model: str, bodies: Any, data: Any, way: int, wished: FaultSpec, times: int
 ) -> None:
     operation = Operation.INVOKE_STREAM if streams and "embed" not in model else Operation.INVOKE
     body = data.draw(bodies)
@@ -258,7 +258,7 @@ def test_no_invocation_costs_more(
     times=st.integers(1, 2),
 )
 def test_no_conversation_costs_more(
-    operation: Operation, body: dict[str, Any], family: str, way: int, wished: Wishes, times: int
+    operation: Operation, body: dict[str, Any], family: str, way: int, wished: FaultSpec, times: int
 ) -> None:
     format, model, _ = SPEAKERS[family]
     assume("cachePoint" not in json.dumps(body) or format in ("anthropic", "nova"))
@@ -267,7 +267,7 @@ def test_no_conversation_costs_more(
 
 @settings(max_examples=tries(60), deadline=None)
 @given(chat("max_tokens", "max_completion_tokens"), st.integers(0, 2), wishes, st.booleans())
-def test_no_chat_costs_more(body: dict[str, Any], way: int, wished: Wishes, streams: bool) -> None:
+def test_no_chat_costs_more(body: dict[str, Any], way: int, wished: FaultSpec, streams: bool) -> None:
     more = {"stream": True, "stream_options": {"include_usage": True}} if streams else {}
     sent = spelt({"model": "openai.gpt-oss-120b-1:0", **body, **more}, way)
     check(Operation.CHAT_COMPLETIONS, "openai", "", "/openai/v1/chat/completions", sent, wished, 1)
@@ -286,7 +286,7 @@ def test_no_guardrail_costs_more(texts: list[str], way: int) -> None:
         (Operation.CHECK_GUARDRAILS, "/guardrail-checks/invoke", checked),
     ):
         found = compute_ceiling(operation, "", spelt(body, way), {}, PRICES, None)
-        used = answered(path, found.body, Wishes()).usage
+        used = answered(path, found.body, FaultSpec()).usage
         assert used is not None
         assert used.guardrail_units
         assert price_guardrail(UNITS, used.guardrail_units).pico <= found.pico

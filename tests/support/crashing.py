@@ -29,7 +29,7 @@ from price_keeper.recording.segment import SEGMENT_SUFFIX
 
 from tests.support.commands import ROOT, Sidecar, sidecar
 from tests.support.ports import free_port
-from tests.support.simulated import CLAUDE, CLAUDE_BODY, NOVA, Caller
+from tests.support.simulated import CLAUDE, CLAUDE_BODY, NOVA, BotoCaller
 from tests.support.threads import Threads
 
 ORG = "c0000000-0000-4000-8000-00000000000d"
@@ -108,7 +108,7 @@ class Load(Threads):
     def _call_on(self, seed: float) -> None:
         chance, numbers = random.Random(seed), count()
         keys = Keys("any", "any", self._lineup.token())
-        caller = Caller(self._lineup.url, keys=keys, read_timeout=10, connect_timeout=1)
+        caller = BotoCaller(self._lineup.url, keys=keys, read_timeout=10, connect_timeout=1)
         try:
             while not self._stop.is_set():
                 try:
@@ -124,21 +124,21 @@ class Load(Threads):
             caller.client.close()
 
 
-def _one_call(caller: Caller, chance: random.Random, text: str) -> str:
+def _one_call(caller: BotoCaller, chance: random.Random, text: str) -> str:
     text += " word" * chance.randrange(20)
     label = chance.choice(list(MODELS))
     turn = {"modelId": label, "messages": [{"role": "user", "content": [{"text": text}]}]}
     match chance.randrange(4):
         case 0:
-            answer = caller._call("converse", turn)
+            answer = caller.call_blocking("converse", turn)
         case 1:
-            answer = caller._call("converse_stream", turn)
+            answer = caller.call_blocking("converse_stream", turn)
             assert "metadata" in answer["stream"][-1]
         case 2:
-            answer = caller._call("invoke_model", {"modelId": "premium", "body": _body(text)})
+            answer = caller.call_blocking("invoke_model", {"modelId": "premium", "body": _body(text)})
         case _:
             body = _body(text)
-            answer = caller._call("invoke_model_with_response_stream", {"modelId": "premium", "body": body})
+            answer = caller.call_blocking("invoke_model_with_response_stream", {"modelId": "premium", "body": body})
             assert b"invocationMetrics" in answer["body"][-1]["chunk"]["bytes"]
     return str(answer["ResponseMetadata"]["RequestId"])
 

@@ -18,7 +18,7 @@ from price_keeper.recording.segment import SEGMENT_SUFFIX
 
 from tests.support.commands import Sidecar
 from tests.support.crashing import Lineup
-from tests.support.simulated import CLAUDE, NOVA, Caller
+from tests.support.simulated import CLAUDE, NOVA, BotoCaller
 from tests.support.threads import Threads
 from tests.support.workers import children, until
 
@@ -86,7 +86,7 @@ class Load(Threads):
         self._threads = [threading.Thread(target=self._call_on, args=(number,)) for number in range(clients)]
 
     def _call_on(self, client: int) -> None:
-        caller = Caller(self._lineup.url, keys=Keys("any", "any", self._lineup.token()))
+        caller = BotoCaller(self._lineup.url, keys=Keys("any", "any", self._lineup.token()))
         try:
             for number in count(client):
                 if self._stop.is_set():
@@ -100,8 +100,8 @@ class Load(Threads):
             caller.client.close()
 
 
-def called(caller: Caller, asked: str, operation: str = "converse") -> Answered:
-    answer = caller._call(operation, {"modelId": asked, "messages": TURN})
+def called(caller: BotoCaller, asked: str, operation: str = "converse") -> Answered:
+    answer = caller.call_blocking(operation, {"modelId": asked, "messages": TURN})
     if operation == "converse_stream":
         assert "metadata" in answer["stream"][-1]
     about = answer["ResponseMetadata"]

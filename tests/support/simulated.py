@@ -28,10 +28,10 @@ __all__ = [
     "NOVA",
     "TURN",
     "BedrockProcess",
-    "Caller",
+    "BotoCaller",
     "bedrock_process",
     "boto_client",
-    "calling",
+    "open_caller",
     "post",
     "read_ledger",
     "simulated_bedrock",
@@ -55,7 +55,7 @@ CHAT: dict[str, Any] = {
 CHAT_PATH = "/openai/v1/chat/completions"
 LONG = "word " * 2000  # 2,500 tokens: enough to be cached
 
-_ANNOUNCEMENT = "simulated Bedrock on "
+_STARTUP_LINE = "simulated Bedrock on "
 
 
 @cache
@@ -78,25 +78,25 @@ def boto_client(url: str, keys: Keys = DEFAULT_KEYS, region: str = "us-east-1", 
     )
 
 
-class Caller:
+class BotoCaller:
     """A boto3 client whose blocking calls leave the test's loop free, and whose requests carry wishes."""
 
     def __init__(self, url: str, **settings: Any) -> None:
         self.client = boto_client(url, **settings)
-        self.wishes: dict[str, str] = {}
-        self.client.meta.events.register("before-sign.bedrock-runtime.*", self._add_wishes)
+        self.fault_headers: dict[str, str] = {}
+        self.client.meta.events.register("before-sign.bedrock-runtime.*", self._add_fault_headers)
 
-    def _add_wishes(self, request: Any, **_: Any) -> None:
-        for name, value in self.wishes.items():
+    def _add_fault_headers(self, request: Any, **_: Any) -> None:
+        for name, value in self.fault_headers.items():
             request.headers[f"x-simulate-{name}"] = value
 
-    def wish(self, **wishes: object) -> None:
-        self.wishes = {name.replace("_", "-"): str(value) for name, value in wishes.items()}
+    def set_faults(self, **wishes: object) -> None:
+        self.fault_headers = {name.replace("_", "-"): str(value) for name, value in wishes.items()}
 
     async def __call__(self, operation: str, **arguments: Any) -> Any:
-        return await asyncio.to_thread(self._call, operation, arguments)
+        return await asyncio.to_thread(self.call_blocking, operation, arguments)
 
-    def _call(self, operation: str, arguments: dict[str, Any]) -> Any:
+    def call_blocking(self, operation: str, arguments: dict[str, Any]) -> Any:
         """The answer; a stream's as the list of its events."""
         answer = getattr(self.client, operation)(**arguments)
         for name in ("stream", "body"):
@@ -107,8 +107,8 @@ class Caller:
 
 
 @asynccontextmanager
-async def calling(url: str, **settings: Any) -> AsyncIterator[Caller]:
-    caller = Caller(url, **settings)
+async def open_caller(url: str, **settings: Any) -> AsyncIterator[BotoCaller]:
+    caller = BotoCaller(url, **settings)
     try:
         yield caller
     finally:
@@ -158,9 +158,9 @@ def bedrock_process(*options: str, port: int = 0) -> Iterator[BedrockProcess]:
         try:
             assert process.stdout is not None
             line = process.stdout.readline()
-            if not line.startswith(_ANNOUNCEMENT):
+            if not line.startswith(_STARTUP_LINE):
                 raise RuntimeError("the simulator ended at its start")
-            yield BedrockProcess(line.removeprefix(_ANNOUNCEMENT).strip(), process.pid)
+            yield BedrockProcess(line.removeprefix(_STARTUP_LINE).strip(), process.pid)
         finally:
             process.terminate()
             try:
@@ -174,10 +174,10 @@ def read_ledger(file: Path) -> list[dict[str, Any]]:
     entries: list[dict[str, Any]] = []
     under_way: dict[int, dict[str, Any]] = {}
     for line in file.read_text().splitlines():
-        noted = json.loads(line)
-        if noted.pop("event") == "arrived":  # sequence numbers begin anew with each simulator that writes here
-            under_way[noted["sequence"]] = noted
-            entries.append(noted)
+        record = json.loads(line)
+        if record.pop("event") == "arrived":  # sequence numbers begin anew with each simulator that writes here
+            under_way[record["sequence"]] = record
+            entries.append(record)
         else:
-            under_way[noted["sequence"]].update(noted)
+            under_way[record["sequence"]].update(record)
     return entries

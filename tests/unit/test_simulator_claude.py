@@ -10,7 +10,7 @@ from bedrock_simulator.call import Call
 from bedrock_simulator.refusals import Refusal
 from bedrock_simulator.routes import find
 from bedrock_simulator.service import Service
-from bedrock_simulator.wishes import read
+from bedrock_simulator.wishes import parse_fault_spec
 from multidict import CIMultiDict
 
 from tests.support.clock import ManualClock
@@ -87,7 +87,7 @@ def test_a_mark_that_moves_on_finds_what_was_cached_under_it():
         blocks: list[dict[str, Any]] = [{"type": "text", "text": text} for text in texts]
         blocks[-1]["cache_control"] = {"type": "ephemeral"}
         body = json.dumps(CLAUDE | {"messages": [{"role": "user", "content": blocks}]}).encode()
-        return dict(json.loads(service.answer(Call(route, CIMultiDict(), body, read({}))).body)["usage"])
+        return dict(json.loads(service.answer(Call(route, CIMultiDict(), body, parse_fault_spec({}))).body)["usage"])
 
     first = usage("x" * 8000)
     second = usage("x" * 8000, "y" * 400)

@@ -27,9 +27,9 @@ from tests.support.simulated import (
     CLAUDE,
     CLAUDE_BODY,
     TURN,
-    Caller,
+    BotoCaller,
     boto_client,
-    calling,
+    open_caller,
     simulated_bedrock,
 )
 
@@ -41,8 +41,8 @@ async def bedrock() -> AsyncIterator[SimulatedBedrock]:
 
 
 @pytest.fixture
-async def ask(bedrock: SimulatedBedrock) -> AsyncIterator[Caller]:
-    async with calling(bedrock.url) as caller:
+async def ask(bedrock: SimulatedBedrock) -> AsyncIterator[BotoCaller]:
+    async with open_caller(bedrock.url) as caller:
         yield caller
 
 
@@ -133,8 +133,8 @@ async def test_an_answer_in_one_piece_has_the_exception_for_an_error(ask):
 
 @pytest.mark.parametrize("wishes", [{"fault": "stall"}, {"fault": "stall", "after_frames": 2}])
 async def test_a_stall_lasts_until_the_caller_gives_up(bedrock, wishes):
-    async with calling(bedrock.url, read_timeout=0.2) as ask:
-        ask.wish(**wishes)
+    async with open_caller(bedrock.url, read_timeout=0.2) as ask:
+        ask.set_faults(**wishes)
         with pytest.raises((ReadTimeoutError, StreamTimeoutError)):
             await ask("converse_stream", modelId=CLAUDE, **TURN)
     (entry,) = bedrock.ledger
@@ -143,8 +143,8 @@ async def test_a_stall_lasts_until_the_caller_gives_up(bedrock, wishes):
 
 
 async def test_a_fault_may_strike_only_the_first_tries_of_an_invocation(bedrock):
-    async with calling(bedrock.url, retries={"total_max_attempts": 3, "mode": "standard"}) as ask:
-        ask.wish(fault="reset", times=1)
+    async with open_caller(bedrock.url, retries={"total_max_attempts": 3, "mode": "standard"}) as ask:
+        ask.set_faults(fault="reset", times=1)
         for _ in range(2):
             await ask("converse", modelId=CLAUDE, **TURN)
     first, again, second, once_more = bedrock.ledger

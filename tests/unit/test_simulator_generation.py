@@ -9,7 +9,7 @@ from bedrock_simulator import speech, tokens
 from bedrock_simulator.generation import MAX_OUTPUT_TOKENS, Prompt, Stop, checked_maximum, complete
 from bedrock_simulator.refusals import Refusal
 from bedrock_simulator.usage import Usage, spoilt
-from bedrock_simulator.wishes import HEALTHY, read
+from bedrock_simulator.wishes import HEALTHY, parse_fault_spec
 from hypothesis import given
 from hypothesis import strategies as some
 
@@ -18,7 +18,7 @@ seeds = some.binary(min_size=1).map(lambda raw: sha256(raw).digest())
 
 
 def said(prompt=None, **wishes):
-    return complete(prompt or Prompt([]), Usage(input_tokens=10), SEED, read(wishes) if wishes else HEALTHY, 0)
+    return complete(prompt or Prompt([]), Usage(input_tokens=10), SEED, parse_fault_spec(wishes) if wishes else HEALTHY, 0)
 
 
 @given(seeds, some.integers(0, 10_000))

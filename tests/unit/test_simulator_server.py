@@ -22,10 +22,10 @@ from tests.support.simulated import (
     CLAUDE_BODY,
     LONG,
     TURN,
-    Caller,
+    BotoCaller,
     bedrock_process,
     boto_client,
-    calling,
+    open_caller,
     post,
     read_ledger,
     simulated_bedrock,
@@ -39,8 +39,8 @@ async def bedrock() -> AsyncIterator[SimulatedBedrock]:
 
 
 @pytest.fixture
-async def ask(bedrock: SimulatedBedrock) -> AsyncIterator[Caller]:
-    async with calling(bedrock.url) as caller:
+async def ask(bedrock: SimulatedBedrock) -> AsyncIterator[BotoCaller]:
+    async with open_caller(bedrock.url) as caller:
         yield caller
 
 
@@ -147,7 +147,7 @@ async def test_good_metadata_gets_into_the_ledger(bedrock, http):
     ],
 )
 async def test_wrong_keys_are_refused(bedrock, keys, code):
-    async with calling(bedrock.url, keys=keys) as ask:
+    async with open_caller(bedrock.url, keys=keys) as ask:
         with pytest.raises(ClientError) as refused:
             await ask("converse", modelId=CLAUDE, **TURN)
     assert refused.value.response["Error"]["Code"] == code
@@ -157,7 +157,7 @@ async def test_wrong_keys_are_refused(bedrock, keys, code):
 
 async def test_temporary_keys_are_accepted_with_their_token():
     keys = Keys("ASIATEMPORARY", "secret", session_token="x" * 10_000)
-    async with simulated_bedrock(keys=keys) as bedrock, calling(bedrock.url, keys=keys) as ask:
+    async with simulated_bedrock(keys=keys) as bedrock, open_caller(bedrock.url, keys=keys) as ask:
         assert (await ask("converse", modelId=CLAUDE, **TURN))["stopReason"] == "end_turn"
 
 

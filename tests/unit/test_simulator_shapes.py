@@ -21,8 +21,8 @@ from tests.support.simulated import (
     LONG,
     NOVA,
     TURN,
-    Caller,
-    calling,
+    BotoCaller,
+    open_caller,
     post,
     simulated_bedrock,
 )
@@ -50,8 +50,8 @@ async def bedrock() -> AsyncIterator[SimulatedBedrock]:
 
 
 @pytest.fixture
-async def ask(bedrock: SimulatedBedrock) -> AsyncIterator[Caller]:
-    async with calling(bedrock.url) as caller:
+async def ask(bedrock: SimulatedBedrock) -> AsyncIterator[BotoCaller]:
+    async with open_caller(bedrock.url) as caller:
         yield caller
 
 

@@ -6,7 +6,7 @@ import pytest
 from bedrock_simulator import frames
 from bedrock_simulator.call import EVENT_STREAM, JSON, SERVER_SENT
 from bedrock_simulator.spoiling import Break, Spoiler
-from bedrock_simulator.wishes import read
+from bedrock_simulator.wishes import parse_fault_spec
 from botocore.eventstream import EventStreamBuffer
 from hypothesis import given
 from hypothesis import strategies as some
@@ -15,7 +15,7 @@ THREE = [b"one", b"two", b"three"]
 
 
 def spoiled(source, content_type=EVENT_STREAM, **wishes):
-    spoiler = Spoiler(read(wishes), content_type)
+    spoiler = Spoiler(parse_fault_spec(wishes), content_type)
     return list(spoiler.pieces(source)), spoiler.is_damaged
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from bedrock_simulator.refusals import GatewayTrouble, Refusal
-from bedrock_simulator.wishes import FAULTS, HEALTHY, Script, read
+from bedrock_simulator.wishes import FAULTS, HEALTHY, FaultSchedule, parse_fault_spec
 
 
 def headers(**wishes: str) -> list[tuple[bytes, bytes]]:
@@ -12,12 +12,12 @@ def headers(**wishes: str) -> list[tuple[bytes, bytes]]:
 
 
 def test_headers_are_read_in_any_case_and_others_are_left_alone():
-    wishes = Script().wishes([(b"Host", b"x"), *headers(Fault="cut", after_bytes="12", cache_write_5m_tokens="7")], "")
+    wishes = FaultSchedule().next_spec([(b"Host", b"x"), *headers(Fault="cut", after_bytes="12", cache_write_5m_tokens="7")], "")
     assert (wishes.fault, wishes.after_bytes, wishes.cache_write_5m_tokens) == ("cut", 12, 7)
 
 
 def test_a_request_without_wishes_is_healthy():
-    assert Script().wishes([(b"Host", b"x")], "") is HEALTHY
+    assert FaultSchedule().next_spec([(b"Host", b"x")], "") is HEALTHY
 
 
 @pytest.mark.parametrize(
@@ -35,16 +35,16 @@ def test_a_request_without_wishes_is_healthy():
 )
 def test_a_wish_that_is_not_understood_is_refused(wishes, complaint):
     with pytest.raises(Refusal, match=complaint):
-        read(wishes)
+        parse_fault_spec(wishes)
 
 
 def test_every_fault_is_an_error_or_strikes_the_connection_or_the_stream():
-    errors = {fault for fault in FAULTS if read({"fault": fault}).error() is not None}
+    errors = {fault for fault in FAULTS if parse_fault_spec({"fault": fault}).build_error() is not None}
     assert errors == {"throttle", "5xx", "model-not-ready", "model-timeout", "model-error", "quota", "access-denied"}
 
 
 def test_a_server_error_has_the_status_that_is_wished_for():
-    statuses = {status: read({"fault": "5xx", "status": status}).error() for status in ("500", "502", "503", "504")}
+    statuses = {status: parse_fault_spec({"fault": "5xx", "status": status}).build_error() for status in ("500", "502", "503", "504")}
     assert {int(status): error.status for status, error in statuses.items() if error} == {
         500: 500,
         502: 502,
@@ -56,36 +56,36 @@ def test_a_server_error_has_the_status_that_is_wished_for():
 
 
 def test_only_so_many_tries_with_one_invocation_id_fail():
-    script, asked = Script(), headers(fault="throttle", times="2")
-    assert [script.wishes(asked, "one").fault for _ in range(4)] == ["throttle", "throttle", "", ""]
-    assert script.wishes(asked, "another").fault == "throttle"
+    script, asked = FaultSchedule(), headers(fault="throttle", times="2")
+    assert [script.next_spec(asked, "one").fault for _ in range(4)] == ["throttle", "throttle", "", ""]
+    assert script.next_spec(asked, "another").fault == "throttle"
 
 
 def test_a_key_goes_before_the_invocation_id():
-    script, asked = Script(), headers(fault="throttle", times="1", key="k")
-    assert [script.wishes(asked, each).fault for each in ("one", "two")] == ["throttle", ""]
+    script, asked = FaultSchedule(), headers(fault="throttle", times="1", key="k")
+    assert [script.next_spec(asked, each).fault for each in ("one", "two")] == ["throttle", ""]
 
 
 def test_planned_wishes_are_used_up_in_their_order_and_held_ones_stay():
-    script = Script()
-    script.hold({"output_tokens": 5})
+    script = FaultSchedule()
+    script.set_always({"output_tokens": 5})
     script.plan([{"fault": "throttle"}, {}, {"output-tokens": 9}])
-    seen = [script.wishes([], "") for _ in range(4)]
+    seen = [script.next_spec([], "") for _ in range(4)]
     assert [(wishes.fault, wishes.output_tokens) for wishes in seen] == [("throttle", 5), ("", 5), ("", 9), ("", 5)]
-    assert script.wishes(headers(output_tokens="3"), "").output_tokens == 3
+    assert script.next_spec(headers(output_tokens="3"), "").output_tokens == 3
 
 
 def test_a_plan_with_a_mistake_is_refused_as_a_whole():
-    script = Script()
+    script = FaultSchedule()
     with pytest.raises(Refusal):
         script.plan([{"fault": "throttle"}, {"fault": "nonsense"}])
     assert script.planned == []
 
 
 def test_what_is_remembered_for_times_is_bounded(monkeypatch):
-    monkeypatch.setattr("bedrock_simulator.wishes._MOST_KEYS", 3)
-    script, asked = Script(), headers(fault="throttle", times="1")
+    monkeypatch.setattr("bedrock_simulator.wishes._MAX_KEYS", 3)
+    script, asked = FaultSchedule(), headers(fault="throttle", times="1")
     for key in "abcd":
-        script.wishes(asked, key)
-    assert [script.wishes(asked, key).fault for key in "dcb"] == ["", "", ""]
-    assert script.wishes(asked, "a").fault == "throttle"
+        script.next_spec(asked, key)
+    assert [script.next_spec(asked, key).fault for key in "dcb"] == ["", "", ""]
+    assert script.next_spec(asked, "a").fault == "throttle"
