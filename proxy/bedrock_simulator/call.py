@@ -12,7 +12,7 @@ import orjson
 from bedrock_simulator.models import Model
 from bedrock_simulator.refusals import invalid, malformed
 from bedrock_simulator.routes import Route
-from bedrock_simulator.usage import Usage, spoilt
+from bedrock_simulator.usage import Usage, corrupt_usage
 from bedrock_simulator.wishes import FaultSpec
 
 JSON = "application/json"
@@ -48,7 +48,7 @@ class Call:
 
     def told(self, document: dict[str, Any]) -> dict[str, Any]:
         """The document, or one whose usage is missing or wrong, if that was wished for."""
-        return spoilt(document, self.fault_spec.usage) if self.fault_spec.usage else document
+        return corrupt_usage(document, self.fault_spec.usage) if self.fault_spec.usage else document
 
 
 @dataclass(slots=True)

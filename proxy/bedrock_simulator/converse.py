@@ -107,7 +107,7 @@ def _usage(usage: Usage, model: Model) -> dict[str, Any]:
     told: dict[str, Any] = {
         "inputTokens": usage.input_tokens,
         "outputTokens": usage.output_tokens,
-        "totalTokens": usage.whole_input_tokens + usage.output_tokens,
+        "totalTokens": usage.total_input_tokens + usage.output_tokens,
     }
     if model.can_cache or usage.cache_read_tokens or usage.cache_write_tokens:
         told["cacheReadInputTokens"] = usage.cache_read_tokens

@@ -16,7 +16,7 @@ from bedrock_simulator.generation import Completion
 from bedrock_simulator.models import Model, resolve
 from bedrock_simulator.refusals import invalid
 from bedrock_simulator.turns import Turns
-from bedrock_simulator.usage import spoilt_count
+from bedrock_simulator.usage import corrupt_count
 
 _TIER = "X-Amzn-Bedrock-Service-Tier"
 _LATENCY = "X-Amzn-Bedrock-PerformanceConfig-Latency"
@@ -92,7 +92,7 @@ def _counts(call: Call, said: Completion, model: Model, family: Family) -> dict[
     if model.can_cache or usage.cache_read_tokens or usage.cache_write_tokens:
         counts["Cache-Read-Input-Token-Count"] = usage.cache_read_tokens
         counts["Cache-Write-Input-Token-Count"] = usage.cache_write_tokens
-    told = {name: spoilt_count(count, how, is_output="Output" in name) for name, count in counts.items()}
+    told = {name: corrupt_count(count, how, is_output="Output" in name) for name, count in counts.items()}
     return {f"X-Amzn-Bedrock-{name}": str(count) for name, count in told.items() if count is not None}
 
 

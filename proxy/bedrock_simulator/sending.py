@@ -11,7 +11,7 @@ from aiohttp import web
 
 from bedrock_simulator.call import Answer
 from bedrock_simulator.clock import Clock
-from bedrock_simulator.spoiling import Break, Spoiler
+from bedrock_simulator.spoiling import ConnectionFault, FaultInjector
 from bedrock_simulator.wishes import CONNECTION_FAULTS, FaultSpec
 
 # It promises a body before it ends, for Python's own client takes an unfinished head without that for a whole answer.
@@ -21,37 +21,37 @@ _MS = 1000
 _NO_LINGER = pack("ii", 1, 0)  # with it, closing a socket sends an RST instead of a FIN
 
 
-class ConnectionOver(Exception):
+class ConnectionEnded(Exception):
     """The simulator has ended the connection on purpose: nothing can be sent any more."""
 
 
-async def before_answer(request: web.BaseRequest, spec: FaultSpec, clock: Clock) -> None:
+async def apply_faults_before_response(request: web.BaseRequest, spec: FaultSpec, clock: Clock) -> None:
     """What a caller may have to go through before there is an answer: waiting, or the end of the connection."""
     if spec.latency_ms:
         await clock.sleep(spec.latency_ms / _MS)
     if spec.fault == "half-head":
         if request.transport is not None:
             request.transport.write(_HALF_HEAD)
-        _break(request, Break.CUT)
+        _end_connection(request, ConnectionFault.CUT)
     elif spec.fault in CONNECTION_FAULTS and not spec.is_body_fault:
-        await _endure(request, Break(spec.fault), spec, clock)
+        await _apply_connection_fault(request, ConnectionFault(spec.fault), spec, clock)
 
 
-async def send(
+async def send_response(
     request: web.BaseRequest, answer: Answer, spec: FaultSpec, clock: Clock
 ) -> tuple[web.StreamResponse, bool]:
     """The response, and whether it went out whole: to its end, and undamaged."""
-    is_spoiled = _is_spoiled(answer, spec)
-    if answer.frames is None and not is_spoiled and spec.fault != "slow-first-byte":
+    has_body_fault = _has_body_fault(answer, spec)
+    if answer.frames is None and not has_body_fault and spec.fault != "slow-first-byte":
         response: web.StreamResponse = web.Response(status=answer.status, headers=answer.headers, body=answer.body)
         await response.prepare(request)
         await response.write_eof()
         return response, True
-    return await _send_in_pieces(request, answer, spec, clock, is_spoiled)
+    return await _send_in_pieces_with_faults(request, answer, spec, clock, has_body_fault)
 
 
-async def _send_in_pieces(
-    request: web.BaseRequest, answer: Answer, spec: FaultSpec, clock: Clock, is_spoiled: bool
+async def _send_in_pieces_with_faults(
+    request: web.BaseRequest, answer: Answer, spec: FaultSpec, clock: Clock, has_body_fault: bool
 ) -> tuple[web.StreamResponse, bool]:
     response = web.StreamResponse(status=answer.status, headers=answer.headers)
     if answer.frames is None:
@@ -59,65 +59,65 @@ async def _send_in_pieces(
     await response.prepare(request)
     if spec.fault == "slow-first-byte":
         await clock.sleep((spec.delay_ms or 0) / _MS)
-    spoiler = Spoiler(spec, answer.headers["Content-Type"])
-    source = _halves(answer.body) if answer.frames is None else answer.frames
-    pieces: Iterable[bytes | Break] = source
-    if is_spoiled:
-        pieces = spoiler.pieces(source)
+    injector = FaultInjector(spec, answer.headers["Content-Type"])
+    source = _split_in_half(answer.body) if answer.frames is None else answer.frames
+    pieces: Iterable[bytes | ConnectionFault] = source
+    if has_body_fault:
+        pieces = injector.apply(source)
     elif not spec.frame_ms:
-        pieces = _batched(source)
+        pieces = _batch_frames(source)
     is_first = True
     for piece in pieces:
-        if isinstance(piece, Break):
-            await _endure(request, piece, spec, clock)
+        if isinstance(piece, ConnectionFault):
+            await _apply_connection_fault(request, piece, spec, clock)
             continue
         if spec.frame_ms and not is_first:
             await clock.sleep(spec.frame_ms / _MS)
         await response.write(piece)
         is_first = False
     await response.write_eof()
-    return response, not spoiler.is_damaged
+    return response, not injector.is_damaged
 
 
-def _is_spoiled(answer: Answer, spec: FaultSpec) -> bool:
+def _has_body_fault(answer: Answer, spec: FaultSpec) -> bool:
     """A body in one piece has no frames, so faults of frames pass it by."""
     return spec.is_body_fault and (answer.frames is not None or spec.fault in CONNECTION_FAULTS)
 
 
-def _batched(frames: Iterable[bytes]) -> Iterator[bytes]:
+def _batch_frames(frames: Iterable[bytes]) -> Iterator[bytes]:
     """Frames that nobody wants one by one, in few writes: each write costs more than the making of many frames."""
-    held, size = [], 0
+    batch, size = [], 0
     for frame in frames:
-        held.append(frame)
+        batch.append(frame)
         size += len(frame)
         if size >= _BATCH_BYTES:
-            yield b"".join(held)
-            held, size = [], 0
-    if held:
-        yield b"".join(held)
+            yield b"".join(batch)
+            batch, size = [], 0
+    if batch:
+        yield b"".join(batch)
 
 
-def _halves(body: bytes) -> list[bytes]:
+def _split_in_half(body: bytes) -> list[bytes]:
     """So that "after one frame" means something for a body in one piece."""
     middle = len(body) // 2
     return [body[:middle], body[middle:]]
 
 
-async def _endure(request: web.BaseRequest, trouble: Break, spec: FaultSpec, clock: Clock) -> None:
-    if trouble is not Break.STALL:
-        _break(request, trouble)
+async def _apply_connection_fault(request: web.BaseRequest, fault: ConnectionFault, spec: FaultSpec, clock: Clock) -> None:
+    if fault is not ConnectionFault.STALL:
+        _end_connection(request, fault)
     elif spec.delay_ms is not None:
         await clock.sleep(spec.delay_ms / _MS)
     else:
         await asyncio.get_running_loop().create_future()  # until the caller hangs up, or the simulator stops
 
 
-def _break(request: web.BaseRequest, trouble: Break) -> None:
+def _end_connection(request: web.BaseRequest, fault: ConnectionFault) -> None:
     transport = request.transport
     if transport is not None:
-        if trouble is Break.RESET:
+        if fault is ConnectionFault.RESET:
             transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
             transport.abort()
         else:
             transport.close()
-    raise ConnectionOver
+    raise ConnectionEnded

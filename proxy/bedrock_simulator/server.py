@@ -18,10 +18,10 @@ from bedrock_simulator.call import JSON, Answer, Call, parsed
 from bedrock_simulator.clock import Clock, SystemClock
 from bedrock_simulator.ledger import MOST_BODY_BYTES, Entry, Ledger
 from bedrock_simulator.refusals import Refusal, UnknownOperation, invalid
-from bedrock_simulator.sending import ConnectionOver, before_answer, send
+from bedrock_simulator.sending import ConnectionEnded, apply_faults_before_response, send_response
 from bedrock_simulator.service import Service
 from bedrock_simulator.signatures import DEFAULT_KEYS, Keys
-from bedrock_simulator.spoiling import stream_refusal
+from bedrock_simulator.spoiling import build_stream_error
 from bedrock_simulator.wishes import INVOCATION_ID, FaultSchedule
 
 MAX_BODY_BYTES = 25_000_000  # InvokeModel's own limit
@@ -67,7 +67,7 @@ class SimulatedBedrock:
         self.ledger.add(entry)
         try:
             return await self._answered(request, entry, body)
-        except (ConnectionOver, ConnectionError):
+        except (ConnectionEnded, ConnectionError):
             return web.Response()  # it has nowhere to go: the connection is over, by a fault or by the caller
         finally:
             self.ledger.done(entry)
@@ -104,9 +104,9 @@ class SimulatedBedrock:
             answer = _refusing(refusal, entry)
         entry.usage = answer.usage
         answer.headers["x-amzn-RequestId"] = entry.request_id
-        await before_answer(request, spec, self._clock)
+        await apply_faults_before_response(request, spec, self._clock)
         entry.status = answer.status
-        response, entry.is_whole = await send(request, answer, spec, self._clock)
+        response, entry.is_whole = await send_response(request, answer, spec, self._clock)
         return response
 
     def _answer(self, call: Call, entry: Entry) -> Answer:
@@ -119,7 +119,7 @@ class SimulatedBedrock:
         if call.route.operation in _MODEL_IN_BODY:
             entry.model = call.document()[_MODEL_IN_BODY[call.route.operation]]
         if call.fault_spec.fault == "exception-frame" and answer.frames is None:
-            raise stream_refusal(call.fault_spec.exception)  # an answer in one piece has no frames: it fails as a whole
+            raise build_stream_error(call.fault_spec.exception)  # an answer in one piece has no frames: it fails as a whole
         return answer
 
     async def _side_door(self, request: web.BaseRequest) -> web.Response:

@@ -35,12 +35,12 @@ class Usage:
         return self.cache_write_5m_tokens + self.cache_write_1h_tokens
 
     @property
-    def whole_input_tokens(self) -> int:
+    def total_input_tokens(self) -> int:
         return self.input_tokens + self.cache_read_tokens + self.cache_write_tokens
 
 
 # Every member of an answer that tells what was used, whatever the operation and the family.
-_TELLING = frozenset(
+_USAGE_MEMBERS = frozenset(
     (
         "amazon-bedrock-invocationMetrics",
         "generation_token_count",
@@ -54,7 +54,7 @@ _TELLING = frozenset(
 
 
 # Those among them, and below them, that count what the model said.
-_OUTPUTS = frozenset(
+_OUTPUT_MEMBERS = frozenset(
     (
         "completion_tokens",
         "generation_token_count",
@@ -66,38 +66,38 @@ _OUTPUTS = frozenset(
     )
 )
 
-SPOILINGS = ("none", "null", "zero", "negative", "text", "doubled", "no-output", "zero-output")
+USAGE_FAULTS = ("none", "null", "zero", "negative", "text", "doubled", "no-output", "zero-output")
 
 
-def spoilt(document: Any, how: str) -> Any:
+def corrupt_usage(document: Any, fault: str) -> Any:
     """An answer with each count of its usage left out, or made one that cannot be right."""
     if isinstance(document, dict):
-        kept = {name: value for name, value in document.items() if not _is_left_out(name, how)}
-        return {name: _spoilt_below(name, value, how) for name, value in kept.items()}
+        kept = {name: value for name, value in document.items() if not _is_left_out(name, fault)}
+        return {name: _corrupt_member(name, value, fault) for name, value in kept.items()}
     if isinstance(document, list):
-        return [spoilt(value, how) for value in document]
+        return [corrupt_usage(value, fault) for value in document]
     return document
 
 
-def _is_left_out(name: str, how: str) -> bool:
-    return (how == "none" and name in _TELLING) or (how == "no-output" and name in _OUTPUTS)
+def _is_left_out(name: str, fault: str) -> bool:
+    return (fault == "none" and name in _USAGE_MEMBERS) or (fault == "no-output" and name in _OUTPUT_MEMBERS)
 
 
-def _spoilt_below(name: str, value: Any, how: str) -> Any:
-    return _spoilt_counts(name, value, how) if name in _TELLING else spoilt(value, how)
+def _corrupt_member(name: str, value: Any, fault: str) -> Any:
+    return _corrupt_counts(name, value, fault) if name in _USAGE_MEMBERS else corrupt_usage(value, fault)
 
 
-def _spoilt_counts(name: str, value: Any, how: str) -> Any:
+def _corrupt_counts(name: str, value: Any, fault: str) -> Any:
     if isinstance(value, dict):
         return {
-            inner: _spoilt_counts(inner, each, how) for inner, each in value.items() if not _is_left_out(inner, how)
+            inner: _corrupt_counts(inner, item, fault) for inner, item in value.items() if not _is_left_out(inner, fault)
         }
     if isinstance(value, list):
-        return [_spoilt_counts(name, each, how) for each in value]
-    return spoilt_count(value, how, is_output=name in _OUTPUTS) if type(value) is int else value
+        return [_corrupt_counts(name, item, fault) for item in value]
+    return corrupt_count(value, fault, is_output=name in _OUTPUT_MEMBERS) if type(value) is int else value
 
 
-def spoilt_count(count: int, how: str, *, is_output: bool) -> Any:
-    if how == "zero-output":
+def corrupt_count(count: int, fault: str, *, is_output: bool) -> Any:
+    if fault == "zero-output":
         return 0 if is_output else count
-    return {"null": None, "zero": 0, "negative": -count - 1, "text": "many", "doubled": 2 * count}.get(how, count)
+    return {"null": None, "zero": 0, "negative": -count - 1, "text": "many", "doubled": 2 * count}.get(fault, count)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from bedrock_simulator.refusals import GatewayTrouble, Refusal, invalid
-from bedrock_simulator.usage import SPOILINGS
+from bedrock_simulator.usage import USAGE_FAULTS
 
 PREFIX = "x-simulate-"
 _PREFIX = PREFIX.encode()
@@ -43,7 +43,7 @@ _ALLOWED_VALUES: dict[str, tuple[object, ...]] = {
     "fault": ("", *FAULTS),
     "status": (0, *_SERVER_ERRORS, *_GATEWAY_STATUSES),
     "exception": STREAM_EXCEPTIONS,
-    "usage": ("", *SPOILINGS),
+    "usage": ("", *USAGE_FAULTS),
     "tier": ("", "default", "flex", "priority", "reserved"),
     "performance": ("", "standard", "optimized"),
 }

@@ -11,7 +11,7 @@ from typing import Any
 
 import aiohttp
 import pytest
-from bedrock_simulator.usage import SPOILINGS
+from bedrock_simulator.usage import USAGE_FAULTS
 from price_keeper.config import Config
 from price_keeper.forwarding.model_path import Operation
 from price_keeper.metering.pricing import price_usage, build_label_price_table
@@ -41,8 +41,8 @@ CHATS = Operation.CHAT_COMPLETIONS.value[1:]
 
 # A label, what it is asked, and how its answers state what they used.
 CASES: list[tuple[str, str, dict[str, Any], str]] = [
-    *[("premium", "converse", TURN, how) for how in SPOILINGS],
-    *[("premium", "invoke", CLAUDE, how) for how in SPOILINGS],
+    *[("premium", "converse", TURN, how) for how in USAGE_FAULTS],
+    *[("premium", "invoke", CLAUDE, how) for how in USAGE_FAULTS],
     *[("llama", "invoke", LLAMA, how) for how in ("no-output", "zero", "negative")],
     *[("titan", "invoke", TITAN, how) for how in ("no-output", "zero-output", "text")],
     *[("mistral", "invoke", {"prompt": "hi", "max_tokens": TOKENS}, how) for how in ("no-output", "zero")],

@@ -17,7 +17,7 @@ from bedrock_simulator.call import EVENT_STREAM, SERVER_SENT, Answer, Call
 from bedrock_simulator.frames import event
 from bedrock_simulator.routes import find
 from bedrock_simulator.service import Service
-from bedrock_simulator.usage import SPOILINGS, spoilt, spoilt_count
+from bedrock_simulator.usage import USAGE_FAULTS, corrupt_usage, corrupt_count
 from bedrock_simulator.wishes import FaultSpec
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -121,7 +121,7 @@ class Spoilings:
             return document
         counted = {INVOCATION_METRICS: document[INVOCATION_METRICS]} if INVOCATION_METRICS in document else {}
         rest = {name: value for name, value in document.items() if name != INVOCATION_METRICS}
-        return spoilt(rest, self.own) | spoilt(counted, self.by_bedrock)
+        return corrupt_usage(rest, self.own) | corrupt_usage(counted, self.by_bedrock)
 
     def head(self, headers: dict[str, str]) -> dict[bytes, bytes]:
         found = {}
@@ -130,7 +130,7 @@ class Spoilings:
             if name.endswith("Token-Count"):
                 if self.headers == "none" or (self.headers == "no-output" and is_output):
                     continue
-                count = spoilt_count(int(value), self.headers, is_output=is_output)
+                count = corrupt_count(int(value), self.headers, is_output=is_output)
                 if count is None:
                     continue
                 value = str(count)
@@ -176,7 +176,7 @@ def recorded(
     return journal.tally.total().less(before)
 
 
-places = st.sampled_from(("", *SPOILINGS))
+places = st.sampled_from(("", *USAGE_FAULTS))
 spoilings = st.one_of(places.map(lambda how: Spoilings(how, how, how)), st.builds(Spoilings, places, places, places))
 caches = st.sampled_from(({}, {"cache_read_tokens": 701}, {"cache_read_tokens": 701, "cache_write_5m_tokens": 83}))
 lengths = st.sampled_from((1, 7, 60))

@@ -8,7 +8,7 @@ import pytest
 from bedrock_simulator import speech, tokens
 from bedrock_simulator.generation import MAX_OUTPUT_TOKENS, Prompt, Stop, checked_maximum, complete
 from bedrock_simulator.refusals import Refusal
-from bedrock_simulator.usage import Usage, spoilt
+from bedrock_simulator.usage import Usage, corrupt_usage
 from bedrock_simulator.wishes import HEALTHY, parse_fault_spec
 from hypothesis import given
 from hypothesis import strategies as some
@@ -118,7 +118,7 @@ def test_a_maximum_that_leaves_no_room_for_a_call_gets_cut_text():
 
 def test_reported_counts_can_be_wished_for_and_latency_told():
     completion = said(input_tokens="1", cache_read_tokens="2", cache_write_1h_tokens="3", latency_ms="4")
-    assert completion.usage.whole_input_tokens == 1 + 2 + 3
+    assert completion.usage.total_input_tokens == 1 + 2 + 3
     assert completion.latency_ms == 4
 
 
@@ -140,7 +140,7 @@ def test_usage_adds_up_also_in_units():
 
 def test_no_telling_member_is_left_however_deep():
     document = {"usage": {"x": 1}, "results": [{"tokenCount": 3, "outputText": "t"}], "message": {"usage": 1, "id": 2}}
-    assert spoilt(document, "none") == {"results": [{"outputText": "t"}], "message": {"id": 2}}
+    assert corrupt_usage(document, "none") == {"results": [{"outputText": "t"}], "message": {"id": 2}}
 
 
 @pytest.mark.parametrize(
@@ -157,4 +157,4 @@ def test_no_telling_member_is_left_however_deep():
 )
 def test_spoilt_usage_leaves_the_rest_of_an_answer_alone(how, expected):
     usage = {"inputTokens": 7, "outputTokens": 5, "details": [{"ttl": "1h", "inputTokens": 2}]}
-    assert spoilt({"usage": usage, "text": "x", "n": 3}, how) == {"usage": expected, "text": "x", "n": 3}
+    assert corrupt_usage({"usage": usage, "text": "x", "n": 3}, how) == {"usage": expected, "text": "x", "n": 3}

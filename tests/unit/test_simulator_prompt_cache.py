@@ -113,6 +113,6 @@ def test_every_token_is_counted_once(described):
     cache = PromptCache(Seconds(), LEAST)
     for _ in range(2):
         usage = cache.read_and_write("m", pieces(*described))
-        assert usage.whole_input_tokens == sum(tokens for tokens, _, _ in described)
+        assert usage.total_input_tokens == sum(tokens for tokens, _, _ in described)
         assert min(usage.input_tokens, usage.cache_read_tokens, usage.cache_write_tokens) >= 0
     assert usage.cache_write_tokens == 0  # the second time, all that could be kept was read

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from bedrock_simulator import frames
 from bedrock_simulator.call import EVENT_STREAM, JSON, SERVER_SENT
-from bedrock_simulator.spoiling import Break, Spoiler
+from bedrock_simulator.spoiling import ConnectionFault, FaultInjector
 from bedrock_simulator.wishes import parse_fault_spec
 from botocore.eventstream import EventStreamBuffer
 from hypothesis import given
@@ -15,18 +15,18 @@ THREE = [b"one", b"two", b"three"]
 
 
 def spoiled(source, content_type=EVENT_STREAM, **wishes):
-    spoiler = Spoiler(parse_fault_spec(wishes), content_type)
-    return list(spoiler.pieces(source)), spoiler.is_damaged
+    spoiler = FaultInjector(parse_fault_spec(wishes), content_type)
+    return list(spoiler.apply(source)), spoiler.is_damaged
 
 
 @pytest.mark.parametrize("fault", ["stall", "cut", "reset"])
 def test_a_break_comes_after_the_frames_that_are_to_pass(fault):
-    assert spoiled(THREE, fault=fault, after_frames=2) == ([b"one", b"two", Break(fault), b"three"], False)
+    assert spoiled(THREE, fault=fault, after_frames=2) == ([b"one", b"two", ConnectionFault(fault), b"three"], False)
 
 
 def test_bytes_are_counted_across_pieces_and_may_end_within_one():
     pieces, _ = spoiled(THREE, fault="cut", after_bytes=4)
-    assert pieces[:3] == [b"one", b"t", Break.CUT]
+    assert pieces[:3] == [b"one", b"t", ConnectionFault.CUT]
 
 
 def test_what_follows_a_break_is_there_for_a_stall_that_ends():
@@ -42,7 +42,7 @@ def test_unless_it_is_said_where_a_fault_strikes_after_the_first_frame(fault):
 
 
 def test_a_stream_may_break_behind_its_last_frame():
-    assert spoiled(THREE, fault="cut", after_frames=3) == ([*THREE, Break.CUT], False)
+    assert spoiled(THREE, fault="cut", after_frames=3) == ([*THREE, ConnectionFault.CUT], False)
 
 
 def test_a_body_of_stated_length_has_no_such_place():
@@ -80,6 +80,6 @@ def test_server_sent_events_tell_an_exception_in_their_own_form():
 def test_after_bytes_passes_exactly_so_many_bytes(source, limit):
     pieces, _ = spoiled(source, fault="cut", after_bytes=limit)
     whole = b"".join(source)
-    assert (Break.CUT in pieces) == (limit <= len(whole))
-    before = pieces[: pieces.index(Break.CUT)] if Break.CUT in pieces else pieces
+    assert (ConnectionFault.CUT in pieces) == (limit <= len(whole))
+    before = pieces[: pieces.index(ConnectionFault.CUT)] if ConnectionFault.CUT in pieces else pieces
     assert b"".join(before) == whole[:limit]

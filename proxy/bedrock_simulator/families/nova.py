@@ -25,7 +25,7 @@ def _usage(usage: Usage) -> Json:
     return {
         "inputTokens": usage.input_tokens,
         "outputTokens": usage.output_tokens,
-        "totalTokens": usage.whole_input_tokens + usage.output_tokens,
+        "totalTokens": usage.total_input_tokens + usage.output_tokens,
         "cacheReadInputTokenCount": usage.cache_read_tokens,
         "cacheWriteInputTokenCount": usage.cache_write_tokens,
     }

@@ -55,9 +55,9 @@ def usage(used: Usage) -> Json:
     if used.cache_write_tokens:
         details["cache_write_tokens"] = used.cache_write_tokens
     return {
-        "prompt_tokens": used.whole_input_tokens,
+        "prompt_tokens": used.total_input_tokens,
         "completion_tokens": used.output_tokens,
-        "total_tokens": used.whole_input_tokens + used.output_tokens,
+        "total_tokens": used.total_input_tokens + used.output_tokens,
         "prompt_tokens_details": details,
     }
 
