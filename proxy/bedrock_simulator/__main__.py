@@ -13,7 +13,7 @@ from bedrock_simulator.server import simulated_bedrock
 from bedrock_simulator.signatures import DEFAULT_KEYS, Keys
 
 
-def _arguments(argv: list[str]) -> argparse.Namespace:
+def _parse_arguments(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="bedrock-simulator", description=__doc__)
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=0, help="0, the default, is any free port; the first line tells it")
@@ -28,33 +28,33 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-async def _serve(chosen: argparse.Namespace) -> None:
+async def _serve(arguments: argparse.Namespace) -> None:
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
     for name in (signal.SIGINT, signal.SIGTERM):
         with suppress(NotImplementedError):  # Windows has no handlers of the loop; there Ctrl-C ends the process
             loop.add_signal_handler(name, stopped.set)
     async with simulated_bedrock(
-        chosen.host,
-        chosen.port,
-        keys=Keys(chosen.access_key, chosen.secret_key, chosen.session_token, chosen.api_key, chosen.region),
-        require_auth=not chosen.no_auth,
-        ledger_file=chosen.ledger,
-        region=chosen.region or "us-east-1",
-        min_cache_tokens=chosen.min_cache_tokens,
+        arguments.host,
+        arguments.port,
+        keys=Keys(arguments.access_key, arguments.secret_key, arguments.session_token, arguments.api_key, arguments.region),
+        require_auth=not arguments.no_auth,
+        ledger_file=arguments.ledger,
+        region=arguments.region or "us-east-1",
+        min_cache_tokens=arguments.min_cache_tokens,
     ) as bedrock:
         print(f"simulated Bedrock on {bedrock.url}", flush=True)
         await stopped.wait()
 
 
 def main(argv: list[str] | None = None) -> None:
-    chosen = _arguments(sys.argv[1:] if argv is None else argv)
+    arguments = _parse_arguments(sys.argv[1:] if argv is None else argv)
     try:
         import uvloop
     except ImportError:
-        asyncio.run(_serve(chosen))
+        asyncio.run(_serve(arguments))
     else:
-        uvloop.run(_serve(chosen))
+        uvloop.run(_serve(arguments))
 
 
 if __name__ == "__main__":

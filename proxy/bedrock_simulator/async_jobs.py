@@ -9,7 +9,7 @@ from hashlib import sha256
 from typing import Any
 from urllib.parse import parse_qs
 
-from bedrock_simulator.call import Answer, Call, chosen
+from bedrock_simulator.call import SimulatedResponse, SimulatedCall, check_choice
 from bedrock_simulator.clock import Clock
 from bedrock_simulator.refusals import Refusal, constraint, invalid
 
@@ -39,8 +39,8 @@ class AsyncJobs:
         self._by_token: dict[str, str] = {}
         self._started = 0
 
-    def start(self, call: Call) -> Answer:
-        body = call.document()
+    def start(self, call: SimulatedCall) -> SimulatedResponse:
+        body = call.parse_body()
         for name in ("modelId", "modelInput", "outputDataConfig"):
             if body.get(name) is None:
                 raise constraint("null", name, "not be null")
@@ -51,10 +51,10 @@ class AsyncJobs:
         if earlier is not None:
             if earlier.request != request:
                 raise Refusal("ConflictException")
-            return Answer(call.rendered({"invocationArn": earlier.arn}))
+            return SimulatedResponse(call.render({"invocationArn": earlier.arn}))
         job = self._job(body, token, request)
         self._remember(job)
-        return Answer(call.rendered({"invocationArn": job.arn}))
+        return SimulatedResponse(call.render({"invocationArn": job.arn}))
 
     def _job(self, body: dict[str, Any], token: str | None, request: bytes) -> _Job:
         self._started += 1
@@ -79,25 +79,25 @@ class AsyncJobs:
             if oldest.token:
                 self._by_token.pop(oldest.token, None)
 
-    def get(self, call: Call) -> Answer:
+    def get(self, call: SimulatedCall) -> SimulatedResponse:
         job = self._jobs.get(call.route.labels[0])
         if job is None:
             raise invalid("The provided invocation ARN is invalid or no longer known.")
-        return Answer(call.rendered(self._told(job)))
+        return SimulatedResponse(call.render(self._told(job)))
 
-    def listed(self, call: Call) -> Answer:
+    def listed(self, call: SimulatedCall) -> SimulatedResponse:
         query = {name: values[0] for name, values in parse_qs(call.route.query).items()}
         jobs = [self._told(job) for job in self._jobs.values() if _is_within(job, query)]
         if query.get("sortOrder", "Descending") == "Descending":
             jobs.reverse()
         if "statusEquals" in query:
-            wanted = chosen(query["statusEquals"], ("InProgress", "Completed", "Failed"), "statusEquals")
+            wanted = check_choice(query["statusEquals"], ("InProgress", "Completed", "Failed"), "statusEquals")
             jobs = [job for job in jobs if job["status"] == wanted]
         start, length = _number(query, "nextToken", 0), _number(query, "maxResults", _MOST_LISTED)
         document: dict[str, Any] = {"asyncInvokeSummaries": jobs[start : start + length]}
         if start + length < len(jobs):
             document["nextToken"] = str(start + length)
-        return Answer(call.rendered(document))
+        return SimulatedResponse(call.render(document))
 
     def _told(self, job: _Job) -> dict[str, Any]:
         is_done = self._clock.monotonic() >= job.done

@@ -17,42 +17,42 @@ from bedrock_simulator.wishes import FaultSpec
 
 JSON = "application/json"
 EVENT_STREAM = "application/vnd.amazon.eventstream"
-SERVER_SENT = "text/event-stream"
+SERVER_SENT_EVENTS = "text/event-stream"
 
 # What SDKs call a body that they were given as bytes, when nobody told them what it is.
-_UNTOLD_TYPES = ("", "application/octet-stream", "binary/octet-stream")
+_UNSPECIFIED_TYPES = ("", "application/octet-stream", "binary/octet-stream")
 
 TIERS = ("priority", "default", "flex", "reserved")
 LATENCIES = ("standard", "optimized")
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class SimulatedCall:
     route: Route
     headers: Mapping[str, str]  # found by any spelling of their names
     body: bytes
     fault_spec: FaultSpec
 
-    def document(self) -> dict[str, Any]:
+    def parse_body(self) -> dict[str, Any]:
         """The body as a JSON object; refused if it is none, or is said to be something else."""
         kind = self.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if kind != JSON and kind not in _UNTOLD_TYPES:
+        if kind != JSON and kind not in _UNSPECIFIED_TYPES:
             raise invalid(f"The provided Content-Type is invalid or not supported: {kind}")
-        return parsed(self.body)
+        return parse_json_object(self.body)
 
-    def seed(self, model: Model) -> bytes:
+    def compute_seed(self, model: Model) -> bytes:
         return sha256(b"%s\n%s" % (model.id.encode(), self.body)).digest()
 
-    def rendered(self, document: dict[str, Any]) -> bytes:
-        return orjson.dumps(self.told(document))
+    def render(self, document: dict[str, Any]) -> bytes:
+        return orjson.dumps(self.apply_usage_fault(document))
 
-    def told(self, document: dict[str, Any]) -> dict[str, Any]:
+    def apply_usage_fault(self, document: dict[str, Any]) -> dict[str, Any]:
         """The document, or one whose usage is missing or wrong, if that was wished for."""
         return corrupt_usage(document, self.fault_spec.usage) if self.fault_spec.usage else document
 
 
 @dataclass(slots=True)
-class Answer:
+class SimulatedResponse:
     """Either a body or frames; `usage` is what the call cost, whether or not the answer tells."""
 
     body: bytes = b""
@@ -62,7 +62,7 @@ class Answer:
     status: int = 200
 
 
-def parsed(body: bytes) -> dict[str, Any]:
+def parse_json_object(body: bytes) -> dict[str, Any]:
     try:
         document = orjson.loads(body)
     except orjson.JSONDecodeError as error:
@@ -72,7 +72,7 @@ def parsed(body: bytes) -> dict[str, Any]:
     return document
 
 
-def chosen(value: Any, known: tuple[str, ...], name: str) -> str:
-    if value not in known:
-        raise invalid(f"{name}: {value!r} is not one of {', '.join(known)}.")
+def check_choice(value: Any, allowed: tuple[str, ...], name: str) -> str:
+    if value not in allowed:
+        raise invalid(f"{name}: {value!r} is not one of {', '.join(allowed)}.")
     return str(value)

@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 
 from bedrock_simulator import guardrails
-from bedrock_simulator.call import SERVER_SENT, TIERS, Answer, Call, chosen
+from bedrock_simulator.call import SERVER_SENT_EVENTS, TIERS, SimulatedResponse, SimulatedCall, check_choice
 from bedrock_simulator.families import openai
 from bedrock_simulator.families.family import required
 from bedrock_simulator.generation import Completion
@@ -21,8 +21,8 @@ _DONE = b"data: [DONE]\n\n"
 _ERROR_TYPES = {400: "invalid_request_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
-def complete(turns: Turns, call: Call) -> Answer:
-    body = call.document()
+def complete(turns: Turns, call: SimulatedCall) -> SimulatedResponse:
+    body = call.parse_body()
     model = resolve(required(body, "model", str))
     if not model.can_converse:
         raise invalid("The provided model doesn't support chat completions.")
@@ -34,17 +34,17 @@ def complete(turns: Turns, call: Call) -> Answer:
     if body.get("stream"):
         options = body.get("stream_options")
         tells = isinstance(options, dict) and options.get("include_usage") is True and call.fault_spec.usage != "none"
-        usage_chunk = call.told(openai.usage_chunk(said, model)) if tells else None
+        usage_chunk = call.apply_usage_fault(openai.usage_chunk(said, model)) if tells else None
         frames = _frames(said, model, tier, usage_chunk, guardrails.marks(watched))
-        return Answer(frames=frames, headers={"Content-Type": SERVER_SENT}, usage=used)
+        return SimulatedResponse(frames=frames, headers={"Content-Type": SERVER_SENT_EVENTS}, usage=used)
     document = {**openai.FAMILY.whole(body, said, model), **tier, **guardrails.marks(watched)}
-    return Answer(call.rendered(document), usage=used)
+    return SimulatedResponse(call.render(document), usage=used)
 
 
-def _tier(call: Call, body: dict[str, Any]) -> dict[str, str]:
+def _tier(call: SimulatedCall, body: dict[str, Any]) -> dict[str, str]:
     asked = body.get("service_tier")
     if asked is not None and asked != "auto":
-        chosen(asked, TIERS, "service_tier")
+        check_choice(asked, TIERS, "service_tier")
     return {"service_tier": tier} if (tier := call.fault_spec.tier or asked) else {}
 
 

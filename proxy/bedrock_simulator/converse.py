@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from bedrock_simulator import conversation, guardrails, metadata
-from bedrock_simulator.call import EVENT_STREAM, LATENCIES, TIERS, Answer, Call, chosen, parsed
+from bedrock_simulator.call import EVENT_STREAM, LATENCIES, TIERS, SimulatedResponse, SimulatedCall, check_choice, parse_json_object
 from bedrock_simulator.families import FAMILIES
 from bedrock_simulator.frames import event
 from bedrock_simulator.generation import Completion, Prompt
@@ -20,7 +20,7 @@ from bedrock_simulator.usage import Usage
 _DEFAULT_MAX_TOKENS = 4096
 
 
-def converse(turns: Turns, call: Call) -> Answer:
+def converse(turns: Turns, call: SimulatedCall) -> SimulatedResponse:
     model, body, said = _turn(turns, call)
     watched = guardrails.of_conversation(body, said.text)
     document = {
@@ -29,13 +29,13 @@ def converse(turns: Turns, call: Call) -> Answer:
         **_closing(call, body, said, model),
         **guardrails.trace(watched),
     }
-    return Answer(call.rendered(document), usage=guardrails.used(said.usage, watched))
+    return SimulatedResponse(call.render(document), usage=guardrails.used(said.usage, watched))
 
 
-def converse_stream(turns: Turns, call: Call) -> Answer:
+def converse_stream(turns: Turns, call: SimulatedCall) -> SimulatedResponse:
     model, body, said = _turn(turns, call)
     watched = guardrails.of_conversation(body, said.text)
-    closing = call.told(_closing(call, body, said, model) | guardrails.trace(watched))
+    closing = call.apply_usage_fault(_closing(call, body, said, model) | guardrails.trace(watched))
 
     def frames() -> Iterator[bytes]:
         for kind, content in conversation.events(said):
@@ -43,17 +43,17 @@ def converse_stream(turns: Turns, call: Call) -> Answer:
         yield event("metadata", closing)
 
     used = guardrails.used(said.usage, watched)
-    return Answer(frames=frames(), headers={"Content-Type": EVENT_STREAM}, usage=used)
+    return SimulatedResponse(frames=frames(), headers={"Content-Type": EVENT_STREAM}, usage=used)
 
 
-def count_tokens(call: Call) -> Answer:
+def count_tokens(call: SimulatedCall) -> SimulatedResponse:
     """The same count that the call itself would report as its whole input; no cache is asked."""
     model = resolve(call.route.model)
-    given = call.document().get("input")
+    given = call.parse_body().get("input")
     if not isinstance(given, dict) or len(given) != 1:
         raise invalid("The input field is required: it has either invokeModel or converse.")
     prompt = _prompt_to_count(given, model)
-    return Answer(call.rendered({"inputTokens": sum(piece.tokens for piece in prompt.pieces)}))
+    return SimulatedResponse(call.render({"inputTokens": sum(piece.tokens for piece in prompt.pieces)}))
 
 
 def _prompt_to_count(given: dict[str, Any], model: Model) -> Prompt:
@@ -62,7 +62,7 @@ def _prompt_to_count(given: dict[str, Any], model: Model) -> Prompt:
     if "invokeModel" not in given:
         raise invalid("The input field has neither invokeModel nor converse.")
     try:
-        body = parsed(b64decode(given["invokeModel"]["body"], validate=True))
+        body = parse_json_object(b64decode(given["invokeModel"]["body"], validate=True))
     except NotBase64:
         raise invalid("input.invokeModel.body is not base64.") from None
     family = FAMILIES.get(model.family_of(body))
@@ -71,8 +71,8 @@ def _prompt_to_count(given: dict[str, Any], model: Model) -> Prompt:
     return family.read(body)
 
 
-def _turn(turns: Turns, call: Call) -> tuple[Model, dict[str, Any], Completion]:
-    model, body = resolve(call.route.model), call.document()
+def _turn(turns: Turns, call: SimulatedCall) -> tuple[Model, dict[str, Any], Completion]:
+    model, body = resolve(call.route.model), call.parse_body()
     if not model.can_converse:
         raise invalid(
             "This action doesn't support the model that you provided. Try again with a supported text or chat model."
@@ -86,12 +86,12 @@ def _check_options(body: dict[str, Any]) -> None:
     if body.get("requestMetadata") is not None:
         metadata.check(body["requestMetadata"])
     if body.get("serviceTier") is not None:
-        chosen(body["serviceTier"].get("type"), TIERS, "serviceTier.type")
+        check_choice(body["serviceTier"].get("type"), TIERS, "serviceTier.type")
     if body.get("performanceConfig") is not None:
-        chosen(body["performanceConfig"].get("latency", "standard"), LATENCIES, "performanceConfig.latency")
+        check_choice(body["performanceConfig"].get("latency", "standard"), LATENCIES, "performanceConfig.latency")
 
 
-def _closing(call: Call, body: dict[str, Any], said: Completion, model: Model) -> dict[str, Any]:
+def _closing(call: SimulatedCall, body: dict[str, Any], said: Completion, model: Model) -> dict[str, Any]:
     """What the end of an answer tells, in one piece or as a stream's last event."""
     closing: dict[str, Any] = {"usage": _usage(said.usage, model), "metrics": {"latencyMs": said.latency_ms}}
     latency = call.fault_spec.performance or (body.get("performanceConfig") or {}).get("latency")

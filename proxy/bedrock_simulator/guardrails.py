@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from bedrock_simulator.call import Answer, Call
+from bedrock_simulator.call import SimulatedResponse, SimulatedCall
 from bedrock_simulator.refusals import constraint, invalid
 from bedrock_simulator.usage import Usage
 
@@ -31,7 +31,7 @@ _TEXTS = ("messages", "content", "text", "prompt", "inputText", "message", "syst
 Json = dict[str, Any]
 
 
-def apply(call: Call) -> Answer:
+def apply(call: SimulatedCall) -> SimulatedResponse:
     identifier, version = call.route.labels
     if not _IDENTIFIER.fullmatch(identifier):
         raise constraint(
@@ -39,7 +39,7 @@ def apply(call: Call) -> Answer:
         )
     if not _VERSION.fullmatch(version):
         raise constraint(version, "guardrailVersion", f"satisfy regular expression pattern: {_VERSION.pattern}")
-    body = call.document()
+    body = call.parse_body()
     if body.get("source") not in ("INPUT", "OUTPUT"):
         raise constraint(body.get("source"), "source", "satisfy enum value set: [INPUT, OUTPUT]")
     if not isinstance(body.get("content"), list):
@@ -57,12 +57,12 @@ def apply(call: Call) -> Answer:
     }
     if is_blocked:
         document["actionReason"] = "Guardrail blocked."
-    return Answer(call.rendered(document), usage=Usage(guardrail_units=units))
+    return SimulatedResponse(call.render(document), usage=Usage(guardrail_units=units))
 
 
-def check(call: Call) -> Answer:
+def check(call: SimulatedCall) -> SimulatedResponse:
     """InvokeGuardrailChecks: a score of nothing found for each check that was asked for."""
-    body = call.document()
+    body = call.parse_body()
     messages, checks = body.get("messages"), body.get("checks")
     if not isinstance(messages, list) or not messages:
         raise constraint(messages, "messages", "have length greater than or equal to 1")
@@ -75,7 +75,7 @@ def check(call: Call) -> Answer:
         "results": {name: _result(name, wanted) for name, wanted in asked.items()},
         "usage": {name: {"textUnits": units} for name in asked},
     }
-    return Answer(call.rendered(document), usage=Usage(guardrail_units=dict.fromkeys(asked, units)))
+    return SimulatedResponse(call.render(document), usage=Usage(guardrail_units=dict.fromkeys(asked, units)))
 
 
 def _result(name: str, wanted: Json) -> Json:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from bedrock_simulator import guardrails, metadata
-from bedrock_simulator.call import EVENT_STREAM, JSON, LATENCIES, TIERS, Answer, Call, chosen
+from bedrock_simulator.call import EVENT_STREAM, JSON, LATENCIES, TIERS, SimulatedResponse, SimulatedCall, check_choice
 from bedrock_simulator.families import FAMILIES
 from bedrock_simulator.families.family import Family
 from bedrock_simulator.frames import event
@@ -22,17 +22,17 @@ _TIER = "X-Amzn-Bedrock-Service-Tier"
 _LATENCY = "X-Amzn-Bedrock-PerformanceConfig-Latency"
 
 
-def invoke(turns: Turns, call: Call) -> Answer:
+def invoke(turns: Turns, call: SimulatedCall) -> SimulatedResponse:
     family, model, body, said = _turn(turns, call)
     watched = guardrails.of_headers(call.headers, body, said.text)
     document = {**family.whole(body, said, model), **guardrails.marks(watched)}
     headers = {"Content-Type": JSON, **_echoed(call)}
     headers["X-Amzn-Bedrock-Invocation-Latency"] = str(said.latency_ms)
     headers.update(_counts(call, said, model, family))
-    return Answer(call.rendered(document), headers=headers, usage=guardrails.used(said.usage, watched))
+    return SimulatedResponse(call.render(document), headers=headers, usage=guardrails.used(said.usage, watched))
 
 
-def invoke_stream(turns: Turns, call: Call) -> Answer:
+def invoke_stream(turns: Turns, call: SimulatedCall) -> SimulatedResponse:
     family, model, body, said = _turn(turns, call)
     if family.chunks is None:
         raise invalid("The model is unsupported for streaming.")
@@ -48,11 +48,11 @@ def invoke_stream(turns: Turns, call: Call) -> Answer:
         yield _frame(call, {**held, **guardrails.marks(watched), "amazon-bedrock-invocationMetrics": metrics})
 
     headers = {"Content-Type": EVENT_STREAM, "X-Amzn-Bedrock-Content-Type": JSON, **_echoed(call)}
-    return Answer(frames=frames(), headers=headers, usage=guardrails.used(said.usage, watched))
+    return SimulatedResponse(frames=frames(), headers=headers, usage=guardrails.used(said.usage, watched))
 
 
-def _turn(turns: Turns, call: Call) -> tuple[Family, Model, dict[str, Any], Completion]:
-    model, body = resolve(call.route.model), call.document()
+def _turn(turns: Turns, call: SimulatedCall) -> tuple[Family, Model, dict[str, Any], Completion]:
+    model, body = resolve(call.route.model), call.parse_body()
     family = FAMILIES.get(model.family_of(body))
     if family is None:
         raise invalid("The provided model is not supported by this simulator, or its request is of no known form.")
@@ -67,22 +67,22 @@ def _speechless(said: Completion) -> Completion:
     return replace(said, text="", usage=replace(said.usage, output_tokens=0))
 
 
-def _check_headers(call: Call) -> None:
+def _check_headers(call: SimulatedCall) -> None:
     if _TIER in call.headers:
-        chosen(call.headers[_TIER], TIERS, _TIER)
+        check_choice(call.headers[_TIER], TIERS, _TIER)
     if _LATENCY in call.headers:
-        chosen(call.headers[_LATENCY], LATENCIES, _LATENCY)
+        check_choice(call.headers[_LATENCY], LATENCIES, _LATENCY)
     if metadata.HEADER in call.headers:
         metadata.check_header(call.headers[metadata.HEADER])
 
 
-def _echoed(call: Call) -> dict[str, str]:
+def _echoed(call: SimulatedCall) -> dict[str, str]:
     tier = call.fault_spec.tier or call.headers.get(_TIER)
     latency = call.fault_spec.performance or call.headers.get(_LATENCY)
     return {name: value for name, value in ((_TIER, tier), (_LATENCY, latency)) if value}
 
 
-def _counts(call: Call, said: Completion, model: Model, family: Family) -> dict[str, str]:
+def _counts(call: SimulatedCall, said: Completion, model: Model, family: Family) -> dict[str, str]:
     usage, how = said.usage, call.fault_spec.usage
     if how == "none":
         return {}
@@ -110,5 +110,5 @@ def _metrics(said: Completion, model: Model) -> dict[str, int]:
     return metrics
 
 
-def _frame(call: Call, chunk: dict[str, Any]) -> bytes:
-    return event("chunk", {"bytes": b64encode(call.rendered(chunk)).decode()})
+def _frame(call: SimulatedCall, chunk: dict[str, Any]) -> bytes:
+    return event("chunk", {"bytes": b64encode(call.render(chunk)).decode()})

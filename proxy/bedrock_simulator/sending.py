@@ -9,7 +9,7 @@ from struct import pack
 
 from aiohttp import web
 
-from bedrock_simulator.call import Answer
+from bedrock_simulator.call import SimulatedResponse
 from bedrock_simulator.clock import Clock
 from bedrock_simulator.spoiling import ConnectionFault, FaultInjector
 from bedrock_simulator.wishes import CONNECTION_FAULTS, FaultSpec
@@ -38,29 +38,29 @@ async def apply_faults_before_response(request: web.BaseRequest, spec: FaultSpec
 
 
 async def send_response(
-    request: web.BaseRequest, answer: Answer, spec: FaultSpec, clock: Clock
+    request: web.BaseRequest, content: SimulatedResponse, spec: FaultSpec, clock: Clock
 ) -> tuple[web.StreamResponse, bool]:
     """The response, and whether it went out whole: to its end, and undamaged."""
-    has_body_fault = _has_body_fault(answer, spec)
-    if answer.frames is None and not has_body_fault and spec.fault != "slow-first-byte":
-        response: web.StreamResponse = web.Response(status=answer.status, headers=answer.headers, body=answer.body)
+    has_body_fault = _has_body_fault(content, spec)
+    if content.frames is None and not has_body_fault and spec.fault != "slow-first-byte":
+        response: web.StreamResponse = web.Response(status=content.status, headers=content.headers, body=content.body)
         await response.prepare(request)
         await response.write_eof()
         return response, True
-    return await _send_in_pieces_with_faults(request, answer, spec, clock, has_body_fault)
+    return await _send_in_pieces_with_faults(request, content, spec, clock, has_body_fault)
 
 
 async def _send_in_pieces_with_faults(
-    request: web.BaseRequest, answer: Answer, spec: FaultSpec, clock: Clock, has_body_fault: bool
+    request: web.BaseRequest, content: SimulatedResponse, spec: FaultSpec, clock: Clock, has_body_fault: bool
 ) -> tuple[web.StreamResponse, bool]:
-    response = web.StreamResponse(status=answer.status, headers=answer.headers)
-    if answer.frames is None:
-        response.content_length = len(answer.body)
+    response = web.StreamResponse(status=content.status, headers=content.headers)
+    if content.frames is None:
+        response.content_length = len(content.body)
     await response.prepare(request)
     if spec.fault == "slow-first-byte":
         await clock.sleep((spec.delay_ms or 0) / _MS)
-    injector = FaultInjector(spec, answer.headers["Content-Type"])
-    source = _split_in_half(answer.body) if answer.frames is None else answer.frames
+    injector = FaultInjector(spec, content.headers["Content-Type"])
+    source = _split_in_half(content.body) if content.frames is None else content.frames
     pieces: Iterable[bytes | ConnectionFault] = source
     if has_body_fault:
         pieces = injector.apply(source)
@@ -79,9 +79,9 @@ async def _send_in_pieces_with_faults(
     return response, not injector.is_damaged
 
 
-def _has_body_fault(answer: Answer, spec: FaultSpec) -> bool:
+def _has_body_fault(content: SimulatedResponse, spec: FaultSpec) -> bool:
     """A body in one piece has no frames, so faults of frames pass it by."""
-    return spec.is_body_fault and (answer.frames is not None or spec.fault in CONNECTION_FAULTS)
+    return spec.is_body_fault and (content.frames is not None or spec.fault in CONNECTION_FAULTS)
 
 
 def _batch_frames(frames: Iterable[bytes]) -> Iterator[bytes]:

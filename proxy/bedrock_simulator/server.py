@@ -14,7 +14,7 @@ import orjson
 from aiohttp import web
 
 from bedrock_simulator import chat, routes, signatures, wishes
-from bedrock_simulator.call import JSON, Answer, Call, parsed
+from bedrock_simulator.call import JSON, SimulatedResponse, SimulatedCall, parse_json_object
 from bedrock_simulator.clock import Clock, SystemClock
 from bedrock_simulator.ledger import MOST_BODY_BYTES, Entry, Ledger
 from bedrock_simulator.refusals import Refusal, UnknownOperation, invalid
@@ -26,9 +26,9 @@ from bedrock_simulator.wishes import INVOCATION_ID, FaultSchedule
 
 MAX_BODY_BYTES = 25_000_000  # InvokeModel's own limit
 MAX_HEADER_BYTES = 64 * 1024  # a session token may be long
-STOPPING_SECONDS = 5.0
+SHUTDOWN_SECONDS = 5.0
 
-_SIDE_DOOR = "/_simulator/"
+_CONTROL_PREFIX = "/_simulator/"
 
 _MODEL_IN_BODY = {"ChatCompletions": "model", "StartAsyncInvoke": "modelId"}
 
@@ -57,22 +57,22 @@ class SimulatedBedrock:
         self._schedule.set_always(settings)
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        if request.raw_path.startswith(_SIDE_DOOR):
-            return await self._side_door(request)
-        entry = self._arrived(request)
+        if request.raw_path.startswith(_CONTROL_PREFIX):
+            return await self._handle_control_request(request)
+        entry = self._new_entry(request)
         body: bytes | None = None
         with suppress(web.HTTPRequestEntityTooLarge):
             body = await request.read()
             entry.body, entry.body_size = body[:MOST_BODY_BYTES], len(body)
         self.ledger.add(entry)
         try:
-            return await self._answered(request, entry, body)
+            return await self._respond(request, entry, body)
         except (ConnectionEnded, ConnectionError):
             return web.Response()  # it has nowhere to go: the connection is over, by a fault or by the caller
         finally:
             self.ledger.done(entry)
 
-    def _arrived(self, request: web.BaseRequest) -> Entry:
+    def _new_entry(self, request: web.BaseRequest) -> Entry:
         route = routes.find(request.method, request.raw_path)
         return Entry(
             sequence=self.ledger.next_sequence(),
@@ -88,7 +88,7 @@ class SimulatedBedrock:
             request_id=str(uuid4()),
         )
 
-    async def _answered(self, request: web.BaseRequest, entry: Entry, body: bytes | None) -> web.StreamResponse:
+    async def _respond(self, request: web.BaseRequest, entry: Entry, body: bytes | None) -> web.StreamResponse:
         """The model runs first: what it used is owed, whatever happens on the way to the caller."""
         spec = wishes.HEALTHY
         try:
@@ -99,61 +99,61 @@ class SimulatedBedrock:
                 raise Refusal("RequestEntityTooLargeException")
             spec = self._schedule.next_spec(entry.headers, entry.invocation_id)
             entry.fault = spec.fault
-            answer = self._answer(Call(route, request.headers, body, spec), entry)
-        except Refusal as refusal:
-            answer = _refusing(refusal, entry)
-        entry.usage = answer.usage
-        answer.headers["x-amzn-RequestId"] = entry.request_id
+            response_content = self._run_operation(SimulatedCall(route, request.headers, body, spec), entry)
+        except Refusal as error:
+            response_content = _build_error_response(error, entry)
+        entry.usage = response_content.usage
+        response_content.headers["x-amzn-RequestId"] = entry.request_id
         await apply_faults_before_response(request, spec, self._clock)
-        entry.status = answer.status
-        response, entry.is_whole = await send_response(request, answer, spec, self._clock)
+        entry.status = response_content.status
+        response, entry.is_whole = await send_response(request, response_content, spec, self._clock)
         return response
 
-    def _answer(self, call: Call, entry: Entry) -> Answer:
+    def _run_operation(self, call: SimulatedCall, entry: Entry) -> SimulatedResponse:
         if self._require_auth:
             signatures.check(self.keys, entry.method, entry.target, entry.headers, call.body, self._clock.now())
         error = call.fault_spec.build_error()
         if error is not None:
             raise error
-        answer = self._service.answer(call)
+        response = self._service.handle(call)
         if call.route.operation in _MODEL_IN_BODY:
-            entry.model = call.document()[_MODEL_IN_BODY[call.route.operation]]
-        if call.fault_spec.fault == "exception-frame" and answer.frames is None:
+            entry.model = call.parse_body()[_MODEL_IN_BODY[call.route.operation]]
+        if call.fault_spec.fault == "exception-frame" and response.frames is None:
             raise build_stream_error(call.fault_spec.exception)  # an answer in one piece has no frames: it fails as a whole
-        return answer
+        return response
 
-    async def _side_door(self, request: web.BaseRequest) -> web.Response:
+    async def _handle_control_request(self, request: web.BaseRequest) -> web.Response:
         """`GET|DELETE /_simulator/ledger` and `GET|PUT|DELETE /_simulator/plan`: no path of Bedrock's."""
-        path, _, query = request.raw_path.removeprefix(_SIDE_DOOR).partition("?")
+        path, _, query = request.raw_path.removeprefix(_CONTROL_PREFIX).partition("?")
         try:
             match request.method, path:
                 case "GET", "ledger":
-                    return _json(self.ledger.report(int(parse_qs(query).get("after", ["0"])[0])))
+                    return _json_response(self.ledger.report(int(parse_qs(query).get("after", ["0"])[0])))
                 case "DELETE", "ledger":
                     self.ledger.clear()
                 case "GET", "plan":
                     pass
                 case "PUT", "plan":
-                    document = parsed(await request.read())
+                    document = parse_json_object(await request.read())
                     self._schedule.set_always(document.get("always", self._schedule.always))
                     self._schedule.plan(document.get("next", []))
                 case "DELETE", "plan":
                     self._schedule.clear()
                 case _:
                     raise invalid("the simulator's own paths are /_simulator/ledger and /_simulator/plan")
-        except Refusal as refusal:
-            return _json(refusal.body, refusal.status)
-        return _json({"always": self._schedule.always, "next": self._schedule.planned})
+        except Refusal as error:
+            return _json_response(error.body, error.status)
+        return _json_response({"always": self._schedule.always, "next": self._schedule.planned})
 
 
-def _refusing(refusal: Refusal, entry: Entry) -> Answer:
-    headers, body = refusal.rendered()
+def _build_error_response(error: Refusal, entry: Entry) -> SimulatedResponse:
+    headers, body = error.rendered()
     if entry.operation == "ChatCompletions" and headers["Content-Type"] == JSON:
-        body = orjson.dumps(chat.error(refusal))
-    return Answer(body, headers=headers, status=refusal.status)
+        body = orjson.dumps(chat.error(error))
+    return SimulatedResponse(body, headers=headers, status=error.status)
 
 
-def _json(document: dict[str, Any], status: int = 200) -> web.Response:
+def _json_response(document: dict[str, Any], status: int = 200) -> web.Response:
     return web.Response(status=status, body=orjson.dumps(document), content_type=JSON)
 
 
@@ -174,12 +174,12 @@ async def simulated_bedrock(
     ledger = Ledger(ledger_file)
     bedrock = SimulatedBedrock(clock or SystemClock(), keys, require_auth, ledger, region, min_cache_tokens)
 
-    def made(message: Any, payload: Any, protocol: Any, writer: Any, task: Any) -> web.BaseRequest:
+    def make_request(message: Any, payload: Any, protocol: Any, writer: Any, task: Any) -> web.BaseRequest:
         return web.BaseRequest(message, payload, protocol, writer, task, loop, client_max_size=MAX_BODY_BYTES)
 
     server = web.Server(
         bedrock.handle,
-        request_factory=made,
+        request_factory=make_request,
         handler_cancellation=True,  # a caller that hangs up ends a stall
         access_log=None,
         auto_decompress=False,  # a signature is over what was sent
@@ -195,6 +195,6 @@ async def simulated_bedrock(
         listener.close()
         for connection in server.connections:
             connection.force_close()
-        await server.shutdown(STOPPING_SECONDS)
+        await server.shutdown(SHUTDOWN_SECONDS)
         await listener.wait_closed()
         ledger.close()

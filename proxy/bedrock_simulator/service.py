@@ -7,7 +7,7 @@ from functools import partial
 
 from bedrock_simulator import chat, converse, guardrails, invoke
 from bedrock_simulator.async_jobs import AsyncJobs
-from bedrock_simulator.call import Answer, Call
+from bedrock_simulator.call import SimulatedResponse, SimulatedCall
 from bedrock_simulator.clock import Clock
 from bedrock_simulator.refusals import malformed
 from bedrock_simulator.turns import Turns
@@ -17,7 +17,7 @@ class Service:
     def __init__(self, clock: Clock, region: str, min_cache_tokens: int) -> None:
         turns = Turns(clock, min_cache_tokens)
         jobs = AsyncJobs(clock, region)
-        self._operations: dict[str, Callable[[Call], Answer]] = {
+        self._operations: dict[str, Callable[[SimulatedCall], SimulatedResponse]] = {
             "ApplyGuardrail": guardrails.apply,
             "ChatCompletions": partial(chat.complete, turns),
             "Converse": partial(converse.converse, turns),
@@ -31,7 +31,7 @@ class Service:
             "StartAsyncInvoke": jobs.start,
         }
 
-    def answer(self, call: Call) -> Answer:
+    def handle(self, call: SimulatedCall) -> SimulatedResponse:
         """Operations take members for what they should be; one of another type is the caller's mistake, not ours."""
         try:
             return self._operations[call.route.operation](call)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bedrock_simulator.call import Call
+from bedrock_simulator.call import SimulatedCall
 from bedrock_simulator.clock import Clock
 from bedrock_simulator.generation import Completion, Prompt, complete
 from bedrock_simulator.models import Model
@@ -15,7 +15,7 @@ class Turns:
         self._clock = clock
         self._cache = PromptCache(clock.monotonic, min_cache_tokens)
 
-    def take(self, call: Call, model: Model, prompt: Prompt) -> Completion:
+    def take(self, call: SimulatedCall, model: Model, prompt: Prompt) -> Completion:
         if not model.can_cache and any(piece.ttl for piece in prompt.pieces):
             raise Refusal(
                 "AccessDeniedException",
@@ -23,4 +23,4 @@ class Turns:
                 "for more information.",
             )
         counted = self._cache.read_and_write(model.id, prompt.pieces)
-        return complete(prompt, counted, call.seed(model), call.fault_spec, int(self._clock.now()))
+        return complete(prompt, counted, call.compute_seed(model), call.fault_spec, int(self._clock.now()))

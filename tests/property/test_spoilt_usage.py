@@ -13,7 +13,7 @@ from typing import Any
 
 import orjson
 import pytest
-from bedrock_simulator.call import EVENT_STREAM, SERVER_SENT, Answer, Call
+from bedrock_simulator.call import EVENT_STREAM, SERVER_SENT_EVENTS, SimulatedResponse, SimulatedCall
 from bedrock_simulator.frames import event
 from bedrock_simulator.routes import find
 from bedrock_simulator.service import Service
@@ -94,14 +94,14 @@ def request(form: str, family: str) -> tuple[Operation, str, bytes]:
     return operation, f"/model/{model}/{form}", orjson.dumps(TURN if form.startswith("converse") else body)
 
 
-def simulated(path: str, body: bytes, wished: FaultSpec) -> Answer:
+def simulated(path: str, body: bytes, wished: FaultSpec) -> SimulatedResponse:
     route = find("POST", path)
     assert route is not None
-    call = Call(route, CIMultiDict({"Content-Type": "application/json"}), body, wished)
-    return Service(ManualClock(), "us-east-1", min_cache_tokens=1000).answer(call)
+    call = SimulatedCall(route, CIMultiDict({"Content-Type": "application/json"}), body, wished)
+    return Service(ManualClock(), "us-east-1", min_cache_tokens=1000).handle(call)
 
 
-def true_usage(answer: Answer) -> Usage:
+def true_usage(answer: SimulatedResponse) -> Usage:
     used = answer.usage
     assert used is not None
     cached = (used.cache_read_tokens, used.cache_write_5m_tokens, used.cache_write_1h_tokens)
@@ -137,12 +137,12 @@ class Spoilings:
             found[name.lower().encode()] = value.encode()
         return found
 
-    def body(self, answer: Answer) -> bytes:
+    def body(self, answer: SimulatedResponse) -> bytes:
         kind = answer.headers["Content-Type"]
         if answer.frames is None:
             return orjson.dumps(self.document(orjson.loads(answer.body)))
         wire = b"".join(answer.frames)
-        if kind == SERVER_SENT:
+        if kind == SERVER_SENT_EVENTS:
             return b"\n\n".join(map(self._event, wire.split(b"\n\n")))
         assert kind == EVENT_STREAM
         names = ("chunk", "messageStart", "contentBlockStart", "contentBlockDelta", "contentBlockStop", "messageStop")
@@ -162,7 +162,7 @@ class Spoilings:
 
 
 def recorded(
-    journal: Journal, operation: Operation, format: str, answer: Answer, how: Spoilings, body: bytes, most: int | None
+    journal: Journal, operation: Operation, format: str, answer: SimulatedResponse, how: Spoilings, body: bytes, most: int | None
 ) -> UsageCounts:
     before = journal.tally.total()
     guess = make_plain_usage(len(body) // 4 + 1, 501, 0)
@@ -193,7 +193,7 @@ def test_spoilt_usage_never_charges_a_hard_budget_less_than_was_used(
     bound = compute_ceiling(operation, format, body, {}, worst.CallPrices([TARIFF]), None, model)
     cached = {} if family in WITHOUT_CACHES else cached
 
-    def answer() -> Answer:
+    def answer() -> SimulatedResponse:
         return simulated(path, body, FaultSpec(output_tokens=length, **cached))
 
     true = price_usage(TARIFF, true_usage(answer())).pico

@@ -11,7 +11,7 @@ from typing import Any
 
 import orjson
 import pytest
-from bedrock_simulator.call import Answer, Call
+from bedrock_simulator.call import SimulatedResponse, SimulatedCall
 from bedrock_simulator.routes import find
 from bedrock_simulator.service import Service
 from bedrock_simulator.wishes import FaultSpec
@@ -192,18 +192,18 @@ wishes = st.builds(
 )
 
 
-def answered(path: str, body: bytes, wished: FaultSpec, times: int = 1) -> Answer:
+def answered(path: str, body: bytes, wished: FaultSpec, times: int = 1) -> SimulatedResponse:
     """The last of several answers, that of the first having written what the others read from the cache."""
     route = find("POST", path)
     assert route is not None
     service = Service(ManualClock(), "us-east-1", min_cache_tokens=20)
-    call = Call(route, CIMultiDict({"Content-Type": "application/json"}), body, wished)
+    call = SimulatedCall(route, CIMultiDict({"Content-Type": "application/json"}), body, wished)
     for _ in range(times):
-        answer = service.answer(call)
+        answer = service.handle(call)
     return answer
 
 
-def used_by(answer: Answer, operation: Operation, format: str) -> Usage:
+def used_by(answer: SimulatedResponse, operation: Operation, format: str) -> Usage:
     """As metering reads it from the answer, where it tells more than nothing."""
     headers = {name.lower().encode(): value.encode() for name, value in answer.headers.items()}
     reader = build_reader(operation, format, answer.headers["Content-Type"].encode(), headers)

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from bedrock_simulator.call import Call
+from bedrock_simulator.call import SimulatedCall
 from bedrock_simulator.refusals import Refusal
 from bedrock_simulator.routes import find
 from bedrock_simulator.service import Service
@@ -87,7 +87,7 @@ def test_a_mark_that_moves_on_finds_what_was_cached_under_it():
         blocks: list[dict[str, Any]] = [{"type": "text", "text": text} for text in texts]
         blocks[-1]["cache_control"] = {"type": "ephemeral"}
         body = json.dumps(CLAUDE | {"messages": [{"role": "user", "content": blocks}]}).encode()
-        return dict(json.loads(service.answer(Call(route, CIMultiDict(), body, parse_fault_spec({}))).body)["usage"])
+        return dict(json.loads(service.handle(SimulatedCall(route, CIMultiDict(), body, parse_fault_spec({}))).body)["usage"])
 
     first = usage("x" * 8000)
     second = usage("x" * 8000, "y" * 400)

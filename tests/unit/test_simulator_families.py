@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from bedrock_simulator.call import Call
+from bedrock_simulator.call import SimulatedCall
 from bedrock_simulator.refusals import Refusal
 from bedrock_simulator.routes import find
 from bedrock_simulator.service import Service
@@ -149,7 +149,7 @@ def ask(form: Form, action: str, body: dict[str, Any] | None = None, **wishes: s
     route = find("POST", f"/model/{form.model}/{action}")
     assert route is not None
     raw = json.dumps(form.body if body is None else body).encode()
-    return Service(ManualClock(), "us-east-1", 1024).answer(Call(route, CIMultiDict(), raw, parse_fault_spec(wishes)))
+    return Service(ManualClock(), "us-east-1", 1024).handle(SimulatedCall(route, CIMultiDict(), raw, parse_fault_spec(wishes)))
 
 
 def whole(form: Form, **wishes: str) -> dict[str, Any]:

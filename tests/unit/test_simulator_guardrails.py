@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from bedrock_simulator.call import Answer, Call
+from bedrock_simulator.call import SimulatedResponse, SimulatedCall
 from bedrock_simulator.guardrails import FORBIDDEN
 from bedrock_simulator.refusals import Refusal
 from bedrock_simulator.routes import find
@@ -24,11 +24,11 @@ CHECKS = "/guardrail-checks/invoke"
 NAMED = {"X-Amzn-Bedrock-GuardrailIdentifier": "gr1", "X-Amzn-Bedrock-GuardrailVersion": "1"}
 
 
-def answered(path: str, body: dict[str, Any], **headers: str) -> Answer:
+def answered(path: str, body: dict[str, Any], **headers: str) -> SimulatedResponse:
     route = find("POST", path)
     assert route is not None
-    call = Call(route, CIMultiDict(headers), json.dumps(body).encode(), HEALTHY)
-    return Service(ManualClock(), "us-east-1", 1024).answer(call)
+    call = SimulatedCall(route, CIMultiDict(headers), json.dumps(body).encode(), HEALTHY)
+    return Service(ManualClock(), "us-east-1", 1024).handle(call)
 
 
 def ask(path: str, body: dict[str, Any], **headers: str) -> dict[str, Any]:

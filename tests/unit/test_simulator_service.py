@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from bedrock_simulator.call import Call
+from bedrock_simulator.call import SimulatedCall
 from bedrock_simulator.refusals import Refusal
 from bedrock_simulator.routes import find
 from bedrock_simulator.service import Service
@@ -105,7 +105,7 @@ def test_junk_in_any_place_of_a_request_is_no_crash(path):
         for junk in JUNK:
             body = json.dumps(replaced(REQUESTS[path], place, junk)).encode()
             with suppress(Refusal):
-                answer = service.answer(Call(route, CIMultiDict(), body, HEALTHY))
+                answer = service.handle(SimulatedCall(route, CIMultiDict(), body, HEALTHY))
                 assert answer.body or b"".join(answer.frames or ())
 
 
@@ -116,5 +116,5 @@ def test_the_request_itself_is_answered(path):
     body = REQUESTS[path]
     if "invokeModel" in body.get("input", {}):
         body = {"input": {"invokeModel": {"body": b64encode(json.dumps(CONVERSATION).encode()).decode()}}}
-    answer = service.answer(Call(route, CIMultiDict(), json.dumps(body).encode(), HEALTHY))
+    answer = service.handle(SimulatedCall(route, CIMultiDict(), json.dumps(body).encode(), HEALTHY))
     assert answer.status == 200

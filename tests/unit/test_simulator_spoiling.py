@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from bedrock_simulator import frames
-from bedrock_simulator.call import EVENT_STREAM, JSON, SERVER_SENT
+from bedrock_simulator.call import EVENT_STREAM, JSON, SERVER_SENT_EVENTS
 from bedrock_simulator.spoiling import ConnectionFault, FaultInjector
 from bedrock_simulator.wishes import parse_fault_spec
 from botocore.eventstream import EventStreamBuffer
@@ -72,7 +72,7 @@ def test_an_exception_ends_the_stream():
 
 
 def test_server_sent_events_tell_an_exception_in_their_own_form():
-    pieces, _ = spoiled(THREE, SERVER_SENT, fault="exception-frame", exception="throttlingException")
+    pieces, _ = spoiled(THREE, SERVER_SENT_EVENTS, fault="exception-frame", exception="throttlingException")
     assert pieces[1].startswith(b'data: {"error":')
 
 
