@@ -11,7 +11,7 @@ from urllib.parse import parse_qs
 
 from bedrock_simulator.call import SimulatedResponse, SimulatedCall, check_choice
 from bedrock_simulator.clock import Clock
-from bedrock_simulator.refusals import Refusal, constraint, invalid
+from bedrock_simulator.refusals import AwsError, constraint_violation, validation_error
 
 DURATION_SECONDS = 30.0
 
@@ -43,14 +43,14 @@ class AsyncJobs:
         body = call.parse_body()
         for name in ("modelId", "modelInput", "outputDataConfig"):
             if body.get(name) is None:
-                raise constraint("null", name, "not be null")
+                raise constraint_violation("null", name, "not be null")
         if not body["outputDataConfig"]["s3OutputDataConfig"]["s3Uri"].startswith("s3://"):
-            raise invalid("Invalid S3 URI in outputDataConfig.")
+            raise validation_error("Invalid S3 URI in outputDataConfig.")
         token, request = body.get("clientRequestToken"), sha256(call.body).digest()
         earlier = self._jobs.get(self._by_token.get(token or "", ""))
         if earlier is not None:
             if earlier.request != request:
-                raise Refusal("ConflictException")
+                raise AwsError("ConflictException")
             return SimulatedResponse(call.render({"invocationArn": earlier.arn}))
         job = self._job(body, token, request)
         self._remember(job)
@@ -82,7 +82,7 @@ class AsyncJobs:
     def get(self, call: SimulatedCall) -> SimulatedResponse:
         job = self._jobs.get(call.route.labels[0])
         if job is None:
-            raise invalid("The provided invocation ARN is invalid or no longer known.")
+            raise validation_error("The provided invocation ARN is invalid or no longer known.")
         return SimulatedResponse(call.render(self._told(job)))
 
     def listed(self, call: SimulatedCall) -> SimulatedResponse:
@@ -127,13 +127,13 @@ def _moment(query: dict[str, str], name: str) -> float | None:
     try:
         return datetime.fromisoformat(query[name]).timestamp()
     except ValueError:
-        raise constraint(query[name], name, "be a timestamp") from None
+        raise constraint_violation(query[name], name, "be a timestamp") from None
 
 
 def _number(query: dict[str, str], name: str, default: int) -> int:
     text = query.get(name, str(default))
     if not text.isdecimal():
-        raise constraint(text, name, "be a whole number")
+        raise constraint_violation(text, name, "be a whole number")
     return int(text)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 
 from bedrock_simulator.models import Model
-from bedrock_simulator.refusals import invalid, malformed
+from bedrock_simulator.refusals import validation_error, malformed_request
 from bedrock_simulator.routes import Route
 from bedrock_simulator.usage import Usage, corrupt_usage
 from bedrock_simulator.wishes import FaultSpec
@@ -37,7 +37,7 @@ class SimulatedCall:
         """The body as a JSON object; refused if it is none, or is said to be something else."""
         kind = self.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != JSON and kind not in _UNSPECIFIED_TYPES:
-            raise invalid(f"The provided Content-Type is invalid or not supported: {kind}")
+            raise validation_error(f"The provided Content-Type is invalid or not supported: {kind}")
         return parse_json_object(self.body)
 
     def compute_seed(self, model: Model) -> bytes:
@@ -66,13 +66,13 @@ def parse_json_object(body: bytes) -> dict[str, Any]:
     try:
         document = orjson.loads(body)
     except orjson.JSONDecodeError as error:
-        raise malformed(f"the body is not JSON ({error})") from None
+        raise malformed_request(f"the body is not JSON ({error})") from None
     if not isinstance(document, dict):
-        raise malformed("#: expected type: JSONObject")
+        raise malformed_request("#: expected type: JSONObject")
     return document
 
 
 def check_choice(value: Any, allowed: tuple[str, ...], name: str) -> str:
     if value not in allowed:
-        raise invalid(f"{name}: {value!r} is not one of {', '.join(allowed)}.")
+        raise validation_error(f"{name}: {value!r} is not one of {', '.join(allowed)}.")
     return str(value)

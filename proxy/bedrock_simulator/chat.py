@@ -13,7 +13,7 @@ from bedrock_simulator.families import openai
 from bedrock_simulator.families.family import required
 from bedrock_simulator.generation import Completion
 from bedrock_simulator.models import Model, resolve
-from bedrock_simulator.refusals import Refusal, invalid
+from bedrock_simulator.refusals import AwsError, validation_error
 from bedrock_simulator.turns import Turns
 
 _DONE = b"data: [DONE]\n\n"
@@ -25,7 +25,7 @@ def complete(turns: Turns, call: SimulatedCall) -> SimulatedResponse:
     body = call.parse_body()
     model = resolve(required(body, "model", str))
     if not model.can_converse:
-        raise invalid("The provided model doesn't support chat completions.")
+        raise validation_error("The provided model doesn't support chat completions.")
     prompt = openai.FAMILY.read(body)
     tier = _tier(call, body)
     said = turns.take(call, model, prompt)
@@ -66,7 +66,7 @@ def sent(document: dict[str, Any]) -> bytes:
     return b"data: %s\n\n" % orjson.dumps(document)
 
 
-def error(refusal: Refusal) -> dict[str, Any]:
+def error(refusal: AwsError) -> dict[str, Any]:
     """A refusal in the form in which clients of this API look for it."""
     kind = _ERROR_TYPES.get(refusal.status, "server_error")
     return {"error": {"message": refusal.message, "type": kind, "param": None, "code": refusal.kind}}

@@ -8,7 +8,7 @@ from typing import Any
 from bedrock_simulator import tokens
 from bedrock_simulator.generation import Completion, Prompt, Stop, checked_maximum
 from bedrock_simulator.prompt_cache import Piece
-from bedrock_simulator.refusals import constraint, invalid
+from bedrock_simulator.refusals import constraint_violation, validation_error
 
 STOP_REASONS = {
     Stop.END: "end_turn",
@@ -24,7 +24,7 @@ def read(body: Mapping[str, Any], default_max_tokens: int) -> Prompt:
     config = _structure(body, "inferenceConfig")
     maximum = config.get("maxTokens")
     if isinstance(maximum, int) and maximum < 1:
-        raise constraint(maximum, "inferenceConfig.maxTokens", "have value greater than or equal to 1")
+        raise constraint_violation(maximum, "inferenceConfig.maxTokens", "have value greater than or equal to 1")
     return Prompt(
         pieces=[*_tools(body), *_blocks(body.get("system") or [], "system"), *_messages(body.get("messages"))],
         max_tokens=checked_maximum(maximum, "inferenceConfig.maxTokens", default_max_tokens),
@@ -36,32 +36,32 @@ def read(body: Mapping[str, Any], default_max_tokens: int) -> Prompt:
 def _structure(body: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     value = body.get(name) or {}
     if not isinstance(value, dict):
-        raise constraint(value, name, "be a structure")
+        raise constraint_violation(value, name, "be a structure")
     return value
 
 
 def _texts(values: Any) -> list[str]:
     if not isinstance(values, list) or not all(isinstance(value, str) and value for value in values):
-        raise constraint(values, "inferenceConfig.stopSequences", "have length greater than or equal to 1")
+        raise constraint_violation(values, "inferenceConfig.stopSequences", "have length greater than or equal to 1")
     return values
 
 
 def _messages(messages: Any) -> list[Piece]:
     if not isinstance(messages, list) or not messages:
-        raise invalid("The messages field is required: a conversation has at least one message.")
+        raise validation_error("The messages field is required: a conversation has at least one message.")
     pieces = []
     for index, message in enumerate(messages):
         role = message.get("role") if isinstance(message, dict) else None
         if role not in _ROLES:
-            raise constraint(role, f"messages.{index + 1}.member.role", f"satisfy enum value set: {list(_ROLES)}")
+            raise constraint_violation(role, f"messages.{index + 1}.member.role", f"satisfy enum value set: {list(_ROLES)}")
         if index == 0 and role == "assistant":
-            raise invalid(
+            raise validation_error(
                 "A conversation must start with a user message. Try again with a conversation that starts with a "
                 "user message."
             )
         content = message.get("content")
         if not content:
-            raise invalid(f"The content field in the Message object at messages.{index} is empty.")
+            raise validation_error(f"The content field in the Message object at messages.{index} is empty.")
         pieces.append(Piece(tokens.MESSAGE_TOKENS, role))
         pieces += _blocks(content, f"messages.{index}.content")
     return pieces
@@ -70,7 +70,7 @@ def _messages(messages: Any) -> list[Piece]:
 def _blocks(blocks: Any, place: str) -> list[Piece]:
     """The blocks as pieces; a cache point is no piece, it marks the end of the one before it."""
     if not isinstance(blocks, list) or not all(isinstance(block, dict) and block for block in blocks):
-        raise constraint(blocks, place, "be a list of blocks")
+        raise constraint_violation(blocks, place, "be a list of blocks")
     pieces: list[Piece] = []
     for block in blocks:
         if "cachePoint" not in block:
@@ -98,7 +98,7 @@ def _forced_tool(body: Mapping[str, Any]) -> tuple[str, dict[str, Any]] | None:
     else:
         return None
     if name not in specs:
-        raise invalid(f"The tool {name!r} that toolChoice names is not among the tools.")
+        raise validation_error(f"The tool {name!r} that toolChoice names is not among the tools.")
     return name, specs[name].get("inputSchema", {}).get("json") or {}
 
 

@@ -13,7 +13,7 @@ from bedrock_simulator.families import FAMILIES
 from bedrock_simulator.frames import event
 from bedrock_simulator.generation import Completion, Prompt
 from bedrock_simulator.models import Model, resolve
-from bedrock_simulator.refusals import invalid
+from bedrock_simulator.refusals import validation_error
 from bedrock_simulator.turns import Turns
 from bedrock_simulator.usage import Usage
 
@@ -51,7 +51,7 @@ def count_tokens(call: SimulatedCall) -> SimulatedResponse:
     model = resolve(call.route.model)
     given = call.parse_body().get("input")
     if not isinstance(given, dict) or len(given) != 1:
-        raise invalid("The input field is required: it has either invokeModel or converse.")
+        raise validation_error("The input field is required: it has either invokeModel or converse.")
     prompt = _prompt_to_count(given, model)
     return SimulatedResponse(call.render({"inputTokens": sum(piece.tokens for piece in prompt.pieces)}))
 
@@ -60,21 +60,21 @@ def _prompt_to_count(given: dict[str, Any], model: Model) -> Prompt:
     if "converse" in given:
         return conversation.read(given["converse"], _DEFAULT_MAX_TOKENS)
     if "invokeModel" not in given:
-        raise invalid("The input field has neither invokeModel nor converse.")
+        raise validation_error("The input field has neither invokeModel nor converse.")
     try:
         body = parse_json_object(b64decode(given["invokeModel"]["body"], validate=True))
     except NotBase64:
-        raise invalid("input.invokeModel.body is not base64.") from None
+        raise validation_error("input.invokeModel.body is not base64.") from None
     family = FAMILIES.get(model.family_of(body))
     if family is None:
-        raise invalid("The provided model doesn't support counting tokens.")
+        raise validation_error("The provided model doesn't support counting tokens.")
     return family.read(body)
 
 
 def _turn(turns: Turns, call: SimulatedCall) -> tuple[Model, dict[str, Any], Completion]:
     model, body = resolve(call.route.model), call.parse_body()
     if not model.can_converse:
-        raise invalid(
+        raise validation_error(
             "This action doesn't support the model that you provided. Try again with a supported text or chat model."
         )
     _check_options(body)

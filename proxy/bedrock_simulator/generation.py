@@ -11,7 +11,7 @@ import orjson
 
 from bedrock_simulator import speech, tokens
 from bedrock_simulator.prompt_cache import Piece
-from bedrock_simulator.refusals import invalid
+from bedrock_simulator.refusals import validation_error
 from bedrock_simulator.usage import Usage
 from bedrock_simulator.wishes import FaultSpec
 
@@ -135,11 +135,11 @@ def checked_maximum(value: Any, name: str, default: int) -> int:
     if value is None:
         return default
     if not isinstance(value, int) or isinstance(value, bool):
-        raise invalid(f"{name}: Input should be a valid integer")
+        raise validation_error(f"{name}: Input should be a valid integer")
     if value < 1:
-        raise invalid(f"{name}: Input should be greater than or equal to 1")
+        raise validation_error(f"{name}: Input should be greater than or equal to 1")
     if value > MAX_OUTPUT_TOKENS:
-        raise invalid(
+        raise validation_error(
             f"The maximum tokens you requested exceeds the model limit of {MAX_OUTPUT_TOKENS}. "
             f"Try again with a maximum tokens value that is lower than {MAX_OUTPUT_TOKENS}."
         )

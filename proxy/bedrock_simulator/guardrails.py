@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bedrock_simulator.call import SimulatedResponse, SimulatedCall
-from bedrock_simulator.refusals import constraint, invalid
+from bedrock_simulator.refusals import constraint_violation, validation_error
 from bedrock_simulator.usage import Usage
 
 FORBIDDEN = "simulated forbidden words"  # a text that has them is intervened in
@@ -34,16 +34,16 @@ Json = dict[str, Any]
 def apply(call: SimulatedCall) -> SimulatedResponse:
     identifier, version = call.route.labels
     if not _IDENTIFIER.fullmatch(identifier):
-        raise constraint(
+        raise constraint_violation(
             identifier, "guardrailIdentifier", f"satisfy regular expression pattern: {_IDENTIFIER.pattern}"
         )
     if not _VERSION.fullmatch(version):
-        raise constraint(version, "guardrailVersion", f"satisfy regular expression pattern: {_VERSION.pattern}")
+        raise constraint_violation(version, "guardrailVersion", f"satisfy regular expression pattern: {_VERSION.pattern}")
     body = call.parse_body()
     if body.get("source") not in ("INPUT", "OUTPUT"):
-        raise constraint(body.get("source"), "source", "satisfy enum value set: [INPUT, OUTPUT]")
+        raise constraint_violation(body.get("source"), "source", "satisfy enum value set: [INPUT, OUTPUT]")
     if not isinstance(body.get("content"), list):
-        raise constraint(body.get("content"), "content", "not be null")
+        raise constraint_violation(body.get("content"), "content", "not be null")
     texts = [block["text"]["text"] for block in body["content"] if "text" in block]
     images = sum("image" in block for block in body["content"])
     is_blocked = any(FORBIDDEN in text for text in texts)
@@ -65,10 +65,10 @@ def check(call: SimulatedCall) -> SimulatedResponse:
     body = call.parse_body()
     messages, checks = body.get("messages"), body.get("checks")
     if not isinstance(messages, list) or not messages:
-        raise constraint(messages, "messages", "have length greater than or equal to 1")
+        raise constraint_violation(messages, "messages", "have length greater than or equal to 1")
     asked = {name: checks[name] for name in _CHECKS if checks.get(name)} if isinstance(checks, dict) else {}
     if not asked:
-        raise invalid("At least one check must be set in checks.")
+        raise validation_error("At least one check must be set in checks.")
     characters = sum(len(block["text"]) for message in messages for block in message["content"])
     units = _text_units(characters)
     document = {

@@ -14,7 +14,7 @@ from bedrock_simulator.families.family import Family
 from bedrock_simulator.frames import event
 from bedrock_simulator.generation import Completion
 from bedrock_simulator.models import Model, resolve
-from bedrock_simulator.refusals import invalid
+from bedrock_simulator.refusals import validation_error
 from bedrock_simulator.turns import Turns
 from bedrock_simulator.usage import corrupt_count
 
@@ -35,7 +35,7 @@ def invoke(turns: Turns, call: SimulatedCall) -> SimulatedResponse:
 def invoke_stream(turns: Turns, call: SimulatedCall) -> SimulatedResponse:
     family, model, body, said = _turn(turns, call)
     if family.chunks is None:
-        raise invalid("The model is unsupported for streaming.")
+        raise validation_error("The model is unsupported for streaming.")
     chunks = family.chunks(body, said, model)
     watched = guardrails.of_headers(call.headers, body, said.text)
 
@@ -55,7 +55,7 @@ def _turn(turns: Turns, call: SimulatedCall) -> tuple[Family, Model, dict[str, A
     model, body = resolve(call.route.model), call.parse_body()
     family = FAMILIES.get(model.family_of(body))
     if family is None:
-        raise invalid("The provided model is not supported by this simulator, or its request is of no known form.")
+        raise validation_error("The provided model is not supported by this simulator, or its request is of no known form.")
     _check_headers(call)
     prompt = family.read(body)
     said = turns.take(call, model, prompt)

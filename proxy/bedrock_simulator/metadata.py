@@ -7,7 +7,7 @@ from typing import Any
 
 import orjson
 
-from bedrock_simulator.refusals import constraint, malformed
+from bedrock_simulator.refusals import constraint_violation, malformed_request
 
 HEADER = "X-Amzn-Bedrock-Request-Metadata"
 
@@ -20,19 +20,19 @@ _VALUE = re.compile(_CHARACTERS + "{0,256}")
 
 def check(metadata: Any, name: str = "requestMetadata") -> None:
     if not isinstance(metadata, dict) or not 1 <= len(metadata) <= _MOST_PAIRS:
-        raise constraint(metadata, name, f"be a map of 1 to {_MOST_PAIRS} pairs")
+        raise constraint_violation(metadata, name, f"be a map of 1 to {_MOST_PAIRS} pairs")
     for key, value in metadata.items():
         if not _KEY.fullmatch(key):
-            raise constraint(key, name, f"have keys that match {_KEY.pattern}")
+            raise constraint_violation(key, name, f"have keys that match {_KEY.pattern}")
         if not isinstance(value, str) or not _VALUE.fullmatch(value):
-            raise constraint(value, name, f"have values that match {_VALUE.pattern}")
+            raise constraint_violation(value, name, f"have values that match {_VALUE.pattern}")
 
 
 def check_header(text: str) -> None:
     if len(text) > _LONGEST_HEADER:
-        raise constraint(len(text), HEADER, f"have length less than or equal to {_LONGEST_HEADER}")
+        raise constraint_violation(len(text), HEADER, f"have length less than or equal to {_LONGEST_HEADER}")
     try:
         metadata = orjson.loads(text)
     except orjson.JSONDecodeError:
-        raise malformed(f"{HEADER} is not JSON") from None
+        raise malformed_request(f"{HEADER} is not JSON") from None
     check(metadata, HEADER)

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 
-from bedrock_simulator.refusals import invalid
+from bedrock_simulator.refusals import validation_error
 
 _FAMILIES = (
     ("anthropic.claude", "anthropic"),
@@ -95,7 +95,7 @@ def resolve(model_id: str) -> Model:
         return _named(model_id, rest)
     if kind in _OPAQUE_KINDS:
         return Model(model_id, rest, UNTOLD)
-    raise invalid("The provided model identifier is invalid.")
+    raise validation_error("The provided model identifier is invalid.")
 
 
 def _named(model_id: str, text: str) -> Model:
@@ -104,4 +104,4 @@ def _named(model_id: str, text: str) -> Model:
         for beginning, family in _FAMILIES:
             if name[1].startswith(beginning):
                 return Model(model_id, name[1], family)
-    raise invalid("The provided model identifier is invalid.")
+    raise validation_error("The provided model identifier is invalid.")

@@ -14,7 +14,7 @@ from typing import Any
 
 import orjson
 
-from bedrock_simulator.refusals import invalid
+from bedrock_simulator.refusals import validation_error
 from bedrock_simulator.usage import Usage
 
 LIFETIMES = {"5m": 300.0, "1h": 3600.0}
@@ -86,9 +86,9 @@ def _prefixes(model: str, pieces: Sequence[Piece]) -> list[tuple[bytes, int]]:
 
 def _check(pieces: Sequence[Piece], marks: Sequence[int]) -> None:
     if len(marks) > _MOST_MARKS:
-        raise invalid(f"A maximum of {_MOST_MARKS} cache points may be provided. Found {len(marks)}.")
+        raise validation_error(f"A maximum of {_MOST_MARKS} cache points may be provided. Found {len(marks)}.")
     lifetimes = [LIFETIMES.get(pieces[mark].ttl or "", 0.0) for mark in marks]
     if 0.0 in lifetimes:
-        raise invalid("The ttl of a cache point is '5m' or '1h'.")
+        raise validation_error("The ttl of a cache point is '5m' or '1h'.")
     if lifetimes != sorted(lifetimes, reverse=True):
-        raise invalid("A cache point with ttl '1h' must not come after one with ttl '5m'.")
+        raise validation_error("A cache point with ttl '1h' must not come after one with ttl '5m'.")

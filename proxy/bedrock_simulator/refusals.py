@@ -8,7 +8,7 @@ import orjson
 
 # Services put a name space behind the type, which clients have to cut off; the front door, which checks who asks,
 # does not.
-_NAME_SPACE = ":http://internal.amazon.com/coral/com.amazon.bedrock/"
+_TYPE_SUFFIX = ":http://internal.amazon.com/coral/com.amazon.bedrock/"
 
 SERVICE_ERRORS: dict[str, tuple[int, str]] = {
     "AccessDeniedException": (403, "You don't have access to the model with the specified model ID."),
@@ -26,7 +26,7 @@ SERVICE_ERRORS: dict[str, tuple[int, str]] = {
     "ValidationException": (400, "The input fails to satisfy the constraints of the service."),
 }
 
-FRONT_DOOR_ERRORS: dict[str, tuple[int, str]] = {
+AUTH_ERRORS: dict[str, tuple[int, str]] = {
     "ExpiredTokenException": (403, "The security token included in the request is expired"),
     "IncompleteSignatureException": (403, "The Authorization header is incomplete."),
     "InvalidSignatureException": (
@@ -41,23 +41,23 @@ FRONT_DOOR_ERRORS: dict[str, tuple[int, str]] = {
 _UNKNOWN_OPERATION = {"Output": {"__type": "com.amazon.coral.service#UnknownOperationException"}, "Version": "1.0"}
 
 
-class Refusal(Exception):
+class AwsError(Exception):
     """A request that gets an error for an answer."""
 
     def __init__(self, kind: str, message: str | None = None, **more: Any) -> None:
-        known = SERVICE_ERRORS.get(kind) or FRONT_DOOR_ERRORS[kind]
+        default = SERVICE_ERRORS.get(kind) or AUTH_ERRORS[kind]
         self.kind = kind
-        self.status = known[0]
-        self.message = message or known[1]
-        self.error_type = kind if kind in FRONT_DOOR_ERRORS else kind + _NAME_SPACE
+        self.status = default[0]
+        self.message = message or default[1]
+        self.error_type = kind if kind in AUTH_ERRORS else kind + _TYPE_SUFFIX
         self.body: dict[str, Any] = {"message": self.message, **more}
         super().__init__(f"{kind}: {self.message}")
 
-    def rendered(self) -> tuple[dict[str, str], bytes]:
+    def render(self) -> tuple[dict[str, str], bytes]:
         return {"Content-Type": "application/json", "x-amzn-ErrorType": self.error_type}, orjson.dumps(self.body)
 
 
-class BadApiKey(Refusal):
+class InvalidApiKey(AwsError):
     """The check of API keys answers with a capital M, as do IAM's own refusals."""
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ class BadApiKey(Refusal):
         self.body = {"Message": self.message}
 
 
-class UnknownOperation(Refusal):
+class UnknownOperationError(AwsError):
     """No operation has this path, or not with this method."""
 
     def __init__(self) -> None:
@@ -75,27 +75,27 @@ class UnknownOperation(Refusal):
         self.body = dict(_UNKNOWN_OPERATION)
 
 
-class GatewayTrouble(Refusal):
+class GatewayError(AwsError):
     """A load balancer before the service answers in its stead: no type, and no JSON."""
 
     def __init__(self, status: int) -> None:
         super().__init__("ServiceUnavailableException")
         self.status = status
 
-    def rendered(self) -> tuple[dict[str, str], bytes]:
+    def render(self) -> tuple[dict[str, str], bytes]:
         return {"Content-Type": "text/html"}, f"<html><body><h1>{self.status}</h1></body></html>".encode()
 
 
-def invalid(message: str) -> Refusal:
-    return Refusal("ValidationException", message)
+def validation_error(message: str) -> AwsError:
+    return AwsError("ValidationException", message)
 
 
-def malformed(problem: str) -> Refusal:
-    return invalid(f"Malformed input request: {problem}, please reformat your input and try again.")
+def malformed_request(problem: str) -> AwsError:
+    return validation_error(f"Malformed input request: {problem}, please reformat your input and try again.")
 
 
-def constraint(value: object, name: str, rule: str) -> Refusal:
+def constraint_violation(value: object, name: str, rule: str) -> AwsError:
     """A member of a modelled shape breaks its shape's own rule."""
-    return invalid(
+    return validation_error(
         f"1 validation error detected: Value '{value}' at '{name}' failed to satisfy constraint: Member must {rule}"
     )

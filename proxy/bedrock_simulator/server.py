@@ -17,7 +17,7 @@ from bedrock_simulator import chat, routes, signatures, wishes
 from bedrock_simulator.call import JSON, SimulatedResponse, SimulatedCall, parse_json_object
 from bedrock_simulator.clock import Clock, SystemClock
 from bedrock_simulator.ledger import MOST_BODY_BYTES, Entry, Ledger
-from bedrock_simulator.refusals import Refusal, UnknownOperation, invalid
+from bedrock_simulator.refusals import AwsError, UnknownOperationError, validation_error
 from bedrock_simulator.sending import ConnectionEnded, apply_faults_before_response, send_response
 from bedrock_simulator.service import Service
 from bedrock_simulator.signatures import DEFAULT_KEYS, Keys
@@ -94,13 +94,13 @@ class SimulatedBedrock:
         try:
             route = routes.find(request.method, request.raw_path)
             if route is None:
-                raise UnknownOperation
+                raise UnknownOperationError
             if body is None:
-                raise Refusal("RequestEntityTooLargeException")
+                raise AwsError("RequestEntityTooLargeException")
             spec = self._schedule.next_spec(entry.headers, entry.invocation_id)
             entry.fault = spec.fault
             response_content = self._run_operation(SimulatedCall(route, request.headers, body, spec), entry)
-        except Refusal as error:
+        except AwsError as error:
             response_content = _build_error_response(error, entry)
         entry.usage = response_content.usage
         response_content.headers["x-amzn-RequestId"] = entry.request_id
@@ -140,14 +140,14 @@ class SimulatedBedrock:
                 case "DELETE", "plan":
                     self._schedule.clear()
                 case _:
-                    raise invalid("the simulator's own paths are /_simulator/ledger and /_simulator/plan")
-        except Refusal as error:
+                    raise validation_error("the simulator's own paths are /_simulator/ledger and /_simulator/plan")
+        except AwsError as error:
             return _json_response(error.body, error.status)
         return _json_response({"always": self._schedule.always, "next": self._schedule.planned})
 
 
-def _build_error_response(error: Refusal, entry: Entry) -> SimulatedResponse:
-    headers, body = error.rendered()
+def _build_error_response(error: AwsError, entry: Entry) -> SimulatedResponse:
+    headers, body = error.render()
     if entry.operation == "ChatCompletions" and headers["Content-Type"] == JSON:
         body = orjson.dumps(chat.error(error))
     return SimulatedResponse(body, headers=headers, status=error.status)

@@ -9,7 +9,7 @@ from bedrock_simulator import chat, converse, guardrails, invoke
 from bedrock_simulator.async_jobs import AsyncJobs
 from bedrock_simulator.call import SimulatedResponse, SimulatedCall
 from bedrock_simulator.clock import Clock
-from bedrock_simulator.refusals import malformed
+from bedrock_simulator.refusals import malformed_request
 from bedrock_simulator.turns import Turns
 
 
@@ -36,4 +36,4 @@ class Service:
         try:
             return self._operations[call.route.operation](call)
         except (AttributeError, KeyError, TypeError) as error:
-            raise malformed(f"#: a member has an unexpected type ({error})") from error
+            raise malformed_request(f"#: a member has an unexpected type ({error})") from error

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from hashlib import sha256
 
-from bedrock_simulator.refusals import BadApiKey, Refusal
+from bedrock_simulator.refusals import InvalidApiKey, AwsError
 
 MAX_SKEW_SECONDS = 300
 
@@ -44,14 +44,14 @@ def check(keys: Keys, method: str, target: str, headers: Headers, body: bytes, n
     authorization = found.get("authorization", [""])[0]
     scheme, _, rest = authorization.partition(" ")
     if not authorization:
-        raise Refusal("MissingAuthenticationTokenException")
+        raise AwsError("MissingAuthenticationTokenException")
     if scheme == "Bearer":
         if keys.bearer is None or not _is_same(rest.strip(), keys.bearer):
-            raise BadApiKey
+            raise InvalidApiKey
     elif scheme == _ALGORITHM:
         _check_signature(keys, method, target, found, rest, body, now)
     else:
-        raise Refusal("IncompleteSignatureException", f"Unsupported authorization scheme: {scheme}")
+        raise AwsError("IncompleteSignatureException", f"Unsupported authorization scheme: {scheme}")
 
 
 def _check_signature(
@@ -61,37 +61,37 @@ def _check_signature(
     scope = parts.get("Credential", "").split("/")
     timestamp = found.get("x-amz-date", [""])[0]
     if len(parts) != 3 or len(scope) != 5:
-        raise Refusal("IncompleteSignatureException", "Authorization header requires 'Credential', 'SignedHeaders' and "
+        raise AwsError("IncompleteSignatureException", "Authorization header requires 'Credential', 'SignedHeaders' and "
                       "'Signature' parameters.")  # fmt: skip
     access_key, date, region, service, end = scope
     if not _is_same(access_key, keys.access_key) or found.get("x-amz-security-token", [None])[0] != keys.session_token:
-        raise Refusal("UnrecognizedClientException")
+        raise AwsError("UnrecognizedClientException")
     _check_moment(timestamp, now)
     if service != _SERVICE or end != "aws4_request" or date != timestamp[:8]:
-        raise Refusal("InvalidSignatureException", f"Credential should be scoped to correct service: '{_SERVICE}'.")
+        raise AwsError("InvalidSignatureException", f"Credential should be scoped to correct service: '{_SERVICE}'.")
     if keys.region not in (None, region):
-        raise Refusal("InvalidSignatureException", "Credential should be scoped to a valid region.")
+        raise AwsError("InvalidSignatureException", "Credential should be scoped to a valid region.")
     signed = parts["SignedHeaders"].split(";")
     if "host" not in signed or any(name not in found for name in signed):
-        raise Refusal("InvalidSignatureException", "'Host' must be a signed header, and every signed header present.")
+        raise AwsError("InvalidSignatureException", "'Host' must be a signed header, and every signed header present.")
     hashes = found.get("x-amz-content-sha256", [])
     if any(stated != sha256(body).hexdigest() for stated in hashes):
-        raise Refusal("InvalidSignatureException")
+        raise AwsError("InvalidSignatureException")
     expected = _signature(keys, method, target, {name: found[name] for name in signed}, body, timestamp, region)
     if not _is_same(parts["Signature"], expected):
-        raise Refusal("InvalidSignatureException")
+        raise AwsError("InvalidSignatureException")
 
 
 def _check_moment(timestamp: str, now: float) -> None:
     try:
         moment = datetime.strptime(timestamp, _TIMESTAMP).replace(tzinfo=UTC).timestamp()
     except ValueError:
-        raise Refusal("IncompleteSignatureException", "X-Amz-Date is missing or not in ISO8601 basic format.") from None
+        raise AwsError("IncompleteSignatureException", "X-Amz-Date is missing or not in ISO8601 basic format.") from None
     current = datetime.fromtimestamp(now, UTC).strftime(_TIMESTAMP)
     if moment < now - MAX_SKEW_SECONDS:
-        raise Refusal("InvalidSignatureException", f"Signature expired: {timestamp} is too long before {current}")
+        raise AwsError("InvalidSignatureException", f"Signature expired: {timestamp} is too long before {current}")
     if moment > now + MAX_SKEW_SECONDS:
-        raise Refusal("InvalidSignatureException", f"Signature not yet current: {timestamp} is later than {current}")
+        raise AwsError("InvalidSignatureException", f"Signature not yet current: {timestamp} is later than {current}")
 
 
 def _signature(

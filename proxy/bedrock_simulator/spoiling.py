@@ -7,7 +7,7 @@ from enum import Enum
 
 from bedrock_simulator import chat, frames
 from bedrock_simulator.call import EVENT_STREAM, SERVER_SENT_EVENTS
-from bedrock_simulator.refusals import Refusal
+from bedrock_simulator.refusals import AwsError
 from bedrock_simulator.wishes import CONNECTION_FAULTS, FaultSpec
 
 
@@ -74,6 +74,6 @@ class FaultInjector:
         return chat.sent(chat.error(error))
 
 
-def build_stream_error(kind: str) -> Refusal:
+def build_stream_error(kind: str) -> AwsError:
     """The error that a stream's exception is called elsewhere."""
-    return Refusal(kind[0].upper() + kind[1:])
+    return AwsError(kind[0].upper() + kind[1:])

@@ -7,7 +7,7 @@ from bedrock_simulator.clock import Clock
 from bedrock_simulator.generation import Completion, Prompt, complete
 from bedrock_simulator.models import Model
 from bedrock_simulator.prompt_cache import PromptCache
-from bedrock_simulator.refusals import Refusal
+from bedrock_simulator.refusals import AwsError
 
 
 class Turns:
@@ -17,7 +17,7 @@ class Turns:
 
     def take(self, call: SimulatedCall, model: Model, prompt: Prompt) -> Completion:
         if not model.can_cache and any(piece.ttl for piece in prompt.pieces):
-            raise Refusal(
+            raise AwsError(
                 "AccessDeniedException",
                 "You invoked an unsupported model or your request did not allow prompt caching. See the documentation "
                 "for more information.",

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from bedrock_simulator.refusals import GatewayTrouble, Refusal, invalid
+from bedrock_simulator.refusals import GatewayError, AwsError, validation_error
 from bedrock_simulator.usage import USAGE_FAULTS
 
 PREFIX = "x-simulate-"
@@ -82,14 +82,14 @@ class FaultSpec:
             return self.fault == "cut" or self.after_frames is not None or self.after_bytes is not None
         return self.fault in STREAM_FAULTS
 
-    def build_error(self) -> Refusal | None:
+    def build_error(self) -> AwsError | None:
         """The error that takes the place of an answer, if one is wished for."""
         if self.fault in _ERRORS:
-            return Refusal(_ERRORS[self.fault])
+            return AwsError(_ERRORS[self.fault])
         if self.fault != "5xx":
             return None
         status = self.status or 503
-        return GatewayTrouble(status) if status in _GATEWAY_STATUSES else Refusal(_SERVER_ERRORS[status])
+        return GatewayError(status) if status in _GATEWAY_STATUSES else AwsError(_SERVER_ERRORS[status])
 
 
 HEALTHY = FaultSpec()
@@ -104,7 +104,7 @@ def parse_fault_spec(values: Mapping[str, Any]) -> FaultSpec:
         name = given_name.replace("-", "_")
         if name not in _FIELDS:
             known_names = ", ".join(sorted(field.replace("_", "-") for field in _FIELDS))
-            raise invalid(f"{PREFIX}{given_name} is no wish of the simulator; it knows {known_names}")
+            raise validation_error(f"{PREFIX}{given_name} is no wish of the simulator; it knows {known_names}")
         field_values[name] = _parse_value(name, value)
     return FaultSpec(**field_values)
 
@@ -113,11 +113,11 @@ def _parse_value(name: str, value: Any) -> Any:
     parsed: Any = str(value)
     if "int" in str(_FIELDS[name].type):
         if not parsed.isdecimal():
-            raise invalid(f"{PREFIX}{name.replace('_', '-')} is a whole number, not {parsed!r}")
+            raise validation_error(f"{PREFIX}{name.replace('_', '-')} is a whole number, not {parsed!r}")
         parsed = int(parsed)
     if name in _ALLOWED_VALUES and parsed not in _ALLOWED_VALUES[name]:
         allowed_values = ", ".join(str(choice) for choice in _ALLOWED_VALUES[name] if choice)
-        raise invalid(f"{PREFIX}{name.replace('_', '-')} is one of {allowed_values}, not {parsed!r}")
+        raise validation_error(f"{PREFIX}{name.replace('_', '-')} is one of {allowed_values}, not {parsed!r}")
     return parsed
 
 
@@ -135,7 +135,7 @@ class FaultSchedule:
         for spec in planned:
             parse_fault_spec(spec)
         if len(self._next) + len(planned) > _MAX_PLANNED:
-            raise invalid(f"at most {_MAX_PLANNED} requests can be planned ahead")
+            raise validation_error(f"at most {_MAX_PLANNED} requests can be planned ahead")
         self._next.extend(planned)
 
     def set_always(self, always: Mapping[str, Any]) -> None:

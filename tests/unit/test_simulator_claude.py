@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from bedrock_simulator.call import SimulatedCall
-from bedrock_simulator.refusals import Refusal
+from bedrock_simulator.refusals import AwsError
 from bedrock_simulator.routes import find
 from bedrock_simulator.service import Service
 from bedrock_simulator.wishes import parse_fault_spec
@@ -67,13 +67,13 @@ def test_claude_reports_the_two_lifetimes_of_what_it_cached():
 
 @pytest.mark.parametrize("extra", ["model", "stream"])
 def test_claude_does_not_take_what_the_path_already_says(extra):
-    with pytest.raises(Refusal, match=f"{extra}: Extra inputs are not permitted"):
+    with pytest.raises(AwsError, match=f"{extra}: Extra inputs are not permitted"):
         ask(FORMS["anthropic"], "invoke", CLAUDE | {extra: True})
 
 
 @pytest.mark.parametrize("missing", ["anthropic_version", "max_tokens", "messages"])
 def test_claude_says_which_field_it_needs(missing):
-    with pytest.raises(Refusal, match=f"{missing}: Field required"):
+    with pytest.raises(AwsError, match=f"{missing}: Field required"):
         ask(FORMS["anthropic"], "invoke", {name: value for name, value in CLAUDE.items() if name != missing})
 
 
@@ -101,5 +101,5 @@ def test_a_conversation_with_claude_has_its_two_roles():
 
     ask(FORMS["anthropic"], "invoke", roles("user", "assistant", "user"))
     for wrong in (("assistant",), ("user", "tool")):
-        with pytest.raises(Refusal, match="role"):
+        with pytest.raises(AwsError, match="role"):
             ask(FORMS["anthropic"], "invoke", roles(*wrong))

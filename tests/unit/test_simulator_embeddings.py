@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from bedrock_simulator.refusals import Refusal
+from bedrock_simulator.refusals import AwsError
 
 from tests.unit.test_simulator_families import Form, ask, at, whole
 
@@ -45,7 +45,7 @@ def test_embeddings_are_vectors_and_only_input_is_paid_for(model, body, path, di
     assert answer.usage.output_tokens == 0 < answer.usage.input_tokens
     assert "X-Amzn-Bedrock-Output-Token-Count" not in answer.headers
     assert answer.body == ask(form, "invoke").body
-    with pytest.raises(Refusal, match="unsupported for streaming"):
+    with pytest.raises(AwsError, match="unsupported for streaming"):
         ask(form, "invoke-with-response-stream")
 
 
@@ -53,5 +53,5 @@ def test_titan_knows_three_lengths_of_vectors():
     for dimensions in (256, 512, 1024):
         form = Form("amazon.titan-embed-text-v2:0", {"inputText": "x", "dimensions": dimensions}, (), (), "", (), None)
         assert len(whole(form)["embedding"]) == dimensions
-    with pytest.raises(Refusal):
+    with pytest.raises(AwsError):
         whole(Form("amazon.titan-embed-text-v2:0", {"inputText": "x", "dimensions": 300}, (), (), "", (), None))

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from bedrock_simulator.call import SimulatedCall
-from bedrock_simulator.refusals import Refusal
+from bedrock_simulator.refusals import AwsError
 from bedrock_simulator.routes import find
 from bedrock_simulator.service import Service
 from bedrock_simulator.wishes import parse_fault_spec
@@ -245,7 +245,7 @@ def test_an_answer_without_usage_tells_it_nowhere(form):
 def test_a_body_without_what_it_needs_is_refused(form):
     for name in form.body:
         if name in ("messages", "prompt", "message", "inputText"):
-            with pytest.raises(Refusal) as refused:
+            with pytest.raises(AwsError) as refused:
                 ask(form, "invoke", {key: value for key, value in form.body.items() if key != name})
             assert refused.value.kind == "ValidationException"
 
@@ -254,7 +254,7 @@ def test_a_body_without_what_it_needs_is_refused(form):
 @pytest.mark.parametrize("value", [7, "text", [1], {"a": 1}, [[]], [{"role": 5, "content": 7}]])
 def test_a_member_of_a_wrong_type_is_refused_or_taken_never_a_crash(form, value):
     for name in form.body:
-        with suppress(Refusal):
+        with suppress(AwsError):
             ask(form, "invoke", form.body | {name: value})
 
 
@@ -291,6 +291,6 @@ def test_nova_still_takes_the_older_name_of_its_maximum():
 
 @pytest.mark.parametrize("model", ["amazon.nova-canvas-v1:0", "amazon.titan-image-generator-v2:0"])
 def test_models_of_no_family_are_refused(model):
-    with pytest.raises(Refusal) as refused:
+    with pytest.raises(AwsError) as refused:
         ask(Form(model, CHAT, (), (), "", (), None), "invoke")
     assert refused.value.kind == "ValidationException"

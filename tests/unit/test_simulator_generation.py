@@ -7,7 +7,7 @@ from hashlib import sha256
 import pytest
 from bedrock_simulator import speech, tokens
 from bedrock_simulator.generation import MAX_OUTPUT_TOKENS, Prompt, Stop, checked_maximum, complete
-from bedrock_simulator.refusals import Refusal
+from bedrock_simulator.refusals import AwsError
 from bedrock_simulator.usage import Usage, corrupt_usage
 from bedrock_simulator.wishes import HEALTHY, parse_fault_spec
 from hypothesis import given
@@ -124,7 +124,7 @@ def test_reported_counts_can_be_wished_for_and_latency_told():
 
 @pytest.mark.parametrize("value", [0, -1, "5", 1.5, True, MAX_OUTPUT_TOKENS + 1])
 def test_a_maximum_out_of_its_range_is_refused(value):
-    with pytest.raises(Refusal):
+    with pytest.raises(AwsError):
         checked_maximum(value, "max_tokens", 10)
 
 

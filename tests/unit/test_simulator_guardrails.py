@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from bedrock_simulator.call import SimulatedResponse, SimulatedCall
 from bedrock_simulator.guardrails import FORBIDDEN
-from bedrock_simulator.refusals import Refusal
+from bedrock_simulator.refusals import AwsError
 from bedrock_simulator.routes import find
 from bedrock_simulator.service import Service
 from bedrock_simulator.wishes import HEALTHY
@@ -83,7 +83,7 @@ def test_the_forbidden_phrase_is_blocked():
     ],
 )
 def test_what_breaks_the_rules_is_refused(path, body):
-    with pytest.raises(Refusal) as refused:
+    with pytest.raises(AwsError) as refused:
         ask(path, body)
     assert refused.value.kind == "ValidationException"
 

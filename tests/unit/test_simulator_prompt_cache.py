@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from bedrock_simulator.prompt_cache import Piece, PromptCache
-from bedrock_simulator.refusals import Refusal
+from bedrock_simulator.refusals import AwsError
 from bedrock_simulator.usage import Usage
 from hypothesis import given
 from hypothesis import strategies as some
@@ -93,7 +93,7 @@ def test_a_prefix_too_far_before_its_mark_is_not_looked_for(cache):
     ids=["too many", "a longer one after a shorter", "unknown"],
 )
 def test_marks_that_break_the_rules_are_refused(cache, marks):
-    with pytest.raises(Refusal):
+    with pytest.raises(AwsError):
         cache.read_and_write("m", pieces(*((150, str(index), ttl) for index, ttl in enumerate(marks))))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from bedrock_simulator.models import UNTOLD, resolve
-from bedrock_simulator.refusals import Refusal
+from bedrock_simulator.refusals import AwsError
 from bedrock_simulator.routes import find
 
 PROFILE = "arn:aws:bedrock:us-east-1:123456789012:application-inference-profile/abc123def456"
@@ -84,7 +84,7 @@ def test_an_id_tells_its_family(model, family):
     "model", ["premium", "nobody.model-v1", "", "arn:aws:bedrock:us-east-1:1:agent/x", "arn:aws:s3:::x"]
 )
 def test_an_id_that_nobody_has_is_invalid(model):
-    with pytest.raises(Refusal, match="The provided model identifier is invalid"):
+    with pytest.raises(AwsError, match="The provided model identifier is invalid"):
         resolve(model)
 
 

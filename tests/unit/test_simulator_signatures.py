@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from hashlib import sha256
 
 import pytest
-from bedrock_simulator.refusals import Refusal
+from bedrock_simulator.refusals import AwsError
 from bedrock_simulator.signatures import MAX_SKEW_SECONDS, Keys, check
 from botocore.auth import SigV4Auth
 from botocore.awsrequest import AWSRequest
@@ -58,7 +58,7 @@ def test_two_headers_of_one_name_are_signed_together():
     ],
 )
 def test_one_changed_byte_is_refused(change):
-    with pytest.raises(Refusal) as refused:
+    with pytest.raises(AwsError) as refused:
         asked(signed(), **change)
     assert (refused.value.kind, refused.value.status) == ("InvalidSignatureException", 403)
 
@@ -66,7 +66,7 @@ def test_one_changed_byte_is_refused(change):
 def test_a_changed_signed_header_is_refused_and_an_unsigned_one_is_not():
     headers = signed(**{"X-Amzn-Bedrock-Request-Metadata": '{"a":"b"}'})
     changed = replaced(headers, b"X-Amzn-Bedrock-Request-Metadata", lambda value: value.replace("b", "c"))
-    with pytest.raises(Refusal, match="InvalidSignature"):
+    with pytest.raises(AwsError, match="InvalidSignature"):
         asked(changed)
     asked([*headers, (b"Accept-Encoding", b"identity")])
     asked(replaced(headers, b"User-Agent", lambda _: "another"))
@@ -101,31 +101,31 @@ def test_a_changed_signed_header_is_refused_and_an_unsigned_one_is_not():
     ],
 )
 def test_everyone_else_is_refused_as_aws_does(headers, kind):
-    with pytest.raises(Refusal) as refused:
+    with pytest.raises(AwsError) as refused:
         asked(headers())
     assert (refused.value.kind, refused.value.status) == (kind, 403)
 
 
 def test_temporary_keys_need_their_token():
-    with pytest.raises(Refusal, match="UnrecognizedClient"):
+    with pytest.raises(AwsError, match="UnrecognizedClient"):
         asked(signed(Keys("ASIATEST", "secret")), TEMPORARY)
 
 
 def test_the_host_has_to_be_signed():
     headers = replaced(signed(), b"Authorization", lambda value: re.sub(r"host;", "", value))
-    with pytest.raises(Refusal, match="signed header"):
+    with pytest.raises(AwsError, match="signed header"):
         asked(headers)
 
 
 @pytest.mark.parametrize("late", [MAX_SKEW_SECONDS + 2, -MAX_SKEW_SECONDS - 2])
 def test_a_signature_of_another_time_is_refused(late):
-    with pytest.raises(Refusal, match=r"Signature (expired|not yet current)"):
+    with pytest.raises(AwsError, match=r"Signature (expired|not yet current)"):
         asked(signed(), late=late)
 
 
 def test_a_region_is_checked_where_one_is_configured():
     asked(signed(region="eu-west-1"))
-    with pytest.raises(Refusal, match="valid region"):
+    with pytest.raises(AwsError, match="valid region"):
         asked(signed(region="eu-west-1"), Keys("AKIDTEST", "secret", region="us-east-1"))
 
 
@@ -134,5 +134,5 @@ def test_an_api_key_is_enough():
 
 
 def test_an_api_key_is_not_accepted_where_none_is_configured():
-    with pytest.raises(Refusal):
+    with pytest.raises(AwsError):
         asked([(b"Authorization", b"Bearer api-key")], TEMPORARY)

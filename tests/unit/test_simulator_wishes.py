@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from bedrock_simulator.refusals import GatewayTrouble, Refusal
+from bedrock_simulator.refusals import GatewayError, AwsError
 from bedrock_simulator.wishes import FAULTS, HEALTHY, FaultSchedule, parse_fault_spec
 
 
@@ -34,7 +34,7 @@ def test_a_request_without_wishes_is_healthy():
     ],
 )
 def test_a_wish_that_is_not_understood_is_refused(wishes, complaint):
-    with pytest.raises(Refusal, match=complaint):
+    with pytest.raises(AwsError, match=complaint):
         parse_fault_spec(wishes)
 
 
@@ -51,8 +51,8 @@ def test_a_server_error_has_the_status_that_is_wished_for():
         503: 503,
         504: 504,
     }
-    assert isinstance(statuses["502"], GatewayTrouble)
-    assert not isinstance(statuses["500"], GatewayTrouble)
+    assert isinstance(statuses["502"], GatewayError)
+    assert not isinstance(statuses["500"], GatewayError)
 
 
 def test_only_so_many_tries_with_one_invocation_id_fail():
@@ -77,7 +77,7 @@ def test_planned_wishes_are_used_up_in_their_order_and_held_ones_stay():
 
 def test_a_plan_with_a_mistake_is_refused_as_a_whole():
     script = FaultSchedule()
-    with pytest.raises(Refusal):
+    with pytest.raises(AwsError):
         script.plan([{"fault": "throttle"}, {"fault": "nonsense"}])
     assert script.planned == []
 

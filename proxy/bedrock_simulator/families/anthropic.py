@@ -10,7 +10,7 @@ from bedrock_simulator.families.family import Family, Json, stops
 from bedrock_simulator.generation import Completion, Prompt, Stop, checked_maximum
 from bedrock_simulator.models import Model
 from bedrock_simulator.prompt_cache import Piece
-from bedrock_simulator.refusals import invalid
+from bedrock_simulator.refusals import validation_error
 from bedrock_simulator.usage import Usage
 
 _STOP_REASONS = {
@@ -27,10 +27,10 @@ _EXTRA = ("model", "stream")
 def _read(body: Json) -> Prompt:
     for name in _EXTRA:
         if name in body:
-            raise invalid(f"{name}: Extra inputs are not permitted")
+            raise validation_error(f"{name}: Extra inputs are not permitted")
     for name in ("anthropic_version", "max_tokens", "messages"):
         if body.get(name) is None:
-            raise invalid(f"{name}: Field required")
+            raise validation_error(f"{name}: Field required")
     return Prompt(
         pieces=[*_tools(body), *_blocks(body.get("system") or [], "system"), *_messages(body["messages"])],
         max_tokens=checked_maximum(body["max_tokens"], "max_tokens", 0),
@@ -41,14 +41,14 @@ def _read(body: Json) -> Prompt:
 
 def _messages(messages: Any) -> list[Piece]:
     if not isinstance(messages, list) or not messages:
-        raise invalid("messages: at least one message is required")
+        raise validation_error("messages: at least one message is required")
     pieces = []
     for index, message in enumerate(messages):
         role = message.get("role") if isinstance(message, dict) else None
         if role not in ("user", "assistant", "system"):
-            raise invalid(f"messages.{index}.role: Input should be 'user' or 'assistant'")
+            raise validation_error(f"messages.{index}.role: Input should be 'user' or 'assistant'")
         if index == 0 and role != "user":
-            raise invalid('messages: first message must use the "user" role')
+            raise validation_error('messages: first message must use the "user" role')
         pieces.append(Piece(tokens.MESSAGE_TOKENS, role))
         pieces += _blocks(message.get("content"), f"messages.{index}.content")
     return pieces
@@ -57,15 +57,15 @@ def _messages(messages: Any) -> list[Piece]:
 def _blocks(content: Any, place: str) -> list[Piece]:
     blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
     if not isinstance(blocks, list):
-        raise invalid(f"{place}: Field required")
+        raise validation_error(f"{place}: Field required")
     return [_piece(block, place) for block in blocks]
 
 
 def _piece(block: Any, place: str) -> Piece:
     if not isinstance(block, dict):
-        raise invalid(f"{place}: Input should be a valid dictionary")
+        raise validation_error(f"{place}: Input should be a valid dictionary")
     if block.get("type") == "text" and not block.get("text"):
-        raise invalid("messages: text content blocks must be non-empty")
+        raise validation_error("messages: text content blocks must be non-empty")
     control = block.get("cache_control")
     if not control:
         return Piece(tokens.weigh(block), block)

@@ -8,7 +8,7 @@ from bedrock_simulator.families.vectors import signs, unit_vector
 from bedrock_simulator.generation import Completion, Prompt
 from bedrock_simulator.models import Model
 from bedrock_simulator.prompt_cache import Piece
-from bedrock_simulator.refusals import malformed
+from bedrock_simulator.refusals import malformed_request
 
 _DIMENSIONS = 1024
 _MOST_TEXTS = 96
@@ -21,7 +21,7 @@ def _read(body: Json) -> Prompt:
         return Prompt([Piece(tokens.IMAGE_TOKENS, image) for image in body["images"]])
     texts = required(body, "texts", list)
     if not 1 <= len(texts) <= _MOST_TEXTS or not all(isinstance(text, str) for text in texts):
-        raise malformed(f"#/texts: expected 1 to {_MOST_TEXTS} strings")
+        raise malformed_request(f"#/texts: expected 1 to {_MOST_TEXTS} strings")
     return Prompt([Piece(tokens.count(text), text) for text in texts])
 
 

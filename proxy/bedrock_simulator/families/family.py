@@ -10,7 +10,7 @@ from bedrock_simulator import tokens
 from bedrock_simulator.generation import Completion, Prompt
 from bedrock_simulator.models import Model
 from bedrock_simulator.prompt_cache import Piece
-from bedrock_simulator.refusals import malformed
+from bedrock_simulator.refusals import malformed_request
 
 Json = dict[str, Any]
 
@@ -32,10 +32,10 @@ class Family:
 def required(body: Json, name: str, kind: type | tuple[type, ...]) -> Any:
     value = body.get(name)
     if value is None:
-        raise malformed(f"#: required key [{name}] not found")
+        raise malformed_request(f"#: required key [{name}] not found")
     if not isinstance(value, kind):
         wanted = kind if isinstance(kind, tuple) else (kind,)
-        raise malformed(f"#/{name}: expected type: {' or '.join(t.__name__ for t in wanted)}")
+        raise malformed_request(f"#/{name}: expected type: {' or '.join(t.__name__ for t in wanted)}")
     return value
 
 
@@ -44,7 +44,7 @@ def stops(body: Json, name: str) -> list[str]:
     value = body.get(name) or []
     listed = [value] if isinstance(value, str) else value
     if not isinstance(listed, list) or not all(isinstance(each, str) and each for each in listed):
-        raise malformed(f"#/{name}: expected type: list of str")
+        raise malformed_request(f"#/{name}: expected type: list of str")
     return listed
 
 
@@ -56,7 +56,7 @@ def plain(text: str) -> list[Piece]:
 def spoken_by(message: Any) -> list[Piece]:
     """One message of chat completions: its content is a text or a list of blocks, and tool calls stand beside it."""
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-        raise malformed("#/messages: each message has a role")
+        raise malformed_request("#/messages: each message has a role")
     content = message.get("content")
     blocks = content if isinstance(content, list) else [content] if content else []
     pieces = [Piece(tokens.weigh(block), (message["role"], block)) for block in blocks]

@@ -11,7 +11,7 @@ from bedrock_simulator.families.family import Family, Json, required, spoken_by,
 from bedrock_simulator.generation import Completion, Prompt, Stop, checked_maximum
 from bedrock_simulator.models import Model
 from bedrock_simulator.prompt_cache import Piece
-from bedrock_simulator.refusals import malformed
+from bedrock_simulator.refusals import malformed_request
 from bedrock_simulator.usage import Usage
 
 _DEFAULT_MAX_TOKENS = 16_384
@@ -22,7 +22,7 @@ _REASONS = {Stop.END: "stop", Stop.LENGTH: "length", Stop.SEQUENCE: "stop", Stop
 def _read(body: Json) -> Prompt:
     messages = required(body, "messages", list)
     if not messages:
-        raise malformed("#/messages: expected at least one message")
+        raise malformed_request("#/messages: expected at least one message")
     limit = body.get("max_completion_tokens", body.get("max_tokens"))
     return Prompt(
         pieces=[*_tools(body), *(piece for message in messages for piece in spoken_by(message))],

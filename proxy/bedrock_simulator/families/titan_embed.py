@@ -8,7 +8,7 @@ from bedrock_simulator.families.vectors import signs, unit_vector
 from bedrock_simulator.generation import Completion, Prompt
 from bedrock_simulator.models import Model
 from bedrock_simulator.prompt_cache import Piece
-from bedrock_simulator.refusals import malformed
+from bedrock_simulator.refusals import malformed_request
 
 _FIRST_DIMENSIONS = 1536  # of the first version, which knows no other
 _DIMENSIONS = (256, 512, 1024)
@@ -16,7 +16,7 @@ _DIMENSIONS = (256, 512, 1024)
 
 def _read(body: Json) -> Prompt:
     if body.get("dimensions") not in (None, *_DIMENSIONS):
-        raise malformed(f"#/dimensions: {body['dimensions']} is not a valid enum value")
+        raise malformed_request(f"#/dimensions: {body['dimensions']} is not a valid enum value")
     if "inputImage" in body:
         text = body.get("inputText")
         return Prompt([Piece(tokens.IMAGE_TOKENS, body["inputImage"]), *(plain(text) if text else [])])
