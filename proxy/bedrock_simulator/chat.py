@@ -14,21 +14,21 @@ from bedrock_simulator.families.family import required
 from bedrock_simulator.generation import Completion
 from bedrock_simulator.models import Model, resolve
 from bedrock_simulator.refusals import AwsError, validation_error
-from bedrock_simulator.turns import Turns
+from bedrock_simulator.turns import ModelRunner
 
 _DONE = b"data: [DONE]\n\n"
 
 _ERROR_TYPES = {400: "invalid_request_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
-def complete(turns: Turns, call: SimulatedCall) -> SimulatedResponse:
+def complete(runner: ModelRunner, call: SimulatedCall) -> SimulatedResponse:
     body = call.parse_body()
     model = resolve(required(body, "model", str))
     if not model.can_converse:
         raise validation_error("The provided model doesn't support chat completions.")
     prompt = openai.FAMILY.read(body)
     tier = _tier(call, body)
-    said = turns.take(call, model, prompt)
+    said = runner.run(call, model, prompt)
     watched = guardrails.of_headers(call.headers, body, said.text)
     used = guardrails.used(said.usage, watched)
     if body.get("stream"):

@@ -6,15 +6,15 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from bedrock_simulator import tokens
-from bedrock_simulator.generation import Completion, Prompt, Stop, checked_maximum
+from bedrock_simulator.generation import Completion, Prompt, StopReason, check_max_tokens
 from bedrock_simulator.prompt_cache import Piece
 from bedrock_simulator.refusals import constraint_violation, validation_error
 
 STOP_REASONS = {
-    Stop.END: "end_turn",
-    Stop.LENGTH: "max_tokens",
-    Stop.SEQUENCE: "stop_sequence",
-    Stop.TOOL: "tool_use",
+    StopReason.END: "end_turn",
+    StopReason.LENGTH: "max_tokens",
+    StopReason.SEQUENCE: "stop_sequence",
+    StopReason.TOOL: "tool_use",
 }
 
 _ROLES = ("user", "assistant", "system")
@@ -27,7 +27,7 @@ def read(body: Mapping[str, Any], default_max_tokens: int) -> Prompt:
         raise constraint_violation(maximum, "inferenceConfig.maxTokens", "have value greater than or equal to 1")
     return Prompt(
         pieces=[*_tools(body), *_blocks(body.get("system") or [], "system"), *_messages(body.get("messages"))],
-        max_tokens=checked_maximum(maximum, "inferenceConfig.maxTokens", default_max_tokens),
+        max_tokens=check_max_tokens(maximum, "inferenceConfig.maxTokens", default_max_tokens),
         stop_sequences=_texts(config.get("stopSequences") or []),
         tool=_forced_tool(body),
     )
@@ -74,7 +74,7 @@ def _blocks(blocks: Any, place: str) -> list[Piece]:
     pieces: list[Piece] = []
     for block in blocks:
         if "cachePoint" not in block:
-            pieces.append(Piece(tokens.weigh(block), block))
+            pieces.append(Piece(tokens.count_block_tokens(block), block))
         elif pieces:
             pieces[-1].ttl = block["cachePoint"].get("ttl", "5m")
     return pieces
@@ -117,7 +117,7 @@ def events(said: Completion) -> Iterator[tuple[str, dict[str, Any]]]:
     yield "messageStart", {"role": "assistant"}
     if said.tool:
         yield "contentBlockStart", {"start": {"toolUse": _tool_head(said)}, "contentBlockIndex": 0}
-    for text in said.deltas():
+    for text in said.split_deltas():
         delta = {"toolUse": {"input": text}} if said.tool else {"text": text}
         yield "contentBlockDelta", {"delta": delta, "contentBlockIndex": 0}
     yield "contentBlockStop", {"contentBlockIndex": 0}

@@ -14,14 +14,14 @@ from bedrock_simulator.frames import event
 from bedrock_simulator.generation import Completion, Prompt
 from bedrock_simulator.models import Model, resolve
 from bedrock_simulator.refusals import validation_error
-from bedrock_simulator.turns import Turns
+from bedrock_simulator.turns import ModelRunner
 from bedrock_simulator.usage import Usage
 
 _DEFAULT_MAX_TOKENS = 4096
 
 
-def converse(turns: Turns, call: SimulatedCall) -> SimulatedResponse:
-    model, body, said = _turn(turns, call)
+def converse(runner: ModelRunner, call: SimulatedCall) -> SimulatedResponse:
+    model, body, said = _turn(runner, call)
     watched = guardrails.of_conversation(body, said.text)
     document = {
         "output": {"message": {"role": "assistant", "content": [conversation.block(said)]}},
@@ -32,8 +32,8 @@ def converse(turns: Turns, call: SimulatedCall) -> SimulatedResponse:
     return SimulatedResponse(call.render(document), usage=guardrails.used(said.usage, watched))
 
 
-def converse_stream(turns: Turns, call: SimulatedCall) -> SimulatedResponse:
-    model, body, said = _turn(turns, call)
+def converse_stream(runner: ModelRunner, call: SimulatedCall) -> SimulatedResponse:
+    model, body, said = _turn(runner, call)
     watched = guardrails.of_conversation(body, said.text)
     closing = call.apply_usage_fault(_closing(call, body, said, model) | guardrails.trace(watched))
 
@@ -71,7 +71,7 @@ def _prompt_to_count(given: dict[str, Any], model: Model) -> Prompt:
     return family.read(body)
 
 
-def _turn(turns: Turns, call: SimulatedCall) -> tuple[Model, dict[str, Any], Completion]:
+def _turn(runner: ModelRunner, call: SimulatedCall) -> tuple[Model, dict[str, Any], Completion]:
     model, body = resolve(call.route.model), call.parse_body()
     if not model.can_converse:
         raise validation_error(
@@ -79,7 +79,7 @@ def _turn(turns: Turns, call: SimulatedCall) -> tuple[Model, dict[str, Any], Com
         )
     _check_options(body)
     prompt = conversation.read(body, _DEFAULT_MAX_TOKENS)
-    return model, body, turns.take(call, model, prompt)
+    return model, body, runner.run(call, model, prompt)
 
 
 def _check_options(body: dict[str, Any]) -> None:

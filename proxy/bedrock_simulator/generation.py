@@ -17,13 +17,13 @@ from bedrock_simulator.wishes import FaultSpec
 
 MAX_OUTPUT_TOKENS = 131_072  # the most that any simulated model says, and so the size of the largest answer
 
-_LEAST_TOKENS, _MOST_TOKENS = 24, 120  # of an answer whose length nobody asked for
-_TOKENS_EACH = 4  # of a stream's text in one frame
+_MIN_TOKENS, _MAX_TOKENS = 24, 120  # of an answer whose length nobody asked for
+_TOKENS_PER_FRAME = 4  # of a stream's text in one frame
 _CALL_TOKENS = 12  # the marks around a call of a tool
 _LATENCY_MS, _TOKEN_MS = 180, 7  # what an answer claims to have taken
 
 
-class Stop(Enum):
+class StopReason(Enum):
     END = "end"
     LENGTH = "length"
     SEQUENCE = "sequence"
@@ -51,7 +51,7 @@ class Completion:
     """What the model said, and everything an answer tells about how it came to be."""
 
     text: str
-    stop: Stop
+    stop: StopReason
     usage: Usage
     seed: bytes
     created: int  # epoch seconds
@@ -63,65 +63,65 @@ class Completion:
     def id(self) -> str:
         return self.seed.hex()[:24]
 
-    def deltas(self) -> list[str]:
+    def split_deltas(self) -> list[str]:
         """The text, or the input of the tool, in the pieces of a stream."""
-        whole = self.text if self.tool is None else orjson.dumps(self.tool.input).decode()
-        return speech.pieces(whole, _TOKENS_EACH)
+        text = self.text if self.tool is None else orjson.dumps(self.tool.input).decode()
+        return speech.split_text(text, _TOKENS_PER_FRAME)
 
 
-def complete(prompt: Prompt, counted: Usage, seed: bytes, spec: FaultSpec, created: int) -> Completion:
+def complete(prompt: Prompt, prompt_usage: Usage, seed: bytes, spec: FaultSpec, created: int) -> Completion:
     """The same seed gets the same words; a wished length, a stop sequence or the maximum only end them elsewhere."""
-    said = _called(prompt, seed) or _spoken(prompt, seed, spec)
-    usage = _reported(replace(counted, output_tokens=said.tokens), spec)
-    latency = spec.latency_ms if spec.latency_ms is not None else _LATENCY_MS + _TOKEN_MS * said.tokens
-    return Completion(said.text, said.stop, usage, seed, created, latency, said.stop_sequence, said.tool)
+    output = _generate_tool_call(prompt, seed) or _generate_text(prompt, seed, spec)
+    usage = _apply_usage_overrides(replace(prompt_usage, output_tokens=output.tokens), spec)
+    latency = spec.latency_ms if spec.latency_ms is not None else _LATENCY_MS + _TOKEN_MS * output.tokens
+    return Completion(output.text, output.stop, usage, seed, created, latency, output.stop_sequence, output.tool)
 
 
 @dataclass(frozen=True, slots=True)
-class _Said:
+class _Output:
     text: str
-    stop: Stop
+    stop: StopReason
     tokens: int
     stop_sequence: str | None = None
     tool: ToolCall | None = None
 
 
-def _spoken(prompt: Prompt, seed: bytes, spec: FaultSpec) -> _Said:
-    wanted = spec.output_tokens
-    if wanted is None:
-        wanted = _LEAST_TOKENS + seed[0] % (_MOST_TOKENS - _LEAST_TOKENS)
-    spoken = min(wanted, prompt.max_tokens)
-    text = speech.say(seed, spoken)
-    ends = [(text.find(sequence), sequence) for sequence in prompt.stop_sequences if sequence in text]
-    if ends:
-        at, sequence = min(ends)
-        return _Said(text[:at], Stop.SEQUENCE, max(1, tokens.count(text[:at])), sequence)
-    return _Said(text, Stop.LENGTH if wanted > spoken else Stop.END, spoken)
+def _generate_text(prompt: Prompt, seed: bytes, spec: FaultSpec) -> _Output:
+    requested_tokens = spec.output_tokens
+    if requested_tokens is None:
+        requested_tokens = _MIN_TOKENS + seed[0] % (_MAX_TOKENS - _MIN_TOKENS)
+    output_tokens = min(requested_tokens, prompt.max_tokens)
+    text = speech.generate_words(seed, output_tokens)
+    matches = [(text.find(sequence), sequence) for sequence in prompt.stop_sequences if sequence in text]
+    if matches:
+        position, sequence = min(matches)
+        return _Output(text[:position], StopReason.SEQUENCE, max(1, tokens.count_tokens(text[:position])), sequence)
+    return _Output(text, StopReason.LENGTH if requested_tokens > output_tokens else StopReason.END, output_tokens)
 
 
-def _called(prompt: Prompt, seed: bytes) -> _Said | None:
+def _generate_tool_call(prompt: Prompt, seed: bytes) -> _Output | None:
     """The tool's call; None if none has to be called, or if the maximum leaves no room for the call."""
     if prompt.tool is None:
         return None
     name, schema = prompt.tool
-    call = ToolCall(name, _example(schema, seed, depth=0))
-    spent = _CALL_TOKENS + tokens.weigh(call.input)
-    return _Said("", Stop.TOOL, spent, tool=call) if spent <= prompt.max_tokens else None
+    call = ToolCall(name, _build_example(schema, seed, depth=0))
+    token_count = _CALL_TOKENS + tokens.count_block_tokens(call.input)
+    return _Output("", StopReason.TOOL, token_count, tool=call) if token_count <= prompt.max_tokens else None
 
 
-def _example(schema: Any, seed: bytes, depth: int) -> Any:
+def _build_example(schema: Any, seed: bytes, depth: int) -> Any:
     """A value that the schema allows, as far as plain schemas go."""
     kind = schema.get("type") if isinstance(schema, dict) else None
     if isinstance(schema, dict) and schema.get("enum"):
         return schema["enum"][seed[0] % len(schema["enum"])]
     if depth == 0 or kind == "object":
         properties = (schema.get("properties") or {}) if isinstance(schema, dict) and depth < 8 else {}
-        return {name: _example(inner, seed, depth + 1) for name, inner in properties.items()}
+        return {name: _build_example(inner, seed, depth + 1) for name, inner in properties.items()}
     plain = {"integer": seed[1], "number": seed[1] / 4, "boolean": True, "array": [], "null": None}
-    return plain[kind] if kind in plain else speech.say(seed, 3)
+    return plain[kind] if kind in plain else speech.generate_words(seed, 3)
 
 
-def _reported(usage: Usage, spec: FaultSpec) -> Usage:
+def _apply_usage_overrides(usage: Usage, spec: FaultSpec) -> Usage:
     overrides = {
         name: value
         for name in ("input_tokens", "cache_read_tokens", "cache_write_5m_tokens", "cache_write_1h_tokens")
@@ -130,7 +130,7 @@ def _reported(usage: Usage, spec: FaultSpec) -> Usage:
     return replace(usage, **overrides) if overrides else usage
 
 
-def checked_maximum(value: Any, name: str, default: int) -> int:
+def check_max_tokens(value: Any, name: str, default: int) -> int:
     """The maximum of output tokens that a request names, or the family's default."""
     if value is None:
         return default

@@ -15,15 +15,15 @@ from bedrock_simulator.frames import event
 from bedrock_simulator.generation import Completion
 from bedrock_simulator.models import Model, resolve
 from bedrock_simulator.refusals import validation_error
-from bedrock_simulator.turns import Turns
+from bedrock_simulator.turns import ModelRunner
 from bedrock_simulator.usage import corrupt_count
 
 _TIER = "X-Amzn-Bedrock-Service-Tier"
 _LATENCY = "X-Amzn-Bedrock-PerformanceConfig-Latency"
 
 
-def invoke(turns: Turns, call: SimulatedCall) -> SimulatedResponse:
-    family, model, body, said = _turn(turns, call)
+def invoke(runner: ModelRunner, call: SimulatedCall) -> SimulatedResponse:
+    family, model, body, said = _turn(runner, call)
     watched = guardrails.of_headers(call.headers, body, said.text)
     document = {**family.whole(body, said, model), **guardrails.marks(watched)}
     headers = {"Content-Type": JSON, **_echoed(call)}
@@ -32,8 +32,8 @@ def invoke(turns: Turns, call: SimulatedCall) -> SimulatedResponse:
     return SimulatedResponse(call.render(document), headers=headers, usage=guardrails.used(said.usage, watched))
 
 
-def invoke_stream(turns: Turns, call: SimulatedCall) -> SimulatedResponse:
-    family, model, body, said = _turn(turns, call)
+def invoke_stream(runner: ModelRunner, call: SimulatedCall) -> SimulatedResponse:
+    family, model, body, said = _turn(runner, call)
     if family.chunks is None:
         raise validation_error("The model is unsupported for streaming.")
     chunks = family.chunks(body, said, model)
@@ -51,14 +51,14 @@ def invoke_stream(turns: Turns, call: SimulatedCall) -> SimulatedResponse:
     return SimulatedResponse(frames=frames(), headers=headers, usage=guardrails.used(said.usage, watched))
 
 
-def _turn(turns: Turns, call: SimulatedCall) -> tuple[Family, Model, dict[str, Any], Completion]:
+def _turn(runner: ModelRunner, call: SimulatedCall) -> tuple[Family, Model, dict[str, Any], Completion]:
     model, body = resolve(call.route.model), call.parse_body()
     family = FAMILIES.get(model.family_of(body))
     if family is None:
         raise validation_error("The provided model is not supported by this simulator, or its request is of no known form.")
     _check_headers(call)
     prompt = family.read(body)
-    said = turns.take(call, model, prompt)
+    said = runner.run(call, model, prompt)
     return family, model, body, said if family.speaks else _speechless(said)
 
 

@@ -10,23 +10,23 @@ from bedrock_simulator.async_jobs import AsyncJobs
 from bedrock_simulator.call import SimulatedResponse, SimulatedCall
 from bedrock_simulator.clock import Clock
 from bedrock_simulator.refusals import malformed_request
-from bedrock_simulator.turns import Turns
+from bedrock_simulator.turns import ModelRunner
 
 
 class Service:
     def __init__(self, clock: Clock, region: str, min_cache_tokens: int) -> None:
-        turns = Turns(clock, min_cache_tokens)
+        runner = ModelRunner(clock, min_cache_tokens)
         jobs = AsyncJobs(clock, region)
         self._operations: dict[str, Callable[[SimulatedCall], SimulatedResponse]] = {
             "ApplyGuardrail": guardrails.apply,
-            "ChatCompletions": partial(chat.complete, turns),
-            "Converse": partial(converse.converse, turns),
-            "ConverseStream": partial(converse.converse_stream, turns),
+            "ChatCompletions": partial(chat.complete, runner),
+            "Converse": partial(converse.converse, runner),
+            "ConverseStream": partial(converse.converse_stream, runner),
             "CountTokens": converse.count_tokens,
             "GetAsyncInvoke": jobs.get,
             "InvokeGuardrailChecks": guardrails.check,
-            "InvokeModel": partial(invoke.invoke, turns),
-            "InvokeModelWithResponseStream": partial(invoke.invoke_stream, turns),
+            "InvokeModel": partial(invoke.invoke, runner),
+            "InvokeModelWithResponseStream": partial(invoke.invoke_stream, runner),
             "ListAsyncInvokes": jobs.listed,
             "StartAsyncInvoke": jobs.start,
         }

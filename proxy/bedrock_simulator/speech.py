@@ -15,33 +15,33 @@ _WORDS = tuple(
 )
 
 _TOKEN_BYTES = 4  # a word and the space behind it
-_STREAM_WORDS = 4096
+_TEXT_WORDS = 4096
 _OPENING_WORDS = 8  # enough that two requests hardly ever begin alike
 
 
-def _stream(length: int) -> str:
+def _build_text(length: int) -> str:
     material = b"".join(sha256(index.to_bytes(4, "big")).digest() for index in range(length // 32))
-    return _spelled(material)
+    return _spell_words(material)
 
 
-def _spelled(material: bytes) -> str:
+def _spell_words(material: bytes) -> str:
     return "".join(f"{_WORDS[byte % len(_WORDS)]} " for byte in material)
 
 
-_TEXT = _stream(_STREAM_WORDS)
+_TEXT = _build_text(_TEXT_WORDS)
 
 
-def say(seed: bytes, tokens: int) -> str:
+def generate_words(seed: bytes, tokens: int) -> str:
     """`tokens` words that depend on the seed alone; the longer saying begins with the shorter one."""
     if tokens == 0:
         return ""
-    start = int.from_bytes(seed[:4], "big") % _STREAM_WORDS
-    rounds = 2 + tokens // _STREAM_WORDS
-    text = _spelled(seed[4 : 4 + _OPENING_WORDS]) + (_TEXT * rounds)[_TOKEN_BYTES * start :]
+    start = int.from_bytes(seed[:4], "big") % _TEXT_WORDS
+    rounds = 2 + tokens // _TEXT_WORDS
+    text = _spell_words(seed[4 : 4 + _OPENING_WORDS]) + (_TEXT * rounds)[_TOKEN_BYTES * start :]
     return text[: _TOKEN_BYTES * tokens - 1]
 
 
-def pieces(text: str, tokens_each: int) -> list[str]:
+def split_text(text: str, tokens_per_piece: int) -> list[str]:
     """The text in the pieces in which a stream brings it; at least one, be it empty."""
-    size = _TOKEN_BYTES * tokens_each
+    size = _TOKEN_BYTES * tokens_per_piece
     return [text[start : start + size] for start in range(0, len(text), size)] or [""]

@@ -12,18 +12,18 @@ TOOL_PROMPT_TOKENS = 346  # the provider's own system prompt about tools
 IMAGE_TOKENS = 1500  # a picture of about a megapixel, whatever its file weighs
 
 
-def count(text: str) -> int:
+def count_tokens(text: str) -> int:
     return (len(text if text.isascii() else text.encode()) + 3) // 4
 
 
-def weigh(block: Any) -> int:
+def count_block_tokens(block: Any) -> int:
     """A block of content in any family's form. What is neither text nor a picture counts as the JSON it is."""
     if isinstance(block, str):
-        return count(block)
+        return count_tokens(block)
     if isinstance(block, dict):
         text = block.get("text")
         if isinstance(text, str):
-            return count(text)
+            return count_tokens(text)
         if "image" in block or block.get("type") in ("image", "image_url"):
             return IMAGE_TOKENS
     return (len(orjson.dumps(block)) + 3) // 4

@@ -10,17 +10,17 @@ from bedrock_simulator.prompt_cache import PromptCache
 from bedrock_simulator.refusals import AwsError
 
 
-class Turns:
+class ModelRunner:
     def __init__(self, clock: Clock, min_cache_tokens: int) -> None:
         self._clock = clock
         self._cache = PromptCache(clock.monotonic, min_cache_tokens)
 
-    def take(self, call: SimulatedCall, model: Model, prompt: Prompt) -> Completion:
+    def run(self, call: SimulatedCall, model: Model, prompt: Prompt) -> Completion:
         if not model.can_cache and any(piece.ttl for piece in prompt.pieces):
             raise AwsError(
                 "AccessDeniedException",
                 "You invoked an unsupported model or your request did not allow prompt caching. See the documentation "
                 "for more information.",
             )
-        counted = self._cache.read_and_write(model.id, prompt.pieces)
-        return complete(prompt, counted, call.compute_seed(model), call.fault_spec, int(self._clock.now()))
+        prompt_usage = self._cache.read_and_write(model.id, prompt.pieces)
+        return complete(prompt, prompt_usage, call.compute_seed(model), call.fault_spec, int(self._clock.now()))

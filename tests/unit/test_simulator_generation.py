@@ -6,7 +6,7 @@ from hashlib import sha256
 
 import pytest
 from bedrock_simulator import speech, tokens
-from bedrock_simulator.generation import MAX_OUTPUT_TOKENS, Prompt, Stop, checked_maximum, complete
+from bedrock_simulator.generation import MAX_OUTPUT_TOKENS, Prompt, StopReason, check_max_tokens, complete
 from bedrock_simulator.refusals import AwsError
 from bedrock_simulator.usage import Usage, corrupt_usage
 from bedrock_simulator.wishes import HEALTHY, parse_fault_spec
@@ -23,23 +23,23 @@ def said(prompt=None, **wishes):
 
 @given(seeds, some.integers(0, 10_000))
 def test_so_many_tokens_are_said_as_are_counted(seed, length):
-    assert tokens.count(speech.say(seed, length)) == length
+    assert tokens.count_tokens(speech.generate_words(seed, length)) == length
 
 
 @given(seeds, some.integers(0, 300), some.integers(0, 300))
 def test_a_longer_saying_begins_with_the_shorter_one(seed, one, other):
     short, long = sorted((one, other))
-    assert speech.say(seed, long).startswith(speech.say(seed, short))
+    assert speech.generate_words(seed, long).startswith(speech.generate_words(seed, short))
 
 
 @given(some.text(max_size=200), some.integers(1, 9))
 def test_pieces_are_the_text_again(text, size):
-    assert "".join(speech.pieces(text, size)) == text
-    assert speech.pieces(text, size)
+    assert "".join(speech.split_text(text, size)) == text
+    assert speech.split_text(text, size)
 
 
 def test_another_seed_says_something_else():
-    assert speech.say(SEED, 20) != speech.say(sha256(b"another").digest(), 20)
+    assert speech.generate_words(SEED, 20) != speech.generate_words(sha256(b"another").digest(), 20)
 
 
 @pytest.mark.parametrize(
@@ -55,34 +55,34 @@ def test_another_seed_says_something_else():
     ],
 )
 def test_what_a_block_weighs(block, expected):
-    assert tokens.weigh(block) == expected
+    assert tokens.count_block_tokens(block) == expected
 
 
 def test_without_a_wish_the_length_is_the_seeds_own_and_the_turn_ends():
     first, again = said(), said()
     assert first == again
-    assert first.stop is Stop.END
-    assert first.usage.output_tokens == tokens.count(first.text) > 0
+    assert first.stop is StopReason.END
+    assert first.usage.output_tokens == tokens.count_tokens(first.text) > 0
 
 
 def test_the_maximum_cuts_and_says_so():
     completion = said(Prompt([], max_tokens=7), output_tokens="8")
-    assert (completion.stop, completion.usage.output_tokens) == (Stop.LENGTH, 7)
-    assert tokens.count(completion.text) == 7
+    assert (completion.stop, completion.usage.output_tokens) == (StopReason.LENGTH, 7)
+    assert tokens.count_tokens(completion.text) == 7
 
 
 def test_a_wished_length_within_the_maximum_is_the_end_of_the_turn():
     completion = said(Prompt([], max_tokens=7), output_tokens="7")
-    assert (completion.stop, completion.usage.output_tokens) == (Stop.END, 7)
+    assert (completion.stop, completion.usage.output_tokens) == (StopReason.END, 7)
 
 
 def test_the_first_stop_sequence_ends_the_text_and_is_named():
     words = said(output_tokens="20").text.split()
     completion = said(Prompt([], stop_sequences=(words[9], words[5])), output_tokens="20")
-    assert completion.stop is Stop.SEQUENCE
+    assert completion.stop is StopReason.SEQUENCE
     assert completion.stop_sequence in (words[5], words[9])
     assert words[5] not in completion.text
-    assert completion.usage.output_tokens == tokens.count(completion.text)
+    assert completion.usage.output_tokens == tokens.count_tokens(completion.text)
 
 
 SCHEMA = {
@@ -99,7 +99,7 @@ SCHEMA = {
 
 def test_a_tool_is_called_with_what_its_schema_asks_for():
     completion = said(Prompt([], tool=("weather", SCHEMA)))
-    assert completion.stop is Stop.TOOL
+    assert completion.stop is StopReason.TOOL
     assert completion.tool is not None
     assert completion.tool.name == "weather"
     given_input = completion.tool.input
@@ -108,12 +108,12 @@ def test_a_tool_is_called_with_what_its_schema_asks_for():
     assert isinstance(given_input["days"], int)
     assert given_input["unit"] in ("C", "F")
     assert given_input["deep"] == {"yes": True}
-    assert completion.usage.output_tokens > tokens.weigh(given_input)
+    assert completion.usage.output_tokens > tokens.count_block_tokens(given_input)
 
 
 def test_a_maximum_that_leaves_no_room_for_a_call_gets_cut_text():
     completion = said(Prompt([], max_tokens=5, tool=("weather", SCHEMA)))
-    assert (completion.stop, completion.tool) == (Stop.LENGTH, None)
+    assert (completion.stop, completion.tool) == (StopReason.LENGTH, None)
 
 
 def test_reported_counts_can_be_wished_for_and_latency_told():
@@ -125,11 +125,11 @@ def test_reported_counts_can_be_wished_for_and_latency_told():
 @pytest.mark.parametrize("value", [0, -1, "5", 1.5, True, MAX_OUTPUT_TOKENS + 1])
 def test_a_maximum_out_of_its_range_is_refused(value):
     with pytest.raises(AwsError):
-        checked_maximum(value, "max_tokens", 10)
+        check_max_tokens(value, "max_tokens", 10)
 
 
 def test_no_maximum_is_the_default():
-    assert checked_maximum(None, "max_tokens", 10) == 10
+    assert check_max_tokens(None, "max_tokens", 10) == 10
 
 
 def test_usage_adds_up_also_in_units():

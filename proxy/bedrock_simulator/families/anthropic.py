@@ -7,17 +7,17 @@ from typing import Any
 
 from bedrock_simulator import tokens
 from bedrock_simulator.families.family import Family, Json, stops
-from bedrock_simulator.generation import Completion, Prompt, Stop, checked_maximum
+from bedrock_simulator.generation import Completion, Prompt, StopReason, check_max_tokens
 from bedrock_simulator.models import Model
 from bedrock_simulator.prompt_cache import Piece
 from bedrock_simulator.refusals import validation_error
 from bedrock_simulator.usage import Usage
 
 _STOP_REASONS = {
-    Stop.END: "end_turn",
-    Stop.LENGTH: "max_tokens",
-    Stop.SEQUENCE: "stop_sequence",
-    Stop.TOOL: "tool_use",
+    StopReason.END: "end_turn",
+    StopReason.LENGTH: "max_tokens",
+    StopReason.SEQUENCE: "stop_sequence",
+    StopReason.TOOL: "tool_use",
 }
 
 # They belong to Anthropic's own endpoint; here the path says both.
@@ -33,7 +33,7 @@ def _read(body: Json) -> Prompt:
             raise validation_error(f"{name}: Field required")
     return Prompt(
         pieces=[*_tools(body), *_blocks(body.get("system") or [], "system"), *_messages(body["messages"])],
-        max_tokens=checked_maximum(body["max_tokens"], "max_tokens", 0),
+        max_tokens=check_max_tokens(body["max_tokens"], "max_tokens", 0),
         stop_sequences=stops(body, "stop_sequences"),
         tool=_forced_tool(body),
     )
@@ -68,10 +68,10 @@ def _piece(block: Any, place: str) -> Piece:
         raise validation_error("messages: text content blocks must be non-empty")
     control = block.get("cache_control")
     if not control:
-        return Piece(tokens.weigh(block), block)
+        return Piece(tokens.count_block_tokens(block), block)
     # The mark itself is not part of what is kept: callers move it from turn to turn.
     bare = {name: value for name, value in block.items() if name != "cache_control"}
-    return Piece(tokens.weigh(bare), bare, ttl=control.get("ttl", "5m"))
+    return Piece(tokens.count_block_tokens(bare), bare, ttl=control.get("ttl", "5m"))
 
 
 def _tools(body: Json) -> list[Piece]:
@@ -135,7 +135,7 @@ def _chunks(_: Json, said: Completion, model: Model) -> Iterator[Json]:
     block = _tool_use(said, {}) if said.tool else {"type": "text", "text": ""}
     yield {"type": "content_block_start", "index": 0, "content_block": block}
     kind, member = ("input_json_delta", "partial_json") if said.tool else ("text_delta", "text")
-    for text in said.deltas():
+    for text in said.split_deltas():
         yield {"type": "content_block_delta", "index": 0, "delta": {"type": kind, member: text}}
     yield {"type": "content_block_stop", "index": 0}
     yield {

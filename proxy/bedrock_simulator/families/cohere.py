@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from bedrock_simulator import tokens
 from bedrock_simulator.families.family import Family, Json, plain, required, stops
-from bedrock_simulator.generation import Completion, Prompt, Stop, checked_maximum
+from bedrock_simulator.generation import Completion, Prompt, StopReason, check_max_tokens
 from bedrock_simulator.models import Model
 from bedrock_simulator.prompt_cache import Piece
 
@@ -16,16 +16,16 @@ _CONTEXT = ("preamble", "chat_history", "documents", "tools", "tool_results")
 
 
 def _read(body: Json) -> Prompt:
-    context = [Piece(tokens.weigh(body[name]), body[name]) for name in _CONTEXT if body.get(name)]
+    context = [Piece(tokens.count_block_tokens(body[name]), body[name]) for name in _CONTEXT if body.get(name)]
     return Prompt(
         [*context, *plain(required(body, "message", str))],
-        checked_maximum(body.get("max_tokens"), "max_tokens", _DEFAULT_MAX_TOKENS),
+        check_max_tokens(body.get("max_tokens"), "max_tokens", _DEFAULT_MAX_TOKENS),
         stops(body, "stop_sequences"),
     )
 
 
 def _reason(said: Completion) -> str:
-    return "MAX_TOKENS" if said.stop is Stop.LENGTH else "COMPLETE"
+    return "MAX_TOKENS" if said.stop is StopReason.LENGTH else "COMPLETE"
 
 
 def _whole(body: Json, said: Completion, _: Model) -> Json:
@@ -41,7 +41,7 @@ def _whole(body: Json, said: Completion, _: Model) -> Json:
 
 def _chunks(body: Json, said: Completion, model: Model) -> Iterator[Json]:
     yield {"is_finished": False, "event_type": "stream-start", "generation_id": f"gen-{said.id}"}
-    for text in said.deltas():
+    for text in said.split_deltas():
         yield {"is_finished": False, "event_type": "text-generation", "text": text}
     yield {
         "is_finished": True,

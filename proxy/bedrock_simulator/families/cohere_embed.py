@@ -22,7 +22,7 @@ def _read(body: Json) -> Prompt:
     texts = required(body, "texts", list)
     if not 1 <= len(texts) <= _MOST_TEXTS or not all(isinstance(text, str) for text in texts):
         raise malformed_request(f"#/texts: expected 1 to {_MOST_TEXTS} strings")
-    return Prompt([Piece(tokens.count(text), text) for text in texts])
+    return Prompt([Piece(tokens.count_tokens(text), text) for text in texts])
 
 
 def _whole(body: Json, said: Completion, _: Model) -> Json:

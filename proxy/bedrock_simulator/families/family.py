@@ -50,7 +50,7 @@ def stops(body: Json, name: str) -> list[str]:
 
 def plain(text: str) -> list[Piece]:
     """The prompt of a family that takes one text and has no marks for caching."""
-    return [Piece(tokens.count(text), text)]
+    return [Piece(tokens.count_tokens(text), text)]
 
 
 def spoken_by(message: Any) -> list[Piece]:
@@ -59,7 +59,7 @@ def spoken_by(message: Any) -> list[Piece]:
         raise malformed_request("#/messages: each message has a role")
     content = message.get("content")
     blocks = content if isinstance(content, list) else [content] if content else []
-    pieces = [Piece(tokens.weigh(block), (message["role"], block)) for block in blocks]
+    pieces = [Piece(tokens.count_block_tokens(block), (message["role"], block)) for block in blocks]
     if message.get("tool_calls"):
-        pieces.append(Piece(tokens.weigh(message["tool_calls"]), message["tool_calls"]))
+        pieces.append(Piece(tokens.count_block_tokens(message["tool_calls"]), message["tool_calls"]))
     return [Piece(tokens.MESSAGE_TOKENS, message["role"]), *pieces]

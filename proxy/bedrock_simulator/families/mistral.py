@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from bedrock_simulator.families import openai
 from bedrock_simulator.families.family import Family, Json, plain, required, stops
-from bedrock_simulator.generation import Completion, Prompt, Stop, checked_maximum
+from bedrock_simulator.generation import Completion, Prompt, StopReason, check_max_tokens
 from bedrock_simulator.models import Model
 
 _DEFAULT_MAX_TOKENS = 8192
@@ -15,12 +15,12 @@ _DEFAULT_MAX_TOKENS = 8192
 def _read(body: Json) -> Prompt:
     if "messages" in body:
         return openai.FAMILY.read(body)
-    maximum = checked_maximum(body.get("max_tokens"), "max_tokens", _DEFAULT_MAX_TOKENS)
+    maximum = check_max_tokens(body.get("max_tokens"), "max_tokens", _DEFAULT_MAX_TOKENS)
     return Prompt(plain(required(body, "prompt", str)), maximum, stops(body, "stop"))
 
 
 def _reason(said: Completion) -> str:
-    return "tool_calls" if said.stop is Stop.TOOL else "length" if said.stop is Stop.LENGTH else "stop"
+    return "tool_calls" if said.stop is StopReason.TOOL else "length" if said.stop is StopReason.LENGTH else "stop"
 
 
 def _whole(body: Json, said: Completion, model: Model) -> Json:
@@ -35,7 +35,7 @@ def _chunks(body: Json, said: Completion, model: Model) -> Iterator[Json]:
     if _is_completions(model):
         yield from openai.chunks(body, said, model)
         return
-    deltas = said.deltas()
+    deltas = said.split_deltas()
     for index, text in enumerate(deltas):
         reason = _reason(said) if index == len(deltas) - 1 else None
         if "prompt" in body:

@@ -8,7 +8,7 @@ import orjson
 
 from bedrock_simulator import tokens
 from bedrock_simulator.families.family import Family, Json, required, spoken_by, stops
-from bedrock_simulator.generation import Completion, Prompt, Stop, checked_maximum
+from bedrock_simulator.generation import Completion, Prompt, StopReason, check_max_tokens
 from bedrock_simulator.models import Model
 from bedrock_simulator.prompt_cache import Piece
 from bedrock_simulator.refusals import malformed_request
@@ -16,7 +16,7 @@ from bedrock_simulator.usage import Usage
 
 _DEFAULT_MAX_TOKENS = 16_384
 
-_REASONS = {Stop.END: "stop", Stop.LENGTH: "length", Stop.SEQUENCE: "stop", Stop.TOOL: "tool_calls"}
+_REASONS = {StopReason.END: "stop", StopReason.LENGTH: "length", StopReason.SEQUENCE: "stop", StopReason.TOOL: "tool_calls"}
 
 
 def _read(body: Json) -> Prompt:
@@ -26,7 +26,7 @@ def _read(body: Json) -> Prompt:
     limit = body.get("max_completion_tokens", body.get("max_tokens"))
     return Prompt(
         pieces=[*_tools(body), *(piece for message in messages for piece in spoken_by(message))],
-        max_tokens=checked_maximum(limit, "max_completion_tokens", _DEFAULT_MAX_TOKENS),
+        max_tokens=check_max_tokens(limit, "max_completion_tokens", _DEFAULT_MAX_TOKENS),
         stop_sequences=stops(body, "stop"),
         tool=_forced_tool(body),
     )
@@ -34,7 +34,7 @@ def _read(body: Json) -> Prompt:
 
 def _tools(body: Json) -> list[Piece]:
     tools = body.get("tools") or []
-    return [Piece(tokens.TOOL_PROMPT_TOKENS, "tools"), Piece(tokens.weigh(tools), tools)] if tools else []
+    return [Piece(tokens.TOOL_PROMPT_TOKENS, "tools"), Piece(tokens.count_block_tokens(tools), tools)] if tools else []
 
 
 def _forced_tool(body: Json) -> tuple[str, Json] | None:
@@ -90,7 +90,7 @@ def bare_chunks(said: Completion, model: Model) -> Iterator[Json]:
     if said.tool:
         yield _chunk(head, _tool_calls(said, indexed=True), None)
     else:
-        for text in said.deltas():
+        for text in said.split_deltas():
             yield _chunk(head, {"content": text}, None)
     yield _chunk(head, {}, _REASONS[said.stop])
 

@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from bedrock_simulator.families.family import Family, Json, plain, required, stops
-from bedrock_simulator.generation import Completion, Prompt, Stop, checked_maximum
+from bedrock_simulator.generation import Completion, Prompt, StopReason, check_max_tokens
 from bedrock_simulator.models import Model
 
 _DEFAULT_MAX_TOKENS = 512
 
-_REASONS = {Stop.END: "FINISH", Stop.LENGTH: "LENGTH", Stop.SEQUENCE: "STOP_CRITERIA_MET", Stop.TOOL: "FINISH"}
+_REASONS = {StopReason.END: "FINISH", StopReason.LENGTH: "LENGTH", StopReason.SEQUENCE: "STOP_CRITERIA_MET", StopReason.TOOL: "FINISH"}
 
 
 def _read(body: Json) -> Prompt:
     config = body.get("textGenerationConfig") or {}
     return Prompt(
         plain(required(body, "inputText", str)),
-        checked_maximum(config.get("maxTokenCount"), "maxTokenCount", _DEFAULT_MAX_TOKENS),
+        check_max_tokens(config.get("maxTokenCount"), "maxTokenCount", _DEFAULT_MAX_TOKENS),
         stops(config, "stopSequences"),
     )
 
@@ -32,7 +32,7 @@ def _whole(_: Json, said: Completion, __: Model) -> Json:
 
 
 def _chunks(_: Json, said: Completion, __: Model) -> Iterator[Json]:
-    *earlier, last = said.deltas()
+    *earlier, last = said.split_deltas()
     for text in earlier:
         yield _chunk(text, None, None, None)
     yield _chunk(last, said.usage.input_tokens, said.usage.output_tokens, _REASONS[said.stop])
