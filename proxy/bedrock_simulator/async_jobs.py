@@ -16,8 +16,8 @@ from bedrock_simulator.refusals import AwsError, constraint_violation, validatio
 DURATION_SECONDS = 30.0
 
 _ACCOUNT = "123456789012"
-_MOST_JOBS = 1000  # the oldest are forgotten
-_MOST_LISTED = 1000
+_MAX_JOBS = 1000  # the oldest are forgotten
+_MAX_LISTED = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class AsyncJobs:
         self._by_token: dict[str, str] = {}
         self._started = 0
 
-    def start(self, call: SimulatedCall) -> SimulatedResponse:
+    def start_job(self, call: SimulatedCall) -> SimulatedResponse:
         body = call.parse_body()
         for name in ("modelId", "modelInput", "outputDataConfig"):
             if body.get(name) is None:
@@ -52,11 +52,11 @@ class AsyncJobs:
             if earlier.request != request:
                 raise AwsError("ConflictException")
             return SimulatedResponse(call.render({"invocationArn": earlier.arn}))
-        job = self._job(body, token, request)
+        job = self._build_job(body, token, request)
         self._remember(job)
         return SimulatedResponse(call.render({"invocationArn": job.arn}))
 
-    def _job(self, body: dict[str, Any], token: str | None, request: bytes) -> _Job:
+    def _build_job(self, body: dict[str, Any], token: str | None, request: bytes) -> _Job:
         self._started += 1
         identifier = sha256(b"%d" % self._started + request).hexdigest()[:12]
         model = body["modelId"]
@@ -74,54 +74,54 @@ class AsyncJobs:
         self._jobs[job.arn] = job
         if job.token:
             self._by_token[job.token] = job.arn
-        if len(self._jobs) > _MOST_JOBS:
+        if len(self._jobs) > _MAX_JOBS:
             _, oldest = self._jobs.popitem(last=False)
             if oldest.token:
                 self._by_token.pop(oldest.token, None)
 
-    def get(self, call: SimulatedCall) -> SimulatedResponse:
+    def get_job(self, call: SimulatedCall) -> SimulatedResponse:
         job = self._jobs.get(call.route.labels[0])
         if job is None:
             raise validation_error("The provided invocation ARN is invalid or no longer known.")
-        return SimulatedResponse(call.render(self._told(job)))
+        return SimulatedResponse(call.render(self._describe(job)))
 
-    def listed(self, call: SimulatedCall) -> SimulatedResponse:
+    def list_jobs(self, call: SimulatedCall) -> SimulatedResponse:
         query = {name: values[0] for name, values in parse_qs(call.route.query).items()}
-        jobs = [self._told(job) for job in self._jobs.values() if _is_within(job, query)]
+        jobs = [self._describe(job) for job in self._jobs.values() if _is_within(job, query)]
         if query.get("sortOrder", "Descending") == "Descending":
             jobs.reverse()
         if "statusEquals" in query:
             wanted = check_choice(query["statusEquals"], ("InProgress", "Completed", "Failed"), "statusEquals")
             jobs = [job for job in jobs if job["status"] == wanted]
-        start, length = _number(query, "nextToken", 0), _number(query, "maxResults", _MOST_LISTED)
+        start, length = _parse_number(query, "nextToken", 0), _parse_number(query, "maxResults", _MAX_LISTED)
         document: dict[str, Any] = {"asyncInvokeSummaries": jobs[start : start + length]}
         if start + length < len(jobs):
             document["nextToken"] = str(start + length)
         return SimulatedResponse(call.render(document))
 
-    def _told(self, job: _Job) -> dict[str, Any]:
+    def _describe(self, job: _Job) -> dict[str, Any]:
         is_done = self._clock.monotonic() >= job.done
-        told: dict[str, Any] = {
+        description: dict[str, Any] = {
             "invocationArn": job.arn,
             "modelArn": job.model_arn,
             "status": "Completed" if is_done else "InProgress",
-            "submitTime": _iso(job.submitted),
-            "lastModifiedTime": _iso(job.submitted + (DURATION_SECONDS if is_done else 0)),
+            "submitTime": _format_time(job.submitted),
+            "lastModifiedTime": _format_time(job.submitted + (DURATION_SECONDS if is_done else 0)),
             "outputDataConfig": job.output,
         }
         if is_done:
-            told["endTime"] = told["lastModifiedTime"]
+            description["endTime"] = description["lastModifiedTime"]
         if job.token:
-            told["clientRequestToken"] = job.token
-        return told
+            description["clientRequestToken"] = job.token
+        return description
 
 
 def _is_within(job: _Job, query: dict[str, str]) -> bool:
-    after, before = _moment(query, "submitTimeAfter"), _moment(query, "submitTimeBefore")
+    after, before = _parse_time(query, "submitTimeAfter"), _parse_time(query, "submitTimeBefore")
     return (after is None or job.submitted >= after) and (before is None or job.submitted <= before)
 
 
-def _moment(query: dict[str, str], name: str) -> float | None:
+def _parse_time(query: dict[str, str], name: str) -> float | None:
     if name not in query:
         return None
     try:
@@ -130,12 +130,12 @@ def _moment(query: dict[str, str], name: str) -> float | None:
         raise constraint_violation(query[name], name, "be a timestamp") from None
 
 
-def _number(query: dict[str, str], name: str, default: int) -> int:
+def _parse_number(query: dict[str, str], name: str, default: int) -> int:
     text = query.get(name, str(default))
     if not text.isdecimal():
         raise constraint_violation(text, name, "be a whole number")
     return int(text)
 
 
-def _iso(moment: float) -> str:
-    return datetime.fromtimestamp(moment, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+def _format_time(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

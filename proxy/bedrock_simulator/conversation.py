@@ -20,33 +20,33 @@ STOP_REASONS = {
 _ROLES = ("user", "assistant", "system")
 
 
-def read(body: Mapping[str, Any], default_max_tokens: int) -> Prompt:
-    config = _structure(body, "inferenceConfig")
+def parse_prompt(body: Mapping[str, Any], default_max_tokens: int) -> Prompt:
+    config = _get_structure(body, "inferenceConfig")
     maximum = config.get("maxTokens")
     if isinstance(maximum, int) and maximum < 1:
         raise constraint_violation(maximum, "inferenceConfig.maxTokens", "have value greater than or equal to 1")
     return Prompt(
-        pieces=[*_tools(body), *_blocks(body.get("system") or [], "system"), *_messages(body.get("messages"))],
+        pieces=[*_parse_tools(body), *_parse_blocks(body.get("system") or [], "system"), *_parse_messages(body.get("messages"))],
         max_tokens=check_max_tokens(maximum, "inferenceConfig.maxTokens", default_max_tokens),
-        stop_sequences=_texts(config.get("stopSequences") or []),
-        tool=_forced_tool(body),
+        stop_sequences=_parse_stop_sequences(config.get("stopSequences") or []),
+        tool=_find_forced_tool(body),
     )
 
 
-def _structure(body: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+def _get_structure(body: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     value = body.get(name) or {}
     if not isinstance(value, dict):
         raise constraint_violation(value, name, "be a structure")
     return value
 
 
-def _texts(values: Any) -> list[str]:
+def _parse_stop_sequences(values: Any) -> list[str]:
     if not isinstance(values, list) or not all(isinstance(value, str) and value for value in values):
         raise constraint_violation(values, "inferenceConfig.stopSequences", "have length greater than or equal to 1")
     return values
 
 
-def _messages(messages: Any) -> list[Piece]:
+def _parse_messages(messages: Any) -> list[Piece]:
     if not isinstance(messages, list) or not messages:
         raise validation_error("The messages field is required: a conversation has at least one message.")
     pieces = []
@@ -63,14 +63,14 @@ def _messages(messages: Any) -> list[Piece]:
         if not content:
             raise validation_error(f"The content field in the Message object at messages.{index} is empty.")
         pieces.append(Piece(tokens.MESSAGE_TOKENS, role))
-        pieces += _blocks(content, f"messages.{index}.content")
+        pieces += _parse_blocks(content, f"messages.{index}.content")
     return pieces
 
 
-def _blocks(blocks: Any, place: str) -> list[Piece]:
+def _parse_blocks(blocks: Any, path: str) -> list[Piece]:
     """The blocks as pieces; a cache point is no piece, it marks the end of the one before it."""
     if not isinstance(blocks, list) or not all(isinstance(block, dict) and block for block in blocks):
-        raise constraint_violation(blocks, place, "be a list of blocks")
+        raise constraint_violation(blocks, path, "be a list of blocks")
     pieces: list[Piece] = []
     for block in blocks:
         if "cachePoint" not in block:
@@ -80,15 +80,15 @@ def _blocks(blocks: Any, place: str) -> list[Piece]:
     return pieces
 
 
-def _tools(body: Mapping[str, Any]) -> list[Piece]:
-    tools = _structure(body, "toolConfig").get("tools")
+def _parse_tools(body: Mapping[str, Any]) -> list[Piece]:
+    tools = _get_structure(body, "toolConfig").get("tools")
     if not tools:
         return []
-    return [Piece(tokens.TOOL_PROMPT_TOKENS, "tools"), *_blocks(tools, "toolConfig.tools")]
+    return [Piece(tokens.TOOL_PROMPT_TOKENS, "tools"), *_parse_blocks(tools, "toolConfig.tools")]
 
 
-def _forced_tool(body: Mapping[str, Any]) -> tuple[str, dict[str, Any]] | None:
-    config = _structure(body, "toolConfig")
+def _find_forced_tool(body: Mapping[str, Any]) -> tuple[str, dict[str, Any]] | None:
+    config = _get_structure(body, "toolConfig")
     choice = config.get("toolChoice") or {}
     specs = {spec["name"]: spec for tool in config.get("tools") or [] if (spec := tool.get("toolSpec"))}
     if "tool" in choice:
@@ -102,21 +102,21 @@ def _forced_tool(body: Mapping[str, Any]) -> tuple[str, dict[str, Any]] | None:
     return name, specs[name].get("inputSchema", {}).get("json") or {}
 
 
-def block(said: Completion) -> dict[str, Any]:
+def build_block(said: Completion) -> dict[str, Any]:
     if said.tool is None:
         return {"text": said.text}
-    return {"toolUse": {**_tool_head(said), "input": said.tool.input}}
+    return {"toolUse": {**_build_tool_head(said), "input": said.tool.input}}
 
 
-def _tool_head(said: Completion) -> dict[str, Any]:
+def _build_tool_head(said: Completion) -> dict[str, Any]:
     return {"toolUseId": f"tooluse_{said.id}", "name": said.tool.name if said.tool else ""}
 
 
-def events(said: Completion) -> Iterator[tuple[str, dict[str, Any]]]:
+def build_events(said: Completion) -> Iterator[tuple[str, dict[str, Any]]]:
     """All events of a stream but the last, which tells what was used. Only a tool's block has a start."""
     yield "messageStart", {"role": "assistant"}
     if said.tool:
-        yield "contentBlockStart", {"start": {"toolUse": _tool_head(said)}, "contentBlockIndex": 0}
+        yield "contentBlockStart", {"start": {"toolUse": _build_tool_head(said)}, "contentBlockIndex": 0}
     for text in said.split_deltas():
         delta = {"toolUse": {"input": text}} if said.tool else {"text": text}
         yield "contentBlockDelta", {"delta": delta, "contentBlockIndex": 0}

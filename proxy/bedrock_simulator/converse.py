@@ -10,9 +10,9 @@ from typing import Any
 from bedrock_simulator import conversation, guardrails, metadata
 from bedrock_simulator.call import EVENT_STREAM, LATENCIES, TIERS, SimulatedResponse, SimulatedCall, check_choice, parse_json_object
 from bedrock_simulator.families import FAMILIES
-from bedrock_simulator.frames import event
+from bedrock_simulator.frames import encode_event
 from bedrock_simulator.generation import Completion, Prompt
-from bedrock_simulator.models import Model, resolve
+from bedrock_simulator.models import Model, resolve_model
 from bedrock_simulator.refusals import validation_error
 from bedrock_simulator.turns import ModelRunner
 from bedrock_simulator.usage import Usage
@@ -21,79 +21,79 @@ _DEFAULT_MAX_TOKENS = 4096
 
 
 def converse(runner: ModelRunner, call: SimulatedCall) -> SimulatedResponse:
-    model, body, said = _turn(runner, call)
-    watched = guardrails.of_conversation(body, said.text)
+    model, body, said = _run_model(runner, call)
+    guardrail = guardrails.find_in_conversation(body, said.text)
     document = {
-        "output": {"message": {"role": "assistant", "content": [conversation.block(said)]}},
+        "output": {"message": {"role": "assistant", "content": [conversation.build_block(said)]}},
         "stopReason": conversation.STOP_REASONS[said.stop],
-        **_closing(call, body, said, model),
-        **guardrails.trace(watched),
+        **_build_closing(call, body, said, model),
+        **guardrails.build_trace(guardrail),
     }
-    return SimulatedResponse(call.render(document), usage=guardrails.used(said.usage, watched))
+    return SimulatedResponse(call.render(document), usage=guardrails.add_guardrail_usage(said.usage, guardrail))
 
 
 def converse_stream(runner: ModelRunner, call: SimulatedCall) -> SimulatedResponse:
-    model, body, said = _turn(runner, call)
-    watched = guardrails.of_conversation(body, said.text)
-    closing = call.apply_usage_fault(_closing(call, body, said, model) | guardrails.trace(watched))
+    model, body, said = _run_model(runner, call)
+    guardrail = guardrails.find_in_conversation(body, said.text)
+    closing = call.apply_usage_fault(_build_closing(call, body, said, model) | guardrails.build_trace(guardrail))
 
     def frames() -> Iterator[bytes]:
-        for kind, content in conversation.events(said):
-            yield event(kind, content)
-        yield event("metadata", closing)
+        for kind, content in conversation.build_events(said):
+            yield encode_event(kind, content)
+        yield encode_event("metadata", closing)
 
-    used = guardrails.used(said.usage, watched)
-    return SimulatedResponse(frames=frames(), headers={"Content-Type": EVENT_STREAM}, usage=used)
+    total_usage = guardrails.add_guardrail_usage(said.usage, guardrail)
+    return SimulatedResponse(frames=frames(), headers={"Content-Type": EVENT_STREAM}, usage=total_usage)
 
 
 def count_tokens(call: SimulatedCall) -> SimulatedResponse:
     """The same count that the call itself would report as its whole input; no cache is asked."""
-    model = resolve(call.route.model)
-    given = call.parse_body().get("input")
-    if not isinstance(given, dict) or len(given) != 1:
+    model = resolve_model(call.route.model)
+    document = call.parse_body().get("input")
+    if not isinstance(document, dict) or len(document) != 1:
         raise validation_error("The input field is required: it has either invokeModel or converse.")
-    prompt = _prompt_to_count(given, model)
+    prompt = _parse_prompt_to_count(document, model)
     return SimulatedResponse(call.render({"inputTokens": sum(piece.tokens for piece in prompt.pieces)}))
 
 
-def _prompt_to_count(given: dict[str, Any], model: Model) -> Prompt:
-    if "converse" in given:
-        return conversation.read(given["converse"], _DEFAULT_MAX_TOKENS)
-    if "invokeModel" not in given:
+def _parse_prompt_to_count(document: dict[str, Any], model: Model) -> Prompt:
+    if "converse" in document:
+        return conversation.parse_prompt(document["converse"], _DEFAULT_MAX_TOKENS)
+    if "invokeModel" not in document:
         raise validation_error("The input field has neither invokeModel nor converse.")
     try:
-        body = parse_json_object(b64decode(given["invokeModel"]["body"], validate=True))
+        body = parse_json_object(b64decode(document["invokeModel"]["body"], validate=True))
     except NotBase64:
         raise validation_error("input.invokeModel.body is not base64.") from None
-    family = FAMILIES.get(model.family_of(body))
+    family = FAMILIES.get(model.find_family(body))
     if family is None:
         raise validation_error("The provided model doesn't support counting tokens.")
     return family.read(body)
 
 
-def _turn(runner: ModelRunner, call: SimulatedCall) -> tuple[Model, dict[str, Any], Completion]:
-    model, body = resolve(call.route.model), call.parse_body()
+def _run_model(runner: ModelRunner, call: SimulatedCall) -> tuple[Model, dict[str, Any], Completion]:
+    model, body = resolve_model(call.route.model), call.parse_body()
     if not model.can_converse:
         raise validation_error(
             "This action doesn't support the model that you provided. Try again with a supported text or chat model."
         )
     _check_options(body)
-    prompt = conversation.read(body, _DEFAULT_MAX_TOKENS)
+    prompt = conversation.parse_prompt(body, _DEFAULT_MAX_TOKENS)
     return model, body, runner.run(call, model, prompt)
 
 
 def _check_options(body: dict[str, Any]) -> None:
     if body.get("requestMetadata") is not None:
-        metadata.check(body["requestMetadata"])
+        metadata.check_metadata(body["requestMetadata"])
     if body.get("serviceTier") is not None:
         check_choice(body["serviceTier"].get("type"), TIERS, "serviceTier.type")
     if body.get("performanceConfig") is not None:
         check_choice(body["performanceConfig"].get("latency", "standard"), LATENCIES, "performanceConfig.latency")
 
 
-def _closing(call: SimulatedCall, body: dict[str, Any], said: Completion, model: Model) -> dict[str, Any]:
+def _build_closing(call: SimulatedCall, body: dict[str, Any], said: Completion, model: Model) -> dict[str, Any]:
     """What the end of an answer tells, in one piece or as a stream's last event."""
-    closing: dict[str, Any] = {"usage": _usage(said.usage, model), "metrics": {"latencyMs": said.latency_ms}}
+    closing: dict[str, Any] = {"usage": _build_usage(said.usage, model), "metrics": {"latencyMs": said.latency_ms}}
     latency = call.fault_spec.performance or (body.get("performanceConfig") or {}).get("latency")
     if latency:
         closing["performanceConfig"] = {"latency": latency}
@@ -103,17 +103,17 @@ def _closing(call: SimulatedCall, body: dict[str, Any], said: Completion, model:
     return closing
 
 
-def _usage(usage: Usage, model: Model) -> dict[str, Any]:
-    told: dict[str, Any] = {
+def _build_usage(usage: Usage, model: Model) -> dict[str, Any]:
+    document: dict[str, Any] = {
         "inputTokens": usage.input_tokens,
         "outputTokens": usage.output_tokens,
         "totalTokens": usage.total_input_tokens + usage.output_tokens,
     }
     if model.can_cache or usage.cache_read_tokens or usage.cache_write_tokens:
-        told["cacheReadInputTokens"] = usage.cache_read_tokens
-        told["cacheWriteInputTokens"] = usage.cache_write_tokens
+        document["cacheReadInputTokens"] = usage.cache_read_tokens
+        document["cacheWriteInputTokens"] = usage.cache_write_tokens
     writes = (("5m", usage.cache_write_5m_tokens), ("1h", usage.cache_write_1h_tokens))
     details = [{"ttl": ttl, "inputTokens": tokens} for ttl, tokens in writes if tokens]
     if details:
-        told["cacheDetails"] = details
-    return told
+        document["cacheDetails"] = details
+    return document

@@ -15,24 +15,24 @@ _TRAILER_BYTES = 4
 _PADDING = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
 
 
-def event(kind: str, content: dict[str, object]) -> bytes:
+def encode_event(kind: str, content: dict[str, object]) -> bytes:
     """An event. Bedrock pads it to hide the length of its words, in a member that no model of the service knows."""
     payload = orjson.dumps(content)
     length = 1 + crc32(payload) % len(_PADDING)
-    return _frame(_headers("event", kind), payload[:-1] + b',"p":"%s"}' % _PADDING[:length].encode())
+    return _encode_frame(_encode_headers("event", kind), payload[:-1] + b',"p":"%s"}' % _PADDING[:length].encode())
 
 
-def exception(kind: str, message: str) -> bytes:
-    return _frame(_headers("exception", kind), orjson.dumps({"message": message}))
+def encode_exception(kind: str, message: str) -> bytes:
+    return _encode_frame(_encode_headers("exception", kind), orjson.dumps({"message": message}))
 
 
-def damaged(frame: bytes) -> bytes:
+def corrupt_checksum(frame: bytes) -> bytes:
     """The frame with a check sum that is wrong."""
     return frame[:-1] + bytes([frame[-1] ^ 0xFF])
 
 
 @lru_cache(maxsize=64)
-def _headers(message: str, kind: str) -> bytes:
+def _encode_headers(message: str, kind: str) -> bytes:
     headers = ((f":{message}-type", kind), (":content-type", "application/json"), (":message-type", message))
     return b"".join(
         pack("!B", len(name)) + name.encode() + pack("!BH", _STRING, len(value)) + value.encode()
@@ -40,7 +40,7 @@ def _headers(message: str, kind: str) -> bytes:
     )
 
 
-def _frame(headers: bytes, payload: bytes) -> bytes:
+def _encode_frame(headers: bytes, payload: bytes) -> bytes:
     total = _PRELUDE_BYTES + len(headers) + len(payload) + _TRAILER_BYTES
     prelude = pack("!II", total, len(headers))
     checked = b"".join((prelude, pack("!I", crc32(prelude)), headers, payload))

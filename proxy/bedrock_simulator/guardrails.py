@@ -14,11 +14,11 @@ from bedrock_simulator.call import SimulatedResponse, SimulatedCall
 from bedrock_simulator.refusals import constraint_violation, validation_error
 from bedrock_simulator.usage import Usage
 
-FORBIDDEN = "simulated forbidden words"  # a text that has them is intervened in
+BLOCKED_TEXT = "simulated forbidden words"  # a text that has them is intervened in
 
-_BLOCKED = "Sorry, the model cannot answer this question."
-_CHARACTERS_A_UNIT = 1000
-_MILLISECONDS = 110
+_BLOCKED_MESSAGE = "Sorry, the model cannot answer this question."
+_CHARACTERS_PER_UNIT = 1000
+_LATENCY_MS = 110
 
 _IDENTIFIER = re.compile(r"[a-z0-9]+|arn:aws(-[^:]+)?:bedrock:[a-z0-9-]{1,20}:[0-9]{12}:guardrail/[a-z0-9]+")
 _VERSION = re.compile(r"[1-9][0-9]{0,7}|DRAFT")
@@ -31,7 +31,7 @@ _TEXTS = ("messages", "content", "text", "prompt", "inputText", "message", "syst
 Json = dict[str, Any]
 
 
-def apply(call: SimulatedCall) -> SimulatedResponse:
+def apply_guardrail(call: SimulatedCall) -> SimulatedResponse:
     identifier, version = call.route.labels
     if not _IDENTIFIER.fullmatch(identifier):
         raise constraint_violation(
@@ -46,118 +46,118 @@ def apply(call: SimulatedCall) -> SimulatedResponse:
         raise constraint_violation(body.get("content"), "content", "not be null")
     texts = [block["text"]["text"] for block in body["content"] if "text" in block]
     images = sum("image" in block for block in body["content"])
-    is_blocked = any(FORBIDDEN in text for text in texts)
-    units = _units(sum(map(len, texts)), images)
+    is_blocked = any(BLOCKED_TEXT in text for text in texts)
+    units = _count_units(sum(map(len, texts)), images)
     document: Json = {
         "usage": units,
         "action": "GUARDRAIL_INTERVENED" if is_blocked else "NONE",
-        "outputs": [{"text": _BLOCKED}] if is_blocked else [],
-        "assessments": [_assessment(units, sum(map(len, texts)), is_blocked)],
-        "guardrailCoverage": _coverage(sum(map(len, texts))),
+        "outputs": [{"text": _BLOCKED_MESSAGE}] if is_blocked else [],
+        "assessments": [_build_assessment(units, sum(map(len, texts)), is_blocked)],
+        "guardrailCoverage": _build_coverage(sum(map(len, texts))),
     }
     if is_blocked:
         document["actionReason"] = "Guardrail blocked."
     return SimulatedResponse(call.render(document), usage=Usage(guardrail_units=units))
 
 
-def check(call: SimulatedCall) -> SimulatedResponse:
+def run_guardrail_checks(call: SimulatedCall) -> SimulatedResponse:
     """InvokeGuardrailChecks: a score of nothing found for each check that was asked for."""
     body = call.parse_body()
     messages, checks = body.get("messages"), body.get("checks")
     if not isinstance(messages, list) or not messages:
         raise constraint_violation(messages, "messages", "have length greater than or equal to 1")
-    asked = {name: checks[name] for name in _CHECKS if checks.get(name)} if isinstance(checks, dict) else {}
-    if not asked:
+    requested = {name: checks[name] for name in _CHECKS if checks.get(name)} if isinstance(checks, dict) else {}
+    if not requested:
         raise validation_error("At least one check must be set in checks.")
     characters = sum(len(block["text"]) for message in messages for block in message["content"])
-    units = _text_units(characters)
+    units = _count_text_units(characters)
     document = {
-        "results": {name: _result(name, wanted) for name, wanted in asked.items()},
-        "usage": {name: {"textUnits": units} for name in asked},
+        "results": {name: _build_result(name, wanted) for name, wanted in requested.items()},
+        "usage": {name: {"textUnits": units} for name in requested},
     }
-    return SimulatedResponse(call.render(document), usage=Usage(guardrail_units=dict.fromkeys(asked, units)))
+    return SimulatedResponse(call.render(document), usage=Usage(guardrail_units=dict.fromkeys(requested, units)))
 
 
-def _result(name: str, wanted: Json) -> Json:
+def _build_result(name: str, options: Json) -> Json:
     if name == "sensitiveInformation":
         return {"results": [], "truncated": False}
-    return {"results": [{"category": each["category"], "severityScore": 0.0} for each in wanted["categories"]]}
+    return {"results": [{"category": category["category"], "severityScore": 0.0} for category in options["categories"]]}
 
 
 @dataclass(frozen=True, slots=True)
-class Watched:
+class GuardrailUse:
     """A call of a model that a guardrail watches over: how long what was asked and said is, and whether it tells."""
 
     identifier: str
-    asked: int
-    said: int
-    tells: bool
+    input_length: int
+    output_length: int
+    has_trace: bool
 
     @property
     def usage(self) -> Usage:
-        before, after = _units(self.asked, 0), _units(self.said, 0)
+        before, after = _count_units(self.input_length, 0), _count_units(self.output_length, 0)
         return Usage(guardrail_units={name: before[name] + after[name] for name in before})
 
-    def assessments(self) -> tuple[Json, Json]:
-        before, after = (_assessment(_units(length, 0), length, False) for length in (self.asked, self.said))
+    def build_assessments(self) -> tuple[Json, Json]:
+        before, after = (_build_assessment(_count_units(length, 0), length, False) for length in (self.input_length, self.output_length))
         return before, after
 
 
-def of_conversation(body: Json, said: str) -> Watched | None:
+def find_in_conversation(body: Json, output_text: str) -> GuardrailUse | None:
     config = body.get("guardrailConfig") or {}
     if not config.get("guardrailIdentifier"):
         return None
-    asked = sum(len(block.get("text", "")) for message in body["messages"] for block in message["content"])
-    tells = config.get("trace") in ("enabled", "enabled_full")
-    return Watched(str(config["guardrailIdentifier"]), asked, len(said), tells)
+    input_length = sum(len(block.get("text", "")) for message in body["messages"] for block in message["content"])
+    has_trace = config.get("trace") in ("enabled", "enabled_full")
+    return GuardrailUse(str(config["guardrailIdentifier"]), input_length, len(output_text), has_trace)
 
 
-def of_headers(headers: Mapping[str, str], body: Json, said: str) -> Watched | None:
+def find_in_headers(headers: Mapping[str, str], body: Json, output_text: str) -> GuardrailUse | None:
     """Of InvokeModel and chat completions, whose bodies say nothing of guardrails."""
     if _HEADER not in headers:
         return None
-    return Watched(headers[_HEADER], _text(body), len(said), headers.get(_TRACE, "") in ("ENABLED", "ENABLED_FULL"))
+    return GuardrailUse(headers[_HEADER], _count_characters(body), len(output_text), headers.get(_TRACE, "") in ("ENABLED", "ENABLED_FULL"))
 
 
-def _text(value: Any) -> int:
+def _count_characters(value: Any) -> int:
     if isinstance(value, dict):
-        return sum(_text(inner) for name, inner in value.items() if name in _TEXTS)
+        return sum(_count_characters(inner) for name, inner in value.items() if name in _TEXTS)
     if isinstance(value, list):
-        return sum(map(_text, value))
+        return sum(map(_count_characters, value))
     return len(value) if isinstance(value, str) else 0
 
 
-def trace(watched: Watched | None) -> Json:
+def build_trace(guardrail: GuardrailUse | None) -> Json:
     """What a conversation tells about its guardrail, if it has one and asks for that."""
-    if watched is None or not watched.tells:
+    if guardrail is None or not guardrail.has_trace:
         return {}
-    before, after = watched.assessments()
-    told = {"inputAssessment": {watched.identifier: before}, "outputAssessments": {watched.identifier: [after]}}
-    return {"trace": {"guardrail": told}}
+    before, after = guardrail.build_assessments()
+    assessments = {"inputAssessment": {guardrail.identifier: before}, "outputAssessments": {guardrail.identifier: [after]}}
+    return {"trace": {"guardrail": assessments}}
 
 
-def marks(watched: Watched | None) -> Json:
+def build_members(guardrail: GuardrailUse | None) -> Json:
     """What InvokeModel adds to a body, or to a stream's last chunk, when a guardrail watches over it."""
-    if watched is None:
+    if guardrail is None:
         return {}
-    marked: Json = {"amazon-bedrock-guardrailAction": "NONE"}
-    if watched.tells:
-        before, after = watched.assessments()
-        told = {"input": {watched.identifier: before}, "outputs": [{watched.identifier: after}]}
-        marked["amazon-bedrock-trace"] = {"guardrail": told}
-    return marked
+    members: Json = {"amazon-bedrock-guardrailAction": "NONE"}
+    if guardrail.has_trace:
+        before, after = guardrail.build_assessments()
+        assessments = {"input": {guardrail.identifier: before}, "outputs": [{guardrail.identifier: after}]}
+        members["amazon-bedrock-trace"] = {"guardrail": assessments}
+    return members
 
 
-def used(usage: Usage, watched: Watched | None) -> Usage:
-    return usage if watched is None else usage + watched.usage
+def add_guardrail_usage(usage: Usage, guardrail: GuardrailUse | None) -> Usage:
+    return usage if guardrail is None else usage + guardrail.usage
 
 
-def _text_units(characters: int) -> int:
-    return -(-characters // _CHARACTERS_A_UNIT)
+def _count_text_units(characters: int) -> int:
+    return -(-characters // _CHARACTERS_PER_UNIT)
 
 
-def _units(characters: int, images: int) -> dict[str, int]:
-    units = _text_units(characters)
+def _count_units(characters: int, images: int) -> dict[str, int]:
+    units = _count_text_units(characters)
     return {
         "topicPolicyUnits": units,
         "contentPolicyUnits": units,
@@ -169,15 +169,15 @@ def _units(characters: int, images: int) -> dict[str, int]:
     }
 
 
-def _assessment(units: dict[str, int], characters: int, is_blocked: bool) -> Json:
+def _build_assessment(units: dict[str, int], characters: int, is_blocked: bool) -> Json:
     metrics = {
-        "guardrailProcessingLatency": _MILLISECONDS,
+        "guardrailProcessingLatency": _LATENCY_MS,
         "usage": units,
-        "guardrailCoverage": _coverage(characters),
+        "guardrailCoverage": _build_coverage(characters),
     }
     topic = {"name": "simulated", "type": "DENY", "action": "BLOCKED", "detected": True}
     return {"invocationMetrics": metrics, **({"topicPolicy": {"topics": [topic]}} if is_blocked else {})}
 
 
-def _coverage(characters: int) -> Json:
+def _build_coverage(characters: int) -> Json:
     return {"textCharacters": {"guarded": characters, "total": characters}}

@@ -11,9 +11,9 @@ from bedrock_simulator import guardrails, metadata
 from bedrock_simulator.call import EVENT_STREAM, JSON, LATENCIES, TIERS, SimulatedResponse, SimulatedCall, check_choice
 from bedrock_simulator.families import FAMILIES
 from bedrock_simulator.families.family import Family
-from bedrock_simulator.frames import event
+from bedrock_simulator.frames import encode_event
 from bedrock_simulator.generation import Completion
-from bedrock_simulator.models import Model, resolve
+from bedrock_simulator.models import Model, resolve_model
 from bedrock_simulator.refusals import validation_error
 from bedrock_simulator.turns import ModelRunner
 from bedrock_simulator.usage import corrupt_count
@@ -23,46 +23,46 @@ _LATENCY = "X-Amzn-Bedrock-PerformanceConfig-Latency"
 
 
 def invoke(runner: ModelRunner, call: SimulatedCall) -> SimulatedResponse:
-    family, model, body, said = _turn(runner, call)
-    watched = guardrails.of_headers(call.headers, body, said.text)
-    document = {**family.whole(body, said, model), **guardrails.marks(watched)}
-    headers = {"Content-Type": JSON, **_echoed(call)}
+    family, model, body, said = _run_model(runner, call)
+    guardrail = guardrails.find_in_headers(call.headers, body, said.text)
+    document = {**family.whole(body, said, model), **guardrails.build_members(guardrail)}
+    headers = {"Content-Type": JSON, **_echo_headers(call)}
     headers["X-Amzn-Bedrock-Invocation-Latency"] = str(said.latency_ms)
-    headers.update(_counts(call, said, model, family))
-    return SimulatedResponse(call.render(document), headers=headers, usage=guardrails.used(said.usage, watched))
+    headers.update(_build_count_headers(call, said, model, family))
+    return SimulatedResponse(call.render(document), headers=headers, usage=guardrails.add_guardrail_usage(said.usage, guardrail))
 
 
 def invoke_stream(runner: ModelRunner, call: SimulatedCall) -> SimulatedResponse:
-    family, model, body, said = _turn(runner, call)
+    family, model, body, said = _run_model(runner, call)
     if family.chunks is None:
         raise validation_error("The model is unsupported for streaming.")
     chunks = family.chunks(body, said, model)
-    watched = guardrails.of_headers(call.headers, body, said.text)
+    guardrail = guardrails.find_in_headers(call.headers, body, said.text)
 
     def frames() -> Iterator[bytes]:
         held = next(chunks)
         for chunk in chunks:
-            yield _frame(call, held)
+            yield _encode_chunk(call, held)
             held = chunk
-        metrics = _metrics(said, model)
-        yield _frame(call, {**held, **guardrails.marks(watched), "amazon-bedrock-invocationMetrics": metrics})
+        metrics = _build_metrics(said, model)
+        yield _encode_chunk(call, {**held, **guardrails.build_members(guardrail), "amazon-bedrock-invocationMetrics": metrics})
 
-    headers = {"Content-Type": EVENT_STREAM, "X-Amzn-Bedrock-Content-Type": JSON, **_echoed(call)}
-    return SimulatedResponse(frames=frames(), headers=headers, usage=guardrails.used(said.usage, watched))
+    headers = {"Content-Type": EVENT_STREAM, "X-Amzn-Bedrock-Content-Type": JSON, **_echo_headers(call)}
+    return SimulatedResponse(frames=frames(), headers=headers, usage=guardrails.add_guardrail_usage(said.usage, guardrail))
 
 
-def _turn(runner: ModelRunner, call: SimulatedCall) -> tuple[Family, Model, dict[str, Any], Completion]:
-    model, body = resolve(call.route.model), call.parse_body()
-    family = FAMILIES.get(model.family_of(body))
+def _run_model(runner: ModelRunner, call: SimulatedCall) -> tuple[Family, Model, dict[str, Any], Completion]:
+    model, body = resolve_model(call.route.model), call.parse_body()
+    family = FAMILIES.get(model.find_family(body))
     if family is None:
         raise validation_error("The provided model is not supported by this simulator, or its request is of no known form.")
     _check_headers(call)
     prompt = family.read(body)
     said = runner.run(call, model, prompt)
-    return family, model, body, said if family.speaks else _speechless(said)
+    return family, model, body, said if family.speaks else _without_output(said)
 
 
-def _speechless(said: Completion) -> Completion:
+def _without_output(said: Completion) -> Completion:
     """An embedding has a seed and an input, but no words."""
     return replace(said, text="", usage=replace(said.usage, output_tokens=0))
 
@@ -76,27 +76,27 @@ def _check_headers(call: SimulatedCall) -> None:
         metadata.check_header(call.headers[metadata.HEADER])
 
 
-def _echoed(call: SimulatedCall) -> dict[str, str]:
+def _echo_headers(call: SimulatedCall) -> dict[str, str]:
     tier = call.fault_spec.tier or call.headers.get(_TIER)
     latency = call.fault_spec.performance or call.headers.get(_LATENCY)
     return {name: value for name, value in ((_TIER, tier), (_LATENCY, latency)) if value}
 
 
-def _counts(call: SimulatedCall, said: Completion, model: Model, family: Family) -> dict[str, str]:
-    usage, how = said.usage, call.fault_spec.usage
-    if how == "none":
+def _build_count_headers(call: SimulatedCall, said: Completion, model: Model, family: Family) -> dict[str, str]:
+    usage, fault = said.usage, call.fault_spec.usage
+    if fault == "none":
         return {}
     counts = {"Input-Token-Count": usage.input_tokens}
-    if family.speaks and how != "no-output":
+    if family.speaks and fault != "no-output":
         counts["Output-Token-Count"] = usage.output_tokens
     if model.can_cache or usage.cache_read_tokens or usage.cache_write_tokens:
         counts["Cache-Read-Input-Token-Count"] = usage.cache_read_tokens
         counts["Cache-Write-Input-Token-Count"] = usage.cache_write_tokens
-    told = {name: corrupt_count(count, how, is_output="Output" in name) for name, count in counts.items()}
-    return {f"X-Amzn-Bedrock-{name}": str(count) for name, count in told.items() if count is not None}
+    reported = {name: corrupt_count(count, fault, is_output="Output" in name) for name, count in counts.items()}
+    return {f"X-Amzn-Bedrock-{name}": str(count) for name, count in reported.items() if count is not None}
 
 
-def _metrics(said: Completion, model: Model) -> dict[str, int]:
+def _build_metrics(said: Completion, model: Model) -> dict[str, int]:
     usage = said.usage
     metrics = {
         "inputTokenCount": usage.input_tokens,
@@ -110,5 +110,5 @@ def _metrics(said: Completion, model: Model) -> dict[str, int]:
     return metrics
 
 
-def _frame(call: SimulatedCall, chunk: dict[str, Any]) -> bytes:
-    return event("chunk", {"bytes": b64encode(call.render(chunk)).decode()})
+def _encode_chunk(call: SimulatedCall, chunk: dict[str, Any]) -> bytes:
+    return encode_event("chunk", {"bytes": b64encode(call.render(chunk)).decode()})

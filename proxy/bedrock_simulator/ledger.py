@@ -14,10 +14,10 @@ import orjson
 from bedrock_simulator.metadata import HEADER as METADATA
 from bedrock_simulator.usage import Usage
 
-MOST_ENTRIES = 50_000
-MOST_BODY_BYTES = 256 * 1024  # of one request; of a longer one only its beginning is kept
-MOST_BYTES = 128 * 1024 * 1024  # of all bodies together
-MOST_MODELS = 1000  # whose totals are kept apart; what further ones used is summed up under ""
+MAX_ENTRIES = 50_000
+MAX_ENTRY_BODY_BYTES = 256 * 1024  # of one request; of a longer one only its beginning is kept
+MAX_TOTAL_BODY_BYTES = 128 * 1024 * 1024  # of all bodies together
+MAX_MODELS = 1000  # whose totals are kept apart; what further ones used is summed up under ""
 
 
 @dataclass(slots=True)
@@ -42,10 +42,10 @@ class Entry:
     is_done: bool = False
 
     def header(self, name: str) -> str | None:
-        raw = self._raw(name)
+        raw = self._find_header(name)
         return None if raw is None else raw.decode("latin-1")
 
-    def _raw(self, name: str) -> bytes | None:
+    def _find_header(self, name: str) -> bytes | None:
         wanted = name.lower().encode()
         return next((value for key, value in self.headers if key.lower() == wanted), None)
 
@@ -53,7 +53,7 @@ class Entry:
     def metadata(self) -> dict[str, str]:
         """The request metadata, from its header or from a conversation's body; empty if there is none."""
         try:
-            raw = self._raw(METADATA)
+            raw = self._find_header(METADATA)
             found = orjson.loads(self.body).get("requestMetadata") if raw is None else orjson.loads(raw)
         except (orjson.JSONDecodeError, AttributeError):
             return {}
@@ -90,21 +90,21 @@ class Ledger:
         self._entries.append(entry)
         self._bytes += len(entry.body)
         self.arrived += 1
-        while len(self._entries) > MOST_ENTRIES or self._bytes > MOST_BYTES:
+        while len(self._entries) > MAX_ENTRIES or self._bytes > MAX_TOTAL_BODY_BYTES:
             self._bytes -= len(self._entries.popleft().body)
             self.dropped += 1
         if self._file is not None:
             os.write(self._file, orjson.dumps({"event": "arrived", **as_json(entry)}) + b"\n")
 
-    def done(self, entry: Entry) -> None:
+    def finish(self, entry: Entry) -> None:
         entry.is_done = True
         if entry.usage is not None:
-            model = entry.model if entry.model in self.totals or len(self.totals) < MOST_MODELS else ""
+            model = entry.model if entry.model in self.totals or len(self.totals) < MAX_MODELS else ""
             self.totals[model] = self.totals.get(model, Usage()) + entry.usage
         if self._file is not None:
             outcome = as_json(entry)
-            kept = ("sequence", "status", "usage", "fault", "is_whole", "is_done")
-            os.write(self._file, orjson.dumps({"event": "done", **{name: outcome[name] for name in kept}}) + b"\n")
+            outcome_fields = ("sequence", "status", "usage", "fault", "is_whole", "is_done")
+            os.write(self._file, orjson.dumps({"event": "done", **{name: outcome[name] for name in outcome_fields}}) + b"\n")
 
     def clear(self) -> None:
         """Sequence numbers go on, so that a request under way is not taken for a new one."""

@@ -11,16 +11,16 @@ from bedrock_simulator.refusals import constraint_violation, malformed_request
 
 HEADER = "X-Amzn-Bedrock-Request-Metadata"
 
-_MOST_PAIRS = 16
-_LONGEST_HEADER = 8500
+_MAX_PAIRS = 16
+_MAX_HEADER_CHARS = 8500
 _CHARACTERS = r"[a-zA-Z0-9\s:_@$#=/+,\-.]"
 _KEY = re.compile(_CHARACTERS + "{1,256}")
 _VALUE = re.compile(_CHARACTERS + "{0,256}")
 
 
-def check(metadata: Any, name: str = "requestMetadata") -> None:
-    if not isinstance(metadata, dict) or not 1 <= len(metadata) <= _MOST_PAIRS:
-        raise constraint_violation(metadata, name, f"be a map of 1 to {_MOST_PAIRS} pairs")
+def check_metadata(metadata: Any, name: str = "requestMetadata") -> None:
+    if not isinstance(metadata, dict) or not 1 <= len(metadata) <= _MAX_PAIRS:
+        raise constraint_violation(metadata, name, f"be a map of 1 to {_MAX_PAIRS} pairs")
     for key, value in metadata.items():
         if not _KEY.fullmatch(key):
             raise constraint_violation(key, name, f"have keys that match {_KEY.pattern}")
@@ -29,10 +29,10 @@ def check(metadata: Any, name: str = "requestMetadata") -> None:
 
 
 def check_header(text: str) -> None:
-    if len(text) > _LONGEST_HEADER:
-        raise constraint_violation(len(text), HEADER, f"have length less than or equal to {_LONGEST_HEADER}")
+    if len(text) > _MAX_HEADER_CHARS:
+        raise constraint_violation(len(text), HEADER, f"have length less than or equal to {_MAX_HEADER_CHARS}")
     try:
         metadata = orjson.loads(text)
     except orjson.JSONDecodeError:
         raise malformed_request(f"{HEADER} is not JSON") from None
-    check(metadata, HEADER)
+    check_metadata(metadata, HEADER)

@@ -41,7 +41,7 @@ _OPAQUE_KINDS = (
 )
 
 # The first of these fields that a body has tells its family.
-_TELLTALES = (
+_FAMILY_FIELDS = (
     ("anthropic_version", "anthropic"),
     ("schemaVersion", "nova"),
     ("inferenceConfig", "nova"),
@@ -54,14 +54,14 @@ _TELLTALES = (
     ("prompt", "llama"),
 )
 
-_EMBEDDING = ("titan-embed", "cohere-embed")
-_CACHING = ("anthropic", "nova")
-UNTOLD = "untold"  # the family of a model behind an opaque ARN
+_EMBEDDING_FAMILIES = ("titan-embed", "cohere-embed")
+_CACHING_FAMILIES = ("anthropic", "nova")
+UNKNOWN_FAMILY = "untold"  # the family of a model behind an opaque ARN
 
 _NAME = re.compile(r"(?:(?:us|us-gov|eu|apac|global|jp|au|ca)\.)?([a-z0-9-]+\.[A-Za-z0-9._:-]+)")
 _ARN = re.compile(r"arn:aws(?:-[a-z-]+)?:bedrock:[a-z0-9-]*:(?:\d{12})?:([a-z-]+)/(.+)")
 
-_MOST_REMEMBERED = 1024
+_CACHE_SIZE = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,36 +72,36 @@ class Model:
 
     @property
     def can_converse(self) -> bool:
-        return self.family != "" and self.family not in _EMBEDDING
+        return self.family != "" and self.family not in _EMBEDDING_FAMILIES
 
     @property
     def can_cache(self) -> bool:
-        return self.family in _CACHING or self.family == UNTOLD
+        return self.family in _CACHING_FAMILIES or self.family == UNKNOWN_FAMILY
 
-    def family_of(self, body: dict[str, object]) -> str:
-        if self.family != UNTOLD:
+    def find_family(self, body: dict[str, object]) -> str:
+        if self.family != UNKNOWN_FAMILY:
             return self.family
-        return next((family for field, family in _TELLTALES if field in body), "")
+        return next((family for field, family in _FAMILY_FIELDS if field in body), "")
 
 
-@lru_cache(maxsize=_MOST_REMEMBERED)
-def resolve(model_id: str) -> Model:
+@lru_cache(maxsize=_CACHE_SIZE)
+def resolve_model(model_id: str) -> Model:
     """The model of this id; an id that no known provider has is refused as Bedrock refuses it."""
     arn = _ARN.fullmatch(model_id)
     if arn is None:
-        return _named(model_id, model_id)
+        return _find_model(model_id, model_id)
     kind, rest = arn.groups()
     if kind in ("foundation-model", "inference-profile"):
-        return _named(model_id, rest)
+        return _find_model(model_id, rest)
     if kind in _OPAQUE_KINDS:
-        return Model(model_id, rest, UNTOLD)
+        return Model(model_id, rest, UNKNOWN_FAMILY)
     raise validation_error("The provided model identifier is invalid.")
 
 
-def _named(model_id: str, text: str) -> Model:
+def _find_model(model_id: str, text: str) -> Model:
     name = _NAME.fullmatch(text)
     if name is not None:
-        for beginning, family in _FAMILIES:
-            if name[1].startswith(beginning):
+        for prefix, family in _FAMILIES:
+            if name[1].startswith(prefix):
                 return Model(model_id, name[1], family)
     raise validation_error("The provided model identifier is invalid.")

@@ -17,11 +17,11 @@ import orjson
 from bedrock_simulator.refusals import validation_error
 from bedrock_simulator.usage import Usage
 
-LIFETIMES = {"5m": 300.0, "1h": 3600.0}
+TTL_SECONDS = {"5m": 300.0, "1h": 3600.0}
 
-_MOST_MARKS = 4  # in one request
-_LOOK_BACK = 20  # how many blocks before a mark may end a prefix that was written earlier
-_MOST_PREFIXES = 10_000
+_MAX_CACHE_POINTS = 4  # in one request
+_LOOK_BACK_BLOCKS = 20  # how many blocks before a mark may end a prefix that was written earlier
+_MAX_PREFIXES = 10_000
 
 
 @dataclass(slots=True)
@@ -42,13 +42,13 @@ class PromptCache:
 
     def read_and_write(self, model: str, pieces: Sequence[Piece]) -> Usage:
         """What of a prompt is new, read and written. What it writes, the next request may read."""
-        whole = sum(piece.tokens for piece in pieces)
+        total = sum(piece.tokens for piece in pieces)
         marks = [index for index, piece in enumerate(pieces) if piece.ttl]
         if not marks:
-            return Usage(input_tokens=whole)
-        _check(pieces, marks)
-        prefixes = _prefixes(model, pieces[: marks[-1] + 1])
-        read = self._longest_read(prefixes, marks)
+            return Usage(input_tokens=total)
+        _check_marks(pieces, marks)
+        prefixes = _hash_prefixes(model, pieces[: marks[-1] + 1])
+        read = self._find_longest_prefix(prefixes, marks)
         written = {"5m": 0, "1h": 0}
         covered = read
         for mark in marks:
@@ -57,23 +57,23 @@ class PromptCache:
                 ttl = pieces[mark].ttl or "5m"
                 written[ttl] += max(0, tokens - covered)
                 covered = max(covered, tokens)
-                self._keep(key, LIFETIMES[ttl])
-        return Usage(whole - covered, 0, read, written["5m"], written["1h"])
+                self._store(key, TTL_SECONDS[ttl])
+        return Usage(total - covered, 0, read, written["5m"], written["1h"])
 
-    def _longest_read(self, prefixes: Sequence[tuple[bytes, int]], marks: Sequence[int]) -> int:
+    def _find_longest_prefix(self, prefixes: Sequence[tuple[bytes, int]], marks: Sequence[int]) -> int:
         for mark in reversed(marks):
-            for key, tokens in reversed(prefixes[max(0, mark - _LOOK_BACK) : mark + 1]):
+            for key, tokens in reversed(prefixes[max(0, mark - _LOOK_BACK_BLOCKS) : mark + 1]):
                 if self._expiries.get(key, 0) > self._monotonic():
                     return tokens
         return 0
 
-    def _keep(self, key: bytes, seconds: float) -> None:
+    def _store(self, key: bytes, seconds: float) -> None:
         self._expiries[key] = max(self._expiries.pop(key, 0), self._monotonic() + seconds)
-        if len(self._expiries) > _MOST_PREFIXES:
+        if len(self._expiries) > _MAX_PREFIXES:
             self._expiries.popitem(last=False)
 
 
-def _prefixes(model: str, pieces: Sequence[Piece]) -> list[tuple[bytes, int]]:
+def _hash_prefixes(model: str, pieces: Sequence[Piece]) -> list[tuple[bytes, int]]:
     """For the end of each piece: the hash of all that stands before it, and its tokens."""
     digest, tokens, prefixes = sha256(model.encode()), 0, []
     for piece in pieces:
@@ -84,10 +84,10 @@ def _prefixes(model: str, pieces: Sequence[Piece]) -> list[tuple[bytes, int]]:
     return prefixes
 
 
-def _check(pieces: Sequence[Piece], marks: Sequence[int]) -> None:
-    if len(marks) > _MOST_MARKS:
-        raise validation_error(f"A maximum of {_MOST_MARKS} cache points may be provided. Found {len(marks)}.")
-    lifetimes = [LIFETIMES.get(pieces[mark].ttl or "", 0.0) for mark in marks]
+def _check_marks(pieces: Sequence[Piece], marks: Sequence[int]) -> None:
+    if len(marks) > _MAX_CACHE_POINTS:
+        raise validation_error(f"A maximum of {_MAX_CACHE_POINTS} cache points may be provided. Found {len(marks)}.")
+    lifetimes = [TTL_SECONDS.get(pieces[mark].ttl or "", 0.0) for mark in marks]
     if 0.0 in lifetimes:
         raise validation_error("The ttl of a cache point is '5m' or '1h'.")
     if lifetimes != sorted(lifetimes, reverse=True):

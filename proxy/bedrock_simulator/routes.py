@@ -22,9 +22,9 @@ _ROUTES: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("POST", ("openai", "v1", "chat", "completions"), "ChatCompletions"),
 )
 
-_OF_A_MODEL = frozenset(operation for _, pattern, operation in _ROUTES if pattern[0] == "model")
+_MODEL_OPERATIONS = frozenset(operation for _, pattern, operation in _ROUTES if pattern[0] == "model")
 
-_MOST_REMEMBERED = 1024
+_CACHE_SIZE = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,24 +36,24 @@ class Route:
     @property
     def model(self) -> str:
         """The model that the path names; "" where the body does, or where there is none."""
-        return self.labels[0] if self.operation in _OF_A_MODEL else ""
+        return self.labels[0] if self.operation in _MODEL_OPERATIONS else ""
 
 
-@lru_cache(maxsize=_MOST_REMEMBERED)
-def find(method: str, target: str) -> Route | None:
+@lru_cache(maxsize=_CACHE_SIZE)
+def find_route(method: str, target: str) -> Route | None:
     path, _, query = target.partition("?")
     if not path.startswith("/"):
         return None
     segments = path[1:].split("/")
-    for wanted, pattern, operation in _ROUTES:
-        if method == wanted and len(segments) == len(pattern):
-            labels = _labels(pattern, segments)
+    for expected_method, pattern, operation in _ROUTES:
+        if method == expected_method and len(segments) == len(pattern):
+            labels = _match_labels(pattern, segments)
             if labels is not None:
                 return Route(operation, labels, query)
     return None
 
 
-def _labels(pattern: tuple[str, ...], segments: list[str]) -> tuple[str, ...] | None:
+def _match_labels(pattern: tuple[str, ...], segments: list[str]) -> tuple[str, ...] | None:
     """What stands where the pattern leaves room, None if the path is another one."""
     labels = []
     for expected, segment in zip(pattern, segments, strict=True):

@@ -16,7 +16,7 @@ from aiohttp import web
 from bedrock_simulator import chat, routes, signatures, wishes
 from bedrock_simulator.call import JSON, SimulatedResponse, SimulatedCall, parse_json_object
 from bedrock_simulator.clock import Clock, SystemClock
-from bedrock_simulator.ledger import MOST_BODY_BYTES, Entry, Ledger
+from bedrock_simulator.ledger import MAX_ENTRY_BODY_BYTES, Entry, Ledger
 from bedrock_simulator.refusals import AwsError, UnknownOperationError, validation_error
 from bedrock_simulator.sending import ConnectionEnded, apply_faults_before_response, send_response
 from bedrock_simulator.service import Service
@@ -63,17 +63,17 @@ class SimulatedBedrock:
         body: bytes | None = None
         with suppress(web.HTTPRequestEntityTooLarge):
             body = await request.read()
-            entry.body, entry.body_size = body[:MOST_BODY_BYTES], len(body)
+            entry.body, entry.body_size = body[:MAX_ENTRY_BODY_BYTES], len(body)
         self.ledger.add(entry)
         try:
             return await self._respond(request, entry, body)
         except (ConnectionEnded, ConnectionError):
             return web.Response()  # it has nowhere to go: the connection is over, by a fault or by the caller
         finally:
-            self.ledger.done(entry)
+            self.ledger.finish(entry)
 
     def _new_entry(self, request: web.BaseRequest) -> Entry:
-        route = routes.find(request.method, request.raw_path)
+        route = routes.find_route(request.method, request.raw_path)
         return Entry(
             sequence=self.ledger.next_sequence(),
             arrived=self._clock.now(),
@@ -92,7 +92,7 @@ class SimulatedBedrock:
         """The model runs first: what it used is owed, whatever happens on the way to the caller."""
         spec = wishes.HEALTHY
         try:
-            route = routes.find(request.method, request.raw_path)
+            route = routes.find_route(request.method, request.raw_path)
             if route is None:
                 raise UnknownOperationError
             if body is None:
@@ -111,7 +111,7 @@ class SimulatedBedrock:
 
     def _run_operation(self, call: SimulatedCall, entry: Entry) -> SimulatedResponse:
         if self._require_auth:
-            signatures.check(self.keys, entry.method, entry.target, entry.headers, call.body, self._clock.now())
+            signatures.check_authorization(self.keys, entry.method, entry.target, entry.headers, call.body, self._clock.now())
         error = call.fault_spec.build_error()
         if error is not None:
             raise error
@@ -149,7 +149,7 @@ class SimulatedBedrock:
 def _build_error_response(error: AwsError, entry: Entry) -> SimulatedResponse:
     headers, body = error.render()
     if entry.operation == "ChatCompletions" and headers["Content-Type"] == JSON:
-        body = orjson.dumps(chat.error(error))
+        body = orjson.dumps(chat.build_error_document(error))
     return SimulatedResponse(body, headers=headers, status=error.status)
 
 

@@ -18,17 +18,17 @@ class Service:
         runner = ModelRunner(clock, min_cache_tokens)
         jobs = AsyncJobs(clock, region)
         self._operations: dict[str, Callable[[SimulatedCall], SimulatedResponse]] = {
-            "ApplyGuardrail": guardrails.apply,
-            "ChatCompletions": partial(chat.complete, runner),
+            "ApplyGuardrail": guardrails.apply_guardrail,
+            "ChatCompletions": partial(chat.complete_chat, runner),
             "Converse": partial(converse.converse, runner),
             "ConverseStream": partial(converse.converse_stream, runner),
             "CountTokens": converse.count_tokens,
-            "GetAsyncInvoke": jobs.get,
-            "InvokeGuardrailChecks": guardrails.check,
+            "GetAsyncInvoke": jobs.get_job,
+            "InvokeGuardrailChecks": guardrails.run_guardrail_checks,
             "InvokeModel": partial(invoke.invoke, runner),
             "InvokeModelWithResponseStream": partial(invoke.invoke_stream, runner),
-            "ListAsyncInvokes": jobs.listed,
-            "StartAsyncInvoke": jobs.start,
+            "ListAsyncInvokes": jobs.list_jobs,
+            "StartAsyncInvoke": jobs.start_job,
         }
 
     def handle(self, call: SimulatedCall) -> SimulatedResponse:

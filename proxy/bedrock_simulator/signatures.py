@@ -19,7 +19,7 @@ MAX_SKEW_SECONDS = 300
 _ALGORITHM = "AWS4-HMAC-SHA256"
 _SERVICE = "bedrock"
 _TIMESTAMP = "%Y%m%dT%H%M%SZ"
-_PART = re.compile(r"(Credential|SignedHeaders|Signature)=([^,\s]+)")
+_AUTHORIZATION_PART = re.compile(r"(Credential|SignedHeaders|Signature)=([^,\s]+)")
 
 Headers = Sequence[tuple[bytes, bytes]]
 
@@ -38,10 +38,10 @@ class Keys:
 DEFAULT_KEYS = Keys("SIMULATEDACCESSKEY00", "simulated-secret-key", bearer="simulated-api-key")
 
 
-def check(keys: Keys, method: str, target: str, headers: Headers, body: bytes, now: float) -> None:
+def check_authorization(keys: Keys, method: str, target: str, headers: Headers, body: bytes, now: float) -> None:
     """Raise what AWS answers unless the request was made by one who holds the keys."""
-    found = _gathered(headers)
-    authorization = found.get("authorization", [""])[0]
+    header_values = _group_headers(headers)
+    authorization = header_values.get("authorization", [""])[0]
     scheme, _, rest = authorization.partition(" ")
     if not authorization:
         raise AwsError("MissingAuthenticationTokenException")
@@ -49,40 +49,40 @@ def check(keys: Keys, method: str, target: str, headers: Headers, body: bytes, n
         if keys.bearer is None or not _is_same(rest.strip(), keys.bearer):
             raise InvalidApiKey
     elif scheme == _ALGORITHM:
-        _check_signature(keys, method, target, found, rest, body, now)
+        _check_signature(keys, method, target, header_values, rest, body, now)
     else:
         raise AwsError("IncompleteSignatureException", f"Unsupported authorization scheme: {scheme}")
 
 
 def _check_signature(
-    keys: Keys, method: str, target: str, found: dict[str, list[str]], rest: str, body: bytes, now: float
+    keys: Keys, method: str, target: str, header_values: dict[str, list[str]], rest: str, body: bytes, now: float
 ) -> None:
-    parts = dict(_PART.findall(rest))
+    parts = dict(_AUTHORIZATION_PART.findall(rest))
     scope = parts.get("Credential", "").split("/")
-    timestamp = found.get("x-amz-date", [""])[0]
+    timestamp = header_values.get("x-amz-date", [""])[0]
     if len(parts) != 3 or len(scope) != 5:
         raise AwsError("IncompleteSignatureException", "Authorization header requires 'Credential', 'SignedHeaders' and "
                       "'Signature' parameters.")  # fmt: skip
     access_key, date, region, service, end = scope
-    if not _is_same(access_key, keys.access_key) or found.get("x-amz-security-token", [None])[0] != keys.session_token:
+    if not _is_same(access_key, keys.access_key) or header_values.get("x-amz-security-token", [None])[0] != keys.session_token:
         raise AwsError("UnrecognizedClientException")
-    _check_moment(timestamp, now)
+    _check_timestamp(timestamp, now)
     if service != _SERVICE or end != "aws4_request" or date != timestamp[:8]:
         raise AwsError("InvalidSignatureException", f"Credential should be scoped to correct service: '{_SERVICE}'.")
     if keys.region not in (None, region):
         raise AwsError("InvalidSignatureException", "Credential should be scoped to a valid region.")
     signed = parts["SignedHeaders"].split(";")
-    if "host" not in signed or any(name not in found for name in signed):
+    if "host" not in signed or any(name not in header_values for name in signed):
         raise AwsError("InvalidSignatureException", "'Host' must be a signed header, and every signed header present.")
-    hashes = found.get("x-amz-content-sha256", [])
+    hashes = header_values.get("x-amz-content-sha256", [])
     if any(stated != sha256(body).hexdigest() for stated in hashes):
         raise AwsError("InvalidSignatureException")
-    expected = _signature(keys, method, target, {name: found[name] for name in signed}, body, timestamp, region)
+    expected = _compute_signature(keys, method, target, {name: header_values[name] for name in signed}, body, timestamp, region)
     if not _is_same(parts["Signature"], expected):
         raise AwsError("InvalidSignatureException")
 
 
-def _check_moment(timestamp: str, now: float) -> None:
+def _check_timestamp(timestamp: str, now: float) -> None:
     try:
         moment = datetime.strptime(timestamp, _TIMESTAMP).replace(tzinfo=UTC).timestamp()
     except ValueError:
@@ -94,7 +94,7 @@ def _check_moment(timestamp: str, now: float) -> None:
         raise AwsError("InvalidSignatureException", f"Signature not yet current: {timestamp} is later than {current}")
 
 
-def _signature(
+def _compute_signature(
     keys: Keys, method: str, target: str, signed: dict[str, list[str]], body: bytes, timestamp: str, region: str
 ) -> str:
     # Not before somebody signs: whoever only imports the simulator, or asks with a key, does not wait for botocore.
@@ -115,11 +115,11 @@ def _signature(
     return str(signer.signature(signer.string_to_sign(request, canonical), request))
 
 
-def _gathered(headers: Headers) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
+def _group_headers(headers: Headers) -> dict[str, list[str]]:
+    values: dict[str, list[str]] = {}
     for name, value in headers:
-        found.setdefault(name.decode("latin-1").lower(), []).append(value.decode("latin-1"))
-    return found
+        values.setdefault(name.decode("latin-1").lower(), []).append(value.decode("latin-1"))
+    return values
 
 
 def _is_same(given: str, expected: str) -> bool:

@@ -59,7 +59,7 @@ class FaultInjector:
                 return
             case "bad-crc" if rest:
                 self.is_damaged = True
-                rest = frames.damaged(rest)
+                rest = frames.corrupt_checksum(rest)
             case fault if fault in CONNECTION_FAULTS:
                 yield ConnectionFault(fault)  # if the sender comes back from this, the answer goes on
         if rest:
@@ -70,8 +70,8 @@ class FaultInjector:
         kind = self._spec.exception
         error = build_stream_error(kind)
         if self._content_type == EVENT_STREAM:
-            return frames.exception(kind, error.message)
-        return chat.sent(chat.error(error))
+            return frames.encode_exception(kind, error.message)
+        return chat.encode_server_sent_event(chat.build_error_document(error))
 
 
 def build_stream_error(kind: str) -> AwsError:

@@ -14,8 +14,8 @@ from typing import Any
 import orjson
 import pytest
 from bedrock_simulator.call import EVENT_STREAM, SERVER_SENT_EVENTS, SimulatedResponse, SimulatedCall
-from bedrock_simulator.frames import event
-from bedrock_simulator.routes import find
+from bedrock_simulator.frames import encode_event
+from bedrock_simulator.routes import find_route
 from bedrock_simulator.service import Service
 from bedrock_simulator.usage import USAGE_FAULTS, corrupt_usage, corrupt_count
 from bedrock_simulator.wishes import FaultSpec
@@ -95,7 +95,7 @@ def request(form: str, family: str) -> tuple[Operation, str, bytes]:
 
 
 def simulated(path: str, body: bytes, wished: FaultSpec) -> SimulatedResponse:
-    route = find("POST", path)
+    route = find_route("POST", path)
     assert route is not None
     call = SimulatedCall(route, CIMultiDict({"Content-Type": "application/json"}), body, wished)
     return Service(ManualClock(), "us-east-1", min_cache_tokens=1000).handle(call)
@@ -147,7 +147,7 @@ class Spoilings:
         assert kind == EVENT_STREAM
         names = ("chunk", "messageStart", "contentBlockStart", "contentBlockDelta", "contentBlockStop", "messageStop")
         frames = FrameWatcher(dict.fromkeys((*names, "metadata"), 10**6)).feed(wire)
-        return b"".join(event(frame.name, self._payload(frame.payload)) for frame in frames)
+        return b"".join(encode_event(frame.name, self._payload(frame.payload)) for frame in frames)
 
     def _event(self, line: bytes) -> bytes:
         data = line.removeprefix(b"data: ")

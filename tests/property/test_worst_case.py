@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 import pytest
 from bedrock_simulator.call import SimulatedResponse, SimulatedCall
-from bedrock_simulator.routes import find
+from bedrock_simulator.routes import find_route
 from bedrock_simulator.service import Service
 from bedrock_simulator.wishes import FaultSpec
 from hypothesis import assume, given, settings
@@ -194,7 +194,7 @@ wishes = st.builds(
 
 def answered(path: str, body: bytes, wished: FaultSpec, times: int = 1) -> SimulatedResponse:
     """The last of several answers, that of the first having written what the others read from the cache."""
-    route = find("POST", path)
+    route = find_route("POST", path)
     assert route is not None
     service = Service(ManualClock(), "us-east-1", min_cache_tokens=20)
     call = SimulatedCall(route, CIMultiDict({"Content-Type": "application/json"}), body, wished)

@@ -269,11 +269,11 @@ def _converse(input: int, output: int) -> bytes:
     return orjson.dumps({"output": said, "stopReason": "end_turn", "usage": _usage(input, output)})
 
 
-_SAID = frames.event("messageStart", {"role": "assistant"}) + frames.event(
+_SAID = frames.encode_event("messageStart", {"role": "assistant"}) + frames.encode_event(
     "contentBlockDelta", {"contentBlockIndex": 0, "delta": {"text": "so it is"}}
 )
 
 
 def _metadata(input: int, output: int) -> bytes:
-    stop = frames.event("messageStop", {"stopReason": "end_turn"})
-    return stop + frames.event("metadata", {"usage": _usage(input, output), "metrics": {"latencyMs": 5}})
+    stop = frames.encode_event("messageStop", {"stopReason": "end_turn"})
+    return stop + frames.encode_event("metadata", {"usage": _usage(input, output), "metrics": {"latencyMs": 5}})

@@ -39,23 +39,23 @@ class Ran(NamedTuple):
     tokens: tuple[int, ...]
 
 
-class ShortBooks(Ledger):
+class CompactLedger(Ledger):
     """Nothing is kept in memory."""
 
     def __init__(self, file: Path) -> None:
         super().__init__()
-        self._books = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        self._file_descriptor = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
 
     def add(self, entry: Entry) -> None:
         self.arrived += 1
 
-    def done(self, entry: Entry) -> None:
+    def finish(self, entry: Entry) -> None:
         if entry.usage is None:
             return
         tokens = tuple(getattr(entry.usage, name) for name in TOKENS)
         about = entry.request_id, entry.invocation_id, entry.model, entry.arrived, time.time()
         ran = Ran(*about, entry.is_whole, entry.fault, tokens)
-        os.write(self._books, orjson.dumps((*ran,)) + b"\n")
+        os.write(self._file_descriptor, orjson.dumps((*ran,)) + b"\n")
 
 
 def read(file: Path) -> Iterator[Ran]:
@@ -86,7 +86,7 @@ async def _serve(file: Path) -> None:
     stopped = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
     async with simulated_bedrock() as bedrock:
-        bedrock.ledger = ShortBooks(file)
+        bedrock.ledger = CompactLedger(file)
         print(bedrock.url, flush=True)
         await stopped.wait()
 

@@ -10,7 +10,7 @@ from time import process_time
 from typing import Any
 
 import pytest
-from bedrock_simulator.frames import event
+from bedrock_simulator.frames import encode_event
 from price_keeper.config.prices import GuardrailsConfig, UnitPrices
 from price_keeper.forwarding.model_path import Operation
 from price_keeper.metering.bodies import INVOCATION_METRICS
@@ -146,7 +146,7 @@ def of_invoke(before: dict[str, Any] = BEFORE, after: dict[str, Any] = AFTER) ->
 
 
 def chunk(document: dict[str, Any]) -> bytes:
-    return event("chunk", {"bytes": b64encode(json.dumps(document).encode()).decode()})
+    return encode_event("chunk", {"bytes": b64encode(json.dumps(document).encode()).decode()})
 
 
 def sent(document: dict[str, Any]) -> bytes:
@@ -165,8 +165,8 @@ def answers(converse: dict[str, Any], invoke: dict[str, Any]) -> Iterator[tuple[
     yield Operation.CONVERSE, plain, json.dumps(converse).encode()
     yield Operation.INVOKE, plain, json.dumps(invoke | OF_CLAUDE).encode()
     yield Operation.CHAT_COMPLETIONS, plain, json.dumps(invoke | OF_OPENAI).encode()
-    delta = event("contentBlockDelta", {"delta": {"text": "hello"}})
-    yield Operation.CONVERSE_STREAM, EVENT_STREAM, delta + event("metadata", converse)
+    delta = encode_event("contentBlockDelta", {"delta": {"text": "hello"}})
+    yield Operation.CONVERSE_STREAM, EVENT_STREAM, delta + encode_event("metadata", converse)
     yield Operation.INVOKE_STREAM, EVENT_STREAM, chunk({"type": "x"}) + chunk({"type": "x"}) + chunk(invoke)
     chats = sent(SAID) + sent(SAID | invoke) + sent(LAST)
     yield Operation.CHAT_COMPLETIONS, SERVER_SENT_EVENTS, chats + b"data: [DONE]\n\n"

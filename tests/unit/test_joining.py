@@ -140,8 +140,8 @@ async def test_old_answers_go_even_if_no_new_one_comes() -> None:
 
 FRAMES = [(b"content-type", b"application/vnd.amazon.eventstream")]
 EVENTS = [(b"content-type", b"text/event-stream; charset=utf-8")]
-TEXT = frames.event("contentBlockDelta", {"delta": {"text": ":message-type exception"}})
-FAILED = frames.exception("throttlingException", "slow down")
+TEXT = frames.encode_event("contentBlockDelta", {"delta": {"text": ":message-type exception"}})
+FAILED = frames.encode_exception("throttlingException", "slow down")
 
 
 @pytest.mark.parametrize(

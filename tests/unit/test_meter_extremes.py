@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 import pytest
-from bedrock_simulator.frames import event, exception
+from bedrock_simulator.frames import encode_event, encode_exception
 from price_keeper.config.keys import PricesConfig
 from price_keeper.forwarding.eventstream import encode_frame
 from price_keeper.forwarding.forwarder import UpstreamTarget
@@ -74,7 +74,7 @@ def guarded(journal: Journal, operation: Operation) -> Meter:
 
 
 def chunk(document: Any) -> bytes:
-    return event("chunk", {"bytes": b64encode(orjson.dumps(document)).decode()})
+    return encode_event("chunk", {"bytes": b64encode(orjson.dumps(document)).decode()})
 
 
 def test_the_intent_of_a_call_with_a_guardrail_has_its_units_and_its_money(journal: Journal, tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_a_receipt_that_cannot_be_written_is_an_estimate(
 def test_units_that_nobody_can_have_used_are_not_believed_of_a_cut_answer_either(journal: Journal) -> None:
     usage = {"automatedReasoningPolicyUnits": 10**9, "automatedReasoningPolicies": 10**9}
     trace = {"trace": {"guardrail": {"inputAssessment": {"a": {"invocationMetrics": {"usage": usage}}}}}}
-    counts = recorded(guarded(journal, Operation.CONVERSE_STREAM), journal, EVENT_STREAM, event("metadata", trace))
+    counts = recorded(guarded(journal, Operation.CONVERSE_STREAM), journal, EVENT_STREAM, encode_event("metadata", trace))
     assert counts.pico == BOTH.price(GUARDED).pico
 
 
@@ -148,9 +148,9 @@ def test_a_trace_that_tells_more_than_the_estimate_is_believed(journal: Journal)
 
 
 def test_a_tool_that_was_called_before_an_error_is_paid(journal: Journal) -> None:
-    block = event("contentBlockStart", {"start": {"toolUse": {"toolUseId": "x", "name": "y"}}, "contentBlockIndex": 0})
-    begun = event("messageStart", {"role": "assistant"}) + block + event("messageStop", {"stopReason": "tool_use"})
-    broken = exception("modelStreamErrorException", "no")
+    block = encode_event("contentBlockStart", {"start": {"toolUse": {"toolUseId": "x", "name": "y"}}, "contentBlockIndex": 0})
+    begun = encode_event("messageStart", {"role": "assistant"}) + block + encode_event("messageStop", {"stopReason": "tool_use"})
+    broken = encode_exception("modelStreamErrorException", "no")
     counts = recorded(plain(journal, Operation.CONVERSE_STREAM), journal, EVENT_STREAM, begun + broken)
     assert (counts.estimated_requests, counts.input_tokens) == (1, GUESS.input)
     assert counts.output_tokens > 0

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bedrock_simulator.frames import event, exception
+from bedrock_simulator.frames import encode_event, encode_exception
 from price_keeper.config.keys import PricesConfig
 from price_keeper.forwarding.forwarder import UpstreamTarget
 from price_keeper.forwarding.model_path import Operation
@@ -80,7 +80,7 @@ def record(journal: Journal) -> Ask:
 
 
 def chunk(document: Any) -> bytes:
-    return event("chunk", {"bytes": b64encode(json.dumps(document).encode()).decode()})
+    return encode_event("chunk", {"bytes": b64encode(json.dumps(document).encode()).decode()})
 
 
 def chats(*documents: Any) -> bytes:
@@ -135,11 +135,11 @@ def test_embedding_has_no_output_to_count_and_is_exact(record: Ask, document: di
 
 ZERO = {"inputTokens": 0, "outputTokens": 0, "totalTokens": 0}
 NO_TOKENS = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
-SAID = event("contentBlockDelta", {"delta": {"text": TEXT}, "contentBlockIndex": 0})
-STREAM = event("messageStart", {"role": "assistant"}) + SAID + event("messageStop", {"stopReason": "end_turn"})
+SAID = encode_event("contentBlockDelta", {"delta": {"text": TEXT}, "contentBlockIndex": 0})
+STREAM = encode_event("messageStart", {"role": "assistant"}) + SAID + encode_event("messageStop", {"stopReason": "end_turn"})
 ZEROS: dict[str, tuple[Operation, bytes, Any, dict[bytes, bytes]]] = {
     "Converse": (Operation.CONVERSE, JSON, {"output": {"message": {"content": [{"text": TEXT}]}}, "usage": ZERO}, {}),
-    "ConverseStream": (Operation.CONVERSE_STREAM, EVENT_STREAM, STREAM + event("metadata", {"usage": ZERO}), {}),
+    "ConverseStream": (Operation.CONVERSE_STREAM, EVENT_STREAM, STREAM + encode_event("metadata", {"usage": ZERO}), {}),
     "chat": (Operation.CHAT_COMPLETIONS, JSON, {"choices": [CHOICE], "usage": NO_TOKENS}, {}),
     "chat stream": (
         Operation.CHAT_COMPLETIONS,
@@ -177,7 +177,7 @@ def test_zero_of_one_kind_is_not_believed_of_an_answer_with_text(record: Ask, us
     counts = record(Operation.CONVERSE, answer)
     assert (counts.input_tokens, counts.estimated_requests) == (usage["inputTokens"] or GUESS.input, 1)
     assert counts.output_tokens >= len(TEXT) // 4
-    streamed = STREAM + event("metadata", {"usage": usage})
+    streamed = STREAM + encode_event("metadata", {"usage": usage})
     assert record(Operation.CONVERSE_STREAM, streamed, EVENT_STREAM).estimated_requests == 1
 
 
@@ -199,8 +199,8 @@ def test_zero_output_of_an_answer_that_says_nothing_is_exact(
 
 def test_zero_output_of_a_stream_that_says_nothing_is_exact(record: Ask) -> None:
     usage = {"inputTokens": 90, "outputTokens": 0}
-    conversed = event("messageStart", {"role": "assistant"}) + event("messageStop", {"stopReason": "max_tokens"})
-    conversed += event("metadata", {"usage": usage})
+    conversed = encode_event("messageStart", {"role": "assistant"}) + encode_event("messageStop", {"stopReason": "max_tokens"})
+    conversed += encode_event("metadata", {"usage": usage})
     expected = UsageCounts(1, 0, 90, pico=90 * 3_000_000)
     assert record(Operation.CONVERSE_STREAM, conversed, EVENT_STREAM, most=WORST) == expected
     start = {"type": "message_start", "message": {"id": "1", "content": [], "usage": {"input_tokens": 90}}}
@@ -230,7 +230,7 @@ def test_refusal_before_any_output_is_exact(record: Ask) -> None:
 def test_zero_output_of_an_answer_that_cannot_be_read_is_not_believed(record: Ask, answer: bytes) -> None:
     counts = record(Operation.INVOKE, answer, headers={INPUT: b"90", OUTPUT: b"0"}, most=WORST)
     assert (counts.pico, counts.estimated_requests) == (WORST, 1)
-    sound = event("chunk", {"bytes": b64encode(answer).decode()})
+    sound = encode_event("chunk", {"bytes": b64encode(answer).decode()})
     stream = sound + chunk({INVOCATION_METRICS: {"inputTokenCount": 90, "outputTokenCount": 0}})
     assert record(Operation.INVOKE_STREAM, stream, EVENT_STREAM, most=WORST).pico == WORST
 
@@ -241,9 +241,9 @@ def test_zero_output_of_a_stream_with_a_very_long_chunk_is_not_believed(record: 
 
 
 def test_tool_call_without_text_is_output(record: Ask) -> None:
-    block = event("contentBlockStart", {"start": {"toolUse": {"toolUseId": "x", "name": "y"}}, "contentBlockIndex": 0})
-    usage = event("metadata", {"usage": {"inputTokens": 90, "outputTokens": 0}})
-    stream = event("messageStart", {"role": "assistant"}) + block + usage
+    block = encode_event("contentBlockStart", {"start": {"toolUse": {"toolUseId": "x", "name": "y"}}, "contentBlockIndex": 0})
+    usage = encode_event("metadata", {"usage": {"inputTokens": 90, "outputTokens": 0}})
+    stream = encode_event("messageStart", {"role": "assistant"}) + block + usage
     assert record(Operation.CONVERSE_STREAM, stream, EVENT_STREAM, most=WORST).pico == WORST
     call = {"content": [{"type": "tool_use", "id": "1", "name": "x", "input": {}}]}
     answer = call | {"usage": {"input_tokens": 90, "output_tokens": 0}}
@@ -254,12 +254,12 @@ def test_error_that_states_zero_usage_costs_nothing(record: Ask) -> None:
     assert record(Operation.CONVERSE, {"message": "no", "usage": ZERO}, status=400, most=WORST).pico == 0
 
 
-FAILED = exception("modelStreamErrorException", "no")
+FAILED = encode_exception("modelStreamErrorException", "no")
 
 
 @pytest.mark.parametrize("usage", [{"inputTokens": 90}, {"inputTokens": 90, "outputTokens": 0}])
 def test_failed_stream_that_states_input_is_not_free(record: Ask, usage: dict[str, int]) -> None:
-    stream = event("metadata", {"usage": usage}) + FAILED
+    stream = encode_event("metadata", {"usage": usage}) + FAILED
     assert record(Operation.CONVERSE_STREAM, stream, EVENT_STREAM).input_tokens == 90
     assert record(Operation.CONVERSE_STREAM, stream, EVENT_STREAM, most=WORST).pico >= 90 * 3_000_000
 
@@ -268,7 +268,7 @@ def test_stream_that_fails_at_once_costs_nothing_even_if_it_states_zeros(record:
     error = {"error": {"message": "no"}}
     for stream in (chats(error), chats(error | {"usage": NO_TOKENS})):
         assert record(Operation.CHAT_COMPLETIONS, stream, SERVER_SENT_EVENTS, most=WORST) == UsageCounts()
-    stream = FAILED + event("metadata", {"usage": ZERO})
+    stream = FAILED + encode_event("metadata", {"usage": ZERO})
     assert record(Operation.CONVERSE_STREAM, stream, EVENT_STREAM, most=WORST) == UsageCounts()
 
 
@@ -303,10 +303,10 @@ BLOCKED: dict[str, tuple[Operation, bytes, Any]] = {
     "ConverseStream": (
         Operation.CONVERSE_STREAM,
         EVENT_STREAM,
-        event("messageStart", {"role": "assistant"})
-        + event("contentBlockDelta", {"delta": {"text": BLOCKED_TEXT}})
-        + event("messageStop", {"stopReason": "guardrail_intervened"})
-        + event("metadata", {"usage": ZERO, "trace": TRACE}),
+        encode_event("messageStart", {"role": "assistant"})
+        + encode_event("contentBlockDelta", {"delta": {"text": BLOCKED_TEXT}})
+        + encode_event("messageStop", {"stopReason": "guardrail_intervened"})
+        + encode_event("metadata", {"usage": ZERO, "trace": TRACE}),
     ),
     "InvokeModel": (
         Operation.INVOKE,
@@ -354,8 +354,8 @@ def test_zero_usage_of_a_guarded_call_that_was_not_blocked_is_estimated(record: 
     operation, kind, answer = BLOCKED[what]
     wire = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
     if operation is Operation.CONVERSE_STREAM:
-        wire = STREAM + event("contentBlockDelta", {"delta": {"text": "guardrail_intervened"}})
-        wire += event("metadata", {"usage": ZERO})
+        wire = STREAM + encode_event("contentBlockDelta", {"delta": {"text": "guardrail_intervened"}})
+        wire += encode_event("metadata", {"usage": ZERO})
     elif operation is Operation.INVOKE_STREAM:
         wire = chunk({"completion": '"amazon-bedrock-guardrailAction":"INTERVENED"'})
         wire += chunk({INVOCATION_METRICS: {"inputTokenCount": 0, "outputTokenCount": 0}})

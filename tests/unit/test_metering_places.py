@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from bedrock_simulator.frames import event as encoded
+from bedrock_simulator.frames import encode_event as encoded
 from price_keeper.forwarding.model_path import Operation
 from price_keeper.metering import bodies, usual
 from price_keeper.metering.converse_stream import CACHE_BLOCK_TOKENS, ConverseStream

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from bedrock_simulator.call import SimulatedCall
 from bedrock_simulator.refusals import AwsError
-from bedrock_simulator.routes import find
+from bedrock_simulator.routes import find_route
 from bedrock_simulator.service import Service
 from bedrock_simulator.wishes import parse_fault_spec
 from multidict import CIMultiDict
@@ -80,7 +80,7 @@ def test_claude_says_which_field_it_needs(missing):
 def test_a_mark_that_moves_on_finds_what_was_cached_under_it():
     """Callers mark the last block of each turn: the mark is no part of what is kept."""
     service = Service(ManualClock(), "us-east-1", 1024)
-    route = find("POST", f"/model/{FORMS['anthropic'].model}/invoke")
+    route = find_route("POST", f"/model/{FORMS['anthropic'].model}/invoke")
     assert route is not None
 
     def usage(*texts: str) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from bedrock_simulator.call import SimulatedCall
 from bedrock_simulator.refusals import AwsError
-from bedrock_simulator.routes import find
+from bedrock_simulator.routes import find_route
 from bedrock_simulator.service import Service
 from bedrock_simulator.wishes import parse_fault_spec
 from botocore.eventstream import EventStreamBuffer
@@ -146,7 +146,7 @@ def at(document: Any, path: tuple[Any, ...]) -> Any:
 
 
 def ask(form: Form, action: str, body: dict[str, Any] | None = None, **wishes: str):
-    route = find("POST", f"/model/{form.model}/{action}")
+    route = find_route("POST", f"/model/{form.model}/{action}")
     assert route is not None
     raw = json.dumps(form.body if body is None else body).encode()
     return Service(ManualClock(), "us-east-1", 1024).handle(SimulatedCall(route, CIMultiDict(), raw, parse_fault_spec(wishes)))

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 from bedrock_simulator.call import SimulatedResponse, SimulatedCall
-from bedrock_simulator.guardrails import FORBIDDEN
+from bedrock_simulator.guardrails import BLOCKED_TEXT
 from bedrock_simulator.refusals import AwsError
-from bedrock_simulator.routes import find
+from bedrock_simulator.routes import find_route
 from bedrock_simulator.service import Service
 from bedrock_simulator.wishes import HEALTHY
 from multidict import CIMultiDict
@@ -25,7 +25,7 @@ NAMED = {"X-Amzn-Bedrock-GuardrailIdentifier": "gr1", "X-Amzn-Bedrock-GuardrailV
 
 
 def answered(path: str, body: dict[str, Any], **headers: str) -> SimulatedResponse:
-    route = find("POST", path)
+    route = find_route("POST", path)
     assert route is not None
     call = SimulatedCall(route, CIMultiDict(headers), json.dumps(body).encode(), HEALTHY)
     return Service(ManualClock(), "us-east-1", 1024).handle(call)
@@ -62,7 +62,7 @@ def test_each_image_is_a_unit():
 
 def test_the_forbidden_phrase_is_blocked():
     fine, blocked = (
-        ask(APPLY, {"source": "INPUT", "content": [{"text": {"text": text}}]}) for text in ("x", f"so {FORBIDDEN}!")
+        ask(APPLY, {"source": "INPUT", "content": [{"text": {"text": text}}]}) for text in ("x", f"so {BLOCKED_TEXT}!")
     )
     assert (fine["action"], fine["outputs"], "actionReason" in fine) == ("NONE", [], False)
     assert (blocked["action"], len(blocked["outputs"]), "actionReason" in blocked) == ("GUARDRAIL_INTERVENED", 1, True)

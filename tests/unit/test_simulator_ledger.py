@@ -47,7 +47,7 @@ def test_entries_stand_in_the_order_of_their_arrival(ledger):
 
 
 def test_the_oldest_fall_out_and_are_counted(ledger, monkeypatch):
-    monkeypatch.setattr("bedrock_simulator.ledger.MOST_ENTRIES", 2)
+    monkeypatch.setattr("bedrock_simulator.ledger.MAX_ENTRIES", 2)
     for _ in range(5):
         added(ledger)
     assert [noted.sequence for noted in ledger] == [4, 5]
@@ -55,14 +55,14 @@ def test_the_oldest_fall_out_and_are_counted(ledger, monkeypatch):
 
 
 def test_bodies_are_bounded_together(ledger, monkeypatch):
-    monkeypatch.setattr("bedrock_simulator.ledger.MOST_BYTES", 10)
+    monkeypatch.setattr("bedrock_simulator.ledger.MAX_TOTAL_BODY_BYTES", 10)
     for _ in range(4):
         added(ledger, body=b"12345")
     assert (len(ledger), ledger.dropped) == (2, 2)
 
 
 def test_totals_outlive_the_entries_and_are_kept_by_model(ledger, monkeypatch):
-    monkeypatch.setattr("bedrock_simulator.ledger.MOST_ENTRIES", 1)
+    monkeypatch.setattr("bedrock_simulator.ledger.MAX_ENTRIES", 1)
     for model, usage in (("a", Usage(1, 2)), ("b", Usage(5)), ("a", Usage(10, 20)), ("a", None)):
         noted = added(ledger, model=model)
         noted.usage = usage
@@ -71,7 +71,7 @@ def test_totals_outlive_the_entries_and_are_kept_by_model(ledger, monkeypatch):
 
 
 def test_the_number_of_models_with_totals_is_bounded(ledger, monkeypatch):
-    monkeypatch.setattr("bedrock_simulator.ledger.MOST_MODELS", 1)
+    monkeypatch.setattr("bedrock_simulator.ledger.MAX_MODELS", 1)
     for model in ("a", "b", "c", "a"):
         noted = added(ledger, model=model)
         noted.usage = Usage(1)
@@ -120,14 +120,14 @@ def test_a_file_has_every_arrival_before_its_outcome(tmp_path):
     ledger = Ledger(file)
     first, second = added(ledger), added(ledger)
     second.usage, second.is_whole, second.status = Usage(3), True, 200
-    ledger.done(second)
+    ledger.finish(second)
     noted = read_ledger(file)  # while the ledger is still open, as after a kill
     assert [(each["sequence"], each["is_done"], each["is_whole"]) for each in noted] == [
         (1, False, False),
         (2, True, True),
     ]
     assert noted[1]["usage"]["input_tokens"] == 3
-    ledger.done(first)
+    ledger.finish(first)
     ledger.close()
     again = Ledger(file)
     added(again)

@@ -98,7 +98,7 @@ def test_marks_that_break_the_rules_are_refused(cache, marks):
 
 
 def test_the_oldest_prefixes_fall_out(seconds, monkeypatch):
-    monkeypatch.setattr("bedrock_simulator.prompt_cache._MOST_PREFIXES", 2)
+    monkeypatch.setattr("bedrock_simulator.prompt_cache._MAX_PREFIXES", 2)
     cache = PromptCache(seconds, LEAST)
     for content in "abc":
         cache.read_and_write("m", pieces((150, content, "5m")))

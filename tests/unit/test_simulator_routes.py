@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from bedrock_simulator.models import UNTOLD, resolve
+from bedrock_simulator.models import UNKNOWN_FAMILY, resolve_model
 from bedrock_simulator.refusals import AwsError
-from bedrock_simulator.routes import find
+from bedrock_simulator.routes import find_route
 
 PROFILE = "arn:aws:bedrock:us-east-1:123456789012:application-inference-profile/abc123def456"
 
@@ -28,7 +28,7 @@ PROFILE = "arn:aws:bedrock:us-east-1:123456789012:application-inference-profile/
     ],
 )
 def test_a_path_names_its_operation_and_its_labels(method, target, operation, labels):
-    route = find(method, target)
+    route = find_route(method, target)
     assert route is not None
     assert (route.operation, route.labels) == (operation, labels)
 
@@ -47,11 +47,11 @@ def test_a_path_names_its_operation_and_its_labels(method, target, operation, la
     ],
 )
 def test_other_paths_are_no_operation(method, target):
-    assert find(method, target) is None
+    assert find_route(method, target) is None
 
 
 def test_the_query_is_kept_apart():
-    route = find("GET", "/async-invoke?maxResults=2&nextToken=3")
+    route = find_route("GET", "/async-invoke?maxResults=2&nextToken=3")
     assert route is not None
     assert route.query == "maxResults=2&nextToken=3"
 
@@ -73,11 +73,11 @@ def test_the_query_is_kept_apart():
         ("us.deepseek.r1-v1:0", "deepseek"),
         ("openai.gpt-oss-120b-1:0", "openai"),
         ("qwen.qwen3-coder-480b-a35b-v1:0", "openai"),
-        (PROFILE, UNTOLD),
+        (PROFILE, UNKNOWN_FAMILY),
     ],
 )
 def test_an_id_tells_its_family(model, family):
-    assert resolve(model).family == family
+    assert resolve_model(model).family == family
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_an_id_tells_its_family(model, family):
 )
 def test_an_id_that_nobody_has_is_invalid(model):
     with pytest.raises(AwsError, match="The provided model identifier is invalid"):
-        resolve(model)
+        resolve_model(model)
 
 
 @pytest.mark.parametrize(
@@ -105,4 +105,4 @@ def test_an_id_that_nobody_has_is_invalid(model):
     ],
 )
 def test_behind_an_opaque_arn_the_body_tells_the_family(body, family):
-    assert resolve(PROFILE).family_of(body) == family
+    assert resolve_model(PROFILE).find_family(body) == family

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from bedrock_simulator.call import SimulatedCall
 from bedrock_simulator.refusals import AwsError
-from bedrock_simulator.routes import find
+from bedrock_simulator.routes import find_route
 from bedrock_simulator.service import Service
 from bedrock_simulator.wishes import HEALTHY
 from multidict import CIMultiDict
@@ -99,7 +99,7 @@ def replaced(document: Any, place: tuple[Any, ...], value: Any) -> Any:
 
 @pytest.mark.parametrize("path", REQUESTS)
 def test_junk_in_any_place_of_a_request_is_no_crash(path):
-    service, route = Service(ManualClock(), "us-east-1", min_cache_tokens=1), find("POST", path)
+    service, route = Service(ManualClock(), "us-east-1", min_cache_tokens=1), find_route("POST", path)
     assert route is not None
     for place in places(REQUESTS[path]):
         for junk in JUNK:
@@ -111,7 +111,7 @@ def test_junk_in_any_place_of_a_request_is_no_crash(path):
 
 @pytest.mark.parametrize("path", REQUESTS)
 def test_the_request_itself_is_answered(path):
-    service, route = Service(ManualClock(), "us-east-1", min_cache_tokens=1), find("POST", path)
+    service, route = Service(ManualClock(), "us-east-1", min_cache_tokens=1), find_route("POST", path)
     assert route is not None
     body = REQUESTS[path]
     if "invokeModel" in body.get("input", {}):

@@ -10,7 +10,7 @@ from urllib.parse import quote
 import aiohttp
 import pytest
 from bedrock_simulator import DEFAULT_KEYS, SimulatedBedrock
-from bedrock_simulator.guardrails import FORBIDDEN
+from bedrock_simulator.guardrails import BLOCKED_TEXT
 from botocore.eventstream import EventStreamBuffer
 from botocore.model import ListShape, MapShape, Shape, StructureShape
 from yarl import URL
@@ -35,7 +35,7 @@ EVERYTHING = TURN | {
 }
 TOOL = {"toolSpec": {"name": "weather", "inputSchema": {"json": {"properties": {"city": {"type": "string"}}}}}}
 CALLING = TURN | {"toolConfig": {"tools": [TOOL], "toolChoice": {"any": {}}}}
-GUARDED = {"source": "INPUT", "content": [{"text": {"text": f"{FORBIDDEN} " * 50}}]}
+GUARDED = {"source": "INPUT", "content": [{"text": {"text": f"{BLOCKED_TEXT} " * 50}}]}
 JOB = {
     "modelId": "amazon.nova-reel-v1:0",
     "modelInput": {"prompt": "a sea"},

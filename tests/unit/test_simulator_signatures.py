@@ -8,7 +8,7 @@ from hashlib import sha256
 
 import pytest
 from bedrock_simulator.refusals import AwsError
-from bedrock_simulator.signatures import MAX_SKEW_SECONDS, Keys, check
+from bedrock_simulator.signatures import MAX_SKEW_SECONDS, Keys, check_authorization
 from botocore.auth import SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
@@ -28,7 +28,7 @@ def signed(keys: Keys = KEYS, target: str = TARGET, body: bytes = BODY, region="
 
 
 def asked(headers, keys=KEYS, method="POST", target=TARGET, body=BODY, late=0.0):
-    check(keys, method, target, headers, body, datetime.now(UTC).timestamp() + late)
+    check_authorization(keys, method, target, headers, body, datetime.now(UTC).timestamp() + late)
 
 
 def replaced(headers, name, change):

@@ -18,7 +18,7 @@ def _read(body: Json) -> Prompt:
     if isinstance(config, dict) and "max_new_tokens" in config:  # its name before Converse's was taken over
         config = {**config, "maxTokens": config["max_new_tokens"]}
         body = {**body, "inferenceConfig": config}
-    return conversation.read(body, _DEFAULT_MAX_TOKENS)
+    return conversation.parse_prompt(body, _DEFAULT_MAX_TOKENS)
 
 
 def _usage(usage: Usage) -> Json:
@@ -33,14 +33,14 @@ def _usage(usage: Usage) -> Json:
 
 def _whole(_: Json, said: Completion, __: Model) -> Json:
     return {
-        "output": {"message": {"content": [conversation.block(said)], "role": "assistant"}},
+        "output": {"message": {"content": [conversation.build_block(said)], "role": "assistant"}},
         "stopReason": conversation.STOP_REASONS[said.stop],
         "usage": _usage(said.usage),
     }
 
 
 def _chunks(_: Json, said: Completion, __: Model) -> Iterator[Json]:
-    for kind, event in conversation.events(said):
+    for kind, event in conversation.build_events(said):
         yield {kind: event}
     yield {"metadata": {"usage": _usage(said.usage), "metrics": {}, "trace": {}}}
 
