@@ -10,7 +10,7 @@ import orjson
 from bedrock_simulator import guardrails
 from bedrock_simulator.call import SERVER_SENT_EVENTS, TIERS, SimulatedResponse, SimulatedCall, check_choice
 from bedrock_simulator.families import openai
-from bedrock_simulator.families.family import required
+from bedrock_simulator.families.family import get_required
 from bedrock_simulator.generation import Completion
 from bedrock_simulator.models import Model, resolve_model
 from bedrock_simulator.refusals import AwsError, validation_error
@@ -23,21 +23,21 @@ _ERROR_TYPES = {400: "invalid_request_error", 403: "permission_error", 404: "not
 
 def complete_chat(runner: ModelRunner, call: SimulatedCall) -> SimulatedResponse:
     body = call.parse_body()
-    model = resolve_model(required(body, "model", str))
+    model = resolve_model(get_required(body, "model", str))
     if not model.can_converse:
         raise validation_error("The provided model doesn't support chat completions.")
-    prompt = openai.FAMILY.read(body)
+    prompt = openai.FAMILY.parse_prompt(body)
     tier = _choose_tier(call, body)
-    said = runner.run(call, model, prompt)
-    guardrail = guardrails.find_in_headers(call.headers, body, said.text)
-    total_usage = guardrails.add_guardrail_usage(said.usage, guardrail)
+    completion = runner.run(call, model, prompt)
+    guardrail = guardrails.find_in_headers(call.headers, body, completion.text)
+    total_usage = guardrails.add_guardrail_usage(completion.usage, guardrail)
     if body.get("stream"):
         options = body.get("stream_options")
         reports_usage = isinstance(options, dict) and options.get("include_usage") is True and call.fault_spec.usage != "none"
-        usage_chunk = call.apply_usage_fault(openai.usage_chunk(said, model)) if reports_usage else None
-        frames = _build_frames(said, model, tier, usage_chunk, guardrails.build_members(guardrail))
+        usage_chunk = call.apply_usage_fault(openai.build_usage_chunk(completion, model)) if reports_usage else None
+        frames = _build_frames(completion, model, tier, usage_chunk, guardrails.build_members(guardrail))
         return SimulatedResponse(frames=frames, headers={"Content-Type": SERVER_SENT_EVENTS}, usage=total_usage)
-    document = {**openai.FAMILY.whole(body, said, model), **tier, **guardrails.build_members(guardrail)}
+    document = {**openai.FAMILY.build_body(body, completion, model), **tier, **guardrails.build_members(guardrail)}
     return SimulatedResponse(call.render(document), usage=total_usage)
 
 
@@ -49,11 +49,11 @@ def _choose_tier(call: SimulatedCall, body: dict[str, Any]) -> dict[str, str]:
 
 
 def _build_frames(
-    said: Completion, model: Model, tier: dict[str, str], usage_chunk: dict[str, Any] | None, marks: dict[str, Any]
+    completion: Completion, model: Model, tier: dict[str, str], usage_chunk: dict[str, Any] | None, marks: dict[str, Any]
 ) -> Iterator[bytes]:
     """A stream that will tell its usage says so in every chunk before the one that does."""
     pending = {"usage": None} if usage_chunk is not None else {}
-    *chunks, last = openai.bare_chunks(said, model)
+    *chunks, last = openai.build_chunks_without_usage(completion, model)
     for chunk in chunks:
         yield encode_server_sent_event(chunk | tier | pending)
     yield encode_server_sent_event(last | tier | pending | marks)

@@ -102,23 +102,23 @@ def _find_forced_tool(body: Mapping[str, Any]) -> tuple[str, dict[str, Any]] | N
     return name, specs[name].get("inputSchema", {}).get("json") or {}
 
 
-def build_block(said: Completion) -> dict[str, Any]:
-    if said.tool is None:
-        return {"text": said.text}
-    return {"toolUse": {**_build_tool_head(said), "input": said.tool.input}}
+def build_block(completion: Completion) -> dict[str, Any]:
+    if completion.tool is None:
+        return {"text": completion.text}
+    return {"toolUse": {**_build_tool_head(completion), "input": completion.tool.input}}
 
 
-def _build_tool_head(said: Completion) -> dict[str, Any]:
-    return {"toolUseId": f"tooluse_{said.id}", "name": said.tool.name if said.tool else ""}
+def _build_tool_head(completion: Completion) -> dict[str, Any]:
+    return {"toolUseId": f"tooluse_{completion.id}", "name": completion.tool.name if completion.tool else ""}
 
 
-def build_events(said: Completion) -> Iterator[tuple[str, dict[str, Any]]]:
+def build_events(completion: Completion) -> Iterator[tuple[str, dict[str, Any]]]:
     """All events of a stream but the last, which tells what was used. Only a tool's block has a start."""
     yield "messageStart", {"role": "assistant"}
-    if said.tool:
-        yield "contentBlockStart", {"start": {"toolUse": _build_tool_head(said)}, "contentBlockIndex": 0}
-    for text in said.split_deltas():
-        delta = {"toolUse": {"input": text}} if said.tool else {"text": text}
+    if completion.tool:
+        yield "contentBlockStart", {"start": {"toolUse": _build_tool_head(completion)}, "contentBlockIndex": 0}
+    for text in completion.split_deltas():
+        delta = {"toolUse": {"input": text}} if completion.tool else {"text": text}
         yield "contentBlockDelta", {"delta": delta, "contentBlockIndex": 0}
     yield "contentBlockStop", {"contentBlockIndex": 0}
-    yield "messageStop", {"stopReason": STOP_REASONS[said.stop]}
+    yield "messageStop", {"stopReason": STOP_REASONS[completion.stop]}

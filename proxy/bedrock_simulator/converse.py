@@ -21,28 +21,28 @@ _DEFAULT_MAX_TOKENS = 4096
 
 
 def converse(runner: ModelRunner, call: SimulatedCall) -> SimulatedResponse:
-    model, body, said = _run_model(runner, call)
-    guardrail = guardrails.find_in_conversation(body, said.text)
+    model, body, completion = _run_model(runner, call)
+    guardrail = guardrails.find_in_conversation(body, completion.text)
     document = {
-        "output": {"message": {"role": "assistant", "content": [conversation.build_block(said)]}},
-        "stopReason": conversation.STOP_REASONS[said.stop],
-        **_build_closing(call, body, said, model),
+        "output": {"message": {"role": "assistant", "content": [conversation.build_block(completion)]}},
+        "stopReason": conversation.STOP_REASONS[completion.stop],
+        **_build_closing(call, body, completion, model),
         **guardrails.build_trace(guardrail),
     }
-    return SimulatedResponse(call.render(document), usage=guardrails.add_guardrail_usage(said.usage, guardrail))
+    return SimulatedResponse(call.render(document), usage=guardrails.add_guardrail_usage(completion.usage, guardrail))
 
 
 def converse_stream(runner: ModelRunner, call: SimulatedCall) -> SimulatedResponse:
-    model, body, said = _run_model(runner, call)
-    guardrail = guardrails.find_in_conversation(body, said.text)
-    closing = call.apply_usage_fault(_build_closing(call, body, said, model) | guardrails.build_trace(guardrail))
+    model, body, completion = _run_model(runner, call)
+    guardrail = guardrails.find_in_conversation(body, completion.text)
+    closing = call.apply_usage_fault(_build_closing(call, body, completion, model) | guardrails.build_trace(guardrail))
 
     def frames() -> Iterator[bytes]:
-        for kind, content in conversation.build_events(said):
+        for kind, content in conversation.build_events(completion):
             yield encode_event(kind, content)
         yield encode_event("metadata", closing)
 
-    total_usage = guardrails.add_guardrail_usage(said.usage, guardrail)
+    total_usage = guardrails.add_guardrail_usage(completion.usage, guardrail)
     return SimulatedResponse(frames=frames(), headers={"Content-Type": EVENT_STREAM}, usage=total_usage)
 
 
@@ -68,7 +68,7 @@ def _parse_prompt_to_count(document: dict[str, Any], model: Model) -> Prompt:
     family = FAMILIES.get(model.find_family(body))
     if family is None:
         raise validation_error("The provided model doesn't support counting tokens.")
-    return family.read(body)
+    return family.parse_prompt(body)
 
 
 def _run_model(runner: ModelRunner, call: SimulatedCall) -> tuple[Model, dict[str, Any], Completion]:
@@ -91,9 +91,9 @@ def _check_options(body: dict[str, Any]) -> None:
         check_choice(body["performanceConfig"].get("latency", "standard"), LATENCIES, "performanceConfig.latency")
 
 
-def _build_closing(call: SimulatedCall, body: dict[str, Any], said: Completion, model: Model) -> dict[str, Any]:
+def _build_closing(call: SimulatedCall, body: dict[str, Any], completion: Completion, model: Model) -> dict[str, Any]:
     """What the end of an answer tells, in one piece or as a stream's last event."""
-    closing: dict[str, Any] = {"usage": _build_usage(said.usage, model), "metrics": {"latencyMs": said.latency_ms}}
+    closing: dict[str, Any] = {"usage": _build_usage(completion.usage, model), "metrics": {"latencyMs": completion.latency_ms}}
     latency = call.fault_spec.performance or (body.get("performanceConfig") or {}).get("latency")
     if latency:
         closing["performanceConfig"] = {"latency": latency}

@@ -23,32 +23,32 @@ _LATENCY = "X-Amzn-Bedrock-PerformanceConfig-Latency"
 
 
 def invoke(runner: ModelRunner, call: SimulatedCall) -> SimulatedResponse:
-    family, model, body, said = _run_model(runner, call)
-    guardrail = guardrails.find_in_headers(call.headers, body, said.text)
-    document = {**family.whole(body, said, model), **guardrails.build_members(guardrail)}
+    family, model, body, completion = _run_model(runner, call)
+    guardrail = guardrails.find_in_headers(call.headers, body, completion.text)
+    document = {**family.build_body(body, completion, model), **guardrails.build_members(guardrail)}
     headers = {"Content-Type": JSON, **_echo_headers(call)}
-    headers["X-Amzn-Bedrock-Invocation-Latency"] = str(said.latency_ms)
-    headers.update(_build_count_headers(call, said, model, family))
-    return SimulatedResponse(call.render(document), headers=headers, usage=guardrails.add_guardrail_usage(said.usage, guardrail))
+    headers["X-Amzn-Bedrock-Invocation-Latency"] = str(completion.latency_ms)
+    headers.update(_build_count_headers(call, completion, model, family))
+    return SimulatedResponse(call.render(document), headers=headers, usage=guardrails.add_guardrail_usage(completion.usage, guardrail))
 
 
 def invoke_stream(runner: ModelRunner, call: SimulatedCall) -> SimulatedResponse:
-    family, model, body, said = _run_model(runner, call)
-    if family.chunks is None:
+    family, model, body, completion = _run_model(runner, call)
+    if family.build_chunks is None:
         raise validation_error("The model is unsupported for streaming.")
-    chunks = family.chunks(body, said, model)
-    guardrail = guardrails.find_in_headers(call.headers, body, said.text)
+    chunks = family.build_chunks(body, completion, model)
+    guardrail = guardrails.find_in_headers(call.headers, body, completion.text)
 
     def frames() -> Iterator[bytes]:
         held = next(chunks)
         for chunk in chunks:
             yield _encode_chunk(call, held)
             held = chunk
-        metrics = _build_metrics(said, model)
+        metrics = _build_metrics(completion, model)
         yield _encode_chunk(call, {**held, **guardrails.build_members(guardrail), "amazon-bedrock-invocationMetrics": metrics})
 
     headers = {"Content-Type": EVENT_STREAM, "X-Amzn-Bedrock-Content-Type": JSON, **_echo_headers(call)}
-    return SimulatedResponse(frames=frames(), headers=headers, usage=guardrails.add_guardrail_usage(said.usage, guardrail))
+    return SimulatedResponse(frames=frames(), headers=headers, usage=guardrails.add_guardrail_usage(completion.usage, guardrail))
 
 
 def _run_model(runner: ModelRunner, call: SimulatedCall) -> tuple[Family, Model, dict[str, Any], Completion]:
@@ -57,14 +57,14 @@ def _run_model(runner: ModelRunner, call: SimulatedCall) -> tuple[Family, Model,
     if family is None:
         raise validation_error("The provided model is not supported by this simulator, or its request is of no known form.")
     _check_headers(call)
-    prompt = family.read(body)
-    said = runner.run(call, model, prompt)
-    return family, model, body, said if family.speaks else _without_output(said)
+    prompt = family.parse_prompt(body)
+    completion = runner.run(call, model, prompt)
+    return family, model, body, completion if family.has_output else _without_output(completion)
 
 
-def _without_output(said: Completion) -> Completion:
+def _without_output(completion: Completion) -> Completion:
     """An embedding has a seed and an input, but no words."""
-    return replace(said, text="", usage=replace(said.usage, output_tokens=0))
+    return replace(completion, text="", usage=replace(completion.usage, output_tokens=0))
 
 
 def _check_headers(call: SimulatedCall) -> None:
@@ -82,12 +82,12 @@ def _echo_headers(call: SimulatedCall) -> dict[str, str]:
     return {name: value for name, value in ((_TIER, tier), (_LATENCY, latency)) if value}
 
 
-def _build_count_headers(call: SimulatedCall, said: Completion, model: Model, family: Family) -> dict[str, str]:
-    usage, fault = said.usage, call.fault_spec.usage
+def _build_count_headers(call: SimulatedCall, completion: Completion, model: Model, family: Family) -> dict[str, str]:
+    usage, fault = completion.usage, call.fault_spec.usage
     if fault == "none":
         return {}
     counts = {"Input-Token-Count": usage.input_tokens}
-    if family.speaks and fault != "no-output":
+    if family.has_output and fault != "no-output":
         counts["Output-Token-Count"] = usage.output_tokens
     if model.can_cache or usage.cache_read_tokens or usage.cache_write_tokens:
         counts["Cache-Read-Input-Token-Count"] = usage.cache_read_tokens
@@ -96,13 +96,13 @@ def _build_count_headers(call: SimulatedCall, said: Completion, model: Model, fa
     return {f"X-Amzn-Bedrock-{name}": str(count) for name, count in reported.items() if count is not None}
 
 
-def _build_metrics(said: Completion, model: Model) -> dict[str, int]:
-    usage = said.usage
+def _build_metrics(completion: Completion, model: Model) -> dict[str, int]:
+    usage = completion.usage
     metrics = {
         "inputTokenCount": usage.input_tokens,
         "outputTokenCount": usage.output_tokens,
-        "invocationLatency": said.latency_ms,
-        "firstByteLatency": said.latency_ms // 4,
+        "invocationLatency": completion.latency_ms,
+        "firstByteLatency": completion.latency_ms // 4,
     }
     if model.can_cache or usage.cache_read_tokens or usage.cache_write_tokens:
         metrics["cacheReadInputTokenCount"] = usage.cache_read_tokens

@@ -8,9 +8,9 @@ from bedrock_simulator.generation import Completion
 from bedrock_simulator.models import Model
 
 
-def _whole(body: Json, said: Completion, model: Model) -> Json:
-    answer = openai.FAMILY.whole(body, said, model)
-    return {**answer, "meta": {"requestDurationMillis": said.latency_ms}}
+def _build_body(body: Json, completion: Completion, model: Model) -> Json:
+    answer = openai.FAMILY.build_body(body, completion, model)
+    return {**answer, "meta": {"requestDurationMillis": completion.latency_ms}}
 
 
-FAMILY = Family(openai.FAMILY.read, _whole, openai.chunks)
+FAMILY = Family(openai.FAMILY.parse_prompt, _build_body, openai.build_chunks)

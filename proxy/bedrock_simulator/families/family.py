@@ -14,22 +14,22 @@ from bedrock_simulator.refusals import malformed_request
 
 Json = dict[str, Any]
 
-Reader = Callable[[Json], Prompt]
-Whole = Callable[[Json, Completion, Model], Json]  # the request, what was said, who said it
-Chunks = Callable[[Json, Completion, Model], Iterator[Json]]
+ParsePrompt = Callable[[Json], Prompt]
+BuildBody = Callable[[Json, Completion, Model], Json]  # the request, what was said, who said it
+BuildChunks = Callable[[Json, Completion, Model], Iterator[Json]]
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
     """A family without chunks does not stream; one that does not speak only has input to count."""
 
-    read: Reader
-    whole: Whole
-    chunks: Chunks | None = None
-    speaks: bool = True
+    parse_prompt: ParsePrompt
+    build_body: BuildBody
+    build_chunks: BuildChunks | None = None
+    has_output: bool = True
 
 
-def required(body: Json, name: str, kind: type | tuple[type, ...]) -> Any:
+def get_required(body: Json, name: str, kind: type | tuple[type, ...]) -> Any:
     value = body.get(name)
     if value is None:
         raise malformed_request(f"#: required key [{name}] not found")
@@ -39,21 +39,21 @@ def required(body: Json, name: str, kind: type | tuple[type, ...]) -> Any:
     return value
 
 
-def stops(body: Json, name: str) -> list[str]:
+def parse_stop_sequences(body: Json, name: str) -> list[str]:
     """Stop sequences: a list of them, one alone, or none."""
     value = body.get(name) or []
-    listed = [value] if isinstance(value, str) else value
-    if not isinstance(listed, list) or not all(isinstance(each, str) and each for each in listed):
+    sequences = [value] if isinstance(value, str) else value
+    if not isinstance(sequences, list) or not all(isinstance(each, str) and each for each in sequences):
         raise malformed_request(f"#/{name}: expected type: list of str")
-    return listed
+    return sequences
 
 
-def plain(text: str) -> list[Piece]:
+def build_text_pieces(text: str) -> list[Piece]:
     """The prompt of a family that takes one text and has no marks for caching."""
     return [Piece(tokens.count_tokens(text), text)]
 
 
-def spoken_by(message: Any) -> list[Piece]:
+def parse_chat_message(message: Any) -> list[Piece]:
     """One message of chat completions: its content is a text or a list of blocks, and tool calls stand beside it."""
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
         raise malformed_request("#/messages: each message has a role")

@@ -13,7 +13,7 @@ from bedrock_simulator.usage import Usage
 _DEFAULT_MAX_TOKENS = 4096
 
 
-def _read(body: Json) -> Prompt:
+def _parse_prompt(body: Json) -> Prompt:
     config = body.get("inferenceConfig")
     if isinstance(config, dict) and "max_new_tokens" in config:  # its name before Converse's was taken over
         config = {**config, "maxTokens": config["max_new_tokens"]}
@@ -21,7 +21,7 @@ def _read(body: Json) -> Prompt:
     return conversation.parse_prompt(body, _DEFAULT_MAX_TOKENS)
 
 
-def _usage(usage: Usage) -> Json:
+def _build_usage(usage: Usage) -> Json:
     return {
         "inputTokens": usage.input_tokens,
         "outputTokens": usage.output_tokens,
@@ -31,18 +31,18 @@ def _usage(usage: Usage) -> Json:
     }
 
 
-def _whole(_: Json, said: Completion, __: Model) -> Json:
+def _build_body(_: Json, completion: Completion, __: Model) -> Json:
     return {
-        "output": {"message": {"content": [conversation.build_block(said)], "role": "assistant"}},
-        "stopReason": conversation.STOP_REASONS[said.stop],
-        "usage": _usage(said.usage),
+        "output": {"message": {"content": [conversation.build_block(completion)], "role": "assistant"}},
+        "stopReason": conversation.STOP_REASONS[completion.stop],
+        "usage": _build_usage(completion.usage),
     }
 
 
-def _chunks(_: Json, said: Completion, __: Model) -> Iterator[Json]:
-    for kind, event in conversation.build_events(said):
+def _build_chunks(_: Json, completion: Completion, __: Model) -> Iterator[Json]:
+    for kind, event in conversation.build_events(completion):
         yield {kind: event}
-    yield {"metadata": {"usage": _usage(said.usage), "metrics": {}, "trace": {}}}
+    yield {"metadata": {"usage": _build_usage(completion.usage), "metrics": {}, "trace": {}}}
 
 
-FAMILY = Family(_read, _whole, _chunks)
+FAMILY = Family(_parse_prompt, _build_body, _build_chunks)

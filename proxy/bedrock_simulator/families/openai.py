@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import orjson
 
 from bedrock_simulator import tokens
-from bedrock_simulator.families.family import Family, Json, required, spoken_by, stops
+from bedrock_simulator.families.family import Family, Json, get_required, parse_chat_message, parse_stop_sequences
 from bedrock_simulator.generation import Completion, Prompt, StopReason, check_max_tokens
 from bedrock_simulator.models import Model
 from bedrock_simulator.prompt_cache import Piece
@@ -16,28 +16,28 @@ from bedrock_simulator.usage import Usage
 
 _DEFAULT_MAX_TOKENS = 16_384
 
-_REASONS = {StopReason.END: "stop", StopReason.LENGTH: "length", StopReason.SEQUENCE: "stop", StopReason.TOOL: "tool_calls"}
+_STOP_REASONS = {StopReason.END: "stop", StopReason.LENGTH: "length", StopReason.SEQUENCE: "stop", StopReason.TOOL: "tool_calls"}
 
 
-def _read(body: Json) -> Prompt:
-    messages = required(body, "messages", list)
+def _parse_prompt(body: Json) -> Prompt:
+    messages = get_required(body, "messages", list)
     if not messages:
         raise malformed_request("#/messages: expected at least one message")
     limit = body.get("max_completion_tokens", body.get("max_tokens"))
     return Prompt(
-        pieces=[*_tools(body), *(piece for message in messages for piece in spoken_by(message))],
+        pieces=[*_parse_tools(body), *(piece for message in messages for piece in parse_chat_message(message))],
         max_tokens=check_max_tokens(limit, "max_completion_tokens", _DEFAULT_MAX_TOKENS),
-        stop_sequences=stops(body, "stop"),
-        tool=_forced_tool(body),
+        stop_sequences=parse_stop_sequences(body, "stop"),
+        tool=_find_forced_tool(body),
     )
 
 
-def _tools(body: Json) -> list[Piece]:
+def _parse_tools(body: Json) -> list[Piece]:
     tools = body.get("tools") or []
     return [Piece(tokens.TOOL_PROMPT_TOKENS, "tools"), Piece(tokens.count_block_tokens(tools), tools)] if tools else []
 
 
-def _forced_tool(body: Json) -> tuple[str, Json] | None:
+def _find_forced_tool(body: Json) -> tuple[str, Json] | None:
     choice = body.get("tool_choice")
     functions = {tool["function"]["name"]: tool["function"] for tool in body.get("tools") or [] if "function" in tool}
     if choice == "required" and functions:
@@ -49,63 +49,63 @@ def _forced_tool(body: Json) -> tuple[str, Json] | None:
     return (name, functions[name].get("parameters") or {}) if name in functions else None
 
 
-def usage(used: Usage) -> Json:
+def build_usage(total: Usage) -> Json:
     """Here, unlike anywhere else, the prompt's tokens include those of a cache."""
-    details = {"cached_tokens": used.cache_read_tokens}
-    if used.cache_write_tokens:
-        details["cache_write_tokens"] = used.cache_write_tokens
+    details = {"cached_tokens": total.cache_read_tokens}
+    if total.cache_write_tokens:
+        details["cache_write_tokens"] = total.cache_write_tokens
     return {
-        "prompt_tokens": used.total_input_tokens,
-        "completion_tokens": used.output_tokens,
-        "total_tokens": used.total_input_tokens + used.output_tokens,
+        "prompt_tokens": total.total_input_tokens,
+        "completion_tokens": total.output_tokens,
+        "total_tokens": total.total_input_tokens + total.output_tokens,
         "prompt_tokens_details": details,
     }
 
 
-def message(said: Completion) -> Json:
-    return {"role": "assistant", "content": None if said.tool else said.text, **_tool_calls(said, indexed=False)}
+def build_message(completion: Completion) -> Json:
+    return {"role": "assistant", "content": None if completion.tool else completion.text, **_build_tool_calls(completion, indexed=False)}
 
 
-def _tool_calls(said: Completion, indexed: bool) -> Json:
-    if said.tool is None:
+def _build_tool_calls(completion: Completion, indexed: bool) -> Json:
+    if completion.tool is None:
         return {}
-    function = {"name": said.tool.name, "arguments": orjson.dumps(said.tool.input).decode()}
-    call = {"id": f"chatcmpl-tool-{said.id}", "type": "function", "function": function}
+    function = {"name": completion.tool.name, "arguments": orjson.dumps(completion.tool.input).decode()}
+    call = {"id": f"chatcmpl-tool-{completion.id}", "type": "function", "function": function}
     return {"tool_calls": [{"index": 0, **call} if indexed else call]}
 
 
-def _head(kind: str, said: Completion, model: Model) -> Json:
-    return {"id": f"chatcmpl-{said.id}", "object": kind, "created": said.created, "model": model.name}
+def _build_head(kind: str, completion: Completion, model: Model) -> Json:
+    return {"id": f"chatcmpl-{completion.id}", "object": kind, "created": completion.created, "model": model.name}
 
 
-def _whole(_: Json, said: Completion, model: Model) -> Json:
-    choice = {"index": 0, "message": message(said), "finish_reason": _REASONS[said.stop], "logprobs": None}
-    return {**_head("chat.completion", said, model), "choices": [choice], "usage": usage(said.usage)}
+def _build_body(_: Json, completion: Completion, model: Model) -> Json:
+    choice = {"index": 0, "message": build_message(completion), "finish_reason": _STOP_REASONS[completion.stop], "logprobs": None}
+    return {**_build_head("chat.completion", completion, model), "choices": [choice], "usage": build_usage(completion.usage)}
 
 
-def bare_chunks(said: Completion, model: Model) -> Iterator[Json]:
+def build_chunks_without_usage(completion: Completion, model: Model) -> Iterator[Json]:
     """The chunks of a stream, none of which tells what was used."""
-    head = _head("chat.completion.chunk", said, model)
-    yield _chunk(head, {"role": "assistant", "content": ""}, None)
-    if said.tool:
-        yield _chunk(head, _tool_calls(said, indexed=True), None)
+    head = _build_head("chat.completion.chunk", completion, model)
+    yield _build_chunk(head, {"role": "assistant", "content": ""}, None)
+    if completion.tool:
+        yield _build_chunk(head, _build_tool_calls(completion, indexed=True), None)
     else:
-        for text in said.split_deltas():
-            yield _chunk(head, {"content": text}, None)
-    yield _chunk(head, {}, _REASONS[said.stop])
+        for text in completion.split_deltas():
+            yield _build_chunk(head, {"content": text}, None)
+    yield _build_chunk(head, {}, _STOP_REASONS[completion.stop])
 
 
-def usage_chunk(said: Completion, model: Model) -> Json:
-    return {**_head("chat.completion.chunk", said, model), "choices": [], "usage": usage(said.usage)}
+def build_usage_chunk(completion: Completion, model: Model) -> Json:
+    return {**_build_head("chat.completion.chunk", completion, model), "choices": [], "usage": build_usage(completion.usage)}
 
 
-def chunks(_: Json, said: Completion, model: Model) -> Iterator[Json]:
-    yield from bare_chunks(said, model)
-    yield usage_chunk(said, model)
+def build_chunks(_: Json, completion: Completion, model: Model) -> Iterator[Json]:
+    yield from build_chunks_without_usage(completion, model)
+    yield build_usage_chunk(completion, model)
 
 
-def _chunk(head: Json, delta: Json, reason: str | None) -> Json:
+def _build_chunk(head: Json, delta: Json, reason: str | None) -> Json:
     return {**head, "choices": [{"index": 0, "delta": delta, "finish_reason": reason, "logprobs": None}]}
 
 
-FAMILY = Family(_read, _whole, chunks)
+FAMILY = Family(_parse_prompt, _build_body, build_chunks)

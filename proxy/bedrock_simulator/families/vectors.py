@@ -5,13 +5,13 @@ from __future__ import annotations
 from random import Random
 
 
-def unit_vector(seed: bytes, dimensions: int) -> list[float]:
-    chance = Random(seed)
-    raw = [chance.uniform(-1, 1) for _ in range(dimensions)]
+def build_unit_vector(seed: bytes, dimensions: int) -> list[float]:
+    generator = Random(seed)
+    raw = [generator.uniform(-1, 1) for _ in range(dimensions)]
     length = sum(value * value for value in raw) ** 0.5
     return [value / length for value in raw]
 
 
-def signs(vector: list[float]) -> list[int]:
+def binarize(vector: list[float]) -> list[int]:
     """The binary form of a vector: what is left of each number is its sign."""
     return [int(value > 0) for value in vector]
