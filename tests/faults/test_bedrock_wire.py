@@ -24,7 +24,7 @@ from price_keeper.recording.entries import Receipt
 
 from tests.support.crashing import Books
 from tests.support.data_port import DataPort, data_port
-from tests.support.rig import Rig, Through, between, on_both_loops, plain, sends
+from tests.support.rig import PortHarness, ForwardingHandler, open_forwarding_port, on_both_loops, build_response, reply_with
 from tests.support.rig import upstream as scripted_upstream
 from tests.support.simulated import CHAT, CHAT_PATH, CLAUDE_BODY, TURN
 from tests.support.wire import CutError, Heard, Http2Wire, Wire, ask, descriptors, eventually, said
@@ -257,21 +257,21 @@ async def _answered(client: Http2Wire, number: int) -> Heard | CutError:
 async def test_silence_of_every_kind_ends(deafness: str) -> None:
     """A call that nobody reads, one that is read and not answered, and answers that do not go on."""
     breaks = {"mute": Where.REQUEST, "in the head": Where.HEAD, "in the body": Where.MIDDLE}
-    through = Through()
-    async with scripted_upstream(sends(plain(b"all is well"))) as server, _way(server.port) as wire:
-        through.to(parse_endpoint(wire.url))
-        async with between(through) as rig:
+    through = ForwardingHandler()
+    async with scripted_upstream(reply_with(build_response(b"all is well"))) as server, _way(server.port) as wire:
+        through.set_targets(parse_endpoint(wire.url))
+        async with open_forwarding_port(through) as rig:
             if deafness == "deaf":
                 wire.at_accept.append(AtAccept.DEAF)
             else:
                 wire.next(Break(breaks[deafness], How.STALL))
             calling = asyncio.create_task(_call(rig, b"x" * 3_000_000))
             await eventually(lambda: wire.injected)
-            await eventually(lambda: through.busy)
+            await eventually(lambda: through.busy_connections)
             is_begun = deafness == "in the body"
             await eventually(lambda: not is_begun or through.taps[0].status)
             if deafness == "in the head":  # what has come of it arrives before the clock moves
-                await eventually(lambda: all(each.received_bytes for each in through.busy))
+                await eventually(lambda: all(each.received_bytes for each in through.busy_connections))
             limit = upstream.READ_TIMEOUT_SECONDS if is_begun else upstream.FIRST_BYTE_TIMEOUT_SECONDS
             await rig.pass_time(limit - 1)
             assert not calling.done()
@@ -286,10 +286,10 @@ async def test_one_that_vanished_is_found_out_long_before_its_answer_is_late(mon
     if not may_vanish():
         pytest.skip("to end a connection without a word needs Linux and CAP_NET_ADMIN")
     monkeypatch.setattr(upstream, "KEEPALIVE_IDLE_SECONDS", 1)
-    through = Through()
-    async with scripted_upstream(sends(plain(b"all is well"))) as server, _way(server.port) as wire:
-        through.to(parse_endpoint(wire.url))
-        async with between(through) as rig:
+    through = ForwardingHandler()
+    async with scripted_upstream(reply_with(build_response(b"all is well"))) as server, _way(server.port) as wire:
+        through.set_targets(parse_endpoint(wire.url))
+        async with open_forwarding_port(through) as rig:
             for where in (Where.ANSWER, Where.MIDDLE):
                 wire.next(Break(where, How.VANISH))
                 heard = await _call(rig, b"")
@@ -299,12 +299,12 @@ async def test_one_that_vanished_is_found_out_long_before_its_answer_is_late(mon
 
 @on_both_loops
 async def test_connections_are_probed() -> None:
-    through = Through()
-    async with scripted_upstream(sends(plain(b"all is well"))) as server:
-        through.to(server.endpoint)
-        async with between(through) as rig:
+    through = ForwardingHandler()
+    async with scripted_upstream(reply_with(build_response(b"all is well"))) as server:
+        through.set_targets(server.endpoint)
+        async with open_forwarding_port(through) as rig:
             assert (await _call(rig, b"")).status == 200
-            kernel = through.pooled[0].transport.get_extra_info("socket")
+            kernel = through.idle_connections[0].transport.get_extra_info("socket")
             assert kernel.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
             after, every, probes, unheard = (
                 kernel.getsockopt(socket.IPPROTO_TCP, option)
@@ -319,7 +319,7 @@ def _way(port: int) -> AbstractAsyncContextManager[WireProxy]:
     return wire_proxy(f"http://127.0.0.1:{port}")
 
 
-async def _call(rig: Rig, body: bytes) -> Heard | CutError:
+async def _call(rig: PortHarness, body: bytes) -> Heard | CutError:
     wire = await rig.connect()
     await wire.send(ask(body))
     try:

@@ -11,7 +11,7 @@ from price_keeper.forwarding.counting import TokenCounter
 from price_keeper.forwarding.forwarder import BearerAuthorizer, Forwarder, UpstreamTarget, parse_endpoint
 from price_keeper.forwarding.model_path import Operation
 
-from tests.support.rig import StepClock, plain, sends, upstream
+from tests.support.rig import StepClock, build_response, reply_with, upstream
 from tests.support.wire import eventually
 from tests.support.wire_faults import AtAccept, Break, Fault, How, Slow, Surplus, Where, bedrock_error
 from tests.support.wire_proxy import wire_proxy
@@ -22,7 +22,7 @@ BODY = b'{"messages": []}'
 async def asked(*faults: Fault, deaf: bool = False) -> list[int | Exception]:
     """What comes of it with each fault, and of one call without any."""
     async with (
-        upstream(sends(plain(b'{"inputTokens": 42}'))) as server,
+        upstream(reply_with(build_response(b'{"inputTokens": 42}'))) as server,
         wire_proxy(f"http://127.0.0.1:{server.port}") as wire,
     ):
         clock = StepClock()

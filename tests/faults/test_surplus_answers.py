@@ -15,7 +15,7 @@ from price_keeper.stores.contract import Key, Put, Update
 from price_keeper.stores.dynamodb import DynamoStore
 
 from tests.support.engines import PREFIX, Engines
-from tests.support.rig import Exchange, Rig, Through, between, on_both_loops, plain, sends, upstream
+from tests.support.rig import UpstreamExchange, PortHarness, ForwardingHandler, open_forwarding_port, on_both_loops, build_response, reply_with, upstream
 from tests.support.wire import ask, eventually, quiet
 from tests.support.wire_faults import Break, How, Pass, Surplus, Where
 from tests.support.wire_proxy import WireProxy, wire_proxy
@@ -85,7 +85,7 @@ async def test_an_answer_of_the_stores_again_while_a_later_one_is_awaited(stored
 # Bedrock. What comes with an answer, or while its connection is idle, is tested with the other troubles of upstream.
 
 
-async def asked(rig: Rig) -> bytes:
+async def asked(rig: PortHarness) -> bytes:
     wire = await rig.connect()
     await wire.send(ask(b"hello"))
     return (await wire.answer()).body
@@ -94,16 +94,16 @@ async def asked(rig: Rig) -> bytes:
 @on_both_loops
 async def test_what_came_before_a_call_was_written_is_not_its_answer() -> None:
     waiting = []
-    through = Through(put=lambda write, data: waiting.append((write, data)))
-    async with upstream(sends(plain(b"the first"))) as first, upstream(sends(plain(b"the second"))) as second:
-        through.to(first.endpoint, second.endpoint)
-        async with between(through) as rig:
+    through = ForwardingHandler(put=lambda write, data: waiting.append((write, data)))
+    async with upstream(reply_with(build_response(b"the first"))) as first, upstream(reply_with(build_response(b"the second"))) as second:
+        through.set_targets(first.endpoint, second.endpoint)
+        async with open_forwarding_port(through) as rig:
             one = asyncio.create_task(asked(rig))
             await _written(waiting)
             assert await one == b"the first"
             another = asyncio.create_task(asked(rig))
             await eventually(lambda: waiting)
-            await first.calls[0].send(plain(b"unasked"))
+            await first.calls[0].send(build_response(b"unasked"))
             await eventually(lambda: len(waiting) == 2)  # it goes to the next place, as it was never sent to this one
             await _written(waiting)
             assert await another == b"the second"
@@ -122,11 +122,11 @@ async def _written(waiting: list) -> None:
 
 
 async def test_nobody_is_given_the_credentials_of_another() -> None:
-    async def script(exchange: Exchange) -> None:
+    async def script(exchange: UpstreamExchange) -> None:
         whose = next(line for line in exchange.head.split(b"\r\n") if line.lower().startswith(b"authorization"))
-        await exchange.send(plain(whose))
+        await exchange.send(build_response(whose))
         await quiet(0.02)
-        await exchange.send(plain(whose))
+        await exchange.send(build_response(whose))
 
     async with upstream(script) as server, open_control_service(f"http://127.0.0.1:{server.port}") as ask_for:
         for name in ("one", "another"):

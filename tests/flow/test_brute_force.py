@@ -22,7 +22,7 @@ from price_keeper.stores.contract import Key
 
 from tests.support.clock import ManualClock
 from tests.support.commands import sidecar
-from tests.support.control import ADMIN_KEY, API, ORG, Rig, rig
+from tests.support.control import ADMIN_KEY, API, ORG, ControlHarness, open_control_harness
 from tests.support.engines import Engines
 
 SHOP, BOT = f"org-{ORG}-app-shop", f"org-{ORG}-app-bot"
@@ -31,7 +31,7 @@ TRIES = 300
 
 @dataclass
 class Attacked:
-    api: Rig
+    api: ControlHarness
     clock: ManualClock
     secrets: dict[str, str]
 
@@ -61,8 +61,8 @@ class Attacked:
 async def attacked(tmp_path: Path) -> AsyncIterator[Attacked]:
     clock = ManualClock()
     rates = LocalApiRateLimiter(clock.monotonic, 20, 1.0)
-    async with Engines({}).open("sqlite", tmp_path) as store, rig(store, tmp_path, clock, rates) as api:
-        await api.org()
+    async with Engines({}).open("sqlite", tmp_path) as store, open_control_harness(store, tmp_path, clock, rates) as api:
+        await api.put_org()
         secrets = {}
         for app in ("shop", "bot"):
             made = (await api.ask("PUT", f"{API}/apps/{app}", {"app_name": app})).body

@@ -26,7 +26,7 @@ from price_keeper.stores.contract import Key
 from price_keeper.stores.dynamodb import DynamoStore
 from price_keeper.surface.tls import ensure_local_certificates, create_server_context
 
-from tests.support.rig import Tapped
+from tests.support.rig import RecordingObserver
 
 Calls = Callable[[str, int], Awaitable[None]]
 NAMED, UNNAMED = "127.0.0.1", "127.0.0.2"  # by the certificate
@@ -38,7 +38,7 @@ async def _bedrock(host: str, port: int) -> None:
     target = UpstreamTarget(UpstreamEndpoint(host, port, is_tls=True), "here", "a-model", "/there")
     call = UpstreamCall("POST", "", [], lambda _: b"{}", [target])
     with pytest.raises(Refusal):
-        await forwarder.forward(call, Mock(is_gone=False), (), Tapped())
+        await forwarder.forward(call, Mock(is_gone=False), (), RecordingObserver())
     forwarder.close()
 
 

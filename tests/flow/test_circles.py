@@ -14,7 +14,7 @@ import pytest
 import uvloop
 
 from tests.support.handled import Lane, lane
-from tests.support.rig import Through, between, plain, sends, upstream
+from tests.support.rig import ForwardingHandler, open_forwarding_port, build_response, reply_with, upstream
 from tests.support.simulated import CHAT_PATH
 from tests.support.wire import Http2Wire, Wire, ask, eventually
 
@@ -135,16 +135,16 @@ def test_nor_of_connections_that_bedrock_ends() -> None:
     left: Counter[str] = Counter()
 
     async def run() -> None:
-        async with upstream(sends(plain(b"whole", more=b"connection: close\r\n"))) as server:
-            through = Through(server.endpoint)
-            async with between(through) as rig:
+        async with upstream(reply_with(build_response(b"whole", extra_headers=b"connection: close\r\n"))) as server:
+            through = ForwardingHandler(server.endpoint)
+            async with open_forwarding_port(through) as rig:
                 wire = await rig.connect()
                 with uncollected(left):
                     for _ in range(TIMES):
                         await wire.send(ask())
                         assert (await wire.answer()).body == b"whole"
                     through.taps.clear()
-                    await eventually(lambda: not through.busy)
+                    await eventually(lambda: not through.busy_connections)
                     await asyncio.sleep(0.01)
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

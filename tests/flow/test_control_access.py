@@ -20,7 +20,7 @@ from price_keeper.errors import ConfigError
 from yarl import URL
 
 from tests.support.clock import ManualClock
-from tests.support.control import ADMIN_KEY, API, ORG, OTHER, SETTINGS, Rig, rig
+from tests.support.control import ADMIN_KEY, API, ORG, OTHER, SETTINGS, ControlHarness, open_control_harness
 from tests.support.engines import Engines
 
 SHOP = f"{API}/apps/shop"
@@ -28,8 +28,8 @@ TODAY = "/aggregates/today"
 
 
 @pytest.fixture
-async def api(tmp_path: Path) -> AsyncIterator[Rig]:
-    async with Engines({}).open("sqlite", tmp_path) as store, rig(store, tmp_path) as running:
+async def api(tmp_path: Path) -> AsyncIterator[ControlHarness]:
+    async with Engines({}).open("sqlite", tmp_path) as store, open_control_harness(store, tmp_path) as running:
         yield running
 
 
@@ -58,9 +58,9 @@ MAY = [
 ]
 
 
-async def test_everybody_gets_where_he_may_and_nowhere_else(api: Rig) -> None:
-    await api.org()
-    await api.app()
+async def test_everybody_gets_where_he_may_and_nowhere_else(api: ControlHarness) -> None:
+    await api.put_org()
+    await api.put_app()
     for method, path, body, expected in MAY:
         for who, status in expected.items():
             answer = await api.ask(method, path, body, who=who)
@@ -76,7 +76,7 @@ def assert_problem(answer: Any) -> None:
     assert answer.headers["Cache-Control"] == "no-store"
 
 
-async def test_everything_that_is_served_asks_who_calls(api: Rig) -> None:
+async def test_everything_that_is_served_asks_who_calls(api: ControlHarness) -> None:
     """So that no route is added without anybody thinking of it."""
     told = (await api.ask("GET", "/openapi.json", who=None)).body
     open_to_all = {path for path, methods in told["paths"].items() for each in methods.values() if not each["security"]}
@@ -175,9 +175,9 @@ ATTACKS: list[tuple[str, str, Any, Any, int]] = [
 ]
 
 
-async def test_attacks_are_refused_in_the_one_form(api: Rig) -> None:
-    await api.org()
-    await api.app()
+async def test_attacks_are_refused_in_the_one_form(api: ControlHarness) -> None:
+    await api.put_org()
+    await api.put_app()
     for number, (method, path, headers, body, status) in enumerate(ATTACKS):
         api.parts.login_throttle._by_address._empty_at.clear()
         api.parts.login_throttle._by_client._empty_at.clear()
@@ -211,7 +211,7 @@ SMUGGLED = [
 
 @pytest.mark.parametrize("sent", SMUGGLED, ids=range(len(SMUGGLED)))
 async def test_what_is_no_http_is_refused_and_the_connection_ends(
-    api: Rig, sent: bytes, caplog: pytest.LogCaptureFixture
+    api: ControlHarness, sent: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     host, port = api.url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
@@ -226,7 +226,7 @@ async def test_what_is_no_http_is_refused_and_the_connection_ends(
     assert ADMIN_KEY not in caplog.text + answer.decode()
 
 
-async def test_a_body_without_end_is_cut_off(api: Rig) -> None:
+async def test_a_body_without_end_is_cut_off(api: ControlHarness) -> None:
     async def endless() -> AsyncIterator[bytes]:
         while True:
             yield b" " * 65_536
@@ -239,8 +239,8 @@ async def test_a_body_without_end_is_cut_off(api: Rig) -> None:
         pass
 
 
-async def test_whoever_guesses_is_slowed_down_and_the_right_key_still_opens(api: Rig) -> None:
-    await api.org()
+async def test_whoever_guesses_is_slowed_down_and_the_right_key_still_opens(api: ControlHarness) -> None:
+    await api.put_org()
     statuses = [(await api.ask("GET", API, who=None, headers={"X-API-Key": f"guess {n}"})).status for n in range(14)]
     assert statuses == [401] * 10 + [429] * 4
     late = await api.ask("GET", API, who=None, headers={"Authorization": "Bearer a.b.c"})
@@ -251,7 +251,7 @@ async def test_whoever_guesses_is_slowed_down_and_the_right_key_still_opens(api:
 async def test_whoever_asks_too_often_is_told_when_to_come_again(tmp_path: Path) -> None:
     clock = ManualClock()
     rates = LocalApiRateLimiter(clock.monotonic, 5, 1)
-    async with Engines({}).open("sqlite", tmp_path) as store, rig(store, tmp_path, clock, rates) as api:
+    async with Engines({}).open("sqlite", tmp_path) as store, open_control_harness(store, tmp_path, clock, rates) as api:
         answers = [await api.ask("GET", "/api/v1/orgs") for _ in range(6)]
         assert [answer.headers["X-RateLimit-Remaining"] for answer in answers] == ["4", "3", "2", "1", "0", "0"]
         assert [answer.status for answer in answers] == [200] * 5 + [429]
@@ -292,7 +292,7 @@ def test_json_that_could_be_read_in_two_ways_is_refused(raw: bytes) -> None:
         parse_json(raw)
 
 
-async def test_nothing_is_changed_while_the_process_starts_or_stops(api: Rig) -> None:
+async def test_nothing_is_changed_while_the_process_starts_or_stops(api: ControlHarness) -> None:
     control = api.control
     control.stop()
     assert (await api.ask("PUT", API, SETTINGS)).status == 503

@@ -26,7 +26,7 @@ from price_keeper.stores.contract import Key
 from price_keeper.telemetry import MetricsRegistry
 
 from tests.support.clock import ManualClock
-from tests.support.control import API, ORG, SETTINGS, Rig, rig
+from tests.support.control import API, ORG, SETTINGS, ControlHarness, open_control_harness
 from tests.support.engines import Engines
 
 VALID = 14
@@ -40,9 +40,9 @@ def endless_lingering(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-async def api(tmp_path: Path) -> AsyncIterator[Rig]:
-    async with Engines({}).open("sqlite", tmp_path) as store, rig(store, tmp_path, ManualClock()) as running:
-        await running.org()
+async def api(tmp_path: Path) -> AsyncIterator[ControlHarness]:
+    async with Engines({}).open("sqlite", tmp_path) as store, open_control_harness(store, tmp_path, ManualClock()) as running:
+        await running.put_org()
         yield running
 
 
@@ -85,7 +85,7 @@ class Client:
 
 
 @pytest.fixture
-async def client(api: Rig) -> AsyncIterator[Client]:
+async def client(api: ControlHarness) -> AsyncIterator[Client]:
     opened = Client(api.url)
     yield opened
     await opened.close()
@@ -131,7 +131,7 @@ def addresses(count: int) -> list[str]:
 
 @pytest.mark.parametrize("count", [DEFAULT_PORT_LIMITS.max_per_network, DEFAULT_PORT_LIMITS.max_connections])
 async def test_half_sent_bodies_keep_neither_probes_nor_the_administrator_out(
-    api: Rig, client: Client, count: int
+    api: ControlHarness, client: Client, count: int
 ) -> None:
     for address in addresses(count):
         await client.send(HALF_LOGIN, address)
@@ -139,7 +139,7 @@ async def test_half_sent_bodies_keep_neither_probes_nor_the_administrator_out(
     found = [await client.ask(head("GET", path), address) for path in PROBES for address in (HERE, "127.0.0.9")]
     assert found == [200] * len(found)
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(local_addr=(HERE, 0))) as session:
-        put = session.put(api.url + API, json=SETTINGS, headers=api.shown("admin"))
+        put = session.put(api.url + API, json=SETTINGS, headers=api.auth_headers("admin"))
         async with put as answer:
             assert answer.status == 200
 
@@ -154,10 +154,10 @@ async def test_half_sent_bodies_keep_no_probe_from_the_health_port(health: Clien
     assert found == [200] * len(found)
 
 
-async def test_the_administrators_half_sent_body_outlives_those_of_strangers(api: Rig, client: Client) -> None:
+async def test_the_administrators_half_sent_body_outlives_those_of_strangers(api: ControlHarness, client: Client) -> None:
     body = b'{"grace_hours": 1}'
-    await api.app()
-    shown = api.shown("admin")
+    await api.put_app()
+    shown = api.auth_headers("admin")
     slow = await client.send(head("POST", f"{API}/apps/shop/credentials/rotate", shown, len(body)) + body[:5])
     await arrived()
     strangers = [await client.send(HALF_LOGIN) for _ in range(2 * DEFAULT_PORT_LIMITS.max_per_network)]
@@ -182,7 +182,7 @@ async def test_a_body_that_no_route_reads_is_not_awaited(
 
 
 async def test_requests_that_wait_for_the_store_keep_neither_probes_nor_the_administrator_out(
-    api: Rig, client: Client, monkeypatch: pytest.MonkeyPatch
+    api: ControlHarness, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kind, gate = type(api.store), asyncio.Event()
     get = kind.get
@@ -192,10 +192,10 @@ async def test_requests_that_wait_for_the_store_keep_neither_probes_nor_the_admi
         return await get(self, key, **options)
 
     monkeypatch.setattr(kind, "get", slow)
-    asked = [await client.send(head("GET", API, api.shown((ORG, None)))) for _ in range(DEFAULT_PORT_LIMITS.max_per_network)]
+    asked = [await client.send(head("GET", API, api.auth_headers((ORG, None)))) for _ in range(DEFAULT_PORT_LIMITS.max_per_network)]
     await arrived()
     assert [await client.ask(head("GET", path)) for path in PROBES] == [200] * 3
-    administrator = await client.send(head("GET", API, api.shown("admin")))
+    administrator = await client.send(head("GET", API, api.auth_headers("admin")))
     await arrived()
     gate.set()
     assert await administrator.status() == 200
@@ -205,9 +205,9 @@ async def test_requests_that_wait_for_the_store_keep_neither_probes_nor_the_admi
 
 
 async def test_status_pages_stay_connected_under_half_sent_bodies_and_keep_no_probe_out(
-    api: Rig, client: Client
+    api: ControlHarness, client: Client
 ) -> None:
-    pages = [await client.send(head("GET", "/status/events", api.shown("admin"))) for _ in range(MAX_ADMIN_PAGES)]
+    pages = [await client.send(head("GET", "/status/events", api.auth_headers("admin"))) for _ in range(MAX_ADMIN_PAGES)]
     assert [await each.status() for each in pages] == [200] * MAX_ADMIN_PAGES
     for _ in range(2 * DEFAULT_PORT_LIMITS.max_per_network):
         await client.send(HALF_LOGIN)
@@ -219,12 +219,12 @@ async def test_status_pages_stay_connected_under_half_sent_bodies_and_keep_no_pr
 # Invented tokens and clients.
 
 
-async def credentials(api: Rig) -> list[dict[str, str]]:
+async def credentials(api: ControlHarness) -> list[dict[str, str]]:
     """Those of apps that the administrator has just put."""
     return [(await api.ask("PUT", f"{API}/apps/a{number}", {"app_name": "a"})).body for number in range(VALID)]
 
 
-async def test_invented_retrieval_tokens_starve_no_valid_one_behind_their_address(api: Rig, client: Client) -> None:
+async def test_invented_retrieval_tokens_starve_no_valid_one_behind_their_address(api: ControlHarness, client: Client) -> None:
     made = await credentials(api)
 
     def asked(app: str, token: str) -> bytes:
@@ -240,7 +240,7 @@ async def test_invented_retrieval_tokens_starve_no_valid_one_behind_their_addres
 
 
 @pytest.mark.parametrize("way", ["/auth/token", "/credentials"])
-async def test_invented_clients_starve_no_valid_one_behind_their_address(api: Rig, client: Client, way: str) -> None:
+async def test_invented_clients_starve_no_valid_one_behind_their_address(api: ControlHarness, client: Client, way: str) -> None:
     known = [await _secret(api, number, each) for number, each in enumerate(await credentials(api))]
     api.parts.clients.__init__(  # type: ignore[misc]
         api.store, api.clock.now, LookupThrottle(api.clock), api.clock.monotonic, api.tokens.secret_tagger
@@ -259,7 +259,7 @@ async def test_invented_clients_starve_no_valid_one_behind_their_address(api: Ri
     assert isinstance(api.parts.clients, ClientVerifier)
 
 
-async def _secret(api: Rig, number: int, made: dict[str, str]) -> tuple[str, str]:
+async def _secret(api: ControlHarness, number: int, made: dict[str, str]) -> tuple[str, str]:
     token = {"X-Retrieval-Token": made["secret_retrieval_token"]}
     told = (await api.ask("GET", f"{API}/apps/a{number}/credentials/secret", who=None, headers=token)).body
     await api.clock.advance(1)  # type: ignore[attr-defined]

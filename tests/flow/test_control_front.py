@@ -21,7 +21,7 @@ from price_keeper.errors import StoreUnavailable
 from price_keeper.telemetry import MetricsRegistry
 
 from tests.support.clock import ManualClock
-from tests.support.control import ORG, Rig, rig
+from tests.support.control import ORG, ControlHarness, open_control_harness
 from tests.support.engines import Engines
 
 JSON = {"Accept": "application/json"}
@@ -29,8 +29,8 @@ EVIL = '<script>alert(1)</script><img src="https://evil.example/x">'
 
 
 @pytest.fixture
-async def served(tmp_path: Path) -> AsyncIterator[Rig]:
-    async with Engines({}).open("sqlite", tmp_path) as store, rig(store, tmp_path) as made:
+async def served(tmp_path: Path) -> AsyncIterator[ControlHarness]:
+    async with Engines({}).open("sqlite", tmp_path) as store, open_control_harness(store, tmp_path) as made:
         yield made
 
 
@@ -46,8 +46,8 @@ class Tags(HTMLParser):
         self.attributes += attrs
 
 
-async def test_the_page_says_what_this_is_and_needs_nothing_from_elsewhere(served: Rig) -> None:
-    await served.org(org_name="Sesame and Sons")
+async def test_the_page_says_what_this_is_and_needs_nothing_from_elsewhere(served: ControlHarness) -> None:
+    await served.put_org(org_name="Sesame and Sons")
     answer = await served.ask("GET", "/", who=None, headers={"Accept": "text/html,application/xml;q=0.9,*/*;q=0.8"})
     text = answer.raw.decode()
     assert (answer.status, answer.headers["Content-Type"]) == (200, "text/html; charset=utf-8")
@@ -65,7 +65,7 @@ async def test_the_page_says_what_this_is_and_needs_nothing_from_elsewhere(serve
     assert ORG not in text
 
 
-async def test_the_policy_lets_the_pages_own_style_through_and_nothing_else(served: Rig) -> None:
+async def test_the_policy_lets_the_pages_own_style_through_and_nothing_else(served: ControlHarness) -> None:
     answer = await served.ask("GET", "/", who=None)
     (style,) = re.findall(r"<style>(.*?)</style>", answer.raw.decode(), re.DOTALL)
     digest = b64encode(sha256(style.encode()).digest()).decode()
@@ -77,7 +77,7 @@ async def test_the_policy_lets_the_pages_own_style_through_and_nothing_else(serv
     assert answer.headers["Vary"] == "Accept"
 
 
-async def test_json_head_and_the_document(served: Rig) -> None:
+async def test_json_head_and_the_document(served: ControlHarness) -> None:
     told = await served.ask("GET", "/", who=None, headers=JSON)
     assert told.body["status"] == "ready"
     assert (told.body["role"], told.body["version"]) == ("both", version("bedrock-price-keeper"))

@@ -21,7 +21,7 @@ from price_keeper.control.terms import MAX_BODY_BYTES
 from yarl import URL
 
 from tests.support.clock import ManualClock
-from tests.support.control import API, ORG, SETTINGS, Impatient, Rig, rig
+from tests.support.control import API, ORG, SETTINGS, TickingClock, ControlHarness, open_control_harness
 from tests.support.engines import Engines
 
 SHOP = f"{API}/apps/shop"
@@ -39,8 +39,8 @@ PROFILE = {
 
 
 @pytest.fixture
-async def api(tmp_path: Path) -> AsyncIterator[Rig]:
-    async with Engines({}).open("sqlite", tmp_path) as store, rig(store, tmp_path) as running:
+async def api(tmp_path: Path) -> AsyncIterator[ControlHarness]:
+    async with Engines({}).open("sqlite", tmp_path) as store, open_control_harness(store, tmp_path) as running:
         yield running
 
 
@@ -58,12 +58,12 @@ async def api(tmp_path: Path) -> AsyncIterator[Rig]:
         ("POST", f"{SHOP}/usage", CALLER, SMALL_BODY_BYTES),
     ],
 )
-async def test_a_body_is_no_longer_than_its_route_needs(api: Rig, method: str, path: str, who: Any, most: int) -> None:
+async def test_a_body_is_no_longer_than_its_route_needs(api: ControlHarness, method: str, path: str, who: Any, most: int) -> None:
     async def parts() -> AsyncIterator[bytes]:
         yield b" " * most
         yield b" "
 
-    headers = {**JSON, **api.shown(who)}
+    headers = {**JSON, **api.auth_headers(who)}
     for body in (b" " * (most + 1), parts()):
         async with api.session.request(method, api.url + path, headers=headers, data=body) as answer:
             assert answer.status == 413
@@ -71,21 +71,21 @@ async def test_a_body_is_no_longer_than_its_route_needs(api: Rig, method: str, p
         assert answer.status == 400
 
 
-async def test_of_a_body_that_says_it_is_too_long_nothing_is_read(api: Rig) -> None:
+async def test_of_a_body_that_says_it_is_too_long_nothing_is_read(api: ControlHarness) -> None:
     reader, writer = await _sent(api, _head(MAX_ANONYMOUS_BODY_BYTES + 1))
     async with asyncio.timeout(5):
         assert (await reader.readline()).startswith(b"HTTP/1.1 413 ")
     writer.close()
 
 
-async def test_of_many_mistakes_the_first_are_told(api: Rig) -> None:
+async def test_of_many_mistakes_the_first_are_told(api: ControlHarness) -> None:
     told = await api.ask("POST", "/auth/token", {f"u{number}": 1 for number in range(1000)}, who=None)
     assert (told.status, len(told.body["details"])) == (400, 21)
     assert told.body["details"][0] == {"path": "client_id", "message": "required, but missing"}
     assert told.body["details"][-1] == {"path": "", "message": "and 982 more mistakes"}
 
 
-async def test_whoever_shows_no_secret_at_all_is_slowed_down_too(api: Rig) -> None:
+async def test_whoever_shows_no_secret_at_all_is_slowed_down_too(api: ControlHarness) -> None:
     made = await api.ask("PUT", API, SETTINGS)
     statuses = [(await api.ask("POST", "/auth/token", {}, who=None)).status for _ in range(12)]
     assert statuses == [400] * 10 + [429] * 2
@@ -95,7 +95,7 @@ async def test_whoever_shows_no_secret_at_all_is_slowed_down_too(api: Rig) -> No
     assert (await api.ask("POST", "/auth/token", secret.body, who=None)).status == 200
 
 
-async def test_bodies_on_their_way_have_one_budget(api: Rig) -> None:
+async def test_bodies_on_their_way_have_one_budget(api: ControlHarness) -> None:
     api.control._body_budgets.anonymous = ByteBudget(2 * MAX_ANONYMOUS_BODY_BYTES + 100)
     slow = [await _sent(api, _head(MAX_ANONYMOUS_BODY_BYTES)) for _ in range(2)]
     for each in slow:
@@ -112,14 +112,14 @@ async def test_bodies_on_their_way_have_one_budget(api: Rig) -> None:
     slow[1][1].close()
 
 
-async def test_one_app_keeps_nobody_else_waiting(api: Rig) -> None:
+async def test_one_app_keeps_nobody_else_waiting(api: ControlHarness) -> None:
     """With as many bodies on their way as fit, one after the other, of which not a byte comes."""
     made = await api.ask("PUT", API, SETTINGS)
-    await api.app("web")
-    await api.app("shop")
+    await api.put_app("web")
+    await api.put_app("shop")
     token = {"X-Retrieval-Token": made.body["secret_retrieval_token"]}
     pair = (await api.ask("GET", f"{API}/credentials/secret", who=None, headers=token)).body
-    head = _head(MAX_BODY_BYTES, f"{API}/apps/web/usage/batch", api.shown((ORG, "web"))["Authorization"])
+    head = _head(MAX_BODY_BYTES, f"{API}/apps/web/usage/batch", api.auth_headers((ORG, "web"))["Authorization"])
     slow = [await _sent(api, head) for _ in range(2 * ANONYMOUS_BUDGET_BYTES // MAX_BODY_BYTES)]
     async with asyncio.timeout(10):
         refused = [each for each in slow[PER_CLIENT_BUDGET_BYTES // MAX_BODY_BYTES :] if b" 503 " in await each[0].readline()]
@@ -149,7 +149,7 @@ def _head(length: int, path: str = "/auth/token", shown: str | None = None) -> b
     ).encode()
 
 
-async def _sent(api: Rig, data: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+async def _sent(api: ControlHarness, data: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     host, port = api.url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     writer.write(data)
@@ -161,7 +161,7 @@ async def _sent(api: Rig, data: bytes) -> tuple[asyncio.StreamReader, asyncio.St
 
 async def test_there_are_so_many_connections_and_no_more(tmp_path: Path) -> None:
     few = ControlPortLimits(max_connections=10, max_per_network=3, reserved_for_loopback=0)
-    async with Engines({}).open("sqlite", tmp_path) as store, rig(store, tmp_path, limits=few) as api:
+    async with Engines({}).open("sqlite", tmp_path) as store, open_control_harness(store, tmp_path, limits=few) as api:
         held = [await _sent(api, _head(20)) for _ in range(8)]
         for reader, _ in held[:5]:
             async with asyncio.timeout(10):
@@ -176,7 +176,7 @@ async def test_there_are_so_many_connections_and_no_more(tmp_path: Path) -> None
 @pytest.mark.parametrize("sent", [b"", b"GET /health HTTP/1.1\r\nHost: localhost\r\n", WHOLE])
 async def test_who_only_stays_keeps_nobody_out(tmp_path: Path, sent: bytes) -> None:
     few = ControlPortLimits(max_connections=10, max_per_network=3, reserved_for_loopback=0)
-    async with Engines({}).open("sqlite", tmp_path) as store, rig(store, tmp_path, limits=few) as api:
+    async with Engines({}).open("sqlite", tmp_path) as store, open_control_harness(store, tmp_path, limits=few) as api:
         for _ in range(3):
             held = [await _sent(api, sent) for _ in range(5)]
             await asyncio.sleep(0.1)
@@ -188,7 +188,7 @@ async def test_who_only_stays_keeps_nobody_out(tmp_path: Path, sent: bytes) -> N
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET /hea", b"GET /health HTTP/1.1\r\nHost: localhost\r\nA: "])
-async def test_whoever_sends_no_whole_head_is_cut(api: Rig, sent: bytes) -> None:
+async def test_whoever_sends_no_whole_head_is_cut(api: ControlHarness, sent: bytes) -> None:
     clock = _clock(api)
     reader, writer = await _sent(api, sent)
     await asyncio.sleep(0.1)
@@ -203,7 +203,7 @@ async def test_whoever_sends_no_whole_head_is_cut(api: Rig, sent: bytes) -> None
     writer.close()
 
 
-async def test_a_kept_connection_may_be_idle_but_its_next_head_comes_at_once(api: Rig) -> None:
+async def test_a_kept_connection_may_be_idle_but_its_next_head_comes_at_once(api: ControlHarness) -> None:
     clock = _clock(api)
     whole = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
     reader, writer = await _sent(api, whole)
@@ -221,7 +221,7 @@ async def test_a_kept_connection_may_be_idle_but_its_next_head_comes_at_once(api
     writer.close()
 
 
-async def test_what_follows_what_is_no_http_is_not_kept(api: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_follows_what_is_no_http_is_not_kept(api: ControlHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     """The event loop may hand on megabytes before the first mistake is answered."""
     made: list[Any] = []
     connected = serving._ControlConnection.connection_made
@@ -242,7 +242,7 @@ async def test_what_follows_what_is_no_http_is_not_kept(api: Rig, monkeypatch: p
     writer.close()
 
 
-async def test_whoever_does_not_read_his_answers_is_cut(api: Rig) -> None:
+async def test_whoever_does_not_read_his_answers_is_cut(api: ControlHarness) -> None:
     clock, loop = _clock(api), asyncio.get_running_loop()
     host, port = api.url.removeprefix("http://").split(":")
     with closing(socket.socket()) as client:
@@ -271,8 +271,8 @@ async def _is_cut(client: socket.socket) -> bool:
     return True
 
 
-def _clock(api: Rig) -> Impatient:
-    assert isinstance(api.clock, Impatient)
+def _clock(api: ControlHarness) -> TickingClock:
+    assert isinstance(api.clock, TickingClock)
     return api.clock
 
 
@@ -280,19 +280,19 @@ def _clock(api: Rig) -> Impatient:
 
 
 @pytest.mark.parametrize("format", ["1.5", "1", "true", "[]", "{}", "[1.5]", '"novel"'])
-async def test_the_format_of_a_profile_is_one_of_a_few_words(api: Rig, format: str) -> None:
-    await api.org()
-    await api.app()
+async def test_the_format_of_a_profile_is_one_of_a_few_words(api: ControlHarness, format: str) -> None:
+    await api.put_org()
+    await api.put_app()
     body = json.dumps(PROFILE).replace('"nova"', format)
-    headers = {**JSON, **api.shown("admin")}
+    headers = {**JSON, **api.auth_headers("admin")}
     async with api.session.post(f"{api.url}{SHOP}/inference-profiles", data=body, headers=headers) as answer:
         assert (answer.status, (await answer.json())["details"][0]["path"]) == (400, "format")
 
 
 @pytest.mark.parametrize("name", ["refresh_interval_normal_secs", "refresh_interval_tight_secs"])
-async def test_seconds_have_few_decimals(api: Rig, name: str) -> None:
-    await api.org()
-    headers = {**JSON, **api.shown("admin")}
+async def test_seconds_have_few_decimals(api: ControlHarness, name: str) -> None:
+    await api.put_org()
+    headers = {**JSON, **api.auth_headers("admin")}
     for path, settings in ((API, SETTINGS), (SHOP, {"app_name": "Shop"})):
         for seconds, status in (
             ("12." + "3" * 60, 400),
@@ -305,7 +305,7 @@ async def test_seconds_have_few_decimals(api: Rig, name: str) -> None:
                 assert answer.status in ((200, 201) if status is None else (status,)), await answer.text()
 
 
-async def test_asking_for_the_head_of_a_secret_does_not_spend_it(api: Rig) -> None:
+async def test_asking_for_the_head_of_a_secret_does_not_spend_it(api: ControlHarness) -> None:
     made = await api.ask("PUT", API, SETTINGS)
     token = {"X-Retrieval-Token": made.body["secret_retrieval_token"]}
     head = await api.ask("HEAD", f"{API}/credentials/secret", who=None, headers=token)
@@ -316,7 +316,7 @@ async def test_asking_for_the_head_of_a_secret_does_not_spend_it(api: Rig) -> No
 
 async def test_nobody_keeps_others_from_the_keys_that_verify_tokens(tmp_path: Path) -> None:
     rates = LocalApiRateLimiter(ManualClock().monotonic, 3, 1)
-    async with Engines({}).open("sqlite", tmp_path) as store, rig(store, tmp_path, rates=rates) as api:
+    async with Engines({}).open("sqlite", tmp_path) as store, open_control_harness(store, tmp_path, rates=rates) as api:
         statuses = [(await api.ask("GET", "/openapi.json", who=None)).status for _ in range(5)]
         assert statuses == [200] * 3 + [429] * 2
         for path in ("/.well-known/jwks.json", "/health", "/ready"):
@@ -334,17 +334,17 @@ class _Told:
 
 async def test_one_network_of_ipv6_is_one_caller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     addresses, told = iter(["2001:db8::1", "2001:db8::2", "2001:db8:0:1::1"]), _Told()
-    async with Engines({}).open("sqlite", tmp_path) as store, rig(store, tmp_path, rates=told) as api:
+    async with Engines({}).open("sqlite", tmp_path) as store, open_control_harness(store, tmp_path, rates=told) as api:
         monkeypatch.setattr(web.BaseRequest, "remote", property(lambda _: next(addresses)))
         for _ in range(3):
             await api.ask("GET", "/openapi.json", who=None)
     assert told.who[0] == told.who[1] != told.who[2]
 
 
-async def test_profiles_made_at_once_are_no_more_than_there_may_be(api: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_profiles_made_at_once_are_no_more_than_there_may_be(api: ControlHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(profiles, "MAX_PROFILES", 5)
-    await api.org()
-    await api.app()
+    await api.put_org()
+    await api.put_app()
     before = (await api.ask("GET", SHOP)).headers["ETag"]
     asked = (api.ask("POST", f"{SHOP}/inference-profiles", PROFILE | {"label": f"l{n}"}) for n in range(20))
     assert sorted(answer.status for answer in await asyncio.gather(*asked)) == [201] * 5 + [409] * 15
@@ -353,7 +353,7 @@ async def test_profiles_made_at_once_are_no_more_than_there_may_be(api: Rig, mon
     assert (await api.ask("GET", SHOP)).headers["ETag"] == before
 
 
-async def test_a_web_page_cannot_have_its_own_name_point_here(api: Rig) -> None:
+async def test_a_web_page_cannot_have_its_own_name_point_here(api: ControlHarness) -> None:
     for host in (
         "evil.example",
         "evil.example:8081",
@@ -386,7 +386,7 @@ async def test_a_web_page_cannot_have_its_own_name_point_here(api: Rig) -> None:
         "GET ftp://localhost/health HTTP/1.1\r\nHost: localhost\r\n",
     ],
 )
-async def test_request_that_names_its_host_or_protocol_oddly_is_refused(api: Rig, head: str) -> None:
+async def test_request_that_names_its_host_or_protocol_oddly_is_refused(api: ControlHarness, head: str) -> None:
     reader, writer = await _sent(api, f"{head}\r\n".encode())
     status = await reader.readline()
     assert status.split()[1:2] in ([b"400"], [b"403"]), status
@@ -394,7 +394,7 @@ async def test_request_that_names_its_host_or_protocol_oddly_is_refused(api: Rig
 
 
 @pytest.mark.parametrize("split", range(1, 22))
-async def test_other_protocol_is_refused_wherever_its_first_line_is_split(api: Rig, split: int) -> None:
+async def test_other_protocol_is_refused_wherever_its_first_line_is_split(api: ControlHarness, split: int) -> None:
     head = b"GET /health RTSP/1.1\r\nHost: localhost\r\n\r\n"
     reader, writer = await _sent(api, head[:split])
     await asyncio.sleep(0.005)  # so that it comes in two pieces
@@ -403,7 +403,7 @@ async def test_other_protocol_is_refused_wherever_its_first_line_is_split(api: R
     writer.close()
 
 
-async def test_no_answer_is_for_a_page_from_elsewhere_to_read(api: Rig) -> None:
+async def test_no_answer_is_for_a_page_from_elsewhere_to_read(api: ControlHarness) -> None:
     """Nor may one ask for leave to send what forms cannot."""
     elsewhere = {"Origin": "https://evil.example"}
     leave = {**elsewhere, "Access-Control-Request-Method": "PUT", "Access-Control-Request-Headers": "x-api-key"}
@@ -421,8 +421,8 @@ async def test_no_answer_is_for_a_page_from_elsewhere_to_read(api: Rig) -> None:
 
 
 @pytest.mark.parametrize("app", ["%2e", "%2E%2e"])
-async def test_no_app_has_a_name_that_paths_lose(api: Rig, app: str) -> None:
-    await api.org()
+async def test_no_app_has_a_name_that_paths_lose(api: ControlHarness, app: str) -> None:
+    await api.put_org()
     url = URL(f"{api.url}{API}/apps/{app}", encoded=True)
-    async with api.session.put(url, json={"app_name": "x"}, headers=api.shown("admin")) as answer:
+    async with api.session.put(url, json={"app_name": "x"}, headers=api.auth_headers("admin")) as answer:
         assert answer.status in (400, 404)

@@ -11,7 +11,7 @@ from price_keeper.auth import registering
 from price_keeper.control import credentials
 from price_keeper.errors import StoreUnavailable
 
-from tests.support.control import API, SETTINGS, Rig, rig
+from tests.support.control import API, SETTINGS, ControlHarness, open_control_harness
 from tests.support.engines import Engines
 from tests.support.secrets_kept import be_away
 
@@ -20,13 +20,13 @@ Lose = Callable[[int], None]
 
 
 @pytest.fixture
-async def api(tmp_path: Path) -> AsyncIterator[Rig]:
-    async with Engines({}).open("sqlite", tmp_path) as store, rig(store, tmp_path) as running:
+async def api(tmp_path: Path) -> AsyncIterator[ControlHarness]:
+    async with Engines({}).open("sqlite", tmp_path) as store, open_control_harness(store, tmp_path) as running:
         yield running
 
 
 @pytest.fixture
-def lose(api: Rig, monkeypatch: pytest.MonkeyPatch) -> Lose:
+def lose(api: ControlHarness, monkeypatch: pytest.MonkeyPatch) -> Lose:
     """So many answers from now on, of transactions that were carried out."""
     kind, left = type(api.store), [0]
     transact = kind.transact
@@ -45,12 +45,12 @@ def lose(api: Rig, monkeypatch: pytest.MonkeyPatch) -> Lose:
     return losing
 
 
-async def actions(api: Rig) -> list[str]:
+async def actions(api: ControlHarness) -> list[str]:
     return [each["action"] for each in (await api.ask("GET", f"{API}/audit")).body["records"]]
 
 
 @pytest.mark.parametrize("lost", [1, 2])
-async def test_a_conditional_put_is_done_once_and_told(api: Rig, lose: Lose, lost: int) -> None:
+async def test_a_conditional_put_is_done_once_and_told(api: ControlHarness, lose: Lose, lost: int) -> None:
     lose(lost)
     made = await api.ask("PUT", API, SETTINGS, headers={"If-None-Match": "*"})
     assert made.status == 201, made.body
@@ -62,9 +62,9 @@ async def test_a_conditional_put_is_done_once_and_told(api: Rig, lose: Lose, los
     assert sorted(each for each in await actions(api) if each.endswith("put")) == ["app.put", "org.put", "org.put"]
 
 
-async def test_an_override_is_set_once_and_cleared_once(api: Rig, lose: Lose) -> None:
-    await api.org()
-    await api.app()
+async def test_an_override_is_set_once_and_cleared_once(api: ControlHarness, lose: Lose) -> None:
+    await api.put_org()
+    await api.put_app()
     lose(1)
     told = (await api.ask("PUT", f"{SHOP}/override", {"label": "economy", "reason": "x"})).body
     assert told["override"]["version"] == 1
@@ -76,10 +76,10 @@ async def test_an_override_is_set_once_and_cleared_once(api: Rig, lose: Lose) ->
 
 @pytest.mark.parametrize("path", [API, SHOP])
 async def test_a_conditional_put_that_was_cut_before_the_credentials_can_be_repeated(
-    api: Rig, monkeypatch: pytest.MonkeyPatch, path: str
+    api: ControlHarness, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
     if path == SHOP:
-        await api.org()
+        await api.put_org()
     body = SETTINGS if path == API else {"app_name": "s"}
     name = "org_name" if path == API else "app_name"
     only_new = {"If-None-Match": "*"}
@@ -94,8 +94,8 @@ async def test_a_conditional_put_that_was_cut_before_the_credentials_can_be_repe
     assert (await api.ask("PUT", path, body, headers=only_new)).status == 412
 
 
-async def test_a_refresh_whose_answers_are_all_lost_ends_no_session(api: Rig, lose: Lose) -> None:
-    await api.org()
+async def test_a_refresh_whose_answers_are_all_lost_ends_no_session(api: ControlHarness, lose: Lose) -> None:
+    await api.put_org()
     issued = (await api.ask("PUT", SHOP, {"app_name": "s"})).body
     shown = {"X-Retrieval-Token": issued["secret_retrieval_token"]}
     secret = (await api.ask("GET", f"{SHOP}/credentials/secret", who=None, headers=shown)).body
@@ -111,9 +111,9 @@ async def test_a_refresh_whose_answers_are_all_lost_ends_no_session(api: Rig, lo
 
 
 async def test_an_unsure_rotation_without_grace_has_every_token_asked_about_anew(
-    api: Rig, monkeypatch: pytest.MonkeyPatch
+    api: ControlHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await api.org()
+    await api.put_org()
     issued = (await api.ask("PUT", SHOP, {"app_name": "s"})).body
     shown = {"X-Retrieval-Token": issued["secret_retrieval_token"]}
     secret = (await api.ask("GET", f"{SHOP}/credentials/secret", who=None, headers=shown)).body

@@ -17,7 +17,7 @@ from price_keeper.control.problems import MAX_DETAILS, ApiError
 from price_keeper.control.terms import MAX_BODY_BYTES
 from price_keeper.errors import ConfigError
 
-from tests.support.control import API, SETTINGS, Rig, rig
+from tests.support.control import API, SETTINGS, ControlHarness, open_control_harness
 from tests.support.engines import Engines
 
 
@@ -40,8 +40,8 @@ def compared(monkeypatch: pytest.MonkeyPatch) -> Compared:
 
 
 @pytest.fixture
-async def api(tmp_path: Path) -> AsyncIterator[Rig]:
-    async with Engines({}).open("sqlite", tmp_path) as store, rig(store, tmp_path) as made:
+async def api(tmp_path: Path) -> AsyncIterator[ControlHarness]:
+    async with Engines({}).open("sqlite", tmp_path) as store, open_control_harness(store, tmp_path) as made:
         yield made
 
 
@@ -58,14 +58,14 @@ HOSTILE = {
 }
 
 
-async def test_one_mistake_is_told_with_what_was_meant(api: Rig, compared: Compared) -> None:
+async def test_one_mistake_is_told_with_what_was_meant(api: ControlHarness, compared: Compared) -> None:
     answer = await api.ask("PUT", API, PLAIN)
     assert (answer.status, compared.calls) == (400, 1)
     assert answer.body["details"][0]["message"].endswith('did you mean "premium"?')
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-async def test_a_hostile_body_costs_a_dozen_times_a_plain_one_at_most(api: Rig, compared: Compared, name: str) -> None:
+async def test_a_hostile_body_costs_a_dozen_times_a_plain_one_at_most(api: ControlHarness, compared: Compared, name: str) -> None:
     await api.ask("PUT", API, PLAIN)
     plain = compared.calls
     for _ in range(2):  # the next body has guesses of its own
@@ -81,7 +81,7 @@ async def test_a_hostile_body_costs_a_dozen_times_a_plain_one_at_most(api: Rig, 
         assert len(answer.raw) < 20_000
 
 
-async def test_how_many_more_there_are(api: Rig) -> None:
+async def test_how_many_more_there_are(api: ControlHarness) -> None:
     answer = await api.ask("PUT", API, SETTINGS | {"quotas": SETTINGS["quotas"] | labels(MAX_DETAILS + 7)})
     assert answer.body["details"][-1] == {"path": "", "message": "and 7 more mistakes"}
     answer = await api.ask("PUT", API, SETTINGS | {"quotas": SETTINGS["quotas"] | labels(MAX_DETAILS)})

@@ -11,17 +11,17 @@ import pytest
 from price_keeper.audit import read_records
 from price_keeper.stores import schema
 
-from tests.support.control import API, ORG, OTHER, SETTINGS, Rig, rig
+from tests.support.control import API, ORG, OTHER, SETTINGS, ControlHarness, open_control_harness
 from tests.support.engines import Engines
 
 
 @pytest.fixture
-async def api(tmp_path: Path) -> AsyncIterator[Rig]:
-    async with Engines({}).open("sqlite", tmp_path) as store, rig(store, tmp_path) as running:
+async def api(tmp_path: Path) -> AsyncIterator[ControlHarness]:
+    async with Engines({}).open("sqlite", tmp_path) as store, open_control_harness(store, tmp_path) as running:
         yield running
 
 
-async def test_an_org_is_made_then_changed_and_its_secret_is_issued_once(api: Rig) -> None:
+async def test_an_org_is_made_then_changed_and_its_secret_is_issued_once(api: ControlHarness) -> None:
     made = await api.ask("PUT", API, SETTINGS)
     assert made.status == 201, made.body
     assert made.headers["Location"] == API
@@ -44,26 +44,26 @@ async def test_an_org_is_made_then_changed_and_its_secret_is_issued_once(api: Ri
     assert (await api.ask("GET", API, who=None, headers=bearer)).status == 401
 
 
-async def test_an_app_is_made_below_its_org_and_listed(api: Rig) -> None:
+async def test_an_app_is_made_below_its_org_and_listed(api: ControlHarness) -> None:
     assert (await api.ask("PUT", f"{API}/apps/shop", {"app_name": "Shop"})).status == 404
-    await api.org()
+    await api.put_org()
     made = await api.ask("PUT", f"{API}/apps/shop", {"app_name": "Shop", "quotas": {"premium": 5, "economy": 1}})
     assert (made.status, made.body["app"], made.body["client_id"]) == (201, "shop", f"org-{ORG}-app-shop")
     assert made.body["in_force"]["quotas"] == {"premium": 5, "economy": 1}
     for app in ("a", "b", "z"):
-        await api.app(app)
+        await api.put_app(app)
     names, cursor = [], ""
     while cursor is not None:
         page = await api.ask("GET", f"{API}/apps", params={"limit": "2"} | ({"cursor": cursor} if cursor else {}))
         names += [each["app"] for each in page.body["apps"]]
         cursor = page.body["cursor"]
     assert names == ["a", "b", "shop", "z"]
-    await api.org(OTHER)
+    await api.put_org(OTHER)
     listed = await api.ask("GET", "/api/v1/orgs")
     assert [each["org"] for each in listed.body["orgs"]] == [ORG, OTHER]
 
 
-async def test_mistakes_are_told_with_their_paths(api: Rig) -> None:
+async def test_mistakes_are_told_with_their_paths(api: ControlHarness) -> None:
     body = SETTINGS | {"quotas": {"premium": -1, "econmy": 2}, "timezone": "Europe/Berln", "x": 1, "org_name": ""}
     refused = await api.ask("PUT", API, body)
     assert (refused.status, refused.body["error"]) == (400, "invalid_request")
@@ -73,8 +73,8 @@ async def test_mistakes_are_told_with_their_paths(api: Rig) -> None:
     assert (await api.ask("GET", API)).status == 404
 
 
-async def test_what_did_not_change_is_not_sent_again(api: Rig) -> None:
-    await api.org()
+async def test_what_did_not_change_is_not_sent_again(api: ControlHarness) -> None:
+    await api.put_org()
     first = await api.ask("GET", API)
     tag = first.headers["ETag"]
     assert tag.startswith('"')
@@ -82,12 +82,12 @@ async def test_what_did_not_change_is_not_sent_again(api: Rig) -> None:
     for wanted in (tag, f'"x", {tag}', f"W/{tag}", "*"):
         again = await api.ask("GET", API, headers={"If-None-Match": wanted})
         assert (again.status, again.raw, again.headers["ETag"]) == (304, b"", tag)
-    await api.org(org_name="Acme Ltd")
+    await api.put_org(org_name="Acme Ltd")
     changed = await api.ask("GET", API, headers={"If-None-Match": tag})
     assert (changed.status, changed.headers["ETag"] != tag) == (200, True)
 
 
-async def test_a_put_replaces_only_what_its_writer_has_seen(api: Rig) -> None:
+async def test_a_put_replaces_only_what_its_writer_has_seen(api: ControlHarness) -> None:
     assert (await api.ask("PUT", API, SETTINGS, headers={"If-Match": "*"})).status == 412
     made = await api.ask("PUT", API, SETTINGS, headers={"If-None-Match": "*"})
     assert (made.status, made.headers["ETag"]) == (201, (await api.ask("GET", API)).headers["ETag"])
@@ -101,7 +101,7 @@ async def test_a_put_replaces_only_what_its_writer_has_seen(api: Rig) -> None:
     assert (await api.ask("GET", API)).body == winner.body
 
 
-async def test_two_puts_at_once_are_both_done_and_one_secret_is_issued(api: Rig) -> None:
+async def test_two_puts_at_once_are_both_done_and_one_secret_is_issued(api: ControlHarness) -> None:
     bodies = [SETTINGS | {"org_name": f"Acme {number}"} for number in range(8)]
     answers = await asyncio.gather(*(api.ask("PUT", API, body) for body in bodies))
     assert sorted(answer.status for answer in answers) == [200] * 7 + [201]
@@ -113,9 +113,9 @@ async def test_two_puts_at_once_are_both_done_and_one_secret_is_issued(api: Rig)
     assert [each["before"] for each in puts[1:]] == [each["after"] for each in puts[:-1]]
 
 
-async def test_the_audit_tells_who_changed_what_and_no_secret(api: Rig) -> None:
+async def test_the_audit_tells_who_changed_what_and_no_secret(api: ControlHarness) -> None:
     made = await api.ask("PUT", API, SETTINGS)
-    await api.app()
+    await api.put_app()
     changed = await api.ask("PUT", API, SETTINGS | {"org_name": "Acme Ltd"})
     rotated = await api.ask("POST", f"{API}/credentials/rotate", {"grace_hours": 1})
     assert rotated.status == 200, rotated.body
@@ -137,9 +137,9 @@ async def test_the_audit_tells_who_changed_what_and_no_secret(api: Rig) -> None:
     assert not any(secret in told.raw.decode() + repr(page) for secret in secrets)
 
 
-async def test_the_audit_comes_in_pages_and_nobody_else_reads_it(api: Rig) -> None:
+async def test_the_audit_comes_in_pages_and_nobody_else_reads_it(api: ControlHarness) -> None:
     for number in range(7):
-        await api.org(org_name=f"Acme {number}")
+        await api.put_org(org_name=f"Acme {number}")
     found: list[Any] = []
     cursor = None
     while True:

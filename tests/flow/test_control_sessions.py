@@ -26,7 +26,7 @@ from price_keeper.stores import schema
 from price_keeper.stores.contract import Key
 
 from tests.support.clock import ManualClock, settle
-from tests.support.control import API, ORG, OTHER, Answered, Rig, rig
+from tests.support.control import API, ORG, OTHER, ControlResponse, ControlHarness, open_control_harness
 from tests.support.engines import Engines
 
 SHOP = f"{API}/apps/shop"
@@ -37,46 +37,46 @@ Pair = dict[str, Any]
 
 
 @pytest.fixture
-async def api(tmp_path: Path) -> AsyncIterator[Rig]:
-    async with Engines({}).open("sqlite", tmp_path) as store, rig(store, tmp_path, ManualClock()) as running:
-        await running.org()
+async def api(tmp_path: Path) -> AsyncIterator[ControlHarness]:
+    async with Engines({}).open("sqlite", tmp_path) as store, open_control_harness(store, tmp_path, ManualClock()) as running:
+        await running.put_org()
         yield running
 
 
-async def client(api: Rig) -> Pair:
+async def client(api: ControlHarness) -> Pair:
     return await fetched(api, (await api.ask("PUT", SHOP, {"app_name": "s"})).body)
 
 
-async def fetched(api: Rig, issued: Pair) -> Pair:
+async def fetched(api: ControlHarness, issued: Pair) -> Pair:
     shown = {RETRIEVAL_TOKEN_HEADER: issued["secret_retrieval_token"]}
     found: Pair = (await api.ask("GET", f"{SHOP}/credentials/secret", who=None, headers=shown)).body
     return found
 
 
-async def login(api: Rig, given: Pair) -> Pair:
+async def login(api: ControlHarness, given: Pair) -> Pair:
     answer = await api.ask("POST", "/auth/token", given, who=None)
     assert answer.status == 200, answer.body
     found: Pair = answer.body
     return found
 
 
-async def refreshed(api: Rig, pair: Pair) -> Answered:
+async def refreshed(api: ControlHarness, pair: Pair) -> ControlResponse:
     return await api.ask("POST", "/auth/refresh", {"refresh_token": pair["refresh_token"]}, who=None)
 
 
-async def opens(api: Rig, pair: Pair) -> int:
+async def opens(api: ControlHarness, pair: Pair) -> int:
     shown = {"Authorization": f"Bearer {pair['access_token']}"}
     return (await api.ask("GET", SHOP, who=None, headers=shown)).status
 
 
-async def rotated(api: Rig, grace: int) -> Pair:
+async def rotated(api: ControlHarness, grace: int) -> Pair:
     answer = await api.ask("POST", f"{SHOP}/credentials/rotate", {"grace_hours": grace})
     assert answer.status == 200, answer.body
     found: Pair = answer.body
     return found
 
 
-async def test_a_rotation_without_grace_ends_all_sessions_and_a_new_secret_begins_others(api: Rig) -> None:
+async def test_a_rotation_without_grace_ends_all_sessions_and_a_new_secret_begins_others(api: ControlHarness) -> None:
     thief = await login(api, await client(api))
     new = await fetched(api, await rotated(api, 0))
     assert (await refreshed(api, thief)).status == 401
@@ -87,13 +87,13 @@ async def test_a_rotation_without_grace_ends_all_sessions_and_a_new_secret_begin
     assert await opens(api, again.body) == 200
 
 
-async def test_with_a_grace_sessions_go_on(api: Rig) -> None:
+async def test_with_a_grace_sessions_go_on(api: ControlHarness) -> None:
     pair = await login(api, await client(api))
     await rotated(api, 1)
     assert (await refreshed(api, pair)).status == 200
 
 
-async def test_no_other_process_begins_a_session_by_the_old_secret(api: Rig) -> None:
+async def test_no_other_process_begins_a_session_by_the_old_secret(api: ControlHarness) -> None:
     """It knows of a rotation a minute late, and until then takes the old secret for good."""
     given = await client(api)
     late = ClientVerifier(api.store, api.clock.now)
@@ -105,19 +105,19 @@ async def test_no_other_process_begins_a_session_by_the_old_secret(api: Rig) -> 
 
 
 @pytest.fixture
-async def two(api: Rig, tmp_path: Path) -> AsyncIterator[list[Rig]]:
+async def two(api: ControlHarness, tmp_path: Path) -> AsyncIterator[list[ControlHarness]]:
     """Two processes on one store."""
-    async with rig(api.store, tmp_path / "there", api.clock) as there:  # type: ignore[arg-type]
+    async with open_control_harness(api.store, tmp_path / "there", api.clock) as there:  # type: ignore[arg-type]
         yield [api, there]
 
 
-async def credentials(api: Rig, given: Pair) -> Pair:
+async def credentials(api: ControlHarness, given: Pair) -> Pair:
     shown = {"Authorization": f"{given['client_id']}:{given['client_secret']}"}
     answer = await api.ask("GET", "/credentials", who=None, headers=shown)
     return {"status": answer.status, "access_token": (answer.body or {}).get("Token")}
 
 
-async def test_all_sessions_ended_elsewhere_let_a_good_secret_begin_new_ones_at_once(two: list[Rig]) -> None:
+async def test_all_sessions_ended_elsewhere_let_a_good_secret_begin_new_ones_at_once(two: list[ControlHarness]) -> None:
     here, there = two
     given = await client(here)
     await login(there, given)
@@ -130,7 +130,7 @@ async def test_all_sessions_ended_elsewhere_let_a_good_secret_begin_new_ones_at_
 
 
 @pytest.mark.parametrize("how", ["end all", "rotate"])
-async def test_access_tokens_that_were_made_before_end_too(two: list[Rig], how: str) -> None:
+async def test_access_tokens_that_were_made_before_end_too(two: list[ControlHarness], how: str) -> None:
     """Those of evicted sessions, and those of none."""
     here, there = two
     given = await client(here)
@@ -150,7 +150,7 @@ async def test_access_tokens_that_were_made_before_end_too(two: list[Rig], how: 
         assert [await opens(each, token) for each in two for token in new] == [200] * 4
 
 
-async def test_the_old_secret_gets_no_token_that_outlives_the_minute_in_which_it_is_taken(two: list[Rig]) -> None:
+async def test_the_old_secret_gets_no_token_that_outlives_the_minute_in_which_it_is_taken(two: list[ControlHarness]) -> None:
     here, there = two
     given = await client(here)
     assert (await credentials(there, given))["status"] == 200
@@ -161,7 +161,7 @@ async def test_the_old_secret_gets_no_token_that_outlives_the_minute_in_which_it
     assert [await opens(api, late) for api in two] == [401] * 2
 
 
-async def test_a_token_revoked_elsewhere_is_not_handed_out_again_after_a_minute(two: list[Rig]) -> None:
+async def test_a_token_revoked_elsewhere_is_not_handed_out_again_after_a_minute(two: list[ControlHarness]) -> None:
     here, there = two
     given = await client(here)
     first = await credentials(here, given)
@@ -172,7 +172,7 @@ async def test_a_token_revoked_elsewhere_is_not_handed_out_again_after_a_minute(
     assert [await opens(api, second) for api in two] == [200] * 2
 
 
-async def test_a_new_secret_is_taken_elsewhere_a_moment_later(two: list[Rig]) -> None:
+async def test_a_new_secret_is_taken_elsewhere_a_moment_later(two: list[ControlHarness]) -> None:
     here, there = two
     given = await client(here)
     await login(there, given)
@@ -182,7 +182,7 @@ async def test_a_new_secret_is_taken_elsewhere_a_moment_later(two: list[Rig]) ->
     await login(there, given)  # in its grace
 
 
-async def test_whoever_asked_before_he_was_registered_is_taken_a_moment_later(two: list[Rig]) -> None:
+async def test_whoever_asked_before_he_was_registered_is_taken_a_moment_later(two: list[ControlHarness]) -> None:
     here, there = two
     unknown = {"client_id": f"org-{ORG}-app-shop", "client_secret": make_secret()}
     assert (await there.ask("POST", "/auth/token", unknown, who=None)).status == 401
@@ -191,7 +191,7 @@ async def test_whoever_asked_before_he_was_registered_is_taken_a_moment_later(tw
     await login(there, given)
 
 
-async def test_the_access_tokens_of_an_evicted_session_can_be_revoked(api: Rig) -> None:
+async def test_the_access_tokens_of_an_evicted_session_can_be_revoked(api: ControlHarness) -> None:
     given = await client(api)
     pairs = [await login(api, given) for _ in range(6)]
     assert await opens(api, pairs[0]) == 200
@@ -205,7 +205,7 @@ async def test_the_access_tokens_of_an_evicted_session_can_be_revoked(api: Rig) 
     assert kept == {"expires_at_epoch": int(api.clock.now()) + api.tokens.refresh_seconds}
 
 
-async def test_an_administrator_sees_sessions_and_ends_one(api: Rig) -> None:
+async def test_an_administrator_sees_sessions_and_ends_one(api: ControlHarness) -> None:
     given = await client(api)
     first, second = await login(api, given), await login(api, given)
     listed = (await api.ask("GET", SESSIONS)).body["sessions"]
@@ -220,7 +220,7 @@ async def test_an_administrator_sees_sessions_and_ends_one(api: Rig) -> None:
 
 
 @pytest.mark.parametrize("over", ["generation", "time"])
-async def test_a_session_whose_row_alone_is_left_was_ended_before(api: Rig, over: str) -> None:
+async def test_a_session_whose_row_alone_is_left_was_ended_before(api: ControlHarness, over: str) -> None:
     pair = await login(api, await client(api))
     if over == "generation":
         assert (await api.ask("DELETE", SESSIONS)).body == {"ended": 1}
@@ -230,7 +230,7 @@ async def test_a_session_whose_row_alone_is_left_was_ended_before(api: Rig, over
         assert (await api.ask("DELETE", f"{SESSIONS}/{pair['session_id']}")).body == {"ended": 0}
 
 
-async def test_an_administrator_ends_them_all_and_the_secret_stays_good(api: Rig) -> None:
+async def test_an_administrator_ends_them_all_and_the_secret_stays_good(api: ControlHarness) -> None:
     given = await client(api)
     pairs = [await login(api, given) for _ in range(3)]
     assert (await api.ask("DELETE", SESSIONS)).body == {"ended": 3}
@@ -240,7 +240,7 @@ async def test_an_administrator_ends_them_all_and_the_secret_stays_good(api: Rig
     assert (await refreshed(api, await login(api, given))).status == 200
 
 
-async def test_ending_sessions_is_audited(api: Rig) -> None:
+async def test_ending_sessions_is_audited(api: ControlHarness) -> None:
     pair = await login(api, await client(api))
     for path in (f"{SESSIONS}/{pair['session_id']}", SESSIONS):
         await api.clock.advance(1)  # type: ignore[attr-defined]
@@ -252,7 +252,7 @@ async def test_ending_sessions_is_audited(api: Rig) -> None:
     assert pair["refresh_token"] not in answer.raw.decode()
 
 
-async def test_sessions_are_for_the_administrator_alone_and_one_that_is_none_is_told(api: Rig) -> None:
+async def test_sessions_are_for_the_administrator_alone_and_one_that_is_none_is_told(api: ControlHarness) -> None:
     pair = await login(api, await client(api))
     one = f"{SESSIONS}/{pair['session_id']}"
     for who in ((ORG, None), (ORG, "shop"), (OTHER, "shop")):
@@ -268,7 +268,7 @@ async def test_sessions_are_for_the_administrator_alone_and_one_that_is_none_is_
 # Who is no guesser.
 
 
-async def test_refresh_tokens_that_were_good_once_are_nobodys_guess(api: Rig) -> None:
+async def test_refresh_tokens_that_were_good_once_are_nobodys_guess(api: ControlHarness) -> None:
     given = await client(api)
     pairs = [await login(api, given) for _ in range(MANY + 5)]
     assert [(await refreshed(api, pair)).status for pair in pairs[:MANY]] == [401] * MANY
@@ -276,13 +276,13 @@ async def test_refresh_tokens_that_were_good_once_are_nobodys_guess(api: Rig) ->
         assert (await refreshed(api, {"refresh_token": pairs[-1]["access_token"]})).status == 401
 
 
-async def test_access_tokens_that_were_revoked_are_nobodys_guess(api: Rig) -> None:
+async def test_access_tokens_that_were_revoked_are_nobodys_guess(api: ControlHarness) -> None:
     pair = await login(api, await client(api))
     await api.ask("POST", "/auth/revoke", {"token": pair["access_token"]}, who=None)
     assert [await opens(api, pair) for _ in range(MANY)] == [401] * MANY
 
 
-async def test_without_a_key_to_sign_with_it_is_nobodys_fault_who_asks(api: Rig) -> None:
+async def test_without_a_key_to_sign_with_it_is_nobodys_fault_who_asks(api: ControlHarness) -> None:
     given = await client(api)
     pair = await login(api, given)
     tokens = api.tokens
@@ -304,7 +304,7 @@ async def test_without_a_key_to_sign_with_it_is_nobodys_fault_who_asks(api: Rig)
 
 
 async def test_of_a_flood_of_invented_retrieval_tokens_only_some_wait(
-    api: Rig, monkeypatch: pytest.MonkeyPatch
+    api: ControlHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kind, gate, over = type(api.store), asyncio.Event(), 20
     get = kind.get
@@ -335,7 +335,7 @@ async def test_of_a_flood_of_invented_retrieval_tokens_only_some_wait(
 
 
 async def test_invented_retrieval_tokens_cost_reads_at_a_pace_and_keep_no_other_sender_waiting(
-    api: Rig, monkeypatch: pytest.MonkeyPatch
+    api: ControlHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     issued = (await api.ask("PUT", SHOP, {"app_name": "s"})).body
     kind, reads = type(api.store), Counter[str]()

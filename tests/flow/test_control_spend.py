@@ -16,7 +16,7 @@ from price_keeper.recording.entries import Counter
 from price_keeper.recording.submitted import MAX_SUBMISSION_AGE_SECONDS
 from price_keeper.stores.contract import Store
 
-from tests.support.control import API, ORG, OTHER, SETTINGS, Rig, rig
+from tests.support.control import API, ORG, OTHER, SETTINGS, ControlHarness, open_control_harness
 from tests.support.engines import Engines
 
 SHOP = f"{API}/apps/shop"
@@ -32,10 +32,10 @@ PROFILE = {
 
 
 @pytest.fixture
-async def api(tmp_path: Path) -> AsyncIterator[Rig]:
-    async with Engines({}).open("sqlite", tmp_path) as store, rig(store, tmp_path) as running:
-        await running.org()
-        await running.app()
+async def api(tmp_path: Path) -> AsyncIterator[ControlHarness]:
+    async with Engines({}).open("sqlite", tmp_path) as store, open_control_harness(store, tmp_path) as running:
+        await running.put_org()
+        await running.put_app()
         yield running
 
 
@@ -45,7 +45,7 @@ async def counted(store: Store, scope: Scope, label: str = "premium", period: st
     return int(sums["requests"]), int(sums["cost_usd_micros"])
 
 
-async def test_usage_is_priced_counted_and_reported(api: Rig) -> None:
+async def test_usage_is_priced_counted_and_reported(api: ControlHarness) -> None:
     first = await api.ask("POST", f"{SHOP}/usage", ONE, who=CALLER)
     kept = {"request_id": "r-1", "label": "premium", "day": DAY, "cost_usd_micros": "6000"}
     assert (first.status, first.body) == (201, kept | {"is_repeat": False})
@@ -63,9 +63,9 @@ async def test_usage_is_priced_counted_and_reported(api: Rig) -> None:
 
 
 async def test_usage_submitted_fifty_times_at_once_counts_once(exact_store: Store, tmp_path: Path) -> None:
-    async with rig(exact_store, tmp_path) as api:
-        await api.org()
-        await api.app()
+    async with open_control_harness(exact_store, tmp_path) as api:
+        await api.put_org()
+        await api.put_app()
         name = {"request_id": str(tmp_path).replace("/", ".")[-100:]}
         before = await counted(api.store, Scope(ORG, "shop"))
         answers = await asyncio.gather(*(api.ask("POST", f"{SHOP}/usage", ONE | name) for _ in range(50)))
@@ -76,9 +76,9 @@ async def test_usage_submitted_fifty_times_at_once_counts_once(exact_store: Stor
 
 
 async def test_a_batch_told_five_times_at_once_counts_once(exact_store: Store, tmp_path: Path) -> None:
-    async with rig(exact_store, tmp_path) as api:
-        await api.org()
-        await api.app()
+    async with open_control_harness(exact_store, tmp_path) as api:
+        await api.put_org()
+        await api.put_app()
         mine = str(tmp_path).replace("/", ".")[-100:]
         batch = {"items": [ONE | {"request_id": f"{mine}-{number}"} for number in range(100)]}
         before = await counted(api.store, Scope(ORG, "shop"))
@@ -92,9 +92,9 @@ async def test_a_batch_told_five_times_at_once_counts_once(exact_store: Store, t
 @pytest.mark.parametrize("quota_scope", ["ORG", "APP"])
 @pytest.mark.parametrize("period", ["day", "week"])
 async def test_it_counts_where_the_quotas_are(tmp_path: Path, quota_scope: str, period: str) -> None:
-    async with Engines({}).open("sqlite", tmp_path) as store, rig(store, tmp_path) as api:
-        await api.org(quota_scope=quota_scope, period=period)
-        await api.app()
+    async with Engines({}).open("sqlite", tmp_path) as store, open_control_harness(store, tmp_path) as api:
+        await api.put_org(quota_scope=quota_scope, period=period)
+        await api.put_app()
         assert (await api.ask("POST", f"{SHOP}/usage", ONE)).status == 201
         whole, app = Scope(ORG), Scope(ORG, "shop")
         assert await counted(store, app) == (1, 6000)
@@ -106,9 +106,9 @@ async def test_it_counts_where_the_quotas_are(tmp_path: Path, quota_scope: str, 
             assert (len(told["rows"]), told["total"]["cost_usd_micros"]) == (1, "6000")
 
 
-async def test_it_counts_on_the_orgs_day_of_the_usage(api: Rig) -> None:
-    await api.org(OTHER, timezone="Pacific/Auckland")
-    await api.app("x", OTHER)
+async def test_it_counts_on_the_orgs_day_of_the_usage(api: ControlHarness) -> None:
+    await api.put_org(OTHER, timezone="Pacific/Auckland")
+    await api.put_app("x", OTHER)
     for number, (at, day) in enumerate([("2026-11-17T10:59:59Z", "2026-11-17"), ("2026-11-17T12:00:00+01:00", DAY)]):
         usage = ONE | {"request_id": f"n{number}", "occurred_at": at}
         told = await api.ask("POST", f"/api/v1/orgs/{OTHER}/apps/x/usage", usage)
@@ -134,7 +134,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-async def test_usage_that_cannot_be_is_refused_and_nothing_is_counted(api: Rig) -> None:
+async def test_usage_that_cannot_be_is_refused_and_nothing_is_counted(api: ControlHarness) -> None:
     for changes, path in WRONG:
         told = await api.ask("POST", f"{SHOP}/usage", ONE | changes)
         assert (told.status, [each["path"] for each in told.body["details"]]) == (400, [path]), told.body
@@ -143,7 +143,7 @@ async def test_usage_that_cannot_be_is_refused_and_nothing_is_counted(api: Rig) 
     assert MAX_SUBMISSION_AGE_SECONDS == 30 * 86_400
 
 
-async def test_of_a_batch_each_counts_by_itself(api: Rig) -> None:
+async def test_of_a_batch_each_counts_by_itself(api: ControlHarness) -> None:
     items: list[Any] = [ONE, ONE, ONE | {"label": "gold"}, ONE | {"input_tokens": 1}, 7]
     items += [ONE | {"request_id": f"b{number}"} for number in range(95)]
     told = await api.ask("POST", f"{SHOP}/usage/batch", {"items": items}, who=CALLER)
@@ -161,7 +161,7 @@ async def test_of_a_batch_each_counts_by_itself(api: Rig) -> None:
         assert (await api.ask("POST", f"{SHOP}/usage/batch", bad)).status == 400
 
 
-async def test_a_lost_answer_does_not_count_twice(api: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_lost_answer_does_not_count_twice(api: ControlHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     store = api.parts.submissions._store
     real = store.transact
 
@@ -177,7 +177,7 @@ async def test_a_lost_answer_does_not_count_twice(api: Rig, monkeypatch: pytest.
     assert await counted(api.store, Scope(ORG, "shop")) == (1, 6000)
 
 
-async def test_days_on_which_nothing_was_spent_are_empty(api: Rig) -> None:
+async def test_days_on_which_nothing_was_spent_are_empty(api: ControlHarness) -> None:
     for path in ("/aggregates/2026-11-01", "/aggregates/today", "/apps/ghost/aggregates/today"):
         told = await api.ask("GET", API + path)
         assert (told.status, told.body["rows"], told.body["total"]["cost_usd_micros"]) == (200, [], "0")
@@ -189,13 +189,13 @@ async def test_days_on_which_nothing_was_spent_are_empty(api: Rig) -> None:
     assert same.status == 304
 
 
-async def selection(api: Rig, path: str = SHOP, **query: str) -> Any:
+async def selection(api: ControlHarness, path: str = SHOP, **query: str) -> Any:
     told = await api.ask("GET", f"{path}/model-selection", params=query)
     assert told.status == 200, told.body
     return told.body
 
 
-async def test_model_selection_tells_how_a_scope_stands(api: Rig) -> None:
+async def test_model_selection_tells_how_a_scope_stands(api: ControlHarness) -> None:
     told = await selection(api)
     assert (told["scope"], told["period"]) == ({"org": ORG, "app": "shop"}, "DAY#20261118")
     assert (told["resets_at"], told["active_label"], told["override"]) == ("2026-11-19T00:00:00Z", "premium", None)
@@ -214,7 +214,7 @@ async def test_model_selection_tells_how_a_scope_stands(api: Rig) -> None:
     assert (economy["label"], economy["served_by"]) == ("economy", "economy")
 
 
-async def test_a_forced_check_sees_what_others_spent(api: Rig) -> None:
+async def test_a_forced_check_sees_what_others_spent(api: ControlHarness) -> None:
     await selection(api)
     million = {"request_id": "big", "input_tokens": 1_000_000, "output_tokens": 600_000}  # 12 dollars
     assert (await api.ask("POST", f"{SHOP}/usage", ONE | million)).status == 201
@@ -225,7 +225,7 @@ async def test_a_forced_check_sees_what_others_spent(api: Rig) -> None:
     assert (await api.ask("GET", API)).status == 200
 
 
-async def test_what_is_told_is_stale_while_the_store_is_away(api: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_is_told_is_stale_while_the_store_is_away(api: ControlHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     await selection(api)
 
     async def away(*_: Any, **__: Any) -> Any:
@@ -237,7 +237,7 @@ async def test_what_is_told_is_stale_while_the_store_is_away(api: Rig, monkeypat
     assert (await api.ask("GET", SHOP)).status == 503
 
 
-async def test_an_override_is_set_told_and_cleared(api: Rig) -> None:
+async def test_an_override_is_set_told_and_cleared(api: ControlHarness) -> None:
     body = {"label": "economy", "reason": "a quiet day", "until": "2026-11-18T15:00:00+02:00"}
     put = await api.ask("PUT", f"{SHOP}/override", body)
     override = {"label": "economy", "reason": "a quiet day", "who": "admin", "until": "2026-11-18T13:00:00Z"}
@@ -256,11 +256,11 @@ async def test_an_override_is_set_told_and_cleared(api: Rig) -> None:
     assert audit[0]["before"] == audit[1]["after"] == override | {"version": 1}
 
 
-async def test_overrides_stand_where_the_quotas_are(api: Rig) -> None:
+async def test_overrides_stand_where_the_quotas_are(api: ControlHarness) -> None:
     body = {"label": "economy", "reason": "x"}
     assert (await api.ask("PUT", f"{API}/override", body)).status == 409
-    await api.org(OTHER, quota_scope="ORG")
-    await api.app("x", OTHER)
+    await api.put_org(OTHER, quota_scope="ORG")
+    await api.put_app("x", OTHER)
     assert (await api.ask("PUT", f"/api/v1/orgs/{OTHER}/apps/x/override", body)).status == 409
     assert (await api.ask("PUT", f"/api/v1/orgs/{OTHER}/override", body)).status == 200
     told = await selection(api, f"/api/v1/orgs/{OTHER}/apps/x")
@@ -270,7 +270,7 @@ async def test_overrides_stand_where_the_quotas_are(api: Rig) -> None:
         assert (refused.status, refused.body["details"][0]["path"]) == (400, next(iter(changes))), refused.body
 
 
-async def test_an_inference_profile_gets_a_label_of_the_apps_own(api: Rig) -> None:
+async def test_an_inference_profile_gets_a_label_of_the_apps_own(api: ControlHarness) -> None:
     made = await api.ask("POST", f"{SHOP}/inference-profiles", PROFILE)
     assert (made.status, made.body) == (201, PROFILE | {"version": 1})
     dearer = PROFILE | {"prices_usd_per_1m": {"input": 1, "output": 3.25}}
@@ -304,8 +304,8 @@ async def test_an_inference_profile_gets_a_label_of_the_apps_own(api: Rig) -> No
     assert (await api.ask("POST", f"{API}/apps/ghost/inference-profiles", PROFILE)).status == 404
 
 
-async def test_asking_counts_no_call_and_tells_nobody(api: Rig, caplog: pytest.LogCaptureFixture) -> None:
-    await api.app("spent", quotas={"premium": 0, "economy": 0})
+async def test_asking_counts_no_call_and_tells_nobody(api: ControlHarness, caplog: pytest.LogCaptureFixture) -> None:
+    await api.put_app("spent", quotas={"premium": 0, "economy": 0})
     told = await selection(api, f"{API}/apps/spent")
     assert [each["served_by"] for each in told["labels"]] == [None, None]
     caller = Caller(ORG, "spent", build_client_id(ORG, "spent"))

@@ -9,7 +9,7 @@ import pytest
 from h2.errors import ErrorCodes
 from price_keeper.exchange import Request, Responder
 
-from tests.support.rig import Exchange, Rig, Through, between, echo, on_both_loops, plain, port, upstream
+from tests.support.rig import UpstreamExchange, PortHarness, ForwardingHandler, open_forwarding_port, echo, on_both_loops, build_response, open_port, upstream
 from tests.support.wire import CutError, Wire, ask, eventually, quiet
 
 SECONDS = 25.0
@@ -34,7 +34,7 @@ class Gated:
 class Draining:
     """A drain under way, whose clock goes on by itself unless it is held."""
 
-    def __init__(self, rig: Rig, give_up: Callable[[], None] | None = None) -> None:
+    def __init__(self, rig: PortHarness, give_up: Callable[[], None] | None = None) -> None:
         self._rig = rig
         self._began = rig.clock.now()
         self._task = asyncio.create_task(rig.listener.drain(SECONDS, give_up))
@@ -54,27 +54,27 @@ class Draining:
 
 @on_both_loops
 async def test_it_is_over_at_once_when_nothing_is_under_way() -> None:
-    async with port(echo) as rig:
+    async with open_port(echo) as rig:
         idle, silent = [await rig.connect() for _ in range(2)]
-        client = await rig.connect2()
+        client = await rig.connect_http2()
         await idle.send(ask(b"x"))
         await idle.answer()
         await client.call()
         await silent.send(b"P")
-        await eventually(lambda: rig.open == 3)
+        await eventually(lambda: rig.open_connections == 3)
         assert await Draining(rig).is_done() < 1
         for wire in (idle, silent):
             assert await wire.ending() in ("closed", "reset")
         await client.until(lambda: client.goodbye)
         assert not await client.listen()
-    async with port(echo) as rig:
+    async with open_port(echo) as rig:
         assert await Draining(rig).is_done() == 0
 
 
 @on_both_loops
 async def test_nobody_new_is_let_in() -> None:
     handler = Gated()
-    async with port(handler) as rig:
+    async with open_port(handler) as rig:
         wire = await rig.connect()
         await wire.send(ask())
         await eventually(lambda: handler.begun)
@@ -90,7 +90,7 @@ async def test_nobody_new_is_let_in() -> None:
 @on_both_loops
 async def test_http1_finishes_the_answer_under_way_and_takes_no_other() -> None:
     handler = Gated()
-    async with port(handler) as rig:
+    async with open_port(handler) as rig:
         told, ahead = [await rig.connect() for _ in range(2)]
         await told.send(ask())
         await ahead.send(ask() + ask())
@@ -114,10 +114,10 @@ async def test_http1_says_that_the_connection_closes_if_it_still_can() -> None:
         await gate.wait()
         await echo(request, responder)
 
-    async with port(late) as rig:
+    async with open_port(late) as rig:
         wire = await rig.connect()
         await wire.send(ask(b"x"))
-        await eventually(lambda: rig.handling)
+        await eventually(lambda: rig.running_requests)
         draining = Draining(rig)
         await quiet(0.01)
         gate.set()
@@ -130,7 +130,7 @@ async def test_http1_says_that_the_connection_closes_if_it_still_can() -> None:
 @pytest.mark.parametrize("at", [10, -3])
 @on_both_loops
 async def test_a_request_that_has_half_come_is_let_in(at: int) -> None:
-    async with port(echo) as rig:
+    async with open_port(echo) as rig:
         wire = await rig.connect()
         await wire.send(ask(b"a body")[:at])
         await quiet()
@@ -145,8 +145,8 @@ async def test_a_request_that_has_half_come_is_let_in(at: int) -> None:
 @on_both_loops
 async def test_http2_says_goodbye_and_finishes_its_streams() -> None:
     handler = Gated()
-    async with port(handler) as rig:
-        client = await rig.connect2()
+    async with open_port(handler) as rig:
+        client = await rig.connect_http2()
         under_way, coming = client.open(), client.open(ends=False)
         await client.flush()
         await eventually(lambda: handler.begun == 1)
@@ -171,9 +171,9 @@ async def test_http2_says_goodbye_and_finishes_its_streams() -> None:
 @on_both_loops
 async def test_past_the_limit_all_is_cut_and_looks_so(protocol: str) -> None:
     handler = Gated()
-    async with port(handler) as rig:
+    async with open_port(handler) as rig:
         if protocol == "h2":
-            client = await rig.connect2()
+            client = await rig.connect_http2()
             client.open()
             await client.flush()
         else:
@@ -182,7 +182,7 @@ async def test_past_the_limit_all_is_cut_and_looks_so(protocol: str) -> None:
         await eventually(lambda: handler.begun)
         draining = Draining(rig)
         await draining.passes(SECONDS - 1)
-        assert rig.open == 1
+        assert rig.open_connections == 1
         assert SECONDS <= await draining.is_done() < SECONDS + 2  # its handler does not end either
         if protocol == "h2":
             with pytest.raises(CutError):
@@ -200,30 +200,30 @@ async def test_a_reader_that_stalls_does_not_hold_it_up() -> None:
         responder.write(b"x" * 10_000_000)
         responder.finish()
 
-    async with port(flood) as rig:
+    async with open_port(flood) as rig:
         wire = await rig.connect(receive_buffer=4096)
         await wire.send(ask())
-        client = await rig.connect2(receive_buffer=4096)
+        client = await rig.connect_http2(receive_buffer=4096)
         client.open()
         await client.flush()
-        await eventually(lambda: rig.open == 2 and not rig.handling)
+        await eventually(lambda: rig.open_connections == 2 and not rig.running_requests)
         assert SECONDS <= await Draining(rig).is_done() < SECONDS + 1
-        assert rig.open == 0
+        assert rig.open_connections == 0
 
 
 @on_both_loops
 async def test_answers_from_upstream_are_finished_too() -> None:
     gate = asyncio.Event()
 
-    async def script(exchange: Exchange) -> None:
-        await exchange.send(plain(b"x" * 100_000)[:1000])
+    async def script(exchange: UpstreamExchange) -> None:
+        await exchange.send(build_response(b"x" * 100_000)[:1000])
         await gate.wait()
-        await exchange.send(plain(b"x" * 100_000)[1000:])
+        await exchange.send(build_response(b"x" * 100_000)[1000:])
 
-    through = Through()
+    through = ForwardingHandler()
     async with upstream(script) as server:
-        through.to(server.endpoint)
-        async with between(through) as rig:
+        through.set_targets(server.endpoint)
+        async with open_forwarding_port(through) as rig:
             wire = await rig.connect()
             await wire.send(ask())
             await eventually(lambda: server.calls)
@@ -241,28 +241,28 @@ class Interrupted:
     def __init__(self) -> None:
         self.gate = asyncio.Event()
 
-    async def __call__(self, exchange: Exchange) -> None:
-        whole = plain(b"x" * 1000)
+    async def __call__(self, exchange: UpstreamExchange) -> None:
+        whole = build_response(b"x" * 1000)
         await exchange.send(whole[:500])
         await self.gate.wait()
         await exchange.send(whole[500:])
 
-    async def left_alone(self, rig: Rig) -> None:
+    async def left_alone(self, rig: PortHarness) -> None:
         wire = await rig.connect()
         await wire.send(ask())
         await wire.take(400)
         wire.reset()
-        await eventually(lambda: rig.open == 0)
-        assert rig.handling == 1
+        await eventually(lambda: rig.open_connections == 0)
+        assert rig.running_requests == 1
 
 
 @on_both_loops
 async def test_it_waits_for_an_answer_whose_caller_has_left() -> None:
     """Its usage comes last, and is spent whoever has left."""
-    script, through = Interrupted(), Through()
+    script, through = Interrupted(), ForwardingHandler()
     async with upstream(script) as server:
-        through.to(server.endpoint)
-        async with between(through) as rig:
+        through.set_targets(server.endpoint)
+        async with open_forwarding_port(through) as rig:
             await script.left_alone(rig)
             draining = Draining(rig)
             await draining.passes(SECONDS / 2)
@@ -274,15 +274,15 @@ async def test_it_waits_for_an_answer_whose_caller_has_left() -> None:
 
 @on_both_loops
 async def test_past_the_limit_such_an_answer_is_given_up_in_order() -> None:
-    script, through = Interrupted(), Through()
+    script, through = Interrupted(), ForwardingHandler()
     async with upstream(script) as server:
-        through.to(server.endpoint)
-        async with between(through) as rig:
+        through.set_targets(server.endpoint)
+        async with open_forwarding_port(through) as rig:
             await script.left_alone(rig)
             draining = Draining(rig, lambda: through.forwarder.close())
             await draining.passes(SECONDS - 1)
             assert through.taps[0].ends == []
             assert SECONDS <= await draining.is_done() < SECONDS + 1
             assert through.taps[0].ends == [False]
-            assert rig.handling == 0
+            assert rig.running_requests == 0
             script.gate.set()

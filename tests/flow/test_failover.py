@@ -10,22 +10,22 @@ from price_keeper.forwarding import reach as module
 from price_keeper.forwarding.upstream import UpstreamEndpoint
 
 from tests.support.connecting import Make, connecting
-from tests.support.rig import Rig, Through, between, nowhere, on_both_loops, plain, sends, upstream
+from tests.support.rig import PortHarness, ForwardingHandler, open_forwarding_port, closed_endpoint, on_both_loops, build_response, reply_with, upstream
 from tests.support.wire import Heard, ask, eventually, said
 
-OK = plain(b"all is well")
-THROTTLED = plain(b'{"message": "slow down"}', 429, b"x-amzn-errortype: ThrottlingException\r\n")
+OK = build_response(b"all is well")
+THROTTLED = build_response(b'{"message": "slow down"}', 429, b"x-amzn-errortype: ThrottlingException\r\n")
 
 
-async def asked(rig: Rig, protocol: str = "h1") -> Heard:
+async def asked(rig: PortHarness, protocol: str = "h1") -> Heard:
     if protocol == "h2":
-        return await (await rig.connect2()).call(body=b"hello")
+        return await (await rig.connect_http2()).call(body=b"hello")
     wire = await rig.connect()
     await wire.send(ask(b"hello"))
     return await wire.answer()
 
 
-def told(rig: Rig) -> list[str]:
+def told(rig: PortHarness) -> list[str]:
     """What the log says, which is then forgotten."""
     lines = list(rig.log.lines)
     rig.log.lines.clear()
@@ -35,9 +35,9 @@ def told(rig: Rig) -> list[str]:
 @pytest.mark.parametrize("protocol", ["h1", "h2"])
 @on_both_loops
 async def test_throttled_here_and_unreachable_there_is_throttled(protocol: str) -> None:
-    async with upstream(sends(THROTTLED)) as first:
-        through = Through(first.endpoint, nowhere())
-        async with between(through) as rig:
+    async with upstream(reply_with(THROTTLED)) as first:
+        through = ForwardingHandler(first.endpoint, closed_endpoint())
+        async with open_forwarding_port(through) as rig:
             heard = await asked(rig, protocol)
             assert said(heard, 429, "ThrottlingException").startswith("Bedrock throttles this model")
             assert (heard[b"retry-after"], heard[b"x-amz-retry-after"]) == (b"1", b"1000")
@@ -49,9 +49,9 @@ async def test_throttled_here_and_unreachable_there_is_throttled(protocol: str) 
 @pytest.mark.parametrize("protocol", ["h1", "h2"])
 @on_both_loops
 async def test_where_bedrock_is_stays_in_the_log(protocol: str) -> None:
-    gone = nowhere()
-    through = Through(gone)
-    async with between(through) as rig:
+    gone = closed_endpoint()
+    through = ForwardingHandler(gone)
+    async with open_forwarding_port(through) as rig:
         heard = await asked(rig, protocol)
         assert said(heard, 503, "ServiceUnavailableException") == "Bedrock cannot be reached"
         assert heard[b"retry-after"] == b"1"
@@ -66,9 +66,9 @@ async def test_where_bedrock_is_stays_in_the_log(protocol: str) -> None:
 @pytest.mark.parametrize("host", ["a..b", "x" * 70 + ".example"])
 @on_both_loops
 async def test_a_host_that_no_name_server_knows(host: str) -> None:
-    async with upstream(sends(OK)) as server:
-        through = Through(UpstreamEndpoint(host, 80, False), server.endpoint)
-        async with between(through) as rig:
+    async with upstream(reply_with(OK)) as server:
+        through = ForwardingHandler(UpstreamEndpoint(host, 80, False), server.endpoint)
+        async with open_forwarding_port(through) as rig:
             assert (await asked(rig)).body == b"all is well"
             assert len(told(rig)) == 1
 
@@ -76,20 +76,20 @@ async def test_a_host_that_no_name_server_knows(host: str) -> None:
 @pytest.mark.parametrize("joins", [True, False])
 @on_both_loops
 async def test_nothing_is_sent_for_a_caller_who_has_left(joins: bool) -> None:
-    through = Through(joins=joins)
-    async with upstream(sends(OK)) as server:
-        through.to(server.endpoint)
-        async with between(through) as rig:
+    through = ForwardingHandler(joins_retries=joins)
+    async with upstream(reply_with(OK)) as server:
+        through.set_targets(server.endpoint)
+        async with open_forwarding_port(through) as rig:
             with SlowToConnect(server.endpoint.port) as slow:
                 wire = await rig.connect()
                 await wire.send(ask(b"b", b"caller: me\r\ninvocation: 1\r\n"))
                 await eventually(lambda: slow.begun)
                 wire.reset()
-                await eventually(lambda: rig.open == 0)
+                await eventually(lambda: rig.open_connections == 0)
                 slow.go_on.set()
-                await eventually(lambda: rig.handling == 0)
+                await eventually(lambda: rig.running_requests == 0)
             assert server.calls == []
-            assert len(through.pooled) == 1
+            assert len(through.idle_connections) == 1
             again = await rig.connect()
             await again.send(ask(b"b", b"caller: me\r\ninvocation: 1\r\n"))
             assert (await again.answer()).body == b"all is well"
@@ -98,19 +98,19 @@ async def test_nothing_is_sent_for_a_caller_who_has_left(joins: bool) -> None:
 
 @on_both_loops
 async def test_but_it_is_for_one_who_came_back_in_time() -> None:
-    through = Through(joins=True)
-    async with upstream(sends(OK)) as server:
-        through.to(server.endpoint)
-        async with between(through) as rig:
+    through = ForwardingHandler(joins_retries=True)
+    async with upstream(reply_with(OK)) as server:
+        through.set_targets(server.endpoint)
+        async with open_forwarding_port(through) as rig:
             with SlowToConnect(server.endpoint.port) as slow:
                 wire = await rig.connect()
                 await wire.send(ask(b"b", b"caller: me\r\ninvocation: 1\r\n"))
                 await eventually(lambda: slow.begun)
                 wire.reset()
-                await eventually(lambda: rig.open == 0)
+                await eventually(lambda: rig.open_connections == 0)
                 again = await rig.connect()
                 await again.send(ask(b"b", b"caller: me\r\ninvocation: 1\r\n"))
-                await eventually(lambda: through.joining and through.joining.joined)
+                await eventually(lambda: through.retry_joiner and through.retry_joiner.joined)
                 slow.go_on.set()
                 assert (await again.answer()).body == b"all is well"
             assert len(server.calls) == 1

@@ -26,7 +26,7 @@ from price_keeper.surface.outbox import MAX_BATCH_BYTES
 from tests.support.compiled import replaces_a_method
 from tests.support.data_port import APP, ORG
 from tests.support.handled import Lane, lane
-from tests.support.rig import Exchange, Rig, Tapped, Through, between, echo, on_both_loops, plain, port, upstream
+from tests.support.rig import UpstreamExchange, PortHarness, RecordingObserver, ForwardingHandler, open_forwarding_port, echo, on_both_loops, build_response, open_port, upstream
 from tests.support.simulated import CHAT_PATH
 from tests.support.wire import Http2Wire, Wire, ask, eventually, said
 
@@ -234,9 +234,9 @@ async def turns_of(counted: list[int]) -> AsyncIterator[None]:
 @on_both_loops
 async def test_who_sends_much_to_be_refused_leaves_others_their_turn(http2: bool) -> None:
     in_turns, requests = [0], DEFAULT_LIMITS.streams if http2 else 3000
-    async with port(_answering(in_turns)) as rig, turns_of(in_turns):
+    async with open_port(_answering(in_turns)) as rig, turns_of(in_turns):
         if http2:
-            client = await rig.connect2()
+            client = await rig.connect_http2()
             numbers = [client.open(b"/a", [], ends=True) for _ in range(requests)]
             await client.flush()
             assert {(await client.answer(number)).status for number in numbers} == {200}
@@ -257,25 +257,25 @@ async def test_who_sends_much_to_be_refused_leaves_others_their_turn(http2: bool
 @on_both_loops
 async def test_a_half_closed_client_gets_the_answer_that_waits_in_the_outbox(is_last: bool) -> None:
     """The answer and the end of what the client says come in one turn of the loop."""
-    through = Through()
+    through = ForwardingHandler()
     wires: list[Wire] = []
 
-    async def script(exchange: Exchange) -> None:
-        exchange.writer.write(plain(b"all is well"))
+    async def script(exchange: UpstreamExchange) -> None:
+        exchange.writer.write(build_response(b"all is well"))
         if is_last:
             wires[0].half_close()
             time.sleep(0.02)  # noqa: ASYNC251 - so that the loop finds both at once
 
     async with upstream(script) as server:
-        through.to(server.endpoint)
-        async with between(through) as rig:
+        through.set_targets(server.endpoint)
+        async with open_forwarding_port(through) as rig:
             wires.append(await rig.connect())
             always_waits(rig)
             await wires[0].send(ask(b"hello"))
             assert (await wires[0].answer()).body == b"all is well"
 
 
-def always_waits(rig: Rig, before: Callable[[], object] = lambda: None) -> None:
+def always_waits(rig: PortHarness, before: Callable[[], object] = lambda: None) -> None:
     """Whatever is put; and this happens before it is written."""
     outbox = rig.listener.write_batcher
     put = outbox.write
@@ -291,7 +291,7 @@ def always_waits(rig: Rig, before: Callable[[], object] = lambda: None) -> None:
 @replaces_a_method
 @on_both_loops
 async def test_an_idle_connection_is_closed_behind_its_last_answer() -> None:
-    async with port(echo) as rig:
+    async with open_port(echo) as rig:
         always_waits(rig, lambda: [connection.drain() for connection in rig.listener._connections])
         wire = await rig.connect()
         await wire.send(ask(b"hello"))
@@ -310,10 +310,10 @@ async def test_who_sends_ahead_and_does_not_read_is_found_out() -> None:
         responder.write(answer)
         responder.finish()
 
-    async with port(handler) as rig:
+    async with open_port(handler) as rig:
         wire = await rig.connect(receive_buffer=4096)
-        await eventually(lambda: rig.open)
-        rig.narrow()
+        await eventually(lambda: rig.open_connections)
+        rig.shrink_send_buffers()
         await wire.send(ask() * DEFAULT_LIMITS.pipelined)
         await eventually(lambda: any(getattr(each, "is_write_paused", False) for each in rig.listener._connections))
         (behind,) = [each._transport.get_write_buffer_size() for each in rig.listener._connections]  # type: ignore[attr-defined]
@@ -325,7 +325,7 @@ async def test_who_sends_ahead_and_does_not_read_is_found_out() -> None:
 @replaces_a_method
 @on_both_loops
 async def test_who_waits_for_100_continue_gets_the_answer_before_first() -> None:
-    async with port(echo) as rig:
+    async with open_port(echo) as rig:
         always_waits(rig)
         wire = await rig.connect()
         second = ask(b"second", b"expect: 100-continue\r\n")
@@ -336,7 +336,7 @@ async def test_who_waits_for_100_continue_gets_the_answer_before_first() -> None
         assert (await wire.answer()).body == b"second"
 
 
-class Heeded(Tapped):
+class Heeded(RecordingObserver):
     unsent = 0
 
     def on_not_executed(self) -> None:
@@ -374,13 +374,13 @@ class Held:
 async def test_an_answer_before_the_call_was_written_ends_the_connection() -> None:
     """It is to nothing that was asked, and the call would be read by then as the next one."""
     held = Held()
-    async with hasty(plain(b"too early", 408)) as (endpoint, heard):
-        through = Through(endpoint, put=held.put)
-        async with between(through) as rig:
+    async with hasty(build_response(b"too early", 408)) as (endpoint, heard):
+        through = ForwardingHandler(endpoint, put=held.put)
+        async with open_forwarding_port(through) as rig:
             wire = await rig.connect()
             await wire.send(ask(b"hello"))
             assert (await wire.answer()).status == 503  # nothing was sent, so it may be sent again
-            assert through.pooled == []
+            assert through.idle_connections == []
             for write, data in held.waiting:
                 with suppress(RuntimeError):  # says uvloop
                     write(data)
@@ -398,9 +398,9 @@ async def test_a_call_that_was_never_written_goes_to_the_next_place() -> None:
         else:
             held.put(write, data)
 
-    async with hasty(b"") as (endpoint, _), upstream(lambda each: each.send(plain(b"here"))) as second:
-        through = Through(endpoint, second.endpoint, new_tap=Heeded, put=put)
-        async with between(through) as rig:
+    async with hasty(b"") as (endpoint, _), upstream(lambda each: each.send(build_response(b"here"))) as second:
+        through = ForwardingHandler(endpoint, second.endpoint, new_tap=Heeded, put=put)
+        async with open_forwarding_port(through) as rig:
             wire = await rig.connect()
             await wire.send(ask(b"hello"))
             assert (await wire.answer()).body == b"here"
@@ -410,8 +410,8 @@ async def test_a_call_that_was_never_written_goes_to_the_next_place() -> None:
 @on_both_loops
 async def test_and_is_not_told_as_throttled_where_there_is_none() -> None:
     async with hasty(b"") as (endpoint, _):
-        through = Through(endpoint, new_tap=Heeded, put=Held().put)
-        async with between(through) as rig:
+        through = ForwardingHandler(endpoint, new_tap=Heeded, put=Held().put)
+        async with open_forwarding_port(through) as rig:
             wire = await rig.connect()
             await wire.send(ask(b"hello"))
             heard = await wire.answer()

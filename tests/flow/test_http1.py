@@ -10,7 +10,7 @@ from price_keeper.exchange import Request, Responder
 from price_keeper.surface import http1
 from price_keeper.surface.bodies import measure_head
 
-from tests.support.rig import echo, on_both_loops, port
+from tests.support.rig import echo, on_both_loops, open_port
 from tests.support.wire import CutError, ask, chunked, eventually, quiet, refused, said
 
 # What it takes.
@@ -18,20 +18,20 @@ from tests.support.wire import CutError, ask, chunked, eventually, quiet, refuse
 
 @on_both_loops
 async def test_one_request_after_another_on_one_connection() -> None:
-    async with port(echo) as rig:
+    async with open_port(echo) as rig:
         wire = await rig.connect()
         for body in (b"one", b"", b"x" * 300_000, b"four"):
             await wire.send(ask(body))
             heard = await wire.answer()
             assert (heard.status, heard.body, heard[b"target"]) == (200, body, b"/a")
             assert b"connection" not in heard
-        assert rig.open == 1
+        assert rig.open_connections == 1
 
 
 @pytest.mark.parametrize("size", [1, 7, 100])
 @on_both_loops
 async def test_cuts_make_no_difference(size: int) -> None:
-    async with port(echo) as rig:
+    async with open_port(echo) as rig:
         wire = await rig.connect()
         whole = ask(b"a body") + chunked(b"two", b" chunks", trailers=b"trailer: x\r\n") + ask(b"last")
         await wire.send(*(whole[at : at + size] for at in range(0, len(whole), size)))
@@ -47,7 +47,7 @@ async def test_spaces_around_a_value_are_no_part_of_it() -> None:
         seen.append(request.headers)
         await echo(request, responder)
 
-    async with port(note) as rig:
+    async with open_port(note) as rig:
         wire = await rig.connect()
         await wire.send(ask(b"body", b"x-amz-security-token: \t token \t \r\nx:  \t\r\ny: a b\r\n"))
         assert (await wire.answer()).body == b"body"
@@ -65,7 +65,7 @@ async def test_requests_sent_ahead_are_answered_in_their_order() -> None:
         await gates[request.body].wait()
         await echo(request, responder)
 
-    async with port(gated) as rig:
+    async with open_port(gated) as rig:
         wire = await rig.connect()
         await wire.send(b"".join(ask(body) for body in gates))
         await quiet()
@@ -85,7 +85,7 @@ async def test_pipelining_has_a_depth(monkeypatch: pytest.MonkeyPatch) -> None:
         await gate.wait()
         await echo(request, responder)
 
-    async with port(gated, pipelined=4) as rig:
+    async with open_port(gated, pipelined=4) as rig:
         wire = await rig.connect()
         one, count = ask(b"x" * 100), 100_000
         sending = asyncio.create_task(wire.send(one * count))
@@ -110,7 +110,7 @@ async def test_answers_that_nobody_reads_stop_the_requests() -> None:
         begun += 1
         await echo(request, responder)
 
-    async with port(count, write_buffer_bytes=1024) as rig:
+    async with open_port(count, write_buffer_bytes=1024) as rig:
         wire = await rig.connect(receive_buffer=4096)
         sending = asyncio.create_task(wire.send(ask(b"x" * 10_000) * 2000))
         await quiet(0.3)
@@ -128,7 +128,7 @@ async def test_100_continue_is_said_once_it_is_this_requests_turn() -> None:
         await gate.wait()
         await echo(request, responder)
 
-    async with port(gated) as rig:
+    async with open_port(gated) as rig:
         wire = await rig.connect()
         head, _, body = ask(b"body", b"Expect: 100-Continue\r\n").partition(b"\r\n\r\n")
         await wire.send(ask(b"first") + head + b"\r\n\r\n")
@@ -146,7 +146,7 @@ async def test_100_continue_is_said_once_it_is_this_requests_turn() -> None:
 
 @on_both_loops
 async def test_a_body_too_large_is_refused_before_it_is_asked_for() -> None:
-    async with port(echo, body_bytes=10) as rig:
+    async with open_port(echo, body_bytes=10) as rig:
         wire = await rig.connect()
         await wire.send(ask(b"12345678901", b"expect: 100-continue\r\n")[:-11])
         assert "at most 10 bytes" in await refused(wire, 413)
@@ -154,7 +154,7 @@ async def test_a_body_too_large_is_refused_before_it_is_asked_for() -> None:
 
 @on_both_loops
 async def test_head_has_no_body() -> None:
-    async with port(echo) as rig:
+    async with open_port(echo) as rig:
         wire = await rig.connect()
         await wire.send(ask(b"hidden", method=b"HEAD"), ask(b"shown"))
         heard = await wire.answer(has_body=False)
@@ -172,7 +172,7 @@ async def stream(request: Request, responder: Responder) -> None:
 @on_both_loops
 async def test_http_1_0_gets_neither_chunks_nor_a_second_turn() -> None:
     for handler, body in ((stream, b"of no known length"), (echo, b"")):
-        async with port(handler) as rig:
+        async with open_port(handler) as rig:
             wire = await rig.connect()
             await wire.send(b"GET / HTTP/1.0\r\nconnection: keep-alive\r\n\r\n")
             heard = await wire.answer()
@@ -183,7 +183,7 @@ async def test_http_1_0_gets_neither_chunks_nor_a_second_turn() -> None:
 
 @on_both_loops
 async def test_a_stream_has_chunks_and_its_connection_lives_on() -> None:
-    async with port(stream) as rig:
+    async with open_port(stream) as rig:
         wire = await rig.connect()
         for _ in range(2):
             await wire.send(ask())
@@ -193,7 +193,7 @@ async def test_a_stream_has_chunks_and_its_connection_lives_on() -> None:
 
 @on_both_loops
 async def test_connection_close_is_obeyed() -> None:
-    async with port(echo) as rig:
+    async with open_port(echo) as rig:
         wire = await rig.connect()
         await wire.send(ask(b"x", b"connection: close\r\n"))
         assert (await wire.answer())[b"connection"] == b"close"
@@ -208,7 +208,7 @@ async def test_a_half_closed_client_still_gets_all_its_answers() -> None:
         await gate.wait()
         await echo(request, responder)
 
-    async with port(gated) as rig:
+    async with open_port(gated) as rig:
         wire = await rig.connect()
         await wire.send(ask(b"one") + ask(b"two") + b"POST /never-whole HTTP/1.1\r\n")
         wire.half_close()
@@ -225,7 +225,7 @@ async def test_an_offer_to_upgrade_is_overlooked(body: bytes) -> None:
     offer = (
         b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAAAAIAAAABAAMAAABkAAQBAAAA\r\n"
     )
-    async with port(echo) as rig:
+    async with open_port(echo) as rig:
         wire = await rig.connect()
         await wire.send(ask(body, offer) + chunked(body or b"-", more=offer) + ask(b"next"))
         for expected in (body, body or b"-", b"next"):
@@ -257,7 +257,7 @@ async def test_refusals_and_faults_of_the_handler_have_aws_form() -> None:
         raise RuntimeError("a secret")
 
     told: set[bytes] = set()
-    async with port(refuses) as rig:
+    async with open_port(refuses) as rig:
         wire = await rig.connect()
         for _ in range(2):
             await wire.send(ask())
@@ -266,7 +266,7 @@ async def test_refusals_and_faults_of_the_handler_have_aws_form() -> None:
             assert heard[b"x-price-keeper-request-id"] not in told
             told.add(heard[b"x-price-keeper-request-id"])
     for handler in (fails, fails_late, fails_after):
-        async with port(handler) as rig:
+        async with open_port(handler) as rig:
             wire = await rig.connect()
             await wire.send(ask(b"one") + ask(b"two"))
             told = b""
@@ -296,7 +296,7 @@ async def broken_off(request: Request, responder: Responder) -> None:
 @pytest.mark.parametrize("version", [b"1.0", b"1.1"])
 @on_both_loops
 async def test_an_answer_broken_off_never_looks_whole(version: bytes) -> None:
-    async with port(broken_off) as rig:
+    async with open_port(broken_off) as rig:
         wire = await rig.connect()
         await wire.send(b"GET / HTTP/%b\r\nhost: here\r\n\r\n" % version)
         with pytest.raises(CutError, match="reset"):
@@ -315,7 +315,7 @@ async def test_the_next_answer_is_out_of_reach_for_whoever_gave_the_last() -> No
             held[0].abort()
         await echo(request, responder)
 
-    async with port(kept) as rig:
+    async with open_port(kept) as rig:
         wire = await rig.connect()
         await wire.send(ask(b"one") + ask(b"two") + ask(b"three"))
         assert [(await wire.answer()).body for _ in range(3)] == [b"one", b"two", b"three"]
@@ -329,11 +329,11 @@ async def test_an_answer_that_ends_after_its_caller_left_in_the_middle_of_a_requ
         await gate.wait()
         await echo(request, responder)
 
-    async with port(late) as rig:
+    async with open_port(late) as rig:
         wire = await rig.connect()
         await wire.send(ask(b"x") + b"not a request\r\n\r\n")
-        await eventually(lambda: rig.handling)
+        await eventually(lambda: rig.running_requests)
         wire.reset()
-        await eventually(lambda: rig.open == 0)
+        await eventually(lambda: rig.open_connections == 0)
         gate.set()
-        await eventually(lambda: not rig.handling)  # and nothing is logged
+        await eventually(lambda: not rig.running_requests)  # and nothing is logged

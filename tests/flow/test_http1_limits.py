@@ -12,7 +12,7 @@ from price_keeper.surface.bodies import HEADER_OVERHEAD_BYTES, measure_head
 from price_keeper.surface.http1_request import Http1RequestParser
 from price_keeper.surface.limits import SLICE_BYTES, MAX_SLICES_PER_TURN
 
-from tests.support.rig import Gated, Rig, echo, on_both_loops, port
+from tests.support.rig import GatedEcho, PortHarness, echo, on_both_loops, open_port
 from tests.support.wire import CutError, Wire, ask, chunked, eventually, quiet, refused, said
 
 HEAD = 300  # bytes
@@ -30,7 +30,7 @@ def cut(data: bytes, size: int) -> list[bytes]:
 @pytest.mark.parametrize("size", [1, 99, HEAD - 1, HEAD, HEAD + 1, 10_000])
 @on_both_loops
 async def test_a_head_has_so_many_bytes_however_it_is_cut(size: int) -> None:
-    async with port(echo, head_bytes=HEAD) as rig:
+    async with open_port(echo, head_bytes=HEAD) as rig:
         wire = await rig.connect()
         for _ in range(2):
             await wire.send(*cut(head_of(HEAD), size))
@@ -42,7 +42,7 @@ async def test_a_head_has_so_many_bytes_however_it_is_cut(size: int) -> None:
 @pytest.mark.parametrize("bytes_over", [0, 1])
 @on_both_loops
 async def test_a_large_head_at_its_true_limit(bytes_over: int) -> None:
-    async with port(echo) as rig:
+    async with open_port(echo) as rig:
         wire = await rig.connect()
         await wire.send(head_of(64 * 1024 + bytes_over))
         if bytes_over:
@@ -53,7 +53,7 @@ async def test_a_large_head_at_its_true_limit(bytes_over: int) -> None:
 
 @on_both_loops
 async def test_a_body_in_the_packet_of_a_full_head_is_no_part_of_it() -> None:
-    async with port(echo, head_bytes=HEAD) as rig:
+    async with open_port(echo, head_bytes=HEAD) as rig:
         wire = await rig.connect()
         bare = ask(b"x" * 1000)
         head = bare[: -1000 - 4] + b"\r\ny: "
@@ -66,7 +66,7 @@ async def test_a_body_in_the_packet_of_a_full_head_is_no_part_of_it() -> None:
 
 @on_both_loops
 async def test_many_small_requests_in_one_packet_are_no_large_head() -> None:
-    async with port(echo, head_bytes=HEAD) as rig:
+    async with open_port(echo, head_bytes=HEAD) as rig:
         wire = await rig.connect()
         await wire.send(head_of(100) * 50)
         for _ in range(50):
@@ -76,7 +76,7 @@ async def test_many_small_requests_in_one_packet_are_no_large_head() -> None:
 @on_both_loops
 async def test_a_head_without_end_is_refused() -> None:
     for endless in (b"GET /" + b"a" * HEAD * 2, b"GET / HTTP/1.1\r\n" + b"a" * HEAD * 2, b"\r\n" * HEAD):
-        async with port(echo, head_bytes=HEAD) as rig:
+        async with open_port(echo, head_bytes=HEAD) as rig:
             wire = await rig.connect()
             await wire.send(*cut(endless, 50))
             assert f"at most {HEAD} bytes" in await refused(wire)
@@ -89,7 +89,7 @@ def bodies(size: int) -> list[bytes]:
 @pytest.mark.parametrize("kind", [0, 1, 2])
 @on_both_loops
 async def test_a_body_has_so_many_bytes_however_it_is_framed(kind: int) -> None:
-    async with port(echo, body_bytes=1000) as rig:
+    async with open_port(echo, body_bytes=1000) as rig:
         wire = await rig.connect()
         for size in (1000, 999):
             await wire.send(bodies(size)[kind])
@@ -101,7 +101,7 @@ async def test_a_body_has_so_many_bytes_however_it_is_framed(kind: int) -> None:
 @on_both_loops
 async def test_a_client_that_sends_on_can_still_read_why_it_was_refused() -> None:
     """Closing at once would answer what it sends with a reset, which destroys the answer it has not read yet."""
-    async with port(echo, body_bytes=1000) as rig:
+    async with open_port(echo, body_bytes=1000) as rig:
         wire = await rig.connect()
         await wire.send(ask(b"x" * 20_000_000))
         assert "at most 1000 bytes" in await refused(wire, 413)
@@ -109,20 +109,20 @@ async def test_a_client_that_sends_on_can_still_read_why_it_was_refused() -> Non
 
 @on_both_loops
 async def test_who_sends_on_for_ever_is_cut() -> None:
-    async with port(echo, body_bytes=10, lingering_seconds=5) as rig:
+    async with open_port(echo, body_bytes=10, lingering_seconds=5) as rig:
         wire = await rig.connect()
         await wire.send(ask(b"x" * 11))
         said(await wire.answer(), 413, "ValidationException")
         await rig.pass_time(4)
-        assert rig.open == 1
+        assert rig.open_connections == 1
         await rig.pass_time(2)
         assert await wire.ending() in ("closed", "reset")
-        await eventually(lambda: rig.open == 0)
+        await eventually(lambda: rig.open_connections == 0)
 
 
 @on_both_loops
 async def test_trailers_are_counted_until_their_request_is_over() -> None:
-    async with port(echo, requests_bytes=30_000) as rig:
+    async with open_port(echo, requests_bytes=30_000) as rig:
         wire = await rig.connect()
         await wire.send(b"POST /a HTTP/1.1\r\nhost: here\r\ntransfer-encoding: chunked\r\n\r\n0\r\n")
         await eventually(lambda: rig.listener.reserved_bytes)
@@ -138,20 +138,20 @@ async def test_trailers_are_counted_until_their_request_is_over() -> None:
 async def test_trailers_and_extensions_without_end_are_refused() -> None:
     framed = chunked(b"x")[:-2]
     for endless in (framed + b"trailer: " + b"y" * 100_000, framed[:-3] + b"1;" + b"y" * 100_000):
-        async with port(echo, head_bytes=HEAD) as rig:
+        async with open_port(echo, head_bytes=HEAD) as rig:
             wire = await rig.connect()
             await wire.send(*cut(endless, 5000))
             assert f"at most {HEAD} bytes" in await refused(wire)
 
 
-def readers(rig: Rig) -> list[Http1RequestParser]:
+def readers(rig: PortHarness) -> list[Http1RequestParser]:
     return [each._request_parser for each in rig.listener._connections if isinstance(each, http1.Http1Connection)]
 
 
 @on_both_loops
 async def test_one_connection_has_so_much_of_each_turn() -> None:
     """Whatever takes long, such as the smallest of chunks: all others wait for as long."""
-    async with port(echo) as rig:
+    async with open_port(echo) as rig:
         wire = await rig.connect()
         await wire.send(b"POST /a HTTP/1.1\r\nhost: here\r\ntransfer-encoding: chunked\r\n\r\n")
         await eventually(lambda: rig.listener.reserved_bytes > 0)
@@ -170,7 +170,7 @@ async def test_one_connection_has_so_much_of_each_turn() -> None:
 @on_both_loops
 async def test_small_pieces_of_a_body_do_not_weigh_more_than_they_hold() -> None:
     whole = chunked(*[b"xy"] * 10_000)
-    async with port(echo) as rig:
+    async with open_port(echo) as rig:
         wire = await rig.connect()
         await wire.send(whole[:-1])
         await eventually(lambda: any(reader._body_bytes == 20_000 for reader in readers(rig)))
@@ -187,9 +187,9 @@ def weight(body: int) -> int:
 @on_both_loops
 async def test_all_requests_share_one_room() -> None:
     """Those coming in, those that wait and those under way; and it is free again whatever becomes of them."""
-    handler = Gated()
+    handler = GatedEcho()
     three = 3 * weight(300)
-    async with port(handler, requests_bytes=three + 100) as rig:
+    async with open_port(handler, requests_bytes=three + 100) as rig:
         under_way, coming, late = [await rig.connect() for _ in range(3)]
         await under_way.send(ask(b"x" * 300) + ask(b"x" * 300))
         await coming.send(ask(b"x" * 300)[:-1])
@@ -211,7 +211,7 @@ async def test_all_requests_share_one_room() -> None:
 @on_both_loops
 async def test_heads_weigh_too_whole_or_not() -> None:
     """Many short headers weigh more than their bytes."""
-    async with port(echo, requests_bytes=40_000) as rig:
+    async with open_port(echo, requests_bytes=40_000) as rig:
         long, many, late = [await rig.connect() for _ in range(3)]
         await long.send(head_of(12_000)[:-4], b"\r\nx1: y")
         await eventually(lambda: 12_000 <= rig.listener.reserved_bytes < 13_000)
@@ -231,8 +231,8 @@ async def test_heads_weigh_too_whole_or_not() -> None:
 @on_both_loops
 async def test_what_waits_unread_behind_other_requests_weighs_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http1, "SLICE_BYTES", 512)
-    handler = Gated()
-    async with port(handler, pipelined=2, requests_bytes=30_000) as rig:
+    handler = GatedEcho()
+    async with open_port(handler, pipelined=2, requests_bytes=30_000) as rig:
         wire = await rig.connect()
         await wire.send(b"".join(head_of(250) for _ in range(100)))
         await eventually(lambda: rig.listener.reserved_bytes > 20_000)
@@ -247,12 +247,12 @@ async def test_what_waits_unread_behind_other_requests_weighs_too(monkeypatch: p
 
 @on_both_loops
 async def test_so_many_requests_are_under_way_at_once() -> None:
-    handler = Gated()
-    async with port(handler, requests=2) as rig:
+    handler = GatedEcho()
+    async with open_port(handler, requests=2) as rig:
         one, two, three = [await rig.connect() for _ in range(3)]
         for wire in (one, two):
             await wire.send(ask(b"x"))
-        await eventually(lambda: rig.handling == 2)
+        await eventually(lambda: rig.running_requests == 2)
         await three.send(ask(b"y"))
         assert "2 requests under way" in said(await three.answer(), 503, "ServiceUnavailableException")
         handler.gate.set()
@@ -266,7 +266,7 @@ async def test_a_body_in_chunks_is_not_waited_for_if_it_can_only_be_refused() ->
     def no_streams(request: Request) -> Refusal | None:
         return InvalidRequest("no streams") if (request.method, request.target) == (b"POST", b"/a") else None
 
-    async with port(echo, refused_at_head=no_streams, heard_bytes=10) as rig:
+    async with open_port(echo, refused_at_head=no_streams, heard_bytes=10) as rig:
         wire = await rig.connect()
         await wire.send(chunked(b"x")[:-5])
         assert await refused(wire) == "no streams"
@@ -284,17 +284,17 @@ async def test_a_body_in_chunks_is_not_waited_for_if_it_can_only_be_refused() ->
 # Time.
 
 
-async def at_the_limit(rig: Rig, wire: Wire, seconds: float) -> None:
+async def at_the_limit(rig: PortHarness, wire: Wire, seconds: float) -> None:
     await quiet()
     await rig.pass_time(seconds - 1)
     await quiet(0.01)
-    assert rig.open == 1
+    assert rig.open_connections == 1
     await rig.pass_time(2)
 
 
 @on_both_loops
 async def test_a_slow_head() -> None:
-    async with port(echo, head_seconds=20) as rig:
+    async with open_port(echo, head_seconds=20) as rig:
         wire = await rig.connect()
         await wire.send(ask()[:20])
         await at_the_limit(rig, wire, 20)
@@ -303,7 +303,7 @@ async def test_a_slow_head() -> None:
 
 @on_both_loops
 async def test_a_head_that_comes_in_drops_gains_no_time() -> None:
-    async with port(echo, head_seconds=20) as rig:
+    async with open_port(echo, head_seconds=20) as rig:
         wire = await rig.connect()
         for byte in (b"G", b"E", b"T", b" ", b"/"):
             await wire.send(byte)
@@ -317,18 +317,18 @@ async def test_a_head_that_comes_in_drops_gains_no_time() -> None:
 @pytest.mark.parametrize("sent", [b"", b"P", b"PRI * HTTP/2.0\r\n", b"GE", b"\r\n\r\n"])
 @on_both_loops
 async def test_a_connection_that_does_not_even_begin(sent: bytes) -> None:
-    async with port(echo, head_seconds=20) as rig:
+    async with open_port(echo, head_seconds=20) as rig:
         wire = await rig.connect()
         await wire.send(sent)
         await at_the_limit(rig, wire, 20)
-        await eventually(lambda: rig.open == 0)
+        await eventually(lambda: rig.open_connections == 0)
         with pytest.raises(CutError):
             await wire.answer()
 
 
 @on_both_loops
 async def test_line_ends_before_a_request_are_a_slow_head_too() -> None:
-    async with port(echo, head_seconds=20, idle_seconds=75) as rig:
+    async with open_port(echo, head_seconds=20, idle_seconds=75) as rig:
         wire = await rig.connect()
         await wire.send(ask())
         await wire.answer()
@@ -342,7 +342,7 @@ async def test_line_ends_before_a_request_are_a_slow_head_too() -> None:
 
 @on_both_loops
 async def test_a_slow_body() -> None:
-    async with port(echo, body_seconds=120, head_seconds=20) as rig:
+    async with open_port(echo, body_seconds=120, head_seconds=20) as rig:
         wire = await rig.connect()
         await wire.send(ask(b"x" * 300)[:-200])
         await quiet()
@@ -355,7 +355,7 @@ async def test_a_slow_body() -> None:
 
 @on_both_loops
 async def test_an_idle_connection() -> None:
-    async with port(echo, idle_seconds=75, head_seconds=20) as rig:
+    async with open_port(echo, idle_seconds=75, head_seconds=20) as rig:
         wire = await rig.connect()
         for _ in range(3):
             await rig.pass_time(15)
@@ -370,11 +370,11 @@ async def test_an_idle_connection() -> None:
 
 @on_both_loops
 async def test_too_many_connections_are_told_so_and_the_others_are_not_troubled() -> None:
-    async with port(echo, connections=2, surplus=1) as rig:
+    async with open_port(echo, connections=2, surplus=1) as rig:
         first, second = [await rig.connect() for _ in range(2)]
-        await eventually(lambda: rig.open == 2)
+        await eventually(lambda: rig.open_connections == 2)
         third = await rig.connect()
-        await eventually(lambda: rig.open == 3)
+        await eventually(lambda: rig.open_connections == 3)
         fourth = await rig.connect()
         with pytest.raises(CutError):
             await fourth.answer()
@@ -383,9 +383,9 @@ async def test_too_many_connections_are_told_so_and_the_others_are_not_troubled(
             assert (await wire.answer()).body == b"x"
         await third.send(ask(b"x" * 100_000))
         assert "2 connections already" in await refused(third, 503, "ServiceUnavailableException")
-        await eventually(lambda: rig.open == 2)
+        await eventually(lambda: rig.open_connections == 2)
         first.close()
-        await eventually(lambda: rig.open == 1)
+        await eventually(lambda: rig.open_connections == 1)
         fifth = await rig.connect()
         await fifth.send(ask(b"x"))
         assert (await fifth.answer()).body == b"x"

@@ -14,7 +14,7 @@ from hyperframe.frame import (
 from price_keeper.errors import InvalidRequest, Refusal, UnknownOperation
 from price_keeper.exchange import Request, Responder
 
-from tests.support.rig import Gated, echo, on_both_loops, port
+from tests.support.rig import GatedEcho, echo, on_both_loops, open_port
 from tests.support.wire import CutError, eventually, said
 
 
@@ -34,8 +34,8 @@ async def stream(request: Request, responder: Responder) -> None:
 @on_both_loops
 async def test_bodies_of_any_size_both_ways(size: int) -> None:
     """Also larger than a window, which both sides must count alike from the first byte on."""
-    async with port(echo) as rig:
-        client = await rig.connect2()
+    async with open_port(echo) as rig:
+        client = await rig.connect_http2()
         for _ in range(2):
             heard = await client.call(b"/a", b"x" * size)
             assert (heard.status, len(heard.body), heard[b"target"]) == (200, size, b"/a")
@@ -43,8 +43,8 @@ async def test_bodies_of_any_size_both_ways(size: int) -> None:
 
 @on_both_loops
 async def test_it_says_what_it_takes() -> None:
-    async with port(echo, streams=7, head_bytes=12345) as rig:
-        client = await rig.connect2()
+    async with open_port(echo, streams=7, head_bytes=12345) as rig:
+        client = await rig.connect_http2()
         await client.call()
         settings = client.h2.remote_settings
         assert (settings.max_concurrent_streams, settings.max_header_list_size) == (7, 12345)
@@ -59,8 +59,8 @@ async def test_answers_come_as_they_are_ready() -> None:
         await gates[request.target].wait()
         await echo(request, responder)
 
-    async with port(gated) as rig:
-        client = await rig.connect2()
+    async with open_port(gated) as rig:
+        client = await rig.connect_http2()
         streams = {path: client.open(path, ends=False) for path in gates}
         for path, number in streams.items():
             await client.body(number, path)
@@ -71,13 +71,13 @@ async def test_answers_come_as_they_are_ready() -> None:
 
 @on_both_loops
 async def test_streams_and_head_and_trailers() -> None:
-    async with port(stream) as rig:
-        client = await rig.connect2()
+    async with open_port(stream) as rig:
+        client = await rig.connect_http2()
         heard = await client.call()
         assert heard.body == b"of no known length"
         assert b"content-length" not in heard
-    async with port(echo) as rig:
-        client = await rig.connect2()
+    async with open_port(echo) as rig:
+        client = await rig.connect_http2()
         number = client.open(method=b"HEAD", ends=False)
         await client.body(number, b"hidden")
         heard = await client.answer(number)
@@ -91,25 +91,25 @@ async def test_streams_and_head_and_trailers() -> None:
 
 @on_both_loops
 async def test_tiny_windows_and_frames_only_slow_it_down() -> None:
-    async with port(echo) as rig:
-        client = await rig.connect2(settings={SettingCodes.INITIAL_WINDOW_SIZE: 100})
+    async with open_port(echo) as rig:
+        client = await rig.connect_http2(settings={SettingCodes.INITIAL_WINDOW_SIZE: 100})
         assert (await client.call(b"/a", b"x" * 10_000)).body == b"x" * 10_000
 
 
 @on_both_loops
 async def test_a_goodbye_of_the_client_lets_its_calls_end() -> None:
     """Node's client says goodbye at once when it is told to close after the calls under way."""
-    handler = Gated()
-    async with port(handler) as rig:
-        client = await rig.connect2()
+    handler = GatedEcho()
+    async with open_port(handler) as rig:
+        client = await rig.connect_http2()
         number = client.open(ends=False)
         await client.body(number, b"x" * 200_000)
-        await eventually(lambda: handler.begun)
+        await eventually(lambda: handler.started)
         ping = PingFrame(0)
         await client.wire.send(GoAwayFrame(0).serialize() + ping.serialize())
         handler.gate.set()
         assert (await client.answer(number)).body == b"x" * 200_000
-        await eventually(lambda: rig.open == 0)
+        await eventually(lambda: rig.open_connections == 0)
 
 
 # How it refuses.
@@ -123,8 +123,8 @@ async def test_faults_break_off_one_stream_alone() -> None:
         if request.target != b"/good":
             raise RuntimeError("a secret")
 
-    async with port(fails) as rig:
-        client = await rig.connect2()
+    async with open_port(fails) as rig:
+        client = await rig.connect_http2()
         assert said(await client.call(b"/refused"), 404, "UnknownOperationException") == "there is no such thing"
         with pytest.raises(CutError, match="stream reset with"):
             await client.call(b"/half")
@@ -141,8 +141,8 @@ async def test_a_request_that_can_only_be_refused_is_refused_while_it_still_come
     def no_streams(request: Request) -> Refusal | None:
         return InvalidRequest("no streams") if (request.method, request.target) == (b"POST", b"/both-ways") else None
 
-    async with port(echo, refused_at_head=no_streams, heard_bytes=10) as rig:
-        client = await rig.connect2()
+    async with open_port(echo, refused_at_head=no_streams, heard_bytes=10) as rig:
+        client = await rig.connect_http2()
         number = client.open(b"/both-ways", ends=False)
         await client.body(number, b"x" * 100, ends=False)
         assert said(await client.answer(number), 400, "ValidationException") == "no streams"
@@ -162,8 +162,8 @@ async def test_a_request_that_can_only_be_refused_is_refused_while_it_still_come
 @on_both_loops
 async def test_one_streams_reset_in_the_middle_of_its_answer_leaves_the_others_alone() -> None:
     """The client opens the window and resets the stream in one packet; and resets one that is just refused."""
-    async with port(echo, body_bytes=1_000_000) as rig:
-        client = await rig.connect2(settings={SettingCodes.INITIAL_WINDOW_SIZE: 10})
+    async with open_port(echo, body_bytes=1_000_000) as rig:
+        client = await rig.connect_http2(settings={SettingCodes.INITIAL_WINDOW_SIZE: 10})
         client.reads_on = False
         one, two = [client.open(ends=False) for _ in range(2)]
         for number in (one, two):
@@ -181,8 +181,8 @@ async def test_one_streams_reset_in_the_middle_of_its_answer_leaves_the_others_a
 @on_both_loops
 async def test_a_refusal_to_a_stream_that_is_gone_before_another_one_begins_is_no_fault() -> None:
     """In one packet, so that the library has forgotten the first when we hear of it."""
-    async with port(echo, body_bytes=10) as rig:
-        client = await rig.connect2()
+    async with open_port(echo, body_bytes=10) as rig:
+        client = await rig.connect_http2()
         gone = client.open(more=[(b"content-length", b"11")], ends=False)
         client.h2.reset_stream(gone)
         other = client.open()

@@ -28,7 +28,7 @@ from price_keeper.surface.bodies import measure_head
 from price_keeper.surface.http2_stream import STREAM_BYTES, Http2Stream
 from price_keeper.surface.limits import SLICE_BYTES, MAX_SLICES_PER_TURN
 
-from tests.support.rig import Gated, Rig, echo, on_both_loops, port
+from tests.support.rig import GatedEcho, PortHarness, echo, on_both_loops, open_port
 from tests.support.wire import CutError, Http2Wire, ask, eventually, quiet, said
 
 
@@ -41,21 +41,21 @@ def sized(size: int) -> list[Header]:
 
 @on_both_loops
 async def test_a_head_has_so_many_bytes() -> None:
-    async with port(echo, head_bytes=1000) as rig:
-        client = await rig.connect2()
+    async with open_port(echo, head_bytes=1000) as rig:
+        client = await rig.connect_http2()
         assert (await client.call(more=sized(1000))).status == 200
         assert "at most 1000 bytes" in said(await client.call(more=sized(1001)), 400, "ValidationException")
         assert (await client.call(more=sized(1000))).status == 200
         with pytest.raises(CutError):
             await client.call(more=sized(2001))
         assert client.goodbye is not None
-        await eventually(lambda: rig.open == 0)
+        await eventually(lambda: rig.open_connections == 0)
 
 
 @on_both_loops
 async def test_a_body_has_so_many_bytes() -> None:
-    async with port(echo, body_bytes=100_000) as rig:
-        client = await rig.connect2()
+    async with open_port(echo, body_bytes=100_000) as rig:
+        client = await rig.connect_http2()
         assert len((await client.call(body=b"x" * 100_000)).body) == 100_000
         number = client.open(more=[(b"content-length", b"100001")], ends=False)
         await client.flush()
@@ -75,8 +75,8 @@ async def test_who_is_refused_at_his_head_is_heard_until_he_can_hear_why() -> No
     def nobody(_: Request) -> Refusal:
         return AccessDenied("nobody is served")
 
-    async with port(echo, refused_at_head=nobody) as rig:
-        client = await rig.connect2()
+    async with open_port(echo, refused_at_head=nobody) as rig:
+        client = await rig.connect_http2()
         number = client.open(more=[(b"content-length", b"3000000")], ends=False)
         await client.body(number, b"x" * 1_900_000, ends=False)
         (connection,) = rig.listener._connections
@@ -94,10 +94,10 @@ def weight(body: int) -> int:
 
 @on_both_loops
 async def test_all_requests_share_one_room() -> None:
-    handler = Gated()
+    handler = GatedEcho()
     three = weight(600) + weight(300) + weight(100)
-    async with port(handler, requests_bytes=three) as rig:
-        client = await rig.connect2()
+    async with open_port(handler, requests_bytes=three) as rig:
+        client = await rig.connect_http2()
         held, part = [client.open(ends=False) for _ in range(2)]
         await client.body(held, b"x" * 600)
         await client.body(part, b"x" * 300, ends=False)
@@ -116,12 +116,12 @@ async def test_all_requests_share_one_room() -> None:
 
 @on_both_loops
 async def test_a_body_that_finds_no_room_ends_no_other_call_of_its_connection() -> None:
-    handler = Gated()
-    async with port(handler, requests_bytes=200_000) as rig:
-        client = await rig.connect2()
+    handler = GatedEcho()
+    async with open_port(handler, requests_bytes=200_000) as rig:
+        client = await rig.connect_http2()
         held, late = [client.open(ends=False) for _ in range(2)]
         await client.body(held, b"x")
-        await eventually(lambda: handler.begun)
+        await eventually(lambda: handler.started)
         (connection,) = rig.listener._connections
         connection.data_received(DataFrame(late, b"x" * 16_000).serialize() * 20)  # type: ignore[attr-defined]
         said(await client.answer(late), 503, "ServiceUnavailableException")
@@ -133,8 +133,8 @@ async def test_a_body_that_finds_no_room_ends_no_other_call_of_its_connection() 
 @on_both_loops
 async def test_heads_weigh_too() -> None:
     """Those of streams that stay open, and one that comes in many frames, the last of which never comes."""
-    async with port(echo, requests_bytes=10_000 + 4 * STREAM_BYTES, head_bytes=5000) as rig:
-        client = await rig.connect2()
+    async with open_port(echo, requests_bytes=10_000 + 4 * STREAM_BYTES, head_bytes=5000) as rig:
+        client = await rig.connect_http2()
         held = [client.open(more=sized(3000), ends=False) for _ in range(3)]
         await client.flush()
         await eventually(lambda: rig.listener.reserved_bytes > 9000 + 3 * STREAM_BYTES)
@@ -145,7 +145,7 @@ async def test_heads_weigh_too() -> None:
         await client.flush()
         await eventually(lambda: rig.listener.reserved_bytes < 9000 + 3 * STREAM_BYTES)
         assert (await client.call(more=sized(2000))).status == 200
-        slow = await rig.connect2()
+        slow = await rig.connect_http2()
         await slow.listen()
         await slow.wire.send(HeadersFrame(1, data=b"x" * 2000).serialize())
         await eventually(lambda: rig.listener.reserved_bytes > 8000 + 2 * STREAM_BYTES)
@@ -155,8 +155,8 @@ async def test_heads_weigh_too() -> None:
 
 @on_both_loops
 async def test_a_head_in_many_frames_has_a_limit_too() -> None:
-    async with port(echo, head_bytes=1000) as rig:
-        client = await rig.connect2()
+    async with open_port(echo, head_bytes=1000) as rig:
+        client = await rig.connect_http2()
         await client.listen()
         await client.wire.send(HeadersFrame(1, data=b"x" * 1500).serialize())
         await eventually(lambda: rig.listener.reserved_bytes == 1500)
@@ -167,12 +167,12 @@ async def test_a_head_in_many_frames_has_a_limit_too() -> None:
 @on_both_loops
 async def test_so_many_requests_are_under_way_at_once() -> None:
     """Over many streams one connection could take every descriptor for calls upstream."""
-    handler = Gated()
-    async with port(handler, requests=2) as rig:
-        client = await rig.connect2()
+    handler = GatedEcho()
+    async with open_port(handler, requests=2) as rig:
+        client = await rig.connect_http2()
         numbers = [client.open() for _ in range(2)]
         await client.flush()
-        await eventually(lambda: handler.begun == 2)
+        await eventually(lambda: handler.started == 2)
         assert "2 requests under way" in said(await client.call(), 503, "ServiceUnavailableException")
         handler.gate.set()
         for number in numbers:
@@ -181,8 +181,8 @@ async def test_so_many_requests_are_under_way_at_once() -> None:
 
 @on_both_loops
 async def test_a_slow_body_and_an_idle_connection() -> None:
-    async with port(echo, body_seconds=120, idle_seconds=75) as rig:
-        client = await rig.connect2()
+    async with open_port(echo, body_seconds=120, idle_seconds=75) as rig:
+        client = await rig.connect_http2()
         number = client.open(ends=False)
         await client.body(number, b"x", ends=False)
         await eventually(lambda: rig.listener.reserved_bytes)
@@ -192,78 +192,78 @@ async def test_a_slow_body_and_an_idle_connection() -> None:
         await rig.pass_time(74)
         assert (await client.call()).status == 200
         await rig.pass_time(74)
-        assert rig.open == 1
+        assert rig.open_connections == 1
         await rig.pass_time(2)
         await client.until(lambda: client.goodbye)
-        await eventually(lambda: rig.open == 0)
+        await eventually(lambda: rig.open_connections == 0)
 
 
 @on_both_loops
 async def test_half_a_frame_is_no_sign_of_life() -> None:
-    async with port(echo, idle_seconds=75) as rig:
-        client = await rig.connect2()
+    async with open_port(echo, idle_seconds=75) as rig:
+        client = await rig.connect_http2()
         await client.call()
         for byte in PingFrame(0).serialize()[:-1]:
             await client.wire.send(bytes([byte]))
             await quiet(0.005)
             await rig.pass_time(5)
         await client.until(lambda: client.goodbye)
-        await eventually(lambda: rig.open == 0)
+        await eventually(lambda: rig.open_connections == 0)
 
 
 @on_both_loops
 async def test_too_many_streams() -> None:
-    handler = Gated()
-    async with port(handler, streams=5) as rig:
-        client = await rig.connect2()
+    handler = GatedEcho()
+    async with open_port(handler, streams=5) as rig:
+        client = await rig.connect_http2()
         await client.listen()
         numbers = [client.open() for _ in range(5)]
         await client.flush()
-        await eventually(lambda: handler.begun == 5)
+        await eventually(lambda: handler.started == 5)
         client.h2.remote_settings.max_concurrent_streams = 100
         client.h2.remote_settings.acknowledge()
         client.open()
         await client.flush()
         with pytest.raises(CutError):
             await client.answer(numbers[0])
-        await eventually(lambda: rig.open == 0)
-        assert handler.begun == 5
+        await eventually(lambda: rig.open_connections == 0)
+        assert handler.started == 5
         handler.gate.set()
 
 
 @on_both_loops
 async def test_too_many_connections() -> None:
-    async with port(echo, connections=1, surplus=1) as rig:
-        first = await rig.connect2()
+    async with open_port(echo, connections=1, surplus=1) as rig:
+        first = await rig.connect_http2()
         await first.call()
-        second = await rig.connect2()
+        second = await rig.connect_http2()
         assert "1 connections already" in said(await second.call(body=b"x"), 503, "ServiceUnavailableException")
         await second.until(lambda: second.goodbye)
         assert (await first.call(body=b"x")).body == b"x"
-        await eventually(lambda: rig.open == 1)
+        await eventually(lambda: rig.open_connections == 1)
         assert len(rig.log.lines) == 1
         rig.log.lines.clear()
 
 
-async def calmed(rig: Rig, client: Http2Wire, left: int = 0) -> None:
+async def calmed(rig: PortHarness, client: Http2Wire, left: int = 0) -> None:
     await client.until(lambda: client.goodbye)
     assert client.goodbye is not None
     assert client.goodbye.error_code == ErrorCodes.ENHANCE_YOUR_CALM
-    await eventually(lambda: rig.open == left)
+    await eventually(lambda: rig.open_connections == left)
 
 
 @on_both_loops
 async def test_rapid_resets() -> None:
-    handler = Gated()
-    async with port(handler, resets=10, window_seconds=10) as rig:
-        client = await rig.connect2()
+    handler = GatedEcho()
+    async with open_port(handler, resets=10, window_seconds=10) as rig:
+        client = await rig.connect_http2()
         for round_ in range(2):
             for _ in range(10):
                 number = client.open()
                 client.h2.reset_stream(number)
             await client.flush()
             await quiet()
-            assert rig.open == 1, round_
+            assert rig.open_connections == 1, round_
             await rig.pass_time(11)
         for _ in range(15):
             number = client.open()
@@ -294,8 +294,8 @@ FLOODS: dict[str, Callable[[int, int], Frame]] = {
 @pytest.mark.parametrize("kind", FLOODS)
 @on_both_loops
 async def test_floods(kind: str) -> None:
-    async with port(echo, controls=50, window_seconds=10) as rig:
-        client = await rig.connect2()
+    async with open_port(echo, controls=50, window_seconds=10) as rig:
+        client = await rig.connect_http2()
         number, gone = client.open(ends=False), client.open(ends=False)
         client.h2.reset_stream(gone)
         await client.flush()
@@ -303,7 +303,7 @@ async def test_floods(kind: str) -> None:
         for _ in range(2):
             await client.wire.send(flood)
             await quiet()
-            assert rig.open == 1
+            assert rig.open_connections == 1
             await rig.pass_time(11)
         await client.wire.send(flood + flood)
         await calmed(rig, client)
@@ -320,8 +320,8 @@ async def test_a_flood_ends_in_the_middle_of_what_came(monkeypatch: pytest.Monke
         return receive(self, frame)
 
     for flood in (PingFrame(0), HeadersFrame(1, b"\x83")):
-        async with port(echo, controls=50, resets=50) as rig:
-            client = await rig.connect2()
+        async with open_port(echo, controls=50, resets=50) as rig:
+            client = await rig.connect_http2()
             await quiet()
             pieces = [flood.serialize()] * 1000
             if isinstance(flood, HeadersFrame):
@@ -343,8 +343,8 @@ def _opened_and_reset(client: Http2Wire) -> bytes:
 
 @on_both_loops
 async def test_a_body_in_small_parts_is_no_flood_if_it_has_enough_of_them() -> None:
-    async with port(echo, controls=5) as rig:
-        client = await rig.connect2()
+    async with open_port(echo, controls=5) as rig:
+        client = await rig.connect_http2()
         number = client.open(ends=False)
         await client.flush()
         await client.wire.send(DataFrame(number, b"x" * 64).serialize() * 100)
@@ -354,8 +354,8 @@ async def test_a_body_in_small_parts_is_no_flood_if_it_has_enough_of_them() -> N
 
 @on_both_loops
 async def test_one_connection_has_so_much_of_each_turn() -> None:
-    async with port(echo) as rig:
-        client = await rig.connect2()
+    async with open_port(echo) as rig:
+        client = await rig.connect_http2()
         number = client.open(ends=False)
         await client.flush()
         await eventually(lambda: rig.listener.reserved_bytes > 0)
@@ -370,11 +370,11 @@ async def test_one_connection_has_so_much_of_each_turn() -> None:
 
 @on_both_loops
 async def test_window_updates_that_there_is_reason_for_are_no_flood() -> None:
-    async with port(echo, controls=5) as rig:
-        reading = await rig.connect2(settings={SettingCodes.INITIAL_WINDOW_SIZE: 100})
+    async with open_port(echo, controls=5) as rig:
+        reading = await rig.connect_http2(settings={SettingCodes.INITIAL_WINDOW_SIZE: 100})
         for _ in range(3):
             assert (await reading.call(b"/a", b"x" * 10_000)).body == b"x" * 10_000
-        widening = await rig.connect2()  # as some clients widen the windows of every stream
+        widening = await rig.connect_http2()  # as some clients widen the windows of every stream
         for _ in range(20):
             number = widening.open()
             widening.h2.increment_flow_control_window(1000, number)
@@ -388,8 +388,8 @@ async def test_many_window_updates_at_once_are_one_reason_to_write(monkeypatch: 
     """And none for streams that have nothing to say."""
     pumped: list[int] = []
     pump = Http2Stream.pump
-    async with port(echo) as rig:
-        client = await rig.connect2(settings={SettingCodes.INITIAL_WINDOW_SIZE: 10})
+    async with open_port(echo) as rig:
+        client = await rig.connect_http2(settings={SettingCodes.INITIAL_WINDOW_SIZE: 10})
         client.reads_on = False
         waiting = [client.open(ends=False) for _ in range(5)]
         silent = [client.open(ends=False) for _ in range(5)]
@@ -411,8 +411,8 @@ async def test_many_window_updates_at_once_are_one_reason_to_write(monkeypatch: 
 @on_both_loops
 async def test_a_clients_table_is_no_reason_for_ours_to_grow() -> None:
     """The library looks for each header in it from its beginning to its end."""
-    async with port(echo) as rig:
-        client = await rig.connect2(settings={SettingCodes.HEADER_TABLE_SIZE: 2**32 - 1})
+    async with open_port(echo) as rig:
+        client = await rig.connect_http2(settings={SettingCodes.HEADER_TABLE_SIZE: 2**32 - 1})
         for number in range(200):
             assert (await client.call(b"/%d" % number)).status == 200
         table = client.h2.decoder.header_table
@@ -422,9 +422,9 @@ async def test_a_clients_table_is_no_reason_for_ours_to_grow() -> None:
 
 @on_both_loops
 async def test_answers_to_pings_that_nobody_reads() -> None:
-    async with port(echo, controls=10**9, control_backlog_bytes=100_000) as rig:
-        client = await rig.connect2(receive_buffer=4096)
+    async with open_port(echo, controls=10**9, control_backlog_bytes=100_000) as rig:
+        client = await rig.connect_http2(receive_buffer=4096)
         with pytest.raises(ConnectionError):  # noqa: PT012 - which of the sends it is does not matter
             for _ in range(1000):
                 await client.wire.send(PingFrame(0).serialize() * 1000)
-        await eventually(lambda: rig.open == 0)
+        await eventually(lambda: rig.open_connections == 0)

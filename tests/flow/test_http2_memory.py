@@ -10,7 +10,7 @@ from price_keeper.errors import AccessDenied, Refusal
 from price_keeper.exchange import Request
 from price_keeper.surface.http2_stream import STREAM_BYTES
 
-from tests.support.rig import echo, on_both_loops, port
+from tests.support.rig import echo, on_both_loops, open_port
 from tests.support.wire import eventually, quiet
 
 FRAME_BYTES = 16_384  # SETTINGS_MAX_FRAME_SIZE, of which the port announces no other
@@ -20,8 +20,8 @@ FRAME_BYTES = 16_384  # SETTINGS_MAX_FRAME_SIZE, of which the port announces no 
 @on_both_loops
 async def test_frame_longer_than_announced_ends_connection_at_its_ninth_byte(kind: type[Frame]) -> None:
     """Nothing of its payload is waited for, which could be 16 MB on each connection of somebody without a token."""
-    async with port(echo) as rig:
-        client = await rig.connect2()
+    async with open_port(echo) as rig:
+        client = await rig.connect_http2()
         await client.listen()
         number = client.open(ends=False)
         await client.flush()
@@ -29,19 +29,19 @@ async def test_frame_longer_than_announced_ends_connection_at_its_ninth_byte(kin
         head = (FRAME_BYTES + 1).to_bytes(3) + bytes([getattr(kind, "type", None) or 0x77, 0]) + number.to_bytes(4)
         await client.wire.send(head[:-1])
         await quiet()
-        assert rig.open == 1
+        assert rig.open_connections == 1
         await client.wire.send(head[-1:])
         await client.until(lambda: client.goodbye)
         assert client.goodbye is not None
         assert client.goodbye.error_code == ErrorCodes.FRAME_SIZE_ERROR
-        await eventually(lambda: rig.open == 0)
+        await eventually(lambda: rig.open_connections == 0)
         assert rig.listener.reserved_bytes == 0
 
 
 @on_both_loops
 async def test_partial_frame_is_counted_while_it_waits_for_its_rest() -> None:
-    async with port(echo) as rig:
-        client = await rig.connect2()
+    async with open_port(echo) as rig:
+        client = await rig.connect_http2()
         await client.listen()
         frame = DataFrame(client.open(ends=False), b"x" * FRAME_BYTES).serialize()
         await client.flush()
@@ -54,7 +54,7 @@ async def test_partial_frame_is_counted_while_it_waits_for_its_rest() -> None:
         await client.wire.send(frame[:10_000])
         await eventually(lambda: rig.listener.reserved_bytes == before + FRAME_BYTES + 10_000)
         client.wire.close()
-        await eventually(lambda: rig.open == 0)
+        await eventually(lambda: rig.open_connections == 0)
         assert rig.listener.reserved_bytes == 0
 
 
@@ -66,15 +66,15 @@ async def test_refused_streams_whose_client_opens_no_window_stay_within_the_room
         return AccessDenied("nobody is served")
 
     room = 10 * STREAM_BYTES
-    async with port(echo, refused_at_head=nobody, requests_bytes=room) as rig:
-        client = await rig.connect2(settings={SettingCodes.INITIAL_WINDOW_SIZE: 0})
+    async with open_port(echo, refused_at_head=nobody, requests_bytes=room) as rig:
+        client = await rig.connect_http2(settings={SettingCodes.INITIAL_WINDOW_SIZE: 0})
         numbers = [client.open(ends=False) for _ in range(50)]
         await client.flush()
         await client.until(lambda: client.streams[numbers[-1]].reset == ErrorCodes.ENHANCE_YOUR_CALM)
         assert rig.listener.reserved_bytes <= room
         assert 0 < rig.listener.open_streams <= 10
         client.wire.close()
-        await eventually(lambda: rig.open == 0)
+        await eventually(lambda: rig.open_connections == 0)
         assert rig.listener.reserved_bytes == 0
 
 
@@ -86,22 +86,22 @@ async def test_stream_reset_for_want_of_room_gives_back_its_head() -> None:
         return AccessDenied("nobody is served")
 
     room = 2 * STREAM_BYTES
-    async with port(echo, refused_at_head=nobody, requests_bytes=room) as rig:
-        client = await rig.connect2(settings={SettingCodes.INITIAL_WINDOW_SIZE: 0})
+    async with open_port(echo, refused_at_head=nobody, requests_bytes=room) as rig:
+        client = await rig.connect_http2(settings={SettingCodes.INITIAL_WINDOW_SIZE: 0})
         long = (b"content-length", b"20000000")
         numbers = [client.open(more=[long, (b"x-filler", b"x" * 1000)], ends=False) for _ in range(20)]
         await client.flush()
         await client.until(lambda: client.streams[numbers[-1]].reset == ErrorCodes.ENHANCE_YOUR_CALM)
         assert rig.listener.reserved_bytes <= room
         client.wire.close()
-        await eventually(lambda: rig.open == 0)
+        await eventually(lambda: rig.open_connections == 0)
         assert rig.listener.reserved_bytes == 0
 
 
 @on_both_loops
 async def test_streams_of_the_past_are_remembered_up_to_a_bound() -> None:
-    async with port(echo) as rig:
-        client = await rig.connect2()
+    async with open_port(echo) as rig:
+        client = await rig.connect_http2()
         for _ in range(15):
             numbers = [client.open() for _ in range(100)]
             await client.flush()

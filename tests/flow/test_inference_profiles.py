@@ -21,7 +21,7 @@ from price_keeper.stores import schema
 from price_keeper.stores.contract import Put, Update
 
 from tests.support.data_port import APP, ORG
-from tests.support.own_labels import ARN, CLAUDE_PRICES, ENCODED, PRICES, REGION, Rig, rig
+from tests.support.own_labels import ARN, CLAUDE_PRICES, ENCODED, PRICES, REGION, ProfileHarness, open_profile_harness
 from tests.support.simulated import CHAT, CHAT_PATH, CLAUDE, CLAUDE_BODY, TURN
 from tests.support.wire import eventually
 
@@ -30,19 +30,19 @@ NOVA_BODY = json.dumps({"schemaVersion": "messages-v1", **TURN})
 
 
 @pytest.fixture
-async def own(tmp_path: Path) -> AsyncIterator[Rig]:
-    async with rig(tmp_path) as opened:
-        await opened.no_budget()
+async def own(tmp_path: Path) -> AsyncIterator[ProfileHarness]:
+    async with open_profile_harness(tmp_path) as opened:
+        await opened.put_org_without_budget()
         yield opened
 
 
-def spent(own: Rig) -> dict[tuple[str, str], UsageCounts]:
+def spent(own: ProfileHarness) -> dict[tuple[str, str], UsageCounts]:
     """By scope and label, of what is in the journal."""
     found = own.port.recording.recorder.journal.tally.sums()
     return {(counter.scope, counter.label): counts for counter, counts in found.items()}
 
 
-def last_cost(own: Rig, input: Any = 2, output: Any = 7) -> int:
+def last_cost(own: ProfileHarness, input: Any = 2, output: Any = 7) -> int:
     usage = own.port.bedrock.ledger[-1].usage
     assert usage is not None
     return int((usage.input_tokens * Decimal(input) + usage.output_tokens * Decimal(output)) * 10**6)
@@ -51,8 +51,8 @@ def last_cost(own: Rig, input: Any = 2, output: Any = 7) -> int:
 WEB = Scope(ORG, APP).key
 
 
-async def test_it_is_served_by_its_name_and_by_its_arn(own: Rig) -> None:
-    await own.made()
+async def test_it_is_served_by_its_name_and_by_its_arn(own: ProfileHarness) -> None:
+    await own.make_profile()
     cost = 0
     for number, asked in enumerate(["fast", ARN]):
         told = await own.ask(asked, **TURN)
@@ -68,8 +68,8 @@ async def test_it_is_served_by_its_name_and_by_its_arn(own: Rig) -> None:
 
 
 @pytest.mark.parametrize("operation", ["converse_stream", "invoke_model", "invoke_model_with_response_stream"])
-async def test_answers_are_read_in_the_format_of_the_profile(own: Rig, operation: str) -> None:
-    await own.made(format="anthropic", prices_usd_per_1m=CLAUDE_PRICES)
+async def test_answers_are_read_in_the_format_of_the_profile(own: ProfileHarness, operation: str) -> None:
+    await own.make_profile(format="anthropic", prices_usd_per_1m=CLAUDE_PRICES)
     body: dict[str, Any] = TURN if operation == "converse_stream" else {"body": json.dumps(CLAUDE_BODY)}
     told = await own.ask("fast", operation, **body)
     assert told["x-price-keeper-label"] == "fast"
@@ -77,8 +77,8 @@ async def test_answers_are_read_in_the_format_of_the_profile(own: Rig, operation
     assert (counts.pico, counts.estimated_requests) == (last_cost(own), 0)
 
 
-async def test_it_is_named_in_bodies_too(own: Rig) -> None:
-    await own.made(inference_profile_arn=ARN, format="openai")
+async def test_it_is_named_in_bodies_too(own: ProfileHarness) -> None:
+    await own.make_profile(inference_profile_arn=ARN, format="openai")
     headers = {"authorization": f"Bearer {own.port.token}"}
     url = own.port.url + CHAT_PATH
     async with aiohttp.ClientSession(headers=headers) as session:
@@ -91,16 +91,16 @@ async def test_it_is_named_in_bodies_too(own: Rig) -> None:
             assert (answer.status, "have no price here" in await answer.text()) == (400, True)
 
 
-async def test_counting_tokens_is_free_and_goes_to_the_profile(own: Rig) -> None:
-    await own.made()
+async def test_counting_tokens_is_free_and_goes_to_the_profile(own: ProfileHarness) -> None:
+    await own.make_profile()
     told = await own.ask("fast", "count_tokens", input={"converse": TURN})
     assert told["x-price-keeper-label"] == "fast"
     assert own.port.bedrock.ledger[-1].target == f"/model/{ENCODED}/count-tokens"
     assert spent(own) == {}
 
 
-async def test_nobody_else_knows_it(own: Rig) -> None:
-    await own.made()
+async def test_nobody_else_knows_it(own: ProfileHarness) -> None:
+    await own.make_profile()
     for app in ("other", None):
         for asked in ("fast", ARN):
             with pytest.raises(ClientError, match=r"no label for .*; there are premium, standard, economy, and"):
@@ -110,9 +110,9 @@ async def test_nobody_else_knows_it(own: Rig) -> None:
     assert list(own.port.bedrock.ledger) == []
 
 
-async def test_a_label_of_the_configuration_goes_first(own: Rig) -> None:
+async def test_a_label_of_the_configuration_goes_first(own: ProfileHarness) -> None:
     """The configuration may have gained it after the profile was made."""
-    status, _ = await own.admin("POST", f"/apps/{APP}/inference-profiles", profile("premium"))
+    status, _ = await own.ask_as_admin("POST", f"/apps/{APP}/inference-profiles", profile("premium"))
     assert status == 409
     for label, arn in (("premium", ARN), ("mine", OTHER_ARN)):
         key = schema.inference_profile_key(ORG, APP, label)
@@ -127,9 +127,9 @@ async def test_a_label_of_the_configuration_goes_first(own: Rig) -> None:
 
 async def test_a_model_that_a_label_stands_for_stays_that_labels(tmp_path: Path) -> None:
     premium = Config.development().labels["premium"]
-    async with rig(tmp_path, labels={"premium": replace(premium, model=ARN)}) as own:
-        await own.no_budget()
-        await own.made()
+    async with open_profile_harness(tmp_path, labels={"premium": replace(premium, model=ARN)}) as own:
+        await own.put_org_without_budget()
+        await own.make_profile()
         assert (await own.ask(ARN, **TURN))["x-price-keeper-label"] == "premium"
         assert (await own.ask("fast", **TURN))["x-price-keeper-label"] == "fast"
         assert (spent(own)[WEB, "fast"].requests, spent(own)[WEB, "premium"].requests) == (1, 1)
@@ -143,17 +143,17 @@ def profile(label: str, **changes: Any) -> dict[str, Any]:
 # When what is new holds.
 
 
-async def test_what_is_new_holds_within_a_minute_and_not_before_it_is_read(own: Rig) -> None:
+async def test_what_is_new_holds_within_a_minute_and_not_before_it_is_read(own: ProfileHarness) -> None:
     with pytest.raises(ClientError):
         await own.ask(**TURN)
-    await own.made()
-    own.of_another_process()
+    await own.make_profile()
+    own.expire_cache()
     with pytest.raises(ClientError):
         await own.ask(**TURN)
     own.clock.ahead += 60
     await own.ask(**TURN)
-    await own.made(prices_usd_per_1m={"input": 5, "output": 11}, inference_profile_arn=OTHER_ARN)
-    own.of_another_process()
+    await own.make_profile(prices_usd_per_1m={"input": 5, "output": 11}, inference_profile_arn=OTHER_ARN)
+    own.expire_cache()
     before = spent(own)[WEB, "fast"].pico
     await own.ask(**TURN)
     assert spent(own)[WEB, "fast"].pico - before == last_cost(own)
@@ -164,20 +164,20 @@ async def test_what_is_new_holds_within_a_minute_and_not_before_it_is_read(own: 
     assert spent(own)[WEB, "fast"].pico - before == last_cost(own, 5, 11)
 
 
-async def test_what_this_process_made_holds_at_once(own: Rig) -> None:
+async def test_what_this_process_made_holds_at_once(own: ProfileHarness) -> None:
     with pytest.raises(ClientError):
         await own.ask(**TURN)
-    await own.made()
+    await own.make_profile()
     await own.ask(**TURN)
 
 
-async def test_a_call_under_way_is_paid_at_the_price_it_began_with(own: Rig) -> None:
-    await own.made()
+async def test_a_call_under_way_is_paid_at_the_price_it_began_with(own: ProfileHarness) -> None:
+    await own.make_profile()
     await own.ask(**TURN)
     before, calls = spent(own)[WEB, "fast"].pico, len(own.port.bedrock.ledger)
     slow = asyncio.create_task(own.ask(headers={"x_simulate_latency_ms": "3000"}, **TURN))
     await eventually(lambda: len(own.port.bedrock.ledger) > calls)
-    await own.made(prices_usd_per_1m={"input": 500, "output": 500})
+    await own.make_profile(prices_usd_per_1m={"input": 500, "output": 500})
     dear = await own.ask(**TURN)
     assert not slow.done()
     dear_cost = last_cost(own, 500, 500)
@@ -189,8 +189,8 @@ async def test_a_call_under_way_is_paid_at_the_price_it_began_with(own: Rig) -> 
     assert spent(own)[WEB, "fast"].pico - before == dear_cost + old
 
 
-async def test_a_warm_call_asks_nobody(own: Rig) -> None:
-    await own.made()
+async def test_a_warm_call_asks_nobody(own: ProfileHarness) -> None:
+    await own.make_profile()
     await own.ask(**TURN)
     own.store.asked.clear()
     for asked in ("fast", ARN, "premium"):
@@ -198,7 +198,7 @@ async def test_a_warm_call_asks_nobody(own: Rig) -> None:
     assert {"get", "get_many", "query"}.isdisjoint(own.store.asked)
 
 
-async def test_names_that_nobody_knows_are_looked_up_once_a_minute(own: Rig) -> None:
+async def test_names_that_nobody_knows_are_looked_up_once_a_minute(own: ProfileHarness) -> None:
     for minute in range(3):
         own.store.asked.clear()
         for number in range(10):
@@ -209,8 +209,8 @@ async def test_names_that_nobody_knows_are_looked_up_once_a_minute(own: Rig) -> 
         own.clock.ahead += 60
 
 
-async def test_while_the_store_is_away_what_was_known_holds(own: Rig) -> None:
-    await own.made()
+async def test_while_the_store_is_away_what_was_known_holds(own: ProfileHarness) -> None:
+    await own.make_profile()
     await own.ask(**TURN)
     own.store.is_away = True
     own.clock.ahead += 3600
@@ -226,14 +226,14 @@ async def test_while_the_store_is_away_what_was_known_holds(own: Rig) -> None:
     await own.ask(**TURN)
 
 
-def _is_away(own: Rig) -> bool:
+def _is_away(own: ProfileHarness) -> bool:
     """Whoever calls has it asked again."""
     caller = Caller(ORG, "other", "client")
     own.port.standings.app_labels.cached(caller)
     return own.port.standings.app_labels.last_read(Scope(ORG, "other")) is None
 
 
-async def test_what_cannot_be_used_serves_nobody(own: Rig, caplog: pytest.LogCaptureFixture) -> None:
+async def test_what_cannot_be_used_serves_nobody(own: ProfileHarness, caplog: pytest.LogCaptureFixture) -> None:
     for label, changes in {
         "a": {"prices_usd_per_1m": {"input": 1}},
         "b": {"prices_usd_per_1m": {"input": -1, "output": 1}},
@@ -244,7 +244,7 @@ async def test_what_cannot_be_used_serves_nobody(own: Rig, caplog: pytest.LogCap
         "g": {"prices_usd_per_1m": {"input": True, "output": 1}},
     }.items():
         await own.store._store.put(Put(schema.inference_profile_key(ORG, APP, label), profile(label, **changes)))
-    await own.made()
+    await own.make_profile()
     for label in "abcdefg":
         with pytest.raises(ClientError, match="economy, fast, and"):
             await own.ask(label, **TURN)
@@ -259,14 +259,14 @@ def budget(**usd: float) -> dict[str, Any]:
     return {"model_ordering": list(usd), "quotas": {label: round(amount * 10**6) for label, amount in usd.items()}}
 
 
-async def of_each_app(own: Rig) -> None:
-    await own.org(quota_scope="APP", **budget(premium=100, economy=100))
+async def of_each_app(own: ProfileHarness) -> None:
+    await own.put_org(quota_scope="APP", **budget(premium=100, economy=100))
 
 
-async def test_it_is_fallen_back_from_and_to(own: Rig) -> None:
+async def test_it_is_fallen_back_from_and_to(own: ProfileHarness) -> None:
     await of_each_app(own)
-    await own.made()
-    await own.app(**budget(premium=0, fast=0.00001, economy=100))
+    await own.make_profile()
+    await own.put_app(**budget(premium=0, fast=0.00001, economy=100))
     labels = [(await own.ask("premium", **TURN))["x-price-keeper-label"] for _ in range(4)]
     assert list(dict.fromkeys(labels)) == ["fast", "economy"]
     assert set(spent(own)) == {(WEB, "fast"), (WEB, "economy")}
@@ -275,11 +275,11 @@ async def test_it_is_fallen_back_from_and_to(own: Rig) -> None:
     assert spent(own)[WEB, "economy"].pico > 0
 
 
-async def test_a_body_only_goes_to_its_own_format(own: Rig) -> None:
+async def test_a_body_only_goes_to_its_own_format(own: ProfileHarness) -> None:
     await of_each_app(own)
     for app, format in ((APP, "anthropic"), ("other", "nova")):
-        await own.made(app=app, format=format, prices_usd_per_1m=CLAUDE_PRICES)
-        await own.app(app, **budget(premium=0, fast=100))
+        await own.make_profile(app=app, format=format, prices_usd_per_1m=CLAUDE_PRICES)
+        await own.put_app(app, **budget(premium=0, fast=100))
     told = await own.ask("premium", "invoke_model", body=json.dumps(CLAUDE_BODY))
     assert told["x-price-keeper-label"] == "fast"
     with pytest.raises(ClientError, match=r"no label with a body in the format anthropic .* fast \(nova\)"):
@@ -288,26 +288,26 @@ async def test_a_body_only_goes_to_its_own_format(own: Rig) -> None:
     assert (await own.ask("premium", app="other", **TURN))["x-price-keeper-label"] == "fast"
 
 
-async def test_no_budget_is_passed_by(own: Rig) -> None:
+async def test_no_budget_is_passed_by(own: ProfileHarness) -> None:
     """The app goes by its org's chain, which says nothing of it."""
     await of_each_app(own)
-    await own.made()
+    await own.make_profile()
     with pytest.raises(ClientError, match=r"fast is not among the labels that .* has a quota for: premium, economy"):
         await own.ask(**TURN)
-    await own.app(quotas={"premium": 10**6, "economy": 10**6, "fast": 0})
+    await own.put_app(quotas={"premium": 10**6, "economy": 10**6, "fast": 0})
     own.clock.ahead += 120
     with pytest.raises(ClientError, match=r"the quota of .* is spent: fast 0 of 0 USD"):
         await own.ask(**TURN)
 
 
 @pytest.mark.parametrize("has_chain", [True, False])
-async def test_where_apps_share_a_budget(own: Rig, has_chain: bool) -> None:
+async def test_where_apps_share_a_budget(own: ProfileHarness, has_chain: bool) -> None:
     if has_chain:
-        await own.org(quota_scope="ORG", **budget(premium=100))
+        await own.put_org(quota_scope="ORG", **budget(premium=100))
     else:
         await own.store._store.put(Put(schema.org_config_key(ORG), {"org_name": "Acme", "quota_scope": "ORG"}))
-    await own.made(format="anthropic", prices_usd_per_1m=CLAUDE_PRICES)
-    await own.made(app="other", inference_profile_arn=OTHER_ARN, prices_usd_per_1m={"input": 100, "output": 100})
+    await own.make_profile(format="anthropic", prices_usd_per_1m=CLAUDE_PRICES)
+    await own.make_profile(app="other", inference_profile_arn=OTHER_ARN, prices_usd_per_1m={"input": 100, "output": 100})
     bodies = {APP: json.dumps(CLAUDE_BODY), "other": NOVA_BODY}
     for app, body in bodies.items():
         if has_chain:
@@ -322,14 +322,14 @@ async def test_where_apps_share_a_budget(own: Rig, has_chain: bool) -> None:
     if not has_chain:
         whole, apart = spent(own)[f"ORG#{ORG}", "fast"], [spent(own)[Scope(ORG, app).key, "fast"] for app in bodies]
         assert whole == apart[0].plus(apart[1])
-    status, told = await own.admin("PUT", f"/apps/{APP}", {"app_name": "web", **budget(fast=1)})
+    status, told = await own.ask_as_admin("PUT", f"/apps/{APP}", {"app_name": "web", **budget(fast=1)})
     assert (status, "all apps share one budget" in told["details"][0]["message"]) == (400, True)
 
 
-async def test_a_shared_chain_that_names_one_by_hand_never_leads_to_an_apps(own: Rig) -> None:
+async def test_a_shared_chain_that_names_one_by_hand_never_leads_to_an_apps(own: ProfileHarness) -> None:
     shared = {"quota_scope": "ORG", **budget(premium=0, fast=100)}
     await own.store._store.put(Put(schema.org_config_key(ORG), {"org_name": "Acme", **shared}))
-    await own.made()
+    await own.make_profile()
     for _ in range(2):  # before anybody named it, and after
         for app in (APP, "other"):
             with pytest.raises(ClientError, match=r"the quota of .* is spent: premium 0 of 0 USD"):
@@ -337,35 +337,35 @@ async def test_a_shared_chain_that_names_one_by_hand_never_leads_to_an_apps(own:
         assert (await own.ask(**TURN))["x-price-keeper-quota-pct"] == "0"  # of the quota of that name
 
 
-async def test_a_format_that_a_call_has_read_holds_for_all_of_the_app(own: Rig) -> None:
+async def test_a_format_that_a_call_has_read_holds_for_all_of_the_app(own: ProfileHarness) -> None:
     await of_each_app(own)
-    await own.made()
-    await own.app(**budget(premium=0, fast=100))
+    await own.make_profile()
+    await own.put_app(**budget(premium=0, fast=100))
     with pytest.raises(ClientError, match=r"fast \(nova\)"):
         await own.ask("premium", "invoke_model", body=json.dumps(CLAUDE_BODY))
-    await own.made(format="anthropic", prices_usd_per_1m=CLAUDE_PRICES)
+    await own.make_profile(format="anthropic", prices_usd_per_1m=CLAUDE_PRICES)
     await own.ask(**TURN)
     told = await own.ask("premium", "invoke_model", body=json.dumps(CLAUDE_BODY))
     assert told["x-price-keeper-label"] == "fast"
 
 
-async def test_on_the_next_day_without_a_store_they_are_still_known(own: Rig) -> None:
+async def test_on_the_next_day_without_a_store_they_are_still_known(own: ProfileHarness) -> None:
     await of_each_app(own)
-    await own.made()
-    await own.app(**budget(premium=0, fast=100))
+    await own.make_profile()
+    await own.put_app(**budget(premium=0, fast=100))
     await own.ask("premium", **TURN)
     own.store.is_away = True
     own.clock.ahead += 86_400
     assert (await own.ask("premium", **TURN))["x-price-keeper-label"] == "fast"
 
 
-async def test_a_price_that_a_fallback_pays_is_no_older_than_a_minute(own: Rig) -> None:
+async def test_a_price_that_a_fallback_pays_is_no_older_than_a_minute(own: ProfileHarness) -> None:
     await of_each_app(own)
-    await own.made()
-    await own.app(**budget(premium=0, fast=100))
+    await own.make_profile()
+    await own.put_app(**budget(premium=0, fast=100))
     await own.ask("premium", **TURN)
-    await own.made(prices_usd_per_1m={"input": 5, "output": 11})
-    own.of_another_process()
+    await own.make_profile(prices_usd_per_1m={"input": 5, "output": 11})
+    own.expire_cache()
     own.clock.ahead += 61
     before = spent(own)[WEB, "fast"].pico
     await own.ask("premium", **TURN)
@@ -375,23 +375,23 @@ async def test_a_price_that_a_fallback_pays_is_no_older_than_a_minute(own: Rig) 
 # Over the control API.
 
 
-async def test_usage_that_is_told_is_priced_by_it(own: Rig) -> None:
+async def test_usage_that_is_told_is_priced_by_it(own: ProfileHarness) -> None:
     usage = {"request_id": "one", "label": "fast", "input_tokens": 1000, "output_tokens": 100}
-    status, told = await own.admin("POST", f"/apps/{APP}/usage", usage)
+    status, told = await own.ask_as_admin("POST", f"/apps/{APP}/usage", usage)
     assert (status, told["details"][0]["path"]) == (400, "label")
-    await own.made()
-    status, told = await own.admin("POST", f"/apps/{APP}/usage", usage)
+    await own.make_profile()
+    status, told = await own.ask_as_admin("POST", f"/apps/{APP}/usage", usage)
     assert (status, told["label"], told["cost_usd_micros"]) == (201, "fast", "2700")
     items = [usage | {"request_id": "two"}, usage | {"request_id": "three", "label": "slow"}]
-    _, told = await own.admin("POST", f"/apps/{APP}/usage/batch", {"items": items})
+    _, told = await own.ask_as_admin("POST", f"/apps/{APP}/usage/batch", {"items": items})
     assert [each["status"] for each in told["results"]] == [201, 400]
     assert told["results"][1]["problem"]["details"][0]["message"].endswith("premium, standard, economy, fast")
-    status, _ = await own.admin("POST", "/apps/other/usage", usage)
+    status, _ = await own.ask_as_admin("POST", "/apps/other/usage", usage)
     assert status == 400
 
 
-async def test_usage_that_cannot_be_priced_yet_is_to_be_told_again(own: Rig) -> None:
-    await own.made()
+async def test_usage_that_cannot_be_priced_yet_is_to_be_told_again(own: ProfileHarness) -> None:
+    await own.make_profile()
 
     async def is_away(verb: str) -> None:
         if verb == "get":
@@ -399,37 +399,37 @@ async def test_usage_that_cannot_be_priced_yet_is_to_be_told_again(own: Rig) -> 
 
     own.store.before = is_away
     usage = {"request_id": "one", "label": "fast", "input_tokens": 1000, "output_tokens": 100}
-    status, _ = await own.admin("POST", f"/apps/{APP}/usage", usage)
+    status, _ = await own.ask_as_admin("POST", f"/apps/{APP}/usage", usage)
     assert status == 503
     own.store.before = None
     own.clock.ahead += 3
     own.port.standings.app_labels.cached(Caller(ORG, APP, "client"))
     await eventually(lambda: own.port.standings.app_labels.last_read(Scope(ORG, APP)) is not None)
-    status, told = await own.admin("POST", f"/apps/{APP}/usage", usage)
+    status, told = await own.ask_as_admin("POST", f"/apps/{APP}/usage", usage)
     assert (status, told["cost_usd_micros"]) == (201, "2700")
 
 
-async def test_model_selection_names_and_resolves_it(own: Rig) -> None:
-    await own.made()
+async def test_model_selection_names_and_resolves_it(own: ProfileHarness) -> None:
+    await own.make_profile()
     for app, names in ((APP, {"fast": "fast"}), ("other", {})):
-        _, told = await own.admin("GET", f"/apps/{app}/model-selection?force_check=true")
+        _, told = await own.ask_as_admin("GET", f"/apps/{app}/model-selection?force_check=true")
         served = {each["label"]: each["served_by"] for each in told["labels"]}
         assert {label: served[label] for label in served if label == "fast"} == names
     await of_each_app(own)
-    await own.app(**budget(premium=0, fast=100))
+    await own.put_app(**budget(premium=0, fast=100))
     own.clock.ahead += 120
-    _, told = await own.admin("GET", f"/apps/{APP}/model-selection?force_check=true")
+    _, told = await own.ask_as_admin("GET", f"/apps/{APP}/model-selection?force_check=true")
     assert [(each["label"], each["served_by"]) for each in told["labels"]] == [("premium", "fast"), ("fast", "fast")]
 
 
-async def test_model_selection_where_apps_share_a_budget(own: Rig) -> None:
+async def test_model_selection_where_apps_share_a_budget(own: ProfileHarness) -> None:
     await own.store._store.put(Put(schema.org_config_key(ORG), {"org_name": "Acme", "quota_scope": "ORG"}))
-    await own.made()
+    await own.make_profile()
     for path, is_named in ((f"/apps/{APP}", True), ("/apps/other", False), ("", False)):
-        _, told = await own.admin("GET", f"{path}/model-selection")
+        _, told = await own.ask_as_admin("GET", f"{path}/model-selection")
         assert ("fast" in [each["label"] for each in told["labels"] if each["served_by"] == "fast"]) is is_named
-    await own.made(app="other")
-    own.of_another_process()
+    await own.make_profile(app="other")
+    own.expire_cache()
     for query, is_named in (("", False), ("?force_check=true", True)):
-        _, told = await own.admin("GET", f"/apps/other/model-selection{query}")
+        _, told = await own.ask_as_admin("GET", f"/apps/other/model-selection{query}")
         assert ("fast" in [each["label"] for each in told["labels"]]) is is_named

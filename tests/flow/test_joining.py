@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from price_keeper.forwarding import joining as limits
 
-from tests.support.rig import Exchange, Rig, Script, Through, between, on_both_loops, plain, sends, upstream
+from tests.support.rig import UpstreamExchange, PortHarness, ExchangeScript, ForwardingHandler, open_forwarding_port, on_both_loops, build_response, reply_with, upstream
 from tests.support.wire import CutError, Heard, Http2Wire, Wire, ask, eventually, quiet
 
 BODY = random.Random(5).randbytes(300_000)
-OK = plain(BODY)
+OK = build_response(BODY)
 
 
 def chunked(*parts: bytes) -> list[bytes]:
@@ -33,7 +33,7 @@ class Stepwise:
         for _ in range(steps):
             self._may.release()
 
-    async def __call__(self, exchange: Exchange) -> None:
+    async def __call__(self, exchange: UpstreamExchange) -> None:
         for part in self._parts:
             await self._may.acquire()
             await exchange.send(part)
@@ -67,21 +67,21 @@ class Asking:
 
 
 async def asks(
-    rig: Rig, protocol: str = "h1", *, caller: bytes = b"me", body: bytes = b"b", invocation: bytes = b"1", **how: int
+    rig: PortHarness, protocol: str = "h1", *, caller: bytes = b"me", body: bytes = b"b", invocation: bytes = b"1", **how: int
 ) -> Asking:
     headers = [(b"caller", caller), (b"invocation", invocation)]
     if protocol == "h1":
         wire = await rig.connect(**how)
         await wire.send(ask(body, b"".join(b"%b: %b\r\n" % header for header in headers)))
         return Asking(wire)
-    client = await rig.connect2(**how)
+    client = await rig.connect_http2(**how)
     number = client.open(b"/a", headers, ends=False)
     await client.body(number, body)
     return Asking(client)
 
 
-async def joined(rig: Rig, through: Through, count: int) -> None:
-    await eventually(lambda: through.joining and through.joining.joined == count)
+async def joined(rig: PortHarness, through: ForwardingHandler, count: int) -> None:
+    await eventually(lambda: through.retry_joiner and through.retry_joiner.joined == count)
 
 
 BOTH = pytest.mark.parametrize(("first", "second"), [("h1", "h2"), ("h2", "h1")])
@@ -91,10 +91,10 @@ BOTH = pytest.mark.parametrize(("first", "second"), [("h1", "h2"), ("h2", "h1")]
 @on_both_loops
 async def test_a_call_sent_again_joins_the_one_under_way(first: str, second: str) -> None:
     script = Stepwise(*chunked(b"one ", b"two ", b"three"))
-    through = Through(joins=True)
+    through = ForwardingHandler(joins_retries=True)
     async with upstream(script) as server:
-        through.to(server.endpoint)
-        async with between(through) as rig:
+        through.set_targets(server.endpoint)
+        async with open_forwarding_port(through) as rig:
             readers = [await asks(rig, first)]
             await eventually(lambda: server.calls)
             for step in range(1, 5):
@@ -115,16 +115,16 @@ async def test_a_call_sent_again_joins_the_one_under_way(first: str, second: str
 @on_both_loops
 async def test_also_when_the_first_to_ask_has_left(first: str, second: str) -> None:
     script = Stepwise(*chunked(b"one ", b"two ", b"three"))
-    through = Through(joins=True)
+    through = ForwardingHandler(joins_retries=True)
     async with upstream(script) as server:
-        through.to(server.endpoint)
-        async with between(through) as rig:
+        through.set_targets(server.endpoint)
+        async with open_forwarding_port(through) as rig:
             for _ in range(3):
                 reader = await asks(rig, first)
                 script.go_on(1)
                 await quiet(0.01)
                 reader.leave()
-                await eventually(lambda: rig.open == 0)
+                await eventually(lambda: rig.open_connections == 0)
             last = await asks(rig, second)
             script.go_on()
             assert (await last.answer()).body == b"one two three"
@@ -135,10 +135,10 @@ async def test_also_when_the_first_to_ask_has_left(first: str, second: str) -> N
 @BOTH
 @on_both_loops
 async def test_a_good_answer_is_shown_again_for_a_while(first: str, second: str) -> None:
-    through = Through(joins=True)
-    async with upstream(sends(OK)) as server:
-        through.to(server.endpoint)
-        async with between(through) as rig:
+    through = ForwardingHandler(joins_retries=True)
+    async with upstream(reply_with(OK)) as server:
+        through.set_targets(server.endpoint)
+        async with open_forwarding_port(through) as rig:
             original = await (await asks(rig, first)).answer()
             for protocol in (first, second):
                 again = await (await asks(rig, protocol)).answer()
@@ -155,10 +155,10 @@ async def test_a_good_answer_is_shown_again_for_a_while(first: str, second: str)
 @on_both_loops
 async def test_nothing_is_shared_with_another_caller_body_or_invocation() -> None:
     script = Stepwise(OK)
-    through = Through(joins=True)
+    through = ForwardingHandler(joins_retries=True)
     async with upstream(script) as server:
-        through.to(server.endpoint)
-        async with between(through) as rig:
+        through.set_targets(server.endpoint)
+        async with open_forwarding_port(through) as rig:
             other = [{}, {"caller": b"you"}, {"body": b"c"}, {"invocation": b"2"}]
             under_way = [await asks(rig, **how) for how in other]
             await eventually(lambda: len(server.calls) == 4)
@@ -175,13 +175,13 @@ async def test_nothing_is_shared_with_another_caller_body_or_invocation() -> Non
             assert len(server.calls) == 7
 
 
-CUT = plain(b"x" * 100)[:-1]
-ERRORS: dict[str, Script] = {
-    "throttled": sends(plain(b"no", 429)),
-    "fault": sends(plain(b"no", 500)),
-    "moved": sends(plain(b"no", 302)),
-    "no head": sends(then=Exchange.close),
-    "cut": sends(CUT, then=Exchange.close),
+CUT = build_response(b"x" * 100)[:-1]
+ERRORS: dict[str, ExchangeScript] = {
+    "throttled": reply_with(build_response(b"no", 429)),
+    "fault": reply_with(build_response(b"no", 500)),
+    "moved": reply_with(build_response(b"no", 302)),
+    "no head": reply_with(then=UpstreamExchange.close),
+    "cut": reply_with(CUT, then=UpstreamExchange.close),
 }
 
 
@@ -189,21 +189,21 @@ ERRORS: dict[str, Script] = {
 @BOTH
 @on_both_loops
 async def test_errors_are_never_shown_again(what: str, first: str, second: str) -> None:
-    async def script(exchange: Exchange) -> None:
-        await (ERRORS[what] if len(server.calls) == 1 else sends(OK))(exchange)
+    async def script(exchange: UpstreamExchange) -> None:
+        await (ERRORS[what] if len(server.calls) == 1 else reply_with(OK))(exchange)
 
-    through = Through(joins=True)
+    through = ForwardingHandler(joins_retries=True)
     async with upstream(script) as server:
-        through.to(server.endpoint)
-        async with between(through) as rig:
+        through.set_targets(server.endpoint)
+        async with open_forwarding_port(through) as rig:
             reader = await asks(rig, first)
             if what == "cut":
                 with pytest.raises(CutError):
                     await reader.answer()
             else:
                 assert (await reader.answer()).status >= 300
-            assert through.joining is not None
-            assert through.joining.kept_bytes == 0
+            assert through.retry_joiner is not None
+            assert through.retry_joiner.kept_bytes == 0
             assert (await (await asks(rig, second)).answer()).body == BODY
             assert len(server.calls) == 2
 
@@ -211,10 +211,10 @@ async def test_errors_are_never_shown_again(what: str, first: str, second: str) 
 @on_both_loops
 async def test_a_cut_reaches_everybody_who_joined() -> None:
     script = Stepwise(CUT)
-    through = Through(joins=True)
+    through = ForwardingHandler(joins_retries=True)
     async with upstream(script) as server:
-        through.to(server.endpoint)
-        async with between(through) as rig:
+        through.set_targets(server.endpoint)
+        async with open_forwarding_port(through) as rig:
             readers = [await asks(rig, protocol) for protocol in ("h1", "h2", "h1")]
             await joined(rig, through, 2)
             script.go_on()
@@ -232,38 +232,38 @@ async def test_a_cut_reaches_everybody_who_joined() -> None:
 async def test_what_outgrows_the_bound_cannot_be_joined(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "MAX_RESPONSE_BYTES", 200_000)
     script = Stepwise(OK[:250_000], OK[250_000:], OK)
-    through = Through(joins=True)
+    through = ForwardingHandler(joins_retries=True)
     async with upstream(script) as server:
-        through.to(server.endpoint)
-        async with between(through) as rig:
+        through.set_targets(server.endpoint)
+        async with open_forwarding_port(through) as rig:
             first = await asks(rig)
             script.go_on(1)
             await first.begun(250_000)
-            assert through.joining is not None
-            assert (through.joining.kept_bytes, through.joining._calls) == (0, {})
+            assert through.retry_joiner is not None
+            assert (through.retry_joiner.kept_bytes, through.retry_joiner._calls) == (0, {})
             second = await asks(rig)
             await eventually(lambda: len(server.calls) == 2)
             script.go_on()
             assert (await first.answer()).body == (await second.answer()).body == BODY
-            assert through.joining.joined == 0
+            assert through.retry_joiner.joined == 0
 
 
 @on_both_loops
 async def test_whoever_cannot_come_back_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "MAX_RESPONSE_BYTES", 100_000)
     script = Stepwise(OK[:50_000], OK[50_000:200_000], OK[200_000:])
-    through = Through(joins=True)
+    through = ForwardingHandler(joins_retries=True)
     async with upstream(script) as server:
-        through.to(server.endpoint)
-        async with between(through) as rig:
+        through.set_targets(server.endpoint)
+        async with open_forwarding_port(through) as rig:
             first = await asks(rig)
             script.go_on(1)
             await first.begun(10_000)
             first.leave()
-            await eventually(lambda: rig.open == 0)
-            assert through.busy[0].deadline is None  # it may come back
+            await eventually(lambda: rig.open_connections == 0)
+            assert through.busy_connections[0].deadline is None  # it may come back
             script.go_on(1)
-            await eventually(lambda: through.busy[0].deadline is not None)  # not for this
+            await eventually(lambda: through.busy_connections[0].deadline is not None)  # not for this
             script.go_on()
             await eventually(lambda: through.outcomes)
             assert through.taps[0].seen == BODY
@@ -272,21 +272,21 @@ async def test_whoever_cannot_come_back_is_not_waited_for(monkeypatch: pytest.Mo
 @on_both_loops
 async def test_nor_is_it_waited_for_without_end() -> None:
     script = Stepwise(*chunked(b"drop ", b"by ", b"drop ", b"for ever"))
-    through = Through(joins=True)
+    through = ForwardingHandler(joins_retries=True)
     async with upstream(script) as server:
-        through.to(server.endpoint)
-        async with between(through) as rig:
+        through.set_targets(server.endpoint)
+        async with open_forwarding_port(through) as rig:
             first = await asks(rig)
             script.go_on(2)
             await first.begun(60)
             first.leave()
-            await eventually(lambda: rig.open == 0)
+            await eventually(lambda: rig.open_connections == 0)
             await rig.pass_time(limits.ABANDONED_TTL_SECONDS + 1)
-            assert through.busy[0].deadline is None
+            assert through.busy_connections[0].deadline is None
             script.go_on(1)
-            await eventually(lambda: through.busy[0].deadline is not None)
-            assert through.joining is not None
-            assert through.joining.kept_bytes == 0
+            await eventually(lambda: through.busy_connections[0].deadline is not None)
+            assert through.retry_joiner is not None
+            assert through.retry_joiner.kept_bytes == 0
             await rig.pass_time(121)
             await eventually(lambda: through.outcomes)
             assert through.taps[0].ends == [False]
@@ -295,8 +295,8 @@ async def test_nor_is_it_waited_for_without_end() -> None:
 # Readers of different speed.
 
 
-def readers_of(through: Through) -> list[Any]:
-    return through.busy[0]._sink._responder._readers  # type: ignore[union-attr]
+def readers_of(through: ForwardingHandler) -> list[Any]:
+    return through.busy_connections[0]._sink._responder._readers  # type: ignore[union-attr]
 
 
 LONG = random.Random(6).randbytes(3_000_000)
@@ -305,14 +305,14 @@ LONG = random.Random(6).randbytes(3_000_000)
 @pytest.mark.parametrize("protocol", ["h1", "h2"])
 @on_both_loops
 async def test_upstream_waits_for_a_slow_reader_but_not_for_one_that_stands_still(protocol: str) -> None:
-    through = Through(joins=True)
-    script = Stepwise(plain(LONG)[:1000], plain(LONG)[1000:])
+    through = ForwardingHandler(joins_retries=True)
+    script = Stepwise(build_response(LONG)[:1000], build_response(LONG)[1000:])
     async with upstream(script) as server:
-        through.to(server.endpoint)
-        async with between(through) as rig:
+        through.set_targets(server.endpoint)
+        async with open_forwarding_port(through) as rig:
             stalled = await asks(rig, protocol, receive_buffer=4096)
             await eventually(lambda: server.calls)
-            rig.narrow()
+            rig.shrink_send_buffers()
             others = [await asks(rig, each) for each in ("h1", "h2")]
             await joined(rig, through, 2)
             script.go_on()
@@ -339,22 +339,22 @@ async def test_upstream_waits_for_a_slow_reader_but_not_for_one_that_stands_stil
 
 @on_both_loops
 async def test_the_last_reader_is_waited_for_as_if_it_were_the_only_one() -> None:
-    through = Through(joins=True)
-    script = Stepwise(plain(LONG)[:1000], plain(LONG)[1000:])
+    through = ForwardingHandler(joins_retries=True)
+    script = Stepwise(build_response(LONG)[:1000], build_response(LONG)[1000:])
     async with upstream(script) as server:
-        through.to(server.endpoint)
-        async with between(through) as rig:
+        through.set_targets(server.endpoint)
+        async with open_forwarding_port(through) as rig:
             readers = [await asks(rig, receive_buffer=4096)]
             await eventually(lambda: server.calls)
             readers.append(await asks(rig, receive_buffer=4096))
             await joined(rig, through, 1)
-            rig.narrow()
+            rig.shrink_send_buffers()
             script.go_on()
-            await eventually(lambda: through.busy[0]._is_paused)
+            await eventually(lambda: through.busy_connections[0]._is_paused)
             await quiet()
             assert len(through.taps[0].seen) < 1_000_000
             readers[0].leave()
-            await eventually(lambda: rig.open == 1)
+            await eventually(lambda: rig.open_connections == 1)
             await rig.pass_time(limits.MAX_STALL_SECONDS + 1)
-            assert through.busy[0]._is_paused
+            assert through.busy_connections[0]._is_paused
             assert (await readers[1].answer()).body == LONG

@@ -13,7 +13,7 @@ import pytest
 from price_keeper.forwarding.upstream import UpstreamEndpoint
 from price_keeper.surface.tls import ensure_local_certificates, create_server_context
 
-from tests.support.rig import Through, between, on_both_loops, plain
+from tests.support.rig import ForwardingHandler, open_forwarding_port, on_both_loops, build_response
 from tests.support.wire import ask, eventually, said
 
 SIZE = 16_000_000
@@ -36,7 +36,7 @@ class SlowBedrock:
             await self.gate.wait()
             self.received = await reader.readexactly(SIZE if self._reads is None else self._reads)
             if self._reads is None:
-                writer.write(plain(b"read"))
+                writer.write(build_response(b"read"))
                 await writer.drain()
         except ConnectionError:
             pass
@@ -45,7 +45,7 @@ class SlowBedrock:
 
 
 @asynccontextmanager
-async def calls_to(bedrock: SlowBedrock, folder: Path, *, is_tls: bool) -> AsyncIterator[Through]:
+async def calls_to(bedrock: SlowBedrock, folder: Path, *, is_tls: bool) -> AsyncIterator[ForwardingHandler]:
     authority, certificate, key = ensure_local_certificates(folder, 1_800_000_000.0)
     trust = ssl.create_default_context(cafile=str(authority))
     trust.check_hostname = False
@@ -54,7 +54,7 @@ async def calls_to(bedrock: SlowBedrock, folder: Path, *, is_tls: bool) -> Async
     server = await asyncio.start_server(bedrock, "127.0.0.1", 0, limit=4096, ssl=context)
     endpoint = UpstreamEndpoint("127.0.0.1", server.sockets[0].getsockname()[1], is_tls)
     try:
-        yield Through(endpoint, tls=trust)
+        yield ForwardingHandler(endpoint, tls=trust)
     finally:
         server.close()
 
@@ -63,7 +63,7 @@ async def calls_to(bedrock: SlowBedrock, folder: Path, *, is_tls: bool) -> Async
 @on_both_loops
 async def test_body_waits_for_bedrock_without_a_copy_in_the_transport(tmp_path: Path, is_tls: bool) -> None:
     bedrock = SlowBedrock()
-    async with calls_to(bedrock, tmp_path, is_tls=is_tls) as through, between(through) as rig:
+    async with calls_to(bedrock, tmp_path, is_tls=is_tls) as through, open_forwarding_port(through) as rig:
         wire, call = await rig.connect(), ask(BODY)
         tracemalloc.start()
         try:
@@ -72,7 +72,7 @@ async def test_body_waits_for_bedrock_without_a_copy_in_the_transport(tmp_path: 
             kept, _ = tracemalloc.get_traced_memory()
         finally:
             tracemalloc.stop()
-        (connection,) = through.busy
+        (connection,) = through.busy_connections
         assert connection.transport.get_write_buffer_size() < SIZE // 10
         assert kept < 1.3 * SIZE
         bedrock.gate.set()
@@ -84,10 +84,10 @@ async def test_body_waits_for_bedrock_without_a_copy_in_the_transport(tmp_path: 
 @on_both_loops
 async def test_bedrock_that_leaves_in_the_middle_of_a_body_ends_its_call(tmp_path: Path, is_tls: bool) -> None:
     bedrock = SlowBedrock(reads=SIZE // 4)
-    async with calls_to(bedrock, tmp_path, is_tls=is_tls) as through, between(through) as rig:
+    async with calls_to(bedrock, tmp_path, is_tls=is_tls) as through, open_forwarding_port(through) as rig:
         wire = await rig.connect()
         bedrock.gate.set()
         await wire.send(ask(BODY))
         said(await wire.answer(), 503, "ServiceUnavailableException")
         assert bedrock.received == BODY[: SIZE // 4]
-        assert through.pooled == []
+        assert through.idle_connections == []

@@ -11,7 +11,7 @@ from price_keeper.exchange import Request, Responder
 from price_keeper.forwarding import relay
 from price_keeper.tasks import switch_to_task
 
-from tests.support.rig import Exchange, Rig, Through, Upstream, between, on_both_loops, plain, upstream
+from tests.support.rig import UpstreamExchange, PortHarness, ForwardingHandler, ScriptedUpstream, open_forwarding_port, on_both_loops, build_response, upstream
 from tests.support.wire import Http2Wire, Wire, ask, descriptors, eventually, quiet
 
 BIG = random.Random(7).randbytes(8_000_000)
@@ -32,7 +32,7 @@ class Source:
         self.first = first
         self.goes_on = asyncio.Event()
 
-    async def __call__(self, exchange: Exchange) -> None:
+    async def __call__(self, exchange: UpstreamExchange) -> None:
         await exchange.send(self.answer[: self.first])
         await self.goes_on.wait()
         await exchange.send(self.answer[self.first :])
@@ -45,16 +45,16 @@ class Reader:
         self.client = client
 
     @classmethod
-    async def begins(cls, rig: Rig, protocol: str) -> Reader:
+    async def begins(cls, rig: PortHarness, protocol: str) -> Reader:
         if protocol == "h1":
             wire = await rig.connect(receive_buffer=4096)
-            await eventually(lambda: rig.open)
-            rig.narrow()
+            await eventually(lambda: rig.open_connections)
+            rig.shrink_send_buffers()
             await wire.send(ask())
             return cls(wire)
-        client = await rig.connect2(receive_buffer=4096, settings={SettingCodes.INITIAL_WINDOW_SIZE: 30_000})
-        await eventually(lambda: rig.open)
-        rig.narrow()
+        client = await rig.connect_http2(receive_buffer=4096, settings={SettingCodes.INITIAL_WINDOW_SIZE: 30_000})
+        await eventually(lambda: rig.open_connections)
+        rig.shrink_send_buffers()
         client.open()
         await client.flush()
         return cls(client)
@@ -84,20 +84,20 @@ class Reader:
 WAYS = [("h1", "close"), ("h1", "reset"), ("h2", "stream"), ("h2", "close"), ("h2", "reset")]
 
 
-def is_paused(through: Through) -> bool:
-    return any(each._is_paused for each in through.busy)
+def is_paused(through: ForwardingHandler) -> bool:
+    return any(each._is_paused for each in through.busy_connections)
 
 
-@pytest.mark.parametrize("answer", [plain(BIG), chunks(BIG)], ids=["length", "chunks"])
+@pytest.mark.parametrize("answer", [build_response(BIG), chunks(BIG)], ids=["length", "chunks"])
 @pytest.mark.parametrize("protocol", ["h1", "h2"])
 @on_both_loops
 async def test_a_slow_reader_makes_upstream_wait_and_gets_all_in_the_end(protocol: str, answer: bytes) -> None:
     source = Source(answer, len(answer))
     source.goes_on.set()
-    through = Through()
+    through = ForwardingHandler()
     async with upstream(source, send_buffer=100_000) as server:
-        through.to(server.endpoint)
-        async with between(through) as rig:
+        through.set_targets(server.endpoint)
+        async with open_forwarding_port(through) as rig:
             reader = await Reader.begins(rig, protocol)
             await eventually(lambda: is_paused(through))
             await quiet()
@@ -107,7 +107,7 @@ async def test_a_slow_reader_makes_upstream_wait_and_gets_all_in_the_end(protoco
             assert len(through.taps[0].seen) == seen
             assert await reader.body() == BIG
             assert (through.taps[0].seen, through.taps[0].ends) == (BIG, [True])
-            await eventually(lambda: len(through.pooled) == 1)
+            await eventually(lambda: len(through.idle_connections) == 1)
             again = await rig.connect()
             await again.send(ask())
             assert (await again.answer()).body == BIG
@@ -116,11 +116,11 @@ async def test_a_slow_reader_makes_upstream_wait_and_gets_all_in_the_end(protoco
 
 @on_both_loops
 async def test_silence_is_counted_from_when_reading_goes_on() -> None:
-    source = Source(plain(BIG), len(BIG) // 2)
-    through = Through()
+    source = Source(build_response(BIG), len(BIG) // 2)
+    through = ForwardingHandler()
     async with upstream(source) as server:
-        through.to(server.endpoint)
-        async with between(through, stalled_seconds=1000) as rig:
+        through.set_targets(server.endpoint)
+        async with open_forwarding_port(through, stalled_seconds=1000) as rig:
             reader = await Reader.begins(rig, "h1")
             await eventually(lambda: is_paused(through))
             await rig.pass_time(299)
@@ -134,19 +134,19 @@ async def test_silence_is_counted_from_when_reading_goes_on() -> None:
 
 @on_both_loops
 async def test_streams_of_one_connection_wait_each_for_itself() -> None:
-    source = Source(plain(BIG), len(BIG) + 1000)
+    source = Source(build_response(BIG), len(BIG) + 1000)
     source.goes_on.set()
-    through = Through()
+    through = ForwardingHandler()
     async with upstream(source, send_buffer=100_000) as server:
-        through.to(server.endpoint)
-        async with between(through) as rig:
-            client = await rig.connect2(settings={SettingCodes.INITIAL_WINDOW_SIZE: 30_000})
+        through.set_targets(server.endpoint)
+        async with open_forwarding_port(through) as rig:
+            client = await rig.connect_http2(settings={SettingCodes.INITIAL_WINDOW_SIZE: 30_000})
             client.h2.increment_flow_control_window(2**30)
             client.reads_on = False
             slow, quick = client.open(), client.open()
             await client.flush()
             await client.until(lambda: all(len(client.streams[each].body) == 30_000 for each in (slow, quick)))
-            await eventually(lambda: sum(each._is_paused for each in through.busy) == 2)
+            await eventually(lambda: sum(each._is_paused for each in through.busy_connections) == 2)
             for _ in range(1 + len(BIG) // 1_000_000):
                 client.h2.increment_flow_control_window(1_000_000, quick)
             await client.flush()
@@ -158,7 +158,7 @@ async def test_streams_of_one_connection_wait_each_for_itself() -> None:
             assert (await client.answer(slow)).body == BIG
 
 
-async def left(rig: Rig, through: Through, protocol: str, how: str, *, paused: bool) -> None:
+async def left(rig: PortHarness, through: ForwardingHandler, protocol: str, how: str, *, paused: bool) -> None:
     reader = await Reader.begins(rig, protocol)
     if paused:
         await eventually(lambda: is_paused(through))
@@ -167,12 +167,12 @@ async def left(rig: Rig, through: Through, protocol: str, how: str, *, paused: b
     await reader.leaves(how)
 
 
-async def nothing_leaks(rig: Rig, through: Through, server: Upstream, before: int) -> None:
-    rig.hang_up()
-    await rig.is_empty()
-    assert through.busy == []
-    await eventually(lambda: server.open == len(through.pooled))
-    await eventually(lambda: descriptors() <= before + 2 * len(through.pooled))
+async def nothing_leaks(rig: PortHarness, through: ForwardingHandler, server: ScriptedUpstream, before: int) -> None:
+    rig.disconnect_clients()
+    await rig.wait_until_empty()
+    assert through.busy_connections == []
+    await eventually(lambda: server.open_connections == len(through.idle_connections))
+    await eventually(lambda: descriptors() <= before + 2 * len(through.idle_connections))
 
 
 @pytest.mark.parametrize(("protocol", "how"), WAYS)
@@ -180,10 +180,10 @@ async def nothing_leaks(rig: Rig, through: Through, server: Upstream, before: in
 @on_both_loops
 async def test_the_answer_of_a_caller_who_left_is_read_to_its_end(protocol: str, how: str, paused: bool) -> None:
     source = Source(chunks(BIG), len(BIG) // 2 if paused else 1000)
-    through = Through()
+    through = ForwardingHandler()
     async with upstream(source) as server:
-        through.to(server.endpoint)
-        async with between(through) as rig:
+        through.set_targets(server.endpoint)
+        async with open_forwarding_port(through) as rig:
             await rig.pass_time(0)
             before = descriptors()
             await left(rig, through, protocol, how, paused=paused)
@@ -192,7 +192,7 @@ async def test_the_answer_of_a_caller_who_left_is_read_to_its_end(protocol: str,
             await eventually(lambda: through.outcomes)
             assert through.outcomes[0].is_whole
             assert (through.taps[0].seen, through.taps[0].ends) == (BIG, [True])
-            assert len(through.pooled) == 1
+            assert len(through.idle_connections) == 1
             await nothing_leaks(rig, through, server, before)
 
 
@@ -200,10 +200,10 @@ async def test_the_answer_of_a_caller_who_left_is_read_to_its_end(protocol: str,
 @on_both_loops
 async def test_but_not_for_ever(protocol: str, how: str) -> None:
     source = Source(chunks(BIG), len(BIG) // 2)
-    through = Through()
+    through = ForwardingHandler()
     async with upstream(source) as server:
-        through.to(server.endpoint)
-        async with between(through) as rig:
+        through.set_targets(server.endpoint)
+        async with open_forwarding_port(through) as rig:
             await rig.pass_time(0)
             before = descriptors()
             await left(rig, through, protocol, how, paused=True)
@@ -213,7 +213,7 @@ async def test_but_not_for_ever(protocol: str, how: str) -> None:
             await rig.pass_time(2)
             await eventually(lambda: through.outcomes)
             assert (through.outcomes[0].is_whole, through.taps[0].ends) == (False, [False])
-            assert through.pooled == []
+            assert through.idle_connections == []
             source.goes_on.set()
             await nothing_leaks(rig, through, server, before)
 
@@ -223,10 +223,10 @@ async def test_but_not_for_ever(protocol: str, how: str) -> None:
 async def test_nor_without_end(protocol: str, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(relay, "DRAIN_BYTES", 1_000_000)
     source = Source(chunks(BIG), len(chunks(BIG)))
-    through = Through()
+    through = ForwardingHandler()
     async with upstream(source) as server:
-        through.to(server.endpoint)
-        async with between(through) as rig:
+        through.set_targets(server.endpoint)
+        async with open_forwarding_port(through) as rig:
             await rig.pass_time(0)
             before = descriptors()
             await left(rig, through, protocol, how, paused=True)
@@ -245,10 +245,10 @@ async def test_drain_counts_chunk_extensions(protocol: str, how: str, monkeypatc
     extended = b"1;%b\r\nx\r\n" % (b"e" * 1000) * 8000
     answer = chunks(BIG[:1_000_000])[: -len(b"0\r\n\r\n")] + extended
     source = Source(answer, len(answer))
-    through = Through()
+    through = ForwardingHandler()
     async with upstream(source) as server:
-        through.to(server.endpoint)
-        async with between(through) as rig:
+        through.set_targets(server.endpoint)
+        async with open_forwarding_port(through) as rig:
             await rig.pass_time(0)
             before = descriptors()
             await left(rig, through, protocol, how, paused=True)
@@ -263,14 +263,14 @@ async def test_drain_counts_chunk_extensions(protocol: str, how: str, monkeypatc
 @on_both_loops
 async def test_who_leaves_before_the_answer_begins_is_counted_too(protocol: str, how: str) -> None:
     source = Source(chunks(b"a small answer"), 0)
-    through = Through()
+    through = ForwardingHandler()
     async with upstream(source) as server:
-        through.to(server.endpoint)
-        async with between(through) as rig:
+        through.set_targets(server.endpoint)
+        async with open_forwarding_port(through) as rig:
             reader = await Reader.begins(rig, protocol)
             await eventually(lambda: server.calls)
             await reader.leaves(how)
-            await eventually(lambda: rig.open == (1 if how == "stream" else 0))
+            await eventually(lambda: rig.open_connections == (1 if how == "stream" else 0))
             source.goes_on.set()
             await eventually(lambda: through.outcomes)
             assert through.taps[0].seen == b"a small answer"
@@ -279,7 +279,7 @@ async def test_who_leaves_before_the_answer_begins_is_counted_too(protocol: str,
 @pytest.mark.parametrize(("protocol", "how"), [way for way in WAYS if way != ("h1", "close")])
 @on_both_loops
 async def test_who_leaves_before_the_call_is_sent_has_not_called(protocol: str, how: str) -> None:
-    class Late(Through):
+    class Late(ForwardingHandler):
         async def __call__(self, request: Request, responder: Responder) -> None:
             await switch_to_task()  # where `asyncio.timeout` works
             begun.set()
@@ -287,12 +287,12 @@ async def test_who_leaves_before_the_call_is_sent_has_not_called(protocol: str, 
             await super().__call__(request, responder)
 
     begun = asyncio.Event()
-    source = Source(plain(b"x"), 0)
+    source = Source(build_response(b"x"), 0)
     async with upstream(source) as server:
         through = Late(server.endpoint)
-        async with between(through) as rig:
+        async with open_forwarding_port(through) as rig:
             reader = await Reader.begins(rig, protocol)
             await begun.wait()
             await reader.leaves(how)
-            await eventually(lambda: not rig.handling)
-            assert (server.calls, len(through.pooled)) == ([], 1)
+            await eventually(lambda: not rig.running_requests)
+            assert (server.calls, len(through.idle_connections)) == ([], 1)

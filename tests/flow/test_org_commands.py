@@ -19,7 +19,7 @@ from price_keeper.stores.contract import Item, Update
 
 from tests.support.commands import SECONDS, price_keeper
 from tests.support.control import ADMIN_KEY
-from tests.support.served import Served, served
+from tests.support.served import ControlThread, control_in_thread
 
 ZONE = f"Etc/GMT{datetime.now(UTC).hour - 12:+d}"  # in which it is around noon, so that no test sees a day end
 SETTINGS = f"""\
@@ -34,8 +34,8 @@ quotas:
 
 
 @pytest.fixture(scope="module")
-def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with served(tmp_path_factory.mktemp("served")) as running:
+def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlThread]:
+    with control_in_thread(tmp_path_factory.mktemp("served")) as running:
         (running.folder / "acme.yaml").write_text(SETTINGS)
         yield running
 
@@ -45,36 +45,36 @@ def org() -> str:
     return str(uuid4())
 
 
-def as_json(api: Served, *arguments: str, stdin: str = "") -> Any:
-    return json.loads(api.call(*arguments, "--json", stdin=stdin).stdout)
+def as_json(api: ControlThread, *arguments: str, stdin: str = "") -> Any:
+    return json.loads(api.run_command(*arguments, "--json", stdin=stdin).stdout)
 
 
 def named(name: str, text: str = SETTINGS) -> str:
     return text.replace("Acme", name)
 
 
-def changed_by_hand(api: Served, org: str, changes: dict[str, Any]) -> Item:
-    return api.do(api.rig.store.update(Update(schema.org_config_key(org), set=changes)))
+def changed_by_hand(api: ControlThread, org: str, changes: dict[str, Any]) -> Item:
+    return api.do(api.harness.store.update(Update(schema.org_config_key(org), set=changes)))
 
 
 def test_an_org_is_made_from_a_file_listed_and_told(tmp_path: Path, org: str) -> None:
-    with served(tmp_path) as api:
-        assert "no orgs yet" in api.call("org", "list").stdout
+    with control_in_thread(tmp_path) as api:
+        assert "no orgs yet" in api.run_command("org", "list").stdout
         (tmp_path / "acme.yaml").write_text(SETTINGS)
-        made, _, secret = api.call("org", "put", org, "acme.yaml").stdout.partition("\n\n")
+        made, _, secret = api.run_command("org", "put", org, "acme.yaml").stdout.partition("\n\n")
         assert made.splitlines()[0] == f"Acme ({org}): made"
         assert secret.startswith(f"The secret of org-{org} can be fetched once, until ")
         tomorrow = f"{datetime.now(UTC).astimezone(ZoneInfo(ZONE)).date() + timedelta(days=1)} 00:00"
-        shown = api.call("org", "show", "acme").stdout.splitlines()
+        shown = api.run_command("org", "show", "acme").stdout.splitlines()
         assert shown == [f"Acme ({org})", *made.splitlines()[1:]]
         assert shown[1:3] == [f"  time zone       {ZONE}", "  quotas apply to each app"]
         assert any(line.startswith(f"  period          day, this one until {tomorrow}") for line in shown)
         assert "  quota of        premium: $10.000000" in shown
-        listed = api.call("org", "list").stdout.splitlines()
+        listed = api.run_command("org", "list").stdout.splitlines()
         assert listed[1].split() == ["Acme", org, ZONE, "for", "each", "app,", "by", "day", "premium", ">", "economy"]
 
 
-def test_a_program_reads_and_writes_json(api: Served, org: str) -> None:
+def test_a_program_reads_and_writes_json(api: ControlThread, org: str) -> None:
     body = {
         "org_name": "By JSON",
         "timezone": ZONE,
@@ -96,14 +96,14 @@ def test_a_program_reads_and_writes_json(api: Served, org: str) -> None:
     assert as_json(api, "app", "list", org) == []
 
 
-def test_the_line_that_is_told_fetches_the_secret_once(api: Served, org: str) -> None:
-    api.call("org", "put", org, "-", stdin=named("Fetching"))
+def test_the_line_that_is_told_fetches_the_secret_once(api: ControlThread, org: str) -> None:
+    api.run_command("org", "put", org, "-", stdin=named("Fetching"))
     for arguments, client in (
         (("org", "put", org, "-"), None),
         (("app", "put", org, "shop", "-"), f"org-{org}-app-shop"),
         (("app", "put", org, "shop", "-"), None),
     ):
-        told = api.call(*arguments, stdin=named("Fetching") if client is None and "org" in arguments else "app_name: x")
+        told = api.run_command(*arguments, stdin=named("Fetching") if client is None and "org" in arguments else "app_name: x")
         assert ("can be fetched once" in told.stdout) == (client is not None)
         if client is not None:
             line = told.stdout.splitlines()[-1]
@@ -113,21 +113,21 @@ def test_the_line_that_is_told_fetches_the_secret_once(api: Served, org: str) ->
             assert subprocess.run(["sh", "-c", line], capture_output=True, timeout=SECONDS).returncode != 0
 
 
-def test_the_audit_has_who_did_it(api: Served, org: str) -> None:
-    api.call("org", "put", org, "-", stdin=named("Audited"))
-    api.call("app", "put", "audited", "shop", "-", stdin="app_name: Shop")
-    api.call("override", "set", org, "--app", "shop", "economy", "--reason", "x", "--who", "ann")
-    api.call("override", "clear", org, "--app", "shop")
-    page = api.do(read_records(api.rig.store, org, 10, None))
+def test_the_audit_has_who_did_it(api: ControlThread, org: str) -> None:
+    api.run_command("org", "put", org, "-", stdin=named("Audited"))
+    api.run_command("app", "put", "audited", "shop", "-", stdin="app_name: Shop")
+    api.run_command("override", "set", org, "--app", "shop", "economy", "--reason", "x", "--who", "ann")
+    api.run_command("override", "clear", org, "--app", "shop")
+    page = api.do(read_records(api.harness.store, org, 10, None))
     found = [(row.item["action"], row.item["who"], row.item["address"]) for row in page.rows]
     actions = ("override.clear", "override.set", "credentials.make", "app.put", "credentials.make", "org.put")
     assert sorted(found) == sorted((action, "admin", "127.0.0.1") for action in actions)
 
 
-def test_every_mistake_is_told_with_its_line(api: Served, org: str) -> None:
+def test_every_mistake_is_told_with_its_line(api: ControlThread, org: str) -> None:
     text = SETTINGS.replace("economy: 2000000", "econmy: 020") + "limts: {}\nsome.thing: 1\n"
     (api.folder / "bad.yaml").write_text(text + "refresh_interval_normal_secs: 1.00000000000000000001\n")
-    told = api.call("org", "put", org, "bad.yaml", code=2).stderr.splitlines()
+    told = api.run_command("org", "put", org, "bad.yaml", code=2).stderr.splitlines()
     assert told[0] == "bad.yaml:5: quotas: each label of the ordering has one; missing: economy"
     assert told[1].startswith(
         'bad.yaml:7: quotas.econmy: there is no label "econmy" in the configuration; did you mean'
@@ -137,12 +137,12 @@ def test_every_mistake_is_told_with_its_line(api: Served, org: str) -> None:
     assert told[4].startswith("bad.yaml:10: refresh_interval_normal_secs: ")
     assert "1.00000000000000000001" in told[4]
     assert len(told) == 5
-    assert api.call("org", "show", org, code=1).stdout == ""
+    assert api.run_command("org", "show", org, code=1).stdout == ""
 
 
-def test_of_many_mistakes_each_has_its_line_and_how_many_more_there_are_comes_last(api: Served, org: str) -> None:
+def test_of_many_mistakes_each_has_its_line_and_how_many_more_there_are_comes_last(api: ControlThread, org: str) -> None:
     names = [f"x{number:03}" + "y" * 80 for number in range(30)]
-    told = api.call("org", "put", org, "-", code=2, stdin="".join(f"{name}: 1\n" for name in names)).stderr.splitlines()
+    told = api.run_command("org", "put", org, "-", code=2, stdin="".join(f"{name}: 1\n" for name in names)).stderr.splitlines()
     found = [re.fullmatch(r"standard input:(\d+): x(\d{3})y+: .*", line) for line in told]
     lines = [int(each[1]) for each in found if each]
     assert len(lines) > 10
@@ -163,8 +163,8 @@ UNREADABLE = [
 
 
 @pytest.mark.parametrize(("name", "text", "complaint"), UNREADABLE)
-def test_a_file_that_cannot_be_read_says_why(api: Served, org: str, name: str, text: str, complaint: str) -> None:
-    told = api.call("org", "put", org, name, code=2, stdin=text).stderr
+def test_a_file_that_cannot_be_read_says_why(api: ControlThread, org: str, name: str, text: str, complaint: str) -> None:
+    told = api.run_command("org", "put", org, name, code=2, stdin=text).stderr
     assert told.startswith(complaint), told
 
 
@@ -191,90 +191,90 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("arguments", "code", "complaint"), WRONG)
-def test_what_cannot_be_done_says_what_can(api: Served, arguments: list[str], code: int, complaint: str) -> None:
-    assert complaint in api.call(*arguments, code=code).stderr
+def test_what_cannot_be_done_says_what_can(api: ControlThread, arguments: list[str], code: int, complaint: str) -> None:
+    assert complaint in api.run_command(*arguments, code=code).stderr
 
 
-def test_credentials_survive_a_put_and_are_never_shown(api: Served, org: str) -> None:
+def test_credentials_survive_a_put_and_are_never_shown(api: ControlThread, org: str) -> None:
     changed_by_hand(api, org, {"client_secret_hash": "$2b$12$secret", "quotas": "x", "org_name": "A\x1b[31mB"})
-    shown = api.call("org", "show", org)
+    shown = api.run_command("org", "show", org)
     assert "\x1b" not in shown.stdout
     assert 'Warning: quotas: expected a mapping, found "x"; nothing may be spent' in shown.stdout
-    put = api.call("org", "put", org, "-", "--json", stdin=named("By hand"))
+    put = api.run_command("org", "put", org, "-", "--json", stdin=named("By hand"))
     assert "secret" not in shown.stdout + put.stdout
     assert changed_by_hand(api, org, {"seen": 1})["client_secret_hash"] == "$2b$12$secret"
 
 
-def test_a_changed_zone_is_told_with_its_time(api: Served, org: str) -> None:
-    api.call("org", "put", org, "-", stdin=named("Moving"))
-    told = api.call("org", "put", "Moving", "-", stdin=named("Moving").replace(ZONE, "Asia/Tokyo")).stdout
+def test_a_changed_zone_is_told_with_its_time(api: ControlThread, org: str) -> None:
+    api.run_command("org", "put", org, "-", stdin=named("Moving"))
+    told = api.run_command("org", "put", "Moving", "-", stdin=named("Moving").replace(ZONE, "Asia/Tokyo")).stdout
     line = re.compile(r"^From \d{4}-\d\d-\d\d 00:00 \S+ on: time zone Asia/Tokyo\.$", re.MULTILINE)
     assert line.search(told)
     assert told.startswith(f"Moving ({org}): changed\n")
     shown = as_json(api, "org", "show", "Moving")
     assert (shown["settings"]["timezone"], shown["in_force"]["timezone"]) == ("Asia/Tokyo", ZONE)
     assert datetime.fromisoformat(shown["turns_at"]) > datetime.now(UTC)
-    api.call("app", "put", org, "shop", "-", stdin="app_name: Shop")
-    assert line.search(api.call("app", "show", org, "shop").stdout)
+    api.run_command("app", "put", org, "shop", "-", stdin="app_name: Shop")
+    assert line.search(api.run_command("app", "show", org, "shop").stdout)
 
 
-def test_apps_inherit_and_say_what_is_their_own(api: Served, org: str) -> None:
-    api.call("org", "put", org, "-", stdin=named("Heir"))
-    assert "has no apps yet" in api.call("app", "list", "Heir").stdout
-    none = api.call("app", "show", "Heir", "shop", code=1).stderr
+def test_apps_inherit_and_say_what_is_their_own(api: ControlThread, org: str) -> None:
+    api.run_command("org", "put", org, "-", stdin=named("Heir"))
+    assert "has no apps yet" in api.run_command("app", "list", "Heir").stdout
+    none = api.run_command("app", "show", "Heir", "shop", code=1).stderr
     assert none.endswith(f"answered 404: there is no app shop of an org {org}; there are: none yet\n")
     body = '{"app_name": "Shop", "quotas": {"premium": 1, "economy": 2}}'
-    made = api.call("app", "put", "Heir", "shop", "-", stdin=body).stdout.splitlines()
+    made = api.run_command("app", "put", "Heir", "shop", "-", stdin=body).stdout.splitlines()
     assert made[0] == f"Shop ({org} / shop): made"
-    shown = api.call("app", "show", "heir", "shop").stdout.splitlines()
+    shown = api.run_command("app", "show", "heir", "shop").stdout.splitlines()
     assert "  ordering        premium > economy  (the org's)" in shown
     assert "  quota of        premium: $0.000001" in shown
-    assert api.call("app", "list", "Heir").stdout.splitlines()[1].split()[:2] == ["Shop", "shop"]
+    assert api.run_command("app", "list", "Heir").stdout.splitlines()[1].split()[:2] == ["Shop", "shop"]
     (listed,) = as_json(api, "app", "list", "Heir")
     assert listed == as_json(api, "app", "show", "Heir", "shop")
     assert (listed["settings"]["app_name"], listed["in_force"]["quotas"]) == ("Shop", {"premium": 1, "economy": 2})
 
 
-def test_what_waits_of_an_app_while_its_org_pays_is_told(api: Served, org: str) -> None:
-    api.call("org", "put", org, "-", stdin=named("Paying").replace("APP", "ORG"))
+def test_what_waits_of_an_app_while_its_org_pays_is_told(api: ControlThread, org: str) -> None:
+    api.run_command("org", "put", org, "-", stdin=named("Paying").replace("APP", "ORG"))
     body = "{app_name: Shop, quotas: {premium: 1, economy: 2}}"
-    told = api.call("app", "put", org, "shop", "-", stdin=body).stdout
+    told = api.run_command("app", "put", org, "shop", "-", stdin=body).stdout
     assert "this app's own ordering, quotas and enforcement wait." in told
     assert "  quota of        premium: $10.000000  (the org's)" in told
 
 
-def test_an_org_that_outgrows_the_quotas_of_an_app_is_warned(api: Served, org: str) -> None:
+def test_an_org_that_outgrows_the_quotas_of_an_app_is_warned(api: ControlThread, org: str) -> None:
     small = named("Growing").replace("[premium, economy]", "[premium]")
-    api.call("org", "put", org, "-", stdin=small)
-    api.call("app", "put", org, "shop", "-", stdin="{app_name: Shop, quotas: {premium: 1}}")
-    told = api.call("org", "put", org, "-", stdin=named("Growing")).stdout
+    api.run_command("org", "put", org, "-", stdin=small)
+    api.run_command("app", "put", org, "shop", "-", stdin="{app_name: Shop, quotas: {premium: 1}}")
+    told = api.run_command("org", "put", org, "-", stdin=named("Growing")).stdout
     assert "Warning: app shop: quotas: none for economy, so nothing may be spent on it" in told
 
 
-def test_a_list_goes_on_to_its_end(api: Served, org: str) -> None:
-    api.call("org", "put", org, "-", stdin=named("Crowded"))
+def test_a_list_goes_on_to_its_end(api: ControlThread, org: str) -> None:
+    api.run_command("org", "put", org, "-", stdin=named("Crowded"))
     apps = [f"app-{number:03}" for number in range(201)]
 
     async def made() -> None:
         for app in apps:
-            await api.rig.store.update(Update(schema.app_config_key(org, app), set={"app_name": app}))
+            await api.harness.store.update(Update(schema.app_config_key(org, app), set={"app_name": app}))
 
     api.do(made())
     assert [each["app"] for each in as_json(api, "app", "list", "Crowded")] == apps
-    assert len(api.call("app", "list", org).stdout.splitlines()) == 1 + len(apps)
+    assert len(api.run_command("app", "list", org).stdout.splitlines()) == 1 + len(apps)
 
 
-def test_of_two_orgs_with_one_name_none_is_taken(api: Served) -> None:
+def test_of_two_orgs_with_one_name_none_is_taken(api: ControlThread) -> None:
     twins = sorted(str(uuid4()) for _ in range(2))
     for twin in twins:
-        api.call("org", "put", twin, "-", stdin=named("Twin"))
-    told = api.call("org", "show", "twin", code=2).stderr
+        api.run_command("org", "put", twin, "-", stdin=named("Twin"))
+    told = api.run_command("org", "show", "twin", code=2).stderr
     assert told == f"several orgs are called 'twin'; name one by its id: {', '.join(twins)}\n"
 
 
-def test_as_a_process_with_the_key_from_a_file(api: Served, org: str) -> None:
+def test_as_a_process_with_the_key_from_a_file(api: ControlThread, org: str) -> None:
     (api.folder / "key").write_text(ADMIN_KEY + "\n")
-    place = ("--api", api.rig.url, "--key-file", "key")
+    place = ("--api", api.harness.url, "--key-file", "key")
     unset = {"PRICE_KEEPER_API_KEY": "", "PRICE_KEEPER_API_URL": ""}
     put = price_keeper("org", "put", org, "-", *place, folder=api.folder, stdin=named("Process"), **unset)
     assert (put.returncode, put.stderr) == (0, "")

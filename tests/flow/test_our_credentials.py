@@ -12,7 +12,7 @@ from price_keeper.forwarding import reach as module
 from price_keeper.forwarding.relay import CREDENTIAL_ERRORS
 
 from tests.flow.test_failover import OK, SlowToConnect, asked, told
-from tests.support.rig import Through, between, nowhere, on_both_loops, plain, sends, upstream
+from tests.support.rig import ForwardingHandler, open_forwarding_port, closed_endpoint, on_both_loops, build_response, reply_with, upstream
 from tests.support.wire import said
 
 OURS = "Bedrock refuses the AWS credentials of the sidecar itself, which has to mend that; yours are good"
@@ -20,13 +20,13 @@ MESSAGE = b'{"message": "The security token included in the request is expired"}
 
 
 def refusal(kind: str, status: int = 403) -> bytes:
-    return plain(MESSAGE, status, b"Date: Thu, 01 Jan 1970 00:00:00 GMT\r\nx-amzn-ErrorType: %b\r\n" % kind.encode())
+    return build_response(MESSAGE, status, b"Date: Thu, 01 Jan 1970 00:00:00 GMT\r\nx-amzn-ErrorType: %b\r\n" % kind.encode())
 
 
 @pytest.mark.parametrize("kind", [*sorted(CREDENTIAL_ERRORS), "ExpiredTokenException:http://internal.amazon.com/"])
 @on_both_loops
 async def test_it_is_a_503_that_says_whose_they_are(kind: str) -> None:
-    async with upstream(sends(refusal(kind))) as server, between(Through(server.endpoint)) as rig:
+    async with upstream(reply_with(refusal(kind))) as server, open_forwarding_port(ForwardingHandler(server.endpoint)) as rig:
         for protocol in ("h1", "h2"):
             heard = await asked(rig, protocol)
             assert said(heard, 503, "ServiceUnavailableException") == OURS
@@ -42,9 +42,9 @@ async def test_it_is_a_503_that_says_whose_they_are(kind: str) -> None:
 @on_both_loops
 async def test_the_next_place_of_the_label_may_take_them(protocol: str) -> None:
     async with (
-        upstream(sends(refusal("UnrecognizedClientException"))) as first,
-        upstream(sends(OK)) as second,
-        between(Through(first.endpoint, second.endpoint)) as rig,
+        upstream(reply_with(refusal("UnrecognizedClientException"))) as first,
+        upstream(reply_with(OK)) as second,
+        open_forwarding_port(ForwardingHandler(first.endpoint, second.endpoint)) as rig,
     ):
         heard = await asked(rig, protocol)
         assert (heard.status, heard.body) == (200, b"all is well")
@@ -57,7 +57,7 @@ async def test_the_next_place_of_the_label_may_take_them(protocol: str) -> None:
 @pytest.mark.parametrize("protocol", ["h1", "h2"])
 @on_both_loops
 async def test_whatever_else_bedrock_says_goes_on_unchanged(protocol: str, kind: str, status: int) -> None:
-    async with upstream(sends(refusal(kind, status))) as server, between(Through(server.endpoint)) as rig:
+    async with upstream(reply_with(refusal(kind, status))) as server, open_forwarding_port(ForwardingHandler(server.endpoint)) as rig:
         heard = await asked(rig, protocol)
         assert (heard.status, heard.body) == (status, MESSAGE)
         assert heard[b"x-amzn-errortype"] == kind.encode()
@@ -66,16 +66,16 @@ async def test_whatever_else_bedrock_says_goes_on_unchanged(protocol: str, kind:
 
 @on_both_loops
 async def test_readiness_finds_out_by_itself_that_a_place_is_back() -> None:
-    gone = nowhere()
-    async with upstream(sends(OK)) as server:
-        through = Through(gone)
-        async with between(through) as rig:
+    gone = closed_endpoint()
+    async with upstream(reply_with(OK)) as server:
+        through = ForwardingHandler(gone)
+        async with open_forwarding_port(through) as rig:
             assert through.forwarder is not None
             reach = through.forwarder.health
             await asked(rig)
             with pytest.raises(UpstreamUnavailable, match="cannot be reached; the log says why"):
                 await reach.check()
-            through.to(gone, server.endpoint)
+            through.set_targets(gone, server.endpoint)
             await asked(rig)
             assert await reach.check() == "1 of 2 endpoints of Bedrock cannot be reached; the log says why"
             with socket.create_server((gone.host, gone.port)):
@@ -85,9 +85,9 @@ async def test_readiness_finds_out_by_itself_that_a_place_is_back() -> None:
 
 @on_both_loops
 async def test_readiness_says_so_for_a_while_or_until_there_are_others() -> None:
-    async with upstream(sends(refusal("ExpiredTokenException"))) as server:
-        through = Through(server.endpoint)
-        async with between(through) as rig:
+    async with upstream(reply_with(refusal("ExpiredTokenException"))) as server:
+        through = ForwardingHandler(server.endpoint)
+        async with open_forwarding_port(through) as rig:
             assert through.forwarder is not None
             reach = through.forwarder.health
             assert await reach.check() is None
@@ -106,10 +106,10 @@ async def test_readiness_says_so_for_a_while_or_until_there_are_others() -> None
 async def test_one_place_that_says_nothing_keeps_readiness_from_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert 2 * module.PROBE_TIMEOUT_SECONDS < CHECK_TIMEOUT_SECONDS
     monkeypatch.setattr(module, "PROBE_TIMEOUT_SECONDS", 0.05)
-    gone = nowhere()
-    async with upstream(sends(OK)) as server:
-        through = Through(gone, server.endpoint)
-        async with between(through) as rig:
+    gone = closed_endpoint()
+    async with upstream(reply_with(OK)) as server:
+        through = ForwardingHandler(gone, server.endpoint)
+        async with open_forwarding_port(through) as rig:
             assert through.forwarder is not None
             await asked(rig)
             with SlowToConnect(gone.port) as slow:
@@ -123,10 +123,10 @@ async def test_one_place_that_says_nothing_keeps_readiness_from_nothing(monkeypa
 @on_both_loops
 async def test_one_place_that_is_away_says_nothing_of_those_that_nobody_has_tried() -> None:
     """As it may be an app's own one, the first to be called, and who is not ready is called no more."""
-    gone = nowhere()
-    async with upstream(sends(OK)) as server:
-        through = Through(gone)
-        async with between(through) as rig:
+    gone = closed_endpoint()
+    async with upstream(reply_with(OK)) as server:
+        through = ForwardingHandler(gone)
+        async with open_forwarding_port(through) as rig:
             assert through.forwarder is not None
             reach = through.forwarder.health
             reach.set_expected({server.endpoint})
@@ -139,9 +139,9 @@ async def test_one_place_that_is_away_says_nothing_of_those_that_nobody_has_trie
 @on_both_loops
 async def test_one_place_that_does_not_know_our_keys_says_nothing_of_others() -> None:
     """As those of a region that the account has not enabled."""
-    async with upstream(sends(refusal("UnrecognizedClientException"))) as other, upstream(sends(OK)) as server:
-        through = Through(other.endpoint)
-        async with between(through) as rig:
+    async with upstream(reply_with(refusal("UnrecognizedClientException"))) as other, upstream(reply_with(OK)) as server:
+        through = ForwardingHandler(other.endpoint)
+        async with open_forwarding_port(through) as rig:
             assert through.forwarder is not None
             reach = through.forwarder.health
             await asked(rig)
@@ -158,12 +158,12 @@ async def test_one_place_that_does_not_know_our_keys_says_nothing_of_others() ->
 
 @on_both_loops
 async def test_what_is_expired_is_so_everywhere() -> None:
-    async with upstream(sends(refusal("ExpiredTokenException"))) as first, upstream(sends(OK)) as second:
-        through = Through(second.endpoint)
-        async with between(through) as rig:
+    async with upstream(reply_with(refusal("ExpiredTokenException"))) as first, upstream(reply_with(OK)) as second:
+        through = ForwardingHandler(second.endpoint)
+        async with open_forwarding_port(through) as rig:
             assert through.forwarder is not None
             await asked(rig)
-            through.to(first.endpoint)
+            through.set_targets(first.endpoint)
             await asked(rig)
             with pytest.raises(UpstreamUnavailable, match="refuses the sidecar's own"):
                 await through.forwarder.health.check()
@@ -173,9 +173,9 @@ async def test_what_is_expired_is_so_everywhere() -> None:
 @on_both_loops
 async def test_of_a_place_that_is_an_apps_own_nothing_is_told_once_nobody_calls_it() -> None:
     """It may be of use to nobody, and gone by now."""
-    async with upstream(sends(OK)) as server:
-        through = Through(nowhere())
-        async with between(through) as rig:
+    async with upstream(reply_with(OK)) as server:
+        through = ForwardingHandler(closed_endpoint())
+        async with open_forwarding_port(through) as rig:
             assert through.forwarder is not None
             through.forwarder.set_endpoints({server.endpoint})
             for _ in range(3):

@@ -14,45 +14,45 @@ import pytest
 from price_keeper.model import Scope
 
 from tests.flow.test_org_commands import SETTINGS, ZONE
-from tests.support.served import Served, served
+from tests.support.served import ControlThread, control_in_thread
 
 BECAUSE = ("--reason", "quiet weekend", "--who", "ann")
 
 
 @pytest.fixture(scope="module")
-def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with served(tmp_path_factory.mktemp("served")) as running:
+def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlThread]:
+    with control_in_thread(tmp_path_factory.mktemp("served")) as running:
         yield running
 
 
 @pytest.fixture
-def org(api: Served) -> str:
+def org(api: ControlThread) -> str:
     """One whose quotas apply to each app, without any."""
     org = str(uuid4())
-    api.call("org", "put", org, "-", stdin=SETTINGS.replace("Acme", f"Org {org}"))
+    api.run_command("org", "put", org, "-", stdin=SETTINGS.replace("Acme", f"Org {org}"))
     return org
 
 
 @pytest.fixture
-def shop(api: Served, org: str) -> tuple[str, ...]:
-    api.call("app", "put", org, "shop", "-", stdin="{app_name: Shop}")
+def shop(api: ControlThread, org: str) -> tuple[str, ...]:
+    api.run_command("app", "put", org, "shop", "-", stdin="{app_name: Shop}")
     return (org, "--app", "shop")
 
 
-def as_json(api: Served, *arguments: str) -> Any:
-    return json.loads(api.call(*arguments, "--json").stdout)
+def as_json(api: ControlThread, *arguments: str) -> Any:
+    return json.loads(api.run_command(*arguments, "--json").stdout)
 
 
-def test_an_override_is_set_shown_and_cleared(api: Served, org: str) -> None:
-    without = api.call("override", "set", org, "economy", "--reason", "x", code=2).stderr
+def test_an_override_is_set_shown_and_cleared(api: ControlThread, org: str) -> None:
+    without = api.run_command("override", "set", org, "economy", "--reason", "x", code=2).stderr
     assert without == f"quotas apply to each app of Org {org} ({org}): name one with --app; there are: none yet\n"
-    api.call("app", "put", org, "shop", "-", stdin="{app_name: Shop}")
+    api.run_command("app", "put", org, "shop", "-", stdin="{app_name: Shop}")
     where = (f"org {org}", "--app", "shop")
-    assert "no override" in api.call("override", "show", *where).stdout
-    told = api.call("override", "set", *where, "economy", *BECAUSE).stdout
+    assert "no override" in api.run_command("override", "show", *where).stdout
+    told = api.run_command("override", "set", *where, "economy", *BECAUSE).stdout
     line = rf"Shop \({org} / shop\): economy until \S+ 00:00 \S+, said ann: quiet weekend\n"
     assert re.fullmatch(line, told)
-    assert re.fullmatch(line, api.call("override", "show", *where).stdout)
+    assert re.fullmatch(line, api.run_command("override", "show", *where).stdout)
     later = as_json(api, "override", "set", *where, "premium", *BECAUSE, "--until", "+2h")["override"]
     assert (later["label"], later["version"]) == ("premium", 2)
     wait = datetime.fromisoformat(later["until"]) - datetime.now(UTC)
@@ -60,9 +60,9 @@ def test_an_override_is_set_shown_and_cleared(api: Served, org: str) -> None:
     shown = as_json(api, "override", "show", *where)
     assert shown.keys() == {"org", "app", "period", "override"}
     assert (shown["org"], shown["app"], shown["override"]) == (org, "shop", later)
-    assert "the quotas decide again" in api.call("override", "clear", *where).stdout
-    assert "there was no override" in api.call("override", "clear", *where, code=1).stdout
-    assert json.loads(api.call("override", "clear", *where, "--json", code=1).stdout)["is_cleared"] is False
+    assert "the quotas decide again" in api.run_command("override", "clear", *where).stdout
+    assert "there was no override" in api.run_command("override", "clear", *where, code=1).stdout
+    assert json.loads(api.run_command("override", "clear", *where, "--json", code=1).stdout)["is_cleared"] is False
     assert as_json(api, "override", "show", *where)["override"] is None
 
 
@@ -80,50 +80,50 @@ MISTAKES = [
 
 @pytest.mark.parametrize(("arguments", "complaint"), MISTAKES)
 def test_a_mistake_is_told_and_changes_nothing(
-    api: Served, shop: tuple[str, ...], arguments: tuple[str, ...], complaint: str
+    api: ControlThread, shop: tuple[str, ...], arguments: tuple[str, ...], complaint: str
 ) -> None:
-    told = api.call("override", "set", *shop, *arguments, code=2)
+    told = api.run_command("override", "set", *shop, *arguments, code=2)
     assert told.stdout == ""
     assert told.stderr.startswith(complaint)
     assert len(told.stderr.splitlines()) == 1
     assert as_json(api, "override", "show", *shop)["override"] is None
 
 
-def test_a_time_is_that_of_the_orgs_zone_and_cut_to_the_period(api: Served) -> None:
+def test_a_time_is_that_of_the_orgs_zone_and_cut_to_the_period(api: ControlThread) -> None:
     org = str(uuid4())
-    api.call("org", "put", org, "-", stdin=SETTINGS.replace("APP", "ORG").replace("Acme", "Whole"))
+    api.run_command("org", "put", org, "-", stdin=SETTINGS.replace("APP", "ORG").replace("Acme", "Whole"))
     local = (datetime.now(ZoneInfo(ZONE)) + timedelta(hours=1)).replace(microsecond=0)
     because = ("--reason", "x", "--until")
     told = as_json(api, "override", "set", org, "economy", *because, f"{local:%Y-%m-%dT%H:%M:%S}")
     assert (datetime.fromisoformat(told["override"]["until"]), told["app"]) == (local, None)
-    whole = api.call("override", "set", org, "economy", *because, f"{local:%Y-%m-%dT%H:%M:%S}").stdout
+    whole = api.run_command("override", "set", org, "economy", *because, f"{local:%Y-%m-%dT%H:%M:%S}").stdout
     assert "cut to its end" not in whole
-    assert "and was cut to its end" in api.call("override", "set", org, "economy", *because, "+9d").stdout
-    told = api.call("override", "set", org, "economy", "--app", "shop", *because, "+1h", code=2).stderr
+    assert "and was cut to its end" in api.run_command("override", "set", org, "economy", *because, "+9d").stdout
+    told = api.run_command("override", "set", org, "economy", "--app", "shop", *because, "+1h", code=2).stderr
     assert told == f"quotas apply to the org Whole ({org}) as a whole: leave out --app\n"
 
 
-def test_without_a_name_it_is_whoever_runs_the_command(api: Served, shop: tuple[str, ...]) -> None:
-    told = api.call("override", "set", *shop, "economy", "--reason", "x", "--json", LOGNAME="carla").stdout
+def test_without_a_name_it_is_whoever_runs_the_command(api: ControlThread, shop: tuple[str, ...]) -> None:
+    told = api.run_command("override", "set", *shop, "economy", "--reason", "x", "--json", LOGNAME="carla").stdout
     assert json.loads(told)["override"]["who"] == "carla"
 
 
-def begun(api: Served, org: str, app: str | None = None) -> str:
-    return api.do(api.rig.parts.sessions.login(Scope(org, app))).sid
+def begun(api: ControlThread, org: str, app: str | None = None) -> str:
+    return api.do(api.harness.parts.sessions.login(Scope(org, app))).sid
 
 
-def test_sessions_are_listed_and_ended_one_by_one_or_all_at_once(api: Served, shop: tuple[str, ...]) -> None:
+def test_sessions_are_listed_and_ended_one_by_one_or_all_at_once(api: ControlThread, shop: tuple[str, ...]) -> None:
     org = shop[0]
-    assert "has no sessions" in api.call("session", "list", *shop).stdout
+    assert "has no sessions" in api.run_command("session", "list", *shop).stdout
     assert as_json(api, "session", "list", *shop) == []
     first, second, third = (begun(api, org, "shop") for _ in range(3))
     others = begun(api, org)
-    lines = api.call("session", "list", *shop).stdout.splitlines()
+    lines = api.run_command("session", "list", *shop).stdout.splitlines()
     assert lines[0].split() == ["Session", "Began", "Refreshed", "Expires"]
     assert {line.split()[0] for line in lines[1:]} == {first, second, third}
-    assert api.call("session", "revoke", *shop, second.upper()).stdout == f"Shop ({org} / shop): 1 ended\n"
+    assert api.run_command("session", "revoke", *shop, second.upper()).stdout == f"Shop ({org} / shop): 1 ended\n"
     assert {each["session_id"] for each in as_json(api, "session", "list", *shop)} == {first, third}
-    assert "it was over already" in api.call("session", "revoke", *shop, second).stdout
+    assert "it was over already" in api.run_command("session", "revoke", *shop, second).stdout
     assert as_json(api, "session", "revoke", *shop, "all") == {"ended": 2}
     assert as_json(api, "session", "list", *shop) == []
     assert [each["session_id"] for each in as_json(api, "session", "list", org)] == [others]

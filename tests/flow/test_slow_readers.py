@@ -10,7 +10,7 @@ from h2.settings import SettingCodes
 from hyperframe.frame import GoAwayFrame, PingFrame
 from price_keeper.exchange import Request, Responder
 
-from tests.support.rig import Rig, echo, on_both_loops, port
+from tests.support.rig import PortHarness, echo, on_both_loops, open_port
 from tests.support.wire import CutError, Http2Wire, Wire, ask, eventually, quiet
 
 
@@ -26,10 +26,10 @@ async def flood(request: Request, responder: Responder) -> None:
 @on_both_loops
 async def test_a_reader_that_stalls_is_cut_and_one_that_reads_is_not(size: int, more: bytes) -> None:
     """Also when the answer is finished and its rest is no more than a buffer holds, which no event ever tells."""
-    async with port(flood, stalled_seconds=300, idle_seconds=75, write_buffer_bytes=64 * 1024) as rig:
+    async with open_port(flood, stalled_seconds=300, idle_seconds=75, write_buffer_bytes=64 * 1024) as rig:
         slow, stalled = [await rig.connect(receive_buffer=4096) for _ in range(2)]
-        await eventually(lambda: rig.open == 2)
-        rig.narrow()
+        await eventually(lambda: rig.open_connections == 2)
+        rig.shrink_send_buffers()
         for wire in (slow, stalled):
             await wire.send(ask(path=b"/%d" % size, more=more))
         await quiet()
@@ -39,13 +39,13 @@ async def test_a_reader_that_stalls_is_cut_and_one_that_reads_is_not(size: int, 
             await rig.pass_time(120)
             while len(slow.got) < size / 2 and await slow.more():
                 pass
-        assert rig.open == 2
+        assert rig.open_connections == 2
         assert len((await slow.answer()).body) == size
         await rig.pass_time(70)
         assert await stalled.ending() == "reset"
 
 
-async def read_slowly(rig: Rig, wire: Wire, size: int) -> None:
+async def read_slowly(rig: PortHarness, wire: Wire, size: int) -> None:
     """Far less than a buffer holds in the time that a reader may stall, again and again."""
     while len(wire.got) < size:
         await rig.pass_time(100)
@@ -58,10 +58,10 @@ async def read_slowly(rig: Rig, wire: Wire, size: int) -> None:
 @pytest.mark.parametrize("more", [b"", b"connection: close\r\n"])
 @on_both_loops
 async def test_a_slow_but_steady_reader_is_not_cut(more: bytes) -> None:
-    async with port(flood, stalled_seconds=300, write_buffer_bytes=64 * 1024) as rig:
+    async with open_port(flood, stalled_seconds=300, write_buffer_bytes=64 * 1024) as rig:
         wire = await rig.connect(receive_buffer=4096)
-        await eventually(lambda: rig.open == 1)
-        rig.narrow()
+        await eventually(lambda: rig.open_connections == 1)
+        rig.shrink_send_buffers()
         await wire.send(ask(path=b"/300000", more=more))
         await quiet()
         await read_slowly(rig, wire, 300_000)
@@ -69,10 +69,10 @@ async def test_a_slow_but_steady_reader_is_not_cut(more: bytes) -> None:
 
 @on_both_loops
 async def test_who_says_no_more_and_reads_late_still_gets_what_he_asked_for_ahead() -> None:
-    async with port(flood, write_buffer_bytes=64 * 1024) as rig:
+    async with open_port(flood, write_buffer_bytes=64 * 1024) as rig:
         wire = await rig.connect(receive_buffer=4096)
-        await eventually(lambda: rig.open == 1)
-        rig.narrow()
+        await eventually(lambda: rig.open_connections == 1)
+        rig.shrink_send_buffers()
         await wire.send(ask(path=b"/300000") * 3)
         await eventually(lambda: any(getattr(each, "is_write_paused", False) for each in rig.listener._connections))
         wire.half_close()
@@ -109,10 +109,10 @@ async def test_a_flow_is_told_how_long_nothing_was_read(monkeypatch: pytest.Monk
         await gate.wait()
         responder.finish()
 
-    async with port(attached, stalled_seconds=1000) as rig:
+    async with open_port(attached, stalled_seconds=1000) as rig:
         wire = await rig.connect(receive_buffer=4096)
-        await eventually(lambda: rig.open == 1)
-        rig.narrow()
+        await eventually(lambda: rig.open_connections == 1)
+        rig.shrink_send_buffers()
         await wire.send(ask())
         await quiet()
         await rig.pass_time(1)
@@ -126,8 +126,8 @@ async def test_a_flow_is_told_how_long_nothing_was_read(monkeypatch: pytest.Monk
 
 @on_both_loops
 async def test_windows_that_never_open_hold_a_stream_for_a_while_only() -> None:
-    async with port(echo, stalled_seconds=300, idle_seconds=75) as rig:
-        client = await rig.connect2(settings={SettingCodes.INITIAL_WINDOW_SIZE: 10})
+    async with open_port(echo, stalled_seconds=300, idle_seconds=75) as rig:
+        client = await rig.connect_http2(settings={SettingCodes.INITIAL_WINDOW_SIZE: 10})
         client.reads_on = False
         number = client.open(ends=False)
         await client.body(number, b"x" * 100)
@@ -143,7 +143,7 @@ async def test_windows_that_never_open_hold_a_stream_for_a_while_only() -> None:
         await rig.pass_time(2)
         with pytest.raises(CutError, match="stream reset"):
             await client.answer(number)
-        assert rig.open == 1
+        assert rig.open_connections == 1
 
 
 async def streamed_flood(request: Request, responder: Responder) -> None:
@@ -153,37 +153,37 @@ async def streamed_flood(request: Request, responder: Responder) -> None:
     responder.finish()
 
 
-async def flooded(rig: Rig, *paths: bytes) -> Http2Wire:
+async def flooded(rig: PortHarness, *paths: bytes) -> Http2Wire:
     """A client whose windows are wide open, and whose socket is not read."""
-    client = await rig.connect2(settings={SettingCodes.INITIAL_WINDOW_SIZE: 2**31 - 1}, receive_buffer=4096)
-    await eventually(lambda: rig.open)
-    rig.narrow()
+    client = await rig.connect_http2(settings={SettingCodes.INITIAL_WINDOW_SIZE: 2**31 - 1}, receive_buffer=4096)
+    await eventually(lambda: rig.open_connections)
+    rig.shrink_send_buffers()
     client.h2.increment_flow_control_window(2**30)
     for path in paths:
         client.open(path)
     await client.flush()
     await quiet(0.1)
-    assert rig.open == 1
+    assert rig.open_connections == 1
     await rig.pass_time(1)
     return client
 
 
 @on_both_loops
 async def test_a_connection_that_nobody_reads_is_cut_though_it_pings() -> None:
-    async with port(streamed_flood, stalled_seconds=300) as rig:
+    async with open_port(streamed_flood, stalled_seconds=300) as rig:
         client = await flooded(rig, b"/10000000")
         for _ in range(9):  # the kernels settle first
             with suppress(ConnectionError):
                 await client.wire.send(PingFrame(0).serialize())
             await quiet(0.01)
             await rig.pass_time(100)
-        await eventually(lambda: rig.open == 0)
+        await eventually(lambda: rig.open_connections == 0)
 
 
 @on_both_loops
 async def test_a_connection_that_is_read_slowly_is_not_cut() -> None:
     """Nor any of its streams, however long it is before their turn comes."""
-    async with port(streamed_flood, stalled_seconds=300, write_buffer_bytes=16 * 1024) as rig:
+    async with open_port(streamed_flood, stalled_seconds=300, write_buffer_bytes=16 * 1024) as rig:
         client = await flooded(rig, b"/100000", b"/100001")
         streams = client.streams.values()
         for size in range(20_000, 200_001, 20_000):
@@ -198,7 +198,7 @@ async def test_a_connection_that_is_read_slowly_is_not_cut() -> None:
 @on_both_loops
 async def test_who_stalls_at_the_end_of_the_last_answer_is_cut_too() -> None:
     """Though there was more to write for a while, and then so little that no event tells of it."""
-    async with port(streamed_flood, lingering_seconds=5, write_buffer_bytes=64 * 1024) as rig:
+    async with open_port(streamed_flood, lingering_seconds=5, write_buffer_bytes=64 * 1024) as rig:
         client = await flooded(rig, b"/150000")
         await client.wire.send(GoAwayFrame(0).serialize())
         (connection,) = rig.listener._connections
@@ -207,4 +207,4 @@ async def test_who_stalls_at_the_end_of_the_last_answer_is_cut_too() -> None:
         for _ in range(20):  # the kernels settle first
             await quiet(0.01)
             await rig.pass_time(6)
-        await eventually(lambda: rig.open == 0)
+        await eventually(lambda: rig.open_connections == 0)

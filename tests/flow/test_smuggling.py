@@ -7,7 +7,7 @@ from contextlib import suppress
 import pytest
 from price_keeper.exchange import Request, Responder
 
-from tests.support.rig import Through, between, echo, on_both_loops, port, sends, upstream
+from tests.support.rig import ForwardingHandler, open_forwarding_port, echo, on_both_loops, open_port, reply_with, upstream
 from tests.support.wire import CutError, Streamed, ask, quiet, refused
 
 HIDDEN = b"GET /hidden HTTP/1.1\r\nhost: here\r\n\r\n"
@@ -86,7 +86,7 @@ async def test_it_is_refused(what: str) -> None:
         seen.append(request.target)
         await echo(request, responder)
 
-    async with port(note) as rig:
+    async with open_port(note) as rig:
         wire = await rig.connect()
         await wire.send(AMBIGUOUS[what])
         await refused(wire)
@@ -96,7 +96,7 @@ async def test_it_is_refused(what: str) -> None:
 @pytest.mark.parametrize("pieces", [1, 3, 1000])
 @on_both_loops
 async def test_another_protocol_is_refused_however_its_first_line_comes(pieces: int) -> None:
-    async with port(echo) as rig:
+    async with open_port(echo) as rig:
         for line, is_good in ((b"POST /a RTSP/1.1", False), (b"\r\nPOST /a HTTP/1.1", True)):
             wire = await rig.connect()
             whole = line + b"\r\nhost: here\r\nx: HTTP/1.1\r\ncontent-length: 0\r\n\r\n"
@@ -112,7 +112,7 @@ async def test_another_protocol_is_refused_however_its_first_line_comes(pieces: 
 
 @on_both_loops
 async def test_pipelined_request_of_another_protocol_is_refused() -> None:
-    async with port(echo) as rig:
+    async with open_port(echo) as rig:
         wire = await rig.connect()
         await wire.send(ask(b"x") + ask(b"y") + b"POST /a RTSP/1.0\r\nhost: here\r\n\r\n")
         assert [(await wire.answer()).body for _ in range(2)] == [b"x", b"y"]
@@ -122,7 +122,7 @@ async def test_pipelined_request_of_another_protocol_is_refused() -> None:
 @pytest.mark.parametrize("split", range(1, 25))
 @on_both_loops
 async def test_first_line_may_begin_behind_another_request(split: int) -> None:
-    async with port(echo) as rig:
+    async with open_port(echo) as rig:
         wire = await rig.connect()
         second = b"UNSUBSCRIBE /a HTTP/1.1\r\nhost: here\r\ncontent-length: 1\r\n\r\ny"
         await wire.send(ask(b"x") + second[:split])
@@ -136,7 +136,7 @@ async def test_first_line_may_begin_behind_another_request(split: int) -> None:
 )
 @on_both_loops
 async def test_hosts_that_are_names_or_addresses_are_taken(host: bytes) -> None:
-    async with port(echo) as rig:
+    async with open_port(echo) as rig:
         wire = await rig.connect()
         await wire.send(b"POST /a HTTP/1.1\r\nhost: %b\r\ncontent-length: 0\r\n\r\n" % host)
         assert (await wire.answer()).status == 200
@@ -147,16 +147,16 @@ async def test_hosts_that_are_names_or_addresses_are_taken(host: bytes) -> None:
 @on_both_loops
 async def test_what_goes_upstream_is_one_request_however_it_came() -> None:
     """Framed anew: a length, and the bytes it counts, even if they look like a request."""
-    through = Through()
-    async with upstream(sends(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")) as server:
-        through.to(server.endpoint)
-        async with between(through) as rig:
+    through = ForwardingHandler()
+    async with upstream(reply_with(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")) as server:
+        through.set_targets(server.endpoint)
+        async with open_forwarding_port(through) as rig:
             wire = await rig.connect()
             await wire.send(POST + CHUNKED + b"trailer: x\r\n\r\n%x\r\n%b\r\n0\r\nx: y\r\n\r\n" % (len(HIDDEN), HIDDEN))
             await wire.answer()
             await wire.send(ask(HIDDEN))
             await wire.answer()
-            client = await rig.connect2()
+            client = await rig.connect_http2()
             await client.call(body=HIDDEN)
             assert [call.body for call in server.calls] == [HIDDEN] * 3
             assert [call.head.count(b"content-length: %d" % len(HIDDEN)) for call in server.calls] == [1] * 3
@@ -212,8 +212,8 @@ async def test_nor_does_it_pass_over_http2(what: str) -> None:
         seen.append(request.target)
         await echo(request, responder)
 
-    async with port(note) as rig:
-        client = await rig.connect2()
+    async with open_port(note) as rig:
+        client = await rig.connect_http2()
         client.h2.config.validate_outbound_headers = client.h2.config.normalize_outbound_headers = False
         client.streams[1] = Streamed()
         client.h2.send_headers(1, UNFIT[what])
@@ -234,8 +234,8 @@ async def test_a_body_that_trailers_end_is_as_long_as_its_head_says(body: bytes)
         seen.append(request.body)
         await echo(request, responder)
 
-    async with port(note) as rig:
-        client = await rig.connect2()
+    async with open_port(note) as rig:
+        client = await rig.connect_http2()
         for stream, sent in ((1, body), (3, b"body")):
             client.streams[stream] = Streamed()
             client.h2.send_headers(stream, [*HEAD, (b"content-length", b"4")])
@@ -258,7 +258,7 @@ async def test_the_last_request_is_the_last_whatever_else_it_offers(lines: list[
         seen.append(request.target)
         await echo(request, responder)
 
-    async with port(note) as rig:
+    async with open_port(note) as rig:
         wire = await rig.connect()
         offer = b"".join(b"connection: %b\r\n" % line for line in lines) + b"upgrade: x\r\n"
         await wire.send(ask(b"body", offer) + HIDDEN)

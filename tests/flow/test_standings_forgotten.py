@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from price_keeper.model import Caller
 
-from tests.support.control import API, ORG, rig
+from tests.support.control import API, ORG, open_control_harness
 from tests.support.engines import Engines
 
 
@@ -17,9 +17,9 @@ async def test_whoever_waits_for_a_standing_that_is_forgotten_finds_a_payer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
     """As when an org that was taken to have the defaults turns out to have a calendar of its own."""
-    async with Engines({}).open("sqlite", tmp_path) as store, rig(store, tmp_path) as api:
-        await api.org()
-        await api.app()
+    async with Engines({}).open("sqlite", tmp_path) as store, open_control_harness(store, tmp_path) as api:
+        await api.put_org()
+        await api.put_app()
         standings, caller = api.parts.budgets, Caller(ORG, "shop", "client")
 
         class Forgetful(asyncio.Event):

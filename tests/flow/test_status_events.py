@@ -23,9 +23,9 @@ from price_keeper.stores.contract import Store
 from tests.flow.test_run import SERVED
 from tests.flow.test_status_page import OVERRIDE, SHOP, spend
 from tests.support.commands import ROOT, sidecar
-from tests.support.control import ADMIN_KEY, API, ORG, SETTINGS, Rig
+from tests.support.control import ADMIN_KEY, API, ORG, SETTINGS, ControlHarness
 from tests.support.engines import Engines
-from tests.support.status_page import PAGE, SECONDS, TICK, Browser, listening, put, status_page
+from tests.support.status_page import PAGE, SECONDS, TICK, Browser, open_events, put, status_page
 
 IN_FULL = f"?org={ORG}&app=shop"
 
@@ -46,7 +46,7 @@ class Leaving:
 
 
 @pytest.fixture
-async def api(tmp_path: Path) -> AsyncIterator[Rig]:
+async def api(tmp_path: Path) -> AsyncIterator[ControlHarness]:
     async with Engines({}).open("sqlite", tmp_path) as store, status_page(tmp_path, Leaving(store)) as running:  # type: ignore[arg-type]
         await put(running, "shop")
         yield running
@@ -58,8 +58,8 @@ async def until(is_so: Callable[[], bool]) -> None:
             await asyncio.sleep(0.005)
 
 
-async def test_first_comes_all_of_it_and_then_what_is_new(api: Rig) -> None:
-    async with listening(api, IN_FULL) as (answer, events):
+async def test_first_comes_all_of_it_and_then_what_is_new(api: ControlHarness) -> None:
+    async with open_events(api, IN_FULL) as (answer, events):
         assert (answer.status, answer.headers["Content-Type"]) == (200, "text/event-stream")
         assert answer.headers["Cache-Control"] == "no-store"
         _, first = await events.next()
@@ -74,25 +74,25 @@ async def test_first_comes_all_of_it_and_then_what_is_new(api: Rig) -> None:
             pass
 
 
-async def test_when_nothing_is_new_a_heartbeat_comes_and_no_data(api: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_when_nothing_is_new_a_heartbeat_comes_and_no_data(api: ControlHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     async def same(*_: Any) -> dict[str, Any]:
         return {"scope": 1}
 
     monkeypatch.setattr(live, "_read_board", same)
-    async with listening(api) as (answer, events):
+    async with open_events(api) as (answer, events):
         assert (await events.next())[1]["scope"] == 1
         async with asyncio.timeout(SECONDS):
             while await answer.content.readline() != b": still here\n":
                 pass
 
 
-async def test_a_head_is_answered_and_listens_to_nothing(api: Rig) -> None:
+async def test_a_head_is_answered_and_listens_to_nothing(api: ControlHarness) -> None:
     answer = await api.ask("HEAD", "/status/events")
     assert (answer.status, answer.raw, answer.headers["Content-Type"]) == (200, b"", "text/event-stream")
     assert len(api.parts.page.subscriptions) == 0
 
 
-async def test_however_many_listen_it_is_found_out_once(api: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_however_many_listen_it_is_found_out_once(api: ControlHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     made = 0
     making = board._build_board
 
@@ -103,7 +103,7 @@ async def test_however_many_listen_it_is_found_out_once(api: Rig, monkeypatch: p
 
     monkeypatch.setattr(board, "_build_board", counted)
     async with AsyncExitStack() as open_now:
-        streams = [await open_now.enter_async_context(listening(api, IN_FULL)) for _ in range(MAX_ADMIN_PAGES)]
+        streams = [await open_now.enter_async_context(open_events(api, IN_FULL)) for _ in range(MAX_ADMIN_PAGES)]
         assert all(answer.status == 200 for answer, _ in streams)
         await asyncio.gather(*(events.next() for _, events in streams))
         made, asked, began = 0, api.store.asked, time.monotonic()  # type: ignore[attr-defined]
@@ -114,14 +114,14 @@ async def test_however_many_listen_it_is_found_out_once(api: Rig, monkeypatch: p
         assert api.store.asked - asked <= 6 * (ticks + 1)  # type: ignore[attr-defined]
 
 
-async def test_too_many_are_told_to_ask_for_themselves_and_room_comes_back(api: Rig) -> None:
-    app = api.shown((ORG, "shop"))
+async def test_too_many_are_told_to_ask_for_themselves_and_room_comes_back(api: ControlHarness) -> None:
+    app = api.auth_headers((ORG, "shop"))
     async with AsyncExitStack() as open_now:
-        for who, most in ((api.shown("admin"), MAX_ADMIN_PAGES), (app, MAX_PAGES_PER_CLIENT)):
+        for who, most in ((api.auth_headers("admin"), MAX_ADMIN_PAGES), (app, MAX_PAGES_PER_CLIENT)):
             for _ in range(most):
-                answer, events = await open_now.enter_async_context(listening(api, **who))
+                answer, events = await open_now.enter_async_context(open_events(api, **who))
                 await events.next()
-            async with listening(api, **who) as (refused, _):
+            async with open_events(api, **who) as (refused, _):
                 told = await refused.json()
                 assert (refused.status, told["error"]) == (503, "unavailable")
                 assert refused.headers["Retry-After"] == f"{SUBSCRIBE_RETRY_SECONDS:.0f}"
@@ -129,12 +129,12 @@ async def test_too_many_are_told_to_ask_for_themselves_and_room_comes_back(api: 
         assert len(api.parts.page.subscriptions) == MAX_ADMIN_PAGES + MAX_PAGES_PER_CLIENT
         assert answer.status == 200
     await until(lambda: len(api.parts.page.subscriptions) == 0)
-    async with listening(api) as (again, _):
+    async with open_events(api) as (again, _):
         assert again.status == 200
 
 
-async def test_while_the_store_is_away_the_page_says_so_and_goes_on(api: Rig) -> None:
-    async with listening(api, IN_FULL) as (_, events):
+async def test_while_the_store_is_away_the_page_says_so_and_goes_on(api: ControlHarness) -> None:
+    async with open_events(api, IN_FULL) as (_, events):
         assert (await events.next())[1]["trouble"] is None
         api.store.is_away = True  # type: ignore[attr-defined]
         assert (await events.until("trouble"))["trouble"] == STORE_AWAY_TEXT
@@ -142,11 +142,11 @@ async def test_while_the_store_is_away_the_page_says_so_and_goes_on(api: Rig) ->
         assert (await events.until("trouble"))["trouble"] is None
 
 
-async def test_a_session_that_ends_ends_what_it_listens_to(api: Rig) -> None:
+async def test_a_session_that_ends_ends_what_it_listens_to(api: ControlHarness) -> None:
     browser = Browser(api)
     await browser.sign_in_as(ORG, "shop")
     assert browser.cookie is not None
-    async with listening(api, IN_FULL, Cookie=browser.cookie, **PAGE) as (_, events):
+    async with open_events(api, IN_FULL, Cookie=browser.cookie, **PAGE) as (_, events):
         await events.next()
         await browser.ask("DELETE", "/status/session")
         while (told := await events.next())[0] != "end":
@@ -155,8 +155,8 @@ async def test_a_session_that_ends_ends_what_it_listens_to(api: Rig) -> None:
             await events.next()
 
 
-async def test_when_the_process_stops_nobody_waits_for_who_listens(api: Rig) -> None:
-    async with listening(api) as (_, events):
+async def test_when_the_process_stops_nobody_waits_for_who_listens(api: ControlHarness) -> None:
+    async with open_events(api) as (_, events):
         await events.next()
         api.control.stop()
         assert (await events.next())[0] == "end"

@@ -22,7 +22,7 @@ from price_keeper.control.rates import LocalApiRateLimiter
 from price_keeper.errors import AccessDenied
 
 from tests.support.clock import ManualClock
-from tests.support.control import ADMIN_KEY, API, ORG, OTHER, SETTINGS, Answered, Rig, rig
+from tests.support.control import ADMIN_KEY, API, ORG, OTHER, SETTINGS, ControlResponse, ControlHarness, open_control_harness
 from tests.support.engines import Engines
 from tests.support.status_page import PAGE, Browser, put, status_page
 
@@ -31,18 +31,18 @@ OVERRIDE = {"label": "economy", "reason": "a quiet day"}
 
 
 @pytest.fixture
-async def api(tmp_path: Path) -> AsyncIterator[Rig]:
+async def api(tmp_path: Path) -> AsyncIterator[ControlHarness]:
     async with status_page(tmp_path) as running:
         yield running
 
 
 @pytest.fixture
-async def shop(api: Rig) -> Rig:
+async def shop(api: ControlHarness) -> ControlHarness:
     await put(api, "shop")
     return api
 
 
-async def spend(api: Rig, name: str, label: str, millions: int, path: str = SHOP) -> None:
+async def spend(api: ControlHarness, name: str, label: str, millions: int, path: str = SHOP) -> None:
     """Of tokens that go in."""
     body = {"request_id": name, "label": label, "input_tokens": millions * 1_000_000, "output_tokens": 0}
     answer = await api.ask("POST", f"{path}/usage", body)
@@ -53,7 +53,7 @@ async def spend(api: Rig, name: str, label: str, millions: int, path: str = SHOP
 # What anybody may see.
 
 
-async def test_the_page_and_its_files_are_for_anybody_and_hold_no_data(shop: Rig) -> None:
+async def test_the_page_and_its_files_are_for_anybody_and_hold_no_data(shop: ControlHarness) -> None:
     page = await shop.ask("GET", "/status", who=None)
     text = page.raw.decode()
     assert (page.status, page.headers["Content-Type"]) == (200, "text/html; charset=utf-8")
@@ -71,7 +71,7 @@ async def test_the_page_and_its_files_are_for_anybody_and_hold_no_data(shop: Rig
         assert other not in text
 
 
-async def test_every_file_of_the_page_is_served_as_what_it_is_and_nothing_else(api: Rig) -> None:
+async def test_every_file_of_the_page_is_served_as_what_it_is_and_nothing_else(api: ControlHarness) -> None:
     kinds = {
         "js": "text/javascript; charset=utf-8",
         "css": "text/css; charset=utf-8",
@@ -102,7 +102,7 @@ async def test_every_file_of_the_page_is_served_as_what_it_is_and_nothing_else(a
         assert (await api.ask("GET", f"/status/{name}", who=None)).status == 404, name
 
 
-async def test_who_is_not_signed_in_is_told_so_and_shown_nothing(shop: Rig) -> None:
+async def test_who_is_not_signed_in_is_told_so_and_shown_nothing(shop: ControlHarness) -> None:
     told = await Browser(shop).ask("GET", "/status/session")
     assert (told.status, told.body["is_signed_in"], told.body["org"]) == (200, False, None)
     for path in ("/status/board", "/status/events", f"{SHOP}/what-if?label=premium&quota_usd_micros=1"):
@@ -113,7 +113,7 @@ async def test_who_is_not_signed_in_is_told_so_and_shown_nothing(shop: Rig) -> N
 # Signing in and out.
 
 
-async def test_an_administrator_signs_in_and_out(shop: Rig) -> None:
+async def test_an_administrator_signs_in_and_out(shop: ControlHarness) -> None:
     browser = Browser(shop)
     answer = await browser.sign_in()
     assert (answer.status, answer.body["is_admin"], answer.body["org"]) == (200, True, None)
@@ -135,7 +135,7 @@ async def test_an_administrator_signs_in_and_out(shop: Rig) -> None:
     assert (await browser.ask("DELETE", "/status/session")).status == 200
 
 
-async def test_by_https_the_cookie_is_for_https_alone(api: Rig) -> None:
+async def test_by_https_the_cookie_is_for_https_alone(api: ControlHarness) -> None:
     host = "keeper.localhost"
     headers = PAGE | {"Origin": "https://127.0.0.1", "Host": "127.0.0.1"}
     body = {"kind": "admin", "secret": ADMIN_KEY}
@@ -146,7 +146,7 @@ async def test_by_https_the_cookie_is_for_https_alone(api: Rig) -> None:
 
 
 @pytest.mark.parametrize("secret", ["wrong", ADMIN_KEY + "x", ADMIN_KEY.upper(), "a.b.c"])
-async def test_wrong_secrets_are_limited_as_everywhere(api: Rig, secret: str) -> None:
+async def test_wrong_secrets_are_limited_as_everywhere(api: ControlHarness, secret: str) -> None:
     kind = "client" if secret == "a.b.c" else "admin"
     statuses = [(await Browser(api).sign_in(kind, secret)).status for _ in range(12)]
     assert statuses == [401] * 10 + [429] * 2
@@ -157,14 +157,14 @@ async def test_wrong_secrets_are_limited_as_everywhere(api: Rig, secret: str) ->
 @pytest.mark.parametrize(
     "body", [{}, {"kind": "root", "secret": "x"}, {"kind": "admin"}, {"kind": "admin", "secret": "ä"}]
 )
-async def test_what_is_no_sign_in_is_told_what_one_is(api: Rig, body: Any) -> None:
+async def test_what_is_no_sign_in_is_told_what_one_is(api: ControlHarness, body: Any) -> None:
     answer = await Browser(api).ask("POST", "/status/session", body)
     assert (answer.status, bool(answer.body["details"])) == (400, True)
     assert "Set-Cookie" not in answer.headers
 
 
 @pytest.mark.parametrize("name", ["secret", "client_secret", "refresh_token", "token"])
-async def test_a_secret_that_cannot_be_one_is_not_told_back(api: Rig, name: str) -> None:
+async def test_a_secret_that_cannot_be_one_is_not_told_back(api: ControlHarness, name: str) -> None:
     """The page would show it to whoever looks on."""
     path = {"secret": "/status/session", "client_secret": "/auth/token", "refresh_token": "/auth/refresh"}
     for mistyped in (ADMIN_KEY + "–", [ADMIN_KEY]):
@@ -176,7 +176,7 @@ async def test_a_secret_that_cannot_be_one_is_not_told_back(api: Rig, name: str)
 
 async def test_whoever_shares_an_address_keeps_nobody_from_signing_in(tmp_path: Path) -> None:
     rates = LocalApiRateLimiter(ManualClock().monotonic, 3, 1)
-    async with Engines({}).open("sqlite", tmp_path) as store, rig(store, tmp_path, rates=rates) as api:
+    async with Engines({}).open("sqlite", tmp_path) as store, open_control_harness(store, tmp_path, rates=rates) as api:
         assert [(await api.ask("GET", "/openapi.json", who=None)).status for _ in range(4)] == [200] * 3 + [429]
         for path in ("/status", "/status/page.js", "/status/session"):
             for method in ("GET", "HEAD"):
@@ -188,7 +188,7 @@ async def test_whoever_shares_an_address_keeps_nobody_from_signing_in(tmp_path: 
 
 
 @pytest.mark.parametrize("method", ["GET", "DELETE"])
-async def test_a_cookie_that_is_none_goes_however_many_wrong_ones_were_shown(api: Rig, method: str) -> None:
+async def test_a_cookie_that_is_none_goes_however_many_wrong_ones_were_shown(api: ControlHarness, method: str) -> None:
     """Or its browser would be told nothing else, also by the time it has a good key to show."""
     port = api.url.rpartition(":")[2]
     for _ in range(12):
@@ -197,7 +197,7 @@ async def test_a_cookie_that_is_none_goes_however_many_wrong_ones_were_shown(api
     assert (answer.status, int(answer.headers["Retry-After"]) > 0) == (429, True)
 
 
-async def test_a_session_ends_with_its_time_its_token_and_its_key(shop: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_session_ends_with_its_time_its_token_and_its_key(shop: ControlHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     admin, client, revoked = Browser(shop), Browser(shop), Browser(shop)
     assert (await admin.sign_in()).status == 200
     assert (await client.sign_in_as(ORG, "shop")).status == 200
@@ -219,7 +219,7 @@ async def test_a_session_ends_with_its_time_its_token_and_its_key(shop: Rig, mon
     assert "Max-Age=0" in told.headers["Set-Cookie"]
 
 
-async def test_a_session_is_good_for_the_page_alone_and_a_token_is_no_session(shop: Rig) -> None:
+async def test_a_session_is_good_for_the_page_alone_and_a_token_is_no_session(shop: ControlHarness) -> None:
     browser = Browser(shop)
     await browser.sign_in_as(ORG, "shop")
     assert browser.cookie is not None
@@ -239,7 +239,7 @@ async def test_a_session_is_good_for_the_page_alone_and_a_token_is_no_session(sh
 # What a page from elsewhere cannot do, though the browser adds the cookie.
 
 
-async def test_a_foreign_page_changes_and_reads_nothing(shop: Rig) -> None:
+async def test_a_foreign_page_changes_and_reads_nothing(shop: ControlHarness) -> None:
     browser = Browser(shop)
     await browser.sign_in()
     assert browser.cookie is not None
@@ -283,7 +283,7 @@ async def test_a_foreign_page_changes_and_reads_nothing(shop: Rig) -> None:
 # Whose data.
 
 
-async def test_nobody_is_shown_what_is_not_his(shop: Rig) -> None:
+async def test_nobody_is_shown_what_is_not_his(shop: ControlHarness) -> None:
     await put(shop, "till", org=OTHER, org_name="Rival")
     await put(shop, "bot")
     for who, rows in ((("admin"), {"shop", "bot", "till"}), ((ORG, None), {"shop", "bot"}), ((ORG, "shop"), {"shop"})):
@@ -312,7 +312,7 @@ async def test_nobody_is_shown_what_is_not_his(shop: Rig) -> None:
     assert (await shop.ask("GET", f"/api/v1/orgs/{OTHER}/apps/till/what-if", who=(ORG, "shop"))).status == 403
 
 
-async def _board(api: Rig, who: Any, query: str = "") -> Answered:
+async def _board(api: ControlHarness, who: Any, query: str = "") -> ControlResponse:
     answer = await api.ask("GET", f"/status/board{query}", who=who)
     assert answer.status == 200, answer.body
     return answer
@@ -322,12 +322,12 @@ async def _board(api: Rig, who: Any, query: str = "") -> Answered:
     "query",
     ["org=x", f"org={ORG}&app=..", "app=shop", "after=x", f"after={ORG}/a/b", "nothing=1", f"search={'x' * 101}"],
 )
-async def test_what_cannot_be_asked_for_is_told(api: Rig, query: str) -> None:
+async def test_what_cannot_be_asked_for_is_told(api: ControlHarness, query: str) -> None:
     answer = await api.ask("GET", f"/status/board?{query}")
     assert (answer.status, bool(answer.body["details"])) == (400, True)
 
 
-async def test_every_budget_is_found_page_by_page_and_by_its_name(api: Rig) -> None:
+async def test_every_budget_is_found_page_by_page_and_by_its_name(api: ControlHarness) -> None:
     orgs = [str(UUID(int=number)) for number in range(1, 31)]
     for number, org in enumerate(orgs):
         apps = [f"app-{app}" for app in range(number % 3 * 3)]
@@ -356,7 +356,7 @@ async def test_every_budget_is_found_page_by_page_and_by_its_name(api: Rig) -> N
         assert [(row["org"], row["app"]) for row in rows] == expected
 
 
-async def test_a_long_search_is_bounded_and_goes_on_where_it_ended(api: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_long_search_is_bounded_and_goes_on_where_it_ended(api: ControlHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(places, "MAX_READS", 3)
     orgs = [str(UUID(int=number)) for number in range(1, 40)]
     for org in orgs:
@@ -372,7 +372,7 @@ async def test_a_long_search_is_bounded_and_goes_on_where_it_ended(api: Rig, mon
 # What it tells.
 
 
-async def test_the_board_tells_what_is_spent_what_serves_and_what_happened(shop: Rig) -> None:
+async def test_the_board_tells_what_is_spent_what_serves_and_what_happened(shop: ControlHarness) -> None:
     await spend(shop, "one", "premium", 1)
     told = (await _board(shop, (ORG, "shop"), f"?org={ORG}&app=shop")).body
     assert (told["health"]["status"], told["trouble"]) == ("ready", None)
@@ -407,7 +407,7 @@ async def test_the_board_tells_what_is_spent_what_serves_and_what_happened(shop:
     assert (row["serves"], row["is_overridden"], row["labels"][0]["mode"]) == ("economy", True, "EXCEEDED")
 
 
-async def test_what_the_totals_know_and_this_process_does_not_is_looked_up(shop: Rig) -> None:
+async def test_what_the_totals_know_and_this_process_does_not_is_looked_up(shop: ControlHarness) -> None:
     """As of a fleet's spend, on a control service that serves no calls itself."""
     query = f"?org={ORG}&app=shop"
     assert (await _board(shop, "admin", query)).body["scope"]["labels"][0]["spent_usd_micros"] == "0"
@@ -426,11 +426,11 @@ async def test_what_the_totals_know_and_this_process_does_not_is_looked_up(shop:
     raise AssertionError(json.dumps(told["scope"]["labels"]))
 
 
-def _period(api: Rig) -> str:
+def _period(api: ControlHarness) -> str:
     return datetime.fromtimestamp(api.clock.now(), UTC).strftime("DAY#%Y%m%d")
 
 
-async def test_what_if_tells_and_changes_nothing(shop: Rig) -> None:
+async def test_what_if_tells_and_changes_nothing(shop: ControlHarness) -> None:
     await spend(shop, "one", "premium", 2)
     before = (await shop.ask("GET", API)).raw
     told = await shop.ask("GET", f"{SHOP}/what-if?label=premium&quota_usd_micros=5000000", who=(ORG, "shop"))

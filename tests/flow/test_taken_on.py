@@ -27,7 +27,7 @@ from price_keeper.stores.contract import Put, Value
 
 from tests.support.data_port import APP, ORG, Answered, DataPort, data_port
 from tests.support.own_labels import ARN
-from tests.support.own_labels import rig as own_rig
+from tests.support.own_labels import open_profile_harness as own_rig
 from tests.support.simulated import CLAUDE, NOVA, TURN, simulated_bedrock
 
 HAIKU = "anthropic.claude-haiku-4-5-20251001-v1:0"
@@ -210,8 +210,8 @@ async def test_models_of_no_label_and_guardrails_follow_too(port: DataPort) -> N
 
 async def test_a_name_that_the_configuration_takes_is_an_apps_own_no_more(tmp_path: Path) -> None:
     async with own_rig(tmp_path) as own:
-        await own.no_budget()
-        await own.made()
+        await own.put_org_without_budget()
+        await own.make_profile()
         caller = Caller(ORG, APP, build_client_id(ORG, APP))
         assert (await own.ask("fast", **TURN))["x-price-keeper-model"] == ARN
         labels = dict(own.port.config.labels)
@@ -227,8 +227,8 @@ async def test_a_name_that_goes_from_an_app_to_the_configuration_is_never_nobody
 ) -> None:
     """Not even for a call that waits meanwhile until the app's own labels are read."""
     async with own_rig(tmp_path) as own:
-        await own.no_budget()
-        await own.made()
+        await own.put_org_without_budget()
+        await own.make_profile()
         assert (await own.ask("fast", **TURN))["x-price-keeper-model"] == ARN
         kept, model = own.port.standings.app_labels, HAIKU.replace("4-5", "9-9")
         gate, asked, read = asyncio.Event(), asyncio.Event(), kept.refresh

@@ -25,7 +25,7 @@ from price_keeper.stores.contract import Store
 from price_keeper.tasks import Tasks
 
 from tests.support.clock import ManualClock
-from tests.support.control import API, ORG, SETTINGS, Rig, config, rig
+from tests.support.control import API, ORG, SETTINGS, ControlHarness, config, open_control_harness
 from tests.support.engines import Engines
 from tests.support.price_fleet import CLAUDE_PRICES, HAIKU, LABELS, Fleet, a_fleet, standard, status, usd_per_1m
 from tests.support.wire import eventually
@@ -43,19 +43,19 @@ TURN_SECONDS = 0.25  # a quarter of which it takes; what stops the loop for long
 
 
 @pytest.fixture
-async def api(tmp_path: Path) -> AsyncIterator[Rig]:
-    async with Engines({}).open("sqlite", tmp_path) as store, rig(store, tmp_path) as running:
-        await running.org()
-        await running.app()
+async def api(tmp_path: Path) -> AsyncIterator[ControlHarness]:
+    async with Engines({}).open("sqlite", tmp_path) as store, open_control_harness(store, tmp_path) as running:
+        await running.put_org()
+        await running.put_app()
         yield running
 
 
-async def take_on(api: Rig, whole: Config) -> None:
+async def take_on(api: ControlHarness, whole: Config) -> None:
     for prepared in (build_budget_reload(api.parts.budgets), api.parts.prepare_config):
         (await prepared(whole))()
 
 
-async def test_the_control_api_knows_the_new_labels_and_no_others(api: Rig, caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_control_api_knows_the_new_labels_and_no_others(api: ControlHarness, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     first = await api.ask("POST", f"{SHOP}/usage", USAGE | {"request_id": "r-1"}, who=CALLER)
     assert first.body["cost_usd_micros"] == "6000"
@@ -75,7 +75,7 @@ async def test_the_control_api_knows_the_new_labels_and_no_others(api: Rig, capl
     refused = await api.ask("PUT", API, SETTINGS | {"model_ordering": ["premium", "fresh"]})
     assert (refused.status, refused.body["details"][0]["path"]) == (400, "quotas.economy")
     quotas = {"premium": 1000, "fresh": 5}
-    await api.org(model_ordering=["premium", "fresh"], quotas=quotas)
+    await api.put_org(model_ordering=["premium", "fresh"], quotas=quotas)
     profile = {
         "label": "fresh",
         "inference_profile_arn": "arn:aws:bedrock:us-east-1:123456789012:application-inference-profile/abc123",
@@ -87,7 +87,7 @@ async def test_the_control_api_knows_the_new_labels_and_no_others(api: Rig, capl
 
 
 async def test_a_name_that_goes_from_an_app_to_the_configuration_has_a_price_all_the_time(
-    api: Rig, monkeypatch: pytest.MonkeyPatch
+    api: ControlHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also for a usage that waits meanwhile until the app's own labels are read."""
     own = api.parts.budgets.app_labels

@@ -22,7 +22,7 @@ from price_keeper.errors import ConfigError
 from price_keeper.surface.tls import ensure_local_certificates, create_server_context
 
 from tests.support.commands import Sidecar, sidecar
-from tests.support.rig import Rig, echo, on_both_loops, port
+from tests.support.rig import PortHarness, echo, on_both_loops, open_port
 from tests.support.wire import ask, descriptors, eventually, quiet
 
 QUESTION = [{"role": "user", "content": [{"text": "Hello"}]}]
@@ -101,15 +101,15 @@ def test_files_that_cannot_be_used_are_named(tmp_path: Path) -> None:
 
 
 @asynccontextmanager
-async def over_tls(folder: Path, **limits: float) -> AsyncIterator[tuple[Rig, ssl.SSLContext]]:
+async def over_tls(folder: Path, **limits: float) -> AsyncIterator[tuple[PortHarness, ssl.SSLContext]]:
     """A port, and what its clients trust."""
     authority, certificate, key = ensure_local_certificates(folder / "tls", time.time())
     trust = ssl.create_default_context(cafile=str(authority))
-    async with port(echo, tls=create_server_context(certificate, key), **limits) as rig:
+    async with open_port(echo, tls=create_server_context(certificate, key), **limits) as rig:
         yield rig, trust
 
 
-async def is_served(rig: Rig, trust: ssl.SSLContext) -> None:
+async def is_served(rig: PortHarness, trust: ssl.SSLContext) -> None:
     async with asyncio.timeout(10):
         reader, writer = await asyncio.open_connection("localhost", rig.port, ssl=trust)
         writer.write(ask(b"x", b"connection: close\r\n"))
@@ -124,22 +124,22 @@ async def test_connections_are_counted_and_timed_from_before_their_handshake(tmp
     async with over_tls(tmp_path, connections=4, surplus=1, head_seconds=20) as (rig, trust):
         await is_served(rig, trust)
         silent = [await rig.connect() for _ in range(20)]
-        await eventually(lambda: rig.open == 5)
+        await eventually(lambda: rig.open_connections == 5)
         await quiet()
-        assert rig.open == 5
+        assert rig.open_connections == 5
         assert rig.log.lines == ["there are 4 connections, as many as are taken; more are refused"]
         rig.log.lines.clear()
         assert [await wire.ending() for wire in silent[5:]] == ["closed"] * 15
         await rig.pass_time(19)
-        assert rig.open == 5
+        assert rig.open_connections == 5
         await rig.pass_time(2)
-        await eventually(lambda: rig.open == 0)
+        await eventually(lambda: rig.open_connections == 0)
         await is_served(rig, trust)
         half, noisy = [await rig.connect() for _ in range(2)]
         await half.send(b"\x16\x03\x01\x02\x00\x01\x00")
         half.half_close()
         await noisy.send(b"GET / HTTP/1.1\r\n\r\n")
-        await eventually(lambda: rig.open == 0)
+        await eventually(lambda: rig.open_connections == 0)
     await eventually(lambda: descriptors() <= before + 2)  # a loop's own
 
 
@@ -147,14 +147,14 @@ async def test_connections_are_counted_and_timed_from_before_their_handshake(tmp
 async def test_of_too_many_handshakes_the_oldest_makes_room(tmp_path: Path) -> None:
     async with over_tls(tmp_path, handshakes=3) as (rig, trust):
         silent = [await rig.connect() for _ in range(3)]
-        await eventually(lambda: rig.open == 3)
+        await eventually(lambda: rig.open_connections == 3)
         await is_served(rig, trust)
-        await eventually(lambda: rig.open == 2)
+        await eventually(lambda: rig.open_connections == 2)
         assert await silent[0].ending() in ("closed", "reset")
         late = [await rig.connect() for _ in range(3)]
         for wire in silent[1:]:
             assert await wire.ending() in ("closed", "reset")
-        await eventually(lambda: rig.open == 3)
+        await eventually(lambda: rig.open_connections == 3)
         for wire in late:
             wire.close()
 
@@ -163,9 +163,9 @@ async def test_of_too_many_handshakes_the_oldest_makes_room(tmp_path: Path) -> N
 async def test_a_handshake_does_not_hold_up_a_drain(tmp_path: Path) -> None:
     async with over_tls(tmp_path) as (rig, _):
         wire = await rig.connect()
-        await eventually(lambda: rig.open == 1)
+        await eventually(lambda: rig.open_connections == 1)
         draining = asyncio.create_task(rig.listener.drain(25))
-        await eventually(lambda: rig.open == 0)
+        await eventually(lambda: rig.open_connections == 0)
         await rig.pass_time(0.05)
         await draining
         assert await wire.ending() in ("closed", "reset")

@@ -14,27 +14,27 @@ from price_keeper.forwarding import upstream as limits
 from price_keeper.surface.tls import ensure_local_certificates, create_server_context
 
 from tests.support.rig import (
-    Exchange,
-    Rig,
-    Script,
-    Through,
-    Upstream,
-    between,
-    nowhere,
+    UpstreamExchange,
+    PortHarness,
+    ExchangeScript,
+    ForwardingHandler,
+    ScriptedUpstream,
+    open_forwarding_port,
+    closed_endpoint,
     on_both_loops,
-    plain,
-    sends,
+    build_response,
+    reply_with,
     upstream,
 )
 from tests.support.wire import CutError, Heard, ask, eventually, quiet, said
 
-OK = plain(b"all is well")
-THROTTLED = plain(b'{"message": "slow down"}', 429, b"x-amzn-errortype: ThrottlingException\r\n")
+OK = build_response(b"all is well")
+THROTTLED = build_response(b'{"message": "slow down"}', 429, b"x-amzn-errortype: ThrottlingException\r\n")
 
 
-async def asked(rig: Rig, protocol: str = "h1", body: bytes = b"hello") -> Heard:
+async def asked(rig: PortHarness, protocol: str = "h1", body: bytes = b"hello") -> Heard:
     if protocol == "h2":
-        return await (await rig.connect2()).call(body=body)
+        return await (await rig.connect_http2()).call(body=body)
     wire = await rig.connect()
     await wire.send(ask(body) if protocol == "h1" else b"GET / HTTP/1.0\r\n\r\n")
     return await wire.answer()
@@ -44,10 +44,10 @@ def away(heard: Heard) -> str:
     return said(heard, 503, "ServiceUnavailableException")
 
 
-def in_turn(*scripts: Script) -> Script:
+def in_turn(*scripts: ExchangeScript) -> ExchangeScript:
     left = list(scripts)
 
-    async def script(exchange: Exchange) -> None:
+    async def script(exchange: UpstreamExchange) -> None:
         await left.pop(0)(exchange)
 
     return script
@@ -58,80 +58,80 @@ def in_turn(*scripts: Script) -> Script:
 
 @on_both_loops
 async def test_connections_are_kept_for_the_next_call_and_the_last_used_goes_first() -> None:
-    async def in_company(exchange: Exchange) -> None:
+    async def in_company(exchange: UpstreamExchange) -> None:
         await eventually(lambda: len(server.calls) <= 3 or len(server.calls) >= 8)
         await exchange.send(OK)
 
-    through = Through()
+    through = ForwardingHandler()
     async with upstream(in_company) as server:
-        through.to(server.endpoint)
-        async with between(through) as rig:
+        through.set_targets(server.endpoint)
+        async with open_forwarding_port(through) as rig:
             for _ in range(3):
                 assert (await asked(rig)).body == b"all is well"
-            assert (server.connections, len(through.pooled)) == (1, 1)
+            assert (server.connections, len(through.idle_connections)) == (1, 1)
             await asyncio.gather(*(asked(rig) for _ in range(5)))
-            assert server.connections == len(through.pooled) == 5
-            last = through.pooled[-1]
+            assert server.connections == len(through.idle_connections) == 5
+            last = through.idle_connections[-1]
             await asked(rig)
-            assert through.pooled[-1] is last
+            assert through.idle_connections[-1] is last
             await rig.pass_time(limits.IDLE_TIMEOUT_SECONDS + 1)
-            await eventually(lambda: server.open == 0)
-            assert through.pooled == []
+            await eventually(lambda: server.open_connections == 0)
+            assert through.idle_connections == []
             assert (await asked(rig)).body == b"all is well"
 
 
 @on_both_loops
 async def test_a_connection_that_upstream_closed_while_idle_is_not_used() -> None:
-    through = Through()
-    async with upstream(sends(OK, then=Exchange.close)) as server:
-        through.to(server.endpoint)
-        async with between(through) as rig:
+    through = ForwardingHandler()
+    async with upstream(reply_with(OK, then=UpstreamExchange.close)) as server:
+        through.set_targets(server.endpoint)
+        async with open_forwarding_port(through) as rig:
             for number in range(3):
                 assert (await asked(rig)).body == b"all is well"
-                await eventually(lambda: through.pooled == [])
+                await eventually(lambda: through.idle_connections == [])
                 assert server.connections == len(server.calls) == number + 1
 
 
 @on_both_loops
 async def test_what_comes_unasked_spoils_a_connection() -> None:
-    async def talkative(exchange: Exchange) -> None:
+    async def talkative(exchange: UpstreamExchange) -> None:
         await exchange.send(OK)
         await quiet(0.02)
         await exchange.send(OK)
 
-    through = Through()
+    through = ForwardingHandler()
     async with upstream(talkative) as server:
-        through.to(server.endpoint)
-        async with between(through) as rig:
+        through.set_targets(server.endpoint)
+        async with open_forwarding_port(through) as rig:
             assert (await asked(rig)).body == b"all is well"
-            await eventually(lambda: through.pooled == [])
+            await eventually(lambda: through.idle_connections == [])
 
 
 @pytest.mark.parametrize("extra", [b"x", b"xyz", OK, OK[:20], b"HTTP/1.1 100 Continue\r\n\r\n"])
 @pytest.mark.parametrize("protocol", ["h1", "h2"])
 @on_both_loops
 async def test_extra_bytes_after_an_answer_reach_nobody(extra: bytes, protocol: str) -> None:
-    through = Through()
-    async with upstream(sends(OK + extra)) as server:
-        through.to(server.endpoint)
-        async with between(through) as rig:
+    through = ForwardingHandler()
+    async with upstream(reply_with(OK + extra)) as server:
+        through.set_targets(server.endpoint)
+        async with open_forwarding_port(through) as rig:
             for number in range(2):
                 heard = await asked(rig, protocol)
                 assert (heard.status, heard.body) == (200, b"all is well")
-                assert through.pooled == []
+                assert through.idle_connections == []
                 assert server.connections == number + 1
 
 
 @pytest.mark.parametrize("more", [b"connection: close\r\n", b"Connection: Close\r\n"])
 @on_both_loops
 async def test_connection_close_is_obeyed_and_not_passed_on(more: bytes) -> None:
-    through = Through()
-    async with upstream(sends(plain(b"x", more=more))) as server:
-        through.to(server.endpoint)
-        async with between(through) as rig:
+    through = ForwardingHandler()
+    async with upstream(reply_with(build_response(b"x", extra_headers=more))) as server:
+        through.set_targets(server.endpoint)
+        async with open_forwarding_port(through) as rig:
             heard = await asked(rig)
             assert b"connection" not in heard
-            await eventually(lambda: server.open == 0)
+            await eventually(lambda: server.open_connections == 0)
 
 
 @on_both_loops
@@ -142,23 +142,23 @@ async def test_over_tls(tmp_path: Path) -> None:
     trust.check_hostname = False
     trust.verify_mode = ssl.CERT_NONE
     big = b"y" * 3_000_000
-    through = Through(tls=trust)
-    script = in_turn(sends(plain(big)), sends(OK), sends(OK[:-1], then=Exchange.reset), sends(OK, then=Exchange.close))
+    through = ForwardingHandler(tls=trust)
+    script = in_turn(reply_with(build_response(big)), reply_with(OK), reply_with(OK[:-1], then=UpstreamExchange.reset), reply_with(OK, then=UpstreamExchange.close))
     async with upstream(script, ssl=create_server_context(certificate, key)) as server:
-        through.to(server.endpoint._replace(is_tls=True))
-        async with between(through) as rig:
+        through.set_targets(server.endpoint._replace(is_tls=True))
+        async with open_forwarding_port(through) as rig:
             wire = await rig.connect(receive_buffer=4096)
-            await eventually(lambda: rig.open)
-            rig.narrow()
+            await eventually(lambda: rig.open_connections)
+            rig.shrink_send_buffers()
             await wire.send(ask())
-            await eventually(lambda: any(each._is_paused for each in through.busy))
+            await eventually(lambda: any(each._is_paused for each in through.busy_connections))
             assert (await wire.answer()).body == big
             assert (await asked(rig)).body == b"all is well"
             assert server.connections == 1
             with pytest.raises(CutError, match="reset"):
                 await asked(rig)
             assert (await asked(rig)).body == b"all is well"
-            await eventually(lambda: server.open == 0)
+            await eventually(lambda: server.open_connections == 0)
 
 
 # Answers.
@@ -167,10 +167,10 @@ async def test_over_tls(tmp_path: Path) -> None:
 @on_both_loops
 async def test_interim_answers_are_passed_over() -> None:
     early = b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nlink: x\r\n\r\n"
-    through = Through()
-    async with upstream(sends(early, early, OK)) as server:
-        through.to(server.endpoint)
-        async with between(through) as rig:
+    through = ForwardingHandler()
+    async with upstream(reply_with(early, early, OK)) as server:
+        through.set_targets(server.endpoint)
+        async with open_forwarding_port(through) as rig:
             for _ in range(2):
                 heard = await asked(rig)
                 assert (heard.status, heard.body, b"link" in heard) == (200, b"all is well", False)
@@ -181,18 +181,18 @@ async def test_interim_answers_are_passed_over() -> None:
 @on_both_loops
 async def test_an_answer_that_ends_with_its_connection(protocol: str) -> None:
     for head in (b"HTTP/1.1 200 OK\r\n\r\n", b"HTTP/1.0 200 OK\r\nconnection: keep-alive\r\n\r\n"):
-        through = Through()
-        async with upstream(in_turn(sends(head, b"to the", b" end", then=Exchange.close), reset_after(head))) as server:
-            through.to(server.endpoint)
-            async with between(through) as rig:
+        through = ForwardingHandler()
+        async with upstream(in_turn(reply_with(head, b"to the", b" end", then=UpstreamExchange.close), reset_after(head))) as server:
+            through.set_targets(server.endpoint)
+            async with open_forwarding_port(through) as rig:
                 assert (await asked(rig, protocol)).body == b"to the end"
-                assert (through.pooled, through.outcomes[0].is_whole) == ([], True)
+                assert (through.idle_connections, through.outcomes[0].is_whole) == ([], True)
                 with pytest.raises(CutError):
                     await asked(rig, protocol)
 
 
-def reset_after(data: bytes) -> Script:
-    async def script(exchange: Exchange) -> None:
+def reset_after(data: bytes) -> ExchangeScript:
+    async def script(exchange: UpstreamExchange) -> None:
         await exchange.send(data)
         await quiet(0.02)
         exchange.reset()
@@ -204,10 +204,10 @@ def reset_after(data: bytes) -> Script:
 @pytest.mark.parametrize("protocol", ["h1", "h2"])
 @on_both_loops
 async def test_answers_without_a_body(status: int, protocol: str) -> None:
-    through = Through()
-    async with upstream(sends(b"HTTP/1.1 %d None\r\netag: x\r\n\r\n" % status)) as server:
-        through.to(server.endpoint)
-        async with between(through) as rig:
+    through = ForwardingHandler()
+    async with upstream(reply_with(b"HTTP/1.1 %d None\r\netag: x\r\n\r\n" % status)) as server:
+        through.set_targets(server.endpoint)
+        async with open_forwarding_port(through) as rig:
             for _ in range(2):
                 heard = await asked(rig, protocol)
                 assert (heard.status, heard.body, heard[b"etag"]) == (status, b"", b"x")
@@ -218,16 +218,16 @@ async def test_answers_without_a_body(status: int, protocol: str) -> None:
 async def test_an_answer_before_the_call_is_read_spoils_the_connection() -> None:
     async def hasty(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
-        writer.write(plain(b"too large", 413))
-        await eventually(lambda: bool(rig.wires[0].got) or reader.at_eof() or not rig.handling)
+        writer.write(build_response(b"too large", 413))
+        await eventually(lambda: bool(rig.clients[0].got) or reader.at_eof() or not rig.running_requests)
         writer.close()
 
     server = await asyncio.start_server(hasty, "127.0.0.1", 0, limit=4096)
-    through = Through(Upstream(server.sockets[0].getsockname()[1]).endpoint)
-    async with between(through) as rig:
+    through = ForwardingHandler(ScriptedUpstream(server.sockets[0].getsockname()[1]).endpoint)
+    async with open_forwarding_port(through) as rig:
         heard = await asked(rig, body=b"x" * 20_000_000)
         assert (heard.status, heard.body) == (413, b"too large")
-        assert through.pooled == []
+        assert through.idle_connections == []
     server.close()
 
 
@@ -236,15 +236,15 @@ async def test_an_answer_before_the_call_is_read_spoils_the_connection() -> None
 
 @on_both_loops
 async def test_refused_connections_lead_to_the_next_endpoint() -> None:
-    through = Through()
-    async with upstream(sends(OK)) as server:
-        through.to(nowhere(), nowhere(), server.endpoint)
-        async with between(through) as rig:
+    through = ForwardingHandler()
+    async with upstream(reply_with(OK)) as server:
+        through.set_targets(closed_endpoint(), closed_endpoint(), server.endpoint)
+        async with open_forwarding_port(through) as rig:
             assert (await asked(rig)).body == b"all is well"
             assert len(rig.log.lines) == 2
             rig.log.lines.clear()
-    through = Through(nowhere(), nowhere())
-    async with between(through) as rig:
+    through = ForwardingHandler(closed_endpoint(), closed_endpoint())
+    async with open_forwarding_port(through) as rig:
         heard = await asked(rig)
         assert away(heard) == "Bedrock cannot be reached"
         assert heard[b"retry-after"] == b"1"
@@ -253,9 +253,9 @@ async def test_refused_connections_lead_to_the_next_endpoint() -> None:
 
 @on_both_loops
 async def test_throttled_calls_lead_to_the_next_endpoint_and_the_last_ones_answer_is_shown() -> None:
-    async with upstream(sends(THROTTLED)) as first, upstream(in_turn(sends(OK), sends(THROTTLED))) as second:
-        through = Through(first.endpoint, second.endpoint)
-        async with between(through) as rig:
+    async with upstream(reply_with(THROTTLED)) as first, upstream(in_turn(reply_with(OK), reply_with(THROTTLED))) as second:
+        through = ForwardingHandler(first.endpoint, second.endpoint)
+        async with open_forwarding_port(through) as rig:
             assert (await asked(rig)).body == b"all is well"
             heard = await asked(rig)
             assert (heard.status, heard.body) == (429, b'{"message": "slow down"}')
@@ -272,36 +272,36 @@ async def test_throttled_answer_without_end_is_given_up(monkeypatch: pytest.Monk
     head = b"HTTP/1.1 429 Slow\r\ntransfer-encoding: chunked\r\n\r\n"
     async with (
         upstream(without_end(head, b"1\r\nx\r\n" * 100)) as first,
-        upstream(sends(OK)) as second,
-        between(Through(first.endpoint, second.endpoint)) as rig,
+        upstream(reply_with(OK)) as second,
+        open_forwarding_port(ForwardingHandler(first.endpoint, second.endpoint)) as rig,
     ):
         assert (await asked(rig)).body == b"all is well"
-        await eventually(lambda: first.open == 0)
+        await eventually(lambda: first.open_connections == 0)
 
 
 @pytest.mark.parametrize("status", [400, 403, 408, 424, 500, 502, 503, 504])
 @on_both_loops
 async def test_other_errors_are_never_tried_again(status: int) -> None:
-    async with upstream(sends(plain(b"no", status))) as first, upstream(sends(OK)) as second:
-        through = Through(first.endpoint, second.endpoint)
-        async with between(through) as rig:
+    async with upstream(reply_with(build_response(b"no", status))) as first, upstream(reply_with(OK)) as second:
+        through = ForwardingHandler(first.endpoint, second.endpoint)
+        async with open_forwarding_port(through) as rig:
             assert (await asked(rig)).status == status
             assert second.calls == []
 
 
 GARBAGE = b"this is no HTTP at all\r\n\r\n"
-BEFORE_THE_HEAD: dict[str, Script] = {
-    "closed": sends(then=Exchange.close),
-    "reset": sends(then=Exchange.reset),
-    "half a head": sends(OK[:30], then=Exchange.close),
-    "garbage": sends(GARBAGE),
-    "two lengths": sends(b"HTTP/1.1 200 OK\r\ncontent-length: 1\r\ncontent-length: 1\r\n\r\nx"),
-    "length and chunks": sends(b"HTTP/1.1 200 OK\r\ncontent-length: 1\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n"),
-    "another coding": sends(b"HTTP/1.1 200 OK\r\ntransfer-encoding: gzip, chunked\r\n\r\n0\r\n\r\n"),
-    "another protocol": sends(b"HTTP/1.1 101 Switching\r\nconnection: upgrade\r\nupgrade: x\r\n\r\n"),
-    "endless head": sends(b"HTTP/1.1 200 OK\r\n" + b"x: y\r\n" * 100_000),
-    "endless line": sends(b"HTTP/1.1 200 OK\r\nx: " + b"y" * 500_000),
-    "endless interim": sends(b"HTTP/1.1 100 Continue\r\n\r\n" * 20_000),
+BEFORE_THE_HEAD: dict[str, ExchangeScript] = {
+    "closed": reply_with(then=UpstreamExchange.close),
+    "reset": reply_with(then=UpstreamExchange.reset),
+    "half a head": reply_with(OK[:30], then=UpstreamExchange.close),
+    "garbage": reply_with(GARBAGE),
+    "two lengths": reply_with(b"HTTP/1.1 200 OK\r\ncontent-length: 1\r\ncontent-length: 1\r\n\r\nx"),
+    "length and chunks": reply_with(b"HTTP/1.1 200 OK\r\ncontent-length: 1\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n"),
+    "another coding": reply_with(b"HTTP/1.1 200 OK\r\ntransfer-encoding: gzip, chunked\r\n\r\n0\r\n\r\n"),
+    "another protocol": reply_with(b"HTTP/1.1 101 Switching\r\nconnection: upgrade\r\nupgrade: x\r\n\r\n"),
+    "endless head": reply_with(b"HTTP/1.1 200 OK\r\n" + b"x: y\r\n" * 100_000),
+    "endless line": reply_with(b"HTTP/1.1 200 OK\r\nx: " + b"y" * 500_000),
+    "endless interim": reply_with(b"HTTP/1.1 100 Continue\r\n\r\n" * 20_000),
 }
 
 
@@ -309,17 +309,17 @@ BEFORE_THE_HEAD: dict[str, Script] = {
 @pytest.mark.parametrize("protocol", ["h1", "h2"])
 @on_both_loops
 async def test_trouble_before_the_head_is_told_and_not_tried_again(what: str, protocol: str) -> None:
-    async with upstream(BEFORE_THE_HEAD[what]) as first, upstream(sends(OK)) as second:
-        through = Through(first.endpoint, second.endpoint)
-        async with between(through) as rig:
+    async with upstream(BEFORE_THE_HEAD[what]) as first, upstream(reply_with(OK)) as second:
+        through = ForwardingHandler(first.endpoint, second.endpoint)
+        async with open_forwarding_port(through) as rig:
             away(await asked(rig, protocol))
             assert (len(first.calls), second.calls) == (1, [])
             assert through.taps[0].ends == []
-            await eventually(lambda: first.open == 0)
+            await eventually(lambda: first.open_connections == 0)
 
 
-def in_parts(*parts: bytes) -> Script:
-    async def script(exchange: Exchange) -> None:
+def in_parts(*parts: bytes) -> ExchangeScript:
+    async def script(exchange: UpstreamExchange) -> None:
         for part in parts:
             await exchange.send(part)
             await quiet(0.02)
@@ -327,8 +327,8 @@ def in_parts(*parts: bytes) -> Script:
     return script
 
 
-def without_end(begins: bytes, goes_on: bytes) -> Script:
-    async def script(exchange: Exchange) -> None:
+def without_end(begins: bytes, goes_on: bytes) -> ExchangeScript:
+    async def script(exchange: UpstreamExchange) -> None:
         await exchange.send(begins)
         with suppress(ConnectionError):
             while not exchange.writer.is_closing():
@@ -338,15 +338,15 @@ def without_end(begins: bytes, goes_on: bytes) -> Script:
 
 
 CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
-IN_THE_BODY: dict[str, Script] = {
-    "cut": sends(plain(b"x" * 1000)[:-1], then=Exchange.close),
-    "reset": reset_after(plain(b"x" * 1000)[:-1]),
-    "no body at all": sends(plain(b"x" * 1000)[:-1000], then=Exchange.close),
-    "between chunks": sends(CHUNKED + b"1\r\nx\r\n", then=Exchange.close),
-    "in a chunk": sends(CHUNKED + b"5\r\nxx", then=Exchange.close),
-    "before the last line": sends(CHUNKED + b"1\r\nx\r\n0\r\n", then=Exchange.close),
+IN_THE_BODY: dict[str, ExchangeScript] = {
+    "cut": reply_with(build_response(b"x" * 1000)[:-1], then=UpstreamExchange.close),
+    "reset": reset_after(build_response(b"x" * 1000)[:-1]),
+    "no body at all": reply_with(build_response(b"x" * 1000)[:-1000], then=UpstreamExchange.close),
+    "between chunks": reply_with(CHUNKED + b"1\r\nx\r\n", then=UpstreamExchange.close),
+    "in a chunk": reply_with(CHUNKED + b"5\r\nxx", then=UpstreamExchange.close),
+    "before the last line": reply_with(CHUNKED + b"1\r\nx\r\n0\r\n", then=UpstreamExchange.close),
     "garbage": in_parts(CHUNKED + b"1\r\nx\r\n", GARBAGE),
-    "garbage in one packet with the head": sends(CHUNKED + b"1\r\nx\r\n" + GARBAGE),
+    "garbage in one packet with the head": reply_with(CHUNKED + b"1\r\nx\r\n" + GARBAGE),
     "chunk extensions without end": without_end(CHUNKED + b"1\r\nx\r\n1;", b"e" * 1000),
     "trailers without end": without_end(CHUNKED + b"1\r\nx\r\n0\r\n", b"x: y\r\n" * 100),
     "one trailer without end": without_end(CHUNKED + b"1\r\nx\r\n0\r\nx: ", b"y" * 1000),
@@ -357,14 +357,14 @@ IN_THE_BODY: dict[str, Script] = {
 @pytest.mark.parametrize("protocol", ["h1", "h2", "h1.0"])
 @on_both_loops
 async def test_trouble_in_the_body_breaks_the_answer_off(what: str, protocol: str) -> None:
-    async with upstream(IN_THE_BODY[what]) as first, upstream(sends(OK)) as second:
-        through = Through(first.endpoint, second.endpoint)
-        async with between(through) as rig:
+    async with upstream(IN_THE_BODY[what]) as first, upstream(reply_with(OK)) as second:
+        through = ForwardingHandler(first.endpoint, second.endpoint)
+        async with open_forwarding_port(through) as rig:
             with pytest.raises(CutError, match="reset"):
                 await asked(rig, protocol)
             assert (len(first.calls), second.calls) == (1, [])
             assert through.taps[0].ends == [False]
-            await eventually(lambda: first.open == 0)
+            await eventually(lambda: first.open_connections == 0)
 
 
 # Time.
@@ -379,9 +379,9 @@ async def test_connecting_takes_so_long_at_most(monkeypatch: pytest.MonkeyPatch)
         for filler in fillers:
             filler.setblocking(False)
             filler.connect_ex(address)
-        async with upstream(sends(OK)) as server:
-            through = Through(server.endpoint._replace(port=address[1]), server.endpoint)
-            async with between(through) as rig:
+        async with upstream(reply_with(OK)) as server:
+            through = ForwardingHandler(server.endpoint._replace(port=address[1]), server.endpoint)
+            async with open_forwarding_port(through) as rig:
                 assert (await asked(rig)).body == b"all is well"
                 assert len(rig.log.lines) == 1
                 rig.log.lines.clear()
@@ -396,10 +396,10 @@ async def test_a_server_that_closes_connections_at_once_has_been_sent_nothing() 
         writer.transport.abort()
 
     slammer = await asyncio.start_server(slam, "127.0.0.1", 0)
-    async with upstream(sends(OK)) as server:
+    async with upstream(reply_with(OK)) as server:
         first = server.endpoint._replace(port=slammer.sockets[0].getsockname()[1])
-        through = Through(first, server.endpoint)
-        async with between(through) as rig:
+        through = ForwardingHandler(first, server.endpoint)
+        async with open_forwarding_port(through) as rig:
             for _ in range(20):
                 assert (await asked(rig)).status in (200, 503)  # it may be gone by then, or only soon
             rig.log.lines.clear()
@@ -408,23 +408,23 @@ async def test_a_server_that_closes_connections_at_once_has_been_sent_nothing() 
 
 @on_both_loops
 async def test_silence_ends_a_call() -> None:
-    async def mute(exchange: Exchange) -> None:
+    async def mute(exchange: UpstreamExchange) -> None:
         await exchange.send(b"" if len(server.calls) == 1 else OK[:-1])
 
-    through = Through()
+    through = ForwardingHandler()
     async with upstream(mute) as server:
-        through.to(server.endpoint)
-        async with between(through) as rig:
+        through.set_targets(server.endpoint)
+        async with open_forwarding_port(through) as rig:
             for limit, error in ((limits.FIRST_BYTE_TIMEOUT_SECONDS, None), (limits.READ_TIMEOUT_SECONDS, CutError)):
                 calling = asyncio.create_task(asked(rig))
-                await eventually(lambda: len(through.busy) == 1 and len(server.calls) == server.connections)
+                await eventually(lambda: len(through.busy_connections) == 1 and len(server.calls) == server.connections)
                 await quiet()
                 await rig.pass_time(limit - 1)
-                assert len(through.busy) == 1
+                assert len(through.busy_connections) == 1
                 await rig.pass_time(2)
                 if error is None:
                     assert f"said nothing for {limit:g} seconds" in away(await calling)
                 else:
                     with pytest.raises(error):
                         await calling
-                await eventually(lambda: server.open == 0)
+                await eventually(lambda: server.open_connections == 0)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.control import ADMIN_KEY, ORG, Rig, rig
+from tests.support.control import ADMIN_KEY, ORG, ControlHarness, open_control_harness
 from tests.support.effort import seed, tries
 from tests.support.engines import Engines
 
@@ -51,12 +51,12 @@ negative_data_rejection.expected-statuses = [400, 401, 403, 404, 405, 409, 412, 
 @pytest.mark.parametrize("places", [THERE, ""], ids=["there", "anywhere"])
 async def test_the_document_is_true(tmp_path: Path, places: str) -> None:
     (tmp_path / "schemathesis.toml").write_text(places + LASTING + REJECTED)
-    async with Engines({}).open("sqlite", tmp_path) as store, rig(store, tmp_path) as api:
+    async with Engines({}).open("sqlite", tmp_path) as store, open_control_harness(store, tmp_path) as api:
         wrong = api.parts.login_throttle
         for failures in (wrong._by_address, wrong._by_client, wrong._malformed):
             failures._burst = 10**6  # or those who try keys are soon told nothing else
-        await api.org()
-        await api.app()
+        await api.put_org()
+        await api.put_app()
         code, told, statuses = await _tried(api, tmp_path)
         assert code == 0, told[-8000:]
         assert (await api.ask("GET", f"/api/v1/orgs/{ORG}")).status == 200
@@ -64,7 +64,7 @@ async def test_the_document_is_true(tmp_path: Path, places: str) -> None:
     assert ({200, 207, 400, 401, 405, 409, 415} if places else {200, 400, 404}) <= statuses.keys()
 
 
-async def _tried(api: Rig, folder: Path) -> tuple[int | None, str, Counter[int]]:
+async def _tried(api: ControlHarness, folder: Path) -> tuple[int | None, str, Counter[int]]:
     arguments = [
         *("run", f"{api.url}/openapi.json", "--header", f"X-API-Key:{ADMIN_KEY}", "--checks", ",".join(CHECKS)),
         *("--phases", "examples,coverage,fuzzing", "--max-examples", str(tries(4)), "--continue-on-failure"),

@@ -19,7 +19,7 @@ from price_keeper.forwarding.model_path import Operation
 from price_keeper.metering.reading import UsageReader, build_reader
 
 from tests.support.effort import tries
-from tests.support.rig import LOOPS, Exchange, Rig, Through, between, upstream
+from tests.support.rig import LOOPS, UpstreamExchange, PortHarness, ForwardingHandler, open_forwarding_port, upstream
 from tests.support.wire import Heard, Http2Wire, Wire, ask, eventually
 
 FRAMING = {"content-length", "transfer-encoding", "connection"}
@@ -123,12 +123,12 @@ calls = st.lists(
 class Bench:
     """Two HTTP/1.1 and two HTTP/2 connections that live as long as they can, before one sidecar."""
 
-    rig: Rig
+    rig: PortHarness
     clients: list[Wire | Http2Wire] = field(default_factory=list)
     answers: list[Answer] = field(default_factory=list)
     bodies: dict[int, bytes] = field(default_factory=dict)
 
-    async def script(self, exchange: Exchange) -> None:
+    async def script(self, exchange: UpstreamExchange) -> None:
         number = int(exchange.head.partition(b"x-target: /")[2].partition(b"\r\n")[0])
         self.bodies[number] = exchange.body
         await exchange.send(*self.answers[number].pieces())
@@ -183,24 +183,24 @@ class Reading:
 
 @asynccontextmanager
 async def bench(narrow: bool) -> AsyncIterator[Bench]:
-    through = Through(new_tap=Reading)
+    through = ForwardingHandler(new_tap=Reading)
     made: list[Bench] = []
     async with upstream(lambda exchange: made[0].script(exchange)) as server:
-        through.to(server.endpoint)
-        async with between(through) as rig:
+        through.set_targets(server.endpoint)
+        async with open_forwarding_port(through) as rig:
             made.append(Bench(rig))
             how = {"receive_buffer": 4096} if narrow else {}
             made[0].clients += [
                 await rig.connect(**how),
                 await rig.connect(),
-                await rig.connect2(**how),
-                await rig.connect2(),
+                await rig.connect_http2(**how),
+                await rig.connect_http2(),
             ]
-            await eventually(lambda: rig.open == 4)
+            await eventually(lambda: rig.open_connections == 4)
             if narrow:
-                rig.narrow()
+                rig.shrink_send_buffers()
             yield made[0]
-            assert rig.open == 4  # none was ever closed
+            assert rig.open_connections == 4  # none was ever closed
             assert server.connections <= 8
             rig.log.lines.clear()  # the watcher says which of these streams it took for broken
 

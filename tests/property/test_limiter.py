@@ -26,7 +26,7 @@ from price_keeper.limits.limiter import BucketClient
 from price_keeper.limits.writes import TAKE_ONLY_WINDOW_MS
 from price_keeper.stores.contract import Key, Store, Update, Write
 
-from tests.support.buckets import AWAY, CONFLICT, LOST, THROTTLED, UNHEARD, Now, Troubled, bucket
+from tests.support.buckets import NOT_SENT, CONFLICT, ANSWER_LOST, THROTTLED, OUTCOME_UNKNOWN, StoreTimeStub, ScriptedFaultStore, bucket
 from tests.support.clock import ManualClock
 from tests.support.effort import tries
 from tests.support.engines import Engines
@@ -122,7 +122,7 @@ AMOUNTS = st.fixed_dictionaries(
     {"rpm": st.integers(0, 12_000)},
     optional={"tpm": st.integers(0, 300_000), "rph": st.integers(0, 20_000)},
 )
-FAULTS = st.lists(st.sampled_from([None, None, LOST, UNHEARD, CONFLICT, THROTTLED, AWAY]), max_size=6)
+FAULTS = st.lists(st.sampled_from([None, None, ANSWER_LOST, OUTCOME_UNKNOWN, CONFLICT, THROTTLED, NOT_SENT]), max_size=6)
 WHO = st.integers(0, len(SKEWS) - 1)
 CALLS = st.one_of(
     st.tuples(st.just("acquire"), WHO, AMOUNTS, FAULTS),
@@ -141,11 +141,11 @@ SCRIPTS = st.lists(st.tuples(PAUSES, st.lists(CALLS, min_size=1, max_size=4)), m
 class World:
     def __init__(self, store: Store) -> None:
         self.store = store
-        self.now = Now()
-        self.stores = [Troubled(store) for _ in SKEWS]
+        self.now = StoreTimeStub()
+        self.stores = [ScriptedFaultStore(store) for _ in SKEWS]
         clock = ManualClock()
         self.limiters = [
-            BucketClient(store, self.now.skewed(skew), clock, lambda low, high: 0.0)
+            BucketClient(store, self.now.with_skew(skew), clock, lambda low, high: 0.0)
             for store, skew in zip(self.stores, SKEWS, strict=True)
         ]
         self.org = bucket(*ORG)
@@ -268,7 +268,7 @@ async def test_as_much_as_there_is_is_let_through_to_the_last_token(
     engine: str, engines: Engines, tmp_path: Path
 ) -> None:
     """Many at once, by several processes' ways to the store, and one limit that is refilled by nobody."""
-    org, now, clock = bucket(RateLimit("rpm", 40_000, 0, 1), RateLimit("tpm", 10**9, 5, 3)), Now(), SystemClock()
+    org, now, clock = bucket(RateLimit("rpm", 40_000, 0, 1), RateLimit("tpm", 10**9, 5, 3)), StoreTimeStub(), SystemClock()
     async with engines.open(engine, tmp_path) as one, engines.open(engine, tmp_path) as other:
         limiters = [BucketClient(store, now, clock) for store in (one, other) * 3]
 

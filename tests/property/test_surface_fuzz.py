@@ -16,7 +16,7 @@ from price_keeper.exchange import Request, Responder
 from price_keeper.surface.calls import select_upstream_headers, parse_call
 
 from tests.support.effort import tries
-from tests.support.rig import LOOPS, Rig, echo, port
+from tests.support.rig import LOOPS, PortHarness, echo, open_port
 from tests.support.wire import CutError, Wire, ask, chunked
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -29,24 +29,24 @@ async def understands(request: Request, responder: Responder) -> None:
     await echo(request, responder)
 
 
-async def is_well(rig: Rig) -> None:
+async def is_well(rig: PortHarness) -> None:
     """Nothing is left of who was here, and the next caller is served, over both protocols."""
-    rig.hang_up()
-    await rig.is_empty()
+    rig.disconnect_clients()
+    await rig.wait_until_empty()
     assert rig.log.lines == []
     wire = await rig.connect()
     await wire.send(ask(b"well", path=b"/model/premium/converse"))
     assert (await wire.answer()).body == b"well"
-    client = await rig.connect2()
+    client = await rig.connect_http2()
     assert (await client.call(b"/model/premium/converse", b"well")).body == b"well"
-    rig.hang_up()
-    await rig.is_empty()
-    rig.wires.clear()
+    rig.disconnect_clients()
+    await rig.wait_until_empty()
+    rig.clients.clear()
 
 
 @asynccontextmanager
-async def small() -> AsyncIterator[Rig]:
-    async with port(understands, head_bytes=2000, body_bytes=5000, streams=5, resets=20, controls=30) as rig:
+async def small() -> AsyncIterator[PortHarness]:
+    async with open_port(understands, head_bytes=2000, body_bytes=5000, streams=5, resets=20, controls=30) as rig:
         yield rig
 
 
@@ -54,7 +54,7 @@ def with_rig(
     loop: str,
     opened: Any,
     strategy: st.SearchStrategy[Any],
-    check: Callable[[Rig, Any], Coroutine[Any, Any, None]],
+    check: Callable[[PortHarness, Any], Coroutine[Any, Any, None]],
     *known: Any,
     examples: int = 150,
 ) -> None:
@@ -110,7 +110,7 @@ def cut(data: bytes, at: list[int]) -> list[bytes]:
 def test_spoilt_requests(loop: str) -> None:
     """Good requests with a few bytes changed get answers in HTTP's form, one each at most, and then an end."""
 
-    async def check(rig: Rig, talk: Any) -> None:
+    async def check(rig: PortHarness, talk: Any) -> None:
         (requests, changes), cuts, ending = talk
         data = edited(b"".join(requests), changes)
         wire = await rig.connect()
@@ -145,7 +145,7 @@ async def _endless_answers(wire: Wire) -> None:
 def test_noise(loop: str) -> None:
     """Bytes that mean nothing are refused or waited for, and never more than that."""
 
-    async def check(rig: Rig, noise: bytes) -> None:
+    async def check(rig: PortHarness, noise: bytes) -> None:
         wire = await rig.connect()
         await wire.send(noise)
         wire.half_close()
@@ -215,9 +215,9 @@ dialogues = st.tuples(st.lists(near_valid | any_frames, max_size=12), st.lists(e
 def test_spoilt_frames(loop: str) -> None:
     """Frames in any order, whole or damaged, end their connection at worst, and no other."""
 
-    async def check(rig: Rig, dialogue: Any) -> None:
+    async def check(rig: PortHarness, dialogue: Any) -> None:
         sent, changes, ending = dialogue
-        neighbour = await rig.connect2()
+        neighbour = await rig.connect_http2()
         wire = await rig.connect()
         opening = PREFACE + frames.SettingsFrame(0).serialize()
         try:

@@ -19,17 +19,17 @@ from tests.support.clock import ManualClock
 
 NOW = 1_795_003_200_000
 
-LOST = "done, and the answer lost"
-UNHEARD = "not done, and nobody knows"
-SILENCE = "done, and no answer comes"
-AWAY = "not sent"
+ANSWER_LOST = "done, and the answer lost"
+OUTCOME_UNKNOWN = "not done, and nobody knows"
+NEVER_ANSWERED = "done, and no answer comes"
+NOT_SENT = "not sent"
 CONFLICT = "others are at it"
 THROTTLED = "too much"
 
 Fault: TypeAlias = "str | Callable[[], Awaitable[object]] | None"
 
 
-class Now:
+class StoreTimeStub:
     """The store's time, which stands still until a test moves it. `skewed` is somebody's wrong idea of it."""
 
     def __init__(self, ms: int = NOW) -> None:
@@ -38,7 +38,7 @@ class Now:
     def __call__(self) -> int:
         return self.ms
 
-    def skewed(self, by_ms: int) -> Callable[[], int]:
+    def with_skew(self, by_ms: int) -> Callable[[], int]:
         return lambda: self.ms + by_ms
 
 
@@ -46,7 +46,7 @@ def bucket(*limits: RateLimit, org: str | None = None, app: str | None = None, v
     return RateBucket(schema.rate_bucket_key(Scope(org or str(uuid4()), app), "RATE"), limits, version)
 
 
-class Troubled:
+class ScriptedFaultStore:
     """A store in front of another: each transaction meets the next of the `faults`, which may also be something that
     happens just before it."""
 
@@ -54,15 +54,15 @@ class Troubled:
         self.store = store
         self.faults: list[Fault] = list(faults)
         self.sent: list[tuple[tuple[Write, ...], str | None]] = []
-        self.looks = 0
+        self.reads = 0
         self.silent = asyncio.Event()
 
     async def get(self, key: Key, *, consistent: bool = False) -> Item | None:
-        self.looks += 1
+        self.reads += 1
         return await self.store.get(key, consistent=consistent)
 
     async def get_many(self, keys: Sequence[Key], *, consistent: bool = False) -> list[Item | None]:
-        self.looks += 1
+        self.reads += 1
         return await self.store.get_many(keys, consistent=consistent)
 
     async def transact(self, writes: Sequence[Write], *, token: str | None = None) -> None:
@@ -100,38 +100,38 @@ TPM = RateLimit("tpm", 500_000, 7, 3)
 DAY = {EXPIRY_ATTRIBUTE: NOW // 1000 + 10 + 86_400}
 
 
-class Rig:
+class BucketHarness:
     def __init__(self, store: SqliteStore) -> None:
-        self.store = Troubled(store)
-        self.now = Now()
+        self.store = ScriptedFaultStore(store)
+        self.now = StoreTimeStub()
         self.clock = ManualClock()
-        self.limiter = self.another()
+        self.client = self.new_client()
         self.bucket = bucket(RPM)
 
-    def another(self) -> BucketClient:
+    def new_client(self) -> BucketClient:
         return BucketClient(self.store, self.now, self.clock, lambda low, high: 0.0)
 
-    async def stands(self, item: Mapping[str, int], of: RateBucket | None = None, limit: RateLimit = RPM) -> None:
+    async def put_item(self, item: Mapping[str, int], of: RateBucket | None = None, limit: RateLimit = RPM) -> None:
         await self.store.store.put(Put((of or self.bucket).key, rpm_item(limit) | dict(item)))
 
-    async def item(self, of: RateBucket | None = None) -> Item | None:
+    async def get_item(self, of: RateBucket | None = None) -> Item | None:
         return await self.store.store.get((of or self.bucket).key)
 
-    async def update(self, **add: int) -> None:
+    async def add_concurrently(self, **add: int) -> None:
         """Somebody else, just now."""
         await self.store.store.update(Update(self.bucket.key, add=add))
 
     async def take(self, tokens: int, limiter: BucketClient | None = None) -> tuple[str, int]:
-        grant = await (limiter or self.limiter).acquire([self.bucket], {"rpm": tokens})
+        grant = await (limiter or self.client).acquire([self.bucket], {"rpm": tokens})
         assert grant.taken == ({} if grant.is_refused else {"rpm": tokens})
         return grant.path, grant.writes
 
-    async def arrives(self, number: int) -> None:
+    async def deliver_late(self, number: int) -> None:
         """What was sent so long ago, and given up."""
         writes, token = self.store.sent[number]
         await self.store.store.transact(writes, token=token)
 
-    def meets(self, *faults: Fault) -> None:
+    def set_faults(self, *faults: Fault) -> None:
         """Nothing of the rig's own preparations does."""
         self.store.faults = list(faults)
         self.store.sent.clear()

@@ -54,20 +54,20 @@ labels:
 _SECRET = "what these tests sign their tokens with"
 
 
-class Impatient(ManualClock):
+class TickingClock(ManualClock):
     """Time goes on by a microsecond whenever it is looked at, and whoever waits for another writer need not."""
 
-    _looks = 0
+    _reads = 0
 
     def now(self) -> float:
-        self._looks += 1
-        return super().now() + self._looks / 1e6
+        self._reads += 1
+        return super().now() + self._reads / 1e6
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(min(seconds, 0.01))
 
 
-class Generous:
+class UnlimitedRates:
     """Rates that stop nobody."""
 
     async def take(self, caller: str) -> ApiRateDecision:
@@ -75,7 +75,7 @@ class Generous:
 
 
 @dataclass
-class Answered:
+class ControlResponse:
     status: int
     headers: Any
     body: Any
@@ -83,7 +83,7 @@ class Answered:
 
 
 @dataclass
-class Rig:
+class ControlHarness:
     url: str
     session: aiohttp.ClientSession
     parts: ControlServices
@@ -93,16 +93,16 @@ class Rig:
     tokens: TokenService
     control: ControlDispatcher
 
-    async def ask(self, method: str, path: str, body: Any = None, *, who: Any = "admin", **more: Any) -> Answered:
+    async def ask(self, method: str, path: str, body: Any = None, *, who: Any = "admin", **more: Any) -> ControlResponse:
         """As the administrator, as the client of an org and app, or with None as nobody."""
-        headers = {**self.shown(who), **more.pop("headers", {})}
-        given = {} if body is None else {"json": body}
-        async with self.session.request(method, self.url + path, headers=headers, **given, **more) as answer:
+        headers = {**self.auth_headers(who), **more.pop("headers", {})}
+        body_arguments = {} if body is None else {"json": body}
+        async with self.session.request(method, self.url + path, headers=headers, **body_arguments, **more) as answer:
             raw = await answer.read()
             is_json = answer.content_type == "application/json" and raw
-            return Answered(answer.status, answer.headers, await answer.json() if is_json else None, raw)
+            return ControlResponse(answer.status, answer.headers, await answer.json() if is_json else None, raw)
 
-    def shown(self, who: Any) -> dict[str, str]:
+    def auth_headers(self, who: Any) -> dict[str, str]:
         if who is None:
             return {}
         if who == "admin":
@@ -110,11 +110,11 @@ class Rig:
         org, app = who
         return {"Authorization": f"Bearer {self.tokens.mint_access(org, app).token}"}
 
-    async def org(self, org: str = ORG, **changes: Any) -> None:
+    async def put_org(self, org: str = ORG, **changes: Any) -> None:
         answer = await self.ask("PUT", f"/api/v1/orgs/{org}", SETTINGS | changes)
         assert answer.status in (200, 201), answer.body
 
-    async def app(self, app: str = "shop", org: str = ORG, **changes: Any) -> None:
+    async def put_app(self, app: str = "shop", org: str = ORG, **changes: Any) -> None:
         answer = await self.ask("PUT", f"/api/v1/orgs/{org}/apps/{app}", {"app_name": app} | changes)
         assert answer.status in (200, 201), answer.body
 
@@ -124,31 +124,31 @@ def config() -> Config:
 
 
 @asynccontextmanager
-async def rig(
+async def open_control_harness(
     store: Store, folder: Path, clock: Clock | None = None, rates: ApiRateLimiter | None = None, limits: ControlPortLimits = DEFAULT_PORT_LIMITS
-) -> AsyncIterator[Rig]:
+) -> AsyncIterator[ControlHarness]:
     """Hashes of secrets are cheap: nobody here tries to guess one."""
     with pytest.MonkeyPatch.context() as patch:
         cheap_hashes(patch)
-        async with _rig(store, folder, clock or Impatient(), rates or Generous(), limits) as opened:
-            yield opened
+        async with _open_control_port(store, folder, clock or TickingClock(), rates or UnlimitedRates(), limits) as harness:
+            yield harness
 
 
 @asynccontextmanager
-async def _rig(store: Store, folder: Path, clock: Clock, rates: ApiRateLimiter, limits: ControlPortLimits) -> AsyncIterator[Rig]:
-    whole = config()
+async def _open_control_port(store: Store, folder: Path, clock: Clock, rates: ApiRateLimiter, limits: ControlPortLimits) -> AsyncIterator[ControlHarness]:
+    full_config = config()
     tokens = TokenService([SigningKey("k1", "HS256", _SECRET, _SECRET)], "price-keeper", clock.now)
     readiness, telemetry = Readiness(clock), MetricsRegistry()
     async with recording(folder / "journal", store, clock) as recorder, Tasks(clock) as tasks:
         revocation = RevocationList(store, clock, tasks)
-        standings = BudgetRegistry(whole, store, recorder.recorder, clock, tasks)
+        budget_registry = BudgetRegistry(full_config, store, recorder.recorder, clock, tasks)
         environ = {"PRICE_KEEPER_API_KEY": ADMIN_KEY}
         parts = build_control_services(
-            whole,
+            full_config,
             environ,
             store,
             clock,
-            standings,
+            budget_registry,
             tokens,
             revocation,
             ClientVerifier(store, clock.now, LookupThrottle(clock), clock.monotonic, tokens.secret_tagger),
@@ -163,4 +163,4 @@ async def _rig(store: Store, folder: Path, clock: Clock, rates: ApiRateLimiter, 
             open_control_port(control, Address("127.0.0.1", 0), clock, limits) as address,
             aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0)) as session,
         ):
-            yield Rig(f"http://{address}", session, parts, store, clock, recorder, tokens, control)
+            yield ControlHarness(f"http://{address}", session, parts, store, clock, recorder, tokens, control)

@@ -25,7 +25,7 @@ from price_keeper.tasks import Tasks
 from price_keeper.telemetry import MetricsRegistry
 
 from tests.support.clock import Moved
-from tests.support.control import ADMIN_KEY, Generous
+from tests.support.control import ADMIN_KEY, UnlimitedRates
 from tests.support.data_port import APP, ORG, SECRET, TOKEN_SECONDS, DataPort, data_port
 from tests.support.fleet import Counted
 
@@ -37,49 +37,49 @@ CLAUDE_PRICES = PRICES | {"cache_read": 1, "cache_write_5m": 3, "cache_write_1h"
 
 
 @dataclass
-class Rig:
+class ProfileHarness:
     port: DataPort
     store: Counted
     clock: Moved
     tokens: TokenService
     session: aiohttp.ClientSession
     control: str
-    shown: dict[str | None, str] = field(default_factory=dict)  # the tokens, by app
+    tokens_by_app: dict[str | None, str] = field(default_factory=dict)  # the tokens, by app
 
-    async def admin(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
+    async def ask_as_admin(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
         url = f"{self.control}/api/v1/orgs/{ORG}{path}"
         async with self.session.request(method, url, json=body, headers={"X-API-Key": ADMIN_KEY}) as answer:
             return answer.status, await answer.json()
 
-    async def made(self, label: str = "fast", app: str = APP, **changes: Any) -> None:
+    async def make_profile(self, label: str = "fast", app: str = APP, **changes: Any) -> None:
         settings = {"inference_profile_arn": ARN, "format": "nova", "prices_usd_per_1m": PRICES}
         body = {"label": label, **settings, **changes}
-        status, told = await self.admin("POST", f"/apps/{app}/inference-profiles", body)
-        assert status in (200, 201), told
+        status, document = await self.ask_as_admin("POST", f"/apps/{app}/inference-profiles", body)
+        assert status in (200, 201), document
 
-    def of_another_process(self) -> None:
+    def expire_cache(self) -> None:
         """What was made here is heard of as what another process made: not before it is read again."""
-        for kept in self.port.standings.app_labels._entries.values():
-            kept.stale_at = kept.refresh_at = self.clock.monotonic() + 60
+        for entry in self.port.standings.app_labels._entries.values():
+            entry.stale_at = entry.refresh_at = self.clock.monotonic() + 60
 
-    async def org(self, **settings: Any) -> None:
-        status, told = await self.admin("PUT", "", {"org_name": "Acme", "timezone": "UTC", **settings})
-        assert status in (200, 201), told
+    async def put_org(self, **settings: Any) -> None:
+        status, document = await self.ask_as_admin("PUT", "", {"org_name": "Acme", "timezone": "UTC", **settings})
+        assert status in (200, 201), document
 
-    async def app(self, app: str = APP, **settings: Any) -> None:
-        status, told = await self.admin("PUT", f"/apps/{app}", {"app_name": app, **settings})
-        assert status in (200, 201), told
+    async def put_app(self, app: str = APP, **settings: Any) -> None:
+        status, document = await self.ask_as_admin("PUT", f"/apps/{app}", {"app_name": app, **settings})
+        assert status in (200, 201), document
 
     async def ask(
         self, model: str = "fast", operation: str = "converse", app: str | None = APP, **arguments: Any
     ) -> Any:
         """With boto3, whose streams are read to their end."""
-        self.port.token = self.shown.get(app) or self.tokens.mint_access(ORG, app, TOKEN_SECONDS).token
-        self.shown[app] = self.port.token
+        self.port.token = self.tokens_by_app.get(app) or self.tokens.mint_access(ORG, app, TOKEN_SECONDS).token
+        self.tokens_by_app[app] = self.port.token
         headers = arguments.pop("headers", {})
         client = self.port.client(**headers)
 
-        def asked() -> Any:
+        def call() -> Any:
             answer = getattr(client, operation)(modelId=model, **arguments)
             for name in ("stream", "body"):
                 if name in answer:
@@ -87,9 +87,9 @@ class Rig:
             client.close()
             return answer["ResponseMetadata"]["HTTPHeaders"]
 
-        return await asyncio.to_thread(asked)
+        return await asyncio.to_thread(call)
 
-    async def no_budget(self) -> None:
+    async def put_org_without_budget(self) -> None:
         """An org without a chain, with the apps `web` and `other`."""
         await self.store._store.put(Put(schema.org_config_key(ORG), {"org_name": "Acme"}))
         for app in (APP, "other"):
@@ -98,7 +98,7 @@ class Rig:
 
 
 @asynccontextmanager
-async def rig(folder: Path, **config: Any) -> AsyncIterator[Rig]:
+async def open_profile_harness(folder: Path, **config: Any) -> AsyncIterator[ProfileHarness]:
     clock, stores = Moved(), []
     labels = config.setdefault("labels", Config.development().labels)
 
@@ -110,13 +110,13 @@ async def rig(folder: Path, **config: Any) -> AsyncIterator[Rig]:
     async with data_port(folder, wrapped, clock, **config) as port, Tasks(clock) as tasks:
         store: Any = stores[0]
         revocation, environ = RevocationList(store, clock, tasks), {"PRICE_KEEPER_API_KEY": ADMIN_KEY}
-        whole = Config(labels=labels)
+        full_config = Config(labels=labels)
         clients = ClientVerifier(store, clock.now)
-        parts = build_control_services(whole, environ, store, clock, port.standings, tokens, revocation, clients, Generous())
+        parts = build_control_services(full_config, environ, store, clock, port.standings, tokens, revocation, clients, UnlimitedRates())
         control = ControlDispatcher(api.build_routes(Readiness(clock), MetricsRegistry()), clock.now)
         control.start(parts)
         async with (
             open_control_port(control, Address("127.0.0.1", 0), clock) as address,
             aiohttp.ClientSession() as session,
         ):
-            yield Rig(port, store, clock, tokens, session, f"http://{address}")
+            yield ProfileHarness(port, store, clock, tokens, session, f"http://{address}")

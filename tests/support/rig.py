@@ -74,7 +74,7 @@ class StepClock:
         self._sleepers = [sleeper for sleeper in self._sleepers if not sleeper[1].done()]
 
 
-class Exchange:
+class UpstreamExchange:
     """One call as the upstream server sees it, for a script to answer."""
 
     def __init__(self, head: bytes, body: bytes, writer: asyncio.StreamWriter) -> None:
@@ -96,23 +96,23 @@ class Exchange:
         self.writer.transport.abort()
 
 
-Script = Callable[[Exchange], Awaitable[None]]
+ExchangeScript = Callable[[UpstreamExchange], Awaitable[None]]
 
 
 @dataclass
-class Upstream:
+class ScriptedUpstream:
     port: int
-    calls: list[Exchange] = field(default_factory=list)
+    calls: list[UpstreamExchange] = field(default_factory=list)
     connections: int = 0  # ever made
-    open: int = 0
+    open_connections: int = 0
 
     @property
     def endpoint(self) -> UpstreamEndpoint:
         return UpstreamEndpoint("127.0.0.1", self.port, False)
 
 
-def sends(*pieces: bytes, then: Callable[[Exchange], None] | None = None) -> Script:
-    async def script(exchange: Exchange) -> None:
+def reply_with(*pieces: bytes, then: Callable[[UpstreamExchange], None] | None = None) -> ExchangeScript:
+    async def script(exchange: UpstreamExchange) -> None:
         await exchange.send(*pieces)
         if then is not None:
             then(exchange)
@@ -120,12 +120,12 @@ def sends(*pieces: bytes, then: Callable[[Exchange], None] | None = None) -> Scr
     return script
 
 
-def plain(body: bytes, status: int = 200, more: bytes = b"") -> bytes:
-    return b"HTTP/1.1 %d OK\r\ncontent-length: %d\r\n%b\r\n%b" % (status, len(body), more, body)
+def build_response(body: bytes, status: int = 200, extra_headers: bytes = b"") -> bytes:
+    return b"HTTP/1.1 %d OK\r\ncontent-length: %d\r\n%b\r\n%b" % (status, len(body), extra_headers, body)
 
 
 @asynccontextmanager
-async def upstream(script: Script, *, send_buffer: int | None = None, **how: Any) -> AsyncIterator[Upstream]:
+async def upstream(script: ExchangeScript, *, send_buffer: int | None = None, **how: Any) -> AsyncIterator[ScriptedUpstream]:
     """Reads calls whole and has each answered by the script."""
     serving: set[asyncio.Task[None]] = set()
 
@@ -134,7 +134,7 @@ async def upstream(script: Script, *, send_buffer: int | None = None, **how: Any
         assert task is not None
         serving.add(task)
         server.connections += 1
-        server.open += 1
+        server.open_connections += 1
         if send_buffer is not None:
             writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
             writer.transport.set_write_buffer_limits(high=send_buffer)
@@ -142,17 +142,17 @@ async def upstream(script: Script, *, send_buffer: int | None = None, **how: Any
             while not writer.is_closing():
                 head = await reader.readuntil(b"\r\n\r\n")
                 length = next((int(line[15:]) for line in head.split(b"\r\n") if line[:15] == b"content-length:"), 0)
-                exchange = Exchange(head, await reader.readexactly(length), writer)
+                exchange = UpstreamExchange(head, await reader.readexactly(length), writer)
                 server.calls.append(exchange)
                 await script(exchange)
         except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
             pass  # Python 3.11 trips over a serving task that was cancelled
         finally:
             writer.close()
-            server.open -= 1
+            server.open_connections -= 1
             serving.discard(task)
 
-    server = Upstream(0)
+    server = ScriptedUpstream(0)
     listening = await asyncio.start_server(serve, "127.0.0.1", 0, **how)
     server.port = listening.sockets[0].getsockname()[1]
     try:
@@ -164,7 +164,7 @@ async def upstream(script: Script, *, send_buffer: int | None = None, **how: Any
         await asyncio.gather(*serving, return_exceptions=True)
 
 
-def nowhere() -> UpstreamEndpoint:
+def closed_endpoint() -> UpstreamEndpoint:
     """Refuses connections."""
     return UpstreamEndpoint("127.0.0.1", free_port(), False)
 
@@ -176,20 +176,20 @@ async def echo(request: Request, responder: Responder) -> None:
     responder.finish()
 
 
-class Gated:
+class GatedEcho:
     """Echoes once it is let."""
 
     def __init__(self) -> None:
         self.gate = asyncio.Event()
-        self.begun = 0
+        self.started = 0
 
     async def __call__(self, request: Request, responder: Responder) -> None:
-        self.begun += 1
+        self.started += 1
         await self.gate.wait()
         await echo(request, responder)
 
 
-class Log(logging.Handler):
+class WarningLog(logging.Handler):
     """What was logged as a warning or worse, by anybody, the event loop included."""
 
     def __init__(self) -> None:
@@ -201,35 +201,35 @@ class Log(logging.Handler):
 
 
 @dataclass
-class Rig:
+class PortHarness:
     """A running port. When a test is done with it, it must be empty: no connection, no body, no task, no complaint."""
 
     listener: Listener
     port: int
     clock: StepClock
     tasks: Tasks
-    log: Log
-    wires: list[Wire] = field(default_factory=list)
-    watchers: int = 1  # of the time
+    log: WarningLog
+    clients: list[Wire] = field(default_factory=list)
+    clock_watchers: int = 1  # of the time
 
     async def connect(self, **how: Any) -> Wire:
-        self.wires.append(await Wire.connect(self.port, **how))
-        return self.wires[-1]
+        self.clients.append(await Wire.connect(self.port, **how))
+        return self.clients[-1]
 
-    async def connect2(self, **how: Any) -> Http2Wire:
+    async def connect_http2(self, **how: Any) -> Http2Wire:
         client = await Http2Wire.connect(self.port, **how)
-        self.wires.append(client.wire)
+        self.clients.append(client.wire)
         return client
 
     @property
-    def open(self) -> int:
+    def open_connections(self) -> int:
         return len(self.listener._connections)
 
     @property
-    def handling(self) -> int:
+    def running_requests(self) -> int:
         return len(self.tasks._spawned)
 
-    def narrow(self) -> None:
+    def shrink_send_buffers(self) -> None:
         """From now on the kernel keeps little for clients that do not read."""
         for connection in self.listener._connections:
             kernel = connection._transport.get_extra_info("socket")
@@ -237,46 +237,46 @@ class Rig:
 
     async def pass_time(self, seconds: float) -> None:
         """And let whoever watches the time look at it."""
-        await eventually(lambda: len(self.clock._sleepers) >= self.watchers)
+        await eventually(lambda: len(self.clock._sleepers) >= self.clock_watchers)
         self.clock.move(seconds)
-        await eventually(lambda: len(self.clock._sleepers) >= self.watchers)
+        await eventually(lambda: len(self.clock._sleepers) >= self.clock_watchers)
 
-    def hang_up(self) -> None:
-        for wire in self.wires:
+    def disconnect_clients(self) -> None:
+        for wire in self.clients:
             wire.close()
 
-    async def is_empty(self) -> None:
-        await eventually(lambda: not self.open)
-        await eventually(lambda: not self.handling)
+    async def wait_until_empty(self) -> None:
+        await eventually(lambda: not self.open_connections)
+        await eventually(lambda: not self.running_requests)
         assert self.listener.reserved_bytes == 0
 
 
 @asynccontextmanager
-async def port(
+async def open_port(
     handler: Handler,
     *,
     tls: ssl.SSLContext | None = None,
     refused_at_head: Callable[[Request], Refusal | None] | None = None,
     **limits: Any,
-) -> AsyncIterator[Rig]:
-    clock, log = StepClock(), Log()
+) -> AsyncIterator[PortHarness]:
+    clock, log = StepClock(), WarningLog()
     logging.getLogger().addHandler(log)
     try:
         async with Tasks(clock) as tasks:
             options = {"refused_at_head": refused_at_head} if refused_at_head is not None else {}
             listener = Listener(handler, clock, tasks, ServerLimits(**limits), **options)
-            rig = Rig(listener, await listener.listen("127.0.0.1", 0, tls), clock, tasks, log)
+            harness = PortHarness(listener, await listener.listen("127.0.0.1", 0, tls), clock, tasks, log)
             try:
-                yield rig
-                rig.hang_up()
-                await rig.is_empty()
+                yield harness
+                harness.disconnect_clients()
+                await harness.wait_until_empty()
                 await listener.drain(0)
             finally:
                 for door in listener._acceptors:
                     door.close()
                 for connection in tuple(listener._connections):
                     connection.abort()
-                for wire in rig.wires:
+                for wire in harness.clients:
                     wire.close()
         assert log.lines == []
     finally:
@@ -284,11 +284,11 @@ async def port(
 
 
 @dataclass
-class Tapped:
+class RecordingObserver:
     """What a tap saw of one answer."""
 
     status: int = 0
-    seen: bytes = b""
+    received: bytes = b""
     ends: list[bool] = field(default_factory=list)
 
     def on_sent(self, target: UpstreamTarget) -> None: ...
@@ -299,42 +299,42 @@ class Tapped:
         self.status = status
 
     def on_data(self, data: bytes) -> None:
-        self.seen += data
+        self.received += data
 
     def on_end(self, is_whole: bool) -> None:
         self.ends.append(is_whole)
 
 
-class Through:
+class ForwardingHandler:
     """A handler that forwards whatever comes, with nothing in between but, if asked for, the joining of retries."""
 
     def __init__(
-        self, *endpoints: UpstreamEndpoint, joins: bool = False, new_tap: Callable[[], Any] | None = None, **forwarder: Any
+        self, *endpoints: UpstreamEndpoint, joins_retries: bool = False, new_tap: Callable[[], Any] | None = None, **forwarder: Any
     ) -> None:
-        self.to(*endpoints)
-        self._joins = joins
-        self._new_tap = new_tap or Tapped
-        self.joining: RetryJoiner | None = None
+        self.set_targets(*endpoints)
+        self._joins_retries = joins_retries
+        self._new_tap = new_tap or RecordingObserver
+        self.retry_joiner: RetryJoiner | None = None
         self._options = forwarder
         self.forwarder: Forwarder | None = None
         self.taps: list[Any] = []
         self.outcomes: list[ResponseOutcome] = []
         self.added: tuple[Header, ...] = ((b"x-added", b"by us"),)
 
-    def to(self, *endpoints: UpstreamEndpoint) -> None:
+    def set_targets(self, *endpoints: UpstreamEndpoint) -> None:
         self._targets = [UpstreamTarget(endpoint, "here", "a-model", "/there") for endpoint in endpoints]
 
-    def begin(self, rig_clock: StepClock) -> None:
-        self.forwarder = Forwarder(BearerAuthorizer("k"), rig_clock, **self._options)
-        self.joining = RetryJoiner(rig_clock.monotonic) if self._joins else None
+    def start_forwarder(self, clock: StepClock) -> None:
+        self.forwarder = Forwarder(BearerAuthorizer("k"), clock, **self._options)
+        self.retry_joiner = RetryJoiner(clock.monotonic) if self._joins_retries else None
 
     async def __call__(self, request: Request, responder: Responder) -> None:
         invocation = request.headers.get(b"invocation")
-        if self.joining is not None and invocation is not None:
+        if self.retry_joiner is not None and invocation is not None:
             key = (request.headers.get(b"caller"), request.target, request.body, invocation)
-            if self.joining.join(key, responder):
+            if self.retry_joiner.join(key, responder):
                 return
-            responder = self.joining.open_shared(key, responder)
+            responder = self.retry_joiner.open_shared(key, responder)
         tap = self._new_tap()
         self.taps.append(tap)
         call = UpstreamCall("POST", "", [("x-target", request.target.decode())], lambda _: request.body, self._targets)
@@ -345,30 +345,30 @@ class Through:
             send_refusal(responder, refusal)
 
     @property
-    def pooled(self) -> list[UpstreamConnection]:
+    def idle_connections(self) -> list[UpstreamConnection]:
         assert self.forwarder is not None
         return [each for pool in self.forwarder._pools.values() for each in pool._idle]
 
     @property
-    def busy(self) -> list[UpstreamConnection]:
+    def busy_connections(self) -> list[UpstreamConnection]:
         assert self.forwarder is not None
         return [each for pool in self.forwarder._pools.values() for each in pool._busy]
 
 
 @asynccontextmanager
-async def between(through: Through, **limits: Any) -> AsyncIterator[Rig]:
+async def open_forwarding_port(handler: ForwardingHandler, **limits: Any) -> AsyncIterator[PortHarness]:
     """A port that forwards. At the end, nothing may be left of its upstream connections either."""
-    async with port(through, **limits) as rig:
-        through.begin(rig.clock)
-        rig.tasks.run_every("upstream", 1.0, through.forwarder.check_timeouts)
-        rig.watchers += 1
+    async with open_port(handler, **limits) as harness:
+        handler.start_forwarder(harness.clock)
+        harness.tasks.run_every("upstream", 1.0, handler.forwarder.check_timeouts)
+        harness.clock_watchers += 1
         try:
-            yield rig
+            yield harness
         except BaseException:
-            through.forwarder.close()
+            handler.forwarder.close()
             raise
-    assert through.forwarder is not None
-    assert not any(each._is_paused or each._sink or each.deadline for each in through.pooled)
-    through.forwarder.close()
-    await eventually(lambda: not any(each.is_open for each in (*through.busy, *through.pooled)))
-    assert not through.busy
+    assert handler.forwarder is not None
+    assert not any(each._is_paused or each._sink or each.deadline for each in handler.idle_connections)
+    handler.forwarder.close()
+    await eventually(lambda: not any(each.is_open for each in (*handler.busy_connections, *handler.idle_connections)))
+    assert not handler.busy_connections

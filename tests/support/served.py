@@ -14,54 +14,54 @@ from subprocess import CompletedProcess
 from typing import Any, TypeVar
 
 from tests.support.commands import SECONDS, called
-from tests.support.control import ADMIN_KEY, Impatient, Rig, rig
+from tests.support.control import ADMIN_KEY, TickingClock, ControlHarness, open_control_harness
 from tests.support.engines import Engines
 
 T = TypeVar("T")
 
 
 @dataclass
-class Served:
-    rig: Rig
+class ControlThread:
+    harness: ControlHarness
     folder: Path
     loop: asyncio.AbstractEventLoop
-    over: asyncio.Event
+    stopped: asyncio.Event
 
     def do(self, work: Coroutine[Any, Any, T]) -> T:
         """In the server's thread, and waited for."""
         return asyncio.run_coroutine_threadsafe(work, self.loop).result(SECONDS)
 
-    def call(self, *arguments: str, code: int = 0, stdin: str = "", **environment: str) -> CompletedProcess[str]:
+    def run_command(self, *arguments: str, code: int = 0, stdin: str = "", **environment: str) -> CompletedProcess[str]:
         """A command, as the administrator has it."""
-        known = {"PRICE_KEEPER_API_URL": self.rig.url, "PRICE_KEEPER_API_KEY": ADMIN_KEY} | environment
-        told = called(*arguments, folder=self.folder, stdin=stdin, **known)
-        assert (told.returncode, "Traceback" in told.stderr) == (code, False), told.stderr
-        assert not any(key in told.stdout + told.stderr for key in (ADMIN_KEY, known["PRICE_KEEPER_API_KEY"]) if key)
-        return told
+        variables = {"PRICE_KEEPER_API_URL": self.harness.url, "PRICE_KEEPER_API_KEY": ADMIN_KEY} | environment
+        process = called(*arguments, folder=self.folder, stdin=stdin, **variables)
+        assert (process.returncode, "Traceback" in process.stderr) == (code, False), process.stderr
+        assert not any(key in process.stdout + process.stderr for key in (ADMIN_KEY, variables["PRICE_KEEPER_API_KEY"]) if key)
+        return process
 
 
 @contextmanager
-def served(folder: Path) -> Iterator[Served]:
+def control_in_thread(folder: Path) -> Iterator[ControlThread]:
     """At the real time, since commands go by it."""
-    begun: SimpleQueue[Served | BaseException] = SimpleQueue()
+    begun: SimpleQueue[ControlThread | BaseException] = SimpleQueue()
     thread = threading.Thread(target=lambda: asyncio.run(_serve(folder, begun)))
     thread.start()
-    found = begun.get(timeout=SECONDS)
-    if isinstance(found, BaseException):
+    started = begun.get(timeout=SECONDS)
+    if isinstance(started, BaseException):
         thread.join()
-        raise found
+        raise started
     try:
-        yield found
+        yield started
     finally:
-        found.loop.call_soon_threadsafe(found.over.set)
+        started.loop.call_soon_threadsafe(started.stopped.set)
         thread.join()
 
 
-async def _serve(folder: Path, begun: SimpleQueue[Served | BaseException]) -> None:
-    over = asyncio.Event()
+async def _serve(folder: Path, begun: SimpleQueue[ControlThread | BaseException]) -> None:
+    stopped = asyncio.Event()
     try:
-        async with Engines({}).open("sqlite", folder) as store, rig(store, folder, Impatient(time.time())) as running:
-            begun.put(Served(running, folder, asyncio.get_running_loop(), over))
-            await over.wait()
+        async with Engines({}).open("sqlite", folder) as store, open_control_harness(store, folder, TickingClock(time.time())) as running:
+            begun.put(ControlThread(running, folder, asyncio.get_running_loop(), stopped))
+            await stopped.wait()
     except BaseException as failure:
         begun.put(failure)

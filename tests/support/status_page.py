@@ -16,7 +16,7 @@ from price_keeper.stores import schema
 from price_keeper.stores.contract import Put, Store
 
 from tests.support.clock import Moved
-from tests.support.control import ADMIN_KEY, ORG, SETTINGS, Answered, Rig, rig
+from tests.support.control import ADMIN_KEY, ORG, SETTINGS, ControlResponse, ControlHarness, open_control_harness
 from tests.support.engines import Engines
 
 TICK = 0.02
@@ -25,20 +25,20 @@ SECONDS = 10
 
 
 @asynccontextmanager
-async def status_page(folder: Path, store: Store | None = None) -> AsyncIterator[Rig]:
+async def status_page(folder: Path, store: Store | None = None) -> AsyncIterator[ControlHarness]:
     """At the real time, which a test may put forward, and with a quick pulse."""
     if store is None:
         async with Engines({}).open("sqlite", folder) as opened, status_page(folder, opened) as api:
             yield api
         return
-    async with rig(store, folder, Moved()) as api:
+    async with open_control_harness(store, folder, Moved()) as api:
         page = api.parts.page
         page.tick_seconds = TICK
         page.board_cache, page.list_cache, page.event_cache = SingleFlightCache(TICK), SingleFlightCache(TICK), SingleFlightCache(TICK)
         yield api
 
 
-async def put(api: Rig, *apps: str, org: str = ORG, **changes: Any) -> None:
+async def put(api: ControlHarness, *apps: str, org: str = ORG, **changes: Any) -> None:
     """An org and its apps as the control API would write them, without the credentials, which take a second each."""
     item = {**SETTINGS, **changes}
     writes = [Put(schema.org_config_key(org), item), Put(schema.org_entry_key(org), {"org_name": item["org_name"]})]
@@ -50,24 +50,24 @@ async def put(api: Rig, *apps: str, org: str = ORG, **changes: Any) -> None:
 class Browser:
     """`cookie` is what it would send; `origin` is where its page came from."""
 
-    api: Rig
+    api: ControlHarness
     cookie: str | None = None
     origin: str = ""
     headers: dict[str, str] = field(default_factory=lambda: dict(PAGE))
 
-    async def ask(self, method: str, path: str, body: Any = None, **headers: str) -> Answered:
-        told = self.headers | ({} if self.cookie is None else {"Cookie": self.cookie})
+    async def ask(self, method: str, path: str, body: Any = None, **headers: str) -> ControlResponse:
+        request_headers = self.headers | ({} if self.cookie is None else {"Cookie": self.cookie})
         if method not in ("GET", "HEAD"):
-            told["Origin"] = self.origin or self.api.url
-        return await self.api.ask(method, path, body, who=None, headers={**told, **headers})
+            request_headers["Origin"] = self.origin or self.api.url
+        return await self.api.ask(method, path, body, who=None, headers={**request_headers, **headers})
 
-    async def sign_in(self, kind: str = "admin", secret: str = ADMIN_KEY) -> Answered:
+    async def sign_in(self, kind: str = "admin", secret: str = ADMIN_KEY) -> ControlResponse:
         answer = await self.ask("POST", "/status/session", {"kind": kind, "secret": secret})
         if answer.status == 200:
             self.cookie = answer.headers["Set-Cookie"].partition(";")[0]
         return answer
 
-    async def sign_in_as(self, org: str, app: str | None) -> Answered:
+    async def sign_in_as(self, org: str, app: str | None) -> ControlResponse:
         return await self.sign_in("client", self.api.tokens.mint_access(org, app).token)
 
 
@@ -96,13 +96,13 @@ class Events:
     async def until(self, *names: str) -> Any:
         """The first event that tells all of these."""
         while True:
-            _, told = await self.next()
-            if set(names) <= told.keys():
-                return told
+            _, document = await self.next()
+            if set(names) <= document.keys():
+                return document
 
 
 @asynccontextmanager
-async def listening(api: Rig, query: str = "", **headers: str) -> AsyncIterator[tuple[aiohttp.ClientResponse, Events]]:
-    shown = headers or api.shown("admin")
-    async with api.session.get(f"{api.url}/status/events{query}", headers=shown) as answer:
+async def open_events(api: ControlHarness, query: str = "", **headers: str) -> AsyncIterator[tuple[aiohttp.ClientResponse, Events]]:
+    request_headers = headers or api.auth_headers("admin")
+    async with api.session.get(f"{api.url}/status/events{query}", headers=request_headers) as answer:
         yield answer, Events(answer)

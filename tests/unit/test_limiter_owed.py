@@ -14,200 +14,200 @@ from price_keeper.stores.contract import EXPIRY_ATTRIBUTE
 from price_keeper.stores.sqlite import SqliteStore
 
 from tests.support.buckets import (
-    AWAY,
-    LOST,
+    NOT_SENT,
+    ANSWER_LOST,
     NOW,
     RPM,
-    SILENCE,
+    NEVER_ANSWERED,
     TPM,
-    UNHEARD,
-    Rig,
+    OUTCOME_UNKNOWN,
+    BucketHarness,
     rpm_item,
 )
 
 
 @pytest.fixture
-async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
+async def rig(tmp_path: Path) -> AsyncIterator[BucketHarness]:
     store = await SqliteStore(tmp_path / "store.db", lambda: NOW / 1000).open()
-    yield Rig(store)
+    yield BucketHarness(store)
     await store.close()
 
 
-async def test_adjust(rig: Rig) -> None:
-    await rig.stands({"rpm_tk": 1_000, "rpm_tc": 50, "rf": NOW - 5_000})
-    await rig.limiter.adjust([rig.bucket], {"rpm": 3_000}, {"rpm": 2_000})
-    assert await rig.item() == rpm_item() | {"rpm_tk": -2_000, "rpm_tc": 2_050, "rf": NOW - 5_000}
-    assert (rig.limiter.paths, rig.limiter.pending) == ({"adjust": 1}, 0)
+async def test_adjust(rig: BucketHarness) -> None:
+    await rig.put_item({"rpm_tk": 1_000, "rpm_tc": 50, "rf": NOW - 5_000})
+    await rig.client.adjust([rig.bucket], {"rpm": 3_000}, {"rpm": 2_000})
+    assert await rig.get_item() == rpm_item() | {"rpm_tk": -2_000, "rpm_tc": 2_050, "rf": NOW - 5_000}
+    assert (rig.client.paths, rig.client.pending) == ({"adjust": 1}, 0)
 
 
-async def test_adjust_gives_back_only_as_much_as_fits_and_tells_all_of_it(rig: Rig) -> None:
-    await rig.stands({"rpm_tk": 9_000, "rpm_tc": 5_000, "rf": NOW - 400})
-    await rig.limiter.adjust([rig.bucket], {"rpm": -3_000}, {"rpm": -2_500})
-    assert await rig.item() == rpm_item() | {"rpm_tc": 2_500, "rf": NOW - 400}
-    await rig.limiter.adjust([rig.bucket], {"rpm": -1}, {})
-    assert rig.limiter.pending == 0
+async def test_adjust_gives_back_only_as_much_as_fits_and_tells_all_of_it(rig: BucketHarness) -> None:
+    await rig.put_item({"rpm_tk": 9_000, "rpm_tc": 5_000, "rf": NOW - 400})
+    await rig.client.adjust([rig.bucket], {"rpm": -3_000}, {"rpm": -2_500})
+    assert await rig.get_item() == rpm_item() | {"rpm_tc": 2_500, "rf": NOW - 400}
+    await rig.client.adjust([rig.bucket], {"rpm": -1}, {})
+    assert rig.client.pending == 0
 
 
-async def test_adjust_gives_back_below_the_brim_of_the_item_though_the_settings_have_a_higher_one(rig: Rig) -> None:
-    await rig.stands({"rpm_tk": 9_000, "rf": NOW - 400})
+async def test_adjust_gives_back_below_the_brim_of_the_item_though_the_settings_have_a_higher_one(rig: BucketHarness) -> None:
+    await rig.put_item({"rpm_tk": 9_000, "rf": NOW - 400})
     higher = RateBucket(rig.bucket.key, (RPM._replace(capacity=50_000),), 2)
-    await rig.limiter.adjust([higher], {"rpm": -3_000}, {})
-    assert await rig.item() == rpm_item() | {"rf": NOW - 400, EXPIRY_ATTRIBUTE: NOW // 1000 + 50 + 86_400}
+    await rig.client.adjust([higher], {"rpm": -3_000}, {})
+    assert await rig.get_item() == rpm_item() | {"rf": NOW - 400, EXPIRY_ATTRIBUTE: NOW // 1000 + 50 + 86_400}
 
 
-async def test_adjust_makes_the_item_or_the_limit_that_is_missing(rig: Rig) -> None:
-    await rig.limiter.adjust([rig.bucket], {"rpm": 12_000}, {"rpm": 1})
-    assert await rig.item() == rpm_item() | {"rpm_tk": -2_000, "rpm_tc": 1}
+async def test_adjust_makes_the_item_or_the_limit_that_is_missing(rig: BucketHarness) -> None:
+    await rig.client.adjust([rig.bucket], {"rpm": 12_000}, {"rpm": 1})
+    assert await rig.get_item() == rpm_item() | {"rpm_tk": -2_000, "rpm_tc": 1}
     both = RateBucket(rig.bucket.key, (RPM, TPM), 2)
-    await rig.limiter.adjust([both], {"tpm": 600_000, "rpm": 1_000}, {"tpm": 5})
+    await rig.client.adjust([both], {"tpm": 600_000, "rpm": 1_000}, {"tpm": 5})
     tpm = {"tpm_tk": -100_000, "tpm_tc": 5, "tpm_rem": 0, "tpm_cp": 500_000, "tpm_ra": 7, "tpm_rp": 3}
     expires = {EXPIRY_ATTRIBUTE: NOW // 1000 + 86_400 + 214}
-    assert await rig.item() == rpm_item() | {"rpm_tk": -3_000, "rpm_tc": 1, "v": 2} | tpm | expires
+    assert await rig.get_item() == rpm_item() | {"rpm_tk": -3_000, "rpm_tc": 1, "v": 2} | tpm | expires
 
 
-async def test_adjust_is_kept_while_the_store_is_away_and_then_sent_summed_up(rig: Rig) -> None:
-    await rig.stands({"rpm_tk": 5_000})
-    rig.meets(AWAY, AWAY, AWAY)
-    await rig.limiter.adjust([rig.bucket], {"rpm": 1_000}, {"rpm": 1_000})
-    await rig.limiter.adjust([rig.bucket], {"rpm": -200}, {"rpm": 30})
-    assert rig.limiter.pending == 1
+async def test_adjust_is_kept_while_the_store_is_away_and_then_sent_summed_up(rig: BucketHarness) -> None:
+    await rig.put_item({"rpm_tk": 5_000})
+    rig.set_faults(NOT_SENT, NOT_SENT, NOT_SENT)
+    await rig.client.adjust([rig.bucket], {"rpm": 1_000}, {"rpm": 1_000})
+    await rig.client.adjust([rig.bucket], {"rpm": -200}, {"rpm": 30})
+    assert rig.client.pending == 1
     with pytest.raises(StoreUnavailable):
-        await rig.limiter.flush_pending()
-    await rig.limiter.flush_pending()
-    assert await rig.item() == rpm_item() | {"rpm_tk": 4_200, "rpm_tc": 1_030}
-    assert (rig.limiter.pending, len(rig.store.sent)) == (0, 4)
+        await rig.client.flush_pending()
+    await rig.client.flush_pending()
+    assert await rig.get_item() == rpm_item() | {"rpm_tk": 4_200, "rpm_tc": 1_030}
+    assert (rig.client.pending, len(rig.store.sent)) == (0, 4)
 
 
-@pytest.mark.parametrize("fault", [LOST, UNHEARD])
-async def test_adjust_whose_answers_get_lost_is_counted_once(rig: Rig, fault: str) -> None:
-    await rig.stands({"rpm_tk": 5_000})
-    rig.meets(*[fault] * 3)
-    await rig.limiter.adjust([rig.bucket], {"rpm": 1_000}, {"rpm": 7})
-    await rig.limiter.adjust([rig.bucket], {"rpm": 100}, {"rpm": 10})  # goes on its own: the other one is as it was
-    await rig.limiter.flush_pending()
-    assert await rig.item() == rpm_item() | {"rpm_tk": 3_900, "rpm_tc": 17}
+@pytest.mark.parametrize("fault", [ANSWER_LOST, OUTCOME_UNKNOWN])
+async def test_adjust_whose_answers_get_lost_is_counted_once(rig: BucketHarness, fault: str) -> None:
+    await rig.put_item({"rpm_tk": 5_000})
+    rig.set_faults(*[fault] * 3)
+    await rig.client.adjust([rig.bucket], {"rpm": 1_000}, {"rpm": 7})
+    await rig.client.adjust([rig.bucket], {"rpm": 100}, {"rpm": 10})  # goes on its own: the other one is as it was
+    await rig.client.flush_pending()
+    assert await rig.get_item() == rpm_item() | {"rpm_tk": 3_900, "rpm_tc": 17}
     assert len({token for _, token in rig.store.sent[:4]}) == 1
 
 
-@pytest.mark.parametrize("fault", [LOST, UNHEARD])
-async def test_an_acquire_whose_answer_is_lost_is_sent_again_and_taken_once(rig: Rig, fault: str) -> None:
-    rig.meets(fault, fault)
+@pytest.mark.parametrize("fault", [ANSWER_LOST, OUTCOME_UNKNOWN])
+async def test_an_acquire_whose_answer_is_lost_is_sent_again_and_taken_once(rig: BucketHarness, fault: str) -> None:
+    rig.set_faults(fault, fault)
     assert await rig.take(3_000) == ("create", 3)
-    assert await rig.item() == rpm_item() | {"rpm_tk": 7_000, "rpm_tc": 3_000}
+    assert await rig.get_item() == rpm_item() | {"rpm_tk": 7_000, "rpm_tc": 3_000}
     assert len({token for _, token in rig.store.sent}) == 1
 
 
-@pytest.mark.parametrize("fault", [LOST, UNHEARD])
-async def test_an_acquire_that_was_told_to_fail_is_undone_if_it_did_not(rig: Rig, fault: str) -> None:
-    await rig.stands({"rpm_tk": 5_000})
-    rig.meets(*[fault] * 3)
+@pytest.mark.parametrize("fault", [ANSWER_LOST, OUTCOME_UNKNOWN])
+async def test_an_acquire_that_was_told_to_fail_is_undone_if_it_did_not(rig: BucketHarness, fault: str) -> None:
+    await rig.put_item({"rpm_tk": 5_000})
+    rig.set_faults(*[fault] * 3)
     with pytest.raises(StoreUnavailable):
         await rig.take(3_000)
-    assert rig.limiter.pending == 1
-    await rig.limiter.flush_pending()
-    assert await rig.item() == rpm_item() | {"rpm_tk": 5_000}
-    assert rig.limiter.pending == 0
+    assert rig.client.pending == 1
+    await rig.client.flush_pending()
+    assert await rig.get_item() == rpm_item() | {"rpm_tk": 5_000}
+    assert rig.client.pending == 0
 
 
-async def test_after_ten_minutes_nobody_can_know_and_it_stays_taken(rig: Rig) -> None:
-    await rig.stands({"rpm_tk": 5_000})
-    rig.meets(*[LOST] * 3)
+async def test_after_ten_minutes_nobody_can_know_and_it_stays_taken(rig: BucketHarness) -> None:
+    await rig.put_item({"rpm_tk": 5_000})
+    rig.set_faults(*[ANSWER_LOST] * 3)
     with pytest.raises(StoreUnavailable):
         await rig.take(3_000)
     await rig.clock.advance(600)
-    await rig.limiter.flush_pending()
-    assert await rig.item() == rpm_item() | {"rpm_tk": 2_000, "rpm_tc": 3_000}
-    assert (rig.limiter.pending, rig.limiter.dropped, len(rig.store.sent)) == (0, 1, 3)
+    await rig.client.flush_pending()
+    assert await rig.get_item() == rpm_item() | {"rpm_tk": 2_000, "rpm_tc": 3_000}
+    assert (rig.client.pending, rig.client.dropped, len(rig.store.sent)) == (0, 1, 3)
 
 
-async def test_an_acquire_whose_caller_goes_away_is_undone(rig: Rig) -> None:
-    await rig.stands({"rpm_tk": 5_000})
-    rig.meets(SILENCE)
+async def test_an_acquire_whose_caller_goes_away_is_undone(rig: BucketHarness) -> None:
+    await rig.put_item({"rpm_tk": 5_000})
+    rig.set_faults(NEVER_ANSWERED)
     task = asyncio.create_task(rig.take(3_000))
     await rig.store.silent.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    await rig.limiter.flush_pending()
-    assert await rig.item() == rpm_item() | {"rpm_tk": 5_000}
+    await rig.client.flush_pending()
+    assert await rig.get_item() == rpm_item() | {"rpm_tk": 5_000}
 
 
-async def test_a_condition_that_fails_after_a_lost_answer_says_that_nothing_was_taken_yet(rig: Rig) -> None:
+async def test_a_condition_that_fails_after_a_lost_answer_says_that_nothing_was_taken_yet(rig: BucketHarness) -> None:
     """Had the first one been carried out, its token would be known. But it may be on its way still."""
-    await rig.stands({"rpm_tk": 5_000, "rf": NOW - 2_000})
-    rig.meets(UNHEARD, lambda: rig.update(rf=1))
+    await rig.put_item({"rpm_tk": 5_000, "rf": NOW - 2_000})
+    rig.set_faults(OUTCOME_UNKNOWN, lambda: rig.add_concurrently(rf=1))
     assert await rig.take(3_000) == ("normal", 3)
-    assert await rig.item() == rpm_item() | {"rpm_tk": 3_999, "rpm_tc": 3_000}
-    assert rig.limiter.pending == 1
-    await rig.limiter.flush_pending()
-    assert (rig.limiter.pending, len(rig.store.sent)) == (1, 3)  # to ask now would tell nothing
+    assert await rig.get_item() == rpm_item() | {"rpm_tk": 3_999, "rpm_tc": 3_000}
+    assert rig.client.pending == 1
+    await rig.client.flush_pending()
+    assert (rig.client.pending, len(rig.store.sent)) == (1, 3)  # to ask now would tell nothing
     await rig.clock.advance(MAX_IN_FLIGHT_SECONDS)
-    await rig.limiter.flush_pending()
-    assert await rig.item() == rpm_item() | {"rpm_tk": 3_999, "rpm_tc": 3_000}
-    assert (rig.limiter.pending, rig.limiter.dropped, len(rig.store.sent)) == (0, 0, 4)
+    await rig.client.flush_pending()
+    assert await rig.get_item() == rpm_item() | {"rpm_tk": 3_999, "rpm_tc": 3_000}
+    assert (rig.client.pending, rig.client.dropped, len(rig.store.sent)) == (0, 0, 4)
 
 
-async def test_an_acquire_that_arrives_after_it_was_refused_is_undone(rig: Rig) -> None:
-    await rig.stands({"rpm_tk": 5_000, "rf": NOW - 400})
-    rig.meets(UNHEARD, lambda: rig.update(rpm_tk=-4_000))
+async def test_an_acquire_that_arrives_after_it_was_refused_is_undone(rig: BucketHarness) -> None:
+    await rig.put_item({"rpm_tk": 5_000, "rf": NOW - 400})
+    rig.set_faults(OUTCOME_UNKNOWN, lambda: rig.add_concurrently(rpm_tk=-4_000))
     assert (await rig.take(3_000))[0] == "refused"
-    await rig.update(rpm_tk=4_000)
-    await rig.arrives(0)
-    assert await rig.item() == rpm_item() | {"rpm_tk": 2_000, "rpm_tc": 3_000, "rf": NOW - 400}
+    await rig.add_concurrently(rpm_tk=4_000)
+    await rig.deliver_late(0)
+    assert await rig.get_item() == rpm_item() | {"rpm_tk": 2_000, "rpm_tc": 3_000, "rf": NOW - 400}
     await rig.clock.advance(MAX_IN_FLIGHT_SECONDS)
-    await rig.limiter.flush_pending()
-    assert await rig.item() == rpm_item() | {"rpm_tk": 5_000, "rf": NOW - 400}
-    assert rig.limiter.pending == 0
+    await rig.client.flush_pending()
+    assert await rig.get_item() == rpm_item() | {"rpm_tk": 5_000, "rf": NOW - 400}
+    assert rig.client.pending == 0
 
 
-async def test_an_adjustment_that_arrives_after_it_was_refused_is_told_once(rig: Rig) -> None:
-    await rig.stands({"rpm_tk": 8_000, "rpm_tc": 5_000})
-    rig.meets(UNHEARD, lambda: rig.update(rpm_tk=1_000))
-    await rig.limiter.adjust([rig.bucket], {"rpm": -2_000}, {"rpm": -2_500})
-    assert await rig.item() == rpm_item() | {"rpm_tc": 2_500}
-    await rig.update(rpm_tk=-6_000)
-    await rig.arrives(0)
-    assert await rig.item() == rpm_item() | {"rpm_tk": 6_000}
+async def test_an_adjustment_that_arrives_after_it_was_refused_is_told_once(rig: BucketHarness) -> None:
+    await rig.put_item({"rpm_tk": 8_000, "rpm_tc": 5_000})
+    rig.set_faults(OUTCOME_UNKNOWN, lambda: rig.add_concurrently(rpm_tk=1_000))
+    await rig.client.adjust([rig.bucket], {"rpm": -2_000}, {"rpm": -2_500})
+    assert await rig.get_item() == rpm_item() | {"rpm_tc": 2_500}
+    await rig.add_concurrently(rpm_tk=-6_000)
+    await rig.deliver_late(0)
+    assert await rig.get_item() == rpm_item() | {"rpm_tk": 6_000}
     await rig.clock.advance(MAX_IN_FLIGHT_SECONDS)
-    await rig.limiter.flush_pending()
-    assert await rig.item() == rpm_item() | {"rpm_tk": 4_000, "rpm_tc": 2_500}
-    assert rig.limiter.pending == 0
+    await rig.client.flush_pending()
+    assert await rig.get_item() == rpm_item() | {"rpm_tk": 4_000, "rpm_tc": 2_500}
+    assert rig.client.pending == 0
 
 
 @pytest.mark.parametrize("has_arrived", [False, True])
-async def test_who_stops_does_not_wait_for_what_may_arrive(rig: Rig, has_arrived: bool) -> None:
-    await rig.stands({"rpm_tk": 5_000, "rf": NOW - 400})
-    rig.meets(UNHEARD, lambda: rig.update(rpm_tk=-4_000))
+async def test_who_stops_does_not_wait_for_what_may_arrive(rig: BucketHarness, has_arrived: bool) -> None:
+    await rig.put_item({"rpm_tk": 5_000, "rf": NOW - 400})
+    rig.set_faults(OUTCOME_UNKNOWN, lambda: rig.add_concurrently(rpm_tk=-4_000))
     assert (await rig.take(3_000))[0] == "refused"
     if has_arrived:
-        await rig.update(rpm_tk=4_000)
-        await rig.arrives(0)
-        await rig.update(rpm_tk=-4_000)
-    await rig.limiter.flush_pending(is_last=True)
-    assert await rig.item() == rpm_item() | {"rpm_tk": 1_000, "rf": NOW - 400}
-    assert rig.limiter.pending == 0
+        await rig.add_concurrently(rpm_tk=4_000)
+        await rig.deliver_late(0)
+        await rig.add_concurrently(rpm_tk=-4_000)
+    await rig.client.flush_pending(is_last=True)
+    assert await rig.get_item() == rpm_item() | {"rpm_tk": 1_000, "rf": NOW - 400}
+    assert rig.client.pending == 0
 
 
-async def test_a_refusal_of_what_an_engine_sent_before_settles_nothing_either(rig: Rig) -> None:
+async def test_a_refusal_of_what_an_engine_sent_before_settles_nothing_either(rig: BucketHarness) -> None:
     async def refused() -> None:
         raise TransactionFailed([CancellationReason(ReasonCode.CONDITION_FAILED)], maybe_applied=True)
 
-    await rig.stands({"rpm_tk": 9_000, "rf": NOW - 400})
-    rig.meets(refused)
+    await rig.put_item({"rpm_tk": 9_000, "rf": NOW - 400})
+    rig.set_faults(refused)
     assert (await rig.take(3_000))[0] == "retry"
-    await rig.arrives(0)
-    assert await rig.item() == rpm_item() | {"rpm_tk": 3_000, "rpm_tc": 6_000, "rf": NOW - 400}
+    await rig.deliver_late(0)
+    assert await rig.get_item() == rpm_item() | {"rpm_tk": 3_000, "rpm_tc": 6_000, "rf": NOW - 400}
     await rig.clock.advance(MAX_IN_FLIGHT_SECONDS)
-    await rig.limiter.flush_pending()
-    assert await rig.item() == rpm_item() | {"rpm_tk": 6_000, "rpm_tc": 3_000, "rf": NOW - 400}
+    await rig.client.flush_pending()
+    assert await rig.get_item() == rpm_item() | {"rpm_tk": 6_000, "rpm_tc": 3_000, "rf": NOW - 400}
 
 
-async def test_what_waits_is_looked_at_once_and_not_in_each_round(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_waits_is_looked_at_once_and_not_in_each_round(rig: BucketHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     """There may be a thousand of them, and each adjustment comes by."""
-    await rig.stands({"rpm_tk": 5_000, "rf": NOW - 400})
-    rig.meets(UNHEARD, lambda: rig.update(rpm_tk=-4_000))
+    await rig.put_item({"rpm_tk": 5_000, "rf": NOW - 400})
+    rig.set_faults(OUTCOME_UNKNOWN, lambda: rig.add_concurrently(rpm_tk=-4_000))
     assert (await rig.take(3_000))[0] == "refused"
     looks: list[BucketTransaction] = []
     monkeypatch.setattr(TransactionSender, "may_arrive", lambda _, each: looks.append(each) or True)
-    await rig.limiter.flush_pending()
-    assert (len(looks), rig.limiter.pending) == (1, 1)
+    await rig.client.flush_pending()
+    assert (len(looks), rig.client.pending) == (1, 1)

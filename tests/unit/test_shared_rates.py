@@ -15,7 +15,7 @@ from price_keeper.stores import schema
 from price_keeper.tasks import Tasks
 
 from tests.support.clock import ManualClock, settle
-from tests.support.control import rig
+from tests.support.control import open_control_harness
 from tests.support.engines import Engines
 from tests.support.memory_store import MemoryStore
 
@@ -107,7 +107,7 @@ async def test_strangers_who_ask_the_control_port_write_no_row(tmp_path: Path) -
     async with Engines({}).open("sqlite", tmp_path) as store, Tasks(clock) as tasks:
         leasing = RateLeaseManager(BucketClient(store, lambda: int(clock.now() * 1000), clock), clock, tasks)
         shared = SharedApiRateLimiter(leasing, LocalApiRateLimiter(clock.monotonic, 3, 1.0), 3, 1.0)
-        async with rig(store, tmp_path, clock, shared) as api:
+        async with open_control_harness(store, tmp_path, clock, shared) as api:
             statuses = [(await api.ask("GET", "/openapi.json", who=None)).status for _ in range(5)]
             assert statuses == [200] * 3 + [429] * 2
             assert len(leasing) == 0
