@@ -20,7 +20,7 @@ from bedrock_simulator import Keys
 from price_keeper.stores.sqlite import SqliteStore
 
 from tests.support.commands import Sidecar
-from tests.support.crashing import MODELS, ORG, PRICES, Lineup
+from tests.support.crashing import MODELS, ORG, PRICES, SidecarSetup
 from tests.support.fleet import budget
 from tests.support.overspend import Figures
 from tests.support.simulated import BedrockProcess, BotoCaller, bedrock_process, read_ledger
@@ -78,7 +78,7 @@ class Watch:
 class Calls(Threads):
     """Clients in threads, each at its own even pace."""
 
-    def __init__(self, lineups: list[Lineup], token: str) -> None:
+    def __init__(self, lineups: list[SidecarSetup], token: str) -> None:
         super().__init__()
         self.failures = 0
         clients = [lineup for lineup in lineups for _ in range(CALLERS_A_SIDECAR)]
@@ -88,7 +88,7 @@ class Calls(Threads):
             for number, lineup in enumerate(clients)
         ]
 
-    def _call_on(self, lineup: Lineup, token: str, pause: float, first: float) -> None:
+    def _call_on(self, lineup: SidecarSetup, token: str, pause: float, first: float) -> None:
         caller = BotoCaller(lineup.url, keys=Keys("any", "any", token))
         due = time.monotonic() + first
         try:
@@ -117,9 +117,9 @@ async def _set_up(path: Path, quota: float) -> None:
     await store.close()
 
 
-def _lineup(folder: Path, bedrock: str, store: Path) -> Lineup:
+def _lineup(folder: Path, bedrock: str, store: Path) -> SidecarSetup:
     folder.mkdir()
-    lineup = Lineup(folder, bedrock, {"engine": "sqlite", "path": str(store)})
+    lineup = SidecarSetup(folder, bedrock, {"engine": "sqlite", "path": str(store)})
     lineup.write_config()
     file = folder / "config.yaml"
     file.write_text(yaml.safe_dump(yaml.safe_load(file.read_text()) | {"journal": {"dir": "journal"}}))
@@ -138,7 +138,7 @@ def measured_of_processes(number: int) -> tuple[float, float, Figures]:
         quota = round(each * CALLS_A_SECOND * SPENT_IN_SECONDS, 6)
         asyncio.run(_set_up(store, quota))
         lineups = [_lineup(folder / f"s{sidecar}", bedrock.url, store) for sidecar in range(number)]
-        watch = Watch([stack.enter_context(lineup.serving()) for lineup in lineups])
+        watch = Watch([stack.enter_context(lineup.run_sidecar()) for lineup in lineups])
         with Calls(lineups, lineups[0].token()) as calls:
             began = time.time()
             while time.time() - began < MOST_SECONDS and not _is_over(file, quota + each):

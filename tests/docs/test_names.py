@@ -15,7 +15,7 @@ import pytest
 from price_keeper.config import Config
 from price_keeper.telemetry import ALL_METRICS as METRICS
 
-from tests.support.commands import called
+from tests.support.commands import call_in_process
 from tests.support.pages import PAGES, ROOT, anchors, blocks, links, lost_tests, named, quoted
 
 every_page = pytest.mark.parametrize("page", PAGES, ids=named)
@@ -101,7 +101,7 @@ def _unknown(words: list[str], line: str) -> Iterator[str]:
 
 @cache
 def _helped(*words: str) -> str | None:
-    done = called(*words, "--help", folder=ROOT)
+    done = call_in_process(*words, "--help", folder=ROOT)
     return done.stdout if done.returncode == 0 else None
 
 

@@ -22,7 +22,7 @@ from price_keeper.forwarding import upstream
 from price_keeper.forwarding.forwarder import parse_endpoint
 from price_keeper.recording.entries import Receipt
 
-from tests.support.crashing import Books
+from tests.support.crashing import JournalContents
 from tests.support.data_port import DataPort, data_port
 from tests.support.rig import PortHarness, ForwardingHandler, open_forwarding_port, on_both_loops, build_response, reply_with
 from tests.support.rig import upstream as scripted_upstream
@@ -78,7 +78,7 @@ class Socket:
 
     def receipts(self) -> list[Receipt]:
         """Of what was asked since the last look. A call that costs nothing has none."""
-        found = Books.read(self.journal).receipts
+        found = JournalContents.read(self.journal).receipts
         fresh, self.told = found[self.told :], len(found)
         return fresh
 

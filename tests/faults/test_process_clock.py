@@ -26,26 +26,26 @@ from price_keeper.recording.ulid import read_created_at
 
 from tests.support import wrong_clock
 from tests.support.afflicted import (
-    asked,
-    by_hand,
-    checks,
-    counted,
-    counted_by_day,
+    call_once,
+    price_by_hand,
+    read_readiness,
+    read_counts_by_label,
+    read_requests_by_day,
     dynamodb,
-    metric,
-    tables_made,
-    told,
-    tried,
-    until,
-    used_in_dynamodb,
+    read_metric,
+    create_tables,
+    fetch,
+    run_trial,
+    wait_until,
+    read_dynamodb_usage,
 )
 from tests.support.commands import Sidecar
-from tests.support.crashing import APP, ORG, SECRET, Lineup, Load
+from tests.support.crashing import APP, ORG, SECRET, SidecarSetup, CrashLoad
 from tests.support.engines import Engines
 from tests.support.simulated import read_ledger
 from tests.support.wrong_clock import WrongClock
 
-pytestmark = pytest.mark.skipif(bool(wrong_clock.missing()), reason=wrong_clock.missing())
+pytestmark = pytest.mark.skipif(bool(wrong_clock.why_unavailable()), reason=wrong_clock.why_unavailable())
 
 HOUR = 3600.0
 RPM, BURST_SECONDS = 120, 2
@@ -58,52 +58,52 @@ OK, OUT, GONE = "", "AccessDeniedException", "ExpiredTokenException"
 
 def test_jumps_of_an_hour_lose_and_double_nothing(tmp_path: Path) -> None:
     """Bedrock takes any signature here; what it says of a wrong clock is the next test's."""
-    with tried(tmp_path, "--no-auth") as trial:
-        lineup, clock = trial.lineup(), WrongClock(tmp_path)
+    with run_trial(tmp_path, "--no-auth") as trial:
+        lineup, clock = trial.add_sidecar(), WrongClock(tmp_path)
         _of_long_tokens(lineup)
         lineup.environment = clock.environment
-        with lineup.serving() as running, Load(lineup, 3, random.Random(20261119)) as load:
+        with lineup.run_sidecar() as running, CrashLoad(lineup, 3, random.Random(20261119)) as load:
             for ahead in (0, HOUR, -HOUR, 0):
                 _set(clock, ahead, running)
-                so_far = len(load.whole)
-                until(lambda so_far=so_far: len(load.whole) > so_far + 10)
-                assert set(checks(running.control).values()) == {"ok"}
-                assert metric(running.control, "unflushed_seconds") < 5
+                so_far = len(load.complete_requests)
+                wait_until(lambda so_far=so_far: len(load.complete_requests) > so_far + 10)
+                assert set(read_readiness(running.control).values()) == {"ok"}
+                assert read_metric(running.control, "unflushed_seconds") < 5
             load.__exit__()
             assert running.stop() == 0
             assert [line for line in running.errors.splitlines() if "is not registered" not in line] == []
-        served = trial.served()
-        assert load.broken == 0
-        assert set(load.whole) == set(served)
-        assert counted(tmp_path / "price-keeper.db") == by_hand(served)
+        served = trial.read_used_requests()
+        assert load.failed_calls == 0
+        assert set(load.complete_requests) == set(served)
+        assert read_counts_by_label(tmp_path / "price-keeper.db") == price_by_hand(served)
         (left,) = lineup.journal.glob("*.seg")
         assert read_created_at(left.stem) > time.time() + HOUR - 60  # names go on from the latest, so that none sorts wrong
-        with lineup.serving() as running:
-            assert asked(lineup, lineup.token())[0] == 200
+        with lineup.run_sidecar() as running:
+            assert call_once(lineup, lineup.token())[0] == 200
             assert running.stop() == 0
-        assert counted(tmp_path / "price-keeper.db") == by_hand(trial.served())
-    print(f"4 jumps, {len(load.whole)} calls, none failed, none lost, none twice")
+        assert read_counts_by_label(tmp_path / "price-keeper.db") == price_by_hand(trial.read_used_requests())
+    print(f"4 jumps, {len(load.complete_requests)} calls, none failed, none lost, none twice")
 
 
 def test_a_clock_that_is_an_hour_off_is_told_with_both_times_and_forgotten_once_it_is_right(tmp_path: Path) -> None:
     """Bedrock takes no signature then, which is nothing that callers could mend by tokens of theirs."""
-    with tried(tmp_path) as trial:
-        lineup, clock = trial.lineup(), WrongClock(tmp_path, HOUR)
+    with run_trial(tmp_path) as trial:
+        lineup, clock = trial.add_sidecar(), WrongClock(tmp_path, HOUR)
         _of_long_tokens(lineup)
         lineup.environment = clock.environment
-        with lineup.serving() as running:
+        with lineup.run_sidecar() as running:
             token = lineup.token()
-            assert {asked(lineup, token)[:2] for _ in range(10)} == {(503, "ServiceUnavailableException")}
-            until(lambda: "refuses the sidecar's own" in checks(running.control)["bedrock"])
+            assert {call_once(lineup, token)[:2] for _ in range(10)} == {(503, "ServiceUnavailableException")}
+            wait_until(lambda: "refuses the sidecar's own" in read_readiness(running.control)["bedrock"])
             said = re.findall(
                 r"InvalidSignatureException, on (.+ GMT); by our clock it is (.+ GMT)$", running.errors, re.M
             )
             ((theirs, ours),) = (tuple(map(parsedate_to_datetime, each)) for each in said)
             assert abs((ours - theirs).total_seconds() - HOUR) < 60
-            clock.set(0)
-            until(lambda: asked(lineup, token)[0] == 200)
+            clock.set_ahead(0)
+            wait_until(lambda: call_once(lineup, token)[0] == 200)
             assert running.stop() == 0
-        assert counted(tmp_path / "price-keeper.db") == by_hand(trial.served())
+        assert read_counts_by_label(tmp_path / "price-keeper.db") == price_by_hand(trial.read_used_requests())
 
 
 def test_a_jump_over_midnight_moves_no_call_that_had_begun(tmp_path: Path) -> None:
@@ -111,51 +111,51 @@ def test_a_jump_over_midnight_moves_no_call_that_had_begun(tmp_path: Path) -> No
     today, tomorrow = (
         time.strftime("DAY#%Y%m%d", time.gmtime(time.time() + before_midnight + later)) for later in (0, HOUR)
     )
-    with tried(tmp_path, "--no-auth") as trial:
-        lineup, clock = trial.lineup(), WrongClock(tmp_path, before_midnight)
+    with run_trial(tmp_path, "--no-auth") as trial:
+        lineup, clock = trial.add_sidecar(), WrongClock(tmp_path, before_midnight)
         _of_long_tokens(lineup, before_midnight)
         lineup.environment = clock.environment
-        with lineup.serving() as running:
+        with lineup.run_sidecar() as running:
             token, slow = lineup.token(), []
-            assert asked(lineup, token)[0] == 200
+            assert call_once(lineup, token)[0] == 200
             trial.bedrock.plan(*[{"latency_ms": 2500}] * 3)
-            callers = [threading.Thread(target=lambda: slow.append(asked(lineup, token)[0])) for _ in range(3)]
+            callers = [threading.Thread(target=lambda: slow.append(call_once(lineup, token)[0])) for _ in range(3)]
             for each in callers:
                 each.start()
-            until(lambda: len(read_ledger(trial.ledger)) == 4)
+            wait_until(lambda: len(read_ledger(trial.ledger)) == 4)
             _set(clock, before_midnight + HOUR, running)
             assert not slow
-            assert [asked(lineup, token)[0] for _ in range(5)] == [200] * 5
+            assert [call_once(lineup, token)[0] for _ in range(5)] == [200] * 5
             for each in callers:
                 each.join()
             assert slow == [200] * 3
             _set(clock, before_midnight, running)  # and back: it is the day before once more
-            assert [asked(lineup, token)[0] for _ in range(2)] == [200] * 2
+            assert [call_once(lineup, token)[0] for _ in range(2)] == [200] * 2
             assert running.stop() == 0
-    assert counted_by_day(tmp_path / "price-keeper.db") == {today: 1 + 3 + 2, tomorrow: 5}
+    assert read_requests_by_day(tmp_path / "price-keeper.db") == {today: 1 + 3 + 2, tomorrow: 5}
 
 
 def test_who_is_out_stays_out_whatever_the_clock_does(tmp_path: Path) -> None:
     """What has expired is good for as long as the clock says so, and no longer."""
     good, revoked, short, over = (_minted(-hours * HOUR, 4 * HOUR) for hours in (2, 2, 3.5, 4.5))
-    with tried(tmp_path, "--no-auth") as trial:
-        lineup, clock = trial.lineup(), WrongClock(tmp_path)
+    with run_trial(tmp_path, "--no-auth") as trial:
+        lineup, clock = trial.add_sidecar(), WrongClock(tmp_path)
         lineup.environment = clock.environment
         answers: Counter[str] = Counter()
-        with lineup.serving() as running:
-            assert asked(lineup, revoked)[0] == 200
+        with lineup.run_sidecar() as running:
+            assert call_once(lineup, revoked)[0] == 200
             _revoke(running, revoked)
             for ahead, kinds in ((0, (OK, GONE)), (HOUR, (GONE, GONE)), (-HOUR, (OK, OK)), (0, (OK, GONE))):
                 _set(clock, ahead, running)
-                assert (asked(lineup, short)[1], asked(lineup, over)[1]) == kinds
-                answers.update(asked(lineup, revoked)[1] for _ in range(CALLS))
-                assert asked(lineup, good)[0] == 200
+                assert (call_once(lineup, short)[1], call_once(lineup, over)[1]) == kinds
+                answers.update(call_once(lineup, revoked)[1] for _ in range(CALLS))
+                assert call_once(lineup, good)[0] == 200
             assert running.stop() == 0
-        clock.set(HOUR)
-        with lineup.serving() as running:  # one that has heard of no revocation
+        clock.set_ahead(HOUR)
+        with lineup.run_sidecar() as running:  # one that has heard of no revocation
             for ahead in (HOUR, 0):
                 _set(clock, ahead, running)
-                answers.update(asked(lineup, revoked)[1] for _ in range(CALLS))
+                answers.update(call_once(lineup, revoked)[1] for _ in range(CALLS))
             assert running.stop() == 0
     assert answers == {OUT: 6 * CALLS}
 
@@ -175,17 +175,17 @@ def _revoke(running: Sidecar, token: str) -> None:
 
 def _set(clock: WrongClock, ahead: float, running: Sidecar) -> None:
     """Until the process goes by it."""
-    clock.set(ahead)
-    until(lambda: abs(_time_told(running) - time.time() - ahead) < 60)
+    clock.set_ahead(ahead)
+    wait_until(lambda: abs(_time_told(running) - time.time() - ahead) < 60)
 
 
 def _time_told(running: Sidecar) -> float:
     """With every failure of the control port."""
-    _, body = told(running.control, "/no/such/route")
+    _, body = fetch(running.control, "/no/such/route")
     return datetime.fromisoformat(json.loads(body)["timestamp"]).timestamp()
 
 
-def _of_long_tokens(lineup: Lineup, ahead: float = 0.0) -> None:
+def _of_long_tokens(lineup: SidecarSetup, ahead: float = 0.0) -> None:
     """Good for two hours either way, so that what jumps is the day and not who may call."""
     lineup.token = lambda: _minted(ahead - 2 * HOUR, 4 * HOUR)  # type: ignore[method-assign]
 
@@ -193,34 +193,34 @@ def _of_long_tokens(lineup: Lineup, ahead: float = 0.0) -> None:
 def test_one_wrong_clock_of_two_neither_starves_nor_floods_the_other(engines: Engines, tmp_path: Path) -> None:
     """Limits go by the store's time. By one that is an hour ahead each bucket would be full again at every look."""
     endpoint, prefix = engines.endpoints["ministack"], f"clock-{tmp_path.name}-"
-    tables_made(endpoint, prefix)
+    create_tables(endpoint, prefix)
     settings = {"PK": Scope(ORG).key, "SK": f"APP#{APP}", "limits": LIMITS}
     boto3.resource("dynamodb", endpoint_url=endpoint, region_name="us-east-1").Table(f"{prefix}config").put_item(
         Item=settings
     )
     store = {"engine": "dynamodb", "endpoint": endpoint, "region": "us-east-1", "table_prefix": prefix}
-    with tried(tmp_path, "--no-auth") as trial:
-        right, wrong = (trial.lineup(name, store=store, aggregator={"interval_secs": 1}) for name in ("right", "wrong"))
+    with run_trial(tmp_path, "--no-auth") as trial:
+        right, wrong = (trial.add_sidecar(name, store=store, aggregator={"interval_secs": 1}) for name in ("right", "wrong"))
         clock = WrongClock(tmp_path, HOUR)
         wrong.environment = clock.environment
         for each in (right, wrong):
             _of_long_tokens(each)
-        with right.serving() as one, wrong.serving() as other:
+        with right.run_sidecar() as one, wrong.run_sidecar() as other:
             began = time.monotonic()
-            with Load(right, 3, random.Random(1)) as calm, Load(wrong, 3, random.Random(2)) as hasty:
+            with CrashLoad(right, 3, random.Random(1)) as calm, CrashLoad(wrong, 3, random.Random(2)) as hasty:
                 for ahead in (HOUR, -HOUR):
-                    clock.set(ahead)
+                    clock.set_ahead(ahead)
                     time.sleep(SECONDS)
             took = time.monotonic() - began
-            until(lambda: _totals(endpoint, prefix) == len(trial.served()))
+            wait_until(lambda: _totals(endpoint, prefix) == len(trial.read_used_requests()))
             assert (one.stop(), other.stop()) == (0, 0)
-        served = trial.served()
-    assert len(served) == len(calm.whole) + len(hasty.whole)
-    assert used_in_dynamodb(endpoint, prefix)["requests"] == len(served)
+        served = trial.read_used_requests()
+    assert len(served) == len(calm.complete_requests) + len(hasty.complete_requests)
+    assert read_dynamodb_usage(endpoint, prefix)["requests"] == len(served)
     assert len(served) <= RPM / 60 * (BURST_SECONDS + took) + 1
-    assert min(calm.broken, hasty.broken) > 0  # by the limit
-    assert min(len(calm.whole), len(hasty.whole)) > 0
-    print(f"an hour wrong, either way, {took:.1f} s: {len(calm.whole)} and {len(hasty.whole)} of {RPM} calls a minute")
+    assert min(calm.failed_calls, hasty.failed_calls) > 0  # by the limit
+    assert min(len(calm.complete_requests), len(hasty.complete_requests)) > 0
+    print(f"an hour wrong, either way, {took:.1f} s: {len(calm.complete_requests)} and {len(hasty.complete_requests)} of {RPM} calls a minute")
 
 
 def _totals(endpoint: str, prefix: str) -> int:

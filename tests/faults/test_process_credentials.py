@@ -11,8 +11,8 @@ from pathlib import Path
 
 from bedrock_simulator import DEFAULT_KEYS
 
-from tests.support.afflicted import Trial, asked, by_hand, checks, counted, metric, tried, until
-from tests.support.crashing import Lineup, Load
+from tests.support.afflicted import FaultTrial, call_once, price_by_hand, read_readiness, read_counts_by_label, read_metric, run_trial, wait_until
+from tests.support.crashing import SidecarSetup, CrashLoad
 from tests.support.hanging import hanging_command
 
 REFUSED = "Bedrock refuses the AWS credentials of the sidecar itself, which has to mend that; yours are good"
@@ -22,13 +22,13 @@ NEW_TOKEN, OLD_TOKEN = "a session token that is good", "a session token that is 
 
 
 @contextmanager
-def signing(folder: Path, token: str, good_for: float) -> Iterator[tuple[Trial, Lineup, Path]]:
+def signing(folder: Path, token: str, good_for: float) -> Iterator[tuple[FaultTrial, SidecarSetup, Path]]:
     """A sidecar whose credentials come from a command, of which a test has the file that it prints."""
     file = folder / "credentials.json"
     provide(file, token, good_for)
     (folder / "aws").write_text(f"[default]\ncredential_process = cat {file}\n")
-    with tried(folder, "--session-token", NEW_TOKEN.replace(" ", "-")) as trial:
-        lineup = trial.lineup()
+    with run_trial(folder, "--session-token", NEW_TOKEN.replace(" ", "-")) as trial:
+        lineup = trial.add_sidecar()
         lineup.environment = {
             "AWS_CONFIG_FILE": str(folder / "aws"),
             "AWS_SHARED_CREDENTIALS_FILE": str(folder / "none"),
@@ -46,30 +46,30 @@ def provide(file: Path, token: str, good_for: float) -> None:
 
 
 def test_callers_are_not_told_as_if_it_were_of_theirs_and_it_mends_by_itself(tmp_path: Path) -> None:
-    with signing(tmp_path, OLD_TOKEN, -60) as (trial, lineup, file), lineup.serving() as running:
+    with signing(tmp_path, OLD_TOKEN, -60) as (trial, lineup, file), lineup.run_sidecar() as running:
         token = lineup.token()
-        assert asked(lineup, token) == (503, "ServiceUnavailableException", NONE)
-        until(lambda: checks(running.control)["bedrock"] == NONE)
+        assert call_once(lineup, token) == (503, "ServiceUnavailableException", NONE)
+        wait_until(lambda: read_readiness(running.control)["bedrock"] == NONE)
         assert len(running.complaints) == running.errors.count("could not be renewed: what came is expired") == 1
         provide(file, OLD_TOKEN, 3600)  # by its own word it is good, and Bedrock does not take it
-        until(lambda: asked(lineup, token)[2] != NONE)
-        refused = [asked(lineup, token) for _ in range(20)]
+        wait_until(lambda: call_once(lineup, token)[2] != NONE)
+        refused = [call_once(lineup, token) for _ in range(20)]
         assert set(refused) == {(503, "ServiceUnavailableException", REFUSED)}
-        until(lambda: checks(running.control)["bedrock"] == NOT_READY)
-        assert metric(running.control, 'upstream_trouble{kind="refused"}') == 1
+        wait_until(lambda: read_readiness(running.control)["bedrock"] == NOT_READY)
+        assert read_metric(running.control, 'upstream_trouble{kind="refused"}') == 1
         said = "127.0.0.1 refuses the sidecar's own AWS credentials: UnrecognizedClientException, on "
         assert running.errors.count(said) == 1
-        with Load(lineup, 2, random.Random(20261119)) as load:  # with tokens that stay as they are
+        with CrashLoad(lineup, 2, random.Random(20261119)) as load:  # with tokens that stay as they are
             provide(file, NEW_TOKEN, 3600)
-            until(lambda: len(load.whole) > 20)
-        until(lambda: checks(running.control)["bedrock"] == "ok")
-        assert metric(running.control, 'upstream_trouble{kind="refused"}') == 0
+            wait_until(lambda: len(load.complete_requests) > 20)
+        wait_until(lambda: read_readiness(running.control)["bedrock"] == "ok")
+        assert read_metric(running.control, 'upstream_trouble{kind="refused"}') == 0
         assert running.stop() == 0
-        served = trial.served()
-    assert set(load.whole) == set(served)
-    assert counted(tmp_path / "price-keeper.db") == by_hand(served)
+        served = trial.read_used_requests()
+    assert set(load.complete_requests) == set(served)
+    assert read_counts_by_label(tmp_path / "price-keeper.db") == price_by_hand(served)
     print(
-        f"{len(refused)} calls refused, {load.broken} more under load; {len(load.whole)} answered once good ones came"
+        f"{len(refused)} calls refused, {load.failed_calls} more under load; {len(load.complete_requests)} answered once good ones came"
     )
 
 
@@ -77,20 +77,20 @@ def test_a_command_that_does_not_answer_keeps_no_start_waiting_and_is_told(tmp_p
     """Nor anything else: what needs no call of Bedrock's is served, and calls are as soon as it answers."""
     told, hangs = hanging_command(tmp_path, NEW_TOKEN.replace(" ", "-"), 3600)
     hangs.touch()
-    with tried(tmp_path, "--session-token", NEW_TOKEN.replace(" ", "-")) as trial:
-        lineup = trial.lineup()
+    with run_trial(tmp_path, "--session-token", NEW_TOKEN.replace(" ", "-")) as trial:
+        lineup = trial.add_sidecar()
         lineup.environment = {
             "AWS_CONFIG_FILE": str(told),
             "AWS_SHARED_CREDENTIALS_FILE": str(tmp_path / "none"),
             "AWS_ACCESS_KEY_ID": "",
             "AWS_SECRET_ACCESS_KEY": "",
         }
-        with lineup.serving() as running:
+        with lineup.run_sidecar() as running:
             token = lineup.token()
-            assert asked(lineup, token) == (503, "ServiceUnavailableException", NONE)
-            until(lambda: checks(running.control)["bedrock"] == NONE)
+            assert call_once(lineup, token) == (503, "ServiceUnavailableException", NONE)
+            wait_until(lambda: read_readiness(running.control)["bedrock"] == NONE)
             assert running.errors.count("AWS credentials could not be renewed: no answer in 5 seconds") == 1
             hangs.unlink()
-            until(lambda: checks(running.control)["bedrock"] == "ok")
-            assert asked(lineup, token)[0] == 200
+            wait_until(lambda: read_readiness(running.control)["bedrock"] == "ok")
+            assert call_once(lineup, token)[0] == 200
             assert running.stop() == 0

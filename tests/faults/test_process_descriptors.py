@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 from price_keeper.recording.log_throttle import REPEAT_SECONDS
 
-from tests.support.afflicted import asked, by_hand, checks, counted, processor_seconds, told, tried, until
+from tests.support.afflicted import call_once, price_by_hand, read_readiness, read_counts_by_label, read_cpu_seconds, fetch, run_trial, wait_until
 from tests.support.control import ADMIN_KEY
-from tests.support.crashing import Load
+from tests.support.crashing import CrashLoad
 
 SECONDS = float(os.environ.get("PRICE_KEEPER_AFFLICTED_SECONDS", "1"))
 STRANGERS = 80  # connections
@@ -29,27 +29,27 @@ KINDS = 8  # of lines: the org; lines and syncs of the journal, its mapping; flu
 
 def test_none_are_left_for_a_while(tmp_path: Path) -> None:
     """A few are still there when the limit falls; the strangers take them."""
-    with tried(tmp_path) as trial:
-        lineup = trial.lineup()
-        with lineup.serving() as running, Load(lineup, 3, random.Random(20261119)) as load, ExitStack() as strangers:
-            until(lambda: len(load.whole) > 20)
+    with run_trial(tmp_path) as trial:
+        lineup = trial.add_sidecar()
+        with lineup.run_sidecar() as running, CrashLoad(lineup, 3, random.Random(20261119)) as load, ExitStack() as strangers:
+            wait_until(lambda: len(load.complete_requests) > 20)
             pid, token, fell = running.process.pid, lineup.token(), time.monotonic()
             limit = _limited(pid, len(os.listdir(f"/proc/{pid}/fd")) + SPARE)
             for _ in range(STRANGERS):
                 strangers.enter_context(closing(socket.create_connection(("127.0.0.1", lineup.port), 5)))
-            began, worked, answered = time.monotonic(), processor_seconds(pid), len(load.whole)
+            began, worked, answered = time.monotonic(), read_cpu_seconds(pid), len(load.complete_requests)
             time.sleep(SECONDS)
-            answers = Counter(asked(lineup, token)[0] for _ in range(CALLS))
+            answers = Counter(call_once(lineup, token)[0] for _ in range(CALLS))
             turned_away = CALLS - answers[200]
-            while_away, worked = len(load.whole) - answered, processor_seconds(pid) - worked
+            while_away, worked = len(load.complete_requests) - answered, read_cpu_seconds(pid) - worked
             assert worked < 0.8 * (time.monotonic() - began)  # the load alone takes a part; a loop that spins, all
             assert set(answers) <= {0, 200, 503}
             assert turned_away
             assert while_away > 10  # who is connected is served
             strangers.close()
             _limited(pid, limit)
-            until(lambda: set(checks(running.control).values()) == {"ok"})
-            answers += Counter(asked(lineup, token)[0] for _ in range(CALLS))
+            wait_until(lambda: set(read_readiness(running.control).values()) == {"ok"})
+            answers += Counter(call_once(lineup, token)[0] for _ in range(CALLS))
             assert answers[200] >= CALLS
             load.__exit__()
             assert running.stop() == 0
@@ -57,10 +57,10 @@ def test_none_are_left_for_a_while(tmp_path: Path) -> None:
             told_of = Counter(line.split(" ", 1)[1] for line in running.errors.splitlines())
             assert max(told_of.values()) <= 1 + (time.monotonic() - fell) // REPEAT_SECONDS, running.errors
             assert len(told_of) <= KINDS, running.errors
-        served = trial.served()
-    assert set(load.whole) <= set(served)
-    assert len(served) == len(load.whole) + answers[200]  # nobody was turned away from what was paid for
-    assert counted(tmp_path / "price-keeper.db") == by_hand(served)
+        served = trial.read_used_requests()
+    assert set(load.complete_requests) <= set(served)
+    assert len(served) == len(load.complete_requests) + answers[200]  # nobody was turned away from what was paid for
+    assert read_counts_by_label(tmp_path / "price-keeper.db") == price_by_hand(served)
     print(f"{while_away} calls answered meanwhile, {turned_away} of {CALLS} newcomers turned away")
 
 
@@ -73,33 +73,33 @@ def _limited(pid: int, soft: int) -> int:
 
 @pytest.mark.parametrize("descriptors", [64, 96])
 def test_with_few_from_the_start_strangers_cannot_take_them_all(tmp_path: Path, descriptors: int) -> None:
-    with tried(tmp_path) as trial:
-        lineup = trial.lineup()
-        lineup.around = ("prlimit", f"--nofile={descriptors}")
-        with lineup.serving() as running:
+    with run_trial(tmp_path) as trial:
+        lineup = trial.add_sidecar()
+        lineup.wrapper_command = ("prlimit", f"--nofile={descriptors}")
+        with lineup.run_sidecar() as running:
             token, control = lineup.token(), int(running.control.rpartition(":")[2])
             with _strangers(lineup.port):
-                assert told(running.control, "/ready")[0] == 200
-            until(lambda: asked(lineup, token)[0] == 200)
+                assert fetch(running.control, "/ready")[0] == 200
+            wait_until(lambda: call_once(lineup, token)[0] == 200)
             with _strangers(control):
                 for path in ("/health", "/ready", "/metrics"):
-                    assert [told(running.control, path)[0] for _ in range(PROBES)] == [200] * PROBES
-                assert [asked(lineup, token)[0] for _ in range(CALLS)] == [200] * CALLS
-            until(lambda: told(running.control, "/ready")[0] == 200)
+                    assert [fetch(running.control, path)[0] for _ in range(PROBES)] == [200] * PROBES
+                assert [call_once(lineup, token)[0] for _ in range(CALLS)] == [200] * CALLS
+            wait_until(lambda: fetch(running.control, "/ready")[0] == 200)
             assert running.stop() == 0
             assert "Too many open files" not in running.errors
-        served = trial.served()
-    assert counted(tmp_path / "price-keeper.db") == by_hand(served)
+        served = trial.read_used_requests()
+    assert read_counts_by_label(tmp_path / "price-keeper.db") == price_by_hand(served)
 
 
 def test_with_few_from_the_start_pages_that_are_kept_up_to_date_leave_room(tmp_path: Path) -> None:
     """All that is on this machine, or behind a proxy on it, has one address."""
     page = f"GET /status/events HTTP/1.1\r\nHost: localhost\r\nX-API-Key: {ADMIN_KEY}\r\n\r\n".encode()
-    with tried(tmp_path) as trial:
-        lineup = trial.lineup()
-        lineup.around = ("prlimit", "--nofile=64")
+    with run_trial(tmp_path) as trial:
+        lineup = trial.add_sidecar()
+        lineup.wrapper_command = ("prlimit", "--nofile=64")
         lineup.environment = {"PRICE_KEEPER_API_KEY": ADMIN_KEY}
-        with lineup.serving() as running, ExitStack() as pages:
+        with lineup.run_sidecar() as running, ExitStack() as pages:
             control = int(running.control.rpartition(":")[2])
             answers = Counter[bytes]()
             for _ in range(STRANGERS):
@@ -107,7 +107,7 @@ def test_with_few_from_the_start_pages_that_are_kept_up_to_date_leave_room(tmp_p
                 opened.sendall(page)
                 answers[opened.recv(12)] += 1
             assert set(answers) == {b"HTTP/1.1 200", b"HTTP/1.1 503"}
-            assert [told(running.control, "/health")[0] for _ in range(PROBES)] == [200] * PROBES
+            assert [fetch(running.control, "/health")[0] for _ in range(PROBES)] == [200] * PROBES
             pages.close()
             assert running.stop() == 0
 

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from tests.support import disks
-from tests.support.afflicted import Trial, by_hand, checks, counted, metric, processor_seconds, told, tried, until
+from tests.support.afflicted import FaultTrial, price_by_hand, read_readiness, read_counts_by_label, read_metric, read_cpu_seconds, fetch, run_trial, wait_until
 from tests.support.commands import Sidecar, price_keeper
-from tests.support.crashing import SECRET, Lineup, Load
+from tests.support.crashing import SECRET, SidecarSetup, CrashLoad
 
 SECONDS = float(os.environ.get("PRICE_KEEPER_AFFLICTED_SECONDS", "1"))
 POLICIES = ["serve", "refuse"] if SECONDS > 1 else ["refuse"]  # that it serves is what a missing table shows as well
@@ -26,38 +26,38 @@ STORE_AWAY = "the store is away; the log says why"
 NO_ROOM = "the journal cannot be written: No space left on device"
 TOO_LARGE = 48 * 1024  # bytes of a file: less than SQLite's has at once, more than the log has at the end
 
-with_disks = pytest.mark.skipif(bool(disks.missing()), reason=disks.missing())
+with_disks = pytest.mark.skipif(bool(disks.why_unavailable()), reason=disks.why_unavailable())
 
 
 @with_disks
 def test_one_full_disk_for_both_refuses_what_it_cannot_record(tmp_path: Path) -> None:
-    with disks.small_disk(tmp_path, DISK_MEGABYTES) as disk, tried(tmp_path) as trial:
-        lineup = trial.lineup(store={"path": str(disk / "price-keeper.db")}, journal={"dir": str(disk / "journal")})
+    with disks.small_disk(tmp_path, DISK_MEGABYTES) as disk, run_trial(tmp_path) as trial:
+        lineup = trial.add_sidecar(store={"path": str(disk / "price-keeper.db")}, journal={"dir": str(disk / "journal")})
         with _under_load(lineup) as (running, load):
             disks.fill(disk)
-            until(lambda: checks(running.control)["journal"] == NO_ROOM)
-            until(lambda: checks(running.control)["store"] == STORE_AWAY)
-            assert metric(running.control, "journal_trouble") == 1
-            until(lambda: load.broken > 20)  # once the room is used up that had been taken beforehand
-            refused = load.broken
+            wait_until(lambda: read_readiness(running.control)["journal"] == NO_ROOM)
+            wait_until(lambda: read_readiness(running.control)["store"] == STORE_AWAY)
+            assert read_metric(running.control, "journal_trouble") == 1
+            wait_until(lambda: load.failed_calls > 20)  # once the room is used up that had been taken beforehand
+            refused = load.failed_calls
             _comes_back(running, load, lambda: disks.make_room(disk))
         _is_exact(trial, load, disk / "price-keeper.db")
         assert running.errors.count("\n") <= 5, running.errors
-    print(f"{refused} calls refused on a full disk, {len(load.whole)} answered before and after")
+    print(f"{refused} calls refused on a full disk, {len(load.complete_requests)} answered before and after")
 
 
 @with_disks
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_full_disk_under_sqlite_alone_is_a_store_that_is_away(policy: str, tmp_path: Path) -> None:
-    with disks.small_disk(tmp_path, DISK_MEGABYTES) as disk, tried(tmp_path) as trial:
-        lineup = trial.lineup(store={"path": str(disk / "price-keeper.db")}, on_store_down=policy)
+    with disks.small_disk(tmp_path, DISK_MEGABYTES) as disk, run_trial(tmp_path) as trial:
+        lineup = trial.add_sidecar(store={"path": str(disk / "price-keeper.db")}, on_store_down=policy)
         with _under_load(lineup) as (running, load):
             disks.fill(disk)
-            until(lambda: checks(running.control)["store"] == STORE_AWAY)
-            until(lambda: metric(running.control, "store_trouble") == 1)
-            answered, refused = len(load.whole), load.broken
+            wait_until(lambda: read_readiness(running.control)["store"] == STORE_AWAY)
+            wait_until(lambda: read_metric(running.control, "store_trouble") == 1)
+            answered, refused = len(load.complete_requests), load.failed_calls
             time.sleep(SECONDS)
-            answered, refused = len(load.whole) - answered, load.broken - refused
+            answered, refused = len(load.complete_requests) - answered, load.failed_calls - refused
             assert (answered > 20, refused) == (True, 0) if policy == "serve" else (answered, refused > 20) == (0, True)
             _comes_back(running, load, lambda: disks.make_room(disk))
         _is_exact(trial, load, disk / "price-keeper.db")
@@ -67,18 +67,18 @@ def test_a_full_disk_under_sqlite_alone_is_a_store_that_is_away(policy: str, tmp
 
 def test_files_that_may_not_grow_are_as_good_as_a_full_disk(tmp_path: Path) -> None:
     """RLIMIT_FSIZE, which needs no disk of its own: EFBIG for the journal, an I/O error for SQLite."""
-    with tried(tmp_path) as trial:
-        lineup = trial.lineup()
+    with run_trial(tmp_path) as trial:
+        lineup = trial.add_sidecar()
         with _under_load(lineup) as (running, load):
             pid = running.process.pid
             limit, hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)
             resource.prlimit(pid, resource.RLIMIT_FSIZE, (TOO_LARGE, hard))
-            until(lambda: checks(running.control)["store"] == STORE_AWAY)
-            until(lambda: checks(running.control)["journal"].endswith("File too large"))
-            until(lambda: load.broken > 20)
-            worked, began = processor_seconds(pid), time.monotonic()
+            wait_until(lambda: read_readiness(running.control)["store"] == STORE_AWAY)
+            wait_until(lambda: read_readiness(running.control)["journal"].endswith("File too large"))
+            wait_until(lambda: load.failed_calls > 20)
+            worked, began = read_cpu_seconds(pid), time.monotonic()
             time.sleep(SECONDS)
-            assert processor_seconds(pid) - worked < 0.8 * (time.monotonic() - began)
+            assert read_cpu_seconds(pid) - worked < 0.8 * (time.monotonic() - began)
             _comes_back(running, load, lambda: resource.prlimit(pid, resource.RLIMIT_FSIZE, (limit, hard)))
         _is_exact(trial, load, tmp_path / "price-keeper.db")
         assert running.errors.count("\n") <= 5, running.errors
@@ -88,7 +88,7 @@ def test_files_that_may_not_grow_are_as_good_as_a_full_disk(tmp_path: Path) -> N
 @pytest.mark.parametrize("what", ["journal", "store"])
 def test_a_folder_that_nobody_may_write_to_is_told_at_the_start(what: str, tmp_path: Path) -> None:
     (tmp_path / what).mkdir()
-    lineup = Lineup(tmp_path, "http://127.0.0.1:1", {"path": "store/price-keeper.db"})
+    lineup = SidecarSetup(tmp_path, "http://127.0.0.1:1", {"path": "store/price-keeper.db"})
     lineup.write_config()
     with disks.read_only(tmp_path / what):
         ended = price_keeper("serve", folder=tmp_path, PRICE_KEEPER_JWT_SECRET=SECRET)
@@ -100,23 +100,23 @@ def test_a_folder_that_nobody_may_write_to_is_told_at_the_start(what: str, tmp_p
 
 
 @contextmanager
-def _under_load(lineup: Lineup) -> Iterator[tuple[Sidecar, Load]]:
-    with lineup.serving() as running, Load(lineup, 3, random.Random(20261119)) as load:
-        until(lambda: len(load.whole) > 20)
+def _under_load(lineup: SidecarSetup) -> Iterator[tuple[Sidecar, CrashLoad]]:
+    with lineup.run_sidecar() as running, CrashLoad(lineup, 3, random.Random(20261119)) as load:
+        wait_until(lambda: len(load.complete_requests) > 20)
         yield running, load
         load.__exit__()
         assert running.stop() == 0
 
 
-def _comes_back(running: Sidecar, load: Load, mended: Callable[[], object]) -> None:
-    assert told(running.control, "/ready")[0] == 503
-    answered = len(load.whole)
+def _comes_back(running: Sidecar, load: CrashLoad, mended: Callable[[], object]) -> None:
+    assert fetch(running.control, "/ready")[0] == 503
+    answered = len(load.complete_requests)
     mended()
-    until(lambda: set(checks(running.control).values()) == {"ok"})
-    until(lambda: len(load.whole) > answered + 20)
+    wait_until(lambda: set(read_readiness(running.control).values()) == {"ok"})
+    wait_until(lambda: len(load.complete_requests) > answered + 20)
 
 
-def _is_exact(trial: Trial, load: Load, database: Path) -> None:
-    served = trial.served()
-    assert set(load.whole) <= set(served)
-    assert counted(database) == by_hand(served)
+def _is_exact(trial: FaultTrial, load: CrashLoad, database: Path) -> None:
+    served = trial.read_used_requests()
+    assert set(load.complete_requests) <= set(served)
+    assert read_counts_by_label(database) == price_by_hand(served)

@@ -16,36 +16,36 @@ from pathlib import Path
 
 from bedrock_simulator import DEFAULT_KEYS
 
-from tests.support.afflicted import Trial, counted, tried, until
-from tests.support.commands import SECONDS, surroundings
-from tests.support.crashing import SCOPE, SECRET, Books, Copies, Lineup, Load, compare
-from tests.support.workers import is_gone, serving
+from tests.support.afflicted import FaultTrial, read_counts_by_label, run_trial, wait_until
+from tests.support.commands import SECONDS, build_environment
+from tests.support.crashing import SCOPE, SECRET, JournalContents, SegmentCopies, SidecarSetup, CrashLoad, check_against_ledger
+from tests.support.workers import has_exited, run_workers
 
 KILLS = int(os.environ.get("PRICE_KEEPER_KILLS", "6"))
 
 
 def test_while_it_starts_and_recovers(tmp_path: Path) -> None:
     chance = random.Random(20261119)
-    with tried(tmp_path) as trial:
-        lineup = trial.lineup()
+    with run_trial(tmp_path) as trial:
+        lineup = trial.add_sidecar()
         trial.bedrock.plan(always={"latency_ms": 40})  # so that hardly a moment has no call under way
-        with Load(lineup, 3, chance) as load, Copies(lineup.journal, tmp_path / "copies"):
+        with CrashLoad(lineup, 3, chance) as load, SegmentCopies(lineup.journal, tmp_path / "copies"):
             _killed_under_load(lineup, load)
             for number in range(KILLS // 2):
                 _killed_while_starting(lineup, changes=1 + number % 4)
             _ends_in_order(lineup, load)
         books = _books(trial, load)
-    assert books.estimated
-    print(f"{KILLS // 2} kills of a start: {len(load.whole)} whole answers, {len(books.estimated)} estimates")
+    assert books.estimated_receipts
+    print(f"{KILLS // 2} kills of a start: {len(load.complete_requests)} whole answers, {len(books.estimated_receipts)} estimates")
 
 
 def test_while_it_drains(tmp_path: Path) -> None:
     chance = random.Random(20261120)
-    with tried(tmp_path) as trial:
-        lineup = trial.lineup()
-        with Load(lineup, 3, chance) as load, Copies(lineup.journal, tmp_path / "copies"):
+    with run_trial(tmp_path) as trial:
+        lineup = trial.add_sidecar()
+        with CrashLoad(lineup, 3, chance) as load, SegmentCopies(lineup.journal, tmp_path / "copies"):
             for _ in range(KILLS // 3):
-                with lineup.serving() as running:
+                with lineup.run_sidecar() as running:
                     _called(load)
                     running.process.send_signal(signal.SIGTERM)
                     time.sleep(chance.uniform(0, 0.15))
@@ -56,33 +56,33 @@ def test_while_it_drains(tmp_path: Path) -> None:
 
 
 def test_of_the_supervisor_ends_its_workers_in_order(tmp_path: Path) -> None:
-    with tried(tmp_path) as trial:
-        lineup = trial.lineup()
+    with run_trial(tmp_path) as trial:
+        lineup = trial.add_sidecar()
         lineup.options = ("--workers", "2")
-        with Load(lineup, 4, random.Random(20261121)) as load, Copies(lineup.journal, tmp_path / "copies"):
-            with serving(lineup) as crew:
+        with CrashLoad(lineup, 4, random.Random(20261121)) as load, SegmentCopies(lineup.journal, tmp_path / "copies"):
+            with run_workers(lineup) as crew:
                 _called(load)
                 crew.running.process.kill()
                 crew.running.process.wait()
-                until(lambda: all(map(is_gone, crew.pids)))
+                wait_until(lambda: all(map(has_exited, crew.pids)))
                 assert crew.running.errors.count("the supervisor of the workers is gone, so this one ends") == 2
-            with serving(lineup) as crew:
+            with run_workers(lineup) as crew:
                 _called(load)
                 load.__exit__()
                 assert crew.running.stop() == 0
         books = _books(trial, load)
-    assert not books.estimated  # none was cut: they drained
+    assert not books.estimated_receipts  # none was cut: they drained
     assert not any(path.stat().st_size > 200 for path in lineup.journal.rglob("*.seg"))
 
 
-def _killed_under_load(lineup: Lineup, load: Load) -> None:
-    with lineup.serving() as running:
+def _killed_under_load(lineup: SidecarSetup, load: CrashLoad) -> None:
+    with lineup.run_sidecar() as running:
         _called(load)
         running.process.kill()
         running.process.wait()
 
 
-def _killed_while_starting(lineup: Lineup, changes: int) -> None:
+def _killed_while_starting(lineup: SidecarSetup, changes: int) -> None:
     """As soon as something in its journal has changed so often, or it serves."""
     with _started(lineup) as process:
         seen, left = _state(lineup.journal), changes
@@ -95,13 +95,13 @@ def _killed_while_starting(lineup: Lineup, changes: int) -> None:
 
 
 @contextmanager
-def _started(lineup: Lineup) -> Iterator[subprocess.Popen[bytes]]:
+def _started(lineup: SidecarSetup) -> Iterator[subprocess.Popen[bytes]]:
     keys = {"AWS_ACCESS_KEY_ID": DEFAULT_KEYS.access_key, "AWS_SECRET_ACCESS_KEY": DEFAULT_KEYS.secret_key}
     with (lineup.folder / "start.out").open("wb") as out:
         process = subprocess.Popen(
             [sys.executable, "-m", "price_keeper.cli", "serve"],
             cwd=lineup.folder,
-            env=surroundings({"PRICE_KEEPER_JWT_SECRET": SECRET, **keys}),
+            env=build_environment({"PRICE_KEEPER_JWT_SECRET": SECRET, **keys}),
             stdout=out,
             stderr=subprocess.DEVNULL,
         )
@@ -124,20 +124,20 @@ def _state(journal: Path) -> dict[str, tuple[int, int]]:
     return found
 
 
-def _ends_in_order(lineup: Lineup, load: Load) -> None:
-    with lineup.serving() as running:
+def _ends_in_order(lineup: SidecarSetup, load: CrashLoad) -> None:
+    with lineup.run_sidecar() as running:
         _called(load)
         load.__exit__()
         assert running.stop() == 0
 
 
-def _called(load: Load) -> None:
-    so_far = len(load.whole)
-    until(lambda: len(load.whole) > so_far + 15)
+def _called(load: CrashLoad) -> None:
+    so_far = len(load.complete_requests)
+    wait_until(lambda: len(load.complete_requests) > so_far + 15)
 
 
-def _books(trial: Trial, load: Load) -> Books:
-    books = Books.read(trial.folder / "copies")
-    compare(books, load.whole, trial.served())
-    assert books.sums(SCOPE.key) == counted(trial.folder / "price-keeper.db")
+def _books(trial: FaultTrial, load: CrashLoad) -> JournalContents:
+    books = JournalContents.read(trial.folder / "copies")
+    check_against_ledger(books, load.complete_requests, trial.read_used_requests())
+    assert books.sum_by_label(SCOPE.key) == read_counts_by_label(trial.folder / "price-keeper.db")
     return books

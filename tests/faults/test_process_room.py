@@ -18,12 +18,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.afflicted import checks, until
-from tests.support.cgroups import Cgroup, cgroup, missing
-from tests.support.crashing import Lineup
+from tests.support.afflicted import read_readiness, wait_until
+from tests.support.cgroups import Cgroup, cgroup, why_unavailable
+from tests.support.crashing import SidecarSetup
 
 SECONDS = float(os.environ.get("PRICE_KEEPER_MEMORY_SECONDS", "4"))
-NO_CGROUP = missing()
+NO_CGROUP = why_unavailable()
 MEBIBYTE = 2**20
 LIMIT = 512 * MEBIBYTE  # as in deploy/kubernetes/sidecar.yaml
 CALLERS, BODY_BYTES = 200, 20_000_000
@@ -133,7 +133,7 @@ async def _threaten(port: int) -> None:
             writer.transport.abort()
 
 
-async def _crowd(lineup: Lineup, bedrock: Bedrock, group: Cgroup) -> tuple[Counter[str], int]:
+async def _crowd(lineup: SidecarSetup, bedrock: Bedrock, group: Cgroup) -> tuple[Counter[str], int]:
     """All at once; how they were answered, and the most that the sidecar had meanwhile."""
     answers: Counter[str] = Counter()
     begin, end = b'{"messages":[{"role":"user","content":[{"text":"', b'"}]}]}'
@@ -143,7 +143,7 @@ async def _crowd(lineup: Lineup, bedrock: Bedrock, group: Cgroup) -> tuple[Count
     most, begun = 0, time.monotonic()
     try:
         while not all(each.done() for each in (*callers, *strangers)):
-            most = max(most, group.resident)
+            most = max(most, group.resident_bytes)
             if answers.total() > CALLERS // 2 or time.monotonic() > begun + 10:  # it is full, and refuses
                 bedrock.loop.call_soon_threadsafe(bedrock.may_read.set)
             await asyncio.sleep(0.02)
@@ -160,25 +160,25 @@ async def _crowd(lineup: Lineup, bedrock: Bedrock, group: Cgroup) -> tuple[Count
 def test_documented_load_fits_into_shipped_limit_and_is_given_back(tmp_path: Path, workers: int) -> None:
     with slow_bedrock() as bedrock, cgroup() as group:
         group.limit(LIMIT)
-        lineup = Lineup(tmp_path, bedrock.url, {"path": str(tmp_path / "price-keeper.db")})
-        lineup.around, lineup.options = group.around, ("--workers", str(workers)) if workers > 1 else ()
+        lineup = SidecarSetup(tmp_path, bedrock.url, {"path": str(tmp_path / "price-keeper.db")})
+        lineup.wrapper_command, lineup.options = group.wrapper_command, ("--workers", str(workers)) if workers > 1 else ()
         lineup.write_config()
-        with lineup.serving() as running:
-            at_rest, deadline, peak = group.resident, time.monotonic() + SECONDS, 0
+        with lineup.run_sidecar() as running:
+            at_rest, deadline, peak = group.resident_bytes, time.monotonic() + SECONDS, 0
             answers: Counter[str] = Counter()
             while not answers or time.monotonic() < deadline:
                 of_round, most = asyncio.run(_crowd(lineup, bedrock, group))
                 answers += of_round
                 peak = max(peak, most)
-                assert group.killed == 0
+                assert group.count_killed == 0
                 assert running.process.poll() is None
-            until(lambda: group.resident < at_rest + workers * 24 * MEBIBYTE)
-            until(lambda: set(checks(running.control).values()) == {"ok"})
-            left = group.resident
+            wait_until(lambda: group.resident_bytes < at_rest + workers * 24 * MEBIBYTE)
+            wait_until(lambda: set(read_readiness(running.control).values()) == {"ok"})
+            left = group.resident_bytes
             assert running.stop() == 0
         assert set(answers) <= {"200", "503", "cut"}
         assert answers["200"] >= 2 * workers
         assert answers["503"] + answers["cut"] > 0
-        assert group.killed == 0
+        assert group.count_killed == 0
     told = f"{at_rest / MEBIBYTE:.0f} MiB at rest, {peak / MEBIBYTE:.0f} at most, {left / MEBIBYTE:.0f} afterwards"
     print(f"{workers} in {LIMIT // MEBIBYTE} MiB: {told}, {dict(answers)}")

@@ -14,10 +14,10 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
-from tests.support.afflicted import by_hand, checks, configure, counted, tried, until
+from tests.support.afflicted import price_by_hand, read_readiness, write_sections, read_counts_by_label, run_trial, wait_until
 from tests.support.commands import price_keeper
-from tests.support.crashing import SECRET, Lineup, Load
-from tests.support.workers import is_gone, serving
+from tests.support.crashing import SECRET, SidecarSetup, CrashLoad
+from tests.support.workers import has_exited, run_workers
 
 SECONDS = float(os.environ.get("PRICE_KEEPER_STOPPED_SECONDS", "2"))
 
@@ -38,7 +38,7 @@ def stopped(pid: int, store: Path | None = None) -> Iterator[None]:
 
 def _stop(pid: int) -> None:
     os.kill(pid, signal.SIGSTOP)
-    until(lambda: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T")
+    wait_until(lambda: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T")
 
 
 def _is_free(store: Path) -> bool:
@@ -49,53 +49,53 @@ def _is_free(store: Path) -> bool:
 
 
 def test_the_other_of_two_serves_and_leaves_its_journal_alone(tmp_path: Path) -> None:
-    with tried(tmp_path) as trial:
-        one, other = trial.lineup("one"), trial.lineup("other")
-        with one.serving() as pausing, other.serving() as going:
-            with Load(one, 3, random.Random(1)) as paused, Load(other, 3, random.Random(2)) as served:
-                until(lambda: len(paused.whole) > 20 and len(served.whole) > 20)
+    with run_trial(tmp_path) as trial:
+        one, other = trial.add_sidecar("one"), trial.add_sidecar("other")
+        with one.run_sidecar() as pausing, other.run_sidecar() as going:
+            with CrashLoad(one, 3, random.Random(1)) as paused, CrashLoad(other, 3, random.Random(2)) as served:
+                wait_until(lambda: len(paused.complete_requests) > 20 and len(served.complete_requests) > 20)
                 with stopped(pausing.process.pid):
                     time.sleep(0.2)  # for what had been sent before
-                    still, so_far = len(paused.whole), len(served.whole)
+                    still, so_far = len(paused.complete_requests), len(served.complete_requests)
                     taken = price_keeper(
                         "replay", str(one.journal), folder=other.folder, PRICE_KEEPER_JWT_SECRET=SECRET
                     )
                     assert (taken.returncode, "another process writes to the journal" in taken.stderr) == (1, True)
                     time.sleep(SECONDS)
-                    assert len(paused.whole) == still
-                    meanwhile = len(served.whole) - so_far
-                until(lambda: len(paused.whole) > still + 20)
-                until(lambda: set(checks(pausing.control).values()) == {"ok"})
+                    assert len(paused.complete_requests) == still
+                    meanwhile = len(served.complete_requests) - so_far
+                wait_until(lambda: len(paused.complete_requests) > still + 20)
+                wait_until(lambda: set(read_readiness(pausing.control).values()) == {"ok"})
             assert (pausing.stop(), going.stop()) == (0, 0)
-        everything = trial.served()
+        everything = trial.read_used_requests()
     assert meanwhile > 20
-    assert served.broken == 0
-    assert set(paused.whole) | set(served.whole) <= set(everything)
-    assert counted(tmp_path / "price-keeper.db") == by_hand(everything)
-    print(f"stopped for {SECONDS:g} s: {meanwhile} calls by the other, {paused.broken} of its own broken, nothing lost")
+    assert served.failed_calls == 0
+    assert set(paused.complete_requests) | set(served.complete_requests) <= set(everything)
+    assert read_counts_by_label(tmp_path / "price-keeper.db") == price_by_hand(everything)
+    print(f"stopped for {SECONDS:g} s: {meanwhile} calls by the other, {paused.failed_calls} of its own broken, nothing lost")
 
 
 def test_the_journal_of_a_stopped_worker_is_nobody_elses_until_it_has_ended(tmp_path: Path) -> None:
-    with tried(tmp_path) as trial:
-        lineup = trial.lineup()
+    with run_trial(tmp_path) as trial:
+        lineup = trial.add_sidecar()
         lineup.options = ("--workers", "2")
-        with serving(lineup) as crew:
-            until(lambda: crew.call() == (200, "premium") and all(crew.samples("recorded_requests_total").values()))
+        with run_workers(lineup) as crew:
+            wait_until(lambda: crew.call() == (200, "premium") and all(crew.samples("recorded_requests_total").values()))
             with stopped(crew.pids[1], tmp_path / "price-keeper.db"):
                 crew.running.process.kill()
-                until(lambda: is_gone(crew.pids[0]))  # which notices, and brings to its end what it has
+                wait_until(lambda: has_exited(crew.pids[0]))  # which notices, and brings to its end what it has
                 lineup.options = ()
-                configure(lineup, listen={"data": "127.0.0.1:0"})  # the port is still the stopped one's
+                write_sections(lineup, listen={"data": "127.0.0.1:0"})  # the port is still the stopped one's
                 _run_once(lineup)
                 assert (lineup.journal / "worker-1").is_dir()
-            until(lambda: is_gone(crew.pids[1]))
+            wait_until(lambda: has_exited(crew.pids[1]))
         _run_once(lineup)
         assert not (lineup.journal / "worker-1").exists()
-        assert counted(tmp_path / "price-keeper.db") == by_hand(trial.served())
+        assert read_counts_by_label(tmp_path / "price-keeper.db") == price_by_hand(trial.read_used_requests())
 
 
-def _run_once(lineup: Lineup) -> None:
+def _run_once(lineup: SidecarSetup) -> None:
     """Whoever starts on a journal takes over what former workers left, at once."""
-    with lineup.serving() as running:
+    with lineup.run_sidecar() as running:
         assert running.stop() == 0
         assert "estimated" not in running.errors

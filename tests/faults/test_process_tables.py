@@ -12,21 +12,21 @@ from price_keeper.stores import dynamodb_errors
 from price_keeper.stores.schema import TABLES
 
 from tests.support.afflicted import (
-    Trial,
-    asked,
-    by_hand,
-    checks,
+    FaultTrial,
+    call_once,
+    price_by_hand,
+    read_readiness,
     dynamodb,
-    metric,
-    table_made,
-    tables_made,
-    told,
-    tried,
-    until,
-    used_in_dynamodb,
+    read_metric,
+    create_table,
+    create_tables,
+    fetch,
+    run_trial,
+    wait_until,
+    read_dynamodb_usage,
 )
 from tests.support.commands import Sidecar
-from tests.support.crashing import Lineup, Load
+from tests.support.crashing import SidecarSetup, CrashLoad
 from tests.support.engines import Engines
 
 COUNTERS = "usage-agg-sharded"
@@ -36,23 +36,23 @@ MISSING = "a table is missing in DynamoDB; make it with: price-keeper tables cre
 
 def test_one_that_is_missing_and_later_deleted_loses_nothing(engines: Engines, tmp_path: Path) -> None:
     endpoint, prefix = engines.endpoints["ministack"], f"tables-{tmp_path.name}-"
-    tables_made(endpoint, prefix, without=COUNTERS)
+    create_tables(endpoint, prefix, without=COUNTERS)
     store = {"engine": "dynamodb", "endpoint": endpoint, "region": "us-east-1", "table_prefix": prefix}
     client = dynamodb(endpoint)
-    with tried(tmp_path) as trial:
-        lineup = trial.lineup(store=store)
-        with lineup.serving() as running:
+    with run_trial(tmp_path) as trial:
+        lineup = trial.add_sidecar(store=store)
+        with lineup.run_sidecar() as running:
             first = _called_without_table(lineup, running)
             assert len(running.complaints) == running.errors.count(MISSING) == 1
-            table_made(client, prefix, TABLES[COUNTERS])
-            until(lambda: set(checks(running.control).values()) == {"ok"})
+            create_table(client, prefix, TABLES[COUNTERS])
+            wait_until(lambda: set(read_readiness(running.control).values()) == {"ok"})
             assert _counted(endpoint, prefix) == _served(trial)
             went = _served(trial)
             client.delete_table(TableName=f"{prefix}{COUNTERS}")
             second = _called_without_table(lineup, running)
             assert len(running.complaints) == running.errors.count(MISSING) == 2
-            table_made(client, prefix, TABLES[COUNTERS])
-            until(lambda: set(checks(running.control).values()) == {"ok"})
+            create_table(client, prefix, TABLES[COUNTERS])
+            wait_until(lambda: set(read_readiness(running.control).values()) == {"ok"})
             assert running.stop() == 0
         served = _served(trial)
         assert served[0] == first + second
@@ -60,30 +60,30 @@ def test_one_that_is_missing_and_later_deleted_loses_nothing(engines: Engines, t
     print(f"a table away twice: {first} and {second} calls meanwhile, none failed, none lost")
 
 
-def _called_without_table(lineup: Lineup, running: Sidecar) -> int:
+def _called_without_table(lineup: SidecarSetup, running: Sidecar) -> int:
     """How many were answered."""
-    with Load(lineup, 3, random.Random(20261119)) as load:
-        until(lambda: len(load.whole) > 20 and checks(running.control)["journal"] == WAITS)
-        assert told(running.control, "/ready")[0] == 503
-        assert metric(running.control, "store_trouble") == 1
-    assert load.broken == 0
-    return len(load.whole)
+    with CrashLoad(lineup, 3, random.Random(20261119)) as load:
+        wait_until(lambda: len(load.complete_requests) > 20 and read_readiness(running.control)["journal"] == WAITS)
+        assert fetch(running.control, "/ready")[0] == 503
+        assert read_metric(running.control, "store_trouble") == 1
+    assert load.failed_calls == 0
+    return len(load.complete_requests)
 
 
-def _served(trial: Trial) -> tuple[int, int]:
+def _served(trial: FaultTrial) -> tuple[int, int]:
     """Requests, and what they cost in pico-dollars."""
-    served = trial.served()
-    return len(served), sum(counts.pico for counts in by_hand(served).values())
+    served = trial.read_used_requests()
+    return len(served), sum(counts.pico for counts in price_by_hand(served).values())
 
 
 def _counted(endpoint: str, prefix: str) -> tuple[int, int]:
-    used = used_in_dynamodb(endpoint, prefix)
+    used = read_dynamodb_usage(endpoint, prefix)
     return used["requests"], used["pico"]
 
 
 def test_one_with_another_key_is_told_and_looked_at_again_when_it_is_right(engines: Engines, tmp_path: Path) -> None:
     endpoint, prefix = engines.endpoints["ministack"], f"key-{tmp_path.name}-"
-    tables_made(endpoint, prefix, without="config")
+    create_tables(endpoint, prefix, without="config")
     client = dynamodb(endpoint)
     client.create_table(
         TableName=f"{prefix}config",
@@ -92,15 +92,15 @@ def test_one_with_another_key_is_told_and_looked_at_again_when_it_is_right(engin
         BillingMode="PAY_PER_REQUEST",
     )
     store = {"engine": "dynamodb", "endpoint": endpoint, "region": "us-east-1", "table_prefix": prefix}
-    with tried(tmp_path) as trial:
-        lineup = trial.lineup(store=store)
-        with lineup.serving() as running:
-            until(lambda: checks(running.control)["store"] == "the store is not as it should be; the log says why")
+    with run_trial(tmp_path) as trial:
+        lineup = trial.add_sidecar(store=store)
+        with lineup.run_sidecar() as running:
+            wait_until(lambda: read_readiness(running.control)["store"] == "the store is not as it should be; the log says why")
             assert "another key than it should; see: price-keeper tables check" in running.errors
-            assert asked(lineup, lineup.token())[0] == 200
+            assert call_once(lineup, lineup.token())[0] == 200
             client.delete_table(TableName=f"{prefix}config")
-            table_made(client, prefix, TABLES["config"])
-            until(lambda: set(checks(running.control).values()) == {"ok"})
+            create_table(client, prefix, TABLES["config"])
+            wait_until(lambda: set(read_readiness(running.control).values()) == {"ok"})
             assert running.stop() == 0
         assert _counted(endpoint, prefix) == _served(trial)
 

@@ -19,7 +19,7 @@ from price_keeper.stores.contract import Store
 from price_keeper.stores.dynamodb import DynamoStore
 from price_keeper.stores.sqlite import SqliteStore
 
-from tests.support.crashing import MODELS, SCOPE, Books, Lineup, compare, killed_again_and_again
+from tests.support.crashing import MODELS, SCOPE, JournalContents, SidecarSetup, check_against_ledger, run_crash_loop
 from tests.support.engines import PREFIX, Engines
 from tests.support.simulated import bedrock_process, read_ledger
 
@@ -31,17 +31,17 @@ def test_every_answer_is_recorded_once_and_exactly(engine: str, engines: Engines
     store = _store_config(engine, engines)
     file = tmp_path / "ledger"
     with bedrock_process("--ledger", str(file)) as bedrock:
-        lineup = Lineup(tmp_path, bedrock.url, store)
+        lineup = SidecarSetup(tmp_path, bedrock.url, store)
         before = asyncio.run(_counted(lineup, engines))
-        load = killed_again_and_again(lineup, KILLS, random.Random(20261118), lambda: None)
-    books = Books.read(tmp_path / "copies")
+        load = run_crash_loop(lineup, KILLS, random.Random(20261118), lambda: None)
+    books = JournalContents.read(tmp_path / "copies")
     counted = asyncio.run(_counted(lineup, engines))
-    compare(books, load.whole, {entry["request_id"]: entry for entry in read_ledger(file)})
-    assert books.sums(SCOPE.key) == {label: _minus(counted[label], before[label]) for label in MODELS}
+    check_against_ledger(books, load.complete_requests, {entry["request_id"]: entry for entry in read_ledger(file)})
+    assert books.sum_by_label(SCOPE.key) == {label: _minus(counted[label], before[label]) for label in MODELS}
     assert not list(lineup.journal.glob("*.seg")) or _only_an_empty_one(lineup.journal)
-    assert len(load.whole) > KILLS
+    assert len(load.complete_requests) > KILLS
     print(
-        f"{KILLS} kills: {len(load.whole)} whole answers, {len(books.estimated)} estimates, {len(books.seals)} segments"
+        f"{KILLS} kills: {len(load.complete_requests)} whole answers, {len(books.estimated_receipts)} estimates, {len(books.seals)} segments"
     )
 
 
@@ -52,7 +52,7 @@ def _store_config(engine: str, engines: Engines) -> dict[str, Any]:
     return {"engine": "dynamodb", "endpoint": endpoint, "region": "us-east-1", "table_prefix": PREFIX}
 
 
-async def _counted(lineup: Lineup, engines: Engines) -> dict[str, UsageCounts]:
+async def _counted(lineup: SidecarSetup, engines: Engines) -> dict[str, UsageCounts]:
     store: Store
     if "path" in lineup.store:
         store = await SqliteStore(lineup.folder / "price-keeper.db", time.time).open()

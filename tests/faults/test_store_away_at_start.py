@@ -26,9 +26,9 @@ from price_keeper.selection.notes import BudgetSnapshot
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Put, Store, Value
 
-from tests.support.afflicted import Trial, metric, tried, until
+from tests.support.afflicted import FaultTrial, read_metric, run_trial, wait_until
 from tests.support.commands import Sidecar
-from tests.support.crashing import SECRET, Lineup
+from tests.support.crashing import SECRET, SidecarSetup
 from tests.support.engines import PREFIX, Engines
 from tests.support.gate import Gate
 from tests.support.hard_processes import zone_by_day
@@ -70,7 +70,7 @@ class Tenants:
         return is_moved and all(notes.find_settings(Scope(org)) for org in (self.hard, self.shared))
 
 
-def called(lineup: Lineup, org: str, app: str = "web") -> tuple[int, str, str]:
+def called(lineup: SidecarSetup, org: str, app: str = "web") -> tuple[int, str, str]:
     """Its status, and the label that served it, or the kind of error and what is said of it."""
     connection = http.client.HTTPConnection("127.0.0.1", lineup.port, timeout=10)
     headers = {"Authorization": f"Bearer {TOKENS.mint_access(org, app).token}", "Content-Type": "application/json"}
@@ -85,19 +85,19 @@ def called(lineup: Lineup, org: str, app: str = "web") -> tuple[int, str, str]:
     return answer.status, answer.headers.get("x-amzn-errortype", ""), str(json.loads(body)["message"])
 
 
-def at_once(lineup: Lineup, *callers: tuple[str, str]) -> list[tuple[int, str, str]]:
+def at_once(lineup: SidecarSetup, *callers: tuple[str, str]) -> list[tuple[int, str, str]]:
     with ThreadPoolExecutor(len(callers)) as pool:
         return [*pool.map(lambda each: called(lineup, *each), callers)]
 
 
-def noted(lineup: Lineup) -> BudgetSnapshot:
+def noted(lineup: SidecarSetup) -> BudgetSnapshot:
     notebook = SnapshotFile(lineup.journal, SystemClock())
     asyncio.run(notebook.open())
     return notebook.snapshot
 
 
 @contextmanager
-def with_tenants(engines: Engines, folder: Path) -> Iterator[tuple[Trial, Lineup, Gate, Tenants]]:
+def with_tenants(engines: Engines, folder: Path) -> Iterator[tuple[FaultTrial, SidecarSetup, Gate, Tenants]]:
     tenants = Tenants()
 
     async def put() -> None:
@@ -105,12 +105,12 @@ def with_tenants(engines: Engines, folder: Path) -> Iterator[tuple[Trial, Lineup
             await tenants.put(store)
 
     asyncio.run(put())
-    with tried(folder) as trial, Gate(engines.endpoints["ministack"]) as gate:
+    with run_trial(folder) as trial, Gate(engines.endpoints["ministack"]) as gate:
         store = {"engine": "dynamodb", "endpoint": gate.url, "region": "us-east-1", "table_prefix": PREFIX}
-        yield trial, trial.lineup(store=store), gate, tenants
+        yield trial, trial.add_sidecar(store=store), gate, tenants
 
 
-def meets(lineup: Lineup, tenants: Tenants) -> int:
+def meets(lineup: SidecarSetup, tenants: Tenants) -> int:
     """How many calls that took."""
     assert called(lineup, tenants.hard) == (200, "premium", "")
     assert called(lineup, tenants.shared) == (200, "premium", "")
@@ -121,7 +121,7 @@ def meets(lineup: Lineup, tenants: Tenants) -> int:
         calls += 1  # of several workers each notes what it knows, and looks when it is called
         return called(lineup, tenants.chain)[1] == "economy" and tenants.are_noted(noted(lineup))
 
-    until(has_moved)
+    wait_until(has_moved)
     return calls
 
 
@@ -139,24 +139,24 @@ def test_it_knows_whom_those_before_it_knew(
 ) -> None:
     with with_tenants(engines, tmp_path) as (trial, lineup, gate, tenants):
         lineup.options = ("--workers", str(workers))
-        with lineup.serving() as running:
+        with lineup.run_sidecar() as running:
             calls = meets(lineup, tenants)
             end(running, how)
         gate.shut()
         lineup.options = ()
-        with lineup.serving() as running:
+        with lineup.run_sidecar() as running:
             answers = at_once(lineup, *(each for each in tenants.away for _ in range(CALLS_EACH)))
             assert answers == [each for each in AWAY for _ in range(CALLS_EACH)]
-            assert metric(running.control, "scopes_stale") >= 3
+            assert read_metric(running.control, "scopes_stale") >= 3
             assert f"ORG#{tenants.hard}#APP#web goes by what was noted" in running.errors
             gate.open()
-            until(lambda: called(lineup, tenants.hard)[0] == 200)
+            wait_until(lambda: called(lineup, tenants.hard)[0] == 200)
             assert running.stop() == 0
             assert "Traceback" not in running.errors
         hard, shared, apps = asyncio.run(_counted(engines, tmp_path, tenants))
         assert shared == apps == 1 + 2 * CALLS_EACH
         assert hard >= 2
-        assert len(trial.served()) == calls + 4 * CALLS_EACH + hard - 1
+        assert len(trial.read_used_requests()) == calls + 4 * CALLS_EACH + hard - 1
         assert sorted(path.name for path in lineup.journal.glob("notes-*")) == ["notes-0"]
 
 

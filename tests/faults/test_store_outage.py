@@ -16,7 +16,7 @@ from price_keeper.recording.aggregator import sum_shards
 from price_keeper.recording.entries import PICO_PER_MICRO, Counter
 from price_keeper.stores.dynamodb import DynamoStore
 
-from tests.support.crashing import MODELS, SCOPE, Books, Copies, Lineup, Load
+from tests.support.crashing import MODELS, SCOPE, JournalContents, SegmentCopies, SidecarSetup, CrashLoad
 from tests.support.engines import PREFIX, Engines
 from tests.support.gate import Gate
 from tests.support.simulated import bedrock_process, read_ledger
@@ -34,29 +34,29 @@ def test_no_call_fails_and_nothing_is_lost(engines: Engines, tmp_path: Path) -> 
     endpoint, file = engines.endpoints["ministack"], tmp_path / "ledger"
     with bedrock_process("--ledger", str(file)) as bedrock, Gate(endpoint) as gate:
         store = {"engine": "dynamodb", "endpoint": gate.url, "region": "us-east-1", "table_prefix": PREFIX}
-        lineup = Lineup(tmp_path, bedrock.url, store)
+        lineup = SidecarSetup(tmp_path, bedrock.url, store)
         lineup.write_config()
         before = _counted(endpoint)
-        with lineup.serving() as running, Copies(lineup.journal, tmp_path / "copies"):
-            with Load(lineup, 4, random.Random(20261118)) as load:
-                _until(lambda: len(load.whole) > 50)
+        with lineup.run_sidecar() as running, SegmentCopies(lineup.journal, tmp_path / "copies"):
+            with CrashLoad(lineup, 4, random.Random(20261118)) as load:
+                _until(lambda: len(load.complete_requests) > 50)
                 gate.shut()
-                resident, answered = _resident(running.process.pid), len(load.whole)
+                resident, answered = _resident(running.process.pid), len(load.complete_requests)
                 time.sleep(AWAY_SECONDS)
-                while_away, grown = len(load.whole) - answered, _resident(running.process.pid) - resident
+                while_away, grown = len(load.complete_requests) - answered, _resident(running.process.pid) - resident
                 gate.open()
             assert running.stop() == 0
             assert "spend cannot be flushed" in running.errors
-    assert load.broken == 0
+    assert load.failed_calls == 0
     assert while_away > 20
     assert grown < GROWTH
     ledger = {entry["request_id"]: entry for entry in read_ledger(file)}
-    books = Books.read(tmp_path / "copies")
-    assert set(books.exact) == set(load.whole) == set(ledger)
-    assert not books.estimated
+    books = JournalContents.read(tmp_path / "copies")
+    assert set(books.exact_counts) == set(load.complete_requests) == set(ledger)
+    assert not books.estimated_receipts
     after = _counted(endpoint)
-    recorded = sum(counts.pico for counts in books.exact.values())
-    assert (after[0] - before[0], after[1] - before[1]) == (len(load.whole), recorded)
+    recorded = sum(counts.pico for counts in books.exact_counts.values())
+    assert (after[0] - before[0], after[1] - before[1]) == (len(load.complete_requests), recorded)
     print(f"away for {AWAY_SECONDS:g} s: {while_away} calls answered meanwhile, grown by {grown // 1024} kB")
 
 

@@ -25,7 +25,7 @@ from price_keeper.stores.contract import Store
 from price_keeper.stores.dynamodb import MAX_CONNECTIONS
 
 from tests.support.calling import Http1Connection, Http2Connection
-from tests.support.crashing import Books, Copies
+from tests.support.crashing import JournalContents, SegmentCopies
 from tests.support.effort import seed
 from tests.support.engines import PREFIX, Engines
 from tests.support.hard_books import as_stored, cost, hard_budget
@@ -53,21 +53,21 @@ class Run:
     names: dict[str, HardBudgetKey]
     wires: dict[str, WireProxy]
     ledger: list[dict[str, Any]] = field(default_factory=list)
-    books: list[Books] = field(default_factory=list)
+    books: list[JournalContents] = field(default_factory=list)
     grown: int = 0
 
     @cached_property
     def exact(self) -> dict[str, Any]:
         found: dict[str, Any] = {}
         for books in self.books:
-            exact = books.exact
+            exact = books.exact_counts
             assert not found.keys() & exact.keys()
             found |= exact
         return found
 
     @cached_property
     def estimated(self) -> list[Receipt]:
-        return [receipt for books in self.books for receipt in books.estimated]
+        return [receipt for books in self.books for receipt in books.estimated_receipts]
 
 
 async def test_the_books_are_bedrocks(engines: Engines, tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ async def test_the_books_are_bedrocks(engines: Engines, tmp_path: Path) -> None:
             await until_closed(keeper, before)
         await run.fleet.end()
         run.ledger = read_ledger(tmp_path / "ledger")
-        run.books = [Books.read(keeper.folder / "copies") for keeper in run.fleet.keepers]
+        run.books = [JournalContents.read(keeper.folder / "copies") for keeper in run.fleet.keepers]
         tell(run)
         nothing_is_lost_or_doubled(run)
         await the_store_says_the_same(run, store)
@@ -110,7 +110,7 @@ async def running(engines: Engines, store: Store, folder: Path) -> AsyncIterator
             settings = {"engine": "dynamodb", "endpoint": to_store.url, "region": "us-east-1", "table_prefix": PREFIX}
             async with fleet_of(SIDECARS, folder, to_bedrock.url, settings) as fleet:
                 for keeper in fleet.keepers:
-                    stack.enter_context(Copies(keeper.journal, keeper.folder / "copies"))
+                    stack.enter_context(SegmentCopies(keeper.journal, keeper.folder / "copies"))
                 quotas = {"premium": WORST_CASES * worst_pico("premium"), "economy": 10**9 * worst_pico("economy")}
                 names = await hard_budget(store, fleet, quotas)
                 clients = Clients(fleet, list(quotas), SEED, [Http1Connection.opened, Http2Connection.opened])
@@ -173,7 +173,7 @@ def nothing_is_lost_or_doubled(run: Run) -> None:
     assert unnamed <= in_doubt(run.wires["bedrock"].injected)  # and nothing else is taken for having run
     for books in run.books:
         recorded = sum(seal.requests for seal in books.seals.values())
-        assert recorded == len(books.receipts) == books.intents - books.nothing
+        assert recorded == len(books.receipts) == books.intents - books.unpaid_calls
 
 
 def label_of(entry: dict[str, Any]) -> str:

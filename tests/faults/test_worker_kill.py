@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from tests.faults.test_recording_kill import _counted, _minus, _store_config
-from tests.support.crashing import MODELS, SCOPE, Books, Copies, Load, compare
+from tests.support.crashing import MODELS, SCOPE, JournalContents, SegmentCopies, CrashLoad, check_against_ledger
 from tests.support.engines import Engines
 from tests.support.simulated import bedrock_process, read_ledger
-from tests.support.workers import Crew, children, is_gone, lineup_of, serving, until
+from tests.support.workers import WorkerProcesses, children, has_exited, build_setup, run_workers, wait_until
 
 WORKERS = 3
 CLIENTS = 8
@@ -27,39 +27,39 @@ def test_every_answer_of_every_worker_is_recorded_once_and_exactly(
 ) -> None:
     file = tmp_path / "ledger"
     with bedrock_process("--ledger", str(file)) as bedrock:
-        lineup = lineup_of(tmp_path, bedrock.url, WORKERS, store=_store_config(engine, engines))
+        lineup = build_setup(tmp_path, bedrock.url, WORKERS, store=_store_config(engine, engines))
         before = asyncio.run(_counted(lineup, engines))  # which makes what is not there yet
-        with Copies(lineup.journal, tmp_path / "copies"), serving(lineup) as crew:
-            with Load(lineup, CLIENTS, random.Random(20261119)) as load:
+        with SegmentCopies(lineup.journal, tmp_path / "copies"), run_workers(lineup) as crew:
+            with CrashLoad(lineup, CLIENTS, random.Random(20261119)) as load:
                 for number in (1, 0, 2):
                     _killed_under_load(crew, load, number)
                 _called(load)
                 shown = crew.samples("journal_lost_calls_total")
             assert crew.running.stop() == 0
-    books, counted = Books.read(tmp_path / "copies"), asyncio.run(_counted(lineup, engines))
-    compare(books, load.whole, {entry["request_id"]: entry for entry in read_ledger(file)})
-    assert books.sums(SCOPE.key) == {label: _minus(counted[label], before[label]) for label in MODELS}
-    assert sum(shown.values()) == len(books.estimated)  # each worker tells of what it found in its own journal
+    books, counted = JournalContents.read(tmp_path / "copies"), asyncio.run(_counted(lineup, engines))
+    check_against_ledger(books, load.complete_requests, {entry["request_id"]: entry for entry in read_ledger(file)})
+    assert books.sum_by_label(SCOPE.key) == {label: _minus(counted[label], before[label]) for label in MODELS}
+    assert sum(shown.values()) == len(books.estimated_receipts)  # each worker tells of what it found in its own journal
     assert not any(path.stat().st_size > 200 for path in lineup.journal.rglob("*.seg"))
     assert crew.running.errors.count("was killed by signal 9; started again in 1 s") == WORKERS
-    print(f"{len(load.whole)} whole answers, {len(books.estimated)} estimates, {len(books.seals)} segments")
+    print(f"{len(load.complete_requests)} whole answers, {len(books.estimated_receipts)} estimates, {len(books.seals)} segments")
 
 
-def _killed_under_load(crew: Crew, load: Load, number: int) -> None:
+def _killed_under_load(crew: WorkerProcesses, load: CrashLoad, number: int) -> None:
     _called(load)
     alive = children(crew.running.process.pid)
     os.kill(crew.pids[number], signal.SIGKILL)
-    until(lambda: is_gone(crew.pids[number]))
-    until(lambda: set(children(crew.running.process.pid)) - set(alive))
-    until(lambda: _is_ready(crew))
+    wait_until(lambda: has_exited(crew.pids[number]))
+    wait_until(lambda: set(children(crew.running.process.pid)) - set(alive))
+    wait_until(lambda: _is_ready(crew))
 
 
-def _called(load: Load) -> None:
-    so_far = len(load.whole)
-    until(lambda: len(load.whole) > so_far + CALLS)
+def _called(load: CrashLoad) -> None:
+    so_far = len(load.complete_requests)
+    wait_until(lambda: len(load.complete_requests) > so_far + CALLS)
 
 
-def _is_ready(crew: Crew) -> bool:
+def _is_ready(crew: WorkerProcesses) -> bool:
     try:
         return crew.ready()[0] == 200
     except OSError:  # the first one has the control port

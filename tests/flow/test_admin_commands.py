@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from price_keeper.commands import admin, asking
 
-from tests.support.commands import called
+from tests.support.commands import call_in_process
 from tests.support.ports import free_port
 from tests.support.scripted import Script, scripted
 
@@ -55,7 +55,7 @@ def script() -> Iterator[Script]:
 
 def asked(folder: Path, url: str, *arguments: str, **more: str) -> CompletedProcess[str]:
     known = {"PRICE_KEEPER_API_URL": url, "PRICE_KEEPER_API_KEY": KEY} | more
-    done = called(*arguments, folder=folder, stdin=SETTINGS, **known)
+    done = call_in_process(*arguments, folder=folder, stdin=SETTINGS, **known)
     assert "Traceback" not in done.stderr
     assert KEY not in done.stdout + done.stderr
     return done

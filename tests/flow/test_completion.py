@@ -12,7 +12,7 @@ import pytest
 from price_keeper.commandline.completion import collect_commands
 from price_keeper.commandline.whole import build_root_parser
 
-from tests.support.commands import SECONDS, called
+from tests.support.commands import SECONDS, call_in_process
 from tools.terminal import on_a_terminal
 
 SHELLS = ("bash", "zsh", "fish")
@@ -54,7 +54,7 @@ def place(tmp_path: Path) -> Path:
         (tmp_path / name).touch()
     (tmp_path / "journal").mkdir()
     for name in SHELLS:
-        told = called("completion", name, folder=tmp_path)
+        told = call_in_process("completion", name, folder=tmp_path)
         assert (told.returncode, told.stderr) == (0, "")
         (tmp_path / f"completion.{name}").write_text(told.stdout)
     return tmp_path

@@ -10,16 +10,16 @@ from pathlib import Path
 
 from price_keeper.commands.dev import DEMO_ORG as DEMO
 
-from tests.support.commands import ROOT, SECONDS, called, price_keeper, sidecar
+from tests.support.commands import ROOT, SECONDS, call_in_process, price_keeper, sidecar
 
 EXAMPLES = re.findall(r"```sh\n(.*?)```", (ROOT / "docs" / "api.md").read_text(), re.DOTALL)
 
 
 def test_the_examples_do_what_they_say(tmp_path: Path) -> None:
     with sidecar("dev", "--port", "0", "--control-port", "0", folder=tmp_path) as running:
-        assert f"admin key     in {tmp_path}/data/admin-key" in running.told
+        assert f"admin key     in {tmp_path}/data/admin-key" in running.startup_output
         key = (tmp_path / "data" / "admin-key").read_text().strip()
-        assert key not in running.told
+        assert key not in running.startup_output
         script = "\n".join(["set -eu", *EXAMPLES]).replace("http://127.0.0.1:8081", running.control)
         done = subprocess.run(
             ["bash", "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=SECONDS, check=False
@@ -58,18 +58,18 @@ def test_commands_leave_records_as_well(tmp_path: Path) -> None:
             (("override", "set", org, "premium", "--app", "shop", "--reason", "a demo"), ""),
             (("override", "clear", org, "--app", "shop"), ""),
         ):
-            done = called(*arguments, folder=tmp_path, stdin=stdin, **pasted)
+            done = call_in_process(*arguments, folder=tmp_path, stdin=stdin, **pasted)
             assert done.returncode == 0, done.stderr
     place = ("--data-dir", "data")
-    told = called("audit", org, "--json", *place, folder=tmp_path)
+    told = call_in_process("audit", org, "--json", *place, folder=tmp_path)
     records = json.loads(told.stdout)
     made = "credentials.make"
     actions = ["override.clear", "override.set", made, "app.put", "org.put", made, "org.put"]
     assert [each["action"] for each in records] == actions
     assert {(each["who"], each["address"]) for each in records} == {("admin", "127.0.0.1")}
     assert (records[4]["before"]["quotas"], records[4]["after"]["quotas"]) == ({"premium": 5}, {"premium": 7})
-    short = called("audit", org, "--limit", "1", *place, folder=tmp_path)
+    short = call_in_process("audit", org, "--limit", "1", *place, folder=tmp_path)
     assert len(re.findall("override.clear", short.stdout)) == 1
     assert "app.put" not in short.stdout
-    refused = called("audit", "nobody", *place, folder=tmp_path)
+    refused = call_in_process("audit", "nobody", *place, folder=tmp_path)
     assert (refused.returncode, "Traceback" in refused.stderr) == (2, False)

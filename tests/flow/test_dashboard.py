@@ -17,7 +17,7 @@ from price_keeper.telemetry import ALL_METRICS
 from tests.support.commands import ROOT
 from tests.support.observed import Observed, Scrape, observed, use
 from tests.support.prometheus import Prometheus, program, prometheus
-from tests.support.workers import until
+from tests.support.workers import wait_until
 
 GRAFANA = ROOT / "deploy" / "grafana"
 DASHBOARD = json.loads((GRAFANA / "dashboard.json").read_text())
@@ -144,10 +144,10 @@ def server(it: Observed, tmp_path_factory: pytest.TempPathFactory) -> Iterator[P
     program("prometheus")
     target = urlsplit(it.running.control).netloc
     with prometheus(tmp_path_factory.mktemp("prometheus"), target, RULES) as running:
-        until(lambda: running.has_scraped(2))
+        wait_until(lambda: running.has_scraped(2))
         use_again(it)
         before = running.query("count_over_time(up[5m])")
-        until(lambda: running.has_scraped(int(before[0]["value"][1]) + 2))
+        wait_until(lambda: running.has_scraped(int(before[0]["value"][1]) + 2))
         yield running
 
 

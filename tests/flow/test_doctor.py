@@ -28,7 +28,7 @@ from price_keeper.stores.sqlite_file import prepare_file
 from price_keeper.surface.tls import ensure_local_certificates
 
 from tests.support.clock import ManualClock
-from tests.support.commands import ROOT, called, price_keeper, sidecar
+from tests.support.commands import ROOT, call_in_process, price_keeper, sidecar
 from tests.support.doctor import answering, configured, finding, journal_of, store_path
 from tests.support.engines import Engines
 from tests.support.ports import free_port
@@ -49,20 +49,20 @@ def test_all_is_well_on_the_development_set_up(tmp_path: Path) -> None:
     with sidecar("dev", "--port", "0", "--control-port", "0", folder=tmp_path) as running:
         before = sorted(str(path) for path in tmp_path.rglob("*") if "-shm" not in path.name)
         where = ("--data-dir", "data", *ports_of(running.data, running.control))
-        told = called("doctor", *where, folder=tmp_path)
+        told = call_in_process("doctor", *where, folder=tmp_path)
         assert (told.returncode, told.stderr) == (0, ""), told.stdout
         lines = told.stdout.splitlines()
         assert {line.split()[0] for line in lines[:-2]} == {"ok", "-"}
         assert told.stdout.count("is served by a sidecar that runs") == 2
         assert "belongs to a sidecar that runs; nothing was written there" in told.stdout
-        found = json.loads(called("doctor", *where, "--json", folder=tmp_path).stdout)
+        found = json.loads(call_in_process("doctor", *where, "--json", folder=tmp_path).stdout)
         assert found["status"] == "ok"
         assert {check["status"] for check in found["checks"]} == {"ok", "skipped"}
         assert sorted(str(path) for path in tmp_path.rglob("*") if "-shm" not in path.name) == before
         secrets = [(tmp_path / "data" / name).read_text() for name in ("token-key", "admin-key", "demo-secret")]
         assert not any(secret in told.stdout + json.dumps(found) for secret in secrets)
         assert running.stop() == 0
-    told = called("doctor", *where, folder=tmp_path)
+    told = call_in_process("doctor", *where, folder=tmp_path)
     assert (told.returncode, "data/journal can be written to" in told.stdout) == (0, True), told.stdout
     assert "nothing waits to be brought to the store" in told.stdout
     assert sorted(path.name for path in (tmp_path / "data" / "journal").glob("doctor-*")) == []
@@ -77,7 +77,7 @@ def test_what_is_amiss_is_told_with_its_mending_and_no_secret(tmp_path: Path) ->
         "AWS_SECRET_ACCESS_KEY": f"{SECRET} {SECRET}",
         "AWS_ENDPOINT_URL_PRICING": "http://127.0.0.1:9",
     }
-    told = called("doctor", folder=tmp_path, **environment)
+    told = call_in_process("doctor", folder=tmp_path, **environment)
     assert (told.returncode, told.stderr) == (1, "")
     assert "sesame" not in told.stdout
     lines = told.stdout.splitlines()
@@ -86,7 +86,7 @@ def test_what_is_amiss_is_told_with_its_mending_and_no_secret(tmp_path: Path) ->
             assert lines[number + 1].strip().startswith("to mend it: "), line
     troubles = {line[9:].split("  ")[0] for line in lines if line.startswith("trouble ")}
     assert troubles == {"token keys", "admin key", "AWS credentials", "Bedrock in us-east-1"}
-    found = json.loads(called("doctor", "--json", folder=tmp_path, **environment).stdout)
+    found = json.loads(call_in_process("doctor", "--json", folder=tmp_path, **environment).stdout)
     assert found["status"] == "trouble"
     assert {each["name"] for each in found["checks"] if each["status"] == "trouble"} == troubles
 
@@ -94,20 +94,20 @@ def test_what_is_amiss_is_told_with_its_mending_and_no_secret(tmp_path: Path) ->
 def test_a_sidecar_that_speaks_tls_is_known(tmp_path: Path) -> None:
     with sidecar("dev", "--tls", "--port", "0", "--control-port", "0", folder=tmp_path) as running:
         where = ("--data-dir", "data", *ports_of(running.data, running.control))
-        told = called("doctor", *where, folder=tmp_path)
+        told = call_in_process("doctor", *where, folder=tmp_path)
     assert (told.returncode, told.stdout.count("is served by a sidecar that runs")) == (0, 2), told.stdout
 
 
 @pytest.mark.parametrize("arguments", [(), ("--config", "none.yaml"), ("--data-dir", "none"), ("--nonsense",)])
 def test_without_a_configuration_there_is_nothing_to_look_at(tmp_path: Path, arguments: tuple[str, ...]) -> None:
-    told = called("doctor", *arguments, folder=tmp_path)
+    told = call_in_process("doctor", *arguments, folder=tmp_path)
     assert (told.returncode, told.stdout) == (2, "")
     assert told.stderr
 
 
 def test_mistakes_of_the_configuration_are_told_as_by_check_config(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("listen:\n  dta: 127.0.0.1:1\nlabels: {}\n")
-    doctor, check = (called(command, folder=tmp_path) for command in ("doctor", "check-config"))
+    doctor, check = (call_in_process(command, folder=tmp_path) for command in ("doctor", "check-config"))
     assert (doctor.returncode, doctor.stderr) == (2, check.stderr)
 
 

@@ -19,7 +19,7 @@ from price_keeper.config.keys import IdentityConfig, KeyConfig
 from price_keeper.doctor.findings import FindingStatus
 from price_keeper.doctor.needs import ACTIONS, get_table_permissions
 
-from tests.support.commands import ROOT, called, sidecar
+from tests.support.commands import ROOT, call_in_process, sidecar
 from tests.support.doctor import answering, configured, finding, findings
 from tests.support.engines import PREFIX, Engines
 from tests.support.fault_proxy import dynamodb_error, fault_proxy
@@ -42,7 +42,7 @@ ROLES: tuple[Role, ...] = ("both", "sidecar", "control")
 
 
 def made(folder: Path, kid: str, out: str = "keys") -> Path:
-    done = called("keys", "new", "--kid", kid, "--out", out, folder=folder)
+    done = call_in_process("keys", "new", "--kid", kid, "--out", out, folder=folder)
     assert done.returncode == 0, done.stderr
     return folder / out
 
@@ -244,20 +244,20 @@ def test_the_command_before_a_control_service_that_runs(tmp_path: Path) -> None:
         return folder
 
     own = placed("control", f"private_key_file: {keys / 'k1.pem'}")
-    told = called("doctor", "--role", "control", folder=own, PRICE_KEEPER_API_KEY=ADMIN_KEY, **quiet)
+    told = call_in_process("doctor", "--role", "control", folder=own, PRICE_KEEPER_API_KEY=ADMIN_KEY, **quiet)
     assert (told.returncode, "data port" in told.stdout) == (0, False), told.stdout
     with sidecar("serve", "--role", "control", folder=own, PRICE_KEEPER_API_KEY=ADMIN_KEY, **quiet) as running:
         url = f"  control_url: {running.control}\n"
         folder = placed("sidecar", f"public_key_file: {keys / 'k1.pub.pem'}", url)
-        told = called("doctor", "--role", "sidecar", "--json", folder=folder, **quiet)
+        told = call_in_process("doctor", "--role", "sidecar", "--json", folder=folder, **quiet)
         found = {each["name"]: each for each in json.loads(told.stdout)["checks"]}
         assert (told.returncode, found["control service"]["status"]) == (0, "ok"), told.stdout
         with sidecar("serve", "--role", "sidecar", folder=folder, **quiet) as other:
             mistaken = placed(
                 "mistaken", f"public_key_file: {keys / 'k1.pub.pem'}", f"  control_url: {other.control}\n"
             )
-            told = called("doctor", "--role", "sidecar", folder=mistaken, **quiet)
+            told = call_in_process("doctor", "--role", "sidecar", folder=mistaken, **quiet)
             assert (told.returncode, "has no control API" in told.stdout) == (1, True), told.stdout
-    refused = called("doctor", "--role", "sidecar", "--data-dir", ".", folder=tmp_path)
+    refused = call_in_process("doctor", "--role", "sidecar", "--data-dir", ".", folder=tmp_path)
     assert (refused.returncode, "--role" in refused.stderr) == (2, True)
-    assert called("doctor", "--role", "none", folder=tmp_path).returncode == 2
+    assert call_in_process("doctor", "--role", "none", folder=tmp_path).returncode == 2

@@ -22,7 +22,7 @@ import yaml
 from price_keeper.commandline.parser import CommandParser
 from price_keeper.commandline.whole import build_root_parser
 
-from tests.support.commands import ROOT, SECONDS, Sidecar, called, sidecar, surroundings
+from tests.support.commands import ROOT, SECONDS, Sidecar, call_in_process, sidecar, build_environment
 from tests.support.simulated import Keys, boto_client
 from tests.tidy.test_cli_docs import LEAVES, NO_JSON
 from tools.cli_docs import DOC, MARK
@@ -51,13 +51,13 @@ class Place:
     environment: dict[str, str]
 
     def call(self, *words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
-        return called(*words, folder=self.folder, stdin=stdin, **self.environment)
+        return call_in_process(*words, folder=self.folder, stdin=stdin, **self.environment)
 
     def shell(self, line: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             ["bash", "-c", line],
             cwd=self.folder,
-            env=surroundings({**self.environment, "PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}"}),
+            env=build_environment({**self.environment, "PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}"}),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -241,7 +241,7 @@ def test_what_serves_tells_programs_where(tmp_path: Path, command: str) -> None:
     with subprocess.Popen(
         [sys.executable, "-m", "price_keeper.cli", command, *more, "--json"],
         cwd=tmp_path,
-        env=surroundings(ports | settings),
+        env=build_environment(ports | settings),
         stdout=subprocess.PIPE,
         text=True,
     ) as process:

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from price_keeper.commandline.parser import EXIT_CODES
 
-from tests.support.commands import ROOT, SECONDS, Sidecar, called, interruptible, price_keeper, sidecar
+from tests.support.commands import ROOT, SECONDS, Sidecar, call_in_process, restore_sigint, price_keeper, sidecar
 from tests.support.engines import TEST_CREDENTIALS
 from tests.support.ports import free_port
 from tools.terminal import on_a_terminal
@@ -50,7 +50,7 @@ def interrupted(folder: Path, url: str, *more: str) -> tuple[int, str]:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
-        preexec_fn=interruptible,
+        preexec_fn=restore_sigint,
     ) as process:
         host, port = url.removeprefix("http://").split(":")
         _wait_until_connected(host, int(port), process)
@@ -71,9 +71,9 @@ def _wait_until_connected(host: str, port: int, process: subprocess.Popen[str]) 
 def test_each_code_means_what_is_documented(tmp_path: Path, nobody: str) -> None:
     (tmp_path / "config.yaml").write_text(LABELS)
     codes = {
-        called("check-config", folder=tmp_path).returncode,
-        called("tables", "check", folder=tmp_path).returncode,  # there is none yet
-        called("check-config", "--config", "none.yaml", folder=tmp_path).returncode,
+        call_in_process("check-config", folder=tmp_path).returncode,
+        call_in_process("tables", "check", folder=tmp_path).returncode,  # there is none yet
+        call_in_process("check-config", "--config", "none.yaml", folder=tmp_path).returncode,
         interrupted(tmp_path, nobody)[0],
     }
     assert codes == {code for code, _ in EXIT_CODES} == {0, 1, 2, 130}
@@ -136,8 +136,8 @@ def _failure(name: str, folder: Path, running: Sidecar) -> subprocess.CompletedP
     }
     arguments, environment = run[name]
     if name == "a key that is there":
-        assert called(*arguments, folder=folder).returncode == 0
-    one = price_keeper if arguments[0] == "dev" else called  # what serves takes a process of its own
+        assert call_in_process(*arguments, folder=folder).returncode == 0
+    one = price_keeper if arguments[0] == "dev" else call_in_process  # what serves takes a process of its own
     return one(*arguments, "--json", folder=folder, **environment)
 
 
@@ -196,7 +196,7 @@ def test_good_is_green_and_a_mistake_red_where_a_person_looks(tmp_path: Path) ->
 
 def test_mistakes_of_a_configuration_are_told_one_by_one(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("listen:\n  dta: 127.0.0.1:1\nstore: {engine: oracle}\nlabels: {}\n")
-    plain = called("check-config", folder=tmp_path)
-    told = json.loads(called("check-config", "--json", folder=tmp_path).stderr)
+    plain = call_in_process("check-config", folder=tmp_path)
+    told = json.loads(call_in_process("check-config", "--json", folder=tmp_path).stderr)
     assert told["details"] == plain.stderr.splitlines()
     assert (told["error"], len(told["details"])) == ("mistake", 3)

@@ -30,7 +30,7 @@ from price_keeper.stores.contract import Put, Update
 from price_keeper.stores.sqlite import SqliteStore
 
 from tests.flow.test_spend import CONFIG, NOTE
-from tests.support.commands import ROOT, SECONDS, called, interruptible
+from tests.support.commands import ROOT, SECONDS, call_in_process, restore_sigint
 from tests.unit.test_spend_focus import faults
 from tools.terminal import on_a_terminal
 
@@ -78,7 +78,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def export(place: Path, *arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
-    told = called("export", *arguments, folder=place)
+    told = call_in_process("export", *arguments, folder=place)
     assert (told.returncode, "Traceback" in told.stderr) == (code, False), told.stderr
     return told
 
@@ -95,7 +95,7 @@ def left_over(place: Path) -> list[str]:
 def test_its_rows_are_those_of_the_report(place: Path, tmp_path: Path, form: str) -> None:
     told = export(place, WHOLE, "--format", form, "--out", str(tmp_path / "x.csv"))
     rows = rows_of(tmp_path / "x.csv")
-    reported = called("spend", WHOLE, f"--{form}", folder=place).stdout
+    reported = call_in_process("spend", WHOLE, f"--{form}", folder=place).stdout
     expected = list(csv.DictReader(StringIO(reported)))
 
     def key(row: dict[str, str]) -> list[str]:
@@ -115,7 +115,7 @@ def test_json_is_the_document_of_spend(place: Path, tmp_path: Path) -> None:
     arguments = (WHOLE, "--org", "acme, ltd", "--label", "label-0")
     told = json.loads(export(place, *arguments, "--format", "json", "--out", str(tmp_path / "x"), "--json").stdout)
     found = json.loads((tmp_path / "x").read_text())
-    expected = json.loads(called("spend", *arguments, "--json", folder=place).stdout)
+    expected = json.loads(call_in_process("spend", *arguments, "--json", folder=place).stdout)
     for each in (found, expected):
         each["rows"].sort(key=lambda row: row["day"])
         del each["as_of"]
@@ -213,7 +213,7 @@ def test_a_half_is_never_seen(place: Path, tmp_path: Path, how: signal.Signals) 
         cwd=place,
         env=os.environ | {"PYTHONPATH": str(ROOT)},
         stdout=subprocess.DEVNULL,
-        preexec_fn=interruptible,
+        preexec_fn=restore_sigint,
     ) as process:
         while not left_over(tmp_path) and process.poll() is None:
             time.sleep(0.001)

@@ -15,7 +15,7 @@ from price_keeper.auth.tokens import TokenService
 from price_keeper.config import load_config
 from price_keeper.errors import AccessDenied
 
-from tests.support.commands import called
+from tests.support.commands import call_in_process
 
 ORG = "550e8400-e29b-41d4-a716-446655440000"
 REST = """
@@ -26,7 +26,7 @@ FILES = {"EdDSA": ["k2.pem", "k2.pub.pem"], "RS256": ["k2.pem", "k2.pub.pem"], "
 
 
 def new(folder: Path, *arguments: str, code: int = 0) -> CompletedProcess[str]:
-    told = called("keys", "new", *arguments, folder=folder)
+    told = call_in_process("keys", "new", *arguments, folder=folder)
     assert (told.returncode, "Traceback" in told.stderr) == (code, False), told.stderr
     return told
 
@@ -54,7 +54,7 @@ def test_what_is_printed_can_be_pasted_and_works(tmp_path: Path, alg: str) -> No
     assert sorted(os.listdir(tmp_path / "keys")) == FILES[alg]
     blocks = pasted(told)
     (tmp_path / "config.yaml").write_text(blocks[0] + REST)
-    assert "good" in called("check-config", folder=tmp_path).stdout
+    assert "good" in call_in_process("check-config", folder=tmp_path).stdout
     token = loaded(tmp_path, blocks[0]).mint_access(ORG, "web").token
     for block in blocks:
         assert loaded(tmp_path, block).verify_caller(token).app == "web"

@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.observed import ADMIN_KEY, APP, ORG, SECRET, observed, token
 from tests.support.simulated import DEFAULT_KEYS, bedrock_process
-from tests.support.workers import until
+from tests.support.workers import wait_until
 
 PROMPT = "what-nobody-else-is-to-read"
 LONG = f"{PROMPT} " + "word " * 3000  # three thousand tokens: a cent for premium
@@ -39,7 +39,7 @@ def logged(tmp_path_factory: pytest.TempPathFactory) -> Logged:
             "client_secret"
         ]
         body = {"messages": [{"role": "user", "content": [{"text": LONG}]}]}
-        until(lambda: it.call(body=body).status and it.value("alerts_raised_total") > 0)  # the quota is spent
+        wait_until(lambda: it.call(body=body).status and it.value("alerts_raised_total") > 0)  # the quota is spent
         override = {"label": "premium", "reason": "for a while", "until": None}
         it.control("PUT", f"{app}/override", {name: value for name, value in override.items() if value})
         bedrock.plan({"usage": "none"})
@@ -56,7 +56,7 @@ def logged(tmp_path_factory: pytest.TempPathFactory) -> Logged:
         it.control("GET", "/api/v1/orgs", X_API_Key=f"{ADMIN_KEY}x")
         bedrock.plan({"fault": "cut", "after_frames": 2})
         cut_off = it.cut_off()["x-amzn-RequestId"]
-        until(lambda: it.value("unflushed_usd") == 0)
+        wait_until(lambda: it.value("unflushed_usd") == 0)
         assert it.running.stop() == 0
         text = it.running.errors
     secrets = [shown, shown[:60], secret, retrieval, tokens["access_token"], tokens["refresh_token"]]

@@ -14,7 +14,7 @@ from price_keeper.surface.newcomer import HTTP2_PREFACE
 from price_keeper.telemetry import ALL_METRICS
 
 from tests.support.observed import APP, ORG, SECRET, Observed, Scrape, ask, observed, token, use
-from tests.support.workers import until
+from tests.support.workers import wait_until
 
 AWAY = "away"  # a label whose place nobody is at
 PRICES = {"input": 3, "output": 15, "cache_read": 0.3, "cache_write_5m": 3.75, "cache_write_1h": 6}
@@ -32,7 +32,7 @@ def it(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Observed]:
 def _served(folder: Path, away: dict[str, str]) -> Iterator[Observed]:
     with observed(folder, more_labels={AWAY: {**LABEL, "endpoints": [away]}}, unknown_org="meter") as running:
         use(running)
-        until(lambda: running.value("unflushed_usd") == 0)
+        wait_until(lambda: running.value("unflushed_usd") == 0)
         yield running
 
 
@@ -128,11 +128,11 @@ def test_connections_and_streams(it: Observed) -> None:
         socket.create_connection(("127.0.0.1", port)) as other,
     ):
         other.sendall(HTTP2_PREFACE + b"\x00\x00\x00\x04\x00\x00\x00\x00\x00")
-        until(lambda: it.value("connections", protocol="unknown") == 1)
-        until(lambda: it.value("connections", protocol="h2") == 1)
+        wait_until(lambda: it.value("connections", protocol="unknown") == 1)
+        wait_until(lambda: it.value("connections", protocol="h2") == 1)
         assert it.value("http2_streams") == 0
         silent.sendall(b"GET /in")
-        until(lambda: it.value("connections", protocol="http/1.1") >= 1)
+        wait_until(lambda: it.value("connections", protocol="http/1.1") >= 1)
     assert it.value("requests_under_way") == 0
     assert it.value("upstream_connections", state="idle") >= 1
     assert it.value("upstream_connections", state="busy") == 0

@@ -50,18 +50,18 @@ def pasted(script: str, folder: Path) -> str:
 
 
 def test_guide_pasted_into_a_fresh_shell_in_another_folder_works_line_by_line(running: Sidecar, tmp_path: Path) -> None:
-    environment, call, look, *renewing = commands(running.told)
+    environment, call, look, *renewing = commands(running.startup_output)
     assert "'assistant'" in pasted("\n".join([environment, call]), tmp_path)
     spent, org = (pasted("\n".join([environment, line]), tmp_path) for line in look.splitlines())
     assert spent.startswith("Spend of today")
     assert f"demo ({DEMO_ORG})" in org
-    assert len(renewing) == ("https://" not in running.told)  # botocore would not trust that address
+    assert len(renewing) == ("https://" not in running.startup_output)  # botocore would not trust that address
     for lines in renewing:
         assert "'assistant'" in pasted("\n".join([environment, lines, call]), tmp_path)
 
 
 def test_guide_names_the_admin_key_file_by_an_absolute_path(running: Sidecar) -> None:
-    found = re.search(r"admin key +in (.+), for the control API", running.told)
+    found = re.search(r"admin key +in (.+), for the control API", running.startup_output)
     assert found
     assert Path(found[1]).is_absolute()
     assert Path(found[1]).is_file()
@@ -69,7 +69,7 @@ def test_guide_names_the_admin_key_file_by_an_absolute_path(running: Sidecar) ->
 
 def test_first_steps_import_nothing_but_what_a_run_installs(running: Sidecar) -> None:
     locked = (ROOT / "requirements" / "run.lock").read_text()
-    first_steps = [block.text for block in blocks(ROOT / "README.md") if block.is_run] + commands(running.told)
+    first_steps = [block.text for block in blocks(ROOT / "README.md") if block.is_run] + commands(running.startup_output)
     imported = {name for text in first_steps for name in re.findall(r"\bimport (\w+)", text)}
     assert imported == {"boto3"}
     assert all(re.search(rf"^{name}==", locked, re.MULTILINE) for name in imported)

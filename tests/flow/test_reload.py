@@ -18,23 +18,23 @@ from bedrock_simulator import Keys
 from botocore.exceptions import ClientError
 
 from tests.support.commands import sidecar
-from tests.support.crashing import ORG, SECRET, Copies, Lineup
+from tests.support.crashing import ORG, SECRET, SegmentCopies, SidecarSetup
 from tests.support.reloads import (
     AFTER,
     BEFORE,
     HAIKU,
-    TAKEN,
-    Load,
+    RELOADED_MESSAGE,
+    ReloadLoad,
     Reloader,
-    called,
-    configure,
-    hang_up,
+    call_once,
+    write_labels,
+    send_sighup,
     label,
-    price_of,
-    recorded,
+    cost_function,
+    read_recorded_calls,
 )
 from tests.support.simulated import CLAUDE, NOVA, BedrockProcess, BotoCaller, bedrock_process
-from tests.support.workers import children, get, sockets_apart, until
+from tests.support.workers import children, get, short_socket_folder, wait_until
 
 ROUNDS = 8
 CALLERS = 4
@@ -43,7 +43,7 @@ WORKERS = 2
 
 @pytest.fixture(autouse=True)
 def sockets() -> Iterator[Path]:
-    with sockets_apart() as folder:
+    with short_socket_folder() as folder:
         yield folder
 
 
@@ -57,78 +57,78 @@ both = pytest.mark.parametrize("lineup", [1, WORKERS], indirect=True)
 
 
 @pytest.fixture
-def lineup(request: pytest.FixtureRequest, tmp_path: Path, bedrock: BedrockProcess) -> Lineup:
+def lineup(request: pytest.FixtureRequest, tmp_path: Path, bedrock: BedrockProcess) -> SidecarSetup:
     workers = getattr(request, "param", 1)
     options = () if workers == 1 else ("--workers", str(workers))
-    made = Lineup(tmp_path, bedrock.url, {"path": "price-keeper.db"}, options=options)
+    made = SidecarSetup(tmp_path, bedrock.url, {"path": "price-keeper.db"}, options=options)
     made.write_config()
-    configure(made, BEFORE)
+    write_labels(made, BEFORE)
     return made
 
 
-def caller_of(lineup: Lineup) -> BotoCaller:
+def caller_of(lineup: SidecarSetup) -> BotoCaller:
     return BotoCaller(lineup.url, keys=Keys("any", "any", lineup.token()))
 
 
 @both
-def test_under_load_each_call_has_one_model_at_its_own_price(lineup: Lineup) -> None:
+def test_under_load_each_call_has_one_model_at_its_own_price(lineup: SidecarSetup) -> None:
     copies = lineup.folder / "copies"
-    with lineup.serving() as running, Copies(lineup.journal, copies):
-        with Load(lineup, ["moving", "steady"], CALLERS) as load:
+    with lineup.run_sidecar() as running, SegmentCopies(lineup.journal, copies):
+        with ReloadLoad(lineup, ["moving", "steady"], CALLERS) as load:
             reloader = Reloader(running, lineup)
             for number in range(ROUNDS):
                 before = len(load.answered)
-                until(lambda before=before: len(load.answered) > before + CALLERS)
-                reloader.take_on(AFTER if number % 2 == 0 else BEFORE)
+                wait_until(lambda before=before: len(load.answered) > before + CALLERS)
+                reloader.reload(AFTER if number % 2 == 0 else BEFORE)
         assert running.stop() == 0
         assert "ERROR" not in running.errors
         assert "Traceback" not in running.errors
     assert load.failed == []
-    segments = recorded(copies)
+    segments = read_recorded_calls(copies)
     models: Counter[str] = Counter()
     for answer in load.answered:
         (once,) = segments[answer.request]
         labels = AFTER if answer.model == HAIKU else BEFORE
-        assert (once.label, answer.label) == (answer.asked, answer.asked)
+        assert (once.label, answer.label) == (answer.requested_label, answer.requested_label)
         assert answer.model == labels[answer.label]["model"]
-        assert once.counts.pico == price_of(labels, answer.label)(once.counts)
+        assert once.counts.pico == cost_function(labels, answer.label)(once.counts)
         assert "why" not in once.about
         models[answer.model] += 1
     assert set(models) == {CLAUDE, HAIKU, NOVA}
 
 
-def test_what_is_under_way_ends_as_it_began_and_a_stop_goes_before(lineup: Lineup, bedrock: BedrockProcess) -> None:
+def test_what_is_under_way_ends_as_it_began_and_a_stop_goes_before(lineup: SidecarSetup, bedrock: BedrockProcess) -> None:
     copies, ended = lineup.folder / "copies", []
     bedrock.plan(always={"frame_ms": 60, "output_tokens": 40})
 
     def stream() -> None:
-        ended.append(called(caller_of(lineup), "moving", "converse_stream"))
+        ended.append(call_once(caller_of(lineup), "moving", "converse_stream"))
 
-    with lineup.serving() as running, Copies(lineup.journal, copies):
+    with lineup.run_sidecar() as running, SegmentCopies(lineup.journal, copies):
         threads = [threading.Thread(target=stream) for _ in range(CALLERS)]
         for thread in threads:
             thread.start()
-        until(lambda: open_calls(running.control) == CALLERS)
-        Reloader(running, lineup).take_on(AFTER)
+        wait_until(lambda: open_calls(running.control) == CALLERS)
+        Reloader(running, lineup).reload(AFTER)
         assert not ended
         last = threading.Thread(target=stream)
         last.start()
-        until(lambda: open_calls(running.control) == CALLERS + 1)
+        wait_until(lambda: open_calls(running.control) == CALLERS + 1)
         running.process.send_signal(signal.SIGTERM)
         for _ in range(5):
-            hang_up(running)
+            send_sighup(running)
             time.sleep(0.02)
         for thread in (*threads, last):
             thread.join()
         assert running.process.wait(30) == 0
         assert "SIGHUP: the process is stopping, so it takes on nothing more" in running.errors
         assert "Traceback" not in running.errors
-    segments = recorded(copies)
+    segments = read_recorded_calls(copies)
     assert Counter(answer.model for answer in ended) == {CLAUDE: CALLERS, HAIKU: 1}
     for answer in ended:
         (once,) = segments[answer.request]
         labels = AFTER if answer.model == HAIKU else BEFORE
-        assert once.counts.pico == price_of(labels, "moving")(once.counts)
+        assert once.counts.pico == cost_function(labels, "moving")(once.counts)
 
 
 def open_calls(control: str) -> float:
@@ -154,18 +154,18 @@ def metric(control: str, name: str) -> set[float]:
 
 
 @both
-def test_one_mistake_refuses_all_of_it_and_says_so(lineup: Lineup) -> None:
+def test_one_mistake_refuses_all_of_it_and_says_so(lineup: SidecarSetup) -> None:
     file, workers = lineup.folder / "config.yaml", WORKERS if lineup.options else 1
-    with lineup.serving() as running:
+    with lineup.run_sidecar() as running:
         caller, reloader = caller_of(lineup), Reloader(running, lineup)
         ready, good = get(f"{running.control}/ready"), file.read_text()
         began = metric(running.control, "configuration_taken_timestamp_seconds")
         wrong = {**AFTER, "added": label("a model/of nobody's", 1, 1)}
         wrong["moving"] = {**wrong["moving"], "prices_usd_per_1m": {"input": -1}}
-        configure(lineup, wrong, nonsense=1)
+        write_labels(lineup, wrong, nonsense=1)
         for times in (1, 2):
-            hang_up(running)
-            until(lambda times=times: metric(running.control, "reloads_total") >= {times})
+            send_sighup(running)
+            wait_until(lambda times=times: metric(running.control, "reloads_total") >= {times})
         refused = [line for line in running.errors.splitlines() if " ERROR " in line]
         assert all("SIGHUP: the configuration is refused, and the one before holds: config.yaml:" in x for x in refused)
         lines = [line.rpartition("config.yaml:")[2].split(": ")[:2] for line in refused]
@@ -175,44 +175,44 @@ def test_one_mistake_refuses_all_of_it_and_says_so(lineup: Lineup) -> None:
         assert len(lines) == 2 * len(told)  # each time, and by one process
         text = dict(enumerate(file.read_text().splitlines(), 1))
         assert all(name.split(".")[-1] in text[int(line)] for line, name in lines if name in wrong_keys)
-        until(lambda: "the configuration that was read last is refused" in get(f"{running.control}/ready")[1])
+        wait_until(lambda: "the configuration that was read last is refused" in get(f"{running.control}/ready")[1])
         assert get(f"{running.control}/ready")[0] == 200
         assert metric(running.control, "configuration_refused") == {1}
         assert metric(running.control, "configuration_taken_timestamp_seconds") == began
-        assert called(caller, "moving").model == CLAUDE
+        assert call_once(caller, "moving").model == CLAUDE
         with pytest.raises(ClientError, match="there is no label for 'added'"):
-            called(caller, "added")
+            call_once(caller, "added")
         os.remove(file)
-        hang_up(running)
-        until(lambda: "config.yaml: cannot be read: No such file or directory" in running.errors)
+        send_sighup(running)
+        wait_until(lambda: "config.yaml: cannot be read: No such file or directory" in running.errors)
         file.write_text(good)
-        reloader.take_on(AFTER, aggregator={"interval_secs": 59}, defaults={"timezone": "Europe/Berlin"})
+        reloader.reload(AFTER, aggregator={"interval_secs": 59}, defaults={"timezone": "Europe/Berlin"})
         told = "SIGHUP: only a restart takes on what is another now in: aggregator.interval_secs, defaults.timezone"
-        until(lambda: told in running.errors)
+        wait_until(lambda: told in running.errors)
         assert running.errors.count("only a restart") == 1
-        assert called(caller, "moving").model == HAIKU
+        assert call_once(caller, "moving").model == HAIKU
         assert metric(running.control, "configuration_refused") == {0}
-        until(lambda: get(f"{running.control}/ready") == ready)
+        wait_until(lambda: get(f"{running.control}/ready") == ready)
         assert min(metric(running.control, "configuration_taken_timestamp_seconds")) > max(began)
-        assert running.errors.count(f"{TAKEN}: changed: moving (model, prices_usd_per_1m)\n") == workers
+        assert running.errors.count(f"{RELOADED_MESSAGE}: changed: moving (model, prices_usd_per_1m)\n") == workers
         caller.client.close()
 
 
 @pytest.mark.parametrize("lineup", [WORKERS], indirect=True)
-def test_a_worker_that_is_started_again_knows_that_a_file_is_refused(lineup: Lineup) -> None:
-    with lineup.serving() as running:
+def test_a_worker_that_is_started_again_knows_that_a_file_is_refused(lineup: SidecarSetup) -> None:
+    with lineup.run_sidecar() as running:
         reloader = Reloader(running, lineup)
-        reloader.take_on(AFTER)
-        configure(lineup, AFTER, nonsense=1)
-        hang_up(running)
-        until(lambda: metric(running.control, "configuration_refused") == {1})
+        reloader.reload(AFTER)
+        write_labels(lineup, AFTER, nonsense=1)
+        send_sighup(running)
+        wait_until(lambda: metric(running.control, "configuration_refused") == {1})
         os.kill(reloader.workers[0], signal.SIGKILL)
-        until(lambda: len(set(children(running.process.pid)) - set(reloader.workers)) == 1)
-        until(lambda: is_ready(running.control))
+        wait_until(lambda: len(set(children(running.process.pid)) - set(reloader.workers)) == 1)
+        wait_until(lambda: is_ready(running.control))
         assert samples(running.control, "configuration_refused") == [1] * WORKERS
         assert "the configuration that was read last is refused" in get(f"{running.control}/ready")[1]
         caller = caller_of(lineup)
-        assert {called(caller, "moving").model for _ in range(4)} == {HAIKU}
+        assert {call_once(caller, "moving").model for _ in range(4)} == {HAIKU}
         caller.client.close()
 
 
@@ -224,15 +224,15 @@ def catches(pid: int) -> bool:
 
 
 @both
-def test_hang_ups_from_its_first_moment_on_end_nothing_and_none_is_lost(lineup: Lineup) -> None:
+def test_hang_ups_from_its_first_moment_on_end_nothing_and_none_is_lost(lineup: SidecarSetup) -> None:
     is_over, hung_up = threading.Event(), []
 
     def storm() -> None:
         """On all its processes, as a terminal does it, or `systemctl kill`. The file is another after the first one."""
-        until(lambda: len(found_by(lineup.folder)) == 1)
+        wait_until(lambda: len(found_by(lineup.folder)) == 1)
         (pid,) = found_by(lineup.folder)
-        until(lambda: catches(pid))
-        configure(lineup, AFTER)
+        wait_until(lambda: catches(pid))
+        write_labels(lineup, AFTER)
         while not is_over.wait(0.003):
             for each in (pid, *filter(catches, children(pid))):
                 os.kill(each, signal.SIGHUP)
@@ -241,9 +241,9 @@ def test_hang_ups_from_its_first_moment_on_end_nothing_and_none_is_lost(lineup: 
     thread = threading.Thread(target=storm)
     thread.start()
     try:
-        with lineup.serving() as running:
+        with lineup.run_sidecar() as running:
             caller = caller_of(lineup)
-            until(lambda: {called(caller, "moving").model for _ in range(4)} == {HAIKU})
+            wait_until(lambda: {call_once(caller, "moving").model for _ in range(4)} == {HAIKU})
             is_over.set()
             thread.join()
             assert len(hung_up) > 10
@@ -271,21 +271,21 @@ def found_by(folder: Path) -> list[int]:
 
 
 @pytest.mark.parametrize("lineup", [WORKERS], indirect=True)
-def test_a_worker_that_is_started_later_has_what_was_taken_on(lineup: Lineup) -> None:
-    with lineup.serving() as running:
+def test_a_worker_that_is_started_later_has_what_was_taken_on(lineup: SidecarSetup) -> None:
+    with lineup.run_sidecar() as running:
         reloader = Reloader(running, lineup)
-        reloader.take_on(AFTER)
+        reloader.reload(AFTER)
         (lineup.folder / "config.yaml").write_text("nobody: reads this\n")
         for pid in reloader.workers:
             os.kill(pid, signal.SIGKILL)
-        until(lambda: running.errors.count("is gone") == WORKERS)
+        wait_until(lambda: running.errors.count("is gone") == WORKERS)
         os.kill(running.process.pid, signal.SIGHUP)  # while they rest, and refused
-        until(lambda: len(children(running.process.pid)) == WORKERS)
-        until(lambda: is_ready(running.control))
+        wait_until(lambda: len(children(running.process.pid)) == WORKERS)
+        wait_until(lambda: is_ready(running.control))
         caller = caller_of(lineup)
         models = []
         for _ in range(12):  # each on a connection of its own
-            models.append(called(caller, "moving").model)
+            models.append(call_once(caller, "moving").model)
             caller.client.close()
             caller = caller_of(lineup)
         assert set(models) == {HAIKU}
@@ -293,9 +293,9 @@ def test_a_worker_that_is_started_later_has_what_was_taken_on(lineup: Lineup) ->
 
 
 def test_a_control_service_takes_them_on_too(tmp_path: Path, bedrock: BedrockProcess) -> None:
-    lineup = Lineup(tmp_path, bedrock.url, {"path": "price-keeper.db"}, options=("--role", "control"))
+    lineup = SidecarSetup(tmp_path, bedrock.url, {"path": "price-keeper.db"}, options=("--role", "control"))
     lineup.write_config()
-    configure(lineup, BEFORE)
+    write_labels(lineup, BEFORE)
     put = {"org_name": "Acme", "timezone": "UTC", "quota_scope": "APP", "model_ordering": ["new"], "quotas": {"new": 5}}
     environment = {"PRICE_KEEPER_JWT_SECRET": SECRET, "PRICE_KEEPER_API_KEY": "the key of this test's administrator"}
     with sidecar("serve", *lineup.options, folder=tmp_path, **environment) as running:
@@ -312,6 +312,6 @@ def test_a_control_service_takes_them_on_too(tmp_path: Path, bedrock: BedrockPro
                 return refused.code
 
         assert status() == 400
-        Reloader(running, lineup).take_on({**BEFORE, "new": label(HAIKU, 1, 2)})
+        Reloader(running, lineup).reload({**BEFORE, "new": label(HAIKU, 1, 2)})
         assert status() == 201
         assert running.stop() == 0

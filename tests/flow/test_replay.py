@@ -21,7 +21,7 @@ from price_keeper.recording.entries import Counter
 from price_keeper.stores.sqlite import SqliteStore
 from price_keeper.telemetry import ALL_METRICS
 
-from tests.support.commands import ROOT, Sidecar, called, sidecar
+from tests.support.commands import ROOT, Sidecar, call_in_process, sidecar
 from tests.support.simulated import Keys, boto_client
 from tools.terminal import on_a_terminal
 
@@ -70,7 +70,7 @@ def test_a_journal_found_is_counted_once(tmp_path: Path) -> None:
     shutil.move(tmp_path / "data" / "journal", tmp_path / "found")
     shutil.copytree(tmp_path / "found", tmp_path / "again")
     for words in ("7 calls of 0.0", "0 calls of 0.0"):
-        done = called("replay", "found", folder=tmp_path)
+        done = call_in_process("replay", "found", folder=tmp_path)
         assert (done.returncode, done.stderr) == (0, "")
         assert words in done.stdout
         assert counted(tmp_path / "data" / "price-keeper.db") == 7
@@ -85,7 +85,7 @@ def test_a_journal_found_is_counted_once(tmp_path: Path) -> None:
     assert (told["requests"], told["left"]) == (7, [])  # they are in the store, and not by this
     assert told["repeated_parts"] > 0
     assert counted(tmp_path / "data" / "price-keeper.db") == 7
-    missing = called("replay", "nowhere", folder=tmp_path)
+    missing = call_in_process("replay", "nowhere", folder=tmp_path)
     assert (missing.returncode, missing.stdout) == (1, "")
     assert "cannot use the journal in nowhere: No such file or directory" in missing.stderr
 
@@ -94,7 +94,7 @@ def test_a_journal_in_use_is_left_alone(tmp_path: Path) -> None:
     config_of(tmp_path)
     with sidecar("dev", "--port", "0", "--control-port", "0", folder=tmp_path):
         for arguments in (("replay", "data/journal"), ("dev", "--port", "0", "--control-port", "0")):
-            done = called(*arguments, folder=tmp_path)
+            done = call_in_process(*arguments, folder=tmp_path)
             assert done.returncode == 1
             assert "another process writes to the journal in data/journal" in done.stderr
             assert "Traceback" not in done.stderr
@@ -109,5 +109,5 @@ def test_stopping_flushes_and_metrics_tell(tmp_path: Path) -> None:
         assert {metric.name for metric in ALL_METRICS} == set(re.findall(r"^# TYPE (\S+)", text, re.MULTILINE))
         assert running.stop() == 0
     assert counted(tmp_path / "data" / "price-keeper.db") == 3
-    shown = called("spend", "--data-dir", "data", "--json", folder=tmp_path)
+    shown = call_in_process("spend", "--data-dir", "data", "--json", folder=tmp_path)
     assert json.loads(shown.stdout)["total"]["requests"] == 3

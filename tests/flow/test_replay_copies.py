@@ -12,9 +12,9 @@ import pytest
 
 from tests.flow.test_worker_journals import SLOW, requests_in
 from tests.support.commands import price_keeper
-from tests.support.crashing import Lineup
+from tests.support.crashing import SidecarSetup
 from tests.support.simulated import BedrockProcess, bedrock_process
-from tests.support.workers import Crew, lineup_of, serving
+from tests.support.workers import WorkerProcesses, build_setup, run_workers
 
 
 @pytest.fixture
@@ -24,25 +24,25 @@ def bedrock() -> Iterator[BedrockProcess]:
 
 
 @pytest.fixture
-def lineup(tmp_path: Path, bedrock: BedrockProcess) -> Lineup:
-    made = lineup_of(tmp_path, bedrock.url, 1, journal=SLOW)
+def lineup(tmp_path: Path, bedrock: BedrockProcess) -> SidecarSetup:
+    made = build_setup(tmp_path, bedrock.url, 1, journal=SLOW)
     made.options = ()
     return made
 
 
-def calls(crew: Crew, number: int) -> None:
+def calls(crew: WorkerProcesses, number: int) -> None:
     assert {crew.call()[0] for _ in range(number)} == {200}
 
 
-def copied(lineup: Lineup, name: str, *, elsewhere: bool = True) -> None:
+def copied(lineup: SidecarSetup, name: str, *, elsewhere: bool = True) -> None:
     """`elsewhere`: as on another machine, where nobody can see who holds the original."""
     shutil.copytree(lineup.journal, lineup.folder / name)
     if elsewhere:
         (lineup.folder / name / "lock").unlink()
 
 
-def test_replay_of_snapshot_then_of_dead_node_counts_every_call(lineup: Lineup) -> None:
-    with serving(lineup) as crew:
+def test_replay_of_snapshot_then_of_dead_node_counts_every_call(lineup: SidecarSetup) -> None:
+    with run_workers(lineup) as crew:
         calls(crew, 5)
         copied(lineup, "snapshot")
         calls(crew, 6)
@@ -54,8 +54,8 @@ def test_replay_of_snapshot_then_of_dead_node_counts_every_call(lineup: Lineup) 
     assert (done.returncode, json.loads(done.stdout)["requests"]) == (0, 11)
 
 
-def test_replay_of_snapshot_of_living_node_costs_no_later_call(lineup: Lineup) -> None:
-    with serving(lineup) as crew:
+def test_replay_of_snapshot_of_living_node_costs_no_later_call(lineup: SidecarSetup) -> None:
+    with run_workers(lineup) as crew:
         calls(crew, 5)
         copied(lineup, "snapshot")
         assert price_keeper("replay", "snapshot", "--owner-is-dead", folder=lineup.folder).returncode == 0
@@ -65,8 +65,8 @@ def test_replay_of_snapshot_of_living_node_costs_no_later_call(lineup: Lineup) -
     assert requests_in(lineup) == 28
 
 
-def test_replay_of_copy_is_refused_while_its_owner_lives_and_asks_where_nobody_can_tell(lineup: Lineup) -> None:
-    with serving(lineup) as crew:
+def test_replay_of_copy_is_refused_while_its_owner_lives_and_asks_where_nobody_can_tell(lineup: SidecarSetup) -> None:
+    with run_workers(lineup) as crew:
         calls(crew, 2)
         copied(lineup, "here", elsewhere=False)
         copied(lineup, "there")

@@ -83,7 +83,7 @@ class Fleet:
         simulated = FREE | {"PRICE_KEEPER__UPSTREAM__ENDPOINT": "simulated"}
         with sidecar("serve", "--role", "sidecar", folder=folder, **simulated) as running:
             yield running
-        told = running.errors + running.told
+        told = running.errors + running.startup_output
         assert "Traceback" not in told
         assert not any(secret in told for secret in self.secrets.values())
         assert not re.search(r"eyJ[\w-]+\.", told)
@@ -109,7 +109,7 @@ def fleet(tmp_path: Path) -> Iterator[Fleet]:
 
 def test_a_control_service_has_no_data_port_and_wants_no_aws_credentials(fleet: Fleet) -> None:
     control = fleet.control
-    assert "listens on" not in control.told
+    assert "listens on" not in control.startup_output
     assert get(f"{control.control}/ready")[0] == 200
     assert get(f"{control.control}/openapi.json")[0] == 200
     status, _, told = get(f"{control.control}/api/v1/orgs/{ORG}/apps/shop/model-selection", X_API_Key=ADMIN_KEY)

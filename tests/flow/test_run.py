@@ -28,7 +28,7 @@ from tests.support.commands import ROOT, SECONDS, price_keeper, sidecar
 from tests.support.engines import Engines
 from tests.support.fault_proxy import DropAnswer, fault_proxy
 from tests.support.ports import free_port
-from tests.support.workers import until
+from tests.support.workers import wait_until
 
 SERVED = {
     "PRICE_KEEPER_JWT_SECRET": "a secret of the test's own, long enough",
@@ -206,7 +206,7 @@ def test_sighup_ends_nothing(tmp_path: Path) -> None:
         running.process.send_signal(signal.SIGHUP)
         assert get(f"{running.control}/ready")[0] == 200
         told = "SIGHUP: labels and prices are taken on: nothing in them is another\n"
-        until(lambda: told in running.errors)
+        wait_until(lambda: told in running.errors)
         assert running.stop() == 0
         assert re.fullmatch(rf"\d{{4}}-\d\d-\d\dT[\d:.]+Z WARNING price_keeper\.reloading: {told}", running.errors)
 
@@ -214,7 +214,7 @@ def test_sighup_ends_nothing(tmp_path: Path) -> None:
 def test_sighup_ends_no_development_either(tmp_path: Path) -> None:
     with sidecar("dev", *FREE_PORTS, folder=tmp_path) as running:
         running.process.send_signal(signal.SIGHUP)
-        until(lambda: "SIGHUP: there is no file to read again, so nothing changes" in running.errors)
+        wait_until(lambda: "SIGHUP: there is no file to read again, so nothing changes" in running.errors)
         assert get(f"{running.control}/ready")[0] == 200
         assert running.stop() == 0
 

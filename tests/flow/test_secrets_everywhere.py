@@ -17,7 +17,7 @@ from tests.support.commands import price_keeper
 from tests.support.observed import ADMIN_KEY, APP, ENVIRONMENT, ORG, SECRET, Observed, Told, ask, observed, token
 from tests.support.otlp_receiver import otlp_receiver
 from tests.support.simulated import BedrockProcess, bedrock_process
-from tests.support.workers import until
+from tests.support.workers import wait_until
 
 PROMPT = "marked-prompt-for-nobody-else"
 HOOK_PATH, HOOK_SECRET = "marked-path-of-a-webhook", "marked-secret-of-a-webhook-0123456789"
@@ -60,10 +60,10 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Played:
             _clients_call(it, bedrock, told)
             _administrators_call(it, told)
             _strangers_call(it, told)
-            until(lambda: it.call("premium", "converse", TURN) and "receiver.invalid:443" in it.running.errors)
+            wait_until(lambda: it.call("premium", "converse", TURN) and "receiver.invalid:443" in it.running.errors)
             _look(it, folder, told)
             assert it.running.stop() == 0
-        told.places["log"] = (it.running.told + it.running.errors).encode()
+        told.places["log"] = (it.running.startup_output + it.running.errors).encode()
         told.places["traces"] = b"".join(receiver.bodies) + repr(receiver.headers).encode()
         told.places |= {f"file {each.name}": each.read_bytes() for each in folder.rglob("*") if _is_kept(each)}
         done = price_keeper("export", "--config", "config.yaml", "--out", "spent.csv", folder=folder, **ENVIRONMENT)

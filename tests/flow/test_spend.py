@@ -26,7 +26,7 @@ from price_keeper.stores.contract import Put, Store
 from price_keeper.stores.sqlite import SqliteStore
 
 from tests.support.clock import ManualClock
-from tests.support.commands import ROOT, SECONDS, called, price_keeper, sidecar
+from tests.support.commands import ROOT, SECONDS, call_in_process, price_keeper, sidecar
 from tests.support.engines import PREFIX, TEST_CREDENTIALS, Engines
 from tests.support.recording import recording
 from tests.unit.test_spend_focus import faults
@@ -104,7 +104,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def spend(
-    place: Path, *arguments: str, run: Callable[..., subprocess.CompletedProcess[str]] = called, **environment: str
+    place: Path, *arguments: str, run: Callable[..., subprocess.CompletedProcess[str]] = call_in_process, **environment: str
 ) -> subprocess.CompletedProcess[str]:
     told = run("spend", *arguments, folder=place, **TEST_CREDENTIALS, **environment)
     assert told.returncode == 0, told.stderr
@@ -233,23 +233,23 @@ def test_without_a_configuration_by_the_folder_of_the_development_mode(place: Pa
     ],
 )
 def test_a_mistake_ends_with_2_and_says_what_is_allowed(place: Path, arguments: list[str], says: str) -> None:
-    told = called("spend", *arguments, folder=place)
+    told = call_in_process("spend", *arguments, folder=place)
     assert (told.returncode, told.stdout) == (2, "")
     assert says in " ".join(told.stderr.split())
     assert "Traceback" not in told.stderr
 
 
 def test_where_there_is_nothing_to_read(tmp_path: Path) -> None:
-    told = called("spend", folder=tmp_path)
+    told = call_in_process("spend", folder=tmp_path)
     assert (told.returncode, told.stdout) == (2, "")
     assert "there is no config.yaml here; name one with --config FILE" in told.stderr
-    told = called("spend", "--data-dir", "data", folder=tmp_path)
+    told = call_in_process("spend", "--data-dir", "data", folder=tmp_path)
     assert (told.returncode, told.stdout) == (1, "")
     assert told.stderr.startswith("price-keeper: there is no store in data/price-keeper.db: price-keeper serve or dev")
     assert not (tmp_path / "data").exists()
     (tmp_path / "other.db").write_bytes(b"not a database, but long enough to look like one" * 30)
     (tmp_path / "config.yaml").write_text(CONFIG.format(store="{engine: sqlite, path: ./other.db}"))
-    told = called("spend", folder=tmp_path)
+    told = call_in_process("spend", folder=tmp_path)
     assert told.returncode == 1
     assert told.stderr.startswith("price-keeper: other.db is no SQLite database; store in the configuration says which")
 

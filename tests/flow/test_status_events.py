@@ -176,7 +176,7 @@ def test_a_page_that_is_open_holds_up_no_drain(tmp_path: Path) -> None:
             assert running.stop(signal.SIGTERM) == 0
             assert b"event: end" in stream.read()  # it was told, and not cut off when the port waited no longer
         assert running.errors == ""
-        assert json.dumps(running.told).count("/status") == 1
+        assert json.dumps(running.startup_output).count("/status") == 1
 
 
 def test_what_grows_while_nobody_looks_is_known_as_well(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import yaml
 from price_keeper.commands.tables import format_cloudformation_yaml
 from price_keeper.stores.schema import TABLES
 
-from tests.support.commands import called
+from tests.support.commands import call_in_process
 from tests.support.engines import TEST_CREDENTIALS, Engines
 
 TEMPLATE = Path(__file__).parents[2] / "deploy" / "cloudformation" / "tables.yaml"
@@ -33,7 +33,7 @@ class Place:
         (folder / "config.yaml").write_text(CONFIG.format(endpoint=endpoint, prefix=self.prefix))
 
     def tables(self, *arguments: str) -> Any:
-        return called("tables", *arguments, folder=self.folder, **TEST_CREDENTIALS)
+        return call_in_process("tables", *arguments, folder=self.folder, **TEST_CREDENTIALS)
 
     def client(self, service: str = "dynamodb") -> Any:
         return boto3.client(service, endpoint_url=self.endpoint, region_name="us-east-1")
@@ -121,7 +121,7 @@ def test_tables_of_the_embedded_store(tmp_path: Path) -> None:
     Place(tmp_path, "http://127.0.0.1:9")
 
     def tables(*arguments: str) -> Any:
-        return called("tables", *arguments, folder=tmp_path, **environment)
+        return call_in_process("tables", *arguments, folder=tmp_path, **environment)
 
     assert tables("check").returncode == 1
     assert not (tmp_path / "here").exists()

@@ -16,7 +16,7 @@ import pytest
 from price_keeper.auth.clients import make_secret
 from price_keeper.commands.dev import ADMIN_KEY_FILE, DEMO_APP, DEMO_ORG
 
-from tests.support.commands import ROOT, SECONDS, Sidecar, called, sidecar
+from tests.support.commands import ROOT, SECONDS, Sidecar, call_in_process, sidecar
 from tests.support.ports import free_port
 from tests.support.scripted import Script, scripted
 
@@ -28,13 +28,13 @@ class Running:
         self.folder = folder
         self.process = process
         self.key = (folder / "data" / ADMIN_KEY_FILE).read_text().strip()
-        found = re.search(rf"AWS_CONTAINER_AUTHORIZATION_TOKEN='{CLIENT}:(.+)'", process.told)
+        found = re.search(rf"AWS_CONTAINER_AUTHORIZATION_TOKEN='{CLIENT}:(.+)'", process.startup_output)
         assert found
         self.secret = found[1]
 
     def asked(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
         shown = {"PRICE_KEEPER_API_URL": self.process.control, "PRICE_KEEPER_API_KEY": ""} | environment
-        done = called(*arguments, folder=self.folder, **shown)
+        done = call_in_process(*arguments, folder=self.folder, **shown)
         assert "Traceback" not in done.stderr
         assert not any(secret in done.stderr for secret in (self.key, self.secret, *environment.values()) if secret)
         return done
@@ -165,14 +165,14 @@ def test_a_mistake_in_the_command_is_told_before_anything_is_asked(
 ) -> None:
     (tmp_path / "empty").write_text("\n")
     told = {"PRICE_KEEPER_API_KEY": "k" * 30 if "--api" in arguments else "", "PRICE_KEEPER_CLIENT_SECRET": ""}
-    done = called(*arguments, folder=tmp_path, **told)
+    done = call_in_process(*arguments, folder=tmp_path, **told)
     assert (done.returncode, done.stdout) == (2, "")
     assert words in done.stderr
 
 
 def test_nobody_listens(tmp_path: Path) -> None:
     url = f"http://127.0.0.1:{free_port()}"
-    done = called("token", CLIENT, "--api", url, folder=tmp_path, PRICE_KEEPER_CLIENT_SECRET="sesame")
+    done = call_in_process("token", CLIENT, "--api", url, folder=tmp_path, PRICE_KEEPER_CLIENT_SECRET="sesame")
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith(
         f"price-keeper: nobody answers at {url} (Connection refused): is price-keeper running"
@@ -187,7 +187,7 @@ def script() -> Iterator[Script]:
 
 
 def rotated(folder: Path, url: str) -> subprocess.CompletedProcess[str]:
-    return called("rotate", DEMO_ORG, "--api", url, folder=folder, PRICE_KEEPER_API_KEY="k" * 30)
+    return call_in_process("rotate", DEMO_ORG, "--api", url, folder=folder, PRICE_KEEPER_API_KEY="k" * 30)
 
 
 ISSUED = (200, {"client_id": f"org-{DEMO_ORG}", "secret_retrieval_token": "sesame"}, {})
@@ -245,7 +245,7 @@ def test_a_token_that_a_terminal_would_obey_is_not_taken(
     tmp_path: Path, script: Script, token: Any, option: tuple[str, ...]
 ) -> None:
     script.answers.append((200, {"access_token": token}, {}))
-    done = called("token", CLIENT, *option, "--api", script.url, folder=tmp_path, PRICE_KEEPER_CLIENT_SECRET="not told")
+    done = call_in_process("token", CLIENT, *option, "--api", script.url, folder=tmp_path, PRICE_KEEPER_CLIENT_SECRET="not told")
     assert (done.returncode, done.stdout) == (1, "")
     words = f"{script.url} answered no access_token of printable ASCII without spaces"
     if "--json" in option:
@@ -259,6 +259,6 @@ def test_a_rotation_of_which_nothing_can_be_read_prints_no_secret(
     tmp_path: Path, script: Script, option: tuple[str, ...]
 ) -> None:
     script.answers.append((200, ISSUED[1] | {"secret_retrieval_token": "\x1b[31m"}, {}))
-    done = called("rotate", DEMO_ORG, *option, "--api", script.url, folder=tmp_path, PRICE_KEEPER_API_KEY="k" * 30)
+    done = call_in_process("rotate", DEMO_ORG, *option, "--api", script.url, folder=tmp_path, PRICE_KEEPER_API_KEY="k" * 30)
     assert (done.returncode, done.stdout, "\x1b" in done.stderr) == (1, "", False)
     assert "the credentials may be rotated all the same. Rotate again" in done.stderr

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.commands import ROOT, called, price_keeper
+from tests.support.commands import ROOT, call_in_process, price_keeper
 from tests.support.compiled import IS_COMPILED
 
 COMPILED: list[str] = runpy.run_path(str(ROOT / "setup.py"))["COMPILED"]
@@ -17,7 +17,7 @@ COMPILED: list[str] = runpy.run_path(str(ROOT / "setup.py"))["COMPILED"]
 
 def test_it_says_whether_it_is_compiled(tmp_path: Path) -> None:
     expected = f"price-keeper {version('bedrock-price-keeper')}, {'compiled' if IS_COMPILED else 'pure Python'}\n"
-    for said in (price_keeper("--version", folder=tmp_path), called("--version", folder=tmp_path)):
+    for said in (price_keeper("--version", folder=tmp_path), call_in_process("--version", folder=tmp_path)):
         assert (said.returncode, said.stdout, said.stderr) == (0, expected, "")
 
 

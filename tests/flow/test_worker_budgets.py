@@ -16,12 +16,12 @@ from price_keeper.stores import schema
 from price_keeper.stores.contract import Value
 from price_keeper.stores.sqlite import SqliteStore
 
-from tests.support.crashing import MODELS, ORG, PRICES, Lineup
+from tests.support.crashing import MODELS, ORG, PRICES, SidecarSetup
 from tests.support.fleet import budget, configure
 from tests.support.overspend import Figures, bound
 from tests.support.simulated import BotoCaller, bedrock_process, read_ledger
 from tests.support.threads import Threads
-from tests.support.workers import Crew, lineup_of, serving, until
+from tests.support.workers import WorkerProcesses, build_setup, run_workers, wait_until
 
 CALLS = 400  # for which the quota lasts
 CALLERS = 8
@@ -43,7 +43,7 @@ def cost(entry: dict[str, Any]) -> float:
 class Calls(Threads):
     """Each call on a connection of its own, so that it may come to either worker."""
 
-    def __init__(self, crew: Crew) -> None:
+    def __init__(self, crew: WorkerProcesses) -> None:
         super().__init__()
         self.dearer_at = time.monotonic()
         self.statuses: set[int] = set()
@@ -69,7 +69,7 @@ class Looks:
         self._counts = {"0": 0, "1": 0}
         self._at = {number: [time.time()] for number in self._counts}
 
-    def look(self, crew: Crew) -> None:
+    def look(self, crew: WorkerProcesses) -> None:
         for number, count in _LOOKS.findall(crew.metrics()):
             if int(count) > self._counts[number]:
                 self._counts[number] = int(count)
@@ -86,11 +86,11 @@ def test_two_workers_keep_a_quota_as_two_sidecars_do(tmp_path: Path) -> None:
     with bedrock_process("--ledger", str(file)) as bedrock:
         quota = _quota(bedrock.url, file)
         bedrock.plan(always={"latency_ms": CALL_MS})
-        lineup, looks = lineup_of(tmp_path, bedrock.url, 2), Looks()
+        lineup, looks = build_setup(tmp_path, bedrock.url, 2), Looks()
         asyncio.run(_budgeted(lineup, quota))
-        with serving(lineup) as crew:
+        with run_workers(lineup) as crew:
             with Calls(crew) as calls:
-                until(lambda: looks.look(crew) or calls.is_over)
+                wait_until(lambda: looks.look(crew) or calls.is_over)
             shares = crew.samples("recorded_requests_total")
             assert crew.running.stop() == 0
     served = [entry for entry in read_ledger(file)[1:] if cost(entry)]
@@ -107,11 +107,11 @@ def _quota(bedrock: str, file: Path) -> float:
     caller = BotoCaller(bedrock)
     caller.call_blocking("converse", {"modelId": MODELS["premium"], "messages": MESSAGES})
     caller.client.close()
-    until(lambda: read_ledger(file)[-1].get("is_done"))
+    wait_until(lambda: read_ledger(file)[-1].get("is_done"))
     return round(cost(read_ledger(file)[-1]) * CALLS, 6)
 
 
-async def _budgeted(lineup: Lineup, quota: float, **more: Value) -> None:
+async def _budgeted(lineup: SidecarSetup, quota: float, **more: Value) -> None:
     quotas = {"premium": quota} if more else {"premium": quota, "economy": 1000}
     store = await SqliteStore(lineup.folder / "price-keeper.db", time.time).open()
     await budget(store, ORG, quotas, **more)
@@ -137,7 +137,7 @@ HARD_CALLS = 20  # that a hard budget lasts for, if they had long answers
 MOST = 240  # calls: a third of them alone, for each worker, would be more than there is for all
 
 
-def _asked(crew: Crew) -> Counter[int]:
+def _asked(crew: WorkerProcesses) -> Counter[int]:
     """By status. Each on a connection of its own, so that it may come to any worker."""
     with ThreadPoolExecutor(CALLERS) as callers:
         return Counter(status for status, _ in callers.map(lambda _: crew.call(), range(MOST)))
@@ -150,9 +150,9 @@ def test_a_limit_is_one_for_all_workers(tmp_path: Path) -> None:
         await store.close()
 
     with bedrock_process() as bedrock:
-        lineup = lineup_of(tmp_path, bedrock.url, WORKERS)
+        lineup = build_setup(tmp_path, bedrock.url, WORKERS)
         asyncio.run(limited())
-        with serving(lineup) as crew:
+        with run_workers(lineup) as crew:
             began = time.monotonic()
             statuses = _asked(crew)
             seconds, shares = time.monotonic() - began, crew.samples("recorded_requests_total")
@@ -168,9 +168,9 @@ def test_a_hard_budget_is_one_for_all_workers(tmp_path: Path) -> None:
     with bedrock_process("--ledger", str(file)) as bedrock:
         quota = _quota(bedrock.url, file) / CALLS * HARD_CALLS
         bedrock.plan(always={"latency_ms": 20})
-        lineup = lineup_of(tmp_path, bedrock.url, WORKERS)
+        lineup = build_setup(tmp_path, bedrock.url, WORKERS)
         asyncio.run(_budgeted(lineup, quota, enforcement="hard"))
-        with serving(lineup) as crew:
+        with run_workers(lineup) as crew:
             crew.turn = json.dumps({"messages": MESSAGES, "inferenceConfig": {"maxTokens": 100}}).encode()
             statuses, shares = _asked(crew), crew.samples("requests_total")
             assert crew.running.stop() == 0

@@ -15,9 +15,9 @@ from price_keeper.recording.entries import Counter
 from price_keeper.stores.sqlite import SqliteStore
 
 from tests.support.commands import price_keeper
-from tests.support.crashing import SCOPE, Lineup
+from tests.support.crashing import SCOPE, SidecarSetup
 from tests.support.simulated import BedrockProcess, bedrock_process
-from tests.support.workers import lineup_of, serving, until
+from tests.support.workers import build_setup, run_workers, wait_until
 
 CALLS = 60
 SLOW = {"dir": "journal", "flush_interval_secs": 300, "flush_interval_max_secs": 300}  # all of it waits in the journals
@@ -29,7 +29,7 @@ def bedrock() -> Iterator[BedrockProcess]:
         yield running
 
 
-def requests_in(lineup: Lineup) -> int:
+def requests_in(lineup: SidecarSetup) -> int:
     async def read() -> int:
         store = await SqliteStore(lineup.folder / "price-keeper.db", time.time).open()
         try:
@@ -41,13 +41,13 @@ def requests_in(lineup: Lineup) -> int:
     return asyncio.run(read())
 
 
-def folders(lineup: Lineup) -> list[str]:
+def folders(lineup: SidecarSetup) -> list[str]:
     return sorted(path.name for path in lineup.journal.glob("worker-*"))
 
 
-def _left_by_three(folder: Path, bedrock: str) -> Lineup:
-    lineup = lineup_of(folder, bedrock, 3, journal=SLOW)
-    with serving(lineup) as crew:
+def _left_by_three(folder: Path, bedrock: str) -> SidecarSetup:
+    lineup = build_setup(folder, bedrock, 3, journal=SLOW)
+    with run_workers(lineup) as crew:
         assert {crew.call()[0] for _ in range(CALLS)} == {200}
         assert all(crew.samples("unflushed_usd").values())
         crew.kill_all()
@@ -60,10 +60,10 @@ def test_one_process_brings_what_three_left_to_the_store(tmp_path: Path, bedrock
     lineup = _left_by_three(tmp_path, bedrock.url)
     found = price_keeper("doctor", folder=tmp_path, PRICE_KEEPER_JWT_SECRET="a secret of this test, long enough")
     assert "segments that wait to be brought to the store: 3" in found.stdout
-    lineup_of(tmp_path, bedrock.url, 1, journal=SLOW | {"flush_interval_secs": 0.1, "flush_interval_max_secs": 0.1})
+    build_setup(tmp_path, bedrock.url, 1, journal=SLOW | {"flush_interval_secs": 0.1, "flush_interval_max_secs": 0.1})
     lineup.options = ()
-    with serving(lineup) as crew:
-        until(lambda: folders(lineup) == [])
+    with run_workers(lineup) as crew:
+        wait_until(lambda: folders(lineup) == [])
         assert requests_in(lineup) == CALLS
         assert crew.running.stop() == 0
     assert requests_in(lineup) == CALLS
@@ -77,12 +77,12 @@ def test_while_the_store_is_away_it_waits_and_counts_as_unflushed(tmp_path: Path
     # Refuses every flush from the first one on. A lock on the file would keep the process from starting.
     store.execute("""CREATE TRIGGER away BEFORE INSERT ON "request-dedup" BEGIN SELECT RAISE(ABORT, 'away'); END""")
     with closing(store), serving(lineup) as crew:
-        until(lambda: "spend cannot be flushed, and waits in the journal" in crew.running.errors)
+        wait_until(lambda: "spend cannot be flushed, and waits in the journal" in crew.running.errors)
         assert "price_keeper_journal_segments_waiting 3\n" in crew.metrics()
         assert folders(lineup) == ["worker-1", "worker-2"]
         assert "price_keeper_unflushed_usd 0\n" not in crew.metrics()
         store.execute("DROP TRIGGER away")
-        until(lambda: folders(lineup) == [])
+        wait_until(lambda: folders(lineup) == [])
         assert requests_in(lineup) == CALLS
         assert "price_keeper_unflushed_usd 0\n" in crew.metrics()
         assert crew.running.stop() == 0
@@ -90,10 +90,10 @@ def test_while_the_store_is_away_it_waits_and_counts_as_unflushed(tmp_path: Path
 
 def test_fewer_workers_leave_alone_what_is_theirs(tmp_path: Path, bedrock: BedrockProcess) -> None:
     lineup = _left_by_three(tmp_path, bedrock.url)
-    lineup_of(tmp_path, bedrock.url, 2, journal=SLOW | {"flush_interval_secs": 0.1, "flush_interval_max_secs": 0.1})
+    build_setup(tmp_path, bedrock.url, 2, journal=SLOW | {"flush_interval_secs": 0.1, "flush_interval_max_secs": 0.1})
     lineup.options = ("--workers", "2")
-    with serving(lineup) as crew:
-        until(lambda: requests_in(lineup) == CALLS and folders(lineup) == ["worker-1"])
+    with run_workers(lineup) as crew:
+        wait_until(lambda: requests_in(lineup) == CALLS and folders(lineup) == ["worker-1"])
         assert crew.running.stop() == 0
     assert requests_in(lineup) == CALLS
 
@@ -105,6 +105,6 @@ def test_a_replay_finds_the_journals_of_all(tmp_path: Path, bedrock: BedrockProc
         assert (done.returncode, done.stderr) == (0, "")
         assert words in done.stdout
         assert requests_in(lineup) == CALLS
-    with serving(lineup):
+    with run_workers(lineup):
         refused = price_keeper("replay", "journal", folder=tmp_path)
     assert (refused.returncode, "another process writes to the journal" in refused.stderr) == (1, True)

@@ -17,7 +17,7 @@ from tests.support.commands import ROOT, price_keeper, sidecar
 from tests.support.crashing import SECRET
 from tests.support.ports import free_port
 from tests.support.simulated import DEFAULT_KEYS, BedrockProcess, bedrock_process
-from tests.support.workers import Crew, children, is_gone, lineup_of, serving, sockets_apart, until
+from tests.support.workers import WorkerProcesses, children, has_exited, build_setup, run_workers, short_socket_folder, wait_until
 
 WORKERS = 3
 CALLS = 60  # fresh connections: that one of three workers gets none of them is one in ten thousand millions
@@ -35,19 +35,19 @@ def bedrock() -> Iterator[BedrockProcess]:
 
 
 @pytest.fixture
-def crew(tmp_path: Path, bedrock: BedrockProcess, sockets: Path) -> Iterator[Crew]:
-    with serving(lineup_of(tmp_path, bedrock.url, WORKERS)) as running:
+def crew(tmp_path: Path, bedrock: BedrockProcess, sockets: Path) -> Iterator[WorkerProcesses]:
+    with run_workers(build_setup(tmp_path, bedrock.url, WORKERS)) as running:
         yield running
     assert "Traceback" not in running.running.errors
 
 
 @pytest.fixture(autouse=True)
 def sockets() -> Iterator[Path]:
-    with sockets_apart() as folder:
+    with short_socket_folder() as folder:
         yield folder
 
 
-def test_all_serve_and_the_first_one_tells_of_all(crew: Crew) -> None:
+def test_all_serve_and_the_first_one_tells_of_all(crew: WorkerProcesses) -> None:
     assert len(crew.pids) == WORKERS
     assert {crew.call() for _ in range(CALLS)} == {(200, "premium")}
     recorded = crew.samples("recorded_requests_total")
@@ -66,8 +66,8 @@ def test_all_serve_and_the_first_one_tells_of_all(crew: Crew) -> None:
     assert len(set(named)) == sum(before != after for before, after in zip(["", *named], named, strict=False))
     assert text.count("_bucket{worker=") > 0
     assert f"\nprice_keeper_workers {WORKERS}\n" in text
-    assert {path.name for path in crew.lineup.journal.glob("worker-*")} == {"worker-1", "worker-2"}
-    assert (crew.lineup.journal.stat().st_mode & 0o777, (crew.lineup.journal / "worker-1").stat().st_mode & 0o777) == (
+    assert {path.name for path in crew.setup.journal.glob("worker-*")} == {"worker-1", "worker-2"}
+    assert (crew.setup.journal.stat().st_mode & 0o777, (crew.setup.journal / "worker-1").stat().st_mode & 0o777) == (
         0o700,
         0o700,
     )
@@ -78,25 +78,25 @@ def family(line: str) -> str:
     return re.sub(r"(_seconds)_(bucket|sum|count)$", r"\1", re.split(r"[{ ]", line)[0])
 
 
-def test_a_worker_that_hangs_makes_it_not_ready_and_its_samples_missing(crew: Crew) -> None:
+def test_a_worker_that_hangs_makes_it_not_ready_and_its_samples_missing(crew: WorkerProcesses) -> None:
     os.kill(crew.pids[1], signal.SIGSTOP)
-    until(lambda: crew.ready()[0] == 503)
+    wait_until(lambda: crew.ready()[0] == 503)
     assert crew.ready()[1]["worker 1"] == "no answer in 2 seconds"
     text = crew.metrics()
     assert 'worker="1"' not in text
     assert 'worker="2"' in text
     assert text.endswith("\nprice_keeper_workers_up 2\n")
     os.kill(crew.pids[1], signal.SIGCONT)
-    until(lambda: crew.ready()[0] == 200)
+    wait_until(lambda: crew.ready()[0] == 200)
     assert set(crew.samples("calls_open")) == {"0", "1", "2"}
 
 
 @pytest.mark.parametrize("number", [0, 1])
-def test_a_worker_that_dies_is_started_again(crew: Crew, number: int) -> None:
+def test_a_worker_that_dies_is_started_again(crew: WorkerProcesses, number: int) -> None:
     os.kill(crew.pids[number], signal.SIGKILL)
-    until(lambda: is_gone(crew.pids[number]))
-    until(lambda: len(children(crew.running.process.pid)) == WORKERS)
-    until(lambda: _is_ready(crew))
+    wait_until(lambda: has_exited(crew.pids[number]))
+    wait_until(lambda: len(children(crew.running.process.pid)) == WORKERS)
+    wait_until(lambda: _is_ready(crew))
     new = set(children(crew.running.process.pid)) - set(crew.pids)
     assert len(new) == 1
     for _ in range(CALLS):
@@ -104,17 +104,17 @@ def test_a_worker_that_dies_is_started_again(crew: Crew, number: int) -> None:
     assert all(crew.samples("recorded_requests_total").values())
     assert f"worker {number} is gone: it was killed by signal 9; started again in 1 s" in crew.running.errors
     assert crew.running.stop() == 0
-    assert not any(not is_gone(pid) for pid in (*crew.pids, *new))
+    assert not any(not has_exited(pid) for pid in (*crew.pids, *new))
 
 
-def _is_ready(crew: Crew) -> bool:
+def _is_ready(crew: WorkerProcesses) -> bool:
     try:
         return crew.ready()[0] == 200
     except OSError:  # it may be the one that has the control port
         return False
 
 
-def test_stopping_lets_every_worker_end_what_is_under_way(crew: Crew, bedrock: BedrockProcess, sockets: Path) -> None:
+def test_stopping_lets_every_worker_end_what_is_under_way(crew: WorkerProcesses, bedrock: BedrockProcess, sockets: Path) -> None:
     (folder,) = sockets.iterdir()
     assert folder.stat().st_mode & 0o777 == 0o700
     assert sorted(path.name for path in folder.iterdir()) == ["worker-1", "worker-2"]
@@ -129,27 +129,27 @@ def test_stopping_lets_every_worker_end_what_is_under_way(crew: Crew, bedrock: B
     for connection in connections:
         connection.close()
     assert crew.running.process.wait(30) == 0
-    assert all(map(is_gone, crew.pids))
+    assert all(map(has_exited, crew.pids))
     assert not list(sockets.iterdir())
     assert [line for line in crew.running.errors.splitlines() if "is not registered" not in line] == []
 
 
-def test_a_supervisor_that_is_killed_leaves_nobody_behind(crew: Crew, sockets: Path) -> None:
+def test_a_supervisor_that_is_killed_leaves_nobody_behind(crew: WorkerProcesses, sockets: Path) -> None:
     crew.running.process.kill()
-    until(lambda: all(map(is_gone, crew.pids)), 30)
+    wait_until(lambda: all(map(has_exited, crew.pids)), 30)
     assert not list(sockets.iterdir())
     assert crew.running.errors.count("the supervisor of the workers is gone, so this one ends") == WORKERS
-    assert not any(path.stat().st_size > 200 for path in crew.lineup.journal.rglob("*.seg"))
+    assert not any(path.stat().st_size > 200 for path in crew.setup.journal.rglob("*.seg"))
 
 
-def test_an_interrupt_of_the_terminal_and_a_hang_up_reach_all(crew: Crew) -> None:
+def test_an_interrupt_of_the_terminal_and_a_hang_up_reach_all(crew: WorkerProcesses) -> None:
     crew.running.process.send_signal(signal.SIGHUP)
     told = "SIGHUP: labels and prices are taken on: nothing in them is another"
-    until(lambda: crew.running.errors.count(told) == WORKERS)
+    wait_until(lambda: crew.running.errors.count(told) == WORKERS)
     for pid in (*crew.pids, crew.running.process.pid):
         os.kill(pid, signal.SIGINT)
     assert crew.running.process.wait(30) == 0
-    assert all(map(is_gone, crew.pids))
+    assert all(map(has_exited, crew.pids))
 
 
 # What it does not start with.
@@ -165,7 +165,7 @@ def _refused(folder: Path, *options: str, **environment: str) -> subprocess.Comp
 
 @pytest.mark.parametrize("sharing", [False, True])
 def test_a_port_that_somebody_has_is_one_clear_line(tmp_path: Path, sockets: Path, sharing: bool) -> None:
-    lineup = lineup_of(tmp_path, "http://127.0.0.1:9", WORKERS)
+    lineup = build_setup(tmp_path, "http://127.0.0.1:9", WORKERS)
     with socket.socket() as holder:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, int(sharing))
@@ -181,7 +181,7 @@ def test_a_port_that_somebody_has_is_one_clear_line(tmp_path: Path, sockets: Pat
 
 def test_what_keeps_workers_from_starting_is_told_once(tmp_path: Path, sockets: Path) -> None:
     (tmp_path / "file").write_text("no folder")
-    lineup = lineup_of(tmp_path, "http://127.0.0.1:9", WORKERS, store={"path": "file/price-keeper.db"})
+    lineup = build_setup(tmp_path, "http://127.0.0.1:9", WORKERS, store={"path": "file/price-keeper.db"})
     refused = _refused(tmp_path, *lineup.options)
     assert refused.returncode == 1
     assert len(refused.stderr.splitlines()) == 1
@@ -194,7 +194,7 @@ def test_what_keeps_workers_from_starting_is_told_once(tmp_path: Path, sockets: 
 def test_what_one_worker_alone_meets_stops_all(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as holder:
         port = holder.getsockname()[1]
-        lineup = lineup_of(tmp_path, "http://127.0.0.1:9", WORKERS)
+        lineup = build_setup(tmp_path, "http://127.0.0.1:9", WORKERS)
         refused = _refused(tmp_path, *lineup.options, PRICE_KEEPER__LISTEN__CONTROL=f"127.0.0.1:{port}")
     assert refused.stderr == f"price-keeper: cannot listen on 127.0.0.1:{port}: Address already in use\n"
     with socket.socket() as again:  # nobody has the data port any more
@@ -215,7 +215,7 @@ def test_what_one_worker_alone_meets_stops_all(tmp_path: Path) -> None:
 def test_what_cannot_be_is_told(
     tmp_path: Path, options: tuple[str, ...], environment: dict[str, str], words: str
 ) -> None:
-    lineup_of(tmp_path, "http://127.0.0.1:9", 1)
+    build_setup(tmp_path, "http://127.0.0.1:9", 1)
     refused = price_keeper("serve", *options, folder=tmp_path, **(ENVIRONMENT | environment))
     assert (refused.returncode, refused.stdout) == (2, "")
     assert words in refused.stderr
@@ -223,10 +223,10 @@ def test_what_cannot_be_is_told(
 
 
 def test_a_free_port_is_the_same_for_all_and_health_has_its_own(tmp_path: Path, bedrock: BedrockProcess) -> None:
-    lineup, port = lineup_of(tmp_path, bedrock.url, 2), free_port()
+    lineup, port = build_setup(tmp_path, bedrock.url, 2), free_port()
     free = {"PRICE_KEEPER__LISTEN__DATA": "127.0.0.1:0", "PRICE_KEEPER__LISTEN__HEALTH": f"127.0.0.1:{port}"}
     with sidecar("serve", *lineup.options, folder=tmp_path, **ENVIRONMENT, **free) as running:
-        crew = Crew(lineup, running, lineup.token())
+        crew = WorkerProcesses(lineup, running, lineup.token())
         assert [crew.call()[0] for _ in range(CALLS)] == [200] * CALLS
         assert all(crew.samples("recorded_requests_total").values())
         assert not running.data.endswith((":0", f":{lineup.port}"))
@@ -234,9 +234,9 @@ def test_a_free_port_is_the_same_for_all_and_health_has_its_own(tmp_path: Path, 
 
 
 def test_a_sidecar_without_keys_to_sign_has_workers_too(tmp_path: Path, bedrock: BedrockProcess) -> None:
-    lineup = lineup_of(tmp_path, bedrock.url, 2)
+    lineup = build_setup(tmp_path, bedrock.url, 2)
     lineup.options += ("--role", "sidecar")
-    with serving(lineup) as crew:
+    with run_workers(lineup) as crew:
         assert crew.call()[0] == 200
         assert crew.ready()[0] == 200
         assert crew.running.stop() == 0

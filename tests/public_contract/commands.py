@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from tests.support.commands import called
+from tests.support.commands import call_in_process
 
 
 def commands(folder: Path) -> dict[str, Any]:
@@ -35,6 +35,6 @@ def _entries(section: str) -> list[str]:
 
 
 def _help(folder: Path, *words: str) -> str:
-    done = called(*words, "--help", folder=folder, COLUMNS="200", NO_COLOR="1")
+    done = call_in_process(*words, "--help", folder=folder, COLUMNS="200", NO_COLOR="1")
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -22,7 +22,7 @@ from price_keeper.recording.entries import Kind
 
 from tests.public_contract import answers, kept
 from tests.public_contract.shapes import fields_of
-from tests.support.commands import SECONDS, called
+from tests.support.commands import SECONDS, call_in_process
 from tests.support.observed import ENVIRONMENT, ORG, Observed, observed, samples_of, token
 from tests.support.otlp_receiver import Receiver, otlp_receiver
 from tests.support.price_fleet import a_fleet
@@ -171,18 +171,18 @@ _SECRETS = {"PRICE_KEEPER_WEBHOOK_SECRET": "a secret of a receiver"}
 def _outputs(folder: Path, it: Observed) -> dict[str, Any]:
     found = {}
     for words in _COMMANDS:
-        done = called(*words, "--json", folder=folder, **ENVIRONMENT | _SECRETS | answers.shown_to(it.running.control))
+        done = call_in_process(*words, "--json", folder=folder, **ENVIRONMENT | _SECRETS | answers.shown_to(it.running.control))
         assert done.returncode in (0, 1), (words, done.stderr)
         name = " ".join(
             word for word in words if re.fullmatch(r"[a-z-]+", word) and word not in ("watched", "falls", "shadow")
         )
         found[name.partition(" --")[0]] = fields_of([json.loads(done.stdout)])
     for form in ("--csv", "--focus"):
-        done = called("spend", form, "--billing-account", "123456789012", folder=folder, **ENVIRONMENT)
+        done = call_in_process("spend", form, "--billing-account", "123456789012", folder=folder, **ENVIRONMENT)
         if form == "--csv":
-            done = called("spend", form, folder=folder, **ENVIRONMENT)
+            done = call_in_process("spend", form, folder=folder, **ENVIRONMENT)
         found[f"spend {form}"] = done.stdout.splitlines()[0].split(",")
-    wrong = called("org", "show", "nobody", "--json", folder=folder, **answers.shown_to(it.running.control))
+    wrong = call_in_process("org", "show", "nobody", "--json", folder=folder, **answers.shown_to(it.running.control))
     found["an error"] = fields_of([json.loads(wrong.stdout or wrong.stderr)])
     return found
 
@@ -220,7 +220,7 @@ async def _prices(folder: Path) -> Any:
 
 def _replayed(folder: Path) -> Any:
     shutil.copytree(folder / "journal", folder / "found")
-    done = called("replay", "found", "--json", folder=folder, **ENVIRONMENT)
+    done = call_in_process("replay", "found", "--json", folder=folder, **ENVIRONMENT)
     assert done.returncode in (0, 1), done.stderr
     return fields_of([json.loads(done.stdout)])
 

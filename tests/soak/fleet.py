@@ -22,7 +22,7 @@ from price_keeper.auth.keys import SigningKey
 from price_keeper.auth.tokens import TokenService
 
 from tests.soak.tenants import App, labels
-from tests.support.commands import surroundings
+from tests.support.commands import build_environment
 from tests.support.engines import TEST_CREDENTIALS
 from tests.support.ports import free_port
 from tests.support.workers import children
@@ -143,7 +143,7 @@ class Member:
         began = time.time()
         with self.logs[0].open("ab") as out, self.logs[1].open("ab") as err:
             self.process = subprocess.Popen(  # noqa: ASYNC220 - it takes a millisecond
-                command, cwd=self.folder, env=surroundings(own), stdin=subprocess.DEVNULL, stdout=out, stderr=err
+                command, cwd=self.folder, env=build_environment(own), stdin=subprocess.DEVNULL, stdout=out, stderr=err
             )
         await self._until_it_answers()
         self.history.append(InForce(self.version, began, time.time()))

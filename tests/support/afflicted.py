@@ -25,7 +25,7 @@ from price_keeper.stores import sqlite_codec
 from price_keeper.stores.cloudformation import build_attribute_definitions, build_key_schema
 from price_keeper.stores.schema import TABLES, Table
 
-from tests.support.crashing import MODELS, PRICES, SCOPE, Lineup
+from tests.support.crashing import MODELS, PRICES, SCOPE, SidecarSetup
 from tests.support.simulated import BedrockProcess, bedrock_process, read_ledger
 from tests.support.workers import TURN
 
@@ -33,7 +33,7 @@ SECONDS = 30.0
 
 
 @dataclass
-class Trial:
+class FaultTrial:
     """One Bedrock and one store, and whoever calls the one and counts in the other."""
 
     folder: Path
@@ -43,41 +43,41 @@ class Trial:
     def ledger(self) -> Path:
         return self.folder / "ledger"
 
-    def lineup(self, name: str = "a", store: dict[str, Any] | None = None, **sections: Any) -> Lineup:
+    def add_sidecar(self, name: str = "a", store: dict[str, Any] | None = None, **sections: Any) -> SidecarSetup:
         """One sidecar's place. `sections` are laid over those of its configuration."""
         folder = self.folder / name
         folder.mkdir()
-        lineup = Lineup(folder, self.bedrock.url, store or {"path": str(self.folder / "price-keeper.db")})
-        lineup.write_config()
+        setup = SidecarSetup(folder, self.bedrock.url, store or {"path": str(self.folder / "price-keeper.db")})
+        setup.write_config()
         if sections:
-            configure(lineup, **sections)
-        return lineup
+            write_sections(setup, **sections)
+        return setup
 
-    def served(self) -> dict[str, dict[str, Any]]:
+    def read_used_requests(self) -> dict[str, dict[str, Any]]:
         """What ran at Bedrock, by request."""
         return {entry["request_id"]: entry for entry in read_ledger(self.ledger) if entry.get("usage")}
 
 
 @contextmanager
-def tried(folder: Path, *options: str) -> Iterator[Trial]:
+def run_trial(folder: Path, *options: str) -> Iterator[FaultTrial]:
     """`options` are Bedrock's."""
     with bedrock_process("--ledger", str(folder / "ledger"), *options) as bedrock:
-        yield Trial(folder, bedrock)
+        yield FaultTrial(folder, bedrock)
 
 
-def configure(lineup: Lineup, **sections: Any) -> None:
-    file = lineup.folder / "config.yaml"
+def write_sections(setup: SidecarSetup, **sections: Any) -> None:
+    file = setup.folder / "config.yaml"
     config = yaml.safe_load(file.read_text())
     for name, section in sections.items():
         config[name] = config.get(name, {}) | section if isinstance(section, dict) else section
     file.write_text(yaml.safe_dump(config))
 
 
-def by_hand(served: dict[str, dict[str, Any]]) -> dict[str, UsageCounts]:
+def price_by_hand(used_requests: dict[str, dict[str, Any]]) -> dict[str, UsageCounts]:
     """What Bedrock says that it served, priced by hand: by label."""
     labels = {model: label for label, model in MODELS.items()}
     sums: dict[str, UsageCounts] = {}
-    for entry in served.values():
+    for entry in used_requests.values():
         label = labels[entry["model"]]
         usage, prices = entry["usage"], PRICES[label]
         tokens = tuple(usage[name] for name in UsageCounts._fields if name.endswith("_tokens"))
@@ -86,7 +86,7 @@ def by_hand(served: dict[str, dict[str, Any]]) -> dict[str, UsageCounts]:
     return sums
 
 
-def counted(file: Path) -> dict[str, UsageCounts]:
+def read_counts_by_label(file: Path) -> dict[str, UsageCounts]:
     """What SQLite's file holds, by label, of all days and shards."""
     items: dict[str, list[Any]] = {}
     with closing(sqlite3.connect(f"file:{file}?mode=ro", uri=True)) as connection:
@@ -102,33 +102,33 @@ def _counts(sums: dict[str, Any]) -> UsageCounts:
     return UsageCounts(**{name: int(number) for name, number in sums.items()}, pico=pico)
 
 
-def told(url: str, path: str) -> tuple[int, str]:
+def fetch(url: str, path: str) -> tuple[int, str]:
     """By the control port; 0 where it gives no answer."""
     try:
         with urllib.request.urlopen(f"{url}{path}", timeout=5) as answer:
             return answer.status, answer.read().decode()
-    except urllib.error.HTTPError as refused:
-        return refused.code, refused.read().decode()
+    except urllib.error.HTTPError as status_error:
+        return status_error.code, status_error.read().decode()
     except OSError as failure:
         return 0, str(failure)
 
 
-def checks(url: str) -> dict[str, str]:
+def read_readiness(url: str) -> dict[str, str]:
     """Of readiness."""
-    _, body = told(url, "/ready")
+    _, body = fetch(url, "/ready")
     return dict(json.loads(body)["checks"]) if body.startswith("{") else {"control port": body}
 
 
-def until(holds: Callable[[], object], seconds: float = SECONDS) -> None:
-    end = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < end
+def wait_until(condition: Callable[[], object], seconds: float = SECONDS) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
         time.sleep(0.05)
 
 
-def asked(lineup: Lineup, token: str, seconds: float = 10.0) -> tuple[int, str, str]:
+def call_once(setup: SidecarSetup, token: str, seconds: float = 10.0) -> tuple[int, str, str]:
     """One call on a connection of its own: its status, the kind of error and what is said of it. 0: no answer."""
-    connection = http.client.HTTPConnection("127.0.0.1", lineup.port, timeout=seconds)
+    connection = http.client.HTTPConnection("127.0.0.1", setup.port, timeout=seconds)
     headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
     try:
         connection.request("POST", "/model/premium/converse", TURN, headers)
@@ -143,29 +143,29 @@ def asked(lineup: Lineup, token: str, seconds: float = 10.0) -> tuple[int, str, 
     return answer.status, answer.headers.get("x-amzn-errortype", ""), str(json.loads(body)["message"])
 
 
-def processor_seconds(pid: int) -> float:
+def read_cpu_seconds(pid: int) -> float:
     """Of a process, so far."""
     ticks = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
     return sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
 
 
-def metric(url: str, name: str) -> float:
+def read_metric(url: str, name: str) -> float:
     """Of one that has one sample; `name` goes with its labels."""
-    _, text = told(url, "/metrics")
+    _, text = fetch(url, "/metrics")
     return next(
         float(line.rpartition(" ")[2]) for line in text.splitlines() if line.startswith(f"price_keeper_{name} ")
     )
 
 
-def tables_made(endpoint: str, prefix: str, without: str = "") -> None:
+def create_tables(endpoint: str, prefix: str, without: str = "") -> None:
     """DynamoDB's, as the schema wants them; but for one."""
     client = dynamodb(endpoint)
     for table in TABLES.values():
         if table.name != without:
-            table_made(client, prefix, table)
+            create_table(client, prefix, table)
 
 
-def table_made(client: Any, prefix: str, table: Table) -> None:
+def create_table(client: Any, prefix: str, table: Table) -> None:
     client.create_table(
         TableName=prefix + table.name,
         KeySchema=build_key_schema(table),
@@ -178,7 +178,7 @@ def dynamodb(endpoint: str) -> Any:
     return boto3.client("dynamodb", endpoint_url=endpoint, region_name="us-east-1")
 
 
-def used_in_dynamodb(endpoint: str, prefix: str) -> dict[str, int]:
+def read_dynamodb_usage(endpoint: str, prefix: str) -> dict[str, int]:
     """Of all scopes, labels, days and shards; money in pico-dollars."""
     pages = dynamodb(endpoint).get_paginator("scan").paginate(TableName=f"{prefix}usage-agg-sharded")
     items = [item for page in pages for item in page["Items"]]
@@ -187,10 +187,10 @@ def used_in_dynamodb(endpoint: str, prefix: str) -> dict[str, int]:
     return used | {"pico": int(micros * PICO_PER_MICRO)}
 
 
-def counted_by_day(file: Path) -> dict[str, int]:
+def read_requests_by_day(file: Path) -> dict[str, int]:
     """Requests in SQLite's file, by the day on which they count."""
-    found: Counter[str] = Counter()
+    requests: Counter[str] = Counter()
     with closing(sqlite3.connect(f"file:{file}?mode=ro", uri=True)) as connection:
         for day, item in connection.execute('SELECT sk, item FROM "usage-agg-sharded"'):
-            found[day] += int(sqlite_codec.decode_item(item)["requests"])
-    return dict(found)
+            requests[day] += int(sqlite_codec.decode_item(item)["requests"])
+    return dict(requests)

@@ -20,23 +20,23 @@ class Cgroup:
         return self.folder.parent == _V1
 
     @property
-    def around(self) -> tuple[str, ...]:
+    def wrapper_command(self) -> tuple[str, ...]:
         """A command that becomes another one, within."""
         return ("sh", "-c", f'echo $$ > {self.folder}/cgroup.procs && exec "$@"', "sh")
 
     @property
-    def used(self) -> int:
+    def used_bytes(self) -> int:
         return int((self.folder / ("memory.usage_in_bytes" if self._is_v1 else "memory.current")).read_text())
 
     @property
-    def resident(self) -> int:
+    def resident_bytes(self) -> int:
         """What processes have of memory of their own, without what the kernel keeps of files for them."""
         name = "total_rss " if self._is_v1 else "anon "
         lines = (self.folder / "memory.stat").read_text().splitlines()
         return next(int(line.split()[1]) for line in lines if line.startswith(name))
 
     @property
-    def killed(self) -> int:
+    def count_killed(self) -> int:
         """How many processes the kernel has ended."""
         lines = (self.folder / ("memory.oom_control" if self._is_v1 else "memory.events")).read_text().splitlines()
         return next(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))
@@ -64,11 +64,11 @@ def cgroup() -> Iterator[Cgroup]:
         made.folder.rmdir()
 
 
-def missing() -> str:
+def why_unavailable() -> str:
     """Why there can be none here; empty if there can."""
     try:
         with cgroup() as made:
-            _ = made.used, made.killed
+            _ = made.used_bytes, made.count_killed
     except OSError as failure:
         return f"no cgroup with a limit of memory can be made here, which takes root: {failure.strerror}"
     return ""

@@ -30,7 +30,7 @@ _NOT_PASSED_ON = (
 ROOT = Path(__file__).parents[2]
 
 
-def interruptible() -> None:
+def restore_sigint() -> None:
     """Between fork and exec: as on a terminal, also where the tests run in the background, which has it ignored."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -41,7 +41,7 @@ def price_keeper(
     return subprocess.run(
         [sys.executable, "-m", "price_keeper.cli", *arguments],
         cwd=folder,
-        env=surroundings(environment),
+        env=build_environment(environment),
         input=stdin,
         capture_output=True,
         text=True,
@@ -55,21 +55,21 @@ class Sidecar:
     """A running sidecar, and what it said when it started."""
 
     process: subprocess.Popen[bytes]
-    told: str
+    startup_output: str
     errors_file: Path
 
     @property
     def data(self) -> str:
-        return self._found(r"(?:listens on|data port) +(https?://\S+)")
+        return self._find(r"(?:listens on|data port) +(https?://\S+)")
 
     @property
     def control(self) -> str:
-        return self._found(r"(http://\S+)/ready")
+        return self._find(r"(http://\S+)/ready")
 
     @property
     def exports(self) -> dict[str, str]:
         """The environment that a user would paste."""
-        lines = "\n".join(re.findall(r"^export .+$", self.told, re.MULTILINE))
+        lines = "\n".join(re.findall(r"^export .+$", self.startup_output, re.MULTILINE))
         done = subprocess.run(
             ["sh", "-ec", f"{lines}\nenv -0"],
             env={"PATH": os.environ["PATH"]},
@@ -93,55 +93,55 @@ class Sidecar:
         self.process.send_signal(how)
         return self.process.wait(SECONDS)
 
-    def _found(self, pattern: str) -> str:
-        found = re.search(pattern, self.told)
-        assert found, self.told
-        return found.group(1)
+    def _find(self, pattern: str) -> str:
+        match = re.search(pattern, self.startup_output)
+        assert match, self.startup_output
+        return match.group(1)
 
 
 @contextmanager
-def sidecar(*arguments: str, folder: Path, around: tuple[str, ...] = (), **environment: str) -> Iterator[Sidecar]:
+def sidecar(*arguments: str, folder: Path, wrapper_command: tuple[str, ...] = (), **environment: str) -> Iterator[Sidecar]:
     """Started as by a user; ended whatever happens. `around` is a command that starts it, and becomes it."""
     output, errors = folder / "sidecar.out", folder / "sidecar.err"
     with output.open("wb") as out, errors.open("wb") as err:
         process = subprocess.Popen(
-            [*around, sys.executable, "-m", "price_keeper.cli", *arguments],
+            [*wrapper_command, sys.executable, "-m", "price_keeper.cli", *arguments],
             cwd=folder,
-            env=surroundings(environment),
+            env=build_environment(environment),
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=err,
         )
         try:
-            yield Sidecar(process, _what_it_tells(process, output, errors), errors)
+            yield Sidecar(process, _wait_for_startup(process, output, errors), errors)
         finally:
             process.kill()
             process.wait()
 
 
-def _what_it_tells(process: subprocess.Popen[bytes], output: Path, errors: Path) -> str:
+def _wait_for_startup(process: subprocess.Popen[bytes], output: Path, errors: Path) -> str:
     deadline = time.monotonic() + SECONDS
     while time.monotonic() < deadline:
-        told = output.read_text()
-        if "/ready" in told:
-            return told
-        assert process.poll() is None, told + errors.read_text()
+        text = output.read_text()
+        if "/ready" in text:
+            return text
+        assert process.poll() is None, text + errors.read_text()
         time.sleep(0.02)
     raise AssertionError(f"it said nothing in {SECONDS} s: {errors.read_text()}")
 
 
-def surroundings(own: dict[str, str]) -> dict[str, str]:
+def build_environment(own: dict[str, str]) -> dict[str, str]:
     """What the developer's own shell says of AWS is left out, but for the keys that tests set themselves."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(_NOT_PASSED_ON)}
     return kept | {"PYTHONPATH": str(ROOT)} | own
 
 
-def called(*arguments: str, folder: Path, stdin: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
+def call_in_process(*arguments: str, folder: Path, stdin: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
     """As `price_keeper`, but in this process, which takes a hundredth of the time. Not for two threads at once."""
     output, errors = (TextIOWrapper(BytesIO(), "utf-8") for _ in range(2))
     kept, zones = dict(os.environ), zoneinfo.TZPATH
     os.environ.clear()
-    os.environ.update(surroundings(environment))
+    os.environ.update(build_environment(environment))
     try:
         with (
             chdir(folder),
@@ -154,10 +154,10 @@ def called(*arguments: str, folder: Path, stdin: str = "", **environment: str) -
         os.environ.clear()
         os.environ.update(kept)
         zoneinfo.reset_tzpath(zones)
-    return subprocess.CompletedProcess(arguments, code, _told(output), _told(errors))
+    return subprocess.CompletedProcess(arguments, code, _read_stream(output), _read_stream(errors))
 
 
-def _told(stream: TextIOWrapper) -> str:
+def _read_stream(stream: TextIOWrapper) -> str:
     stream.flush()
     stream.seek(0)
     return stream.read()

@@ -44,7 +44,7 @@ PRICES = {
 
 
 @dataclass
-class Lineup:
+class SidecarSetup:
     """Everything that outlives the sidecar: where it listens, calls, keeps its journal and finds its store."""
 
     folder: Path
@@ -52,7 +52,7 @@ class Lineup:
     store: dict[str, Any]
     port: int = field(default_factory=free_port)
     options: tuple[str, ...] = ()  # of `serve`
-    around: tuple[str, ...] = ()  # a command that starts it
+    wrapper_command: tuple[str, ...] = ()  # a command that starts it
     environment: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -84,42 +84,42 @@ class Lineup:
         (self.folder / "config.yaml").write_text(yaml.safe_dump(config))
 
     @contextmanager
-    def serving(self) -> Iterator[Sidecar]:
+    def run_sidecar(self) -> Iterator[Sidecar]:
         keys = {"AWS_ACCESS_KEY_ID": DEFAULT_KEYS.access_key, "AWS_SECRET_ACCESS_KEY": DEFAULT_KEYS.secret_key}
         environment = {"PRICE_KEEPER_JWT_SECRET": SECRET, **keys, **self.environment}
-        with sidecar("serve", *self.options, folder=self.folder, around=self.around, **environment) as running:
+        with sidecar("serve", *self.options, folder=self.folder, around=self.wrapper_command, **environment) as running:
             yield running
 
     def token(self) -> str:
         return TokenService([SigningKey("k1", "HS256", SECRET, SECRET)], "price-keeper", time.time).mint_access(ORG, APP).token
 
 
-class Load(Threads):
+class CrashLoad(Threads):
     """boto3 clients that call without rest, and remember which answers they received whole."""
 
-    def __init__(self, lineup: Lineup, clients: int, chance: random.Random) -> None:
+    def __init__(self, setup: SidecarSetup, clients: int, chance: random.Random) -> None:
         super().__init__()
-        self.whole: list[str] = []
-        self.broken = 0
-        self._lineup = lineup
+        self.complete_requests: list[str] = []
+        self.failed_calls = 0
+        self._setup = setup
         seeds = [chance.random() for _ in range(clients)]
-        self._threads = [threading.Thread(target=self._call_on, args=(seed,)) for seed in seeds]
+        self._threads = [threading.Thread(target=self._call_until_stopped, args=(seed,)) for seed in seeds]
 
-    def _call_on(self, seed: float) -> None:
+    def _call_until_stopped(self, seed: float) -> None:
         chance, numbers = random.Random(seed), count()
-        keys = Keys("any", "any", self._lineup.token())
-        caller = BotoCaller(self._lineup.url, keys=keys, read_timeout=10, connect_timeout=1)
+        keys = Keys("any", "any", self._setup.token())
+        caller = BotoCaller(self._setup.url, keys=keys, read_timeout=10, connect_timeout=1)
         try:
             while not self._stop.is_set():
                 try:
-                    self.whole.append(_one_call(caller, chance, f"{seed} {next(numbers)}"))
+                    self.complete_requests.append(_one_call(caller, chance, f"{seed} {next(numbers)}"))
                 except (BotoCoreError, ClientError, ConnectionError, ValueError, KeyError, OSError):
-                    self.broken += 1
+                    self.failed_calls += 1
                     self._stop.wait(0.02)
                 except Exception as failure:  # whatever a client of boto3's makes of a cut stream
                     if type(failure).__module__.split(".")[0] not in ("urllib3", "botocore"):
                         raise
-                    self.broken += 1
+                    self.failed_calls += 1
         finally:
             caller.client.close()
 
@@ -147,14 +147,14 @@ def _body(text: str) -> bytes:
     return json.dumps(CLAUDE_BODY | {"messages": [{"role": "user", "content": text}]}).encode()
 
 
-class Copies:
+class SegmentCopies:
     """Second names of all segments, so that they can be read when the sidecar has removed its own."""
 
     def __init__(self, journal: Path, folder: Path) -> None:
         self._journal = journal
         self._folder = folder
 
-    def __enter__(self) -> Copies:
+    def __enter__(self) -> SegmentCopies:
         self._folder.mkdir()
         command = [sys.executable, "-m", "tests.support.copying", str(self._journal), str(self._folder)]
         self._process = subprocess.Popen(command, cwd=ROOT)
@@ -166,20 +166,20 @@ class Copies:
 
 
 @dataclass
-class Books:
+class JournalContents:
     """What all segments together say."""
 
     seals: dict[str, SegmentSeal] = field(default_factory=dict)
     intents: int = 0
-    nothing: int = 0
+    unpaid_calls: int = 0
     receipts: list[Receipt] = field(default_factory=list)
 
     @classmethod
-    def read(cls, folder: Path) -> Books:
-        books = cls()
+    def read(cls, folder: Path) -> JournalContents:
+        contents = cls()
         for path in sorted(folder.glob(f"*{SEGMENT_SUFFIX}")):
-            books._add(path)
-        return books
+            contents._add(path)
+        return contents
 
     def _add(self, path: Path) -> None:
         accounts: dict[int, ChargedCounters] = {}
@@ -192,62 +192,62 @@ class Books:
                     assert values[1] in accounts
                     self.receipts.append(Receipt.from_values(values))
                 case LineKind.NOTHING:
-                    self.nothing += 1
+                    self.unpaid_calls += 1
                 case LineKind.SEAL:
                     self.seals[path.stem] = SegmentSeal.from_values(values, {})
 
     @property
-    def exact(self) -> dict[str, UsageCounts]:
-        known = [receipt for receipt in self.receipts if "why" not in receipt.about]
-        by_request = {receipt.about["request"]: receipt.counts for receipt in known}
-        assert len(by_request) == len(known)  # none twice
+    def exact_counts(self) -> dict[str, UsageCounts]:
+        exact_receipts = [receipt for receipt in self.receipts if "why" not in receipt.about]
+        by_request = {receipt.about["request"]: receipt.counts for receipt in exact_receipts}
+        assert len(by_request) == len(exact_receipts)  # none twice
         return by_request
 
     @property
-    def estimated(self) -> list[Receipt]:
+    def estimated_receipts(self) -> list[Receipt]:
         return [receipt for receipt in self.receipts if "why" in receipt.about]
 
-    def sums(self, scope: str) -> dict[str, UsageCounts]:
+    def sum_by_label(self, scope: str) -> dict[str, UsageCounts]:
         """By label."""
         sums: dict[str, UsageCounts] = {}
         for seal in self.seals.values():
-            for counter, counts in (each for part in seal.parts for each in part):
+            for counter, counts in (pair for part in seal.parts for pair in part):
                 if counter.scope == scope:
                     sums[counter.label] = sums.get(counter.label, UsageCounts()).plus(counts)
         return sums
 
 
-def killed_again_and_again(lineup: Lineup, kills: int, chance: random.Random, may: Callable[[], object]) -> Load:
+def run_crash_loop(setup: SidecarSetup, kills: int, chance: random.Random, check_before_kill: Callable[[], object]) -> CrashLoad:
     """Under load from its first start to its last; `may` is asked before each kill, as to how things stand."""
-    lineup.write_config()
-    with Load(lineup, 6, chance) as load, Copies(lineup.journal, lineup.folder / "copies"):
+    setup.write_config()
+    with CrashLoad(setup, 6, chance) as load, SegmentCopies(setup.journal, setup.folder / "copies"):
         for _ in range(kills):
-            with lineup.serving() as running:
+            with setup.run_sidecar() as running:
                 time.sleep(chance.uniform(0, 0.4))
-                may()
+                check_before_kill()
                 running.process.send_signal(signal.SIGKILL)
                 running.process.wait()
-        with lineup.serving() as running:
+        with setup.run_sidecar() as running:
             time.sleep(0.5)
             load.__exit__()
             assert running.stop() == 0
     return load
 
 
-def compare(books: Books, whole: list[str], ledger: dict[str, dict[str, Any]]) -> None:
+def check_against_ledger(contents: JournalContents, complete_requests: list[str], ledger: dict[str, dict[str, Any]]) -> None:
     """With what clients have, and with what Bedrock says."""
-    exact = books.exact
-    assert set(whole) <= set(exact)  # what a client received is recorded, and not as an estimate
-    for request, counts in exact.items():
-        assert counts == _of(ledger[request]), request
-    ran = {request for request, entry in ledger.items() if entry.get("usage")}
-    assert len(ran - set(exact)) <= len(books.estimated)  # whatever else ran was in flight, and is in the estimates
-    assert all(receipt.counts.pico > 0 for receipt in books.estimated)
-    recorded = sum(seal.requests for seal in books.seals.values())
-    assert recorded == len(exact) + len(books.estimated) == books.intents - books.nothing
+    exact_counts = contents.exact_counts
+    assert set(complete_requests) <= set(exact_counts)  # what a client received is recorded, and not as an estimate
+    for request, counts in exact_counts.items():
+        assert counts == _price_by_hand(ledger[request]), request
+    used_requests = {request for request, entry in ledger.items() if entry.get("usage")}
+    assert len(used_requests - set(exact_counts)) <= len(contents.estimated_receipts)  # whatever else ran was in flight, and is in the estimates
+    assert all(receipt.counts.pico > 0 for receipt in contents.estimated_receipts)
+    recorded = sum(seal.requests for seal in contents.seals.values())
+    assert recorded == len(exact_counts) + len(contents.estimated_receipts) == contents.intents - contents.unpaid_calls
 
 
-def _of(entry: dict[str, Any]) -> UsageCounts:
+def _price_by_hand(entry: dict[str, Any]) -> UsageCounts:
     """What the simulated Bedrock says, priced by hand."""
     label = next(name for name, model in MODELS.items() if model == entry["model"])
     usage, prices = entry["usage"], PRICES[label]

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from tests.support.commands import ROOT, called
+from tests.support.commands import ROOT, call_in_process
 
 DEPLOY = ROOT / "deploy"
 MANIFESTS = sorted((DEPLOY / "kubernetes").rglob("*.yaml"))
@@ -68,5 +68,5 @@ def ours(pod: Document) -> Document:
 
 def assert_good_config(text: str, folder: Path, **environment: str) -> None:
     (folder / "config.yaml").write_text(text)
-    told = called("check-config", folder=folder, **environment)
+    told = call_in_process("check-config", folder=folder, **environment)
     assert (told.returncode, told.stderr) == (0, ""), told.stderr

@@ -36,7 +36,7 @@ def read_only(folder: Path) -> Iterator[None]:
 
 
 @cache
-def missing() -> str:
+def why_unavailable() -> str:
     """Why nothing can be mounted here; empty if it can."""
     with TemporaryDirectory() as folder:
         tried = subprocess.run(["mount", "-t", "tmpfs", "tmpfs", folder], capture_output=True, text=True, check=False)

@@ -22,14 +22,14 @@ _ANSWERED, _NO_SUCH_NAME = 0x8180, 0x8183
 _ADDRESS_RECORD = 1
 
 
-class Names:
+class NameServer:
     """`known` is what it answers with 127.0.0.1; of all else it says that there is no such name. While it is `silent`
     it says nothing at all."""
 
     def __init__(self, folder: Path) -> None:
-        self.known: set[str] = set()
-        self.silent: set[str] = set()
-        self.asked: list[str] = []
+        self.known_names: set[str] = set()
+        self.is_silent: set[str] = set()
+        self.queries: list[str] = []
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         while True:
             address = f"127.{random.randrange(64, 128)}.{random.randrange(256)}.{random.randrange(1, 255)}"
@@ -40,31 +40,31 @@ class Names:
         self._conf.write_text(f"nameserver {address}\noptions timeout:2 attempts:1\n")
 
     @property
-    def around(self) -> tuple[str, ...]:
+    def wrapper_command(self) -> tuple[str, ...]:
         return ("unshare", "-m", "sh", "-ec", f'mount --bind {self._conf} /etc/resolv.conf; exec "$@"', "sh")
 
     def __enter__(self) -> Self:
-        self._thread = threading.Thread(target=self._answer_on, daemon=True)
+        self._thread = threading.Thread(target=self._serve, daemon=True)
         self._thread.start()
         return self
 
     def __exit__(self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None) -> None:
         self._socket.close()
 
-    def _answer_on(self) -> None:
+    def _serve(self) -> None:
         while True:
             try:
                 question, sender = self._socket.recvfrom(4096)
             except OSError:
                 return
-            name, end = _name_in(question)
-            self.asked.append(name)
-            if name not in self.silent:
+            name, end = _parse_name(question)
+            self.queries.append(name)
+            if name not in self.is_silent:
                 with suppress(OSError):
-                    self._socket.sendto(_answer(question, end, name in self.known), sender)
+                    self._socket.sendto(_build_answer(question, end, name in self.known_names), sender)
 
 
-def missing() -> str:
+def why_unavailable() -> str:
     """Why there can be none here; empty if there can."""
     if os.geteuid() != 0:
         return "only root may take port 53 and mount over /etc/resolv.conf"
@@ -72,7 +72,7 @@ def missing() -> str:
     return f"no mounts of its own here: {tried.stderr.strip()}" if tried.returncode else ""
 
 
-def _name_in(question: bytes) -> tuple[str, int]:
+def _parse_name(question: bytes) -> tuple[str, int]:
     at, parts = _HEAD.size, []
     while length := question[at]:
         parts.append(question[at + 1 : at + 1 + length].decode())
@@ -80,7 +80,7 @@ def _name_in(question: bytes) -> tuple[str, int]:
     return ".".join(parts), at + 1 + 4
 
 
-def _answer(question: bytes, end: int, is_known: bool) -> bytes:
+def _build_answer(question: bytes, end: int, is_known: bool) -> bytes:
     number, *_ = _HEAD.unpack_from(question)
     kind = struct.unpack_from("!H", question, end - 4)[0]
     record = b""

@@ -101,7 +101,7 @@ class _Player:
         if self._running is None:
             return []
         found = [(CONTROL, self._running.control)]
-        if re.search("data port|listens on", self._running.told):
+        if re.search("data port|listens on", self._running.startup_output):
             found.append((DATA, self._running.data))
         return [(theirs, ours.partition("://")[2]) for theirs, ours in found]
 
@@ -114,9 +114,9 @@ class _Player:
         arguments = [*words[1:], *_ANY_PORTS[words[1]]]
         self._running = self._servers.enter_context(sidecar(*arguments, folder=self._folder, **(own | free)))
         if words[1] == "dev":
-            _, _, pasted = self._running.told.partition("Paste into another shell:\n\n")
+            _, _, pasted = self._running.startup_output.partition("Paste into another shell:\n\n")
             self._shell.run(pasted.partition("\n\n")[0])
-        self._check(block, 0, self._running.told)
+        self._check(block, 0, self._running.startup_output)
 
     def _hear(self, block: Block) -> None:
         assert self._running is not None, f"{block}: no server runs"

@@ -17,14 +17,14 @@ from price_keeper.recording.lines import decode_lines
 from price_keeper.recording.segment import SEGMENT_SUFFIX
 
 from tests.support.commands import Sidecar
-from tests.support.crashing import Lineup
+from tests.support.crashing import SidecarSetup
 from tests.support.simulated import CLAUDE, NOVA, BotoCaller
 from tests.support.threads import Threads
-from tests.support.workers import children, until
+from tests.support.workers import children, wait_until
 
 HAIKU = "anthropic.claude-haiku-4-5-20251001-v1:0"
 TURN = [{"role": "user", "content": [{"text": "how much is this"}]}]
-TAKEN = "SIGHUP: labels and prices are taken on"
+RELOADED_MESSAGE = "SIGHUP: labels and prices are taken on"
 
 
 def label(model: str, input: float, output: float, **more: Any) -> dict[str, Any]:
@@ -39,13 +39,13 @@ BEFORE = {"moving": label(CLAUDE, 3, 15), "steady": label(NOVA, 1, 2)}
 AFTER = {"moving": label(HAIKU, 100, 700), "steady": label(NOVA, 1, 2)}
 
 
-def configure(lineup: Lineup, labels: dict[str, Any], **sections: Any) -> None:
-    file = lineup.folder / "config.yaml"
-    known = yaml.safe_load(file.read_text()) if file.exists() else {}
-    file.write_text(yaml.safe_dump({**known, "labels": labels, **sections}))
+def write_labels(setup: SidecarSetup, labels: dict[str, Any], **sections: Any) -> None:
+    file = setup.folder / "config.yaml"
+    current = yaml.safe_load(file.read_text()) if file.exists() else {}
+    file.write_text(yaml.safe_dump({**current, "labels": labels, **sections}))
 
 
-def hang_up(running: Sidecar) -> None:
+def send_sighup(running: Sidecar) -> None:
     running.process.send_signal(signal.SIGHUP)
 
 
@@ -54,70 +54,70 @@ class Reloader:
     """Has a running sidecar take on one configuration after the other, and waits for each."""
 
     running: Sidecar
-    lineup: Lineup
+    setup: SidecarSetup
     count: int = 0  # of log lines
     workers: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.workers = children(self.running.process.pid)
 
-    def take_on(self, labels: dict[str, Any], **sections: Any) -> None:
-        configure(self.lineup, labels, **sections)
-        hang_up(self.running)
+    def reload(self, labels: dict[str, Any], **sections: Any) -> None:
+        write_labels(self.setup, labels, **sections)
+        send_sighup(self.running)
         self.count += max(1, len(self.workers))
-        until(lambda: self.running.errors.count(TAKEN) >= self.count)
+        wait_until(lambda: self.running.errors.count(RELOADED_MESSAGE) >= self.count)
 
 
-class Answered(NamedTuple):
+class AnsweredCall(NamedTuple):
     request: str
-    asked: str
+    requested_label: str
     label: str
     model: str
 
 
-class Load(Threads):
+class ReloadLoad(Threads):
     """boto3 clients that call without rest; nothing may go wrong."""
 
-    def __init__(self, lineup: Lineup, labels: list[str], clients: int) -> None:
+    def __init__(self, setup: SidecarSetup, labels: list[str], clients: int) -> None:
         super().__init__()
-        self.answered: list[Answered] = []
+        self.answered: list[AnsweredCall] = []
         self.failed: list[str] = []
-        self._lineup, self._labels = lineup, labels
-        self._threads = [threading.Thread(target=self._call_on, args=(number,)) for number in range(clients)]
+        self._setup, self._labels = setup, labels
+        self._threads = [threading.Thread(target=self._call_until_stopped, args=(number,)) for number in range(clients)]
 
-    def _call_on(self, client: int) -> None:
-        caller = BotoCaller(self._lineup.url, keys=Keys("any", "any", self._lineup.token()))
+    def _call_until_stopped(self, client: int) -> None:
+        caller = BotoCaller(self._setup.url, keys=Keys("any", "any", self._setup.token()))
         try:
             for number in count(client):
                 if self._stop.is_set():
                     return
                 operation = ("converse", "converse_stream")[number // len(self._labels) % 2]
                 try:
-                    self.answered.append(called(caller, self._labels[number % len(self._labels)], operation))
+                    self.answered.append(call_once(caller, self._labels[number % len(self._labels)], operation))
                 except Exception as failure:  # whatever it is, it is told
                     self.failed.append(repr(failure))
         finally:
             caller.client.close()
 
 
-def called(caller: BotoCaller, asked: str, operation: str = "converse") -> Answered:
-    answer = caller.call_blocking(operation, {"modelId": asked, "messages": TURN})
+def call_once(caller: BotoCaller, requested_label: str, operation: str = "converse") -> AnsweredCall:
+    answer = caller.call_blocking(operation, {"modelId": requested_label, "messages": TURN})
     if operation == "converse_stream":
         assert "metadata" in answer["stream"][-1]
-    about = answer["ResponseMetadata"]
-    told = about["HTTPHeaders"]
-    return Answered(about["RequestId"], asked, told["x-price-keeper-label"], told["x-price-keeper-model"])
+    metadata = answer["ResponseMetadata"]
+    headers = metadata["HTTPHeaders"]
+    return AnsweredCall(metadata["RequestId"], requested_label, headers["x-price-keeper-label"], headers["x-price-keeper-model"])
 
 
-class Recorded(NamedTuple):
+class RecordedCall(NamedTuple):
     label: str
     counts: UsageCounts
     about: dict[str, str]
 
 
-def recorded(folder: Path) -> dict[str, list[Recorded]]:
+def read_recorded_calls(folder: Path) -> dict[str, list[RecordedCall]]:
     """By Bedrock's request, from copies of all segments."""
-    found: dict[str, list[Recorded]] = {}
+    calls: dict[str, list[RecordedCall]] = {}
     for path in sorted(folder.glob(f"*{SEGMENT_SUFFIX}")):
         labels: dict[int, str] = {}
         for values in decode_lines(path.read_bytes()).values:
@@ -126,12 +126,12 @@ def recorded(folder: Path) -> dict[str, list[Recorded]]:
                     labels[values[1]] = Intent.from_values(values).charged.counters[0].label
                 case LineKind.RECORD:
                     receipt = Receipt.from_values(values)
-                    one = Recorded(labels[values[1]], receipt.counts, dict(receipt.about))
-                    found.setdefault(one.about["request"], []).append(one)
-    return found
+                    call = RecordedCall(labels[values[1]], receipt.counts, dict(receipt.about))
+                    calls.setdefault(call.about["request"], []).append(call)
+    return calls
 
 
-def price_of(labels: dict[str, Any], name: str) -> Callable[[UsageCounts], int]:
+def cost_function(labels: dict[str, Any], name: str) -> Callable[[UsageCounts], int]:
     prices = labels[name]["prices_usd_per_1m"]
 
     def cost(counts: UsageCounts) -> int:

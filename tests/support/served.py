@@ -13,7 +13,7 @@ from queue import SimpleQueue
 from subprocess import CompletedProcess
 from typing import Any, TypeVar
 
-from tests.support.commands import SECONDS, called
+from tests.support.commands import SECONDS, call_in_process
 from tests.support.control import ADMIN_KEY, TickingClock, ControlHarness, open_control_harness
 from tests.support.engines import Engines
 
@@ -34,7 +34,7 @@ class ControlThread:
     def run_command(self, *arguments: str, code: int = 0, stdin: str = "", **environment: str) -> CompletedProcess[str]:
         """A command, as the administrator has it."""
         variables = {"PRICE_KEEPER_API_URL": self.harness.url, "PRICE_KEEPER_API_KEY": ADMIN_KEY} | environment
-        process = called(*arguments, folder=self.folder, stdin=stdin, **variables)
+        process = call_in_process(*arguments, folder=self.folder, stdin=stdin, **variables)
         assert (process.returncode, "Traceback" in process.stderr) == (code, False), process.stderr
         assert not any(key in process.stdout + process.stderr for key in (ADMIN_KEY, variables["PRICE_KEEPER_API_KEY"]) if key)
         return process

@@ -22,32 +22,32 @@ from urllib.parse import urlsplit
 import yaml
 
 from tests.support.commands import SECONDS, Sidecar
-from tests.support.crashing import Lineup
+from tests.support.crashing import SidecarSetup
 
 _APART = "/tmp/workers-"
 _STARTED = 17  # in a process's `stat`, behind its state and its parent
 TURN = json.dumps({"messages": [{"role": "user", "content": [{"text": "hello"}]}]}).encode()
 
 
-def until(is_so: Callable[[], object], seconds: float = SECONDS) -> None:
+def wait_until(condition: Callable[[], object], seconds: float = SECONDS) -> None:
     deadline = time.monotonic() + seconds
-    while not is_so():
+    while not condition():
         assert time.monotonic() < deadline, "it never came to be so"
         time.sleep(0.02)
 
 
 def children(pid: int) -> list[int]:
     """The oldest first, as they are started in the order of their numbers. Ids begin anew when they are used up."""
-    found = []
+    pids = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
-            state, parent, *more = path.read_text().rpartition(")")[2].split()
+            state, parent, *arguments = path.read_text().rpartition(")")[2].split()
             if int(parent) == pid and state != "Z":
-                found.append((int(more[_STARTED]), int(path.parent.name)))
-    return [child for _, child in sorted(found)]
+                pids.append((int(arguments[_STARTED]), int(path.parent.name)))
+    return [child for _, child in sorted(pids)]
 
 
-def is_gone(pid: int) -> bool:
+def has_exited(pid: int) -> bool:
     return _state(pid) in ("", "Z")
 
 
@@ -82,8 +82,8 @@ def get(url: str) -> tuple[int, str]:
 
 
 @dataclass
-class Crew:
-    lineup: Lineup
+class WorkerProcesses:
+    setup: SidecarSetup
     running: Sidecar
     token: str
     pids: list[int] = field(default_factory=list)
@@ -126,19 +126,19 @@ class Crew:
         self.running.process.wait()
 
 
-def lineup_of(folder: Path, bedrock: str, workers: int, **sections: Any) -> Lineup:
+def build_setup(folder: Path, bedrock: str, workers: int, **sections: Any) -> SidecarSetup:
     """On SQLite unless they say otherwise. `sections` are laid over those of its configuration."""
     store = sections.get("store", {"path": "price-keeper.db"})
-    lineup = Lineup(folder, bedrock, store, options=("--workers", str(workers)))
-    lineup.write_config()
+    setup = SidecarSetup(folder, bedrock, store, options=("--workers", str(workers)))
+    setup.write_config()
     if sections:
         file = folder / "config.yaml"
         file.write_text(yaml.safe_dump(yaml.safe_load(file.read_text()) | sections))
-    return lineup
+    return setup
 
 
 @contextmanager
-def sockets_apart() -> Iterator[Path]:
+def short_socket_folder() -> Iterator[Path]:
     """Where commands have such folders; of a short name, as that of a socket has to be. One around another is it."""
     around = os.environ.get("TMPDIR", "")
     if around.startswith(_APART):
@@ -149,15 +149,15 @@ def sockets_apart() -> Iterator[Path]:
 
 
 @contextmanager
-def serving(lineup: Lineup) -> Iterator[Crew]:
+def run_workers(setup: SidecarSetup) -> Iterator[WorkerProcesses]:
     """Nothing of it is left behind, whatever happens: neither a process nor the folder of its sockets."""
-    with sockets_apart(), lineup.serving() as running:
+    with short_socket_folder(), setup.run_sidecar() as running:
         pid = running.process.pid
-        crew = Crew(lineup, running, lineup.token(), children(pid))
+        workers = WorkerProcesses(setup, running, setup.token(), children(pid))
         try:
-            yield crew
+            yield workers
         finally:
-            for each in {*children(pid), *crew.pids}:
-                if not is_gone(each):
+            for worker_pid in {*children(pid), *workers.pids}:
+                if not has_exited(worker_pid):
                     with suppress(ProcessLookupError):
-                        os.kill(each, signal.SIGKILL)
+                        os.kill(worker_pid, signal.SIGKILL)

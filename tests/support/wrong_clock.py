@@ -8,7 +8,7 @@ from pathlib import Path
 _FOUND = glob("/usr/lib/*/faketime/libfaketimeMT.so.1") + glob("/usr/lib/faketime/libfaketimeMT.so.1")
 
 
-def missing() -> str:
+def why_unavailable() -> str:
     """Why there can be none here; empty if there can."""
     return "" if _FOUND else "no libfaketime here: apt-get install faketime"
 
@@ -16,9 +16,9 @@ def missing() -> str:
 class WrongClock:
     def __init__(self, folder: Path, ahead: float = 0.0) -> None:
         self._file = folder / "ahead"
-        self.set(ahead)
+        self.set_ahead(ahead)
 
-    def set(self, seconds: float) -> None:
+    def set_ahead(self, seconds: float) -> None:
         """So far ahead of the true time; negative: behind."""
         self.ahead = seconds
         new = self._file.with_suffix(".new")

@@ -16,7 +16,7 @@ from price_keeper.telemetry import MetricsRegistry
 
 from tests.support.alerts import DAY, USD, Rows, left_behind, scope
 from tests.support.clock import ManualClock, settle
-from tests.support.commands import called
+from tests.support.commands import call_in_process
 from tests.support.configs import LABELS, problems, read
 from tests.support.wire import eventually
 
@@ -186,7 +186,7 @@ def test_check_config_and_serve_refuse_the_same_webhooks(
     file = tmp_path / "config.yaml"
     listens = "listen: {data: '127.0.0.1:0', control: '127.0.0.1:0'}\nupstream: {endpoint: simulated}\n"
     file.write_text(f"{listens}alerts: {{webhook: {{url: '{url}', secret_env: HOOK}}}}{LABELS}")
-    told = called(
+    told = call_in_process(
         command, folder=tmp_path, HOOK=secret, PRICE_KEEPER_JWT_SECRET="a secret of the test's own, long enough"
     )
     assert (told.returncode, words in told.stderr) == (2, True), told.stderr
@@ -195,4 +195,4 @@ def test_check_config_and_serve_refuse_the_same_webhooks(
 
 def test_check_config_accepts_a_webhook_that_serve_accepts(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text(f"alerts: {{webhook: {{url: '{ELSEWHERE}', secret_env: HOOK}}}}{LABELS}")
-    assert called("check-config", folder=tmp_path, HOOK=SECRET).returncode == 0
+    assert call_in_process("check-config", folder=tmp_path, HOOK=SECRET).returncode == 0

@@ -12,7 +12,7 @@ from price_keeper.errors import ConfigError, StoreMisconfigured
 from price_keeper.metering.aws_price_list import AwsPriceList, PriceListUnreadable
 from price_keeper.stores.dynamodb import DynamoStore
 
-from tests.support.commands import called
+from tests.support.commands import call_in_process
 from tests.support.configs import LABELS, label, problems, read
 
 COMPLAINT = "plain http to another machine shows what is sent to everybody on the way: give https"
@@ -125,7 +125,7 @@ async def _no_wait(_: float) -> None: ...
 @pytest.mark.parametrize("command", [("check-config",), ("serve",), ("doctor",), ("tables", "check")])
 def test_every_command_refuses_plain_http(tmp_path: Path, command: tuple[str, ...]) -> None:
     (tmp_path / "config.yaml").write_text(f"upstream: {{endpoint: '{REMOTE}'}}{LABELS}")
-    refused = called(*command, folder=tmp_path)
+    refused = call_in_process(*command, folder=tmp_path)
     assert (refused.returncode, BESIDE in refused.stderr) == (2, True), refused.stderr
     assert REMOTE not in refused.stderr
     with pytest.raises(ConfigError):

@@ -49,7 +49,7 @@ async def main():
 asyncio.run(main())
 """
 
-with_disks = pytest.mark.skipif(bool(disks.missing()), reason=disks.missing())
+with_disks = pytest.mark.skipif(bool(disks.why_unavailable()), reason=disks.why_unavailable())
 
 
 def scope(number: int) -> Scope:

@@ -9,7 +9,7 @@ import pytest
 from price_keeper.commandline.parser import UsageError
 from price_keeper.commandline.whole import build_root_parser
 
-from tests.support.commands import called
+from tests.support.commands import call_in_process
 
 MISTAKES = [
     (["spnd"], "there is no command 'spnd'; did you mean \"spend\"?"),
@@ -56,7 +56,7 @@ def test_behind_two_dashes_nothing_is_an_option() -> None:
 
 
 def test_the_mistake_stands_below_how_it_is_used(tmp_path: Path) -> None:
-    refused = called("org", "shw", folder=tmp_path)
+    refused = call_in_process("org", "shw", folder=tmp_path)
     assert (refused.returncode, refused.stdout) == (2, "")
     usage, error, more = refused.stderr.splitlines()
     assert usage == "usage: price-keeper org [-h] WHAT ..."
@@ -66,29 +66,29 @@ def test_the_mistake_stands_below_how_it_is_used(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("words", [[], ["tables"], ["org"]])
 def test_a_command_that_has_others_lists_them(tmp_path: Path, words: list[str]) -> None:
-    told, asked = called(*words, folder=tmp_path), called(*words, "--help", folder=tmp_path)
+    told, asked = call_in_process(*words, folder=tmp_path), call_in_process(*words, "--help", folder=tmp_path)
     assert (told.returncode, told.stderr, told.stdout) == (2, "", asked.stdout)
     assert asked.returncode == 0
     assert all(f"\n  {name} " in told.stdout for name in build_root_parser().find_subcommand(words).subcommands)
 
 
 def test_the_commands_are_told_in_groups(tmp_path: Path) -> None:
-    told = called("help", folder=tmp_path)
+    told = call_in_process("help", folder=tmp_path)
     heads = [line for line in told.stdout.splitlines() if line.endswith(":") and line[0] != " "]
     assert heads == ["Run:", "Configure:", "Spend and budgets:", "Access:", "Operate:", "exit codes:"]
     assert (told.returncode, max(map(len, told.stdout.splitlines())) <= 80) == (0, True)
 
 
 def test_help_is_that_of_the_command(tmp_path: Path) -> None:
-    told = called("help", "org", "put", folder=tmp_path)
-    assert (told.returncode, told.stdout) == (0, called("org", "put", "--help", folder=tmp_path).stdout)
+    told = call_in_process("help", "org", "put", folder=tmp_path)
+    assert (told.returncode, told.stdout) == (0, call_in_process("org", "put", "--help", folder=tmp_path).stdout)
     for words, says in ((["orgs"], 'did you mean "org"?'), (["org", "ptu"], '"put"'), (["spend", "x"], "no 'x'")):
-        refused = called("help", *words, folder=tmp_path)
+        refused = call_in_process("help", *words, folder=tmp_path)
         assert (refused.returncode, says in refused.stderr) == (2, True), refused.stderr
 
 
 def test_with_json_mistakes_are_json(tmp_path: Path) -> None:
-    refused = called("spend", "--jsno", "--json", folder=tmp_path)
+    refused = call_in_process("spend", "--jsno", "--json", folder=tmp_path)
     told = json.loads(refused.stderr)
     assert (refused.returncode, refused.stdout) == (2, "")
     assert (told["error"], told["exit_code"], told["details"]) == ("usage", 2, [told["message"]])

@@ -18,7 +18,7 @@ from price_keeper.provider_chain import ABANDON_AFTER_SECONDS, MAX_ABANDONED, Fi
 
 from tests.support.clock import ManualClock
 from tests.support.wire import eventually
-from tests.support.workers import is_gone
+from tests.support.workers import has_exited
 
 SOON = 0.02
 
@@ -170,7 +170,7 @@ async def test_a_command_that_hangs_is_killed_with_all_it_has_started(hanging: P
     with pytest.raises(TimeoutExpired):
         await ProviderChain().load()
     for each in ("pid", "child"):
-        await eventually(partial(is_gone, int((folder / each).read_text())))
+        await eventually(partial(has_exited, int((folder / each).read_text())))
 
 
 async def test_a_command_that_was_killed_is_started_again(hanging: Path) -> None:

@@ -15,7 +15,7 @@ from price_keeper.workers.place import WorkerSlot
 from price_keeper.workers.supervisor import Supervisor
 
 from tests.support.commands import ROOT, SECONDS
-from tests.support.workers import children, is_gone, until
+from tests.support.workers import children, has_exited, wait_until
 
 _BEGIN = """
 import os, signal, sys, time
@@ -64,7 +64,7 @@ def supervised(work: str, folder: Path) -> Iterator[subprocess.Popen[str]]:
             yield process
         finally:
             for pid in (*children(process.pid), process.pid):
-                if not is_gone(pid):
+                if not has_exited(pid):
                     os.kill(pid, signal.SIGKILL)
 
 
@@ -92,7 +92,7 @@ def test_all_start_and_end_as_one(tmp_path: Path) -> None:
         assert len(pids) == 3
         process.terminate()
         assert process.wait(SECONDS) == 0
-        assert all(map(is_gone, pids))
+        assert all(map(has_exited, pids))
     assert (tmp_path / "log").read_text() == ""
 
 
@@ -131,8 +131,8 @@ def test_a_death_between_two_starts_is_told_with_its_reason(tmp_path: Path) -> N
         last = children(process.pid)[-1]
         os.kill(last, signal.SIGKILL)
         log = tmp_path / "log"
-        until(lambda: "worker 2 is gone: it was killed by signal 9; started again in 1 s" in log.read_text())
-        until(lambda: "worker 2 is gone: not this time; started again in 2 s" in log.read_text())
+        wait_until(lambda: "worker 2 is gone: it was killed by signal 9; started again in 1 s" in log.read_text())
+        wait_until(lambda: "worker 2 is gone: not this time; started again in 2 s" in log.read_text())
         process.terminate()
         assert process.wait(SECONDS) == 0
     assert "started again in 4 s" not in log.read_text()
@@ -145,7 +145,7 @@ def test_one_that_does_not_end_is_killed_and_told(tmp_path: Path) -> None:
         pids = children(process.pid)
         process.terminate()
         assert process.wait(SECONDS) == 1
-        assert all(map(is_gone, pids))
+        assert all(map(has_exited, pids))
     assert (tmp_path / "log").read_text() == "workers that do not end are killed: 0, 1, 2\n"
 
 
@@ -167,7 +167,7 @@ def test_one_that_ends_badly_when_all_stop_is_not_passed_over(tmp_path: Path) ->
 
 def test_a_stop_while_they_start_is_no_failure(tmp_path: Path) -> None:
     with supervised("    signal.sigwait([signal.SIGTERM])\n", tmp_path) as process:
-        until(lambda: len(children(process.pid)) == 3)
+        wait_until(lambda: len(children(process.pid)) == 3)
         process.terminate()
         assert process.wait(SECONDS) == 0
 
@@ -186,17 +186,17 @@ def test_a_hang_up_reaches_all_also_who_still_starts(tmp_path: Path) -> None:
         return [file.stat().st_size if file.exists() else 0 for file in files]
 
     with supervised(_HEEDS, tmp_path) as process:
-        until(lambda: len(children(process.pid)) == 3)
+        wait_until(lambda: len(children(process.pid)) == 3)
         for each in (process.pid, children(process.pid)[1]):
             os.kill(each, signal.SIGHUP)
-        until(lambda: heard()[::2] == [1, 1])
+        wait_until(lambda: heard()[::2] == [1, 1])
         assert heard()[1] == 0
         (tmp_path / "may-start").touch()
         assert line(process) == "all have started {'worker': 0}"
-        until(lambda: heard() == [1, 1, 1])
+        wait_until(lambda: heard() == [1, 1, 1])
         (tmp_path / "unreadable").touch()
         process.send_signal(signal.SIGHUP)
-        until(lambda: (tmp_path / "read").stat().st_size == 2)
+        wait_until(lambda: (tmp_path / "read").stat().st_size == 2)
         process.terminate()
         process.send_signal(signal.SIGHUP)
         assert process.wait(SECONDS) == 0
