@@ -23,7 +23,7 @@ from price_keeper.limits.limiter import BucketClient
 from price_keeper.stores.contract import Key
 from price_keeper.tasks import Tasks
 
-from tests.support.limits import Outcome, Setup, measured
+from tests.support.limits import FleetOutcome, FleetSetup, measure
 
 PAGE = Path(__file__).parents[1] / "docs" / "limits.md"
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
@@ -38,11 +38,11 @@ NAMES = (
 )  # fmt: skip
 
 
-def row(outcome: Outcome) -> str:
+def row(outcome: FleetOutcome) -> str:
     setup, ledger = outcome.setup, outcome.ledger
     least, most = outcome.fairness
-    calls, let_in = max(1, outcome.calls), max(1, outcome.let_in)
-    again = f"{100 * outcome.came_in / outcome.came_again:.0f}" if outcome.came_again >= 20 else "-"
+    calls, let_in = max(1, outcome.calls), max(1, outcome.admitted)
+    again = f"{100 * outcome.admitted_on_retry / outcome.retried:.0f}" if outcome.retried >= 20 else "-"
     cells = [
         str(setup.sidecars),
         f"{setup.load:g}",
@@ -55,8 +55,8 @@ def row(outcome: Outcome) -> str:
         f"{outcome.items / let_in:.3f}",
         f"{100 * outcome.conflicts / max(1, outcome.transactions):.0f}",
         f"{outcome.horizon:.0f}",
-        f"{ledger.most_held / ledger.rate:.1f}",
-        f"{max(0.0, ledger.excess) / ledger.rate:.2f}",
+        f"{ledger.max_held / ledger.rate:.1f}",
+        f"{max(0.0, ledger.over_capacity) / ledger.rate:.2f}",
         f"{outcome.bound / ledger.rate:.1f}",
     ]
     return f"| {' | '.join(cells)} |"
@@ -67,11 +67,11 @@ def table(share: float, fleets: list[int]) -> str:
     lines = [head, "", f"| {' | '.join(NAMES)} |", "|---" * len(NAMES) + "|"]
     for sidecars in fleets:
         for load in LOADS:
-            outcome = measured(
-                Setup(sidecars, load, share, seconds=SECONDS, warm_up=WARM_UP, starts=30.0, comes_again=load <= 1)
+            outcome = measure(
+                FleetSetup(sidecars, load, share, seconds=SECONDS, warm_up=WARM_UP, starts=30.0, retries=load <= 1)
             )
-            assert outcome.ledger.beyond <= 0, "the bound does not hold"
-            assert not outcome.ledger.is_owing
+            assert outcome.ledger.over_bound <= 0, "the bound does not hold"
+            assert not outcome.ledger.is_overdrawn
             lines.append(row(outcome))
             print(lines[-1], flush=True)
     return "\n".join(lines)

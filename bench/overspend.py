@@ -12,7 +12,7 @@ import argparse
 import logging
 
 from bench.overspend_processes import measured_of_processes
-from tests.support.overspend import LOADS, QUOTA, Figures, Outcome, bound, measured
+from tests.support.overspend import LOADS, QUOTA, Figures, OverspendOutcome, bound, measure
 
 FLEETS = (1, 8, 50)
 SEEDS = range(1, 6)
@@ -42,7 +42,7 @@ def head() -> str:
     return f"| {' | '.join(names)} |\n|{'---|' * len(names)}"
 
 
-def worst(outcomes: list[Outcome]) -> Outcome:
+def worst(outcomes: list[OverspendOutcome]) -> OverspendOutcome:
     return max(outcomes, key=lambda outcome: outcome.overspend)
 
 
@@ -50,7 +50,7 @@ def simulated_fleets() -> None:
     print(head())
     for load in LOADS:
         for sidecars in FLEETS:
-            outcomes = [measured(load, sidecars, seed) for seed in SEEDS]
+            outcomes = [measure(load, sidecars, seed) for seed in SEEDS]
             assert all(outcome.overspend <= bound(outcome.figures) for outcome in outcomes)
             found = worst(outcomes)
             print(row(load.name, sidecars, QUOTA, found.spent, found.figures), flush=True)

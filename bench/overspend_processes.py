@@ -21,7 +21,7 @@ from price_keeper.stores.sqlite import SqliteStore
 
 from tests.support.commands import Sidecar
 from tests.support.crashing import MODELS, ORG, PRICES, SidecarSetup
-from tests.support.fleet import budget
+from tests.support.fleet import put_budget
 from tests.support.overspend import Figures
 from tests.support.simulated import BedrockProcess, BotoCaller, bedrock_process, read_ledger
 from tests.support.threads import Threads
@@ -113,7 +113,7 @@ def cost_of_one_call(bedrock: BedrockProcess, ledger: Path) -> float:
 
 async def _set_up(path: Path, quota: float) -> None:
     store = await SqliteStore(path, time.time).open()
-    await budget(store, ORG, {"premium": quota, "economy": 1000})
+    await put_budget(store, ORG, {"premium": quota, "economy": 1000})
     await store.close()
 
 

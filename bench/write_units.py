@@ -21,7 +21,7 @@ from price_keeper.recording.entries import Counter
 
 from tests.support.clock import ManualClock
 from tests.support.engines import TEST_CREDENTIALS, Engines
-from tests.support.recording import Recording, recording
+from tests.support.recording import RecordingHarness, open_recording_harness
 from tests.support.servers import ministack_server
 
 RATES = (1, 10, 100, 1000)  # requests a second of the whole fleet
@@ -50,7 +50,7 @@ class Meter:
         self.units += sum(each["CapacityUnits"] for each in parsed.get("ConsumedCapacity", []))
 
 
-async def units_of_one(rec: Recording, meter: Meter, rate: float, counters: list[Counter]) -> tuple[float, int]:
+async def units_of_one(rec: RecordingHarness, meter: Meter, rate: float, counters: list[Counter]) -> tuple[float, int]:
     """The units and requests of one sidecar with so many requests a second, after it has found its pace."""
     for _ in range(5):
         rec.spend(1, *counters)
@@ -101,7 +101,7 @@ async def main() -> None:
             meter.attach(store.client)  # type: ignore[attr-defined]
             per_request: dict[float, float] = {}
             for number, rate in enumerate(sorted({rate / fleet for fleet in FLEETS for rate in RATES})):
-                async with recording(folder / f"journal{number}", store, ManualClock(), max_usd=10**6) as rec:
+                async with open_recording_harness(folder / f"journal{number}", store, ManualClock(), max_usd=10**6) as rec:
                     units, requests = await units_of_one(rec, meter, rate, [rec.counter()])
                     per_request[rate] = units / requests
     print("| sidecars | requests/s in all | units for 1,000 requests | USD a month | a write for each request |")

@@ -12,7 +12,7 @@ from price_keeper.stores.dynamodb import DynamoStore
 
 from tests.support.engines import PREFIX, Engines
 from tests.support.fault_proxy import BlackHole, CutAnswer, DropAnswer, Fault, Pass, Reset, dynamodb_error, fault_proxy
-from tests.support.recording import recording
+from tests.support.recording import open_recording_harness
 from tests.support.wire_faults import Break, How, Surplus, Twice, Where
 
 FAULTS: dict[str, Fault] = {
@@ -43,7 +43,7 @@ async def test_a_flush_counts_once(
     async with engines.open("ministack", tmp_path), fault_proxy(engines.endpoints["ministack"]) as proxy:
         store = DynamoStore(region="us-east-1", table_prefix=PREFIX, endpoint=proxy.url, sleep=_no_sleep)
         await store.open()
-        async with recording(tmp_path / "journal", store) as rec:
+        async with open_recording_harness(tmp_path / "journal", store) as rec:
             spent = 0
             for number in range(12):
                 pico = chance.randrange(1, 10**9)
@@ -56,6 +56,6 @@ async def test_a_flush_counts_once(
                     while not await rec.recorder.flush():
                         pass
                     for each in (0, 30, 59):
-                        assert await rec.counted(rec.counter(f"label{each}")) == (number + 1, spent)
+                        assert await rec.read_counts(rec.counter(f"label{each}")) == (number + 1, spent)
             assert len(rec.segments()) == 1
         await store.close()

@@ -15,7 +15,7 @@ from price_keeper.model import Scope
 from price_keeper.stores import schema
 from price_keeper.stores.contract import EXPIRY_ATTRIBUTE, ConditionCheck, ItemExists, Key, Store, Update, Write
 
-from tests.support.sessions import Instance, instances, rows
+from tests.support.sessions import TokenServiceInstance, open_instances, read_session_rows
 
 MOST = 5
 CLOCK = SystemClock()
@@ -27,7 +27,7 @@ def scope() -> Scope:
     return Scope(str(uuid4()), "web")
 
 
-async def logged_in(instance: Instance, scope: Scope) -> TokenPair:
+async def logged_in(instance: TokenServiceInstance, scope: Scope) -> TokenPair:
     """As a client would, that is told to try again."""
     while True:
         try:
@@ -36,9 +36,9 @@ async def logged_in(instance: Instance, scope: Scope) -> TokenPair:
             await asyncio.sleep(0.2)
 
 
-async def all_is_well(store: Store, instance: Instance, scope: Scope, issued: list[TokenPair]) -> None:
+async def all_is_well(store: Store, instance: TokenServiceInstance, scope: Scope, issued: list[TokenPair]) -> None:
     """Exactly so many live, each with the token that was handed out last, and every other token is refused."""
-    kept = await rows(store, scope)
+    kept = await read_session_rows(store, scope)
     assert len(kept) == MOST
     assert kept.keys() <= {each.sid for each in issued}
     for each in issued:
@@ -54,26 +54,26 @@ async def all_is_well(store: Store, instance: Instance, scope: Scope, issued: li
 
 
 async def test_100_logins_at_once_of_one_instance(store: Store, scope: Scope) -> None:
-    async with instances(store, CLOCK, 1, MOST) as (one,):
+    async with open_instances(store, CLOCK, 1, MOST) as (one,):
         issued = await asyncio.gather(*(logged_in(one, scope) for _ in range(100)))
         await all_is_well(store, one, scope, issued)
 
 
 async def test_100_logins_at_once_of_ten_instances(exact_store: Store, scope: Scope) -> None:
     """Not on moto, which promises nothing for transactions that meet."""
-    async with instances(exact_store, CLOCK, 10, MOST) as fleet:
+    async with open_instances(exact_store, CLOCK, 10, MOST) as fleet:
         issued = await asyncio.gather(*(logged_in(fleet[number % 10], scope) for number in range(100)))
         await all_is_well(exact_store, fleet[0], scope, issued)
 
 
 async def test_refresh_against_eviction_has_one_winner(exact_store: Store, scope: Scope) -> None:
-    async with instances(exact_store, CLOCK, 2, 1) as (one, other):
+    async with open_instances(exact_store, CLOCK, 2, 1) as (one, other):
         for _ in range(20):
             issued = await one.sessions.login(scope)
             work = (one.sessions.refresh(issued.refresh.token), other.sessions.login(scope))
             refreshed, new = await asyncio.gather(*work, return_exceptions=True)
             assert isinstance(new, TokenPair)
-            assert list(await rows(exact_store, scope)) == [new.sid]
+            assert list(await read_session_rows(exact_store, scope)) == [new.sid]
             for each in (issued, refreshed):
                 if isinstance(each, TokenPair):
                     with pytest.raises(AccessDenied):
@@ -84,7 +84,7 @@ async def test_refresh_against_eviction_has_one_winner(exact_store: Store, scope
 
 
 async def test_of_many_refreshes_at_once_one_wins(exact_store: Store, scope: Scope) -> None:
-    async with instances(exact_store, CLOCK, 5, MOST) as fleet:
+    async with open_instances(exact_store, CLOCK, 5, MOST) as fleet:
         issued = await fleet[0].sessions.login(scope)
         found: list[Any] = await asyncio.gather(
             *(each.sessions.refresh(issued.refresh.token) for each in fleet), return_exceptions=True
@@ -94,16 +94,16 @@ async def test_of_many_refreshes_at_once_one_wins(exact_store: Store, scope: Sco
 
 
 async def test_logins_and_revocations_at_once_leave_no_more_than_the_limit(exact_store: Store, scope: Scope) -> None:
-    async with instances(exact_store, CLOCK, 4, MOST) as fleet:
+    async with open_instances(exact_store, CLOCK, 4, MOST) as fleet:
         first = [await fleet[0].sessions.login(scope) for _ in range(MOST)]
         revoked = [fleet[1].sessions.revoke(scope, each.sid) for each in first[:3]]
         more = [logged_in(fleet[2 + number % 2], scope) for number in range(12)]
         await asyncio.gather(*revoked, *more)
-        kept = await rows(exact_store, scope)
+        kept = await read_session_rows(exact_store, scope)
         assert len(kept) <= MOST
         assert not kept.keys() & {each.sid for each in first[:3]}
         for each in first[:3]:
-            assert not await fleet[3].is_welcome(each.access.token)
+            assert not await fleet[3].accepts(each.access.token)
 
 
 @pytest.mark.parametrize("failing", range(4))
@@ -112,26 +112,26 @@ async def test_whichever_write_fails_nobody_is_evicted(
 ) -> None:
     """The head, the session that goes, its refresh token, the new session."""
     monkeypatch.setattr("price_keeper.auth.sessions.MAX_ATTEMPTS", 2)
-    async with instances(store, CLOCK, 2, MOST) as (one, other):
+    async with open_instances(store, CLOCK, 2, MOST) as (one, other):
         oldest, *_ = [await one.sessions.login(scope) for _ in range(MOST)]
-        before, told = await rows(store, scope), []
+        before, told = await read_session_rows(store, scope), []
 
         async def spoil(writes: Sequence[Write]) -> Sequence[Write]:
             told.append(len(writes))
             never = ConditionCheck(Key("config", f"TEST#{uuid4()}", "nowhere"), ItemExists())
             return [*writes[:failing], never, *writes[failing + 1 :]]
 
-        one.line.before_transact = spoil
+        one.link.before_transact = spoil
         with pytest.raises((SessionLimitRace, Busy)):
             await one.sessions.login(scope)
         assert set(told) == {4}
-        assert await rows(store, scope) == before
+        assert await read_session_rows(store, scope) == before
         assert await store.get(schema.refused_refresh_token_key(_hash_token(oldest.refresh.token)), consistent=True) is None
         await other.sessions.refresh(oldest.refresh.token)
 
 
 async def test_an_expired_row_that_is_still_there_does_not_count(store: Store, scope: Scope) -> None:
-    async with instances(store, CLOCK, 1, MOST) as (one,):
+    async with open_instances(store, CLOCK, 1, MOST) as (one,):
         issued = [await one.sessions.login(scope) for _ in range(MOST)]
         key = schema.session_key(f"org-{scope.org}-app-web", issued[2].sid)
         await store.update(Update(key, set={EXPIRY_ATTRIBUTE: int(CLOCK.now())}))
@@ -147,7 +147,7 @@ async def test_a_race_without_end_is_told_with_the_stores_reasons(
     store: Store, scope: Scope, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("price_keeper.auth.sessions.MAX_ATTEMPTS", 2)
-    async with instances(store, CLOCK, 2, MOST) as (one, other):
+    async with open_instances(store, CLOCK, 2, MOST) as (one, other):
         for _ in range(MOST):
             await one.sessions.login(scope)
 
@@ -155,8 +155,8 @@ async def test_a_race_without_end_is_told_with_the_stores_reasons(
             await other.sessions.login(scope)
             return writes
 
-        one.line.before_transact = cut_in
+        one.link.before_transact = cut_in
         with pytest.raises(SessionLimitRace) as lost:
             await one.sessions.login(scope)
         assert len(lost.value.reasons) == 4
-        assert len(await rows(store, scope)) == MOST
+        assert len(await read_session_rows(store, scope)) == MOST

@@ -29,8 +29,8 @@ from price_keeper.tasks import Tasks
 from tests.support.buckets import bucket
 from tests.support.engines import PREFIX, Engines
 from tests.support.hard_rows import a_name, bucket_of, hold_of
-from tests.support.recording import recording
-from tests.support.sessions import instances, rows
+from tests.support.recording import open_recording_harness
+from tests.support.sessions import open_instances, read_session_rows
 from tests.support.wire import descriptors, eventually
 from tests.support.wire_faults import (
     THROTTLES,
@@ -199,14 +199,14 @@ async def test_nothing_happens_twice(line: Line, how: str, tmp_path: Path) -> No
 
 
 async def spend_counts_once(line: Line, folder: Path) -> None:
-    async with recording(folder / "journal", line.store, SystemClock()) as rec:
+    async with open_recording_harness(folder / "journal", line.store, SystemClock()) as rec:
         for number in range(1, 4):
             rec.spend(1000, *(rec.counter(f"label{each}") for each in range(60)))
             async with asyncio.timeout(10):
                 while not await rec.recorder.flush():
                     pass
             for each in (0, 59):
-                assert await rec.counted(rec.counter(f"label{each}")) == (number, 1000 * number)
+                assert await rec.read_counts(rec.counter(f"label{each}")) == (number, 1000 * number)
 
 
 async def a_limit_is_taken_from_once(line: Line, _: Path) -> None:
@@ -234,8 +234,8 @@ async def money_is_held_once(line: Line, folder: Path) -> None:
 
 async def sessions_are_as_many_as_may_be(line: Line, _: Path) -> None:
     scope = Scope(str(uuid4()), "web")
-    async with instances(line.store, SystemClock(), 1, 3) as (one,):
+    async with open_instances(line.store, SystemClock(), 1, 3) as (one,):
         issued = [await one.sessions.login(scope) for _ in range(6)]
-        assert set(await rows(line.direct, scope)) == {each.sid for each in issued[-3:]}
+        assert set(await read_session_rows(line.direct, scope)) == {each.sid for each in issued[-3:]}
         await one.sessions.refresh(issued[-1].refresh.token)
-        assert len(await rows(line.direct, scope)) == 3
+        assert len(await read_session_rows(line.direct, scope)) == 3

@@ -13,7 +13,7 @@ from price_keeper.errors import StoreUnavailable
 
 from tests.support.control import API, SETTINGS, ControlHarness, open_control_harness
 from tests.support.engines import Engines
-from tests.support.secrets_kept import be_away
+from tests.support.secrets_kept import raise_unavailable
 
 SHOP = f"{API}/apps/shop"
 Lose = Callable[[int], None]
@@ -84,7 +84,7 @@ async def test_a_conditional_put_that_was_cut_before_the_credentials_can_be_repe
     name = "org_name" if path == API else "app_name"
     only_new = {"If-None-Match": "*"}
     with monkeypatch.context() as cut:
-        cut.setattr("price_keeper.control.orgs.made_credentials", lambda *_: be_away())
+        cut.setattr("price_keeper.control.orgs.made_credentials", lambda *_: raise_unavailable())
         assert (await api.ask("PUT", path, body, headers=only_new)).status == 503
     assert (await api.ask("PUT", path, body | {name: "another"}, headers=only_new)).status == 412
     assert (await api.ask("PUT", path, body, headers={"If-Match": '"another"'})).status == 412

@@ -32,7 +32,7 @@ from tests.support.commands import ROOT, call_in_process, price_keeper, sidecar
 from tests.support.doctor import answering, configured, finding, journal_of, store_path
 from tests.support.engines import Engines
 from tests.support.ports import free_port
-from tests.support.recording import recording
+from tests.support.recording import open_recording_harness
 
 SECRET = "sesame-open-sesame-open-sesame-open"
 
@@ -260,7 +260,7 @@ async def test_a_journal_in_which_something_is_left_or_nothing(tmp_path: Path, c
     """A sidecar that ended in order leaves a file as well: the beginning of what it would have written next."""
     config = configured(tmp_path)
     folder, clock = journal_of(config), ManualClock(time.time())
-    async with Engines({}).open("sqlite", tmp_path) as store, recording(folder, store, clock) as rec:
+    async with Engines({}).open("sqlite", tmp_path) as store, open_recording_harness(folder, store, clock) as rec:
         for _ in range(calls):
             rec.spend(1)
     assert rec.segments()

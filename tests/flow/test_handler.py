@@ -26,7 +26,7 @@ from price_keeper.stores.sqlite import SqliteStore
 
 from tests.support.connecting import Make, connecting
 from tests.support.data_port import APP, ORG, DataPort, data_port
-from tests.support.fleet import configure
+from tests.support.fleet import put_item
 from tests.support.ports import free_port
 from tests.support.simulated import CHAT_PATH
 from tests.support.wire import CutError, Heard, Http2Wire, Wire, ask, quiet, said
@@ -395,7 +395,7 @@ async def test_credentials_tell_their_number(port: DataPort, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("name", ["x-amzn-bedrock-trace", "accept"])
 async def test_what_changes_the_answer_is_no_retry(port: DataPort, name: str, caplog: pytest.LogCaptureFixture) -> None:
-    await configure(port.store, schema.org_config_key(ORG), org_name="Acme")  # so that nothing is logged of that
+    await put_item(port.store, schema.org_config_key(ORG), org_name="Acme")  # so that nothing is logged of that
     for value in (b"", b"a: ENABLED", b"a: ENABLED", b"a: DISABLED"):
         more = b"%b%b\r\n" % (name.encode(), value[1:]) if value else b""
         assert (

@@ -192,20 +192,20 @@ async def test_a_call_under_way_is_paid_at_the_price_it_began_with(own: ProfileH
 async def test_a_warm_call_asks_nobody(own: ProfileHarness) -> None:
     await own.make_profile()
     await own.ask(**TURN)
-    own.store.asked.clear()
+    own.store.calls.clear()
     for asked in ("fast", ARN, "premium"):
         await own.ask(asked, **TURN)
-    assert {"get", "get_many", "query"}.isdisjoint(own.store.asked)
+    assert {"get", "get_many", "query"}.isdisjoint(own.store.calls)
 
 
 async def test_names_that_nobody_knows_are_looked_up_once_a_minute(own: ProfileHarness) -> None:
     for minute in range(3):
-        own.store.asked.clear()
+        own.store.calls.clear()
         for number in range(10):
             with pytest.raises(ClientError, match="there is no label for"):
                 await own.ask(f"unknown-{minute}-{number}", **TURN)
-        assert own.store.asked.count("get") <= 1
-        assert "query" not in own.store.asked  # an app that never had a profile needs none
+        assert own.store.calls.count("get") <= 1
+        assert "query" not in own.store.calls  # an app that never had a profile needs none
         own.clock.ahead += 60
 
 
@@ -397,11 +397,11 @@ async def test_usage_that_cannot_be_priced_yet_is_to_be_told_again(own: ProfileH
         if verb == "get":
             raise StoreUnavailable("away")
 
-    own.store.before = is_away
+    own.store.before_call = is_away
     usage = {"request_id": "one", "label": "fast", "input_tokens": 1000, "output_tokens": 100}
     status, _ = await own.ask_as_admin("POST", f"/apps/{APP}/usage", usage)
     assert status == 503
-    own.store.before = None
+    own.store.before_call = None
     own.clock.ahead += 3
     own.port.standings.app_labels.cached(Caller(ORG, APP, "client"))
     await eventually(lambda: own.port.standings.app_labels.last_read(Scope(ORG, APP)) is not None)

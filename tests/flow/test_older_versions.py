@@ -23,7 +23,7 @@ from tests.public_contract.kept import lines_of
 from tests.support.clock import ManualClock
 from tests.support.commands import sidecar
 from tests.support.observed import ENVIRONMENT, ORG, ask
-from tests.support.recording import recording
+from tests.support.recording import open_recording_harness
 
 LABELS = {
     name: {"model": name, "format": "nova", "price_source": "config", "prices_usd_per_1m": {"input": 1, "output": 1}}
@@ -94,7 +94,7 @@ def test_older_journal_is_counted_exactly_once(left: Left) -> None:
 def test_older_journal_is_taken_over_by_a_process_that_begins(left: Left) -> None:
     async def begin() -> None:
         store = await SqliteStore(left.folder / "price-keeper.db", lambda: left.made_at).open()
-        async with recording(left.journal, store, ManualClock(left.made_at)) as begun:
+        async with open_recording_harness(left.journal, store, ManualClock(left.made_at)) as begun:
             assert await begun.recorder.flush()
         await store.close()
 

@@ -28,7 +28,7 @@ from price_keeper.stores.sqlite import SqliteStore
 from tests.support.clock import ManualClock
 from tests.support.commands import ROOT, SECONDS, call_in_process, price_keeper, sidecar
 from tests.support.engines import PREFIX, TEST_CREDENTIALS, Engines
-from tests.support.recording import recording
+from tests.support.recording import open_recording_harness
 from tests.unit.test_spend_focus import faults
 
 ACME, BETA, GHOST = (str(uuid4()) for _ in range(3))
@@ -77,7 +77,7 @@ async def fill(store: Store, folder: Path) -> None:
         await store.put(Put(schema.org_entry_key(org), {"org_name": name}))
     await store.put(Put(schema.org_config_key(GHOST), {"timezone": ZONE.key}))
     await store.put(Put(schema.app_config_key(ACME, "shop"), {"app_name": "Shop front"}))
-    async with recording(folder / "journal", store, ManualClock(time.time())) as rec:
+    async with open_recording_harness(folder / "journal", store, ManualClock(time.time())) as rec:
         for org, app, label, ago, calls, counts in CALLS:
             period = f"DAY#{TODAY - timedelta(days=ago):%Y%m%d}"
             whole, own = Scope(org).key, Scope(org, app).key

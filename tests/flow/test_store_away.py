@@ -20,7 +20,7 @@ from price_keeper.recording.entries import PICO_PER_MICRO
 
 from tests.support.commands import ROOT, SECONDS, Sidecar, sidecar
 from tests.support.data_port import DataPort, data_port
-from tests.support.recording import Faulty
+from tests.support.recording import ScriptedFaults
 from tests.support.simulated import TURN
 
 SERVED = {
@@ -48,7 +48,7 @@ async def load(port: DataPort, count: int = 40, clients: int = 4) -> None:
             raise failure
 
 
-async def spent(port: DataPort, store: Faulty) -> tuple[int, int]:
+async def spent(port: DataPort, store: ScriptedFaults) -> tuple[int, int]:
     """Requests and pico-dollars in the store."""
     (counter,) = port.counters()
     sums = await sum_shards(store._store, counter)
@@ -62,10 +62,10 @@ def used(port: DataPort) -> tuple[int, int]:
 
 
 async def test_nobody_notices_and_nothing_is_lost(tmp_path: Path) -> None:
-    stores: list[Faulty] = []
+    stores: list[ScriptedFaults] = []
 
-    def away(store: Any) -> Faulty:
-        stores.append(Faulty(store))
+    def away(store: Any) -> ScriptedFaults:
+        stores.append(ScriptedFaults(store))
         stores[0].is_away = True
         return stores[0]
 
@@ -87,10 +87,10 @@ async def test_nobody_notices_and_nothing_is_lost(tmp_path: Path) -> None:
 @pytest.mark.parametrize("policy", ["serve", "refuse"])
 async def test_callers_are_told_when_no_more_may_wait(tmp_path: Path, policy: str) -> None:
     """`serve` bears it up to a limit, `refuse` not at all."""
-    stores: list[Faulty] = []
+    stores: list[ScriptedFaults] = []
 
-    def wrapped(store: Any) -> Faulty:
-        stores.append(Faulty(store))
+    def wrapped(store: Any) -> ScriptedFaults:
+        stores.append(ScriptedFaults(store))
         return stores[0]
 
     limit = JournalConfig(dir=str(tmp_path / "journal"), max_unflushed_usd=Decimal("0.01"))

@@ -17,7 +17,7 @@ from price_keeper.stores.contract import Value
 from price_keeper.stores.sqlite import SqliteStore
 
 from tests.support.crashing import MODELS, ORG, PRICES, SidecarSetup
-from tests.support.fleet import budget, configure
+from tests.support.fleet import put_budget, put_item
 from tests.support.overspend import Figures, bound
 from tests.support.simulated import BotoCaller, bedrock_process, read_ledger
 from tests.support.threads import Threads
@@ -114,7 +114,7 @@ def _quota(bedrock: str, file: Path) -> float:
 async def _budgeted(lineup: SidecarSetup, quota: float, **more: Value) -> None:
     quotas = {"premium": quota} if more else {"premium": quota, "economy": 1000}
     store = await SqliteStore(lineup.folder / "price-keeper.db", time.time).open()
-    await budget(store, ORG, quotas, **more)
+    await put_budget(store, ORG, quotas, **more)
     await store.close()
 
 
@@ -146,7 +146,7 @@ def _asked(crew: WorkerProcesses) -> Counter[int]:
 def test_a_limit_is_one_for_all_workers(tmp_path: Path) -> None:
     async def limited() -> None:
         store = await SqliteStore(tmp_path / "price-keeper.db", time.time).open()
-        await configure(store, schema.org_config_key(ORG), limits={"rpm": RPM})
+        await put_item(store, schema.org_config_key(ORG), limits={"rpm": RPM})
         await store.close()
 
     with bedrock_process() as bedrock:

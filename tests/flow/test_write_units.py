@@ -8,7 +8,7 @@ import pytest
 
 from bench.write_units import Meter
 from tests.support.engines import Engines
-from tests.support.recording import recording
+from tests.support.recording import open_recording_harness
 
 
 @pytest.mark.parametrize("counters", [1, 2, 7, 49, 60])
@@ -18,7 +18,7 @@ async def test_a_flush_costs_two_units_for_itself_and_two_for_each_counter(
     async with engines.open("ministack", tmp_path) as store:
         meter = Meter()
         meter.attach(store.client)  # type: ignore[attr-defined]
-        async with recording(tmp_path / "journal", store) as rec:
+        async with open_recording_harness(tmp_path / "journal", store) as rec:
             touched = [rec.counter(f"label{number}") for number in range(counters)]
             parts = -(-counters // 49)
             for is_first in (True, False, False):

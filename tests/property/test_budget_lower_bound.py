@@ -18,7 +18,7 @@ from price_keeper.stores.contract import Update, Value
 
 from tests.support.clock import ManualClock, settle
 from tests.support.effort import tries
-from tests.support.simulation import USD, Name, Process, SkewedClock, World, in_time, simulated
+from tests.support.simulation import USD, CounterName, SimulatedProcess, SkewedClock, FleetWorld, run_with_time, simulated
 
 ORG = "550e8400-e29b-41d4-a716-446655440000"
 CALLER = Caller(ORG, "web", "client")
@@ -35,29 +35,29 @@ steps = st.tuples(
 
 
 class CheckedAlerts:
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: FleetWorld) -> None:
         self.world = world
         self.fired: set[tuple[str, int]] = set()
 
     async def raise_alert(self, scope: Any, label: str, span: Any, pct: int, _: int, quota: int) -> None:
-        assert self.world.truth(Name(scope.key, label, span.key)) * 100 >= pct * quota
+        assert self.world.truth(CounterName(scope.key, label, span.key)) * 100 >= pct * quota
         self.fired.add((label, pct))
 
 
 class Fleet:
-    def __init__(self, world: World, clock: ManualClock, skews: Sequence[float], interval: float) -> None:
+    def __init__(self, world: FleetWorld, clock: ManualClock, skews: Sequence[float], interval: float) -> None:
         self.world, self.clock = world, clock
         config = replace(Config.development(), aggregator=AggregatorConfig(interval_secs=interval))
         self.alerts = CheckedAlerts(world)
         self.sidecars = [
-            Process(world, f"s{number}", SkewedClock(clock, skew), config, alerts=self.alerts)
+            SimulatedProcess(world, f"s{number}", SkewedClock(clock, skew), config, alerts=self.alerts)
             for number, skew in enumerate(skews)
         ]
 
     def spent(self, label: str) -> int:
-        return self.world.truth(Name(f"ORG#{ORG}", label, TODAY))
+        return self.world.truth(CounterName(f"ORG#{ORG}", label, TODAY))
 
-    async def calls(self, sidecar: Process, usd: int) -> None:
+    async def calls(self, sidecar: SimulatedProcess, usd: int) -> None:
         try:
             call = await sidecar.begin(CALLER, "premium", 0)
         except QuotaExceeded:
@@ -70,8 +70,8 @@ class Fleet:
         sidecar.end(call, usd * USD)
         assert self._own(sidecar, call.label) == own + usd * USD
 
-    def _own(self, sidecar: Process, label: str) -> int:
-        return sum(spent.spent for name, spent in sidecar.spent() if name.label == label)
+    def _own(self, sidecar: SimulatedProcess, label: str) -> int:
+        return sum(spent.spent for name, spent in sidecar.spend_trackers() if name.label == label)
 
     async def plays(self, script: Sequence[tuple[int, int, float]], normal_seconds: int) -> None:
         quotas: dict[str, Value] = {label: usd * 10**6 for label, usd in QUOTAS.items()}
@@ -80,9 +80,9 @@ class Fleet:
         await self.world.store.update(Update(schema.org_config_key(ORG), set={**settings, **interval}))
         for sidecar in self.sidecars:
             sidecar.start()
-            sidecar.keep_going()
+            sidecar.start_background_tasks()
         for which, usd, seconds in script:
-            await in_time(self.clock, self.calls(self.sidecars[which % len(self.sidecars)], usd))
+            await run_with_time(self.clock, self.calls(self.sidecars[which % len(self.sidecars)], usd))
             await self.clock.advance(seconds)
             for sidecar in self.sidecars:
                 sidecar.check()
@@ -93,9 +93,9 @@ class Fleet:
 
     async def _all_know_the_truth(self) -> None:
         for sidecar in self.sidecars:
-            assert await in_time(self.clock, sidecar.recorder.flush())
+            assert await run_with_time(self.clock, sidecar.recorder.flush())
         for sidecar in self.sidecars:
-            standing, _ = await in_time(self.clock, sidecar.standings.read_status(CALLER, forces_read=True))
+            standing, _ = await run_with_time(self.clock, sidecar.budget_registry.read_status(CALLER, forces_read=True))
             for label, quota in QUOTAS.items():
                 spent = standing.get_tracker(label).spent
                 assert spent == self.spent(label)
@@ -121,5 +121,5 @@ def test_budget_is_never_taken_for_more_spent_than_it_is(
 ) -> None:
     clock = ManualClock()
     with simulated(clock) as (loop, folder):
-        fleet = Fleet(World(clock, folder), clock, skews, interval)
+        fleet = Fleet(FleetWorld(clock, folder), clock, skews, interval)
         loop.run_until_complete(fleet.plays(script, normal_seconds))

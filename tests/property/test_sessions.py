@@ -19,7 +19,7 @@ from price_keeper.errors import AccessDenied, TokenExpired
 from tests.support.clock import ManualClock
 from tests.support.effort import tries
 from tests.support.memory_store import MemoryStore
-from tests.support.sessions import WEB, Instance, instances, rows, with_limit
+from tests.support.sessions import WEB, TokenServiceInstance, open_instances, read_session_rows, restart_with_limit
 
 HOUR, WEEK = 3600, 7 * 86_400
 
@@ -61,7 +61,7 @@ class Oracle:
 
 
 class World:
-    def __init__(self, fleet: list[Instance], clock: ManualClock) -> None:
+    def __init__(self, fleet: list[TokenServiceInstance], clock: ManualClock) -> None:
         self.fleet = fleet
         self.clock = clock
         self.oracle = Oracle(clock)
@@ -69,13 +69,13 @@ class World:
 
     def limit(self, most: int) -> None:
         self.most = most
-        self.fleet = [with_limit(each, self.clock, most) for each in self.fleet]
+        self.fleet = [restart_with_limit(each, self.clock, most) for each in self.fleet]
 
-    async def login(self, at: Instance) -> None:
+    async def login(self, at: TokenServiceInstance) -> None:
         self.oracle.login(await at.sessions.login(WEB), self.most)
         await self.clock.advance(0.01)  # so that one is older than the other
 
-    async def refresh(self, at: Instance, which: int) -> None:
+    async def refresh(self, at: TokenServiceInstance, which: int) -> None:
         if not self.oracle.all:
             return
         known = self.oracle.all[which % len(self.oracle.all)]
@@ -89,7 +89,7 @@ class World:
         known.used.append((known.refresh, known.until))
         known.take(issued)
 
-    async def reuse(self, at: Instance, which: int) -> None:
+    async def reuse(self, at: TokenServiceInstance, which: int) -> None:
         known = self.oracle.all[which % len(self.oracle.all)] if self.oracle.all else None
         if known is None or not known.used:
             return
@@ -103,20 +103,20 @@ class World:
             if known in self.oracle.live() and is_known_as_used:
                 known.end()
 
-    async def revoke(self, at: Instance, which: int) -> None:
+    async def revoke(self, at: TokenServiceInstance, which: int) -> None:
         if self.oracle.all:
             known = self.oracle.all[which % len(self.oracle.all)]
             await at.sessions.revoke(WEB, known.sid)
             known.end()
 
-    async def compare(self, at: Instance) -> None:
+    async def compare(self, at: TokenServiceInstance) -> None:
         """A minute later everybody knows all of it."""
         assert [each.sid for each in await at.sessions.list_live(WEB)] == [each.sid for each in self.oracle.live()]
         for known in self.oracle.all:
             for token, until in known.access:
                 is_good = not known.is_revoked and self.clock.now() < until
                 try:
-                    assert await at.is_welcome(token) == is_good
+                    assert await at.accepts(token) == is_good
                 except TokenExpired:
                     assert self.clock.now() >= until
 
@@ -143,7 +143,7 @@ def test_sessions_are_as_on_paper(steps: list[tuple[str, int, int]]) -> None:
 
 async def _played(steps: list[tuple[str, int, int]]) -> None:
     clock = ManualClock()
-    async with instances(MemoryStore(), clock, 2, most=3) as fleet:
+    async with open_instances(MemoryStore(), clock, 2, most=3) as fleet:
         world = World(fleet, clock)
         for what, where, number in steps:
             at = world.fleet[where]
@@ -175,7 +175,7 @@ def test_at_once_the_limit_holds_and_each_session_has_one_token(whats: list[str]
 
 async def _played_at_once(whats: list[str], most: int) -> None:
     clock = ManualClock()
-    async with instances(MemoryStore(), clock, 3, most=most) as fleet:
+    async with open_instances(MemoryStore(), clock, 3, most=most) as fleet:
         first = [await fleet[0].sessions.login(WEB) for _ in range(most)]
         work: list[asyncio.Future[TokenPair | None]] = []
         for number, what in enumerate(whats):
@@ -201,6 +201,6 @@ async def _played_at_once(whats: list[str], most: int) -> None:
         assert len(good) == len(live)
 
 
-async def _is_current(at: Instance, token: str) -> bool:
-    row = (await rows(at.line.store)).get(at.tokens.verify_refresh(token).sid or "")
+async def _is_current(at: TokenServiceInstance, token: str) -> bool:
+    row = (await read_session_rows(at.link.store)).get(at.tokens.verify_refresh(token).sid or "")
     return row is not None and row["refresh_hash"] == sha256(token.encode()).hexdigest()

@@ -12,7 +12,7 @@ from price_keeper.limits.bucket import MILLI
 from price_keeper.limits.leasing import RateLeaseManager
 from price_keeper.limits.limiter import Grant
 
-from tests.support.limits import Watched
+from tests.support.limits import RecordingBucketClient
 
 # The refill of a second, and of how far the processes' ideas of the store's time are apart: whole seconds are told.
 SECONDS_BEYOND = 1.0 + 1.2
@@ -85,7 +85,7 @@ class Limits:
         self.ledgers[name].passes(amount, held, self.now())
 
 
-class ToldLimiter(Watched):
+class ToldLimiter(RecordingBucketClient):
     """The same, with the books of a whole fleet in which sidecars have several lives."""
 
     books: Limits

@@ -20,7 +20,7 @@ from price_keeper.stores.contract import Update, Value
 
 from tests.support.clock import ManualClock
 from tests.support.effort import tries
-from tests.support.simulation import USD, Line, Name, Process, SkewedClock, World, in_time, simulated
+from tests.support.simulation import USD, CheckedStoreLink, CounterName, SimulatedProcess, SkewedClock, FleetWorld, run_with_time, simulated
 
 T = TypeVar("T")
 
@@ -49,14 +49,14 @@ class Fleet(RuleBasedStateMachine):
         self.clock = ManualClock()
         self.stack = ExitStack()
         self.loop, folder = self.stack.enter_context(simulated(self.clock))
-        self.world = World(self.clock, folder)
+        self.world = FleetWorld(self.clock, folder)
         self.zone, self.period, self.quota_scope = zone, Period(period), scope
         self.shards, self.normal_seconds = shards, normal
         self.version, self.ordering = 1, list(LABELS)
         self.quotas: dict[str, int] = {"premium": 10, "standard": 5, "economy": 40}
         self.is_sticky = True
         self.fleet = [
-            Process(self.world, f"s{number}", SkewedClock(self.clock, skew)) for number, skew in enumerate(skews)
+            SimulatedProcess(self.world, f"s{number}", SkewedClock(self.clock, skew)) for number, skew in enumerate(skews)
         ]
         self.run(self._begin())
 
@@ -66,9 +66,9 @@ class Fleet(RuleBasedStateMachine):
             await self._start(process)
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        return self.loop.run_until_complete(in_time(self.clock, work))
+        return self.loop.run_until_complete(run_with_time(self.clock, work))
 
-    def one(self, number: int) -> Process:
+    def one(self, number: int) -> SimulatedProcess:
         return self.fleet[number % len(self.fleet)]
 
     def teardown(self) -> None:
@@ -98,7 +98,7 @@ class Fleet(RuleBasedStateMachine):
         process, call = under_way[number % len(under_way)]
         self.run(self._end(process, call, pico))
 
-    async def _end(self, process: Process, call: Any, pico: int) -> None:
+    async def _end(self, process: SimulatedProcess, call: Any, pico: int) -> None:
         process.end(call, pico)
 
     @rule(sidecar=which, app=st.sampled_from(APPS), label=st.sampled_from(LABELS), pico=money, times=st.integers(1, 4))
@@ -106,7 +106,7 @@ class Fleet(RuleBasedStateMachine):
         for _ in range(times):
             self.run(self._call(self.one(sidecar), app, label, pico))
 
-    async def _call(self, process: Process, app: Caller, label: str, pico: int) -> None:
+    async def _call(self, process: SimulatedProcess, app: Caller, label: str, pico: int) -> None:
         with suppress(Refusal):
             process.end(await process.begin(app, label, pico // 2), pico)
 
@@ -115,8 +115,8 @@ class Fleet(RuleBasedStateMachine):
     @rule(sidecar=which, how=st.sampled_from(("well", "well", "away", "lost")))
     def flush(self, sidecar: int, how: str) -> None:
         process = self.one(sidecar)
-        line = process.lines["flush"]
-        if line.held is not None:
+        line = process.links["flush"]
+        if line.blocked is not None:
             return
         line.next_fault = how
         self.run(self._in_the_background(process, "flush"))  # it waits for a look that takes long
@@ -124,10 +124,10 @@ class Fleet(RuleBasedStateMachine):
     @rule(sidecar=which, is_lost=st.booleans())
     def totals_are_made(self, sidecar: int, is_lost: bool) -> None:
         process = self.one(sidecar)
-        if process.lines["total"].held is None:
-            process.lines["total"].loses_answers = is_lost
-            self.run(process.add_up())
-            process.lines["total"].loses_answers = False
+        if process.links["total"].blocked is None:
+            process.links["total"].loses_answers = is_lost
+            self.run(process.add_up_totals())
+            process.links["total"].loses_answers = False
 
     @rule(
         sidecar=which,
@@ -138,13 +138,13 @@ class Fleet(RuleBasedStateMachine):
     def something_takes_long(self, sidecar: int, role: str, is_before: bool, passing: int) -> None:
         """One of the next things that it asks of the store."""
         process = self.one(sidecar)
-        line = process.lines[role]
-        if line.held is None:
-            line.hold(is_before, {"flush": 0, "look": passing % 3, "total": passing}[role])
+        line = process.links[role]
+        if line.blocked is None:
+            line.block(is_before, {"flush": 0, "look": passing % 3, "total": passing}[role])
             self.run(self._in_the_background(process, role))
 
-    async def _in_the_background(self, process: Process, role: str) -> None:
-        work = {"flush": process.recorder.flush, "total": process.add_up}.get(role)
+    async def _in_the_background(self, process: SimulatedProcess, role: str) -> None:
+        work = {"flush": process.recorder.flush, "total": process.add_up_totals}.get(role)
         if work is not None:
             process.work.append(self.loop.create_task(work()))
 
@@ -152,11 +152,11 @@ class Fleet(RuleBasedStateMachine):
     def a_flush_comes_while_shards_are_read(self, sidecar: int, app: Caller, is_before: bool, how: str) -> None:
         """And after it they are read once more, from whatever it left."""
         process = self.one(sidecar)
-        line = process.lines["look"]
-        if line.held is None:
+        line = process.links["look"]
+        if line.blocked is None:
             for _ in range(2):
                 self.run(self._call(process, app, "premium", 4 * USD))
-            line.hold(is_before, 1)  # after the settings come the shards
+            line.block(is_before, 1)  # after the settings come the shards
             self.time_passes(LONGER_THAN_ANY_LOOK)
             self.run(self._look(process, app))
             self.flush(sidecar, how)
@@ -166,14 +166,14 @@ class Fleet(RuleBasedStateMachine):
 
     @rule(sidecar=which, role=st.sampled_from(("flush", "look", "total")))
     def and_goes_on(self, sidecar: int, role: str) -> None:
-        self.run(self._let_go(self.one(sidecar).lines[role]))
+        self.run(self._let_go(self.one(sidecar).links[role]))
 
-    async def _let_go(self, line: Line) -> None:
-        line.let_go()
+    async def _let_go(self, line: CheckedStoreLink) -> None:
+        line.unblock()
 
     @rule(sidecar=which, is_away=st.booleans(), is_behind=st.booleans())
     def what_is_read(self, sidecar: int, is_away: bool, is_behind: bool) -> None:
-        line = self.one(sidecar).lines["look"]
+        line = self.one(sidecar).links["look"]
         line.is_away, line.is_behind = is_away, is_behind
 
     @rule(seconds=moment)
@@ -189,10 +189,10 @@ class Fleet(RuleBasedStateMachine):
         self.run(self._die(self.one(sidecar)))
         self.run(self._start(self.one(sidecar)))
 
-    async def _die(self, process: Process) -> None:
+    async def _die(self, process: SimulatedProcess) -> None:
         process.die()
 
-    async def _start(self, process: Process) -> None:
+    async def _start(self, process: SimulatedProcess) -> None:
         process.start()
 
     # People.
@@ -270,8 +270,8 @@ class Fleet(RuleBasedStateMachine):
 
     async def _become_quiet(self) -> None:
         for process in self.fleet:
-            for line in process.lines.values():
-                line.let_go()
+            for line in process.links.values():
+                line.unblock()
                 line.is_away = line.is_behind = line.loses_answers = False
                 line.next_fault = ""
 
@@ -282,20 +282,20 @@ class Fleet(RuleBasedStateMachine):
             assert await process.recorder.flush()
             assert process.recorder.unflushed_by_counter() == {}
 
-    async def _look(self, process: Process, app: Caller) -> None:
-        await process.payer(app)
+    async def _look(self, process: SimulatedProcess, app: Caller) -> None:
+        await process.caller_day(app)
 
     async def _agree(self) -> None:
         """But for those who look just when a day or an override ends."""
         for app in APPS:
-            payers = [await process.payer(app) for process in self.fleet]
+            payers = [await process.caller_day(app) for process in self.fleet]
             standings = [payer.budget for payer in payers]
             if len({standing.span for standing in standings}) > 1 or self._something_ends(app):
                 continue
             for standing in standings:
                 for label in standing.settings.quotas:
                     spent = standing.get_tracker(label)
-                    name = Name(standing.scope.key, label, standing.span.key)
+                    name = CounterName(standing.scope.key, label, standing.span.key)
                     assert (spent.spent, spent.in_flight) == (self.world.truth(name), 0)
             for label in LABELS:
                 assert {served(standing, label) for standing in standings} == {self._due_to_serve(app, label)}
@@ -311,7 +311,7 @@ class Fleet(RuleBasedStateMachine):
         index = self.ordering.index(active) if active in self.ordering else 0
         quotas = {name: usd * USD for name, usd in self.quotas.items()}
         may = policy.find_candidates(label, self.ordering, quotas, index)
-        spent = {name: self.world.truth(Name(scope.key, name, today.key)) for name in LABELS}
+        spent = {name: self.world.truth(CounterName(scope.key, name, today.key)) for name in LABELS}
         found = next((each for each in may if spent[each] < quotas[each]), None)
         return found or ("QuotaSpent" if may else "InvalidRequest")
 

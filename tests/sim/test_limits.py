@@ -13,24 +13,24 @@ from price_keeper.limits.lease import IDLE_SECONDS, MAX_IDLE_SECONDS
 from price_keeper.tasks import Tasks
 
 from tests.support.effort import seeds
-from tests.support.limits import RPM, TPM, Fleet, LeapingLoop, LoopClock, Setup, leaping, measured
+from tests.support.limits import RPM, TPM, RateLimitedFleet, LeapingLoop, LoopClock, FleetSetup, run_leaping, measure
 
 SEEDS = seeds(1)
-found = cache(measured)
+found = cache(measure)
 
 
-def played(setup: Setup, work: Callable[[Fleet], Awaitable[None]]) -> None:
+def played(setup: FleetSetup, work: Callable[[RateLimitedFleet], Awaitable[None]]) -> None:
     async def within(loop: LeapingLoop) -> None:
         async with Tasks(LoopClock(loop)) as tasks:
-            await work(Fleet(setup, loop, tasks))
+            await work(RateLimitedFleet(setup, loop, tasks))
 
-    leaping(within)
+    run_leaping(within)
 
 
-def holds(fleet: Fleet) -> None:
+def holds(fleet: RateLimitedFleet) -> None:
     for ledger in fleet.ledgers.values():
-        assert ledger.beyond <= 1e-6
-        assert not ledger.is_owing
+        assert ledger.over_bound <= 1e-6
+        assert not ledger.is_overdrawn
 
 
 # The figures.
@@ -39,42 +39,42 @@ def holds(fleet: Fleet) -> None:
 @pytest.mark.parametrize("sidecars", [1, 8])
 @pytest.mark.parametrize("seed", SEEDS)
 def test_below_the_limit_nobody_waits_and_writes_are_few(sidecars: int, seed: int) -> None:
-    outcome = found(Setup(sidecars, 0.8, seconds=40, warm_up=30, comes_again=True, seed=seed))
+    outcome = found(FleetSetup(sidecars, 0.8, seconds=40, warm_up=30, retries=True, seed=seed))
     assert outcome.refused <= 0.01 * outcome.calls
     assert outcome.waited <= 0.02 * outcome.calls
-    assert outcome.items <= 0.15 * outcome.let_in
-    assert outcome.transactions <= 0.08 * outcome.let_in
-    assert outcome.ledger.beyond <= 0
+    assert outcome.items <= 0.15 * outcome.admitted
+    assert outcome.transactions <= 0.08 * outcome.admitted
+    assert outcome.ledger.over_bound <= 0
 
 
 @pytest.mark.parametrize("sidecars", [1, 8])
 @pytest.mark.parametrize("load", [1.5, 3.0])
 def test_above_the_limit_all_of_it_is_used(sidecars: int, load: float) -> None:
-    outcome = found(Setup(sidecars, load, seconds=40, warm_up=60))
+    outcome = found(FleetSetup(sidecars, load, seconds=40, warm_up=60))
     assert 0.97 <= outcome.utilisation <= 1.05
     assert outcome.waited <= 0.05 * outcome.calls
-    assert outcome.items <= 0.15 * outcome.let_in
-    assert outcome.ledger.beyond <= 0
-    assert not outcome.ledger.is_owing
+    assert outcome.items <= 0.15 * outcome.admitted
+    assert outcome.ledger.over_bound <= 0
+    assert not outcome.ledger.is_overdrawn
 
 
 def test_over_some_minutes_all_get_nearly_as_much() -> None:
-    least, most = found(Setup(8, 1.5, seconds=200, warm_up=60)).fairness
+    least, most = found(FleetSetup(8, 1.5, seconds=200, warm_up=60)).fairness
     assert least >= 0.8
     assert most <= 1.2
 
 
 def test_who_wants_less_than_its_share_gets_all_of_it() -> None:
-    setup = Setup(8, 1.5, seconds=100, warm_up=60, demands=(0.3, 0.7), seed=3)
+    setup = FleetSetup(8, 1.5, seconds=100, warm_up=60, demands=(0.3, 0.7), seed=3)
     outcome = found(setup)
-    for got, share in zip(outcome.each, setup.demands, strict=False):
+    for got, share in zip(outcome.admitted_by_sidecar, setup.demands, strict=False):
         assert got >= 0.95 * share * setup.share * setup.seconds * 0.9  # Poisson: a tenth more or less came
-    assert min(outcome.each[2:]) > max(outcome.each[:2])
+    assert min(outcome.admitted_by_sidecar[2:]) > max(outcome.admitted_by_sidecar[:2])
 
 
 def test_who_comes_again_when_it_was_told_to_is_let_in() -> None:
-    outcome = found(Setup(8, 1.0, burst=2.0, seconds=120, warm_up=60, comes_again=True, seed=2))
-    assert outcome.came_in >= 0.8 * outcome.came_again
+    outcome = found(FleetSetup(8, 1.0, burst=2.0, seconds=120, warm_up=60, retries=True, seed=2))
+    assert outcome.admitted_on_retry >= 0.8 * outcome.retried
 
 
 # The bound.
@@ -85,7 +85,7 @@ def test_who_comes_again_when_it_was_told_to_is_let_in() -> None:
 def test_the_bound_holds_whatever_goes_wrong(is_unsure: bool, seed: int) -> None:
     """Sidecars crash, stand still, lose answers and their store; new ones come."""
 
-    async def work(fleet: Fleet) -> None:
+    async def work(fleet: RateLimitedFleet) -> None:
         fleet.start()
         for number in range(12):
             await asyncio.sleep(fleet.chance.uniform(1, 4))
@@ -96,55 +96,55 @@ def test_the_bound_holds_whatever_goes_wrong(is_unsure: bool, seed: int) -> None
                 case 1:
                     victim.is_paused = not victim.is_paused
                 case 2:
-                    victim.line.lost_answers = 5
+                    victim.link.lost_answers = 5
                 case 3:
-                    victim.line.is_away = not victim.line.is_away
+                    victim.link.is_away = not victim.link.is_away
         holds(fleet)
-        assert fleet.outcome.let_in > 500
+        assert fleet.outcome.admitted > 500
 
-    played(Setup(6, 2.0, burst=2.0, is_unsure=is_unsure, seed=seed), work)
+    played(FleetSetup(6, 2.0, burst=2.0, has_late_usage=is_unsure, seed=seed), work)
 
 
 @pytest.mark.parametrize("burst", [2.0, 5.0])
 def test_the_bound_holds_from_a_full_bucket_on_and_is_nearly_reached(burst: float) -> None:
-    outcome = found(Setup(8, 3.0, share=0.5, burst=burst, seconds=60, warm_up=0))
-    assert outcome.ledger.beyond <= 0
-    assert outcome.ledger.excess >= 0
+    outcome = found(FleetSetup(8, 3.0, share=0.5, burst=burst, seconds=60, warm_up=0))
+    assert outcome.ledger.over_bound <= 0
+    assert outcome.ledger.over_capacity >= 0
 
 
 def test_the_bound_is_not_an_idle_one() -> None:
     """Sidecars that do not go by the bucket break it, and that is seen."""
 
-    async def work(fleet: Fleet) -> None:
+    async def work(fleet: RateLimitedFleet) -> None:
         fleet.start()
         await asyncio.sleep(10)
         for sidecar in fleet.sidecars:
-            for holder in sidecar.leasing._holders.values():
+            for holder in sidecar.lease_manager._holders.values():
                 holder.lease.held = [held + 500 * MILLI for held in holder.lease.held]
         await asyncio.sleep(10)
-        assert fleet.ledgers[RPM].beyond > 0
-        assert fleet.ledgers[RPM].is_owing
+        assert fleet.ledgers[RPM].over_bound > 0
+        assert fleet.ledgers[RPM].is_overdrawn
 
-    played(Setup(4, 3.0, burst=2.0), work)
+    played(FleetSetup(4, 3.0, burst=2.0), work)
 
 
 def test_nothing_is_held_for_long_by_who_is_idle() -> None:
-    async def work(fleet: Fleet) -> None:
+    async def work(fleet: RateLimitedFleet) -> None:
         await fleet.warm_up()
         for sidecar in fleet.sidecars:
-            sidecar.turns += 1  # and no more calls
+            sidecar.starts += 1  # and no more calls
         assert any(sidecar.held for sidecar in fleet.sidecars)
         await asyncio.sleep(IDLE_SECONDS + 2)
         assert all(sidecar.held == 0 for sidecar in fleet.sidecars)
 
-    played(Setup(4, 0.8), work)
+    played(FleetSetup(4, 0.8), work)
     assert MAX_IDLE_SECONDS <= 20
 
 
 # Nothing is lost or counted twice. What never refills shows that to the thousandth.
 
 
-def _without_refill(fleet: Fleet) -> None:
+def _without_refill(fleet: RateLimitedFleet) -> None:
     def still(bucket: RateBucket) -> RateBucket:
         limits = tuple(RateLimit(limit.name, 10**6 * limit.capacity, 0, 60_000) for limit in bucket.limits)
         return replace(bucket, limits=limits)
@@ -153,7 +153,7 @@ def _without_refill(fleet: Fleet) -> None:
     fleet.ledgers.clear()
 
 
-def _books(fleet: Fleet) -> dict[str, tuple[int, int]]:
+def _books(fleet: RateLimitedFleet) -> dict[str, tuple[int, int]]:
     """By limit: what is gone from the app's bucket, and what was told to have been used."""
     (bucket, _) = fleet.buckets
     item = fleet.store.memory.items[bucket.key]
@@ -165,58 +165,58 @@ def _books(fleet: Fleet) -> dict[str, tuple[int, int]]:
 
 @pytest.mark.parametrize("is_unsure", [False, True])
 def test_after_all_stopped_the_store_has_what_was_used_and_not_a_thousandth_more(is_unsure: bool) -> None:
-    async def work(fleet: Fleet) -> None:
+    async def work(fleet: RateLimitedFleet) -> None:
         _without_refill(fleet)
         fleet.start()
         for number in range(8):
             await asyncio.sleep(2)
-            fleet.sidecars[number % 3].line.lost_answers = number % 4
-            fleet.sidecars[(number + 1) % 3].line.is_away = number % 2 == 0
+            fleet.sidecars[number % 3].link.lost_answers = number % 4
+            fleet.sidecars[(number + 1) % 3].link.is_away = number % 2 == 0
         for sidecar in fleet.sidecars:
-            sidecar.line.is_away, sidecar.line.lost_answers = False, 0
-            sidecar.turns += 1
-            await sidecar.leasing.stop()
+            sidecar.link.is_away, sidecar.link.lost_answers = False, 0
+            sidecar.starts += 1
+            await sidecar.lease_manager.stop()
         await asyncio.sleep(60)  # the last calls end, and what was unsure is settled
-        assert [sidecar.limiter.pending for sidecar in fleet.sidecars] == [0, 0, 0]
+        assert [sidecar.client.pending for sidecar in fleet.sidecars] == [0, 0, 0]
         gone = _books(fleet)
-        assert gone[RPM] == (fleet.outcome.let_in * MILLI, fleet.outcome.let_in * MILLI)
-        assert gone[TPM][0] == gone[TPM][1] == fleet.really_used[TPM]
+        assert gone[RPM] == (fleet.outcome.admitted * MILLI, fleet.outcome.admitted * MILLI)
+        assert gone[TPM][0] == gone[TPM][1] == fleet.actual_usage[TPM]
 
-    played(Setup(3, 1.0, is_unsure=is_unsure), work)
+    played(FleetSetup(3, 1.0, has_late_usage=is_unsure), work)
 
 
 def test_a_crash_loses_what_was_held_and_no_more() -> None:
-    async def work(fleet: Fleet) -> None:
+    async def work(fleet: RateLimitedFleet) -> None:
         _without_refill(fleet)
         fleet.start()
         await asyncio.sleep(15.3)
         victim, *others = fleet.sidecars
-        for holder in victim.leasing._holders.values():
+        for holder in victim.lease_manager._holders.values():
             if holder.top_up is not None:
                 await holder.top_up.wait()
         victim.is_dead = True
-        held = victim.leasing.held_by_limit()[RPM]
+        held = victim.lease_manager.held_by_limit()[RPM]
         for sidecar in others:
-            sidecar.turns += 1
-            await sidecar.leasing.stop()
+            sidecar.starts += 1
+            await sidecar.lease_manager.stop()
         await asyncio.sleep(5)
         gone, told = _books(fleet)[RPM]
-        assert gone == fleet.outcome.let_in * MILLI + held
-        assert told <= fleet.outcome.let_in * MILLI
+        assert gone == fleet.outcome.admitted * MILLI + held
+        assert told <= fleet.outcome.admitted * MILLI
         assert 0 < held <= 40 * fleet.setup.share * MILLI
 
-    played(Setup(3, 1.0), work)
+    played(FleetSetup(3, 1.0), work)
 
 
 def test_what_a_crash_lost_comes_back_with_the_refill() -> None:
-    async def work(fleet: Fleet) -> None:
+    async def work(fleet: RateLimitedFleet) -> None:
         await fleet.warm_up()
         for sidecar in fleet.sidecars[:4]:
             sidecar.is_dead = True
         await asyncio.sleep(20)
-        fleet.forget()
+        fleet.reset_counts()
         await asyncio.sleep(40)
-        used = fleet.counted().let_in / (fleet.rate * 40)
+        used = fleet.collect_outcome().admitted / (fleet.rate * 40)
         assert used == pytest.approx(1.0, abs=0.05)  # four of eight that want three times their share each
 
-    played(Setup(8, 3.0), work)
+    played(FleetSetup(8, 3.0), work)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from tests.support.effort import seeds
-from tests.support.overspend import LOADS, QUOTA, Figures, Load, bound, measured
+from tests.support.overspend import LOADS, QUOTA, Figures, LoadShape, bound, measure
 
 
 @pytest.mark.parametrize("sidecars", [1, 8, 20])
 @pytest.mark.parametrize("load", LOADS, ids=lambda load: load.name)
-def test_overspend_stays_within_its_bound(load: Load, sidecars: int) -> None:
+def test_overspend_stays_within_its_bound(load: LoadShape, sidecars: int) -> None:
     for seed in seeds(1):
-        outcome = measured(load, sidecars, seed)
+        outcome = measure(load, sidecars, seed)
         assert QUOTA <= outcome.spent <= QUOTA + bound(outcome.figures)
 
 

@@ -32,8 +32,8 @@ from price_keeper.tasks import Tasks
 from price_keeper.telemetry import MetricsRegistry
 
 from tests.support.clock import ManualClock
-from tests.support.recording import Recording, recording
-from tests.support.secrets_kept import cheap_hashes
+from tests.support.recording import RecordingHarness, open_recording_harness
+from tests.support.secrets_kept import use_cheap_hashes
 
 ADMIN_KEY = "the admin key of these tests, long enough"
 ORG, OTHER = "6f1c2a34-5b6d-4e7f-8a9b-0c1d2e3f4a5b", "6f1c2a34-5b6d-4e7f-8a9b-0c1d2e3f4a5c"
@@ -89,7 +89,7 @@ class ControlHarness:
     parts: ControlServices
     store: Store
     clock: Clock
-    recorder: Recording
+    recorder: RecordingHarness
     tokens: TokenService
     control: ControlDispatcher
 
@@ -129,7 +129,7 @@ async def open_control_harness(
 ) -> AsyncIterator[ControlHarness]:
     """Hashes of secrets are cheap: nobody here tries to guess one."""
     with pytest.MonkeyPatch.context() as patch:
-        cheap_hashes(patch)
+        use_cheap_hashes(patch)
         async with _open_control_port(store, folder, clock or TickingClock(), rates or UnlimitedRates(), limits) as harness:
             yield harness
 
@@ -139,7 +139,7 @@ async def _open_control_port(store: Store, folder: Path, clock: Clock, rates: Ap
     full_config = config()
     tokens = TokenService([SigningKey("k1", "HS256", _SECRET, _SECRET)], "price-keeper", clock.now)
     readiness, telemetry = Readiness(clock), MetricsRegistry()
-    async with recording(folder / "journal", store, clock) as recorder, Tasks(clock) as tasks:
+    async with open_recording_harness(folder / "journal", store, clock) as recorder, Tasks(clock) as tasks:
         revocation = RevocationList(store, clock, tasks)
         budget_registry = BudgetRegistry(full_config, store, recorder.recorder, clock, tasks)
         environ = {"PRICE_KEEPER_API_KEY": ADMIN_KEY}

@@ -35,25 +35,25 @@ USD = 10**12  # in pico
 MICRO = 10**6
 LABELS = ("premium", "standard", "economy")
 
-_chance = count(1 << 60)  # unlike that of tests.support.recording, as servers are shared
+_ulid_counter = count(1 << 60)  # unlike that of tests.support.recording, as servers are shared
 
 
-class Counted:
+class CountingStore:
     """A store that counts what it is asked, and is away when it is told to be."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self.asked: list[str] = []
+        self.calls: list[str] = []
         self.is_away = False
-        self.before: Callable[[str], Any] | None = None  # awaited before each verb
+        self.before_call: Callable[[str], Any] | None = None  # awaited before each verb
 
     def __getattr__(self, name: str) -> Any:
         verb = getattr(self._store, name)
 
         async def counted(*arguments: Any, **named: Any) -> Any:
-            self.asked.append(name)
-            if self.before is not None:
-                await self.before(name)
+            self.calls.append(name)
+            if self.before_call is not None:
+                await self.before_call(name)
             if self.is_away:
                 from price_keeper.errors import StoreUnavailable
 
@@ -64,34 +64,34 @@ class Counted:
 
 
 @dataclass
-class Sidecar:
+class BudgetSidecar:
     clock: ManualClock
-    store: Counted
+    store: CountingStore
     recorder: Recorder
-    standings: BudgetRegistry
+    budget_registry: BudgetRegistry
     aggregator: Aggregator
 
-    async def looked(self) -> None:
+    async def wait_for_refresh(self) -> None:
         """Until nobody looks at the store any more."""
         await settle()
-        for over in tuple(self.standings._loading.values()):
-            await over.wait()
-        for watch in tuple(self.standings._refresh_states.values()):
+        for ready in tuple(self.budget_registry._loading.values()):
+            await ready.wait()
+        for watch in tuple(self.budget_registry._refresh_states.values()):
             if watch.refresh_done is not None:
                 await watch.refresh_done.wait()
         await settle()
 
-    async def payer(self, caller: Caller) -> CallerDay:
-        return self.standings.cached(caller) or await self.standings.load(caller)
+    async def caller_day(self, caller: Caller) -> CallerDay:
+        return self.budget_registry.cached(caller) or await self.budget_registry.load(caller)
 
     async def decide(self, caller: Caller, label: str = "premium", *, is_specific: bool = False) -> Decision:
-        return (await self.payer(caller)).budget.decide(label, is_specific)
+        return (await self.caller_day(caller)).budget.decide(label, is_specific)
 
     async def begin(self, caller: Caller, label: str = "premium", expected: int = 0) -> tuple[str, int]:
         """The label that serves, and the number of the call. Raises QuotaSpent."""
-        payer = await self.payer(caller)
-        serving = payer.budget.decide(label, False).label
-        intent = Intent(payer.get_charged_counters(serving), int(self.clock.now() * 1000), 1, 1, expected)
+        caller_day = await self.caller_day(caller)
+        serving = caller_day.budget.decide(label, False).label
+        intent = Intent(caller_day.get_charged_counters(serving), int(self.clock.now() * 1000), 1, 1, expected)
         return serving, self.recorder.journal.write_intent(intent)
 
     def end(self, number: int, pico: int) -> None:
@@ -104,38 +104,38 @@ class Sidecar:
 
 
 @asynccontextmanager
-async def sidecar(
+async def open_budget_sidecar(
     folder: Path,
     store: Store,
     clock: ManualClock,
     alerts: Any = None,
-    notes: BudgetSnapshot | None = None,
+    snapshot: BudgetSnapshot | None = None,
     **config: Any,
-) -> AsyncIterator[Sidecar]:
+) -> AsyncIterator[BudgetSidecar]:
     # An org without a budget of its own is served: most tests are of something else than who registered it.
-    wanted = {"aggregator": AggregatorConfig(60), "unknown_org": "meter", **config}
-    whole = replace(Config.development(), **wanted)
-    counted = Counted(store)
-    ulids = UlidFactory(clock.now, lambda size: next(_chance).to_bytes(size))
+    settings = {"aggregator": AggregatorConfig(60), "unknown_org": "meter", **config}
+    full_config = replace(Config.development(), **settings)
+    counted = CountingStore(store)
+    ulids = UlidFactory(clock.now, lambda size: next(_ulid_counter).to_bytes(size))
     await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True)
     async with Tasks(clock) as tasks:
-        told = cast(Store, counted)
+        typed_store = cast(Store, counted)
         journal = Journal(folder, ulids)
-        recorder = Recorder(journal, [], SegmentSender(told, clock), clock, FlushInterval(1.0, 15.0), max_unflushed_pico=10**6 * USD)
-        standings = BudgetRegistry(whole, told, recorder, clock, tasks, alerts, notes)
-        yield Sidecar(clock, counted, recorder, standings, Aggregator(told, clock, whole.aggregator.interval_secs))
+        recorder = Recorder(journal, [], SegmentSender(typed_store, clock), clock, FlushInterval(1.0, 15.0), max_unflushed_pico=10**6 * USD)
+        budget_registry = BudgetRegistry(full_config, typed_store, recorder, clock, tasks, alerts, snapshot)
+        yield BudgetSidecar(clock, counted, recorder, budget_registry, Aggregator(typed_store, clock, full_config.aggregator.interval_secs))
         journal.close()
 
 
-def caller(app: str | None = "web", org: str | None = None) -> Caller:
+def new_caller(app: str | None = "web", org: str | None = None) -> Caller:
     return Caller(org or str(uuid4()), app, "client")
 
 
-async def configure(store: Store, key: Key, **attributes: Value) -> None:
+async def put_item(store: Store, key: Key, **attributes: Value) -> None:
     await store.put(Put(key, attributes))
 
 
-async def budget(store: Store, org: str, quotas_usd: Mapping[str, float], **more: Value) -> None:
+async def put_budget(store: Store, org: str, quotas_usd: Mapping[str, float], **more: Value) -> None:
     """The labels in the order of their quotas."""
     quotas: dict[str, Value] = {label: round(usd * 10**6) for label, usd in quotas_usd.items()}
-    await configure(store, schema.org_config_key(org), model_ordering=list(quotas_usd), quotas=quotas, **more)
+    await put_item(store, schema.org_config_key(org), model_ordering=list(quotas_usd), quotas=quotas, **more)

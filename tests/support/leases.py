@@ -10,34 +10,34 @@ CALL = (1000, 500_000)  # one request of 500 tokens, in thousandths
 FULL = 10**9
 
 
-def limit(name: str, per_minute: int, capacity: int | None = None) -> RateLimit:
+def make_limit(name: str, per_minute: int, capacity: int | None = None) -> RateLimit:
     return RateLimit(name, (per_minute if capacity is None else capacity) * 1000, per_minute * 1000, 60_000)
 
 
-def bucket(*limits: RateLimit, name: str = "app") -> RateBucket:
+def make_bucket(*limits: RateLimit, name: str = "app") -> RateBucket:
     return RateBucket(Key("rate-buckets", name, "BUCKET#RATE"), limits, 1)
 
 
-APP = bucket(limit("rpm", 1200), limit("tpm", 1_200_000))
+APP = make_bucket(make_limit("rpm", 1200), make_limit("tpm", 1_200_000))
 
 
-def lease(*buckets: RateBucket, held: tuple[int, ...] | None = None) -> RateLease:
-    made = RateLease(buckets or (APP,), 0.0, lambda: 0.5)
+def make_lease(*buckets: RateBucket, held: tuple[int, ...] | None = None) -> RateLease:
+    new_lease = RateLease(buckets or (APP,), 0.0, lambda: 0.5)
     if held is not None:
-        made.held = list(held)
-    return made
+        new_lease.held = list(held)
+    return new_lease
 
 
-def after(plan_of: RateLease, got: float, now: float, level: int = FULL, took: float = 0.01) -> TopUpPlan:
+def top_up(held_lease: RateLease, got: float, now: float, level: int = FULL, took: float = 0.01) -> TopUpPlan:
     """It asks, and is given so large a part of what it wants."""
-    plan = plan_of.plan_top_up(now - took)
+    plan = held_lease.plan_top_up(now - took)
     taken = {name: int(amount * got) for name, amount in plan.wants.items()}
-    left = {name: level - taken[name] for name in taken}
-    plan_of.on_granted(plan, taken, left, now)
+    remaining = {name: level - taken[name] for name in taken}
+    held_lease.on_granted(plan, taken, remaining, now)
     return plan
 
 
-def busy(found: RateLease, until: float, each: float = 0.05, since: float = 0.0) -> None:
+def take_steadily(held_lease: RateLease, until: float, interval: float = 0.05, since: float = 0.0) -> None:
     """Twenty calls a second, whatever becomes of them."""
-    for number in range(round((until - since) / each)):
-        found.take(CALL, since + number * each)
+    for number in range(round((until - since) / interval)):
+        held_lease.take(CALL, since + number * interval)

@@ -26,12 +26,12 @@ from tests.support.memory_store import MemoryStore
 RPM, TPM = "rpm", "tpm"
 TOKENS = 1000  # of a call, on average
 LATENCY = 0.005, 0.010  # seconds of one request to the store, in which a transaction holds its items
-MOST_TRANSACTIONS = 500.0  # a second on one item
+MAX_TRANSACTIONS = 500.0  # a second on one item
 RESENT, FIRST_WAIT, LONGEST_WAIT = 6, 0.1, 1.0  # by the DynamoDB engine: see `proxy/price_keeper/stores/dynamodb.py`
 WALL = 1_795_003_200.0
 
 
-class _Leaping(selectors.DefaultSelector):
+class _InstantSelector(selectors.DefaultSelector):
     """Instead of waiting, time passes."""
 
     now = 1000.0
@@ -45,7 +45,7 @@ class _Leaping(selectors.DefaultSelector):
 
 class LeapingLoop(asyncio.SelectorEventLoop):
     def __init__(self) -> None:
-        self.leaping = _Leaping()
+        self.leaping = _InstantSelector()
         super().__init__(self.leaping)
 
     def time(self) -> float:
@@ -75,7 +75,7 @@ class BusyStore:
     def __init__(self, clock: LoopClock, chance: random.Random) -> None:
         self.memory = MemoryStore()
         self._clock, self._chance = clock, chance
-        self._held: set[Key] = set()
+        self._locked_keys: set[Key] = set()
         self._allowed: dict[Key, tuple[float, float]] = {}
         self.transactions = self.items = self.conflicts = self.throttled = self.reads = 0
 
@@ -94,7 +94,7 @@ class BusyStore:
             if attempt:
                 await asyncio.sleep(self._chance.uniform(0, min(LONGEST_WAIT, FIRST_WAIT * 2 ** (attempt - 1))))
             try:
-                return await self._once(writes, token)
+                return await self._try_transaction(writes, token)
             except TransactionFailed as failure:
                 if any(reason.code is ReasonCode.CONDITION_FAILED for reason in failure.reasons):
                     raise
@@ -103,23 +103,23 @@ class BusyStore:
                 trouble = failure
         raise trouble
 
-    async def _once(self, writes: Sequence[Write], token: str | None) -> None:
+    async def _try_transaction(self, writes: Sequence[Write], token: str | None) -> None:
         self.transactions += 1
         self.items += len(writes)
         keys = [write.key for write in writes]
-        met = [CancellationReason(ReasonCode.CONFLICT if key in self._held else ReasonCode.NONE) for key in keys]
+        met = [CancellationReason(ReasonCode.CONFLICT if key in self._locked_keys else ReasonCode.NONE) for key in keys]
         is_in_the_way = any(reason.code is ReasonCode.CONFLICT for reason in met)
         self.conflicts += is_in_the_way
         is_too_much = [self._is_allowed(key) for key in keys].count(False) > 0
         self.throttled += is_too_much
         if not is_in_the_way and not is_too_much:
-            self._held.update(keys)
+            self._locked_keys.update(keys)
         await asyncio.sleep(self._chance.uniform(*LATENCY))
         if is_in_the_way:
             raise TransactionFailed(met)
         if is_too_much:
             raise StoreThrottled("too many transactions on an item")
-        self._held.difference_update(keys)
+        self._locked_keys.difference_update(keys)
         try:
             await self.memory.transact(writes, token=token)
         except TransactionFailed as failure:
@@ -128,13 +128,13 @@ class BusyStore:
 
     def _is_allowed(self, key: Key) -> bool:
         now = self._clock.monotonic()
-        since, left = self._allowed.get(key, (now, MOST_TRANSACTIONS))
-        left = min(MOST_TRANSACTIONS, left + (now - since) * MOST_TRANSACTIONS)
+        since, left = self._allowed.get(key, (now, MAX_TRANSACTIONS))
+        left = min(MAX_TRANSACTIONS, left + (now - since) * MAX_TRANSACTIONS)
         self._allowed[key] = now, left - (left >= 1)
         return left >= 1
 
 
-class Line:
+class BusyStoreLink:
     """One sidecar's way to the store."""
 
     def __init__(self, store: BusyStore) -> None:
@@ -143,27 +143,27 @@ class Line:
         self.lost_answers = 0  # of the next transactions, which are carried out
 
     async def get(self, key: Key, *, consistent: bool = False) -> Item | None:
-        self._is_there()
+        self._check_available()
         return await self._store.get(key, consistent=consistent)
 
     async def get_many(self, keys: Sequence[Key], *, consistent: bool = False) -> list[Item | None]:
-        self._is_there()
+        self._check_available()
         return await self._store.get_many(keys, consistent=consistent)
 
     async def transact(self, writes: Sequence[Write], *, token: str | None = None) -> None:
-        self._is_there()
+        self._check_available()
         await self._store.transact(writes, token=token)
         if self.lost_answers:
             self.lost_answers -= 1
             raise StoreUnavailable("the answer is lost", maybe_applied=True)
 
-    def _is_there(self) -> None:
+    def _check_available(self) -> None:
         if self.is_away:
             raise StoreUnavailable("away")
 
 
 @dataclass
-class Ledger:
+class RateLedger:
     """What was let through of one limit, and held at any time: the truth that the bound is checked against."""
 
     capacity: float
@@ -173,32 +173,32 @@ class Ledger:
     under_way: float = 0.0  # what questions that are not answered may have taken
     lowest: float = 0.0
     lowest_held: float = 0.0
-    excess: float = 0.0  # over capacity and refill
-    beyond: float = -1e18  # over the bound
-    most_held: float = 0.0
-    is_owing: bool = False  # more was let through than was ever taken
+    over_capacity: float = 0.0  # over capacity and refill
+    over_bound: float = -1e18  # over the bound
+    max_held: float = 0.0
+    is_overdrawn: bool = False  # more was let through than was ever taken
 
-    def passes(self, amount: float, now: float) -> None:
+    def record(self, amount: float, now: float) -> None:
         """Whatever was held just before this moment is a beginning to measure from."""
         at, held = self.let_through - self.rate * now, self.held
-        self.most_held = max(self.most_held, held)
+        self.max_held = max(self.max_held, held)
         self.lowest = min(self.lowest, at)
         self.lowest_held = min(self.lowest_held, at + held)
         self.let_through += amount
         at += amount
-        self.excess = max(self.excess, at - self.lowest - self.capacity)
-        self.beyond = max(self.beyond, at - self.lowest_held - self.capacity - self.rate)
-        self.is_owing |= self.let_through > self.taken + self.under_way + 1e-6
+        self.over_capacity = max(self.over_capacity, at - self.lowest - self.capacity)
+        self.over_bound = max(self.over_bound, at - self.lowest_held - self.capacity - self.rate)
+        self.is_overdrawn |= self.let_through > self.taken + self.under_way + 1e-6
 
     @property
     def held(self) -> float:
         return self.taken - self.let_through + self.under_way
 
 
-class Watched(BucketClient):
+class RecordingBucketClient(BucketClient):
     """A limiter whose grants stand in the ledgers."""
 
-    ledgers: Mapping[str, Ledger]
+    ledgers: Mapping[str, RateLedger]
 
     async def lease(self, buckets: Any, wants: Any, needs: Any, used: Any, share: Any = (1, 2)) -> Grant:
         self._count("under_way", wants, 1)
@@ -219,7 +219,7 @@ class Watched(BucketClient):
 
 
 @dataclass(frozen=True)
-class Setup:
+class FleetSetup:
     sidecars: int
     load: float  # of the limit
     share: float = 20.0  # requests a second of the limit, for each sidecar
@@ -229,137 +229,137 @@ class Setup:
     starts: float = 5.0  # seconds in which all sidecars start, one after the other
     demands: tuple[float, ...] = ()  # of the first sidecars, in fair shares; the others' is the load
     token_load: float = 0.5  # of the limit of tokens, at a load of 1
-    is_unsure: bool = False  # what a call uses is known some time after it began, and less than was estimated
-    comes_again: bool = False  # who is refused, after the wait that it was told
+    has_late_usage: bool = False  # what a call uses is known some time after it began, and less than was estimated
+    retries: bool = False  # who is refused, after the wait that it was told
     seed: int = 1
 
 
 @dataclass
-class Outcome:
-    setup: Setup
+class FleetOutcome:
+    setup: FleetSetup
     calls: int = 0
-    let_in: int = 0
+    admitted: int = 0
     waited: int = 0
     refused: int = 0
     busy: int = 0  # the store did not answer in time
-    came_again: int = 0
-    came_in: int = 0
-    each: list[int] = field(default_factory=list)
+    retried: int = 0
+    admitted_on_retry: int = 0
+    admitted_by_sidecar: list[int] = field(default_factory=list)
     transactions: int = 0
     items: int = 0
     reads: int = 0
     conflicts: int = 0
     horizon: float = 0.0
-    ledger: Ledger = field(default_factory=lambda: Ledger(0, 0))
+    ledger: RateLedger = field(default_factory=lambda: RateLedger(0, 0))
 
     @property
     def utilisation(self) -> float:
-        return self.let_in / (self.setup.share * self.setup.sidecars * self.setup.seconds)
+        return self.admitted / (self.setup.share * self.setup.sidecars * self.setup.seconds)
 
     @property
     def bound(self) -> float:
         """Requests over capacity and refill that may be let through, whenever one begins to count."""
-        return self.ledger.rate + self.ledger.most_held
+        return self.ledger.rate + self.ledger.max_held
 
     @property
     def fairness(self) -> tuple[float, float]:
         """The least and the most of a sidecar that wants what most want, in parts of the mean."""
-        rest = self.each[len(self.setup.demands) :]
+        rest = self.admitted_by_sidecar[len(self.setup.demands) :]
         mean = sum(rest) / len(rest)
         return min(rest) / mean, max(rest) / mean
 
 
-class Sidecar:
-    def __init__(self, fleet: Fleet, number: int) -> None:
+class RateLimitedSidecar:
+    def __init__(self, fleet: RateLimitedFleet, number: int) -> None:
         self.fleet, self.number = fleet, number
-        self.line = Line(fleet.store)
+        self.link = BusyStoreLink(fleet.store)
         chance = fleet.chance
-        limiter = Watched(cast(Store, self.line), fleet.now_ms, fleet.clock, chance.uniform)
+        limiter = RecordingBucketClient(cast(Store, self.link), fleet.now_ms, fleet.clock, chance.uniform)
         limiter.ledgers = fleet.ledgers
-        self.limiter = limiter
-        self.leasing = RateLeaseManager(limiter, fleet.clock, fleet.tasks, chance.random)
+        self.client = limiter
+        self.lease_manager = RateLeaseManager(limiter, fleet.clock, fleet.tasks, chance.random)
         setup = fleet.setup
         wants = setup.demands[number] if number < len(setup.demands) else setup.load
         self.rate = wants * setup.share
-        self.let_in = 0
+        self.admitted = 0
         self.is_dead = self.is_paused = False
-        self.turns = 0  # of its arrivals: those of a turn before count no more
+        self.starts = 0  # of its arrivals: those of a turn before count no more
 
     def start(self) -> None:
-        self.turns += 1
+        self.starts += 1
         if self.rate > 0:
-            self._next(self.turns)
+            self._next(self.starts)
 
     def _next(self, turn: int) -> None:
         loop = self.fleet.loop
         loop.call_at(loop.time() + self.fleet.chance.expovariate(self.rate), self._arrive, turn)
 
     def _arrive(self, turn: int) -> None:
-        if self.is_dead or turn != self.turns:
+        if self.is_dead or turn != self.starts:
             return
         self._next(turn)
         if not self.is_paused:
-            self.call(is_again=False)
+            self.call(is_retry=False)
 
-    def call(self, *, is_again: bool) -> None:
+    def call(self, *, is_retry: bool) -> None:
         if self.is_dead:
             return
         fleet = self.fleet
         costs = {RPM: MILLI, TPM: round(fleet.chance.uniform(0.2, 1.8) * TOKENS * MILLI)}
-        fleet.outcome.calls += not is_again
-        admission = self.leasing.try_admit("app", fleet.buckets, costs)
+        fleet.outcome.calls += not is_retry
+        admission = self.lease_manager.try_admit("app", fleet.buckets, costs)
         if admission is None:
-            fleet.outcome.waited += not is_again
-            fleet.tasks.spawn(self._waits(costs, is_again))
+            fleet.outcome.waited += not is_retry
+            fleet.tasks.spawn(self._wait_for_admission(costs, is_retry))
         else:
-            self._done(admission, costs, is_again)
+            self._on_admission(admission, costs, is_retry)
 
-    async def _waits(self, costs: Mapping[str, int], is_again: bool) -> None:
+    async def _wait_for_admission(self, costs: Mapping[str, int], is_retry: bool) -> None:
         try:
-            admission = await self.leasing._admit_via_store("app", self.fleet.buckets, costs, False)
+            admission = await self.lease_manager._admit_via_store("app", self.fleet.buckets, costs, False)
         except Busy:
             self.fleet.outcome.busy += 1
             return
         if not self.is_dead:
-            self._done(admission, costs, is_again)
+            self._on_admission(admission, costs, is_retry)
 
-    def _done(self, admission: RateDecision, costs: Mapping[str, int], is_again: bool) -> None:
+    def _on_admission(self, admission: RateDecision, costs: Mapping[str, int], is_retry: bool) -> None:
         fleet = self.fleet
-        fleet.outcome.came_again += is_again
+        fleet.outcome.retried += is_retry
         if not admission.is_admitted:
             fleet.outcome.refused += 1
-            if fleet.setup.comes_again and not is_again and admission.wait_ms is not None:
-                fleet.loop.call_later(admission.wait_ms / 1000, self._again)
+            if fleet.setup.retries and not is_retry and admission.wait_ms is not None:
+                fleet.loop.call_later(admission.wait_ms / 1000, self._retry)
             return
-        fleet.outcome.came_in += is_again
-        fleet.outcome.let_in += 1
-        self.let_in += 1
+        fleet.outcome.admitted_on_retry += is_retry
+        fleet.outcome.admitted += 1
+        self.admitted += 1
         now = fleet.loop.time()
-        if not fleet.setup.is_unsure:
-            fleet.passes(costs, now)
-            self.leasing.settle(admission, None)
+        if not fleet.setup.has_late_usage:
+            fleet.record_call(costs, now)
+            self.lease_manager.settle(admission, None)
             return
-        real = {RPM: MILLI, TPM: round(fleet.chance.random() * costs[TPM])}
-        fleet.passes(real, now)  # what is not used is held, until that is known
-        fleet.loop.call_later(fleet.chance.uniform(0.1, 2.0), self.leasing.settle, admission, real)
+        actual_usage = {RPM: MILLI, TPM: round(fleet.chance.random() * costs[TPM])}
+        fleet.record_call(actual_usage, now)  # what is not used is held, until that is known
+        fleet.loop.call_later(fleet.chance.uniform(0.1, 2.0), self.lease_manager.settle, admission, actual_usage)
 
-    def _again(self) -> None:
-        self.call(is_again=True)
+    def _retry(self) -> None:
+        self.call(is_retry=True)
 
     async def sweep(self) -> None:
         while not self.is_dead:
             await asyncio.sleep(SWEEP_SECONDS * self.fleet.chance.uniform(0.9, 1.1))
             if not self.is_paused and not self.is_dead:
-                await self.leasing.sweep()
+                await self.lease_manager.sweep()
 
     @property
     def held(self) -> int:
         """Requests."""
-        return self.leasing.held_by_limit()[RPM] // MILLI
+        return self.lease_manager.held_by_limit()[RPM] // MILLI
 
 
-class Fleet:
-    def __init__(self, setup: Setup, loop: LeapingLoop, tasks: Tasks) -> None:
+class RateLimitedFleet:
+    def __init__(self, setup: FleetSetup, loop: LeapingLoop, tasks: Tasks) -> None:
         self.setup, self.loop, self.tasks = setup, loop, tasks
         self.clock = LoopClock(loop)
         self.chance = random.Random(setup.seed)
@@ -368,14 +368,14 @@ class Fleet:
         tokens = self.rate * TOKENS / setup.token_load
         self.ledgers = {RPM: self._ledger(self.rate), TPM: self._ledger(tokens)}
         self.buckets = [self._bucket("app", self.rate, tokens), self._bucket("org", 3 * self.rate, 3 * tokens)]
-        self.outcome = Outcome(setup)
-        self.really_used: Counter[str] = Counter()
+        self.outcome = FleetOutcome(setup)
+        self.actual_usage: Counter[str] = Counter()
         self._before: Counter[str] = Counter()
-        self.sidecars = [Sidecar(self, number) for number in range(setup.sidecars)]
+        self.sidecars = [RateLimitedSidecar(self, number) for number in range(setup.sidecars)]
 
-    def _ledger(self, rate: float) -> Ledger:
+    def _ledger(self, rate: float) -> RateLedger:
         now = self.loop.time()
-        return Ledger(rate * self.setup.burst, rate, lowest=-rate * now, lowest_held=-rate * now)
+        return RateLedger(rate * self.setup.burst, rate, lowest=-rate * now, lowest_held=-rate * now)
 
     def _bucket(self, name: str, rate: float, tokens: float) -> RateBucket:
         each = ((RPM, rate), (TPM, tokens))
@@ -385,10 +385,10 @@ class Fleet:
     def now_ms(self) -> int:
         return round(self.clock.now() * 1000)
 
-    def passes(self, costs: Mapping[str, int], now: float) -> None:
-        self.really_used.update(costs)
+    def record_call(self, costs: Mapping[str, int], now: float) -> None:
+        self.actual_usage.update(costs)
         for name, ledger in self.ledgers.items():
-            ledger.passes(costs[name] / MILLI, now)
+            ledger.record(costs[name] / MILLI, now)
 
     def start(self) -> None:
         for number, sidecar in enumerate(self.sidecars):
@@ -398,38 +398,38 @@ class Fleet:
     async def warm_up(self) -> None:
         self.start()
         await asyncio.sleep(self.setup.warm_up)
-        self.forget()
+        self.reset_counts()
 
-    def forget(self) -> None:
+    def reset_counts(self) -> None:
         """What was counted until now."""
-        self.outcome = Outcome(self.setup)
+        self.outcome = FleetOutcome(self.setup)
         self._before = Counter(self._store_counts())
         for sidecar in self.sidecars:
-            sidecar.let_in = 0
+            sidecar.admitted = 0
 
     def _store_counts(self) -> dict[str, int]:
         return {name: getattr(self.store, name) for name in ("transactions", "items", "reads", "conflicts")}
 
-    def counted(self) -> Outcome:
-        found = self.outcome
+    def collect_outcome(self) -> FleetOutcome:
+        outcome = self.outcome
         for name, number in self._store_counts().items():
-            setattr(found, name, number - self._before[name])
-        found.each = [sidecar.let_in for sidecar in self.sidecars]
-        horizons = [holder.lease.horizon for each in self.sidecars for holder in each.leasing._holders.values()]
-        found.horizon = sum(horizons) / max(1, len(horizons))
-        found.ledger = self.ledgers[RPM]
-        return found
+            setattr(outcome, name, number - self._before[name])
+        outcome.admitted_by_sidecar = [sidecar.admitted for sidecar in self.sidecars]
+        horizons = [holder.lease.horizon for member in self.sidecars for holder in member.lease_manager._holders.values()]
+        outcome.horizon = sum(horizons) / max(1, len(horizons))
+        outcome.ledger = self.ledgers[RPM]
+        return outcome
 
 
-async def _measured(setup: Setup, loop: LeapingLoop) -> Outcome:
+async def _measure(setup: FleetSetup, loop: LeapingLoop) -> FleetOutcome:
     async with Tasks(LoopClock(loop)) as tasks:
-        fleet = Fleet(setup, loop, tasks)
+        fleet = RateLimitedFleet(setup, loop, tasks)
         await fleet.warm_up()
         await asyncio.sleep(setup.seconds)
-        return fleet.counted()
+        return fleet.collect_outcome()
 
 
-def leaping(work: Any) -> Any:
+def run_leaping(work: Any) -> Any:
     """The result of `work(loop)`, all that is still under way after it left alone."""
     loop = LeapingLoop()
     try:
@@ -443,6 +443,6 @@ def leaping(work: Any) -> Any:
         loop.close()
 
 
-def measured(setup: Setup) -> Outcome:
-    outcome: Outcome = leaping(lambda loop: _measured(setup, loop))
+def measure(setup: FleetSetup) -> FleetOutcome:
+    outcome: FleetOutcome = run_leaping(lambda loop: _measure(setup, loop))
     return outcome

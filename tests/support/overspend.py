@@ -15,7 +15,7 @@ from price_keeper.stores import schema
 from price_keeper.stores.contract import Update
 
 from tests.support.clock import ManualClock, settle
-from tests.support.simulation import USD, Process, SkewedClock, World, simulated
+from tests.support.simulation import USD, SimulatedProcess, SkewedClock, FleetWorld, simulated
 
 QUOTA = 100.0  # USD, of the label that is asked for
 HOUR = 3600.0
@@ -23,8 +23,8 @@ CALL_SECONDS = 5.0  # from its beginning to its end
 MEAN_COST = 0.02  # USD of a call; its length is as good as random, and what it is expected to cost a moving mean
 TOKEN = 10**6  # pico-dollars of one token of an answer
 STEADY = QUOTA / HOUR  # USD in a second: the quota is reached in an hour
-WATCHED_AFTER = 150.0  # seconds without a call on the label that is spent: then all know
-LONGEST = 3 * HOUR
+MEASURED_AFTER = 150.0  # seconds without a call on the label that is spent: then all know
+MAX_RUN_SECONDS = 3 * HOUR
 ORG = "550e8400-e29b-41d4-a716-446655440000"
 CALLER = Caller(ORG, "web", "client")
 
@@ -56,7 +56,7 @@ def bound(figures: Figures) -> float:
 
 
 @dataclass(frozen=True)
-class Load:
+class LoadShape:
     """How much faster than steady it is at a time, and its steps; `warm` is as if that share had been spent before."""
 
     name: str
@@ -68,14 +68,14 @@ class Load:
 IDLE_SECONDS = 900.0
 STARTS_SECONDS = 300.0  # in which the sidecars of a fleet start
 LOADS = (
-    Load("steady", lambda _: 1.0),
-    Load("bursty", lambda at: 6.0 if at % 60 < 10 else 0.0),
-    Load("step", lambda at: 20.0 if at >= IDLE_SECONDS else 0.0, step_at=IDLE_SECONDS, spent_before=0.5),
+    LoadShape("steady", lambda _: 1.0),
+    LoadShape("bursty", lambda at: 6.0 if at % 60 < 10 else 0.0),
+    LoadShape("step", lambda at: 20.0 if at >= IDLE_SECONDS else 0.0, step_at=IDLE_SECONDS, spent_before=0.5),
 )
 
 
 @dataclass
-class Outcome:
+class OverspendOutcome:
     spent: float
     figures: Figures
 
@@ -86,9 +86,9 @@ class Outcome:
 
 @dataclass
 class _Run:
-    load: Load
+    load: LoadShape
     clock: ManualClock
-    fleet: list[Process]
+    fleet: list[SimulatedProcess]
     chance: random.Random
     expected: UsageForecast = field(default_factory=UsageForecast)
     calls: set[asyncio.Task[None]] = field(default_factory=set)
@@ -108,7 +108,7 @@ class _Run:
     def at(self) -> float:
         return self.clock.monotonic() - self.began
 
-    async def call(self, process: Process, tokens: int) -> None:
+    async def call(self, process: SimulatedProcess, tokens: int) -> None:
         usd, label = tokens * TOKEN / USD, "premium"
         self.begun.append((self.at, usd))
         try:
@@ -135,15 +135,15 @@ class _Run:
         if self.reached is None:
             self.intervals.clear()
         for number, process in enumerate(self.fleet):
-            for watch in process.standings._refresh_states.values():
+            for watch in process.budget_registry._refresh_states.values():
                 standing, since = watch.budget, watch.spend_read_at - self.began
                 if standing.active_index or standing.get_tracker("premium").spent >= QUOTA * USD:
                     continue  # it knows
                 if since > -NEVER and (self.reached is None or since <= self.reached + self.flush):
                     self.intervals[number, since] = watch.stale_at - watch.spend_read_at
 
-    async def go(self) -> None:
-        while self.at < LONGEST and not self._is_over():
+    async def run(self) -> None:
+        while self.at < MAX_RUN_SECONDS and not self._is_over():
             factor = self.load.factor(self.at)
             if not factor:
                 await self.clock.advance(1.0)
@@ -157,7 +157,7 @@ class _Run:
         await asyncio.gather(*self.calls)
 
     def _is_over(self) -> bool:
-        return self.reached is not None and self.at - max(self.reached, self.last_served) > WATCHED_AFTER
+        return self.reached is not None and self.at - max(self.reached, self.last_served) > MEASURED_AFTER
 
     async def warm_up(self) -> None:
         """The sidecars did not start all at once; and what was spent before was one sidecar's."""
@@ -182,45 +182,45 @@ class _Run:
         reached, step_at = self.reached or 0.0, self.load.step_at or 0.0
         refresh = max((wait for (_, since), wait in self.intervals.items() if since >= step_at), default=0.0)
         step = max((wait for (_, since), wait in self.intervals.items() if since < step_at), default=0.0)
-        ages = [age for process in self.fleet for at, age in process.lines["look"].ages if at >= self.began + reached]
+        ages = [age for process in self.fleet for at, age in process.links["look"].ages if at >= self.began + reached]
         found = Figures(0.0, self.flush, refresh, max(ages, default=0.0), self.in_flight, step)
         return Figures(self._burn(found.delay), found.flush, found.refresh, found.totals, found.in_flight, found.step)
 
     def _burn(self, seconds: float) -> float:
         """The highest mean over any time as long, or over all of a run that was shorter."""
-        most = so_far = 0.0
+        highest = so_far = 0.0
         first = 0
         for at, usd in self.begun:
             so_far += usd
             while self.begun[first][0] < at - seconds:
                 so_far -= self.begun[first][1]
                 first += 1
-            most = max(most, so_far)
-        return most / min(seconds, self.at - self.begun[0][0])
+            highest = max(highest, so_far)
+        return highest / min(seconds, self.at - self.begun[0][0])
 
 
-def measured(load: Load, sidecars: int, seed: int = 1) -> Outcome:
+def measure(load: LoadShape, sidecars: int, seed: int = 1) -> OverspendOutcome:
     clock, chance = ManualClock(), random.Random(seed)
     with simulated(clock) as (loop, folder):
-        world = World(clock, folder)
-        fleet = [Process(world, f"s{number}", SkewedClock(clock, chance.uniform(-2, 2))) for number in range(sidecars)]
-        return loop.run_until_complete(_measured(world, load, fleet, chance))
+        world = FleetWorld(clock, folder)
+        fleet = [SimulatedProcess(world, f"s{number}", SkewedClock(clock, chance.uniform(-2, 2))) for number in range(sidecars)]
+        return loop.run_until_complete(_measure(world, load, fleet, chance))
 
 
-async def _measured(world: World, load: Load, fleet: list[Process], chance: random.Random) -> Outcome:
+async def _measure(world: FleetWorld, load: LoadShape, fleet: list[SimulatedProcess], chance: random.Random) -> OverspendOutcome:
     quotas = {"premium": round(QUOTA * 10**6), "standard": 10**12}
     await world.store.update(
         Update(schema.org_config_key(ORG), set={"model_ordering": list(quotas), "quotas": dict(quotas), "version": 1})
     )
     for process in fleet:
         process.start()
-        process.keep_going()
+        process.start_background_tasks()
     run = _Run(load, world.clock, fleet, chance)
     await run.warm_up()
     trickle = asyncio.get_running_loop().create_task(run.trickle())
-    await run.go()
+    await run.run()
     await trickle
     for process in fleet:
         process.stop()
     await settle()
-    return Outcome(run.spent, run.figures())
+    return OverspendOutcome(run.spent, run.figures())

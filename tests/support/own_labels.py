@@ -27,7 +27,7 @@ from price_keeper.telemetry import MetricsRegistry
 from tests.support.clock import Moved
 from tests.support.control import ADMIN_KEY, UnlimitedRates
 from tests.support.data_port import APP, ORG, SECRET, TOKEN_SECONDS, DataPort, data_port
-from tests.support.fleet import Counted
+from tests.support.fleet import CountingStore
 
 REGION = "eu-west-1"
 ARN = f"arn:aws:bedrock:{REGION}:123456789012:application-inference-profile/abc123"
@@ -39,7 +39,7 @@ CLAUDE_PRICES = PRICES | {"cache_read": 1, "cache_write_5m": 3, "cache_write_1h"
 @dataclass
 class ProfileHarness:
     port: DataPort
-    store: Counted
+    store: CountingStore
     clock: Moved
     tokens: TokenService
     session: aiohttp.ClientSession
@@ -103,7 +103,7 @@ async def open_profile_harness(folder: Path, **config: Any) -> AsyncIterator[Pro
     labels = config.setdefault("labels", Config.development().labels)
 
     def wrapped(store: Any) -> Any:
-        stores.append(Counted(store))
+        stores.append(CountingStore(store))
         return stores[0]
 
     tokens = TokenService([SigningKey("k1", "HS256", SECRET, SECRET)], "price-keeper", clock.now)

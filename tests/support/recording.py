@@ -29,10 +29,10 @@ from tests.support.clock import ManualClock
 
 Fault = Literal["before", "after", "conflict", "rejected"]
 USD = 10**12  # in pico
-_chance = count(1)
+_ulid_counter = count(1)
 
 
-class Faulty:
+class ScriptedFaults:
     """A store whose transactions meet the faults of a script, then none; the rest of it is untroubled."""
 
     def __init__(self, store: Store) -> None:
@@ -59,12 +59,12 @@ class Faulty:
 
 
 @dataclass
-class Recording:
+class RecordingHarness:
     folder: Path
-    store: Faulty
+    store: ScriptedFaults
     clock: Any  # a ManualClock, unless somebody handed in another one
     recorder: Recorder
-    leftovers: RecoveredJournal
+    recovered: RecoveredJournal
     scope: Scope = field(default_factory=lambda: Scope(str(uuid4())))
 
     @property
@@ -74,14 +74,14 @@ class Recording:
     def counter(self, label: str = "premium", day: str = "20261118") -> Counter:
         return Counter(self.scope.key, label, f"DAY#{day}", 8)
 
-    def begin(self, *counters: Counter, guess: int = 0) -> int:
+    def begin(self, *counters: Counter, estimate: int = 0) -> int:
         account = ChargedCounters.from_counters(counters or [self.counter()])
-        return self.journal.write_intent(Intent(account, int(self.clock.now() * 1000), 7, 7, guess))
+        return self.journal.write_intent(Intent(account, int(self.clock.now() * 1000), 7, 7, estimate))
 
     def spend(self, pico: int, *counters: Counter) -> None:
         self.journal.record(self.begin(*counters), Receipt(UsageCounts(1, 0, 10, 20, pico=pico)))
 
-    async def counted(self, counter: Counter | None = None) -> tuple[int, int]:
+    async def read_counts(self, counter: Counter | None = None) -> tuple[int, int]:
         """Requests and pico-dollars that are in the store."""
         sums = await sum_shards(self.store._store, counter or self.counter())
         pico = sums["cost_usd_micros"] * PICO_PER_MICRO
@@ -93,7 +93,7 @@ class Recording:
 
 
 @asynccontextmanager
-async def recording(
+async def open_recording_harness(
     folder: Path,
     store: Store,
     clock: Clock | None = None,
@@ -101,28 +101,28 @@ async def recording(
     *,
     max_usd: float = 100,
     refuses: bool = False,
-) -> AsyncIterator[Recording]:
+) -> AsyncIterator[RecordingHarness]:
     """As the process has it from its start until it is killed."""
     clock = clock or ManualClock()
     with ExitStack() as stack:
         stack.enter_context(lock_folder(folder))
-        leftovers = recover(folder)
-        ulids = UlidFactory(clock.now, lambda size: next(_chance).to_bytes(size), leftovers.newest_ulid)
-        faulty = Faulty(store)
-        recorder = _recorder(Journal(folder, ulids), leftovers, faulty, clock, max_usd, refuses)
-        made = Recording(folder, faulty, clock, recorder, leftovers)
+        recovered = recover(folder)
+        ulids = UlidFactory(clock.now, lambda size: next(_ulid_counter).to_bytes(size), recovered.newest_ulid)
+        faulty_store = ScriptedFaults(store)
+        recorder = _build_recorder(Journal(folder, ulids), recovered, faulty_store, clock, max_usd, refuses)
+        harness = RecordingHarness(folder, faulty_store, clock, recorder, recovered)
         if scope is not None:
-            made.scope = scope
-        yield made
+            harness.scope = scope
+        yield harness
         recorder.journal._segment.close()
 
 
-def _recorder(
-    journal: Journal, leftovers: RecoveredJournal, store: Any, clock: Clock, max_usd: float, refuses: bool
+def _build_recorder(
+    journal: Journal, recovered: RecoveredJournal, store: Any, clock: Clock, max_usd: float, refuses: bool
 ) -> Recorder:
     return Recorder(
         journal,
-        leftovers.sealed,
+        recovered.sealed,
         SegmentSender(store, clock),
         clock,
         FlushInterval(1.0, 15.0),

@@ -19,7 +19,7 @@ from price_keeper.stores.contract import Put, Store
 _GENSALT = bcrypt.gensalt
 
 
-def cheap_hashes(patch: pytest.MonkeyPatch) -> None:
+def use_cheap_hashes(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(bcrypt, "gensalt", lambda: _GENSALT(4))
 
 
@@ -28,34 +28,34 @@ def new_scope(app: str | None = "web") -> Scope:
     return Scope(str(uuid4()), app)
 
 
-async def made(store: Store, scope: Scope) -> Scope:
+async def create_scope(store: Store, scope: Scope) -> Scope:
     key = schema.org_config_key(scope.org) if scope.app is None else schema.app_config_key(scope.org, scope.app)
     await store.put(Put(key, {"org_name": "Acme", "version": 1}))
     return scope
 
 
-async def registered(store: Store, clock: Clock, scope: Scope) -> IssuedSecret:
-    issued = await register(store, clock, await made(store, scope))
+async def register_scope(store: Store, clock: Clock, scope: Scope) -> IssuedSecret:
+    issued = await register(store, clock, await create_scope(store, scope))
     assert issued is not None
     return issued
 
 
 async def first_secret(store: Store, clock: Clock, scope: Scope) -> str:
-    return await retrieve(store, clock, scope, (await registered(store, clock, scope)).retrieval_token)
+    return await retrieve(store, clock, scope, (await register_scope(store, clock, scope)).retrieval_token)
 
 
-class Meddling:
+class InterceptingStore:
     """A store that does something before or after its verbs, by name; what these raise goes to the caller."""
 
     def __init__(self, store: Any) -> None:
         self._store = store
         self.before: dict[str, Callable[[], Awaitable[None]]] = {}
         self.after: dict[str, Callable[[], Awaitable[None]]] = {}
-        self.asked: list[str] = []
+        self.calls: list[str] = []
 
     def __getattr__(self, verb: str) -> Any:
-        async def meddled(*arguments: Any, **options: Any) -> Any:
-            self.asked.append(verb)
+        async def intercepted(*arguments: Any, **options: Any) -> Any:
+            self.calls.append(verb)
             if (before := self.before.pop(verb, None)) is not None:
                 await before()
             answer = await getattr(self._store, verb)(*arguments, **options)
@@ -63,12 +63,12 @@ class Meddling:
                 await after()
             return answer
 
-        return meddled
+        return intercepted
 
 
-async def lose_the_answer() -> None:
+async def raise_answer_lost() -> None:
     raise StoreUnavailable("by the test", maybe_applied=True)
 
 
-async def be_away() -> None:
+async def raise_unavailable() -> None:
     raise StoreUnavailable("by the test")

@@ -30,46 +30,46 @@ WEB = Scope(ORG, "web")
 SECRET = b"a secret that is long enough for HS256"
 
 
-class Line:
+class FaultyStoreLink:
     """One instance's way to the store: it may fail, it may be slow, and something may happen just before a write."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
-        self.trouble: StoreError | None = None
+        self.failure: StoreError | None = None
         self.lost_answers = 0  # of transactions yet to come
-        self.held: asyncio.Event | None = None
+        self.gate: asyncio.Event | None = None
         self.before_transact: Callable[[Sequence[Write]], Awaitable[Sequence[Write]]] | None = None
-        self.asked: list[str] = []
+        self.calls: list[str] = []
 
-    async def _pass(self, verb: str) -> None:
-        self.asked.append(verb)
+    async def _enter(self, verb: str) -> None:
+        self.calls.append(verb)
         await asyncio.sleep(0)
-        if self.held is not None:
-            await self.held.wait()
-        if self.trouble is not None:
-            raise self.trouble
+        if self.gate is not None:
+            await self.gate.wait()
+        if self.failure is not None:
+            raise self.failure
 
     async def get(self, key: Key, *, consistent: bool = False) -> Item | None:
-        await self._pass("get")
+        await self._enter("get")
         assert consistent, "what is known of sessions is never old"
         return await self.store.get(key, consistent=consistent)
 
     async def get_many(self, keys: Sequence[Key], *, consistent: bool = False) -> list[Item | None]:
-        await self._pass("get_many")
+        await self._enter("get_many")
         assert consistent
         return await self.store.get_many(keys, consistent=consistent)
 
     async def query(self, query: Query) -> Page:
-        await self._pass("query")
+        await self._enter("query")
         assert query.consistent
         return await self.store.query(query)
 
     async def put(self, put: Put) -> None:
-        await self._pass("put")
+        await self._enter("put")
         await self.store.put(put)
 
     async def transact(self, writes: Sequence[Write], *, token: str | None = None) -> None:
-        await self._pass("transact")
+        await self._enter("transact")
         if self.before_transact is not None:
             writes = await self.before_transact(writes)
         await self.store.transact(writes, token=token)
@@ -79,13 +79,13 @@ class Line:
 
 
 @dataclass
-class Instance:
-    line: Line
+class TokenServiceInstance:
+    link: FaultyStoreLink
     tokens: TokenService
     revocation: RevocationList
     sessions: RefreshSessions
 
-    async def is_welcome(self, token: str) -> bool:
+    async def accepts(self, token: str) -> bool:
         """As `identify` asks: without waiting where that can be."""
         claims = self.tokens.verify_access(token)
         try:
@@ -97,27 +97,27 @@ class Instance:
 
 
 @asynccontextmanager
-async def instances(
-    store: Any, clock: Clock, number: int = 1, most: int = 5, **revocation: Any
-) -> AsyncIterator[list[Instance]]:
+async def open_instances(
+    store: Any, clock: Clock, number: int = 1, max_sessions: int = 5, **revocation: Any
+) -> AsyncIterator[list[TokenServiceInstance]]:
     """So many of them; `most` is how many sessions a client may have."""
     async with Tasks(clock) as tasks:
         made = []
         for _ in range(number):
-            line = Line(store)
+            link = FaultyStoreLink(store)
             tokens = TokenService([SigningKey("k1", "HS256", SECRET, SECRET)], "price-keeper", clock.now)
-            revoked = RevocationList(line, clock, tasks, **revocation)  # type: ignore[arg-type]
-            made.append(Instance(line, tokens, revoked, RefreshSessions(line, tokens, revoked, clock, most)))  # type: ignore[arg-type]
+            revocation_list = RevocationList(link, clock, tasks, **revocation)  # type: ignore[arg-type]
+            made.append(TokenServiceInstance(link, tokens, revocation_list, RefreshSessions(link, tokens, revocation_list, clock, max_sessions)))  # type: ignore[arg-type]
         yield made
 
 
-def with_limit(instance: Instance, clock: Clock, most: int) -> Instance:
+def restart_with_limit(instance: TokenServiceInstance, clock: Clock, max_sessions: int) -> TokenServiceInstance:
     """The same, started again with another limit."""
-    sessions = RefreshSessions(instance.line, instance.tokens, instance.revocation, clock, most)  # type: ignore[arg-type]
-    return Instance(instance.line, instance.tokens, instance.revocation, sessions)
+    sessions = RefreshSessions(instance.link, instance.tokens, instance.revocation, clock, max_sessions)  # type: ignore[arg-type]
+    return TokenServiceInstance(instance.link, instance.tokens, instance.revocation, sessions)
 
 
-async def rows(store: Store, scope: Scope = WEB) -> dict[str, Item]:
+async def read_session_rows(store: Store, scope: Scope = WEB) -> dict[str, Item]:
     """All session rows of a client, expired ones too, by sid."""
     client = f"org-{scope.org}" if scope.app is None else f"org-{scope.org}-app-{scope.app}"
     page = await store.query(Query("sessions", client, consistent=True))
@@ -128,7 +128,7 @@ async def rows(store: Store, scope: Scope = WEB) -> dict[str, Item]:
     }
 
 
-async def passing(clock: ManualClock, work: Coroutine[Any, Any, T]) -> T:
+async def run_with_time(clock: ManualClock, work: Coroutine[Any, Any, T]) -> T:
     """Its outcome, however much simulated time it takes."""
     task = asyncio.ensure_future(work)
     while not task.done():
@@ -136,13 +136,13 @@ async def passing(clock: ManualClock, work: Coroutine[Any, Any, T]) -> T:
     return task.result()
 
 
-async def logins(here: Instance, clock: ManualClock, number: int) -> list[Any]:
+async def login_repeatedly(instance: TokenServiceInstance, clock: ManualClock, number: int) -> list[Any]:
     issued = []
     for _ in range(number):
-        issued.append(await here.sessions.login(WEB))
+        issued.append(await instance.sessions.login(WEB))
         await clock.advance(1)
     return issued
 
 
-def blocked(store: MemoryStore, token: str) -> Any:
+def read_refused_token(store: MemoryStore, token: str) -> Any:
     return store.items.get(schema.refused_refresh_token_key(sha256(token.encode()).hexdigest()))

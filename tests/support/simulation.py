@@ -44,11 +44,11 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 USD = 10**12  # in pico
-MOST_STEPS = 100  # of time, that anything takes
+MAX_STEPS = 100  # of time, that anything takes
 SHARDS, TOTALS, STICKY = "usage-agg-sharded", "daily-total", "sticky-state"
 
 
-class Name(NamedTuple):
+class CounterName(NamedTuple):
     """Of a counter, however many shards it has."""
 
     scope: str
@@ -65,7 +65,7 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
         return self._simulated.monotonic()
 
 
-async def _at_once(work: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
+async def _run_now(work: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
     return work(*arguments, **named)
 
 
@@ -76,7 +76,7 @@ def simulated(clock: ManualClock) -> Iterator[tuple[SimulatedLoop, Path]]:
     loop = SimulatedLoop(clock)
     with (
         tempfile.TemporaryDirectory(dir=in_memory if in_memory.is_dir() else None) as folder,
-        mock.patch("asyncio.to_thread", _at_once),
+        mock.patch("asyncio.to_thread", _run_now),
         mock.patch("os.fsync", return_value=None),
     ):
         try:
@@ -102,40 +102,40 @@ class SkewedClock:
         await self.true.sleep(seconds)
 
 
-class World:
+class FleetWorld:
     """The store, and what was really written to it and when."""
 
     def __init__(self, clock: ManualClock, folder: Path) -> None:
         self.clock = clock
         self.folder = folder
         self.store = MemoryStore()
-        self.applied: list[tuple[str, Name, int]] = []  # by whom, to what, how much
-        self.recorded: Sums[tuple[str, Name]] = Sums()  # all that ever was, by whom
+        self.applied: list[tuple[str, CounterName, int]] = []  # by whom, to what, how much
+        self.recorded: Sums[tuple[str, CounterName]] = Sums()  # all that ever was, by whom
         self.history: dict[Key, list[Item]] = {}  # of totals
         self.violations: list[str] = []
         self.chance = count(1)
 
-    def flushed(self, name: Name, until: int | None = None, owner: str | None = None) -> int:
+    def flushed(self, name: CounterName, until: int | None = None, owner: str | None = None) -> int:
         return sum(pico for who, what, pico in self.applied[:until] if what == name and owner in (None, who))
 
-    def truth(self, name: Name) -> int:
+    def truth(self, name: CounterName) -> int:
         return sum(pico for (_, what), pico in self.recorded.items() if what == name)
 
-    def note(self, owner: str, writes: Sequence[Write]) -> None:
+    def record_writes(self, owner: str, writes: Sequence[Write]) -> None:
         for write in writes:
             if isinstance(write, Update) and write.key.table == SHARDS:
                 self.applied.append((owner, name_of(write.key), to_pico(write.add[COST_ATTRIBUTE])))
 
 
-def name_of(key: Key) -> Name:
+def name_of(key: Key) -> CounterName:
     scope, _, rest = key.pk.partition("#LABEL#")
-    return Name(scope, rest.partition("#SH#")[0], key.sk)
+    return CounterName(scope, rest.partition("#SH#")[0], key.sk)
 
 
-class Line:
+class CheckedStoreLink:
     """One component's way to the store."""
 
-    def __init__(self, world: World, owner: str, clock: SkewedClock) -> None:
+    def __init__(self, world: FleetWorld, owner: str, clock: SkewedClock) -> None:
         self._world = world
         self._store = world.store
         self._owner = owner
@@ -144,72 +144,72 @@ class Line:
         self.loses_answers = False
         self.next_fault = ""  # "away" or "lost", of the next thing that is asked
         self.is_behind = False  # reads that need not be consistent are not
-        self.held: asyncio.Event | None = None
-        self.holds_before = False
-        self._passing = 0  # how many are let through before that
-        self.read: dict[Name, int] = {}  # how much of what was applied, when it last read the shards
-        self.known: dict[Name, dict[float, int]] = {}  # the same, by when the reading began
+        self.blocked: asyncio.Event | None = None
+        self.blocks_before = False
+        self._calls_before_block = 0  # how many are let through before that
+        self.last_read: dict[CounterName, int] = {}  # how much of what was applied, when it last read the shards
+        self.reads_by_start: dict[CounterName, dict[float, int]] = {}  # the same, by when the reading began
         self.ages: list[tuple[float, float]] = []  # when totals were read, and how old they were
         self._quotas: Any = {}  # micro-USD, as last read
 
-    def hold(self, is_before: bool, passing: int) -> None:
+    def block(self, is_before: bool, passing: int) -> None:
         """What is asked after so many more is not carried out, or not answered, until it is let go."""
-        self.held, self.holds_before, self._passing = asyncio.Event(), is_before, passing
+        self.blocked, self.blocks_before, self._calls_before_block = asyncio.Event(), is_before, passing
 
-    def let_go(self) -> None:
-        if self.held is not None:
-            self.held.set()
-        self.held = None
+    def unblock(self) -> None:
+        if self.blocked is not None:
+            self.blocked.set()
+        self.blocked = None
 
-    async def _way(self, is_before: bool) -> None:
-        if self.held is not None and self.holds_before is is_before:
-            self._passing -= 1
-            if self._passing < 0:
-                await self.held.wait()
-        if is_before and (self.is_away or self._meets("away")):
+    async def _pass(self, is_before: bool) -> None:
+        if self.blocked is not None and self.blocks_before is is_before:
+            self._calls_before_block -= 1
+            if self._calls_before_block < 0:
+                await self.blocked.wait()
+        if is_before and (self.is_away or self._take_fault("away")):
             raise StoreUnavailable("away")
-        if not is_before and (self.loses_answers or self._meets("lost")):
+        if not is_before and (self.loses_answers or self._take_fault("lost")):
             raise StoreUnavailable("the answer was lost", maybe_applied=True)
 
-    def _meets(self, fault: str) -> bool:
+    def _take_fault(self, fault: str) -> bool:
         if self.next_fault != fault:
             return False
         self.next_fault = ""
         return True
 
-    async def _asked(self, work: Coroutine[Any, Any, T]) -> T:
+    async def _send(self, work: Coroutine[Any, Any, T]) -> T:
         try:
-            await self._way(True)
+            await self._pass(True)
         except BaseException:
             work.close()
             raise
-        found = await work
-        await self._way(False)
-        return found
+        result = await work
+        await self._pass(False)
+        return result
 
     async def get(self, key: Key, *, consistent: bool = False) -> Item | None:
-        return await self._asked(self._store.get(key))
+        return await self._send(self._store.get(key))
 
     async def query(self, query: Any) -> Any:
-        return await self._asked(self._store.query(query))
+        return await self._send(self._store.query(query))
 
     async def get_many(self, keys: Sequence[Key], *, consistent: bool = False) -> list[Item | None]:
         began = self._clock.monotonic()
-        return await self._asked(self._noted_reading(keys, began, consistent))
+        return await self._send(self._record_reading(keys, began, consistent))
 
-    async def _noted_reading(self, keys: Sequence[Key], began: float, consistent: bool) -> list[Item | None]:
-        found = await self._store.get_many(keys)
+    async def _record_reading(self, keys: Sequence[Key], began: float, consistent: bool) -> list[Item | None]:
+        items = await self._store.get_many(keys)
         for number, key in enumerate(keys):
             if key.table == SHARDS:
                 assert consistent
-                name, held = name_of(key), len(self._world.applied)
-                self.read[name] = held
-                self.known.setdefault(name, {})[began] = held
+                name, applied = name_of(key), len(self._world.applied)
+                self.last_read[name] = applied
+                self.reads_by_start.setdefault(name, {})[began] = applied
             elif key.table == TOTALS:
-                found[number] = self._read_total(key)
+                items[number] = self._read_total(key)
             elif key.sk == "CONFIG":
-                self._quotas = cast(Item, found[number])["quotas"]
-        return found
+                self._quotas = cast(Item, items[number])["quotas"]
+        return items
 
     def _read_total(self, key: Key) -> Item | None:
         history = self._world.history.get(key)
@@ -221,15 +221,15 @@ class Line:
         return item
 
     async def put(self, put: Put) -> None:
-        await self._asked(self._noted_put(put))
+        await self._send(self._record_put(put))
 
-    async def _noted_put(self, put: Put) -> None:
+    async def _record_put(self, put: Put) -> None:
         await self._store.put(put)
         if put.key.table == TOTALS:
             self._world.history.setdefault(put.key, []).append(put.item)
 
     async def update(self, update: Update) -> Item:
-        return await self._asked(self._checked_update(update))
+        return await self._send(self._checked_update(update))
 
     async def _checked_update(self, update: Update) -> Item:
         """The active label never goes back, but by a new ordering, and moves on only when it is really spent."""
@@ -240,22 +240,22 @@ class Line:
             if now <= was:
                 self._world.violations.append(f"the active label goes from {was} to {now}")
         if update.key.table == STICKY:
-            left = str(after["previous_model_label"])
-            truth = self._world.truth(Name(update.key.pk, left, update.key.sk))
-            if truth < self._quotas[left] * PICO_PER_MICRO:
-                self._world.violations.append(f"{left} is left when {truth} is spent")
+            previous_label = str(after["previous_model_label"])
+            truth = self._world.truth(CounterName(update.key.pk, previous_label, update.key.sk))
+            if truth < self._quotas[previous_label] * PICO_PER_MICRO:
+                self._world.violations.append(f"{previous_label} is left when {truth} is spent")
         return after
 
     async def transact(self, writes: Sequence[Write], *, token: str | None = None) -> None:
-        await self._asked(self._noted_transaction(writes))
+        await self._send(self._record_transaction(writes))
 
-    async def _noted_transaction(self, writes: Sequence[Write]) -> None:
+    async def _record_transaction(self, writes: Sequence[Write]) -> None:
         await self._store.transact(writes)
-        self._world.note(self._owner, writes)
+        self._world.record_writes(self._owner, writes)
 
 
 @dataclass
-class Call:
+class FleetCall:
     account: ChargedCounters
     number: int
     expected: int
@@ -263,35 +263,35 @@ class Call:
 
 
 @dataclass
-class Process:
+class SimulatedProcess:
     """A sidecar in one of its lives."""
 
-    world: World
+    world: FleetWorld
     name: str
     clock: SkewedClock
     config: Config = field(default_factory=Config.development)
     lives: int = 0
-    open: list[Call] = field(default_factory=list)
+    open: list[FleetCall] = field(default_factory=list)
     alerts: Any = None
 
     def start(self) -> None:
         folder = self.world.folder / self.name
         folder.mkdir(exist_ok=True)
-        left = recover(folder)
-        self.lines = {role: Line(self.world, self.name, self.clock) for role in ("flush", "look", "total")}
-        flush, look, total = (cast(Store, line) for line in self.lines.values())
-        ulids = UlidFactory(self.clock.now, lambda size: next(self.world.chance).to_bytes(size), left.newest_ulid)
+        recovered = recover(folder)
+        self.links = {role: CheckedStoreLink(self.world, self.name, self.clock) for role in ("flush", "look", "total")}
+        flush, look, total = (cast(Store, line) for line in self.links.values())
+        ulids = UlidFactory(self.clock.now, lambda size: next(self.world.chance).to_bytes(size), recovered.newest_ulid)
         self.journal = Journal(folder, ulids)
         self.recorder = Recorder(
             self.journal,
-            left.sealed,
+            recovered.sealed,
             SegmentSender(flush, self.clock),
             self.clock,
             FlushInterval(self.config.journal.flush_interval_secs, self.config.journal.flush_interval_max_secs),
             max_unflushed_pico=10**6 * USD,
         )
         self.tasks = Tasks(self.clock)
-        self.standings = BudgetRegistry(self.config, look, self.recorder, self.clock, self.tasks, self.alerts)
+        self.budget_registry = BudgetRegistry(self.config, look, self.recorder, self.clock, self.tasks, self.alerts)
         self.aggregator = Aggregator(total, self.clock, self.config.aggregator.interval_secs)
         self.work: list[asyncio.Task[Any]] = []
 
@@ -307,43 +307,43 @@ class Process:
             self._count(call, call.expected)
         self.open.clear()
 
-    async def payer(self, caller: Caller) -> CallerDay:
-        return self.standings.cached(caller) or await self.standings.load(caller)
+    async def caller_day(self, caller: Caller) -> CallerDay:
+        return self.budget_registry.cached(caller) or await self.budget_registry.load(caller)
 
-    async def begin(self, caller: Caller, label: str, expected: int) -> Call:
+    async def begin(self, caller: Caller, label: str, expected: int) -> FleetCall:
         """Raises Refusal and InvalidRequest."""
-        standing = (payer := await self.payer(caller)).budget
-        serving = standing.decide(label, False).label
-        quota = standing.settings.quotas.get(serving)
-        assert quota is None or standing.get_tracker(serving).committed < quota
-        account = payer.get_charged_counters(serving)
+        state = (caller_day := await self.caller_day(caller)).budget
+        serving = state.decide(label, False).label
+        quota = state.settings.quotas.get(serving)
+        assert quota is None or state.get_tracker(serving).committed < quota
+        account = caller_day.get_charged_counters(serving)
         number = self.journal.write_intent(Intent(account, int(self.clock.now() * 1000), 1, 1, expected))
-        call = Call(account, number, expected, serving)
+        call = FleetCall(account, number, expected, serving)
         self.open.append(call)
         return call
 
-    def end(self, call: Call, pico: int) -> None:
+    def end(self, call: FleetCall, pico: int) -> None:
         self.open.remove(call)
         self.journal.record(call.number, Receipt(UsageCounts(1, 0, 1, 1, pico=pico)) if pico else None)
         self._count(call, pico)
 
-    def _count(self, call: Call, pico: int) -> None:
+    def _count(self, call: FleetCall, pico: int) -> None:
         for counter in call.account.counters:
-            self.world.recorded[self.name, Name(*counter[:3])] += pico
+            self.world.recorded[self.name, CounterName(*counter[:3])] += pico
 
-    async def add_up(self) -> None:
+    async def add_up_totals(self) -> None:
         with suppress(StoreError):
             await self.aggregator.run()
 
-    def spent(self) -> Iterator[tuple[Name, SpendTracker]]:
+    def spend_trackers(self) -> Iterator[tuple[CounterName, SpendTracker]]:
         """Of what calls can be paid from: standings by defaults alone are left as soon as better is known."""
-        for standing in {id(payer.budget): payer.budget for payer, _ in self.standings._caller_days.values()}.values():
-            for label, spent in standing._trackers.items():
-                yield Name(standing.scope.key, label, standing.span.key), spent
+        for state in {id(payer.budget): payer.budget for payer, _ in self.budget_registry._caller_days.values()}.values():
+            for label, spent in state._trackers.items():
+                yield CounterName(state.scope.key, label, state.span.key), spent
 
-    def least(self, name: Name, spent: SpendTracker) -> int:
+    def min_known_spend(self, name: CounterName, spent: SpendTracker) -> int:
         """What it must at least know of: all that it last read exactly, and all its own that was not in there."""
-        read = self.lines["look"].known.get(name, {}).get(spent.exact_at)
+        read = self.links["look"].reads_by_start.get(name, {}).get(spent.exact_at)
         if read is None:
             return sum(pico for counter, pico in self.recorder.unflushed_by_counter().items() if counter[:3] == name)
         world = self.world
@@ -352,23 +352,23 @@ class Process:
 
     def check(self) -> None:
         assert self.world.violations == []
-        for name, spent in self.spent():
-            assert 0 <= self.least(name, spent) <= spent.spent <= self.world.truth(name)
+        for name, spent in self.spend_trackers():
+            assert 0 <= self.min_known_spend(name, spent) <= spent.spent <= self.world.truth(name)
             under_way = [call.expected for call in self.open if spent in call.account.spend_listeners]
             assert spent.in_flight == sum(under_way)
 
-    def keep_going(self) -> None:
+    def start_background_tasks(self) -> None:
         """As a sidecar does by itself."""
         self.tasks.start("flush timer", self.recorder.run_flush_timer)
         self.tasks.start("flush", self.recorder.run_flushes)
-        self.tasks.run_every("totals", self.config.aggregator.interval_secs, self.add_up, jitter=AGGREGATE_JITTER)
+        self.tasks.run_every("totals", self.config.aggregator.interval_secs, self.add_up_totals, jitter=AGGREGATE_JITTER)
 
 
-async def in_time(clock: ManualClock, work: Coroutine[Any, Any, T]) -> T:
+async def run_with_time(clock: ManualClock, work: Coroutine[Any, Any, T]) -> T:
     """While time passes, as far as the work takes it. The work itself must not wait for all to be settled."""
     task = asyncio.get_running_loop().create_task(work)
     await settle()
-    for _ in range(MOST_STEPS):
+    for _ in range(MAX_STEPS):
         if task.done():
             break
         await clock.advance(0.5)

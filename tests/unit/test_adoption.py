@@ -25,8 +25,8 @@ from price_keeper.stores.contract import Store
 from tests.support.clock import ManualClock
 from tests.support.hard_rows import a_name, bucket_of
 from tests.support.memory_store import MemoryStore
-from tests.support.recording import Faulty, recording
-from tests.support.recording import Recording as Left
+from tests.support.recording import ScriptedFaults, open_recording_harness
+from tests.support.recording import RecordingHarness as Left
 from tests.unit.test_holds_of_runs import spend, taken_for
 
 
@@ -46,16 +46,16 @@ async def run_of(folder: Path, store: Any, workers: int = 1, **more: Any) -> Asy
 
 async def left_by(folder: Path, store: Store, number: int, pico: int) -> Left:
     """By a worker that was killed: one call is recorded, one is under way."""
-    async with recording(locate_worker_folder(folder, number), store) as left:
+    async with open_recording_harness(locate_worker_folder(folder, number), store) as left:
         left.spend(pico)
-        left.begin(guess=7)
+        left.begin(estimate=7)
     return left
 
 
 async def counted(store: Store, *lefts: Left) -> list[tuple[int, int]]:
     for left in lefts:
-        left.store = Faulty(store)
-    return [await left.counted() for left in lefts]
+        left.store = ScriptedFaults(store)
+    return [await left.read_counts() for left in lefts]
 
 
 async def test_all_that_this_run_has_no_worker_for_is_taken_over(tmp_path: Path, exact_store: Store) -> None:
@@ -76,7 +76,7 @@ async def test_all_that_this_run_has_no_worker_for_is_taken_over(tmp_path: Path,
 
 
 async def test_while_the_store_is_away_nothing_is_lost_or_forgotten(tmp_path: Path, exact_store: Store) -> None:
-    left, away = await left_by(tmp_path, exact_store, 2, 10**12), Faulty(exact_store)
+    left, away = await left_by(tmp_path, exact_store, 2, 10**12), ScriptedFaults(exact_store)
     away.is_away = True
     async with run_of(tmp_path, away, max_unflushed_usd=1) as running:
         assert not await running.recorder.flush()
@@ -121,7 +121,7 @@ class _Books:
 
 
 async def test_what_it_held_of_hard_budgets_goes_back(tmp_path: Path) -> None:
-    store, clock, name = Faulty(MemoryStore()), ManualClock(), a_name()
+    store, clock, name = ScriptedFaults(MemoryStore()), ManualClock(), a_name()
     await store.put(rows.build_bucket(name, 1000, 1, [], 0, 0))
     async with open_recording(config_of(tmp_path / "worker-1"), store, clock) as killed:  # type: ignore[arg-type]
         spend(killed, await taken_for(killed, name, 500), 100, 20)

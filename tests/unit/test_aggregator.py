@@ -15,38 +15,38 @@ from price_keeper.recording.aggregator import AS_OF_ATTRIBUTE, Aggregator, sum_s
 from price_keeper.recording.entries import PICO_PER_MICRO, Counter
 from price_keeper.stores.contract import Item, Key, Page, Query, Store
 
-from tests.support.recording import Recording, recording
+from tests.support.recording import RecordingHarness, open_recording_harness
 
 INTERVAL = 60.0
 
 
 @pytest.fixture
-async def rec(tmp_path: Path, exact_store: Store, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Recording]:
-    async with recording(tmp_path / "journal", exact_store) as made:
+async def rec(tmp_path: Path, exact_store: Store, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[RecordingHarness]:
+    async with open_recording_harness(tmp_path / "journal", exact_store) as made:
         # The servers' tables are shared by all tests: each has a list of active counters of its own.
         monkeypatch.setattr(module.schema, "active_counters", lambda day: f"ACTIVE#{made.scope.org}#{day}")
         yield made
 
 
-def aggregator(rec: Recording, store: Any = None) -> Aggregator:
+def aggregator(rec: RecordingHarness, store: Any = None) -> Aggregator:
     made = Aggregator(store or rec.store, rec.clock, INTERVAL)
     made._has_looked_back = True
     return made
 
 
-async def spend(rec: Recording, pico: int, *counters: Counter) -> None:
+async def spend(rec: RecordingHarness, pico: int, *counters: Counter) -> None:
     rec.spend(pico, *counters)
     assert await rec.recorder.flush()
 
 
-async def total(rec: Recording, counter: Counter | None = None) -> tuple[int, int] | None:
+async def total(rec: RecordingHarness, counter: Counter | None = None) -> tuple[int, int] | None:
     item = await rec.store.get(build_total_key(counter or rec.counter()), consistent=True)
     if item is None:
         return None
     return int(item["requests"]), int(item["cost_usd_micros"] * PICO_PER_MICRO)  # type: ignore[arg-type,operator,call-overload]
 
 
-async def test_a_total_is_the_sum_of_its_shards(rec: Recording) -> None:
+async def test_a_total_is_the_sum_of_its_shards(rec: RecordingHarness) -> None:
     for pico in range(1, 30):
         await spend(rec, pico)
     await spend(rec, 77, rec.counter("economy"), rec.counter("economy", "20261117"))
@@ -56,7 +56,7 @@ async def test_a_total_is_the_sum_of_its_shards(rec: Recording) -> None:
     assert await total(rec, rec.counter("economy", "20261117")) == (1, 77)
 
 
-async def test_every_total_is_told_of_whoever_wrote_it(rec: Recording) -> None:
+async def test_every_total_is_told_of_whoever_wrote_it(rec: RecordingHarness) -> None:
     await spend(rec, 7)
     told = list[tuple[str, int, float]]()
     for each in (aggregator(rec), aggregator(rec)):
@@ -67,7 +67,7 @@ async def test_every_total_is_told_of_whoever_wrote_it(rec: Recording) -> None:
     assert told == [("premium", 7, pytest.approx(began, abs=0.01))] * 2  # written by the first, found by the other
 
 
-async def test_a_fresh_total_is_left_alone_unless_its_stamp_is_in_the_future(rec: Recording) -> None:
+async def test_a_fresh_total_is_left_alone_unless_its_stamp_is_in_the_future(rec: RecordingHarness) -> None:
     await spend(rec, 1)
     first, second = aggregator(rec), aggregator(rec)
     await first.run()
@@ -110,7 +110,7 @@ class Slow:
         return found
 
 
-async def test_one_that_was_held_up_does_not_lower_a_total(rec: Recording) -> None:
+async def test_one_that_was_held_up_does_not_lower_a_total(rec: RecordingHarness) -> None:
     await spend(rec, 5)
     slow = Slow(rec.store)
     late = asyncio.create_task(aggregator(rec, slow).run())
@@ -125,7 +125,7 @@ async def test_one_that_was_held_up_does_not_lower_a_total(rec: Recording) -> No
     assert await total(rec) == (3, 18)  # it saw that it was late, and read again
 
 
-async def test_ten_at_once_under_way_of_spending(tmp_path: Path, rec: Recording, monkeypatch: Any) -> None:
+async def test_ten_at_once_under_way_of_spending(tmp_path: Path, rec: RecordingHarness, monkeypatch: Any) -> None:
     chance = random.Random(7)
     seen: list[tuple[int, int]] = []
 
@@ -161,10 +161,10 @@ async def test_ten_at_once_under_way_of_spending(tmp_path: Path, rec: Recording,
     last._interval = 0
     await last.run()
     sums = await sum_shards(rec.store, rec.counter())
-    assert await total(rec) == (61, int(sums["cost_usd_micros"] * PICO_PER_MICRO)) == await rec.counted()
+    assert await total(rec) == (61, int(sums["cost_usd_micros"] * PICO_PER_MICRO)) == await rec.read_counts()
 
 
-async def test_what_a_pod_left_behind_is_folded_by_another_days_later(rec: Recording) -> None:
+async def test_what_a_pod_left_behind_is_folded_by_another_days_later(rec: RecordingHarness) -> None:
     await spend(rec, 5)
     await rec.clock.advance(4 * 86_400)
     await aggregator(rec).run()
@@ -181,7 +181,7 @@ async def test_what_a_pod_left_behind_is_folded_by_another_days_later(rec: Recor
     assert (again.totals_written, again.totals_fresh) == (0, 1)  # it was read after the last day on which it was written to
 
 
-async def test_yesterdays_totals_are_read_no_more_once_they_are_final(rec: Recording) -> None:
+async def test_yesterdays_totals_are_read_no_more_once_they_are_final(rec: RecordingHarness) -> None:
     await spend(rec, 5)
     await rec.clock.advance(15 * 3600)  # 3 o'clock, well past midnight
     one = aggregator(rec)
@@ -194,7 +194,7 @@ async def test_yesterdays_totals_are_read_no_more_once_they_are_final(rec: Recor
     assert await total(rec) == (2, 11)
 
 
-async def test_a_stamp_says_when_the_reading_began(rec: Recording) -> None:
+async def test_a_stamp_says_when_the_reading_began(rec: RecordingHarness) -> None:
     await spend(rec, 5)
     began = rec.clock.now()
     slow = Slow(rec.store)
@@ -209,7 +209,7 @@ async def test_a_stamp_says_when_the_reading_began(rec: Recording) -> None:
 
 
 async def test_a_store_that_is_away_is_told_in_one_line_each_time(
-    rec: Recording, caplog: pytest.LogCaptureFixture
+    rec: RecordingHarness, caplog: pytest.LogCaptureFixture
 ) -> None:
     await spend(rec, 5)
     one = aggregator(rec, Away())

@@ -22,7 +22,7 @@ from price_keeper.stores.contract import Put
 
 from tests.support.clock import ManualClock, settle
 from tests.support.memory_store import MemoryStore
-from tests.support.sessions import ORG, WEB, Instance, instances
+from tests.support.sessions import ORG, WEB, TokenServiceInstance, open_instances
 
 HOUR = 3600.0
 MOST = 3  # sessions of the client
@@ -43,9 +43,9 @@ class Wrong:
 
 
 @asynccontextmanager
-async def pair(store: MemoryStore, clock: ManualClock) -> AsyncIterator[tuple[Instance, Instance, Wrong]]:
+async def pair(store: MemoryStore, clock: ManualClock) -> AsyncIterator[tuple[TokenServiceInstance, TokenServiceInstance, Wrong]]:
     wrong = Wrong(clock)
-    async with instances(store, clock, most=MOST) as (right,), instances(store, wrong, most=MOST) as (other,):
+    async with open_instances(store, clock, most=MOST) as (right,), open_instances(store, wrong, most=MOST) as (other,):
         yield right, other, wrong
 
 
@@ -60,14 +60,14 @@ async def test_a_jump_while_the_store_is_asked_lets_no_revoked_token_in(by_sessi
             await right.revocation.revoke_session(issued.sid, claims.expires)
         else:
             await right.revocation.revoke_token(claims)
-        other.line.held = asyncio.Event()
-        waiting = asyncio.ensure_future(other.is_welcome(issued.access.token))
+        other.link.gate = asyncio.Event()
+        waiting = asyncio.ensure_future(other.accepts(issued.access.token))
         await settle()
         wrong.off = 2 * HOUR
-        other.line.held.set()
+        other.link.gate.set()
         assert not await waiting
         wrong.off = 0.0
-        assert not await other.is_welcome(issued.access.token)
+        assert not await other.accepts(issued.access.token)
 
 
 @pytest.mark.parametrize("off", [HOUR, -HOUR])
@@ -100,7 +100,7 @@ async def test_a_clock_set_back_makes_nothing_new_of_what_is_known_of_a_secret(b
     await clients.verify(client, new)
 
 
-async def alive(instance: Instance, tokens: list[str]) -> int:
+async def alive(instance: TokenServiceInstance, tokens: list[str]) -> int:
     """How many of them get another pair."""
     count = 0
     for token in tokens:
@@ -119,14 +119,14 @@ class Story:
     dice: random.Random
     clock: ManualClock
     wrong: Wrong
-    right: Instance
-    other: Instance
+    right: TokenServiceInstance
+    other: TokenServiceInstance
     issued: list[Any] = field(default_factory=list)
     revoked: dict[str, float] = field(default_factory=dict)  # tokens, and since when, by the monotonic clock
     known: dict[str, int] = field(default_factory=dict)  # when they expire
 
     @property
-    def anybody(self) -> Instance:
+    def anybody(self) -> TokenServiceInstance:
         return self.dice.choice((self.right, self.other))
 
     async def login(self) -> None:
@@ -163,7 +163,7 @@ class Story:
         for instance, now in ((self.right, self.clock.now()), (self.other, self.wrong.now())):
             for token, expires in self.known.items():
                 try:
-                    is_welcome = await instance.is_welcome(token)
+                    is_welcome = await instance.accepts(token)
                 except (AccessDenied, TokenExpired):
                     continue
                 since = self.revoked.get(token)

@@ -21,7 +21,7 @@ from price_keeper.stores import schema
 from price_keeper.stores.contract import Put
 from price_keeper.stores.sqlite import SqliteStore
 
-from tests.support.secrets_kept import cheap_hashes
+from tests.support.secrets_kept import use_cheap_hashes
 
 ORG = "550e8400-e29b-41d4-a716-446655440000"
 WEB = f"org-{ORG}-app-web"
@@ -38,7 +38,7 @@ class Time:
 
 @pytest.fixture(autouse=True)
 def _cheap(monkeypatch: pytest.MonkeyPatch) -> None:
-    cheap_hashes(monkeypatch)
+    use_cheap_hashes(monkeypatch)
 
 
 @pytest.fixture

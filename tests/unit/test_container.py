@@ -17,15 +17,15 @@ from price_keeper.stores.contract import Put, Update
 
 from tests.support.clock import ManualClock
 from tests.support.memory_store import MemoryStore
-from tests.support.secrets_kept import cheap_hashes, first_secret
-from tests.support.sessions import ORG, WEB, Instance, instances
+from tests.support.secrets_kept import use_cheap_hashes, first_secret
+from tests.support.sessions import ORG, WEB, TokenServiceInstance, open_instances
 
 CLIENT = build_client_id(WEB.org, WEB.app)
 
 
 @pytest.fixture(autouse=True)
 def _cheap(monkeypatch: pytest.MonkeyPatch) -> None:
-    cheap_hashes(monkeypatch)
+    use_cheap_hashes(monkeypatch)
 
 
 @pytest.fixture
@@ -41,9 +41,9 @@ def store() -> MemoryStore:
 class Served:
     """One instance that hands out credentials."""
 
-    def __init__(self, instance: Instance, clock: ManualClock) -> None:
+    def __init__(self, instance: TokenServiceInstance, clock: ManualClock) -> None:
         self.instance = instance
-        self.clients = ClientVerifier(instance.line, clock.now)  # type: ignore[arg-type]
+        self.clients = ClientVerifier(instance.link, clock.now)  # type: ignore[arg-type]
         wrong = LoginThrottle(clock.monotonic)
         self._made = LocalCredentialIssuer(
             self.clients, instance.tokens, clock.now, instance.revocation.is_revoked, wrong
@@ -53,12 +53,12 @@ class Served:
         return (await self._made.issue_throttled("127.0.0.1", f"{CLIENT}:{secret}"))["Token"]
 
     async def is_welcome(self, token: str) -> bool:
-        return await self.instance.is_welcome(token)
+        return await self.instance.accepts(token)
 
 
 @pytest.fixture
 async def two(store: MemoryStore, clock: ManualClock) -> AsyncIterator[list[Served]]:
-    async with instances(store, clock, 2) as made:
+    async with open_instances(store, clock, 2) as made:
         yield [Served(each, clock) for each in made]
 
 
@@ -92,12 +92,12 @@ async def test_whoever_fetches_on_every_call_costs_a_read_or_two_a_minute(
 ) -> None:
     here, _ = two
     await here.token(secret)
-    here.instance.line.asked.clear()
+    here.instance.link.calls.clear()
     for _ in range(6000):
         await here.token(secret)
         await clock.advance(0.1)
-    assert here.instance.line.asked.count("get_many") <= 21
-    assert here.instance.line.asked.count("get") <= 11
+    assert here.instance.link.calls.count("get_many") <= 21
+    assert here.instance.link.calls.count("get") <= 11
 
 
 async def test_what_was_made_by_what_is_over_is_not_handed_out(

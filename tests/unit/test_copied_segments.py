@@ -19,29 +19,29 @@ from price_keeper.recording.sender import SegmentSender
 from price_keeper.stores import schema
 from price_keeper.stores.contract import EXPIRY_ATTRIBUTE, ItemMissing, Page, Put, Query, Store
 
-from tests.support.recording import Recording, recording
+from tests.support.recording import RecordingHarness, open_recording_harness
 
 GUESS = 1000
 
 
 @pytest.fixture
-async def rec(tmp_path: Path, exact_store: Store) -> AsyncIterator[Recording]:
-    async with recording(tmp_path / "journal", exact_store) as made:
+async def rec(tmp_path: Path, exact_store: Store) -> AsyncIterator[RecordingHarness]:
+    async with open_recording_harness(tmp_path / "journal", exact_store) as made:
         yield made
 
 
-def copied(rec: Recording, name: str) -> Path:
+def copied(rec: RecordingHarness, name: str) -> Path:
     return Path(shutil.copytree(rec.folder, rec.folder.parent / name))
 
 
-async def replayed(rec: Recording, folder: Path) -> SegmentSender:
+async def replayed(rec: RecordingHarness, folder: Path) -> SegmentSender:
     sender = SegmentSender(rec.store, rec.clock)
     for sealed in recover(folder).sealed:
         await sender.send(sealed)
     return sender
 
 
-def ends(rec: Recording, number: int, pico: int) -> None:
+def ends(rec: RecordingHarness, number: int, pico: int) -> None:
     rec.journal.record(number, Receipt(UsageCounts(1, 0, 10, 20, pico=pico)))
 
 
@@ -49,7 +49,7 @@ def segments(folder: Path) -> list[Path]:
     return sorted(folder.glob(f"*{SEGMENT_SUFFIX}"))
 
 
-async def markers(rec: Recording, ulid: str) -> dict[str, Any]:
+async def markers(rec: RecordingHarness, ulid: str) -> dict[str, Any]:
     page = await rec.store.query(Query("request-dedup", f"SEG#{ulid}", consistent=True))
     return {row.key.sk: row.item for row in page.rows}
 
@@ -57,7 +57,7 @@ async def markers(rec: Recording, ulid: str) -> dict[str, Any]:
 # Copies that grow.
 
 
-async def test_replay_of_copy_then_of_dead_original_counts_every_call(rec: Recording, tmp_path: Path) -> None:
+async def test_replay_of_copy_then_of_dead_original_counts_every_call(rec: RecordingHarness, tmp_path: Path) -> None:
     for _ in range(5):
         rec.spend(7)
     copy = copied(rec, "copy")
@@ -65,46 +65,46 @@ async def test_replay_of_copy_then_of_dead_original_counts_every_call(rec: Recor
         rec.spend(11)
     original = copied(rec, "original")  # as its process leaves it
     await replayed(rec, copy)
-    assert await rec.counted() == (5, 35)
+    assert await rec.read_counts() == (5, 35)
     await replayed(rec, original)
-    assert await rec.counted() == (11, 101)
+    assert await rec.read_counts() == (11, 101)
     assert segments(copy) == segments(original) == []
 
 
-async def test_flush_of_living_owner_after_replays_of_copies_counts_every_call(rec: Recording) -> None:
+async def test_flush_of_living_owner_after_replays_of_copies_counts_every_call(rec: RecordingHarness) -> None:
     for number, calls in enumerate((5, 8, 4)):
         for _ in range(calls):
             rec.spend(7)
         await replayed(rec, copied(rec, f"copy{number}"))
-        assert await rec.counted() == (sum((5, 8, 4)[: number + 1]), 7 * sum((5, 8, 4)[: number + 1]))
+        assert await rec.read_counts() == (sum((5, 8, 4)[: number + 1]), 7 * sum((5, 8, 4)[: number + 1]))
     for _ in range(11):
         rec.spend(7)
     assert await rec.recorder.flush()
-    assert await rec.counted() == (28, 196)
+    assert await rec.read_counts() == (28, 196)
     assert rec.recorder.sender.rejected_ulids == []
     assert len(rec.segments()) == 1
 
 
-async def test_replay_of_shorter_copy_after_longer_adds_nothing(rec: Recording) -> None:
+async def test_replay_of_shorter_copy_after_longer_adds_nothing(rec: RecordingHarness) -> None:
     rec.spend(7)
     short = copied(rec, "short")
     rec.spend(7)
     assert await rec.recorder.flush()
     sender = await replayed(rec, short)
-    assert (await rec.counted(), sender.repeated_parts, sender.outdated_folders) == ((2, 14), 1, {short})
+    assert (await rec.read_counts(), sender.repeated_parts, sender.outdated_folders) == ((2, 14), 1, {short})
     assert segments(short) == []
 
 
 async def test_estimate_of_replayed_copy_stays_and_its_record_is_reported(
-    rec: Recording, caplog: pytest.LogCaptureFixture
+    rec: RecordingHarness, caplog: pytest.LogCaptureFixture
 ) -> None:
-    call = rec.begin(guess=GUESS)
+    call = rec.begin(estimate=GUESS)
     await replayed(rec, copied(rec, "copy"))
     ends(rec, call, 3)
     rec.spend(7)
     with caplog.at_level(logging.WARNING):
         assert await rec.recorder.flush()
-    assert await rec.counted() == (2, GUESS + 7)
+    assert await rec.read_counts() == (2, GUESS + 7)
     assert rec.recorder.sender.late_calls == 1
     assert "1 calls stay counted as estimated" in caplog.text
 
@@ -114,8 +114,8 @@ async def test_estimate_stays_when_its_call_is_carried_into_later_segments(
     tmp_path: Path, exact_store: Store, restarts: bool
 ) -> None:
     """Also by a process that finds them later, when the first one is in the store and gone."""
-    async with recording(tmp_path / "journal", exact_store) as rec:
-        call = rec.begin(guess=GUESS)
+    async with open_recording_harness(tmp_path / "journal", exact_store) as rec:
+        call = rec.begin(estimate=GUESS)
         await replayed(rec, copied(rec, "copy"))
         for _ in range(2):
             rec.spend(7)
@@ -124,12 +124,12 @@ async def test_estimate_stays_when_its_call_is_carried_into_later_segments(
         rec.spend(7)
         if not restarts:
             assert await rec.recorder.flush()
-    async with recording(tmp_path / "journal", exact_store, scope=rec.scope) as later:
+    async with open_recording_harness(tmp_path / "journal", exact_store, scope=rec.scope) as later:
         assert await later.recorder.flush()
-        assert await later.counted() == (4, GUESS + 21)
+        assert await later.read_counts() == (4, GUESS + 21)
 
 
-async def test_lost_answers_of_a_grown_segment_count_once(rec: Recording) -> None:
+async def test_lost_answers_of_a_grown_segment_count_once(rec: RecordingHarness) -> None:
     """In several parts, of which others began to send some."""
     counters = [rec.counter(f"label{number}") for number in range(SUMS_PER_PART + 3)]
     for counter in counters:
@@ -145,10 +145,10 @@ async def test_lost_answers_of_a_grown_segment_count_once(rec: Recording) -> Non
     rec.store.faults = ["conflict", "before", "after", "after", "before", "after"]
     while not await rec.recorder.flush():
         pass
-    assert {await rec.counted(counter) for counter in counters} == {(2, 13)}
+    assert {await rec.read_counts(counter) for counter in counters} == {(2, 13)}
 
 
-async def test_half_counted_later_copy_keeps_the_shorter_one(rec: Recording, caplog: pytest.LogCaptureFixture) -> None:
+async def test_half_counted_later_copy_keeps_the_shorter_one(rec: RecordingHarness, caplog: pytest.LogCaptureFixture) -> None:
     counters = [rec.counter(f"label{number}") for number in range(SUMS_PER_PART + 3)]
     rec.spend(11, counters[0])
     short = copied(rec, "short")
@@ -164,7 +164,7 @@ async def test_half_counted_later_copy_keeps_the_shorter_one(rec: Recording, cap
     assert "a later copy of it is half counted" in caplog.text
     await replayed(rec, longer)
     assert (await replayed(rec, short)).rejected_ulids == []
-    assert await rec.counted(counters[0]) == (2, 22)
+    assert await rec.read_counts(counters[0]) == (2, 22)
 
 
 # What is no copy.
@@ -172,25 +172,25 @@ async def test_half_counted_later_copy_keeps_the_shorter_one(rec: Recording, cap
 
 @pytest.mark.parametrize("change", ["other lines", "grown from other lines"])
 async def test_segment_with_other_lines_under_a_counted_name_is_kept(
-    rec: Recording, change: str, caplog: pytest.LogCaptureFixture
+    rec: RecordingHarness, change: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     rec.spend(7)
     copy, other = copied(rec, "copy"), copied(rec, "other")
     await replayed(rec, copy)
-    async with recording(rec.folder.parent / "else", rec.store._store, scope=rec.scope) as twin:
+    async with open_recording_harness(rec.folder.parent / "else", rec.store._store, scope=rec.scope) as twin:
         twin.spend(9)
         if change == "grown from other lines":
             twin.spend(9)
         (target,) = segments(other)
         target.write_bytes(twin.segments()[0].read_bytes())
     sender = await replayed(rec, other)
-    assert (await rec.counted(), sender.rejected_ulids) == ((1, 7), [target.stem])
+    assert (await rec.read_counts(), sender.rejected_ulids) == ((1, 7), [target.stem])
     assert target.exists()
     assert "are not those that were counted under its name" in caplog.text
 
 
 async def test_living_owner_keeps_a_segment_of_which_more_lines_were_counted(
-    rec: Recording, caplog: pytest.LogCaptureFixture
+    rec: RecordingHarness, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Two machines from one image, with one process in the memory of both: nobody else can have more of its lines."""
     rec.spend(7)
@@ -199,9 +199,9 @@ async def test_living_owner_keeps_a_segment_of_which_more_lines_were_counted(
     lines = path.read_bytes().rstrip(b"\0").splitlines(keepends=True)
     path.write_bytes(b"".join([*lines, *lines[-2:]]))
     await replayed(rec, twin)
-    counted = await rec.counted()
+    counted = await rec.read_counts()
     assert await rec.recorder.flush()  # others are not held up
-    assert (await rec.counted(), rec.recorder.sender.rejected_ulids) == (counted, [own.stem])
+    assert (await rec.read_counts(), rec.recorder.sender.rejected_ulids) == (counted, [own.stem])
     assert own.exists()
     assert "this process wrote fewer" in caplog.text
 
@@ -209,7 +209,7 @@ async def test_living_owner_keeps_a_segment_of_which_more_lines_were_counted(
 # The store.
 
 
-async def test_marker_says_how_many_lines_were_counted_in_few_bytes(rec: Recording) -> None:
+async def test_marker_says_how_many_lines_were_counted_in_few_bytes(rec: RecordingHarness) -> None:
     rec.spend(7)
     (path,) = rec.segments()
     assert await rec.recorder.flush()
@@ -219,13 +219,13 @@ async def test_marker_says_how_many_lines_were_counted_in_few_bytes(rec: Recordi
     assert [len(writes) for writes in rec.store.transactions] == [3]  # marker, counter, list of active ones
 
 
-async def test_marker_of_a_former_version_stands_for_all_lines(rec: Recording) -> None:
+async def test_marker_of_a_former_version_stands_for_all_lines(rec: RecordingHarness) -> None:
     rec.spend(7)
     (path,) = rec.segments()
     await rec.store.put(Put(schema.segment_marker_key(path.stem, 0), {EXPIRY_ATTRIBUTE: 1_798_027_200}, ItemMissing()))
     rec.spend(7)
     assert await rec.recorder.flush()
-    assert (await rec.counted(), rec.recorder.sender.repeated_parts) == ((0, 0), 1)
+    assert (await rec.read_counts(), rec.recorder.sender.repeated_parts) == ((0, 0), 1)
     assert not path.exists()
 
 
@@ -236,17 +236,17 @@ async def test_journal_of_a_former_version_is_counted(tmp_path: Path, exact_stor
     for name, text in FORMER.items():
         (folder / f"{name}{SEGMENT_SUFFIX}").write_bytes(text)
     scope = Scope("0b5e8400-e29b-41d4-a716-446655440000")
-    async with recording(folder, exact_store, scope=scope) as rec:
-        assert rec.leftovers.estimated_calls == 1
-        assert rec.leftovers.corrupt_lines == 0
+    async with open_recording_harness(folder, exact_store, scope=scope) as rec:
+        assert rec.recovered.estimated_calls == 1
+        assert rec.recovered.corrupt_lines == 0
         assert await rec.recorder.flush()
-        assert await rec.counted() == (3, 1110)
+        assert await rec.read_counts() == (3, 1110)
 
 
 # An engine that refuses a marker without saying what stands there.
 
 
-def says_nothing_of_markers(rec: Recording) -> None:
+def says_nothing_of_markers(rec: RecordingHarness) -> None:
     transact = rec.store._store.transact
 
     async def without_items(*given: Any, **named: Any) -> None:
@@ -258,18 +258,18 @@ def says_nothing_of_markers(rec: Recording) -> None:
     rec.store._store.transact = without_items  # type: ignore[method-assign]
 
 
-async def test_rest_of_what_a_former_version_began_is_counted_where_an_engine_says_nothing(rec: Recording) -> None:
+async def test_rest_of_what_a_former_version_began_is_counted_where_an_engine_says_nothing(rec: RecordingHarness) -> None:
     says_nothing_of_markers(rec)
     counters = [rec.counter(f"label{number:03}") for number in range(SUMS_PER_PART + 3)]
     rec.spend(11, *counters)
     (path,) = rec.segments()
     await rec.store.put(Put(schema.segment_marker_key(path.stem, 0), {EXPIRY_ATTRIBUTE: 1_798_027_200}, ItemMissing()))
     assert await rec.recorder.flush()
-    assert [await rec.counted(each) for each in counters[-3:]] == [(1, 11)] * 3
-    assert await rec.counted(counters[0]) == (0, 0)
+    assert [await rec.read_counts(each) for each in counters[-3:]] == [(1, 11)] * 3
+    assert await rec.read_counts(counters[0]) == (0, 0)
 
 
-async def test_lines_behind_a_faster_copy_are_counted_where_an_engine_says_nothing(rec: Recording) -> None:
+async def test_lines_behind_a_faster_copy_are_counted_where_an_engine_says_nothing(rec: RecordingHarness) -> None:
     says_nothing_of_markers(rec)
     rec.spend(7)
     first = copied(rec, "first")
@@ -289,7 +289,7 @@ async def test_lines_behind_a_faster_copy_are_counted_where_an_engine_says_nothi
 
     rec.store._store.query = raced  # type: ignore[method-assign]
     assert await rec.recorder.flush()
-    assert await rec.counted() == (3, 31)
+    assert await rec.read_counts() == (3, 31)
 
 
 FORMER = {

@@ -20,7 +20,7 @@ from price_keeper.stores.contract import Store, Write
 from tests.support.clock import ManualClock
 from tests.support.hard_rows import HOLDER, OTHER, SystemPace, a_hold, a_name, bucket_of, files, hold_of
 from tests.support.memory_store import MemoryStore
-from tests.support.recording import Faulty
+from tests.support.recording import ScriptedFaults
 
 CLOSERS = 20
 
@@ -164,7 +164,7 @@ async def test_a_bucket_that_is_gone_does_not_keep_a_hold_open(tmp_path: Path) -
 
 @pytest.mark.parametrize("fault", ["before", "after"])
 async def test_a_lost_answer_is_no_second_giving(fault: Any, tmp_path: Path) -> None:
-    store, name = Faulty(MemoryStore()), a_name()
+    store, name = ScriptedFaults(MemoryStore()), a_name()
     await a_hold(store._store, name, 600, 150, tmp_path)
     store.faults = [fault]
     with pytest.raises(StoreUnavailable):

@@ -30,7 +30,7 @@ from price_keeper.tasks import Tasks
 from tests.support.clock import ManualClock
 from tests.support.hard_rows import HOLDER, SystemPace, a_name, bucket_of, files, hold_of
 from tests.support.memory_store import MemoryStore
-from tests.support.recording import Faulty
+from tests.support.recording import ScriptedFaults
 
 
 def config_of(folder: Path) -> Config:
@@ -61,7 +61,7 @@ def spend(recording: Recording, account: ChargedCounters, worst: int, pico: int 
 
 @pytest.mark.parametrize("is_away", [False, True])
 async def test_the_next_start_gives_back_when_all_is_in_the_store(is_away: bool, tmp_path: Path) -> None:
-    store, clock, name = Faulty(MemoryStore()), ManualClock(), a_name()
+    store, clock, name = ScriptedFaults(MemoryStore()), ManualClock(), a_name()
     await store.put(rows.build_bucket(name, 1000, 1, [], 0, 0))
     async with run_of(tmp_path, store, clock) as first:  # type: ignore[arg-type]
         account = await taken_for(first, name, 500)
@@ -90,7 +90,7 @@ def _today(clock: ManualClock) -> date:
 
 
 async def test_what_is_left_aside_keeps_all_holds(tmp_path: Path) -> None:
-    store, clock, name = Faulty(MemoryStore()), ManualClock(), a_name()
+    store, clock, name = ScriptedFaults(MemoryStore()), ManualClock(), a_name()
     await store.put(rows.build_bucket(name, 1000, 1, [], 0, 0))
     async with run_of(tmp_path, store, clock) as first:  # type: ignore[arg-type]
         spend(first, await taken_for(first, name, 500), 100, 20)
@@ -131,7 +131,7 @@ async def test_a_damaged_journal_keeps_its_holds_for_good(tmp_path: Path, caplog
 async def test_a_stop_gives_back_what_is_left_if_all_is_known(
     trouble: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    store, clock, name = Faulty(MemoryStore()), ManualClock(), a_name()
+    store, clock, name = ScriptedFaults(MemoryStore()), ManualClock(), a_name()
     await store.put(rows.build_bucket(name, 1000, 1, [], 0, 0))
     async with run_of(tmp_path, store, clock) as only:  # type: ignore[arg-type]
         account = await taken_for(only, name, 500)
@@ -160,7 +160,7 @@ async def test_a_stop_gives_back_what_is_left_if_all_is_known(
 async def test_a_stop_without_an_answer_leaves_it_to_the_next_start(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    store, clock, name = Faulty(MemoryStore()), ManualClock(), a_name()
+    store, clock, name = ScriptedFaults(MemoryStore()), ManualClock(), a_name()
     await store.put(rows.build_bucket(name, 1000, 1, [], 0, 0))
     async with run_of(tmp_path, store, clock) as only:  # type: ignore[arg-type]
         await taken_for(only, name, 500)

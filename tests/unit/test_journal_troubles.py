@@ -28,13 +28,13 @@ from price_keeper.recording.segment import sync_folder
 from price_keeper.stores.contract import Store, Update, Write
 
 from tests.support.clock import ManualClock
-from tests.support.recording import Faulty, Recording, recording
+from tests.support.recording import ScriptedFaults, RecordingHarness, open_recording_harness
 from tests.unit.test_recording_start import PWRITE, config_of
 
 
 @pytest.fixture
-async def rec(tmp_path: Path, exact_store: Store) -> AsyncIterator[Recording]:
-    async with recording(tmp_path / "journal", exact_store) as made:
+async def rec(tmp_path: Path, exact_store: Store) -> AsyncIterator[RecordingHarness]:
+    async with open_recording_harness(tmp_path / "journal", exact_store) as made:
         yield made
 
 
@@ -57,20 +57,20 @@ def refused(code: int) -> Callable[..., Any]:
 
 
 async def test_a_nearly_full_disk_takes_a_seal_and_the_next_segment(
-    rec: Recording, monkeypatch: pytest.MonkeyPatch
+    rec: RecordingHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rec.begin(guess=3)
+    rec.begin(estimate=3)
     rec.spend(1)
     monkeypatch.setattr(os, "pwrite", with_free(4096))
     assert await rec.recorder.flush()
-    assert (await rec.counted(), rec.journal.trouble) == ((1, 1), "")
+    assert (await rec.read_counts(), rec.journal.trouble) == ((1, 1), "")
     rec.spend(2)
     assert await rec.recorder.flush()
-    assert await rec.counted() == (2, 3)
+    assert await rec.read_counts() == (2, 3)
 
 
 async def test_a_disk_without_room_for_the_next_segment_is_trouble_though_this_one_has_room(
-    rec: Recording, monkeypatch: pytest.MonkeyPatch
+    rec: RecordingHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rec.spend(1)
     with monkeypatch.context() as patch:
@@ -83,30 +83,30 @@ async def test_a_disk_without_room_for_the_next_segment_is_trouble_though_this_o
         with pytest.raises(RecordingUnavailable, match="cannot be written: No space left"):
             await rec.recorder.check()
     assert await rec.recorder.flush()
-    assert (await rec.counted(), rec.journal.trouble) == ((2, 3), "")
+    assert (await rec.read_counts(), rec.journal.trouble) == ((2, 3), "")
     await rec.recorder.check()
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
 async def test_a_segment_that_does_not_close_well_is_flushed(
-    rec: Recording, monkeypatch: pytest.MonkeyPatch, code: int
+    rec: RecordingHarness, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
     rec.spend(777)
     with monkeypatch.context() as patch:
         patch.setattr(os, "ftruncate", refused(code))
         assert await rec.recorder.flush()
-    assert await rec.counted() == (1, 777)
+    assert await rec.read_counts() == (1, 777)
     rec.spend(5)
     assert await rec.recorder.flush()
-    assert (await rec.counted(), len(rec.segments())) == ((2, 782), 1)
+    assert (await rec.read_counts(), len(rec.segments())) == ((2, 782), 1)
 
 
 async def test_a_disk_that_cannot_sync_keeps_nobody_from_ending(
     tmp_path: Path, exact_store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = tmp_path / "journal"
-    async with recording(folder, exact_store) as rec:
-        rec.begin(guess=3)
+    async with open_recording_harness(folder, exact_store) as rec:
+        rec.begin(estimate=3)
         with monkeypatch.context() as patch:
             patch.setattr(os, "fsync", refused(errno.EIO))
             rec.journal.close()
@@ -128,7 +128,7 @@ async def test_who_ends_while_the_disk_is_slow_waits_for_it_and_has_no_trouble(
             gate.wait(5)
         sync_folder(folder)
 
-    class Slow(Faulty):
+    class Slow(ScriptedFaults):
         async def transact(self, writes: Sequence[Write], *, token: str | None = None) -> None:
             """The segment that follows is written to while the last one is sent."""
             if not syncing:
@@ -173,7 +173,7 @@ async def test_trouble_that_comes_and_goes_is_logged_once_in_ten_seconds(
 
 
 async def test_a_disk_that_cannot_sync_is_trouble_until_another_segment_is_on_it(
-    rec: Recording, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    rec: RecordingHarness, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """What a later sync says of the same file is worth nothing: the pages that it lost count as clean."""
     number = rec.begin()
@@ -197,15 +197,15 @@ async def test_a_disk_that_cannot_sync_is_trouble_until_another_segment_is_on_it
 
 
 async def test_sums_that_no_64_bits_hold_are_sealed_read_again_and_sent(tmp_path: Path, exact_store: Store) -> None:
-    async with recording(tmp_path, exact_store) as first:
+    async with open_recording_harness(tmp_path, exact_store) as first:
         for _ in range(30):
             first.spend(10**18)
         for _ in range(30):
-            first.begin(guess=10**18)
-    async with recording(tmp_path, exact_store, scope=first.scope, max_usd=10**9) as second:
-        assert recover(tmp_path).sealed[0].seal == second.leftovers.sealed[0].seal
+            first.begin(estimate=10**18)
+    async with open_recording_harness(tmp_path, exact_store, scope=first.scope, max_usd=10**9) as second:
+        assert recover(tmp_path).sealed[0].seal == second.recovered.sealed[0].seal
         assert await second.recorder.flush()
-        assert await second.counted() == (60, 60 * 10**18)
+        assert await second.read_counts() == (60, 60 * 10**18)
 
 
 @pytest.mark.parametrize("failure", [TypeError("x"), OverflowError("x"), KeyError("x"), ValueError("x")])
@@ -254,8 +254,8 @@ PAID_BY = [["ORG#a", "premium", "DAY#20261118", 8]]
         [[]],
     ],
 )
-async def test_a_whole_line_of_a_wrong_shape_is_a_spoilt_one(rec: Recording, values: list[Any]) -> None:
-    rec.begin(guess=7)
+async def test_a_whole_line_of_a_wrong_shape_is_a_spoilt_one(rec: RecordingHarness, values: list[Any]) -> None:
+    rec.begin(estimate=7)
     rec.spend(1)
     rec.journal._segment.append(orjson.dumps(values))
     left = recover(rec.folder)
@@ -263,8 +263,8 @@ async def test_a_whole_line_of_a_wrong_shape_is_a_spoilt_one(rec: Recording, val
     assert left.corrupt_lines == (0 if values in ([None], [[]]) else 1)
 
 
-async def test_an_end_mark_of_a_wrong_shape_loses_nothing_that_is_carried(rec: Recording) -> None:
-    rec.begin(guess=7)
+async def test_an_end_mark_of_a_wrong_shape_loses_nothing_that_is_carried(rec: RecordingHarness) -> None:
+    rec.begin(estimate=7)
     rec.journal.record(rec.begin(), Receipt(UsageCounts(1, pico=1)))
     rec.journal.seal()
     path = rec.segments()[1]
@@ -275,9 +275,9 @@ async def test_an_end_mark_of_a_wrong_shape_loses_nothing_that_is_carried(rec: R
     assert (sum(each.seal.pico for each in left.sealed), left.corrupt_lines) == (8, 1)
 
 
-async def test_what_is_carried_past_a_segment_that_lost_its_beginning_counts_once(rec: Recording) -> None:
+async def test_what_is_carried_past_a_segment_that_lost_its_beginning_counts_once(rec: RecordingHarness) -> None:
     """A has no seal, the first page of B is gone, and C carries what A began."""
-    calls = [rec.begin(guess=1000) for _ in range(5)]
+    calls = [rec.begin(estimate=1000) for _ in range(5)]
     rec.spend(1)
     rec.journal.seal()
     rec.spend(2)
@@ -295,12 +295,12 @@ async def test_what_is_carried_past_a_segment_that_lost_its_beginning_counts_onc
 
 
 async def test_another_process_that_counts_anew_takes_no_call_of_the_first(tmp_path: Path, exact_store: Store) -> None:
-    async with recording(tmp_path, exact_store) as first:
-        first.begin(guess=1000)
+    async with open_recording_harness(tmp_path, exact_store) as first:
+        first.begin(estimate=1000)
     (old,) = first.segments()
     kept = old.read_bytes()
-    async with recording(tmp_path, exact_store, scope=first.scope) as second:
-        second.begin(guess=2000)
+    async with open_recording_harness(tmp_path, exact_store, scope=first.scope) as second:
+        second.begin(estimate=2000)
         second.spend(1)
         second.journal.seal()
     old.write_bytes(kept)  # as if it had never been sealed
@@ -309,7 +309,7 @@ async def test_another_process_that_counts_anew_takes_no_call_of_the_first(tmp_p
 
 
 async def test_a_total_above_its_shards_is_told_once(
-    rec: Recording, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    rec: RecordingHarness, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("price_keeper.stores.schema.active_counters_partition", lambda day: f"ACTIVE#{rec.scope.org}#{day}")
     rec.spend(1)
@@ -333,7 +333,7 @@ def test_a_journal_on_a_disk_that_takes_no_writes_is_told_plainly(
         pass
 
 
-async def test_a_replay_that_cannot_write_a_seal_says_so(rec: Recording, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_replay_that_cannot_write_a_seal_says_so(rec: RecordingHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     rec.begin()
     rec.spend(1)
     monkeypatch.setattr(os, "truncate", refused(errno.EROFS))

@@ -22,7 +22,7 @@ from price_keeper.stores.contract import Put
 
 from tests.support.clock import ManualClock
 from tests.support.memory_store import MemoryStore
-from tests.support.secrets_kept import cheap_hashes, made, new_scope
+from tests.support.secrets_kept import use_cheap_hashes, create_scope, new_scope
 
 OLD = SigningKey("old", "HS256", b"o" * 32, b"o" * 32)
 NEW = SigningKey("new", "HS256", b"n" * 32, b"n" * 32)
@@ -30,7 +30,7 @@ NEW = SigningKey("new", "HS256", b"n" * 32, b"n" * 32)
 
 @pytest.fixture(autouse=True)
 def _cheap(monkeypatch: pytest.MonkeyPatch) -> None:
-    cheap_hashes(monkeypatch)
+    use_cheap_hashes(monkeypatch)
 
 
 def _private(alg: str) -> Any:
@@ -88,7 +88,7 @@ def test_marked_secrets_and_tokens_look_as_older_versions_read_them() -> None:
 async def test_what_an_older_version_made_is_good_here_and_the_other_way_round(marks: SecretTagger) -> None:
     """Also while some processes are of the older version, which makes and knows no marks."""
     store, clock, scope = MemoryStore(), ManualClock(), new_scope()
-    issued = await register(store, clock, await made(store, scope), tagger=marks)  # type: ignore[arg-type]
+    issued = await register(store, clock, await create_scope(store, scope), tagger=marks)  # type: ignore[arg-type]
     assert issued is not None
     secret = await retrieve(store, clock, scope, issued.retrieval_token)  # type: ignore[arg-type]
     for here in (NO_TAGS, SecretTagger([NEW]), SecretTagger([OLD])):

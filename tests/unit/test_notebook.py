@@ -25,7 +25,7 @@ from price_keeper.stores.contract import Store
 from tests.support import disks
 from tests.support.clock import ManualClock
 from tests.support.commands import ROOT
-from tests.support.fleet import USD, budget, caller, sidecar
+from tests.support.fleet import USD, put_budget, new_caller, open_budget_sidecar
 
 KILLS = 4
 NOTE = encode_line(b'[1,"settings","ORG#00000001-0000-4000-8000-000000000000",{}]')
@@ -106,10 +106,10 @@ async def test_settings_are_written_at_once_and_nothing_without_news(tmp_path: P
 async def test_what_is_spent_is_written_now_and_then_and_not_with_every_flush(
     tmp_path: Path, exact_store: Store
 ) -> None:
-    clock, who, file = ManualClock(), caller(), tmp_path / "notes-0"
+    clock, who, file = ManualClock(), new_caller(), tmp_path / "notes-0"
     notebook = SnapshotFile(tmp_path, clock)
-    await budget(exact_store, who.org, {"premium": 100})
-    async with sidecar(tmp_path / "journal", exact_store, clock, notes=notebook.snapshot) as one:
+    await put_budget(exact_store, who.org, {"premium": 100})
+    async with open_budget_sidecar(tmp_path / "journal", exact_store, clock, notes=notebook.snapshot) as one:
         await one.decide(who)
         await notebook.write_if_due()
         seen = set[bytes]()
@@ -121,15 +121,15 @@ async def test_what_is_spent_is_written_now_and_then_and_not_with_every_flush(
             seen.add(file.read_bytes())
             stood = (await read(tmp_path)).snapshot.find_budget(Scope(who.org, "web"), "DAY#20261118")
             assert stood is not None
-            known = (await one.payer(who)).budget.get_tracker("premium").spent
+            known = (await one.caller_day(who)).budget.get_tracker("premium").spent
             assert known - 6 * USD <= sum(stood.spent["premium"]) <= known
         assert 10 <= len(seen) <= 14
-        await one.looked()
+        await one.wait_for_refresh()
         for is_more in (True, False):  # to be told of what it knows is no reason to write
             if is_more:
                 await one.spend(who, 1 * USD)
             before = file.stat().st_mtime_ns
-            notebook.snapshot.mark_changed(next(iter(one.standings._refresh_states.values())))
+            notebook.snapshot.mark_changed(next(iter(one.budget_registry._refresh_states.values())))
             await clock.advance(book.BUDGET_WRITE_SECONDS)
             await notebook.write_if_due()
             assert (file.stat().st_mtime_ns != before) == is_more
@@ -137,17 +137,17 @@ async def test_what_is_spent_is_written_now_and_then_and_not_with_every_flush(
 
 
 async def test_a_label_that_moves_on_is_written_soon(tmp_path: Path, exact_store: Store) -> None:
-    clock, who = ManualClock(), caller()
+    clock, who = ManualClock(), new_caller()
     notebook = SnapshotFile(tmp_path, clock)
-    await budget(exact_store, who.org, {"premium": 10, "economy": 1})
-    async with sidecar(tmp_path / "journal", exact_store, clock, notes=notebook.snapshot) as one:
+    await put_budget(exact_store, who.org, {"premium": 10, "economy": 1})
+    async with open_budget_sidecar(tmp_path / "journal", exact_store, clock, notes=notebook.snapshot) as one:
         await one.decide(who)
         await notebook.write_if_due()
         await one.spend(who, 10 * USD)
         await one.recorder.flush()
         await clock.advance(book.WRITE_CHECK_SECONDS)
         await one.decide(who)
-        await one.looked()
+        await one.wait_for_refresh()
         await notebook.write_if_due()
     stood = (await read(tmp_path)).snapshot.find_budget(Scope(who.org, "web"), "DAY#20261118")
     assert stood is not None

@@ -19,7 +19,7 @@ from price_keeper.stores import schema
 from price_keeper.stores.sqlite import SqliteStore
 
 from tests.support.clock import ManualClock
-from tests.support.fleet import USD, budget, caller, sidecar
+from tests.support.fleet import USD, put_budget, new_caller, open_budget_sidecar
 
 DAY = "DAY#20261118"
 
@@ -29,20 +29,20 @@ async def test_what_was_written_by_hand_and_cannot_be_noted_keeps_no_look_from_t
     tmp_path: Path, written: str
 ) -> None:
     """In the file itself, which any tool of SQLite can do."""
-    clock, who, path = ManualClock(), caller(), tmp_path / "store.db"
+    clock, who, path = ManualClock(), new_caller(), tmp_path / "store.db"
     store = await SqliteStore(path, clock.now).open()
     try:
-        await budget(store, who.org, {"premium": 10})
+        await put_budget(store, who.org, {"premium": 10})
         with sqlite3.connect(path) as connection:
             put = "UPDATE config SET item = json_set(item, '$.tight_mode_threshold_pct', json(?)) WHERE pk = ?"
             assert connection.execute(put, (written, schema.org_config_key(who.org).pk)).rowcount == 1
-        async with sidecar(tmp_path / "one", store, clock) as one, sidecar(tmp_path / "two", store, clock) as two:
+        async with open_budget_sidecar(tmp_path / "one", store, clock) as one, open_budget_sidecar(tmp_path / "two", store, clock) as two:
             await one.spend(who, 10 * USD)
             await one.recorder.flush()
             with pytest.raises(QuotaExceeded):
                 await two.decide(who)
-            assert not (await two.payer(who)).budget.is_stale
-            assert two.standings.snapshot.find_settings(Scope(who.org)) is None
+            assert not (await two.caller_day(who)).budget.is_stale
+            assert two.budget_registry.snapshot.find_settings(Scope(who.org)) is None
     finally:
         connection.close()
         await store.close()

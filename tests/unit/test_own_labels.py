@@ -36,7 +36,7 @@ from price_keeper.stores.contract import Item, Put, Store, Update
 from price_keeper.tasks import Tasks
 
 from tests.support.clock import ManualClock, settle
-from tests.support.fleet import Counted
+from tests.support.fleet import CountingStore
 from tests.support.memory_store import MemoryStore
 
 CONFIG = Config.development()
@@ -57,7 +57,7 @@ def app(name: str = "web") -> Caller:
 @dataclass
 class Rig:
     clock: ManualClock
-    store: Counted
+    store: CountingStore
     own: AppLabelCache
     new: list[AppProfiles] = field(default_factory=list)
 
@@ -72,7 +72,7 @@ class Rig:
 
 @pytest.fixture
 async def rig() -> AsyncIterator[Rig]:
-    clock, store, new = ManualClock(), Counted(cast(Store, MemoryStore())), list[AppProfiles]()
+    clock, store, new = ManualClock(), CountingStore(cast(Store, MemoryStore())), list[AppProfiles]()
     async with Tasks(clock) as tasks:
         own = AppLabelCache(CONFIG.labels, cast(Store, store), clock, tasks, lambda _, found: new.append(found))
         yield Rig(clock, store, own, new)
@@ -87,7 +87,7 @@ async def test_they_are_read_once_for_all_who_wait(rig: Rig) -> None:
     await rig.put(who)
     found = await asyncio.gather(*(rig.names(who) for _ in range(50)))
     assert found == [["fast"]] * 50
-    assert (rig.store.asked, len(rig.new)) == (["get", "query"], 1)
+    assert (rig.store.calls, len(rig.new)) == (["get", "query"], 1)
 
 
 async def test_before_they_are_old_they_are_read_again_and_nobody_waits(rig: Rig) -> None:
@@ -96,14 +96,14 @@ async def test_before_they_are_old_they_are_read_again_and_nobody_waits(rig: Rig
     await rig.put(who)
     await rig.clock.advance(limits.REFRESH_SECONDS - 1)
     assert await rig.names(who) == []
-    assert rig.store.asked == ["get"]
+    assert rig.store.calls == ["get"]
     await rig.clock.advance(1)
     known = rig.own.cached(who)
     assert known is not None
     assert list(known.by_name) == []
     await settle()
     assert await rig.names(who) == ["fast"]
-    assert rig.store.asked == ["get", "get", "query"]
+    assert rig.store.calls == ["get", "get", "query"]
 
 
 async def test_old_ones_are_waited_for(rig: Rig) -> None:
@@ -121,12 +121,12 @@ async def test_a_store_that_is_away_is_asked_seldom_and_what_was_known_holds(rig
     await rig.names(known)
     await rig.clock.advance(3600)
     rig.store.is_away = True
-    rig.store.asked.clear()
+    rig.store.calls.clear()
     for _ in range(10):
         assert await rig.names(known) == ["fast"]
         assert await rig.own.get(unknown) is UNREAD_PROFILES
         await settle()
-    assert len(rig.store.asked) == 2
+    assert len(rig.store.calls) == 2
     assert rig.own.last_read(Scope(unknown.org, "web")) is None
     await rig.put(unknown)
     rig.store.is_away = False
@@ -144,11 +144,11 @@ async def test_nobody_waits_twice_for_a_store_that_hangs(rig: Rig, monkeypatch: 
     async def hangs(_: str) -> None:
         await gate.wait()
 
-    rig.store.before = hangs
+    rig.store.before_call = hangs
     assert await rig.own.get(who) is UNREAD_PROFILES
     await rig.clock.advance(10)
     assert rig.own.cached(who) is UNREAD_PROFILES  # at once
-    assert rig.store.asked == ["get"]
+    assert rig.store.calls == ["get"]
     gate.set()
     await settle()
     assert await rig.names(who) == ["fast"]
@@ -161,11 +161,11 @@ async def test_what_was_read_earlier_takes_the_place_of_nothing(rig: Rig) -> Non
     await rig.names(who)
 
     async def waits(_: str) -> None:
-        rig.store.before = None
+        rig.store.before_call = None
         await gate.wait()
 
     await rig.clock.advance(limits.REFRESH_SECONDS)
-    rig.store.before = waits
+    rig.store.before_call = waits
     rig.own.cached(who)
     await settle()
     await rig.clock.advance(1)
@@ -192,7 +192,7 @@ async def test_what_was_changed_here_is_read_before_the_next_call(rig: Rig) -> N
 
 async def test_who_is_no_app_has_none_and_asks_nobody(rig: Rig) -> None:
     assert await rig.own.get(Caller(str(uuid4()), None, "client")) is NO_PROFILES
-    assert rig.store.asked == []
+    assert rig.store.calls == []
 
 
 # What is kept.

@@ -23,12 +23,12 @@ from price_keeper.telemetry import MetricsRegistry
 
 from tests.support.clock import ManualClock, settle
 from tests.support.memory_store import MemoryStore
-from tests.support.sessions import ORG, Instance, instances
+from tests.support.sessions import ORG, TokenServiceInstance, open_instances
 
 AWAY = StoreUnavailable("it is away")
 
 
-async def asked(instance: Instance) -> tuple[int, Any]:
+async def asked(instance: TokenServiceInstance) -> tuple[int, Any]:
     """The answer of /ready, with that check alone."""
     readiness, nobody = Readiness(ManualClock()), None
     readiness.start({"revocation": instance.revocation.check})
@@ -39,18 +39,18 @@ async def asked(instance: Instance) -> tuple[int, Any]:
     return answer.status, answer.body["checks"]["revocation"]
 
 
-async def is_welcome(instance: Instance) -> bool:
+async def is_welcome(instance: TokenServiceInstance) -> bool:
     try:
-        return await instance.is_welcome(instance.tokens.mint_access(ORG, "web", 3600).token)
+        return await instance.accepts(instance.tokens.mint_access(ORG, "web", 3600).token)
     except Busy:
         return False
 
 
 async def test_in_the_grace_it_is_ready_and_says_so_and_after_it_not() -> None:
     store, clock = MemoryStore(), ManualClock()
-    async with instances(store, clock, 1) as (here,):
+    async with open_instances(store, clock, 1) as (here,):
         assert await asked(here) == (200, "ok")
-        here.line.trouble = AWAY
+        here.link.failure = AWAY
         assert await is_welcome(here)
         status, told = await asked(here)
         assert (status, "signatures alone count for up to 600 s" in told) == (200, True)
@@ -62,7 +62,7 @@ async def test_in_the_grace_it_is_ready_and_says_so_and_after_it_not() -> None:
         status, told = await asked(here)
         assert (status, "so none is accepted" in told) == (503, True)
         assert not await is_welcome(here)
-        here.line.trouble = None
+        here.link.failure = None
         await clock.advance(10)
         assert await asked(here) == (200, "ok")
         assert await is_welcome(here)
@@ -71,12 +71,12 @@ async def test_in_the_grace_it_is_ready_and_says_so_and_after_it_not() -> None:
 @pytest.mark.parametrize(("on_store_down", "grace_seconds"), [("refuse", 600.0), ("serve", 0.0)])
 async def test_without_a_grace_it_is_not_ready_at_once(on_store_down: str, grace_seconds: float) -> None:
     store, clock = MemoryStore(), ManualClock()
-    async with instances(store, clock, 1, on_store_down=on_store_down, grace_seconds=grace_seconds) as (here,):
-        here.line.trouble = AWAY
+    async with open_instances(store, clock, 1, on_store_down=on_store_down, grace_seconds=grace_seconds) as (here,):
+        here.link.failure = AWAY
         assert not await is_welcome(here)
         status, told = await asked(here)
         assert (status, "so none is accepted" in told) == (503, True)
-        here.line.trouble = None
+        here.link.failure = None
         await clock.advance(10)
         assert await asked(here) == (200, "ok")
 

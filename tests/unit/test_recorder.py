@@ -25,55 +25,55 @@ from price_keeper.stores.contract import EXPIRY_ATTRIBUTE, Delete, Put, Store, U
 from price_keeper.tasks import Tasks
 
 from tests.support.clock import ManualClock, settle
-from tests.support.recording import USD, Recording, recording
+from tests.support.recording import USD, RecordingHarness, open_recording_harness
 
 
 @pytest.fixture
-async def rec(tmp_path: Path, exact_store: Store) -> AsyncIterator[Recording]:
-    async with recording(tmp_path / "journal", exact_store) as made:
+async def rec(tmp_path: Path, exact_store: Store) -> AsyncIterator[RecordingHarness]:
+    async with open_recording_harness(tmp_path / "journal", exact_store) as made:
         yield made
 
 
-async def test_what_is_recorded_arrives_and_its_file_goes(rec: Recording) -> None:
+async def test_what_is_recorded_arrives_and_its_file_goes(rec: RecordingHarness) -> None:
     for _ in range(10):
         rec.spend(3_000_001)
     rec.journal.record(rec.begin(), None)
     assert await rec.recorder.flush()
-    assert await rec.counted() == (10, 30_000_010)
+    assert await rec.read_counts() == (10, 30_000_010)
     assert len(rec.segments()) == 1  # the one that is written to
     assert await rec.recorder.flush()  # nothing new is no write
     assert len(rec.store.transactions) == 1
 
 
-async def test_money_is_exact_to_the_last_pico_dollar(rec: Recording) -> None:
+async def test_money_is_exact_to_the_last_pico_dollar(rec: RecordingHarness) -> None:
     for pico in (1, 10**6 - 1, 10**6, 123_456_789_012_345_678):
         rec.spend(pico)
         assert await rec.recorder.flush()
-    assert await rec.counted() == (4, 123_456_789_012_345_678 + 2 * 10**6)
+    assert await rec.read_counts() == (4, 123_456_789_012_345_678 + 2 * 10**6)
 
 
 @pytest.mark.parametrize("fault", ["before", "after", "conflict"])
-async def test_a_flush_that_fails_is_repeated_and_counts_once(rec: Recording, fault: str) -> None:
+async def test_a_flush_that_fails_is_repeated_and_counts_once(rec: RecordingHarness, fault: str) -> None:
     rec.store.faults = [fault, fault]  # type: ignore[list-item]
     rec.spend(5)
     for is_done in (False, fault == "after", True):
         assert await rec.recorder.flush() is is_done
         if is_done:
-            assert (await rec.counted()) == (1, 5)
+            assert (await rec.read_counts()) == (1, 5)
     assert len(rec.segments()) == 1
     assert rec.recorder.store_trouble == ""
 
 
-async def test_a_lost_answer_is_seen_by_the_marker(rec: Recording) -> None:
+async def test_a_lost_answer_is_seen_by_the_marker(rec: RecordingHarness) -> None:
     rec.store.faults = ["after"]
     rec.spend(5)
     assert not await rec.recorder.flush()
-    assert await rec.counted() == (1, 5)
+    assert await rec.read_counts() == (1, 5)
     assert await rec.recorder.flush()
-    assert (await rec.counted(), rec.recorder.sender.repeated_parts) == ((1, 5), 1)
+    assert (await rec.read_counts(), rec.recorder.sender.repeated_parts) == ((1, 5), 1)
 
 
-async def test_segments_go_in_their_order_and_wait_for_each_other(rec: Recording) -> None:
+async def test_segments_go_in_their_order_and_wait_for_each_other(rec: RecordingHarness) -> None:
     rec.store.is_away = True
     for _ in range(5):
         rec.spend(7)
@@ -84,31 +84,31 @@ async def test_segments_go_in_their_order_and_wait_for_each_other(rec: Recording
     rec.store.faults = ["before"]
     assert not await rec.recorder.flush()
     assert await rec.recorder.flush()
-    assert (await rec.counted(), rec.recorder.unflushed_pico) == ((5, 35), 0)
+    assert (await rec.read_counts(), rec.recorder.unflushed_pico) == ((5, 35), 0)
 
 
-async def test_what_the_store_will_never_take_does_not_hold_up_the_rest(rec: Recording) -> None:
+async def test_what_the_store_will_never_take_does_not_hold_up_the_rest(rec: RecordingHarness) -> None:
     rec.store.faults = ["rejected"]
     rec.spend(1)
     await rec.recorder.flush()
     rec.spend(2)
     assert await rec.recorder.flush()
-    assert (await rec.counted(), len(rec.recorder.sender.rejected_ulids)) == ((1, 2), 1)
+    assert (await rec.read_counts(), len(rec.recorder.sender.rejected_ulids)) == ((1, 2), 1)
     assert len(rec.segments()) == 2  # it is kept for a person to look at
 
 
-async def test_many_counters_go_in_parts(rec: Recording) -> None:
+async def test_many_counters_go_in_parts(rec: RecordingHarness) -> None:
     counters = [rec.counter(f"label{number}") for number in range(2 * SUMS_PER_PART + 5)]
     rec.store.faults = ["after", "before"]
     for counter in counters:
         rec.spend(11, counter)
     while not await rec.recorder.flush():
         pass
-    assert {await rec.counted(counter) for counter in counters} == {(1, 11)}
+    assert {await rec.read_counts(counter) for counter in counters} == {(1, 11)}
     assert all(len(writes) <= 100 for writes in rec.store.transactions)
 
 
-async def test_a_counter_is_listed_on_the_days_it_is_written_to(rec: Recording) -> None:
+async def test_a_counter_is_listed_on_the_days_it_is_written_to(rec: RecordingHarness) -> None:
     for label in ("premium", "premium", "economy"):
         rec.spend(1, rec.counter(label))
         await rec.recorder.flush()
@@ -126,55 +126,55 @@ async def test_a_counter_is_listed_on_the_days_it_is_written_to(rec: Recording) 
 async def test_a_restart_flushes_what_was_left_and_estimates_what_was_under_way(
     tmp_path: Path, exact_store: Store
 ) -> None:
-    async with recording(tmp_path / "journal", exact_store) as first:
+    async with open_recording_harness(tmp_path / "journal", exact_store) as first:
         first.spend(100)
-        first.begin(guess=1000)
+        first.begin(estimate=1000)
         first.store.faults = ["after"]
         await first.recorder.flush()
         first.spend(10)
-        first.begin(guess=2000)
-    async with recording(tmp_path / "journal", exact_store, scope=first.scope) as second:
-        assert second.leftovers.estimated_calls == 2
+        first.begin(estimate=2000)
+    async with open_recording_harness(tmp_path / "journal", exact_store, scope=first.scope) as second:
+        assert second.recovered.estimated_calls == 2
         assert second.recorder.unflushed_pico == 3110
         second.spend(1)
         assert await second.recorder.flush()
-        assert await second.counted() == (5, 3111)
+        assert await second.read_counts() == (5, 3111)
         assert len(second.segments()) == 1
-    async with recording(tmp_path / "journal", exact_store, scope=first.scope) as third:
-        assert third.leftovers.sealed == []
+    async with open_recording_harness(tmp_path / "journal", exact_store, scope=first.scope) as third:
+        assert third.recovered.sealed == []
 
 
 async def test_a_copy_of_a_journal_counts_nothing_again(tmp_path: Path, exact_store: Store) -> None:
     """As when a disk is restored from a snapshot."""
-    async with recording(tmp_path / "journal", exact_store) as rec:
+    async with open_recording_harness(tmp_path / "journal", exact_store) as rec:
         rec.spend(100)
         rec.store.faults = ["before"]
         await rec.recorder.flush()
         shutil.copytree(rec.folder, tmp_path / "copy")
         assert await rec.recorder.flush()
-    async with recording(tmp_path / "copy", exact_store, scope=rec.scope) as copy:
+    async with open_recording_harness(tmp_path / "copy", exact_store, scope=rec.scope) as copy:
         assert await copy.recorder.flush()
-        assert (await copy.counted(), copy.recorder.sender.repeated_parts) == ((1, 100), 1)
+        assert (await copy.read_counts(), copy.recorder.sender.repeated_parts) == ((1, 100), 1)
 
 
 async def test_what_is_so_old_that_its_marker_may_be_gone_waits_for_a_person(
     tmp_path: Path, exact_store: Store
 ) -> None:
-    async with recording(tmp_path / "journal", exact_store) as first:
+    async with open_recording_harness(tmp_path / "journal", exact_store) as first:
         first.spend(100)
         first.store.is_away = True
         await first.recorder.flush()
     clock = ManualClock(first.clock.now() + 35 * 86_400)
-    async with recording(tmp_path / "journal", exact_store, clock, first.scope) as late:
+    async with open_recording_harness(tmp_path / "journal", exact_store, clock, first.scope) as late:
         assert await late.recorder.flush()
-        assert (await late.counted(), len(late.recorder.sender.rejected_ulids)) == ((0, 0), 1)
+        assert (await late.read_counts(), len(late.recorder.sender.rejected_ulids)) == ((0, 0), 1)
         forced = SegmentSender(late.store, clock, force=True)
         for sealed in recover(late.folder).sealed:
             await forced.send(sealed)
-        assert await late.counted() == (1, 100)
+        assert await late.read_counts() == (1, 100)
 
 
-async def test_what_is_forced_reaches_a_total_whose_shards_are_gone(rec: Recording) -> None:
+async def test_what_is_forced_reaches_a_total_whose_shards_are_gone(rec: RecordingHarness) -> None:
     """And one whose shards are still there, once; also where the answer is lost."""
     counters = [rec.counter("premium"), *(rec.counter(f"label{number}") for number in range(SUMS_PER_PART))]
     gone, stays = counters[0], counters[1]
@@ -210,29 +210,29 @@ async def test_what_is_forced_reaches_a_total_whose_shards_are_gone(rec: Recordi
 
 
 async def test_a_segment_of_an_idle_process_is_not_too_old(tmp_path: Path, exact_store: Store) -> None:
-    async with recording(tmp_path / "journal", exact_store) as idle:
-        carried = idle.begin(guess=1000)
+    async with open_recording_harness(tmp_path / "journal", exact_store) as idle:
+        carried = idle.begin(estimate=1000)
         for _ in range(40):
             await idle.clock.advance(86_401)
             assert await idle.recorder.flush()
         idle.spend(7)
         idle.journal.record(carried, Receipt(UsageCounts(1, pico=3)))
-    async with recording(tmp_path / "journal", exact_store, idle.clock, idle.scope) as late:
+    async with open_recording_harness(tmp_path / "journal", exact_store, idle.clock, idle.scope) as late:
         assert await late.recorder.flush()
-        assert (await late.counted(), late.recorder.sender.rejected_ulids) == ((2, 10), [])
+        assert (await late.read_counts(), late.recorder.sender.rejected_ulids) == ((2, 10), [])
 
 
 async def test_a_marker_outlives_its_segment_also_when_the_clock_was_ahead(tmp_path: Path, exact_store: Store) -> None:
     clock = ManualClock(ManualClock().now() + 20 * 86_400)
-    async with recording(tmp_path / "journal", exact_store, clock) as ahead:
+    async with open_recording_harness(tmp_path / "journal", exact_store, clock) as ahead:
         ahead.spend(1)
     clock.set_wall(clock.now() - 20 * 86_400)
-    async with recording(tmp_path / "journal", exact_store, clock, ahead.scope) as rec:
-        name = rec.leftovers.newest_ulid
+    async with open_recording_harness(tmp_path / "journal", exact_store, clock, ahead.scope) as rec:
+        name = rec.recovered.newest_ulid
         assert await rec.recorder.flush()
         rec.spend(2)
         assert await rec.recorder.flush()
-        assert (await rec.counted(), rec.recorder.sender.rejected_ulids) == ((2, 3), [])
+        assert (await rec.read_counts(), rec.recorder.sender.rejected_ulids) == ((2, 3), [])
         for writes in rec.store.transactions:
             assert isinstance(writes[0], Put)
             assert writes[0].item[EXPIRY_ATTRIBUTE] >= read_created_at(name) + 35 * 86_400 - 1  # type: ignore[operator]
@@ -242,7 +242,7 @@ async def test_a_marker_outlives_its_segment_also_when_the_clock_was_ahead(tmp_p
 
 
 async def test_past_the_limit_no_call_is_let_through(tmp_path: Path, exact_store: Store) -> None:
-    async with recording(tmp_path / "journal", exact_store, max_usd=2) as rec:
+    async with open_recording_harness(tmp_path / "journal", exact_store, max_usd=2) as rec:
         rec.store.is_away = True
         rec.spend(2 * USD)
         rec.recorder.admit()
@@ -259,7 +259,7 @@ async def test_past_the_limit_no_call_is_let_through(tmp_path: Path, exact_store
 
 
 async def test_refuse_means_refuse_while_the_store_is_away(tmp_path: Path, exact_store: Store) -> None:
-    async with recording(tmp_path / "journal", exact_store, refuses=True) as rec:
+    async with open_recording_harness(tmp_path / "journal", exact_store, refuses=True) as rec:
         rec.recorder.admit()
         rec.store.is_away = True
         rec.spend(1)
@@ -272,12 +272,12 @@ async def test_refuse_means_refuse_while_the_store_is_away(tmp_path: Path, exact
 
 
 async def test_a_full_disk_refuses_new_calls_and_forgets_nothing(
-    rec: Recording, monkeypatch: pytest.MonkeyPatch
+    rec: RecordingHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(segment, "MAX_ROOM_BYTES", 0)  # from the next segment on
     rec.spend(4)
     assert await rec.recorder.flush()
-    number, write = rec.begin(guess=9), os.pwrite
+    number, write = rec.begin(estimate=9), os.pwrite
 
     def full(file: int, data: bytes, at: int) -> int:
         raise OSError(28, "No space left on device")
@@ -293,7 +293,7 @@ async def test_a_full_disk_refuses_new_calls_and_forgets_nothing(
     await rec.recorder.sync_journal()
     await rec.recorder.check()
     assert await rec.recorder.flush()
-    assert await rec.counted() == (2, 7)
+    assert await rec.read_counts() == (2, 7)
 
 
 def test_a_second_process_on_one_journal_is_turned_away(tmp_path: Path) -> None:
@@ -309,7 +309,7 @@ def test_a_second_process_on_one_journal_is_turned_away(tmp_path: Path) -> None:
 # Pace.
 
 
-async def test_thin_traffic_is_flushed_ever_more_seldom_and_much_of_it_soon(rec: Recording) -> None:
+async def test_thin_traffic_is_flushed_ever_more_seldom_and_much_of_it_soon(rec: RecordingHarness) -> None:
     async with Tasks(rec.clock) as tasks:
         tasks.start("time", rec.recorder.run_flush_timer)
         tasks.start("flushing", rec.recorder.run_flushes)
@@ -325,7 +325,7 @@ async def test_thin_traffic_is_flushed_ever_more_seldom_and_much_of_it_soon(rec:
         await flushes_settle(rec, before + 1, within=1.2)
 
 
-async def until_flushed(rec: Recording, requests: int) -> float:
+async def until_flushed(rec: RecordingHarness, requests: int) -> float:
     for _ in range(requests):
         rec.spend(1)
     before, began = len(rec.store.transactions), rec.clock.now()
@@ -335,7 +335,7 @@ async def until_flushed(rec: Recording, requests: int) -> float:
     return rec.clock.now() - began
 
 
-async def flushes_settle(rec: Recording, count: int, within: float) -> None:
+async def flushes_settle(rec: RecordingHarness, count: int, within: float) -> None:
     began = rec.clock.now()
     while len(rec.store.transactions) < count:
         assert rec.clock.now() - began < within
@@ -343,7 +343,7 @@ async def flushes_settle(rec: Recording, count: int, within: float) -> None:
         await arrived(rec)
 
 
-async def arrived(rec: Recording) -> None:
+async def arrived(rec: RecordingHarness) -> None:
     """What threads and sockets do takes turns of the loop, not time."""
     for _ in range(200):
         await settle()
@@ -352,7 +352,7 @@ async def arrived(rec: Recording) -> None:
         await asyncio.sleep(0.001)
 
 
-async def test_waiting_money_and_lag_can_be_told(rec: Recording) -> None:
+async def test_waiting_money_and_lag_can_be_told(rec: RecordingHarness) -> None:
     assert rec.recorder.lag_seconds == 0
     rec.store.is_away = True
     rec.spend(5)
@@ -366,7 +366,7 @@ async def test_waiting_money_and_lag_can_be_told(rec: Recording) -> None:
     assert (rec.recorder.lag_seconds, rec.recorder.unflushed_pico) == (0, 0)
 
 
-async def test_a_flush_is_two_writes_for_each_thing_it_changes(rec: Recording) -> None:
+async def test_a_flush_is_two_writes_for_each_thing_it_changes(rec: RecordingHarness) -> None:
     for _ in range(50):
         rec.spend(1)
     await rec.recorder.flush()

@@ -28,13 +28,13 @@ from price_keeper.stores.contract import Put, Store, Write
 from price_keeper.tasks import Tasks
 
 from tests.support.clock import settle
-from tests.support.recording import Recording, recording
+from tests.support.recording import RecordingHarness, open_recording_harness
 from tests.unit.test_recorder import arrived
 
 
 @pytest.fixture
-async def rec(tmp_path: Path, exact_store: Store, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Recording]:
-    async with recording(tmp_path / "journal", exact_store) as made:
+async def rec(tmp_path: Path, exact_store: Store, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[RecordingHarness]:
+    async with open_recording_harness(tmp_path / "journal", exact_store) as made:
         monkeypatch.setattr(aggregating.schema, "active_counters", lambda day: f"ACTIVE#{made.scope.org}#{day}")
         yield made
 
@@ -43,7 +43,7 @@ def wider(counter: Counter, shards: int) -> Counter:
     return counter._replace(shards=shards)
 
 
-async def test_calls_of_one_counter_over_different_numbers_of_shards_are_all_counted(rec: Recording) -> None:
+async def test_calls_of_one_counter_over_different_numbers_of_shards_are_all_counted(rec: RecordingHarness) -> None:
     """An org's configuration was changed while calls were under way, or the fleet's defaults are being changed."""
     for shards in (8, 16, 8, 64, 32):
         for _ in range(3):
@@ -66,14 +66,14 @@ async def test_calls_of_one_counter_over_different_numbers_of_shards_are_all_cou
     assert total["requests"] == 46
 
 
-async def test_a_process_that_was_idle_for_months_flushes_what_it_spends_then(rec: Recording) -> None:
+async def test_a_process_that_was_idle_for_months_flushes_what_it_spends_then(rec: RecordingHarness) -> None:
     await rec.clock.advance(90 * 86_400)
     rec.spend(7)
     assert await rec.recorder.flush()
-    assert (await rec.counted(), rec.recorder.sender.rejected_ulids) == ((1, 7), [])
+    assert (await rec.read_counts(), rec.recorder.sender.rejected_ulids) == ((1, 7), [])
 
 
-async def test_failing_flushes_leave_neither_files_open_nor_segments_behind(rec: Recording) -> None:
+async def test_failing_flushes_leave_neither_files_open_nor_segments_behind(rec: RecordingHarness) -> None:
     rec.store.is_away = True
     rec.spend(1)
     await rec.recorder.flush()
@@ -86,10 +86,10 @@ async def test_failing_flushes_leave_neither_files_open_nor_segments_behind(rec:
     assert all(sealed.has_seal for sealed in rec.recorder._unsent)  # all that ended is on the disk
     rec.store.is_away = False
     assert await rec.recorder.flush()
-    assert await rec.counted() == (51, 51)
+    assert await rec.read_counts() == (51, 51)
 
 
-async def test_a_store_that_is_away_is_asked_ever_more_seldom_even_in_a_hurry(rec: Recording) -> None:
+async def test_a_store_that_is_away_is_asked_ever_more_seldom_even_in_a_hurry(rec: RecordingHarness) -> None:
     rec.store.is_away = True
     async with Tasks(rec.clock) as tasks:
         tasks.start("time", rec.recorder.run_flush_timer)
@@ -102,7 +102,7 @@ async def test_a_store_that_is_away_is_asked_ever_more_seldom_even_in_a_hurry(re
     assert len(rec.store.transactions) < 10
 
 
-async def test_calls_that_cost_nothing_do_not_fill_the_disk(rec: Recording, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_calls_that_cost_nothing_do_not_fill_the_disk(rec: RecordingHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "SEGMENT_BYTES", 20_000)
     for _ in range(500):
         rec.journal.record(rec.begin(), None)
@@ -110,10 +110,10 @@ async def test_calls_that_cost_nothing_do_not_fill_the_disk(rec: Recording, monk
             assert await rec.recorder.flush()
     assert len(rec.segments()) == 1
     assert rec.journal._segment.size < 25_000
-    assert await rec.counted() == (0, 0)
+    assert await rec.read_counts() == (0, 0)
 
 
-async def test_calls_of_one_account_share_it_when_they_are_read_again(rec: Recording) -> None:
+async def test_calls_of_one_account_share_it_when_they_are_read_again(rec: RecordingHarness) -> None:
     for _ in range(100):
         rec.spend(1)
         rec.begin()
@@ -127,7 +127,7 @@ async def test_calls_of_one_account_share_it_when_they_are_read_again(rec: Recor
 async def test_counters_that_many_segments_name_are_held_once(tmp_path: Path, exact_store: Store) -> None:
     scope = None
     for _ in range(5):
-        async with recording(tmp_path, exact_store, scope=scope) as rec:
+        async with open_recording_harness(tmp_path, exact_store, scope=scope) as rec:
             scope = rec.scope
             for label in ("premium", "economy"):
                 rec.spend(1, rec.counter(label))
@@ -138,7 +138,7 @@ async def test_counters_that_many_segments_name_are_held_once(tmp_path: Path, ex
     assert len({id(counter) for seal in seals for part in seal.parts for counter, _ in part}) == 2
 
 
-async def test_accounts_of_many_segments_are_held_once(rec: Recording) -> None:
+async def test_accounts_of_many_segments_are_held_once(rec: RecordingHarness) -> None:
     rec.store.is_away = True
     rec.begin()
     rec.spend(1)
@@ -149,7 +149,7 @@ async def test_accounts_of_many_segments_are_held_once(rec: Recording) -> None:
     assert len({id(intent.charged) for each in found for intent in each.open.values()}) == 1
 
 
-async def begins_to_flush(rec: Recording, patch: pytest.MonkeyPatch) -> tuple[asyncio.Task[bool], asyncio.Event]:
+async def begins_to_flush(rec: RecordingHarness, patch: pytest.MonkeyPatch) -> tuple[asyncio.Task[bool], asyncio.Event]:
     """The store answers once the event is set."""
     patch.setattr(limits, "SEGMENT_BYTES", 5_000)
     asked, answers, transact = asyncio.Event(), asyncio.Event(), rec.store.transact
@@ -167,7 +167,7 @@ async def begins_to_flush(rec: Recording, patch: pytest.MonkeyPatch) -> tuple[as
 
 
 async def test_a_full_segment_ends_while_the_store_does_not_answer(
-    rec: Recording, monkeypatch: pytest.MonkeyPatch
+    rec: RecordingHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flushing, answers = await begins_to_flush(rec, monkeypatch)
     for _ in range(20):
@@ -179,11 +179,11 @@ async def test_a_full_segment_ends_while_the_store_does_not_answer(
     answers.set()
     assert await flushing
     assert await rec.recorder.flush()
-    assert await rec.counted() == (201, 201)
+    assert await rec.read_counts() == (201, 201)
 
 
 async def test_none_is_sent_while_its_seal_is_on_its_way_to_the_disk(
-    rec: Recording, monkeypatch: pytest.MonkeyPatch
+    rec: RecordingHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flushing, answers = await begins_to_flush(rec, monkeypatch)
     goes_on, secure, send = threading.Event(), SealedSegment.write_seal, rec.recorder.sender.send
@@ -205,14 +205,14 @@ async def test_none_is_sent_while_its_seal_is_on_its_way_to_the_disk(
     assert rec.recorder.waiting_segments == 2
     answers.set()
     assert await flushing
-    assert (await rec.counted(), rec.recorder.waiting_segments) == ((1, 1), 1)
+    assert (await rec.read_counts(), rec.recorder.waiting_segments) == ((1, 1), 1)
     goes_on.set()
     await on_disk
     assert await rec.recorder.flush()
     assert rec.recorder.unflushed_pico == 0
 
 
-async def test_one_bad_row_or_segment_stops_no_other(rec: Recording, caplog: pytest.LogCaptureFixture) -> None:
+async def test_one_bad_row_or_segment_stops_no_other(rec: RecordingHarness, caplog: pytest.LogCaptureFixture) -> None:
     listed = schema.active_counter_key("20261118", rec.scope, "premium", "DAY#20261118")
     await rec.store.put(Put(listed._replace(sk="nonsense"), {"shards_8": True}))
     await rec.store.put(Put(listed._replace(sk=f"{rec.scope.key}#LABEL#odd#DAY#20261118"), {"shards": 8}))
@@ -229,7 +229,7 @@ async def test_one_bad_row_or_segment_stops_no_other(rec: Recording, caplog: pyt
 
 
 async def test_what_an_answer_says_is_not_in_the_log_when_it_cannot_be_read(
-    rec: Recording, caplog: pytest.LogCaptureFixture
+    rec: RecordingHarness, caplog: pytest.LogCaptureFixture
 ) -> None:
     def of(usage: Usage) -> Cost:
         if usage != Usage(7, 7):
@@ -246,15 +246,15 @@ async def test_what_an_answer_says_is_not_in_the_log_when_it_cannot_be_read(
     meter.on_data(b'{"usage":{"inputTokens":1,"outputTokens":1}}')
     meter.on_end(True)
     assert await rec.recorder.flush()
-    assert await rec.counted() == (1, 5)
+    assert await rec.read_counts() == (1, 5)
     assert "ValueError" in caplog.text
     assert "model said" not in caplog.text
 
 
-async def test_recovering_twice_is_recovering_once(rec: Recording) -> None:
+async def test_recovering_twice_is_recovering_once(rec: RecordingHarness) -> None:
     for _ in range(5):
         rec.spend(1)
-    rec.begin(guess=9)
+    rec.begin(estimate=9)
     first, second = recover(rec.folder), recover(rec.folder)
     assert [sealed.seal for sealed in first.sealed] == [sealed.seal for sealed in second.sealed]
     assert first.sealed[0].seal.pico == 14

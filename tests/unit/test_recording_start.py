@@ -24,7 +24,7 @@ from price_keeper.recording.sender import SegmentSender
 from price_keeper.stores.contract import Store
 
 from tests.support.clock import ManualClock
-from tests.support.recording import Recording, recording
+from tests.support.recording import RecordingHarness, open_recording_harness
 
 PWRITE = os.pwrite
 
@@ -43,14 +43,14 @@ def config_of(folder: Path) -> Config:
     return replace(plain, journal=replace(plain.journal, dir=str(folder)))
 
 
-async def left_by_a_killed_process(folder: Path, store: Store) -> Recording:
+async def left_by_a_killed_process(folder: Path, store: Store) -> RecordingHarness:
     """Two segments, neither sealed: one call is recorded in each, one is carried on and ends, one is under way."""
-    async with recording(folder, store) as rec:
-        carried = rec.begin(guess=1000)
+    async with open_recording_harness(folder, store) as rec:
+        carried = rec.begin(estimate=1000)
         rec.spend(10)
         assert rec.journal.seal() is not None
         rec.journal.record(carried, Receipt(UsageCounts(1, pico=200)))
-        rec.begin(guess=4)
+        rec.begin(estimate=4)
     assert len(rec.segments()) == 2
     return rec
 
@@ -67,7 +67,7 @@ async def test_what_is_left_over_makes_the_room_for_a_start(
         assert started.recorder.sender.sent_segments >= 1
         assert all(sealed.has_seal for sealed in started.recovered.sealed)
         assert await started.recorder.flush()
-        assert await rec.counted() == (3, 214)
+        assert await rec.read_counts() == (3, 214)
         await started.finish()
 
 
@@ -91,7 +91,7 @@ async def test_without_room_and_store_a_start_says_what_is_missing(
     monkeypatch.setattr(os, "pwrite", PWRITE)
     async with open_recording(config_of(tmp_path / "journal"), rec.store, ManualClock()) as started:
         assert await started.recorder.flush()
-        assert await rec.counted() == (3, 214)
+        assert await rec.read_counts() == (3, 214)
 
 
 async def test_a_disk_that_breaks_is_not_one_without_room(
@@ -120,7 +120,7 @@ async def test_none_goes_before_one_that_could_not_be_sealed(
     assert len(rec.segments()) == 2
     for sealed in recover(tmp_path).sealed:  # as a replay does it
         await SegmentSender(rec.store, rec.clock).send(sealed)
-    assert await rec.counted() == (3, 214)
+    assert await rec.read_counts() == (3, 214)
 
 
 async def test_what_the_disk_refused_is_tried_a_last_time_at_the_end(
@@ -129,15 +129,15 @@ async def test_what_the_disk_refused_is_tried_a_last_time_at_the_end(
     monkeypatch.setattr(segment, "MAX_ROOM_BYTES", 0)
     async with (
         open_recording(config_of(tmp_path), exact_store, ManualClock()) as started,
-        recording(tmp_path / "other", exact_store) as rec,
+        open_recording_harness(tmp_path / "other", exact_store) as rec,
     ):
         rec.recorder = started.recorder
-        number = rec.begin(guess=1000)
+        number = rec.begin(estimate=1000)
         monkeypatch.setattr(os, "pwrite", a_disk_of(lambda: False))
         rec.journal.record(number, Receipt(UsageCounts(1, pico=3)))
         monkeypatch.setattr(os, "pwrite", PWRITE)
         await started.finish()
-        assert await rec.counted() == (1, 3)
+        assert await rec.read_counts() == (1, 3)
 
 
 # What a flipped bit leaves of it.
@@ -149,10 +149,10 @@ def spoil(path: Path, text: bytes) -> None:
     path.write_bytes(data.replace(text, text.lower()))
 
 
-async def sums(store: Store, rec: Recording) -> tuple[int, int]:
+async def sums(store: Store, rec: RecordingHarness) -> tuple[int, int]:
     for sealed in recover(rec.folder).sealed:
         await SegmentSender(store, rec.clock).send(sealed)
-    return await rec.counted()
+    return await rec.read_counts()
 
 
 @pytest.mark.parametrize("text", [b'["H"', b'["C"', b'["E"'])
@@ -173,8 +173,8 @@ async def test_an_end_mark_that_tells_nothing_is_read_too(tmp_path: Path, exact_
 async def test_a_segment_that_only_carries_counts_although_it_does_not_say_that_it_is_whole(
     tmp_path: Path, exact_store: Store, is_gone: bool
 ) -> None:
-    async with recording(tmp_path, exact_store) as rec:
-        rec.begin(guess=1000)
+    async with open_recording_harness(tmp_path, exact_store) as rec:
+        rec.begin(estimate=1000)
         rec.spend(10)
         sealed = rec.journal.seal()
         assert sealed is not None
@@ -186,9 +186,9 @@ async def test_a_segment_that_only_carries_counts_although_it_does_not_say_that_
 
 
 async def test_a_call_whose_receipt_is_spoilt_is_estimated(tmp_path: Path, exact_store: Store) -> None:
-    async with recording(tmp_path, exact_store) as rec:
-        rec.begin(guess=1000)
-        rec.journal.record(rec.begin(guess=7), Receipt(UsageCounts(1, pico=10)))
+    async with open_recording_harness(tmp_path, exact_store) as rec:
+        rec.begin(estimate=1000)
+        rec.journal.record(rec.begin(estimate=7), Receipt(UsageCounts(1, pico=10)))
         rec.journal.seal()
     spoil(rec.segments()[0], b'["R"')
     assert await sums(exact_store, rec) == (2, 1007)
@@ -197,8 +197,8 @@ async def test_a_call_whose_receipt_is_spoilt_is_estimated(tmp_path: Path, exact
 async def test_a_segment_that_came_to_nothing_tells_for_as_long_as_it_is_asked(
     tmp_path: Path, exact_store: Store
 ) -> None:
-    async with recording(tmp_path, exact_store) as rec:
-        carried = rec.begin(guess=1000)
+    async with open_recording_harness(tmp_path, exact_store) as rec:
+        carried = rec.begin(estimate=1000)
         rec.spend(10)
         rec.journal.seal()
         rec.journal.record(carried, None)
@@ -210,8 +210,8 @@ async def test_a_segment_that_came_to_nothing_tells_for_as_long_as_it_is_asked(
 
 async def test_what_is_found_in_the_segment_before_is_so_again(tmp_path: Path, exact_store: Store) -> None:
     """The one before comes to nothing, and stays until what was found in it stands elsewhere."""
-    async with recording(tmp_path, exact_store) as rec:
-        rec.begin(guess=1000)
+    async with open_recording_harness(tmp_path, exact_store) as rec:
+        rec.begin(estimate=1000)
         rec.journal.tally.requests = 1  # as if it were full
         rec.journal.seal()
     first, second = rec.segments()

@@ -30,14 +30,14 @@ from price_keeper.stores.contract import ConditionCheck, Item, ItemExists, Key, 
 from tests.support.clock import ManualClock
 from tests.support.memory_store import MemoryStore
 from tests.support.secrets_kept import (
-    Meddling,
-    be_away,
-    cheap_hashes,
+    InterceptingStore,
+    raise_unavailable,
+    use_cheap_hashes,
     first_secret,
-    lose_the_answer,
-    made,
+    raise_answer_lost,
+    create_scope,
     new_scope,
-    registered,
+    register_scope,
 )
 
 BODY: dict[str, Any] = {
@@ -51,7 +51,7 @@ BODY: dict[str, Any] = {
 
 @pytest.fixture(autouse=True)
 def _cheap(monkeypatch: pytest.MonkeyPatch) -> None:
-    cheap_hashes(monkeypatch)
+    use_cheap_hashes(monkeypatch)
 
 
 @pytest.fixture
@@ -105,13 +105,13 @@ async def test_what_is_not_there_is_not_made(store: Store, clock: ManualClock) -
         with pytest.raises(NotFound):
             await rotate(store, clock, scope, 0)
         assert await store.get(client_item_key(scope), consistent=True) is None
-        await made(store, scope)
+        await create_scope(store, scope)
         with pytest.raises(NotFound, match="no credentials to rotate"):
             await rotate(store, clock, scope, 0)
 
 
 async def test_of_many_that_register_at_once_one_does(exact_store: Store, clock: ManualClock) -> None:
-    scope = await made(exact_store, new_scope())
+    scope = await create_scope(exact_store, new_scope())
     found = await asyncio.gather(*(register(exact_store, clock, scope) for _ in range(20)))
     (issued,) = [each for each in found if each is not None]
     secret = await retrieve(exact_store, clock, scope, issued.retrieval_token)
@@ -156,7 +156,7 @@ async def test_settings_and_secrets_change_at_once_and_both_are_kept(exact_store
 
 async def test_all_or_nothing(store: Store, clock: ManualClock) -> None:
     """What stands beside it fails, and so does the rest."""
-    scope = await made(store, new_scope())
+    scope = await create_scope(store, new_scope())
     before = await item_of(store, scope)
     impossible = ConditionCheck(Key("config", f"TEST#{scope.org}", "nothing"), ItemExists())
     assert await register(store, clock, scope, extra_writes=[impossible]) is None
@@ -166,7 +166,7 @@ async def test_all_or_nothing(store: Store, clock: ManualClock) -> None:
 async def test_what_is_written_beside_it_is_written_with_it(clock: ManualClock) -> None:
     store, scope = MemoryStore(), new_scope()
     record = Put(Key("audit", f"ORG#{scope.org}", "1"), {"action": "register"})
-    await made(store, scope)
+    await create_scope(store, scope)
     assert await register(store, clock, scope, extra_writes=[record])
     assert store.items.pop(record.key) == {"action": "register"}
     assert await register(store, clock, scope, extra_writes=[record]) is None
@@ -177,7 +177,7 @@ async def test_what_is_written_beside_it_is_written_with_it(clock: ManualClock) 
 
 async def test_a_rotation_takes_away_what_waits_to_be_fetched(store: Store, clock: ManualClock) -> None:
     scope = new_scope()
-    first = await registered(store, clock, scope)
+    first = await register_scope(store, clock, scope)
     row = (await item_of(store, scope))[RETRIEVAL_ROW]
     second = await rotate(store, clock, scope, 24)
     assert await store.get(schema.retrieval_token_key(str(row)), consistent=True) is None
@@ -189,8 +189,8 @@ async def test_a_rotation_takes_away_what_waits_to_be_fetched(store: Store, cloc
 
 async def test_a_secret_fetched_during_the_rotation_has_its_grace(clock: ManualClock) -> None:
     memory, scope = MemoryStore(), new_scope()
-    store = Meddling(memory)
-    issued = await registered(memory, clock, scope)
+    store = InterceptingStore(memory)
+    issued = await register_scope(memory, clock, scope)
     fetched: list[str] = []
 
     async def fetch() -> None:
@@ -207,23 +207,23 @@ async def test_a_secret_fetched_during_the_rotation_has_its_grace(clock: ManualC
 
 async def test_a_lost_answer_is_looked_up(clock: ManualClock) -> None:
     memory, scope = MemoryStore(), new_scope()
-    store: Any = Meddling(memory)
-    await made(memory, scope)
-    store.after["transact"] = lose_the_answer
+    store: Any = InterceptingStore(memory)
+    await create_scope(memory, scope)
+    store.after["transact"] = raise_answer_lost
     first = await register(store, clock, scope)
     assert first is not None
     old = await retrieve(memory, clock, scope, first.retrieval_token)
-    store.after["transact"] = lose_the_answer
+    store.after["transact"] = raise_answer_lost
     second = await rotate(store, clock, scope, 1)
     new = await retrieve(memory, clock, scope, second.retrieval_token)
     assert [await is_good(memory, clock, scope, each) for each in (old, new)] == [True, True]
 
 
-@pytest.mark.parametrize("trouble", [lose_the_answer, be_away])
+@pytest.mark.parametrize("trouble", [raise_answer_lost, raise_unavailable])
 async def test_what_was_not_written_can_be_done_again(clock: ManualClock, trouble: Any) -> None:
     memory, scope = MemoryStore(), new_scope()
-    store: Any = Meddling(memory)
-    await made(memory, scope)
+    store: Any = InterceptingStore(memory)
+    await create_scope(memory, scope)
     store.before["transact"] = trouble
     with pytest.raises(StoreUnavailable):
         await register(store, clock, scope)
@@ -244,8 +244,8 @@ def _refusing(*codes: ReasonCode) -> Any:
 
 async def test_who_is_in_the_way_of_others_tries_again(clock: ManualClock) -> None:
     memory, scope = MemoryStore(), new_scope()
-    store: Any = Meddling(memory)
-    await made(memory, scope)
+    store: Any = InterceptingStore(memory)
+    await create_scope(memory, scope)
     store.before["transact"] = _refusing(ReasonCode.CONFLICT, ReasonCode.NONE)
     registering = asyncio.create_task(register(store, clock, scope))
     while not clock.waits():
@@ -260,8 +260,8 @@ async def test_who_is_in_the_way_of_others_tries_again(clock: ManualClock) -> No
 
 async def test_another_one_was_faster(clock: ManualClock) -> None:
     memory, scope = MemoryStore(), new_scope()
-    store: Any = Meddling(memory)
-    await made(memory, scope)
+    store: Any = InterceptingStore(memory)
+    await create_scope(memory, scope)
     theirs: list[IssuedSecret | None] = []
 
     async def be_faster() -> None:
@@ -285,12 +285,12 @@ async def test_another_one_was_faster(clock: ManualClock) -> None:
 # The instance that does it.
 
 
-@pytest.mark.parametrize("trouble", [None, lose_the_answer, be_away])
+@pytest.mark.parametrize("trouble", [None, raise_answer_lost, raise_unavailable])
 async def test_what_is_known_of_the_client_is_forgotten_whatever_happens(clock: ManualClock, trouble: Any) -> None:
     memory, scope = MemoryStore(), new_scope()
-    store: Any = Meddling(memory)
+    store: Any = InterceptingStore(memory)
     forgotten: list[Scope] = []
-    await made(memory, scope)
+    await create_scope(memory, scope)
 
     def begin() -> Any:
         return register(store, clock, scope, forgotten.append)
@@ -320,7 +320,7 @@ async def test_hashing_holds_up_nobody(clock: ManualClock, monkeypatch: pytest.M
 
     monkeypatch.setattr(module, "hash_secret", seen)
     store, scope = MemoryStore(), new_scope()
-    await registered(store, clock, scope)
+    await register_scope(store, clock, scope)
     await rotate(store, clock, scope, 0)
     assert len(threads) == 2
     assert threading.get_ident() not in threads
@@ -331,6 +331,6 @@ async def test_nothing_secret_is_told(clock: ManualClock) -> None:
     new = await module._prepare_secret(scope, clock)
     assert new.hashed not in repr(new)
     assert new.issued.retrieval_token not in repr(new)
-    issued = await registered(store, clock, scope)
+    issued = await register_scope(store, clock, scope)
     assert issued.retrieval_token not in f"{issued!r} {issued}"
     assert "client_id" in repr(issued)

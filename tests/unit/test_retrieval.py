@@ -22,12 +22,12 @@ from tests.support.clock import ManualClock
 from tests.support.engines import PREFIX, Engines
 from tests.support.fault_proxy import CutAnswer, DropAnswer, Fault, Pass, Reset, fault_proxy
 from tests.support.memory_store import MemoryStore
-from tests.support.secrets_kept import Meddling, be_away, cheap_hashes, lose_the_answer, new_scope, registered
+from tests.support.secrets_kept import InterceptingStore, raise_unavailable, use_cheap_hashes, raise_answer_lost, new_scope, register_scope
 
 
 @pytest.fixture(autouse=True)
 def _cheap(monkeypatch: pytest.MonkeyPatch) -> None:
-    cheap_hashes(monkeypatch)
+    use_cheap_hashes(monkeypatch)
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def row_of(store: MemoryStore) -> tuple[Any, dict[str, Any]]:
 
 async def test_of_a_hundred_at_once_one_gets_it(store: Store, clock: ManualClock) -> None:
     scope = new_scope()
-    issued = await registered(store, clock, scope)
+    issued = await register_scope(store, clock, scope)
     every = [retrieve(store, clock, scope, issued.retrieval_token) for _ in range(100)]
     found = await asyncio.gather(*every, return_exceptions=True)
     secrets = [each for each in found if isinstance(each, str)]
@@ -56,7 +56,7 @@ async def test_of_a_hundred_at_once_one_gets_it(store: Store, clock: ManualClock
 async def test_it_is_there_for_ten_minutes(store: Store, clock: ManualClock, waited: float, is_good: bool) -> None:
     """Expired rows are still there: no engine deletes them at once."""
     scope = new_scope()
-    issued = await registered(store, clock, scope)
+    issued = await register_scope(store, clock, scope)
     assert issued.expires == int(clock.now()) + RETRIEVAL_SECONDS
     await clock.advance(waited)
     if is_good:
@@ -68,8 +68,8 @@ async def test_it_is_there_for_ten_minutes(store: Store, clock: ManualClock, wai
 
 async def test_it_is_for_its_own_client(store: Store, clock: ManualClock) -> None:
     scope, other = new_scope("web"), new_scope("web")
-    issued = await registered(store, clock, scope)
-    await registered(store, clock, other)
+    issued = await register_scope(store, clock, scope)
+    await register_scope(store, clock, other)
     for wrong in (other, new_scope(), type(scope)(scope.org), type(scope)(scope.org, "web2")):
         with pytest.raises(AccessDenied):
             await retrieve(store, clock, wrong, issued.retrieval_token)
@@ -79,7 +79,7 @@ async def test_it_is_for_its_own_client(store: Store, clock: ManualClock) -> Non
 async def test_a_row_that_is_passed_off_as_anothers_is_not_opened(clock: ManualClock) -> None:
     """By whoever may write to the store: the secret is bound to its client by the encryption as well."""
     store, scope, other = MemoryStore(), new_scope(), new_scope()
-    issued = await registered(store, clock, scope)
+    issued = await register_scope(store, clock, scope)
     key, row = row_of(store)
     await store.put(Put(key, {**row, "client_id": build_client_id(other.org, other.app)}))
     with pytest.raises(AccessDenied):
@@ -100,7 +100,7 @@ async def test_a_row_that_is_passed_off_as_anothers_is_not_opened(clock: ManualC
 )
 async def test_a_spoilt_row_gives_nothing(clock: ManualClock, change: dict[str, Any]) -> None:
     store, scope = MemoryStore(), new_scope()
-    issued = await registered(store, clock, scope)
+    issued = await register_scope(store, clock, scope)
     key, row = row_of(store)
     await store.put(Put(key, {name: value for name, value in {**row, **change}.items() if value is not None}))
     with pytest.raises(AccessDenied, match="rotate"):
@@ -109,7 +109,7 @@ async def test_a_spoilt_row_gives_nothing(clock: ManualClock, change: dict[str, 
 
 async def test_every_bit_of_what_is_sealed_counts(clock: ManualClock) -> None:
     store, scope = MemoryStore(), new_scope()
-    issued = await registered(store, clock, scope)
+    issued = await register_scope(store, clock, scope)
     key, row = row_of(store)
     for place in range(len(row["sealed"])):
         spoilt = bytearray(row["sealed"])
@@ -123,15 +123,15 @@ async def test_every_bit_of_what_is_sealed_counts(clock: ManualClock) -> None:
 
 @pytest.mark.parametrize("token", ["", "x", "A" * 42, "A" * 44, "A" * 42 + "+", "A" * 42 + "\n", "é" * 43, "A" * 10**6])
 async def test_what_is_no_token_is_not_looked_for(clock: ManualClock, token: str) -> None:
-    asked = Meddling(MemoryStore())
+    asked = InterceptingStore(MemoryStore())
     with pytest.raises(AccessDenied):
         await retrieve(asked, clock, new_scope(), token)  # type: ignore[arg-type]
-    assert asked.asked == []
+    assert asked.calls == []
 
 
 async def test_the_store_knows_neither_secret_nor_token(clock: ManualClock) -> None:
     store, scope = MemoryStore(), new_scope()
-    issued = await registered(store, clock, scope)
+    issued = await register_scope(store, clock, scope)
     kept = repr(store.items)
     token = issued.retrieval_token
     secret = await retrieve(store, clock, scope, token)
@@ -151,11 +151,11 @@ async def test_tokens_and_what_they_open_are_new_each_time(clock: ManualClock) -
 
 
 async def test_nothing_secret_is_told(clock: ManualClock, caplog: pytest.LogCaptureFixture) -> None:
-    store, scope = Meddling(MemoryStore()), new_scope()
+    store, scope = InterceptingStore(MemoryStore()), new_scope()
     told = []
     with caplog.at_level(logging.DEBUG):
-        issued = await registered(store, clock, scope)  # type: ignore[arg-type]
-        store.before["delete"] = be_away
+        issued = await register_scope(store, clock, scope)  # type: ignore[arg-type]
+        store.before["delete"] = raise_unavailable
         for _ in range(3):
             try:
                 secret = await retrieve(store, clock, scope, issued.retrieval_token)  # type: ignore[arg-type]
@@ -170,20 +170,20 @@ async def test_nothing_secret_is_told(clock: ManualClock, caplog: pytest.LogCapt
 
 async def test_an_invented_token_costs_one_read_and_no_write(clock: ManualClock) -> None:
     memory, scope = MemoryStore(), new_scope()
-    await registered(memory, clock, scope)
-    store = Meddling(memory)
+    await register_scope(memory, clock, scope)
+    store = InterceptingStore(memory)
     with pytest.raises(AccessDenied):
         await retrieve(store, clock, scope, module.seal_secret(scope, "x", clock.now()).token)  # type: ignore[arg-type]
-    assert store.asked == ["get"]
+    assert store.calls == ["get"]
 
 
 # When answers are lost.
 
 
 async def test_a_lost_answer_loses_the_secret_and_never_doubles_it(clock: ManualClock) -> None:
-    store, scope = Meddling(MemoryStore()), new_scope()
-    issued = await registered(store, clock, scope)  # type: ignore[arg-type]
-    store.after["delete"] = lose_the_answer
+    store, scope = InterceptingStore(MemoryStore()), new_scope()
+    issued = await register_scope(store, clock, scope)  # type: ignore[arg-type]
+    store.after["delete"] = raise_answer_lost
     with pytest.raises(Busy, match=r"try once more.* rotate"):
         await retrieve(store, clock, scope, issued.retrieval_token)  # type: ignore[arg-type]
     with pytest.raises(AccessDenied, match="rotate"):
@@ -192,18 +192,18 @@ async def test_a_lost_answer_loses_the_secret_and_never_doubles_it(clock: Manual
 
 @pytest.mark.parametrize("verb", ["get", "update", "delete"])
 async def test_a_store_that_is_away_costs_no_secret(clock: ManualClock, verb: str) -> None:
-    store, scope = Meddling(MemoryStore()), new_scope()
-    issued = await registered(store, clock, scope)  # type: ignore[arg-type]
-    store.before[verb] = be_away
+    store, scope = InterceptingStore(MemoryStore()), new_scope()
+    issued = await register_scope(store, clock, scope)  # type: ignore[arg-type]
+    store.before[verb] = raise_unavailable
     with pytest.raises(Busy, match="still good"):
         await retrieve(store, clock, scope, issued.retrieval_token)  # type: ignore[arg-type]
     assert await retrieve(store, clock, scope, issued.retrieval_token)  # type: ignore[arg-type]
 
 
 async def test_an_answer_that_never_came_though_nothing_was_done(clock: ManualClock) -> None:
-    store, scope = Meddling(MemoryStore()), new_scope()
-    issued = await registered(store, clock, scope)  # type: ignore[arg-type]
-    store.before["delete"] = lose_the_answer
+    store, scope = InterceptingStore(MemoryStore()), new_scope()
+    issued = await register_scope(store, clock, scope)  # type: ignore[arg-type]
+    store.before["delete"] = raise_answer_lost
     with pytest.raises(Busy, match="try once more"):
         await retrieve(store, clock, scope, issued.retrieval_token)  # type: ignore[arg-type]
     assert await retrieve(store, clock, scope, issued.retrieval_token)  # type: ignore[arg-type]
@@ -214,7 +214,7 @@ async def test_an_answer_that_never_came_though_nothing_was_done(clock: ManualCl
 async def test_at_the_socket(engines: Engines, engine: str, fault: Fault, tmp_path: Path, clock: ManualClock) -> None:
     scope = new_scope()
     async with engines.open(engine, tmp_path) as direct, fault_proxy(engines.endpoints[engine]) as between:
-        issued = await registered(direct, clock, scope)
+        issued = await register_scope(direct, clock, scope)
         spoilt = await DynamoStore(
             region="us-east-1", table_prefix=PREFIX, endpoint=between.url, sleep=asyncio.sleep
         ).open()
@@ -240,10 +240,10 @@ async def marked(store: Store, scope: Any) -> bool:
 
 async def test_a_secret_counts_as_fetched_before_it_is(clock: ManualClock) -> None:
     memory, scope = MemoryStore(), new_scope()
-    store = Meddling(memory)
-    issued = await registered(memory, clock, scope)
+    store = InterceptingStore(memory)
+    issued = await register_scope(memory, clock, scope)
     assert not await marked(memory, scope)
-    store.before["delete"] = be_away
+    store.before["delete"] = raise_unavailable
     with pytest.raises(Busy):
         await retrieve(store, clock, scope, issued.retrieval_token)  # type: ignore[arg-type]
     assert await marked(memory, scope)
@@ -252,7 +252,7 @@ async def test_a_secret_counts_as_fetched_before_it_is(clock: ManualClock) -> No
 
 async def test_strangers_and_latecomers_leave_no_mark(store: Store, clock: ManualClock) -> None:
     scope = new_scope()
-    issued = await registered(store, clock, scope)
+    issued = await register_scope(store, clock, scope)
     with pytest.raises(AccessDenied):
         await retrieve(store, clock, scope, module.seal_secret(scope, "x", 0).token)
     await clock.advance(RETRIEVAL_SECONDS)

@@ -18,7 +18,7 @@ from price_keeper.telemetry import MetricsRegistry
 
 from tests.support.clock import ManualClock, settle
 from tests.support.memory_store import MemoryStore
-from tests.support.sessions import ORG, Instance, instances
+from tests.support.sessions import ORG, TokenServiceInstance, open_instances
 
 AWAY = StoreUnavailable("it is away")
 
@@ -34,30 +34,30 @@ def store() -> MemoryStore:
 
 
 @pytest.fixture
-async def two(store: MemoryStore, clock: ManualClock) -> AsyncIterator[list[Instance]]:
-    async with instances(store, clock, 2) as made:
+async def two(store: MemoryStore, clock: ManualClock) -> AsyncIterator[list[TokenServiceInstance]]:
+    async with open_instances(store, clock, 2) as made:
         yield made
 
 
-def minted(instance: Instance, sid: str | None = None, seconds: int = 3600) -> str:
+def minted(instance: TokenServiceInstance, sid: str | None = None, seconds: int = 3600) -> str:
     return instance.tokens.mint_access(ORG, "web", seconds, sid).token
 
 
-async def test_a_warm_token_makes_no_store_call_and_waits_for_nobody(two: list[Instance], clock: ManualClock) -> None:
+async def test_a_warm_token_makes_no_store_call_and_waits_for_nobody(two: list[TokenServiceInstance], clock: ManualClock) -> None:
     here = two[0]
     claims = here.tokens.verify_access(minted(here, "s1"))
     assert not here.revocation.is_known_valid(claims)
     await here.revocation.check_store(claims)
-    assert here.line.asked == ["get_many"]
+    assert here.link.calls == ["get_many"]
     for _ in range(100):
         assert here.revocation.is_known_valid(claims)
     await clock.advance(29)
     assert here.revocation.is_known_valid(claims)
     await settle()
-    assert here.line.asked == ["get_many"]
+    assert here.link.calls == ["get_many"]
 
 
-async def test_steady_traffic_is_asked_about_in_the_background(two: list[Instance], clock: ManualClock) -> None:
+async def test_steady_traffic_is_asked_about_in_the_background(two: list[TokenServiceInstance], clock: ManualClock) -> None:
     here = two[0]
     claims = here.tokens.verify_access(minted(here, seconds=90_000))
     await here.revocation.check_store(claims)
@@ -65,10 +65,10 @@ async def test_steady_traffic_is_asked_about_in_the_background(two: list[Instanc
         await clock.advance(1)
         assert here.revocation.is_known_valid(claims)  # no call ever waits
     await settle()
-    assert 15 <= len(here.line.asked) <= 21
+    assert 15 <= len(here.link.calls) <= 21
 
 
-async def test_what_is_older_than_a_minute_is_waited_for(two: list[Instance], clock: ManualClock) -> None:
+async def test_what_is_older_than_a_minute_is_waited_for(two: list[TokenServiceInstance], clock: ManualClock) -> None:
     here = two[0]
     claims = here.tokens.verify_access(minted(here))
     await here.revocation.check_store(claims)
@@ -76,80 +76,80 @@ async def test_what_is_older_than_a_minute_is_waited_for(two: list[Instance], cl
     assert not here.revocation.is_known_valid(claims)
 
 
-async def test_many_callers_of_one_token_ask_once(two: list[Instance]) -> None:
+async def test_many_callers_of_one_token_ask_once(two: list[TokenServiceInstance]) -> None:
     here = two[0]
     claims = here.tokens.verify_access(minted(here))
     await asyncio.gather(*(here.revocation.check_store(claims) for _ in range(50)))
-    assert here.line.asked == ["get_many"]
+    assert here.link.calls == ["get_many"]
 
 
 @pytest.mark.parametrize("by_session", [False, True])
 @pytest.mark.parametrize("step", [1, 7, 31, 59])
 async def test_it_holds_here_at_once_and_elsewhere_within_a_minute(
-    two: list[Instance], clock: ManualClock, by_session: bool, step: int
+    two: list[TokenServiceInstance], clock: ManualClock, by_session: bool, step: int
 ) -> None:
     here, there = two
     token, other = minted(here, "s1"), minted(here, "s2")
     for each in two:
-        assert await each.is_welcome(token)
+        assert await each.accepts(token)
     await clock.advance(5)
     if by_session:
         await here.revocation.revoke_session("s1", int(clock.now()) + 3600)
     else:
         await here.revocation.revoke_token(here.tokens.verify_access(token))
-    assert not await here.is_welcome(token)
+    assert not await here.accepts(token)
     with pytest.raises(AccessDenied):
         here.revocation.is_known_valid(here.tokens.verify_access(token))
     passed = 0
     while passed < 60:  # calls all the while, however often
-        await there.is_welcome(token)
+        await there.accepts(token)
         await clock.advance(step)
         passed += step
-    assert not await there.is_welcome(token)
+    assert not await there.accepts(token)
     for each in two:
-        assert await each.is_welcome(other)
+        assert await each.accepts(other)
 
 
-async def test_an_answer_on_its_way_does_not_undo_a_revocation(two: list[Instance]) -> None:
+async def test_an_answer_on_its_way_does_not_undo_a_revocation(two: list[TokenServiceInstance]) -> None:
     here = two[0]
     claims = here.tokens.verify_access(minted(here, "s1"))
-    here.line.held = asyncio.Event()
+    here.link.gate = asyncio.Event()
     waiting = asyncio.ensure_future(here.revocation.check_store(claims))
     await settle()
     here.revocation.note_revoked(schema.revoked_session_key("s1").pk)
-    here.line.held.set()
+    here.link.gate.set()
     with pytest.raises(AccessDenied):
         await waiting
     with pytest.raises(AccessDenied):
         here.revocation.is_known_valid(claims)
 
 
-async def test_an_answer_that_comes_late_is_as_old_as_its_question(two: list[Instance], clock: ManualClock) -> None:
+async def test_an_answer_that_comes_late_is_as_old_as_its_question(two: list[TokenServiceInstance], clock: ManualClock) -> None:
     here = two[0]
     claims = here.tokens.verify_access(minted(here))
-    here.line.held = asyncio.Event()
+    here.link.gate = asyncio.Event()
     waiting = asyncio.ensure_future(here.revocation.check_store(claims))
     await clock.advance(20)
-    here.line.held.set()
+    here.link.gate.set()
     await waiting
     await clock.advance(REVOCATION_CACHE_SECONDS - 21)
     assert here.revocation.is_known_valid(claims)
-    here.line.held = asyncio.Event()
+    here.link.gate = asyncio.Event()
     await clock.advance(1)
     assert not here.revocation.is_known_valid(claims)
 
 
-async def test_an_expired_row_counts_as_absent(store: MemoryStore, two: list[Instance], clock: ManualClock) -> None:
+async def test_an_expired_row_counts_as_absent(store: MemoryStore, two: list[TokenServiceInstance], clock: ManualClock) -> None:
     now = int(clock.now())
     token = minted(two[0], "s1")
     await store.put(Put(schema.revoked_session_key("s1"), {"expires_at_epoch": now}))
-    assert await two[0].is_welcome(token)
+    assert await two[0].accepts(token)
     await store.put(Put(schema.revoked_session_key("s1"), {"expires_at_epoch": now + 1}))
-    assert not await two[1].is_welcome(token)
+    assert not await two[1].accepts(token)
 
 
 async def test_a_row_lives_as_long_as_the_token_and_is_never_cut_short(
-    store: MemoryStore, two: list[Instance], clock: ManualClock
+    store: MemoryStore, two: list[TokenServiceInstance], clock: ManualClock
 ) -> None:
     claims = two[0].tokens.verify_access(minted(two[0], seconds=1234))
     await two[0].revocation.revoke_token(claims)
@@ -160,25 +160,25 @@ async def test_a_row_lives_as_long_as_the_token_and_is_never_cut_short(
     assert store.items[schema.revoked_session_key("s1")] == {"expires_at_epoch": until}
 
 
-async def test_what_is_revoked_already_is_not_written_again(two: list[Instance], clock: ManualClock) -> None:
+async def test_what_is_revoked_already_is_not_written_again(two: list[TokenServiceInstance], clock: ManualClock) -> None:
     here, there = two
     claims = here.tokens.verify_access(minted(here, "s1"))
     for _ in range(50):
         await here.revocation.revoke_token(claims)
         await there.revocation.revoke_token(claims)
         await clock.advance(1)
-    assert (here.line.asked, there.line.asked) == (["put"], ["put"])
+    assert (here.link.calls, there.link.calls) == (["put"], ["put"])
 
 
 async def test_a_revocation_of_which_nobody_knows_is_written_again(
-    store: MemoryStore, two: list[Instance], clock: ManualClock
+    store: MemoryStore, two: list[TokenServiceInstance], clock: ManualClock
 ) -> None:
     here = two[0]
     claims = here.tokens.verify_access(minted(here))
-    here.line.trouble = StoreUnavailable("no answer", maybe_applied=True)
+    here.link.failure = StoreUnavailable("no answer", maybe_applied=True)
     with pytest.raises(Busy):
         await here.revocation.revoke_token(claims)
-    here.line.trouble = None
+    here.link.failure = None
     await here.revocation.revoke_token(claims)
     assert store.items[schema.revoked_token_key(claims.jti)] == {"expires_at_epoch": claims.expires}
 
@@ -187,130 +187,130 @@ async def test_a_revocation_of_which_nobody_knows_is_written_again(
 
 
 async def test_signatures_alone_count_for_the_grace_and_no_longer(store: MemoryStore, clock: ManualClock) -> None:
-    async with instances(store, clock, 1, grace_seconds=600) as (here,):
+    async with open_instances(store, clock, 1, grace_seconds=600) as (here,):
         token = minted(here)
-        here.line.trouble = AWAY
+        here.link.failure = AWAY
         began = clock.monotonic()
         while clock.monotonic() < began + 599:
-            assert await here.is_welcome(token)
-            assert await here.is_welcome(minted(here))
+            assert await here.accepts(token)
+            assert await here.accepts(minted(here))
             assert here.revocation.is_in_grace
             await clock.advance(10)
         assert here.revocation.accepted_unchecked > 50
         assert here.revocation.away_seconds == pytest.approx(600, abs=11)
         await clock.advance(10)
         with pytest.raises(Busy, match="has not said for") as refused:
-            await here.is_welcome(token)
+            await here.accepts(token)
         assert refused.value.retry_after
         with pytest.raises(Busy):
             await here.revocation.check()
-        here.line.trouble = None
+        here.link.failure = None
         await clock.advance(10)
         assert here.revocation.away_seconds == 0
-        assert await here.is_welcome(token)
+        assert await here.accepts(token)
         await here.revocation.check()
 
 
 async def test_with_refuse_nobody_gets_in_once_the_minute_is_over(store: MemoryStore, clock: ManualClock) -> None:
-    async with instances(store, clock, 1, on_store_down="refuse") as (here,):
+    async with open_instances(store, clock, 1, on_store_down="refuse") as (here,):
         token = minted(here)
-        assert await here.is_welcome(token)
-        here.line.trouble = AWAY
+        assert await here.accepts(token)
+        here.link.failure = AWAY
         with pytest.raises(Busy):
-            await here.is_welcome(minted(here))
+            await here.accepts(minted(here))
         await clock.advance(59)
-        assert await here.is_welcome(token)
+        assert await here.accepts(token)
         await clock.advance(1)
         with pytest.raises(Busy):
-            await here.is_welcome(token)
+            await here.accepts(token)
         assert here.revocation.accepted_unchecked == 0
 
 
-async def test_what_is_known_to_be_revoked_stays_so_in_the_grace(two: list[Instance], clock: ManualClock) -> None:
+async def test_what_is_known_to_be_revoked_stays_so_in_the_grace(two: list[TokenServiceInstance], clock: ManualClock) -> None:
     here, there = two
     token = minted(here)
     await here.revocation.revoke_token(here.tokens.verify_access(token))
-    assert not await there.is_welcome(token)
-    there.line.trouble = AWAY
+    assert not await there.accepts(token)
+    there.link.failure = AWAY
     for _ in range(20):
         await clock.advance(31)
-        assert not await there.is_welcome(token)
+        assert not await there.accepts(token)
 
 
 async def test_an_idle_token_is_asked_about_again_when_the_store_is_back(
-    two: list[Instance], clock: ManualClock
+    two: list[TokenServiceInstance], clock: ManualClock
 ) -> None:
     """Let in by the grace, then silent; meanwhile the store came back and somebody revoked it."""
     here, there = two
     token = minted(here)
-    there.line.trouble = AWAY
-    assert await there.is_welcome(token)
+    there.link.failure = AWAY
+    assert await there.accepts(token)
     await clock.advance(60)
-    there.line.trouble = None
+    there.link.failure = None
     await here.revocation.revoke_token(here.tokens.verify_access(token))
     await clock.advance(60)
-    assert not await there.is_welcome(token)
+    assert not await there.accepts(token)
 
 
 async def test_a_store_that_is_away_is_asked_seldom(store: MemoryStore, clock: ManualClock) -> None:
-    async with instances(store, clock, 1, on_store_down="refuse") as (here,):
-        here.line.trouble = AWAY
+    async with open_instances(store, clock, 1, on_store_down="refuse") as (here,):
+        here.link.failure = AWAY
         for _ in range(60):
-            await asyncio.gather(*(here.is_welcome(minted(here)) for _ in range(20)), return_exceptions=True)
+            await asyncio.gather(*(here.accepts(minted(here)) for _ in range(20)), return_exceptions=True)
             await clock.advance(1)
         by_calls, by_itself = 60 / STORE_RETRY_SECONDS, 60 / PROBE_SECONDS
-        assert len(here.line.asked) == pytest.approx(20 + by_calls + by_itself, abs=4)
+        assert len(here.link.calls) == pytest.approx(20 + by_calls + by_itself, abs=4)
 
 
 async def test_a_store_that_hangs_keeps_a_call_waiting_for_a_moment_only(
     store: MemoryStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "LOOKUP_TIMEOUT_SECONDS", 0.01)
-    async with instances(store, clock) as (here,):
-        here.line.held = asyncio.Event()
+    async with open_instances(store, clock) as (here,):
+        here.link.gate = asyncio.Event()
         token = minted(here)
-        assert await here.is_welcome(token)
+        assert await here.accepts(token)
         assert here.revocation.accepted_unchecked == 1
         assert here.revocation.is_known_valid(here.tokens.verify_access(token))
-        here.line.held.set()
+        here.link.gate.set()
         await settle()
         assert not here.revocation.away_seconds
 
 
 @pytest.mark.parametrize("maybe_applied", [False, True])
 async def test_a_revocation_that_may_be_written_holds_here_and_is_reported(
-    two: list[Instance], maybe_applied: bool
+    two: list[TokenServiceInstance], maybe_applied: bool
 ) -> None:
     here = two[0]
     token = minted(here)
-    assert await here.is_welcome(token)
-    here.line.trouble = StoreUnavailable("no answer", maybe_applied=maybe_applied)
+    assert await here.accepts(token)
+    here.link.failure = StoreUnavailable("no answer", maybe_applied=maybe_applied)
     with pytest.raises(Busy):
         await here.revocation.revoke_token(here.tokens.verify_access(token))
-    here.line.trouble = None
-    assert await here.is_welcome(token) is not maybe_applied
+    here.link.failure = None
+    assert await here.accepts(token) is not maybe_applied
 
 
 async def test_memory_is_bounded_and_nothing_revoked_is_let_in(
-    two: list[Instance], monkeypatch: pytest.MonkeyPatch
+    two: list[TokenServiceInstance], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here = two[0]
     monkeypatch.setattr(module, "MAX_CACHED_VERDICTS", 10)
     tokens = [minted(here) for _ in range(60)]
     for token in tokens:
-        assert await here.is_welcome(token)
+        assert await here.accepts(token)
     assert len(here.revocation._verdicts) <= 10
     monkeypatch.setattr(module, "MAX_CACHED_VERDICTS", 1000)
     monkeypatch.setattr(module, "MAX_REVOKED_NAMES", 10)
     for token in tokens:
-        assert await here.is_welcome(token)
+        assert await here.accepts(token)
     for token in tokens:
         await here.revocation.revoke_token(here.tokens.verify_access(token))
     assert len(here.revocation._revoked_until) <= 10
-    assert not any([await here.is_welcome(token) for token in tokens])
+    assert not any([await here.accepts(token) for token in tokens])
 
 
-async def test_identify_is_sync_when_warm_and_asks_about_both_tokens(two: list[Instance]) -> None:
+async def test_identify_is_sync_when_warm_and_asks_about_both_tokens(two: list[TokenServiceInstance]) -> None:
     here = two[0]
     first, second = minted(here), minted(here)
     by_token = TokenAuthenticator(here.tokens, here.revocation)
@@ -318,11 +318,11 @@ async def test_identify_is_sync_when_warm_and_asks_about_both_tokens(two: list[I
     request = Request(b"POST", b"/model/premium/converse", headers, frozenset())
     assert by_token.cached(request) is None
     assert (await by_token.load(request)).app == "web"
-    asked = list(here.line.asked)
+    asked = list(here.link.calls)
     caller = by_token.cached(request)
     assert caller is not None
     assert caller.app == "web"
-    assert here.line.asked == asked
+    assert here.link.calls == asked
     await here.revocation.revoke_token(here.tokens.verify_access(second))
     with pytest.raises(AccessDenied):
         by_token.cached(request)
@@ -338,76 +338,76 @@ async def move_on(store: MemoryStore, generation: int) -> None:
 
 
 async def test_tokens_of_an_earlier_generation_are_over_everywhere_within_a_minute(
-    store: MemoryStore, two: list[Instance], clock: ManualClock
+    store: MemoryStore, two: list[TokenServiceInstance], clock: ManualClock
 ) -> None:
     here, there = two
     earlier, later = (here.tokens.mint_access(ORG, "web", generation=number).token for number in (0, 1))
     silent = here.tokens.mint_access(ORG, "web").token  # of no generation, as made for a demonstration
     for each in two:
-        assert await each.is_welcome(earlier)
+        assert await each.accepts(earlier)
     await move_on(store, 1)
     here.revocation.clear_cache()
-    assert not await here.is_welcome(earlier)
+    assert not await here.accepts(earlier)
     await clock.advance(60)
-    assert not await there.is_welcome(earlier)
+    assert not await there.accepts(earlier)
     for each in two:
-        assert await each.is_welcome(later)
-        assert await each.is_welcome(silent)
+        assert await each.accepts(later)
+        assert await each.accepts(silent)
 
 
-async def test_a_generation_costs_no_read_more(two: list[Instance], clock: ManualClock) -> None:
+async def test_a_generation_costs_no_read_more(two: list[TokenServiceInstance], clock: ManualClock) -> None:
     here = two[0]
     claims = here.tokens.verify_access(here.tokens.mint_access(ORG, "web", 90_000, "s1", 3).token)
     await here.revocation.check_store(claims)
-    assert here.line.asked == ["get_many"]
+    assert here.link.calls == ["get_many"]
     for _ in range(600):
         await clock.advance(1)
         assert here.revocation.is_known_valid(claims)
     await settle()
-    assert 15 <= len(here.line.asked) <= 21
-    assert set(here.line.asked) == {"get_many"}
+    assert 15 <= len(here.link.calls) <= 21
+    assert set(here.link.calls) == {"get_many"}
 
 
 async def test_what_was_asked_before_all_were_ended_lets_nobody_in_after_it(
-    store: MemoryStore, two: list[Instance]
+    store: MemoryStore, two: list[TokenServiceInstance]
 ) -> None:
     here = two[0]
     claims = here.tokens.verify_access(here.tokens.mint_access(ORG, "web", generation=0).token)
-    here.line.held = asyncio.Event()
+    here.link.gate = asyncio.Event()
     early = asyncio.ensure_future(here.revocation.check_store(claims))
     await settle()
     here.revocation.clear_cache()
     late = asyncio.ensure_future(here.revocation.check_store(claims))
     await settle()
-    assert here.line.asked == ["get_many"] * 2
+    assert here.link.calls == ["get_many"] * 2
     await move_on(store, 1)
-    here.line.held.set()
+    here.link.gate.set()
     assert {type(each) for each in await asyncio.gather(early, late, return_exceptions=True)} == {TokenRejected}
     assert here.revocation._lookups == {}
 
 
-async def test_whether_to_hand_a_token_out_again(two: list[Instance], clock: ManualClock) -> None:
+async def test_whether_to_hand_a_token_out_again(two: list[TokenServiceInstance], clock: ManualClock) -> None:
     here, there = two
     claims = here.tokens.verify_access(minted(here))
     for _ in range(100):
         assert not await there.revocation.is_revoked(claims)
-    assert there.line.asked == ["get_many"]
+    assert there.link.calls == ["get_many"]
     await here.revocation.revoke_token(claims)
     await clock.advance(60)
-    there.line.trouble = AWAY
+    there.link.failure = AWAY
     assert not await there.revocation.is_revoked(claims)  # as far as it can be told
-    there.line.trouble = None
+    there.link.failure = None
     await clock.advance(PROBE_SECONDS)
     assert await there.revocation.is_revoked(claims)
 
 
 async def test_a_grace_is_to_be_seen(store: MemoryStore, clock: ManualClock) -> None:
     telemetry = MetricsRegistry()
-    async with instances(store, clock) as (here,):
+    async with open_instances(store, clock) as (here,):
         here.revocation.add_to(telemetry)
         assert "price_keeper_revocation_away_seconds 0\n" in telemetry.render_own()
-        here.line.trouble = AWAY
-        await here.is_welcome(minted(here))
+        here.link.failure = AWAY
+        await here.accepts(minted(here))
         await clock.advance(42)
         assert "price_keeper_revocation_away_seconds 42\n" in telemetry.render_own()
         assert "price_keeper_tokens_unchecked_total 1\n" in telemetry.render_own()

@@ -23,14 +23,14 @@ from price_keeper.stores.contract import Item, Key, Put, Update
 from tests.support.clock import ManualClock
 from tests.support.effort import tries
 from tests.support.memory_store import MemoryStore
-from tests.support.secrets_kept import Meddling, cheap_hashes, first_secret, new_scope, registered
+from tests.support.secrets_kept import InterceptingStore, use_cheap_hashes, first_secret, new_scope, register_scope
 
 HOUR = 3600.0
 
 
 @pytest.fixture(autouse=True)
 def _cheap(monkeypatch: pytest.MonkeyPatch) -> None:
-    cheap_hashes(monkeypatch)
+    use_cheap_hashes(monkeypatch)
 
 
 @pytest.fixture
@@ -141,7 +141,7 @@ async def test_a_read_from_before_the_rotation_does_not_outlive_it() -> None:
     """It has the old hash in hand when the rotation is done."""
     stage = Stage()
     old = await stage.begin()
-    slow = Meddling(stage.store)
+    slow = InterceptingStore(stage.store)
     clients = ClientVerifier(slow, stage.clock.now)  # type: ignore[arg-type]
 
     async def rotated() -> None:
@@ -219,7 +219,7 @@ async def test_a_rotation_makes_nobody_a_stranger() -> None:
 async def test_who_asked_before_being_registered_gets_through_afterwards() -> None:
     stage = Stage()
     assert not await stage.is_good(make_secret())
-    issued = await registered(stage.store, stage.clock, stage.scope)
+    issued = await register_scope(stage.store, stage.clock, stage.scope)
     stage.here.invalidate(stage.scope)
     assert await stage.is_good(await retrieve(stage.store, stage.clock, stage.scope, issued.retrieval_token))
 

@@ -29,7 +29,7 @@ from price_keeper.stores.contract import ConditionCheck, ItemExists, Key, Put, W
 
 from tests.support.clock import ManualClock
 from tests.support.memory_store import MemoryStore
-from tests.support.sessions import ORG, WEB, Instance, blocked, instances, logins, passing, rows, with_limit
+from tests.support.sessions import ORG, WEB, TokenServiceInstance, read_refused_token, open_instances, login_repeatedly, run_with_time, read_session_rows, restart_with_limit
 
 CLIENT = f"org-{ORG}-app-web"
 WEEK = 7 * 86_400
@@ -46,45 +46,45 @@ def store() -> MemoryStore:
 
 
 @pytest.fixture
-async def two(store: MemoryStore, clock: ManualClock) -> AsyncIterator[list[Instance]]:
-    async with instances(store, clock, 2, most=3) as made:
+async def two(store: MemoryStore, clock: ManualClock) -> AsyncIterator[list[TokenServiceInstance]]:
+    async with open_instances(store, clock, 2, most=3) as made:
         yield made
 
 
 @pytest.fixture
-def here(two: list[Instance]) -> Instance:
+def here(two: list[TokenServiceInstance]) -> TokenServiceInstance:
     return two[0]
 
 
 # Logging in.
 
 
-async def test_a_login_issues_a_pair_and_one_row(here: Instance, store: MemoryStore, clock: ManualClock) -> None:
+async def test_a_login_issues_a_pair_and_one_row(here: TokenServiceInstance, store: MemoryStore, clock: ManualClock) -> None:
     issued = await here.sessions.login(WEB)
     now = int(clock.now())
     assert here.tokens.verify_access(issued.access.token).sid == issued.sid
     assert here.tokens.verify_refresh(issued.refresh.token).sid == issued.sid
     assert (issued.access.expires, issued.refresh.expires) == (now + 3600, now + WEEK)
-    (row,) = (await rows(store)).values()
+    (row,) = (await read_session_rows(store)).values()
     assert row["expires_at_epoch"] == issued.refresh.expires
     assert issued.refresh.token not in repr(store.items)
     assert store.items[Key("sessions", CLIENT, "HEAD")] == {"version": 1}
 
 
-async def test_the_oldest_goes_when_there_are_too_many(here: Instance, store: MemoryStore, clock: ManualClock) -> None:
-    issued = await logins(here, clock, 5)
+async def test_the_oldest_goes_when_there_are_too_many(here: TokenServiceInstance, store: MemoryStore, clock: ManualClock) -> None:
+    issued = await login_repeatedly(here, clock, 5)
     assert [session.sid for session in await here.sessions.list_live(WEB)] == [each.sid for each in issued[2:]]
     for evicted in issued[:2]:
-        assert blocked(store, evicted.refresh.token)["expires_at_epoch"] == evicted.refresh.expires
+        assert read_refused_token(store, evicted.refresh.token)["expires_at_epoch"] == evicted.refresh.expires
         with pytest.raises(AccessDenied):
             await here.sessions.refresh(evicted.refresh.token)
-        assert await here.is_welcome(evicted.access.token)  # it lives out its hour
+        assert await here.accepts(evicted.access.token)  # it lives out its hour
     for kept in issued[2:]:
         await here.sessions.refresh(kept.refresh.token)
 
 
 async def test_who_logs_in_last_is_the_newest_by_any_clock(
-    two: list[Instance], store: MemoryStore, clock: ManualClock
+    two: list[TokenServiceInstance], store: MemoryStore, clock: ManualClock
 ) -> None:
     here, there = two
     for _ in range(3):
@@ -97,8 +97,8 @@ async def test_who_logs_in_last_is_the_newest_by_any_clock(
     assert (await here.sessions.list_live(WEB))[0].sid == late.sid
 
 
-async def test_clients_do_not_share_sessions(here: Instance, clock: ManualClock) -> None:
-    await logins(here, clock, 3)
+async def test_clients_do_not_share_sessions(here: TokenServiceInstance, clock: ManualClock) -> None:
+    await login_repeatedly(here, clock, 3)
     for scope in (Scope(ORG), Scope(ORG, "job")):
         await here.sessions.login(scope)
         assert len(await here.sessions.list_live(scope)) == 1
@@ -106,14 +106,14 @@ async def test_clients_do_not_share_sessions(here: Instance, clock: ManualClock)
 
 
 async def test_an_expired_row_that_nobody_deleted_does_not_count(
-    here: Instance, store: MemoryStore, clock: ManualClock
+    here: TokenServiceInstance, store: MemoryStore, clock: ManualClock
 ) -> None:
     first = await here.sessions.login(WEB)
     await clock.advance(EXPIRY_DOUBT_SECONDS + 1)
-    await logins(here, clock, 2)
+    await login_repeatedly(here, clock, 2)
     await clock.leap(first.refresh.expires + EXPIRY_DOUBT_SECONDS - clock.now())  # over by every clock
     await here.sessions.login(WEB)
-    assert len(await rows(store)) == 4
+    assert len(await read_session_rows(store)) == 4
     assert len(await here.sessions.list_live(WEB)) == 3
 
 
@@ -122,7 +122,7 @@ async def test_by_clocks_that_differ_there_are_no_more_either(store: MemoryStore
     """One that is over by the clock of the login is refreshed where it is still a few seconds earlier."""
     late = ManualClock()
     early = ManualClock(late.now() + SKEW_SECONDS)
-    async with instances(store, late, 1, most=3) as (slow,), instances(store, early, 1, most=3) as (fast,):
+    async with open_instances(store, late, 1, most=3) as (slow,), open_instances(store, early, 1, most=3) as (fast,):
 
         async def both(seconds: float) -> None:
             await late.leap(seconds)
@@ -137,7 +137,7 @@ async def test_by_clocks_that_differ_there_are_no_more_either(store: MemoryStore
         with pytest.raises(TokenRejected):
             await slow.sessions.refresh(first.refresh.token)
         assert len(await slow.sessions.list_live(WEB)) == 3  # nobody else had to go
-        assert blocked(store, first.refresh.token)["why"] == "evicted"
+        assert read_refused_token(store, first.refresh.token)["why"] == "evicted"
         await slow.sessions.refresh(new.refresh.token)
 
 
@@ -150,13 +150,13 @@ async def move_on(store: MemoryStore, generation: int) -> None:
 
 @pytest.mark.parametrize("most", [0, 3])
 async def test_a_login_by_what_was_known_before_all_sessions_were_ended_is_no_session(
-    here: Instance, store: MemoryStore, clock: ManualClock, most: int
+    here: TokenServiceInstance, store: MemoryStore, clock: ManualClock, most: int
 ) -> None:
-    at = with_limit(here, clock, most)
+    at = restart_with_limit(here, clock, most)
     await move_on(store, 1)
     with pytest.raises(StaleGeneration):
         await at.sessions.login(WEB, 0)
-    assert await rows(store) == {}
+    assert await read_session_rows(store) == {}
     issued = await at.sessions.login(WEB, 1)
     assert at.tokens.verify_access(issued.access.token).generation == 1
     again = await at.sessions.refresh(issued.refresh.token)
@@ -164,7 +164,7 @@ async def test_a_login_by_what_was_known_before_all_sessions_were_ended_is_no_se
 
 
 async def test_sessions_of_an_earlier_generation_neither_count_nor_are_listed(
-    here: Instance, store: MemoryStore, clock: ManualClock
+    here: TokenServiceInstance, store: MemoryStore, clock: ManualClock
 ) -> None:
     for _ in range(3):
         await here.sessions.login(WEB, 0)
@@ -172,27 +172,27 @@ async def test_sessions_of_an_earlier_generation_neither_count_nor_are_listed(
     assert await here.sessions.list_live(WEB) == []
     new = [await here.sessions.login(WEB, 1) for _ in range(3)]
     assert [session.sid for session in await here.sessions.list_live(WEB)] == [each.sid for each in new]
-    assert len(await rows(store)) == 6  # nobody had to be evicted for them
+    assert len(await read_session_rows(store)) == 6  # nobody had to be evicted for them
 
 
 async def test_without_a_limit_nobody_is_evicted_and_nobody_contends(
-    here: Instance, store: MemoryStore, clock: ManualClock
+    here: TokenServiceInstance, store: MemoryStore, clock: ManualClock
 ) -> None:
-    unlimited = with_limit(here, clock, 0)
+    unlimited = restart_with_limit(here, clock, 0)
     await asyncio.gather(*(unlimited.sessions.login(WEB) for _ in range(200)))
     assert len(await here.sessions.list_live(WEB)) == 200
-    assert Counter(here.line.asked[:400]) == {"get": 200, "transact": 200}
+    assert Counter(here.link.calls[:400]) == {"get": 200, "transact": 200}
 
 
 @pytest.mark.parametrize("before", [4, 50, 100, 250])
 async def test_a_lower_limit_holds_after_the_next_login(
-    here: Instance, store: MemoryStore, clock: ManualClock, before: int
+    here: TokenServiceInstance, store: MemoryStore, clock: ManualClock, before: int
 ) -> None:
-    issued = await logins(with_limit(here, clock, 0), clock, before)
-    new = await passing(clock, here.sessions.login(WEB))
+    issued = await login_repeatedly(restart_with_limit(here, clock, 0), clock, before)
+    new = await run_with_time(clock, here.sessions.login(WEB))
     kept = [session.sid for session in await here.sessions.list_live(WEB)]
     assert kept == [*(each.sid for each in issued[-2:]), new.sid]
-    assert all(blocked(store, each.refresh.token)["why"] == "evicted" for each in issued[:-2])
+    assert all(read_refused_token(store, each.refresh.token)["why"] == "evicted" for each in issued[:-2])
 
 
 # Races.
@@ -201,7 +201,7 @@ async def test_a_lower_limit_holds_after_the_next_login(
 class _Meddling:
     """Before each transaction of a line somebody else logs the client in."""
 
-    def __init__(self, other: Instance, times: int) -> None:
+    def __init__(self, other: TokenServiceInstance, times: int) -> None:
         self.other = other
         self.times = times
 
@@ -213,54 +213,54 @@ class _Meddling:
 
 
 @pytest.mark.parametrize("before", [0, 2, 3])
-async def test_a_lost_race_is_tried_again(two: list[Instance], clock: ManualClock, before: int) -> None:
+async def test_a_lost_race_is_tried_again(two: list[TokenServiceInstance], clock: ManualClock, before: int) -> None:
     here, there = two
-    await logins(here, clock, before)
-    here.line.before_transact = _Meddling(there, MAX_ATTEMPTS - 1)
-    new = await passing(clock, here.sessions.login(WEB))
+    await login_repeatedly(here, clock, before)
+    here.link.before_transact = _Meddling(there, MAX_ATTEMPTS - 1)
+    new = await run_with_time(clock, here.sessions.login(WEB))
     sids = [session.sid for session in await there.sessions.list_live(WEB)]
     assert new.sid in sids
     assert len(sids) == 3
 
 
-async def test_nobody_is_evicted_for_a_place_that_became_free(two: list[Instance], clock: ManualClock) -> None:
+async def test_nobody_is_evicted_for_a_place_that_became_free(two: list[TokenServiceInstance], clock: ManualClock) -> None:
     here, there = two
-    oldest, middle, newest = await logins(here, clock, 3)
+    oldest, middle, newest = await login_repeatedly(here, clock, 3)
 
     async def cut_in(writes: Sequence[Write]) -> Sequence[Write]:
         await there.sessions.revoke(WEB, middle.sid)
-        here.line.before_transact = None
+        here.link.before_transact = None
         return writes
 
-    here.line.before_transact = cut_in
-    new = await passing(clock, here.sessions.login(WEB))
+    here.link.before_transact = cut_in
+    new = await run_with_time(clock, here.sessions.login(WEB))
     assert [session.sid for session in await here.sessions.list_live(WEB)] == [oldest.sid, newest.sid, new.sid]
 
 
 async def test_a_login_between_the_two_readings_is_not_overlooked(
-    two: list[Instance], clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+    two: list[TokenServiceInstance], clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here, there = two
-    await logins(here, clock, 2)
-    here.line.asked.clear()
-    passed = here.line._pass
+    await login_repeatedly(here, clock, 2)
+    here.link.calls.clear()
+    passed = here.link._enter
 
     async def cut_in(verb: str) -> None:
         await passed(verb)
-        if len(here.line.asked) == 2:
+        if len(here.link.calls) == 2:
             await there.sessions.login(WEB)
 
-    monkeypatch.setattr(here.line, "_pass", cut_in)
-    await passing(clock, here.sessions.login(WEB))
+    monkeypatch.setattr(here.link, "_pass", cut_in)
+    await run_with_time(clock, here.sessions.login(WEB))
     assert len(await there.sessions.list_live(WEB)) == 3
 
 
-async def test_a_race_that_is_lost_for_ever_says_so_with_its_reasons(two: list[Instance], clock: ManualClock) -> None:
+async def test_a_race_that_is_lost_for_ever_says_so_with_its_reasons(two: list[TokenServiceInstance], clock: ManualClock) -> None:
     here, there = two
-    here.line.before_transact = _Meddling(there, 1000)
+    here.link.before_transact = _Meddling(there, 1000)
     began = clock.monotonic()
     with pytest.raises(SessionLimitRace) as lost:
-        await passing(clock, here.sessions.login(WEB))
+        await run_with_time(clock, here.sessions.login(WEB))
     assert lost.value.status == 503
     assert lost.value.retry_after
     assert ReasonCode.CONDITION_FAILED in {reason.code for reason in lost.value.reasons}
@@ -280,13 +280,13 @@ async def test_a_race_that_is_lost_for_ever_says_so_with_its_reasons(two: list[I
     ],
     ids=str,
 )
-async def test_what_is_no_race_is_not_called_one(here: Instance, clock: ManualClock, trouble: Exception) -> None:
+async def test_what_is_no_race_is_not_called_one(here: TokenServiceInstance, clock: ManualClock, trouble: Exception) -> None:
     async def fail(_: Sequence[Write]) -> Sequence[Write]:
         raise trouble
 
-    here.line.before_transact = fail
+    here.link.before_transact = fail
     with pytest.raises(Busy):
-        await passing(clock, here.sessions.login(WEB))
+        await run_with_time(clock, here.sessions.login(WEB))
 
 
 # All or nothing.
@@ -294,10 +294,10 @@ async def test_what_is_no_race_is_not_called_one(here: Instance, clock: ManualCl
 
 @pytest.mark.parametrize("failing", range(4))
 async def test_no_eviction_is_made_by_halves(
-    two: list[Instance], store: MemoryStore, clock: ManualClock, failing: int
+    two: list[TokenServiceInstance], store: MemoryStore, clock: ManualClock, failing: int
 ) -> None:
     here, there = two
-    issued = await logins(there, clock, 3)
+    issued = await login_repeatedly(there, clock, 3)
     before, told = dict(store.items), []
 
     async def spoil(writes: Sequence[Write]) -> Sequence[Write]:
@@ -305,48 +305,48 @@ async def test_no_eviction_is_made_by_halves(
         never = ConditionCheck(Key("config", "nobody", "nowhere"), ItemExists())
         return [*writes[:failing], never, *writes[failing + 1 :]]
 
-    here.line.before_transact = spoil
+    here.link.before_transact = spoil
     with pytest.raises((SessionLimitRace, Busy)):
-        await passing(clock, here.sessions.login(WEB))
+        await run_with_time(clock, here.sessions.login(WEB))
     assert set(told) == {4}  # the head, the session that goes and its token, the new one
     assert store.items == before
     await there.sessions.refresh(issued[0].refresh.token)
 
 
-async def test_without_the_store_there_are_no_tokens(here: Instance, clock: ManualClock) -> None:
-    (issued,) = await logins(here, clock, 1)
-    here.line.trouble = StoreUnavailable("away")
+async def test_without_the_store_there_are_no_tokens(here: TokenServiceInstance, clock: ManualClock) -> None:
+    (issued,) = await login_repeatedly(here, clock, 1)
+    here.link.failure = StoreUnavailable("away")
     for work in (
         here.sessions.login(WEB),
-        with_limit(here, clock, 0).sessions.login(WEB),
+        restart_with_limit(here, clock, 0).sessions.login(WEB),
         here.sessions.refresh(issued.refresh.token),
         here.sessions.revoke(WEB, issued.sid),
         here.sessions.revoke_by_token(issued.access.token),
         here.sessions.list_live(WEB),
     ):
         with pytest.raises(Busy) as refused:
-            await passing(clock, work)
+            await run_with_time(clock, work)
         assert refused.value.retry_after
-    here.line.trouble = None
+    here.link.failure = None
     await here.sessions.refresh(issued.refresh.token)
 
 
-async def test_a_lost_answer_is_cleared_up(here: Instance, store: MemoryStore, clock: ManualClock) -> None:
-    here.line.lost_answers = 1
-    issued = await passing(clock, here.sessions.login(WEB))
-    assert list(await rows(store)) == [issued.sid]
-    here.line.lost_answers = 2
-    second = await passing(clock, here.sessions.refresh(issued.refresh.token))
+async def test_a_lost_answer_is_cleared_up(here: TokenServiceInstance, store: MemoryStore, clock: ManualClock) -> None:
+    here.link.lost_answers = 1
+    issued = await run_with_time(clock, here.sessions.login(WEB))
+    assert list(await read_session_rows(store)) == [issued.sid]
+    here.link.lost_answers = 2
+    second = await run_with_time(clock, here.sessions.refresh(issued.refresh.token))
     for most in (3, 0):
-        here.line.lost_answers = 3  # all of them: then the row itself tells
-        another = await passing(clock, with_limit(here, clock, most).sessions.login(WEB))
-        assert another.sid in await rows(store)
-    here.line.lost_answers = 1
-    await passing(clock, here.sessions.revoke(WEB, second.sid))
-    assert second.sid not in await rows(store)
+        here.link.lost_answers = 3  # all of them: then the row itself tells
+        another = await run_with_time(clock, restart_with_limit(here, clock, most).sessions.login(WEB))
+        assert another.sid in await read_session_rows(store)
+    here.link.lost_answers = 1
+    await run_with_time(clock, here.sessions.revoke(WEB, second.sid))
+    assert second.sid not in await read_session_rows(store)
 
 
-async def test_too_many_logins_at_once_are_turned_away(here: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_too_many_logins_at_once_are_turned_away(here: TokenServiceInstance, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session_writes, "MAX_WAITING_LOGINS", 10)
     found = await asyncio.gather(*(here.sessions.login(WEB) for _ in range(30)), return_exceptions=True)
     assert [type(each) for each in found].count(Busy) == 20

@@ -11,20 +11,20 @@ from price_keeper.selection.notes import BudgetSnapshot
 from price_keeper.stores.contract import Store
 
 from tests.support.clock import ManualClock
-from tests.support.fleet import USD, budget, caller, sidecar
+from tests.support.fleet import USD, put_budget, new_caller, open_budget_sidecar
 
 APPS = 50  # of which each is charged to a scope of its own: more than one transaction takes
 
 
 async def test_spend_of_a_half_flushed_segment_counts_once_after_a_restart(tmp_path: Path, exact_store: Store) -> None:
-    clock, org = ManualClock(), caller().org
+    clock, org = ManualClock(), new_caller().org
     notes = BudgetSnapshot(clock.now)
-    everybody = [caller(f"app{number}", org) for number in range(APPS)]
-    await budget(exact_store, org, {"premium": 100})
-    async with sidecar(tmp_path / "one", exact_store, clock, notes=notes) as one:
+    everybody = [new_caller(f"app{number}", org) for number in range(APPS)]
+    await put_budget(exact_store, org, {"premium": 100})
+    async with open_budget_sidecar(tmp_path / "one", exact_store, clock, notes=notes) as one:
         for who in everybody:
             await one.spend(who, 30 * USD)
-        await one.looked()
+        await one.wait_for_refresh()
         transactions = 0
 
         async def away_after_the_first(verb: str) -> None:
@@ -32,7 +32,7 @@ async def test_spend_of_a_half_flushed_segment_counts_once_after_a_restart(tmp_p
             transactions += verb == "transact"
             one.store.is_away = transactions > 1
 
-        one.store.before = away_after_the_first
+        one.store.before_call = away_after_the_first
         assert not await one.recorder.flush()
         assert transactions == 2
         await one.clock.advance(10)
@@ -41,9 +41,9 @@ async def test_spend_of_a_half_flushed_segment_counts_once_after_a_restart(tmp_p
     left = recover(tmp_path / "one")
     same = BudgetSnapshot(clock.now)
     same.merge(found)
-    async with sidecar(tmp_path / "two", exact_store, clock, notes=same) as two:
+    async with open_budget_sidecar(tmp_path / "two", exact_store, clock, notes=same) as two:
         two.recorder._unsent.extend(left.sealed)
         two.store.is_away = True
         for who in everybody:
-            payer = await two.payer(who)
+            payer = await two.caller_day(who)
             assert payer.budget.get_tracker("premium").spent == 30 * USD

@@ -14,7 +14,7 @@ from price_keeper.selection.policy import Mode
 from price_keeper.stores.contract import Store
 
 from tests.support.clock import ManualClock
-from tests.support.fleet import USD, Sidecar, budget, caller, sidecar
+from tests.support.fleet import USD, BudgetSidecar, put_budget, new_caller, open_budget_sidecar
 
 QUOTAS = {"premium": 100, "standard": 5000}
 
@@ -34,30 +34,30 @@ def alerts() -> RecordedAlerts:
 
 
 @pytest.fixture
-async def one(tmp_path: Path, exact_store: Store, alerts: RecordedAlerts) -> AsyncIterator[Sidecar]:
+async def one(tmp_path: Path, exact_store: Store, alerts: RecordedAlerts) -> AsyncIterator[BudgetSidecar]:
     often = AggregatorConfig(interval_secs=0.9)  # a little more often than anybody looks, which is once a second
-    async with sidecar(tmp_path / "one", exact_store, ManualClock(), alerts, aggregator=often) as made:
+    async with open_budget_sidecar(tmp_path / "one", exact_store, ManualClock(), alerts, aggregator=often) as made:
         yield made
 
 
-async def spend_flush_and_read_a_fresh_total(one: Sidecar, who: Caller, pico: int) -> None:
+async def spend_flush_and_read_a_fresh_total(one: BudgetSidecar, who: Caller, pico: int) -> None:
     """The later part of it calls for a look, a second after the one before: by then it is flushed and in a total."""
     await one.decide(who)
     await one.clock.advance(10)
     await one.spend(who, 50 * USD)
-    await one.looked()
+    await one.wait_for_refresh()
     await one.spend(who, pico - 50 * USD)
     await one.clock.advance(0.4)
     assert await one.recorder.flush()
     await one.clock.advance(0.4)
     await one.aggregator.run()
     await one.clock.advance(0.3)
-    await one.looked()
+    await one.wait_for_refresh()
 
 
-async def test_own_spend_in_a_fresh_total_counts_once(one: Sidecar, alerts: RecordedAlerts) -> None:
-    who = caller()
-    await budget(one.store._store, who.org, QUOTAS)
+async def test_own_spend_in_a_fresh_total_counts_once(one: BudgetSidecar, alerts: RecordedAlerts) -> None:
+    who = new_caller()
+    await put_budget(one.store._store, who.org, QUOTAS)
     await spend_flush_and_read_a_fresh_total(one, who, 57 * USD)
     await one.spend(who, 3 * USD)
     decision = await one.decide(who)
@@ -65,25 +65,25 @@ async def test_own_spend_in_a_fresh_total_counts_once(one: Sidecar, alerts: Reco
     assert set(alerts.pcts) == {50}
 
 
-async def test_hard_budget_is_not_refused_for_own_spend_in_a_fresh_total(one: Sidecar) -> None:
-    who = caller()
-    await budget(one.store._store, who.org, {"premium": 100}, enforcement="hard")
+async def test_hard_budget_is_not_refused_for_own_spend_in_a_fresh_total(one: BudgetSidecar) -> None:
+    who = new_caller()
+    await put_budget(one.store._store, who.org, {"premium": 100}, enforcement="hard")
     await spend_flush_and_read_a_fresh_total(one, who, 165 * USD // 2)
-    decision = (await one.payer(who)).budget.decide_hard("premium", False, ())
+    decision = (await one.caller_day(who)).budget.decide_hard("premium", False, ())
     assert (decision.label, decision.percent) == ("premium", 82)
 
 
-async def test_exact_read_flips_the_label_as_soon_as_the_quota_is_spent(one: Sidecar) -> None:
-    who = caller()
-    await budget(one.store._store, who.org, QUOTAS)
+async def test_exact_read_flips_the_label_as_soon_as_the_quota_is_spent(one: BudgetSidecar) -> None:
+    who = new_caller()
+    await put_budget(one.store._store, who.org, QUOTAS)
     await spend_flush_and_read_a_fresh_total(one, who, 57 * USD)
     await one.spend(who, 43 * USD)
     assert (await one.decide(who)).label == "standard"
 
 
-async def test_own_spend_alone_spends_a_quota_while_the_store_is_away(one: Sidecar) -> None:
-    who = caller()
-    await budget(one.store._store, who.org, {"premium": 100})
+async def test_own_spend_alone_spends_a_quota_while_the_store_is_away(one: BudgetSidecar) -> None:
+    who = new_caller()
+    await put_budget(one.store._store, who.org, {"premium": 100})
     await spend_flush_and_read_a_fresh_total(one, who, 57 * USD)
     one.store.is_away = True
     await one.clock.advance(400)
@@ -95,29 +95,29 @@ async def test_own_spend_alone_spends_a_quota_while_the_store_is_away(one: Sidec
         await one.decide(who)
 
 
-async def test_flush_that_failed_for_certain_counts_beside_the_shards(one: Sidecar, tmp_path: Path) -> None:
-    who, store = caller(), one.store._store
-    await budget(store, who.org, QUOTAS)
+async def test_flush_that_failed_for_certain_counts_beside_the_shards(one: BudgetSidecar, tmp_path: Path) -> None:
+    who, store = new_caller(), one.store._store
+    await put_budget(store, who.org, QUOTAS)
     await one.decide(who)
-    await one.looked()
+    await one.wait_for_refresh()
     await one.spend(who, 60 * USD)
     one.store.is_away = True
     assert not await one.recorder.flush()
     one.store.is_away = False
-    async with sidecar(tmp_path / "two", store, one.clock) as two:
+    async with open_budget_sidecar(tmp_path / "two", store, one.clock) as two:
         await two.spend(who, 20 * USD)
         assert await two.recorder.flush()
     await one.clock.advance(400)
-    await one.payer(who)
+    await one.caller_day(who)
     assert (await one.decide(who)).percent == 80
 
 
-async def test_flush_of_unknown_outcome_counts_once_beside_the_shards(one: Sidecar) -> None:
+async def test_flush_of_unknown_outcome_counts_once_beside_the_shards(one: BudgetSidecar) -> None:
     """Its answer was lost, so it may be in the shards, and is in the journal as well."""
-    who = caller()
-    await budget(one.store._store, who.org, QUOTAS)
+    who = new_caller()
+    await put_budget(one.store._store, who.org, QUOTAS)
     await one.decide(who)
-    await one.looked()
+    await one.wait_for_refresh()
     await one.spend(who, 60 * USD)
     transact = one.store._store.transact
 
@@ -128,11 +128,11 @@ async def test_flush_of_unknown_outcome_counts_once_beside_the_shards(one: Sidec
     one.store._store.transact = loses_the_answer  # type: ignore[method-assign]
     assert not await one.recorder.flush()
     await one.clock.advance(400)
-    await one.payer(who)
-    await one.looked()
+    await one.caller_day(who)
+    await one.wait_for_refresh()
     assert (await one.decide(who)).percent == 60
     one.store._store.transact = transact  # type: ignore[method-assign]
     assert await one.recorder.flush()
     await one.clock.advance(400)
-    await one.payer(who)
+    await one.caller_day(who)
     assert (await one.decide(who)).percent == 60

@@ -25,7 +25,7 @@ from price_keeper.stores.contract import Delete, Put, Store, Update
 
 from tests.support.clock import ManualClock
 from tests.support.engines import Engines
-from tests.support.recording import Recording, recording
+from tests.support.recording import RecordingHarness, open_recording_harness
 
 NOON = datetime(2026, 11, 18, 12, tzinfo=UTC).timestamp()
 DAY = 86_400
@@ -37,7 +37,7 @@ UTC_ZONE = ZoneInfo("UTC")
 class Org:
     """An org that calls, and what it ought to have spent."""
 
-    rec: Recording
+    rec: RecordingHarness
     store: Store
     zone: ZoneInfo = UTC_ZONE
     quota_scope: str = "ORG"
@@ -84,13 +84,13 @@ def _list_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-async def rec(tmp_path: Path, exact_store: Store) -> AsyncIterator[Recording]:
-    async with recording(tmp_path / "journal", exact_store, ManualClock(NOON)) as made:
+async def rec(tmp_path: Path, exact_store: Store) -> AsyncIterator[RecordingHarness]:
+    async with open_recording_harness(tmp_path / "journal", exact_store, ManualClock(NOON)) as made:
         yield made
 
 
 @pytest.fixture
-def acme(rec: Recording, exact_store: Store) -> Org:
+def acme(rec: RecordingHarness, exact_store: Store) -> Org:
     return Org(rec, exact_store)
 
 
@@ -324,7 +324,7 @@ async def test_days_on_which_the_clocks_change(
     start = begins.timestamp()
     async with _opened(engines, tmp_path) as store:
         clock = ManualClock(start - HOUR / 2)
-        async with recording(tmp_path / "journal", store, clock) as rec:
+        async with open_recording_harness(tmp_path / "journal", store, clock) as rec:
             org = Org(rec, store, load_zone(zone))
             await org.register()
             for step in range(int(hours * 2) + 2):  # every half an hour, from before the day until after it
@@ -346,7 +346,7 @@ def _opened(engines: Engines, folder: Path) -> AbstractAsyncContextManager[Store
 
 async def test_all_orgs_at_once_registered_or_not(tmp_path: Path, engines: Engines) -> None:
     """Each on its own day."""
-    async with _opened(engines, tmp_path) as store, recording(tmp_path / "journal", store, ManualClock(NOON)) as rec:
+    async with _opened(engines, tmp_path) as store, open_recording_harness(tmp_path / "journal", store, ManualClock(NOON)) as rec:
         early, late, ghost = Org(rec, store, load_zone("Etc/GMT+12")), Org(rec, store), Org(rec, store)
         late.zone = load_zone("Pacific/Kiritimati")
         await early.register("Early")
@@ -428,7 +428,7 @@ async def test_one_counter_that_is_not_final_is_enough(
 ) -> None:
     """Whichever is read last."""
     monkeypatch.setattr("price_keeper.reporting.counted.COUNTERS_PER_READ", 1)
-    async with _opened(engines, tmp_path) as store, recording(tmp_path / "journal", store, ManualClock(NOON)) as rec:
+    async with _opened(engines, tmp_path) as store, open_recording_harness(tmp_path / "journal", store, ManualClock(NOON)) as rec:
         orgs = [Org(rec, store) for _ in range(3)]
         for org in orgs:
             org.call("shop", "premium", 1)

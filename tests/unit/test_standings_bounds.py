@@ -21,33 +21,33 @@ from price_keeper.stores import schema
 from price_keeper.stores.contract import Put, Store
 
 from tests.support.clock import ManualClock
-from tests.support.fleet import USD, Sidecar, budget, caller, sidecar
+from tests.support.fleet import USD, BudgetSidecar, put_budget, new_caller, open_budget_sidecar
 
 QUOTAS = {"premium": 10, "standard": 5, "economy": 1}
 DAY = "DAY#20261118"
 
 
 @pytest.fixture
-async def one(tmp_path: Path, exact_store: Store) -> AsyncIterator[Sidecar]:
-    async with sidecar(tmp_path / "one", exact_store, ManualClock()) as made:
+async def one(tmp_path: Path, exact_store: Store) -> AsyncIterator[BudgetSidecar]:
+    async with open_budget_sidecar(tmp_path / "one", exact_store, ManualClock()) as made:
         yield made
 
 
 @pytest.fixture
-async def two(tmp_path: Path, exact_store: Store, one: Sidecar) -> AsyncIterator[Sidecar]:
-    async with sidecar(tmp_path / "two", exact_store, one.clock) as made:
+async def two(tmp_path: Path, exact_store: Store, one: BudgetSidecar) -> AsyncIterator[BudgetSidecar]:
+    async with open_budget_sidecar(tmp_path / "two", exact_store, one.clock) as made:
         yield made
 
 
-async def look(one: Sidecar, who: Caller, seconds: float = limits.SETTINGS_REFRESH_SECONDS) -> None:
+async def look(one: BudgetSidecar, who: Caller, seconds: float = limits.SETTINGS_REFRESH_SECONDS) -> None:
     await one.clock.advance(seconds)
     await one.decide(who)
-    await one.looked()
+    await one.wait_for_refresh()
 
 
-async def test_who_is_met_while_the_store_is_away_is_known_rightly_later(one: Sidecar, two: Sidecar) -> None:
-    who = caller()
-    await budget(one.store._store, who.org, QUOTAS, agg_shard_count=64)
+async def test_who_is_met_while_the_store_is_away_is_known_rightly_later(one: BudgetSidecar, two: BudgetSidecar) -> None:
+    who = new_caller()
+    await put_budget(one.store._store, who.org, QUOTAS, agg_shard_count=64)
     one.store.is_away = True
     await one.decide(who)
     one.store.is_away = False
@@ -60,10 +60,10 @@ async def test_who_is_met_while_the_store_is_away_is_known_rightly_later(one: Si
 
 async def test_with_refuse_nobody_is_served_of_whom_nothing_is_known(tmp_path: Path, exact_store: Store) -> None:
     """Not even before the first flush has failed: by then a call may have cost more than a hard budget has."""
-    known, met = caller(), caller()
-    async with sidecar(tmp_path / "three", exact_store, ManualClock(), on_store_down="refuse") as one:
+    known, met = new_caller(), new_caller()
+    async with open_budget_sidecar(tmp_path / "three", exact_store, ManualClock(), on_store_down="refuse") as one:
         for who in (known, met):
-            await budget(exact_store, who.org, QUOTAS, enforcement="hard")
+            await put_budget(exact_store, who.org, QUOTAS, enforcement="hard")
         assert (await one.decide(known)).label == "premium"
         one.store.is_away = True
         for _ in range(2):
@@ -75,11 +75,11 @@ async def test_with_refuse_nobody_is_served_of_whom_nothing_is_known(tmp_path: P
         assert (await one.decide(met)).label == "premium"
 
 
-async def test_who_is_met_while_settings_cannot_be_read_pays_as_they_say_with_the_next_call(one: Sidecar) -> None:
+async def test_who_is_met_while_settings_cannot_be_read_pays_as_they_say_with_the_next_call(one: BudgetSidecar) -> None:
     """However seldom it calls: each of its calls finds what is known too old, and waits for a look."""
-    who = caller()
+    who = new_caller()
     more: dict[str, Any] = {"quota_scope": "ORG", "agg_shard_count": 16}
-    await budget(one.store._store, who.org, QUOTAS, **more)
+    await put_budget(one.store._store, who.org, QUOTAS, **more)
     asked: list[str] = []
 
     async def first_in_vain(verb: str) -> None:
@@ -87,9 +87,9 @@ async def test_who_is_met_while_settings_cannot_be_read_pays_as_they_say_with_th
         if len(asked) == 1:
             raise InvalidStoreRequest("not this one")
 
-    one.store.before = first_in_vain
+    one.store.before_call = first_in_vain
     await one.spend(who, 1)
-    await one.looked()
+    await one.wait_for_refresh()
     await one.clock.advance(1000)
     await one.spend(who, 2)
     (counter,) = [each for each in one.recorder.journal.tally.sums() if "#APP#" not in each.scope]
@@ -97,27 +97,27 @@ async def test_who_is_met_while_settings_cannot_be_read_pays_as_they_say_with_th
 
 
 async def test_who_is_met_by_the_defaults_is_told_of_rightly_with_the_first_look_that_somebody_asks_for(
-    one: Sidecar,
+    one: BudgetSidecar,
 ) -> None:
-    who = caller()
-    await budget(one.store._store, who.org, QUOTAS, quota_scope="ORG")
+    who = new_caller()
+    await put_budget(one.store._store, who.org, QUOTAS, quota_scope="ORG")
     one.store.is_away = True
     await one.decide(who)
     one.store.is_away = False
     await one.clock.advance(limits.STORE_RETRY_SECONDS)
-    standing, _ = await one.standings.read_status(who, forces_read=True)
+    standing, _ = await one.budget_registry.read_status(who, forces_read=True)
     assert standing.scope == Scope(who.org)
     assert not standing.is_stale
 
 
 async def test_what_is_read_while_an_org_turns_out_to_have_more_shards_is_not_taken_for_all(
-    one: Sidecar, two: Sidecar
+    one: BudgetSidecar, two: BudgetSidecar
 ) -> None:
     """Who is met anew meanwhile does not go by it."""
-    who = caller()
+    who = new_caller()
     await one.decide(who)
-    await one.looked()
-    await budget(one.store._store, who.org, {"premium": 40, "standard": 5}, agg_shard_count=64)
+    await one.wait_for_refresh()
+    await put_budget(one.store._store, who.org, {"premium": 40, "standard": 5}, agg_shard_count=64)
     for _ in range(30):
         await two.spend(who, 1 * USD)
         await two.recorder.flush()
@@ -128,42 +128,42 @@ async def test_what_is_read_while_an_org_turns_out_to_have_more_shards_is_not_ta
         if verb == "get_many" and asked.count(verb) == 2:  # after the settings, the shards
             await gate.wait()
 
-    one.store.before = the_second_hangs
+    one.store.before_call = the_second_hangs
     await one.clock.advance(limits.SETTINGS_REFRESH_SECONDS)
-    watch = next(iter(one.standings._refresh_states.values()))
-    one.standings.refresher.refresh(watch)
+    watch = next(iter(one.budget_registry._refresh_states.values()))
+    one.budget_registry.refresher.refresh(watch)
     for _ in range(100):
         await asyncio.sleep(0)
-    meeting = asyncio.create_task(one.standings.load(who))
+    meeting = asyncio.create_task(one.budget_registry.load(who))
     for _ in range(100):
         await asyncio.sleep(0)
     gate.set()
     await meeting
-    await one.looked()
-    payer = await one.payer(who)
+    await one.wait_for_refresh()
+    payer = await one.caller_day(who)
     assert payer.budget.get_tracker("premium").spent == 30 * USD
 
 
-async def test_the_first_put_of_an_org_holds_as_soon_as_it_is_read(one: Sidecar) -> None:
-    web, batch = caller(), caller()
-    batch = caller("batch", web.org)
+async def test_the_first_put_of_an_org_holds_as_soon_as_it_is_read(one: BudgetSidecar) -> None:
+    web, batch = new_caller(), new_caller()
+    batch = new_caller("batch", web.org)
     for who in (web, batch):
         await one.spend(who, 1)
     more: dict[str, Any] = {"quota_scope": "ORG", "timezone": "America/New_York", "agg_shard_count": 16}
-    await budget(one.store._store, web.org, QUOTAS, **more)
+    await put_budget(one.store._store, web.org, QUOTAS, **more)
     for who in (web, batch):
         await look(one, who)
         await one.decide(who)
-        await one.looked()
+        await one.wait_for_refresh()
     await one.spend(web, 10 * USD)
     assert (await one.decide(batch)).label == "standard"
     (counter,) = [each for each in one.recorder.journal.tally.sums() if "#APP#" not in each.scope]
     assert counter == Counter(f"ORG#{web.org}", "premium", DAY, 16)
 
 
-async def test_a_look_does_not_wait_for_a_flush_that_hangs(one: Sidecar, two: Sidecar) -> None:
-    who, gate = caller(), asyncio.Event()
-    await budget(one.store._store, who.org, QUOTAS)
+async def test_a_look_does_not_wait_for_a_flush_that_hangs(one: BudgetSidecar, two: BudgetSidecar) -> None:
+    who, gate = new_caller(), asyncio.Event()
+    await put_budget(one.store._store, who.org, QUOTAS)
     await two.spend(who, 10 * USD)
     await two.recorder.flush()
 
@@ -171,17 +171,17 @@ async def test_a_look_does_not_wait_for_a_flush_that_hangs(one: Sidecar, two: Si
         if verb == "transact":
             await gate.wait()
 
-    one.store.before = hangs
-    await one.spend(caller(), 1)
+    one.store.before_call = hangs
+    await one.spend(new_caller(), 1)
     flush = asyncio.create_task(one.recorder.flush())
     await asyncio.sleep(0)
     assert (await one.decide(who)).label == "standard"
-    assert one.standings.refresher.active_label_moves == 1  # so much is certain
+    assert one.budget_registry.refresher.active_label_moves == 1  # so much is certain
     gate.set()
     await flush
 
 
-async def test_looks_of_many_scopes_do_not_wait_for_each_other(one: Sidecar) -> None:
+async def test_looks_of_many_scopes_do_not_wait_for_each_other(one: BudgetSidecar) -> None:
     under_way: list[int] = []
 
     async def counts(verb: str) -> None:
@@ -189,17 +189,17 @@ async def test_looks_of_many_scopes_do_not_wait_for_each_other(one: Sidecar) -> 
         await asyncio.sleep(0.01)
         under_way.append(under_way[-1] - 1)
 
-    who = [caller() for _ in range(20)]
+    who = [new_caller() for _ in range(20)]
     for each in who:
-        await budget(one.store._store, each.org, QUOTAS)
-    one.store.before = counts
+        await put_budget(one.store._store, each.org, QUOTAS)
+    one.store.before_call = counts
     await asyncio.gather(*(one.decide(each) for each in who))
     assert max(under_way) > 15
 
 
-async def test_a_total_from_the_future_is_not_believed(one: Sidecar, two: Sidecar) -> None:
-    who = caller()
-    await budget(one.store._store, who.org, {"premium": 10}, sticky_fallback_enabled=False)
+async def test_a_total_from_the_future_is_not_believed(one: BudgetSidecar, two: BudgetSidecar) -> None:
+    who = new_caller()
+    await put_budget(one.store._store, who.org, {"premium": 10}, sticky_fallback_enabled=False)
     await one.decide(who)
     counter = Counter(f"ORG#{who.org}#APP#web", "premium", DAY, 8)
     total = {"as_of_epoch": int(one.clock.now()) + 86_400, "cost_usd_micros": 1, "requests": 1}
@@ -208,15 +208,15 @@ async def test_a_total_from_the_future_is_not_believed(one: Sidecar, two: Sideca
     await two.recorder.flush()
     await one.clock.advance(300)
     await one.decide(who)
-    await one.looked()
+    await one.wait_for_refresh()
     with pytest.raises(QuotaExceeded):
         await one.decide(who)
 
 
-async def test_clock_that_is_set_right_neither_hides_own_spend_nor_counts_it_twice(one: Sidecar) -> None:
+async def test_clock_that_is_set_right_neither_hides_own_spend_nor_counts_it_twice(one: BudgetSidecar) -> None:
     """By the hour that it was behind, what was flushed then seemed to be older than a total that did not have it."""
-    who, right = caller(), one.clock.now()
-    await budget(one.store._store, who.org, {"premium": 1000})
+    who, right = new_caller(), one.clock.now()
+    await put_budget(one.store._store, who.org, {"premium": 1000})
     one.clock.set_wall(right - 3600)
     await one.decide(who)
     await one.clock.advance(20)
@@ -228,36 +228,36 @@ async def test_clock_that_is_set_right_neither_hides_own_spend_nor_counts_it_twi
     await one.recorder.flush()
     one.clock.set_wall(right + 40)
     await look(one, who, 265)
-    assert (await one.payer(who)).budget.get_tracker("premium").spent == 5 * USD  # for certain: some may be in the total
+    assert (await one.caller_day(who)).budget.get_tracker("premium").spent == 5 * USD  # for certain: some may be in the total
     of_all = {"as_of_epoch": int(one.clock.now()), "cost_usd_micros": 6 * 10**6, "requests": 2}
     await one.store._store.put(Put(key, of_all))
     await look(one, who, 305)
-    assert (await one.payer(who)).budget.get_tracker("premium").spent == 6 * USD
+    assert (await one.caller_day(who)).budget.get_tracker("premium").spent == 6 * USD
 
 
-async def test_what_the_store_will_never_take_was_spent_all_the_same(one: Sidecar) -> None:
-    who = caller()
-    await budget(one.store._store, who.org, QUOTAS)
+async def test_what_the_store_will_never_take_was_spent_all_the_same(one: BudgetSidecar) -> None:
+    who = new_caller()
+    await put_budget(one.store._store, who.org, QUOTAS)
     await one.spend(who, 10 * USD)
 
     async def rejects(verb: str) -> None:
         if verb == "transact":
             raise InvalidStoreRequest("never")
 
-    one.store.before = rejects
+    one.store.before_call = rejects
     await one.recorder.flush()
-    one.store.before = None
+    one.store.before_call = None
     assert len(one.recorder.sender.rejected_ulids) == 1
     await look(one, who)
     assert (await one.decide(who)).label == "standard"
-    one.standings._refresh_states.clear()
-    one.standings._caller_days.clear()
+    one.budget_registry._refresh_states.clear()
+    one.budget_registry._caller_days.clear()
     assert (await one.decide(who)).label == "standard"
 
 
-async def test_an_override_ends_by_its_own_time_though_the_store_is_away(one: Sidecar) -> None:
-    who = caller()
-    await budget(one.store._store, who.org, QUOTAS)
+async def test_an_override_ends_by_its_own_time_though_the_store_is_away(one: BudgetSidecar) -> None:
+    who = new_caller()
+    await put_budget(one.store._store, who.org, QUOTAS)
     await one.decide(who)
     scope, today = Scope(who.org, "web"), find_span(Period.DAY, one.clock.now(), load_zone("UTC"))
     until = one.clock.now() + 600
@@ -268,50 +268,50 @@ async def test_an_override_ends_by_its_own_time_though_the_store_is_away(one: Si
     assert (await one.decide(who)).label == "economy"
     one.store.is_away = True
     await look(one, who, 601)
-    one.store.asked.clear()
+    one.store.calls.clear()
     for _ in range(100):
         assert (await one.decide(who)).label == "premium"
-    await one.looked()
-    assert len(one.store.asked) <= 2
+    await one.wait_for_refresh()
+    assert len(one.store.calls) <= 2
 
 
 @pytest.mark.parametrize("when", ["new", "known"])
 async def test_a_fault_of_whatever_kind_leaves_a_standing_and_is_told(
-    one: Sidecar, caplog: pytest.LogCaptureFixture, when: str
+    one: BudgetSidecar, caplog: pytest.LogCaptureFixture, when: str
 ) -> None:
-    who = caller()
-    await budget(one.store._store, who.org, QUOTAS)
+    who = new_caller()
+    await put_budget(one.store._store, who.org, QUOTAS)
     if when == "known":
         await one.decide(who)
 
     async def breaks(verb: str) -> None:
         raise KeyError("a bug")
 
-    one.store.before = breaks
+    one.store.before_call = breaks
     await look(one, who)
     for _ in range(100):
         assert (await one.decide(who)).label == "premium"
-    await one.looked()
-    assert (await one.payer(who)).budget.is_stale
-    assert len(one.store.asked) < 12
+    await one.wait_for_refresh()
+    assert (await one.caller_day(who)).budget.is_stale
+    assert len(one.store.calls) < 12
     assert "KeyError" in caplog.text
     assert "a bug" not in caplog.text
 
 
-async def test_shadow_refuses_nothing_at_all(one: Sidecar) -> None:
-    who = caller()
-    await budget(one.store._store, who.org, {"premium": 0}, enforcement="shadow")
+async def test_shadow_refuses_nothing_at_all(one: BudgetSidecar) -> None:
+    who = new_caller()
+    await put_budget(one.store._store, who.org, {"premium": 0}, enforcement="shadow")
     assert await one.decide(who) == ("premium", Mode.EXCEEDED, 100, "")
     assert await one.decide(who, "economy") == ("economy", Mode.NORMAL, None, "")
-    standing = (await one.payer(who)).budget
+    standing = (await one.caller_day(who)).budget
     assert standing.decide_without_fallback("guardrails") == ("guardrails", Mode.NORMAL, None, "")
     assert standing.decide_without_fallback("unlabelled.x") == ("unlabelled.x", Mode.NORMAL, None, "")
 
 
-async def test_with_a_chain_nothing_is_spent_outside_of_it(one: Sidecar) -> None:
-    who = caller()
-    await budget(one.store._store, who.org, {"premium": 10})
-    standing = (await one.payer(who)).budget
+async def test_with_a_chain_nothing_is_spent_outside_of_it(one: BudgetSidecar) -> None:
+    who = new_caller()
+    await put_budget(one.store._store, who.org, {"premium": 10})
+    standing = (await one.caller_day(who)).budget
     for label in ("guardrails", "async-jobs", "unlabelled.anthropic.claude-3"):
         with pytest.raises(InvalidRequest, match=r"is not among the labels that .* has a quota for: premium"):
             standing.decide_without_fallback(label)
@@ -327,33 +327,33 @@ def test_flush_of_what_was_recorded_before_the_quota_was_known_is_own_spend() ->
     assert known.spent == 10
 
 
-async def test_labels_without_a_quota_are_not_kept(one: Sidecar) -> None:
-    who = caller()
+async def test_labels_without_a_quota_are_not_kept(one: BudgetSidecar) -> None:
+    who = new_caller()
     for number in range(50):
-        (await one.payer(who)).get_charged_counters(f"unlabelled.{number}")
-    assert (await one.payer(who)).budget._trackers == {}
+        (await one.caller_day(who)).get_charged_counters(f"unlabelled.{number}")
+    assert (await one.caller_day(who)).budget._trackers == {}
 
 
-async def test_standings_of_days_that_are_over_are_let_go(one: Sidecar) -> None:
-    who = caller()
-    await budget(one.store._store, who.org, QUOTAS)
+async def test_standings_of_days_that_are_over_are_let_go(one: BudgetSidecar) -> None:
+    who = new_caller()
+    await put_budget(one.store._store, who.org, QUOTAS)
     for _ in range(5):
         await one.spend(who, 1)
         await one.clock.advance(86_400)
     await one.decide(who)
-    assert len(one.standings._refresh_states) <= 2
+    assert len(one.budget_registry._refresh_states) <= 2
 
 
 async def test_one_call_waits_for_a_store_that_hangs_and_the_others_go_on(
-    one: Sidecar, monkeypatch: pytest.MonkeyPatch
+    one: BudgetSidecar, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(standings, "LOAD_TIMEOUT_SECONDS", 0.05)
-    who, gate = caller(), asyncio.Event()
+    who, gate = new_caller(), asyncio.Event()
 
     async def hangs(verb: str) -> None:
         await gate.wait()
 
-    one.store.before = hangs
+    one.store.before_call = hangs
     loop = asyncio.get_running_loop()
     began = loop.time()
     await one.decide(who)
@@ -362,12 +362,12 @@ async def test_one_call_waits_for_a_store_that_hangs_and_the_others_go_on(
         await one.decide(who)
     assert loop.time() - began < 2 * first
     gate.set()
-    await one.looked()
+    await one.wait_for_refresh()
 
 
-async def test_after_one_failed_look_what_is_known_grows_old_again(one: Sidecar, two: Sidecar) -> None:
-    who = caller()
-    await budget(one.store._store, who.org, QUOTAS)
+async def test_after_one_failed_look_what_is_known_grows_old_again(one: BudgetSidecar, two: BudgetSidecar) -> None:
+    who = new_caller()
+    await put_budget(one.store._store, who.org, QUOTAS)
     await one.decide(who)
     one.store.is_away = True
     await look(one, who)
@@ -380,10 +380,10 @@ async def test_after_one_failed_look_what_is_known_grows_old_again(one: Sidecar,
 
 
 async def test_what_is_only_under_way_changes_nothing_in_the_log(
-    one: Sidecar, caplog: pytest.LogCaptureFixture
+    one: BudgetSidecar, caplog: pytest.LogCaptureFixture
 ) -> None:
-    who = caller()
-    await budget(one.store._store, who.org, QUOTAS)
+    who = new_caller()
+    await put_budget(one.store._store, who.org, QUOTAS)
     for _ in range(50):
         _, number = await one.begin(who, expected=11 * USD)
         assert (await one.decide(who)).label == "standard"
@@ -392,22 +392,22 @@ async def test_what_is_only_under_way_changes_nothing_in_the_log(
     assert "decision changed" not in caplog.text
 
 
-async def test_items_that_a_person_wrote_with_other_kinds_of_values_keep_their_budget(one: Sidecar) -> None:
+async def test_items_that_a_person_wrote_with_other_kinds_of_values_keep_their_budget(one: BudgetSidecar) -> None:
     """As far as an engine can hold them; what cannot be used is passed over."""
-    who = caller()
-    await budget(one.store._store, who.org, {"premium": 0}, tags=["a", "b"], notes={"x": ""})
+    who = new_caller()
+    await put_budget(one.store._store, who.org, {"premium": 0}, tags=["a", "b"], notes={"x": ""})
     with pytest.raises(QuotaExceeded):
         await one.decide(who)
 
 
-async def test_nobody_moves_on_who_does_not_know_the_newest_ordering(one: Sidecar) -> None:
-    who = caller()
-    await budget(one.store._store, who.org, QUOTAS, version=1)
+async def test_nobody_moves_on_who_does_not_know_the_newest_ordering(one: BudgetSidecar) -> None:
+    who = new_caller()
+    await put_budget(one.store._store, who.org, QUOTAS, version=1)
     key = schema.sticky_state_key(Scope(who.org, "web"), DAY)
     newer = {"active_model_label": "premium", "active_model_index": 0, "ordering_version": 9}
     await one.store._store.put(Put(key, newer))
     await one.spend(who, 10 * USD)
     await one.recorder.flush()
     await look(one, who)
-    assert one.store.asked.count("update") == 0
+    assert one.store.calls.count("update") == 0
     assert (await one.decide(who)).label == "standard"

@@ -11,7 +11,7 @@ from price_keeper.calendar_days import Period, load_zone, find_span
 from price_keeper.stores.sqlite import SqliteStore
 
 from tests.support.clock import ManualClock
-from tests.support.fleet import USD, Sidecar, budget, caller, sidecar
+from tests.support.fleet import USD, BudgetSidecar, put_budget, new_caller, open_budget_sidecar
 
 # Noon of days around which clocks change, somewhere: in Europe, America, Australia, Lord Howe, Chile, Egypt, ...
 NOONS = [datetime(2026, month, day, 12, tzinfo=UTC) for month, day in ((3, 28), (4, 4), (9, 5), (10, 24), (10, 31))]
@@ -24,9 +24,9 @@ def turns() -> Iterator[tuple[str, datetime]]:
         yield zone, NOONS[number % len(NOONS)]
 
 
-async def _turns_over(one: Sidecar, zone: str) -> None:
-    who = caller()
-    await budget(one.store._store, who.org, {"premium": 10, "standard": 5}, timezone=zone)
+async def _turns_over(one: BudgetSidecar, zone: str) -> None:
+    who = new_caller()
+    await put_budget(one.store._store, who.org, {"premium": 10, "standard": 5}, timezone=zone)
     day = find_span(Period.DAY, one.clock.now(), load_zone(zone))
     await one.spend(who, 10 * USD)
     one.clock.set_wall(day.end - 0.001)
@@ -42,7 +42,7 @@ async def _turns_over(one: Sidecar, zone: str) -> None:
 async def test_every_zone(tmp_path: Path) -> None:
     clock = ManualClock()
     store = await SqliteStore(tmp_path / "store.db", clock.now).open()
-    async with sidecar(tmp_path / "journal", store, clock) as one:
+    async with open_budget_sidecar(tmp_path / "journal", store, clock) as one:
         for zone, noon in turns():
             clock.set_wall(noon.timestamp())
             await _turns_over(one, zone)

@@ -19,7 +19,7 @@ from price_keeper.stores.contract import Delete, Store
 from price_keeper.telemetry import MetricsRegistry
 
 from tests.support.clock import ManualClock
-from tests.support.fleet import Sidecar, budget, caller, configure, sidecar
+from tests.support.fleet import BudgetSidecar, put_budget, new_caller, put_item, open_budget_sidecar
 
 QUOTAS = {"premium": 10, "standard": 5, "economy": 1}
 
@@ -29,19 +29,19 @@ def clock() -> ManualClock:
     return ManualClock()
 
 
-def by_default(folder: Path, store: Store, clock: ManualClock, **more: Any) -> AbstractAsyncContextManager[Sidecar]:
-    return sidecar(folder, store, clock, **{"unknown_org": Config.development().unknown_org, **more})
+def by_default(folder: Path, store: Store, clock: ManualClock, **more: Any) -> AbstractAsyncContextManager[BudgetSidecar]:
+    return open_budget_sidecar(folder, store, clock, **{"unknown_org": Config.development().unknown_org, **more})
 
 
 @pytest.fixture
-async def one(tmp_path: Path, exact_store: Store, clock: ManualClock) -> AsyncIterator[Sidecar]:
+async def one(tmp_path: Path, exact_store: Store, clock: ManualClock) -> AsyncIterator[BudgetSidecar]:
     async with by_default(tmp_path / "one", exact_store, clock) as made:
         yield made
 
 
-def served(one: Sidecar) -> dict[str, float]:
+def served(one: BudgetSidecar) -> dict[str, float]:
     telemetry = MetricsRegistry()
-    one.standings.register_metrics(telemetry)
+    one.budget_registry.register_metrics(telemetry)
     lines = [
         line for line in telemetry.render_own().splitlines() if line.startswith("price_keeper_unknown_orgs_served_total{")
     ]
@@ -53,9 +53,9 @@ def warnings(caplog: pytest.LogCaptureFixture, org: str) -> list[str]:
 
 
 async def test_unregistered_org_is_refused_by_default_with_what_to_do(
-    one: Sidecar, caplog: pytest.LogCaptureFixture
+    one: BudgetSidecar, caplog: pytest.LogCaptureFixture
 ) -> None:
-    who = caller()
+    who = new_caller()
     for _ in range(3):
         with pytest.raises(AccessDenied) as refused:
             await one.decide(who)
@@ -68,12 +68,12 @@ async def test_unregistered_org_is_refused_by_default_with_what_to_do(
 
 
 async def test_org_that_is_registered_after_a_refusal_is_served_within_seconds(
-    one: Sidecar, exact_store: Store
+    one: BudgetSidecar, exact_store: Store
 ) -> None:
-    who = caller()
+    who = new_caller()
     with pytest.raises(UnknownOrg):
         await one.decide(who)
-    await budget(exact_store, who.org, QUOTAS)
+    await put_budget(exact_store, who.org, QUOTAS)
     await one.clock.advance(unknown_orgs.RECHECK_SECONDS)
     assert (await one.decide(who)).label == "premium"
     assert unknown_orgs.RECHECK_SECONDS <= 5
@@ -96,48 +96,48 @@ class Lagging:
 async def test_org_that_was_registered_this_moment_is_not_refused_by_a_stale_read(
     tmp_path: Path, exact_store: Store, clock: ManualClock
 ) -> None:
-    who = caller()
-    await budget(exact_store, who.org, QUOTAS)
+    who = new_caller()
+    await put_budget(exact_store, who.org, QUOTAS)
     async with by_default(tmp_path / "one", cast(Store, Lagging(exact_store)), clock) as one:
         assert (await one.decide(who)).percent == 0
 
 
-async def test_flood_of_refused_calls_of_one_org_asks_the_store_once_in_a_while(one: Sidecar) -> None:
-    who = caller()
+async def test_flood_of_refused_calls_of_one_org_asks_the_store_once_in_a_while(one: BudgetSidecar) -> None:
+    who = new_caller()
     for app in range(200):
         with pytest.raises(UnknownOrg):
-            await one.payer(Caller(who.org, f"app-{app}", "client"))
-    assert one.store.asked == ["get_many", "get_many"]  # the second one consistently, before anybody is refused
+            await one.caller_day(Caller(who.org, f"app-{app}", "client"))
+    assert one.store.calls == ["get_many", "get_many"]  # the second one consistently, before anybody is refused
     await one.clock.advance(unknown_orgs.RECHECK_SECONDS)
     with pytest.raises(UnknownOrg):
-        await one.payer(who)
-    assert len(one.store.asked) == 4
+        await one.caller_day(who)
+    assert len(one.store.calls) == 4
 
 
-async def test_refused_orgs_are_remembered_in_bounded_memory(one: Sidecar, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_refused_orgs_are_remembered_in_bounded_memory(one: BudgetSidecar, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(unknown_orgs, "MAX_ORGS", 10)
     for _ in range(50):
         with pytest.raises(UnknownOrg):
-            await one.decide(caller())
-    assert len(one.standings.unknown_orgs._checked_at) == 10
-    assert not one.standings._caller_days
-    assert not one.standings._refresh_states
+            await one.decide(new_caller())
+    assert len(one.budget_registry.unknown_orgs._checked_at) == 10
+    assert not one.budget_registry._caller_days
+    assert not one.budget_registry._refresh_states
 
 
 async def test_org_that_is_removed_from_the_store_is_refused_after_the_next_look(
-    one: Sidecar, exact_store: Store
+    one: BudgetSidecar, exact_store: Store
 ) -> None:
-    who = caller()
-    await budget(exact_store, who.org, QUOTAS)
+    who = new_caller()
+    await put_budget(exact_store, who.org, QUOTAS)
     await one.decide(who)
-    await one.looked()
+    await one.wait_for_refresh()
     await exact_store.transact([Delete(schema.org_config_key(who.org))])
     await one.clock.advance(SETTINGS_REFRESH_SECONDS)
     await one.decide(who)
-    await one.looked()
+    await one.wait_for_refresh()
     with pytest.raises(UnknownOrg):
         await one.decide(who)
-    await budget(exact_store, who.org, QUOTAS)
+    await put_budget(exact_store, who.org, QUOTAS)
     await one.clock.advance(unknown_orgs.RECHECK_SECONDS)
     assert (await one.decide(who)).label == "premium"
 
@@ -145,23 +145,23 @@ async def test_org_that_is_removed_from_the_store_is_refused_after_the_next_look
 async def test_unregistered_org_with_meter_is_served_logged_once_and_counted_once(
     tmp_path: Path, exact_store: Store, clock: ManualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    who = caller()
+    who = new_caller()
     async with by_default(tmp_path / "one", exact_store, clock, unknown_org="meter") as one:
         for app in ("web", "job", None):
             assert await one.spend(Caller(who.org, app, "client"), 5) == "premium"
         await one.clock.advance(86_400)
         assert await one.spend(who, 5) == "premium"
-        await one.looked()
+        await one.wait_for_refresh()
         (line,) = warnings(caplog, who.org)
         assert "served and metered without a budget (unknown_org: meter)" in line
         assert served(one) == {"unregistered": 1, "store_away": 0}
 
 
 async def test_known_org_serves_an_app_that_nobody_has_registered_by_the_orgs_budget(
-    one: Sidecar, exact_store: Store
+    one: BudgetSidecar, exact_store: Store
 ) -> None:
-    who = caller("never-put")
-    await budget(exact_store, who.org, QUOTAS)
+    who = new_caller("never-put")
+    await put_budget(exact_store, who.org, QUOTAS)
     assert (await one.decide(who)).percent == 0
 
 
@@ -169,9 +169,9 @@ async def test_known_org_serves_an_app_that_nobody_has_registered_by_the_orgs_bu
 
 
 async def test_org_outside_the_snapshot_is_served_logged_and_counted_while_the_store_is_away(
-    one: Sidecar, caplog: pytest.LogCaptureFixture
+    one: BudgetSidecar, caplog: pytest.LogCaptureFixture
 ) -> None:
-    who = caller()
+    who = new_caller()
     one.store.is_away = True
     for app in ("web", "job"):
         assert (await one.decide(Caller(who.org, app, "client"))).label == "premium"
@@ -181,7 +181,7 @@ async def test_org_outside_the_snapshot_is_served_logged_and_counted_while_the_s
     one.store.is_away = False
     await one.clock.advance(unknown_orgs.RECHECK_SECONDS)
     await one.decide(who)  # the last one before the store has answered
-    await one.looked()
+    await one.wait_for_refresh()
     with pytest.raises(UnknownOrg):
         await one.decide(who)
 
@@ -192,18 +192,18 @@ async def test_org_outside_the_snapshot_waits_for_the_store_with_on_store_down_r
     async with by_default(tmp_path / "one", exact_store, clock, on_store_down="refuse") as one:
         one.store.is_away = True
         with pytest.raises(Busy):
-            await one.decide(caller())
+            await one.decide(new_caller())
         assert served(one) == {"unregistered": 0, "store_away": 0}
 
 
 @pytest.mark.parametrize("is_new_process", [False, True])
 async def test_org_that_was_refused_stays_so_while_the_store_is_away(
-    one: Sidecar, tmp_path: Path, exact_store: Store, clock: ManualClock, is_new_process: bool
+    one: BudgetSidecar, tmp_path: Path, exact_store: Store, clock: ManualClock, is_new_process: bool
 ) -> None:
-    who = caller()
+    who = new_caller()
     with pytest.raises(UnknownOrg):
         await one.decide(who)
-    async with by_default(tmp_path / "two", exact_store, clock, notes=one.standings.snapshot) as two:
+    async with by_default(tmp_path / "two", exact_store, clock, notes=one.budget_registry.snapshot) as two:
         now = two if is_new_process else one
         now.store.is_away = True
         await clock.advance(1000)
@@ -212,24 +212,24 @@ async def test_org_that_was_refused_stays_so_while_the_store_is_away(
 
 
 async def test_org_written_by_hand_with_a_name_alone_is_registered_and_noted_as_such(
-    one: Sidecar, tmp_path: Path, exact_store: Store, clock: ManualClock
+    one: BudgetSidecar, tmp_path: Path, exact_store: Store, clock: ManualClock
 ) -> None:
-    who = caller()
-    await configure(exact_store, schema.org_config_key(who.org), org_name="By hand")
+    who = new_caller()
+    await put_item(exact_store, schema.org_config_key(who.org), org_name="By hand")
     assert (await one.decide(who)).label == "premium"
-    await one.looked()
-    async with by_default(tmp_path / "two", exact_store, clock, notes=one.standings.snapshot) as two:
+    await one.wait_for_refresh()
+    async with by_default(tmp_path / "two", exact_store, clock, notes=one.budget_registry.snapshot) as two:
         two.store.is_away = True
         assert (await two.decide(who)).label == "premium"
 
 
 def test_snapshot_tells_an_org_that_nobody_registered_from_one_without_settings(clock: ManualClock) -> None:
-    notes, none, bare = BudgetSnapshot(clock.now), caller().org, caller().org
+    notes, none, bare = BudgetSnapshot(clock.now), new_caller().org, new_caller().org
     notes.record_settings(Scope(none), None)
     notes.record_settings(Scope(bare), {"org_name": "By hand"})
     assert notes.find_settings(Scope(none)) == {}
     assert notes.find_settings(Scope(bare))
-    assert notes.find_settings(Scope(caller().org)) is None
+    assert notes.find_settings(Scope(new_caller().org)) is None
 
 
 # For people.
@@ -237,21 +237,21 @@ def test_snapshot_tells_an_org_that_nobody_registered_from_one_without_settings(
 
 @pytest.mark.parametrize("is_forced", [False, True])
 async def test_people_who_look_at_an_unregistered_org_see_that_no_label_serves_it(
-    one: Sidecar, is_forced: bool
+    one: BudgetSidecar, is_forced: bool
 ) -> None:
-    who = caller()
-    standing, override = await one.standings.read_status(who, forces_read=is_forced)
+    who = new_caller()
+    standing, override = await one.budget_registry.read_status(who, forces_read=is_forced)
     assert (standing.scope, override) == (Scope(who.org, who.app), None)
     assert standing.find_enforced_label("premium") is None
 
 
 async def test_people_who_ask_to_look_now_see_an_org_that_was_registered_this_moment(
-    one: Sidecar, exact_store: Store
+    one: BudgetSidecar, exact_store: Store
 ) -> None:
-    who = caller()
+    who = new_caller()
     with pytest.raises(UnknownOrg):
         await one.decide(who)
-    await budget(exact_store, who.org, QUOTAS)
-    standing, _ = await one.standings.read_status(who, forces_read=True)
+    await put_budget(exact_store, who.org, QUOTAS)
+    standing, _ = await one.budget_registry.read_status(who, forces_read=True)
     assert standing.find_enforced_label("premium") == "premium"
     assert (await one.decide(who)).label == "premium"
