@@ -10,8 +10,8 @@ from pathlib import Path
 from price_keeper.stores.sqlite import SqliteStore
 
 from tests.support.commands import price_keeper
-from tests.support.hard_books import as_stored, cost, hard_budget
-from tests.support.hard_processes import Clients, Keeper, all_dry, fleet_of, until, worst_pico
+from tests.support.hard_books import read_stored_budget, price_by_hand, put_hard_budget
+from tests.support.hard_processes import LoadClients, ManagedSidecar, wait_until_exhausted, run_fleet, wait_until, max_call_pico
 from tests.support.simulated import bedrock_process, read_ledger
 
 FILE = "price-keeper.db"
@@ -19,7 +19,7 @@ WORST_CASES = 60  # in the quota
 COPIES = 6
 
 
-async def replayed_elsewhere(keeper: Keeper, name: str) -> tuple[int, str]:
+async def replayed_elsewhere(keeper: ManagedSidecar, name: str) -> tuple[int, str]:
     """As on another machine, where nobody can see who holds the original."""
     copy = keeper.folder / name
     await asyncio.to_thread(shutil.copytree, keeper.journal, copy, ignore=shutil.ignore_patterns("lock", "new-*"))
@@ -28,25 +28,25 @@ async def replayed_elsewhere(keeper: Keeper, name: str) -> tuple[int, str]:
 
 
 async def test_replay_of_copies_of_living_sidecars_passes_no_hard_budget(tmp_path: Path) -> None:
-    quota, ledger = WORST_CASES * worst_pico("premium"), tmp_path / "ledger"
+    quota, ledger = WORST_CASES * max_call_pico("premium"), tmp_path / "ledger"
     with bedrock_process("--ledger", str(ledger)) as bedrock:
         bedrock.plan(always={"latency_ms": 25, "frame_ms": 1})
         store = await SqliteStore(tmp_path / FILE, time.time).open()
         try:
-            async with fleet_of(3, tmp_path, bedrock.url, {"path": str(tmp_path / FILE)}) as fleet:
-                name = (await hard_budget(store, fleet, {"premium": quota}))["premium"]
-                async with Clients(fleet, ["premium"], 1) as clients:
-                    await until(lambda: clients.answered >= WORST_CASES // 4)
+            async with run_fleet(3, tmp_path, bedrock.url, {"path": str(tmp_path / FILE)}) as fleet:
+                name = (await put_hard_budget(store, fleet, {"premium": quota}))["premium"]
+                async with LoadClients(fleet, ["premium"], 1) as clients:
+                    await wait_until(lambda: clients.answered >= WORST_CASES // 4)
                     for number in range(COPIES):
-                        keeper = fleet.keepers[number % 3]
+                        keeper = fleet.sidecars[number % 3]
                         code, told = await replayed_elsewhere(keeper, f"copy{number}")
                         assert (code, "--owner-is-dead" in told) == (1, True)
-                    await all_dry(fleet)
-                await fleet.end()
-                stored = await as_stored(store, name)
+                    await wait_until_exhausted(fleet)
+                await fleet.finish()
+                stored = await read_stored_budget(store, name)
         finally:
             await store.close()
-    billed = sum(cost(entry, "premium") for entry in read_ledger(ledger))
+    billed = sum(price_by_hand(entry, "premium") for entry in read_ledger(ledger))
     print(f"billed {billed / quota:.1%} of the quota")
     assert 0 < billed <= stored.spent <= quota
     stored.check()

@@ -24,17 +24,17 @@ from price_keeper.stores.sqlite import SqliteStore
 
 from tests.support.effort import seed
 from tests.support.engines import PREFIX, Engines
-from tests.support.hard_books import Stored, as_stored, cost, hard_budget
+from tests.support.hard_books import StoredBudget, read_stored_budget, price_by_hand, put_hard_budget
 from tests.support.hard_processes import (
     CLIENTS_EACH,
     PICO,
-    Clients,
-    Fleet,
-    Mishaps,
-    all_dry,
-    fleet_of,
-    tag_in,
-    worst_pico,
+    LoadClients,
+    ProcessFleet,
+    ProcessFaults,
+    wait_until_exhausted,
+    run_fleet,
+    parse_tag,
+    max_call_pico,
 )
 from tests.support.simulated import bedrock_process, read_ledger
 
@@ -59,38 +59,38 @@ async def test_never_more_than_the_quota(
 ) -> None:
     print(f"PRICE_KEEPER_SEED={SEED}")
     chance, ledger = random.Random(SEED), tmp_path / "ledger"
-    quotas = {label: WORST_CASES * worst_pico(label) // (1 + number) for number, label in enumerate(labels)}
+    quotas = {label: WORST_CASES * max_call_pico(label) // (1 + number) for number, label in enumerate(labels)}
     engines = None if engine == "sqlite" else request.getfixturevalue("engines")  # whose servers take seconds to start
     settings = _settings(engines, tmp_path)
     with bedrock_process("--ledger", str(ledger)) as bedrock:
         bedrock.plan(always={"latency_ms": LATENCY_MS, "frame_ms": 1})
         async with (
             _opened(engines, tmp_path) as store,
-            fleet_of(SIDECARS, tmp_path, bedrock.url, settings) as fleet,
+            run_fleet(SIDECARS, tmp_path, bedrock.url, settings) as fleet,
         ):
-            names = await hard_budget(store, fleet, quotas)
-            async with Clients(fleet, labels, SEED) as clients:
+            names = await put_hard_budget(store, fleet, quotas)
+            async with LoadClients(fleet, labels, SEED) as clients:
                 mishaps = _mishaps(fleet, clients, chance)
-                await mishaps.befall(sum(quotas[label] // A_CALL_PICO[label] for label in labels))
+                await mishaps.run(sum(quotas[label] // A_CALL_PICO[label] for label in labels))
                 refusing, dead = await _refusing(fleet, store, names)
-            await fleet.end()
-            over = {label: await as_stored(store, name) for label, name in names.items()}
+            await fleet.finish()
+            over = {label: await read_stored_budget(store, name) for label, name in names.items()}
     _compare(ledger, mishaps, refusing, dead, over)
 
 
-def _mishaps(fleet: Fleet, clients: Clients, chance: random.Random) -> Mishaps:
+def _mishaps(fleet: ProcessFleet, clients: LoadClients, chance: random.Random) -> ProcessFaults:
     lost = min(2, KILLS // 3)
-    return Mishaps(fleet, clients, chance, KILLS, pauses=max(2, KILLS // 3), stops=max(1, KILLS // 10), lost=lost)
+    return ProcessFaults(fleet, clients, chance, KILLS, pauses=max(2, KILLS // 3), stops=max(1, KILLS // 10), lost=lost)
 
 
-async def _refusing(fleet: Fleet, store: Store, names: dict[str, HardBudgetKey]) -> tuple[dict[str, Stored], set[str]]:
+async def _refusing(fleet: ProcessFleet, store: Store, names: dict[str, HardBudgetKey]) -> tuple[dict[str, StoredBudget], set[str]]:
     """When every sidecar that lives refuses: what there is then, and who of the holders is dead. What comes back late
     may still be used, by those who ask again after a pause."""
     deadline = time.monotonic() + LONGEST_PAUSE_SECONDS
     while True:
-        await all_dry(fleet)
-        dead = {holder for keeper in fleet.dead for holder in keeper.holders}
-        stored = {label: await as_stored(store, name) for label, name in names.items()}
+        await wait_until_exhausted(fleet)
+        dead = {holder for keeper in fleet.dead for holder in keeper.open_leases}
+        stored = {label: await read_stored_budget(store, name) for label, name in names.items()}
         is_used = all(_used(each, dead) >= LEAST_SHARE * each.bucket.quota for each in stored.values())
         if is_used or time.monotonic() > deadline:
             return stored, dead
@@ -98,33 +98,33 @@ async def _refusing(fleet: Fleet, store: Store, names: dict[str, HardBudgetKey])
 
 
 def _compare(
-    ledger: Path, mishaps: Mishaps, refusing: dict[str, Stored], dead: set[str], over: dict[str, Stored]
+    ledger: Path, mishaps: ProcessFaults, refusing: dict[str, StoredBudget], dead: set[str], over: dict[str, StoredBudget]
 ) -> None:
     entries, clients = read_ledger(ledger), mishaps.clients
-    assert not {tag_in(entry["body"]) for entry in entries} & clients.refused
+    assert not {parse_tag(entry["body"]) for entry in entries} & clients.refused_tags
     for label, at_end in over.items():
-        billed = sum(cost(entry, label) for entry in entries)
+        billed = sum(price_by_hand(entry, label) for entry in entries)
         _tell(label, billed, at_end, refusing[label], dead)
         assert 0 < billed <= at_end.spent <= at_end.bucket.quota
         # All that is not spent is in the bucket again.
         at_end.check()
-        assert at_end.used == at_end.out == at_end.spent
-        assert all(hold.is_closed for hold in at_end.holds.values())
+        assert at_end.used == at_end.leased == at_end.spent
+        assert all(hold.is_closed for hold in at_end.lease_rows.values())
         # Only what was under way at a kill is taken for its worst case.
         assert at_end.estimated <= mishaps.kills * CLIENTS_EACH * 2
-        assert at_end.spent - billed <= at_end.estimated * worst_pico(label)
+        assert at_end.spent - billed <= at_end.estimated * max_call_pico(label)
         refusing[label].check()
         assert _used(refusing[label], dead) >= LEAST_SHARE * at_end.bucket.quota
-    print(f"{clients.answered} answered, {clients.left} left, {clients.broken} broken, refused: {clients.errors}")
-    print("; ".join(mishaps.told))
+    print(f"{clients.answered} answered, {clients.abandoned_calls} left, {clients.broken_connections} broken, refused: {clients.errors}")
+    print("; ".join(mishaps.history))
 
 
-def _used(stored: Stored, dead: set[str]) -> int:
+def _used(stored: StoredBudget, dead: set[str]) -> int:
     """What is spent, and what the dead hold until their journals are brought to the store."""
-    return stored.spent + sum(hold.leased - hold.used for holder, hold in stored.holds.items() if holder in dead)
+    return stored.spent + sum(hold.leased - hold.used for holder, hold in stored.lease_rows.items() if holder in dead)
 
 
-def _tell(label: str, billed: int, at_end: Stored, refusing: Stored, dead: set[str]) -> None:
+def _tell(label: str, billed: int, at_end: StoredBudget, refusing: StoredBudget, dead: set[str]) -> None:
     quota = at_end.bucket.quota
     shares = {
         "billed": billed,
@@ -133,7 +133,7 @@ def _tell(label: str, billed: int, at_end: Stored, refusing: Stored, dead: set[s
         "base": at_end.bucket.spent_without_lease,
     }
     told = ", ".join(f"{what} {pico / quota:.4%}" for what, pico in shares.items())
-    worst = quota / worst_pico(label)
+    worst = quota / max_call_pico(label)
     print(f"\n{label}: {quota / PICO_PER_USD:.6f} USD, {worst:.0f} worst cases; {told}; {at_end.estimated} estimates")
 
 

@@ -31,7 +31,7 @@ from tests.support.commands import Sidecar
 from tests.support.crashing import SECRET, SidecarSetup
 from tests.support.engines import PREFIX, Engines
 from tests.support.gate import Gate
-from tests.support.hard_processes import zone_by_day
+from tests.support.hard_processes import noon_time_zone
 from tests.support.workers import kill_with_workers
 
 QUOTA = 5_000_000  # micro-USD, and so many times what all calls of a test may cost
@@ -47,7 +47,7 @@ class Tenants:
 
     def __init__(self) -> None:
         self.hard, self.shared, self.chain, self.stranger = (str(uuid4()) for _ in range(4))
-        self.day = find_span(Period.DAY, time.time(), load_zone(zone_by_day())).key
+        self.day = find_span(Period.DAY, time.time(), load_zone(noon_time_zone())).key
 
     @property
     def away(self) -> list[tuple[str, str]]:
@@ -61,7 +61,7 @@ class Tenants:
         await self._put(store, self.chain, {"premium": 1, "economy": QUOTA})
 
     async def _put(self, store: Store, org: str, quotas: dict[str, Value], **more: Value) -> None:
-        item = {"timezone": zone_by_day(), "model_ordering": [*quotas], "quotas": quotas, "version": 1, **more}
+        item = {"timezone": noon_time_zone(), "model_ordering": [*quotas], "quotas": quotas, "version": 1, **more}
         await store.put(Put(schema.org_config_key(org), item))
 
     def are_noted(self, notes: BudgetSnapshot) -> bool:

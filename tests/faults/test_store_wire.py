@@ -28,7 +28,7 @@ from price_keeper.tasks import Tasks
 
 from tests.support.buckets import bucket
 from tests.support.engines import PREFIX, Engines
-from tests.support.hard_rows import a_name, bucket_of, hold_of
+from tests.support.hard_rows import new_budget_key, read_bucket, read_lease_row
 from tests.support.recording import open_recording_harness
 from tests.support.sessions import open_instances, read_session_rows
 from tests.support.wire import descriptors, eventually
@@ -221,13 +221,13 @@ async def a_limit_is_taken_from_once(line: Line, _: Path) -> None:
 
 
 async def money_is_held_once(line: Line, folder: Path) -> None:
-    clock, name, quota = SystemClock(), a_name(), 10**9
+    clock, name, quota = SystemClock(), new_budget_key(), 10**9
     holds = BudgetLeaseFile(folder, UlidFactory(clock.now, lambda size: uuid4().bytes[:size]).new())
     async with Tasks(clock) as tasks:
         purse = BudgetLeases(line.store, clock, tasks, holds, partial(read_spent_pico, line.store)).get(name, quota, 1)
         for _ in range(5):
             assert await purse.reserve(quota // 10) is not None
-            there, hold = await bucket_of(line.direct, name), await hold_of(line.direct, name, holds.holder)
+            there, hold = await read_bucket(line.direct, name), await read_lease_row(line.direct, name, holds.holder)
             assert there.unleased + hold.leased == quota
             assert hold.leased >= purse.in_flight
 

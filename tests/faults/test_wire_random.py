@@ -28,8 +28,8 @@ from tests.support.calling import Http1Connection, Http2Connection
 from tests.support.crashing import JournalContents, SegmentCopies
 from tests.support.effort import seed
 from tests.support.engines import PREFIX, Engines
-from tests.support.hard_books import as_stored, cost, hard_budget
-from tests.support.hard_processes import CLIENTS_EACH, MODELS, Clients, Fleet, Keeper, fleet_of, tag_in, worst_pico
+from tests.support.hard_books import read_stored_budget, price_by_hand, put_hard_budget
+from tests.support.hard_processes import CLIENTS_EACH, MODELS, LoadClients, ProcessFleet, ManagedSidecar, run_fleet, parse_tag, max_call_pico
 from tests.support.simulated import bedrock_process, read_ledger
 from tests.support.wire_faults import BEDROCK_RATES, STORE_RATES
 from tests.support.wire_proxy import WireProxy, wire_proxy
@@ -48,8 +48,8 @@ FREE = ("Exception", "slow")  # faults that leave no call of Bedrock's in doubt,
 class Run:
     """Everything there is to compare when it is over."""
 
-    fleet: Fleet
-    clients: Clients
+    fleet: ProcessFleet
+    clients: LoadClients
     names: dict[str, HardBudgetKey]
     wires: dict[str, WireProxy]
     ledger: list[dict[str, Any]] = field(default_factory=list)
@@ -74,21 +74,21 @@ async def test_the_books_are_bedrocks(engines: Engines, tmp_path: Path) -> None:
     print(f"PRICE_KEEPER_SEED={SEED}")
     async with engines.open("ministack", tmp_path) as store, running(engines, store, tmp_path) as run:
         weather(run, 1)
-        open_before = [descriptors_of(keeper) for keeper in run.fleet.keepers]
+        open_before = [descriptors_of(keeper) for keeper in run.fleet.sidecars]
         async with run.clients:
             await asyncio.sleep(SECONDS / 3)
-            small = [resident(keeper) for keeper in run.fleet.keepers]
+            small = [resident(keeper) for keeper in run.fleet.sidecars]
             await asyncio.sleep(SECONDS / 3)
             weather(run, STORM)
             await asyncio.sleep(SECONDS / 3)
-            run.grown = max(resident(keeper) - was for keeper, was in zip(run.fleet.keepers, small, strict=True))
+            run.grown = max(resident(keeper) - was for keeper, was in zip(run.fleet.sidecars, small, strict=True))
         for wire in run.wires.values():
             wire.calm()
-        for keeper, before in zip(run.fleet.keepers, open_before, strict=True):
+        for keeper, before in zip(run.fleet.sidecars, open_before, strict=True):
             await until_closed(keeper, before)
-        await run.fleet.end()
+        await run.fleet.finish()
         run.ledger = read_ledger(tmp_path / "ledger")
-        run.books = [JournalContents.read(keeper.folder / "copies") for keeper in run.fleet.keepers]
+        run.books = [JournalContents.read(keeper.folder / "copies") for keeper in run.fleet.sidecars]
         tell(run)
         nothing_is_lost_or_doubled(run)
         await the_store_says_the_same(run, store)
@@ -108,27 +108,27 @@ async def running(engines: Engines, store: Store, folder: Path) -> AsyncIterator
         bedrock.plan(always={"latency_ms": 5, "frame_ms": 1})
         async with wire_proxy(engines.endpoints["ministack"]) as to_store, wire_proxy(bedrock.url) as to_bedrock:
             settings = {"engine": "dynamodb", "endpoint": to_store.url, "region": "us-east-1", "table_prefix": PREFIX}
-            async with fleet_of(SIDECARS, folder, to_bedrock.url, settings) as fleet:
-                for keeper in fleet.keepers:
+            async with run_fleet(SIDECARS, folder, to_bedrock.url, settings) as fleet:
+                for keeper in fleet.sidecars:
                     stack.enter_context(SegmentCopies(keeper.journal, keeper.folder / "copies"))
-                quotas = {"premium": WORST_CASES * worst_pico("premium"), "economy": 10**9 * worst_pico("economy")}
-                names = await hard_budget(store, fleet, quotas)
-                clients = Clients(fleet, list(quotas), SEED, [Http1Connection.opened, Http2Connection.opened])
+                quotas = {"premium": WORST_CASES * max_call_pico("premium"), "economy": 10**9 * max_call_pico("economy")}
+                names = await put_hard_budget(store, fleet, quotas)
+                clients = LoadClients(fleet, list(quotas), SEED, [Http1Connection.connect, Http2Connection.connect])
                 yield Run(fleet, clients, names, {"store": to_store, "bedrock": to_bedrock})
 
 
-def resident(keeper: Keeper) -> int:
+def resident(keeper: ManagedSidecar) -> int:
     assert keeper.running is not None
     pages = int(Path(f"/proc/{keeper.running.process.pid}/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
-def descriptors_of(keeper: Keeper) -> int:
+def descriptors_of(keeper: ManagedSidecar) -> int:
     assert keeper.running is not None
     return len(os.listdir(f"/proc/{keeper.running.process.pid}/fd"))
 
 
-async def until_closed(keeper: Keeper, before: int) -> None:
+async def until_closed(keeper: ManagedSidecar, before: int) -> None:
     """All connections but those that are kept for a while; and in a long run these too."""
     kept, patience = (2, upstream.IDLE_TIMEOUT_SECONDS + 30) if SECONDS >= LONG_SECONDS else (CLIENTS_EACH + MAX_CONNECTIONS, 10)
     async with asyncio.timeout(patience):
@@ -146,24 +146,24 @@ def tell(run: Run) -> None:
         print(f"{link}: {wire.injected.total()} faults in {wire.requests} requests: {told}")
     clients, exact, estimated = run.clients, len(run.exact), len(run.estimated)
     print(
-        f"{clients.asked} requests: {clients.answered} answered, {clients.left} left, {clients.broken} broken, "
+        f"{clients.sent_calls} requests: {clients.answered} answered, {clients.abandoned_calls} left, {clients.broken_connections} broken, "
         f"errors {clients.errors}; recorded {exact + estimated}, of them {estimated} estimated; "
         f"grown by {run.grown // 1024} kB"
     )
 
 
 def nothing_is_lost_or_doubled(run: Run) -> None:
-    arrived = Tally(tag_in(entry["body"]) for entry in run.ledger)
+    arrived = Tally(parse_tag(entry["body"]) for entry in run.ledger)
     assert [tag for tag, number in arrived.items() if number > 1] == []  # no call was sent twice
     entries = {entry["request_id"]: entry for entry in run.ledger}
     ran = {number for number, entry in entries.items() if entry.get("usage")}
     exact, estimated = run.exact, run.estimated
-    whole = {number for number, entry in entries.items() if tag_in(entry["body"]) in run.clients.whole}
+    whole = {number for number, entry in entries.items() if parse_tag(entry["body"]) in run.clients.answered_tags}
     assert len(whole) == run.clients.answered  # no answer was made up
     assert whole <= exact.keys()  # and each is recorded, and not as an estimate
     for number, counts in exact.items():
         entry = entries[number]
-        assert counts.pico == cost(entry, label_of(entry)), number
+        assert counts.pico == price_by_hand(entry, label_of(entry)), number
     assert all(receipt.counts.pico > 0 and receipt.counts.estimated_requests == 1 for receipt in estimated)
     named = [receipt.about["request"] for receipt in estimated if receipt.about["request"]]
     assert len(set(named)) == len(named)
@@ -205,8 +205,8 @@ async def the_store_says_the_same(run: Run, store: Store) -> None:
 
 async def no_hard_budget_is_passed(run: Run, store: Store) -> None:
     for label, name in run.names.items():
-        at_end = await as_stored(store, name)
+        at_end = await read_stored_budget(store, name)
         at_end.check()
-        billed = sum(cost(entry, label) for entry in run.ledger)
+        billed = sum(price_by_hand(entry, label) for entry in run.ledger)
         assert billed <= at_end.spent <= at_end.bucket.quota
-        assert at_end.used == at_end.out == at_end.spent  # all that is not spent is in the bucket again
+        assert at_end.used == at_end.leased == at_end.spent  # all that is not spent is in the bucket again

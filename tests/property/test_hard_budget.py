@@ -17,7 +17,7 @@ from price_keeper.errors import StoreError
 
 from tests.support.clock import ManualClock, settle
 from tests.support.effort import seeds, tries
-from tests.support.hard_fleet import Sidecar, Wire, World, replayed
+from tests.support.hard_fleet import HardBudgetSidecar, DelayedStoreLink, HardBudgetWorld, replay
 from tests.support.simulation import simulated
 
 QUOTA = 1000
@@ -31,8 +31,8 @@ class Machine(RuleBasedStateMachine):
         self.clock = ManualClock()
         self.stack = ExitStack()
         self.loop, folder = self.stack.enter_context(simulated(self.clock))
-        self.world = World(self.clock, folder, QUOTA)
-        self.sidecars = [Sidecar(self.world, f"s{number}", skew) for number, skew in enumerate(skews)]
+        self.world = HardBudgetWorld(self.clock, folder, QUOTA)
+        self.sidecars = [HardBudgetSidecar(self.world, f"s{number}", skew) for number, skew in enumerate(skews)]
         self.replays: list[asyncio.Task[None]] = []
         self._run(self._start_all())
 
@@ -61,7 +61,7 @@ class Machine(RuleBasedStateMachine):
                 case "close":
                     sidecar.do(sidecar.recording.return_former_leases())
                 case "tick":
-                    sidecar.do(sidecar.purses.tick())
+                    sidecar.do(sidecar.budget_leases.tick())
 
         self._run(begun())
 
@@ -77,7 +77,7 @@ class Machine(RuleBasedStateMachine):
         sidecar = self.sidecars[number]
         if sidecar.open:
             call = sidecar.open[which % len(sidecar.open)]
-            sidecar.end(call, call.worst * share // 4)
+            sidecar.end(call, call.cost_ceiling * share // 4)
 
     @rule(number=SIDECARS, what=st.sampled_from(("flush", "close", "tick")))
     def work(self, number: int, what: str) -> None:
@@ -95,7 +95,7 @@ class Machine(RuleBasedStateMachine):
     @rule(number=SIDECARS, fault=FAULTS, passing=st.integers(0, 4))
     def trouble(self, number: int, fault: str, passing: int) -> None:
         if self.sidecars[number].is_running:
-            self.sidecars[number].wire.meet(fault, passing)
+            self.sidecars[number].link.set_fault(fault, passing)
 
     @precondition(lambda self: self.world.gates)
     @rule(which=st.integers(0, 20))
@@ -111,14 +111,14 @@ class Machine(RuleBasedStateMachine):
             return
         self._run(sidecar.kill())
         if is_found:
-            wire = Wire(self.world)
-            wire.meet(fault, passing)
-            self._run(self._replay(sidecar.copied(), wire))
+            wire = DelayedStoreLink(self.world)
+            wire.set_fault(fault, passing)
+            self._run(self._replay(sidecar.copy_folder(), wire))
 
-    async def _replay(self, folder: Path, wire: Wire) -> None:
+    async def _replay(self, folder: Path, wire: DelayedStoreLink) -> None:
         async def until_failure() -> None:
             with suppress(StoreError):
-                await replayed(self.world, folder, wire)
+                await replay(self.world, folder, wire)
 
         self.replays.append(asyncio.get_running_loop().create_task(until_failure()))
 
@@ -127,7 +127,7 @@ class Machine(RuleBasedStateMachine):
         if not self.sidecars[number].is_running:
             self._run(self._started(self.sidecars[number]))
 
-    async def _started(self, sidecar: Sidecar) -> None:
+    async def _started(self, sidecar: HardBudgetSidecar) -> None:
         sidecar.start()
 
     @rule(number=SIDECARS)
@@ -136,7 +136,7 @@ class Machine(RuleBasedStateMachine):
         if self.sidecars[number].is_running:
             self._run(self._stopped(self.sidecars[number]))
 
-    async def _stopped(self, sidecar: Sidecar) -> None:
+    async def _stopped(self, sidecar: HardBudgetSidecar) -> None:
         for task in tuple(sidecar.work):
             task.cancel()
         stopping = asyncio.get_running_loop().create_task(sidecar.stop())

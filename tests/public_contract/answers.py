@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tests.public_contract.shapes import Fields, fields_of
-from tests.support.hard_processes import zone_by_day
+from tests.support.hard_processes import noon_time_zone
 from tests.support.observed import ADMIN_KEY, APP, ORG, Observed, Told, ask, token
 from tests.support.simulated import CHAT, CHAT_PATH, CLAUDE_BODY
 
@@ -130,7 +130,7 @@ def _served_by_another(it: Observed) -> Told:
 
 def settings(it: Observed) -> dict[str, dict[str, str]]:
     """Orgs and apps of every kind, and what is done with them; the secret of an app of the first."""
-    whole = {"org_name": "Other", "timezone": zone_by_day(), "quota_scope": "APP", "model_ordering": ["premium"]}
+    whole = {"org_name": "Other", "timezone": noon_time_zone(), "quota_scope": "APP", "model_ordering": ["premium"]}
     many = {"premium": 10_000_000}
     _is(201, it.control("PUT", f"{ORGS}/{HARD}", whole | {"quotas": many, "enforcement": "hard"}))
     _is(201, it.control("PUT", f"{ORGS}/{LIMITED}", whole | {"quotas": many, "limits": {"rpm": 4, "tpm": 100_000}}))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from tests.support.hard_processes import zone_by_day
+from tests.support.hard_processes import noon_time_zone
 from tests.support.simulated import CLAUDE, NOVA
 
 MODELS = {"premium": CLAUDE, "economy": NOVA}
@@ -81,7 +81,7 @@ A_CALL = {"premium": 1_250, "economy": 70}  # micro-USD, more or less
 
 def orgs() -> dict[str, dict[str, Any]]:
     """Bodies of their puts."""
-    turning, noon = zone_of_the_next_midnight(), zone_by_day()
+    turning, noon = zone_of_the_next_midnight(), noon_time_zone()
     return {
         TURNING: _org("turning", turning, "APP", AMPLE),
         SHARED: _org("shared", noon, "ORG", AMPLE),

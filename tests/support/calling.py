@@ -10,16 +10,16 @@ from typing import Any, Protocol
 from tests.support.wire import CutError, Http2Wire
 
 
-class Connection(Protocol):
+class CallerConnection(Protocol):
     async def ask(self, path: str, token: str, body: dict[str, Any]) -> None: ...
 
     async def answer(self) -> int:
         """Its status, when all of it is there. Raises OSError and EOFError."""
 
-    async def closed(self) -> None: ...
+    async def close(self) -> None: ...
 
 
-Opened = Callable[[int], Awaitable[Connection]]
+OpenConnection = Callable[[int], Awaitable[CallerConnection]]
 
 
 class Http1Connection:
@@ -29,7 +29,7 @@ class Http1Connection:
         self._reader, self._writer = reader, writer
 
     @classmethod
-    async def opened(cls, port: int) -> Http1Connection:
+    async def connect(cls, port: int) -> Http1Connection:
         return cls(*await asyncio.open_connection("127.0.0.1", port))
 
     async def ask(self, path: str, token: str, body: dict[str, Any]) -> None:
@@ -51,7 +51,7 @@ class Http1Connection:
             await self._reader.readexactly(2)
         return int(first.split(" ")[1])
 
-    async def closed(self) -> None:
+    async def close(self) -> None:
         self._writer.transport.abort()
         await asyncio.sleep(0)
 
@@ -62,7 +62,7 @@ class Http2Connection:
         self._number = 0
 
     @classmethod
-    async def opened(cls, port: int) -> Http2Connection:
+    async def connect(cls, port: int) -> Http2Connection:
         return cls(await Http2Wire.connect(port))
 
     async def ask(self, path: str, token: str, body: dict[str, Any]) -> None:
@@ -76,6 +76,6 @@ class Http2Connection:
         except CutError as cut:
             raise EOFError from cut
 
-    async def closed(self) -> None:
+    async def close(self) -> None:
         self._client.wire.close()
         await asyncio.sleep(0)

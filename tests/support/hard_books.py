@@ -15,48 +15,48 @@ from price_keeper.recording.entries import Counter
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Put, Store, Value, iterate_rows
 
-from tests.support.hard_processes import APP, MODELS, PICO, PRICES, Fleet, zone_by_day
+from tests.support.hard_processes import APP, MODELS, PICO, PRICES, ProcessFleet, noon_time_zone
 
 
 @dataclass
-class Stored:
+class StoredBudget:
     """What the store says of one label."""
 
     bucket: HardBudgetBucket
-    holds: dict[str, BudgetLeaseRow]
+    lease_rows: dict[str, BudgetLeaseRow]
     spent: int
     estimated: int  # calls of which nobody learned what they cost
 
     @property
-    def out(self) -> int:
-        return sum(hold.leased for hold in self.holds.values())
+    def leased(self) -> int:
+        return sum(row.leased for row in self.lease_rows.values())
 
     @property
     def used(self) -> int:
-        return sum(hold.used for hold in self.holds.values())
+        return sum(hold.used for hold in self.lease_rows.values())
 
     def check(self) -> None:
-        assert self.bucket.unleased + self.out + self.bucket.spent_without_lease == self.bucket.quota
+        assert self.bucket.unleased + self.leased + self.bucket.spent_without_lease == self.bucket.quota
         assert self.bucket.unleased >= 0
         assert self.bucket.spent_without_lease >= 0
         assert self.spent <= self.bucket.quota
 
 
-async def hard_budget(store: Store, fleet: Fleet, quotas: dict[str, int]) -> dict[str, HardBudgetKey]:
+async def put_hard_budget(store: Store, fleet: ProcessFleet, quotas: dict[str, int]) -> dict[str, HardBudgetKey]:
     """Hard, and for a day that does not end soon; its names by label."""
     item: dict[str, Value] = {
-        "timezone": zone_by_day(),
+        "timezone": noon_time_zone(),
         "model_ordering": list(quotas),
         "quotas": {label: pico // PICO for label, pico in quotas.items()},
         "enforcement": "hard",
         "version": 1,
     }
     await store.put(Put(schema.org_config_key(fleet.org), item))
-    today = find_span(Period.DAY, time.time(), ZoneInfo(zone_by_day())).key
+    today = find_span(Period.DAY, time.time(), ZoneInfo(noon_time_zone())).key
     return {label: HardBudgetKey(Scope(fleet.org, APP).key, label, today) for label in quotas}
 
 
-def cost(entry: dict[str, Any], label: str) -> int:
+def price_by_hand(entry: dict[str, Any], label: str) -> int:
     """What the simulated Bedrock says, priced by hand."""
     if entry["model"] != MODELS[label] or not entry.get("usage"):
         return 0
@@ -64,10 +64,10 @@ def cost(entry: dict[str, Any], label: str) -> int:
     return sum(usage[f"{kind}_tokens"] * round(price * PICO) for kind, price in prices.items())
 
 
-async def as_stored(store: Store, name: HardBudgetKey) -> Stored:
+async def read_stored_budget(store: Store, name: HardBudgetKey) -> StoredBudget:
     bucket = None
     while bucket != (bucket := HardBudgetBucket.from_item(await store.get(name.bucket_key, consistent=True) or {})):  # so nothing moves
         rows = [row async for row in iterate_rows(store, name.lease_query)]
-    counted = await sum_shards(store, Counter(*name, max(schema.SHARD_COUNTS)))
-    holds = {row.key.sk.rpartition("#")[2]: BudgetLeaseRow.from_item(row.item) for row in rows}
-    return Stored(bucket, holds, await read_spent_pico(store, name), int(counted["estimated_requests"]))
+    sums = await sum_shards(store, Counter(*name, max(schema.SHARD_COUNTS)))
+    lease_rows = {row.key.sk.rpartition("#")[2]: BudgetLeaseRow.from_item(row.item) for row in rows}
+    return StoredBudget(bucket, lease_rows, await read_spent_pico(store, name), int(sums["estimated_requests"]))

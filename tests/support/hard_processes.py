@@ -19,7 +19,7 @@ from bedrock_simulator import DEFAULT_KEYS
 from price_keeper.auth.keys import SigningKey
 from price_keeper.auth.tokens import TokenService
 
-from tests.support.calling import Connection, Http1Connection, Opened
+from tests.support.calling import CallerConnection, Http1Connection, OpenConnection
 from tests.support.commands import Sidecar, price_keeper, sidecar
 from tests.support.ports import free_port
 from tests.support.simulated import CLAUDE, CLAUDE_BODY, NOVA
@@ -33,35 +33,35 @@ PRICES = {
     "premium": {"input": 0.4, "output": 15, "cache_read": 0.1, "cache_write_5m": 0.5, "cache_write_1h": 0.5},
     "economy": {"input": 0.2, "output": 6, "cache_read": 0.1, "cache_write_5m": 0.2, "cache_write_1h": 0.2},
 }
-MOST_TEXT, MOST_OUTPUT = 1200, 220
-WORST_TOKENS = 1000 + MOST_TEXT + 400  # of input: what is set aside for any call, and a body around the text
+MAX_TEXT, MAX_OUTPUT = 1200, 220
+MAX_INPUT_TOKENS = 1000 + MAX_TEXT + 400  # of input: what is set aside for any call, and a body around the text
 PICO = 10**6  # of a dollar for a million tokens, for one token
 
 CLIENTS_EACH = 5  # connections to one sidecar
-LEAVING = 0.04  # the share of calls whose client goes before it has its answer
+ABANDONED_SHARE = 0.04  # the share of calls whose client goes before it has its answer
 CALL_SECONDS = 30.0
-REFUSED_SECONDS = 0.2  # until the next call
-QUIET_SECONDS = 1.5  # without one call that is served, though all kinds are asked for: it refuses
-DRY_SECONDS = 150.0
+PAUSE_AFTER_REFUSAL_SECONDS = 0.2  # until the next call
+UNSERVED_SECONDS = 1.5  # without one call that is served, though all kinds are asked for: it refuses
+EXHAUSTED_TIMEOUT_SECONDS = 150.0
 
 ZONE_HOURS = 12
 
 
-def worst_pico(label: str) -> int:
+def max_call_pico(label: str) -> int:
     """No call of the load may cost more."""
     prices = PRICES[label]
     dearest = max(price for kind, price in prices.items() if kind != "output")
-    return round(WORST_TOKENS * dearest * PICO + MOST_OUTPUT * prices["output"] * PICO)
+    return round(MAX_INPUT_TOKENS * dearest * PICO + MAX_OUTPUT * prices["output"] * PICO)
 
 
-def zone_by_day() -> str:
+def noon_time_zone() -> str:
     """In which it is about noon, so that no day ends meanwhile."""
     ahead = ZONE_HOURS - time.gmtime().tm_hour
     return f"Etc/GMT{-ahead:+d}" if ahead else "UTC"  # those zones count westwards
 
 
 @dataclass
-class Keeper:
+class ManagedSidecar:
     """One sidecar's place: its port and its journal stay when it dies."""
 
     number: int
@@ -79,13 +79,13 @@ class Keeper:
         return self.folder / "journal"
 
     @property
-    def holders(self) -> set[str]:
+    def open_leases(self) -> set[str]:
         """Runs that took something, and have not given back what is left of it."""
         return {path.name.removeprefix("holds-") for path in self.journal.glob("holds-*")}
 
     @property
-    def is_dry(self) -> bool:
-        return self.refused > 4 * CLIENTS_EACH and time.monotonic() - self.served_at > QUIET_SECONDS
+    def is_exhausted(self) -> bool:
+        return self.refused > 4 * CLIENTS_EACH and time.monotonic() - self.served_at > UNSERVED_SECONDS
 
     def write_config(self, bedrock: str, store: Mapping[str, Any]) -> None:
         labels = {
@@ -94,7 +94,7 @@ class Keeper:
                 "format": FORMATS[label],
                 "prices_usd_per_1m": PRICES[label],
                 "price_source": "config",
-                "max_output_tokens": MOST_OUTPUT,
+                "max_output_tokens": MAX_OUTPUT,
             }
             for label, model in MODELS.items()
         }
@@ -138,45 +138,45 @@ class Keeper:
 
 
 @dataclass
-class Fleet:
+class ProcessFleet:
     org: str
-    keepers: list[Keeper]
+    sidecars: list[ManagedSidecar]
 
     def token(self) -> str:
         return TokenService([SigningKey("k1", "HS256", SECRET, SECRET)], "price-keeper", time.time).mint_access(self.org, APP).token
 
     @property
-    def alive(self) -> list[Keeper]:
-        return [keeper for keeper in self.keepers if keeper.running is not None]
+    def alive(self) -> list[ManagedSidecar]:
+        return [keeper for keeper in self.sidecars if keeper.running is not None]
 
     @property
-    def is_dry(self) -> bool:
+    def is_exhausted(self) -> bool:
         """Every sidecar that lives refuses."""
-        return all(keeper.is_dry for keeper in self.alive)
+        return all(keeper.is_exhausted for keeper in self.alive)
 
     @property
-    def dead(self) -> list[Keeper]:
-        return [keeper for keeper in self.keepers if keeper.running is None]
+    def dead(self) -> list[ManagedSidecar]:
+        return [keeper for keeper in self.sidecars if keeper.running is None]
 
-    async def end(self) -> None:
+    async def finish(self) -> None:
         """The journals of half of the dead are brought in, the others are started again; all stop in order."""
         dead, alive = self.dead, self.alive
         await asyncio.gather(*(keeper.replay() for keeper in dead[::2]), *(keeper.start() for keeper in dead[1::2]))
         statuses = await asyncio.gather(*(keeper.stop() for keeper in (*alive, *dead[1::2])))
         assert set(statuses) <= {0}
         # One that stops soon after its start has not given back yet what former runs held.
-        left = [keeper for keeper in self.keepers if keeper.holders]
-        await asyncio.gather(*(keeper.replay() for keeper in left))
+        unfinished = [keeper for keeper in self.sidecars if keeper.open_leases]
+        await asyncio.gather(*(keeper.replay() for keeper in unfinished))
 
 
 @asynccontextmanager
-async def fleet_of(number: int, folder: Path, bedrock: str, store: Mapping[str, Any]) -> AsyncIterator[Fleet]:
-    fleet = Fleet(str(uuid4()), [Keeper(each, folder / f"sidecar{each}") for each in range(number)])
+async def run_fleet(number: int, folder: Path, bedrock: str, store: Mapping[str, Any]) -> AsyncIterator[ProcessFleet]:
+    fleet = ProcessFleet(str(uuid4()), [ManagedSidecar(each, folder / f"sidecar{each}") for each in range(number)])
     async with AsyncExitStack() as stack:
-        for keeper in fleet.keepers:
+        for keeper in fleet.sidecars:
             keeper.write_config(bedrock, store)
             stack.push_async_callback(keeper.kill)
-        await asyncio.gather(*(keeper.start() for keeper in fleet.keepers))
+        await asyncio.gather(*(keeper.start() for keeper in fleet.sidecars))
         yield fleet
 
 
@@ -185,94 +185,94 @@ async def fleet_of(number: int, folder: Path, bedrock: str, store: Mapping[str, 
 _TAG = "call {}."
 
 
-def tag_in(body: str) -> int:
+def parse_tag(body: str) -> int:
     """Of a request that the simulated Bedrock met."""
     return int(body.partition("call ")[2].partition(".")[0])
 
 
-class Clients:
+class LoadClients:
     """Several connections to each sidecar, each with one call after the other, as fast as it is answered."""
 
-    def __init__(self, fleet: Fleet, labels: list[str], seed: object, opens: Sequence[Opened] | None = None) -> None:
+    def __init__(self, fleet: ProcessFleet, labels: list[str], seed: object, opens: Sequence[OpenConnection] | None = None) -> None:
         """Each chooses one of the ways in which connections are opened."""
-        self.asked = 0
-        self._opens = opens or [Http1Connection.opened]
-        self.left = self.broken = 0
-        self.whole: set[int] = set()  # the tags of calls that were answered, all of it
-        self.refused: set[int] = set()  # the tags of calls that got an error for an answer
+        self.sent_calls = 0
+        self._opens = opens or [Http1Connection.connect]
+        self.abandoned_calls = self.broken_connections = 0
+        self.answered_tags: set[int] = set()  # the tags of calls that were answered, all of it
+        self.refused_tags: set[int] = set()  # the tags of calls that got an error for an answer
         self.errors: dict[int, int] = {}  # by status
         self._fleet, self._labels, self._token = fleet, labels, fleet.token()
         self._tags = count(1)
         self._seed = seed
-        self._over = False
+        self._is_stopping = False
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
     def answered(self) -> int:
-        return len(self.whole)
+        return len(self.answered_tags)
 
-    async def __aenter__(self) -> Clients:
-        connections = [keeper for keeper in self._fleet.keepers for _ in range(CLIENTS_EACH)]
+    async def __aenter__(self) -> LoadClients:
+        connections = [keeper for keeper in self._fleet.sidecars for _ in range(CLIENTS_EACH)]
         self._tasks = [
-            asyncio.create_task(self._call_on(keeper, random.Random(f"{self._seed} {number}")))
+            asyncio.create_task(self._call_until_stopped(keeper, random.Random(f"{self._seed} {number}")))
             for number, keeper in enumerate(connections)
         ]
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self._over = True
+        self._is_stopping = True
         await asyncio.gather(*self._tasks)
 
-    async def _call_on(self, keeper: Keeper, chance: random.Random) -> None:
-        connection: Connection | None = None
+    async def _call_until_stopped(self, keeper: ManagedSidecar, chance: random.Random) -> None:
+        connection: CallerConnection | None = None
         opened = self._opens[chance.randrange(len(self._opens))]
-        while not self._over:
+        while not self._is_stopping:
             try:
                 async with asyncio.timeout(CALL_SECONDS):
                     connection = connection or await opened(keeper.port)
                     if not await self._call(keeper, connection, chance):
-                        connection = await connection.closed()
+                        connection = await connection.close()
             except (OSError, EOFError, TimeoutError):
-                self.broken += 1
-                connection = await connection.closed() if connection is not None else None
-                await asyncio.sleep(REFUSED_SECONDS)
+                self.broken_connections += 1
+                connection = await connection.close() if connection is not None else None
+                await asyncio.sleep(PAUSE_AFTER_REFUSAL_SECONDS)
         if connection is not None:
-            await connection.closed()
+            await connection.close()
 
-    async def _call(self, keeper: Keeper, connection: Connection, chance: random.Random) -> bool:
+    async def _call(self, keeper: ManagedSidecar, connection: CallerConnection, chance: random.Random) -> bool:
         """Whether the connection is of use for another one."""
         tag = next(self._tags)
-        self.asked += 1
+        self.sent_calls += 1
         await connection.ask(*self._request(tag, chance))
-        if chance.random() < LEAVING:
+        if chance.random() < ABANDONED_SHARE:
             await asyncio.sleep(chance.uniform(0, 0.1))
-            self.left += 1
+            self.abandoned_calls += 1
             return False
         status = await connection.answer()
         if status == 200:
-            self.whole.add(tag)
+            self.answered_tags.add(tag)
             keeper.served += 1
             keeper.refused, keeper.served_at = 0, time.monotonic()
         else:
-            self.refused.add(tag)
+            self.refused_tags.add(tag)
             self.errors[status] = self.errors.get(status, 0) + 1
             keeper.refused += 1
-            await asyncio.sleep(REFUSED_SECONDS)
+            await asyncio.sleep(PAUSE_AFTER_REFUSAL_SECONDS)
         return True
 
     def _request(self, tag: int, chance: random.Random) -> tuple[str, str, dict[str, Any]]:
         """Path, token and body."""
-        text = _TAG.format(tag) + " word" * chance.randrange(MOST_TEXT // 5)
-        most = chance.randrange(150, MOST_OUTPUT)
+        text = _TAG.format(tag) + " word" * chance.randrange(MAX_TEXT // 5)
+        max_tokens = chance.randrange(150, MAX_OUTPUT)
         label = chance.choice(self._labels)
         is_stream = chance.random() < 0.5
         if label == "premium" and chance.random() < 0.3:
-            body = CLAUDE_BODY | {"messages": [{"role": "user", "content": text}], "max_tokens": most}
-            how = "invoke-with-response-stream" if is_stream else "invoke"
-            return f"/model/{label}/{how}", self._token, body
+            body = CLAUDE_BODY | {"messages": [{"role": "user", "content": text}], "max_tokens": max_tokens}
+            operation = "invoke-with-response-stream" if is_stream else "invoke"
+            return f"/model/{label}/{operation}", self._token, body
         body = {"messages": [{"role": "user", "content": [{"text": text}]}]}
         if chance.random() < 0.9:  # the others are given the label's own maximum
-            body["inferenceConfig"] = {"maxTokens": most}
+            body["inferenceConfig"] = {"maxTokens": max_tokens}
         return f"/model/{label}/{'converse-stream' if is_stream else 'converse'}", self._token, body
 
 
@@ -280,20 +280,20 @@ class Clients:
 
 
 @dataclass
-class Mishaps:
+class ProcessFaults:
     """Each when so many calls have been answered, so that they come while there still is money, on any machine."""
 
-    fleet: Fleet
-    clients: Clients
+    fleet: ProcessFleet
+    clients: LoadClients
     chance: random.Random
     kills: int
     pauses: int
     stops: int
     lost: int  # of those that are killed, so many stay dead to the end
-    told: list[str] = field(default_factory=list)
+    history: list[str] = field(default_factory=list)
     killed: int = 0  # of every second the journal is brought in before it starts again
 
-    async def befall(self, calls: int) -> None:
+    async def run(self, calls: int) -> None:
         """`calls` is about how many there will be."""
         kinds = [*["kill"] * (self.kills - self.lost), *["lose"] * self.lost]
         kinds += [*["pause"] * self.pauses, *["stop"] * self.stops]
@@ -301,22 +301,22 @@ class Mishaps:
         moments = sorted(self.chance.uniform(0.05, 0.9) * calls for _ in kinds)
         async with asyncio.TaskGroup() as under_way:
             for kind, moment in zip(kinds, moments, strict=True):
-                await self._until(moment)
-                keeper = await self._somebody()
-                self.told.append(f"{kind} {keeper.number} at {self.clients.answered}")
+                await self._wait_for_calls(moment)
+                keeper = await self._choose_sidecar()
+                self.history.append(f"{kind} {keeper.number} at {self.clients.answered}")
                 keeper.is_busy = True
                 under_way.create_task(getattr(self, f"_{kind}")(keeper))
 
-    async def _until(self, answered: float) -> None:
+    async def _wait_for_calls(self, answered: float) -> None:
         """Or until nobody is served any more."""
-        await until(lambda: self.clients.answered >= answered or self.fleet.is_dry)
+        await wait_until(lambda: self.clients.answered >= answered or self.fleet.is_exhausted)
 
-    async def _somebody(self) -> Keeper:
+    async def _choose_sidecar(self) -> ManagedSidecar:
         """To whom nothing is being done."""
-        await until(lambda: any(not keeper.is_busy for keeper in self.fleet.alive))
+        await wait_until(lambda: any(not keeper.is_busy for keeper in self.fleet.alive))
         return self.chance.choice([keeper for keeper in self.fleet.alive if not keeper.is_busy])
 
-    async def _kill(self, keeper: Keeper) -> None:
+    async def _kill(self, keeper: ManagedSidecar) -> None:
         self.killed += 1
         is_found = self.killed % 2 == 0
         if self.chance.random() < 0.2:  # in the midst of a pause
@@ -329,27 +329,27 @@ class Mishaps:
         await keeper.start()
         keeper.is_busy = False
 
-    async def _lose(self, keeper: Keeper) -> None:
+    async def _lose(self, keeper: ManagedSidecar) -> None:
         await keeper.kill()
 
-    async def _pause(self, keeper: Keeper) -> None:
+    async def _pause(self, keeper: ManagedSidecar) -> None:
         keeper.signal(signal.SIGSTOP)
         await asyncio.sleep(self.chance.uniform(0.3, 2.5))
         keeper.signal(signal.SIGCONT)
         keeper.served_at = time.monotonic()
         keeper.is_busy = False
 
-    async def _stop(self, keeper: Keeper) -> None:
+    async def _stop(self, keeper: ManagedSidecar) -> None:
         assert await keeper.stop() == 0
         await keeper.start()
         keeper.is_busy = False
 
 
-async def all_dry(fleet: Fleet) -> None:
-    async with asyncio.timeout(DRY_SECONDS):
-        await until(lambda: fleet.is_dry)
+async def wait_until_exhausted(fleet: ProcessFleet) -> None:
+    async with asyncio.timeout(EXHAUSTED_TIMEOUT_SECONDS):
+        await wait_until(lambda: fleet.is_exhausted)
 
 
-async def until(is_so: Callable[[], bool]) -> None:
-    while not is_so():  # noqa: ASYNC110  # of many things that nobody tells of
+async def wait_until(condition: Callable[[], bool]) -> None:
+    while not condition():  # noqa: ASYNC110  # of many things that nobody tells of
         await asyncio.sleep(0.005)

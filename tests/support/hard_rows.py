@@ -17,35 +17,35 @@ HOLDER = "01ARZ3NDEKTSV4RRFFQ69G5FAV"
 OTHER = "01BX5ZZKBKACTAV9WEVGEMMVRZ"
 
 
-class SystemPace(ManualClock):
+class RealSleepClock(ManualClock):
     """Whose sleeps are real."""
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
 
 
-def a_name(period: str = "DAY#20261118") -> HardBudgetKey:
+def new_budget_key(period: str = "DAY#20261118") -> HardBudgetKey:
     return HardBudgetKey(f"ORG#{uuid4()}", "premium", period)
 
 
-async def bucket_of(store: Store, name: HardBudgetKey) -> HardBudgetBucket:
+async def read_bucket(store: Store, name: HardBudgetKey) -> HardBudgetBucket:
     item = await store.get(name.bucket_key, consistent=True)
     assert item is not None
     return HardBudgetBucket.from_item(item)
 
 
-async def hold_of(store: Store, name: HardBudgetKey, holder: str = HOLDER) -> BudgetLeaseRow:
+async def read_lease_row(store: Store, name: HardBudgetKey, holder: str = HOLDER) -> BudgetLeaseRow:
     return BudgetLeaseRow.from_item(await store.get(name.build_lease_key(holder), consistent=True))
 
 
-async def a_hold(store: Store, name: HardBudgetKey, out: int, used: int, folder: Path | None = None) -> None:
+async def put_lease_row(store: Store, name: HardBudgetKey, leased: int, used: int, folder: Path | None = None) -> None:
     """Of a budget of 1000; with a file that names it."""
     await store.put(rows.build_bucket(name, 1000, 1, [], 0, 0))
-    await store.transact(rows.build_take(name, HOLDER, 0, out, out))
+    await store.transact(rows.build_take(name, HOLDER, 0, leased, leased))
     await store.transact([rows.build_spend(name, HOLDER, used)])
     if folder is not None:
         await BudgetLeaseFile(folder, HOLDER).add(name)
 
 
-def files(folder: Path) -> list[str]:
+def list_lease_files(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.glob("*holds-*"))

@@ -20,7 +20,7 @@ from price_keeper.auth.keys import SigningKey
 from price_keeper.auth.tokens import TokenService
 
 from tests.support.commands import ROOT, SECONDS, Sidecar, sidecar
-from tests.support.hard_processes import zone_by_day
+from tests.support.hard_processes import noon_time_zone
 
 ORG = "c0000000-0000-4000-8000-00000000000e"
 APP = "watched"
@@ -137,7 +137,7 @@ def observed(
         told = Observed(running)
         settings = {
             "org_name": "Acme",
-            "timezone": zone_by_day(),
+            "timezone": noon_time_zone(),
             "quota_scope": "APP",
             "model_ordering": list(QUOTAS),
             "quotas": QUOTAS,

@@ -16,36 +16,36 @@ from price_keeper.stores.contract import Store
 from price_keeper.tasks import Tasks
 
 from tests.support.clock import settle
-from tests.support.hard_fleet import NAME, Wire, World
+from tests.support.hard_fleet import NAME, DelayedStoreLink, HardBudgetWorld
 
 
 @asynccontextmanager
-async def processes(world: World, number: int) -> AsyncIterator[list[tuple[BudgetLeases, Wire]]]:
+async def open_processes(world: HardBudgetWorld, number: int) -> AsyncIterator[list[tuple[BudgetLeases, DelayedStoreLink]]]:
     """Each with its own way to the store, as they have it while they run."""
     ulids = world.ulids(world.clock)
     async with Tasks(world.clock) as tasks:
-        made = []
+        opened = []
         for _ in range(number):
-            wire = Wire(world)
-            store, holds = cast(Store, wire), BudgetLeaseFile(world.folder, ulids.new())
-            made.append((BudgetLeases(store, world.clock, tasks, holds, partial(read_spent_pico, store)), wire))
-        yield made
+            link = DelayedStoreLink(world)
+            store, lease_file = cast(Store, link), BudgetLeaseFile(world.folder, ulids.new())
+            opened.append((BudgetLeases(store, world.clock, tasks, lease_file, partial(read_spent_pico, store)), link))
+        yield opened
 
 
 @asynccontextmanager
-async def one(world: World) -> AsyncIterator[tuple[BudgetLease, BudgetLeases, Wire]]:
-    async with processes(world, 1) as [(purses, wire)]:
-        yield purses.get(NAME, world.quota, world.version), purses, wire
+async def open_process(world: HardBudgetWorld) -> AsyncIterator[tuple[BudgetLease, BudgetLeases, DelayedStoreLink]]:
+    async with open_processes(world, 1) as [(leases, link)]:
+        yield leases.get(NAME, world.quota, world.version), leases, link
 
 
-def left(world: World) -> int:
+def read_unleased(world: HardBudgetWorld) -> int:
     bucket = world.bucket()
     assert bucket is not None
     return bucket.unleased
 
 
-async def waited(world: World, purse: BudgetLease, worst: int, seconds: float = 0) -> CostReservation | None:
-    calling = asyncio.get_running_loop().create_task(purse.reserve(worst))
+async def reserve_after(world: HardBudgetWorld, lease: BudgetLease, cost_ceiling: int, seconds: float = 0) -> CostReservation | None:
+    calling = asyncio.get_running_loop().create_task(lease.reserve(cost_ceiling))
     await world.clock.advance(seconds)
     await settle()
     assert calling.done()

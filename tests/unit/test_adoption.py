@@ -23,7 +23,7 @@ from price_keeper.recording.leftovers import Leftovers, recover
 from price_keeper.stores.contract import Store
 
 from tests.support.clock import ManualClock
-from tests.support.hard_rows import a_name, bucket_of
+from tests.support.hard_rows import new_budget_key, read_bucket
 from tests.support.memory_store import MemoryStore
 from tests.support.recording import ScriptedFaults, open_recording_harness
 from tests.support.recording import RecordingHarness as Left
@@ -121,26 +121,26 @@ class _Books:
 
 
 async def test_what_it_held_of_hard_budgets_goes_back(tmp_path: Path) -> None:
-    store, clock, name = ScriptedFaults(MemoryStore()), ManualClock(), a_name()
+    store, clock, name = ScriptedFaults(MemoryStore()), ManualClock(), new_budget_key()
     await store.put(rows.build_bucket(name, 1000, 1, [], 0, 0))
     async with open_recording(config_of(tmp_path / "worker-1"), store, clock) as killed:  # type: ignore[arg-type]
         spend(killed, await taken_for(killed, name, 500), 100, 20)
         killed.recorder.journal._segment.close()
     async with run_of(tmp_path, store) as running:
         await running.adopt_orphans()
-        assert (await bucket_of(store._store, name)).unleased == 500  # what was spent is not in the store yet
+        assert (await read_bucket(store._store, name)).unleased == 500  # what was spent is not in the store yet
         store.faults = ["before"]
         assert not await running.recorder.flush()
         await running.adopt_orphans()
-        assert (await bucket_of(store._store, name)).unleased == 500
+        assert (await read_bucket(store._store, name)).unleased == 500
         assert await running.recorder.flush()
         store.faults = ["before"]
         await running.adopt_orphans()  # the store is away again when it should go back
         assert (tmp_path / "worker-1" / f"holds-{killed.lease_file.holder}").exists()
         await running.adopt_orphans()
-        assert (await bucket_of(store._store, name)).unleased == 980
+        assert (await read_bucket(store._store, name)).unleased == 980
         await running.adopt_orphans()
-    assert (await bucket_of(store._store, name)).unleased == 980
+    assert (await read_bucket(store._store, name)).unleased == 980
     assert find_worker_folders(tmp_path) == []
 
 
@@ -180,7 +180,7 @@ def _without_memory_for(name: str) -> Callable[[Path], Leftovers]:
 
 
 async def test_one_that_lost_lines_keeps_its_holds_where_they_are_looked_after(tmp_path: Path) -> None:
-    store, name = MemoryStore(), a_name()
+    store, name = MemoryStore(), new_budget_key()
     await store.put(rows.build_bucket(name, 1000, 1, [], 0, 0))
     worker = tmp_path / "worker-1"
     async with open_recording(config_of(worker), store, ManualClock()) as killed:
@@ -193,7 +193,7 @@ async def test_one_that_lost_lines_keeps_its_holds_where_they_are_looked_after(t
     async with run_of(tmp_path, store) as running:
         assert await running.recorder.flush()
         await running.adopt_orphans()
-    assert (await bucket_of(store, name)).unleased == 500
+    assert (await read_bucket(store, name)).unleased == 500
     assert find_worker_folders(tmp_path) == []
     assert (tmp_path / f"kept-holds-{killed.lease_file.holder}").exists()
 
@@ -203,7 +203,7 @@ async def test_whoever_takes_it_over_may_die_at_any_step(
     tmp_path: Path, exact_store: Store, monkeypatch: pytest.MonkeyPatch, steps: int
 ) -> None:
     """Before the given one of all that changes the disk or the store; the next one ends what it began."""
-    left, name = await left_by(tmp_path, exact_store, 1, 10), a_name()
+    left, name = await left_by(tmp_path, exact_store, 1, 10), new_budget_key()
     await exact_store.put(rows.build_bucket(name, 1000, 1, [], 0, 0))
     async with open_recording(config_of(tmp_path / "worker-2"), exact_store, ManualClock()) as killed:
         spend(killed, await taken_for(killed, name, 500), 100, 20)
@@ -229,7 +229,7 @@ async def test_whoever_takes_it_over_may_die_at_any_step(
     assert died or steps > 8, "there are not so many steps"
     await adopted()
     assert await counted(exact_store, left) == [(2, 17)]
-    assert (await bucket_of(exact_store, name)).unleased == 980
+    assert (await read_bucket(exact_store, name)).unleased == 980
     assert find_worker_folders(tmp_path) == []
     assert [path.name for path in (tmp_path / "alerts").iterdir()] == ["one.json"]
 

@@ -28,7 +28,7 @@ from price_keeper.stores.contract import Store
 from price_keeper.tasks import Tasks
 
 from tests.support.clock import ManualClock
-from tests.support.hard_rows import HOLDER, SystemPace, a_name, bucket_of, files, hold_of
+from tests.support.hard_rows import HOLDER, RealSleepClock, new_budget_key, read_bucket, list_lease_files, read_lease_row
 from tests.support.memory_store import MemoryStore
 from tests.support.recording import ScriptedFaults
 
@@ -61,7 +61,7 @@ def spend(recording: Recording, account: ChargedCounters, worst: int, pico: int 
 
 @pytest.mark.parametrize("is_away", [False, True])
 async def test_the_next_start_gives_back_when_all_is_in_the_store(is_away: bool, tmp_path: Path) -> None:
-    store, clock, name = ScriptedFaults(MemoryStore()), ManualClock(), a_name()
+    store, clock, name = ScriptedFaults(MemoryStore()), ManualClock(), new_budget_key()
     await store.put(rows.build_bucket(name, 1000, 1, [], 0, 0))
     async with run_of(tmp_path, store, clock) as first:  # type: ignore[arg-type]
         account = await taken_for(first, name, 500)
@@ -69,7 +69,7 @@ async def test_the_next_start_gives_back_when_all_is_in_the_store(is_away: bool,
         spend(first, account, 100, None)  # killed before its end is known
     async with run_of(tmp_path, store, clock) as second:  # type: ignore[arg-type]
         await second.return_former_leases()
-        assert (await bucket_of(store._store, name)).unleased == 500  # its segment is not in the store yet
+        assert (await read_bucket(store._store, name)).unleased == 500  # its segment is not in the store yet
         store.is_away = is_away
         assert await second.recorder.flush() is not is_away
         await second.return_former_leases()
@@ -78,11 +78,11 @@ async def test_the_next_start_gives_back_when_all_is_in_the_store(is_away: bool,
         await second.recorder.flush()
         await second.return_former_leases()
         assert not second.has_former_leases
-        assert (await bucket_of(store._store, name)).unleased == 880
-        assert await hold_of(store._store, name, first.lease_file.holder) == BudgetLeaseRow(120, 120, rows.CLOSED_SEQUENCE)
+        assert (await read_bucket(store._store, name)).unleased == 880
+        assert await read_lease_row(store._store, name, first.lease_file.holder) == BudgetLeaseRow(120, 120, rows.CLOSED_SEQUENCE)
         assert await read_spent_pico(store._store, name) == 120  # and no hold is among the active counters
         assert {each.counter[:3] for each in await list_active_counters(store._store, [_today(clock)])} == {name}
-    assert files(tmp_path / "journal") == []
+    assert list_lease_files(tmp_path / "journal") == []
 
 
 def _today(clock: ManualClock) -> date:
@@ -90,7 +90,7 @@ def _today(clock: ManualClock) -> date:
 
 
 async def test_what_is_left_aside_keeps_all_holds(tmp_path: Path) -> None:
-    store, clock, name = ScriptedFaults(MemoryStore()), ManualClock(), a_name()
+    store, clock, name = ScriptedFaults(MemoryStore()), ManualClock(), new_budget_key()
     await store.put(rows.build_bucket(name, 1000, 1, [], 0, 0))
     async with run_of(tmp_path, store, clock) as first:  # type: ignore[arg-type]
         spend(first, await taken_for(first, name, 500), 100, 20)
@@ -99,15 +99,15 @@ async def test_what_is_left_aside_keeps_all_holds(tmp_path: Path) -> None:
         assert await second.recorder.flush()
         assert second.recorder.sender.rejected
         await second.return_former_leases()
-        assert (await bucket_of(store._store, name)).unleased == 500
+        assert (await read_bucket(store._store, name)).unleased == 500
         await second.finish()
-    assert files(tmp_path / "journal") == [f"holds-{first.lease_file.holder}"]
+    assert list_lease_files(tmp_path / "journal") == [f"holds-{first.lease_file.holder}"]
 
 
 async def test_a_damaged_journal_keeps_its_holds_for_good(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A line is lost, and nobody knows what it said; a line that was never finished is another matter."""
     for is_damaged in (False, True):
-        store, clock, name = MemoryStore(), ManualClock(), a_name()
+        store, clock, name = MemoryStore(), ManualClock(), new_budget_key()
         folder = tmp_path / str(is_damaged)
         await store.put(rows.build_bucket(name, 1000, 1, [], 0, 0))
         async with run_of(folder, store, clock) as first:
@@ -122,8 +122,8 @@ async def test_a_damaged_journal_keeps_its_holds_for_good(tmp_path: Path, caplog
             async with run_of(folder, store, clock) as later:
                 assert await later.recorder.flush()
                 await later.return_former_leases()
-        assert (await bucket_of(store, name)).unleased == (500 if is_damaged else 950)
-        assert files(folder / "journal") == ([f"kept-holds-{first.lease_file.holder}"] if is_damaged else [])
+        assert (await read_bucket(store, name)).unleased == (500 if is_damaged else 950)
+        assert list_lease_files(folder / "journal") == ([f"kept-holds-{first.lease_file.holder}"] if is_damaged else [])
         assert ("has lost lines" in caplog.text) is is_damaged
 
 
@@ -131,7 +131,7 @@ async def test_a_damaged_journal_keeps_its_holds_for_good(tmp_path: Path, caplog
 async def test_a_stop_gives_back_what_is_left_if_all_is_known(
     trouble: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    store, clock, name = ScriptedFaults(MemoryStore()), ManualClock(), a_name()
+    store, clock, name = ScriptedFaults(MemoryStore()), ManualClock(), new_budget_key()
     await store.put(rows.build_bucket(name, 1000, 1, [], 0, 0))
     async with run_of(tmp_path, store, clock) as only:  # type: ignore[arg-type]
         account = await taken_for(only, name, 500)
@@ -153,14 +153,14 @@ async def test_a_stop_gives_back_what_is_left_if_all_is_known(
             only.recorder.flush = flushed  # type: ignore[method-assign]
         await only.finish()
         left = 980 if not trouble else 500
-        assert (await bucket_of(store._store, name)).unleased == left
-        assert files(tmp_path / "journal") == ([f"holds-{only.lease_file.holder}"] if trouble else [])
+        assert (await read_bucket(store._store, name)).unleased == left
+        assert list_lease_files(tmp_path / "journal") == ([f"holds-{only.lease_file.holder}"] if trouble else [])
 
 
 async def test_a_stop_without_an_answer_leaves_it_to_the_next_start(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    store, clock, name = ScriptedFaults(MemoryStore()), ManualClock(), a_name()
+    store, clock, name = ScriptedFaults(MemoryStore()), ManualClock(), new_budget_key()
     await store.put(rows.build_bucket(name, 1000, 1, [], 0, 0))
     async with run_of(tmp_path, store, clock) as only:  # type: ignore[arg-type]
         await taken_for(only, name, 500)
@@ -169,11 +169,11 @@ async def test_a_stop_without_an_answer_leaves_it_to_the_next_start(
     assert "at the next start" in caplog.text
     async with run_of(tmp_path, store, clock) as later:  # type: ignore[arg-type]
         await later.return_former_leases()
-    assert (await bucket_of(store._store, name)).unleased == 1000
+    assert (await read_bucket(store._store, name)).unleased == 1000
 
 
 async def test_replay_gives_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    clock, name = SystemPace(), a_name()
+    clock, name = RealSleepClock(), new_budget_key()
     config = replace(config_of(tmp_path), store=StoreConfig(path=str(tmp_path / "store.db")))
     async with Tasks(clock) as tasks, open_store(config.store, clock, tasks) as store:
         await store.put(rows.build_bucket(name, 1000, 1, [], 0, 0))
@@ -183,7 +183,7 @@ async def test_replay_gives_back(tmp_path: Path, capsys: pytest.CaptureFixture[s
         assert await _replay(config, tmp_path / "journal", clock, force=False) == 0
         assert ("given back" in capsys.readouterr().out) is told
     async with Tasks(clock) as tasks, open_store(config.store, clock, tasks) as store:
-        assert (await bucket_of(store, name)).unleased == 980
+        assert (await read_bucket(store, name)).unleased == 980
 
 
 # Where counters go.
@@ -216,7 +216,7 @@ def test_a_call_is_settled_once_and_when_that_is_written_down(tmp_path: Path, mo
         raise OSError(28, "No space left on device")
 
     journal = Journal(tmp_path, UlidFactory(lambda: 0.0, lambda size: bytes(size)))
-    account = ChargedCounters.from_counters([Counter(*a_name(), 8)])
+    account = ChargedCounters.from_counters([Counter(*new_budget_key(), 8)])
     numbers = [journal.write_intent(Intent(account, 0, 1, 1, 5, completion_listeners=(Told(), Told()))) for _ in range(3)]
     receipt = Receipt(UsageCounts(1, pico=3), {"long": "x" * 10**6})
     with monkeypatch.context() as patch:

@@ -15,13 +15,13 @@ from price_keeper.stores.contract import Store
 from price_keeper.tasks import Tasks
 
 from tests.support.clock import settle
-from tests.support.hard_fleet import NAME, Wire, World, simulated_run
+from tests.support.hard_fleet import NAME, DelayedStoreLink, HardBudgetWorld, simulated_run
 
 
 @simulated_run(1000)
-async def test_as_soon_as_it_hears_of_that_it_spends_nothing_more(world: World) -> None:
+async def test_as_soon_as_it_hears_of_that_it_spends_nothing_more(world: HardBudgetWorld) -> None:
     async with Tasks(world.clock) as tasks:
-        store, folder = cast(Store, Wire(world)), world.folder / "own"
+        store, folder = cast(Store, DelayedStoreLink(world)), world.folder / "own"
         folder.mkdir()
         holds = BudgetLeaseFile(folder, world.ulids(world.clock).new())
         purses = BudgetLeases(store, world.clock, tasks, holds, partial(read_spent_pico, store))

@@ -12,99 +12,99 @@ from price_keeper.hard.purse import TOP_UP_TIMEOUT_SECONDS, RefusalReason
 from price_keeper.stores.contract import Store, Write
 
 from tests.support.clock import settle
-from tests.support.hard_fleet import NAME, World, simulated_run
+from tests.support.hard_fleet import NAME, HardBudgetWorld, simulated_run
 from tests.support.hard_rows import HOLDER
-from tests.support.purses import left, one, waited
+from tests.support.purses import read_unleased, open_process, reserve_after
 
 
 @pytest.mark.parametrize(("fault", "got"), [("lost", 60), ("away", 0)])
 @simulated_run(100)
-async def test_what_became_of_a_lost_taking_is_found_out(world: World, fault: str, got: int) -> None:
-    async with one(world) as (purse, _, wire):
+async def test_what_became_of_a_lost_taking_is_found_out(world: HardBudgetWorld, fault: str, got: int) -> None:
+    async with open_process(world) as (purse, _, wire):
         await purse.reconcile()
         assert world.bucket() is None  # that makes none
         purse.apply_quota(100, 2)
         await settle()
-        wire.meet(fault, 0)
-        assert await waited(world, purse, 60) is None
-        assert (purse.free, left(world), purse.status.reason) == (0, 100 - got, RefusalReason.STORE_UNAVAILABLE)
+        wire.set_fault(fault, 0)
+        assert await reserve_after(world, purse, 60) is None
+        assert (purse.free, read_unleased(world), purse.status.reason) == (0, 100 - got, RefusalReason.STORE_UNAVAILABLE)
         await world.clock.advance(1)
-        assert await waited(world, purse, 60)
-        assert (left(world), purse.free, purse.in_flight) == (40, 0, 60)  # taken once, and none of it lost
+        assert await reserve_after(world, purse, 60)
+        assert (read_unleased(world), purse.free, purse.in_flight) == (40, 0, 60)  # taken once, and none of it lost
 
 
 @pytest.mark.parametrize(("fault", "back"), [("lost", 60), ("away", 0)])
 @simulated_run(100)
-async def test_what_became_of_a_lost_giving_is_found_out(world: World, fault: str, back: int) -> None:
-    async with one(world) as (purse, purses, wire):
-        held = await waited(world, purse, 60)
+async def test_what_became_of_a_lost_giving_is_found_out(world: HardBudgetWorld, fault: str, back: int) -> None:
+    async with open_process(world) as (purse, purses, wire):
+        held = await reserve_after(world, purse, 60)
         assert held is not None
         held.on_cancelled()
         await purses.tick()
         await world.clock.advance(6)
-        wire.meet(fault, 0)
+        wire.set_fault(fault, 0)
         await purses.tick()
-        assert left(world) == 40 + back
+        assert read_unleased(world) == 40 + back
         assert purse.free == (0 if back else 60)  # not sure to have stayed is gone
         await world.clock.advance(1)
-        assert await waited(world, purse, 90)
-        assert left(world) + purse.free + purse.in_flight == 100
+        assert await reserve_after(world, purse, 90)
+        assert read_unleased(world) + purse.free + purse.in_flight == 100
 
 
 @simulated_run(100)
-async def test_a_late_write_never_counts_after_the_next_one(world: World) -> None:
+async def test_a_late_write_never_counts_after_the_next_one(world: HardBudgetWorld) -> None:
     """Whose client gave it up long ago, and asked anew."""
-    async with one(world) as (purse, _, wire):
+    async with open_process(world) as (purse, _, wire):
         purse.apply_quota(100, 2)
         await settle()
-        wire.meet("late", 0)
-        assert await waited(world, purse, 30, TOP_UP_TIMEOUT_SECONDS) is None
+        wire.set_fault("late", 0)
+        assert await reserve_after(world, purse, 30, TOP_UP_TIMEOUT_SECONDS) is None
         assert purse.status.reason is RefusalReason.STORE_UNAVAILABLE
-        assert await waited(world, purse, 30) is None  # nobody else waits for what has taken that long
+        assert await reserve_after(world, purse, 30) is None  # nobody else waits for what has taken that long
         await world.clock.advance(10)
         await world.clock.advance(1)
-        assert await waited(world, purse, 30, 1)
+        assert await reserve_after(world, purse, 30, 1)
         world.gates.pop().set()
         await settle()
         world.check()
-        assert (left(world), purse.free) == (70, 0)
+        assert (read_unleased(world), purse.free) == (70, 0)
 
 
 @pytest.mark.parametrize("fault", ["lost", "late"])
 @simulated_run(100)
-async def test_what_a_lost_taking_took_goes_back_though_nobody_calls_again(world: World, fault: str) -> None:
+async def test_what_a_lost_taking_took_goes_back_though_nobody_calls_again(world: HardBudgetWorld, fault: str) -> None:
     """Or others would be told to wait for it until the period is over."""
-    async with one(world) as (purse, purses, wire):
+    async with open_process(world) as (purse, purses, wire):
         purse.apply_quota(100, 2)
         await settle()
-        wire.meet(fault, 0)
-        assert await waited(world, purse, 60, TOP_UP_TIMEOUT_SECONDS) is None
+        wire.set_fault(fault, 0)
+        assert await reserve_after(world, purse, 60, TOP_UP_TIMEOUT_SECONDS) is None
         await world.clock.advance(10)
         for gate in world.gates:
             gate.set()
         await settle()
-        assert left(world) == 40
+        assert read_unleased(world) == 40
         for _ in range(2):
             await purses.tick()
-        assert (left(world), purse.free) == (100, 0)
+        assert (read_unleased(world), purse.free) == (100, 0)
         world.check()
 
 
 @simulated_run(100)
-async def test_what_is_too_late_to_be_taken_is_made_sure_of_once(world: World) -> None:
-    async with one(world) as (purse, purses, wire):
+async def test_what_is_too_late_to_be_taken_is_made_sure_of_once(world: HardBudgetWorld) -> None:
+    async with open_process(world) as (purse, purses, wire):
         purse.apply_quota(100, 2)
         await settle()
-        wire.meet("late", 0)
-        assert await waited(world, purse, 60, TOP_UP_TIMEOUT_SECONDS) is None
+        wire.set_fault("late", 0)
+        assert await reserve_after(world, purse, 60, TOP_UP_TIMEOUT_SECONDS) is None
         await world.clock.advance(10)
         await world.clock.advance(1)
         await purses.tick()
         world.gates.pop().set()
         await settle()
-        asked = wire.asked
+        asked = wire.calls
         await purses.tick()
-        assert (left(world), purse.free, wire.asked) == (100, 0, asked)
+        assert (read_unleased(world), purse.free, wire.calls) == (100, 0, asked)
         world.check()
 
 
