@@ -22,8 +22,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from bench.speed.machine import described
-from tests.support.pages import ROOT, Block, blocks
-from tests.support.pages_shown import fits_json
+from tests.support.pages import ROOT, Block, parse_blocks
+from tests.support.pages_shown import matches_json
 
 PAGE = ROOT / "docs" / "five-minutes.md"
 BEGIN, END = "<!-- newcomer: begin -->", "<!-- newcomer: end -->"
@@ -69,7 +69,7 @@ def typed(script: str, folder: Path) -> str:
 
 def found(folder: Path) -> Mapping[str, float]:
     """Seconds by what they were taken for."""
-    clone, start, path, call, *others = (block for block in blocks(PAGE) if block.language == "sh")
+    clone, start, path, call, *others = (block for block in parse_blocks(PAGE) if block.language == "sh")
     cost = next(block for block in others if "price-keeper spend" in block.text)
     marks = [time.monotonic()]
     typed(clone.text.replace("REPOSITORY", shlex.quote(str(ROOT))), folder)
@@ -100,7 +100,7 @@ def _when(path: Path, process: subprocess.Popen[bytes]) -> float:
 
 
 def _check(call: Block, printed: str) -> None:
-    if call.shown is None or not fits_json(call.shown.text, printed):
+    if call.expected_output is None or not matches_json(call.expected_output.text, printed):
         sys.exit(f"this is no answer: {printed}")
 
 

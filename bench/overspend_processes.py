@@ -24,7 +24,7 @@ from tests.support.crashing import MODELS, ORG, PRICES, SidecarSetup
 from tests.support.fleet import put_budget
 from tests.support.overspend import Figures
 from tests.support.simulated import BedrockProcess, BotoCaller, bedrock_process, read_ledger
-from tests.support.threads import Threads
+from tests.support.threads import ThreadGroup
 
 CALLS_A_SECOND = 24.0  # of the whole fleet
 SPENT_IN_SECONDS = 30
@@ -75,7 +75,7 @@ class Watch:
         return max(gaps, default=0.0)
 
 
-class Calls(Threads):
+class Calls(ThreadGroup):
     """Clients in threads, each at its own even pace."""
 
     def __init__(self, lineups: list[SidecarSetup], token: str) -> None:

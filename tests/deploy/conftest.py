@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.charted import below_another, rendered
-from tests.support.deployed import IS_ASKED_FOR, Document, manifest
+from tests.support.charted import write_parent_chart, render
+from tests.support.deployed import IS_REQUESTED, Document, manifest
 
-collect_ignore = [] if IS_ASKED_FOR else ["test_chart.py", "test_image_root.py", "test_linters.py"]
+collect_ignore = [] if IS_REQUESTED else ["test_chart.py", "test_image_root.py", "test_linters.py"]
 
 _PLAIN = ("sidecar.yaml", "sidecar-config.yaml", "control.yaml", "control-config.yaml")
-_OF_CHART = ("chart control", "chart everything", "chart both", "chart below another") if IS_ASKED_FOR else ()
+_OF_CHART = ("chart control", "chart everything", "chart both", "chart below another") if IS_REQUESTED else ()
 
 
 @pytest.fixture(scope="session", params=("plain", "persistent", *_OF_CHART))
@@ -23,4 +23,4 @@ def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         rest = [each for each in plain if (each["kind"], each["metadata"]["name"]) != ("Deployment", "sample-app")]
         return rest + manifest("variants/journal-persistent.yaml")
     name = request.param.removeprefix("chart ")
-    return below_another(tmp_path_factory.mktemp("chart")) if name == "below another" else rendered(name)
+    return write_parent_chart(tmp_path_factory.mktemp("chart")) if name == "below another" else render(name)

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.support.charted import LABELS, notes, refused, rendered
+from tests.support.charted import LABELS, render_notes, render_refused, render
 from tests.support.commands import ROOT
-from tests.support.deployed import CHART, of_kind, ours, pods, ran, tool
+from tests.support.deployed import CHART, filter_kind, find_product_container, pods, run_tool, tool
 
 VALUES = sorted((CHART / "ci").glob("*-values.yaml"))
 RULES = """\
@@ -26,7 +26,7 @@ groups:
 
 @pytest.mark.parametrize("values", VALUES, ids=lambda path: path.stem)
 def test_it_is_linted(values: Path) -> None:
-    told = ran(tool("helm"), "lint", "--strict", "--quiet", CHART, "-f", values)
+    told = run_tool(tool("helm"), "lint", "--strict", "--quiet", CHART, "-f", values)
     assert "ERROR" not in told
     assert "WARNING" not in told
 
@@ -53,30 +53,30 @@ def test_its_version_is_the_projects() -> None:
     ],
 )
 def test_what_is_wrong_is_refused_and_named(given: str, told: str) -> None:
-    assert told in refused("--set", given).replace("standalone/role", "standalone.role")
+    assert told in render_refused("--set", given).replace("standalone/role", "standalone.role")
 
 
 def test_without_labels_nothing_is_rendered_and_the_reason_is_told() -> None:
-    told = ran(tool("helm"), "template", "x", CHART, code=1)
+    told = run_tool(tool("helm"), "template", "x", CHART, code=1)
     assert "config.labels: at least one label" in told
 
 
 def test_each_part_can_be_left_out() -> None:
     off = ("--set", "control.enabled=false")
-    assert rendered(LABELS, *off, "--set", "control.ingress.enabled=false") == []
-    both = rendered("both")
-    assert {each["metadata"]["name"] for each in of_kind(both, "StatefulSet", "Deployment")} == {
+    assert render(LABELS, *off, "--set", "control.ingress.enabled=false") == []
+    both = render("both")
+    assert {each["metadata"]["name"] for each in filter_kind(both, "StatefulSet", "Deployment")} == {
         "spend-price-keeper-standalone"
     }
-    assert of_kind(both, "NetworkPolicy") == []
+    assert filter_kind(both, "NetworkPolicy") == []
     (pod,) = [each for each in pods(both) if "initContainers" not in each and "args" in each["containers"][0]]
-    assert "--role" in ours(pod)["args"]
+    assert "--role" in find_product_container(pod)["args"]
     assert next(each for each in pod["volumes"] if each["name"] == "journal")["emptyDir"]
 
 
 def test_a_change_of_the_configuration_starts_pods_anew() -> None:
     def told(*more: str) -> str:
-        (deployment,) = of_kind(rendered(LABELS, *more), "Deployment")
+        (deployment,) = filter_kind(render(LABELS, *more), "Deployment")
         checksum: str = deployment["spec"]["template"]["metadata"]["annotations"]["checksum/config"]
         return checksum
 
@@ -85,60 +85,60 @@ def test_a_change_of_the_configuration_starts_pods_anew() -> None:
 
 
 def test_an_image_is_named_by_its_digest_if_there_is_one() -> None:
-    images = {container["image"] for pod in pods(rendered("everything")) for container in pod["containers"]}
+    images = {container["image"] for pod in pods(render("everything")) for container in pod["containers"]}
     assert images == {f"registry.example.com/price-keeper@sha256:{'a' * 64}"}
-    (pod, _) = pods(rendered(LABELS))
-    assert ours(pod)["image"] == "registry.example.com/price-keeper:0.1.0"
+    (pod, _) = pods(render(LABELS))
+    assert find_product_container(pod)["image"] == "registry.example.com/price-keeper:0.1.0"
 
 
 def test_a_long_name_is_cut_to_what_kubernetes_takes() -> None:
-    for each in rendered("everything", "--set", f"fullnameOverride={'a' * 80}"):
+    for each in render("everything", "--set", f"fullnameOverride={'a' * 80}"):
         assert len(each["metadata"]["name"]) <= (52 if each["kind"] == "StatefulSet" else 63)  # it adds a hash
 
 
 def test_rules_of_a_file_become_a_prometheus_rule(tmp_path: Path) -> None:
     (tmp_path / "rules.yaml").write_text(RULES)
     given = ("--set", "prometheusRule.enabled=true", "--set-file", f"prometheusRule.rules={tmp_path / 'rules.yaml'}")
-    (rule,) = of_kind(rendered(LABELS, *given), "PrometheusRule")
+    (rule,) = filter_kind(render(LABELS, *given), "PrometheusRule")
     assert rule["spec"] == yaml.safe_load(RULES)
 
 
 def test_monitors_find_what_they_are_for() -> None:
-    found = rendered("everything")
-    (monitor,) = of_kind(found, "ServiceMonitor")
+    found = render("everything")
+    (monitor,) = filter_kind(found, "ServiceMonitor")
     (endpoint,) = monitor["spec"]["endpoints"]
-    for service in of_kind(found, "Service"):
+    for service in filter_kind(found, "Service"):
         assert monitor["spec"]["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
         assert endpoint["port"] in {each["name"] for each in service["spec"]["ports"]}
     assert monitor["metadata"]["labels"]["release"] == "prometheus"
 
 
 def test_a_single_replica_holds_up_no_drain_of_its_node() -> None:
-    found = rendered("control", "--set", "control.replicas=1")
-    (budget,) = of_kind(found, "PodDisruptionBudget")
+    found = render("control", "--set", "control.replicas=1")
+    (budget,) = filter_kind(found, "PodDisruptionBudget")
     assert budget["spec"].get("minAvailable", 0) < 1
 
 
 def test_helm_test_asks_each_service_whether_it_is_ready() -> None:
-    found = rendered("everything")
-    tests = [each for each in of_kind(found, "Pod") if each["metadata"]["annotations"]["helm.sh/hook"] == "test"]
+    found = render("everything")
+    tests = [each for each in filter_kind(found, "Pod") if each["metadata"]["annotations"]["helm.sh/hook"] == "test"]
     asked = {each["spec"]["containers"][0]["command"][-1] for each in tests}
-    assert asked == {f"http://{each['metadata']['name']}:8082/ready" for each in of_kind(found, "Service")}
+    assert asked == {f"http://{each['metadata']['name']}:8082/ready" for each in filter_kind(found, "Service")}
     for each in tests:
         compile(each["spec"]["containers"][0]["command"][2], "test", "exec")
 
 
 def test_the_network_policy_lets_the_test_in() -> None:
-    found = rendered("everything")
-    labels = of_kind(found, "Pod")[0]["metadata"]["labels"]
-    for policy in of_kind(found, "NetworkPolicy"):
+    found = render("everything")
+    labels = filter_kind(found, "Pod")[0]["metadata"]["labels"]
+    for policy in filter_kind(found, "NetworkPolicy"):
         peers = [peer for rule in policy["spec"]["ingress"] for peer in rule["from"]]
         selectors = [peer["podSelector"]["matchLabels"] for peer in peers if "podSelector" in peer]
         assert any(each.items() <= labels.items() for each in selectors)
 
 
 def test_the_notes_say_where_things_are(tmp_path: Path) -> None:
-    told = notes(tmp_path, "everything")
+    told = render_notes(tmp_path, "everything")
     assert "http://spend-price-keeper-control.default:8081" in told
     assert "AWS_ENDPOINT_URL_BEDROCK_RUNTIME=https://spend-price-keeper-standalone.default:8080" in told
     assert "plain http" not in told

@@ -25,7 +25,7 @@ import yaml
 
 from tests.support.commands import ROOT
 from tests.support.deployed import DEPLOY, SECONDS, tool
-from tests.support.image import PLACE, Builder, Image, added, cannot_build
+from tests.support.image import PLACE, Builder, Image, added_paths, why_unavailable
 from tests.support.ports import free_port
 from tests.support.workers import children
 
@@ -53,7 +53,7 @@ def compose(name: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module", params=["0", "1"], ids=["pure", "compiled"])
 def image(request: pytest.FixtureRequest) -> Image:
-    assert cannot_build() == ""
+    assert why_unavailable() == ""
     made = Builder(ROOT / "Dockerfile", PLACE, {"COMPILED": request.param, "REVISION": "1234567"}).build()
     config = made.root / "etc/price-keeper/config.yaml"  # where Docker would mount it
     config.parent.mkdir()
@@ -200,13 +200,13 @@ def test_what_is_installed_is_what_is_locked_and_nothing_for_tests(contained: Co
     assert found.pop("bedrock-price-keeper") == "0.1.0"
     assert {name: known.get(name) for name in found} == found
     assert known.keys() - found.keys() == {"setuptools"}  # which builds alone need
-    files = set(added(contained.image))
+    files = set(added_paths(contained.image))
     assert not [name for name in files if re.search(r"/site-packages/(tests|bench|deploy)/", name)]
     assert not [name for name in files if name.endswith((".c", ".h")) and "/price_keeper/" in name]
 
 
 def test_nothing_but_the_build_was_added(contained: Contained) -> None:
-    assert {name for name in added(contained.image) if not name.startswith("opt/price-keeper")} == {
+    assert {name for name in added_paths(contained.image) if not name.startswith("opt/price-keeper")} == {
         "etc/price-keeper",
         "etc/price-keeper/config.yaml",
         "usr/share/price-keeper",

@@ -23,8 +23,8 @@ from tests.support.deployed import (
     containers,
     documents,
     manifest,
-    of_kind,
-    ours,
+    filter_kind,
+    find_product_container,
     pods,
 )
 
@@ -59,7 +59,7 @@ def test_no_container_may_more_than_it_needs(found: list[Document]) -> None:
 
 
 def test_no_secret_stands_in_it(found: list[Document]) -> None:
-    assert of_kind(found, "Secret") == []
+    assert filter_kind(found, "Secret") == []
     for pod in pods(found):
         for container in containers(pod):
             named = [each for each in container.get("env", []) if re.search("KEY|SECRET|TOKEN", each["name"])]
@@ -72,8 +72,8 @@ def _selected(found: list[Document], selector: dict[str, str]) -> list[Document]
 
 
 def test_whatever_is_named_is_there(found: list[Document]) -> None:
-    config_maps = {each["metadata"]["name"] for each in of_kind(found, "ConfigMap")} | MADE_BY_HAND
-    accounts = {each["metadata"]["name"] for each in of_kind(found, "ServiceAccount")} | {"sample-app"}
+    config_maps = {each["metadata"]["name"] for each in filter_kind(found, "ConfigMap")} | MADE_BY_HAND
+    accounts = {each["metadata"]["name"] for each in filter_kind(found, "ServiceAccount")} | {"sample-app"}
     for each in found:
         for pod in pods([each]):
             claims = each["spec"].get("volumeClaimTemplates", [])
@@ -85,7 +85,7 @@ def test_whatever_is_named_is_there(found: list[Document]) -> None:
                 assert mounted <= volumes
                 _check_ports(container)
             assert pod.get("serviceAccountName", "sample-app") in accounts
-    for each in of_kind(found, "Service", "PodDisruptionBudget", "NetworkPolicy", "Deployment", "StatefulSet"):
+    for each in filter_kind(found, "Service", "PodDisruptionBudget", "NetworkPolicy", "Deployment", "StatefulSet"):
         selector = each["spec"].get("selector") or each["spec"]["podSelector"]
         assert _selected(found, selector.get("matchLabels", selector)), each["metadata"]["name"]
 
@@ -98,9 +98,9 @@ def _check_ports(container: Document) -> None:
 
 
 def test_services_lead_to_ports_that_are_there(found: list[Document]) -> None:
-    for service in of_kind(found, "Service"):
+    for service in filter_kind(found, "Service"):
         for template in _selected(found, service["spec"]["selector"]):
-            ports = {each["name"] for each in ours(template["spec"])["ports"]}
+            ports = {each["name"] for each in find_product_container(template["spec"])["ports"]}
             assert {each["targetPort"] for each in service["spec"]["ports"]} <= ports
 
 
@@ -108,10 +108,10 @@ def _parts(found: list[Document]) -> Iterator[tuple[Document, dict[str, Any], st
     """Each pod that runs price-keeper, with its configuration."""
     for pod in pods(found):
         if any("serve" in each.get("args", []) for each in containers(pod)):
-            mount = next(it["name"] for it in ours(pod)["volumeMounts"] if it["mountPath"] == "/etc/price-keeper")
+            mount = next(it["name"] for it in find_product_container(pod)["volumeMounts"] if it["mountPath"] == "/etc/price-keeper")
             name = next(it["configMap"]["name"] for it in pod["volumes"] if it["name"] == mount)
             text = next(
-                it["data"]["config.yaml"] for it in of_kind(found, "ConfigMap") if it["metadata"]["name"] == name
+                it["data"]["config.yaml"] for it in filter_kind(found, "ConfigMap") if it["metadata"]["name"] == name
             )
             yield pod, yaml.safe_load(text), text
 
@@ -125,13 +125,13 @@ def test_configurations_are_accepted(found: list[Document], tmp_path: Path) -> N
 
 def test_commands_are_accepted(found: list[Document]) -> None:
     for pod, _, _ in _parts(found):
-        chosen = build_root_parser().parse_args(ours(pod)["args"])
+        chosen = build_root_parser().parse_args(find_product_container(pod)["args"])
         assert str(chosen.config) == "/etc/price-keeper/config.yaml"
 
 
 def test_what_a_configuration_names_is_mounted(found: list[Document]) -> None:
     for pod, config, _ in _parts(found):
-        mounts = {each["mountPath"]: each for each in ours(pod)["volumeMounts"]}
+        mounts = {each["mountPath"]: each for each in find_product_container(pod)["volumeMounts"]}
         assert mounts["/var/lib/price-keeper"].get("readOnly") is not True
         assert config["journal"]["dir"].startswith("/var/lib/price-keeper/")
         files = [value for key in config["auth"]["keys"] for name, value in key.items() if name.endswith("_file")]
@@ -143,7 +143,7 @@ def test_what_a_configuration_names_is_mounted(found: list[Document]) -> None:
 
 def test_sidecars_cannot_make_tokens(found: list[Document]) -> None:
     for pod, config, _ in _parts(found):
-        if build_root_parser().parse_args(ours(pod)["args"]).role == "sidecar":
+        if build_root_parser().parse_args(find_product_container(pod)["args"]).role == "sidecar":
             assert all("public_key_file" in key for key in config["auth"]["keys"])
             assert "admin_api_key_file" not in config["auth"]
 
@@ -151,7 +151,7 @@ def test_sidecars_cannot_make_tokens(found: list[Document]) -> None:
 def test_probes_ask_what_can_be_reached(found: list[Document]) -> None:
     """A kubelet comes from outside; what listens on loopback, only a command inside can ask."""
     for pod, config, _ in _parts(found):
-        container, listen = ours(pod), config["listen"]
+        container, listen = find_product_container(pod), config["listen"]
         numbers = {each["name"]: each["containerPort"] for each in container["ports"]}
         assert listen["health"] == "0.0.0.0:8082"
         assert container["livenessProbe"]["httpGet"]["path"] == "/health"
@@ -168,21 +168,21 @@ def test_probes_ask_what_can_be_reached(found: list[Document]) -> None:
 def test_a_store_that_is_away_takes_no_app_out_of_its_services(found: list[Document]) -> None:
     """Sidecars of one pod are ready with their app, so with `serve` they have no such probe."""
     for pod, config, _ in _parts(found):
-        if ours(pod) in pod.get("initContainers", []):
-            assert ("readinessProbe" in ours(pod)) == (config.get("on_store_down") == "refuse")
+        if find_product_container(pod) in pod.get("initContainers", []):
+            assert ("readinessProbe" in find_product_container(pod)) == (config.get("on_store_down") == "refuse")
 
 
 def test_a_sidecar_starts_before_its_app_and_ends_after_it(found: list[Document]) -> None:
     for pod, _, _ in _parts(found):
-        if ours(pod) in pod.get("initContainers", []):
-            assert ours(pod)["restartPolicy"] == "Always"
+        if find_product_container(pod) in pod.get("initContainers", []):
+            assert find_product_container(pod)["restartPolicy"] == "Always"
         else:
-            assert pod["containers"] == [ours(pod)]
+            assert pod["containers"] == [find_product_container(pod)]
 
 
 def test_pods_have_time_to_drain(found: list[Document]) -> None:
     for pod, _, _ in _parts(found):
-        container = ours(pod)
+        container = find_product_container(pod)
         hook = container.get("lifecycle", {}).get("preStop", {}).get("exec", {}).get("command", [""])[-1]
         waits = float(hook.partition("sleep(")[2].rstrip(")") or 0)
         workers = build_root_parser().parse_args(container["args"]).workers
@@ -191,7 +191,7 @@ def test_pods_have_time_to_drain(found: list[Document]) -> None:
 
 
 def test_nobody_reaches_the_control_api_or_a_port_without_tokens_by_default(found: list[Document]) -> None:
-    for policy in of_kind(found, "NetworkPolicy"):
+    for policy in filter_kind(found, "NetworkPolicy"):
         assert set(policy["spec"]["policyTypes"]) == {"Ingress", "Egress"}
         for rule in policy["spec"]["ingress"]:
             assert rule["from"], "from anywhere"
@@ -216,7 +216,7 @@ def assert_nothing_inside_is_reached(policy: Document) -> None:
 
 
 def test_a_replica_can_always_be_moved(found: list[Document]) -> None:
-    for each in of_kind(found, "PodDisruptionBudget"):
+    for each in filter_kind(found, "PodDisruptionBudget"):
         (template,) = _selected(found, each["spec"]["selector"]["matchLabels"])
         (owner,) = [it for it in found if it.get("spec", {}).get("template") is template]
         least = each["spec"].get("minAvailable", 0)
@@ -225,8 +225,8 @@ def test_a_replica_can_always_be_moved(found: list[Document]) -> None:
 
 
 def test_the_persistent_variant_has_the_pods_of_the_plain_one() -> None:
-    (plain,) = of_kind(manifest("sidecar.yaml"), "Deployment")
-    (persistent,) = of_kind(manifest("variants/journal-persistent.yaml"), "StatefulSet")
+    (plain,) = filter_kind(manifest("sidecar.yaml"), "Deployment")
+    (persistent,) = filter_kind(manifest("variants/journal-persistent.yaml"), "StatefulSet")
     pod = json.loads(json.dumps(plain["spec"]["template"]))
     journal = [each for each in pod["spec"]["volumes"] if each["name"] == "price-keeper-journal"]
     pod["spec"]["volumes"].remove(journal[0])
@@ -237,7 +237,7 @@ def test_the_persistent_variant_has_the_pods_of_the_plain_one() -> None:
 def test_the_ephemeral_variant_takes_the_place_of_the_journals_volume() -> None:
     (patch,) = manifest("variants/journal-ephemeral.yaml")
     (volume,) = patch["spec"]["template"]["spec"]["volumes"]
-    (plain,) = of_kind(manifest("sidecar.yaml"), "Deployment")
+    (plain,) = filter_kind(manifest("sidecar.yaml"), "Deployment")
     (own,) = [each for each in plain["spec"]["template"]["spec"]["volumes"] if each["name"] == volume["name"]]
     assert own.keys() - {"name"} == {name for name, value in volume.items() if value is None}
 

@@ -8,19 +8,19 @@ import pytest
 import yaml
 
 from tests.support.commands import ROOT
-from tests.support.deployed import DEPLOY, MANIFESTS, Document, ran, tool
+from tests.support.deployed import DEPLOY, MANIFESTS, Document, run_tool, tool
 
 # The oldest with native sidecars by itself, and the newest that the schemas know.
 VERSIONS = ("1.29", "1.37")
 
 
 def test_the_dockerfile_is_linted() -> None:
-    assert ran(tool("hadolint"), ROOT / "Dockerfile") == ""
+    assert run_tool(tool("hadolint"), ROOT / "Dockerfile") == ""
 
 
 def test_compose_takes_its_files() -> None:
     files = sorted(DEPLOY.glob("docker-compose*.yaml"))
-    ran(tool("check-jsonschema"), "--builtin-schema", "vendor.compose-spec", *files)
+    run_tool(tool("check-jsonschema"), "--builtin-schema", "vendor.compose-spec", *files)
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -28,9 +28,9 @@ def test_kubernetes_takes_all_of_it(found: list[Document], version: str, tmp_pat
     known = [each for each in found if not each["apiVersion"].startswith("monitoring.coreos.com/")]
     path = tmp_path / "all.yaml"
     path.write_text(yaml.safe_dump_all(known))
-    ran(tool("kubernetes-validate"), "--strict", "-k", version, path)
+    run_tool(tool("kubernetes-validate"), "--strict", "-k", version, path)
 
 
 def test_kubernetes_takes_each_manifest() -> None:
     whole = [each for each in MANIFESTS if "ephemeral" not in each.name]  # which is a patch
-    ran(tool("kubernetes-validate"), "--strict", *whole)
+    run_tool(tool("kubernetes-validate"), "--strict", *whole)

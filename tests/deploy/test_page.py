@@ -11,7 +11,7 @@ from price_keeper.telemetry import Metric
 from price_keeper.workers.supervisor import STOP_SECONDS
 
 from tests.support.commands import ROOT
-from tests.support.deployed import containers, manifest, of_kind, pods
+from tests.support.deployed import containers, manifest, filter_kind, pods
 
 DOCS = ROOT / "docs"
 PAGE = (DOCS / "deployment.md").read_text()
@@ -37,7 +37,7 @@ def test_links_lead_somewhere() -> None:
 
 def test_pods_and_containers_are_called_what_the_page_calls_them() -> None:
     found = manifest("sidecar.yaml")
-    labels = [each["spec"]["template"]["metadata"]["labels"] for each in of_kind(found, "Deployment")]
+    labels = [each["spec"]["template"]["metadata"]["labels"] for each in filter_kind(found, "Deployment")]
     names = {container["name"] for pod in pods(found) for container in containers(pod)}
     selected = re.findall(r"-l ([\w./-]+)=([\w-]+)", PAGE)
     assert selected

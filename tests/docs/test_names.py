@@ -16,9 +16,9 @@ from price_keeper.config import Config
 from price_keeper.telemetry import ALL_METRICS as METRICS
 
 from tests.support.commands import call_in_process
-from tests.support.pages import PAGES, ROOT, anchors, blocks, links, lost_tests, named, quoted
+from tests.support.pages import PAGES, ROOT, anchors, parse_blocks, links, find_missing_tests, find_page, find_quoted
 
-every_page = pytest.mark.parametrize("page", PAGES, ids=named)
+every_page = pytest.mark.parametrize("page", PAGES, ids=find_page)
 
 SECTIONS = {field.name for field in fields(Config)}
 SOURCES = {path: path.read_text() for folder in ("proxy", "tests", "bench") for path in (ROOT / folder).rglob("*.py")}
@@ -26,8 +26,8 @@ SOURCES = {path: path.read_text() for folder in ("proxy", "tests", "bench") for 
 
 def said(page: Path) -> list[str]:
     """What is between backticks, and each line of the blocks of code."""
-    lines = (re.sub(r"\\\n", " ", block.text).splitlines() for block in blocks(page))
-    return [*quoted(page), *(line for each in lines for line in each)]
+    lines = (re.sub(r"\\\n", " ", block.text).splitlines() for block in parse_blocks(page))
+    return [*find_quoted(page), *(line for each in lines for line in each)]
 
 
 @every_page
@@ -46,14 +46,14 @@ def test_links_lead_somewhere(page: Path) -> None:
 def test_the_index_has_every_page() -> None:
     index = ROOT / "docs" / "README.md"
     listed = {(index.parent / link.partition("#")[0]).resolve() for link in links(index) if "://" not in link}
-    missing = [named(page) for page in PAGES if page.parent.name != "decisions" and page.resolve() not in listed]
+    missing = [find_page(page) for page in PAGES if page.parent.name != "decisions" and page.resolve() not in listed]
     assert [page for page in missing if page not in ("README.md", "docs/README.md")] == []
 
 
 @every_page
 def test_tests_are_there(page: Path) -> None:
     """Named by their file, or by file and function."""
-    assert lost_tests(page.read_text()) == []
+    assert find_missing_tests(page.read_text()) == []
 
 
 @every_page
@@ -108,7 +108,7 @@ def _helped(*words: str) -> str | None:
 @every_page
 def test_keys_of_the_configuration_are_there(page: Path) -> None:
     paths = [
-        text.split(":")[0].split(".") for text in quoted(page) if re.fullmatch(r"[a-z_]+(\.[a-z_0-9]+)+(: .*)?", text)
+        text.split(":")[0].split(".") for text in find_quoted(page) if re.fullmatch(r"[a-z_]+(\.[a-z_0-9]+)+(: .*)?", text)
     ]
     paths += [
         name.lower().split("__") for name in re.findall(r"\bPRICE_KEEPER__([A-Z0-9_]+[A-Z0-9])\b", page.read_text())
@@ -157,6 +157,6 @@ def test_targets_of_make_are_there(page: Path) -> None:
 @every_page
 def test_files_of_the_repository_are_there(page: Path) -> None:
     places = [
-        text for text in quoted(page) if re.fullmatch(r"(proxy|tests|bench|deploy|docs|requirements)/[\w./-]+", text)
+        text for text in find_quoted(page) if re.fullmatch(r"(proxy|tests|bench|deploy|docs|requirements)/[\w./-]+", text)
     ]
     assert [text for text in places if not (ROOT / text).exists()] == []

@@ -23,8 +23,8 @@ from price_keeper.control.openapi import build_document
 from price_keeper.telemetry import MetricsRegistry
 
 from tests.support.configs import CONFIG_YAML
-from tests.support.pages import PAGES, Block, blocks, named, none_is_run
-from tests.support.pages_played import is_played, play
+from tests.support.pages import PAGES, Block, parse_blocks, find_page, why_not_run
+from tests.support.pages_played import is_played, play_page
 from tests.support.preloaded import preloaded
 
 NOT_RUN = Path(__file__).with_name("not_run.txt")
@@ -35,17 +35,17 @@ DOCUMENT = build_document(api.build_routes(Readiness(SystemClock()), MetricsRegi
 def is_known(page: Path) -> bool:
     """Else the first test tells why."""
     with suppress(AssertionError):
-        return bool(blocks(page)) or True
+        return bool(parse_blocks(page)) or True
     return False
 
 
 KNOWN = [page for page in PAGES if is_known(page)]
-ALL = [block for page in KNOWN for block in blocks(page)]
+ALL = [block for page in KNOWN for block in parse_blocks(page)]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=named)
+@pytest.mark.parametrize("page", PAGES, ids=find_page)
 def test_each_block_has_a_language_and_says_nothing_unknown(page: Path) -> None:
-    blocks(page)
+    parse_blocks(page)
 
 
 @pytest.fixture(scope="module")
@@ -54,15 +54,15 @@ def price_keeper() -> Iterator[str]:
         yield program
 
 
-@pytest.mark.parametrize("page", [page for page in KNOWN if is_played(page)], ids=named)
+@pytest.mark.parametrize("page", [page for page in KNOWN if is_played(page)], ids=find_page)
 def test_what_is_typed_does_what_the_page_says(page: Path, tmp_path: Path, price_keeper: str) -> None:
-    assert play(page, tmp_path, price_keeper)
+    assert play_page(page, tmp_path, price_keeper)
 
 
 def test_what_is_not_run_is_told_with_its_reason() -> None:
     """So that no command goes unrun without somebody seeing it in a change to that file."""
-    told = "".join(f"{named(page)}: all blocks: {why}\n" for page in PAGES if (why := none_is_run(page)))
-    told += "".join(f"{named(each.page)}: {_first_line(each)}: {each.not_run}\n" for each in ALL if each.not_run)
+    told = "".join(f"{find_page(page)}: all blocks: {why}\n" for page in PAGES if (why := why_not_run(page)))
+    told += "".join(f"{find_page(each.page)}: {_first_line(each)}: {each.not_run}\n" for each in ALL if each.not_run)
     if os.environ.get(UPDATE):
         NOT_RUN.write_text(told)
     assert NOT_RUN.read_text() == told, f"with {UPDATE}=1 in the environment, this test writes {NOT_RUN.name}"
@@ -98,6 +98,6 @@ def test_a_body_is_one_that_its_operation_takes(block: Block) -> None:
 @pytest.mark.parametrize("block", [each for each in ALL if each.file and each.not_run is None], ids=str)
 def test_a_file_is_used_by_the_page_that_has_it(block: Block) -> None:
     used = [
-        each for each in blocks(block.page) if each.line > block.line and each.is_run and str(block.file) in each.text
+        each for each in parse_blocks(block.page) if each.line > block.line and each.is_run and str(block.file) in each.text
     ]
     assert used, f"nothing on the page uses {block.file}"

@@ -8,9 +8,9 @@ import pytest
 from price_keeper.config import Config
 
 from tests.docs.test_names import is_key, mistakes
-from tests.support.pages import anchors, blocks
-from tests.support.pages_played import play
-from tests.support.pages_shown import fits, fits_json
+from tests.support.pages import anchors, parse_blocks
+from tests.support.pages_played import play_page
+from tests.support.pages_shown import matches_text, matches_json
 
 
 def page_of(folder: Path, text: str) -> Path:
@@ -22,7 +22,7 @@ def page_of(folder: Path, text: str) -> Path:
 def played(folder: Path, text: str) -> None:
     played_in = folder / "clone"
     played_in.mkdir()
-    play(page_of(folder, text), played_in)
+    play_page(page_of(folder, text), played_in)
 
 
 GOOD = "# A page\n\n```sh\nexport WORD=some\n```\n\nThen:\n\n```sh\necho $WORD words\n```\n\n```text\nsome …\n```\n"
@@ -57,7 +57,7 @@ def test_a_page_that_is_wrong_is_found_out(tmp_path: Path, text: str) -> None:
 )
 def test_what_is_said_of_a_block_is_known(tmp_path: Path, text: str) -> None:
     with pytest.raises(AssertionError):
-        blocks(page_of(tmp_path, text))
+        parse_blocks(page_of(tmp_path, text))
 
 
 def test_a_file_is_saved_and_a_refusal_expected(tmp_path: Path) -> None:
@@ -78,7 +78,7 @@ def test_a_file_is_saved_and_a_refusal_expected(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_shown_is_compared(shown: str, printed: str, is_such: bool) -> None:
-    assert fits(shown, printed) is is_such
+    assert matches_text(shown, printed) is is_such
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_what_is_shown_is_compared(shown: str, printed: str, is_such: bool) -> N
     ],
 )
 def test_json_that_is_shown_is_compared(shown: str, printed: str, is_such: bool) -> None:
-    assert fits_json(shown, printed) is is_such
+    assert matches_json(shown, printed) is is_such
 
 
 @pytest.mark.parametrize(

@@ -27,8 +27,8 @@ from tests.support.data_port import DataPort, data_port
 from tests.support.rig import PortHarness, ForwardingHandler, open_forwarding_port, on_both_loops, build_response, reply_with
 from tests.support.rig import upstream as scripted_upstream
 from tests.support.simulated import CHAT, CHAT_PATH, CLAUDE_BODY, TURN
-from tests.support.wire import CutError, Heard, Http2Wire, Wire, ask, descriptors, eventually, said
-from tests.support.wire_faults import AtAccept, Break, How, Slow, Surplus, Where, bedrock_error
+from tests.support.wire import ConnectionCut, WireResponse, Http2TestClient, RawConnection, ask, descriptors, eventually, read_error_message
+from tests.support.wire_faults import AtAccept, Break, FaultKind, Slow, Surplus, FaultPoint, bedrock_error
 from tests.support.wire_proxy import WireProxy, may_vanish, wire_proxy
 
 ASKED = {
@@ -41,9 +41,9 @@ ASKED = {
 }
 PROTOCOLS = ["h1", "h2"]
 FEW = [(kind, protocol) for protocol in PROTOCOLS for kind in ("converse", "converse-stream")]
-BEFORE_THE_BODY = (Where.REQUEST, Where.ANSWER, Where.HEAD)
+BEFORE_THE_BODY = (FaultPoint.REQUEST, FaultPoint.ANSWER, FaultPoint.HEAD)
 STOPS_AFTER = 0.05  # seconds in which nothing comes; then it is reset
-HOWS = [How.CLOSE, How.RESET, How.HALF, How.STALL]
+HOWS = [FaultKind.CLOSE, FaultKind.RESET, FaultKind.HALF, FaultKind.STALL]
 
 
 @dataclass
@@ -55,25 +55,25 @@ class Socket:
     journal: Path
     told: int = 0
     arrived: int = 0
-    open: list[Wire] = field(default_factory=list)
+    open: list[RawConnection] = field(default_factory=list)
 
-    async def ask(self, kind: str, protocol: str) -> Heard | CutError:
+    async def ask(self, kind: str, protocol: str) -> WireResponse | ConnectionCut:
         path, document = ASKED[kind]
         body = json.dumps(document).encode()
         token = f"Bearer {self.port.token}".encode()
         number = int(self.port.url.rpartition(":")[2])
         try:
             if protocol == "h2":
-                client = await Http2Wire.connect(number)
-                self.open.append(client.wire)
+                client = await Http2TestClient.connect(number)
+                self.open.append(client.connection)
                 more = [(b"authorization", token), (b"content-type", b"application/json")]
                 return await client.call(path.encode(), body, more)
-            wire = await Wire.connect(number)
+            wire = await RawConnection.connect(number)
             self.open.append(wire)
             more = b"authorization: %b\r\ncontent-type: application/json\r\n" % token
             await wire.send(ask(body, more, path=path.encode()))
             return await wire.answer()
-        except CutError as cut:
+        except ConnectionCut as cut:
             return cut
 
     def receipts(self) -> list[Receipt]:
@@ -100,7 +100,7 @@ class Socket:
     async def is_well(self, kind: str, protocol: str) -> None:
         """A call goes as ever, and nothing is left of those before it."""
         heard = await self.ask(kind, protocol)
-        assert isinstance(heard, Heard)
+        assert isinstance(heard, WireResponse)
         assert heard.status == 200, heard.body
         (receipt,) = self.receipts()
         assert "why" not in receipt.about
@@ -117,7 +117,7 @@ async def rig(tmp_path: Path) -> AsyncIterator[Socket]:
     oss = LabelConfig(CHAT["model"], "openai", PricesConfig(Decimal("0.15"), Decimal("0.6")))
     async with data_port(tmp_path, way=wire_proxy, journal=kept, labels={**DEMO_LABELS, "oss": oss}) as port:
         port.bedrock.always(frame_ms=1)  # so that frames come one by one
-        made = Socket(port, port.wire, journal)
+        made = Socket(port, port.proxy, journal)
         try:
             yield made
         finally:
@@ -135,25 +135,25 @@ async def test_wherever_it_breaks(rig: Socket, kind: str, protocol: str) -> None
     await rig.is_well(kind, protocol)
     before = descriptors()
     for how in HOWS:
-        for where in Where:
+        for where in FaultPoint:
             rig.wire.next(Break(where, how, STOPS_AFTER, after=1 if "stream" in kind else 0))
             heard = await rig.ask(kind, protocol)
             about = f"{how} at {where}: {heard}"
             if where in BEFORE_THE_BODY:
-                assert isinstance(heard, Heard), about
-                said(heard, 503, "ServiceUnavailableException")
+                assert isinstance(heard, WireResponse), about
+                read_error_message(heard, 503, "ServiceUnavailableException")
             else:
-                assert isinstance(heard, CutError), about
-                assert "reset" in heard.how, about
-            assert rig.arrivals() == (where is not Where.REQUEST), about
+                assert isinstance(heard, ConnectionCut), about
+                assert "reset" in heard.ending, about
+            assert rig.arrivals() == (where is not FaultPoint.REQUEST), about
             (receipt,) = rig.receipts()
             if not is_estimated(receipt):
                 assert rig.is_what_bedrock_says(receipt), about
             # Only where what was used had come already is it known.
-            is_known = where is Where.END and "stream" in kind
+            is_known = where is FaultPoint.END and "stream" in kind
             is_known |= kind.startswith("invoke") and "stream" not in kind and where not in BEFORE_THE_BODY
             assert is_estimated(receipt) or is_known, about
-            if is_known and how is not How.RESET:  # with which the kernel may forget what nobody has read yet
+            if is_known and how is not FaultKind.RESET:  # with which the kernel may forget what nobody has read yet
                 assert not is_estimated(receipt), about
             await rig.is_well(kind, protocol)
     await eventually(lambda: descriptors() <= before)
@@ -190,8 +190,8 @@ async def test_what_bedrock_refuses_is_shown_and_free(rig: Socket, kind: str, pr
         rig.wire.next(error)
         asked = rig.wire.requests
         heard = await rig.ask(kind, protocol)
-        assert isinstance(heard, Heard)
-        assert said(heard, error.status, error.name) == "by the script"
+        assert isinstance(heard, WireResponse)
+        assert read_error_message(heard, error.status, error.name) == "by the script"
         assert rig.wire.requests == asked + 1
         assert rig.receipts() == []
         await rig.is_well(kind, protocol)
@@ -203,8 +203,8 @@ async def test_refused_connections_cost_nothing(rig: Socket, protocol: str) -> N
     rig.wire.refuse()
     for kind in ASKED:
         heard = await rig.ask(kind, protocol)
-        assert isinstance(heard, Heard)
-        said(heard, 503, "ServiceUnavailableException")
+        assert isinstance(heard, WireResponse)
+        read_error_message(heard, 503, "ServiceUnavailableException")
     assert rig.receipts() == []
     rig.wire.accept()
     await rig.is_well("converse", protocol)
@@ -216,8 +216,8 @@ async def test_a_connection_that_is_reset_at_once(rig: Socket, protocol: str) ->
     for kind in ASKED:
         rig.wire.at_accept.append(AtAccept.RESET)
         heard = await rig.ask(kind, protocol)
-        assert isinstance(heard, Heard)
-        said(heard, 503, "ServiceUnavailableException")
+        assert isinstance(heard, WireResponse)
+        read_error_message(heard, 503, "ServiceUnavailableException")
         assert all(is_estimated(receipt) for receipt in rig.receipts())
         await rig.is_well(kind, protocol)
         rig.wire.reset_all()
@@ -226,9 +226,9 @@ async def test_a_connection_that_is_reset_at_once(rig: Socket, protocol: str) ->
 
 async def test_one_that_breaks_leaves_the_others_alone(rig: Socket) -> None:
     """Of the streams of one caller's connection."""
-    client = await Http2Wire.connect(int(rig.port.url.rpartition(":")[2]))
+    client = await Http2TestClient.connect(int(rig.port.url.rpartition(":")[2]))
     more = [(b"authorization", f"Bearer {rig.port.token}".encode()), (b"content-type", b"application/json")]
-    rig.wire.next(Break(Where.MIDDLE, How.RESET, after=1), Slow(0.05), Break(Where.MIDDLE), Slow(0.1, 100))
+    rig.wire.next(Break(FaultPoint.MIDDLE, FaultKind.RESET, after=1), Slow(0.05), Break(FaultPoint.MIDDLE), Slow(0.1, 100))
     path, body = b"/model/premium/converse-stream", json.dumps(TURN).encode()
     numbers = [client.open(path, more, ends=False) for _ in range(4)]
     for number in numbers:
@@ -236,16 +236,16 @@ async def test_one_that_breaks_leaves_the_others_alone(rig: Socket) -> None:
     heard = await asyncio.gather(*(_answered(client, number) for number in numbers[:1]))
     for number in numbers[1:]:
         heard.append(await _answered(client, number))
-    assert [isinstance(each, Heard) for each in heard] == [False, True, False, True]
-    client.wire.close()
+    assert [isinstance(each, WireResponse) for each in heard] == [False, True, False, True]
+    client.connection.close()
     receipts = rig.receipts()
     assert sorted(is_estimated(receipt) for receipt in receipts) == [False, False, True, True]
 
 
-async def _answered(client: Http2Wire, number: int) -> Heard | CutError:
+async def _answered(client: Http2TestClient, number: int) -> WireResponse | ConnectionCut:
     try:
         return await client.answer(number)
-    except CutError as cut:
+    except ConnectionCut as cut:
         return cut
 
 
@@ -256,7 +256,7 @@ async def _answered(client: Http2Wire, number: int) -> Heard | CutError:
 @on_both_loops
 async def test_silence_of_every_kind_ends(deafness: str) -> None:
     """A call that nobody reads, one that is read and not answered, and answers that do not go on."""
-    breaks = {"mute": Where.REQUEST, "in the head": Where.HEAD, "in the body": Where.MIDDLE}
+    breaks = {"mute": FaultPoint.REQUEST, "in the head": FaultPoint.HEAD, "in the body": FaultPoint.MIDDLE}
     through = ForwardingHandler()
     async with scripted_upstream(reply_with(build_response(b"all is well"))) as server, _way(server.port) as wire:
         through.set_targets(parse_endpoint(wire.url))
@@ -264,7 +264,7 @@ async def test_silence_of_every_kind_ends(deafness: str) -> None:
             if deafness == "deaf":
                 wire.at_accept.append(AtAccept.DEAF)
             else:
-                wire.next(Break(breaks[deafness], How.STALL))
+                wire.next(Break(breaks[deafness], FaultKind.STALL))
             calling = asyncio.create_task(_call(rig, b"x" * 3_000_000))
             await eventually(lambda: wire.injected)
             await eventually(lambda: through.busy_connections)
@@ -277,7 +277,7 @@ async def test_silence_of_every_kind_ends(deafness: str) -> None:
             assert not calling.done()
             await rig.pass_time(2)
             heard = await calling
-            assert isinstance(heard, CutError) if is_begun else heard.status == 503
+            assert isinstance(heard, ConnectionCut) if is_begun else heard.status == 503
             assert (await _call(rig, b"")).status == 200
 
 
@@ -290,10 +290,10 @@ async def test_one_that_vanished_is_found_out_long_before_its_answer_is_late(mon
     async with scripted_upstream(reply_with(build_response(b"all is well"))) as server, _way(server.port) as wire:
         through.set_targets(parse_endpoint(wire.url))
         async with open_forwarding_port(through) as rig:
-            for where in (Where.ANSWER, Where.MIDDLE):
-                wire.next(Break(where, How.VANISH))
+            for where in (FaultPoint.ANSWER, FaultPoint.MIDDLE):
+                wire.next(Break(where, FaultKind.VANISH))
                 heard = await _call(rig, b"")
-                assert isinstance(heard, CutError) if where is Where.MIDDLE else heard.status == 503
+                assert isinstance(heard, ConnectionCut) if where is FaultPoint.MIDDLE else heard.status == 503
                 assert (await _call(rig, b"")).status == 200
 
 
@@ -319,10 +319,10 @@ def _way(port: int) -> AbstractAsyncContextManager[WireProxy]:
     return wire_proxy(f"http://127.0.0.1:{port}")
 
 
-async def _call(rig: PortHarness, body: bytes) -> Heard | CutError:
+async def _call(rig: PortHarness, body: bytes) -> WireResponse | ConnectionCut:
     wire = await rig.connect()
     await wire.send(ask(body))
     try:
         return await wire.answer()
-    except CutError as cut:
+    except ConnectionCut as cut:
         return cut

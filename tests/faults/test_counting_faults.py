@@ -13,7 +13,7 @@ from price_keeper.forwarding.model_path import Operation
 
 from tests.support.rig import StepClock, build_response, reply_with, upstream
 from tests.support.wire import eventually
-from tests.support.wire_faults import AtAccept, Break, Fault, How, Slow, Surplus, Where, bedrock_error
+from tests.support.wire_faults import AtAccept, Break, Fault, FaultKind, Slow, Surplus, FaultPoint, bedrock_error
 from tests.support.wire_proxy import wire_proxy
 
 BODY = b'{"messages": []}'
@@ -43,16 +43,16 @@ async def asked(*faults: Fault, deaf: bool = False) -> list[int | Exception]:
         return found
 
 
-@pytest.mark.parametrize("how", [How.CLOSE, How.RESET, How.HALF])
-async def test_wherever_it_breaks(how: How) -> None:
-    *broken, well = await asked(*(Break(where, how, 0.05) for where in Where))
+@pytest.mark.parametrize("how", [FaultKind.CLOSE, FaultKind.RESET, FaultKind.HALF])
+async def test_wherever_it_breaks(how: FaultKind) -> None:
+    *broken, well = await asked(*(Break(where, how, 0.05) for where in FaultPoint))
     assert all(isinstance(each, UpstreamUnavailable) for each in broken), broken
     assert well == 42
 
 
 async def test_silence_does_not_last_as_long_as_a_models(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(counting, "TIMEOUT_SECONDS", 0.1)
-    *late, well = await asked(*(Break(where, How.STALL) for where in Where))
+    *late, well = await asked(*(Break(where, FaultKind.STALL) for where in FaultPoint))
     assert all("in 0.1 s" in str(each) for each in late), late
     assert well == 42
     late_one, well = await asked(deaf=True)

@@ -24,7 +24,7 @@ from tests.support.afflicted import call_once, price_by_hand, read_readiness, re
 from tests.support.cgroups import cgroup, why_unavailable
 from tests.support.crashing import SCOPE, JournalContents, SegmentCopies, SidecarSetup, CrashLoad, check_against_ledger
 from tests.support.simulated import read_ledger
-from tests.support.threads import Threads
+from tests.support.threads import ThreadGroup
 
 SECONDS = float(os.environ.get("PRICE_KEEPER_AFFLICTED_SECONDS", "1"))
 CALLERS = 12
@@ -34,7 +34,7 @@ MEGABYTE = 1024 * 1024
 NO_MEMORY, FAILED = (503, "ServiceUnavailableException"), (500, "InternalServerException")
 
 
-class LargeCalls(Threads):
+class LargeCalls(ThreadGroup):
     """Callers with bodies of one size, half of them of streams. What they were answered is counted."""
 
     def __init__(self, lineup: SidecarSetup, size: int) -> None:

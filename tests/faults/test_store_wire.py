@@ -37,11 +37,11 @@ from tests.support.wire_faults import (
     AtAccept,
     Break,
     Fault,
-    How,
+    FaultKind,
     Slow,
     Surplus,
     Twice,
-    Where,
+    FaultPoint,
     dynamodb_error,
 )
 from tests.support.wire_proxy import WireProxy, wire_proxy
@@ -92,9 +92,9 @@ async def test_wherever_it_breaks(line: Line) -> None:
     addition, written = Update(line.key, add={"n": 1}), 0
     await line.store.get(line.key)
     before = descriptors()
-    for how, where in product([How.CLOSE, How.RESET, How.HALF, How.STALL], Where):
+    for how, where in product([FaultKind.CLOSE, FaultKind.RESET, FaultKind.HALF, FaultKind.STALL], FaultPoint):
         fault = Break(where, how, STOPS_AFTER)
-        is_done = where is not Where.REQUEST
+        is_done = where is not FaultPoint.REQUEST
 
         line.befalls(fault)
         assert await line.store.get(line.key, consistent=True) == {"n": written}
@@ -111,7 +111,7 @@ async def test_wherever_it_breaks(line: Line) -> None:
         await line.store.transact([addition])
         written += 1
         assert (line.wire.requests, await line.counted()) == (2, written), fault
-    assert line.wire.injected.total() == 3 * 4 * len(Where)
+    assert line.wire.injected.total() == 3 * 4 * len(FaultPoint)
     await eventually(lambda: descriptors() <= before)
 
 
@@ -177,7 +177,7 @@ async def test_fifty_at_once_that_break_leave_nothing_open(line: Line) -> None:
     line.wire.random("fifty", {"close": 0.2, "reset": 0.2, "half": 0.2})
     adding = [line.store.transact([Update(line.key, add={"n": 1})]) for _ in range(50)]
     outcomes = await asyncio.gather(*adding, return_exceptions=True)
-    line.wire.calm()
+    line.wire.stop_faults()
     done = outcomes.count(None)
     assert all(isinstance(each, StoreUnavailable) for each in outcomes if each is not None)
     assert done > 30

@@ -16,8 +16,8 @@ from price_keeper.stores.dynamodb import DynamoStore
 
 from tests.support.engines import PREFIX, Engines
 from tests.support.rig import UpstreamExchange, PortHarness, ForwardingHandler, open_forwarding_port, on_both_loops, build_response, reply_with, upstream
-from tests.support.wire import ask, eventually, quiet
-from tests.support.wire_faults import Break, How, Pass, Surplus, Where
+from tests.support.wire import ask, eventually, wait_quietly
+from tests.support.wire_faults import Break, FaultKind, Pass, Surplus, FaultPoint
 from tests.support.wire_proxy import WireProxy, wire_proxy
 
 ANOTHER = b"HTTP/1.1 200 OK\r\nx-amzn-requestid: ANOTHER\r\ncontent-length: 2\r\n\r\n{}"
@@ -36,7 +36,7 @@ class Stored:
     async def asked_again(self) -> None:
         """The next call has read both items as they are, and the next write is believed only if it was one."""
         assert await self.store.get_many([self.two, self.one]) == [{"n": 2}, {"n": 1}]
-        self.wire.next(Break(Where.REQUEST))
+        self.wire.next(Break(FaultPoint.REQUEST))
         with pytest.raises(StoreUnavailable):
             await self.store.update(Update(self.one, add={"n": 1}))
         assert await self.direct.get(self.one, consistent=True) == {"n": 1}
@@ -60,7 +60,7 @@ async def stored(engines: Engines, tmp_path: Path, pk: str) -> AsyncIterator[Sto
 async def test_the_store_is_asked_on_another_connection(stored: Stored, what: str, later: float) -> None:
     stored.wire.next(Surplus(SURPLUS[what], later))
     assert await stored.store.get(stored.one) == {"n": 1}
-    await quiet()
+    await wait_quietly()
     await stored.asked_again()
     is_unseen = what == "half an answer" and later == AT_ONCE  # until the rest of it comes
     assert stored.wire.connections == (1 if is_unseen else 2)
@@ -69,7 +69,7 @@ async def test_the_store_is_asked_on_another_connection(stored: Stored, what: st
 @pytest.mark.parametrize("between", [0, 1, 5])
 async def test_an_answer_of_the_stores_again_while_a_later_one_is_awaited(stored: Stored, between: int) -> None:
     is_asked = asyncio.Event()
-    stored.wire.next(Surplus(None, is_asked), *[Pass()] * between, Break(Where.REQUEST, How.STALL, 5.0))
+    stored.wire.next(Surplus(None, is_asked), *[Pass()] * between, Break(FaultPoint.REQUEST, FaultKind.STALL, 5.0))
     assert await stored.store.get(stored.one) == {"n": 1}
     for _ in range(between):
         assert await stored.store.get(stored.two) == {"n": 2}
@@ -125,10 +125,10 @@ async def test_nobody_is_given_the_credentials_of_another() -> None:
     async def script(exchange: UpstreamExchange) -> None:
         whose = next(line for line in exchange.head.split(b"\r\n") if line.lower().startswith(b"authorization"))
         await exchange.send(build_response(whose))
-        await quiet(0.02)
+        await wait_quietly(0.02)
         await exchange.send(build_response(whose))
 
     async with upstream(script) as server, open_control_service(f"http://127.0.0.1:{server.port}") as ask_for:
         for name in ("one", "another"):
             assert (await ask_for(name)).body.endswith(name.encode())
-            await quiet()
+            await wait_quietly()

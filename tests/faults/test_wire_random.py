@@ -83,7 +83,7 @@ async def test_the_books_are_bedrocks(engines: Engines, tmp_path: Path) -> None:
             await asyncio.sleep(SECONDS / 3)
             run.grown = max(resident(keeper) - was for keeper, was in zip(run.fleet.sidecars, small, strict=True))
         for wire in run.wires.values():
-            wire.calm()
+            wire.stop_faults()
         for keeper, before in zip(run.fleet.sidecars, open_before, strict=True):
             await until_closed(keeper, before)
         await run.fleet.finish()

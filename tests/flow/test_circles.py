@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from tests.support.handled import Lane, lane
+from tests.support.handled import PortWithListener, open_port_with_listener
 from tests.support.rig import ForwardingHandler, open_forwarding_port, build_response, reply_with, upstream
 from tests.support.simulated import CHAT_PATH
-from tests.support.wire import Http2Wire, Wire, ask, eventually
+from tests.support.wire import Http2TestClient, RawConnection, ask, eventually
 
 BODY = b'{"messages":[{"role":"user","content":[{"text":"hello"}]}]}'
 TIMES = 3
@@ -28,7 +28,7 @@ OURS = (
     "httptools",
 )
 
-Client = Callable[[Lane, list[tuple[bytes, bytes]]], Awaitable[None]]
+Client = Callable[[PortWithListener, list[tuple[bytes, bytes]]], Awaitable[None]]
 
 
 @contextmanager
@@ -50,58 +50,58 @@ def _asked(path: str, head: list[tuple[bytes, bytes]], more: bytes = b"") -> byt
     return ask(BODY, b"".join(b"%b: %b\r\n" % header for header in head) + more, path=path.encode())
 
 
-async def http1(lane: Lane, head: list[tuple[bytes, bytes]], path: str = "/model/premium/converse") -> None:
-    wire = await Wire.connect(lane.number)
+async def http1(lane: PortWithListener, head: list[tuple[bytes, bytes]], path: str = "/model/premium/converse") -> None:
+    wire = await RawConnection.connect(lane.port_number)
     await wire.send(_asked(path, head) * 2)
     assert [(await wire.answer()).status for _ in range(2)] == [200, 200]
     wire.close()
 
 
-async def streamed(lane: Lane, head: list[tuple[bytes, bytes]]) -> None:
+async def streamed(lane: PortWithListener, head: list[tuple[bytes, bytes]]) -> None:
     await http1(lane, head, "/model/premium/converse-stream")
 
 
-async def named_in_the_body(lane: Lane, head: list[tuple[bytes, bytes]]) -> None:
-    wire = await Wire.connect(lane.number)
+async def named_in_the_body(lane: PortWithListener, head: list[tuple[bytes, bytes]]) -> None:
+    wire = await RawConnection.connect(lane.port_number)
     await wire.send(ask(b"{}", b"".join(b"%b: %b\r\n" % header for header in head), path=CHAT_PATH.encode()))
     assert (await wire.answer()).status == 400
     wire.close()
 
 
-async def refused(lane: Lane, _: list[tuple[bytes, bytes]]) -> None:
-    wire = await Wire.connect(lane.number)
+async def refused(lane: PortWithListener, _: list[tuple[bytes, bytes]]) -> None:
+    wire = await RawConnection.connect(lane.port_number)
     await wire.send(_asked("/model/premium/converse", []))
     assert (await wire.answer()).status == 403
     wire.close()
 
 
-async def broken_off(lane: Lane, head: list[tuple[bytes, bytes]]) -> None:
-    wire = await Wire.connect(lane.number)
+async def broken_off(lane: PortWithListener, head: list[tuple[bytes, bytes]]) -> None:
+    wire = await RawConnection.connect(lane.port_number)
     await wire.send(_asked("/model/premium/converse", head)[:-10])
     wire.reset()
 
 
-async def leaving(lane: Lane, head: list[tuple[bytes, bytes]]) -> None:
+async def leaving(lane: PortWithListener, head: list[tuple[bytes, bytes]]) -> None:
     sent = len(lane.port.bedrock.ledger)
-    wire = await Wire.connect(lane.number)
+    wire = await RawConnection.connect(lane.port_number)
     await wire.send(_asked("/model/premium/converse", head, b"x-simulate-latency-ms: 20\r\n"))
     await eventually(lambda: len(lane.port.bedrock.ledger) > sent)
     wire.reset()
 
 
-async def http2(lane: Lane, head: list[tuple[bytes, bytes]]) -> None:
-    client = await Http2Wire.connect(lane.number)
+async def http2(lane: PortWithListener, head: list[tuple[bytes, bytes]]) -> None:
+    client = await Http2TestClient.connect(lane.port_number)
     assert (await client.call(b"/model/premium/converse", BODY, head)).status == 200
-    client.wire.close()
+    client.connection.close()
 
 
-async def http2_leaving(lane: Lane, head: list[tuple[bytes, bytes]]) -> None:
+async def http2_leaving(lane: PortWithListener, head: list[tuple[bytes, bytes]]) -> None:
     sent = len(lane.port.bedrock.ledger)
-    client = await Http2Wire.connect(lane.number)
+    client = await Http2TestClient.connect(lane.port_number)
     number = client.open(b"/model/premium/converse", [*head, (b"x-simulate-latency-ms", b"20")], ends=False)
     await client.body(number, BODY)
     await eventually(lambda: len(lane.port.bedrock.ledger) > sent)
-    client.wire.reset()
+    client.connection.reset()
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_nothing_is_left_for_the_collector(client: Client, tmp_path: Path) -> No
     left: Counter[str] = Counter()
 
     async def run() -> None:
-        async with lane(tmp_path) as opened:
+        async with open_port_with_listener(tmp_path) as opened:
             head = [(b"authorization", b"Bearer " + opened.port.token.encode()), (b"content-type", b"application/json")]
             await client(opened, head)
             await _is_over(opened)
@@ -152,7 +152,7 @@ def test_nor_of_connections_that_bedrock_ends() -> None:
     assert ours(left) == {}
 
 
-async def _is_over(lane: Lane) -> None:
+async def _is_over(lane: PortWithListener) -> None:
     await eventually(lambda: not lane.listener._connections)
-    await lane.is_quiet()
+    await lane.wait_until_quiet()
     await asyncio.sleep(0.01)

@@ -15,8 +15,8 @@ import yaml
 from price_keeper.telemetry import ALL_METRICS
 
 from tests.support.commands import ROOT
-from tests.support.observed import Observed, Scrape, observed, use
-from tests.support.prometheus import Prometheus, program, prometheus
+from tests.support.observed import ObservedSidecar, Scrape, run_observed, exercise
+from tests.support.prometheus import Prometheus, find_program, prometheus
 from tests.support.workers import wait_until
 
 GRAFANA = ROOT / "deploy" / "grafana"
@@ -52,14 +52,14 @@ EVERY = [*PANELS, *(Query(alert["alert"], alert["expr"]) for alert in ALERTS)]
 
 
 @pytest.fixture(scope="module")
-def it(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Observed]:
-    with observed(tmp_path_factory.mktemp("scraped")) as running:
-        use(running)
+def it(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObservedSidecar]:
+    with run_observed(tmp_path_factory.mktemp("scraped")) as running:
+        exercise(running)
         yield running
 
 
 @pytest.fixture(scope="module")
-def scrape(it: Observed) -> Scrape:
+def scrape(it: ObservedSidecar) -> Scrape:
     return it.scrape()
 
 
@@ -134,14 +134,14 @@ def test_every_alert_says_what_to_do_and_has_a_test() -> None:
 
 @pytest.mark.parametrize("what", [("check", "rules", RULES), ("test", "rules", TESTS)], ids=lambda what: what[0])
 def test_promtool_finds_nothing_wrong(what: tuple[str, str, Path]) -> None:
-    command = [program("promtool"), *what[:2], what[2].name]
+    command = [find_program("promtool"), *what[:2], what[2].name]
     done = subprocess.run(command, cwd=GRAFANA, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.fixture(scope="module")
-def server(it: Observed, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
-    program("prometheus")
+def server(it: ObservedSidecar, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
+    find_program("prometheus")
     target = urlsplit(it.running.control).netloc
     with prometheus(tmp_path_factory.mktemp("prometheus"), target, RULES) as running:
         wait_until(lambda: running.has_scraped(2))
@@ -151,7 +151,7 @@ def server(it: Observed, tmp_path_factory: pytest.TempPathFactory) -> Iterator[P
         yield running
 
 
-def use_again(it: Observed) -> None:
+def use_again(it: ObservedSidecar) -> None:
     """So that rates are of something."""
     for label in ("premium", "economy"):
         it.call(label)

@@ -29,7 +29,7 @@ from price_keeper.surface.tls import ensure_local_certificates
 
 from tests.support.clock import ManualClock
 from tests.support.commands import ROOT, call_in_process, price_keeper, sidecar
-from tests.support.doctor import answering, configured, finding, journal_of, store_path
+from tests.support.doctor import run_constant_server, write_config, run_check, journal_of, store_path
 from tests.support.engines import Engines
 from tests.support.ports import free_port
 from tests.support.recording import open_recording_harness
@@ -145,7 +145,7 @@ async def test_a_check_that_hangs_or_fails_hides_no_other(tmp_path: Path, monkey
         return ok("good")
 
     monkeypatch.setattr(carrying, "CHECK_DEADLINE_SECONDS", 0.05)
-    patient = DoctorContext(configured(tmp_path), {}, SystemClock())
+    patient = DoctorContext(write_config(tmp_path), {}, SystemClock())
     checks = [DoctorCheck("a", hangs, "wait"), DoctorCheck("b", in_thread(fails), "mend"), DoctorCheck("c", good)]
     told = [finding for _, finding in await run_doctor_checks(checks, patient)]
     assert told[0] == Finding(FindingStatus.TROUBLE, "no answer in 0.05 seconds", "wait")
@@ -158,29 +158,29 @@ async def test_a_check_that_hangs_or_fails_hides_no_other(tmp_path: Path, monkey
 
 async def test_keys_for_tokens(tmp_path: Path) -> None:
     keys = (KeyConfig("k1", "HS256", secret_env="A_SECRET"), KeyConfig("k2", "EdDSA", public_key_file=str(tmp_path / "k2.pub")))
-    config = configured(tmp_path, auth={"keys": keys})
-    found = await finding("token keys", config, {"A_SECRET": SECRET})
+    config = write_config(tmp_path, auth={"keys": keys})
+    found = await run_check("token keys", config, {"A_SECRET": SECRET})
     assert found.status is FindingStatus.TROUBLE
     assert "k2.pub" in found.message
     assert "k1" not in found.message
     assert "price-keeper keys new" in found.remedy
-    found = await finding("token keys", configured(tmp_path, auth={"keys": keys[:1]}), {"A_SECRET": SECRET})
+    found = await run_check("token keys", write_config(tmp_path, auth={"keys": keys[:1]}), {"A_SECRET": SECRET})
     assert found == ok("k1 (HS256, signs)")
 
 
 async def test_the_admin_key(tmp_path: Path) -> None:
-    config = configured(tmp_path)
-    assert (await finding("admin key", config)).status is FindingStatus.WARNING
-    short = await finding("admin key", config, {"PRICE_KEEPER_API_KEY": SECRET[:9]})
+    config = write_config(tmp_path)
+    assert (await run_check("admin key", config)).status is FindingStatus.WARNING
+    short = await run_check("admin key", config, {"PRICE_KEEPER_API_KEY": SECRET[:9]})
     assert (short.status, "PRICE_KEEPER_API_KEY" in short.remedy) == (FindingStatus.TROUBLE, True)
-    assert (await finding("admin key", config, {"PRICE_KEEPER_API_KEY": SECRET})).status is FindingStatus.OK
+    assert (await run_check("admin key", config, {"PRICE_KEEPER_API_KEY": SECRET})).status is FindingStatus.OK
 
 
 # The store's file.
 
 
 async def test_a_store_that_is_damaged(tmp_path: Path) -> None:
-    config = configured(tmp_path)
+    config = write_config(tmp_path)
     path = store_path(config)
     prepare_file(path)
     with sqlite3.connect(path) as connection:
@@ -188,23 +188,23 @@ async def test_a_store_that_is_damaged(tmp_path: Path) -> None:
         connection.executemany("INSERT INTO config VALUES (?, '', NULL, ?)", rows)
     connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     connection.close()
-    assert (await finding("store is whole", config)).status is FindingStatus.OK
+    assert (await run_check("store is whole", config)).status is FindingStatus.OK
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) // 2] + b"\xff" * 8192 + whole[len(whole) // 2 + 8192 :])
-    found = await finding("store is whole", config)
+    found = await run_check("store is whole", config)
     assert found.status is FindingStatus.TROUBLE
     assert ".recover" in found.remedy
     path.write_text("no database, whatever its name says, and long enough to be one" * 20)
-    found = await finding("store is whole", config)
+    found = await run_check("store is whole", config)
     assert (found.status, "store.path" in found.remedy) == (FindingStatus.TROUBLE, True)
 
 
 async def test_a_store_too_large_to_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = configured(tmp_path)
+    config = write_config(tmp_path)
     prepare_file(store_path(config))
     monkeypatch.setattr(store_file, "QUICK_CHECK_SECONDS", -1.0)
     monkeypatch.setattr(store_file, "PROGRESS_STEPS", 1)
-    found = await finding("store is whole", config)
+    found = await run_check("store is whole", config)
     assert (found.status, "quick_check" in found.remedy) == (FindingStatus.WARNING, True)
 
 
@@ -212,10 +212,10 @@ async def test_a_store_on_a_disk_of_the_network(tmp_path: Path, monkeypatch: pyt
     mounts = tmp_path / "mounts"
     mounts.write_text(f"/dev/sda / ext4 rw 0 0\nserver:/export {tmp_path} nfs4 rw 0 0\n")
     monkeypatch.setattr(store_file, "_MOUNTS", mounts)
-    found = await finding("store file", configured(tmp_path))
+    found = await run_check("store file", write_config(tmp_path))
     assert (found.status, "nfs4" in found.message, "store.path" in found.remedy) == (FindingStatus.TROUBLE, True, True)
     mounts.write_text("/dev/sda / ext4 rw 0 0\n")
-    assert (await finding("store file", configured(tmp_path))).status is FindingStatus.OK
+    assert (await run_check("store file", write_config(tmp_path))).status is FindingStatus.OK
 
 
 # The journal.
@@ -230,41 +230,41 @@ def unwritable(folder: Path) -> Path:
 
 async def test_a_journal_that_cannot_be_written_to(tmp_path: Path) -> None:
     folder = unwritable(tmp_path / "journal")
-    found = await finding("journal", configured(tmp_path, journal={"dir": str(folder)}))
+    found = await run_check("journal", write_config(tmp_path, journal={"dir": str(folder)}))
     assert (found.status, "journal.dir" in found.remedy) == (FindingStatus.TROUBLE, True), found
     (tmp_path / "file").write_text("in the way")
-    found = await finding("journal", configured(tmp_path, journal={"dir": str(tmp_path / "file" / "journal")}))
+    found = await run_check("journal", write_config(tmp_path, journal={"dir": str(tmp_path / "file" / "journal")}))
     assert (found.status, "journal.dir" in found.remedy) == (FindingStatus.TROUBLE, True), found
 
 
 async def test_a_journal_with_leftovers(tmp_path: Path) -> None:
-    config = configured(tmp_path)
+    config = write_config(tmp_path)
     folder = journal_of(config)
-    assert (await finding("journal's leftovers", config)).status is FindingStatus.OK
+    assert (await run_check("journal's leftovers", config)).status is FindingStatus.OK
     (folder / f"{UlidFactory(time.time, os.urandom).new()}.seg").write_bytes(b"x" * 1000)
-    found = await finding("journal's leftovers", config)
+    found = await run_check("journal's leftovers", config)
     assert found.status is FindingStatus.WARNING
     assert found.remedy.endswith(f"price-keeper replay {folder} --config config.yaml")
     with lock_folder(folder):
-        assert (await finding("journal's leftovers", config)).status is FindingStatus.SKIPPED
+        assert (await run_check("journal's leftovers", config)).status is FindingStatus.SKIPPED
         before = sorted(folder.iterdir())
-        assert "belongs to a sidecar" in (await finding("journal", config)).message
+        assert "belongs to a sidecar" in (await run_check("journal", config)).message
         assert sorted(folder.iterdir()) == before
     (folder / f"{UlidFactory(lambda: time.time() - 40 * 86_400, os.urandom).new()}.seg").write_bytes(b"x")
-    found = await finding("journal's leftovers", config)
+    found = await run_check("journal's leftovers", config)
     assert (found.status, "--force" in found.remedy) == (FindingStatus.TROUBLE, True)
 
 
 @pytest.mark.parametrize("calls", [0, 1])
 async def test_a_journal_in_which_something_is_left_or_nothing(tmp_path: Path, calls: int) -> None:
     """A sidecar that ended in order leaves a file as well: the beginning of what it would have written next."""
-    config = configured(tmp_path)
+    config = write_config(tmp_path)
     folder, clock = journal_of(config), ManualClock(time.time())
     async with Engines({}).open("sqlite", tmp_path) as store, open_recording_harness(folder, store, clock) as rec:
         for _ in range(calls):
             rec.spend(1)
     assert rec.segments()
-    assert (await finding("journal's leftovers", config)).status is (FindingStatus.WARNING if calls else FindingStatus.OK)
+    assert (await run_check("journal's leftovers", config)).status is (FindingStatus.WARNING if calls else FindingStatus.OK)
 
 
 @pytest.mark.parametrize(("limit", "status"), [("LITTLE_ROOM", FindingStatus.WARNING), ("NO_ROOM", FindingStatus.TROUBLE)])
@@ -272,7 +272,7 @@ async def test_a_disk_that_is_nearly_full(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, status: FindingStatus
 ) -> None:
     monkeypatch.setattr(journal, limit, 2**60)
-    found = await finding("journal's room", configured(tmp_path))
+    found = await run_check("journal's room", write_config(tmp_path))
     assert (found.status, "journal.dir" in found.remedy) == (status, True)
 
 
@@ -280,20 +280,20 @@ async def test_a_disk_that_is_nearly_full(
 
 
 async def test_ports_that_are_free_or_taken(tmp_path: Path) -> None:
-    config = configured(tmp_path, listen={"data": Address("127.0.0.1", free_port()), "health": Address("127.0.0.1", 0)})
-    assert (await finding("data port", config)).message.endswith("is free")
-    assert (await finding("health port", config)).message.endswith("any free one")
-    async with answering({}, status=200, body=b'{"status": "fine"}') as port:
-        config = configured(
+    config = write_config(tmp_path, listen={"data": Address("127.0.0.1", free_port()), "health": Address("127.0.0.1", 0)})
+    assert (await run_check("data port", config)).message.endswith("is free")
+    assert (await run_check("health port", config)).message.endswith("any free one")
+    async with run_constant_server({}, status=200, body=b'{"status": "fine"}') as port:
+        config = write_config(
             tmp_path, listen={"control": Address("127.0.0.1", port), "data": Address("127.0.0.1", port)}
         )
         for name in ("control", "data"):
-            found = await finding(f"{name} port", config)
+            found = await run_check(f"{name} port", config)
             assert (found.status, "another program" in found.message) == (FindingStatus.TROUBLE, True)
             assert f"sport = :{port}" in found.remedy
             assert f"listen.{name}" in found.remedy
-    config = configured(tmp_path, listen={"data": Address("192.0.2.1", 8080)})
-    found = await finding("data port", config)
+    config = write_config(tmp_path, listen={"data": Address("192.0.2.1", 8080)})
+    found = await run_check("data port", config)
     assert (found.status, "listen.data" in found.remedy) == (FindingStatus.TROUBLE, True)
 
 
@@ -304,8 +304,8 @@ async def test_ports_that_are_free_or_taken(tmp_path: Path) -> None:
 async def test_a_certificate_expires(tmp_path: Path, days: int, status: FindingStatus, words: str) -> None:
     made = datetime.now(UTC) - timedelta(days=days)
     _, certificate, key = ensure_local_certificates(tmp_path / "tls", made.timestamp())
-    config = configured(tmp_path, listen={"tls": TlsConfig(str(certificate), str(key))})
-    found = await finding("certificate", config)
+    config = write_config(tmp_path, listen={"tls": TlsConfig(str(certificate), str(key))})
+    found = await run_check("certificate", config)
     assert (found.status, words in found.message) == (status, True)
     assert (status is FindingStatus.OK) is (found.remedy == "")
 
@@ -314,7 +314,7 @@ async def test_a_certificate_with_anothers_key(tmp_path: Path) -> None:
     _, certificate, key = ensure_local_certificates(tmp_path / "tls", time.time())
     other = generate_private_key(SECP256R1())
     key.write_bytes(other.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
-    found = await finding("certificate", configured(tmp_path, listen={"tls": TlsConfig(str(certificate), str(key))}))
+    found = await run_check("certificate", write_config(tmp_path, listen={"tls": TlsConfig(str(certificate), str(key))}))
     assert (found.status, "listen.tls" in found.remedy) == (FindingStatus.TROUBLE, True)
 
 
@@ -324,7 +324,7 @@ async def test_a_certificate_with_anothers_key(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("most", "status"), [(400, FindingStatus.WARNING), (260, FindingStatus.TROUBLE), (65_536, FindingStatus.OK)])
 async def test_few_open_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int, status: FindingStatus) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (most, most))
-    found = await finding("open files", configured(tmp_path))
+    found = await run_check("open files", write_config(tmp_path))
     assert (found.status, "LimitNOFILE" in found.remedy) == (status, status is not FindingStatus.OK)
 
 
@@ -338,9 +338,9 @@ async def test_few_open_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, m
     ],
 )
 async def test_a_webhook_goes_to_public_addresses(tmp_path: Path, url: str, status: FindingStatus, words: str) -> None:
-    config = configured(tmp_path, alerts={"webhook": WebhookConfig(url, "HOOK")})
-    found = await finding("webhook", config, {"HOOK": SECRET})
+    config = write_config(tmp_path, alerts={"webhook": WebhookConfig(url, "HOOK")})
+    found = await run_check("webhook", config, {"HOOK": SECRET})
     assert (found.status, words in found.message) == (status, True)
     assert "sesame" not in found.message + found.remedy
-    found = await finding("webhook", config)
+    found = await run_check("webhook", config)
     assert (found.status, "HOOK" in found.remedy) == (FindingStatus.TROUBLE, True)

@@ -22,7 +22,7 @@ from price_keeper.doctor.needs import get_table_permissions
 from price_keeper.stores.schema import TABLES
 from price_keeper.surface.tls import ensure_local_certificates
 
-from tests.support.doctor import answering, configured, finding, findings
+from tests.support.doctor import run_constant_server, write_config, run_check, run_checks
 from tests.support.engines import PREFIX, Engines
 from tests.support.fault_proxy import DropAnswer, dynamodb_error, fault_proxy
 from tests.support.ports import free_port
@@ -33,11 +33,11 @@ SECRET = "sesame-open-sesame"
 
 
 def on_dynamodb(folder: Path, endpoint: str, prefix: str = PREFIX) -> Config:
-    return configured(folder, store={"engine": "dynamodb", "endpoint": endpoint, "table_prefix": prefix})
+    return write_config(folder, store={"engine": "dynamodb", "endpoint": endpoint, "table_prefix": prefix})
 
 
 def calling(folder: Path, endpoint: str | None, **more: Any) -> Config:
-    return configured(folder, upstream={"endpoint": endpoint, **more})
+    return write_config(folder, upstream={"endpoint": endpoint, **more})
 
 
 def nobody_at() -> str:
@@ -59,7 +59,7 @@ class Late(SystemClock):
 async def test_all_is_well_on_dynamodb(engines: Engines, tmp_path: Path, engine: str) -> None:
     async with engines.open(engine, tmp_path) as store:
         before = await _items(store.client)
-        found = await findings(on_dynamodb(tmp_path, engines.endpoints[engine]))
+        found = await run_checks(on_dynamodb(tmp_path, engines.endpoints[engine]))
         assert [name for name, each in found.items() if each.status is FindingStatus.TROUBLE] == ["token keys"]
         for name in ("DynamoDB", "tables", "permissions", "clock by the store", "AWS credentials"):
             assert found[name].status is FindingStatus.OK, found[name]
@@ -73,7 +73,7 @@ async def _items(client: Any) -> dict[str, int]:
 
 
 async def test_tables_that_are_missing(engines: Engines, tmp_path: Path) -> None:
-    found = await findings(on_dynamodb(tmp_path, engines.endpoints["ministack"], f"t{uuid4().hex[:8]}-"))
+    found = await run_checks(on_dynamodb(tmp_path, engines.endpoints["ministack"], f"t{uuid4().hex[:8]}-"))
     assert found["tables"].status is FindingStatus.TROUBLE
     assert "none of the 11 tables" in found["tables"].message
     assert "price-keeper tables create --config config.yaml" in found["tables"].remedy
@@ -95,7 +95,7 @@ async def test_tables_that_are_missing(engines: Engines, tmp_path: Path) -> None
 async def test_a_permission_that_is_missing(engines: Engines, tmp_path: Path, verb: str, action: str) -> None:
     async with engines.open("ministack", tmp_path), fault_proxy(engines.endpoints["ministack"]) as proxy:
         proxy.always[f"DynamoDB_20120810.{verb}\r\n".encode()] = dynamodb_error("AccessDeniedException")
-        found = await finding("permissions", on_dynamodb(tmp_path, proxy.url))
+        found = await run_check("permissions", on_dynamodb(tmp_path, proxy.url))
     tables = [table for table, actions in get_table_permissions("both").items() if action in actions]
     assert found.message == f"not allowed: {action} on {', '.join(tables)}"
     arns = ", ".join(f"arn:aws:dynamodb:us-east-1:*:table/{PREFIX}{table}" for table in tables)
@@ -105,7 +105,7 @@ async def test_a_permission_that_is_missing(engines: Engines, tmp_path: Path, ve
 async def test_tables_that_may_not_be_looked_at_are_no_trouble(engines: Engines, tmp_path: Path) -> None:
     async with engines.open("ministack", tmp_path), fault_proxy(engines.endpoints["ministack"]) as proxy:
         proxy.always[b"DynamoDB_20120810.Describe"] = dynamodb_error("AccessDeniedException")
-        found = await findings(on_dynamodb(tmp_path, proxy.url))
+        found = await run_checks(on_dynamodb(tmp_path, proxy.url))
     assert (found["tables"].status, "DescribeTable" in found["tables"].remedy) == (FindingStatus.WARNING, True)
     assert found["permissions"].status is FindingStatus.OK
 
@@ -113,20 +113,20 @@ async def test_tables_that_may_not_be_looked_at_are_no_trouble(engines: Engines,
 async def test_credentials_that_dynamodb_refuses(engines: Engines, tmp_path: Path) -> None:
     async with fault_proxy(engines.endpoints["ministack"]) as proxy:
         proxy.always[b"POST"] = dynamodb_error("UnrecognizedClientException")
-        found = await findings(on_dynamodb(tmp_path, proxy.url))
+        found = await run_checks(on_dynamodb(tmp_path, proxy.url))
     for name in ("tables", "permissions"):
         assert "UnrecognizedClientException" in found[name].message
         assert "AWS_ACCESS_KEY_ID" in found[name].remedy
 
 
 async def test_dynamodb_that_cannot_be_reached(engines: Engines, tmp_path: Path) -> None:
-    found = await findings(on_dynamodb(tmp_path, nobody_at()))
+    found = await run_checks(on_dynamodb(tmp_path, nobody_at()))
     for name in ("DynamoDB", "tables", "permissions"):
         assert (found[name].status, "store.endpoint" in found[name].remedy) == (FindingStatus.TROUBLE, True), found[name]
     assert found["clock by the store"].status is FindingStatus.SKIPPED
     async with fault_proxy(engines.endpoints["ministack"]) as proxy:
         proxy.always[b"HTTP/1.1"] = DropAnswer()
-        found = await findings(on_dynamodb(tmp_path, proxy.url))
+        found = await run_checks(on_dynamodb(tmp_path, proxy.url))
     assert (found["DynamoDB"].status, found["permissions"].status) == (FindingStatus.TROUBLE, FindingStatus.TROUBLE)
 
 
@@ -145,10 +145,10 @@ async def test_dynamodb_that_cannot_be_reached(engines: Engines, tmp_path: Path)
 )
 async def test_a_clock_that_is_off(tmp_path: Path, off: int, status: FindingStatus, words: str) -> None:
     date = formatdate(round(time.time()) + off, usegmt=True)
-    async with answering({"Date": date}) as port:
+    async with run_constant_server({"Date": date}) as port:
         url = f"http://127.0.0.1:{port}"
-        bedrock = await finding("clock by Bedrock", calling(tmp_path, url))
-        store = await finding("clock by the store", on_dynamodb(tmp_path, url))
+        bedrock = await run_check("clock by Bedrock", calling(tmp_path, url))
+        store = await run_check("clock by the store", on_dynamodb(tmp_path, url))
     for found in (bedrock, store):
         assert (found.status, "timedatectl" in found.remedy) == (status, status is not FindingStatus.OK), found
     if abs(off) != 60:  # a second may have passed
@@ -157,8 +157,8 @@ async def test_a_clock_that_is_off(tmp_path: Path, off: int, status: FindingStat
 
 async def test_no_time_is_told(tmp_path: Path) -> None:
     for headers in ({}, {"Date": "yesterday"}):
-        async with answering(headers) as port:
-            found = await finding("clock by Bedrock", calling(tmp_path, f"http://127.0.0.1:{port}"))
+        async with run_constant_server(headers) as port:
+            found = await run_check("clock by Bedrock", calling(tmp_path, f"http://127.0.0.1:{port}"))
         assert found.status is FindingStatus.SKIPPED, found
 
 
@@ -178,7 +178,7 @@ def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyPatch:
 
 async def test_no_credentials(tmp_path: Path, bare: pytest.MonkeyPatch) -> None:
     async with simulated_bedrock() as bedrock:
-        found = await findings(calling(tmp_path, bedrock.url))
+        found = await run_checks(calling(tmp_path, bedrock.url))
     for name in ("AWS credentials", "Bedrock in us-east-1"):
         assert "AWS_PROFILE" in found[name].remedy
     assert found["AWS credentials"].status is FindingStatus.TROUBLE
@@ -189,20 +189,20 @@ async def test_whose_credentials_and_until_when(tmp_path: Path, bare: pytest.Mon
     config = calling(tmp_path, nobody_at())
     (tmp_path / "aws").write_text(f"[default]\naws_access_key_id = A\naws_secret_access_key = {SECRET}\n")
     bare.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "aws"))
-    found = await finding("AWS credentials", config)
+    found = await run_check("AWS credentials", config)
     assert found.message == "by the provider shared-credentials-file; they do not expire"
     bare.setenv("AWS_ACCESS_KEY_ID", "A")
     bare.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
     bare.setenv("AWS_SESSION_TOKEN", SECRET)
-    assert "for this session alone" in (await finding("AWS credentials", config)).message
+    assert "for this session alone" in (await run_check("AWS credentials", config)).message
     soon = datetime.fromtimestamp(time.time() + 7200, UTC)
     bare.setenv("AWS_CREDENTIAL_EXPIRATION", soon.isoformat())
-    found = await finding("AWS credentials", config)
+    found = await run_check("AWS credentials", config)
     assert found.message == f"by the provider env; they expire at {soon:%Y-%m-%d %H:%M:%S} UTC"
-    assert (await finding("AWS credentials", config, clock=Late(9000))).status is FindingStatus.TROUBLE
+    assert (await run_check("AWS credentials", config, clock=Late(9000))).status is FindingStatus.TROUBLE
     bare.setenv("AWS_PROFILE", "nobodys")
     bare.delenv("AWS_ACCESS_KEY_ID")
-    found = await finding("AWS credentials", config)
+    found = await run_check("AWS credentials", config)
     assert (found.status, SECRET in found.message) == (FindingStatus.TROUBLE, False)
 
 
@@ -210,10 +210,10 @@ async def test_a_key_of_bedrocks_own(tmp_path: Path) -> None:
     async with simulated_bedrock() as bedrock:
         config = calling(tmp_path, bedrock.url, auth="bearer")
         good = {"AWS_BEARER_TOKEN_BEDROCK": "simulated-api-key"}
-        found = await findings(config, good)
+        found = await run_checks(config, good)
         assert (found["Bedrock API key"].status, found["AWS credentials"].status) == (FindingStatus.OK, FindingStatus.OK)
         assert found["Bedrock in us-east-1"].message.endswith("takes our API key")
-        found = await findings(config)
+        found = await run_checks(config)
     for name in ("Bedrock API key", "Bedrock in us-east-1"):
         assert "AWS_BEARER_TOKEN_BEDROCK" in found[name].remedy
     assert found["Bedrock API key"].status is FindingStatus.TROUBLE
@@ -224,7 +224,7 @@ async def test_a_key_of_bedrocks_own(tmp_path: Path) -> None:
 
 async def test_bedrock_is_asked_for_what_costs_nothing(tmp_path: Path) -> None:
     async with simulated_bedrock(keys=OURS) as bedrock:
-        found = await finding("Bedrock in us-east-1", calling(tmp_path, bedrock.url))
+        found = await run_check("Bedrock in us-east-1", calling(tmp_path, bedrock.url))
         assert found.status is FindingStatus.OK, found
         assert [entry.operation for entry in bedrock.ledger] == ["GetAsyncInvoke"]
 
@@ -235,7 +235,7 @@ async def test_each_place_of_a_label_is_looked_at(tmp_path: Path) -> None:
         label = config.labels["economy"]
         places = (EndpointConfig("us-west-2"), EndpointConfig("eu-west-1", endpoint=nobody_at()), EndpointConfig("us-west-2"))
         object.__setattr__(label, "endpoints", places)
-        found = await findings(config, only="Bedrock in")
+        found = await run_checks(config, only="Bedrock in")
     assert {name: each.status for name, each in found.items()} == {
         "Bedrock in us-east-1": FindingStatus.OK,
         "Bedrock in us-west-2": FindingStatus.OK,
@@ -246,29 +246,29 @@ async def test_each_place_of_a_label_is_looked_at(tmp_path: Path) -> None:
 
 async def test_bedrock_refuses(tmp_path: Path) -> None:
     async with simulated_bedrock() as bedrock:
-        found = await finding("Bedrock in us-east-1", calling(tmp_path, bedrock.url))
+        found = await run_check("Bedrock in us-east-1", calling(tmp_path, bedrock.url))
     assert (found.status, "UnrecognizedClientException" in found.message) == (FindingStatus.TROUBLE, True)
     assert "aws sts get-caller-identity" in found.remedy
     async with simulated_bedrock(keys=OURS) as bedrock:
-        found = await finding("Bedrock in us-east-1", calling(tmp_path, bedrock.url), clock=Late(3600))
+        found = await run_check("Bedrock in us-east-1", calling(tmp_path, bedrock.url), clock=Late(3600))
     assert (found.status, "clock" in found.remedy) == (FindingStatus.TROUBLE, True), found
     denied = {"x-amzn-errortype": "AccessDeniedException:http://internal/", "x-amzn-requestid": "1"}
-    async with answering(denied, status=403) as port:
-        found = await finding("Bedrock in us-east-1", calling(tmp_path, f"http://127.0.0.1:{port}"))
+    async with run_constant_server(denied, status=403) as port:
+        found = await run_check("Bedrock in us-east-1", calling(tmp_path, f"http://127.0.0.1:{port}"))
     assert (found.status, "bedrock:InvokeModel" in found.remedy) == (FindingStatus.WARNING, True)
-    async with answering({}, status=200) as port:
-        found = await finding("Bedrock in us-east-1", calling(tmp_path, f"http://127.0.0.1:{port}"))
+    async with run_constant_server({}, status=200) as port:
+        found = await run_check("Bedrock in us-east-1", calling(tmp_path, f"http://127.0.0.1:{port}"))
     assert (found.status, "not as Bedrock does" in found.message) == (FindingStatus.WARNING, True)
 
 
 async def test_bedrock_that_cannot_be_reached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = await finding("Bedrock in us-east-1", calling(tmp_path, nobody_at()))
+    found = await run_check("Bedrock in us-east-1", calling(tmp_path, nobody_at()))
     assert (found.status, "refused" in found.message, "upstream.endpoint" in found.remedy) == (FindingStatus.TROUBLE, True, True)
-    found = await finding("Bedrock in us-east-1", calling(tmp_path, "https://nobody.invalid"))
+    found = await run_check("Bedrock in us-east-1", calling(tmp_path, "https://nobody.invalid"))
     assert (found.status, "getent hosts nobody.invalid" in found.remedy) == (FindingStatus.TROUBLE, True)
     monkeypatch.setattr(asking, "PROBE_TIMEOUT_SECONDS", 0.3)
-    async with answering({}, status=0) as port:
-        found = await finding("Bedrock in us-east-1", calling(tmp_path, f"http://127.0.0.1:{port}"))
+    async with run_constant_server({}, status=0) as port:
+        found = await run_check("Bedrock in us-east-1", calling(tmp_path, f"http://127.0.0.1:{port}"))
     assert (found.status, "no answer in 0.3 seconds" in found.message) == (FindingStatus.TROUBLE, True)
 
 
@@ -276,8 +276,8 @@ async def test_bedrock_behind_a_certificate_that_nobody_knows(tmp_path: Path) ->
     _, certificate, key = ensure_local_certificates(tmp_path / "tls", time.time())
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(certificate, key)
-    async with answering({}, tls=context) as port:
-        found = await finding("Bedrock in us-east-1", calling(tmp_path, f"https://localhost:{port}"))
+    async with run_constant_server({}, tls=context) as port:
+        found = await run_check("Bedrock in us-east-1", calling(tmp_path, f"https://localhost:{port}"))
     assert (found.status, "SSL_CERT_FILE" in found.remedy) == (FindingStatus.TROUBLE, True), found
 
 
@@ -288,9 +288,9 @@ async def test_the_price_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     config = calling(tmp_path, nobody_at())
     async with price_list_server() as prices:
         monkeypatch.setenv("AWS_ENDPOINT_URL_PRICING", prices.url)
-        assert (await finding("price list", config)).status is FindingStatus.OK
+        assert (await run_check("price list", config)).status is FindingStatus.OK
         assert [call["MaxResults"] for call in prices.calls] == [1]
         prices.always = DENIED
-        found = await finding("price list", config)
+        found = await run_check("price list", config)
     assert (found.status, "pricing:GetProducts" in found.remedy) == (FindingStatus.WARNING, True)
     assert "the configuration's prices stay in force" in found.message

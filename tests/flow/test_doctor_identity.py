@@ -13,7 +13,7 @@ from price_keeper.doctor.findings import Finding, FindingStatus
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Put
 
-from tests.support.doctor import configured, finding, findings
+from tests.support.doctor import write_config, run_check, run_checks
 from tests.support.engines import PREFIX, Engines
 
 ORG = str(uuid4())
@@ -22,7 +22,7 @@ CHECK = "org of the identity"
 
 
 async def looked(config: Config) -> Finding:
-    return await finding(CHECK, config)
+    return await run_check(CHECK, config)
 
 
 @pytest.mark.parametrize("name", ["sqlite", "ministack"])
@@ -38,7 +38,7 @@ async def test_identity_whose_org_is_not_registered_is_warned_of_until_it_is(
                 "endpoint": engines.endpoints.get("ministack"),
             },
         }
-        config = configured(tmp_path, store=places[name], auth=BOUND)
+        config = write_config(tmp_path, store=places[name], auth=BOUND)
         found = await looked(config)
         assert (found.status, ORG in found.message) == (FindingStatus.WARNING, True), found
         assert "its calls are refused (unknown_org: refuse)" in found.message
@@ -48,11 +48,11 @@ async def test_identity_whose_org_is_not_registered_is_warned_of_until_it_is(
 
 
 async def test_identity_before_there_is_any_store_is_warned_of_and_nothing_is_made(tmp_path: Path) -> None:
-    assert (await looked(configured(tmp_path, auth=BOUND))).status is FindingStatus.WARNING
+    assert (await looked(write_config(tmp_path, auth=BOUND))).status is FindingStatus.WARNING
     assert os.listdir(tmp_path) == []
 
 
 async def test_no_identity_and_a_control_service_need_no_org(tmp_path: Path) -> None:
-    assert (await looked(configured(tmp_path))).status is FindingStatus.SKIPPED
+    assert (await looked(write_config(tmp_path))).status is FindingStatus.SKIPPED
     with pytest.raises(AssertionError, match=CHECK):
-        await findings(configured(tmp_path, auth=BOUND), only=CHECK, role="control")
+        await run_checks(write_config(tmp_path, auth=BOUND), only=CHECK, role="control")

@@ -24,7 +24,7 @@ from price_keeper.stores.schema import TABLES
 from price_keeper.stores.sqlite import SqliteStore
 
 from tests.support.control import ADMIN_KEY, API, ORG, SETTINGS
-from tests.support.doctor import configured
+from tests.support.doctor import write_config
 
 ENVIRON = {"PRICE_KEEPER_JWT_SECRET": "what these tests sign their tokens with", "PRICE_KEEPER_API_KEY": ADMIN_KEY}
 SECONDS = 30
@@ -101,7 +101,7 @@ async def running(
 
 def fleet(folder: Path, name: str) -> Config:
     free = {"data": Address("127.0.0.1", 0), "control": Address("127.0.0.1", 0)}
-    config = configured(folder, listen=free, journal={"dir": str(folder / name)}, aggregator={"interval_secs": 1})
+    config = write_config(folder, listen=free, journal={"dir": str(folder / name)}, aggregator={"interval_secs": 1})
     (label,) = config.labels.values()
     return dataclasses.replace(config, labels={"premium": label, "economy": label})
 

@@ -20,7 +20,7 @@ from price_keeper.doctor.findings import FindingStatus
 from price_keeper.doctor.needs import ACTIONS, get_table_permissions
 
 from tests.support.commands import ROOT, call_in_process, sidecar
-from tests.support.doctor import answering, configured, finding, findings
+from tests.support.doctor import run_constant_server, write_config, run_check, run_checks
 from tests.support.engines import PREFIX, Engines
 from tests.support.fault_proxy import dynamodb_error, fault_proxy
 from tests.support.ports import free_port
@@ -83,7 +83,7 @@ def halves(*keys: KeyConfig, environ: Mapping[str, str] | None = None) -> dict[s
 
 
 async def test_each_role_has_checks_of_its_own(tmp_path: Path) -> None:
-    names = {role: set(await findings(configured(tmp_path), role=role)) for role in ROLES}
+    names = {role: set(await run_checks(write_config(tmp_path), role=role)) for role in ROLES}
     assert names["both"] - names["control"] == OF_CALLS
     assert names["control"] - names["both"] == set()
     assert names["both"] - names["sidecar"] == {"admin key"}
@@ -93,16 +93,16 @@ async def test_each_role_has_checks_of_its_own(tmp_path: Path) -> None:
 
 
 async def test_a_control_service_wants_no_aws_credentials(tmp_path: Path) -> None:
-    config = configured(tmp_path, upstream={"endpoint": None})
-    assert (await finding("AWS credentials", config, role="control")).status is FindingStatus.SKIPPED
-    assert (await finding("AWS credentials", config, role="sidecar")).status is not FindingStatus.SKIPPED
+    config = write_config(tmp_path, upstream={"endpoint": None})
+    assert (await run_check("AWS credentials", config, role="control")).status is FindingStatus.SKIPPED
+    assert (await run_check("AWS credentials", config, role="sidecar")).status is not FindingStatus.SKIPPED
 
 
 async def test_the_data_port_of_a_control_service_may_be_taken(tmp_path: Path) -> None:
-    async with answering({}, status=200) as port:
-        config = configured(tmp_path, listen={"data": Address("127.0.0.1", port)})
-        assert (await findings(config, role="sidecar"))["data port"].status is FindingStatus.TROUBLE
-        assert "data port" not in await findings(config, role="control")
+    async with run_constant_server({}, status=200) as port:
+        config = write_config(tmp_path, listen={"data": Address("127.0.0.1", port)})
+        assert (await run_checks(config, role="sidecar"))["data port"].status is FindingStatus.TROUBLE
+        assert "data port" not in await run_checks(config, role="control")
 
 
 # Keys.
@@ -110,30 +110,30 @@ async def test_the_data_port_of_a_control_service_may_be_taken(tmp_path: Path) -
 
 async def test_the_keys_that_each_role_needs(tmp_path: Path) -> None:
     keys = made(tmp_path, "k1")
-    halves_alone = configured(tmp_path, auth={"keys": public(keys, "k1")})
-    pair = configured(tmp_path, auth={"keys": (private(keys, "k1"),)})
-    assert (await finding("token keys", halves_alone, role="sidecar")).message == "k1 (EdDSA, verifies)"
-    found = await finding("token keys", halves_alone, role="control")
+    halves_alone = write_config(tmp_path, auth={"keys": public(keys, "k1")})
+    pair = write_config(tmp_path, auth={"keys": (private(keys, "k1"),)})
+    assert (await run_check("token keys", halves_alone, role="sidecar")).message == "k1 (EdDSA, verifies)"
+    found = await run_check("token keys", halves_alone, role="control")
     assert (found.status, "auth.keys.0" in found.remedy) == (FindingStatus.TROUBLE, True)
-    assert (await finding("token keys", pair, role="control")).message == "k1 (EdDSA, signs)"
-    found = await finding("token keys", pair, role="sidecar")
+    assert (await run_check("token keys", pair, role="control")).message == "k1 (EdDSA, signs)"
+    found = await run_check("token keys", pair, role="sidecar")
     assert (found.status, "public_key_file" in found.remedy, "k1 here" in found.message) == (FindingStatus.WARNING, True, True)
-    shared = configured(tmp_path, auth={"keys": (KeyConfig("k1", "HS256", secret_env="S"),)})
-    found = await finding("token keys", shared, {"S": SECRET}, role="sidecar")
+    shared = write_config(tmp_path, auth={"keys": (KeyConfig("k1", "HS256", secret_env="S"),)})
+    found = await run_check("token keys", shared, {"S": SECRET}, role="sidecar")
     assert (found.status, "EdDSA" in found.remedy, SECRET in found.message) == (FindingStatus.WARNING, True, False)
     for role in ROLES:
-        assert (await finding("token keys", shared, role=role)).status is FindingStatus.TROUBLE
+        assert (await run_check("token keys", shared, role=role)).status is FindingStatus.TROUBLE
 
 
 # The control service.
 
 
 def verifying(folder: Path, url: str | None, *keys: KeyConfig, **more: Any) -> Config:
-    return configured(folder, auth={"keys": keys, "control_url": url, **more})
+    return write_config(folder, auth={"keys": keys, "control_url": url, **more})
 
 
 async def looked(config: Config, environ: Mapping[str, str] | None = None) -> tuple[FindingStatus, str, str]:
-    found = await finding("control service", config, environ, role="sidecar")
+    found = await run_check("control service", config, environ, role="sidecar")
     return found.status, found.message, found.remedy
 
 
@@ -215,12 +215,12 @@ async def test_each_role_tries_what_it_does_with_each_table(engines: Engines, tm
     denied = {}
     async with engines.open("ministack", tmp_path), fault_proxy(engines.endpoints["ministack"]) as proxy:
         store = {**config, "endpoint": proxy.url}
-        found = await finding("permissions", configured(tmp_path, store=store), role=role)
+        found = await run_check("permissions", write_config(tmp_path, store=store), role=role)
         assert found.status is FindingStatus.OK, found
         for action in ACTIONS:
             verb = "TransactWriteItems" if action == "ConditionCheckItem" else action
             proxy.always = {f"DynamoDB_20120810.{verb}\r\n".encode(): dynamodb_error("AccessDeniedException")}
-            found = await finding("permissions", configured(tmp_path, store=store), role=role)
+            found = await run_check("permissions", write_config(tmp_path, store=store), role=role)
             if found.status is FindingStatus.TROUBLE:
                 denied[action] = found.message.removeprefix(f"not allowed: {action} on ").split(", ")
                 assert f"table/{PREFIX}{denied[action][0]}" in found.remedy

@@ -10,7 +10,7 @@ from h2.errors import ErrorCodes
 from price_keeper.exchange import Request, Responder
 
 from tests.support.rig import UpstreamExchange, PortHarness, ForwardingHandler, open_forwarding_port, echo, on_both_loops, build_response, open_port, upstream
-from tests.support.wire import CutError, Wire, ask, eventually, quiet
+from tests.support.wire import ConnectionCut, RawConnection, ask, eventually, wait_quietly
 
 SECONDS = 25.0
 
@@ -40,15 +40,15 @@ class Draining:
         self._task = asyncio.create_task(rig.listener.drain(SECONDS, give_up))
 
     async def passes(self, seconds: float) -> None:
-        await quiet(0.005)
+        await wait_quietly(0.005)
         await self._rig.pass_time(seconds)
 
     async def is_done(self) -> float:
         """How long it took."""
-        await quiet(0.005)
+        await wait_quietly(0.005)
         while not self._task.done():
             self._rig.clock.move(0.05)
-            await quiet(0.002)
+            await wait_quietly(0.002)
         return self._rig.clock.now() - self._began
 
 
@@ -64,8 +64,8 @@ async def test_it_is_over_at_once_when_nothing_is_under_way() -> None:
         await eventually(lambda: rig.open_connections == 3)
         assert await Draining(rig).is_done() < 1
         for wire in (idle, silent):
-            assert await wire.ending() in ("closed", "reset")
-        await client.until(lambda: client.goodbye)
+            assert await wire.read_ending() in ("closed", "reset")
+        await client.wait_until(lambda: client.goodbye)
         assert not await client.listen()
     async with open_port(echo) as rig:
         assert await Draining(rig).is_done() == 0
@@ -79,9 +79,9 @@ async def test_nobody_new_is_let_in() -> None:
         await wire.send(ask())
         await eventually(lambda: handler.begun)
         draining = Draining(rig)
-        await quiet()
+        await wait_quietly()
         with pytest.raises(ConnectionRefusedError):
-            await Wire.connect(rig.port)
+            await RawConnection.connect(rig.port)
         handler.gate.set()
         assert (await wire.answer()).body == b"begun ended"
         assert await draining.is_done() < 1
@@ -97,11 +97,11 @@ async def test_http1_finishes_the_answer_under_way_and_takes_no_other() -> None:
         await eventually(lambda: handler.begun == 2)
         draining = Draining(rig)
         await told.send(ask())
-        await quiet()
+        await wait_quietly()
         handler.gate.set()
         for wire in (told, ahead):
             assert (await wire.answer()).body == b"begun ended"
-            assert await wire.ending() in ("closed", "reset")
+            assert await wire.read_ending() in ("closed", "reset")
         assert handler.begun == 2
         assert await draining.is_done() < 1
 
@@ -119,11 +119,11 @@ async def test_http1_says_that_the_connection_closes_if_it_still_can() -> None:
         await wire.send(ask(b"x"))
         await eventually(lambda: rig.running_requests)
         draining = Draining(rig)
-        await quiet(0.01)
+        await wait_quietly(0.01)
         gate.set()
         heard = await wire.answer()
         assert (heard.body, heard[b"connection"]) == (b"x", b"close")
-        assert await wire.ending() == "closed"
+        assert await wire.read_ending() == "closed"
         assert await draining.is_done() < 1
 
 
@@ -133,9 +133,9 @@ async def test_a_request_that_has_half_come_is_let_in(at: int) -> None:
     async with open_port(echo) as rig:
         wire = await rig.connect()
         await wire.send(ask(b"a body")[:at])
-        await quiet()
+        await wait_quietly()
         draining = Draining(rig)
-        await quiet(0.01)
+        await wait_quietly(0.01)
         await wire.send(ask(b"a body")[at:])
         heard = await wire.answer()
         assert (heard.body, heard[b"connection"]) == (b"a body", b"close")
@@ -151,12 +151,12 @@ async def test_http2_says_goodbye_and_finishes_its_streams() -> None:
         await client.flush()
         await eventually(lambda: handler.begun == 1)
         draining = Draining(rig)
-        await client.until(lambda: client.goodbye)
+        await client.wait_until(lambda: client.goodbye)
         assert client.goodbye is not None
         assert (client.goodbye.error_code, client.goodbye.last_stream_id) == (ErrorCodes.NO_ERROR, coming)
         late = client.open()
         await client.flush()
-        await client.until(lambda: client.streams[late].reset is not None)
+        await client.wait_until(lambda: client.streams[late].reset is not None)
         assert client.streams[late].reset == ErrorCodes.REFUSED_STREAM  # so it may go elsewhere
         await client.body(coming, b"the rest")
         await eventually(lambda: handler.begun == 2)
@@ -185,10 +185,10 @@ async def test_past_the_limit_all_is_cut_and_looks_so(protocol: str) -> None:
         assert rig.open_connections == 1
         assert SECONDS <= await draining.is_done() < SECONDS + 2  # its handler does not end either
         if protocol == "h2":
-            with pytest.raises(CutError):
+            with pytest.raises(ConnectionCut):
                 await client.answer(1)
         else:
-            with pytest.raises(CutError, match="reset"):
+            with pytest.raises(ConnectionCut, match="reset"):
                 await wire.answer()
         handler.gate.set()
 
@@ -228,7 +228,7 @@ async def test_answers_from_upstream_are_finished_too() -> None:
             await wire.send(ask())
             await eventually(lambda: server.calls)
             draining = Draining(rig)
-            await quiet()
+            await wait_quietly()
             gate.set()
             assert (await wire.answer()).body == b"x" * 100_000
             assert await draining.is_done() < 1

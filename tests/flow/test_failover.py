@@ -9,15 +9,15 @@ import pytest
 from price_keeper.forwarding import reach as module
 from price_keeper.forwarding.upstream import UpstreamEndpoint
 
-from tests.support.connecting import Make, connecting
+from tests.support.connecting import Connect, intercept_connections
 from tests.support.rig import PortHarness, ForwardingHandler, open_forwarding_port, closed_endpoint, on_both_loops, build_response, reply_with, upstream
-from tests.support.wire import Heard, ask, eventually, said
+from tests.support.wire import WireResponse, ask, eventually, read_error_message
 
 OK = build_response(b"all is well")
 THROTTLED = build_response(b'{"message": "slow down"}', 429, b"x-amzn-errortype: ThrottlingException\r\n")
 
 
-async def asked(rig: PortHarness, protocol: str = "h1") -> Heard:
+async def asked(rig: PortHarness, protocol: str = "h1") -> WireResponse:
     if protocol == "h2":
         return await (await rig.connect_http2()).call(body=b"hello")
     wire = await rig.connect()
@@ -39,7 +39,7 @@ async def test_throttled_here_and_unreachable_there_is_throttled(protocol: str) 
         through = ForwardingHandler(first.endpoint, closed_endpoint())
         async with open_forwarding_port(through) as rig:
             heard = await asked(rig, protocol)
-            assert said(heard, 429, "ThrottlingException").startswith("Bedrock throttles this model")
+            assert read_error_message(heard, 429, "ThrottlingException").startswith("Bedrock throttles this model")
             assert (heard[b"retry-after"], heard[b"x-amz-retry-after"]) == (b"1", b"1000")
             assert b"x-should-retry" not in heard
             assert len(first.calls) == 1
@@ -53,7 +53,7 @@ async def test_where_bedrock_is_stays_in_the_log(protocol: str) -> None:
     through = ForwardingHandler(gone)
     async with open_forwarding_port(through) as rig:
         heard = await asked(rig, protocol)
-        assert said(heard, 503, "ServiceUnavailableException") == "Bedrock cannot be reached"
+        assert read_error_message(heard, 503, "ServiceUnavailableException") == "Bedrock cannot be reached"
         assert heard[b"retry-after"] == b"1"
         assert f"{gone.host}:{gone.port} gets no calls" in told(rig)[0]
         await asked(rig, protocol)
@@ -122,7 +122,7 @@ class SlowToConnect:
     def __init__(self, port: int) -> None:
         self.begun = 0
         self.go_on = asyncio.Event()
-        self._connecting = connecting(port, self._connect)
+        self._connecting = intercept_connections(port, self._connect)
 
     def __enter__(self) -> SlowToConnect:
         self._connecting.__enter__()
@@ -131,7 +131,7 @@ class SlowToConnect:
     def __exit__(self, *_: object) -> None:
         self._connecting.__exit__(None, None, None)
 
-    async def _connect(self, make: Make) -> Any:
+    async def _connect(self, make: Connect) -> Any:
         self.begun += 1
         await self.go_on.wait()
         return await make()

@@ -24,12 +24,12 @@ from price_keeper.stores import schema
 from price_keeper.stores.contract import Put
 from price_keeper.stores.sqlite import SqliteStore
 
-from tests.support.connecting import Make, connecting
+from tests.support.connecting import Connect, intercept_connections
 from tests.support.data_port import APP, ORG, DataPort, data_port
 from tests.support.fleet import put_item
 from tests.support.ports import free_port
 from tests.support.simulated import CHAT_PATH
-from tests.support.wire import CutError, Heard, Http2Wire, Wire, ask, quiet, said
+from tests.support.wire import ConnectionCut, WireResponse, Http2TestClient, RawConnection, ask, wait_quietly, read_error_message
 
 CONVERSE = b"/model/premium/converse"
 BODY = b'{"messages":[{"role":"user","content":[{"text":"a prompt, XYZZY"}]}]}'
@@ -66,8 +66,8 @@ async def asked(
     more: bytes = JSON,
     method: bytes = b"POST",
     token: str | None = None,
-) -> Heard:
-    wire = await Wire.connect(number_of(port))
+) -> WireResponse:
+    wire = await RawConnection.connect(number_of(port))
     try:
         who = f"authorization: Bearer {port.token if token is None else token}\r\n".encode()
         await wire.send(ask(body, who + more, path=path, method=method))
@@ -76,18 +76,18 @@ async def asked(
         wire.close()
 
 
-async def asked2(port: DataPort, path: bytes, body: bytes, more: list[tuple[bytes, bytes]]) -> Heard:
-    client = await Http2Wire.connect(number_of(port))
+async def asked2(port: DataPort, path: bytes, body: bytes, more: list[tuple[bytes, bytes]]) -> WireResponse:
+    client = await Http2TestClient.connect(number_of(port))
     client.h2.config.validate_outbound_headers = False
     try:
         number = client.open(path, [(b"authorization", b"Bearer " + port.token.encode()), *more], ends=False)
         await client.body(number, body)
         return await client.answer(number)
     finally:
-        client.wire.close()
+        client.connection.close()
 
 
-def decision(heard: Heard) -> list[bytes]:
+def decision(heard: WireResponse) -> list[bytes]:
     return [
         heard[b"x-price-keeper-" + name]
         for name in (b"requested", b"label", b"model")
@@ -101,13 +101,13 @@ def decision(heard: Heard) -> list[bytes]:
 async def test_a_fault_of_ours_is_answered_and_so_is_the_call_sent_again(
     port: DataPort, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def broken(_: Make) -> None:
+    async def broken(_: Connect) -> None:
         raise RuntimeError(BODY)
 
-    with connecting(bedrocks(port), broken):
+    with intercept_connections(bedrocks(port), broken):
         for _ in range(2):
             heard = await asked(port, more=JSON + RETRIED)
-            assert said(heard, 500, "InternalServerException") == "an internal error; the sidecar's log has its cause"
+            assert read_error_message(heard, 500, "InternalServerException") == "an internal error; the sidecar's log has its cause"
             assert heard[b"x-price-keeper-request-id"].decode() in caplog.text
             assert decision(heard)[:2] == [b"premium", b"premium"]
     assert "RuntimeError" in caplog.text
@@ -118,12 +118,12 @@ async def test_a_fault_of_ours_is_answered_and_so_is_the_call_sent_again(
 
 
 async def test_a_handler_that_ends_without_an_answer_keeps_nobody_waiting(port: DataPort) -> None:
-    async def cancelled(_: Make) -> None:
+    async def cancelled(_: Connect) -> None:
         raise asyncio.CancelledError
 
-    with connecting(bedrocks(port), cancelled):
+    with intercept_connections(bedrocks(port), cancelled):
         for _ in range(2):
-            with pytest.raises(CutError):
+            with pytest.raises(ConnectionCut):
                 await asked(port, more=JSON + RETRIED)
     assert (await asked(port, more=JSON + RETRIED)).status == 200
 
@@ -131,11 +131,11 @@ async def test_a_handler_that_ends_without_an_answer_keeps_nobody_waiting(port: 
 async def test_whoever_waits_for_the_same_call_hears_of_its_fault_too(port: DataPort) -> None:
     go_on = asyncio.Event()
 
-    async def broken(_: Make) -> None:
+    async def broken(_: Connect) -> None:
         await go_on.wait()
         raise RuntimeError
 
-    with connecting(bedrocks(port), broken):
+    with intercept_connections(bedrocks(port), broken):
         waiting = [asyncio.create_task(asked(port, more=JSON + RETRIED)) for _ in range(3)]
         await asyncio.sleep(0.1)
         go_on.set()
@@ -166,7 +166,7 @@ async def test_a_name_over_http2_that_no_header_has(port: DataPort, name: bytes)
     for _ in range(2):
         try:
             heard = await asked2(port, CONVERSE, BODY, [(name, b"v"), (b"amz-sdk-invocation-id", b"one")])
-        except CutError:  # refused by the protocol already
+        except ConnectionCut:  # refused by the protocol already
             continue
         assert heard.status == 400
     assert len(port.bedrock.ledger) == 0
@@ -188,7 +188,7 @@ async def test_a_name_over_http2_that_no_header_has(port: DataPort, name: bytes)
 )
 async def test_strangers_learn_nothing(port: DataPort, path: bytes, method: bytes, body: bytes) -> None:
     heard = await asked(port, path, body, method=method, token="nobody")
-    said(heard, 403, "AccessDeniedException")
+    read_error_message(heard, 403, "AccessDeniedException")
     assert (await asked(port, path, body, method=method)).status in (400, 403, 404)
 
 
@@ -197,7 +197,7 @@ async def test_nothing_of_a_strangers_body_is_read(port: DataPort, monkeypatch: 
         raise AssertionError("the body was looked into")
 
     monkeypatch.setattr(handler, "understood", read)
-    said(await asked(port, CHAT_PATH.encode(), b"{}", token="nobody"), 403, "AccessDeniedException")
+    read_error_message(await asked(port, CHAT_PATH.encode(), b"{}", token="nobody"), 403, "AccessDeniedException")
 
 
 async def test_a_large_body_is_looked_into_beside_the_loop(port: DataPort, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,7 +256,7 @@ async def test_a_models_name_in_a_body_is_as_legal_as_one_in_a_path(chat: DataPo
     body = orjson.dumps({"model": model, "messages": []})
     for path in (CHAT_PATH.encode(), b"/async-invoke"):
         heard = await asked(chat, path, body.replace(b'"model"', b'"modelId"') if path == b"/async-invoke" else body)
-        said(heard, 400, "ValidationException")
+        read_error_message(heard, 400, "ValidationException")
         assert decision(heard) == []
     assert len(chat.bedrock.ledger) == 0
 
@@ -288,7 +288,7 @@ async def test_nothing_but_the_models_name_changes(chat: DataPort) -> None:
     ],
 )
 async def test_a_body_that_can_be_read_in_two_ways_is_refused(chat: DataPort, body: bytes, words: str) -> None:
-    assert said(await asked(chat, CHAT_PATH.encode(), body), 400, "ValidationException") == words
+    assert read_error_message(await asked(chat, CHAT_PATH.encode(), body), 400, "ValidationException") == words
     assert len(chat.bedrock.ledger) == 0
 
 
@@ -300,14 +300,14 @@ async def test_a_body_that_can_be_read_in_two_ways_is_refused(chat: DataPort, bo
 )
 async def test_no_query_goes_upstream(port: DataPort, query: bytes) -> None:
     heard = await asked(port, CONVERSE + b"?" + query)
-    assert "takes a query" in said(heard, 400, "ValidationException")
+    assert "takes a query" in read_error_message(heard, 400, "ValidationException")
     assert len(port.bedrock.ledger) == 0
     assert (await asked(port, CONVERSE + b"?")).status == 200
 
 
 async def test_jobs_of_others_are_not_listed(chat: DataPort) -> None:
-    said(await asked(chat, b"/async-invoke", b"", method=b"GET"), 403, "AccessDeniedException")
-    said(await asked(chat, b"/async-invoke?maxResults=1", b"", method=b"GET"), 400, "ValidationException")
+    read_error_message(await asked(chat, b"/async-invoke", b"", method=b"GET"), 403, "AccessDeniedException")
+    read_error_message(await asked(chat, b"/async-invoke?maxResults=1", b"", method=b"GET"), 400, "ValidationException")
     assert len(chat.bedrock.ledger) == 0
     job = {"modelId": OURS, "modelInput": {}, "outputDataConfig": {"s3OutputDataConfig": {"s3Uri": "s3://b/p"}}}
     arn = orjson.loads((await asked(chat, b"/async-invoke", orjson.dumps(job))).body)["invocationArn"]
@@ -324,10 +324,10 @@ async def test_inference_profiles_are_fetched_with_get_alone(port: DataPort) -> 
         assert orjson.loads(heard.body) == {"inferenceProfileSummaries": []}
         assert heard[b"x-price-keeper-request-id"]
         for method in (b"DELETE", b"POST"):
-            said(await asked(port, path, b"", method=method), 404, "UnknownOperationException")
-        said(await asked(port, path, b"", method=b"GET", token="nobody"), 403, "AccessDeniedException")
+            read_error_message(await asked(port, path, b"", method=method), 404, "UnknownOperationException")
+        read_error_message(await asked(port, path, b"", method=b"GET", token="nobody"), 403, "AccessDeniedException")
     for path in (b"/inference-profilesX", b"/inference-profiles/../anything"):
-        said(await asked(port, path, b"", method=b"GET"), 404, "UnknownOperationException")
+        read_error_message(await asked(port, path, b"", method=b"GET"), 404, "UnknownOperationException")
 
 
 async def test_refusals_tell_their_number_and_what_was_decided(tmp_path: Path) -> None:
@@ -361,12 +361,12 @@ async def test_credentials_are_handed_out_however_a_request_without_a_body_ends(
     port: DataPort, tmp_path: Path, ending: str
 ) -> None:
     who = (b"authorization", f"org-{ORG}-app-{APP}:{await registered(tmp_path)}".encode())
-    client = await Http2Wire.connect(number_of(port))
+    client = await Http2TestClient.connect(number_of(port))
     try:
         number = client.open(b"/credentials", [who], ends=ending == "its head", method=b"GET")
         await client.flush()
         if ending != "its head":
-            await quiet()  # so that the end comes by itself
+            await wait_quietly()  # so that the end comes by itself
             if ending == "trailers":
                 client.h2.send_headers(number, [(b"x", b"y")], end_stream=True)
             else:
@@ -374,7 +374,7 @@ async def test_credentials_are_handed_out_however_a_request_without_a_body_ends(
             await client.flush()
         heard = await client.answer(number)
     finally:
-        client.wire.close()
+        client.connection.close()
     assert heard.status == 200
     assert orjson.loads(heard.body)["Token"]
 
@@ -382,7 +382,7 @@ async def test_credentials_are_handed_out_however_a_request_without_a_body_ends(
 async def test_credentials_tell_their_number(port: DataPort, tmp_path: Path) -> None:
     secret = await registered(tmp_path)
     for given, status in ((secret, 200), (make_secret(), 403), ("\xe9" * 44, 403), ("short", 403)):
-        wire = await Wire.connect(number_of(port))
+        wire = await RawConnection.connect(number_of(port))
         who = b"authorization: org-%b-app-%b:%b\r\n" % (ORG.encode(), APP.encode(), given.encode("latin-1"))
         await wire.send(ask(b"", who, path=b"/credentials", method=b"GET"))
         heard = await wire.answer()

@@ -25,10 +25,10 @@ from price_keeper.surface.outbox import MAX_BATCH_BYTES
 
 from tests.support.compiled import replaces_a_method
 from tests.support.data_port import APP, ORG
-from tests.support.handled import Lane, lane
+from tests.support.handled import PortWithListener, open_port_with_listener
 from tests.support.rig import UpstreamExchange, PortHarness, RecordingObserver, ForwardingHandler, open_forwarding_port, echo, on_both_loops, build_response, open_port, upstream
 from tests.support.simulated import CHAT_PATH
-from tests.support.wire import Http2Wire, Wire, ask, eventually, said
+from tests.support.wire import Http2TestClient, RawConnection, ask, eventually, read_error_message
 
 PATH = b"/model/premium/converse"
 BODY = b'{"messages":[{"role":"user","content":[{"text":"hello"}]}]}'
@@ -36,20 +36,20 @@ RETRIED = b"amz-sdk-invocation-id: one\r\n"
 
 
 @pytest.fixture
-async def opened_lane(tmp_path: Path) -> AsyncIterator[Lane]:
-    async with lane(tmp_path) as opened:
+async def opened_lane(tmp_path: Path) -> AsyncIterator[PortWithListener]:
+    async with open_port_with_listener(tmp_path) as opened:
         await opened.port.ask(PATH.decode(), {"messages": [{"role": "user", "content": [{"text": "hi"}]}]})
         yield opened
 
 
-def request_of(lane: Lane, more: bytes = b"", *, token: str | None = None, **how: Any) -> bytes:
+def request_of(lane: PortWithListener, more: bytes = b"", *, token: str | None = None, **how: Any) -> bytes:
     who = f"authorization: Bearer {lane.port.token if token is None else token}\r\n".encode()
     return ask(how.pop("body", BODY), who + b"content-type: application/json\r\n" + more, **{"path": PATH, **how})
 
 
 @asynccontextmanager
-async def wired(lane: Lane) -> AsyncIterator[Wire]:
-    wire = await Wire.connect(lane.number)
+async def wired(lane: PortWithListener) -> AsyncIterator[RawConnection]:
+    wire = await RawConnection.connect(lane.port_number)
     try:
         yield wire
     finally:
@@ -59,15 +59,15 @@ async def wired(lane: Lane) -> AsyncIterator[Wire]:
 # Who reads what.
 
 
-async def test_body_of_unknown_caller_is_not_parsed(opened_lane: Lane, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_body_of_unknown_caller_is_not_parsed(opened_lane: PortWithListener, monkeypatch: pytest.MonkeyPatch) -> None:
     def read(*_: Any) -> None:
         raise AssertionError("the body was looked into")
 
     monkeypatch.setattr(handler, "understood", read)
     async with wired(opened_lane) as wire:
         await wire.send(request_of(opened_lane, path=CHAT_PATH.encode(), body=b"{}", token="nobody"))
-        said(await wire.answer(), 403, "AccessDeniedException")
-    await opened_lane.is_quiet()
+        read_error_message(await wire.answer(), 403, "AccessDeniedException")
+    await opened_lane.wait_until_quiet()
 
 
 # What fails on the way.
@@ -88,7 +88,7 @@ def _raises(*_: Any) -> None:
     ],
 )
 async def test_whatever_fails_the_caller_is_told_and_nothing_stays_open(
-    opened_lane: Lane, monkeypatch: pytest.MonkeyPatch, owner: type, name: str, more: bytes
+    opened_lane: PortWithListener, monkeypatch: pytest.MonkeyPatch, owner: type, name: str, more: bytes
 ) -> None:
     port = opened_lane.port
     await port.store.put(Put(schema.app_config_key(ORG, APP), {"version": 1, "limits": {"rpm": 600, "tpm": 10**6}}))
@@ -98,8 +98,8 @@ async def test_whatever_fails_the_caller_is_told_and_nothing_stays_open(
             patch.setattr(owner, name, _raises)
             for _ in range(2):
                 await wire.send(request_of(opened_lane, more))
-                said(await wire.answer(), 500, "InternalServerException")
-        await opened_lane.is_quiet()
+                read_error_message(await wire.answer(), 500, "InternalServerException")
+        await opened_lane.wait_until_quiet()
         assert opened_lane.journal.recorded == before
         await wire.send(request_of(opened_lane, more))
         assert (await wire.answer()).status == 200
@@ -109,7 +109,7 @@ async def test_whatever_fails_the_caller_is_told_and_nothing_stays_open(
 @pytest.mark.parametrize("more", [b"", RETRIED])
 @pytest.mark.parametrize("fault", ["x-simulate-fault: reset\r\n", ""])
 async def test_a_meter_that_fails_keeps_nobody_waiting(
-    opened_lane: Lane, monkeypatch: pytest.MonkeyPatch, fault: str, more: bytes
+    opened_lane: PortWithListener, monkeypatch: pytest.MonkeyPatch, fault: str, more: bytes
 ) -> None:
     closed = Meter.close
 
@@ -124,15 +124,15 @@ async def test_a_meter_that_fails_keeps_nobody_waiting(
         monkeypatch.setattr(SigV4Authorizer, "build_header_lines", _raises)
     async with wired(opened_lane) as wire:
         await wire.send(request_of(opened_lane, more))
-        said(await wire.answer(), 500, "InternalServerException")
+        read_error_message(await wire.answer(), 500, "InternalServerException")
     monkeypatch.setattr(Meter, "close", closed)
-    await opened_lane.is_quiet()
+    await opened_lane.wait_until_quiet()
 
 
 @replaces_a_method
 @pytest.mark.parametrize("is_known", [True, False])
 async def test_no_more_is_sent_than_could_be_recorded(
-    opened_lane: Lane, monkeypatch: pytest.MonkeyPatch, is_known: bool
+    opened_lane: PortWithListener, monkeypatch: pytest.MonkeyPatch, is_known: bool
 ) -> None:
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
@@ -143,24 +143,24 @@ async def test_no_more_is_sent_than_could_be_recorded(
     sent = len(opened_lane.port.bedrock.ledger)
     with monkeypatch.context() as patch:
         if is_known:
-            patch.setattr(opened_lane.pipeline._choosing, "_check_recordable", refused)
+            patch.setattr(opened_lane.handler._choosing, "_check_recordable", refused)
         else:
             patch.setattr(opened_lane.journal._segment, "append", full)
         async with wired(opened_lane) as wire:
             await wire.send(request_of(opened_lane))
             assert (await wire.answer()).status == 503
     assert len(opened_lane.port.bedrock.ledger) == sent
-    await opened_lane.is_quiet()
+    await opened_lane.wait_until_quiet()
 
 
 @replaces_a_method
-async def test_failure_before_limits_is_answered_500(opened_lane: Lane, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_failure_before_limits_is_answered_500(opened_lane: PortWithListener, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(MeterFactory, "pricing_for", _raises)
         async with wired(opened_lane) as wire:
             await wire.send(request_of(opened_lane, path=b"/model/economy/converse"))
-            said(await wire.answer(), 500, "InternalServerException")
-    await opened_lane.is_quiet()
+            read_error_message(await wire.answer(), 500, "InternalServerException")
+    await opened_lane.wait_until_quiet()
 
 
 # Callers that leave.
@@ -168,23 +168,23 @@ async def test_failure_before_limits_is_answered_500(opened_lane: Lane, monkeypa
 
 @pytest.mark.parametrize("protocol", ["h1", "h2"])
 @pytest.mark.parametrize("more", [b"", RETRIED])
-async def test_who_leaves_pays_and_nothing_stays_open(opened_lane: Lane, protocol: str, more: bytes) -> None:
+async def test_who_leaves_pays_and_nothing_stays_open(opened_lane: PortWithListener, protocol: str, more: bytes) -> None:
     port, recorded = opened_lane.port, opened_lane.journal.recorded.requests
     port.bedrock.always(latency_ms=100)
     sent = len(port.bedrock.ledger)
     if protocol == "h1":
-        wire = await Wire.connect(opened_lane.number)
+        wire = await RawConnection.connect(opened_lane.port_number)
         await wire.send(request_of(opened_lane, more))
     else:
-        client = await Http2Wire.connect(opened_lane.number)
-        wire = client.wire
+        client = await Http2TestClient.connect(opened_lane.port_number)
+        wire = client.connection
         head = [(b"authorization", b"Bearer " + port.token.encode()), (b"content-type", b"application/json")]
         if more:
             head.append((b"amz-sdk-invocation-id", b"one"))
         await client.body(client.open(PATH, head, ends=False), BODY)
     await eventually(lambda: len(port.bedrock.ledger) > sent)
     wire.reset()
-    await opened_lane.is_quiet()
+    await opened_lane.wait_until_quiet()
     assert opened_lane.journal.recorded.requests == recorded + 1
     assert opened_lane.journal.recorded.estimated_requests == 0
 
@@ -192,7 +192,7 @@ async def test_who_leaves_pays_and_nothing_stays_open(opened_lane: Lane, protoco
 # Requests sent ahead.
 
 
-async def test_what_is_sent_ahead_is_answered_in_order(opened_lane: Lane) -> None:
+async def test_what_is_sent_ahead_is_answered_in_order(opened_lane: PortWithListener) -> None:
     """Refusals end within the reading of what was sent, and answers of Bedrock's begin the next request."""
     refused = ask(path=PATH)  # the shortest there is, so that hundreds come at once
     async with wired(opened_lane) as wire:
@@ -201,7 +201,7 @@ async def test_what_is_sent_ahead_is_answered_in_order(opened_lane: Lane) -> Non
             assert [(await wire.answer()).status for _ in pattern] == pattern
         await wire.send(request_of(opened_lane, RETRIED) * 50)
         assert {(await wire.answer()).status for _ in range(50)} == {200}
-    await opened_lane.is_quiet()
+    await opened_lane.wait_until_quiet()
 
 
 def _answering(counted: list[int]) -> Handler:
@@ -258,7 +258,7 @@ async def test_who_sends_much_to_be_refused_leaves_others_their_turn(http2: bool
 async def test_a_half_closed_client_gets_the_answer_that_waits_in_the_outbox(is_last: bool) -> None:
     """The answer and the end of what the client says come in one turn of the loop."""
     through = ForwardingHandler()
-    wires: list[Wire] = []
+    wires: list[RawConnection] = []
 
     async def script(exchange: UpstreamExchange) -> None:
         exchange.writer.write(build_response(b"all is well"))
@@ -296,7 +296,7 @@ async def test_an_idle_connection_is_closed_behind_its_last_answer() -> None:
         wire = await rig.connect()
         await wire.send(ask(b"hello"))
         assert (await wire.answer()).body == b"hello"
-        assert await wire.ending() == "closed"
+        assert await wire.read_ending() == "closed"
 
 
 @on_both_loops
@@ -415,6 +415,6 @@ async def test_and_is_not_told_as_throttled_where_there_is_none() -> None:
             wire = await rig.connect()
             await wire.send(ask(b"hello"))
             heard = await wire.answer()
-            assert said(heard, 503, "ServiceUnavailableException") == "Bedrock cannot be reached"
+            assert read_error_message(heard, 503, "ServiceUnavailableException") == "Bedrock cannot be reached"
             assert heard[b"retry-after"] == b"1"
             assert through.taps[0].unsent == 1

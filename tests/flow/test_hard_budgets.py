@@ -21,7 +21,7 @@ from price_keeper.recording.aggregator import read_spent_pico
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Put, Value, iterate_rows
 
-from tests.support.data_port import APP, ORG, Answered, DataPort, data_port
+from tests.support.data_port import APP, ORG, DataPortResponse, DataPort, data_port
 
 TURN: dict[str, Any] = {
     "messages": [{"role": "user", "content": [{"text": "How are you?"}]}],
@@ -51,12 +51,12 @@ async def budget(port: DataPort, quotas: dict[str, float], version: int = 1, enf
     await port.store.put(Put(schema.org_config_key(ORG), item))
 
 
-async def ask(port: DataPort, label: str = "premium", path: str = "converse", body: Any = TURN) -> Answered:
+async def ask(port: DataPort, label: str = "premium", path: str = "converse", body: Any = TURN) -> DataPortResponse:
     return await port.ask(f"/{path}" if "/" in path else f"/model/{label}/{path}", body)
 
 
 async def name_of(port: DataPort, label: str = "premium") -> HardBudgetKey:
-    period = port.standings._caller_days[ORG, APP][0].budget.span.key
+    period = port.budget_registry._caller_days[ORG, APP][0].budget.span.key
     return HardBudgetKey(SCOPE.key, label, period)
 
 
@@ -195,8 +195,8 @@ async def test_from_soft_to_hard_what_was_spent_counts(tmp_path: Path) -> None:
         assert [(await ask(port)).status for _ in range(3)] == [200] * 3
         soft = await true_spend(port)
         await budget(port, {"premium": 1.0}, version=2)
-        port.standings._caller_days.clear()
-        port.standings._refresh_states.clear()
+        port.budget_registry._caller_days.clear()
+        port.budget_registry._refresh_states.clear()
         assert (await ask(port)).status == 200
         bucket, holds = await in_store(port)
         assert bucket.spent_without_lease == soft
@@ -210,8 +210,8 @@ async def test_a_quota_that_goes_and_comes_back_is_not_spent_twice(tmp_path: Pat
         micros: dict[str, Value] = {label: round(each * 10**6) for label, each in usd.items()}
         item: dict[str, Value] = {"timezone": "UTC", "quotas": micros, "enforcement": "hard", "version": version}
         await port.store.put(Put(schema.org_config_key(ORG), item))
-        if port.standings._caller_days:
-            await port.standings.refresher.refresh(port.standings._caller_days[ORG, APP][1]).wait()
+        if port.budget_registry._caller_days:
+            await port.budget_registry.refresher.refresh(port.budget_registry._caller_days[ORG, APP][1]).wait()
 
     async with data_port(tmp_path) as port:
         await quotas(1, premium=0.05, economy=1.0)

@@ -71,7 +71,7 @@ async def budget_of(store: Store, day: str) -> Budget:
 
 
 def day_of(port: DataPort) -> str:
-    return port.standings._caller_days[ORG, APP][0].budget.span.key
+    return port.budget_registry._caller_days[ORG, APP][0].budget.span.key
 
 
 async def flushed(port: DataPort) -> Budget:
@@ -83,8 +83,8 @@ async def is_hard(port: DataPort, usd: float, version: int = 1) -> None:
     quotas: dict[str, Value] = {"premium": round(usd * 10**6)}
     item: dict[str, Value] = {"timezone": "UTC", "model_ordering": ["premium"], "quotas": quotas, "version": version}
     await port.store.put(Put(schema.org_config_key(ORG), {**item, "enforcement": "hard"}))
-    port.standings._caller_days.clear()
-    port.standings._refresh_states.clear()
+    port.budget_registry._caller_days.clear()
+    port.budget_registry._refresh_states.clear()
 
 
 async def ask(port: DataPort, path: str = "converse", body: Any = TURN, **headers: str) -> int:

@@ -11,7 +11,7 @@ from price_keeper.surface import http1
 from price_keeper.surface.bodies import measure_head
 
 from tests.support.rig import echo, on_both_loops, open_port
-from tests.support.wire import CutError, ask, chunked, eventually, quiet, refused, said
+from tests.support.wire import ConnectionCut, ask, chunked, eventually, wait_quietly, read_refusal, read_error_message
 
 # What it takes.
 
@@ -68,7 +68,7 @@ async def test_requests_sent_ahead_are_answered_in_their_order() -> None:
     async with open_port(gated) as rig:
         wire = await rig.connect()
         await wire.send(b"".join(ask(body) for body in gates))
-        await quiet()
+        await wait_quietly()
         assert begun == [b"0"]
         for gate in reversed(gates.values()):
             gate.set()
@@ -89,7 +89,7 @@ async def test_pipelining_has_a_depth(monkeypatch: pytest.MonkeyPatch) -> None:
         wire = await rig.connect()
         one, count = ask(b"x" * 100), 100_000
         sending = asyncio.create_task(wire.send(one * count))
-        await quiet()
+        await wait_quietly()
         assert not sending.done()
         (connection,) = rig.listener._connections
         unread = len(connection._unread)
@@ -113,7 +113,7 @@ async def test_answers_that_nobody_reads_stop_the_requests() -> None:
     async with open_port(count, write_buffer_bytes=1024) as rig:
         wire = await rig.connect(receive_buffer=4096)
         sending = asyncio.create_task(wire.send(ask(b"x" * 10_000) * 2000))
-        await quiet(0.3)
+        await wait_quietly(0.3)
         assert begun < 1000
         for _ in range(2000):
             assert (await wire.answer()).body == b"x" * 10_000
@@ -132,7 +132,7 @@ async def test_100_continue_is_said_once_it_is_this_requests_turn() -> None:
         wire = await rig.connect()
         head, _, body = ask(b"body", b"Expect: 100-Continue\r\n").partition(b"\r\n\r\n")
         await wire.send(ask(b"first") + head + b"\r\n\r\n")
-        await quiet()
+        await wait_quietly()
         gate.set()
         assert (await wire.answer()).body == b"first"
         assert await wire.head() == (100, [])
@@ -149,7 +149,7 @@ async def test_a_body_too_large_is_refused_before_it_is_asked_for() -> None:
     async with open_port(echo, body_bytes=10) as rig:
         wire = await rig.connect()
         await wire.send(ask(b"12345678901", b"expect: 100-continue\r\n")[:-11])
-        assert "at most 10 bytes" in await refused(wire, 413)
+        assert "at most 10 bytes" in await read_refusal(wire, 413)
 
 
 @on_both_loops
@@ -178,7 +178,7 @@ async def test_http_1_0_gets_neither_chunks_nor_a_second_turn() -> None:
             heard = await wire.answer()
             assert (heard.body, heard[b"connection"]) == (body, b"close")
             assert b"transfer-encoding" not in heard
-            assert await wire.ending() == "closed"
+            assert await wire.read_ending() == "closed"
 
 
 @on_both_loops
@@ -197,7 +197,7 @@ async def test_connection_close_is_obeyed() -> None:
         wire = await rig.connect()
         await wire.send(ask(b"x", b"connection: close\r\n"))
         assert (await wire.answer())[b"connection"] == b"close"
-        assert await wire.ending() == "closed"
+        assert await wire.read_ending() == "closed"
 
 
 @on_both_loops
@@ -212,10 +212,10 @@ async def test_a_half_closed_client_still_gets_all_its_answers() -> None:
         wire = await rig.connect()
         await wire.send(ask(b"one") + ask(b"two") + b"POST /never-whole HTTP/1.1\r\n")
         wire.half_close()
-        await quiet()
+        await wait_quietly()
         gate.set()
         assert [(await wire.answer()).body for _ in range(2)] == [b"one", b"two"]
-        assert await wire.ending() == "closed"
+        assert await wire.read_ending() == "closed"
 
 
 @pytest.mark.parametrize("body", [b"", b"a body", b"x" * 100_000])
@@ -233,7 +233,7 @@ async def test_an_offer_to_upgrade_is_overlooked(body: bytes) -> None:
             assert (heard.status, heard.body, heard[b"target"]) == (200, expected, b"/a")
         await wire.send(ask(body, offer.replace(b"Upgrade,", b"Upgrade, close,")))
         assert (await wire.answer())[b"connection"] == b"close"
-        assert await wire.ending() == "closed"
+        assert await wire.read_ending() == "closed"
 
 
 # How it refuses.
@@ -262,7 +262,7 @@ async def test_refusals_and_faults_of_the_handler_have_aws_form() -> None:
         for _ in range(2):
             await wire.send(ask())
             heard = await wire.answer()
-            assert said(heard, 404, "UnknownOperationException") == "there is no such thing"
+            assert read_error_message(heard, 404, "UnknownOperationException") == "there is no such thing"
             assert heard[b"x-price-keeper-request-id"] not in told
             told.add(heard[b"x-price-keeper-request-id"])
     for handler in (fails, fails_late, fails_after):
@@ -272,10 +272,10 @@ async def test_refusals_and_faults_of_the_handler_have_aws_form() -> None:
             told = b""
             if handler is fails:
                 heard = await wire.answer()
-                assert "secret" not in said(heard, 500, "InternalServerException")
+                assert "secret" not in read_error_message(heard, 500, "InternalServerException")
                 told = heard[b"x-price-keeper-request-id"]
             elif handler is fails_late:
-                with pytest.raises(CutError, match="reset"):
+                with pytest.raises(ConnectionCut, match="reset"):
                     await wire.answer()
             else:
                 assert [(await wire.answer()).body for _ in range(2)] == [b"one", b"two"]
@@ -299,7 +299,7 @@ async def test_an_answer_broken_off_never_looks_whole(version: bytes) -> None:
     async with open_port(broken_off) as rig:
         wire = await rig.connect()
         await wire.send(b"GET / HTTP/%b\r\nhost: here\r\n\r\n" % version)
-        with pytest.raises(CutError, match="reset"):
+        with pytest.raises(ConnectionCut, match="reset"):
             await wire.answer()
 
 

@@ -13,7 +13,7 @@ from price_keeper.surface.http1_request import Http1RequestParser
 from price_keeper.surface.limits import SLICE_BYTES, MAX_SLICES_PER_TURN
 
 from tests.support.rig import GatedEcho, PortHarness, echo, on_both_loops, open_port
-from tests.support.wire import CutError, Wire, ask, chunked, eventually, quiet, refused, said
+from tests.support.wire import ConnectionCut, RawConnection, ask, chunked, eventually, wait_quietly, read_refusal, read_error_message
 
 HEAD = 300  # bytes
 
@@ -36,7 +36,7 @@ async def test_a_head_has_so_many_bytes_however_it_is_cut(size: int) -> None:
             await wire.send(*cut(head_of(HEAD), size))
             assert (await wire.answer()).status == 200
         await wire.send(*cut(head_of(HEAD + 1), size))
-        assert f"at most {HEAD} bytes" in await refused(wire)
+        assert f"at most {HEAD} bytes" in await read_refusal(wire)
 
 
 @pytest.mark.parametrize("bytes_over", [0, 1])
@@ -46,7 +46,7 @@ async def test_a_large_head_at_its_true_limit(bytes_over: int) -> None:
         wire = await rig.connect()
         await wire.send(head_of(64 * 1024 + bytes_over))
         if bytes_over:
-            assert "at most 65536 bytes" in await refused(wire)
+            assert "at most 65536 bytes" in await read_refusal(wire)
         else:
             assert (await wire.answer()).status == 200
 
@@ -79,7 +79,7 @@ async def test_a_head_without_end_is_refused() -> None:
         async with open_port(echo, head_bytes=HEAD) as rig:
             wire = await rig.connect()
             await wire.send(*cut(endless, 50))
-            assert f"at most {HEAD} bytes" in await refused(wire)
+            assert f"at most {HEAD} bytes" in await read_refusal(wire)
 
 
 def bodies(size: int) -> list[bytes]:
@@ -95,7 +95,7 @@ async def test_a_body_has_so_many_bytes_however_it_is_framed(kind: int) -> None:
             await wire.send(bodies(size)[kind])
             assert (await wire.answer()).body == b"x" * size
         await wire.send(bodies(1001)[kind])
-        assert "at most 1000 bytes" in await refused(wire, 413)
+        assert "at most 1000 bytes" in await read_refusal(wire, 413)
 
 
 @on_both_loops
@@ -104,7 +104,7 @@ async def test_a_client_that_sends_on_can_still_read_why_it_was_refused() -> Non
     async with open_port(echo, body_bytes=1000) as rig:
         wire = await rig.connect()
         await wire.send(ask(b"x" * 20_000_000))
-        assert "at most 1000 bytes" in await refused(wire, 413)
+        assert "at most 1000 bytes" in await read_refusal(wire, 413)
 
 
 @on_both_loops
@@ -112,11 +112,11 @@ async def test_who_sends_on_for_ever_is_cut() -> None:
     async with open_port(echo, body_bytes=10, lingering_seconds=5) as rig:
         wire = await rig.connect()
         await wire.send(ask(b"x" * 11))
-        said(await wire.answer(), 413, "ValidationException")
+        read_error_message(await wire.answer(), 413, "ValidationException")
         await rig.pass_time(4)
         assert rig.open_connections == 1
         await rig.pass_time(2)
-        assert await wire.ending() in ("closed", "reset")
+        assert await wire.read_ending() in ("closed", "reset")
         await eventually(lambda: rig.open_connections == 0)
 
 
@@ -130,7 +130,7 @@ async def test_trailers_are_counted_until_their_request_is_over() -> None:
         await wire.send(b"x: " + b"y" * 9997)
         await eventually(lambda: rig.listener.reserved_bytes == before + 10_000)
         await wire.send(b"y" * 20_000)
-        assert "memory" in said(await wire.answer(), 503, "ServiceUnavailableException")
+        assert "memory" in read_error_message(await wire.answer(), 503, "ServiceUnavailableException")
         await eventually(lambda: rig.listener.reserved_bytes == 0)
 
 
@@ -141,7 +141,7 @@ async def test_trailers_and_extensions_without_end_are_refused() -> None:
         async with open_port(echo, head_bytes=HEAD) as rig:
             wire = await rig.connect()
             await wire.send(*cut(endless, 5000))
-            assert f"at most {HEAD} bytes" in await refused(wire)
+            assert f"at most {HEAD} bytes" in await read_refusal(wire)
 
 
 def readers(rig: PortHarness) -> list[Http1RequestParser]:
@@ -195,7 +195,7 @@ async def test_all_requests_share_one_room() -> None:
         await coming.send(ask(b"x" * 300)[:-1])
         await eventually(lambda: rig.listener.reserved_bytes == three - 1)
         await late.send(ask(b"x" * 102))
-        assert "memory" in await refused(late, 503, "ServiceUnavailableException")
+        assert "memory" in await read_refusal(late, 503, "ServiceUnavailableException")
         assert rig.listener.reserved_bytes == three - 1
         coming.close()
         await eventually(lambda: rig.listener.reserved_bytes == 2 * weight(300))
@@ -218,14 +218,14 @@ async def test_heads_weigh_too_whole_or_not() -> None:
         await many.send(b"GET / HTTP/1.1\r\n", b"".join(b"a%d:\r\n" % number for number in range(100)))
         await eventually(lambda: rig.listener.reserved_bytes > 12_000 + 100 * HEADER_OVERHEAD_BYTES)
         await late.send(head_of(15_000))
-        assert "memory" in await refused(late, 503, "ServiceUnavailableException")
+        assert "memory" in await read_refusal(late, 503, "ServiceUnavailableException")
         many.close()
         await eventually(lambda: rig.listener.reserved_bytes < 13_000)
         again = await rig.connect()
         await again.send(head_of(15_000))
         assert (await again.answer()).status == 200
         await long.send(*[b"y" * 10_000] * 3)
-        assert "memory" in await refused(long, 503, "ServiceUnavailableException")
+        assert "memory" in await read_refusal(long, 503, "ServiceUnavailableException")
 
 
 @on_both_loops
@@ -238,7 +238,7 @@ async def test_what_waits_unread_behind_other_requests_weighs_too(monkeypatch: p
         await eventually(lambda: rig.listener.reserved_bytes > 20_000)
         other = await rig.connect()
         await other.send(ask(b"x" * 10_000))
-        assert "memory" in await refused(other, 503, "ServiceUnavailableException")
+        assert "memory" in await read_refusal(other, 503, "ServiceUnavailableException")
         handler.gate.set()
         for _ in range(100):
             assert (await wire.answer()).status == 200
@@ -254,7 +254,7 @@ async def test_so_many_requests_are_under_way_at_once() -> None:
             await wire.send(ask(b"x"))
         await eventually(lambda: rig.running_requests == 2)
         await three.send(ask(b"y"))
-        assert "2 requests under way" in said(await three.answer(), 503, "ServiceUnavailableException")
+        assert "2 requests under way" in read_error_message(await three.answer(), 503, "ServiceUnavailableException")
         handler.gate.set()
         assert (await one.answer()).body == b"x"
         await three.send(ask(b"y"))
@@ -269,10 +269,10 @@ async def test_a_body_in_chunks_is_not_waited_for_if_it_can_only_be_refused() ->
     async with open_port(echo, refused_at_head=no_streams, heard_bytes=10) as rig:
         wire = await rig.connect()
         await wire.send(chunked(b"x")[:-5])
-        assert await refused(wire) == "no streams"
+        assert await read_refusal(wire) == "no streams"
         wire = await rig.connect()
         await wire.send(ask(b"x" * 11)[:-5])
-        assert await refused(wire) == "no streams"
+        assert await read_refusal(wire) == "no streams"
         wire = await rig.connect()
         await wire.send(ask(b"x" * 10))
         assert (await wire.answer()).body == b"x" * 10
@@ -284,10 +284,10 @@ async def test_a_body_in_chunks_is_not_waited_for_if_it_can_only_be_refused() ->
 # Time.
 
 
-async def at_the_limit(rig: PortHarness, wire: Wire, seconds: float) -> None:
-    await quiet()
+async def at_the_limit(rig: PortHarness, wire: RawConnection, seconds: float) -> None:
+    await wait_quietly()
     await rig.pass_time(seconds - 1)
-    await quiet(0.01)
+    await wait_quietly(0.01)
     assert rig.open_connections == 1
     await rig.pass_time(2)
 
@@ -298,7 +298,7 @@ async def test_a_slow_head() -> None:
         wire = await rig.connect()
         await wire.send(ask()[:20])
         await at_the_limit(rig, wire, 20)
-        assert "head took more than 20 seconds" in await refused(wire)
+        assert "head took more than 20 seconds" in await read_refusal(wire)
 
 
 @on_both_loops
@@ -307,11 +307,11 @@ async def test_a_head_that_comes_in_drops_gains_no_time() -> None:
         wire = await rig.connect()
         for byte in (b"G", b"E", b"T", b" ", b"/"):
             await wire.send(byte)
-            await quiet(0.01)
+            await wait_quietly(0.01)
             await rig.pass_time(3)
         await wire.send(b"a")
         await at_the_limit(rig, wire, 5)
-        assert "head took more" in await refused(wire)
+        assert "head took more" in await read_refusal(wire)
 
 
 @pytest.mark.parametrize("sent", [b"", b"P", b"PRI * HTTP/2.0\r\n", b"GE", b"\r\n\r\n"])
@@ -322,7 +322,7 @@ async def test_a_connection_that_does_not_even_begin(sent: bytes) -> None:
         await wire.send(sent)
         await at_the_limit(rig, wire, 20)
         await eventually(lambda: rig.open_connections == 0)
-        with pytest.raises(CutError):
+        with pytest.raises(ConnectionCut):
             await wire.answer()
 
 
@@ -334,10 +334,10 @@ async def test_line_ends_before_a_request_are_a_slow_head_too() -> None:
         await wire.answer()
         for _ in range(6):
             await wire.send(b"\r\n")
-            await quiet(0.01)
+            await wait_quietly(0.01)
             await rig.pass_time(3)
         await at_the_limit(rig, wire, 2)
-        assert await wire.ending() == "closed"
+        assert await wire.read_ending() == "closed"
 
 
 @on_both_loops
@@ -345,12 +345,12 @@ async def test_a_slow_body() -> None:
     async with open_port(echo, body_seconds=120, head_seconds=20) as rig:
         wire = await rig.connect()
         await wire.send(ask(b"x" * 300)[:-200])
-        await quiet()
+        await wait_quietly()
         for _ in range(20):
             await rig.pass_time(5)
             await wire.send(b"x")
         await at_the_limit(rig, wire, 20)
-        assert "body took more than 120 seconds" in await refused(wire)
+        assert "body took more than 120 seconds" in await read_refusal(wire)
 
 
 @on_both_loops
@@ -362,7 +362,7 @@ async def test_an_idle_connection() -> None:
             await wire.send(ask(b"x"))
             await wire.answer()
         await at_the_limit(rig, wire, 75)
-        assert await wire.ending() == "closed"
+        assert await wire.read_ending() == "closed"
 
 
 # Numbers.
@@ -376,13 +376,13 @@ async def test_too_many_connections_are_told_so_and_the_others_are_not_troubled(
         third = await rig.connect()
         await eventually(lambda: rig.open_connections == 3)
         fourth = await rig.connect()
-        with pytest.raises(CutError):
+        with pytest.raises(ConnectionCut):
             await fourth.answer()
         for wire in (first, second):
             await wire.send(ask(b"x"))
             assert (await wire.answer()).body == b"x"
         await third.send(ask(b"x" * 100_000))
-        assert "2 connections already" in await refused(third, 503, "ServiceUnavailableException")
+        assert "2 connections already" in await read_refusal(third, 503, "ServiceUnavailableException")
         await eventually(lambda: rig.open_connections == 2)
         first.close()
         await eventually(lambda: rig.open_connections == 1)

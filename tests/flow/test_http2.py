@@ -15,7 +15,7 @@ from price_keeper.errors import InvalidRequest, Refusal, UnknownOperation
 from price_keeper.exchange import Request, Responder
 
 from tests.support.rig import GatedEcho, echo, on_both_loops, open_port
-from tests.support.wire import CutError, eventually, said
+from tests.support.wire import ConnectionCut, eventually, read_error_message
 
 
 async def stream(request: Request, responder: Responder) -> None:
@@ -106,7 +106,7 @@ async def test_a_goodbye_of_the_client_lets_its_calls_end() -> None:
         await client.body(number, b"x" * 200_000)
         await eventually(lambda: handler.started)
         ping = PingFrame(0)
-        await client.wire.send(GoAwayFrame(0).serialize() + ping.serialize())
+        await client.connection.send(GoAwayFrame(0).serialize() + ping.serialize())
         handler.gate.set()
         assert (await client.answer(number)).body == b"x" * 200_000
         await eventually(lambda: rig.open_connections == 0)
@@ -125,8 +125,8 @@ async def test_faults_break_off_one_stream_alone() -> None:
 
     async with open_port(fails) as rig:
         client = await rig.connect_http2()
-        assert said(await client.call(b"/refused"), 404, "UnknownOperationException") == "there is no such thing"
-        with pytest.raises(CutError, match="stream reset with"):
+        assert read_error_message(await client.call(b"/refused"), 404, "UnknownOperationException") == "there is no such thing"
+        with pytest.raises(ConnectionCut, match="stream reset with"):
             await client.call(b"/half")
         assert (await client.call(b"/late", b"x")).body == b"x"
         assert (await client.call(b"/good", b"x")).body == b"x"
@@ -145,8 +145,8 @@ async def test_a_request_that_can_only_be_refused_is_refused_while_it_still_come
         client = await rig.connect_http2()
         number = client.open(b"/both-ways", ends=False)
         await client.body(number, b"x" * 100, ends=False)
-        assert said(await client.answer(number), 400, "ValidationException") == "no streams"
-        await client.until(lambda: client.streams[number].reset == ErrorCodes.NO_ERROR)
+        assert read_error_message(await client.answer(number), 400, "ValidationException") == "no streams"
+        await client.wait_until(lambda: client.streams[number].reset == ErrorCodes.NO_ERROR)
         assert (await client.call(body=b"x")).body == b"x"
         for size, status in ((10, 200), (11, 400)):
             number = client.open(b"/both-ways", more=[(b"content-length", b"%d" % size)], ends=False)
@@ -164,11 +164,11 @@ async def test_one_streams_reset_in_the_middle_of_its_answer_leaves_the_others_a
     """The client opens the window and resets the stream in one packet; and resets one that is just refused."""
     async with open_port(echo, body_bytes=1_000_000) as rig:
         client = await rig.connect_http2(settings={SettingCodes.INITIAL_WINDOW_SIZE: 10})
-        client.reads_on = False
+        client.reopens_windows = False
         one, two = [client.open(ends=False) for _ in range(2)]
         for number in (one, two):
             await client.body(number, b"x" * 100)
-        await client.until(lambda: len(client.streams[two].body) == 10)
+        await client.wait_until(lambda: len(client.streams[two].body) == 10)
         client.h2.increment_flow_control_window(10, one)
         client.h2.reset_stream(one)
         refused = client.open(more=[(b"content-length", b"1000001")], ends=False)

@@ -29,7 +29,7 @@ from price_keeper.surface.http2_stream import STREAM_BYTES, Http2Stream
 from price_keeper.surface.limits import SLICE_BYTES, MAX_SLICES_PER_TURN
 
 from tests.support.rig import GatedEcho, PortHarness, echo, on_both_loops, open_port
-from tests.support.wire import CutError, Http2Wire, ask, eventually, quiet, said
+from tests.support.wire import ConnectionCut, Http2TestClient, ask, eventually, wait_quietly, read_error_message
 
 
 def sized(size: int) -> list[Header]:
@@ -44,9 +44,9 @@ async def test_a_head_has_so_many_bytes() -> None:
     async with open_port(echo, head_bytes=1000) as rig:
         client = await rig.connect_http2()
         assert (await client.call(more=sized(1000))).status == 200
-        assert "at most 1000 bytes" in said(await client.call(more=sized(1001)), 400, "ValidationException")
+        assert "at most 1000 bytes" in read_error_message(await client.call(more=sized(1001)), 400, "ValidationException")
         assert (await client.call(more=sized(1000))).status == 200
-        with pytest.raises(CutError):
+        with pytest.raises(ConnectionCut):
             await client.call(more=sized(2001))
         assert client.goodbye is not None
         await eventually(lambda: rig.open_connections == 0)
@@ -59,12 +59,12 @@ async def test_a_body_has_so_many_bytes() -> None:
         assert len((await client.call(body=b"x" * 100_000)).body) == 100_000
         number = client.open(more=[(b"content-length", b"100001")], ends=False)
         await client.flush()
-        said(await client.answer(number), 413, "ValidationException")
-        await client.until(lambda: client.streams[number].reset == ErrorCodes.NO_ERROR)  # need not send the rest
+        read_error_message(await client.answer(number), 413, "ValidationException")
+        await client.wait_until(lambda: client.streams[number].reset == ErrorCodes.NO_ERROR)  # need not send the rest
         number = client.open(ends=False)
         await client.body(number, b"x" * 100_001, ends=False)
-        said(await client.answer(number), 413, "ValidationException")
-        await client.until(lambda: client.streams[number].reset == ErrorCodes.NO_ERROR)
+        read_error_message(await client.answer(number), 413, "ValidationException")
+        await client.wait_until(lambda: client.streams[number].reset == ErrorCodes.NO_ERROR)
         assert (await client.call(body=b"x")).body == b"x"
 
 
@@ -83,8 +83,8 @@ async def test_who_is_refused_at_his_head_is_heard_until_he_can_hear_why() -> No
         await eventually(lambda: connection._streams[number]._unsent == 1_100_000)  # type: ignore[attr-defined]
         assert rig.listener.reserved_bytes < STREAM_BYTES + 1000  # none of it is kept
         await client.body(number, b"x" * 100_000, ends=False)
-        assert "nobody" in said(await client.answer(number), 403, "AccessDeniedException")
-        await client.until(lambda: client.streams[number].reset == ErrorCodes.NO_ERROR)
+        assert "nobody" in read_error_message(await client.answer(number), 403, "AccessDeniedException")
+        await client.wait_until(lambda: client.streams[number].reset == ErrorCodes.NO_ERROR)
 
 
 def weight(body: int) -> int:
@@ -102,14 +102,14 @@ async def test_all_requests_share_one_room() -> None:
         await client.body(held, b"x" * 600)
         await client.body(part, b"x" * 300, ends=False)
         await eventually(lambda: rig.listener.reserved_bytes == three - weight(100))
-        assert "memory" in said(await client.call(body=b"x" * 101), 503, "ServiceUnavailableException")
+        assert "memory" in read_error_message(await client.call(body=b"x" * 101), 503, "ServiceUnavailableException")
         await eventually(lambda: rig.listener.reserved_bytes == three - weight(100))
         client.h2.reset_stream(part)
         await client.flush()
         await eventually(lambda: rig.listener.reserved_bytes == weight(600))
         other = await rig.connect()
         await other.send(ask(b"x" * (three - weight(600))))
-        said(await other.answer(), 503, "ServiceUnavailableException")
+        read_error_message(await other.answer(), 503, "ServiceUnavailableException")
         handler.gate.set()
         assert len((await client.answer(held)).body) == 600
 
@@ -124,7 +124,7 @@ async def test_a_body_that_finds_no_room_ends_no_other_call_of_its_connection() 
         await eventually(lambda: handler.started)
         (connection,) = rig.listener._connections
         connection.data_received(DataFrame(late, b"x" * 16_000).serialize() * 20)  # type: ignore[attr-defined]
-        said(await client.answer(late), 503, "ServiceUnavailableException")
+        read_error_message(await client.answer(late), 503, "ServiceUnavailableException")
         handler.gate.set()
         assert (await client.answer(held)).body == b"x"
         assert client.goodbye is None
@@ -139,7 +139,7 @@ async def test_heads_weigh_too() -> None:
         await client.flush()
         await eventually(lambda: rig.listener.reserved_bytes > 9000 + 3 * STREAM_BYTES)
         heard = await client.call(more=sized(3000))
-        assert "memory" in said(heard, 503, "ServiceUnavailableException")
+        assert "memory" in read_error_message(heard, 503, "ServiceUnavailableException")
         assert heard[b"x-price-keeper-request-id"]
         client.h2.reset_stream(held[0])
         await client.flush()
@@ -147,9 +147,9 @@ async def test_heads_weigh_too() -> None:
         assert (await client.call(more=sized(2000))).status == 200
         slow = await rig.connect_http2()
         await slow.listen()
-        await slow.wire.send(HeadersFrame(1, data=b"x" * 2000).serialize())
+        await slow.connection.send(HeadersFrame(1, data=b"x" * 2000).serialize())
         await eventually(lambda: rig.listener.reserved_bytes > 8000 + 2 * STREAM_BYTES)
-        await slow.wire.send(ContinuationFrame(1, data=b"x" * 6500).serialize())
+        await slow.connection.send(ContinuationFrame(1, data=b"x" * 6500).serialize())
         await calmed(rig, slow, left=1)
 
 
@@ -158,9 +158,9 @@ async def test_a_head_in_many_frames_has_a_limit_too() -> None:
     async with open_port(echo, head_bytes=1000) as rig:
         client = await rig.connect_http2()
         await client.listen()
-        await client.wire.send(HeadersFrame(1, data=b"x" * 1500).serialize())
+        await client.connection.send(HeadersFrame(1, data=b"x" * 1500).serialize())
         await eventually(lambda: rig.listener.reserved_bytes == 1500)
-        await client.wire.send(ContinuationFrame(1, data=b"x" * 501).serialize())
+        await client.connection.send(ContinuationFrame(1, data=b"x" * 501).serialize())
         await calmed(rig, client)
 
 
@@ -173,7 +173,7 @@ async def test_so_many_requests_are_under_way_at_once() -> None:
         numbers = [client.open() for _ in range(2)]
         await client.flush()
         await eventually(lambda: handler.started == 2)
-        assert "2 requests under way" in said(await client.call(), 503, "ServiceUnavailableException")
+        assert "2 requests under way" in read_error_message(await client.call(), 503, "ServiceUnavailableException")
         handler.gate.set()
         for number in numbers:
             assert (await client.answer(number)).status == 200
@@ -188,13 +188,13 @@ async def test_a_slow_body_and_an_idle_connection() -> None:
         await eventually(lambda: rig.listener.reserved_bytes)
         await rig.pass_time(119)
         await rig.pass_time(2)
-        assert "120 seconds" in said(await client.answer(number), 400, "ValidationException")
+        assert "120 seconds" in read_error_message(await client.answer(number), 400, "ValidationException")
         await rig.pass_time(74)
         assert (await client.call()).status == 200
         await rig.pass_time(74)
         assert rig.open_connections == 1
         await rig.pass_time(2)
-        await client.until(lambda: client.goodbye)
+        await client.wait_until(lambda: client.goodbye)
         await eventually(lambda: rig.open_connections == 0)
 
 
@@ -204,10 +204,10 @@ async def test_half_a_frame_is_no_sign_of_life() -> None:
         client = await rig.connect_http2()
         await client.call()
         for byte in PingFrame(0).serialize()[:-1]:
-            await client.wire.send(bytes([byte]))
-            await quiet(0.005)
+            await client.connection.send(bytes([byte]))
+            await wait_quietly(0.005)
             await rig.pass_time(5)
-        await client.until(lambda: client.goodbye)
+        await client.wait_until(lambda: client.goodbye)
         await eventually(lambda: rig.open_connections == 0)
 
 
@@ -224,7 +224,7 @@ async def test_too_many_streams() -> None:
         client.h2.remote_settings.acknowledge()
         client.open()
         await client.flush()
-        with pytest.raises(CutError):
+        with pytest.raises(ConnectionCut):
             await client.answer(numbers[0])
         await eventually(lambda: rig.open_connections == 0)
         assert handler.started == 5
@@ -237,16 +237,16 @@ async def test_too_many_connections() -> None:
         first = await rig.connect_http2()
         await first.call()
         second = await rig.connect_http2()
-        assert "1 connections already" in said(await second.call(body=b"x"), 503, "ServiceUnavailableException")
-        await second.until(lambda: second.goodbye)
+        assert "1 connections already" in read_error_message(await second.call(body=b"x"), 503, "ServiceUnavailableException")
+        await second.wait_until(lambda: second.goodbye)
         assert (await first.call(body=b"x")).body == b"x"
         await eventually(lambda: rig.open_connections == 1)
         assert len(rig.log.lines) == 1
         rig.log.lines.clear()
 
 
-async def calmed(rig: PortHarness, client: Http2Wire, left: int = 0) -> None:
-    await client.until(lambda: client.goodbye)
+async def calmed(rig: PortHarness, client: Http2TestClient, left: int = 0) -> None:
+    await client.wait_until(lambda: client.goodbye)
     assert client.goodbye is not None
     assert client.goodbye.error_code == ErrorCodes.ENHANCE_YOUR_CALM
     await eventually(lambda: rig.open_connections == left)
@@ -262,7 +262,7 @@ async def test_rapid_resets() -> None:
                 number = client.open()
                 client.h2.reset_stream(number)
             await client.flush()
-            await quiet()
+            await wait_quietly()
             assert rig.open_connections == 1, round_
             await rig.pass_time(11)
         for _ in range(15):
@@ -301,11 +301,11 @@ async def test_floods(kind: str) -> None:
         await client.flush()
         flood = FLOODS[kind](number, gone).serialize() * 49
         for _ in range(2):
-            await client.wire.send(flood)
-            await quiet()
+            await client.connection.send(flood)
+            await wait_quietly()
             assert rig.open_connections == 1
             await rig.pass_time(11)
-        await client.wire.send(flood + flood)
+        await client.connection.send(flood + flood)
         await calmed(rig, client)
 
 
@@ -322,7 +322,7 @@ async def test_a_flood_ends_in_the_middle_of_what_came(monkeypatch: pytest.Monke
     for flood in (PingFrame(0), HeadersFrame(1, b"\x83")):
         async with open_port(echo, controls=50, resets=50) as rig:
             client = await rig.connect_http2()
-            await quiet()
+            await wait_quietly()
             pieces = [flood.serialize()] * 1000
             if isinstance(flood, HeadersFrame):
                 pieces = [_opened_and_reset(client) for _ in range(500)]
@@ -335,7 +335,7 @@ async def test_a_flood_ends_in_the_middle_of_what_came(monkeypatch: pytest.Monke
             await calmed(rig, client)
 
 
-def _opened_and_reset(client: Http2Wire) -> bytes:
+def _opened_and_reset(client: Http2TestClient) -> bytes:
     number = client.open()
     client.h2.reset_stream(number)
     return client.h2.data_to_send() or b""
@@ -347,8 +347,8 @@ async def test_a_body_in_small_parts_is_no_flood_if_it_has_enough_of_them() -> N
         client = await rig.connect_http2()
         number = client.open(ends=False)
         await client.flush()
-        await client.wire.send(DataFrame(number, b"x" * 64).serialize() * 100)
-        await client.wire.send(DataFrame(number, b"", flags=["END_STREAM"]).serialize())
+        await client.connection.send(DataFrame(number, b"x" * 64).serialize() * 100)
+        await client.connection.send(DataFrame(number, b"", flags=["END_STREAM"]).serialize())
         assert (await client.answer(number)).body == b"x" * 6400
 
 
@@ -390,18 +390,18 @@ async def test_many_window_updates_at_once_are_one_reason_to_write(monkeypatch: 
     pump = Http2Stream.pump
     async with open_port(echo) as rig:
         client = await rig.connect_http2(settings={SettingCodes.INITIAL_WINDOW_SIZE: 10})
-        client.reads_on = False
+        client.reopens_windows = False
         waiting = [client.open(ends=False) for _ in range(5)]
         silent = [client.open(ends=False) for _ in range(5)]
         for number in waiting:
             await client.body(number, b"x" * 100)
-        await client.until(lambda: all(len(client.streams[number].body) == 10 for number in waiting))
+        await client.wait_until(lambda: all(len(client.streams[number].body) == 10 for number in waiting))
         monkeypatch.setattr(Http2Stream, "pump", lambda self: pumped.append(self.id) or pump(self))
         for _ in range(50):
             client.h2.increment_flow_control_window(1)
         client.h2.increment_flow_control_window(10, waiting[0])
         await client.flush()
-        await client.until(lambda: len(client.streams[waiting[0]].body) == 20)
+        await client.wait_until(lambda: len(client.streams[waiting[0]].body) == 20)
         assert sorted(pumped) == waiting
         for number in silent:
             client.h2.reset_stream(number)
@@ -426,5 +426,5 @@ async def test_answers_to_pings_that_nobody_reads() -> None:
         client = await rig.connect_http2(receive_buffer=4096)
         with pytest.raises(ConnectionError):  # noqa: PT012 - which of the sends it is does not matter
             for _ in range(1000):
-                await client.wire.send(PingFrame(0).serialize() * 1000)
+                await client.connection.send(PingFrame(0).serialize() * 1000)
         await eventually(lambda: rig.open_connections == 0)

@@ -11,7 +11,7 @@ from price_keeper.exchange import Request
 from price_keeper.surface.http2_stream import STREAM_BYTES
 
 from tests.support.rig import echo, on_both_loops, open_port
-from tests.support.wire import eventually, quiet
+from tests.support.wire import eventually, wait_quietly
 
 FRAME_BYTES = 16_384  # SETTINGS_MAX_FRAME_SIZE, of which the port announces no other
 
@@ -27,11 +27,11 @@ async def test_frame_longer_than_announced_ends_connection_at_its_ninth_byte(kin
         await client.flush()
         await eventually(lambda: rig.listener.open_streams)
         head = (FRAME_BYTES + 1).to_bytes(3) + bytes([getattr(kind, "type", None) or 0x77, 0]) + number.to_bytes(4)
-        await client.wire.send(head[:-1])
-        await quiet()
+        await client.connection.send(head[:-1])
+        await wait_quietly()
         assert rig.open_connections == 1
-        await client.wire.send(head[-1:])
-        await client.until(lambda: client.goodbye)
+        await client.connection.send(head[-1:])
+        await client.wait_until(lambda: client.goodbye)
         assert client.goodbye is not None
         assert client.goodbye.error_code == ErrorCodes.FRAME_SIZE_ERROR
         await eventually(lambda: rig.open_connections == 0)
@@ -47,13 +47,13 @@ async def test_partial_frame_is_counted_while_it_waits_for_its_rest() -> None:
         await client.flush()
         await eventually(lambda: rig.listener.open_streams)
         before = rig.listener.reserved_bytes
-        await client.wire.send(frame[:10_000])
+        await client.connection.send(frame[:10_000])
         await eventually(lambda: rig.listener.reserved_bytes == before + 10_000)
-        await client.wire.send(frame[10_000:])
+        await client.connection.send(frame[10_000:])
         await eventually(lambda: rig.listener.reserved_bytes == before + FRAME_BYTES)
-        await client.wire.send(frame[:10_000])
+        await client.connection.send(frame[:10_000])
         await eventually(lambda: rig.listener.reserved_bytes == before + FRAME_BYTES + 10_000)
-        client.wire.close()
+        client.connection.close()
         await eventually(lambda: rig.open_connections == 0)
         assert rig.listener.reserved_bytes == 0
 
@@ -70,10 +70,10 @@ async def test_refused_streams_whose_client_opens_no_window_stay_within_the_room
         client = await rig.connect_http2(settings={SettingCodes.INITIAL_WINDOW_SIZE: 0})
         numbers = [client.open(ends=False) for _ in range(50)]
         await client.flush()
-        await client.until(lambda: client.streams[numbers[-1]].reset == ErrorCodes.ENHANCE_YOUR_CALM)
+        await client.wait_until(lambda: client.streams[numbers[-1]].reset == ErrorCodes.ENHANCE_YOUR_CALM)
         assert rig.listener.reserved_bytes <= room
         assert 0 < rig.listener.open_streams <= 10
-        client.wire.close()
+        client.connection.close()
         await eventually(lambda: rig.open_connections == 0)
         assert rig.listener.reserved_bytes == 0
 
@@ -91,9 +91,9 @@ async def test_stream_reset_for_want_of_room_gives_back_its_head() -> None:
         long = (b"content-length", b"20000000")
         numbers = [client.open(more=[long, (b"x-filler", b"x" * 1000)], ends=False) for _ in range(20)]
         await client.flush()
-        await client.until(lambda: client.streams[numbers[-1]].reset == ErrorCodes.ENHANCE_YOUR_CALM)
+        await client.wait_until(lambda: client.streams[numbers[-1]].reset == ErrorCodes.ENHANCE_YOUR_CALM)
         assert rig.listener.reserved_bytes <= room
-        client.wire.close()
+        client.connection.close()
         await eventually(lambda: rig.open_connections == 0)
         assert rig.listener.reserved_bytes == 0
 

@@ -229,8 +229,8 @@ async def test_while_the_store_is_away_what_was_known_holds(own: ProfileHarness)
 def _is_away(own: ProfileHarness) -> bool:
     """Whoever calls has it asked again."""
     caller = Caller(ORG, "other", "client")
-    own.port.standings.app_labels.cached(caller)
-    return own.port.standings.app_labels.last_read(Scope(ORG, "other")) is None
+    own.port.budget_registry.app_labels.cached(caller)
+    return own.port.budget_registry.app_labels.last_read(Scope(ORG, "other")) is None
 
 
 async def test_what_cannot_be_used_serves_nobody(own: ProfileHarness, caplog: pytest.LogCaptureFixture) -> None:
@@ -403,8 +403,8 @@ async def test_usage_that_cannot_be_priced_yet_is_to_be_told_again(own: ProfileH
     assert status == 503
     own.store.before_call = None
     own.clock.ahead += 3
-    own.port.standings.app_labels.cached(Caller(ORG, APP, "client"))
-    await eventually(lambda: own.port.standings.app_labels.last_read(Scope(ORG, APP)) is not None)
+    own.port.budget_registry.app_labels.cached(Caller(ORG, APP, "client"))
+    await eventually(lambda: own.port.budget_registry.app_labels.last_read(Scope(ORG, APP)) is not None)
     status, told = await own.ask_as_admin("POST", f"/apps/{APP}/usage", usage)
     assert (status, told["cost_usd_micros"]) == (201, "2700")
 

@@ -11,7 +11,7 @@ import pytest
 from price_keeper.forwarding import joining as limits
 
 from tests.support.rig import UpstreamExchange, PortHarness, ExchangeScript, ForwardingHandler, open_forwarding_port, on_both_loops, build_response, reply_with, upstream
-from tests.support.wire import CutError, Heard, Http2Wire, Wire, ask, eventually, quiet
+from tests.support.wire import ConnectionCut, WireResponse, Http2TestClient, RawConnection, ask, eventually, wait_quietly
 
 BODY = random.Random(5).randbytes(300_000)
 OK = build_response(BODY)
@@ -43,27 +43,27 @@ class Stepwise:
 class Asking:
     """Somebody who asks over one of the protocols, and can leave."""
 
-    client: Wire | Http2Wire
+    client: RawConnection | Http2TestClient
 
-    async def answer(self) -> Heard:
-        if isinstance(self.client, Wire):
+    async def answer(self) -> WireResponse:
+        if isinstance(self.client, RawConnection):
             return await self.client.answer()
         return await self.client.answer(1)
 
     async def begun(self, size: int) -> None:
-        if isinstance(self.client, Wire):
-            while len(self.client.got) < size:
-                assert await self.client.more()
+        if isinstance(self.client, RawConnection):
+            while len(self.client.received) < size:
+                assert await self.client.read_more()
         else:
-            await self.client.until(lambda: len(self.client.streams[1].body) >= size)
+            await self.client.wait_until(lambda: len(self.client.streams[1].body) >= size)
 
     async def reads(self) -> bool:
-        if isinstance(self.client, Wire):
-            return await self.client.more(4096)
+        if isinstance(self.client, RawConnection):
+            return await self.client.read_more(4096)
         return await self.client.listen()
 
     def leave(self) -> None:
-        (self.client if isinstance(self.client, Wire) else self.client.wire).reset()
+        (self.client if isinstance(self.client, RawConnection) else self.client.connection).reset()
 
 
 async def asks(
@@ -101,7 +101,7 @@ async def test_a_call_sent_again_joins_the_one_under_way(first: str, second: str
                 readers.append(await asks(rig, second))  # before the head, after it, and in the middle of the body
                 await joined(rig, through, step)
                 script.go_on(1)
-                await quiet(0.01)
+                await wait_quietly(0.01)
             script.go_on()
             answers = [await reader.answer() for reader in readers]
             assert {heard.body for heard in answers} == {b"one two three"}
@@ -122,7 +122,7 @@ async def test_also_when_the_first_to_ask_has_left(first: str, second: str) -> N
             for _ in range(3):
                 reader = await asks(rig, first)
                 script.go_on(1)
-                await quiet(0.01)
+                await wait_quietly(0.01)
                 reader.leave()
                 await eventually(lambda: rig.open_connections == 0)
             last = await asks(rig, second)
@@ -198,7 +198,7 @@ async def test_errors_are_never_shown_again(what: str, first: str, second: str) 
         async with open_forwarding_port(through) as rig:
             reader = await asks(rig, first)
             if what == "cut":
-                with pytest.raises(CutError):
+                with pytest.raises(ConnectionCut):
                     await reader.answer()
             else:
                 assert (await reader.answer()).status >= 300
@@ -221,7 +221,7 @@ async def test_a_cut_reaches_everybody_who_joined() -> None:
             await readers[0].begun(150)
             server.calls[0].reset()
             for reader in readers:
-                with pytest.raises(CutError):
+                with pytest.raises(ConnectionCut):
                     await reader.answer()
 
 
@@ -319,7 +319,7 @@ async def test_upstream_waits_for_a_slow_reader_but_not_for_one_that_stands_stil
             answers = [asyncio.create_task(other.answer()) for other in others]
             for _ in range(3):
                 await eventually(lambda: [reader.is_paused for reader in readers_of(through)] == [True, False, False])
-                await quiet()
+                await wait_quietly()
                 await rig.pass_time(limits.MAX_STALL_SECONDS - 1)
                 seen = len(through.taps[0].seen)
                 assert seen < 2_000_000
@@ -328,11 +328,11 @@ async def test_upstream_waits_for_a_slow_reader_but_not_for_one_that_stands_stil
             readers = readers_of(through)
             for _ in range(10):  # at first it is seen to have read, which may be told late
                 if len(readers) == 3:
-                    await quiet()
+                    await wait_quietly()
                     await rig.pass_time(limits.MAX_STALL_SECONDS + 1)
             for answer in answers:
                 assert (await answer).body == LONG
-            with pytest.raises(CutError):
+            with pytest.raises(ConnectionCut):
                 await stalled.answer()
             assert (len(server.calls), through.taps[0].ends) == (1, [True])
 
@@ -351,7 +351,7 @@ async def test_the_last_reader_is_waited_for_as_if_it_were_the_only_one() -> Non
             rig.shrink_send_buffers()
             script.go_on()
             await eventually(lambda: through.busy_connections[0]._is_paused)
-            await quiet()
+            await wait_quietly()
             assert len(through.taps[0].seen) < 1_000_000
             readers[0].leave()
             await eventually(lambda: rig.open_connections == 1)

@@ -14,7 +14,7 @@ from price_keeper.forwarding.upstream import UpstreamEndpoint
 from price_keeper.surface.tls import ensure_local_certificates, create_server_context
 
 from tests.support.rig import ForwardingHandler, open_forwarding_port, on_both_loops, build_response
-from tests.support.wire import ask, eventually, said
+from tests.support.wire import ask, eventually, read_error_message
 
 SIZE = 16_000_000
 BODY = bytes(range(256)) * (SIZE // 256)
@@ -88,6 +88,6 @@ async def test_bedrock_that_leaves_in_the_middle_of_a_body_ends_its_call(tmp_pat
         wire = await rig.connect()
         bedrock.gate.set()
         await wire.send(ask(BODY))
-        said(await wire.answer(), 503, "ServiceUnavailableException")
+        read_error_message(await wire.answer(), 503, "ServiceUnavailableException")
         assert bedrock.received == BODY[: SIZE // 4]
         assert through.idle_connections == []

@@ -12,7 +12,7 @@ from price_keeper.forwarding import relay
 from price_keeper.tasks import switch_to_task
 
 from tests.support.rig import UpstreamExchange, PortHarness, ForwardingHandler, ScriptedUpstream, open_forwarding_port, on_both_loops, build_response, upstream
-from tests.support.wire import Http2Wire, Wire, ask, descriptors, eventually, quiet
+from tests.support.wire import Http2TestClient, RawConnection, ask, descriptors, eventually, wait_quietly
 
 BIG = random.Random(7).randbytes(8_000_000)
 IN_FLIGHT = 64 * 1024 + 256 * 1024 + 64 * 1024  # our buffer, what one read brings, and what the kernel was told to keep
@@ -41,7 +41,7 @@ class Source:
 class Reader:
     """A caller of either protocol that reads nothing unless asked."""
 
-    def __init__(self, client: Wire | Http2Wire) -> None:
+    def __init__(self, client: RawConnection | Http2TestClient) -> None:
         self.client = client
 
     @classmethod
@@ -60,24 +60,24 @@ class Reader:
         return cls(client)
 
     async def body(self) -> bytes:
-        if isinstance(self.client, Wire):
+        if isinstance(self.client, RawConnection):
             return (await self.client.answer()).body
         return (await self.client.answer(1)).body
 
     async def begun(self) -> None:
         """Something of the body is here."""
-        if isinstance(self.client, Wire):
-            await self.client.more(1000)
+        if isinstance(self.client, RawConnection):
+            await self.client.read_more(1000)
         else:
-            await self.client.until(lambda: self.client.streams[1].body)
+            await self.client.wait_until(lambda: self.client.streams[1].body)
 
     async def leaves(self, how: str) -> None:
         if how == "stream":
-            assert isinstance(self.client, Http2Wire)
+            assert isinstance(self.client, Http2TestClient)
             self.client.h2.reset_stream(1)
             await self.client.flush()
             return
-        wire = self.client if isinstance(self.client, Wire) else self.client.wire
+        wire = self.client if isinstance(self.client, RawConnection) else self.client.connection
         wire.reset() if how == "reset" else wire.close()
 
 
@@ -100,7 +100,7 @@ async def test_a_slow_reader_makes_upstream_wait_and_gets_all_in_the_end(protoco
         async with open_forwarding_port(through) as rig:
             reader = await Reader.begins(rig, protocol)
             await eventually(lambda: is_paused(through))
-            await quiet()
+            await wait_quietly()
             seen = len(through.taps[0].seen)
             assert 0 < seen < IN_FLIGHT
             await rig.pass_time(290)  # however long: this is no silence of Bedrock's
@@ -124,9 +124,9 @@ async def test_silence_is_counted_from_when_reading_goes_on() -> None:
             reader = await Reader.begins(rig, "h1")
             await eventually(lambda: is_paused(through))
             await rig.pass_time(299)
-            assert isinstance(reader.client, Wire)
+            assert isinstance(reader.client, RawConnection)
             while is_paused(through):
-                await reader.client.more()
+                await reader.client.read_more()
             await rig.pass_time(299)
             source.goes_on.set()
             assert await reader.body() == BIG
@@ -142,10 +142,10 @@ async def test_streams_of_one_connection_wait_each_for_itself() -> None:
         async with open_forwarding_port(through) as rig:
             client = await rig.connect_http2(settings={SettingCodes.INITIAL_WINDOW_SIZE: 30_000})
             client.h2.increment_flow_control_window(2**30)
-            client.reads_on = False
+            client.reopens_windows = False
             slow, quick = client.open(), client.open()
             await client.flush()
-            await client.until(lambda: all(len(client.streams[each].body) == 30_000 for each in (slow, quick)))
+            await client.wait_until(lambda: all(len(client.streams[each].body) == 30_000 for each in (slow, quick)))
             await eventually(lambda: sum(each._is_paused for each in through.busy_connections) == 2)
             for _ in range(1 + len(BIG) // 1_000_000):
                 client.h2.increment_flow_control_window(1_000_000, quick)
@@ -187,7 +187,7 @@ async def test_the_answer_of_a_caller_who_left_is_read_to_its_end(protocol: str,
             await rig.pass_time(0)
             before = descriptors()
             await left(rig, through, protocol, how, paused=paused)
-            await quiet(0.01)
+            await wait_quietly(0.01)
             source.goes_on.set()
             await eventually(lambda: through.outcomes)
             assert through.outcomes[0].is_whole

@@ -15,8 +15,8 @@ from price_keeper.model import Scope
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Item, Put, Value
 
-from tests.support.clock import Moved
-from tests.support.data_port import APP, ORG, Answered, DataPort, data_port
+from tests.support.clock import ShiftedClock
+from tests.support.data_port import APP, ORG, DataPortResponse, DataPort, data_port
 
 TURN = {"messages": [{"role": "user", "content": [{"text": "x" * 400}]}], "inferenceConfig": {"maxTokens": 10}}
 OF_ORG, OF_APP = Scope(ORG), Scope(ORG, APP)
@@ -38,7 +38,7 @@ async def set_limits(
         await port.store.put(Put(key, {"version": version} | ({} if limits is None else {"limits": limits})))
 
 
-async def ask(port: DataPort, path: str = "/model/premium/converse", **body: Any) -> Answered:
+async def ask(port: DataPort, path: str = "/model/premium/converse", **body: Any) -> DataPortResponse:
     return await port.ask(path, {**TURN, **body})
 
 
@@ -64,7 +64,7 @@ async def test_so_many_requests_a_minute_and_no_more(tmp_path: Path) -> None:
 
 
 async def test_after_the_wait_that_is_told_it_goes_on(tmp_path: Path) -> None:
-    clock = Moved()
+    clock = ShiftedClock()
     async with data_port(tmp_path, clock=clock) as port:
         await set_limits(port, {"rpm": 6, "mode": "exact"}, None)
         assert await statuses(port, 7) == [200] * 6 + [429]
@@ -170,7 +170,7 @@ async def test_what_costs_nothing_is_a_request_all_the_same(tmp_path: Path) -> N
 
 
 async def test_other_limits_take_effect_within_a_minute(tmp_path: Path) -> None:
-    clock = Moved()
+    clock = ShiftedClock()
     async with data_port(tmp_path, clock=clock) as port:
         await set_limits(port, {"rpm": 1, "mode": "exact"}, None)
         assert await statuses(port, 2) == [200, 429]

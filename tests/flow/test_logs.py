@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from tests.support.observed import ADMIN_KEY, APP, ORG, SECRET, observed, token
+from tests.support.observed import ADMIN_KEY, APP, ORG, SECRET, run_observed, token
 from tests.support.simulated import DEFAULT_KEYS, bedrock_process
 from tests.support.workers import wait_until
 
@@ -31,7 +31,7 @@ class Logged:
 def logged(tmp_path_factory: pytest.TempPathFactory) -> Logged:
     """At the lowest level, and with all that makes a sidecar speak."""
     chosen = {"logs": "json", "log_level": "debug"}
-    with bedrock_process() as bedrock, observed(tmp_path_factory.mktemp("logged"), bedrock.url, telemetry=chosen) as it:
+    with bedrock_process() as bedrock, run_observed(tmp_path_factory.mktemp("logged"), bedrock.url, telemetry=chosen) as it:
         shown = token()
         app = f"/api/v1/orgs/{ORG}/apps/{APP}"
         retrieval = json.loads(it.control("PUT", app, {"app_name": APP}).body)["secret_retrieval_token"]

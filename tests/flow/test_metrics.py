@@ -13,7 +13,7 @@ from price_keeper.build import get_version
 from price_keeper.surface.newcomer import HTTP2_PREFACE
 from price_keeper.telemetry import ALL_METRICS
 
-from tests.support.observed import APP, ORG, SECRET, Observed, Scrape, ask, observed, token, use
+from tests.support.observed import APP, ORG, SECRET, ObservedSidecar, Scrape, ask, run_observed, token, exercise
 from tests.support.workers import wait_until
 
 AWAY = "away"  # a label whose place nobody is at
@@ -22,22 +22,22 @@ LABEL = {"model": "anthropic.claude-away-v1:0", "format": "anthropic", "prices_u
 
 
 @pytest.fixture(scope="module")
-def it(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Observed]:
+def it(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObservedSidecar]:
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))  # nobody listens there, and as long as it is held nobody will
         place = {"region": "us-east-1", "endpoint": f"http://127.0.0.1:{holder.getsockname()[1]}"}
         yield from _served(tmp_path_factory.mktemp("observed"), place)
 
 
-def _served(folder: Path, away: dict[str, str]) -> Iterator[Observed]:
-    with observed(folder, more_labels={AWAY: {**LABEL, "endpoints": [away]}}, unknown_org="meter") as running:
-        use(running)
+def _served(folder: Path, away: dict[str, str]) -> Iterator[ObservedSidecar]:
+    with run_observed(folder, more_labels={AWAY: {**LABEL, "endpoints": [away]}}, unknown_org="meter") as running:
+        exercise(running)
         wait_until(lambda: running.value("unflushed_usd") == 0)
         yield running
 
 
 @pytest.fixture(scope="module")
-def first(it: Observed) -> Scrape:
+def first(it: ObservedSidecar) -> Scrape:
     """As it was before the tests that do something themselves."""
     return it.scrape()
 
@@ -90,7 +90,7 @@ def test_tokens_and_money_by_label(first: Scrape) -> None:
     assert first.value("unflushed_limit_usd") == 100
 
 
-def test_secrets_and_tokens(it: Observed, first: Scrape) -> None:
+def test_secrets_and_tokens(it: ObservedSidecar, first: Scrape) -> None:
     told = {each.labels["what"]: each.value for each in first.samples("retrieval_tokens_total")}
     assert told == {"made": 2, "used": 1, "refused": 1}  # the org's own was never fetched
     shown = token("revoked")
@@ -121,7 +121,7 @@ def test_build_and_prices(first: Scrape) -> None:
     assert (first.value("workers"), first.value("workers_up")) == (1, 1)
 
 
-def test_connections_and_streams(it: Observed) -> None:
+def test_connections_and_streams(it: ObservedSidecar) -> None:
     port = urlsplit(it.running.data).port or 0
     with (
         socket.create_connection(("127.0.0.1", port)) as silent,
@@ -138,7 +138,7 @@ def test_connections_and_streams(it: Observed) -> None:
     assert it.value("upstream_connections", state="busy") == 0
 
 
-def test_what_is_no_http_is_a_refusal_too(it: Observed) -> None:
+def test_what_is_no_http_is_a_refusal_too(it: ObservedSidecar) -> None:
     before = it.value("requests_total", operation="none", status="4xx")
     port = urlsplit(it.running.data).port or 0
     with socket.create_connection(("127.0.0.1", port)) as wire:
@@ -147,7 +147,7 @@ def test_what_is_no_http_is_a_refusal_too(it: Observed) -> None:
     assert it.value("requests_total", operation="none", status="4xx") == before + 1
 
 
-def test_a_flood_of_callers_and_of_names_does_not_make_it_grow(it: Observed) -> None:
+def test_a_flood_of_callers_and_of_names_does_not_make_it_grow(it: ObservedSidecar) -> None:
     """Apps, models, paths and tokens of a caller's own invention: not one series more for any of them."""
     it.call(Authorization=f"Bearer {token('one-more')}")
     it.call("some-model")
@@ -174,13 +174,13 @@ def test_a_flood_of_callers_and_of_names_does_not_make_it_grow(it: Observed) -> 
     assert it.scrape().text.count("\n") - before <= 100 * 5
 
 
-def test_nothing_secret_is_told(it: Observed) -> None:
+def test_nothing_secret_is_told(it: ObservedSidecar) -> None:
     text = it.scrape().text
     for secret in (SECRET, token()[:40], "hello there"):
         assert secret not in text
 
 
-def test_bedrock_that_is_away_is_told_by_label(it: Observed) -> None:
+def test_bedrock_that_is_away_is_told_by_label(it: ObservedSidecar) -> None:
     """Of an org without a budget, so that no chain says which labels it may have."""
     shown = f"Bearer {token(org='c0000000-0000-4000-8000-00000000000f')}"
     assert it.call(AWAY, Authorization=shown).status == 503
@@ -191,7 +191,7 @@ def test_bedrock_that_is_away_is_told_by_label(it: Observed) -> None:
     assert told.value("recorded_usd_total", label=AWAY) == 0
 
 
-def test_an_answer_that_breaks_off_counts_as_cut(it: Observed) -> None:
+def test_an_answer_that_breaks_off_counts_as_cut(it: ObservedSidecar) -> None:
     it.cut_off(x_simulate_fault="cut", x_simulate_after_frames="2")
     assert it.value("requests_total", operation="converse_stream", label="premium", status="cut") == 1
     assert it.value("recorded_requests_total", label="premium", estimated="true") == 1

@@ -13,7 +13,7 @@ from price_keeper.forwarding.relay import CREDENTIAL_ERRORS
 
 from tests.flow.test_failover import OK, SlowToConnect, asked, told
 from tests.support.rig import ForwardingHandler, open_forwarding_port, closed_endpoint, on_both_loops, build_response, reply_with, upstream
-from tests.support.wire import said
+from tests.support.wire import read_error_message
 
 OURS = "Bedrock refuses the AWS credentials of the sidecar itself, which has to mend that; yours are good"
 MESSAGE = b'{"message": "The security token included in the request is expired"}'
@@ -29,7 +29,7 @@ async def test_it_is_a_503_that_says_whose_they_are(kind: str) -> None:
     async with upstream(reply_with(refusal(kind))) as server, open_forwarding_port(ForwardingHandler(server.endpoint)) as rig:
         for protocol in ("h1", "h2"):
             heard = await asked(rig, protocol)
-            assert said(heard, 503, "ServiceUnavailableException") == OURS
+            assert read_error_message(heard, 503, "ServiceUnavailableException") == OURS
             assert heard[b"retry-after"] == b"5"
             assert b"expired" not in heard.body
         lines = told(rig)

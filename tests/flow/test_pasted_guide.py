@@ -12,7 +12,7 @@ import pytest
 from price_keeper.commands.dev import DEMO_ORG
 
 from tests.support.commands import ROOT, SECONDS, Sidecar, sidecar
-from tests.support.pages import blocks
+from tests.support.pages import parse_blocks
 
 FREE_PORTS = ("--port", "0", "--control-port", "0")
 BEDROCK_KEY = "ABSKQmVkcm9ja0FQSUtleS1hYmNkLWF0LTEyMzQ1Njc4OTAxMjpzZWNyZXQ="
@@ -69,7 +69,7 @@ def test_guide_names_the_admin_key_file_by_an_absolute_path(running: Sidecar) ->
 
 def test_first_steps_import_nothing_but_what_a_run_installs(running: Sidecar) -> None:
     locked = (ROOT / "requirements" / "run.lock").read_text()
-    first_steps = [block.text for block in blocks(ROOT / "README.md") if block.is_run] + commands(running.startup_output)
+    first_steps = [block.text for block in parse_blocks(ROOT / "README.md") if block.is_run] + commands(running.startup_output)
     imported = {name for text in first_steps for name in re.findall(r"\bimport (\w+)", text)}
     assert imported == {"boto3"}
     assert all(re.search(rf"^{name}==", locked, re.MULTILINE) for name in imported)

@@ -21,19 +21,19 @@ from tests.support.price_fleet import (
     LABELS,
     NOON,
     NOVA,
-    Fleet,
-    a_fleet,
+    PriceFleet,
+    open_fleet,
     configured,
-    standard,
+    find_standard,
     status,
     usd_per_1m,
 )
-from tests.support.price_list_server import claude
+from tests.support.price_list_server import list_claude
 
 
 @pytest.fixture
-async def fleet(tmp_path: Path) -> AsyncIterator[Fleet]:
-    async with a_fleet(tmp_path) as opened:
+async def fleet(tmp_path: Path) -> AsyncIterator[PriceFleet]:
+    async with open_fleet(tmp_path) as opened:
         yield opened
 
 
@@ -62,9 +62,9 @@ def _fails_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 async def test_what_cannot_be_read_changes_nothing(
-    fleet: Fleet, fault: aws.Fault, trouble: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    fleet: PriceFleet, fault: aws.Fault, trouble: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    tariffs = await fleet.started()
+    tariffs = await fleet.start_sidecar()
     fleet.raise_prices()
     await fleet.clock.advance(DAY)
     fleet.server.always = fault
@@ -72,23 +72,23 @@ async def test_what_cannot_be_read_changes_nothing(
         monkeypatch.setattr(aws_price_list, "LIST_TIMEOUT_SECONDS", 0.2)
     await tariffs.refresh()
     await tariffs.refresh()
-    assert (usd_per_1m(standard(tariffs)), standard(tariffs).version) == (1.1, "2026-11-18")
+    assert (usd_per_1m(find_standard(tariffs)), find_standard(tariffs).version) == (1.1, "2026-11-18")
     assert tariffs.failures >= 1
     assert f"prices of label standard in us-east-1 stay those of 2026-11-18: {trouble}" in caplog.text
     fleet.server.always = None
     await fleet.clock.advance(price_updates.REFRESH_SECONDS)
     await tariffs.refresh()
-    assert (usd_per_1m(standard(tariffs)), status(tariffs).trouble) == (2.2, "")
+    assert (usd_per_1m(find_standard(tariffs)), status(tariffs).trouble) == (2.2, "")
 
 
 @pytest.mark.usefixtures("_fails_at_once")
-async def test_a_list_that_breaks_off_is_not_taken_by_halves(fleet: Fleet) -> None:
+async def test_a_list_that_breaks_off_is_not_taken_by_halves(fleet: PriceFleet) -> None:
     tariffs = fleet.sidecar()
     original = fleet.server._page
 
     def breaking(asked: Any) -> Any:
         if len(fleet.server.calls) == 4:
-            fleet.server.misbehave(aws.BROKEN)
+            fleet.server.add_faults(aws.BROKEN)
         return original(asked)
 
     fleet.server._page = breaking  # type: ignore[method-assign]
@@ -97,41 +97,41 @@ async def test_a_list_that_breaks_off_is_not_taken_by_halves(fleet: Fleet) -> No
     assert await fleet.row(NOVA, "2026-11-18") is None
 
 
-async def test_a_throttled_page_is_asked_for_again(fleet: Fleet) -> None:
-    fleet.server.misbehave(aws.THROTTLED)
-    assert usd_per_1m(standard(await fleet.started())) == 1.1
+async def test_a_throttled_page_is_asked_for_again(fleet: PriceFleet) -> None:
+    fleet.server.add_faults(aws.THROTTLED)
+    assert usd_per_1m(find_standard(await fleet.start_sidecar())) == 1.1
 
 
-async def test_pages_that_never_end(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_pages_that_never_end(fleet: PriceFleet, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(aws_price_list, "MAX_PAGES", 3)
     fleet.server.always = aws.Fault(200, b'{"FormatVersion": "aws_v1", "PriceList": [], "NextToken": "again"}')
-    assert status(await fleet.started()).trouble == "the AWS Price List of AmazonBedrock in us-east-1 does not end"
+    assert status(await fleet.start_sidecar()).trouble == "the AWS Price List of AmazonBedrock in us-east-1 does not end"
 
 
 @pytest.mark.usefixtures("_fails_at_once")
-async def test_nobody_at_the_other_end(fleet: Fleet) -> None:
+async def test_nobody_at_the_other_end(fleet: PriceFleet) -> None:
     price_list = AwsPriceList("http://127.0.0.1:9")
     tariffs = PriceTables(configured(LABELS), fleet.store, price_list, fleet.clock)
     await tariffs.refresh()
     assert status(tariffs).trouble.startswith("no answer from the AWS Price List: ")
 
 
-async def test_a_price_ten_times_off_is_not_taken(fleet: Fleet, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_price_ten_times_off_is_not_taken(fleet: PriceFleet, caplog: pytest.LogCaptureFixture) -> None:
     """A unit misread by a thousand must not become money."""
-    tariffs = await fleet.started()
-    fleet.server.products = [*claude("Claude Haiku 4.5", "1.1 5.5 0.11 1375 2.2"), *aws.NOVA_LITE]
+    tariffs = await fleet.start_sidecar()
+    fleet.server.products = [*list_claude("Claude Haiku 4.5", "1.1 5.5 0.11 1375 2.2"), *aws.NOVA_LITE]
     await fleet.clock.advance(DAY)
     await tariffs.refresh()
-    assert (usd_per_1m(standard(tariffs)), standard(tariffs).version) == (1.1, "2026-11-18")
+    assert (usd_per_1m(find_standard(tariffs)), find_standard(tariffs).version) == (1.1, "2026-11-18")
     doubt = "cache_write_5m at 1375, beside 1.25 in the configuration"
     assert status(tariffs).trouble.endswith(doubt)
     assert doubt in caplog.text
     assert status(tariffs, "economy").version == "2026-11-19"
 
 
-async def test_trouble_is_told_once_and_again_when_it_changes(fleet: Fleet, caplog: pytest.LogCaptureFixture) -> None:
+async def test_trouble_is_told_once_and_again_when_it_changes(fleet: PriceFleet, caplog: pytest.LogCaptureFixture) -> None:
     fleet.server.always = aws.DENIED
-    tariffs = await fleet.started()
+    tariffs = await fleet.start_sidecar()
     for _ in range(3):
         await fleet.clock.advance(price_updates.REFRESH_SECONDS)
         await tariffs.refresh()
@@ -154,11 +154,11 @@ async def test_trouble_is_told_once_and_again_when_it_changes(fleet: Fleet, capl
         {"fetched_at_epoch": 1},
     ],
 )
-async def test_an_entry_of_somebody_elses_making(fleet: Fleet, row: dict[str, Any]) -> None:
+async def test_an_entry_of_somebody_elses_making(fleet: PriceFleet, row: dict[str, Any]) -> None:
     key = schema.price_key(HAIKU, "us-east-1", "2026-11-18")
     await fleet.store.put(Put(key, row | {"expires_at_epoch": int(NOON + DAY)}))
-    tariffs = await fleet.started()
-    assert standard(tariffs).source == "config"
+    tariffs = await fleet.start_sidecar()
+    assert find_standard(tariffs).source == "config"
     assert status(tariffs).trouble == "the entry of the day is not one of ours"
     assert status(tariffs, "economy").source == "aws"
 
@@ -182,36 +182,36 @@ class Away:
             raise StoreUnavailable("the store is away")
 
 
-async def test_without_the_store_what_is_known_holds(fleet: Fleet) -> None:
+async def test_without_the_store_what_is_known_holds(fleet: PriceFleet) -> None:
     store = Away(fleet.store)
-    tariffs = await fleet.started(store=store)
+    tariffs = await fleet.start_sidecar(store=store)
     await fleet.clock.advance(DAY)
     store.verbs = ("query",)
     await tariffs.refresh()
-    assert (usd_per_1m(standard(tariffs)), status(tariffs).trouble) == (1.1, "the store is away")
+    assert (usd_per_1m(find_standard(tariffs)), status(tariffs).trouble) == (1.1, "the store is away")
     store.verbs = ()
     await tariffs.refresh()
-    assert (standard(tariffs).version, status(tariffs).trouble) == ("2026-11-19", "")
+    assert (find_standard(tariffs).version, status(tariffs).trouble) == ("2026-11-19", "")
 
 
-async def test_prices_that_cannot_be_kept_are_used_by_the_one_who_read_them(fleet: Fleet) -> None:
+async def test_prices_that_cannot_be_kept_are_used_by_the_one_who_read_them(fleet: PriceFleet) -> None:
     store = Away(fleet.store, f"{HAIKU}@us-east-1")
-    tariffs = await fleet.started(store=store)
-    assert usd_per_1m(standard(tariffs)) == 1.1
+    tariffs = await fleet.start_sidecar(store=store)
+    assert usd_per_1m(find_standard(tariffs)) == 1.1
     assert tariffs.failures == 1
 
 
-async def test_what_is_settled_for_the_day_needs_no_store(fleet: Fleet) -> None:
+async def test_what_is_settled_for_the_day_needs_no_store(fleet: PriceFleet) -> None:
     store = Away(fleet.store)
-    tariffs = await fleet.started(store=store)
+    tariffs = await fleet.start_sidecar(store=store)
     store.verbs = ("query", "put")
     await tariffs.refresh()
     assert (tariffs.failures, status(tariffs).trouble) == (0, "")
 
 
-async def test_where_no_list_is_read_trouble_ends_with_the_stores(fleet: Fleet) -> None:
+async def test_where_no_list_is_read_trouble_ends_with_the_stores(fleet: PriceFleet) -> None:
     store = Away(fleet.store, "query")
-    tariffs = await fleet.started(store=store, reads=False)
+    tariffs = await fleet.start_sidecar(store=store, reads=False)
     assert status(tariffs).trouble == "the store is away"
     store.verbs = ()
     await tariffs.refresh()

@@ -19,21 +19,21 @@ from tests.support.price_fleet import (
     LABELS,
     NOON,
     NOVA,
-    Fleet,
-    a_fleet,
-    standard,
+    PriceFleet,
+    open_fleet,
+    find_standard,
     status,
     usd_per_1m,
 )
-from tests.support.price_list_server import BEDROCK, MODELS, claude
+from tests.support.price_list_server import BEDROCK, MODELS, list_claude
 from tests.support.wire import eventually
 
 BOTH_LISTS = [(BEDROCK, "us-east-1"), (MODELS, "us-east-1")]
 
 
 @pytest.fixture
-async def fleet(tmp_path: Path) -> AsyncIterator[Fleet]:
-    async with a_fleet(tmp_path) as opened:
+async def fleet(tmp_path: Path) -> AsyncIterator[PriceFleet]:
+    async with open_fleet(tmp_path) as opened:
         yield opened
 
 
@@ -46,18 +46,18 @@ def _fails_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 # ---------------------------------------------------------------- the day's prices
 
 
-async def test_until_the_list_is_read_the_configuration_holds(fleet: Fleet) -> None:
+async def test_until_the_list_is_read_the_configuration_holds(fleet: PriceFleet) -> None:
     tariffs = fleet.sidecar()
-    assert usd_per_1m(standard(tariffs)) == 1
+    assert usd_per_1m(find_standard(tariffs)) == 1
     assert status(tariffs).source == "config"
     assert status(tariffs).age_seconds is None
 
 
-async def test_the_list_goes_before_the_configuration(fleet: Fleet, caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_list_goes_before_the_configuration(fleet: PriceFleet, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
-    tariffs = await fleet.started()
+    tariffs = await fleet.start_sidecar()
     await fleet.clock.advance(60)
-    assert usd_per_1m(standard(tariffs)) == 1.1
+    assert usd_per_1m(find_standard(tariffs)) == 1.1
     assert status(tariffs) == PriceStatus("standard", "us-east-1", HAIKU, "aws", "2026-11-18", 60.0, "")
     assert status(tariffs, "economy").source == "aws"
     assert tariffs.for_label("economy", "us-east-1", NOVA).tiers["flex"].input == 30_000
@@ -67,15 +67,15 @@ async def test_the_list_goes_before_the_configuration(fleet: Fleet, caplog: pyte
     assert caplog.text == ""
 
 
-async def test_what_the_list_lacks_the_configuration_has(fleet: Fleet) -> None:
-    fleet.server.products = claude("Claude Haiku 4.5", "1.1 5.5 0.11 1.375 2.2")[:2]
-    tariff = standard(await fleet.started())
+async def test_what_the_list_lacks_the_configuration_has(fleet: PriceFleet) -> None:
+    fleet.server.products = list_claude("Claude Haiku 4.5", "1.1 5.5 0.11 1.375 2.2")[:2]
+    tariff = find_standard(await fleet.start_sidecar())
     assert (tariff.source, tariff.version[:18]) == ("aws+config", "2026-11-18+config-")
     assert tariff.tiers["default"].cache_read == 100_000
 
 
-async def test_what_the_cache_keeps(fleet: Fleet) -> None:
-    await fleet.started()
+async def test_what_the_cache_keeps(fleet: PriceFleet) -> None:
+    await fleet.start_sidecar()
     unit = "_price_usd_micros_per_1m"
     assert await fleet.row(NOVA, "2026-11-18") == {
         "tiers": {
@@ -93,40 +93,40 @@ async def test_what_the_cache_keeps(fleet: Fleet) -> None:
     }
 
 
-async def test_negotiated_prices_are_left_alone(fleet: Fleet) -> None:
-    tariffs = await fleet.started(LABELS.replace("prices_usd", "price_source: config, prices_usd"))
-    assert usd_per_1m(standard(tariffs)) == 1
+async def test_negotiated_prices_are_left_alone(fleet: PriceFleet) -> None:
+    tariffs = await fleet.start_sidecar(LABELS.replace("prices_usd", "price_source: config, prices_usd"))
+    assert usd_per_1m(find_standard(tariffs)) == 1
     assert status(tariffs) == PriceStatus(
-        "standard", "us-east-1", HAIKU, "config", standard(tariffs).version, None, ""
+        "standard", "us-east-1", HAIKU, "config", find_standard(tariffs).version, None, ""
     )
     assert fleet.server.calls == []
 
 
-async def test_each_place_has_the_prices_of_its_region_and_model(fleet: Fleet) -> None:
-    fleet.server.products += claude("Claude Haiku 4.5", "1.3 6.5 0.13 1.625 2.6", region="eu-west-1")
+async def test_each_place_has_the_prices_of_its_region_and_model(fleet: PriceFleet) -> None:
+    fleet.server.products += list_claude("Claude Haiku 4.5", "1.3 6.5 0.13 1.625 2.6", region="eu-west-1")
     places = f"[{{region: us-east-1}}, {{region: eu-west-1, model: eu.{HAIKU}}}, {{region: us-west-2}}]"
-    tariffs = await fleet.started(
+    tariffs = await fleet.start_sidecar(
         f'labels: {{standard: {{model: "{HAIKU}", format: anthropic, endpoints: {places}, '
         f"prices_usd_per_1m: {CLAUDE_PRICES}}}}}"
     )
-    assert usd_per_1m(standard(tariffs)) == 1.1
+    assert usd_per_1m(find_standard(tariffs)) == 1.1
     assert usd_per_1m(tariffs.for_label("standard", "eu-west-1", f"eu.{HAIKU}")) == 1.3
     assert usd_per_1m(tariffs.for_label("standard", "us-west-2", HAIKU)) == 1
     assert [each.trouble for each in tariffs.status()] == ["", "", "the AWS Price List has nothing for us-west-2"]
 
 
-async def test_models_without_a_label_have_the_default_price(fleet: Fleet) -> None:
+async def test_models_without_a_label_have_the_default_price(fleet: PriceFleet) -> None:
     price = "default_price: {input: 7, output: 7, cache_read: 7, cache_write_5m: 7, cache_write_1h: 7}"
-    tariffs = await fleet.started(LABELS + price)
+    tariffs = await fleet.start_sidecar(LABELS + price)
     assert usd_per_1m(tariffs.for_label("", "eu-west-1", "any.model")) == 7
     with pytest.raises(LookupError):
-        (await fleet.started()).for_label("", "eu-west-1", "any.model")
+        (await fleet.start_sidecar()).for_label("", "eu-west-1", "any.model")
 
 
 @pytest.mark.parametrize(
     "asked", [("other", "us-east-1", HAIKU), ("standard", "eu-west-1", HAIKU), ("standard", "us-east-1", NOVA)]
 )
-async def test_what_is_not_configured_has_no_price(fleet: Fleet, asked: tuple[str, str, str]) -> None:
+async def test_what_is_not_configured_has_no_price(fleet: PriceFleet, asked: tuple[str, str, str]) -> None:
     with pytest.raises(LookupError):
         fleet.sidecar().for_label(*asked)
 
@@ -134,82 +134,82 @@ async def test_what_is_not_configured_has_no_price(fleet: Fleet, asked: tuple[st
 # ---------------------------------------------------------------- days and nights
 
 
-async def test_a_new_price_is_not_for_calls_that_have_begun(fleet: Fleet) -> None:
-    tariffs = await fleet.started()
-    begun = standard(tariffs)
+async def test_a_new_price_is_not_for_calls_that_have_begun(fleet: PriceFleet) -> None:
+    tariffs = await fleet.start_sidecar()
+    begun = find_standard(tariffs)
     fleet.raise_prices()
     await fleet.clock.advance(DAY)
     await tariffs.refresh()
-    assert (usd_per_1m(standard(tariffs)), standard(tariffs).version) == (2.2, "2026-11-19")
+    assert (usd_per_1m(find_standard(tariffs)), find_standard(tariffs).version) == (2.2, "2026-11-19")
     assert (usd_per_1m(begun), begun.version) == (1.1, "2026-11-18")
-    assert standard(await fleet.started()) == standard(tariffs)  # of two entries, the newer one
+    assert find_standard(await fleet.start_sidecar()) == find_standard(tariffs)  # of two entries, the newer one
 
 
-async def test_within_a_day_nobody_is_asked_again(fleet: Fleet) -> None:
-    tariffs = await fleet.started()
+async def test_within_a_day_nobody_is_asked_again(fleet: PriceFleet) -> None:
+    tariffs = await fleet.start_sidecar()
     calls = len(fleet.server.calls)
     fleet.raise_prices()
     await fleet.clock.advance(DAY / 2 - 1)
     await tariffs.refresh()
-    assert usd_per_1m(standard(tariffs)) == 1.1
+    assert usd_per_1m(find_standard(tariffs)) == 1.1
     assert len(fleet.server.calls) == calls
 
 
 @pytest.mark.usefixtures("_fails_at_once")
-async def test_just_after_midnight_yesterdays_prices_hold(fleet: Fleet) -> None:
-    await fleet.started()
+async def test_just_after_midnight_yesterdays_prices_hold(fleet: PriceFleet) -> None:
+    await fleet.start_sidecar()
     await fleet.clock.advance(DAY / 2 + 5)  # five seconds into the 19th, UTC
     fleet.server.always = aws.BROKEN
-    tariffs = await fleet.started()
-    assert (usd_per_1m(standard(tariffs)), standard(tariffs).version) == (1.1, "2026-11-18")
+    tariffs = await fleet.start_sidecar()
+    assert (usd_per_1m(find_standard(tariffs)), find_standard(tariffs).version) == (1.1, "2026-11-18")
     assert status(tariffs).trouble == "the AWS Price List answers InternalErrorException"
     assert status(tariffs).age_seconds == DAY / 2 + 5
 
 
-async def test_a_day_that_has_not_begun_has_no_prices(fleet: Fleet) -> None:
+async def test_a_day_that_has_not_begun_has_no_prices(fleet: PriceFleet) -> None:
     """As when some sidecar's clock is ahead."""
     fleet.clock.set_wall(NOON + DAY)
     fleet.raise_prices()
-    await fleet.started()
+    await fleet.start_sidecar()
     fleet.clock.set_wall(NOON)
     fleet.server.products = aws.US_EAST
-    tariffs = await fleet.started()
-    assert (usd_per_1m(standard(tariffs)), standard(tariffs).version) == (1.1, "2026-11-18")
+    tariffs = await fleet.start_sidecar()
+    assert (usd_per_1m(find_standard(tariffs)), find_standard(tariffs).version) == (1.1, "2026-11-18")
 
 
-async def test_after_a_clock_was_ahead_the_right_day_counts_again(fleet: Fleet) -> None:
-    tariffs = await fleet.started()
+async def test_after_a_clock_was_ahead_the_right_day_counts_again(fleet: PriceFleet) -> None:
+    tariffs = await fleet.start_sidecar()
     fleet.clock.set_wall(NOON + DAY)
     fleet.raise_prices()
     await tariffs.refresh()
     fleet.clock.set_wall(NOON)
     await tariffs.refresh()
-    assert standard(tariffs).version == "2026-11-18"
+    assert find_standard(tariffs).version == "2026-11-18"
 
 
 @pytest.mark.usefixtures("_fails_at_once")
-async def test_an_expired_entry_is_none_but_what_is_in_force_stays(fleet: Fleet) -> None:
-    running = await fleet.started()
+async def test_an_expired_entry_is_none_but_what_is_in_force_stays(fleet: PriceFleet) -> None:
+    running = await fleet.start_sidecar()
     await fleet.clock.advance(3 * DAY)
     fleet.server.always = aws.BROKEN
     await running.refresh()
-    assert (usd_per_1m(standard(running)), standard(running).version) == (1.1, "2026-11-18")
+    assert (usd_per_1m(find_standard(running)), find_standard(running).version) == (1.1, "2026-11-18")
     assert status(running).age_seconds == 3 * DAY
-    new = await fleet.started()
-    assert (usd_per_1m(standard(new)), standard(new).source) == (1, "config")
+    new = await fleet.start_sidecar()
+    assert (usd_per_1m(find_standard(new)), find_standard(new).source) == (1, "config")
 
 
 # ---------------------------------------------------------------- a fleet
 
 
-async def test_of_two_sidecars_one_reads_the_list(fleet: Fleet) -> None:
-    first, second = await fleet.started(), await fleet.started()
-    assert standard(first) == standard(second)
+async def test_of_two_sidecars_one_reads_the_list(fleet: PriceFleet) -> None:
+    first, second = await fleet.start_sidecar(), await fleet.start_sidecar()
+    assert find_standard(first) == find_standard(second)
     assert fleet.server.reads == BOTH_LISTS
 
 
-async def test_of_many_that_start_at_once_one_reads_the_list(fleet: Fleet) -> None:
-    fleet.server.misbehave(aws.Fault(200, b"{}", seconds=0.0))  # even if its first try fails
+async def test_of_many_that_start_at_once_one_reads_the_list(fleet: PriceFleet) -> None:
+    fleet.server.add_faults(aws.Fault(200, b"{}", seconds=0.0))  # even if its first try fails
     many = [fleet.sidecar() for _ in range(5)]
     await asyncio.gather(*(each.refresh() for each in many))
     assert fleet.server.reads == BOTH_LISTS[:1]
@@ -219,12 +219,12 @@ async def test_of_many_that_start_at_once_one_reads_the_list(fleet: Fleet) -> No
     await fleet.clock.advance(price_updates.REFRESH_SECONDS)
     await asyncio.gather(*(each.refresh() for each in many))
     await asyncio.gather(*(each.refresh() for each in many))
-    assert {usd_per_1m(standard(each)) for each in many} == {1.1}
+    assert {usd_per_1m(find_standard(each)) for each in many} == {1.1}
     assert fleet.server.reads == BOTH_LISTS[:1] + BOTH_LISTS
     assert {status(each).trouble for each in many} == {""}
 
 
-async def test_on_one_day_all_have_the_same_prices(fleet: Fleet) -> None:
+async def test_on_one_day_all_have_the_same_prices(fleet: PriceFleet) -> None:
     """Even if one took so long to read them that another one read them, too."""
     fleet.server.gate = asyncio.Event()
     slow, quick = fleet.sidecar(), fleet.sidecar()
@@ -236,43 +236,43 @@ async def test_on_one_day_all_have_the_same_prices(fleet: Fleet) -> None:
     fleet.raise_prices()
     gate.set()
     await reading
-    assert usd_per_1m(standard(slow)) == usd_per_1m(standard(quick)) == 1.1
+    assert usd_per_1m(find_standard(slow)) == usd_per_1m(find_standard(quick)) == 1.1
 
 
-async def test_prices_that_others_read_are_used_even_where_none_are_read(fleet: Fleet) -> None:
-    alone = await fleet.started(reads=False)
-    assert (standard(alone).source, status(alone).trouble, alone.failures) == ("config", "", 0)
-    await fleet.started()
+async def test_prices_that_others_read_are_used_even_where_none_are_read(fleet: PriceFleet) -> None:
+    alone = await fleet.start_sidecar(reads=False)
+    assert (find_standard(alone).source, status(alone).trouble, alone.failures) == ("config", "", 0)
+    await fleet.start_sidecar()
     await alone.refresh()
-    assert standard(alone).source == "aws"
+    assert find_standard(alone).source == "aws"
 
 
 async def test_a_model_that_is_not_found_is_looked_for_once_a_day(
-    fleet: Fleet, caplog: pytest.LogCaptureFixture
+    fleet: PriceFleet, caplog: pytest.LogCaptureFixture
 ) -> None:
     text = 'labels: {standard: {model: "meta.llama9-v1:0", format: llama, prices_usd_per_1m: {input: 1, output: 2}}}'
-    for tariffs in (await fleet.started(text), await fleet.started(text)):
+    for tariffs in (await fleet.start_sidecar(text), await fleet.start_sidecar(text)):
         assert tariffs.status()[0].trouble == "no product is certainly this model's"
         assert tariffs.status()[0].source == "config"
     assert fleet.server.reads == BOTH_LISTS
     assert "prices of label standard in us-east-1 stay those of config-" in caplog.text
 
 
-async def test_a_model_that_is_lost_keeps_its_newest_prices(fleet: Fleet) -> None:
-    tariffs = await fleet.started()
+async def test_a_model_that_is_lost_keeps_its_newest_prices(fleet: PriceFleet) -> None:
+    tariffs = await fleet.start_sidecar()
     fleet.server.products = list(aws.NOVA_LITE)
     await fleet.clock.advance(DAY)
     await tariffs.refresh()
-    for each in (tariffs, await fleet.started()):
-        assert (usd_per_1m(standard(each)), standard(each).version) == (1.1, "2026-11-18")
+    for each in (tariffs, await fleet.start_sidecar()):
+        assert (usd_per_1m(find_standard(each)), find_standard(each).version) == (1.1, "2026-11-18")
         assert status(each).trouble == "no product is certainly this model's"
         assert status(each, "economy").version == "2026-11-19"
 
 
-async def test_a_profile_of_ones_own_is_never_looked_for(fleet: Fleet) -> None:
+async def test_a_profile_of_ones_own_is_never_looked_for(fleet: PriceFleet) -> None:
     arn = "arn:aws:bedrock:us-east-1:123456789012:application-inference-profile/a1"
     text = f'labels: {{standard: {{model: "{arn}", format: llama, prices_usd_per_1m: {{input: 1, output: 2}}}}}}'
-    tariffs = await fleet.started(text)
+    tariffs = await fleet.start_sidecar(text)
     assert status(tariffs).trouble == "the id does not say which model of the price list it is"
     assert fleet.server.calls == []
-    assert status(await fleet.started(text, reads=False)).trouble == ""
+    assert status(await fleet.start_sidecar(text, reads=False)).trouble == ""

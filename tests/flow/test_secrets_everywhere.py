@@ -14,7 +14,7 @@ from bedrock_simulator import DEFAULT_KEYS
 from price_keeper.auth.clients import make_secret
 
 from tests.support.commands import price_keeper
-from tests.support.observed import ADMIN_KEY, APP, ENVIRONMENT, ORG, SECRET, Observed, Told, ask, observed, token
+from tests.support.observed import ADMIN_KEY, APP, ENVIRONMENT, ORG, SECRET, ObservedSidecar, ObservedResponse, ask, run_observed, token
 from tests.support.otlp_receiver import otlp_receiver
 from tests.support.simulated import BedrockProcess, bedrock_process
 from tests.support.workers import wait_until
@@ -36,7 +36,7 @@ class Played:
     """Each place by its name, with all that stands there."""
 
     places: dict[str, bytes] = field(default_factory=dict)
-    answers: list[Told] = field(default_factory=list)
+    answers: list[ObservedResponse] = field(default_factory=list)
     secrets: dict[str, str] = field(default_factory=dict)
     core_limit: str = ""
 
@@ -51,7 +51,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Played:
     ):
         more.setitem(ENVIRONMENT, "MARKED_HOOK", HOOK_SECRET)
         hook = {"url": f"https://receiver.invalid/{HOOK_PATH}", "secret_env": "MARKED_HOOK"}
-        with observed(
+        with run_observed(
             folder,
             bedrock.url,
             telemetry={"otlp_endpoint": receiver.url, "log_level": "debug"},
@@ -77,7 +77,7 @@ def _is_kept(path: Path) -> bool:
     return path.is_file() and path.name != "config.yaml"  # which the operator wrote, the webhook's address in it
 
 
-def _clients_call(it: Observed, bedrock: BedrockProcess, told: Played) -> None:
+def _clients_call(it: ObservedSidecar, bedrock: BedrockProcess, told: Played) -> None:
     paths = (("converse", TURN), ("converse-stream", TURN), ("invoke", CLAUDE), ("invoke-with-response-stream", CLAUDE))
     for trouble in ({}, {"fault": "throttle"}, {"fault": "quota"}, {"fault": "cut", "after_bytes": 60}):
         bedrock.plan(always=trouble)
@@ -100,7 +100,7 @@ def _clients_call(it: Observed, bedrock: BedrockProcess, told: Played) -> None:
     ]
 
 
-def _administrators_call(it: Observed, told: Played) -> None:
+def _administrators_call(it: ObservedSidecar, told: Played) -> None:
     made = it.control("PUT", f"{API}/apps/{APP}", {"app_name": "watched"})
     retrieval = _json(made)["secret_retrieval_token"]
     path = f"{API}/apps/{APP}/credentials"
@@ -127,7 +127,7 @@ def _administrators_call(it: Observed, told: Played) -> None:
     ]
 
 
-def _strangers_call(it: Observed, told: Played) -> None:
+def _strangers_call(it: ObservedSidecar, told: Played) -> None:
     url, wrong = it.running.control, make_secret()
     told.secrets["a wrong client secret"] = wrong
     page = {"X_Price_Keeper_Page": "1", "Origin": url}
@@ -146,7 +146,7 @@ def _strangers_call(it: Observed, told: Played) -> None:
     ]
 
 
-def _look(it: Observed, folder: Path, told: Played) -> None:
+def _look(it: ObservedSidecar, folder: Path, told: Played) -> None:
     url = it.running.control
     for path in ("/metrics", "/ready", "/health", "/", "/openapi.json", "/.well-known/jwks.json", "/status"):
         told.places[path] = ask("GET", url + path).body
@@ -157,12 +157,12 @@ def _look(it: Observed, folder: Path, told: Played) -> None:
     told.places |= {f"open file {each.name}": each.read_bytes() for each in folder.rglob("*") if _is_kept(each)}
 
 
-def _of_process(it: Observed, name: str) -> bytes:
+def _of_process(it: ObservedSidecar, name: str) -> bytes:
     path = Path(f"/proc/{it.running.process.pid}/{name}")
     return path.read_bytes() if path.exists() else b""  # of Linux alone
 
 
-def _json(told: Told) -> Any:
+def _json(told: ObservedResponse) -> Any:
     assert told.status in (200, 201), told.body
     return json.loads(told.body)
 

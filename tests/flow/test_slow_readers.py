@@ -11,7 +11,7 @@ from hyperframe.frame import GoAwayFrame, PingFrame
 from price_keeper.exchange import Request, Responder
 
 from tests.support.rig import PortHarness, echo, on_both_loops, open_port
-from tests.support.wire import CutError, Http2Wire, Wire, ask, eventually, quiet
+from tests.support.wire import ConnectionCut, Http2TestClient, RawConnection, ask, eventually, wait_quietly
 
 
 async def flood(request: Request, responder: Responder) -> None:
@@ -32,27 +32,27 @@ async def test_a_reader_that_stalls_is_cut_and_one_that_reads_is_not(size: int, 
         rig.shrink_send_buffers()
         for wire in (slow, stalled):
             await wire.send(ask(path=b"/%d" % size, more=more))
-        await quiet()
+        await wait_quietly()
         assert sum(connection._transport.get_write_buffer_size() > 0 for connection in rig.listener._connections) == 2
         await rig.pass_time(1)
         for _ in range(2):
             await rig.pass_time(120)
-            while len(slow.got) < size / 2 and await slow.more():
+            while len(slow.received) < size / 2 and await slow.read_more():
                 pass
         assert rig.open_connections == 2
         assert len((await slow.answer()).body) == size
         await rig.pass_time(70)
-        assert await stalled.ending() == "reset"
+        assert await stalled.read_ending() == "reset"
 
 
-async def read_slowly(rig: PortHarness, wire: Wire, size: int) -> None:
+async def read_slowly(rig: PortHarness, wire: RawConnection, size: int) -> None:
     """Far less than a buffer holds in the time that a reader may stall, again and again."""
-    while len(wire.got) < size:
+    while len(wire.received) < size:
         await rig.pass_time(100)
-        until = len(wire.got) + 20_000
-        while len(wire.got) < min(until, size):
-            assert await wire.more(4096)
-        await quiet(0.01)  # until the kernel has told the other side
+        until = len(wire.received) + 20_000
+        while len(wire.received) < min(until, size):
+            assert await wire.read_more(4096)
+        await wait_quietly(0.01)  # until the kernel has told the other side
 
 
 @pytest.mark.parametrize("more", [b"", b"connection: close\r\n"])
@@ -63,7 +63,7 @@ async def test_a_slow_but_steady_reader_is_not_cut(more: bytes) -> None:
         await eventually(lambda: rig.open_connections == 1)
         rig.shrink_send_buffers()
         await wire.send(ask(path=b"/300000", more=more))
-        await quiet()
+        await wait_quietly()
         await read_slowly(rig, wire, 300_000)
 
 
@@ -76,10 +76,10 @@ async def test_who_says_no_more_and_reads_late_still_gets_what_he_asked_for_ahea
         await wire.send(ask(path=b"/300000") * 3)
         await eventually(lambda: any(getattr(each, "is_write_paused", False) for each in rig.listener._connections))
         wire.half_close()
-        await quiet()
+        await wait_quietly()
         for _ in range(3):
             assert len((await wire.answer()).body) == 300_000
-        assert await wire.ending() == "closed"
+        assert await wire.read_ending() == "closed"
 
 
 class Waited:
@@ -114,7 +114,7 @@ async def test_a_flow_is_told_how_long_nothing_was_read(monkeypatch: pytest.Monk
         await eventually(lambda: rig.open_connections == 1)
         rig.shrink_send_buffers()
         await wire.send(ask())
-        await quiet()
+        await wait_quietly()
         await rig.pass_time(1)
         for _ in range(3):
             await rig.pass_time(100)
@@ -128,20 +128,20 @@ async def test_a_flow_is_told_how_long_nothing_was_read(monkeypatch: pytest.Monk
 async def test_windows_that_never_open_hold_a_stream_for_a_while_only() -> None:
     async with open_port(echo, stalled_seconds=300, idle_seconds=75) as rig:
         client = await rig.connect_http2(settings={SettingCodes.INITIAL_WINDOW_SIZE: 10})
-        client.reads_on = False
+        client.reopens_windows = False
         number = client.open(ends=False)
         await client.body(number, b"x" * 100)
-        await client.until(lambda: len(client.streams[number].body) == 10)
+        await client.wait_until(lambda: len(client.streams[number].body) == 10)
         await rig.pass_time(290)
         client.h2.increment_flow_control_window(10, number)
         await client.flush()
-        await client.until(lambda: len(client.streams[number].body) == 20)
+        await client.wait_until(lambda: len(client.streams[number].body) == 20)
         await rig.pass_time(299)
-        await client.wire.send(PingFrame(0).serialize())  # which is not reading
-        await quiet()
+        await client.connection.send(PingFrame(0).serialize())  # which is not reading
+        await wait_quietly()
         assert client.streams[number].reset is None
         await rig.pass_time(2)
-        with pytest.raises(CutError, match="stream reset"):
+        with pytest.raises(ConnectionCut, match="stream reset"):
             await client.answer(number)
         assert rig.open_connections == 1
 
@@ -153,7 +153,7 @@ async def streamed_flood(request: Request, responder: Responder) -> None:
     responder.finish()
 
 
-async def flooded(rig: PortHarness, *paths: bytes) -> Http2Wire:
+async def flooded(rig: PortHarness, *paths: bytes) -> Http2TestClient:
     """A client whose windows are wide open, and whose socket is not read."""
     client = await rig.connect_http2(settings={SettingCodes.INITIAL_WINDOW_SIZE: 2**31 - 1}, receive_buffer=4096)
     await eventually(lambda: rig.open_connections)
@@ -162,7 +162,7 @@ async def flooded(rig: PortHarness, *paths: bytes) -> Http2Wire:
     for path in paths:
         client.open(path)
     await client.flush()
-    await quiet(0.1)
+    await wait_quietly(0.1)
     assert rig.open_connections == 1
     await rig.pass_time(1)
     return client
@@ -174,8 +174,8 @@ async def test_a_connection_that_nobody_reads_is_cut_though_it_pings() -> None:
         client = await flooded(rig, b"/10000000")
         for _ in range(9):  # the kernels settle first
             with suppress(ConnectionError):
-                await client.wire.send(PingFrame(0).serialize())
-            await quiet(0.01)
+                await client.connection.send(PingFrame(0).serialize())
+            await wait_quietly(0.01)
             await rig.pass_time(100)
         await eventually(lambda: rig.open_connections == 0)
 
@@ -190,8 +190,8 @@ async def test_a_connection_that_is_read_slowly_is_not_cut() -> None:
             await rig.pass_time(100)
             while sum(len(stream.body) for stream in streams) < size:
                 assert await client.listen(4096)
-            await quiet(0.01)  # until the kernel has told the other side
-        await client.until(lambda: all(stream.is_ended for stream in streams))
+            await wait_quietly(0.01)  # until the kernel has told the other side
+        await client.wait_until(lambda: all(stream.is_ended for stream in streams))
         assert [len(stream.body) for stream in client.streams.values()] == [100_000, 100_001]
 
 
@@ -200,11 +200,11 @@ async def test_who_stalls_at_the_end_of_the_last_answer_is_cut_too() -> None:
     """Though there was more to write for a while, and then so little that no event tells of it."""
     async with open_port(streamed_flood, lingering_seconds=5, write_buffer_bytes=64 * 1024) as rig:
         client = await flooded(rig, b"/150000")
-        await client.wire.send(GoAwayFrame(0).serialize())
+        await client.connection.send(GoAwayFrame(0).serialize())
         (connection,) = rig.listener._connections
         while not connection._is_closed or connection.is_write_paused:
             assert await client.listen(4096)
         for _ in range(20):  # the kernels settle first
-            await quiet(0.01)
+            await wait_quietly(0.01)
             await rig.pass_time(6)
         await eventually(lambda: rig.open_connections == 0)

@@ -8,7 +8,7 @@ import pytest
 from price_keeper.exchange import Request, Responder
 
 from tests.support.rig import ForwardingHandler, open_forwarding_port, echo, on_both_loops, open_port, reply_with, upstream
-from tests.support.wire import CutError, Streamed, ask, quiet, refused
+from tests.support.wire import ConnectionCut, StreamedResponse, ask, wait_quietly, read_refusal
 
 HIDDEN = b"GET /hidden HTTP/1.1\r\nhost: here\r\n\r\n"
 POST = b"POST /a HTTP/1.1\r\nhost: here\r\n"
@@ -89,7 +89,7 @@ async def test_it_is_refused(what: str) -> None:
     async with open_port(note) as rig:
         wire = await rig.connect()
         await wire.send(AMBIGUOUS[what])
-        await refused(wire)
+        await read_refusal(wire)
         assert seen == []
 
 
@@ -103,11 +103,11 @@ async def test_another_protocol_is_refused_however_its_first_line_comes(pieces: 
             size = -(-len(whole) // pieces)
             for at in range(0, len(whole), size):
                 await wire.send(whole[at : at + size])
-                await quiet(0.001)
+                await wait_quietly(0.001)
             if is_good:
                 assert (await wire.answer()).status == 200
             else:
-                await refused(wire)
+                await read_refusal(wire)
 
 
 @on_both_loops
@@ -116,7 +116,7 @@ async def test_pipelined_request_of_another_protocol_is_refused() -> None:
         wire = await rig.connect()
         await wire.send(ask(b"x") + ask(b"y") + b"POST /a RTSP/1.0\r\nhost: here\r\n\r\n")
         assert [(await wire.answer()).body for _ in range(2)] == [b"x", b"y"]
-        await refused(wire)
+        await read_refusal(wire)
 
 
 @pytest.mark.parametrize("split", range(1, 25))
@@ -215,11 +215,11 @@ async def test_nor_does_it_pass_over_http2(what: str) -> None:
     async with open_port(note) as rig:
         client = await rig.connect_http2()
         client.h2.config.validate_outbound_headers = client.h2.config.normalize_outbound_headers = False
-        client.streams[1] = Streamed()
+        client.streams[1] = StreamedResponse()
         client.h2.send_headers(1, UNFIT[what])
         client.h2.send_data(1, b"body", end_stream=True)
         await client.flush()
-        with suppress(CutError):
+        with suppress(ConnectionCut):
             assert (await client.answer(1)).status == 400
         assert seen == []
 
@@ -237,12 +237,12 @@ async def test_a_body_that_trailers_end_is_as_long_as_its_head_says(body: bytes)
     async with open_port(note) as rig:
         client = await rig.connect_http2()
         for stream, sent in ((1, body), (3, b"body")):
-            client.streams[stream] = Streamed()
+            client.streams[stream] = StreamedResponse()
             client.h2.send_headers(stream, [*HEAD, (b"content-length", b"4")])
             client.h2.send_data(stream, sent)
             client.h2.send_headers(stream, [(b"x", b"y")], end_stream=True)
             await client.flush()
-        with suppress(CutError):
+        with suppress(ConnectionCut):
             assert (await client.answer(1)).status == 400
         if len(body) < 4:
             assert (await client.answer(3)).body == b"body"
@@ -264,5 +264,5 @@ async def test_the_last_request_is_the_last_whatever_else_it_offers(lines: list[
         await wire.send(ask(b"body", offer) + HIDDEN)
         heard = await wire.answer()
         assert (heard.body, heard[b"connection"]) == (b"body", b"close")
-        assert await wire.ending() in ("closed", "reset")
+        assert await wire.read_ending() in ("closed", "reset")
         assert seen == [b"/a"]

@@ -11,15 +11,15 @@ import pytest
 from price_keeper.surface.limits import DEFAULT_LIMITS
 
 from tests.support.data_port import DataPort, data_port
-from tests.support.wire import Http2Wire, Wire, said
+from tests.support.wire import Http2TestClient, RawConnection, read_error_message
 
 LARGE = DEFAULT_LIMITS.unchecked_body_bytes + 1
 HEAD = "POST /model/premium/converse HTTP/1.1\r\nhost: here\r\ncontent-type: application/json\r\n"
 
 
 @asynccontextmanager
-async def _connected(port: DataPort) -> AsyncIterator[Wire]:
-    wire = await Wire.connect(int(port.url.rpartition(":")[2]))
+async def _connected(port: DataPort) -> AsyncIterator[RawConnection]:
+    wire = await RawConnection.connect(int(port.url.rpartition(":")[2]))
     try:
         yield wire
     finally:
@@ -32,19 +32,19 @@ async def test_no_strangers_body_fills_the_room_for_requests(tmp_path: Path, sho
     """It is told at its head, and what it has sent of its body is let go."""
     async with data_port(tmp_path) as port, _connected(port) as wire:
         await wire.send(f"{HEAD}{shown}{framing}\r\n\r\n".encode())
-        assert "token" in said(await wire.answer(), 403, "AccessDeniedException")
+        assert "token" in read_error_message(await wire.answer(), 403, "AccessDeniedException")
         assert port.listener.reserved_bytes == 0
 
 
 @pytest.mark.parametrize("path", [b"/credentials", b"/inference-profiles"])
 async def test_nor_does_one_that_comes_where_there_is_none(tmp_path: Path, path: bytes) -> None:
     async with data_port(tmp_path) as port:
-        client = await Http2Wire.connect(int(port.url.rpartition(":")[2]))
+        client = await Http2TestClient.connect(int(port.url.rpartition(":")[2]))
         number = client.open(path, ends=False, method=b"GET")
         await client.body(number, b"x", ends=False)
-        assert "token" in said(await client.answer(number), 403, "AccessDeniedException")
+        assert "token" in read_error_message(await client.answer(number), 403, "AccessDeniedException")
         assert port.listener.reserved_bytes == 0
-        client.wire.close()
+        client.connection.close()
 
 
 async def test_who_has_a_token_is_heard_out(tmp_path: Path) -> None:

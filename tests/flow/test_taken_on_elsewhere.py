@@ -27,7 +27,7 @@ from price_keeper.tasks import Tasks
 from tests.support.clock import ManualClock
 from tests.support.control import API, ORG, SETTINGS, ControlHarness, config, open_control_harness
 from tests.support.engines import Engines
-from tests.support.price_fleet import CLAUDE_PRICES, HAIKU, LABELS, Fleet, a_fleet, standard, status, usd_per_1m
+from tests.support.price_fleet import CLAUDE_PRICES, HAIKU, LABELS, PriceFleet, open_fleet, find_standard, status, usd_per_1m
 from tests.support.wire import eventually
 
 SHOP = f"{API}/apps/shop"
@@ -106,8 +106,8 @@ async def test_a_name_that_goes_from_an_app_to_the_configuration_has_a_price_all
 
 
 @pytest.fixture
-async def fleet(tmp_path: Path) -> AsyncIterator[Fleet]:
-    async with a_fleet(tmp_path) as opened:
+async def fleet(tmp_path: Path) -> AsyncIterator[PriceFleet]:
+    async with open_fleet(tmp_path) as opened:
         yield opened
 
 
@@ -117,24 +117,24 @@ MORE = f"""{LABELS}
 NEGOTIATED = LABELS.replace("format: anthropic,", "format: anthropic, price_source: config,")
 
 
-async def test_a_label_never_falls_back_to_the_configurations_price_in_between(fleet: Fleet) -> None:
-    before = await fleet.started()
+async def test_a_label_never_falls_back_to_the_configurations_price_in_between(fleet: PriceFleet) -> None:
+    before = await fleet.start_sidecar()
     await fleet.clock.advance(CLAIM_TTL_SECONDS)  # in which nobody else reads the list, whatever he lacks
     reads = len(fleet.server.reads)
     after = fleet.sidecar(MORE)
     after.inherit(before)
-    assert usd_per_1m(standard(after)) == usd_per_1m(standard(before)) == 1.1
+    assert usd_per_1m(find_standard(after)) == usd_per_1m(find_standard(before)) == 1.1
     assert status(after) == status(before)
     assert status(after, "added").source == "config"
     await after.refresh()
     assert len(fleet.server.reads) == reads + 2  # once more, for the one that is new
-    assert (usd_per_1m(standard(after)), status(after, "added").source) == (1.1, "aws")
+    assert (usd_per_1m(find_standard(after)), status(after, "added").source) == (1.1, "aws")
     negotiated = fleet.sidecar(NEGOTIATED)
     negotiated.inherit(after)
-    assert (usd_per_1m(standard(negotiated)), status(negotiated).source) == (1, "config")
+    assert (usd_per_1m(find_standard(negotiated)), status(negotiated).source) == (1, "config")
 
 
-async def test_what_is_being_read_for_the_labels_before_is_there_for_those_after(fleet: Fleet) -> None:
+async def test_what_is_being_read_for_the_labels_before_is_there_for_those_after(fleet: PriceFleet) -> None:
     fleet.server.gate = asyncio.Event()
     before = fleet.sidecar()
     reading = asyncio.create_task(before.refresh())
@@ -143,10 +143,10 @@ async def test_what_is_being_read_for_the_labels_before_is_there_for_those_after
     after.inherit(before)
     looking = asyncio.create_task(after.refresh())
     await asyncio.sleep(0)
-    assert usd_per_1m(standard(after)) == 1
+    assert usd_per_1m(find_standard(after)) == 1
     fleet.server.gate.set()
     await asyncio.gather(reading, looking)
-    assert (usd_per_1m(standard(after)), status(after).trouble) == (1.1, "")
+    assert (usd_per_1m(find_standard(after)), status(after).trouble) == (1.1, "")
     assert len(fleet.server.reads) == 2  # by one of them
 
 

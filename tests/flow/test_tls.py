@@ -23,7 +23,7 @@ from price_keeper.surface.tls import ensure_local_certificates, create_server_co
 
 from tests.support.commands import Sidecar, sidecar
 from tests.support.rig import PortHarness, echo, on_both_loops, open_port
-from tests.support.wire import ask, descriptors, eventually, quiet
+from tests.support.wire import ask, descriptors, eventually, wait_quietly
 
 QUESTION = [{"role": "user", "content": [{"text": "Hello"}]}]
 NOW = 1_800_000_000.0
@@ -125,11 +125,11 @@ async def test_connections_are_counted_and_timed_from_before_their_handshake(tmp
         await is_served(rig, trust)
         silent = [await rig.connect() for _ in range(20)]
         await eventually(lambda: rig.open_connections == 5)
-        await quiet()
+        await wait_quietly()
         assert rig.open_connections == 5
         assert rig.log.lines == ["there are 4 connections, as many as are taken; more are refused"]
         rig.log.lines.clear()
-        assert [await wire.ending() for wire in silent[5:]] == ["closed"] * 15
+        assert [await wire.read_ending() for wire in silent[5:]] == ["closed"] * 15
         await rig.pass_time(19)
         assert rig.open_connections == 5
         await rig.pass_time(2)
@@ -150,10 +150,10 @@ async def test_of_too_many_handshakes_the_oldest_makes_room(tmp_path: Path) -> N
         await eventually(lambda: rig.open_connections == 3)
         await is_served(rig, trust)
         await eventually(lambda: rig.open_connections == 2)
-        assert await silent[0].ending() in ("closed", "reset")
+        assert await silent[0].read_ending() in ("closed", "reset")
         late = [await rig.connect() for _ in range(3)]
         for wire in silent[1:]:
-            assert await wire.ending() in ("closed", "reset")
+            assert await wire.read_ending() in ("closed", "reset")
         await eventually(lambda: rig.open_connections == 3)
         for wire in late:
             wire.close()
@@ -168,6 +168,6 @@ async def test_a_handshake_does_not_hold_up_a_drain(tmp_path: Path) -> None:
         await eventually(lambda: rig.open_connections == 0)
         await rig.pass_time(0.05)
         await draining
-        assert await wire.ending() in ("closed", "reset")
+        assert await wire.read_ending() in ("closed", "reset")
         with pytest.raises(ConnectionRefusedError):
             await rig.connect()

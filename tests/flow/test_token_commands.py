@@ -18,7 +18,7 @@ from price_keeper.commands.dev import ADMIN_KEY_FILE, DEMO_APP, DEMO_ORG
 
 from tests.support.commands import ROOT, SECONDS, Sidecar, call_in_process, sidecar
 from tests.support.ports import free_port
-from tests.support.scripted import Script, scripted
+from tests.support.scripted import ScriptedServer, run_scripted_server
 
 CLIENT = f"org-{DEMO_ORG}-app-{DEMO_APP}"
 
@@ -181,8 +181,8 @@ def test_nobody_listens(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def script() -> Iterator[Script]:
-    with scripted() as running:
+def script() -> Iterator[ScriptedServer]:
+    with run_scripted_server() as running:
         yield running
 
 
@@ -193,7 +193,7 @@ def rotated(folder: Path, url: str) -> subprocess.CompletedProcess[str]:
 ISSUED = (200, {"client_id": f"org-{DEMO_ORG}", "secret_retrieval_token": "sesame"}, {})
 
 
-def test_while_the_store_is_away_the_secret_is_asked_for_again(tmp_path: Path, script: Script) -> None:
+def test_while_the_store_is_away_the_secret_is_asked_for_again(tmp_path: Path, script: ScriptedServer) -> None:
     script.answers += [
         ISSUED,
         (503, {"message": "away"}, {"Retry-After": "1"}),
@@ -229,7 +229,7 @@ TROUBLES = [
 
 
 @pytest.mark.parametrize(("answered", "words"), TROUBLES)
-def test_what_goes_wrong_on_the_way(tmp_path: Path, script: Script, answered: list[Any], words: str) -> None:
+def test_what_goes_wrong_on_the_way(tmp_path: Path, script: ScriptedServer, answered: list[Any], words: str) -> None:
     script.answers += answered
     done = rotated(tmp_path, script.url)
     assert (done.returncode, done.stdout) == (1, "")
@@ -242,7 +242,7 @@ def test_what_goes_wrong_on_the_way(tmp_path: Path, script: Script, answered: li
 @pytest.mark.parametrize("option", [(), ("--env",), ("--json",)])
 @pytest.mark.parametrize("token", ["a\x1b]52;c;x\x07", "a b", "a\nb", "\ud800", "\xe9", "", 7, None])
 def test_a_token_that_a_terminal_would_obey_is_not_taken(
-    tmp_path: Path, script: Script, token: Any, option: tuple[str, ...]
+    tmp_path: Path, script: ScriptedServer, token: Any, option: tuple[str, ...]
 ) -> None:
     script.answers.append((200, {"access_token": token}, {}))
     done = call_in_process("token", CLIENT, *option, "--api", script.url, folder=tmp_path, PRICE_KEEPER_CLIENT_SECRET="not told")
@@ -256,7 +256,7 @@ def test_a_token_that_a_terminal_would_obey_is_not_taken(
 
 @pytest.mark.parametrize("option", [(), ("--json",), ("--token-only",)])
 def test_a_rotation_of_which_nothing_can_be_read_prints_no_secret(
-    tmp_path: Path, script: Script, option: tuple[str, ...]
+    tmp_path: Path, script: ScriptedServer, option: tuple[str, ...]
 ) -> None:
     script.answers.append((200, ISSUED[1] | {"secret_retrieval_token": "\x1b[31m"}, {}))
     done = call_in_process("rotate", DEMO_ORG, *option, "--api", script.url, folder=tmp_path, PRICE_KEEPER_API_KEY="k" * 30)

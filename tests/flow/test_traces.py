@@ -25,8 +25,8 @@ from price_keeper.exchange import Handler, Request, Responder
 from price_keeper.telemetry import SPANS, MetricsRegistry
 
 from tests.support.commands import ROOT
-from tests.support.observed import APP, ORG, Observed, Told, observed, token
-from tests.support.otlp_receiver import Receiver, Span, otlp_receiver
+from tests.support.observed import APP, ORG, ObservedSidecar, ObservedResponse, run_observed, token
+from tests.support.otlp_receiver import OtlpReceiver, Span, otlp_receiver
 from tests.support.simulated import BedrockProcess, bedrock_process
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -36,7 +36,7 @@ CLIENT = 3  # the kind of a span
 LABELS = "{premium: {model: m, format: nova, prices_usd_per_1m: {input: 1, output: 2}}}"
 
 
-def telemetry(receiver: Receiver, **more: Any) -> dict[str, Any]:
+def telemetry(receiver: OtlpReceiver, **more: Any) -> dict[str, Any]:
     return {"otlp_endpoint": receiver.url, **more}
 
 
@@ -44,8 +44,8 @@ def telemetry(receiver: Receiver, **more: Any) -> dict[str, Any]:
 class Traced:
     """What was answered, what Bedrock got, and what was traced of it."""
 
-    receiver: Receiver
-    answers: dict[str, Told] = field(default_factory=dict)
+    receiver: OtlpReceiver
+    answers: dict[str, ObservedResponse] = field(default_factory=dict)
     upstream: dict[str, dict[str, str]] = field(default_factory=dict)
 
     def span(self, name: str) -> Span:
@@ -68,14 +68,14 @@ def traced(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Traced]:
     with otlp_receiver() as receiver, bedrock_process() as bedrock:
         told = Traced(receiver)
         folder = tmp_path_factory.mktemp("traced")
-        with observed(folder, bedrock.url, telemetry=telemetry(receiver)) as it:
+        with run_observed(folder, bedrock.url, telemetry=telemetry(receiver)) as it:
             _call_everything(it, told, bedrock)
-            told.answers["metrics"] = Told(200, {}, it.scrape().text.encode())
+            told.answers["metrics"] = ObservedResponse(200, {}, it.scrape().text.encode())
             assert it.running.stop() == 0  # which exports what is left
         yield told
 
 
-def _call_everything(it: Observed, told: Traced, bedrock: BedrockProcess) -> None:
+def _call_everything(it: ObservedSidecar, told: Traced, bedrock: BedrockProcess) -> None:
     body = {"messages": [{"role": "user", "content": [{"text": PROMPT}]}]}
     answers = told.answers
     answers["converse"] = it.call(body=body, traceparent=SAMPLED, tracestate="vendor=1")
@@ -219,7 +219,7 @@ def test_no_call_waits_for_a_receiver_in_trouble(tmp_path: Path, trouble: str) -
         chosen = telemetry(receiver)
         if trouble == "it is not there":
             chosen["otlp_endpoint"] = "http://127.0.0.1:9"
-        with observed(tmp_path, telemetry=chosen) as it:
+        with run_observed(tmp_path, telemetry=chosen) as it:
             began = time.monotonic()
             for number in range(40):
                 receiver.hangs = number >= 20

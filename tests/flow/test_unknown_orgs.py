@@ -11,7 +11,7 @@ from uuid import uuid4
 import pytest
 
 from tests.support.commands import SECONDS
-from tests.support.observed import TURN, Observed, Told, ask, observed, token
+from tests.support.observed import TURN, ObservedSidecar, ObservedResponse, ask, run_observed, token
 
 SETTINGS = {
     "org_name": "New",
@@ -24,12 +24,12 @@ IDENTITY = "6f1c2a34-5b6d-4e7f-8a9b-0c1d2e3f4a5b"
 
 
 @pytest.fixture(scope="module")
-def it(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Observed]:
-    with observed(tmp_path_factory.mktemp("default")) as running:
+def it(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObservedSidecar]:
+    with run_observed(tmp_path_factory.mktemp("default")) as running:
         yield running
 
 
-def until_served(call: Callable[[], Told]) -> None:
+def until_served(call: Callable[[], ObservedResponse]) -> None:
     deadline = time.monotonic() + SECONDS
     while (told := call()).status != 200:
         assert told.status == 403
@@ -37,7 +37,7 @@ def until_served(call: Callable[[], Told]) -> None:
         time.sleep(0.1)
 
 
-def test_call_of_an_unregistered_org_is_refused_and_served_once_the_org_is_put(it: Observed) -> None:
+def test_call_of_an_unregistered_org_is_refused_and_served_once_the_org_is_put(it: ObservedSidecar) -> None:
     org = str(uuid4())
     shown = {"Authorization": f"Bearer {token(org=org)}"}
     refused = it.call(**shown)
@@ -49,7 +49,7 @@ def test_call_of_an_unregistered_org_is_refused_and_served_once_the_org_is_put(i
     assert it.call(**shown).status == 200  # at once, where this process was told to put it
 
 
-def test_chat_completion_of_an_unregistered_org_is_refused_too(it: Observed) -> None:
+def test_chat_completion_of_an_unregistered_org_is_refused_too(it: ObservedSidecar) -> None:
     org = str(uuid4())
     body = {"model": "premium", "messages": [{"role": "user", "content": "Hello"}]}
     told = ask("POST", f"{it.running.data}/openai/v1/chat/completions", body, Authorization=f"Bearer {token(org=org)}")
@@ -57,7 +57,7 @@ def test_chat_completion_of_an_unregistered_org_is_refused_too(it: Observed) -> 
     assert org in told.body.decode()
 
 
-def test_model_selection_of_an_unregistered_org_says_that_no_model_serves(it: Observed) -> None:
+def test_model_selection_of_an_unregistered_org_says_that_no_model_serves(it: ObservedSidecar) -> None:
     told = it.control("GET", f"/api/v1/orgs/{uuid4()}/model-selection")
     assert told.status == 200
     served = {each["label"]: each["served_by"] for each in json.loads(told.body)["labels"]}
@@ -66,7 +66,7 @@ def test_model_selection_of_an_unregistered_org_says_that_no_model_serves(it: Ob
 
 def test_identity_whose_org_nobody_has_put_is_refused_until_it_is(tmp_path: Path) -> None:
     auth = {"mode": "identity", "identity": {"org": IDENTITY, "app": "sample"}}
-    with observed(tmp_path, auth=auth) as bound:
+    with run_observed(tmp_path, auth=auth) as bound:
         url = f"{bound.running.data}/model/premium/converse"
         refused = ask("POST", url, TURN)
         assert refused.status == 403
@@ -77,7 +77,7 @@ def test_identity_whose_org_nobody_has_put_is_refused_until_it_is(tmp_path: Path
 
 def test_unknown_org_meter_serves_an_unregistered_org_and_tells_of_it(tmp_path: Path) -> None:
     org = str(uuid4())
-    with observed(tmp_path, unknown_org="meter") as metering:
+    with run_observed(tmp_path, unknown_org="meter") as metering:
         for _ in range(2):
             assert metering.call(Authorization=f"Bearer {token(org=org)}").status == 200
         assert metering.value("unknown_orgs_served_total", why="unregistered") == 1

@@ -26,13 +26,13 @@ from tests.support.rig import (
     reply_with,
     upstream,
 )
-from tests.support.wire import CutError, Heard, ask, eventually, quiet, said
+from tests.support.wire import ConnectionCut, WireResponse, ask, eventually, wait_quietly, read_error_message
 
 OK = build_response(b"all is well")
 THROTTLED = build_response(b'{"message": "slow down"}', 429, b"x-amzn-errortype: ThrottlingException\r\n")
 
 
-async def asked(rig: PortHarness, protocol: str = "h1", body: bytes = b"hello") -> Heard:
+async def asked(rig: PortHarness, protocol: str = "h1", body: bytes = b"hello") -> WireResponse:
     if protocol == "h2":
         return await (await rig.connect_http2()).call(body=body)
     wire = await rig.connect()
@@ -40,8 +40,8 @@ async def asked(rig: PortHarness, protocol: str = "h1", body: bytes = b"hello") 
     return await wire.answer()
 
 
-def away(heard: Heard) -> str:
-    return said(heard, 503, "ServiceUnavailableException")
+def away(heard: WireResponse) -> str:
+    return read_error_message(heard, 503, "ServiceUnavailableException")
 
 
 def in_turn(*scripts: ExchangeScript) -> ExchangeScript:
@@ -96,7 +96,7 @@ async def test_a_connection_that_upstream_closed_while_idle_is_not_used() -> Non
 async def test_what_comes_unasked_spoils_a_connection() -> None:
     async def talkative(exchange: UpstreamExchange) -> None:
         await exchange.send(OK)
-        await quiet(0.02)
+        await wait_quietly(0.02)
         await exchange.send(OK)
 
     through = ForwardingHandler()
@@ -155,7 +155,7 @@ async def test_over_tls(tmp_path: Path) -> None:
             assert (await wire.answer()).body == big
             assert (await asked(rig)).body == b"all is well"
             assert server.connections == 1
-            with pytest.raises(CutError, match="reset"):
+            with pytest.raises(ConnectionCut, match="reset"):
                 await asked(rig)
             assert (await asked(rig)).body == b"all is well"
             await eventually(lambda: server.open_connections == 0)
@@ -187,14 +187,14 @@ async def test_an_answer_that_ends_with_its_connection(protocol: str) -> None:
             async with open_forwarding_port(through) as rig:
                 assert (await asked(rig, protocol)).body == b"to the end"
                 assert (through.idle_connections, through.outcomes[0].is_whole) == ([], True)
-                with pytest.raises(CutError):
+                with pytest.raises(ConnectionCut):
                     await asked(rig, protocol)
 
 
 def reset_after(data: bytes) -> ExchangeScript:
     async def script(exchange: UpstreamExchange) -> None:
         await exchange.send(data)
-        await quiet(0.02)
+        await wait_quietly(0.02)
         exchange.reset()
 
     return script
@@ -219,7 +219,7 @@ async def test_an_answer_before_the_call_is_read_spoils_the_connection() -> None
     async def hasty(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(build_response(b"too large", 413))
-        await eventually(lambda: bool(rig.clients[0].got) or reader.at_eof() or not rig.running_requests)
+        await eventually(lambda: bool(rig.clients[0].received) or reader.at_eof() or not rig.running_requests)
         writer.close()
 
     server = await asyncio.start_server(hasty, "127.0.0.1", 0, limit=4096)
@@ -322,7 +322,7 @@ def in_parts(*parts: bytes) -> ExchangeScript:
     async def script(exchange: UpstreamExchange) -> None:
         for part in parts:
             await exchange.send(part)
-            await quiet(0.02)
+            await wait_quietly(0.02)
 
     return script
 
@@ -360,7 +360,7 @@ async def test_trouble_in_the_body_breaks_the_answer_off(what: str, protocol: st
     async with upstream(IN_THE_BODY[what]) as first, upstream(reply_with(OK)) as second:
         through = ForwardingHandler(first.endpoint, second.endpoint)
         async with open_forwarding_port(through) as rig:
-            with pytest.raises(CutError, match="reset"):
+            with pytest.raises(ConnectionCut, match="reset"):
                 await asked(rig, protocol)
             assert (len(first.calls), second.calls) == (1, [])
             assert through.taps[0].ends == [False]
@@ -415,10 +415,10 @@ async def test_silence_ends_a_call() -> None:
     async with upstream(mute) as server:
         through.set_targets(server.endpoint)
         async with open_forwarding_port(through) as rig:
-            for limit, error in ((limits.FIRST_BYTE_TIMEOUT_SECONDS, None), (limits.READ_TIMEOUT_SECONDS, CutError)):
+            for limit, error in ((limits.FIRST_BYTE_TIMEOUT_SECONDS, None), (limits.READ_TIMEOUT_SECONDS, ConnectionCut)):
                 calling = asyncio.create_task(asked(rig))
                 await eventually(lambda: len(through.busy_connections) == 1 and len(server.calls) == server.connections)
-                await quiet()
+                await wait_quietly()
                 await rig.pass_time(limit - 1)
                 assert len(through.busy_connections) == 1
                 await rig.pass_time(2)

@@ -28,9 +28,9 @@ from price_keeper.clock import SystemClock
 from price_keeper.surface.tls import ensure_local_certificates, create_server_context
 from price_keeper.tasks import Tasks
 
-from tests.support.alerts import DAY, USD, Rows, scope
+from tests.support.alerts import DAY, USD, ScriptedAlertStore, scope
 from tests.support.ports import free_port
-from tests.support.wire import descriptors, eventually, quiet
+from tests.support.wire import descriptors, eventually, wait_quietly
 
 SECRET = b"correct horse battery staple"
 BODY = b'{"id":"id-1"}'
@@ -170,7 +170,7 @@ async def test_a_redirect_is_not_followed(server: Server, status: int, authority
         server.handle = responds(status, Location=elsewhere.url("127.0.0.1"))
         answer = await webhook.send("id-1", BODY)
         assert (answer, answer.is_accepted, answer.is_rejected) == (WebhookResponse(status), False, False)
-        await quiet()
+        await wait_quietly()
         assert elsewhere.got == []
     assert len(server.got) == 1
 
@@ -269,7 +269,7 @@ async def test_an_endless_answer_is_not_read(server: Server) -> None:
     server.handle = pour
     async with calling(server) as webhook:
         assert (await webhook.send("id-1", BODY)).is_accepted
-    await quiet(0.2)
+    await wait_quietly(0.2)
     assert sent < 8 * 1024 * 1024  # what the kernel's buffers take
 
 
@@ -304,7 +304,7 @@ async def delivering(server: Server, folder: Path, url: str | None = None) -> As
     clock = SystemClock()
     async with Tasks(clock) as tasks, calling(server, url) as webhook:
         deliveries = AlertDeliveries(AlertOutbox(folder), webhook, clock, tasks, chance=lambda: 0.0)
-        yield AlertRaiser(Rows(), clock, deliveries)  # type: ignore[arg-type]
+        yield AlertRaiser(ScriptedAlertStore(), clock, deliveries)  # type: ignore[arg-type]
         await tasks.stop()
 
 

@@ -20,7 +20,7 @@ from tests.support.crashing import MODELS, ORG, PRICES, SidecarSetup
 from tests.support.fleet import put_budget, put_item
 from tests.support.overspend import Figures, bound
 from tests.support.simulated import BotoCaller, bedrock_process, read_ledger
-from tests.support.threads import Threads
+from tests.support.threads import ThreadGroup
 from tests.support.workers import WorkerProcesses, build_setup, run_workers, wait_until
 
 CALLS = 400  # for which the quota lasts
@@ -40,7 +40,7 @@ def cost(entry: dict[str, Any]) -> float:
     return float(usage["input_tokens"] * prices["input"] + usage["output_tokens"] * prices["output"]) / 10**6
 
 
-class Calls(Threads):
+class Calls(ThreadGroup):
     """Each call on a connection of its own, so that it may come to either worker."""
 
     def __init__(self, crew: WorkerProcesses) -> None:

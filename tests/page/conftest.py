@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.chromium import Page, chromium, found
+from tests.support.chromium import Page, chromium, find_chromium
 from tests.support.commands import Sidecar, sidecar
 
 HOW = "PRICE_KEEPER_TEST_PAGE"
@@ -26,7 +26,7 @@ def dev(tmp_path: Path) -> Iterator[Sidecar]:
 
 @pytest.fixture
 async def page() -> AsyncIterator[Page]:
-    program = found()
+    program = find_chromium()
     if program is None:
         missing = "no Chromium here (Debian: apt-get install chromium)"
         assert os.environ.get(HOW) != "required", missing

@@ -56,11 +56,11 @@ async def call(dev: Sidecar, times: int = 1, words: int = 200, label: str = "pre
 
 async def sign_in(page: Page, dev: Sidecar) -> None:
     await page.open(f"{dev.control}/status")
-    await page.until("!document.querySelector('#sign-in').hidden")
+    await page.wait_for("!document.querySelector('#sign-in').hidden")
     await page.click("#secret")
     await page.type(key_of(dev))
     await page.press("Enter")
-    await page.until("!document.querySelector('#in-full').hidden")
+    await page.wait_for("!document.querySelector('#in-full').hidden")
 
 
 def assert_clean(page: Page, dev: Sidecar) -> None:
@@ -93,18 +93,18 @@ async def assert_no_overflow(page: Page) -> None:
 
 async def test_spend_of_real_calls_appears_by_itself(page: Page, dev: Sidecar) -> None:
     await sign_in(page, dev)
-    await page.says("#title", "demo")
-    await page.says("#serves", "premium serves")
-    await page.until("document.querySelector('#live').innerText", lambda text: text == "Live")
+    await page.wait_for_text("#title", "demo")
+    await page.wait_for_text("#serves", "premium serves")
+    await page.wait_for("document.querySelector('#live').innerText", lambda text: text == "Live")
     spent = "document.querySelector('.tile .value').innerText"
     assert await page.run(spent) == "$0.00"
     await call(dev)
-    first = await page.until(spent, lambda text: text != "$0.00")
+    first = await page.wait_for(spent, lambda text: text != "$0.00")
     await call(dev, 3)
-    await page.until(spent, lambda text: text != first)
+    await page.wait_for(spent, lambda text: text != first)
     told = asked(dev, "GET", f"{DEMO}/model-selection")["labels"][0]["spent_usd_micros"]
-    await page.says("#chain", f"${float(told) / 1e6:.4f} of $1.00")
-    await page.until(
+    await page.wait_for_text("#chain", f"${float(told) / 1e6:.4f} of $1.00")
+    await page.wait_for(
         "document.querySelector('#chart svg')?.getAttribute('aria-label')", lambda text: "premium from" in (text or "")
     )
     assert await page.run("document.querySelectorAll('#chart-table tbody tr').length") > 0
@@ -129,42 +129,42 @@ async def test_a_spent_quota_is_seen_to_fall_back(page: Page, dev: Sidecar) -> N
     )
     asked(dev, "GET", f"{DEMO}/model-selection?force_check=true")
     await call(dev, 4)
-    await page.says("#serves", "standard serves whoever asks for premium")
-    await page.says("#happened", "premium was spent: standard became active")
-    await page.says("#tiles", "standard lasts")
+    await page.wait_for_text("#serves", "standard serves whoever asks for premium")
+    await page.wait_for_text("#happened", "premium was spent: standard became active")
+    await page.wait_for_text("#tiles", "standard lasts")
     assert_clean(page, dev)
 
 
 async def test_what_if_is_tried_and_applied(page: Page, dev: Sidecar) -> None:
     await sign_in(page, dev)
     await call(dev, 2)
-    await page.until("document.querySelector('.tile .value').innerText", lambda text: text != "$0.00")
+    await page.wait_for("document.querySelector('.tile .value').innerText", lambda text: text != "$0.00")
     before = asked(dev, "GET", DEMO)
     await page.run("document.querySelector('#what-if-slider').focus()")
     await page.press("Home")
-    await page.says("#what-if-told", "With $0.00 for premium, standard would serve.")
+    await page.wait_for_text("#what-if-told", "With $0.00 for premium, standard would serve.")
     assert await page.run("document.querySelector('#what-if-quota').value") == "0.00"
     await page.press("ArrowRight", times=3)
-    await page.says("#what-if-told", "$0.0060 for premium")
+    await page.wait_for_text("#what-if-told", "$0.0060 for premium")
     assert asked(dev, "GET", DEMO) == before  # tried, and nothing more
     await page.run("document.querySelector('#what-if-quota').select()")
     await page.type("a lot")
-    await page.says("#what-if-error", "an amount of dollars")
+    await page.wait_for_text("#what-if-error", "an amount of dollars")
     await page.run("document.querySelector('#what-if-quota').select()")
     await page.type("2.5")
-    await page.says("#what-if-told", "With $2.50 for premium, premium would go on serving.")
-    await page.says("#what-if-told", "$1.00 → $2.50")
+    await page.wait_for_text("#what-if-told", "With $2.50 for premium, premium would go on serving.")
+    await page.wait_for_text("#what-if-told", "$1.00 → $2.50")
     await page.click("#apply")
-    await page.says("#confirm", "premium of the app demo alone may then spend $2.50")
+    await page.wait_for_text("#confirm", "premium of the app demo alone may then spend $2.50")
     await page.press("Escape")
-    await page.until("!document.querySelector('#confirm').open")
+    await page.wait_for("!document.querySelector('#confirm').open")
     assert asked(dev, "GET", DEMO) == before
     # Asked, left and asked again in one turn, so that the browser tells of the first end after the second beginning.
     again = "document.querySelector('#apply').click()"
     await page.run(f"(() => {{ {again}; document.querySelector('#confirm').close(); {again} }})()")
     await page.click("#confirm-yes")
-    await page.says("#what-if-told", "The quota of premium is $2.50 now.")
-    await page.says("#chain", "of $2.50")
+    await page.wait_for_text("#what-if-told", "The quota of premium is $2.50 now.")
+    await page.wait_for_text("#chain", "of $2.50")
     assert asked(dev, "GET", DEMO)["settings"]["quotas"] == {
         "premium": 2_500_000,
         "standard": 500_000,
@@ -179,13 +179,13 @@ async def test_an_override_is_set_and_cleared(page: Page, dev: Sidecar) -> None:
     await page.click("#override-reason")
     await page.type("<i>a quiet day</i>")
     await page.press("Enter")
-    await page.says("#override-now", "economy is in force until")
-    await page.says("#override-now", "<i>a quiet day</i>")
-    await page.says("#serves", "economy serves whoever asks for premium")
+    await page.wait_for_text("#override-now", "economy is in force until")
+    await page.wait_for_text("#override-now", "<i>a quiet day</i>")
+    await page.wait_for_text("#serves", "economy serves whoever asks for premium")
     assert asked(dev, "GET", f"{DEMO}/model-selection")["override"]["reason"] == "<i>a quiet day</i>"
     await page.click("#override-clear")
-    await page.says("#override-now", "None is in force")
-    await page.says("#serves", "premium serves")
+    await page.wait_for_text("#override-now", "None is in force")
+    await page.wait_for_text("#serves", "premium serves")
     assert [each["action"] for each in asked(dev, "GET", f"{API}/audit")["records"]][:2] == [
         "override.clear",
         "override.set",
@@ -194,7 +194,7 @@ async def test_an_override_is_set_and_cleared(page: Page, dev: Sidecar) -> None:
     await page.click("#override-reason")
     await page.type("too late")
     await page.press("Enter")
-    await page.says("#override-error", "over already")
+    await page.wait_for_text("#override-error", "over already")
     complaints, page.complaints = page.complaints, []  # the browser tells of the refusal that was asked for
     assert all("400" in each for each in complaints)
     assert_clean(page, dev)
@@ -210,15 +210,15 @@ async def test_all_of_it_can_be_done_by_keyboard(page: Page, dev: Sidecar) -> No
         raise AssertionError(f"{selector} is not reached")
 
     await page.open(f"{dev.control}/status")
-    await page.until("document.activeElement?.id", lambda found: found == "secret")
+    await page.wait_for("document.activeElement?.id", lambda found: found == "secret")
     await page.press("Tab", shift=True)
     await page.press("ArrowDown")
     assert await page.run("document.querySelector('[name=kind]:checked').value") == "client"
     await page.press("Tab")
     await page.type(dev.exports["AWS_SESSION_TOKEN"])
     await page.press("Enter")
-    await page.says("#who", f"client of {DEMO_APP}")
-    await page.until("!document.querySelector('#in-full').hidden")
+    await page.wait_for_text("#who", f"client of {DEMO_APP}")
+    await page.wait_for("!document.querySelector('#in-full').hidden")
     for hidden in ("#override", "#apply"):  # only the administrator changes anything
         assert await page.run(f"document.querySelector('{hidden}').hidden"), hidden
     await tab_to("summary")
@@ -228,11 +228,11 @@ async def test_all_of_it_can_be_done_by_keyboard(page: Page, dev: Sidecar) -> No
     await tab_to("#what-if-quota")
     await tab_to("#what-if-slider")
     await page.press("ArrowRight")
-    await page.says("#what-if-told", "premium would go on serving")
+    await page.wait_for_text("#what-if-told", "premium would go on serving")
     await page.run("document.activeElement.blur()")
     await tab_to("#sign-out")
     await page.press("Enter")
-    await page.until("!document.querySelector('#sign-in').hidden")
+    await page.wait_for("!document.querySelector('#sign-in').hidden")
     assert await page.run("document.activeElement.id") == "secret"
     assert DEMO_APP not in await page.text("main")
     assert_clean(page, dev)
@@ -243,7 +243,7 @@ async def test_it_is_accessible_and_fits(page: Page, dev: Sidecar, width: int, h
     await page.set_size(width, height)
     await page.prefer(color_scheme=scheme, reduced_motion="reduce")
     await page.open(f"{dev.control}/status")
-    await page.until("!document.querySelector('#sign-in').hidden")
+    await page.wait_for("!document.querySelector('#sign-in').hidden")
     await audit(page)
     await assert_no_overflow(page)
     paper = await page.run("getComputedStyle(document.body).backgroundColor")
@@ -258,15 +258,15 @@ async def test_it_is_accessible_and_fits(page: Page, dev: Sidecar, width: int, h
     await page.click("#secret")
     await page.type(key_of(dev))
     await page.press("Enter")
-    await page.says("#rows", "<img src=x onerror=alert(1)>")
+    await page.wait_for_text("#rows", "<img src=x onerror=alert(1)>")
     await page.click(f"#rows a[href='#{DEMO_ORG}/{DEMO_APP}']")
-    await page.says("#chain", "standard")
-    await page.until("document.querySelector('#chart svg') !== null")
+    await page.wait_for_text("#chain", "standard")
+    await page.wait_for("document.querySelector('#chart svg') !== null")
     await page.run("document.querySelector('details').open = true")
     await page.run("document.querySelector('#what-if-slider').focus()")
     await page.press("Home")
-    await page.says("#what-if-told", "With $0.00")
-    await page.says("#override-now", "is in force")
+    await page.wait_for_text("#what-if-told", "With $0.00")
+    await page.wait_for_text("#override-now", "is in force")
     await audit(page)
     await assert_no_overflow(page)
     assert_clean(page, dev)
@@ -276,40 +276,40 @@ async def test_one_of_several_is_found_and_kept_in_the_address(page: Page, dev: 
     for app in ("checkout", "search"):
         asked(dev, "PUT", f"{API}/apps/{app}", {"app_name": app.title()})
     await sign_in_to_list(page, dev)
-    await page.says("#rows", "Checkout")
+    await page.wait_for_text("#rows", "Checkout")
     await page.click("#search")
     await page.type("checko")
-    await page.until("document.querySelectorAll('#rows li').length", lambda count: count == 1)
+    await page.wait_for("document.querySelectorAll('#rows li').length", lambda count: count == 1)
     await page.click("#rows a")
-    await page.says("#title", "Checkout")
+    await page.wait_for_text("#title", "Checkout")
     assert (await page.run("location.hash")).endswith("/checkout")
     assert await page.run("document.querySelector('#rows a').getAttribute('aria-current')") == "true"
     await page.open(f"{dev.control}/status#{DEMO_ORG}/search")
     await page.call("Page.reload")
-    await page.says("#title", "Search")
+    await page.wait_for_text("#title", "Search")
     assert_clean(page, dev)
 
 
 async def sign_in_to_list(page: Page, dev: Sidecar) -> None:
     await page.open(f"{dev.control}/status")
-    await page.until("!document.querySelector('#sign-in').hidden")
+    await page.wait_for("!document.querySelector('#sign-in').hidden")
     await page.click("#secret")
     await page.type(key_of(dev))
     await page.press("Enter")
-    await page.until("!document.querySelector('#budgets').hidden")
+    await page.wait_for("!document.querySelector('#budgets').hidden")
 
 
 async def test_it_comes_back_by_itself_when_the_process_does(page: Page, tmp_path: Path) -> None:
     ports = ("--port", str(free_port()), "--control-port", str(free_port()))
     with sidecar("dev", *ports, folder=tmp_path) as first:
         await sign_in(page, first)
-        await page.until("document.querySelector('#live').innerText", lambda text: text == "Live")
+        await page.wait_for("document.querySelector('#live').innerText", lambda text: text == "Live")
         first.stop(signal.SIGTERM)
-        await page.says("#live", "Connecting again")
+        await page.wait_for_text("#live", "Connecting again")
     with sidecar("dev", *ports, folder=tmp_path) as second:
-        await page.until("document.querySelector('#live').innerText", lambda text: text == "Live", seconds=40)
+        await page.wait_for("document.querySelector('#live').innerText", lambda text: text == "Live", seconds=40)
         await call(second)
-        await page.until("document.querySelector('.tile .value').innerText", lambda text: text != "$0.00")
+        await page.wait_for("document.querySelector('.tile .value').innerText", lambda text: text != "$0.00")
     page.complaints = []  # of what could not be reached meanwhile
 
 
@@ -321,7 +321,7 @@ async def test_a_session_that_was_ended_elsewhere_leads_back_to_signing_in(page:
     ended = urllib.request.Request(f"{dev.control}/status/session", headers=headers, method="DELETE")
     urllib.request.urlopen(ended, timeout=SECONDS).close()  # noqa: ASYNC210
     await page.run("location.hash = location.hash + 'x'")
-    await page.says("#sign-in-error", "The session is over")
+    await page.wait_for_text("#sign-in-error", "The session is over")
     assert (await page.call("Network.getCookies"))["cookies"] == []
 
 
@@ -332,10 +332,10 @@ async def test_who_signs_in_next_sees_nothing_of_who_was_there(page: Page, dev: 
     await page.click("#search")
     await page.type("checkout")
     await page.run(f"location.hash = '#{DEMO_ORG}/checkout'")
-    await page.says("#title", "Checkout")
-    await page.says("#serves", "premium serves")
+    await page.wait_for_text("#title", "Checkout")
+    await page.wait_for_text("#serves", "premium serves")
     await page.click("#sign-out")
-    await page.until("document.activeElement?.id === 'secret'")
+    await page.wait_for("document.activeElement?.id === 'secret'")
     left = await page.run(
         "[location.href, document.title, document.body.textContent,"
         " ...[...document.querySelectorAll('input')].map((each) => each.value)].join()"
@@ -353,11 +353,11 @@ async def test_where_it_cannot_begin_it_says_why_and_lets_one_sign_in(page: Page
     await page.open(f"{dev.control}/health")
     await page.run(f"document.cookie = '{wrong}; path=/'")
     await page.open(f"{dev.control}/status")
-    await page.says("#sign-in-error", "too many")
+    await page.wait_for_text("#sign-in-error", "too many")
     await page.click("#secret")
     await page.type(key_of(dev))
     await page.press("Enter")
-    await page.until("!document.querySelector('#in-full').hidden")
+    await page.wait_for("!document.querySelector('#in-full').hidden")
 
 
 async def test_whatever_a_name_says_it_stays_text(page: Page, dev: Sidecar) -> None:
@@ -365,8 +365,8 @@ async def test_whatever_a_name_says_it_stays_text(page: Page, dev: Sidecar) -> N
     asked(dev, "PUT", f"{API}/apps/{DEMO_APP}", {"app_name": mean})
     asked(dev, "PUT", f"{DEMO}/override", {"label": "economy", "reason": mean, "who": mean})
     await sign_in(page, dev)
-    await page.says("#title", mean)
-    await page.says("#override-now", f"by {mean}: {mean}")
+    await page.wait_for_text("#title", mean)
+    await page.wait_for_text("#override-now", f"by {mean}: {mean}")
     assert await page.run("document.querySelectorAll('main img, main a:not([href^=\"#\"])').length") == 0
     assert await page.run("document.title.startsWith('\"')")
     assert_clean(page, dev)
@@ -379,9 +379,9 @@ async def test_where_too_many_pages_are_open_it_asks_for_itself(page: Page, dev:
             answer = await open_now.enter_async_context(session.get(f"{dev.control}/status/events", headers=headers))
             await answer.content.readline()
         await page.open(f"{dev.control}/status#{DEMO_ORG}/{DEMO_APP}")
-        await page.until("!document.querySelector('#sign-in').hidden")
+        await page.wait_for("!document.querySelector('#sign-in').hidden")
         await page.click("#secret")
         await page.type(key_of(dev))
         await page.press("Enter")
-        await page.says("#live", "Every half minute")
-        await page.says("#serves", "premium serves")
+        await page.wait_for_text("#live", "Every half minute")
+        await page.wait_for_text("#serves", "premium serves")

@@ -20,7 +20,7 @@ from price_keeper.metering.reading import UsageReader, build_reader
 
 from tests.support.effort import tries
 from tests.support.rig import LOOPS, UpstreamExchange, PortHarness, ForwardingHandler, open_forwarding_port, upstream
-from tests.support.wire import Heard, Http2Wire, Wire, ask, eventually
+from tests.support.wire import WireResponse, Http2TestClient, RawConnection, ask, eventually
 
 FRAMING = {"content-length", "transfer-encoding", "connection"}
 HOP_BY_HOP = {"keep-alive", "proxy-authenticate", "proxy-connection", "te", "trailer", "upgrade"}
@@ -83,7 +83,7 @@ class Answer:
         parts = [self.body[start:end] for start, end in pairwise(at)]
         return b"".join(b"%X;of=us\r\n%b\r\n" % (len(part), part) for part in parts) + b"0\r\nx-trailer: 1\r\n\r\n"
 
-    def is_matched_by(self, heard: Heard) -> None:
+    def is_matched_by(self, heard: WireResponse) -> None:
         assert heard.status == self.status
         seen = [(name.decode(), value) for name, value in heard.headers if name.decode() not in FRAMING]
         assert seen == [(name.lower(), value) for name, value in self.head] + [("x-added", b"by us")]
@@ -124,7 +124,7 @@ class Bench:
     """Two HTTP/1.1 and two HTTP/2 connections that live as long as they can, before one sidecar."""
 
     rig: PortHarness
-    clients: list[Wire | Http2Wire] = field(default_factory=list)
+    clients: list[RawConnection | Http2TestClient] = field(default_factory=list)
     answers: list[Answer] = field(default_factory=list)
     bodies: dict[int, bytes] = field(default_factory=dict)
 
@@ -143,12 +143,12 @@ class Bench:
         """All that it asks is in flight at once."""
         mine = [(number, each) for number, each in enumerate(asked) if each.client == client]
         wire = self.clients[client]
-        if isinstance(wire, Wire):
+        if isinstance(wire, RawConnection):
             sending = asyncio.create_task(wire.send(*(ask(each.body, path=b"/%d" % number) for number, each in mine)))
             for _, each in mine:
                 each.answer.is_matched_by(await wire.answer(has_body=each.answer.has_body))
             await sending
-            assert wire.got == b""
+            assert wire.received == b""
             return
         streams = [(wire.open(b"/%d" % number, ends=not each.body), each) for number, each in mine]
         for stream, each in streams:
@@ -228,13 +228,13 @@ def test_every_answer_reaches_its_caller_byte_for_byte(loop: str) -> None:
 def test_also_when_a_caller_reads_by_fits_and_starts(loop: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Then upstream is paused and goes on again at places that chance decides."""
     chance = random.Random(11)
-    reads = Wire.more
+    reads = RawConnection.read_more
 
     @functools.wraps(reads)
-    async def more(wire: Wire, most: int = 65536) -> bool:
+    async def more(wire: RawConnection, most: int = 65536) -> bool:
         if chance.random() < 0.1:
             await asyncio.sleep(0.002)
         return await reads(wire, chance.randrange(1, 20_000))
 
-    monkeypatch.setattr(Wire, "more", more)
+    monkeypatch.setattr(RawConnection, "read_more", more)
     with_one(Bench.check, loop, narrow=True)

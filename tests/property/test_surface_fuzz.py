@@ -17,7 +17,7 @@ from price_keeper.surface.calls import select_upstream_headers, parse_call
 
 from tests.support.effort import tries
 from tests.support.rig import LOOPS, PortHarness, echo, open_port
-from tests.support.wire import CutError, Wire, ask, chunked
+from tests.support.wire import ConnectionCut, RawConnection, ask, chunked
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
@@ -127,14 +127,14 @@ def test_spoilt_requests(loop: str) -> None:
     with_rig(loop, small(), talks, check)
 
 
-async def all_answers(wire: Wire) -> None:
+async def all_answers(wire: RawConnection) -> None:
     """Until there is none any more, which must not be in the middle of one."""
-    with pytest.raises(CutError) as ended:
+    with pytest.raises(ConnectionCut) as ended:
         await _endless_answers(wire)
-    assert ended.value.got == b""
+    assert ended.value.received == b""
 
 
-async def _endless_answers(wire: Wire) -> None:
+async def _endless_answers(wire: RawConnection) -> None:
     while True:
         status, headers = await wire.head()
         assert status in (100, 200, 400, 404, 413)
@@ -149,7 +149,7 @@ def test_noise(loop: str) -> None:
         wire = await rig.connect()
         await wire.send(noise)
         wire.half_close()
-        await wire.ending()
+        await wire.read_ending()
         wire.close()
         await is_well(rig)
 
@@ -224,7 +224,7 @@ def test_spoilt_frames(loop: str) -> None:
             await wire.send(opening + edited(b"".join(sent), [(at, cut, put[:3]) for at, cut, put in changes]))
             if ending == "half":
                 wire.half_close()
-                await wire.ending()
+                await wire.read_ending()
         except ConnectionError:
             pass
         wire.reset() if ending == "reset" else wire.close()

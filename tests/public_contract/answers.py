@@ -9,7 +9,7 @@ from typing import Any
 
 from tests.public_contract.shapes import Fields, fields_of
 from tests.support.hard_processes import noon_time_zone
-from tests.support.observed import ADMIN_KEY, APP, ORG, Observed, Told, ask, token
+from tests.support.observed import ADMIN_KEY, APP, ORG, ObservedSidecar, ObservedResponse, ask, token
 from tests.support.simulated import CHAT, CHAT_PATH, CLAUDE_BODY
 
 TURN = {"messages": [{"role": "user", "content": [{"text": "hello there"}]}]}
@@ -77,7 +77,7 @@ class Heard:
     fields: Fields
 
     @classmethod
-    def of(cls, told: Told) -> Heard:
+    def of(cls, told: ObservedResponse) -> Heard:
         """Bedrock's own headers and fields are not ours: of its answers those headers alone that were added."""
         is_ours = told.status >= 400 or not any(name.lower() == "server" for name in told.headers)
         names = {name.lower() for name in told.headers if name.lower() not in ("server", "date", "x-amzn-requestid")}
@@ -93,7 +93,7 @@ class Heard:
         return told | ({"fields": self.fields} if self.fields else {})
 
 
-def data_port(it: Observed, secret: dict[str, str]) -> dict[str, Any]:
+def data_port(it: ObservedSidecar, secret: dict[str, str]) -> dict[str, Any]:
     """In an order in which nothing is spent before it is asked for."""
     shown = {"Authorization": f"Bearer {token()}"}
     found = {}
@@ -102,7 +102,7 @@ def data_port(it: Observed, secret: dict[str, str]) -> dict[str, Any]:
             {"Authorization": f"{secret['client_id']}:{secret['client_secret']}"} if name == "credentials" else shown
         )
         found[name] = Heard.of(ask(method, it.running.data + path, body, **headers)).as_told()
-    others: dict[str, Told] = {
+    others: dict[str, ObservedResponse] = {
         "no token": ask("POST", f"{it.running.data}/model/premium/converse", TURN),
         "a token that is none": it.call(Authorization="Bearer of-no-token"),
         "wrong secret": ask("GET", f"{it.running.data}/credentials", Authorization="org-x:wrong"),
@@ -118,17 +118,17 @@ def data_port(it: Observed, secret: dict[str, str]) -> dict[str, Any]:
     return found | {name: Heard.of(told).as_told() for name, told in others.items()}
 
 
-def _until(status: int, it: Observed, shown: str) -> Told:
+def _until(status: int, it: ObservedSidecar, shown: str) -> ObservedResponse:
     return next(told for _ in range(50) if (told := it.call(Authorization=f"Bearer {shown}")).status == status)
 
 
-def _served_by_another(it: Observed) -> Told:
+def _served_by_another(it: ObservedSidecar) -> ObservedResponse:
     shown = f"Bearer {token('falls')}"
     calls = (it.call(Authorization=shown) for _ in range(50))
     return next(told for told in calls if told.headers["x-price-keeper-label"] == "economy")
 
 
-def settings(it: Observed) -> dict[str, dict[str, str]]:
+def settings(it: ObservedSidecar) -> dict[str, dict[str, str]]:
     """Orgs and apps of every kind, and what is done with them; the secret of an app of the first."""
     whole = {"org_name": "Other", "timezone": noon_time_zone(), "quota_scope": "APP", "model_ordering": ["premium"]}
     many = {"premium": 10_000_000}
@@ -153,7 +153,7 @@ def settings(it: Observed) -> dict[str, dict[str, str]]:
     return secret
 
 
-def sessions(it: Observed, secret: dict[str, str]) -> None:
+def sessions(it: ObservedSidecar, secret: dict[str, str]) -> None:
     """One that is refreshed, one whose token comes twice, one that is ended, and a token that is given back."""
     first, second, third = (_is(200, it.control("POST", "/auth/token", secret)) for _ in range(3))
     _is(200, it.control("POST", "/auth/refresh", {"refresh_token": first["refresh_token"]}))
@@ -234,7 +234,7 @@ def _usage(request: str) -> dict[str, Any]:
     return {"request_id": request, "label": "premium", "input_tokens": 1000, "output_tokens": 200}
 
 
-def _is(status: int, told: Told) -> Any:
+def _is(status: int, told: ObservedResponse) -> Any:
     assert told.status == status, (told.status, told.body)
     return json.loads(told.body)
 

@@ -23,9 +23,9 @@ from price_keeper.recording.entries import Kind
 from tests.public_contract import answers, kept
 from tests.public_contract.shapes import fields_of
 from tests.support.commands import SECONDS, call_in_process
-from tests.support.observed import ENVIRONMENT, ORG, Observed, observed, samples_of, token
-from tests.support.otlp_receiver import Receiver, otlp_receiver
-from tests.support.price_fleet import a_fleet
+from tests.support.observed import ENVIRONMENT, ORG, ObservedSidecar, run_observed, samples_of, token
+from tests.support.otlp_receiver import OtlpReceiver, otlp_receiver
+from tests.support.price_fleet import open_fleet
 from tests.support.simulated import BedrockProcess, bedrock_process
 
 # Which of them there are depends on who uses the product.
@@ -66,7 +66,7 @@ def played(folder: Path) -> dict[str, Any]:
         }
         with (
             patch.dict(os.environ, _SECRETS),
-            observed(folder, bedrock.url, answers.LABELS, **chosen) as it,
+            run_observed(folder, bedrock.url, answers.LABELS, **chosen) as it,
         ):
             secret = answers.settings(it)
             found["data port"] = answers.data_port(it, secret)
@@ -139,7 +139,7 @@ def _pending(it: Observed, folder: Path) -> list[str]:
     return missing + [each for each in _NOTED if f'"{each}"'.encode() not in noted]
 
 
-def _metrics(it: Observed) -> dict[str, Any]:
+def _metrics(it: ObservedSidecar) -> dict[str, Any]:
     text = it.scrape().text
     kinds = dict(re.findall(r"^# TYPE (\S+) (\S+)$", text, re.MULTILINE))
     found: dict[str, Any] = {name: {"kind": kind} for name, kind in sorted(kinds.items())}
@@ -155,7 +155,7 @@ def _metrics(it: Observed) -> dict[str, Any]:
     return found
 
 
-def _events(it: Observed) -> dict[str, Any]:
+def _events(it: ObservedSidecar) -> dict[str, Any]:
     """The first of the events that the status page listens to."""
     asked = urllib.request.Request(f"{it.running.control}/status/events", headers=_ADMIN)
     with urllib.request.urlopen(asked, timeout=SECONDS) as answer:
@@ -168,7 +168,7 @@ _ADMIN = {"X-API-Key": answers.ADMIN_KEY}
 _SECRETS = {"PRICE_KEEPER_WEBHOOK_SECRET": "a secret of a receiver"}
 
 
-def _outputs(folder: Path, it: Observed) -> dict[str, Any]:
+def _outputs(folder: Path, it: ObservedSidecar) -> dict[str, Any]:
     found = {}
     for words in _COMMANDS:
         done = call_in_process(*words, "--json", folder=folder, **ENVIRONMENT | _SECRETS | answers.shown_to(it.running.control))
@@ -187,7 +187,7 @@ def _outputs(folder: Path, it: Observed) -> dict[str, Any]:
     return found
 
 
-def die(it: Observed, bedrock: BedrockProcess, folder: Path) -> None:
+def die(it: ObservedSidecar, bedrock: BedrockProcess, folder: Path) -> None:
     """With calls under way, while nobody else may write to the store: nothing is flushed, and some are carried."""
     shown = (token(), token(), token("shadow"), token("shop", answers.HARD))
     calls = [threading.Thread(target=_called, args=(it, each)) for each in shown]
@@ -206,15 +206,15 @@ def die(it: Observed, bedrock: BedrockProcess, folder: Path) -> None:
         call.join()
 
 
-def _called(it: Observed, shown: str) -> None:
+def _called(it: ObservedSidecar, shown: str) -> None:
     with suppress(OSError):
         it.call(body=answers.SHORT, Authorization=f"Bearer {shown}")
 
 
 async def _prices(folder: Path) -> Any:
     with patch.dict(os.environ, ENVIRONMENT):
-        async with a_fleet(folder) as fleet:
-            await fleet.started()
+        async with open_fleet(folder) as fleet:
+            await fleet.start_sidecar()
         return kept.tables(folder / "store.db")["pricing-cache"]
 
 
@@ -225,7 +225,7 @@ def _replayed(folder: Path) -> Any:
     return fields_of([json.loads(done.stdout)])
 
 
-def _traces(receiver: Receiver) -> dict[str, Any]:
+def _traces(receiver: OtlpReceiver) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for span in receiver.spans:
         found.setdefault(span.name, {}).update(span.attributes)

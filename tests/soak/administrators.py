@@ -16,7 +16,7 @@ import aiohttp
 
 from tests.soak.fleet import ADMIN_KEY, Member
 from tests.soak.tenants import APPS, STEADY, TOLD, App, app_body, orgs
-from tests.support.wire import CutError, Wire
+from tests.support.wire import ConnectionCut, RawConnection
 
 PEOPLE = 3
 PAUSE_SECONDS = 0.5  # between two questions
@@ -24,7 +24,7 @@ TELLING_TRIES = 400  # until the store is back
 SILENT_SECONDS = 45.0  # within which who says nothing is shown out
 
 _ADMIN = {"X-API-Key": ADMIN_KEY}
-_BROKEN = (aiohttp.ClientError, OSError, EOFError, TimeoutError, CutError)
+_BROKEN = (aiohttp.ClientError, OSError, EOFError, TimeoutError, ConnectionCut)
 
 _HOSTILE = (
     b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(200),  # TLS where none is spoken
@@ -177,12 +177,12 @@ class Administrators:
                 await asyncio.sleep(PAUSE_SECONDS)
 
     async def _be_hostile(self, member: Member) -> None:
-        wire = await Wire.connect(member.data)
+        wire = await RawConnection.connect(member.data)
         try:
             data = self._chance.choice((*_HOSTILE, self._chance.randbytes(300)))
             await wire.send(data[: self._chance.randrange(1, len(data) + 1)])
             async with asyncio.timeout(1):
-                await wire.rest()
+                await wire.read_rest()
         except TimeoutError:
             pass  # it may wait for more
         finally:
@@ -192,7 +192,7 @@ class Administrators:
         """To the first member, which is restarted but once."""
         while time.monotonic() + SILENT_SECONDS < until:
             try:
-                wire = await Wire.connect(self._members[0].data)
+                wire = await RawConnection.connect(self._members[0].data)
             except OSError:
                 await asyncio.sleep(PAUSE_SECONDS)
                 continue
@@ -201,12 +201,12 @@ class Administrators:
             self.silent_left_alone += not is_shown_out
 
 
-async def _ends_within(wire: Wire, seconds: float) -> bool:
+async def _ends_within(wire: RawConnection, seconds: float) -> bool:
     until = time.monotonic() + seconds
     try:
         while time.monotonic() < until:
             with suppress(TimeoutError):
-                if not await wire.more():
+                if not await wire.read_more():
                     return True
     except OSError:
         return True

@@ -69,4 +69,4 @@ async def link(url: str) -> AsyncIterator[Link]:
         try:
             yield opened
         finally:
-            await opened.end()
+            await opened.close()

@@ -21,7 +21,7 @@ from price_keeper.auth.tokens import TokenService
 from tests.soak.fleet import SECRET, Member
 from tests.soak.tenants import APPS, FLIPPING, HARD, MOST_OUTPUT, App
 from tests.support.simulated import CLAUDE_BODY
-from tests.support.wire import CutError, Heard, Http2Wire, Wire
+from tests.support.wire import ConnectionCut, WireResponse, Http2TestClient, RawConnection
 
 MARKER = "the-words-of-a-prompt"  # in every one, so that no log and no journal may have it
 TRIES = 3
@@ -30,7 +30,7 @@ MOST_UNDER_WAY = 400
 CALLS_A_CONNECTION = 200
 TOKEN_SECONDS = 4 * 3600
 
-_BROKEN = (OSError, EOFError, TimeoutError, CutError, H2Error)
+_BROKEN = (OSError, EOFError, TimeoutError, ConnectionCut, H2Error)
 
 
 class Histogram:
@@ -90,7 +90,7 @@ class Load:
         tokens = TokenService([SigningKey("k1", "HS256", SECRET, SECRET)], "price-keeper", time.time)
         self.bearers = {app: tokens.mint_access(app.org, app.name, TOKEN_SECONDS).token.encode() for app in APPS}
         self._expired = tokens.mint_access(APPS[0].org, APPS[0].name, -60).token.encode()
-        self._idle: dict[tuple[int, bool], list[Wire | Http2Wire]] = defaultdict(list)
+        self._idle: dict[tuple[int, bool], list[RawConnection | Http2TestClient]] = defaultdict(list)
         self._under_way: set[asyncio.Task[None]] = set()
         self._kinds: dict[Callable[[Member], Awaitable[None]], float] = {
             self._ask: 80,
@@ -175,11 +175,11 @@ class Load:
         """Before the answer comes, or in the midst of it."""
         question = self._question()
         try:
-            wire = await Wire.connect(member.data)
+            wire = await RawConnection.connect(member.data)
             try:
                 await wire.send(_head(question, self.bearers[question.app], 1) + question.body)
                 if self._chance.random() < 0.6:
-                    await wire.more(256)
+                    await wire.read_more(256)
                 else:
                     await asyncio.sleep(self._chance.uniform(0, 0.05))
             finally:
@@ -191,11 +191,11 @@ class Load:
     async def _read_slowly(self, member: Member) -> None:
         question = self._question(is_stream=True)
         try:
-            wire = await Wire.connect(member.data, receive_buffer=1024)
+            wire = await RawConnection.connect(member.data, receive_buffer=1024)
             try:
                 await wire.send(_head(question, self.bearers[question.app], 1) + question.body)
                 for _ in range(40):
-                    if not await wire.more(200) or wire.got.endswith(b"\r\n0\r\n\r\n"):
+                    if not await wire.read_more(200) or wire.received.endswith(b"\r\n0\r\n\r\n"):
                         break
                     await asyncio.sleep(0.1)
             finally:
@@ -206,7 +206,7 @@ class Load:
     async def _ask_with_an_old_token(self, member: Member) -> None:
         question = self._question()
         try:
-            wire = await Wire.connect(member.data)
+            wire = await RawConnection.connect(member.data)
             try:
                 await wire.send(_head(question, self._expired, 1) + question.body)
                 self._hear(question, await wire.answer())
@@ -255,15 +255,15 @@ class Load:
             await asyncio.sleep(min(pause, MOST_PAUSE_SECONDS))
         self.told.given_up += 1
 
-    async def _once(self, member: Member, question: Question, number: int, *, is_http2: bool) -> Heard:
+    async def _once(self, member: Member, question: Question, number: int, *, is_http2: bool) -> WireResponse:
         idle = self._idle[member.data, is_http2]
-        wire: Wire | Http2Wire
+        wire: RawConnection | Http2TestClient
         if idle:
             wire = idle.pop()
         else:
-            wire = await (Http2Wire if is_http2 else Wire).connect(member.data)  # type: ignore[attr-defined]
+            wire = await (Http2TestClient if is_http2 else RawConnection).connect(member.data)  # type: ignore[attr-defined]
         try:
-            if isinstance(wire, Http2Wire):
+            if isinstance(wire, Http2TestClient):
                 wire.streams.clear()
                 more = _headers(question, self.bearers[question.app], number)
                 heard = await wire.call(question.path, question.body, more)
@@ -279,7 +279,7 @@ class Load:
             idle.append(wire)
         return heard
 
-    def _hear(self, question: Question, heard: Heard) -> None:
+    def _hear(self, question: Question, heard: WireResponse) -> None:
         headers = dict(heard.headers)
         kind = headers.get(b"x-amzn-errortype", b"").decode().partition(":")[0]
         self.told.heard[f"{heard.status} {kind}".strip()] += 1
@@ -306,5 +306,5 @@ def _head(question: Question, token: bytes, number: int) -> bytes:
     )
 
 
-def _close(wire: Wire | Http2Wire) -> None:
-    (wire.wire if isinstance(wire, Http2Wire) else wire).close()
+def _close(wire: RawConnection | Http2TestClient) -> None:
+    (wire.connection if isinstance(wire, Http2TestClient) else wire).close()

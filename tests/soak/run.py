@@ -144,7 +144,7 @@ class Soak:
 
     async def _settle(self, processes: list[Watched], before: list[AtRest]) -> list[AtRest]:
         for each in (*self.bedrocks, *self.stores):
-            each.calm()
+            each.stop_faults()
         await asyncio.to_thread(self.bedrock.clear_plan)
         await self.load.settled(QUIET_SECONDS)
         left = await under_way(self.members, QUIET_SECONDS)

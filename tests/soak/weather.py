@@ -15,7 +15,7 @@ from typing import TypeVar
 from tests.soak.fleet import Member
 from tests.soak.links import Link
 from tests.support.simulated import BedrockProcess
-from tests.support.wire_faults import BEDROCK_RATES, STORE_RATES, Break, How, Where, dynamodb_error
+from tests.support.wire_faults import BEDROCK_RATES, STORE_RATES, Break, FaultKind, FaultPoint, dynamodb_error
 
 T = TypeVar("T")
 
@@ -95,7 +95,7 @@ class Weather:
         link = _one_of(self.bedrocks, point)
         link.random(f"{self.seed} {point}", {kind: 4 * rate for kind, rate in BEDROCK_RATES.items()})
         await asyncio.sleep(seconds)
-        link.calm()
+        link.stop_faults()
 
     async def _bedrock_away(self, point: float, seconds: float) -> None:
         await self._away(self.bedrocks if point < 0.3 else [_one_of(self.bedrocks, point)], min(seconds, 10))
@@ -110,7 +110,7 @@ class Weather:
         link = _one_of(self.stores, point)
         link.random(f"{self.seed} {point}", {kind: 3 * rate for kind, rate in STORE_RATES.items()})
         await asyncio.sleep(seconds)
-        link.calm()
+        link.stop_faults()
 
     async def _store_away(self, point: float, seconds: float) -> None:
         await self._away(self.stores if point < 0.5 else [_one_of(self.stores, point)], seconds)
@@ -123,14 +123,14 @@ class Weather:
 
     async def _store_silent(self, point: float, seconds: float) -> None:
         link = _one_of(self.stores, point)
-        link.always[_EVERY_REQUEST] = Break(Where.REQUEST, How.STALL, seconds)
+        link.always[_EVERY_REQUEST] = Break(FaultPoint.REQUEST, FaultKind.STALL, seconds)
         await asyncio.sleep(seconds)
         link.always.clear()
 
     async def _answers_lost(self, point: float, seconds: float) -> None:
         """What was asked of the store is done, and nobody hears of it."""
         link = _one_of(self.stores, point)
-        link.always[_EVERY_REQUEST] = Break(Where.ANSWER, How.RESET)
+        link.always[_EVERY_REQUEST] = Break(FaultPoint.ANSWER, FaultKind.RESET)
         await asyncio.sleep(min(seconds, 5))
         link.always.clear()
 

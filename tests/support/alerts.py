@@ -26,14 +26,14 @@ from tests.support.clock import ManualClock
 
 DAY = PeriodSpan("DAY#20261118", 1_794_960_000, 1_795_046_400)
 USD = 10**12
-TAKEN = WebhookResponse(200)
+ACCEPTED = WebhookResponse(200)
 
 
 def scope() -> Scope:
     return Scope(str(uuid4()), "my-app")
 
 
-class Rows:
+class ScriptedAlertStore:
     """Conditional puts in memory. A fault is "before" or "after", as an answer that is lost, for one put each."""
 
     def __init__(self) -> None:
@@ -55,78 +55,78 @@ class Rows:
             raise StoreUnavailable("the answer was lost", maybe_applied=True)
 
 
-class Receiver:
+class ScriptedReceiver:
     """Stands for a webhook: gives the answers of its script, then takes everything."""
 
     host_and_port = "alerts.example.com:443"
 
     def __init__(self, *answers: WebhookResponse) -> None:
         self.answers = list(answers)
-        self.got: list[dict[str, Any]] = []
-        self.tries = 0
+        self.received: list[dict[str, Any]] = []
+        self.attempts = 0
 
     @property
     def ids(self) -> list[str]:
-        return [each["id"] for each in self.got]
+        return [each["id"] for each in self.received]
 
     async def send(self, name: str, body: bytes) -> WebhookResponse:
-        self.tries += 1
-        answer = self.answers.pop(0) if self.answers else TAKEN
+        self.attempts += 1
+        answer = self.answers.pop(0) if self.answers else ACCEPTED
         if answer.is_accepted:
-            told = orjson.loads(body)
-            assert told["id"] == name
-            self.got.append(told)
+            document = orjson.loads(body)
+            assert document["id"] == name
+            self.received.append(document)
         return answer
 
 
-class Killed(BaseException):
+class ProcessKilled(BaseException):
     """Nothing of the process goes on."""
 
 
-class Death:
+class CrashPoint:
     """Comes at the step with this number, counted from 0; `at` is then that step's name."""
 
     def __init__(self, step: int | None = None) -> None:
-        self._left = step
+        self._steps_left = step
         self.at = ""
 
     def step(self, name: str) -> None:
-        if self._left == 0 and not self.at:
+        if self._steps_left == 0 and not self.at:
             self.at = name
         if self.at:
-            raise Killed(self.at)
-        if self._left is not None:
-            self._left -= 1
+            raise ProcessKilled(self.at)
+        if self._steps_left is not None:
+            self._steps_left -= 1
 
 
-class Mortal:
+class CrashingProcess:
     """A process whose every effect on the world outside may be its last."""
 
     def __init__(
         self,
         folder: Path,
-        rows: Rows,
-        receiver: Receiver,
+        rows: ScriptedAlertStore,
+        receiver: ScriptedReceiver,
         clock: ManualClock,
         tasks: Tasks,
-        death: Death | None = None,
+        crash_point: CrashPoint | None = None,
         **how: Any,
     ) -> None:
-        self.death = death or Death()
-        self.outbox = _MortalOutbox(folder, self.death)
-        sending: Any = _Stepped(receiver, "send", self.death)
+        self.crash_point = crash_point or CrashPoint()
+        self.outbox = _CrashingOutbox(folder, self.crash_point)
+        sending: Any = _CrashingVerb(receiver, "send", self.crash_point)
         self.deliveries = AlertDeliveries(self.outbox, sending, clock, tasks, chance=lambda: 1.0, **how)
-        store: Any = _Stepped(rows, "put", self.death)
+        store: Any = _CrashingVerb(rows, "put", self.crash_point)
         self.alerts = AlertRaiser(store, clock, self.deliveries)
 
-    async def reached(self, whom: Scope, pct: int = 80, span: PeriodSpan = DAY) -> bool:
+    async def raise_alert(self, whom: Scope, pct: int = 80, span: PeriodSpan = DAY) -> bool:
         return await self.alerts.raise_alert(whom, "premium", span, pct, 8 * USD, 10 * USD)
 
 
-class _Stepped:
+class _CrashingVerb:
     """The verb of something outside, with a step before it and one after it."""
 
-    def __init__(self, inner: Any, verb: str, death: Death) -> None:
+    def __init__(self, inner: Any, verb: str, death: CrashPoint) -> None:
         self._inner, self._verb, self._death = inner, verb, death
 
     def __getattr__(self, name: str) -> Any:
@@ -143,8 +143,8 @@ class _Stepped:
         return stepped
 
 
-class _MortalOutbox(AlertOutbox):
-    def __init__(self, folder: Path, death: Death) -> None:
+class _CrashingOutbox(AlertOutbox):
+    def __init__(self, folder: Path, death: CrashPoint) -> None:
         super().__init__(folder)
         self._death = death
 
@@ -169,6 +169,6 @@ def files(folder: Path) -> list[str]:
     return sorted(os.listdir(folder)) if folder.exists() else []
 
 
-def left_behind(folder: Path, name: str, content: bytes) -> None:
+def write_leftover(folder: Path, name: str, content: bytes) -> None:
     folder.mkdir(parents=True)
     (folder / name).write_bytes(content)

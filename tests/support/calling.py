@@ -7,7 +7,7 @@ import json
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
-from tests.support.wire import CutError, Http2Wire
+from tests.support.wire import ConnectionCut, Http2TestClient
 
 
 class CallerConnection(Protocol):
@@ -57,13 +57,13 @@ class Http1Connection:
 
 
 class Http2Connection:
-    def __init__(self, client: Http2Wire) -> None:
+    def __init__(self, client: Http2TestClient) -> None:
         self._client = client
         self._number = 0
 
     @classmethod
     async def connect(cls, port: int) -> Http2Connection:
-        return cls(await Http2Wire.connect(port))
+        return cls(await Http2TestClient.connect(port))
 
     async def ask(self, path: str, token: str, body: dict[str, Any]) -> None:
         more = [(b"authorization", f"Bearer {token}".encode()), (b"content-type", b"application/json")]
@@ -73,9 +73,9 @@ class Http2Connection:
     async def answer(self) -> int:
         try:
             return (await self._client.answer(self._number)).status
-        except CutError as cut:
+        except ConnectionCut as cut:
             raise EOFError from cut
 
     async def close(self) -> None:
-        self._client.wire.close()
+        self._client.connection.close()
         await asyncio.sleep(0)

@@ -41,7 +41,7 @@ _KEYS = {  # with the code by which pages know them, and the text they write
 }
 
 
-def found() -> str | None:
+def find_chromium() -> str | None:
     return next(
         (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
     )
@@ -66,29 +66,29 @@ class Page:
 
     async def _read(self) -> None:
         async for message in self._wire:
-            told = json.loads(message.data)
-            if "id" in told:
-                answer = self._waiting[told["id"]]
+            message_document = json.loads(message.data)
+            if "id" in message_document:
+                answer = self._waiting[message_document["id"]]
                 if not answer.done():
-                    failure = told.get("error")
-                    answer.set_exception(RuntimeError(str(failure))) if failure else answer.set_result(told["result"])
+                    failure = message_document.get("error")
+                    answer.set_exception(RuntimeError(str(failure))) if failure else answer.set_result(message_document["result"])
                 continue
-            self._heard(told["method"], told["params"])
+            self._on_event(message_document["method"], message_document["params"])
 
-    def _heard(self, method: str, told: dict[str, Any]) -> None:
+    def _on_event(self, method: str, parameters: dict[str, Any]) -> None:
         match method:
-            case "Log.entryAdded" if told["entry"]["level"] in ("error", "warning"):
+            case "Log.entryAdded" if parameters["entry"]["level"] in ("error", "warning"):
                 self.complaints.append(
-                    f"{told['entry']['source']}: {told['entry']['text']} {told['entry'].get('url', '')}"
+                    f"{parameters['entry']['source']}: {parameters['entry']['text']} {parameters['entry'].get('url', '')}"
                 )
-            case "Runtime.consoleAPICalled" if told["type"] in ("error", "warning", "assert"):
-                self.complaints.append(f"console: {[each.get('value') for each in told['args']]}")
+            case "Runtime.consoleAPICalled" if parameters["type"] in ("error", "warning", "assert"):
+                self.complaints.append(f"console: {[each.get('value') for each in parameters['args']]}")
             case "Runtime.exceptionThrown":
-                self.complaints.append(f"exception: {json.dumps(told['exceptionDetails'])[:2000]}")
+                self.complaints.append(f"exception: {json.dumps(parameters['exceptionDetails'])[:2000]}")
             case "Audits.issueAdded":
-                self.complaints.append(f"issue: {json.dumps(told['issue'])[:2000]}")
-            case "Network.requestWillBeSent" if not told["request"]["url"].startswith("data:"):  # asked of nobody
-                self.requested.append(told["request"]["url"])
+                self.complaints.append(f"issue: {json.dumps(parameters['issue'])[:2000]}")
+            case "Network.requestWillBeSent" if not parameters["request"]["url"].startswith("data:"):  # asked of nobody
+                self.requested.append(parameters["request"]["url"])
 
     async def begin(self) -> None:
         for domain in ("Page", "Runtime", "Log", "Network", "Audits"):
@@ -104,21 +104,21 @@ class Page:
 
     async def open(self, url: str) -> None:
         await self.call("Page.navigate", url=url)
-        await self.until("document.readyState === 'complete'")
+        await self.wait_for("document.readyState === 'complete'")
 
     async def type(self, text: str) -> None:
         await self.call("Input.insertText", text=text)
 
     async def press(self, key: str, *, shift: bool = False, times: int = 1) -> None:
         code, text = _KEYS[key]
-        told: dict[str, Any] = {"key": key, "code": key, "windowsVirtualKeyCode": code, "modifiers": 8 if shift else 0}
+        key_event: dict[str, Any] = {"key": key, "code": key, "windowsVirtualKeyCode": code, "modifiers": 8 if shift else 0}
         for _ in range(times):
-            await self.call("Input.dispatchKeyEvent", type="keyDown", text=text, **told)
-            await self.call("Input.dispatchKeyEvent", type="keyUp", **told)
+            await self.call("Input.dispatchKeyEvent", type="keyDown", text=text, **key_event)
+            await self.call("Input.dispatchKeyEvent", type="keyUp", **key_event)
 
     async def click(self, selector: str) -> None:
         """At the middle of what is there, wherever that has to be scrolled to."""
-        await self.until(f"document.querySelector({json.dumps(selector)})?.getClientRects().length > 0")
+        await self.wait_for(f"document.querySelector({json.dumps(selector)})?.getClientRects().length > 0")
         x, y = await self.run(
             f"(() => {{ const found = document.querySelector({json.dumps(selector)});"
             "found.scrollIntoView({block: 'center', behavior: 'instant'});"
@@ -138,41 +138,41 @@ class Page:
 
     async def prefer(self, **features: str) -> None:
         """As `color_scheme="dark"`."""
-        told = [{"name": f"prefers-{name.replace('_', '-')}", "value": value} for name, value in features.items()]
-        await self.call("Emulation.setEmulatedMedia", features=told)
+        media_features = [{"name": f"prefers-{name.replace('_', '-')}", "value": value} for name, value in features.items()]
+        await self.call("Emulation.setEmulatedMedia", features=media_features)
 
     # What there is to see.
 
     async def run(self, expression: str) -> Any:
-        told = await self.call("Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True)
-        if "exceptionDetails" in told:
-            raise AssertionError(json.dumps(told["exceptionDetails"])[:2000])
-        return told["result"].get("value")
+        result = await self.call("Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True)
+        if "exceptionDetails" in result:
+            raise AssertionError(json.dumps(result["exceptionDetails"])[:2000])
+        return result["result"].get("value")
 
     async def text(self, selector: str = "body") -> str:
         return str(await self.run(f"document.querySelector({json.dumps(selector)})?.innerText ?? ''"))
 
-    async def until(self, expression: str, what: Callable[[Any], bool] = bool, seconds: float = SECONDS) -> Any:
+    async def wait_for(self, expression: str, what: Callable[[Any], bool] = bool, seconds: float = SECONDS) -> Any:
         value = None
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 while not what(value := await self.run(expression)):  # noqa: ASYNC110 - the page does not say when
                     await asyncio.sleep(0.05)
                 return value
-        told = f"{expression}: still {value!r} after {seconds} s; complaints: {self.complaints}"
-        raise AssertionError(f"{told}; the page says: {await self.text()}")
+        failure = f"{expression}: still {value!r} after {seconds} s; complaints: {self.complaints}"
+        raise AssertionError(f"{failure}; the page says: {await self.text()}")
 
-    async def says(self, selector: str, part: str) -> None:
-        await self.until(f"document.querySelector({json.dumps(selector)})?.innerText.includes({json.dumps(part)})")
+    async def wait_for_text(self, selector: str, part: str) -> None:
+        await self.wait_for(f"document.querySelector({json.dumps(selector)})?.innerText.includes({json.dumps(part)})")
 
-    async def picture(self, begin: str, height: int) -> bytes:
+    async def take_picture(self, begin: str, height: int) -> bytes:
         """Of so many pixels from the top of an element on, or of what there is of them."""
         size = (await self.call("Page.getLayoutMetrics"))["cssContentSize"]
         top = await self.run(f"document.querySelector({json.dumps(begin)}).getBoundingClientRect().top + scrollY")
         height = min(height, size["height"] - top)
         clip = {"x": 0, "y": top, "width": size["width"], "height": height, "scale": 1}
-        told = await self.call("Page.captureScreenshot", format="png", clip=clip, captureBeyondViewport=True)
-        return base64.b64decode(told["data"])
+        result = await self.call("Page.captureScreenshot", format="png", clip=clip, captureBeyondViewport=True)
+        return base64.b64decode(result["data"])
 
 
 @asynccontextmanager
@@ -188,13 +188,13 @@ async def chromium(program: str) -> AsyncIterator[Callable[[], Any]]:
             stderr=asyncio.subprocess.DEVNULL,
         )
         try:
-            port, path = (await _told(Path(folder) / "DevToolsActivePort")).split()
+            port, path = (await _read_address(Path(folder) / "DevToolsActivePort")).split()
             async with aiohttp.ClientSession() as session:
-                whole = Page(await session.ws_connect(f"http://127.0.0.1:{port}{path}", max_msg_size=0))
+                browser = Page(await session.ws_connect(f"http://127.0.0.1:{port}{path}", max_msg_size=0))
                 try:
-                    yield lambda: _tab(session, whole, port)
+                    yield lambda: _open_tab(session, browser, port)
                 finally:
-                    await whole.close()
+                    await browser.close()
         finally:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
@@ -202,22 +202,22 @@ async def chromium(program: str) -> AsyncIterator[Callable[[], Any]]:
 
 
 @asynccontextmanager
-async def _tab(session: aiohttp.ClientSession, whole: Page, port: str) -> AsyncIterator[Page]:
-    context = (await whole.call("Target.createBrowserContext"))["browserContextId"]
-    target = (await whole.call("Target.createTarget", url="about:blank", browserContextId=context))["targetId"]
+async def _open_tab(session: aiohttp.ClientSession, browser: Page, port: str) -> AsyncIterator[Page]:
+    context = (await browser.call("Target.createBrowserContext"))["browserContextId"]
+    target = (await browser.call("Target.createTarget", url="about:blank", browserContextId=context))["targetId"]
     page = Page(await session.ws_connect(f"http://127.0.0.1:{port}/devtools/page/{target}", max_msg_size=0))
     try:
         await page.begin()
         yield page
     finally:
         await page.close()
-        await whole.call("Target.disposeBrowserContext", browserContextId=context)
+        await browser.call("Target.disposeBrowserContext", browserContextId=context)
 
 
-async def _told(file: Path) -> str:
+async def _read_address(file: Path) -> str:
     async with asyncio.timeout(SECONDS):
         while True:
             with contextlib.suppress(FileNotFoundError):
-                if len((told := file.read_text()).splitlines()) == 2:  # noqa: ASYNC240
-                    return told
+                if len((text := file.read_text()).splitlines()) == 2:  # noqa: ASYNC240
+                    return text
             await asyncio.sleep(0.02)

@@ -38,22 +38,22 @@ _QUIET = {
 }
 
 
-class Call(NamedTuple):
+class ClientCall(NamedTuple):
     operation: str
     arguments: dict[str, Any]
 
 
-def ask(model: str, text: str = "hello", *, stream: bool = False) -> Call:
+def ask(model: str, text: str = "hello", *, stream: bool = False) -> ClientCall:
     """A conversation of one turn, which every client's program knows."""
-    return Call("ask_stream" if stream else "ask", {"model": model, "text": text})
+    return ClientCall("ask_stream" if stream else "ask", {"model": model, "text": text})
 
 
 @dataclass(frozen=True)
-class Round:
+class CallRound:
     """Calls of one client, made one after the other in a process with this environment."""
 
     environ: dict[str, str]
-    calls: Sequence[Call]
+    calls: Sequence[ClientCall]
     settings: dict[str, Any] = field(default_factory=dict)
 
 
@@ -62,7 +62,7 @@ class Client:
     name: str
     program: str  # in PROGRAMS
     redirect: str  # the variable that points it at the sidecar
-    ways: tuple[str, ...]  # to say who calls, over plain http
+    auth_methods: tuple[str, ...]  # to say who calls, over plain http
     lives_in: str = "main"  # or "newest", "node"
     settings: dict[str, Any] = field(default_factory=dict)
     path: str = ""  # behind the sidecar's address
@@ -71,7 +71,7 @@ class Client:
     def __str__(self) -> str:
         return self.name
 
-    def demand(self) -> None:
+    def require_installed(self) -> None:
         """Leaves the test out where this client is not installed."""
         if self.is_installed:
             return
@@ -86,10 +86,10 @@ class Client:
             return NODE_MODULES.exists() and shutil.which("node") is not None
         return self.lives_in == "main" or NEWEST.exists()
 
-    def play(self, *rounds: Round) -> Played:
+    def play(self, *rounds: CallRound) -> ClientRun:
         """All rounds at once; skips the test where the client is not installed."""
-        self.demand()
-        given = [
+        self.require_installed()
+        rounds_as_json = [
             {
                 "environ": each.environ,
                 "settings": self.settings | each.settings,
@@ -99,7 +99,7 @@ class Client:
         ]
         done = subprocess.run(
             [self._interpreter(), str(PROGRAMS / self.program)],
-            input=json.dumps(given),
+            input=json.dumps(rounds_as_json),
             env=_environment(),
             capture_output=True,
             text=True,
@@ -107,8 +107,8 @@ class Client:
             check=False,
         )
         assert done.returncode == 0, done.stderr
-        told = json.loads(done.stdout.splitlines()[-1])
-        return Played(told["version"], [[Outcome(**outcome) for outcome in each] for each in told["rounds"]])
+        document = json.loads(done.stdout.splitlines()[-1])
+        return ClientRun(document["version"], [[ClientOutcome(**outcome) for outcome in each] for each in document["rounds"]])
 
     def _interpreter(self) -> str:
         if self.lives_in == "node":
@@ -117,15 +117,15 @@ class Client:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ClientOutcome:
     answer: Any = None
     error: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)
-class Played:
+class ClientRun:
     version: str
-    rounds: list[list[Outcome]]
+    rounds: list[list[ClientOutcome]]
 
     def answers(self) -> list[Any]:
         """Of all calls, none of which failed."""
@@ -147,22 +147,22 @@ def _environment() -> dict[str, str]:
 
 
 _AWS_URL = "AWS_ENDPOINT_URL_BEDROCK_RUNTIME"
-_ALL_WAYS = (SESSION, CONTAINER, BEARER)
+_ALL_AUTH_METHODS = (SESSION, CONTAINER, BEARER)
 
 BOTO3 = Client("boto3", "boto3_calls.py", _AWS_URL, (SESSION, CONTAINER), "newest")
-BOTO3_OLDER = Client("boto3 before 1.44", "boto3_calls.py", _AWS_URL, _ALL_WAYS)
-AIOBOTO3 = Client("aioboto3", "aioboto3_calls.py", _AWS_URL, _ALL_WAYS)
-AWS_CLI = Client("AWS CLI v1", "aws_cli_calls.py", _AWS_URL, _ALL_WAYS, "newest", streams=False)
-JAVASCRIPT = Client("AWS SDK for JavaScript", "aws_sdk_calls.mjs", _AWS_URL, _ALL_WAYS, "node")
+BOTO3_OLDER = Client("boto3 before 1.44", "boto3_calls.py", _AWS_URL, _ALL_AUTH_METHODS)
+AIOBOTO3 = Client("aioboto3", "aioboto3_calls.py", _AWS_URL, _ALL_AUTH_METHODS)
+AWS_CLI = Client("AWS CLI v1", "aws_cli_calls.py", _AWS_URL, _ALL_AUTH_METHODS, "newest", streams=False)
+JAVASCRIPT = Client("AWS SDK for JavaScript", "aws_sdk_calls.mjs", _AWS_URL, _ALL_AUTH_METHODS, "node")
 JAVASCRIPT_HTTP1 = Client(
-    "AWS SDK for JavaScript, HTTP/1.1", "aws_sdk_calls.mjs", _AWS_URL, _ALL_WAYS, "node", {"http1": True}
+    "AWS SDK for JavaScript, HTTP/1.1", "aws_sdk_calls.mjs", _AWS_URL, _ALL_AUTH_METHODS, "node", {"http1": True}
 )
 LANGCHAIN = Client("langchain-aws", "langchain_calls.py", _AWS_URL, (SESSION, CONTAINER), "newest")
 STRANDS = Client("strands-agents", "strands_calls.py", _AWS_URL, (SESSION, CONTAINER), "newest")
-LITELLM = Client("LiteLLM SDK", "litellm_calls.py", "AWS_BEDROCK_RUNTIME_ENDPOINT", _ALL_WAYS, "newest")
-ANTHROPIC = Client("anthropic, Python", "anthropic_calls.py", "ANTHROPIC_BEDROCK_BASE_URL", _ALL_WAYS, "newest")
+LITELLM = Client("LiteLLM SDK", "litellm_calls.py", "AWS_BEDROCK_RUNTIME_ENDPOINT", _ALL_AUTH_METHODS, "newest")
+ANTHROPIC = Client("anthropic, Python", "anthropic_calls.py", "ANTHROPIC_BEDROCK_BASE_URL", _ALL_AUTH_METHODS, "newest")
 ANTHROPIC_JAVASCRIPT = Client(
-    "@anthropic-ai/bedrock-sdk", "anthropic_calls.mjs", "ANTHROPIC_BEDROCK_BASE_URL", _ALL_WAYS, "node"
+    "@anthropic-ai/bedrock-sdk", "anthropic_calls.mjs", "ANTHROPIC_BEDROCK_BASE_URL", _ALL_AUTH_METHODS, "node"
 )
 OPENAI = Client("openai, Python", "openai_calls.py", "OPENAI_BASE_URL", (API_KEY,), "newest", path="/openai/v1")
 OPENAI_JAVASCRIPT = Client(

@@ -10,7 +10,7 @@ from price_keeper.clock import SystemClock
 
 _NANOS = 10**9  # time is kept in whole nanoseconds, so that ten steps of 0.1 are one step of 1.0
 _QUIET_TURNS = 3  # what one turn wrote to a socket is only seen by a later one
-_MOST_TURNS = 100_000
+_MAX_TURNS = 100_000
 
 
 class ManualClock:
@@ -37,7 +37,7 @@ class ManualClock:
         heapq.heappush(self._sleepers, (due, next(self._order), awake))
         await awake
 
-    def waits(self) -> list[float]:
+    def remaining_sleeps(self) -> list[float]:
         """How long each sleeper has yet to sleep, the shortest first."""
         dues = sorted(due for due, _, awake in self._sleepers if not awake.done())
         return [(due - self._monotonic) / _NANOS for due in dues]
@@ -70,7 +70,7 @@ async def settle() -> None:
     """Give every other task its turns until all of them wait for something."""
     loop = asyncio.get_running_loop()
     quiet = 0
-    for _ in range(_MOST_TURNS):
+    for _ in range(_MAX_TURNS):
         await asyncio.sleep(0)
         quiet = 0 if loop._ready else quiet + 1  # asyncio has no public word for "nothing left to run"
         if quiet == _QUIET_TURNS:
@@ -82,7 +82,7 @@ def _nanos(seconds: float) -> int:
     return round(seconds * _NANOS)
 
 
-class Moved(SystemClock):
+class ShiftedClock(SystemClock):
     """This machine's time, and as much more as a test lets pass."""
 
     def __init__(self) -> None:

@@ -8,11 +8,11 @@ from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
-Make = Callable[[], Awaitable[Any]]
+Connect = Callable[[], Awaitable[Any]]
 
 
 @contextmanager
-def connecting(port: int, instead: Callable[[Make], Awaitable[Any]]) -> Iterator[None]:
+def intercept_connections(port: int, instead: Callable[[Connect], Awaitable[Any]]) -> Iterator[None]:
     """`instead` of making a connection to this port; it is handed what would make it."""
     loop = asyncio.get_running_loop()
     real = loop.create_connection

@@ -22,11 +22,11 @@ def main(journal: Path, folder: Path) -> None:
     while time.monotonic() < until:
         for place in (journal, *journal.glob("worker-*")):
             with suppress(FileNotFoundError):
-                copy_new(place, folder, seen)
+                copy_new_segments(place, folder, seen)
         time.sleep(0.002)
 
 
-def copy_new(journal: Path, folder: Path, seen: set[str]) -> None:
+def copy_new_segments(journal: Path, folder: Path, seen: set[str]) -> None:
     for name in os.listdir(journal):
         if name.endswith(SEGMENT_SUFFIX) and name not in seen:
             with suppress(FileNotFoundError):

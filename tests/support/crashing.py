@@ -30,7 +30,7 @@ from price_keeper.recording.segment import SEGMENT_SUFFIX
 from tests.support.commands import ROOT, Sidecar, sidecar
 from tests.support.ports import free_port
 from tests.support.simulated import CLAUDE, CLAUDE_BODY, NOVA, BotoCaller
-from tests.support.threads import Threads
+from tests.support.threads import ThreadGroup
 
 ORG = "c0000000-0000-4000-8000-00000000000d"
 APP = "crashing"
@@ -94,7 +94,7 @@ class SidecarSetup:
         return TokenService([SigningKey("k1", "HS256", SECRET, SECRET)], "price-keeper", time.time).mint_access(ORG, APP).token
 
 
-class CrashLoad(Threads):
+class CrashLoad(ThreadGroup):
     """boto3 clients that call without rest, and remember which answers they received whole."""
 
     def __init__(self, setup: SidecarSetup, clients: int, chance: random.Random) -> None:

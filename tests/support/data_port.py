@@ -45,7 +45,7 @@ SECRET = b"a secret that is long enough for HS256"
 
 
 @dataclass
-class Answered:
+class DataPortResponse:
     status: int
     headers: dict[str, str]
     body: dict[str, Any]
@@ -62,36 +62,36 @@ class DataPort:
     bedrock: SimulatedBedrock
     recording: Recording
     store: Store
-    standings: BudgetRegistry
+    budget_registry: BudgetRegistry
     hard: HardBudgets
     config: Config
-    pipeline: RequestHandler
+    handler: RequestHandler
     forwarder: Forwarder
-    offer: Catalog
-    wire: Any  # what `way` made
+    catalog: Catalog
+    proxy: Any  # what `way` made
     listener: Listener
     _seen: set[Counter] = field(default_factory=set)
 
-    async def take_on(self, **sold: Any) -> None:
+    async def apply_config(self, **changes: Any) -> None:
         """As SIGHUP does it."""
-        self.config = replace(self.config, **sold)
-        ready = [await prepared(self.config) for prepared in (self.offer.prepare, build_budget_reload(self.standings))]
-        for take_on in ready:
-            take_on()
+        self.config = replace(self.config, **changes)
+        ready = [await prepared(self.config) for prepared in (self.catalog.prepare, build_budget_reload(self.budget_registry))]
+        for apply in ready:
+            apply()
 
     def counters(self) -> set[Counter]:
         """All that this journal's tallies were ever seen to touch."""
         self._seen |= set(self.recording.recorder.journal.tally.sums())
         return self._seen
 
-    async def ask(self, path: str, body: Any) -> Answered:
+    async def ask(self, path: str, body: Any) -> DataPortResponse:
         headers = {"Authorization": f"Bearer {self.token}", "Content-Type": "application/json"}
         async with (
             aiohttp.ClientSession() as session,
             session.post(self.url + path, headers=headers, data=json.dumps(body)) as answer,
         ):
-            told = {name.lower(): value for name, value in answer.headers.items()}
-            return Answered(answer.status, told, await answer.json(content_type=None))
+            headers_by_name = {name.lower(): value for name, value in answer.headers.items()}
+            return DataPortResponse(answer.status, headers_by_name, await answer.json(content_type=None))
 
     def client(self, read_timeout: float = 60, **headers: str) -> Any:
         """boto3's, which sends these headers too."""
@@ -116,9 +116,9 @@ class DataPort:
 @asynccontextmanager
 async def data_port(
     folder: Path,
-    wrapped: Callable[[Any], Any] = lambda store: store,
+    wrap_store: Callable[[Any], Any] = lambda store: store,
     clock: Clock | None = None,
-    way: Callable[[str], AbstractAsyncContextManager[Any]] = lambda url: nullcontext(None),
+    open_proxy: Callable[[str], AbstractAsyncContextManager[Any]] = lambda url: nullcontext(None),
     **config: Any,
 ) -> AsyncIterator[DataPort]:
     """As in development, but for what `config` says, for what stands between it and its store, and for what stands on
@@ -132,26 +132,26 @@ async def data_port(
         journal=JournalConfig(dir=str(folder / "journal")),
         unknown_org="meter",
     )
-    whole = replace(plain, **config)
+    full_config = replace(plain, **config)
     tokens = TokenService([SigningKey("k1", "HS256", SECRET, SECRET)], "price-keeper", clock.now)
     opened = await SqliteStore(folder / "store.db", clock.now).open()
-    store = wrapped(opened)
+    store = wrap_store(opened)
     async with AsyncExitStack() as stack, Tasks(clock) as tasks, simulated_bedrock(clock=clock) as stand_in:
         keys = StaticCredentials(AwsCredentials(DEFAULT_KEYS.access_key, DEFAULT_KEYS.secret_key))
-        wire = await stack.enter_async_context(way(stand_in.url))
-        url = stand_in.url if wire is None else wire.url
+        proxy = await stack.enter_async_context(open_proxy(stand_in.url))
+        url = stand_in.url if proxy is None else proxy.url
         bedrock = dataplane.BedrockAccess(url, SigV4Authorizer(keys, clock.now), dataplane.SIMULATED_PREFIX)
-        async with open_recording(whole, store, clock) as recording:
-            tariffs = await dataplane.load_price_tables(whole, store, clock, tasks)
-            standings = BudgetRegistry(whole, store, recording.recorder, clock, tasks)
-            outbox = WriteBatcher()
-            forwarder = dataplane.build_forwarder(bedrock, clock, tasks, outbox)
-            revocation = dataplane.build_revocation_list(whole, store, clock, tasks)
-            leasing = RateLeaseManager(BucketClient(store, StoreTime(clock).now_ms, clock), clock, tasks)
-            tasks.run_every("leases", SWEEP_SECONDS, leasing.sweep)
-            hard = dataplane.build_hard_budgets(whole, store, clock, tasks, recording, standings, tariffs, forwarder)
-            pipeline = dataplane.build_handler(
-                whole,
+        async with open_recording(full_config, store, clock) as recording:
+            price_tables = await dataplane.load_price_tables(full_config, store, clock, tasks)
+            budget_registry = BudgetRegistry(full_config, store, recording.recorder, clock, tasks)
+            write_batcher = WriteBatcher()
+            forwarder = dataplane.build_forwarder(bedrock, clock, tasks, write_batcher)
+            revocation = dataplane.build_revocation_list(full_config, store, clock, tasks)
+            lease_manager = RateLeaseManager(BucketClient(store, StoreTime(clock).now_ms, clock), clock, tasks)
+            tasks.run_every("leases", SWEEP_SECONDS, lease_manager.sweep)
+            hard = dataplane.build_hard_budgets(full_config, store, clock, tasks, recording, budget_registry, price_tables, forwarder)
+            handler = dataplane.build_handler(
+                full_config,
                 store,
                 tokens,
                 revocation,
@@ -159,21 +159,21 @@ async def data_port(
                 clock,
                 forwarder,
                 recording.recorder,
-                tariffs,
-                standings,
+                price_tables,
+                budget_registry,
                 tasks,
-                dataplane.build_rate_limiter(whole, store, clock, tasks, leasing),
+                dataplane.build_rate_limiter(full_config, store, clock, tasks, lease_manager),
                 hard,
             )
-            listener, port = await dataplane.open_data_port(pipeline, whole, clock, tasks, outbox)
+            listener, port = await dataplane.open_data_port(handler, full_config, clock, tasks, write_batcher)
             token = tokens.mint_access(ORG, APP, TOKEN_SECONDS).token
-            offer = Catalog(
-                tariffs,
-                pipeline,
+            catalog = Catalog(
+                price_tables,
+                handler,
                 bedrock,
                 forwarder,
                 recording.recorder,
-                standings,
+                budget_registry,
                 hard.leases,
                 store,
                 clock,
@@ -185,16 +185,16 @@ async def data_port(
                 stand_in,
                 recording,
                 store,
-                standings,
+                budget_registry,
                 hard,
-                whole,
-                pipeline,
+                full_config,
+                handler,
                 forwarder,
-                offer,
-                wire,
+                catalog,
+                proxy,
                 listener,
             )
             await listener.drain(0.5, forwarder.close)
             await recording.finish()
-            await leasing.stop()
+            await lease_manager.stop()
     await opened.close()

@@ -17,7 +17,7 @@ DEPLOY = ROOT / "deploy"
 MANIFESTS = sorted((DEPLOY / "kubernetes").rglob("*.yaml"))
 CHART = DEPLOY / "helm" / "price-keeper"
 TOOLS = ROOT / ".venv" / "deploy" / "bin"
-IS_ASKED_FOR = "PRICE_KEEPER_TEST_DEPLOY" in os.environ  # by `make test-deploy`
+IS_REQUESTED = "PRICE_KEEPER_TEST_DEPLOY" in os.environ  # by `make test-deploy`
 SECONDS = 300
 
 Document = dict[str, Any]
@@ -29,10 +29,10 @@ def tool(name: str) -> str:
     return path
 
 
-def ran(*command: str | Path, code: int = 0) -> str:
-    done = subprocess.run([str(each) for each in command], capture_output=True, text=True, timeout=SECONDS, check=False)
-    assert done.returncode == code, f"{command}: {done.stdout}{done.stderr}"
-    return done.stdout if code == 0 else done.stdout + done.stderr
+def run_tool(*command: str | Path, code: int = 0) -> str:
+    completed = subprocess.run([str(each) for each in command], capture_output=True, text=True, timeout=SECONDS, check=False)
+    assert completed.returncode == code, f"{command}: {completed.stdout}{completed.stderr}"
+    return completed.stdout if code == 0 else completed.stdout + completed.stderr
 
 
 def documents(text: str) -> list[Document]:
@@ -43,13 +43,13 @@ def manifest(name: str) -> list[Document]:
     return documents((DEPLOY / "kubernetes" / name).read_text())
 
 
-def of_kind(found: list[Document], *kinds: str) -> list[Document]:
-    return [each for each in found if each["kind"] in kinds]
+def filter_kind(documents_found: list[Document], *kinds: str) -> list[Document]:
+    return [each for each in documents_found if each["kind"] in kinds]
 
 
-def pods(found: list[Document]) -> Iterator[Document]:
+def pods(documents_found: list[Document]) -> Iterator[Document]:
     """The spec of each pod that these make."""
-    for each in found:
+    for each in documents_found:
         if each["kind"] == "Pod":
             yield each["spec"]
         elif "template" in each.get("spec", {}):
@@ -60,7 +60,7 @@ def containers(pod: Document) -> list[Document]:
     return [*pod.get("initContainers", []), *pod["containers"]]
 
 
-def ours(pod: Document) -> Document:
+def find_product_container(pod: Document) -> Document:
     """The container that runs price-keeper."""
     (found,) = [each for each in containers(pod) if "serve" in each.get("args", [])]
     return found
@@ -68,5 +68,5 @@ def ours(pod: Document) -> Document:
 
 def assert_good_config(text: str, folder: Path, **environment: str) -> None:
     (folder / "config.yaml").write_text(text)
-    told = call_in_process("check-config", folder=folder, **environment)
-    assert (told.returncode, told.stderr) == (0, ""), told.stderr
+    completed = call_in_process("check-config", folder=folder, **environment)
+    assert (completed.returncode, completed.stderr) == (0, ""), completed.stderr

@@ -24,7 +24,7 @@ labels:
 """
 
 
-def configured(folder: Path, **sections: Mapping[str, Any]) -> Config:
+def write_config(folder: Path, **sections: Mapping[str, Any]) -> Config:
     """Simulated and on SQLite, with everything in the folder, but for what the sections say."""
     config = parse_config(CONFIG, "config.yaml", {})
     usual: dict[str, Mapping[str, Any]] = {
@@ -47,7 +47,7 @@ def journal_of(config: Config) -> Path:
     return folder
 
 
-async def findings(
+async def run_checks(
     config: Config,
     environ: Mapping[str, str] | None = None,
     *,
@@ -64,7 +64,7 @@ async def findings(
         await patient.close()
 
 
-async def finding(
+async def run_check(
     name: str,
     config: Config,
     environ: Mapping[str, str] | None = None,
@@ -72,11 +72,11 @@ async def finding(
     clock: Clock | None = None,
     role: Role = "both",
 ) -> Finding:
-    return (await findings(config, environ, clock=clock, only=name, role=role))[name]
+    return (await run_checks(config, environ, clock=clock, only=name, role=role))[name]
 
 
 @asynccontextmanager
-async def answering(
+async def run_constant_server(
     headers: Mapping[str, str], status: int = 404, body: bytes = b"{}", tls: ssl.SSLContext | None = None
 ) -> AsyncIterator[int]:
     """A server that answers everything alike, or, with a status of 0, nothing; its port."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.support.wire_faults import DYNAMODB, Answer, Break, Fault, How, Pass, Where, dynamodb_error
+from tests.support.wire_faults import DYNAMODB, Answer, Break, Fault, FaultKind, Pass, FaultPoint, dynamodb_error
 from tests.support.wire_proxy import WireProxy as FaultProxy
 from tests.support.wire_proxy import wire_proxy as fault_proxy
 
@@ -23,19 +23,19 @@ __all__ = [
 
 def DropAnswer() -> Break:  # noqa: N802 - reads as the others do
     """The request is carried out; the connection is closed without an answer."""
-    return Break(Where.ANSWER)
+    return Break(FaultPoint.ANSWER)
 
 
 def Reset() -> Break:  # noqa: N802
     """The request is carried out; the connection is reset, as by a machine that went away."""
-    return Break(Where.ANSWER, How.RESET)
+    return Break(FaultPoint.ANSWER, FaultKind.RESET)
 
 
 def CutAnswer() -> Break:  # noqa: N802
     """The request is carried out; the connection is closed half-way through the answer."""
-    return Break(Where.MIDDLE)
+    return Break(FaultPoint.MIDDLE)
 
 
 def BlackHole() -> Break:  # noqa: N802
     """The request is taken and never answered, nor carried out."""
-    return Break(Where.REQUEST, How.STALL)
+    return Break(FaultPoint.REQUEST, FaultKind.STALL)

@@ -19,17 +19,17 @@ HEADERS_FRAME = 1
 T = TypeVar("T")
 
 
-class Door:
+class CountingProxy:
     """`requests` counts what a client sent to be answered; what it fetched on the way, as credentials, is left out."""
 
     def __init__(self, target: str) -> None:
         self.target = urlsplit(target)
-        self.sides: set[_Side] = set()
+        self.sides: set[_ProxySide] = set()
         self.requests = 0
         self.url = ""
 
     async def open(self) -> None:
-        self._server = await asyncio.get_running_loop().create_server(lambda: _Callers(self), "127.0.0.1", 0)
+        self._server = await asyncio.get_running_loop().create_server(lambda: _CallerSide(self), "127.0.0.1", 0)
         self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
 
     async def close(self) -> None:
@@ -41,69 +41,69 @@ class Door:
         self.requests += method == b"POST"
 
 
-class _Side(asyncio.Protocol):
+class _ProxySide(asyncio.Protocol):
     """One side of a door: bytes, their end and a reset go on to the other side as they come."""
 
     transport: asyncio.Transport
     has_ended = False
 
-    def __init__(self, door: Door, other: _Side | None = None) -> None:
-        self._door = door
+    def __init__(self, proxy: CountingProxy, other: _ProxySide | None = None) -> None:
+        self._proxy = proxy
         self.other = other
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)
-        self._door.sides.add(self)
+        self._proxy.sides.add(self)
 
     def data_received(self, data: bytes) -> None:
-        self._there.write(data)
+        self._other_transport.write(data)
 
     def eof_received(self) -> bool:
         self.has_ended = True
         with suppress(OSError):  # it may just have gone
-            self._there.write_eof()
+            self._other_transport.write_eof()
         if self.other is not None and self.other.has_ended:
             self.transport.close()
         return True
 
     def connection_lost(self, failure: Exception | None) -> None:
-        self._door.sides.discard(self)
+        self._proxy.sides.discard(self)
         if self.other is not None:
-            reset_connection(self._there) if failure else self._there.close()
+            reset_connection(self._other_transport) if failure else self._other_transport.close()
 
     def pause_writing(self) -> None:
-        self._there.pause_reading()
+        self._other_transport.pause_reading()
 
     def resume_writing(self) -> None:
-        self._there.resume_reading()
+        self._other_transport.resume_reading()
 
     @property
-    def _there(self) -> asyncio.Transport:
+    def _other_transport(self) -> asyncio.Transport:
         assert self.other is not None
         return self.other.transport
 
 
-class _Callers(_Side):
-    def __init__(self, door: Door) -> None:
-        super().__init__(door)
-        self._watch = _Counting(door.count)
+class _CallerSide(_ProxySide):
+    def __init__(self, proxy: CountingProxy) -> None:
+        super().__init__(proxy)
+        self._counter = _RequestCounter(proxy.count)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         self.transport.pause_reading()
-        self._joining = asyncio.create_task(self._join())
+        self._connecting = asyncio.create_task(self._connect())
 
-    async def _join(self) -> None:
-        target, loop = self._door.target, asyncio.get_running_loop()
-        _, self.other = await loop.create_connection(lambda: _Side(self._door, self), target.hostname, target.port)
+    async def _connect(self) -> None:
+        target, loop = self._proxy.target, asyncio.get_running_loop()
+        _, self.other = await loop.create_connection(lambda: _ProxySide(self._proxy, self), target.hostname, target.port)
         self.transport.resume_reading()
 
     def data_received(self, data: bytes) -> None:
-        self._watch.feed(data)
+        self._counter.feed(data)
         super().data_received(data)
 
 
-class _Counting:
+class _RequestCounter:
     """Reads along with one connection, whichever protocol it speaks."""
 
     def __init__(self, count: Callable[[bytes], None]) -> None:
@@ -143,31 +143,31 @@ class _Counting:
                 self._frames = b""
 
 
-class Doors:
+class CountingProxies:
     """Their loop runs in a thread of its own, as tests wait for client processes without a loop."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="doors", daemon=True)
-        self._opened: list[Door] = []
+        self._opened: list[CountingProxy] = []
 
-    def to(self, url: str) -> Door:
-        door = Door(url)
-        self._do(door.open())
-        self._opened.append(door)
-        return door
+    def open_proxy(self, url: str) -> CountingProxy:
+        proxy = CountingProxy(url)
+        self._run(proxy.open())
+        self._opened.append(proxy)
+        return proxy
 
-    def _do(self, work: Coroutine[Any, Any, T]) -> T:
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(10)
 
     @contextmanager
-    def running(self) -> Iterator[Doors]:
+    def running(self) -> Iterator[CountingProxies]:
         self._thread.start()
         try:
             yield self
         finally:
-            for door in self._opened:
-                self._do(door.close())
+            for proxy in self._opened:
+                self._run(proxy.close())
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join(10)
             self._loop.close()

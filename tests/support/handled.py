@@ -18,46 +18,46 @@ from tests.support.wire import eventually
 
 
 @dataclass
-class Lane:
+class PortWithListener:
     port: DataPort
     listener: Listener
 
     @property
-    def number(self) -> int:
+    def port_number(self) -> int:
         return urlsplit(self.port.url).port or 0
 
     @property
-    def pipeline(self) -> Any:
+    def handler(self) -> Any:
         return self.listener._handler
 
     @property
     def journal(self) -> Any:
         return self.port.recording.recorder.journal
 
-    async def is_quiet(self) -> None:
+    async def wait_until_quiet(self) -> None:
         """Nothing is left open by any call, whatever became of it."""
-        holders = self.pipeline._admitting._leasing._holders
+        holders = self.handler._admitting._leasing._holders
         await eventually(lambda: not self.listener.active_requests)
         await eventually(lambda: not self.journal.open_calls)
-        await eventually(lambda: not self.pipeline.joining._calls or self._has_no_open_share())
+        await eventually(lambda: not self.handler.joining._calls or self._all_shares_finished())
         assert self.listener.reserved_bytes == 0
         assert not any(holder.open for holder in holders.values())
 
-    def _has_no_open_share(self) -> bool:
-        return all(shared.is_finished for shared in self.pipeline.joining._calls.values())
+    def _all_shares_finished(self) -> bool:
+        return all(shared.is_finished for shared in self.handler.joining._calls.values())
 
 
 @asynccontextmanager
-async def lane(folder: Path, **config: Any) -> AsyncIterator[Lane]:
-    found: list[Listener] = []
+async def open_port_with_listener(folder: Path, **config: Any) -> AsyncIterator[PortWithListener]:
+    listeners: list[Listener] = []
     real = dataplane.open_data_port
 
-    async def noted(*arguments: Any) -> tuple[Listener, int]:
+    async def record_listener(*arguments: Any) -> tuple[Listener, int]:
         listener, number = await real(*arguments)
-        found.append(listener)
+        listeners.append(listener)
         return listener, number
 
     async with AsyncExitStack() as running:
-        with patch.object(dataplane, "open_data_port", noted):
+        with patch.object(dataplane, "open_data_port", record_listener):
             port = await running.enter_async_context(data_port(folder, **config))
-        yield Lane(port, found[0])
+        yield PortWithListener(port, listeners[0])

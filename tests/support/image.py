@@ -71,11 +71,11 @@ class Image:
 class Builder:
     """`given` are build arguments."""
 
-    def __init__(self, dockerfile: Path, place: Path, given: Mapping[str, str]) -> None:
+    def __init__(self, dockerfile: Path, place: Path, build_arguments: Mapping[str, str]) -> None:
         self._context = dockerfile.parent
         self._before, self._stages = parsed(dockerfile.read_text())
         self._place = place
-        self._given = given
+        self._build_arguments = build_arguments
         self._images: dict[str, Image] = {}
 
     def build(self) -> Image:
@@ -83,29 +83,29 @@ class Builder:
         image = None
         for number, stage in enumerate(self._stages):
             root = self._place / (stage.name or "root")
-            _emptied(root)
+            _empty_folder(root)
             _run("cp", "-a", f"{base}/.", root)
             image = Image(root)
             self._images[stage.name or str(number)] = image
-            self._carry_out(stage, image)
+            self._run_step(stage, image)
         assert image is not None
         return image
 
-    def _carry_out(self, stage: Stage, image: Image) -> None:
+    def _run_step(self, stage: Stage, image: Image) -> None:
         arguments: dict[str, str] = {}
         for word, rest in stage.steps:
-            known = {**arguments, **image.variables}
+            known_variables = {**arguments, **image.variables}
             if word == "ARG":
                 name, _, default = rest.partition("=")
-                arguments[name] = self._given.get(name, default or self._before.get(name, ""))
+                arguments[name] = self._build_arguments.get(name, default or self._before.get(name, ""))
             elif word == "RUN":
-                self._shell(image, rest, known)
+                self._shell(image, rest, known_variables)
             elif word == "COPY":
                 self._copy(image, shlex.split(rest))
             elif word in ("ENV", "LABEL"):
                 pairs = dict(each.split("=", 1) for each in shlex.split(rest))
-                told = {name: _filled(value, known) for name, value in pairs.items()}
-                (image.variables if word == "ENV" else image.labels).update(told)
+                variables = {name: _expand_variables(value, known_variables) for name, value in pairs.items()}
+                (image.variables if word == "ENV" else image.labels).update(variables)
             else:
                 self._set(image, word, rest)
 
@@ -150,14 +150,14 @@ class Builder:
             shutil.copy2(each, to)
 
     def _shell(self, image: Image, command: str, variables: Mapping[str, str]) -> None:
-        with _lent(image.root, "/etc/resolv.conf", "/etc/hosts"), _pip(image.root) as settings:
-            environment = {**variables, **settings, **_of_proxies(), "DEBIAN_FRONTEND": "noninteractive"}
+        with _lend_files(image.root, "/etc/resolv.conf", "/etc/hosts"), _pip(image.root) as settings:
+            environment = {**variables, **settings, **_proxy_settings(), "DEBIAN_FRONTEND": "noninteractive"}
             inside = ["sh", "-ec", f"cd {shlex.quote(image.folder)} && {command}"]
             _run("chroot", image.root, *inside, env=environment)
 
 
 @contextmanager
-def _lent(root: Path, *names: str) -> Iterator[None]:
+def _lend_files(root: Path, *names: str) -> Iterator[None]:
     """Files of this machine, as they stand in the root while something runs there, as Docker does it."""
     places = {root / name.lstrip("/"): Path(name) for name in names}
     before = {place: place.read_bytes() if place.exists() else None for place in places}
@@ -179,12 +179,12 @@ def is_sent(name: str, context: Path) -> bool:
     parents = ["/".join(name.split("/")[: length + 1]) for length in range(name.count("/") + 1)]
     sent = True
     for pattern in patterns:
-        if any(_fits(parent, pattern.removeprefix("!")) for parent in parents):
+        if any(_matches(parent, pattern.removeprefix("!")) for parent in parents):
             sent = pattern.startswith("!")
     return sent
 
 
-def _fits(name: str, pattern: str) -> bool:
+def _matches(name: str, pattern: str) -> bool:
     """A star stands for no slash, and `**/` for any folders."""
     parts = name.split("/")
     if pattern.startswith("**/"):
@@ -199,15 +199,15 @@ def base_root(place: Path) -> Path:
     done = place / ".base"
     if done.exists() and done.read_text() == PACKAGES:
         return base
-    _emptied(base)
+    _empty_folder(base)
     suite = platform.freedesktop_os_release()["VERSION_CODENAME"]
-    told = subprocess.run(
+    completed = subprocess.run(
         ["apt-get", "indextargets", "--format", "$(SITE) $(RELEASE)", "Created-By: Packages", "Component: main"],
         capture_output=True,
         text=True,
         check=True,
     )
-    mirror = next(line.split()[0] for line in told.stdout.splitlines() if line.split()[1] == suite)
+    mirror = next(line.split()[0] for line in completed.stdout.splitlines() if line.split()[1] == suite)
     _run("debootstrap", "--variant=minbase", f"--include={PACKAGES}", suite, base, mirror)
     for name in ("python", "python3"):
         (base / "usr/local/bin" / name).symlink_to("/usr/bin/python3")
@@ -215,7 +215,7 @@ def base_root(place: Path) -> Path:
     return base
 
 
-def added(image: Image, place: Path = PLACE) -> Iterator[str]:
+def added_paths(image: Image, place: Path = PLACE) -> Iterator[str]:
     """What the image has and its base has not, as paths from its root."""
     base = place / "base"
     for folder, folders, files in os.walk(image.root):
@@ -228,8 +228,8 @@ def added(image: Image, place: Path = PLACE) -> Iterator[str]:
 @contextmanager
 def _pip(root: Path) -> Iterator[dict[str, str]]:
     """Where pip finds packages, as it is set up on this machine. Its certificates have to be inside as well."""
-    told = subprocess.run([sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=True)
-    found = re.findall(r"^(?:global|install|:env:)\.([a-z-]+)=(.*)$", told.stdout, re.MULTILINE)
+    completed = subprocess.run([sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=True)
+    found = re.findall(r"^(?:global|install|:env:)\.([a-z-]+)=(.*)$", completed.stdout, re.MULTILINE)
     settings = {f"PIP_{name.upper().replace('-', '_')}": value.strip("'\"") for name, value in found}
     settings |= {name: value for name, value in os.environ.items() if name.startswith("PIP_")}
     certificates = Path(settings.get("PIP_CERT", ""))
@@ -244,15 +244,15 @@ def _pip(root: Path) -> Iterator[dict[str, str]]:
         inside.unlink()
 
 
-def _of_proxies() -> dict[str, str]:
+def _proxy_settings() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name.lower().endswith("_proxy")}
 
 
-def _filled(text: str, variables: Mapping[str, str]) -> str:
+def _expand_variables(text: str, variables: Mapping[str, str]) -> str:
     return re.sub(r"\$\{?(\w+)\}?", lambda found: variables.get(found[1], ""), text)
 
 
-def _emptied(folder: Path) -> None:
+def _empty_folder(folder: Path) -> None:
     if folder.exists():
         _run("rm", "-rf", "--one-file-system", folder)
     folder.mkdir(parents=True)
@@ -266,16 +266,16 @@ def _run(*command: str | Path, env: Mapping[str, str] | None = None) -> None:
         raise RuntimeError(f"{shlex.join(map(str, command))}: {done.stdout[-2000:]}{done.stderr[-4000:]}")
 
 
-def cannot_build() -> str:
+def why_unavailable() -> str:
     """Why not here; empty if it can be tried."""
     if sys.platform != "linux" or os.geteuid() != 0:
         return "only root on Linux can make the root of the image"
-    gone = [name for name in ("apt-get", "chroot", "debootstrap", "setpriv", "unshare") if shutil.which(name) is None]
-    return f"to make the root of the image takes {', '.join(gone)}" if gone else ""
+    missing_commands = [name for name in ("apt-get", "chroot", "debootstrap", "setpriv", "unshare") if shutil.which(name) is None]
+    return f"to make the root of the image takes {', '.join(missing_commands)}" if missing_commands else ""
 
 
 def main() -> int:
-    why = cannot_build()
+    why = why_unavailable()
     if why:
         print(why, file=sys.stderr)
         return 1

@@ -54,21 +54,21 @@ def samples_of(text: str) -> list[Sample]:
     return found
 
 
-class Told(NamedTuple):
+class ObservedResponse(NamedTuple):
     status: int
     headers: Mapping[str, str]
     body: bytes
 
 
-def ask(method: str, url: str, body: Any = None, **headers: str) -> Told:
-    shown = {name.replace("_", "-"): value for name, value in headers.items()} | {"Content-Type": "application/json"}
-    given = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(url, given, shown, method=method)
+def ask(method: str, url: str, body: Any = None, **headers: str) -> ObservedResponse:
+    request_headers = {name.replace("_", "-"): value for name, value in headers.items()} | {"Content-Type": "application/json"}
+    payload = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(url, payload, request_headers, method=method)
     try:
         with urllib.request.urlopen(request, timeout=SECONDS) as answer:
-            return Told(answer.status, answer.headers, answer.read())
+            return ObservedResponse(answer.status, answer.headers, answer.read())
     except urllib.error.HTTPError as refused:
-        return Told(refused.code, refused.headers, refused.read())
+        return ObservedResponse(refused.code, refused.headers, refused.read())
 
 
 def token(app: str = APP, org: str = ORG) -> str:
@@ -90,26 +90,26 @@ class Scrape:
 
 
 @dataclass
-class Observed:
+class ObservedSidecar:
     running: Sidecar
 
-    def call(self, label: str = "premium", path: str = "converse", body: Any = TURN, **headers: str) -> Told:
-        shown = {"Authorization": f"Bearer {token()}"} | headers
-        return ask("POST", f"{self.running.data}/model/{label}/{path}", body, **shown)
+    def call(self, label: str = "premium", path: str = "converse", body: Any = TURN, **headers: str) -> ObservedResponse:
+        request_headers = {"Authorization": f"Bearer {token()}"} | headers
+        return ask("POST", f"{self.running.data}/model/{label}/{path}", body, **request_headers)
 
     def cut_off(self, **headers: str) -> Mapping[str, str]:
         """What is told of an answer that breaks off then, as these headers or the simulator's plan make it."""
-        shown = {name.replace("_", "-"): value for name, value in headers.items()}
-        shown |= {"Authorization": f"Bearer {token()}", "Content-Type": "application/json"}
+        request_headers = {name.replace("_", "-"): value for name, value in headers.items()}
+        request_headers |= {"Authorization": f"Bearer {token()}", "Content-Type": "application/json"}
         url, body = f"{self.running.data}/model/premium/converse-stream", json.dumps(TURN).encode()
-        with urllib.request.urlopen(urllib.request.Request(url, body, shown), timeout=SECONDS) as answer:
+        with urllib.request.urlopen(urllib.request.Request(url, body, request_headers), timeout=SECONDS) as answer:
             try:
                 answer.read()
             except (OSError, http.client.HTTPException):
                 return answer.headers
         raise AssertionError("it came to its end")
 
-    def control(self, method: str, path: str, body: Any = None, **headers: str) -> Told:
+    def control(self, method: str, path: str, body: Any = None, **headers: str) -> ObservedResponse:
         return ask(method, f"{self.running.control}{path}", body, **{"X_API_Key": ADMIN_KEY} | headers)
 
     def scrape(self) -> Scrape:
@@ -120,9 +120,9 @@ class Observed:
 
 
 @contextmanager
-def observed(
+def run_observed(
     folder: Path, bedrock: str = "simulated", more_labels: dict[str, Any] | None = None, **sections: Any
-) -> Iterator[Observed]:
+) -> Iterator[ObservedSidecar]:
     labels = yaml.safe_load((ROOT / "config.yaml").read_text())["labels"] | (more_labels or {})
     config = {
         "listen": {"data": "127.0.0.1:0", "control": "127.0.0.1:0"},
@@ -134,7 +134,7 @@ def observed(
     }
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
     with sidecar("serve", folder=folder, **ENVIRONMENT) as running:
-        told = Observed(running)
+        result = ObservedSidecar(running)
         settings = {
             "org_name": "Acme",
             "timezone": noon_time_zone(),
@@ -142,12 +142,12 @@ def observed(
             "model_ordering": list(QUOTAS),
             "quotas": QUOTAS,
         }
-        assert told.control("PUT", f"/api/v1/orgs/{ORG}", settings).status == 201
-        yield told
+        assert result.control("PUT", f"/api/v1/orgs/{ORG}", settings).status == 201
+        yield result
         assert "Traceback" not in running.errors
 
 
-def use(it: Observed) -> None:
+def exercise(it: ObservedSidecar) -> None:
     """Something of everything that is counted: answers, refusals, retries, tokens, secrets."""
     assert it.call().status == 200
     assert it.call(path="converse-stream").status == 200

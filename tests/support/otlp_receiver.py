@@ -32,7 +32,7 @@ class Span:
 
 
 @dataclass
-class Receiver:
+class OtlpReceiver:
     port: int
     status: int = 200
     hangs: bool = False
@@ -84,11 +84,11 @@ def _values(attributes: Any) -> dict[str, Any]:
 
 
 @contextmanager
-def otlp_receiver() -> Iterator[Receiver]:
+def otlp_receiver() -> Iterator[OtlpReceiver]:
     """In a thread of its own, so that tests may wait for processes meanwhile."""
-    receiver, ready = Receiver(free_port()), threading.Event()
+    receiver, ready = OtlpReceiver(free_port()), threading.Event()
     loop = asyncio.new_event_loop()
-    over = asyncio.Event()
+    stopped = asyncio.Event()
 
     async def serve() -> None:
         app = web.Application(client_max_size=64 * 1024 * 1024)
@@ -97,7 +97,7 @@ def otlp_receiver() -> Iterator[Receiver]:
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", receiver.port).start()
         ready.set()
-        await over.wait()
+        await stopped.wait()
         await runner.cleanup()
 
     thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))
@@ -106,6 +106,6 @@ def otlp_receiver() -> Iterator[Receiver]:
         assert ready.wait(30)
         yield receiver
     finally:
-        loop.call_soon_threadsafe(over.set)
+        loop.call_soon_threadsafe(stopped.set)
         thread.join()
         loop.close()

@@ -24,7 +24,7 @@ from price_keeper.stores.contract import Put, Value
 from price_keeper.tasks import Tasks
 from price_keeper.telemetry import MetricsRegistry
 
-from tests.support.clock import Moved
+from tests.support.clock import ShiftedClock
 from tests.support.control import ADMIN_KEY, UnlimitedRates
 from tests.support.data_port import APP, ORG, SECRET, TOKEN_SECONDS, DataPort, data_port
 from tests.support.fleet import CountingStore
@@ -40,7 +40,7 @@ CLAUDE_PRICES = PRICES | {"cache_read": 1, "cache_write_5m": 3, "cache_write_1h"
 class ProfileHarness:
     port: DataPort
     store: CountingStore
-    clock: Moved
+    clock: ShiftedClock
     tokens: TokenService
     session: aiohttp.ClientSession
     control: str
@@ -59,7 +59,7 @@ class ProfileHarness:
 
     def expire_cache(self) -> None:
         """What was made here is heard of as what another process made: not before it is read again."""
-        for entry in self.port.standings.app_labels._entries.values():
+        for entry in self.port.budget_registry.app_labels._entries.values():
             entry.stale_at = entry.refresh_at = self.clock.monotonic() + 60
 
     async def put_org(self, **settings: Any) -> None:
@@ -99,7 +99,7 @@ class ProfileHarness:
 
 @asynccontextmanager
 async def open_profile_harness(folder: Path, **config: Any) -> AsyncIterator[ProfileHarness]:
-    clock, stores = Moved(), []
+    clock, stores = ShiftedClock(), []
     labels = config.setdefault("labels", Config.development().labels)
 
     def wrapped(store: Any) -> Any:
@@ -112,7 +112,7 @@ async def open_profile_harness(folder: Path, **config: Any) -> AsyncIterator[Pro
         revocation, environ = RevocationList(store, clock, tasks), {"PRICE_KEEPER_API_KEY": ADMIN_KEY}
         full_config = Config(labels=labels)
         clients = ClientVerifier(store, clock.now)
-        parts = build_control_services(full_config, environ, store, clock, port.standings, tokens, revocation, clients, UnlimitedRates())
+        parts = build_control_services(full_config, environ, store, clock, port.budget_registry, tokens, revocation, clients, UnlimitedRates())
         control = ControlDispatcher(api.build_routes(Readiness(clock), MetricsRegistry()), clock.now)
         control.start(parts)
         async with (

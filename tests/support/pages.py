@@ -24,12 +24,12 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
 
-CARRIED_OUT = ("sh", "python", "js")
-KNOWN = (*CARRIED_OUT, "console", "text", "json", "yaml")
+EXECUTED_LANGUAGES = ("sh", "python", "js")
+KNOWN_LANGUAGES = (*EXECUTED_LANGUAGES, "console", "text", "json", "yaml")
 DIES, SAYS = "the server dies", "the server says"
 _BY_ITSELF = "server: "
 _NONE_IS_RUN = re.compile(r"^<!-- no block of this page is run: (.{8,}) -->$", re.MULTILINE)
-_WISHES = re.compile(
+_DIRECTIVES = re.compile(
     r"not run: .{8,}|server|until it shows this|exits with [1-9]|the server says|body of (PUT|POST) /\S+"
 )
 _COMMENT = re.compile(r"\s*<!-- (.+) -->")
@@ -45,35 +45,35 @@ class Block:
     line: int
     language: str
     text: str
-    wishes: list[str] = field(default_factory=list)
-    shown: Block | None = None  # what it prints, as the page tells
+    directives: list[str] = field(default_factory=list)
+    expected_output: Block | None = None  # what it prints, as the page tells
 
     def __str__(self) -> str:
-        return f"{named(self.page)}:{self.line}"
+        return f"{find_page(self.page)}:{self.line}"
 
     @property
     def is_run(self) -> bool:
-        return self.language in (*CARRIED_OUT, "server", DIES, SAYS) and self.not_run is None
+        return self.language in (*EXECUTED_LANGUAGES, "server", DIES, SAYS) and self.not_run is None
 
     @property
     def not_run(self) -> str | None:
-        return self._wish("not run: ")
+        return self._directive("not run: ")
 
     @property
     def body_of(self) -> str | None:
-        return self._wish("body of ")
+        return self._directive("body of ")
 
     @property
     def code(self) -> int:
-        return int(self._wish("exits with ") or 0)
+        return int(self._directive("exits with ") or 0)
 
     @property
     def is_server(self) -> bool:
-        return self.language == "server" or "server" in self.wishes
+        return self.language == "server" or "server" in self.directives
 
     @property
-    def is_tried_again(self) -> bool:
-        return "until it shows this" in self.wishes
+    def is_retried(self) -> bool:
+        return "until it shows this" in self.directives
 
     @property
     def file(self) -> str | None:
@@ -81,27 +81,27 @@ class Block:
         found = _FILE.match(self.text)
         return None if found is None else found.group(1)
 
-    def _wish(self, beginning: str) -> str | None:
-        return next((each[len(beginning) :] for each in self.wishes if each.startswith(beginning)), None)
+    def _directive(self, beginning: str) -> str | None:
+        return next((each[len(beginning) :] for each in self.directives if each.startswith(beginning)), None)
 
 
-def named(page: Path) -> str:
+def find_page(page: Path) -> str:
     return str(page.relative_to(ROOT)) if page.is_relative_to(ROOT) else page.name
 
 
-def none_is_run(page: Path) -> str | None:
+def why_not_run(page: Path) -> str | None:
     """Why, of a page none of whose blocks is."""
     found = _NONE_IS_RUN.search(page.read_text())
     return None if found is None else found.group(1)
 
 
 @cache
-def blocks(page: Path) -> tuple[Block, ...]:
+def parse_blocks(page: Path) -> tuple[Block, ...]:
     """In their order. Raises AssertionError where what is said of a block is not known."""
-    if none_is_run(page) is not None:
+    if why_not_run(page) is not None:
         return ()
     found: list[Block] = []
-    wishes: list[str] = []
+    directives: list[str] = []
     lines = enumerate(page.read_text().splitlines(), 1)
     for number, line in lines:
         comment, fence = _COMMENT.fullmatch(line), _FENCE.fullmatch(line)
@@ -112,38 +112,38 @@ def blocks(page: Path) -> tuple[Block, ...]:
                 if inner.strip() == "```":
                     break
                 body.append(inner.removeprefix(indent))
-            found += _block(Block(page, number, language, "\n".join(body), wishes), found)
-            wishes = []
+            found += _block(Block(page, number, language, "\n".join(body), directives), found)
+            directives = []
         elif comment and comment.group(1).startswith(_BY_ITSELF):
             found.append(Block(page, number, "server", comment.group(1)[len(_BY_ITSELF) :]))
         elif comment and comment.group(1) == DIES:
             found.append(Block(page, number, DIES, ""))
         elif comment:
-            wishes.append(comment.group(1))
+            directives.append(comment.group(1))
         elif line.strip():
-            wishes = []
+            directives = []
     return tuple(found)
 
 
 def _block(block: Block, before: list[Block]) -> list[Block]:
     """One that tells what another one prints belongs to that."""
-    assert block.language, f"{block}: a block of no language; {', '.join(KNOWN)} are run or looked at"
-    unknown = [wish for wish in block.wishes if not _WISHES.fullmatch(wish)]
+    assert block.language, f"{block}: a block of no language; {', '.join(KNOWN_LANGUAGES)} are run or looked at"
+    unknown = [directive for directive in block.directives if not _DIRECTIVES.fullmatch(directive)]
     assert unknown == [], f"{block}: {unknown}"
-    assert block.language in KNOWN or block.not_run, f"{block}: nothing runs it, which is to be said"
+    assert block.language in KNOWN_LANGUAGES or block.not_run, f"{block}: nothing runs it, which is to be said"
     if block.language == "console":
         return _typed(block)
     if block.language != "text" and (block.language != "json" or block.body_of is not None):
         return [block]
-    if SAYS in block.wishes:
+    if SAYS in block.directives:
         block.language = SAYS
     if block.not_run is not None or block.language == SAYS:
         return [block]
     assert before, f"{block}: it tells what nothing prints"
     last = before[-1]
-    assert last.language in CARRIED_OUT, f"{block}: what is before it prints nothing"
-    assert last.shown is None, f"{block}: {last} has told what it prints"
-    last.shown = block
+    assert last.language in EXECUTED_LANGUAGES, f"{block}: what is before it prints nothing"
+    assert last.expected_output is None, f"{block}: {last} has told what it prints"
+    last.expected_output = block
     return []
 
 
@@ -152,8 +152,8 @@ def _typed(block: Block) -> list[Block]:
     found: list[Block] = []
     for command in re.split(r"^\$ ", block.text, flags=re.MULTILINE)[1:]:
         typed, _, printed = re.sub(r"\\\n", "\0", command).partition("\n")
-        own = Block(block.page, block.line, "sh", typed.replace("\0", "\\\n"), block.wishes)
-        own.shown = Block(block.page, block.line, "text", printed.rstrip("\n")) if printed.strip() else None
+        own = Block(block.page, block.line, "sh", typed.replace("\0", "\\\n"), block.directives)
+        own.expected_output = Block(block.page, block.line, "text", printed.rstrip("\n")) if printed.strip() else None
         found.append(own)
     return found
 
@@ -164,7 +164,7 @@ def prose(page: Path) -> str:
     return re.sub(r"^ *```.*?^ *```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
 
 
-def quoted(page: Path) -> list[str]:
+def find_quoted(page: Path) -> list[str]:
     """What stands between backticks."""
     return [" ".join(found.split()) for _, found in _CODE.findall(prose(page))]
 
@@ -190,7 +190,7 @@ def anchors(page: Path) -> set[str]:
 _TEST = re.compile(r"`(?:tests/)?((?:\w+/)+\w+\.py)::(\w+)`|`(?:tests/)?((?:\w+/)+test_\w+\.py)`")
 
 
-def lost_tests(text: str) -> list[str]:
+def find_missing_tests(text: str) -> list[str]:
     """Those that it names and that are not there."""
     named_here = [(file or alone, test) for file, test, alone in _TEST.findall(text)]
     return [f"{file}::{test}" for file, test in named_here if not _is_there(file, test)]

@@ -17,8 +17,8 @@ from typing import IO
 
 from tests.support.clients import NEWEST, PROGRAMS
 from tests.support.commands import ROOT, Sidecar, sidecar
-from tests.support.pages import DIES, SAYS, Block, blocks
-from tests.support.pages_shown import ANYTHING, fits, fits_json
+from tests.support.pages import DIES, SAYS, Block, parse_blocks
+from tests.support.pages_shown import ANYTHING, matches_text, matches_json
 
 SECONDS = 60
 AGAIN_SECONDS = 30  # for what is true soon, such as that spend is in the store
@@ -49,18 +49,18 @@ def needs_clients(block: Block) -> bool:
 
 def is_played(page: Path) -> bool:
     """Whether anything on it is carried out without the clients' environments."""
-    return any(block.is_run and not needs_clients(block) for block in blocks(page))
+    return any(block.is_run and not needs_clients(block) for block in parse_blocks(page))
 
 
-def play(page: Path, folder: Path, program: str = PRICE_KEEPER, *, has_clients: bool = False) -> list[Block]:
+def play_page(page: Path, folder: Path, program: str = PRICE_KEEPER, *, has_clients: bool = False) -> list[Block]:
     """What was carried out. `program` is the text of `price-keeper`. Raises AssertionError at the first block that does
     something else than the page says."""
     with _shell(folder, program, has_clients) as shell, ExitStack() as servers:
         player = _Player(shell, folder, servers)
         done = []
-        for block in blocks(page):
+        for block in parse_blocks(page):
             if block.file is not None and block.not_run is None:
-                (folder / block.file).write_text(player.here(block.text) + "\n")
+                (folder / block.file).write_text(player.with_free_ports(block.text) + "\n")
             elif block.is_run and (has_clients or not needs_clients(block)):
                 player.play(block)
                 done.append(block)
@@ -79,11 +79,11 @@ class _Player:
             self._running.stop(signal.SIGKILL)
             self._running = None
         elif block.language == SAYS:
-            self._hear(block)
+            self._wait_for_output(block)
         elif block.is_server:
             self._start(block)
         else:
-            self._do(block)
+            self._run_block(block)
 
     def stop(self) -> None:
         if self._running is not None:
@@ -91,7 +91,7 @@ class _Player:
             assert "Traceback" not in self._running.errors
             self._running = None
 
-    def here(self, text: str) -> str:
+    def with_free_ports(self, text: str) -> str:
         """With the ports of the server that runs."""
         for theirs, ours in self._ports():
             text = text.replace(theirs, ours)
@@ -118,40 +118,40 @@ class _Player:
             self._shell.run(pasted.partition("\n\n")[0])
         self._check(block, 0, self._running.startup_output)
 
-    def _hear(self, block: Block) -> None:
+    def _wait_for_output(self, block: Block) -> None:
         assert self._running is not None, f"{block}: no server runs"
         among = f"{ANYTHING}\n" + "".join(f"{line}\n{ANYTHING}\n" for line in block.text.splitlines())
         until = time.monotonic() + AGAIN_SECONDS
-        while not fits(among, self._running.errors):
+        while not matches_text(among, self._running.errors):
             assert time.monotonic() < until, f"{block}: {block.text}\n--- it said:\n{self._running.errors}"
             time.sleep(PAUSE_SECONDS)
 
-    def _do(self, block: Block) -> None:
-        until = time.monotonic() + (AGAIN_SECONDS if block.is_tried_again else 0)
-        command = _commanded(block, self.here(block.text), self._folder)
+    def _run_block(self, block: Block) -> None:
+        until = time.monotonic() + (AGAIN_SECONDS if block.is_retried else 0)
+        command = _command_line(block, self.with_free_ports(block.text), self._folder)
         code, printed = self._shell.run(command)
-        while time.monotonic() < until and not (code == block.code and self._says(block, printed)):
+        while time.monotonic() < until and not (code == block.code and self._has_output(block, printed)):
             time.sleep(PAUSE_SECONDS)
             code, printed = self._shell.run(command)
         self._check(block, code, printed)
 
-    def _says(self, block: Block, printed: str) -> bool:
-        if block.shown is None:
+    def _has_output(self, block: Block, printed: str) -> bool:
+        if block.expected_output is None:
             return True
         for theirs, ours in self._ports():
             printed = printed.replace(ours, theirs)
-        is_such = fits_json if block.shown.language == "json" else fits
-        return is_such(block.shown.text, printed)
+        is_such = matches_json if block.expected_output.language == "json" else matches_text
+        return is_such(block.expected_output.text, printed)
 
     def _check(self, block: Block, code: int, printed: str) -> None:
-        told = f"{block}: {block.text}\n--- ended with {code} and printed:\n{printed}"
+        failure = f"{block}: {block.text}\n--- ended with {code} and printed:\n{printed}"
         if self._running is not None:
-            told += f"\n--- and the server said:\n{self._running.errors}"
-        assert code == block.code, told
-        assert self._says(block, printed), f"{told}\n--- where the page has:\n{block.shown and block.shown.text}"
+            failure += f"\n--- and the server said:\n{self._running.errors}"
+        assert code == block.code, failure
+        assert self._has_output(block, printed), f"{failure}\n--- where the page has:\n{block.expected_output and block.expected_output.text}"
 
 
-def _commanded(block: Block, text: str, folder: Path) -> str:
+def _command_line(block: Block, text: str, folder: Path) -> str:
     if block.language == "sh":
         return text
     if block.language == "js":
@@ -175,8 +175,8 @@ class _Shell:
         line = "bad=0; trap 'bad=$?' ERR; . ./.typed > .printed 2>&1 < /dev/null; trap - ERR; echo $bad >&9\n"
         self._process.stdin.write(line.encode())
         self._process.stdin.flush()
-        heard, _, _ = select.select([self._answers], [], [], SECONDS)
-        assert heard, f"it did not end within {SECONDS} s: {text}"
+        readable, _, _ = select.select([self._answers], [], [], SECONDS)
+        assert readable, f"it did not end within {SECONDS} s: {text}"
         code = self._answers.readline()
         assert code, f"it ended the shell: {text}\n{printed.read_text()}"
         return int(code), printed.read_text()

@@ -9,38 +9,38 @@ from typing import Any
 ANYTHING = "…"
 
 
-def fits(shown: str, printed: str) -> bool:
+def matches_text(expected: str, printed: str) -> bool:
     """Line by line; a line that is `…` alone stands for any number of them, and spaces for as many as there are."""
-    pattern = "".join(map(_line, shown.strip("\n").splitlines()))
+    pattern = "".join(map(_line_pattern, expected.strip("\n").splitlines()))
     return re.fullmatch(pattern, printed.strip("\n") + "\n") is not None
 
 
-def _line(shown: str) -> str:
-    if shown.strip() == ANYTHING:
+def _line_pattern(expected: str) -> str:
+    if expected.strip() == ANYTHING:
         return r"(?:.*\n)*?"
-    words = [".*".join(map(re.escape, word.split(ANYTHING))) for word in shown.split()]
+    words = [".*".join(map(re.escape, word.split(ANYTHING))) for word in expected.split()]
     return r"[ \t]*" + r"[ \t]+".join(words) + r"[ \t]*\n"
 
 
-def fits_json(shown: str, printed: str) -> bool:
+def matches_json(expected: str, printed: str) -> bool:
     """`"…"` stands for any value; as a name, for more names; at the end of a list, for more of it."""
     try:
-        return _is_such(json.loads(shown), json.loads(printed))
+        return _matches_value(json.loads(expected), json.loads(printed))
     except ValueError:
         return False
 
 
-def _is_such(shown: Any, found: Any) -> bool:
-    if isinstance(shown, str) and isinstance(found, str):
-        return re.fullmatch(".*".join(map(re.escape, shown.split(ANYTHING))), found, re.DOTALL) is not None
-    if shown == ANYTHING:
+def _matches_value(expected: Any, actual: Any) -> bool:
+    if isinstance(expected, str) and isinstance(actual, str):
+        return re.fullmatch(".*".join(map(re.escape, expected.split(ANYTHING))), actual, re.DOTALL) is not None
+    if expected == ANYTHING:
         return True
-    if isinstance(shown, dict) and isinstance(found, dict):
-        named = {name: value for name, value in shown.items() if name != ANYTHING}
-        is_whole = named.keys() == found.keys() if ANYTHING not in shown else named.keys() <= found.keys()
-        return is_whole and all(_is_such(value, found[name]) for name, value in named.items())
-    if isinstance(shown, list) and isinstance(found, list):
-        first = shown[:-1] if shown[-1:] == [ANYTHING] else shown
-        is_whole = len(first) == len(found) if first is shown else len(first) <= len(found)
-        return is_whole and all(map(_is_such, first, found))
-    return type(shown) is type(found) and bool(shown == found)
+    if isinstance(expected, dict) and isinstance(actual, dict):
+        named = {name: value for name, value in expected.items() if name != ANYTHING}
+        is_whole = named.keys() == actual.keys() if ANYTHING not in expected else named.keys() <= actual.keys()
+        return is_whole and all(_matches_value(value, actual[name]) for name, value in named.items())
+    if isinstance(expected, list) and isinstance(actual, list):
+        first = expected[:-1] if expected[-1:] == [ANYTHING] else expected
+        is_whole = len(first) == len(actual) if first is expected else len(first) <= len(actual)
+        return is_whole and all(map(_matches_value, first, actual))
+    return type(expected) is type(actual) and bool(expected == actual)

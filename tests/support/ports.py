@@ -21,19 +21,19 @@ _STRIDE = 7  # no divisor of how many there are, so that going by it comes to ea
 
 
 def free_port() -> int:
-    for port in _left():
-        if _is_ours(port) and _is_free(port):
+    for port in _candidates():
+        if _can_lock(port) and _is_free(port):
             return port
     raise RuntimeError(f"no port from {PORTS.start} to {PORTS.stop} is free")
 
 
 @cache
-def _left() -> Iterator[int]:
+def _candidates() -> Iterator[int]:
     """Each once. Processes begin at different places, to be in each other's way as little as can be."""
     return (PORTS[(os.getpid() * 101 + number * _STRIDE) % len(PORTS)] for number in range(len(PORTS)))
 
 
-def _is_ours(port: int) -> bool:
+def _can_lock(port: int) -> bool:
     try:
         fcntl.lockf(_opened(), fcntl.LOCK_EX | fcntl.LOCK_NB, 1, port)  # of the file's byte with that number
     except OSError:

@@ -69,21 +69,21 @@ def serve(path: str) -> None:
             caller, _ = listening.accept()
             if os.fork() == 0:
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                _carry_out(caller)
+                _run_command(caller)
             caller.close()
 
 
-def _carry_out(caller: socket.socket) -> None:
-    asked, files, _, _ = socket.recv_fds(caller, _MOST_BYTES, 3)
+def _run_command(caller: socket.socket) -> None:
+    request, files, _, _ = socket.recv_fds(caller, _MOST_BYTES, 3)
     for number, file in enumerate(files):
         os.dup2(file, number)
     code = 70
     try:
-        told = json.loads(asked)
-        os.chdir(told["folder"])
+        command = json.loads(request)
+        os.chdir(command["folder"])
         os.environ.clear()
-        os.environ.update(told["environ"])
-        code = _code(told["arguments"])
+        os.environ.update(command["environ"])
+        code = _code(command["arguments"])
     finally:
         sys.stdout.flush()
         sys.stderr.flush()

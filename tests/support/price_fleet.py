@@ -19,7 +19,7 @@ from price_keeper.stores.sqlite import SqliteStore
 
 from tests.support import price_list_server as aws
 from tests.support.clock import ManualClock
-from tests.support.price_list_server import PriceListServer, claude, price_list_server
+from tests.support.price_list_server import PriceListServer, list_claude, price_list_server
 
 HAIKU = "anthropic.claude-haiku-4-5-20251001-v1:0"
 NOVA = "amazon.nova-lite-v1:0"
@@ -35,7 +35,7 @@ NOON = 1_795_003_200.0  # of 18 November 2026, UTC
 
 
 @dataclass
-class Fleet:
+class PriceFleet:
     server: PriceListServer
     store: Store
     clock: ManualClock = field(default_factory=lambda: ManualClock(NOON))
@@ -44,13 +44,13 @@ class Fleet:
         price_list = AwsPriceList(self.server.url) if reads else None
         return PriceTables(configured(text), store or self.store, price_list, self.clock)
 
-    async def started(self, text: str = LABELS, **how: Any) -> PriceTables:
-        tariffs = self.sidecar(text, **how)
-        await tariffs.refresh()
-        return tariffs
+    async def start_sidecar(self, text: str = LABELS, **how: Any) -> PriceTables:
+        price_tables = self.sidecar(text, **how)
+        await price_tables.refresh()
+        return price_tables
 
     def raise_prices(self) -> None:
-        self.server.products = [*claude("Claude Haiku 4.5", "2.2 11 0.22 2.75 4.4"), *aws.NOVA_LITE]
+        self.server.products = [*list_claude("Claude Haiku 4.5", "2.2 11 0.22 2.75 4.4"), *aws.NOVA_LITE]
 
     async def row(self, model: str, day: str) -> Item | None:
         return await self.store.get(schema.price_key(model, "us-east-1", day))
@@ -61,22 +61,22 @@ def configured(text: str) -> Config:
 
 
 @asynccontextmanager
-async def a_fleet(folder: Path) -> AsyncIterator[Fleet]:
+async def open_fleet(folder: Path) -> AsyncIterator[PriceFleet]:
     store = await SqliteStore(folder / "store.db", lambda: NOON).open()
     try:
         async with price_list_server() as server:
-            yield Fleet(server, store)
+            yield PriceFleet(server, store)
     finally:
         await store.close()
 
 
-def standard(tariffs: PriceTables) -> PriceTable:
-    return tariffs.for_label("standard", "us-east-1", HAIKU)
+def find_standard(price_tables: PriceTables) -> PriceTable:
+    return price_tables.for_label("standard", "us-east-1", HAIKU)
 
 
-def usd_per_1m(tariff: PriceTable) -> float:
-    return price_usage(tariff, MILLION).pico / 10**12
+def usd_per_1m(price_table: PriceTable) -> float:
+    return price_usage(price_table, MILLION).pico / 10**12
 
 
-def status(tariffs: PriceTables, label: str = "standard") -> PriceStatus:
-    return next(each for each in tariffs.status() if each.label == label)
+def status(price_tables: PriceTables, name: str = "standard") -> PriceStatus:
+    return next(each for each in price_tables.status() if each.label == name)

@@ -27,16 +27,16 @@ _skus = count(1)
 
 
 @dataclass(frozen=True)
-class Listed:
+class ListedProduct:
     service_code: str
     attributes: dict[str, str]
     entry: str  # as it stands in an answer: JSON in a string
 
 
-def listed(service_code: str, usd: str, unit: str, region: str = "us-east-1", **attributes: str) -> Listed:
+def list_product(service_code: str, usd: str, unit: str, region: str = "us-east-1", **attributes: str) -> ListedProduct:
     sku = f"SKU{next(_skus):013}"
-    known = {"servicecode": service_code, "regionCode": region, "locationType": "AWS Region", "operation": ""}
-    attributes = known | {"servicename": "Amazon Bedrock"} | attributes
+    common_attributes = {"servicecode": service_code, "regionCode": region, "locationType": "AWS Region", "operation": ""}
+    attributes = common_attributes | {"servicename": "Amazon Bedrock"} | attributes
     dimension = {
         "unit": unit,
         "endRange": "Inf",
@@ -60,44 +60,44 @@ def listed(service_code: str, usd: str, unit: str, region: str = "us-east-1", **
         "version": "20261117204242",
         "publicationDate": "2026-11-17T20:42:42Z",
     }
-    return Listed(service_code, attributes, json.dumps(document))
+    return ListedProduct(service_code, attributes, json.dumps(document))
 
 
-def native(model: str, usage: str, usd_per_1k: str, region: str = "us-east-1", **more: str) -> Listed:
+def list_native(model: str, usage: str, usd_per_1k: str, region: str = "us-east-1", **more: str) -> ListedProduct:
     """A model that AWS sells itself. `usage` without its region."""
     attributes = {"model": model, "usagetype": f"{CODES[region]}-{usage}", "feature": "On-demand Inference"} | more
-    return listed(BEDROCK, usd_per_1k, "1K tokens", region, **attributes)
+    return list_product(BEDROCK, usd_per_1k, "1K tokens", region, **attributes)
 
 
-def marketplace(
+def list_marketplace(
     model: str, usage: str, usd_per_1m: str, region: str = "us-east-1", unit: str = "1M tokens", **more: str
-) -> Listed:
+) -> ListedProduct:
     """A model that is sold through the Marketplace."""
     code = CODES[region]
     attributes = {"servicename": f"{model} (Amazon Bedrock Edition)", "usagetype": f"{code}-MP:{code}_{usage}-Units"}
-    return listed(MODELS, usd_per_1m, unit, region, **attributes, **more)
+    return list_product(MODELS, usd_per_1m, unit, region, **attributes, **more)
 
 
 _CAMEL = ("InputTokenCount", "OutputTokenCount", "CacheReadInputTokenCount", "CacheWriteInputTokenCount")
 _CAMEL_1H = "CacheWrite1hInputTokenCount"
 
 
-def claude(model: str, usd: str, region: str = "us-east-1", routing: str = "") -> list[Listed]:
+def list_claude(model: str, usd: str, region: str = "us-east-1", routing: str = "") -> list[ListedProduct]:
     """The five prices, as usage types were written up to Claude 4.6; `routing` is "" or "_Global"."""
     kinds = [f"{kind}{routing}" for kind in (*_CAMEL, _CAMEL_1H)]
-    return [marketplace(model, kind, price, region) for kind, price in zip(kinds, usd.split(), strict=True)]
+    return [list_marketplace(model, kind, price, region) for kind, price in zip(kinds, usd.split(), strict=True)]
 
 
-def new_claude(model: str, usd: str, region: str = "us-east-1", routing: str = "") -> list[Listed]:
+def list_new_claude(model: str, usd: str, region: str = "us-east-1", routing: str = "") -> list[ListedProduct]:
     """The same, as they are written since; `routing` is "" or "global_"."""
     kinds = ("input_tokens", "output_tokens", "cache_read_tokens", "cache_write_tokens", "cache_write_tokens_1h")
     return [
-        marketplace(model, f"{kind}_{routing}standard", price, region)
+        list_marketplace(model, f"{kind}_{routing}standard", price, region)
         for kind, price in zip(kinds, usd.split(), strict=True)
     ]
 
 
-def nova(model: str, slug: str, usd: str, region: str = "us-east-1", tier: str = "") -> list[Listed]:
+def list_nova(model: str, slug: str, usd: str, region: str = "us-east-1", tier: str = "") -> list[ListedProduct]:
     """Input, output, cache read and write; `tier` is "", "-flex" or the like."""
     kinds = {
         "input-tokens": "Input tokens",
@@ -106,30 +106,30 @@ def nova(model: str, slug: str, usd: str, region: str = "us-east-1", tier: str =
         "cache-write-input-token-count": "Prompt cache write input tokens",
     }
     return [
-        native(model, f"{slug}-{usage}{tier}", price, region, inferenceType=said, provider="Amazon")
-        for (usage, said), price in zip(kinds.items(), usd.split(), strict=False)
+        list_native(model, f"{slug}-{usage}{tier}", price, region, inferenceType=provider_words, provider="Amazon")
+        for (usage, provider_words), price in zip(kinds.items(), usd.split(), strict=False)
     ]
 
 
 # What stands between the prices that are looked for.
 NOISE = [
-    native("Nova Lite", "NovaLite-input-tokens-batch", "0.0000300000", inferenceType="Input tokens batch"),
-    native("Nova Lite", "NovaLite-cache-write-input-token-count-custom-model", "0.0000000000"),
-    native("Nova Canvas", "NovaCanvas-T2I-1024-Standard", "0.0400000000", inferenceType="T2I 1024 Standard"),
-    native("Nova Sonic", "NovaSonic-speech-input-tokens", "0.0034000000", inferenceType="Speech input tokens"),
-    listed(BEDROCK, "0.0001500000", "1K TextUnit", usagetype="USE1-Guardrail-ContentPolicyUnitsConsumed"),
-    listed(BEDROCK, "39.6000000000", "Hours", usagetype="USE1-NovaPro-ProvisionedThroughput-6MonthCommit-ModelUnits"),
-    marketplace("Claude Sonnet 4.5", "InputTokenCount_Batch", "1.6500000000"),
-    marketplace("Claude Sonnet 4.5", "InputTokenCount_LCtx", "6.6000000000"),
-    marketplace("Claude Sonnet 4.5", "Reserved_1Month_InputTPM_Geo", "0.1980000000", unit="1K TPM Hour"),
-    marketplace("Cohere Rerank v3.5", "search_units", "0.0020000000", unit="Units"),
+    list_native("Nova Lite", "NovaLite-input-tokens-batch", "0.0000300000", inferenceType="Input tokens batch"),
+    list_native("Nova Lite", "NovaLite-cache-write-input-token-count-custom-model", "0.0000000000"),
+    list_native("Nova Canvas", "NovaCanvas-T2I-1024-Standard", "0.0400000000", inferenceType="T2I 1024 Standard"),
+    list_native("Nova Sonic", "NovaSonic-speech-input-tokens", "0.0034000000", inferenceType="Speech input tokens"),
+    list_product(BEDROCK, "0.0001500000", "1K TextUnit", usagetype="USE1-Guardrail-ContentPolicyUnitsConsumed"),
+    list_product(BEDROCK, "39.6000000000", "Hours", usagetype="USE1-NovaPro-ProvisionedThroughput-6MonthCommit-ModelUnits"),
+    list_marketplace("Claude Sonnet 4.5", "InputTokenCount_Batch", "1.6500000000"),
+    list_marketplace("Claude Sonnet 4.5", "InputTokenCount_LCtx", "6.6000000000"),
+    list_marketplace("Claude Sonnet 4.5", "Reserved_1Month_InputTPM_Geo", "0.1980000000", unit="1K TPM Hour"),
+    list_marketplace("Cohere Rerank v3.5", "search_units", "0.0020000000", unit="Units"),
 ]
 
-SONNET = claude("Claude Sonnet 4.5", "3.3 16.5 0.33 4.125 6.6")
-SONNET_GLOBAL = claude("Claude Sonnet 4.5", "3 15 0.3 3.75 6", routing="_Global")
-HAIKU = claude("Claude Haiku 4.5", "1.1 5.5 0.11 1.375 2.2")
-NOVA_LITE = nova("Nova Lite", "NovaLite", "0.0000600000 0.0002400000 0.0000150000 0.0000000000")
-NOVA_LITE_FLEX = nova("Nova Lite", "NovaLite", "0.0000300000 0.0001200000 0.0000075000", tier="-flex")
+SONNET = list_claude("Claude Sonnet 4.5", "3.3 16.5 0.33 4.125 6.6")
+SONNET_GLOBAL = list_claude("Claude Sonnet 4.5", "3 15 0.3 3.75 6", routing="_Global")
+HAIKU = list_claude("Claude Haiku 4.5", "1.1 5.5 0.11 1.375 2.2")
+NOVA_LITE = list_nova("Nova Lite", "NovaLite", "0.0000600000 0.0002400000 0.0000150000 0.0000000000")
+NOVA_LITE_FLEX = list_nova("Nova Lite", "NovaLite", "0.0000300000 0.0001200000 0.0000075000", tier="-flex")
 
 US_EAST = [*NOISE, *SONNET, *SONNET_GLOBAL, *HAIKU, *NOVA_LITE, *NOVA_LITE_FLEX]
 
@@ -158,7 +158,7 @@ BROKEN = error("InternalErrorException", 500)
 @dataclass
 class PriceListServer:
     url: str
-    products: list[Listed] = field(default_factory=lambda: list(US_EAST))
+    products: list[ListedProduct] = field(default_factory=lambda: list(US_EAST))
     page_size: int = 7  # AWS has pages of a hundred; small ones need more of them
     faults: deque[Fault] = field(default_factory=deque)  # for the next requests, one each
     always: Fault | None = None
@@ -171,31 +171,31 @@ class PriceListServer:
         """Which lists were asked for from their beginning: the service code and the region."""
         return [(call["ServiceCode"], call["Filters"][0]["Value"]) for call in self.calls if "NextToken" not in call]
 
-    def misbehave(self, *faults: Fault) -> None:
+    def add_faults(self, *faults: Fault) -> None:
         self.faults.extend(faults)
 
     async def answer(self, request: web.Request) -> web.Response:
         assert request.headers["X-Amz-Target"] == _TARGET
         assert request.headers["Content-Type"] == _JSON
         assert _SIGNED.match(request.headers["Authorization"])
-        asked = json.loads(await request.read())
-        self.calls.append(asked)
+        query = json.loads(await request.read())
+        self.calls.append(query)
         if self.gate is not None:
             await self.gate.wait()
         fault = self.faults.popleft() if self.faults else self.always
         if fault is None:
-            return self._page(asked)
+            return self._page(query)
         await asyncio.sleep(fault.seconds)
         return _response(fault.status, fault.body)
 
-    def _page(self, asked: dict[str, Any]) -> web.Response:
-        entries, start = self._pages.pop(asked.get("NextToken", ""), (None, 0))
+    def _page(self, query: dict[str, Any]) -> web.Response:
+        entries, start = self._pages.pop(query.get("NextToken", ""), (None, 0))
         if entries is None:
-            if "NextToken" in asked:
+            if "NextToken" in query:
                 invalid = error("InvalidNextTokenException")
                 return _response(invalid.status, invalid.body)
-            entries = [product.entry for product in self.products if _matches(product, asked)]
-        end = start + min(self.page_size, asked["MaxResults"])
+            entries = [product.entry for product in self.products if _matches(product, query)]
+        end = start + min(self.page_size, query["MaxResults"])
         page: dict[str, Any] = {"FormatVersion": "aws_v1", "PriceList": entries[start:end]}
         if end < len(entries):
             page["NextToken"] = f"page-{len(self.calls)}"
@@ -203,10 +203,10 @@ class PriceListServer:
         return _response(200, json.dumps(page).encode())
 
 
-def _matches(product: Listed, asked: dict[str, Any]) -> bool:
-    assert all(each["Type"] == "TERM_MATCH" for each in asked.get("Filters", ()))
-    terms = {each["Field"]: each["Value"].lower() for each in asked.get("Filters", ())}
-    return product.service_code == asked["ServiceCode"] and all(
+def _matches(product: ListedProduct, query: dict[str, Any]) -> bool:
+    assert all(each["Type"] == "TERM_MATCH" for each in query.get("Filters", ()))
+    terms = {each["Field"]: each["Value"].lower() for each in query.get("Filters", ())}
+    return product.service_code == query["ServiceCode"] and all(
         product.attributes.get(name, "").lower() == value for name, value in terms.items()
     )
 
@@ -216,7 +216,7 @@ def _response(status: int, body: bytes) -> web.Response:
 
 
 @asynccontextmanager
-async def price_list_server(products: Iterable[Listed] = US_EAST) -> AsyncIterator[PriceListServer]:
+async def price_list_server(products: Iterable[ListedProduct] = US_EAST) -> AsyncIterator[PriceListServer]:
     app = web.Application()
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
     server = PriceListServer("", list(products))

@@ -23,7 +23,7 @@ SCRAPE_SECONDS = 1
 STARTING_SECONDS = 60
 
 
-def program(name: str) -> str:
+def find_program(name: str) -> str:
     found = shutil.which(name)
     if found is None:
         pytest.skip(f"there is no {name} on this machine (Debian's package prometheus)")
@@ -36,12 +36,12 @@ class Prometheus:
 
     def query(self, expression: str) -> list[dict[str, Any]]:
         """Fails where Prometheus does."""
-        asked = urllib.parse.urlencode({"query": expression})
-        with urllib.request.urlopen(f"{self.url}/api/v1/query?{asked}", timeout=10) as answer:
-            told = json.load(answer)
-        assert told["status"] == "success", told
-        found: list[dict[str, Any]] = told["data"]["result"]
-        return found
+        parameters = urllib.parse.urlencode({"query": expression})
+        with urllib.request.urlopen(f"{self.url}/api/v1/query?{parameters}", timeout=10) as answer:
+            document = json.load(answer)
+        assert document["status"] == "success", document
+        results: list[dict[str, Any]] = document["data"]["result"]
+        return results
 
     def has_scraped(self, times: int) -> bool:
         found = self.query("min(count_over_time(up[5m]))")
@@ -50,7 +50,7 @@ class Prometheus:
 
 @contextmanager
 def prometheus(folder: Path, target: str, rules: Path) -> Iterator[Prometheus]:
-    port, binary = free_port(), program("prometheus")
+    port, binary = free_port(), find_program("prometheus")
     config = {
         "global": {"scrape_interval": f"{SCRAPE_SECONDS}s", "evaluation_interval": f"{SCRAPE_SECONDS}s"},
         "rule_files": [str(rules)],

@@ -19,7 +19,7 @@ from price_keeper.recording.segment import SEGMENT_SUFFIX
 from tests.support.commands import Sidecar
 from tests.support.crashing import SidecarSetup
 from tests.support.simulated import CLAUDE, NOVA, BotoCaller
-from tests.support.threads import Threads
+from tests.support.threads import ThreadGroup
 from tests.support.workers import children, wait_until
 
 HAIKU = "anthropic.claude-haiku-4-5-20251001-v1:0"
@@ -75,7 +75,7 @@ class AnsweredCall(NamedTuple):
     model: str
 
 
-class ReloadLoad(Threads):
+class ReloadLoad(ThreadGroup):
     """boto3 clients that call without rest; nothing may go wrong."""
 
     def __init__(self, setup: SidecarSetup, labels: list[str], clients: int) -> None:

@@ -27,7 +27,7 @@ from price_keeper.surface.listener import Listener
 from price_keeper.tasks import Tasks
 
 from tests.support.ports import free_port
-from tests.support.wire import RESET, Http2Wire, Wire, eventually
+from tests.support.wire import RESET, Http2TestClient, RawConnection, eventually
 
 LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
     "asyncio": asyncio.new_event_loop,
@@ -209,16 +209,16 @@ class PortHarness:
     clock: StepClock
     tasks: Tasks
     log: WarningLog
-    clients: list[Wire] = field(default_factory=list)
+    clients: list[RawConnection] = field(default_factory=list)
     clock_watchers: int = 1  # of the time
 
-    async def connect(self, **how: Any) -> Wire:
-        self.clients.append(await Wire.connect(self.port, **how))
+    async def connect(self, **how: Any) -> RawConnection:
+        self.clients.append(await RawConnection.connect(self.port, **how))
         return self.clients[-1]
 
-    async def connect_http2(self, **how: Any) -> Http2Wire:
-        client = await Http2Wire.connect(self.port, **how)
-        self.clients.append(client.wire)
+    async def connect_http2(self, **how: Any) -> Http2TestClient:
+        client = await Http2TestClient.connect(self.port, **how)
+        self.clients.append(client.connection)
         return client
 
     @property

@@ -28,7 +28,7 @@ from price_keeper import app
 from price_keeper.clock import SystemClock
 from price_keeper.commands import dev
 
-from tests.support.chromium import Page, chromium, found
+from tests.support.chromium import Page, chromium, find_chromium
 
 IMAGES = Path(__file__).parents[2] / "docs" / "images"
 MOST_BYTES = 200_000
@@ -53,7 +53,7 @@ APPS: dict[str, tuple[str, float, dict[str, int] | None]] = {
 BODY = {"messages": [{"role": "user", "content": [{"text": "What goes well with a rain coat? " * 2000}]}]}
 
 
-class Hurried(SystemClock):
+class FastClock(SystemClock):
     """The wall clock alone: whatever is measured or waited for takes as long as ever."""
 
     def __init__(self, begin: float) -> None:
@@ -62,19 +62,19 @@ class Hurried(SystemClock):
     def now(self) -> float:  # type: ignore[override]
         return self._begin + (time.monotonic() - self._since) * self.speed
 
-    def calm(self) -> None:
+    def slow_down(self) -> None:
         self._begin, self._since, self.speed = self.now(), time.monotonic(), 1.0
 
 
 @dataclass
-class Stage:
+class ScreenshotStage:
     """What runs, and how to ask it."""
 
     control: str
     data: str
     admin_key: str
     tokens: dict[str, str]
-    clock: Hurried
+    clock: FastClock
     session: aiohttp.ClientSession
 
     async def put(self, path: str, body: Any) -> None:
@@ -88,10 +88,10 @@ class Stage:
 
 
 @asynccontextmanager
-async def stage(folder: Path) -> AsyncIterator[Stage]:
+async def stage(folder: Path) -> AsyncIterator[ScreenshotStage]:
     """As the development mode has it, but for what goes by measured time, of which a second is minutes of the day."""
     day = datetime.now(ZONE).replace(hour=0, minute=0, second=0, microsecond=0)
-    clock = Hurried((day + timedelta(hours=FROM)).timestamp())
+    clock = FastClock((day + timedelta(hours=FROM)).timestamp())
     for name in ("token-key", dev.ADMIN_KEY_FILE):
         dev._read_or_create(folder / name, lambda: "".join(random.choices("abcdefghijkmnpqrstuvwxyz23456789", k=43)))
     config = dev.build_dev_config(folder, 0, 0, None)
@@ -111,36 +111,36 @@ async def stage(folder: Path) -> AsyncIterator[Stage]:
     tokens = {name: started.token_service.mint_access(ORG, name, 48 * 3600).token for name in APPS}
     async with aiohttp.ClientSession() as session:
         key = (folder / dev.ADMIN_KEY_FILE).read_text()
-        yield Stage(f"http://{started.control_address}", f"http://{started.data_address}", key, tokens, clock, session)
+        yield ScreenshotStage(f"http://{started.control_address}", f"http://{started.data_address}", key, tokens, clock, session)
     signal.raise_signal(signal.SIGTERM)
     await running
 
 
-async def played(on: Stage) -> None:
+async def play_day(stage_in_use: ScreenshotStage) -> None:
     """From the morning to the afternoon, with somebody watching: what the page learns, it learns as ever."""
-    await on.put("", SETTINGS)
+    await stage_in_use.put("", SETTINGS)
     for name, (title, _, quotas) in APPS.items():
-        await on.put(f"/apps/{name}", {"app_name": title} | ({} if quotas is None else {"quotas": quotas}))
-    at_work = [asyncio.create_task(each(on, name)) for name in APPS for each in (_watch, _calls)]
-    while on.hour() < TO:  # noqa: ASYNC110 - it is looked at the clock, which nobody sets
+        await stage_in_use.put(f"/apps/{name}", {"app_name": title} | ({} if quotas is None else {"quotas": quotas}))
+    at_work = [asyncio.create_task(each(stage_in_use, name)) for name in APPS for each in (_watch, _calls)]
+    while stage_in_use.hour() < TO:  # noqa: ASYNC110 - it is looked at the clock, which nobody sets
         await asyncio.sleep(0.2)
-    on.clock.calm()
+    stage_in_use.clock.slow_down()
     for task in at_work:
         task.cancel()
         with suppress(asyncio.CancelledError):
             await task
 
 
-async def _watch(on: Stage, name: str) -> None:
-    asked = {"org": ORG, "app": name}
+async def _watch(on: ScreenshotStage, name: str) -> None:
+    query = {"org": ORG, "app": name}
     async with on.session.get(
-        f"{on.control}/status/events", params=asked, headers={"X-API-Key": on.admin_key}
+        f"{on.control}/status/events", params=query, headers={"X-API-Key": on.admin_key}
     ) as answer:
         async for _ in answer.content:
             pass
 
 
-async def _calls(on: Stage, name: str) -> None:
+async def _calls(on: ScreenshotStage, name: str) -> None:
     chance, busy = random.Random(name), APPS[name][1]
     headers = {"Authorization": f"Bearer {on.tokens[name]}"}
     while True:
@@ -161,46 +161,46 @@ class Shot:
     name: str
     width: int
     scheme: str
-    arrange: Callable[[Page, Stage], Awaitable[None]]
+    arrange: Callable[[Page, ScreenshotStage], Awaitable[None]]
     height: int
     begin: str = "body"
 
 
-async def in_full(page: Page, on: Stage) -> None:
+async def show_whole_page(page: Page, on: ScreenshotStage) -> None:
     await _signed_in(page, on)
     await asyncio.sleep(1)
 
 
-async def trying(page: Page, on: Stage) -> None:
+async def try_other_quota(page: Page, on: ScreenshotStage) -> None:
     await _signed_in(page, on)
     await page.run(
         "(() => { const [label, quota] = ['label', 'quota'].map((name) => document.querySelector(`#what-if-${name}`));"
         " label.value = 'premium'; label.dispatchEvent(new Event('change'));"
         " quota.value = '8'; quota.dispatchEvent(new Event('input')) })()"
     )
-    await page.says("#what-if-told", "With")
+    await page.wait_for_text("#what-if-told", "With")
 
 
-async def _signed_in(page: Page, on: Stage) -> None:
+async def _signed_in(page: Page, on: ScreenshotStage) -> None:
     await page.open(f"{on.control}/status#{ORG}/checkout")
-    await page.until("!document.querySelector('#sign-in').hidden")
+    await page.wait_for("!document.querySelector('#sign-in').hidden")
     await page.click("#secret")
     await page.type(on.admin_key)
     await page.press("Enter")
-    await page.until("document.querySelector('#chart svg') !== null")
+    await page.wait_for("document.querySelector('#chart svg') !== null")
     await page.run("document.activeElement.blur()")
     await page.call("Input.dispatchMouseEvent", type="mouseMoved", x=1, y=1)
 
 
 SHOTS = (
-    Shot("status-page", 1280, "light", in_full, 930),
-    Shot("status-page-dark", 1280, "dark", in_full, 930),
-    Shot("status-page-what-if", 1280, "light", trying, 1000, begin="section[aria-labelledby=what-if-title]"),
-    Shot("status-page-phone", 390, "light", in_full, 1500),
+    Shot("status-page", 1280, "light", show_whole_page, 930),
+    Shot("status-page-dark", 1280, "dark", show_whole_page, 930),
+    Shot("status-page-what-if", 1280, "light", try_other_quota, 1000, begin="section[aria-labelledby=what-if-title]"),
+    Shot("status-page-phone", 390, "light", show_whole_page, 1500),
 )
 
 
-async def taken(on: Stage, program: str) -> None:
+async def take_pictures(on: ScreenshotStage, program: str) -> None:
     IMAGES.mkdir(parents=True, exist_ok=True)
     async with chromium(program) as opened:
         for shot in SHOTS:
@@ -216,14 +216,14 @@ async def taken(on: Stage, program: str) -> None:
 
 
 async def main() -> int:
-    program = found()
+    program = find_chromium()
     if program is None:
         print("no Chromium here, without which there are no pictures of pages (Debian: apt-get install chromium)")
         return 1
     with tempfile.TemporaryDirectory() as folder:
         async with stage(Path(folder)) as on:
-            await played(on)
-            await taken(on, program)
+            await play_day(on)
+            await take_pictures(on, program)
     return 0
 
 

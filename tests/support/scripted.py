@@ -12,22 +12,22 @@ from typing import Any
 
 
 @dataclass
-class Script:
+class ScriptedServer:
     """Each answer is a status, a body and headers; a status of 0 is none at all."""
 
     url: str = ""
     answers: list[tuple[int, Any, dict[str, str]]] = field(default_factory=list)
-    asked: list[str] = field(default_factory=list)
+    requests: list[str] = field(default_factory=list)
 
 
 @contextmanager
-def scripted() -> Iterator[Script]:
-    script = Script()
+def run_scripted_server() -> Iterator[ScriptedServer]:
+    script = ScriptedServer()
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.rfile.read(int(self.headers.get("Content-Length", 0)))
-            script.asked.append(f"{self.command} {self.path}")
+            script.requests.append(f"{self.command} {self.path}")
             status, body, headers = script.answers.pop(0)
             if status:
                 self.send_response(status)

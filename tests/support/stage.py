@@ -40,7 +40,7 @@ PROFILE = "arn:aws:bedrock:us-east-1:123456789012:inference-profile/us.anthropic
 # Labels whose Bedrock is in trouble: nobody listens there, or this is what it does to every request.
 CLOSED, THROTTLED, SPENT, CUT, BROKEN, SLOW = "closed", "throttled", "spent", "cut", "broken", "slow"
 SLOW_SECONDS = 1.6
-_TROUBLES: dict[str, dict[str, Any]] = {
+_FAULTS: dict[str, dict[str, Any]] = {
     THROTTLED: {"fault": "throttle"},
     SPENT: {"fault": "quota"},
     CUT: {"fault": "cut", "after_bytes": 60},
@@ -56,18 +56,18 @@ BEARER_OVER_HTTPS = "bearer over https"
 
 
 @dataclass(frozen=True)
-class Stage:
+class ClientStage:
     plain: Sidecar
     encrypted: Sidecar
     authority: Path  # whose certificate vouches for the encrypted one
     bedrock: BedrockProcess  # the one that is well
-    troubled: dict[str, BedrockProcess]  # by their labels
+    faulty_bedrocks: dict[str, BedrockProcess]  # by their labels
     tokens: TokenService
     secret: str
 
     @property
-    def everywhere(self) -> list[BedrockProcess]:
-        return [self.bedrock, *self.troubled.values()]
+    def all_sidecars(self) -> list[BedrockProcess]:
+        return [self.bedrock, *self.faulty_bedrocks.values()]
 
     @property
     def url(self) -> str:
@@ -82,39 +82,39 @@ class Stage:
     def token(self, seconds: int = 3600) -> str:
         return self.tokens.mint_access(ORG, APP, seconds).token
 
-    def environ(self, client: Client, way: str, url: str | None = None, token: str | None = None) -> dict[str, str]:
+    def environ(self, client: Client, auth_method: str, url: str | None = None, token: str | None = None) -> dict[str, str]:
         """All that a user sets: where the sidecar is, and who calls."""
-        if way == BEARER_OVER_HTTPS:
+        if auth_method == BEARER_OVER_HTTPS:
             trust = dict.fromkeys(("AWS_CA_BUNDLE", "NODE_EXTRA_CA_CERTS"), str(self.authority))
             return self.environ(client, BEARER, self.encrypted.data, token) | trust
         url = url or self.url
-        return {client.redirect: url + client.path, **self._way(way, url, token or self.token())}
+        return {client.redirect: url + client.path, **self._auth_environment(auth_method, url, token or self.token())}
 
-    def _way(self, way: str, url: str, token: str) -> dict[str, str]:
-        if way == SESSION:
+    def _auth_environment(self, auth_method: str, url: str, token: str) -> dict[str, str]:
+        if auth_method == SESSION:
             keys = {"AWS_ACCESS_KEY_ID": CALLERS_KEY, "AWS_SECRET_ACCESS_KEY": CALLERS_SECRET}
             return keys | {"AWS_SESSION_TOKEN": token}
-        if way == CONTAINER:
+        if auth_method == CONTAINER:
             pair = f"{build_client_id(ORG, APP)}:{self.secret}"
             fetched_at = f"{url}/credentials"
             return {"AWS_CONTAINER_CREDENTIALS_FULL_URI": fetched_at, "AWS_CONTAINER_AUTHORIZATION_TOKEN": pair}
-        return {{BEARER: "AWS_BEARER_TOKEN_BEDROCK", API_KEY: "OPENAI_API_KEY"}[way]: token}
+        return {{BEARER: "AWS_BEARER_TOKEN_BEDROCK", API_KEY: "OPENAI_API_KEY"}[auth_method]: token}
 
 
 @contextmanager
-def stage(folder: Path) -> Iterator[Stage]:
+def stage(folder: Path) -> Iterator[ClientStage]:
     secret = make_secret()
     with ExitStack() as running:
         bedrock = running.enter_context(bedrock_process())
         places = {CLOSED: running.enter_context(_closed_port())}
-        troubled = {name: running.enter_context(bedrock_process()) for name in _TROUBLES}
+        troubled = {name: running.enter_context(bedrock_process()) for name in _FAULTS}
         for name, place in troubled.items():
-            place.plan(always=_TROUBLES[name])
+            place.plan(always=_FAULTS[name])
             places[name] = place.url
         config = _config(bedrock.url, places)
         authority, certificate, key = ensure_local_certificates(folder / "tls", time.time())
         tls = {"certificate_file": str(certificate), "key_file": str(key)}
-        yield Stage(
+        yield ClientStage(
             running.enter_context(_serving(folder / "plain", config, secret)),
             running.enter_context(_serving(folder / "encrypted", config, secret, tls=tls)),
             authority,
@@ -183,6 +183,6 @@ async def _make_client(file: Path, secret: str) -> None:
         await store.close()
 
 
-def a_marker() -> str:
+def new_marker() -> str:
     """A word that is nowhere else."""
     return f"marker{uuid4().hex}"

@@ -15,7 +15,7 @@ from price_keeper.control.page.shared import SingleFlightCache
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Put, Store
 
-from tests.support.clock import Moved
+from tests.support.clock import ShiftedClock
 from tests.support.control import ADMIN_KEY, ORG, SETTINGS, ControlResponse, ControlHarness, open_control_harness
 from tests.support.engines import Engines
 
@@ -31,7 +31,7 @@ async def status_page(folder: Path, store: Store | None = None) -> AsyncIterator
         async with Engines({}).open("sqlite", folder) as opened, status_page(folder, opened) as api:
             yield api
         return
-    async with open_control_harness(store, folder, Moved()) as api:
+    async with open_control_harness(store, folder, ShiftedClock()) as api:
         page = api.parts.page
         page.tick_seconds = TICK
         page.board_cache, page.list_cache, page.event_cache = SingleFlightCache(TICK), SingleFlightCache(TICK), SingleFlightCache(TICK)

@@ -6,7 +6,7 @@ import threading
 from typing import Self
 
 
-class Threads:
+class ThreadGroup:
     """Each works until `_stop` is set."""
 
     def __init__(self) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 REQUEST_ID = "x-amzn-requestid"
 
 
-class Where(Enum):
+class FaultPoint(Enum):
     """How far an exchange gets before it breaks."""
 
     REQUEST = "the request is read, and not carried out"
@@ -24,7 +24,7 @@ class Where(Enum):
     END = "all comes but the last chunk, or the last byte where the length is told"
 
 
-class How(Enum):
+class FaultKind(Enum):
     CLOSE = "a FIN, and nothing is taken any more"
     RESET = "an RST"
     HALF = "a FIN, while everything is still taken"
@@ -47,8 +47,8 @@ class Pass:
 
 @dataclass(frozen=True)
 class Break:
-    where: Where = Where.ANSWER
-    how: How = How.CLOSE
+    where: FaultPoint = FaultPoint.ANSWER
+    how: FaultKind = FaultKind.CLOSE
     seconds: float | None = None  # of HALF and STALL, after which it is reset; None: until the client gives up
     after: int = 0  # so many chunks pass before one breaks in its middle
 
@@ -128,21 +128,21 @@ def bedrock_error(kind: str, status: int) -> Answer:
 
 # ---------------------------------------------------------------- what chance brings
 
-Drawn = Callable[[random.Random], Fault]
+DrawFault = Callable[[random.Random], Fault]
 _MADE_UP = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}"
 THROTTLES = ("ThrottlingException", "ProvisionedThroughputExceededException", "RequestLimitExceeded")
 
 
-def _breaks(how: How) -> Drawn:
-    places = list(Where)
+def _draw_break(how: FaultKind) -> DrawFault:
+    places = list(FaultPoint)
     return lambda chance: Break(chance.choice(places), how, chance.uniform(0.05, 0.5), chance.randrange(4))
 
 
-DRAWN: dict[str, Drawn] = {
-    "close": _breaks(How.CLOSE),
-    "reset": _breaks(How.RESET),
-    "half": _breaks(How.HALF),
-    "stall": _breaks(How.STALL),
+FAULT_DRAWS: dict[str, DrawFault] = {
+    "close": _draw_break(FaultKind.CLOSE),
+    "reset": _draw_break(FaultKind.RESET),
+    "half": _draw_break(FaultKind.HALF),
+    "stall": _draw_break(FaultKind.STALL),
     "slow": lambda chance: Slow(chance.uniform(0, 0.3), chance.randrange(1, 200), chance.uniform(0, 0.02)),
     "twice": lambda chance: Twice(chance.uniform(0, 0.2), chance.random() < 0.5),
     "surplus": lambda chance: Surplus(chance.choice([None, b"x", _MADE_UP])),
@@ -165,12 +165,12 @@ STORE_RATES: Rates = {**_AT_THE_SOCKET, "twice": 0.03, "throttled": 0.03, "in pr
 BEDROCK_RATES: Rates = {**_AT_THE_SOCKET, "Bedrock throttles": 0.02, "model not ready": 0.01, "Bedrock away": 0.01}
 
 
-def drawn(seed: object, number: int, rates: Rates) -> Fault:
+def draw_fault(seed: object, number: int, rates: Rates) -> Fault:
     """What befalls the exchange of this number: it depends on nothing else."""
     chance = random.Random(f"{seed} {number}")
     point = chance.random()
     for kind, rate in rates.items():
         if point < rate:
-            return DRAWN[kind](chance)
+            return FAULT_DRAWS[kind](chance)
         point -= rate
     return Pass()

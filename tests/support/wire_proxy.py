@@ -21,15 +21,15 @@ from tests.support.wire_faults import (
     AtAccept,
     Break,
     Fault,
-    How,
+    FaultKind,
     Pass,
     Rates,
     Refuse,
     Slow,
     Surplus,
     Twice,
-    Where,
-    drawn,
+    FaultPoint,
+    draw_fault,
     name_of,
 )
 
@@ -44,7 +44,7 @@ class WireProxy:
     """`injected` counts faults by name, and `requests` those that were read whole, since the last `plan`."""
 
     host: str
-    far_port: int
+    server_port: int
     port: int = 0
     at_accept: deque[AtAccept] = field(default_factory=deque)  # of the next connections
     always: dict[bytes, Fault] = field(default_factory=dict)  # for every request with these bytes in its head
@@ -53,7 +53,7 @@ class WireProxy:
     requests: int = 0
     _script: deque[Fault] = field(default_factory=deque)
     _chance: Callable[[int], Fault] | None = None
-    _drawn: int = 0
+    _drawn_faults: int = 0
     _listener: socket.socket | None = None
     _serving: set[asyncio.Task[None]] = field(default_factory=set)
     _unserved: set[socket.socket] = field(default_factory=set)
@@ -82,9 +82,9 @@ class WireProxy:
 
     def random(self, seed: object, rates: Rates) -> None:
         """Until `calm`; what is planned goes first."""
-        self._chance, self._drawn = lambda number: drawn(seed, number, rates), 0
+        self._chance, self._drawn_faults = lambda number: draw_fault(seed, number, rates), 0
 
-    def calm(self) -> None:
+    def stop_faults(self) -> None:
         """Nothing is spoilt any more but what has begun."""
         self._chance = None
         self._script.clear()
@@ -110,7 +110,7 @@ class WireProxy:
         for writer in self._writers:
             _reset(writer)
 
-    async def end(self) -> None:
+    async def close(self) -> None:
         tasks = (*self._delayed, *self._serving)
         for task in tasks:
             task.cancel()
@@ -141,7 +141,7 @@ class WireProxy:
         self._unserved.discard(near)
         writer = asyncio.StreamWriter(transport, protocol, reader, loop)
         self._writers.add(writer)
-        far = _Far(self.host, self.far_port)
+        far = _ServerConnection(self.host, self.server_port)
         try:
             if await self._is_taken(writer):
                 with suppress(ConnectionError, EOFError):
@@ -172,70 +172,70 @@ class WireProxy:
         if fault is None and self._script:
             fault = self._script.popleft()
         elif fault is None and self._chance is not None:
-            self._drawn += 1
-            fault = self._chance(self._drawn)
+            self._drawn_faults += 1
+            fault = self._chance(self._drawn_faults)
         if fault is None or isinstance(fault, Pass):
             return Pass()
         self.injected[name_of(fault)] += 1
         return fault
 
-    async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, far: _Far) -> bool:
+    async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, far: _ServerConnection) -> bool:
         """Whether the connection is good for another one."""
         request = await _request(reader)
         fault = self._fault(request)
         match fault:
             case Refuse(seconds):
                 self.refuse()
-                self._later(seconds, self.accept)
+                self._run_later(seconds, self.accept)
                 return _reset(writer)
             case Answer():
-                writer.write(_rendered(fault, self.injected.total()))
+                writer.write(_render(fault, self.injected.total()))
                 await writer.drain()
                 return True
-            case Break(Where.REQUEST):
-                return await _broken(fault, reader, writer)
+            case Break(FaultPoint.REQUEST):
+                return await _break_connection(fault, reader, writer)
             case Twice(_, True):
-                await self._again(request)
+                await self._resend(request)
             case Twice(later, False):
-                self._later(later, lambda: self._again(request))
+                self._run_later(later, lambda: self._resend(request))
         parts = _answer(await far.ask(request))
         match fault:
             case Break():
                 await _until_it_breaks(fault, parts, writer)
                 await parts.aclose()
-                return await _broken(fault, reader, writer)
+                return await _break_connection(fault, reader, writer)
             case Slow():
-                await _dribbled(fault, parts, writer)
+                await _write_slowly(fault, parts, writer)
             case _:
-                await self._passed(fault, parts, writer)
+                await self._relay(fault, parts, writer)
         far.is_done()
         return True
 
-    async def _passed(
-        self, fault: Fault, parts: AsyncIterator[tuple[Where, bytes]], writer: asyncio.StreamWriter
+    async def _relay(
+        self, fault: Fault, parts: AsyncIterator[tuple[FaultPoint, bytes]], writer: asyncio.StreamWriter
     ) -> None:
         kept: list[bytes] = []
         async for where, data in parts:
             if isinstance(fault, Surplus):
                 kept.append(data)
-                if where is Where.END and not fault.later:
+                if where is FaultPoint.END and not fault.later:
                     data += b"".join(kept) if fault.data is None else fault.data
             writer.write(data)
             await writer.drain()
         if isinstance(fault, Surplus) and fault.later:
             surplus = b"".join(kept) if fault.data is None else fault.data
 
-            self._later(fault.later, lambda: writer.write(surplus))
+            self._run_later(fault.later, lambda: writer.write(surplus))
 
-    async def _again(self, request: bytes) -> None:
-        far = _Far(self.host, self.far_port)
+    async def _resend(self, request: bytes) -> None:
+        far = _ServerConnection(self.host, self.server_port)
         try:
             async for _ in _answer(await far.ask(request)):
                 pass
         finally:
             far.close()
 
-    def _later(self, when: float | asyncio.Event, what: Callable[[], Awaitable[None] | None]) -> None:
+    def _run_later(self, when: float | asyncio.Event, what: Callable[[], Awaitable[None] | None]) -> None:
         async def after() -> None:
             await (when.wait() if isinstance(when, asyncio.Event) else asyncio.sleep(when))
             with suppress(ConnectionError, EOFError):
@@ -248,7 +248,7 @@ class WireProxy:
         task.add_done_callback(self._delayed.discard)
 
 
-class _Far:
+class _ServerConnection:
     """The connection to the server that goes with one client's."""
 
     def __init__(self, host: str, port: int) -> None:
@@ -283,23 +283,23 @@ async def _request(reader: asyncio.StreamReader) -> bytes:
     return head + await reader.readexactly(_length(head) or 0)
 
 
-async def _answer(reader: asyncio.StreamReader) -> AsyncIterator[tuple[Where, bytes]]:
+async def _answer(reader: asyncio.StreamReader) -> AsyncIterator[tuple[FaultPoint, bytes]]:
     """Its head, its body as it comes, and its end. Interim answers are none of this proxy's servers' ways."""
     head = await reader.readuntil(b"\r\n\r\n")
-    yield Where.HEAD, head
+    yield FaultPoint.HEAD, head
     left = _length(head)
     if left is None and b"transfer-encoding: chunked" in head.lower():
         while (size := await reader.readuntil(b"\r\n")) != b"0\r\n":
-            yield Where.MIDDLE, size + await reader.readexactly(int(size, 16) + 2)
-        yield Where.END, size + await reader.readuntil(b"\r\n")
+            yield FaultPoint.MIDDLE, size + await reader.readexactly(int(size, 16) + 2)
+        yield FaultPoint.END, size + await reader.readuntil(b"\r\n")
         return
     while left is not None and left > 1:
         data = await reader.read(min(PIECE, left - 1))
         if not data:
             raise EOFError
         left -= len(data)
-        yield Where.MIDDLE, data
-    yield Where.END, await reader.readexactly(left or 0)
+        yield FaultPoint.MIDDLE, data
+    yield FaultPoint.END, await reader.readexactly(left or 0)
 
 
 def _length(head: bytes) -> int | None:
@@ -310,7 +310,7 @@ def _length(head: bytes) -> int | None:
     return None
 
 
-def _rendered(answer: Answer, number: int) -> bytes:
+def _render(answer: Answer, number: int) -> bytes:
     headers = {"content-type": "application/json", **answer.headers, "content-length": str(len(answer.body))}
     if REQUEST_ID in headers:
         headers[REQUEST_ID] += str(number)
@@ -322,45 +322,45 @@ def _rendered(answer: Answer, number: int) -> bytes:
 
 
 async def _until_it_breaks(
-    fault: Break, parts: AsyncIterator[tuple[Where, bytes]], writer: asyncio.StreamWriter
+    fault: Break, parts: AsyncIterator[tuple[FaultPoint, bytes]], writer: asyncio.StreamWriter
 ) -> None:
     """Where the body is too short for its middle, it breaks at its end."""
     passed = 0
     async for where, data in parts:
-        if fault.where is Where.ANSWER:
+        if fault.where is FaultPoint.ANSWER:
             return None  # it was carried out, as this shows
-        if where is Where.HEAD and fault.where is Where.HEAD:
+        if where is FaultPoint.HEAD and fault.where is FaultPoint.HEAD:
             return writer.write(data[: len(data) // 2])
-        if where is Where.MIDDLE and fault.where is Where.MIDDLE:
+        if where is FaultPoint.MIDDLE and fault.where is FaultPoint.MIDDLE:
             if passed == fault.after:
                 return writer.write(data[: len(data) // 2])
             passed += 1
-        if where is Where.END:
+        if where is FaultPoint.END:
             return None
         writer.write(data)
         await writer.drain()
-        if fault.where is Where.BODY:
+        if fault.where is FaultPoint.BODY:
             return None
     return None
 
 
-async def _broken(fault: Break, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+async def _break_connection(fault: Break, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
     """False, as the connection is of no use any more."""
     await writer.drain()
     match fault.how:
-        case How.CLOSE:
+        case FaultKind.CLOSE:
             writer.close()
-        case How.RESET:
+        case FaultKind.RESET:
             await asyncio.sleep(0.01)  # else what was sent may be lost with it
             _reset(writer)
-        case How.HALF | How.STALL:
-            if fault.how is How.HALF:
+        case FaultKind.HALF | FaultKind.STALL:
+            if fault.how is FaultKind.HALF:
                 writer.write_eof()
             with suppress(TimeoutError, ConnectionError):
                 async with asyncio.timeout(fault.seconds):
                     await reader.read()
             _reset(writer)
-        case How.VANISH:
+        case FaultKind.VANISH:
             writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, _TCP_REPAIR, 1)
             writer.transport.abort()
     return False
@@ -376,7 +376,7 @@ def may_vanish() -> bool:
         return True
 
 
-async def _dribbled(fault: Slow, parts: AsyncIterator[tuple[Where, bytes]], writer: asyncio.StreamWriter) -> None:
+async def _write_slowly(fault: Slow, parts: AsyncIterator[tuple[FaultPoint, bytes]], writer: asyncio.StreamWriter) -> None:
     loop = asyncio.get_running_loop()
     await asyncio.sleep(fault.wait)
     until = loop.time() + fault.most
@@ -402,4 +402,4 @@ async def wire_proxy(url: str) -> AsyncIterator[WireProxy]:
     try:
         yield proxy
     finally:
-        await proxy.end()
+        await proxy.close()

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from tests.support.pages import ROOT, lost_tests
+from tests.support.pages import ROOT, find_missing_tests
 
 PAGE = ROOT / "docs" / "security.md"
 OPENLY = "not protected"
@@ -32,7 +32,7 @@ def test_a_row_is_tried_by_tests_that_are_there_or_says_openly_that_nothing_prot
     _, _, stops, tried = row
     named = _NAMED.findall(tried)
     assert named or (OPENLY in stops.lower() and tried == "-")
-    assert lost_tests(tried) == []
+    assert find_missing_tests(tried) == []
     assert _NAMED.sub("", tried).strip(", -") == ""  # nothing that looks like a test and is none
 
 

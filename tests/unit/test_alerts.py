@@ -17,7 +17,7 @@ from price_keeper.stores import schema
 from price_keeper.stores.contract import EXPIRY_ATTRIBUTE, Store
 from price_keeper.tasks import Tasks
 
-from tests.support.alerts import DAY, USD, Rows, scope
+from tests.support.alerts import DAY, USD, ScriptedAlertStore, scope
 from tests.support.clock import ManualClock
 
 
@@ -52,7 +52,7 @@ async def test_of_ten_at_once_one_raises_it(
 
 
 async def test_each_scope_label_period_and_threshold_has_its_own(clock: ManualClock) -> None:
-    alerts, whom = AlertRaiser(Rows(), clock), scope()  # type: ignore[arg-type]
+    alerts, whom = AlertRaiser(ScriptedAlertStore(), clock), scope()  # type: ignore[arg-type]
     tomorrow = PeriodSpan("DAY#20261119", DAY.end, DAY.end + 86_400)
     cases: list[tuple[Any, str, PeriodSpan, int]] = [
         (whom, "premium", DAY, 50),
@@ -69,7 +69,7 @@ async def test_each_scope_label_period_and_threshold_has_its_own(clock: ManualCl
 
 async def test_the_line_tells_all_of_it(clock: ManualClock, caplog: pytest.LogCaptureFixture) -> None:
     whom = scope()
-    alerts = AlertRaiser(Rows(), clock, new_id=lambda: "the-id")  # type: ignore[arg-type]
+    alerts = AlertRaiser(ScriptedAlertStore(), clock, new_id=lambda: "the-id")  # type: ignore[arg-type]
     await alerts.raise_alert(whom, "premium", DAY, 80, 8 * USD + 499_999, 10 * USD)
     assert lines(caplog) == [
         f"threshold reached: scope={whom.key} label=premium period=DAY#20261118 threshold_pct=80 "
@@ -79,7 +79,7 @@ async def test_the_line_tells_all_of_it(clock: ManualClock, caplog: pytest.LogCa
 
 async def test_what_is_known_to_be_raised_is_asked_once(clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_SETTLED", 3)
-    rows, whom = Rows(), scope()
+    rows, whom = ScriptedAlertStore(), scope()
     winner, loser = AlertRaiser(rows, clock), AlertRaiser(rows, clock)  # type: ignore[arg-type]
     for _ in range(5):
         await winner.raise_alert(whom, "premium", DAY, 50, USD, USD)
@@ -93,7 +93,7 @@ async def test_what_is_known_to_be_raised_is_asked_once(clock: ManualClock, monk
 
 
 async def test_asked_twice_at_once_a_process_asks_the_store_once(clock: ManualClock) -> None:
-    rows, whom = Rows(), scope()
+    rows, whom = ScriptedAlertStore(), scope()
     alerts = AlertRaiser(rows, clock)  # type: ignore[arg-type]
     raised = await asyncio.gather(*(alerts.raise_alert(whom, "premium", DAY, 50, USD, USD) for _ in range(5)))
     assert sorted(raised) == [False] * 4 + [True]
@@ -104,7 +104,7 @@ async def test_asked_twice_at_once_a_process_asks_the_store_once(clock: ManualCl
 async def test_while_the_store_is_away_it_is_tried_again(
     clock: ManualClock, caplog: pytest.LogCaptureFixture, fault: str
 ) -> None:
-    rows, whom = Rows(), scope()
+    rows, whom = ScriptedAlertStore(), scope()
     rows.faults = [fault, "before"]
     alerts, other = AlertRaiser(rows, clock), AlertRaiser(rows, clock)  # type: ignore[arg-type]
     assert not await alerts.raise_alert(whom, "premium", DAY, 50, USD, 2 * USD)
@@ -119,7 +119,7 @@ async def test_while_the_store_is_away_it_is_tried_again(
 
 @pytest.mark.parametrize("fault", ["before", "after"])
 async def test_it_is_tried_again_though_nobody_asks(clock: ManualClock, tasks: Tasks, fault: str) -> None:
-    rows, whom = Rows(), scope()
+    rows, whom = ScriptedAlertStore(), scope()
     rows.faults = [fault]
     alerts = AlertRaiser(rows, clock)  # type: ignore[arg-type]
     assert not await alerts.raise_alert(whom, "premium", DAY, 50, USD, 2 * USD)
@@ -131,7 +131,7 @@ async def test_it_is_tried_again_though_nobody_asks(clock: ManualClock, tasks: T
 
 
 async def test_somebody_else_raised_it_while_the_store_was_away(clock: ManualClock) -> None:
-    rows, whom = Rows(), scope()
+    rows, whom = ScriptedAlertStore(), scope()
     rows.faults = ["before"]
     alerts, other = AlertRaiser(rows, clock), AlertRaiser(rows, clock)  # type: ignore[arg-type]
     assert not await alerts.raise_alert(whom, "premium", DAY, 50, USD, 2 * USD)
@@ -142,7 +142,7 @@ async def test_somebody_else_raised_it_while_the_store_was_away(clock: ManualClo
 
 async def test_what_is_in_doubt_is_bounded(clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_IN_DOUBT", 3)
-    rows, whom = Rows(), scope()
+    rows, whom = ScriptedAlertStore(), scope()
     rows.faults = ["before"] * 10
     alerts = AlertRaiser(rows, clock)  # type: ignore[arg-type]
     for pct in range(1, 11):
@@ -153,7 +153,7 @@ async def test_what_is_in_doubt_is_bounded(clock: ManualClock, monkeypatch: pyte
 async def test_a_cancelled_asker_leaves_it_to_the_next(clock: ManualClock) -> None:
     whom, gate = scope(), asyncio.Event()
 
-    class Slow(Rows):
+    class Slow(ScriptedAlertStore):
         async def put(self, put: Any) -> None:
             await super().put(put)
             await gate.wait()
@@ -171,7 +171,7 @@ async def test_a_cancelled_asker_leaves_it_to_the_next(clock: ManualClock) -> No
 
 
 async def test_a_marker_whose_time_is_over_is_no_marker_and_nothing_is_raised_then(clock: ManualClock) -> None:
-    rows, whom = Rows(), scope()
+    rows, whom = ScriptedAlertStore(), scope()
     first, late = AlertRaiser(rows, clock), AlertRaiser(rows, clock)  # type: ignore[arg-type]
     assert await first.raise_alert(whom, "premium", DAY, 50, USD, USD)
     clock.set_wall(DAY.end + MARKER_SECONDS - 1)
@@ -183,7 +183,7 @@ async def test_a_marker_whose_time_is_over_is_no_marker_and_nothing_is_raised_th
 
 
 async def test_a_sweep_ends_at_the_first_trouble_and_goes_on_next_time(clock: ManualClock) -> None:
-    rows, whom = Rows(), scope()
+    rows, whom = ScriptedAlertStore(), scope()
     rows.faults = ["before"] * 4
     alerts = AlertRaiser(rows, clock)  # type: ignore[arg-type]
     for pct in (50, 80, 95):

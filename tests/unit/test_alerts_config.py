@@ -14,7 +14,7 @@ from price_keeper.errors import ConfigError
 from price_keeper.tasks import Tasks
 from price_keeper.telemetry import MetricsRegistry
 
-from tests.support.alerts import DAY, USD, Rows, left_behind, scope
+from tests.support.alerts import DAY, USD, ScriptedAlertStore, write_leftover, scope
 from tests.support.clock import ManualClock, settle
 from tests.support.commands import call_in_process
 from tests.support.configs import LABELS, problems, read
@@ -124,7 +124,7 @@ async def test_what_cannot_be_used_is_told_at_the_start(
     clock = ManualClock()
     async with Tasks(clock) as tasks:
         with pytest.raises(ConfigError, match=complaint) as caught:
-            async with open_alerts(configured(tmp_path, webhook), environ, Rows(), clock, tasks):  # type: ignore[arg-type]
+            async with open_alerts(configured(tmp_path, webhook), environ, ScriptedAlertStore(), clock, tasks):  # type: ignore[arg-type]
                 pass
     assert "hunter2" not in str(caught.value)
 
@@ -137,7 +137,7 @@ async def test_composed_it_raises_keeps_and_counts(tmp_path: Path, has_webhook: 
     journal.mkdir()
     async with (
         Tasks(clock) as tasks,
-        open_alerts(configured(journal, webhook), {}, Rows(), clock, tasks) as alerts,  # type: ignore[arg-type]
+        open_alerts(configured(journal, webhook), {}, ScriptedAlertStore(), clock, tasks) as alerts,  # type: ignore[arg-type]
     ):
         add_alert_metrics(telemetry, alerts)
         assert await alerts.raise_alert(scope(), "premium", DAY, 80, USD, USD)
@@ -153,8 +153,8 @@ async def test_composed_it_raises_keeps_and_counts(tmp_path: Path, has_webhook: 
 
 async def test_composed_it_takes_up_what_was_left_and_stops_what_uses_the_webhook(tmp_path: Path) -> None:
     left = Alert("id-1", scope(), "premium", DAY.key, DAY.end, 80, USD, USD, DAY.start)
-    left_behind(tmp_path / "alerts", f"{left.file_stem}.json", left.content())
-    config, clock, rows = configured(tmp_path, WebhookConfig("https://alerts.invalid/", "HOOK")), ManualClock(), Rows()
+    write_leftover(tmp_path / "alerts", f"{left.file_stem}.json", left.content())
+    config, clock, rows = configured(tmp_path, WebhookConfig("https://alerts.invalid/", "HOOK")), ManualClock(), ScriptedAlertStore()
     async with Tasks(clock) as tasks:
         async with open_alerts(config, {"HOOK": SECRET}, rows, clock, tasks) as alerts:  # type: ignore[arg-type]
             await eventually(lambda: alerts.raised)

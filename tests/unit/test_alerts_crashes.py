@@ -15,7 +15,7 @@ from price_keeper.alerts.webhook import WebhookResponse
 from price_keeper.model import Scope
 from price_keeper.tasks import Tasks
 
-from tests.support.alerts import Death, Killed, Mortal, Receiver, Rows, files, scope
+from tests.support.alerts import CrashPoint, ProcessKilled, CrashingProcess, ScriptedReceiver, ScriptedAlertStore, files, scope
 from tests.support.clock import ManualClock, settle
 
 STEPS = [
@@ -37,40 +37,40 @@ class World:
     """What outlives a process: its disk, the store, the receiver, and time."""
 
     folder: Path
-    rows: Rows = field(default_factory=Rows)
-    receiver: Receiver = field(default_factory=Receiver)
+    rows: ScriptedAlertStore = field(default_factory=ScriptedAlertStore)
+    receiver: ScriptedReceiver = field(default_factory=ScriptedReceiver)
     clock: ManualClock = field(default_factory=ManualClock)
     whom: Scope = field(default_factory=scope)
     told_twice: int = 0  # deaths between the receiver's yes and the disk's knowing of it
 
     @asynccontextmanager
-    async def process(self, death: Death | None = None, name: str = "own") -> AsyncIterator[Mortal]:
+    async def process(self, death: CrashPoint | None = None, name: str = "own") -> AsyncIterator[CrashingProcess]:
         asyncio.get_running_loop().set_exception_handler(lambda *_: None)  # of tasks that were killed
         async with Tasks(self.clock) as tasks:
-            made = Mortal(self.folder / name, self.rows, self.receiver, self.clock, tasks, death)
+            made = CrashingProcess(self.folder / name, self.rows, self.receiver, self.clock, tasks, death)
             await made.outbox.open()
             yield made
 
-    async def live(self, death: Death | None = None, name: str = "own", *, reaches: bool = True) -> str:
+    async def live(self, death: CrashPoint | None = None, name: str = "own", *, reaches: bool = True) -> str:
         """Starts, takes up what is left, reaches a threshold and delivers; the step at which it dies, if it does."""
-        death = death or Death()
-        told = len(self.receiver.got)
+        death = death or CrashPoint()
+        told = len(self.receiver.received)
         async with self.process(death, name) as made:
             try:
                 await made.alerts.settle_unfinished()
                 if reaches:
-                    await made.reached(self.whom)
+                    await made.raise_alert(self.whom)
                 await rest(self.clock)
-            except Killed:
+            except ProcessKilled:
                 pass
-        self.told_twice += death.at in TOLD_TWICE and len(self.receiver.got) > told
+        self.told_twice += death.at in TOLD_TWICE and len(self.receiver.received) > told
         return death.at
 
     def is_told(self) -> None:
         """The one alert that has the marker, and no more often than the network would have it too."""
         ((_, marker),) = self.rows.items.items()
         assert set(self.receiver.ids) == {marker["alert"]}
-        assert len(self.receiver.got) == 1 + self.told_twice
+        assert len(self.receiver.received) == 1 + self.told_twice
 
     async def is_quiet(self) -> None:
         """Every process starts once more, for good: nothing is left anywhere."""
@@ -105,14 +105,14 @@ def worlds(tmp_path: Path) -> Callable[[], World]:
 
 
 async def test_the_steps_are_these(worlds: Callable[[], World]) -> None:
-    found = [await worlds().live(Death(step)) for step in range(len(STEPS) + 1)]
+    found = [await worlds().live(CrashPoint(step)) for step in range(len(STEPS) + 1)]
     assert found == [*STEPS, ""]
 
 
 @pytest.mark.parametrize("step", range(len(STEPS)), ids=STEPS)
 async def test_one_death(worlds: Callable[[], World], step: int) -> None:
     world = worlds()
-    await world.live(Death(step))
+    await world.live(CrashPoint(step))
     await world.live()
     await world.is_quiet()
     world.is_told()
@@ -123,20 +123,20 @@ async def test_one_death(worlds: Callable[[], World], step: int) -> None:
 async def test_a_death_after_which_nobody_reaches_it_again(worlds: Callable[[], World], step: int) -> None:
     """What was on the disk is told though the next process never comes to know of the threshold."""
     world = worlds()
-    await world.live(Death(step))
+    await world.live(CrashPoint(step))
     await world.is_quiet()
     if step >= STEPS.index("after the file"):
         world.is_told()
     else:
-        assert (world.receiver.got, world.rows.items) == ([], {})
+        assert (world.receiver.received, world.rows.items) == ([], {})
 
 
 @pytest.mark.parametrize("first", range(len(STEPS)), ids=STEPS)
 async def test_two_deaths_in_a_row(worlds: Callable[[], World], first: int) -> None:
     for second in range(len(STEPS) + 1):
         world = worlds()
-        await world.live(Death(first))
-        await world.live(Death(second))
+        await world.live(CrashPoint(first))
+        await world.live(CrashPoint(second))
         await world.live()
         await world.is_quiet()
         world.is_told()
@@ -146,8 +146,8 @@ async def test_two_deaths_in_a_row(worlds: Callable[[], World], first: int) -> N
 async def test_another_process_reaches_it_while_this_one_is_dead(worlds: Callable[[], World], step: int) -> None:
     for other_dies_at in (*range(len(STEPS)), None):
         world = worlds()
-        await world.live(Death(step))
-        await world.live(Death(other_dies_at), "other")
+        await world.live(CrashPoint(step))
+        await world.live(CrashPoint(other_dies_at), "other")
         await world.live()
         await world.is_quiet()
         world.is_told()
@@ -158,7 +158,7 @@ async def test_a_death_while_the_stores_answer_is_awaited(worlds: Callable[[], W
     world = worlds()
     world.rows.faults = [fault]
     await world.live()  # ends with the alert in doubt
-    assert world.receiver.got == []
+    assert world.receiver.received == []
     await world.live(name="other")
     await world.is_quiet()
     world.is_told()
@@ -169,11 +169,11 @@ async def test_a_death_between_two_attempts(worlds: Callable[[], World]) -> None
     world.receiver.answers = [WebhookResponse(500), WebhookResponse(None, "away")]
     await world.live()
     await world.live(reaches=False)
-    assert world.receiver.got == []
+    assert world.receiver.received == []
     await world.live(reaches=False)
-    assert len(world.receiver.got) == 1
+    assert len(world.receiver.received) == 1
     await world.is_quiet()
-    assert len(world.receiver.got) == 1
+    assert len(world.receiver.received) == 1
 
 
 async def test_stopping_keeps_it(worlds: Callable[[], World]) -> None:
@@ -181,20 +181,20 @@ async def test_stopping_keeps_it(worlds: Callable[[], World]) -> None:
     world = worlds()
     async with world.process() as made:
         await made.deliveries._tasks.stop()
-        assert await made.reached(world.whom)
+        assert await made.raise_alert(world.whom)
         await rest(world.clock)
-        assert world.receiver.tries == 0
+        assert world.receiver.attempts == 0
     await world.is_quiet()
-    assert len(world.receiver.got) == 1
+    assert len(world.receiver.received) == 1
 
 
 async def test_many_processes_reach_it_at_once(worlds: Callable[[], World]) -> None:
     world = worlds()
     async with AsyncExitStack() as running:
         fleet = [await running.enter_async_context(world.process(name=f"process {number}")) for number in range(10)]
-        raised = await asyncio.gather(*(each.reached(world.whom) for each in fleet))
+        raised = await asyncio.gather(*(each.raise_alert(world.whom) for each in fleet))
         assert sorted(raised) == [False] * 9 + [True]
         await rest(world.clock)
-    assert len(world.receiver.got) == 1
+    assert len(world.receiver.received) == 1
     left = [name for number in range(10) for name in files(world.folder / f"process {number}")]
     assert [name for name in left if not name.endswith(".tmp")] == []

@@ -27,7 +27,7 @@ async def test_sleepers_wake_in_the_order_of_their_deadlines_each_at_its_own_tim
     await clock.advance(5)
     assert woken == [("a", 1), ("b", 2), ("c", 3)]
     assert clock.monotonic() - began == 5
-    assert clock.waits() == [4]
+    assert clock.remaining_sleeps() == [4]
     await clock.advance(4)
     assert woken[-1] == ("z", 9)
     await asyncio.gather(*tasks)
@@ -86,10 +86,10 @@ async def test_a_cancelled_sleeper_neither_wakes_nor_holds_up_time():
     clock = ManualClock()
     task = asyncio.create_task(clock.sleep(1))
     await settle()
-    assert clock.waits() == [1]
+    assert clock.remaining_sleeps() == [1]
     task.cancel()
     await settle()
-    assert clock.waits() == []
+    assert clock.remaining_sleeps() == []
     await clock.advance(2)
     assert task.cancelled()
 

@@ -23,7 +23,7 @@ from price_keeper.metering.pricing import ListedPrices
 
 from tests.support import price_list_server as list_of
 from tests.support.effort import tries
-from tests.support.price_list_server import US_EAST, claude, listed, marketplace, native, new_claude, nova
+from tests.support.price_list_server import US_EAST, list_claude, list_product, list_marketplace, list_native, list_new_claude, list_nova
 
 # ---------------------------------------------------------------- usage types
 
@@ -192,7 +192,7 @@ def test_an_id_that_does_not_say_which_model_it_is(model: str) -> None:
 
 
 def test_a_product() -> None:
-    product = native("Nova Lite", "NovaLite-input-tokens", "0.0000600000", inferenceType="Input tokens")
+    product = list_native("Nova Lite", "NovaLite-input-tokens", "0.0000600000", inferenceType="Input tokens")
     assert parse_product(product.entry, "us-east-1") == Product(normalize_model_name("Nova Lite"), "", "default", "", "input", 60_000)
 
 
@@ -209,7 +209,7 @@ def test_a_product() -> None:
     ],
 )
 def test_a_price_in_each_unit(usd: str, unit: str, pico: int) -> None:
-    product = parse_product(marketplace("Claude Haiku 4.5", "InputTokenCount", usd, unit=unit).entry, "us-east-1")
+    product = parse_product(list_marketplace("Claude Haiku 4.5", "InputTokenCount", usd, unit=unit).entry, "us-east-1")
     assert product is not None
     assert product.pico == pico
 
@@ -217,20 +217,20 @@ def test_a_price_in_each_unit(usd: str, unit: str, pico: int) -> None:
 def test_units_are_millions_only_in_the_marketplace() -> None:
     assert (
         parse_product(
-            listed("AmazonBedrock", "1", "Units", model="M 1", usagetype="USE1-M1-input-tokens").entry, "us-east-1"
+            list_product("AmazonBedrock", "1", "Units", model="M 1", usagetype="USE1-M1-input-tokens").entry, "us-east-1"
         )
         is None
     )
 
 
 def test_a_model_may_say_in_its_name_that_it_is_fast() -> None:
-    found = parse_product(native("Nova Pro Latency Optimized", "NovaPro-input-tokens", "0.001").entry, "us-east-1")
+    found = parse_product(list_native("Nova Pro Latency Optimized", "NovaPro-input-tokens", "0.001").entry, "us-east-1")
     assert found is not None
     assert (found.name, found.latency) == (normalize_model_name("Nova Pro"), "optimized")
 
 
 def changed(change: Callable[[Any], object]) -> str:
-    document = json.loads(native("Nova Lite", "NovaLite-input-tokens", "0.00006", inferenceType="Input tokens").entry)
+    document = json.loads(list_native("Nova Lite", "NovaLite-input-tokens", "0.00006", inferenceType="Input tokens").entry)
     change(document)
     return json.dumps(document)
 
@@ -328,13 +328,13 @@ def test_any_other_entry_is_no_product(entry: str) -> None:
 # ---------------------------------------------------------------- prices of a model
 
 
-def prices(model: str, products: list[list_of.Listed], region: str = "us-east-1") -> ListedPrices | UnclearPrices:
+def prices(model: str, products: list[list_of.ListedProduct], region: str = "us-east-1") -> ListedPrices | UnclearPrices:
     found = identify_model(model)
     assert found is not None
     return select_prices(found, [product for each in products if (product := parse_product(each.entry, region)) is not None])
 
 
-def unclear(model: str, products: list[list_of.Listed]) -> str:
+def unclear(model: str, products: list[list_of.ListedProduct]) -> str:
     found = prices(model, products)
     assert isinstance(found, UnclearPrices)
     return found.reason
@@ -362,7 +362,7 @@ def test_a_global_profile_is_cheaper_than_the_region(model: str, table: dict[str
 
 
 def test_a_model_in_each_tier_and_mode() -> None:
-    fast = [native("Nova Lite", f"NovaLite-{kind}-tokens-latency-optimized", "0.0001") for kind in ("input", "output")]
+    fast = [list_native("Nova Lite", f"NovaLite-{kind}-tokens-latency-optimized", "0.0001") for kind in ("input", "output")]
     found = prices("us.amazon.nova-lite-v1:0", US_EAST + fast)
     default = {"input": 60_000, "output": 240_000, "cache_read": 15_000, "cache_write_5m": 0}
     flex = {"input": 30_000, "output": 120_000, "cache_read": 7500}
@@ -370,7 +370,7 @@ def test_a_model_in_each_tier_and_mode() -> None:
 
 
 def test_newer_usage_types_say_the_same() -> None:
-    rows = new_claude("Claude Opus 5.5", "4.4 22 0.22 5.5 8.8") + new_claude(
+    rows = list_new_claude("Claude Opus 5.5", "4.4 22 0.22 5.5 8.8") + list_new_claude(
         "Claude Opus 5.5", "4 20 0.2 5 8", routing="global_"
     )
     assert prices("eu.anthropic.claude-opus-5-5", rows) == ListedPrices(
@@ -382,22 +382,22 @@ def test_newer_usage_types_say_the_same() -> None:
 
 
 def test_prices_of_one_geography_go_before_the_regions() -> None:
-    rows = nova("M 1", "M1", "0.003 0.004") + nova("M 1", "M1", "0.001 0.002", tier="-cross-region-geo")
+    rows = list_nova("M 1", "M1", "0.003 0.004") + list_nova("M 1", "M1", "0.001 0.002", tier="-cross-region-geo")
     assert prices("us.x.m-1", rows) == ListedPrices({"default": {"input": 1_000_000, "output": 2_000_000}}, {})
     assert prices("x.m-1", rows) == ListedPrices({"default": {"input": 3_000_000, "output": 4_000_000}}, {})
 
 
 def test_writes_that_are_kept_for_half_an_hour_are_all_there_are() -> None:
     rows = [
-        marketplace("GPT-6 Astra", f"{kind}_standard", usd)
+        list_marketplace("GPT-6 Astra", f"{kind}_standard", usd)
         for kind, usd in (("input_tokens", "11"), ("output_tokens", "55"))
     ]
-    half_hour = marketplace("GPT-6 Astra", "cache_write_tokens_30m_standard", "13.75")
+    half_hour = list_marketplace("GPT-6 Astra", "cache_write_tokens_30m_standard", "13.75")
     both = {"cache_write_5m": 13_750_000, "cache_write_1h": 13_750_000}
     assert prices("openai.gpt-6-astra", [*rows, half_hour]) == ListedPrices(
         {"default": {"input": 11_000_000, "output": 55_000_000} | both}, {}
     )
-    five_minutes = marketplace("GPT-6 Astra", "cache_write_tokens_standard", "12")
+    five_minutes = list_marketplace("GPT-6 Astra", "cache_write_tokens_standard", "12")
     assert prices("openai.gpt-6-astra", [*rows, half_hour, five_minutes]) == ListedPrices(
         {"default": {"input": 11_000_000, "output": 55_000_000, "cache_write_5m": 12_000_000}}, {}
     )
@@ -409,7 +409,7 @@ def test_the_same_price_twice_is_one() -> None:
 
 def test_what_is_not_certain_is_not_taken() -> None:
     sonnet = "anthropic.claude-sonnet-4-5-20250929-v1:0"
-    two = [*US_EAST, marketplace("Claude Sonnet 4.5", "CacheReadInputTokenCount", "0.34")]
+    two = [*US_EAST, list_marketplace("Claude Sonnet 4.5", "CacheReadInputTokenCount", "0.34")]
     assert unclear(sonnet, two) == "there are two prices for cache_read of tier default"
     assert unclear(sonnet, list_of.HAIKU) == "no product is certainly this model's"
     assert unclear(sonnet, list_of.SONNET[:1]) == "input and output of the default tier are not both listed"
@@ -422,11 +422,11 @@ def test_what_is_not_certain_is_not_taken() -> None:
 
 
 def test_a_relative_lends_no_price() -> None:
-    rows = claude("Claude Opus 4", "15 75 1.5 18.75 30")
+    rows = list_claude("Claude Opus 4", "15 75 1.5 18.75 30")
     assert unclear("anthropic.claude-opus-4-8", rows) == "no product is certainly this model's"
 
 
 def test_prices_of_another_region_are_not_ours() -> None:
-    rows = claude("Claude Haiku 4.5", "9 9 9 9 9", region="eu-west-1") + list_of.HAIKU
+    rows = list_claude("Claude Haiku 4.5", "9 9 9 9 9", region="eu-west-1") + list_of.HAIKU
     found = prices("anthropic.claude-haiku-4-5-20251001-v1:0", rows)
     assert found == ListedPrices({"default": plain(1_100_000, 5_500_000, 110_000, 1_375_000, 2_200_000)}, {})

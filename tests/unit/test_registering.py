@@ -248,7 +248,7 @@ async def test_who_is_in_the_way_of_others_tries_again(clock: ManualClock) -> No
     await create_scope(memory, scope)
     store.before["transact"] = _refusing(ReasonCode.CONFLICT, ReasonCode.NONE)
     registering = asyncio.create_task(register(store, clock, scope))
-    while not clock.waits():
+    while not clock.remaining_sleeps():
         assert not registering.done()
         await asyncio.sleep(0.001)
     await clock.advance(1)

@@ -71,7 +71,7 @@ async def until(is_so: Callable[[], bool]) -> None:
 
 
 async def asleep(clock: ManualClock, seconds: float) -> None:
-    await until(lambda: clock.waits() == [seconds])
+    await until(lambda: clock.remaining_sleeps() == [seconds])
 
 
 async def done(bedrock: SimulatedBedrock, requests: int = 1) -> Entry:

@@ -54,7 +54,7 @@ async def test_a_crash_is_logged_once_with_its_name_and_the_work_runs_again(capl
         tasks.start("journal fsync", work)
         await settle()
         assert work.runs == [0]
-        assert clock.waits() == [1]
+        assert clock.remaining_sleeps() == [1]
         await clock.advance(0.99)
         assert work.runs == [0]
         await clock.advance(0.01)
@@ -76,7 +76,7 @@ async def test_the_back_off_doubles_up_to_a_cap():
         waits = []
         for _ in range(10):
             await settle()
-            waits += clock.waits()
+            waits += clock.remaining_sleeps()
             await clock.advance(waits[-1])
     assert waits == [1, 2, 4, 8, 16, 32, LONGEST, LONGEST, LONGEST, LONGEST]
 
@@ -87,7 +87,7 @@ async def test_the_back_off_is_jittered_between_a_half_and_the_whole(chance, exp
     async with Tasks(clock, chance=always(chance)) as tasks:
         tasks.start("work", Script(clock, OSError()))
         await settle()
-        assert clock.waits() == [expected]
+        assert clock.remaining_sleeps() == [expected]
 
 
 @pytest.mark.parametrize(("ran_for", "expected"), [(LONGEST - 1, 8), (LONGEST, 1)])
@@ -98,7 +98,7 @@ async def test_a_long_good_run_forgives_earlier_crashes(ran_for, expected):
         tasks.start("work", work)
         await clock.advance(1 + 2 + 4 + ran_for)
         assert len(work.runs) == 4
-        assert clock.waits() == [expected]
+        assert clock.remaining_sleeps() == [expected]
 
 
 async def test_one_crash_leaves_other_tasks_alone():
@@ -141,9 +141,9 @@ async def test_stop_during_back_off_ends_at_once(caplog):
     tasks = Tasks(clock)
     tasks.start("work", work)
     await settle()
-    assert len(clock.waits()) == 1
+    assert len(clock.remaining_sleeps()) == 1
     await tasks.stop()
-    assert clock.waits() == []
+    assert clock.remaining_sleeps() == []
     await clock.advance(1000)
     assert work.runs == [0]
     assert len(crashes(caplog)) == 1
@@ -311,7 +311,7 @@ async def test_jitter_spreads_the_interval_both_ways(chance, wait):
     async with Tasks(clock, chance=always(chance)) as tasks:
         tasks.run_every("sweep", 60, Script(clock, None), jitter=0.1)
         await settle()
-        assert clock.waits() == [wait]
+        assert clock.remaining_sleeps() == [wait]
 
 
 @pytest.mark.parametrize(("interval", "jitter"), [(0, 0), (-1, 0), (float("nan"), 0), (1, 1), (1, -0.1)])

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 
-from tests.support.wire_faults import BEDROCK_RATES, STORE_RATES, Pass, drawn
+from tests.support.wire_faults import BEDROCK_RATES, STORE_RATES, Pass, draw_fault
 
 
 def test_the_same_seed_is_the_same_schedule() -> None:
     for rates in (STORE_RATES, BEDROCK_RATES):
-        one, again, other = ([drawn(seed, number, rates) for number in range(500)] for seed in ("7", "7", "8"))
+        one, again, other = ([draw_fault(seed, number, rates) for number in range(500)] for seed in ("7", "7", "8"))
         assert one == again != other
 
 
 def test_there_are_about_as_many_as_were_asked_for() -> None:
-    kinds = Counter(isinstance(drawn(1, number, STORE_RATES), Pass) for number in range(5000))
+    kinds = Counter(isinstance(draw_fault(1, number, STORE_RATES), Pass) for number in range(5000))
     assert abs(kinds[False] / 5000 - sum(STORE_RATES.values())) < 0.02
 
 

@@ -10,26 +10,26 @@ import pytest
 
 from tests.flow.clients.measuring import Measured, measured_all
 from tests.support.clients import Client
-from tests.support.front import Doors
-from tests.support.stage import Stage, stage
+from tests.support.front import CountingProxies
+from tests.support.stage import ClientStage, stage
 
 # A run of its own: it takes minutes, and environments that a newcomer does not have.
 collect_ignore_glob = [] if "PRICE_KEEPER_TEST_CLIENTS" in os.environ else ["test_*.py"]
 
 
 @pytest.fixture(scope="session")
-def staged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+def staged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClientStage]:
     with stage(tmp_path_factory.mktemp("stage")) as running:
         yield running
 
 
 @pytest.fixture(scope="session")
-def doors() -> Iterator[Doors]:
-    with Doors().running() as opened:
+def doors() -> Iterator[CountingProxies]:
+    with CountingProxies().running() as opened:
         yield opened
 
 
 @pytest.fixture(scope="session")
-def measured(staged: Stage, doors: Doors) -> dict[Client, Future[Measured]]:
+def measured(staged: ClientStage, doors: CountingProxies) -> dict[Client, Future[Measured]]:
     """What every client that is installed does."""
     return measured_all(staged, doors)

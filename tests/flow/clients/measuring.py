@@ -5,9 +5,9 @@ from __future__ import annotations
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
-from tests.support.clients import BEARER, CLIENTS, CONTAINER, SESSION, Call, Client, Outcome, Round, ask
-from tests.support.front import Door, Doors
-from tests.support.stage import BROKEN, CLOSED, CUT, SPENT, THROTTLED, Stage
+from tests.support.clients import BEARER, CLIENTS, CONTAINER, SESSION, ClientCall, Client, ClientOutcome, CallRound, ask
+from tests.support.front import CountingProxy, CountingProxies
+from tests.support.stage import BROKEN, CLOSED, CUT, SPENT, THROTTLED, ClientStage
 
 AT_ONCE = 4
 TOO_LONG = "long 26000000"
@@ -17,7 +17,7 @@ BAD_TOKEN, EXPIRED_TOKEN, UNKNOWN_LABEL, TOO_LARGE = "bad token", "expired token
 UNREACHABLE, THROTTLING, QUOTA = "Bedrock unreachable", "throttled", "quota spent"
 CUT_STREAM, CUT_ANSWER = "stream cut", "answer cut"
 
-_CALLS: dict[str, Call] = {
+_CALLS: dict[str, ClientCall] = {
     BAD_TOKEN: ask("premium"),
     EXPIRED_TOKEN: ask("premium"),
     UNKNOWN_LABEL: ask("unknown"),
@@ -38,13 +38,13 @@ def situations_of(client: Client) -> list[str]:
 @dataclass(frozen=True)
 class Trouble:
     tries: int
-    outcome: Outcome
+    outcome: ClientOutcome
 
 
 @dataclass(frozen=True)
 class Measured:
     version: str
-    answers: dict[str, list[Outcome]]  # by the way to say who calls: as a whole, then as a stream
+    answers: dict[str, list[ClientOutcome]]  # by the way to say who calls: as a whole, then as a stream
     troubles: dict[str, Trouble]  # by situation
 
     @property
@@ -53,17 +53,17 @@ class Measured:
         return [way for way, outcomes in self.answers.items() if all(each.error is None for each in outcomes)]
 
 
-def measured_all(staged: Stage, doors: Doors) -> dict[Client, Future[Measured]]:
+def measured_all(staged: ClientStage, doors: CountingProxies) -> dict[Client, Future[Measured]]:
     with ThreadPoolExecutor(AT_ONCE) as pool:
         return {client: pool.submit(_measured, client, staged, doors) for client in CLIENTS if client.is_installed}
 
 
-def _measured(client: Client, staged: Stage, doors: Doors) -> Measured:
-    ways = client.ways if client.path else (SESSION, CONTAINER, BEARER)
+def _measured(client: Client, staged: ClientStage, doors: CountingProxies) -> Measured:
+    ways = client.auth_methods if client.path else (SESSION, CONTAINER, BEARER)
     situations = situations_of(client)
     in_trouble = [_in_trouble(client, situation, staged, doors) for situation in situations]
     played = client.play(
-        *(Round(staged.environ(client, way), _both(client)) for way in ways),
+        *(CallRound(staged.environ(client, way), _both(client)) for way in ways),
         *(each for each, _ in in_trouble),
     )
     answers = dict(zip(ways, played.rounds, strict=False))
@@ -74,11 +74,11 @@ def _measured(client: Client, staged: Stage, doors: Doors) -> Measured:
     return Measured(played.version, answers, troubles)
 
 
-def _both(client: Client) -> list[Call]:
+def _both(client: Client) -> list[ClientCall]:
     return [ask("premium"), ask("premium", stream=True)] if client.streams else [ask("premium")]
 
 
-def _in_trouble(client: Client, situation: str, staged: Stage, doors: Doors) -> tuple[Round, Door]:
-    door = doors.to(staged.url)
+def _in_trouble(client: Client, situation: str, staged: ClientStage, doors: CountingProxies) -> tuple[CallRound, CountingProxy]:
+    door = doors.open_proxy(staged.url)
     token = {BAD_TOKEN: "nonsense", EXPIRED_TOKEN: staged.token(-1)}.get(situation)
-    return Round(staged.environ(client, client.ways[0], door.url, token), [_CALLS[situation]]), door
+    return CallRound(staged.environ(client, client.auth_methods[0], door.url, token), [_CALLS[situation]]), door

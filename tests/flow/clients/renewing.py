@@ -26,7 +26,7 @@ from price_keeper.model import Scope, build_client_id
 from price_keeper.stores.contract import ItemMissing, Put
 from price_keeper.stores.sqlite import SqliteStore
 
-from tests.support.clients import NEWEST, PROGRAMS, Client, Outcome, ask
+from tests.support.clients import NEWEST, PROGRAMS, Client, ClientOutcome, ask
 from tests.support.commands import Sidecar, sidecar
 from tests.support.simulated import CLAUDE, TURN
 from tests.support.stage import ORG
@@ -208,14 +208,14 @@ class LongLived:
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
 
-    def ask(self) -> Outcome:
+    def ask(self) -> ClientOutcome:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps(ask("premium")) + "\n")
         self._process.stdin.flush()
         line = self._process.stdout.readline()
         assert line, "the client's process has ended"
-        return Outcome(**json.loads(line))
+        return ClientOutcome(**json.loads(line))
 
 
 @contextmanager

@@ -56,18 +56,18 @@ every_client = pytest.mark.parametrize("client", CLIENTS, ids=str)
 
 @pytest.fixture
 def found(client: Client, measured: dict[Client, Future[Measured]]) -> Measured:
-    client.demand()
+    client.require_installed()
     return measured[client].result()
 
 
 @every_client
 def test_it_is_answered_in_each_way_to_say_who_calls(client: Client, found: Measured) -> None:
-    for way in client.ways:
+    for way in client.auth_methods:
         assert [each.error for each in found.answers[way]] == [None] * len(found.answers[way])
         whole = found.answers[way][0].answer
         assert len(whole["text"].split()) == whole["output_tokens"] > 0
         assert whole["input_tokens"] > 0
-    assert found.ways == list(client.ways)  # and no other
+    assert found.ways == list(client.auth_methods)  # and no other
 
 
 @pytest.mark.parametrize("client", [client for client in CLIENTS if client.streams], ids=str)

@@ -15,11 +15,11 @@ from tests.support.clients import (
     JAVASCRIPT_HTTP1,
     SESSION,
     Client,
-    Round,
+    CallRound,
     ask,
 )
-from tests.support.front import Doors
-from tests.support.stage import SLOW, SLOW_SECONDS, Stage, a_marker
+from tests.support.front import CountingProxies
+from tests.support.stage import SLOW, SLOW_SECONDS, ClientStage, new_marker
 
 READ_SECONDS = 1.0
 assert READ_SECONDS < SLOW_SECONDS
@@ -33,23 +33,23 @@ IMPATIENT: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize("client", [BOTO3, BOTO3_OLDER, AIOBOTO3, JAVASCRIPT, JAVASCRIPT_HTTP1], ids=str)
-def test_a_retry_after_a_time_out_joins_the_call(staged: Stage, doors: Doors, client: Client, stream: bool) -> None:
-    marker, door = a_marker(), doors.to(staged.url)
+def test_a_retry_after_a_time_out_joins_the_call(staged: ClientStage, doors: CountingProxies, client: Client, stream: bool) -> None:
+    marker, door = new_marker(), doors.open_proxy(staged.url)
     calls = [ask(SLOW, marker, stream=stream)]
-    impatient = Round(staged.environ(client, SESSION, door.url), calls, IMPATIENT[client.lives_in])
+    impatient = CallRound(staged.environ(client, SESSION, door.url), calls, IMPATIENT[client.lives_in])
     (answer,) = client.play(impatient).answers()
     assert answer["output_tokens"] == len(answer["text"].split())
-    entries = [entry for entry in staged.troubled[SLOW].ledger()["entries"] if marker in entry["body"]]
+    entries = [entry for entry in staged.faulty_bedrocks[SLOW].ledger()["entries"] if marker in entry["body"]]
     assert door.requests > 1
     assert len(entries) == 1
     assert entries[0]["is_whole"]
 
 
 @pytest.mark.parametrize("client", [BOTO3, BOTO3_OLDER, JAVASCRIPT], ids=str)
-def test_the_same_question_asked_anew_is_asked_anew(staged: Stage, client: Client) -> None:
-    marker = a_marker()
+def test_the_same_question_asked_anew_is_asked_anew(staged: ClientStage, client: Client) -> None:
+    marker = new_marker()
     environ = staged.environ(client, SESSION)
-    first, second = client.play(Round(environ, [ask("premium", marker)] * 2)).answers()
+    first, second = client.play(CallRound(environ, [ask("premium", marker)] * 2)).answers()
     entries = [entry for entry in staged.bedrock.ledger()["entries"] if marker in entry["body"]]
     assert first == second
     assert len(entries) == 2

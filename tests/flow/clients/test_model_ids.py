@@ -21,11 +21,11 @@ from tests.support.clients import (
     JAVASCRIPT_HTTP1,
     SESSION,
     Client,
-    Round,
+    CallRound,
     ask,
 )
 from tests.support.simulated import CLAUDE, CLAUDE_BODY, TURN
-from tests.support.stage import PROFILE, Stage
+from tests.support.stage import PROFILE, ClientStage
 
 # What a caller may say, the label it means, and the model that is called.
 NAMES = {
@@ -54,7 +54,7 @@ OPERATIONS = {
 @pytest.mark.parametrize("operation", OPERATIONS)
 @pytest.mark.parametrize("spelling", SPELLINGS)
 @pytest.mark.parametrize("name", NAMES)
-def test_every_spelling_means_the_same(staged: Stage, name: str, spelling: str, operation: str) -> None:
+def test_every_spelling_means_the_same(staged: ClientStage, name: str, spelling: str, operation: str) -> None:
     place = urlsplit(staged.url)
     connection = http.client.HTTPConnection(place.hostname or "", place.port, timeout=10)
     headers = {"authorization": f"Bearer {staged.token()}", "content-type": "application/json"}
@@ -73,10 +73,10 @@ def test_every_spelling_means_the_same(staged: Stage, name: str, spelling: str, 
     [BOTO3, BOTO3_OLDER, AIOBOTO3, JAVASCRIPT, JAVASCRIPT_HTTP1, ANTHROPIC, ANTHROPIC_JAVASCRIPT],
     ids=str,
 )
-def test_every_name_as_the_client_spells_it(staged: Stage, client: Client) -> None:
+def test_every_name_as_the_client_spells_it(staged: ClientStage, client: Client) -> None:
     calls = [ask(name, f"{client} asks", stream=stream) for name in NAMES for stream in (False, True)]
     before = staged.bedrock.ledger()["entries"][-1]["sequence"] if staged.bedrock.ledger()["entries"] else 0
-    answers = client.play(Round(staged.environ(client, SESSION), calls)).answers()
+    answers = client.play(CallRound(staged.environ(client, SESSION), calls)).answers()
     assert all(answer["output_tokens"] for answer in answers)
     entries = staged.bedrock.ledger(before)["entries"]
     mine = [entry["model"] for entry in entries if f"{client} asks" in entry["body"]]

@@ -14,12 +14,12 @@ from tests.support.clients import (
     BOTO3_OLDER,
     JAVASCRIPT,
     JAVASCRIPT_HTTP1,
-    Call,
+    ClientCall,
     Client,
-    Round,
+    CallRound,
 )
 from tests.support.simulated import CLAUDE, CLAUDE_BODY, TURN
-from tests.support.stage import BEARER_OVER_HTTPS, Stage
+from tests.support.stage import BEARER_OVER_HTTPS, ClientStage
 
 BODY = {"body": json.dumps(CLAUDE_BODY)}
 COUNTED = {"input": {"converse": TURN}}
@@ -36,13 +36,13 @@ JOB = {
 }
 # The label by its name, then by the model it stands for.
 CALLS = (
-    Call("invoke_model", {"modelId": "premium", **BODY}),
-    Call("invoke_model_with_response_stream", {"modelId": CLAUDE, **BODY}),
-    Call("converse", {"modelId": CLAUDE, **TURN}),
-    Call("converse_stream", {"modelId": "premium", **TURN}),
-    Call("count_tokens", {"modelId": "premium", **COUNTED}),
-    Call("apply_guardrail", GUARDED),
-    Call("start_async_invoke", JOB),
+    ClientCall("invoke_model", {"modelId": "premium", **BODY}),
+    ClientCall("invoke_model_with_response_stream", {"modelId": CLAUDE, **BODY}),
+    ClientCall("converse", {"modelId": CLAUDE, **TURN}),
+    ClientCall("converse_stream", {"modelId": "premium", **TURN}),
+    ClientCall("count_tokens", {"modelId": "premium", **COUNTED}),
+    ClientCall("apply_guardrail", GUARDED),
+    ClientCall("start_async_invoke", JOB),
 )
 OPERATIONS = {call.operation: number for number, call in enumerate(CALLS)}
 JOB_ARN = "arn:aws:bedrock:us-east-1:123456789012:async-invoke/"
@@ -50,29 +50,29 @@ JOB_ARN = "arn:aws:bedrock:us-east-1:123456789012:async-invoke/"
 in_each_way = [
     pytest.param(client, way, id=f"{client}-{way}")
     for client in (BOTO3, BOTO3_OLDER, AIOBOTO3, JAVASCRIPT, JAVASCRIPT_HTTP1)
-    for way in (*client.ways, BEARER_OVER_HTTPS)
+    for way in (*client.auth_methods, BEARER_OVER_HTTPS)
 ]
 
 
-def spelled(client: Client, call: Call) -> Call:
+def spelled(client: Client, call: ClientCall) -> ClientCall:
     """The operation as this SDK names it."""
     if client.lives_in != "node":
         return call
-    return Call("".join(part.capitalize() for part in call.operation.split("_")), call.arguments)
+    return ClientCall("".join(part.capitalize() for part in call.operation.split("_")), call.arguments)
 
 
-def get_job(client: Client, answer: dict[str, Any]) -> Call:
-    return spelled(client, Call("get_async_invoke", {"invocationArn": answer["invocationArn"]}))
+def get_job(client: Client, answer: dict[str, Any]) -> ClientCall:
+    return spelled(client, ClientCall("get_async_invoke", {"invocationArn": answer["invocationArn"]}))
 
 
 @pytest.mark.parametrize(("client", "way"), in_each_way)
-def test_every_operation(staged: Stage, client: Client, way: str) -> None:
+def test_every_operation(staged: ClientStage, client: Client, way: str) -> None:
     environ = staged.environ(client, way)
-    answers = client.play(Round(environ, [spelled(client, call) for call in CALLS])).answers()
+    answers = client.play(CallRound(environ, [spelled(client, call) for call in CALLS])).answers()
     said = {operation: answers[number] for operation, number in OPERATIONS.items()}
     check_answers(said)
     check_stream(said["invoke_model_with_response_stream"]["body"], said["invoke_model"]["body"])
-    (job,) = client.play(Round(environ, [get_job(client, said["start_async_invoke"])])).answers()
+    (job,) = client.play(CallRound(environ, [get_job(client, said["start_async_invoke"])])).answers()
     assert job["status"] == "InProgress"
     if client.lives_in == "node":
         assert {answer["protocol"] for answer in answers} == {
@@ -108,11 +108,11 @@ def check_headers(answer: dict[str, Any], requested: str) -> None:
     assert headers["x-amzn-requestid"]
 
 
-@pytest.mark.parametrize("way", [*AWS_CLI.ways, BEARER_OVER_HTTPS])
-def test_every_operation_of_the_command_line(staged: Stage, way: str) -> None:
+@pytest.mark.parametrize("way", [*AWS_CLI.auth_methods, BEARER_OVER_HTTPS])
+def test_every_operation_of_the_command_line(staged: ClientStage, way: str) -> None:
     environ = staged.environ(AWS_CLI, way)
     calls = [call for call in CALLS if not call.operation.endswith("stream")]
-    answers = AWS_CLI.play(Round(environ, calls)).answers()
+    answers = AWS_CLI.play(CallRound(environ, calls)).answers()
     said = dict(zip((call.operation for call in calls), answers, strict=True))
     used = said["converse"]["usage"]
     assert used["outputTokens"] > 0
@@ -120,5 +120,5 @@ def test_every_operation_of_the_command_line(staged: Stage, way: str) -> None:
     assert json.loads(said["invoke_model"]["body"])["usage"]["output_tokens"] > 0
     assert said["apply_guardrail"]["action"] == "NONE"
     assert said["start_async_invoke"]["invocationArn"].startswith(JOB_ARN)
-    (job,) = AWS_CLI.play(Round(environ, [get_job(AWS_CLI, said["start_async_invoke"])])).answers()
+    (job,) = AWS_CLI.play(CallRound(environ, [get_job(AWS_CLI, said["start_async_invoke"])])).answers()
     assert job["status"] == "InProgress"

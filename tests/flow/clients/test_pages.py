@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from tests.support.clients import AWS_CLI, JAVASCRIPT
-from tests.support.pages import PAGES, blocks, named
-from tests.support.pages_played import needs_clients, play
+from tests.support.pages import PAGES, parse_blocks, find_page
+from tests.support.pages_played import needs_clients, play_page
 
-OF_CLIENTS = [page for page in PAGES if any(block.is_run and needs_clients(block) for block in blocks(page))]
+OF_CLIENTS = [page for page in PAGES if any(block.is_run and needs_clients(block) for block in parse_blocks(page))]
 
 
-@pytest.mark.parametrize("page", OF_CLIENTS, ids=named)
+@pytest.mark.parametrize("page", OF_CLIENTS, ids=find_page)
 def test_what_is_typed_does_what_the_page_says(page: Path, tmp_path: Path) -> None:
     for client in (AWS_CLI, JAVASCRIPT):  # one of each environment
-        client.demand()
-    assert play(page, tmp_path, has_clients=True)
+        client.require_installed()
+    assert play_page(page, tmp_path, has_clients=True)

@@ -16,7 +16,7 @@ from tests.support.clients import (
     LANGCHAIN,
     STRANDS,
     Client,
-    Round,
+    CallRound,
     ask,
 )
 from tests.support.commands import Sidecar, sidecar
@@ -64,5 +64,5 @@ def test_over_https(encrypted: Sidecar, client: Client) -> None:
 
 def check(client: Client, *environs: dict[str, str]) -> None:
     calls = [ask("premium"), ask("economy", stream=client.streams)]
-    for answer in client.play(*(Round(environ, calls) for environ in environs)).answers():
+    for answer in client.play(*(CallRound(environ, calls) for environ in environs)).answers():
         assert answer["output_tokens"] > 0

@@ -12,42 +12,42 @@ from tests.support.clients import (
     JAVASCRIPT,
     JAVASCRIPT_HTTP1,
     SESSION,
-    Call,
+    ClientCall,
     Client,
-    Round,
+    CallRound,
     ask,
 )
-from tests.support.front import Doors
-from tests.support.stage import Stage
+from tests.support.front import CountingProxies
+from tests.support.stage import ClientStage
 
 OF_AWS = (BOTO3, BOTO3_OLDER, AIOBOTO3, AWS_CLI, JAVASCRIPT, JAVASCRIPT_HTTP1)
 ILLEGAL = ("..", "a..b", "../control", "premium/../economy", "premium/", "a%25252Fb")
 
 
 @pytest.mark.parametrize("client", OF_AWS, ids=str)
-def test_a_model_id_that_must_not_get_any_further(staged: Stage, doors: Doors, client: Client) -> None:
-    door = doors.to(staged.url)
+def test_a_model_id_that_must_not_get_any_further(staged: ClientStage, doors: CountingProxies, client: Client) -> None:
+    door = doors.open_proxy(staged.url)
     calls = [ask(each) for each in ILLEGAL]
-    errors = client.play(Round(staged.environ(client, SESSION, door.url), calls)).errors()
+    errors = client.play(CallRound(staged.environ(client, SESSION, door.url), calls)).errors()
     assert {error["code"] for error in errors} == {"ValidationException"}
     assert all(" is not allowed: an id is 1 to 2048 letters" in error["message"] for error in errors)
     assert door.requests == len(ILLEGAL)
 
 
 @pytest.mark.parametrize("client", OF_AWS, ids=str)
-def test_keys_without_a_token(staged: Stage, doors: Doors, client: Client) -> None:
-    door = doors.to(staged.url)
+def test_keys_without_a_token(staged: ClientStage, doors: CountingProxies, client: Client) -> None:
+    door = doors.open_proxy(staged.url)
     environ = staged.environ(client, SESSION, door.url)
     del environ["AWS_SESSION_TOKEN"]
-    (error,) = client.play(Round(environ, [ask("premium")])).errors()
+    (error,) = client.play(CallRound(environ, [ask("premium")])).errors()
     assert error["code"] == "AccessDeniedException"
     assert error["message"].startswith("a token is needed: as AWS session token, ")
     assert door.requests == 1
 
 
 @pytest.mark.parametrize("client", [BOTO3, BOTO3_OLDER, AIOBOTO3], ids=str)
-def test_a_list_of_jobs_which_would_show_those_of_others(staged: Stage, client: Client) -> None:
-    calls = [Call("list_async_invokes", {})]
-    (error,) = client.play(Round(staged.environ(client, SESSION), calls)).errors()
+def test_a_list_of_jobs_which_would_show_those_of_others(staged: ClientStage, client: Client) -> None:
+    calls = [ClientCall("list_async_invokes", {})]
+    (error,) = client.play(CallRound(staged.environ(client, SESSION), calls)).errors()
     assert error["code"] == error["kind"] == "AccessDeniedException"
     assert error["retries"] == 0

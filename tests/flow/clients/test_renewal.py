@@ -28,7 +28,7 @@ from price_keeper.auth.retrieval import retrieve
 from price_keeper.clock import SystemClock
 
 from tests.flow.clients.renewing import Fetch, Fleet, Known, Window, called, fetched, fleet, long_lived, opened
-from tests.support.clients import AWS_CLI, BOTO3, BOTO3_OLDER, JAVASCRIPT, Client, Outcome
+from tests.support.clients import AWS_CLI, BOTO3, BOTO3_OLDER, JAVASCRIPT, Client, ClientOutcome
 
 CLIENTS = (BOTO3, BOTO3_OLDER, JAVASCRIPT, AWS_CLI)
 APPS = {BOTO3: "boto3", BOTO3_OLDER: "boto3-older", JAVASCRIPT: "javascript", AWS_CLI: "command-line"}
@@ -52,7 +52,7 @@ each_client = pytest.mark.parametrize("client", CLIENTS, ids=str)
 
 @dataclass(frozen=True)
 class Lived:
-    outcomes: list[Outcome]
+    outcomes: list[ClientOutcome]
     fetches: list[Fetch]
     tokens: list[str]
     seconds: float
@@ -103,7 +103,7 @@ def _live(client: Client, running: Fleet) -> Lived:
 
 @each_client
 def test_no_call_fails_while_tokens_expire(client: Client, running: Fleet, lived: dict[Client, Future[Lived]]) -> None:
-    client.demand()
+    client.require_installed()
     found = lived[client].result()
     assert found.errors == []
     assert len(found.outcomes) > EXPIRIES
@@ -115,7 +115,7 @@ def test_no_call_fails_while_tokens_expire(client: Client, running: Fleet, lived
 
 @each_client
 def test_a_short_life_has_it_fetch_for_every_call(client: Client, lived: dict[Client, Future[Lived]]) -> None:
-    client.demand()
+    client.require_installed()
     found = lived[client].result()
     calls = len(found.outcomes)
     if client is AWS_CLI:  # once to have any, and once more as they seem to end soon
@@ -128,7 +128,7 @@ def test_a_short_life_has_it_fetch_for_every_call(client: Client, lived: dict[Cl
 
 @each_client
 def test_many_fetches_are_few_tokens(client: Client, lived: dict[Client, Future[Lived]]) -> None:
-    client.demand()
+    client.require_installed()
     found = lived[client].result()
     assert EXPIRIES < len(found.tokens) <= found.seconds / SHORTEST_SHARE + 1
     assert len(found.tokens) < len(found.fetches) / (2 if client is AWS_CLI else 4)
@@ -138,7 +138,7 @@ def test_many_fetches_are_few_tokens(client: Client, lived: dict[Client, Future[
 
 @each_client
 def test_in_the_usual_hour_it_fetches_once(client: Client, running: Fleet) -> None:
-    client.demand()
+    client.require_installed()
     pair = running.known[f"{USUAL}-{APPS[client]}"].pair
     with Window(running.usual.data).open() as window, long_lived(client, running, window, pair) as process:
         assert [process.ask().error for _ in range(3)] == [None] * 3
@@ -183,7 +183,7 @@ async def _rotate(running: Fleet, known: Known) -> tuple[Known, float]:
 
 @each_client
 def test_a_rotated_secret_fetches_until_its_grace_ends(client: Client, rotated: dict[Client, Future[Rotated]]) -> None:
-    client.demand()
+    client.require_installed()
     found = rotated[client].result()
     in_grace = [each.status for each in found.fetches if each.ended < found.ends]
     assert len(in_grace) > 1
@@ -198,7 +198,7 @@ def test_a_rotated_secret_fetches_until_its_grace_ends(client: Client, rotated: 
 @each_client
 def test_after_the_grace_it_says_why_it_fails(client: Client, rotated: dict[Client, Future[Rotated]]) -> None:
     """The SDK for JavaScript keeps the reason to itself, and calls for as long as the token that it has is good."""
-    client.demand()
+    client.require_installed()
     error = rotated[client].result().error
     if client is JAVASCRIPT:
         assert (error["kind"], error["message"]) == (

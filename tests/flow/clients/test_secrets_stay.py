@@ -16,10 +16,10 @@ from tests.support.clients import (
     JAVASCRIPT,
     OPENAI,
     Client,
-    Round,
+    CallRound,
     ask,
 )
-from tests.support.stage import BROKEN, CALLERS_KEY, CALLERS_SECRET, CLOSED, CUT, THROTTLED, Stage, a_marker
+from tests.support.stage import BROKEN, CALLERS_KEY, CALLERS_SECRET, CLOSED, CUT, THROTTLED, ClientStage, new_marker
 
 ANY_TOKEN = "eyJ"  # as the first part of each begins
 BAD_TOKEN = "a-token-that-is-not-good-and-not-for-anybodys-eyes"
@@ -38,19 +38,19 @@ ONCE: dict[Client, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("client", ONCE, ids=str)
-def test_a_callers_secrets_go_no_further(staged: Stage, client: Client) -> None:
-    marker, token = a_marker(), staged.token()
+def test_a_callers_secrets_go_no_further(staged: ClientStage, client: Client) -> None:
+    marker, token = new_marker(), staged.token()
     assert token.startswith(ANY_TOKEN)
     models = ("premium", "profile", CLOSED, THROTTLED, CUT, BROKEN, "unknown")
     calls = [ask(model, marker, stream=stream) for model in models for stream in (False, True)]
     once = ONCE[client]
-    rounds = [Round(staged.environ(client, way, token=token), calls, once) for way in client.ways]
-    rejected = Round(staged.environ(client, client.ways[0], token=BAD_TOKEN), [ask("premium", marker)], once)
+    rounds = [CallRound(staged.environ(client, way, token=token), calls, once) for way in client.auth_methods]
+    rejected = CallRound(staged.environ(client, client.auth_methods[0], token=BAD_TOKEN), [ask("premium", marker)], once)
     client.play(*rounds, rejected)
     secrets = [ANY_TOKEN, BAD_TOKEN, staged.secret, CALLERS_KEY, CALLERS_SECRET]
-    arrived = [entry for bedrock in staged.everywhere for entry in bedrock.ledger()["entries"]]
+    arrived = [entry for bedrock in staged.all_sidecars for entry in bedrock.ledger()["entries"]]
     mine = [entry for entry in arrived if marker in entry["body"]]
-    assert len(mine) >= 8 * len(client.ways)
+    assert len(mine) >= 8 * len(client.auth_methods)
     check_upstream(mine, secrets)
     check_output(staged, [*secrets, DEFAULT_KEYS.secret_key, marker])
 
@@ -65,7 +65,7 @@ def check_upstream(entries: list[dict[str, Any]], secrets: list[str]) -> None:
         assert authorization.startswith(f"AWS4-HMAC-SHA256 Credential={DEFAULT_KEYS.access_key}/")
 
 
-def check_output(staged: Stage, secrets: list[str]) -> None:
+def check_output(staged: ClientStage, secrets: list[str]) -> None:
     said = staged.output
     assert "a stream of Bedrock's was cut" in said  # it does say something, so that a leak would be seen
     assert [secret for secret in secrets if secret in said] == []
