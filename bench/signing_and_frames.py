@@ -18,7 +18,7 @@ from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials as BotocoreCredentials
 from botocore.eventstream import EventStreamBuffer
 from price_keeper.forwarding.eventstream import FrameWatcher, encode_frame
-from price_keeper.forwarding.model_path import encode_model_id, decode_model_id, parse_path
+from price_keeper.forwarding.model_path import decode_model_id, encode_model_id, parse_path
 from price_keeper.forwarding.sigv4 import AwsCredentials, Signer
 
 HOST = "bedrock-runtime.us-east-1.amazonaws.com"

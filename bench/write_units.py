@@ -101,7 +101,9 @@ async def main() -> None:
             meter.attach(store.client)  # type: ignore[attr-defined]
             per_request: dict[float, float] = {}
             for number, rate in enumerate(sorted({rate / fleet for fleet in FLEETS for rate in RATES})):
-                async with open_recording_harness(folder / f"journal{number}", store, ManualClock(), max_usd=10**6) as rec:
+                async with open_recording_harness(
+                    folder / f"journal{number}", store, ManualClock(), max_usd=10**6
+                ) as rec:
                     units, requests = await units_of_one(rec, meter, rate, [rec.counter()])
                     per_request[rate] = units / requests
     print("| sidecars | requests/s in all | units for 1,000 requests | USD a month | a write for each request |")

@@ -173,7 +173,11 @@ async def _prepared(folder: Path, endpoint: str | None, apps: Sequence[Scope], c
                 await store.put(Put(key, {"app_name": scope.app or ""}))
                 continue
             sealed = retrieval.seal_secret(scope, "a-secret-of-the-benchmark", now)
-            await store.put(Put(key, {"app_name": scope.app or "", retrieval.RETRIEVAL_ROW: sealed.row, SECRET_CREATED_AT: int(now)}))
+            await store.put(
+                Put(
+                    key, {"app_name": scope.app or "", retrieval.RETRIEVAL_ROW: sealed.row, SECRET_CREATED_AT: int(now)}
+                )
+            )
             await store.put(sealed.put)
             found.append((scope, sealed.token))
         return found

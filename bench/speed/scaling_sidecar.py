@@ -78,7 +78,9 @@ async def _prepared(path: Path, apps: Sequence[Scope]) -> None:
     try:
         for org in dict.fromkeys(scope.org for scope in apps):
             await store.put(Put(schema.org_config_key(org), everything_on() | {"quota_scope": "APP"}))
-        own = [Put(schema.app_config_key(scope.org, scope.app or ""), {"limits": dict(LIMITS_OF_AN_APP)}) for scope in apps]
+        own = [
+            Put(schema.app_config_key(scope.org, scope.app or ""), {"limits": dict(LIMITS_OF_AN_APP)}) for scope in apps
+        ]
         await asyncio.gather(*(store.put(put) for put in own))
     finally:
         await store.close()

@@ -37,7 +37,9 @@ async def _serve(arguments: argparse.Namespace) -> None:
     async with simulated_bedrock(
         arguments.host,
         arguments.port,
-        keys=Keys(arguments.access_key, arguments.secret_key, arguments.session_token, arguments.api_key, arguments.region),
+        keys=Keys(
+            arguments.access_key, arguments.secret_key, arguments.session_token, arguments.api_key, arguments.region
+        ),
         require_auth=not arguments.no_auth,
         ledger_file=arguments.ledger,
         region=arguments.region or "us-east-1",

@@ -9,7 +9,7 @@ from hashlib import sha256
 from typing import Any
 from urllib.parse import parse_qs
 
-from bedrock_simulator.call import SimulatedResponse, SimulatedCall, check_choice
+from bedrock_simulator.call import SimulatedCall, SimulatedResponse, check_choice
 from bedrock_simulator.clock import Clock
 from bedrock_simulator.refusals import AwsError, constraint_violation, validation_error
 

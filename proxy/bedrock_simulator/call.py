@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 
 from bedrock_simulator.models import Model
-from bedrock_simulator.refusals import validation_error, malformed_request
+from bedrock_simulator.refusals import malformed_request, validation_error
 from bedrock_simulator.routes import Route
 from bedrock_simulator.usage import Usage, corrupt_usage
 from bedrock_simulator.wishes import FaultSpec

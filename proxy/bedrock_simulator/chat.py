@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 
 from bedrock_simulator import guardrails
-from bedrock_simulator.call import SERVER_SENT_EVENTS, TIERS, SimulatedResponse, SimulatedCall, check_choice
+from bedrock_simulator.call import SERVER_SENT_EVENTS, TIERS, SimulatedCall, SimulatedResponse, check_choice
 from bedrock_simulator.families import openai
 from bedrock_simulator.families.family import get_required
 from bedrock_simulator.generation import Completion
@@ -33,7 +33,9 @@ def complete_chat(runner: ModelRunner, call: SimulatedCall) -> SimulatedResponse
     total_usage = guardrails.add_guardrail_usage(completion.usage, guardrail)
     if body.get("stream"):
         options = body.get("stream_options")
-        reports_usage = isinstance(options, dict) and options.get("include_usage") is True and call.fault_spec.usage != "none"
+        reports_usage = (
+            isinstance(options, dict) and options.get("include_usage") is True and call.fault_spec.usage != "none"
+        )
         usage_chunk = call.apply_usage_fault(openai.build_usage_chunk(completion, model)) if reports_usage else None
         frames = _build_frames(completion, model, tier, usage_chunk, guardrails.build_members(guardrail))
         return SimulatedResponse(frames=frames, headers={"Content-Type": SERVER_SENT_EVENTS}, usage=total_usage)
@@ -49,7 +51,11 @@ def _choose_tier(call: SimulatedCall, body: dict[str, Any]) -> dict[str, str]:
 
 
 def _build_frames(
-    completion: Completion, model: Model, tier: dict[str, str], usage_chunk: dict[str, Any] | None, marks: dict[str, Any]
+    completion: Completion,
+    model: Model,
+    tier: dict[str, str],
+    usage_chunk: dict[str, Any] | None,
+    marks: dict[str, Any],
 ) -> Iterator[bytes]:
     """A stream that will tell its usage says so in every chunk before the one that does."""
     pending = {"usage": None} if usage_chunk is not None else {}

@@ -26,7 +26,11 @@ def parse_prompt(body: Mapping[str, Any], default_max_tokens: int) -> Prompt:
     if isinstance(maximum, int) and maximum < 1:
         raise constraint_violation(maximum, "inferenceConfig.maxTokens", "have value greater than or equal to 1")
     return Prompt(
-        pieces=[*_parse_tools(body), *_parse_blocks(body.get("system") or [], "system"), *_parse_messages(body.get("messages"))],
+        pieces=[
+            *_parse_tools(body),
+            *_parse_blocks(body.get("system") or [], "system"),
+            *_parse_messages(body.get("messages")),
+        ],
         max_tokens=check_max_tokens(maximum, "inferenceConfig.maxTokens", default_max_tokens),
         stop_sequences=_parse_stop_sequences(config.get("stopSequences") or []),
         tool=_find_forced_tool(body),
@@ -53,7 +57,9 @@ def _parse_messages(messages: Any) -> list[Piece]:
     for index, message in enumerate(messages):
         role = message.get("role") if isinstance(message, dict) else None
         if role not in _ROLES:
-            raise constraint_violation(role, f"messages.{index + 1}.member.role", f"satisfy enum value set: {list(_ROLES)}")
+            raise constraint_violation(
+                role, f"messages.{index + 1}.member.role", f"satisfy enum value set: {list(_ROLES)}"
+            )
         if index == 0 and role == "assistant":
             raise validation_error(
                 "A conversation must start with a user message. Try again with a conversation that starts with a "

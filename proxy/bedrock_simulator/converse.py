@@ -8,7 +8,15 @@ from collections.abc import Iterator
 from typing import Any
 
 from bedrock_simulator import conversation, guardrails, metadata
-from bedrock_simulator.call import EVENT_STREAM, LATENCIES, TIERS, SimulatedResponse, SimulatedCall, check_choice, parse_json_object
+from bedrock_simulator.call import (
+    EVENT_STREAM,
+    LATENCIES,
+    TIERS,
+    SimulatedCall,
+    SimulatedResponse,
+    check_choice,
+    parse_json_object,
+)
 from bedrock_simulator.families import FAMILIES
 from bedrock_simulator.frames import encode_event
 from bedrock_simulator.generation import Completion, Prompt
@@ -93,7 +101,10 @@ def _check_options(body: dict[str, Any]) -> None:
 
 def _build_closing(call: SimulatedCall, body: dict[str, Any], completion: Completion, model: Model) -> dict[str, Any]:
     """What the end of an answer tells, in one piece or as a stream's last event."""
-    closing: dict[str, Any] = {"usage": _build_usage(completion.usage, model), "metrics": {"latencyMs": completion.latency_ms}}
+    closing: dict[str, Any] = {
+        "usage": _build_usage(completion.usage, model),
+        "metrics": {"latencyMs": completion.latency_ms},
+    }
     latency = call.fault_spec.performance or (body.get("performanceConfig") or {}).get("latency")
     if latency:
         closing["performanceConfig"] = {"latency": latency}

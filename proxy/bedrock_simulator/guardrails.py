@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from bedrock_simulator.call import SimulatedResponse, SimulatedCall
+from bedrock_simulator.call import SimulatedCall, SimulatedResponse
 from bedrock_simulator.refusals import constraint_violation, validation_error
 from bedrock_simulator.usage import Usage
 
@@ -38,7 +38,9 @@ def apply_guardrail(call: SimulatedCall) -> SimulatedResponse:
             identifier, "guardrailIdentifier", f"satisfy regular expression pattern: {_IDENTIFIER.pattern}"
         )
     if not _VERSION.fullmatch(version):
-        raise constraint_violation(version, "guardrailVersion", f"satisfy regular expression pattern: {_VERSION.pattern}")
+        raise constraint_violation(
+            version, "guardrailVersion", f"satisfy regular expression pattern: {_VERSION.pattern}"
+        )
     body = call.parse_body()
     if body.get("source") not in ("INPUT", "OUTPUT"):
         raise constraint_violation(body.get("source"), "source", "satisfy enum value set: [INPUT, OUTPUT]")
@@ -99,7 +101,10 @@ class GuardrailUse:
         return Usage(guardrail_units={name: before[name] + after[name] for name in before})
 
     def build_assessments(self) -> tuple[Json, Json]:
-        before, after = (_build_assessment(_count_units(length, 0), length, False) for length in (self.input_length, self.output_length))
+        before, after = (
+            _build_assessment(_count_units(length, 0), length, False)
+            for length in (self.input_length, self.output_length)
+        )
         return before, after
 
 
@@ -116,7 +121,12 @@ def find_in_headers(headers: Mapping[str, str], body: Json, output_text: str) ->
     """Of InvokeModel and chat completions, whose bodies say nothing of guardrails."""
     if _HEADER not in headers:
         return None
-    return GuardrailUse(headers[_HEADER], _count_characters(body), len(output_text), headers.get(_TRACE, "") in ("ENABLED", "ENABLED_FULL"))
+    return GuardrailUse(
+        headers[_HEADER],
+        _count_characters(body),
+        len(output_text),
+        headers.get(_TRACE, "") in ("ENABLED", "ENABLED_FULL"),
+    )
 
 
 def _count_characters(value: Any) -> int:
@@ -132,7 +142,10 @@ def build_trace(guardrail: GuardrailUse | None) -> Json:
     if guardrail is None or not guardrail.has_trace:
         return {}
     before, after = guardrail.build_assessments()
-    assessments = {"inputAssessment": {guardrail.identifier: before}, "outputAssessments": {guardrail.identifier: [after]}}
+    assessments = {
+        "inputAssessment": {guardrail.identifier: before},
+        "outputAssessments": {guardrail.identifier: [after]},
+    }
     return {"trace": {"guardrail": assessments}}
 
 

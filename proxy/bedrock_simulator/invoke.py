@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from bedrock_simulator import guardrails, metadata
-from bedrock_simulator.call import EVENT_STREAM, JSON, LATENCIES, TIERS, SimulatedResponse, SimulatedCall, check_choice
+from bedrock_simulator.call import EVENT_STREAM, JSON, LATENCIES, TIERS, SimulatedCall, SimulatedResponse, check_choice
 from bedrock_simulator.families import FAMILIES
 from bedrock_simulator.families.family import Family
 from bedrock_simulator.frames import encode_event
@@ -29,7 +29,9 @@ def invoke(runner: ModelRunner, call: SimulatedCall) -> SimulatedResponse:
     headers = {"Content-Type": JSON, **_echo_headers(call)}
     headers["X-Amzn-Bedrock-Invocation-Latency"] = str(completion.latency_ms)
     headers.update(_build_count_headers(call, completion, model, family))
-    return SimulatedResponse(call.render(document), headers=headers, usage=guardrails.add_guardrail_usage(completion.usage, guardrail))
+    return SimulatedResponse(
+        call.render(document), headers=headers, usage=guardrails.add_guardrail_usage(completion.usage, guardrail)
+    )
 
 
 def invoke_stream(runner: ModelRunner, call: SimulatedCall) -> SimulatedResponse:
@@ -45,17 +47,23 @@ def invoke_stream(runner: ModelRunner, call: SimulatedCall) -> SimulatedResponse
             yield _encode_chunk(call, held)
             held = chunk
         metrics = _build_metrics(completion, model)
-        yield _encode_chunk(call, {**held, **guardrails.build_members(guardrail), "amazon-bedrock-invocationMetrics": metrics})
+        yield _encode_chunk(
+            call, {**held, **guardrails.build_members(guardrail), "amazon-bedrock-invocationMetrics": metrics}
+        )
 
     headers = {"Content-Type": EVENT_STREAM, "X-Amzn-Bedrock-Content-Type": JSON, **_echo_headers(call)}
-    return SimulatedResponse(frames=frames(), headers=headers, usage=guardrails.add_guardrail_usage(completion.usage, guardrail))
+    return SimulatedResponse(
+        frames=frames(), headers=headers, usage=guardrails.add_guardrail_usage(completion.usage, guardrail)
+    )
 
 
 def _run_model(runner: ModelRunner, call: SimulatedCall) -> tuple[Family, Model, dict[str, Any], Completion]:
     model, body = resolve_model(call.route.model), call.parse_body()
     family = FAMILIES.get(model.find_family(body))
     if family is None:
-        raise validation_error("The provided model is not supported by this simulator, or its request is of no known form.")
+        raise validation_error(
+            "The provided model is not supported by this simulator, or its request is of no known form."
+        )
     _check_headers(call)
     prompt = family.parse_prompt(body)
     completion = runner.run(call, model, prompt)

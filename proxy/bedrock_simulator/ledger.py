@@ -104,7 +104,9 @@ class Ledger:
         if self._file is not None:
             outcome = as_json(entry)
             outcome_fields = ("sequence", "status", "usage", "fault", "is_whole", "is_done")
-            os.write(self._file, orjson.dumps({"event": "done", **{name: outcome[name] for name in outcome_fields}}) + b"\n")
+            os.write(
+                self._file, orjson.dumps({"event": "done", **{name: outcome[name] for name in outcome_fields}}) + b"\n"
+            )
 
     def clear(self) -> None:
         """Sequence numbers go on, so that a request under way is not taken for a new one."""

@@ -103,7 +103,9 @@ def _split_in_half(body: bytes) -> list[bytes]:
     return [body[:middle], body[middle:]]
 
 
-async def _apply_connection_fault(request: web.BaseRequest, fault: ConnectionFault, spec: FaultSpec, clock: Clock) -> None:
+async def _apply_connection_fault(
+    request: web.BaseRequest, fault: ConnectionFault, spec: FaultSpec, clock: Clock
+) -> None:
     if fault is not ConnectionFault.STALL:
         _end_connection(request, fault)
     elif spec.delay_ms is not None:

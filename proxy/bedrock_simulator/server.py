@@ -14,7 +14,7 @@ import orjson
 from aiohttp import web
 
 from bedrock_simulator import chat, routes, signatures, wishes
-from bedrock_simulator.call import JSON, SimulatedResponse, SimulatedCall, parse_json_object
+from bedrock_simulator.call import JSON, SimulatedCall, SimulatedResponse, parse_json_object
 from bedrock_simulator.clock import Clock, SystemClock
 from bedrock_simulator.ledger import MAX_ENTRY_BODY_BYTES, Entry, Ledger
 from bedrock_simulator.refusals import AwsError, UnknownOperationError, validation_error
@@ -111,7 +111,9 @@ class SimulatedBedrock:
 
     def _run_operation(self, call: SimulatedCall, entry: Entry) -> SimulatedResponse:
         if self._require_auth:
-            signatures.check_authorization(self.keys, entry.method, entry.target, entry.headers, call.body, self._clock.now())
+            signatures.check_authorization(
+                self.keys, entry.method, entry.target, entry.headers, call.body, self._clock.now()
+            )
         error = call.fault_spec.build_error()
         if error is not None:
             raise error
@@ -119,7 +121,9 @@ class SimulatedBedrock:
         if call.route.operation in _MODEL_IN_BODY:
             entry.model = call.parse_body()[_MODEL_IN_BODY[call.route.operation]]
         if call.fault_spec.fault == "exception-frame" and response.frames is None:
-            raise build_stream_error(call.fault_spec.exception)  # an answer in one piece has no frames: it fails as a whole
+            raise build_stream_error(
+                call.fault_spec.exception
+            )  # an answer in one piece has no frames: it fails as a whole
         return response
 
     async def _handle_control_request(self, request: web.BaseRequest) -> web.Response:

@@ -7,7 +7,7 @@ from functools import partial
 
 from bedrock_simulator import chat, converse, guardrails, invoke
 from bedrock_simulator.async_jobs import AsyncJobs
-from bedrock_simulator.call import SimulatedResponse, SimulatedCall
+from bedrock_simulator.call import SimulatedCall, SimulatedResponse
 from bedrock_simulator.clock import Clock
 from bedrock_simulator.refusals import malformed_request
 from bedrock_simulator.turns import ModelRunner

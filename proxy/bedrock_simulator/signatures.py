@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from hashlib import sha256
 
-from bedrock_simulator.refusals import InvalidApiKey, AwsError
+from bedrock_simulator.refusals import AwsError, InvalidApiKey
 
 MAX_SKEW_SECONDS = 300
 
@@ -64,7 +64,10 @@ def _check_signature(
         raise AwsError("IncompleteSignatureException", "Authorization header requires 'Credential', 'SignedHeaders' and "
                       "'Signature' parameters.")  # fmt: skip
     access_key, date, region, service, end = scope
-    if not _is_same(access_key, keys.access_key) or header_values.get("x-amz-security-token", [None])[0] != keys.session_token:
+    if (
+        not _is_same(access_key, keys.access_key)
+        or header_values.get("x-amz-security-token", [None])[0] != keys.session_token
+    ):
         raise AwsError("UnrecognizedClientException")
     _check_timestamp(timestamp, now)
     if service != _SERVICE or end != "aws4_request" or date != timestamp[:8]:
@@ -77,7 +80,9 @@ def _check_signature(
     hashes = header_values.get("x-amz-content-sha256", [])
     if any(stated != sha256(body).hexdigest() for stated in hashes):
         raise AwsError("InvalidSignatureException")
-    expected = _compute_signature(keys, method, target, {name: header_values[name] for name in signed}, body, timestamp, region)
+    expected = _compute_signature(
+        keys, method, target, {name: header_values[name] for name in signed}, body, timestamp, region
+    )
     if not _is_same(parts["Signature"], expected):
         raise AwsError("InvalidSignatureException")
 
@@ -86,7 +91,9 @@ def _check_timestamp(timestamp: str, now: float) -> None:
     try:
         moment = datetime.strptime(timestamp, _TIMESTAMP).replace(tzinfo=UTC).timestamp()
     except ValueError:
-        raise AwsError("IncompleteSignatureException", "X-Amz-Date is missing or not in ISO8601 basic format.") from None
+        raise AwsError(
+            "IncompleteSignatureException", "X-Amz-Date is missing or not in ISO8601 basic format."
+        ) from None
     current = datetime.fromtimestamp(now, UTC).strftime(_TIMESTAMP)
     if moment < now - MAX_SKEW_SECONDS:
         raise AwsError("InvalidSignatureException", f"Signature expired: {timestamp} is too long before {current}")

@@ -39,7 +39,10 @@ class FaultInjector:
             yield piece
             passed_bytes, passed_pieces = passed_bytes + len(piece), passed_pieces + 1
         # Behind the last frame, but before the end of the stream. A body of stated length has ended by then.
-        if self._content_type in (EVENT_STREAM, SERVER_SENT_EVENTS) and self._find_offset(passed_bytes, passed_pieces, 0) == 0:
+        if (
+            self._content_type in (EVENT_STREAM, SERVER_SENT_EVENTS)
+            and self._find_offset(passed_bytes, passed_pieces, 0) == 0
+        ):
             yield from self._inject(b"", b"", remaining)
 
     def _find_offset(self, passed_bytes: int, passed_pieces: int, size: int) -> int | None:

@@ -90,7 +90,9 @@ def _corrupt_member(name: str, value: Any, fault: str) -> Any:
 def _corrupt_counts(name: str, value: Any, fault: str) -> Any:
     if isinstance(value, dict):
         return {
-            inner: _corrupt_counts(inner, item, fault) for inner, item in value.items() if not _is_left_out(inner, fault)
+            inner: _corrupt_counts(inner, item, fault)
+            for inner, item in value.items()
+            if not _is_left_out(inner, fault)
         }
     if isinstance(value, list):
         return [_corrupt_counts(name, item, fault) for item in value]

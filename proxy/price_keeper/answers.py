@@ -35,7 +35,9 @@ def send_error(responder: Responder, response_headers: Sequence[Header], failure
     request's id."""
     if not isinstance(failure, Refusal):
         request_id = response_headers[0][1].decode()
-        _log.error("request %s failed: %s", request_id, type(failure).__name__, extra=build_request_extra(request_id, failure))
+        _log.error(
+            "request %s failed: %s", request_id, type(failure).__name__, extra=build_request_extra(request_id, failure)
+        )
         failure = OUT_OF_MEMORY if isinstance(failure, MemoryError) else InternalError(_INTERNAL_ERROR_MESSAGE)
     send_refusal(responder, failure, tuple(response_headers))
     return failure

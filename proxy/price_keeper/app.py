@@ -15,7 +15,7 @@ from price_keeper.alerts.composed import add_alert_metrics as add_alerts
 from price_keeper.alerts.composed import open_alerts
 from price_keeper.aside import DaemonThreadPool
 from price_keeper.auth.clients import ClientVerifier
-from price_keeper.auth.container import LocalCredentialIssuer, CredentialIssuer
+from price_keeper.auth.container import CredentialIssuer, LocalCredentialIssuer
 from price_keeper.auth.control_service import open_control_service
 from price_keeper.auth.failures import LoginThrottle
 from price_keeper.auth.lookups import LookupThrottle
@@ -29,7 +29,7 @@ from price_keeper.control import api
 from price_keeper.control.calls import ApiRoute
 from price_keeper.control.composed import build_control_services
 from price_keeper.control.connections import fit_port_limits
-from price_keeper.control.health import ReadinessCheck, Readiness
+from price_keeper.control.health import Readiness, ReadinessCheck
 from price_keeper.control.parts import ControlServices
 from price_keeper.control.probes import build_probe_routes
 from price_keeper.control.serving import ControlDispatcher, open_control_port, open_control_socket
@@ -42,7 +42,7 @@ from price_keeper.metering.price_updates import add_price_metrics as add_prices
 from price_keeper.offer import Catalog
 from price_keeper.recording.adoption import OrphanedJournals
 from price_keeper.recording.composed import Recording, open_recording
-from price_keeper.reloading import ReadConfig, ConfigReloader, build_budget_reload
+from price_keeper.reloading import ConfigReloader, ReadConfig, build_budget_reload
 from price_keeper.selection.notebook import SnapshotFile
 from price_keeper.selection.notes import BudgetSnapshot
 from price_keeper.selection.standings import BudgetRegistry
@@ -55,7 +55,7 @@ from price_keeper.surface.listener import Listener
 from price_keeper.surface.outbox import WriteBatcher
 from price_keeper.tasks import Tasks
 from price_keeper.telemetry import MetricsRegistry
-from price_keeper.workers.crew import open_worker_group, build_telemetry
+from price_keeper.workers.crew import build_telemetry, open_worker_group
 from price_keeper.workers.place import SINGLE_WORKER, WorkerSlot
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ GC_THRESHOLDS = (20_000, 20, 20)
 
 # A control service has the control API and no data port; a sidecar has a data port, and can make no tokens.
 Role: TypeAlias = Literal["both", "sidecar", "control"]
-OnStarted: TypeAlias = "Callable[[Started], Awaitable[None]]"
+OnStarted: TypeAlias = "Callable[[StartedServer], Awaitable[None]]"
 
 
 async def open_sqlite(config: StoreConfig, clock: Clock) -> SqliteStore:
@@ -176,7 +176,9 @@ async def run(
         worker_group = await exit_stack.enter_async_context(open_worker_group(slot))
         readiness, telemetry = Readiness(clock), build_telemetry(slot, worker_group)
         dispatcher = ControlDispatcher(api.build_routes(readiness, telemetry, role), clock.now)
-        control_address = await _open_control_ports(config, slot, dispatcher, build_probe_routes(readiness, telemetry), clock, exit_stack)
+        control_address = await _open_control_ports(
+            config, slot, dispatcher, build_probe_routes(readiness, telemetry), clock, exit_stack
+        )
         tasks = await exit_stack.enter_async_context(Tasks(clock))
         store_time = StoreTime(clock)
         store = await exit_stack.enter_async_context(open_store(config.store, clock, tasks, store_time))
@@ -185,10 +187,22 @@ async def run(
         recording = await exit_stack.enter_async_context(open_recording(config, store, clock, orphans))
         await snapshot_file.open()
         core = await _build_core_services(
-            config, environ, clock, token_service, telemetry, tasks, store, recording, lease_manager, snapshot_file.snapshot, exit_stack
+            config,
+            environ,
+            clock,
+            token_service,
+            telemetry,
+            tasks,
+            store,
+            recording,
+            lease_manager,
+            snapshot_file.snapshot,
+            exit_stack,
         )
         reloader.register_metrics(telemetry)
-        data_port = None if bedrock is None else await _open_data_port(core, bedrock, role, slot.count, reloader, exit_stack)
+        data_port = (
+            None if bedrock is None else await _open_data_port(core, bedrock, role, slot.count, reloader, exit_stack)
+        )
         reloader.add_step(build_budget_reload(core.budgets))
         gc.freeze()  # what is here now stays; the collector need not look at it again
         gc.set_threshold(*GC_THRESHOLDS)
@@ -202,9 +216,13 @@ async def run(
             services.register_metrics(core.telemetry)
             reloader.add_step(services.prepare_config)
             dispatcher.start(services)
-        readiness.start({**_build_readiness_checks(core, data_port), **worker_group.build_checks()}, reloader.build_checks)
+        readiness.start(
+            {**_build_readiness_checks(core, data_port), **worker_group.build_checks()}, reloader.build_checks
+        )
         reloader.start(tasks)
-        await on_started(StartedServer(None if data_port is None else data_port.address, control_address, token_service, store))
+        await on_started(
+            StartedServer(None if data_port is None else data_port.address, control_address, token_service, store)
+        )
         await stop_signal.wait()
         reloader.stop()
         readiness.stop()
@@ -224,16 +242,25 @@ def find_orphaned_journals(config: Config, slot: WorkerSlot) -> OrphanedJournals
 
 
 async def _open_control_ports(
-    config: Config, slot: WorkerSlot, dispatcher: ControlDispatcher, probe_routes: Sequence[ApiRoute], clock: Clock, exit_stack: AsyncExitStack
+    config: Config,
+    slot: WorkerSlot,
+    dispatcher: ControlDispatcher,
+    probe_routes: Sequence[ApiRoute],
+    clock: Clock,
+    exit_stack: AsyncExitStack,
 ) -> Address:
     """Where all of it is served. `few` are what the others of several workers tell the first one."""
     address, limits = config.listen.control, fit_port_limits(raise_descriptor_limit())
     if not slot.is_first:
-        worker_port = open_control_socket(ControlDispatcher(probe_routes, clock.now), slot.socket_path(slot.number), clock)
+        worker_port = open_control_socket(
+            ControlDispatcher(probe_routes, clock.now), slot.socket_path(slot.number), clock
+        )
         await exit_stack.enter_async_context(worker_port)
         return address
     if config.listen.health is not None:
-        await exit_stack.enter_async_context(open_control_port(ControlDispatcher(probe_routes, clock.now), config.listen.health, clock, limits))
+        await exit_stack.enter_async_context(
+            open_control_port(ControlDispatcher(probe_routes, clock.now), config.listen.health, clock, limits)
+        )
     return await exit_stack.enter_async_context(open_control_port(dispatcher, address, clock, limits))
 
 
@@ -318,9 +345,13 @@ async def _open_data_port(
     price_tables = await dataplane.load_price_tables(config, core.store, clock, tasks)
     write_batcher = WriteBatcher()
     forwarder = dataplane.build_forwarder(bedrock, clock, tasks, write_batcher)
-    rate_limiter = dataplane.build_rate_limiter(config, core.store, clock, tasks, core.lease_manager, core.budgets.snapshot)
+    rate_limiter = dataplane.build_rate_limiter(
+        config, core.store, clock, tasks, core.lease_manager, core.budgets.snapshot
+    )
     rate_limiter.register_metrics(core.telemetry)
-    hard_budgets = dataplane.build_hard_budgets(config, core.store, clock, tasks, core.recording, core.budgets, price_tables, forwarder)
+    hard_budgets = dataplane.build_hard_budgets(
+        config, core.store, clock, tasks, core.recording, core.budgets, price_tables, forwarder
+    )
     hard_budgets.register_metrics(core.telemetry)
     handler = dataplane.build_handler(
         config,
@@ -354,7 +385,9 @@ async def _open_data_port(
     reloader.add_step(catalog.prepare)
     tracing = await exit_stack.enter_async_context(dataplane.open_traces(config, core.telemetry))
     listener, port = await dataplane.open_data_port(handler, config, clock, tasks, write_batcher, workers, tracing)
-    measured.register_data_port_metrics(core.telemetry, handler.request_stats, handler.retry_joiner, listener, forwarder)
+    measured.register_data_port_metrics(
+        core.telemetry, handler.request_stats, handler.retry_joiner, listener, forwarder
+    )
     return _DataPort(Address(config.listen.data.host, port), listener, forwarder)
 
 
@@ -370,7 +403,9 @@ def _build_readiness_checks(core: _CoreServices, data_port: _DataPort | None) ->
 async def _build_credential_issuer(core: _CoreServices, role: Role, exit_stack: AsyncExitStack) -> CredentialIssuer:
     is_revoked = core.revocation_list.is_revoked
     if role != "sidecar":
-        return LocalCredentialIssuer(core.client_verifier, core.token_service, core.clock.now, is_revoked, core.login_throttle)
+        return LocalCredentialIssuer(
+            core.client_verifier, core.token_service, core.clock.now, is_revoked, core.login_throttle
+        )
     url = core.config.auth.control_url
     ask_control_service = None if url is None else await exit_stack.enter_async_context(open_control_service(url))
     return CredentialRelay(ask_control_service, core.token_service, core.clock, is_revoked, core.login_throttle)

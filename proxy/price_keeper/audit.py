@@ -15,7 +15,7 @@ from uuid import uuid4
 
 from price_keeper.model import Scope
 from price_keeper.stores import schema
-from price_keeper.stores.contract import EXPIRY_ATTRIBUTE, Item, ItemMissing, Page, Put, Query, StoredRow, Store, Value
+from price_keeper.stores.contract import EXPIRY_ATTRIBUTE, Item, ItemMissing, Page, Put, Query, Store, StoredRow, Value
 
 AUDIT_RETENTION_SECONDS = 400 * 86_400
 MAX_RECORDS_PER_PAGE = 100

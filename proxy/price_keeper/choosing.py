@@ -16,7 +16,7 @@ from price_keeper.model import Caller, ResolvedLabel
 from price_keeper.recording.entries import ChargedCounters
 from price_keeper.recording.meter import OperationPricing
 from price_keeper.recording.metering import MeterFactory
-from price_keeper.selection.hard_budgets import RequestContent, Candidate, HardBudgets
+from price_keeper.selection.hard_budgets import Candidate, HardBudgets, RequestContent
 from price_keeper.selection.labels import LabelResolver
 from price_keeper.selection.payer import CallerDay
 from price_keeper.selection.serving import EXCEEDED_HEADER, FORMAT_SPECIFIC_OPERATIONS, build_decision_headers
@@ -66,9 +66,11 @@ class CallRoute:
     """What a request asks for, by the labels and prices of `choosing`. Those of configured labels are kept by their
     targets, each with its destinations by the label that serves."""
 
-    __slots__ = ("call", "resolved", "selector", "destinations", "pricing")
+    __slots__ = ("call", "destinations", "pricing", "resolved", "selector")
 
-    def __init__(self, selector: LabelSelector, call: ParsedCall, resolved: ResolvedLabel, pricing: OperationPricing | None) -> None:
+    def __init__(
+        self, selector: LabelSelector, call: ParsedCall, resolved: ResolvedLabel, pricing: OperationPricing | None
+    ) -> None:
         self.selector = selector
         self.call = call
         self.resolved = resolved
@@ -104,7 +106,9 @@ class LabelSelector:
     def resolve_configured(self, model: str) -> ResolvedLabel | None:
         return self._labels.resolve_configured(model)
 
-    def select_cached(self, caller: Caller, route: CallRoute, request: Request, response_headers: ResponseHeaders) -> Selection | None:
+    def select_cached(
+        self, caller: Caller, route: CallRoute, request: Request, response_headers: ResponseHeaders
+    ) -> Selection | None:
         """As `chosen`, without waiting. None where that has to be asked: for what costs nothing, under a hard budget,
         and while the state of the budget is not known or too old. Raises a Refusal."""
         call, resolved, pricing = route.call, route.resolved, route.pricing
@@ -131,7 +135,13 @@ class LabelSelector:
         return Selection(self.meters, resolved, call, request.body, targets, stats, pricing, charged)
 
     def _build_destination(
-        self, caller_day: CallerDay, call: ParsedCall, request: Request, resolved: ResolvedLabel, pricing: OperationPricing, decision: Decision
+        self,
+        caller_day: CallerDay,
+        call: ParsedCall,
+        request: Request,
+        resolved: ResolvedLabel,
+        pricing: OperationPricing,
+        decision: Decision,
     ) -> Destination:
         resolved, pricing = self._resolve_serving(caller_day, call, request, resolved, pricing, decision)
         stats = self._request_stats.get_stats(call.operation.name, pricing.counted_label)
@@ -148,7 +158,13 @@ class LabelSelector:
         return self._labels.resolve(call.model, app_labels)
 
     async def select(
-        self, caller: Caller, call: ParsedCall, request: Request, resolved: ResolvedLabel, pricing: OperationPricing | None, response_headers: ResponseHeaders
+        self,
+        caller: Caller,
+        call: ParsedCall,
+        request: Request,
+        resolved: ResolvedLabel,
+        pricing: OperationPricing | None,
+        response_headers: ResponseHeaders,
     ) -> Selection:
         """What it gets. `told` hears of it. Raises a Refusal."""
         if pricing is None:
@@ -169,12 +185,16 @@ class LabelSelector:
         except Refusal as refusal:
             response_headers += _build_refusal_headers(resolved, refusal)
             raise
-        resolved, pricing, targets, label_headers, stats = self._build_destination(caller_day, call, request, resolved, pricing, decision)
+        resolved, pricing, targets, label_headers, stats = self._build_destination(
+            caller_day, call, request, resolved, pricing, decision
+        )
         response_headers += (*label_headers, *build_decision_headers(decision))
         charged = caller_day.get_charged_counters(pricing.counted_label)
         return Selection(self.meters, resolved, call, request.body, targets, stats, pricing, charged)
 
-    async def _select_again(self, caller: Caller, call: ParsedCall, request: Request, response_headers: ResponseHeaders) -> Selection:
+    async def _select_again(
+        self, caller: Caller, call: ParsedCall, request: Request, response_headers: ResponseHeaders
+    ) -> Selection:
         """For a call that had its name read by labels that are none any more when its budget was known. Standings know
         one set of labels, so no decision mixes two."""
         resolved = await self.resolve(caller, call)
@@ -182,7 +202,13 @@ class LabelSelector:
         return await self.select(caller, call, request, resolved, pricing, response_headers)
 
     def _resolve_serving(
-        self, caller_day: CallerDay, call: ParsedCall, request: Request, resolved: ResolvedLabel, pricing: OperationPricing, decision: Decision
+        self,
+        caller_day: CallerDay,
+        call: ParsedCall,
+        request: Request,
+        resolved: ResolvedLabel,
+        pricing: OperationPricing,
+        decision: Decision,
     ) -> tuple[ResolvedLabel, OperationPricing]:
         """What was asked for, unless it was decided otherwise."""
         if decision.label in (resolved.label, pricing.counted_label):
@@ -191,7 +217,13 @@ class LabelSelector:
         return resolved, self.meters.pricing_for(resolved, call.operation, request.method) or pricing
 
     async def _select_hard(
-        self, caller_day: CallerDay, call: ParsedCall, request: Request, resolved: ResolvedLabel, pricing: OperationPricing, response_headers: ResponseHeaders
+        self,
+        caller_day: CallerDay,
+        call: ParsedCall,
+        request: Request,
+        resolved: ResolvedLabel,
+        pricing: OperationPricing,
+        response_headers: ResponseHeaders,
     ) -> Selection:
         def build_candidate(decision: Decision) -> Candidate:
             serving, serving_pricing = self._resolve_serving(caller_day, call, request, resolved, pricing, decision)
@@ -210,7 +242,11 @@ class LabelSelector:
         )
         response_headers += (*_build_label_headers(resolved), *build_decision_headers(decision))
         body = request.body
-        lease_counter = None if reservation is None else self._hard_budgets.build_lease_counter(reservation, caller_day.budget.settings.shards)
+        lease_counter = (
+            None
+            if reservation is None
+            else self._hard_budgets.build_lease_counter(reservation, caller_day.budget.settings.shards)
+        )
         charged = caller_day.get_charged_counters(pricing.counted_label, lease_counter)
         if ceiling is not None and ceiling.body is not body:  # it says now how long the answer may be
             body = ceiling.body
@@ -233,7 +269,13 @@ def _decide(caller_day: CallerDay, resolved: ResolvedLabel, pricing: OperationPr
     return budget.decide(resolved.label, is_format_specific)
 
 
-def _decide_hard(caller_day: CallerDay, resolved: ResolvedLabel, pricing: OperationPricing, call: ParsedCall, insufficient: Collection[str]) -> Decision:
+def _decide_hard(
+    caller_day: CallerDay,
+    resolved: ResolvedLabel,
+    pricing: OperationPricing,
+    call: ParsedCall,
+    insufficient: Collection[str],
+) -> Decision:
     budget = caller_day.budget
     if pricing.counted_label != resolved.label:
         return budget.decide_hard_without_fallback(pricing.counted_label, insufficient)

@@ -19,7 +19,7 @@ from price_keeper.commandline.terminal import RED, paint
 from price_keeper.commandline.whole import PROGRAM, build_root_parser
 from price_keeper.errors import ConfigError, PriceKeeperError
 
-LONG_RUNNING_COMMANDS = ("run.serve", "dev.dev")
+LONG_RUNNING_COMMANDS = ("run.run_serve", "dev.run_dev")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run_command(args: Namespace) -> int:
-    target = "version.version" if getattr(args, "version", False) else args.does
+    target = "version.run_version" if getattr(args, "version", False) else args.target
     if not target:  # a command that has others
         args.parser.print_help()
         return 2

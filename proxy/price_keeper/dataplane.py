@@ -13,20 +13,27 @@ from typing import TYPE_CHECKING, cast
 
 from price_keeper import memory
 from price_keeper.auth.clients import ClientVerifier
-from price_keeper.auth.container import LocalCredentialIssuer, CredentialIssuer
-from price_keeper.auth.identify import FixedIdentityAuthenticator, TokenAuthenticator, Authenticator
+from price_keeper.auth.container import CredentialIssuer, LocalCredentialIssuer
+from price_keeper.auth.identify import Authenticator, FixedIdentityAuthenticator, TokenAuthenticator
 from price_keeper.auth.keys import load_keys
 from price_keeper.auth.revocation import RevocationList
 from price_keeper.auth.tokens import TokenService
-from price_keeper.choosing import LabelSelector, FindTargets
+from price_keeper.choosing import FindTargets, LabelSelector
 from price_keeper.clock import Clock
 from price_keeper.config import Config, LabelConfig, UpstreamConfig
 from price_keeper.config.prices import PSEUDO_LABELS
 from price_keeper.errors import ConfigError
 from price_keeper.forwarding import model_path
 from price_keeper.forwarding.counting import TokenCounter
-from price_keeper.forwarding.credentials import UNUSABLE_CHECK_SECONDS, StaticCredentials, RefreshingCredentials
-from price_keeper.forwarding.forwarder import Authorizer, BearerAuthorizer, Forwarder, SigV4Authorizer, UpstreamTarget, parse_endpoint
+from price_keeper.forwarding.credentials import UNUSABLE_CHECK_SECONDS, RefreshingCredentials, StaticCredentials
+from price_keeper.forwarding.forwarder import (
+    Authorizer,
+    BearerAuthorizer,
+    Forwarder,
+    SigV4Authorizer,
+    UpstreamTarget,
+    parse_endpoint,
+)
 from price_keeper.forwarding.joining import MAX_TOTAL_BYTES, RetryJoiner
 from price_keeper.forwarding.model_path import Operation
 from price_keeper.forwarding.sigv4 import AwsCredentials
@@ -38,7 +45,7 @@ from price_keeper.limits.leasing import RateLeaseManager
 from price_keeper.logs import format_traceback
 from price_keeper.metering.aws_price_list import AwsPriceList
 from price_keeper.metering.price_updates import PriceTables
-from price_keeper.metering.profiles import ResolvedProfile, InferenceProfile
+from price_keeper.metering.profiles import InferenceProfile, ResolvedProfile
 from price_keeper.model import ResolvedLabel
 from price_keeper.provider_chain import RENEW_INTERVAL_SECONDS
 from price_keeper.recording.aggregator import read_spent_pico
@@ -53,7 +60,7 @@ from price_keeper.selection.notes import BudgetSnapshot
 from price_keeper.selection.standings import BudgetRegistry
 from price_keeper.stores.contract import Store
 from price_keeper.surface.calls import MODEL_PATH_OPERATIONS, ParsedCall
-from price_keeper.surface.limits import fit_to_descriptors, raise_descriptor_limit, fit_to_memory
+from price_keeper.surface.limits import fit_to_descriptors, fit_to_memory, raise_descriptor_limit
 from price_keeper.surface.listener import Listener
 from price_keeper.surface.outbox import WriteBatcher
 from price_keeper.surface.tls import create_server_context
@@ -94,15 +101,21 @@ async def open_simulated_bedrock(clock: Clock) -> AsyncIterator[BedrockAccess]:
         yield BedrockAccess(simulator.url, SigV4Authorizer(keys, clock.now), SIMULATED_PREFIX)
 
 
-async def build_bedrock_access(config: UpstreamConfig, environ: Mapping[str, str], clock: Clock, tasks: Tasks) -> BedrockAccess:
+async def build_bedrock_access(
+    config: UpstreamConfig, environ: Mapping[str, str], clock: Clock, tasks: Tasks
+) -> BedrockAccess:
     if config.auth == "bearer":
         if not environ.get(BEARER_TOKEN_VARIABLE):
-            raise ConfigError([f"upstream.auth is bearer, and the environment variable {BEARER_TOKEN_VARIABLE} is not set"])
+            raise ConfigError(
+                [f"upstream.auth is bearer, and the environment variable {BEARER_TOKEN_VARIABLE} is not set"]
+            )
         return BedrockAccess(config.endpoint, BearerAuthorizer(environ[BEARER_TOKEN_VARIABLE]))
     credentials = RefreshingCredentials()
     await credentials.renew()
     tasks.run_every("AWS credentials", RENEW_INTERVAL_SECONDS, credentials.renew, jitter=0.2)
-    tasks.run_every("AWS credentials that are of no use", UNUSABLE_CHECK_SECONDS, credentials.renew_unusable, jitter=0.2)
+    tasks.run_every(
+        "AWS credentials that are of no use", UNUSABLE_CHECK_SECONDS, credentials.renew_unusable, jitter=0.2
+    )
     return BedrockAccess(config.endpoint, SigV4Authorizer(credentials, clock.now), credentials=credentials)
 
 
@@ -115,7 +128,9 @@ def build_forwarder(bedrock: BedrockAccess, clock: Clock, tasks: Tasks, write_ba
     return forwarder
 
 
-def build_token_service(config: Config, environ: Mapping[str, str], clock: Clock, *, can_mint: bool = True) -> TokenService:
+def build_token_service(
+    config: Config, environ: Mapping[str, str], clock: Clock, *, can_mint: bool = True
+) -> TokenService:
     auth = config.auth
     keys = load_keys(auth.keys, environ)
     if not can_mint:
@@ -127,7 +142,9 @@ def build_revocation_list(config: Config, store: Store, clock: Clock, tasks: Tas
     return RevocationList(store, clock, tasks, config.on_store_down, config.auth.revocation_grace_seconds)
 
 
-async def load_price_tables(config: Config, store: Store, clock: Clock, tasks: Tasks, previous: PriceTables | None = None) -> PriceTables:
+async def load_price_tables(
+    config: Config, store: Store, clock: Clock, tasks: Tasks, previous: PriceTables | None = None
+) -> PriceTables:
     """Looked at before the first call. Somebody else has them looked at again from time to time."""
 
     def create() -> PriceTables:
@@ -153,7 +170,11 @@ async def _start_price_refresh(price_tables: PriceTables, tasks: Tasks) -> None:
         try:
             await price_tables.refresh()
         except Exception as failure:  # of whatever kind: in time they are looked at again, if they are in force
-            _log.error("the first look at prices failed: %s", type(failure).__name__, extra={"where": format_traceback(failure)})
+            _log.error(
+                "the first look at prices failed: %s",
+                type(failure).__name__,
+                extra={"where": format_traceback(failure)},
+            )
         finally:
             is_done.set()
 
@@ -164,7 +185,12 @@ async def _start_price_refresh(price_tables: PriceTables, tasks: Tasks) -> None:
 
 
 def build_rate_limiter(
-    config: Config, store: Store, clock: Clock, tasks: Tasks, lease_manager: RateLeaseManager, snapshot: BudgetSnapshot | None = None
+    config: Config,
+    store: Store,
+    clock: Clock,
+    tasks: Tasks,
+    lease_manager: RateLeaseManager,
+    snapshot: BudgetSnapshot | None = None,
 ) -> RateLimiter:
     limit_cache = RateLimitCache(store, clock, tasks, snapshot or BudgetSnapshot(clock.now))
     return RateLimiter(limit_cache, lease_manager, serves_offline=config.on_store_down == "serve")
@@ -234,12 +260,18 @@ def build_label_selector(
     request_stats: RequestStats,
 ) -> LabelSelector:
     labels = LabelResolver(config.labels, allows_unlabelled=config.unlabelled == "meter")
-    return LabelSelector(labels, budgets, meters, _build_find_targets(config, bedrock), recorder.admit, hard_budgets, request_stats)
+    return LabelSelector(
+        labels, budgets, meters, _build_find_targets(config, bedrock), recorder.admit, hard_budgets, request_stats
+    )
 
 
 def _build_authenticator(config: Config, tokens: TokenService, revocation: RevocationList) -> Authenticator:
     identity = config.auth.identity
-    return TokenAuthenticator(tokens, revocation) if identity is None else FixedIdentityAuthenticator(identity.org, identity.app)
+    return (
+        TokenAuthenticator(tokens, revocation)
+        if identity is None
+        else FixedIdentityAuthenticator(identity.org, identity.app)
+    )
 
 
 def build_regional_url(region: str) -> str:
@@ -249,7 +281,9 @@ def build_regional_url(region: str) -> str:
 def list_endpoints(config: Config, bedrock: BedrockAccess) -> set[UpstreamEndpoint]:
     """Where calls of models go that are no app's own label's."""
     labels = config.labels.values()
-    endpoints = {_locate_endpoint(each.region, each.endpoint or bedrock.url)[0] for label in labels for each in label.endpoints}
+    endpoints = {
+        _locate_endpoint(each.region, each.endpoint or bedrock.url)[0] for label in labels for each in label.endpoints
+    }
     if config.unlabelled == "meter" or not all(label.endpoints for label in labels):
         endpoints.add(_locate_endpoint(config.upstream.region, bedrock.url)[0])
     return endpoints
@@ -264,7 +298,8 @@ def _build_find_targets(config: Config, bedrock: BedrockAccess) -> FindTargets:
 
     def list_places(label: LabelConfig) -> list[tuple[UpstreamEndpoint, str, str]]:
         return [
-            (*_locate_endpoint(each.region, each.endpoint or bedrock.url), each.model or label.model) for each in label.endpoints
+            (*_locate_endpoint(each.region, each.endpoint or bedrock.url), each.model or label.model)
+            for each in label.endpoints
         ]
 
     default = _locate_endpoint(config.upstream.region, bedrock.url)
@@ -277,11 +312,15 @@ def _build_find_targets(config: Config, bedrock: BedrockAccess) -> FindTargets:
         return build_targets(label, resolved.model, "", call.operation)
 
     @lru_cache(MAX_CACHED_TARGETS)
-    def build_targets(label: str | InferenceProfile, model: str, path: str, operation: Operation | None) -> list[UpstreamTarget]:
+    def build_targets(
+        label: str | InferenceProfile, model: str, path: str, operation: Operation | None
+    ) -> list[UpstreamTarget]:
         places_of_label = places.get(label) if isinstance(label, str) else list_places(label.label)
         serving_places = places_of_label or [(*default, model)]
         return [
-            UpstreamTarget(endpoint, region, own, path or model_path.OperationPath(cast(Operation, operation), own).path)
+            UpstreamTarget(
+                endpoint, region, own, path or model_path.OperationPath(cast(Operation, operation), own).path
+            )
             for endpoint, region, own in serving_places
         ]
 
@@ -317,7 +356,13 @@ async def open_data_port(
     tls = config.listen.tls
     tls_context = create_server_context(Path(tls.certificate_file), Path(tls.key_file)) if tls is not None else None
     requests_bytes = None if config.listen.request_memory_mib is None else config.listen.request_memory_mib * 2**20
-    limits = fit_to_memory(fit_to_descriptors(raise_descriptor_limit()), memory.read_memory_limits(), workers, requests_bytes, is_tls=tls is not None)
+    limits = fit_to_memory(
+        fit_to_descriptors(raise_descriptor_limit()),
+        memory.read_memory_limits(),
+        workers,
+        requests_bytes,
+        is_tls=tls is not None,
+    )
     handler.retry_joiner.max_bytes = min(MAX_TOTAL_BYTES, limits.requests_bytes // 8)
     listener = Listener(
         handler if tracing is None else tracing.wrap_handler(handler),

@@ -33,7 +33,18 @@ class RequestMemory(Protocol):
 class Request:
     """A whole request. Header names are in lower case; of a repeated header the first value is kept."""
 
-    __slots__ = ("body", "headers", "observer", "method", "peer", "repeated", "memory", "received_at", "target", "memory_bytes")
+    __slots__ = (
+        "body",
+        "headers",
+        "memory",
+        "memory_bytes",
+        "method",
+        "observer",
+        "peer",
+        "received_at",
+        "repeated",
+        "target",
+    )
 
     def __init__(self, method: bytes, target: bytes, headers: dict[bytes, bytes], repeated: frozenset[bytes]) -> None:
         self.method = method

@@ -16,11 +16,19 @@ from typing import Final, Protocol
 from price_keeper.answers import send_error, send_json
 from price_keeper.auth.container import CredentialIssuer
 from price_keeper.auth.identify import Authenticator
-from price_keeper.choosing import LABEL_HEADER, LARGE_BODY_BYTES, LabelSelector, Selection, CallRoute, ResponseHeaders, run_in_thread_if_large
+from price_keeper.choosing import (
+    LABEL_HEADER,
+    LARGE_BODY_BYTES,
+    CallRoute,
+    LabelSelector,
+    ResponseHeaders,
+    Selection,
+    run_in_thread_if_large,
+)
 from price_keeper.errors import Refusal, UnknownOperation
 from price_keeper.exchange import Request, Responder, create_request_id_source
 from price_keeper.forwarding import chat_usage, request_metadata
-from price_keeper.forwarding.forwarder import UpstreamCall, Forwarder
+from price_keeper.forwarding.forwarder import Forwarder, UpstreamCall
 from price_keeper.forwarding.joining import RetryJoiner, SharedResponse
 from price_keeper.forwarding.model_path import Operation
 from price_keeper.metering import guardrails
@@ -29,7 +37,7 @@ from price_keeper.model import Caller
 from price_keeper.recording.entries import CompletionListener
 from price_keeper.recording.metering import FREE_METER, AnswerMeter
 from price_keeper.selection.admitting import RateLimiter
-from price_keeper.surface.calls import ParsedCall, select_upstream_headers, check_target, compute_retry_key, parse_call
+from price_keeper.surface.calls import ParsedCall, check_target, compute_retry_key, parse_call, select_upstream_headers
 from price_keeper.tasks import switch_to_task
 from price_keeper.traffic import NONE, RequestStats
 
@@ -94,7 +102,10 @@ class RequestHandler:
 
     async def __call__(self, request: Request, responder: Responder) -> None:
         response_headers: ResponseHeaders = [(b"x-price-keeper-request-id", self.new_request_id())]
-        with _ErrorBoundary(responder, response_headers, self.request_stats) as boundary, _PendingCallbacks() as pending:
+        with (
+            _ErrorBoundary(responder, response_headers, self.request_stats) as boundary,
+            _PendingCallbacks() as pending,
+        ):
             if request.target == b"/credentials":
                 return await self._issue_credentials(request, boundary)
             if request.target.partition(b"?")[0] == b"/inference-profiles":
@@ -110,7 +121,9 @@ class RequestHandler:
                 caller = await self._authenticator.load(request)
 
             # What the call asks for; a retry of a call that is still under way shares its answer.
-            parsed_call = await run_in_thread_if_large(request.body, parse_call, request) if route is None else route.call
+            parsed_call = (
+                await run_in_thread_if_large(request.body, parse_call, request) if route is None else route.call
+            )
             boundary.operation = parsed_call.operation.name
             headers = select_upstream_headers(request, self._simulated_prefix)
             if request.observer is not None:
@@ -128,16 +141,26 @@ class RequestHandler:
             tokens = 0 if route.pricing is None else route.pricing.estimate_tokens(len(request.body))
             limits = self._rate_limiter.cached_limits(caller)
             if limits is None or limits.buckets:
-                reservation = None if limits is None else self._rate_limiter.reserve_cached(limits, tokens, response_headers)
+                reservation = (
+                    None if limits is None else self._rate_limiter.reserve_cached(limits, tokens, response_headers)
+                )
                 if reservation is None:
                     await switch_to_task()
-                    reservation = await self._rate_limiter.reserve(caller, tokens, response_headers, is_demand_counted=limits is not None)
+                    reservation = await self._rate_limiter.reserve(
+                        caller, tokens, response_headers, is_demand_counted=limits is not None
+                    )
                 pending.add(reservation)
             selector = route.selector
-            selection = selector.select_cached(caller, route, request, response_headers) if selector is self._label_selector else None
+            selection = (
+                selector.select_cached(caller, route, request, response_headers)
+                if selector is self._label_selector
+                else None
+            )
             if selection is None:
                 await switch_to_task()
-                selection = await selector.select(caller, route.call, request, route.resolved, route.pricing, response_headers)
+                selection = await selector.select(
+                    caller, route.call, request, route.resolved, route.pricing, response_headers
+                )
                 pending.add(selection.reservation)
             await self._send(request, caller, selection, headers, responder, response_headers, pending)
         return None
@@ -145,7 +168,9 @@ class RequestHandler:
     async def _find_route(self, request: Request, caller: Caller, parsed_call: ParsedCall) -> CallRoute:
         """The model that the caller's words stand for, and what the call may cost."""
         resolved = self._label_selector.resolve_configured(parsed_call.model) if parsed_call.model else None
-        is_shared_by_callers = resolved is not None and request.target.startswith(_MODEL_PATH_PREFIX) and request.method == b"POST"
+        is_shared_by_callers = (
+            resolved is not None and request.target.startswith(_MODEL_PATH_PREFIX) and request.method == b"POST"
+        )
         if resolved is None:
             await switch_to_task()
             resolved = await self._label_selector.resolve(caller, parsed_call)
@@ -170,15 +195,22 @@ class RequestHandler:
     ) -> None:
         parsed_call, body, operation = selection.call, selection.body, selection.call.operation
         transform_body = _keep_body
-        if operation is Operation.CHAT_COMPLETIONS and await run_in_thread_if_large(body, chat_usage.needs_usage_option, body):
+        if operation is Operation.CHAT_COMPLETIONS and await run_in_thread_if_large(
+            body, chat_usage.needs_usage_option, body
+        ):
             request.reserve_copies(1)
-            responder, transform_body = chat_usage.UsageEventFilter(responder, is_usage_only_event), chat_usage.add_usage_option
+            responder, transform_body = (
+                chat_usage.UsageEventFilter(responder, is_usage_only_event),
+                chat_usage.add_usage_option,
+            )
         if parsed_call.model_span is not None:
             request.reserve_copies(1)  # with the name of its label's model in it
         if self._adds_request_metadata:
             request.reserve_copies(1)
             identity = request_metadata.build_identity(caller.org, caller.app, selection.resolved.label)
-            headers, body = await run_in_thread_if_large(body, request_metadata.add_metadata, operation, identity, headers, body)
+            headers, body = await run_in_thread_if_large(
+                body, request_metadata.add_metadata, operation, identity, headers, body
+            )
         guardrail_units = 0
         if selection.pricing is not None:
             if len(request.body) < LARGE_BODY_BYTES:
@@ -213,7 +245,14 @@ class RequestHandler:
                 each.on_completed(None)
             return FREE_METER
         meter = selection.meters.open_meter(
-            selection.pricing, selection.charged, caller, selection.targets, body_bytes, guardrail_units, pending.listeners, selection.ceiling
+            selection.pricing,
+            selection.charged,
+            caller,
+            selection.targets,
+            body_bytes,
+            guardrail_units,
+            pending.listeners,
+            selection.ceiling,
         )
         pending.hand_over()
         return meter
@@ -241,7 +280,7 @@ class RequestHandler:
 class _ErrorBoundary:
     """Answers the request with whatever was raised inside. Of what nobody raised on purpose only the log says more."""
 
-    __slots__ = ("_shared", "_request_stats", "operation", "responder", "response_headers")
+    __slots__ = ("_request_stats", "_shared", "operation", "responder", "response_headers")
 
     def __init__(self, responder: Responder, response_headers: ResponseHeaders, request_stats: RequestStats) -> None:
         self.responder = responder

@@ -37,7 +37,9 @@ def format_traceback(failure: BaseException) -> str:
     return "".join(traceback.format_tb(failure.__traceback__))
 
 
-def configure_logging(log_format: Literal["text", "json"], level: str = "warning", stream: TextIO | None = None) -> logging.Handler:
+def configure_logging(
+    log_format: Literal["text", "json"], level: str = "warning", stream: TextIO | None = None
+) -> logging.Handler:
     """For the whole process, which writes to standard error unless told otherwise."""
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())

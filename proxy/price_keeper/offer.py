@@ -54,13 +54,17 @@ class Catalog:
 
     async def prepare(self, config: Config) -> Callable[[], None]:
         """What takes it on, in one go. Until then nothing is another than before."""
-        price_tables = await dataplane.load_price_tables(config, self._store, self._clock, self._tasks, self.price_tables)
+        price_tables = await dataplane.load_price_tables(
+            config, self._store, self._clock, self._tasks, self.price_tables
+        )
 
         def apply() -> None:
             handler, recorder, budgets = self._handler, self._recorder, self._budgets
             meters = MeterFactory(config, recorder.journal, price_tables, self._clock, handler.label_selector.meters)
             hard_budgets = HardBudgets(config, self._leases, price_tables, TokenCounter(self._forwarder))
-            selector = dataplane.build_label_selector(config, self._bedrock, recorder, budgets, meters, hard_budgets, handler.request_stats)
+            selector = dataplane.build_label_selector(
+                config, self._bedrock, recorder, budgets, meters, hard_budgets, handler.request_stats
+            )
             endpoints = dataplane.list_endpoints(config, self._bedrock)
             # All that could fail has been done.
             labels = (*config.labels, *PSEUDO_LABELS)

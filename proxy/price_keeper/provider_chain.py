@@ -34,7 +34,9 @@ class ProviderTimeout(Exception):
 class ProviderChain:
     """`make` makes one that is asked for what it finds; both may take their time."""
 
-    def __init__(self, make: Callable[[], FindCredentials] | None = None, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, make: Callable[[], FindCredentials] | None = None, now: Callable[[], float] = time.monotonic
+    ) -> None:
         self._make = make or _botocore_chain
         self._find: FindCredentials = _LazyChain(self._make)
         self._now = now

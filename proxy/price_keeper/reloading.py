@@ -18,7 +18,7 @@ from price_keeper import hangups
 from price_keeper import telemetry as metrics
 from price_keeper.clock import Clock
 from price_keeper.config import Config
-from price_keeper.config.renewal import compare_catalogs, join_few, list_restart_keys, apply_reloadable
+from price_keeper.config.renewal import apply_reloadable, compare_catalogs, join_few, list_restart_keys
 from price_keeper.control.health import ReadinessChecks
 from price_keeper.errors import ConfigError
 from price_keeper.selection.standings import BudgetRegistry
@@ -46,7 +46,9 @@ class _LoadedConfig(NamedTuple):
 class ConfigReloader:
     """Heeds SIGHUP from when it is made; what comes before `started` is done then."""
 
-    def __init__(self, config: Config, read_config: ReadConfig | None, clock: Clock, *, is_refused: bool = False) -> None:
+    def __init__(
+        self, config: Config, read_config: ReadConfig | None, clock: Clock, *, is_refused: bool = False
+    ) -> None:
         """`read` is None where there is nothing to read again. `is_refused`: what was read last, before this process
         began, is not what it begins with."""
         self.config = config

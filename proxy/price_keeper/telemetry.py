@@ -40,7 +40,9 @@ RELOADS = _metric("reloads_total", "counter", "times that labels and prices were
 CONFIGURATION_REFUSED = _metric(
     "configuration_refused", "gauge", "1 while the configuration that was read last is not in force"
 )
-CONFIGURATION_TAKEN_TIMESTAMP = _metric("configuration_taken_timestamp_seconds", "gauge", "when the one in force was taken on")
+CONFIGURATION_TAKEN_TIMESTAMP = _metric(
+    "configuration_taken_timestamp_seconds", "gauge", "when the one in force was taken on"
+)
 
 # ---------------------------------------------------------------- the data port
 
@@ -58,8 +60,12 @@ REFUSALS = _metric("refusals_total", "counter", "requests that were refused here
 JOINED_RETRIES = _metric("joined_retries_total", "counter", "repeats of SDKs that joined the call they repeat")
 CONNECTIONS = _metric("connections", "gauge", "connections of callers, by protocol; unknown before their first bytes")
 HTTP2_STREAMS = _metric("http2_streams", "gauge", "streams of HTTP/2 that are open")
-REQUESTS_UNDER_WAY = _metric("requests_under_way", "gauge", "requests that are handled, whether or not their callers still wait")
-REQUESTS_HELD_BYTES = _metric("requests_held_bytes", "gauge", "what the requests that come in or are under way hold of memory")
+REQUESTS_UNDER_WAY = _metric(
+    "requests_under_way", "gauge", "requests that are handled, whether or not their callers still wait"
+)
+REQUESTS_HELD_BYTES = _metric(
+    "requests_held_bytes", "gauge", "what the requests that come in or are under way hold of memory"
+)
 REQUESTS_ROOM_BYTES = _metric(
     "requests_room_bytes", "gauge", "how much memory those requests may hold; beyond it they are refused"
 )
@@ -81,13 +87,19 @@ UNFLUSHED_SECONDS = _metric("unflushed_seconds", "gauge", "for how long somethin
 STORE_TROUBLE = _metric("store_trouble", "gauge", "1 while the last flush to the store has failed")
 JOURNAL_TROUBLE = _metric("journal_trouble", "gauge", "1 while the disk takes no lines, no new segment, or no sync")
 JOURNAL_SEGMENTS_WAITING = _metric("journal_segments_waiting", "gauge", "sealed segments that are not in the store")
-JOURNAL_TORN_LINES = _metric("journal_torn_lines_total", "counter", "lines cut off or spoilt, found when the process started")
-JOURNAL_LOST_CALLS = _metric("journal_lost_calls_total", "counter", "calls under way at a crash, found at the start: estimated")
+JOURNAL_TORN_LINES = _metric(
+    "journal_torn_lines_total", "counter", "lines cut off or spoilt, found when the process started"
+)
+JOURNAL_LOST_CALLS = _metric(
+    "journal_lost_calls_total", "counter", "calls under way at a crash, found at the start: estimated"
+)
 FLUSHES = _metric("flushes_total", "counter", "segments that went to the store")
 FLUSH_REPEATS = _metric("flush_repeats_total", "counter", "parts of segments that were in the store already")
 FLUSH_REJECTS = _metric("flush_rejects_total", "counter", "segments that the store will never take: see the log")
 TOTALS_WRITTEN = _metric("totals_written_total", "counter", "totals that this process brought up to date")
-TOTALS_LEFT_ALONE = _metric("totals_left_alone_total", "counter", "totals that somebody else had just brought up to date")
+TOTALS_LEFT_ALONE = _metric(
+    "totals_left_alone_total", "counter", "totals that somebody else had just brought up to date"
+)
 TOTALS_AGE_SECONDS = _metric("totals_age_seconds", "gauge", "since this process was last through with all totals")
 
 # ---------------------------------------------------------------- prices
@@ -98,7 +110,9 @@ PRICE_TROUBLE = _metric("price_trouble", "gauge", "1 where a label's prices are 
 
 # ---------------------------------------------------------------- budgets
 
-QUOTA_USED_RATIO = _metric("quota_used_ratio", "gauge", "what is spent of a label's quota, of the scopes nearest to its end")
+QUOTA_USED_RATIO = _metric(
+    "quota_used_ratio", "gauge", "what is spent of a label's quota, of the scopes nearest to its end"
+)
 QUOTA_MODE = _metric("quota_mode", "gauge", "of the same: 0 normal, 1 tight, 2 exceeded")
 ACTIVE_LABEL_INFO = _metric("active_label_info", "gauge", "1; which label of its chain is active, of the same scopes")
 SCOPES = _metric("scopes", "gauge", "orgs and apps whose budgets are held in memory")
@@ -107,16 +121,28 @@ SCOPES_STALE = _metric("scopes_stale", "gauge", "scopes whose budget could not b
 UNKNOWN_ORGS_SERVED = _metric(
     "unknown_orgs_served_total", "counter", "orgs that began to be served without a budget, by why nobody knows one"
 )
-BUDGET_LOOKS = _metric("budget_looks_total", "counter", "looks at the store for a scope's budget, by whether they failed")
-ACTIVE_LABEL_FLIPS = _metric("active_label_flips_total", "counter", "times that a scope's active label became another, as seen here")
-BUDGET_MOVES = _metric("budget_moves_total", "counter", "times that this process moved an active label on for the whole fleet")
-SERVED_BY_ANOTHER_LABEL = _metric("served_by_another_label_total", "counter", "calls that another label served than was asked")
+BUDGET_LOOKS = _metric(
+    "budget_looks_total", "counter", "looks at the store for a scope's budget, by whether they failed"
+)
+ACTIVE_LABEL_FLIPS = _metric(
+    "active_label_flips_total", "counter", "times that a scope's active label became another, as seen here"
+)
+BUDGET_MOVES = _metric(
+    "budget_moves_total", "counter", "times that this process moved an active label on for the whole fleet"
+)
+SERVED_BY_ANOTHER_LABEL = _metric(
+    "served_by_another_label_total", "counter", "calls that another label served than was asked"
+)
 QUOTA_REFUSALS = _metric("quota_refusals_total", "counter", "calls refused because every quota that may pay is spent")
 HARD_BUDGET_HELD_USD = _metric(
     "hard_budget_held_usd", "gauge", "US dollars of hard budgets that this process holds, and has not spent"
 )
-HARD_BUDGET_TOP_UPS = _metric("hard_budget_top_ups_total", "counter", "times that this process took more of a hard budget")
-HARD_BUDGET_REFUSALS = _metric("hard_budget_refusals_total", "counter", "worst cases of calls that no hold could be had for")
+HARD_BUDGET_TOP_UPS = _metric(
+    "hard_budget_top_ups_total", "counter", "times that this process took more of a hard budget"
+)
+HARD_BUDGET_REFUSALS = _metric(
+    "hard_budget_refusals_total", "counter", "worst cases of calls that no hold could be had for"
+)
 
 # ---------------------------------------------------------------- limits
 
@@ -133,7 +159,9 @@ REVOCATION_LOOKUPS = _metric(
     "revocation_lookups_total", "counter", "tokens looked up among the revoked ones, by whether that was known here"
 )
 REVOCATIONS = _metric("revocations_total", "counter", "tokens and sessions that were revoked here")
-REVOCATION_AWAY_SECONDS = _metric("revocation_away_seconds", "gauge", "for how long the store has not said what is revoked")
+REVOCATION_AWAY_SECONDS = _metric(
+    "revocation_away_seconds", "gauge", "for how long the store has not said what is revoked"
+)
 TOKENS_UNCHECKED = _metric(
     "tokens_unchecked_total", "counter", "tokens let in by signature alone, the store being away"
 )
@@ -158,7 +186,10 @@ class MetricsRegistry:
         self._metrics.append((metric, read))
 
     def render_own(self) -> str:
-        return "".join(format_metric_header(metric) + "".join(_format_samples(metric.name, read())) for metric, read in self._metrics)
+        return "".join(
+            format_metric_header(metric) + "".join(_format_samples(metric.name, read()))
+            for metric, read in self._metrics
+        )
 
     async def scrape(self) -> str:
         """Of this process, and of those that it speaks for."""

@@ -72,7 +72,9 @@ class Tracing:
         base = (config.otlp_endpoint or "").rstrip("/")
         self._path_redactor = _PathRedactor(urlsplit(base).path)
         _exporter_log.addFilter(self._path_redactor)
-        self._exporter = _CountingExporter(OTLPSpanExporter(endpoint=f"{base}/v1/traces", timeout=EXPORT_TIMEOUT_SECONDS))
+        self._exporter = _CountingExporter(
+            OTLPSpanExporter(endpoint=f"{base}/v1/traces", timeout=EXPORT_TIMEOUT_SECONDS)
+        )
         own = Resource({"service.name": "price-keeper", "service.version": get_version()})
         self._provider = TracerProvider(
             sampler=ParentBased(TraceIdRatioBased(config.sample_ratio)),
@@ -104,7 +106,9 @@ class Tracing:
 
         return traced
 
-    async def _trace_call(self, target: OperationPath, request: Request, responder: Responder, handler: Handler) -> None:
+    async def _trace_call(
+        self, target: OperationPath, request: Request, responder: Responder, handler: Handler
+    ) -> None:
         span = self._start_span(target, request)
         self._spans_made += span.is_recording()
         traced_responder = _TracedResponder(span, _SPAN_NAMES[target.operation], target.id, responder)
@@ -249,7 +253,9 @@ class _TracedResponder:
         self._span.end()
 
     def _record_head(self, status: int, headers: dict[bytes, bytes]) -> None:
-        attributes = {name: headers[header].decode("latin-1") for header, name in _HEADER_ATTRIBUTES.items() if header in headers}
+        attributes = {
+            name: headers[header].decode("latin-1") for header, name in _HEADER_ATTRIBUTES.items() if header in headers
+        }
         self._model = attributes.setdefault(REQUESTED_MODEL, self._model)
         self._span.set_attributes(attributes)
         self._span.set_attribute("http.response.status_code", status)

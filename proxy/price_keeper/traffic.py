@@ -53,8 +53,19 @@ class OperationStats:
     Calls are put into their buckets many at once, which takes two thirds of the time that it would take in each call.
     """
 
-    __slots__ = ("_added", "_added_total", "_responses", "_durations", "_durations_total", "_first_bytes",
-                 "_first_bytes_total", "_pending", "is_streamed", "label", "operation")  # fmt: skip
+    __slots__ = (
+        "_added",
+        "_added_total",
+        "_durations",
+        "_durations_total",
+        "_first_bytes",
+        "_first_bytes_total",
+        "_pending",
+        "_responses",
+        "is_streamed",
+        "label",
+        "operation",
+    )  # fmt: skip
 
     def __init__(self, operation: str, label: str) -> None:
         self.operation = operation
@@ -67,7 +78,9 @@ class OperationStats:
         self._durations_total = self._first_bytes_total = self._added_total = 0.0
         self._pending: list[tuple[int, float, float, float, float, float]] = []
 
-    def record_response(self, status: int, received_at: float, sent_at: float, first_byte_at: float, last_byte_at: float, now: float) -> None:
+    def record_response(
+        self, status: int, received_at: float, sent_at: float, first_byte_at: float, last_byte_at: float, now: float
+    ) -> None:
         """`status` is 0 if it broke off. Times are by the monotonic clock: when the request was here, when it was sent,
         when the first and the last byte of its answer came, and when that one was handed on."""
         pending = self._pending

@@ -7,13 +7,13 @@ from decimal import Decimal
 import pytest
 from price_keeper.errors import ConditionFailed, InvalidStoreRequest
 from price_keeper.stores.contract import (
+    AttributeExists,
+    AttributeMissing,
     Condition,
     Delete,
-    AttributeExists,
     ItemExists,
     ItemMissing,
     Key,
-    AttributeMissing,
     Put,
     Store,
     Update,
@@ -141,7 +141,9 @@ HOLDING: list[Condition] = [
     all_of(any_of(AttributeMissing("n"), above("n", 4)), any_of(AttributeExists("x"), at_most("d", 2))),
     missing_or_expired(100.0),
     all_of(missing_or_expired(100.0)),
-    any_of(all_of(any_of(equals("n", 5))), all_of(AttributeExists("x"), any_of(AttributeExists("y"), AttributeExists("n")))),
+    any_of(
+        all_of(any_of(equals("n", 5))), all_of(AttributeExists("x"), any_of(AttributeExists("y"), AttributeExists("n")))
+    ),
 ]
 
 FAILING: list[Condition] = [

@@ -7,7 +7,7 @@ from decimal import Decimal
 from uuid import uuid4
 
 import pytest
-from price_keeper.errors import ReasonCode, InvalidStoreRequest, TransactionFailed
+from price_keeper.errors import InvalidStoreRequest, ReasonCode, TransactionFailed
 from price_keeper.stores.contract import (
     ConditionCheck,
     Delete,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.charted import write_parent_chart, render
+from tests.support.charted import render, write_parent_chart
 from tests.support.deployed import IS_REQUESTED, Document, manifest
 
 collect_ignore = [] if IS_REQUESTED else ["test_chart.py", "test_image_root.py", "test_linters.py"]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.support.charted import LABELS, render_notes, render_refused, render
+from tests.support.charted import LABELS, render, render_notes, render_refused
 from tests.support.commands import ROOT
 from tests.support.deployed import CHART, filter_kind, find_product_container, pods, run_tool, tool
 

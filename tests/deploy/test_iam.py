@@ -53,7 +53,9 @@ def test_the_files_are_those_that_the_code_makes() -> None:
 def test_a_role_may_do_with_each_table_what_it_needs_and_no_more(role: Any) -> None:
     found = allowed(policy(role), "dynamodb")
     prefix = "arn:aws:dynamodb:*:*:table/price-keeper-"
-    assert found == {(prefix + table, action) for table, actions in get_table_permissions(role).items() for action in actions}
+    assert found == {
+        (prefix + table, action) for table, actions in get_table_permissions(role).items() for action in actions
+    }
 
 
 NAMED_BY_AWS = {"async-invoke", "guardrail", "guardrail-profile"}  # what these are called is not known before

@@ -13,7 +13,7 @@ import pytest
 import yaml
 from price_keeper import app
 from price_keeper.commandline.whole import build_root_parser
-from price_keeper.recording.composed import LAST_RETURN_TIMEOUT_SECONDS, LAST_FLUSH_TIMEOUT_SECONDS
+from price_keeper.recording.composed import LAST_FLUSH_TIMEOUT_SECONDS, LAST_RETURN_TIMEOUT_SECONDS
 from price_keeper.workers.supervisor import STOP_SECONDS
 
 from tests.support.deployed import (
@@ -22,9 +22,9 @@ from tests.support.deployed import (
     assert_good_config,
     containers,
     documents,
-    manifest,
     filter_kind,
     find_product_container,
+    manifest,
     pods,
 )
 
@@ -108,7 +108,11 @@ def _parts(found: list[Document]) -> Iterator[tuple[Document, dict[str, Any], st
     """Each pod that runs price-keeper, with its configuration."""
     for pod in pods(found):
         if any("serve" in each.get("args", []) for each in containers(pod)):
-            mount = next(it["name"] for it in find_product_container(pod)["volumeMounts"] if it["mountPath"] == "/etc/price-keeper")
+            mount = next(
+                it["name"]
+                for it in find_product_container(pod)["volumeMounts"]
+                if it["mountPath"] == "/etc/price-keeper"
+            )
             name = next(it["configMap"]["name"] for it in pod["volumes"] if it["name"] == mount)
             text = next(
                 it["data"]["config.yaml"] for it in filter_kind(found, "ConfigMap") if it["metadata"]["name"] == name

@@ -6,12 +6,12 @@ import re
 
 from price_keeper import app, telemetry
 from price_keeper.config.keys import JournalConfig
-from price_keeper.recording.composed import LAST_RETURN_TIMEOUT_SECONDS, LAST_FLUSH_TIMEOUT_SECONDS
+from price_keeper.recording.composed import LAST_FLUSH_TIMEOUT_SECONDS, LAST_RETURN_TIMEOUT_SECONDS
 from price_keeper.telemetry import Metric
 from price_keeper.workers.supervisor import STOP_SECONDS
 
 from tests.support.commands import ROOT
-from tests.support.deployed import containers, manifest, filter_kind, pods
+from tests.support.deployed import containers, filter_kind, manifest, pods
 
 DOCS = ROOT / "docs"
 PAGE = (DOCS / "deployment.md").read_text()
@@ -51,8 +51,13 @@ def test_metrics_are_there() -> None:
 
 
 def test_seconds_are_the_codes() -> None:
-    assert f"calls under way have {app.DRAIN_SECONDS:g} s to end, the last flush {LAST_FLUSH_TIMEOUT_SECONDS:g} s" in PAGE
+    assert (
+        f"calls under way have {app.DRAIN_SECONDS:g} s to end, the last flush {LAST_FLUSH_TIMEOUT_SECONDS:g} s" in PAGE
+    )
     assert f"giving back hard budgets {LAST_RETURN_TIMEOUT_SECONDS:g} s" in PAGE
-    assert f"needs {app.DRAIN_SECONDS + LAST_FLUSH_TIMEOUT_SECONDS + LAST_RETURN_TIMEOUT_SECONDS:g} s of it at most" in PAGE
+    assert (
+        f"needs {app.DRAIN_SECONDS + LAST_FLUSH_TIMEOUT_SECONDS + LAST_RETURN_TIMEOUT_SECONDS:g} s of it at most"
+        in PAGE
+    )
     assert f"Several workers take up to {STOP_SECONDS:g} s" in PAGE
     assert f"`journal.flush_interval_max_secs` ({JournalConfig().flush_interval_max_secs:g} s)" in PAGE

@@ -16,7 +16,7 @@ from price_keeper.config import Config
 from price_keeper.telemetry import ALL_METRICS as METRICS
 
 from tests.support.commands import call_in_process
-from tests.support.pages import PAGES, ROOT, anchors, parse_blocks, links, find_missing_tests, find_page, find_quoted
+from tests.support.pages import PAGES, ROOT, anchors, find_missing_tests, find_page, find_quoted, links, parse_blocks
 
 every_page = pytest.mark.parametrize("page", PAGES, ids=find_page)
 
@@ -108,7 +108,9 @@ def _helped(*words: str) -> str | None:
 @every_page
 def test_keys_of_the_configuration_are_there(page: Path) -> None:
     paths = [
-        text.split(":")[0].split(".") for text in find_quoted(page) if re.fullmatch(r"[a-z_]+(\.[a-z_0-9]+)+(: .*)?", text)
+        text.split(":")[0].split(".")
+        for text in find_quoted(page)
+        if re.fullmatch(r"[a-z_]+(\.[a-z_0-9]+)+(: .*)?", text)
     ]
     paths += [
         name.lower().split("__") for name in re.findall(r"\bPRICE_KEEPER__([A-Z0-9_]+[A-Z0-9])\b", page.read_text())
@@ -157,6 +159,8 @@ def test_targets_of_make_are_there(page: Path) -> None:
 @every_page
 def test_files_of_the_repository_are_there(page: Path) -> None:
     places = [
-        text for text in find_quoted(page) if re.fullmatch(r"(proxy|tests|bench|deploy|docs|requirements)/[\w./-]+", text)
+        text
+        for text in find_quoted(page)
+        if re.fullmatch(r"(proxy|tests|bench|deploy|docs|requirements)/[\w./-]+", text)
     ]
     assert [text for text in places if not (ROOT / text).exists()] == []

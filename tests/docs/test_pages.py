@@ -23,7 +23,7 @@ from price_keeper.control.openapi import build_document
 from price_keeper.telemetry import MetricsRegistry
 
 from tests.support.configs import CONFIG_YAML
-from tests.support.pages import PAGES, Block, parse_blocks, find_page, why_not_run
+from tests.support.pages import PAGES, Block, find_page, parse_blocks, why_not_run
 from tests.support.pages_played import is_played, play_page
 from tests.support.preloaded import preloaded
 
@@ -98,6 +98,8 @@ def test_a_body_is_one_that_its_operation_takes(block: Block) -> None:
 @pytest.mark.parametrize("block", [each for each in ALL if each.file and each.not_run is None], ids=str)
 def test_a_file_is_used_by_the_page_that_has_it(block: Block) -> None:
     used = [
-        each for each in parse_blocks(block.page) if each.line > block.line and each.is_run and str(block.file) in each.text
+        each
+        for each in parse_blocks(block.page)
+        if each.line > block.line and each.is_run and str(block.file) in each.text
     ]
     assert used, f"nothing on the page uses {block.file}"

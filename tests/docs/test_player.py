@@ -10,7 +10,7 @@ from price_keeper.config import Config
 from tests.docs.test_names import is_key, mistakes
 from tests.support.pages import anchors, parse_blocks
 from tests.support.pages_played import play_page
-from tests.support.pages_shown import matches_text, matches_json
+from tests.support.pages_shown import matches_json, matches_text
 
 
 def page_of(folder: Path, text: str) -> Path:

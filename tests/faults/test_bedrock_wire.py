@@ -24,11 +24,27 @@ from price_keeper.recording.entries import Receipt
 
 from tests.support.crashing import JournalContents
 from tests.support.data_port import DataPort, data_port
-from tests.support.rig import PortHarness, ForwardingHandler, open_forwarding_port, on_both_loops, build_response, reply_with
+from tests.support.rig import (
+    ForwardingHandler,
+    PortHarness,
+    build_response,
+    on_both_loops,
+    open_forwarding_port,
+    reply_with,
+)
 from tests.support.rig import upstream as scripted_upstream
 from tests.support.simulated import CHAT, CHAT_PATH, CLAUDE_BODY, TURN
-from tests.support.wire import ConnectionCut, WireResponse, Http2TestClient, RawConnection, ask, descriptors, eventually, read_error_message
-from tests.support.wire_faults import AtAccept, Break, FaultKind, Slow, Surplus, FaultPoint, bedrock_error
+from tests.support.wire import (
+    ConnectionCut,
+    Http2TestClient,
+    RawConnection,
+    WireResponse,
+    ask,
+    descriptors,
+    eventually,
+    read_error_message,
+)
+from tests.support.wire_faults import AtAccept, Break, FaultKind, FaultPoint, Slow, Surplus, bedrock_error
 from tests.support.wire_proxy import WireProxy, may_vanish, wire_proxy
 
 ASKED = {
@@ -228,7 +244,9 @@ async def test_one_that_breaks_leaves_the_others_alone(rig: Socket) -> None:
     """Of the streams of one caller's connection."""
     client = await Http2TestClient.connect(int(rig.port.url.rpartition(":")[2]))
     more = [(b"authorization", f"Bearer {rig.port.token}".encode()), (b"content-type", b"application/json")]
-    rig.wire.next(Break(FaultPoint.MIDDLE, FaultKind.RESET, after=1), Slow(0.05), Break(FaultPoint.MIDDLE), Slow(0.1, 100))
+    rig.wire.next(
+        Break(FaultPoint.MIDDLE, FaultKind.RESET, after=1), Slow(0.05), Break(FaultPoint.MIDDLE), Slow(0.1, 100)
+    )
     path, body = b"/model/premium/converse-stream", json.dumps(TURN).encode()
     numbers = [client.open(path, more, ends=False) for _ in range(4)]
     for number in numbers:

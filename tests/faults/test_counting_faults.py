@@ -13,7 +13,7 @@ from price_keeper.forwarding.model_path import Operation
 
 from tests.support.rig import StepClock, build_response, reply_with, upstream
 from tests.support.wire import eventually
-from tests.support.wire_faults import AtAccept, Break, Fault, FaultKind, Slow, Surplus, FaultPoint, bedrock_error
+from tests.support.wire_faults import AtAccept, Break, Fault, FaultKind, FaultPoint, Slow, Surplus, bedrock_error
 from tests.support.wire_proxy import wire_proxy
 
 BODY = b'{"messages": []}'

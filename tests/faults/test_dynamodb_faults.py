@@ -11,17 +11,17 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 from price_keeper.errors import (
-    StoreAccessDenied,
-    ReasonCode,
     InvalidStoreRequest,
+    ReasonCode,
+    StoreAccessDenied,
     StoreMisconfigured,
-    StoreUnavailable,
     StoreThrottled,
+    StoreUnavailable,
     TransactionFailed,
 )
 from price_keeper.stores import dynamodb
 from price_keeper.stores.contract import Delete, Item, Key, Put, Query, Update
-from price_keeper.stores.dynamodb import MAX_ATTEMPTS, FIRST_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS, DynamoStore
+from price_keeper.stores.dynamodb import FIRST_BACKOFF_SECONDS, MAX_ATTEMPTS, MAX_BACKOFF_SECONDS, DynamoStore
 from price_keeper.stores.dynamodb_errors import translate_error
 
 from tests.support.engines import PREFIX, Engines

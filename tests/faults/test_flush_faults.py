@@ -13,7 +13,7 @@ from price_keeper.stores.dynamodb import DynamoStore
 from tests.support.engines import PREFIX, Engines
 from tests.support.fault_proxy import BlackHole, CutAnswer, DropAnswer, Fault, Pass, Reset, dynamodb_error, fault_proxy
 from tests.support.recording import open_recording_harness
-from tests.support.wire_faults import Break, FaultKind, Surplus, Twice, FaultPoint
+from tests.support.wire_faults import Break, FaultKind, FaultPoint, Surplus, Twice
 
 FAULTS: dict[str, Fault] = {
     "dropped": DropAnswer(),
@@ -26,7 +26,11 @@ FAULTS: dict[str, Fault] = {
     "delivered twice, and answered late": Twice(shows_second=True),
     "answered twice": Surplus(None, 0.002),
 }
-BREAKS = [Break(FaultPoint.REQUEST), Break(FaultPoint.HEAD, FaultKind.HALF, 0.05), Break(FaultPoint.END, FaultKind.RESET)]
+BREAKS = [
+    Break(FaultPoint.REQUEST),
+    Break(FaultPoint.HEAD, FaultKind.HALF, 0.05),
+    Break(FaultPoint.END, FaultKind.RESET),
+]
 
 
 async def _no_sleep(_: float) -> None:

@@ -10,8 +10,15 @@ from pathlib import Path
 from price_keeper.stores.sqlite import SqliteStore
 
 from tests.support.commands import price_keeper
-from tests.support.hard_books import read_stored_budget, price_by_hand, put_hard_budget
-from tests.support.hard_processes import LoadClients, ManagedSidecar, wait_until_exhausted, run_fleet, wait_until, max_call_pico
+from tests.support.hard_books import price_by_hand, put_hard_budget, read_stored_budget
+from tests.support.hard_processes import (
+    LoadClients,
+    ManagedSidecar,
+    max_call_pico,
+    run_fleet,
+    wait_until,
+    wait_until_exhausted,
+)
 from tests.support.simulated import bedrock_process, read_ledger
 
 FILE = "price-keeper.db"

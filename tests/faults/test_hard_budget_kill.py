@@ -24,17 +24,17 @@ from price_keeper.stores.sqlite import SqliteStore
 
 from tests.support.effort import seed
 from tests.support.engines import PREFIX, Engines
-from tests.support.hard_books import StoredBudget, read_stored_budget, price_by_hand, put_hard_budget
+from tests.support.hard_books import StoredBudget, price_by_hand, put_hard_budget, read_stored_budget
 from tests.support.hard_processes import (
     CLIENTS_EACH,
     PICO,
     LoadClients,
-    ProcessFleet,
     ProcessFaults,
-    wait_until_exhausted,
-    run_fleet,
-    parse_tag,
+    ProcessFleet,
     max_call_pico,
+    parse_tag,
+    run_fleet,
+    wait_until_exhausted,
 )
 from tests.support.simulated import bedrock_process, read_ledger
 
@@ -83,7 +83,9 @@ def _mishaps(fleet: ProcessFleet, clients: LoadClients, chance: random.Random) -
     return ProcessFaults(fleet, clients, chance, KILLS, pauses=max(2, KILLS // 3), stops=max(1, KILLS // 10), lost=lost)
 
 
-async def _refusing(fleet: ProcessFleet, store: Store, names: dict[str, HardBudgetKey]) -> tuple[dict[str, StoredBudget], set[str]]:
+async def _refusing(
+    fleet: ProcessFleet, store: Store, names: dict[str, HardBudgetKey]
+) -> tuple[dict[str, StoredBudget], set[str]]:
     """When every sidecar that lives refuses: what there is then, and who of the holders is dead. What comes back late
     may still be used, by those who ask again after a pause."""
     deadline = time.monotonic() + LONGEST_PAUSE_SECONDS
@@ -98,7 +100,11 @@ async def _refusing(fleet: ProcessFleet, store: Store, names: dict[str, HardBudg
 
 
 def _compare(
-    ledger: Path, mishaps: ProcessFaults, refusing: dict[str, StoredBudget], dead: set[str], over: dict[str, StoredBudget]
+    ledger: Path,
+    mishaps: ProcessFaults,
+    refusing: dict[str, StoredBudget],
+    dead: set[str],
+    over: dict[str, StoredBudget],
 ) -> None:
     entries, clients = read_ledger(ledger), mishaps.clients
     assert not {parse_tag(entry["body"]) for entry in entries} & clients.refused_tags
@@ -115,7 +121,9 @@ def _compare(
         assert at_end.spent - billed <= at_end.estimated * max_call_pico(label)
         refusing[label].check()
         assert _used(refusing[label], dead) >= LEAST_SHARE * at_end.bucket.quota
-    print(f"{clients.answered} answered, {clients.abandoned_calls} left, {clients.broken_connections} broken, refused: {clients.errors}")
+    print(
+        f"{clients.answered} answered, {clients.abandoned_calls} left, {clients.broken_connections} broken, refused: {clients.errors}"
+    )
     print("; ".join(mishaps.history))
 
 

@@ -27,20 +27,20 @@ from price_keeper.recording.ulid import read_created_at
 from tests.support import wrong_clock
 from tests.support.afflicted import (
     call_once,
-    price_by_hand,
-    read_readiness,
-    read_counts_by_label,
-    read_requests_by_day,
-    dynamodb,
-    read_metric,
     create_tables,
+    dynamodb,
     fetch,
+    price_by_hand,
+    read_counts_by_label,
+    read_dynamodb_usage,
+    read_metric,
+    read_readiness,
+    read_requests_by_day,
     run_trial,
     wait_until,
-    read_dynamodb_usage,
 )
 from tests.support.commands import Sidecar
-from tests.support.crashing import APP, ORG, SECRET, SidecarSetup, CrashLoad
+from tests.support.crashing import APP, ORG, SECRET, CrashLoad, SidecarSetup
 from tests.support.engines import Engines
 from tests.support.simulated import read_ledger
 from tests.support.wrong_clock import WrongClock
@@ -77,7 +77,9 @@ def test_jumps_of_an_hour_lose_and_double_nothing(tmp_path: Path) -> None:
         assert set(load.complete_requests) == set(served)
         assert read_counts_by_label(tmp_path / "price-keeper.db") == price_by_hand(served)
         (left,) = lineup.journal.glob("*.seg")
-        assert read_created_at(left.stem) > time.time() + HOUR - 60  # names go on from the latest, so that none sorts wrong
+        assert (
+            read_created_at(left.stem) > time.time() + HOUR - 60
+        )  # names go on from the latest, so that none sorts wrong
         with lineup.run_sidecar() as running:
             assert call_once(lineup, lineup.token())[0] == 200
             assert running.stop() == 0
@@ -200,7 +202,9 @@ def test_one_wrong_clock_of_two_neither_starves_nor_floods_the_other(engines: En
     )
     store = {"engine": "dynamodb", "endpoint": endpoint, "region": "us-east-1", "table_prefix": prefix}
     with run_trial(tmp_path, "--no-auth") as trial:
-        right, wrong = (trial.add_sidecar(name, store=store, aggregator={"interval_secs": 1}) for name in ("right", "wrong"))
+        right, wrong = (
+            trial.add_sidecar(name, store=store, aggregator={"interval_secs": 1}) for name in ("right", "wrong")
+        )
         clock = WrongClock(tmp_path, HOUR)
         wrong.environment = clock.environment
         for each in (right, wrong):
@@ -220,7 +224,9 @@ def test_one_wrong_clock_of_two_neither_starves_nor_floods_the_other(engines: En
     assert len(served) <= RPM / 60 * (BURST_SECONDS + took) + 1
     assert min(calm.failed_calls, hasty.failed_calls) > 0  # by the limit
     assert min(len(calm.complete_requests), len(hasty.complete_requests)) > 0
-    print(f"an hour wrong, either way, {took:.1f} s: {len(calm.complete_requests)} and {len(hasty.complete_requests)} of {RPM} calls a minute")
+    print(
+        f"an hour wrong, either way, {took:.1f} s: {len(calm.complete_requests)} and {len(hasty.complete_requests)} of {RPM} calls a minute"
+    )
 
 
 def _totals(endpoint: str, prefix: str) -> int:

@@ -11,8 +11,17 @@ from pathlib import Path
 
 from bedrock_simulator import DEFAULT_KEYS
 
-from tests.support.afflicted import FaultTrial, call_once, price_by_hand, read_readiness, read_counts_by_label, read_metric, run_trial, wait_until
-from tests.support.crashing import SidecarSetup, CrashLoad
+from tests.support.afflicted import (
+    FaultTrial,
+    call_once,
+    price_by_hand,
+    read_counts_by_label,
+    read_metric,
+    read_readiness,
+    run_trial,
+    wait_until,
+)
+from tests.support.crashing import CrashLoad, SidecarSetup
 from tests.support.hanging import hanging_command
 
 REFUSED = "Bedrock refuses the AWS credentials of the sidecar itself, which has to mend that; yours are good"

@@ -15,7 +15,16 @@ from pathlib import Path
 import pytest
 from price_keeper.recording.log_throttle import REPEAT_SECONDS
 
-from tests.support.afflicted import call_once, price_by_hand, read_readiness, read_counts_by_label, read_cpu_seconds, fetch, run_trial, wait_until
+from tests.support.afflicted import (
+    call_once,
+    fetch,
+    price_by_hand,
+    read_counts_by_label,
+    read_cpu_seconds,
+    read_readiness,
+    run_trial,
+    wait_until,
+)
 from tests.support.control import ADMIN_KEY
 from tests.support.crashing import CrashLoad
 
@@ -31,7 +40,11 @@ def test_none_are_left_for_a_while(tmp_path: Path) -> None:
     """A few are still there when the limit falls; the strangers take them."""
     with run_trial(tmp_path) as trial:
         lineup = trial.add_sidecar()
-        with lineup.run_sidecar() as running, CrashLoad(lineup, 3, random.Random(20261119)) as load, ExitStack() as strangers:
+        with (
+            lineup.run_sidecar() as running,
+            CrashLoad(lineup, 3, random.Random(20261119)) as load,
+            ExitStack() as strangers,
+        ):
             wait_until(lambda: len(load.complete_requests) > 20)
             pid, token, fell = running.process.pid, lineup.token(), time.monotonic()
             limit = _limited(pid, len(os.listdir(f"/proc/{pid}/fd")) + SPARE)

@@ -15,9 +15,19 @@ from pathlib import Path
 import pytest
 
 from tests.support import disks
-from tests.support.afflicted import FaultTrial, price_by_hand, read_readiness, read_counts_by_label, read_metric, read_cpu_seconds, fetch, run_trial, wait_until
+from tests.support.afflicted import (
+    FaultTrial,
+    fetch,
+    price_by_hand,
+    read_counts_by_label,
+    read_cpu_seconds,
+    read_metric,
+    read_readiness,
+    run_trial,
+    wait_until,
+)
 from tests.support.commands import Sidecar, price_keeper
-from tests.support.crashing import SECRET, SidecarSetup, CrashLoad
+from tests.support.crashing import SECRET, CrashLoad, SidecarSetup
 
 SECONDS = float(os.environ.get("PRICE_KEEPER_AFFLICTED_SECONDS", "1"))
 POLICIES = ["serve", "refuse"] if SECONDS > 1 else ["refuse"]  # that it serves is what a missing table shows as well
@@ -32,7 +42,9 @@ with_disks = pytest.mark.skipif(bool(disks.why_unavailable()), reason=disks.why_
 @with_disks
 def test_one_full_disk_for_both_refuses_what_it_cannot_record(tmp_path: Path) -> None:
     with disks.small_disk(tmp_path, DISK_MEGABYTES) as disk, run_trial(tmp_path) as trial:
-        lineup = trial.add_sidecar(store={"path": str(disk / "price-keeper.db")}, journal={"dir": str(disk / "journal")})
+        lineup = trial.add_sidecar(
+            store={"path": str(disk / "price-keeper.db")}, journal={"dir": str(disk / "journal")}
+        )
         with _under_load(lineup) as (running, load):
             disks.fill(disk)
             wait_until(lambda: read_readiness(running.control)["journal"] == NO_ROOM)

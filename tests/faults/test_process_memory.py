@@ -20,9 +20,16 @@ from threading import Thread
 
 import pytest
 
-from tests.support.afflicted import call_once, price_by_hand, read_readiness, read_counts_by_label, run_trial, wait_until
+from tests.support.afflicted import (
+    call_once,
+    price_by_hand,
+    read_counts_by_label,
+    read_readiness,
+    run_trial,
+    wait_until,
+)
 from tests.support.cgroups import cgroup, why_unavailable
-from tests.support.crashing import SCOPE, JournalContents, SegmentCopies, SidecarSetup, CrashLoad, check_against_ledger
+from tests.support.crashing import SCOPE, CrashLoad, JournalContents, SegmentCopies, SidecarSetup, check_against_ledger
 from tests.support.simulated import read_ledger
 from tests.support.threads import ThreadGroup
 
@@ -129,9 +136,13 @@ def test_what_the_kernel_ends_for_its_memory_has_recorded_every_answer_once_and_
                 load.__exit__()
                 assert running.stop() == 0
     books = JournalContents.read(tmp_path / "copies")
-    check_against_ledger(books, load.complete_requests, {entry["request_id"]: entry for entry in read_ledger(trial.ledger)})
+    check_against_ledger(
+        books, load.complete_requests, {entry["request_id"]: entry for entry in read_ledger(trial.ledger)}
+    )
     assert read_counts_by_label(tmp_path / "price-keeper.db") == books.sum_by_label(SCOPE.key)
-    print(f"{DEATHS} ended by the kernel: {len(load.complete_requests)} whole answers, {len(books.estimated_receipts)} estimates")
+    print(
+        f"{DEATHS} ended by the kernel: {len(load.complete_requests)} whole answers, {len(books.estimated_receipts)} estimates"
+    )
 
 
 @contextmanager

@@ -18,7 +18,15 @@ from bedrock_simulator import DEFAULT_KEYS
 
 from tests.support.afflicted import FaultTrial, read_counts_by_label, run_trial, wait_until
 from tests.support.commands import SECONDS, build_environment
-from tests.support.crashing import SCOPE, SECRET, JournalContents, SegmentCopies, SidecarSetup, CrashLoad, check_against_ledger
+from tests.support.crashing import (
+    SCOPE,
+    SECRET,
+    CrashLoad,
+    JournalContents,
+    SegmentCopies,
+    SidecarSetup,
+    check_against_ledger,
+)
 from tests.support.workers import has_exited, run_workers
 
 KILLS = int(os.environ.get("PRICE_KEEPER_KILLS", "6"))
@@ -36,7 +44,9 @@ def test_while_it_starts_and_recovers(tmp_path: Path) -> None:
             _ends_in_order(lineup, load)
         books = _books(trial, load)
     assert books.estimated_receipts
-    print(f"{KILLS // 2} kills of a start: {len(load.complete_requests)} whole answers, {len(books.estimated_receipts)} estimates")
+    print(
+        f"{KILLS // 2} kills of a start: {len(load.complete_requests)} whole answers, {len(books.estimated_receipts)} estimates"
+    )
 
 
 def test_while_it_drains(tmp_path: Path) -> None:

@@ -11,7 +11,15 @@ from urllib.parse import urlsplit
 import pytest
 
 from tests.support import names
-from tests.support.afflicted import FaultTrial, call_once, read_readiness, create_tables, run_trial, wait_until, read_dynamodb_usage
+from tests.support.afflicted import (
+    FaultTrial,
+    call_once,
+    create_tables,
+    read_dynamodb_usage,
+    read_readiness,
+    run_trial,
+    wait_until,
+)
 from tests.support.commands import Sidecar
 from tests.support.crashing import SidecarSetup
 from tests.support.engines import Engines

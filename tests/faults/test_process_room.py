@@ -161,7 +161,10 @@ def test_documented_load_fits_into_shipped_limit_and_is_given_back(tmp_path: Pat
     with slow_bedrock() as bedrock, cgroup() as group:
         group.limit(LIMIT)
         lineup = SidecarSetup(tmp_path, bedrock.url, {"path": str(tmp_path / "price-keeper.db")})
-        lineup.wrapper_command, lineup.options = group.wrapper_command, ("--workers", str(workers)) if workers > 1 else ()
+        lineup.wrapper_command, lineup.options = (
+            group.wrapper_command,
+            ("--workers", str(workers)) if workers > 1 else (),
+        )
         lineup.write_config()
         with lineup.run_sidecar() as running:
             at_rest, deadline, peak = group.resident_bytes, time.monotonic() + SECONDS, 0

@@ -14,9 +14,16 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
-from tests.support.afflicted import price_by_hand, read_readiness, write_sections, read_counts_by_label, run_trial, wait_until
+from tests.support.afflicted import (
+    price_by_hand,
+    read_counts_by_label,
+    read_readiness,
+    run_trial,
+    wait_until,
+    write_sections,
+)
 from tests.support.commands import price_keeper
-from tests.support.crashing import SECRET, SidecarSetup, CrashLoad
+from tests.support.crashing import SECRET, CrashLoad, SidecarSetup
 from tests.support.workers import has_exited, run_workers
 
 SECONDS = float(os.environ.get("PRICE_KEEPER_STOPPED_SECONDS", "2"))
@@ -72,7 +79,9 @@ def test_the_other_of_two_serves_and_leaves_its_journal_alone(tmp_path: Path) ->
     assert served.failed_calls == 0
     assert set(paused.complete_requests) | set(served.complete_requests) <= set(everything)
     assert read_counts_by_label(tmp_path / "price-keeper.db") == price_by_hand(everything)
-    print(f"stopped for {SECONDS:g} s: {meanwhile} calls by the other, {paused.failed_calls} of its own broken, nothing lost")
+    print(
+        f"stopped for {SECONDS:g} s: {meanwhile} calls by the other, {paused.failed_calls} of its own broken, nothing lost"
+    )
 
 
 def test_the_journal_of_a_stopped_worker_is_nobody_elses_until_it_has_ended(tmp_path: Path) -> None:
@@ -80,7 +89,9 @@ def test_the_journal_of_a_stopped_worker_is_nobody_elses_until_it_has_ended(tmp_
         lineup = trial.add_sidecar()
         lineup.options = ("--workers", "2")
         with run_workers(lineup) as crew:
-            wait_until(lambda: crew.call() == (200, "premium") and all(crew.samples("recorded_requests_total").values()))
+            wait_until(
+                lambda: crew.call() == (200, "premium") and all(crew.samples("recorded_requests_total").values())
+            )
             with stopped(crew.pids[1], tmp_path / "price-keeper.db"):
                 crew.running.process.kill()
                 wait_until(lambda: has_exited(crew.pids[0]))  # which notices, and brings to its end what it has

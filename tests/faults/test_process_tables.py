@@ -14,19 +14,19 @@ from price_keeper.stores.schema import TABLES
 from tests.support.afflicted import (
     FaultTrial,
     call_once,
-    price_by_hand,
-    read_readiness,
-    dynamodb,
-    read_metric,
     create_table,
     create_tables,
+    dynamodb,
     fetch,
+    price_by_hand,
+    read_dynamodb_usage,
+    read_metric,
+    read_readiness,
     run_trial,
     wait_until,
-    read_dynamodb_usage,
 )
 from tests.support.commands import Sidecar
-from tests.support.crashing import SidecarSetup, CrashLoad
+from tests.support.crashing import CrashLoad, SidecarSetup
 from tests.support.engines import Engines
 
 COUNTERS = "usage-agg-sharded"
@@ -95,7 +95,9 @@ def test_one_with_another_key_is_told_and_looked_at_again_when_it_is_right(engin
     with run_trial(tmp_path) as trial:
         lineup = trial.add_sidecar(store=store)
         with lineup.run_sidecar() as running:
-            wait_until(lambda: read_readiness(running.control)["store"] == "the store is not as it should be; the log says why")
+            wait_until(
+                lambda: read_readiness(running.control)["store"] == "the store is not as it should be; the log says why"
+            )
             assert "another key than it should; see: price-keeper tables check" in running.errors
             assert call_once(lineup, lineup.token())[0] == 200
             client.delete_table(TableName=f"{prefix}config")

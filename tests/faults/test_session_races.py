@@ -126,7 +126,10 @@ async def test_whichever_write_fails_nobody_is_evicted(
             await one.sessions.login(scope)
         assert set(told) == {4}
         assert await read_session_rows(store, scope) == before
-        assert await store.get(schema.refused_refresh_token_key(_hash_token(oldest.refresh.token)), consistent=True) is None
+        assert (
+            await store.get(schema.refused_refresh_token_key(_hash_token(oldest.refresh.token)), consistent=True)
+            is None
+        )
         await other.sessions.refresh(oldest.refresh.token)
 
 

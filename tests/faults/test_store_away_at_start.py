@@ -16,7 +16,7 @@ from uuid import uuid4
 import pytest
 from price_keeper.auth.keys import SigningKey
 from price_keeper.auth.tokens import TokenService
-from price_keeper.calendar_days import Period, load_zone, find_span
+from price_keeper.calendar_days import Period, find_span, load_zone
 from price_keeper.clock import SystemClock
 from price_keeper.model import Scope
 from price_keeper.recording.aggregator import sum_shards

@@ -16,7 +16,7 @@ from price_keeper.recording.aggregator import sum_shards
 from price_keeper.recording.entries import PICO_PER_MICRO, Counter
 from price_keeper.stores.dynamodb import DynamoStore
 
-from tests.support.crashing import MODELS, SCOPE, JournalContents, SegmentCopies, SidecarSetup, CrashLoad
+from tests.support.crashing import MODELS, SCOPE, CrashLoad, JournalContents, SegmentCopies, SidecarSetup
 from tests.support.engines import PREFIX, Engines
 from tests.support.gate import Gate
 from tests.support.simulated import bedrock_process, read_ledger

@@ -38,10 +38,10 @@ from tests.support.wire_faults import (
     Break,
     Fault,
     FaultKind,
+    FaultPoint,
     Slow,
     Surplus,
     Twice,
-    FaultPoint,
     dynamodb_error,
 )
 from tests.support.wire_proxy import WireProxy, wire_proxy

@@ -15,9 +15,18 @@ from price_keeper.stores.contract import Key, Put, Update
 from price_keeper.stores.dynamodb import DynamoStore
 
 from tests.support.engines import PREFIX, Engines
-from tests.support.rig import UpstreamExchange, PortHarness, ForwardingHandler, open_forwarding_port, on_both_loops, build_response, reply_with, upstream
+from tests.support.rig import (
+    ForwardingHandler,
+    PortHarness,
+    UpstreamExchange,
+    build_response,
+    on_both_loops,
+    open_forwarding_port,
+    reply_with,
+    upstream,
+)
 from tests.support.wire import ask, eventually, wait_quietly
-from tests.support.wire_faults import Break, FaultKind, Pass, Surplus, FaultPoint
+from tests.support.wire_faults import Break, FaultKind, FaultPoint, Pass, Surplus
 from tests.support.wire_proxy import WireProxy, wire_proxy
 
 ANOTHER = b"HTTP/1.1 200 OK\r\nx-amzn-requestid: ANOTHER\r\ncontent-length: 2\r\n\r\n{}"
@@ -95,7 +104,10 @@ async def asked(rig: PortHarness) -> bytes:
 async def test_what_came_before_a_call_was_written_is_not_its_answer() -> None:
     waiting = []
     through = ForwardingHandler(put=lambda write, data: waiting.append((write, data)))
-    async with upstream(reply_with(build_response(b"the first"))) as first, upstream(reply_with(build_response(b"the second"))) as second:
+    async with (
+        upstream(reply_with(build_response(b"the first"))) as first,
+        upstream(reply_with(build_response(b"the second"))) as second,
+    ):
         through.set_targets(first.endpoint, second.endpoint)
         async with open_forwarding_port(through) as rig:
             one = asyncio.create_task(asked(rig))

@@ -28,8 +28,17 @@ from tests.support.calling import Http1Connection, Http2Connection
 from tests.support.crashing import JournalContents, SegmentCopies
 from tests.support.effort import seed
 from tests.support.engines import PREFIX, Engines
-from tests.support.hard_books import read_stored_budget, price_by_hand, put_hard_budget
-from tests.support.hard_processes import CLIENTS_EACH, MODELS, LoadClients, ProcessFleet, ManagedSidecar, run_fleet, parse_tag, max_call_pico
+from tests.support.hard_books import price_by_hand, put_hard_budget, read_stored_budget
+from tests.support.hard_processes import (
+    CLIENTS_EACH,
+    MODELS,
+    LoadClients,
+    ManagedSidecar,
+    ProcessFleet,
+    max_call_pico,
+    parse_tag,
+    run_fleet,
+)
 from tests.support.simulated import bedrock_process, read_ledger
 from tests.support.wire_faults import BEDROCK_RATES, STORE_RATES
 from tests.support.wire_proxy import WireProxy, wire_proxy
@@ -111,7 +120,10 @@ async def running(engines: Engines, store: Store, folder: Path) -> AsyncIterator
             async with run_fleet(SIDECARS, folder, to_bedrock.url, settings) as fleet:
                 for keeper in fleet.sidecars:
                     stack.enter_context(SegmentCopies(keeper.journal, keeper.folder / "copies"))
-                quotas = {"premium": WORST_CASES * max_call_pico("premium"), "economy": 10**9 * max_call_pico("economy")}
+                quotas = {
+                    "premium": WORST_CASES * max_call_pico("premium"),
+                    "economy": 10**9 * max_call_pico("economy"),
+                }
                 names = await put_hard_budget(store, fleet, quotas)
                 clients = LoadClients(fleet, list(quotas), SEED, [Http1Connection.connect, Http2Connection.connect])
                 yield Run(fleet, clients, names, {"store": to_store, "bedrock": to_bedrock})
@@ -130,7 +142,9 @@ def descriptors_of(keeper: ManagedSidecar) -> int:
 
 async def until_closed(keeper: ManagedSidecar, before: int) -> None:
     """All connections but those that are kept for a while; and in a long run these too."""
-    kept, patience = (2, upstream.IDLE_TIMEOUT_SECONDS + 30) if SECONDS >= LONG_SECONDS else (CLIENTS_EACH + MAX_CONNECTIONS, 10)
+    kept, patience = (
+        (2, upstream.IDLE_TIMEOUT_SECONDS + 30) if SECONDS >= LONG_SECONDS else (CLIENTS_EACH + MAX_CONNECTIONS, 10)
+    )
     async with asyncio.timeout(patience):
         while descriptors_of(keeper) > before + kept:  # noqa: ASYNC110 - of what happens in another process
             await asyncio.sleep(0.1)

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from tests.faults.test_recording_kill import _counted, _minus, _store_config
-from tests.support.crashing import MODELS, SCOPE, JournalContents, SegmentCopies, CrashLoad, check_against_ledger
+from tests.support.crashing import MODELS, SCOPE, CrashLoad, JournalContents, SegmentCopies, check_against_ledger
 from tests.support.engines import Engines
 from tests.support.simulated import bedrock_process, read_ledger
-from tests.support.workers import WorkerProcesses, children, has_exited, build_setup, run_workers, wait_until
+from tests.support.workers import WorkerProcesses, build_setup, children, has_exited, run_workers, wait_until
 
 WORKERS = 3
 CLIENTS = 8
@@ -42,7 +42,9 @@ def test_every_answer_of_every_worker_is_recorded_once_and_exactly(
     assert sum(shown.values()) == len(books.estimated_receipts)  # each worker tells of what it found in its own journal
     assert not any(path.stat().st_size > 200 for path in lineup.journal.rglob("*.seg"))
     assert crew.running.errors.count("was killed by signal 9; started again in 1 s") == WORKERS
-    print(f"{len(load.complete_requests)} whole answers, {len(books.estimated_receipts)} estimates, {len(books.seals)} segments")
+    print(
+        f"{len(load.complete_requests)} whole answers, {len(books.estimated_receipts)} estimates, {len(books.seals)} segments"
+    )
 
 
 def _killed_under_load(crew: WorkerProcesses, load: CrashLoad, number: int) -> None:

@@ -184,7 +184,9 @@ LISTS = [
 
 
 @pytest.mark.parametrize(("pages", "words"), LISTS)
-def test_a_list_that_cannot_be_followed_ends(tmp_path: Path, script: ScriptedServer, pages: list[Any], words: str) -> None:
+def test_a_list_that_cannot_be_followed_ends(
+    tmp_path: Path, script: ScriptedServer, pages: list[Any], words: str
+) -> None:
     script.answers += [(200, page, {}) for page in pages]
     done = asked(tmp_path, script.url, "org", "list")
     assert (done.returncode, done.stdout) == (1, "")
@@ -247,7 +249,9 @@ def test_one_long_name_makes_no_line_long_but_its_own(tmp_path: Path, script: Sc
     assert sorted(map(len, done.stdout.splitlines()))[-2] < 500
 
 
-def test_a_list_without_an_end_is_given_up(tmp_path: Path, script: ScriptedServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_list_without_an_end_is_given_up(
+    tmp_path: Path, script: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(admin, "MAX_PAGES", 5)
     script.answers += [(200, {"orgs": [], "cursor": f"{number:03}"}, {}) for number in range(100)]
     done = asked(tmp_path, script.url, "org", "list")
@@ -255,7 +259,9 @@ def test_a_list_without_an_end_is_given_up(tmp_path: Path, script: ScriptedServe
     assert "lists more than can be taken" in done.stderr
 
 
-def test_a_list_is_given_up_by_its_length_too(tmp_path: Path, script: ScriptedServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_list_is_given_up_by_its_length_too(
+    tmp_path: Path, script: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(admin, "MAX_LISTED_BYTES", 2500)
     script.answers += [(200, {"orgs": [], "cursor": "a", "padding": "x" * 3000}, {})]
     assert "lists more than can be taken" in asked(tmp_path, script.url, "org", "list").stderr

@@ -61,7 +61,10 @@ class Attacked:
 async def attacked(tmp_path: Path) -> AsyncIterator[Attacked]:
     clock = ManualClock()
     rates = LocalApiRateLimiter(clock.monotonic, 20, 1.0)
-    async with Engines({}).open("sqlite", tmp_path) as store, open_control_harness(store, tmp_path, clock, rates) as api:
+    async with (
+        Engines({}).open("sqlite", tmp_path) as store,
+        open_control_harness(store, tmp_path, clock, rates) as api,
+    ):
         await api.put_org()
         secrets = {}
         for app in ("shop", "bot"):
@@ -153,7 +156,9 @@ async def test_a_token_that_has_expired_is_nobodys_guess(attacked: Attacked) -> 
     token = attacked.api.tokens.mint_access(ORG, "shop", 10).token
     await attacked.clock.advance(20)
     shown = {"Authorization": f"Bearer {token}"}
-    assert {(await attacked.asks("GET", f"{API}/apps/shop", headers=shown))[0] for _ in range(FAILURE_BURST + 5)} == {401}
+    assert {(await attacked.asks("GET", f"{API}/apps/shop", headers=shown))[0] for _ in range(FAILURE_BURST + 5)} == {
+        401
+    }
 
 
 async def test_invented_clients_cost_reads_at_a_pace(attacked: Attacked, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,14 +17,14 @@ from price_keeper.auth.control_service import open_control_service
 from price_keeper.auth.relayed import ControlServiceFailed
 from price_keeper.clock import SystemClock
 from price_keeper.errors import Refusal, StoreError
-from price_keeper.forwarding.forwarder import BearerAuthorizer, UpstreamCall, Forwarder, UpstreamTarget
+from price_keeper.forwarding.forwarder import BearerAuthorizer, Forwarder, UpstreamCall, UpstreamTarget
 from price_keeper.forwarding.upstream import UpstreamEndpoint
 from price_keeper.metering import aws_price_list
 from price_keeper.metering.aws_price_list import AwsPriceList, PriceListUnreadable
 from price_keeper.stores import dynamodb
 from price_keeper.stores.contract import Key
 from price_keeper.stores.dynamodb import DynamoStore
-from price_keeper.surface.tls import ensure_local_certificates, create_server_context
+from price_keeper.surface.tls import create_server_context, ensure_local_certificates
 
 from tests.support.rig import RecordingObserver
 
@@ -112,7 +112,10 @@ async def test_nor_through_a_proxy(
     authority, certificate, key = ensure_local_certificates(tmp_path, time.time())
     if is_trusted:
         _trust(authority, monkeypatch)
-    async with _listening(host, create_server_context(certificate, key)) as (port, heard), _passing_on(host, port) as proxy:
+    async with (
+        _listening(host, create_server_context(certificate, key)) as (port, heard),
+        _passing_on(host, port) as proxy,
+    ):
         monkeypatch.setenv("HTTPS_PROXY", f"http://127.0.0.1:{proxy[0]}")
         monkeypatch.setenv("NO_PROXY", "")
         await calls(host, port)

@@ -14,7 +14,7 @@ import pytest
 import uvloop
 
 from tests.support.handled import PortWithListener, open_port_with_listener
-from tests.support.rig import ForwardingHandler, open_forwarding_port, build_response, reply_with, upstream
+from tests.support.rig import ForwardingHandler, build_response, open_forwarding_port, reply_with, upstream
 from tests.support.simulated import CHAT_PATH
 from tests.support.wire import Http2TestClient, RawConnection, ask, eventually
 

@@ -115,6 +115,9 @@ def test_each_command_and_option_stands_in_each_script(place: Path) -> None:
 def test_an_option_takes_a_value_everywhere_or_nowhere() -> None:
     """By which the script for fish knows what to pass over."""
     found = [
-        (name, each.value is not None) for one in collect_commands(build_root_parser()) for each in one.options for name in each.names
+        (name, each.value is not None)
+        for one in collect_commands(build_root_parser())
+        for each in one.options
+        for name in each.names
     ]
     assert len(set(found)) == len({name for name, _ in found})

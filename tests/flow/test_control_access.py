@@ -251,7 +251,10 @@ async def test_whoever_guesses_is_slowed_down_and_the_right_key_still_opens(api:
 async def test_whoever_asks_too_often_is_told_when_to_come_again(tmp_path: Path) -> None:
     clock = ManualClock()
     rates = LocalApiRateLimiter(clock.monotonic, 5, 1)
-    async with Engines({}).open("sqlite", tmp_path) as store, open_control_harness(store, tmp_path, clock, rates) as api:
+    async with (
+        Engines({}).open("sqlite", tmp_path) as store,
+        open_control_harness(store, tmp_path, clock, rates) as api,
+    ):
         answers = [await api.ask("GET", "/api/v1/orgs") for _ in range(6)]
         assert [answer.headers["X-RateLimit-Remaining"] for answer in answers] == ["4", "3", "2", "1", "0", "0"]
         assert [answer.status for answer in answers] == [200] * 5 + [429]

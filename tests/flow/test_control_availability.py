@@ -41,7 +41,10 @@ def endless_lingering(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 async def api(tmp_path: Path) -> AsyncIterator[ControlHarness]:
-    async with Engines({}).open("sqlite", tmp_path) as store, open_control_harness(store, tmp_path, ManualClock()) as running:
+    async with (
+        Engines({}).open("sqlite", tmp_path) as store,
+        open_control_harness(store, tmp_path, ManualClock()) as running,
+    ):
         await running.put_org()
         yield running
 
@@ -154,7 +157,9 @@ async def test_half_sent_bodies_keep_no_probe_from_the_health_port(health: Clien
     assert found == [200] * len(found)
 
 
-async def test_the_administrators_half_sent_body_outlives_those_of_strangers(api: ControlHarness, client: Client) -> None:
+async def test_the_administrators_half_sent_body_outlives_those_of_strangers(
+    api: ControlHarness, client: Client
+) -> None:
     body = b'{"grace_hours": 1}'
     await api.put_app()
     shown = api.auth_headers("admin")
@@ -192,7 +197,10 @@ async def test_requests_that_wait_for_the_store_keep_neither_probes_nor_the_admi
         return await get(self, key, **options)
 
     monkeypatch.setattr(kind, "get", slow)
-    asked = [await client.send(head("GET", API, api.auth_headers((ORG, None)))) for _ in range(DEFAULT_PORT_LIMITS.max_per_network)]
+    asked = [
+        await client.send(head("GET", API, api.auth_headers((ORG, None))))
+        for _ in range(DEFAULT_PORT_LIMITS.max_per_network)
+    ]
     await arrived()
     assert [await client.ask(head("GET", path)) for path in PROBES] == [200] * 3
     administrator = await client.send(head("GET", API, api.auth_headers("admin")))
@@ -207,7 +215,9 @@ async def test_requests_that_wait_for_the_store_keep_neither_probes_nor_the_admi
 async def test_status_pages_stay_connected_under_half_sent_bodies_and_keep_no_probe_out(
     api: ControlHarness, client: Client
 ) -> None:
-    pages = [await client.send(head("GET", "/status/events", api.auth_headers("admin"))) for _ in range(MAX_ADMIN_PAGES)]
+    pages = [
+        await client.send(head("GET", "/status/events", api.auth_headers("admin"))) for _ in range(MAX_ADMIN_PAGES)
+    ]
     assert [await each.status() for each in pages] == [200] * MAX_ADMIN_PAGES
     for _ in range(2 * DEFAULT_PORT_LIMITS.max_per_network):
         await client.send(HALF_LOGIN)
@@ -224,7 +234,9 @@ async def credentials(api: ControlHarness) -> list[dict[str, str]]:
     return [(await api.ask("PUT", f"{API}/apps/a{number}", {"app_name": "a"})).body for number in range(VALID)]
 
 
-async def test_invented_retrieval_tokens_starve_no_valid_one_behind_their_address(api: ControlHarness, client: Client) -> None:
+async def test_invented_retrieval_tokens_starve_no_valid_one_behind_their_address(
+    api: ControlHarness, client: Client
+) -> None:
     made = await credentials(api)
 
     def asked(app: str, token: str) -> bytes:
@@ -240,7 +252,9 @@ async def test_invented_retrieval_tokens_starve_no_valid_one_behind_their_addres
 
 
 @pytest.mark.parametrize("way", ["/auth/token", "/credentials"])
-async def test_invented_clients_starve_no_valid_one_behind_their_address(api: ControlHarness, client: Client, way: str) -> None:
+async def test_invented_clients_starve_no_valid_one_behind_their_address(
+    api: ControlHarness, client: Client, way: str
+) -> None:
     known = [await _secret(api, number, each) for number, each in enumerate(await credentials(api))]
     api.parts.clients.__init__(  # type: ignore[misc]
         api.store, api.clock.now, LookupThrottle(api.clock), api.clock.monotonic, api.tokens.secret_tagger

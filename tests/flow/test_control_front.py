@@ -115,7 +115,10 @@ async def alone(readiness: Readiness, role: str, *asked: tuple[str, dict[str, st
     """Without the parts that the control API works with."""
     clock, answers = ManualClock(), []
     control = ControlDispatcher(api.build_routes(readiness, MetricsRegistry(), role), clock.now)
-    async with open_control_port(control, Address("127.0.0.1", 0), clock) as address, aiohttp.ClientSession() as session:
+    async with (
+        open_control_port(control, Address("127.0.0.1", 0), clock) as address,
+        aiohttp.ClientSession() as session,
+    ):
         for path, headers in asked:
             async with session.get(f"http://{address}{path}", headers=headers) as answer:
                 answers.append((answer.status, await answer.read()))

@@ -13,15 +13,21 @@ from typing import Any
 import pytest
 from aiohttp import web
 from price_keeper.control import profiles, serving
-from price_keeper.control.bodies import ANONYMOUS_BUDGET_BYTES, PER_CLIENT_BUDGET_BYTES, MAX_ANONYMOUS_BODY_BYTES, SMALL_BODY_BYTES, ByteBudget
+from price_keeper.control.bodies import (
+    ANONYMOUS_BUDGET_BYTES,
+    MAX_ANONYMOUS_BODY_BYTES,
+    PER_CLIENT_BUDGET_BYTES,
+    SMALL_BODY_BYTES,
+    ByteBudget,
+)
 from price_keeper.control.connections import DEFAULT_PORT_LIMITS, ControlPortLimits
 from price_keeper.control.problems import ApiError
-from price_keeper.control.rates import LocalApiRateLimiter, ApiRateDecision
+from price_keeper.control.rates import ApiRateDecision, LocalApiRateLimiter
 from price_keeper.control.terms import MAX_BODY_BYTES
 from yarl import URL
 
 from tests.support.clock import ManualClock
-from tests.support.control import API, ORG, SETTINGS, TickingClock, ControlHarness, open_control_harness
+from tests.support.control import API, ORG, SETTINGS, ControlHarness, TickingClock, open_control_harness
 from tests.support.engines import Engines
 
 SHOP = f"{API}/apps/shop"
@@ -58,7 +64,9 @@ async def api(tmp_path: Path) -> AsyncIterator[ControlHarness]:
         ("POST", f"{SHOP}/usage", CALLER, SMALL_BODY_BYTES),
     ],
 )
-async def test_a_body_is_no_longer_than_its_route_needs(api: ControlHarness, method: str, path: str, who: Any, most: int) -> None:
+async def test_a_body_is_no_longer_than_its_route_needs(
+    api: ControlHarness, method: str, path: str, who: Any, most: int
+) -> None:
     async def parts() -> AsyncIterator[bytes]:
         yield b" " * most
         yield b" "
@@ -122,7 +130,9 @@ async def test_one_app_keeps_nobody_else_waiting(api: ControlHarness) -> None:
     head = _head(MAX_BODY_BYTES, f"{API}/apps/web/usage/batch", api.auth_headers((ORG, "web"))["Authorization"])
     slow = [await _sent(api, head) for _ in range(2 * ANONYMOUS_BUDGET_BYTES // MAX_BODY_BYTES)]
     async with asyncio.timeout(10):
-        refused = [each for each in slow[PER_CLIENT_BUDGET_BYTES // MAX_BODY_BYTES :] if b" 503 " in await each[0].readline()]
+        refused = [
+            each for each in slow[PER_CLIENT_BUDGET_BYTES // MAX_BODY_BYTES :] if b" 503 " in await each[0].readline()
+        ]
     assert len(refused) == len(slow) - PER_CLIENT_BUDGET_BYTES // MAX_BODY_BYTES
     assert (await api.ask("POST", f"{API}/apps/web/usage", USAGE, who=(ORG, "web"))).status == 503
     assert (await api.ask("POST", "/auth/token", pair, who=None)).status == 200
@@ -341,7 +351,9 @@ async def test_one_network_of_ipv6_is_one_caller(tmp_path: Path, monkeypatch: py
     assert told.who[0] == told.who[1] != told.who[2]
 
 
-async def test_profiles_made_at_once_are_no_more_than_there_may_be(api: ControlHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_profiles_made_at_once_are_no_more_than_there_may_be(
+    api: ControlHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(profiles, "MAX_PROFILES", 5)
     await api.put_org()
     await api.put_app()

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from price_keeper.config import problems
 from price_keeper.config.keys import parse_config
-from price_keeper.config.problems import MAX_COMPARED, MAX_GUESSES, MAX_SHOWN, limit_guesses, find_nearest, escape_line
+from price_keeper.config.problems import MAX_COMPARED, MAX_GUESSES, MAX_SHOWN, escape_line, find_nearest, limit_guesses
 from price_keeper.control.bodies import MAX_JSON_VALUES, parse_json
 from price_keeper.control.problems import MAX_DETAILS, ApiError
 from price_keeper.control.terms import MAX_BODY_BYTES
@@ -65,7 +65,9 @@ async def test_one_mistake_is_told_with_what_was_meant(api: ControlHarness, comp
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-async def test_a_hostile_body_costs_a_dozen_times_a_plain_one_at_most(api: ControlHarness, compared: Compared, name: str) -> None:
+async def test_a_hostile_body_costs_a_dozen_times_a_plain_one_at_most(
+    api: ControlHarness, compared: Compared, name: str
+) -> None:
     await api.ask("PUT", API, PLAIN)
     plain = compared.calls
     for _ in range(2):  # the next body has guesses of its own

@@ -14,19 +14,19 @@ from uuid import uuid4
 import pytest
 from price_keeper.auth.clients import REREAD_SECONDS, ClientVerifier, make_secret
 from price_keeper.auth.failures import FAILURE_BURST
-from price_keeper.auth.lookups import MAX_LOOKUP_WAIT_SECONDS, LookupThrottle, LookupRate
+from price_keeper.auth.lookups import MAX_LOOKUP_WAIT_SECONDS, LookupRate, LookupThrottle
 from price_keeper.auth.sessions import StaleGeneration
 from price_keeper.control.calls import ApiRequest, Principal
 from price_keeper.control.credentials import RETRIEVAL_TOKEN_HEADER
 from price_keeper.control.credentials import fetch_secret as fetched_by
-from price_keeper.control.parts import MAX_CONCURRENT_RETRIEVALS, RETRIEVAL_RATE_PER_ADDRESS, MAX_WAITING_RETRIEVALS
+from price_keeper.control.parts import MAX_CONCURRENT_RETRIEVALS, MAX_WAITING_RETRIEVALS, RETRIEVAL_RATE_PER_ADDRESS
 from price_keeper.control.problems import ApiError
 from price_keeper.errors import Busy, TooManyRequests
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Key
 
 from tests.support.clock import ManualClock, settle
-from tests.support.control import API, ORG, OTHER, ControlResponse, ControlHarness, open_control_harness
+from tests.support.control import API, ORG, OTHER, ControlHarness, ControlResponse, open_control_harness
 from tests.support.engines import Engines
 
 SHOP = f"{API}/apps/shop"
@@ -38,7 +38,10 @@ Pair = dict[str, Any]
 
 @pytest.fixture
 async def api(tmp_path: Path) -> AsyncIterator[ControlHarness]:
-    async with Engines({}).open("sqlite", tmp_path) as store, open_control_harness(store, tmp_path, ManualClock()) as running:
+    async with (
+        Engines({}).open("sqlite", tmp_path) as store,
+        open_control_harness(store, tmp_path, ManualClock()) as running,
+    ):
         await running.put_org()
         yield running
 
@@ -150,7 +153,9 @@ async def test_access_tokens_that_were_made_before_end_too(two: list[ControlHarn
         assert [await opens(each, token) for each in two for token in new] == [200] * 4
 
 
-async def test_the_old_secret_gets_no_token_that_outlives_the_minute_in_which_it_is_taken(two: list[ControlHarness]) -> None:
+async def test_the_old_secret_gets_no_token_that_outlives_the_minute_in_which_it_is_taken(
+    two: list[ControlHarness],
+) -> None:
     here, there = two
     given = await client(here)
     assert (await credentials(there, given))["status"] == 200
@@ -331,7 +336,11 @@ async def test_of_a_flood_of_invented_retrieval_tokens_only_some_wait(
         done, _ = await asyncio.wait(guesses, return_when=asyncio.FIRST_COMPLETED)
     assert {task.result() for task in done} == {Busy}
     gate.set()
-    assert Counter(await asyncio.gather(*guesses)) == {Busy: over, ApiError: FAILURE_BURST, TooManyRequests: most - FAILURE_BURST}
+    assert Counter(await asyncio.gather(*guesses)) == {
+        Busy: over,
+        ApiError: FAILURE_BURST,
+        TooManyRequests: most - FAILURE_BURST,
+    }
 
 
 async def test_invented_retrieval_tokens_cost_reads_at_a_pace_and_keep_no_other_sender_waiting(
@@ -348,7 +357,9 @@ async def test_invented_retrieval_tokens_cost_reads_at_a_pace_and_keep_no_other_
     monkeypatch.setattr(kind, "get", counted)
 
     async def asked(token: str, address: str) -> Any:
-        call = ApiRequest("r", Principal("anybody"), address, {"org": ORG, "app": "shop"}, {}, {RETRIEVAL_TOKEN_HEADER: token})
+        call = ApiRequest(
+            "r", Principal("anybody"), address, {"org": ORG, "app": "shop"}, {}, {RETRIEVAL_TOKEN_HEADER: token}
+        )
         return await fetched_by(api.parts, call)
 
     flood = [asyncio.ensure_future(asked(secrets.token_urlsafe(32), "192.0.2.1")) for _ in range(200)]

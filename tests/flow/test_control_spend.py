@@ -225,7 +225,9 @@ async def test_a_forced_check_sees_what_others_spent(api: ControlHarness) -> Non
     assert (await api.ask("GET", API)).status == 200
 
 
-async def test_what_is_told_is_stale_while_the_store_is_away(api: ControlHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_is_told_is_stale_while_the_store_is_away(
+    api: ControlHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
     await selection(api)
 
     async def away(*_: Any, **__: Any) -> Any:

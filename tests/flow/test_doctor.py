@@ -20,7 +20,7 @@ from price_keeper.config.checks import Address
 from price_keeper.config.keys import KeyConfig, TlsConfig
 from price_keeper.doctor import findings as carrying
 from price_keeper.doctor import journal, store_file
-from price_keeper.doctor.findings import DoctorCheck, Finding, FindingStatus, in_thread, run_doctor_checks, ok
+from price_keeper.doctor.findings import DoctorCheck, Finding, FindingStatus, in_thread, ok, run_doctor_checks
 from price_keeper.doctor.patient import DoctorContext
 from price_keeper.recording.folder import lock_folder
 from price_keeper.recording.ulid import UlidFactory
@@ -29,7 +29,7 @@ from price_keeper.surface.tls import ensure_local_certificates
 
 from tests.support.clock import ManualClock
 from tests.support.commands import ROOT, call_in_process, price_keeper, sidecar
-from tests.support.doctor import run_constant_server, write_config, run_check, journal_of, store_path
+from tests.support.doctor import journal_of, run_check, run_constant_server, store_path, write_config
 from tests.support.engines import Engines
 from tests.support.ports import free_port
 from tests.support.recording import open_recording_harness
@@ -157,7 +157,10 @@ async def test_a_check_that_hangs_or_fails_hides_no_other(tmp_path: Path, monkey
 
 
 async def test_keys_for_tokens(tmp_path: Path) -> None:
-    keys = (KeyConfig("k1", "HS256", secret_env="A_SECRET"), KeyConfig("k2", "EdDSA", public_key_file=str(tmp_path / "k2.pub")))
+    keys = (
+        KeyConfig("k1", "HS256", secret_env="A_SECRET"),
+        KeyConfig("k2", "EdDSA", public_key_file=str(tmp_path / "k2.pub")),
+    )
     config = write_config(tmp_path, auth={"keys": keys})
     found = await run_check("token keys", config, {"A_SECRET": SECRET})
     assert found.status is FindingStatus.TROUBLE
@@ -264,10 +267,14 @@ async def test_a_journal_in_which_something_is_left_or_nothing(tmp_path: Path, c
         for _ in range(calls):
             rec.spend(1)
     assert rec.segments()
-    assert (await run_check("journal's leftovers", config)).status is (FindingStatus.WARNING if calls else FindingStatus.OK)
+    assert (await run_check("journal's leftovers", config)).status is (
+        FindingStatus.WARNING if calls else FindingStatus.OK
+    )
 
 
-@pytest.mark.parametrize(("limit", "status"), [("LITTLE_ROOM", FindingStatus.WARNING), ("NO_ROOM", FindingStatus.TROUBLE)])
+@pytest.mark.parametrize(
+    ("limit", "status"), [("LITTLE_ROOM", FindingStatus.WARNING), ("NO_ROOM", FindingStatus.TROUBLE)]
+)
 async def test_a_disk_that_is_nearly_full(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, status: FindingStatus
 ) -> None:
@@ -280,7 +287,9 @@ async def test_a_disk_that_is_nearly_full(
 
 
 async def test_ports_that_are_free_or_taken(tmp_path: Path) -> None:
-    config = write_config(tmp_path, listen={"data": Address("127.0.0.1", free_port()), "health": Address("127.0.0.1", 0)})
+    config = write_config(
+        tmp_path, listen={"data": Address("127.0.0.1", free_port()), "health": Address("127.0.0.1", 0)}
+    )
     assert (await run_check("data port", config)).message.endswith("is free")
     assert (await run_check("health port", config)).message.endswith("any free one")
     async with run_constant_server({}, status=200, body=b'{"status": "fine"}') as port:
@@ -299,7 +308,11 @@ async def test_ports_that_are_free_or_taken(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("days", "status", "words"),
-    [(0, FindingStatus.OK, "is good until"), (340, FindingStatus.WARNING, "is good until"), (400, FindingStatus.TROUBLE, "expired on")],
+    [
+        (0, FindingStatus.OK, "is good until"),
+        (340, FindingStatus.WARNING, "is good until"),
+        (400, FindingStatus.TROUBLE, "expired on"),
+    ],
 )
 async def test_a_certificate_expires(tmp_path: Path, days: int, status: FindingStatus, words: str) -> None:
     made = datetime.now(UTC) - timedelta(days=days)
@@ -314,15 +327,21 @@ async def test_a_certificate_with_anothers_key(tmp_path: Path) -> None:
     _, certificate, key = ensure_local_certificates(tmp_path / "tls", time.time())
     other = generate_private_key(SECP256R1())
     key.write_bytes(other.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
-    found = await run_check("certificate", write_config(tmp_path, listen={"tls": TlsConfig(str(certificate), str(key))}))
+    found = await run_check(
+        "certificate", write_config(tmp_path, listen={"tls": TlsConfig(str(certificate), str(key))})
+    )
     assert (found.status, "listen.tls" in found.remedy) == (FindingStatus.TROUBLE, True)
 
 
 # The rest of the machine.
 
 
-@pytest.mark.parametrize(("most", "status"), [(400, FindingStatus.WARNING), (260, FindingStatus.TROUBLE), (65_536, FindingStatus.OK)])
-async def test_few_open_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int, status: FindingStatus) -> None:
+@pytest.mark.parametrize(
+    ("most", "status"), [(400, FindingStatus.WARNING), (260, FindingStatus.TROUBLE), (65_536, FindingStatus.OK)]
+)
+async def test_few_open_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int, status: FindingStatus
+) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (most, most))
     found = await run_check("open files", write_config(tmp_path))
     assert (found.status, "LimitNOFILE" in found.remedy) == (status, status is not FindingStatus.OK)

@@ -22,7 +22,7 @@ from price_keeper.doctor.needs import get_table_permissions
 from price_keeper.stores.schema import TABLES
 from price_keeper.surface.tls import ensure_local_certificates
 
-from tests.support.doctor import run_constant_server, write_config, run_check, run_checks
+from tests.support.doctor import run_check, run_checks, run_constant_server, write_config
 from tests.support.engines import PREFIX, Engines
 from tests.support.fault_proxy import DropAnswer, dynamodb_error, fault_proxy
 from tests.support.ports import free_port
@@ -122,7 +122,9 @@ async def test_credentials_that_dynamodb_refuses(engines: Engines, tmp_path: Pat
 async def test_dynamodb_that_cannot_be_reached(engines: Engines, tmp_path: Path) -> None:
     found = await run_checks(on_dynamodb(tmp_path, nobody_at()))
     for name in ("DynamoDB", "tables", "permissions"):
-        assert (found[name].status, "store.endpoint" in found[name].remedy) == (FindingStatus.TROUBLE, True), found[name]
+        assert (found[name].status, "store.endpoint" in found[name].remedy) == (FindingStatus.TROUBLE, True), found[
+            name
+        ]
     assert found["clock by the store"].status is FindingStatus.SKIPPED
     async with fault_proxy(engines.endpoints["ministack"]) as proxy:
         proxy.always[b"HTTP/1.1"] = DropAnswer()
@@ -211,7 +213,10 @@ async def test_a_key_of_bedrocks_own(tmp_path: Path) -> None:
         config = calling(tmp_path, bedrock.url, auth="bearer")
         good = {"AWS_BEARER_TOKEN_BEDROCK": "simulated-api-key"}
         found = await run_checks(config, good)
-        assert (found["Bedrock API key"].status, found["AWS credentials"].status) == (FindingStatus.OK, FindingStatus.OK)
+        assert (found["Bedrock API key"].status, found["AWS credentials"].status) == (
+            FindingStatus.OK,
+            FindingStatus.OK,
+        )
         assert found["Bedrock in us-east-1"].message.endswith("takes our API key")
         found = await run_checks(config)
     for name in ("Bedrock API key", "Bedrock in us-east-1"):
@@ -233,7 +238,11 @@ async def test_each_place_of_a_label_is_looked_at(tmp_path: Path) -> None:
     async with simulated_bedrock(keys=OURS) as bedrock:
         config = calling(tmp_path, bedrock.url)
         label = config.labels["economy"]
-        places = (EndpointConfig("us-west-2"), EndpointConfig("eu-west-1", endpoint=nobody_at()), EndpointConfig("us-west-2"))
+        places = (
+            EndpointConfig("us-west-2"),
+            EndpointConfig("eu-west-1", endpoint=nobody_at()),
+            EndpointConfig("us-west-2"),
+        )
         object.__setattr__(label, "endpoints", places)
         found = await run_checks(config, only="Bedrock in")
     assert {name: each.status for name, each in found.items()} == {
@@ -263,7 +272,11 @@ async def test_bedrock_refuses(tmp_path: Path) -> None:
 
 async def test_bedrock_that_cannot_be_reached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = await run_check("Bedrock in us-east-1", calling(tmp_path, nobody_at()))
-    assert (found.status, "refused" in found.message, "upstream.endpoint" in found.remedy) == (FindingStatus.TROUBLE, True, True)
+    assert (found.status, "refused" in found.message, "upstream.endpoint" in found.remedy) == (
+        FindingStatus.TROUBLE,
+        True,
+        True,
+    )
     found = await run_check("Bedrock in us-east-1", calling(tmp_path, "https://nobody.invalid"))
     assert (found.status, "getent hosts nobody.invalid" in found.remedy) == (FindingStatus.TROUBLE, True)
     monkeypatch.setattr(asking, "PROBE_TIMEOUT_SECONDS", 0.3)

@@ -13,7 +13,7 @@ from price_keeper.doctor.findings import Finding, FindingStatus
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Put
 
-from tests.support.doctor import write_config, run_check, run_checks
+from tests.support.doctor import run_check, run_checks, write_config
 from tests.support.engines import PREFIX, Engines
 
 ORG = str(uuid4())

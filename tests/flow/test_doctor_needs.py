@@ -164,7 +164,9 @@ async def test_no_role_does_what_the_doctor_does_not_try(tmp_path: Path, monkeyp
     body = {"messages": [{"role": "user", "content": [{"text": "Hello"}]}]}
     async with running(config, "sidecar", sidecar, monkeypatch) as started:
         for label, status in {"premium": 200, "economy": 200, "nobodys": 400}.items():
-            await asked(f"http://{started.data_address}", "POST", f"/model/{label}/converse", body, status, Authorization=shown)
+            await asked(
+                f"http://{started.data_address}", "POST", f"/model/{label}/converse", body, status, Authorization=shown
+            )
         await until(lambda: {("daily-total", "PutItem"), ("usage-agg-sharded", "UpdateItem")} <= sidecar)
     assert ("revoked-tokens", "BatchGetItem") in sidecar
     assert _untried("sidecar", sidecar) == set()
@@ -176,7 +178,11 @@ def _untried(role: app.Role, seen: Seen) -> Seen:
 
 
 def test_no_role_is_asked_for_what_is_anothers() -> None:
-    sidecar, control, both = get_table_permissions("sidecar"), get_table_permissions("control"), get_table_permissions("both")
+    sidecar, control, both = (
+        get_table_permissions("sidecar"),
+        get_table_permissions("control"),
+        get_table_permissions("both"),
+    )
     for table in ("sessions", "audit", "secret-retrieval-tokens"):
         assert table not in sidecar
     assert sidecar["revoked-tokens"] == {"BatchGetItem"}  # it revokes nothing

@@ -20,7 +20,7 @@ from price_keeper.doctor.findings import FindingStatus
 from price_keeper.doctor.needs import ACTIONS, get_table_permissions
 
 from tests.support.commands import ROOT, call_in_process, sidecar
-from tests.support.doctor import run_constant_server, write_config, run_check, run_checks
+from tests.support.doctor import run_check, run_checks, run_constant_server, write_config
 from tests.support.engines import PREFIX, Engines
 from tests.support.fault_proxy import dynamodb_error, fault_proxy
 from tests.support.ports import free_port
@@ -117,7 +117,11 @@ async def test_the_keys_that_each_role_needs(tmp_path: Path) -> None:
     assert (found.status, "auth.keys.0" in found.remedy) == (FindingStatus.TROUBLE, True)
     assert (await run_check("token keys", pair, role="control")).message == "k1 (EdDSA, signs)"
     found = await run_check("token keys", pair, role="sidecar")
-    assert (found.status, "public_key_file" in found.remedy, "k1 here" in found.message) == (FindingStatus.WARNING, True, True)
+    assert (found.status, "public_key_file" in found.remedy, "k1 here" in found.message) == (
+        FindingStatus.WARNING,
+        True,
+        True,
+    )
     shared = write_config(tmp_path, auth={"keys": (KeyConfig("k1", "HS256", secret_env="S"),)})
     found = await run_check("token keys", shared, {"S": SECRET}, role="sidecar")
     assert (found.status, "EdDSA" in found.remedy, SECRET in found.message) == (FindingStatus.WARNING, True, False)
@@ -173,7 +177,9 @@ async def test_secrets_that_are_shared_cannot_be_compared(tmp_path: Path) -> Non
         assert (await looked(verifying(tmp_path, url, *pair)))[0] is FindingStatus.TROUBLE
     async with control(halves(*pair)) as url:
         assert (await looked(verifying(tmp_path, url, shared), {"S": SECRET}))[0] is FindingStatus.TROUBLE
-        assert (await looked(verifying(tmp_path, url, shared)))[0] is FindingStatus.SKIPPED  # told by the keys' own check
+        assert (await looked(verifying(tmp_path, url, shared)))[
+            0
+        ] is FindingStatus.SKIPPED  # told by the keys' own check
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,17 @@ import pytest
 from h2.errors import ErrorCodes
 from price_keeper.exchange import Request, Responder
 
-from tests.support.rig import UpstreamExchange, PortHarness, ForwardingHandler, open_forwarding_port, echo, on_both_loops, build_response, open_port, upstream
+from tests.support.rig import (
+    ForwardingHandler,
+    PortHarness,
+    UpstreamExchange,
+    build_response,
+    echo,
+    on_both_loops,
+    open_forwarding_port,
+    open_port,
+    upstream,
+)
 from tests.support.wire import ConnectionCut, RawConnection, ask, eventually, wait_quietly
 
 SECONDS = 25.0

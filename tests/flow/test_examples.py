@@ -22,7 +22,7 @@ import yaml
 from price_keeper.commandline.parser import CommandParser
 from price_keeper.commandline.whole import build_root_parser
 
-from tests.support.commands import ROOT, SECONDS, Sidecar, call_in_process, sidecar, build_environment
+from tests.support.commands import ROOT, SECONDS, Sidecar, build_environment, call_in_process, sidecar
 from tests.support.simulated import Keys, boto_client
 from tests.tidy.test_cli_docs import LEAVES, NO_JSON
 from tools.cli_docs import DOC, MARK
@@ -160,7 +160,7 @@ def test_the_examples_of_what_serves_are_ready_and_stop(tmp_path: Path) -> None:
 @pytest.mark.parametrize("line", ONLY_PARSED)
 def test_what_cannot_be_carried_out_here_is_understood(line: str) -> None:
     assert line in SERVING
-    assert build_root_parser().parse_args(shlex.split(line)[1:]).does == "run.serve"
+    assert build_root_parser().parse_args(shlex.split(line)[1:]).target == "run.run_serve"
 
 
 # What programs get.

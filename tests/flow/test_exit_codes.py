@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from price_keeper.commandline.parser import EXIT_CODES
 
-from tests.support.commands import ROOT, SECONDS, Sidecar, call_in_process, restore_sigint, price_keeper, sidecar
+from tests.support.commands import ROOT, SECONDS, Sidecar, call_in_process, price_keeper, restore_sigint, sidecar
 from tests.support.engines import TEST_CREDENTIALS
 from tests.support.ports import free_port
 from tools.terminal import on_a_terminal

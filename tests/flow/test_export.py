@@ -58,7 +58,9 @@ async def fill(path: Path) -> None:
             org = (ACME, BETA)[label % 2]
             counter = Counter(Scope(org, "shop").key, f"label-{label}", f"DAY#{day:%Y%m%d}", 8)
             part.append((counter, UsageCounts(1 + label, 0, number, pico=10**9 + number)))
-        stamped = [Update(build_total_key(counter), set={AS_OF_ATTRIBUTE: int(noon) + 10 * 86_400}) for counter, _ in part]
+        stamped = [
+            Update(build_total_key(counter), set={AS_OF_ATTRIBUTE: int(noon) + 10 * 86_400}) for counter, _ in part
+        ]
         entries = [
             *flush.build_active_entries(tuple(part), f"{day:%Y%m%d}", set(), noon),
             *flush.build_total_additions(tuple(part), noon),

@@ -10,7 +10,16 @@ from price_keeper.forwarding import reach as module
 from price_keeper.forwarding.upstream import UpstreamEndpoint
 
 from tests.support.connecting import Connect, intercept_connections
-from tests.support.rig import PortHarness, ForwardingHandler, open_forwarding_port, closed_endpoint, on_both_loops, build_response, reply_with, upstream
+from tests.support.rig import (
+    ForwardingHandler,
+    PortHarness,
+    build_response,
+    closed_endpoint,
+    on_both_loops,
+    open_forwarding_port,
+    reply_with,
+    upstream,
+)
 from tests.support.wire import WireResponse, ask, eventually, read_error_message
 
 OK = build_response(b"all is well")

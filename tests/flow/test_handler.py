@@ -29,7 +29,15 @@ from tests.support.data_port import APP, ORG, DataPort, data_port
 from tests.support.fleet import put_item
 from tests.support.ports import free_port
 from tests.support.simulated import CHAT_PATH
-from tests.support.wire import ConnectionCut, WireResponse, Http2TestClient, RawConnection, ask, wait_quietly, read_error_message
+from tests.support.wire import (
+    ConnectionCut,
+    Http2TestClient,
+    RawConnection,
+    WireResponse,
+    ask,
+    read_error_message,
+    wait_quietly,
+)
 
 CONVERSE = b"/model/premium/converse"
 BODY = b'{"messages":[{"role":"user","content":[{"text":"a prompt, XYZZY"}]}]}'
@@ -107,7 +115,10 @@ async def test_a_fault_of_ours_is_answered_and_so_is_the_call_sent_again(
     with intercept_connections(bedrocks(port), broken):
         for _ in range(2):
             heard = await asked(port, more=JSON + RETRIED)
-            assert read_error_message(heard, 500, "InternalServerException") == "an internal error; the sidecar's log has its cause"
+            assert (
+                read_error_message(heard, 500, "InternalServerException")
+                == "an internal error; the sidecar's log has its cause"
+            )
             assert heard[b"x-price-keeper-request-id"].decode() in caplog.text
             assert decision(heard)[:2] == [b"premium", b"premium"]
     assert "RuntimeError" in caplog.text

@@ -26,7 +26,18 @@ from price_keeper.surface.outbox import MAX_BATCH_BYTES
 from tests.support.compiled import replaces_a_method
 from tests.support.data_port import APP, ORG
 from tests.support.handled import PortWithListener, open_port_with_listener
-from tests.support.rig import UpstreamExchange, PortHarness, RecordingObserver, ForwardingHandler, open_forwarding_port, echo, on_both_loops, build_response, open_port, upstream
+from tests.support.rig import (
+    ForwardingHandler,
+    PortHarness,
+    RecordingObserver,
+    UpstreamExchange,
+    build_response,
+    echo,
+    on_both_loops,
+    open_forwarding_port,
+    open_port,
+    upstream,
+)
 from tests.support.simulated import CHAT_PATH
 from tests.support.wire import Http2TestClient, RawConnection, ask, eventually, read_error_message
 
@@ -59,7 +70,9 @@ async def wired(lane: PortWithListener) -> AsyncIterator[RawConnection]:
 # Who reads what.
 
 
-async def test_body_of_unknown_caller_is_not_parsed(opened_lane: PortWithListener, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_body_of_unknown_caller_is_not_parsed(
+    opened_lane: PortWithListener, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def read(*_: Any) -> None:
         raise AssertionError("the body was looked into")
 
@@ -154,7 +167,9 @@ async def test_no_more_is_sent_than_could_be_recorded(
 
 
 @replaces_a_method
-async def test_failure_before_limits_is_answered_500(opened_lane: PortWithListener, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_failure_before_limits_is_answered_500(
+    opened_lane: PortWithListener, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(MeterFactory, "pricing_for", _raises)
         async with wired(opened_lane) as wire:
@@ -168,7 +183,9 @@ async def test_failure_before_limits_is_answered_500(opened_lane: PortWithListen
 
 @pytest.mark.parametrize("protocol", ["h1", "h2"])
 @pytest.mark.parametrize("more", [b"", RETRIED])
-async def test_who_leaves_pays_and_nothing_stays_open(opened_lane: PortWithListener, protocol: str, more: bytes) -> None:
+async def test_who_leaves_pays_and_nothing_stays_open(
+    opened_lane: PortWithListener, protocol: str, more: bytes
+) -> None:
     port, recorded = opened_lane.port, opened_lane.journal.recorded.requests
     port.bedrock.always(latency_ms=100)
     sent = len(port.bedrock.ledger)

@@ -15,13 +15,13 @@ from typing import Any
 import aiohttp
 import pytest
 from price_keeper.config import Config
-from price_keeper.hard.rows import HardBudgetBucket, BudgetLeaseRow, HardBudgetKey
+from price_keeper.hard.rows import BudgetLeaseRow, HardBudgetBucket, HardBudgetKey
 from price_keeper.model import Scope
 from price_keeper.recording.aggregator import read_spent_pico
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Put, Value, iterate_rows
 
-from tests.support.data_port import APP, ORG, DataPortResponse, DataPort, data_port
+from tests.support.data_port import APP, ORG, DataPort, DataPortResponse, data_port
 
 TURN: dict[str, Any] = {
     "messages": [{"role": "user", "content": [{"text": "How are you?"}]}],
@@ -64,7 +64,9 @@ async def in_store(port: DataPort, label: str = "premium") -> tuple[HardBudgetBu
     name = await name_of(port, label)
     item = await port.store.get(name.bucket_key)
     assert item is not None
-    return HardBudgetBucket.from_item(item), [BudgetLeaseRow.from_item(row.item) async for row in iterate_rows(port.store, name.lease_query)]
+    return HardBudgetBucket.from_item(item), [
+        BudgetLeaseRow.from_item(row.item) async for row in iterate_rows(port.store, name.lease_query)
+    ]
 
 
 async def true_spend(port: DataPort, label: str = "premium") -> int:

@@ -17,7 +17,7 @@ import pytest
 from price_keeper.clock import SystemClock
 from price_keeper.config import Config
 from price_keeper.config.keys import EndpointConfig, LabelConfig, PricesConfig
-from price_keeper.hard.rows import HardBudgetBucket, BudgetLeaseRow, HardBudgetKey
+from price_keeper.hard.rows import BudgetLeaseRow, HardBudgetBucket, HardBudgetKey
 from price_keeper.metering.price_updates import PriceTables
 from price_keeper.metering.pricing import PriceTable, build_price_table
 from price_keeper.model import Scope
@@ -58,14 +58,19 @@ class Budget:
     spent: int
 
     def check(self) -> None:
-        assert self.bucket.unleased + sum(hold.leased for hold in self.holds) + self.bucket.spent_without_lease == self.bucket.quota
+        assert (
+            self.bucket.unleased + sum(hold.leased for hold in self.holds) + self.bucket.spent_without_lease
+            == self.bucket.quota
+        )
         assert sum(hold.used for hold in self.holds) == self.spent
 
 
 async def budget_of(store: Store, day: str) -> Budget:
     name = HardBudgetKey(Scope(ORG, APP).key, "premium", day)
     holds = [BudgetLeaseRow.from_item(row.item) async for row in iterate_rows(store, name.lease_query)]
-    found = Budget(HardBudgetBucket.from_item(await store.get(name.bucket_key) or {}), holds, await read_spent_pico(store, name))
+    found = Budget(
+        HardBudgetBucket.from_item(await store.get(name.bucket_key) or {}), holds, await read_spent_pico(store, name)
+    )
     found.check()
     return found
 

@@ -14,7 +14,7 @@ import pytest
 from bedrock_simulator.usage import USAGE_FAULTS
 from price_keeper.config import Config
 from price_keeper.forwarding.model_path import Operation
-from price_keeper.metering.pricing import price_usage, build_label_price_table
+from price_keeper.metering.pricing import build_label_price_table, price_usage
 from price_keeper.metering.usage import Usage
 
 from tests.flow.test_hard_budgets import hard, true_spend

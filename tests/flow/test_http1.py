@@ -11,7 +11,7 @@ from price_keeper.surface import http1
 from price_keeper.surface.bodies import measure_head
 
 from tests.support.rig import echo, on_both_loops, open_port
-from tests.support.wire import ConnectionCut, ask, chunked, eventually, wait_quietly, read_refusal, read_error_message
+from tests.support.wire import ConnectionCut, ask, chunked, eventually, read_error_message, read_refusal, wait_quietly
 
 # What it takes.
 

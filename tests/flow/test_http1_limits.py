@@ -10,10 +10,19 @@ from price_keeper.exchange import Request
 from price_keeper.surface import http1
 from price_keeper.surface.bodies import HEADER_OVERHEAD_BYTES, measure_head
 from price_keeper.surface.http1_request import Http1RequestParser
-from price_keeper.surface.limits import SLICE_BYTES, MAX_SLICES_PER_TURN
+from price_keeper.surface.limits import MAX_SLICES_PER_TURN, SLICE_BYTES
 
 from tests.support.rig import GatedEcho, PortHarness, echo, on_both_loops, open_port
-from tests.support.wire import ConnectionCut, RawConnection, ask, chunked, eventually, wait_quietly, read_refusal, read_error_message
+from tests.support.wire import (
+    ConnectionCut,
+    RawConnection,
+    ask,
+    chunked,
+    eventually,
+    read_error_message,
+    read_refusal,
+    wait_quietly,
+)
 
 HEAD = 300  # bytes
 
@@ -266,7 +275,7 @@ async def test_a_body_in_chunks_is_not_waited_for_if_it_can_only_be_refused() ->
     def no_streams(request: Request) -> Refusal | None:
         return InvalidRequest("no streams") if (request.method, request.target) == (b"POST", b"/a") else None
 
-    async with open_port(echo, refused_at_head=no_streams, heard_bytes=10) as rig:
+    async with open_port(echo, refused_at_head=no_streams, unchecked_body_bytes=10) as rig:
         wire = await rig.connect()
         await wire.send(chunked(b"x")[:-5])
         assert await read_refusal(wire) == "no streams"

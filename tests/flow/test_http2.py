@@ -125,7 +125,10 @@ async def test_faults_break_off_one_stream_alone() -> None:
 
     async with open_port(fails) as rig:
         client = await rig.connect_http2()
-        assert read_error_message(await client.call(b"/refused"), 404, "UnknownOperationException") == "there is no such thing"
+        assert (
+            read_error_message(await client.call(b"/refused"), 404, "UnknownOperationException")
+            == "there is no such thing"
+        )
         with pytest.raises(ConnectionCut, match="stream reset with"):
             await client.call(b"/half")
         assert (await client.call(b"/late", b"x")).body == b"x"
@@ -141,7 +144,7 @@ async def test_a_request_that_can_only_be_refused_is_refused_while_it_still_come
     def no_streams(request: Request) -> Refusal | None:
         return InvalidRequest("no streams") if (request.method, request.target) == (b"POST", b"/both-ways") else None
 
-    async with open_port(echo, refused_at_head=no_streams, heard_bytes=10) as rig:
+    async with open_port(echo, refused_at_head=no_streams, unchecked_body_bytes=10) as rig:
         client = await rig.connect_http2()
         number = client.open(b"/both-ways", ends=False)
         await client.body(number, b"x" * 100, ends=False)

@@ -26,10 +26,10 @@ from price_keeper.errors import AccessDenied, Refusal
 from price_keeper.exchange import Header, Request
 from price_keeper.surface.bodies import measure_head
 from price_keeper.surface.http2_stream import STREAM_BYTES, Http2Stream
-from price_keeper.surface.limits import SLICE_BYTES, MAX_SLICES_PER_TURN
+from price_keeper.surface.limits import MAX_SLICES_PER_TURN, SLICE_BYTES
 
 from tests.support.rig import GatedEcho, PortHarness, echo, on_both_loops, open_port
-from tests.support.wire import ConnectionCut, Http2TestClient, ask, eventually, wait_quietly, read_error_message
+from tests.support.wire import ConnectionCut, Http2TestClient, ask, eventually, read_error_message, wait_quietly
 
 
 def sized(size: int) -> list[Header]:
@@ -44,7 +44,9 @@ async def test_a_head_has_so_many_bytes() -> None:
     async with open_port(echo, head_bytes=1000) as rig:
         client = await rig.connect_http2()
         assert (await client.call(more=sized(1000))).status == 200
-        assert "at most 1000 bytes" in read_error_message(await client.call(more=sized(1001)), 400, "ValidationException")
+        assert "at most 1000 bytes" in read_error_message(
+            await client.call(more=sized(1001)), 400, "ValidationException"
+        )
         assert (await client.call(more=sized(1000))).status == 200
         with pytest.raises(ConnectionCut):
             await client.call(more=sized(2001))
@@ -237,7 +239,9 @@ async def test_too_many_connections() -> None:
         first = await rig.connect_http2()
         await first.call()
         second = await rig.connect_http2()
-        assert "1 connections already" in read_error_message(await second.call(body=b"x"), 503, "ServiceUnavailableException")
+        assert "1 connections already" in read_error_message(
+            await second.call(body=b"x"), 503, "ServiceUnavailableException"
+        )
         await second.wait_until(lambda: second.goodbye)
         assert (await first.call(body=b"x")).body == b"x"
         await eventually(lambda: rig.open_connections == 1)
@@ -294,7 +298,7 @@ FLOODS: dict[str, Callable[[int, int], Frame]] = {
 @pytest.mark.parametrize("kind", FLOODS)
 @on_both_loops
 async def test_floods(kind: str) -> None:
-    async with open_port(echo, controls=50, window_seconds=10) as rig:
+    async with open_port(echo, control_frames=50, window_seconds=10) as rig:
         client = await rig.connect_http2()
         number, gone = client.open(ends=False), client.open(ends=False)
         client.h2.reset_stream(gone)
@@ -320,7 +324,7 @@ async def test_a_flood_ends_in_the_middle_of_what_came(monkeypatch: pytest.Monke
         return receive(self, frame)
 
     for flood in (PingFrame(0), HeadersFrame(1, b"\x83")):
-        async with open_port(echo, controls=50, resets=50) as rig:
+        async with open_port(echo, control_frames=50, resets=50) as rig:
             client = await rig.connect_http2()
             await wait_quietly()
             pieces = [flood.serialize()] * 1000
@@ -343,7 +347,7 @@ def _opened_and_reset(client: Http2TestClient) -> bytes:
 
 @on_both_loops
 async def test_a_body_in_small_parts_is_no_flood_if_it_has_enough_of_them() -> None:
-    async with open_port(echo, controls=5) as rig:
+    async with open_port(echo, control_frames=5) as rig:
         client = await rig.connect_http2()
         number = client.open(ends=False)
         await client.flush()
@@ -370,7 +374,7 @@ async def test_one_connection_has_so_much_of_each_turn() -> None:
 
 @on_both_loops
 async def test_window_updates_that_there_is_reason_for_are_no_flood() -> None:
-    async with open_port(echo, controls=5) as rig:
+    async with open_port(echo, control_frames=5) as rig:
         reading = await rig.connect_http2(settings={SettingCodes.INITIAL_WINDOW_SIZE: 100})
         for _ in range(3):
             assert (await reading.call(b"/a", b"x" * 10_000)).body == b"x" * 10_000
@@ -422,7 +426,7 @@ async def test_a_clients_table_is_no_reason_for_ours_to_grow() -> None:
 
 @on_both_loops
 async def test_answers_to_pings_that_nobody_reads() -> None:
-    async with open_port(echo, controls=10**9, control_backlog_bytes=100_000) as rig:
+    async with open_port(echo, control_frames=10**9, control_backlog_bytes=100_000) as rig:
         client = await rig.connect_http2(receive_buffer=4096)
         with pytest.raises(ConnectionError):  # noqa: PT012 - which of the sends it is does not matter
             for _ in range(1000):

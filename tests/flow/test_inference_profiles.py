@@ -307,7 +307,9 @@ async def test_where_apps_share_a_budget(own: ProfileHarness, has_chain: bool) -
     else:
         await own.store._store.put(Put(schema.org_config_key(ORG), {"org_name": "Acme", "quota_scope": "ORG"}))
     await own.make_profile(format="anthropic", prices_usd_per_1m=CLAUDE_PRICES)
-    await own.make_profile(app="other", inference_profile_arn=OTHER_ARN, prices_usd_per_1m={"input": 100, "output": 100})
+    await own.make_profile(
+        app="other", inference_profile_arn=OTHER_ARN, prices_usd_per_1m={"input": 100, "output": 100}
+    )
     bodies = {APP: json.dumps(CLAUDE_BODY), "other": NOVA_BODY}
     for app, body in bodies.items():
         if has_chain:

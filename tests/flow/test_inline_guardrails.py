@@ -16,7 +16,7 @@ from botocore.exceptions import ClientError
 from price_keeper.config import Config
 from price_keeper.config.prices import GuardrailsConfig, UnitPrices
 from price_keeper.metering.bodies import UNBILLED_GUARDRAIL_COUNTS
-from price_keeper.metering.guardrails import price_guardrail, build_guardrail_prices
+from price_keeper.metering.guardrails import build_guardrail_prices, price_guardrail
 from price_keeper.recording.entries import UsageCounts
 
 from tests.support.data_port import DataPort, data_port

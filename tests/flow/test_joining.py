@@ -10,8 +10,26 @@ from typing import Any
 import pytest
 from price_keeper.forwarding import joining as limits
 
-from tests.support.rig import UpstreamExchange, PortHarness, ExchangeScript, ForwardingHandler, open_forwarding_port, on_both_loops, build_response, reply_with, upstream
-from tests.support.wire import ConnectionCut, WireResponse, Http2TestClient, RawConnection, ask, eventually, wait_quietly
+from tests.support.rig import (
+    ExchangeScript,
+    ForwardingHandler,
+    PortHarness,
+    UpstreamExchange,
+    build_response,
+    on_both_loops,
+    open_forwarding_port,
+    reply_with,
+    upstream,
+)
+from tests.support.wire import (
+    ConnectionCut,
+    Http2TestClient,
+    RawConnection,
+    WireResponse,
+    ask,
+    eventually,
+    wait_quietly,
+)
 
 BODY = random.Random(5).randbytes(300_000)
 OK = build_response(BODY)
@@ -67,7 +85,13 @@ class Asking:
 
 
 async def asks(
-    rig: PortHarness, protocol: str = "h1", *, caller: bytes = b"me", body: bytes = b"b", invocation: bytes = b"1", **how: int
+    rig: PortHarness,
+    protocol: str = "h1",
+    *,
+    caller: bytes = b"me",
+    body: bytes = b"b",
+    invocation: bytes = b"1",
+    **how: int,
 ) -> Asking:
     headers = [(b"caller", caller), (b"invocation", invocation)]
     if protocol == "h1":

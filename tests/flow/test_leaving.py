@@ -11,7 +11,16 @@ from price_keeper.exchange import Request, Responder
 from price_keeper.forwarding import relay
 from price_keeper.tasks import switch_to_task
 
-from tests.support.rig import UpstreamExchange, PortHarness, ForwardingHandler, ScriptedUpstream, open_forwarding_port, on_both_loops, build_response, upstream
+from tests.support.rig import (
+    ForwardingHandler,
+    PortHarness,
+    ScriptedUpstream,
+    UpstreamExchange,
+    build_response,
+    on_both_loops,
+    open_forwarding_port,
+    upstream,
+)
 from tests.support.wire import Http2TestClient, RawConnection, ask, descriptors, eventually, wait_quietly
 
 BIG = random.Random(7).randbytes(8_000_000)

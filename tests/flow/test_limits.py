@@ -16,7 +16,7 @@ from price_keeper.stores import schema
 from price_keeper.stores.contract import Item, Put, Value
 
 from tests.support.clock import ShiftedClock
-from tests.support.data_port import APP, ORG, DataPortResponse, DataPort, data_port
+from tests.support.data_port import APP, ORG, DataPort, DataPortResponse, data_port
 
 TURN = {"messages": [{"role": "user", "content": [{"text": "x" * 400}]}], "inferenceConfig": {"maxTokens": 10}}
 OF_ORG, OF_APP = Scope(ORG), Scope(ORG, APP)

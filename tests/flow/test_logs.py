@@ -31,7 +31,10 @@ class Logged:
 def logged(tmp_path_factory: pytest.TempPathFactory) -> Logged:
     """At the lowest level, and with all that makes a sidecar speak."""
     chosen = {"logs": "json", "log_level": "debug"}
-    with bedrock_process() as bedrock, run_observed(tmp_path_factory.mktemp("logged"), bedrock.url, telemetry=chosen) as it:
+    with (
+        bedrock_process() as bedrock,
+        run_observed(tmp_path_factory.mktemp("logged"), bedrock.url, telemetry=chosen) as it,
+    ):
         shown = token()
         app = f"/api/v1/orgs/{ORG}/apps/{APP}"
         retrieval = json.loads(it.control("PUT", app, {"app_name": APP}).body)["secret_retrieval_token"]

@@ -13,7 +13,7 @@ from price_keeper.build import get_version
 from price_keeper.surface.newcomer import HTTP2_PREFACE
 from price_keeper.telemetry import ALL_METRICS
 
-from tests.support.observed import APP, ORG, SECRET, ObservedSidecar, Scrape, ask, run_observed, token, exercise
+from tests.support.observed import APP, ORG, SECRET, ObservedSidecar, Scrape, ask, exercise, run_observed, token
 from tests.support.workers import wait_until
 
 AWAY = "away"  # a label whose place nobody is at

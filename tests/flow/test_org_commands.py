@@ -103,7 +103,9 @@ def test_the_line_that_is_told_fetches_the_secret_once(api: ControlThread, org: 
         (("app", "put", org, "shop", "-"), f"org-{org}-app-shop"),
         (("app", "put", org, "shop", "-"), None),
     ):
-        told = api.run_command(*arguments, stdin=named("Fetching") if client is None and "org" in arguments else "app_name: x")
+        told = api.run_command(
+            *arguments, stdin=named("Fetching") if client is None and "org" in arguments else "app_name: x"
+        )
         assert ("can be fetched once" in told.stdout) == (client is not None)
         if client is not None:
             line = told.stdout.splitlines()[-1]
@@ -140,9 +142,13 @@ def test_every_mistake_is_told_with_its_line(api: ControlThread, org: str) -> No
     assert api.run_command("org", "show", org, code=1).stdout == ""
 
 
-def test_of_many_mistakes_each_has_its_line_and_how_many_more_there_are_comes_last(api: ControlThread, org: str) -> None:
+def test_of_many_mistakes_each_has_its_line_and_how_many_more_there_are_comes_last(
+    api: ControlThread, org: str
+) -> None:
     names = [f"x{number:03}" + "y" * 80 for number in range(30)]
-    told = api.run_command("org", "put", org, "-", code=2, stdin="".join(f"{name}: 1\n" for name in names)).stderr.splitlines()
+    told = api.run_command(
+        "org", "put", org, "-", code=2, stdin="".join(f"{name}: 1\n" for name in names)
+    ).stderr.splitlines()
     found = [re.fullmatch(r"standard input:(\d+): x(\d{3})y+: .*", line) for line in told]
     lines = [int(each[1]) for each in found if each]
     assert len(lines) > 10
@@ -163,7 +169,9 @@ UNREADABLE = [
 
 
 @pytest.mark.parametrize(("name", "text", "complaint"), UNREADABLE)
-def test_a_file_that_cannot_be_read_says_why(api: ControlThread, org: str, name: str, text: str, complaint: str) -> None:
+def test_a_file_that_cannot_be_read_says_why(
+    api: ControlThread, org: str, name: str, text: str, complaint: str
+) -> None:
     told = api.run_command("org", "put", org, name, code=2, stdin=text).stderr
     assert told.startswith(complaint), told
 

@@ -12,7 +12,15 @@ from price_keeper.forwarding import reach as module
 from price_keeper.forwarding.relay import CREDENTIAL_ERRORS
 
 from tests.flow.test_failover import OK, SlowToConnect, asked, told
-from tests.support.rig import ForwardingHandler, open_forwarding_port, closed_endpoint, on_both_loops, build_response, reply_with, upstream
+from tests.support.rig import (
+    ForwardingHandler,
+    build_response,
+    closed_endpoint,
+    on_both_loops,
+    open_forwarding_port,
+    reply_with,
+    upstream,
+)
 from tests.support.wire import read_error_message
 
 OURS = "Bedrock refuses the AWS credentials of the sidecar itself, which has to mend that; yours are good"
@@ -20,13 +28,18 @@ MESSAGE = b'{"message": "The security token included in the request is expired"}
 
 
 def refusal(kind: str, status: int = 403) -> bytes:
-    return build_response(MESSAGE, status, b"Date: Thu, 01 Jan 1970 00:00:00 GMT\r\nx-amzn-ErrorType: %b\r\n" % kind.encode())
+    return build_response(
+        MESSAGE, status, b"Date: Thu, 01 Jan 1970 00:00:00 GMT\r\nx-amzn-ErrorType: %b\r\n" % kind.encode()
+    )
 
 
 @pytest.mark.parametrize("kind", [*sorted(CREDENTIAL_ERRORS), "ExpiredTokenException:http://internal.amazon.com/"])
 @on_both_loops
 async def test_it_is_a_503_that_says_whose_they_are(kind: str) -> None:
-    async with upstream(reply_with(refusal(kind))) as server, open_forwarding_port(ForwardingHandler(server.endpoint)) as rig:
+    async with (
+        upstream(reply_with(refusal(kind))) as server,
+        open_forwarding_port(ForwardingHandler(server.endpoint)) as rig,
+    ):
         for protocol in ("h1", "h2"):
             heard = await asked(rig, protocol)
             assert read_error_message(heard, 503, "ServiceUnavailableException") == OURS
@@ -57,7 +70,10 @@ async def test_the_next_place_of_the_label_may_take_them(protocol: str) -> None:
 @pytest.mark.parametrize("protocol", ["h1", "h2"])
 @on_both_loops
 async def test_whatever_else_bedrock_says_goes_on_unchanged(protocol: str, kind: str, status: int) -> None:
-    async with upstream(reply_with(refusal(kind, status))) as server, open_forwarding_port(ForwardingHandler(server.endpoint)) as rig:
+    async with (
+        upstream(reply_with(refusal(kind, status))) as server,
+        open_forwarding_port(ForwardingHandler(server.endpoint)) as rig,
+    ):
         heard = await asked(rig, protocol)
         assert (heard.status, heard.body) == (status, MESSAGE)
         assert heard[b"x-amzn-errortype"] == kind.encode()
@@ -139,7 +155,10 @@ async def test_one_place_that_is_away_says_nothing_of_those_that_nobody_has_trie
 @on_both_loops
 async def test_one_place_that_does_not_know_our_keys_says_nothing_of_others() -> None:
     """As those of a region that the account has not enabled."""
-    async with upstream(reply_with(refusal("UnrecognizedClientException"))) as other, upstream(reply_with(OK)) as server:
+    async with (
+        upstream(reply_with(refusal("UnrecognizedClientException"))) as other,
+        upstream(reply_with(OK)) as server,
+    ):
         through = ForwardingHandler(other.endpoint)
         async with open_forwarding_port(through) as rig:
             assert through.forwarder is not None

@@ -69,7 +69,9 @@ def test_guide_names_the_admin_key_file_by_an_absolute_path(running: Sidecar) ->
 
 def test_first_steps_import_nothing_but_what_a_run_installs(running: Sidecar) -> None:
     locked = (ROOT / "requirements" / "run.lock").read_text()
-    first_steps = [block.text for block in parse_blocks(ROOT / "README.md") if block.is_run] + commands(running.startup_output)
+    first_steps = [block.text for block in parse_blocks(ROOT / "README.md") if block.is_run] + commands(
+        running.startup_output
+    )
     imported = {name for text in first_steps for name in re.findall(r"\bimport (\w+)", text)}
     assert imported == {"boto3"}
     assert all(re.search(rf"^{name}==", locked, re.MULTILINE) for name in imported)

@@ -22,9 +22,9 @@ from tests.support.price_fleet import (
     NOON,
     NOVA,
     PriceFleet,
-    open_fleet,
     configured,
     find_standard,
+    open_fleet,
     status,
     usd_per_1m,
 )
@@ -105,7 +105,9 @@ async def test_a_throttled_page_is_asked_for_again(fleet: PriceFleet) -> None:
 async def test_pages_that_never_end(fleet: PriceFleet, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(aws_price_list, "MAX_PAGES", 3)
     fleet.server.always = aws.Fault(200, b'{"FormatVersion": "aws_v1", "PriceList": [], "NextToken": "again"}')
-    assert status(await fleet.start_sidecar()).trouble == "the AWS Price List of AmazonBedrock in us-east-1 does not end"
+    assert (
+        status(await fleet.start_sidecar()).trouble == "the AWS Price List of AmazonBedrock in us-east-1 does not end"
+    )
 
 
 @pytest.mark.usefixtures("_fails_at_once")
@@ -129,7 +131,9 @@ async def test_a_price_ten_times_off_is_not_taken(fleet: PriceFleet, caplog: pyt
     assert status(tariffs, "economy").version == "2026-11-19"
 
 
-async def test_trouble_is_told_once_and_again_when_it_changes(fleet: PriceFleet, caplog: pytest.LogCaptureFixture) -> None:
+async def test_trouble_is_told_once_and_again_when_it_changes(
+    fleet: PriceFleet, caplog: pytest.LogCaptureFixture
+) -> None:
     fleet.server.always = aws.DENIED
     tariffs = await fleet.start_sidecar()
     for _ in range(3):

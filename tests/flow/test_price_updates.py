@@ -20,8 +20,8 @@ from tests.support.price_fleet import (
     NOON,
     NOVA,
     PriceFleet,
-    open_fleet,
     find_standard,
+    open_fleet,
     status,
     usd_per_1m,
 )

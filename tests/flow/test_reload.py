@@ -24,14 +24,14 @@ from tests.support.reloads import (
     BEFORE,
     HAIKU,
     RELOADED_MESSAGE,
-    ReloadLoad,
     Reloader,
+    ReloadLoad,
     call_once,
-    write_labels,
-    send_sighup,
-    label,
     cost_function,
+    label,
     read_recorded_calls,
+    send_sighup,
+    write_labels,
 )
 from tests.support.simulated import CLAUDE, NOVA, BedrockProcess, BotoCaller, bedrock_process
 from tests.support.workers import children, get, short_socket_folder, wait_until
@@ -97,7 +97,9 @@ def test_under_load_each_call_has_one_model_at_its_own_price(lineup: SidecarSetu
     assert set(models) == {CLAUDE, HAIKU, NOVA}
 
 
-def test_what_is_under_way_ends_as_it_began_and_a_stop_goes_before(lineup: SidecarSetup, bedrock: BedrockProcess) -> None:
+def test_what_is_under_way_ends_as_it_began_and_a_stop_goes_before(
+    lineup: SidecarSetup, bedrock: BedrockProcess
+) -> None:
     copies, ended = lineup.folder / "copies", []
     bedrock.plan(always={"frame_ms": 60, "output_tokens": 40})
 

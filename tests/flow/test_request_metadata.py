@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from price_keeper.config.keys import UpstreamConfig
 from price_keeper.errors import InvalidRequest
 from price_keeper.forwarding.model_path import Operation
-from price_keeper.forwarding.request_metadata import HEADER, MAX_METADATA_BYTES, build_identity, add_metadata
+from price_keeper.forwarding.request_metadata import HEADER, MAX_METADATA_BYTES, add_metadata, build_identity
 
 from tests.support.data_port import APP, ORG, DataPort, data_port
 from tests.support.simulated import CLAUDE_BODY, TURN
@@ -74,7 +74,10 @@ async def test_in_a_header_of_an_invocation(port: DataPort, operation: str) -> N
         ("[]", "the header x-amzn-bedrock-request-metadata is no JSON object"),
         ('{"a": {"b": "c"}}', "the header x-amzn-bedrock-request-metadata has strings as its values"),
         ('{"a": %s}' % ("[" * 500 + "]" * 500), "the header x-amzn-bedrock-request-metadata has strings as its values"),
-        ('{"a": "%s"}' % ("x" * MAX_METADATA_BYTES), "the header x-amzn-bedrock-request-metadata has at most 32768 bytes"),
+        (
+            '{"a": "%s"}' % ("x" * MAX_METADATA_BYTES),
+            "the header x-amzn-bedrock-request-metadata has at most 32768 bytes",
+        ),
         (json.dumps({str(number): "x" for number in range(14)}), "requestMetadata has at most 13 entries here"),
     ],
 )

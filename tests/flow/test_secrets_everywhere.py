@@ -14,7 +14,18 @@ from bedrock_simulator import DEFAULT_KEYS
 from price_keeper.auth.clients import make_secret
 
 from tests.support.commands import price_keeper
-from tests.support.observed import ADMIN_KEY, APP, ENVIRONMENT, ORG, SECRET, ObservedSidecar, ObservedResponse, ask, run_observed, token
+from tests.support.observed import (
+    ADMIN_KEY,
+    APP,
+    ENVIRONMENT,
+    ORG,
+    SECRET,
+    ObservedResponse,
+    ObservedSidecar,
+    ask,
+    run_observed,
+    token,
+)
 from tests.support.otlp_receiver import otlp_receiver
 from tests.support.simulated import BedrockProcess, bedrock_process
 from tests.support.workers import wait_until

@@ -7,8 +7,16 @@ from contextlib import suppress
 import pytest
 from price_keeper.exchange import Request, Responder
 
-from tests.support.rig import ForwardingHandler, open_forwarding_port, echo, on_both_loops, open_port, reply_with, upstream
-from tests.support.wire import ConnectionCut, StreamedResponse, ask, wait_quietly, read_refusal
+from tests.support.rig import (
+    ForwardingHandler,
+    echo,
+    on_both_loops,
+    open_forwarding_port,
+    open_port,
+    reply_with,
+    upstream,
+)
+from tests.support.wire import ConnectionCut, StreamedResponse, ask, read_refusal, wait_quietly
 
 HIDDEN = b"GET /hidden HTTP/1.1\r\nhost: here\r\n\r\n"
 POST = b"POST /a HTTP/1.1\r\nhost: here\r\n"

@@ -20,7 +20,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 from price_keeper.model import Scope
-from price_keeper.recording.entries import ChargedCounters, Counter, UsageCounts, Intent, Receipt
+from price_keeper.recording.entries import ChargedCounters, Counter, Intent, Receipt, UsageCounts
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Put, Store
 from price_keeper.stores.sqlite import SqliteStore
@@ -104,7 +104,10 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def spend(
-    place: Path, *arguments: str, run: Callable[..., subprocess.CompletedProcess[str]] = call_in_process, **environment: str
+    place: Path,
+    *arguments: str,
+    run: Callable[..., subprocess.CompletedProcess[str]] = call_in_process,
+    **environment: str,
 ) -> subprocess.CompletedProcess[str]:
     told = run("spend", *arguments, folder=place, **TEST_CREDENTIALS, **environment)
     assert told.returncode == 0, told.stderr

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from price_keeper.control.page import board, live
 from price_keeper.control.page.board import STORE_AWAY_TEXT
-from price_keeper.control.page.listeners import SUBSCRIBE_RETRY_SECONDS, MAX_ADMIN_PAGES, MAX_PAGES_PER_CLIENT
+from price_keeper.control.page.listeners import MAX_ADMIN_PAGES, MAX_PAGES_PER_CLIENT, SUBSCRIBE_RETRY_SECONDS
 from price_keeper.errors import StoreUnavailable
 from price_keeper.stores.contract import Store
 
@@ -74,7 +74,9 @@ async def test_first_comes_all_of_it_and_then_what_is_new(api: ControlHarness) -
             pass
 
 
-async def test_when_nothing_is_new_a_heartbeat_comes_and_no_data(api: ControlHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_when_nothing_is_new_a_heartbeat_comes_and_no_data(
+    api: ControlHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def same(*_: Any) -> dict[str, Any]:
         return {"scope": 1}
 

@@ -22,7 +22,16 @@ from price_keeper.control.rates import LocalApiRateLimiter
 from price_keeper.errors import AccessDenied
 
 from tests.support.clock import ManualClock
-from tests.support.control import ADMIN_KEY, API, ORG, OTHER, SETTINGS, ControlResponse, ControlHarness, open_control_harness
+from tests.support.control import (
+    ADMIN_KEY,
+    API,
+    ORG,
+    OTHER,
+    SETTINGS,
+    ControlHarness,
+    ControlResponse,
+    open_control_harness,
+)
 from tests.support.engines import Engines
 from tests.support.status_page import PAGE, Browser, put, status_page
 
@@ -197,7 +206,9 @@ async def test_a_cookie_that_is_none_goes_however_many_wrong_ones_were_shown(api
     assert (answer.status, int(answer.headers["Retry-After"]) > 0) == (429, True)
 
 
-async def test_a_session_ends_with_its_time_its_token_and_its_key(shop: ControlHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_session_ends_with_its_time_its_token_and_its_key(
+    shop: ControlHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
     admin, client, revoked = Browser(shop), Browser(shop), Browser(shop)
     assert (await admin.sign_in()).status == 200
     assert (await client.sign_in_as(ORG, "shop")).status == 200
@@ -209,7 +220,9 @@ async def test_a_session_ends_with_its_time_its_token_and_its_key(shop: ControlH
     assert [(await each.ask("GET", "/status/board")).status for each in (admin, client)] == [200, 401]
     with monkeypatch.context() as patch:  # as after a start with another key
         patch.setattr(
-            shop.parts.page_sessions, "_admin_key_digest", access.fingerprint_admin_key("another admin key, as long as it has to be")
+            shop.parts.page_sessions,
+            "_admin_key_digest",
+            access.fingerprint_admin_key("another admin key, as long as it has to be"),
         )
         assert (await admin.ask("GET", "/status/board")).status == 401
     shop.clock.ahead += SESSION_SECONDS  # type: ignore[attr-defined]
@@ -230,7 +243,14 @@ async def test_a_session_is_good_for_the_page_alone_and_a_token_is_no_session(sh
         with pytest.raises(AccessDenied):
             check(session)
     assert (await shop.ask("GET", SHOP, headers={"Authorization": f"Bearer {session}"}, who=None)).status == 401
-    for cookie in (shop.tokens.mint_access(ORG, "shop").token, ADMIN_KEY, f"{session}x", session[:-4], "a.b.c", "x" * 5000):
+    for cookie in (
+        shop.tokens.mint_access(ORG, "shop").token,
+        ADMIN_KEY,
+        f"{session}x",
+        session[:-4],
+        "a.b.c",
+        "x" * 5000,
+    ):
         answer = await Browser(shop, f"{name}={cookie}").ask("GET", "/status/board")
         assert answer.status in (401, 429), cookie
     assert (await browser.ask("GET", "/status/board")).status == 200
@@ -356,7 +376,9 @@ async def test_every_budget_is_found_page_by_page_and_by_its_name(api: ControlHa
         assert [(row["org"], row["app"]) for row in rows] == expected
 
 
-async def test_a_long_search_is_bounded_and_goes_on_where_it_ended(api: ControlHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_long_search_is_bounded_and_goes_on_where_it_ended(
+    api: ControlHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(places, "MAX_READS", 3)
     orgs = [str(UUID(int=number)) for number in range(1, 40)]
     for org in orgs:

@@ -17,7 +17,7 @@ from price_keeper.choosing import LabelSelector
 from price_keeper.config.keys import EndpointConfig, LabelConfig, PricesConfig
 from price_keeper.config.prices import GuardrailsConfig, UnitPrices
 from price_keeper.forwarding import upstream
-from price_keeper.hard.purse import CostReservation, BudgetLease
+from price_keeper.hard.purse import BudgetLease, CostReservation
 from price_keeper.metering.price_updates import PriceTables
 from price_keeper.model import Caller, build_client_id
 from price_keeper.recording.entries import UsageCounts
@@ -25,7 +25,7 @@ from price_keeper.selection import own_labels
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Put, Value
 
-from tests.support.data_port import APP, ORG, DataPortResponse, DataPort, data_port
+from tests.support.data_port import APP, ORG, DataPort, DataPortResponse, data_port
 from tests.support.own_labels import ARN
 from tests.support.own_labels import open_profile_harness as own_rig
 from tests.support.simulated import CLAUDE, NOVA, TURN, simulated_bedrock
@@ -123,7 +123,9 @@ async def test_the_short_way_goes_by_the_new_ones_from_the_next_call_on(port: Da
     assert recorded(port)["moving"].pico - before == last_cost(port, AFTER, "moving")
     assert served(await ask(port, HAIKU)) == ("moving", HAIKU)
     assert (await ask(port, CLAUDE)).status == 400  # no label's any more
-    assert port.catalog.price_tables.for_label("moving", "us-east-1", HAIKU).default_prices.input == 50 * 10**6  # which metrics tell
+    assert (
+        port.catalog.price_tables.for_label("moving", "us-east-1", HAIKU).default_prices.input == 50 * 10**6
+    )  # which metrics tell
 
 
 @pytest.mark.parametrize("enforcement", ["soft", "hard"])
@@ -311,10 +313,15 @@ async def test_no_series_ever_goes_back_and_there_are_no_more_than_some(
     seen: dict[tuple[str, ...], float] = {}
     for number in range(12):
         await ask(port, f"amazon.nova-{number}")
-        await port.apply_config(labels={**BEFORE, f"unlabelled.amazon.nova-{number}": label(f"amazon.nova-{number}", 5)})
+        await port.apply_config(
+            labels={**BEFORE, f"unlabelled.amazon.nova-{number}": label(f"amazon.nova-{number}", 5)}
+        )
         await ask(port, f"amazon.nova-{number}")
         now = {(name, "usd"): float(counts.pico) for name, counts in recorded(port).items()}
-        now |= {(lane.operation, lane.label): float(sum(lane.responses_by_status)) for lane in port.handler.request_stats.operations}
+        now |= {
+            (lane.operation, lane.label): float(sum(lane.responses_by_status))
+            for lane in port.handler.request_stats.operations
+        }
         assert all(now.get(name, -1) >= before for name, before in seen.items())
         seen = now
     assert sum(name == "converse" for name, *_ in seen) <= 10

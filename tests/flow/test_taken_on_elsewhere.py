@@ -27,7 +27,16 @@ from price_keeper.tasks import Tasks
 from tests.support.clock import ManualClock
 from tests.support.control import API, ORG, SETTINGS, ControlHarness, config, open_control_harness
 from tests.support.engines import Engines
-from tests.support.price_fleet import CLAUDE_PRICES, HAIKU, LABELS, PriceFleet, open_fleet, find_standard, status, usd_per_1m
+from tests.support.price_fleet import (
+    CLAUDE_PRICES,
+    HAIKU,
+    LABELS,
+    PriceFleet,
+    find_standard,
+    open_fleet,
+    status,
+    usd_per_1m,
+)
 from tests.support.wire import eventually
 
 SHOP = f"{API}/apps/shop"
@@ -55,7 +64,9 @@ async def take_on(api: ControlHarness, whole: Config) -> None:
         (await prepared(whole))()
 
 
-async def test_the_control_api_knows_the_new_labels_and_no_others(api: ControlHarness, caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_control_api_knows_the_new_labels_and_no_others(
+    api: ControlHarness, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.WARNING)
     first = await api.ask("POST", f"{SHOP}/usage", USAGE | {"request_id": "r-1"}, who=CALLER)
     assert first.body["cost_usd_micros"] == "6000"

@@ -245,7 +245,9 @@ def test_a_token_that_a_terminal_would_obey_is_not_taken(
     tmp_path: Path, script: ScriptedServer, token: Any, option: tuple[str, ...]
 ) -> None:
     script.answers.append((200, {"access_token": token}, {}))
-    done = call_in_process("token", CLIENT, *option, "--api", script.url, folder=tmp_path, PRICE_KEEPER_CLIENT_SECRET="not told")
+    done = call_in_process(
+        "token", CLIENT, *option, "--api", script.url, folder=tmp_path, PRICE_KEEPER_CLIENT_SECRET="not told"
+    )
     assert (done.returncode, done.stdout) == (1, "")
     words = f"{script.url} answered no access_token of printable ASCII without spaces"
     if "--json" in option:
@@ -259,6 +261,8 @@ def test_a_rotation_of_which_nothing_can_be_read_prints_no_secret(
     tmp_path: Path, script: ScriptedServer, option: tuple[str, ...]
 ) -> None:
     script.answers.append((200, ISSUED[1] | {"secret_retrieval_token": "\x1b[31m"}, {}))
-    done = call_in_process("rotate", DEMO_ORG, *option, "--api", script.url, folder=tmp_path, PRICE_KEEPER_API_KEY="k" * 30)
+    done = call_in_process(
+        "rotate", DEMO_ORG, *option, "--api", script.url, folder=tmp_path, PRICE_KEEPER_API_KEY="k" * 30
+    )
     assert (done.returncode, done.stdout, "\x1b" in done.stderr) == (1, "", False)
     assert "the credentials may be rotated all the same. Rotate again" in done.stderr

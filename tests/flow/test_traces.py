@@ -25,7 +25,7 @@ from price_keeper.exchange import Handler, Request, Responder
 from price_keeper.telemetry import SPANS, MetricsRegistry
 
 from tests.support.commands import ROOT
-from tests.support.observed import APP, ORG, ObservedSidecar, ObservedResponse, run_observed, token
+from tests.support.observed import APP, ORG, ObservedResponse, ObservedSidecar, run_observed, token
 from tests.support.otlp_receiver import OtlpReceiver, Span, otlp_receiver
 from tests.support.simulated import BedrockProcess, bedrock_process
 
@@ -258,7 +258,10 @@ async def handler(_: Request, responder: Responder) -> None:
 
 @asynccontextmanager
 async def stuck(**chosen: Any) -> AsyncIterator[tuple[tracing.Tracing, Handler]]:
-    with patch.object(tracing, "OTLPSpanExporter", lambda **_: Stuck()), patch.object(tracing, "SHUTDOWN_TIMEOUT_SECONDS", 0.1):
+    with (
+        patch.object(tracing, "OTLPSpanExporter", lambda **_: Stuck()),
+        patch.object(tracing, "SHUTDOWN_TIMEOUT_SECONDS", 0.1),
+    ):
         async with tracing.open_tracing(Chosen(otlp_endpoint="http://127.0.0.1:9", **chosen)) as made:
             yield made, made.wrap_handler(handler)
 

@@ -11,22 +11,22 @@ from pathlib import Path
 import pytest
 from price_keeper.forwarding import relay
 from price_keeper.forwarding import upstream as limits
-from price_keeper.surface.tls import ensure_local_certificates, create_server_context
+from price_keeper.surface.tls import create_server_context, ensure_local_certificates
 
 from tests.support.rig import (
-    UpstreamExchange,
-    PortHarness,
     ExchangeScript,
     ForwardingHandler,
+    PortHarness,
     ScriptedUpstream,
-    open_forwarding_port,
+    UpstreamExchange,
+    build_response,
     closed_endpoint,
     on_both_loops,
-    build_response,
+    open_forwarding_port,
     reply_with,
     upstream,
 )
-from tests.support.wire import ConnectionCut, WireResponse, ask, eventually, wait_quietly, read_error_message
+from tests.support.wire import ConnectionCut, WireResponse, ask, eventually, read_error_message, wait_quietly
 
 OK = build_response(b"all is well")
 THROTTLED = build_response(b'{"message": "slow down"}', 429, b"x-amzn-errortype: ThrottlingException\r\n")
@@ -143,7 +143,12 @@ async def test_over_tls(tmp_path: Path) -> None:
     trust.verify_mode = ssl.CERT_NONE
     big = b"y" * 3_000_000
     through = ForwardingHandler(tls=trust)
-    script = in_turn(reply_with(build_response(big)), reply_with(OK), reply_with(OK[:-1], then=UpstreamExchange.reset), reply_with(OK, then=UpstreamExchange.close))
+    script = in_turn(
+        reply_with(build_response(big)),
+        reply_with(OK),
+        reply_with(OK[:-1], then=UpstreamExchange.reset),
+        reply_with(OK, then=UpstreamExchange.close),
+    )
     async with upstream(script, ssl=create_server_context(certificate, key)) as server:
         through.set_targets(server.endpoint._replace(is_tls=True))
         async with open_forwarding_port(through) as rig:
@@ -182,7 +187,9 @@ async def test_interim_answers_are_passed_over() -> None:
 async def test_an_answer_that_ends_with_its_connection(protocol: str) -> None:
     for head in (b"HTTP/1.1 200 OK\r\n\r\n", b"HTTP/1.0 200 OK\r\nconnection: keep-alive\r\n\r\n"):
         through = ForwardingHandler()
-        async with upstream(in_turn(reply_with(head, b"to the", b" end", then=UpstreamExchange.close), reset_after(head))) as server:
+        async with upstream(
+            in_turn(reply_with(head, b"to the", b" end", then=UpstreamExchange.close), reset_after(head))
+        ) as server:
             through.set_targets(server.endpoint)
             async with open_forwarding_port(through) as rig:
                 assert (await asked(rig, protocol)).body == b"to the end"
@@ -253,7 +260,10 @@ async def test_refused_connections_lead_to_the_next_endpoint() -> None:
 
 @on_both_loops
 async def test_throttled_calls_lead_to_the_next_endpoint_and_the_last_ones_answer_is_shown() -> None:
-    async with upstream(reply_with(THROTTLED)) as first, upstream(in_turn(reply_with(OK), reply_with(THROTTLED))) as second:
+    async with (
+        upstream(reply_with(THROTTLED)) as first,
+        upstream(in_turn(reply_with(OK), reply_with(THROTTLED))) as second,
+    ):
         through = ForwardingHandler(first.endpoint, second.endpoint)
         async with open_forwarding_port(through) as rig:
             assert (await asked(rig)).body == b"all is well"
@@ -296,7 +306,9 @@ BEFORE_THE_HEAD: dict[str, ExchangeScript] = {
     "half a head": reply_with(OK[:30], then=UpstreamExchange.close),
     "garbage": reply_with(GARBAGE),
     "two lengths": reply_with(b"HTTP/1.1 200 OK\r\ncontent-length: 1\r\ncontent-length: 1\r\n\r\nx"),
-    "length and chunks": reply_with(b"HTTP/1.1 200 OK\r\ncontent-length: 1\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n"),
+    "length and chunks": reply_with(
+        b"HTTP/1.1 200 OK\r\ncontent-length: 1\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n"
+    ),
     "another coding": reply_with(b"HTTP/1.1 200 OK\r\ntransfer-encoding: gzip, chunked\r\n\r\n0\r\n\r\n"),
     "another protocol": reply_with(b"HTTP/1.1 101 Switching\r\nconnection: upgrade\r\nupgrade: x\r\n\r\n"),
     "endless head": reply_with(b"HTTP/1.1 200 OK\r\n" + b"x: y\r\n" * 100_000),
@@ -415,7 +427,10 @@ async def test_silence_ends_a_call() -> None:
     async with upstream(mute) as server:
         through.set_targets(server.endpoint)
         async with open_forwarding_port(through) as rig:
-            for limit, error in ((limits.FIRST_BYTE_TIMEOUT_SECONDS, None), (limits.READ_TIMEOUT_SECONDS, ConnectionCut)):
+            for limit, error in (
+                (limits.FIRST_BYTE_TIMEOUT_SECONDS, None),
+                (limits.READ_TIMEOUT_SECONDS, ConnectionCut),
+            ):
                 calling = asyncio.create_task(asked(rig))
                 await eventually(lambda: len(through.busy_connections) == 1 and len(server.calls) == server.connections)
                 await wait_quietly()

@@ -71,12 +71,12 @@ def test_one_process_brings_what_three_left_to_the_store(tmp_path: Path, bedrock
 
 def test_while_the_store_is_away_it_waits_and_counts_as_unflushed(tmp_path: Path, bedrock: BedrockProcess) -> None:
     lineup = _left_by_three(tmp_path, bedrock.url)
-    lineup_of(tmp_path, bedrock.url, 1, journal=SLOW | {"flush_interval_secs": 0.1, "flush_interval_max_secs": 0.1})
+    build_setup(tmp_path, bedrock.url, 1, journal=SLOW | {"flush_interval_secs": 0.1, "flush_interval_max_secs": 0.1})
     lineup.options = ()
     store = sqlite3.connect(lineup.folder / "price-keeper.db", isolation_level=None)
     # Refuses every flush from the first one on. A lock on the file would keep the process from starting.
     store.execute("""CREATE TRIGGER away BEFORE INSERT ON "request-dedup" BEGIN SELECT RAISE(ABORT, 'away'); END""")
-    with closing(store), serving(lineup) as crew:
+    with closing(store), run_workers(lineup) as crew:
         wait_until(lambda: "spend cannot be flushed, and waits in the journal" in crew.running.errors)
         assert "price_keeper_journal_segments_waiting 3\n" in crew.metrics()
         assert folders(lineup) == ["worker-1", "worker-2"]

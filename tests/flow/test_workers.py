@@ -17,7 +17,15 @@ from tests.support.commands import ROOT, price_keeper, sidecar
 from tests.support.crashing import SECRET
 from tests.support.ports import free_port
 from tests.support.simulated import DEFAULT_KEYS, BedrockProcess, bedrock_process
-from tests.support.workers import WorkerProcesses, children, has_exited, build_setup, run_workers, short_socket_folder, wait_until
+from tests.support.workers import (
+    WorkerProcesses,
+    build_setup,
+    children,
+    has_exited,
+    run_workers,
+    short_socket_folder,
+    wait_until,
+)
 
 WORKERS = 3
 CALLS = 60  # fresh connections: that one of three workers gets none of them is one in ten thousand millions
@@ -114,7 +122,9 @@ def _is_ready(crew: WorkerProcesses) -> bool:
         return False
 
 
-def test_stopping_lets_every_worker_end_what_is_under_way(crew: WorkerProcesses, bedrock: BedrockProcess, sockets: Path) -> None:
+def test_stopping_lets_every_worker_end_what_is_under_way(
+    crew: WorkerProcesses, bedrock: BedrockProcess, sockets: Path
+) -> None:
     (folder,) = sockets.iterdir()
     assert folder.stat().st_mode & 0o777 == 0o700
     assert sorted(path.name for path in folder.iterdir()) == ["worker-1", "worker-2"]

@@ -134,9 +134,7 @@ async def connection(answers: Answers, limits: ServerLimits) -> AsyncIterator[Wi
 
     clock = ManualClock()
     async with Tasks(clock) as tasks:
-        listener = Listener(
-            handler, clock, tasks, limits, check_head=_refused_at_head, new_request_id=lambda: b"1"
-        )
+        listener = Listener(handler, clock, tasks, limits, check_head=_refused_at_head, new_request_id=lambda: b"1")
         wire = Wire()
         wire.protocol = ProtocolDetector(listener)
         wire.protocol.connection_made(wire)

@@ -55,7 +55,10 @@ def _takes_any_length(stream: Any) -> None:
 
 
 SPOILT: dict[str, tuple[str, Spoils]] = {
-    "a body without its last byte": ("http1_requests", puts(http1_request.Http1RequestParser, "on_body", _forgets_a_byte)),
+    "a body without its last byte": (
+        "http1_requests",
+        puts(http1_request.Http1RequestParser, "on_body", _forgets_a_byte),
+    ),
     "the last of two headers": (
         "http1_requests",
         puts(
@@ -100,7 +103,10 @@ SPOILT: dict[str, tuple[str, Spoils]] = {
         wraps(problems.ConfigProblems, "format_lines", lambda told: [f"config.yaml:9999: {told}"]),
     ),
     "words that are none": ("config", puts(problems, "escape_line", lambda text: f"{text}\n")),
-    "lines without their checksum": ("journal", puts(lines, "_decode_line", lambda text: orjson.loads(text[9:] or b"[]"))),
+    "lines without their checksum": (
+        "journal",
+        puts(lines, "_decode_line", lambda text: orjson.loads(text[9:] or b"[]")),
+    ),
     "calls that count twice": ("journal", puts(leftovers.RecoveredSegment, "hand_calls_to", lambda *_: None)),
     "numbers that are rounded": ("values", wraps(sqlite_codec, "number", lambda value: float(value))),
     "a kind that is another": ("values", puts(expressions, "number", str)),

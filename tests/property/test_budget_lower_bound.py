@@ -18,7 +18,15 @@ from price_keeper.stores.contract import Update, Value
 
 from tests.support.clock import ManualClock, settle
 from tests.support.effort import tries
-from tests.support.simulation import USD, CounterName, SimulatedProcess, SkewedClock, FleetWorld, run_with_time, simulated
+from tests.support.simulation import (
+    USD,
+    CounterName,
+    FleetWorld,
+    SimulatedProcess,
+    SkewedClock,
+    run_with_time,
+    simulated,
+)
 
 ORG = "550e8400-e29b-41d4-a716-446655440000"
 CALLER = Caller(ORG, "web", "client")

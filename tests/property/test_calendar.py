@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from price_keeper.calendar_days import (
     Period,
     PeriodSpan,
-    iterate_day_spans,
-    format_day,
-    load_zone,
-    find_org_date,
-    format_org_day,
-    parse_day,
-    find_span,
     find_day_span,
+    find_org_date,
+    find_span,
+    format_day,
+    format_org_day,
+    iterate_day_spans,
+    load_zone,
+    parse_day,
     parse_span_key,
 )
 
@@ -212,7 +212,12 @@ def test_days_worked_out_by_hand(name, day, start, end):
     zone = ZoneInfo(name)
     assert find_day_span(parse_day(day), zone) == PeriodSpan(f"DAY#{day}", start, end)
     if start < end:
-        assert format_org_day(start, zone) == format_org_day(end - 1, zone) == format_org_day(math.nextafter(end, -math.inf), zone) == day
+        assert (
+            format_org_day(start, zone)
+            == format_org_day(end - 1, zone)
+            == format_org_day(math.nextafter(end, -math.inf), zone)
+            == day
+        )
     assert format_org_day(start - 1, zone) < day < format_org_day(end, zone)
 
 

@@ -19,8 +19,8 @@ from price_keeper.forwarding.model_path import Operation
 from price_keeper.metering.reading import UsageReader, build_reader
 
 from tests.support.effort import tries
-from tests.support.rig import LOOPS, UpstreamExchange, PortHarness, ForwardingHandler, open_forwarding_port, upstream
-from tests.support.wire import WireResponse, Http2TestClient, RawConnection, ask, eventually
+from tests.support.rig import LOOPS, ForwardingHandler, PortHarness, UpstreamExchange, open_forwarding_port, upstream
+from tests.support.wire import Http2TestClient, RawConnection, WireResponse, ask, eventually
 
 FRAMING = {"content-length", "transfer-encoding", "connection"}
 HOP_BY_HOP = {"keep-alive", "proxy-authenticate", "proxy-connection", "te", "trailer", "upgrade"}

@@ -17,7 +17,7 @@ from price_keeper.errors import StoreError
 
 from tests.support.clock import ManualClock, settle
 from tests.support.effort import seeds, tries
-from tests.support.hard_fleet import HardBudgetSidecar, DelayedStoreLink, HardBudgetWorld, replay
+from tests.support.hard_fleet import DelayedStoreLink, HardBudgetSidecar, HardBudgetWorld, replay
 from tests.support.simulation import simulated
 
 QUOTA = 1000

@@ -15,7 +15,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from price_keeper.errors import RecordingUnavailable
-from price_keeper.recording.entries import ChargedCounters, Counter, UsageCounts, Intent, Receipt
+from price_keeper.recording.entries import ChargedCounters, Counter, Intent, Receipt, UsageCounts
 from price_keeper.recording.journal import Journal, SealedSegment
 from price_keeper.recording.leftovers import recover
 from price_keeper.recording.segment import SEGMENT_SUFFIX

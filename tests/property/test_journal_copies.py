@@ -20,7 +20,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from price_keeper.errors import StoreError, StoreUnavailable
-from price_keeper.recording.entries import PICO_PER_MICRO, ChargedCounters, Counter, UsageCounts, Intent, Receipt
+from price_keeper.recording.entries import PICO_PER_MICRO, ChargedCounters, Counter, Intent, Receipt, UsageCounts
 from price_keeper.recording.flush import COST_ATTRIBUTE
 from price_keeper.recording.journal import Journal, SealedSegment
 from price_keeper.recording.leftovers import recover

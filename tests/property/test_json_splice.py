@@ -13,8 +13,8 @@ from price_keeper.forwarding import json_splice
 from price_keeper.forwarding.json_splice import (
     MAX_MEMBERS,
     MAX_NESTED,
-    Members,
     InvalidJsonObject,
+    Members,
     add_member,
     find_members,
     replace_span,

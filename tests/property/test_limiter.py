@@ -26,7 +26,16 @@ from price_keeper.limits.limiter import BucketClient
 from price_keeper.limits.writes import TAKE_ONLY_WINDOW_MS
 from price_keeper.stores.contract import Key, Store, Update, Write
 
-from tests.support.buckets import NOT_SENT, CONFLICT, ANSWER_LOST, THROTTLED, OUTCOME_UNKNOWN, StoreTimeStub, ScriptedFaultStore, bucket
+from tests.support.buckets import (
+    ANSWER_LOST,
+    CONFLICT,
+    NOT_SENT,
+    OUTCOME_UNKNOWN,
+    THROTTLED,
+    ScriptedFaultStore,
+    StoreTimeStub,
+    bucket,
+)
 from tests.support.clock import ManualClock
 from tests.support.effort import tries
 from tests.support.engines import Engines
@@ -122,7 +131,9 @@ AMOUNTS = st.fixed_dictionaries(
     {"rpm": st.integers(0, 12_000)},
     optional={"tpm": st.integers(0, 300_000), "rph": st.integers(0, 20_000)},
 )
-FAULTS = st.lists(st.sampled_from([None, None, ANSWER_LOST, OUTCOME_UNKNOWN, CONFLICT, THROTTLED, NOT_SENT]), max_size=6)
+FAULTS = st.lists(
+    st.sampled_from([None, None, ANSWER_LOST, OUTCOME_UNKNOWN, CONFLICT, THROTTLED, NOT_SENT]), max_size=6
+)
 WHO = st.integers(0, len(SKEWS) - 1)
 CALLS = st.one_of(
     st.tuples(st.just("acquire"), WHO, AMOUNTS, FAULTS),
@@ -268,7 +279,11 @@ async def test_as_much_as_there_is_is_let_through_to_the_last_token(
     engine: str, engines: Engines, tmp_path: Path
 ) -> None:
     """Many at once, by several processes' ways to the store, and one limit that is refilled by nobody."""
-    org, now, clock = bucket(RateLimit("rpm", 40_000, 0, 1), RateLimit("tpm", 10**9, 5, 3)), StoreTimeStub(), SystemClock()
+    org, now, clock = (
+        bucket(RateLimit("rpm", 40_000, 0, 1), RateLimit("tpm", 10**9, 5, 3)),
+        StoreTimeStub(),
+        SystemClock(),
+    )
     async with engines.open(engine, tmp_path) as one, engines.open(engine, tmp_path) as other:
         limiters = [BucketClient(store, now, clock) for store in (one, other) * 3]
 

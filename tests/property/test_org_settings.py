@@ -9,10 +9,10 @@ from uuid import uuid4
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from price_keeper.calendar_days import Period, load_zone, find_span
+from price_keeper.calendar_days import Period, find_span, load_zone
 from price_keeper.clock import SystemClock
 from price_keeper.config.keys import DefaultsConfig
-from price_keeper.selection.plan import DEFAULT_ALERT_THRESHOLDS, EffectiveSettings, resolve_settings, find_change_time
+from price_keeper.selection.plan import DEFAULT_ALERT_THRESHOLDS, EffectiveSettings, find_change_time, resolve_settings
 from price_keeper.selection.settings import CHANGE_LEAD_SECONDS, InvalidSettings, put_org
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Item, Put, Store
@@ -170,7 +170,9 @@ class Model:
         if wanted == self.now_holds:
             self.waits = None
         else:
-            self.turns = self.turns if self.waits is not None else next_period(self.now_holds, now + CHANGE_LEAD_SECONDS)
+            self.turns = (
+                self.turns if self.waits is not None else next_period(self.now_holds, now + CHANGE_LEAD_SECONDS)
+            )
             self.waits = wanted
         return True
 

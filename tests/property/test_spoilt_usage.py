@@ -13,11 +13,11 @@ from typing import Any
 
 import orjson
 import pytest
-from bedrock_simulator.call import EVENT_STREAM, SERVER_SENT_EVENTS, SimulatedResponse, SimulatedCall
+from bedrock_simulator.call import EVENT_STREAM, SERVER_SENT_EVENTS, SimulatedCall, SimulatedResponse
 from bedrock_simulator.frames import encode_event
 from bedrock_simulator.routes import find_route
 from bedrock_simulator.service import Service
-from bedrock_simulator.usage import USAGE_FAULTS, corrupt_usage, corrupt_count
+from bedrock_simulator.usage import USAGE_FAULTS, corrupt_count, corrupt_usage
 from bedrock_simulator.wishes import FaultSpec
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -30,7 +30,7 @@ from price_keeper.forwarding.upstream import UpstreamEndpoint
 from price_keeper.hard import worst
 from price_keeper.hard.worst import compute_ceiling
 from price_keeper.metering.bodies import INVOCATION_METRICS
-from price_keeper.metering.pricing import price_usage, build_price_table
+from price_keeper.metering.pricing import build_price_table, price_usage
 from price_keeper.metering.usage import Usage, make_plain_usage
 from price_keeper.recording.entries import ChargedCounters, Counter, UsageCounts
 from price_keeper.recording.expected import UsageForecast
@@ -162,7 +162,13 @@ class Spoilings:
 
 
 def recorded(
-    journal: Journal, operation: Operation, format: str, answer: SimulatedResponse, how: Spoilings, body: bytes, most: int | None
+    journal: Journal,
+    operation: Operation,
+    format: str,
+    answer: SimulatedResponse,
+    how: Spoilings,
+    body: bytes,
+    most: int | None,
 ) -> UsageCounts:
     before = journal.tally.total()
     guess = make_plain_usage(len(body) // 4 + 1, 501, 0)

@@ -22,14 +22,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from price_keeper.errors import ConditionFailed, ReasonCode, TransactionFailed
 from price_keeper.stores.contract import (
-    ConditionCheck,
-    Condition,
-    Delete,
     AttributeExists,
+    AttributeMissing,
+    Condition,
+    ConditionCheck,
+    Delete,
     ItemExists,
     ItemMissing,
     Key,
-    AttributeMissing,
     Put,
     Query,
     Store,

@@ -9,11 +9,24 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from price_keeper.errors import CancellationReason, ReasonCode, StoreError, StoreUnavailable, StoreThrottled, TransactionFailed
+from price_keeper.errors import (
+    CancellationReason,
+    ReasonCode,
+    StoreError,
+    StoreThrottled,
+    StoreUnavailable,
+    TransactionFailed,
+)
 from price_keeper.model import Scope
 from price_keeper.recording.aggregator import sum_shards
 from price_keeper.recording.entries import Counter, UsageCounts
-from price_keeper.recording.submitted import MAX_SUBMISSIONS_PER_TRANSACTION, ChargedSubmission, RequestIdConflict, UsageSubmission, SubmissionRecorder
+from price_keeper.recording.submitted import (
+    MAX_SUBMISSIONS_PER_TRANSACTION,
+    ChargedSubmission,
+    RequestIdConflict,
+    SubmissionRecorder,
+    UsageSubmission,
+)
 from price_keeper.stores.contract import Write
 
 from tests.support.clock import ManualClock
@@ -79,7 +92,9 @@ TOLD = st.builds(
 
 @settings(max_examples=tries(100))
 @given(st.lists(st.lists(TOLD, min_size=1, max_size=20), min_size=1, max_size=4), st.lists(FAILURES, max_size=12))
-def test_each_counts_once_whatever_fails(batches: list[list[ChargedSubmission]], failures: list[StoreError | None]) -> None:
+def test_each_counts_once_whatever_fails(
+    batches: list[list[ChargedSubmission]], failures: list[StoreError | None]
+) -> None:
     asyncio.run(_counts_once(batches, failures))
 
 
@@ -151,6 +166,8 @@ async def test_the_same_twice_in_a_batch_counts_once() -> None:
 @pytest.mark.parametrize("away", [StoreUnavailable("away"), StoreThrottled("too much")])
 async def test_what_a_store_that_is_away_did_not_take_is_told_of_each(away: StoreError) -> None:
     store = Failing([away])
-    found = await SubmissionRecorder(store, Clock()).submit_all([charged(number) for number in range(MAX_SUBMISSIONS_PER_TRANSACTION + 2)])
+    found = await SubmissionRecorder(store, Clock()).submit_all(
+        [charged(number) for number in range(MAX_SUBMISSIONS_PER_TRANSACTION + 2)]
+    )
     assert found[:MAX_SUBMISSIONS_PER_TRANSACTION] == [away] * MAX_SUBMISSIONS_PER_TRANSACTION
     assert await requests_of(store) == 2

@@ -63,7 +63,12 @@ def test_nothing_is_made_of_what_tells_nothing() -> None:
     assert type(picked.pop("embedding")) is Raw
     assert picked == {"inputTextTokenCount": 5}
     assert usual.pick_trace_members(answer) == {"trace": {"a": 1}}
-    assert usual.pick_usage_members(b"[]") is usual.pick_usage_members(b"{") is usual.pick_trace_members(b'{"trace":' + b"[" * 100_000) is None
+    assert (
+        usual.pick_usage_members(b"[]")
+        is usual.pick_usage_members(b"{")
+        is usual.pick_trace_members(b'{"trace":' + b"[" * 100_000)
+        is None
+    )
 
 
 def test_the_quick_reader_knows_an_answer_as_bedrock_writes_it() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import orjson
 import pytest
-from bedrock_simulator.call import SimulatedResponse, SimulatedCall
+from bedrock_simulator.call import SimulatedCall, SimulatedResponse
 from bedrock_simulator.routes import find_route
 from bedrock_simulator.service import Service
 from bedrock_simulator.wishes import FaultSpec
@@ -24,7 +24,7 @@ from price_keeper.forwarding.model_path import Operation
 from price_keeper.hard import worst
 from price_keeper.hard.worst import CostCeiling, apply_count, compute_ceiling
 from price_keeper.metering.guardrails import price_guardrail
-from price_keeper.metering.pricing import price_usage, build_price_table
+from price_keeper.metering.pricing import build_price_table, price_usage
 from price_keeper.metering.reading import build_reader
 from price_keeper.metering.usage import Usage
 

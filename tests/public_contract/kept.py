@@ -9,8 +9,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from price_keeper.alerts.outbox import SUFFIX
-from price_keeper.selection.notebook import NEW_PREFIX
+from price_keeper.alerts.outbox import ALERT_SUFFIX
+from price_keeper.selection.notebook import TEMPORARY_FILE_PREFIX
 
 from tests.public_contract.shapes import fields_of, positions, without_ids
 
@@ -51,10 +51,10 @@ def journal(folder: Path) -> dict[str, Any]:
     found: dict[str, dict[str, list[list[Any]]]] = {}
     for path in sorted(folder.iterdir()):
         if path.is_dir():  # of alerts that wait for their receiver, each a file of one object
-            waiting = [[json.loads(each.read_bytes())] for each in path.glob(f"*{SUFFIX}")]
+            waiting = [[json.loads(each.read_bytes())] for each in path.glob(f"*{ALERT_SUFFIX}")]
             found[f"{path.name}/{{time}}-{{uuid}}"] = {"the file": waiting}
             continue
-        if path.name.startswith(NEW_PREFIX):  # what the process was writing when it was killed
+        if path.name.startswith(TEMPORARY_FILE_PREFIX):  # what the process was writing when it was killed
             continue
         kind = "notes-{worker}" if path.name.startswith("notes-") else without_ids(path.name)
         lines = found.setdefault(kind, {})

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from price_keeper.recording.entries import Kind
+from price_keeper.recording.entries import LineKind
 
 from tests.public_contract import answers, kept
 from tests.public_contract.shapes import fields_of
@@ -126,7 +126,7 @@ _ROWS = (
 _NOTED = ("limits", "override_label", "active_model_label")
 
 
-def _pending(it: Observed, folder: Path) -> list[str]:
+def _pending(it: ObservedSidecar, folder: Path) -> list[str]:
     """What has not happened yet."""
     scrape = it.scrape()
     missing = [f"{name} {count}" for name, count in _COUNTS.items() if scrape.value(name) != count]
@@ -171,7 +171,9 @@ _SECRETS = {"PRICE_KEEPER_WEBHOOK_SECRET": "a secret of a receiver"}
 def _outputs(folder: Path, it: ObservedSidecar) -> dict[str, Any]:
     found = {}
     for words in _COMMANDS:
-        done = call_in_process(*words, "--json", folder=folder, **ENVIRONMENT | _SECRETS | answers.shown_to(it.running.control))
+        done = call_in_process(
+            *words, "--json", folder=folder, **ENVIRONMENT | _SECRETS | answers.shown_to(it.running.control)
+        )
         assert done.returncode in (0, 1), (words, done.stderr)
         name = " ".join(
             word for word in words if re.fullmatch(r"[a-z-]+", word) and word not in ("watched", "falls", "shadow")
@@ -199,7 +201,7 @@ def die(it: ObservedSidecar, bedrock: BedrockProcess, folder: Path) -> None:
     with closing(sqlite3.connect(folder / "price-keeper.db", isolation_level=None)) as database:
         database.execute("BEGIN IMMEDIATE")
         assert [it.call().status, it.call(body=None).status] == [200, 400]  # the second costs nothing
-        words = {kind.value for kind in Kind}
+        words = {kind.value for kind in LineKind}
         until(lambda: words <= kept.words_of(folder / "journal"), lambda: kept.words_of(folder / "journal"))
         it.running.stop(signal.SIGKILL)
     for call in calls:

@@ -119,7 +119,10 @@ class Ending:
         for name, flushed in self.truth.flushed.items():
             key = build_total_key(Counter(*name, self.world.setup.shards))
             item: Any = self.world.store.items.get(key) or {}
-            is_same = to_pico(item.get(COST_ATTRIBUTE, 0)) == flushed.pico and item.get(TOTAL_ATTRIBUTES[0], 0) == flushed.requests
+            is_same = (
+                to_pico(item.get(COST_ATTRIBUTE, 0)) == flushed.pico
+                and item.get(TOTAL_ATTRIBUTES[0], 0) == flushed.requests
+            )
             self.truth.check("totals are what was spent", is_same, name, item, flushed.pico)
 
     async def _agrees(self, life: Life) -> None:

@@ -17,7 +17,7 @@ from price_keeper.hard import rows
 from price_keeper.hard.holds import BudgetLeaseFile
 from price_keeper.hard.purse import IDLE_SECONDS, BudgetLease
 from price_keeper.limits.lease import RateLease
-from price_keeper.limits.sending import TransactionSender, BucketTransaction
+from price_keeper.limits.sending import BucketTransaction, TransactionSender
 from price_keeper.limits.store_time import StoreTime
 from price_keeper.recording import aggregator, flush, leftovers
 from price_keeper.recording.flush import SegmentMarker
@@ -61,7 +61,12 @@ def seeds_until_found(mistake: Mistake, folder: Path, most: int) -> tuple[int, O
     return most, None
 
 
-_writes, _following, _send_part, _once = flush.build_writes, Journal._begin_segment, SegmentSender._send_part, TransactionSender._attempt
+_writes, _following, _send_part, _once = (
+    flush.build_writes,
+    Journal._begin_segment,
+    SegmentSender._send_part,
+    TransactionSender._attempt,
+)
 _given_back, _tick = rows.build_release, BudgetLease.tick
 
 
@@ -131,7 +136,7 @@ def _by_former_quotas(standing: Any, plan: Any, active: int) -> None:
     _learn(standing, replace(plan, quotas=standing.plan.quotas or plan.quotas), active)
 
 
-_learn = Standing.learn
+_learn = BudgetState.apply_settings
 
 
 def _past_one_more(active: int, ordering: Any, spent: Any, quotas: Any) -> int:
@@ -140,7 +145,7 @@ def _past_one_more(active: int, ordering: Any, spent: Any, quotas: Any) -> int:
     return found if found == active else min(found + 1, len(ordering) - 1)
 
 
-_moved_on = policy.moved_on
+_moved_on = policy.advance_active_index
 
 
 def _not_at_once(spent: Any, expected: int, pico: int) -> None:
@@ -195,18 +200,30 @@ MISTAKES = {
     "estimates of a replayed copy forgotten by the segments behind": Mistake(
         SegmentSender, "_read_counted_calls", _nothing_counted_before, "journal", 10_485
     ),
-    "estimates in both of two segments": Mistake(leftovers.RecoveredSegment, "hand_calls_to", lambda *_: None, "journal", 10_012),
+    "estimates in both of two segments": Mistake(
+        leftovers.RecoveredSegment, "hand_calls_to", lambda *_: None, "journal", 10_012
+    ),
     "no estimates at all": Mistake(leftovers, "_estimate_and_seal", _without_estimates, "journal", 10_007),
-    "calls under way that no segment carries on": Mistake(Journal, "_begin_segment", _without_carried, "journal", 10_007),
+    "calls under way that no segment carries on": Mistake(
+        Journal, "_begin_segment", _without_carried, "journal", 10_007
+    ),
     "a total without its condition": Mistake(aggregator, "_build_never_lower", lambda _: _ANY, "soft", 20_067),
-    "sticky fallback without its condition": Mistake(sticky, "_build_forward_condition", lambda *_: _ANY, "sticky", 10_027),
+    "sticky fallback without its condition": Mistake(
+        sticky, "_build_forward_condition", lambda *_: _ANY, "sticky", 10_027
+    ),
     "sticky fallback on what is only under way": Mistake(
         BudgetState, "find_next_active", _on_what_is_under_way, "sticky", 10_004
     ),
-    "sticky fallback by quotas that hold no more": Mistake(Standing, "learn", _by_former_quotas, "sticky", 10_000),
-    "sticky fallback past a label that is not spent": Mistake(policy, "moved_on", _past_one_more, "sticky", 10_000),
+    "sticky fallback by quotas that hold no more": Mistake(
+        BudgetState, "apply_settings", _by_former_quotas, "sticky", 10_000
+    ),
+    "sticky fallback past a label that is not spent": Mistake(
+        policy, "advance_active_index", _past_one_more, "sticky", 10_000
+    ),
     "spend that is counted when it is flushed": Mistake(SpendTracker, "on_call_ended", _not_at_once, "soft"),
-    "own spend counted although it may be in the total": Mistake(SpendTracker, "apply_lower_bound", _certain_that_it_is_not_in, "soft"),
+    "own spend counted although it may be in the total": Mistake(
+        SpendTracker, "apply_lower_bound", _certain_that_it_is_not_in, "soft"
+    ),
     "shards read exactly beside a flush of unknown outcome": Mistake(
         SpendTracker, "is_flush_certain", property(lambda _: True), "soft", 10_010
     ),
@@ -219,10 +236,20 @@ MISTAKES = {
     "limits written again without a token": Mistake(TransactionSender, "_attempt", _without_token, "limits", 10_076),
     "refill by a machine's own clock": Mistake(StoreTime, "_seconds", _by_its_own_clock, "limits", 10_029),
     "budgets that are forgotten with a process": Mistake(SnapshotFile, "open", _forgets, "mixed", 10_008),
-    "notes written over those before them": Mistake(notebook, "_build_temporary_path", lambda path: path, "mixed", 30_190),
+    "notes written over those before them": Mistake(
+        notebook, "_build_temporary_path", lambda path: path, "mixed", 30_190
+    ),
     "a disk that cannot sync keeps a sidecar from ending": Mistake(Journal, "close", _cannot_end, "journal"),
-    "who is met by the defaults stays so": Mistake(BudgetRegistry, "_is_loaded_from_store", _met_by_defaults, "soft", 10_091),
-    "a disk that could not sync once takes no hold": Mistake(BudgetLeaseFile, "_write", _never_sound_again, "hard", 10_017),
-    "a debt that no bucket can pay at once": Mistake(RateLease, "find_unpayable_debt", lambda *_: None, "limits", 20_178),
-    "a refusal that is taken for the end of it": Mistake(TransactionSender, "may_arrive", lambda *_: False, "limits", 20_219),
+    "who is met by the defaults stays so": Mistake(
+        BudgetRegistry, "_is_loaded_from_store", _met_by_defaults, "soft", 10_091
+    ),
+    "a disk that could not sync once takes no hold": Mistake(
+        BudgetLeaseFile, "_write", _never_sound_again, "hard", 10_017
+    ),
+    "a debt that no bucket can pay at once": Mistake(
+        RateLease, "find_unpayable_debt", lambda *_: None, "limits", 20_178
+    ),
+    "a refusal that is taken for the end of it": Mistake(
+        TransactionSender, "may_arrive", lambda *_: False, "limits", 20_219
+    ),
 }

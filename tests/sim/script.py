@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from price_keeper.calendar_days import Period, load_zone, find_span
+from price_keeper.calendar_days import Period, find_span, load_zone
 from price_keeper.errors import ConditionFailed, ConfigError, StoreError, TransactionFailed
 from price_keeper.hard.holds import release_former_leases
 from price_keeper.model import Scope

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
-from price_keeper.calendar_days import Period, load_zone, find_span
+from price_keeper.calendar_days import Period, find_span, load_zone
 from price_keeper.model import Caller
 
 from tests.sim import bedrock, network

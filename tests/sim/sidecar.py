@@ -196,7 +196,9 @@ class Life:
         self.forwarder = SimulatedForwarder(clock, world.bedrock, lambda: bool(journal._unwritten))
         tariffs = PriceTables(config, store, None, clock)
         admitting = dataplane.build_rate_limiter(config, store, clock, tasks, self.leasing, self.standings.snapshot)
-        hard = dataplane.build_hard_budgets(config, store, clock, tasks, recording, self.standings, tariffs, self.forwarder)
+        hard = dataplane.build_hard_budgets(
+            config, store, clock, tasks, recording, self.standings, tariffs, self.forwarder
+        )
         self.hard = hard
         bedrock = dataplane.BedrockAccess("http://bedrock", cast(Any, None))
         with mock.patch.object(dataplane, "_build_authenticator", return_value=ByHeader(world.setup.callers)):
@@ -274,7 +276,9 @@ class Life:
                 least = truth.least(wire.seen, name, spent.exact_at)
                 is_known = least is None or least < quota
                 truth.check("no call begins on a quota that is known to be spent", is_known, name, least, quota)
-                truth.check("what is taken is less than the quota", spent.committed < quota, name, spent.committed, quota)
+                truth.check(
+                    "what is taken is less than the quota", spent.committed < quota, name, spent.committed, quota
+                )
                 self._is_seen_in_time(name, standing, now)
 
     def _counts_no_more(self) -> None:
@@ -301,7 +305,11 @@ class Life:
         knows whose budget it is, nor over how many shards it is spread."""
         found = {id(payer.budget): (payer.budget, watch) for payer, watch in self.standings._caller_days.values()}
         calendar = self.world.calendar
-        return [each for each, watch in found.values() if each.settings.calendar == calendar and watch.spend_stale_at > -NEVER]
+        return [
+            each
+            for each, watch in found.values()
+            if each.settings.calendar == calendar and watch.spend_stale_at > -NEVER
+        ]
 
     def _is_seen_in_time(self, name: Name, standing: Any, now: float) -> None:
         """As long as nothing keeps it from looking, what was spent is known after a flush and an interval."""
@@ -329,7 +337,9 @@ class Life:
                 is_less = least is not None and spent.spent < least
                 told = self.name, name, spent.spent, least, spent.exact_at, self.wire.seen.known.get(name)
                 truth.check("nobody counts less than it can know", not is_less, *told)
-                expected = sum(_expected(each) for each in self.under_way.values() if spent in each.charged.spend_listeners)
+                expected = sum(
+                    _expected(each) for each in self.under_way.values() if spent in each.charged.spend_listeners
+                )
                 truth.check(
                     "what is under way is counted", spent.in_flight == expected, name, spent.in_flight, expected
                 )

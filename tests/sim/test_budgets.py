@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from price_keeper.calendar_days import Period, load_zone, find_span
+from price_keeper.calendar_days import Period, find_span, load_zone
 from price_keeper.errors import ConditionFailed, Refusal
 from price_keeper.model import Caller, Scope
 from price_keeper.selection import policy, sticky
@@ -20,7 +20,16 @@ from price_keeper.stores.contract import Update, Value
 
 from tests.support.clock import ManualClock
 from tests.support.effort import tries
-from tests.support.simulation import USD, CheckedStoreLink, CounterName, SimulatedProcess, SkewedClock, FleetWorld, run_with_time, simulated
+from tests.support.simulation import (
+    USD,
+    CheckedStoreLink,
+    CounterName,
+    FleetWorld,
+    SimulatedProcess,
+    SkewedClock,
+    run_with_time,
+    simulated,
+)
 
 T = TypeVar("T")
 
@@ -56,7 +65,8 @@ class Fleet(RuleBasedStateMachine):
         self.quotas: dict[str, int] = {"premium": 10, "standard": 5, "economy": 40}
         self.is_sticky = True
         self.fleet = [
-            SimulatedProcess(self.world, f"s{number}", SkewedClock(self.clock, skew)) for number, skew in enumerate(skews)
+            SimulatedProcess(self.world, f"s{number}", SkewedClock(self.clock, skew))
+            for number, skew in enumerate(skews)
         ]
         self.run(self._begin())
 

@@ -13,7 +13,7 @@ from price_keeper.limits.lease import IDLE_SECONDS, MAX_IDLE_SECONDS
 from price_keeper.tasks import Tasks
 
 from tests.support.effort import seeds
-from tests.support.limits import RPM, TPM, RateLimitedFleet, LeapingLoop, LoopClock, FleetSetup, run_leaping, measure
+from tests.support.limits import RPM, TPM, FleetSetup, LeapingLoop, LoopClock, RateLimitedFleet, measure, run_leaping
 
 SEEDS = seeds(1)
 found = cache(measure)

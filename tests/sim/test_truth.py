@@ -15,7 +15,11 @@ from tests.sim.setup import LABELS, ORG
 from tests.sim.truth import Name, Reader, Truth
 
 SCOPE, TODAY = Scope(ORG, "web"), "DAY#20261118"
-STATE, OF_ORG, OF_APP = schema.sticky_state(SCOPE, TODAY), schema.org_config(ORG), schema.app_config(ORG, "web")
+STATE, OF_ORG, OF_APP = (
+    schema.sticky_state_key(SCOPE, TODAY),
+    schema.org_config_key(ORG),
+    schema.app_config_key(ORG, "web"),
+)
 QUOTAS = {"premium": 2_000, "standard": 10_000, "economy": 1_000_000}  # micro-USD
 SPENT = {"premium": 7_000, "standard": 12_000, "economy": 0}
 RAISED = {"standard": 30_000}
@@ -43,7 +47,9 @@ def reader(truth: Truth) -> Reader:
 
 def moved(before: str, label: str) -> Update:
     index = LABELS.index(label)
-    return Update(STATE, set={sticky.LABEL: label, sticky.INDEX: index, "previous_model_label": before})
+    return Update(
+        STATE, set={sticky.LABEL_ATTRIBUTE: label, sticky.INDEX_ATTRIBUTE: index, "previous_model_label": before}
+    )
 
 
 def test_move_past_spent_labels_is_right(truth: Truth, reader: Reader) -> None:

@@ -112,7 +112,9 @@ class Truth:
         self.requests: Sums[Name] = Sums()
         self.known_pico = 0  # what Bedrock told and was written down
         self.flushed: dict[Name, Flushed] = {}
-        self.held: Sums[tuple[rows.HardBudgetKey, str]] = Sums()  # by budget and holder: what its calls cost or may cost
+        self.held: Sums[tuple[rows.HardBudgetKey, str]] = (
+            Sums()
+        )  # by budget and holder: what its calls cost or may cost
         self.over_held: Sums[tuple[rows.HardBudgetKey, str]] = Sums()  # what estimates that stay say beyond that
         self.unheld: Sums[Name] = Sums()  # of what has a hard budget: what was spent without a hold
         self.quotas: dict[str, int] = {}  # micro-USD, the highest there ever was, by label
@@ -237,9 +239,14 @@ class Truth:
             name = name_of(key)
             lower = [each for each in TOTAL_ATTRIBUTES if item.get(each, 0) < (was or {}).get(each, 0)]  # type: ignore[operator]
             self.check("totals only grow", not lower, key, lower)
-            self.check("a total is no more than was spent", to_pico(cast(int, item[COST_ATTRIBUTE])) <= self.pico[name], key)
+            self.check(
+                "a total is no more than was spent", to_pico(cast(int, item[COST_ATTRIBUTE])) <= self.pico[name], key
+            )
         elif key.table == STICKY and item is not None and was is not None and sticky.LABEL_ATTRIBUTE in was:
-            places = [(cast(int, each[sticky.VERSION_ATTRIBUTE]), cast(int, each[sticky.INDEX_ATTRIBUTE])) for each in (was, item)]
+            places = [
+                (cast(int, each[sticky.VERSION_ATTRIBUTE]), cast(int, each[sticky.INDEX_ATTRIBUTE]))
+                for each in (was, item)
+            ]
             self.check("the active label never goes back", places[0] <= places[1], key, *places)
         elif key.table == BUCKETS and item is not None and key.sk != "BUCKET#RATE":
             self._hard_rows[key] = item
@@ -256,7 +263,7 @@ class Truth:
         if update.key.table != STICKY or left is None:
             return
         ordering, quotas = reader.chains.get(update.key, Chain((), {}))
-        index = cast(int, update.set[sticky.INDEX])
+        index = cast(int, update.set[sticky.INDEX_ATTRIBUTE])
         for label in ordering[ordering.index(left) : index] if left in ordering else (str(left),):
             name = Name(update.key.pk, label, update.key.sk)
             quota = quotas.get(label, math.inf) * PICO_PER_MICRO

@@ -91,7 +91,9 @@ class Member:
         return children(self.process.pid) if self.workers > 1 else [self.process.pid]
 
     def bearer(self, app: App) -> dict[str, str]:
-        token = TokenService([SigningKey("k1", "HS256", SECRET, SECRET)], "price-keeper", time.time).mint_access(app.org, app.name)
+        token = TokenService([SigningKey("k1", "HS256", SECRET, SECRET)], "price-keeper", time.time).mint_access(
+            app.org, app.name
+        )
         return {"Authorization": f"Bearer {token.token}"}
 
     # Its configuration.

@@ -10,9 +10,16 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 
-from price_keeper.hard.rows import HardBudgetBucket, BudgetLeaseRow, HardBudgetKey
+from price_keeper.hard.rows import BudgetLeaseRow, HardBudgetBucket, HardBudgetKey
 from price_keeper.model import Scope
-from price_keeper.recording.aggregator import TOTAL_ATTRIBUTES, ActiveCounter, list_active_counters, read_spent_pico, sum_shards, build_total_key
+from price_keeper.recording.aggregator import (
+    TOTAL_ATTRIBUTES,
+    ActiveCounter,
+    build_total_key,
+    list_active_counters,
+    read_spent_pico,
+    sum_shards,
+)
 from price_keeper.recording.entries import PICO_PER_MICRO
 from price_keeper.stores.contract import Store, iterate_rows
 
@@ -100,7 +107,11 @@ async def check_hard_budget(store: Store, served: Mapping[str, int], verdict: Ve
         name = HardBudgetKey(scope, label, period)
         item = await store.get(name.bucket_key, consistent=True)
         assert item is not None, f"there is no bucket of {name}"
-        bucket, spent, billed = HardBudgetBucket.from_item(item), await read_spent_pico(store, name), served.get(label, 0)
+        bucket, spent, billed = (
+            HardBudgetBucket.from_item(item),
+            await read_spent_pico(store, name),
+            served.get(label, 0),
+        )
         holds = [BudgetLeaseRow.from_item(row.item) async for row in iterate_rows(store, name.lease_query)]
         verdict.figures[f"of the hard budget of {label} spent, %"] = round(100 * spent / bucket.quota, 3)
         verdict.figures[f"of the hard budget of {label} served, %"] = round(100 * billed / bucket.quota, 3)

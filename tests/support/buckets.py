@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TypeAlias
 from uuid import uuid4
 
-from price_keeper.errors import CancellationReason, ReasonCode, StoreUnavailable, StoreThrottled, TransactionFailed
+from price_keeper.errors import CancellationReason, ReasonCode, StoreThrottled, StoreUnavailable, TransactionFailed
 from price_keeper.limits.bucket import RateBucket, RateLimit
 from price_keeper.limits.limiter import BucketClient
 from price_keeper.model import Scope

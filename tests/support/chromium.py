@@ -71,7 +71,9 @@ class Page:
                 answer = self._waiting[message_document["id"]]
                 if not answer.done():
                     failure = message_document.get("error")
-                    answer.set_exception(RuntimeError(str(failure))) if failure else answer.set_result(message_document["result"])
+                    answer.set_exception(RuntimeError(str(failure))) if failure else answer.set_result(
+                        message_document["result"]
+                    )
                 continue
             self._on_event(message_document["method"], message_document["params"])
 
@@ -111,7 +113,12 @@ class Page:
 
     async def press(self, key: str, *, shift: bool = False, times: int = 1) -> None:
         code, text = _KEYS[key]
-        key_event: dict[str, Any] = {"key": key, "code": key, "windowsVirtualKeyCode": code, "modifiers": 8 if shift else 0}
+        key_event: dict[str, Any] = {
+            "key": key,
+            "code": key,
+            "windowsVirtualKeyCode": code,
+            "modifiers": 8 if shift else 0,
+        }
         for _ in range(times):
             await self.call("Input.dispatchKeyEvent", type="keyDown", text=text, **key_event)
             await self.call("Input.dispatchKeyEvent", type="keyUp", **key_event)
@@ -138,7 +145,9 @@ class Page:
 
     async def prefer(self, **features: str) -> None:
         """As `color_scheme="dark"`."""
-        media_features = [{"name": f"prefers-{name.replace('_', '-')}", "value": value} for name, value in features.items()]
+        media_features = [
+            {"name": f"prefers-{name.replace('_', '-')}", "value": value} for name, value in features.items()
+        ]
         await self.call("Emulation.setEmulatedMedia", features=media_features)
 
     # What there is to see.

@@ -108,7 +108,9 @@ class Client:
         )
         assert done.returncode == 0, done.stderr
         document = json.loads(done.stdout.splitlines()[-1])
-        return ClientRun(document["version"], [[ClientOutcome(**outcome) for outcome in each] for each in document["rounds"]])
+        return ClientRun(
+            document["version"], [[ClientOutcome(**outcome) for outcome in each] for each in document["rounds"]]
+        )
 
     def _interpreter(self) -> str:
         if self.lives_in == "node":

@@ -100,7 +100,9 @@ class Sidecar:
 
 
 @contextmanager
-def sidecar(*arguments: str, folder: Path, wrapper_command: tuple[str, ...] = (), **environment: str) -> Iterator[Sidecar]:
+def sidecar(
+    *arguments: str, folder: Path, wrapper_command: tuple[str, ...] = (), **environment: str
+) -> Iterator[Sidecar]:
     """Started as by a user; ended whatever happens. `around` is a command that starts it, and becomes it."""
     output, errors = folder / "sidecar.out", folder / "sidecar.err"
     with output.open("wb") as out, errors.open("wb") as err:
@@ -136,7 +138,9 @@ def build_environment(own: dict[str, str]) -> dict[str, str]:
     return kept | {"PYTHONPATH": str(ROOT)} | own
 
 
-def call_in_process(*arguments: str, folder: Path, stdin: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
+def call_in_process(
+    *arguments: str, folder: Path, stdin: str = "", **environment: str
+) -> subprocess.CompletedProcess[str]:
     """As `price_keeper`, but in this process, which takes a hundredth of the time. Not for two threads at once."""
     output, errors = (TextIOWrapper(BytesIO(), "utf-8") for _ in range(2))
     kept, zones = dict(os.environ), zoneinfo.TZPATH

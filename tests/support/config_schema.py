@@ -8,7 +8,7 @@ from decimal import Decimal
 from typing import Any, Literal
 
 import pytest
-from price_keeper.config.reader import RuleViolation, read_text, constraints
+from price_keeper.config.reader import RuleViolation, constraints, read_text
 from price_keeper.errors import ConfigError
 
 
@@ -41,7 +41,9 @@ class Everything:
     name: str = "plain"
     note: str | None = "some"
     low: int = 1
-    high: int = field(default=9, metadata=constraints(lambda number: None if number < 100 else "expected less than 100"))
+    high: int = field(
+        default=9, metadata=constraints(lambda number: None if number < 100 else "expected less than 100")
+    )
     ratio: float = 0.5
     amount: Decimal = Decimal("1.5")
     is_on: bool = False
@@ -56,7 +58,9 @@ class Everything:
         default_factory=dict, metadata=constraints(keys=lambda name: None if name.islower() else "expected lower case")
     )
     free: dict[str, int] = field(default_factory=dict)
-    hidden: str = field(default="", metadata=constraints(lambda text: "expected nothing" if text else None, private=True))
+    hidden: str = field(
+        default="", metadata=constraints(lambda text: "expected nothing" if text else None, private=True)
+    )
     api_key_file: str | None = field(default=None, metadata=constraints(lambda text: "expected something else"))
 
 

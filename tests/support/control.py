@@ -24,7 +24,7 @@ from price_keeper.control.composed import build_control_services
 from price_keeper.control.connections import DEFAULT_PORT_LIMITS, ControlPortLimits
 from price_keeper.control.health import Readiness
 from price_keeper.control.parts import ControlServices
-from price_keeper.control.rates import ApiRateLimiter, ApiRateDecision
+from price_keeper.control.rates import ApiRateDecision, ApiRateLimiter
 from price_keeper.control.serving import ControlDispatcher, open_control_port
 from price_keeper.selection.standings import BudgetRegistry
 from price_keeper.stores.contract import Store
@@ -93,7 +93,9 @@ class ControlHarness:
     tokens: TokenService
     control: ControlDispatcher
 
-    async def ask(self, method: str, path: str, body: Any = None, *, who: Any = "admin", **more: Any) -> ControlResponse:
+    async def ask(
+        self, method: str, path: str, body: Any = None, *, who: Any = "admin", **more: Any
+    ) -> ControlResponse:
         """As the administrator, as the client of an org and app, or with None as nobody."""
         headers = {**self.auth_headers(who), **more.pop("headers", {})}
         body_arguments = {} if body is None else {"json": body}
@@ -125,17 +127,25 @@ def config() -> Config:
 
 @asynccontextmanager
 async def open_control_harness(
-    store: Store, folder: Path, clock: Clock | None = None, rates: ApiRateLimiter | None = None, limits: ControlPortLimits = DEFAULT_PORT_LIMITS
+    store: Store,
+    folder: Path,
+    clock: Clock | None = None,
+    rates: ApiRateLimiter | None = None,
+    limits: ControlPortLimits = DEFAULT_PORT_LIMITS,
 ) -> AsyncIterator[ControlHarness]:
     """Hashes of secrets are cheap: nobody here tries to guess one."""
     with pytest.MonkeyPatch.context() as patch:
         use_cheap_hashes(patch)
-        async with _open_control_port(store, folder, clock or TickingClock(), rates or UnlimitedRates(), limits) as harness:
+        async with _open_control_port(
+            store, folder, clock or TickingClock(), rates or UnlimitedRates(), limits
+        ) as harness:
             yield harness
 
 
 @asynccontextmanager
-async def _open_control_port(store: Store, folder: Path, clock: Clock, rates: ApiRateLimiter, limits: ControlPortLimits) -> AsyncIterator[ControlHarness]:
+async def _open_control_port(
+    store: Store, folder: Path, clock: Clock, rates: ApiRateLimiter, limits: ControlPortLimits
+) -> AsyncIterator[ControlHarness]:
     full_config = config()
     tokens = TokenService([SigningKey("k1", "HS256", _SECRET, _SECRET)], "price-keeper", clock.now)
     readiness, telemetry = Readiness(clock), MetricsRegistry()

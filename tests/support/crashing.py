@@ -22,7 +22,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from price_keeper.auth.keys import SigningKey
 from price_keeper.auth.tokens import TokenService
 from price_keeper.model import Scope
-from price_keeper.recording.entries import ChargedCounters, UsageCounts, Intent, LineKind, Receipt
+from price_keeper.recording.entries import ChargedCounters, Intent, LineKind, Receipt, UsageCounts
 from price_keeper.recording.lines import decode_lines
 from price_keeper.recording.seal import SegmentSeal
 from price_keeper.recording.segment import SEGMENT_SUFFIX
@@ -87,11 +87,17 @@ class SidecarSetup:
     def run_sidecar(self) -> Iterator[Sidecar]:
         keys = {"AWS_ACCESS_KEY_ID": DEFAULT_KEYS.access_key, "AWS_SECRET_ACCESS_KEY": DEFAULT_KEYS.secret_key}
         environment = {"PRICE_KEEPER_JWT_SECRET": SECRET, **keys, **self.environment}
-        with sidecar("serve", *self.options, folder=self.folder, around=self.wrapper_command, **environment) as running:
+        with sidecar(
+            "serve", *self.options, folder=self.folder, wrapper_command=self.wrapper_command, **environment
+        ) as running:
             yield running
 
     def token(self) -> str:
-        return TokenService([SigningKey("k1", "HS256", SECRET, SECRET)], "price-keeper", time.time).mint_access(ORG, APP).token
+        return (
+            TokenService([SigningKey("k1", "HS256", SECRET, SECRET)], "price-keeper", time.time)
+            .mint_access(ORG, APP)
+            .token
+        )
 
 
 class CrashLoad(ThreadGroup):
@@ -217,7 +223,9 @@ class JournalContents:
         return sums
 
 
-def run_crash_loop(setup: SidecarSetup, kills: int, chance: random.Random, check_before_kill: Callable[[], object]) -> CrashLoad:
+def run_crash_loop(
+    setup: SidecarSetup, kills: int, chance: random.Random, check_before_kill: Callable[[], object]
+) -> CrashLoad:
     """Under load from its first start to its last; `may` is asked before each kill, as to how things stand."""
     setup.write_config()
     with CrashLoad(setup, 6, chance) as load, SegmentCopies(setup.journal, setup.folder / "copies"):
@@ -234,14 +242,18 @@ def run_crash_loop(setup: SidecarSetup, kills: int, chance: random.Random, check
     return load
 
 
-def check_against_ledger(contents: JournalContents, complete_requests: list[str], ledger: dict[str, dict[str, Any]]) -> None:
+def check_against_ledger(
+    contents: JournalContents, complete_requests: list[str], ledger: dict[str, dict[str, Any]]
+) -> None:
     """With what clients have, and with what Bedrock says."""
     exact_counts = contents.exact_counts
     assert set(complete_requests) <= set(exact_counts)  # what a client received is recorded, and not as an estimate
     for request, counts in exact_counts.items():
         assert counts == _price_by_hand(ledger[request]), request
     used_requests = {request for request, entry in ledger.items() if entry.get("usage")}
-    assert len(used_requests - set(exact_counts)) <= len(contents.estimated_receipts)  # whatever else ran was in flight, and is in the estimates
+    assert len(used_requests - set(exact_counts)) <= len(
+        contents.estimated_receipts
+    )  # whatever else ran was in flight, and is in the estimates
     assert all(receipt.counts.pico > 0 for receipt in contents.estimated_receipts)
     recorded = sum(seal.requests for seal in contents.seals.values())
     assert recorded == len(exact_counts) + len(contents.estimated_receipts) == contents.intents - contents.unpaid_calls

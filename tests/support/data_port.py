@@ -75,7 +75,10 @@ class DataPort:
     async def apply_config(self, **changes: Any) -> None:
         """As SIGHUP does it."""
         self.config = replace(self.config, **changes)
-        ready = [await prepared(self.config) for prepared in (self.catalog.prepare, build_budget_reload(self.budget_registry))]
+        ready = [
+            await prepared(self.config)
+            for prepared in (self.catalog.prepare, build_budget_reload(self.budget_registry))
+        ]
         for apply in ready:
             apply()
 
@@ -149,7 +152,9 @@ async def data_port(
             revocation = dataplane.build_revocation_list(full_config, store, clock, tasks)
             lease_manager = RateLeaseManager(BucketClient(store, StoreTime(clock).now_ms, clock), clock, tasks)
             tasks.run_every("leases", SWEEP_SECONDS, lease_manager.sweep)
-            hard = dataplane.build_hard_budgets(full_config, store, clock, tasks, recording, budget_registry, price_tables, forwarder)
+            hard = dataplane.build_hard_budgets(
+                full_config, store, clock, tasks, recording, budget_registry, price_tables, forwarder
+            )
             handler = dataplane.build_handler(
                 full_config,
                 store,

@@ -30,7 +30,9 @@ def tool(name: str) -> str:
 
 
 def run_tool(*command: str | Path, code: int = 0) -> str:
-    completed = subprocess.run([str(each) for each in command], capture_output=True, text=True, timeout=SECONDS, check=False)
+    completed = subprocess.run(
+        [str(each) for each in command], capture_output=True, text=True, timeout=SECONDS, check=False
+    )
     assert completed.returncode == code, f"{command}: {completed.stdout}{completed.stderr}"
     return completed.stdout if code == 0 else completed.stdout + completed.stderr
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.support.wire_faults import DYNAMODB, Answer, Break, Fault, FaultKind, Pass, FaultPoint, dynamodb_error
+from tests.support.wire_faults import DYNAMODB, Answer, Break, Fault, FaultKind, FaultPoint, Pass, dynamodb_error
 from tests.support.wire_proxy import WireProxy as FaultProxy
 from tests.support.wire_proxy import wire_proxy as fault_proxy
 

@@ -15,7 +15,7 @@ from price_keeper.config import Config
 from price_keeper.config.keys import AggregatorConfig as AggregatorConfig
 from price_keeper.model import Caller
 from price_keeper.recording.aggregator import Aggregator
-from price_keeper.recording.entries import UsageCounts, Intent, Receipt
+from price_keeper.recording.entries import Intent, Receipt, UsageCounts
 from price_keeper.recording.journal import Journal
 from price_keeper.recording.pace import FlushInterval
 from price_keeper.recording.recorder import Recorder
@@ -121,9 +121,22 @@ async def open_budget_sidecar(
     async with Tasks(clock) as tasks:
         typed_store = cast(Store, counted)
         journal = Journal(folder, ulids)
-        recorder = Recorder(journal, [], SegmentSender(typed_store, clock), clock, FlushInterval(1.0, 15.0), max_unflushed_pico=10**6 * USD)
+        recorder = Recorder(
+            journal,
+            [],
+            SegmentSender(typed_store, clock),
+            clock,
+            FlushInterval(1.0, 15.0),
+            max_unflushed_pico=10**6 * USD,
+        )
         budget_registry = BudgetRegistry(full_config, typed_store, recorder, clock, tasks, alerts, snapshot)
-        yield BudgetSidecar(clock, counted, recorder, budget_registry, Aggregator(typed_store, clock, full_config.aggregator.interval_secs))
+        yield BudgetSidecar(
+            clock,
+            counted,
+            recorder,
+            budget_registry,
+            Aggregator(typed_store, clock, full_config.aggregator.interval_secs),
+        )
         journal.close()
 
 

@@ -95,7 +95,9 @@ class _CallerSide(_ProxySide):
 
     async def _connect(self) -> None:
         target, loop = self._proxy.target, asyncio.get_running_loop()
-        _, self.other = await loop.create_connection(lambda: _ProxySide(self._proxy, self), target.hostname, target.port)
+        _, self.other = await loop.create_connection(
+            lambda: _ProxySide(self._proxy, self), target.hostname, target.port
+        )
         self.transport.resume_reading()
 
     def data_received(self, data: bytes) -> None:

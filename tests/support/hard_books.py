@@ -8,7 +8,7 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 from price_keeper.calendar_days import Period, find_span
-from price_keeper.hard.rows import HardBudgetBucket, BudgetLeaseRow, HardBudgetKey
+from price_keeper.hard.rows import BudgetLeaseRow, HardBudgetBucket, HardBudgetKey
 from price_keeper.model import Scope
 from price_keeper.recording.aggregator import read_spent_pico, sum_shards
 from price_keeper.recording.entries import Counter
@@ -66,7 +66,9 @@ def price_by_hand(entry: dict[str, Any], label: str) -> int:
 
 async def read_stored_budget(store: Store, name: HardBudgetKey) -> StoredBudget:
     bucket = None
-    while bucket != (bucket := HardBudgetBucket.from_item(await store.get(name.bucket_key, consistent=True) or {})):  # so nothing moves
+    while bucket != (
+        bucket := HardBudgetBucket.from_item(await store.get(name.bucket_key, consistent=True) or {})
+    ):  # so nothing moves
         rows = [row async for row in iterate_rows(store, name.lease_query)]
     sums = await sum_shards(store, Counter(*name, max(schema.SHARD_COUNTS)))
     lease_rows = {row.key.sk.rpartition("#")[2]: BudgetLeaseRow.from_item(row.item) for row in rows}

@@ -18,10 +18,10 @@ from price_keeper.errors import StoreUnavailable
 from price_keeper.hard.holds import BudgetLeaseFile, release_former_leases
 from price_keeper.hard.purse import CostReservation
 from price_keeper.hard.purses import BudgetLeases
-from price_keeper.hard.rows import HardBudgetBucket, BudgetLeaseRow, HardBudgetKey
+from price_keeper.hard.rows import BudgetLeaseRow, HardBudgetBucket, HardBudgetKey
 from price_keeper.recording.aggregator import Aggregator, read_spent_pico
 from price_keeper.recording.composed import Recording
-from price_keeper.recording.entries import ChargedCounters, Counter, UsageCounts, Intent, Receipt
+from price_keeper.recording.entries import ChargedCounters, Counter, Intent, Receipt, UsageCounts
 from price_keeper.recording.flush import build_addition
 from price_keeper.recording.journal import Journal
 from price_keeper.recording.leftovers import recover
@@ -69,7 +69,9 @@ class HardBudgetWorld:
     async def spend_elsewhere(self, pico: int) -> None:
         self.spent_elsewhere += pico
         counter = Counter(*NAME, 64)
-        await self.store.update(build_addition(f"{next(self.chance)}", counter, UsageCounts(1, pico=pico), self.clock.now()))
+        await self.store.update(
+            build_addition(f"{next(self.chance)}", counter, UsageCounts(1, pico=pico), self.clock.now())
+        )
 
     def check(self) -> None:
         """What always holds, whatever has happened so far."""
@@ -79,7 +81,10 @@ class HardBudgetWorld:
         for holder, row in lease_rows.items():
             assert row.used <= max(row.leased, self.truth[holder])
         if bucket is not None:
-            assert bucket.unleased + sum(row.leased for row in lease_rows.values()) + bucket.spent_without_lease == bucket.quota
+            assert (
+                bucket.unleased + sum(row.leased for row in lease_rows.values()) + bucket.spent_without_lease
+                == bucket.quota
+            )
             assert bucket.unleased >= 0 or self.spent_elsewhere
             assert sum(self.truth.values()) <= self.quota
 
@@ -91,7 +96,9 @@ class HardBudgetWorld:
             assert row.leased == row.used == self.truth[holder]
         if bucket is not None:
             assert bucket.unleased == bucket.quota - bucket.spent_without_lease - sum(self.truth.values())
-            assert await read_spent_pico(cast(Store, self.store), NAME) == sum(self.truth.values()) + self.spent_elsewhere
+            assert (
+                await read_spent_pico(cast(Store, self.store), NAME) == sum(self.truth.values()) + self.spent_elsewhere
+            )
 
 
 class DelayedStoreLink:
@@ -195,7 +202,9 @@ class HardBudgetSidecar:
         aggregator = Aggregator(self.store, self.clock, 60)
         self.recording = Recording(recorder, recovered, aggregator, lease_file, self.store, self.clock, self.folder)
         self.tasks = Tasks(self.clock)
-        self.budget_leases = BudgetLeases(self.store, self.clock, self.tasks, lease_file, partial(read_spent_pico, self.store))
+        self.budget_leases = BudgetLeases(
+            self.store, self.clock, self.tasks, lease_file, partial(read_spent_pico, self.store)
+        )
         self.settings = self.world.quota, self.world.version
         counters = [Counter(*NAME, 8), Counter.for_lease(NAME.scope, NAME.label, lease_file.holder, NAME.period, 8)]
         self.account = ChargedCounters.from_counters(counters)
@@ -209,12 +218,18 @@ class HardBudgetSidecar:
 
     async def call(self, cost_ceiling: int) -> OpenCall | None:
         lease = self.budget_leases.get(NAME, *self.settings)
-        reservation = CostReservation(lease, cost_ceiling) if lease.try_reserve(cost_ceiling) else await lease.reserve(cost_ceiling)
+        reservation = (
+            CostReservation(lease, cost_ceiling)
+            if lease.try_reserve(cost_ceiling)
+            else await lease.reserve(cost_ceiling)
+        )
         if reservation is None:
             self.refused += 1
             return None
         await asyncio.sleep(0)
-        intent = Intent(self.account, int(self.clock.now() * 1000), 1, 1, cost_ceiling, completion_listeners=(reservation,))
+        intent = Intent(
+            self.account, int(self.clock.now() * 1000), 1, 1, cost_ceiling, completion_listeners=(reservation,)
+        )
         call = OpenCall(self.recording.recorder.journal.write_intent(intent), cost_ceiling, self.budget_leases.holder)
         self.world.truth[call.holder] += cost_ceiling
         self.open.append(call)

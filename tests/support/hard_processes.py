@@ -143,7 +143,11 @@ class ProcessFleet:
     sidecars: list[ManagedSidecar]
 
     def token(self) -> str:
-        return TokenService([SigningKey("k1", "HS256", SECRET, SECRET)], "price-keeper", time.time).mint_access(self.org, APP).token
+        return (
+            TokenService([SigningKey("k1", "HS256", SECRET, SECRET)], "price-keeper", time.time)
+            .mint_access(self.org, APP)
+            .token
+        )
 
     @property
     def alive(self) -> list[ManagedSidecar]:
@@ -193,7 +197,9 @@ def parse_tag(body: str) -> int:
 class LoadClients:
     """Several connections to each sidecar, each with one call after the other, as fast as it is answered."""
 
-    def __init__(self, fleet: ProcessFleet, labels: list[str], seed: object, opens: Sequence[OpenConnection] | None = None) -> None:
+    def __init__(
+        self, fleet: ProcessFleet, labels: list[str], seed: object, opens: Sequence[OpenConnection] | None = None
+    ) -> None:
         """Each chooses one of the ways in which connections are opened."""
         self.sent_calls = 0
         self._opens = opens or [Http1Connection.connect]

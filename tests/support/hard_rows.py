@@ -8,7 +8,7 @@ from uuid import uuid4
 
 from price_keeper.hard import rows
 from price_keeper.hard.holds import BudgetLeaseFile
-from price_keeper.hard.rows import HardBudgetBucket, BudgetLeaseRow, HardBudgetKey
+from price_keeper.hard.rows import BudgetLeaseRow, HardBudgetBucket, HardBudgetKey
 from price_keeper.stores.contract import Store
 
 from tests.support.clock import ManualClock

@@ -228,7 +228,9 @@ def added_paths(image: Image, place: Path = PLACE) -> Iterator[str]:
 @contextmanager
 def _pip(root: Path) -> Iterator[dict[str, str]]:
     """Where pip finds packages, as it is set up on this machine. Its certificates have to be inside as well."""
-    completed = subprocess.run([sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=True)
+    completed = subprocess.run(
+        [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=True
+    )
     found = re.findall(r"^(?:global|install|:env:)\.([a-z-]+)=(.*)$", completed.stdout, re.MULTILINE)
     settings = {f"PIP_{name.upper().replace('-', '_')}": value.strip("'\"") for name, value in found}
     settings |= {name: value for name, value in os.environ.items() if name.startswith("PIP_")}
@@ -270,7 +272,9 @@ def why_unavailable() -> str:
     """Why not here; empty if it can be tried."""
     if sys.platform != "linux" or os.geteuid() != 0:
         return "only root on Linux can make the root of the image"
-    missing_commands = [name for name in ("apt-get", "chroot", "debootstrap", "setpriv", "unshare") if shutil.which(name) is None]
+    missing_commands = [
+        name for name in ("apt-get", "chroot", "debootstrap", "setpriv", "unshare") if shutil.which(name) is None
+    ]
     return f"to make the root of the image takes {', '.join(missing_commands)}" if missing_commands else ""
 
 

@@ -9,7 +9,7 @@ from typing import Any, cast
 from price_keeper.limits.admission import RateDecision
 from price_keeper.limits.bucket import RateBucket, RateLimit
 from price_keeper.limits.leasing import RateLeaseManager
-from price_keeper.limits.limiter import NORMAL, REFUSED, Grant, BucketClient
+from price_keeper.limits.limiter import NORMAL, REFUSED, BucketClient, Grant
 from price_keeper.stores.contract import Key
 from price_keeper.tasks import Tasks
 
@@ -92,7 +92,11 @@ def run_simulated(work: Callable[[LeaseManagerHarness], Awaitable[None]], max_ca
         clock = LoopClock(loop)
         async with Tasks(clock) as tasks:
             limiter = ScriptedBucketClient()
-            await work(LeaseManagerHarness(limiter, RateLeaseManager(cast(BucketClient, limiter), clock, tasks, lambda: 0.5, max_callers)))
+            await work(
+                LeaseManagerHarness(
+                    limiter, RateLeaseManager(cast(BucketClient, limiter), clock, tasks, lambda: 0.5, max_callers)
+                )
+            )
             await asyncio.sleep(30)  # what was begun comes to its end
 
     run_leaping(within)

@@ -13,11 +13,18 @@ from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from price_keeper.errors import Busy, CancellationReason, ReasonCode, StoreUnavailable, StoreThrottled, TransactionFailed
+from price_keeper.errors import (
+    Busy,
+    CancellationReason,
+    ReasonCode,
+    StoreThrottled,
+    StoreUnavailable,
+    TransactionFailed,
+)
 from price_keeper.limits.admission import RateDecision
 from price_keeper.limits.bucket import MILLI, RateBucket, RateLimit
 from price_keeper.limits.leasing import SWEEP_SECONDS, RateLeaseManager
-from price_keeper.limits.limiter import Grant, BucketClient
+from price_keeper.limits.limiter import BucketClient, Grant
 from price_keeper.stores.contract import Item, Key, Store, Write
 from price_keeper.tasks import Tasks
 
@@ -124,7 +131,9 @@ class BusyStore:
             await self.memory.transact(writes, token=token)
         except TransactionFailed as failure:
             each = zip(failure.reasons, keys, strict=True)
-            raise TransactionFailed([CancellationReason(reason.code, self.memory.items.get(key)) for reason, key in each]) from None
+            raise TransactionFailed(
+                [CancellationReason(reason.code, self.memory.items.get(key)) for reason, key in each]
+            ) from None
 
     def _is_allowed(self, key: Key) -> bool:
         now = self._clock.monotonic()
@@ -379,7 +388,9 @@ class RateLimitedFleet:
 
     def _bucket(self, name: str, rate: float, tokens: float) -> RateBucket:
         each = ((RPM, rate), (TPM, tokens))
-        limits = [RateLimit(limit, round(a * self.setup.burst * MILLI), round(a * 60 * MILLI), 60_000) for limit, a in each]
+        limits = [
+            RateLimit(limit, round(a * self.setup.burst * MILLI), round(a * 60 * MILLI), 60_000) for limit, a in each
+        ]
         return RateBucket(Key("rate-buckets", f"SCOPE#{name}", "BUCKET#RATE"), tuple(limits), 1)
 
     def now_ms(self) -> int:
@@ -415,7 +426,9 @@ class RateLimitedFleet:
         for name, number in self._store_counts().items():
             setattr(outcome, name, number - self._before[name])
         outcome.admitted_by_sidecar = [sidecar.admitted for sidecar in self.sidecars]
-        horizons = [holder.lease.horizon for member in self.sidecars for holder in member.lease_manager._holders.values()]
+        horizons = [
+            holder.lease.horizon for member in self.sidecars for holder in member.lease_manager._holders.values()
+        ]
         outcome.horizon = sum(horizons) / max(1, len(horizons))
         outcome.ledger = self.ledgers[RPM]
         return outcome

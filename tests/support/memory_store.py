@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from price_keeper.errors import ConditionFailed, CancellationReason, ReasonCode, TransactionFailed
+from price_keeper.errors import CancellationReason, ConditionFailed, ReasonCode, TransactionFailed
 from price_keeper.stores.contract import (
     Between,
     ConditionCheck,

@@ -61,7 +61,9 @@ class ObservedResponse(NamedTuple):
 
 
 def ask(method: str, url: str, body: Any = None, **headers: str) -> ObservedResponse:
-    request_headers = {name.replace("_", "-"): value for name, value in headers.items()} | {"Content-Type": "application/json"}
+    request_headers = {name.replace("_", "-"): value for name, value in headers.items()} | {
+        "Content-Type": "application/json"
+    }
     payload = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(url, payload, request_headers, method=method)
     try:
@@ -72,7 +74,9 @@ def ask(method: str, url: str, body: Any = None, **headers: str) -> ObservedResp
 
 
 def token(app: str = APP, org: str = ORG) -> str:
-    return TokenService([SigningKey("k1", "HS256", SECRET, SECRET)], "price-keeper", time.time).mint_access(org, app).token
+    return (
+        TokenService([SigningKey("k1", "HS256", SECRET, SECRET)], "price-keeper", time.time).mint_access(org, app).token
+    )
 
 
 class Scrape:
@@ -93,7 +97,9 @@ class Scrape:
 class ObservedSidecar:
     running: Sidecar
 
-    def call(self, label: str = "premium", path: str = "converse", body: Any = TURN, **headers: str) -> ObservedResponse:
+    def call(
+        self, label: str = "premium", path: str = "converse", body: Any = TURN, **headers: str
+    ) -> ObservedResponse:
         request_headers = {"Authorization": f"Bearer {token()}"} | headers
         return ask("POST", f"{self.running.data}/model/{label}/{path}", body, **request_headers)
 

@@ -15,7 +15,7 @@ from price_keeper.stores import schema
 from price_keeper.stores.contract import Update
 
 from tests.support.clock import ManualClock, settle
-from tests.support.simulation import USD, SimulatedProcess, SkewedClock, FleetWorld, simulated
+from tests.support.simulation import USD, FleetWorld, SimulatedProcess, SkewedClock, simulated
 
 QUOTA = 100.0  # USD, of the label that is asked for
 HOUR = 3600.0
@@ -203,11 +203,16 @@ def measure(load: LoadShape, sidecars: int, seed: int = 1) -> OverspendOutcome:
     clock, chance = ManualClock(), random.Random(seed)
     with simulated(clock) as (loop, folder):
         world = FleetWorld(clock, folder)
-        fleet = [SimulatedProcess(world, f"s{number}", SkewedClock(clock, chance.uniform(-2, 2))) for number in range(sidecars)]
+        fleet = [
+            SimulatedProcess(world, f"s{number}", SkewedClock(clock, chance.uniform(-2, 2)))
+            for number in range(sidecars)
+        ]
         return loop.run_until_complete(_measure(world, load, fleet, chance))
 
 
-async def _measure(world: FleetWorld, load: LoadShape, fleet: list[SimulatedProcess], chance: random.Random) -> OverspendOutcome:
+async def _measure(
+    world: FleetWorld, load: LoadShape, fleet: list[SimulatedProcess], chance: random.Random
+) -> OverspendOutcome:
     quotas = {"premium": round(QUOTA * 10**6), "standard": 10**12}
     await world.store.update(
         Update(schema.org_config_key(ORG), set={"model_ordering": list(quotas), "quotas": dict(quotas), "version": 1})

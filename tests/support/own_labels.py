@@ -112,7 +112,9 @@ async def open_profile_harness(folder: Path, **config: Any) -> AsyncIterator[Pro
         revocation, environ = RevocationList(store, clock, tasks), {"PRICE_KEEPER_API_KEY": ADMIN_KEY}
         full_config = Config(labels=labels)
         clients = ClientVerifier(store, clock.now)
-        parts = build_control_services(full_config, environ, store, clock, port.budget_registry, tokens, revocation, clients, UnlimitedRates())
+        parts = build_control_services(
+            full_config, environ, store, clock, port.budget_registry, tokens, revocation, clients, UnlimitedRates()
+        )
         control = ControlDispatcher(api.build_routes(Readiness(clock), MetricsRegistry()), clock.now)
         control.start(parts)
         async with (

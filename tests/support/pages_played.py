@@ -18,7 +18,7 @@ from typing import IO
 from tests.support.clients import NEWEST, PROGRAMS
 from tests.support.commands import ROOT, Sidecar, sidecar
 from tests.support.pages import DIES, SAYS, Block, parse_blocks
-from tests.support.pages_shown import ANYTHING, matches_text, matches_json
+from tests.support.pages_shown import ANYTHING, matches_json, matches_text
 
 SECONDS = 60
 AGAIN_SECONDS = 30  # for what is true soon, such as that spend is in the store
@@ -148,7 +148,9 @@ class _Player:
         if self._running is not None:
             failure += f"\n--- and the server said:\n{self._running.errors}"
         assert code == block.code, failure
-        assert self._has_output(block, printed), f"{failure}\n--- where the page has:\n{block.expected_output and block.expected_output.text}"
+        assert self._has_output(block, printed), (
+            f"{failure}\n--- where the page has:\n{block.expected_output and block.expected_output.text}"
+        )
 
 
 def _command_line(block: Block, text: str, folder: Path) -> str:

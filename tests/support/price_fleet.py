@@ -10,7 +10,7 @@ from typing import Any
 
 from price_keeper.config.keys import Config, parse_config
 from price_keeper.metering.aws_price_list import AwsPriceList
-from price_keeper.metering.price_updates import PriceTables, PriceStatus
+from price_keeper.metering.price_updates import PriceStatus, PriceTables
 from price_keeper.metering.pricing import PriceTable, price_usage
 from price_keeper.metering.usage import Usage
 from price_keeper.stores import schema

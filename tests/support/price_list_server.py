@@ -35,7 +35,12 @@ class ListedProduct:
 
 def list_product(service_code: str, usd: str, unit: str, region: str = "us-east-1", **attributes: str) -> ListedProduct:
     sku = f"SKU{next(_skus):013}"
-    common_attributes = {"servicecode": service_code, "regionCode": region, "locationType": "AWS Region", "operation": ""}
+    common_attributes = {
+        "servicecode": service_code,
+        "regionCode": region,
+        "locationType": "AWS Region",
+        "operation": "",
+    }
     attributes = common_attributes | {"servicename": "Amazon Bedrock"} | attributes
     dimension = {
         "unit": unit,
@@ -118,7 +123,9 @@ NOISE = [
     list_native("Nova Canvas", "NovaCanvas-T2I-1024-Standard", "0.0400000000", inferenceType="T2I 1024 Standard"),
     list_native("Nova Sonic", "NovaSonic-speech-input-tokens", "0.0034000000", inferenceType="Speech input tokens"),
     list_product(BEDROCK, "0.0001500000", "1K TextUnit", usagetype="USE1-Guardrail-ContentPolicyUnitsConsumed"),
-    list_product(BEDROCK, "39.6000000000", "Hours", usagetype="USE1-NovaPro-ProvisionedThroughput-6MonthCommit-ModelUnits"),
+    list_product(
+        BEDROCK, "39.6000000000", "Hours", usagetype="USE1-NovaPro-ProvisionedThroughput-6MonthCommit-ModelUnits"
+    ),
     list_marketplace("Claude Sonnet 4.5", "InputTokenCount_Batch", "1.6500000000"),
     list_marketplace("Claude Sonnet 4.5", "InputTokenCount_LCtx", "6.6000000000"),
     list_marketplace("Claude Sonnet 4.5", "Reserved_1Month_InputTPM_Geo", "0.1980000000", unit="1K TPM Hour"),

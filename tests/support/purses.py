@@ -9,7 +9,7 @@ from functools import partial
 from typing import cast
 
 from price_keeper.hard.holds import BudgetLeaseFile
-from price_keeper.hard.purse import CostReservation, BudgetLease
+from price_keeper.hard.purse import BudgetLease, CostReservation
 from price_keeper.hard.purses import BudgetLeases
 from price_keeper.recording.aggregator import read_spent_pico
 from price_keeper.stores.contract import Store
@@ -20,7 +20,9 @@ from tests.support.hard_fleet import NAME, DelayedStoreLink, HardBudgetWorld
 
 
 @asynccontextmanager
-async def open_processes(world: HardBudgetWorld, number: int) -> AsyncIterator[list[tuple[BudgetLeases, DelayedStoreLink]]]:
+async def open_processes(
+    world: HardBudgetWorld, number: int
+) -> AsyncIterator[list[tuple[BudgetLeases, DelayedStoreLink]]]:
     """Each with its own way to the store, as they have it while they run."""
     ulids = world.ulids(world.clock)
     async with Tasks(world.clock) as tasks:
@@ -44,7 +46,9 @@ def read_unleased(world: HardBudgetWorld) -> int:
     return bucket.unleased
 
 
-async def reserve_after(world: HardBudgetWorld, lease: BudgetLease, cost_ceiling: int, seconds: float = 0) -> CostReservation | None:
+async def reserve_after(
+    world: HardBudgetWorld, lease: BudgetLease, cost_ceiling: int, seconds: float = 0
+) -> CostReservation | None:
     calling = asyncio.get_running_loop().create_task(lease.reserve(cost_ceiling))
     await world.clock.advance(seconds)
     await settle()

@@ -11,10 +11,10 @@ from typing import Any, Literal
 from uuid import uuid4
 
 from price_keeper.clock import Clock
-from price_keeper.errors import CancellationReason, ReasonCode, InvalidStoreRequest, StoreUnavailable, TransactionFailed
+from price_keeper.errors import CancellationReason, InvalidStoreRequest, ReasonCode, StoreUnavailable, TransactionFailed
 from price_keeper.model import Scope
 from price_keeper.recording.aggregator import sum_shards
-from price_keeper.recording.entries import PICO_PER_MICRO, ChargedCounters, Counter, UsageCounts, Intent, Receipt
+from price_keeper.recording.entries import PICO_PER_MICRO, ChargedCounters, Counter, Intent, Receipt, UsageCounts
 from price_keeper.recording.folder import lock_folder
 from price_keeper.recording.journal import Journal
 from price_keeper.recording.leftovers import RecoveredJournal, recover
@@ -52,7 +52,9 @@ class ScriptedFaults:
         if fault == "rejected":
             raise InvalidStoreRequest("never")
         if fault == "conflict":
-            raise TransactionFailed([CancellationReason(ReasonCode.NONE)] + [CancellationReason(ReasonCode.CONFLICT)] * (len(writes) - 1))
+            raise TransactionFailed(
+                [CancellationReason(ReasonCode.NONE)] + [CancellationReason(ReasonCode.CONFLICT)] * (len(writes) - 1)
+            )
         await self._store.transact(writes, token=token)
         if fault == "after":
             raise StoreUnavailable("the answer was lost", maybe_applied=True)

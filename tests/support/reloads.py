@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import yaml
 from bedrock_simulator import Keys
-from price_keeper.recording.entries import UsageCounts, Intent, LineKind, Receipt
+from price_keeper.recording.entries import Intent, LineKind, Receipt, UsageCounts
 from price_keeper.recording.lines import decode_lines
 from price_keeper.recording.segment import SEGMENT_SUFFIX
 
@@ -106,7 +106,9 @@ def call_once(caller: BotoCaller, requested_label: str, operation: str = "conver
         assert "metadata" in answer["stream"][-1]
     metadata = answer["ResponseMetadata"]
     headers = metadata["HTTPHeaders"]
-    return AnsweredCall(metadata["RequestId"], requested_label, headers["x-price-keeper-label"], headers["x-price-keeper-model"])
+    return AnsweredCall(
+        metadata["RequestId"], requested_label, headers["x-price-keeper-label"], headers["x-price-keeper-model"]
+    )
 
 
 class RecordedCall(NamedTuple):

@@ -18,7 +18,7 @@ import uvloop
 from price_keeper.answers import send_refusal
 from price_keeper.errors import Refusal
 from price_keeper.exchange import Handler, Header, Request, Responder
-from price_keeper.forwarding.forwarder import BearerAuthorizer, UpstreamCall, Forwarder, UpstreamTarget
+from price_keeper.forwarding.forwarder import BearerAuthorizer, Forwarder, UpstreamCall, UpstreamTarget
 from price_keeper.forwarding.joining import RetryJoiner
 from price_keeper.forwarding.relay import ResponseOutcome
 from price_keeper.forwarding.upstream import UpstreamConnection, UpstreamEndpoint
@@ -125,7 +125,9 @@ def build_response(body: bytes, status: int = 200, extra_headers: bytes = b"") -
 
 
 @asynccontextmanager
-async def upstream(script: ExchangeScript, *, send_buffer: int | None = None, **how: Any) -> AsyncIterator[ScriptedUpstream]:
+async def upstream(
+    script: ExchangeScript, *, send_buffer: int | None = None, **how: Any
+) -> AsyncIterator[ScriptedUpstream]:
     """Reads calls whole and has each answered by the script."""
     serving: set[asyncio.Task[None]] = set()
 
@@ -309,7 +311,11 @@ class ForwardingHandler:
     """A handler that forwards whatever comes, with nothing in between but, if asked for, the joining of retries."""
 
     def __init__(
-        self, *endpoints: UpstreamEndpoint, joins_retries: bool = False, new_tap: Callable[[], Any] | None = None, **forwarder: Any
+        self,
+        *endpoints: UpstreamEndpoint,
+        joins_retries: bool = False,
+        new_tap: Callable[[], Any] | None = None,
+        **forwarder: Any,
     ) -> None:
         self.set_targets(*endpoints)
         self._joins_retries = joins_retries

@@ -111,7 +111,9 @@ async def stage(folder: Path) -> AsyncIterator[ScreenshotStage]:
     tokens = {name: started.token_service.mint_access(ORG, name, 48 * 3600).token for name in APPS}
     async with aiohttp.ClientSession() as session:
         key = (folder / dev.ADMIN_KEY_FILE).read_text()
-        yield ScreenshotStage(f"http://{started.control_address}", f"http://{started.data_address}", key, tokens, clock, session)
+        yield ScreenshotStage(
+            f"http://{started.control_address}", f"http://{started.data_address}", key, tokens, clock, session
+        )
     signal.raise_signal(signal.SIGTERM)
     await running
 

@@ -14,7 +14,7 @@ from subprocess import CompletedProcess
 from typing import Any, TypeVar
 
 from tests.support.commands import SECONDS, call_in_process
-from tests.support.control import ADMIN_KEY, TickingClock, ControlHarness, open_control_harness
+from tests.support.control import ADMIN_KEY, ControlHarness, TickingClock, open_control_harness
 from tests.support.engines import Engines
 
 T = TypeVar("T")
@@ -36,7 +36,9 @@ class ControlThread:
         variables = {"PRICE_KEEPER_API_URL": self.harness.url, "PRICE_KEEPER_API_KEY": ADMIN_KEY} | environment
         process = call_in_process(*arguments, folder=self.folder, stdin=stdin, **variables)
         assert (process.returncode, "Traceback" in process.stderr) == (code, False), process.stderr
-        assert not any(key in process.stdout + process.stderr for key in (ADMIN_KEY, variables["PRICE_KEEPER_API_KEY"]) if key)
+        assert not any(
+            key in process.stdout + process.stderr for key in (ADMIN_KEY, variables["PRICE_KEEPER_API_KEY"]) if key
+        )
         return process
 
 
@@ -60,7 +62,10 @@ def control_in_thread(folder: Path) -> Iterator[ControlThread]:
 async def _serve(folder: Path, begun: SimpleQueue[ControlThread | BaseException]) -> None:
     stopped = asyncio.Event()
     try:
-        async with Engines({}).open("sqlite", folder) as store, open_control_harness(store, folder, TickingClock(time.time())) as running:
+        async with (
+            Engines({}).open("sqlite", folder) as store,
+            open_control_harness(store, folder, TickingClock(time.time())) as running,
+        ):
             begun.put(ControlThread(running, folder, asyncio.get_running_loop(), stopped))
             await stopped.wait()
     except BaseException as failure:

@@ -107,7 +107,11 @@ async def open_instances(
             link = FaultyStoreLink(store)
             tokens = TokenService([SigningKey("k1", "HS256", SECRET, SECRET)], "price-keeper", clock.now)
             revocation_list = RevocationList(link, clock, tasks, **revocation)  # type: ignore[arg-type]
-            made.append(TokenServiceInstance(link, tokens, revocation_list, RefreshSessions(link, tokens, revocation_list, clock, max_sessions)))  # type: ignore[arg-type]
+            made.append(
+                TokenServiceInstance(
+                    link, tokens, revocation_list, RefreshSessions(link, tokens, revocation_list, clock, max_sessions)
+                )
+            )  # type: ignore[arg-type]
         yield made
 
 

@@ -23,7 +23,7 @@ from price_keeper.errors import StoreError, StoreUnavailable
 from price_keeper.model import Caller
 from price_keeper.recording.aggregator import AS_OF_ATTRIBUTE, Aggregator
 from price_keeper.recording.composed import AGGREGATE_JITTER
-from price_keeper.recording.entries import PICO_PER_MICRO, ChargedCounters, UsageCounts, Intent, Receipt
+from price_keeper.recording.entries import PICO_PER_MICRO, ChargedCounters, Intent, Receipt, UsageCounts
 from price_keeper.recording.flush import COST_ATTRIBUTE, to_pico
 from price_keeper.recording.journal import Journal
 from price_keeper.recording.leftovers import recover
@@ -33,7 +33,7 @@ from price_keeper.recording.sender import SegmentSender
 from price_keeper.recording.ulid import UlidFactory
 from price_keeper.selection import sticky
 from price_keeper.selection.spent import SpendTracker
-from price_keeper.selection.standings import CallerDay, BudgetRegistry
+from price_keeper.selection.standings import BudgetRegistry, CallerDay
 from price_keeper.stores.contract import Item, Key, Put, Store, Update, Write
 from price_keeper.tasks import Tasks
 
@@ -236,7 +236,10 @@ class CheckedStoreLink:
         before = self._store.items.get(update.key) or {}
         after = await self._store.update(update)
         if update.key.table == STICKY and sticky.LABEL_ATTRIBUTE in before:
-            was, now = ((cast(int, item[sticky.VERSION_ATTRIBUTE]), cast(int, item[sticky.INDEX_ATTRIBUTE])) for item in (before, after))
+            was, now = (
+                (cast(int, item[sticky.VERSION_ATTRIBUTE]), cast(int, item[sticky.INDEX_ATTRIBUTE]))
+                for item in (before, after)
+            )
             if now <= was:
                 self._world.violations.append(f"the active label goes from {was} to {now}")
         if update.key.table == STICKY:
@@ -337,7 +340,9 @@ class SimulatedProcess:
 
     def spend_trackers(self) -> Iterator[tuple[CounterName, SpendTracker]]:
         """Of what calls can be paid from: standings by defaults alone are left as soon as better is known."""
-        for state in {id(payer.budget): payer.budget for payer, _ in self.budget_registry._caller_days.values()}.values():
+        for state in {
+            id(payer.budget): payer.budget for payer, _ in self.budget_registry._caller_days.values()
+        }.values():
             for label, spent in state._trackers.items():
                 yield CounterName(state.scope.key, label, state.span.key), spent
 
@@ -361,7 +366,9 @@ class SimulatedProcess:
         """As a sidecar does by itself."""
         self.tasks.start("flush timer", self.recorder.run_flush_timer)
         self.tasks.start("flush", self.recorder.run_flushes)
-        self.tasks.run_every("totals", self.config.aggregator.interval_secs, self.add_up_totals, jitter=AGGREGATE_JITTER)
+        self.tasks.run_every(
+            "totals", self.config.aggregator.interval_secs, self.add_up_totals, jitter=AGGREGATE_JITTER
+        )
 
 
 async def run_with_time(clock: ManualClock, work: Coroutine[Any, Any, T]) -> T:

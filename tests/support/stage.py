@@ -82,7 +82,9 @@ class ClientStage:
     def token(self, seconds: int = 3600) -> str:
         return self.tokens.mint_access(ORG, APP, seconds).token
 
-    def environ(self, client: Client, auth_method: str, url: str | None = None, token: str | None = None) -> dict[str, str]:
+    def environ(
+        self, client: Client, auth_method: str, url: str | None = None, token: str | None = None
+    ) -> dict[str, str]:
         """All that a user sets: where the sidecar is, and who calls."""
         if auth_method == BEARER_OVER_HTTPS:
             trust = dict.fromkeys(("AWS_CA_BUNDLE", "NODE_EXTRA_CA_CERTS"), str(self.authority))

@@ -16,7 +16,7 @@ from price_keeper.stores import schema
 from price_keeper.stores.contract import Put, Store
 
 from tests.support.clock import ShiftedClock
-from tests.support.control import ADMIN_KEY, ORG, SETTINGS, ControlResponse, ControlHarness, open_control_harness
+from tests.support.control import ADMIN_KEY, ORG, SETTINGS, ControlHarness, ControlResponse, open_control_harness
 from tests.support.engines import Engines
 
 TICK = 0.02
@@ -34,7 +34,11 @@ async def status_page(folder: Path, store: Store | None = None) -> AsyncIterator
     async with open_control_harness(store, folder, ShiftedClock()) as api:
         page = api.parts.page
         page.tick_seconds = TICK
-        page.board_cache, page.list_cache, page.event_cache = SingleFlightCache(TICK), SingleFlightCache(TICK), SingleFlightCache(TICK)
+        page.board_cache, page.list_cache, page.event_cache = (
+            SingleFlightCache(TICK),
+            SingleFlightCache(TICK),
+            SingleFlightCache(TICK),
+        )
         yield api
 
 
@@ -102,7 +106,9 @@ class Events:
 
 
 @asynccontextmanager
-async def open_events(api: ControlHarness, query: str = "", **headers: str) -> AsyncIterator[tuple[aiohttp.ClientResponse, Events]]:
+async def open_events(
+    api: ControlHarness, query: str = "", **headers: str
+) -> AsyncIterator[tuple[aiohttp.ClientResponse, Events]]:
     request_headers = headers or api.auth_headers("admin")
     async with api.session.get(f"{api.url}/status/events{query}", headers=request_headers) as answer:
         yield answer, Events(answer)

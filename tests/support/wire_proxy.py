@@ -22,13 +22,13 @@ from tests.support.wire_faults import (
     Break,
     Fault,
     FaultKind,
+    FaultPoint,
     Pass,
     Rates,
     Refuse,
     Slow,
     Surplus,
     Twice,
-    FaultPoint,
     draw_fault,
     name_of,
 )
@@ -179,7 +179,9 @@ class WireProxy:
         self.injected[name_of(fault)] += 1
         return fault
 
-    async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, far: _ServerConnection) -> bool:
+    async def _exchange(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, far: _ServerConnection
+    ) -> bool:
         """Whether the connection is good for another one."""
         request = await _request(reader)
         fault = self._fault(request)
@@ -376,7 +378,9 @@ def may_vanish() -> bool:
         return True
 
 
-async def _write_slowly(fault: Slow, parts: AsyncIterator[tuple[FaultPoint, bytes]], writer: asyncio.StreamWriter) -> None:
+async def _write_slowly(
+    fault: Slow, parts: AsyncIterator[tuple[FaultPoint, bytes]], writer: asyncio.StreamWriter
+) -> None:
     loop = asyncio.get_running_loop()
     await asyncio.sleep(fault.wait)
     until = loop.time() + fault.most

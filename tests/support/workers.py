@@ -66,11 +66,11 @@ def kill_with_workers(supervisor: int) -> None:
     is stopped first and killed last: neither happens, however long this takes.
     """
     os.kill(supervisor, signal.SIGSTOP)
-    until(lambda: _state(supervisor) == "T")
+    wait_until(lambda: _state(supervisor) == "T")
     pids = [*children(supervisor), supervisor]
     for pid in pids:
         os.kill(pid, signal.SIGKILL)
-    until(lambda: all(map(is_gone, pids)))
+    wait_until(lambda: all(map(has_exited, pids)))
 
 
 def get(url: str) -> tuple[int, str]:

@@ -48,7 +48,10 @@ def test_bounds_that_help_names_are_those_that_hold() -> None:
     from price_keeper.workers.place import MAX_WORKERS
 
     root = build_root_parser()
-    said = {words: " ".join(root.find_subcommand(words.split()).format_help().split()) for words in ("serve", "rotate", "spend")}
+    said = {
+        words: " ".join(root.find_subcommand(words.split()).format_help().split())
+        for words in ("serve", "rotate", "spend")
+    }
     assert f"1 to {MAX_WORKERS};" in said["serve"]
     assert f"0 to {MAX_GRACE_HOURS};" in said["rotate"]
     assert f"FOCUS {focus.FOCUS_VERSION}," in said["spend"]

@@ -45,7 +45,9 @@ def _parts_of(name: str) -> list[str]:
 
 
 def test_names_and_helps_are_each_one_metrics_own() -> None:
-    assert len({metric.name for metric in ALL_METRICS}) == len({metric.help for metric in ALL_METRICS}) == len(ALL_METRICS)
+    assert (
+        len({metric.name for metric in ALL_METRICS}) == len({metric.help for metric in ALL_METRICS}) == len(ALL_METRICS)
+    )
 
 
 @pytest.mark.parametrize("metric", ALL_METRICS, ids=lambda metric: metric.name)

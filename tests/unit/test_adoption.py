@@ -14,19 +14,19 @@ import pytest
 from price_keeper.alerts.outbox import AlertOutbox
 from price_keeper.commands.replay import _replay
 from price_keeper.config import Config
-from price_keeper.errors import RecordingUnavailable, JournalInUse, JournalUnusable
+from price_keeper.errors import JournalInUse, JournalUnusable, RecordingUnavailable
 from price_keeper.hard import rows
-from price_keeper.recording.adoption import OrphanedJournals, locate_worker_folder, find_worker_folders
+from price_keeper.recording.adoption import OrphanedJournals, find_worker_folders, locate_worker_folder
 from price_keeper.recording.composed import Recording, open_recording
 from price_keeper.recording.folder import lock_folder
-from price_keeper.recording.leftovers import Leftovers, recover
+from price_keeper.recording.leftovers import RecoveredJournal, recover
 from price_keeper.stores.contract import Store
 
 from tests.support.clock import ManualClock
 from tests.support.hard_rows import new_budget_key, read_bucket
 from tests.support.memory_store import MemoryStore
-from tests.support.recording import ScriptedFaults, open_recording_harness
 from tests.support.recording import RecordingHarness as Left
+from tests.support.recording import ScriptedFaults, open_recording_harness
 from tests.unit.test_holds_of_runs import spend, taken_for
 
 
@@ -63,7 +63,9 @@ async def test_all_that_this_run_has_no_worker_for_is_taken_over(tmp_path: Path,
     async with run_of(tmp_path, exact_store, workers=2) as running:
         assert running.recorder.unflushed_pico == (20 + 7) + (70 + 7)
         assert running.recovered.estimated_calls == 2
-        assert sum(running.recorder.unflushed_by_counter().values()) == 104  # for whoever reckons what is spent from now on
+        assert (
+            sum(running.recorder.unflushed_by_counter().values()) == 104
+        )  # for whoever reckons what is spent from now on
         assert await running.recorder.flush()
         await running.adopt_orphans()
         assert await counted(exact_store, *lefts) == [(0, 0), (2, 27), (2, 77)]
@@ -148,30 +150,30 @@ async def test_adopt_after_an_unexpected_failure_takes_every_journal(
     tmp_path: Path, exact_store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The failure is kept, with all frames it came through: no lock may depend on when those are collected."""
-    name = a_name()
-    await exact_store.put(rows.made(name, 1000, 1, [], 0, 0))
+    name = new_budget_key()
+    await exact_store.put(rows.build_bucket(name, 1000, 1, [], 0, 0))
     async with run_of(tmp_path, exact_store) as running:
         lefts = [await left_by(tmp_path, exact_store, number, 10 * number) for number in (2, 3)]
-        async with opened_recording(config_of(tmp_path / "worker-1"), exact_store, ManualClock()) as killed:
+        async with open_recording(config_of(tmp_path / "worker-1"), exact_store, ManualClock()) as killed:
             spend(killed, await taken_for(killed, name, 500), 100, 20)
             killed.recorder.journal._segment.close()
         with monkeypatch.context() as patch:
             patch.setattr("price_keeper.recording.adoption.recover", _without_memory_for("worker-2"))
             with pytest.raises(MemoryError) as failure:
-                await running.adopt()
-        assert running.recorder.waits_in(tmp_path / "worker-1")
-        await running.adopt()
-        assert (await bucket_of(exact_store, name)).left == 500  # what was spent is not in the store yet
+                await running.adopt_orphans()
+        assert running.recorder.has_unflushed_in(tmp_path / "worker-1")
+        await running.adopt_orphans()
+        assert (await read_bucket(exact_store, name)).unleased == 500  # what was spent is not in the store yet
         assert await running.recorder.flush()
-        await running.adopt()
+        await running.adopt_orphans()
         assert failure.traceback
-    assert (await bucket_of(exact_store, name)).left == 980
+    assert (await read_bucket(exact_store, name)).unleased == 980
     assert await counted(exact_store, *lefts) == [(2, 27), (2, 37)]
-    assert folders_of_workers(tmp_path) == []
+    assert find_worker_folders(tmp_path) == []
 
 
-def _without_memory_for(name: str) -> Callable[[Path], Leftovers]:
-    def failing(folder: Path) -> Leftovers:
+def _without_memory_for(name: str) -> Callable[[Path], RecoveredJournal]:
+    def failing(folder: Path) -> RecoveredJournal:
         if folder.name == name:
             raise MemoryError
         return recover(folder)

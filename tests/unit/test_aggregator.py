@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from price_keeper.errors import StoreUnavailable
 from price_keeper.recording import aggregator as module
-from price_keeper.recording.aggregator import AS_OF_ATTRIBUTE, Aggregator, sum_shards, build_total_key
+from price_keeper.recording.aggregator import AS_OF_ATTRIBUTE, Aggregator, build_total_key, sum_shards
 from price_keeper.recording.entries import PICO_PER_MICRO, Counter
 from price_keeper.stores.contract import Item, Key, Page, Query, Store
 
@@ -178,7 +178,10 @@ async def test_what_a_pod_left_behind_is_folded_by_another_days_later(rec: Recor
     again._has_looked_back = False
     await rec.clock.advance(INTERVAL)
     await again.run()
-    assert (again.totals_written, again.totals_fresh) == (0, 1)  # it was read after the last day on which it was written to
+    assert (again.totals_written, again.totals_fresh) == (
+        0,
+        1,
+    )  # it was read after the last day on which it was written to
 
 
 async def test_yesterdays_totals_are_read_no_more_once_they_are_final(rec: RecordingHarness) -> None:

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 from price_keeper.alerts.alert import Alert
-from price_keeper.alerts.composed import add_alert_metrics, open_alerts, load_secret
+from price_keeper.alerts.composed import add_alert_metrics, load_secret, open_alerts
 from price_keeper.config.alerts import AlertsConfig, WebhookConfig
 from price_keeper.config.keys import Config
 from price_keeper.errors import ConfigError
 from price_keeper.tasks import Tasks
 from price_keeper.telemetry import MetricsRegistry
 
-from tests.support.alerts import DAY, USD, ScriptedAlertStore, write_leftover, scope
+from tests.support.alerts import DAY, USD, ScriptedAlertStore, scope, write_leftover
 from tests.support.clock import ManualClock, settle
 from tests.support.commands import call_in_process
 from tests.support.configs import LABELS, problems, read
@@ -114,7 +114,11 @@ def configured(tmp_path: Path, webhook: WebhookConfig | None) -> Config:
         (WebhookConfig(ELSEWHERE, "HOOK"), {}, "the environment variable HOOK is not set"),
         (WebhookConfig(ELSEWHERE, "HOOK"), {"HOOK": "hunter2"}, "its secret has less than 16 bytes"),
         (WebhookConfig(ELSEWHERE, None, "/nowhere/secret"), {}, "cannot read /nowhere/secret: No such file"),
-        (WebhookConfig("https://169.254.169.254/", "HOOK"), {"HOOK": SECRET}, "169.254.169.254 is not a public address"),
+        (
+            WebhookConfig("https://169.254.169.254/", "HOOK"),
+            {"HOOK": SECRET},
+            "169.254.169.254 is not a public address",
+        ),
         (WebhookConfig("https://[::ffff:10.0.0.1]/", "HOOK"), {"HOOK": SECRET}, "is not a public address"),
     ],
 )
@@ -154,7 +158,11 @@ async def test_composed_it_raises_keeps_and_counts(tmp_path: Path, has_webhook: 
 async def test_composed_it_takes_up_what_was_left_and_stops_what_uses_the_webhook(tmp_path: Path) -> None:
     left = Alert("id-1", scope(), "premium", DAY.key, DAY.end, 80, USD, USD, DAY.start)
     write_leftover(tmp_path / "alerts", f"{left.file_stem}.json", left.content())
-    config, clock, rows = configured(tmp_path, WebhookConfig("https://alerts.invalid/", "HOOK")), ManualClock(), ScriptedAlertStore()
+    config, clock, rows = (
+        configured(tmp_path, WebhookConfig("https://alerts.invalid/", "HOOK")),
+        ManualClock(),
+        ScriptedAlertStore(),
+    )
     async with Tasks(clock) as tasks:
         async with open_alerts(config, {"HOOK": SECRET}, rows, clock, tasks) as alerts:  # type: ignore[arg-type]
             await eventually(lambda: alerts.raised)

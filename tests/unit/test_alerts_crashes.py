@@ -15,7 +15,15 @@ from price_keeper.alerts.webhook import WebhookResponse
 from price_keeper.model import Scope
 from price_keeper.tasks import Tasks
 
-from tests.support.alerts import CrashPoint, ProcessKilled, CrashingProcess, ScriptedReceiver, ScriptedAlertStore, files, scope
+from tests.support.alerts import (
+    CrashingProcess,
+    CrashPoint,
+    ProcessKilled,
+    ScriptedAlertStore,
+    ScriptedReceiver,
+    files,
+    scope,
+)
 from tests.support.clock import ManualClock, settle
 
 STEPS = [

@@ -13,14 +13,24 @@ from typing import Any
 import pytest
 from price_keeper.alerts import outbox as outbox_module
 from price_keeper.alerts.alert import Alert
-from price_keeper.alerts.deliveries import MAX_RETRY_SECONDS, MAX_CONCURRENT_REQUESTS, GIVE_UP_SECONDS
+from price_keeper.alerts.deliveries import GIVE_UP_SECONDS, MAX_CONCURRENT_REQUESTS, MAX_RETRY_SECONDS
 from price_keeper.alerts.outbox import AlertOutbox
 from price_keeper.alerts.raising import SETTLE_SECONDS
 from price_keeper.alerts.webhook import WebhookResponse
 from price_keeper.model import Scope
 from price_keeper.tasks import Tasks
 
-from tests.support.alerts import DAY, ACCEPTED, USD, CrashingProcess, ScriptedReceiver, ScriptedAlertStore, files, write_leftover, scope
+from tests.support.alerts import (
+    ACCEPTED,
+    DAY,
+    USD,
+    CrashingProcess,
+    ScriptedAlertStore,
+    ScriptedReceiver,
+    files,
+    scope,
+    write_leftover,
+)
 from tests.support.clock import ManualClock, settle
 from tests.support.wire import eventually
 
@@ -46,7 +56,12 @@ def folder(tmp_path: Path) -> Path:
 
 
 def process(
-    folder: Path, clock: ManualClock, tasks: Tasks, *answers: WebhookResponse, rows: ScriptedAlertStore | None = None, **how: Any
+    folder: Path,
+    clock: ManualClock,
+    tasks: Tasks,
+    *answers: WebhookResponse,
+    rows: ScriptedAlertStore | None = None,
+    **how: Any,
 ) -> tuple[CrashingProcess, ScriptedReceiver]:
     receiver = ScriptedReceiver(*answers)
     return CrashingProcess(folder, rows or ScriptedAlertStore(), receiver, clock, tasks, **how), receiver

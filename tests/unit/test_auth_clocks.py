@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from price_keeper.auth.clients import SECRET_HASH, HASH_CACHE_SECONDS, ClientVerifier, hash_secret, make_secret
+from price_keeper.auth.clients import HASH_CACHE_SECONDS, SECRET_HASH, ClientVerifier, hash_secret, make_secret
 from price_keeper.auth.revocation import REVOCATION_CACHE_SECONDS
 from price_keeper.errors import AccessDenied, TokenExpired
 from price_keeper.model import build_client_id
@@ -43,7 +43,9 @@ class Wrong:
 
 
 @asynccontextmanager
-async def pair(store: MemoryStore, clock: ManualClock) -> AsyncIterator[tuple[TokenServiceInstance, TokenServiceInstance, Wrong]]:
+async def pair(
+    store: MemoryStore, clock: ManualClock
+) -> AsyncIterator[tuple[TokenServiceInstance, TokenServiceInstance, Wrong]]:
     wrong = Wrong(clock)
     async with open_instances(store, clock, most=MOST) as (right,), open_instances(store, wrong, most=MOST) as (other,):
         yield right, other, wrong

@@ -15,11 +15,11 @@ from price_keeper.limits.bucket import (
     StoredBucket,
     StoredLimit,
     compute_available,
-    resolve_bucket,
-    encode_stored_bucket,
     compute_levels,
-    parse_stored_bucket,
     compute_wait_ms,
+    encode_stored_bucket,
+    parse_stored_bucket,
+    resolve_bucket,
 )
 from price_keeper.limits.writes import build_adjustment, build_create, build_refill_and_take
 from price_keeper.stores.contract import EXPIRY_ATTRIBUTE, Key
@@ -143,7 +143,9 @@ def test_lowered_settings_do_not_overlook_what_was_given_back_meanwhile(tokens: 
 @pytest.mark.parametrize(("taken", "may_be"), [(0, True), (8_000, True), (8_001, False)])
 def test_lowered_settings_take_away_no_more_than_is_there(taken: int, may_be: bool) -> None:
     known, left = (state((RateLimit("rpm", 20_000, 1_000, 1_000), each, 0)) for each in (20_000, 20_000 - taken))
-    write = build_refill_and_take(bucket(RateLimit("rpm", 8_000, 1_000, 1_000), version=2), known, {}, {}, NOW, is_exact=False)
+    write = build_refill_and_take(
+        bucket(RateLimit("rpm", 8_000, 1_000, 1_000), version=2), known, {}, {}, NOW, is_exact=False
+    )
     assert evaluate_condition(write.condition, encode_stored_bucket(left)) is may_be
 
 
@@ -180,7 +182,9 @@ def test_an_item_is_read_as_it_is_written() -> None:
     limits = (RateLimit("a_tk", 5_000, 10, 1_000), RateLimit("a", 7_000, 0, 1))
     put = build_create(bucket(*limits), {"a": 7_500, "a_tk": -1}, {"a": 2}, NOW)
     read = parse_stored_bucket(put.item)
-    assert read == StoredBucket(NOW, 1, {"a_tk": StoredLimit(5_000, 0, 0, *limits[0][1:]), "a": StoredLimit(-500, 2, 0, *limits[1][1:])})
+    assert read == StoredBucket(
+        NOW, 1, {"a_tk": StoredLimit(5_000, 0, 0, *limits[0][1:]), "a": StoredLimit(-500, 2, 0, *limits[1][1:])}
+    )
     assert encode_stored_bucket(read) == {name: value for name, value in put.item.items() if name != EXPIRY_ATTRIBUTE}
 
 

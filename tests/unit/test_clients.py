@@ -14,7 +14,7 @@ from price_keeper.auth.clients import ClientVerifier, hash_secret, make_secret
 from price_keeper.auth.container import LocalCredentialIssuer
 from price_keeper.auth.keys import SigningKey
 from price_keeper.auth.tokens import TokenService
-from price_keeper.errors import AccessDenied, Busy, TooManyRequests, StoreUnavailable
+from price_keeper.errors import AccessDenied, Busy, StoreUnavailable, TooManyRequests
 from price_keeper.exchange import Request
 from price_keeper.model import parse_client_id
 from price_keeper.stores import schema

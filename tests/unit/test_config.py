@@ -13,7 +13,7 @@ import pytest
 import yaml
 from price_keeper.config.checks import Address
 from price_keeper.config.keys import Config, KeyConfig, load_config, parse_config
-from price_keeper.config.kinds import has_children, is_list, is_mapping, get_item_type, strip_optional
+from price_keeper.config.kinds import get_item_type, has_children, is_list, is_mapping, strip_optional
 from price_keeper.errors import ConfigError
 
 from tests.support.configs import CONFIG_YAML, LABELS, label, problems, read

@@ -17,7 +17,7 @@ from price_keeper.stores.contract import Put, Update
 
 from tests.support.clock import ManualClock
 from tests.support.memory_store import MemoryStore
-from tests.support.secrets_kept import use_cheap_hashes, first_secret
+from tests.support.secrets_kept import first_secret, use_cheap_hashes
 from tests.support.sessions import ORG, WEB, TokenServiceInstance, open_instances
 
 CLIENT = build_client_id(WEB.org, WEB.app)

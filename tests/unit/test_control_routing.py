@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from price_keeper.control.calls import ApiResponse, ApiRequest, ApiRoute, AccessLevel
+from price_keeper.control.calls import AccessLevel, ApiRequest, ApiResponse, ApiRoute
 from price_keeper.control.parts import ControlServices
 from price_keeper.control.problems import ApiError
 from price_keeper.control.routing import Router
@@ -14,7 +14,16 @@ async def nothing(_: ControlServices, __: ApiRequest) -> ApiResponse:
 
 
 def route(method: str, path: str, *, by_secret: bool = False) -> ApiRoute:
-    return ApiRoute(method, path, AccessLevel.PUBLIC, f"{method} {path}", "", nothing, {200: "x"}, is_authenticated_by_secret=by_secret)
+    return ApiRoute(
+        method,
+        path,
+        AccessLevel.PUBLIC,
+        f"{method} {path}",
+        "",
+        nothing,
+        {200: "x"},
+        is_authenticated_by_secret=by_secret,
+    )
 
 
 ROUTING = Router(

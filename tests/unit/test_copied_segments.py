@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from price_keeper.errors import CancellationReason, TransactionFailed
 from price_keeper.model import Scope
-from price_keeper.recording.entries import UsageCounts, Receipt
+from price_keeper.recording.entries import Receipt, UsageCounts
 from price_keeper.recording.leftovers import recover
 from price_keeper.recording.seal import SUMS_PER_PART
 from price_keeper.recording.segment import SEGMENT_SUFFIX
@@ -148,7 +148,9 @@ async def test_lost_answers_of_a_grown_segment_count_once(rec: RecordingHarness)
     assert {await rec.read_counts(counter) for counter in counters} == {(2, 13)}
 
 
-async def test_half_counted_later_copy_keeps_the_shorter_one(rec: RecordingHarness, caplog: pytest.LogCaptureFixture) -> None:
+async def test_half_counted_later_copy_keeps_the_shorter_one(
+    rec: RecordingHarness, caplog: pytest.LogCaptureFixture
+) -> None:
     counters = [rec.counter(f"label{number}") for number in range(SUMS_PER_PART + 3)]
     rec.spend(11, counters[0])
     short = copied(rec, "short")
@@ -258,7 +260,9 @@ def says_nothing_of_markers(rec: RecordingHarness) -> None:
     rec.store._store.transact = without_items  # type: ignore[method-assign]
 
 
-async def test_rest_of_what_a_former_version_began_is_counted_where_an_engine_says_nothing(rec: RecordingHarness) -> None:
+async def test_rest_of_what_a_former_version_began_is_counted_where_an_engine_says_nothing(
+    rec: RecordingHarness,
+) -> None:
     says_nothing_of_markers(rec)
     counters = [rec.counter(f"label{number:03}") for number in range(SUMS_PER_PART + 3)]
     rec.spend(11, *counters)

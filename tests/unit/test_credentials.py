@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 from price_keeper.errors import ConfigError, UpstreamUnavailable
-from price_keeper.forwarding.credentials import StaticCredentials, RefreshingCredentials
-from price_keeper.forwarding.forwarder import BearerAuthorizer, UpstreamCall, SigV4Authorizer, UpstreamTarget
+from price_keeper.forwarding.credentials import RefreshingCredentials, StaticCredentials
+from price_keeper.forwarding.forwarder import BearerAuthorizer, SigV4Authorizer, UpstreamCall, UpstreamTarget
 from price_keeper.forwarding.reach import UpstreamHealth
 from price_keeper.forwarding.sigv4 import AwsCredentials
-from price_keeper.forwarding.upstream import UpstreamEndpoint, ConnectionPool
+from price_keeper.forwarding.upstream import ConnectionPool, UpstreamEndpoint
 from price_keeper.provider_chain import ProviderChain
 
 from tests.support.clock import ManualClock

@@ -5,14 +5,22 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from price_keeper.control.connections import DEFAULT_PORT_LIMITS, ConnectionRegistry, ControlPortLimits, SlotClass, fit_port_limits
+from price_keeper.control.connections import (
+    DEFAULT_PORT_LIMITS,
+    ConnectionRegistry,
+    ControlPortLimits,
+    SlotClass,
+    fit_port_limits,
+)
 
 from tests.support.clock import ManualClock
 from tests.support.effort import tries
 
 
 def test_room_full_displaces_the_oldest_connection_without_a_place() -> None:
-    crowd = ConnectionRegistry(ManualClock(), ControlPortLimits(max_connections=4, max_per_network=4, reserved_for_loopback=0))
+    crowd = ConnectionRegistry(
+        ManualClock(), ControlPortLimits(max_connections=4, max_per_network=4, reserved_for_loopback=0)
+    )
     silent, asked, busy, late = (_Connection() for _ in range(4))
     newcomers = [_Connection() for _ in range(4)]
     for each in (silent, asked, busy, late):
@@ -30,7 +38,9 @@ def test_room_full_displaces_the_oldest_connection_without_a_place() -> None:
 
 
 def test_a_full_address_displaces_its_own_connections_alone() -> None:
-    crowd = ConnectionRegistry(ManualClock(), ControlPortLimits(max_connections=10, max_per_network=2, reserved_for_loopback=0))
+    crowd = ConnectionRegistry(
+        ManualClock(), ControlPortLimits(max_connections=10, max_per_network=2, reserved_for_loopback=0)
+    )
     others, own = [_Connection() for _ in range(2)], [_Connection() for _ in range(2)]
     for address, connections in (("192.0.2.1", others), ("192.0.2.2", own)):
         assert all(crowd.add(each, address) for each in connections)
@@ -39,7 +49,9 @@ def test_a_full_address_displaces_its_own_connections_alone() -> None:
 
 
 def test_nobody_from_elsewhere_takes_the_place_of_who_is_here() -> None:
-    crowd = ConnectionRegistry(ManualClock(), ControlPortLimits(max_connections=6, max_per_network=6, reserved_for_loopback=2))
+    crowd = ConnectionRegistry(
+        ManualClock(), ControlPortLimits(max_connections=6, max_per_network=6, reserved_for_loopback=2)
+    )
     here, elsewhere = [_Connection() for _ in range(2)], [_Connection() for _ in range(5)]
     for address, connections in (("127.0.0.1", here), ("192.0.2.1", elsewhere)):
         for each in connections:
@@ -49,7 +61,9 @@ def test_nobody_from_elsewhere_takes_the_place_of_who_is_here() -> None:
 
 def test_who_only_stays_here_takes_no_more_than_is_kept_for_this_machine() -> None:
     """All of 127.0.0.0/8 is here, so a share for each address is no bound."""
-    crowd = ConnectionRegistry(ManualClock(), ControlPortLimits(max_connections=8, max_per_network=2, reserved_for_loopback=2))
+    crowd = ConnectionRegistry(
+        ManualClock(), ControlPortLimits(max_connections=8, max_per_network=2, reserved_for_loopback=2)
+    )
     stay = [_Connection() for _ in range(8)]
     assert all(crowd.add(each, f"127.0.0.{number}") for number, each in enumerate(stay, 1))
     assert all(crowd.add(_Connection(), f"192.0.2.{number}") for number in range(8))
@@ -60,7 +74,9 @@ def test_who_only_stays_here_takes_no_more_than_is_kept_for_this_machine() -> No
 
 
 def test_requests_of_a_kind_leave_places_to_others() -> None:
-    crowd = ConnectionRegistry(ManualClock(), ControlPortLimits(max_connections=64, max_per_network=32, reserved_for_loopback=0))
+    crowd = ConnectionRegistry(
+        ManualClock(), ControlPortLimits(max_connections=64, max_per_network=32, reserved_for_loopback=0)
+    )
 
     def held(share: SlotClass, address: str = "192.0.2.1") -> int:
         """How many more there is room for."""
@@ -92,9 +108,13 @@ def test_places_and_what_is_kept_for_this_machine_leave_room_for_a_newcomer_from
 
 
 def test_a_place_is_for_one_request() -> None:
-    crowd = ConnectionRegistry(ManualClock(), ControlPortLimits(max_connections=16, max_per_network=4, reserved_for_loopback=0))
+    crowd = ConnectionRegistry(
+        ManualClock(), ControlPortLimits(max_connections=16, max_per_network=4, reserved_for_loopback=0)
+    )
     own = [_Connection() for _ in range(4)]
-    assert [crowd.add(each, "192.0.2.1") and crowd.acquire_slot(each, SlotClass.CLIENT) for each in own] == [True] * 3 + [False]
+    assert [crowd.add(each, "192.0.2.1") and crowd.acquire_slot(each, SlotClass.CLIENT) for each in own] == [
+        True
+    ] * 3 + [False]
     assert crowd.acquire_slot(own[0], SlotClass.CLIENT)  # it has one
     crowd.release_slot(own[0])
     assert crowd.acquire_slot(own[3], SlotClass.CLIENT)
@@ -172,7 +192,9 @@ def test_one_address_does_not_take_all_the_room(address: str) -> None:
     joined = [_Connection() for _ in range(100)]
     for number, each in enumerate(joined):
         assert crowd.add(each, address.format(number))
-    assert [each.is_cut for each in joined] == [True] * (100 - DEFAULT_PORT_LIMITS.max_per_network) + [False] * DEFAULT_PORT_LIMITS.max_per_network
+    assert [each.is_cut for each in joined] == [True] * (100 - DEFAULT_PORT_LIMITS.max_per_network) + [
+        False
+    ] * DEFAULT_PORT_LIMITS.max_per_network
 
 
 class _Connection:

@@ -5,7 +5,13 @@ from __future__ import annotations
 import resource
 
 import pytest
-from price_keeper.surface.limits import DEFAULT_LIMITS, UNLIMITED_DESCRIPTORS, RESERVED_DESCRIPTORS, fit_to_descriptors, raise_descriptor_limit
+from price_keeper.surface.limits import (
+    DEFAULT_LIMITS,
+    RESERVED_DESCRIPTORS,
+    UNLIMITED_DESCRIPTORS,
+    fit_to_descriptors,
+    raise_descriptor_limit,
+)
 
 
 @pytest.mark.parametrize("descriptors", [*range(350, 2000, 50), 4096, 20_000, 65_536, 10**9])

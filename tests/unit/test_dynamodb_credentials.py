@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from price_keeper.provider_chain import RENEW_INTERVAL_SECONDS, FindCredentials
-from price_keeper.stores.dynamodb_credentials import RETRY_SECONDS, MAX_DOUBLINGS, StoreCredentials
+from price_keeper.stores.dynamodb_credentials import MAX_DOUBLINGS, RETRY_SECONDS, StoreCredentials
 
 from tests.support.clock import ManualClock
 
@@ -52,7 +52,11 @@ async def test_what_goes_on_being_refused_is_looked_for_ever_more_seldom() -> No
         await clock.advance(1)
     waits = [later - earlier for earlier, later in pairwise(looks)]
     doubled = [int(RETRY_SECONDS) * 2**n for n in range(1, MAX_DOUBLINGS + 1)]
-    assert waits == [1, *(min(wait, int(RENEW_INTERVAL_SECONDS)) for wait in doubled), *[int(RENEW_INTERVAL_SECONDS)] * 4]
+    assert waits == [
+        1,
+        *(min(wait, int(RENEW_INTERVAL_SECONDS)) for wait in doubled),
+        *[int(RENEW_INTERVAL_SECONDS)] * 4,
+    ]
 
 
 @pytest.mark.parametrize("is_refused", [False, True])

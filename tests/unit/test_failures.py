@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from price_keeper.auth import failures as module
-from price_keeper.auth.failures import ADMIN, FAILURE_BURST, FAILURE_INTERVAL_SECONDS, FailureBuckets, LoginThrottle, network_of
+from price_keeper.auth.failures import (
+    ADMIN,
+    FAILURE_BURST,
+    FAILURE_INTERVAL_SECONDS,
+    FailureBuckets,
+    LoginThrottle,
+    network_of,
+)
 from price_keeper.errors import TooManyRequests
 
 from tests.support.clock import ManualClock

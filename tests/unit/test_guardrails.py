@@ -19,15 +19,15 @@ from price_keeper.metering.guardrails import (
     ESTIMATED_UNITS,
     GUARDRAIL_ESTIMATED,
     GUARDRAIL_HEADER,
-    estimate_units,
-    price_guardrail,
     build_guardrail_prices,
-    may_name_guardrail,
     estimate_request_units,
+    estimate_units,
+    may_name_guardrail,
+    price_guardrail,
 )
 from price_keeper.metering.pricing import PRICE_UNKNOWN, Cost
 from price_keeper.metering.reading import EVENT_STREAM, SERVER_SENT_EVENTS, build_reader
-from price_keeper.recording.entries import ChargedCounters, Counter, UsageCounts, Intent, LineKind
+from price_keeper.recording.entries import ChargedCounters, Counter, Intent, LineKind, UsageCounts
 
 UNKNOWN = frozenset((PRICE_UNKNOWN,))
 NAMED = '{"guardrailIdentifier": "g", "guardrailVersion": "1"}'
@@ -255,7 +255,11 @@ def test_an_intent_keeps_its_units_and_is_read_back() -> None:
             values = json.loads(intent.encode(9, kind.value))
             assert values[:2] == [kind.value, 9]
             again = Intent.from_values(values)
-            assert again.estimated_counts == intent.estimated_counts == UsageCounts(1, 1, 2, 3, guardrail_units=intent.guardrail_units, pico=4)
+            assert (
+                again.estimated_counts
+                == intent.estimated_counts
+                == UsageCounts(1, 1, 2, 3, guardrail_units=intent.guardrail_units, pico=4)
+            )
             assert again.charged.counters == account.counters
 
 

@@ -14,11 +14,20 @@ from price_keeper.errors import StoreUnavailable, TransactionFailed
 from price_keeper.hard import rows
 from price_keeper.hard.holds import BudgetLeaseFile, release_former_leases
 from price_keeper.hard.rows import BudgetLeaseRow, HardBudgetKey
-from price_keeper.recording.lines import encode_line, decode_lines
+from price_keeper.recording.lines import decode_lines, encode_line
 from price_keeper.stores.contract import Store, Write
 
 from tests.support.clock import ManualClock
-from tests.support.hard_rows import HOLDER, OTHER, RealSleepClock, put_lease_row, new_budget_key, read_bucket, list_lease_files, read_lease_row
+from tests.support.hard_rows import (
+    HOLDER,
+    OTHER,
+    RealSleepClock,
+    list_lease_files,
+    new_budget_key,
+    put_lease_row,
+    read_bucket,
+    read_lease_row,
+)
 from tests.support.memory_store import MemoryStore
 from tests.support.recording import ScriptedFaults
 
@@ -67,7 +76,11 @@ async def test_after_a_sync_that_failed_all_names_go_to_another_file(
         raise OSError(5, "Input/output error")
 
     monkeypatch.setattr("os.fsync", lambda file: synced.append(os.fstat(file).st_ino))
-    holds, path, names = BudgetLeaseFile(tmp_path, HOLDER), tmp_path / f"holds-{HOLDER}", [new_budget_key(), new_budget_key("MONTH#202611")]
+    holds, path, names = (
+        BudgetLeaseFile(tmp_path, HOLDER),
+        tmp_path / f"holds-{HOLDER}",
+        [new_budget_key(), new_budget_key("MONTH#202611")],
+    )
     await holds.add(names[0])
     with monkeypatch.context() as patch:
         patch.setattr("os.fsync", broken)
@@ -134,7 +147,10 @@ async def test_takers_and_closers_at_once_lose_nothing(exact_store: Store, tmp_p
     assert await read_lease_row(exact_store, name) == BudgetLeaseRow(0, 0, rows.CLOSED_SEQUENCE)
 
 
-@pytest.mark.parametrize("writes", [rows.build_take(new_budget_key(), HOLDER, 1, 50, 50), rows.build_release(new_budget_key(), HOLDER, 1, 50)])
+@pytest.mark.parametrize(
+    "writes",
+    [rows.build_take(new_budget_key(), HOLDER, 1, 50, 50), rows.build_release(new_budget_key(), HOLDER, 1, 50)],
+)
 async def test_what_a_dead_process_had_sent_comes_too_late(writes: list[Any], tmp_path: Path) -> None:
     store, name = MemoryStore(), HardBudgetKey(writes[0].key.pk, "premium", "DAY#20261118")
     await put_lease_row(store, name, 600, 150, tmp_path)
@@ -221,7 +237,9 @@ async def test_a_file_of_a_period_long_over_just_goes(tmp_path: Path) -> None:
     (tmp_path / f"kept-holds-{HOLDER}").write_bytes((tmp_path / f"holds-{HOLDER}").read_bytes())
     (tmp_path / f"kept-holds-{OTHER}").write_bytes((tmp_path / f"holds-{OTHER}").read_bytes())
     assert await release_former_leases(store, clock, tmp_path) == 0
-    assert list_lease_files(tmp_path) == [f"kept-holds-{OTHER}"]  # which ended a day and a half ago in UTC, but not everywhere
+    assert list_lease_files(tmp_path) == [
+        f"kept-holds-{OTHER}"
+    ]  # which ended a day and a half ago in UTC, but not everywhere
     assert (await read_bucket(store, over)).unleased == 900
     assert now.build_lease_key(OTHER) in store.items
 

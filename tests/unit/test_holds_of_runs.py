@@ -19,7 +19,7 @@ from price_keeper.hard import rows
 from price_keeper.hard.rows import BudgetLeaseRow, HardBudgetKey
 from price_keeper.recording.aggregator import list_active_counters, read_spent_pico
 from price_keeper.recording.composed import Recording, open_recording
-from price_keeper.recording.entries import ChargedCounters, Counter, UsageCounts, Intent, Receipt, UsageTally
+from price_keeper.recording.entries import ChargedCounters, Counter, Intent, Receipt, UsageCounts, UsageTally
 from price_keeper.recording.journal import Journal
 from price_keeper.recording.lines import decode_lines
 from price_keeper.recording.seal import SUMS_PER_PART, SegmentSeal
@@ -28,7 +28,14 @@ from price_keeper.stores.contract import Store
 from price_keeper.tasks import Tasks
 
 from tests.support.clock import ManualClock
-from tests.support.hard_rows import HOLDER, RealSleepClock, new_budget_key, read_bucket, list_lease_files, read_lease_row
+from tests.support.hard_rows import (
+    HOLDER,
+    RealSleepClock,
+    list_lease_files,
+    new_budget_key,
+    read_bucket,
+    read_lease_row,
+)
 from tests.support.memory_store import MemoryStore
 from tests.support.recording import ScriptedFaults
 
@@ -79,7 +86,9 @@ async def test_the_next_start_gives_back_when_all_is_in_the_store(is_away: bool,
         await second.return_former_leases()
         assert not second.has_former_leases
         assert (await read_bucket(store._store, name)).unleased == 880
-        assert await read_lease_row(store._store, name, first.lease_file.holder) == BudgetLeaseRow(120, 120, rows.CLOSED_SEQUENCE)
+        assert await read_lease_row(store._store, name, first.lease_file.holder) == BudgetLeaseRow(
+            120, 120, rows.CLOSED_SEQUENCE
+        )
         assert await read_spent_pico(store._store, name) == 120  # and no hold is among the active counters
         assert {each.counter[:3] for each in await list_active_counters(store._store, [_today(clock)])} == {name}
     assert list_lease_files(tmp_path / "journal") == []
@@ -217,7 +226,9 @@ def test_a_call_is_settled_once_and_when_that_is_written_down(tmp_path: Path, mo
 
     journal = Journal(tmp_path, UlidFactory(lambda: 0.0, lambda size: bytes(size)))
     account = ChargedCounters.from_counters([Counter(*new_budget_key(), 8)])
-    numbers = [journal.write_intent(Intent(account, 0, 1, 1, 5, completion_listeners=(Told(), Told()))) for _ in range(3)]
+    numbers = [
+        journal.write_intent(Intent(account, 0, 1, 1, 5, completion_listeners=(Told(), Told()))) for _ in range(3)
+    ]
     receipt = Receipt(UsageCounts(1, pico=3), {"long": "x" * 10**6})
     with monkeypatch.context() as patch:
         patch.setattr("os.pwrite", full)

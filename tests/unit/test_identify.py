@@ -71,7 +71,9 @@ async def test_bedrock_api_key_in_place_of_a_token_is_refused_with_what_to_do(
     assert key.decode() not in str(refused.value) + caplog.text
 
 
-async def test_token_that_only_looks_somewhat_like_a_bedrock_api_key_is_refused_as_any_other(by_token: TokenAuthenticator) -> None:
+async def test_token_that_only_looks_somewhat_like_a_bedrock_api_key_is_refused_as_any_other(
+    by_token: TokenAuthenticator,
+) -> None:
     for token in (b"abskQmVk", b"my-bedrock-api-key-x", b"eyJABSK"):
         with pytest.raises(AccessDenied, match="the token is not good"):
             by_token.cached(request({b"authorization": b"Bearer " + token}))

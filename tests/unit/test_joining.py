@@ -120,7 +120,10 @@ def test_headers_are_counted_with_what_is_kept() -> None:
     joining = RetryJoiner(lambda: 0.0)
     head = [(b"x-long", b"y" * 5000)] * 10
     finished(joining, 1, head, b"body")
-    assert joining.kept_bytes == CALL_OVERHEAD_BYTES + 10 * (5006 + HEADER_OVERHEAD_BYTES) + 4 + limits.PIECE_OVERHEAD_BYTES
+    assert (
+        joining.kept_bytes
+        == CALL_OVERHEAD_BYTES + 10 * (5006 + HEADER_OVERHEAD_BYTES) + 4 + limits.PIECE_OVERHEAD_BYTES
+    )
     too_long = [(b"x-long", b"y" * limits.MAX_RESPONSE_BYTES)]
     finished(joining, 2, too_long)
     assert list(joining._calls) == [1]

@@ -15,12 +15,12 @@ from uuid import uuid4
 import orjson
 import pytest
 from price_keeper.commands import replay
-from price_keeper.errors import RecordingUnavailable, JournalUnusable
+from price_keeper.errors import JournalUnusable, RecordingUnavailable
 from price_keeper.model import Scope
 from price_keeper.recording import composed, journal
 from price_keeper.recording.aggregator import Aggregator, build_total_key
 from price_keeper.recording.composed import open_recording
-from price_keeper.recording.entries import ChargedCounters, Counter, UsageCounts, Intent, Receipt
+from price_keeper.recording.entries import ChargedCounters, Counter, Intent, Receipt, UsageCounts
 from price_keeper.recording.folder import lock_folder
 from price_keeper.recording.leftovers import recover
 from price_keeper.recording.lines import encode_line
@@ -28,7 +28,7 @@ from price_keeper.recording.segment import sync_folder
 from price_keeper.stores.contract import Store, Update, Write
 
 from tests.support.clock import ManualClock
-from tests.support.recording import ScriptedFaults, RecordingHarness, open_recording_harness
+from tests.support.recording import RecordingHarness, ScriptedFaults, open_recording_harness
 from tests.unit.test_recording_start import PWRITE, config_of
 
 
@@ -148,7 +148,7 @@ async def test_who_ends_while_the_disk_is_slow_waits_for_it_and_has_no_trouble(
 
 
 async def test_trouble_that_comes_and_goes_is_logged_once_in_ten_seconds(
-    rec: Recording, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    rec: RecordingHarness, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As where descriptors are short, and each becomes free for a moment: of a disk, then of the store."""
     number = rec.begin()
@@ -157,7 +157,7 @@ async def test_trouble_that_comes_and_goes_is_logged_once_in_ten_seconds(
         for _ in range(3):
             with monkeypatch.context() as patch:
                 patch.setattr(rec.journal._segment, "append", refused(errno.EMFILE))
-                with pytest.raises(CannotRecord):
+                with pytest.raises(RecordingUnavailable):
                     rec.begin()
             assert rec.journal.trouble
             rec.journal.record(number, None)
@@ -311,7 +311,9 @@ async def test_another_process_that_counts_anew_takes_no_call_of_the_first(tmp_p
 async def test_a_total_above_its_shards_is_told_once(
     rec: RecordingHarness, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("price_keeper.stores.schema.active_counters_partition", lambda day: f"ACTIVE#{rec.scope.org}#{day}")
+    monkeypatch.setattr(
+        "price_keeper.stores.schema.active_counters_partition", lambda day: f"ACTIVE#{rec.scope.org}#{day}"
+    )
     rec.spend(1)
     assert await rec.recorder.flush()
     one = Aggregator(rec.store, rec.clock, 60)
@@ -329,11 +331,13 @@ def test_a_journal_on_a_disk_that_takes_no_writes_is_told_plainly(
 ) -> None:
     monkeypatch.setattr(os, "open", refused(errno.EROFS))
     told = r"cannot use the journal in .*: Read-only file system; copy it to a disk that can be written to"
-    with pytest.raises(JournalUnusable, match=told), lock_folder(tmp_path, make=False):
+    with pytest.raises(JournalUnusable, match=told), lock_folder(tmp_path, create=False):
         pass
 
 
-async def test_a_replay_that_cannot_write_a_seal_says_so(rec: RecordingHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_replay_that_cannot_write_a_seal_says_so(
+    rec: RecordingHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rec.begin()
     rec.spend(1)
     monkeypatch.setattr(os, "truncate", refused(errno.EROFS))

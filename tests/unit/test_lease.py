@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from price_keeper.limits.bucket import RateLimit
 from price_keeper.limits.lease import (
-    NEEDS_TOP_UP,
     FIRST_HORIZON,
-    MIN_HORIZON,
-    MAX_HORIZON,
     MAX_BACKOFF,
+    MAX_HORIZON,
+    MIN_HORIZON,
+    NEEDS_TOP_UP,
     TAKEN,
     TAKEN_BUT_LOW,
     RateLease,
@@ -17,7 +17,7 @@ from price_keeper.limits.lease import (
     select_slowest_refill,
 )
 
-from tests.support.leases import APP, CALL, FULL, top_up, make_bucket, take_steadily, make_lease, make_limit
+from tests.support.leases import APP, CALL, FULL, make_bucket, make_lease, make_limit, take_steadily, top_up
 
 # Taking.
 

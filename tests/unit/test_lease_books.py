@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from price_keeper.limits.lease import IDLE_SECONDS, TAKEN
 
-from tests.support.leases import CALL, make_bucket, take_steadily, make_lease, make_limit
+from tests.support.leases import CALL, make_bucket, make_lease, make_limit, take_steadily
 
 # Truth, debt and giving back.
 

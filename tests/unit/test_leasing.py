@@ -7,10 +7,10 @@ import random
 from typing import cast
 
 import pytest
-from price_keeper.errors import Busy, StoreUnavailable, StoreThrottled
+from price_keeper.errors import Busy, StoreThrottled, StoreUnavailable
 from price_keeper.limits.bucket import RateBucket, RateLimit
 from price_keeper.limits.leasing import STORE_TIMEOUT_SECONDS, RateLeaseManager
-from price_keeper.limits.limiter import NORMAL, RETRY, Grant, BucketClient
+from price_keeper.limits.limiter import NORMAL, RETRY, BucketClient, Grant
 from price_keeper.stores.contract import Key, Store
 from price_keeper.tasks import Tasks
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from price_keeper.limits.bucket import RateLimit
-from price_keeper.limits.settings import validate_rate_limits, parse_rate_limits
+from price_keeper.limits.settings import parse_rate_limits, validate_rate_limits
 from price_keeper.model import Scope
 from price_keeper.stores import schema
 
@@ -53,7 +53,10 @@ def test_a_bucket_holds_a_minute_unless_it_is_said_otherwise() -> None:
     assert limits is not None
     assert limits.bucket.key == schema.rate_bucket_key(SCOPE, "RATE")
     assert limits.bucket.version == 3
-    assert limits.bucket.limits == (RateLimit("rpm", 600_000, 600_000, 60_000), RateLimit("tpm", 9_000_000, 9_000_000, 60_000))
+    assert limits.bucket.limits == (
+        RateLimit("rpm", 600_000, 600_000, 60_000),
+        RateLimit("tpm", 9_000_000, 9_000_000, 60_000),
+    )
     assert (limits.rates, limits.is_exact) == ({"rpm": 600, "tpm": 9000}, False)
 
 

@@ -294,7 +294,9 @@ async def test_who_is_in_others_way_waits_and_tries_again(rig: BucketHarness) ->
 
 
 @pytest.mark.parametrize(("fault", "raised"), [(CONFLICT, TransactionFailed), (THROTTLED, StoreThrottled)])
-async def test_who_always_is_says_so_and_has_taken_nothing(rig: BucketHarness, fault: str, raised: type[Exception]) -> None:
+async def test_who_always_is_says_so_and_has_taken_nothing(
+    rig: BucketHarness, fault: str, raised: type[Exception]
+) -> None:
     rig.set_faults(*[fault] * 6)
     with pytest.raises(raised):
         await rig.take(1_000)

@@ -9,18 +9,18 @@ from pathlib import Path
 import pytest
 from price_keeper.errors import CancellationReason, ReasonCode, StoreUnavailable, TransactionFailed
 from price_keeper.limits.bucket import RateBucket
-from price_keeper.limits.sending import MAX_IN_FLIGHT_SECONDS, TransactionSender, BucketTransaction
+from price_keeper.limits.sending import MAX_IN_FLIGHT_SECONDS, BucketTransaction, TransactionSender
 from price_keeper.stores.contract import EXPIRY_ATTRIBUTE
 from price_keeper.stores.sqlite import SqliteStore
 
 from tests.support.buckets import (
-    NOT_SENT,
     ANSWER_LOST,
-    NOW,
-    RPM,
     NEVER_ANSWERED,
-    TPM,
+    NOT_SENT,
+    NOW,
     OUTCOME_UNKNOWN,
+    RPM,
+    TPM,
     BucketHarness,
     rpm_item,
 )
@@ -48,7 +48,9 @@ async def test_adjust_gives_back_only_as_much_as_fits_and_tells_all_of_it(rig: B
     assert rig.client.pending == 0
 
 
-async def test_adjust_gives_back_below_the_brim_of_the_item_though_the_settings_have_a_higher_one(rig: BucketHarness) -> None:
+async def test_adjust_gives_back_below_the_brim_of_the_item_though_the_settings_have_a_higher_one(
+    rig: BucketHarness,
+) -> None:
     await rig.put_item({"rpm_tk": 9_000, "rf": NOW - 400})
     higher = RateBucket(rig.bucket.key, (RPM._replace(capacity=50_000),), 2)
     await rig.client.adjust([higher], {"rpm": -3_000}, {})
@@ -202,7 +204,9 @@ async def test_a_refusal_of_what_an_engine_sent_before_settles_nothing_either(ri
     assert await rig.get_item() == rpm_item() | {"rpm_tk": 6_000, "rpm_tc": 3_000, "rf": NOW - 400}
 
 
-async def test_what_waits_is_looked_at_once_and_not_in_each_round(rig: BucketHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_waits_is_looked_at_once_and_not_in_each_round(
+    rig: BucketHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """There may be a thousand of them, and each adjustment comes by."""
     await rig.put_item({"rpm_tk": 5_000, "rf": NOW - 400})
     rig.set_faults(OUTCOME_UNKNOWN, lambda: rig.add_concurrently(rpm_tk=-4_000))

@@ -11,9 +11,16 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.rsa import generate_private_key
 from hypothesis import given
 from hypothesis import strategies as st
-from price_keeper.auth.clients import _SECRET_FORMAT, SECRET_HASH, ClientVerifier, client_item_key, hash_secret, make_secret
+from price_keeper.auth.clients import (
+    _SECRET_FORMAT,
+    SECRET_HASH,
+    ClientVerifier,
+    client_item_key,
+    hash_secret,
+    make_secret,
+)
 from price_keeper.auth.keys import SigningKey
-from price_keeper.auth.lookups import LookupThrottle, LookupRate
+from price_keeper.auth.lookups import LookupRate, LookupThrottle
 from price_keeper.auth.marks import NO_TAGS, SecretTagger
 from price_keeper.auth.registering import register
 from price_keeper.auth.retrieval import _RETRIEVAL_TOKEN_FORMAT, is_tagged_token, retrieve, seal_secret
@@ -22,7 +29,7 @@ from price_keeper.stores.contract import Put
 
 from tests.support.clock import ManualClock
 from tests.support.memory_store import MemoryStore
-from tests.support.secrets_kept import use_cheap_hashes, create_scope, new_scope
+from tests.support.secrets_kept import create_scope, new_scope, use_cheap_hashes
 
 OLD = SigningKey("old", "HS256", b"o" * 32, b"o" * 32)
 NEW = SigningKey("new", "HS256", b"n" * 32, b"n" * 32)

@@ -123,7 +123,9 @@ def test_connections_and_calls_are_as_many_as_an_eighth_of_the_memory_holds() ->
     assert limits.handshakes == 128
     assert fit_to_memory(DEFAULT_LIMITS, MemoryLimits(512 * MIB, 512 * MIB), 4).connections == 512
     assert fit_to_memory(DEFAULT_LIMITS, MemoryLimits(512 * MIB, 512 * MIB), is_tls=True).connections == 1024
-    assert fit_to_memory(replace(DEFAULT_LIMITS, connections=100), MemoryLimits(512 * MIB, 512 * MIB)).connections == 100
+    assert (
+        fit_to_memory(replace(DEFAULT_LIMITS, connections=100), MemoryLimits(512 * MIB, 512 * MIB)).connections == 100
+    )
     assert fit_to_memory(DEFAULT_LIMITS, MemoryLimits(MIB, MIB)).connections == MIN_LIMIT
     assert fit_to_memory(DEFAULT_LIMITS, MemoryLimits(None, MACHINE)) == DEFAULT_LIMITS
 

@@ -17,7 +17,7 @@ from price_keeper.forwarding.forwarder import UpstreamTarget
 from price_keeper.forwarding.model_path import Operation
 from price_keeper.forwarding.upstream import UpstreamEndpoint
 from price_keeper.metering.guardrails import estimate_units
-from price_keeper.metering.pricing import Pricer, Cost, build_price_table
+from price_keeper.metering.pricing import Cost, Pricer, build_price_table
 from price_keeper.metering.reading import EVENT_STREAM
 from price_keeper.metering.usage import make_plain_usage
 from price_keeper.recording.entries import ChargedCounters, Counter, UsageCounts
@@ -28,7 +28,9 @@ from price_keeper.recording.leftovers import recover
 from price_keeper.recording.meter import MAX_CALL_PICO, Meter, OperationPricing
 from price_keeper.recording.ulid import UlidFactory
 
-TOKENS = build_price_table(PricesConfig(input="3", output="15", cache_read="0.3", cache_write_5m="3.75", cache_write_1h="6")).pricer  # type: ignore[arg-type]
+TOKENS = build_price_table(
+    PricesConfig(input="3", output="15", cache_read="0.3", cache_write_5m="3.75", cache_write_1h="6")
+).pricer  # type: ignore[arg-type]
 UNIT = 150_000_000
 UNITS = {"topicPolicyUnits": UNIT, "contentPolicyUnits": UNIT, "automatedReasoningPolicyUnits": UNIT}
 BOTH = add_guardrail_prices(TOKENS, UNITS)
@@ -108,7 +110,9 @@ def test_a_receipt_that_cannot_be_written_is_an_estimate(
 def test_units_that_nobody_can_have_used_are_not_believed_of_a_cut_answer_either(journal: Journal) -> None:
     usage = {"automatedReasoningPolicyUnits": 10**9, "automatedReasoningPolicies": 10**9}
     trace = {"trace": {"guardrail": {"inputAssessment": {"a": {"invocationMetrics": {"usage": usage}}}}}}
-    counts = recorded(guarded(journal, Operation.CONVERSE_STREAM), journal, EVENT_STREAM, encode_event("metadata", trace))
+    counts = recorded(
+        guarded(journal, Operation.CONVERSE_STREAM), journal, EVENT_STREAM, encode_event("metadata", trace)
+    )
     assert counts.pico == BOTH.price(GUARDED).pico
 
 
@@ -148,8 +152,14 @@ def test_a_trace_that_tells_more_than_the_estimate_is_believed(journal: Journal)
 
 
 def test_a_tool_that_was_called_before_an_error_is_paid(journal: Journal) -> None:
-    block = encode_event("contentBlockStart", {"start": {"toolUse": {"toolUseId": "x", "name": "y"}}, "contentBlockIndex": 0})
-    begun = encode_event("messageStart", {"role": "assistant"}) + block + encode_event("messageStop", {"stopReason": "tool_use"})
+    block = encode_event(
+        "contentBlockStart", {"start": {"toolUse": {"toolUseId": "x", "name": "y"}}, "contentBlockIndex": 0}
+    )
+    begun = (
+        encode_event("messageStart", {"role": "assistant"})
+        + block
+        + encode_event("messageStop", {"stopReason": "tool_use"})
+    )
     broken = encode_exception("modelStreamErrorException", "no")
     counts = recorded(plain(journal, Operation.CONVERSE_STREAM), journal, EVENT_STREAM, begun + broken)
     assert (counts.estimated_requests, counts.input_tokens) == (1, GUESS.input)

@@ -27,7 +27,9 @@ from price_keeper.recording.journal import Journal
 from price_keeper.recording.meter import Meter, OperationPricing
 from price_keeper.recording.ulid import UlidFactory
 
-TOKENS = build_price_table(PricesConfig(input="3", output="15", cache_read="0.3", cache_write_5m="3.75", cache_write_1h="6")).pricer  # type: ignore[arg-type]
+TOKENS = build_price_table(
+    PricesConfig(input="3", output="15", cache_read="0.3", cache_write_5m="3.75", cache_write_1h="6")
+).pricer  # type: ignore[arg-type]
 CLAUDE = "claude-sonnet-4-5-20250929"
 UNIT_PRICES = {"topicPolicyUnits": 150_000_000, "wordPolicyUnits": 0}
 UNITS = Pricer(lambda usage: price_guardrail(UNIT_PRICES, usage.units), "config")
@@ -136,7 +138,9 @@ def test_embedding_has_no_output_to_count_and_is_exact(record: Ask, document: di
 ZERO = {"inputTokens": 0, "outputTokens": 0, "totalTokens": 0}
 NO_TOKENS = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
 SAID = encode_event("contentBlockDelta", {"delta": {"text": TEXT}, "contentBlockIndex": 0})
-STREAM = encode_event("messageStart", {"role": "assistant"}) + SAID + encode_event("messageStop", {"stopReason": "end_turn"})
+STREAM = (
+    encode_event("messageStart", {"role": "assistant"}) + SAID + encode_event("messageStop", {"stopReason": "end_turn"})
+)
 ZEROS: dict[str, tuple[Operation, bytes, Any, dict[bytes, bytes]]] = {
     "Converse": (Operation.CONVERSE, JSON, {"output": {"message": {"content": [{"text": TEXT}]}}, "usage": ZERO}, {}),
     "ConverseStream": (Operation.CONVERSE_STREAM, EVENT_STREAM, STREAM + encode_event("metadata", {"usage": ZERO}), {}),
@@ -199,7 +203,9 @@ def test_zero_output_of_an_answer_that_says_nothing_is_exact(
 
 def test_zero_output_of_a_stream_that_says_nothing_is_exact(record: Ask) -> None:
     usage = {"inputTokens": 90, "outputTokens": 0}
-    conversed = encode_event("messageStart", {"role": "assistant"}) + encode_event("messageStop", {"stopReason": "max_tokens"})
+    conversed = encode_event("messageStart", {"role": "assistant"}) + encode_event(
+        "messageStop", {"stopReason": "max_tokens"}
+    )
     conversed += encode_event("metadata", {"usage": usage})
     expected = UsageCounts(1, 0, 90, pico=90 * 3_000_000)
     assert record(Operation.CONVERSE_STREAM, conversed, EVENT_STREAM, most=WORST) == expected
@@ -236,12 +242,16 @@ def test_zero_output_of_an_answer_that_cannot_be_read_is_not_believed(record: As
 
 
 def test_zero_output_of_a_stream_with_a_very_long_chunk_is_not_believed(record: Ask) -> None:
-    stream = chunk({"outputText": TEXT * 20}) + chunk({INVOCATION_METRICS: {"inputTokenCount": 90, "outputTokenCount": 0}})
+    stream = chunk({"outputText": TEXT * 20}) + chunk(
+        {INVOCATION_METRICS: {"inputTokenCount": 90, "outputTokenCount": 0}}
+    )
     assert record(Operation.INVOKE_STREAM, stream, EVENT_STREAM, most=WORST).pico == WORST
 
 
 def test_tool_call_without_text_is_output(record: Ask) -> None:
-    block = encode_event("contentBlockStart", {"start": {"toolUse": {"toolUseId": "x", "name": "y"}}, "contentBlockIndex": 0})
+    block = encode_event(
+        "contentBlockStart", {"start": {"toolUse": {"toolUseId": "x", "name": "y"}}, "contentBlockIndex": 0}
+    )
     usage = encode_event("metadata", {"usage": {"inputTokens": 90, "outputTokens": 0}})
     stream = encode_event("messageStart", {"role": "assistant"}) + block + usage
     assert record(Operation.CONVERSE_STREAM, stream, EVENT_STREAM, most=WORST).pico == WORST
@@ -281,7 +291,11 @@ def test_units_of_free_policies_and_free_labels_cost_nothing(record: Ask) -> Non
     assert record(Operation.CONVERSE, answer, price=free) == UsageCounts(1, 0, 9, 9)
     units = {"invocationMetrics": {"usage": {"wordPolicyUnits": 1}}}
     answer["trace"] = {"guardrail": {"inputAssessment": {"g": units}}}
-    more = {"price": add_guardrail_prices(free, UNIT_PRICES), "guess": GUESS._replace(units=estimate_units(9, 500)), "asked_units": 9}
+    more = {
+        "price": add_guardrail_prices(free, UNIT_PRICES),
+        "guess": GUESS._replace(units=estimate_units(9, 500)),
+        "asked_units": 9,
+    }
     assert record(Operation.CONVERSE, answer, most=WORST, **more) == UsageCounts(1, 0, 9, 9, guardrail_units=1)
 
 

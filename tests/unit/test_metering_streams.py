@@ -434,4 +434,6 @@ def test_a_cut_chunk_without_them_says_nothing():
 
 
 def test_what_is_asked_of_the_watcher_is_bounded():
-    assert all(kept <= 64 * 1024 for wanted in (CONVERSE_FRAME_LIMITS, INVOCATION_FRAME_LIMITS) for kept in wanted.values())
+    assert all(
+        kept <= 64 * 1024 for wanted in (CONVERSE_FRAME_LIMITS, INVOCATION_FRAME_LIMITS) for kept in wanted.values()
+    )

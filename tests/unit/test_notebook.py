@@ -25,7 +25,7 @@ from price_keeper.stores.contract import Store
 from tests.support import disks
 from tests.support.clock import ManualClock
 from tests.support.commands import ROOT
-from tests.support.fleet import USD, put_budget, new_caller, open_budget_sidecar
+from tests.support.fleet import USD, new_caller, open_budget_sidecar, put_budget
 
 KILLS = 4
 NOTE = encode_line(b'[1,"settings","ORG#00000001-0000-4000-8000-000000000000",{}]')

@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from price_keeper.calendar_days import Period, load_zone, find_span
+from price_keeper.calendar_days import Period, find_span, load_zone
 from price_keeper.errors import Busy, QuotaExceeded
 from price_keeper.model import Scope
 from price_keeper.recording.entries import Counter
@@ -28,7 +28,7 @@ from price_keeper.stores.contract import Store
 from price_keeper.tasks import Tasks
 
 from tests.support.clock import ManualClock
-from tests.support.fleet import USD, CountingStore, BudgetSidecar, put_budget, new_caller, put_item, open_budget_sidecar
+from tests.support.fleet import USD, BudgetSidecar, CountingStore, new_caller, open_budget_sidecar, put_budget, put_item
 
 QUOTAS = {"premium": 10, "standard": 5, "economy": 1}
 DAY = "DAY#20261118"
@@ -55,16 +55,22 @@ def passed_on(notes: BudgetSnapshot) -> BudgetSnapshot:
 
 
 def found_in(*several: BudgetSnapshot) -> dict[noted.RecordKey, bytes]:
-    found, spoilt = noted.select_newest(values for each in several for values in decode_lines(b"".join(each.export_lines())).values)
+    found, spoilt = noted.select_newest(
+        values for each in several for values in decode_lines(b"".join(each.export_lines())).values
+    )
     assert spoilt == 0
     return found
 
 
 @asynccontextmanager
-async def following(one: BudgetSidecar, folder: Path, *, is_away: bool = True, **config: Any) -> AsyncIterator[BudgetSidecar]:
+async def following(
+    one: BudgetSidecar, folder: Path, *, is_away: bool = True, **config: Any
+) -> AsyncIterator[BudgetSidecar]:
     """Begun with what `one` noted, while the store is away."""
     store, clock = one.store._store, one.clock
-    async with open_budget_sidecar(folder / "two", store, clock, notes=passed_on(one.budget_registry.snapshot), **config) as two:
+    async with open_budget_sidecar(
+        folder / "two", store, clock, notes=passed_on(one.budget_registry.snapshot), **config
+    ) as two:
         two.store.is_away = is_away
         yield two
 
@@ -130,7 +136,9 @@ async def test_of_an_app_that_was_never_met_only_the_calendar_is_known(one: Budg
             assert (plan.period, plan.shards, dict(plan.quotas)) == (Period.MONTH, 16, {})
 
 
-async def test_an_org_that_nobody_put_and_one_that_was_never_met_have_no_budget(one: BudgetSidecar, tmp_path: Path) -> None:
+async def test_an_org_that_nobody_put_and_one_that_was_never_met_have_no_budget(
+    one: BudgetSidecar, tmp_path: Path
+) -> None:
     who = new_caller()
     await one.decide(who)
     async with following(one, tmp_path) as two:
@@ -171,7 +179,9 @@ async def test_what_was_spent_in_another_period_is_none_of_this_one(one: BudgetS
         )
 
 
-async def test_a_call_of_yesterday_that_ends_today_leaves_what_was_noted_today(one: BudgetSidecar, tmp_path: Path) -> None:
+async def test_a_call_of_yesterday_that_ends_today_leaves_what_was_noted_today(
+    one: BudgetSidecar, tmp_path: Path
+) -> None:
     who = new_caller()
     await put_budget(one.store._store, who.org, QUOTAS)
     _, number = await one.begin(who)
@@ -252,7 +262,9 @@ async def test_with_refuse_what_is_noted_lets_nobody_in(one: BudgetSidecar, tmp_
             await two.decide(who)
 
 
-async def test_a_look_that_failed_leaves_what_was_noted_for_the_next_process(one: BudgetSidecar, tmp_path: Path) -> None:
+async def test_a_look_that_failed_leaves_what_was_noted_for_the_next_process(
+    one: BudgetSidecar, tmp_path: Path
+) -> None:
     who = new_caller()
     await put_budget(one.store._store, who.org, QUOTAS)
     await one.spend(who, 10 * USD)
@@ -358,7 +370,9 @@ async def test_nothing_else_of_an_item_is_noted(one: BudgetSidecar) -> None:
     who = new_caller()
     more: dict[str, Any] = {"org_name": "Marked name", "credentials": {"secret_hash": "marked-hash"}, "other": "marked"}
     await put_budget(one.store._store, who.org, QUOTAS, **more)
-    await put_item(one.store._store, schema.app_config_key(who.org, "web"), app_name="Marked app", secret="marked-secret")
+    await put_item(
+        one.store._store, schema.app_config_key(who.org, "web"), app_name="Marked app", secret="marked-secret"
+    )
     await one.spend(who, 1)
     text = b"".join(passed_on(one.budget_registry.snapshot).export_lines())
     assert who.org.encode() in text
@@ -392,7 +406,9 @@ def test_so_many_bytes_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     assert 10 < len(notes.export_lines()) < 30
 
 
-async def test_sums_make_room_before_settings_do(one: BudgetSidecar, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_sums_make_room_before_settings_do(
+    one: BudgetSidecar, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Else what was spent by many apps would have it forgotten that their budgets are hard."""
     monkeypatch.setattr(noted, "MAX_RECORDS", 16)
     who = new_caller()

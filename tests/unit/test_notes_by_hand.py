@@ -19,7 +19,7 @@ from price_keeper.stores import schema
 from price_keeper.stores.sqlite import SqliteStore
 
 from tests.support.clock import ManualClock
-from tests.support.fleet import USD, put_budget, new_caller, open_budget_sidecar
+from tests.support.fleet import USD, new_caller, open_budget_sidecar, put_budget
 
 DAY = "DAY#20261118"
 
@@ -36,7 +36,10 @@ async def test_what_was_written_by_hand_and_cannot_be_noted_keeps_no_look_from_t
         with sqlite3.connect(path) as connection:
             put = "UPDATE config SET item = json_set(item, '$.tight_mode_threshold_pct', json(?)) WHERE pk = ?"
             assert connection.execute(put, (written, schema.org_config_key(who.org).pk)).rowcount == 1
-        async with open_budget_sidecar(tmp_path / "one", store, clock) as one, open_budget_sidecar(tmp_path / "two", store, clock) as two:
+        async with (
+            open_budget_sidecar(tmp_path / "one", store, clock) as one,
+            open_budget_sidecar(tmp_path / "two", store, clock) as two,
+        ):
             await one.spend(who, 10 * USD)
             await one.recorder.flush()
             with pytest.raises(QuotaExceeded):

@@ -6,10 +6,16 @@ import asyncio
 from typing import Any, cast
 
 import pytest
-from price_keeper.calendar_days import Period, load_zone, find_span
+from price_keeper.calendar_days import Period, find_span, load_zone
 from price_keeper.errors import ConfigError
 from price_keeper.model import Scope
-from price_keeper.selection.overrides import Override, clear_override, parse_override, set_override, parse_override_version
+from price_keeper.selection.overrides import (
+    Override,
+    clear_override,
+    parse_override,
+    parse_override_version,
+    set_override,
+)
 from price_keeper.stores import schema
 from price_keeper.stores.contract import EXPIRY_ATTRIBUTE, Put, Store, Update
 

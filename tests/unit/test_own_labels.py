@@ -14,7 +14,7 @@ from typing import Any, cast
 from uuid import uuid4
 
 import pytest
-from price_keeper.calendar_days import Period, load_zone, find_span
+from price_keeper.calendar_days import Period, find_span, load_zone
 from price_keeper.config import Config
 from price_keeper.errors import Busy, InvalidRequest
 from price_keeper.forwarding.forwarder import UpstreamTarget

@@ -7,10 +7,10 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 from price_keeper.control.page.history import (
-    MIN_SAMPLE_SECONDS,
     MAX_CURVES,
     MAX_SAMPLES,
     MAX_UNSPENT_CURVES,
+    MIN_SAMPLE_SECONDS,
     SpendCurve,
     SpendHistory,
     SpendSample,
@@ -52,7 +52,13 @@ def test_between_points_it_is_a_straight_line_and_while_nothing_is_spent_a_flat_
     assert [course.estimate_at(at) for at in (-5, 0, 50, 100, 150, 200, 250, 300, 999)] == [
         *(0, 0, 500, 1000, 1000, 1000, 2000, 3000, 3000)
     ]
-    assert [course.estimate_when_reached(pico) for pico in (1, 500, 2000, 3000, 3001)] == [0.1, 50.0, 250.0, 300.0, None]
+    assert [course.estimate_when_reached(pico) for pico in (1, 500, 2000, 3000, 3001)] == [
+        0.1,
+        50.0,
+        250.0,
+        300.0,
+        None,
+    ]
     assert SpendCurve(SpendSample(10.0, 700)).estimate_when_reached(500) is None  # before anything is known
 
 
@@ -74,7 +80,11 @@ def test_samples_that_come_fast_take_the_place_of_each_other() -> None:
 
 def test_more_that_somebody_does_not_know_of_is_news_once() -> None:
     course = SpendCurve(SpendSample(0.0, 100))
-    assert [course.has_unreported_spend(100), course.has_unreported_spend(99), course.has_unreported_spend(99)] == [False, True, False]
+    assert [course.has_unreported_spend(100), course.has_unreported_spend(99), course.has_unreported_spend(99)] == [
+        False,
+        True,
+        False,
+    ]
     course.add_sample(1.0, 101)
     assert course.has_unreported_spend(100)
 

@@ -8,7 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from price_keeper.control.page.history import SpendCurve, SpendSample
-from price_keeper.control.page.outlook import HOUR_SECONDS, BudgetView, compute_spend_rate, forecast_quota, find_serving_label, describe_outcome, simulate_quota
+from price_keeper.control.page.outlook import (
+    HOUR_SECONDS,
+    BudgetView,
+    compute_spend_rate,
+    describe_outcome,
+    find_serving_label,
+    forecast_quota,
+    simulate_quota,
+)
 from price_keeper.model import PICO_PER_USD
 from price_keeper.selection import policy
 
@@ -84,7 +92,9 @@ def test_a_label_that_was_left_is_not_gone_back_to_in_this_period() -> None:
     left = view({"premium": 10, "standard": 2}, active=1, premium=course((-5, 0), (-4, 10)))
     found = simulate_quota(left, "premium", 20 * PICO_PER_USD)["as_it_would_be"]
     assert (found["serves"], found["would_have_served"]) == ("standard", "premium")
-    everything = simulate_quota(view({"premium": 10, "standard": 10, "economy": 10}, active=2), "economy", 9 * PICO_PER_USD)
+    everything = simulate_quota(
+        view({"premium": 10, "standard": 10, "economy": 10}, active=2), "economy", 9 * PICO_PER_USD
+    )
     assert everything["as_it_would_be"]["serves"] is None
 
 

@@ -8,7 +8,12 @@ from contextlib import ExitStack
 import pytest
 from price_keeper.control.calls import Principal
 from price_keeper.control.connections import fit_port_limits
-from price_keeper.control.page.listeners import MAX_ADMIN_PAGES, MAX_CLIENT_PAGES, MAX_PAGES_PER_CLIENT, PageSubscriptions
+from price_keeper.control.page.listeners import (
+    MAX_ADMIN_PAGES,
+    MAX_CLIENT_PAGES,
+    MAX_PAGES_PER_CLIENT,
+    PageSubscriptions,
+)
 from price_keeper.control.page.shared import MAX_CACHE_ENTRIES, SingleFlightCache
 from price_keeper.control.problems import ApiError
 

@@ -8,7 +8,13 @@ from typing import Any
 import pytest
 from price_keeper.calendar_days import Period, load_zone
 from price_keeper.config.keys import DefaultsConfig
-from price_keeper.selection.plan import UNUSABLE_ORDERING_LABEL, DEFAULT_ALERT_THRESHOLDS, EffectiveSettings, resolve_settings, find_change_time
+from price_keeper.selection.plan import (
+    DEFAULT_ALERT_THRESHOLDS,
+    UNUSABLE_ORDERING_LABEL,
+    EffectiveSettings,
+    find_change_time,
+    resolve_settings,
+)
 
 NOW = 1_795_003_200.0
 DEFAULTS = DefaultsConfig()
@@ -101,7 +107,11 @@ MONEY = [
     ({"quotas": {"premium": 10**16, "economy": 1}}, ("premium", "economy"), {"premium": 0, "economy": MICRO}),
     ({"quotas": {"premium": 1, "economy": 1, "a#b": 1}}, ("premium", "economy"), {"premium": MICRO, "economy": MICRO}),
     ({"model_ordering": "premium", "quotas": {}}, (UNUSABLE_ORDERING_LABEL,), {UNUSABLE_ORDERING_LABEL: 0}),
-    ({"model_ordering": [], "quotas": {"premium": 1}}, (UNUSABLE_ORDERING_LABEL,), {"premium": MICRO, UNUSABLE_ORDERING_LABEL: 0}),
+    (
+        {"model_ordering": [], "quotas": {"premium": 1}},
+        (UNUSABLE_ORDERING_LABEL,),
+        {"premium": MICRO, UNUSABLE_ORDERING_LABEL: 0},
+    ),
     ({"model_ordering": [7, ""], "quotas": {}}, (UNUSABLE_ORDERING_LABEL,), {UNUSABLE_ORDERING_LABEL: 0}),
     ({"model_ordering": None, "quotas": 7}, (UNUSABLE_ORDERING_LABEL,), {UNUSABLE_ORDERING_LABEL: 0}),
     ({"model_ordering": ["premium", 7, "premium"], "quotas": {"premium": 1}}, ("premium",), {"premium": MICRO}),

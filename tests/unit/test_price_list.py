@@ -13,17 +13,25 @@ from price_keeper.metering.price_list import (
     Product,
     UnclearPrices,
     UsageType,
-    select_prices,
     identify_model,
     normalize_model_name,
     parse_product,
     parse_usage_type,
+    select_prices,
 )
 from price_keeper.metering.pricing import ListedPrices
 
 from tests.support import price_list_server as list_of
 from tests.support.effort import tries
-from tests.support.price_list_server import US_EAST, list_claude, list_product, list_marketplace, list_native, list_new_claude, list_nova
+from tests.support.price_list_server import (
+    US_EAST,
+    list_claude,
+    list_marketplace,
+    list_native,
+    list_new_claude,
+    list_nova,
+    list_product,
+)
 
 # ---------------------------------------------------------------- usage types
 
@@ -193,7 +201,9 @@ def test_an_id_that_does_not_say_which_model_it_is(model: str) -> None:
 
 def test_a_product() -> None:
     product = list_native("Nova Lite", "NovaLite-input-tokens", "0.0000600000", inferenceType="Input tokens")
-    assert parse_product(product.entry, "us-east-1") == Product(normalize_model_name("Nova Lite"), "", "default", "", "input", 60_000)
+    assert parse_product(product.entry, "us-east-1") == Product(
+        normalize_model_name("Nova Lite"), "", "default", "", "input", 60_000
+    )
 
 
 @pytest.mark.parametrize(
@@ -217,7 +227,8 @@ def test_a_price_in_each_unit(usd: str, unit: str, pico: int) -> None:
 def test_units_are_millions_only_in_the_marketplace() -> None:
     assert (
         parse_product(
-            list_product("AmazonBedrock", "1", "Units", model="M 1", usagetype="USE1-M1-input-tokens").entry, "us-east-1"
+            list_product("AmazonBedrock", "1", "Units", model="M 1", usagetype="USE1-M1-input-tokens").entry,
+            "us-east-1",
         )
         is None
     )
@@ -230,7 +241,9 @@ def test_a_model_may_say_in_its_name_that_it_is_fast() -> None:
 
 
 def changed(change: Callable[[Any], object]) -> str:
-    document = json.loads(list_native("Nova Lite", "NovaLite-input-tokens", "0.00006", inferenceType="Input tokens").entry)
+    document = json.loads(
+        list_native("Nova Lite", "NovaLite-input-tokens", "0.00006", inferenceType="Input tokens").entry
+    )
     change(document)
     return json.dumps(document)
 
@@ -328,10 +341,14 @@ def test_any_other_entry_is_no_product(entry: str) -> None:
 # ---------------------------------------------------------------- prices of a model
 
 
-def prices(model: str, products: list[list_of.ListedProduct], region: str = "us-east-1") -> ListedPrices | UnclearPrices:
+def prices(
+    model: str, products: list[list_of.ListedProduct], region: str = "us-east-1"
+) -> ListedPrices | UnclearPrices:
     found = identify_model(model)
     assert found is not None
-    return select_prices(found, [product for each in products if (product := parse_product(each.entry, region)) is not None])
+    return select_prices(
+        found, [product for each in products if (product := parse_product(each.entry, region)) is not None]
+    )
 
 
 def unclear(model: str, products: list[list_of.ListedProduct]) -> str:
@@ -362,11 +379,15 @@ def test_a_global_profile_is_cheaper_than_the_region(model: str, table: dict[str
 
 
 def test_a_model_in_each_tier_and_mode() -> None:
-    fast = [list_native("Nova Lite", f"NovaLite-{kind}-tokens-latency-optimized", "0.0001") for kind in ("input", "output")]
+    fast = [
+        list_native("Nova Lite", f"NovaLite-{kind}-tokens-latency-optimized", "0.0001") for kind in ("input", "output")
+    ]
     found = prices("us.amazon.nova-lite-v1:0", US_EAST + fast)
     default = {"input": 60_000, "output": 240_000, "cache_read": 15_000, "cache_write_5m": 0}
     flex = {"input": 30_000, "output": 120_000, "cache_read": 7500}
-    assert found == ListedPrices({"default": default, "flex": flex}, {"optimized": {"input": 100_000, "output": 100_000}})
+    assert found == ListedPrices(
+        {"default": default, "flex": flex}, {"optimized": {"input": 100_000, "output": 100_000}}
+    )
 
 
 def test_newer_usage_types_say_the_same() -> None:

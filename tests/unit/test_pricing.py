@@ -15,14 +15,14 @@ from price_keeper.config.prices import LongContext
 from price_keeper.metering.pricing import (
     PRICE_DIMENSIONS,
     PRICE_UNKNOWN,
-    ListedPrices,
     Cost,
+    ListedPrices,
     PriceTable,
-    price_usage,
     build_label_price_table,
+    build_price_table,
     find_implausible_prices,
     overlay_prices,
-    build_price_table,
+    price_usage,
 )
 from price_keeper.metering.usage import Usage
 
@@ -40,7 +40,9 @@ CLAUDE = PricesConfig(
     service_tiers=MappingProxyType({"priority": TierPrices(*usd("5.25 26.25 0.525 6.5625 10.5"))}),
     latency_optimized=TierPrices(*usd("4 20 0.40 5 8")),
 )
-NOVA = PricesConfig(*usd("0.06 0.24 0.015 0"), service_tiers=MappingProxyType({"flex": TierPrices(*usd("0.03 0.12 0.0075"))}))
+NOVA = PricesConfig(
+    *usd("0.06 0.24 0.015 0"), service_tiers=MappingProxyType({"flex": TierPrices(*usd("0.03 0.12 0.0075"))})
+)
 LLAMA = PricesConfig(*usd("0.72 0.72"))
 TITAN = PricesConfig(*usd("0.02 0"))
 
@@ -81,7 +83,9 @@ def test_a_familys_usage_at_its_prices(prices: PricesConfig, usage: Usage, micro
         (LLAMA, Usage(0, 0, cache_read=1000), "720"),
     ],
 )
-def test_what_has_no_price_is_charged_at_the_dearest_and_flagged(prices: PricesConfig, usage: Usage, micros: str) -> None:
+def test_what_has_no_price_is_charged_at_the_dearest_and_flagged(
+    prices: PricesConfig, usage: Usage, micros: str
+) -> None:
     assert price_usage(build_price_table(prices), usage) == Cost(int(Decimal(micros) * 10**6), UNKNOWN)
 
 
@@ -150,7 +154,9 @@ def test_a_cost_is_exact(prices: PricesConfig, tokens: tuple[int, ...], tier: st
 
 @settings(max_examples=tries(200))
 @given(ALL_PRICES, TOKENS, TOKENS, TIERS, LATENCIES)
-def test_costs_add_up(prices: PricesConfig, one: tuple[int, ...], two: tuple[int, ...], tier: str, latency: str) -> None:
+def test_costs_add_up(
+    prices: PricesConfig, one: tuple[int, ...], two: tuple[int, ...], tier: str, latency: str
+) -> None:
     tariff = build_price_table(prices)
     first, second = (price_usage(tariff, Usage(*tokens, tier, latency)) for tokens in (one, two))
     both = price_usage(tariff, Usage(*map(sum, zip(one, two, strict=True)), tier, latency))
@@ -220,7 +226,11 @@ def test_the_list_knows_no_long_contexts_so_the_configurations_hold() -> None:
 def test_the_same_figures_have_the_same_version() -> None:
     tariff = build_price_table(CLAUDE)
     assert tariff.source == "config"
-    assert tariff.version == build_price_table(replace(CLAUDE)).version != build_price_table(replace(CLAUDE, input=Decimal(4))).version
+    assert (
+        tariff.version
+        == build_price_table(replace(CLAUDE)).version
+        != build_price_table(replace(CLAUDE, input=Decimal(4))).version
+    )
     assert tariff.version != build_price_table(replace(CLAUDE, latency_optimized=None)).version
     assert tariff.version.startswith("config-")
 
@@ -239,8 +249,14 @@ def test_a_default_price_makes_a_tariff_as_well() -> None:
 
 def test_a_place_has_its_own_prices_or_the_labels() -> None:
     label = LabelConfig("m", "llama", LLAMA)
-    assert build_label_price_table(label) == build_label_price_table(label, EndpointConfig("us-east-1")) == build_price_table(LLAMA)
-    assert build_label_price_table(label, EndpointConfig("us-east-1", prices_usd_per_1m=NOVA)) == build_price_table(NOVA)
+    assert (
+        build_label_price_table(label)
+        == build_label_price_table(label, EndpointConfig("us-east-1"))
+        == build_price_table(LLAMA)
+    )
+    assert build_label_price_table(label, EndpointConfig("us-east-1", prices_usd_per_1m=NOVA)) == build_price_table(
+        NOVA
+    )
 
 
 # ---------------------------------------------------------------- the list's prices over the configuration's
@@ -272,7 +288,9 @@ def test_what_the_list_lacks_the_configuration_has() -> None:
 
 def test_the_list_may_know_more_tiers() -> None:
     both = {"input": 1, "output": 2}
-    tariff = overlay_prices(build_price_table(LLAMA), listed(both, default=both, flex=both, priority={"input": 1}), "2026-11-18")
+    tariff = overlay_prices(
+        build_price_table(LLAMA), listed(both, default=both, flex=both, priority={"input": 1}), "2026-11-18"
+    )
     assert tariff.source == "aws"
     assert set(tariff.tiers) == {"default", "flex"}  # of the priority tier nobody knows the output
     assert set(tariff.latencies) == {"optimized"}

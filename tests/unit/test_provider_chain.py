@@ -14,7 +14,13 @@ from typing import Any
 
 import pytest
 from price_keeper import provider_chain
-from price_keeper.provider_chain import ABANDON_AFTER_SECONDS, MAX_ABANDONED, FindCredentials, ProviderChain, ProviderTimeout
+from price_keeper.provider_chain import (
+    ABANDON_AFTER_SECONDS,
+    MAX_ABANDONED,
+    FindCredentials,
+    ProviderChain,
+    ProviderTimeout,
+)
 
 from tests.support.clock import ManualClock
 from tests.support.wire import eventually

@@ -10,11 +10,11 @@ import pytest
 from price_keeper.errors import StoreUnavailable
 from price_keeper.hard.purse import CostReservation, RefusalReason
 from price_keeper.hard.purses import RECONCILE_SECONDS
-from price_keeper.recording.entries import UsageCounts, Receipt
+from price_keeper.recording.entries import Receipt, UsageCounts
 
 from tests.support.clock import settle
 from tests.support.hard_fleet import NAME, HardBudgetWorld, simulated_run
-from tests.support.purses import read_unleased, open_process, open_processes, reserve_after
+from tests.support.purses import open_process, open_processes, read_unleased, reserve_after
 
 
 @simulated_run(1000)
@@ -302,7 +302,9 @@ async def test_a_call_that_costs_more_than_its_worst_case_is_told_of_and_paid(
 
 
 @simulated_run(1000)
-async def test_a_disk_that_takes_no_name_lets_nothing_be_taken(world: HardBudgetWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_disk_that_takes_no_name_lets_nothing_be_taken(
+    world: HardBudgetWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def no_room(*_: object) -> int:
         raise OSError(28, "No space left on device")
 

@@ -7,14 +7,14 @@ from typing import cast
 
 import pytest
 from price_keeper.errors import CancellationReason, ReasonCode, TransactionFailed
-from price_keeper.hard.hold import InsufficientBudget, BudgetLeaseWriter
+from price_keeper.hard.hold import BudgetLeaseWriter, InsufficientBudget
 from price_keeper.hard.purse import TOP_UP_TIMEOUT_SECONDS, RefusalReason
 from price_keeper.stores.contract import Store, Write
 
 from tests.support.clock import settle
 from tests.support.hard_fleet import NAME, HardBudgetWorld, simulated_run
 from tests.support.hard_rows import HOLDER
-from tests.support.purses import read_unleased, open_process, reserve_after
+from tests.support.purses import open_process, read_unleased, reserve_after
 
 
 @pytest.mark.parametrize(("fault", "got"), [("lost", 60), ("away", 0)])
@@ -27,7 +27,11 @@ async def test_what_became_of_a_lost_taking_is_found_out(world: HardBudgetWorld,
         await settle()
         wire.set_fault(fault, 0)
         assert await reserve_after(world, purse, 60) is None
-        assert (purse.free, read_unleased(world), purse.status.reason) == (0, 100 - got, RefusalReason.STORE_UNAVAILABLE)
+        assert (purse.free, read_unleased(world), purse.status.reason) == (
+            0,
+            100 - got,
+            RefusalReason.STORE_UNAVAILABLE,
+        )
         await world.clock.advance(1)
         assert await reserve_after(world, purse, 60)
         assert (read_unleased(world), purse.free, purse.in_flight) == (40, 0, 60)  # taken once, and none of it lost

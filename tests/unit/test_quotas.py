@@ -8,13 +8,13 @@ from typing import Any, cast
 from uuid import UUID
 
 import pytest
-from price_keeper.calendar_days import Period, load_zone, find_span
+from price_keeper.calendar_days import Period, find_span, load_zone
 from price_keeper.config import Config
 from price_keeper.model import Scope
 from price_keeper.selection import quotas
 from price_keeper.selection.plan import resolve_settings
 from price_keeper.selection.quotas import MAX_COMPARED_SCOPES, MAX_REPORTED_LABELS, MAX_REPORTED_SCOPES, QuotaMetrics
-from price_keeper.selection.standing import DecisionCounters, BudgetState
+from price_keeper.selection.standing import BudgetState, DecisionCounters
 from price_keeper.stores.contract import Item
 from price_keeper.telemetry import ACTIVE_LABEL_INFO, QUOTA_MODE, QUOTA_USED_RATIO, SCOPES_UNTOLD, MetricsRegistry
 
@@ -64,7 +64,9 @@ def test_shares_modes_and_the_active_label() -> None:
 def test_of_many_those_nearest_to_their_end_are_told() -> None:
     many = [standing(number, {"premium": number}, {"premium": 1000}) for number in range(MAX_REPORTED_SCOPES + 40)]
     told = Told(many)
-    assert sorted(told.of(QUOTA_USED_RATIO).values()) == [number / 1000 for number in range(40, MAX_REPORTED_SCOPES + 40)]
+    assert sorted(told.of(QUOTA_USED_RATIO).values()) == [
+        number / 1000 for number in range(40, MAX_REPORTED_SCOPES + 40)
+    ]
     assert told.of(SCOPES_UNTOLD) == {("", "", ""): 40}
 
 
@@ -80,7 +82,10 @@ def test_a_flood_of_scopes_makes_no_more_samples(monkeypatch: pytest.MonkeyPatch
 
     one, telemetry = standing(1, {"premium": 1}, {"premium": 100}), MetricsRegistry()
     QuotaMetrics(flood).register_metrics(telemetry)
-    assert len([each for each in samples_of(telemetry.render_own()) if each.name == QUOTA_USED_RATIO.name]) == MAX_REPORTED_SCOPES
+    assert (
+        len([each for each in samples_of(telemetry.render_own()) if each.name == QUOTA_USED_RATIO.name])
+        == MAX_REPORTED_SCOPES
+    )
     assert compared == 150 + 5000  # and those that are only counted
     assert telemetry.render_own().count("\n") < 4 * MAX_REPORTED_SCOPES
 

@@ -11,13 +11,13 @@ from price_keeper.control.health import Readiness
 from price_keeper.control.probes import build_probe_routes
 from price_keeper.errors import (
     Busy,
+    InvalidStoreRequest,
     RecordingUnavailable,
     StoreAccessDenied,
-    InvalidStoreRequest,
     StoreError,
     StoreMisconfigured,
-    StoreUnavailable,
     StoreThrottled,
+    StoreUnavailable,
 )
 from price_keeper.telemetry import MetricsRegistry
 

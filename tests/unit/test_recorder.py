@@ -10,10 +10,10 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from price_keeper.errors import RecordingUnavailable, JournalInUse, JournalUnusable, StoreUnavailable
+from price_keeper.errors import JournalInUse, JournalUnusable, RecordingUnavailable, StoreUnavailable
 from price_keeper.recording import segment
 from price_keeper.recording.aggregator import Aggregator, build_shard_keys, build_total_key
-from price_keeper.recording.entries import UsageCounts, Receipt
+from price_keeper.recording.entries import Receipt, UsageCounts
 from price_keeper.recording.flush import to_pico
 from price_keeper.recording.folder import lock_folder
 from price_keeper.recording.leftovers import recover

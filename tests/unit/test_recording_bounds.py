@@ -13,7 +13,7 @@ import pytest
 from price_keeper.forwarding.forwarder import UpstreamTarget
 from price_keeper.forwarding.model_path import Operation
 from price_keeper.forwarding.upstream import UpstreamEndpoint
-from price_keeper.metering.pricing import Pricer, Cost
+from price_keeper.metering.pricing import Cost, Pricer
 from price_keeper.metering.usage import Usage
 from price_keeper.recording import aggregator as aggregating
 from price_keeper.recording import journal as limits
@@ -102,7 +102,9 @@ async def test_a_store_that_is_away_is_asked_ever_more_seldom_even_in_a_hurry(re
     assert len(rec.store.transactions) < 10
 
 
-async def test_calls_that_cost_nothing_do_not_fill_the_disk(rec: RecordingHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_calls_that_cost_nothing_do_not_fill_the_disk(
+    rec: RecordingHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(limits, "SEGMENT_BYTES", 20_000)
     for _ in range(500):
         rec.journal.record(rec.begin(), None)

@@ -8,19 +8,26 @@ from typing import Any
 
 import pytest
 from price_keeper.auth import registering as module
-from price_keeper.auth.clients import SECRET_CREATED_AT, GRACE_ENDS_AT, SECRET_HASH, PREVIOUS_SECRET_HASH, ClientVerifier, client_item_key
+from price_keeper.auth.clients import (
+    GRACE_ENDS_AT,
+    PREVIOUS_SECRET_HASH,
+    SECRET_CREATED_AT,
+    SECRET_HASH,
+    ClientVerifier,
+    client_item_key,
+)
 from price_keeper.auth.registering import IssuedSecret, register, rotate
-from price_keeper.auth.retrieval import RETRIEVED_AT, RETRIEVAL_ROW, retrieve
+from price_keeper.auth.retrieval import RETRIEVAL_ROW, RETRIEVED_AT, retrieve
 from price_keeper.config.keys import DefaultsConfig
 from price_keeper.errors import (
     AccessDenied,
-    NotFound,
-    WriteConflict,
     CancellationReason,
+    NotFound,
     ReasonCode,
-    StoreUnavailable,
     StoreThrottled,
+    StoreUnavailable,
     TransactionFailed,
+    WriteConflict,
 )
 from price_keeper.model import Scope, build_client_id
 from price_keeper.selection.settings import put_app, put_org
@@ -31,13 +38,13 @@ from tests.support.clock import ManualClock
 from tests.support.memory_store import MemoryStore
 from tests.support.secrets_kept import (
     InterceptingStore,
-    raise_unavailable,
-    use_cheap_hashes,
-    first_secret,
-    raise_answer_lost,
     create_scope,
+    first_secret,
     new_scope,
+    raise_answer_lost,
+    raise_unavailable,
     register_scope,
+    use_cheap_hashes,
 )
 
 BODY: dict[str, Any] = {

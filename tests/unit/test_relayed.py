@@ -10,12 +10,18 @@ from typing import Any
 import pytest
 from price_keeper.auth import relayed as module
 from price_keeper.auth.failures import FAILURE_BURST, FAILURE_INTERVAL_SECONDS
-from price_keeper.auth.relayed import CONTROL_RETRY_SECONDS, RELAY_RATE_PER_ADDRESS, ControlServiceFailed, CredentialRelay, ControlReply
+from price_keeper.auth.relayed import (
+    CONTROL_RETRY_SECONDS,
+    RELAY_RATE_PER_ADDRESS,
+    ControlReply,
+    ControlServiceFailed,
+    CredentialRelay,
+)
 from price_keeper.auth.waiting import WaiterLimit
 from price_keeper.errors import AccessDenied, Busy, TooManyRequests
 
 from tests.support.clock import ManualClock
-from tests.support.relaying import ORG, UNAUTHORIZED, CREDENTIAL, WEB, FakeControlService, new_relay, revocation_check
+from tests.support.relaying import CREDENTIAL, ORG, UNAUTHORIZED, WEB, FakeControlService, new_relay, revocation_check
 
 
 @pytest.fixture
@@ -93,7 +99,9 @@ async def test_a_refusal_ends_what_is_kept(
         await relayed.issue(CREDENTIAL)
 
 
-@pytest.mark.parametrize("trouble", [ControlServiceFailed("away"), ControlReply(503, b""), ControlReply(302, b""), ControlReply(404, b"{}")])
+@pytest.mark.parametrize(
+    "trouble", [ControlServiceFailed("away"), ControlReply(503, b""), ControlReply(302, b""), ControlReply(404, b"{}")]
+)
 async def test_without_the_control_service_what_is_kept_is_good_until_it_expires(
     relayed: CredentialRelay, control: FakeControlService, clock: ManualClock, trouble: Any
 ) -> None:
@@ -158,7 +166,13 @@ async def test_an_answer_that_is_none_is_not_handed_out(
     relayed: CredentialRelay, control: FakeControlService, clock: ManualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     foreign = FakeControlService(clock, "x" * 40).issue("web")
-    answers = [foreign, control.issue("bot"), control.issue("web", Token=7), ControlReply(200, b"[" * 99_999), ControlReply(200, b"{}")]
+    answers = [
+        foreign,
+        control.issue("bot"),
+        control.issue("web", Token=7),
+        ControlReply(200, b"[" * 99_999),
+        ControlReply(200, b"{}"),
+    ]
     for answer in answers:
         control.answer = answer
         with pytest.raises(Busy):

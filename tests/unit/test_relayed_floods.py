@@ -9,11 +9,18 @@ from typing import Any
 import pytest
 from price_keeper.auth import control_service, lookups, relayed
 from price_keeper.auth.failures import FAILURE_BURST
-from price_keeper.auth.relayed import CONTROL_RETRY_SECONDS, RELAY_RATE_PER_ADDRESS, MAX_WAITERS_PER_KEY, ControlServiceFailed, CredentialRelay, ControlReply
+from price_keeper.auth.relayed import (
+    CONTROL_RETRY_SECONDS,
+    MAX_WAITERS_PER_KEY,
+    RELAY_RATE_PER_ADDRESS,
+    ControlReply,
+    ControlServiceFailed,
+    CredentialRelay,
+)
 from price_keeper.errors import AccessDenied, Busy, TooManyRequests
 
 from tests.support.clock import ManualClock, settle
-from tests.support.relaying import ORG, UNAUTHORIZED, CREDENTIAL, FakeControlService, error_reply, new_relay
+from tests.support.relaying import CREDENTIAL, ORG, UNAUTHORIZED, FakeControlService, error_reply, new_relay
 
 EVIL = f"org-{ORG}-app-evil:wrong"
 HTML = b"<html>403 Forbidden</html>"
@@ -165,7 +172,9 @@ async def test_one_more_wrong_secret_is_counted_against_who_sent_it(
             await here.issue_throttled("10.9.9.8", new(number))
 
 
-@pytest.mark.parametrize("trouble", [ControlReply(503, b""), ControlReply(403, HTML), ControlServiceFailed("its answer is too large")])
+@pytest.mark.parametrize(
+    "trouble", [ControlReply(503, b""), ControlReply(403, HTML), ControlServiceFailed("its answer is too large")]
+)
 async def test_one_bad_answer_is_for_those_alone_who_show_the_same(
     here: CredentialRelay, control: FakeControlService, trouble: Any
 ) -> None:
@@ -202,7 +211,14 @@ async def test_what_is_away_is_away_for_all(here: CredentialRelay, control: Fake
 
 
 @pytest.mark.parametrize(
-    "page", [ControlReply(403, HTML), ControlReply(401, HTML), ControlReply(401, b"{}"), ControlReply(401, b"[]"), error_reply(403, "forbidden")]
+    "page",
+    [
+        ControlReply(403, HTML),
+        ControlReply(401, HTML),
+        ControlReply(401, b"{}"),
+        ControlReply(401, b"[]"),
+        error_reply(403, "forbidden"),
+    ],
 )
 async def test_only_the_control_service_itself_says_that_a_secret_is_wrong(
     here: CredentialRelay, control: FakeControlService, clock: ManualClock, page: ControlReply

@@ -16,7 +16,13 @@ from price_keeper.config.alerts import WebhookConfig
 from price_keeper.config.checks import Address
 from price_keeper.config.keys import EndpointConfig, IdentityConfig, LabelConfig, TlsConfig
 from price_keeper.config.prices import GuardrailsConfig, PricesConfig, TierPrices, UnitPrices
-from price_keeper.config.renewal import MAX_NAMES_SHOWN, RELOADABLE_KEYS, compare_catalogs, list_restart_keys, apply_reloadable
+from price_keeper.config.renewal import (
+    MAX_NAMES_SHOWN,
+    RELOADABLE_KEYS,
+    apply_reloadable,
+    compare_catalogs,
+    list_restart_keys,
+)
 
 UNIT = UnitPrices(*(Decimal(1) for _ in range(10)))
 

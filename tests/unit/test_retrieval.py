@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from price_keeper.auth import retrieval as module
 from price_keeper.auth.clients import client_item_key
-from price_keeper.auth.retrieval import RETRIEVED_AT, RETRIEVAL_SECONDS, retrieve
+from price_keeper.auth.retrieval import RETRIEVAL_SECONDS, RETRIEVED_AT, retrieve
 from price_keeper.errors import AccessDenied, Busy
 from price_keeper.model import build_client_id
 from price_keeper.stores import schema
@@ -22,7 +22,14 @@ from tests.support.clock import ManualClock
 from tests.support.engines import PREFIX, Engines
 from tests.support.fault_proxy import CutAnswer, DropAnswer, Fault, Pass, Reset, fault_proxy
 from tests.support.memory_store import MemoryStore
-from tests.support.secrets_kept import InterceptingStore, raise_unavailable, use_cheap_hashes, raise_answer_lost, new_scope, register_scope
+from tests.support.secrets_kept import (
+    InterceptingStore,
+    new_scope,
+    raise_answer_lost,
+    raise_unavailable,
+    register_scope,
+    use_cheap_hashes,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -52,7 +59,9 @@ async def test_of_a_hundred_at_once_one_gets_it(store: Store, clock: ManualClock
         await retrieve(store, clock, scope, issued.retrieval_token)
 
 
-@pytest.mark.parametrize(("waited", "is_good"), [(RETRIEVAL_SECONDS - 1, True), (RETRIEVAL_SECONDS, False), (10 * RETRIEVAL_SECONDS, False)])
+@pytest.mark.parametrize(
+    ("waited", "is_good"), [(RETRIEVAL_SECONDS - 1, True), (RETRIEVAL_SECONDS, False), (10 * RETRIEVAL_SECONDS, False)]
+)
 async def test_it_is_there_for_ten_minutes(store: Store, clock: ManualClock, waited: float, is_good: bool) -> None:
     """Expired rows are still there: no engine deletes them at once."""
     scope = new_scope()

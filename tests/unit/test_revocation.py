@@ -9,8 +9,8 @@ import pytest
 from price_keeper.auth import revocation as module
 from price_keeper.auth.clients import SESSIONS_GENERATION
 from price_keeper.auth.identify import TokenAuthenticator
-from price_keeper.auth.revocation import STORE_RETRY_SECONDS, REVOCATION_CACHE_SECONDS, PROBE_SECONDS
-from price_keeper.errors import AccessDenied, Busy, TokenRejected, StoreUnavailable
+from price_keeper.auth.revocation import PROBE_SECONDS, REVOCATION_CACHE_SECONDS, STORE_RETRY_SECONDS
+from price_keeper.errors import AccessDenied, Busy, StoreUnavailable, TokenRejected
 from price_keeper.exchange import Request
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Put
@@ -43,7 +43,9 @@ def minted(instance: TokenServiceInstance, sid: str | None = None, seconds: int 
     return instance.tokens.mint_access(ORG, "web", seconds, sid).token
 
 
-async def test_a_warm_token_makes_no_store_call_and_waits_for_nobody(two: list[TokenServiceInstance], clock: ManualClock) -> None:
+async def test_a_warm_token_makes_no_store_call_and_waits_for_nobody(
+    two: list[TokenServiceInstance], clock: ManualClock
+) -> None:
     here = two[0]
     claims = here.tokens.verify_access(minted(here, "s1"))
     assert not here.revocation.is_known_valid(claims)
@@ -57,7 +59,9 @@ async def test_a_warm_token_makes_no_store_call_and_waits_for_nobody(two: list[T
     assert here.link.calls == ["get_many"]
 
 
-async def test_steady_traffic_is_asked_about_in_the_background(two: list[TokenServiceInstance], clock: ManualClock) -> None:
+async def test_steady_traffic_is_asked_about_in_the_background(
+    two: list[TokenServiceInstance], clock: ManualClock
+) -> None:
     here = two[0]
     claims = here.tokens.verify_access(minted(here, seconds=90_000))
     await here.revocation.check_store(claims)
@@ -124,7 +128,9 @@ async def test_an_answer_on_its_way_does_not_undo_a_revocation(two: list[TokenSe
         here.revocation.is_known_valid(claims)
 
 
-async def test_an_answer_that_comes_late_is_as_old_as_its_question(two: list[TokenServiceInstance], clock: ManualClock) -> None:
+async def test_an_answer_that_comes_late_is_as_old_as_its_question(
+    two: list[TokenServiceInstance], clock: ManualClock
+) -> None:
     here = two[0]
     claims = here.tokens.verify_access(minted(here))
     here.link.gate = asyncio.Event()
@@ -139,7 +145,9 @@ async def test_an_answer_that_comes_late_is_as_old_as_its_question(two: list[Tok
     assert not here.revocation.is_known_valid(claims)
 
 
-async def test_an_expired_row_counts_as_absent(store: MemoryStore, two: list[TokenServiceInstance], clock: ManualClock) -> None:
+async def test_an_expired_row_counts_as_absent(
+    store: MemoryStore, two: list[TokenServiceInstance], clock: ManualClock
+) -> None:
     now = int(clock.now())
     token = minted(two[0], "s1")
     await store.put(Put(schema.revoked_session_key("s1"), {"expires_at_epoch": now}))
@@ -160,7 +168,9 @@ async def test_a_row_lives_as_long_as_the_token_and_is_never_cut_short(
     assert store.items[schema.revoked_session_key("s1")] == {"expires_at_epoch": until}
 
 
-async def test_what_is_revoked_already_is_not_written_again(two: list[TokenServiceInstance], clock: ManualClock) -> None:
+async def test_what_is_revoked_already_is_not_written_again(
+    two: list[TokenServiceInstance], clock: ManualClock
+) -> None:
     here, there = two
     claims = here.tokens.verify_access(minted(here, "s1"))
     for _ in range(50):
@@ -226,7 +236,9 @@ async def test_with_refuse_nobody_gets_in_once_the_minute_is_over(store: MemoryS
         assert here.revocation.accepted_unchecked == 0
 
 
-async def test_what_is_known_to_be_revoked_stays_so_in_the_grace(two: list[TokenServiceInstance], clock: ManualClock) -> None:
+async def test_what_is_known_to_be_revoked_stays_so_in_the_grace(
+    two: list[TokenServiceInstance], clock: ManualClock
+) -> None:
     here, there = two
     token = minted(here)
     await here.revocation.revoke_token(here.tokens.verify_access(token))

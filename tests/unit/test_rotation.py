@@ -12,8 +12,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from price_keeper.auth import clients as module
-from price_keeper.auth.clients import GRACE_ENDS_AT, SECRET_HASH, PREVIOUS_SECRET_HASH, ClientVerifier, client_item_key, hash_secret, make_secret
-from price_keeper.auth.lookups import LookupThrottle, LookupRate
+from price_keeper.auth.clients import (
+    GRACE_ENDS_AT,
+    PREVIOUS_SECRET_HASH,
+    SECRET_HASH,
+    ClientVerifier,
+    client_item_key,
+    hash_secret,
+    make_secret,
+)
+from price_keeper.auth.lookups import LookupRate, LookupThrottle
 from price_keeper.auth.registering import MAX_GRACE_HOURS, rotate
 from price_keeper.auth.retrieval import retrieve
 from price_keeper.errors import AccessDenied, Busy, InvalidRequest, TooManyRequests
@@ -23,7 +31,7 @@ from price_keeper.stores.contract import Item, Key, Put, Update
 from tests.support.clock import ManualClock
 from tests.support.effort import tries
 from tests.support.memory_store import MemoryStore
-from tests.support.secrets_kept import InterceptingStore, use_cheap_hashes, first_secret, new_scope, register_scope
+from tests.support.secrets_kept import InterceptingStore, first_secret, new_scope, register_scope, use_cheap_hashes
 
 HOUR = 3600.0
 
@@ -313,7 +321,11 @@ async def test_a_previous_hash_without_an_end_is_not_good(ends: Any) -> None:
     await stage.begin()
     forever = make_secret()
     more = {} if ends is None else {GRACE_ENDS_AT: ends}
-    item = {**stage.store.items[client_item_key(stage.scope)], PREVIOUS_SECRET_HASH: hash_secret(forever).decode(), **more}
+    item = {
+        **stage.store.items[client_item_key(stage.scope)],
+        PREVIOUS_SECRET_HASH: hash_secret(forever).decode(),
+        **more,
+    }
     await stage.store.put(Put(client_item_key(stage.scope), item))
     assert not await stage.is_good(forever)
 

@@ -55,7 +55,11 @@ DOCUMENTED = {
     ),
     schema.rate_bucket_key(APP, "rpm"): ("rate-buckets", f"ORG#{ORG}#APP#app-1", "BUCKET#rpm"),
     schema.hard_bucket_key(APP, "premium", DAY): ("rate-buckets", f"ORG#{ORG}#APP#app-1", f"BUCKET#HARD#premium#{DAY}"),
-    schema.budget_lease_key(APP, "premium", DAY, ULID): ("rate-buckets", f"ORG#{ORG}#APP#app-1", f"HOLD#premium#{DAY}#{ULID}"),
+    schema.budget_lease_key(APP, "premium", DAY, ULID): (
+        "rate-buckets",
+        f"ORG#{ORG}#APP#app-1",
+        f"HOLD#premium#{DAY}#{ULID}",
+    ),
 }
 
 

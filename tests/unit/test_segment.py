@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from price_keeper.recording import segment as module
-from price_keeper.recording.lines import encode_line, decode_lines
+from price_keeper.recording.lines import decode_lines, encode_line
 from price_keeper.recording.segment import Segment
 
 NAME = "01ARZ3NDEKTSV4RRFFQ69G5FAV"

@@ -11,13 +11,22 @@ from typing import Any
 import pytest
 from price_keeper.auth import session_memory
 from price_keeper.auth.sessions import REUSE_GRACE_SECONDS
-from price_keeper.errors import AccessDenied, Busy, TokenRejected, StoreUnavailable, TokenExpired
+from price_keeper.errors import AccessDenied, Busy, StoreUnavailable, TokenExpired, TokenRejected
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Write
 
 from tests.support.clock import ManualClock
 from tests.support.memory_store import MemoryStore
-from tests.support.sessions import ORG, WEB, TokenServiceInstance, read_refused_token, open_instances, login_repeatedly, run_with_time, read_session_rows
+from tests.support.sessions import (
+    ORG,
+    WEB,
+    TokenServiceInstance,
+    login_repeatedly,
+    open_instances,
+    read_refused_token,
+    read_session_rows,
+    run_with_time,
+)
 
 CLIENT = f"org-{ORG}-app-web"
 WEEK = 7 * 86_400
@@ -61,7 +70,10 @@ async def test_a_refresh_rotates_the_token_and_keeps_the_place(
         "client_id": CLIENT,
         "sid": first.sid,
     }
-    assert [session.sid for session in await here.sessions.list_live(WEB)] == [first.sid, *(each.sid for each in others)]
+    assert [session.sid for session in await here.sessions.list_live(WEB)] == [
+        first.sid,
+        *(each.sid for each in others),
+    ]
     await here.sessions.refresh(second.refresh.token)
 
 
@@ -122,7 +134,9 @@ async def test_a_refresh_whose_answers_are_lost_is_told_by_its_row(
     await here.sessions.refresh(second.refresh.token)
 
 
-async def test_a_refresh_that_was_not_carried_out_can_be_repeated(here: TokenServiceInstance, clock: ManualClock) -> None:
+async def test_a_refresh_that_was_not_carried_out_can_be_repeated(
+    here: TokenServiceInstance, clock: ManualClock
+) -> None:
     (first,) = await login_repeatedly(here, clock, 1)
 
     async def lost_on_the_way(_: Sequence[Write]) -> Sequence[Write]:
@@ -136,7 +150,9 @@ async def test_a_refresh_that_was_not_carried_out_can_be_repeated(here: TokenSer
     await here.sessions.refresh(first.refresh.token)
 
 
-async def test_a_refresh_of_which_nobody_knows_is_not_to_be_repeated(here: TokenServiceInstance, clock: ManualClock) -> None:
+async def test_a_refresh_of_which_nobody_knows_is_not_to_be_repeated(
+    here: TokenServiceInstance, clock: ManualClock
+) -> None:
     (first,) = await login_repeatedly(here, clock, 1)
 
     async def gone(writes: Sequence[Write]) -> Sequence[Write]:
@@ -155,7 +171,9 @@ async def test_an_expired_session_is_not_refreshed(here: TokenServiceInstance, c
         await here.sessions.refresh(issued.refresh.token)
 
 
-async def test_a_row_that_is_over_is_not_refreshed(here: TokenServiceInstance, store: MemoryStore, clock: ManualClock) -> None:
+async def test_a_row_that_is_over_is_not_refreshed(
+    here: TokenServiceInstance, store: MemoryStore, clock: ManualClock
+) -> None:
     (issued,) = await login_repeatedly(here, clock, 1)
     key = schema.session_key(CLIENT, issued.sid)
     store.items[key] = {**store.items[key], "expires_at_epoch": int(clock.now())}
@@ -184,7 +202,9 @@ async def test_what_is_refused_is_refused_before_anything_is_written(
 ) -> None:
     (issued,) = await login_repeatedly(here, clock, 1)
     stranger = here.tokens.mint_refresh(ORG, "web", issued.sid).token
-    store.items[schema.refused_refresh_token_key(sha256(issued.refresh.token.encode()).hexdigest())] = {"why": "revoked"}
+    store.items[schema.refused_refresh_token_key(sha256(issued.refresh.token.encode()).hexdigest())] = {
+        "why": "revoked"
+    }
     here.link.calls.clear()
     for token in (issued.refresh.token, stranger):
         with pytest.raises(AccessDenied):
@@ -234,7 +254,9 @@ async def test_of_refresh_and_eviction_one_wins(
 
     here.link.before_transact = cut_in
     if first == "refresh":
-        await run_with_time(clock, here.sessions.login(WEB))  # it evicts what was refreshed just now, with its new token
+        await run_with_time(
+            clock, here.sessions.login(WEB)
+        )  # it evicts what was refreshed just now, with its new token
         assert read_refused_token(store, won[0].refresh.token)["why"] == "evicted"
         with pytest.raises(AccessDenied):
             await there.sessions.refresh(won[0].refresh.token)
@@ -269,14 +291,18 @@ async def test_revoking_a_session_ends_all_that_came_of_it(
     assert store.items[schema.revoked_session_key(first.sid)]["expires_at_epoch"] == second.refresh.expires
 
 
-async def test_the_access_tokens_of_an_evicted_session_can_be_revoked(here: TokenServiceInstance, clock: ManualClock) -> None:
+async def test_the_access_tokens_of_an_evicted_session_can_be_revoked(
+    here: TokenServiceInstance, clock: ManualClock
+) -> None:
     evicted, *_ = await login_repeatedly(here, clock, 4)
     assert await here.accepts(evicted.access.token)
     await here.sessions.revoke(WEB, evicted.sid)
     assert not await here.accepts(evicted.access.token)
 
 
-async def test_a_session_refreshed_while_it_is_revoked_is_revoked(two: list[TokenServiceInstance], clock: ManualClock) -> None:
+async def test_a_session_refreshed_while_it_is_revoked_is_revoked(
+    two: list[TokenServiceInstance], clock: ManualClock
+) -> None:
     here, there = two
     (issued,) = await login_repeatedly(here, clock, 1)
     refreshed: list[Any] = []
@@ -321,7 +347,9 @@ async def test_a_dead_sessions_token_given_back_again_writes_nothing(
     assert len(there.link.calls) == 2
 
 
-async def test_a_live_sessions_token_given_back_twice_is_asked_about_once(here: TokenServiceInstance, clock: ManualClock) -> None:
+async def test_a_live_sessions_token_given_back_twice_is_asked_about_once(
+    here: TokenServiceInstance, clock: ManualClock
+) -> None:
     (first,) = await login_repeatedly(here, clock, 1)
     await here.sessions.revoke_by_token(first.refresh.token)
     here.link.calls.clear()

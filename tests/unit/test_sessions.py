@@ -9,18 +9,18 @@ from collections.abc import AsyncIterator, Sequence
 import pytest
 from price_keeper.auth import session_writes
 from price_keeper.auth.clients import SESSIONS_GENERATION
-from price_keeper.auth.sessions import MAX_ATTEMPTS, EXPIRY_DOUBT_SECONDS, StaleGeneration
+from price_keeper.auth.sessions import EXPIRY_DOUBT_SECONDS, MAX_ATTEMPTS, StaleGeneration
 from price_keeper.auth.tokens import SKEW_SECONDS
 from price_keeper.errors import (
     AccessDenied,
     Busy,
-    TokenRejected,
     CancellationReason,
-    ReasonCode,
     InvalidStoreRequest,
+    ReasonCode,
     SessionLimitRace,
-    StoreUnavailable,
     StoreThrottled,
+    StoreUnavailable,
+    TokenRejected,
     TransactionFailed,
 )
 from price_keeper.model import Scope
@@ -29,7 +29,17 @@ from price_keeper.stores.contract import ConditionCheck, ItemExists, Key, Put, W
 
 from tests.support.clock import ManualClock
 from tests.support.memory_store import MemoryStore
-from tests.support.sessions import ORG, WEB, TokenServiceInstance, read_refused_token, open_instances, login_repeatedly, run_with_time, read_session_rows, restart_with_limit
+from tests.support.sessions import (
+    ORG,
+    WEB,
+    TokenServiceInstance,
+    login_repeatedly,
+    open_instances,
+    read_refused_token,
+    read_session_rows,
+    restart_with_limit,
+    run_with_time,
+)
 
 CLIENT = f"org-{ORG}-app-web"
 WEEK = 7 * 86_400
@@ -59,7 +69,9 @@ def here(two: list[TokenServiceInstance]) -> TokenServiceInstance:
 # Logging in.
 
 
-async def test_a_login_issues_a_pair_and_one_row(here: TokenServiceInstance, store: MemoryStore, clock: ManualClock) -> None:
+async def test_a_login_issues_a_pair_and_one_row(
+    here: TokenServiceInstance, store: MemoryStore, clock: ManualClock
+) -> None:
     issued = await here.sessions.login(WEB)
     now = int(clock.now())
     assert here.tokens.verify_access(issued.access.token).sid == issued.sid
@@ -71,7 +83,9 @@ async def test_a_login_issues_a_pair_and_one_row(here: TokenServiceInstance, sto
     assert store.items[Key("sessions", CLIENT, "HEAD")] == {"version": 1}
 
 
-async def test_the_oldest_goes_when_there_are_too_many(here: TokenServiceInstance, store: MemoryStore, clock: ManualClock) -> None:
+async def test_the_oldest_goes_when_there_are_too_many(
+    here: TokenServiceInstance, store: MemoryStore, clock: ManualClock
+) -> None:
     issued = await login_repeatedly(here, clock, 5)
     assert [session.sid for session in await here.sessions.list_live(WEB)] == [each.sid for each in issued[2:]]
     for evicted in issued[:2]:
@@ -223,7 +237,9 @@ async def test_a_lost_race_is_tried_again(two: list[TokenServiceInstance], clock
     assert len(sids) == 3
 
 
-async def test_nobody_is_evicted_for_a_place_that_became_free(two: list[TokenServiceInstance], clock: ManualClock) -> None:
+async def test_nobody_is_evicted_for_a_place_that_became_free(
+    two: list[TokenServiceInstance], clock: ManualClock
+) -> None:
     here, there = two
     oldest, middle, newest = await login_repeatedly(here, clock, 3)
 
@@ -255,7 +271,9 @@ async def test_a_login_between_the_two_readings_is_not_overlooked(
     assert len(await there.sessions.list_live(WEB)) == 3
 
 
-async def test_a_race_that_is_lost_for_ever_says_so_with_its_reasons(two: list[TokenServiceInstance], clock: ManualClock) -> None:
+async def test_a_race_that_is_lost_for_ever_says_so_with_its_reasons(
+    two: list[TokenServiceInstance], clock: ManualClock
+) -> None:
     here, there = two
     here.link.before_transact = _Meddling(there, 1000)
     began = clock.monotonic()
@@ -280,7 +298,9 @@ async def test_a_race_that_is_lost_for_ever_says_so_with_its_reasons(two: list[T
     ],
     ids=str,
 )
-async def test_what_is_no_race_is_not_called_one(here: TokenServiceInstance, clock: ManualClock, trouble: Exception) -> None:
+async def test_what_is_no_race_is_not_called_one(
+    here: TokenServiceInstance, clock: ManualClock, trouble: Exception
+) -> None:
     async def fail(_: Sequence[Write]) -> Sequence[Write]:
         raise trouble
 
@@ -346,7 +366,9 @@ async def test_a_lost_answer_is_cleared_up(here: TokenServiceInstance, store: Me
     assert second.sid not in await read_session_rows(store)
 
 
-async def test_too_many_logins_at_once_are_turned_away(here: TokenServiceInstance, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_too_many_logins_at_once_are_turned_away(
+    here: TokenServiceInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(session_writes, "MAX_WAITING_LOGINS", 10)
     found = await asyncio.gather(*(here.sessions.login(WEB) for _ in range(30)), return_exceptions=True)
     assert [type(each) for each in found].count(Busy) == 20

@@ -14,10 +14,10 @@ from price_keeper.selection.settings import (
     CHANGE_LEAD_SECONDS,
     InvalidSettings,
     SettingsWrite,
-    validate_app,
-    validate_org,
     put_app,
     put_org,
+    validate_app,
+    validate_org,
 )
 from price_keeper.stores import schema
 from price_keeper.stores.again import MAX_ATTEMPTS

@@ -350,7 +350,9 @@ def test_credentials_that_cannot_be_sent_are_refused_without_being_shown(bad):
 
 
 def test_credentials_do_not_show_their_secrets():
-    shown = repr(AwsCredentials("AKID", "the-secret", "the-token")) + str(AwsCredentials("AKID", "the-secret", "the-token"))
+    shown = repr(AwsCredentials("AKID", "the-secret", "the-token")) + str(
+        AwsCredentials("AKID", "the-secret", "the-token")
+    )
     assert "AKID" in shown
     assert "the-" not in shown
     with pytest.raises(dataclasses.FrozenInstanceError):

@@ -87,7 +87,9 @@ def test_a_mark_that_moves_on_finds_what_was_cached_under_it():
         blocks: list[dict[str, Any]] = [{"type": "text", "text": text} for text in texts]
         blocks[-1]["cache_control"] = {"type": "ephemeral"}
         body = json.dumps(CLAUDE | {"messages": [{"role": "user", "content": blocks}]}).encode()
-        return dict(json.loads(service.handle(SimulatedCall(route, CIMultiDict(), body, parse_fault_spec({}))).body)["usage"])
+        return dict(
+            json.loads(service.handle(SimulatedCall(route, CIMultiDict(), body, parse_fault_spec({}))).body)["usage"]
+        )
 
     first = usage("x" * 8000)
     second = usage("x" * 8000, "y" * 400)

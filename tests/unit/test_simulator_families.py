@@ -149,7 +149,9 @@ def ask(form: Form, action: str, body: dict[str, Any] | None = None, **wishes: s
     route = find_route("POST", f"/model/{form.model}/{action}")
     assert route is not None
     raw = json.dumps(form.body if body is None else body).encode()
-    return Service(ManualClock(), "us-east-1", 1024).handle(SimulatedCall(route, CIMultiDict(), raw, parse_fault_spec(wishes)))
+    return Service(ManualClock(), "us-east-1", 1024).handle(
+        SimulatedCall(route, CIMultiDict(), raw, parse_fault_spec(wishes))
+    )
 
 
 def whole(form: Form, **wishes: str) -> dict[str, Any]:

@@ -18,7 +18,9 @@ seeds = some.binary(min_size=1).map(lambda raw: sha256(raw).digest())
 
 
 def said(prompt=None, **wishes):
-    return complete(prompt or Prompt([]), Usage(input_tokens=10), SEED, parse_fault_spec(wishes) if wishes else HEALTHY, 0)
+    return complete(
+        prompt or Prompt([]), Usage(input_tokens=10), SEED, parse_fault_spec(wishes) if wishes else HEALTHY, 0
+    )
 
 
 @given(seeds, some.integers(0, 10_000))

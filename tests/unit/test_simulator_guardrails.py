@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from bedrock_simulator.call import SimulatedResponse, SimulatedCall
+from bedrock_simulator.call import SimulatedCall, SimulatedResponse
 from bedrock_simulator.guardrails import BLOCKED_TEXT
 from bedrock_simulator.refusals import AwsError
 from bedrock_simulator.routes import find_route

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from bedrock_simulator.refusals import GatewayError, AwsError
+from bedrock_simulator.refusals import AwsError, GatewayError
 from bedrock_simulator.wishes import FAULTS, HEALTHY, FaultSchedule, parse_fault_spec
 
 
@@ -12,7 +12,9 @@ def headers(**wishes: str) -> list[tuple[bytes, bytes]]:
 
 
 def test_headers_are_read_in_any_case_and_others_are_left_alone():
-    wishes = FaultSchedule().next_spec([(b"Host", b"x"), *headers(Fault="cut", after_bytes="12", cache_write_5m_tokens="7")], "")
+    wishes = FaultSchedule().next_spec(
+        [(b"Host", b"x"), *headers(Fault="cut", after_bytes="12", cache_write_5m_tokens="7")], ""
+    )
     assert (wishes.fault, wishes.after_bytes, wishes.cache_write_5m_tokens) == ("cut", 12, 7)
 
 
@@ -44,7 +46,10 @@ def test_every_fault_is_an_error_or_strikes_the_connection_or_the_stream():
 
 
 def test_a_server_error_has_the_status_that_is_wished_for():
-    statuses = {status: parse_fault_spec({"fault": "5xx", "status": status}).build_error() for status in ("500", "502", "503", "504")}
+    statuses = {
+        status: parse_fault_spec({"fault": "5xx", "status": status}).build_error()
+        for status in ("500", "502", "503", "504")
+    }
     assert {int(status): error.status for status, error in statuses.items() if error} == {
         500: 500,
         502: 502,

@@ -7,7 +7,7 @@ from collections import defaultdict
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from price_keeper.recording.entries import UsageCounts
-from price_keeper.reporting.attribution import AttributionCaveat, AppSpend, Attribution, attribute_spend
+from price_keeper.reporting.attribution import AppSpend, Attribution, AttributionCaveat, attribute_spend
 
 from tests.support.effort import tries
 
@@ -36,7 +36,9 @@ def test_under_app_callers_without_one_stand_beside_the_apps() -> None:
 def test_what_might_hold_the_apps_is_told() -> None:
     """Every counter fits both: callers without an app that spend more than all apps, and a day under ORG."""
     found = attribute_spend({"premium": BOTH}, {"shop": {"premium": ONE}}, "APP")
-    assert found == Attribution([AppSpend("shop", "premium", ONE), AppSpend(None, "premium", BOTH)], AttributionCaveat.MAY_INCLUDE_APPS)
+    assert found == Attribution(
+        [AppSpend("shop", "premium", ONE), AppSpend(None, "premium", BOTH)], AttributionCaveat.MAY_INCLUDE_APPS
+    )
     sure = attribute_spend({"premium": BOTH}, {"shop": {"premium": ONE, "economy": ONE}}, "APP")
     assert sure.caveat is None  # under ORG there would be an own counter of economy
 

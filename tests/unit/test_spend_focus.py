@@ -192,7 +192,9 @@ ACME, BETA = "6f1c2a34-5b6d-4e7f-8a9b-0c1d2e3f4a5b", "11111111-2222-4333-8444-55
 COUNTS = UsageCounts(9, 1, 100, 50, 20, 10, 5, 3, 12_345_678_901)
 
 
-def report(*spent: SpendEntry, zone: str = "Europe/Berlin", apps: Mapping[tuple[str, str], str] | None = None) -> SpendReport:
+def report(
+    *spent: SpendEntry, zone: str = "Europe/Berlin", apps: Mapping[tuple[str, str], str] | None = None
+) -> SpendReport:
     tenants = {
         ACME: OrgInfo(ACME, 'Acme, "the" org', ZoneInfo(zone), "ORG"),
         BETA: OrgInfo(BETA, None, ZoneInfo("UTC"), "APP"),
@@ -326,7 +328,9 @@ def test_whatever_was_spent_keeps_every_rule_and_adds_up(made: list[SpendEntry],
     assert sum(Fraction(row["BilledCost"]) for row in rows) * 10**12 == sum(each.counts.pico for each in made)
 
 
-GOOD = format_csv(focus.FOCUS_COLUMNS, iterate_focus_records(report(spent("shop", "premium")), lambda _: "us-east-1", None))
+GOOD = format_csv(
+    focus.FOCUS_COLUMNS, iterate_focus_records(report(spent("shop", "premium")), lambda _: "us-east-1", None)
+)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from price_keeper.selection.notes import BudgetSnapshot
 from price_keeper.stores.contract import Store
 
 from tests.support.clock import ManualClock
-from tests.support.fleet import USD, put_budget, new_caller, open_budget_sidecar
+from tests.support.fleet import USD, new_caller, open_budget_sidecar, put_budget
 
 APPS = 50  # of which each is charged to a scope of its own: more than one transaction takes
 

@@ -14,7 +14,7 @@ from price_keeper.selection.policy import Mode
 from price_keeper.stores.contract import Store
 
 from tests.support.clock import ManualClock
-from tests.support.fleet import USD, BudgetSidecar, put_budget, new_caller, open_budget_sidecar
+from tests.support.fleet import USD, BudgetSidecar, new_caller, open_budget_sidecar, put_budget
 
 QUOTAS = {"premium": 100, "standard": 5000}
 

@@ -13,10 +13,10 @@ from uuid import uuid4
 from zoneinfo import ZoneInfo
 
 import pytest
-from price_keeper.calendar_days import load_zone, format_org_day
+from price_keeper.calendar_days import format_org_day, load_zone
 from price_keeper.model import Scope
 from price_keeper.recording.aggregator import AS_OF_ATTRIBUTE, Aggregator, build_total_key
-from price_keeper.recording.entries import ChargedCounters, Counter, UsageCounts, Intent, Receipt
+from price_keeper.recording.entries import ChargedCounters, Counter, Intent, Receipt, UsageCounts
 from price_keeper.reporting.days import parse_report_period
 from price_keeper.reporting.query import SpendReport, build_report
 from price_keeper.reporting.totals import sum_counts
@@ -68,7 +68,9 @@ class Org:
         await one.run()
 
     async def report(self, text: str = "today") -> SpendReport:
-        return await build_report(self.rec.store, parse_report_period(text), self.org, {}, UTC_ZONE, self.rec.clock.now())
+        return await build_report(
+            self.rec.store, parse_report_period(text), self.org, {}, UTC_ZONE, self.rec.clock.now()
+        )
 
     async def told(self, text: str = "today") -> dict[tuple[str | None, str, str], int]:
         found = await self.report(text)
@@ -346,7 +348,10 @@ def _opened(engines: Engines, folder: Path) -> AbstractAsyncContextManager[Store
 
 async def test_all_orgs_at_once_registered_or_not(tmp_path: Path, engines: Engines) -> None:
     """Each on its own day."""
-    async with _opened(engines, tmp_path) as store, open_recording_harness(tmp_path / "journal", store, ManualClock(NOON)) as rec:
+    async with (
+        _opened(engines, tmp_path) as store,
+        open_recording_harness(tmp_path / "journal", store, ManualClock(NOON)) as rec,
+    ):
         early, late, ghost = Org(rec, store, load_zone("Etc/GMT+12")), Org(rec, store), Org(rec, store)
         late.zone = load_zone("Pacific/Kiritimati")
         await early.register("Early")
@@ -428,7 +433,10 @@ async def test_one_counter_that_is_not_final_is_enough(
 ) -> None:
     """Whichever is read last."""
     monkeypatch.setattr("price_keeper.reporting.counted.COUNTERS_PER_READ", 1)
-    async with _opened(engines, tmp_path) as store, open_recording_harness(tmp_path / "journal", store, ManualClock(NOON)) as rec:
+    async with (
+        _opened(engines, tmp_path) as store,
+        open_recording_harness(tmp_path / "journal", store, ManualClock(NOON)) as rec,
+    ):
         orgs = [Org(rec, store) for _ in range(3)]
         for org in orgs:
             org.call("shop", "premium", 1)
@@ -441,5 +449,7 @@ async def test_one_counter_that_is_not_final_is_enough(
             total_of = build_total_key(Counter(Scope(org.org).key, "premium", "DAY#20261118", 8))
             item = await store.get(total_of)
             await store.delete(Delete(total_of))
-            assert not (await build_report(store, parse_report_period("yesterday"), None, {}, UTC_ZONE, rec.clock.now())).is_final
+            assert not (
+                await build_report(store, parse_report_period("yesterday"), None, {}, UTC_ZONE, rec.clock.now())
+            ).is_final
             await store.put(Put(total_of, dict(item or {})))

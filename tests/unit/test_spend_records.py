@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from price_keeper.recording.entries import UsageCounts
 from price_keeper.reporting.query import SpendReport
-from price_keeper.reporting.records import format_csv_report, build_json_report, escape_formula, format_time
-from price_keeper.reporting.tenants import OrgInfo, load_app_names, resolve_org, load_org_names, load_orgs
+from price_keeper.reporting.records import build_json_report, escape_formula, format_csv_report, format_time
+from price_keeper.reporting.tenants import OrgInfo, load_app_names, load_org_names, load_orgs, resolve_org
 from price_keeper.reporting.totals import SpendEntry, group_spend
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Put, Store
@@ -84,7 +84,11 @@ def test_csv() -> None:
         "premium,2026-11-18,2,1,10,20,3,4,5,6,0.012345678901\n"
         "economy,2026-11-18,1,0,1,2,0,0,0,0,0.000000000005\n"
     )
-    assert format_csv_report(report(), [], ("org", "app")).splitlines()[0].startswith("org,org_name,app,app_name,requests,")
+    assert (
+        format_csv_report(report(), [], ("org", "app"))
+        .splitlines()[0]
+        .startswith("org,org_name,app,app_name,requests,")
+    )
 
 
 def test_a_name_is_no_formula_in_a_spreadsheet() -> None:

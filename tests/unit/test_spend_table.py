@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from price_keeper.recording.entries import UsageCounts
-from price_keeper.reporting.table import MAX_BAR_WIDTH, TableStyle, make_printable, format_table
+from price_keeper.reporting.table import MAX_BAR_WIDTH, TableStyle, format_table, make_printable
 from price_keeper.reporting.totals import ReportRow
 
 from tests.support.effort import tries
@@ -83,7 +83,9 @@ def test_names_in_any_script_are_aligned() -> None:
 
 
 def test_a_name_cannot_give_orders_to_the_terminal() -> None:
-    lines = format_table([ReportRow(("id",), counts(1))], ["org"], {("org", "id"): "\x1b[2J\nevil\u202e\x07"}, TableStyle())
+    lines = format_table(
+        [ReportRow(("id",), counts(1))], ["org"], {("org", "id"): "\x1b[2J\nevil\u202e\x07"}, TableStyle()
+    )
     assert lines[1].startswith("?[2J?evil??")
     assert make_printable("Bêta 株式会社") == "Bêta 株式会社"
 

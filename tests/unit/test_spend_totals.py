@@ -10,7 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from price_keeper.recording.entries import UsageCounts
 from price_keeper.reporting import money
-from price_keeper.reporting.totals import DIMENSIONS, ReportRow, SpendEntry, parse_dimensions, filter_spend, group_spend, sum_token_counts, sum_counts
+from price_keeper.reporting.totals import (
+    DIMENSIONS,
+    ReportRow,
+    SpendEntry,
+    filter_spend,
+    group_spend,
+    parse_dimensions,
+    sum_counts,
+    sum_token_counts,
+)
 
 from tests.support.effort import tries
 

@@ -12,19 +12,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from price_keeper.errors import ConditionFailed, InvalidStoreRequest, StoreMisconfigured, StoreUnavailable, StoreThrottled
+from price_keeper.errors import (
+    ConditionFailed,
+    InvalidStoreRequest,
+    StoreMisconfigured,
+    StoreThrottled,
+    StoreUnavailable,
+)
 from price_keeper.stores import batching, sqlite_file, sqlite_group
 from price_keeper.stores.contract import (
     AllOf,
     AnyOf,
-    ConditionCheck,
-    Compare,
-    Delete,
     AttributeExists,
+    AttributeMissing,
+    Compare,
+    ConditionCheck,
+    Delete,
     ItemExists,
     ItemMissing,
     Key,
-    AttributeMissing,
     Prefix,
     Put,
     Query,
@@ -66,7 +72,12 @@ async def test_digest_of_a_transaction_is_that_of_version_0_1(store: SqliteStore
     for key in (KEY, gone, seen):
         await store.put(Put(key, {"a": 1}))
     changes = Update(KEY, set={"x": "y"}, add={"n": Decimal("2.50")}, condition=some)
-    writes = [Put(other, {"a": 1}, ItemMissing()), changes, Delete(gone, ItemExists()), ConditionCheck(seen, ItemExists())]
+    writes = [
+        Put(other, {"a": 1}, ItemMissing()),
+        changes,
+        Delete(gone, ItemExists()),
+        ConditionCheck(seen, ItemExists()),
+    ]
     await store.transact(writes, token="t")
     reader = sqlite3.connect(tmp_path / "store.db")
     ((digest,),) = reader.execute("SELECT digest FROM transaction_tokens WHERE token='t'").fetchall()

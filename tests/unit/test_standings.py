@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from price_keeper.calendar_days import Period, load_zone, find_span
+from price_keeper.calendar_days import Period, find_span, load_zone
 from price_keeper.errors import InvalidRequest, QuotaExceeded, TooManyRequests
 from price_keeper.model import Scope
 from price_keeper.selection import watching as limits
@@ -19,7 +19,7 @@ from price_keeper.stores import schema
 from price_keeper.stores.contract import Store, Update, Value
 
 from tests.support.clock import ManualClock
-from tests.support.fleet import LABELS, USD, BudgetSidecar, put_budget, new_caller, put_item, open_budget_sidecar
+from tests.support.fleet import LABELS, USD, BudgetSidecar, new_caller, open_budget_sidecar, put_budget, put_item
 
 QUOTAS = {"premium": 10, "standard": 5, "economy": 1}
 
@@ -89,40 +89,44 @@ async def test_who_spends_it_all_at_once_and_is_silent_then_is_looked_at(
 
 @pytest.mark.parametrize("is_due_later", [True, False])
 async def test_label_spent_beside_a_read_of_settings_moves_on_without_another_call(
-    one: Sidecar, exact_store: Store, clock: ManualClock, is_due_later: bool
+    one: BudgetSidecar, exact_store: Store, clock: ManualClock, is_due_later: bool
 ) -> None:
     """The read began before spend was to be read, and ends after that: spend is read next, though nobody calls."""
-    who = caller()
-    await budget(exact_store, who.org, QUOTAS)
+    who = new_caller()
+    await put_budget(exact_store, who.org, QUOTAS)
     await one.decide(who)
-    await one.looked()
-    [watch] = one.standings._watches.values()
+    await one.wait_for_refresh()
+    [refresh] = one.budget_registry._refresh_states.values()
     answers = asyncio.Event()
 
     async def wait(_: str) -> None:
         await answers.wait()
 
     if not is_due_later:
-        await clock.advance(LEAST_SECONDS)
-    one.store.before = wait
-    one.standings.watching.look(watch)
-    await clock.advance(LEAST_SECONDS / 2)
+        await clock.advance(MIN_REFRESH_SECONDS)
+    one.store.before_call = wait
+    one.budget_registry.refresher.refresh(refresh)
+    await clock.advance(MIN_REFRESH_SECONDS / 2)
     await one.spend(who, 10 * USD)
-    await clock.advance(LEAST_SECONDS)
-    one.store.before = None
+    await clock.advance(MIN_REFRESH_SECONDS)
+    one.store.before_call = None
     answers.set()
-    await one.looked()
-    await one.looked()
-    assert one.standings.watching.moves == 1
+    await one.wait_for_refresh()
+    await one.wait_for_refresh()
+    assert one.budget_registry.refresher.active_label_moves == 1
 
 
-async def test_what_is_under_way_counts_as_expected_and_then_as_what_it_cost(one: BudgetSidecar, exact_store: Store) -> None:
+async def test_what_is_under_way_counts_as_expected_and_then_as_what_it_cost(
+    one: BudgetSidecar, exact_store: Store
+) -> None:
     who = new_caller()
     await put_budget(exact_store, who.org, QUOTAS)
     served = [await one.begin(who, expected=4 * USD) for _ in range(5)]
     assert [label for label, _ in served] == ["premium"] * 3 + ["standard"] * 2
     served += [await one.begin(who, expected=4 * USD) for _ in range(1)]  # economy's, which has room for a quarter
-    with pytest.raises(TooManyRequests, match=r"calls under way are expected to use what is left .*: premium 0 of 10 USD"):
+    with pytest.raises(
+        TooManyRequests, match=r"calls under way are expected to use what is left .*: premium 0 of 10 USD"
+    ):
         await one.begin(who)
     for _, number in served:
         one.end(number, 1)
@@ -131,7 +135,9 @@ async def test_what_is_under_way_counts_as_expected_and_then_as_what_it_cost(one
     assert one.budget_registry.refresher.active_label_moves == 0  # for good it moves on only by what was spent
 
 
-async def test_what_others_spend_is_seen_and_all_move_on(one: BudgetSidecar, two: BudgetSidecar, exact_store: Store) -> None:
+async def test_what_others_spend_is_seen_and_all_move_on(
+    one: BudgetSidecar, two: BudgetSidecar, exact_store: Store
+) -> None:
     who = new_caller()
     await put_budget(exact_store, who.org, QUOTAS)
     await two.decide(who)
@@ -159,7 +165,9 @@ async def test_a_scope_that_wakes_up_is_not_blind(one: BudgetSidecar, two: Budge
     assert (await two.decide(who)).label == "standard"  # it waits for the store, as what it knows is old
 
 
-async def test_everything_spent_is_refused_with_all_that_one_needs_to_know(one: BudgetSidecar, exact_store: Store) -> None:
+async def test_everything_spent_is_refused_with_all_that_one_needs_to_know(
+    one: BudgetSidecar, exact_store: Store
+) -> None:
     who = new_caller()
     await put_budget(exact_store, who.org, QUOTAS, timezone="Europe/Berlin")
     for label, usd in QUOTAS.items():
@@ -276,7 +284,9 @@ async def look(one: BudgetSidecar, who: object) -> None:
     await one.wait_for_refresh()
 
 
-async def test_raised_quotas_do_not_bring_a_label_back_but_an_override_does(one: BudgetSidecar, exact_store: Store) -> None:
+async def test_raised_quotas_do_not_bring_a_label_back_but_an_override_does(
+    one: BudgetSidecar, exact_store: Store
+) -> None:
     who = new_caller()
     await put_budget(exact_store, who.org, QUOTAS)
     await one.spend(who, 10 * USD)
@@ -347,7 +357,9 @@ async def test_while_the_store_is_away_what_is_known_holds_and_is_stale(
     assert not (await one.caller_day(who)).budget.is_stale
 
 
-async def test_an_org_never_seen_has_the_defaults_until_the_store_is_back(one: BudgetSidecar, exact_store: Store) -> None:
+async def test_an_org_never_seen_has_the_defaults_until_the_store_is_back(
+    one: BudgetSidecar, exact_store: Store
+) -> None:
     who = new_caller()
     await put_budget(exact_store, who.org, QUOTAS | {"premium": 0})
     one.store.is_away = True
@@ -361,7 +373,9 @@ async def test_an_org_never_seen_has_the_defaults_until_the_store_is_back(one: B
     assert (await one.decide(who)).label == "standard"
 
 
-async def test_yesterdays_budget_holds_for_a_new_day_while_the_store_is_away(one: BudgetSidecar, exact_store: Store) -> None:
+async def test_yesterdays_budget_holds_for_a_new_day_while_the_store_is_away(
+    one: BudgetSidecar, exact_store: Store
+) -> None:
     who = new_caller()
     await put_budget(exact_store, who.org, QUOTAS)
     await one.decide(who)

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from price_keeper.calendar_days import Period, load_zone, find_span
-from price_keeper.errors import Busy, InvalidRequest, QuotaExceeded, InvalidStoreRequest
+from price_keeper.calendar_days import Period, find_span, load_zone
+from price_keeper.errors import Busy, InvalidRequest, InvalidStoreRequest, QuotaExceeded
 from price_keeper.model import Caller, Scope
 from price_keeper.recording.aggregator import build_total_key
 from price_keeper.recording.entries import Counter
@@ -21,7 +21,7 @@ from price_keeper.stores import schema
 from price_keeper.stores.contract import Put, Store
 
 from tests.support.clock import ManualClock
-from tests.support.fleet import USD, BudgetSidecar, put_budget, new_caller, open_budget_sidecar
+from tests.support.fleet import USD, BudgetSidecar, new_caller, open_budget_sidecar, put_budget
 
 QUOTAS = {"premium": 10, "standard": 5, "economy": 1}
 DAY = "DAY#20261118"
@@ -45,7 +45,9 @@ async def look(one: BudgetSidecar, who: Caller, seconds: float = limits.SETTINGS
     await one.wait_for_refresh()
 
 
-async def test_who_is_met_while_the_store_is_away_is_known_rightly_later(one: BudgetSidecar, two: BudgetSidecar) -> None:
+async def test_who_is_met_while_the_store_is_away_is_known_rightly_later(
+    one: BudgetSidecar, two: BudgetSidecar
+) -> None:
     who = new_caller()
     await put_budget(one.store._store, who.org, QUOTAS, agg_shard_count=64)
     one.store.is_away = True
@@ -228,7 +230,9 @@ async def test_clock_that_is_set_right_neither_hides_own_spend_nor_counts_it_twi
     await one.recorder.flush()
     one.clock.set_wall(right + 40)
     await look(one, who, 265)
-    assert (await one.caller_day(who)).budget.get_tracker("premium").spent == 5 * USD  # for certain: some may be in the total
+    assert (await one.caller_day(who)).budget.get_tracker(
+        "premium"
+    ).spent == 5 * USD  # for certain: some may be in the total
     of_all = {"as_of_epoch": int(one.clock.now()), "cost_usd_micros": 6 * 10**6, "requests": 2}
     await one.store._store.put(Put(key, of_all))
     await look(one, who, 305)

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
-from price_keeper.calendar_days import Period, load_zone, find_span
+from price_keeper.calendar_days import Period, find_span, load_zone
 from price_keeper.stores.sqlite import SqliteStore
 
 from tests.support.clock import ManualClock
-from tests.support.fleet import USD, BudgetSidecar, put_budget, new_caller, open_budget_sidecar
+from tests.support.fleet import USD, BudgetSidecar, new_caller, open_budget_sidecar, put_budget
 
 # Noon of days around which clocks change, somewhere: in Europe, America, Australia, Lord Howe, Chile, Egypt, ...
 NOONS = [datetime(2026, month, day, 12, tzinfo=UTC) for month, day in ((3, 28), (4, 4), (9, 5), (10, 24), (10, 31))]

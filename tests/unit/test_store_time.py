@@ -158,7 +158,11 @@ async def test_dynamodb_s_answers_have_it_also_those_that_refuse(engine: str, en
         return heard.append
 
     store = DynamoStore(
-        region="us-east-1", table_prefix=PREFIX, endpoint=engines.endpoints[engine], sleep=clock.sleep, on_request=asking
+        region="us-east-1",
+        table_prefix=PREFIX,
+        endpoint=engines.endpoints[engine],
+        sleep=clock.sleep,
+        on_request=asking,
     )
     await store.open()
     try:

@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from price_keeper.telemetry import ADDED_LATENCY_SECONDS, QUOTA_USED_RATIO, REQUEST_DURATION_SECONDS, REQUESTS, SCOPES, MetricsRegistry
+from price_keeper.telemetry import (
+    ADDED_LATENCY_SECONDS,
+    QUOTA_USED_RATIO,
+    REQUEST_DURATION_SECONDS,
+    REQUESTS,
+    SCOPES,
+    MetricsRegistry,
+)
 from price_keeper.traffic import Distribution
 from price_keeper.workers.samples import merge_samples
 

@@ -280,7 +280,9 @@ def test_the_public_halves_verify_and_tell_nothing_else(time: Time) -> None:
 
 def test_a_key_of_one_algorithm_signs_for_no_other(time: Time) -> None:
     """An HS256 token under the kid of an RSA key, with the secret of another key of ours."""
-    tokens = TokenService([SigningKey("rsa", "RS256", PRIVATE["RS256"].public_key(), None), hs256()], "price-keeper", time)
+    tokens = TokenService(
+        [SigningKey("rsa", "RS256", PRIVATE["RS256"].public_key(), None), hs256()], "price-keeper", time
+    )
     tokens.verify_caller(signed(kid="k1"))
     with pytest.raises(AccessDenied):
         tokens.verify_caller(signed(kid="rsa"))

@@ -7,7 +7,7 @@ from bisect import bisect_left
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from price_keeper.errors import TokenRejected, QuotaExceeded, Refusal, UpstreamUnavailable
+from price_keeper.errors import QuotaExceeded, Refusal, TokenRejected, UpstreamUnavailable
 from price_keeper.forwarding.model_path import Operation
 from price_keeper.traffic import (
     ADDED_LATENCY_BOUNDS,
@@ -20,7 +20,9 @@ from price_keeper.traffic import (
     RequestStats,
 )
 
-SPANS = st.floats(0, 1000, allow_nan=False) | st.sampled_from([*ADDED_LATENCY_BOUNDS, *DURATION_BOUNDS, *FIRST_BYTE_BOUNDS])
+SPANS = st.floats(0, 1000, allow_nan=False) | st.sampled_from(
+    [*ADDED_LATENCY_BOUNDS, *DURATION_BOUNDS, *FIRST_BYTE_BOUNDS]
+)
 
 
 @given(st.lists(st.tuples(SPANS, SPANS, SPANS, SPANS, st.sampled_from([0, 200, 204, 301, 404, 429, 500, 599, 999]))))
@@ -38,7 +40,9 @@ def test_what_is_told_is_what_happened(calls: list[tuple[float, float, float, fl
         waited.append(first - began)
         ours.append(sent - began + (now - last))
         statuses.append("cut" if not status else f"{min(status // 100, 5)}xx")
-    assert dict(zip(STATUSES, lane.responses_by_status, strict=True)) == {each: statuses.count(each) for each in STATUSES}
+    assert dict(zip(STATUSES, lane.responses_by_status, strict=True)) == {
+        each: statuses.count(each) for each in STATUSES
+    }
     for told, seen, bounds in (
         (lane.durations, took, DURATION_BOUNDS),
         (lane.times_to_first_byte, waited, FIRST_BYTE_BOUNDS),
@@ -70,7 +74,10 @@ def test_a_refusal_counts_where_it_was_refused() -> None:
     traffic.count_refusal(QuotaExceeded("all is spent"))
     traffic.count_refusal(UpstreamUnavailable("it is away"), traffic.get_stats("CONVERSE", "premium"))
     traffic.count_refusal(UpstreamUnavailable("it is away"), traffic.get_stats("CONVERSE", "premium"))
-    told = {(lane.operation, lane.label): dict(zip(STATUSES, lane.responses_by_status, strict=True)) for lane in traffic.operations}
+    told = {
+        (lane.operation, lane.label): dict(zip(STATUSES, lane.responses_by_status, strict=True))
+        for lane in traffic.operations
+    }
     assert told[NONE, NONE]["4xx"] == 1
     assert told["converse", "premium"]["5xx"] == 2
     assert (traffic.refusals_by_kind["quota_spent"], traffic.refusals_by_kind["upstream_away"]) == (1, 2)

@@ -19,7 +19,7 @@ from price_keeper.stores.contract import Delete, Store
 from price_keeper.telemetry import MetricsRegistry
 
 from tests.support.clock import ManualClock
-from tests.support.fleet import BudgetSidecar, put_budget, new_caller, put_item, open_budget_sidecar
+from tests.support.fleet import BudgetSidecar, new_caller, open_budget_sidecar, put_budget, put_item
 
 QUOTAS = {"premium": 10, "standard": 5, "economy": 1}
 
@@ -29,7 +29,9 @@ def clock() -> ManualClock:
     return ManualClock()
 
 
-def by_default(folder: Path, store: Store, clock: ManualClock, **more: Any) -> AbstractAsyncContextManager[BudgetSidecar]:
+def by_default(
+    folder: Path, store: Store, clock: ManualClock, **more: Any
+) -> AbstractAsyncContextManager[BudgetSidecar]:
     return open_budget_sidecar(folder, store, clock, **{"unknown_org": Config.development().unknown_org, **more})
 
 
@@ -43,7 +45,9 @@ def served(one: BudgetSidecar) -> dict[str, float]:
     telemetry = MetricsRegistry()
     one.budget_registry.register_metrics(telemetry)
     lines = [
-        line for line in telemetry.render_own().splitlines() if line.startswith("price_keeper_unknown_orgs_served_total{")
+        line
+        for line in telemetry.render_own().splitlines()
+        if line.startswith("price_keeper_unknown_orgs_served_total{")
     ]
     return {line.partition('why="')[2].partition('"')[0]: float(line.split()[-1]) for line in lines}
 
@@ -114,7 +118,9 @@ async def test_flood_of_refused_calls_of_one_org_asks_the_store_once_in_a_while(
     assert len(one.store.calls) == 4
 
 
-async def test_refused_orgs_are_remembered_in_bounded_memory(one: BudgetSidecar, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_refused_orgs_are_remembered_in_bounded_memory(
+    one: BudgetSidecar, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(unknown_orgs, "MAX_ORGS", 10)
     for _ in range(50):
         with pytest.raises(UnknownOrg):

@@ -18,7 +18,7 @@ from price_keeper.app import StopSignal
 from price_keeper.clock import SystemClock
 from price_keeper.commands.crew import MAX_SOCKET_FOLDER_LENGTH, _create_socket_folder, serve_with_workers
 from price_keeper.config import Config
-from price_keeper.control.calls import ApiResponse, ApiRequest, ApiRoute, AccessLevel
+from price_keeper.control.calls import AccessLevel, ApiRequest, ApiResponse, ApiRoute
 from price_keeper.control.serving import ControlDispatcher, open_control_socket
 from price_keeper.errors import ConfigError, ListenFailed, PriceKeeperError, WorkerUnavailable
 from price_keeper.memory import MemoryLimits
@@ -26,10 +26,10 @@ from price_keeper.surface.limits import DEFAULT_LIMITS, ServerLimits, fit_to_mem
 from price_keeper.surface.sockets import reserve_port
 from price_keeper.telemetry import CALLS_OPEN, MetricsRegistry
 from price_keeper.workers import reports
-from price_keeper.workers.crew import open_worker_group, build_telemetry
+from price_keeper.workers.crew import build_telemetry, open_worker_group
 from price_keeper.workers.place import SINGLE_WORKER, WorkerSlot
 from price_keeper.workers.samples import merge_samples
-from price_keeper.workers.worker import MAX_RESTART_SECONDS, HEALTHY_SECONDS, WorkerProcess
+from price_keeper.workers.worker import HEALTHY_SECONDS, MAX_RESTART_SECONDS, WorkerProcess
 
 
 def test_what_is_promised_for_all_is_divided() -> None:
@@ -45,9 +45,16 @@ def test_what_is_promised_for_all_is_divided() -> None:
 
 def test_room_for_requests_is_shared_but_one_always_fits() -> None:
     assert fit_to_memory(DEFAULT_LIMITS, MemoryLimits()) == DEFAULT_LIMITS
-    assert fit_to_memory(DEFAULT_LIMITS, MemoryLimits(), 4) == replace(DEFAULT_LIMITS, requests_bytes=DEFAULT_LIMITS.requests_bytes // 4)
-    assert fit_to_memory(DEFAULT_LIMITS, MemoryLimits(), 64).requests_bytes == DEFAULT_LIMITS.head_bytes + DEFAULT_LIMITS.body_bytes
-    assert fit_to_memory(ServerLimits(requests_bytes=1000), MemoryLimits(), 64).requests_bytes == 1000  # never more than there was
+    assert fit_to_memory(DEFAULT_LIMITS, MemoryLimits(), 4) == replace(
+        DEFAULT_LIMITS, requests_bytes=DEFAULT_LIMITS.requests_bytes // 4
+    )
+    assert (
+        fit_to_memory(DEFAULT_LIMITS, MemoryLimits(), 64).requests_bytes
+        == DEFAULT_LIMITS.head_bytes + DEFAULT_LIMITS.body_bytes
+    )
+    assert (
+        fit_to_memory(ServerLimits(requests_bytes=1000), MemoryLimits(), 64).requests_bytes == 1000
+    )  # never more than there was
 
 
 FIRST = """\
@@ -229,7 +236,10 @@ async def test_what_another_says_of_its_readiness(tmp_path: Path, status: int, c
 
 
 async def test_whoever_is_away_is_missing_from_the_metrics(tmp_path: Path) -> None:
-    place, own = WorkerSlot(0, 3, tmp_path), "# HELP price_keeper_calls_open now\n# TYPE price_keeper_calls_open gauge\n"
+    place, own = (
+        WorkerSlot(0, 3, tmp_path),
+        "# HELP price_keeper_calls_open now\n# TYPE price_keeper_calls_open gauge\n",
+    )
     path = place.socket_path(1)
     path.write_text("of one that was killed")
     async with (
@@ -291,7 +301,10 @@ def test_the_folder_of_the_sockets_is_private_and_its_name_short(
         assert not list(long.iterdir())
     assert not folder.exists()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
-    with pytest.raises(PriceKeeperError, match="name a folder that can be written to in TMPDIR"), _create_socket_folder():
+    with (
+        pytest.raises(PriceKeeperError, match="name a folder that can be written to in TMPDIR"),
+        _create_socket_folder(),
+    ):
         pass
 
 

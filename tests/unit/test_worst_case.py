@@ -17,7 +17,7 @@ from price_keeper.forwarding.model_path import Operation
 from price_keeper.hard import reading, tally, worst
 from price_keeper.hard.worst import UNCOUNTED_TOKENS, CostCeiling, apply_count, compute_ceiling
 from price_keeper.metering.guardrails import price_guardrail
-from price_keeper.metering.pricing import price_usage, build_price_table
+from price_keeper.metering.pricing import build_price_table, price_usage
 from price_keeper.metering.usage import Usage
 
 CONVERSE, INVOKE, CHAT = Operation.CONVERSE, Operation.INVOKE, Operation.CHAT_COMPLETIONS
@@ -27,7 +27,11 @@ CAPPED = {"inferenceConfig": {"maxTokens": 100}}
 
 
 def asked(
-    body: Any, operation: Operation = CONVERSE, format: str = "anthropic", prices: worst.CallPrices = PRICES, **more: Any
+    body: Any,
+    operation: Operation = CONVERSE,
+    format: str = "anthropic",
+    prices: worst.CallPrices = PRICES,
+    **more: Any,
 ) -> CostCeiling:
     sent = body if isinstance(body, bytes) else json.dumps(body).encode()
     return compute_ceiling(operation, format, sent, more.pop("headers", {}), prices, 100, more.pop("model", "m"))

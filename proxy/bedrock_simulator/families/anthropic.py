@@ -32,7 +32,11 @@ def _parse_prompt(body: Json) -> Prompt:
         if body.get(name) is None:
             raise validation_error(f"{name}: Field required")
     return Prompt(
-        pieces=[*_parse_tools(body), *_parse_blocks(body.get("system") or [], "system"), *_parse_messages(body["messages"])],
+        pieces=[
+            *_parse_tools(body),
+            *_parse_blocks(body.get("system") or [], "system"),
+            *_parse_messages(body["messages"]),
+        ],
         max_tokens=check_max_tokens(body["max_tokens"], "max_tokens", 0),
         stop_sequences=parse_stop_sequences(body, "stop_sequences"),
         tool=_find_forced_tool(body),
@@ -119,7 +123,11 @@ def _build_tool_use(completion: Completion, tool_input: Json) -> Json:
 
 
 def _build_body(_: Json, completion: Completion, model: Model) -> Json:
-    block = _build_tool_use(completion, completion.tool.input) if completion.tool else {"type": "text", "text": completion.text}
+    block = (
+        _build_tool_use(completion, completion.tool.input)
+        if completion.tool
+        else {"type": "text", "text": completion.text}
+    )
     return {
         **_build_message(completion, model),
         "content": [block],

@@ -35,7 +35,11 @@ def _build_chunks(body: Json, completion: Completion, model: Model) -> Iterator[
         return
     deltas = completion.split_deltas()
     for index, text in enumerate(deltas):
-        yield {"choices": [{"text": text, "stop_reason": _map_stop_reason(completion) if index == len(deltas) - 1 else None}]}
+        yield {
+            "choices": [
+                {"text": text, "stop_reason": _map_stop_reason(completion) if index == len(deltas) - 1 else None}
+            ]
+        }
 
 
 FAMILY = Family(_parse_prompt, _build_body, _build_chunks)

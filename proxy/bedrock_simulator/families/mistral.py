@@ -20,7 +20,13 @@ def _parse_prompt(body: Json) -> Prompt:
 
 
 def _map_stop_reason(completion: Completion) -> str:
-    return "tool_calls" if completion.stop is StopReason.TOOL else "length" if completion.stop is StopReason.LENGTH else "stop"
+    return (
+        "tool_calls"
+        if completion.stop is StopReason.TOOL
+        else "length"
+        if completion.stop is StopReason.LENGTH
+        else "stop"
+    )
 
 
 def _build_body(body: Json, completion: Completion, model: Model) -> Json:
@@ -28,7 +34,11 @@ def _build_body(body: Json, completion: Completion, model: Model) -> Json:
         return openai.FAMILY.build_body(body, completion, model)
     if "prompt" in body:
         return {"outputs": [{"text": completion.text, "stop_reason": _map_stop_reason(completion)}]}
-    return {"choices": [{"index": 0, "message": openai.build_message(completion), "stop_reason": _map_stop_reason(completion)}]}
+    return {
+        "choices": [
+            {"index": 0, "message": openai.build_message(completion), "stop_reason": _map_stop_reason(completion)}
+        ]
+    }
 
 
 def _build_chunks(body: Json, completion: Completion, model: Model) -> Iterator[Json]:

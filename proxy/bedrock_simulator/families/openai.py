@@ -16,7 +16,12 @@ from bedrock_simulator.usage import Usage
 
 _DEFAULT_MAX_TOKENS = 16_384
 
-_STOP_REASONS = {StopReason.END: "stop", StopReason.LENGTH: "length", StopReason.SEQUENCE: "stop", StopReason.TOOL: "tool_calls"}
+_STOP_REASONS = {
+    StopReason.END: "stop",
+    StopReason.LENGTH: "length",
+    StopReason.SEQUENCE: "stop",
+    StopReason.TOOL: "tool_calls",
+}
 
 
 def _parse_prompt(body: Json) -> Prompt:
@@ -63,7 +68,11 @@ def build_usage(total: Usage) -> Json:
 
 
 def build_message(completion: Completion) -> Json:
-    return {"role": "assistant", "content": None if completion.tool else completion.text, **_build_tool_calls(completion, indexed=False)}
+    return {
+        "role": "assistant",
+        "content": None if completion.tool else completion.text,
+        **_build_tool_calls(completion, indexed=False),
+    }
 
 
 def _build_tool_calls(completion: Completion, indexed: bool) -> Json:
@@ -79,8 +88,17 @@ def _build_head(kind: str, completion: Completion, model: Model) -> Json:
 
 
 def _build_body(_: Json, completion: Completion, model: Model) -> Json:
-    choice = {"index": 0, "message": build_message(completion), "finish_reason": _STOP_REASONS[completion.stop], "logprobs": None}
-    return {**_build_head("chat.completion", completion, model), "choices": [choice], "usage": build_usage(completion.usage)}
+    choice = {
+        "index": 0,
+        "message": build_message(completion),
+        "finish_reason": _STOP_REASONS[completion.stop],
+        "logprobs": None,
+    }
+    return {
+        **_build_head("chat.completion", completion, model),
+        "choices": [choice],
+        "usage": build_usage(completion.usage),
+    }
 
 
 def build_chunks_without_usage(completion: Completion, model: Model) -> Iterator[Json]:
@@ -96,7 +114,11 @@ def build_chunks_without_usage(completion: Completion, model: Model) -> Iterator
 
 
 def build_usage_chunk(completion: Completion, model: Model) -> Json:
-    return {**_build_head("chat.completion.chunk", completion, model), "choices": [], "usage": build_usage(completion.usage)}
+    return {
+        **_build_head("chat.completion.chunk", completion, model),
+        "choices": [],
+        "usage": build_usage(completion.usage),
+    }
 
 
 def build_chunks(_: Json, completion: Completion, model: Model) -> Iterator[Json]:

@@ -10,7 +10,12 @@ from bedrock_simulator.models import Model
 
 _DEFAULT_MAX_TOKENS = 512
 
-_STOP_REASONS = {StopReason.END: "FINISH", StopReason.LENGTH: "LENGTH", StopReason.SEQUENCE: "STOP_CRITERIA_MET", StopReason.TOOL: "FINISH"}
+_STOP_REASONS = {
+    StopReason.END: "FINISH",
+    StopReason.LENGTH: "LENGTH",
+    StopReason.SEQUENCE: "STOP_CRITERIA_MET",
+    StopReason.TOOL: "FINISH",
+}
 
 
 def _parse_prompt(body: Json) -> Prompt:
@@ -35,7 +40,9 @@ def _build_chunks(_: Json, completion: Completion, __: Model) -> Iterator[Json]:
     *earlier, last = completion.split_deltas()
     for text in earlier:
         yield _build_chunk(text, None, None, None)
-    yield _build_chunk(last, completion.usage.input_tokens, completion.usage.output_tokens, _STOP_REASONS[completion.stop])
+    yield _build_chunk(
+        last, completion.usage.input_tokens, completion.usage.output_tokens, _STOP_REASONS[completion.stop]
+    )
 
 
 def _build_chunk(text: str, input_tokens: int | None, output_tokens: int | None, reason: str | None) -> Json:

@@ -25,7 +25,9 @@ def _parse_prompt(body: Json) -> Prompt:
 
 def _build_body(body: Json, completion: Completion, model: Model) -> Json:
     is_v1 = "embed-text-v1" in model.name or "embed-g1" in model.name
-    vector = build_unit_vector(completion.seed, body.get("dimensions") or (_V1_DIMENSIONS if is_v1 else _DIMENSIONS[-1]))
+    vector = build_unit_vector(
+        completion.seed, body.get("dimensions") or (_V1_DIMENSIONS if is_v1 else _DIMENSIONS[-1])
+    )
     answer: Json = {"embedding": vector, "inputTextTokenCount": completion.usage.input_tokens}
     if not is_v1:
         kinds = body.get("embeddingTypes") or ["float"]

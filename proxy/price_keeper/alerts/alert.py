@@ -37,7 +37,11 @@ class Alert:
 
     @property
     def marker(self) -> Item:
-        return {MARKER_OWNER: self.id, "raised_at_epoch": self.raised_at, EXPIRY_ATTRIBUTE: self.ends_at + MARKER_SECONDS}
+        return {
+            MARKER_OWNER: self.id,
+            "raised_at_epoch": self.raised_at,
+            EXPIRY_ATTRIBUTE: self.ends_at + MARKER_SECONDS,
+        }
 
     @property
     def file_stem(self) -> str:

@@ -81,7 +81,9 @@ class AlertRaiser:
     def start(self, tasks: Tasks) -> None:
         tasks.start("alerts left over", self._run)
 
-    async def raise_alert(self, scope: Scope, label: str, span: PeriodSpan, pct: int, spent_pico: int, quota_pico: int) -> bool:
+    async def raise_alert(
+        self, scope: Scope, label: str, span: PeriodSpan, pct: int, spent_pico: int, quota_pico: int
+    ) -> bool:
         """Whether this call raised the alert. Asked again it costs nothing once anybody is known to have raised it;
         while the store is away it is tried again in the background, and whenever somebody asks."""
         key = schema.alert_marker_key(scope, label, span.key, pct)

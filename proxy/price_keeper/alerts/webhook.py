@@ -174,5 +174,9 @@ def _describe_error(error: Exception) -> str:
         return "its certificate is not trusted"
     if isinstance(error, ClientConnectorError):
         cause = error.os_error
-        return str(cause) if isinstance(cause, ForbiddenAddress) else f"not reached: {cause.strerror or type(cause).__name__}"
+        return (
+            str(cause)
+            if isinstance(cause, ForbiddenAddress)
+            else f"not reached: {cause.strerror or type(cause).__name__}"
+        )
     return f"no whole answer: {type(error).__name__}"

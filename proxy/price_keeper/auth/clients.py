@@ -30,7 +30,7 @@ from price_keeper.auth.failures import network_of
 from price_keeper.auth.lookups import LookupThrottle
 from price_keeper.auth.marks import NO_TAGS, SecretTagger
 from price_keeper.clock import SystemClock
-from price_keeper.errors import AccessDenied, Busy, TooManyRequests, StoreError
+from price_keeper.errors import AccessDenied, Busy, StoreError, TooManyRequests
 from price_keeper.model import Scope, build_client_id, parse_client_id
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Item, Key, Store
@@ -106,7 +106,9 @@ class ClientVerifier:
         self._digest_key = secrets.token_bytes(32)
         self._cached: dict[Scope, _CachedHashes] = {}
         self._cached_absent: dict[Scope, _CachedHashes] = {}
-        self._verified_digests: dict[Scope, dict[bytes, bytes]] = {}  # by each hash, a keyed hash of the one secret it is of
+        self._verified_digests: dict[
+            Scope, dict[bytes, bytes]
+        ] = {}  # by each hash, a keyed hash of the one secret it is of
         self._forgiven_at: dict[Scope, float] = {}  # when the last of them will be forgiven
         self._queues: dict[Hashable, _VerificationQueue] = {}
         self._comparison_slots = asyncio.Semaphore(MAX_CONCURRENT_COMPARISONS)
@@ -270,19 +272,27 @@ class ClientVerifier:
         if is_correct:
             self._cache_correct(scope, stored, secret)
         else:
-            _cache_put(self._forgiven_at, scope, max(self._read_forgiven_at(scope), self._monotonic()) + FAILED_COMPARISON_SECONDS)
+            _cache_put(
+                self._forgiven_at,
+                scope,
+                max(self._read_forgiven_at(scope), self._monotonic()) + FAILED_COMPARISON_SECONDS,
+            )
         return is_correct
 
     def _cache_correct(self, scope: Scope, hashed: bytes, secret: bytes) -> None:
         cached = self._cached.get(scope)
         is_current = cached is not None and cached.read_at != _LONG_AGO
         if cached is not None and is_current and hashed in cached.hashes:  # else it was changed during the comparison
-            digests = {each: mark for each, mark in self._verified_digests.get(scope, {}).items() if each in cached.hashes}
+            digests = {
+                each: mark for each, mark in self._verified_digests.get(scope, {}).items() if each in cached.hashes
+            }
             _cache_put(self._verified_digests, scope, {**digests, hashed: self._digest(secret)})
 
     def _limit_failures(self, scope: Scope) -> None:
         """A bucket of failures that leaks one at a time, told by when it will be empty."""
-        wait = self._read_forgiven_at(scope) - self._monotonic() - (MAX_FAILED_COMPARISONS - 1) * FAILED_COMPARISON_SECONDS
+        wait = (
+            self._read_forgiven_at(scope) - self._monotonic() - (MAX_FAILED_COMPARISONS - 1) * FAILED_COMPARISON_SECONDS
+        )
         if wait > 0:
             raise TooManyRequests("too many wrong secrets were sent for this client", retry_after=wait)
 

@@ -22,7 +22,9 @@ MAX_CACHED_CREDENTIALS = 10_000  # tokens handed out that have more than half th
 _ACCESS_KEY = "PRICEKEEPERCALLER"
 _SECRET_KEY = "the-signature-is-not-looked-at"  # noqa: S105 - no secret
 NO_SIGNING_KEY_RETRY_SECONDS = 60  # before asking again; it takes another configuration
-_NO_SIGNING_KEY = "no tokens can be made here: the first key of auth.keys is a public half alone; ask the control service"
+_NO_SIGNING_KEY = (
+    "no tokens can be made here: the first key of auth.keys is a public half alone; ask the control service"
+)
 _MALFORMED_PAIR = "the container authorization token is client_id:client_secret"
 _NO_STORE = (b"cache-control", b"no-store")
 
@@ -54,14 +56,18 @@ class CredentialIssuer(ABC):
         self._login_throttle = login_throttle
 
     @abstractmethod
-    async def issue(self, authorization: str, address: str = "", is_disconnected: IsDisconnected = is_never_disconnected) -> Mapping[str, str]:
+    async def issue(
+        self, authorization: str, address: str = "", is_disconnected: IsDisconnected = is_never_disconnected
+    ) -> Mapping[str, str]:
         """Raises AccessDenied, or what says that it cannot be told now."""
 
     @abstractmethod
     def require_available(self) -> None:
         """Raises where nobody is told anything, whatever he shows."""
 
-    async def issue_throttled(self, address: str, authorization: str, is_disconnected: IsDisconnected = is_never_disconnected) -> Mapping[str, str]:
+    async def issue_throttled(
+        self, address: str, authorization: str, is_disconnected: IsDisconnected = is_never_disconnected
+    ) -> Mapping[str, str]:
         """As `told`, to somebody at this address. Raises SlowDown for too many wrong ones."""
         if self._login_throttle is None:
             return await self.issue(authorization, address, is_disconnected)
@@ -116,7 +122,9 @@ class LocalCredentialIssuer(CredentialIssuer):
         if not self._tokens.can_mint:
             raise Busy(_NO_SIGNING_KEY, retry_after=NO_SIGNING_KEY_RETRY_SECONDS)
 
-    async def issue(self, authorization: str, address: str = "", is_disconnected: IsDisconnected = is_never_disconnected) -> Mapping[str, str]:  # noqa: ARG002
+    async def issue(
+        self, authorization: str, address: str = "", is_disconnected: IsDisconnected = is_never_disconnected
+    ) -> Mapping[str, str]:
         """The same for every fetch until half its life is gone, since some clients fetch on every call."""
         client_id, secret = parse_authorization(authorization)
         for _ in range(MAX_STALE_RETRIES):

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 import aiohttp
 
-from price_keeper.auth.relayed import AskControlService, ControlServiceFailed, ControlReply
+from price_keeper.auth.relayed import AskControlService, ControlReply, ControlServiceFailed
 
 REPLY_TIMEOUT_SECONDS = 5.0  # for an answer; SDKs give up on container credentials soon, and ask again
 MAX_CONNECTIONS = 32  # connections: more than strangers are given by `relayed.py`
@@ -31,9 +31,13 @@ async def open_control_service(url: str) -> AsyncIterator[AskControlService]:
         headers = {"Authorization": authorization, "Accept-Encoding": "identity"}
         try:
             async with session.get(f"{url}/credentials", headers=headers, allow_redirects=False) as answer:
-                return ControlReply(answer.status, await _read_body(answer), _parse_retry_after(answer.headers.get("Retry-After", "")))
+                return ControlReply(
+                    answer.status, await _read_body(answer), _parse_retry_after(answer.headers.get("Retry-After", ""))
+                )
         except TimeoutError:
-            raise ControlServiceFailed(f"{url} gave no answer within {REPLY_TIMEOUT_SECONDS:g} s", is_away=True) from None
+            raise ControlServiceFailed(
+                f"{url} gave no answer within {REPLY_TIMEOUT_SECONDS:g} s", is_away=True
+            ) from None
         except (aiohttp.ClientError, OSError, ValueError) as failure:
             is_away = isinstance(failure, aiohttp.ClientConnectionError | OSError)
             raise ControlServiceFailed(f"{url}: {_describe_failure(failure)}", is_away=is_away) from None

@@ -23,7 +23,9 @@ _HOST_BITS = 64  # of an IPv6 address: whoever has one such network has all of i
 class FailureBuckets:
     """A bucket for each key that holds `at_once` failures and leaks one in `seconds`. `now` is a monotonic clock."""
 
-    def __init__(self, now: Callable[[], float], burst: int = FAILURE_BURST, interval_seconds: float = FAILURE_INTERVAL_SECONDS) -> None:
+    def __init__(
+        self, now: Callable[[], float], burst: int = FAILURE_BURST, interval_seconds: float = FAILURE_INTERVAL_SECONDS
+    ) -> None:
         self._now = now
         self._burst = burst
         self._interval_seconds = interval_seconds

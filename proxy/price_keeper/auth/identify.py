@@ -46,7 +46,9 @@ class TokenAuthenticator:
             claims = self._tokens.verify_access(token)
             return claims.caller if self._revocation.is_known_valid(claims) else None
         first, second = self._read_claims(request)
-        if not self._revocation.is_known_valid(first) or (second is not None and not self._revocation.is_known_valid(second)):
+        if not self._revocation.is_known_valid(first) or (
+            second is not None and not self._revocation.is_known_valid(second)
+        ):
             return None
         return first.caller
 

@@ -34,7 +34,9 @@ LOOKUP_RATE_TOTAL = LookupRate(500, 500.0)
 
 
 class LookupThrottle:
-    def __init__(self, clock: Clock, per_address: LookupRate = LOOKUP_RATE_PER_ADDRESS, total: LookupRate = LOOKUP_RATE_TOTAL) -> None:
+    def __init__(
+        self, clock: Clock, per_address: LookupRate = LOOKUP_RATE_PER_ADDRESS, total: LookupRate = LOOKUP_RATE_TOTAL
+    ) -> None:
         self._clock = clock
         self._per_address = per_address
         self._total = total

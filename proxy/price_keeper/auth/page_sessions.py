@@ -13,7 +13,7 @@ from uuid import uuid4
 
 from price_keeper.auth.revocation import RevocationList
 from price_keeper.auth.tokens import Claims, TokenService
-from price_keeper.errors import AccessDenied, TokenRejected, TokenExpired
+from price_keeper.errors import AccessDenied, TokenExpired, TokenRejected
 from price_keeper.model import Caller, build_client_id, is_app_id, is_org_id
 
 PAGE_AUDIENCE = "price-keeper-page"
@@ -63,10 +63,14 @@ class PageSessions:
         }
         return self._begin(identity, claims, min(claims.expires, int(now) + PAGE_SESSION_SECONDS), now)
 
-    def _begin(self, identity: dict[str, Any], source_claims: Claims | None, expires: int, now: float) -> tuple[str, PageSession]:
+    def _begin(
+        self, identity: dict[str, Any], source_claims: Claims | None, expires: int, now: float
+    ) -> tuple[str, PageSession]:
         jti = str(uuid4())
         claims = {**identity, "jti": jti, "iat": int(now), "exp": expires, "scope": PAGE_PURPOSE}
-        return self._tokens.sign(claims, PAGE_AUDIENCE), PageSession(source_claims.caller if source_claims else None, jti, expires, source_claims)
+        return self._tokens.sign(claims, PAGE_AUDIENCE), PageSession(
+            source_claims.caller if source_claims else None, jti, expires, source_claims
+        )
 
     async def verify(self, cookie: str, now: float) -> PageSession:
         """Raises AccessDenied or TokenExpired, and Busy where it cannot be told whether it was ended."""
@@ -87,7 +91,9 @@ class PageSessions:
         if now >= claims["exp"]:
             raise TokenExpired(_SESSION_OVER)
         if claims["sub"] == ADMIN:
-            if self._admin_key_digest is None or not hmac.compare_digest(str(claims.get("key")), self._admin_key_digest):
+            if self._admin_key_digest is None or not hmac.compare_digest(
+                str(claims.get("key")), self._admin_key_digest
+            ):
                 raise TokenExpired(_SESSION_OVER)  # of a key that is replaced
             return PageSession(None, str(claims["jti"]), claims["exp"])
         source_claims = _parse_source_claims(claims)

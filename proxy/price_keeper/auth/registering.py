@@ -15,29 +15,29 @@ from decimal import Decimal
 
 from price_keeper.auth import retrieval
 from price_keeper.auth.clients import (
-    SECRET_CREATED_AT,
-    SESSIONS_GENERATION,
     GRACE_ENDS_AT,
-    SECRET_HASH,
     PREVIOUS_SECRET_HASH,
+    SECRET_CREATED_AT,
+    SECRET_HASH,
+    SESSIONS_GENERATION,
     client_item_key,
     hash_secret,
     make_secret,
 )
 from price_keeper.auth.marks import NO_TAGS, SecretTagger
-from price_keeper.auth.retrieval import RETRIEVED_AT, RETRIEVAL_ROW
+from price_keeper.auth.retrieval import RETRIEVAL_ROW, RETRIEVED_AT
 from price_keeper.clock import Clock
-from price_keeper.errors import InvalidRequest, NotFound, WriteConflict, ReasonCode, StoreUnavailable, TransactionFailed
+from price_keeper.errors import InvalidRequest, NotFound, ReasonCode, StoreUnavailable, TransactionFailed, WriteConflict
 from price_keeper.model import Scope, build_client_id
 from price_keeper.stores import schema
 from price_keeper.stores.again import retry_on_conflict
 from price_keeper.stores.contract import (
+    AttributeMissing,
     Condition,
     Delete,
     Item,
     ItemExists,
     Key,
-    AttributeMissing,
     Put,
     Store,
     Update,
@@ -140,7 +140,9 @@ async def rotate(
         item = await _read_client_item(store, scope)
         if item.get(SECRET_HASH) != before:
             break
-    raise WriteConflict(f"somebody else changed the credentials of {_describe_scope(scope)} at the same time, and those hold")
+    raise WriteConflict(
+        f"somebody else changed the credentials of {_describe_scope(scope)} at the same time, and those hold"
+    )
 
 
 def validate_grace(hours: object) -> None:

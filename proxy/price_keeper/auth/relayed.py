@@ -22,13 +22,20 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from price_keeper.auth.container import CredentialIssuer, IsDisconnected, IsRevoked, ProbableWrongSecret, parse_authorization, is_never_disconnected
+from price_keeper.auth.container import (
+    CredentialIssuer,
+    IsDisconnected,
+    IsRevoked,
+    ProbableWrongSecret,
+    is_never_disconnected,
+    parse_authorization,
+)
 from price_keeper.auth.failures import LoginThrottle, network_of
-from price_keeper.auth.lookups import LookupThrottle, LookupRate
+from price_keeper.auth.lookups import LookupRate, LookupThrottle
 from price_keeper.auth.tokens import Claims, TokenService
-from price_keeper.auth.waiting import WaiterLimit, SingleFlight
+from price_keeper.auth.waiting import SingleFlight, WaiterLimit
 from price_keeper.clock import Clock
-from price_keeper.errors import AccessDenied, Busy, PriceKeeperError, Refusal, TooManyRequests, TokenExpired
+from price_keeper.errors import AccessDenied, Busy, PriceKeeperError, Refusal, TokenExpired, TooManyRequests
 from price_keeper.model import parse_client_id
 
 MAX_CACHED_CALLERS = 10_000  # callers, and as many whose asking was in vain
@@ -132,7 +139,9 @@ class CredentialRelay(CredentialIssuer):
         if self._ask is None:
             raise AccessDenied(_NOT_CONFIGURED)
 
-    async def issue(self, authorization: str, address: str = "", is_disconnected: IsDisconnected = is_never_disconnected) -> Mapping[str, str]:
+    async def issue(
+        self, authorization: str, address: str = "", is_disconnected: IsDisconnected = is_never_disconnected
+    ) -> Mapping[str, str]:
         if self._ask is None:
             raise AccessDenied(_NOT_CONFIGURED)
         client_id, secret = parse_authorization(authorization)
@@ -145,7 +154,9 @@ class CredentialRelay(CredentialIssuer):
             return (await self._fetch_first(wanted_request, address, is_disconnected)).credentials
         if not self._needs_refresh(cached) or cache_key in self._single_flight:
             return cached.credentials
-        return (await self._single_flight.get_or_load(cache_key, lambda: self._fetch(wanted_request, is_patient=False))).credentials
+        return (
+            await self._single_flight.get_or_load(cache_key, lambda: self._fetch(wanted_request, is_patient=False))
+        ).credentials
 
     async def _get_cached(self, cache_key: bytes) -> _RelayedCredentials | None:
         cached = self._cached.get(cache_key)
@@ -162,16 +173,22 @@ class CredentialRelay(CredentialIssuer):
 
     # Who has nothing kept.
 
-    async def _fetch_first(self, wanted_request: _RelayRequest, address: str, is_disconnected: IsDisconnected) -> _RelayedCredentials:
+    async def _fetch_first(
+        self, wanted_request: _RelayRequest, address: str, is_disconnected: IsDisconnected
+    ) -> _RelayedCredentials:
         self._raise_recent_refusal(wanted_request.cache_key)
         flight_key = (wanted_request.cache_key, network_of(address))
         with self._waiters.hold(*flight_key):
             try:
-                return await self._single_flight.get_or_load(flight_key, lambda: self._fetch_throttled(wanted_request, address, is_disconnected))
+                return await self._single_flight.get_or_load(
+                    flight_key, lambda: self._fetch_throttled(wanted_request, address, is_disconnected)
+                )
             except _Disconnected:  # others who show the same go on
                 raise Busy("nobody is left to be told", retry_after=CONTROL_RETRY_SECONDS) from None
 
-    async def _fetch_throttled(self, wanted_request: _RelayRequest, address: str, is_disconnected: IsDisconnected) -> _RelayedCredentials:
+    async def _fetch_throttled(
+        self, wanted_request: _RelayRequest, address: str, is_disconnected: IsDisconnected
+    ) -> _RelayedCredentials:
         """Whose turn it was is known by the address; the answer is for all who show the same, from wherever."""
         await self._lookup_throttle.wait_for_address(address)
         if is_disconnected():
@@ -180,7 +197,9 @@ class CredentialRelay(CredentialIssuer):
         if cached is not None:
             return cached
         self._raise_recent_refusal(wanted_request.cache_key)
-        return await self._single_flight.get_or_load(wanted_request.cache_key, lambda: self._fetch_with_slot(wanted_request))
+        return await self._single_flight.get_or_load(
+            wanted_request.cache_key, lambda: self._fetch_with_slot(wanted_request)
+        )
 
     async def _fetch_with_slot(self, wanted_request: _RelayRequest) -> _RelayedCredentials:
         try:
@@ -205,9 +224,15 @@ class CredentialRelay(CredentialIssuer):
 
     async def _fetch(self, wanted_request: _RelayRequest, *, is_patient: bool) -> _RelayedCredentials:
         if self._clock.monotonic() < self._away_until:
-            return await self._fall_back_to_cached(wanted_request.cache_key, 0.0, Busy(_CONTROL_AWAY, retry_after=CONTROL_RETRY_SECONDS))
+            return await self._fall_back_to_cached(
+                wanted_request.cache_key, 0.0, Busy(_CONTROL_AWAY, retry_after=CONTROL_RETRY_SECONDS)
+            )
         try:
-            reply = await (wanted_request.ask(wanted_request.authorization) if is_patient else _ask_with_short_timeout(wanted_request))
+            reply = await (
+                wanted_request.ask(wanted_request.authorization)
+                if is_patient
+                else _ask_with_short_timeout(wanted_request)
+            )
             if reply.status == 429:
                 return await self._handle_slow_down(wanted_request.cache_key, reply)
             if _is_from_control_service(reply, 401, "unauthorized"):
@@ -217,7 +242,9 @@ class CredentialRelay(CredentialIssuer):
         except ControlServiceFailed as failure:
             self._note_failure(failure)
             seconds = SLOW_REFRESH_PAUSE_SECONDS if isinstance(failure, _ReplyTimeout) else CONTROL_RETRY_SECONDS
-            return await self._fall_back_to_cached(wanted_request.cache_key, seconds, Busy(_CONTROL_AWAY, retry_after=CONTROL_RETRY_SECONDS))
+            return await self._fall_back_to_cached(
+                wanted_request.cache_key, seconds, Busy(_CONTROL_AWAY, retry_after=CONTROL_RETRY_SECONDS)
+            )
         self._note_recovery()
         if await self._is_revoked(fetched.claims):
             raise Busy(_TOKEN_REVOKED, retry_after=CONTROL_RETRY_SECONDS)
@@ -244,7 +271,9 @@ class CredentialRelay(CredentialIssuer):
 
     def _remember_refusal(self, cache_key: bytes, refusal: Refusal) -> Refusal:
         """For whoever shows the same in a moment."""
-        _cache_put(self._recent_refusals, cache_key, _RecentRefusal(refusal, self._clock.monotonic() + CONTROL_RETRY_SECONDS))
+        _cache_put(
+            self._recent_refusals, cache_key, _RecentRefusal(refusal, self._clock.monotonic() + CONTROL_RETRY_SECONDS)
+        )
         return refusal
 
     def _parse_reply(self, reply: ControlReply, client_id: str) -> _RelayedCredentials:

@@ -30,7 +30,19 @@ from price_keeper.clock import Clock
 from price_keeper.errors import AccessDenied, Busy, ConditionFailed, StoreError, StoreUnavailable
 from price_keeper.model import Scope, build_client_id
 from price_keeper.stores import schema
-from price_keeper.stores.contract import EXPIRY_ATTRIBUTE, Delete, Item, Key, Put, Store, Update, above, all_of, equals, ignore_expired
+from price_keeper.stores.contract import (
+    EXPIRY_ATTRIBUTE,
+    Delete,
+    Item,
+    Key,
+    Put,
+    Store,
+    Update,
+    above,
+    all_of,
+    equals,
+    ignore_expired,
+)
 
 # On the client's item.
 RETRIEVAL_ROW = "client_secret_retrieval_row"  # of the newest secret
@@ -76,7 +88,9 @@ def seal_secret(scope: Scope, secret: str, now: float, tagger: SecretTagger = NO
 def is_tagged_token(tagger: SecretTagger, scope: Scope, token: str) -> bool:
     """Whether this token was made for this client, and not invented."""
     purpose = _token_purpose(build_client_id(scope.org, scope.app))
-    return _RETRIEVAL_TOKEN_FORMAT.fullmatch(token) is not None and tagger.is_tagged(purpose, base64.urlsafe_b64decode(f"{token}="))
+    return _RETRIEVAL_TOKEN_FORMAT.fullmatch(token) is not None and tagger.is_tagged(
+        purpose, base64.urlsafe_b64decode(f"{token}=")
+    )
 
 
 async def retrieve(store: Store, clock: Clock, scope: Scope, token: str) -> str:
@@ -111,7 +125,9 @@ async def _require_row(store: Store, key: Key, client_id: str, now: int) -> None
 
 
 async def _note_retrieved(store: Store, key: Key, row: str, now: int) -> None:
-    is_live = all_of(equals(RETRIEVAL_ROW, row), above(SECRET_CREATED_AT, now - RETRIEVAL_SECONDS))  # too late, it will not be fetched either
+    is_live = all_of(
+        equals(RETRIEVAL_ROW, row), above(SECRET_CREATED_AT, now - RETRIEVAL_SECONDS)
+    )  # too late, it will not be fetched either
     try:
         await store.update(Update(key, set_if_missing={RETRIEVED_AT: now}, condition=is_live))
     except ConditionFailed:

@@ -20,10 +20,20 @@ from price_keeper import telemetry as metrics
 from price_keeper.auth.clients import client_item_key, read_generation
 from price_keeper.auth.tokens import Claims
 from price_keeper.clock import Clock
-from price_keeper.errors import AccessDenied, Busy, ConditionFailed, TokenRejected, StoreError, StoreUnavailable
+from price_keeper.errors import AccessDenied, Busy, ConditionFailed, StoreError, StoreUnavailable, TokenRejected
 from price_keeper.model import Scope
 from price_keeper.stores import schema
-from price_keeper.stores.contract import EXPIRY_ATTRIBUTE, Item, ItemMissing, Key, Put, Store, any_of, below, ignore_expired
+from price_keeper.stores.contract import (
+    EXPIRY_ATTRIBUTE,
+    Item,
+    ItemMissing,
+    Key,
+    Put,
+    Store,
+    any_of,
+    below,
+    ignore_expired,
+)
 from price_keeper.tasks import Tasks
 from price_keeper.telemetry import MetricsRegistry
 
@@ -200,7 +210,9 @@ class RevocationList:
         try:
             for name, until in (await self._read_revoked(names, claims)).items():
                 self.note_revoked(name, until)
-            _cache_verdict(verdicts, names, _ValidVerdict(moment + REFRESH_AFTER_SECONDS, moment + REVOCATION_CACHE_SECONDS))
+            _cache_verdict(
+                verdicts, names, _ValidVerdict(moment + REFRESH_AFTER_SECONDS, moment + REVOCATION_CACHE_SECONDS)
+            )
             lookup.is_answered = True
             self._note_store_back()
         except StoreError as failure:
@@ -257,14 +269,18 @@ class RevocationList:
 
         Where it was revoked until `enough` before, nothing is written.
         """
-        await self._revoke("session", schema.revoked_session_key(sid), until, until if sufficient_until is None else sufficient_until)
+        await self._revoke(
+            "session", schema.revoked_session_key(sid), until, until if sufficient_until is None else sufficient_until
+        )
 
     async def _revoke(self, what: str, key: Key, until: int, sufficient_until: int) -> None:
         """What is known to stand there costs the store nothing: anybody may give back a dead token all day."""
         if self._revoked_until.get(key.pk, 0) >= sufficient_until:
             return
         try:
-            await self._store.put(Put(key, {EXPIRY_ATTRIBUTE: until}, any_of(ItemMissing(), below(EXPIRY_ATTRIBUTE, sufficient_until))))
+            await self._store.put(
+                Put(key, {EXPIRY_ATTRIBUTE: until}, any_of(ItemMissing(), below(EXPIRY_ATTRIBUTE, sufficient_until)))
+            )
         except ConditionFailed:  # it was revoked before, and for as long
             until = sufficient_until
         except StoreError as failure:
@@ -297,7 +313,9 @@ def _names_of(claims: Claims) -> _RevocationNames:
     return (claims.jti,) if claims.sid is None else (claims.jti, f"SID#{claims.sid}")
 
 
-def _cache_verdict(verdicts: dict[_RevocationNames, _ValidVerdict], names: _RevocationNames, verdict: _ValidVerdict) -> None:
+def _cache_verdict(
+    verdicts: dict[_RevocationNames, _ValidVerdict], names: _RevocationNames, verdict: _ValidVerdict
+) -> None:
     if len(verdicts) >= MAX_CACHED_VERDICTS and names not in verdicts:
         for oldest in list(verdicts)[: MAX_CACHED_VERDICTS // 2]:
             del verdicts[oldest]

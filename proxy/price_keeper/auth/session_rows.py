@@ -5,9 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from price_keeper.stores import schema
-from price_keeper.stores.contract import EXPIRY_ATTRIBUTE, Delete, Item, AttributeMissing, Put, Update, Write, equals
+from price_keeper.stores.contract import EXPIRY_ATTRIBUTE, AttributeMissing, Delete, Item, Put, Update, Write, equals
 
-REFRESH_HASH, BEGAN, REFRESHED, ACCESS_UNTIL, VERSION = "refresh_hash", "began_us", "refreshed_at", "access_until", "version"
+REFRESH_HASH, BEGAN, REFRESHED, ACCESS_UNTIL, VERSION = (
+    "refresh_hash",
+    "began_us",
+    "refreshed_at",
+    "access_until",
+    "version",
+)
 GENERATION = "generation"  # the client's, as it was when the secret was checked
 ROTATED, EVICTED, REVOKED = "rotated", "evicted", "revoked"  # why a refresh token is refused
 REFUSED_AT = "at_epoch"  # since when

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager, contextmanager
 from uuid import uuid4
 
 from price_keeper.clock import Clock
-from price_keeper.errors import Busy, CancellationReason, ReasonCode, StoreError, StoreUnavailable, StoreThrottled
+from price_keeper.errors import Busy, CancellationReason, ReasonCode, StoreError, StoreThrottled, StoreUnavailable
 from price_keeper.stores.contract import Key, Store, Value, Write
 
 FIRST_BACKOFF_SECONDS = 0.05

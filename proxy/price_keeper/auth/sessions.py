@@ -31,22 +31,28 @@ from price_keeper.auth.session_rows import (
     REVOKED,
     ROTATED,
     VERSION,
-    SessionRow,
     Session,
-    build_version_bump,
+    SessionRow,
     build_refusal,
+    build_version_bump,
     was_rotated_within,
 )
-from price_keeper.auth.session_writes import ClientLocks, SessionWriter, is_condition_failure, is_race, translate_store_errors
+from price_keeper.auth.session_writes import (
+    ClientLocks,
+    SessionWriter,
+    is_condition_failure,
+    is_race,
+    translate_store_errors,
+)
 from price_keeper.auth.tokens import Claims, MintedToken, TokenService
 from price_keeper.clock import Clock
 from price_keeper.errors import (
     Busy,
-    TokenRejected,
     PriceKeeperError,
     ReasonCode,
     SessionLimitRace,
     StoreUnavailable,
+    TokenRejected,
     TransactionFailed,
 )
 from price_keeper.model import Scope, build_client_id
@@ -66,8 +72,8 @@ from price_keeper.stores.contract import (
     above,
     all_of,
     equals,
-    iterate_rows,
     ignore_expired,
+    iterate_rows,
 )
 
 MAX_ATTEMPTS = 12  # of one change, each lost to somebody else's; with their waits some five seconds
@@ -152,11 +158,15 @@ class RefreshSessions:
                 row = await self._read_refreshable(claims, token_hash)
                 issued = issued or self._mint_pair(Scope(caller.org, caller.app), sid, row.generation)
                 try:
-                    await self._write_session(self._build_rotation(row, token_hash, claims.expires, issued), row.client, issued)
+                    await self._write_session(
+                        self._build_rotation(row, token_hash, claims.expires, issued), row.client, issued
+                    )
                     return issued
                 except TransactionFailed as failure:
                     if is_condition_failure(failure.reasons):
-                        raise TokenRejected(_SESSION_ENDED) from None  # somebody else has refreshed or ended it this moment
+                        raise TokenRejected(
+                            _SESSION_ENDED
+                        ) from None  # somebody else has refreshed or ended it this moment
                 except StoreUnavailable as failure:
                     if failure.maybe_applied:  # tried again, it could pass for the token of a thief
                         raise TokenRejected(_REFRESH_UNCERTAIN) from None
@@ -192,7 +202,9 @@ class RefreshSessions:
                 if item is None:
                     return None
                 row = SessionRow(client, sid, item)
-                is_live = ignore_expired(item, self._clock.now()) is not None and row.generation >= read_generation(owner)
+                is_live = ignore_expired(item, self._clock.now()) is not None and row.generation >= read_generation(
+                    owner
+                )
                 if await self._try_end(row, extra_writes):
                     self._revocation.note_revoked(schema.revoked_session_key(sid).pk)
                     return is_live
@@ -238,9 +250,16 @@ class RefreshSessions:
         """The oldest first. Raises Busy."""
         with translate_store_errors():
             owner = await self._store.get(client_item_key(scope), consistent=True)
-            found = await self._read_rows(build_client_id(scope.org, scope.app), read_generation(owner), self._clock.now())
+            found = await self._read_rows(
+                build_client_id(scope.org, scope.app), read_generation(owner), self._clock.now()
+            )
         return [
-            Session(kept.sid, kept.read_int(BEGAN) / MICROS_PER_SECOND, kept.read_int(REFRESHED), kept.read_int(EXPIRY_ATTRIBUTE))
+            Session(
+                kept.sid,
+                kept.read_int(BEGAN) / MICROS_PER_SECOND,
+                kept.read_int(REFRESHED),
+                kept.read_int(EXPIRY_ATTRIBUTE),
+            )
             for kept in found
         ]
 
@@ -369,7 +388,9 @@ class RefreshSessions:
 
     async def _write_session(self, writes: Sequence[Write], client: str, issued: TokenPair) -> None:
         """With a session's new row, which tells what became of it where all answers were lost."""
-        await self._writer.transact_confirmed(writes, schema.session_key(client, issued.sid), {REFRESH_HASH: _hash_token(issued.refresh.token)})
+        await self._writer.transact_confirmed(
+            writes, schema.session_key(client, issued.sid), {REFRESH_HASH: _hash_token(issued.refresh.token)}
+        )
 
 
 def _require_generation(generation: int, owner: Item | None) -> None:

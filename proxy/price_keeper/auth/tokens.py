@@ -17,7 +17,7 @@ import jwt
 from price_keeper.auth.jwks import build_jwks
 from price_keeper.auth.keys import SigningKey
 from price_keeper.auth.marks import SecretTagger
-from price_keeper.errors import AccessDenied, TokenRejected, TokenExpired
+from price_keeper.errors import AccessDenied, TokenExpired, TokenRejected
 from price_keeper.model import Caller, build_client_id, is_app_id, is_org_id
 
 AUDIENCE = "price-keeper"
@@ -38,7 +38,13 @@ _INVALID_TOKEN = "the token is not good: ask for a new one"
 _TOKEN_EXPIRED = "the token has expired"
 _REQUIRED_CLAIMS = ["aud", "exp", "iat", "iss", "jti", "sub"]
 # Times are checked against our own clock, which tests can set; ids by ourselves, as the store's keys depend on them.
-_JWT_OPTIONS = {"require": _REQUIRED_CLAIMS, "verify_exp": False, "verify_iat": False, "verify_nbf": False, "verify_jti": False}
+_JWT_OPTIONS = {
+    "require": _REQUIRED_CLAIMS,
+    "verify_exp": False,
+    "verify_iat": False,
+    "verify_nbf": False,
+    "verify_jti": False,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +143,9 @@ class TokenService:
         if self._signing_key.signs_with is None:
             raise AccessDenied("this sidecar has no key to sign tokens with; ask the control service")
         payload = {"iss": self._issuer, "aud": audience, **claims}
-        return jwt.encode(payload, self._signing_key.signs_with, self._signing_key.alg, headers={"kid": self._signing_key.kid})
+        return jwt.encode(
+            payload, self._signing_key.signs_with, self._signing_key.alg, headers={"kid": self._signing_key.kid}
+        )
 
     def verify_caller(self, token: str) -> Caller:
         """Whom an access token names. Raises AccessDenied or TokenExpired. Whether it was revoked is asked apart."""

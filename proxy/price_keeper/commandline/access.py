@@ -31,7 +31,7 @@ def _add_token(root: CommandParser) -> None:
             "Point this shell's AWS SDKs at the sidecar",
             f'eval "$(price-keeper token {_EXAMPLE_CLIENT_ID} --secret-file shop.secret --env)"',
         ),
-        does="token.token",
+        target="token.run_token",
         heading=ACCESS_HEADING,
     )
     token.add_argument("client_id", metavar="CLIENT_ID", help="org-ORG or org-ORG-app-APP")
@@ -54,7 +54,7 @@ def _add_rotate(root: CommandParser) -> None:
         "that it can be sent on to where it is kept.",
         ("An app's, with two hours to change it", "price-keeper rotate Acme --app shop --grace 2 > shop.secret"),
         ("For somebody else to fetch", "price-keeper rotate Acme --app shop --token-only"),
-        does="rotate.rotate",
+        target="rotate.run_rotate",
         heading=ACCESS_HEADING,
     )
     add_org_argument(rotate)
@@ -62,7 +62,9 @@ def _add_rotate(root: CommandParser) -> None:
         "--app", type=kinds.parse_app_id, metavar="APP", help="one of its apps; without it, the org's own secret"
     )
     text = f"how long the secret so far stays good, 0 to 168; default: {DEFAULT_GRACE_HOURS}"
-    rotate.add_argument("--grace", type=kinds.parse_grace_hours, default=DEFAULT_GRACE_HOURS, metavar="HOURS", help=text)
+    rotate.add_argument(
+        "--grace", type=kinds.parse_grace_hours, default=DEFAULT_GRACE_HOURS, metavar="HOURS", help=text
+    )
     text = "print the retrieval token, for somebody else to fetch the secret once within ten minutes"
     rotate.add_argument("--token-only", action="store_true", help=text)
     add_json_option(rotate)
@@ -76,14 +78,14 @@ def _add_session(root: CommandParser) -> None:
         "list the sessions of an org or one of its apps, the oldest first",
         "",
         ("Those of an app", "price-keeper session list Acme --app shop"),
-        does="session.list_all",
+        target="session.run_session_list",
     )
     revoke = session.add_command(
         "revoke",
         "end a session, and with it the access tokens made from it",
         "",
         ("All of an app's", "price-keeper session revoke Acme --app shop all"),
-        does="session.revoke",
+        target="session.run_session_revoke",
     )
     for parser in (listing, revoke):
         add_org_argument(parser)

@@ -32,7 +32,7 @@ def _add_org(root: CommandParser) -> None:
         "once. docs/orgs.md has every setting.",
         ("Make an org, by an id of your choice", "price-keeper org put 6f1c2a34-5b6d-4e7f-8a9b-0c1d2e3f4a5b acme.yaml"),
         ("Change it, by its name", "price-keeper org put Acme acme.yaml"),
-        does="org.put",
+        target="org.run_org_put",
     )
     show = org.add_command(
         "show",
@@ -40,17 +40,21 @@ def _add_org(root: CommandParser) -> None:
         "",
         ("For a person", "price-keeper org show Acme"),
         ("For a program", "price-keeper org show Acme --json"),
-        does="org.show",
+        target="org.run_org_show",
     )
     for parser in (put, show):
         parser.add_argument("org", metavar="ORG", help="its id, a UUID, or the name of one that is there")
     put.add_argument("file", metavar="FILE", help=_SETTINGS_FILE_HELP)
-    listing = org.add_command("list", "list the orgs", "", ("All of them", "price-keeper org list"), does="org.list_all")
+    listing = org.add_command(
+        "list", "list the orgs", "", ("All of them", "price-keeper org list"), target="org.run_org_list"
+    )
     _add_control_api_options(put, show, listing)
 
 
 def _add_app(root: CommandParser) -> None:
-    app = root.add_command("app", "set and tell what apps of an org may spend", _CONTROL_API_NOTE, heading=BUDGETS_HEADING)
+    app = root.add_command(
+        "app", "set and tell what apps of an org may spend", _CONTROL_API_NOTE, heading=BUDGETS_HEADING
+    )
     put = app.add_command(
         "put",
         "make an app, or put new settings in the place of its own",
@@ -60,17 +64,21 @@ def _add_app(root: CommandParser) -> None:
             "With nothing of its own but a name",
             "echo 'app_name: Robot' | price-keeper app put Acme robot -",
         ),
-        does="app.put",
+        target="app.run_app_put",
     )
     show = app.add_command(
         "show",
         "tell what holds for an app, and which of it is its own",
         "",
         ("For a person", "price-keeper app show Acme shop"),
-        does="app.show",
+        target="app.run_app_show",
     )
     listing = app.add_command(
-        "list", "list the apps of an org", "", ("All of Acme's", "price-keeper app list Acme"), does="app.list_all"
+        "list",
+        "list the apps of an org",
+        "",
+        ("All of Acme's", "price-keeper app list Acme"),
+        target="app.run_app_list",
     )
     for parser in (put, show, listing):
         add_org_argument(parser)
@@ -82,7 +90,9 @@ def _add_app(root: CommandParser) -> None:
 
 
 def _add_override(root: CommandParser) -> None:
-    override = root.add_command("override", "say by hand which label is in force", _CONTROL_API_NOTE, heading=BUDGETS_HEADING)
+    override = root.add_command(
+        "override", "say by hand which label is in force", _CONTROL_API_NOTE, heading=BUDGETS_HEADING
+    )
     put = override.add_command(
         "set",
         "put a label in force, up or down the ordering, until the period ends",
@@ -91,21 +101,21 @@ def _add_override(root: CommandParser) -> None:
             "The cheapest label for an app, for two hours",
             'price-keeper override set Acme --app shop economy --reason "load test" --until +2h',
         ),
-        does="override.put",
+        target="override.run_override_set",
     )
     clear = override.add_command(
         "clear",
         "let the quotas decide again; exit code 1 if nobody said otherwise",
         "",
         ("For an app", "price-keeper override clear Acme --app shop"),
-        does="override.clear",
+        target="override.run_override_clear",
     )
     show = override.add_command(
         "show",
         "tell which override is in force",
         "",
         ("For an app", "price-keeper override show Acme --app shop"),
-        does="override.show",
+        target="override.run_override_show",
     )
     for parser in (put, clear, show):
         add_org_argument(parser)
@@ -134,7 +144,7 @@ def _add_spend(root: CommandParser) -> None:
         ("An org's month, day by day", "price-keeper spend 2026-11-01..today --org Acme --by day"),
         ("For a spreadsheet", "price-keeper spend yesterday --csv > yesterday.csv"),
         ("What one app spent today, for a program", "price-keeper spend --org Acme --app shop --json"),
-        does="spend.spend",
+        target="spend.run_spend",
         heading=BUDGETS_HEADING,
     )
     text = f"{_PERIOD_HELP}; default: today"
@@ -167,11 +177,16 @@ def _add_export(root: CommandParser) -> None:
             "An org's, again, in the place of the last one",
             "price-keeper export 2026-11-01..yesterday --org Acme --format json --out acme.json --force",
         ),
-        does="export.export",
+        target="export.run_export",
         heading=BUDGETS_HEADING,
     )
     export.add_argument(
-        "when", nargs="?", default="today", type=kinds.parse_period, metavar="PERIOD", help=f"{_PERIOD_HELP}; default: today"
+        "when",
+        nargs="?",
+        default="today",
+        type=kinds.parse_period,
+        metavar="PERIOD",
+        help=f"{_PERIOD_HELP}; default: today",
     )
     export.suggestions["PERIOD"] = _PERIOD_SUGGESTIONS
     export.add_argument("--out", type=Path, required=True, metavar="FILE", help="the file to write")

@@ -50,7 +50,9 @@ def collect_commands(parser: CommandParser, path: tuple[str, ...] = ()) -> Itera
 
 def _build_option(action: Action) -> OptionCompletion:
     takes_value = action.nargs != 0
-    return OptionCompletion(tuple(action.option_strings), _summarize_help(action), _build_value(action) if takes_value else None)
+    return OptionCompletion(
+        tuple(action.option_strings), _summarize_help(action), _build_value(action) if takes_value else None
+    )
 
 
 def _build_value(action: Action, suggestions: Mapping[str, Iterable[str]] = MappingProxyType({})) -> ValueCompletion:

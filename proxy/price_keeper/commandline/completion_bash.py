@@ -68,7 +68,9 @@ complete -F _price_keeper price-keeper
 
 
 def render_bash(commands: Iterable[CommandCompletion]) -> str:
-    table = [f"    {quote(key)}) said={quote(words)} ;;" for each in commands for key, words in _list_bash_entries(each)]
+    table = [
+        f"    {quote(key)}) said={quote(words)} ;;" for each in commands for key, words in _list_bash_entries(each)
+    ]
     return _BASH_SCRIPT.replace("@TABLE@", "\n".join(table))
 
 

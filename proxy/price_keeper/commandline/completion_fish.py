@@ -39,7 +39,9 @@ complete -c price-keeper -f
 
 def render_fish(commands: Iterable[CommandCompletion]) -> str:
     command_list = list(commands)
-    options_with_value = sorted({name for each in command_list for option in each.options if option.value for name in option.names})
+    options_with_value = sorted(
+        {name for each in command_list for option in each.options if option.value for name in option.names}
+    )
     paths = [_quote_fish(" ".join(each.path)) for each in command_list if each.path]
     lines = [f"complete -c price-keeper {line}" for each in command_list for line in _list_fish_lines(each)]
     return (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from price_keeper.commandline import kinds
-from price_keeper.commandline.options import add_config_option, add_json_option, add_store_options, add_port_options
+from price_keeper.commandline.options import add_config_option, add_json_option, add_port_options, add_store_options
 from price_keeper.commandline.parser import CommandParser
 
 CONFIGURE_HEADING = "Configure"
@@ -25,7 +25,7 @@ def _add_check_config(root: CommandParser) -> None:
         "The file and the variables PRICE_KEEPER__... are read as by price-keeper serve. Nothing is started.",
         ("The config.yaml that is here", "price-keeper check-config"),
         ("Another one, for a program", "price-keeper check-config --config sidecar.yaml --json"),
-        does="check_config.check",
+        target="check_config.run_check_config",
         heading=CONFIGURE_HEADING,
     )
     add_config_option(check)
@@ -41,7 +41,7 @@ def _add_doctor(root: CommandParser) -> None:
         ("For a sidecar", "price-keeper doctor --config sidecar.yaml --role sidecar"),
         ("For price-keeper dev in ./data", "price-keeper doctor --data-dir data"),
         ("For a program", "price-keeper doctor --data-dir data --json"),
-        does="doctor.doctor",
+        target="doctor.run_doctor",
         heading=CONFIGURE_HEADING,
     )
     add_store_options(doctor)
@@ -64,7 +64,7 @@ def _add_tables(root: CommandParser) -> None:
         "make the tables that are missing; safe to run again",
         "In DynamoDB a new table takes some ten seconds.",
         ("Those of the config.yaml that is here", "price-keeper tables create"),
-        does="tables.create",
+        target="tables.run_tables_create",
     )
     check = tables.add_command(
         "check",
@@ -72,7 +72,7 @@ def _add_tables(root: CommandParser) -> None:
         "",
         ("Those of the config.yaml that is here", "price-keeper tables check"),
         ("For a program", "price-keeper tables check --json"),
-        does="tables.check",
+        target="tables.run_tables_check",
     )
     describe = tables.add_command(
         "describe",
@@ -80,7 +80,7 @@ def _add_tables(root: CommandParser) -> None:
         "",
         ("For a person", "price-keeper tables describe"),
         ("For CloudFormation", "price-keeper tables describe --cloudformation > tables.yaml"),
-        does="tables.describe",
+        target="tables.run_tables_describe",
     )
     text = "print them as a CloudFormation template; YAML, or JSON with --json"
     describe.add_argument("--cloudformation", action="store_true", help=text)
@@ -97,7 +97,7 @@ def _add_keys(root: CommandParser) -> None:
         "It never writes over a file. It also tells how a new key takes the place of another without refusing anybody.",
         ("A pair: control services sign, sidecars verify", "price-keeper keys new --kid 2026-11 --out keys"),
         ("One secret, for one machine", "price-keeper keys new --kid k1 --alg HS256 --out keys"),
-        does="keys.new",
+        target="keys.run_keys_new",
     )
     new.add_argument(
         "--alg",
@@ -105,6 +105,8 @@ def _add_keys(root: CommandParser) -> None:
         default="EdDSA",
         help="HS256 for one machine; EdDSA or RS256 where sidecars verify and must not mint; default: EdDSA",
     )
-    new.add_argument("--kid", type=kinds.parse_key_id, required=True, metavar="ID", help="its name, which stands in every token")
+    new.add_argument(
+        "--kid", type=kinds.parse_key_id, required=True, metavar="ID", help="its name, which stands in every token"
+    )
     new.add_argument("--out", type=Path, required=True, metavar="DIR", help="the folder for its files")
     add_json_option(new)

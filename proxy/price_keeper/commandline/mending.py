@@ -7,14 +7,14 @@ from typing import TypeAlias
 
 from price_keeper.errors import (
     JournalInUse,
+    JournalOwnerUnknown,
     JournalUnusable,
     ListenFailed,
-    StoreAccessDenied,
-    JournalOwnerUnknown,
     PriceKeeperError,
+    StoreAccessDenied,
     StoreMisconfigured,
-    StoreUnavailable,
     StoreThrottled,
+    StoreUnavailable,
 )
 
 _HintsByError: TypeAlias = "Mapping[type[PriceKeeperError], str]"
@@ -43,7 +43,11 @@ _COMMON_HINTS: _HintsByError = {
 
 def add_hint(failure: PriceKeeperError, words: Sequence[str]) -> str:
     """The message, and what mends it if the message does not say so."""
-    command_hints = {"serve": _SERVE_HINTS, "dev": _DEV_HINTS, "replay": _REPLAY_HINTS}.get(words[0] if words else "", _SERVE_HINTS)
-    hint = next((text for kind, text in [*command_hints.items(), *_COMMON_HINTS.items()] if isinstance(failure, kind)), None)
+    command_hints = {"serve": _SERVE_HINTS, "dev": _DEV_HINTS, "replay": _REPLAY_HINTS}.get(
+        words[0] if words else "", _SERVE_HINTS
+    )
+    hint = next(
+        (text for kind, text in [*command_hints.items(), *_COMMON_HINTS.items()] if isinstance(failure, kind)), None
+    )
     message = str(failure)
     return message if hint is None or "price-keeper" in message else f"{message}; {hint}"

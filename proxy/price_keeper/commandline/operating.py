@@ -23,7 +23,7 @@ def add_operate_commands(root: CommandParser) -> None:
         "",
         ("For a person", "price-keeper version"),
         ("For a program", "price-keeper version --json"),
-        does="version.version",
+        target="version.run_version",
         heading=OPERATE_HEADING,
     )
     add_json_option(version)
@@ -32,7 +32,7 @@ def add_operate_commands(root: CommandParser) -> None:
         "tell the commands, or all of one",
         "",
         ("Of one command", "price-keeper help org put"),
-        does="help.help_of",
+        target="help.run_help",
         heading=OPERATE_HEADING,
     )
     help_command.add_argument("command", nargs="*", metavar="COMMAND", help="such as spend, or org put")
@@ -46,12 +46,14 @@ def _add_audit(root: CommandParser) -> None:
         "It reads the store.",
         ("The last changes", "price-keeper audit Acme"),
         ("The last hundred, for a program", "price-keeper audit Acme --limit 100 --json"),
-        does="audit.audit",
+        target="audit.run_audit",
         heading=OPERATE_HEADING,
     )
     add_org_argument(audit)
     text = f"how many changes; default: {DEFAULT_AUDIT_LIMIT}"
-    audit.add_argument("--limit", type=kinds.parse_audit_limit, default=DEFAULT_AUDIT_LIMIT, metavar="NUMBER", help=text)
+    audit.add_argument(
+        "--limit", type=kinds.parse_audit_limit, default=DEFAULT_AUDIT_LIMIT, metavar="NUMBER", help=text
+    )
     add_json_option(audit)
     add_store_options(audit)
 
@@ -64,7 +66,7 @@ def _add_replay(root: CommandParser) -> None:
         "this machine is noticed; of a copy, or a disk from another machine, you have to say that there is none.",
         ("The journal of a disk that came back", "price-keeper replay /mnt/found/journal --owner-is-dead"),
         ("Also what is older than 34 days", "price-keeper replay /mnt/found/journal --owner-is-dead --force"),
-        does="replay.replay",
+        target="replay.run_replay",
         heading=OPERATE_HEADING,
     )
     replay.add_argument("folder", type=Path, metavar="DIR", help="the journal's folder; those of workers in it too")
@@ -86,7 +88,7 @@ def _add_completion(root: CommandParser) -> None:
         ("bash, now and in every new shell", "echo 'eval \"$(price-keeper completion bash)\"' >> ~/.bashrc"),
         ("zsh, behind compinit", "echo 'eval \"$(price-keeper completion zsh)\"' >> ~/.zshrc"),
         ("fish", "price-keeper completion fish > ~/.config/fish/completions/price-keeper.fish"),
-        does="completion.completion",
+        target="completion.run_completion",
         heading=OPERATE_HEADING,
     )
     completion.add_argument("shell", choices=SHELLS, metavar="SHELL", help=", ".join(SHELLS))

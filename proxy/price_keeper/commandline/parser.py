@@ -8,7 +8,7 @@ from argparse import Action, ArgumentParser, HelpFormatter
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, NoReturn, TextIO
 
-from price_keeper.commandline.terminal import BOLD, is_colored, get_terminal_width
+from price_keeper.commandline.terminal import BOLD, get_terminal_width, is_colored
 
 EXIT_CODES = (
     (0, "done"),
@@ -46,19 +46,21 @@ class CommandParser(ArgumentParser):
         self.suggestions: dict[str, Iterable[str]] = {}  # words that an argument may well be, by its metavar
         self.subcommands: dict[str, CommandParser] = {}
         self._commands: Any = None
-        self.set_defaults(does="", parser=self)
+        self.set_defaults(target="", parser=self)
 
-    def add_command(self, name: str, summary: str, description: str, *examples: tuple[str, str], **more: Any) -> CommandParser:
+    def add_command(
+        self, name: str, summary: str, description: str, *examples: tuple[str, str], **more: Any
+    ) -> CommandParser:
         """`does` is the module of `price_keeper.commands`, and the function in it, that carries it out."""
         if self._commands is None:
             self._commands = self.add_subparsers(metavar="WHAT" if " " in self.prog else "COMMAND")
-        does, heading = more.pop("does", ""), more.pop("heading", "")
+        does, heading = more.pop("target", ""), more.pop("heading", "")
         text = f"{summary[:1].upper()}{summary[1:]}.\n\n{description}".strip()
         example_list = [Example(*example) for example in examples]
         parser: CommandParser = self._commands.add_parser(
             name, summary=summary, description=text, examples=example_list, heading=heading, **more
         )
-        parser.set_defaults(does=does)
+        parser.set_defaults(target=does)
         self.subcommands[name] = parser
         return parser
 
@@ -107,7 +109,9 @@ class CommandParser(ArgumentParser):
 
     def fail_unknown_command(self, word: str) -> NoReturn:
         """There is no such command."""
-        candidates = [f"{self.prog} {name} {word}" for name, verb in self.subcommands.items() if word in verb.subcommands]
+        candidates = [
+            f"{self.prog} {name} {word}" for name, verb in self.subcommands.items() if word in verb.subcommands
+        ]
         if candidates:
             self.error(f"{word} is a part of other commands: {', '.join(candidates)}")
         if not self.subcommands:
@@ -185,7 +189,9 @@ def _iterate_subcommands(parser: CommandParser) -> Iterable[CommandParser]:
 
 def _find_owner(parser: CommandParser, option: str) -> str:
     owners = [
-        name for name, verb in parser.subcommands.items() if any(option in each.option_names for each in (verb, *_iterate_subcommands(verb)))
+        name
+        for name, verb in parser.subcommands.items()
+        if any(option in each.option_names for each in (verb, *_iterate_subcommands(verb)))
     ]
     return owners[0] if len(owners) == 1 else ("COMMAND" if " " not in parser.prog else "WHAT")
 

@@ -23,7 +23,7 @@ def _add_dev(root: CommandParser) -> None:
         ("Run in ./data, at the usual ports", "price-keeper dev"),
         ("Beside another one", "price-keeper dev --data-dir other --port 0 --control-port 0"),
         ("With https for apps", "price-keeper dev --tls"),
-        does="dev.dev",
+        target="dev.run_dev",
         heading="Run",
     )
     text = "where it keeps its data; default: data"
@@ -49,7 +49,7 @@ def _add_serve(root: CommandParser) -> None:
             "On another port, without a change of the file",
             "PRICE_KEEPER__LISTEN__DATA=127.0.0.1:9090 price-keeper serve",
         ),
-        does="run.serve",
+        target="run.run_serve",
         heading="Run",
     )
     add_config_option(serve)

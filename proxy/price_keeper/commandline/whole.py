@@ -16,6 +16,12 @@ def build_root_parser() -> CommandParser:
         epilog=f"More of a command: {PROGRAM} help COMMAND. To begin: {PROGRAM} dev.\n\nexit codes:\n{codes}",
     )
     root.add_argument("--version", action="store_true", help="the same as the command version")
-    for add_commands in (running, configuring, budgets, access, operating):
-        add_commands.add_to(root)
+    for add_commands in (
+        running.add_run_commands,
+        configuring.add_configure_commands,
+        budgets.add_budget_commands,
+        access.add_access_commands,
+        operating.add_operate_commands,
+    ):
+        add_commands(root)
     return root

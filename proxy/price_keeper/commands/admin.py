@@ -9,7 +9,13 @@ from typing import Any, TypeAlias
 from urllib.parse import quote
 
 from price_keeper.commandline.options import ADMIN_KEY_VARIABLE
-from price_keeper.commands.asking import MAX_RESPONSE_BYTES, ControlApiClient, ApiRefusal, check_response_shape, read_secret
+from price_keeper.commands.asking import (
+    MAX_RESPONSE_BYTES,
+    ApiRefusal,
+    ControlApiClient,
+    check_response_shape,
+    read_secret,
+)
 from price_keeper.commands.shared import CommandError
 from price_keeper.config.problems import escape_line
 from price_keeper.control.terms import API_KEY_HEADER, MAX_PAGE_SIZE
@@ -47,7 +53,9 @@ class AdminClient:
         """`hints` say what to do after a refusal, by its status. Raises as Api.ask."""
         return self.request_with_status(method, path, body, hints)[1]
 
-    def request_with_status(self, method: str, path: str, body: Any = None, hints: StatusHints | None = None) -> tuple[int, ApiRecord]:
+    def request_with_status(
+        self, method: str, path: str, body: Any = None, hints: StatusHints | None = None
+    ) -> tuple[int, ApiRecord]:
         """As `ask`, with the status."""
         try:
             return self.api.request_with_status(method, path, body, self._auth_headers)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 
-from price_keeper.commands.admin import ORG_MISSING_HINT, AdminClient, fetch_app, fetch_org, build_scope_path
+from price_keeper.commands.admin import ORG_MISSING_HINT, AdminClient, build_scope_path, fetch_app, fetch_org
 from price_keeper.commands.asking import check_response_shape
 from price_keeper.commands.putting import print_put_result, put_settings
 from price_keeper.commands.settings_file import SettingsFile
@@ -45,7 +45,9 @@ def run_app_list(args: Namespace) -> int:
         rows = [_build_app_row(SettingsView(each, org_record)) for each in apps]
         title = SettingsView(org_record).title
     headers = ("App", "Id", "Ordering", "Enforcement")
-    print_lines(format_columns(headers, rows) if rows else [f"the org {title} has no apps yet; price-keeper app put makes one"])
+    print_lines(
+        format_columns(headers, rows) if rows else [f"the org {title} has no apps yet; price-keeper app put makes one"]
+    )
     return 0
 
 

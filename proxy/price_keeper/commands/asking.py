@@ -23,7 +23,9 @@ from price_keeper.errors import PriceKeeperError
 
 RESPONSE_TIMEOUT_SECONDS = 30.0  # more than the slowest answer takes to begin: a login that goes on losing to others
 REQUEST_DEADLINE_SECONDS = 120.0  # until it has ended, however it drips
-MAX_RESPONSE_BYTES = 64 * 1024 * 1024  # of an answer; a hundred orgs with a quota for each of a thousand labels have a third
+MAX_RESPONSE_BYTES = (
+    64 * 1024 * 1024
+)  # of an answer; a hundred orgs with a quota for each of a thousand labels have a third
 MAX_REASON_CHARACTERS = 2000  # characters of why something was not done
 _SECRET_PATTERN = re.compile(r"[ -~]{1,4096}")
 _VISIBLE_PATTERN = re.compile(r"[!-~]+")
@@ -99,7 +101,9 @@ class ControlApiClient:
         if complaint:
             raise CommandError(f"{source}: {complaint}")
 
-    def request(self, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None) -> dict[str, Any]:
+    def request(
+        self, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None
+    ) -> dict[str, Any]:
         """Raises Refused, Unanswered, or PriceKeeperError when nobody is there."""
         return self.request_with_status(method, path, body, headers)[1]
 
@@ -120,11 +124,11 @@ class ControlApiClient:
             return status, response
         text = str(response.get("message", "no reason is given"))
         details = tuple(_iterate_details(response))
-        raise ApiRefusal(status, self._describe_refusal(status, text, details, retry_after), retry_after, details or (("", text),))
+        raise ApiRefusal(
+            status, self._describe_refusal(status, text, details, retry_after), retry_after, details or (("", text),)
+        )
 
-    def _exchange(
-        self, method: str, path: str, body: Any, headers: Mapping[str, str]
-    ) -> tuple[int, int | None, bytes]:
+    def _exchange(self, method: str, path: str, body: Any, headers: Mapping[str, str]) -> tuple[int, int | None, bytes]:
         connection = self._create_connection()
         payload = None if body is None else _encode_body(body)
         content_type = {} if body is None else {"Content-Type": "application/json"}
@@ -162,7 +166,9 @@ class ControlApiClient:
         caveat = "" if method == "GET" else "; it may have been done all the same"
         return f"{self.url} gave no whole answer ({type(failure).__name__}){caveat}"
 
-    def _describe_refusal(self, status: int, text: str, details: tuple[tuple[str, str], ...], retry_after: int | None) -> str:
+    def _describe_refusal(
+        self, status: int, text: str, details: tuple[tuple[str, str], ...], retry_after: int | None
+    ) -> str:
         mistakes = "".join(f"; {path}: {message}" if path else f"; {message}" for path, message in details)
         advice = "" if retry_after is None else f"; try again in {retry_after} s"
         return escape_line(f"{self.url} answered {status}: {text}{mistakes}")[:MAX_REASON_CHARACTERS] + advice

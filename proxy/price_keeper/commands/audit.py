@@ -8,12 +8,12 @@ from argparse import Namespace
 from collections.abc import Mapping
 from typing import Any
 
-from price_keeper.audit import MAX_RECORDS_PER_PAGE, read_records, build_record_json
+from price_keeper.audit import MAX_RECORDS_PER_PAGE, build_record_json, read_records
 from price_keeper.clock import SystemClock
-from price_keeper.commands.places import select_config, open_selected_store
+from price_keeper.commands.places import open_selected_store, select_config
 from price_keeper.commands.shared import CommandError, print_json, print_lines
 from price_keeper.config import Config
-from price_keeper.reporting.tenants import resolve_org, load_org_names
+from price_keeper.reporting.tenants import load_org_names, resolve_org
 from price_keeper.stores.contract import Store
 
 
@@ -27,7 +27,10 @@ async def _print_audit(args: Namespace, config: Config) -> int:
     if args.json:
         print_json(records_found)
     else:
-        print_lines([line for each in records_found for line in _format_change(each)] or ["nothing was changed since this is kept"])
+        print_lines(
+            [line for each in records_found for line in _format_change(each)]
+            or ["nothing was changed since this is kept"]
+        )
     return 0
 
 
@@ -53,7 +56,10 @@ async def _read_changes(store: Store, org: str, limit: int) -> list[dict[str, An
 def _format_change(record: Mapping[str, Any]) -> list[str]:
     app_text = f" of {record['app']}" if record["app"] else ""
     address_text = f" from {record['address']}" if record["address"] else ""
-    return [f"{record['at']}  {record['action']}{app_text}, by {record['who']}{address_text}", *_format_differences(record)]
+    return [
+        f"{record['at']}  {record['action']}{app_text}, by {record['who']}{address_text}",
+        *_format_differences(record),
+    ]
 
 
 def _format_differences(record: Mapping[str, Any]) -> list[str]:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from importlib import import_module
 
 from price_keeper.commandline.completion import collect_commands
+from price_keeper.commandline.completion_bash import render_bash
+from price_keeper.commandline.completion_fish import render_fish
+from price_keeper.commandline.completion_zsh import render_zsh
 from price_keeper.commandline.whole import build_root_parser
 
 
 def run_completion(args: Namespace) -> int:
-    shell = import_module(f"price_keeper.commandline.completion_{args.shell}")
-    print(shell.script(collect_commands(build_root_parser())), end="")
+    render = {"bash": render_bash, "fish": render_fish, "zsh": render_zsh}[args.shell]
+    print(render(collect_commands(build_root_parser())), end="")
     return 0

@@ -25,7 +25,7 @@ from price_keeper.config.renewal import apply_reloadable
 from price_keeper.errors import ConfigError, PriceKeeperError
 from price_keeper.surface.sockets import reserve_port
 from price_keeper.workers.place import WorkerSlot
-from price_keeper.workers.supervisor import Supervisor, ReportStarted
+from price_keeper.workers.supervisor import ReportStarted, Supervisor
 
 MAX_SOCKET_FOLDER_LENGTH = 90  # characters of a socket's path that every system takes
 

@@ -13,20 +13,30 @@ from textwrap import wrap
 
 from price_keeper.aside import DaemonThreadPool
 from price_keeper.clock import SystemClock
-from price_keeper.commandline.terminal import DIM, GREEN, RED, YELLOW, is_terminal, paint, get_terminal_width
+from price_keeper.commandline.terminal import DIM, GREEN, RED, YELLOW, get_terminal_width, is_terminal, paint
 from price_keeper.commands.dev import build_dev_config
-from price_keeper.commands.places import select_config, describe_labels
+from price_keeper.commands.places import describe_labels, select_config
 from price_keeper.commands.shared import CommandError, print_json, print_lines
 from price_keeper.config import Config
-from price_keeper.doctor.findings import FindingStatus, CheckResult, run_doctor_checks, ok
+from price_keeper.doctor.findings import CheckResult, FindingStatus, ok, run_doctor_checks
 from price_keeper.doctor.patient import DoctorContext
 from price_keeper.doctor.table import build_checks
 from price_keeper.reporting.letters import make_printable
 
 MIN_WRAP_WIDTH = 20  # columns: narrower, and lines are as long as they are
 _STATUS_WORDS = {FindingStatus.SKIPPED: "-"}  # for what is not needed here, little is said
-_STATUS_COLORS = {FindingStatus.OK: GREEN, FindingStatus.WARNING: YELLOW, FindingStatus.TROUBLE: RED, FindingStatus.SKIPPED: DIM}
-_STATUS_ORDER = (FindingStatus.TROUBLE, FindingStatus.WARNING, FindingStatus.SKIPPED, FindingStatus.OK)  # the worst first
+_STATUS_COLORS = {
+    FindingStatus.OK: GREEN,
+    FindingStatus.WARNING: YELLOW,
+    FindingStatus.TROUBLE: RED,
+    FindingStatus.SKIPPED: DIM,
+}
+_STATUS_ORDER = (
+    FindingStatus.TROUBLE,
+    FindingStatus.WARNING,
+    FindingStatus.SKIPPED,
+    FindingStatus.OK,
+)  # the worst first
 
 
 def run_doctor(args: Namespace) -> int:
@@ -68,7 +78,9 @@ def _format_results(results: Sequence[CheckResult]) -> list[str]:
     longest = max(len(each.name) for each in results)
     lines: list[str] = []
     for name, finding in results:
-        status = paint(f"{_STATUS_WORDS.get(finding.status, finding.status.value):7}", _STATUS_COLORS.get(finding.status, ""))
+        status = paint(
+            f"{_STATUS_WORDS.get(finding.status, finding.status.value):7}", _STATUS_COLORS.get(finding.status, "")
+        )
         first, *other_lines = _wrap_to_terminal(finding.message, longest + 11)
         lines.append(status + f"  {name:{longest}}  {first}")
         if finding.remedy:

@@ -12,17 +12,23 @@ from typing import Any, Protocol, TextIO
 
 from price_keeper.calendar_days import load_zone
 from price_keeper.clock import Clock, SystemClock
-from price_keeper.commands.places import select_config, open_selected_store
+from price_keeper.commands.places import open_selected_store, select_config
 from price_keeper.commands.progress import Progress
 from price_keeper.commands.shared import CommandError, print_json, print_lines
-from price_keeper.commands.spend import JOURNAL_NOTE, check_period, resolve_org_filter, build_region_finder
+from price_keeper.commands.spend import JOURNAL_NOTE, build_region_finder, check_period, resolve_org_filter
 from price_keeper.commands.whole_file import open_atomically
 from price_keeper.config import Config
 from price_keeper.errors import PriceKeeperError
 from price_keeper.recording.entries import UsageCounts
 from price_keeper.reporting import focus, money
 from price_keeper.reporting.query import SpendReport, build_report
-from price_keeper.reporting.records import format_csv_report, format_csv, format_time, build_count_record, build_row_record
+from price_keeper.reporting.records import (
+    build_count_record,
+    build_row_record,
+    format_csv,
+    format_csv_report,
+    format_time,
+)
 from price_keeper.reporting.stretches import split_period
 from price_keeper.reporting.tenants import load_org_names
 from price_keeper.reporting.totals import DIMENSIONS, ReportRow, filter_spend, group_spend, sum_counts
@@ -36,7 +42,7 @@ def run_export(args: Namespace) -> int:
     _check_output_file(path, force=args.force)
     config, clock = select_config(args), SystemClock()
     try:
-        with open_atomically(path, 0o666, replaces=args.force) as file:
+        with open_atomically(path, 0o666, overwrite=args.force) as file:
             summary = asyncio.run(_export(config, args, clock, file))
     except FileExistsError:
         raise _build_exists_error(path) from None
@@ -116,7 +122,11 @@ class _FocusFormat:
 
     def format_part(self, report: SpendReport, _: list[ReportRow]) -> str:
         has_header, self._is_begun = not self._is_begun, True
-        return format_csv(focus.FOCUS_COLUMNS, focus.iterate_focus_records(report, self._find_region, self._account), has_header=has_header)
+        return format_csv(
+            focus.FOCUS_COLUMNS,
+            focus.iterate_focus_records(report, self._find_region, self._account),
+            has_header=has_header,
+        )
 
     def format_end(self, _: _ExportSummary) -> str:
         return ""
@@ -178,4 +188,6 @@ def _print_summary(summary: _ExportSummary, path: Path, args: Namespace) -> None
         print_json({"file": str(path), "format": args.format, "rows": summary.rows, **summary.to_record()})
         return
     cost = money.format_usd(summary.counts.pico)
-    print_lines([f"{path}: {summary.rows:,} rows, {cost}, {summary.first} to {summary.last}", JOURNAL_NOTE, *summary.notes])
+    print_lines(
+        [f"{path}: {summary.rows:,} rows, {cost}, {summary.first} to {summary.last}", JOURNAL_NOTE, *summary.notes]
+    )

@@ -53,7 +53,9 @@ def run_keys_new(args: Namespace) -> int:
     if alg == "HS256":
         private = folder / f"{kid}.secret"
         _write_key_files({private: (secrets.token_urlsafe(SECRET_BYTES) + "\n").encode()})
-        instructions = _SHARED_SECRET_TEXT.format(private=private, signing=_format_config(kid, alg, "secret_file", private))
+        instructions = _SHARED_SECRET_TEXT.format(
+            private=private, signing=_format_config(kid, alg, "secret_file", private)
+        )
         files = {"secret_file": private}
     else:
         private = folder / f"{kid}.pem"

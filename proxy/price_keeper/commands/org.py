@@ -5,7 +5,14 @@ from __future__ import annotations
 from argparse import Namespace
 from uuid import uuid4
 
-from price_keeper.commands.admin import ORG_MISSING_HINT, AdminClient, ApiRecord, fetch_org, resolve_org_id, build_scope_path
+from price_keeper.commands.admin import (
+    ORG_MISSING_HINT,
+    AdminClient,
+    ApiRecord,
+    build_scope_path,
+    fetch_org,
+    resolve_org_id,
+)
 from price_keeper.commands.asking import check_response_shape
 from price_keeper.commands.putting import print_put_result, put_settings
 from price_keeper.commands.settings_file import SettingsFile

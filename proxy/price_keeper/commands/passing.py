@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from price_keeper.config import Config, parse_config, read_config_file
-from price_keeper.config.renewal import compare_catalogs, list_restart_keys, apply_reloadable
+from price_keeper.config.renewal import apply_reloadable, compare_catalogs, list_restart_keys
 from price_keeper.errors import ConfigError
-from price_keeper.reloading import log, log_restart_keys, log_rejection
+from price_keeper.reloading import log, log_rejection, log_restart_keys
 
 _FILE_NAME = "configuration"
 
@@ -28,7 +28,9 @@ class ConfigHandover:
         self._environ = environ
         self._folder = folder
         self._accepted_text = ""  # of the one in force, once one was passed on
-        self._accepted_number = self._latest_number = 0  # which one that is, and which was the last, of all that were read
+        self._accepted_number = self._latest_number = (
+            0  # which one that is, and which was the last, of all that were read
+        )
 
     # The supervisor's.
 

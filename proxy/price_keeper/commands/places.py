@@ -41,7 +41,9 @@ def select_config(args: Namespace) -> Config:
 def find_default_config() -> Path:
     path = Path("config.yaml")
     if not path.exists():
-        raise CommandError("there is no config.yaml here; name one with --config FILE, or dev's folder with --data-dir DIR")
+        raise CommandError(
+            "there is no config.yaml here; name one with --config FILE, or dev's folder with --data-dir DIR"
+        )
     return path
 
 

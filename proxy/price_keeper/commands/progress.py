@@ -9,8 +9,8 @@ import sys
 from collections.abc import Callable
 from types import TracebackType
 
-from price_keeper.commandline.terminal import is_terminal, get_terminal_width
-from price_keeper.reporting.letters import truncate, make_printable
+from price_keeper.commandline.terminal import get_terminal_width, is_terminal
+from price_keeper.reporting.letters import make_printable, truncate
 
 REDRAW_SECONDS = 0.1
 LOG_LINE_SECONDS = 10.0  # a log of an hour has some hundred lines of it

@@ -28,7 +28,13 @@ def put_settings(admin: AdminClient, path: str, file: SettingsFile) -> tuple[boo
 
 
 def print_put_result(
-    admin: AdminClient, path: str, record: ApiRecord, org_record: ApiRecord | None = None, *, is_new: bool, as_json: bool
+    admin: AdminClient,
+    path: str,
+    record: ApiRecord,
+    org_record: ApiRecord | None = None,
+    *,
+    is_new: bool,
+    as_json: bool,
 ) -> None:
     if as_json:
         print_json(record)

@@ -16,7 +16,7 @@ from price_keeper.commands.places import load_config_at
 from price_keeper.commands.progress import Progress
 from price_keeper.commands.shared import print_json
 from price_keeper.config import Config
-from price_keeper.errors import JournalUnusable, JournalOwnerUnknown
+from price_keeper.errors import JournalOwnerUnknown, JournalUnusable
 from price_keeper.hard.holds import release_former_leases
 from price_keeper.recording.adoption import find_worker_folders
 from price_keeper.recording.entries import PICO_PER_USD
@@ -46,10 +46,10 @@ async def _replay(
 ) -> int:
     with ExitStack() as stack:
         progress = stack.enter_context(Progress(clock.monotonic))
-        stack.enter_context(lock_folder(folder, make=False))
+        stack.enter_context(lock_folder(folder, create=False))
         folders = [folder, *find_worker_folders(folder)]
         for each in folders[1:]:
-            stack.enter_context(lock_folder(each, make=False))
+            stack.enter_context(lock_folder(each, create=False))
         for each in folders:
             if not has_owner_ended(each) and not is_owner_dead:
                 raise JournalOwnerUnknown(
@@ -59,10 +59,21 @@ async def _replay(
         progress.update(f"reading the journal in {folder}")
         recovered = [await asyncio.to_thread(_recover_journal, each) for each in folders]
         async with Tasks(clock) as tasks, open_store(config.store, clock, tasks) as store:
-            sender, released_pico, segment_count = SegmentSender(store, clock, force=force), 0, sum(len(journal.sealed) for journal in recovered)
+            sender, released_pico, segment_count = (
+                SegmentSender(store, clock, force=force),
+                0,
+                sum(len(journal.sealed) for journal in recovered),
+            )
             for each, journal in zip(folders, recovered, strict=True):
-                released_pico += await _send_journal(each, journal, sender, store, clock, _create_progress_callback(progress, sender, segment_count))
-    summary = _ReplaySummary(sender, sum(journal.estimated_calls for journal in recovered), released_pico, sorted(map(str, sender.outdated_folders)))
+                released_pico += await _send_journal(
+                    each, journal, sender, store, clock, _create_progress_callback(progress, sender, segment_count)
+                )
+    summary = _ReplaySummary(
+        sender,
+        sum(journal.estimated_calls for journal in recovered),
+        released_pico,
+        sorted(map(str, sender.outdated_folders)),
+    )
     if as_json:
         print_json(summary.to_record())
     else:
@@ -79,7 +90,12 @@ def _create_progress_callback(progress: Progress, sender: SegmentSender, segment
 
 
 async def _send_journal(
-    folder: Path, recovered: RecoveredJournal, sender: SegmentSender, store: Store, clock: Clock, on_progress: Callable[[], None]
+    folder: Path,
+    recovered: RecoveredJournal,
+    sender: SegmentSender,
+    store: Store,
+    clock: Clock,
+    on_progress: Callable[[], None],
 ) -> int:
     """What came back of hard budgets, in pico-dollars. Nothing, where more was spent than this journal says."""
     refused_before = len(sender.rejected)

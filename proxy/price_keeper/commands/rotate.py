@@ -7,8 +7,8 @@ import time
 from argparse import Namespace
 from typing import Any
 
-from price_keeper.commands.admin import ORG_MISSING_HINT, AdminClient, StatusHints, resolve_org_id, build_scope_path
-from price_keeper.commands.asking import ControlApiClient, ApiRefusal, ApiOutcomeUnknown, read_visible_text
+from price_keeper.commands.admin import ORG_MISSING_HINT, AdminClient, StatusHints, build_scope_path, resolve_org_id
+from price_keeper.commands.asking import ApiOutcomeUnknown, ApiRefusal, ControlApiClient, read_visible_text
 from price_keeper.commands.shared import print_json
 from price_keeper.control.terms import RETRIEVAL_TOKEN_HEADER
 from price_keeper.errors import PriceKeeperError
@@ -27,7 +27,9 @@ def run_rotate(args: Namespace) -> int:
     admin = AdminClient(args)
     org = resolve_org_id(admin, args.org)
     path = f"{build_scope_path(org, args.app)}/credentials"
-    missing_hint = ORG_MISSING_HINT if args.app is None else {404: f"price-keeper app list {org} tells which apps there are"}
+    missing_hint = (
+        ORG_MISSING_HINT if args.app is None else {404: f"price-keeper app list {org} tells which apps there are"}
+    )
     issued = _rotate(admin, path, args.grace, missing_hint)
     _print_rotation(args, issued if args.token_only else _fetch_secret(admin.api, path, issued))
     return 0

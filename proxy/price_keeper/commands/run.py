@@ -31,7 +31,9 @@ def run_serve(args: Namespace) -> int:
         return crew.serve_with_workers(config, args.config, os.environ, print_addresses, args.role, args.workers)
 
     async def on_started(started: app.StartedServer) -> None:
-        print_addresses(None if started.data_address is None else str(started.data_address), str(started.control_address))
+        print_addresses(
+            None if started.data_address is None else str(started.data_address), str(started.control_address)
+        )
 
     run_until_stopped(config, os.environ, on_started, args.role, reload_config)
     return 0
@@ -52,7 +54,10 @@ def _create_json_printer(scheme: str) -> Callable[[str | None, str], None]:
     """On one line, when it is ready."""
 
     def print_addresses(data_address: str | None, control_address: str) -> None:
-        addresses = {"data": None if data_address is None else f"{scheme}://{data_address}", "control": f"http://{control_address}"}
+        addresses = {
+            "data": None if data_address is None else f"{scheme}://{data_address}",
+            "control": f"http://{control_address}",
+        }
         print(json.dumps(addresses), flush=True)
 
     return print_addresses

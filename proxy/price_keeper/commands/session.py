@@ -5,7 +5,7 @@ from __future__ import annotations
 from argparse import Namespace
 
 from price_keeper.commandline.kinds import ALL_SESSIONS
-from price_keeper.commands.admin import AdminClient, ApiRecord, fetch_app, fetch_org, build_scope_path
+from price_keeper.commands.admin import AdminClient, ApiRecord, build_scope_path, fetch_app, fetch_org
 from price_keeper.commands.asking import check_response_shape
 from price_keeper.commands.settings_shown import SettingsView
 from price_keeper.commands.shared import format_columns, print_json, print_lines
@@ -49,5 +49,7 @@ def _resolve_client(admin: AdminClient, args: Namespace) -> tuple[str, str]:
     org_record = fetch_org(admin, args.org)
     with check_response_shape(admin.api.url):
         org = org_record["org"]
-        view = SettingsView(org_record) if args.app is None else SettingsView(fetch_app(admin, org, args.app), org_record)
+        view = (
+            SettingsView(org_record) if args.app is None else SettingsView(fetch_app(admin, org, args.app), org_record)
+        )
         return build_scope_path(org, args.app), view.title

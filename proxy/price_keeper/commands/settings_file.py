@@ -12,7 +12,7 @@ from price_keeper.commands.asking import ApiRefusal
 from price_keeper.config.kinds import read_leaf
 from price_keeper.config.problems import Origin, escape_line
 from price_keeper.config.reader import find_origin
-from price_keeper.config.tree import MAX_CHARS, Branch, Leaf, Node, InvalidYaml, compose_tree
+from price_keeper.config.tree import MAX_CHARS, Branch, InvalidYaml, Leaf, Node, compose_tree
 from price_keeper.control.terms import MAX_ECHOED_NAME_LENGTH
 from price_keeper.errors import ConfigError
 from price_keeper.selection.settings import format_mistake

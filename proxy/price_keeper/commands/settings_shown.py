@@ -66,7 +66,9 @@ class SettingsView:
         return [str(line) for line in self.record["passed_over"]]
 
     def format_lines(self) -> list[str]:
-        rows = [f"  {head:16}{text}{self._describe_origin(attribute)}" for attribute, head, text in self._iterate_rows()]
+        rows = [
+            f"  {head:16}{text}{self._describe_origin(attribute)}" for attribute, head, text in self._iterate_rows()
+        ]
         notes = list(self._iterate_notes())
         return [paint(self.title, BOLD), *rows, *(["", *notes] if notes else [])]
 
@@ -110,7 +112,11 @@ class SettingsView:
 
     def _iterate_notes(self) -> Iterator[str]:
         yield from (format_warning(line) for line in self.problems)
-        if self.org_record is not None and self.applies_to_org and set(_BUDGET_SETTINGS) & self.record["settings"].keys():
+        if (
+            self.org_record is not None
+            and self.applies_to_org
+            and set(_BUDGET_SETTINGS) & self.record["settings"].keys()
+        ):
             yield "Quotas apply to the org as a whole: this app's own ordering, quotas and enforcement wait."
         if self.record["turns_at"] is not None:
             wanted, in_force = (self.org_record or self.record)["settings"], self.record["in_force"]

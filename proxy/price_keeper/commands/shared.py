@@ -7,9 +7,9 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from price_keeper.commandline.terminal import BOLD, PaintedText, can_show, is_terminal, paint, get_terminal_width
+from price_keeper.commandline.terminal import BOLD, PaintedText, can_show, get_terminal_width, is_terminal, paint
 from price_keeper.errors import ConfigError
-from price_keeper.reporting.letters import truncate, pad_to_width, make_printable, measure_width
+from price_keeper.reporting.letters import make_printable, measure_width, pad_to_width, truncate
 
 MAX_PADDED_WIDTH = 300  # to this the cells of a column are filled up; one that is longer stands out
 MIN_COLUMN_WIDTH = 12  # to this a column is cut where a terminal has no room
@@ -41,7 +41,9 @@ def format_columns(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> lis
     ellipsis = ""
     if is_terminal(sys.stdout):
         ellipsis = "…" if can_show("…", sys.stdout) else "~"
-        _narrow_columns(widths, [head not in _UNCUT_COLUMNS for head in headers], get_terminal_width() - 2 * (len(widths) - 1))
+        _narrow_columns(
+            widths, [head not in _UNCUT_COLUMNS for head in headers], get_terminal_width() - 2 * (len(widths) - 1)
+        )
     lines = [
         "  ".join(
             pad_to_width(truncate(make_printable(cell), column_width, ellipsis) if ellipsis else cell, column_width)

@@ -12,20 +12,22 @@ from textwrap import wrap
 
 from price_keeper.calendar_days import load_zone
 from price_keeper.clock import Clock, SystemClock
-from price_keeper.commandline.terminal import can_show, is_colored, get_terminal_width
-from price_keeper.commands.places import select_config, open_selected_store
+from price_keeper.commandline.terminal import can_show, get_terminal_width, is_colored
+from price_keeper.commands.places import open_selected_store, select_config
 from price_keeper.commands.shared import CommandError, print_json
 from price_keeper.config import Config
 from price_keeper.reporting import focus
 from price_keeper.reporting.days import ReportPeriod, check_report_period
 from price_keeper.reporting.letters import make_printable
 from price_keeper.reporting.query import SpendReport, build_report
-from price_keeper.reporting.records import format_csv_report, build_json_report, format_csv
+from price_keeper.reporting.records import build_json_report, format_csv, format_csv_report
 from price_keeper.reporting.table import TableStyle, format_table
-from price_keeper.reporting.tenants import resolve_org, load_org_names
+from price_keeper.reporting.tenants import load_org_names, resolve_org
 from price_keeper.reporting.totals import DIMENSIONS, NO_APP, ReportRow, filter_spend, group_spend
 
-JOURNAL_NOTE = "Exact as of the last flush: what still waits in journals (up to about 15 seconds of calls) is not in it."
+JOURNAL_NOTE = (
+    "Exact as of the last flush: what still waits in journals (up to about 15 seconds of calls) is not in it."
+)
 _TABLE_CHARACTERS = "▏▎▍▌▋▊▉█─…"
 
 
@@ -149,4 +151,8 @@ def _build_org_names(report: SpendReport) -> dict[tuple[str, str], str]:
 
 
 def _detect_style() -> TableStyle:
-    return TableStyle(width=get_terminal_width(), is_colored=is_colored(sys.stdout), is_unicode=can_show(_TABLE_CHARACTERS, sys.stdout))
+    return TableStyle(
+        width=get_terminal_width(),
+        is_colored=is_colored(sys.stdout),
+        is_unicode=can_show(_TABLE_CHARACTERS, sys.stdout),
+    )

@@ -38,7 +38,9 @@ def run_tables_create(args: Namespace) -> int:
         if config.engine == "sqlite":
             _create_in_sqlite(Path(config.path), on_table)
         else:
-            asyncio.run(_run_with_client(config, lambda tables, client: _create_in_dynamodb(tables, client, config, on_table)))
+            asyncio.run(
+                _run_with_client(config, lambda tables, client: _create_in_dynamodb(tables, client, config, on_table))
+            )
     if args.json:
         print_json(outcomes)
     return 0
@@ -51,7 +53,9 @@ def _create_in_sqlite(path: Path, on_table: Callable[[str, str], None]) -> None:
         on_table(table, "created" if table in missing else "was there")
 
 
-async def _create_in_dynamodb(tables: Any, client: Any, config: StoreConfig, on_table: Callable[[str, str], None]) -> None:
+async def _create_in_dynamodb(
+    tables: Any, client: Any, config: StoreConfig, on_table: Callable[[str, str], None]
+) -> None:
     await tables.create_missing(client, config.table_prefix, SystemClock().sleep, on_table)
 
 
@@ -62,7 +66,9 @@ def run_tables_check(args: Namespace) -> int:
         differences = {table: ["it does not exist"] if table in missing else [] for table in TABLES}
     else:
         states = asyncio.run(
-            _run_with_client(config, lambda tables, client: tables.states(client, config.table_prefix, SystemClock().sleep))
+            _run_with_client(
+                config, lambda tables, client: tables.states(client, config.table_prefix, SystemClock().sleep)
+            )
         )
         differences = {state.table: list(state.differences) for state in states}
     _print_differences(differences, as_json=args.json)
@@ -94,7 +100,11 @@ async def _run_with_client(config: StoreConfig, use: Callable[[Any, Any], Awaita
 
 def run_tables_describe(args: Namespace) -> int:
     if args.cloudformation:
-        print(json.dumps(cloudformation.build_tables_template(), indent=2) if args.json else format_cloudformation_yaml().rstrip())
+        print(
+            json.dumps(cloudformation.build_tables_template(), indent=2)
+            if args.json
+            else format_cloudformation_yaml().rstrip()
+        )
         return 0
     config = load_config_at(args.config).store
     prefix = config.table_prefix if config.engine == "dynamodb" else ""

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from price_keeper.commandline.access import CLIENT_SECRET_VARIABLE
-from price_keeper.commands.asking import ControlApiClient, validate_secret, read_secret, read_visible_text
+from price_keeper.commands.asking import ControlApiClient, read_secret, read_visible_text, validate_secret
 from price_keeper.commands.shared import CommandError, print_json
 from price_keeper.config.checks import url as url_complaint
 from price_keeper.model import parse_client_id
@@ -63,7 +63,9 @@ def _read_client_secret(args: Namespace) -> str:
     if secret is not None:
         return secret
     if not sys.stdin.isatty():
-        raise CommandError(f"the client's secret comes from the variable {CLIENT_SECRET_VARIABLE}, or from --secret-file FILE")
+        raise CommandError(
+            f"the client's secret comes from the variable {CLIENT_SECRET_VARIABLE}, or from --secret-file FILE"
+        )
     try:
         return validate_secret(getpass.getpass(f"Secret of {args.client_id}: ").strip(), "what was typed", description)
     except EOFError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 from argparse import Namespace
 
-from price_keeper.build import is_compiled, get_version
+from price_keeper.build import get_version, is_compiled
 from price_keeper.commandline.whole import PROGRAM
 from price_keeper.commands.shared import print_json
 

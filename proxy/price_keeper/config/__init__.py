@@ -13,6 +13,27 @@ problems    where a mistake is, and how it is told
 """
 
 from price_keeper.config.checks import Address
-from price_keeper.config.keys import Config, LabelConfig, ListenConfig, PricesConfig, StoreConfig, UpstreamConfig, load_config, parse_config, read_config_file
+from price_keeper.config.keys import (
+    Config,
+    LabelConfig,
+    ListenConfig,
+    PricesConfig,
+    StoreConfig,
+    UpstreamConfig,
+    load_config,
+    parse_config,
+    read_config_file,
+)
 
-__all__ = ["Address", "Config", "LabelConfig", "ListenConfig", "PricesConfig", "StoreConfig", "UpstreamConfig", "load_config", "parse_config", "read_config_file"]
+__all__ = [
+    "Address",
+    "Config",
+    "LabelConfig",
+    "ListenConfig",
+    "PricesConfig",
+    "StoreConfig",
+    "UpstreamConfig",
+    "load_config",
+    "parse_config",
+    "read_config_file",
+]

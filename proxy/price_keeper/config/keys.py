@@ -27,7 +27,7 @@ from price_keeper.config.prices import PicoPrices as PicoPrices
 from price_keeper.config.prices import PricesConfig as PricesConfig
 from price_keeper.config.prices import Tier as Tier
 from price_keeper.config.prices import TierPrices as TierPrices
-from price_keeper.config.reader import RuleViolation, read_text, read_file, constraints
+from price_keeper.config.reader import RuleViolation, constraints, read_file, read_text
 from price_keeper.config.reader import read_config_file as read_config_file
 from price_keeper.config.telemetry import TelemetryConfig
 from price_keeper.errors import ConfigError
@@ -143,7 +143,9 @@ def exactly_one_fitting_source(
     public_key_file: str | None,
 ) -> Iterator[RuleViolation]:
     values = (secret_env, secret_file, private_key_env, private_key_file, public_key_file)
-    present = [name for name, value in zip(_SYMMETRIC_SOURCES + _ASYMMETRIC_SOURCES, values, strict=True) if value is not None]
+    present = [
+        name for name, value in zip(_SYMMETRIC_SOURCES + _ASYMMETRIC_SOURCES, values, strict=True) if value is not None
+    ]
     suitable = _SYMMETRIC_SOURCES if alg == "HS256" else _ASYMMETRIC_SOURCES
     unsuitable = [name for name in present if name not in suitable]
     for name in unsuitable:
@@ -202,7 +204,9 @@ class AuthConfig:
     access_seconds: int = field(default=3600, metadata=constraints(must_be.between(1, 86_400)))
     refresh_seconds: int = field(default=7 * 86_400, metadata=constraints(must_be.between(1, 90 * 86_400)))
     revocation_grace_seconds: int = field(default=600, metadata=constraints(must_be.between(0, 86_400)))
-    control_url: str | None = field(default=None, metadata=constraints(must_be.control_url))  # for sidecars that cannot mint
+    control_url: str | None = field(
+        default=None, metadata=constraints(must_be.control_url)
+    )  # for sidecars that cannot mint
     max_sessions: int = field(default=5, metadata=constraints(must_be.at_least(0)))  # 0 is unlimited
 
 

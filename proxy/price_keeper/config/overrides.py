@@ -10,12 +10,14 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, get_type_hints
 
-from price_keeper.config.kinds import has_children, is_text, get_item_type, strip_optional
-from price_keeper.config.problems import Origin, ConfigProblems, ConfigPath, join_names
-from price_keeper.config.tree import Branch, Leaf, Node, InvalidYaml, compose_tree
+from price_keeper.config.kinds import get_item_type, has_children, is_text, strip_optional
+from price_keeper.config.problems import ConfigPath, ConfigProblems, Origin, join_names
+from price_keeper.config.tree import Branch, InvalidYaml, Leaf, Node, compose_tree
 
 
-def apply_overrides(schema: Any, root: Branch, environ: Mapping[str, str], prefix: str, problems: ConfigProblems) -> None:
+def apply_overrides(
+    schema: Any, root: Branch, environ: Mapping[str, str], prefix: str, problems: ConfigProblems
+) -> None:
     overrides = _OverrideApplier(schema, root, problems)
     names = [name for name in environ if name.upper().startswith(prefix)]
     for name in sorted(names, key=lambda name: (name.count("__"), name)):  # a section before the keys in it

@@ -125,14 +125,19 @@ _CACHE_PRICES_BY_FORMAT: Mapping[str, tuple[str, ...]] = MappingProxyType(
 
 
 def find_missing_cache_prices(
-    path: tuple[str, ...], prices: TierPrices, reason: str, names: tuple[str, ...] = _CACHE_PRICES_BY_FORMAT["anthropic"]
+    path: tuple[str, ...],
+    prices: TierPrices,
+    reason: str,
+    names: tuple[str, ...] = _CACHE_PRICES_BY_FORMAT["anthropic"],
 ) -> Iterator[RuleViolation]:
     for name in names:
         if getattr(prices, name) is None:
             yield (*path, name), f"required, but missing: {reason}"
 
 
-def caches_have_prices(format: Format, prices_usd_per_1m: PricesConfig, endpoints: tuple[EndpointConfig, ...]) -> Iterator[RuleViolation]:
+def caches_have_prices(
+    format: Format, prices_usd_per_1m: PricesConfig, endpoints: tuple[EndpointConfig, ...]
+) -> Iterator[RuleViolation]:
     if format not in _CACHE_PRICES_BY_FORMAT:
         return
     reason = f"models of format {format} read and write caches"

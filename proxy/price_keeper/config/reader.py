@@ -18,10 +18,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeVar, get_args, get_type_hints
 
-from price_keeper.config.kinds import has_children, is_list, get_item_type, read_leaf, strip_optional
+from price_keeper.config.kinds import get_item_type, has_children, is_list, read_leaf, strip_optional
 from price_keeper.config.overrides import apply_overrides
-from price_keeper.config.problems import MAX_SHOWN, Origin, ConfigProblems, ConfigPath, limit_guesses, escape_line
-from price_keeper.config.tree import MAX_CHARS, Branch, Leaf, Node, InvalidYaml, compose_tree
+from price_keeper.config.problems import MAX_SHOWN, ConfigPath, ConfigProblems, Origin, escape_line, limit_guesses
+from price_keeper.config.tree import MAX_CHARS, Branch, InvalidYaml, Leaf, Node, compose_tree
 from price_keeper.errors import ConfigError
 
 T = TypeVar("T")
@@ -31,7 +31,9 @@ RuleViolation = tuple[tuple[str, ...], str]  # what a rule yields
 _INVALID: Final = object()  # stands for a value whose problem has been reported
 
 
-def constraints(check: ValueCheck | None = None, *, keys: ValueCheck | None = None, private: bool = False) -> Mapping[str, Any]:
+def constraints(
+    check: ValueCheck | None = None, *, keys: ValueCheck | None = None, private: bool = False
+) -> Mapping[str, Any]:
     """Metadata of a field: a check of its value, one of a mapping's keys, and whether problems may show the value."""
     return {"check": check, "keys": keys, "private": private}
 

@@ -48,7 +48,11 @@ def compare_catalogs(before: Config, after: Config) -> CatalogChanges:
         tuple(name for name in after.labels if name not in before.labels),
         tuple(name for name in before.labels if name not in after.labels),
         tuple(f"{name} ({join_few(keys)})" for name, keys in changed_keys.items() if keys),
-        tuple(path for name in RELOADABLE_KEYS[1:] for path in iterate_differences(getattr(before, name), getattr(after, name), name)),
+        tuple(
+            path
+            for name in RELOADABLE_KEYS[1:]
+            for path in iterate_differences(getattr(before, name), getattr(after, name), name)
+        ),
     )
 
 

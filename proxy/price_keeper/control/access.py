@@ -14,11 +14,11 @@ from price_keeper.auth.failures import ADMIN, LoginThrottle
 from price_keeper.auth.page_sessions import PageSession, PageSessions
 from price_keeper.clock import Clock
 from price_keeper.config.keys import AuthConfig
-from price_keeper.control.calls import Principal, ApiRoute, AccessLevel
+from price_keeper.control.calls import AccessLevel, ApiRoute, Principal
 from price_keeper.control.page.same_origin import check_same_origin, has_page_header
 from price_keeper.control.problems import forbidden, invalid_request, unauthorized
 from price_keeper.control.terms import API_KEY_HEADER, AUTHORIZATION_HEADER
-from price_keeper.errors import AccessDenied, ConfigError, TokenRejected, TokenExpired
+from price_keeper.errors import AccessDenied, ConfigError, TokenExpired, TokenRejected
 from price_keeper.model import Caller
 
 MIN_ADMIN_KEY_LENGTH = 24  # characters, so that guessing is hopeless and need not lock anybody out
@@ -73,7 +73,12 @@ def _read_key_file(file: str) -> str:
 
 class ControlAuthenticator:
     def __init__(
-        self, admin_key: str | None, verify: VerifyToken, login_throttle: LoginThrottle, sessions: PageSessions, clock: Clock
+        self,
+        admin_key: str | None,
+        verify: VerifyToken,
+        login_throttle: LoginThrottle,
+        sessions: PageSessions,
+        clock: Clock,
     ) -> None:
         self._admin_key_digest = None if admin_key is None else _digest_key(admin_key)
         self._verify = verify

@@ -8,7 +8,15 @@ from datetime import date
 from typing import Any
 
 from price_keeper.calendar_days import load_zone
-from price_keeper.control.calls import REVALIDATE, ApiResponse, ApiRequest, ApiHandler, ApiRoute, AccessLevel, build_cacheable_response
+from price_keeper.control.calls import (
+    REVALIDATE,
+    AccessLevel,
+    ApiHandler,
+    ApiRequest,
+    ApiResponse,
+    ApiRoute,
+    build_cacheable_response,
+)
 from price_keeper.control.parts import ControlServices
 from price_keeper.control.problems import invalid_request
 from price_keeper.reporting.days import ReportPeriod, check_report_period, parse_report_period
@@ -27,14 +35,18 @@ async def get_today(services: ControlServices, request: ApiRequest) -> ApiRespon
 
 
 async def get_day(services: ControlServices, request: ApiRequest) -> ApiResponse:
-    return await _report_spend(services, request, _parse_period(services, request.path["day"], request.path["day"], ("day", "day")))
+    return await _report_spend(
+        services, request, _parse_period(services, request.path["day"], request.path["day"], ("day", "day"))
+    )
 
 
 async def get_range(services: ControlServices, request: ApiRequest) -> ApiResponse:
     missing = [(name, "required, but missing") for name in ("from", "to") if name not in request.query]
     if missing:
         raise invalid_request("the query cannot be used", *missing)
-    return await _report_spend(services, request, _parse_period(services, request.query["from"], request.query["to"], ("from", "to")))
+    return await _report_spend(
+        services, request, _parse_period(services, request.query["from"], request.query["to"], ("from", "to"))
+    )
 
 
 def _parse_period(services: ControlServices, first: str, last: str, names: tuple[str, str]) -> ReportPeriod:
@@ -51,7 +63,11 @@ def _parse_period(services: ControlServices, first: str, last: str, names: tuple
         check_report_period(period, services.clock.now())
     except ValueError as failure:
         raise invalid_request("these days cannot be asked for", (names[0], str(failure))) from None
-    if isinstance(period.first, date) and isinstance(period.last, date) and (period.last - period.first).days >= MAX_DAYS:
+    if (
+        isinstance(period.first, date)
+        and isinstance(period.last, date)
+        and (period.last - period.first).days >= MAX_DAYS
+    ):
         raise invalid_request("these days cannot be asked for", (names[1], f"at most {MAX_DAYS} days at once"))
     return period
 
@@ -59,9 +75,13 @@ def _parse_period(services: ControlServices, first: str, last: str, names: tuple
 async def _report_spend(services: ControlServices, request: ApiRequest, period: ReportPeriod) -> ApiResponse:
     """An org or app that nobody has heard of has spent nothing. The answer's Date is what it is as of."""
     org, app, now = request.path["org"], request.path.get("app"), services.clock.now()
-    spend_report = await build_report(services.store, period, org, {}, load_zone(services.config.defaults.timezone), now, app)
+    spend_report = await build_report(
+        services.store, period, org, {}, load_zone(services.config.defaults.timezone), now, app
+    )
     report_rows = group_spend(filter_spend(spend_report.spent, app, None), DIMENSIONS)
-    formatted = build_json_report(spend_report, report_rows, DIMENSIONS, {"org": org, "app": app, "label": None}, spend_report.notes)
+    formatted = build_json_report(
+        spend_report, report_rows, DIMENSIONS, {"org": org, "app": app, "label": None}, spend_report.notes
+    )
     del formatted["as_of"], formatted["by"], formatted["filters"]
     cache = f"private, max-age={FINAL_MAX_AGE_SECONDS}" if spend_report.is_final else REVALIDATE
     return build_cacheable_response({"org": org, "app": app, **formatted}, cache)

@@ -16,7 +16,7 @@ from price_keeper.control import (
     sessions,
     usage,
 )
-from price_keeper.control.calls import ApiResponse, ApiRequest, ApiRoute, AccessLevel, build_cacheable_response
+from price_keeper.control.calls import AccessLevel, ApiRequest, ApiResponse, ApiRoute, build_cacheable_response
 from price_keeper.control.front import build_front_route
 from price_keeper.control.health import Readiness
 from price_keeper.control.openapi import build_document
@@ -25,7 +25,18 @@ from price_keeper.control.parts import ControlServices
 from price_keeper.control.probes import build_probe_routes
 from price_keeper.telemetry import MetricsRegistry
 
-_ENDPOINT_MODULES = (auth, orgs, credentials, sessions, overrides, profiles, auditing, selecting, aggregates, usage)
+_ROUTE_TABLES = (
+    auth.TOKEN_ROUTES,
+    orgs.ORG_ROUTES,
+    credentials.CREDENTIAL_ROUTES,
+    sessions.SESSION_ROUTES,
+    overrides.OVERRIDE_ROUTES,
+    profiles.PROFILE_ROUTES,
+    auditing.AUDIT_ROUTES,
+    selecting.SELECTION_ROUTES,
+    aggregates.AGGREGATE_ROUTES,
+    usage.USAGE_ROUTES,
+)
 
 
 def build_routes(readiness: Readiness, telemetry: MetricsRegistry, role: str = "both") -> Sequence[ApiRoute]:
@@ -33,7 +44,7 @@ def build_routes(readiness: Readiness, telemetry: MetricsRegistry, role: str = "
     routes = [build_front_route(readiness, role), *build_probe_routes(readiness, telemetry)]
     if role == "sidecar":
         return routes
-    routes += [route for group in _ENDPOINT_MODULES for route in group.ROUTES]
+    routes += [route for table in _ROUTE_TABLES for route in table]
     routes += page.build_page_routes(readiness)
 
     async def get_openapi(_: ControlServices, __: ApiRequest) -> ApiResponse:
@@ -41,7 +52,9 @@ def build_routes(readiness: Readiness, telemetry: MetricsRegistry, role: str = "
 
     summary = "This description of all that can be asked for here"
     routes.append(
-        ApiRoute("GET", "/openapi.json", AccessLevel.PUBLIC, "openapi", summary, get_openapi, {200: "OpenApi"}, group="about")
+        ApiRoute(
+            "GET", "/openapi.json", AccessLevel.PUBLIC, "openapi", summary, get_openapi, {200: "OpenApi"}, group="about"
+        )
     )
     response = build_cacheable_response(build_document(routes), "public, no-cache")
     return routes

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from price_keeper.audit import MAX_RECORDS_PER_PAGE, read_records, build_record_json
-from price_keeper.control.calls import ApiResponse, ApiRequest, ApiRoute, AccessLevel, build_cacheable_response
+from price_keeper.audit import MAX_RECORDS_PER_PAGE, build_record_json, read_records
+from price_keeper.control.calls import AccessLevel, ApiRequest, ApiResponse, ApiRoute, build_cacheable_response
 from price_keeper.control.orgs import PAGING_QUERY, read_limit
 from price_keeper.control.parts import ControlServices
 

@@ -8,13 +8,13 @@ from typing import Any
 
 from price_keeper.auth.clients import MAX_STALE_RETRIES
 from price_keeper.auth.container import NO_SIGNING_KEY_RETRY_SECONDS
-from price_keeper.auth.sessions import TokenPair, StaleGeneration
+from price_keeper.auth.sessions import StaleGeneration, TokenPair
 from price_keeper.control.bodies import MAX_ANONYMOUS_BODY_BYTES
-from price_keeper.control.calls import ApiResponse, ApiRequest, ApiRoute, AccessLevel, build_cacheable_response
+from price_keeper.control.calls import AccessLevel, ApiRequest, ApiResponse, ApiRoute, build_cacheable_response
 from price_keeper.control.fields import BodyFields, PatternField
 from price_keeper.control.parts import ControlServices
 from price_keeper.control.problems import ERROR_CODES, ApiError, unauthorized
-from price_keeper.errors import AccessDenied, Busy, TokenRejected, TokenExpired
+from price_keeper.errors import AccessDenied, Busy, TokenExpired, TokenRejected
 
 _TOKEN_FIELD = PatternField(r"[!-~]+", 16 * 1024, "a token", is_secret=True)
 LOGIN_BODY = BodyFields(
@@ -34,7 +34,9 @@ async def login(services: ControlServices, request: ApiRequest) -> ApiResponse:
     _require_signing_key(services)
     for _ in range(MAX_STALE_RETRIES):
         with count_failed_logins(services, request, given["client_id"]):
-            checked = await services.clients.verify_with_generation(given["client_id"], given["client_secret"], request.address)
+            checked = await services.clients.verify_with_generation(
+                given["client_id"], given["client_secret"], request.address
+            )
         try:
             return _build_token_response(services, await services.sessions.login(*checked))
         except StaleGeneration:  # what is known here of the client is from before that
@@ -116,7 +118,9 @@ _NO_KEY_DESCRIPTION: Mapping[int, str] = {
 }
 
 
-def _build_post_route(path: str, operation_id: str, summary: str, handler: Any, response_schema: str, body_schema: str, **more: Any) -> ApiRoute:
+def _build_post_route(
+    path: str, operation_id: str, summary: str, handler: Any, response_schema: str, body_schema: str, **more: Any
+) -> ApiRoute:
     return ApiRoute(
         "POST",
         path,
@@ -143,10 +147,14 @@ TOKEN_ROUTES = (
         login,
         "Tokens",
         "Login",
-        may_be_invented=_may_login_be_forged,
+        may_be_forged=_may_login_be_forged,
     ),
-    _build_post_route("/auth/refresh", "refresh", "New tokens for a refresh token, which ends", refresh, "Tokens", "Refresh"),
-    _build_post_route("/auth/revoke", "revoke", "End a token, or with a refresh token its session", revoke, "Revoked", "Revoke"),
+    _build_post_route(
+        "/auth/refresh", "refresh", "New tokens for a refresh token, which ends", refresh, "Tokens", "Refresh"
+    ),
+    _build_post_route(
+        "/auth/revoke", "revoke", "End a token, or with a refresh token its session", revoke, "Revoked", "Revoke"
+    ),
     ApiRoute(
         "GET",
         "/credentials",

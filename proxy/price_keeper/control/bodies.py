@@ -14,7 +14,9 @@ from aiohttp import web
 
 from price_keeper.control.problems import ERROR_CODES, ApiError, invalid_request
 
-MAX_ANONYMOUS_BODY_BYTES = 20 * 1024  # a refresh token may be long; reading more of anybody would keep everybody else waiting
+MAX_ANONYMOUS_BODY_BYTES = (
+    20 * 1024
+)  # a refresh token may be long; reading more of anybody would keep everybody else waiting
 SMALL_BODY_BYTES = 4 * 1024  # a few fields, none of which is long
 # Of all bodies that are on their way: a sidecar has little memory.
 ANONYMOUS_BUDGET_BYTES = 4 * 1024 * 1024  # of strangers, of whom there are as many as connections
@@ -41,7 +43,9 @@ class ByteBudget:
         if size > self._available or size + self._reserved_by[caller] > self._max_per_caller:
             # What is still to come is not read, so nothing else can come on this connection.
             message = "too many bodies are on their way to this process"
-            raise ApiError(503, ERROR_CODES[503], message, retry_after=BUSY_RETRY_AFTER_SECONDS, headers={"Connection": "close"})
+            raise ApiError(
+                503, ERROR_CODES[503], message, retry_after=BUSY_RETRY_AFTER_SECONDS, headers={"Connection": "close"}
+            )
         self._available -= size
         self._reserved_by[caller] += size
         try:
@@ -79,7 +83,9 @@ async def _read_before_timeout(request: web.BaseRequest, max_bytes: int) -> byte
         async with asyncio.timeout(BODY_TIMEOUT_SECONDS):
             return await _read_bytes(request, max_bytes)
     except TimeoutError:
-        raise ApiError(408, ERROR_CODES[408], "the body did not arrive in time", headers={"Connection": "close"}) from None
+        raise ApiError(
+            408, ERROR_CODES[408], "the body did not arrive in time", headers={"Connection": "close"}
+        ) from None
     except (web.RequestPayloadError, ConnectionError):
         raise invalid_request("the body is not what its head says") from None
 
@@ -105,7 +111,9 @@ def _check_body_headers(request: web.BaseRequest, max_bytes: int) -> None:
 
 def body_too_large(max_bytes: int) -> ApiError:
     # What is still to come is not read, so nothing else can come on this connection.
-    return ApiError(413, ERROR_CODES[413], f"a body has at most {max_bytes} bytes here", headers={"Connection": "close"})
+    return ApiError(
+        413, ERROR_CODES[413], f"a body has at most {max_bytes} bytes here", headers={"Connection": "close"}
+    )
 
 
 def _is_json_type(value: str) -> bool:
@@ -120,7 +128,12 @@ def _is_json_type(value: str) -> bool:
 def parse_json(raw: bytes) -> Any:
     """Numbers with a point are Decimals. Raises Problem."""
     try:
-        value = json.loads(raw.decode(), object_pairs_hook=_reject_duplicate_names, parse_float=Decimal, parse_constant=_reject_constant)
+        value = json.loads(
+            raw.decode(),
+            object_pairs_hook=_reject_duplicate_names,
+            parse_float=Decimal,
+            parse_constant=_reject_constant,
+        )
     except RecursionError:
         raise invalid_request(f"JSON is nested at most {MAX_JSON_DEPTH} deep here") from None
     except UnicodeDecodeError:

@@ -116,8 +116,12 @@ class ApiRoute:
     max_body_bytes: int = MAX_BODY_BYTES
     group: str = "orgs"
     is_rate_limit_exempt: bool = False  # what costs next to nothing, and others cannot do without
-    is_authenticated_by_secret: bool = False  # a secret is all it shows: only wrong ones are limited, and by the handler
-    may_be_forged: Callable[[ControlServices, ApiRequest], bool] = is_never_forged  # and so asks the store only in its turn
+    is_authenticated_by_secret: bool = (
+        False  # a secret is all it shows: only wrong ones are limited, and by the handler
+    )
+    may_be_forged: Callable[[ControlServices, ApiRequest], bool] = (
+        is_never_forged  # and so asks the store only in its turn
+    )
     has_html_variant: bool = False  # for whoever does not ask for JSON
     media_types: tuple[str, ...] = ()  # what success comes as, where that is no JSON
 

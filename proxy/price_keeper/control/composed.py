@@ -17,8 +17,13 @@ from price_keeper.config import Config
 from price_keeper.control.access import ControlAuthenticator, VerifyToken, fingerprint_admin_key, load_admin_key
 from price_keeper.control.connections import DEFAULT_PORT_LIMITS, ControlPortLimits
 from price_keeper.control.page.state import PageState
-from price_keeper.control.parts import RETRIEVAL_RATE_PER_TOKEN, RETRIEVAL_RATE_TOTAL, RETRIEVAL_RATE_PER_ADDRESS, ControlServices
-from price_keeper.control.rates import LocalApiRateLimiter, ApiRateLimiter, SharedApiRateLimiter
+from price_keeper.control.parts import (
+    RETRIEVAL_RATE_PER_ADDRESS,
+    RETRIEVAL_RATE_PER_TOKEN,
+    RETRIEVAL_RATE_TOTAL,
+    ControlServices,
+)
+from price_keeper.control.rates import ApiRateLimiter, LocalApiRateLimiter, SharedApiRateLimiter
 from price_keeper.limits.leasing import RateLeaseManager
 from price_keeper.model import Caller
 from price_keeper.recording.submitted import SubmissionRecorder
@@ -52,7 +57,9 @@ def build_control_services(
         clock=clock,
         budgets=budgets,
         submissions=SubmissionRecorder(store, clock),
-        authenticator=ControlAuthenticator(admin_key, _build_token_verifier(tokens, revocation), login_throttle, page_sessions, clock),
+        authenticator=ControlAuthenticator(
+            admin_key, _build_token_verifier(tokens, revocation), login_throttle, page_sessions, clock
+        ),
         rate_limiter=rate_limiter or _build_rate_limiter(clock, leasing),
         clients=clients,
         login_throttle=login_throttle,

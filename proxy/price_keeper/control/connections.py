@@ -27,7 +27,9 @@ TIMEOUT_CHECK_SECONDS = 5.0  # by so much a connection may outstay its time
 
 @dataclass(frozen=True, slots=True)
 class ControlPortLimits:
-    max_connections: int = 128  # at once, well below the descriptors that the process keeps for what is not the data port's
+    max_connections: int = (
+        128  # at once, well below the descriptors that the process keeps for what is not the data port's
+    )
     max_per_network: int = 64  # from one address, or one network of IPv6
     reserved_for_loopback: int = 16  # of all, so that probes on this machine get through whatever comes from others
     head_timeout_seconds: float = 20.0  # a whole head comes at once from whoever means it
@@ -43,9 +45,9 @@ def fit_port_limits(descriptors: int, limits: ControlPortLimits = DEFAULT_PORT_L
     connections = min(limits.max_connections, max(descriptors // 8, MIN_CONNECTIONS))
     return replace(
         limits,
-        connections=connections,
-        of_one=min(limits.max_per_network, connections // 2),
-        for_loopback=min(limits.reserved_for_loopback, connections // 8),
+        max_connections=connections,
+        max_per_network=min(limits.max_per_network, connections // 2),
+        reserved_for_loopback=min(limits.reserved_for_loopback, connections // 8),
     )
 
 
@@ -104,7 +106,11 @@ class ConnectionRegistry:
         this machine for one from elsewhere."""
         has_surplus_local = sum(peer.is_local for peer in self._peers.values()) > self.limits.reserved_for_loopback
         for candidate, peer in self._peers.items():
-            is_rival = peer.network == newcomer.network if is_network_full else newcomer.is_local or has_surplus_local or not peer.is_local
+            is_rival = (
+                peer.network == newcomer.network
+                if is_network_full
+                else newcomer.is_local or has_surplus_local or not peer.is_local
+            )
             if peer.slot_class is None and is_rival:
                 self.remove(candidate)
                 candidate.abort()
@@ -128,7 +134,10 @@ class ConnectionRegistry:
         max_slots = self.limits.max_connections - 2 * self.limits.reserved_for_loopback
         for holders, room in ((others, max_slots), (same_network, self.limits.max_per_network)):
             of_class = sum(each.slot_class is slot_class for each in holders)
-            if len(holders) >= room * total_sixteenths // _SIXTEENTHS or of_class >= room * own_sixteenths // _SIXTEENTHS:
+            if (
+                len(holders) >= room * total_sixteenths // _SIXTEENTHS
+                or of_class >= room * own_sixteenths // _SIXTEENTHS
+            ):
                 return False
         peer.slot_class = slot_class
         return True

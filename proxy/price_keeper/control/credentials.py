@@ -9,11 +9,11 @@ from price_keeper.auth.registering import MAX_GRACE_HOURS, IssuedSecret, registe
 from price_keeper.auth.retrieval import is_tagged_token, retrieve
 from price_keeper.control.auth import count_failed_logins
 from price_keeper.control.bodies import SMALL_BODY_BYTES
-from price_keeper.control.calls import ApiResponse, ApiRequest, ApiRoute, AccessLevel
+from price_keeper.control.calls import AccessLevel, ApiRequest, ApiResponse, ApiRoute
 from price_keeper.control.fields import BodyFields, IntegerField
 from price_keeper.control.parts import ControlServices
 from price_keeper.control.problems import unauthorized
-from price_keeper.control.terms import RETRIEVAL_TOKEN_HEADER, DEFAULT_GRACE_HOURS
+from price_keeper.control.terms import DEFAULT_GRACE_HOURS, RETRIEVAL_TOKEN_HEADER
 from price_keeper.errors import AccessDenied
 from price_keeper.model import Scope, build_client_id
 from price_keeper.reporting.settings_shown import format_utc
@@ -24,16 +24,33 @@ ROTATION_BODY = BodyFields({"grace_hours": IntegerField(0, MAX_GRACE_HOURS)}, ()
 async def create_credentials(services: ControlServices, request: ApiRequest, scope: Scope) -> Mapping[str, Any]:
     """Nothing of those that are there already: they are never issued again."""
     audit_record = request.actor.build_record("credentials.make", scope, None, None, services.clock.now())
-    issued = await register(services.store, services.clock, scope, services.clients.invalidate, [audit_record], services.tokens.secret_tagger)
+    issued = await register(
+        services.store,
+        services.clock,
+        scope,
+        services.clients.invalidate,
+        [audit_record],
+        services.tokens.secret_tagger,
+    )
     return {} if issued is None else _format_issued(services, issued)
 
 
 async def rotate_credentials(services: ControlServices, request: ApiRequest) -> ApiResponse:
     scope = Scope(request.path["org"], request.path.get("app"))
     hours = ROTATION_BODY.parse(request.body).get("grace_hours", DEFAULT_GRACE_HOURS)
-    audit_record = request.actor.build_record("credentials.rotate", scope, None, {"grace_hours": hours}, services.clock.now())
+    audit_record = request.actor.build_record(
+        "credentials.rotate", scope, None, {"grace_hours": hours}, services.clock.now()
+    )
     try:
-        issued = await rotate(services.store, services.clock, scope, hours, services.clients.invalidate, [audit_record], services.tokens.secret_tagger)
+        issued = await rotate(
+            services.store,
+            services.clock,
+            scope,
+            hours,
+            services.clients.invalidate,
+            [audit_record],
+            services.tokens.secret_tagger,
+        )
     finally:  # also where the store's answer was lost: it may have been carried out
         if not hours:
             services.sessions.note_all_ended()
@@ -61,7 +78,9 @@ async def fetch_secret(services: ControlServices, request: ApiRequest) -> ApiRes
 
 def _may_be_forged(services: ControlServices, request: ApiRequest) -> bool:
     token = request.headers.get(RETRIEVAL_TOKEN_HEADER)
-    return token is not None and not is_tagged_token(services.tokens.secret_tagger, Scope(request.path["org"], request.path.get("app")), token)
+    return token is not None and not is_tagged_token(
+        services.tokens.secret_tagger, Scope(request.path["org"], request.path.get("app")), token
+    )
 
 
 async def _retrieve_and_count(services: ControlServices, scope: Scope, token: str) -> str:
@@ -115,4 +134,7 @@ def _build_credential_routes(path: str, kind: str) -> tuple[ApiRoute, ApiRoute]:
     )
 
 
-CREDENTIAL_ROUTES = (*_build_credential_routes("/api/v1/orgs/{org}", "Org"), *_build_credential_routes("/api/v1/orgs/{org}/apps/{app}", "App"))
+CREDENTIAL_ROUTES = (
+    *_build_credential_routes("/api/v1/orgs/{org}", "Org"),
+    *_build_credential_routes("/api/v1/orgs/{org}/apps/{app}", "App"),
+)

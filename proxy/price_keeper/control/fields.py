@@ -37,7 +37,11 @@ class PatternField:
     is_secret: bool = False  # then what was found instead may be one, but for a slip, and is not told
 
     def parse(self, value: Any) -> str:
-        if not isinstance(value, str) or len(value) > self.max_length or not re.fullmatch(self.pattern, value, re.ASCII):
+        if (
+            not isinstance(value, str)
+            or len(value) > self.max_length
+            or not re.fullmatch(self.pattern, value, re.ASCII)
+        ):
             found = "something else" if self.is_secret else format_value(value)
             raise ValueError(f"expected {self.description}, found {found}")
         return value
@@ -54,7 +58,9 @@ class IntegerField:
 
     def parse(self, value: Any) -> int:
         if type(value) is not int or not self.minimum <= value <= self.maximum:
-            raise ValueError(f"expected a whole number from {self.minimum} to {self.maximum}, found {format_value(value)}")
+            raise ValueError(
+                f"expected a whole number from {self.minimum} to {self.maximum}, found {format_value(value)}"
+            )
         return value
 
     @property
@@ -125,7 +131,9 @@ class BodyFields:
     def parse(self, body: Any, path_prefix: str = "") -> dict[str, Any]:
         """What was given; null is as good as nothing. Raises Problem with its first mistakes."""
         if not isinstance(body, Mapping):
-            raise invalid_request("the body cannot be used", (path_prefix.rstrip("."), f"expected an object, found {format_value(body)}"))
+            raise invalid_request(
+                "the body cannot be used", (path_prefix.rstrip("."), f"expected an object, found {format_value(body)}")
+            )
         unknown = (name for name, value in body.items() if value is not None and name not in self.types)
         given = {name: body[name] for name in self.types if body.get(name) is not None}
         mistakes = [(name, "required, but missing") for name in self.required if name not in given]
@@ -138,7 +146,9 @@ class BodyFields:
             except ValueError as failure:
                 mistakes.append((name, str(failure)))
         if mistakes:
-            raise invalid_request("the body cannot be used", *((f"{path_prefix}{name}", text) for name, text in mistakes))
+            raise invalid_request(
+                "the body cannot be used", *((f"{path_prefix}{name}", text) for name, text in mistakes)
+            )
         return values
 
     @property

@@ -12,7 +12,7 @@ from html import escape
 from typing import Any
 
 from price_keeper.build import get_version
-from price_keeper.control.calls import HTML, JSON, ApiResponse, ApiRequest, ApiRoute, AccessLevel
+from price_keeper.control.calls import HTML, JSON, AccessLevel, ApiRequest, ApiResponse, ApiRoute
 from price_keeper.control.health import Readiness
 
 PRODUCT = "Bedrock Price Keeper"
@@ -75,7 +75,9 @@ def build_front_route(readiness: Readiness, role: str) -> ApiRoute:
         return ApiResponse(render_front_page(report).encode(), content_type=HTML, headers=_FRONT_PAGE_HEADERS)
 
     summary = "What this is and how it does, as a page or as JSON"
-    return ApiRoute("GET", "/", AccessLevel.PUBLIC, "front", summary, handle, {200: "Front"}, group="probes", has_html_variant=True)
+    return ApiRoute(
+        "GET", "/", AccessLevel.PUBLIC, "front", summary, handle, {200: "Front"}, group="probes", has_html_variant=True
+    )
 
 
 def prefers_json(accept: str) -> bool:
@@ -101,7 +103,10 @@ def _parse_quality(parameters: str) -> float:
 def render_front_page(report: Mapping[str, Any]) -> str:
     kind = "good" if report["status"] == "ready" else "bad"
     rows = [_render_row(escape(name), escape(text)) for name, text in report["checks"].items()]
-    links = [_render_row(f'<a href="{escape(path)}">{escape(path)}</a>', escape(text)) for path, text in report["links"].items()]
+    links = [
+        _render_row(f'<a href="{escape(path)}">{escape(path)}</a>', escape(text))
+        for path, text in report["links"].items()
+    ]
     return "".join(
         (
             '<!doctype html><html lang="en"><head><meta charset="utf-8">',

@@ -8,7 +8,14 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
 from price_keeper.clock import Clock
-from price_keeper.errors import StoreAccessDenied, Refusal, StoreError, StoreMisconfigured, StoreUnavailable, StoreThrottled
+from price_keeper.errors import (
+    Refusal,
+    StoreAccessDenied,
+    StoreError,
+    StoreMisconfigured,
+    StoreThrottled,
+    StoreUnavailable,
+)
 
 # Each asks one thing that the work needs, and raises when it is not there. Text that it returns is told as well: of
 # something that is not as it should be, and with which the work goes on.
@@ -69,7 +76,9 @@ class Readiness:
         """All who ask at about the same time share one look; it goes on when one of them leaves."""
         check_run = self._check_run
         if check_run is None or (check_run.done() and self._clock.monotonic() >= self._fresh_until):
-            check_run = self._check_run = asyncio.create_task(self._run_checks({**self._checks, **self._extra_checks()}))
+            check_run = self._check_run = asyncio.create_task(
+                self._run_checks({**self._checks, **self._extra_checks()})
+            )
         return await asyncio.shield(check_run)
 
     async def _run_checks(self, checks: ReadinessChecks) -> dict[str, ReadinessResult]:

@@ -7,7 +7,7 @@ from http import HTTPStatus
 from typing import Any
 
 from price_keeper.build import get_version
-from price_keeper.control.calls import HTML, JSON, ApiRoute, AccessLevel
+from price_keeper.control.calls import HTML, JSON, AccessLevel, ApiRoute
 from price_keeper.control.schemas import SCHEMAS
 
 _UUID = {"type": "string", "format": "uuid", "pattern": "^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$"}
@@ -53,7 +53,11 @@ def _build_operation(route: ApiRoute) -> dict[str, Any]:
     }
     if route.body_schema is not None:
         limit = f"at most {route.max_body_bytes} bytes"
-        operation["requestBody"] = {"required": True, "description": limit, "content": _build_content(route.body_schema)}
+        operation["requestBody"] = {
+            "required": True,
+            "description": limit,
+            "content": _build_content(route.body_schema),
+        }
     return operation
 
 
@@ -71,7 +75,8 @@ def _build_parameters(route: ApiRoute) -> list[dict[str, Any]]:
     names = [segment[1:-1] for segment in route.segments if segment.startswith("{")]
     parameters = [{"name": name, "in": "path", "required": True, "schema": _PATH_PARAMETERS[name]} for name in names]
     parameters += [
-        {"name": name, "in": "query", "required": False, "schema": dict(schema)} for name, schema in route.query_schemas.items()
+        {"name": name, "in": "query", "required": False, "schema": dict(schema)}
+        for name, schema in route.query_schemas.items()
     ]
     return parameters + [
         {"name": name, "in": "header", "required": False, "description": text, "schema": {"type": "string"}}
@@ -82,7 +87,9 @@ def _build_parameters(route: ApiRoute) -> list[dict[str, Any]]:
 def _build_responses(route: ApiRoute) -> dict[str, Any]:
     responses = {str(status): _build_response(status, name) for status, name in route.responses.items()}
     if route.media_types:
-        responses["200"]["content"] = {kind.partition(";")[0]: {"schema": {"type": "string"}} for kind in route.media_types}
+        responses["200"]["content"] = {
+            kind.partition(";")[0]: {"schema": {"type": "string"}} for kind in route.media_types
+        }
     if route.has_html_variant:
         responses["200"]["content"][HTML.partition(";")[0]] = {"schema": {"type": "string"}}
     for status in sorted({*route.error_statuses, *_get_common_errors(route)}):

@@ -7,7 +7,14 @@ from typing import Any
 
 from price_keeper.audit import select_attributes
 from price_keeper.auth.clients import SECRET_HASH
-from price_keeper.control.calls import ApiResponse, ApiRequest, ApiRoute, AccessLevel, build_cacheable_response, compute_etag
+from price_keeper.control.calls import (
+    AccessLevel,
+    ApiRequest,
+    ApiResponse,
+    ApiRoute,
+    build_cacheable_response,
+    compute_etag,
+)
 from price_keeper.control.credentials import create_credentials
 from price_keeper.control.parts import ControlServices
 from price_keeper.control.problems import invalid_request, not_found
@@ -17,8 +24,8 @@ from price_keeper.reporting.settings_shown import SettingsReport
 from price_keeper.selection.settings import (
     APP_SETTINGS,
     ORG_SETTINGS,
-    SettingsCompanions,
     SettingsChange,
+    SettingsCompanions,
     SettingsWrite,
     audit_settings,
     put_app,
@@ -74,9 +81,13 @@ async def put_org_settings(services: ControlServices, request: ApiRequest) -> Ap
 
     audit_hook = _build_audit_hook(services, request, "org.put", Scope(org), record)
     config = services.config
-    written = await put_org(services.store, services.clock, org, request.body, services.labels, config.defaults, audit_hook)
+    written = await put_org(
+        services.store, services.clock, org, request.body, services.labels, config.defaults, audit_hook
+    )
     services.budgets.unknown_orgs.forget(org)
-    return await _respond_with_credentials(services, request, Scope(org), written, show_org(services, org, written.item))
+    return await _respond_with_credentials(
+        services, request, Scope(org), written, show_org(services, org, written.item)
+    )
 
 
 async def put_app_settings(services: ControlServices, request: ApiRequest) -> ApiResponse:
@@ -90,10 +101,14 @@ async def put_app_settings(services: ControlServices, request: ApiRequest) -> Ap
 
     audit_hook = _build_audit_hook(services, request, "app.put", Scope(org, app), record)
     written = await put_app(services.store, services.clock, org, app, request.body, services.labels, audit_hook)
-    return await _respond_with_credentials(services, request, Scope(org, app), written, show_app(org_settings, app, written.item))
+    return await _respond_with_credentials(
+        services, request, Scope(org, app), written, show_app(org_settings, app, written.item)
+    )
 
 
-def _build_audit_hook(services: ControlServices, request: ApiRequest, action: str, scope: Scope, record: Callable[[SettingsChange], Any]) -> SettingsCompanions:
+def _build_audit_hook(
+    services: ControlServices, request: ApiRequest, action: str, scope: Scope, record: Callable[[SettingsChange], Any]
+) -> SettingsCompanions:
     """The audit's record, once it is certain that the caller knows what he changes."""
     audit_change = audit_settings(request.actor, action, scope, services.clock)
 
@@ -117,7 +132,9 @@ def _is_retry_of_create(request: ApiRequest, scope: Scope, change: SettingsChang
     return is_same and not has_credentials and "If-Match" not in request.headers
 
 
-async def _respond_with_credentials(services: ControlServices, request: ApiRequest, scope: Scope, written: SettingsWrite, shown: SettingsReport) -> ApiResponse:
+async def _respond_with_credentials(
+    services: ControlServices, request: ApiRequest, scope: Scope, written: SettingsWrite, shown: SettingsReport
+) -> ApiResponse:
     """The credentials come after the settings, and whoever was cut off between the two gets them by another put."""
     record = shown.to_record()
     issued = await create_credentials(services, request, scope)
@@ -139,7 +156,9 @@ async def list_orgs(services: ControlServices, request: ApiRequest) -> ApiRespon
 async def list_apps(services: ControlServices, request: ApiRequest) -> ApiResponse:
     org_settings = await load_org(services, request.path["org"])
     page = await _query_page(services, request, schema.org_config_key(org_settings.org).pk, schema.APPS_PREFIX)
-    records = [show_app(org_settings, row.key.sk.removeprefix(schema.APPS_PREFIX), row.item).to_record() for row in page.rows]
+    records = [
+        show_app(org_settings, row.key.sk.removeprefix(schema.APPS_PREFIX), row.item).to_record() for row in page.rows
+    ]
     return build_cacheable_response({"apps": records, "cursor": _get_next_cursor(page)})
 
 
@@ -147,7 +166,9 @@ async def _query_page(services: ControlServices, request: ApiRequest, partition:
     """A cursor is the id behind which the next page begins."""
     cursor = request.query.get("cursor")
     after = None if not cursor else f"{prefix}{cursor}"
-    query = Query("config", partition, Prefix(prefix), limit=read_limit(request, MAX_PAGE_SIZE), after=after, consistent=True)
+    query = Query(
+        "config", partition, Prefix(prefix), limit=read_limit(request, MAX_PAGE_SIZE), after=after, consistent=True
+    )
     return await services.store.query(query)
 
 
@@ -172,9 +193,25 @@ _PUT_RESPONSES = {201: "Settings", 200: "Settings"}
 
 ORG_ROUTES = (
     ApiRoute(
-        "GET", "/api/v1/orgs", AccessLevel.ADMIN, "listOrgs", "All orgs, by their ids", list_orgs, {200: "Orgs"}, query_schemas=PAGING_QUERY
+        "GET",
+        "/api/v1/orgs",
+        AccessLevel.ADMIN,
+        "listOrgs",
+        "All orgs, by their ids",
+        list_orgs,
+        {200: "Orgs"},
+        query_schemas=PAGING_QUERY,
     ),
-    ApiRoute("GET", _ORG_PATH, AccessLevel.ORG, "getOrg", "An org's settings, and what holds now", get_org, {200: "Settings"}, (404,)),
+    ApiRoute(
+        "GET",
+        _ORG_PATH,
+        AccessLevel.ORG,
+        "getOrg",
+        "An org's settings, and what holds now",
+        get_org,
+        {200: "Settings"},
+        (404,),
+    ),
     ApiRoute(
         "PUT",
         _ORG_PATH,
@@ -198,7 +235,16 @@ ORG_ROUTES = (
         (404,),
         query_schemas=PAGING_QUERY,
     ),
-    ApiRoute("GET", _APP_PATH, AccessLevel.APP, "getApp", "An app's settings, and what holds", get_app, {200: "Settings"}, (404,)),
+    ApiRoute(
+        "GET",
+        _APP_PATH,
+        AccessLevel.APP,
+        "getApp",
+        "An app's settings, and what holds",
+        get_app,
+        {200: "Settings"},
+        (404,),
+    ),
     ApiRoute(
         "PUT",
         _APP_PATH,

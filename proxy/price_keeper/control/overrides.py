@@ -7,8 +7,8 @@ from typing import Any
 
 from price_keeper.calendar_days import PeriodSpan, find_span
 from price_keeper.control.bodies import SMALL_BODY_BYTES
-from price_keeper.control.calls import ApiResponse, ApiRequest, ApiRoute, AccessLevel
-from price_keeper.control.fields import BodyFields, TimestampField, PatternField, FreeTextField
+from price_keeper.control.calls import AccessLevel, ApiRequest, ApiResponse, ApiRoute
+from price_keeper.control.fields import BodyFields, FreeTextField, PatternField, TimestampField
 from price_keeper.control.orgs import load_app, load_org
 from price_keeper.control.parts import ControlServices
 from price_keeper.control.problems import ERROR_CODES, ApiError
@@ -25,7 +25,12 @@ from price_keeper.selection.overrides import (
 
 LABEL_FIELD = PatternField(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", 64, "a label")
 OVERRIDE_BODY = BodyFields(
-    {"label": LABEL_FIELD, "reason": FreeTextField(MAX_REASON_LENGTH), "until": TimestampField(), "who": FreeTextField(MAX_WHO_LENGTH)},
+    {
+        "label": LABEL_FIELD,
+        "reason": FreeTextField(MAX_REASON_LENGTH),
+        "until": TimestampField(),
+        "who": FreeTextField(MAX_WHO_LENGTH),
+    },
     ("label", "reason"),
 )
 
@@ -80,11 +85,28 @@ def _describe_scope(scope: Scope, period: PeriodSpan) -> dict[str, Any]:
 def _build_override_route(method: str, path: str, kind: str) -> ApiRoute:
     if method == "PUT":
         summary = "Put a label in force, up or down the ordering, until the period ends"
-        operation_id, handle, response_schema, body_schema = f"put{kind}Override", put_override, "Overridden", "Override"
-        route = ApiRoute(method, path, AccessLevel.ADMIN, operation_id, summary, handle, {200: response_schema}, (404, 409), body_schema=body_schema)
-        return replace(route, body_bytes=SMALL_BODY_BYTES)
+        operation_id, handle, response_schema, body_schema = (
+            f"put{kind}Override",
+            put_override,
+            "Overridden",
+            "Override",
+        )
+        route = ApiRoute(
+            method,
+            path,
+            AccessLevel.ADMIN,
+            operation_id,
+            summary,
+            handle,
+            {200: response_schema},
+            (404, 409),
+            body_schema=body_schema,
+        )
+        return replace(route, max_body_bytes=SMALL_BODY_BYTES)
     operation_id, summary = f"delete{kind}Override", "Let the quotas decide again"
-    return ApiRoute(method, path, AccessLevel.ADMIN, operation_id, summary, delete_override, {200: "Overridden"}, (404, 409))
+    return ApiRoute(
+        method, path, AccessLevel.ADMIN, operation_id, summary, delete_override, {200: "Overridden"}, (404, 409)
+    )
 
 
 OVERRIDE_ROUTES = tuple(

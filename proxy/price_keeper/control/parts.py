@@ -9,7 +9,7 @@ from price_keeper import telemetry as metrics
 from price_keeper.auth.clients import ClientVerifier
 from price_keeper.auth.container import CredentialIssuer
 from price_keeper.auth.failures import LoginThrottle
-from price_keeper.auth.lookups import LookupThrottle, LookupRate
+from price_keeper.auth.lookups import LookupRate, LookupThrottle
 from price_keeper.auth.page_sessions import PageSessions
 from price_keeper.auth.sessions import RefreshSessions
 from price_keeper.auth.tokens import TokenService
@@ -49,9 +49,15 @@ class ControlServices:
     page_sessions: PageSessions
     retrieval_throttle: LookupThrottle
     marked_retrieval_throttle: LookupThrottle
-    retrieval_slots: BoundedConcurrency = field(default_factory=lambda: BoundedConcurrency(MAX_CONCURRENT_RETRIEVALS, MAX_WAITING_RETRIEVALS))
-    marked_retrieval_slots: BoundedConcurrency = field(default_factory=lambda: BoundedConcurrency(MAX_CONCURRENT_RETRIEVALS, MAX_WAITING_RETRIEVALS))
-    retrieval_token_counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(("made", "used", "refused"), 0))
+    retrieval_slots: BoundedConcurrency = field(
+        default_factory=lambda: BoundedConcurrency(MAX_CONCURRENT_RETRIEVALS, MAX_WAITING_RETRIEVALS)
+    )
+    marked_retrieval_slots: BoundedConcurrency = field(
+        default_factory=lambda: BoundedConcurrency(MAX_CONCURRENT_RETRIEVALS, MAX_WAITING_RETRIEVALS)
+    )
+    retrieval_token_counts: dict[str, int] = field(
+        default_factory=lambda: dict.fromkeys(("made", "used", "refused"), 0)
+    )
 
     page: PageState = field(default_factory=PageState)
     price_tables: dict[str, PriceTable] = field(default_factory=dict)  # of labels that usage was told of

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from price_keeper.control.calls import ApiResponse, ApiRequest, ApiHandler, ApiRoute, AccessLevel
+from price_keeper.control.calls import AccessLevel, ApiHandler, ApiRequest, ApiResponse, ApiRoute
 from price_keeper.control.health import Readiness
 from price_keeper.telemetry import CONTENT_TYPE, MetricsRegistry
 
@@ -22,10 +22,14 @@ def build_probe_routes(readiness: Readiness, telemetry: MetricsRegistry) -> tupl
 
     return (
         _build_probe_route("/health", "health", "Whether the process lives", get_health, {200: "Health"}),
-        _build_probe_route("/ready", "ready", "Whether it can do its work", get_readiness, {200: "Ready", 503: "Ready"}),
+        _build_probe_route(
+            "/ready", "ready", "Whether it can do its work", get_readiness, {200: "Ready", 503: "Ready"}
+        ),
         _build_probe_route("/metrics", "metrics", "What it has counted, for Prometheus", get_metrics, {200: ""}),
     )
 
 
-def _build_probe_route(path: str, operation_id: str, summary: str, handler: ApiHandler, responses: dict[int, str]) -> ApiRoute:
+def _build_probe_route(
+    path: str, operation_id: str, summary: str, handler: ApiHandler, responses: dict[int, str]
+) -> ApiRoute:
     return ApiRoute("GET", path, AccessLevel.PUBLIC, operation_id, summary, handler, responses, group="probes")

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from price_keeper.control.terms import MAX_ECHOED_NAME_LENGTH
-from price_keeper.errors import ConfigError, PriceKeeperError, Refusal, InvalidStoreRequest, StoreError
+from price_keeper.errors import ConfigError, InvalidStoreRequest, PriceKeeperError, Refusal, StoreError
 from price_keeper.logs import build_request_extra
 from price_keeper.selection.settings import InvalidSettings
 
@@ -95,17 +95,25 @@ def to_api_error(failure: Exception, request_id: str) -> ApiError:
         case ApiError():
             return failure
         case InvalidSettings():
-            details = [(".".join(part[:MAX_ECHOED_NAME_LENGTH] for part in path), told) for path, told in failure.mistakes]
+            details = [
+                (".".join(part[:MAX_ECHOED_NAME_LENGTH] for part in path), told) for path, told in failure.mistakes
+            ]
             return invalid_request("the settings cannot be used", *details)
         case ConfigError():
-            return invalid_request("this cannot be done", *((_get_path(line), _get_complaint(line)) for line in failure.problems))
+            return invalid_request(
+                "this cannot be done", *((_get_path(line), _get_complaint(line)) for line in failure.problems)
+            )
         case Refusal():
             code = ERROR_CODES.get(failure.status, ERROR_CODES[400])
             return ApiError(failure.status, code, failure.message, retry_after=failure.retry_after)
         case StoreError() if not isinstance(failure, InvalidStoreRequest):
             _log.warning("request %s: the store: %s", request_id, failure, extra=build_request_extra(request_id))
-            return ApiError(503, ERROR_CODES[503], "the store that keeps this is away", retry_after=STORE_RETRY_AFTER_SECONDS)
-    _log.error("request %s failed: %s", request_id, type(failure).__name__, extra=build_request_extra(request_id, failure))
+            return ApiError(
+                503, ERROR_CODES[503], "the store that keeps this is away", retry_after=STORE_RETRY_AFTER_SECONDS
+            )
+    _log.error(
+        "request %s failed: %s", request_id, type(failure).__name__, extra=build_request_extra(request_id, failure)
+    )
     return ApiError(500, ERROR_CODES[500], "a mistake of ours; the log has its cause under this request id")
 
 

@@ -14,8 +14,8 @@ from price_keeper.audit import to_json_value
 from price_keeper.config import LabelConfig
 from price_keeper.config.prices import Format
 from price_keeper.config.reader import read_text as read_config
-from price_keeper.control.calls import ApiResponse, ApiRequest, ApiRoute, AccessLevel, build_cacheable_response
-from price_keeper.control.fields import UncheckedField, BodyFields, ChoiceField, PatternField, make_nullable
+from price_keeper.control.calls import AccessLevel, ApiRequest, ApiResponse, ApiRoute, build_cacheable_response
+from price_keeper.control.fields import BodyFields, ChoiceField, PatternField, UncheckedField, make_nullable
 from price_keeper.control.orgs import load_app
 from price_keeper.control.overrides import LABEL_FIELD
 from price_keeper.control.parts import ControlServices
@@ -28,12 +28,12 @@ from price_keeper.selection.plan import is_number
 from price_keeper.stores import schema
 from price_keeper.stores.again import retry_on_conflict
 from price_keeper.stores.contract import (
+    AttributeMissing,
     Condition,
     Item,
     ItemExists,
     ItemMissing,
     Key,
-    AttributeMissing,
     Prefix,
     Put,
     Query,
@@ -56,7 +56,8 @@ PROFILE_BODY = BodyFields(
         "prices_usd_per_1m": UncheckedField(
             {
                 "type": "object",
-                "properties": dict.fromkeys(PRICE_FIELDS[:2], _PRICE) | dict.fromkeys(PRICE_FIELDS[2:], make_nullable(_PRICE)),
+                "properties": dict.fromkeys(PRICE_FIELDS[:2], _PRICE)
+                | dict.fromkeys(PRICE_FIELDS[2:], make_nullable(_PRICE)),
                 "required": list(PRICE_FIELDS[:2]),
                 "additionalProperties": False,
             }
@@ -120,7 +121,10 @@ def _parse_prices(given: Any) -> dict[str, Value]:
         raise invalid_request("the body cannot be used", ("prices_usd_per_1m", "expected an object"))
     prices = {str(name): value for name, value in given.items() if value is not None}
     mistakes = [
-        (f"prices_usd_per_1m.{name[:64]}", f"expected a number of at most {PRICE_DIGITS} digits before and after its point")
+        (
+            f"prices_usd_per_1m.{name[:64]}",
+            f"expected a number of at most {PRICE_DIGITS} digits before and after its point",
+        )
         for name, value in prices.items()
         if name not in PRICE_FIELDS or not is_number(value) or not _is_representable(value)
     ]
@@ -144,7 +148,9 @@ def _check_prices(settings: Mapping[str, Any]) -> None:
         read_config(LabelConfig, text, "body", {}, "")
     except ConfigError as failure:
         problems = [problem.partition(": ")[2].partition(": ") for problem in failure.problems]
-        raise invalid_request("the body cannot be used", *((path, complaint) for path, _, complaint in problems)) from None
+        raise invalid_request(
+            "the body cannot be used", *((path, complaint) for path, _, complaint in problems)
+        ) from None
 
 
 def _read_version(item: Item | None) -> int:

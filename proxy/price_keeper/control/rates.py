@@ -75,7 +75,9 @@ class SharedApiRateLimiter:
     """As `LocalRates`, over all processes on one store. Whoever has shown nothing stays with this one: he could have a
     row written for each address."""
 
-    def __init__(self, leasing: RateLeaseManager, anonymous: LocalApiRateLimiter, burst: int, per_second: float) -> None:
+    def __init__(
+        self, leasing: RateLeaseManager, anonymous: LocalApiRateLimiter, burst: int, per_second: float
+    ) -> None:
         self._leasing = leasing
         self._anonymous = anonymous
         self._burst = burst

@@ -26,7 +26,11 @@ def check_transfer_encoding(codings: list[str]) -> None:
 
 
 def check_path_ids(path: Mapping[str, str]) -> None:
-    mistakes = [(name, _ID_RULES[name][1]) for name, value in path.items() if name in _ID_RULES and not _ID_RULES[name][0](value)]
+    mistakes = [
+        (name, _ID_RULES[name][1])
+        for name, value in path.items()
+        if name in _ID_RULES and not _ID_RULES[name][0](value)
+    ]
     if mistakes:
         raise invalid_request("the path names nothing that can be there", *mistakes)
 

@@ -9,7 +9,7 @@ from price_keeper.config.prices import Format
 from price_keeper.control import auth, credentials, overrides, profiles, usage
 from price_keeper.control.fields import make_nullable
 from price_keeper.control.page import signing_in
-from price_keeper.limits.settings import MODES, MAX_RATE, MAX_BURST_SECS, RATES
+from price_keeper.limits.settings import MAX_BURST_SECS, MAX_RATE, MODES, RATES
 from price_keeper.recording.entries import UsageCounts
 from price_keeper.selection.settings import APP_SETTINGS, MAX_NAME_LENGTH, MAX_ORDERING_LABELS, ORG_SETTINGS
 
@@ -49,7 +49,9 @@ _SETTING_SCHEMAS: Mapping[str, Schema] = {
     "timezone": {"type": "string", "description": "of the IANA zone database, as Europe/Berlin"},
     "quota_scope": {"type": "string", "enum": ["ORG", "APP"]},
     "period": {"type": "string", "enum": ["day", "week", "month"]},
-    "model_ordering": _list_of(_TEXT, minItems=1, maxItems=MAX_ORDERING_LABELS, description="labels, the dearest first"),
+    "model_ordering": _list_of(
+        _TEXT, minItems=1, maxItems=MAX_ORDERING_LABELS, description="labels, the dearest first"
+    ),
     "quotas": {"type": "object", "additionalProperties": _COUNT, "description": "micro-USD by label"},
     "sticky_fallback_enabled": _BOOLEAN,
     "tight_mode_threshold_pct": {"type": "integer", "minimum": 1, "maximum": 100},
@@ -72,7 +74,9 @@ _SETTING_SCHEMAS: Mapping[str, Schema] = {
 
 
 def _settings_object(names: tuple[str, ...], *required: str) -> Schema:
-    properties = {name: _SETTING_SCHEMAS[name] if name in required else make_nullable(_SETTING_SCHEMAS[name]) for name in names}
+    properties = {
+        name: _SETTING_SCHEMAS[name] if name in required else make_nullable(_SETTING_SCHEMAS[name]) for name in names
+    }
     return {"type": "object", "properties": properties, "required": list(required), "additionalProperties": False}
 
 

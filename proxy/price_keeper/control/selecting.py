@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from price_keeper.config.prices import PSEUDO_LABELS
-from price_keeper.control.calls import ApiResponse, ApiRequest, ApiRoute, AccessLevel, build_cacheable_response
+from price_keeper.control.calls import AccessLevel, ApiRequest, ApiResponse, ApiRoute, build_cacheable_response
 from price_keeper.control.overrides import format_override
 from price_keeper.control.parts import ControlServices
 from price_keeper.control.problems import invalid_request
@@ -40,10 +40,14 @@ def _read_flag(request: ApiRequest, name: str) -> bool:
     return _FLAG_VALUES[text]
 
 
-def format_selection(budget: BudgetState, override: Override | None, labels: tuple[str, ...], own_labels: AppProfiles) -> dict[str, Any]:
+def format_selection(
+    budget: BudgetState, override: Override | None, labels: tuple[str, ...], own_labels: AppProfiles
+) -> dict[str, Any]:
     settings, scope = budget.settings, budget.scope
     all_labels = (*labels, *own_labels.by_name)
-    shown_labels = dict.fromkeys((*settings.ordering, *settings.quotas) if settings.ordering or settings.quotas else all_labels)
+    shown_labels = dict.fromkeys(
+        (*settings.ordering, *settings.quotas) if settings.ordering or settings.quotas else all_labels
+    )
     return {
         "scope": {"org": scope.org, "app": scope.app},
         "period": budget.span.key,
@@ -60,7 +64,9 @@ def _format_label(budget: BudgetState, label: str, own_labels: AppProfiles) -> d
     quota = budget.settings.quotas.get(label)
     spent, in_flight = _get_spend(budget, label)
     is_outside_ordering = label in PSEUDO_LABELS or (label in own_labels.by_name and not budget.has_label(label))
-    serves = _serve_by_itself(label, spent + in_flight, quota) if is_outside_ordering else budget.find_enforced_label(label)
+    serves = (
+        _serve_by_itself(label, spent + in_flight, quota) if is_outside_ordering else budget.find_enforced_label(label)
+    )
     formatted = {
         "label": label,
         "served_by": label if budget.settings.enforcement == "shadow" else serves,

@@ -21,13 +21,23 @@ from price_keeper.config import Address
 from price_keeper.config.problems import limit_guesses
 from price_keeper.control import access
 from price_keeper.control.bodies import BodyBudgets, read_json_body
-from price_keeper.control.calls import NO_STORE, ApiResponse, ApiRequest, Principal, ApiRoute, StreamingResponse, AccessLevel, dump_json, matches_etag
+from price_keeper.control.calls import (
+    NO_STORE,
+    AccessLevel,
+    ApiRequest,
+    ApiResponse,
+    ApiRoute,
+    Principal,
+    StreamingResponse,
+    dump_json,
+    matches_etag,
+)
 from price_keeper.control.connections import (
     DEFAULT_PORT_LIMITS,
+    ConditionTimer,
     ConnectionRegistry,
     ControlPortLimits,
     SlotClass,
-    ConditionTimer,
     check_request_target,
     is_loopback,
     is_not_http,
@@ -35,7 +45,7 @@ from price_keeper.control.connections import (
 from price_keeper.control.parts import ControlServices
 from price_keeper.control.problems import ERROR_CODES, ApiError, to_api_error, too_many_requests
 from price_keeper.control.rates import ANONYMOUS_PREFIX, ApiRateDecision
-from price_keeper.control.requests import check_transfer_encoding, check_path_ids, read_headers, parse_query
+from price_keeper.control.requests import check_path_ids, check_transfer_encoding, parse_query, read_headers
 from price_keeper.control.routing import Router
 from price_keeper.errors import Busy, ListenFailed, TooManyRequests
 from price_keeper.logs import build_request_extra
@@ -51,7 +61,11 @@ READ_BUFFER_BYTES = 16 * 1024  # of a body that nobody reads yet, for each conne
 # Of those who show nothing but a secret; what is wrong with the secret itself is counted where that is found.
 _MALFORMED_STATUSES = frozenset({400, 408, 413, 415, 417})
 _ANONYMOUS = Principal("anybody")
-_COMMON_HEADERS = {"X-Content-Type-Options": "nosniff", "Vary": "Authorization, X-API-Key, Cookie", "Server": "price-keeper"}
+_COMMON_HEADERS = {
+    "X-Content-Type-Options": "nosniff",
+    "Vary": "Authorization, X-API-Key, Cookie",
+    "Server": "price-keeper",
+}
 
 _log = logging.getLogger("price_keeper.control")
 
@@ -93,7 +107,9 @@ class ControlDispatcher:
     def render_error(self, error: ApiError, request_id: str) -> ApiResponse:
         return ApiResponse(error.to_json(request_id, self._now()), error.status, headers=error.headers)
 
-    async def _route_request(self, request: web.BaseRequest, request_id: str, headers: dict[str, str]) -> ApiResponse | StreamingResponse:
+    async def _route_request(
+        self, request: web.BaseRequest, request_id: str, headers: dict[str, str]
+    ) -> ApiResponse | StreamingResponse:
         route, path = self._router.match(request.method, request.rel_url.raw_path)
         if route.group == "probes":
             return await route.handler(self._services, _build_probe_request(request_id, request))  # type: ignore[arg-type]
@@ -129,7 +145,9 @@ class ControlDispatcher:
             _check_rate(decision)
         access.authorize(principal, route, path)
         check_path_ids(path)
-        api_request = ApiRequest(request_id, principal, address, path, parse_query(request, route), read_headers(request))
+        api_request = ApiRequest(
+            request_id, principal, address, path, parse_query(request, route), read_headers(request)
+        )
         connection = _get_connection(request)
         if route.body_schema is not None:
             budgets = self._body_budgets
@@ -148,7 +166,9 @@ def _get_connection(request: web.BaseRequest) -> _ControlConnection:
     return cast("_ControlConnection", request.protocol)
 
 
-def _classify_request(principal: Principal, route: ApiRoute, services: ControlServices, request: ApiRequest) -> SlotClass:
+def _classify_request(
+    principal: Principal, route: ApiRoute, services: ControlServices, request: ApiRequest
+) -> SlotClass:
     if principal.is_admin:
         return SlotClass.ADMIN
     return SlotClass.UNVERIFIED if route.may_be_forged(services, request) else SlotClass.CLIENT
@@ -173,7 +193,9 @@ def _check_rate(decision: ApiRateDecision) -> None:
         raise too_many_requests("too many requests", decision.wait_seconds)
 
 
-def _apply_if_none_match(request: web.BaseRequest, route: ApiRoute, response: ApiResponse | StreamingResponse) -> ApiResponse | StreamingResponse:
+def _apply_if_none_match(
+    request: web.BaseRequest, route: ApiRoute, response: ApiResponse | StreamingResponse
+) -> ApiResponse | StreamingResponse:
     if_none_match = request.headers.get("If-None-Match")
     if isinstance(response, StreamingResponse) or not route.is_read or if_none_match is None or response.etag is None:
         return response
@@ -196,7 +218,9 @@ def _build_response(api_response: ApiResponse, headers: Mapping[str, str]) -> we
     return response
 
 
-async def _send_stream(request: web.BaseRequest, stream: StreamingResponse, headers: Mapping[str, str]) -> web.StreamResponse:
+async def _send_stream(
+    request: web.BaseRequest, stream: StreamingResponse, headers: Mapping[str, str]
+) -> web.StreamResponse:
     """What goes wrong before its first part is raised, and answered as any failure; after that it just ends."""
     stream_headers = {"Cache-Control": NO_STORE, "Content-Type": stream.content_type, "X-Accel-Buffering": "no"}
     response = web.StreamResponse(headers={**headers, **stream_headers})
@@ -245,7 +269,9 @@ class _ControlServer(web.Server):
 class _ControlConnection(web.RequestHandler):
     """What it was sent may hold a key or a token, so nothing of that is told or logged."""
 
-    _open_transport: asyncio.Transport | None = None  # kept also while it closes, since a buffer may keep it from closing
+    _open_transport: asyncio.Transport | None = (
+        None  # kept also while it closes, since a buffer may keep it from closing
+    )
 
     def __init__(self, server: _ControlServer, loop: asyncio.AbstractEventLoop, settings: Mapping[str, Any]) -> None:
         super().__init__(server, loop=loop, **settings)
@@ -383,7 +409,11 @@ def _unlink_socket(path: Path) -> None:
 
 @asynccontextmanager
 async def _serve(
-    dispatcher: ControlDispatcher, sockets: Sequence[socket.socket], clock: Clock, limits: ControlPortLimits, is_for_loopback: bool
+    dispatcher: ControlDispatcher,
+    sockets: Sequence[socket.socket],
+    clock: Clock,
+    limits: ControlPortLimits,
+    is_for_loopback: bool,
 ) -> AsyncIterator[None]:
     registry = ConnectionRegistry(clock, limits)
     runner = web.ServerRunner(_ControlServer(dispatcher, registry, is_for_loopback), shutdown_timeout=SHUTDOWN_SECONDS)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from price_keeper.auth.clients import SESSIONS_GENERATION, client_item_key
-from price_keeper.control.calls import ApiResponse, ApiRequest, ApiRoute, AccessLevel, build_cacheable_response
+from price_keeper.control.calls import AccessLevel, ApiRequest, ApiResponse, ApiRoute, build_cacheable_response
 from price_keeper.control.parts import ControlServices
 from price_keeper.control.problems import invalid_request, not_found
 from price_keeper.errors import ReasonCode, TransactionFailed
 from price_keeper.model import Scope, is_org_id
 from price_keeper.reporting.settings_shown import format_utc
-from price_keeper.stores.again import transact_with_retry, retry_on_conflict
+from price_keeper.stores.again import retry_on_conflict, transact_with_retry
 from price_keeper.stores.contract import ItemExists, Update
 
 
@@ -29,7 +29,9 @@ async def list_sessions(services: ControlServices, request: ApiRequest) -> ApiRe
 async def end_session(services: ControlServices, request: ApiRequest) -> ApiResponse:
     scope, sid = _get_scope(request), request.path["sid"]
     if not is_org_id(sid):
-        raise invalid_request("the path names nothing that can be there", ("sid", "a session id is a UUID in lower case"))
+        raise invalid_request(
+            "the path names nothing that can be there", ("sid", "a session id is a UUID in lower case")
+        )
     audit_record = request.actor.build_record("session.end", scope, {"session_id": sid}, None, services.clock.now())
     was_live = await services.sessions.end(scope, sid, [audit_record])
     if was_live is not None:
@@ -104,4 +106,7 @@ def _build_session_routes(path: str, kind: str) -> tuple[ApiRoute, ...]:
     )
 
 
-SESSION_ROUTES = (*_build_session_routes("/api/v1/orgs/{org}", "Org"), *_build_session_routes("/api/v1/orgs/{org}/apps/{app}", "App"))
+SESSION_ROUTES = (
+    *_build_session_routes("/api/v1/orgs/{org}", "Org"),
+    *_build_session_routes("/api/v1/orgs/{org}/apps/{app}", "App"),
+)

@@ -8,20 +8,25 @@ from hashlib import sha256
 from typing import Any
 
 from price_keeper.control.bodies import SMALL_BODY_BYTES
-from price_keeper.control.calls import ApiResponse, ApiRequest, ApiRoute, AccessLevel
+from price_keeper.control.calls import AccessLevel, ApiRequest, ApiResponse, ApiRoute
 from price_keeper.control.charging import UsageCharging
-from price_keeper.control.fields import BodyFields, FieldType, TimestampField, PatternField, IntegerField
+from price_keeper.control.fields import BodyFields, FieldType, IntegerField, PatternField, TimestampField
 from price_keeper.control.overrides import LABEL_FIELD
 from price_keeper.control.parts import ControlServices
 from price_keeper.control.problems import ERROR_CODES, ApiError, invalid_request, not_found, to_api_error
 from price_keeper.errors import StoreUnavailable
-from price_keeper.metering.pricing import Cost, price_usage, build_label_price_table
+from price_keeper.metering.pricing import Cost, build_label_price_table, price_usage
 from price_keeper.metering.profiles import NO_PROFILES, UNREAD_PROFILES
 from price_keeper.metering.usage import Usage
 from price_keeper.model import Caller, build_client_id
 from price_keeper.recording.entries import PICO_PER_MICRO, Counter, build_counts
 from price_keeper.recording.flush import DAY_SECONDS, to_micros
-from price_keeper.recording.submitted import MAX_SUBMISSION_AGE_SECONDS, ChargedSubmission, RequestIdConflict, UsageSubmission
+from price_keeper.recording.submitted import (
+    MAX_SUBMISSION_AGE_SECONDS,
+    ChargedSubmission,
+    RequestIdConflict,
+    UsageSubmission,
+)
 from price_keeper.reporting import money
 from price_keeper.selection.plan import EffectiveSettings, resolve_settings
 from price_keeper.stores import schema
@@ -75,7 +80,12 @@ async def post_usage_batch(services: ControlServices, request: ApiRequest) -> Ap
     return ApiResponse({"results": [{"index": index, **results[index]} for index in range(len(items))]}, 207)
 
 
-async def _submit_batch(services: ControlServices, request: ApiRequest, accepted: Mapping[int, ChargedSubmission], results: dict[int, dict[str, Any]]) -> None:
+async def _submit_batch(
+    services: ControlServices,
+    request: ApiRequest,
+    accepted: Mapping[int, ChargedSubmission],
+    results: dict[int, dict[str, Any]],
+) -> None:
     outcomes = await services.submissions.submit_all(list(accepted.values()))
     new_counters: dict[Counter, None] = {}
     for (index, (submission, counters)), outcome in zip(accepted.items(), outcomes, strict=True):
@@ -85,7 +95,10 @@ async def _submit_batch(services: ControlServices, request: ApiRequest, accepted
             results[index] = _format_failure(services, request, outcome)
         else:
             stored, is_new = outcome
-            results[index] = {"status": _get_status(is_new), "usage": _format_usage(submission.request_id, stored, is_new)}
+            results[index] = {
+                "status": _get_status(is_new),
+                "usage": _format_usage(submission.request_id, stored, is_new),
+            }
             new_counters |= dict.fromkeys(counters if is_new else ())
     _refresh_budgets(services, new_counters)
 
@@ -104,7 +117,9 @@ def _format_failure(services: ControlServices, request: ApiRequest, failure: Exc
 
 
 def _name_conflict(failure: RequestIdConflict, path_prefix: str) -> ApiError:
-    return ApiError(409, ERROR_CODES[409], "this request id stands for another usage", [(f"{path_prefix}request_id", str(failure))])
+    return ApiError(
+        409, ERROR_CODES[409], "this request id stands for another usage", [(f"{path_prefix}request_id", str(failure))]
+    )
 
 
 def _refresh_budgets(services: ControlServices, counters: Iterable[Counter]) -> None:
@@ -124,10 +139,14 @@ async def _load_settings(services: ControlServices, request: ApiRequest) -> Effe
     org_item, app_item = await services.store.get_many(keys)
     if app_item is None:
         raise not_found(f"there is no app {app} of an org {org}")
-    return resolve_settings(org_item, app_item, services.config.defaults, services.config.alerts.thresholds_pct, services.clock.now())
+    return resolve_settings(
+        org_item, app_item, services.config.defaults, services.config.alerts.thresholds_pct, services.clock.now()
+    )
 
 
-async def _parse_usage(services: ControlServices, charging: UsageCharging, body: Any, path_prefix: str) -> ChargedSubmission:
+async def _parse_usage(
+    services: ControlServices, charging: UsageCharging, body: Any, path_prefix: str
+) -> ChargedSubmission:
     """What is told, and the counters that are charged with it. Raises Problem and StoreUnavailable."""
     fields = USAGE_BODY.parse(body, path_prefix)
     day = charging.get_day(_parse_time(fields, services.clock.now(), path_prefix))
@@ -155,7 +174,9 @@ def _parse_time(fields: Mapping[str, Any], now: float, path_prefix: str) -> floa
     at = float(fields.get("occurred_at", now))
     if not now - MAX_SUBMISSION_AGE_SECONDS <= at <= now + MAX_CLOCK_SKEW_SECONDS:
         days = MAX_SUBMISSION_AGE_SECONDS // DAY_SECONDS
-        raise invalid_request("the body cannot be used", (f"{path_prefix}occurred_at", f"expected one of the last {days} days"))
+        raise invalid_request(
+            "the body cannot be used", (f"{path_prefix}occurred_at", f"expected one of the last {days} days")
+        )
     return at
 
 
@@ -174,17 +195,24 @@ async def _price_usage(services: ControlServices, caller: Caller, fields: Mappin
     profile = own_labels.by_name.get(name)
     if profile is None:
         existing = ", ".join((*services.config.labels, *own_labels.by_name))
-        raise invalid_request("the body cannot be used", (f"{path_prefix}label", f"there is no such label; there are {existing}"))
+        raise invalid_request(
+            "the body cannot be used", (f"{path_prefix}label", f"there is no such label; there are {existing}")
+        )
     return price_usage(profile.price_table, _build_usage(fields))
 
 
 def _build_usage(fields: Mapping[str, Any]) -> Usage:
-    return Usage(**{field: fields.get(name, 0) for field, name in _TOKEN_FIELD_NAMES.items()}, tier=fields.get("service_tier", ""))
+    return Usage(
+        **{field: fields.get(name, 0) for field, name in _TOKEN_FIELD_NAMES.items()},
+        tier=fields.get("service_tier", ""),
+    )
 
 
 def _digest_fields(fields: Mapping[str, Any]) -> str:
     """Of what was told, whatever else the same words may come to later. It is kept, so it has to stay as it is."""
-    significant = {name: fields[name] for name in sorted(fields) if fields[name] != 0 or name not in _TOKEN_FIELD_NAMES.values()}
+    significant = {
+        name: fields[name] for name in sorted(fields) if fields[name] != 0 or name not in _TOKEN_FIELD_NAMES.values()
+    }
     return sha256(json.dumps(significant, separators=(",", ":")).encode()).hexdigest()
 
 

@@ -49,7 +49,11 @@ def build_host_header(endpoint: UpstreamEndpoint) -> str:
 
 
 def build_get_request(endpoint: UpstreamEndpoint, path: str = "/", header_lines: bytes = b"") -> bytes:
-    return f"GET {path} HTTP/1.1\r\nhost: {build_host_header(endpoint)}\r\n".encode() + header_lines + b"connection: close\r\n\r\n"
+    return (
+        f"GET {path} HTTP/1.1\r\nhost: {build_host_header(endpoint)}\r\n".encode()
+        + header_lines
+        + b"connection: close\r\n\r\n"
+    )
 
 
 async def send_probe(

@@ -7,7 +7,7 @@ from typing import Any
 
 from price_keeper.auth.jwks import build_jwks
 from price_keeper.auth.keys import load_keys
-from price_keeper.doctor.asking import ProbeResponse, EndpointUnreachable, send_probe, build_get_request
+from price_keeper.doctor.asking import EndpointUnreachable, ProbeResponse, build_get_request, send_probe
 from price_keeper.doctor.findings import Finding, ok, skipped, trouble, warning
 from price_keeper.doctor.patient import DoctorContext
 from price_keeper.doctor.reaching import build_unreachable_finding
@@ -35,7 +35,9 @@ async def check_control_service(context: DoctorContext) -> Finding:
     return _judge_responses(endpoint, health, keys, context)
 
 
-def _judge_responses(endpoint: UpstreamEndpoint, health: ProbeResponse, keys: ProbeResponse, context: DoctorContext) -> Finding:
+def _judge_responses(
+    endpoint: UpstreamEndpoint, health: ProbeResponse, keys: ProbeResponse, context: DoctorContext
+) -> Finding:
     where = f"{endpoint.host}:{endpoint.port}"
     health_report = _parse_json(health)
     if health.status != 200 or not isinstance(health_report, dict) or health_report.get("status") != "ok":
@@ -86,7 +88,8 @@ def _compare_keys(where: str, theirs: dict[str, Any], mine: dict[str, Any]) -> F
     obsolete = [kid for kid in mine if kid not in theirs]
     if obsolete:
         return warning(
-            f"{where} has no key by the name of {_format_kids(obsolete)}", "remove it from auth.keys, if no token of it is left"
+            f"{where} has no key by the name of {_format_kids(obsolete)}",
+            "remove it from auth.keys, if no token of it is left",
         )
     return ok(f"{where} is a control service, and its tokens verify here: {_format_kids(list(mine))}")
 

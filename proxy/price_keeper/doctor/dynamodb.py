@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 from uuid import uuid4
 
-from price_keeper.doctor.asking import EndpointUnreachable, send_probe, build_get_request
+from price_keeper.doctor.asking import EndpointUnreachable, build_get_request, send_probe
 from price_keeper.doctor.findings import Finding, ok, skipped, trouble, warning
 from price_keeper.doctor.identity import CREDENTIALS_REMEDY
 from price_keeper.doctor.needs import TablePermissions, get_table_permissions
@@ -19,8 +19,25 @@ from price_keeper.doctor.patient import DoctorContext
 from price_keeper.doctor.reaching import build_unreachable_finding
 from price_keeper.errors import StoreAccessDenied, StoreError
 from price_keeper.forwarding.forwarder import parse_endpoint
-from price_keeper.stores.contract import ConditionCheck, Delete, ItemExists, ItemMissing, Key, Put, Query, Update, Write, all_of
-from price_keeper.stores.expressions import TRANSACTION_VERBS, Request, key_to_wire, build_query_request, build_write_request
+from price_keeper.stores.contract import (
+    ConditionCheck,
+    Delete,
+    ItemExists,
+    ItemMissing,
+    Key,
+    Put,
+    Query,
+    Update,
+    Write,
+    all_of,
+)
+from price_keeper.stores.expressions import (
+    TRANSACTION_VERBS,
+    Request,
+    build_query_request,
+    build_write_request,
+    key_to_wire,
+)
 from price_keeper.stores.schema import TABLES
 
 NEVER_TRUE = all_of(ItemExists(), ItemMissing())
@@ -74,7 +91,9 @@ async def check_tables(context: DoctorContext) -> Finding:
     if not different:
         return ok(f"{len(states)} tables {prefix}*, all as they should be")
     missing = [state for state in states if not state.exists]
-    message = f"none of the {len(states)} tables {prefix}* exists" if len(missing) == len(states) else "; ".join(different)
+    message = (
+        f"none of the {len(states)} tables {prefix}* exists" if len(missing) == len(states) else "; ".join(different)
+    )
     return trouble(message, f"price-keeper tables create{context.source}; for what it cannot mend see docs/stores.md")
 
 
@@ -92,7 +111,10 @@ async def check_permissions(context: DoctorContext) -> Finding:
         return skipped(_NOT_ON_DYNAMODB)
     from price_keeper.stores import dynamodb_errors as errors
 
-    client, probes = await context.dynamodb(), _build_probes(context.config.store.table_prefix, get_table_permissions(context.role))
+    client, probes = (
+        await context.dynamodb(),
+        _build_probes(context.config.store.table_prefix, get_table_permissions(context.role)),
+    )
     try:
         codes = await asyncio.gather(*(_get_error_code(client, each) for each in probes))
     except errors.FAILURES as failure:
@@ -148,13 +170,19 @@ def _build_probes(prefix: str, permissions: TablePermissions) -> list[_Permissio
 
 def _build_table_probes(key: Key, prefix: str) -> list[_PermissionProbe]:
     """One for each action that a policy may allow on the key's table."""
-    put, update, delete = Put(key, {}, NEVER_TRUE), Update(key, set={"at": 0}, condition=NEVER_TRUE), Delete(key, NEVER_TRUE)
+    put, update, delete = (
+        Put(key, {}, NEVER_TRUE),
+        Update(key, set={"at": 0}, condition=NEVER_TRUE),
+        Delete(key, NEVER_TRUE),
+    )
     item = {"TableName": prefix + key.table, "Key": key_to_wire(key)}
     batch = {"RequestItems": {prefix + key.table: {"Keys": [key_to_wire(key)]}}}
     return [
         _PermissionProbe("GetItem", "get_item", key.table, item),
         _PermissionProbe("BatchGetItem", "batch_get_item", key.table, batch),
-        _PermissionProbe("Query", "query", key.table, build_query_request(Query(key.table, key.pk), prefix) | {"Limit": 1}),
+        _PermissionProbe(
+            "Query", "query", key.table, build_query_request(Query(key.table, key.pk), prefix) | {"Limit": 1}
+        ),
         _PermissionProbe("PutItem", "put_item", key.table, build_write_request(put, prefix)),
         _PermissionProbe("UpdateItem", "update_item", key.table, build_write_request(update, prefix)),
         _PermissionProbe("DeleteItem", "delete_item", key.table, build_write_request(delete, prefix)),

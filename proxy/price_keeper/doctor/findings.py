@@ -75,6 +75,10 @@ async def _run_check(check: DoctorCheck, context: DoctorContext) -> CheckResult:
         async with asyncio.timeout(CHECK_DEADLINE_SECONDS):
             return CheckResult(check.name, await check.run(context))
     except TimeoutError:
-        return CheckResult(check.name, trouble(f"no answer in {CHECK_DEADLINE_SECONDS:g} seconds", check.timeout_remedy))
+        return CheckResult(
+            check.name, trouble(f"no answer in {CHECK_DEADLINE_SECONDS:g} seconds", check.timeout_remedy)
+        )
     except Exception as failure:  # one check that fails hides none of the others; its message might show a secret
-        return CheckResult(check.name, trouble(f"could not be looked at: {type(failure).__name__}", check.timeout_remedy))
+        return CheckResult(
+            check.name, trouble(f"could not be looked at: {type(failure).__name__}", check.timeout_remedy)
+        )

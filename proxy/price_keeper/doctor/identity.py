@@ -37,7 +37,9 @@ def _judge_sidecar_keys(keys: Sequence[SigningKey]) -> Finding:
         return ok(description)
     pair = "make a pair of EdDSA: price-keeper keys new --kid ID --out DIR"
     remedy = f"name the public half alone in auth.keys, as public_key_file; for HS256, which has none, {pair}"
-    return warning(f"{description}; whoever reads {', '.join(minting)} here can make tokens, which a sidecar need not", remedy)
+    return warning(
+        f"{description}; whoever reads {', '.join(minting)} here can make tokens, which a sidecar need not", remedy
+    )
 
 
 def _judge_control_keys(keys: Sequence[SigningKey]) -> Finding:
@@ -58,7 +60,9 @@ _JUDGE_KEYS_BY_ROLE = {"both": _judge_all_keys, "sidecar": _judge_sidecar_keys, 
 
 def check_admin_key(context: DoctorContext) -> Finding:
     auth = context.config.auth
-    instruction = f"set {auth.admin_api_key_env}, or auth.admin_api_key_file, to at least {MIN_ADMIN_KEY_LENGTH} characters"
+    instruction = (
+        f"set {auth.admin_api_key_env}, or auth.admin_api_key_file, to at least {MIN_ADMIN_KEY_LENGTH} characters"
+    )
     try:
         key = load_admin_key(auth, context.environ)
     except ConfigError as failure:
@@ -82,7 +86,11 @@ async def check_aws_credentials(context: DoctorContext) -> Finding:
         return ok(f"by the provider {credentials.provider}; {until}")
     seconds_left = (credentials.expires - datetime.fromtimestamp(context.clock.now(), UTC)).total_seconds()
     message = f"by the provider {credentials.provider}; they expire at {credentials.expires.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
-    return ok(message) if seconds_left > 0 else trouble(message, "renew them (aws sso login, for instance), and set the clock right")
+    return (
+        ok(message)
+        if seconds_left > 0
+        else trouble(message, "renew them (aws sso login, for instance), and set the clock right")
+    )
 
 
 def check_bedrock_key(context: DoctorContext) -> Finding:

@@ -64,7 +64,10 @@ def check_journal_space(context: DoctorContext) -> Finding:
         free = shutil.disk_usage(find_existing_ancestor(folder)).free
     except OSError as failure:
         return trouble(f"the disk of {folder} does not say how full it is: {failure.strerror}", "look at: df")
-    message, remedy = f"{_format_size(free)} free", f"make room on the disk of {folder}, or name another one in journal.dir"
+    message, remedy = (
+        f"{_format_size(free)} free",
+        f"make room on the disk of {folder}, or name another one in journal.dir",
+    )
     if free < MIN_SPACE_BYTES:
         return trouble(message, remedy)
     return ok(message) if free >= LOW_SPACE_BYTES else warning(message, remedy)

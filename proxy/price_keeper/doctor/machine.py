@@ -8,13 +8,13 @@ from email.utils import parsedate_to_datetime
 from importlib.metadata import PackageNotFoundError, version
 
 from price_keeper.calendar_days import load_zone
-from price_keeper.doctor.asking import EndpointUnreachable, send_probe, build_get_request
+from price_keeper.doctor.asking import EndpointUnreachable, build_get_request, send_probe
 from price_keeper.doctor.findings import Finding, ok, skipped, trouble, warning
 from price_keeper.doctor.patient import DoctorContext
 from price_keeper.doctor.places import list_bedrock_endpoints
 from price_keeper.forwarding.forwarder import parse_endpoint
 from price_keeper.forwarding.upstream import UpstreamEndpoint
-from price_keeper.surface.limits import DEFAULT_LIMITS, UNLIMITED_DESCRIPTORS, MIN_LIMIT, fit_to_descriptors
+from price_keeper.surface.limits import DEFAULT_LIMITS, MIN_LIMIT, UNLIMITED_DESCRIPTORS, fit_to_descriptors
 
 MAX_CLOCK_OFFSET_SECONDS = 5.0  # quotas turn at midnight, and tokens expire, by this clock
 MAX_SIGNATURE_OFFSET_SECONDS = 300.0  # AWS refuses signatures that are further off
@@ -45,7 +45,9 @@ async def _compare_clock(context: DoctorContext, endpoint: UpstreamEndpoint, ser
         server_time = parsedate_to_datetime(response.headers.get("date", "")).timestamp()
     except ValueError:
         return skipped(f"what answers for {service} does not tell the time")
-    return _judge_offset(response.answered_at - server_time - 0.5, service)  # whole seconds are told: half a one is the best guess
+    return _judge_offset(
+        response.answered_at - server_time - 0.5, service
+    )  # whole seconds are told: half a one is the best guess
 
 
 def _judge_offset(offset_seconds: float, service: str) -> Finding:
@@ -54,7 +56,9 @@ def _judge_offset(offset_seconds: float, service: str) -> Finding:
     message = f"{abs(offset_seconds):.0f} s {'ahead of' if offset_seconds > 0 else 'behind'} {service}'s"
     if abs(offset_seconds) <= MAX_SIGNATURE_OFFSET_SECONDS:
         return warning(message, _SET_CLOCK)
-    return trouble(f"{message}: AWS refuses signatures that are {MAX_SIGNATURE_OFFSET_SECONDS / 60:g} minutes off", _SET_CLOCK)
+    return trouble(
+        f"{message}: AWS refuses signatures that are {MAX_SIGNATURE_OFFSET_SECONDS / 60:g} minutes off", _SET_CLOCK
+    )
 
 
 def check_time_zones(context: DoctorContext) -> Finding:
@@ -73,8 +77,12 @@ def check_open_files(_: DoctorContext) -> Finding:
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     allowed = UNLIMITED_DESCRIPTORS if hard == resource.RLIM_INFINITY else hard
     connections = fit_to_descriptors(allowed).connections
-    message = f"{'any number' if hard == resource.RLIM_INFINITY else hard} may be open: {connections} connections at once"
-    remedy = f"raise the hard limit to {3 * DEFAULT_LIMITS.connections}: LimitNOFILE= of systemd, --ulimit nofile= of Docker"
+    message = (
+        f"{'any number' if hard == resource.RLIM_INFINITY else hard} may be open: {connections} connections at once"
+    )
+    remedy = (
+        f"raise the hard limit to {3 * DEFAULT_LIMITS.connections}: LimitNOFILE= of systemd, --ulimit nofile= of Docker"
+    )
     if connections <= MIN_LIMIT:
         return trouble(message, remedy)
     return ok(message) if connections >= FEW_CONNECTIONS else warning(message, remedy)

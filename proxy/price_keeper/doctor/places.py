@@ -25,13 +25,20 @@ def list_bedrock_endpoints(config: Config) -> list[BedrockEndpoint]:
         for each in label.endpoints:
             labels_by_endpoint.setdefault((each.region, each.endpoint or default_url), []).append(name)
     return [
-        _build_bedrock_endpoint(region, url, "upstream.endpoint and upstream.region" if number == 0 else _format_config_key(labels[0]), labels)
+        _build_bedrock_endpoint(
+            region,
+            url,
+            "upstream.endpoint and upstream.region" if number == 0 else _format_config_key(labels[0]),
+            labels,
+        )
         for number, ((region, url), labels) in enumerate(labels_by_endpoint.items())
     ]
 
 
 def _build_bedrock_endpoint(region: str, url: str | None, keys: str, labels: list[str]) -> BedrockEndpoint:
-    return BedrockEndpoint(region, parse_endpoint(url or build_regional_url(region)), keys, tuple(dict.fromkeys(labels)))
+    return BedrockEndpoint(
+        region, parse_endpoint(url or build_regional_url(region)), keys, tuple(dict.fromkeys(labels))
+    )
 
 
 def _format_config_key(label: str) -> str:

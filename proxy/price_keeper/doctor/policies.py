@@ -62,7 +62,9 @@ BuildArn = Callable[[str, str], Any]  # of a service, and of what it has
 Statement = dict[str, Any]
 
 
-def build_policy(role: Role, arn: BuildArn = _build_any_account_arn, prefix: str = _PREFIX, models: Any = DEMO_MODEL_ARNS) -> dict[str, Any]:
+def build_policy(
+    role: Role, arn: BuildArn = _build_any_account_arn, prefix: str = _PREFIX, models: Any = DEMO_MODEL_ARNS
+) -> dict[str, Any]:
     calls = () if role == "control" else _build_call_statements(arn, models)
     return _build_document([*_build_table_statements(role, arn, prefix), *calls])
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from cryptography import x509
 
 from price_keeper.config import Address
-from price_keeper.doctor.asking import ProbeResponse, EndpointUnreachable, send_probe, build_get_request
+from price_keeper.doctor.asking import EndpointUnreachable, ProbeResponse, build_get_request, send_probe
 from price_keeper.doctor.findings import DoctorCheck, Finding, ok, skipped, trouble, warning
 from price_keeper.doctor.patient import DoctorContext
 from price_keeper.errors import ConfigError
@@ -74,7 +74,11 @@ async def _identify_listener(name: str, address: Address, context: DoctorContext
         endpoint = UpstreamEndpoint(host, address.port, is_tls)
         with suppress(EndpointUnreachable):
             response = await send_probe(
-                endpoint, build_get_request(endpoint, "/health"), context.clock, _build_unverified_context(), LOCAL_TIMEOUT_SECONDS
+                endpoint,
+                build_get_request(endpoint, "/health"),
+                context.clock,
+                _build_unverified_context(),
+                LOCAL_TIMEOUT_SECONDS,
             )
             if _is_price_keeper(name, response):
                 return ok(f"{address} is served by a sidecar that runs")

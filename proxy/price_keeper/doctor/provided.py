@@ -35,7 +35,9 @@ def _query_provider_chain() -> FoundCredentials:
     try:
         keys = AwsCredentials(_strip(frozen.access_key), _strip(frozen.secret_key), _strip(frozen.token) or None)
     except ValueError as failure:
-        return FoundCredentials(resolved.method, problem=f"the AWS credentials of {resolved.method} cannot be used: {failure}")
+        return FoundCredentials(
+            resolved.method, problem=f"the AWS credentials of {resolved.method} cannot be used: {failure}"
+        )
     expires = getattr(resolved, "_expiry_time", None)  # botocore has no other way to tell
     return FoundCredentials(resolved.method, keys, expires)
 

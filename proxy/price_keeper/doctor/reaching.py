@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from price_keeper.doctor.asking import ProbeStage, EndpointUnreachable
+from price_keeper.doctor.asking import EndpointUnreachable, ProbeStage
 from price_keeper.doctor.findings import Finding, trouble
 from price_keeper.forwarding.upstream import UpstreamEndpoint
 

@@ -16,7 +16,12 @@ _POD_ROLES = ("sidecar", "control")
 
 
 def build_roles_template() -> dict[str, Any]:
-    policies = {f"{role.capitalize()}Policy": _build_policy_resource(role, build_policy(role, _build_arn, "", _MODELS_PARAMETER)) for role in ROLES}
+    policies = {
+        f"{role.capitalize()}Policy": _build_policy_resource(
+            role, build_policy(role, _build_arn, "", _MODELS_PARAMETER)
+        )
+        for role in ROLES
+    }
     policies["TablesPolicy"] = _build_policy_resource("tables", build_creation_policy(_build_arn, ""))
     roles = {f"{role.capitalize()}Role": _build_role_resource(role) for role in _POD_ROLES}
     return {
@@ -82,7 +87,11 @@ def _build_role_resource(role: str) -> dict[str, Any]:
             "Description": f"Bedrock Price Keeper: pods with the {role} role",
             "ManagedPolicyArns": [{"Ref": f"{name}Policy"}],
             "AssumeRolePolicyDocument": {
-                "Fn::If": ["UsesOidc", {"Fn::Sub": json.dumps(_build_oidc_trust(name))}, _build_pod_identity_trust(name)]
+                "Fn::If": [
+                    "UsesOidc",
+                    {"Fn::Sub": json.dumps(_build_oidc_trust(name))},
+                    _build_pod_identity_trust(name),
+                ]
             },
         },
     }

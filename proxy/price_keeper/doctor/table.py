@@ -20,7 +20,9 @@ from price_keeper.doctor.findings import DoctorCheck, in_thread
 from price_keeper.doctor.patient import DoctorContext
 from price_keeper.doctor.upstream import build_bedrock_checks
 
-_STORE_REMEDY = "let this machine reach DynamoDB (a VPC endpoint, a firewall), or correct store.endpoint and store.region"
+_STORE_REMEDY = (
+    "let this machine reach DynamoDB (a VPC endpoint, a firewall), or correct store.endpoint and store.region"
+)
 _DISK_REMEDY = "its disk hangs: look at it with df and dmesg, or name another one in the configuration"
 _PROVIDER_REMEDY = "the provider of credentials hangs: see AWS_PROFILE, credential_process, or the metadata service"
 

@@ -10,7 +10,13 @@ from functools import partial
 from urllib.parse import quote
 
 from price_keeper.dataplane import BEARER_TOKEN_VARIABLE
-from price_keeper.doctor.asking import ProbeResponse, EndpointUnreachable, send_probe, build_host_header, build_get_request
+from price_keeper.doctor.asking import (
+    EndpointUnreachable,
+    ProbeResponse,
+    build_get_request,
+    build_host_header,
+    send_probe,
+)
 from price_keeper.doctor.findings import DoctorCheck, Finding, ok, skipped, trouble, warning
 from price_keeper.doctor.identity import CREDENTIALS_REMEDY
 from price_keeper.doctor.patient import DoctorContext
@@ -18,7 +24,13 @@ from price_keeper.doctor.places import BedrockEndpoint, list_bedrock_endpoints
 from price_keeper.doctor.reaching import build_unreachable_finding
 from price_keeper.errors import ConfigError
 from price_keeper.forwarding.credentials import StaticCredentials
-from price_keeper.forwarding.forwarder import Authorizer, BearerAuthorizer, UpstreamCall, SigV4Authorizer, UpstreamTarget
+from price_keeper.forwarding.forwarder import (
+    Authorizer,
+    BearerAuthorizer,
+    SigV4Authorizer,
+    UpstreamCall,
+    UpstreamTarget,
+)
 from price_keeper.forwarding.relay import CREDENTIAL_ERRORS, parse_error_type
 
 _CLOCK_SKEW_TEXTS = (b"Signature expired", b"Signature not yet current")

@@ -12,7 +12,7 @@ from price_keeper.aside import run_large_work
 from price_keeper.errors import InvalidRequest, TooManyRequests, UpstreamUnavailable
 from price_keeper.exchange import FlowControl, Header
 from price_keeper.forwarding import model_path
-from price_keeper.forwarding.forwarder import THROTTLED, UpstreamCall, Forwarder, UpstreamTarget
+from price_keeper.forwarding.forwarder import THROTTLED, Forwarder, UpstreamCall, UpstreamTarget
 from price_keeper.forwarding.model_path import Operation
 
 MAX_RESPONSE_BYTES = 64 * 1024  # of an answer that holds one number
@@ -30,7 +30,9 @@ _IGNORED_FIELDS = frozenset(
     }
 )
 LARGE_BYTES = 256 * 1024
-UNCOUNTED_TOKENS_PER_BYTE = 2  # tokens for each byte of what is not sent to be counted: more than any tokenizer makes of it
+UNCOUNTED_TOKENS_PER_BYTE = (
+    2  # tokens for each byte of what is not sent to be counted: more than any tokenizer makes of it
+)
 _HEADERS = (("content-type", "application/json"), ("accept", "application/json"))
 
 
@@ -42,7 +44,9 @@ class TokenCounter:
         """Raises InvalidRequest, UpstreamAway and SlowDown."""
         path = model_path.OperationPath(Operation.COUNT_TOKENS, target.model).path
         large = len(body) > LARGE_BYTES
-        counted, uncounted = await run_large_work(_build_request, operation, body) if large else _build_request(operation, body)
+        counted, uncounted = (
+            await run_large_work(_build_request, operation, body) if large else _build_request(operation, body)
+        )
         call = UpstreamCall("POST", "", _HEADERS, lambda _: counted, (target._replace(path=path),))
         answer = _CountResponder()
         try:
@@ -63,7 +67,9 @@ def _build_request(operation: Operation, body: bytes) -> tuple[bytes, int]:
     document = orjson.loads(body)
     counted = {name: document[name] for name in _COUNTED_FIELDS if name in document}
     rest = {name: value for name, value in document.items() if name not in counted and name not in _IGNORED_FIELDS}
-    return orjson.dumps({"input": {"converse": counted}}), UNCOUNTED_TOKENS_PER_BYTE * len(orjson.dumps(rest)) if rest else 0
+    return orjson.dumps({"input": {"converse": counted}}), UNCOUNTED_TOKENS_PER_BYTE * len(
+        orjson.dumps(rest)
+    ) if rest else 0
 
 
 class _CountResponder:

@@ -11,7 +11,9 @@ from price_keeper.forwarding.sigv4 import AwsCredentials
 from price_keeper.provider_chain import FindCredentials, ProviderChain, ProviderTimeout
 
 UNUSABLE_CHECK_SECONDS = 2.0  # between two looks while there are none, or when Bedrock refuses them
-MAX_SKIPPED_CHECKS = 15  # looks left out while what they find goes on being refused: each may ask a service, for a fleet
+MAX_SKIPPED_CHECKS = (
+    15  # looks left out while what they find goes on being refused: each may ask a service, for a fleet
+)
 
 _NOT_RENEWED = "the sidecar's AWS credentials could not be renewed, and the last ones hold; the log says why"
 

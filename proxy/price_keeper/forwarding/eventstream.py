@@ -64,7 +64,7 @@ class FrameWatcher:
     Exceptions and errors are reported too. Once something was wrong, `failure` says what and the rest is ignored.
     """
 
-    __slots__ = ("_partial", "_interests", "boundary", "failure", "frames")
+    __slots__ = ("_interests", "_partial", "boundary", "failure", "frames")
 
     def __init__(self, wanted: Mapping[str, int]) -> None:
         self._interests = _Interests(wanted)

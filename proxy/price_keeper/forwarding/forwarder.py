@@ -15,10 +15,17 @@ from price_keeper.errors import ConfigError, TooManyRequests, UpstreamUnavailabl
 from price_keeper.exchange import Header, Responder
 from price_keeper.forwarding.credentials import CredentialSource
 from price_keeper.forwarding.reach import UpstreamHealth
-from price_keeper.forwarding.relay import FORBIDDEN, ResponseOutcome, Relay
+from price_keeper.forwarding.relay import FORBIDDEN, Relay, ResponseOutcome
 from price_keeper.forwarding.relay import ResponseObserver as Watcher
 from price_keeper.forwarding.sigv4 import Signer
-from price_keeper.forwarding.upstream import CannotConnect, UpstreamConnection, UpstreamEndpoint, ConnectionPool, ScheduleWrite, write_now
+from price_keeper.forwarding.upstream import (
+    CannotConnect,
+    ConnectionPool,
+    ScheduleWrite,
+    UpstreamConnection,
+    UpstreamEndpoint,
+    write_now,
+)
 from price_keeper.tasks import switch_to_task
 from price_keeper.traffic import OperationStats
 
@@ -28,7 +35,9 @@ THROTTLED: Final = 429  # Bedrock's status for throttling and for a model that i
 # balancers change it.
 _SIGNED_PREFIXES: Final = frozenset({"content-", "x-amzn-b"})
 
-_CREDENTIALS_REFUSED: Final = "Bedrock refuses the AWS credentials of the sidecar itself, which has to mend that; yours are good"
+_CREDENTIALS_REFUSED: Final = (
+    "Bedrock refuses the AWS credentials of the sidecar itself, which has to mend that; yours are good"
+)
 
 
 class UpstreamTarget(NamedTuple):
@@ -115,7 +124,11 @@ class SigV4Authorizer:
 
 class Forwarder:
     def __init__(
-        self, authorizer: Authorizer, clock: Clock, tls: ssl.SSLContext | None = None, schedule_write: ScheduleWrite = write_now
+        self,
+        authorizer: Authorizer,
+        clock: Clock,
+        tls: ssl.SSLContext | None = None,
+        schedule_write: ScheduleWrite = write_now,
     ) -> None:
         """By `put` calls are written."""
         self._schedule_write = schedule_write
@@ -130,7 +143,9 @@ class Forwarder:
         self._hosts: dict[UpstreamEndpoint, str] = {}
         self.health = UpstreamHealth(clock, authorizer.check, self._pool)
 
-    async def forward(self, call: UpstreamCall, responder: Responder, response_headers: Sequence[Header], observer: CallObserver) -> ResponseOutcome:
+    async def forward(
+        self, call: UpstreamCall, responder: Responder, response_headers: Sequence[Header], observer: CallObserver
+    ) -> ResponseOutcome:
         """Raises UpstreamAway or SlowDown when no endpoint gave even the head of an answer to be shown."""
         last_withheld_status = 0  # status for which an answer was held back
         for number, target in enumerate(call.targets):
@@ -147,7 +162,9 @@ class Forwarder:
                 self._pool(target.endpoint).release(connection)
                 raise UpstreamUnavailable("the caller left before its call was sent")
             done: asyncio.Future[ResponseOutcome] = self._loop.create_future()
-            relay = self._create_relay(call, connection, responder, response_headers, observer, is_last, _resolve_future(done))
+            relay = self._create_relay(
+                call, connection, responder, response_headers, observer, is_last, _resolve_future(done)
+            )
             observer.on_sent(target)
             connection.call(relay, head, body)
             outcome = await done
@@ -196,7 +213,17 @@ class Forwarder:
         on_done: Callable[[ResponseOutcome], None],
     ) -> Relay:
         withheld_status = None if is_last else THROTTLED
-        relay = Relay(responder, connection, response_headers, observer, withheld_status, self._now, on_done, call.stats, call.received_at)
+        relay = Relay(
+            responder,
+            connection,
+            response_headers,
+            observer,
+            withheld_status,
+            self._now,
+            on_done,
+            call.stats,
+            call.received_at,
+        )
         responder.attach(relay)
         return relay
 

@@ -34,8 +34,20 @@ class SharedResponse:
     Upstream waits for the slowest of them; but one that stands still while others wait for it is dropped.
     """
 
-    __slots__ = ("_flow", "_head", "_is_paused", "_joiner", "_retained", "_last_reader_left_at", "_readers", "finished_at",
-                 "is_finished", "is_joinable", "kept_bytes", "key")  # fmt: skip
+    __slots__ = (
+        "_flow",
+        "_head",
+        "_is_paused",
+        "_joiner",
+        "_last_reader_left_at",
+        "_readers",
+        "_retained",
+        "finished_at",
+        "is_finished",
+        "is_joinable",
+        "kept_bytes",
+        "key",
+    )  # fmt: skip
 
     def __init__(self, key: Hashable, first: Responder, joiner: RetryJoiner) -> None:
         self.key = key
@@ -96,7 +108,9 @@ class SharedResponse:
     def start(self, status: int, headers: Sequence[Header], length: int | None) -> None:
         self._head = (status, tuple(headers), length)
         # An error is never shown again: the next try may fare better.
-        if status >= 300 or not self._reserve(sum(len(name) + len(value) + HEADER_OVERHEAD_BYTES for name, value in headers)):
+        if status >= 300 or not self._reserve(
+            sum(len(name) + len(value) + HEADER_OVERHEAD_BYTES for name, value in headers)
+        ):
             self.discard()
         for reader in tuple(self._readers):
             reader.responder.start(status, headers, length)
@@ -141,7 +155,11 @@ class SharedResponse:
 
     def _reserve(self, weight: int) -> bool:
         """Whether so much more of the answer may be; if so, it is counted."""
-        if not self.is_joinable or self.kept_bytes + weight > MAX_RESPONSE_BYTES or not self._joiner.reserve_bytes(weight):
+        if (
+            not self.is_joinable
+            or self.kept_bytes + weight > MAX_RESPONSE_BYTES
+            or not self._joiner.reserve_bytes(weight)
+        ):
             return False
         self.kept_bytes += weight
         return True

@@ -13,7 +13,7 @@ from typing import Final
 
 from price_keeper.clock import Clock
 from price_keeper.errors import UpstreamUnavailable
-from price_keeper.forwarding.upstream import CannotConnect, UpstreamEndpoint, ConnectionPool
+from price_keeper.forwarding.upstream import CannotConnect, ConnectionPool, UpstreamEndpoint
 
 LOG_INTERVAL_SECONDS: Final = 10.0  # between two lines in the log about one endpoint that cannot be reached
 REFUSAL_TTL_SECONDS: Final = 15.0  # for which a refusal of our credentials stands, unless others are found
@@ -30,7 +30,10 @@ _log = logging.getLogger("price_keeper.forwarding")
 
 class UpstreamHealth:
     def __init__(
-        self, clock: Clock, check_credentials: Callable[[], str | None], pool_of: Callable[[UpstreamEndpoint], ConnectionPool]
+        self,
+        clock: Clock,
+        check_credentials: Callable[[], str | None],
+        pool_of: Callable[[UpstreamEndpoint], ConnectionPool],
     ) -> None:
         """`has_credentials` raises UpstreamAway where there are none to sign with, and else tells what is
         wrong with them."""
@@ -109,7 +112,11 @@ class UpstreamHealth:
             return credentials_problem
         if len(troubled) == len(self._tried):
             raise UpstreamUnavailable(_REFUSED if refusing else _UNREACHABLE)
-        what = "do not take the sidecar's own AWS credentials" if refusing - self._unreachable.keys() else "cannot be reached"
+        what = (
+            "do not take the sidecar's own AWS credentials"
+            if refusing - self._unreachable.keys()
+            else "cannot be reached"
+        )
         return f"{len(troubled)} of {len(self._tried)} endpoints of Bedrock {what}; the log says why"
 
     async def _probe_all(self, pools: Iterable[ConnectionPool]) -> None:

@@ -91,8 +91,22 @@ def _has_unknown_coding(headers: list[Header]) -> bool:
 class Relay:
     """Between one upstream connection (as its sink) and one responder (as its flow)."""
 
-    __slots__ = ("_response_headers", "_received_at", "_connection", "_drained_from", "_withheld_status", "_withheld_reason", "_is_drained",
-                 "_is_complete", "_stats", "_now", "_on_done", "_responder", "_status", "_observer")  # fmt: skip
+    __slots__ = (
+        "_connection",
+        "_drained_from",
+        "_is_complete",
+        "_is_drained",
+        "_now",
+        "_observer",
+        "_on_done",
+        "_received_at",
+        "_responder",
+        "_response_headers",
+        "_stats",
+        "_status",
+        "_withheld_reason",
+        "_withheld_status",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -169,7 +183,9 @@ class Relay:
             if is_last:
                 self._record_timing(self._status, sent, first, last)
                 withheld = self._withheld_reason
-                self._finish(_SUCCESS if self._status == 200 else ResponseOutcome(self._status, True, bool(withheld), withheld))
+                self._finish(
+                    _SUCCESS if self._status == 200 else ResponseOutcome(self._status, True, bool(withheld), withheld)
+                )
 
     def on_broken(self, reason: str) -> None:
         self._is_complete = True

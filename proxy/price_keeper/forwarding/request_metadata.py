@@ -60,7 +60,9 @@ def _encode_entries(theirs: Mapping[str, str], ours: Mapping[str, str]) -> str:
     """In printable ASCII, as it may stand in a header."""
     kept = {name: value for name, value in theirs.items() if not name.lower().startswith(PREFIX)}
     if len(kept) + len(ours) > MAX_ENTRIES:
-        raise InvalidRequest(f"{BODY_KEY} has at most {MAX_ENTRIES - len(ours)} entries here: {len(ours)} of {MAX_ENTRIES} say who calls")
+        raise InvalidRequest(
+            f"{BODY_KEY} has at most {MAX_ENTRIES - len(ours)} entries here: {len(ours)} of {MAX_ENTRIES} say who calls"
+        )
     return json.dumps(kept | dict(ours), separators=(",", ":")).replace("\x7f", "\\u007f")
 
 

@@ -39,7 +39,12 @@ class AwsCredentials:
 
     def __post_init__(self) -> None:
         # The values themselves must not get into a log by way of the message.
-        if not (self.access_key and _is_printable_word(self.access_key) and self.secret_key and _is_printable_word(self.secret_key)):
+        if not (
+            self.access_key
+            and _is_printable_word(self.access_key)
+            and self.secret_key
+            and _is_printable_word(self.secret_key)
+        ):
             raise ValueError("an access key and its secret are printable ASCII without spaces")
         if self.token is not None and not _is_printable_word(self.token):
             raise ValueError("a session token is printable ASCII without spaces")
@@ -90,8 +95,13 @@ class Signer:
         # One of each is enough: all calls share the clock, and credentials stay the same object until they are renewed.
         self._cached_stamp: tuple[int, str] = (0, "19700101T000000Z")
         self._key: _DailySigningKey | None = None
-        self._templates: dict[tuple[str, str, str, str | None], _RequestTemplate] = {}  # with a content type alone, or with nothing
-        self._templates_valid_for: tuple[int, AwsCredentials | None] = (0, None)  # for this second, and these credentials
+        self._templates: dict[
+            tuple[str, str, str, str | None], _RequestTemplate
+        ] = {}  # with a content type alone, or with nothing
+        self._templates_valid_for: tuple[int, AwsCredentials | None] = (
+            0,
+            None,
+        )  # for this second, and these credentials
 
     def sign(
         self,
@@ -203,7 +213,9 @@ def _canonicalize_path(path: str) -> str:
     return quote(path, safe="/")
 
 
-def _build_signed_headers(headers: Sequence[tuple[str, str]], host: str, stamp: str, token_line: str) -> tuple[str, str]:
+def _build_signed_headers(
+    headers: Sequence[tuple[str, str]], host: str, stamp: str, token_line: str
+) -> tuple[str, str]:
     """The canonical header lines, and the names of the headers in them."""
     own_lines = f"host:{host}\nx-amz-date:{stamp}\n{token_line}"
     own_names = "host;x-amz-date;x-amz-security-token" if token_line else "host;x-amz-date"

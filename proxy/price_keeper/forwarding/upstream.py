@@ -64,7 +64,9 @@ class UpstreamConnection(asyncio.Protocol):
         self._sink: ResponseSink | None = None
         self._parser = httptools.HttpResponseParser(self)
         self.is_open = False
-        self.last_active_at = self.called_at = self.answered_at = pool.now()  # at last; the call, and its answer's first bytes
+        self.last_active_at = self.called_at = self.answered_at = (
+            pool.now()
+        )  # at last; the call, and its answer's first bytes
         self.is_written = True  # the call, of which nothing waits to be written together with others
         self._unsent: memoryview | None = None  # of a large body, what the transport does not have yet
         self._is_write_paused = False
@@ -286,7 +288,11 @@ class ConnectionPool:
     """The connections to one endpoint."""
 
     def __init__(
-        self, endpoint: UpstreamEndpoint, now: Callable[[], float], tls: ssl.SSLContext | None, schedule_write: ScheduleWrite = write_now
+        self,
+        endpoint: UpstreamEndpoint,
+        now: Callable[[], float],
+        tls: ssl.SSLContext | None,
+        schedule_write: ScheduleWrite = write_now,
     ) -> None:
         """By `put` calls are written."""
         self.endpoint = endpoint
@@ -331,7 +337,11 @@ class ConnectionPool:
         for address in await self._resolver.resolve():
             try:
                 _, connection = await loop.create_connection(
-                    lambda: UpstreamConnection(self), address, port, ssl=self._tls, server_hostname=host if is_tls else None
+                    lambda: UpstreamConnection(self),
+                    address,
+                    port,
+                    ssl=self._tls,
+                    server_hostname=host if is_tls else None,
                 )
             except OSError as failure:
                 last_error = failure

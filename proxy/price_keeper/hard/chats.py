@@ -6,18 +6,25 @@ from typing import Any
 
 from price_keeper.hard.members import (
     REMOTE_CONTENT,
-    require_object,
-    read_json,
+    build_unbounded_error,
     ignore,
-    require_list,
     ignore_members,
+    quote_name,
+    read_json,
     read_members,
     read_text,
     read_text_or_blocks,
-    quote_name,
-    build_unbounded_error,
+    require_list,
+    require_object,
 )
-from price_keeper.hard.tally import MESSAGE_TOKENS, TOOL_TOKENS, TOOL_BLOCK_TOKENS, TOOLS_TOKENS, MemberReader, TokenBound
+from price_keeper.hard.tally import (
+    MESSAGE_TOKENS,
+    TOOL_BLOCK_TOKENS,
+    TOOL_TOKENS,
+    TOOLS_TOKENS,
+    MemberReader,
+    TokenBound,
+)
 
 
 def _read_image(bound: TokenBound, value: Any) -> None:
@@ -76,7 +83,9 @@ def read_tools(bound: TokenBound, value: Any) -> None:
     for tool in tool_list:
         kind = require_object(tool, "a tool").get("type")
         if kind != "function":
-            raise build_unbounded_error(f"a tool of type {quote_name(kind)}", "only functions are known to be the caller's own")
+            raise build_unbounded_error(
+                f"a tool of type {quote_name(kind)}", "only functions are known to be the caller's own"
+            )
         bound.tokens += TOOL_TOKENS
         read_members(bound, tool, _TOOL_MEMBERS, "a tool")
 

@@ -7,19 +7,26 @@ from typing import Any
 
 from price_keeper.hard.members import (
     REMOTE_CONTENT,
-    require_object,
-    read_json,
+    build_unbounded_error,
     ignore,
-    require_list,
-    make_members_reader,
     ignore_members,
+    make_members_reader,
+    quote_name,
+    read_json,
     read_members,
     read_text,
     read_text_or_blocks,
-    quote_name,
-    build_unbounded_error,
+    require_list,
+    require_object,
 )
-from price_keeper.hard.tally import MESSAGE_TOKENS, TOOL_TOKENS, TOOL_BLOCK_TOKENS, TOOLS_TOKENS, MemberReader, TokenBound
+from price_keeper.hard.tally import (
+    MESSAGE_TOKENS,
+    TOOL_BLOCK_TOKENS,
+    TOOL_TOKENS,
+    TOOLS_TOKENS,
+    MemberReader,
+    TokenBound,
+)
 
 # Tools whose use is the caller's own business, though what they are is written on Anthropic's side.
 _ANTHROPIC_TOOL_TYPE = re.compile(r"(?:bash|text_editor|computer|memory)_[0-9]{8}")
@@ -80,7 +87,13 @@ _BLOCK_MEMBERS: dict[str, dict[str, MemberReader]] = {
         "context": read_text,
         "citations": ignore,
     },
-    "search_result": {**_COMMON_MEMBERS, "source": read_text, "title": read_text, "content": _read_search_result, "citations": ignore},
+    "search_result": {
+        **_COMMON_MEMBERS,
+        "source": read_text,
+        "title": read_text,
+        "content": _read_search_result,
+        "citations": ignore,
+    },
 }
 
 _MESSAGE_MEMBERS: dict[str, MemberReader] = {"role": ignore, "content": read_content}
@@ -124,7 +137,9 @@ def read_context_management(_: TokenBound, value: Any) -> None:
     for edit in require_list(require_object(value, "context_management").get("edits"), "edits"):
         kind = require_object(edit, "an edit").get("type")
         if type(kind) is not str or not kind.startswith("clear_"):
-            raise build_unbounded_error(f"an edit of type {quote_name(kind)} in 'context_management'", "it may run the model once more")
+            raise build_unbounded_error(
+                f"an edit of type {quote_name(kind)} in 'context_management'", "it may run the model once more"
+            )
 
 
 MEMBERS: dict[str, MemberReader] = {

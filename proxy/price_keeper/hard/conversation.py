@@ -7,19 +7,26 @@ from typing import Any
 from price_keeper.errors import InvalidRequest
 from price_keeper.hard.members import (
     REMOTE_CONTENT,
-    require_object,
-    read_json,
+    build_unbounded_error,
     ignore,
-    make_counted_reader,
-    require_list,
-    make_members_reader,
     ignore_members,
+    make_counted_reader,
+    make_members_reader,
+    quote_name,
+    read_json,
     read_members,
     read_text,
-    quote_name,
-    build_unbounded_error,
+    require_list,
+    require_object,
 )
-from price_keeper.hard.tally import MESSAGE_TOKENS, TOOL_TOKENS, TOOL_BLOCK_TOKENS, TOOLS_TOKENS, MemberReader, TokenBound
+from price_keeper.hard.tally import (
+    MESSAGE_TOKENS,
+    TOOL_BLOCK_TOKENS,
+    TOOL_TOKENS,
+    TOOLS_TOKENS,
+    MemberReader,
+    TokenBound,
+)
 
 _INLINE_SOURCES = frozenset(("bytes", "text", "content"))  # where media may stand
 
@@ -106,7 +113,12 @@ def _read_specification(bound: TokenBound, value: Any) -> None:
     read_members(bound, value, _SPECIFICATION_MEMBERS, "toolSpec")
 
 
-_SPECIFICATION_MEMBERS: dict[str, MemberReader] = {"name": ignore, "description": read_text, "inputSchema": read_json, "strict": ignore}
+_SPECIFICATION_MEMBERS: dict[str, MemberReader] = {
+    "name": ignore,
+    "description": read_text,
+    "inputSchema": read_json,
+    "strict": ignore,
+}
 _TOOL_MEMBERS: dict[str, MemberReader] = {"toolSpec": _read_specification, "cachePoint": ignore}
 
 
@@ -115,7 +127,9 @@ def _read_tools(bound: TokenBound, value: Any) -> None:
     bound.tokens += TOOLS_TOKENS if tool_list else 0
     for tool in tool_list:
         if type(tool) is dict and "systemTool" in tool:
-            raise build_unbounded_error("'systemTool' among the tools", "Bedrock runs such a tool, and the model again after it")
+            raise build_unbounded_error(
+                "'systemTool' among the tools", "Bedrock runs such a tool, and the model again after it"
+            )
         read_members(bound, tool, _TOOL_MEMBERS, "a tool")
 
 
@@ -125,14 +139,20 @@ read_tool_config = make_members_reader("toolConfig", {"tools": _read_tools, "too
 def reject_reasoning(_: TokenBound, value: Any) -> None:
     """Nova's, which has an effort and no limit: its highest takes no maximum of tokens at all."""
     if value is not None and require_object(value, "reasoningConfig").get("type") != "disabled":
-        raise build_unbounded_error("'reasoningConfig'", "its reasoning is charged, and no maximum is known to hold for it")
+        raise build_unbounded_error(
+            "'reasoningConfig'", "its reasoning is charged, and no maximum is known to hold for it"
+        )
 
 
-read_inference_config = make_members_reader("inferenceConfig", ignore_members("maxTokens", "temperature", "topP", "stopSequences"))
+read_inference_config = make_members_reader(
+    "inferenceConfig", ignore_members("maxTokens", "temperature", "topP", "stopSequences")
+)
 read_nova_inference_config = make_members_reader(
     "inferenceConfig",
     {
-        **ignore_members("maxTokens", "max_new_tokens", "temperature", "topP", "top_p", "topK", "top_k", "stopSequences"),
+        **ignore_members(
+            "maxTokens", "max_new_tokens", "temperature", "topP", "top_p", "topK", "top_k", "stopSequences"
+        ),
         "reasoningConfig": reject_reasoning,
     },
 )

@@ -11,7 +11,14 @@ from typing import Any, NamedTuple
 
 from price_keeper.forwarding.model_path import Operation
 from price_keeper.hard import chats, claude, conversation
-from price_keeper.hard.members import read_json, make_members_reader, ignore_members, read_text, read_texts, build_unbounded_error
+from price_keeper.hard.members import (
+    build_unbounded_error,
+    ignore_members,
+    make_members_reader,
+    read_json,
+    read_text,
+    read_texts,
+)
 from price_keeper.hard.tally import MemberReader
 
 MemberPath = tuple[str, ...]
@@ -32,13 +39,17 @@ class RequestForm(NamedTuple):
 
 
 _ADDITIONAL_MEMBER = "additionalModelRequestFields"
-CHAT_COMPLETIONS_FORM = RequestForm((("max_completion_tokens",), ("max_tokens",)), chats.MEMBERS, ("n",), chats.ADDITIONAL_NAMES)
+CHAT_COMPLETIONS_FORM = RequestForm(
+    (("max_completion_tokens",), ("max_tokens",)), chats.MEMBERS, ("n",), chats.ADDITIONAL_NAMES
+)
 
 _CLAUDE_FORM = RequestForm((("max_tokens",),), claude.MEMBERS, (), claude.ADDITIONAL_NAMES)
 _CLAUDE_TEXT_FORM = RequestForm(
     (("max_tokens_to_sample",),),
     {
-        **ignore_members("anthropic_version", "max_tokens_to_sample", "temperature", "top_k", "top_p", "stop_sequences"),
+        **ignore_members(
+            "anthropic_version", "max_tokens_to_sample", "temperature", "top_k", "top_p", "stop_sequences"
+        ),
         "prompt": read_text,
     },
 )
@@ -58,15 +69,20 @@ _NOVA_FORM = RequestForm(
 _TITAN_CONFIG_MEMBERS = ignore_members("maxTokenCount", "stopSequences", "temperature", "topP")
 _TITAN_FORM = RequestForm(
     (("textGenerationConfig", "maxTokenCount"),),
-    {"inputText": read_text, "textGenerationConfig": make_members_reader("textGenerationConfig", _TITAN_CONFIG_MEMBERS)},
+    {
+        "inputText": read_text,
+        "textGenerationConfig": make_members_reader("textGenerationConfig", _TITAN_CONFIG_MEMBERS),
+    },
 )
-_TITAN_EMBED_FORM = RequestForm((), {"inputText": read_text, **ignore_members("dimensions", "normalize", "embeddingTypes")})
+_TITAN_EMBED_FORM = RequestForm(
+    (), {"inputText": read_text, **ignore_members("dimensions", "normalize", "embeddingTypes")}
+)
 _LLAMA_FORM = RequestForm(
     (("max_gen_len",),),
     {
         **ignore_members("max_gen_len", "temperature", "top_p"),
         "prompt": read_text,
-        "images": lambda tally, value: tally.leave("an image") if value else None,
+        "images": lambda bound, value: bound.leave_uncounted("an image") if value else None,
     },
     (),
     ("max_gen_len", "temperature", "top_p"),
@@ -81,8 +97,15 @@ _CHAT_MEMBERS: dict[str, MemberReader] = {
     "response_format": read_json,
 }
 _MISTRAL_FORM = RequestForm((("max_tokens",),), _CHAT_MEMBERS, ("n",), ("max_tokens", "n", *chats.SAMPLING))
-_DEEPSEEK_FORM = RequestForm((("max_tokens",), ("max_completion_tokens",)), chats.MEMBERS, ("n",), chats.ADDITIONAL_NAMES)
-_JAMBA_FORM = RequestForm((("max_tokens",),), {**_CHAT_MEMBERS, "documents": chats.read_documents}, ("n",), ("max_tokens", "n", *chats.SAMPLING))
+_DEEPSEEK_FORM = RequestForm(
+    (("max_tokens",), ("max_completion_tokens",)), chats.MEMBERS, ("n",), chats.ADDITIONAL_NAMES
+)
+_JAMBA_FORM = RequestForm(
+    (("max_tokens",),),
+    {**_CHAT_MEMBERS, "documents": chats.read_documents},
+    ("n",),
+    ("max_tokens", "n", *chats.SAMPLING),
+)
 _JURASSIC_FORM = RequestForm(
     (("maxTokens",),),
     {
@@ -104,7 +127,9 @@ _COMMAND_FORM = RequestForm(
 _COMMAND_R_FORM = RequestForm(
     (("max_tokens",),),
     {
-        **ignore_members(*_COHERE_SAMPLING, "frequency_penalty", "presence_penalty", "prompt_truncation", "return_prompt"),
+        **ignore_members(
+            *_COHERE_SAMPLING, "frequency_penalty", "presence_penalty", "prompt_truncation", "return_prompt"
+        ),
         **ignore_members("raw_prompting", "search_queries_only", "num_generations"),
         "message": read_text,
         "preamble": read_text,
@@ -118,7 +143,10 @@ _COMMAND_R_FORM = RequestForm(
 )
 _COHERE_EMBED_FORM = RequestForm(
     (),
-    {**ignore_members("input_type", "truncate", "embedding_types", "output_dimension", "max_tokens"), "texts": read_texts},
+    {
+        **ignore_members("input_type", "truncate", "embedding_types", "output_dimension", "max_tokens"),
+        "texts": read_texts,
+    },
 )
 
 # By Bedrock's own ids alone: behind an ARN of the account's there may be any model.

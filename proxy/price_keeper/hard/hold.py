@@ -46,7 +46,9 @@ class BudgetLeaseWriter:
         self._sequence = 0  # of the last write that is known to be in the store
         self._leased = 0  # as of that
         self._claimed = 0  # of it: what was handed to `gained`, less what is being given back
-        self.has_unconfirmed_write = False  # something was sent with the next number, and what becomes of it is not known
+        self.has_unconfirmed_write = (
+            False  # something was sent with the next number, and what becomes of it is not known
+        )
         self.is_closed = False
 
     async def acquire(self, pico: int, minimum: int) -> None:
@@ -72,7 +74,10 @@ class BudgetLeaseWriter:
     async def _write(self, writes: Sequence[Write], change: int) -> None:
         if self.is_closed:
             raise LeaseClosed
-        had_unconfirmed_write, self.has_unconfirmed_write = self.has_unconfirmed_write, True  # also when this is cancelled half way
+        had_unconfirmed_write, self.has_unconfirmed_write = (
+            self.has_unconfirmed_write,
+            True,
+        )  # also when this is cancelled half way
         try:
             await self._store.transact(writes)
         except StoreError as failure:

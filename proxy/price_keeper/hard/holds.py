@@ -18,7 +18,7 @@ from price_keeper.clock import Clock
 from price_keeper.errors import ReasonCode, TransactionFailed
 from price_keeper.hard import rows
 from price_keeper.hard.rows import BudgetLeaseRow, HardBudgetKey
-from price_keeper.recording.lines import encode_line, decode_lines
+from price_keeper.recording.lines import decode_lines, encode_line
 from price_keeper.recording.segment import OPEN_FLAGS, sync_folder
 from price_keeper.recording.ulid import is_ulid
 from price_keeper.stores.again import retry_on_conflict
@@ -98,7 +98,13 @@ async def release_former_leases(store: Store, clock: Clock, folder: Path, curren
     """What runs that are no more did not spend, in pico-dollars: to be called when all that their journals say is in
     the store. `but` is the run that goes on. Doing it again does no harm. Raises StoreError and OSError."""
     await asyncio.to_thread(_delete_past_files, folder, clock.now())
-    return sum([await _release_leases(store, clock, path) for path in _list_lease_files(folder) if path.name != f"{LEASE_FILE_PREFIX}{current_holder}"])
+    return sum(
+        [
+            await _release_leases(store, clock, path)
+            for path in _list_lease_files(folder)
+            if path.name != f"{LEASE_FILE_PREFIX}{current_holder}"
+        ]
+    )
 
 
 def _delete_past_files(folder: Path, now: float) -> None:
@@ -118,7 +124,11 @@ def retain_all(folder: Path) -> None:
 
 
 def _list_lease_files(folder: Path) -> Iterator[Path]:
-    return (path for path in sorted(folder.glob(f"{LEASE_FILE_PREFIX}*")) if is_ulid(path.name.removeprefix(LEASE_FILE_PREFIX)))
+    return (
+        path
+        for path in sorted(folder.glob(f"{LEASE_FILE_PREFIX}*"))
+        if is_ulid(path.name.removeprefix(LEASE_FILE_PREFIX))
+    )
 
 
 async def _release_leases(store: Store, clock: Clock, path: Path) -> int:

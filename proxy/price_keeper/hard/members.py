@@ -92,7 +92,9 @@ def ignore_members(*names: str) -> dict[str, MemberReader]:
 REMOTE_CONTENT = "what stands elsewhere may be another thing when the model reads it; send it in the request itself"
 
 
-def read_text_or_blocks(bound: TokenBound, value: Any, readers_by_type: Mapping[str, Mapping[str, MemberReader]]) -> None:
+def read_text_or_blocks(
+    bound: TokenBound, value: Any, readers_by_type: Mapping[str, Mapping[str, MemberReader]]
+) -> None:
     """A text, or blocks that say of which type they are. Raises InvalidRequest for one that is not `known`."""
     if type(value) is str:
         bound.tokens += BLOCK_TOKENS

@@ -12,7 +12,7 @@ import orjson
 
 from price_keeper.errors import InvalidRequest
 from price_keeper.forwarding import json_splice
-from price_keeper.hard.forms import RequestForm, MemberPath
+from price_keeper.hard.forms import MemberPath, RequestForm
 from price_keeper.hard.members import quote_name
 from price_keeper.metering.bodies import MAX_TOKENS
 
@@ -102,7 +102,9 @@ def _check_thinking(document: Json, limit: int) -> None:
 def _require_whole(value: Any, name: str) -> int:
     if type(value) is int and 1 <= value <= MAX_TOKENS:
         return value
-    raise InvalidRequest(f"this budget is hard: {name} is a whole number of 1 to {MAX_TOKENS}, found {_quote_value(value)}")
+    raise InvalidRequest(
+        f"this budget is hard: {name} is a whole number of 1 to {MAX_TOKENS}, found {_quote_value(value)}"
+    )
 
 
 def _quote_value(value: Any) -> str:
@@ -133,4 +135,8 @@ def _set_member(data: bytes, path: MemberPath, value: bytes) -> bytes:
     if len(path) > 1:
         inner = b"{}" if span is None or data[slice(*span)] == b"null" else data[slice(*span)]
         value = _set_member(inner, path[1:], value)
-    return json_splice.add_member(data, splice, name, value) if span is None else json_splice.replace_span(data, span, value)
+    return (
+        json_splice.add_member(data, splice, name, value)
+        if span is None
+        else json_splice.replace_span(data, span, value)
+    )

@@ -15,10 +15,10 @@ from typing import NamedTuple, Protocol
 
 from price_keeper.clock import Clock
 from price_keeper.errors import ConditionFailed, StoreError, TransactionFailed
-from price_keeper.hard.hold import LeaseClosed, InsufficientBudget, EarlierWriteApplied, BudgetLeaseWriter
+from price_keeper.hard.hold import BudgetLeaseWriter, EarlierWriteApplied, InsufficientBudget, LeaseClosed
 from price_keeper.hard.holds import BudgetLeaseFile
 from price_keeper.hard.rows import HardBudgetBucket, HardBudgetKey
-from price_keeper.hard.shared import SharedBudgetBucket, ReadSpent
+from price_keeper.hard.shared import ReadSpent, SharedBudgetBucket
 from price_keeper.stores.contract import Item, Store
 from price_keeper.tasks import Tasks
 
@@ -67,7 +67,7 @@ class ChargedReceipt(Protocol):
 class CostReservation:
     """One call's worst case, taken. To be settled once: by what its receipt says, or let go if it is never sent."""
 
-    __slots__ = ("_lease", "key", "ceiling")
+    __slots__ = ("_lease", "ceiling", "key")
 
     def __init__(self, lease: BudgetLease, ceiling: int) -> None:
         self._lease: BudgetLease | None = lease
@@ -211,7 +211,9 @@ class BudgetLease:
         except (StoreError, OSError) as failure:
             self._on_failure(failure)
         except Exception:
-            self._pause_top_ups(RefusalReason.STORE_UNAVAILABLE, MIN_PAUSE_SECONDS)  # or all who wait would try again at once
+            self._pause_top_ups(
+                RefusalReason.STORE_UNAVAILABLE, MIN_PAUSE_SECONDS
+            )  # or all who wait would try again at once
             raise
         finally:
             self._top_up_done, self._is_top_up_slow = None, False
@@ -222,7 +224,10 @@ class BudgetLease:
             await self._read_bucket()
         for attempt in range(TOP_UP_ATTEMPTS):
             need = min(self._waiting_amounts, default=0) - self.free
-            chunk = max(need, min(self._compute_wanted(), self._unleased // MAX_CHUNK_SHARE) if attempt < TOP_UP_ATTEMPTS // 2 else 0)
+            chunk = max(
+                need,
+                min(self._compute_wanted(), self._unleased // MAX_CHUNK_SHARE) if attempt < TOP_UP_ATTEMPTS // 2 else 0,
+            )
             if chunk <= 0:
                 return
             await self._lease_file.add(self.key)
@@ -244,7 +249,9 @@ class BudgetLease:
     def _compute_wanted(self) -> int:
         """Twice as much as the last time if that is no time ago: the burn is only known after a while."""
         is_soon = self._clock.monotonic() - self._last_chunk_at < HORIZON_SECONDS
-        wanted = max(sum(self._waiting_amounts), int(self._burn_rate * HORIZON_SECONDS), 2 * self._last_chunk if is_soon else 0)
+        wanted = max(
+            sum(self._waiting_amounts), int(self._burn_rate * HORIZON_SECONDS), 2 * self._last_chunk if is_soon else 0
+        )
         return wanted - max(0, self.free)
 
     def _on_leased(self, chunk: int) -> None:
@@ -272,7 +279,10 @@ class BudgetLease:
     def _on_failure(self, failure: StoreError | OSError) -> None:
         if self._refusal_reason not in (RefusalReason.STORE_UNAVAILABLE, RefusalReason.DISK_FAILED):
             _log.error("nothing can be taken of the hard budget %s: %s", " ".join(self.key), failure)
-        self._pause_top_ups(RefusalReason.DISK_FAILED if isinstance(failure, OSError) else RefusalReason.STORE_UNAVAILABLE, MIN_PAUSE_SECONDS)
+        self._pause_top_ups(
+            RefusalReason.DISK_FAILED if isinstance(failure, OSError) else RefusalReason.STORE_UNAVAILABLE,
+            MIN_PAUSE_SECONDS,
+        )
 
     def _on_gained(self, pico: int) -> None:
         self.free += pico

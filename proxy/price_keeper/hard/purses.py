@@ -26,7 +26,9 @@ _log = logging.getLogger("price_keeper.hard")
 class BudgetLeases:
     """`holds` are those of this run; `spent` reads what a budget's shards say."""
 
-    def __init__(self, store: Store, clock: Clock, tasks: Tasks, lease_file: BudgetLeaseFile, read_spent: ReadSpent) -> None:
+    def __init__(
+        self, store: Store, clock: Clock, tasks: Tasks, lease_file: BudgetLeaseFile, read_spent: ReadSpent
+    ) -> None:
         self._store = store
         self._clock = clock
         self._tasks = tasks
@@ -34,7 +36,9 @@ class BudgetLeases:
         self._read_spent = read_spent
         self._leases: dict[HardBudgetKey, BudgetLease] = {}
         self._reconcile_due_at: dict[HardBudgetKey, float] = {}  # to be reconciled, by the monotonic clock
-        self._changed_keys: set[HardBudgetKey] = set()  # of other settings than before: there may have been no quota for a while
+        self._changed_keys: set[HardBudgetKey] = (
+            set()
+        )  # of other settings than before: there may have been no quota for a while
 
     @property
     def holder(self) -> str:

@@ -25,13 +25,13 @@ from price_keeper.model import Scope
 from price_keeper.stores import schema
 from price_keeper.stores.contract import (
     EXPIRY_ATTRIBUTE,
-    ConditionCheck,
+    AttributeMissing,
     Condition,
+    ConditionCheck,
     Item,
     ItemExists,
     ItemMissing,
     Key,
-    AttributeMissing,
     Put,
     Query,
     Update,
@@ -91,7 +91,12 @@ class HardBudgetBucket(NamedTuple):
 
     @classmethod
     def from_item(cls, item: Item) -> HardBudgetBucket:
-        return cls(*(_read_whole(item, attribute) for attribute in (UNLEASED, QUOTA, VERSION, SPENT_WITHOUT_LEASE, RECONCILED_AT)))
+        return cls(
+            *(
+                _read_whole(item, attribute)
+                for attribute in (UNLEASED, QUOTA, VERSION, SPENT_WITHOUT_LEASE, RECONCILED_AT)
+            )
+        )
 
 
 class BudgetLeaseRow(NamedTuple):
@@ -142,7 +147,12 @@ def build_sequence_advance(key: HardBudgetKey, holder: str, sequence: int) -> li
 
 def _build_sequenced_update(key: HardBudgetKey, holder: str, sequence: int, change: int) -> Update:
     set_to = {SEQUENCE: sequence + 1, EXPIRY_ATTRIBUTE: key.expires_at}
-    return Update(key.build_lease_key(holder), add={LEASED: change}, set=set_to, condition=_build_equals(SEQUENCE, sequence or None))
+    return Update(
+        key.build_lease_key(holder),
+        add={LEASED: change},
+        set=set_to,
+        condition=_build_equals(SEQUENCE, sequence or None),
+    )
 
 
 def _build_equals(attribute: str, value: int | None) -> Condition:
@@ -184,12 +194,21 @@ def compute_spent_without_lease(leases: Iterable[BudgetLeaseRow], spent_pico: in
     return max(0, spent_pico - sum(min(lease.used, lease.leased) for lease in leases))
 
 
-def build_bucket(key: HardBudgetKey, quota: int, version: int, leases: Iterable[BudgetLeaseRow], spent_pico: int, now: float) -> Put:
+def build_bucket(
+    key: HardBudgetKey, quota: int, version: int, leases: Iterable[BudgetLeaseRow], spent_pico: int, now: float
+) -> Put:
     """What stands in holds is out, should a bucket be lost and made again."""
     leases = list(leases)
     spent_without_lease = compute_spent_without_lease(leases, spent_pico)
     unleased = quota - spent_without_lease - sum(hold.leased for hold in leases)
-    item = {UNLEASED: unleased, QUOTA: quota, VERSION: version, SPENT_WITHOUT_LEASE: spent_without_lease, RECONCILED_AT: int(now), EXPIRY_ATTRIBUTE: key.expires_at}
+    item = {
+        UNLEASED: unleased,
+        QUOTA: quota,
+        VERSION: version,
+        SPENT_WITHOUT_LEASE: spent_without_lease,
+        RECONCILED_AT: int(now),
+        EXPIRY_ATTRIBUTE: key.expires_at,
+    }
     return Put(key.bucket_key, item, ItemMissing())
 
 
@@ -201,6 +220,13 @@ def build_quota_change(key: HardBudgetKey, bucket: HardBudgetBucket, quota: int,
 
 
 def build_reconcile(key: HardBudgetKey, bucket: HardBudgetBucket, spent_without_lease: int, now: float) -> Update:
-    as_read = all_of(equals(SPENT_WITHOUT_LEASE, bucket.spent_without_lease), equals(RECONCILED_AT, bucket.reconciled_at))
+    as_read = all_of(
+        equals(SPENT_WITHOUT_LEASE, bucket.spent_without_lease), equals(RECONCILED_AT, bucket.reconciled_at)
+    )
     moved = {UNLEASED: bucket.spent_without_lease - spent_without_lease}
-    return Update(key.bucket_key, add=moved, set={SPENT_WITHOUT_LEASE: spent_without_lease, RECONCILED_AT: int(now)}, condition=as_read)
+    return Update(
+        key.bucket_key,
+        add=moved,
+        set={SPENT_WITHOUT_LEASE: spent_without_lease, RECONCILED_AT: int(now)},
+        condition=as_read,
+    )

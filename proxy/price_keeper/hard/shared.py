@@ -9,7 +9,7 @@ from typing import TypeAlias
 from price_keeper.clock import Clock
 from price_keeper.errors import ConditionFailed
 from price_keeper.hard import rows
-from price_keeper.hard.rows import HardBudgetBucket, BudgetLeaseRow, HardBudgetKey
+from price_keeper.hard.rows import BudgetLeaseRow, HardBudgetBucket, HardBudgetKey
 from price_keeper.stores.contract import Item, Store, iterate_rows
 
 BUCKET_ATTEMPTS = 8  # each lost one means that another process had its way
@@ -43,7 +43,9 @@ class SharedBudgetBucket:
         raise ConditionFailed(item)
 
     async def _create(self, quota: int, version: int) -> Item | None:
-        put = rows.build_bucket(self.key, quota, version, await self._read_leases(), await self.read_spent(self.key), self.clock.now())
+        put = rows.build_bucket(
+            self.key, quota, version, await self._read_leases(), await self.read_spent(self.key), self.clock.now()
+        )
         try:
             await self.store.put(put)
         except ConditionFailed as failure:
@@ -68,7 +70,9 @@ class SharedBudgetBucket:
             return bucket
         spent_without_lease = await self._measure_spent_without_lease(bucket.spent_without_lease)
         try:
-            return HardBudgetBucket.from_item(await self.store.update(rows.build_reconcile(self.key, bucket, spent_without_lease, self.clock.now())))
+            return HardBudgetBucket.from_item(
+                await self.store.update(rows.build_reconcile(self.key, bucket, spent_without_lease, self.clock.now()))
+            )
         except ConditionFailed as failure:
             return None if failure.item is None else HardBudgetBucket.from_item(failure.item)
 

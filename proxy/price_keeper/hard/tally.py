@@ -40,7 +40,14 @@ MARK_TOKENS: Final = 8
 GROWTH_BYTES: Final = 30  # bytes, of the one that grows the most
 _GROWING_RANGES = (range(0x80, 0x3400), range(0xF900, 0x10000))
 # Beyond those only some of music and of letters in frames grow. How such characters begin in UTF-8, 64 in each.
-_FAR_GROWING_PREFIXES = (b"\xf0\x9d\x85", b"\xf0\x9d\x86", b"\xf0\x9d\x87", b"\xf0\x9f\x84", b"\xf0\x9f\x88", b"\xf0\x9f\x89")
+_FAR_GROWING_PREFIXES = (
+    b"\xf0\x9d\x85",
+    b"\xf0\x9d\x86",
+    b"\xf0\x9d\x87",
+    b"\xf0\x9f\x84",
+    b"\xf0\x9f\x88",
+    b"\xf0\x9f\x89",
+)
 
 
 class TokenBound:

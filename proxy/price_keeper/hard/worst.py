@@ -13,7 +13,7 @@ from price_keeper.errors import InvalidRequest
 from price_keeper.forwarding.model_path import Operation
 from price_keeper.hard.forms import find_form
 from price_keeper.hard.inputs import measure_input
-from price_keeper.hard.members import require_object, require_list, build_unbounded_error
+from price_keeper.hard.members import build_unbounded_error, require_list, require_object
 from price_keeper.hard.outputs import cap_output
 from price_keeper.hard.reading import StrictBody, parse_strict
 from price_keeper.hard.tally import REQUEST_TOKENS
@@ -135,7 +135,9 @@ def _bound_units(body: bytes, count_blocks: Any, prices: CallPrices) -> CostCeil
     parsed = parse_strict(body)
     units = len(parsed.canonical) // CHARACTERS_PER_UNIT + 1 + count_blocks(parsed)
     dearest = max(prices.unit_prices.values())
-    unit_price = sum(prices.unit_prices.values()) + (MAX_REASONING_POLICIES - 1) * prices.unit_prices.get(_REASONING_POLICY, dearest)
+    unit_price = sum(prices.unit_prices.values()) + (MAX_REASONING_POLICIES - 1) * prices.unit_prices.get(
+        _REASONING_POLICY, dearest
+    )
     return CostCeiling(units * unit_price, 0, 0, body)
 
 

@@ -36,7 +36,7 @@ class RateLimitCounts:
 class LeaseHolder:
     """A caller, and the question that is under way for it."""
 
-    __slots__ = ("offline_limiter", "top_up", "store_away_until", "buckets", "is_evicted", "lease", "unsettled")
+    __slots__ = ("buckets", "is_evicted", "lease", "offline_limiter", "store_away_until", "top_up", "unsettled")
 
     def __init__(self, buckets: Buckets, lease: RateLease) -> None:
         self.buckets = buckets
@@ -51,7 +51,7 @@ class LeaseHolder:
 class RateDecision:
     """One that was let in is to be settled, once. `wait_ms` None: waiting does not help."""
 
-    __slots__ = ("buckets", "costs", "holder", "decided_by", "is_admitted", "names", "wait_ms")
+    __slots__ = ("buckets", "costs", "decided_by", "holder", "is_admitted", "names", "wait_ms")
 
     def __init__(
         self,

@@ -111,7 +111,9 @@ def resolve_bucket(bucket: RateBucket, state: StoredBucket | None) -> RateBucket
     """The settings to go by: those of the item where they are newer, a limit that they left out being no limit."""
     if state is None or state.version <= bucket.version:
         return bucket
-    limits = (RateLimit(name, stored.capacity, stored.amount, stored.period_ms) for name, stored in state.limits.items())
+    limits = (
+        RateLimit(name, stored.capacity, stored.amount, stored.period_ms) for name, stored in state.limits.items()
+    )
     return replace(bucket, limits=tuple(limits), version=state.version)
 
 
@@ -126,7 +128,8 @@ def compute_levels(state: StoredBucket, bucket: RateBucket, now_ms: int) -> dict
     nothing would refuse all, and as a refusal writes nothing, the new rate would never get into the item."""
     elapsed = max(0, now_ms - get_refill_start(state, now_ms))
     return {
-        limit.name: _compute_level(limit, state.limits.get(limit.name), elapsed) for limit in resolve_bucket(bucket, state).limits
+        limit.name: _compute_level(limit, state.limits.get(limit.name), elapsed)
+        for limit in resolve_bucket(bucket, state).limits
     }
 
 

@@ -95,7 +95,11 @@ class BucketCache:
             return RefillCompetition.NONE
         if state.refilled_at == before.state.refilled_at:
             return RefillCompetition.NONE
-        return RefillCompetition.MANY if state.refilled_at >= self._now_ms() - TAKE_ONLY_WINDOW_MS else RefillCompetition.SOME
+        return (
+            RefillCompetition.MANY
+            if state.refilled_at >= self._now_ms() - TAKE_ONLY_WINDOW_MS
+            else RefillCompetition.SOME
+        )
 
     def _store_entry(self, key: Key, cached: CachedBucket) -> CachedBucket:
         self._buckets.pop(key, None)

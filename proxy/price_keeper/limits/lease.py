@@ -19,12 +19,18 @@ TAKEN, TAKEN_BUT_LOW, NEEDS_TOP_UP = 0, -1, -2
 
 MIN_HORIZON, MAX_HORIZON = 2.0, 30.0  # seconds that a chunk is for
 FIRST_HORIZON: Final = 8.0  # a fleet that starts at once must not find the store busy with itself
-MIN_TOP_UP_INTERVAL: Final = 0.25  # seconds between two questions where there is not enough: small buckets overflow soon
-MIN_CALLS_PER_CHUNK: Final = 8  # a chunk is for so many, within the longest horizon: else thin traffic would write for every call
+MIN_TOP_UP_INTERVAL: Final = (
+    0.25  # seconds between two questions where there is not enough: small buckets overflow soon
+)
+MIN_CALLS_PER_CHUNK: Final = (
+    8  # a chunk is for so many, within the longest horizon: else thin traffic would write for every call
+)
 MIN_CALLS_IN_CHUNK: Final = 2  # in a chunk even so, within half of a bucket
 LOW_SHARE: Final = 0.25  # of a chunk: when less is left, more is asked for
 LOW_WATER_LATENCIES: Final = 4  # of the store, that what is left must last for
-CHUNKS_PER_BUCKET: Final = 4  # a fourth of its capacity in a chunk at most, so that a small one does not run empty or over
+CHUNKS_PER_BUCKET: Final = (
+    4  # a fourth of its capacity in a chunk at most, so that a small one does not run empty or over
+)
 MEMORY_SECONDS: Final = 5.0  # of the mean demand, or a horizon if that is longer
 FOLD_SECONDS: Final = 0.5
 IDLE_SECONDS = 5.0  # without a call, and so many mean gaps between calls
@@ -34,8 +40,13 @@ IDLE_GAPS, MAX_IDLE_SECONDS = 5, 20.0
 CONFLICT_FACTOR, QUIET_STEP = 1.3, 0.01
 FIRST_BACKOFF, MAX_BACKOFF = 0.5, 8.0  # seconds after a question that others made fail: twice as long after the next
 SLOW_ANSWER_SECONDS: Final = 0.08  # an answer as late as that had others in its way, and was sent again below us
-OVERLOAD_FACTOR, OVERLOADED_ANSWER_SECONDS = 2.0, 0.4  # where that happened several times: the store has more to do than it can
-MAX_EXTRA_WAIT_SECONDS: Final = 15.0  # seconds that somebody is told to wait after more is asked for: longer is anybody's guess
+OVERLOAD_FACTOR, OVERLOADED_ANSWER_SECONDS = (
+    2.0,
+    0.4,
+)  # where that happened several times: the store has more to do than it can
+MAX_EXTRA_WAIT_SECONDS: Final = (
+    15.0  # seconds that somebody is told to wait after more is asked for: longer is anybody's guess
+)
 # A bucket that was full for long may be used up at once, by halves: fairness begins when that was tried for so long, or
 # brought no more than an eighth of what was wanted. Then it lasts until there was enough for longer than any horizon.
 BURST_SECONDS, BURST_SHARE, BURST_AFTER = 1.0, 8, 40.0
@@ -74,10 +85,34 @@ def select_slowest_refill(buckets: Sequence[RateBucket]) -> dict[str, RateLimit]
 
 
 class RateLease:
-    __slots__ = ("_requested_at", "_burst_at", "_capacity", "_random", "_demand", "_folded_at", "_grant_rate",
-                 "_latency", "_bucket_remaining", "_mean_level", "_level_at", "_low_water", "_offered", "_backoffs", "_retry_period",
-                 "_promised", "_refill_rate", "_rationed_at", "_renewed_at", "_started_at", "held", "horizon",
-                 "last_call", "names", "not_before", "used")  # fmt: skip
+    __slots__ = (
+        "_backoffs",
+        "_bucket_remaining",
+        "_burst_at",
+        "_capacity",
+        "_demand",
+        "_folded_at",
+        "_grant_rate",
+        "_latency",
+        "_level_at",
+        "_low_water",
+        "_mean_level",
+        "_offered",
+        "_promised",
+        "_random",
+        "_rationed_at",
+        "_refill_rate",
+        "_renewed_at",
+        "_requested_at",
+        "_retry_period",
+        "_started_at",
+        "held",
+        "horizon",
+        "last_call",
+        "names",
+        "not_before",
+        "used",
+    )  # fmt: skip
 
     def __init__(self, buckets: Sequence[RateBucket], now: float, random_fraction: Callable[[], float]) -> None:
         """`chance` gives a number in [0, 1): so that a fleet does not come in step."""
@@ -247,7 +282,9 @@ class RateLease:
         for place, name in enumerate(self.names):
             self.used[place] += plan.used.get(name, 0)
 
-    def _record_levels(self, remaining: Mapping[str, int], taken: Mapping[str, int], now: float, is_exact: bool) -> None:
+    def _record_levels(
+        self, remaining: Mapping[str, int], taken: Mapping[str, int], now: float, is_exact: bool
+    ) -> None:
         weight = max(LEVEL_WEIGHT, min(1.0, (now - self._level_at) / LEVEL_TTL_SECONDS))
         for place, name in enumerate(self.names):
             level = max(0, remaining.get(name, 0) + taken.get(name, 0))
@@ -368,7 +405,10 @@ class RateLease:
         elapsed = min(max(now - self._renewed_at, period / 2), 2 * period)
         fair, enough, is_rationed = 0.5, 0.0, False
         for place, name in enumerate(self.names):
-            rate, level = self._refill_rate[place], max(1.0, self._mean_level[place] if is_informed else self._capacity[place])
+            rate, level = (
+                self._refill_rate[place],
+                max(1.0, self._mean_level[place] if is_informed else self._capacity[place]),
+            )
             if rate <= 0:
                 enough = 0.5
                 continue

@@ -22,18 +22,18 @@ from price_keeper.limits.admission import (
     LOCAL,
     REFUSED,
     WAITED,
-    RateDecision,
     Amounts,
     Buckets,
-    RateLimitCounts,
     LeaseHolder,
-    order_costs,
+    RateDecision,
+    RateLimitCounts,
     actual_usage,
+    order_costs,
 )
 from price_keeper.limits.alone import OfflineLimiter
 from price_keeper.limits.exactly import ExactLimiter
 from price_keeper.limits.lease import NEEDS_TOP_UP, TAKEN, TAKEN_BUT_LOW, Costs, RateLease, TopUpPlan
-from price_keeper.limits.limiter import RETRY, Grant, BucketClient
+from price_keeper.limits.limiter import RETRY, BucketClient, Grant
 from price_keeper.tasks import Tasks
 
 MAX_CALLERS: Final = 20_000
@@ -108,7 +108,11 @@ class RateLeaseManager:
     def try_admit(self, name: str, buckets: Buckets, costs: Amounts) -> RateDecision | None:
         """As far as nobody has to be waited for."""
         found, now = self._holders.get(name), self._now()
-        holder = found if found is not None and found.buckets is buckets else self._find_or_create_holder(name, found, buckets, now)
+        holder = (
+            found
+            if found is not None and found.buckets is buckets
+            else self._find_or_create_holder(name, found, buckets, now)
+        )
         if holder is None or holder.is_evicted:
             return None
         lease = holder.lease
@@ -218,7 +222,14 @@ class RateLeaseManager:
             lease.on_refused(plan, grant.wait_ms, grant.remaining, self._now())
         else:
             is_level_exact = grant.path != RETRY or any(grant.taken[name] < plan.wants[name] for name in grant.taken)
-            lease.on_granted(plan, grant.taken, grant.remaining, self._now(), is_level_exact=is_level_exact, had_conflicts=had_conflicts)
+            lease.on_granted(
+                plan,
+                grant.taken,
+                grant.remaining,
+                self._now(),
+                is_level_exact=is_level_exact,
+                had_conflicts=had_conflicts,
+            )
 
     # While the store is away, and where every call is written.
 
@@ -252,7 +263,9 @@ class RateLeaseManager:
 
     # Who is there.
 
-    def _find_or_create_holder(self, name: str, holder: LeaseHolder | None, buckets: Buckets, now: float) -> LeaseHolder | None:
+    def _find_or_create_holder(
+        self, name: str, holder: LeaseHolder | None, buckets: Buckets, now: float
+    ) -> LeaseHolder | None:
         """By the settings as they are now. None: there is no room."""
         if holder is not None and [each.key for each in holder.buckets] == [each.key for each in buckets]:
             if holder.buckets != buckets:
@@ -268,7 +281,9 @@ class RateLeaseManager:
 
     def _evict_one(self) -> bool:
         oldest = islice(self._holders.items(), EVICTION_SAMPLE)
-        evictable = [(holder.lease.last_call, name) for name, holder in oldest if not holder.unsettled and holder.top_up is None]
+        evictable = [
+            (holder.lease.last_call, name) for name, holder in oldest if not holder.unsettled and holder.top_up is None
+        ]
         if evictable:
             self._evict(min(evictable)[1])
         return bool(evictable)

@@ -17,10 +17,17 @@ from typing import NamedTuple
 
 from price_keeper.clock import Clock
 from price_keeper.errors import StoreError, is_condition_failure
-from price_keeper.limits.bucket import RateBucket, StoredBucket, compute_available, resolve_bucket, get_refill_start, compute_wait_ms
-from price_keeper.limits.known import MAX_FRESH_MS, RefillCompetition, BucketCache, CachedBucket
+from price_keeper.limits.bucket import (
+    RateBucket,
+    StoredBucket,
+    compute_available,
+    compute_wait_ms,
+    get_refill_start,
+    resolve_bucket,
+)
+from price_keeper.limits.known import MAX_FRESH_MS, BucketCache, CachedBucket, RefillCompetition
 from price_keeper.limits.owed import PendingAdjustments
-from price_keeper.limits.sending import TransactionSender, BucketTransaction
+from price_keeper.limits.sending import BucketTransaction, TransactionSender
 from price_keeper.limits.writes import build_create, build_refill_and_take, build_take_only
 from price_keeper.stores.contract import Put, Store, Update
 
@@ -122,7 +129,12 @@ class BucketClient:
         return await self._grant(_TakeRequest(buckets, costs, costs, costs if used is None else used, (1, 1)))
 
     async def lease(
-        self, buckets: Sequence[RateBucket], wants: Amounts, needs: Amounts, used: Amounts, share: tuple[int, int] = (1, 2)
+        self,
+        buckets: Sequence[RateBucket],
+        wants: Amounts,
+        needs: Amounts,
+        used: Amounts,
+        share: tuple[int, int] = (1, 2),
     ) -> Grant:
         """Of each limit as much as is wanted, but at most a share of what is there, and at least what is needed.
 
@@ -186,7 +198,9 @@ class BucketClient:
         """Whether to take without looking: what was there when last seen would do, and others refill all the time."""
         if cached.competition is not RefillCompetition.MANY or cached.state is None or cached.is_fresh(self._now_ms()):
             return False
-        least = request.required_levels({name: max(want, request.needs.get(name, 0)) for name, want in request.wants.items()})
+        least = request.required_levels(
+            {name: max(want, request.needs.get(name, 0)) for name, want in request.wants.items()}
+        )
         effective = resolve_bucket(bucket, cached.state)
         return _has_tokens(cached.state, effective, least)
 
@@ -211,15 +225,23 @@ class BucketClient:
     def _cached_state(self, bucket: RateBucket, now_ms: int) -> StoredBucket:
         """Where there is no item all limits are as new ones: full."""
         cached = self._cache.get(bucket.key)
-        return cached.state if cached is not None and cached.state is not None else StoredBucket(now_ms, bucket.version, {})
+        return (
+            cached.state
+            if cached is not None and cached.state is not None
+            else StoredBucket(now_ms, bucket.version, {})
+        )
 
-    def _build_write(self, bucket: RateBucket, request: _TakeRequest, taken: Amounts, now_ms: int, attempt: int) -> _PlannedWrite:
+    def _build_write(
+        self, bucket: RateBucket, request: _TakeRequest, taken: Amounts, now_ms: int, attempt: int
+    ) -> _PlannedWrite:
         cached = self._cache.get(bucket.key)
         if cached is None or cached.state is None:
             return _PlannedWrite(bucket, CREATE, build_create(bucket, taken, request.used, now_ms))
         effective = resolve_bucket(bucket, cached.state)
         if self._may_take_unread(cached, bucket, request):
-            return _PlannedWrite(bucket, RETRY, build_take_only(effective, taken, request.used, now_ms, request.required_levels(taken)))
+            return _PlannedWrite(
+                bucket, RETRY, build_take_only(effective, taken, request.used, now_ms, request.required_levels(taken))
+            )
         if _is_just_refilled(cached.state, now_ms) and _has_tokens(cached.state, effective, taken):
             return _PlannedWrite(bucket, RETRY, build_take_only(effective, taken, request.used, now_ms))
         is_exact = attempt < EXACT_ATTEMPTS
@@ -234,7 +256,9 @@ class BucketClient:
         except BaseException as failure:  # also when whoever asked went away
             if transaction.has_unknown_outcome:
                 self._cache.forget(keys)
-                self._adjustments.add_unknown_outcome(transaction, request.buckets, taken, request.used, is_refused=is_condition_failure(failure))
+                self._adjustments.add_unknown_outcome(
+                    transaction, request.buckets, taken, request.used, is_refused=is_condition_failure(failure)
+                )
             if is_condition_failure(failure):
                 self._cache.update_from_failure(failure, keys)
                 return False
@@ -262,7 +286,9 @@ class BucketClient:
     async def _build_refusal(self, request: _TakeRequest) -> Grant:
         now_ms = self._now_ms()
         waits = {
-            f"{bucket.scope}/{limit.name}": compute_wait_ms(state, bucket, {limit.name: request.needs.get(limit.name, 0)}, now_ms)
+            f"{bucket.scope}/{limit.name}": compute_wait_ms(
+                state, bucket, {limit.name: request.needs.get(limit.name, 0)}, now_ms
+            )
             for bucket in request.buckets
             for state in [self._cached_state(bucket, now_ms)]
             for limit in resolve_bucket(bucket, state).limits

@@ -7,10 +7,17 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from price_keeper.errors import InvalidStoreRequest, StoreError, StoreUnavailable, StoreThrottled, TransactionFailed, is_condition_failure
+from price_keeper.errors import (
+    InvalidStoreRequest,
+    StoreError,
+    StoreThrottled,
+    StoreUnavailable,
+    TransactionFailed,
+    is_condition_failure,
+)
 from price_keeper.limits.bucket import REFILLED_AT, RateBucket, resolve_bucket
 from price_keeper.limits.known import BucketCache
-from price_keeper.limits.sending import TransactionSender, BucketTransaction
+from price_keeper.limits.sending import BucketTransaction, TransactionSender
 from price_keeper.limits.writes import build_adjustment, build_create
 from price_keeper.stores.contract import Key, Put, Update
 
@@ -107,7 +114,11 @@ class PendingAdjustments:
                     break
                 for work in due:
                     try:
-                        await (self._undo(work, is_last) if isinstance(work, _UnknownOutcome) else self._write_adjustment(work))
+                        await (
+                            self._undo(work, is_last)
+                            if isinstance(work, _UnknownOutcome)
+                            else self._write_adjustment(work)
+                        )
                     except (StoreUnavailable, StoreThrottled):
                         raise  # the others would fare no better, and each would wait for it
                     except StoreError as failure:
@@ -142,7 +153,9 @@ class PendingAdjustments:
             if adjustment.in_flight is None:
                 cached = self._cache.get(adjustment.bucket.key)
                 effective = resolve_bucket(adjustment.bucket, cached.state if cached is not None else None)
-                self._prepare_write(adjustment, build_adjustment(effective, None, adjustment.taken, adjustment.used, self._now_ms()))
+                self._prepare_write(
+                    adjustment, build_adjustment(effective, None, adjustment.taken, adjustment.used, self._now_ms())
+                )
             else:
                 attempts += 1
                 await self._send_in_flight(adjustment, is_last=attempts >= ADJUST_ATTEMPTS)
@@ -189,9 +202,14 @@ class PendingAdjustments:
         self._cache.update_from_failure(failure, [key])
         cached = self._cache.get(key) or (await self._cache.read([key]))[0]
         if cached.state is None:
-            self._prepare_write(adjustment, build_create(adjustment.bucket, adjustment.taken, adjustment.used, self._now_ms()))
+            self._prepare_write(
+                adjustment, build_create(adjustment.bucket, adjustment.taken, adjustment.used, self._now_ms())
+            )
         else:
-            self._prepare_write(adjustment, build_adjustment(adjustment.bucket, cached.state, adjustment.taken, adjustment.used, self._now_ms()))
+            self._prepare_write(
+                adjustment,
+                build_adjustment(adjustment.bucket, cached.state, adjustment.taken, adjustment.used, self._now_ms()),
+            )
 
     def _on_written(self, adjustment: _PendingAdjustment) -> None:
         assert adjustment.in_flight is not None

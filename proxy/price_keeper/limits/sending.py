@@ -8,7 +8,7 @@ from math import inf
 from uuid import uuid4
 
 from price_keeper.clock import Clock
-from price_keeper.errors import StoreError, StoreUnavailable, StoreThrottled, TransactionFailed, is_condition_failure
+from price_keeper.errors import StoreError, StoreThrottled, StoreUnavailable, TransactionFailed, is_condition_failure
 from price_keeper.stores.contract import Store, Write
 
 MAX_UNANSWERED = 3  # times in one go, of a transaction whose answers get lost
@@ -44,7 +44,10 @@ class TransactionSender:
         return self._clock.monotonic() < transaction.may_arrive_until
 
     def is_token_expired(self, transaction: BucketTransaction) -> bool:
-        return transaction.first_sent_at is not None and self._clock.monotonic() - transaction.first_sent_at > TOKEN_TTL_SECONDS
+        return (
+            transaction.first_sent_at is not None
+            and self._clock.monotonic() - transaction.first_sent_at > TOKEN_TTL_SECONDS
+        )
 
     async def send(self, transaction: BucketTransaction) -> None:
         """Raises TransactionFailed when a condition does not hold; any other StoreError leaves `is_unsure` right."""
@@ -63,15 +66,24 @@ class TransactionSender:
             await self.back_off(unanswered + conflicts)
 
     async def _attempt(self, transaction: BucketTransaction) -> None:
-        now, was_unknown, may_arrive_before = self._clock.monotonic(), transaction.has_unknown_outcome, transaction.may_arrive_until
+        now, was_unknown, may_arrive_before = (
+            self._clock.monotonic(),
+            transaction.has_unknown_outcome,
+            transaction.may_arrive_until,
+        )
         if transaction.first_sent_at is None:
             transaction.first_sent_at = now
-        transaction.has_unknown_outcome, transaction.may_arrive_until = True, now + MAX_IN_FLIGHT_SECONDS  # also when this is cancelled
+        transaction.has_unknown_outcome, transaction.may_arrive_until = (
+            True,
+            now + MAX_IN_FLIGHT_SECONDS,
+        )  # also when this is cancelled
         transaction.attempts += 1
         try:
             await self._store.transact(transaction.writes, token=transaction.idempotency_token)
         except StoreError as failure:
-            self.conflicts += not is_condition_failure(failure) and isinstance(failure, (StoreThrottled, TransactionFailed))
+            self.conflicts += not is_condition_failure(failure) and isinstance(
+                failure, (StoreThrottled, TransactionFailed)
+            )
             if not failure.maybe_applied:
                 transaction.may_arrive_until = may_arrive_before
             # A token that is remembered is answered with success, so where a condition fails no earlier attempt was

@@ -69,7 +69,9 @@ def parse_rate_limits(scope: Scope, item: Item | None) -> ScopeRateLimits | None
     given: Mapping[str, Any] = validate_rate_limits(item[LIMITS_ATTRIBUTE])
     version, burst_secs = item.get("version"), given.get("burst_secs", DEFAULT_BURST_SECS)
     rates = {name: given[name] for name in RATES if name in given}
-    limits = tuple(RateLimit(name, _capacity(rate, burst_secs), rate * MILLI, MINUTE_MS) for name, rate in rates.items())
+    limits = tuple(
+        RateLimit(name, _capacity(rate, burst_secs), rate * MILLI, MINUTE_MS) for name, rate in rates.items()
+    )
     bucket = RateBucket(schema.rate_bucket_key(scope, "RATE"), limits, version if type(version) is int else 0)
     return ScopeRateLimits(bucket, rates, given.get("mode") == "exact")
 

@@ -66,5 +66,9 @@ class StoreTime:
             date_seconds = parsedate_to_datetime(date).replace(tzinfo=UTC).timestamp()  # a Date is always in GMT
         except (ValueError, OverflowError):
             return
-        sample = _ClockOffset(date_seconds - received - STORE_CLOCK_SPREAD_SECONDS, date_seconds + 1 - sent + STORE_CLOCK_SPREAD_SECONDS, received)
+        sample = _ClockOffset(
+            date_seconds - received - STORE_CLOCK_SPREAD_SECONDS,
+            date_seconds + 1 - sent + STORE_CLOCK_SPREAD_SECONDS,
+            received,
+        )
         self._offset = sample if self._offset is None else self._offset.widen(received).narrow(sample)

@@ -21,21 +21,21 @@ from price_keeper.limits.bucket import (
     REMAINDER,
     TOKENS,
     VERSION,
-    RateBucket,
     LimitLevel,
+    RateBucket,
     RateLimit,
     StoredBucket,
     StoredLimit,
-    resolve_bucket,
     compute_levels,
     get_refill_start,
+    resolve_bucket,
 )
 from price_keeper.stores.contract import (
     EXPIRY_ATTRIBUTE,
-    Condition,
     AttributeExists,
-    ItemMissing,
     AttributeMissing,
+    Condition,
+    ItemMissing,
     Put,
     Update,
     Value,
@@ -95,7 +95,9 @@ def build_refill_and_take(
             values |= _rate_attributes(limit)
         conditions += _level_conditions(limit, stored, level, cost, is_exact=is_exact, may_overdraw=may_overdraw)
     values[VERSION] = effective.version
-    dropped = set(state.limits) - {limit.name for limit in effective.limits} if effective.version > state.version else ()
+    dropped = (
+        set(state.limits) - {limit.name for limit in effective.limits} if effective.version > state.version else ()
+    )
     removed = tuple(name + attribute for name in sorted(dropped) for attribute in ATTRIBUTES)
     return Update(bucket.key, set=values, add=added, remove=removed, condition=all_of(*conditions))
 
@@ -117,7 +119,9 @@ def _level_conditions(
             yield at_least(tokens, max(0, cost) - level.refill)
 
 
-def build_take_only(bucket: RateBucket, taken: Amounts, used: Amounts, now_ms: int, least: Amounts | None = None) -> Update:
+def build_take_only(
+    bucket: RateBucket, taken: Amounts, used: Amounts, now_ms: int, least: Amounts | None = None
+) -> Update:
     """Take without refill, whatever else is there, if somebody refilled within a second.
 
     `bucket` as in force, which its condition makes sure of. `least`: what must be there, where that is more than taken.
@@ -129,12 +133,16 @@ def build_take_only(bucket: RateBucket, taken: Amounts, used: Amounts, now_ms: i
     ]
     for limit in bucket.limits:
         required = max(taken.get(limit.name, 0), (least or {}).get(limit.name, 0))
-        conditions.append(at_least(limit.name + TOKENS, required) if required > 0 else AttributeExists(limit.name + TOKENS))
+        conditions.append(
+            at_least(limit.name + TOKENS, required) if required > 0 else AttributeExists(limit.name + TOKENS)
+        )
     add = _build_increments(bucket.limits, taken, used)
     return Update(bucket.key, set=_expiry_attributes(bucket, now_ms), add=add, condition=all_of(*conditions))
 
 
-def build_adjustment(bucket: RateBucket, state: StoredBucket | None, taken: Amounts, used: Amounts, now_ms: int) -> Update:
+def build_adjustment(
+    bucket: RateBucket, state: StoredBucket | None, taken: Amounts, used: Amounts, now_ms: int
+) -> Update:
     """Take and give back without asking. Of what is given back (below zero in `taken`) only as much as fits.
 
     Without a `state` it is tried as if the bucket were empty, and the settings those of the item. A limit that is new

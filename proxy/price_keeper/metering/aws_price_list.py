@@ -41,7 +41,10 @@ class AwsPriceList:
 
         retries = {"total_max_attempts": MAX_ATTEMPTS, "mode": "standard"}
         self._config = AioConfig(
-            connect_timeout=CONNECT_TIMEOUT_SECONDS, read_timeout=RESPONSE_TIMEOUT_SECONDS, retries=retries, http_session_cls=HostnameCheckingSession
+            connect_timeout=CONNECT_TIMEOUT_SECONDS,
+            read_timeout=RESPONSE_TIMEOUT_SECONDS,
+            retries=retries,
+            http_session_cls=HostnameCheckingSession,
         )
         self._endpoint = endpoint
         self._allow_insecure = allow_insecure
@@ -55,7 +58,11 @@ class AwsPriceList:
             self._session = self._make_session(botocore_session=await self._load_botocore_session())
         client = self._session.client("pricing", PRICE_LIST_REGION, endpoint_url=self._endpoint, config=self._config)
         async with client as opened:
-            why = None if self._allow_insecure else explain_insecure_url(opened.meta.endpoint_url, "upstream.allow_insecure")
+            why = (
+                None
+                if self._allow_insecure
+                else explain_insecure_url(opened.meta.endpoint_url, "upstream.allow_insecure")
+            )
             if why is not None:
                 raise PriceListUnreadable(f"the address of the AWS Price List: {why}")
             yield opened
@@ -69,7 +76,9 @@ class AwsPriceList:
         """Raises PriceListUnreadable unless we may ask for prices, of which it asks for one."""
         with _translate_errors():
             async with self._open_client() as client:
-                answer = await client.get_products(ServiceCode=SERVICE_CODES[0], FormatVersion=PRICE_LIST_FORMAT, MaxResults=1)
+                answer = await client.get_products(
+                    ServiceCode=SERVICE_CODES[0], FormatVersion=PRICE_LIST_FORMAT, MaxResults=1
+                )
                 _check_format(answer)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
-from price_keeper.metering.counts import NO_COUNTS, ReportedCounts, merge_counts, build_usage, sum_input
+from price_keeper.metering.counts import NO_COUNTS, ReportedCounts, build_usage, merge_counts, sum_input
 from price_keeper.metering.usage import Usage
 
 Json = Mapping[str, Any]
@@ -62,12 +62,16 @@ class _ImplausibleCount(Exception):
 # Each returns None for an answer that does not state both input and output; without `needs_output` the input is enough.
 
 
-def read_converse(document: Json, headers: Mapping[bytes, bytes] = NO_HEADERS, *, needs_output: bool = True) -> Usage | None:
+def read_converse(
+    document: Json, headers: Mapping[bytes, bytes] = NO_HEADERS, *, needs_output: bool = True
+) -> Usage | None:
     counts = try_read(_read_converse_counts, _object_member(document, "usage"))
     if counts.input is None or (counts.output is None and needs_output):
         return None
     service_tier = document.get("serviceTier")
-    tier = _normalize_tier(headers.get(TIER_HEADER)) or _normalize_tier(service_tier.get("type") if isinstance(service_tier, dict) else service_tier)
+    tier = _normalize_tier(headers.get(TIER_HEADER)) or _normalize_tier(
+        service_tier.get("type") if isinstance(service_tier, dict) else service_tier
+    )
     latency = read_latency(headers) or _normalize_name(_object_member(document, "performanceConfig").get("latency"))
     return build_usage(counts, tier, latency)
 
@@ -82,7 +86,9 @@ def read_invocation(document: Any, headers: Mapping[bytes, bytes], *, needs_outp
     return build_usage(counts, read_tier(document, headers), read_latency(headers))
 
 
-def read_chat(document: Json, headers: Mapping[bytes, bytes] = NO_HEADERS, *, needs_output: bool = True) -> Usage | None:
+def read_chat(
+    document: Json, headers: Mapping[bytes, bytes] = NO_HEADERS, *, needs_output: bool = True
+) -> Usage | None:
     counts = try_read(_read_openai, _object_member(document, "usage"))
     if counts.input is None or (counts.output is None and needs_output):
         return None
@@ -155,7 +161,9 @@ def read_tier(document: Any, headers: Mapping[bytes, bytes]) -> str:
     header_tier = _normalize_tier(headers.get(TIER_HEADER))
     if header_tier or not isinstance(document, dict):
         return header_tier
-    return _normalize_tier(document.get("service_tier")) or _normalize_tier(_object_member(document, "usage").get("service_tier"))
+    return _normalize_tier(document.get("service_tier")) or _normalize_tier(
+        _object_member(document, "usage").get("service_tier")
+    )
 
 
 def read_latency(headers: Mapping[bytes, bytes]) -> str:
@@ -204,7 +212,9 @@ def _read_converse_counts(usage: Json) -> ReportedCounts:
     written, written_1h = _count_member(usage, "cacheWriteInputTokens", "cacheWriteInputTokenCount"), None
     details = usage.get("cacheDetails")
     if isinstance(details, list):
-        parts = [(part.get("ttl"), _count_member(part, "inputTokens") or 0) for part in details if isinstance(part, dict)]
+        parts = [
+            (part.get("ttl"), _count_member(part, "inputTokens") or 0) for part in details if isinstance(part, dict)
+        ]
         # A lifetime that nobody has heard of is charged as the longest known.
         written_1h = sum(tokens for ttl, tokens in parts if ttl != "5m")
         written = max(written or 0, sum(tokens for _, tokens in parts))
@@ -271,7 +281,12 @@ def _read_openai(usage: Json) -> ReportedCounts:
 def _check_total(counts: ReportedCounts, total: int | None) -> ReportedCounts:
     """A total may leave cached tokens out, but more than the sum of all parts contradicts them."""
     total_input = sum_input(counts)
-    if total is not None and total_input is not None and counts.output is not None and total > total_input + counts.output:
+    if (
+        total is not None
+        and total_input is not None
+        and counts.output is not None
+        and total > total_input + counts.output
+    ):
         raise _ImplausibleCount
     return counts
 
@@ -299,14 +314,18 @@ def _read_usage_member(document: Json) -> ReportedCounts:
 
 def _read_titan(document: Json) -> ReportedCounts:
     """Text in one piece, text in chunks, or an embedding, which has no output."""
-    results = [_count_member(each, "tokenCount") for each in _list_member(document, "results") if isinstance(each, dict)]
+    results = [
+        _count_member(each, "tokenCount") for each in _list_member(document, "results") if isinstance(each, dict)
+    ]
     if not results:
         results = [_count_member(document, "totalOutputTextTokenCount")]
     return ReportedCounts(_count_member(document, "inputTextTokenCount"), _sum_stated(results))
 
 
 def _read_llama(document: Json) -> ReportedCounts:
-    return ReportedCounts(_count_member(document, "prompt_token_count"), _count_member(document, "generation_token_count"))
+    return ReportedCounts(
+        _count_member(document, "prompt_token_count"), _count_member(document, "generation_token_count")
+    )
 
 
 def _read_cohere(document: Json) -> ReportedCounts:
@@ -322,7 +341,9 @@ def _read_cohere_counts(place: Json) -> ReportedCounts:
 def _read_jurassic(document: Json) -> ReportedCounts:
     """AI21's models before Jamba show the tokens themselves."""
     prompt = _list_member(_object_member(document, "prompt"), "tokens")
-    completions = [_list_member(_object_member(each, "data"), "tokens") for each in _list_member(document, "completions")]
+    completions = [
+        _list_member(_object_member(each, "data"), "tokens") for each in _list_member(document, "completions")
+    ]
     return ReportedCounts(len(prompt), sum(map(len, completions))) if prompt else NO_COUNTS
 
 

@@ -14,7 +14,12 @@ from price_keeper.metering.usage import Usage, sum_tokens
 
 # A guardrail's trace can stand in the metadata. It comes before the usage, so the end is enough, however long it is.
 # Of what is said only the length is wanted, for estimates.
-CONVERSE_FRAME_LIMITS: Final = {"metadata": 64 * 1024, "contentBlockDelta": 0, "messageStart": 0, "contentBlockStart": 0}
+CONVERSE_FRAME_LIMITS: Final = {
+    "metadata": 64 * 1024,
+    "contentBlockDelta": 0,
+    "messageStart": 0,
+    "contentBlockStart": 0,
+}
 
 # OpenAI's models cache prompts in blocks of so many tokens, so less than one block of a cached prompt is plain input.
 CACHE_BLOCK_TOKENS: Final = 128
@@ -53,7 +58,9 @@ class ConverseStream:
     def estimate_output(self) -> int:
         """A model that began its message has read the whole prompt, and said at least a little."""
         usage = self.usage()
-        return (usage.output if usage is not None else 0) or self._estimated_tokens or TOKENS_PER_FRAME * self._has_begun
+        return (
+            (usage.output if usage is not None else 0) or self._estimated_tokens or TOKENS_PER_FRAME * self._has_begun
+        )
 
     def has_output(self) -> bool:
         return self._has_block or self._estimated_tokens > 0

@@ -34,7 +34,7 @@ _METRICS_BYTES: Final = _METRICS.encode()
 class GuardrailUsageReader:
     """A reader that adds units to what another one reads. `asked` are those that the request is taken for."""
 
-    __slots__ = ("_request_units", "_reader", "_trace")
+    __slots__ = ("_reader", "_request_units", "_trace")
 
     def __init__(self, reader: UsageReader, content_type: bytes, request_units: int) -> None:
         """`kind` is the answer's content type."""
@@ -105,10 +105,12 @@ class _BodyTraceReader(BodyBuffer):
 
 
 class _EventStreamTraceReader:
-    __slots__ = ("_units", "_is_blocked", "_watcher")
+    __slots__ = ("_is_blocked", "_units", "_watcher")
 
     def __init__(self) -> None:
-        self._watcher = FrameWatcher({"metadata": MAX_PIECE_BYTES, "chunk": MAX_PIECE_BYTES, "messageStop": MAX_PIECE_BYTES})
+        self._watcher = FrameWatcher(
+            {"metadata": MAX_PIECE_BYTES, "chunk": MAX_PIECE_BYTES, "messageStop": MAX_PIECE_BYTES}
+        )
         self._units: Mapping[str, int] = {}
         self._is_blocked = False
 
@@ -129,7 +131,7 @@ class _EventStreamTraceReader:
 class _ServerSentEventTraceReader:
     """Of server-sent events: a trace stands in one line."""
 
-    __slots__ = ("_units", "_buffer", "_is_blocked", "_is_skipping")
+    __slots__ = ("_buffer", "_is_blocked", "_is_skipping", "_units")
 
     def __init__(self) -> None:
         self._buffer = bytearray()
@@ -183,7 +185,11 @@ def _read_trace_units(document: Any) -> list[Mapping[str, int]]:
     """The units of each assessment; none at all where one of them tells what cannot be counted."""
     if not isinstance(document, dict):
         return []
-    usages = [bodies.read_guardrail(metrics) for name in (_CONVERSE_TRACE, _INVOKE_TRACE) for metrics in _iter_metrics(document.get(name))]
+    usages = [
+        bodies.read_guardrail(metrics)
+        for name in (_CONVERSE_TRACE, _INVOKE_TRACE)
+        for metrics in _iter_metrics(document.get(name))
+    ]
     return [] if None in usages else [usage.units for usage in usages if usage is not None]
 
 

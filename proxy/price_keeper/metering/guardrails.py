@@ -25,7 +25,9 @@ GUARDRAIL_HEADER: Final = b"x-amzn-bedrock-guardrailidentifier"
 _CONFIG: Final = "guardrailConfig"
 _CONFIG_BYTES: Final = b'"guardrailConfig"'
 _OPERATIONS_WITH_CONFIG: Final = frozenset({Operation.CONVERSE, Operation.CONVERSE_STREAM})
-_OPERATIONS_WITH_HEADER: Final = frozenset({*_OPERATIONS_WITH_CONFIG, Operation.INVOKE, Operation.INVOKE_STREAM, Operation.CHAT_COMPLETIONS})
+_OPERATIONS_WITH_HEADER: Final = frozenset(
+    {*_OPERATIONS_WITH_CONFIG, Operation.INVOKE, Operation.INVOKE_STREAM, Operation.CHAT_COMPLETIONS}
+)
 
 # Letters that are written so come from nobody but who wants them not to be found. Controls, quotes, angle brackets and
 # what is beyond ASCII are so written by many encoders.
@@ -136,6 +138,8 @@ def price_guardrail(prices: Mapping[str, int], units: Mapping[str, int]) -> Cost
             continue
         if name not in prices:
             flags.add(GUARDRAIL_ESTIMATED if name == ESTIMATED_UNITS else PRICE_UNKNOWN)
-        factor = max(1, units.get(_REASONING_POLICIES, 1)) if name == _REASONING_UNITS else 1  # it is sold by the policy
+        factor = (
+            max(1, units.get(_REASONING_POLICIES, 1)) if name == _REASONING_UNITS else 1
+        )  # it is sold by the policy
         pico += count * factor * prices.get(name, dearest)
     return Cost(pico, frozenset(flags))

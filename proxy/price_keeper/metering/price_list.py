@@ -27,7 +27,9 @@ from price_keeper.metering.pricing import DEFAULT_TIER, LATENCY_OPTIMIZED, Liste
 
 SERVICE_CODES: Final = ("AmazonBedrock", "AmazonBedrockFoundationModels")
 
-ModelName = tuple[tuple[str, ...], tuple[str, ...]]  # the words of a model's name, sorted, and its numbers in their order
+ModelName = tuple[
+    tuple[str, ...], tuple[str, ...]
+]  # the words of a model's name, sorted, and its numbers in their order
 
 IN_REGION, GEOGRAPHY, GLOBAL = "", "geo", "global"
 
@@ -124,7 +126,9 @@ _TOKEN_USAGE_TYPE = re.compile(
 )
 # Before the kind: sold in another way, to others, at another endpoint ("mantle"), or no text.
 _NON_TEXT_WORDS = ("speech", "audio", "image", "images", "video")
-_OTHER_OFFER_WORDS = frozenset(("mantle", "batch", "reserved", "provisioned", "customization", "custom", *_NON_TEXT_WORDS))
+_OTHER_OFFER_WORDS = frozenset(
+    ("mantle", "batch", "reserved", "provisioned", "customization", "custom", *_NON_TEXT_WORDS)
+)
 _WRITE_DIMENSIONS = {"": "cache_write_5m", "5m": "cache_write_5m", "1h": "cache_write_1h", "30m": "cache_write_30m"}
 _PLAIN_DIMENSIONS = {"input": "input", "output": "output", "response": "output"}
 
@@ -189,7 +193,14 @@ def parse_product(entry: str, region: str) -> Product | None:
         return None
     if pico is None:
         return None
-    return Product(normalize_model_name(_LATENCY_OPTIMIZED_NAME.sub("", listed_name)), usage.routing, usage.tier, latency, usage.dimension, pico)
+    return Product(
+        normalize_model_name(_LATENCY_OPTIMIZED_NAME.sub("", listed_name)),
+        usage.routing,
+        usage.tier,
+        latency,
+        usage.dimension,
+        pico,
+    )
 
 
 def _is_consistent(attributes: Mapping[str, str], usage: UsageType) -> bool:
@@ -197,7 +208,9 @@ def _is_consistent(attributes: Mapping[str, str], usage: UsageType) -> bool:
     inference_type = attributes.get("inferenceType", "").lower()
     if inference_type and _DIMENSION_WORDS.get(usage.dimension, "write") not in inference_type:
         return False
-    if (usage.dimension in ("input", "output") and "cache" in inference_type) or not _OTHER_OFFER_WORDS.isdisjoint(inference_type.split()):
+    if (usage.dimension in ("input", "output") and "cache" in inference_type) or not _OTHER_OFFER_WORDS.isdisjoint(
+        inference_type.split()
+    ):
         return False
     if not _OTHER_OFFER_WORDS.isdisjoint(attributes.get("feature", "").lower().replace("-", " ").split()):
         return False

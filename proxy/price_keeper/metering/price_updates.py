@@ -19,10 +19,28 @@ from price_keeper.clock import Clock
 from price_keeper.config.keys import Config
 from price_keeper.errors import ConditionFailed, StoreError
 from price_keeper.metering.aws_price_list import PriceListUnreadable
-from price_keeper.metering.price_list import Product, UnclearPrices, select_prices, identify_model
-from price_keeper.metering.pricing import PRICE_DIMENSIONS, ListedPrices, PriceSource, PriceTable, build_label_price_table, find_implausible_prices, overlay_prices, build_price_table
+from price_keeper.metering.price_list import Product, UnclearPrices, identify_model, select_prices
+from price_keeper.metering.pricing import (
+    PRICE_DIMENSIONS,
+    ListedPrices,
+    PriceSource,
+    PriceTable,
+    build_label_price_table,
+    build_price_table,
+    find_implausible_prices,
+    overlay_prices,
+)
 from price_keeper.stores import schema
-from price_keeper.stores.contract import EXPIRY_ATTRIBUTE, Between, Item, Put, Query, Store, ignore_expired, missing_or_expired
+from price_keeper.stores.contract import (
+    EXPIRY_ATTRIBUTE,
+    Between,
+    Item,
+    Put,
+    Query,
+    Store,
+    ignore_expired,
+    missing_or_expired,
+)
 from price_keeper.telemetry import PRICE_AGE_SECONDS, PRICE_SOURCE_INFO, PRICE_TROUBLE, MetricsRegistry
 
 T = TypeVar("T")
@@ -65,7 +83,10 @@ def build_cache_row(found: ListedPrices | UnclearPrices, now: float) -> Item:
 
 def _encode_prices(listed: ListedPrices) -> dict[str, Any]:
     return {
-        name: {mode: {dimension + _UNIT_SUFFIX: price for dimension, price in table.items()} for mode, table in tables.items()}
+        name: {
+            mode: {dimension + _UNIT_SUFFIX: price for dimension, price in table.items()}
+            for mode, table in tables.items()
+        }
         for name, tables in listed._asdict().items()
     }
 
@@ -75,7 +96,9 @@ def parse_cache_row(day: str, item: Item) -> CachedPrices:
         read_at = float(item["fetched_at_epoch"])  # type: ignore[arg-type]
         if "unclear" in item:
             return CachedPrices(day, None, str(item["unclear"]), read_at)
-        return CachedPrices(day, ListedPrices(*(_parse_tables(item[name]) for name in ListedPrices._fields)), "", read_at)
+        return CachedPrices(
+            day, ListedPrices(*(_parse_tables(item[name]) for name in ListedPrices._fields)), "", read_at
+        )
     except (AttributeError, LookupError, TypeError, ValueError):
         return CachedPrices(day, None, "the entry of the day is not one of ours", 0.0)
 
@@ -131,7 +154,9 @@ class PriceTables:
         self._price_list = price_list
         self._clock = clock
         self._labels = tuple(_build_label_prices(config))
-        self._model_by_region = {place.model_region: identify_model(place.model_region.model) for place in self._labels if place.follows_list}
+        self._model_by_region = {
+            place.model_region: identify_model(place.model_region.model) for place in self._labels if place.follows_list
+        }
         self._default_table = build_price_table(config.default_price) if config.default_price is not None else None
         self._by_label = self._index_tables()
         self._cached: dict[_ModelRegion, CachedPrices] = {}
@@ -142,7 +167,10 @@ class PriceTables:
 
     def inherit(self, predecessor: PriceTables) -> None:
         """Those of another configuration. What they know of the list holds at once."""
-        self._cached, self._settled_days = self._select_followed(predecessor._cached), self._select_followed(predecessor._settled_days)
+        self._cached, self._settled_days = (
+            self._select_followed(predecessor._cached),
+            self._select_followed(predecessor._settled_days),
+        )
         self._troubles, self._refresh_lock = self._select_followed(predecessor._troubles), predecessor._refresh_lock
         self._apply_prices()
 
@@ -175,7 +203,9 @@ class PriceTables:
 
     async def refresh(self) -> None:
         """Asks nobody for what is known of today. Store and list may fail: what is known stays in force."""
-        async with self._refresh_lock:  # what those of the configuration before are about to learn is not asked for twice
+        async with (
+            self._refresh_lock
+        ):  # what those of the configuration before are about to learn is not asked for twice
             await self._refresh()
 
     async def _refresh(self) -> None:
@@ -188,7 +218,9 @@ class PriceTables:
                 await self._refresh_region(region, in_region, today)
             except (PriceListUnreadable, StoreError) as failure:
                 has_failed = True
-                self._set_trouble((asked for asked in in_region if self._settled_days.get(asked) != today), str(failure))
+                self._set_trouble(
+                    (asked for asked in in_region if self._settled_days.get(asked) != today), str(failure)
+                )
         self.failures += has_failed
         self._apply_prices()
 
@@ -208,7 +240,9 @@ class PriceTables:
 
     def _build_row(self, model_region: _ModelRegion, products: Sequence[Product]) -> Item:
         model = self._model_by_region[model_region]
-        return build_cache_row(UnclearPrices(_UNIDENTIFIED_MODEL) if model is None else select_prices(model, products), self._clock.now())
+        return build_cache_row(
+            UnclearPrices(_UNIDENTIFIED_MODEL) if model is None else select_prices(model, products), self._clock.now()
+        )
 
     async def _read_cache(self, model_region: _ModelRegion, today: str) -> None:
         if self._model_by_region[model_region] is None:
@@ -271,7 +305,9 @@ class PriceTables:
             return ""
         implausible = find_implausible_prices(label.configured, cached.listed)
         if implausible:
-            return f"of those listed on {cached.day} some can hardly be right, in USD for a million tokens: {implausible}"
+            return (
+                f"of those listed on {cached.day} some can hardly be right, in USD for a million tokens: {implausible}"
+            )
         table = overlay_prices(label.configured, cached.listed, cached.day)
         if table != label.table:
             _log.info("prices of %s are now those of %s", _describe(label), table.version)
@@ -283,7 +319,9 @@ class PriceTables:
         """For three look-ups that make no new object."""
         nested: dict[str, dict[str, dict[str, PriceTable]]] = {}
         for place in self._labels:
-            nested.setdefault(place.label, {}).setdefault(place.model_region.region, {})[place.model_region.model] = place.table
+            nested.setdefault(place.label, {}).setdefault(place.model_region.region, {})[place.model_region.model] = (
+                place.table
+            )
         return nested
 
 
@@ -296,7 +334,8 @@ def _build_label_prices(config: Config) -> Iterator[_LabelPrices]:
         follows = label.price_source == "aws"
         label_table = build_label_price_table(label)
         tables = {
-            _ModelRegion(endpoint.model or label.model, endpoint.region): build_label_price_table(label, endpoint) for endpoint in label.endpoints
+            _ModelRegion(endpoint.model or label.model, endpoint.region): build_label_price_table(label, endpoint)
+            for endpoint in label.endpoints
         }
         for asked, tariff in (tables or {_ModelRegion(label.model, config.upstream.region): label_table}).items():
             yield _LabelPrices(name, asked, tariff, follows, tariff)
@@ -310,7 +349,14 @@ def add_price_metrics(telemetry: MetricsRegistry, price_tables: Callable[[], Pri
 
     telemetry.add(
         PRICE_AGE_SECONDS,
-        lambda: [(build_labels(each), each.age_seconds) for each in price_tables().status() if each.age_seconds is not None],
+        lambda: [
+            (build_labels(each), each.age_seconds) for each in price_tables().status() if each.age_seconds is not None
+        ],
     )
-    telemetry.add(PRICE_SOURCE_INFO, lambda: [({**build_labels(each), "version": each.version}, 1) for each in price_tables().status()])
-    telemetry.add(PRICE_TROUBLE, lambda: [(build_labels(each), float(bool(each.trouble))) for each in price_tables().status()])
+    telemetry.add(
+        PRICE_SOURCE_INFO,
+        lambda: [({**build_labels(each), "version": each.version}, 1) for each in price_tables().status()],
+    )
+    telemetry.add(
+        PRICE_TROUBLE, lambda: [(build_labels(each), float(bool(each.trouble))) for each in price_tables().status()]
+    )

@@ -73,10 +73,12 @@ class PriceTable:
     def __post_init__(self) -> None:
         long = self.long_context
         tables = [*self.tiers.values(), *self.latencies.values(), *([] if long is None else [long.prices])]
-        object.__setattr__(self, "dearest", _find_highest_prices(tables))
-        object.__setattr__(self, "usual", self.tiers[DEFAULT_TIER])
-        object.__setattr__(self, "usual_up_to", _UNLIMITED_TOKENS if long is None else long.above)
-        object.__setattr__(self, "price", Pricer(partial(price_usage, self), f"{self.source} {self.version}", self._price_plain))
+        object.__setattr__(self, "highest_prices", _find_highest_prices(tables))
+        object.__setattr__(self, "default_prices", self.tiers[DEFAULT_TIER])
+        object.__setattr__(self, "default_up_to_tokens", _UNLIMITED_TOKENS if long is None else long.above)
+        object.__setattr__(
+            self, "pricer", Pricer(partial(price_usage, self), f"{self.source} {self.version}", self._price_plain)
+        )
 
     def _price_plain(self, input: int, output: int) -> int:
         if input > self.default_up_to_tokens:
@@ -97,7 +99,10 @@ class PriceTable:
 def _find_highest_prices(tables: Iterable[PicoPrices]) -> tuple[int, ...]:
     """A kind that has no price anywhere, or that is free where it has one, is as dear as the dearest of all: what is
     not known to be free must not be."""
-    highest = [max((price for price in dimension_prices if price is not None), default=0) for dimension_prices in zip(*tables, strict=True)]
+    highest = [
+        max((price for price in dimension_prices if price is not None), default=0)
+        for dimension_prices in zip(*tables, strict=True)
+    ]
     return tuple(price or max(highest) for price in highest)
 
 
@@ -135,7 +140,9 @@ def build_label_price_table(label: LabelConfig, endpoint: EndpointConfig | None 
     return build_price_table(label.prices_usd_per_1m if endpoint is None else label.prices_at(endpoint))
 
 
-def _digest(tiers: Mapping[str, PicoPrices], latencies: Mapping[str, PicoPrices], long: LongContextPrices | None) -> str:
+def _digest(
+    tiers: Mapping[str, PicoPrices], latencies: Mapping[str, PicoPrices], long: LongContextPrices | None
+) -> str:
     figures = [[(name, *table[name]) for name in sorted(table)] for table in (tiers, latencies)]
     if long is not None:
         figures.append([(str(long.above), *long.prices)])
@@ -167,7 +174,9 @@ def overlay_prices(configured: PriceTable, listed: ListedPrices, day: str) -> Pr
     return PriceTable(tiers, latencies, f"{day}+{configured.version}", "aws+config", long)
 
 
-def _overlay_tables(configured: Mapping[str, PicoPrices], listed: Mapping[str, Mapping[str, int]]) -> Mapping[str, PicoPrices]:
+def _overlay_tables(
+    configured: Mapping[str, PicoPrices], listed: Mapping[str, Mapping[str, int]]
+) -> Mapping[str, PicoPrices]:
     merged = {name: _overlay_table(configured.get(name), listed.get(name, {})) for name in (*configured, *listed)}
     return MappingProxyType({name: table for name, table in merged.items() if table is not None})
 
@@ -175,7 +184,9 @@ def _overlay_tables(configured: Mapping[str, PicoPrices], listed: Mapping[str, M
 def _overlay_table(configured: PicoPrices | None, listed: Mapping[str, int]) -> PicoPrices | None:
     """None for a tier of which neither tells what a plain call costs."""
     fallback = configured or _NO_PRICES
-    input, output, *cache = (listed.get(dimension, price) for dimension, price in zip(PRICE_DIMENSIONS, fallback, strict=True))
+    input, output, *cache = (
+        listed.get(dimension, price) for dimension, price in zip(PRICE_DIMENSIONS, fallback, strict=True)
+    )
     return None if input is None or output is None else PicoPrices(input, output, *cache)
 
 
@@ -193,7 +204,9 @@ def find_implausible_prices(configured: PriceTable, listed: ListedPrices) -> str
     for name, dimension, price in listed.iter_prices():
         reference, is_same_dimension = _find_reference_price(configured, name, dimension)
         if not _is_plausible(dimension, price, reference, is_same_dimension):
-            found.append(f"{name} {dimension} at {_format_usd(price)}, beside {_format_usd(reference)} in the configuration")
+            found.append(
+                f"{name} {dimension} at {_format_usd(price)}, beside {_format_usd(reference)} in the configuration"
+            )
     return "; ".join(found)
 
 

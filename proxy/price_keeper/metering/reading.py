@@ -96,10 +96,13 @@ _PARSER_BY_OPERATION: Mapping[Operation, UsageParser] = {
 
 
 class _BodyReader(BodyBuffer):
-    __slots__ = ("_document", "_headers", "_parse", "_fast_parse_body")
+    __slots__ = ("_document", "_fast_parse_body", "_headers", "_parse")
 
     def __init__(
-        self, parse: UsageParser, headers: Mapping[bytes, bytes], fast_parse_body: Callable[[bytes], Usage | None] | None = None
+        self,
+        parse: UsageParser,
+        headers: Mapping[bytes, bytes],
+        fast_parse_body: Callable[[bytes], Usage | None] | None = None,
     ) -> None:
         """`usual` is asked first: it is quick, and may know nothing."""
         super().__init__()

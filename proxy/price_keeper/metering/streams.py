@@ -18,7 +18,7 @@ import orjson
 from price_keeper.forwarding.eventstream import Frame
 from price_keeper.metering import bodies
 from price_keeper.metering.bodies import INVOCATION_METRICS, NO_HEADERS
-from price_keeper.metering.counts import NO_COUNTS, ReportedCounts, merge_counts, build_usage
+from price_keeper.metering.counts import NO_COUNTS, ReportedCounts, build_usage, merge_counts
 from price_keeper.metering.json_tail import find_last_object, parse_json
 from price_keeper.metering.usage import Usage, sum_tokens
 
@@ -47,7 +47,15 @@ class InvocationStream:
     """The chunks of any family. Bedrock adds its own counts to the last one; how long a cache keeps what was written
     stands in the first, and how often the model ran in the last but one."""
 
-    __slots__ = ("_estimated_tokens", "_first", "_has_dropped_chunks", "_headers", "_last", "_first_counting", "_last_counting")
+    __slots__ = (
+        "_estimated_tokens",
+        "_first",
+        "_first_counting",
+        "_has_dropped_chunks",
+        "_headers",
+        "_last",
+        "_last_counting",
+    )
 
     def __init__(self, headers: Mapping[bytes, bytes] = NO_HEADERS) -> None:
         """The answer's headers tell tier and latency; no body of a stream does so for all families."""
@@ -63,7 +71,9 @@ class InvocationStream:
         if frame.name != "chunk" or frame.kind != "event":
             return
         excess = frame.payload_size - ORDINARY_FRAME_BYTES  # what is said is in base64: 3 bytes are 4 here
-        self._estimated_tokens += TOKENS_PER_FRAME if excess < 0 else TOKENS_PER_FRAME + excess * 3 // 4 // BYTES_PER_TOKEN
+        self._estimated_tokens += (
+            TOKENS_PER_FRAME if excess < 0 else TOKENS_PER_FRAME + excess * 3 // 4 // BYTES_PER_TOKEN
+        )
         if len(self._first) < _MAX_FIRST_CHUNKS:
             self._first.append(frame)
         else:
@@ -201,7 +211,17 @@ class ChatStream:
     """The server-sent events of chat completions. The last of them tells the usage, if the caller asked for that. One
     that tells of an error ends what is said: neither it nor any event behind it counts."""
 
-    __slots__ = ("_byte_count", "_splitter", "_has_failed", "_headers", "_is_complete", "_event_count", "_partial_usage", "_tier", "_usage")
+    __slots__ = (
+        "_byte_count",
+        "_event_count",
+        "_has_failed",
+        "_headers",
+        "_is_complete",
+        "_partial_usage",
+        "_splitter",
+        "_tier",
+        "_usage",
+    )
 
     def __init__(self, headers: Mapping[bytes, bytes] = NO_HEADERS) -> None:
         self._headers = headers
@@ -272,7 +292,9 @@ class ChatStream:
                 return
             usage = bodies.read_chat(document, self._headers)
             if usage is None:
-                self._partial_usage = bodies.read_chat(document, self._headers, needs_output=False) or self._partial_usage
+                self._partial_usage = (
+                    bodies.read_chat(document, self._headers, needs_output=False) or self._partial_usage
+                )
             else:
                 self._usage = usage if sum_tokens(usage) >= sum_tokens(self._usage) else self._usage
                 self._is_complete = _is_final(document)

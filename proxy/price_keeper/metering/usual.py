@@ -45,7 +45,9 @@ _TRACE_MEMBERS = ("trace", "amazon-bedrock-trace", "stopReason", "amazon-bedrock
 _NULL = Raw(b"null")
 
 
-def _build_member_picker(names: tuple[str, ...], presence_only: tuple[str, ...] = ()) -> Callable[[bytes], dict[str, Any] | None]:
+def _build_member_picker(
+    names: tuple[str, ...], presence_only: tuple[str, ...] = ()
+) -> Callable[[bytes], dict[str, Any] | None]:
     """Reads the members of these names. Of the others, such as images, nothing is made: they take a tenth of the time;
     nor of those that are `raw`, which are only there or not. None for what is no JSON object, or none that can be
     read so."""
@@ -67,7 +69,10 @@ def _build_member_picker(names: tuple[str, ...], presence_only: tuple[str, ...] 
     return pick
 
 
-pick_usage_members, pick_trace_members = _build_member_picker(_USAGE_MEMBERS, EMBEDDING_MEMBERS), _build_member_picker(_TRACE_MEMBERS)
+pick_usage_members, pick_trace_members = (
+    _build_member_picker(_USAGE_MEMBERS, EMBEDDING_MEMBERS),
+    _build_member_picker(_TRACE_MEMBERS),
+)
 _decode_converse = Decoder(_ConverseAnswer).decode
 
 
@@ -85,4 +90,8 @@ def parse_converse(answer: bytes) -> Usage | None:
     cached, cached_by_other_name = tokens.cache_read_input_tokens, tokens.cache_read_input_token_count
     if tokens.total_tokens > tokens.input_tokens + tokens.output_tokens + (cached or cached_by_other_name):
         return None
-    return make_plain_usage(tokens.input_tokens, tokens.output_tokens, cached) if not cached_by_other_name or cached_by_other_name == cached else None
+    return (
+        make_plain_usage(tokens.input_tokens, tokens.output_tokens, cached)
+        if not cached_by_other_name or cached_by_other_name == cached
+        else None
+    )

@@ -51,7 +51,7 @@ class OrphanedJournals:
         self._journal = journal
         self._own = {locate_worker_folder(journal, number) for number in range(workers)}
         self._locks: dict[Path, ExitStack] = {}
-        self._found: dict[Path, Leftovers] = {}  # locked and read, but not taken yet
+        self._found: dict[Path, RecoveredJournal] = {}  # locked and read, but not taken yet
         self._unusable: set[Path] = set()  # somebody has to look at them
         self._logged: dict[Path, str] = {}
         self.on_alerts_moved: Callable[[set[str]], None] = lambda _: None
@@ -62,14 +62,14 @@ class OrphanedJournals:
         return [folder for folder in self._locks if folder not in self._found]
 
     def find(self) -> None:
-        """Lock and recover each journal whose worker is gone, for `take`. Blocks on the disk: call it in a thread."""
+        """Lock and recover each journal whose worker is gone, for `take_found`. Blocks on the disk: call it in a thread."""
         for folder in find_worker_folders(self._journal):
-            if folder not in self._own and folder not in self._locks and folder not in self._kept:
+            if folder not in self._own and folder not in self._locks and folder not in self._unusable:
                 self._recover(folder)
 
-    def take(self) -> list[Leftovers]:
+    def take_found(self) -> list[RecoveredJournal]:
         """What was found since the last call, each journal once. The caller sends it to the store before it calls
-        `end`."""
+        `finish_folder`."""
         found, self._found = self._found, {}
         return list(found.values())
 
@@ -77,7 +77,7 @@ class OrphanedJournals:
         """Whatever is raised here, the lock is released first: the folder can be tried again."""
         try:
             with ExitStack() as lock:
-                lock.enter_context(locked(folder, make=False))
+                lock.enter_context(lock_folder(folder, create=False))
                 self._found[folder] = recover(folder)
                 self._locks[folder] = lock.pop_all()
         except JournalInUse:

@@ -17,14 +17,21 @@ from price_keeper.errors import ConditionFailed, StoreError
 from price_keeper.hard.rows import HardBudgetKey
 from price_keeper.model import Scope
 from price_keeper.recording.entries import Counter, UsageCounts
-from price_keeper.recording.flush import COST_ATTRIBUTE, DAY_SECONDS, SHARD_TTL_SECONDS, TOTAL_TTL_SECONDS, to_pico, read_shard_count
+from price_keeper.recording.flush import (
+    COST_ATTRIBUTE,
+    DAY_SECONDS,
+    SHARD_TTL_SECONDS,
+    TOTAL_TTL_SECONDS,
+    read_shard_count,
+    to_pico,
+)
 from price_keeper.stores import schema
 from price_keeper.stores.contract import (
     EXPIRY_ATTRIBUTE,
+    AttributeMissing,
     Condition,
     ItemMissing,
     Key,
-    AttributeMissing,
     Prefix,
     Put,
     Query,
@@ -81,7 +88,9 @@ class Aggregator:
             for _ in range(MAX_TRIES):
                 if await self._try_update(counter, day_end):
                     return
-            if counter not in self._above_shards:  # as it is after a replay by force, and will be for as long as it is kept
+            if (
+                counter not in self._above_shards
+            ):  # as it is after a replay by force, and will be for as long as it is kept
                 _log.warning("the total of %s %s is higher than its shards; it stays", counter.scope, counter.label)
             self._above_shards.add(counter)
         except StoreError as failure:

@@ -13,7 +13,9 @@ from price_keeper.recording.leftovers import RecoveredJournal
 from price_keeper.recording.sender import SegmentSender
 
 
-async def begin_journal(folder: Path, recovered: RecoveredJournal, sender: SegmentSender, begin: Callable[[], Journal]) -> Journal:
+async def begin_journal(
+    folder: Path, recovered: RecoveredJournal, sender: SegmentSender, begin: Callable[[], Journal]
+) -> Journal:
     """Without room on the disk what was left over goes to the store first, since each file that goes makes some.
 
     It may go without its seal then, the oldest first: what it comes to follows from its lines and those of the next

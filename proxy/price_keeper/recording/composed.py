@@ -29,7 +29,7 @@ from price_keeper.recording.sender import SegmentSender
 from price_keeper.recording.ulid import UlidFactory
 from price_keeper.stores.contract import Store
 from price_keeper.tasks import Tasks
-from price_keeper.telemetry import Samples, MetricsRegistry
+from price_keeper.telemetry import MetricsRegistry, Samples
 
 LAST_FLUSH_TIMEOUT_SECONDS = 5.0  # of what Kubernetes leaves after the calls under way have ended
 LAST_RETURN_TIMEOUT_SECONDS = 2.0
@@ -58,9 +58,13 @@ class Recording:
         tasks.start("flush", self.recorder.run_flushes)
         tasks.run_every("journal to disk", config.journal.fsync_interval_ms / 1000, self.recorder.sync_journal)
         tasks.run_every("totals", config.aggregator.interval_secs, self.aggregator.run, jitter=AGGREGATE_JITTER)
-        tasks.run_every("holds of former runs", LEASE_RETURN_INTERVAL_SECONDS, self.return_former_leases, jitter=AGGREGATE_JITTER)
+        tasks.run_every(
+            "holds of former runs", LEASE_RETURN_INTERVAL_SECONDS, self.return_former_leases, jitter=AGGREGATE_JITTER
+        )
         if self.orphans is not None:
-            tasks.run_every("journals of former workers", ORPHANS_INTERVAL_SECONDS, self.adopt_orphans, jitter=AGGREGATE_JITTER)
+            tasks.run_every(
+                "journals of former workers", ORPHANS_INTERVAL_SECONDS, self.adopt_orphans, jitter=AGGREGATE_JITTER
+            )
 
     async def adopt_orphans(self) -> None:
         """Takes over what has become free, and gives up each folder of which all is in the store."""
@@ -68,11 +72,11 @@ class Recording:
             return
         async with self._orphans_lock:
             try:
-                await asyncio.to_thread(self.adoption.find)
+                await asyncio.to_thread(self.orphans.find)
             finally:  # what was found before a failure must not wait for the next try
-                for left in self.adoption.take():
-                    self.leftovers.add(left)
-                    self.recorder.take_over(left.sealed)
+                for found in self.orphans.take_found():
+                    self.recovered.add_losses(found)
+                    self.recorder.adopt_segments(found.sealed)
             await self._finish_orphans(self.orphans)
 
     async def _finish_orphans(self, orphans: OrphanedJournals) -> None:
@@ -183,12 +187,14 @@ async def open_recording(
             raise JournalUnusable(f"the journal in {folder} cannot be read: {failure}") from None
         if orphans is not None:
             locks.callback(orphans.close)
-            await asyncio.to_thread(adoption.find)
-            for each in adoption.take():
+            await asyncio.to_thread(orphans.find)
+            for each in orphans.take_found():
                 recovered.add_losses(each)
                 recovered.sealed[:0] = each.sealed
         ulids, sender = UlidFactory(clock.now, os.urandom, recovered.newest_ulid), SegmentSender(store, clock)
-        journal = await begin_journal(folder, recovered, sender, lambda: Journal(folder, ulids, (*config.labels, *PSEUDO_LABELS)))
+        journal = await begin_journal(
+            folder, recovered, sender, lambda: Journal(folder, ulids, (*config.labels, *PSEUDO_LABELS))
+        )
         recorder = Recorder(
             journal,
             recovered.sealed,
@@ -199,4 +205,6 @@ async def open_recording(
             refuses_without_store=config.on_store_down == "refuse",
         )
         aggregator = Aggregator(store, clock, config.aggregator.interval_secs)
-        yield Recording(recorder, recovered, aggregator, BudgetLeaseFile(folder, ulids.new()), store, clock, folder, orphans=orphans)
+        yield Recording(
+            recorder, recovered, aggregator, BudgetLeaseFile(folder, ulids.new()), store, clock, folder, orphans=orphans
+        )

@@ -131,7 +131,9 @@ class ChargedCounters:
     spend_listeners: tuple[SpendListener, ...] = ()
 
     @classmethod
-    def from_counters(cls, counters: Iterable[Counter], spend_listeners: tuple[SpendListener, ...] = ()) -> ChargedCounters:
+    def from_counters(
+        cls, counters: Iterable[Counter], spend_listeners: tuple[SpendListener, ...] = ()
+    ) -> ChargedCounters:
         counters = tuple(counters)
         return cls(counters, orjson.Fragment(orjson.dumps([(*each,) for each in counters])), spend_listeners)
 

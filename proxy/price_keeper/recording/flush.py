@@ -61,7 +61,12 @@ class SegmentMarker(NamedTuple):
 
     def to_item(self, expires_at: int) -> Item:
         calls = {_ESTIMATED: self.estimated, _CARRIED: self.carried}
-        attributes: dict[str, Value] = {_LINES: self.lines, _DIGEST: self.digest, _PARTS: self.parts, EXPIRY_ATTRIBUTE: expires_at}
+        attributes: dict[str, Value] = {
+            _LINES: self.lines,
+            _DIGEST: self.digest,
+            _PARTS: self.parts,
+            EXPIRY_ATTRIBUTE: expires_at,
+        }
         return attributes | {name: list[Value](numbers) for name, numbers in calls.items() if numbers}
 
 
@@ -117,7 +122,9 @@ def build_addition(ulid: str, counter: Counter, counts: UsageCounts, now: float)
 
 
 def _build_increment(key: Key, counts: UsageCounts, now: float, keep_seconds: int) -> Update:
-    added: dict[str, int | Decimal] = {name: number for name, number in zip(_COUNT_ATTRIBUTES, counts, strict=False) if number}
+    added: dict[str, int | Decimal] = {
+        name: number for name, number in zip(_COUNT_ATTRIBUTES, counts, strict=False) if number
+    }
     added[COST_ATTRIBUTE] = to_micros(counts.pico)
     return Update(key, add=added, set={"updated_at_epoch": int(now), EXPIRY_ATTRIBUTE: int(now) + keep_seconds})
 

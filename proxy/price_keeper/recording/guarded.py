@@ -8,7 +8,7 @@ from dataclasses import replace
 from price_keeper.forwarding.forwarder import UpstreamTarget
 from price_keeper.metering.guardrail_traces import GuardrailUsageReader
 from price_keeper.metering.guardrails import price_guardrail
-from price_keeper.metering.pricing import Pricer, Cost
+from price_keeper.metering.pricing import Cost, Pricer
 from price_keeper.metering.reading import UsageReader
 from price_keeper.metering.usage import Usage, sum_tokens
 from price_keeper.recording.entries import ChargedCounters, CompletionListener
@@ -18,10 +18,12 @@ from price_keeper.recording.meter import CONTENT_TYPE, Meter, OperationPricing
 
 def add_guardrail_prices(pricer: Pricer, prices: Mapping[str, int]) -> Pricer:
     """The price of tokens, and of a guardrail's units beside them: so never that of tokens alone."""
-    return replace(pricer, of=_price_tokens_and_units(pricer.price, prices), plain=None)
+    return replace(pricer, price=_price_tokens_and_units(pricer.price, prices), price_plain=None)
 
 
-def _price_tokens_and_units(price_tokens: Callable[[Usage], Cost], prices: Mapping[str, int]) -> Callable[[Usage], Cost]:
+def _price_tokens_and_units(
+    price_tokens: Callable[[Usage], Cost], prices: Mapping[str, int]
+) -> Callable[[Usage], Cost]:
     def price_both(usage: Usage) -> Cost:
         tokens, units = price_tokens(usage), price_guardrail(prices, usage.units)
         return Cost(tokens.pico + units.pico, tokens.flags | units.flags)
@@ -45,7 +47,9 @@ class GuardedMeter(Meter):
         ceiling_pico: int | None = None,
     ) -> None:
         """`asked_units` are those that its request is taken for; the rest is what any meter gets."""
-        super().__init__(journal, pricing, charged, first_target, assumed_usage, now, completion_listeners, ceiling_pico)
+        super().__init__(
+            journal, pricing, charged, first_target, assumed_usage, now, completion_listeners, ceiling_pico
+        )
         self._request_units = request_units
 
     def on_head(self, status: int, headers: Mapping[bytes, bytes]) -> None:
@@ -63,5 +67,7 @@ class GuardedMeter(Meter):
         if not isinstance(reader, GuardrailUsageReader):
             return usage
         # All that came of a trace before the cut may be what it tells of the request.
-        reported, estimated = (usage._replace(units=units) for units in reader.reported_and_estimated_units(usage.output))
+        reported, estimated = (
+            usage._replace(units=units) for units in reader.reported_and_estimated_units(usage.output)
+        )
         return max(estimated, reported, key=lambda each: self._pricer.price(each).pico)

@@ -57,7 +57,9 @@ class JobMeter(Meter):
         completion_listeners: tuple[CompletionListener, ...] = (),
         ceiling_pico: int | None = None,
     ) -> None:
-        super().__init__(journal, pricing, charged, first_target, assumed_usage, now, completion_listeners, ceiling_pico)
+        super().__init__(
+            journal, pricing, charged, first_target, assumed_usage, now, completion_listeners, ceiling_pico
+        )
         self._paid_jobs = paid_jobs
         self._caller = caller
         self._answer = b""

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
-from price_keeper.errors import RecordingUnavailable, JournalFull, JournalUnusable
-from price_keeper.recording.entries import Counter, UsageCounts, Intent, Receipt, UsageTally, encode_head, encode_ready
+from price_keeper.errors import JournalFull, JournalUnusable, RecordingUnavailable
+from price_keeper.recording.entries import Counter, Intent, Receipt, UsageCounts, UsageTally, encode_head, encode_ready
 from price_keeper.recording.folder import is_disk_full
 from price_keeper.recording.log_throttle import LogThrottle
 from price_keeper.recording.seal import SegmentExtent, SegmentSeal
@@ -154,7 +154,9 @@ class Journal:
         segment = self._segment
         if segment.size > SEGMENT_BYTES:
             return True
-        return segment.ulid == self._unsyncable_ulid and self._ulids.now() - read_created_at(segment.ulid) > RESYNC_SECONDS
+        return (
+            segment.ulid == self._unsyncable_ulid and self._ulids.now() - read_created_at(segment.ulid) > RESYNC_SECONDS
+        )
 
     @property
     def is_stale(self) -> bool:
@@ -257,7 +259,9 @@ class Journal:
         carried = [intent.encode_carried(number) for number, intent in self._open.items()]
         segment = Segment(self.folder, self._ulids.new())
         try:
-            segment.append_all((encode_head(segment.ulid, previous_ulid), *carried, encode_ready(previous_ulid, len(carried))))
+            segment.append_all(
+                (encode_head(segment.ulid, previous_ulid), *carried, encode_ready(previous_ulid, len(carried)))
+            )
         except OSError:
             segment.discard()
             raise
@@ -277,7 +281,7 @@ class Journal:
 
     def _note_failure(self, failure: OSError, action: str = "written") -> str:
         """What is the trouble. The log is told when it begins, unless it was just told."""
-        if not self.trouble and self._throttle.allows(f"{how} {failure.strerror}"):
+        if not self.trouble and self._throttle.allows(f"{action} {failure.strerror}"):
             _log.error("the journal in %s cannot be %s: %s", self.folder, action, failure.strerror)
         return str(failure.strerror)
 

@@ -12,7 +12,15 @@ from typing import Any
 
 from price_keeper.errors import JournalUnusable
 from price_keeper.hard import holds
-from price_keeper.recording.entries import JOURNAL_FORMAT, ChargedCounters, Counter, Intent, LineKind, Receipt, UsageTally
+from price_keeper.recording.entries import (
+    JOURNAL_FORMAT,
+    ChargedCounters,
+    Counter,
+    Intent,
+    LineKind,
+    Receipt,
+    UsageTally,
+)
 from price_keeper.recording.folder import is_disk_full
 from price_keeper.recording.journal import SealedSegment
 from price_keeper.recording.lines import JournalLines, decode_lines
@@ -108,7 +116,10 @@ class RecoveredSegment:
             case LineKind.CARRIED:
                 self.carried[values[1]] = self.interned.parse_intent(values)
             case LineKind.READY:
-                before, carried_count = values[1:] or (self.previous_ulid, None)  # it once said no more than that it is the end
+                before, carried_count = values[1:] or (
+                    self.previous_ulid,
+                    None,
+                )  # it once said no more than that it is the end
                 _check_integers(() if carried_count is None else (carried_count,))
                 if not self.is_ready:
                     self.previous_ulid = before
@@ -169,7 +180,10 @@ class RecoveredSegment:
         """Only then is the one before it still there without a seal, and says all that this one would have said."""
         earlier = self.earlier
         return (
-            not self.is_ready and earlier is not None and earlier.seal is None and self.previous_ulid in (None, earlier.ulid)
+            not self.is_ready
+            and earlier is not None
+            and earlier.seal is None
+            and self.previous_ulid in (None, earlier.ulid)
         )
 
 
@@ -215,7 +229,9 @@ def recover(folder: Path) -> RecoveredJournal:
     return recovered
 
 
-def read_segment(path: Path, earlier: RecoveredSegment | None = None, interned: InternedValues | None = None) -> RecoveredSegment:
+def read_segment(
+    path: Path, earlier: RecoveredSegment | None = None, interned: InternedValues | None = None
+) -> RecoveredSegment:
     """`earlier` is the one before it in the folder, as it was read."""
     lines = decode_lines(path.read_bytes())
     found = RecoveredSegment(path, path.stem, earlier, interned or InternedValues(), corrupt_lines=lines.corrupt_lines)
@@ -234,7 +250,9 @@ def _finish_segment(found: RecoveredSegment, recovered: RecoveredJournal) -> Non
     recovered.lost_calls += found.lost_calls
     recovered.estimated_calls += len(found.open)
     is_empty = not (found.open or found.tally.requests)
-    recovered.sealed.append(_build_sealed(found, SegmentSeal.from_tally(found.ulid, found.tally)) if is_empty else _estimate_and_seal(found))
+    recovered.sealed.append(
+        _build_sealed(found, SegmentSeal.from_tally(found.ulid, found.tally)) if is_empty else _estimate_and_seal(found)
+    )
 
 
 def _build_sealed(found: RecoveredSegment, seal: SegmentSeal, *, is_recovered: bool = False) -> SealedSegment:
@@ -291,4 +309,6 @@ def _log_losses(folder: Path, recovered: RecoveredJournal) -> None:
             recovered.corrupt_lines,
         )
     if recovered.lost_calls:
-        _log.error("the journal in %s: %d calls stood in torn lines only, and do not count", folder, recovered.lost_calls)
+        _log.error(
+            "the journal in %s: %d calls stood in torn lines only, and do not count", folder, recovered.lost_calls
+        )

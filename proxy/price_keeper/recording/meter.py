@@ -11,15 +11,24 @@ from typing import Final
 from price_keeper.forwarding.forwarder import UpstreamTarget
 from price_keeper.forwarding.model_path import Operation
 from price_keeper.logs import build_bedrock_extra
-from price_keeper.metering.pricing import Pricer, Cost
+from price_keeper.metering.pricing import Cost, Pricer
 from price_keeper.metering.reading import UsageReader, build_reader
 from price_keeper.metering.usage import Usage, sum_tokens
-from price_keeper.recording.entries import ChargedCounters, CompletionListener, Intent, Receipt, build_counts, make_plain_counts
+from price_keeper.recording.entries import (
+    ChargedCounters,
+    CompletionListener,
+    Intent,
+    Receipt,
+    build_counts,
+    make_plain_counts,
+)
 from price_keeper.recording.expected import UsageForecast
 from price_keeper.recording.journal import Journal
 
 MAX_CALL_PICO: Final = 10**15  # for one call: a thousand dollars, which no model comes near
-OPERATIONS_WITHOUT_TOKENS: Final = frozenset({Operation.APPLY_GUARDRAIL, Operation.CHECK_GUARDRAILS, Operation.ASYNC_INVOKES})
+OPERATIONS_WITHOUT_TOKENS: Final = frozenset(
+    {Operation.APPLY_GUARDRAIL, Operation.CHECK_GUARDRAILS, Operation.ASYNC_INVOKES}
+)
 CONTENT_TYPE, REQUEST_ID = b"content-type", b"x-amzn-requestid"
 
 _log = logging.getLogger("price_keeper.recording")
@@ -54,8 +63,20 @@ def _price_source_of(description: str) -> str:
 class Meter:
     """The tap on one call's answer."""
 
-    __slots__ = ("_assumed_usage", "_is_sent", "_is_settled", "_journal", "_ceiling_pico", "_number", "_pricer", "_reader",
-                 "_request_id", "_status", "_target", "_pricing")  # fmt: skip
+    __slots__ = (
+        "_assumed_usage",
+        "_ceiling_pico",
+        "_is_sent",
+        "_is_settled",
+        "_journal",
+        "_number",
+        "_pricer",
+        "_pricing",
+        "_reader",
+        "_request_id",
+        "_status",
+        "_target",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -89,7 +110,9 @@ class Meter:
         self._ceiling_pico = ceiling_pico
         if ceiling_pico is not None:
             pico = ceiling_pico
-        intent = Intent(charged, int(now * 1000), input, output, pico, units, pricing.forecast.pico, completion_listeners)
+        intent = Intent(
+            charged, int(now * 1000), input, output, pico, units, pricing.forecast.pico, completion_listeners
+        )
         self._number = journal.write_intent(intent)
 
     @property
@@ -136,7 +159,9 @@ class Meter:
             self.on_end(False)
         else:
             self._is_settled = True
-            self._journal.record(self._number, self._build_estimated_receipt(None, "no answer") if self._is_sent else None)
+            self._journal.record(
+                self._number, self._build_estimated_receipt(None, "no answer") if self._is_sent else None
+            )
 
     def _build_receipt(self, is_whole: bool) -> Receipt | None:
         reader = self._reader
@@ -209,7 +234,12 @@ class Meter:
             if reader is not None:
                 return self._build_estimated_receipt(None, "absurd")
             cost = cost._replace(pico=MAX_CALL_PICO)
-        about = {"request": self._request_id, "price": self._pricer.description, **_describe_unusual(usage, cost), "why": why}
+        about = {
+            "request": self._request_id,
+            "price": self._pricer.description,
+            **_describe_unusual(usage, cost),
+            "why": why,
+        }
         return Receipt(build_counts(usage, cost.pico, is_estimated=True), about)
 
     def _merge_partial_usage(self, reader: UsageReader) -> Usage:

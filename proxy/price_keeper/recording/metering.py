@@ -17,10 +17,10 @@ from price_keeper.errors import InvalidRequest
 from price_keeper.forwarding.forwarder import CallObserver, UpstreamTarget
 from price_keeper.forwarding.model_path import Operation
 from price_keeper.hard.worst import CostCeiling
-from price_keeper.metering.guardrails import estimate_units, price_guardrail, build_guardrail_prices
+from price_keeper.metering.guardrails import build_guardrail_prices, estimate_units, price_guardrail
 from price_keeper.metering.price_updates import PriceTables
-from price_keeper.metering.pricing import Pricer, Cost
-from price_keeper.metering.profiles import ResolvedProfile, InferenceProfile
+from price_keeper.metering.pricing import Cost, Pricer
+from price_keeper.metering.profiles import InferenceProfile, ResolvedProfile
 from price_keeper.metering.reading import BYTES_PER_TOKEN
 from price_keeper.metering.usage import Usage, make_plain_usage
 from price_keeper.model import Caller, ResolvedLabel
@@ -29,7 +29,7 @@ from price_keeper.recording.expected import UsageForecast
 from price_keeper.recording.guarded import GuardedMeter, add_guardrail_prices
 from price_keeper.recording.jobs import JobMeter, PaidJobs
 from price_keeper.recording.journal import Journal
-from price_keeper.recording.meter import Meter, PricerForTarget, OperationPricing
+from price_keeper.recording.meter import Meter, OperationPricing, PricerForTarget
 
 MAX_ASSUMED_INPUT_TOKENS: Final = 1_000_000  # tokens that a call is taken to have: larger bodies hold images or films
 MAX_FORECASTS: Final = 1000  # labels; models without one come as callers name them
@@ -81,7 +81,12 @@ FREE_METER: Final = FreeMeter()
 
 class MeterFactory:
     def __init__(
-        self, config: Config, journal: Journal, price_tables: PriceTables, clock: Clock, predecessor: MeterFactory | None = None
+        self,
+        config: Config,
+        journal: Journal,
+        price_tables: PriceTables,
+        clock: Clock,
+        predecessor: MeterFactory | None = None,
     ) -> None:
         """`before` is that of the configuration whose place this one takes: what was learned from answers stays."""
         self._labels = config.labels
@@ -91,11 +96,15 @@ class MeterFactory:
         self._clock = clock
         self._forecasts: dict[str, UsageForecast] = {}
         self._pricing_cache: dict[tuple[str, Operation], OperationPricing] = {}
-        self._profile_pricing_cache: WeakKeyDictionary[InferenceProfile, dict[Operation, OperationPricing]] = WeakKeyDictionary()
+        self._profile_pricing_cache: WeakKeyDictionary[InferenceProfile, dict[Operation, OperationPricing]] = (
+            WeakKeyDictionary()
+        )
         self._paid_jobs = PaidJobs()
         if predecessor is not None:
             self._paid_jobs, self._profile_pricing_cache = predecessor._paid_jobs, predecessor._profile_pricing_cache
-            kept = ((name, self._inherit_forecast(predecessor, name, each)) for name, each in predecessor._forecasts.items())
+            kept = (
+                (name, self._inherit_forecast(predecessor, name, each)) for name, each in predecessor._forecasts.items()
+            )
             self._forecasts = {name: each for name, each in kept if each is not None}
 
     def _inherit_forecast(self, predecessor: MeterFactory, name: str, forecast: UsageForecast) -> UsageForecast | None:
@@ -137,7 +146,7 @@ class MeterFactory:
         it counts as under a hard budget as long as nobody knows better."""
         assumed_usage, make_meter = pricing.estimate_usage(body_bytes), _PLAIN_METER
         if guardrail_units:
-            pricing = replace(pricing, price_at=self._add_guardrail_prices(pricing.pricer_for))
+            pricing = replace(pricing, pricer_for=self._add_guardrail_prices(pricing.pricer_for))
             assumed_usage = assumed_usage._replace(units=estimate_units(guardrail_units, assumed_usage.output))
             make_meter = partial(GuardedMeter, guardrail_units)
         elif pricing.operation is Operation.ASYNC_INVOKES:
@@ -147,14 +156,25 @@ class MeterFactory:
             return make_meter(self._journal, pricing, charged, targets[0], assumed_usage, now, completion_listeners)
         if ceiling.input_tokens:
             assumed_usage = assumed_usage._replace(input=ceiling.input_tokens, output=ceiling.output_tokens)
-        return make_meter(self._journal, pricing, charged, targets[0], assumed_usage, now, completion_listeners, ceiling.pico)
+        return make_meter(
+            self._journal, pricing, charged, targets[0], assumed_usage, now, completion_listeners, ceiling.pico
+        )
 
     def _build_pricing(self, label: str, model: str, operation: Operation) -> OperationPricing:
         if operation in _GUARDRAIL_OPERATIONS:
-            return OperationPricing(GUARDRAIL_LABEL, operation, "", _return_always(self._build_guardrail_pricer()), _assume_units, UsageForecast())
+            return OperationPricing(
+                GUARDRAIL_LABEL,
+                operation,
+                "",
+                _return_always(self._build_guardrail_pricer()),
+                _assume_units,
+                UsageForecast(),
+            )
         if operation is Operation.ASYNC_INVOKES:
             pricer = self._build_job_pricer(label)
-            return OperationPricing(ASYNC_JOB_LABEL, operation, "", _return_always(pricer), lambda _: Usage(), UsageForecast())
+            return OperationPricing(
+                ASYNC_JOB_LABEL, operation, "", _return_always(pricer), lambda _: Usage(), UsageForecast()
+            )
         counted_as = label or build_model_label(model)
         format = self._labels[label].format if label in self._labels else ""
         forecast, price_at = self._forecast_for(counted_as), partial(self._find_token_pricer, label)

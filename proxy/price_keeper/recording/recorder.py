@@ -68,7 +68,9 @@ class Recorder:
         pico, journal = self.journal.tally.pico, self.journal
         if pico + self._unsent_pico > self._max_unflushed_pico:
             usd = self._max_unflushed_pico / PICO_PER_USD
-            raise RecordingUnavailable(f"spend of {usd:g} USD waits for the store, which is all that may", retry_after=5)
+            raise RecordingUnavailable(
+                f"spend of {usd:g} USD waits for the store, which is all that may", retry_after=5
+            )
         if self._refuses_without_store and self.store_trouble:
             raise RecordingUnavailable("the store that keeps count of spend is away", retry_after=5)
         if pico > self._early_flush_pico or journal.is_full:
@@ -148,7 +150,11 @@ class Recorder:
         if self.store_trouble:
             raise RecordingUnavailable("spend cannot be flushed, and waits in the journal; the log says why")
         rejected = len(self.sender.rejected)
-        return f"what the store did not take, {rejected} segments, waits for a person; the log says why" if rejected else None
+        return (
+            f"what the store did not take, {rejected} segments, waits for a person; the log says why"
+            if rejected
+            else None
+        )
 
     def adopt_segments(self, segments: Iterable[SealedSegment]) -> None:
         """Of another journal. For budgets it is spent elsewhere until it is in the store; it has to be flushed as our

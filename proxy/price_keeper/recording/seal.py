@@ -15,7 +15,7 @@ from typing import Any
 
 import orjson
 
-from price_keeper.recording.entries import Counter, UsageCounts, LineKind, UsageTally
+from price_keeper.recording.entries import Counter, LineKind, UsageCounts, UsageTally
 from price_keeper.stores.contract import MAX_TRANSACTION_WRITES
 
 # A part is one transaction: its marker, and for each sum a counter and perhaps an entry in the list of active ones.
@@ -86,7 +86,9 @@ class SegmentSeal:
         _, ulid, pico, requests, parts = values
         if type(ulid) is not str or type(requests) is not int:
             raise TypeError("no seal of ours")
-        return cls(ulid, int(pico), requests, tuple(tuple(_parse_sum(each, interned) for each in part) for part in parts))
+        return cls(
+            ulid, int(pico), requests, tuple(tuple(_parse_sum(each, interned) for each in part) for part in parts)
+        )
 
 
 def _parse_sum(values: list[Any], interned: dict[Counter, Counter]) -> tuple[Counter, UsageCounts]:

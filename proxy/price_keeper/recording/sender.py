@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Protocol
 
 from price_keeper.clock import Clock
-from price_keeper.errors import JournalFull, ReasonCode, InvalidStoreRequest, StoreError, TransactionFailed
+from price_keeper.errors import InvalidStoreRequest, JournalFull, ReasonCode, StoreError, TransactionFailed
 from price_keeper.recording import flush
 from price_keeper.recording.entries import Counter, UsageCounts
 from price_keeper.recording.flush import SegmentMarker
 from price_keeper.recording.journal import SealedSegment
 from price_keeper.recording.seal import SegmentPart
-from price_keeper.recording.stretches import SegmentMismatch, LineRanges
+from price_keeper.recording.stretches import LineRanges, SegmentMismatch
 from price_keeper.recording.ulid import is_ulid, read_created_at
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Item, Query, Store, Write
@@ -47,11 +47,15 @@ class SegmentSender:
         self._day = ""
         self._listed_counters: set[Counter] = set()  # on this day
         self.sent_segments = self.requests = self.pico = self.repeated_parts = 0
-        self.late_calls = 0  # calls whose end was found when they had been counted as estimated, in a copy of their segment
+        self.late_calls = (
+            0  # calls whose end was found when they had been counted as estimated, in a copy of their segment
+        )
         self.outdated_folders: set[Path] = set()  # journals of which somebody has counted a later state
         # By journal: the segment that went last, and which calls that it leaves open are counted already.
         self._last_sent: dict[Path, tuple[str, frozenset[int]]] = {}
-        self.rejected: list[SealedSegment] = []  # what stays where it is, for a person to look at: it was spent all the same
+        self.rejected: list[
+            SealedSegment
+        ] = []  # what stays where it is, for a person to look at: it was spent all the same
 
     @property
     def rejected_ulids(self) -> list[str]:

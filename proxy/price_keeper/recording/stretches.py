@@ -15,7 +15,7 @@ from price_keeper.errors import PriceKeeperError
 from price_keeper.recording.entries import LineKind, UsageTally
 from price_keeper.recording.flush import SegmentMarker
 from price_keeper.recording.journal import SealedSegment
-from price_keeper.recording.leftovers import RecoveredSegment, InternedValues
+from price_keeper.recording.leftovers import InternedValues, RecoveredSegment
 from price_keeper.recording.lines import decode_lines
 from price_keeper.recording.seal import SegmentSeal
 
@@ -59,12 +59,16 @@ class LineRanges:
     def read_rest(self) -> tuple[SegmentMarker, SegmentSeal]:
         """Of all lines that are left."""
         start = self.position
-        seal = self._read_up_to(self.line_count, [number for number in self._estimated if number not in self._carried_forward])
+        seal = self._read_up_to(
+            self.line_count, [number for number in self._estimated if number not in self._carried_forward]
+        )
         return self._build_marker(seal, start), seal
 
     def _build_marker(self, seal: SegmentSeal, start: int) -> SegmentMarker:
         estimated, carried = tuple(sorted(self.counted_calls)), tuple(sorted(self._carried_forward))
-        return SegmentMarker(self.position, self._digest.hexdigest(), max(1, len(seal.parts)), estimated, carried, start)
+        return SegmentMarker(
+            self.position, self._digest.hexdigest(), max(1, len(seal.parts)), estimated, carried, start
+        )
 
     def _read_up_to(self, end: int, estimated: Iterable[int]) -> SegmentSeal:
         segment, tally = self._segment, UsageTally()

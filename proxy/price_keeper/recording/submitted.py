@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from price_keeper.clock import Clock
-from price_keeper.errors import PriceKeeperError, ReasonCode, InvalidStoreRequest, StoreError, TransactionFailed
+from price_keeper.errors import InvalidStoreRequest, PriceKeeperError, ReasonCode, StoreError, TransactionFailed
 from price_keeper.recording import flush
 from price_keeper.recording.entries import Counter, UsageCounts
 from price_keeper.stores import schema
@@ -131,7 +131,11 @@ class SubmissionRecorder:
             try:
                 now = await self._count_together(list(remaining.values()))
             except _AlreadyCounted as conflict:
-                remaining = {place: what for number, (place, what) in enumerate(remaining.items()) if number not in conflict.positions}
+                remaining = {
+                    place: what
+                    for number, (place, what) in enumerate(remaining.items())
+                    if number not in conflict.positions
+                }
             except StoreError as failure:
                 if isinstance(failure, InvalidStoreRequest):  # perhaps for one of them alone
                     break

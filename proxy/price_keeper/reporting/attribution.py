@@ -49,7 +49,9 @@ class Attribution(NamedTuple):
     caveat: AttributionCaveat | None
 
 
-def attribute_spend(org_counts: CountsByLabel, app_counts: Mapping[str, CountsByLabel], quota_scope: str) -> Attribution:
+def attribute_spend(
+    org_counts: CountsByLabel, app_counts: Mapping[str, CountsByLabel], quota_scope: str
+) -> Attribution:
     """Of one org on one day."""
     app_sums = _sum_apps(app_counts)
     app_spend = [AppSpend(app, label, counts) for app, labels in app_counts.items() for label, counts in labels.items()]
@@ -57,9 +59,14 @@ def attribute_spend(org_counts: CountsByLabel, app_counts: Mapping[str, CountsBy
         return Attribution([*app_spend, *_iterate_spend_without_app(org_counts)], None)
     is_equal = any(org_counts.get(label) == counts for label, counts in app_sums.items())
     if quota_scope == "APP" and not is_equal:
-        return Attribution([*app_spend, *_iterate_spend_without_app(org_counts)], None if _is_lower_anywhere(org_counts, app_sums) else AttributionCaveat.MAY_INCLUDE_APPS)
+        return Attribution(
+            [*app_spend, *_iterate_spend_without_app(org_counts)],
+            None if _is_lower_anywhere(org_counts, app_sums) else AttributionCaveat.MAY_INCLUDE_APPS,
+        )
     remainder = {label: _subtract(counts, app_sums.get(label, UsageCounts())) for label, counts in org_counts.items()}
-    return Attribution([*app_spend, *_iterate_spend_without_app(remainder)], _find_caveat(org_counts, app_sums, quota_scope))
+    return Attribution(
+        [*app_spend, *_iterate_spend_without_app(remainder)], _find_caveat(org_counts, app_sums, quota_scope)
+    )
 
 
 def _find_caveat(org_counts: CountsByLabel, app_sums: CountsByLabel, quota_scope: str) -> AttributionCaveat | None:

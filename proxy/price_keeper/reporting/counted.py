@@ -11,7 +11,14 @@ from itertools import groupby
 from typing import Any, NamedTuple
 
 from price_keeper.model import Scope
-from price_keeper.recording.aggregator import MAX_CLOCK_SKEW_SECONDS, AS_OF_ATTRIBUTE, ActiveCounter, build_shard_keys, sum_items, build_total_key
+from price_keeper.recording.aggregator import (
+    AS_OF_ATTRIBUTE,
+    MAX_CLOCK_SKEW_SECONDS,
+    ActiveCounter,
+    build_shard_keys,
+    build_total_key,
+    sum_items,
+)
 from price_keeper.recording.entries import Counter, UsageCounts
 from price_keeper.recording.flush import COST_ATTRIBUTE, to_pico
 from price_keeper.reporting.days import find_utc_day_end
@@ -43,8 +50,12 @@ async def read_counters(store: Store, queries: Iterable[CounterQuery], now: floa
     for batch in _iterate_batches(queries):
         totals = await store.get_many([build_total_key(each.counter) for each in batch])
         totals_by_query = dict(zip(batch, totals, strict=True))
-        values.counts.update({each.counter: _parse_counts(total) for each, total in totals_by_query.items() if total is not None})
-        incomplete = [each.counter for each, total in totals_by_query.items() if not _is_complete(total, each.complete_after, now)]
+        values.counts.update(
+            {each.counter: _parse_counts(total) for each, total in totals_by_query.items() if total is not None}
+        )
+        incomplete = [
+            each.counter for each, total in totals_by_query.items() if not _is_complete(total, each.complete_after, now)
+        ]
         values.is_final = values.is_final and not incomplete
         # An org before its apps, so that what is flushed in between is not taken for spend of callers without an app.
         for of_apps in (False, True):

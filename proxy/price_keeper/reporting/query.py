@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import date, timedelta
 from zoneinfo import ZoneInfo
 
-from price_keeper.calendar_days import iterate_day_spans, find_org_date, parse_day
+from price_keeper.calendar_days import find_org_date, iterate_day_spans, parse_day
 from price_keeper.model import Scope
 from price_keeper.recording import aggregator
 from price_keeper.recording.entries import Counter, UsageCounts
@@ -64,7 +64,9 @@ async def build_report(
         if (days := calendars[name].select_past(all_days))
     ]
     apps = await load_app_names(store, ((each.org, each.app) for each in spent if each.app is not None))
-    calendars_used = [calendars[name] for name in {each.org for each in spent} or calendars] or [_ReportCalendar(zone, period, now)]
+    calendars_used = [calendars[name] for name in {each.org for each in spent} or calendars] or [
+        _ReportCalendar(zone, period, now)
+    ]
     return SpendReport(
         as_of=now,
         first=min(each.first for each in calendars_used),
@@ -93,7 +95,9 @@ class _ReportCalendar:
         return [day for day in days if day < self._today]
 
 
-def _iterate_queries(listed: Iterable[aggregator.ActiveCounter], calendars: Mapping[str, _ReportCalendar]) -> Iterator[counted.CounterQuery]:
+def _iterate_queries(
+    listed: Iterable[aggregator.ActiveCounter], calendars: Mapping[str, _ReportCalendar]
+) -> Iterator[counted.CounterQuery]:
     for each in listed:
         end = calendars[Scope.from_key(each.counter.scope).org].ends.get(each.counter.period)
         if end is not None:
@@ -115,7 +119,9 @@ def _attribute_all(
     return spent, caveats
 
 
-def _group_by_org_and_day(counts: Mapping[Counter, UsageCounts]) -> dict[tuple[str, date], dict[str | None, dict[str, UsageCounts]]]:
+def _group_by_org_and_day(
+    counts: Mapping[Counter, UsageCounts],
+) -> dict[tuple[str, date], dict[str | None, dict[str, UsageCounts]]]:
     grouped: dict[tuple[str, date], dict[str | None, dict[str, UsageCounts]]] = {}
     for counter, each in counts.items():
         if any(each):

@@ -16,7 +16,7 @@ from typing import Any
 from price_keeper.recording.entries import UsageCounts
 from price_keeper.reporting import money
 from price_keeper.reporting.query import SpendReport
-from price_keeper.reporting.totals import RowKey, ReportRow, sum_counts
+from price_keeper.reporting.totals import ReportRow, RowKey, sum_counts
 
 COUNT_FIELDS = UsageCounts._fields[:-1]
 NAME_COLUMNS = {"org": "org_name", "app": "app_name"}  # the column behind an id
@@ -27,7 +27,11 @@ _IGNORED_CATEGORIES = frozenset(("Cc", "Cf", "Zs", "Zl", "Zp"))  # of Unicode's 
 
 
 def build_json_report(
-    report: SpendReport, rows: Sequence[ReportRow], by: Sequence[str], filters: Mapping[str, str | None], notes: Sequence[str]
+    report: SpendReport,
+    rows: Sequence[ReportRow],
+    by: Sequence[str],
+    filters: Mapping[str, str | None],
+    notes: Sequence[str],
 ) -> dict[str, Any]:
     return {
         "from": report.first.isoformat(),
@@ -46,7 +50,9 @@ def build_row_record(report: SpendReport, row: ReportRow, by: Sequence[str]) -> 
     return {**_build_keys(report, row, by), **build_count_record(row.counts)}
 
 
-def format_csv_report(report: SpendReport, rows: Sequence[ReportRow], by: Sequence[str], *, has_header: bool = True) -> str:
+def format_csv_report(
+    report: SpendReport, rows: Sequence[ReportRow], by: Sequence[str], *, has_header: bool = True
+) -> str:
     columns = [column for name in by for column in (name, NAME_COLUMNS.get(name)) if column is not None]
     records = []
     for row in rows:

@@ -8,8 +8,8 @@ from itertools import repeat
 
 from price_keeper.recording.entries import UsageCounts
 from price_keeper.reporting import money
-from price_keeper.reporting.letters import truncate, pad_to_width, make_printable, measure_width
-from price_keeper.reporting.totals import NO_APP, ReportRow, sum_token_counts, sum_counts
+from price_keeper.reporting.letters import make_printable, measure_width, pad_to_width, truncate
+from price_keeper.reporting.totals import NO_APP, ReportRow, sum_counts, sum_token_counts
 
 MIN_BAR_WIDTH, MAX_BAR_WIDTH = 6, 40
 _GAP = 2
@@ -69,7 +69,9 @@ _ESTIMATED = _Column(
     "est.", lambda counts: f"{counts.estimated_requests:,}", lambda whole: whole.estimated_requests > 0
 )
 _INPUT = _Column("Input", lambda counts: _format_short(counts.input_tokens))
-_CACHED = _Column("Cached", lambda counts: _format_short(_sum_cached_tokens(counts)), lambda whole: _sum_cached_tokens(whole) > 0)
+_CACHED = _Column(
+    "Cached", lambda counts: _format_short(_sum_cached_tokens(counts)), lambda whole: _sum_cached_tokens(whole) > 0
+)
 _OUTPUT = _Column("Output", lambda counts: _format_short(counts.output_tokens))
 _TOKENS = _Column("Tokens", lambda counts: _format_short(sum_token_counts(counts)))
 _UNITS = _Column("Units", lambda counts: _format_short(counts.guardrail_units), lambda whole: whole.guardrail_units > 0)
@@ -89,13 +91,17 @@ def _sum_cached_tokens(counts: UsageCounts) -> int:
     return sum_token_counts(counts) - counts.input_tokens - counts.output_tokens
 
 
-def format_table(rows: Sequence[ReportRow], by: Sequence[str], names: Mapping[tuple[str, str], str], style: TableStyle) -> list[str]:
+def format_table(
+    rows: Sequence[ReportRow], by: Sequence[str], names: Mapping[tuple[str, str], str], style: TableStyle
+) -> list[str]:
     """`names` has what is shown for a key that is not to be shown as it is."""
     keys = [[_format_key(name, key, names) for name, key in zip(by, row.keys, strict=True)] for row in rows]
     total_counts = sum_counts(row.counts for row in rows)
     for columns, min_name_width in _LAYOUTS:
         needed_columns = [column for column in columns if column.is_needed(total_counts)]
-        layout = _TableLayout([_HEADERS[name] for name in by], keys, needed_columns, [row.counts for row in rows], total_counts, style)
+        layout = _TableLayout(
+            [_HEADERS[name] for name in by], keys, needed_columns, [row.counts for row in rows], total_counts, style
+        )
         if layout.make_room_for_bars(min_name_width):
             break
     return layout.format_lines()
@@ -113,7 +119,13 @@ class _TableLayout:
         total_counts: UsageCounts,
         style: TableStyle,
     ) -> None:
-        self._headers, self._keys, self._counts, self._total_counts, self._style = headers, keys, counts, total_counts, style
+        self._headers, self._keys, self._counts, self._total_counts, self._style = (
+            headers,
+            keys,
+            counts,
+            total_counts,
+            style,
+        )
         self._titles = [column.header for column in columns]
         self._numbers = [[column.format_cell(each) for column in columns] for each in (*counts, total_counts)]
         self._total_keys = ["Total", *repeat("", len(headers) - 1)]
@@ -147,7 +159,8 @@ class _TableLayout:
 
     def _format_line(self, keys: Sequence[str], numbers: Sequence[str]) -> str:
         key_cells = (
-            pad_to_width(truncate(key, width, self._style.ellipsis), width) for key, width in zip(keys, self._key_widths, strict=True)
+            pad_to_width(truncate(key, width, self._style.ellipsis), width)
+            for key, width in zip(keys, self._key_widths, strict=True)
         )
         number_cells = (number.rjust(width) for number, width in zip(numbers, self._number_widths, strict=True))
         return (" " * _GAP).join([*key_cells, *number_cells])
@@ -156,7 +169,11 @@ class _TableLayout:
         text = " " * _GAP + _format_percent(pico, self._total_counts.pico).rjust(_SHARE_WIDTH)
         if self._bar_width < MIN_BAR_WIDTH or not pico:
             return text
-        return text + " " * _GAP + self._style.make_bar(_format_bar(pico, max_pico, self._bar_width, self._style.bar_characters))
+        return (
+            text
+            + " " * _GAP
+            + self._style.make_bar(_format_bar(pico, max_pico, self._bar_width, self._style.bar_characters))
+        )
 
 
 def _format_percent(pico: int, total_pico: int) -> str:

@@ -42,7 +42,9 @@ async def load_orgs(
     """Also of orgs that nobody registered; `zone` is for those that say nothing of theirs."""
     org_ids = list(dict.fromkeys(orgs))
     items = await store.get_many([schema.org_config_key(org) for org in org_ids])
-    return {org: _build_org_info(org, item, names.get(org), zone, now) for org, item in zip(org_ids, items, strict=True)}
+    return {
+        org: _build_org_info(org, item, names.get(org), zone, now) for org, item in zip(org_ids, items, strict=True)
+    }
 
 
 async def load_app_names(store: Store, apps: Iterable[tuple[str, str]]) -> dict[tuple[str, str], str]:

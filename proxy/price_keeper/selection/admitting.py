@@ -64,7 +64,9 @@ class RateLimiter:
         """Without asking anybody; None if somebody has to be asked first."""
         return self._limits_cache.cached(caller)
 
-    def reserve_cached(self, limits: CallerRateLimits, tokens: int, response_headers: list[Header]) -> RateReservation | None:
+    def reserve_cached(
+        self, limits: CallerRateLimits, tokens: int, response_headers: list[Header]
+    ) -> RateReservation | None:
         """As `admitted`, of limits that there are; None, and the call counts as wanted, where there is not enough of
         them here. Raises SlowDown."""
         if limits.is_exact:
@@ -94,7 +96,9 @@ class RateLimiter:
         )
         return self._build_reservation(limits, admission, tokens, response_headers)
 
-    def _build_reservation(self, limits: CallerRateLimits, admission: RateDecision, tokens: int, response_headers: list[Header]) -> RateReservation:
+    def _build_reservation(
+        self, limits: CallerRateLimits, admission: RateDecision, tokens: int, response_headers: list[Header]
+    ) -> RateReservation:
         response_headers += limits.limit_headers
         for name, amount in self._lease_manager.estimate_remaining(admission):
             response_headers.append((_REMAINING_HEADERS[name], b"%d" % (amount // MILLI if amount > 0 else 0)))

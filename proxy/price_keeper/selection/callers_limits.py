@@ -89,7 +89,10 @@ class RateLimitCache:
             async with asyncio.timeout(STORE_TIMEOUT_SECONDS):
                 await self._start_read(caller, entry).wait()
         except TimeoutError:
-            entry.refresh_at, entry.expires_at = self._clock.monotonic() + STORE_RETRY_SECONDS, NEVER  # nobody else is to wait for it
+            entry.refresh_at, entry.expires_at = (
+                self._clock.monotonic() + STORE_RETRY_SECONDS,
+                NEVER,
+            )  # nobody else is to wait for it
         return entry.limits
 
     def _get_or_create_entry(self, caller: Caller) -> _CachedLimits:
@@ -113,7 +116,11 @@ class RateLimitCache:
         entry.refresh_at = began + STORE_RETRY_SECONDS
         try:
             found = await self._fetch(caller)
-            entry.refresh_at, entry.expires_at, entry.is_stale = began + REFRESH_AFTER_SECONDS, began + MAX_AGE_SECONDS, False
+            entry.refresh_at, entry.expires_at, entry.is_stale = (
+                began + REFRESH_AFTER_SECONDS,
+                began + MAX_AGE_SECONDS,
+                False,
+            )
             limits = _merge_levels(caller.client_id, found)
             # The same ones stay, as whoever holds a lease on them knows them by what they are.
             if (limits.buckets, limits.is_exact) != (entry.limits.buckets, entry.limits.is_exact):
@@ -162,7 +169,9 @@ def _merge_levels(name: str, found: list[ScopeRateLimits]) -> CallerRateLimits:
         for rate, number in limits.rates.items():
             rates[rate] = min(number, rates.get(rate, number))
     buckets = tuple(limits.bucket for limits in reversed(found))
-    token_capacities = [limit.capacity // MILLI for bucket in buckets for limit in bucket.limits if limit.name == TOKENS]
+    token_capacities = [
+        limit.capacity // MILLI for bucket in buckets for limit in bucket.limits if limit.name == TOKENS
+    ]
     limit_headers = tuple((_LIMIT_HEADERS[rate], b"%d" % number) for rate, number in rates.items())
     is_exact = any(limits.is_exact for limits in found)
     return CallerRateLimits(name, buckets, rates, is_exact, min(token_capacities, default=None), limit_headers)

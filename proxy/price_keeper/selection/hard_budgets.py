@@ -16,10 +16,10 @@ from price_keeper import telemetry as metrics
 from price_keeper.aside import run_large_work
 from price_keeper.config import Config
 from price_keeper.config.prices import ASYNC_JOB_LABEL
-from price_keeper.errors import Busy, RecordingUnavailable, QuotaExceeded, Refusal, TooManyRequests
+from price_keeper.errors import Busy, QuotaExceeded, RecordingUnavailable, Refusal, TooManyRequests
 from price_keeper.forwarding.forwarder import UpstreamTarget
 from price_keeper.forwarding.model_path import Operation
-from price_keeper.hard.purse import CostReservation, BudgetLease, RefusalReason
+from price_keeper.hard.purse import BudgetLease, CostReservation, RefusalReason
 from price_keeper.hard.purses import BudgetLeases
 from price_keeper.hard.rows import HardBudgetKey
 from price_keeper.hard.worst import CallPrices, CostCeiling, apply_count, compute_ceiling
@@ -30,7 +30,7 @@ from price_keeper.metering.profiles import ResolvedProfile
 from price_keeper.model import ResolvedLabel
 from price_keeper.recording.entries import PICO_PER_USD, Counter
 from price_keeper.recording.meter import OperationPricing
-from price_keeper.selection.standing import Decision, BudgetState
+from price_keeper.selection.standing import BudgetState, Decision
 from price_keeper.telemetry import MetricsRegistry
 
 LARGE_REQUEST_BYTES = 64 * 1024  # of a body, which takes a millisecond to weigh
@@ -67,7 +67,9 @@ class ReservedCandidate(NamedTuple):
 
 
 class HardBudgets:
-    def __init__(self, config: Config, leases: BudgetLeases, price_tables: PriceTables, count_input_tokens: CountInputTokens) -> None:
+    def __init__(
+        self, config: Config, leases: BudgetLeases, price_tables: PriceTables, count_input_tokens: CountInputTokens
+    ) -> None:
         self._labels = config.labels
         self._unit_prices = build_guardrail_prices(config.guardrails) if config.guardrails is not None else None
         self.leases = leases
@@ -107,8 +109,14 @@ class HardBudgets:
                 return ReservedCandidate(decision, candidate)
             prices = self._find_prices(candidate)
             ceiling = await self._compute_ceiling(candidate, content, prices)
-            lease = self.leases.get(HardBudgetKey(budget.scope.key, label, budget.span.key), quota, budget.settings.version)
-            reservation = CostReservation(lease, ceiling.pico) if lease.try_reserve(ceiling.pico) else await lease.reserve(ceiling.pico)
+            lease = self.leases.get(
+                HardBudgetKey(budget.scope.key, label, budget.span.key), quota, budget.settings.version
+            )
+            reservation = (
+                CostReservation(lease, ceiling.pico)
+                if lease.try_reserve(ceiling.pico)
+                else await lease.reserve(ceiling.pico)
+            )
             if reservation is None:
                 insufficient[decision.label] = lease, ceiling.pico
             elif self._find_prices(candidate) == prices:
@@ -134,11 +142,21 @@ class HardBudgets:
         ceilings = [await self._compute_ceiling_at(target, candidate, content, prices) for target in targets]
         return max(ceilings, key=_get_pico)
 
-    async def _compute_ceiling_at(self, target: UpstreamTarget, candidate: Candidate, content: RequestContent, prices: CallPrices) -> CostCeiling:
+    async def _compute_ceiling_at(
+        self, target: UpstreamTarget, candidate: Candidate, content: RequestContent, prices: CallPrices
+    ) -> CostCeiling:
         resolved, pricing, _ = candidate
         label = self._labels.get(resolved.label)
         max_output_tokens = None if label is None else label.max_output_tokens
-        arguments = (content.operation, pricing.format, content.body, content.headers, prices, max_output_tokens, target.model)
+        arguments = (
+            content.operation,
+            pricing.format,
+            content.body,
+            content.headers,
+            prices,
+            max_output_tokens,
+            target.model,
+        )
         is_large = len(content.body) > LARGE_REQUEST_BYTES
         ceiling = await run_large_work(compute_ceiling, *arguments) if is_large else compute_ceiling(*arguments)
         if ceiling.needs_count:
@@ -155,10 +173,12 @@ def _normalize_model(model: str) -> object:
 
 def _fix_prices(prices: CallPrices, candidate: Candidate) -> Candidate:
     """At the prices that it is held for, wherever it goes and whatever they are by then."""
-    if len(prices.price_tables) != len(candidate.targets):  # the others' never change: of guardrails, jobs, apps' own labels
+    if len(prices.price_tables) != len(
+        candidate.targets
+    ):  # the others' never change: of guardrails, jobs, apps' own labels
         return candidate
     price_at = {target: tariff.pricer for target, tariff in zip(candidate.targets, prices.price_tables, strict=True)}
-    return candidate._replace(terms=replace(candidate.pricing, price_at=price_at.__getitem__))
+    return candidate._replace(pricing=replace(candidate.pricing, pricer_for=price_at.__getitem__))
 
 
 def _build_refusal(budget: BudgetState, insufficient: Mapping[str, tuple[BudgetLease, int]]) -> Refusal:
@@ -171,9 +191,16 @@ def _build_refusal(budget: BudgetState, insufficient: Mapping[str, tuple[BudgetL
         return Busy("a hard budget is not spent from while the store cannot be asked", retry_after=wait)
     smallest = min(worst for _, worst in insufficient.values())
     message = f"this call may cost up to {smallest / PICO_PER_USD:.6f} USD"
-    if RefusalReason.CONTENTION in reasons or any(_is_reserved_elsewhere(budget, label, worst) for label, (_, worst) in insufficient.items()):
-        return TooManyRequests(f"{message}, and what is left is held for other calls: {budget.format_amounts(insufficient)}", retry_after=wait)
-    return QuotaExceeded(f"{message}, which is more than is left: {budget.format_amounts(insufficient)}; {budget.reset_message}")
+    if RefusalReason.CONTENTION in reasons or any(
+        _is_reserved_elsewhere(budget, label, worst) for label, (_, worst) in insufficient.items()
+    ):
+        return TooManyRequests(
+            f"{message}, and what is left is held for other calls: {budget.format_amounts(insufficient)}",
+            retry_after=wait,
+        )
+    return QuotaExceeded(
+        f"{message}, which is more than is left: {budget.format_amounts(insufficient)}; {budget.reset_message}"
+    )
 
 
 def _is_reserved_elsewhere(budget: BudgetState, label: str, ceiling: int) -> bool:

@@ -8,7 +8,7 @@ from typing import Final, cast
 from price_keeper.clock import Clock
 from price_keeper.config import Config
 from price_keeper.model import Scope
-from price_keeper.recording.aggregator import AS_OF_ATTRIBUTE, build_shard_keys, sum_items, build_total_key
+from price_keeper.recording.aggregator import AS_OF_ATTRIBUTE, build_shard_keys, build_total_key, sum_items
 from price_keeper.recording.entries import Counter
 from price_keeper.recording.flush import COST_ATTRIBUTE, to_pico
 from price_keeper.recording.recorder import Recorder
@@ -24,7 +24,9 @@ CLOCK_MARGIN_SECONDS: Final = 5.0  # by which the clocks of a fleet may differ
 class BudgetReader:
     """Each raises StoreError."""
 
-    def __init__(self, config: Config, store: Store, recorder: Recorder, clock: Clock, snapshot: BudgetSnapshot) -> None:
+    def __init__(
+        self, config: Config, store: Store, recorder: Recorder, clock: Clock, snapshot: BudgetSnapshot
+    ) -> None:
         self._defaults = config.defaults
         self._thresholds = config.alerts.thresholds_pct
         self._store = store
@@ -42,7 +44,11 @@ class BudgetReader:
         if org is None:
             return None
         settings = self.resolve_settings(org, None if scope.app is None else app)
-        return self.resolve_settings().with_calendar_of(settings) if app is None and settings.quota_scope == "APP" else settings
+        return (
+            self.resolve_settings().with_calendar_of(settings)
+            if app is None and settings.quota_scope == "APP"
+            else settings
+        )
 
     async def read_settings(self, scope: Scope) -> tuple[EffectiveSettings, bool]:
         """And whether anybody ever put the org. That nobody has is read consistently: a call may be refused for it."""
@@ -51,7 +57,9 @@ class BudgetReader:
             org, *app = await self._store.get_many(_build_settings_keys(scope), consistent=True)
         return self.resolve_settings(org, *app), org is not None
 
-    async def read_settings_and_sticky(self, budget: BudgetState) -> tuple[EffectiveSettings, bool, Item | None, Item | None]:
+    async def read_settings_and_sticky(
+        self, budget: BudgetState
+    ) -> tuple[EffectiveSettings, bool, Item | None, Item | None]:
         """As `plan`, with the item of the sticky state and the app's own, if the scope is an app."""
         keys = [schema.sticky_state_key(budget.scope, budget.span.key), *_build_settings_keys(budget.scope)]
         item, org, *app = await self._store.get_many(keys, consistent=True)
@@ -80,7 +88,9 @@ class BudgetReader:
         """A lower bound, some seconds old. `read_shards` takes its place where a total tells that somebody's clock is
         wrong: nobody knows how old it is."""
         counters = _build_counters(budget)
-        for counter, item in zip(counters, await self._store.get_many(list(map(build_total_key, counters))), strict=True):
+        for counter, item in zip(
+            counters, await self._store.get_many(list(map(build_total_key, counters))), strict=True
+        ):
             if item is None or AS_OF_ATTRIBUTE not in item:
                 continue
             if float(cast(Decimal, item[AS_OF_ATTRIBUTE])) > self._clock.now() + CLOCK_MARGIN_SECONDS:

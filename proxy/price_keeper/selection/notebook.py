@@ -19,9 +19,9 @@ from typing import Final
 import orjson
 
 from price_keeper.clock import Clock
-from price_keeper.recording.lines import encode_line, decode_lines
+from price_keeper.recording.lines import decode_lines, encode_line
 from price_keeper.recording.segment import OPEN_FLAGS, sync_folder
-from price_keeper.selection.notes import MAX_SNAPSHOT_BYTES, RecordKey, BudgetSnapshot, select_newest
+from price_keeper.selection.notes import MAX_SNAPSHOT_BYTES, BudgetSnapshot, RecordKey, select_newest
 from price_keeper.tasks import Tasks
 
 SNAPSHOT_FILE_PREFIX: Final = "notes-"

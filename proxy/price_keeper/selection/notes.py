@@ -86,7 +86,9 @@ class BudgetSnapshot:
     def _record_budget(self, refresh: RefreshState) -> None:
         budget = refresh.budget
         sticky_fields = {name: value for name, value in (refresh.sticky_item or {}).items() if name in _STICKY_FIELDS}
-        spent: dict[str, Value] = {label: [*budget.get_tracker(label).stored_and_pending] for label in budget.settings.quotas}
+        spent: dict[str, Value] = {
+            label: [*budget.get_tracker(label).stored_and_pending] for label in budget.settings.quotas
+        }
         content: Item = {"period": budget.span.key, "state": sticky_fields, "spent": spent, "worker": self._worker}
         self._record(_BUDGET_KIND, budget.scope.key, content)
 

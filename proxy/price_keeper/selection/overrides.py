@@ -18,10 +18,21 @@ from price_keeper.clock import Clock, SystemClock
 from price_keeper.config.problems import did_you_mean, join_names
 from price_keeper.errors import ConfigError
 from price_keeper.model import Scope, is_label
-from price_keeper.selection.plan import is_number, format_value
+from price_keeper.selection.plan import format_value, is_number
 from price_keeper.stores import schema
-from price_keeper.stores.again import transact_with_retry, retry_on_conflict
-from price_keeper.stores.contract import EXPIRY_ATTRIBUTE, Condition, Item, AttributeMissing, Store, Update, Value, Write, all_of, equals
+from price_keeper.stores.again import retry_on_conflict, transact_with_retry
+from price_keeper.stores.contract import (
+    EXPIRY_ATTRIBUTE,
+    AttributeMissing,
+    Condition,
+    Item,
+    Store,
+    Update,
+    Value,
+    Write,
+    all_of,
+    equals,
+)
 
 MAX_REASON_LENGTH = 200
 MAX_WHO_LENGTH = 128
@@ -104,7 +115,11 @@ async def set_override(
         # Kept until some time after the period, and no shorter than somebody else wants it kept.
         kept = max(span.end + OVERRIDE_RETENTION_SECONDS, _read_expiry(before))
         override = Override(label, reason, who, float(ends), parse_override_version(before) + 1)
-        change = Update(key, set={**values, EXPIRY_ATTRIBUTE: kept, _OVERRIDE_VERSION: override.version}, condition=_build_override_unchanged(before))
+        change = Update(
+            key,
+            set={**values, EXPIRY_ATTRIBUTE: kept, _OVERRIDE_VERSION: override.version},
+            condition=_build_override_unchanged(before),
+        )
         await transact_with_retry(store, clock, [change, *companions(parse_override(before, now), override)])
         return override
 
@@ -112,7 +127,11 @@ async def set_override(
 
 
 async def clear_override(
-    store: Store, scope: Scope, span: PeriodSpan, clock: Clock | None = None, companions: OverrideCompanions = _no_override_companions
+    store: Store,
+    scope: Scope,
+    span: PeriodSpan,
+    clock: Clock | None = None,
+    companions: OverrideCompanions = _no_override_companions,
 ) -> bool:
     """Whether there was one to clear."""
     clock = clock or SystemClock()
@@ -122,7 +141,12 @@ async def clear_override(
         before = await store.get(key, consistent=True)
         if before is None or "override_label" not in before:
             return False
-        change = Update(key, set={_OVERRIDE_VERSION: parse_override_version(before) + 1}, remove=_OVERRIDE_ATTRIBUTES, condition=_build_override_unchanged(before))
+        change = Update(
+            key,
+            set={_OVERRIDE_VERSION: parse_override_version(before) + 1},
+            remove=_OVERRIDE_ATTRIBUTES,
+            condition=_build_override_unchanged(before),
+        )
         await transact_with_retry(store, clock, [change, *companions(parse_override(before, now), None)])
         return True
 

@@ -21,7 +21,9 @@ from price_keeper.stores import schema
 from price_keeper.stores.contract import Item, Prefix, Query, Store
 from price_keeper.tasks import Tasks
 
-PROFILES_MADE_ATTRIBUTE = "profiles_made"  # how many an app has ever had, on its item; one that never had any needs no further read
+PROFILES_MADE_ATTRIBUTE = (
+    "profiles_made"  # how many an app has ever had, on its item; one that never had any needs no further read
+)
 STALE_SECONDS = 60.0  # after which a call waits until they are read again
 REFRESH_SECONDS = 50.0  # after which a call has them read again, and goes on
 STORE_RETRY_SECONDS = 3.0  # while the store is away
@@ -127,7 +129,12 @@ class AppLabelCache:
         entry = self._get_or_add(name)
         if read_began_at < entry.read_began_at and entry.labels is not UNREAD_PROFILES:
             return  # what somebody else read later holds, or they were changed meanwhile
-        entry.read_began_at, entry.refresh_at, entry.stale_at, entry.is_stale = read_began_at, read_began_at + REFRESH_SECONDS, read_began_at + STALE_SECONDS, False
+        entry.read_began_at, entry.refresh_at, entry.stale_at, entry.is_stale = (
+            read_began_at,
+            read_began_at + REFRESH_SECONDS,
+            read_began_at + STALE_SECONDS,
+            False,
+        )
         before = entry.rows
         self._entries[name] = self._entries.pop(name)  # the one read longest ago is the first to go
         if entry.labels is UNREAD_PROFILES or {label: item for label, (item, _) in before.items()} != rows:

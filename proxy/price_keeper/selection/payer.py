@@ -19,7 +19,7 @@ _ChargeKey = tuple[str, str, int]  # a scope, a period, and over how many items 
 class CallerDay:
     """A caller's org and app, on one day: where what it spends is counted."""
 
-    __slots__ = ("_charged_by_label", "_charge_keys", "_generation", "end", "valid_until", "budget", "start")
+    __slots__ = ("_charge_keys", "_charged_by_label", "_generation", "budget", "end", "start", "valid_until")
 
     def __init__(self, caller: Caller, budget: BudgetState, day: PeriodSpan) -> None:
         settings = budget.settings
@@ -27,7 +27,9 @@ class CallerDay:
         self.start = max(day.start, budget.span.start)
         self.end = min(day.end, budget.span.end)
         self._charge_keys = _charge_keys(caller, settings, day, budget.span)
-        self._charged_by_label: dict[str | Counter, ChargedCounters] = {}  # by label, or by what is held for calls of it
+        self._charged_by_label: dict[
+            str | Counter, ChargedCounters
+        ] = {}  # by label, or by what is held for calls of it
         self._generation = budget.quota_generation
         self.valid_until = NEVER  # by the monotonic clock; of one who pays by default alone
 
@@ -44,7 +46,9 @@ class CallerDay:
             counters = _build_charged_counters(self._charge_keys, label)
             if lease_counter is not None:
                 counters.append(lease_counter)
-            found = self._charged_by_label[key] = ChargedCounters.from_counters(counters, self.budget.find_trackers(label))
+            found = self._charged_by_label[key] = ChargedCounters.from_counters(
+                counters, self.budget.find_trackers(label)
+            )
         return found
 
 

@@ -68,18 +68,26 @@ class EffectiveSettings:
         return replace(self, zone=other.zone, period=other.period, quota_scope=other.quota_scope, shards=other.shards)
 
 
-def resolve_settings(org: Item | None, app: Item | None, defaults: DefaultsConfig, thresholds: tuple[int, ...], now: float) -> EffectiveSettings:
+def resolve_settings(
+    org: Item | None, app: Item | None, defaults: DefaultsConfig, thresholds: tuple[int, ...], now: float
+) -> EffectiveSettings:
     """A function of its arguments alone, so that a whole fleet that reads the same items goes by the same plan."""
     problems: list[str] = []
     org_item, app_item = SettingsItem(org, "org", problems), SettingsItem(app, "app", problems)
     settled = SettingsItem(_find_settled(org, now), "org: settled", problems)
     zone = read_first((settled, org_item), "timezone", read_zone) or load_zone(defaults.timezone)
-    quota_scope = cast(QuotaScope, read_first((settled, org_item), "quota_scope", make_choice_reader(QUOTA_SCOPES)) or "APP")
+    quota_scope = cast(
+        QuotaScope, read_first((settled, org_item), "quota_scope", make_choice_reader(QUOTA_SCOPES)) or "APP"
+    )
     app_over_org = (app_item, org_item)
     budget_items = (org_item,) if quota_scope == "ORG" else app_over_org
     ordering, quotas = _read_budget(budget_items, problems)
-    normal = read_first(app_over_org, "refresh_interval_normal_secs", read_seconds) or defaults.refresh_interval_normal_secs
-    tight = read_first(app_over_org, "refresh_interval_tight_secs", read_seconds) or defaults.refresh_interval_tight_secs
+    normal = (
+        read_first(app_over_org, "refresh_interval_normal_secs", read_seconds) or defaults.refresh_interval_normal_secs
+    )
+    tight = (
+        read_first(app_over_org, "refresh_interval_tight_secs", read_seconds) or defaults.refresh_interval_tight_secs
+    )
     is_sticky = read_first(budget_items, "sticky_fallback_enabled", read_bool)
     alerts = read_first(app_over_org, "alert_thresholds_pct", read_percents)
     enforcement = read_first(budget_items, "enforcement", make_choice_reader(ENFORCEMENTS)) or "soft"
@@ -92,7 +100,8 @@ def resolve_settings(org: Item | None, app: Item | None, defaults: DefaultsConfi
         quotas=MappingProxyType(quotas),
         is_sticky=is_sticky is not False,
         enforcement=cast(Enforcement, enforcement),
-        tight_pct=read_first(app_over_org, "tight_mode_threshold_pct", make_percent_reader(100)) or defaults.tight_mode_threshold_pct,
+        tight_pct=read_first(app_over_org, "tight_mode_threshold_pct", make_percent_reader(100))
+        or defaults.tight_mode_threshold_pct,
         normal_secs=float(normal),
         tight_secs=float(min(tight, normal)),  # an app may have made the one shorter than the org has the other
         thresholds=thresholds if alerts is None else alerts,
@@ -140,7 +149,9 @@ def _read_ordering(value: Any, problems: list[str]) -> tuple[str, ...]:
         problems.append(f"model_ordering: expected a list of labels, found {format_value(value)}; nothing may be spent")
         return (UNUSABLE_ORDERING_LABEL,)
     if len(labels) < len(entries):
-        problems.append(f"model_ordering: what is no label, or stands there twice, is left out of {format_value(value)}")
+        problems.append(
+            f"model_ordering: what is no label, or stands there twice, is left out of {format_value(value)}"
+        )
     return tuple(labels)
 
 
@@ -207,7 +218,11 @@ def make_choice_reader(options: Sequence[str]) -> Callable[[Any], str]:
 
 def read_seconds(value: Any) -> int | Decimal:
     """Of few digits, since no store keeps any number of them."""
-    if not is_number(value) or not Decimal("0.001") <= value <= MAX_REFRESH_SECONDS or _count_decimals(value) > MAX_DECIMALS:
+    if (
+        not is_number(value)
+        or not Decimal("0.001") <= value <= MAX_REFRESH_SECONDS
+        or _count_decimals(value) > MAX_DECIMALS
+    ):
         expected = f"0.001 to {MAX_REFRESH_SECONDS} seconds with at most {MAX_DECIMALS} decimals"
         raise ValueError(f"expected {expected}, found {format_value(value)}")
     return cast(Decimal, value)

@@ -34,7 +34,9 @@ def find_candidates(requested: str, ordering: Sequence[str], quotas: Mapping[str
     return (requested,) if requested in quotas or not ordering else ()
 
 
-def advance_active_index(active: int, ordering: Sequence[str], spent: Callable[[str], int], quotas: Mapping[str, int]) -> int:
+def advance_active_index(
+    active: int, ordering: Sequence[str], spent: Callable[[str], int], quotas: Mapping[str, int]
+) -> int:
     """The index of the label that is to be active: the next one with something left, if this one is spent, else the
     last one."""
     for index in range(active, len(ordering)):

@@ -14,9 +14,11 @@ from typing import Final
 from price_keeper import telemetry as metrics
 from price_keeper.selection.policy import Mode
 from price_keeper.selection.standing import BudgetState, QuotaUsage
-from price_keeper.telemetry import Samples, MetricsRegistry
+from price_keeper.telemetry import MetricsRegistry, Samples
 
-MAX_REPORTED_SCOPES: Final = 100  # scopes: with ten labels each they are two thousand lines, and Prometheus keeps them for weeks
+MAX_REPORTED_SCOPES: Final = (
+    100  # scopes: with ten labels each they are two thousand lines, and Prometheus keeps them for weeks
+)
 MAX_REPORTED_LABELS: Final = 32  # of a scope: as many as its chain may have
 MAX_COMPARED_SCOPES: Final = 2000  # scopes: to compare more of them would hold up calls for longer than 5 ms
 
@@ -37,7 +39,9 @@ class QuotaMetrics:
         telemetry.add(metrics.ACTIVE_LABEL_INFO, self._sample_active_labels)
 
     def _select_reported(self) -> int:
-        self._reported = nlargest(MAX_REPORTED_SCOPES, islice(self._iterate_budgets(), MAX_COMPARED_SCOPES), key=_find_highest_ratio)
+        self._reported = nlargest(
+            MAX_REPORTED_SCOPES, islice(self._iterate_budgets(), MAX_COMPARED_SCOPES), key=_find_highest_ratio
+        )
         return sum(1 for _ in self._iterate_budgets()) - len(self._reported)
 
     def _sample_each(self, read: Callable[[QuotaUsage], float]) -> Samples:

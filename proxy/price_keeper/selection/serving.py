@@ -17,7 +17,9 @@ EXCEEDED_HEADER: Final = _MODE_HEADERS[Mode.EXCEEDED]
 
 
 _QUOTA_HEADER: Final = b"x-price-keeper-quota-pct"
-_decision_headers: dict[tuple[Mode, int | None], tuple[Header, ...]] = {}  # a hundred of each mode, as nearly all calls are told
+_decision_headers: dict[
+    tuple[Mode, int | None], tuple[Header, ...]
+] = {}  # a hundred of each mode, as nearly all calls are told
 _MAX_DECISION_HEADERS: Final = 1000
 
 
@@ -30,7 +32,9 @@ def build_decision_headers(decision: Decision) -> tuple[Header, ...]:
 
 
 def _build_mode_headers(mode: Mode, percent: int | None) -> tuple[Header, ...]:
-    headers: tuple[Header, ...] = (_MODE_HEADERS[mode],) if percent is None else (_MODE_HEADERS[mode], (_QUOTA_HEADER, b"%d" % percent))
+    headers: tuple[Header, ...] = (
+        (_MODE_HEADERS[mode],) if percent is None else (_MODE_HEADERS[mode], (_QUOTA_HEADER, b"%d" % percent))
+    )
     if len(_decision_headers) < _MAX_DECISION_HEADERS:
         _decision_headers[mode, percent] = headers
     return headers

@@ -20,23 +20,30 @@ from price_keeper.calendar_days import find_span
 from price_keeper.clock import Clock
 from price_keeper.config.keys import DefaultsConfig
 from price_keeper.config.prices import PSEUDO_LABELS
-from price_keeper.config.problems import did_you_mean, join_names, escape_line
+from price_keeper.config.problems import did_you_mean, escape_line, join_names
 from price_keeper.config.reader import RuleViolation
 from price_keeper.errors import ConfigError
 from price_keeper.limits.settings import validate_rate_limits as limits_checked
 from price_keeper.model import Scope
 from price_keeper.selection import plan as may_be
 from price_keeper.selection.own_labels import read_label_names
-from price_keeper.selection.plan import MAX_QUOTA_MICROS, PERIODS, QUOTA_SCOPES, resolve_settings, format_value, find_change_time
+from price_keeper.selection.plan import (
+    MAX_QUOTA_MICROS,
+    PERIODS,
+    QUOTA_SCOPES,
+    find_change_time,
+    format_value,
+    resolve_settings,
+)
 from price_keeper.stores import schema
-from price_keeper.stores.again import transact_with_retry, retry_on_conflict
+from price_keeper.stores.again import retry_on_conflict, transact_with_retry
 from price_keeper.stores.contract import (
-    ConditionCheck,
+    AttributeMissing,
     Condition,
+    ConditionCheck,
     Item,
     ItemMissing,
     Key,
-    AttributeMissing,
     Store,
     Update,
     Value,
@@ -60,7 +67,9 @@ class InvalidSettings(ConfigError):
 
 
 def format_mistake(path: tuple[str, ...], complaint: str) -> str:
-    return escape_line(f"{'.'.join(part[: may_be.MAX_SHOWN_CHARACTERS] for part in path)}: {complaint}" if path else complaint)
+    return escape_line(
+        f"{'.'.join(part[: may_be.MAX_SHOWN_CHARACTERS] for part in path)}: {complaint}" if path else complaint
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +100,15 @@ def audit_settings(actor: Actor, action: str, scope: Scope, clock: Clock) -> Set
     names = ORG_SETTINGS if scope.app is None else APP_SETTINGS
 
     def build_companions(change: SettingsChange) -> Sequence[Write]:
-        return [actor.build_record(action, scope, select_attributes(change.before, names), select_attributes(change.after, names), clock.now())]
+        return [
+            actor.build_record(
+                action,
+                scope,
+                select_attributes(change.before, names),
+                select_attributes(change.after, names),
+                clock.now(),
+            )
+        ]
 
     return build_companions
 
@@ -129,7 +146,16 @@ _ORG_READERS: Mapping[str, _ValueReader] = {
 }
 _APP_READERS: Mapping[str, _ValueReader] = {"app_name": _read_name, "limits": limits_checked, **_COMMON_READERS}
 _BUDGET_SETTINGS = ("model_ordering", "quotas")
-ORG_SETTINGS = ("org_name", "timezone", "quota_scope", "period", *_BUDGET_SETTINGS, *_COMMON_READERS, "limits", "agg_shard_count")
+ORG_SETTINGS = (
+    "org_name",
+    "timezone",
+    "quota_scope",
+    "period",
+    *_BUDGET_SETTINGS,
+    *_COMMON_READERS,
+    "limits",
+    "agg_shard_count",
+)
 APP_SETTINGS = ("app_name", *_BUDGET_SETTINGS, *_COMMON_READERS, "limits")
 _REQUIRED_ORG_SETTINGS = ("org_name", "timezone", "quota_scope", *_BUDGET_SETTINGS)
 _PENDING_CHANGE = ("settled", "settled_until_epoch")
@@ -165,7 +191,9 @@ def validate_app(body: Any, labels: Sequence[str], org: Item, app_labels: Sequen
 def _find_shard_count(before: Item | None, defaults: DefaultsConfig) -> int:
     if before is None:
         return defaults.agg_shard_count
-    return may_be.SettingsItem(before, "", []).read("agg_shard_count", may_be.read_shard_count) or defaults.agg_shard_count
+    return (
+        may_be.SettingsItem(before, "", []).read("agg_shard_count", may_be.read_shard_count) or defaults.agg_shard_count
+    )
 
 
 class _Validator:
@@ -199,7 +227,9 @@ class _Validator:
                 self.add_mistake(name, "required, but missing")
         validators = {"model_ordering": self._validate_ordering, "quotas": self._validate_quotas}
         return {
-            name: validators[name](given[name]) if name in validators else self._validate_value(name, reads[name], given[name])
+            name: validators[name](given[name])
+            if name in validators
+            else self._validate_value(name, reads[name], given[name])
             for name in allowed
             if name in given
         } | self._check_tight_interval(given)
@@ -228,7 +258,9 @@ class _Validator:
     def _validate_ordering(self, value: Any) -> Any:
         if not isinstance(value, list) or not 0 < len(value) <= MAX_ORDERING_LABELS:
             found = f"{len(value)} of them" if isinstance(value, list) else format_value(value)
-            return self.add_mistake("model_ordering", f"expected a list of 1 to {MAX_ORDERING_LABELS} labels, found {found}")
+            return self.add_mistake(
+                "model_ordering", f"expected a list of 1 to {MAX_ORDERING_LABELS} labels, found {found}"
+            )
         mistakes_before = len(self._mistakes)
         for index, label in enumerate(value):
             complaint = self._find_label_complaint(label)
@@ -289,7 +321,13 @@ async def put_org(
 
 
 async def put_app(
-    store: Store, clock: Clock, org: str, app: str, body: Any, labels: Sequence[str], companions: SettingsCompanions = _no_settings_companions
+    store: Store,
+    clock: Clock,
+    org: str,
+    app: str,
+    body: Any,
+    labels: Sequence[str],
+    companions: SettingsCompanions = _no_settings_companions,
 ) -> SettingsWrite:
     """As put_org. The org's settings, against which the app's are checked, stay as they are until these are written."""
     org_key, key = schema.org_config_key(org), schema.app_config_key(org, app)
@@ -302,7 +340,13 @@ async def put_app(
         settings = validate_app(body, labels, above, app_labels)
         update, item = _build_update(key, before, settings, APP_SETTINGS, clock.now())
         await transact_with_retry(
-            store, clock, [update, ConditionCheck(org_key, _build_unchanged(above)), *companions(SettingsChange(before, item, above))]
+            store,
+            clock,
+            [
+                update,
+                ConditionCheck(org_key, _build_unchanged(above)),
+                *companions(SettingsChange(before, item, above)),
+            ],
         )
         return SettingsWrite(item, before is None)
 
@@ -318,7 +362,9 @@ def _build_update(
     stamps: dict[str, Value] = {"version": last_version + 1, "updated_at_epoch": int(now)}
     created: dict[str, Value] = {"created_at_epoch": int(now)}
     removed = tuple(name for name in owned if name not in settings)
-    update = Update(key, set={**settings, **stamps}, set_if_missing=created, remove=removed, condition=_build_unchanged(before))
+    update = Update(
+        key, set={**settings, **stamps}, set_if_missing=created, remove=removed, condition=_build_unchanged(before)
+    )
     remaining = {name: value for name, value in (before or {}).items() if name not in removed}
     return update, {**created, **remaining, **settings, **stamps}
 
@@ -331,7 +377,9 @@ def _build_unchanged(before: Item | None) -> Condition:
     return AttributeMissing("version") if version is None else equals("version", version)  # type: ignore[arg-type]
 
 
-def _build_pending_change(before: Item | None, settings: Mapping[str, Value], defaults: DefaultsConfig, now: float) -> dict[str, Value]:
+def _build_pending_change(
+    before: Item | None, settings: Mapping[str, Value], defaults: DefaultsConfig, now: float
+) -> dict[str, Value]:
     """What holds until the next period begins, where that is not what is wanted."""
     if before is None:
         return {}
@@ -345,7 +393,9 @@ def _build_pending_change(before: Item | None, settings: Mapping[str, Value], de
     _check_pending_change(before, settings, settled, pending_at, now)
     if all(settings[name] == value for name, value in settled.items()):
         return {}
-    until = pending_at if pending_at is not None else find_span(current.period, now + CHANGE_LEAD_SECONDS, current.zone).end
+    until = (
+        pending_at if pending_at is not None else find_span(current.period, now + CHANGE_LEAD_SECONDS, current.zone).end
+    )
     return {"settled": settled, "settled_until_epoch": int(until)}
 
 

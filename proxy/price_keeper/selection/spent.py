@@ -24,7 +24,16 @@ NEVER: Final = float("inf")
 class SpendTracker:
     """`alarm` is what has to be known to be spent before somebody has to look again, and is told of that by `ring`."""
 
-    __slots__ = ("_acknowledged_own", "_on_threshold", "_sent_own", "threshold", "exact_at", "in_flight", "spent", "own_spent")
+    __slots__ = (
+        "_acknowledged_own",
+        "_on_threshold",
+        "_sent_own",
+        "exact_at",
+        "in_flight",
+        "own_spent",
+        "spent",
+        "threshold",
+    )
 
     def __init__(self, unflushed: int = 0, in_doubt: int = 0, on_threshold: Callable[[], None] = lambda: None) -> None:
         """`unflushed` is what of ours was recorded before and is not acknowledged yet; what is `in_doubt` of it is, or
@@ -56,7 +65,9 @@ class SpendTracker:
     def restore(self, stored: int, pending: int, *, is_own: bool) -> None:
         """`parts` as they were noted, until the store can be asked. What waited then is in the store by now, or still
         in the journal and our own. What another process noted may hold any of our own."""
-        self._raise_others_to(stored + max(0, pending - self.own_spent) if is_own else stored + pending - self.own_spent)
+        self._raise_others_to(
+            stored + max(0, pending - self.own_spent) if is_own else stored + pending - self.own_spent
+        )
 
     # What this process does.
 

@@ -42,7 +42,7 @@ class Decision(NamedTuple):
 class DecisionCounters:
     """What became of calls, and how often an active label became another, of all scopes together."""
 
-    __slots__ = ("served_elsewhere", "active_label_changes", "refusals")
+    __slots__ = ("active_label_changes", "refusals", "served_elsewhere")
 
     def __init__(self) -> None:
         self.served_elsewhere = self.active_label_changes = self.refusals = 0
@@ -108,7 +108,9 @@ class BudgetState:
         new_labels = [label for label in self.settings.quotas if label not in self._trackers]
         if new_labels:
             unflushed = self._read_unflushed()
-            self._trackers |= {label: SpendTracker(*unflushed.get(label, (0, 0)), self._on_threshold) for label in new_labels}
+            self._trackers |= {
+                label: SpendTracker(*unflushed.get(label, (0, 0)), self._on_threshold) for label in new_labels
+            }
             self.quota_generation += 1
 
     @property
@@ -158,7 +160,11 @@ class BudgetState:
     def decide_app_label(self, label: str, is_format_specific: bool) -> Decision:
         """As `decide`, of an app's own label. Where apps share a budget theirs may have one name and be of different
         formats, so there they are in no chain, and pay as whatever is not configured does."""
-        return self.decide(label, is_format_specific) if label in self.app_labels.by_name else self.decide_without_fallback(label)
+        return (
+            self.decide(label, is_format_specific)
+            if label in self.app_labels.by_name
+            else self.decide_without_fallback(label)
+        )
 
     def has_label(self, label: str) -> bool:
         """As one that a chain may lead to."""
@@ -189,7 +195,9 @@ class BudgetState:
             return self._build_decision(label, committed, quota, None if committed < quota else "")
         raise self._build_spent_error(label, (label,))
 
-    def _record_decision(self, requested: str, is_format_specific: bool, serving: str, used: int, quota: int) -> Decision:
+    def _record_decision(
+        self, requested: str, is_format_specific: bool, serving: str, used: int, quota: int
+    ) -> Decision:
         if self._last_served.get((requested, is_format_specific), requested) != serving:
             self._log_change(requested, is_format_specific, serving)
         if serving != requested:
@@ -199,7 +207,12 @@ class BudgetState:
         return self._build_decision(serving, used, quota)
 
     def _build_decision(self, label: str, used: int, quota: int, shadow_label: str | None = None) -> Decision:
-        return Decision(label, policy.compute_mode(used, quota, self.settings.tight_pct), policy.compute_quota_percent(used, quota), shadow_label)
+        return Decision(
+            label,
+            policy.compute_mode(used, quota, self.settings.tight_pct),
+            policy.compute_quota_percent(used, quota),
+            shadow_label,
+        )
 
     def _decide_none_left(self, requested: str, is_format_specific: bool) -> Decision:
         if self.settings.enforcement == "shadow" and not self._find_candidates(requested):
@@ -238,11 +251,17 @@ class BudgetState:
 
     def _build_no_quota_error(self, label: str) -> InvalidRequest:
         allowed_labels = ", ".join(dict.fromkeys((*self.settings.ordering, *self.settings.quotas)))
-        return InvalidRequest(f"{label} is not among the labels that {self.scope.key} has a quota for: {allowed_labels}")
+        return InvalidRequest(
+            f"{label} is not among the labels that {self.scope.key} has a quota for: {allowed_labels}"
+        )
 
     def _check_format(self, requested: str, candidates: tuple[str, ...]) -> None:
         """A label that could pay but not read the body is no reason to say that all is spent."""
-        with_quota_left = [each for each in candidates if each in self._labels and self.get_tracker(each).committed < self.settings.quotas[each]]
+        with_quota_left = [
+            each
+            for each in candidates
+            if each in self._labels and self.get_tracker(each).committed < self.settings.quotas[each]
+        ]
         if with_quota_left:
             format = self._labels[requested].format
             others = ", ".join(f"{each} ({self._labels[each].format})" for each in with_quota_left)
@@ -260,7 +279,9 @@ class BudgetState:
             message = f"{expected}: {self.format_amounts(in_flight_only)} spent"
             return TooManyRequests(message, retry_after=IN_FLIGHT_RETRY_SECONDS)
         chain = ordering[ordering.index(requested) :] if requested in ordering else (requested,)
-        shown_labels = [label for label in chain if label in candidates or self.get_tracker(label).spent >= quotas[label]]
+        shown_labels = [
+            label for label in chain if label in candidates or self.get_tracker(label).spent >= quotas[label]
+        ]
         return QuotaExceeded(
             f"the quota of {self.scope.key} for {self.span.key} is spent: {self.format_amounts(shown_labels)}; {self.reset_message}"
         )
@@ -327,7 +348,11 @@ class BudgetState:
 
     def _rebuild_labels(self) -> None:
         app_labels, configured = self.app_labels.by_name, self._configured_labels
-        self._labels = {name: profile.label for name, profile in app_labels.items()} | dict(configured) if app_labels else configured
+        self._labels = (
+            {name: profile.label for name, profile in app_labels.items()} | dict(configured)
+            if app_labels
+            else configured
+        )
         self._fallback_routes.clear()
 
     def schedule_refresh(self, now: float) -> float:
@@ -349,7 +374,9 @@ class BudgetState:
         """Of each label that has a quota."""
         for label, quota in self.settings.quotas.items():
             spent = self.get_tracker(label).spent
-            yield QuotaUsage(label, spent / quota if quota else 1.0, policy.compute_mode(spent, quota, self.settings.tight_pct))
+            yield QuotaUsage(
+                label, spent / quota if quota else 1.0, policy.compute_mode(spent, quota, self.settings.tight_pct)
+            )
 
     def _compute_modes(self) -> Iterator[Mode]:
         for label, quota in self.settings.quotas.items():
@@ -362,7 +389,9 @@ class BudgetState:
         settings = self.settings
         if not settings.ordering or not settings.is_sticky or settings.enforcement == "shadow":
             return None
-        index = policy.advance_active_index(sticky_index, settings.ordering, lambda label: self.get_tracker(label).spent, settings.quotas)
+        index = policy.advance_active_index(
+            sticky_index, settings.ordering, lambda label: self.get_tracker(label).spent, settings.quotas
+        )
         return index if index > sticky_index else None
 
 

@@ -29,7 +29,7 @@ from price_keeper.selection.payer import CallerDay, find_budget_scope
 from price_keeper.selection.plan import EffectiveSettings
 from price_keeper.selection.quotas import QuotaMetrics
 from price_keeper.selection.spent import NEVER, SpendTracker
-from price_keeper.selection.standing import DecisionCounters, BudgetState
+from price_keeper.selection.standing import BudgetState, DecisionCounters
 from price_keeper.selection.unknown_orgs import UnknownOrgs
 from price_keeper.selection.watch import RefreshState
 from price_keeper.selection.watching import STORE_RETRY_SECONDS, BudgetRefresher
@@ -80,7 +80,9 @@ class BudgetRegistry:
         )
         self._caller_days: dict[_CallerKey, tuple[CallerDay, RefreshState]] = {}
         self._refresh_states: dict[tuple[str, str], RefreshState] = {}  # by scope and period
-        self._frozen_calendars: dict[str, tuple[EffectiveSettings, PeriodSpan]] = {}  # by org: what it cannot change before its period is over
+        self._frozen_calendars: dict[
+            str, tuple[EffectiveSettings, PeriodSpan]
+        ] = {}  # by org: what it cannot change before its period is over
         self._loading: dict[_CallerKey, asyncio.Event] = {}
         self._swept_at = -NEVER
         self.decision_counters = DecisionCounters()
@@ -164,7 +166,9 @@ class BudgetRegistry:
         if found is None:  # whoever waited with us may have been made to meet it again, or room was made
             return
         refresh = found[1]
-        if self._clock.monotonic() >= refresh.stale_at and not (refresh.refresh_done is not None and refresh.is_refresh_slow):
+        if self._clock.monotonic() >= refresh.stale_at and not (
+            refresh.refresh_done is not None and refresh.is_refresh_slow
+        ):
             await self.refresher.refresh(refresh).wait()
 
     def _get_or_add(self, caller: Caller) -> tuple[CallerDay, RefreshState]:
@@ -269,7 +273,11 @@ class BudgetRegistry:
     async def _reread_snapshot(self, caller: Caller) -> None:
         """It may be new to this process alone."""
         is_new = (caller.org, caller.app) not in self._caller_days
-        if self.reread_snapshot is not None and is_new and not self.snapshot.has_settings(Scope(caller.org, caller.app)):
+        if (
+            self.reread_snapshot is not None
+            and is_new
+            and not self.snapshot.has_settings(Scope(caller.org, caller.app))
+        ):
             await self.reread_snapshot()
 
     def _add_offline(self, caller: Caller) -> None:
@@ -307,7 +315,9 @@ class BudgetRegistry:
             del self._caller_days[next(iter(self._caller_days))]
         self._caller_days[caller.org, caller.app] = caller_day, refresh
 
-    def _freeze_calendar(self, org: str, settings: EffectiveSettings, now: float, is_registered: bool) -> tuple[EffectiveSettings, PeriodSpan]:
+    def _freeze_calendar(
+        self, org: str, settings: EffectiveSettings, now: float, is_registered: bool
+    ) -> tuple[EffectiveSettings, PeriodSpan]:
         """All apps of an org that somebody put go by one calendar, until its period is over."""
         frozen = self._frozen_calendars.get(org)
         if frozen is not None and frozen[1].covers(now):
@@ -336,7 +346,9 @@ class BudgetRegistry:
         if found is not None and found[1].budget.scope == scope:
             found[1].budget.apply_app_labels(app_labels)
 
-    def _add_budget(self, scope: Scope, period: PeriodSpan, settings: EffectiveSettings, is_registered: bool) -> RefreshState:
+    def _add_budget(
+        self, scope: Scope, period: PeriodSpan, settings: EffectiveSettings, is_registered: bool
+    ) -> RefreshState:
         self._evict()
 
         def sum_by_label(found: Mapping[Counter, int]) -> dict[str, int]:
@@ -352,7 +364,13 @@ class BudgetRegistry:
             return {label: (pico, in_doubt.get(label, 0)) for label, pico in found.items()}
 
         budget = BudgetState(
-            scope, period, settings, self.labels, read_unflushed, lambda: self.refresher.refresh_soon(refresh), self.decision_counters
+            scope,
+            period,
+            settings,
+            self.labels,
+            read_unflushed,
+            lambda: self.refresher.refresh_soon(refresh),
+            self.decision_counters,
         )
         refresh = self._refresh_states[scope.key, period.key] = RefreshState(budget, is_registered)
         self.refresher.restore(refresh)

@@ -11,9 +11,9 @@ from price_keeper.selection.plan import EffectiveSettings
 from price_keeper.stores import schema
 from price_keeper.stores.contract import (
     EXPIRY_ATTRIBUTE,
+    AttributeMissing,
     Condition,
     Item,
-    AttributeMissing,
     Update,
     all_of,
     any_of,
@@ -37,7 +37,9 @@ def has_newer_ordering(item: Item | None, settings: EffectiveSettings) -> bool:
     return isinstance(version, int) and version > settings.version
 
 
-def build_move(index: int, index_before: int, scope: Scope, span: PeriodSpan, settings: EffectiveSettings, now: float) -> Update:
+def build_move(
+    index: int, index_before: int, scope: Scope, span: PeriodSpan, settings: EffectiveSettings, now: float
+) -> Update:
     """Of any number of instances that write it, those who know the newest ordering and are furthest in it win."""
     return Update(
         schema.sticky_state_key(scope, span.key),
@@ -57,5 +59,8 @@ def build_move(index: int, index_before: int, scope: Scope, span: PeriodSpan, se
 def _build_forward_condition(index: int, version: int) -> Condition:
     has_no_version = all_of(AttributeMissing(VERSION_ATTRIBUTE), below(INDEX_ATTRIBUTE, index))
     return any_of(
-        AttributeMissing(LABEL_ATTRIBUTE), all_of(equals(VERSION_ATTRIBUTE, version), below(INDEX_ATTRIBUTE, index)), below(VERSION_ATTRIBUTE, version), has_no_version
+        AttributeMissing(LABEL_ATTRIBUTE),
+        all_of(equals(VERSION_ATTRIBUTE, version), below(INDEX_ATTRIBUTE, index)),
+        below(VERSION_ATTRIBUTE, version),
+        has_no_version,
     )

@@ -36,7 +36,9 @@ class UnknownOrgs:
         self._served = {UNREGISTERED: 0, STORE_AWAY: 0}
 
     def register_metrics(self, telemetry: MetricsRegistry) -> None:
-        telemetry.add(metrics.UNKNOWN_ORGS_SERVED, lambda: [({"why": why}, count) for why, count in self._served.items()])
+        telemetry.add(
+            metrics.UNKNOWN_ORGS_SERVED, lambda: [({"why": why}, count) for why, count in self._served.items()]
+        )
 
     def note_unregistered(self, org: str) -> bool:
         """The store says that nobody has registered it. Whether its calls are served all the same."""

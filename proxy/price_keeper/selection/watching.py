@@ -79,15 +79,15 @@ class BudgetRefresher:
         """More was spent than anybody thought."""
         refresh.due_at = refresh.spend_due_at = min(refresh.spend_due_at, refresh.spend_read_at + MIN_REFRESH_SECONDS)
         wait = refresh.due_at - self._clock.monotonic()
-        if wait <= 0 and watch.looking is None:
+        if wait <= 0 and refresh.refresh_done is None:
             self.refresh(refresh)
         else:  # perhaps nobody calls any more, and the alerts are due all the same
             self._tasks.spawn(self._refresh_after(wait, refresh))
 
     async def _refresh_after(self, wait: float, refresh: RefreshState) -> None:
         await self._clock.sleep(wait)
-        if watch.looking is not None:  # it may have begun before money was due, and read the settings alone
-            await watch.looking.wait()
+        if refresh.refresh_done is not None:  # it may have begun before money was due, and read the settings alone
+            await refresh.refresh_done.wait()
         if self._clock.monotonic() >= refresh.due_at:
             self.refresh(refresh)
 
@@ -162,7 +162,10 @@ class BudgetRefresher:
         refresh.stale_at = refresh.spend_stale_at = refresh.spend_due_at + refresh.grace_seconds
         refresh.due_at = min(refresh.spend_due_at, moment + SETTINGS_REFRESH_SECONDS)
         if budget.app_labels.by_name:  # their prices are money, so no call goes by older ones
-            refresh.stale_at, refresh.due_at = min(refresh.stale_at, moment + own.STALE_SECONDS), min(refresh.due_at, moment + own.REFRESH_SECONDS)
+            refresh.stale_at, refresh.due_at = (
+                min(refresh.stale_at, moment + own.STALE_SECONDS),
+                min(refresh.due_at, moment + own.REFRESH_SECONDS),
+            )
         if budget.is_tight:
             self._recorder.request_flush()
         return has_spend
@@ -172,7 +175,9 @@ class BudgetRefresher:
         refresh.spend_read_at, refresh.spend_due_at, refresh.has_spend = moment, moment + wait, True
         refresh.grace_seconds = max(MIN_REFRESH_SECONDS, wait * GRACE_SHARE)
 
-    def _apply_settings(self, refresh: RefreshState, settings: EffectiveSettings, is_registered: bool, item: Item | None) -> None:
+    def _apply_settings(
+        self, refresh: RefreshState, settings: EffectiveSettings, is_registered: bool, item: Item | None
+    ) -> None:
         budget = refresh.budget
         self._warn_of_problems(refresh, settings)
         self._apply_override(refresh, item)

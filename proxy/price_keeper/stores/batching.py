@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
-from price_keeper.errors import StoreUnavailable, StoreThrottled
+from price_keeper.errors import StoreThrottled, StoreUnavailable
 
 Work = TypeVar("Work")
 Outcome = object  # an exception is raised to the caller, anything else is its answer

@@ -33,7 +33,9 @@ def build_tables_template() -> dict[str, Any]:
         "Outputs": {
             "TableArns": {
                 "Description": "For the policies of the roles that use the tables.",
-                "Value": {"Fn::Join": [",", [{"Fn::GetAtt": [_build_logical_name(t), "Arn"]} for t in TABLES.values()]]},
+                "Value": {
+                    "Fn::Join": [",", [{"Fn::GetAtt": [_build_logical_name(t), "Arn"]} for t in TABLES.values()]]
+                },
             }
         },
     }

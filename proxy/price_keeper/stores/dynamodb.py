@@ -16,7 +16,7 @@ from aiobotocore.config import AioConfig
 from botocore.exceptions import ClientError
 
 from price_keeper.config.encryption import explain_insecure_url
-from price_keeper.errors import StoreError, StoreMisconfigured, StoreUnavailable, StoreThrottled, is_condition_failure
+from price_keeper.errors import StoreError, StoreMisconfigured, StoreThrottled, StoreUnavailable, is_condition_failure
 from price_keeper.stores import dynamodb_errors as errors
 from price_keeper.stores.contract import Delete, Item, Key, Page, Put, Query, StoredRow, Update, Write
 from price_keeper.stores.dynamodb_connections import StrictResponseSession
@@ -24,11 +24,11 @@ from price_keeper.stores.dynamodb_credentials import StoreCredentials, create_se
 from price_keeper.stores.expressions import (
     TRANSACTION_VERBS,
     Request,
+    build_query_request,
+    build_write_request,
     item_from_wire,
     key_from_wire,
     key_to_wire,
-    build_query_request,
-    build_write_request,
 )
 from price_keeper.stores.values import check_key, check_query, check_transaction, check_write
 
@@ -44,7 +44,7 @@ KEYS_PER_BATCH = 100  # BatchGetItem's own limit
 
 _PROBE_KEY = Key("config", "PROBE", "PROBE")
 
-_Parsed = TypeVar("_Answer")
+_Parsed = TypeVar("_Parsed")
 
 
 class _CallKind(Enum):
@@ -108,7 +108,11 @@ class DynamoStore:
             raise errors.translate_error(failure) from None
         except ValueError as failure:  # of what stands in the shared configuration
             raise StoreMisconfigured(f"the address of DynamoDB: {failure}") from None
-        problem = None if self._allow_insecure else explain_insecure_url(self.client.meta.endpoint_url, "store.allow_insecure")
+        problem = (
+            None
+            if self._allow_insecure
+            else explain_insecure_url(self.client.meta.endpoint_url, "store.allow_insecure")
+        )
         if problem is not None:
             await self._exit_stack.aclose()
             raise StoreMisconfigured(f"the address of DynamoDB: {problem}")
@@ -190,7 +194,9 @@ class DynamoStore:
     async def transact(self, writes: Sequence[Write], *, token: str | None = None) -> None:
         check_transaction(writes, token)
         request = {
-            "TransactItems": [{TRANSACTION_VERBS[type(write)]: build_write_request(write, self._prefix)} for write in writes],
+            "TransactItems": [
+                {TRANSACTION_VERBS[type(write)]: build_write_request(write, self._prefix)} for write in writes
+            ],
             # With a token of its own even a transaction whose caller gave none can be resent after a lost answer.
             "ClientRequestToken": token or str(uuid.uuid4()),
         }
@@ -212,7 +218,9 @@ class DynamoStore:
             self._in_flight.discard(done)
             done.set_result(None)
 
-    async def _call_with_retries(self, verb: str, request: Request, kind: _CallKind, parse: Callable[[Any], _Parsed]) -> _Parsed:
+    async def _call_with_retries(
+        self, verb: str, request: Request, kind: _CallKind, parse: Callable[[Any], _Parsed]
+    ) -> _Parsed:
         error: StoreError = StoreUnavailable("not asked")
         was_maybe_applied = False
         for attempt in range(MAX_ATTEMPTS):

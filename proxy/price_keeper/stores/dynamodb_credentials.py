@@ -20,7 +20,9 @@ from price_keeper.provider_chain import ANSWER_TIMEOUT_SECONDS, RENEW_INTERVAL_S
 
 RETRY_SECONDS = 5.0  # where none came, none in time, or none that DynamoDB takes
 MAX_DOUBLINGS = 4  # of that, while it goes on taking none: each look may ask a service, for a fleet
-RENEWAL_WAIT_SECONDS = 1.0  # for newer ones, by the one call that asks for them; the others go on with those that are there
+RENEWAL_WAIT_SECONDS = (
+    1.0  # for newer ones, by the one call that asks for them; the others go on with those that are there
+)
 
 _log = logging.getLogger("price_keeper.stores")
 
@@ -28,7 +30,9 @@ _log = logging.getLogger("price_keeper.stores")
 class StoreCredentials(AioCredentials):  # type: ignore[misc]
     """What aiobotocore takes for credentials. The last ones hold until DynamoDB says otherwise."""
 
-    def __init__(self, make: Callable[[], FindCredentials] | None = None, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, make: Callable[[], FindCredentials] | None = None, now: Callable[[], float] = time.monotonic
+    ) -> None:
         super().__init__("", "", method="renewed aside")
         self._chain = ProviderChain(make, now)
         self._now = now
@@ -42,7 +46,11 @@ class StoreCredentials(AioCredentials):  # type: ignore[misc]
         """DynamoDB does not take them. What it has found a chain reads only once, so another one is asked."""
         if not self._is_refused:
             self._is_refused = True
-            retry_at = self._last_renewal_at + RETRY_SECONDS * 2**self._futile_renewals if self._futile_renewals else self._now()
+            retry_at = (
+                self._last_renewal_at + RETRY_SECONDS * 2**self._futile_renewals
+                if self._futile_renewals
+                else self._now()
+            )
             self._due_at = min(self._due_at, retry_at)
 
     async def get_frozen_credentials(self) -> Any:
@@ -50,7 +58,9 @@ class StoreCredentials(AioCredentials):  # type: ignore[misc]
         if self._current is None or self._now() >= self._due_at:
             self._start_renewal()
             try:
-                self._accept(await self._chain.load(ANSWER_TIMEOUT_SECONDS if self._current is None else RENEWAL_WAIT_SECONDS))
+                self._accept(
+                    await self._chain.load(ANSWER_TIMEOUT_SECONDS if self._current is None else RENEWAL_WAIT_SECONDS)
+                )
             except Exception as failure:  # providers raise whatever their sources do
                 self._keep_current(failure)
         return self._current

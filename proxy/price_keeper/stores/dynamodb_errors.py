@@ -24,15 +24,15 @@ from botocore.exceptions import (
 )
 
 from price_keeper.errors import (
-    ConditionFailed,
-    StoreAccessDenied,
     CancellationReason,
-    ReasonCode,
+    ConditionFailed,
     InvalidStoreRequest,
+    ReasonCode,
+    StoreAccessDenied,
     StoreError,
     StoreMisconfigured,
-    StoreUnavailable,
     StoreThrottled,
+    StoreUnavailable,
     TransactionFailed,
 )
 from price_keeper.stores.expressions import item_from_wire
@@ -98,7 +98,9 @@ _CREDENTIAL_CODES = frozenset(
         "UnrecognizedClientException",
     }
 )
-_PERMISSION_CODES = frozenset({"AccessDeniedException", "NotAuthorizedException"})  # for these credentials, which are good
+_PERMISSION_CODES = frozenset(
+    {"AccessDeniedException", "NotAuthorizedException"}
+)  # for these credentials, which are good
 _REASON_CODES = {
     "None": ReasonCode.NONE,
     "ConditionalCheckFailed": ReasonCode.CONDITION_FAILED,
@@ -109,7 +111,12 @@ _REASON_CODES = {
 
 
 # How DynamoDB says that a table's key is another than that of what is asked or written.
-_KEY_MISMATCH_TEXTS = ("does not match the schema", "Missing the key ", "Type mismatch for key ", "missed key schema element")
+_KEY_MISMATCH_TEXTS = (
+    "does not match the schema",
+    "Missing the key ",
+    "Type mismatch for key ",
+    "missed key schema element",
+)
 _KEY_MISMATCH = "a table in DynamoDB has another key than it should; see: price-keeper tables check"
 
 
@@ -204,10 +211,14 @@ def _translate_cancellation(entries: list[Mapping[str, Any]], message: str) -> S
         if _is_key_mismatch(entry.get("Message") or ""):
             return StoreMisconfigured(_KEY_MISMATCH)
         if entry.get("Code") not in _REASON_CODES:
-            return InvalidStoreRequest(f"DynamoDB rejects the transaction: {entry.get('Code')}: {entry.get('Message', '')}")
+            return InvalidStoreRequest(
+                f"DynamoDB rejects the transaction: {entry.get('Code')}: {entry.get('Message', '')}"
+            )
     if not entries:
         return InvalidStoreRequest(f"DynamoDB rejects the transaction: {message}")
-    return TransactionFailed([CancellationReason(_REASON_CODES[entry["Code"]], _parse_old_item(entry)) for entry in entries])
+    return TransactionFailed(
+        [CancellationReason(_REASON_CODES[entry["Code"]], _parse_old_item(entry)) for entry in entries]
+    )
 
 
 def _parse_old_item(answer: Mapping[str, Any]) -> dict[str, Any] | None:

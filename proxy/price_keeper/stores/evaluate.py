@@ -11,17 +11,17 @@ from price_keeper.errors import InvalidStoreRequest
 from price_keeper.stores.contract import (
     AllOf,
     AnyOf,
+    AttributeExists,
+    AttributeMissing,
     Compare,
     Condition,
-    AttributeExists,
     Item,
     ItemExists,
     ItemMissing,
-    AttributeMissing,
     Update,
     Value,
 )
-from price_keeper.stores.values import check_item, add_exactly
+from price_keeper.stores.values import add_exactly, check_item
 
 _OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
     "=": operator.eq,

@@ -9,17 +9,17 @@ from typing import Any
 from price_keeper.stores.contract import (
     AllOf,
     AnyOf,
+    AttributeExists,
+    AttributeMissing,
     Between,
-    ConditionCheck,
     Compare,
     Condition,
+    ConditionCheck,
     Delete,
-    AttributeExists,
     Item,
     ItemExists,
     ItemMissing,
     Key,
-    AttributeMissing,
     Prefix,
     Put,
     Query,
@@ -138,12 +138,16 @@ TRANSACTION_VERBS: dict[type, str] = {Put: "Put", Update: "Update", Delete: "Del
 
 def _build_update_expression(update: Update, placeholders: _Placeholders) -> str:
     """In the order of names, so that a transaction sent again under its token is the same to the letter."""
-    settings = [f"{placeholders.name(name)} = {placeholders.value(value)}" for name, value in sorted(update.set.items())]
+    settings = [
+        f"{placeholders.name(name)} = {placeholders.value(value)}" for name, value in sorted(update.set.items())
+    ]
     settings += [
         f"{placeholders.name(name)} = if_not_exists({placeholders.name(name)}, {placeholders.value(value)})"
         for name, value in sorted(update.set_if_missing.items())
     ]
-    additions = [f"{placeholders.name(name)} {placeholders.value(amount)}" for name, amount in sorted(update.add.items())]
+    additions = [
+        f"{placeholders.name(name)} {placeholders.value(amount)}" for name, amount in sorted(update.add.items())
+    ]
     removals = [placeholders.name(name) for name in update.remove]
     clauses = (("SET", settings), ("ADD", additions), ("REMOVE", removals))
     return " ".join(f"{verb} {', '.join(parts)}" for verb, parts in clauses if parts)

@@ -137,7 +137,11 @@ def request_marker_key(org: str, app: str, request_id: str) -> Key:
 
 
 def alert_marker_key(scope: Scope, label: str, period: str, threshold_pct: int) -> Key:
-    return Key("request-dedup", f"ALERT#{_join_scope_and_label(scope, label)}#{_require_period(period)}", f"PCT#{threshold_pct:03}")
+    return Key(
+        "request-dedup",
+        f"ALERT#{_join_scope_and_label(scope, label)}#{_require_period(period)}",
+        f"PCT#{threshold_pct:03}",
+    )
 
 
 def active_counters_partition(utc_day: str) -> str:
@@ -146,7 +150,11 @@ def active_counters_partition(utc_day: str) -> str:
 
 
 def active_counter_key(utc_day: str, scope: Scope, label: str, period: str) -> Key:
-    return Key("request-dedup", active_counters_partition(utc_day), f"{_join_scope_and_label(scope, label)}#{_require_period(period)}")
+    return Key(
+        "request-dedup",
+        active_counters_partition(utc_day),
+        f"{_join_scope_and_label(scope, label)}#{_require_period(period)}",
+    )
 
 
 def audit_record_key(org: str, name: str) -> Key:
@@ -178,7 +186,9 @@ def control_bucket_key(who: str) -> Key:
 
 def hard_bucket_key(scope: Scope, label: str, period: str) -> Key:
     """What nobody holds of a hard budget."""
-    return Key("rate-buckets", scope.key, f"BUCKET#HARD#{_require(label, is_label(label), 'label')}#{_require_period(period)}")
+    return Key(
+        "rate-buckets", scope.key, f"BUCKET#HARD#{_require(label, is_label(label), 'label')}#{_require_period(period)}"
+    )
 
 
 def budget_lease_key(scope: Scope, label: str, period: str, lease_id: str) -> Key:

@@ -18,7 +18,7 @@ from price_keeper.stores import sqlite_codec as codec
 from price_keeper.stores.batching import BatchThread
 from price_keeper.stores.contract import Between, Delete, Item, Key, Page, Prefix, Put, Query, StoredRow, Update, Write
 from price_keeper.stores.sqlite_file import connect, prepare_file, translate_sqlite_error
-from price_keeper.stores.sqlite_group import WriteGroup, load_item, freeze_write
+from price_keeper.stores.sqlite_group import WriteGroup, freeze_write, load_item
 from price_keeper.stores.sqlite_watch import FileWatch
 from price_keeper.stores.values import check_key, check_query, check_transaction, check_write
 
@@ -102,7 +102,9 @@ def _run_query(connection: sqlite3.Connection, query: Query) -> Page:
     sql, arguments = _build_query_sql(query)
     fetched = connection.execute(sql, arguments).fetchall()
     has_more = query.limit is not None and len(fetched) > query.limit
-    rows = tuple(StoredRow(Key(query.table, query.pk, sk), codec.decode_item(item)) for sk, item in fetched[: query.limit])
+    rows = tuple(
+        StoredRow(Key(query.table, query.pk, sk), codec.decode_item(item)) for sk, item in fetched[: query.limit]
+    )
     return Page(rows, rows[-1].key.sk if has_more else None)
 
 

@@ -73,7 +73,9 @@ def has_item(path: Path, key: Key) -> bool:
 
 def connect(path: Path) -> sqlite3.Connection:
     uri = f"{path.absolute().as_uri()}?mode=rw"  # never makes a file: one that was deleted must not come back empty
-    connection = sqlite3.connect(uri, uri=True, timeout=BUSY_TIMEOUT_SECONDS, isolation_level=None, check_same_thread=False)
+    connection = sqlite3.connect(
+        uri, uri=True, timeout=BUSY_TIMEOUT_SECONDS, isolation_level=None, check_same_thread=False
+    )
     try:
         connection.execute("BEGIN")  # one look, while others may be making the tables
         _check_ownership(connection, path)

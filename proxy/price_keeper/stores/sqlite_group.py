@@ -10,21 +10,21 @@ from decimal import Decimal
 from hashlib import sha256
 from typing import Any, TypeVar
 
-from price_keeper.errors import ConditionFailed, CancellationReason, ReasonCode, InvalidStoreRequest, TransactionFailed
+from price_keeper.errors import CancellationReason, ConditionFailed, InvalidStoreRequest, ReasonCode, TransactionFailed
 from price_keeper.stores import sqlite_codec as codec
 from price_keeper.stores.contract import (
     EXPIRY_ATTRIBUTE,
     AllOf,
     AnyOf,
-    ConditionCheck,
-    Compare,
-    Delete,
     AttributeExists,
+    AttributeMissing,
+    Compare,
+    ConditionCheck,
+    Delete,
     Item,
     ItemExists,
     ItemMissing,
     Key,
-    AttributeMissing,
     Put,
     Update,
     Value,
@@ -180,7 +180,11 @@ def _compute_item(write: Write, before: dict[str, Value] | None) -> dict[str, Va
 
 
 def _build_reason(did_hold: bool, item: Item | None) -> CancellationReason:
-    return CancellationReason(ReasonCode.NONE) if did_hold else CancellationReason(ReasonCode.CONDITION_FAILED, _copy_item(item))
+    return (
+        CancellationReason(ReasonCode.NONE)
+        if did_hold
+        else CancellationReason(ReasonCode.CONDITION_FAILED, _copy_item(item))
+    )
 
 
 def _copy_item(item: Mapping[str, Value] | None) -> dict[str, Value] | None:
@@ -195,7 +199,7 @@ def _get_expiry(item: Item) -> int | None:
     return expiry if type(expiry) is int and abs(expiry) < _MAX_SQLITE_INTEGER else None
 
 
-_AnyWrite = TypeVar("_AnyWrite", bound="Put | Update | Delete | Check")
+_AnyWrite = TypeVar("_AnyWrite", bound="Put | Update | Delete | ConditionCheck")
 
 
 def freeze_write(write: _AnyWrite) -> _AnyWrite:

@@ -73,7 +73,9 @@ async def _enable_protection(client: Client, name: str, sleep: Sleep) -> None:
         await _call_with_retries(sleep, client.update_time_to_live, TableName=name, TimeToLiveSpecification=expiry)
     if not await _is_recoverable(client, name, sleep):
         recovery = {"PointInTimeRecoveryEnabled": True}
-        await _call_with_retries(sleep, client.update_continuous_backups, TableName=name, PointInTimeRecoverySpecification=recovery)
+        await _call_with_retries(
+            sleep, client.update_continuous_backups, TableName=name, PointInTimeRecoverySpecification=recovery
+        )
 
 
 async def _read_table_state(client: Client, prefix: str, table: Table, sleep: Sleep) -> TableState:
@@ -86,12 +88,16 @@ async def _read_table_state(client: Client, prefix: str, table: Table, sleep: Sl
     return TableState(name, True, tuple(_find_differences(table, description, expiry, is_recoverable)))
 
 
-def _find_differences(table: Table, description: dict[str, Any], expiry: str | None, is_recoverable: bool) -> Sequence[str]:
+def _find_differences(
+    table: Table, description: dict[str, Any], expiry: str | None, is_recoverable: bool
+) -> Sequence[str]:
     different = []
     if description["TableStatus"] not in ("ACTIVE", "UPDATING"):
         different.append(f"its status is {description['TableStatus']}")
     if description["KeySchema"] != build_key_schema(table):
-        different.append(f"its key is {_format_key_schema(description['KeySchema'])} and should be {_format_key_schema(build_key_schema(table))}")
+        different.append(
+            f"its key is {_format_key_schema(description['KeySchema'])} and should be {_format_key_schema(build_key_schema(table))}"
+        )
     wrong = [entry for entry in description["AttributeDefinitions"] if entry["AttributeType"] != "S"]
     if wrong:
         different.append(f"{', '.join(entry['AttributeName'] for entry in wrong)} should be a string")
@@ -124,7 +130,9 @@ async def _expiry_attribute(client: Client, name: str, sleep: Sleep) -> str | No
 
 
 async def _is_recoverable(client: Client, name: str, sleep: Sleep) -> bool:
-    answer = (await _call_with_retries(sleep, client.describe_continuous_backups, TableName=name))["ContinuousBackupsDescription"]
+    answer = (await _call_with_retries(sleep, client.describe_continuous_backups, TableName=name))[
+        "ContinuousBackupsDescription"
+    ]
     recovery = answer.get("PointInTimeRecoveryDescription", {})
     return bool(recovery.get("PointInTimeRecoveryStatus") == "ENABLED")
 

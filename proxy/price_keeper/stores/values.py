@@ -15,9 +15,9 @@ from price_keeper.stores.contract import (
     AllOf,
     AnyOf,
     Between,
-    ConditionCheck,
     Compare,
     Condition,
+    ConditionCheck,
     Delete,
     Item,
     Key,
@@ -214,7 +214,9 @@ def check_transaction(writes: Sequence[Write], token: str | None) -> None:
         raise InvalidStoreRequest(f"a transaction's token has 1 to {contract.MAX_TOKEN_CHARACTERS} characters")
     size = sum(check_write(write) for write in writes)
     if size > contract.MAX_TRANSACTION_BYTES:
-        raise InvalidStoreRequest(f"a transaction holds at most {contract.MAX_TRANSACTION_BYTES} bytes; this one has about {size}")
+        raise InvalidStoreRequest(
+            f"a transaction holds at most {contract.MAX_TRANSACTION_BYTES} bytes; this one has about {size}"
+        )
 
 
 def check_query(query: Query) -> None:

@@ -8,7 +8,9 @@ from typing import Final, TypeAlias
 # Pieces are put into one buffer that grows: a list of them has to be joined, which takes their memory once more.
 Body: TypeAlias = bytes | BytesIO
 
-HEADER_OVERHEAD_BYTES: Final = 160  # what Python keeps for a header beyond its own bytes: many short ones must not weigh nothing
+HEADER_OVERHEAD_BYTES: Final = (
+    160  # what Python keeps for a header beyond its own bytes: many short ones must not weigh nothing
+)
 
 
 def measure_head(target: bytes, headers: dict[bytes, bytes]) -> int:

@@ -129,7 +129,7 @@ def locate_model(parsed_call: ParsedCall, body: bytes) -> ParsedCall:
     if parsed_call.model_span is None:
         return parsed_call
     key = _MODEL_KEYS[parsed_call.operation]
-    return parsed_call._replace(named_at=json_splice.find_members(body, (key,)).spans[key])
+    return parsed_call._replace(model_span=json_splice.find_members(body, (key,)).spans[key])
 
 
 def _read_model_name(body: bytes, span: tuple[int, int] | None) -> str:

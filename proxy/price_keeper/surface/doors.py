@@ -34,7 +34,9 @@ class PlainAcceptor:
 
     async def open(self) -> None:
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(lambda: ProtocolDetector(self._listener), sock=self._socket, backlog=BACKLOG)
+        self._server = await loop.create_server(
+            lambda: ProtocolDetector(self._listener), sock=self._socket, backlog=BACKLOG
+        )
 
     def close(self) -> None:
         self._server.close()
@@ -43,7 +45,9 @@ class PlainAcceptor:
 class TlsAcceptor:
     """The event loop tells of a connection when its handshake is done, so it must not be the one that accepts it."""
 
-    def __init__(self, listener: Listener, listening_socket: socket.socket, context: ssl.SSLContext, tasks: Tasks) -> None:
+    def __init__(
+        self, listener: Listener, listening_socket: socket.socket, context: ssl.SSLContext, tasks: Tasks
+    ) -> None:
         self._listener = listener
         self._socket = listening_socket
         self._context = context

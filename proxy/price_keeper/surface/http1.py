@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias, cast
 
 from price_keeper.errors import InvalidRequest, Refusal
 from price_keeper.exchange import Request
-from price_keeper.surface.http1_answer import Http1Responder, HeadResponder
+from price_keeper.surface.http1_answer import HeadResponder, Http1Responder
 from price_keeper.surface.http1_request import Http1RequestParser
-from price_keeper.surface.limits import SLICE_BYTES, MAX_SLICES_PER_TURN
+from price_keeper.surface.limits import MAX_SLICES_PER_TURN, SLICE_BYTES
 from price_keeper.surface.reading import WriteStallDetector
 from price_keeper.surface.reset import reset_connection
 from price_keeper.surface.sockets import get_peer_address
@@ -228,7 +228,9 @@ class Http1Connection(asyncio.Protocol):
             return
         request.peer = self._peer
         responder_type = HeadResponder if request.method == b"HEAD" else Http1Responder
-        self._responder = responder_type(self, self._transport, keeps_alive and not self._listener.is_draining, takes_chunks)
+        self._responder = responder_type(
+            self, self._transport, keeps_alive and not self._listener.is_draining, takes_chunks
+        )
         self._listener.start_request(request, self._responder, weight)
 
     def _refuse(self, refusal: Refusal) -> None:

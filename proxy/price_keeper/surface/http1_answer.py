@@ -19,8 +19,20 @@ _BODILESS_STATUSES: Final = (204, 304)
 class Http1Responder:
     """A responder for one request alone: whoever still holds it later cannot touch the next one's answer."""
 
-    __slots__ = ("_connection", "_head", "_is_chunked", "_is_over", "_length", "_write_batcher", "_takes_chunks", "_transport",
-                 "flow", "has_started", "is_disconnected", "keeps_alive")  # fmt: skip
+    __slots__ = (
+        "_connection",
+        "_head",
+        "_is_chunked",
+        "_is_over",
+        "_length",
+        "_takes_chunks",
+        "_transport",
+        "_write_batcher",
+        "flow",
+        "has_started",
+        "is_disconnected",
+        "keeps_alive",
+    )  # fmt: skip
 
     def __init__(
         self, connection: Http1Connection, transport: asyncio.Transport, keeps_alive: bool, takes_chunks: bool

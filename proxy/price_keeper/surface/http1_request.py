@@ -10,7 +10,7 @@ from price_keeper.answers import OUT_OF_MEMORY
 from price_keeper.authority import find_host_error, find_target_error
 from price_keeper.errors import InvalidRequest, Refusal, RequestTooLarge
 from price_keeper.exchange import Request
-from price_keeper.surface.bodies import HEADER_OVERHEAD_BYTES, Body, append_to_body, measure_head, finish_body
+from price_keeper.surface.bodies import HEADER_OVERHEAD_BYTES, Body, append_to_body, finish_body, measure_head
 
 if TYPE_CHECKING:
     from price_keeper.surface.http1 import Http1Connection
@@ -156,7 +156,9 @@ class Http1RequestParser:
             )
         if version != "1.1":
             if version != "1.0":
-                self._raise_refusal(InvalidRequest("this port speaks HTTP/1.1, HTTP/1.0, and HTTP/2 with prior knowledge"))
+                self._raise_refusal(
+                    InvalidRequest("this port speaks HTTP/1.1, HTTP/1.0, and HTTP/2 with prior knowledge")
+                )
         elif b"host" not in headers:
             self._raise_refusal(InvalidRequest("a request needs a Host header"))
         if b"host" in self._repeated:

@@ -16,7 +16,7 @@ from h2.frame_buffer import FrameBuffer
 from h2.settings import SettingCodes
 from hyperframe.frame import DataFrame, Frame, GoAwayFrame, HeadersFrame, SettingsFrame
 
-from price_keeper.surface.limits import ServerLimits, FixedWindowLimit
+from price_keeper.surface.limits import FixedWindowLimit, ServerLimits
 
 HEADER_TABLE_BYTES = 4096  # of our headers' compression, the protocol's default; the library searches it line by line
 
@@ -103,5 +103,7 @@ class CountingH2Connection(H2Connection):
 def _is_useful(frame: Frame, received_events: list[events.Event]) -> bool:
     """Of what nobody has a use for, some is to be expected. Without an event it was for a stream that is no more."""
     if isinstance(frame, DataFrame):
-        return len(frame.data) >= SMALL_FRAME_BYTES or any(type(event) is events.StreamEnded for event in received_events)
+        return len(frame.data) >= SMALL_FRAME_BYTES or any(
+            type(event) is events.StreamEnded for event in received_events
+        )
     return isinstance(frame, HeadersFrame) and bool(received_events)

@@ -11,7 +11,7 @@ from h2.errors import ErrorCodes
 from price_keeper.authority import SCHEMES, find_host_error
 from price_keeper.errors import InvalidRequest, Refusal, RequestTooLarge
 from price_keeper.exchange import FlowControl, Header, Request
-from price_keeper.surface.bodies import Body, append_to_body, measure_head, finish_body
+from price_keeper.surface.bodies import Body, append_to_body, finish_body, measure_head
 
 if TYPE_CHECKING:
     from price_keeper.surface.http2 import Http2Connection
@@ -98,7 +98,10 @@ class Http2Stream:
         if self._pending_refusal is not None:
             self.refuse(self._pending_refusal)
             return
-        if self._announced_bytes not in (None, self._body_bytes):  # which the library does not see where trailers end it
+        if self._announced_bytes not in (
+            None,
+            self._body_bytes,
+        ):  # which the library does not see where trailers end it
             self.refuse(InvalidRequest("the body is not as long as its content-length says"))
             return
         self._is_request_over = True

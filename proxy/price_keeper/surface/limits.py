@@ -17,14 +17,18 @@ TLS_CONNECTION_BYTES = 64 * 1024  # measured: 45 kB over HTTP/2
 HANDSHAKE_BYTES = 512 * 1024  # measured: 327 kB of one that sent most of a long greeting
 CALL_BYTES = 16 * 1024  # what a call takes beside its request; measured: 15 kB with an open stream of an answer
 SLICE_BYTES = 16 * 1024  # what arrives in one piece is parsed in such slices, so that limits are seen to in between
-MAX_SLICES_PER_TURN = 4  # of one connection: a slice of the smallest parts takes milliseconds, and all others wait meanwhile
+MAX_SLICES_PER_TURN = (
+    4  # of one connection: a slice of the smallest parts takes milliseconds, and all others wait meanwhile
+)
 
 
 @dataclass(frozen=True, slots=True)
 class ServerLimits:
     head_bytes: int = 64 * 1024  # tokens may be long, and a header list beyond this is an attack
     body_bytes: int = 25 * 1000 * 1000  # Bedrock's own limit: what is larger it would refuse
-    unchecked_body_bytes: int = 64 * 1024  # of a body, from anybody; of one that may be longer it is asked first who sends it
+    unchecked_body_bytes: int = (
+        64 * 1024
+    )  # of a body, from anybody; of one that may be longer it is asked first who sends it
     requests_bytes: int = 256 * 1024 * 1024  # heads and bodies of all requests at once; `within` goes by the memory
     head_seconds: float = 20.0  # a client on this machine sends its head at once; slow ones hold a connection each
     body_seconds: float = 120.0  # 25 MB over a slow link; a body that takes longer is not coming
@@ -32,7 +36,9 @@ class ServerLimits:
     stalled_seconds: float = 300.0  # a caller that reads nothing of its answer for so long is gone
     lingering_seconds: float = 5.0  # for a client to read why it was refused, before what it still sends is cut off
     connections: int = 10_000  # at once; `fitting` and `within` lower it to what there is
-    connections_per_network: int = 5_000  # of those, from one address elsewhere, or one network of IPv6: half, so that others get in
+    connections_per_network: int = (
+        5_000  # of those, from one address elsewhere, or one network of IPv6: half, so that others get in
+    )
     surplus_connections: int = 256  # connections beyond those, told that there are too many; even more are cut unheard
     handshakes: int = 512  # of TLS under way; more are not clients in a hurry, and the oldest makes room
     requests: int = 10_000  # under way at once, since over HTTP/2 one connection may hold many
@@ -40,7 +46,9 @@ class ServerLimits:
     write_buffer_bytes: int = 64 * 1024  # of an answer, waiting for a slow caller; past it upstream is paused
     streams: int = 256  # of one HTTP/2 connection at once
     stream_resets: int = 200  # of streams by the client in one window: rapid reset is an attack
-    control_frames: int = 1000  # frames in one window that ask for nothing, pings among them: they cost the client nothing
+    control_frames: int = (
+        1000  # frames in one window that ask for nothing, pings among them: they cost the client nothing
+    )
     window_seconds: float = 10.0  # over which those are counted
     control_backlog_bytes: int = 1024 * 1024  # answers to them that the client does not read
 
@@ -55,14 +63,19 @@ def fit_to_descriptors(descriptors: int, limits: ServerLimits = DEFAULT_LIMITS) 
     return replace(
         limits,
         connections=(connections := min(limits.connections, share - surplus)),
-        of_one=min(limits.connections_per_network, connections // 2),
-        surplus=surplus,
+        connections_per_network=min(limits.connections_per_network, connections // 2),
+        surplus_connections=surplus,
         requests=min(limits.requests, share),
     )
 
 
 def fit_to_memory(
-    limits: ServerLimits, memory: MemoryLimits, processes: int = 1, requests_bytes: int | None = None, *, is_tls: bool = False
+    limits: ServerLimits,
+    memory: MemoryLimits,
+    processes: int = 1,
+    requests_bytes: int | None = None,
+    *,
+    is_tls: bool = False,
 ) -> ServerLimits:
     """The limits of each of so many processes that have this memory together.
 
@@ -75,7 +88,9 @@ def fit_to_memory(
         if memory.least is not None:
             requests_bytes = min(requests_bytes, memory.least // 2)
     largest_request = limits.head_bytes + limits.body_bytes
-    limits = replace(limits, requests_bytes=max(requests_bytes // processes, min(largest_request, limits.requests_bytes)))
+    limits = replace(
+        limits, requests_bytes=max(requests_bytes // processes, min(largest_request, limits.requests_bytes))
+    )
     if memory.least is None:
         return limits
     connections_memory = memory.least // 8 // processes
@@ -84,7 +99,7 @@ def fit_to_memory(
     return replace(
         limits,
         connections=connections,
-        of_one=min(limits.connections_per_network, connections // 2),
+        connections_per_network=min(limits.connections_per_network, connections // 2),
         handshakes=min(limits.handshakes, max(connections_memory // HANDSHAKE_BYTES, MIN_LIMIT)),
         requests=min(limits.requests, max(connections_memory // CALL_BYTES, MIN_LIMIT)),
     )

@@ -94,7 +94,11 @@ class Listener:
         """The port, which is a free one if 0 was asked for. `is_shared`: other processes may listen on it too."""
         sockets = await bind_sockets(host, port, is_shared=is_shared)
         for listening_socket in sockets:
-            acceptor: Acceptor = PlainAcceptor(self, listening_socket) if tls is None else TlsAcceptor(self, listening_socket, tls, self._tasks)
+            acceptor: Acceptor = (
+                PlainAcceptor(self, listening_socket)
+                if tls is None
+                else TlsAcceptor(self, listening_socket, tls, self._tasks)
+            )
             self._acceptors.append(acceptor)
             await acceptor.open()
         self._tasks.run_every("time of connections", TIMEOUT_CHECK_SECONDS, self._check_timeouts)
@@ -152,11 +156,17 @@ class Listener:
     def count_surplus(self, peer: str) -> int:
         """How many connections there are too many, with one more from there."""
         total_surplus = len(self._connections) + 1 - self.limits.connections
-        network_surplus = self._connections_by_network[find_remote_network(peer)] + 1 - self.limits.connections_per_network
+        network_surplus = (
+            self._connections_by_network[find_remote_network(peer)] + 1 - self.limits.connections_per_network
+        )
         surplus = max(total_surplus, network_surplus)
         if surplus > 0 and not self._has_warned_of_surplus:
             self._has_warned_of_surplus = True
-            limit_reached = f"{self.limits.connections} connections" if total_surplus > 0 else f"{self.limits.connections_per_network} from one address"
+            limit_reached = (
+                f"{self.limits.connections} connections"
+                if total_surplus > 0
+                else f"{self.limits.connections_per_network} from one address"
+            )
             _log.warning("there are %s, as many as are taken; more are refused", limit_reached)
         return surplus
 

@@ -6,13 +6,19 @@ from price_keeper import telemetry as metrics
 from price_keeper.forwarding.forwarder import Forwarder
 from price_keeper.forwarding.joining import RetryJoiner
 from price_keeper.surface.listener import Listener
-from price_keeper.telemetry import Samples, MetricsRegistry
+from price_keeper.telemetry import MetricsRegistry, Samples
 from price_keeper.traffic import STATUSES, RequestStats
 
 _PROTOCOLS = ("http/1.1", "h2", "unknown")
 
 
-def register_data_port_metrics(registry: MetricsRegistry, request_stats: RequestStats, retry_joiner: RetryJoiner, listener: Listener, forwarder: Forwarder) -> None:
+def register_data_port_metrics(
+    registry: MetricsRegistry,
+    request_stats: RequestStats,
+    retry_joiner: RetryJoiner,
+    listener: Listener,
+    forwarder: Forwarder,
+) -> None:
     _register_request_metrics(registry, request_stats)
     registry.add(metrics.JOINED_RETRIES, lambda: retry_joiner.joined)
     registry.add(
@@ -45,7 +51,10 @@ def _register_request_metrics(registry: MetricsRegistry, request_stats: RequestS
     registry.add(metrics.REQUESTS, requests)
     registry.add(
         metrics.REQUEST_DURATION_SECONDS,
-        lambda: [({"operation": each.operation, "label": each.label}, each.durations) for each in request_stats.measured_operations],
+        lambda: [
+            ({"operation": each.operation, "label": each.label}, each.durations)
+            for each in request_stats.measured_operations
+        ],
     )
     registry.add(
         metrics.TIME_TO_FIRST_BYTE_SECONDS,

@@ -52,8 +52,12 @@ def ensure_local_certificates(folder: Path, now: float) -> tuple[Path, Path, Pat
         issued_at = datetime.fromtimestamp(now, UTC)
         # The authority's own key is thrown away, so that nobody can ever sign anything else with it.
         signing_key, server_key = generate_private_key(SECP256R1()), generate_private_key(SECP256R1())
-        authority_certificate = _issue_certificate("Bedrock Price Keeper, local authority", signing_key, signing_key, issued_at, is_authority=True)
-        server_certificate = _issue_certificate("localhost", server_key, signing_key, issued_at, is_authority=False, issuer=authority_certificate.subject)
+        authority_certificate = _issue_certificate(
+            "Bedrock Price Keeper, local authority", signing_key, signing_key, issued_at, is_authority=True
+        )
+        server_certificate = _issue_certificate(
+            "localhost", server_key, signing_key, issued_at, is_authority=False, issuer=authority_certificate.subject
+        )
         _write_private_file(key, server_key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
         _write_private_file(certificate, server_certificate.public_bytes(Encoding.PEM))
         _write_private_file(authority, authority_certificate.public_bytes(Encoding.PEM))

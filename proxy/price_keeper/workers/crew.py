@@ -72,7 +72,9 @@ class GroupTelemetry(MetricsRegistry):
 
     async def scrape(self) -> str:
         texts = {0: self.render_own(), **await self._group.read_metrics()}
-        return merge_samples(texts) + render_unlabelled(WORKERS, self._workers) + render_unlabelled(WORKERS_UP, len(texts))
+        return (
+            merge_samples(texts) + render_unlabelled(WORKERS, self._workers) + render_unlabelled(WORKERS_UP, len(texts))
+        )
 
 
 def render_unlabelled(metric: Metric, value: int) -> str:

@@ -26,4 +26,8 @@ def _add_worker_label(line: str, number: int) -> str:
     """`name value` or `name{labels} value`: no name has a brace or a space."""
     name_end = next(at for at, letter in enumerate(line) if letter in "{ ")
     worker = f'worker="{number}"'
-    return f"{line[:name_end]}{{{worker}}}{line[name_end:]}" if line[name_end] == " " else f"{line[:name_end]}{{{worker},{line[name_end + 1 :]}"
+    return (
+        f"{line[:name_end]}{{{worker}}}{line[name_end:]}"
+        if line[name_end] == " "
+        else f"{line[:name_end]}{{{worker},{line[name_end + 1 :]}"
+    )

@@ -41,7 +41,13 @@ class Supervisor:
     """`place` is the first worker's; `on_started` hears what that one told, when all have started. `reread` is what
     SIGHUP asks for; workers that are started after it have what it read."""
 
-    def __init__(self, slot: WorkerSlot, run_worker: RunWorker, on_started: ReportStarted, reload_config: ReloadConfig = lambda: False) -> None:
+    def __init__(
+        self,
+        slot: WorkerSlot,
+        run_worker: RunWorker,
+        on_started: ReportStarted,
+        reload_config: ReloadConfig = lambda: False,
+    ) -> None:
         self._slot = slot
         self._run_worker = run_worker
         self._on_started = on_started
@@ -177,7 +183,11 @@ class Supervisor:
             self._read_report(worker)
         report = worker.report or {}
         had_started, failure = "started" in report, reports.parse_failure(report)
-        how = f"it was killed by signal {-worker.exit_status}" if worker.exit_status < 0 else f"it ended with {worker.exit_status}"
+        how = (
+            f"it was killed by signal {-worker.exit_status}"
+            if worker.exit_status < 0
+            else f"it ended with {worker.exit_status}"
+        )
         if self._stop_by is not None:
             # One that had not started yet has nothing to bring to an end.
             self._is_clean &= worker.exit_status == 0 or (not had_started and worker.exit_status == -signal.SIGTERM)

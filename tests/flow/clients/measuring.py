@@ -5,8 +5,8 @@ from __future__ import annotations
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
-from tests.support.clients import BEARER, CLIENTS, CONTAINER, SESSION, ClientCall, Client, ClientOutcome, CallRound, ask
-from tests.support.front import CountingProxy, CountingProxies
+from tests.support.clients import BEARER, CLIENTS, CONTAINER, SESSION, CallRound, Client, ClientCall, ClientOutcome, ask
+from tests.support.front import CountingProxies, CountingProxy
 from tests.support.stage import BROKEN, CLOSED, CUT, SPENT, THROTTLED, ClientStage
 
 AT_ONCE = 4
@@ -78,7 +78,9 @@ def _both(client: Client) -> list[ClientCall]:
     return [ask("premium"), ask("premium", stream=True)] if client.streams else [ask("premium")]
 
 
-def _in_trouble(client: Client, situation: str, staged: ClientStage, doors: CountingProxies) -> tuple[CallRound, CountingProxy]:
+def _in_trouble(
+    client: Client, situation: str, staged: ClientStage, doors: CountingProxies
+) -> tuple[CallRound, CountingProxy]:
     door = doors.open_proxy(staged.url)
     token = {BAD_TOKEN: "nonsense", EXPIRED_TOKEN: staged.token(-1)}.get(situation)
     return CallRound(staged.environ(client, client.auth_methods[0], door.url, token), [_CALLS[situation]]), door

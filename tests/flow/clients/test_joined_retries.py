@@ -14,8 +14,8 @@ from tests.support.clients import (
     JAVASCRIPT,
     JAVASCRIPT_HTTP1,
     SESSION,
-    Client,
     CallRound,
+    Client,
     ask,
 )
 from tests.support.front import CountingProxies
@@ -33,7 +33,9 @@ IMPATIENT: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize("client", [BOTO3, BOTO3_OLDER, AIOBOTO3, JAVASCRIPT, JAVASCRIPT_HTTP1], ids=str)
-def test_a_retry_after_a_time_out_joins_the_call(staged: ClientStage, doors: CountingProxies, client: Client, stream: bool) -> None:
+def test_a_retry_after_a_time_out_joins_the_call(
+    staged: ClientStage, doors: CountingProxies, client: Client, stream: bool
+) -> None:
     marker, door = new_marker(), doors.open_proxy(staged.url)
     calls = [ask(SLOW, marker, stream=stream)]
     impatient = CallRound(staged.environ(client, SESSION, door.url), calls, IMPATIENT[client.lives_in])

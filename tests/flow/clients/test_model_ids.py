@@ -20,8 +20,8 @@ from tests.support.clients import (
     JAVASCRIPT,
     JAVASCRIPT_HTTP1,
     SESSION,
-    Client,
     CallRound,
+    Client,
     ask,
 )
 from tests.support.simulated import CLAUDE, CLAUDE_BODY, TURN

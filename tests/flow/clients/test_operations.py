@@ -14,9 +14,9 @@ from tests.support.clients import (
     BOTO3_OLDER,
     JAVASCRIPT,
     JAVASCRIPT_HTTP1,
-    ClientCall,
-    Client,
     CallRound,
+    Client,
+    ClientCall,
 )
 from tests.support.simulated import CLAUDE, CLAUDE_BODY, TURN
 from tests.support.stage import BEARER_OVER_HTTPS, ClientStage

@@ -15,8 +15,8 @@ from tests.support.clients import (
     JAVASCRIPT_HTTP1,
     LANGCHAIN,
     STRANDS,
-    Client,
     CallRound,
+    Client,
     ask,
 )
 from tests.support.commands import Sidecar, sidecar

@@ -12,9 +12,9 @@ from tests.support.clients import (
     JAVASCRIPT,
     JAVASCRIPT_HTTP1,
     SESSION,
-    ClientCall,
-    Client,
     CallRound,
+    Client,
+    ClientCall,
     ask,
 )
 from tests.support.front import CountingProxies

@@ -15,8 +15,8 @@ from tests.support.clients import (
     BOTO3_OLDER,
     JAVASCRIPT,
     OPENAI,
-    Client,
     CallRound,
+    Client,
     ask,
 )
 from tests.support.stage import BROKEN, CALLERS_KEY, CALLERS_SECRET, CLOSED, CUT, THROTTLED, ClientStage, new_marker
@@ -45,7 +45,9 @@ def test_a_callers_secrets_go_no_further(staged: ClientStage, client: Client) ->
     calls = [ask(model, marker, stream=stream) for model in models for stream in (False, True)]
     once = ONCE[client]
     rounds = [CallRound(staged.environ(client, way, token=token), calls, once) for way in client.auth_methods]
-    rejected = CallRound(staged.environ(client, client.auth_methods[0], token=BAD_TOKEN), [ask("premium", marker)], once)
+    rejected = CallRound(
+        staged.environ(client, client.auth_methods[0], token=BAD_TOKEN), [ask("premium", marker)], once
+    )
     client.play(*rounds, rejected)
     secrets = [ANY_TOKEN, BAD_TOKEN, staged.secret, CALLERS_KEY, CALLERS_SECRET]
     arrived = [entry for bedrock in staged.all_sidecars for entry in bedrock.ledger()["entries"]]

@@ -11,10 +11,10 @@ import orjson
 from price_keeper.errors import InvalidRequest
 from price_keeper.exchange import Request
 from price_keeper.forwarding import chat_usage, json_splice
-from price_keeper.forwarding.json_splice import Members as Spans
 from price_keeper.forwarding.json_splice import InvalidJsonObject
+from price_keeper.forwarding.json_splice import Members as Spans
 from price_keeper.forwarding.model_path import Operation
-from price_keeper.forwarding.request_metadata import BODY_KEY, build_identity, add_metadata
+from price_keeper.forwarding.request_metadata import BODY_KEY, add_metadata, build_identity
 from price_keeper.surface.calls import parse_call
 
 from tests.fuzz.documents import Members, document, pairs, views

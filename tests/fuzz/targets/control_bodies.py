@@ -43,7 +43,7 @@ TEXTS = (*LABELS, "UTC", "Europe/Berlin", "ORG", "APP", "day", "month", "hard", 
          "arn:aws:bedrock:us-east-1:123456789012:application-inference-profile/abc")  # fmt: skip
 GOOD = {"org_name": "Acme", "timezone": "UTC", "quota_scope": "ORG", "model_ordering": ["premium", "standard"],
         "quotas": {"premium": 5, "standard": 7}}  # fmt: skip
-QUERIES = [route for group in api._ENDPOINT_MODULES for route in group.ROUTES if route.query]
+QUERIES = [route for table in api._ROUTE_TABLES for route in table if route.query]
 WORDS = (*(b'"%b":' % name.encode() for name in NAMES), b"limit=", b"cursor=", b"from=2026-11-01", b"&to=", b"%00")
 DEFAULTS = DefaultsConfig()
 NOW = 1_795_003_200.0
@@ -78,11 +78,19 @@ def _settings(value: Any) -> None:
     """Of an org, and of an app in it."""
     org = _checked(lambda: validate_org(value, LABELS, None, DEFAULTS))
     if org is not None:
-        same(resolve_settings(org, None, DEFAULTS, DEFAULT_ALERT_THRESHOLDS, NOW).problems, (), f"what is passed over of {org}")
+        same(
+            resolve_settings(org, None, DEFAULTS, DEFAULT_ALERT_THRESHOLDS, NOW).problems,
+            (),
+            f"what is passed over of {org}",
+        )
     above = org or GOOD
     app = _checked(lambda: validate_app(value, LABELS, above))
     if app is not None:
-        same(resolve_settings(above, app, DEFAULTS, DEFAULT_ALERT_THRESHOLDS, NOW).problems, (), f"what is passed over of {app}")
+        same(
+            resolve_settings(above, app, DEFAULTS, DEFAULT_ALERT_THRESHOLDS, NOW).problems,
+            (),
+            f"what is passed over of {app}",
+        )
 
 
 def _checked(check: Callable[[], dict[str, Any]]) -> dict[str, Any] | None:

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from price_keeper.exchange import FlowControl, Header
-from price_keeper.forwarding.relay import ResponseOutcome, Relay
-from price_keeper.forwarding.upstream import UpstreamConnection, UpstreamEndpoint, ConnectionPool
+from price_keeper.forwarding.relay import Relay, ResponseOutcome
+from price_keeper.forwarding.upstream import ConnectionPool, UpstreamConnection, UpstreamEndpoint
 
 from tests.fuzz import strict_http1
 from tests.fuzz.in_memory import Wire, run

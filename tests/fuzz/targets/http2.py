@@ -33,7 +33,9 @@ from tests.fuzz.strict_http2 import (
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 GREETING = b"\0\0\0\4\0\0\0\0\0"  # settings, of which none is another than usual
 WIDE = ServerLimits()
-NARROW = ServerLimits(head_bytes=400, body_bytes=600, requests_bytes=3000 + 3 * STREAM_BYTES, streams=3, stream_resets=4, control_frames=8)
+NARROW = ServerLimits(
+    head_bytes=400, body_bytes=600, requests_bytes=3000 + 3 * STREAM_BYTES, streams=3, stream_resets=4, control_frames=8
+)
 STREAMS = (1, 1, 3, 3, 5, 7, 0, 2, 2**31 - 1)
 HEAD = ((b":method", b"POST"), (b":scheme", b"http"), (b":path", b"/model/a/converse"), (b":authority", b"here"))
 HEADS = (

@@ -12,10 +12,10 @@ from unittest import mock
 
 import orjson
 from price_keeper.errors import JournalUnusable
-from price_keeper.recording.entries import ChargedCounters, Counter, UsageCounts, Intent, Receipt
+from price_keeper.recording.entries import ChargedCounters, Counter, Intent, Receipt, UsageCounts
 from price_keeper.recording.journal import Journal
 from price_keeper.recording.leftovers import recover
-from price_keeper.recording.lines import encode_line, decode_lines
+from price_keeper.recording.lines import decode_lines, encode_line
 from price_keeper.recording.segment import SEGMENT_SUFFIX
 from price_keeper.recording.ulid import UlidFactory
 

@@ -11,7 +11,7 @@ from price_keeper.control.routing import Router
 from price_keeper.errors import Refusal
 from price_keeper.exchange import Request
 from price_keeper.forwarding.model_path import Operation, OperationPath, parse_path
-from price_keeper.surface.calls import select_upstream_headers, parse_call
+from price_keeper.surface.calls import parse_call, select_upstream_headers
 
 from tests.fuzz.oracle import holds, same
 from tests.fuzz.reader import Reader
@@ -30,7 +30,7 @@ ALLOWED = re.compile(r"(?:accept|amz-sdk-invocation-id|amz-sdk-request|content-t
                      r"x-amzn-trace-id|x-amzn-bedrock-[a-z0-9!#$%&'*+.^_`|~-]*)\Z")  # fmt: skip
 ID = re.compile(r"[A-Za-z0-9.:_/-]+\Z")
 WORDS = (*PARTS, *NAMES)
-ROUTING = Router([route for group in api._ENDPOINT_MODULES for route in group.ROUTES])
+ROUTING = Router([route for table in api._ROUTE_TABLES for route in table])
 
 
 def _path(reader: Reader) -> bytes:

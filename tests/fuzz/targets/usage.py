@@ -13,7 +13,7 @@ from price_keeper.metering.pricing import price_usage
 from price_keeper.metering.reading import build_reader
 from price_keeper.metering.usage import Usage
 from price_keeper.recording.entries import Receipt, build_counts
-from price_keeper.recording.lines import encode_line, decode_lines
+from price_keeper.recording.lines import decode_lines, encode_line
 
 from tests.fuzz.documents import document
 from tests.fuzz.oracle import holds, same

@@ -11,7 +11,7 @@ from price_keeper.errors import InvalidRequest
 from price_keeper.forwarding.model_path import Operation
 from price_keeper.hard import worst
 from price_keeper.hard.worst import CostCeiling, apply_count, compute_ceiling
-from price_keeper.metering.pricing import price_usage, build_price_table
+from price_keeper.metering.pricing import build_price_table, price_usage
 from price_keeper.metering.usage import Usage
 
 from tests.fuzz.documents import document, pairs, views

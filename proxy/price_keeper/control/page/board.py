@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from price_keeper.control.page import places
 from price_keeper.control.page.happened import load_events
 from price_keeper.control.page.history import SpendCurve
-from price_keeper.control.page.outlook import BudgetView, format_quota_usage, compute_spend_rate, forecast_quota
+from price_keeper.control.page.outlook import BudgetView, compute_spend_rate, forecast_quota, format_quota_usage
 from price_keeper.control.page.places import BudgetEntry
 from price_keeper.control.parts import ControlServices
 from price_keeper.control.selecting import format_selection
@@ -61,7 +61,7 @@ async def _build_list(services: ControlServices, query: BoardQuery) -> dict[str,
         return await places.list_budgets(services, query.org, query.search, query.after)
 
     now = services.clock.monotonic()
-    page = await services.page.list_cache.get_or_load(query._replace(chosen=None), load, now)
+    page = await services.page.list_cache.get_or_load(query._replace(selected=None), load, now)
     rows = await asyncio.gather(*(_build_row(services, place) for place in page.places))
     return {"rows": rows, "cursor": page.cursor}
 

@@ -21,7 +21,11 @@ async def load_events(store: Store, budget: BudgetState) -> list[dict[str, Any]]
     keys = [schema.sticky_state_key(scope, period)]
     keys += [schema.alert_marker_key(scope, label, period, pct) for label, pct in thresholds]
     sticky_item, *markers = await store.get_many(keys)
-    moves = [_add_time(sticky_item, "activated_at_epoch", {"kind": "moved", **_format_move(sticky_item)})] if sticky_item and sticky.LABEL_ATTRIBUTE in sticky_item else []
+    moves = (
+        [_add_time(sticky_item, "activated_at_epoch", {"kind": "moved", **_format_move(sticky_item)})]
+        if sticky_item and sticky.LABEL_ATTRIBUTE in sticky_item
+        else []
+    )
     alerts = [
         _add_time(marker, "raised_at_epoch", {"kind": "threshold", "label": label, "threshold_pct": pct})
         for (label, pct), marker in zip(thresholds, markers, strict=True)

@@ -28,7 +28,7 @@ class SpendSample(NamedTuple):
 class SpendCurve:
     """How one counter grew. Between two points a straight line is as good a guess as any."""
 
-    __slots__ = ("_min_interval", "_last_reported", "samples", "last_seen_at")
+    __slots__ = ("_last_reported", "_min_interval", "last_seen_at", "samples")
 
     def __init__(self, first: SpendSample) -> None:
         self.samples = [first]
@@ -107,7 +107,9 @@ class SpendHistory:
             curve = SpendCurve(SpendSample(at, pico))
         else:
             curve.add_sample(at, pico)
-        curves, max_curves = (self._curves, MAX_CURVES) if curve.samples[-1].pico else (self._unspent, MAX_UNSPENT_CURVES)
+        curves, max_curves = (
+            (self._curves, MAX_CURVES) if curve.samples[-1].pico else (self._unspent, MAX_UNSPENT_CURVES)
+        )
         if len(curves) >= max_curves:
             del curves[next(iter(curves))]
         curves[key] = curve

@@ -23,7 +23,9 @@ class PageSubscriptions:
         def scale_bound(most: int) -> int:
             return max(1, most * limits.max_per_network // DEFAULT_PORT_LIMITS.max_per_network)
 
-        self._max_admin_pages, self._max_client_pages, self._max_pages_per_client = map(scale_bound, (MAX_ADMIN_PAGES, MAX_CLIENT_PAGES, MAX_PAGES_PER_CLIENT))
+        self._max_admin_pages, self._max_client_pages, self._max_pages_per_client = map(
+            scale_bound, (MAX_ADMIN_PAGES, MAX_CLIENT_PAGES, MAX_PAGES_PER_CLIENT)
+        )
         self._clients: Counter[str] = Counter()
         self._admins = 0
 
@@ -45,7 +47,10 @@ class PageSubscriptions:
     def _has_room(self, principal: Principal) -> bool:
         if principal.is_admin:
             return self._admins < self._max_admin_pages
-        return self._clients.total() < self._max_client_pages and self._clients[principal.name] < self._max_pages_per_client
+        return (
+            self._clients.total() < self._max_client_pages
+            and self._clients[principal.name] < self._max_pages_per_client
+        )
 
     def _change_count(self, principal: Principal, change: int) -> None:
         if principal.is_admin:

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import suppress
 from typing import Any
 
-from price_keeper.control.calls import ApiResponse, ApiRequest, ApiHandler, Principal, StreamingResponse, dump_json
+from price_keeper.control.calls import ApiHandler, ApiRequest, ApiResponse, Principal, StreamingResponse, dump_json
 from price_keeper.control.health import Readiness
 from price_keeper.control.page.board import BoardQuery, get_board
 from price_keeper.control.page.state import PageState
@@ -69,7 +69,9 @@ def parse_board_query(request: ApiRequest) -> BoardQuery:
         raise invalid_request("the query cannot be used", *mistakes)
     if org is not None and not principal.may_read(org, app):
         raise forbidden("a token acts on its own org and app alone")
-    return BoardQuery(principal.org, principal.app, parameters.get("search", ""), after, None if org is None else (org, app))
+    return BoardQuery(
+        principal.org, principal.app, parameters.get("search", ""), after, None if org is None else (org, app)
+    )
 
 
 def is_board_cursor(text: str) -> bool:
@@ -77,7 +79,9 @@ def is_board_cursor(text: str) -> bool:
     return is_org_id(org) and (not separator or is_app_id(app))
 
 
-async def _stream_events(services: ControlServices, request: ApiRequest, read_content: ReadContent) -> AsyncGenerator[bytes, None]:
+async def _stream_events(
+    services: ControlServices, request: ApiRequest, read_content: ReadContent
+) -> AsyncGenerator[bytes, None]:
     """Of all that is told, what is new to this page. An empty part comes with every turn that has nothing to tell."""
     page, sent, unchanged_ticks = services.page, dict[str, Any](), 0
     with page.subscriptions.subscribe(request.principal):
@@ -102,7 +106,9 @@ async def _stream_events(services: ControlServices, request: ApiRequest, read_co
 async def _is_still_authorized(services: ControlServices, request: ApiRequest) -> bool:
     """His token or session may be over, or revoked."""
     try:
-        current: Principal = await services.authenticator.authenticate(request.headers, request.address, is_change=False)
+        current: Principal = await services.authenticator.authenticate(
+            request.headers, request.address, is_change=False
+        )
     except (ApiError, Refusal):
         return False
     return current == request.principal

@@ -85,7 +85,10 @@ def describe_outcome(view: BudgetView, quotas: Mapping[str, int]) -> dict[str, A
         "serves": serves,
         "would_have_served": find_serving_label(view, quotas, 0),
         "labels": [
-            {**format_quota_usage(view, label, quota), "reached": forecast_quota(view, label, quota, is_newly_serving=are_quotas_new and label == serves)}
+            {
+                **format_quota_usage(view, label, quota),
+                "reached": forecast_quota(view, label, quota, is_newly_serving=are_quotas_new and label == serves),
+            }
             for label, quota in quotas.items()
         ],
     }

@@ -6,7 +6,7 @@ import re
 from functools import lru_cache
 from importlib.resources import files
 
-from price_keeper.control.calls import HTML, ApiResponse, ApiRequest, ApiRoute, AccessLevel, compute_etag_of_bytes
+from price_keeper.control.calls import HTML, AccessLevel, ApiRequest, ApiResponse, ApiRoute, compute_etag_of_bytes
 from price_keeper.control.parts import ControlServices
 from price_keeper.control.problems import not_found
 
@@ -42,7 +42,13 @@ async def get_file(_: ControlServices, request: ApiRequest) -> ApiResponse:
     content = _read_file(name) if media_type is not None and _FILE_NAME.fullmatch(name) else None
     if media_type is None or content is None:
         raise not_found("there is nothing here")
-    return ApiResponse(content, cache_control="no-cache", etag=compute_etag_of_bytes(content), content_type=media_type, headers=_FILE_HEADERS)
+    return ApiResponse(
+        content,
+        cache_control="no-cache",
+        etag=compute_etag_of_bytes(content),
+        content_type=media_type,
+        headers=_FILE_HEADERS,
+    )
 
 
 @lru_cache(maxsize=64)

@@ -42,7 +42,9 @@ async def load_entry(services: ControlServices, org: str, app: str | None) -> Bu
     """Whether or not anybody ever put it."""
     keys = [schema.org_config_key(org), *([schema.app_config_key(org, app)] if app is not None else [])]
     org_item, *app_items = await services.store.get_many(keys)
-    return BudgetEntry(org, _read_text(org_item, "org_name"), app, _read_text(app_items[0], "app_name") if app_items else None)
+    return BudgetEntry(
+        org, _read_text(org_item, "org_name"), app, _read_text(app_items[0], "app_name") if app_items else None
+    )
 
 
 async def list_budgets(services: ControlServices, org: str | None, search: str, after: str) -> BudgetPage:

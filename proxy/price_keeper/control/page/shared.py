@@ -35,7 +35,9 @@ class SingleFlightCache(Generic[V]):
         return await asyncio.shield(entry.task)
 
     def _evict(self, now: float) -> None:
-        self._entries = {key: each for key, each in self._entries.items() if now < each.expires_at or not each.task.done()}
+        self._entries = {
+            key: each for key, each in self._entries.items() if now < each.expires_at or not each.task.done()
+        }
         for oldest in list(self._entries)[: max(0, len(self._entries) - MAX_CACHE_ENTRIES // 2)]:
             del self._entries[oldest]
 

@@ -11,10 +11,10 @@ from typing import Any
 from multidict import CIMultiDict
 
 from price_keeper.auth.page_sessions import PageSession
-from price_keeper.control.access import cookie_name, read_cookie, get_session_principal
+from price_keeper.control.access import cookie_name, get_session_principal, read_cookie
 from price_keeper.control.auth import count_failed_logins
 from price_keeper.control.bodies import MAX_ANONYMOUS_BODY_BYTES
-from price_keeper.control.calls import ApiResponse, ApiRequest, ApiRoute, AccessLevel
+from price_keeper.control.calls import AccessLevel, ApiRequest, ApiResponse, ApiRoute
 from price_keeper.control.fields import BodyFields, ChoiceField, PatternField
 from price_keeper.control.page.same_origin import PAGE_HEADER, check_same_origin, has_page_header
 from price_keeper.control.parts import ControlServices
@@ -40,7 +40,9 @@ async def sign_in(services: ControlServices, request: ApiRequest) -> ApiResponse
     return ApiResponse(_format_session(session), headers={"Set-Cookie": _format_cookie(request, cookie, seconds)})
 
 
-async def _begin_session(services: ControlServices, request: ApiRequest, kind: str, secret: str) -> tuple[str, PageSession]:
+async def _begin_session(
+    services: ControlServices, request: ApiRequest, kind: str, secret: str
+) -> tuple[str, PageSession]:
     """Whoever shows something wrong is counted as anywhere else."""
     now = services.clock.now()
     if kind == ADMIN_KIND:
@@ -81,7 +83,9 @@ async def sign_out(services: ControlServices, request: ApiRequest) -> ApiRespons
         raise _too_many_attempts(failure, expired_cookie) from None
     except Busy as failure:
         message = "this browser is signed out; while the store is away it cannot be told that the session is over"
-        raise ApiError(503, ERROR_CODES[503], message, retry_after=failure.retry_after, headers=expired_cookie) from None
+        raise ApiError(
+            503, ERROR_CODES[503], message, retry_after=failure.retry_after, headers=expired_cookie
+        ) from None
     return ApiResponse(SIGNED_OUT, headers=expired_cookie)
 
 
@@ -119,15 +123,21 @@ def _build_session_route(method: str, operation_id: str, summary: str, handler: 
 
 
 SIGN_IN_ROUTES = (
-    _build_session_route("GET", "getPageSession", "Who is signed in to the status page, if anybody", get_page_session, is_unlimited=True),
+    _build_session_route(
+        "GET",
+        "getPageSession",
+        "Who is signed in to the status page, if anybody",
+        get_page_session,
+        is_rate_limit_exempt=True,
+    ),
     _build_session_route(
         "POST",
         "beginPageSession",
         "Sign in to the status page: a cookie for an admin key or an access token",
         sign_in,
-        body="PageSignIn",
-        body_bytes=MAX_ANONYMOUS_BODY_BYTES,
-        by_secret=True,
+        body_schema="PageSignIn",
+        max_body_bytes=MAX_ANONYMOUS_BODY_BYTES,
+        is_authenticated_by_secret=True,
     ),
-    _build_session_route("DELETE", "endPageSession", "Sign out", sign_out, by_secret=True),
+    _build_session_route("DELETE", "endPageSession", "Sign out", sign_out, is_authenticated_by_secret=True),
 )

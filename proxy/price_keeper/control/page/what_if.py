@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Container
 
-from price_keeper.control.calls import ApiResponse, ApiRequest, ApiRoute, AccessLevel
-from price_keeper.control.page.board import read_budget, build_view
+from price_keeper.control.calls import AccessLevel, ApiRequest, ApiResponse, ApiRoute
+from price_keeper.control.page.board import build_view, read_budget
 from price_keeper.control.page.outlook import simulate_quota
 from price_keeper.control.parts import ControlServices
 from price_keeper.control.problems import invalid_request
@@ -30,8 +30,12 @@ def _parse_what_if(request: ApiRequest, labels: Container[str]) -> tuple[str, in
     mistakes = []
     if label is None or label not in labels:
         mistakes.append(("label", f"expected a label that has a quota here, found {format_value(label or '')}"))
-    if not (text.isascii() and text.isdigit() and len(text) <= len(str(MAX_QUOTA_MICROS)) and int(text) <= MAX_QUOTA_MICROS):
-        mistakes.append(("quota_usd_micros", f"expected whole micro-USD from 0 to {MAX_QUOTA_MICROS}, found {format_value(text)}"))
+    if not (
+        text.isascii() and text.isdigit() and len(text) <= len(str(MAX_QUOTA_MICROS)) and int(text) <= MAX_QUOTA_MICROS
+    ):
+        mistakes.append(
+            ("quota_usd_micros", f"expected whole micro-USD from 0 to {MAX_QUOTA_MICROS}, found {format_value(text)}")
+        )
     if mistakes:
         raise invalid_request("the query cannot be used", *mistakes)
     return str(label), int(text)
