@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from textwrap import fill
 
-from price_keeper.commandline.parser import EXIT_CODES, CommandParser
+from price_keeper.cli.command_parser import EXIT_CODES, CommandParser
 from price_keeper.commandline.whole import build_root_parser
 
 DOC = Path(__file__).parents[1] / "docs" / "cli.md"

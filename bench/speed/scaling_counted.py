@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from price_keeper.cli import main
+from price_keeper.cli.entry_point import main
 from price_keeper.stores.contract import Delete, Item, Key, Page, Put, Query, Update, Write
 from price_keeper.stores.sqlite import SqliteStore
 

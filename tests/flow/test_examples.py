@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 import yaml
-from price_keeper.commandline.parser import CommandParser
+from price_keeper.cli.command_parser import CommandParser
 from price_keeper.commandline.whole import build_root_parser
 
 from tests.support.commands import ROOT, SECONDS, Sidecar, build_environment, call_in_process, sidecar

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from price_keeper.commandline.parser import EXIT_CODES
+from price_keeper.cli.command_parser import EXIT_CODES
 
 from tests.support.commands import ROOT, SECONDS, Sidecar, call_in_process, price_keeper, restore_sigint, sidecar
 from tests.support.engines import TEST_CREDENTIALS

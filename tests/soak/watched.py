@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from price_keeper.cli import main
+from price_keeper.cli.entry_point import main
 from price_keeper.recording.segment import SEGMENT_SUFFIX
 
 

@@ -16,7 +16,7 @@ from io import BytesIO, TextIOWrapper
 from pathlib import Path
 from unittest.mock import patch
 
-from price_keeper.cli import main
+from price_keeper.cli.entry_point import main
 
 SECONDS = 60
 _NOT_PASSED_ON = (

@@ -21,7 +21,7 @@ from importlib import import_module
 from pathlib import Path
 
 from price_keeper import commands
-from price_keeper.cli import main
+from price_keeper.cli.entry_point import main
 
 ROOT = Path(__file__).parents[2]
 SECONDS = 60

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from price_keeper.commandline.parser import UsageError
+from price_keeper.cli.command_parser import UsageError
 from price_keeper.commandline.whole import build_root_parser
 
 from tests.support.commands import call_in_process

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from price_keeper.cli.command_parser import CommandParser
 from price_keeper.commandline import kinds
 from price_keeper.commandline.options import add_admin_options, add_api_option, add_json_option, add_org_argument
-from price_keeper.commandline.parser import CommandParser
 from price_keeper.control.terms import DEFAULT_GRACE_HOURS
 
 ACCESS_HEADING = "Access"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from price_keeper.cli.command_parser import CommandParser
 from price_keeper.commandline import kinds
 from price_keeper.commandline.options import add_admin_options, add_json_option, add_org_argument, add_store_options
-from price_keeper.commandline.parser import CommandParser
 
 BUDGETS_HEADING = "Spend and budgets"
 _CONTROL_API_NOTE = "It asks the control API, with the admin key."

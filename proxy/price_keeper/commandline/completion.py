@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
-from price_keeper.commandline.parser import CommandParser
+from price_keeper.cli.command_parser import CommandParser
 
 FILES, FOLDERS = "files", "folders"
 _PATH_KINDS = {"FILE": FILES, "DIR": FOLDERS}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from price_keeper.cli.command_parser import CommandParser
 from price_keeper.commandline import kinds
 from price_keeper.commandline.options import add_config_option, add_json_option, add_org_argument, add_store_options
-from price_keeper.commandline.parser import CommandParser
 
 OPERATE_HEADING = "Operate"
 DEFAULT_AUDIT_LIMIT = 20

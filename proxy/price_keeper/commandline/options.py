@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from price_keeper.cli.command_parser import CommandParser
 from price_keeper.commandline import kinds
-from price_keeper.commandline.parser import CommandParser
 
 API_URL_VARIABLE = "PRICE_KEEPER_API_URL"
 DEFAULT_API_URL = "http://127.0.0.1:8081"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from price_keeper.cli.command_parser import EXIT_CODES, CommandParser
 from price_keeper.commandline import access, budgets, configuring, operating, running
-from price_keeper.commandline.parser import EXIT_CODES, CommandParser
 
 PROGRAM = "price-keeper"
 

@@ -1,1 +1,1 @@
-"""The commands of `price-keeper`, one file a group; `proxy/price_keeper/cli.py` puts them together."""
+"""The commands of `price-keeper`, one file a group; `proxy/price_keeper/cli/entry_point.py` puts them together."""

@@ -1,7 +1,10 @@
-"""The command line: `price-keeper`. The package `commandline` declares it, `commands` carries it out.
+"""The console script `price-keeper`: parse the command line, load the module of the command, run it, report failures.
 
 Exit codes: 0 done; 1 not done, or a check found something; 2 a mistake in the command or the configuration;
-130 interrupted.
+130 interrupted. With `--json` a failure is one line of JSON, the last line on standard error.
+
+Only the declaration of the commands is imported here. What a command needs is imported when it runs, so help, completion
+and mistakes do not wait for it.
 """
 
 from __future__ import annotations
@@ -13,8 +16,8 @@ from contextlib import suppress
 from importlib import import_module
 
 from price_keeper import hangups
-from price_keeper.commandline.mending import add_hint
-from price_keeper.commandline.parser import UsageError
+from price_keeper.cli.command_parser import UsageError
+from price_keeper.cli.hints import add_hint
 from price_keeper.commandline.terminal import RED, paint
 from price_keeper.commandline.whole import PROGRAM, build_root_parser
 from price_keeper.errors import ConfigError, PriceKeeperError

@@ -1,4 +1,4 @@
-"""What to do next after a failure of which the message, made further down, can only say what is wrong."""
+"""What to do next after an error, by its class and by the command. Added to messages that only say what is wrong."""
 
 from __future__ import annotations
 

@@ -1,0 +1,11 @@
+"""The command line `price-keeper`. The declaration of commands is cheap to import; what a command does is loaded when it runs.
+
+    entry_point         main: parse, load the command's module, run it, report failures
+    root_parser         all commands as declared. START HERE.
+    command_parser, shared_arguments, hints, terminal, shell_completion   what declaring and mistakes need
+    *_command(s)        what each command does; functions run_<command>
+    api_client, store_selection, settings_file, settings_view, output, atomic_file, config_handover   shared by commands
+
+The modules of the first three lines must not import asyncio, yaml, aiohttp or anything else that takes long. Commands may
+import everything; nothing imports cli.
+"""
