@@ -11,7 +11,7 @@ from pathlib import Path
 from textwrap import fill
 
 from price_keeper.cli.command_parser import EXIT_CODES, CommandParser
-from price_keeper.commandline.whole import build_root_parser
+from price_keeper.cli.root_parser import build_root_parser
 
 DOC = Path(__file__).parents[1] / "docs" / "cli.md"
 WIDTH = 120

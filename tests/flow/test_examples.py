@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 import yaml
 from price_keeper.cli.command_parser import CommandParser
-from price_keeper.commandline.whole import build_root_parser
+from price_keeper.cli.root_parser import build_root_parser
 
 from tests.support.commands import ROOT, SECONDS, Sidecar, build_environment, call_in_process, sidecar
 from tests.support.simulated import Keys, boto_client

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 from price_keeper.cli.command_parser import CommandParser
-from price_keeper.commandline.whole import build_root_parser
+from price_keeper.cli.root_parser import build_root_parser
 
 from tools.cli_docs import DOC, written
 

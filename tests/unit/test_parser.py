@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from price_keeper.cli.command_parser import UsageError
-from price_keeper.commandline.whole import build_root_parser
+from price_keeper.cli.root_parser import build_root_parser
 
 from tests.support.commands import call_in_process
 

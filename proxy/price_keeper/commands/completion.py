@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from argparse import Namespace
 
+from price_keeper.cli.root_parser import build_root_parser
 from price_keeper.commandline.completion import collect_commands
 from price_keeper.commandline.completion_bash import render_bash
 from price_keeper.commandline.completion_fish import render_fish
 from price_keeper.commandline.completion_zsh import render_zsh
-from price_keeper.commandline.whole import build_root_parser
 
 
 def run_completion(args: Namespace) -> int:

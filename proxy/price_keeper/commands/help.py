@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 
-from price_keeper.commandline.whole import build_root_parser
+from price_keeper.cli.root_parser import build_root_parser
 
 
 def run_help(args: Namespace) -> int:

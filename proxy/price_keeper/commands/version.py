@@ -6,7 +6,7 @@ import platform
 from argparse import Namespace
 
 from price_keeper.build import get_version, is_compiled
-from price_keeper.commandline.whole import PROGRAM
+from price_keeper.cli.root_parser import PROGRAM
 from price_keeper.commands.shared import print_json
 
 

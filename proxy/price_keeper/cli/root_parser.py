@@ -1,0 +1,576 @@
+"""All commands as they are declared: names, arguments, help, examples, and which function runs each. Start here.
+
+`build_root_parser` lists the commands in groups: run, configure, spend and budgets, access, operate. Importing this module
+must stay cheap; a test in tests/tidy/test_files.py fails if help or completion load asyncio, yaml or anything else heavy.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from price_keeper.cli.command_parser import EXIT_CODES, CommandParser
+from price_keeper.commandline import kinds
+from price_keeper.commandline.options import (
+    add_admin_options,
+    add_api_option,
+    add_config_option,
+    add_json_option,
+    add_org_argument,
+    add_port_options,
+    add_store_options,
+)
+from price_keeper.control.terms import DEFAULT_GRACE_HOURS
+
+PROGRAM = "price-keeper"
+
+
+def build_root_parser() -> CommandParser:
+    codes = "\n".join(f"  {code:<3}  {meaning}" for code, meaning in EXIT_CODES)
+    root = CommandParser(
+        prog=PROGRAM,
+        description="Keeps every org and app on Amazon Bedrock inside its budget.",
+        epilog=f"More of a command: {PROGRAM} help COMMAND. To begin: {PROGRAM} dev.\n\nexit codes:\n{codes}",
+    )
+    root.add_argument("--version", action="store_true", help="the same as the command version")
+    for add_commands in (
+        add_run_commands,
+        add_configure_commands,
+        add_budget_commands,
+        add_access_commands,
+        add_operate_commands,
+    ):
+        add_commands(root)
+    return root
+
+
+def add_run_commands(root: CommandParser) -> None:
+    _add_dev(root)
+    _add_serve(root)
+
+
+def _add_dev(root: CommandParser) -> None:
+    dev = root.add_command(
+        "dev",
+        "run on this machine alone: embedded store, simulated Bedrock",
+        "It needs no AWS account and no configuration. It makes a demo org with an app, and prints what to paste into "
+        "another shell, with a first call to try. What it keeps is in one folder; take that away to begin anew.",
+        ("Run in ./data, at the usual ports", "price-keeper dev"),
+        ("Beside another one", "price-keeper dev --data-dir other --port 0 --control-port 0"),
+        ("With https for apps", "price-keeper dev --tls"),
+        target="dev.run_dev",
+        heading="Run",
+    )
+    text = "where it keeps its data; default: data"
+    dev.add_argument("--data-dir", type=Path, default=Path("data"), metavar="DIR", help=text)
+    add_port_options(dev)
+    dev.add_argument("--tls", action="store_true", help="https for apps, by an authority made for this machine")
+    add_json_option(dev)
+
+
+def _add_serve(root: CommandParser) -> None:
+    serve = root.add_command(
+        "serve",
+        "run the sidecar with a configuration",
+        "SIGTERM and Ctrl-C drain it: calls under way are finished first. SIGHUP takes on other labels and prices. Try "
+        "a new configuration with price-keeper check-config, and this machine with price-keeper doctor.",
+        ("Run with the config.yaml that is here", "price-keeper serve"),
+        (
+            "A sidecar that makes no tokens, in four processes",
+            "price-keeper serve --config sidecar.yaml --role sidecar --workers 4",
+        ),
+        ("The control API alone", "price-keeper serve --role control"),
+        (
+            "On another port, without a change of the file",
+            "PRICE_KEEPER__LISTEN__DATA=127.0.0.1:9090 price-keeper serve",
+        ),
+        target="run.run_serve",
+        heading="Run",
+    )
+    add_config_option(serve)
+    text = "sidecar: serves calls and makes no tokens; control: the control API alone; default: both"
+    serve.add_argument("--role", choices=("both", "sidecar", "control"), default="both", help=text)
+    text = "processes that share the data port, 1 to 64; default: 1"
+    serve.add_argument("--workers", type=kinds.parse_worker_count, default=1, metavar="N", help=text)
+    add_json_option(serve)
+
+
+CONFIGURE_HEADING = "Configure"
+
+
+def add_configure_commands(root: CommandParser) -> None:
+    _add_check_config(root)
+    _add_doctor(root)
+    _add_tables(root)
+    _add_keys(root)
+
+
+def _add_check_config(root: CommandParser) -> None:
+    check = root.add_command(
+        "check-config",
+        "say every mistake of a configuration, with its line",
+        "The file and the variables PRICE_KEEPER__... are read as by price-keeper serve. Nothing is started.",
+        ("The config.yaml that is here", "price-keeper check-config"),
+        ("Another one, for a program", "price-keeper check-config --config sidecar.yaml --json"),
+        target="check_config.run_check_config",
+        heading=CONFIGURE_HEADING,
+    )
+    add_config_option(check)
+    add_json_option(check)
+
+
+def _add_doctor(root: CommandParser) -> None:
+    doctor = root.add_command(
+        "doctor",
+        "look at all that a role needs here; exit code 1 if something is amiss",
+        "It changes nothing, and says how to mend what it finds. Run it where price-keeper serve is to run: as the "
+        "same user, with the same environment and the same role.",
+        ("For a sidecar", "price-keeper doctor --config sidecar.yaml --role sidecar"),
+        ("For price-keeper dev in ./data", "price-keeper doctor --data-dir data"),
+        ("For a program", "price-keeper doctor --data-dir data --json"),
+        target="doctor.run_doctor",
+        heading=CONFIGURE_HEADING,
+    )
+    add_store_options(doctor)
+    add_port_options(doctor)
+    text = "of price-keeper serve, which is to run here; default: both"
+    doctor.add_argument("--role", choices=("both", "sidecar", "control"), default="both", help=text)
+    add_json_option(doctor)
+
+
+def _add_tables(root: CommandParser) -> None:
+    tables = root.add_command(
+        "tables",
+        "make, check and describe the store's tables",
+        "Which store it is, the configuration says. With SQLite price-keeper serve makes them itself; with DynamoDB "
+        "they are made once, by this command or by the CloudFormation template.",
+        heading=CONFIGURE_HEADING,
+    )
+    create = tables.add_command(
+        "create",
+        "make the tables that are missing; safe to run again",
+        "In DynamoDB a new table takes some ten seconds.",
+        ("Those of the config.yaml that is here", "price-keeper tables create"),
+        target="tables.run_tables_create",
+    )
+    check = tables.add_command(
+        "check",
+        "compare the tables with what they should be; exit code 1 if they differ",
+        "",
+        ("Those of the config.yaml that is here", "price-keeper tables check"),
+        ("For a program", "price-keeper tables check --json"),
+        target="tables.run_tables_check",
+    )
+    describe = tables.add_command(
+        "describe",
+        "list the tables, their keys and what they are for",
+        "",
+        ("For a person", "price-keeper tables describe"),
+        ("For CloudFormation", "price-keeper tables describe --cloudformation > tables.yaml"),
+        target="tables.run_tables_describe",
+    )
+    text = "print them as a CloudFormation template; YAML, or JSON with --json"
+    describe.add_argument("--cloudformation", action="store_true", help=text)
+    for parser in (create, check, describe):
+        add_config_option(parser)
+        add_json_option(parser)
+
+
+def _add_keys(root: CommandParser) -> None:
+    keys = root.add_command("keys", "make the keys that tokens are signed with", "", heading=CONFIGURE_HEADING)
+    new = keys.add_command(
+        "new",
+        "make a key, and tell what to write into config.yaml",
+        "It never writes over a file. It also tells how a new key takes the place of another without refusing anybody.",
+        ("A pair: control services sign, sidecars verify", "price-keeper keys new --kid 2026-11 --out keys"),
+        ("One secret, for one machine", "price-keeper keys new --kid k1 --alg HS256 --out keys"),
+        target="keys.run_keys_new",
+    )
+    new.add_argument(
+        "--alg",
+        choices=("EdDSA", "RS256", "HS256"),
+        default="EdDSA",
+        help="HS256 for one machine; EdDSA or RS256 where sidecars verify and must not mint; default: EdDSA",
+    )
+    new.add_argument(
+        "--kid", type=kinds.parse_key_id, required=True, metavar="ID", help="its name, which stands in every token"
+    )
+    new.add_argument("--out", type=Path, required=True, metavar="DIR", help="the folder for its files")
+    add_json_option(new)
+
+
+BUDGETS_HEADING = "Spend and budgets"
+_CONTROL_API_NOTE = "It asks the control API, with the admin key."
+_SETTINGS_FILE_HELP = "the settings in YAML or JSON; - reads standard input"
+_PERIOD_SUGGESTIONS = ("today", "yesterday")
+_PERIOD_HELP = "today, yesterday, a day (2026-11-18), a month (2026-11), or a range of these (2026-11-01..today)"
+
+
+def add_budget_commands(root: CommandParser) -> None:
+    _add_org(root)
+    _add_app(root)
+    _add_override(root)
+    _add_spend(root)
+    _add_export(root)
+
+
+def _add_org(root: CommandParser) -> None:
+    org = root.add_command("org", "set and tell what orgs may spend", _CONTROL_API_NOTE, heading=BUDGETS_HEADING)
+    put = org.add_command(
+        "put",
+        "make an org, or put new settings in the place of its own",
+        "What the file leaves out goes back to its default. The first time, it tells how the org's secret is fetched, "
+        "once. docs/orgs.md has every setting.",
+        ("Make an org, by an id of your choice", "price-keeper org put 6f1c2a34-5b6d-4e7f-8a9b-0c1d2e3f4a5b acme.yaml"),
+        ("Change it, by its name", "price-keeper org put Acme acme.yaml"),
+        target="org.run_org_put",
+    )
+    show = org.add_command(
+        "show",
+        "tell an org's settings, and what holds now",
+        "",
+        ("For a person", "price-keeper org show Acme"),
+        ("For a program", "price-keeper org show Acme --json"),
+        target="org.run_org_show",
+    )
+    for parser in (put, show):
+        parser.add_argument("org", metavar="ORG", help="its id, a UUID, or the name of one that is there")
+    put.add_argument("file", metavar="FILE", help=_SETTINGS_FILE_HELP)
+    listing = org.add_command(
+        "list", "list the orgs", "", ("All of them", "price-keeper org list"), target="org.run_org_list"
+    )
+    _add_control_api_options(put, show, listing)
+
+
+def _add_app(root: CommandParser) -> None:
+    app = root.add_command(
+        "app", "set and tell what apps of an org may spend", _CONTROL_API_NOTE, heading=BUDGETS_HEADING
+    )
+    put = app.add_command(
+        "put",
+        "make an app, or put new settings in the place of its own",
+        "What the file leaves out is as the org says. The first time, it tells how the app's secret is fetched, once.",
+        ("Make an app, or change it", "price-keeper app put Acme shop shop.yaml"),
+        (
+            "With nothing of its own but a name",
+            "echo 'app_name: Robot' | price-keeper app put Acme robot -",
+        ),
+        target="app.run_app_put",
+    )
+    show = app.add_command(
+        "show",
+        "tell what holds for an app, and which of it is its own",
+        "",
+        ("For a person", "price-keeper app show Acme shop"),
+        target="app.run_app_show",
+    )
+    listing = app.add_command(
+        "list",
+        "list the apps of an org",
+        "",
+        ("All of Acme's", "price-keeper app list Acme"),
+        target="app.run_app_list",
+    )
+    for parser in (put, show, listing):
+        add_org_argument(parser)
+    for parser in (put, show):
+        text = "1 to 64 letters, digits or any of ._-"
+        parser.add_argument("app", type=kinds.parse_app_id, metavar="APP", help=text)
+    put.add_argument("file", metavar="FILE", help=_SETTINGS_FILE_HELP)
+    _add_control_api_options(put, show, listing)
+
+
+def _add_override(root: CommandParser) -> None:
+    override = root.add_command(
+        "override", "say by hand which label is in force", _CONTROL_API_NOTE, heading=BUDGETS_HEADING
+    )
+    put = override.add_command(
+        "set",
+        "put a label in force, up or down the ordering, until the period ends",
+        "It never lasts longer than the period, and stands in the audit with its reason.",
+        (
+            "The cheapest label for an app, for two hours",
+            'price-keeper override set Acme --app shop economy --reason "load test" --until +2h',
+        ),
+        target="override.run_override_set",
+    )
+    clear = override.add_command(
+        "clear",
+        "let the quotas decide again; exit code 1 if nobody said otherwise",
+        "",
+        ("For an app", "price-keeper override clear Acme --app shop"),
+        target="override.run_override_clear",
+    )
+    show = override.add_command(
+        "show",
+        "tell which override is in force",
+        "",
+        ("For an app", "price-keeper override show Acme --app shop"),
+        target="override.run_override_show",
+    )
+    for parser in (put, clear, show):
+        add_org_argument(parser)
+        parser.add_argument("--app", type=kinds.parse_app_id, metavar="APP", help="where quotas apply to each app")
+    put.add_argument("label", metavar="LABEL", help="one of the ordering")
+    put.add_argument("--reason", required=True, metavar="TEXT", help="for whoever wonders about it")
+    text = "2026-11-18T15:00 in the org's time zone, or +2h; default: the end of the period"
+    put.add_argument("--until", metavar="TIME", help=text)
+    put.add_argument("--who", metavar="NAME", help="default: the user of this system")
+    _add_control_api_options(put, clear, show)
+
+
+def _add_control_api_options(*parsers: CommandParser) -> None:
+    for parser in parsers:
+        add_json_option(parser)
+        add_admin_options(parser)
+
+
+def _add_spend(root: CommandParser) -> None:
+    spend = root.add_command(
+        "spend",
+        "tell what was spent, by org, app, label or day",
+        "It reads the store, also while sidecars write to it. A day is the org's own, in its time zone. For many days "
+        "at once price-keeper export writes a file.",
+        ("What was spent today, in price-keeper dev's ./data", "price-keeper spend --data-dir data"),
+        ("An org's month, day by day", "price-keeper spend 2026-11-01..today --org Acme --by day"),
+        ("For a spreadsheet", "price-keeper spend yesterday --csv > yesterday.csv"),
+        ("What one app spent today, for a program", "price-keeper spend --org Acme --app shop --json"),
+        target="spend.run_spend",
+        heading=BUDGETS_HEADING,
+    )
+    text = f"{_PERIOD_HELP}; default: today"
+    spend.add_argument("when", nargs="?", default="today", type=kinds.parse_period, metavar="WHEN", help=text)
+    spend.suggestions["WHEN"] = _PERIOD_SUGGESTIONS
+    _add_spend_filters(spend)
+    text = "one row for each of these: org,app,label,day"
+    spend.add_argument("--by", type=kinds.parse_group_by, metavar="WHAT", help=text)
+    outputs = spend.add_mutually_exclusive_group()
+    text = "print JSON, money as exact micro-dollars in strings; errors too"
+    outputs.add_argument("--json", action="store_true", help=text)
+    outputs.add_argument("--csv", action="store_true", help="print CSV, money as exact dollars")
+    outputs.add_argument("--focus", action="store_true", help="print CSV by FOCUS 1.3, as clouds bill")
+    _add_billing_account(spend, "--focus")
+    add_store_options(spend)
+
+
+def _add_export(root: CommandParser) -> None:
+    export = root.add_command(
+        "export",
+        "write what was spent over many days into a file",
+        "One row for each org, app, label and day, in the order of the days. It reads a week at a time, so a year "
+        "needs no more memory than that. The file comes to be when all of it is written, or not at all.",
+        ("A month as CSV", "price-keeper export 2026-11 --out spend.csv"),
+        (
+            "All of it beside the cloud's own bill",
+            "price-keeper export 2026-11 --format focus --billing-account 123456789012 --out focus.csv",
+        ),
+        (
+            "An org's, again, in the place of the last one",
+            "price-keeper export 2026-11-01..yesterday --org Acme --format json --out acme.json --force",
+        ),
+        target="export.run_export",
+        heading=BUDGETS_HEADING,
+    )
+    export.add_argument(
+        "when",
+        nargs="?",
+        default="today",
+        type=kinds.parse_period,
+        metavar="PERIOD",
+        help=f"{_PERIOD_HELP}; default: today",
+    )
+    export.suggestions["PERIOD"] = _PERIOD_SUGGESTIONS
+    export.add_argument("--out", type=Path, required=True, metavar="FILE", help="the file to write")
+    text = "csv: exact dollars; json: exact micro-dollars; focus: CSV by FOCUS 1.3, as clouds bill; default: csv"
+    export.add_argument("--format", choices=("csv", "json", "focus"), default="csv", help=text)
+    export.add_argument("--force", action="store_true", help="replace the file if it is there")
+    _add_spend_filters(export)
+    _add_billing_account(export, "--format focus")
+    add_json_option(export)
+    add_store_options(export)
+
+
+def _add_spend_filters(parser: CommandParser) -> None:
+    parser.add_argument("--org", metavar="ORG", help="only this org, by its id or its name")
+    parser.add_argument("--app", metavar="APP", help="only this app; - is callers without an app")
+    parser.add_argument("--label", metavar="LABEL", help="only this label")
+
+
+def _add_billing_account(parser: CommandParser, required_option: str) -> None:
+    text = f"with {required_option}: the AWS account that is billed, as it stands there"
+    parser.add_argument("--billing-account", metavar="ID", help=text)
+
+
+ACCESS_HEADING = "Access"
+CLIENT_SECRET_VARIABLE = "PRICE_KEEPER_CLIENT_SECRET"  # noqa: S105 - its name
+DEFAULT_DATA_URL = "http://127.0.0.1:8080"
+_EXAMPLE_CLIENT_ID = "org-6f1c2a34-5b6d-4e7f-8a9b-0c1d2e3f4a5b-app-shop"
+
+
+def add_access_commands(root: CommandParser) -> None:
+    _add_token(root)
+    _add_rotate(root)
+    _add_session(root)
+
+
+def _add_token(root: CommandParser) -> None:
+    token = root.add_command(
+        "token",
+        "log a client in and print its access token",
+        "The secret is never an argument, which every user of the machine could see.",
+        ("The token alone", f"price-keeper token {_EXAMPLE_CLIENT_ID} --secret-file shop.secret"),
+        (
+            "Point this shell's AWS SDKs at the sidecar",
+            f'eval "$(price-keeper token {_EXAMPLE_CLIENT_ID} --secret-file shop.secret --env)"',
+        ),
+        target="token.run_token",
+        heading=ACCESS_HEADING,
+    )
+    token.add_argument("client_id", metavar="CLIENT_ID", help="org-ORG or org-ORG-app-APP")
+    text = f"the file with its secret; default: the variable {CLIENT_SECRET_VARIABLE}, or a question without echo"
+    token.add_argument("--secret-file", type=Path, metavar="FILE", help=text)
+    outputs = token.add_mutually_exclusive_group()
+    outputs.add_argument("--env", action="store_true", help="print the lines that an app's shell needs")
+    text = "print all that was answered, the refresh token too; errors as JSON"
+    outputs.add_argument("--json", action="store_true", help=text)
+    text = f"with --env: where the app sends its calls; default: {DEFAULT_DATA_URL}"
+    token.add_argument("--data", default=DEFAULT_DATA_URL, metavar="URL", help=text)
+    add_api_option(token)
+
+
+def _add_rotate(root: CommandParser) -> None:
+    rotate = root.add_command(
+        "rotate",
+        "make a client's next secret and print it",
+        "The secret so far stays good for a while, so that nothing stops. The new one alone goes to the output, so "
+        "that it can be sent on to where it is kept.",
+        ("An app's, with two hours to change it", "price-keeper rotate Acme --app shop --grace 2 > shop.secret"),
+        ("For somebody else to fetch", "price-keeper rotate Acme --app shop --token-only"),
+        target="rotate.run_rotate",
+        heading=ACCESS_HEADING,
+    )
+    add_org_argument(rotate)
+    rotate.add_argument(
+        "--app", type=kinds.parse_app_id, metavar="APP", help="one of its apps; without it, the org's own secret"
+    )
+    text = f"how long the secret so far stays good, 0 to 168; default: {DEFAULT_GRACE_HOURS}"
+    rotate.add_argument(
+        "--grace", type=kinds.parse_grace_hours, default=DEFAULT_GRACE_HOURS, metavar="HOURS", help=text
+    )
+    text = "print the retrieval token, for somebody else to fetch the secret once within ten minutes"
+    rotate.add_argument("--token-only", action="store_true", help=text)
+    add_json_option(rotate)
+    add_admin_options(rotate)
+
+
+def _add_session(root: CommandParser) -> None:
+    session = root.add_command("session", "tell and end the sessions of a client", "", heading=ACCESS_HEADING)
+    listing = session.add_command(
+        "list",
+        "list the sessions of an org or one of its apps, the oldest first",
+        "",
+        ("Those of an app", "price-keeper session list Acme --app shop"),
+        target="session.run_session_list",
+    )
+    revoke = session.add_command(
+        "revoke",
+        "end a session, and with it the access tokens made from it",
+        "",
+        ("All of an app's", "price-keeper session revoke Acme --app shop all"),
+        target="session.run_session_revoke",
+    )
+    for parser in (listing, revoke):
+        add_org_argument(parser)
+        parser.add_argument(
+            "--app", type=kinds.parse_app_id, metavar="APP", help="one of its apps; without it, the org's own"
+        )
+        add_json_option(parser)
+        add_admin_options(parser)
+    text = f"its id, as session list tells it, or {kinds.ALL_SESSIONS}"
+    revoke.add_argument("session", type=kinds.parse_session_id, metavar="SESSION", help=text)
+    revoke.suggestions["SESSION"] = (kinds.ALL_SESSIONS,)
+
+
+OPERATE_HEADING = "Operate"
+DEFAULT_AUDIT_LIMIT = 20
+SHELLS = ("bash", "zsh", "fish")
+
+
+def add_operate_commands(root: CommandParser) -> None:
+    _add_audit(root)
+    _add_replay(root)
+    _add_completion(root)
+    version = root.add_command(
+        "version",
+        "tell which version this is, and whether it is compiled",
+        "",
+        ("For a person", "price-keeper version"),
+        ("For a program", "price-keeper version --json"),
+        target="version.run_version",
+        heading=OPERATE_HEADING,
+    )
+    add_json_option(version)
+    help_command = root.add_command(
+        "help",
+        "tell the commands, or all of one",
+        "",
+        ("Of one command", "price-keeper help org put"),
+        target="help.run_help",
+        heading=OPERATE_HEADING,
+    )
+    help_command.add_argument("command", nargs="*", metavar="COMMAND", help="such as spend, or org put")
+    help_command.suggestions["COMMAND"] = root.subcommands
+
+
+def _add_audit(root: CommandParser) -> None:
+    audit = root.add_command(
+        "audit",
+        "tell who changed the settings of an org and its apps, newest first",
+        "It reads the store.",
+        ("The last changes", "price-keeper audit Acme"),
+        ("The last hundred, for a program", "price-keeper audit Acme --limit 100 --json"),
+        target="audit.run_audit",
+        heading=OPERATE_HEADING,
+    )
+    add_org_argument(audit)
+    text = f"how many changes; default: {DEFAULT_AUDIT_LIMIT}"
+    audit.add_argument(
+        "--limit", type=kinds.parse_audit_limit, default=DEFAULT_AUDIT_LIMIT, metavar="NUMBER", help=text
+    )
+    add_json_option(audit)
+    add_store_options(audit)
+
+
+def _add_replay(root: CommandParser) -> None:
+    replay = root.add_command(
+        "replay",
+        "bring a journal found on a dead node to the store",
+        "What is in the store already is not counted again, so it is safe to run again. A process that writes to it on "
+        "this machine is noticed; of a copy, or a disk from another machine, you have to say that there is none.",
+        ("The journal of a disk that came back", "price-keeper replay /mnt/found/journal --owner-is-dead"),
+        ("Also what is older than 34 days", "price-keeper replay /mnt/found/journal --owner-is-dead --force"),
+        target="replay.run_replay",
+        heading=OPERATE_HEADING,
+    )
+    replay.add_argument("folder", type=Path, metavar="DIR", help="the journal's folder; those of workers in it too")
+    replay.add_argument(
+        "--owner-is-dead",
+        action="store_true",
+        help="the process that wrote this journal has ended, and wrote no more after this copy was made",
+    )
+    replay.add_argument("--force", action="store_true", help="also what is so old that its markers are gone")
+    add_config_option(replay)
+    add_json_option(replay)
+
+
+def _add_completion(root: CommandParser) -> None:
+    completion = root.add_command(
+        "completion",
+        "print the script by which a shell completes these commands",
+        "It completes commands, options, what they may be, files and folders, and asks nobody.",
+        ("bash, now and in every new shell", "echo 'eval \"$(price-keeper completion bash)\"' >> ~/.bashrc"),
+        ("zsh, behind compinit", "echo 'eval \"$(price-keeper completion zsh)\"' >> ~/.zshrc"),
+        ("fish", "price-keeper completion fish > ~/.config/fish/completions/price-keeper.fish"),
+        target="completion.run_completion",
+        heading=OPERATE_HEADING,
+    )
+    completion.add_argument("shell", choices=SHELLS, metavar="SHELL", help=", ".join(SHELLS))
