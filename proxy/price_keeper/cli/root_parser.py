@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from price_keeper.cli import shared_arguments
 from price_keeper.cli.command_parser import EXIT_CODES, CommandParser
-from price_keeper.commandline import kinds
-from price_keeper.commandline.options import (
+from price_keeper.cli.shared_arguments import (
     add_admin_options,
     add_api_option,
     add_config_option,
@@ -90,7 +90,7 @@ def _add_serve(root: CommandParser) -> None:
     text = "sidecar: serves calls and makes no tokens; control: the control API alone; default: both"
     serve.add_argument("--role", choices=("both", "sidecar", "control"), default="both", help=text)
     text = "processes that share the data port, 1 to 64; default: 1"
-    serve.add_argument("--workers", type=kinds.parse_worker_count, default=1, metavar="N", help=text)
+    serve.add_argument("--workers", type=shared_arguments.parse_worker_count, default=1, metavar="N", help=text)
     add_json_option(serve)
 
 
@@ -192,7 +192,11 @@ def _add_keys(root: CommandParser) -> None:
         help="HS256 for one machine; EdDSA or RS256 where sidecars verify and must not mint; default: EdDSA",
     )
     new.add_argument(
-        "--kid", type=kinds.parse_key_id, required=True, metavar="ID", help="its name, which stands in every token"
+        "--kid",
+        type=shared_arguments.parse_key_id,
+        required=True,
+        metavar="ID",
+        help="its name, which stands in every token",
     )
     new.add_argument("--out", type=Path, required=True, metavar="DIR", help="the folder for its files")
     add_json_option(new)
@@ -274,7 +278,7 @@ def _add_app(root: CommandParser) -> None:
         add_org_argument(parser)
     for parser in (put, show):
         text = "1 to 64 letters, digits or any of ._-"
-        parser.add_argument("app", type=kinds.parse_app_id, metavar="APP", help=text)
+        parser.add_argument("app", type=shared_arguments.parse_app_id, metavar="APP", help=text)
     put.add_argument("file", metavar="FILE", help=_SETTINGS_FILE_HELP)
     _add_control_api_options(put, show, listing)
 
@@ -309,7 +313,9 @@ def _add_override(root: CommandParser) -> None:
     )
     for parser in (put, clear, show):
         add_org_argument(parser)
-        parser.add_argument("--app", type=kinds.parse_app_id, metavar="APP", help="where quotas apply to each app")
+        parser.add_argument(
+            "--app", type=shared_arguments.parse_app_id, metavar="APP", help="where quotas apply to each app"
+        )
     put.add_argument("label", metavar="LABEL", help="one of the ordering")
     put.add_argument("--reason", required=True, metavar="TEXT", help="for whoever wonders about it")
     text = "2026-11-18T15:00 in the org's time zone, or +2h; default: the end of the period"
@@ -338,11 +344,13 @@ def _add_spend(root: CommandParser) -> None:
         heading=BUDGETS_HEADING,
     )
     text = f"{_PERIOD_HELP}; default: today"
-    spend.add_argument("when", nargs="?", default="today", type=kinds.parse_period, metavar="WHEN", help=text)
+    spend.add_argument(
+        "when", nargs="?", default="today", type=shared_arguments.parse_period, metavar="WHEN", help=text
+    )
     spend.suggestions["WHEN"] = _PERIOD_SUGGESTIONS
     _add_spend_filters(spend)
     text = "one row for each of these: org,app,label,day"
-    spend.add_argument("--by", type=kinds.parse_group_by, metavar="WHAT", help=text)
+    spend.add_argument("--by", type=shared_arguments.parse_group_by, metavar="WHAT", help=text)
     outputs = spend.add_mutually_exclusive_group()
     text = "print JSON, money as exact micro-dollars in strings; errors too"
     outputs.add_argument("--json", action="store_true", help=text)
@@ -374,7 +382,7 @@ def _add_export(root: CommandParser) -> None:
         "when",
         nargs="?",
         default="today",
-        type=kinds.parse_period,
+        type=shared_arguments.parse_period,
         metavar="PERIOD",
         help=f"{_PERIOD_HELP}; default: today",
     )
@@ -450,11 +458,14 @@ def _add_rotate(root: CommandParser) -> None:
     )
     add_org_argument(rotate)
     rotate.add_argument(
-        "--app", type=kinds.parse_app_id, metavar="APP", help="one of its apps; without it, the org's own secret"
+        "--app",
+        type=shared_arguments.parse_app_id,
+        metavar="APP",
+        help="one of its apps; without it, the org's own secret",
     )
     text = f"how long the secret so far stays good, 0 to 168; default: {DEFAULT_GRACE_HOURS}"
     rotate.add_argument(
-        "--grace", type=kinds.parse_grace_hours, default=DEFAULT_GRACE_HOURS, metavar="HOURS", help=text
+        "--grace", type=shared_arguments.parse_grace_hours, default=DEFAULT_GRACE_HOURS, metavar="HOURS", help=text
     )
     text = "print the retrieval token, for somebody else to fetch the secret once within ten minutes"
     rotate.add_argument("--token-only", action="store_true", help=text)
@@ -481,13 +492,16 @@ def _add_session(root: CommandParser) -> None:
     for parser in (listing, revoke):
         add_org_argument(parser)
         parser.add_argument(
-            "--app", type=kinds.parse_app_id, metavar="APP", help="one of its apps; without it, the org's own"
+            "--app",
+            type=shared_arguments.parse_app_id,
+            metavar="APP",
+            help="one of its apps; without it, the org's own",
         )
         add_json_option(parser)
         add_admin_options(parser)
-    text = f"its id, as session list tells it, or {kinds.ALL_SESSIONS}"
-    revoke.add_argument("session", type=kinds.parse_session_id, metavar="SESSION", help=text)
-    revoke.suggestions["SESSION"] = (kinds.ALL_SESSIONS,)
+    text = f"its id, as session list tells it, or {shared_arguments.ALL_SESSIONS}"
+    revoke.add_argument("session", type=shared_arguments.parse_session_id, metavar="SESSION", help=text)
+    revoke.suggestions["SESSION"] = (shared_arguments.ALL_SESSIONS,)
 
 
 OPERATE_HEADING = "Operate"
@@ -534,7 +548,7 @@ def _add_audit(root: CommandParser) -> None:
     add_org_argument(audit)
     text = f"how many changes; default: {DEFAULT_AUDIT_LIMIT}"
     audit.add_argument(
-        "--limit", type=kinds.parse_audit_limit, default=DEFAULT_AUDIT_LIMIT, metavar="NUMBER", help=text
+        "--limit", type=shared_arguments.parse_audit_limit, default=DEFAULT_AUDIT_LIMIT, metavar="NUMBER", help=text
     )
     add_json_option(audit)
     add_store_options(audit)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any, TypeAlias
 from urllib.parse import quote
 
-from price_keeper.commandline.options import ADMIN_KEY_VARIABLE
+from price_keeper.cli.shared_arguments import ADMIN_KEY_VARIABLE
 from price_keeper.commands.asking import (
     MAX_RESPONSE_BYTES,
     ApiRefusal,
