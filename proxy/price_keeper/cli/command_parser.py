@@ -12,7 +12,7 @@ from argparse import Action, ArgumentParser, HelpFormatter
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, NoReturn, TextIO
 
-from price_keeper.commandline.terminal import BOLD, get_terminal_width, is_colored
+from price_keeper.cli.terminal import BOLD, get_terminal_width, is_colored
 
 EXIT_CODES = (
     (0, "done"),

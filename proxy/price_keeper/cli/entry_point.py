@@ -19,7 +19,7 @@ from price_keeper import hangups
 from price_keeper.cli.command_parser import UsageError
 from price_keeper.cli.hints import add_hint
 from price_keeper.cli.root_parser import PROGRAM, build_root_parser
-from price_keeper.commandline.terminal import RED, paint
+from price_keeper.cli.terminal import RED, paint
 from price_keeper.errors import ConfigError, PriceKeeperError
 
 LONG_RUNNING_COMMANDS = ("run.run_serve", "dev.run_dev")

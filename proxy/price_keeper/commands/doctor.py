@@ -12,8 +12,8 @@ from pathlib import Path
 from textwrap import wrap
 
 from price_keeper.aside import DaemonThreadPool
+from price_keeper.cli.terminal import DIM, GREEN, RED, YELLOW, get_terminal_width, is_terminal, paint
 from price_keeper.clock import SystemClock
-from price_keeper.commandline.terminal import DIM, GREEN, RED, YELLOW, get_terminal_width, is_terminal, paint
 from price_keeper.commands.dev import build_dev_config
 from price_keeper.commands.places import describe_labels, select_config
 from price_keeper.commands.shared import CommandError, print_json, print_lines

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from types import TracebackType
 
-from price_keeper.commandline.terminal import get_terminal_width, is_terminal
+from price_keeper.cli.terminal import get_terminal_width, is_terminal
 from price_keeper.reporting.letters import make_printable, truncate
 
 REDRAW_SECONDS = 0.1

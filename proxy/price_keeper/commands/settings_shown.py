@@ -11,7 +11,7 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 from price_keeper.calendar_days import Period, find_span
-from price_keeper.commandline.terminal import BOLD, YELLOW, paint
+from price_keeper.cli.terminal import BOLD, YELLOW, paint
 from price_keeper.model import PICO_PER_MICRO
 from price_keeper.reporting import money
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from price_keeper.commandline.terminal import BOLD, PaintedText, can_show, get_terminal_width, is_terminal, paint
+from price_keeper.cli.terminal import BOLD, PaintedText, can_show, get_terminal_width, is_terminal, paint
 from price_keeper.errors import ConfigError
 from price_keeper.reporting.letters import make_printable, measure_width, pad_to_width, truncate
 

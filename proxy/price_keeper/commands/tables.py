@@ -11,8 +11,8 @@ from typing import Any
 
 import yaml
 
+from price_keeper.cli.terminal import GREEN, RED, paint
 from price_keeper.clock import SystemClock
-from price_keeper.commandline.terminal import GREEN, RED, paint
 from price_keeper.commands.places import load_config_at
 from price_keeper.commands.progress import Progress
 from price_keeper.commands.shared import print_json, print_lines

@@ -1,4 +1,8 @@
-"""What a stream can show: colours where a person looks at it and wants them, and how wide it is."""
+"""What an output stream can show: colours, its width, its characters.
+
+Colours are used where a terminal is and nobody opted out: NO_COLOR disables them, FORCE_COLOR and CLICOLOR_FORCE enable
+them for any stream. Text from outside is made printable before it is coloured.
+"""
 
 from __future__ import annotations
 
