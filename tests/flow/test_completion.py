@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from price_keeper.cli.root_parser import build_root_parser
-from price_keeper.commandline.completion import collect_commands
+from price_keeper.cli.shell_completion import collect_commands
 
 from tests.support.commands import SECONDS, call_in_process
 from tools.terminal import on_a_terminal

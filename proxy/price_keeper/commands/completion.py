@@ -5,10 +5,7 @@ from __future__ import annotations
 from argparse import Namespace
 
 from price_keeper.cli.root_parser import build_root_parser
-from price_keeper.commandline.completion import collect_commands
-from price_keeper.commandline.completion_bash import render_bash
-from price_keeper.commandline.completion_fish import render_fish
-from price_keeper.commandline.completion_zsh import render_zsh
+from price_keeper.cli.shell_completion import collect_commands, render_bash, render_fish, render_zsh
 
 
 def run_completion(args: Namespace) -> int:
