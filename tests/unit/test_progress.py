@@ -5,7 +5,7 @@ from __future__ import annotations
 from io import StringIO
 
 import pytest
-from price_keeper.commands.progress import LOG_LINE_SECONDS, REDRAW_SECONDS, Progress
+from price_keeper.cli.output import LOG_LINE_SECONDS, REDRAW_SECONDS, Progress
 
 from tests.support.clock import ManualClock
 

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any, TypeAlias
 from urllib.parse import quote
 
+from price_keeper.cli.output import CommandError
 from price_keeper.cli.shared_arguments import ADMIN_KEY_VARIABLE
 from price_keeper.commands.asking import (
     MAX_RESPONSE_BYTES,
@@ -16,7 +17,6 @@ from price_keeper.commands.asking import (
     check_response_shape,
     read_secret,
 )
-from price_keeper.commands.shared import CommandError
 from price_keeper.config.problems import escape_line
 from price_keeper.control.terms import API_KEY_HEADER, MAX_PAGE_SIZE
 from price_keeper.errors import ConfigError, PriceKeeperError

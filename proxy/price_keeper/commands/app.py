@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from argparse import Namespace
 
+from price_keeper.cli.output import format_columns, print_json, print_lines
 from price_keeper.commands.admin import ORG_MISSING_HINT, AdminClient, build_scope_path, fetch_app, fetch_org
 from price_keeper.commands.asking import check_response_shape
 from price_keeper.commands.putting import print_put_result, put_settings
 from price_keeper.commands.settings_file import SettingsFile
 from price_keeper.commands.settings_shown import SettingsView
-from price_keeper.commands.shared import format_columns, print_json, print_lines
 
 
 def run_app_put(args: Namespace) -> int:

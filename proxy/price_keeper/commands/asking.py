@@ -14,8 +14,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from price_keeper.cli.output import CommandError
 from price_keeper.cli.shared_arguments import API_URL_VARIABLE, DEFAULT_API_URL
-from price_keeper.commands.shared import CommandError
 from price_keeper.config.checks import control_url as url_complaint
 from price_keeper.config.problems import escape_line
 from price_keeper.control.terms import MAX_BODY_BYTES as MOST_SENT

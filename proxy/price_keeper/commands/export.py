@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any, Protocol, TextIO
 
 from price_keeper.calendar_days import load_zone
+from price_keeper.cli.output import CommandError, Progress, print_json, print_lines
 from price_keeper.clock import Clock, SystemClock
 from price_keeper.commands.places import open_selected_store, select_config
-from price_keeper.commands.progress import Progress
-from price_keeper.commands.shared import CommandError, print_json, print_lines
 from price_keeper.commands.spend import JOURNAL_NOTE, build_region_finder, check_period, resolve_org_filter
 from price_keeper.commands.whole_file import open_atomically
 from price_keeper.config import Config

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey, generat
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
 from price_keeper.auth.tokens import REFRESH_SECONDS
-from price_keeper.commands.shared import print_json
+from price_keeper.cli.output import print_json
 from price_keeper.errors import PriceKeeperError
 
 RSA_BITS = 3072  # as strong as Ed25519's 128 bits

@@ -5,6 +5,7 @@ from __future__ import annotations
 from argparse import Namespace
 from uuid import uuid4
 
+from price_keeper.cli.output import CommandError, format_columns, print_json, print_lines
 from price_keeper.commands.admin import (
     ORG_MISSING_HINT,
     AdminClient,
@@ -17,7 +18,6 @@ from price_keeper.commands.asking import check_response_shape
 from price_keeper.commands.putting import print_put_result, put_settings
 from price_keeper.commands.settings_file import SettingsFile
 from price_keeper.commands.settings_shown import SettingsView, format_warning
-from price_keeper.commands.shared import CommandError, format_columns, print_json, print_lines
 
 
 def run_org_put(args: Namespace) -> int:

@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from price_keeper.cli.output import CommandError
 from price_keeper.clock import Clock
-from price_keeper.commands.shared import CommandError
 from price_keeper.config import Config, load_config
 from price_keeper.config.keys import StoreConfig as StoreConfig
 from price_keeper.errors import StoreMisconfigured

@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from price_keeper.app import open_store
+from price_keeper.cli.output import Progress, print_json
 from price_keeper.clock import Clock, SystemClock
 from price_keeper.commands.places import load_config_at
-from price_keeper.commands.progress import Progress
-from price_keeper.commands.shared import print_json
 from price_keeper.config import Config
 from price_keeper.errors import JournalOwnerUnknown, JournalUnusable
 from price_keeper.hard.holds import release_former_leases

@@ -6,8 +6,8 @@ import platform
 from argparse import Namespace
 
 from price_keeper.build import get_version, is_compiled
+from price_keeper.cli.output import print_json
 from price_keeper.cli.root_parser import PROGRAM
-from price_keeper.commands.shared import print_json
 
 
 def run_version(args: Namespace) -> int:

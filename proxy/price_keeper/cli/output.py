@@ -1,10 +1,17 @@
-"""How commands print, and how they say that nothing can be done."""
+"""How commands print: lines, JSON, aligned columns, and the progress of a long command.
+
+Results go to standard output, progress to standard error: on a terminal one line that is redrawn, otherwise a plain line
+every 10 seconds. Unprintable characters are replaced, so that names cannot control the terminal.
+
+CommandError is raised where a command cannot do what was asked for; its message says what to do instead.
+"""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from types import TracebackType
 from typing import Any
 
 from price_keeper.cli.terminal import BOLD, PaintedText, can_show, get_terminal_width, is_terminal, paint
@@ -60,3 +67,47 @@ def _narrow_columns(widths: list[int], may_be_cut: Sequence[bool], available_wid
         if widest[0] <= MIN_COLUMN_WIDTH:
             return
         widths[widest[1]] -= 1
+
+
+REDRAW_SECONDS = 0.1
+LOG_LINE_SECONDS = 10.0  # a log of an hour has some hundred lines of it
+
+
+class Progress:
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._is_interactive = is_terminal(sys.stderr)
+        self._next_update_at = now() + (0 if self._is_interactive else LOG_LINE_SECONDS)
+        self._is_shown = False
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, failure: BaseException | None, at: TracebackType | None
+    ) -> None:
+        self.clear()
+
+    def update(self, text: str) -> None:
+        now = self._now()
+        if now < self._next_update_at:
+            return
+        self._next_update_at = now + (REDRAW_SECONDS if self._is_interactive else LOG_LINE_SECONDS)
+        if self._is_interactive:
+            line = truncate(make_printable(text), get_terminal_width() - 1, "~")
+            self._write(f"\r{line}\x1b[K")
+            self._is_shown = True
+        else:
+            self._write(f"{make_printable(text)}\n")
+
+    def clear(self) -> None:
+        """Before anything else is printed."""
+        if self._is_shown:
+            self._write("\r\x1b[K")
+            self._is_shown = False
+            self._next_update_at = self._now()
+
+    def _write(self, text: str) -> None:
+        encoding = sys.stderr.encoding or "ascii"
+        sys.stderr.write(text.encode(encoding, "replace").decode(encoding))
+        sys.stderr.flush()
