@@ -189,7 +189,7 @@ def test_who_comes_first_keeps_the_name(place: Path, tmp_path: Path, monkeypatch
         file.write_text("theirs")
         fsync(descriptor)
 
-    monkeypatch.setattr("price_keeper.commands.whole_file.os.fsync", slow)
+    monkeypatch.setattr("price_keeper.cli.atomic_file.os.fsync", slow)
     assert "is there already" in export(place, str(FIRST), "--out", str(file), code=1).stderr
     assert (file.read_text(), left_over(tmp_path)) == ("theirs", [])
 
@@ -198,7 +198,7 @@ def test_a_failure_leaves_nothing(place: Path, tmp_path: Path, monkeypatch: pyte
     def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("price_keeper.commands.whole_file.os.fsync", full)
+    monkeypatch.setattr("price_keeper.cli.atomic_file.os.fsync", full)
     told = export(place, str(FIRST), "--out", str(tmp_path / "x.csv"), code=1)
     assert f"cannot write {tmp_path}/x.csv: No space left on device" in told.stderr
     assert list(tmp_path.iterdir()) == []

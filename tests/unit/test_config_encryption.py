@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from price_keeper.commands.places import load_config_at
+from price_keeper.cli.store_selection import load_config_at
 from price_keeper.config.checks import is_plain_remote
 from price_keeper.config.keys import parse_config
 from price_keeper.errors import ConfigError, StoreMisconfigured

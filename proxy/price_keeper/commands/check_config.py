@@ -6,8 +6,8 @@ import os
 from argparse import Namespace
 
 from price_keeper.cli.output import print_json, print_lines
+from price_keeper.cli.store_selection import describe_labels, load_config_at
 from price_keeper.cli.terminal import GREEN, paint
-from price_keeper.commands.places import describe_labels, load_config_at
 
 
 def run_check_config(args: Namespace) -> int:

@@ -13,10 +13,10 @@ from textwrap import wrap
 
 from price_keeper.aside import DaemonThreadPool
 from price_keeper.cli.output import CommandError, print_json, print_lines
+from price_keeper.cli.store_selection import describe_labels, select_config
 from price_keeper.cli.terminal import DIM, GREEN, RED, YELLOW, get_terminal_width, is_terminal, paint
 from price_keeper.clock import SystemClock
 from price_keeper.commands.dev import build_dev_config
-from price_keeper.commands.places import describe_labels, select_config
 from price_keeper.config import Config
 from price_keeper.doctor.findings import CheckResult, FindingStatus, ok, run_doctor_checks
 from price_keeper.doctor.patient import DoctorContext

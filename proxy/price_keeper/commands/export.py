@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any, Protocol, TextIO
 
 from price_keeper.calendar_days import load_zone
+from price_keeper.cli.atomic_file import open_atomically
 from price_keeper.cli.output import CommandError, Progress, print_json, print_lines
+from price_keeper.cli.store_selection import open_selected_store, select_config
 from price_keeper.clock import Clock, SystemClock
-from price_keeper.commands.places import open_selected_store, select_config
 from price_keeper.commands.spend import JOURNAL_NOTE, build_region_finder, check_period, resolve_org_filter
-from price_keeper.commands.whole_file import open_atomically
 from price_keeper.config import Config
 from price_keeper.errors import PriceKeeperError
 from price_keeper.recording.entries import UsageCounts

@@ -12,8 +12,8 @@ from typing import Any
 
 from price_keeper.app import open_store
 from price_keeper.cli.output import Progress, print_json
+from price_keeper.cli.store_selection import load_config_at
 from price_keeper.clock import Clock, SystemClock
-from price_keeper.commands.places import load_config_at
 from price_keeper.config import Config
 from price_keeper.errors import JournalOwnerUnknown, JournalUnusable
 from price_keeper.hard.holds import release_former_leases

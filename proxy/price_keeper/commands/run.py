@@ -14,8 +14,8 @@ from functools import partial
 import uvloop
 
 from price_keeper import app, hangups, logs
+from price_keeper.cli.store_selection import load_config_at
 from price_keeper.commands import crew
-from price_keeper.commands.places import load_config_at
 from price_keeper.config import Config, load_config
 from price_keeper.memory import release_large_blocks
 

@@ -12,9 +12,9 @@ from textwrap import wrap
 
 from price_keeper.calendar_days import load_zone
 from price_keeper.cli.output import CommandError, print_json
+from price_keeper.cli.store_selection import open_selected_store, select_config
 from price_keeper.cli.terminal import can_show, get_terminal_width, is_colored
 from price_keeper.clock import Clock, SystemClock
-from price_keeper.commands.places import open_selected_store, select_config
 from price_keeper.config import Config
 from price_keeper.reporting import focus
 from price_keeper.reporting.days import ReportPeriod, check_report_period

@@ -12,9 +12,9 @@ from typing import Any
 import yaml
 
 from price_keeper.cli.output import Progress, print_json, print_lines
+from price_keeper.cli.store_selection import load_config_at
 from price_keeper.cli.terminal import GREEN, RED, paint
 from price_keeper.clock import SystemClock
-from price_keeper.commands.places import load_config_at
 from price_keeper.config import StoreConfig
 from price_keeper.stores import cloudformation, sqlite_file
 from price_keeper.stores.contract import EXPIRY_ATTRIBUTE

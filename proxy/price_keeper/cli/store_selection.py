@@ -1,4 +1,7 @@
-"""Which store a command works on: that of a configuration, or the one of `price-keeper dev`."""
+"""Which configuration and which store a command uses: `--config FILE`, or `--data-dir DIR` of `price-keeper dev`.
+
+A SQLite file is never created here: a mistyped path is an error, not an empty store.
+"""
 
 from __future__ import annotations
 

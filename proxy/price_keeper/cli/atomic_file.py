@@ -1,4 +1,4 @@
-"""A file that comes to be with all that is in it, or not at all."""
+"""Write a file completely or not at all: into a temporary file, synced, then given its name."""
 
 from __future__ import annotations
 
