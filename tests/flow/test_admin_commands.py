@@ -12,7 +12,7 @@ from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
-from price_keeper.commands import admin, asking
+from price_keeper.cli import api_client
 
 from tests.support.commands import call_in_process
 from tests.support.ports import free_port
@@ -252,7 +252,7 @@ def test_one_long_name_makes_no_line_long_but_its_own(tmp_path: Path, script: Sc
 def test_a_list_without_an_end_is_given_up(
     tmp_path: Path, script: ScriptedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(admin, "MAX_PAGES", 5)
+    monkeypatch.setattr(api_client, "MAX_PAGES", 5)
     script.answers += [(200, {"orgs": [], "cursor": f"{number:03}"}, {}) for number in range(100)]
     done = asked(tmp_path, script.url, "org", "list")
     assert (done.returncode, done.stdout, len(script.requests)) == (1, "", 5)
@@ -262,7 +262,7 @@ def test_a_list_without_an_end_is_given_up(
 def test_a_list_is_given_up_by_its_length_too(
     tmp_path: Path, script: ScriptedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(admin, "MAX_LISTED_BYTES", 2500)
+    monkeypatch.setattr(api_client, "MAX_LISTED_BYTES", 2500)
     script.answers += [(200, {"orgs": [], "cursor": "a", "padding": "x" * 3000}, {})]
     assert "lists more than can be taken" in asked(tmp_path, script.url, "org", "list").stderr
     script.answers += [(200, {"orgs": [TOLD] * 101, "cursor": "a"}, {})]
@@ -272,7 +272,7 @@ def test_a_list_is_given_up_by_its_length_too(
 
 @pytest.mark.parametrize("begin", [b"", b"HTTP/1.1 200 OK\r\n\r\n", b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n{"])
 def test_an_answer_that_drips_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begin: bytes) -> None:
-    monkeypatch.setattr(asking, "REQUEST_DEADLINE_SECONDS", 0.3)
+    monkeypatch.setattr(api_client, "REQUEST_DEADLINE_SECONDS", 0.3)
     with socket.create_server(("127.0.0.1", 0)) as server:
         thread = threading.Thread(target=_drip, args=(server, begin))
         thread.start()

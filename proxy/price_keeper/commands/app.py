@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from argparse import Namespace
 
+from price_keeper.cli.api_client import (
+    ORG_MISSING_HINT,
+    AdminClient,
+    build_scope_path,
+    check_response_shape,
+    fetch_app,
+    fetch_org,
+)
 from price_keeper.cli.output import format_columns, print_json, print_lines
-from price_keeper.commands.admin import ORG_MISSING_HINT, AdminClient, build_scope_path, fetch_app, fetch_org
-from price_keeper.commands.asking import check_response_shape
 from price_keeper.commands.putting import print_put_result, put_settings
 from price_keeper.commands.settings_file import SettingsFile
 from price_keeper.commands.settings_shown import SettingsView

@@ -5,16 +5,16 @@ from __future__ import annotations
 from argparse import Namespace
 from uuid import uuid4
 
-from price_keeper.cli.output import CommandError, format_columns, print_json, print_lines
-from price_keeper.commands.admin import (
+from price_keeper.cli.api_client import (
     ORG_MISSING_HINT,
     AdminClient,
     ApiRecord,
     build_scope_path,
+    check_response_shape,
     fetch_org,
     resolve_org_id,
 )
-from price_keeper.commands.asking import check_response_shape
+from price_keeper.cli.output import CommandError, format_columns, print_json, print_lines
 from price_keeper.commands.putting import print_put_result, put_settings
 from price_keeper.commands.settings_file import SettingsFile
 from price_keeper.commands.settings_shown import SettingsView, format_warning

@@ -11,9 +11,16 @@ from datetime import UTC, datetime
 from typing import Any
 from zoneinfo import ZoneInfo
 
+from price_keeper.cli.api_client import (
+    AdminClient,
+    ApiRecord,
+    build_scope_path,
+    check_response_shape,
+    fetch_app,
+    fetch_org,
+    list_app_ids,
+)
 from price_keeper.cli.output import CommandError, print_json, print_lines
-from price_keeper.commands.admin import AdminClient, ApiRecord, build_scope_path, fetch_app, fetch_org, list_app_ids
-from price_keeper.commands.asking import check_response_shape
 from price_keeper.commands.settings_shown import SettingsView, format_local_time, parse_time
 from price_keeper.errors import ConfigError, PriceKeeperError
 from price_keeper.selection.overrides import MAX_REASON_LENGTH, MAX_WHO_LENGTH

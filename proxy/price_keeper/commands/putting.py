@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import shlex
 
+from price_keeper.cli.api_client import (
+    ORG_MISSING_HINT,
+    AdminClient,
+    ApiOutcomeUnknown,
+    ApiRecord,
+    check_response_shape,
+)
 from price_keeper.cli.output import print_json, print_lines
-from price_keeper.commands.admin import ORG_MISSING_HINT, AdminClient, ApiRecord
-from price_keeper.commands.asking import ApiOutcomeUnknown, check_response_shape
 from price_keeper.commands.settings_file import SettingsFile
 from price_keeper.commands.settings_shown import SettingsView
 from price_keeper.control.terms import RETRIEVAL_TOKEN_HEADER

@@ -7,9 +7,18 @@ import time
 from argparse import Namespace
 from typing import Any
 
+from price_keeper.cli.api_client import (
+    ORG_MISSING_HINT,
+    AdminClient,
+    ApiOutcomeUnknown,
+    ApiRefusal,
+    ControlApiClient,
+    StatusHints,
+    build_scope_path,
+    read_visible_text,
+    resolve_org_id,
+)
 from price_keeper.cli.output import print_json
-from price_keeper.commands.admin import ORG_MISSING_HINT, AdminClient, StatusHints, build_scope_path, resolve_org_id
-from price_keeper.commands.asking import ApiOutcomeUnknown, ApiRefusal, ControlApiClient, read_visible_text
 from price_keeper.control.terms import RETRIEVAL_TOKEN_HEADER
 from price_keeper.errors import PriceKeeperError
 

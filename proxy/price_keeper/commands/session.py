@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from argparse import Namespace
 
+from price_keeper.cli.api_client import (
+    AdminClient,
+    ApiRecord,
+    build_scope_path,
+    check_response_shape,
+    fetch_app,
+    fetch_org,
+)
 from price_keeper.cli.output import format_columns, print_json, print_lines
 from price_keeper.cli.shared_arguments import ALL_SESSIONS
-from price_keeper.commands.admin import AdminClient, ApiRecord, build_scope_path, fetch_app, fetch_org
-from price_keeper.commands.asking import check_response_shape
 from price_keeper.commands.settings_shown import SettingsView
 
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from decimal import Decimal
 from typing import Any
 
-from price_keeper.commands.asking import ApiRefusal
+from price_keeper.cli.api_client import ApiRefusal
 from price_keeper.config.kinds import read_leaf
 from price_keeper.config.problems import Origin, escape_line
 from price_keeper.config.reader import find_origin

@@ -10,9 +10,9 @@ from argparse import Namespace
 from collections.abc import Mapping
 from typing import Any
 
+from price_keeper.cli.api_client import ControlApiClient, read_secret, read_visible_text, validate_secret
 from price_keeper.cli.output import CommandError, print_json
 from price_keeper.cli.root_parser import CLIENT_SECRET_VARIABLE
-from price_keeper.commands.asking import ControlApiClient, read_secret, read_visible_text, validate_secret
 from price_keeper.config.checks import url as url_complaint
 from price_keeper.model import parse_client_id
 
