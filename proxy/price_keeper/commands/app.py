@@ -13,9 +13,9 @@ from price_keeper.cli.api_client import (
     fetch_org,
 )
 from price_keeper.cli.output import format_columns, print_json, print_lines
+from price_keeper.cli.settings_file import SettingsFile
+from price_keeper.cli.settings_view import SettingsView
 from price_keeper.commands.putting import print_put_result, put_settings
-from price_keeper.commands.settings_file import SettingsFile
-from price_keeper.commands.settings_shown import SettingsView
 
 
 def run_app_put(args: Namespace) -> int:

@@ -15,9 +15,9 @@ from price_keeper.cli.api_client import (
     resolve_org_id,
 )
 from price_keeper.cli.output import CommandError, format_columns, print_json, print_lines
+from price_keeper.cli.settings_file import SettingsFile
+from price_keeper.cli.settings_view import SettingsView, format_warning
 from price_keeper.commands.putting import print_put_result, put_settings
-from price_keeper.commands.settings_file import SettingsFile
-from price_keeper.commands.settings_shown import SettingsView, format_warning
 
 
 def run_org_put(args: Namespace) -> int:

@@ -21,7 +21,7 @@ from price_keeper.cli.api_client import (
     list_app_ids,
 )
 from price_keeper.cli.output import CommandError, print_json, print_lines
-from price_keeper.commands.settings_shown import SettingsView, format_local_time, parse_time
+from price_keeper.cli.settings_view import SettingsView, format_local_time, parse_time
 from price_keeper.errors import ConfigError, PriceKeeperError
 from price_keeper.selection.overrides import MAX_REASON_LENGTH, MAX_WHO_LENGTH
 

@@ -12,8 +12,8 @@ from price_keeper.cli.api_client import (
     check_response_shape,
 )
 from price_keeper.cli.output import print_json, print_lines
-from price_keeper.commands.settings_file import SettingsFile
-from price_keeper.commands.settings_shown import SettingsView
+from price_keeper.cli.settings_file import SettingsFile
+from price_keeper.cli.settings_view import SettingsView
 from price_keeper.control.terms import RETRIEVAL_TOKEN_HEADER
 
 _LOST_ANSWER = (

@@ -13,8 +13,8 @@ from price_keeper.cli.api_client import (
     fetch_org,
 )
 from price_keeper.cli.output import format_columns, print_json, print_lines
+from price_keeper.cli.settings_view import SettingsView
 from price_keeper.cli.shared_arguments import ALL_SESSIONS
-from price_keeper.commands.settings_shown import SettingsView
 
 
 def run_session_list(args: Namespace) -> int:

@@ -1,4 +1,4 @@
-"""The settings of an org or an app as the control API tells them, for a person to read."""
+"""The settings of an org or app from the control API, formatted for people: each setting, its value, whose it is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The settings of an org or an app as a person writes them: YAML or JSON, in a file or on standard input."""
+"""The settings of an org or app in a YAML or JSON file or on standard input, for `org put` and `app put`.
+
+`locate_mistakes` adds line numbers to the mistakes that the control API reports.
+"""
 
 from __future__ import annotations
 
