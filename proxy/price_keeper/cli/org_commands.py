@@ -1,0 +1,185 @@
+"""`price-keeper org` and `price-keeper app`: put, show and list the settings of orgs and apps, through the control API.
+
+The first put also prints how the new client secret is fetched, once.
+"""
+
+from __future__ import annotations
+
+import shlex
+from argparse import Namespace
+from uuid import uuid4
+
+from price_keeper.cli.api_client import (
+    ORG_MISSING_HINT,
+    AdminClient,
+    ApiOutcomeUnknown,
+    ApiRecord,
+    build_scope_path,
+    check_response_shape,
+    fetch_app,
+    fetch_org,
+    resolve_org_id,
+)
+from price_keeper.cli.output import CommandError, format_columns, print_json, print_lines
+from price_keeper.cli.settings_file import SettingsFile
+from price_keeper.cli.settings_view import SettingsView, format_warning
+from price_keeper.control.terms import RETRIEVAL_TOKEN_HEADER
+
+
+def run_org_put(args: Namespace) -> int:
+    admin, file = AdminClient(args), SettingsFile(args.file)
+    path = build_scope_path(_resolve_org_to_put(admin, args.org))
+    is_new, record = put_settings(admin, path, file)
+    print_put_result(admin, path, record, is_new=is_new, as_json=args.json)
+    if not args.json:
+        _warn_about_apps(admin, path, record)
+    return 0
+
+
+def _resolve_org_to_put(admin: AdminClient, text: str) -> str:
+    try:
+        return resolve_org_id(admin, text)
+    except CommandError as failure:
+        raise CommandError(f"{failure}. A new org needs an id of its own, a UUID such as {uuid4()}") from None
+
+
+def _warn_about_apps(admin: AdminClient, path: str, org_record: ApiRecord) -> None:
+    """Quotas of an app's own stand in the place of all of its org's, whose ordering may have outgrown them."""
+    apps = admin.fetch_list(f"{path}/apps", "apps", ORG_MISSING_HINT)
+    with check_response_shape(admin.api.url):
+        org_problems = SettingsView(org_record).problems
+        lines = [
+            format_warning(f"app {each['app']}: {line}")
+            for each in apps
+            for line in SettingsView(each, org_record).problems
+            if line not in org_problems
+        ]
+    print_lines(lines)
+
+
+def run_org_show(args: Namespace) -> int:
+    admin = AdminClient(args)
+    record = fetch_org(admin, args.org)
+    if args.json:
+        print_json(record)
+        return 0
+    with check_response_shape(admin.api.url):
+        lines = SettingsView(record).format_lines()
+    print_lines(lines)
+    return 0
+
+
+def run_org_list(args: Namespace) -> int:
+    admin = AdminClient(args)
+    orgs = admin.fetch_list("/api/v1/orgs", "orgs")
+    if args.json:
+        print_json(orgs)
+        return 0
+    with check_response_shape(admin.api.url):
+        rows = [_build_org_row(SettingsView(each)) for each in orgs]
+    headers = ("Org", "Id", "Time zone", "Quotas", "Ordering")
+    print_lines(format_columns(headers, rows) if rows else ["no orgs yet; price-keeper org put makes one"])
+    return 0
+
+
+def _build_org_row(view: SettingsView) -> tuple[str, ...]:
+    in_force = view.record["in_force"]
+    quotas = f"{'for the org' if view.applies_to_org else 'for each app'}, by {in_force['period']}"
+    return view.name, str(view.record["org"]), str(in_force["timezone"]), quotas, view.ordering or "no budget"
+
+
+def run_app_put(args: Namespace) -> int:
+    admin, file = AdminClient(args), SettingsFile(args.file)
+    org_record = fetch_org(admin, args.org)
+    path = build_scope_path(org_record["org"], args.app)
+    is_new, record = put_settings(admin, path, file)
+    print_put_result(admin, path, record, org_record, is_new=is_new, as_json=args.json)
+    return 0
+
+
+def run_app_show(args: Namespace) -> int:
+    admin = AdminClient(args)
+    org_record = fetch_org(admin, args.org)
+    record = fetch_app(admin, org_record["org"], args.app)
+    if args.json:
+        print_json(record)
+        return 0
+    with check_response_shape(admin.api.url):
+        lines = SettingsView(record, org_record).format_lines()
+    print_lines(lines)
+    return 0
+
+
+def run_app_list(args: Namespace) -> int:
+    admin = AdminClient(args)
+    org_record = fetch_org(admin, args.org)
+    apps = admin.fetch_list(f"{build_scope_path(org_record['org'])}/apps", "apps", ORG_MISSING_HINT)
+    if args.json:
+        print_json(apps)
+        return 0
+    with check_response_shape(admin.api.url):
+        rows = [_build_app_row(SettingsView(each, org_record)) for each in apps]
+        title = SettingsView(org_record).title
+    headers = ("App", "Id", "Ordering", "Enforcement")
+    print_lines(
+        format_columns(headers, rows) if rows else [f"the org {title} has no apps yet; price-keeper app put makes one"]
+    )
+    return 0
+
+
+def _build_app_row(view: SettingsView) -> tuple[str, ...]:
+    return (
+        view.name,
+        str(view.record["app"]),
+        view.ordering or "no budget",
+        str(view.record["in_force"]["enforcement"]),
+    )
+
+
+_LOST_ANSWER = (
+    "{why}. Put it again; if no way to fetch a secret is told then, the answer that was lost had it, and "
+    "price-keeper rotate makes another secret"
+)
+
+
+def put_settings(admin: AdminClient, path: str, file: SettingsFile) -> tuple[bool, ApiRecord]:
+    """Whether it is new, and what is told of it."""
+    try:
+        with file.locate_mistakes():
+            status, record = admin.request_with_status("PUT", path, file.body, ORG_MISSING_HINT)
+    except ApiOutcomeUnknown as failure:
+        raise ApiOutcomeUnknown(_LOST_ANSWER.format(why=failure)) from None
+    return status == 201, record
+
+
+def print_put_result(
+    admin: AdminClient,
+    path: str,
+    record: ApiRecord,
+    org_record: ApiRecord | None = None,
+    *,
+    is_new: bool,
+    as_json: bool,
+) -> None:
+    if as_json:
+        print_json(record)
+        return
+    try:
+        with check_response_shape(admin.api.url):
+            view = SettingsView(record, org_record)
+            lines = [f"{view.title}: {'made' if is_new else 'changed'}", *view.format_lines()[1:]]
+        print_lines(lines)
+    finally:  # it is told once, whatever else cannot be read
+        if "secret_retrieval_token" in record:
+            print_lines(_format_fetch_command(f"{admin.api.url}{path}/credentials/secret", record))
+
+
+def _format_fetch_command(url: str, record: ApiRecord) -> list[str]:
+    """What is secret goes to curl by its input: the arguments of a process are for all to see."""
+    header = shlex.quote(f"{RETRIEVAL_TOKEN_HEADER}: {record['secret_retrieval_token']}")
+    until = record.get("secret_retrieval_expires_at")
+    return [
+        "",
+        f"The secret of {record.get('client_id')} can be fetched once, until {until}:",
+        f"echo {header} | curl -sf -H @- {shlex.quote(url)}",
+    ]
