@@ -1,4 +1,4 @@
-"""`price-keeper override`: a person says which label is in force, for the rest of the period at most."""
+"""`price-keeper override`: set, clear and show the label that is in force by hand, until the period ends at most."""
 
 from __future__ import annotations
 
