@@ -146,7 +146,7 @@ def test_no_more_than_a_week_is_held(place: Path, tmp_path: Path, monkeypatch: p
         held.append((len(found.spent), sum(len(each.spent) for each in earlier)))
         return found
 
-    monkeypatch.setattr("price_keeper.commands.export.report", watched)
+    monkeypatch.setattr("price_keeper.cli.spend_commands.report", watched)
     export(place, WHOLE, "--out", str(tmp_path / "x.csv"))
     assert sum(rows for rows, _ in held) == len(rows_of(tmp_path / "x.csv"))
     assert max(rows for rows, _ in held) <= 7 * LABELS
