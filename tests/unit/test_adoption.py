@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from price_keeper.alerts.outbox import AlertOutbox
-from price_keeper.commands.replay import _replay
+from price_keeper.cli.replay_command import _replay
 from price_keeper.config import Config
 from price_keeper.errors import JournalInUse, JournalUnusable, RecordingUnavailable
 from price_keeper.hard import rows
@@ -326,7 +326,7 @@ async def test_a_replay_takes_all_folders_or_none(
     async def opened(*_: object) -> AsyncIterator[Store]:
         yield exact_store
 
-    monkeypatch.setattr("price_keeper.commands.replay.opened_store", opened)
+    monkeypatch.setattr("price_keeper.cli.replay_command.opened_store", opened)
     config = config_of(tmp_path)
     with lock_folder(tmp_path / "worker-2"), pytest.raises(JournalInUse):
         await _replay(config, tmp_path, ManualClock(), force=False)

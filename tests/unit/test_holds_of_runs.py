@@ -12,7 +12,7 @@ from uuid import uuid4
 import orjson
 import pytest
 from price_keeper.app import open_store
-from price_keeper.commands.replay import _replay
+from price_keeper.cli.replay_command import _replay
 from price_keeper.config import Config
 from price_keeper.config.keys import StoreConfig as StoreConfig
 from price_keeper.hard import rows

@@ -14,7 +14,7 @@ from uuid import uuid4
 
 import orjson
 import pytest
-from price_keeper.commands import replay
+from price_keeper.cli import replay_command
 from price_keeper.errors import JournalUnusable, RecordingUnavailable
 from price_keeper.model import Scope
 from price_keeper.recording import composed, journal
@@ -342,4 +342,4 @@ async def test_a_replay_that_cannot_write_a_seal_says_so(
     rec.spend(1)
     monkeypatch.setattr(os, "truncate", refused(errno.EROFS))
     with pytest.raises(JournalUnusable, match=r"cannot bring the journal in .* to its end: Read-only file system"):
-        replay._recover_journal(rec.folder)
+        replay_command._recover_journal(rec.folder)

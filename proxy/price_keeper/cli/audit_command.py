@@ -1,4 +1,4 @@
-"""`price-keeper audit`: who changed what, and when."""
+"""`price-keeper audit`: who changed the settings of an org and its apps, newest first, read from the store."""
 
 from __future__ import annotations
 

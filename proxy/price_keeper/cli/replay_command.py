@@ -1,4 +1,8 @@
-"""`price-keeper replay`: brings what a process left in its journal to the store, wherever that journal was found."""
+"""`price-keeper replay`: send the journal that a dead process left behind to the store.
+
+Segments that are in the store already are not counted again, so running it twice is safe. A journal whose process may
+still run is refused. Leased money of hard budgets is released if the journal was sent completely.
+"""
 
 from __future__ import annotations
 
