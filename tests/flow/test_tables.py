@@ -10,7 +10,7 @@ from uuid import uuid4
 import boto3
 import pytest
 import yaml
-from price_keeper.commands.tables import format_cloudformation_yaml
+from price_keeper.cli.setup_commands import format_cloudformation_yaml
 from price_keeper.stores.schema import TABLES
 
 from tests.support.commands import call_in_process

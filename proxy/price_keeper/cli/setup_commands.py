@@ -1,9 +1,10 @@
-"""`price-keeper tables`: makes, checks and describes the store's tables."""
+"""`price-keeper check-config` and `tables`: validate a configuration; create, check and describe the tables of its store."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
 from argparse import Namespace
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -12,13 +13,28 @@ from typing import Any
 import yaml
 
 from price_keeper.cli.output import Progress, print_json, print_lines
-from price_keeper.cli.store_selection import load_config_at
+from price_keeper.cli.store_selection import describe_labels, load_config_at
 from price_keeper.cli.terminal import GREEN, RED, paint
 from price_keeper.clock import SystemClock
 from price_keeper.config import StoreConfig
 from price_keeper.stores import cloudformation, sqlite_file
 from price_keeper.stores.contract import EXPIRY_ATTRIBUTE
 from price_keeper.stores.schema import TABLES
+
+
+def run_check_config(args: Namespace) -> int:
+    config = load_config_at(args.config)
+    if config.alerts.webhook is not None:
+        from price_keeper.alerts.composed import (
+            load_checked_secret,  # with an HTTP client, which takes longer than all else here
+        )
+
+        load_checked_secret(config.alerts.webhook, os.environ)
+    if args.json:
+        print_json({"config": str(args.config), "is_good": True, "labels": list(config.labels)})
+    else:
+        print_lines([f"{args.config}: " + paint("good", GREEN) + f", with {describe_labels(config)}"])
+    return 0
 
 
 def run_tables_create(args: Namespace) -> int:
