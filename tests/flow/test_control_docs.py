@@ -8,7 +8,7 @@ import subprocess
 import urllib.request
 from pathlib import Path
 
-from price_keeper.commands.dev import DEMO_ORG as DEMO
+from price_keeper.cli.dev_command import DEMO_ORG as DEMO
 
 from tests.support.commands import ROOT, SECONDS, call_in_process, price_keeper, sidecar
 

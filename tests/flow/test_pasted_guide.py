@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from price_keeper.commands.dev import DEMO_ORG
+from price_keeper.cli.dev_command import DEMO_ORG
 
 from tests.support.commands import ROOT, SECONDS, Sidecar, sidecar
 from tests.support.pages import parse_blocks

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from price_keeper.auth.clients import make_secret
-from price_keeper.commands.dev import ADMIN_KEY_FILE, DEMO_APP, DEMO_ORG
+from price_keeper.cli.dev_command import ADMIN_KEY_FILE, DEMO_APP, DEMO_ORG
 
 from tests.support.commands import ROOT, SECONDS, Sidecar, call_in_process, sidecar
 from tests.support.ports import free_port

@@ -25,8 +25,8 @@ from zoneinfo import ZoneInfo
 
 import aiohttp
 from price_keeper import app
+from price_keeper.cli import dev_command
 from price_keeper.clock import SystemClock
-from price_keeper.commands import dev
 
 from tests.support.chromium import Page, chromium, find_chromium
 
@@ -92,9 +92,11 @@ async def stage(folder: Path) -> AsyncIterator[ScreenshotStage]:
     """As the development mode has it, but for what goes by measured time, of which a second is minutes of the day."""
     day = datetime.now(ZONE).replace(hour=0, minute=0, second=0, microsecond=0)
     clock = FastClock((day + timedelta(hours=FROM)).timestamp())
-    for name in ("token-key", dev.ADMIN_KEY_FILE):
-        dev._read_or_create(folder / name, lambda: "".join(random.choices("abcdefghijkmnpqrstuvwxyz23456789", k=43)))
-    config = dev.build_dev_config(folder, 0, 0, None)
+    for name in ("token-key", dev_command.ADMIN_KEY_FILE):
+        dev_command._read_or_create(
+            folder / name, lambda: "".join(random.choices("abcdefghijkmnpqrstuvwxyz23456789", k=43))
+        )
+    config = dev_command.build_dev_config(folder, 0, 0, None)
     config = dataclasses.replace(
         config,
         aggregator=dataclasses.replace(config.aggregator, interval_secs=5),
@@ -110,7 +112,7 @@ async def stage(folder: Path) -> AsyncIterator[ScreenshotStage]:
     started = begun.result()
     tokens = {name: started.token_service.mint_access(ORG, name, 48 * 3600).token for name in APPS}
     async with aiohttp.ClientSession() as session:
-        key = (folder / dev.ADMIN_KEY_FILE).read_text()
+        key = (folder / dev_command.ADMIN_KEY_FILE).read_text()
         yield ScreenshotStage(
             f"http://{started.control_address}", f"http://{started.data_address}", key, tokens, clock, session
         )

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from price_keeper.commands.dev import _DevEnvironment, _read_or_create, build_dev_config
+from price_keeper.cli.dev_command import _DevEnvironment, _read_or_create, build_dev_config
 from price_keeper.errors import PriceKeeperError
 from price_keeper.recording.pace import FlushInterval
 

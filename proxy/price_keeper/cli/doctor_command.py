@@ -1,4 +1,4 @@
-"""`price-keeper doctor`: looks at everything that a role needs on this machine, and tells how to mend the rest."""
+"""`price-keeper doctor`: run all checks of a role on this machine and print how to mend what they find."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from pathlib import Path
 from textwrap import wrap
 
 from price_keeper.aside import DaemonThreadPool
+from price_keeper.cli.dev_command import build_dev_config
 from price_keeper.cli.output import CommandError, print_json, print_lines
 from price_keeper.cli.store_selection import describe_labels, select_config
 from price_keeper.cli.terminal import DIM, GREEN, RED, YELLOW, get_terminal_width, is_terminal, paint
 from price_keeper.clock import SystemClock
-from price_keeper.commands.dev import build_dev_config
 from price_keeper.config import Config
 from price_keeper.doctor.findings import CheckResult, FindingStatus, ok, run_doctor_checks
 from price_keeper.doctor.patient import DoctorContext

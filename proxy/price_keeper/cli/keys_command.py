@@ -1,4 +1,4 @@
-"""`price-keeper keys`: makes the keys that tokens are signed with, and tells how one takes the place of another."""
+"""`price-keeper keys new`: generate a signing key for tokens, and print the configuration and the steps of a rotation."""
 
 from __future__ import annotations
 

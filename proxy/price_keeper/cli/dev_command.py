@@ -1,4 +1,7 @@
-"""`price-keeper dev`: everything on this machine alone, with a caller made up for trying things."""
+"""`price-keeper dev`: everything on this machine, with an embedded store, a simulated Bedrock and a demo org.
+
+Secrets are generated on the first start and kept in the data directory, readable by its owner alone.
+"""
 
 from __future__ import annotations
 
