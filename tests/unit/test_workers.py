@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 from price_keeper.app import StopSignal
+from price_keeper.cli.serve_command import MAX_SOCKET_FOLDER_LENGTH, _create_socket_folder, serve_with_workers
 from price_keeper.clock import SystemClock
-from price_keeper.commands.crew import MAX_SOCKET_FOLDER_LENGTH, _create_socket_folder, serve_with_workers
 from price_keeper.config import Config
 from price_keeper.control.calls import AccessLevel, ApiRequest, ApiResponse, ApiRoute
 from price_keeper.control.serving import ControlDispatcher, open_control_socket

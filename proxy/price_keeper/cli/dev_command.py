@@ -22,9 +22,9 @@ from price_keeper import app, logs
 from price_keeper.auth.clients import hash_secret, make_secret
 from price_keeper.auth.registering import build_secret_attributes
 from price_keeper.cli.atomic_file import open_atomically
+from price_keeper.cli.serve_command import disable_core_dumps, run_until_stopped
 from price_keeper.cli.shared_arguments import ADMIN_KEY_VARIABLE, API_URL_VARIABLE
 from price_keeper.clock import SystemClock
-from price_keeper.commands.run import disable_core_dumps, run_until_stopped
 from price_keeper.config import Address, Config
 from price_keeper.config.keys import KeyConfig, TlsConfig
 from price_keeper.errors import PriceKeeperError
