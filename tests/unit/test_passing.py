@@ -7,7 +7,7 @@ import logging
 from pathlib import Path
 
 import pytest
-from price_keeper.commands.passing import ConfigHandover
+from price_keeper.cli.config_handover import ConfigHandover
 from price_keeper.config import load_config
 from price_keeper.errors import ConfigError
 

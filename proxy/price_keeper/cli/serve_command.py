@@ -26,8 +26,8 @@ from typing import TypeAlias
 import uvloop
 
 from price_keeper import app, dataplane, hangups, logs
+from price_keeper.cli.config_handover import ConfigHandover
 from price_keeper.cli.store_selection import load_config_at
-from price_keeper.commands.passing import ConfigHandover
 from price_keeper.config import Address, Config, load_config
 from price_keeper.config.renewal import apply_reloadable
 from price_keeper.errors import ConfigError, PriceKeeperError

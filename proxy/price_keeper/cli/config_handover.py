@@ -1,7 +1,7 @@
-"""A configuration on its way to running workers: the supervisor reads and checks it, and all of them take on that one.
+"""Hands a reloaded configuration from the supervisor to its workers.
 
-What is passed on is the text that was checked, in the folder that nobody else can open: by the time a worker reads the
-file itself, it may say something else.
+The supervisor reads and checks the file once, and publishes the text that it checked in a directory that nobody else can
+open. Workers apply that text: when they come to read, the file itself may have changed again.
 """
 
 from __future__ import annotations
