@@ -1,4 +1,4 @@
-"""`price-keeper completion`: prints the script by which a shell completes these commands."""
+"""`price-keeper help` and `completion`: print the help of a command, and the completion script of a shell."""
 
 from __future__ import annotations
 
@@ -6,6 +6,14 @@ from argparse import Namespace
 
 from price_keeper.cli.root_parser import build_root_parser
 from price_keeper.cli.shell_completion import collect_commands, render_bash, render_fish, render_zsh
+
+
+def run_help(args: Namespace) -> int:
+    parser = build_root_parser().find_subcommand(args.command)
+    for word in args.command[len(parser.prog.split()) - 1 :]:
+        parser.fail_unknown_command(word)
+    parser.print_help()
+    return 0
 
 
 def run_completion(args: Namespace) -> int:
