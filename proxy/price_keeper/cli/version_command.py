@@ -1,4 +1,4 @@
-"""`price-keeper version`: which version this is, and whether its hot path is compiled."""
+"""`price-keeper version`: the version, and whether the hot path is compiled."""
 
 from __future__ import annotations
 
