@@ -7,8 +7,7 @@ from itertools import pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
-from price_keeper.reporting.days import ReportPeriod
-from price_keeper.reporting.stretches import DAYS_PER_PART, split_period
+from price_keeper.reports.report_period import DAYS_PER_PART, ReportPeriod, split_period
 
 NOW = datetime(2026, 11, 19, 2, 30, tzinfo=UTC).timestamp()
 TODAY = date(2026, 11, 19)

@@ -66,7 +66,7 @@ def parse_session_id(text: str) -> str:
 
 
 def parse_period(text: str) -> Any:
-    from price_keeper.reporting.days import parse_report_period
+    from price_keeper.reports.report_period import parse_report_period
 
     return _parse_argument(parse_report_period, text)
 

@@ -28,7 +28,6 @@ from price_keeper.config import Config
 from price_keeper.errors import PriceKeeperError
 from price_keeper.recording.entries import UsageCounts
 from price_keeper.reporting import focus, money
-from price_keeper.reporting.days import ReportPeriod, check_report_period
 from price_keeper.reporting.letters import make_printable
 from price_keeper.reporting.query import SpendReport, build_report
 from price_keeper.reporting.records import (
@@ -39,10 +38,10 @@ from price_keeper.reporting.records import (
     format_csv_report,
     format_time,
 )
-from price_keeper.reporting.stretches import split_period
 from price_keeper.reporting.table import TableStyle, format_table
 from price_keeper.reporting.tenants import load_org_names, resolve_org
 from price_keeper.reporting.totals import DIMENSIONS, NO_APP, ReportRow, filter_spend, group_spend, sum_counts
+from price_keeper.reports.report_period import ReportPeriod, check_report_period, split_period
 
 JOURNAL_NOTE = (
     "Exact as of the last flush: what still waits in journals (up to about 15 seconds of calls) is not in it."

@@ -21,7 +21,7 @@ from price_keeper.recording.aggregator import (
 )
 from price_keeper.recording.entries import Counter, UsageCounts
 from price_keeper.recording.flush import COST_ATTRIBUTE, to_pico
-from price_keeper.reporting.days import find_utc_day_end
+from price_keeper.reports.report_period import find_utc_day_end
 from price_keeper.stores.contract import Store
 
 COUNTERS_PER_READ = 500  # counters, or as many as one org has, so that what is held of their shards stays small

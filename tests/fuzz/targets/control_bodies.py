@@ -15,7 +15,7 @@ from price_keeper.control import api, auth, credentials, overrides, profiles, us
 from price_keeper.control.bodies import MAX_JSON_DEPTH, parse_json
 from price_keeper.control.problems import ApiError
 from price_keeper.control.requests import parse_query
-from price_keeper.reporting import days
+from price_keeper.reports import report_period
 from price_keeper.selection.plan import DEFAULT_ALERT_THRESHOLDS, resolve_settings
 from price_keeper.selection.settings import InvalidSettings, validate_app, validate_org
 from price_keeper.stores.expressions import item_from_wire, item_to_wire
@@ -125,7 +125,7 @@ def _asked(reader: Reader) -> None:
     for name in ("from", "to"):
         if name in given:
             with suppress(ValueError):
-                days.check_report_period(days.parse_report_period(given[name]), NOW)
+                report_period.check_report_period(report_period.parse_report_period(given[name]), NOW)
 
 
 def _is_told(problem: ApiError) -> None:

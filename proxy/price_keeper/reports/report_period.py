@@ -1,9 +1,14 @@
-"""Which days a report is about: as asked for, and where the counters of such days are listed. Pure."""
+"""The days that a report covers: parsed, checked, and split into weeks for an export. Pure.
+
+"today" is each org's own, by its time zone, so a period is resolved to dates for each zone. `find_listing_days` says on
+which UTC days counters of these days may be listed, late flushes included.
+"""
 
 from __future__ import annotations
 
 import re
 from calendar import monthrange
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 
@@ -100,3 +105,21 @@ def _parse_part(text: str, period_text: str) -> tuple[date | int, date | int]:
     except ValueError:
         raise ValueError(f"there is no {text}") from None
     raise ValueError(f"not a day or a range of days: {period_text!r}; it is {PERIOD_FORMS}")
+
+
+# Of each piece, what was written up to LATE_DAYS after it is looked through: shorter ones would read that more often.
+DAYS_PER_PART = 7
+_UNFINISHED_DAYS = timedelta(days=3)  # by any org's zone these days are over, and "yesterday" is later
+
+
+def split_period(period: ReportPeriod, now: float) -> Iterator[ReportPeriod]:
+    """One behind the other, from the first day to the last; none of them is empty in any zone."""
+    part_first = period.first
+    if isinstance(part_first, date):
+        past_day = find_utc_date(now) - _UNFINISHED_DAYS
+        latest = min(period.last, past_day) if isinstance(period.last, date) else past_day
+        while part_first + timedelta(days=DAYS_PER_PART) <= latest:
+            part_last = part_first + timedelta(days=DAYS_PER_PART - 1)
+            yield ReportPeriod(f"{part_first}..{part_last}", part_first, part_last)
+            part_first = part_last + timedelta(days=1)
+    yield ReportPeriod(period.text, part_first, period.last)
