@@ -23,8 +23,8 @@ from price_keeper.reporting import focus
 from price_keeper.reporting.focus import iterate_focus_records
 from price_keeper.reporting.query import SpendReport
 from price_keeper.reporting.records import format_csv
-from price_keeper.reporting.tenants import OrgInfo
 from price_keeper.reporting.totals import SpendEntry
+from price_keeper.reports.org_directory import OrgInfo
 
 from tests.support.effort import tries
 

@@ -30,7 +30,7 @@ from price_keeper.control.terms import API_KEY_HEADER, MAX_PAGE_SIZE
 from price_keeper.control.terms import MAX_BODY_BYTES as MOST_SENT
 from price_keeper.errors import ConfigError, PriceKeeperError
 from price_keeper.model import is_org_id
-from price_keeper.reporting.tenants import resolve_org
+from price_keeper.reports.org_directory import resolve_org
 
 RESPONSE_TIMEOUT_SECONDS = 30.0  # more than the slowest answer takes to begin: a login that goes on losing to others
 REQUEST_DEADLINE_SECONDS = 120.0  # until it has ended, however it drips

@@ -13,7 +13,7 @@ from price_keeper.cli.output import CommandError, print_json, print_lines
 from price_keeper.cli.store_selection import open_selected_store, select_config
 from price_keeper.clock import SystemClock
 from price_keeper.config import Config
-from price_keeper.reporting.tenants import load_org_names, resolve_org
+from price_keeper.reports.org_directory import load_org_names, resolve_org
 from price_keeper.stores.contract import Store
 
 

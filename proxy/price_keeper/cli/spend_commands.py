@@ -39,8 +39,8 @@ from price_keeper.reporting.records import (
     format_time,
 )
 from price_keeper.reporting.table import TableStyle, format_table
-from price_keeper.reporting.tenants import load_org_names, resolve_org
 from price_keeper.reporting.totals import DIMENSIONS, NO_APP, ReportRow, filter_spend, group_spend, sum_counts
+from price_keeper.reports.org_directory import load_org_names, resolve_org
 from price_keeper.reports.report_period import ReportPeriod, check_report_period, split_period
 
 JOURNAL_NOTE = (

@@ -13,9 +13,9 @@ from price_keeper.model import Scope
 from price_keeper.recording import aggregator
 from price_keeper.recording.entries import Counter, UsageCounts
 from price_keeper.reporting import counted
-from price_keeper.reporting.attribution import AttributionCaveat, attribute_spend
-from price_keeper.reporting.tenants import OrgInfo, load_app_names, load_orgs
 from price_keeper.reporting.totals import SpendEntry
+from price_keeper.reports.attribution import AttributionCaveat, attribute_spend
+from price_keeper.reports.org_directory import OrgInfo, load_app_names, load_orgs
 from price_keeper.reports.report_period import ReportPeriod, find_listing_days
 from price_keeper.stores.contract import Store
 

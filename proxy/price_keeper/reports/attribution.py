@@ -1,16 +1,15 @@
-"""From an org's own counters and its apps' counters of one day to who spent what, each call once. Pure.
+"""Attribute one org's spend of one day to its apps and to callers without an app, each call once. Pure.
 
-What an org's own counter holds depends on its `quota_scope` when the calls were made. Under ORG it is every call of the
-org, those of its apps too; what is left without them is of callers without an app. Under APP it is the calls of callers
-without an app alone, beside those of the apps. Nothing in a counter says which, and `quota_scope` may have changed
-since. Whether the own counter holds the apps is therefore decided so:
+What an org's own counter holds depends on its `quota_scope` when the calls were made. Under ORG it holds every call of the
+org, those of its apps included; the difference is spend of callers without an app. Under APP it holds only the calls of
+callers without an app. Nothing in a counter says which, and `quota_scope` may have changed since. So this decides:
 
-- if in some label the two come to exactly the same, in all nine counts, it does;
-- else what the org's `quota_scope` is now tells.
+- if in some label both come to exactly the same, in all nine counts, the org's counter includes its apps;
+- otherwise the org's current `quota_scope` tells.
 
-With one kind of counter alone there is no question. What may contradict the decision is told as a note: an own counter
-that is lower than the apps it ought to hold, or one that is not lower than the apps it stands beside in any label. On
-the day of a change itself the two overlap by an amount that nobody knows; the apps' own spend is exact on any day.
+With one kind of counter alone there is no question. What may contradict the decision is reported as an AttributionCaveat:
+an own counter that is lower than the apps it ought to include, or one that is not lower than the apps beside it in any
+label. On the day of a change itself the two overlap by an unknown amount. The apps' own spend is exact on any day.
 """
 
 from __future__ import annotations

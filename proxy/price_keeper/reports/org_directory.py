@@ -1,4 +1,4 @@
-"""The orgs and their apps as the store knows them: by which name, in which zone, and how an org counts."""
+"""Orgs and apps as the store knows them: names, time zone, and whether quotas apply to the org or to each app."""
 
 from __future__ import annotations
 
