@@ -21,10 +21,10 @@ from hypothesis import strategies as st
 from price_keeper.recording.entries import UsageCounts
 from price_keeper.reporting import focus
 from price_keeper.reporting.focus import iterate_focus_records
-from price_keeper.reporting.query import SpendReport
 from price_keeper.reporting.records import format_csv
 from price_keeper.reporting.totals import SpendEntry
 from price_keeper.reports.org_directory import OrgInfo
+from price_keeper.reports.spend_report import SpendReport
 
 from tests.support.effort import tries
 

@@ -17,9 +17,9 @@ from price_keeper.calendar_days import format_org_day, load_zone
 from price_keeper.model import Scope
 from price_keeper.recording.aggregator import AS_OF_ATTRIBUTE, Aggregator, build_total_key
 from price_keeper.recording.entries import ChargedCounters, Counter, Intent, Receipt, UsageCounts
-from price_keeper.reporting.query import SpendReport, build_report
 from price_keeper.reporting.totals import sum_counts
 from price_keeper.reports.report_period import parse_report_period
+from price_keeper.reports.spend_report import SpendReport, build_report
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Delete, Put, Store, Update
 
@@ -412,7 +412,7 @@ async def test_what_is_flushed_while_the_report_is_read_is_not_of_callers_withou
 
 
 async def test_many_counters_are_read_in_pieces(acme: Org, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("price_keeper.reporting.counted.COUNTERS_PER_READ", 2)
+    monkeypatch.setattr("price_keeper.reports.spend_report.COUNTERS_PER_READ", 2)
     orgs = [acme, *(Org(acme.rec, acme.store) for _ in range(3))]
     for number, org in enumerate(orgs, start=1):
         await org.register()
@@ -432,7 +432,7 @@ async def test_one_counter_that_is_not_final_is_enough(
     tmp_path: Path, engines: Engines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whichever is read last."""
-    monkeypatch.setattr("price_keeper.reporting.counted.COUNTERS_PER_READ", 1)
+    monkeypatch.setattr("price_keeper.reports.spend_report.COUNTERS_PER_READ", 1)
     async with (
         _opened(engines, tmp_path) as store,
         open_recording_harness(tmp_path / "journal", store, ManualClock(NOON)) as rec,

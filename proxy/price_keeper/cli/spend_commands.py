@@ -29,7 +29,6 @@ from price_keeper.errors import PriceKeeperError
 from price_keeper.recording.entries import UsageCounts
 from price_keeper.reporting import focus, money
 from price_keeper.reporting.letters import make_printable
-from price_keeper.reporting.query import SpendReport, build_report
 from price_keeper.reporting.records import (
     build_count_record,
     build_json_report,
@@ -42,6 +41,7 @@ from price_keeper.reporting.table import TableStyle, format_table
 from price_keeper.reporting.totals import DIMENSIONS, NO_APP, ReportRow, filter_spend, group_spend, sum_counts
 from price_keeper.reports.org_directory import load_org_names, resolve_org
 from price_keeper.reports.report_period import ReportPeriod, check_report_period, split_period
+from price_keeper.reports.spend_report import SpendReport, build_report
 
 JOURNAL_NOTE = (
     "Exact as of the last flush: what still waits in journals (up to about 15 seconds of calls) is not in it."

@@ -19,10 +19,10 @@ from price_keeper.control.calls import (
 )
 from price_keeper.control.parts import ControlServices
 from price_keeper.control.problems import invalid_request
-from price_keeper.reporting.query import build_report
 from price_keeper.reporting.records import build_json_report
 from price_keeper.reporting.totals import DIMENSIONS, filter_spend, group_spend
 from price_keeper.reports.report_period import ReportPeriod, check_report_period, parse_report_period
+from price_keeper.reports.spend_report import build_report
 
 MAX_DAYS = 92  # at once, so that what one request reads is bounded
 FINAL_MAX_AGE_SECONDS = 300  # even what is final may be added to, by a journal that turns up late

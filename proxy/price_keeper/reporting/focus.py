@@ -15,9 +15,9 @@ from price_keeper.calendar_days import find_day_span
 from price_keeper.config.prices import ASYNC_JOB_LABEL, GUARDRAIL_LABEL
 from price_keeper.recording.entries import UsageCounts
 from price_keeper.reporting.money import format_exact_usd
-from price_keeper.reporting.query import SpendReport
 from price_keeper.reporting.records import escape_formula, format_time
 from price_keeper.reporting.totals import SpendEntry, sum_token_counts
+from price_keeper.reports.spend_report import SpendReport
 
 FOCUS_VERSION = "1.3"
 DEFAULT_BILLING_ACCOUNT = "price-keeper"  # for the billing account, where nobody says which one of AWS's it is

@@ -15,8 +15,8 @@ from typing import Any
 
 from price_keeper.recording.entries import UsageCounts
 from price_keeper.reporting import money
-from price_keeper.reporting.query import SpendReport
 from price_keeper.reporting.totals import ReportRow, RowKey, sum_counts
+from price_keeper.reports.spend_report import SpendReport
 
 COUNT_FIELDS = UsageCounts._fields[:-1]
 NAME_COLUMNS = {"org": "org_name", "app": "app_name"}  # the column behind an id
