@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from typing import NamedTuple
 
-from price_keeper.reporting.letters import measure_width
+from price_keeper.reports.terminal_text import measure_width
 
 CELL, LINE, MARGIN, BAR = 8.4, 19, 18, 34  # pixels: a letter's width, a line's height, around all, the title's bar
 BACKGROUND, TITLE_BAR, TEXT, FAINT = "#16181d", "#22252c", "#d8dce3", "#8b93a1"

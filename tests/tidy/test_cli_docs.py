@@ -43,8 +43,8 @@ def test_pictures_are_there() -> None:
 
 def test_bounds_that_help_names_are_those_that_hold() -> None:
     from price_keeper.auth.registering import MAX_GRACE_HOURS
-    from price_keeper.reporting import focus
-    from price_keeper.reporting.totals import DIMENSIONS
+    from price_keeper.reports import focus_export
+    from price_keeper.reports.report_rows import DIMENSIONS
     from price_keeper.workers.place import MAX_WORKERS
 
     root = build_root_parser()
@@ -54,5 +54,5 @@ def test_bounds_that_help_names_are_those_that_hold() -> None:
     }
     assert f"1 to {MAX_WORKERS};" in said["serve"]
     assert f"0 to {MAX_GRACE_HOURS};" in said["rotate"]
-    assert f"FOCUS {focus.FOCUS_VERSION}," in said["spend"]
+    assert f"FOCUS {focus_export.FOCUS_VERSION}," in said["spend"]
     assert f"each of these: {','.join(DIMENSIONS)}" in said["spend"]

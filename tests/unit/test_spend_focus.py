@@ -19,11 +19,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from price_keeper.recording.entries import UsageCounts
-from price_keeper.reporting import focus
-from price_keeper.reporting.focus import iterate_focus_records
-from price_keeper.reporting.records import format_csv
-from price_keeper.reporting.totals import SpendEntry
+from price_keeper.reports import focus_export
+from price_keeper.reports.focus_export import iterate_focus_records
 from price_keeper.reports.org_directory import OrgInfo
+from price_keeper.reports.report_formats import format_csv
+from price_keeper.reports.report_rows import SpendEntry
 from price_keeper.reports.spend_report import SpendReport
 
 from tests.support.effort import tries
@@ -204,7 +204,9 @@ def report(
 
 
 def told(*spent: SpendEntry, region: str | None = "us-east-1", account: str | None = None, **how: object) -> list[dict]:
-    text = format_csv(focus.FOCUS_COLUMNS, iterate_focus_records(report(*spent, **how), lambda _: region, account))  # type: ignore[arg-type]
+    text = format_csv(
+        focus_export.FOCUS_COLUMNS, iterate_focus_records(report(*spent, **how), lambda _: region, account)
+    )  # type: ignore[arg-type]
     assert faults(text) == []
     return list(csv.DictReader(StringIO(text)))
 
@@ -214,7 +216,7 @@ def spent(app: str | None, label: str, day: date = date(2026, 11, 18), counts: U
 
 
 def test_every_mandatory_column_of_each_version_is_there() -> None:
-    assert set(focus.FOCUS_COLUMNS) >= MANDATORY_1_2 | MANDATORY_1_3 | MANDATORY_1_4
+    assert set(focus_export.FOCUS_COLUMNS) >= MANDATORY_1_2 | MANDATORY_1_3 | MANDATORY_1_4
     assert len(MANDATORY_1_2) == len(MANDATORY_1_4) == 21
 
 
@@ -329,7 +331,7 @@ def test_whatever_was_spent_keeps_every_rule_and_adds_up(made: list[SpendEntry],
 
 
 GOOD = format_csv(
-    focus.FOCUS_COLUMNS, iterate_focus_records(report(spent("shop", "premium")), lambda _: "us-east-1", None)
+    focus_export.FOCUS_COLUMNS, iterate_focus_records(report(spent("shop", "premium")), lambda _: "us-east-1", None)
 )
 
 

@@ -17,8 +17,8 @@ from price_keeper.calendar_days import format_org_day, load_zone
 from price_keeper.model import Scope
 from price_keeper.recording.aggregator import AS_OF_ATTRIBUTE, Aggregator, build_total_key
 from price_keeper.recording.entries import ChargedCounters, Counter, Intent, Receipt, UsageCounts
-from price_keeper.reporting.totals import sum_counts
 from price_keeper.reports.report_period import parse_report_period
+from price_keeper.reports.report_rows import sum_counts
 from price_keeper.reports.spend_report import SpendReport, build_report
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Delete, Put, Store, Update

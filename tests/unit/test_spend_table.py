@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from price_keeper.recording.entries import UsageCounts
-from price_keeper.reporting.table import MAX_BAR_WIDTH, TableStyle, format_table, make_printable
-from price_keeper.reporting.totals import ReportRow
+from price_keeper.reports.report_rows import ReportRow
+from price_keeper.reports.spend_table import MAX_BAR_WIDTH, TableStyle, format_table, make_printable
 
 from tests.support.effort import tries
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from price_keeper.recording.entries import UsageCounts
-from price_keeper.reporting import money
-from price_keeper.reporting.totals import (
+from price_keeper.reports import money
+from price_keeper.reports.report_rows import (
     DIMENSIONS,
     ReportRow,
     SpendEntry,

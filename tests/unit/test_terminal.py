@@ -7,7 +7,7 @@ from io import StringIO
 import pytest
 from price_keeper.cli.output import format_columns, print_lines
 from price_keeper.cli.terminal import BOLD, GREEN, PaintedText, is_colored, paint
-from price_keeper.reporting.letters import measure_width
+from price_keeper.reports.terminal_text import measure_width
 
 from tests.unit.test_progress import Terminal
 

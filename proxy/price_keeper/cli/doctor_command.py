@@ -21,7 +21,7 @@ from price_keeper.config import Config
 from price_keeper.doctor.findings import CheckResult, FindingStatus, ok, run_doctor_checks
 from price_keeper.doctor.patient import DoctorContext
 from price_keeper.doctor.table import build_checks
-from price_keeper.reporting.letters import make_printable
+from price_keeper.reports.terminal_text import make_printable
 
 MIN_WRAP_WIDTH = 20  # columns: narrower, and lines are as long as they are
 _STATUS_WORDS = {FindingStatus.SKIPPED: "-"}  # for what is not needed here, little is said

@@ -16,7 +16,7 @@ from typing import Any
 
 from price_keeper.cli.terminal import BOLD, PaintedText, can_show, get_terminal_width, is_terminal, paint
 from price_keeper.errors import ConfigError
-from price_keeper.reporting.letters import make_printable, measure_width, pad_to_width, truncate
+from price_keeper.reports.terminal_text import make_printable, measure_width, pad_to_width, truncate
 
 MAX_PADDED_WIDTH = 300  # to this the cells of a column are filled up; one that is longer stands out
 MIN_COLUMN_WIDTH = 12  # to this a column is cut where a terminal has no room

@@ -26,7 +26,7 @@ from price_keeper.recording.entries import PICO_PER_USD
 from price_keeper.recording.folder import has_owner_ended, lock_folder
 from price_keeper.recording.leftovers import RecoveredJournal, recover
 from price_keeper.recording.sender import SegmentSender
-from price_keeper.reporting import money
+from price_keeper.reports import money
 from price_keeper.stores.contract import Store
 from price_keeper.tasks import Tasks
 

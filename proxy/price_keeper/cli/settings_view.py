@@ -13,7 +13,7 @@ from zoneinfo import ZoneInfo
 from price_keeper.calendar_days import Period, find_span
 from price_keeper.cli.terminal import BOLD, YELLOW, paint
 from price_keeper.model import PICO_PER_MICRO
-from price_keeper.reporting import money
+from price_keeper.reports import money
 
 _PENDING_TITLES = {"timezone": "time zone", "quota_scope": "quota_scope", "period": "period"}
 _BUDGET_SETTINGS = ("model_ordering", "quotas", "enforcement", "sticky_fallback_enabled")

@@ -72,7 +72,7 @@ def parse_period(text: str) -> Any:
 
 
 def parse_group_by(text: str) -> Any:
-    from price_keeper.reporting.totals import parse_dimensions
+    from price_keeper.reports.report_rows import parse_dimensions
 
     return _parse_argument(parse_dimensions, text)
 

@@ -27,9 +27,9 @@ from price_keeper.clock import Clock, SystemClock
 from price_keeper.config import Config
 from price_keeper.errors import PriceKeeperError
 from price_keeper.recording.entries import UsageCounts
-from price_keeper.reporting import focus, money
-from price_keeper.reporting.letters import make_printable
-from price_keeper.reporting.records import (
+from price_keeper.reports import focus_export, money
+from price_keeper.reports.org_directory import load_org_names, resolve_org
+from price_keeper.reports.report_formats import (
     build_count_record,
     build_json_report,
     build_row_record,
@@ -37,11 +37,11 @@ from price_keeper.reporting.records import (
     format_csv_report,
     format_time,
 )
-from price_keeper.reporting.table import TableStyle, format_table
-from price_keeper.reporting.totals import DIMENSIONS, NO_APP, ReportRow, filter_spend, group_spend, sum_counts
-from price_keeper.reports.org_directory import load_org_names, resolve_org
 from price_keeper.reports.report_period import ReportPeriod, check_report_period, split_period
+from price_keeper.reports.report_rows import DIMENSIONS, NO_APP, ReportRow, filter_spend, group_spend, sum_counts
 from price_keeper.reports.spend_report import SpendReport, build_report
+from price_keeper.reports.spend_table import TableStyle, format_table
+from price_keeper.reports.terminal_text import make_printable
 
 JOURNAL_NOTE = (
     "Exact as of the last flush: what still waits in journals (up to about 15 seconds of calls) is not in it."
@@ -60,8 +60,10 @@ def run_spend(args: Namespace) -> int:
     spent = filter_spend(report.spent, args.app, args.label)
     if args.focus:
         regions = build_region_finder(config)
-        records = focus.iterate_focus_records(dataclasses.replace(report, spent=spent), regions, args.billing_account)
-        _print_csv(format_csv(focus.FOCUS_COLUMNS, records), report)
+        records = focus_export.iterate_focus_records(
+            dataclasses.replace(report, spent=spent), regions, args.billing_account
+        )
+        _print_csv(format_csv(focus_export.FOCUS_COLUMNS, records), report)
         return 0
     by = args.by or _choose_group_by(args)
     report_rows = group_spend(spent, by)
@@ -97,7 +99,7 @@ def resolve_org_filter(text: str | None, names: Mapping[str, str | None]) -> str
         raise CommandError(str(failure)) from None
 
 
-def build_region_finder(config: Config) -> focus.FindRegion:
+def build_region_finder(config: Config) -> focus_export.FindRegion:
     """Where a label is called, if that is one place for certain. What has no label may be called where any is."""
     label_regions = {
         name: {endpoint.region for endpoint in label.endpoints} or {config.upstream.region}
@@ -257,7 +259,7 @@ class _CsvFormat:
 
 
 class _FocusFormat:
-    def __init__(self, find_region: focus.FindRegion, account: str | None) -> None:
+    def __init__(self, find_region: focus_export.FindRegion, account: str | None) -> None:
         self._find_region = find_region
         self._account = account
         self._is_begun = False
@@ -265,8 +267,8 @@ class _FocusFormat:
     def format_part(self, report: SpendReport, _: list[ReportRow]) -> str:
         has_header, self._is_begun = not self._is_begun, True
         return format_csv(
-            focus.FOCUS_COLUMNS,
-            focus.iterate_focus_records(report, self._find_region, self._account),
+            focus_export.FOCUS_COLUMNS,
+            focus_export.iterate_focus_records(report, self._find_region, self._account),
             has_header=has_header,
         )
 

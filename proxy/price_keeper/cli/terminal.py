@@ -11,7 +11,7 @@ import shutil
 import sys
 from typing import TextIO
 
-from price_keeper.reporting.letters import make_printable
+from price_keeper.reports.terminal_text import make_printable
 
 BOLD, DIM, RED, GREEN, YELLOW = "1", "2", "31", "32", "33"
 

@@ -19,9 +19,9 @@ from price_keeper.control.calls import (
 )
 from price_keeper.control.parts import ControlServices
 from price_keeper.control.problems import invalid_request
-from price_keeper.reporting.records import build_json_report
-from price_keeper.reporting.totals import DIMENSIONS, filter_spend, group_spend
+from price_keeper.reports.report_formats import build_json_report
 from price_keeper.reports.report_period import ReportPeriod, check_report_period, parse_report_period
+from price_keeper.reports.report_rows import DIMENSIONS, filter_spend, group_spend
 from price_keeper.reports.spend_report import build_report
 
 MAX_DAYS = 92  # at once, so that what one request reads is bounded

@@ -16,7 +16,7 @@ from price_keeper.control.problems import unauthorized
 from price_keeper.control.terms import DEFAULT_GRACE_HOURS, RETRIEVAL_TOKEN_HEADER
 from price_keeper.errors import AccessDenied
 from price_keeper.model import Scope, build_client_id
-from price_keeper.reporting.settings_shown import format_utc
+from price_keeper.reports.settings_report import format_utc
 
 ROTATION_BODY = BodyFields({"grace_hours": IntegerField(0, MAX_GRACE_HOURS)}, ())
 

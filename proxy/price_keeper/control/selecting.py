@@ -12,8 +12,8 @@ from price_keeper.control.problems import invalid_request
 from price_keeper.metering.profiles import AppProfiles
 from price_keeper.model import Caller, Scope, build_client_id
 from price_keeper.recording.entries import PICO_PER_MICRO
-from price_keeper.reporting import money
-from price_keeper.reporting.settings_shown import format_utc
+from price_keeper.reports import money
+from price_keeper.reports.settings_report import format_utc
 from price_keeper.selection import policy
 from price_keeper.selection.overrides import Override
 from price_keeper.selection.standing import BudgetState

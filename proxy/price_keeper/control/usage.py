@@ -27,7 +27,7 @@ from price_keeper.recording.submitted import (
     RequestIdConflict,
     UsageSubmission,
 )
-from price_keeper.reporting import money
+from price_keeper.reports import money
 from price_keeper.selection.plan import EffectiveSettings, resolve_settings
 from price_keeper.stores import schema
 

@@ -30,10 +30,10 @@ from price_keeper.recording.aggregator import (
 )
 from price_keeper.recording.entries import Counter, UsageCounts
 from price_keeper.recording.flush import COST_ATTRIBUTE, to_pico
-from price_keeper.reporting.totals import SpendEntry
 from price_keeper.reports.attribution import AttributionCaveat, attribute_spend
 from price_keeper.reports.org_directory import OrgInfo, load_app_names, load_orgs
 from price_keeper.reports.report_period import ReportPeriod, find_listing_days, find_utc_day_end
+from price_keeper.reports.report_rows import SpendEntry
 from price_keeper.stores.contract import Store
 
 MAX_DAYS_LISTED = 3

@@ -16,7 +16,7 @@ from price_keeper.control.selecting import format_selection
 from price_keeper.errors import StoreError
 from price_keeper.model import PICO_PER_MICRO, Caller, build_client_id
 from price_keeper.recording.entries import Counter
-from price_keeper.reporting.settings_shown import format_utc
+from price_keeper.reports.settings_report import format_utc
 from price_keeper.selection.overrides import Override
 from price_keeper.selection.standing import BudgetState
 

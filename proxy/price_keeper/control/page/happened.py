@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from price_keeper.reporting.settings_shown import format_utc
+from price_keeper.reports.settings_report import format_utc
 from price_keeper.selection import sticky
 from price_keeper.selection.plan import is_number
 from price_keeper.selection.standing import BudgetState

@@ -15,7 +15,7 @@ from price_keeper.control.parts import ControlServices
 from price_keeper.control.problems import ApiError, forbidden, invalid_request
 from price_keeper.errors import Refusal
 from price_keeper.model import is_app_id, is_org_id
-from price_keeper.reporting.settings_shown import format_utc
+from price_keeper.reports.settings_report import format_utc
 
 EVENT_STREAM = "text/event-stream"
 HEARTBEAT_TICKS = 7  # without anything new, so that whatever stands between does not take it for dead

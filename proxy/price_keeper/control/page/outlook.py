@@ -8,8 +8,8 @@ from typing import Any
 
 from price_keeper.control.page.history import SpendCurve
 from price_keeper.recording.entries import PICO_PER_MICRO
-from price_keeper.reporting import money
-from price_keeper.reporting.settings_shown import format_utc
+from price_keeper.reports import money
+from price_keeper.reports.settings_report import format_utc
 from price_keeper.selection import policy
 
 RATE_WINDOW_SECONDS = 3600.0  # over which it is told how fast is spent

@@ -21,7 +21,7 @@ from price_keeper.control.parts import ControlServices
 from price_keeper.control.problems import ERROR_CODES, ApiError
 from price_keeper.control.terms import API_KEY_HEADER, AUTHORIZATION_HEADER
 from price_keeper.errors import Busy, TooManyRequests
-from price_keeper.reporting.settings_shown import format_utc
+from price_keeper.reports.settings_report import format_utc
 
 ADMIN_KIND, CLIENT_KIND = "admin", "client"
 _SECRET_FIELD = PatternField(r"[ -~]+", 16 * 1024, "an admin key or an access token", is_secret=True)

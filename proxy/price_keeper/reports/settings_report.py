@@ -1,4 +1,4 @@
-"""The settings of an org or an app, and what they come to, as a program reads them."""
+"""The settings of an org or app and what is in force, as the control API returns them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Money as it is written: pico-dollars become dollars or micro-dollars, exactly, or rounded for the eye. Pure."""
+"""Format pico-dollars as dollars or micro-dollars: exact, or rounded for people. Pure."""
 
 from __future__ import annotations
 

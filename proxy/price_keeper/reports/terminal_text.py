@@ -1,4 +1,4 @@
-"""What of a text a terminal may be given, and how wide it is there. Pure."""
+"""Text for a terminal: make it printable, measure its width in columns, pad and truncate it. Pure."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A report in the FinOps Open Cost and Usage Specification, so that it stands beside the cloud's own bill. Pure.
+"""Format a report by the FinOps Open Cost and Usage Specification (FOCUS), to stand beside the cloud's own bill. Pure.
 
-Version 1.3: it has the columns of 1.2, by which AWS exports its bill, as well as those which 1.4 has in their stead.
-`docs/spend.md` says what each column is. An empty cell is null.
+Version 1.3: it has the columns of 1.2, which AWS exports, and those that replace them in 1.4. `docs/spend.md` explains
+each column. An empty cell is null.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import NamedTuple
 from price_keeper.calendar_days import find_day_span
 from price_keeper.config.prices import ASYNC_JOB_LABEL, GUARDRAIL_LABEL
 from price_keeper.recording.entries import UsageCounts
-from price_keeper.reporting.money import format_exact_usd
-from price_keeper.reporting.records import escape_formula, format_time
-from price_keeper.reporting.totals import SpendEntry, sum_token_counts
+from price_keeper.reports.money import format_exact_usd
+from price_keeper.reports.report_formats import escape_formula, format_time
+from price_keeper.reports.report_rows import SpendEntry, sum_token_counts
 from price_keeper.reports.spend_report import SpendReport
 
 FOCUS_VERSION = "1.3"

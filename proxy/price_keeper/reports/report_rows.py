@@ -1,4 +1,4 @@
-"""Rows of a report: what was spent by org, app, label or day, the dearest first. Pure."""
+"""Rows of a report: spend grouped by org, app, label or day, the highest cost first. Pure."""
 
 from __future__ import annotations
 

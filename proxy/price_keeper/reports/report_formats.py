@@ -1,7 +1,7 @@
-"""A report for programs: JSON, and CSV. Pure.
+"""Format a report as JSON or CSV for other programs. Pure.
 
-Money is exact in both. JSON has micro-dollars as a string, since not every program keeps a number's digits; CSV has
-dollars, in which spreadsheets add up.
+Money is exact in both. JSON has micro-dollars as a string, as not every program keeps all digits of a number. CSV has
+dollars, which spreadsheets add up. Names are escaped so that a spreadsheet does not run them as formulas.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from io import StringIO
 from typing import Any
 
 from price_keeper.recording.entries import UsageCounts
-from price_keeper.reporting import money
-from price_keeper.reporting.totals import ReportRow, RowKey, sum_counts
+from price_keeper.reports import money
+from price_keeper.reports.report_rows import ReportRow, RowKey, sum_counts
 from price_keeper.reports.spend_report import SpendReport
 
 COUNT_FIELDS = UsageCounts._fields[:-1]

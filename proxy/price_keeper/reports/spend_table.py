@@ -1,4 +1,4 @@
-"""A report for a terminal: aligned columns, a bar for each row's share, a line with the total. Pure."""
+"""Format report rows as a table for a terminal: aligned columns, a bar for each row's share, a total line. Pure."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from itertools import repeat
 
 from price_keeper.recording.entries import UsageCounts
-from price_keeper.reporting import money
-from price_keeper.reporting.letters import make_printable, measure_width, pad_to_width, truncate
-from price_keeper.reporting.totals import NO_APP, ReportRow, sum_counts, sum_token_counts
+from price_keeper.reports import money
+from price_keeper.reports.report_rows import NO_APP, ReportRow, sum_counts, sum_token_counts
+from price_keeper.reports.terminal_text import make_printable, measure_width, pad_to_width, truncate
 
 MIN_BAR_WIDTH, MAX_BAR_WIDTH = 6, 40
 _GAP = 2
