@@ -2,10 +2,10 @@
 
     authenticate -> parse -> join a retry -> reserve rate limits -> select a label -> meter -> forward
 
-`RequestHandler.__call__` is one coroutine, and every request runs it, over HTTP/1.1 and HTTP/2 alike. `Tasks.begin`
-runs it without a task for as long as it does not wait. With warm caches that is until the call has been written to
-Bedrock; a task then waits for the end of the answer. Whatever may do I/O stands behind `in_task`, because
-`asyncio.timeout` works in tasks alone.
+`RequestHandler.__call__` is one coroutine; every request runs it, over HTTP/1.1 and HTTP/2 alike. `Tasks.spawn_eager`
+runs it without a task until it first waits. With warm caches that is until the call has been written to Bedrock; a
+task then waits for the end of the response. Code that may do I/O comes after `await switch_to_task()`, because
+`asyncio.timeout` works only inside a task. Every reservation is settled or released once, whatever is raised.
 """
 
 from __future__ import annotations
