@@ -29,10 +29,10 @@ from price_keeper.config.keys import JournalConfig
 from price_keeper.config.keys import StoreConfig as StoreConfig
 from price_keeper.forwarding.eventstream import FrameWatcher, encode_frame
 from price_keeper.forwarding.forwarder import UpstreamTarget
-from price_keeper.forwarding.model_path import Operation
 from price_keeper.forwarding.upstream import UpstreamEndpoint
 from price_keeper.metering.reading import build_reader
 from price_keeper.model import Caller, ResolvedLabel
+from price_keeper.operations import Operation
 from price_keeper.recording.composed import open_recording
 from price_keeper.recording.entries import Intent, Receipt
 from price_keeper.recording.journal import Journal as RealJournal

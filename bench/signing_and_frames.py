@@ -18,8 +18,8 @@ from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials as BotocoreCredentials
 from botocore.eventstream import EventStreamBuffer
 from price_keeper.forwarding.eventstream import FrameWatcher, encode_frame
-from price_keeper.forwarding.model_path import decode_model_id, encode_model_id, parse_path
 from price_keeper.forwarding.sigv4 import AwsCredentials, Signer
+from price_keeper.operations import decode_model_id, encode_model_id, parse_path
 
 HOST = "bedrock-runtime.us-east-1.amazonaws.com"
 MODEL = "anthropic.claude-sonnet-4-5-20250929-v1:0"

@@ -13,6 +13,7 @@ from price_keeper.hard.purse import CostReservation
 from price_keeper.hard.worst import CostCeiling
 from price_keeper.metering.profiles import ResolvedProfile
 from price_keeper.model import Caller, ResolvedLabel
+from price_keeper.parse_call import ParsedCall, locate_model
 from price_keeper.recording.entries import ChargedCounters
 from price_keeper.recording.meter import OperationPricing
 from price_keeper.recording.metering import MeterFactory
@@ -22,7 +23,6 @@ from price_keeper.selection.payer import CallerDay
 from price_keeper.selection.serving import EXCEEDED_HEADER, FORMAT_SPECIFIC_OPERATIONS, build_decision_headers
 from price_keeper.selection.standing import Decision
 from price_keeper.selection.standings import BudgetRegistry
-from price_keeper.surface.calls import ParsedCall, locate_model
 from price_keeper.traffic import OperationStats, RequestStats
 
 LARGE_BODY_BYTES: Final = 256 * 1024  # of a body, which takes milliseconds to look into

@@ -11,7 +11,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from price_keeper import memory
+from price_keeper import memory, operations
 from price_keeper.auth.clients import ClientVerifier
 from price_keeper.auth.container import CredentialIssuer, LocalCredentialIssuer
 from price_keeper.auth.identify import Authenticator, FixedIdentityAuthenticator, TokenAuthenticator
@@ -23,7 +23,6 @@ from price_keeper.clock import Clock
 from price_keeper.config import Config, LabelConfig, UpstreamConfig
 from price_keeper.config.prices import PSEUDO_LABELS
 from price_keeper.errors import ConfigError
-from price_keeper.forwarding import model_path
 from price_keeper.forwarding.counting import TokenCounter
 from price_keeper.forwarding.credentials import UNUSABLE_CHECK_SECONDS, RefreshingCredentials, StaticCredentials
 from price_keeper.forwarding.forwarder import (
@@ -35,7 +34,6 @@ from price_keeper.forwarding.forwarder import (
     parse_endpoint,
 )
 from price_keeper.forwarding.joining import MAX_TOTAL_BYTES, RetryJoiner
-from price_keeper.forwarding.model_path import Operation
 from price_keeper.forwarding.sigv4 import AwsCredentials
 from price_keeper.forwarding.upstream import UpstreamEndpoint
 from price_keeper.handler import RequestHandler
@@ -47,6 +45,8 @@ from price_keeper.metering.aws_price_list import AwsPriceList
 from price_keeper.metering.price_updates import PriceTables
 from price_keeper.metering.profiles import InferenceProfile, ResolvedProfile
 from price_keeper.model import ResolvedLabel
+from price_keeper.operations import Operation
+from price_keeper.parse_call import MODEL_PATH_OPERATIONS, ParsedCall
 from price_keeper.provider_chain import RENEW_INTERVAL_SECONDS
 from price_keeper.recording.aggregator import read_spent_pico
 from price_keeper.recording.composed import Recording
@@ -59,7 +59,6 @@ from price_keeper.selection.labels import LabelResolver
 from price_keeper.selection.notes import BudgetSnapshot
 from price_keeper.selection.standings import BudgetRegistry
 from price_keeper.stores.contract import Store
-from price_keeper.surface.calls import MODEL_PATH_OPERATIONS, ParsedCall
 from price_keeper.surface.limits import fit_to_descriptors, fit_to_memory, raise_descriptor_limit
 from price_keeper.surface.listener import Listener
 from price_keeper.surface.outbox import WriteBatcher
@@ -319,7 +318,7 @@ def _build_find_targets(config: Config, bedrock: BedrockAccess) -> FindTargets:
         serving_places = places_of_label or [(*default, model)]
         return [
             UpstreamTarget(
-                endpoint, region, own, path or model_path.OperationPath(cast(Operation, operation), own).path
+                endpoint, region, own, path or operations.OperationPath(cast(Operation, operation), own).path
             )
             for endpoint, region, own in serving_places
         ]

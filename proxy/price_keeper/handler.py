@@ -30,14 +30,14 @@ from price_keeper.exchange import Request, Responder, create_request_id_source
 from price_keeper.forwarding import chat_usage, request_metadata
 from price_keeper.forwarding.forwarder import Forwarder, UpstreamCall
 from price_keeper.forwarding.joining import RetryJoiner, SharedResponse
-from price_keeper.forwarding.model_path import Operation
 from price_keeper.metering import guardrails
 from price_keeper.metering.streams import is_usage_only_event
 from price_keeper.model import Caller
+from price_keeper.operations import Operation
+from price_keeper.parse_call import ParsedCall, check_target, compute_retry_key, parse_call, select_upstream_headers
 from price_keeper.recording.entries import CompletionListener
 from price_keeper.recording.metering import FREE_METER, AnswerMeter
 from price_keeper.selection.admitting import RateLimiter
-from price_keeper.surface.calls import ParsedCall, check_target, compute_retry_key, parse_call, select_upstream_headers
 from price_keeper.tasks import switch_to_task
 from price_keeper.traffic import NONE, RequestStats
 

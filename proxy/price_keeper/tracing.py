@@ -25,8 +25,8 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from price_keeper.build import get_version
 from price_keeper.config.telemetry import TelemetryConfig as Chosen
 from price_keeper.exchange import FlowControl, Handler, Header, Request, Responder
-from price_keeper.forwarding.model_path import Operation, OperationPath, parse_path
 from price_keeper.model import PICO_PER_USD, Caller
+from price_keeper.operations import Operation, OperationPath, parse_path
 from price_keeper.recording.entries import Receipt
 from price_keeper.telemetry import Samples
 

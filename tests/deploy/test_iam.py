@@ -17,7 +17,7 @@ from price_keeper.clock import SystemClock
 from price_keeper.config import StoreConfig
 from price_keeper.doctor.needs import get_table_permissions
 from price_keeper.doctor.policies import ACTIONS_BY_OPERATION, ROLES
-from price_keeper.forwarding.model_path import Operation
+from price_keeper.operations import Operation
 from price_keeper.stores import tables
 
 from tests.support.deployed import DEPLOY

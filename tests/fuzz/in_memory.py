@@ -12,7 +12,7 @@ from typing import Any
 
 from price_keeper.errors import Refusal
 from price_keeper.exchange import Request, Responder
-from price_keeper.surface.calls import check_target
+from price_keeper.parse_call import check_target
 from price_keeper.surface.limits import ServerLimits
 from price_keeper.surface.listener import Listener
 from price_keeper.surface.newcomer import ProtocolDetector

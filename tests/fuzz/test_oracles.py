@@ -7,16 +7,17 @@ from typing import Any
 
 import orjson
 import pytest
+from price_keeper import operations, parse_call
 from price_keeper.auth import tokens
 from price_keeper.config import problems
 from price_keeper.control import bodies as control_bodies
-from price_keeper.forwarding import chat_usage, eventstream, json_splice, model_path, relay, request_metadata, upstream
+from price_keeper.forwarding import chat_usage, eventstream, json_splice, relay, request_metadata, upstream
 from price_keeper.hard import outputs, tally
 from price_keeper.metering import bodies, guardrail_traces, guardrails, price_list, streams, usual
 from price_keeper.recording import leftovers, lines
 from price_keeper.selection import settings
 from price_keeper.stores import expressions, sqlite_codec
-from price_keeper.surface import calls, http1_request, http2, http2_stream
+from price_keeper.surface import http1_request, http2, http2_stream
 
 from tests.fuzz.places import played
 from tests.fuzz.targets import NAMES, target
@@ -92,8 +93,8 @@ SPOILT: dict[str, tuple[str, Spoils]] = {
     "a negative count": ("usage", puts(bodies, "_check_count", lambda value: value if type(value) is int else 0)),
     "guardrails by their plainest name": ("guardrails", puts(guardrails, "_CONFIG_BYTES", b"no such name")),
     "units of one assessment": ("guardrails", wraps(guardrail_traces, "_read_trace_units", lambda told: told[:1])),
-    "ids that are sent raw": ("paths", puts(model_path, "encode_model_id", lambda id: id)),
-    "every header": ("paths", puts(calls, "_BEDROCK_PREFIX", b"x-")),
+    "ids that are sent raw": ("paths", puts(operations, "encode_model_id", lambda id: id)),
+    "every header": ("paths", puts(parse_call, "_BEDROCK_PREFIX", b"x-")),
     "names that come twice": ("control_bodies", puts(control_bodies, "_reject_duplicate_names", dict)),
     "quotas that are nobody's": ("control_bodies", puts(settings._Validator, "check_quotas_complete", lambda *_: None)),
     "signatures": ("tokens", puts(tokens, "_JWT_OPTIONS", {"verify_signature": False})),

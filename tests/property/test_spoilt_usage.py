@@ -25,13 +25,13 @@ from multidict import CIMultiDict
 from price_keeper.config.prices import PricesConfig
 from price_keeper.forwarding.eventstream import FrameWatcher
 from price_keeper.forwarding.forwarder import UpstreamTarget
-from price_keeper.forwarding.model_path import Operation
 from price_keeper.forwarding.upstream import UpstreamEndpoint
 from price_keeper.hard import worst
 from price_keeper.hard.worst import compute_ceiling
 from price_keeper.metering.bodies import INVOCATION_METRICS
 from price_keeper.metering.pricing import build_price_table, price_usage
 from price_keeper.metering.usage import Usage, make_plain_usage
+from price_keeper.operations import Operation
 from price_keeper.recording.entries import ChargedCounters, Counter, UsageCounts
 from price_keeper.recording.expected import UsageForecast
 from price_keeper.recording.journal import Journal

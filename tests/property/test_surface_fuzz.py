@@ -13,7 +13,7 @@ from hyperframe import frame as frames
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from price_keeper.exchange import Request, Responder
-from price_keeper.surface.calls import parse_call, select_upstream_headers
+from price_keeper.parse_call import parse_call, select_upstream_headers
 
 from tests.support.effort import tries
 from tests.support.rig import LOOPS, PortHarness, echo, open_port

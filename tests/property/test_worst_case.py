@@ -20,13 +20,13 @@ from hypothesis import strategies as st
 from multidict import CIMultiDict
 from price_keeper.config.prices import LongContext, PricesConfig, TierPrices
 from price_keeper.errors import InvalidRequest
-from price_keeper.forwarding.model_path import Operation
 from price_keeper.hard import worst
 from price_keeper.hard.worst import CostCeiling, apply_count, compute_ceiling
 from price_keeper.metering.guardrails import price_guardrail
 from price_keeper.metering.pricing import build_price_table, price_usage
 from price_keeper.metering.reading import build_reader
 from price_keeper.metering.usage import Usage
+from price_keeper.operations import Operation
 
 from tests.support.clock import ManualClock
 from tests.support.effort import tries

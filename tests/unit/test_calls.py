@@ -7,8 +7,8 @@ import json
 import pytest
 from price_keeper.errors import AccessDenied, InvalidRequest, UnknownOperation
 from price_keeper.exchange import Request
-from price_keeper.forwarding.model_path import Operation
-from price_keeper.surface.calls import ParsedCall, check_target, parse_call, select_upstream_headers
+from price_keeper.operations import Operation
+from price_keeper.parse_call import ParsedCall, check_target, parse_call, select_upstream_headers
 
 ARN = "arn:aws:bedrock:us-east-1:123456789012:async-invoke/abcdef123456"
 

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from bedrock_simulator.frames import encode_event
 from price_keeper.config.prices import GuardrailsConfig, UnitPrices
-from price_keeper.forwarding.model_path import Operation
 from price_keeper.metering.bodies import INVOCATION_METRICS
 from price_keeper.metering.guardrail_traces import MAX_PIECE_BYTES, GuardrailUsageReader
 from price_keeper.metering.guardrails import (
@@ -27,6 +26,7 @@ from price_keeper.metering.guardrails import (
 )
 from price_keeper.metering.pricing import PRICE_UNKNOWN, Cost
 from price_keeper.metering.reading import EVENT_STREAM, SERVER_SENT_EVENTS, build_reader
+from price_keeper.operations import Operation
 from price_keeper.recording.entries import ChargedCounters, Counter, Intent, LineKind, UsageCounts
 
 UNKNOWN = frozenset((PRICE_UNKNOWN,))

@@ -14,12 +14,12 @@ from bedrock_simulator.frames import encode_event, encode_exception
 from price_keeper.config.keys import PricesConfig
 from price_keeper.forwarding.eventstream import encode_frame
 from price_keeper.forwarding.forwarder import UpstreamTarget
-from price_keeper.forwarding.model_path import Operation
 from price_keeper.forwarding.upstream import UpstreamEndpoint
 from price_keeper.metering.guardrails import estimate_units
 from price_keeper.metering.pricing import Cost, Pricer, build_price_table
 from price_keeper.metering.reading import EVENT_STREAM
 from price_keeper.metering.usage import make_plain_usage
+from price_keeper.operations import Operation
 from price_keeper.recording.entries import ChargedCounters, Counter, UsageCounts
 from price_keeper.recording.expected import UsageForecast
 from price_keeper.recording.guarded import GuardedMeter, add_guardrail_prices

@@ -13,13 +13,13 @@ import pytest
 from bedrock_simulator.frames import encode_event, encode_exception
 from price_keeper.config.keys import PricesConfig
 from price_keeper.forwarding.forwarder import UpstreamTarget
-from price_keeper.forwarding.model_path import Operation
 from price_keeper.forwarding.upstream import UpstreamEndpoint
 from price_keeper.metering.bodies import INVOCATION_METRICS
 from price_keeper.metering.guardrails import estimate_units, price_guardrail
 from price_keeper.metering.pricing import Pricer, build_price_table
 from price_keeper.metering.reading import EVENT_STREAM, JSON, SERVER_SENT_EVENTS
 from price_keeper.metering.usage import Usage, make_plain_usage
+from price_keeper.operations import Operation
 from price_keeper.recording.entries import ChargedCounters, Counter, UsageCounts
 from price_keeper.recording.expected import UsageForecast
 from price_keeper.recording.guarded import GuardedMeter, add_guardrail_prices

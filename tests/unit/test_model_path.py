@@ -8,14 +8,7 @@ from urllib.parse import quote, unquote
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from price_keeper.forwarding.model_path import (
-    MAX_ID_CHARS,
-    Operation,
-    OperationPath,
-    decode_model_id,
-    encode_model_id,
-    parse_path,
-)
+from price_keeper.operations import MAX_ID_CHARS, Operation, OperationPath, decode_model_id, encode_model_id, parse_path
 
 ARN = "arn:aws:bedrock:us-east-1:123456789012:inference-profile/us.anthropic.claude-sonnet-4-5-v1:0"
 CUSTOM = "arn:aws:bedrock:us-east-1:123456789012:custom-model/amazon.titan-text/abcdef123456"

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 from price_keeper.errors import InvalidRequest
-from price_keeper.forwarding.model_path import Operation
 from price_keeper.hard.worst import CallPrices, CostCeiling, compute_ceiling
 from price_keeper.metering.pricing import build_price_table
+from price_keeper.operations import Operation
 
 from tests.unit.test_pricing import CLAUDE
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 from price_keeper.forwarding.forwarder import UpstreamTarget
-from price_keeper.forwarding.model_path import Operation
 from price_keeper.forwarding.upstream import UpstreamEndpoint
 from price_keeper.metering.pricing import Cost, Pricer
 from price_keeper.metering.usage import Usage
+from price_keeper.operations import Operation
 from price_keeper.recording import aggregator as aggregating
 from price_keeper.recording import journal as limits
 from price_keeper.recording.aggregator import Aggregator, build_total_key

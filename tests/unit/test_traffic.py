@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from price_keeper.errors import QuotaExceeded, Refusal, TokenRejected, UpstreamUnavailable
-from price_keeper.forwarding.model_path import Operation
+from price_keeper.operations import Operation
 from price_keeper.traffic import (
     ADDED_LATENCY_BOUNDS,
     DURATION_BOUNDS,

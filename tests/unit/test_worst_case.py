@@ -13,12 +13,12 @@ from unicodedata import normalize
 import pytest
 from price_keeper.config.prices import LongContext, PricesConfig, TierPrices
 from price_keeper.errors import InvalidRequest
-from price_keeper.forwarding.model_path import Operation
 from price_keeper.hard import reading, tally, worst
 from price_keeper.hard.worst import UNCOUNTED_TOKENS, CostCeiling, apply_count, compute_ceiling
 from price_keeper.metering.guardrails import price_guardrail
 from price_keeper.metering.pricing import build_price_table, price_usage
 from price_keeper.metering.usage import Usage
+from price_keeper.operations import Operation
 
 CONVERSE, INVOKE, CHAT = Operation.CONVERSE, Operation.INVOKE, Operation.CHAT_COMPLETIONS
 PLAIN = PricesConfig(*(Decimal(usd) for usd in ("3", "15", "0.3", "3.75", "6")))

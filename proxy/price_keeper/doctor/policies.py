@@ -11,8 +11,8 @@ from typing import Any
 from price_keeper.app import Role
 from price_keeper.config.keys import DEMO_LABELS
 from price_keeper.doctor.needs import ACTIONS, get_table_permissions
-from price_keeper.forwarding.model_path import Operation
 from price_keeper.metering.aws_price_list import PRICE_LIST_REGION
+from price_keeper.operations import Operation
 from price_keeper.stores.schema import TABLES
 
 ROLES: tuple[Role, ...] = ("sidecar", "control", "both")

@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 
 import orjson
 
+from price_keeper import operations
 from price_keeper.aside import run_large_work
 from price_keeper.errors import InvalidRequest, TooManyRequests, UpstreamUnavailable
 from price_keeper.exchange import FlowControl, Header
-from price_keeper.forwarding import model_path
 from price_keeper.forwarding.forwarder import THROTTLED, Forwarder, UpstreamCall, UpstreamTarget
-from price_keeper.forwarding.model_path import Operation
+from price_keeper.operations import Operation
 
 MAX_RESPONSE_BYTES = 64 * 1024  # of an answer that holds one number
 TIMEOUT_SECONDS = 20.0  # in which it is there, unlike that of a model; the caller waits for both
@@ -42,7 +42,7 @@ class TokenCounter:
 
     async def __call__(self, target: UpstreamTarget, operation: Operation, body: bytes) -> int:
         """Raises InvalidRequest, UpstreamAway and SlowDown."""
-        path = model_path.OperationPath(Operation.COUNT_TOKENS, target.model).path
+        path = operations.OperationPath(Operation.COUNT_TOKENS, target.model).path
         large = len(body) > LARGE_BYTES
         counted, uncounted = (
             await run_large_work(_build_request, operation, body) if large else _build_request(operation, body)

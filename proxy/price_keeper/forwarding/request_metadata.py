@@ -12,7 +12,7 @@ import orjson
 
 from price_keeper.errors import InvalidRequest
 from price_keeper.forwarding import json_splice
-from price_keeper.forwarding.model_path import Operation
+from price_keeper.operations import Operation
 
 HEADER = "x-amzn-bedrock-request-metadata"
 BODY_KEY = "requestMetadata"

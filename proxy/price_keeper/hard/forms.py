@@ -9,7 +9,6 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from price_keeper.forwarding.model_path import Operation
 from price_keeper.hard import chats, claude, conversation
 from price_keeper.hard.members import (
     build_unbounded_error,
@@ -20,6 +19,7 @@ from price_keeper.hard.members import (
     read_texts,
 )
 from price_keeper.hard.tally import MemberReader
+from price_keeper.operations import Operation
 
 MemberPath = tuple[str, ...]
 Json = Mapping[str, Any]

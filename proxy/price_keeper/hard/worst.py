@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from price_keeper.errors import InvalidRequest
-from price_keeper.forwarding.model_path import Operation
 from price_keeper.hard.forms import find_form
 from price_keeper.hard.inputs import measure_input
 from price_keeper.hard.members import build_unbounded_error, require_list, require_object
@@ -19,6 +18,7 @@ from price_keeper.hard.reading import StrictBody, parse_strict
 from price_keeper.hard.tally import REQUEST_TOKENS
 from price_keeper.metering.guardrails import CHARACTERS_PER_UNIT, estimate_request_units
 from price_keeper.metering.pricing import PriceTable
+from price_keeper.operations import Operation
 
 # In the place of a count that is still to be asked for: no budget has as much, should anybody forget to ask.
 UNCOUNTED_TOKENS = 10**15

@@ -13,8 +13,8 @@ from typing import Final
 
 from price_keeper.config.prices import GuardrailsConfig
 from price_keeper.forwarding import json_splice
-from price_keeper.forwarding.model_path import Operation
 from price_keeper.metering.pricing import PRICE_UNKNOWN, Cost
+from price_keeper.operations import Operation
 
 GUARDRAIL_ESTIMATED: Final = "guardrail_estimated"  # the units were, while the tokens may be exact
 ESTIMATED_UNITS: Final = "estimated"  # in the place of a policy's name: each costs as much as the dearest policy's

@@ -9,7 +9,6 @@ from typing import Any, Final, Protocol, TypeAlias
 import orjson
 
 from price_keeper.forwarding.eventstream import FrameWatcher
-from price_keeper.forwarding.model_path import Operation
 from price_keeper.metering import bodies, usual
 from price_keeper.metering.bodies import LATENCY_HEADER, TIER_HEADER
 from price_keeper.metering.converse_stream import CONVERSE_FRAME_LIMITS, ConverseStream
@@ -17,6 +16,7 @@ from price_keeper.metering.json_tail import parse_json
 from price_keeper.metering.kept import BodyBuffer
 from price_keeper.metering.streams import INVOCATION_FRAME_LIMITS, ChatStream, InvocationStream
 from price_keeper.metering.usage import Usage
+from price_keeper.operations import Operation
 
 JSON: Final = b"application/json"
 EVENT_STREAM: Final = b"application/vnd.amazon.eventstream"

@@ -9,11 +9,11 @@ from functools import lru_cache
 from typing import Final
 
 from price_keeper.forwarding.forwarder import UpstreamTarget
-from price_keeper.forwarding.model_path import Operation
 from price_keeper.logs import build_bedrock_extra
 from price_keeper.metering.pricing import Cost, Pricer
 from price_keeper.metering.reading import UsageReader, build_reader
 from price_keeper.metering.usage import Usage, sum_tokens
+from price_keeper.operations import Operation
 from price_keeper.recording.entries import (
     ChargedCounters,
     CompletionListener,

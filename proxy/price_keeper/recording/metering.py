@@ -15,7 +15,6 @@ from price_keeper.config import Config
 from price_keeper.config.prices import ASYNC_JOB_LABEL, GUARDRAIL_LABEL
 from price_keeper.errors import InvalidRequest
 from price_keeper.forwarding.forwarder import CallObserver, UpstreamTarget
-from price_keeper.forwarding.model_path import Operation
 from price_keeper.hard.worst import CostCeiling
 from price_keeper.metering.guardrails import build_guardrail_prices, estimate_units, price_guardrail
 from price_keeper.metering.price_updates import PriceTables
@@ -24,6 +23,7 @@ from price_keeper.metering.profiles import InferenceProfile, ResolvedProfile
 from price_keeper.metering.reading import BYTES_PER_TOKEN
 from price_keeper.metering.usage import Usage, make_plain_usage
 from price_keeper.model import Caller, ResolvedLabel
+from price_keeper.operations import Operation
 from price_keeper.recording.entries import ChargedCounters, CompletionListener
 from price_keeper.recording.expected import UsageForecast
 from price_keeper.recording.guarded import GuardedMeter, add_guardrail_prices

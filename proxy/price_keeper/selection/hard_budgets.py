@@ -18,7 +18,6 @@ from price_keeper.config import Config
 from price_keeper.config.prices import ASYNC_JOB_LABEL
 from price_keeper.errors import Busy, QuotaExceeded, RecordingUnavailable, Refusal, TooManyRequests
 from price_keeper.forwarding.forwarder import UpstreamTarget
-from price_keeper.forwarding.model_path import Operation
 from price_keeper.hard.purse import BudgetLease, CostReservation, RefusalReason
 from price_keeper.hard.purses import BudgetLeases
 from price_keeper.hard.rows import HardBudgetKey
@@ -28,6 +27,7 @@ from price_keeper.metering.price_list import identify_model
 from price_keeper.metering.price_updates import PriceTables
 from price_keeper.metering.profiles import ResolvedProfile
 from price_keeper.model import ResolvedLabel
+from price_keeper.operations import Operation
 from price_keeper.recording.entries import PICO_PER_USD, Counter
 from price_keeper.recording.meter import OperationPricing
 from price_keeper.selection.standing import BudgetState, Decision

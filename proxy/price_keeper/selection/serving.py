@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from price_keeper.exchange import Header
-from price_keeper.forwarding.model_path import Operation
+from price_keeper.operations import Operation
 from price_keeper.selection.policy import Mode
 from price_keeper.selection.standing import Decision
 

@@ -13,9 +13,9 @@ from price_keeper.exchange import Request
 from price_keeper.forwarding import chat_usage, json_splice
 from price_keeper.forwarding.json_splice import InvalidJsonObject
 from price_keeper.forwarding.json_splice import Members as Spans
-from price_keeper.forwarding.model_path import Operation
 from price_keeper.forwarding.request_metadata import BODY_KEY, add_metadata, build_identity
-from price_keeper.surface.calls import parse_call
+from price_keeper.operations import Operation
+from price_keeper.parse_call import parse_call
 
 from tests.fuzz.documents import Members, document, pairs, views
 from tests.fuzz.oracle import holds, same

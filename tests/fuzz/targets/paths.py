@@ -10,8 +10,8 @@ from price_keeper.control.problems import ApiError
 from price_keeper.control.routing import Router
 from price_keeper.errors import Refusal
 from price_keeper.exchange import Request
-from price_keeper.forwarding.model_path import Operation, OperationPath, parse_path
-from price_keeper.surface.calls import parse_call, select_upstream_headers
+from price_keeper.operations import Operation, OperationPath, parse_path
+from price_keeper.parse_call import parse_call, select_upstream_headers
 
 from tests.fuzz.oracle import holds, same
 from tests.fuzz.reader import Reader

@@ -7,11 +7,11 @@ from contextlib import suppress
 from typing import Any
 
 import orjson
-from price_keeper.forwarding.model_path import Operation
 from price_keeper.metering import bodies
 from price_keeper.metering.pricing import price_usage
 from price_keeper.metering.reading import build_reader
 from price_keeper.metering.usage import Usage
+from price_keeper.operations import Operation
 from price_keeper.recording.entries import Receipt, build_counts
 from price_keeper.recording.lines import decode_lines, encode_line
 

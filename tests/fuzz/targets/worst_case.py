@@ -8,11 +8,11 @@ from typing import Any
 
 from price_keeper.config.prices import LongContext, PricesConfig, TierPrices
 from price_keeper.errors import InvalidRequest
-from price_keeper.forwarding.model_path import Operation
 from price_keeper.hard import worst
 from price_keeper.hard.worst import CostCeiling, apply_count, compute_ceiling
 from price_keeper.metering.pricing import build_price_table, price_usage
 from price_keeper.metering.usage import Usage
+from price_keeper.operations import Operation
 
 from tests.fuzz.documents import document, pairs, views
 from tests.fuzz.oracle import holds, same

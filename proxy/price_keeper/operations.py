@@ -1,8 +1,8 @@
-"""Bedrock's paths: taken apart as clients spell them, put together in the one spelling that is sent upstream.
+"""The operations of Bedrock, and the paths and model ids that select them. Pure.
 
-No legal id has a percent sign in it. So an id means one thing only, whether it comes raw, encoded, or encoded twice by
-a client that was handed an encoded one: it is decoded until no percent sign is left. A third layer is refused, as
-nobody honest sends one.
+`parse_path` takes a request path apart as clients spell it; `OperationPath.path` builds the one spelling that is sent
+upstream. No legal id contains a percent sign, so an id means one thing whether it arrives raw, percent-encoded, or
+encoded twice by a client that was given an encoded one. Ids are decoded at most twice; a third layer is refused.
 """
 
 from __future__ import annotations

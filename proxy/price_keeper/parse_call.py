@@ -1,4 +1,8 @@
-"""What a request asks for: which operation, of which model, with what to go upstream. All else is refused."""
+"""Turns a request into a call: which operation, which model, which headers go upstream, and its retry key.
+
+`parse_call` refuses everything that this port does not serve. Only headers on the allow-list are sent upstream, so
+credentials and identity end here.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +16,8 @@ import orjson
 from price_keeper.errors import AccessDenied, InvalidRequest, Refusal, UnknownOperation
 from price_keeper.exchange import Request
 from price_keeper.forwarding import json_splice
-from price_keeper.forwarding.model_path import Operation, OperationPath, check_model_id, parse_path
 from price_keeper.model import Caller
+from price_keeper.operations import Operation, OperationPath, check_model_id, parse_path
 
 _LISTABLE: Final = Operation.ASYNC_INVOKES
 _READ_ONLY: Final = Operation.ASYNC_INVOKE
