@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 from price_keeper import dataplane
 from price_keeper.alerts.composed import add_alert_metrics as add_alerts
 from price_keeper.alerts.composed import open_alerts
-from price_keeper.aside import DaemonThreadPool
 from price_keeper.auth.clients import ClientVerifier
 from price_keeper.auth.container import CredentialIssuer, LocalCredentialIssuer
 from price_keeper.auth.control_service import open_control_service
@@ -53,7 +52,7 @@ from price_keeper.surface import measured
 from price_keeper.surface.limits import raise_descriptor_limit
 from price_keeper.surface.listener import Listener
 from price_keeper.surface.outbox import WriteBatcher
-from price_keeper.tasks import Tasks
+from price_keeper.tasks import DaemonThreadPool, Tasks
 from price_keeper.telemetry import MetricsRegistry
 from price_keeper.workers.crew import build_telemetry, open_worker_group
 from price_keeper.workers.place import SINGLE_WORKER, WorkerSlot

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Final, NamedTuple, ParamSpec, TypeAlias, TypeVar
 
-from price_keeper.aside import run_large_work
 from price_keeper.errors import QuotaExceeded, Refusal
 from price_keeper.exchange import Header, Request
 from price_keeper.forwarding.forwarder import UpstreamTarget
@@ -23,6 +22,7 @@ from price_keeper.selection.payer import CallerDay
 from price_keeper.selection.serving import EXCEEDED_HEADER, FORMAT_SPECIFIC_OPERATIONS, build_decision_headers
 from price_keeper.selection.standing import Decision
 from price_keeper.selection.standings import BudgetRegistry
+from price_keeper.tasks import run_large_work
 from price_keeper.traffic import OperationStats, RequestStats
 
 LARGE_BODY_BYTES: Final = 256 * 1024  # of a body, which takes milliseconds to look into

@@ -14,7 +14,7 @@ from contextlib import suppress
 from signal import SIGKILL
 from typing import Any, TypeAlias
 
-from price_keeper.aside import DaemonThreadPool
+from price_keeper.tasks import DaemonThreadPool
 
 RENEW_INTERVAL_SECONDS = 60.0  # botocore itself renews a quarter of an hour before expiry, when asked
 ANSWER_TIMEOUT_SECONDS = 5.0  # for an answer; one that comes later is taken at the next look

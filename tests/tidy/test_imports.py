@@ -23,7 +23,7 @@ LAYERS: list[set[str]] = [
     },
     {
         "price_keeper.traffic",
-        "price_keeper.aside",
+        "price_keeper.tasks",
         "price_keeper.provider_chain",
         "price_keeper.verified",
         "price_keeper.memory",

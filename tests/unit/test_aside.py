@@ -8,9 +8,9 @@ from concurrent.futures import Future
 from typing import Any
 
 import pytest
-from price_keeper import aside
-from price_keeper.aside import MAX_IDLE_THREADS, DaemonThreadPool
+from price_keeper import tasks
 from price_keeper.errors import Busy
+from price_keeper.tasks import MAX_IDLE_THREADS, DaemonThreadPool
 
 SECONDS = 10
 
@@ -21,7 +21,7 @@ class Starts:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.made = 0
         self.is_refused = False
-        monkeypatch.setattr(aside, "start_new_thread", self)
+        monkeypatch.setattr(tasks, "start_new_thread", self)
 
     def __call__(self, work: Any, arguments: tuple[Any, ...]) -> int:
         if self.is_refused:
@@ -79,7 +79,7 @@ def test_without_any_it_is_a_clear_refusal(starts: Starts) -> None:
 
 def test_nobody_waits_for_a_thread_to_begin(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where memory is short it may never: a loop that waits for that stands still for good."""
-    monkeypatch.setattr(aside, "start_new_thread", lambda *_: 0)
+    monkeypatch.setattr(tasks, "start_new_thread", lambda *_: 0)
     assert not DaemonThreadPool().submit(lambda: None).done()
 
 
@@ -88,7 +88,7 @@ def test_what_a_thread_that_never_began_was_to_do_is_done_by_the_next(
 ) -> None:
     pool = DaemonThreadPool()
     with monkeypatch.context() as patch:
-        patch.setattr(aside, "start_new_thread", lambda *_: 0)
+        patch.setattr(tasks, "start_new_thread", lambda *_: 0)
         forsaken = pool.submit(lambda: "late")
     assert pool.submit(lambda: "done").result(SECONDS) == "done"
     assert forsaken.result(SECONDS) == "late"

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from textwrap import wrap
 
-from price_keeper.aside import DaemonThreadPool
 from price_keeper.cli.dev_command import build_dev_config
 from price_keeper.cli.output import CommandError, print_json, print_lines
 from price_keeper.cli.store_selection import describe_labels, select_config
@@ -22,6 +21,7 @@ from price_keeper.doctor.findings import CheckResult, FindingStatus, ok, run_doc
 from price_keeper.doctor.patient import DoctorContext
 from price_keeper.doctor.table import build_checks
 from price_keeper.reports.terminal_text import make_printable
+from price_keeper.tasks import DaemonThreadPool
 
 MIN_WRAP_WIDTH = 20  # columns: narrower, and lines are as long as they are
 _STATUS_WORDS = {FindingStatus.SKIPPED: "-"}  # for what is not needed here, little is said
