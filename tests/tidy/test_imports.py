@@ -25,7 +25,7 @@ LAYERS: list[set[str]] = [
         "price_keeper.traffic",
         "price_keeper.tasks",
         "price_keeper.provider_chain",
-        "price_keeper.verified",
+        "price_keeper.aws_session",
         "price_keeper.memory",
     },
     {"price_keeper.telemetry"},

@@ -36,8 +36,8 @@ class AwsPriceList:
         import aioboto3  # 50 MB and 0.2 s that those who set their own prices need not pay
         from aiobotocore.config import AioConfig
 
+        from price_keeper.aws_session import HostnameCheckingSession
         from price_keeper.stores.dynamodb_credentials import StoreCredentials, create_session
-        from price_keeper.verified import HostnameCheckingSession
 
         retries = {"total_max_attempts": MAX_ATTEMPTS, "mode": "standard"}
         self._config = AioConfig(

@@ -15,7 +15,7 @@ from typing import Any
 from aiohttp import ServerDisconnectedError, TCPConnector
 from aiohttp.client_proto import ResponseHandler
 
-from price_keeper.verified import HostnameCheckingSession
+from price_keeper.aws_session import HostnameCheckingSession
 
 _REQUEST_ID_HEADER = "x-amzn-requestid"  # that no two answers share
 _MAX_REMEMBERED_IDS = 100  # answers of one connection

@@ -1,4 +1,7 @@
-"""The way to AWS's services, but to those only that show their own certificate."""
+"""An HTTP session for AWS services that checks the host name in their certificates, also through a proxy.
+
+aiobotocore alone accepts any trusted certificate, whatever its name.
+"""
 
 from __future__ import annotations
 
