@@ -1,4 +1,8 @@
-"""One request and the way back to its caller, the same for every protocol version."""
+"""The contract between server and handler: a request, and the responder for its response.
+
+The same for HTTP/1.1 and HTTP/2. A responder never blocks; if the caller reads slowly it pauses the `FlowControl`
+attached to it. A response that cannot be completed is aborted in a way that no client takes for its end.
+"""
 
 from __future__ import annotations
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Final, Protocol
 
-from price_keeper.answers import send_error, send_json
 from price_keeper.auth.container import CredentialIssuer
 from price_keeper.auth.identify import Authenticator
 from price_keeper.choosing import (
@@ -30,6 +29,7 @@ from price_keeper.exchange import Request, Responder, create_request_id_source
 from price_keeper.forwarding import chat_usage, request_metadata
 from price_keeper.forwarding.forwarder import Forwarder, UpstreamCall
 from price_keeper.forwarding.joining import RetryJoiner, SharedResponse
+from price_keeper.local_responses import send_error, send_json
 from price_keeper.metering import guardrails
 from price_keeper.metering.streams import is_usage_only_event
 from price_keeper.model import Caller

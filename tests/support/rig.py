@@ -15,13 +15,13 @@ from typing import Any
 
 import pytest
 import uvloop
-from price_keeper.answers import send_refusal
 from price_keeper.errors import Refusal
 from price_keeper.exchange import Handler, Header, Request, Responder
 from price_keeper.forwarding.forwarder import BearerAuthorizer, Forwarder, UpstreamCall, UpstreamTarget
 from price_keeper.forwarding.joining import RetryJoiner
 from price_keeper.forwarding.relay import ResponseOutcome
 from price_keeper.forwarding.upstream import UpstreamConnection, UpstreamEndpoint
+from price_keeper.local_responses import send_refusal
 from price_keeper.surface.limits import ServerLimits
 from price_keeper.surface.listener import Listener
 from price_keeper.tasks import Tasks

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from price_keeper import logs
-from price_keeper.answers import send_error
+from price_keeper.local_responses import send_error
 
 from tests.support.relaying import KEY
 

@@ -7,13 +7,13 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from price_keeper.answers import send_json
 from price_keeper.auth.clients import MAX_STALE_RETRIES, ClientVerifier
 from price_keeper.auth.failures import LoginThrottle
 from price_keeper.auth.identify import AUTHORIZATION
 from price_keeper.auth.tokens import SKEW_SECONDS, Claims, TokenService
 from price_keeper.errors import AccessDenied, Busy, TooManyRequests
 from price_keeper.exchange import Header, Request, Responder
+from price_keeper.local_responses import send_json
 from price_keeper.model import Scope
 
 MAX_CACHED_CREDENTIALS = 10_000  # tokens handed out that have more than half their life before them

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Final
 
 import httptools
 
-from price_keeper.answers import OUT_OF_MEMORY
 from price_keeper.authority import find_host_error, find_target_error
 from price_keeper.errors import InvalidRequest, Refusal, RequestTooLarge
 from price_keeper.exchange import Request
+from price_keeper.local_responses import OUT_OF_MEMORY
 from price_keeper.surface.bodies import HEADER_OVERHEAD_BYTES, Body, append_to_body, finish_body, measure_head
 
 if TYPE_CHECKING:

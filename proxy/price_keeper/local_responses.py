@@ -1,4 +1,8 @@
-"""Answers of our own in the form AWS gives errors, so that an SDK raises what it would raise at Bedrock."""
+"""Responses that the product writes itself: JSON documents, and errors in the form of AWS's own.
+
+An SDK raises for them what it would raise for an error of Bedrock. A response that has begun is aborted instead:
+there is never a second one. The text of unexpected exceptions goes nowhere; the log has their type and traceback.
+"""
 
 from __future__ import annotations
 
