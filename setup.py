@@ -54,7 +54,7 @@ COMPILED = [
     "proxy/price_keeper/selection/spent.py",
     "proxy/price_keeper/selection/standing.py",
     "proxy/price_keeper/selection/standings.py",
-    "proxy/price_keeper/surface/bodies.py",
+    "proxy/price_keeper/server/request_building.py",
     "proxy/price_keeper/parse_call.py",
     "proxy/price_keeper/surface/http1.py",
     "proxy/price_keeper/surface/http1_answer.py",

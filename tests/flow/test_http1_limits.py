@@ -7,8 +7,8 @@ import sys
 import pytest
 from price_keeper.errors import InvalidRequest, Refusal
 from price_keeper.exchange import Request
+from price_keeper.server.request_building import HEADER_OVERHEAD_BYTES, measure_head
 from price_keeper.surface import http1
-from price_keeper.surface.bodies import HEADER_OVERHEAD_BYTES, measure_head
 from price_keeper.surface.http1_request import Http1RequestParser
 from price_keeper.surface.limits import MAX_SLICES_PER_TURN, SLICE_BYTES
 

@@ -24,7 +24,7 @@ from hyperframe.frame import (
 )
 from price_keeper.errors import AccessDenied, Refusal
 from price_keeper.exchange import Header, Request
-from price_keeper.surface.bodies import measure_head
+from price_keeper.server.request_building import measure_head
 from price_keeper.surface.http2_stream import STREAM_BYTES, Http2Stream
 from price_keeper.surface.limits import MAX_SLICES_PER_TURN, SLICE_BYTES
 

@@ -19,7 +19,7 @@ LAYERS: list[set[str]] = [
         "price_keeper.clock",
         "price_keeper.calendar_days",
         "price_keeper.exchange",
-        "price_keeper.authority",
+        "price_keeper.server.request_building",
     },
     {
         "price_keeper.traffic",

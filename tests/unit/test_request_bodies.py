@@ -5,7 +5,7 @@ from __future__ import annotations
 import tracemalloc
 
 import pytest
-from price_keeper.surface.bodies import append_to_body, finish_body
+from price_keeper.server.request_building import append_to_body, finish_body
 
 
 @pytest.mark.parametrize("piece", [1, 100, 16_384, 262_144])

@@ -17,9 +17,9 @@ from functools import lru_cache
 from typing import Protocol
 
 from price_keeper.auth.failures import network_of
-from price_keeper.authority import find_host_error, find_target_error
 from price_keeper.clock import Clock
 from price_keeper.control.problems import forbidden, invalid_request
+from price_keeper.server.request_building import find_host_error, find_target_error
 
 _NOT_HTTP = re.compile(rb"[\r\n]*[^ \r\n]+ +[^ \r\n]+ +(?!HTTP/)[A-Za-z]+/[0-9]")
 TIMEOUT_CHECK_SECONDS = 5.0  # by so much a connection may outstay its time

@@ -6,11 +6,18 @@ from typing import TYPE_CHECKING, Final
 
 import httptools
 
-from price_keeper.authority import find_host_error, find_target_error
 from price_keeper.errors import InvalidRequest, Refusal, RequestTooLarge
 from price_keeper.exchange import Request
 from price_keeper.local_responses import OUT_OF_MEMORY
-from price_keeper.surface.bodies import HEADER_OVERHEAD_BYTES, Body, append_to_body, finish_body, measure_head
+from price_keeper.server.request_building import (
+    HEADER_OVERHEAD_BYTES,
+    Body,
+    append_to_body,
+    find_host_error,
+    find_target_error,
+    finish_body,
+    measure_head,
+)
 
 if TYPE_CHECKING:
     from price_keeper.surface.http1 import Http1Connection

@@ -8,10 +8,16 @@ from typing import TYPE_CHECKING
 
 from h2.errors import ErrorCodes
 
-from price_keeper.authority import SCHEMES, find_host_error
 from price_keeper.errors import InvalidRequest, Refusal, RequestTooLarge
 from price_keeper.exchange import FlowControl, Header, Request
-from price_keeper.surface.bodies import Body, append_to_body, finish_body, measure_head
+from price_keeper.server.request_building import (
+    SCHEMES,
+    Body,
+    append_to_body,
+    find_host_error,
+    finish_body,
+    measure_head,
+)
 
 if TYPE_CHECKING:
     from price_keeper.surface.http2 import Http2Connection
