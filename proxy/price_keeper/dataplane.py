@@ -11,7 +11,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from price_keeper import memory, operations
+from price_keeper import operations
 from price_keeper.auth.clients import ClientVerifier
 from price_keeper.auth.container import CredentialIssuer, LocalCredentialIssuer
 from price_keeper.auth.identify import Authenticator, FixedIdentityAuthenticator, TokenAuthenticator
@@ -58,8 +58,9 @@ from price_keeper.selection.hard_budgets import HardBudgets
 from price_keeper.selection.labels import LabelResolver
 from price_keeper.selection.notes import BudgetSnapshot
 from price_keeper.selection.standings import BudgetRegistry
+from price_keeper.server import server_limits
+from price_keeper.server.server_limits import fit_to_descriptors, fit_to_memory, raise_descriptor_limit
 from price_keeper.stores.contract import Store
-from price_keeper.surface.limits import fit_to_descriptors, fit_to_memory, raise_descriptor_limit
 from price_keeper.surface.listener import Listener
 from price_keeper.surface.outbox import WriteBatcher
 from price_keeper.surface.tls import create_server_context
@@ -357,7 +358,7 @@ async def open_data_port(
     requests_bytes = None if config.listen.request_memory_mib is None else config.listen.request_memory_mib * 2**20
     limits = fit_to_memory(
         fit_to_descriptors(raise_descriptor_limit()),
-        memory.read_memory_limits(),
+        server_limits.read_memory_limits(),
         workers,
         requests_bytes,
         is_tls=tls is not None,

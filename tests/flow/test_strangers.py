@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from price_keeper.surface.limits import DEFAULT_LIMITS
+from price_keeper.server.server_limits import DEFAULT_LIMITS
 
 from tests.support.data_port import DataPort, data_port
 from tests.support.wire import Http2TestClient, RawConnection, read_error_message

@@ -26,7 +26,7 @@ LAYERS: list[set[str]] = [
         "price_keeper.tasks",
         "price_keeper.provider_chain",
         "price_keeper.aws_session",
-        "price_keeper.memory",
+        "price_keeper.server.server_limits",
     },
     {"price_keeper.telemetry"},
     {"price_keeper.build"},

@@ -5,7 +5,7 @@ from __future__ import annotations
 import resource
 
 import pytest
-from price_keeper.surface.limits import (
+from price_keeper.server.server_limits import (
     DEFAULT_LIMITS,
     RESERVED_DESCRIPTORS,
     UNLIMITED_DESCRIPTORS,

@@ -8,8 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from price_keeper.memory import MemoryLimits, read_memory_limits
-from price_keeper.surface.limits import DEFAULT_LIMITS, MIN_LIMIT, fit_to_memory
+from price_keeper.server.server_limits import DEFAULT_LIMITS, MIN_LIMIT, MemoryLimits, fit_to_memory, read_memory_limits
 
 from tests.support.commands import ROOT
 
@@ -132,7 +131,7 @@ def test_connections_and_calls_are_as_many_as_an_eighth_of_the_memory_holds() ->
 
 USE_AND_FREE = """
 from pathlib import Path
-from price_keeper.memory import release_large_blocks
+from price_keeper.server.server_limits import release_large_blocks
 
 def resident():
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096

@@ -28,8 +28,8 @@ from price_keeper.clock import SystemClock
 from price_keeper.config import Address, Config
 from price_keeper.config.keys import KeyConfig, TlsConfig
 from price_keeper.errors import PriceKeeperError
-from price_keeper.memory import release_large_blocks
 from price_keeper.model import Scope, build_client_id
+from price_keeper.server.server_limits import release_large_blocks
 from price_keeper.stores import schema
 from price_keeper.stores.contract import ItemMissing, Put, Store, Update, Value
 from price_keeper.surface.tls import ensure_local_certificates

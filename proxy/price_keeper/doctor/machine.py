@@ -14,7 +14,7 @@ from price_keeper.doctor.patient import DoctorContext
 from price_keeper.doctor.places import list_bedrock_endpoints
 from price_keeper.forwarding.forwarder import parse_endpoint
 from price_keeper.forwarding.upstream import UpstreamEndpoint
-from price_keeper.surface.limits import DEFAULT_LIMITS, MIN_LIMIT, UNLIMITED_DESCRIPTORS, fit_to_descriptors
+from price_keeper.server.server_limits import DEFAULT_LIMITS, MIN_LIMIT, UNLIMITED_DESCRIPTORS, fit_to_descriptors
 
 MAX_CLOCK_OFFSET_SECONDS = 5.0  # quotas turn at midnight, and tokens expire, by this clock
 MAX_SIGNATURE_OFFSET_SECONDS = 300.0  # AWS refuses signatures that are further off

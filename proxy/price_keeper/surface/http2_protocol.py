@@ -16,7 +16,7 @@ from h2.frame_buffer import FrameBuffer
 from h2.settings import SettingCodes
 from hyperframe.frame import DataFrame, Frame, GoAwayFrame, HeadersFrame, SettingsFrame
 
-from price_keeper.surface.limits import FixedWindowLimit, ServerLimits
+from price_keeper.server.server_limits import FixedWindowLimit, ServerLimits
 
 HEADER_TABLE_BYTES = 4096  # of our headers' compression, the protocol's default; the library searches it line by line
 

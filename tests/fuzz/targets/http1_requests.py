@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from price_keeper.exchange import Request, Responder
-from price_keeper.surface.limits import ServerLimits
+from price_keeper.server.server_limits import ServerLimits
 
 from tests.fuzz import strict_http1
 from tests.fuzz.in_memory import connection, run
