@@ -10,7 +10,7 @@ from typing import Any, TypeVar, cast
 from urllib.parse import urlsplit
 
 import httptools
-from price_keeper.surface.reset import reset_connection
+from price_keeper.server.sockets import reset_connection
 
 HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 FRAME_HEAD = 9

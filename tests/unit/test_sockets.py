@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from price_keeper.errors import ListenFailed
-from price_keeper.surface.sockets import MAX_BIND_ATTEMPTS, bind_sockets
+from price_keeper.server.sockets import MAX_BIND_ATTEMPTS, bind_sockets
 
 ADDRESSES = ("127.0.0.1", "127.0.0.2", "::1")  # as `localhost` has several on most machines, though not on all
 
@@ -60,7 +60,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
         families = {address: socket.AF_INET6 if ":" in address else socket.AF_INET for address in ADDRESSES}
         return [(family, socket.SOCK_STREAM, 6, "", (address, port)) for address, family in families.items()]
 
-    monkeypatch.setattr("price_keeper.surface.sockets.socket", SimpleNamespace(**{**vars(socket), "socket": Socket}))
+    monkeypatch.setattr("price_keeper.server.sockets.socket", SimpleNamespace(**{**vars(socket), "socket": Socket}))
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
     return made
 

@@ -32,7 +32,7 @@ from price_keeper.config import Address, Config, load_config
 from price_keeper.config.renewal import apply_reloadable
 from price_keeper.errors import ConfigError, PriceKeeperError
 from price_keeper.server.server_limits import release_large_blocks
-from price_keeper.surface.sockets import reserve_port
+from price_keeper.server.sockets import reserve_port
 from price_keeper.workers.place import WorkerSlot
 from price_keeper.workers.supervisor import ReportStarted, Supervisor
 

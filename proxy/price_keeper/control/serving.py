@@ -49,7 +49,7 @@ from price_keeper.control.requests import check_path_ids, check_transfer_encodin
 from price_keeper.control.routing import Router
 from price_keeper.errors import Busy, ListenFailed, TooManyRequests
 from price_keeper.logs import build_request_extra
-from price_keeper.surface.sockets import bind_sockets
+from price_keeper.server.sockets import bind_sockets
 
 SHUTDOWN_SECONDS = 2.0  # for requests that are under way
 KEEP_ALIVE_SECONDS = 75.0

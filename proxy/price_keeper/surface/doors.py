@@ -8,8 +8,8 @@ import socket
 import ssl
 from typing import TYPE_CHECKING, Protocol
 
+from price_keeper.server.sockets import BACKLOG
 from price_keeper.surface.newcomer import ProtocolDetector
-from price_keeper.surface.sockets import BACKLOG
 from price_keeper.tasks import Tasks
 
 if TYPE_CHECKING:

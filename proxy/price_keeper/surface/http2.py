@@ -15,10 +15,9 @@ from hyperframe.frame import GoAwayFrame
 
 from price_keeper.exchange import Header
 from price_keeper.server.server_limits import MAX_SLICES_PER_TURN, SLICE_BYTES
+from price_keeper.server.sockets import WriteStallDetector, get_peer_address
 from price_keeper.surface.http2_protocol import CountingH2Connection
 from price_keeper.surface.http2_stream import STREAM_BYTES, Http2Stream
-from price_keeper.surface.reading import WriteStallDetector
-from price_keeper.surface.sockets import get_peer_address
 
 if TYPE_CHECKING:
     from price_keeper.surface.listener import Listener

@@ -7,8 +7,8 @@ import socket
 from contextlib import suppress
 from typing import TYPE_CHECKING, cast
 
+from price_keeper.server.sockets import get_peer_address
 from price_keeper.surface.http1 import Http1Connection
-from price_keeper.surface.sockets import get_peer_address
 
 if TYPE_CHECKING:
     from price_keeper.surface.http2 import Http2Connection

@@ -1,16 +1,21 @@
-"""Listening sockets: bound before anybody listens, so that every address of a host has the same port.
+"""Sockets: binding the listening ones, and what asyncio does not offer for connected ones.
 
-Processes share a port by SO_REUSEPORT, with which the kernel gives each new connection to one of those that listen.
+All addresses of a host are bound to the same port before anybody listens. Workers share a port by SO_REUSEPORT: the
+kernel gives each connection to one of them. `WriteStallDetector` finds clients that stopped reading, and
+`reset_connection` ends a connection so that its response cannot be mistaken for a complete one.
 """
 
 from __future__ import annotations
 
 import asyncio
 import errno
+import fcntl
 import os
 import socket
+import struct
+import termios
 from collections.abc import Hashable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from ipaddress import IPv6Address, ip_address
 from typing import Any
@@ -128,3 +133,44 @@ def get_peer_address(transport: asyncio.BaseTransport) -> str:
     """The address at the other end; a socket in the file system has none."""
     name = transport.get_extra_info("peername")
     return str(name[0]) if isinstance(name, tuple) else ""
+
+
+class WriteStallDetector:
+    """A wait for one client to take what was written to it; looked at every second or so."""
+
+    __slots__ = ("_progress_at", "_transport", "_unsent_bytes")
+
+    def __init__(self, transport: asyncio.Transport, now: float) -> None:
+        self._transport = transport
+        self._progress_at = now
+        self._unsent_bytes = _count_unsent_bytes(transport)
+
+    def measure_stall(self, now: float) -> float:
+        """For how long the client has taken nothing at all."""
+        unsent = _count_unsent_bytes(self._transport)
+        if unsent < self._unsent_bytes:
+            self._progress_at = now
+        self._unsent_bytes = unsent
+        return now - self._progress_at
+
+
+def _count_unsent_bytes(transport: asyncio.Transport) -> int:
+    """In our buffer and in the kernel's, which on this machine may hold megabytes and moves them in large steps."""
+    kernel_bytes = 0
+    connected_socket = transport.get_extra_info("socket")
+    if connected_socket is not None:
+        with suppress(OSError, ValueError):  # it is closed, or this system does not tell
+            (kernel_bytes,) = struct.unpack("i", fcntl.ioctl(connected_socket.fileno(), termios.TIOCOUTQ, b"\0" * 4))
+    return transport.get_write_buffer_size() + kernel_bytes
+
+
+_NO_LINGER = struct.pack("ii", 1, 0)  # close at once, with a reset
+
+
+def reset_connection(transport: asyncio.Transport) -> None:
+    """A body that ends with its connection would look whole after an orderly close, as `abort` alone makes."""
+    connected_socket = transport.get_extra_info("socket")
+    if connected_socket is not None:
+        with suppress(OSError):  # it is closed already
+            connected_socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
+    transport.abort()
