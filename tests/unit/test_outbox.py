@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import partial
 
 import pytest
-from price_keeper.surface.outbox import MAX_BATCH_BYTES, MAX_BATCH_WRITES, WriteBatcher
+from price_keeper.server.write_batcher import MAX_BATCH_BYTES, MAX_BATCH_WRITES, WriteBatcher
 
 Written = list[tuple[str, bytes]]
 

@@ -1,8 +1,7 @@
-"""Short messages that are written together, some at a time.
+"""Joins short writes of one turn of the event loop.
 
-The other side sleeps until something comes. To wake it costs more than to write, and it is awake only for as long as it
-takes to read one message: less than it takes us to make the next. So when there is much to do, messages wait for a few
-others, but never beyond this turn of the event loop.
+Waking the reader of a socket costs more than the write itself. Under load, writes wait for a few others, but never
+beyond the current turn of the loop.
 """
 
 from __future__ import annotations
