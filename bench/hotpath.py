@@ -24,8 +24,8 @@ from price_keeper.clock import Clock, SystemClock
 from price_keeper.config import parse_config
 from price_keeper.forwarding.forwarder import Forwarder
 from price_keeper.forwarding.upstream import UpstreamConnection, UpstreamEndpoint
+from price_keeper.server.acceptors import ProtocolDetector
 from price_keeper.surface.listener import Listener
-from price_keeper.surface.newcomer import ProtocolDetector
 
 from bench.speed.contenders import KEEPER, Running, keeper_config, prepared, question, token
 from bench.speed.upstream import ANSWER, QUESTION, REQUEST_ID

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 import pytest
 from price_keeper.build import get_version
-from price_keeper.surface.newcomer import HTTP2_PREFACE
+from price_keeper.server.acceptors import HTTP2_PREFACE
 from price_keeper.telemetry import ALL_METRICS
 
 from tests.support.observed import APP, ORG, SECRET, ObservedSidecar, Scrape, ask, exercise, run_observed, token

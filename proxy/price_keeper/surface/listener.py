@@ -13,10 +13,10 @@ from price_keeper.clock import Clock
 from price_keeper.errors import Busy, Refusal
 from price_keeper.exchange import Handler, Request, Responder, create_request_id_source
 from price_keeper.local_responses import send_error, send_refusal
+from price_keeper.server.acceptors import Acceptor, PlainAcceptor, TlsAcceptor
 from price_keeper.server.server_limits import DEFAULT_LIMITS, ServerLimits
 from price_keeper.server.sockets import bind_sockets, find_remote_network
 from price_keeper.server.write_batcher import BATCHING_THRESHOLD, WriteBatcher
-from price_keeper.surface.doors import Acceptor, PlainAcceptor, TlsAcceptor
 from price_keeper.tasks import Tasks
 
 TIMEOUT_CHECK_SECONDS = 1.0  # how often waits are looked at: limits are in tens of seconds
