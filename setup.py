@@ -59,7 +59,7 @@ COMPILED = [
     "proxy/price_keeper/surface/http1.py",
     "proxy/price_keeper/surface/http1_answer.py",
     "proxy/price_keeper/surface/http1_request.py",
-    "proxy/price_keeper/surface/listener.py",
+    "proxy/price_keeper/server/listener.py",
     "proxy/price_keeper/server/write_batcher.py",
     "proxy/price_keeper/traffic.py",
 ]

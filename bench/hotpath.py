@@ -25,7 +25,7 @@ from price_keeper.config import parse_config
 from price_keeper.forwarding.forwarder import Forwarder
 from price_keeper.forwarding.upstream import UpstreamConnection, UpstreamEndpoint
 from price_keeper.server.acceptors import ProtocolDetector
-from price_keeper.surface.listener import Listener
+from price_keeper.server.listener import Listener
 
 from bench.speed.contenders import KEEPER, Running, keeper_config, prepared, question, token
 from bench.speed.upstream import ANSWER, QUESTION, REQUEST_ID

@@ -45,13 +45,13 @@ from price_keeper.reloading import ConfigReloader, ReadConfig, build_budget_relo
 from price_keeper.selection.notebook import SnapshotFile
 from price_keeper.selection.notes import BudgetSnapshot
 from price_keeper.selection.standings import BudgetRegistry
+from price_keeper.server.listener import Listener
 from price_keeper.server.server_limits import raise_descriptor_limit
 from price_keeper.server.write_batcher import WriteBatcher
 from price_keeper.stopping import StopSignal
 from price_keeper.stores.contract import Store
 from price_keeper.stores.sqlite import SqliteStore
 from price_keeper.surface import measured
-from price_keeper.surface.listener import Listener
 from price_keeper.tasks import DaemonThreadPool, Tasks
 from price_keeper.telemetry import MetricsRegistry
 from price_keeper.workers.crew import build_telemetry, open_worker_group

@@ -17,11 +17,11 @@ from price_keeper.forwarding.forwarder import Forwarder, SigV4Authorizer
 from price_keeper.forwarding.upstream import UpstreamEndpoint
 from price_keeper.recording.meter import Meter
 from price_keeper.recording.metering import MeterFactory
+from price_keeper.server.listener import MAX_IMMEDIATE_ANSWERS
 from price_keeper.server.server_limits import DEFAULT_LIMITS
 from price_keeper.server.write_batcher import MAX_BATCH_BYTES
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Put
-from price_keeper.surface.listener import MAX_IMMEDIATE_ANSWERS
 
 from tests.support.compiled import replaces_a_method
 from tests.support.data_port import APP, ORG

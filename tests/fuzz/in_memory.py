@@ -14,8 +14,8 @@ from price_keeper.errors import Refusal
 from price_keeper.exchange import Request, Responder
 from price_keeper.parse_call import check_target
 from price_keeper.server.acceptors import ProtocolDetector
+from price_keeper.server.listener import Listener
 from price_keeper.server.server_limits import ServerLimits
-from price_keeper.surface.listener import Listener
 from price_keeper.tasks import Tasks
 
 from tests.fuzz.oracle import same

@@ -32,10 +32,10 @@ from price_keeper.recording.entries import Counter
 from price_keeper.reloading import build_budget_reload
 from price_keeper.selection.hard_budgets import HardBudgets
 from price_keeper.selection.standings import BudgetRegistry
+from price_keeper.server.listener import Listener
 from price_keeper.server.write_batcher import WriteBatcher
 from price_keeper.stores.contract import Store
 from price_keeper.stores.sqlite import SqliteStore
-from price_keeper.surface.listener import Listener
 from price_keeper.tasks import Tasks
 
 ORG = "550e8400-e29b-41d4-a716-446655440000"

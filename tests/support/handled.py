@@ -11,7 +11,7 @@ from unittest.mock import patch
 from urllib.parse import urlsplit
 
 from price_keeper import dataplane
-from price_keeper.surface.listener import Listener
+from price_keeper.server.listener import Listener
 
 from tests.support.data_port import DataPort, data_port
 from tests.support.wire import eventually

@@ -22,8 +22,8 @@ from price_keeper.forwarding.joining import RetryJoiner
 from price_keeper.forwarding.relay import ResponseOutcome
 from price_keeper.forwarding.upstream import UpstreamConnection, UpstreamEndpoint
 from price_keeper.local_responses import send_refusal
+from price_keeper.server.listener import Listener
 from price_keeper.server.server_limits import ServerLimits
-from price_keeper.surface.listener import Listener
 from price_keeper.tasks import Tasks
 
 from tests.support.ports import free_port

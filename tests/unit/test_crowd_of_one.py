@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from price_keeper.clock import SystemClock
 from price_keeper.exchange import Request, Responder
+from price_keeper.server.listener import Listener
 from price_keeper.server.server_limits import DEFAULT_LIMITS, UNLIMITED_DESCRIPTORS, ServerLimits, fit_to_descriptors
-from price_keeper.surface.listener import Listener
 from price_keeper.tasks import Tasks
 
 

@@ -16,7 +16,7 @@ from price_keeper.server.sockets import BACKLOG
 from price_keeper.tasks import Tasks
 
 if TYPE_CHECKING:
-    from price_keeper.surface.listener import Listener
+    from price_keeper.server.listener import Listener
 from contextlib import suppress
 from typing import TYPE_CHECKING, cast
 
@@ -24,8 +24,8 @@ from price_keeper.server.sockets import get_peer_address
 from price_keeper.surface.http1 import Http1Connection
 
 if TYPE_CHECKING:
+    from price_keeper.server.listener import Listener
     from price_keeper.surface.http2 import Http2Connection
-    from price_keeper.surface.listener import Listener
 
 MAX_ACCEPTS_PER_TURN = 16  # handshakes begun in one turn of the loop, so that those under way get on too
 ACCEPT_RETRY_SECONDS = 1.0  # after the process has run out of descriptors

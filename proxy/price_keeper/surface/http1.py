@@ -15,7 +15,7 @@ from price_keeper.surface.http1_answer import HeadResponder, Http1Responder
 from price_keeper.surface.http1_request import Http1RequestParser
 
 if TYPE_CHECKING:
-    from price_keeper.surface.listener import Listener
+    from price_keeper.server.listener import Listener
 
 
 class _PipelinedRequest(NamedTuple):

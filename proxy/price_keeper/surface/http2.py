@@ -20,7 +20,7 @@ from price_keeper.surface.http2_protocol import CountingH2Connection
 from price_keeper.surface.http2_stream import STREAM_BYTES, Http2Stream
 
 if TYPE_CHECKING:
-    from price_keeper.surface.listener import Listener
+    from price_keeper.server.listener import Listener
 
 WINDOW_BYTES = 1024 * 1024  # a body comes in few round trips, and a stream holds little that was not asked for
 

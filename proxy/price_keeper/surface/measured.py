@@ -5,7 +5,7 @@ from __future__ import annotations
 from price_keeper import telemetry as metrics
 from price_keeper.forwarding.forwarder import Forwarder
 from price_keeper.forwarding.joining import RetryJoiner
-from price_keeper.surface.listener import Listener
+from price_keeper.server.listener import Listener
 from price_keeper.telemetry import MetricsRegistry, Samples
 from price_keeper.traffic import STATUSES, RequestStats
 

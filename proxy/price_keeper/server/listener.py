@@ -1,4 +1,7 @@
-"""The data port: takes connections, counts and times them and what they bring, and drains."""
+"""The data port: counts, times and bounds connections, requests and their memory, and drains at shutdown.
+
+Start reading here: `listen` opens acceptors, connections call `start_request`, which runs the handler.
+"""
 
 from __future__ import annotations
 
