@@ -7,8 +7,8 @@ import asyncio
 import pytest
 from price_keeper.errors import UnknownOperation
 from price_keeper.exchange import Request, Responder
+from price_keeper.server import http1
 from price_keeper.server.request_building import measure_head
-from price_keeper.surface import http1
 
 from tests.support.rig import echo, on_both_loops, open_port
 from tests.support.wire import ConnectionCut, ask, chunked, eventually, read_error_message, read_refusal, wait_quietly

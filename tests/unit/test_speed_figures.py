@@ -116,7 +116,7 @@ def test_of_a_flame_graph_each_room_has_its_own_part_alone() -> None:
     drawn = (
         _frame("all", 20, 0, 1000)
         + _frame("run (asyncio/runners.py:1)", 36, 0, 900)
-        + _frame("read (proxy/price_keeper/surface/http1.py:1)", 52, 0, 700)
+        + _frame("read (proxy/price_keeper/server/http1.py:1)", 52, 0, 700)
         + _frame("call (proxy/price_keeper/express.py:1)", 68, 100, 500)
         + _frame("admit (proxy/price_keeper/selection/admitting.py:1)", 84, 100, 100)
         + _frame("&lt;lambda&gt; (proxy/price_keeper/selection/spent.py:1)", 84, 200, 50)

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 from contextlib import suppress
 from typing import TYPE_CHECKING, cast
 
+from price_keeper.server.http1 import Http1Connection
 from price_keeper.server.sockets import get_peer_address
-from price_keeper.surface.http1 import Http1Connection
 
 if TYPE_CHECKING:
     from price_keeper.server.listener import Listener

@@ -20,8 +20,8 @@ from price_keeper.server.request_building import (
 )
 
 if TYPE_CHECKING:
+    from price_keeper.server.http1 import Http1Connection
     from price_keeper.server.listener import Listener
-    from price_keeper.surface.http1 import Http1Connection
 
 
 _DETACHED_PARSER: Final = httptools.HttpRequestParser(object())

@@ -1,4 +1,8 @@
-"""HTTP/1.1 on the data port: an asyncio protocol that answers one request after another on a connection."""
+"""HTTP/1.1: the asyncio protocol of a connection, and the responder of each of its requests.
+
+Requests are answered in order; pipelined ones wait, within a limit. A responder belongs to one request: code that
+keeps it too long cannot touch the next response. The parser is in `http1_parser`.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +15,18 @@ from price_keeper.errors import InvalidRequest, Refusal
 from price_keeper.exchange import Request
 from price_keeper.server.server_limits import MAX_SLICES_PER_TURN, SLICE_BYTES
 from price_keeper.server.sockets import WriteStallDetector, get_peer_address, reset_connection
-from price_keeper.surface.http1_answer import HeadResponder, Http1Responder
 from price_keeper.surface.http1_request import Http1RequestParser
 
 if TYPE_CHECKING:
     from price_keeper.server.listener import Listener
+from collections.abc import Sequence
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Final
+
+from price_keeper.exchange import FlowControl, Header
+
+if TYPE_CHECKING:
+    pass
 
 
 class _PipelinedRequest(NamedTuple):
@@ -303,3 +314,136 @@ class Http1Connection(asyncio.Protocol):
         self._set_unread(b"")
         while self._pipelined:
             self._discard_entry(self._pipelined.popleft())
+
+
+_STATUS_LINES: Final = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
+_BODILESS_STATUSES: Final = (204, 304)
+
+
+class Http1Responder:
+    """A responder for one request alone: whoever still holds it later cannot touch the next one's answer."""
+
+    __slots__ = (
+        "_connection",
+        "_head",
+        "_is_chunked",
+        "_is_over",
+        "_length",
+        "_takes_chunks",
+        "_transport",
+        "_write_batcher",
+        "flow",
+        "has_started",
+        "is_disconnected",
+        "keeps_alive",
+    )  # fmt: skip
+
+    def __init__(
+        self, connection: Http1Connection, transport: asyncio.Transport, keeps_alive: bool, takes_chunks: bool
+    ) -> None:
+        self._connection = connection
+        self._write_batcher = connection.write_batcher
+        self._transport = transport
+        self._length: int | None = None
+        self.keeps_alive = keeps_alive
+        self._takes_chunks = takes_chunks
+        self._is_chunked = False
+        self._is_over = False
+        self._head = b""
+        self.flow: FlowControl | None = None
+        self.has_started = False
+        self.is_disconnected = False
+
+    def attach(self, flow: FlowControl) -> None:
+        self.flow = flow
+        if self._connection.is_write_paused:
+            flow.pause()
+
+    def start(self, status: int, headers: Sequence[Header], length: int | None) -> None:
+        self.has_started = True
+        self._length = length
+        framing = b""
+        if length is not None:
+            framing = b"content-length: %d\r\n" % length
+        elif status not in _BODILESS_STATUSES:
+            if self._takes_chunks:
+                self._is_chunked = True
+                framing = b"transfer-encoding: chunked\r\n"
+            else:
+                self.keeps_alive = False  # the end of the connection is the end of the body
+        end = b"\r\n" if self.keeps_alive else b"connection: close\r\n\r\n"
+        line = _STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status
+        lines = b"\r\n".join(map(b": ".join, headers))
+        # It goes out with the first bytes of the body, in one packet.
+        self._head = b"%b%b\r\n%b%b" % (line, lines, framing, end) if headers else line + framing + end
+
+    def write(self, data: bytes) -> None:
+        if self.is_disconnected or not data:
+            return
+        if self._is_chunked:
+            data = b"%x\r\n%b\r\n" % (len(data), data)
+        if self._head:
+            is_all = len(data) == self._length
+            data = self._head + data
+            self._head = b""
+            if is_all and self.keeps_alive:
+                self._write_batcher.write(self._transport.write, data)
+                return
+        self._send(data)
+
+    def flush(self) -> None:
+        if self._head and not self.is_disconnected:
+            self._send(self._head)
+            self._head = b""
+
+    def _send(self, data: bytes) -> None:
+        self._write_batcher.flush()  # where something of an answer before this one may be
+        self._transport.write(data)
+
+    def finish(self) -> None:
+        if self._is_over:
+            return
+        was_disconnected = self.is_disconnected
+        if not was_disconnected:
+            self._write_end()
+        self._mark_over()
+        if not was_disconnected:
+            self._connection.on_response_finished(self.keeps_alive)
+
+    def abort(self) -> None:
+        if self._is_over:
+            return
+        flow, was_disconnected = self.flow, self.is_disconnected
+        self._mark_over()
+        if not was_disconnected:
+            self._connection.on_response_aborted()
+        if flow is not None:
+            flow.on_disconnected()
+
+    def on_disconnected(self) -> None:
+        """The connection is gone."""
+        self.is_disconnected = True
+        flow, self.flow = self.flow, None  # it leads back here
+        if flow is not None:
+            flow.on_disconnected()
+
+    def _write_end(self) -> None:
+        self.flush()
+        if self._is_chunked:
+            self._send(b"0\r\n\r\n")
+
+    def _mark_over(self) -> None:
+        self._is_over = self.is_disconnected = self.has_started = True
+        self.flow = None
+
+
+class HeadResponder(Http1Responder):
+    """To HEAD: the head that a body would have had."""
+
+    __slots__ = ()
+
+    def write(self, data: bytes) -> None:
+        pass
+
+    def _write_end(self) -> None:
+        self.flush()
