@@ -57,7 +57,7 @@ COMPILED = [
     "proxy/price_keeper/server/request_building.py",
     "proxy/price_keeper/parse_call.py",
     "proxy/price_keeper/server/http1.py",
-    "proxy/price_keeper/surface/http1_request.py",
+    "proxy/price_keeper/server/http1_parser.py",
     "proxy/price_keeper/server/listener.py",
     "proxy/price_keeper/server/write_batcher.py",
     "proxy/price_keeper/traffic.py",

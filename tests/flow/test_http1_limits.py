@@ -8,9 +8,9 @@ import pytest
 from price_keeper.errors import InvalidRequest, Refusal
 from price_keeper.exchange import Request
 from price_keeper.server import http1
+from price_keeper.server.http1_parser import Http1RequestParser
 from price_keeper.server.request_building import HEADER_OVERHEAD_BYTES, measure_head
 from price_keeper.server.server_limits import MAX_SLICES_PER_TURN, SLICE_BYTES
-from price_keeper.surface.http1_request import Http1RequestParser
 
 from tests.support.rig import GatedEcho, PortHarness, echo, on_both_loops, open_port
 from tests.support.wire import (

@@ -16,8 +16,9 @@ from price_keeper.hard import outputs, tally
 from price_keeper.metering import bodies, guardrail_traces, guardrails, price_list, streams, usual
 from price_keeper.recording import leftovers, lines
 from price_keeper.selection import settings
+from price_keeper.server import http1_parser
 from price_keeper.stores import expressions, sqlite_codec
-from price_keeper.surface import http1_request, http2, http2_stream
+from price_keeper.surface import http2, http2_stream
 
 from tests.fuzz.places import played
 from tests.fuzz.targets import NAMES, target
@@ -39,7 +40,7 @@ def _forgets_a_byte(reader: Any, data: bytes) -> None:
     _ON_BODY(reader, data[:-1])
 
 
-_ON_BODY = http1_request.Http1RequestParser.on_body
+_ON_BODY = http1_parser.Http1RequestParser.on_body
 _ENDED = http2_stream.Http2Stream.end_request
 _TAKES = http2_stream.Http2Stream.take_data
 _END = upstream.UpstreamConnection._complete
@@ -58,12 +59,12 @@ def _takes_any_length(stream: Any) -> None:
 SPOILT: dict[str, tuple[str, Spoils]] = {
     "a body without its last byte": (
         "http1_requests",
-        puts(http1_request.Http1RequestParser, "on_body", _forgets_a_byte),
+        puts(http1_parser.Http1RequestParser, "on_body", _forgets_a_byte),
     ),
     "the last of two headers": (
         "http1_requests",
         puts(
-            http1_request.Http1RequestParser,
+            http1_parser.Http1RequestParser,
             "on_header",
             lambda reader, name, value: reader._headers.update({name.lower(): value}),
         ),

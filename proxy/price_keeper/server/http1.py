@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias, cast
 
 from price_keeper.errors import InvalidRequest, Refusal
 from price_keeper.exchange import Request
+from price_keeper.server.http1_parser import Http1RequestParser
 from price_keeper.server.server_limits import MAX_SLICES_PER_TURN, SLICE_BYTES
 from price_keeper.server.sockets import WriteStallDetector, get_peer_address, reset_connection
-from price_keeper.surface.http1_request import Http1RequestParser
 
 if TYPE_CHECKING:
     from price_keeper.server.listener import Listener

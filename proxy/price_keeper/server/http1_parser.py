@@ -1,4 +1,7 @@
-"""From the bytes of an HTTP/1.1 connection to whole requests, over llhttp's parser."""
+"""From the bytes of an HTTP/1.1 connection to complete requests, with llhttp (httptools).
+
+Checks what llhttp lets through: the request line, the host, transfer codings, lengths, and limits of size and memory.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,6 @@ from price_keeper.server.request_building import (
 if TYPE_CHECKING:
     from price_keeper.server.http1 import Http1Connection
     from price_keeper.server.listener import Listener
-
 
 _DETACHED_PARSER: Final = httptools.HttpRequestParser(object())
 _SPACES: Final = b" \t"
