@@ -24,8 +24,8 @@ from price_keeper.server.http1 import Http1Connection
 from price_keeper.server.sockets import get_peer_address
 
 if TYPE_CHECKING:
+    from price_keeper.server.http2 import Http2Connection
     from price_keeper.server.listener import Listener
-    from price_keeper.surface.http2 import Http2Connection
 
 MAX_ACCEPTS_PER_TURN = 16  # handshakes begun in one turn of the loop, so that those under way get on too
 ACCEPT_RETRY_SECONDS = 1.0  # after the process has run out of descriptors
@@ -200,6 +200,6 @@ def _read_peer_address(connected_socket: socket.socket) -> str:
 
 
 def _create_http2_connection(listener: Listener, is_surplus: bool) -> Http2Connection:
-    from price_keeper.surface.http2 import Http2Connection  # its library is a tenth of a start that has no use for it
+    from price_keeper.server.http2 import Http2Connection  # its library is a tenth of a start that has no use for it
 
     return Http2Connection(listener, is_surplus)

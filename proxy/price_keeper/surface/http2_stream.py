@@ -20,7 +20,7 @@ from price_keeper.server.request_building import (
 )
 
 if TYPE_CHECKING:
-    from price_keeper.surface.http2 import Http2Connection
+    from price_keeper.server.http2 import Http2Connection
 
 _FORBIDDEN_IN_VALUES = bytes(code for code in range(0x20) if code != 0x09) + b"\x7f"
 HEADER_ENTRY_BYTES = 32  # what the protocol counts for each header beyond its own bytes
