@@ -61,9 +61,9 @@ from price_keeper.selection.standings import BudgetRegistry
 from price_keeper.server import server_limits
 from price_keeper.server.listener import Listener
 from price_keeper.server.server_limits import fit_to_descriptors, fit_to_memory, raise_descriptor_limit
+from price_keeper.server.tls import create_server_context
 from price_keeper.server.write_batcher import WriteBatcher
 from price_keeper.stores.contract import Store
-from price_keeper.surface.tls import create_server_context
 from price_keeper.tasks import Tasks
 from price_keeper.telemetry import SPANS, MetricsRegistry
 from price_keeper.traffic import RequestStats

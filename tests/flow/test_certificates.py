@@ -21,10 +21,10 @@ from price_keeper.forwarding.forwarder import BearerAuthorizer, Forwarder, Upstr
 from price_keeper.forwarding.upstream import UpstreamEndpoint
 from price_keeper.metering import aws_price_list
 from price_keeper.metering.aws_price_list import AwsPriceList, PriceListUnreadable
+from price_keeper.server.tls import create_server_context, ensure_local_certificates
 from price_keeper.stores import dynamodb
 from price_keeper.stores.contract import Key
 from price_keeper.stores.dynamodb import DynamoStore
-from price_keeper.surface.tls import create_server_context, ensure_local_certificates
 
 from tests.support.rig import RecordingObserver
 

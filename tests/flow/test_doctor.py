@@ -24,8 +24,8 @@ from price_keeper.doctor.findings import DoctorCheck, Finding, FindingStatus, in
 from price_keeper.doctor.patient import DoctorContext
 from price_keeper.recording.folder import lock_folder
 from price_keeper.recording.ulid import UlidFactory
+from price_keeper.server.tls import ensure_local_certificates
 from price_keeper.stores.sqlite_file import prepare_file
-from price_keeper.surface.tls import ensure_local_certificates
 
 from tests.support.clock import ManualClock
 from tests.support.commands import ROOT, call_in_process, price_keeper, sidecar

@@ -19,8 +19,8 @@ from price_keeper.config.prices import EndpointConfig
 from price_keeper.doctor import asking
 from price_keeper.doctor.findings import FindingStatus
 from price_keeper.doctor.needs import get_table_permissions
+from price_keeper.server.tls import ensure_local_certificates
 from price_keeper.stores.schema import TABLES
-from price_keeper.surface.tls import ensure_local_certificates
 
 from tests.support.doctor import run_check, run_checks, run_constant_server, write_config
 from tests.support.engines import PREFIX, Engines

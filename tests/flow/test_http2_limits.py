@@ -24,9 +24,9 @@ from hyperframe.frame import (
 )
 from price_keeper.errors import AccessDenied, Refusal
 from price_keeper.exchange import Header, Request
+from price_keeper.server.http2_stream import STREAM_BYTES, Http2Stream
 from price_keeper.server.request_building import measure_head
 from price_keeper.server.server_limits import MAX_SLICES_PER_TURN, SLICE_BYTES
-from price_keeper.surface.http2_stream import STREAM_BYTES, Http2Stream
 
 from tests.support.rig import GatedEcho, PortHarness, echo, on_both_loops, open_port
 from tests.support.wire import ConnectionCut, Http2TestClient, ask, eventually, read_error_message, wait_quietly

@@ -8,7 +8,7 @@ from h2.settings import SettingCodes
 from hyperframe.frame import DataFrame, ExtensionFrame, Frame, HeadersFrame, PingFrame, SettingsFrame
 from price_keeper.errors import AccessDenied, Refusal
 from price_keeper.exchange import Request
-from price_keeper.surface.http2_stream import STREAM_BYTES
+from price_keeper.server.http2_stream import STREAM_BYTES
 
 from tests.support.rig import echo, on_both_loops, open_port
 from tests.support.wire import eventually, wait_quietly

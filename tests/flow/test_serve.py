@@ -9,7 +9,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from price_keeper.surface.tls import ensure_local_certificates
+from price_keeper.server.tls import ensure_local_certificates
 
 from tests.support.commands import ROOT, SECONDS, price_keeper, sidecar
 

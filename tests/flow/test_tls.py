@@ -19,7 +19,7 @@ import boto3
 import pytest
 from botocore.exceptions import SSLError
 from price_keeper.errors import ConfigError
-from price_keeper.surface.tls import create_server_context, ensure_local_certificates
+from price_keeper.server.tls import create_server_context, ensure_local_certificates
 
 from tests.support.commands import Sidecar, sidecar
 from tests.support.rig import PortHarness, echo, on_both_loops, open_port

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from price_keeper.forwarding import relay
 from price_keeper.forwarding import upstream as limits
-from price_keeper.surface.tls import create_server_context, ensure_local_certificates
+from price_keeper.server.tls import create_server_context, ensure_local_certificates
 
 from tests.support.rig import (
     ExchangeScript,

@@ -25,7 +25,7 @@ from price_keeper.alerts.outbox import AlertOutbox
 from price_keeper.alerts.raising import AlertRaiser
 from price_keeper.alerts.webhook import IsAllowed, WebhookResponse, WebhookSender
 from price_keeper.clock import SystemClock
-from price_keeper.surface.tls import create_server_context, ensure_local_certificates
+from price_keeper.server.tls import create_server_context, ensure_local_certificates
 from price_keeper.tasks import Tasks
 
 from tests.support.alerts import DAY, USD, ScriptedAlertStore, scope

@@ -16,9 +16,8 @@ from price_keeper.hard import outputs, tally
 from price_keeper.metering import bodies, guardrail_traces, guardrails, price_list, streams, usual
 from price_keeper.recording import leftovers, lines
 from price_keeper.selection import settings
-from price_keeper.server import http1_parser, http2
+from price_keeper.server import http1_parser, http2, http2_stream
 from price_keeper.stores import expressions, sqlite_codec
-from price_keeper.surface import http2_stream
 
 from tests.fuzz.places import played
 from tests.fuzz.targets import NAMES, target

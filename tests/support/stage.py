@@ -20,10 +20,10 @@ from price_keeper.auth.keys import SigningKey
 from price_keeper.auth.tokens import TokenService
 from price_keeper.config.prices import UnitPrices
 from price_keeper.model import build_client_id
+from price_keeper.server.tls import ensure_local_certificates
 from price_keeper.stores import schema
 from price_keeper.stores.contract import ItemMissing, Put
 from price_keeper.stores.sqlite import SqliteStore
-from price_keeper.surface.tls import ensure_local_certificates
 
 from tests.support.clients import API_KEY, BEARER, CONTAINER, SESSION, Client
 from tests.support.commands import Sidecar, sidecar

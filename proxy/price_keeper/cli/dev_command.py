@@ -30,9 +30,9 @@ from price_keeper.config.keys import KeyConfig, TlsConfig
 from price_keeper.errors import PriceKeeperError
 from price_keeper.model import Scope, build_client_id
 from price_keeper.server.server_limits import release_large_blocks
+from price_keeper.server.tls import ensure_local_certificates
 from price_keeper.stores import schema
 from price_keeper.stores.contract import ItemMissing, Put, Store, Update, Value
-from price_keeper.surface.tls import ensure_local_certificates
 
 DEMO_ORG = "d0000000-0000-4000-8000-000000000001"
 DEMO_APP = "demo"

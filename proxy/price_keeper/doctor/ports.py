@@ -20,7 +20,7 @@ from price_keeper.doctor.findings import DoctorCheck, Finding, ok, skipped, trou
 from price_keeper.doctor.patient import DoctorContext
 from price_keeper.errors import ConfigError
 from price_keeper.forwarding.upstream import UpstreamEndpoint
-from price_keeper.surface.tls import create_server_context
+from price_keeper.server.tls import create_server_context
 
 RENEW_BEFORE = timedelta(days=30)
 LOCAL_TIMEOUT_SECONDS = 1.5  # what runs on this machine answers at once, if it answers at all

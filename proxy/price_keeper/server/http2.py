@@ -21,9 +21,9 @@ from h2.settings import SettingCodes, Settings
 from hyperframe.frame import DataFrame, Frame, GoAwayFrame, HeadersFrame, SettingsFrame
 
 from price_keeper.exchange import Header
+from price_keeper.server.http2_stream import STREAM_BYTES, Http2Stream
 from price_keeper.server.server_limits import MAX_SLICES_PER_TURN, SLICE_BYTES, FixedWindowLimit, ServerLimits
 from price_keeper.server.sockets import WriteStallDetector, get_peer_address
-from price_keeper.surface.http2_stream import STREAM_BYTES, Http2Stream
 
 if TYPE_CHECKING:
     from price_keeper.server.listener import Listener

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 from hpack import Encoder
 from price_keeper.exchange import Request, Responder
+from price_keeper.server.http2_stream import STREAM_BYTES
 from price_keeper.server.server_limits import ServerLimits
-from price_keeper.surface.http2_stream import STREAM_BYTES
 
 from tests.fuzz.in_memory import connection, run
 from tests.fuzz.oracle import holds, same

@@ -1,4 +1,4 @@
-"""One stream of an HTTP/2 connection: a request coming in and, as its responder, the way back."""
+"""One stream of an HTTP/2 connection: the request as it arrives and, as its responder, the response."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TLS on the data port: with a certificate of the operator's own, or of a local authority made for development."""
+"""TLS of the data port: the operator's certificate, or a local certificate authority for development."""
 
 from __future__ import annotations
 
