@@ -60,7 +60,7 @@ COMPILED = [
     "proxy/price_keeper/server/http1_parser.py",
     "proxy/price_keeper/server/listener.py",
     "proxy/price_keeper/server/write_batcher.py",
-    "proxy/price_keeper/traffic.py",
+    "proxy/price_keeper/telemetry/request_stats.py",
 ]
 
 

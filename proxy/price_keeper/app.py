@@ -45,15 +45,15 @@ from price_keeper.reloading import ConfigReloader, ReadConfig, build_budget_relo
 from price_keeper.selection.notebook import SnapshotFile
 from price_keeper.selection.notes import BudgetSnapshot
 from price_keeper.selection.standings import BudgetRegistry
+from price_keeper.server import data_port_metrics
 from price_keeper.server.listener import Listener
 from price_keeper.server.server_limits import raise_descriptor_limit
 from price_keeper.server.write_batcher import WriteBatcher
 from price_keeper.stopping import StopSignal
 from price_keeper.stores.contract import Store
 from price_keeper.stores.sqlite import SqliteStore
-from price_keeper.surface import measured
 from price_keeper.tasks import DaemonThreadPool, Tasks
-from price_keeper.telemetry import MetricsRegistry
+from price_keeper.telemetry.metrics import MetricsRegistry
 from price_keeper.workers.crew import build_telemetry, open_worker_group
 from price_keeper.workers.place import SINGLE_WORKER, WorkerSlot
 
@@ -384,7 +384,7 @@ async def _open_data_port(
     reloader.add_step(catalog.prepare)
     tracing = await exit_stack.enter_async_context(dataplane.open_traces(config, core.telemetry))
     listener, port = await dataplane.open_data_port(handler, config, clock, tasks, write_batcher, workers, tracing)
-    measured.register_data_port_metrics(
+    data_port_metrics.register_data_port_metrics(
         core.telemetry, handler.request_stats, handler.retry_joiner, listener, forwarder
     )
     return _DataPort(Address(config.listen.data.host, port), listener, forwarder)

@@ -23,7 +23,7 @@ from price_keeper.selection.serving import EXCEEDED_HEADER, FORMAT_SPECIFIC_OPER
 from price_keeper.selection.standing import Decision
 from price_keeper.selection.standings import BudgetRegistry
 from price_keeper.tasks import run_large_work
-from price_keeper.traffic import OperationStats, RequestStats
+from price_keeper.telemetry.request_stats import OperationStats, RequestStats
 
 LARGE_BODY_BYTES: Final = 256 * 1024  # of a body, which takes milliseconds to look into
 LABEL_HEADER: Final = b"x-price-keeper-label"

@@ -40,7 +40,6 @@ from price_keeper.handler import RequestHandler
 from price_keeper.hard.purses import BudgetLeases
 from price_keeper.hard.rows import HardBudgetKey
 from price_keeper.limits.leasing import RateLeaseManager
-from price_keeper.logs import format_traceback
 from price_keeper.metering.aws_price_list import AwsPriceList
 from price_keeper.metering.price_updates import PriceTables
 from price_keeper.metering.profiles import InferenceProfile, ResolvedProfile
@@ -65,11 +64,12 @@ from price_keeper.server.tls import create_server_context
 from price_keeper.server.write_batcher import WriteBatcher
 from price_keeper.stores.contract import Store
 from price_keeper.tasks import Tasks
-from price_keeper.telemetry import SPANS, MetricsRegistry
-from price_keeper.traffic import RequestStats
+from price_keeper.telemetry.logs import format_traceback
+from price_keeper.telemetry.metrics import SPANS, MetricsRegistry
+from price_keeper.telemetry.request_stats import RequestStats
 
 if TYPE_CHECKING:
-    from price_keeper.tracing import Tracing
+    from price_keeper.telemetry.tracing import Tracing
 
 PRICES_TIMEOUT_SECONDS = 0.25  # of a start, for the day's prices
 UPSTREAM_CHECK_SECONDS = 1.0  # how often the waits of upstream connections are looked at
@@ -335,7 +335,7 @@ async def open_traces(config: Config, telemetry: MetricsRegistry) -> AsyncIterat
         yield None
         return
     try:
-        from price_keeper.tracing import open_tracing  # its packages are an extra
+        from price_keeper.telemetry.tracing import open_tracing  # its packages are an extra
     except ImportError as missing:
         raise ConfigError([f"telemetry.otlp_endpoint: {_OTEL_MISSING}: {missing.name} is not installed"]) from None
     async with open_tracing(config.telemetry) as tracing:

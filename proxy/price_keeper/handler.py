@@ -39,7 +39,7 @@ from price_keeper.recording.entries import CompletionListener
 from price_keeper.recording.metering import FREE_METER, AnswerMeter
 from price_keeper.selection.admitting import RateLimiter
 from price_keeper.tasks import switch_to_task
-from price_keeper.traffic import NONE, RequestStats
+from price_keeper.telemetry.request_stats import NONE, RequestStats
 
 # Endpoints of our own, by their names in metrics.
 _CREDENTIALS_ENDPOINT, _PROFILES_ENDPOINT = "credentials", "inference_profiles"

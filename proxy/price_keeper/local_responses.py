@@ -14,7 +14,7 @@ import orjson
 
 from price_keeper.errors import Busy, InternalError, Refusal
 from price_keeper.exchange import Header, Responder
-from price_keeper.logs import build_request_extra
+from price_keeper.telemetry.logs import build_request_extra
 
 _JSON = (b"content-type", b"application/json")
 _INTERNAL_ERROR_MESSAGE = "an internal error; the sidecar's log has its cause"

@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from typing import Final, NamedTuple, TypeAlias
 
 from price_keeper import hangups
-from price_keeper import telemetry as metrics
 from price_keeper.clock import Clock
 from price_keeper.config import Config
 from price_keeper.config.renewal import apply_reloadable, compare_catalogs, join_few, list_restart_keys
@@ -23,7 +22,8 @@ from price_keeper.control.health import ReadinessChecks
 from price_keeper.errors import ConfigError
 from price_keeper.selection.standings import BudgetRegistry
 from price_keeper.tasks import Tasks
-from price_keeper.telemetry import MetricsRegistry
+from price_keeper.telemetry import metrics
+from price_keeper.telemetry.metrics import MetricsRegistry
 
 # Raises ConfigError; None if nothing is new. Runs in a thread: the larger the file, the longer it takes.
 ReadConfig: TypeAlias = "Callable[[], Config | None]"

@@ -21,7 +21,7 @@ from typing import Any, Final, ParamSpec, Self, TypeVar
 
 from price_keeper.clock import Clock
 from price_keeper.errors import Busy
-from price_keeper.logs import format_traceback
+from price_keeper.telemetry.logs import format_traceback
 
 Work = Callable[[], Coroutine[Any, Any, object]]
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 
-from price_keeper import app, telemetry
+from price_keeper import app
 from price_keeper.config.keys import JournalConfig
 from price_keeper.recording.composed import LAST_FLUSH_TIMEOUT_SECONDS, LAST_RETURN_TIMEOUT_SECONDS
-from price_keeper.telemetry import Metric
+from price_keeper.telemetry import metrics
+from price_keeper.telemetry.metrics import Metric
 from price_keeper.workers.supervisor import STOP_SECONDS
 
 from tests.support.commands import ROOT
@@ -46,7 +47,7 @@ def test_pods_and_containers_are_called_what_the_page_calls_them() -> None:
 
 
 def test_metrics_are_there() -> None:
-    known = {each.name for each in vars(telemetry).values() if isinstance(each, Metric)}
+    known = {each.name for each in vars(metrics).values() if isinstance(each, Metric)}
     assert set(re.findall(r"price_keeper_[a-z_]+", PAGE)) <= known
 
 

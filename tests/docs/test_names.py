@@ -13,7 +13,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import pytest
 from price_keeper.config import Config
-from price_keeper.telemetry import ALL_METRICS as METRICS
+from price_keeper.telemetry.metrics import ALL_METRICS as METRICS
 
 from tests.support.commands import call_in_process
 from tests.support.pages import PAGES, ROOT, anchors, find_missing_tests, find_page, find_quoted, links, parse_blocks

@@ -20,7 +20,7 @@ from price_keeper.config import parse_config
 from price_keeper.control import api
 from price_keeper.control.health import Readiness
 from price_keeper.control.openapi import build_document
-from price_keeper.telemetry import MetricsRegistry
+from price_keeper.telemetry.metrics import MetricsRegistry
 
 from tests.support.configs import CONFIG_YAML
 from tests.support.pages import PAGES, Block, find_page, parse_blocks, why_not_run

@@ -23,7 +23,7 @@ from price_keeper.control.page.listeners import MAX_ADMIN_PAGES
 from price_keeper.control.probes import build_probe_routes
 from price_keeper.control.serving import ControlDispatcher, open_control_port
 from price_keeper.stores.contract import Key
-from price_keeper.telemetry import MetricsRegistry
+from price_keeper.telemetry.metrics import MetricsRegistry
 
 from tests.support.clock import ManualClock
 from tests.support.control import API, ORG, SETTINGS, ControlHarness, open_control_harness

@@ -18,7 +18,7 @@ from price_keeper.control.front import prefers_json
 from price_keeper.control.health import Readiness
 from price_keeper.control.serving import ControlDispatcher, open_control_port
 from price_keeper.errors import StoreUnavailable
-from price_keeper.telemetry import MetricsRegistry
+from price_keeper.telemetry.metrics import MetricsRegistry
 
 from tests.support.clock import ManualClock
 from tests.support.control import ORG, ControlHarness, open_control_harness

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import pytest
 import yaml
-from price_keeper.telemetry import ALL_METRICS
+from price_keeper.telemetry.metrics import ALL_METRICS
 
 from tests.support.commands import ROOT
 from tests.support.observed import ObservedSidecar, Scrape, exercise, run_observed

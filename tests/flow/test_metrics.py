@@ -9,9 +9,9 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from price_keeper.build import get_version
 from price_keeper.server.acceptors import HTTP2_PREFACE
-from price_keeper.telemetry import ALL_METRICS
+from price_keeper.telemetry.build_info import get_version
+from price_keeper.telemetry.metrics import ALL_METRICS
 
 from tests.support.observed import APP, ORG, SECRET, ObservedSidecar, Scrape, ask, exercise, run_observed, token
 from tests.support.workers import wait_until

@@ -19,7 +19,7 @@ import yaml
 from price_keeper.recording.aggregator import sum_shards
 from price_keeper.recording.entries import Counter
 from price_keeper.stores.sqlite import SqliteStore
-from price_keeper.telemetry import ALL_METRICS
+from price_keeper.telemetry.metrics import ALL_METRICS
 
 from tests.support.commands import ROOT, Sidecar, call_in_process, sidecar
 from tests.support.simulated import Keys, boto_client

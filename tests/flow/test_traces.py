@@ -17,12 +17,13 @@ from unittest.mock import patch
 
 import pytest
 from opentelemetry.sdk.trace.export import SpanExportResult
-from price_keeper import dataplane, tracing
+from price_keeper import dataplane
 from price_keeper.config import parse_config
 from price_keeper.config.telemetry import TelemetryConfig as Chosen
 from price_keeper.errors import ConfigError
 from price_keeper.exchange import Handler, Request, Responder
-from price_keeper.telemetry import SPANS, MetricsRegistry
+from price_keeper.telemetry import tracing
+from price_keeper.telemetry.metrics import SPANS, MetricsRegistry
 
 from tests.support.commands import ROOT
 from tests.support.observed import APP, ORG, ObservedResponse, ObservedSidecar, run_observed, token

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from price_keeper.telemetry import ALL_METRICS
+from price_keeper.telemetry.metrics import ALL_METRICS
 
 from tests.support.commands import ROOT, price_keeper, sidecar
 from tests.support.crashing import SECRET

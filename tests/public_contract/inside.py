@@ -17,7 +17,7 @@ import price_keeper as product
 from price_keeper.config import Config
 from price_keeper.control.problems import ERROR_CODES
 from price_keeper.errors import Refusal
-from price_keeper.telemetry import ALL_METRICS
+from price_keeper.telemetry.metrics import ALL_METRICS
 
 _NAMES = re.compile(r"(?i)[a-z_.-]*price[_-]keeper[a-z0-9_-]*")
 _MODULES = [product.__name__, *(each.name for each in pkgutil.walk_packages(product.__path__, f"{product.__name__}."))]

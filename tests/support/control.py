@@ -29,7 +29,7 @@ from price_keeper.control.serving import ControlDispatcher, open_control_port
 from price_keeper.selection.standings import BudgetRegistry
 from price_keeper.stores.contract import Store
 from price_keeper.tasks import Tasks
-from price_keeper.telemetry import MetricsRegistry
+from price_keeper.telemetry.metrics import MetricsRegistry
 
 from tests.support.clock import ManualClock
 from tests.support.recording import RecordingHarness, open_recording_harness

@@ -22,7 +22,7 @@ from price_keeper.control.serving import ControlDispatcher, open_control_port
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Put, Value
 from price_keeper.tasks import Tasks
-from price_keeper.telemetry import MetricsRegistry
+from price_keeper.telemetry.metrics import MetricsRegistry
 
 from tests.support.clock import ShiftedClock
 from tests.support.control import ADMIN_KEY, UnlimitedRates

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from price_keeper.errors import Refusal
-from price_keeper.telemetry import ALL_METRICS, Metric
+from price_keeper.telemetry.metrics import ALL_METRICS, Metric
 
 ROOT = Path(__file__).parents[2]
 METRICS_MD = ROOT / "docs" / "metrics.md"

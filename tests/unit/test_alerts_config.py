@@ -12,7 +12,7 @@ from price_keeper.config.alerts import AlertsConfig, WebhookConfig
 from price_keeper.config.keys import Config
 from price_keeper.errors import ConfigError
 from price_keeper.tasks import Tasks
-from price_keeper.telemetry import MetricsRegistry
+from price_keeper.telemetry.metrics import MetricsRegistry
 
 from tests.support.alerts import DAY, USD, ScriptedAlertStore, scope, write_leftover
 from tests.support.clock import ManualClock, settle

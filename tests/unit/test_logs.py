@@ -13,8 +13,8 @@ from typing import Any, Literal, cast
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from price_keeper import logs
 from price_keeper.local_responses import send_error
+from price_keeper.telemetry import logs
 
 from tests.support.relaying import KEY
 

@@ -16,7 +16,13 @@ from price_keeper.selection.plan import resolve_settings
 from price_keeper.selection.quotas import MAX_COMPARED_SCOPES, MAX_REPORTED_LABELS, MAX_REPORTED_SCOPES, QuotaMetrics
 from price_keeper.selection.standing import BudgetState, DecisionCounters
 from price_keeper.stores.contract import Item
-from price_keeper.telemetry import ACTIVE_LABEL_INFO, QUOTA_MODE, QUOTA_USED_RATIO, SCOPES_UNTOLD, MetricsRegistry
+from price_keeper.telemetry.metrics import (
+    ACTIVE_LABEL_INFO,
+    QUOTA_MODE,
+    QUOTA_USED_RATIO,
+    SCOPES_UNTOLD,
+    MetricsRegistry,
+)
 
 from tests.support.observed import samples_of
 

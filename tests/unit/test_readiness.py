@@ -19,7 +19,7 @@ from price_keeper.errors import (
     StoreThrottled,
     StoreUnavailable,
 )
-from price_keeper.telemetry import MetricsRegistry
+from price_keeper.telemetry.metrics import MetricsRegistry
 
 from tests.support.clock import ManualClock, settle
 from tests.support.memory_store import MemoryStore

@@ -17,7 +17,7 @@ from price_keeper.config import Config
 from price_keeper.errors import ConfigError
 from price_keeper.reloading import CONFIG_REFUSED_TEXT, THREAD_SWITCH_SECONDS, ConfigReloader
 from price_keeper.tasks import Tasks
-from price_keeper.telemetry import MetricsRegistry
+from price_keeper.telemetry.metrics import MetricsRegistry
 
 from tests.support.clock import ManualClock
 from tests.support.wire import eventually

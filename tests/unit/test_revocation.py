@@ -14,7 +14,7 @@ from price_keeper.errors import AccessDenied, Busy, StoreUnavailable, TokenRejec
 from price_keeper.exchange import Request
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Put
-from price_keeper.telemetry import MetricsRegistry
+from price_keeper.telemetry.metrics import MetricsRegistry
 
 from tests.support.clock import ManualClock, settle
 from tests.support.memory_store import MemoryStore

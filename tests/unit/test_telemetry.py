@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from price_keeper.telemetry import (
+from price_keeper.telemetry.metrics import (
     ADDED_LATENCY_SECONDS,
     QUOTA_USED_RATIO,
     REQUEST_DURATION_SECONDS,
@@ -11,7 +11,7 @@ from price_keeper.telemetry import (
     SCOPES,
     MetricsRegistry,
 )
-from price_keeper.traffic import Distribution
+from price_keeper.telemetry.request_stats import Distribution
 from price_keeper.workers.samples import merge_samples
 
 from tests.support.observed import samples_of

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from price_keeper.errors import QuotaExceeded, Refusal, TokenRejected, UpstreamUnavailable
 from price_keeper.operations import Operation
-from price_keeper.traffic import (
+from price_keeper.telemetry.request_stats import (
     ADDED_LATENCY_BOUNDS,
     DURATION_BOUNDS,
     FIRST_BYTE_BOUNDS,

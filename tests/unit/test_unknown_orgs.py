@@ -16,7 +16,7 @@ from price_keeper.selection.notes import BudgetSnapshot
 from price_keeper.selection.watching import SETTINGS_REFRESH_SECONDS
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Delete, Store
-from price_keeper.telemetry import MetricsRegistry
+from price_keeper.telemetry.metrics import MetricsRegistry
 
 from tests.support.clock import ManualClock
 from tests.support.fleet import BudgetSidecar, new_caller, open_budget_sidecar, put_budget, put_item

@@ -23,7 +23,7 @@ from price_keeper.control.serving import ControlDispatcher, open_control_socket
 from price_keeper.errors import ConfigError, ListenFailed, PriceKeeperError, WorkerUnavailable
 from price_keeper.server.server_limits import DEFAULT_LIMITS, MemoryLimits, ServerLimits, fit_to_memory
 from price_keeper.server.sockets import reserve_port
-from price_keeper.telemetry import CALLS_OPEN, MetricsRegistry
+from price_keeper.telemetry.metrics import CALLS_OPEN, MetricsRegistry
 from price_keeper.workers import reports
 from price_keeper.workers.crew import build_telemetry, open_worker_group
 from price_keeper.workers.place import SINGLE_WORKER, WorkerSlot

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from yarl import URL
 
-from price_keeper import telemetry as metrics
 from price_keeper.alerts.addresses import is_public_address
 from price_keeper.alerts.deliveries import AlertDeliveries
 from price_keeper.alerts.outbox import AlertOutbox
@@ -21,7 +20,8 @@ from price_keeper.config.alerts import WebhookConfig as WebhookConfig
 from price_keeper.errors import ConfigError
 from price_keeper.stores.contract import Store
 from price_keeper.tasks import Tasks
-from price_keeper.telemetry import MetricsRegistry
+from price_keeper.telemetry import metrics
+from price_keeper.telemetry.metrics import MetricsRegistry
 
 ALERTS_FOLDER = "alerts"  # in the journal's
 MIN_WEBHOOK_SECRET_BYTES = 16  # bytes

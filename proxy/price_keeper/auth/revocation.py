@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Final, Literal
 
-from price_keeper import telemetry as metrics
 from price_keeper.auth.clients import client_item_key, read_generation
 from price_keeper.auth.tokens import Claims
 from price_keeper.clock import Clock
@@ -35,7 +34,8 @@ from price_keeper.stores.contract import (
     ignore_expired,
 )
 from price_keeper.tasks import Tasks
-from price_keeper.telemetry import MetricsRegistry
+from price_keeper.telemetry import metrics
+from price_keeper.telemetry.metrics import MetricsRegistry
 
 REVOCATION_CACHE_SECONDS: Final = 60.0  # from the moment of asking
 REFRESH_AFTER_SECONDS: Final = 30.0  # from then on whoever calls has it asked again; leaves a slow store half a minute

@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from price_keeper import app, logs
+from price_keeper import app
 from price_keeper.auth.clients import hash_secret, make_secret
 from price_keeper.auth.registering import build_secret_attributes
 from price_keeper.cli.atomic_file import open_atomically
@@ -33,6 +33,7 @@ from price_keeper.server.server_limits import release_large_blocks
 from price_keeper.server.tls import ensure_local_certificates
 from price_keeper.stores import schema
 from price_keeper.stores.contract import ItemMissing, Put, Store, Update, Value
+from price_keeper.telemetry import logs
 
 DEMO_ORG = "d0000000-0000-4000-8000-000000000001"
 DEMO_APP = "demo"

@@ -25,7 +25,7 @@ from typing import TypeAlias
 
 import uvloop
 
-from price_keeper import app, dataplane, hangups, logs
+from price_keeper import app, dataplane, hangups
 from price_keeper.cli.config_handover import ConfigHandover
 from price_keeper.cli.store_selection import load_config_at
 from price_keeper.config import Address, Config, load_config
@@ -33,6 +33,7 @@ from price_keeper.config.renewal import apply_reloadable
 from price_keeper.errors import ConfigError, PriceKeeperError
 from price_keeper.server.server_limits import release_large_blocks
 from price_keeper.server.sockets import reserve_port
+from price_keeper.telemetry import logs
 from price_keeper.workers.place import WorkerSlot
 from price_keeper.workers.supervisor import ReportStarted, Supervisor
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import platform
 from argparse import Namespace
 
-from price_keeper.build import get_version, is_compiled
 from price_keeper.cli.output import print_json
 from price_keeper.cli.root_parser import PROGRAM
+from price_keeper.telemetry.build_info import get_version, is_compiled
 
 
 def run_version(args: Namespace) -> int:

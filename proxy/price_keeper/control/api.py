@@ -23,7 +23,7 @@ from price_keeper.control.openapi import build_document
 from price_keeper.control.page import routes as page
 from price_keeper.control.parts import ControlServices
 from price_keeper.control.probes import build_probe_routes
-from price_keeper.telemetry import MetricsRegistry
+from price_keeper.telemetry.metrics import MetricsRegistry
 
 _ROUTE_TABLES = (
     auth.TOKEN_ROUTES,

@@ -11,9 +11,9 @@ from hashlib import sha256
 from html import escape
 from typing import Any
 
-from price_keeper.build import get_version
 from price_keeper.control.calls import HTML, JSON, AccessLevel, ApiRequest, ApiResponse, ApiRoute
 from price_keeper.control.health import Readiness
+from price_keeper.telemetry.build_info import get_version
 
 PRODUCT = "Bedrock Price Keeper"
 _ROLES: Mapping[str, str] = {

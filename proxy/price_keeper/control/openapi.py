@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
-from price_keeper.build import get_version
 from price_keeper.control.calls import HTML, JSON, AccessLevel, ApiRoute
 from price_keeper.control.schemas import SCHEMAS
+from price_keeper.telemetry.build_info import get_version
 
 _UUID = {"type": "string", "format": "uuid", "pattern": "^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$"}
 _PATH_PARAMETERS: Mapping[str, Mapping[str, Any]] = {

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from price_keeper import telemetry as metrics
 from price_keeper.auth.clients import ClientVerifier
 from price_keeper.auth.container import CredentialIssuer
 from price_keeper.auth.failures import LoginThrottle
@@ -24,7 +23,8 @@ from price_keeper.metering.pricing import PriceTable
 from price_keeper.recording.submitted import SubmissionRecorder
 from price_keeper.selection.standings import BudgetRegistry
 from price_keeper.stores.contract import Store
-from price_keeper.telemetry import MetricsRegistry
+from price_keeper.telemetry import metrics
+from price_keeper.telemetry.metrics import MetricsRegistry
 
 MAX_CONCURRENT_RETRIEVALS = 8  # at once: each reads the store, for a token that may be anybody's invention
 MAX_WAITING_RETRIEVALS = 100

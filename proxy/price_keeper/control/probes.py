@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from price_keeper.control.calls import AccessLevel, ApiHandler, ApiRequest, ApiResponse, ApiRoute
 from price_keeper.control.health import Readiness
-from price_keeper.telemetry import CONTENT_TYPE, MetricsRegistry
+from price_keeper.telemetry.metrics import CONTENT_TYPE, MetricsRegistry
 
 
 def build_probe_routes(readiness: Readiness, telemetry: MetricsRegistry) -> tuple[ApiRoute, ...]:

@@ -48,8 +48,8 @@ from price_keeper.control.rates import ANONYMOUS_PREFIX, ApiRateDecision
 from price_keeper.control.requests import check_path_ids, check_transfer_encoding, parse_query, read_headers
 from price_keeper.control.routing import Router
 from price_keeper.errors import Busy, ListenFailed, TooManyRequests
-from price_keeper.logs import build_request_extra
 from price_keeper.server.sockets import bind_sockets
+from price_keeper.telemetry.logs import build_request_extra
 
 SHUTDOWN_SECONDS = 2.0  # for requests that are under way
 KEEP_ALIVE_SECONDS = 75.0

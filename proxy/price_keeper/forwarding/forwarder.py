@@ -27,7 +27,7 @@ from price_keeper.forwarding.upstream import (
     write_now,
 )
 from price_keeper.tasks import switch_to_task
-from price_keeper.traffic import OperationStats
+from price_keeper.telemetry.request_stats import OperationStats
 
 THROTTLED: Final = 429  # Bedrock's status for throttling and for a model that is not ready: surely not carried out
 

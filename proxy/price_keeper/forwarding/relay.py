@@ -8,7 +8,7 @@ from typing import Final, Protocol
 
 from price_keeper.exchange import Header, Responder
 from price_keeper.forwarding.upstream import UpstreamConnection
-from price_keeper.traffic import OperationStats
+from price_keeper.telemetry.request_stats import OperationStats
 
 FORBIDDEN: Final = 403
 _ERROR_TYPE_HEADER: Final = b"x-amzn-errortype"

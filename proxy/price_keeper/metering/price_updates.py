@@ -41,7 +41,7 @@ from price_keeper.stores.contract import (
     ignore_expired,
     missing_or_expired,
 )
-from price_keeper.telemetry import PRICE_AGE_SECONDS, PRICE_SOURCE_INFO, PRICE_TROUBLE, MetricsRegistry
+from price_keeper.telemetry.metrics import PRICE_AGE_SECONDS, PRICE_SOURCE_INFO, PRICE_TROUBLE, MetricsRegistry
 
 T = TypeVar("T")
 

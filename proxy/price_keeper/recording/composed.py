@@ -10,7 +10,6 @@ from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from price_keeper import telemetry as metrics
 from price_keeper.clock import Clock
 from price_keeper.config import Config
 from price_keeper.config.prices import PSEUDO_LABELS
@@ -29,7 +28,8 @@ from price_keeper.recording.sender import SegmentSender
 from price_keeper.recording.ulid import UlidFactory
 from price_keeper.stores.contract import Store
 from price_keeper.tasks import Tasks
-from price_keeper.telemetry import MetricsRegistry, Samples
+from price_keeper.telemetry import metrics
+from price_keeper.telemetry.metrics import MetricsRegistry, Samples
 
 LAST_FLUSH_TIMEOUT_SECONDS = 5.0  # of what Kubernetes leaves after the calls under way have ended
 LAST_RETURN_TIMEOUT_SECONDS = 2.0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-from price_keeper import telemetry as metrics
 from price_keeper.errors import TooManyRequests
 from price_keeper.exchange import Header
 from price_keeper.limits.admission import RateDecision
@@ -14,7 +13,8 @@ from price_keeper.limits.settings import REQUESTS, TOKENS
 from price_keeper.model import Caller
 from price_keeper.recording.entries import Receipt
 from price_keeper.selection.callers_limits import CallerRateLimits, RateLimitCache
-from price_keeper.telemetry import MetricsRegistry
+from price_keeper.telemetry import metrics
+from price_keeper.telemetry.metrics import MetricsRegistry
 
 MAX_RETRY_AFTER_SECONDS: Final = 60.0
 

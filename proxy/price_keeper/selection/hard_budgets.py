@@ -12,7 +12,6 @@ from functools import lru_cache
 from operator import attrgetter
 from typing import NamedTuple
 
-from price_keeper import telemetry as metrics
 from price_keeper.config import Config
 from price_keeper.config.prices import ASYNC_JOB_LABEL
 from price_keeper.errors import Busy, QuotaExceeded, RecordingUnavailable, Refusal, TooManyRequests
@@ -31,7 +30,8 @@ from price_keeper.recording.entries import PICO_PER_USD, Counter
 from price_keeper.recording.meter import OperationPricing
 from price_keeper.selection.standing import BudgetState, Decision
 from price_keeper.tasks import run_large_work
-from price_keeper.telemetry import MetricsRegistry
+from price_keeper.telemetry import metrics
+from price_keeper.telemetry.metrics import MetricsRegistry
 
 LARGE_REQUEST_BYTES = 64 * 1024  # of a body, which takes a millisecond to weigh
 MIN_RETRY_SECONDS = 1.0

@@ -11,10 +11,10 @@ from heapq import nlargest
 from itertools import islice
 from typing import Final
 
-from price_keeper import telemetry as metrics
 from price_keeper.selection.policy import Mode
 from price_keeper.selection.standing import BudgetState, QuotaUsage
-from price_keeper.telemetry import MetricsRegistry, Samples
+from price_keeper.telemetry import metrics
+from price_keeper.telemetry.metrics import MetricsRegistry, Samples
 
 MAX_REPORTED_SCOPES: Final = (
     100  # scopes: with ten labels each they are two thousand lines, and Prometheus keeps them for weeks

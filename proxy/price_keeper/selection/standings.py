@@ -12,7 +12,6 @@ from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from typing import Final
 
-from price_keeper import telemetry as metrics
 from price_keeper.alerts.raising import AlertRaiser
 from price_keeper.calendar_days import Period, PeriodSpan, find_span
 from price_keeper.clock import Clock
@@ -35,7 +34,8 @@ from price_keeper.selection.watch import RefreshState
 from price_keeper.selection.watching import STORE_RETRY_SECONDS, BudgetRefresher
 from price_keeper.stores.contract import Store
 from price_keeper.tasks import Tasks
-from price_keeper.telemetry import MetricsRegistry
+from price_keeper.telemetry import metrics
+from price_keeper.telemetry.metrics import MetricsRegistry
 
 MAX_BUDGETS: Final = 20_000
 LOAD_TIMEOUT_SECONDS = 2.0  # for the store, of a call of a scope that is not known

@@ -9,12 +9,12 @@ from __future__ import annotations
 import logging
 from typing import Final, Literal, TypeVar
 
-from price_keeper import telemetry as metrics
 from price_keeper.clock import Clock
 from price_keeper.errors import UnknownOrg
 from price_keeper.model import Scope
 from price_keeper.selection.notes import BudgetSnapshot
-from price_keeper.telemetry import MetricsRegistry
+from price_keeper.telemetry import metrics
+from price_keeper.telemetry.metrics import MetricsRegistry
 
 RECHECK_SECONDS: Final = 3.0
 UNREGISTERED: Final = "unregistered"  # why an org was served without a budget

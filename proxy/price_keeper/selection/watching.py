@@ -9,7 +9,6 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from price_keeper import telemetry as metrics
 from price_keeper.alerts.raising import AlertRaiser
 from price_keeper.alerts.thresholds import crossed_thresholds
 from price_keeper.clock import Clock
@@ -29,7 +28,8 @@ from price_keeper.selection.standing import BudgetState
 from price_keeper.selection.watch import RefreshState
 from price_keeper.stores.contract import Item, Store
 from price_keeper.tasks import Tasks
-from price_keeper.telemetry import MetricsRegistry
+from price_keeper.telemetry import metrics
+from price_keeper.telemetry.metrics import MetricsRegistry
 
 STORE_RETRY_SECONDS = 3.0  # while the store is away
 SETTINGS_REFRESH_SECONDS = 60.0  # so that a change of quotas, or an override, is seen soon

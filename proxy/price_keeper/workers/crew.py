@@ -10,10 +10,10 @@ from functools import partial
 import aiohttp
 import orjson
 
-from price_keeper import build
 from price_keeper.control.health import ReadinessChecks
 from price_keeper.errors import WorkerUnavailable
-from price_keeper.telemetry import WORKERS, WORKERS_UP, Metric, MetricsRegistry, format_metric_header
+from price_keeper.telemetry import build_info
+from price_keeper.telemetry.metrics import WORKERS, WORKERS_UP, Metric, MetricsRegistry, format_metric_header
 from price_keeper.workers.place import WorkerSlot
 from price_keeper.workers.samples import merge_samples
 
@@ -97,7 +97,7 @@ async def open_worker_group(slot: WorkerSlot) -> AsyncIterator[WorkerGroup]:
 
 def build_telemetry(slot: WorkerSlot, group: WorkerGroup) -> MetricsRegistry:
     telemetry = GroupTelemetry(group, slot.count) if slot.is_first and slot.shares_port else MetricsRegistry()
-    build.register_build_info(telemetry)
+    build_info.register_build_info(telemetry)
     if not slot.shares_port:
         telemetry.add(WORKERS, lambda: 1)
         telemetry.add(WORKERS_UP, lambda: 1)

@@ -1,7 +1,7 @@
-"""Traces for OpenTelemetry: a span for each call, exported over OTLP by a thread that no call waits for.
+"""OpenTelemetry traces: one span for each call, exported over OTLP by a thread that no call waits for.
 
-This is loaded only where it is configured: its packages are the extra `otel`. What a span tells comes from the headers
-that the caller is answered with, and from the receipt of the call; of prompts and answers nothing is looked at.
+Loaded only if configured, since its packages are the extra `otel`. A span holds what is in the response headers and the
+receipt of the call; prompts and completions are not looked at.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 from opentelemetry.trace import Span, SpanKind, StatusCode, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from price_keeper.build import get_version
 from price_keeper.config.telemetry import TelemetryConfig as Chosen
 from price_keeper.exchange import FlowControl, Handler, Header, Request, Responder
 from price_keeper.model import PICO_PER_USD, Caller
 from price_keeper.operations import Operation, OperationPath, parse_path
 from price_keeper.recording.entries import Receipt
-from price_keeper.telemetry import Samples
+from price_keeper.telemetry.build_info import get_version
+from price_keeper.telemetry.metrics import Samples
 
 MAX_QUEUED_SPANS = 2048  # spans, beyond which new ones are dropped: 2 MB
 MAX_BATCH_SPANS = 512  # spans in one export

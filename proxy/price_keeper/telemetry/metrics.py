@@ -1,6 +1,7 @@
-"""What can be measured from outside: every metric, once, and how it is written for Prometheus.
+"""Every metric of the product, and the registry that renders them for Prometheus.
 
-Nothing is counted here: each metric is read from the part that knows it, when somebody asks.
+Nothing is counted here: a metric is read from the component that owns it when /metrics is requested. Each constant
+has the public name of its metric.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from price_keeper.traffic import Distribution
+from price_keeper.telemetry.request_stats import Distribution
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

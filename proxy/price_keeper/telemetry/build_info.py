@@ -1,4 +1,4 @@
-"""Which build this is."""
+"""Version of the running build, and whether it is compiled."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import platform
 from importlib.metadata import version
 
 from price_keeper import exchange
-from price_keeper.telemetry import BUILD_INFO, MetricsRegistry
+from price_keeper.telemetry.metrics import BUILD_INFO, MetricsRegistry
 
 
 def get_version() -> str:

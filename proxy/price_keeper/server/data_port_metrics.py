@@ -1,13 +1,13 @@
-"""What `/metrics` tells of the data port, from those who know it."""
+"""Connects the metrics of the data port with the components that count them."""
 
 from __future__ import annotations
 
-from price_keeper import telemetry as metrics
 from price_keeper.forwarding.forwarder import Forwarder
 from price_keeper.forwarding.joining import RetryJoiner
 from price_keeper.server.listener import Listener
-from price_keeper.telemetry import MetricsRegistry, Samples
-from price_keeper.traffic import STATUSES, RequestStats
+from price_keeper.telemetry import metrics
+from price_keeper.telemetry.metrics import MetricsRegistry, Samples
+from price_keeper.telemetry.request_stats import STATUSES, RequestStats
 
 _PROTOCOLS = ("http/1.1", "h2", "unknown")
 

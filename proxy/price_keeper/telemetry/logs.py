@@ -1,5 +1,7 @@
-"""How the log is written: a line of text, or of JSON, for each record. What somebody else has named can neither begin a
-line of its own nor reach a terminal: all that cannot be printed is escaped.
+"""The format of the log: one line of text or JSON for each record.
+
+Everything that cannot be printed is escaped, so that text from callers can neither start a line nor control a
+terminal.
 """
 
 from __future__ import annotations
