@@ -49,13 +49,13 @@ from price_keeper.server import data_port_metrics
 from price_keeper.server.listener import Listener
 from price_keeper.server.server_limits import raise_descriptor_limit
 from price_keeper.server.write_batcher import WriteBatcher
-from price_keeper.stopping import StopSignal
 from price_keeper.stores.contract import Store
 from price_keeper.stores.sqlite import SqliteStore
 from price_keeper.tasks import DaemonThreadPool, Tasks
 from price_keeper.telemetry.metrics import MetricsRegistry
 from price_keeper.workers.crew import build_telemetry, open_worker_group
 from price_keeper.workers.place import SINGLE_WORKER, WorkerSlot
+from price_keeper.workers.stop_signal import StopSignal
 
 if TYPE_CHECKING:
     from price_keeper.stores.dynamodb import DynamoStore

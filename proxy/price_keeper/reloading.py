@@ -14,7 +14,6 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final, NamedTuple, TypeAlias
 
-from price_keeper import hangups
 from price_keeper.clock import Clock
 from price_keeper.config import Config
 from price_keeper.config.renewal import apply_reloadable, compare_catalogs, join_few, list_restart_keys
@@ -24,6 +23,7 @@ from price_keeper.selection.standings import BudgetRegistry
 from price_keeper.tasks import Tasks
 from price_keeper.telemetry import metrics
 from price_keeper.telemetry.metrics import MetricsRegistry
+from price_keeper.workers import reload_signal
 
 # Raises ConfigError; None if nothing is new. Runs in a thread: the larger the file, the longer it takes.
 ReadConfig: TypeAlias = "Callable[[], Config | None]"
@@ -57,7 +57,7 @@ class ConfigReloader:
         self._tasks: Tasks | None = None
         self._prepare_steps: list[PrepareConfig] = []
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self.request_reload)
-        self._is_requested = hangups.take_reload_request()
+        self._is_requested = reload_signal.take_reload_request()
         self._is_reloading = self._is_stopped = False
         self._last_applied_at = clock.now()
         self._is_refused = is_refused

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
-from price_keeper import hangups
 from price_keeper.config import Config
 from price_keeper.errors import ConfigError
 from price_keeper.reloading import CONFIG_REFUSED_TEXT, THREAD_SWITCH_SECONDS, ConfigReloader
 from price_keeper.tasks import Tasks
 from price_keeper.telemetry.metrics import MetricsRegistry
+from price_keeper.workers import reload_signal
 
 from tests.support.clock import ManualClock
 from tests.support.wire import eventually
@@ -180,12 +180,12 @@ async def test_what_came_before_there_was_a_loop_counts(rig: Rig) -> None:
     kept = signal.getsignal(signal.SIGHUP)
     try:
         asyncio.get_running_loop().remove_signal_handler(signal.SIGHUP)
-        hangups.record_reload_signals()
+        reload_signal.record_reload_signals()
         signal.raise_signal(signal.SIGHUP)
         reloading = ConfigReloader(CONFIG, rig.found, rig.clock)
         reloading.start(rig.tasks)
         await eventually(lambda: rig.read == 1)
-        assert not hangups.take_reload_request()
+        assert not reload_signal.take_reload_request()
     finally:
         asyncio.get_running_loop().remove_signal_handler(signal.SIGHUP)
         signal.signal(signal.SIGHUP, kept)

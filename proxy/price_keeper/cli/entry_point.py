@@ -15,12 +15,12 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib import import_module
 
-from price_keeper import hangups
 from price_keeper.cli.command_parser import UsageError
 from price_keeper.cli.hints import add_hint
 from price_keeper.cli.root_parser import PROGRAM, build_root_parser
 from price_keeper.cli.terminal import RED, paint
 from price_keeper.errors import ConfigError, PriceKeeperError
+from price_keeper.workers import reload_signal
 
 LONG_RUNNING_COMMANDS = ("run.run_serve", "dev.run_dev")
 
@@ -51,7 +51,7 @@ def _run_command(args: Namespace) -> int:
         return 2
     _prepare_process()
     if target in LONG_RUNNING_COMMANDS:
-        hangups.record_reload_signals()
+        reload_signal.record_reload_signals()
     module, _, function_name = target.partition(".")
     command: Callable[[Namespace], int] = getattr(import_module(f"price_keeper.commands.{module}"), function_name)
     return command(args)

@@ -25,7 +25,7 @@ from typing import TypeAlias
 
 import uvloop
 
-from price_keeper import app, dataplane, hangups
+from price_keeper import app, dataplane
 from price_keeper.cli.config_handover import ConfigHandover
 from price_keeper.cli.store_selection import load_config_at
 from price_keeper.config import Address, Config, load_config
@@ -34,6 +34,7 @@ from price_keeper.errors import ConfigError, PriceKeeperError
 from price_keeper.server.server_limits import release_large_blocks
 from price_keeper.server.sockets import reserve_port
 from price_keeper.telemetry import logs
+from price_keeper.workers import reload_signal
 from price_keeper.workers.place import WorkerSlot
 from price_keeper.workers.supervisor import ReportStarted, Supervisor
 
@@ -98,7 +99,7 @@ def run_until_stopped(
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(app.run(config, environ, on_started, role=role, read_config=reload_config))
     finally:
-        hangups.ignore_reload_signals()
+        reload_signal.ignore_reload_signals()
 
 
 MAX_SOCKET_FOLDER_LENGTH = 90  # characters of a socket's path that every system takes
@@ -208,7 +209,7 @@ class _WorkerProgram:
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
                 runner.run(run(config, self._environ, on_started))
         finally:
-            hangups.ignore_reload_signals()
+            reload_signal.ignore_reload_signals()
             if os.getppid() != self._supervisor_pid:  # which would have removed it
                 with suppress(OSError):  # others are still there
                     slot.socket_folder.rmdir()

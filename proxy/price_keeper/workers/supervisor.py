@@ -19,9 +19,8 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import NoReturn, TypeAlias
 
-from price_keeper import hangups
 from price_keeper.errors import PriceKeeperError
-from price_keeper.workers import reports
+from price_keeper.workers import reload_signal, reports
 from price_keeper.workers.place import WorkerSlot
 from price_keeper.workers.signals import SignalQueue
 from price_keeper.workers.worker import WorkerProcess
@@ -67,7 +66,7 @@ class Supervisor:
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._signals.readable, selectors.EVENT_READ, None)
         try:
-            if hangups.take_reload_request():
+            if reload_signal.take_reload_request():
                 self._handle_signal(signal.SIGHUP)
             for worker in self._workers:
                 self._start(worker)

@@ -1,4 +1,7 @@
-"""SIGHUPs that come while a process starts: it is to read its configuration once more when it can."""
+"""SIGHUP before the event loop runs: remembered, so that the configuration is read again once the process has started.
+
+Imports nothing but `signal`: the command line loads it first.
+"""
 
 from __future__ import annotations
 

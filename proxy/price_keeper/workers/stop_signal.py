@@ -1,4 +1,4 @@
-"""How a process is told to end: while it starts at once, later when it has drained."""
+"""SIGTERM and SIGINT: they cancel a process that is starting, and drain one that runs."""
 
 from __future__ import annotations
 
