@@ -20,7 +20,7 @@ from price_keeper.selection.settings import (
     validate_org,
 )
 from price_keeper.stores import schema
-from price_keeper.stores.again import MAX_ATTEMPTS
+from price_keeper.stores.conflict_retry import MAX_ATTEMPTS
 from price_keeper.stores.contract import Delete, Item, Key, Put, Store, Update
 
 from tests.support.clock import ManualClock

@@ -30,7 +30,7 @@ from price_keeper.clock import Clock
 from price_keeper.errors import InvalidRequest, NotFound, ReasonCode, StoreUnavailable, TransactionFailed, WriteConflict
 from price_keeper.model import Scope, build_client_id
 from price_keeper.stores import schema
-from price_keeper.stores.again import retry_on_conflict
+from price_keeper.stores.conflict_retry import retry_on_conflict
 from price_keeper.stores.contract import (
     AttributeMissing,
     Condition,

@@ -26,7 +26,7 @@ from price_keeper.model import Scope
 from price_keeper.selection.own_labels import PROFILES_MADE_ATTRIBUTE
 from price_keeper.selection.plan import is_number
 from price_keeper.stores import schema
-from price_keeper.stores.again import retry_on_conflict
+from price_keeper.stores.conflict_retry import retry_on_conflict
 from price_keeper.stores.contract import (
     AttributeMissing,
     Condition,

@@ -21,7 +21,7 @@ from price_keeper.hard.rows import BudgetLeaseRow, HardBudgetKey
 from price_keeper.recording.lines import decode_lines, encode_line
 from price_keeper.recording.segment import OPEN_FLAGS, sync_folder
 from price_keeper.recording.ulid import is_ulid
-from price_keeper.stores.again import retry_on_conflict
+from price_keeper.stores.conflict_retry import retry_on_conflict
 from price_keeper.stores.contract import Store
 
 LEASE_FILE_PREFIX = "holds-"

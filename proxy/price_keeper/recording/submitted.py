@@ -21,7 +21,7 @@ from price_keeper.errors import InvalidStoreRequest, PriceKeeperError, ReasonCod
 from price_keeper.recording import flush
 from price_keeper.recording.entries import Counter, UsageCounts
 from price_keeper.stores import schema
-from price_keeper.stores.again import retry_on_conflict
+from price_keeper.stores.conflict_retry import retry_on_conflict
 from price_keeper.stores.contract import (
     EXPIRY_ATTRIBUTE,
     MAX_TRANSACTION_WRITES,

@@ -20,7 +20,7 @@ from price_keeper.errors import ConfigError
 from price_keeper.model import Scope, is_label
 from price_keeper.selection.plan import format_value, is_number
 from price_keeper.stores import schema
-from price_keeper.stores.again import retry_on_conflict, transact_with_retry
+from price_keeper.stores.conflict_retry import retry_on_conflict, transact_with_retry
 from price_keeper.stores.contract import (
     EXPIRY_ATTRIBUTE,
     AttributeMissing,

@@ -36,7 +36,7 @@ from price_keeper.selection.plan import (
     resolve_settings,
 )
 from price_keeper.stores import schema
-from price_keeper.stores.again import retry_on_conflict, transact_with_retry
+from price_keeper.stores.conflict_retry import retry_on_conflict, transact_with_retry
 from price_keeper.stores.contract import (
     AttributeMissing,
     Condition,

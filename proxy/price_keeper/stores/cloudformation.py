@@ -1,4 +1,7 @@
-"""The tables in AWS's words: their keys, and a template for those who do not let a program make tables. Pure."""
+"""A CloudFormation template of the DynamoDB tables, for accounts in which programs may not create tables. Pure.
+
+`build_key_schema` and `build_attribute_definitions` are also what `dynamodb_tables` creates and compares tables with.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""What a store is: its verbs with stated guarantees, and the small typed values they take.
+"""The contract of a store: its operations, what each guarantees, and the values that they take.
 
-Each access pattern is written once, with these values; an engine compiles them to its own tongue. One suite of tests
-(`tests/contract/`) holds every engine to what is written here.
+Callers describe conditions, writes and queries with the classes of this module. Each engine translates them: SQLite
+evaluates them in memory, DynamoDB gets them as expressions. `tests/contract/` runs one suite against every engine.
+
+Start with `Store`. What a store may raise is in `price_keeper.errors` under `StoreError`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""The tables, and every key that stands in them. Pure.
+"""The tables, and a function for each kind of key that is stored in them. Pure.
 
-Names here are without the configured prefix. A key's parts are joined by '#', which no id or label may contain, so that
-two different things can never share a key. Periods come ready made from the calendar (`DAY#20261118`).
+Table names here are without the configured prefix. The parts of a key are joined by '#', which no id and no label
+may contain, so two different things never share a key. Periods are written as the calendar writes them, for example
+`DAY#20261118`. The functions raise ValueError for a part that is malformed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""A write that is based on what was read, tried again while others get there first or its answer gets lost."""
+"""Retries around conditional writes.
+
+`retry_on_conflict` repeats an optimistic read-modify-write until no other writer was faster. `transact_with_retry`
+sends one transaction again, under the same idempotency token, when its answer is lost.
+"""
 
 from __future__ import annotations
 
