@@ -19,7 +19,7 @@ from price_keeper.calendar_days import PeriodSpan
 from price_keeper.errors import ConditionFailed, StoreUnavailable
 from price_keeper.model import Scope
 from price_keeper.stores.contract import Item, Key, Put
-from price_keeper.stores.evaluate import evaluate_condition
+from price_keeper.stores.item_values import evaluate_condition
 from price_keeper.tasks import Tasks
 
 from tests.support.clock import ManualClock

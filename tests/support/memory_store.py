@@ -20,8 +20,13 @@ from price_keeper.stores.contract import (
     Update,
     Write,
 )
-from price_keeper.stores.evaluate import apply_update, evaluate_condition
-from price_keeper.stores.values import check_query, check_transaction, check_write
+from price_keeper.stores.item_values import (
+    apply_update,
+    check_query,
+    check_transaction,
+    check_write,
+    evaluate_condition,
+)
 
 
 class MemoryStore:

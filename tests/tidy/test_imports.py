@@ -43,12 +43,12 @@ LAYERS: list[set[str]] = [
     {"price_keeper.config"},
     {"price_keeper.stores.contract", "price_keeper.stores.schema"},
     {
-        "price_keeper.stores.values",
+        "price_keeper.stores.item_values",
         "price_keeper.stores.cloudformation",
         "price_keeper.stores.expressions",
         "price_keeper.stores.sqlite_codec",
     },
-    {"price_keeper.stores.evaluate"},
+    {"price_keeper.stores.item_values"},
     {"price_keeper.stores", "price_keeper.tasks"},
     {"price_keeper.limits"},
     {"price_keeper.audit"},
@@ -114,9 +114,11 @@ PURE = [path for path in FILES if "Pure" in (ast.get_docstring(ast.parse(path.re
 
 
 def test_there_are_pure_files() -> None:
-    assert {"price_keeper.stores.values", "price_keeper.stores.evaluate", "price_keeper.stores.expressions"} <= {
-        _module(p) for p in PURE
-    }
+    assert {
+        "price_keeper.stores.item_values",
+        "price_keeper.stores.item_values",
+        "price_keeper.stores.expressions",
+    } <= {_module(p) for p in PURE}
 
 
 @pytest.mark.parametrize("path", PURE, ids=_module)

@@ -23,7 +23,7 @@ from price_keeper.limits.bucket import (
 )
 from price_keeper.limits.writes import build_adjustment, build_create, build_refill_and_take
 from price_keeper.stores.contract import EXPIRY_ATTRIBUTE, Key
-from price_keeper.stores.evaluate import apply_update, evaluate_condition
+from price_keeper.stores.item_values import apply_update, evaluate_condition
 
 KEY = Key("rate-buckets", "ORG#1", "BUCKET#RATE")
 NOW = 1_795_003_200_000

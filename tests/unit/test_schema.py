@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from price_keeper.model import Scope, is_app_id, is_label, is_org_id
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Key
-from price_keeper.stores.values import check_key
+from price_keeper.stores.item_values import check_key
 
 ORG = "550e8400-e29b-41d4-a716-446655440000"
 WHOLE, APP = Scope(ORG), Scope(ORG, "app-1")

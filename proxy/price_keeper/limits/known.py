@@ -10,7 +10,7 @@ from price_keeper.errors import ReasonCode, TransactionFailed
 from price_keeper.limits.bucket import TOKENS, StoredBucket, encode_stored_bucket, parse_stored_bucket
 from price_keeper.limits.writes import TAKE_ONLY_WINDOW_MS
 from price_keeper.stores.contract import Item, Key, Put, Store, Update
-from price_keeper.stores.evaluate import apply_update
+from price_keeper.stores.item_values import apply_update
 
 MAX_CACHED_BUCKETS = 10_000  # buckets; a few hundred bytes each. One that is forgotten costs a read.
 MAX_FRESH_MS = 500  # for as long nothing is read again, to refuse or to work out a share

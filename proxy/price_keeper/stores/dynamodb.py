@@ -30,7 +30,7 @@ from price_keeper.stores.expressions import (
     key_from_wire,
     key_to_wire,
 )
-from price_keeper.stores.values import check_key, check_query, check_transaction, check_write
+from price_keeper.stores.item_values import check_key, check_query, check_transaction, check_write
 
 CONNECT_TIMEOUT_SECONDS = 2.0  # within a region a connection takes milliseconds
 READ_TIMEOUT_SECONDS = 5.0  # DynamoDB answers in tens of milliseconds; past this the answer is lost

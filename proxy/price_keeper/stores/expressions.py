@@ -27,8 +27,8 @@ from price_keeper.stores.contract import (
     Value,
     Write,
 )
+from price_keeper.stores.item_values import normalize_number
 from price_keeper.stores.schema import TABLES
-from price_keeper.stores.values import normalize_number
 
 Request = dict[str, Any]
 

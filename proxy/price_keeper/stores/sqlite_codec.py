@@ -13,7 +13,7 @@ from typing import Any
 import orjson
 
 from price_keeper.stores.contract import Item, Value
-from price_keeper.stores.values import normalize_number
+from price_keeper.stores.item_values import normalize_number
 
 _JSON_INTEGER = 2**63
 

@@ -30,9 +30,8 @@ from price_keeper.stores.contract import (
     Value,
     Write,
 )
-from price_keeper.stores.evaluate import apply_update, evaluate_condition
+from price_keeper.stores.item_values import apply_update, evaluate_condition, normalize_number
 from price_keeper.stores.schema import TABLES
-from price_keeper.stores.values import normalize_number
 
 _MAX_SQLITE_INTEGER = 2**63  # of SQLite's own; a time beyond it is as good as none
 
