@@ -21,7 +21,7 @@ import boto3
 import yaml
 from price_keeper.recording.aggregator import sum_items
 from price_keeper.recording.entries import PICO_PER_MICRO, UsageCounts
-from price_keeper.stores import sqlite_codec
+from price_keeper.stores import item_codec
 from price_keeper.stores.cloudformation import build_attribute_definitions, build_key_schema
 from price_keeper.stores.schema import TABLES, Table
 
@@ -93,7 +93,7 @@ def read_counts_by_label(file: Path) -> dict[str, UsageCounts]:
         for pk, item in connection.execute('SELECT pk, item FROM "usage-agg-sharded"'):
             scope, _, rest = pk.partition("#LABEL#")
             if scope == SCOPE.key:
-                items.setdefault(rest.partition("#")[0], []).append(sqlite_codec.decode_item(item))
+                items.setdefault(rest.partition("#")[0], []).append(item_codec.decode_item(item))
     return {label: _counts(sum_items(found)) for label, found in items.items()}
 
 
@@ -192,5 +192,5 @@ def read_requests_by_day(file: Path) -> dict[str, int]:
     requests: Counter[str] = Counter()
     with closing(sqlite3.connect(f"file:{file}?mode=ro", uri=True)) as connection:
         for day, item in connection.execute('SELECT sk, item FROM "usage-agg-sharded"'):
-            requests[day] += int(sqlite_codec.decode_item(item)["requests"])
+            requests[day] += int(item_codec.decode_item(item)["requests"])
     return dict(requests)

@@ -46,7 +46,7 @@ LAYERS: list[set[str]] = [
         "price_keeper.stores.item_values",
         "price_keeper.stores.cloudformation",
         "price_keeper.stores.expressions",
-        "price_keeper.stores.sqlite_codec",
+        "price_keeper.stores.item_codec",
     },
     {"price_keeper.stores.item_values"},
     {"price_keeper.stores", "price_keeper.tasks"},

@@ -24,7 +24,7 @@ from price_keeper.selection import sticky
 from price_keeper.selection.settings import ORG_SETTINGS
 from price_keeper.selection.watch import RefreshState
 from price_keeper.stores.contract import Item, Value
-from price_keeper.stores.sqlite_codec import decode_item, encode_item
+from price_keeper.stores.item_codec import decode_item, encode_item
 
 MAX_RECORDS: Final = 10_000
 MAX_SNAPSHOT_BYTES: Final = 4 * 2**20

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from price_keeper.errors import InvalidStoreRequest, StoreMisconfigured, StoreUnavailable
-from price_keeper.stores import sqlite_codec as codec
+from price_keeper.stores import item_codec as codec
 from price_keeper.stores.batching import BatchThread
 from price_keeper.stores.contract import Between, Delete, Item, Key, Page, Prefix, Put, Query, StoredRow, Update, Write
 from price_keeper.stores.item_values import check_key, check_query, check_transaction, check_write

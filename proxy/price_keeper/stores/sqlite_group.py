@@ -11,7 +11,7 @@ from hashlib import sha256
 from typing import Any, TypeVar
 
 from price_keeper.errors import CancellationReason, ConditionFailed, InvalidStoreRequest, ReasonCode, TransactionFailed
-from price_keeper.stores import sqlite_codec as codec
+from price_keeper.stores import item_codec as codec
 from price_keeper.stores.contract import (
     EXPIRY_ATTRIBUTE,
     AllOf,

@@ -19,8 +19,8 @@ from price_keeper.reports import report_period
 from price_keeper.selection.plan import DEFAULT_ALERT_THRESHOLDS, resolve_settings
 from price_keeper.selection.settings import InvalidSettings, validate_app, validate_org
 from price_keeper.stores.expressions import item_from_wire, item_to_wire
+from price_keeper.stores.item_codec import decode_item, encode_item
 from price_keeper.stores.item_values import check_attributes
-from price_keeper.stores.sqlite_codec import decode_item, encode_item
 from yarl import URL
 
 from tests.fuzz.documents import document, views

@@ -12,8 +12,8 @@ from price_keeper.errors import InvalidStoreRequest
 from price_keeper.selection.plan import DEFAULT_ALERT_THRESHOLDS, resolve_settings
 from price_keeper.stores.contract import Item
 from price_keeper.stores.expressions import from_wire, item_from_wire, item_to_wire
+from price_keeper.stores.item_codec import decode_item, encode_item
 from price_keeper.stores.item_values import SIGNIFICANT_DIGITS, add_exactly, check_attributes, normalize_number
-from price_keeper.stores.sqlite_codec import decode_item, encode_item
 
 from tests.fuzz.documents import document
 from tests.fuzz.oracle import holds, same

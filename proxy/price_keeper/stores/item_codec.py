@@ -1,7 +1,7 @@
-"""Items as JSON text in a SQLite row, readable with any SQLite tool. Pure.
+"""Items as JSON text, for the rows of SQLite and for snapshot files. Pure.
 
-Plain values stand for themselves. What JSON cannot hold exactly is wrapped: {"N": "0.1"} a number, {"B": "aGk="} bytes,
-{"M": {...}} a map.
+Plain values stand for themselves. What JSON cannot hold exactly is wrapped: {"N": "0.1"} is a number, {"B": "aGk="}
+is bytes, {"M": {...}} is a map.
 """
 
 from __future__ import annotations
