@@ -19,7 +19,7 @@ from price_keeper.errors import (
     StoreThrottled,
     StoreUnavailable,
 )
-from price_keeper.stores import batching, sqlite_file, sqlite_group
+from price_keeper.stores import sqlite, sqlite_file, sqlite_group
 from price_keeper.stores.contract import (
     AllOf,
     AnyOf,
@@ -150,7 +150,7 @@ async def test_close_waits_for_what_was_begun(tmp_path: Path) -> None:
 
 
 async def test_too_many_waiting_is_throttled(store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batching, "MAX_QUEUED", 5)
+    monkeypatch.setattr(sqlite, "MAX_QUEUED", 5)
     writes = [asyncio.ensure_future(store.update(Update(KEY, add={"n": 1}))) for _ in range(5000)]
     outcomes = await asyncio.gather(*writes, return_exceptions=True)
     refused = [outcome for outcome in outcomes if isinstance(outcome, StoreThrottled)]
