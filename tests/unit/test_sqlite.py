@@ -19,7 +19,7 @@ from price_keeper.errors import (
     StoreThrottled,
     StoreUnavailable,
 )
-from price_keeper.stores import sqlite, sqlite_file, sqlite_group
+from price_keeper.stores import sqlite, sqlite_commit, sqlite_file
 from price_keeper.stores.contract import (
     AllOf,
     AnyOf,
@@ -160,14 +160,14 @@ async def test_too_many_waiting_is_throttled(store: SqliteStore, monkeypatch: py
 
 
 async def test_a_write_that_cannot_be_kept_suffers_alone(store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = sqlite_group.codec.encode_item
+    real = sqlite_commit.codec.encode_item
 
     def encode(item: Any) -> bytes:
         if "poison" in item:
             raise RuntimeError("what no check foresaw")
         return real(item)
 
-    monkeypatch.setattr(sqlite_group.codec, "encode", encode)
+    monkeypatch.setattr(sqlite_commit.codec, "encode", encode)
     outcomes = await asyncio.gather(
         store.update(Update(KEY, add={"n": 1})),
         store.put(Put(Key("config", "p", "bad"), {"poison": 1})),

@@ -1,4 +1,8 @@
-"""The writes of one commit: each sees what those before it left, and each item is saved once at the end."""
+"""The writes of one SQLite commit. Each write sees what those before it left; each item is saved once, at the end.
+
+A failed condition or a rejected transaction leaves no trace in the group. Idempotency tokens of transactions are kept
+for ten minutes, as DynamoDB keeps them.
+"""
 
 from __future__ import annotations
 
