@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from price_keeper.errors import StoreUnavailable
-from price_keeper.stores import sqlite_watch
+from price_keeper.stores import sqlite_file
 from price_keeper.stores.contract import Key, Put, Update
 from price_keeper.stores.sqlite import SqliteStore
 from price_keeper.stores.sqlite_file import connect, prepare_file
@@ -31,7 +31,7 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 async def store(path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[SqliteStore]:
-    monkeypatch.setattr(sqlite_watch, "_RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(sqlite_file, "_RETRY_SECONDS", 0.0)
     opened = await SqliteStore(path, lambda: 1000.0).open()
     await opened.update(ADD_ONE)
     await opened.get(KEY)
@@ -166,7 +166,7 @@ async def test_half_written_checkpoint_is_looked_at_again(
             raise trouble
         return True
 
-    monkeypatch.setattr(sqlite_watch.FileWatch, "_has_our_header", has_our_header)
+    monkeypatch.setattr(sqlite_file.FileWatch, "_has_our_header", has_our_header)
     os.utime(path)
     await store.check_file()
 
@@ -206,7 +206,7 @@ async def test_unfinished_checkpoint_that_cannot_be_finished_now_is_no_damage(
 ) -> None:
     await half_checkpointed(store, path)
     with monkeypatch.context() as held:
-        held.setattr(sqlite_watch, "_truncate_log", lambda _: False)
+        held.setattr(sqlite_file, "_truncate_log", lambda _: False)
         assert all("Nothing is lost" in text for text in await refusals(store))
     assert await store.update(ADD_ONE) == {"n": 2}
 

@@ -24,8 +24,7 @@ from price_keeper.stores import item_codec as codec
 from price_keeper.stores.contract import Between, Delete, Item, Key, Page, Prefix, Put, Query, StoredRow, Update, Write
 from price_keeper.stores.item_values import check_key, check_query, check_transaction, check_write
 from price_keeper.stores.sqlite_commit import WriteGroup, freeze_write, load_item
-from price_keeper.stores.sqlite_file import connect, prepare_file, translate_sqlite_error
-from price_keeper.stores.sqlite_watch import FileWatch
+from price_keeper.stores.sqlite_file import FileWatch, connect, prepare_file, translate_sqlite_error
 
 _PROBE_KEY = Key("config", "PROBE", "PROBE")
 

@@ -1,12 +1,22 @@
-"""The embedded store's file: how it is made, opened and looked at, and what its troubles mean."""
+"""The file of the embedded store: how it is created and opened, and how its loss or replacement is noticed.
+
+SQLite itself does not look whether the file that it opened is still there: it goes on writing to a deleted file, and
+what it acknowledges is lost with the process. `FileWatch` compares device, inode and size before each batch, and
+raises StoreUnavailable while the file is not the one that was opened.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import sqlite3
+import threading
+from contextlib import closing
+from enum import Enum
 from pathlib import Path
 from time import monotonic, sleep
+from typing import NamedTuple, TypeAlias
 
 from price_keeper.errors import StoreError, StoreMisconfigured, StoreUnavailable
 from price_keeper.stores.contract import Key
@@ -140,3 +150,158 @@ def translate_sqlite_error(failure: sqlite3.Error, path: Path, *, maybe_applied:
     if getattr(failure, "sqlite_errorcode", None) == sqlite3.SQLITE_NOTADB:
         return StoreMisconfigured(f"{path} is no SQLite database")
     return StoreUnavailable(f"{path}: {failure}", maybe_applied=maybe_applied)
+
+
+_RETRIES = 20  # another process that copies its log into the file leaves it half-written for a moment
+_RETRY_SECONDS = 0.05
+
+_log = logging.getLogger("price_keeper.stores")
+
+FileId: TypeAlias = "tuple[int, int]"  # device and inode
+LogIds: TypeAlias = "tuple[FileId | None, FileId | None]"
+
+
+class _FileStat(NamedTuple):
+    """What changes in a file when somebody writes to it. No checkpoint makes it smaller, unless it was vacuumed."""
+
+    size: int
+    modified_ns: int
+
+
+class _Header(Enum):
+    OURS = 1
+    UNFINISHED = 2  # it counts more pages than there are, as after a `kill -9` in a checkpoint; the log has the rest
+    FOREIGN = 3
+
+
+class FileWatch:
+    """Shared by the threads of one store, which call `check` with their own connections.
+
+    The file is looked at by name alone: to open it here and close it again would drop the locks that SQLite holds.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """The file exists."""
+        self._path = path
+        real = os.path.realpath(path)  # SQLite's logs lie beside the file that a symbolic link leads to
+        self._log_paths = (f"{real}-wal", f"{real}-shm")
+        self._uri = f"{Path(real).as_uri()}?mode=ro&immutable=1"
+        stat = path.stat()
+        self._file_id = stat.st_dev, stat.st_ino
+        self._last_stat = _FileStat(stat.st_size, stat.st_mtime_ns)
+        self._lock = threading.Lock()
+        self._connections = 0
+        self._log_ids: LogIds | None = None
+        self._trouble = ""
+        self._is_damaged = False
+        self._is_log_emptied = False
+
+    def on_connection_opened(self) -> None:
+        """A connection has read the file, so that its logs exist."""
+        with self._lock:
+            self._connections += 1
+            if self._log_ids is None:
+                self._log_ids = self._read_log_ids()
+
+    def on_connection_closing(self) -> None:
+        """The last connection to close removes the logs."""
+        with self._lock:
+            self._connections -= 1
+            if not self._connections:
+                self._log_ids = None
+
+    def check(self, connection: sqlite3.Connection | None) -> None:
+        """Raises StoreUnavailable while the file, or a log that is in use, is not the one that was opened."""
+        with self._lock:
+            trouble = self._find_trouble()
+            if trouble and not self._is_damaged and not self._is_log_emptied and connection is not None:
+                self._is_log_emptied = _truncate_log(connection)
+                trouble = self._find_trouble()  # a checkpoint that another process left unfinished is finished by that
+            if trouble != self._trouble:
+                self._trouble = trouble
+                self._log_change()
+            self._is_log_emptied = self._is_log_emptied and bool(trouble)
+        if trouble:
+            raise StoreUnavailable(trouble)
+
+    def _log_change(self) -> None:
+        if self._trouble:
+            _log.error("store: %s", self._trouble)
+        else:
+            _log.warning("store: %s is in its place again; it is read and written as before", self._path)
+
+    def _find_trouble(self) -> str:
+        if self._is_damaged:  # also if it has grown again: what is in the log is of another time
+            return self._describe_damage()
+        try:
+            stat = os.stat(self._path)
+        except FileNotFoundError:
+            return f"{self._path} was deleted or renamed while in use: move it back, or restore a backup and restart"
+        except OSError as failure:
+            return f"{self._path} cannot be looked at: {failure.strerror}"
+        if (stat.st_dev, stat.st_ino) != self._file_id:
+            return f"{self._path} was replaced by another file while in use: restart to use it, or move the former back"
+        if self._log_ids is not None and self._read_log_ids() != self._log_ids:
+            return (
+                f"{self._log_paths[0]} or -shm was deleted or replaced while in use: restart;"
+                " what was acknowledged is in the store's file itself"
+            )
+        state = _FileStat(stat.st_size, stat.st_mtime_ns)
+        if state != self._last_stat:
+            header = _Header.FOREIGN if state.size < self._last_stat.size else self._read_header()
+            self._is_damaged = header is _Header.FOREIGN
+            if self._is_damaged:
+                return self._describe_damage()
+            if header is _Header.UNFINISHED:
+                return (
+                    f"{self._path} is half-written: another process stopped while it copied the log there. Nothing is"
+                    " lost; if it stays so, stop every process that uses the file and start again, and leave its -wal"
+                )
+            self._last_stat = state
+        return ""
+
+    def _read_log_ids(self) -> LogIds:
+        return _read_file_id(self._log_paths[0]), _read_file_id(self._log_paths[1])
+
+    def _describe_damage(self) -> str:
+        return (
+            f"{self._path} was cut, vacuumed or overwritten while in use: stop every process that uses it, restore the"
+            " file without its -wal and -shm unless it was vacuumed, and start again"
+        )
+
+    def _read_header(self) -> _Header:
+        """What lies in the file itself, without its log. In trouble already, nobody waits for it to become better."""
+        found = _Header.OURS
+        for attempt in range(1 if self._trouble else _RETRIES):
+            if attempt:
+                sleep(_RETRY_SECONDS)
+            try:
+                return _Header.OURS if self._has_our_header() else _Header.FOREIGN
+            except sqlite3.DatabaseError as failure:
+                is_short = getattr(failure, "sqlite_errorcode", None) == sqlite3.SQLITE_CORRUPT
+                found = _Header.UNFINISHED if is_short else _Header.FOREIGN
+        return found
+
+    def _has_our_header(self) -> bool:
+        """`immutable` leaves the log out; SQLite refuses a header that counts more pages than there are."""
+        with closing(sqlite3.connect(self._uri, uri=True)) as raw:
+            (owner,) = raw.execute("PRAGMA application_id").fetchone()
+        return owner in (APPLICATION_ID, 0)  # 0: that it is ours stands in the log alone, as in a file just made
+
+
+def _read_file_id(path: str) -> FileId | None:
+    try:
+        stat = os.stat(path)
+    except OSError:
+        return None
+    return stat.st_dev, stat.st_ino
+
+
+def _truncate_log(connection: sqlite3.Connection) -> bool:
+    """Copies what was acknowledged into the opened file, wherever its name is now. A log that stayed behind with writes
+    in it would be applied to whatever file is put in that place."""
+    try:
+        busy, _, _ = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+    except sqlite3.Error:
+        return False
+    return not busy
