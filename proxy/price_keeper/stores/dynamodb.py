@@ -1,4 +1,12 @@
-"""The shared store: DynamoDB, or anything that speaks its protocol at an endpoint of its own."""
+"""The shared store: DynamoDB, or anything that speaks its protocol at an endpoint of its own.
+
+Reads and transactions are retried; transactions carry an idempotency token. A single write whose answer was lost is
+never sent again: the caller gets StoreUnavailable with `maybe_applied`. Every call ends within
+`CALL_TIMEOUT_SECONDS`.
+
+`StrictResponseSession` drops a connection on which data arrived that no request asked for. aiohttp would take it for
+the response to the next request: a read would return another item, and a write that never happened would look done.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +14,25 @@ import asyncio
 import itertools
 import random
 import uuid
+from asyncio import AbstractEventLoop
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from enum import Enum
+from functools import partial
 from typing import Any, TypeVar
 
 import aioboto3
 from aiobotocore.config import AioConfig
+from aiohttp import ServerDisconnectedError, TCPConnector
+from aiohttp.client_proto import ResponseHandler
 from botocore.exceptions import ClientError
 
+from price_keeper.aws_session import HostnameCheckingSession
 from price_keeper.config.encryption import explain_insecure_url
 from price_keeper.errors import StoreError, StoreMisconfigured, StoreThrottled, StoreUnavailable, is_condition_failure
 from price_keeper.stores import dynamodb_errors as errors
 from price_keeper.stores.contract import Delete, Item, Key, Page, Put, Query, StoredRow, Update, Write
-from price_keeper.stores.dynamodb_connections import StrictResponseSession
 from price_keeper.stores.dynamodb_credentials import StoreCredentials, create_session
 from price_keeper.stores.expressions import (
     TRANSACTION_VERBS,
@@ -290,3 +303,51 @@ def _parse_rows(table: str, response: Any) -> tuple[list[StoredRow], Any]:
     return [StoredRow(key_from_wire(table, wire), item_from_wire(wire)) for wire in response["Items"]], response.get(
         "LastEvaluatedKey"
     ) or None
+
+
+_REQUEST_ID_HEADER = "x-amzn-requestid"  # that no two answers share
+_MAX_REMEMBERED_IDS = 100  # answers of one connection
+
+
+class _StrictResponseHandler(ResponseHandler):
+    def __init__(self, loop: AbstractEventLoop) -> None:
+        super().__init__(loop)
+        self._seen_request_ids: deque[str] = deque(maxlen=_MAX_REMEMBERED_IDS)  # by their numbers
+        self._is_response_expected = False  # and has not begun to answer
+        self._has_unsolicited_data = False
+
+    def set_response_params(self, **params: Any) -> None:
+        self._is_response_expected = True
+        super().set_response_params(**params)
+
+    def data_received(self, data: bytes) -> None:
+        if data and not self._is_response_expected and (self._payload is None or self._payload.is_eof()):
+            self._has_unsolicited_data = True
+        super().data_received(data)
+
+    def is_connected(self) -> bool:
+        """Asked before each use, and answered with no where something came that nobody asked for."""
+        return super().is_connected() and not (self._has_unsolicited_data or self._buffer or self._tail)
+
+    def feed_data(self, data: Any, size: int = 0) -> None:
+        request_id = data[0].headers.get(_REQUEST_ID_HEADER, "")
+        if request_id in self._seen_request_ids:  # what was asked meanwhile has no answer yet
+            self.set_exception(ServerDisconnectedError("an answer that was given before"))
+            if self.transport is not None:
+                self.transport.abort()
+        elif self.exception() is None:
+            self._is_response_expected = False
+            if request_id:
+                self._seen_request_ids.append(request_id)
+            super().feed_data(data, size)
+
+
+def _create_handler(loop: AbstractEventLoop) -> ResponseHandler:
+    return _StrictResponseHandler(loop)
+
+
+class StrictResponseSession(HostnameCheckingSession):
+    def _create_connector(self, proxy_url: str | None) -> TCPConnector:
+        connector: TCPConnector = super()._create_connector(proxy_url)
+        connector._factory = partial(_create_handler, connector._loop)
+        return connector
