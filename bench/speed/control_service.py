@@ -200,7 +200,7 @@ async def _opened(folder: Path, endpoint: str | None) -> AsyncIterator[Store]:
             await embedded.close()
         return
     from price_keeper.stores.dynamodb import DynamoStore
-    from price_keeper.stores.tables import create_missing_tables
+    from price_keeper.stores.dynamodb_tables import create_missing_tables
 
     os.environ.update({name: value for name, value in KEEPER.items() if name.startswith("AWS_")})
     store = await DynamoStore(region=_REGION, table_prefix=PREFIX, endpoint=endpoint, sleep=asyncio.sleep).open()

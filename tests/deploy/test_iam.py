@@ -18,7 +18,7 @@ from price_keeper.config import StoreConfig
 from price_keeper.doctor.needs import get_table_permissions
 from price_keeper.doctor.policies import ACTIONS_BY_OPERATION, ROLES
 from price_keeper.operations import Operation
-from price_keeper.stores import tables
+from price_keeper.stores import dynamodb_tables
 
 from tests.support.deployed import DEPLOY
 from tests.support.engines import Engines
@@ -111,8 +111,8 @@ async def test_whoever_makes_the_tables_is_allowed_what_that_does(engines: Engin
     store = await open_dynamodb(config, SystemClock())
     try:
         store.client.meta.events.register("before-call.dynamodb", lambda model, **_: asked.add(model.name))
-        await tables.create_missing_tables(store.client, prefix, SystemClock().sleep, lambda *_: None)
-        await tables.read_table_states(store.client, prefix, SystemClock().sleep)
+        await dynamodb_tables.create_missing_tables(store.client, prefix, SystemClock().sleep, lambda *_: None)
+        await dynamodb_tables.read_table_states(store.client, prefix, SystemClock().sleep)
     finally:
         await store.close()
     assert {action for _, action in allowed(policy("tables"), "dynamodb")} == asked

@@ -17,7 +17,7 @@ from price_keeper.metering import bodies, guardrail_traces, guardrails, price_li
 from price_keeper.recording import leftovers, lines
 from price_keeper.selection import settings
 from price_keeper.server import http1_parser, http2, http2_stream
-from price_keeper.stores import expressions, item_codec
+from price_keeper.stores import dynamodb_expressions, item_codec
 
 from tests.fuzz.places import played
 from tests.fuzz.targets import NAMES, target
@@ -110,7 +110,7 @@ SPOILT: dict[str, tuple[str, Spoils]] = {
     ),
     "calls that count twice": ("journal", puts(leftovers.RecoveredSegment, "hand_calls_to", lambda *_: None)),
     "numbers that are rounded": ("values", wraps(item_codec, "number", lambda value: float(value))),
-    "a kind that is another": ("values", puts(expressions, "number", str)),
+    "a kind that is another": ("values", puts(dynamodb_expressions, "number", str)),
 }
 
 

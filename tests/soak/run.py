@@ -11,7 +11,7 @@ from pathlib import Path
 
 from price_keeper.stores.contract import Store
 from price_keeper.stores.dynamodb import DynamoStore
-from price_keeper.stores.tables import create_missing_tables
+from price_keeper.stores.dynamodb_tables import create_missing_tables
 
 from bench.speed.scaling_system import processor_seconds
 from tests.soak.administrators import Administrators

@@ -12,8 +12,8 @@ from time import time
 
 from price_keeper.stores.contract import Store
 from price_keeper.stores.dynamodb import DynamoStore
+from price_keeper.stores.dynamodb_tables import create_missing_tables
 from price_keeper.stores.sqlite import SqliteStore
-from price_keeper.stores.tables import create_missing_tables
 
 # An endpoint to hold to the contract as well: DynamoDB itself, or another engine that speaks its protocol.
 OWN_ENDPOINT = "PRICE_KEEPER_TEST_DYNAMODB"

@@ -45,7 +45,7 @@ LAYERS: list[set[str]] = [
     {
         "price_keeper.stores.item_values",
         "price_keeper.stores.cloudformation",
-        "price_keeper.stores.expressions",
+        "price_keeper.stores.dynamodb_expressions",
         "price_keeper.stores.item_codec",
     },
     {"price_keeper.stores.item_values"},
@@ -117,7 +117,7 @@ def test_there_are_pure_files() -> None:
     assert {
         "price_keeper.stores.item_values",
         "price_keeper.stores.item_values",
-        "price_keeper.stores.expressions",
+        "price_keeper.stores.dynamodb_expressions",
     } <= {_module(p) for p in PURE}
 
 

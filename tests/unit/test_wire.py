@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from price_keeper.stores.expressions import item_from_wire
+from price_keeper.stores.dynamodb_expressions import item_from_wire
 
 
 @pytest.mark.parametrize(

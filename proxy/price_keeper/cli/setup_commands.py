@@ -54,7 +54,9 @@ def run_tables_create(args: Namespace) -> int:
             _create_in_sqlite(Path(config.path), on_table)
         else:
             asyncio.run(
-                _run_with_client(config, lambda tables, client: _create_in_dynamodb(tables, client, config, on_table))
+                _run_with_client(
+                    config, lambda tables, client: _create_in_dynamodb(dynamodb_tables, client, config, on_table)
+                )
             )
     if args.json:
         print_json(outcomes)
@@ -71,7 +73,7 @@ def _create_in_sqlite(path: Path, on_table: Callable[[str, str], None]) -> None:
 async def _create_in_dynamodb(
     tables: Any, client: Any, config: StoreConfig, on_table: Callable[[str, str], None]
 ) -> None:
-    await tables.create_missing(client, config.table_prefix, SystemClock().sleep, on_table)
+    await dynamodb_tables.create_missing(client, config.table_prefix, SystemClock().sleep, on_table)
 
 
 def run_tables_check(args: Namespace) -> int:
@@ -82,7 +84,7 @@ def run_tables_check(args: Namespace) -> int:
     else:
         states = asyncio.run(
             _run_with_client(
-                config, lambda tables, client: tables.states(client, config.table_prefix, SystemClock().sleep)
+                config, lambda tables, client: dynamodb_tables.states(client, config.table_prefix, SystemClock().sleep)
             )
         )
         differences = {state.table: list(state.differences) for state in states}
@@ -104,11 +106,11 @@ def _print_differences(differences_by_table: dict[str, list[str]], *, as_json: b
 
 async def _run_with_client(config: StoreConfig, use: Callable[[Any, Any], Awaitable[Any]]) -> Any:
     from price_keeper.app import open_dynamodb  # with AWS's libraries, which SQLite's users need not wait for
-    from price_keeper.stores import tables
+    from price_keeper.stores import dynamodb_tables
 
     store = await open_dynamodb(config, SystemClock())
     try:
-        return await use(tables, store.client)
+        return await use(dynamodb_tables, store.client)
     finally:
         await store.close()
 

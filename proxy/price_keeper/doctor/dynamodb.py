@@ -31,7 +31,7 @@ from price_keeper.stores.contract import (
     Write,
     all_of,
 )
-from price_keeper.stores.expressions import (
+from price_keeper.stores.dynamodb_expressions import (
     TRANSACTION_VERBS,
     Request,
     build_query_request,
@@ -80,11 +80,11 @@ async def check_dynamodb_reachable(context: DoctorContext) -> Finding:
 async def check_tables(context: DoctorContext) -> Finding:
     if not context.is_on_dynamodb:
         return skipped(_NOT_ON_DYNAMODB)
-    from price_keeper.stores import tables  # brings botocore along
+    from price_keeper.stores import dynamodb_tables  # brings botocore along
 
     prefix = context.config.store.table_prefix
     try:
-        states = await tables.read_table_states(await context.dynamodb(), prefix, context.clock.sleep)
+        states = await dynamodb_tables.read_table_states(await context.dynamodb(), prefix, context.clock.sleep)
     except StoreError as failure:
         return _judge_failure(failure)
     different = [f"{state.table}: {', '.join(state.differences)}" for state in states if state.differences]
@@ -150,16 +150,17 @@ def _build_denied_finding(denied: Sequence[_PermissionProbe], context: DoctorCon
     by_action: dict[str, list[str]] = {}
     for each in denied:
         by_action.setdefault(each.action, []).append(each.table)
-    message = "; ".join(f"{action} on {', '.join(tables)}" for action, tables in by_action.items())
+    message = "; ".join(f"{action} on {', '.join(dynamodb_tables)}" for action, tables in by_action.items())
     remedy = "; ".join(
-        f"dynamodb:{action} on {', '.join(_build_table_arns(context, tables))}" for action, tables in by_action.items()
+        f"dynamodb:{action} on {', '.join(_build_table_arns(context, dynamodb_tables))}"
+        for action, tables in by_action.items()
     )
     return trouble(f"not allowed: {message}", f"allow {remedy}")
 
 
 def _build_table_arns(context: DoctorContext, tables: Sequence[str]) -> list[str]:
     store = context.config.store
-    return [f"arn:aws:dynamodb:{store.region}:*:table/{store.table_prefix}{table}" for table in tables]
+    return [f"arn:aws:dynamodb:{store.region}:*:table/{store.table_prefix}{table}" for table in dynamodb_tables]
 
 
 def _build_probes(prefix: str, permissions: TablePermissions) -> list[_PermissionProbe]:

@@ -34,7 +34,7 @@ from price_keeper.errors import StoreError, StoreMisconfigured, StoreThrottled, 
 from price_keeper.stores import dynamodb_errors as errors
 from price_keeper.stores.contract import Delete, Item, Key, Page, Put, Query, StoredRow, Update, Write
 from price_keeper.stores.dynamodb_credentials import StoreCredentials, create_session
-from price_keeper.stores.expressions import (
+from price_keeper.stores.dynamodb_expressions import (
     TRANSACTION_VERBS,
     Request,
     build_query_request,

@@ -1,7 +1,8 @@
-"""AWS credentials for the store and the price list, renewed beside their calls.
+"""AWS credentials for DynamoDB and for the AWS Price List, renewed in the background.
 
-aiobotocore would have the call wait that finds them due, and all calls in the ten minutes before their end; and it
-would not look at the name of who hands them out (`verified.py`).
+aiobotocore would make the call wait that finds credentials due, and every call in the ten minutes before they
+expire; and it does not check the host name of the service that hands them out (see `aws_session`). Here the last
+credentials stay in use until DynamoDB refuses them or newer ones arrive.
 """
 
 from __future__ import annotations

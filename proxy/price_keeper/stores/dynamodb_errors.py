@@ -1,4 +1,7 @@
-"""What went wrong at DynamoDB, told in the store's own errors: the one place where botocore's are looked at."""
+"""Translates errors of botocore and aiohttp into StoreError. No other module looks at DynamoDB's error codes.
+
+`validate_response` runs before botocore's parser and rejects responses that DynamoDB did not write.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ from price_keeper.errors import (
     StoreUnavailable,
     TransactionFailed,
 )
-from price_keeper.stores.expressions import item_from_wire
+from price_keeper.stores.dynamodb_expressions import item_from_wire
 
 # Everything a call through the client may raise that is no mistake of ours.
 FAILURES = (BotoCoreError, ClientError, aiohttp.ClientError, OSError, TimeoutError)

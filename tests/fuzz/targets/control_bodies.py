@@ -18,7 +18,7 @@ from price_keeper.control.requests import parse_query
 from price_keeper.reports import report_period
 from price_keeper.selection.plan import DEFAULT_ALERT_THRESHOLDS, resolve_settings
 from price_keeper.selection.settings import InvalidSettings, validate_app, validate_org
-from price_keeper.stores.expressions import item_from_wire, item_to_wire
+from price_keeper.stores.dynamodb_expressions import item_from_wire, item_to_wire
 from price_keeper.stores.item_codec import decode_item, encode_item
 from price_keeper.stores.item_values import check_attributes
 from yarl import URL

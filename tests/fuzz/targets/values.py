@@ -11,7 +11,7 @@ from price_keeper.config.keys import DefaultsConfig
 from price_keeper.errors import InvalidStoreRequest
 from price_keeper.selection.plan import DEFAULT_ALERT_THRESHOLDS, resolve_settings
 from price_keeper.stores.contract import Item
-from price_keeper.stores.expressions import from_wire, item_from_wire, item_to_wire
+from price_keeper.stores.dynamodb_expressions import from_wire, item_from_wire, item_to_wire
 from price_keeper.stores.item_codec import decode_item, encode_item
 from price_keeper.stores.item_values import SIGNIFICANT_DIGITS, add_exactly, check_attributes, normalize_number
 

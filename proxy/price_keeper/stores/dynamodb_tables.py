@@ -1,4 +1,7 @@
-"""DynamoDB's tables as the schema wants them: made where missing, and compared."""
+"""Creates the DynamoDB tables of the schema where they are missing, and compares those that exist.
+
+`create_missing_tables` also switches on time to live and point-in-time recovery. It never deletes or changes a key.
+"""
 
 from __future__ import annotations
 

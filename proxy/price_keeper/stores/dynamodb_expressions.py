@@ -1,4 +1,7 @@
-"""The contract's values as DynamoDB requests, and DynamoDB's answers as the contract's values. Pure."""
+"""Builds DynamoDB requests from the contract's values, and reads items from DynamoDB's wire format. Pure.
+
+All names and values go through placeholders, so no reserved word can collide with an attribute.
+"""
 
 from __future__ import annotations
 
