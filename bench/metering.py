@@ -25,8 +25,8 @@ from price_keeper import dataplane
 from price_keeper.app import open_store
 from price_keeper.clock import SystemClock
 from price_keeper.config import Config
-from price_keeper.config.keys import JournalConfig
-from price_keeper.config.keys import StoreConfig as StoreConfig
+from price_keeper.config.config_sections import JournalConfig
+from price_keeper.config.config_sections import StoreConfig as StoreConfig
 from price_keeper.forwarding.eventstream import FrameWatcher, encode_frame
 from price_keeper.forwarding.forwarder import UpstreamTarget
 from price_keeper.forwarding.upstream import UpstreamEndpoint

@@ -21,7 +21,7 @@ from price_keeper.auth.tokens import TokenService
 from price_keeper.choosing import FindTargets, LabelSelector
 from price_keeper.clock import Clock
 from price_keeper.config import Config, LabelConfig, UpstreamConfig
-from price_keeper.config.prices import PSEUDO_LABELS
+from price_keeper.config.config_sections import PSEUDO_LABELS
 from price_keeper.errors import ConfigError
 from price_keeper.forwarding.counting import TokenCounter
 from price_keeper.forwarding.credentials import UNUSABLE_CHECK_SECONDS, RefreshingCredentials, StaticCredentials

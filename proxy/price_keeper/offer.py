@@ -10,7 +10,7 @@ from collections.abc import Callable
 from price_keeper import dataplane
 from price_keeper.clock import Clock
 from price_keeper.config import Config
-from price_keeper.config.prices import PSEUDO_LABELS
+from price_keeper.config.config_sections import PSEUDO_LABELS
 from price_keeper.dataplane import BedrockAccess
 from price_keeper.forwarding.counting import TokenCounter
 from price_keeper.forwarding.forwarder import Forwarder

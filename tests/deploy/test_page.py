@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from price_keeper import app
-from price_keeper.config.keys import JournalConfig
+from price_keeper.config.config_sections import JournalConfig
 from price_keeper.recording.composed import LAST_FLUSH_TIMEOUT_SECONDS, LAST_RETURN_TIMEOUT_SECONDS
 from price_keeper.telemetry import metrics
 from price_keeper.telemetry.metrics import Metric

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from price_keeper.config.prices import DEMO_LABELS
+from price_keeper.config.config_sections import DEMO_LABELS
 
 from tests.support.pages import ROOT
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 from price_keeper.config import LabelConfig, PricesConfig
-from price_keeper.config.keys import DEMO_LABELS, JournalConfig
+from price_keeper.config.config_sections import DEMO_LABELS, JournalConfig
 from price_keeper.forwarding import upstream
 from price_keeper.forwarding.forwarder import parse_endpoint
 from price_keeper.recording.entries import Receipt

@@ -16,7 +16,7 @@ import pytest
 from botocore.exceptions import ClientError
 from price_keeper.clock import SystemClock
 from price_keeper.config import Config
-from price_keeper.config.prices import GuardrailsConfig, UnitPrices
+from price_keeper.config.config_sections import GuardrailsConfig, UnitPrices
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Put, Value
 

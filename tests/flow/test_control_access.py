@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from price_keeper.config.keys import AuthConfig
+from price_keeper.config.config_sections import AuthConfig
 from price_keeper.control.access import load_admin_key
 from price_keeper.control.bodies import parse_json
 from price_keeper.control.problems import ApiError

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from price_keeper.config import problems
-from price_keeper.config.keys import parse_config
+from price_keeper.config.config_sections import parse_config
 from price_keeper.config.problems import MAX_COMPARED, MAX_GUESSES, MAX_SHOWN, escape_line, find_nearest, limit_guesses
 from price_keeper.control.bodies import MAX_JSON_VALUES, parse_json
 from price_keeper.control.problems import MAX_DETAILS, ApiError

@@ -14,7 +14,7 @@ import orjson
 import pytest
 from price_keeper.choosing import LARGE_BODY_BYTES, run_in_thread_if_large
 from price_keeper.config import Config
-from price_keeper.config.keys import UpstreamConfig
+from price_keeper.config.config_sections import UpstreamConfig
 from price_keeper.dataplane import SIMULATED
 
 from tests.support.data_port import DataPort, data_port

@@ -15,7 +15,7 @@ from bedrock_simulator.server import simulated_bedrock
 from bedrock_simulator.signatures import Keys
 from price_keeper.clock import SystemClock
 from price_keeper.config import Config
-from price_keeper.config.prices import EndpointConfig
+from price_keeper.config.config_sections import EndpointConfig
 from price_keeper.doctor import asking
 from price_keeper.doctor.findings import FindingStatus
 from price_keeper.doctor.needs import get_table_permissions

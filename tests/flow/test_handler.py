@@ -18,8 +18,7 @@ from price_keeper import handler
 from price_keeper.auth.clients import hash_secret, make_secret
 from price_keeper.choosing import LARGE_BODY_BYTES
 from price_keeper.config import Config
-from price_keeper.config.keys import UpstreamConfig
-from price_keeper.config.prices import EndpointConfig
+from price_keeper.config.config_sections import EndpointConfig, UpstreamConfig
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Put
 from price_keeper.stores.sqlite import SqliteStore

@@ -16,7 +16,7 @@ import aiohttp
 import pytest
 from price_keeper.clock import SystemClock
 from price_keeper.config import Config
-from price_keeper.config.keys import EndpointConfig, LabelConfig, PricesConfig
+from price_keeper.config.config_sections import EndpointConfig, LabelConfig, PricesConfig
 from price_keeper.hard.rows import BudgetLeaseRow, HardBudgetBucket, HardBudgetKey
 from price_keeper.metering.price_updates import PriceTables
 from price_keeper.metering.pricing import PriceTable, build_price_table

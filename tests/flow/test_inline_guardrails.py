@@ -14,7 +14,7 @@ import aiohttp
 import pytest
 from botocore.exceptions import ClientError
 from price_keeper.config import Config
-from price_keeper.config.prices import GuardrailsConfig, UnitPrices
+from price_keeper.config.config_sections import GuardrailsConfig, UnitPrices
 from price_keeper.metering.bodies import UNBILLED_GUARDRAIL_COUNTS
 from price_keeper.metering.guardrails import build_guardrail_prices, price_guardrail
 from price_keeper.recording.entries import UsageCounts

@@ -14,7 +14,7 @@ import aiohttp
 import pytest
 from botocore.exceptions import ClientError
 from price_keeper.config import Config
-from price_keeper.config.prices import GuardrailsConfig, LongContext, UnitPrices
+from price_keeper.config.config_sections import GuardrailsConfig, LongContext, UnitPrices
 from price_keeper.model import Scope
 from price_keeper.recording.entries import UsageCounts
 

@@ -12,7 +12,7 @@ import pytest
 from botocore.exceptions import ClientError
 from hypothesis import given
 from hypothesis import strategies as st
-from price_keeper.config.keys import UpstreamConfig
+from price_keeper.config.config_sections import UpstreamConfig
 from price_keeper.errors import InvalidRequest
 from price_keeper.forwarding.request_metadata import HEADER, MAX_METADATA_BYTES, add_metadata, build_identity
 from price_keeper.operations import Operation

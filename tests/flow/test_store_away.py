@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from botocore.exceptions import ClientError
-from price_keeper.config.keys import JournalConfig
+from price_keeper.config.config_sections import JournalConfig
 from price_keeper.recording.aggregator import sum_shards
 from price_keeper.recording.entries import PICO_PER_MICRO
 

@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 from price_keeper import forwarding
 from price_keeper.choosing import LabelSelector
-from price_keeper.config.keys import EndpointConfig, LabelConfig, PricesConfig
-from price_keeper.config.prices import GuardrailsConfig, UnitPrices
+from price_keeper.config.config_sections import EndpointConfig, GuardrailsConfig, LabelConfig, PricesConfig, UnitPrices
 from price_keeper.forwarding import upstream
 from price_keeper.hard.purse import BudgetLease, CostReservation
 from price_keeper.metering.price_updates import PriceTables

@@ -19,7 +19,7 @@ import pytest
 from opentelemetry.sdk.trace.export import SpanExportResult
 from price_keeper import dataplane
 from price_keeper.config import parse_config
-from price_keeper.config.telemetry import TelemetryConfig as Chosen
+from price_keeper.config.config_sections import TelemetryConfig as Chosen
 from price_keeper.errors import ConfigError
 from price_keeper.exchange import Handler, Request, Responder
 from price_keeper.telemetry import tracing

@@ -10,7 +10,7 @@ from typing import Any
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from price_keeper.config import Config
-from price_keeper.config.keys import AggregatorConfig as AggregatorConfig
+from price_keeper.config.config_sections import AggregatorConfig as AggregatorConfig
 from price_keeper.errors import QuotaExceeded, TooManyRequests
 from price_keeper.model import Caller
 from price_keeper.stores import schema

@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 from hypothesis import example, given
 from hypothesis import strategies as st
-from price_keeper.config.keys import ENV_PREFIX, Config, parse_config
+from price_keeper.config.config_sections import ENV_PREFIX, Config, parse_config
 from price_keeper.errors import ConfigError
 
 CONFIG_YAML = (Path(__file__).parents[2] / "config.yaml").read_text()

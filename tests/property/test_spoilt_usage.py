@@ -22,7 +22,7 @@ from bedrock_simulator.wishes import FaultSpec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from multidict import CIMultiDict
-from price_keeper.config.prices import PricesConfig
+from price_keeper.config.config_sections import PricesConfig
 from price_keeper.forwarding.eventstream import FrameWatcher
 from price_keeper.forwarding.forwarder import UpstreamTarget
 from price_keeper.forwarding.upstream import UpstreamEndpoint

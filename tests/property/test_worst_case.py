@@ -18,7 +18,7 @@ from bedrock_simulator.wishes import FaultSpec
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from multidict import CIMultiDict
-from price_keeper.config.prices import LongContext, PricesConfig, TierPrices
+from price_keeper.config.config_sections import LongContext, PricesConfig, TierPrices
 from price_keeper.errors import InvalidRequest
 from price_keeper.hard import worst
 from price_keeper.hard.worst import CostCeiling, apply_count, compute_ceiling

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from price_keeper.config.keys import Config, parse_config
+from price_keeper.config.config_sections import Config, parse_config
 from price_keeper.errors import ConfigError
 
 CONFIG_YAML = Path(__file__).parents[2] / "config.yaml"

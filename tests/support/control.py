@@ -18,7 +18,7 @@ from price_keeper.auth.revocation import RevocationList
 from price_keeper.auth.tokens import TokenService
 from price_keeper.clock import Clock
 from price_keeper.config import Address, Config
-from price_keeper.config.keys import parse_config
+from price_keeper.config.config_sections import parse_config
 from price_keeper.control import api
 from price_keeper.control.composed import build_control_services
 from price_keeper.control.connections import DEFAULT_PORT_LIMITS, ControlPortLimits

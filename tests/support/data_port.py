@@ -18,7 +18,7 @@ from price_keeper.auth.keys import SigningKey
 from price_keeper.auth.tokens import TokenService
 from price_keeper.clock import Clock, SystemClock
 from price_keeper.config import Address, Config
-from price_keeper.config.keys import JournalConfig, ListenConfig, UpstreamConfig
+from price_keeper.config.config_sections import JournalConfig, ListenConfig, UpstreamConfig
 from price_keeper.forwarding.credentials import StaticCredentials
 from price_keeper.forwarding.forwarder import Forwarder, SigV4Authorizer
 from price_keeper.forwarding.sigv4 import AwsCredentials

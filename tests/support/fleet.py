@@ -12,7 +12,7 @@ from typing import Any, cast
 from uuid import uuid4
 
 from price_keeper.config import Config
-from price_keeper.config.keys import AggregatorConfig as AggregatorConfig
+from price_keeper.config.config_sections import AggregatorConfig as AggregatorConfig
 from price_keeper.model import Caller
 from price_keeper.recording.aggregator import Aggregator
 from price_keeper.recording.entries import Intent, Receipt, UsageCounts

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from price_keeper.config.keys import Config, parse_config
+from price_keeper.config.config_sections import Config, parse_config
 from price_keeper.metering.aws_price_list import AwsPriceList
 from price_keeper.metering.price_updates import PriceStatus, PriceTables
 from price_keeper.metering.pricing import PriceTable, price_usage

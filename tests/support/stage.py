@@ -18,7 +18,7 @@ from bedrock_simulator import DEFAULT_KEYS
 from price_keeper.auth.clients import hash_secret, make_secret
 from price_keeper.auth.keys import SigningKey
 from price_keeper.auth.tokens import TokenService
-from price_keeper.config.prices import UnitPrices
+from price_keeper.config.config_sections import UnitPrices
 from price_keeper.model import build_client_id
 from price_keeper.server.tls import ensure_local_certificates
 from price_keeper.stores import schema

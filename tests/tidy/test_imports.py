@@ -39,7 +39,7 @@ LAYERS: list[set[str]] = [
     {"price_keeper.config.reader"},
     {"price_keeper.config.checks"},
     {"price_keeper.config.encryption"},
-    {"price_keeper.config.alerts"},
+    {"price_keeper.config.config_sections"},
     {"price_keeper.config"},
     {"price_keeper.stores.contract", "price_keeper.stores.schema"},
     {

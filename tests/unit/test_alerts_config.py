@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from price_keeper.alerts.alert import Alert
 from price_keeper.alerts.composed import add_alert_metrics, load_secret, open_alerts
-from price_keeper.config.alerts import AlertsConfig, WebhookConfig
-from price_keeper.config.keys import Config
+from price_keeper.config.config_sections import AlertsConfig, Config, WebhookConfig
 from price_keeper.errors import ConfigError
 from price_keeper.tasks import Tasks
 from price_keeper.telemetry.metrics import MetricsRegistry

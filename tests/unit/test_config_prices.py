@@ -5,7 +5,7 @@ from __future__ import annotations
 from decimal import Decimal
 
 import pytest
-from price_keeper.config.keys import PicoPrices, PricesConfig, TierPrices, parse_config
+from price_keeper.config.config_sections import PicoPrices, PricesConfig, TierPrices, parse_config
 
 from tests.support.configs import LABELS, label, problems, read
 

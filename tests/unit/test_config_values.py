@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from price_keeper.config.checks import Address
-from price_keeper.config.keys import IdentityConfig, KeyConfig
+from price_keeper.config.config_sections import IdentityConfig, KeyConfig
 
 from tests.support.configs import LABELS, ORG, problems, read
 

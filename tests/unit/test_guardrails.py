@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from bedrock_simulator.frames import encode_event
-from price_keeper.config.prices import GuardrailsConfig, UnitPrices
+from price_keeper.config.config_sections import GuardrailsConfig, UnitPrices
 from price_keeper.metering.bodies import INVOCATION_METRICS
 from price_keeper.metering.guardrail_traces import MAX_PIECE_BYTES, GuardrailUsageReader
 from price_keeper.metering.guardrails import (

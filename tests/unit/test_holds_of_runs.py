@@ -14,7 +14,7 @@ import pytest
 from price_keeper.app import open_store
 from price_keeper.cli.replay_command import _replay
 from price_keeper.config import Config
-from price_keeper.config.keys import StoreConfig as StoreConfig
+from price_keeper.config.config_sections import StoreConfig as StoreConfig
 from price_keeper.hard import rows
 from price_keeper.hard.rows import BudgetLeaseRow, HardBudgetKey
 from price_keeper.recording.aggregator import list_active_counters, read_spent_pico

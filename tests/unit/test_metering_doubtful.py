@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from bedrock_simulator.frames import encode_event, encode_exception
-from price_keeper.config.keys import PricesConfig
+from price_keeper.config.config_sections import PricesConfig
 from price_keeper.forwarding.forwarder import UpstreamTarget
 from price_keeper.forwarding.upstream import UpstreamEndpoint
 from price_keeper.metering.bodies import INVOCATION_METRICS

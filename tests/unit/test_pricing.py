@@ -10,8 +10,14 @@ from types import MappingProxyType
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from price_keeper.config.keys import EndpointConfig, LabelConfig, PicoPrices, PricesConfig, TierPrices
-from price_keeper.config.prices import LongContext
+from price_keeper.config.config_sections import (
+    EndpointConfig,
+    LabelConfig,
+    LongContext,
+    PicoPrices,
+    PricesConfig,
+    TierPrices,
+)
 from price_keeper.metering.pricing import (
     PRICE_DIMENSIONS,
     PRICE_UNKNOWN,

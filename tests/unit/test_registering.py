@@ -18,7 +18,7 @@ from price_keeper.auth.clients import (
 )
 from price_keeper.auth.registering import IssuedSecret, register, rotate
 from price_keeper.auth.retrieval import RETRIEVAL_ROW, RETRIEVED_AT, retrieve
-from price_keeper.config.keys import DefaultsConfig
+from price_keeper.config.config_sections import DefaultsConfig
 from price_keeper.errors import (
     AccessDenied,
     CancellationReason,

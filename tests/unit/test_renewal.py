@@ -12,10 +12,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from price_keeper.config import Config
-from price_keeper.config.alerts import WebhookConfig
 from price_keeper.config.checks import Address
-from price_keeper.config.keys import EndpointConfig, IdentityConfig, LabelConfig, TlsConfig
-from price_keeper.config.prices import GuardrailsConfig, PricesConfig, TierPrices, UnitPrices
+from price_keeper.config.config_sections import (
+    EndpointConfig,
+    GuardrailsConfig,
+    IdentityConfig,
+    LabelConfig,
+    PricesConfig,
+    TierPrices,
+    TlsConfig,
+    UnitPrices,
+    WebhookConfig,
+)
 from price_keeper.config.renewal import (
     MAX_NAMES_SHOWN,
     RELOADABLE_KEYS,

@@ -7,7 +7,7 @@ from decimal import Decimal
 from typing import Any, cast
 
 import pytest
-from price_keeper.config.keys import DefaultsConfig
+from price_keeper.config.config_sections import DefaultsConfig
 from price_keeper.errors import CancellationReason, ReasonCode, TransactionFailed
 from price_keeper.selection.plan import resolve_settings
 from price_keeper.selection.settings import (

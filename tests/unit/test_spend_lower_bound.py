@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from price_keeper.config.keys import AggregatorConfig as AggregatorConfig
+from price_keeper.config.config_sections import AggregatorConfig as AggregatorConfig
 from price_keeper.errors import QuotaExceeded, StoreUnavailable
 from price_keeper.model import Caller
 from price_keeper.selection.policy import Mode

@@ -20,7 +20,7 @@ from jwt.algorithms import OKPAlgorithm
 from price_keeper.auth import tokens as module
 from price_keeper.auth.keys import SigningKey, load_keys
 from price_keeper.auth.tokens import TokenService
-from price_keeper.config.keys import KeyConfig
+from price_keeper.config.config_sections import KeyConfig
 from price_keeper.errors import AccessDenied, ConfigError, TokenExpired
 from price_keeper.model import Caller
 

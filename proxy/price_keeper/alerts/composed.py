@@ -16,7 +16,7 @@ from price_keeper.alerts.raising import AlertRaiser
 from price_keeper.alerts.webhook import WebhookSender
 from price_keeper.clock import Clock
 from price_keeper.config import Config
-from price_keeper.config.alerts import WebhookConfig as WebhookConfig
+from price_keeper.config.config_sections import WebhookConfig as WebhookConfig
 from price_keeper.errors import ConfigError
 from price_keeper.stores.contract import Store
 from price_keeper.tasks import Tasks

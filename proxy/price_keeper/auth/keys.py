@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey, RSAPublicKey
 from cryptography.hazmat.primitives.serialization import load_pem_private_key, load_pem_public_key
 
-from price_keeper.config.keys import KeyConfig as KeyConfig
+from price_keeper.config.config_sections import KeyConfig as KeyConfig
 from price_keeper.errors import ConfigError
 
 MIN_HS256_SECRET_BYTES = 32  # bytes: as long as the hash of HS256, below which guessing gets easier

@@ -26,7 +26,7 @@ from price_keeper.cli.serve_command import disable_core_dumps, run_until_stopped
 from price_keeper.cli.shared_arguments import ADMIN_KEY_VARIABLE, API_URL_VARIABLE
 from price_keeper.clock import SystemClock
 from price_keeper.config import Address, Config
-from price_keeper.config.keys import KeyConfig, TlsConfig
+from price_keeper.config.config_sections import KeyConfig, TlsConfig
 from price_keeper.errors import PriceKeeperError
 from price_keeper.model import Scope, build_client_id
 from price_keeper.server.server_limits import release_large_blocks

@@ -15,7 +15,7 @@ from pathlib import Path
 from price_keeper.cli.output import CommandError
 from price_keeper.clock import Clock
 from price_keeper.config import Config, load_config
-from price_keeper.config.keys import StoreConfig as StoreConfig
+from price_keeper.config.config_sections import StoreConfig as StoreConfig
 from price_keeper.errors import StoreMisconfigured
 from price_keeper.stores.contract import Store
 from price_keeper.stores.schema import TABLES

@@ -13,7 +13,7 @@ problems    where a mistake is, and how it is told
 """
 
 from price_keeper.config.checks import Address
-from price_keeper.config.keys import (
+from price_keeper.config.config_sections import (
     Config,
     LabelConfig,
     ListenConfig,

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, Final
 
-from price_keeper.config.keys import Config
+from price_keeper.config.config_sections import Config
 
 # They go together: what may stand in one of them depends on no key but these (`Config.rules`).
 RELOADABLE_KEYS: Final = ("labels", "unlabelled", "default_price", "guardrails")

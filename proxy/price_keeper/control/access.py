@@ -13,7 +13,7 @@ from multidict import MultiMapping
 from price_keeper.auth.failures import ADMIN, LoginThrottle
 from price_keeper.auth.page_sessions import PageSession, PageSessions
 from price_keeper.clock import Clock
-from price_keeper.config.keys import AuthConfig
+from price_keeper.config.config_sections import AuthConfig
 from price_keeper.control.calls import AccessLevel, ApiRoute, Principal
 from price_keeper.control.page.same_origin import check_same_origin, has_page_header
 from price_keeper.control.problems import forbidden, invalid_request, unauthorized

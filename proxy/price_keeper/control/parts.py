@@ -14,7 +14,7 @@ from price_keeper.auth.sessions import RefreshSessions
 from price_keeper.auth.tokens import TokenService
 from price_keeper.clock import Clock
 from price_keeper.config import Config
-from price_keeper.config.prices import PSEUDO_LABELS
+from price_keeper.config.config_sections import PSEUDO_LABELS
 from price_keeper.control.access import ControlAuthenticator
 from price_keeper.control.page.state import PageState
 from price_keeper.control.rates import ApiRateLimiter

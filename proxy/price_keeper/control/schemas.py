@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, get_args
 
-from price_keeper.config.prices import Format
+from price_keeper.config.config_sections import Format
 from price_keeper.control import auth, credentials, overrides, profiles, usage
 from price_keeper.control.fields import make_nullable
 from price_keeper.control.page import signing_in

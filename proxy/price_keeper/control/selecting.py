@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from price_keeper.config.prices import PSEUDO_LABELS
+from price_keeper.config.config_sections import PSEUDO_LABELS
 from price_keeper.control.calls import AccessLevel, ApiRequest, ApiResponse, ApiRoute, build_cacheable_response
 from price_keeper.control.overrides import format_override
 from price_keeper.control.parts import ControlServices

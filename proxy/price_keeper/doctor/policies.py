@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from price_keeper.app import Role
-from price_keeper.config.keys import DEMO_LABELS
+from price_keeper.config.config_sections import DEMO_LABELS
 from price_keeper.doctor.needs import ACTIONS, get_table_permissions
 from price_keeper.metering.aws_price_list import PRICE_LIST_REGION
 from price_keeper.operations import Operation

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Final
 
-from price_keeper.config.prices import GuardrailsConfig
+from price_keeper.config.config_sections import GuardrailsConfig
 from price_keeper.forwarding import json_splice
 from price_keeper.metering.pricing import PRICE_UNKNOWN, Cost
 from price_keeper.operations import Operation

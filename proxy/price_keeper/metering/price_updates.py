@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from price_keeper.clock import Clock
-from price_keeper.config.keys import Config
+from price_keeper.config.config_sections import Config
 from price_keeper.errors import ConditionFailed, StoreError
 from price_keeper.metering.aws_price_list import PriceListUnreadable
 from price_keeper.metering.price_list import Product, UnclearPrices, identify_model, select_prices

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from price_keeper.clock import Clock
 from price_keeper.config import Config
-from price_keeper.config.prices import PSEUDO_LABELS
+from price_keeper.config.config_sections import PSEUDO_LABELS
 from price_keeper.errors import JournalUnusable, StoreError
 from price_keeper.hard.holds import BudgetLeaseFile, release_former_leases
 from price_keeper.recording.adoption import OrphanedJournals

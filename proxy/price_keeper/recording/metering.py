@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 
 from price_keeper.clock import Clock
 from price_keeper.config import Config
-from price_keeper.config.prices import ASYNC_JOB_LABEL, GUARDRAIL_LABEL
+from price_keeper.config.config_sections import ASYNC_JOB_LABEL, GUARDRAIL_LABEL
 from price_keeper.errors import InvalidRequest
 from price_keeper.forwarding.forwarder import CallObserver, UpstreamTarget
 from price_keeper.hard.worst import CostCeiling

@@ -13,7 +13,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from price_keeper.config import Config
-from price_keeper.config.prices import ASYNC_JOB_LABEL
+from price_keeper.config.config_sections import ASYNC_JOB_LABEL
 from price_keeper.errors import Busy, QuotaExceeded, RecordingUnavailable, Refusal, TooManyRequests
 from price_keeper.forwarding.forwarder import UpstreamTarget
 from price_keeper.hard.purse import BudgetLease, CostReservation, RefusalReason

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from price_keeper.config.keys import LabelConfig
+from price_keeper.config.config_sections import LabelConfig
 from price_keeper.errors import Busy, InvalidRequest
 from price_keeper.metering.profiles import NO_PROFILES, UNREAD_PROFILES, AppProfiles, ResolvedProfile
 from price_keeper.model import ResolvedLabel

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from price_keeper.clock import Clock
 from price_keeper.config import LabelConfig
-from price_keeper.config.prices import PSEUDO_LABELS
+from price_keeper.config.config_sections import PSEUDO_LABELS
 from price_keeper.errors import StoreError
 from price_keeper.metering.profiles import NO_PROFILES, UNREAD_PROFILES, AppProfiles, InferenceProfile, parse_profile
 from price_keeper.model import Caller, Scope, is_label

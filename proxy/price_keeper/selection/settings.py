@@ -18,8 +18,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from price_keeper.audit import Actor, select_attributes
 from price_keeper.calendar_days import find_span
 from price_keeper.clock import Clock
-from price_keeper.config.keys import DefaultsConfig
-from price_keeper.config.prices import PSEUDO_LABELS
+from price_keeper.config.config_sections import PSEUDO_LABELS, DefaultsConfig
 from price_keeper.config.problems import did_you_mean, escape_line, join_names
 from price_keeper.config.reader import RuleViolation
 from price_keeper.errors import ConfigError

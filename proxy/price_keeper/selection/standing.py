@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from typing import Final, NamedTuple
 
 from price_keeper.calendar_days import PeriodSpan
-from price_keeper.config.keys import LabelConfig
+from price_keeper.config.config_sections import LabelConfig
 from price_keeper.errors import InvalidRequest, QuotaExceeded, TooManyRequests
 from price_keeper.metering.profiles import NO_PROFILES, AppProfiles
 from price_keeper.model import Scope

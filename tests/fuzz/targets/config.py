@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import yaml
-from price_keeper.config.keys import ENV_PREFIX, Config, parse_config
+from price_keeper.config.config_sections import ENV_PREFIX, Config, parse_config
 from price_keeper.errors import ConfigError
 
 from tests.fuzz.oracle import holds, same

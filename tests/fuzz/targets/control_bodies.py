@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 from urllib.parse import parse_qsl
 
-from price_keeper.config.keys import DefaultsConfig
+from price_keeper.config.config_sections import DefaultsConfig
 from price_keeper.control import api, auth, credentials, overrides, profiles, usage
 from price_keeper.control.bodies import MAX_JSON_DEPTH, parse_json
 from price_keeper.control.problems import ApiError

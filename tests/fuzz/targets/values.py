@@ -7,7 +7,7 @@ import json
 from decimal import Decimal
 from typing import Any
 
-from price_keeper.config.keys import DefaultsConfig
+from price_keeper.config.config_sections import DefaultsConfig
 from price_keeper.errors import InvalidStoreRequest
 from price_keeper.selection.plan import DEFAULT_ALERT_THRESHOLDS, resolve_settings
 from price_keeper.stores.contract import Item
