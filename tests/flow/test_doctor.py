@@ -15,8 +15,8 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_private_key
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from price_keeper.clock import SystemClock
-from price_keeper.config.checks import Address
 from price_keeper.config.config_sections import KeyConfig, TlsConfig, WebhookConfig
+from price_keeper.config.value_checks import Address
 from price_keeper.doctor import findings as carrying
 from price_keeper.doctor import journal, store_file
 from price_keeper.doctor.findings import DoctorCheck, Finding, FindingStatus, in_thread, ok, run_doctor_checks

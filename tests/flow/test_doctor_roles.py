@@ -14,8 +14,8 @@ from price_keeper.app import Role
 from price_keeper.auth.jwks import build_jwks
 from price_keeper.auth.keys import load_keys
 from price_keeper.config import Config
-from price_keeper.config.checks import Address
 from price_keeper.config.config_sections import IdentityConfig, KeyConfig
+from price_keeper.config.value_checks import Address
 from price_keeper.doctor.findings import FindingStatus
 from price_keeper.doctor.needs import ACTIONS, get_table_permissions
 

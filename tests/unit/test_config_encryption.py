@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 from price_keeper.cli.store_selection import load_config_at
-from price_keeper.config.checks import is_plain_remote
 from price_keeper.config.config_sections import parse_config
+from price_keeper.config.value_checks import is_plain_remote
 from price_keeper.errors import ConfigError, StoreMisconfigured
 from price_keeper.metering.aws_price_list import AwsPriceList, PriceListUnreadable
 from price_keeper.stores.dynamodb import DynamoStore

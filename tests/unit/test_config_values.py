@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from price_keeper.config.checks import Address
 from price_keeper.config.config_sections import IdentityConfig, KeyConfig
+from price_keeper.config.value_checks import Address
 
 from tests.support.configs import LABELS, ORG, problems, read
 

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from price_keeper.config import Config
-from price_keeper.config.checks import Address
 from price_keeper.config.config_sections import (
     EndpointConfig,
     GuardrailsConfig,
@@ -31,6 +30,7 @@ from price_keeper.config.renewal import (
     compare_catalogs,
     list_restart_keys,
 )
+from price_keeper.config.value_checks import Address
 
 UNIT = UnitPrices(*(Decimal(1) for _ in range(10)))
 

@@ -12,7 +12,6 @@ tree        YAML with a line for every node, bounded in size and depth
 problems    where a mistake is, and how it is told
 """
 
-from price_keeper.config.checks import Address
 from price_keeper.config.config_sections import (
     Config,
     LabelConfig,
@@ -24,6 +23,7 @@ from price_keeper.config.config_sections import (
     parse_config,
     read_config_file,
 )
+from price_keeper.config.value_checks import Address
 
 __all__ = [
     "Address",

@@ -20,11 +20,17 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
-from price_keeper.config import checks as must_be
-from price_keeper.config.checks import Address, pico_per_job, pico_per_token, pico_per_unit
-from price_keeper.config.encryption import endpoint_is_encrypted, find_insecure_variables
+from price_keeper.config import value_checks as must_be
 from price_keeper.config.reader import RuleViolation, constraints, read_file, read_text
 from price_keeper.config.reader import read_config_file as read_config_file
+from price_keeper.config.value_checks import (
+    Address,
+    endpoint_is_encrypted,
+    find_insecure_variables,
+    pico_per_job,
+    pico_per_token,
+    pico_per_unit,
+)
 from price_keeper.errors import ConfigError
 
 Format = Literal["anthropic", "nova", "titan", "llama", "mistral", "cohere", "ai21", "deepseek", "openai"]

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from typing import Any
 
-from price_keeper.config.encryption import explain_insecure_url
+from price_keeper.config.value_checks import explain_insecure_url
 from price_keeper.errors import PriceKeeperError
 from price_keeper.metering.price_list import SERVICE_CODES, Product, parse_product
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, cast, get_args
 
-from price_keeper.config import checks as must_be
+from price_keeper.config import value_checks as must_be
 from price_keeper.config.config_sections import EndpointConfig, Format, LabelConfig, PricesConfig, caches_have_prices
 from price_keeper.metering.pricing import PriceTable, build_label_price_table
 from price_keeper.model import ResolvedLabel

@@ -29,7 +29,7 @@ from aiohttp.client_proto import ResponseHandler
 from botocore.exceptions import ClientError
 
 from price_keeper.aws_session import HostnameCheckingSession
-from price_keeper.config.encryption import explain_insecure_url
+from price_keeper.config.value_checks import explain_insecure_url
 from price_keeper.errors import StoreError, StoreMisconfigured, StoreThrottled, StoreUnavailable, is_condition_failure
 from price_keeper.stores import dynamodb_errors as errors
 from price_keeper.stores.contract import Delete, Item, Key, Page, Put, Query, StoredRow, Update, Write
