@@ -8,7 +8,7 @@ from decimal import Decimal
 from typing import Any, Literal
 
 import pytest
-from price_keeper.config.reader import RuleViolation, constraints, read_text
+from price_keeper.config.config_reader import RuleViolation, constraints, read_text
 from price_keeper.errors import ConfigError
 
 

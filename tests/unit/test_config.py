@@ -11,8 +11,8 @@ from typing import Any, get_type_hints
 
 import pytest
 import yaml
+from price_keeper.config.config_reader import get_item_type, has_children, is_list, is_mapping, strip_optional
 from price_keeper.config.config_sections import Config, KeyConfig, load_config, parse_config
-from price_keeper.config.kinds import get_item_type, has_children, is_list, is_mapping, strip_optional
 from price_keeper.config.value_checks import Address
 from price_keeper.errors import ConfigError
 

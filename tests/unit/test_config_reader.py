@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from price_keeper.config.reader import read_file
+from price_keeper.config.config_reader import read_file
 from price_keeper.config.tree import MAX_CHARS
 from price_keeper.errors import ConfigError
 

@@ -21,8 +21,8 @@ from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 from price_keeper.config import value_checks as must_be
-from price_keeper.config.reader import RuleViolation, constraints, read_file, read_text
-from price_keeper.config.reader import read_config_file as read_config_file
+from price_keeper.config.config_reader import RuleViolation, constraints, read_file, read_text
+from price_keeper.config.config_reader import read_config_file as read_config_file
 from price_keeper.config.value_checks import (
     Address,
     endpoint_is_encrypted,

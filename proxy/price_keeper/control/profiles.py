@@ -12,8 +12,8 @@ from typing import Any, get_args
 
 from price_keeper.audit import to_json_value
 from price_keeper.config import LabelConfig
+from price_keeper.config.config_reader import read_text as read_config
 from price_keeper.config.config_sections import Format
-from price_keeper.config.reader import read_text as read_config
 from price_keeper.control.calls import AccessLevel, ApiRequest, ApiResponse, ApiRoute, build_cacheable_response
 from price_keeper.control.fields import BodyFields, ChoiceField, PatternField, UncheckedField, make_nullable
 from price_keeper.control.orgs import load_app

@@ -1,26 +1,39 @@
-"""Reads YAML and environment overrides into frozen dataclasses, and reports every mistake at once.
+"""Reads YAML and environment variables into frozen dataclasses, and reports every mistake at once.
 
-The shape is in the dataclasses alone:
-- a field's type says what is read: int, float, Decimal, bool, str, X | None, Literal, tuple[X, ...],
-  Mapping[str, X], a nested dataclass, or any class with a `from_text` that raises ValueError;
-- a field's default makes its key optional;
-- `field(metadata=reads(...))` carries what the type cannot say about one value;
-- the class attribute `rules` carries what must hold between fields: functions that ask for fields by the names of
-  their parameters and yield (path below the section, complaint). A rule runs when what it asks for could be read.
+The dataclasses alone say what is read:
+- the type of a field: int, float, Decimal, bool, str, X | None, Literal, tuple[X, ...], Mapping[str, X], another
+  dataclass, or a class with a `from_text` that raises ValueError;
+- a default makes the key optional;
+- `field(metadata=constraints(...))` holds what the type cannot say about one value;
+- the class attribute `rules` holds functions that check fields against each other. A rule names the fields that it
+  needs as its parameters and yields (path below the section, complaint). It runs if those fields could be read.
+
+An environment variable PREFIX + PATH replaces the value at that path before anything is read. The keys of a path are
+joined by `__`, in upper or lower case; a `-` or `.` of a key may be written `_`. Entries of mappings and lists can be
+replaced one by one where they exist, or all at once.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
+import re
 import types
 from collections.abc import Callable, Mapping
+from decimal import Decimal
 from pathlib import Path
-from typing import Any, Final, TypeVar, get_args, get_type_hints
+from typing import Any, Final, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from price_keeper.config.kinds import get_item_type, has_children, is_list, read_leaf, strip_optional
-from price_keeper.config.overrides import apply_overrides
-from price_keeper.config.problems import MAX_SHOWN, ConfigPath, ConfigProblems, Origin, escape_line, limit_guesses
+from price_keeper.config.problems import (
+    MAX_SHOWN,
+    ConfigPath,
+    ConfigProblems,
+    Origin,
+    did_you_mean,
+    escape_line,
+    join_names,
+    limit_guesses,
+)
 from price_keeper.config.tree import MAX_CHARS, Branch, InvalidYaml, Leaf, Node, compose_tree
 from price_keeper.errors import ConfigError
 
@@ -200,3 +213,180 @@ def find_origin(node: Node, path: tuple[str, ...]) -> Origin:
             break
         node = child
     return node.origin
+
+
+def apply_overrides(
+    schema: Any, root: Branch, environ: Mapping[str, str], prefix: str, problems: ConfigProblems
+) -> None:
+    overrides = _OverrideApplier(schema, root, problems)
+    names = [name for name in environ if name.upper().startswith(prefix)]
+    for name in sorted(names, key=lambda name: (name.count("__"), name)):  # a section before the keys in it
+        overrides.apply(Origin(name), name[len(prefix) :], environ[name])
+
+
+class _OverrideApplier:
+    def __init__(self, schema: Any, root: Branch, problems: ConfigProblems) -> None:
+        self._schema, self._root, self._problems = schema, root, problems
+        self._set_by: dict[str, str] = {}
+
+    def apply(self, origin: Origin, rest: str, raw: str) -> None:
+        kind, node, path = self._schema, self._root, list[str]()
+        while (name := self._match_key(kind, node, rest, origin, ConfigPath().descend(path))) is not None:
+            rest = rest[len(name) + 2 :]
+            path.append(name)
+            kind = _get_child_type(kind, name)
+            if not rest:
+                self._set(path, kind, origin, raw)
+                break
+            node = _get_branch(node, name) or Branch(origin)
+
+    def _match_key(self, kind: Any, node: Branch, rest: str, origin: Origin, spot: ConfigPath) -> str | None:
+        """The key that `rest` begins with: as spelled, else in any case, else with `_` for `-` and `.`."""
+        names = _list_keys(kind, node)
+        for spelled in (str, str.upper, _to_variable_name):
+            matches = [name for name in names if f"{spelled(rest)}__".startswith(f"{spelled(name)}__")]
+            if len(matches) == 1:
+                return matches[0]
+            if matches:
+                self._problems.add(origin, spot, f"ambiguous, may mean {join_names(sorted(matches))}")
+                return None
+        self._problems.add_unknown_key(origin, spot, rest.split("__")[0].lower(), names)
+        return None
+
+    def _set(self, path: list[str], kind: Any, origin: Origin, raw: str) -> None:
+        spot = ConfigPath().descend(path)
+        earlier = self._set_by.setdefault(spot.path, origin.name)
+        if earlier != origin.name:
+            self._problems.add(origin, spot, f"already set by {earlier}")
+            return
+        try:
+            value = _parse_variable(kind, raw, origin)
+        except InvalidYaml as error:
+            self._problems.add(origin, spot, str(error))
+        else:
+            _ensure_section(self._root, path[:-1], origin).children[path[-1]] = value
+
+
+def _to_variable_name(name: str) -> str:
+    return name.upper().replace("-", "_").replace(".", "_")
+
+
+def _parse_variable(kind: Any, raw: str, origin: Origin) -> Node:
+    """Text is taken as it stands, so that nobody has to quote it twice; all else is YAML."""
+    kind, is_optional = strip_optional(kind)
+    if is_text(kind) and not (is_optional and raw == ""):
+        return Leaf(origin, raw, "str")
+    return compose_tree(raw, lambda _: origin)
+
+
+def _ensure_section(node: Branch, path: list[str], origin: Origin) -> Branch:
+    """The section at the end of the path, with those on the way that nobody has written yet."""
+    for name in path:
+        below = node.children.get(name)
+        if below is None or (isinstance(below, Leaf) and below.is_null):
+            node.children[name] = Branch(origin)
+        node = _get_branch(node, name) or Branch(origin)  # text in its place stays: the reader reports it
+    return node
+
+
+def _get_branch(node: Branch, name: str) -> Branch | None:
+    below = node.children.get(name)
+    return below if isinstance(below, Branch) else None
+
+
+def _list_keys(kind: Any, node: Branch) -> list[str]:
+    kind, _ = strip_optional(kind)
+    if not has_children(kind):
+        return []
+    return [field.name for field in dataclasses.fields(kind)] if dataclasses.is_dataclass(kind) else list(node.children)
+
+
+def _get_child_type(kind: Any, name: str) -> Any:
+    kind, _ = strip_optional(kind)
+    return get_type_hints(kind)[name] if dataclasses.is_dataclass(kind) else get_item_type(kind)
+
+
+# No leading zeros, since 010 is eight to YAML; bounded, since int() and Decimal() are slow on a megabyte of digits.
+_INTEGER_PATTERN = r"[-+]?(0|[1-9](_?[0-9]){0,30})"
+_INTEGER = re.compile(_INTEGER_PATTERN)
+_NUMBER = re.compile(rf"({_INTEGER_PATTERN}(\.[0-9]{{0,30}})?|[-+]?\.[0-9]{{1,30}})([eE][-+]?[0-9]{{1,2}})?")
+_BOOLEANS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+
+
+def strip_optional(kind: Any) -> tuple[Any, bool]:
+    """X and whether None may stand for it, from X | None."""
+    if get_origin(kind) not in (Union, types.UnionType):
+        return kind, False
+    (inner,) = (arg for arg in get_args(kind) if arg is not type(None))
+    return inner, True
+
+
+def is_list(kind: Any) -> bool:
+    return get_origin(kind) is tuple
+
+
+def is_mapping(kind: Any) -> bool:
+    return get_origin(kind) in (Mapping, dict)
+
+
+def has_children(kind: Any) -> bool:
+    kind, _ = strip_optional(kind)
+    return is_list(kind) or is_mapping(kind) or (dataclasses.is_dataclass(kind) and not hasattr(kind, "from_text"))
+
+
+def is_text(kind: Any) -> bool:
+    return kind is str or get_origin(kind) is Literal or hasattr(kind, "from_text")
+
+
+def get_item_type(kind: Any) -> Any:
+    return get_args(kind)[0 if is_list(kind) else 1]
+
+
+def read_leaf(kind: Any, leaf: Leaf) -> Any:
+    """Raises ValueError with what was expected."""
+    if get_origin(kind) is Literal:
+        return _read_literal(get_args(kind), leaf)
+    if hasattr(kind, "from_text"):
+        return kind.from_text(_read_str(leaf))
+    return _READERS[kind](leaf)
+
+
+def _read_literal(options: tuple[Any, ...], leaf: Leaf) -> Any:
+    for option in options:
+        if leaf.text == str(option):
+            return option
+    hint = did_you_mean(leaf.text, map(str, options))
+    raise ValueError(f"expected one of {join_names(options)}{f' ({hint})' if hint else ''}")
+
+
+def _read_str(leaf: Leaf) -> str:
+    if leaf.tag == "str":
+        return leaf.text
+    raise ValueError("expected text" if leaf.is_null else "expected text (put it in quotes)")
+
+
+def _read_int(leaf: Leaf) -> int:
+    if leaf.is_plain and _INTEGER.fullmatch(leaf.text):
+        return int(leaf.text)
+    raise ValueError("expected a whole number")
+
+
+def _read_decimal(leaf: Leaf) -> Decimal:
+    if leaf.is_plain and _NUMBER.fullmatch(leaf.text):
+        return Decimal(leaf.text)
+    raise ValueError("expected a number")
+
+
+def _read_bool(leaf: Leaf) -> bool:
+    if leaf.tag == "bool":
+        return _BOOLEANS[leaf.text.lower()]
+    raise ValueError("expected true or false")
+
+
+_READERS: Mapping[Any, Callable[[Leaf], Any]] = {
+    str: _read_str,
+    int: _read_int,
+    float: lambda leaf: float(_read_decimal(leaf)),  # always finite: the pattern has no inf, and bounds the exponent
+    Decimal: _read_decimal,
+    bool: _read_bool,
+}
