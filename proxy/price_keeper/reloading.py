@@ -16,7 +16,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 from price_keeper.clock import Clock
 from price_keeper.config import Config
-from price_keeper.config.renewal import apply_reloadable, compare_catalogs, join_few, list_restart_keys
+from price_keeper.config.config_changes import apply_reloadable, compare_catalogs, join_few, list_restart_keys
 from price_keeper.control.health import ReadinessChecks
 from price_keeper.errors import ConfigError
 from price_keeper.selection.standings import BudgetRegistry

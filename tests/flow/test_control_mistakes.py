@@ -9,9 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from price_keeper.config import problems
+from price_keeper.config import config_problems
+from price_keeper.config.config_problems import (
+    MAX_COMPARED,
+    MAX_GUESSES,
+    MAX_SHOWN,
+    escape_line,
+    find_nearest,
+    limit_guesses,
+)
 from price_keeper.config.config_sections import parse_config
-from price_keeper.config.problems import MAX_COMPARED, MAX_GUESSES, MAX_SHOWN, escape_line, find_nearest, limit_guesses
 from price_keeper.control.bodies import MAX_JSON_VALUES, parse_json
 from price_keeper.control.problems import MAX_DETAILS, ApiError
 from price_keeper.control.terms import MAX_BODY_BYTES
@@ -26,7 +33,7 @@ class Compared:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.calls = self.names = 0
-        monkeypatch.setattr(problems, "get_close_matches", self._counted)
+        monkeypatch.setattr(config_problems, "get_close_matches", self._counted)
 
     def _counted(self, word: str, options: Any, **more: Any) -> list[str]:
         self.calls += 1
@@ -131,8 +138,8 @@ def test_a_configuration_has_few_guesses_and_tells_of_some_mistakes(compared: Co
         parse_config(f"journal:\n{lines}", "config.yaml", {})
     assert compared.calls <= MAX_GUESSES
     told = refused.value.problems
-    assert len(told) == problems.MAX_REPORTED + 1
-    assert told[-1] == f"and {3001 - problems.MAX_REPORTED} more mistakes"
+    assert len(told) == config_problems.MAX_REPORTED + 1
+    assert told[-1] == f"and {3001 - config_problems.MAX_REPORTED} more mistakes"
     compared.calls = 0
     with pytest.raises(ConfigError, match="did you mean"):
         parse_config("jurnal: 1\n", "config.yaml", {})

@@ -9,7 +9,7 @@ import orjson
 import pytest
 from price_keeper import operations, parse_call
 from price_keeper.auth import tokens
-from price_keeper.config import problems
+from price_keeper.config import config_problems
 from price_keeper.control import bodies as control_bodies
 from price_keeper.forwarding import chat_usage, eventstream, json_splice, relay, request_metadata, upstream
 from price_keeper.hard import outputs, tally
@@ -101,9 +101,9 @@ SPOILT: dict[str, tuple[str, Spoils]] = {
     "prices below nothing": ("price_list", wraps(price_list, "_pico_per_token", lambda pico: pico and -pico)),
     "lines that are not there": (
         "config",
-        wraps(problems.ConfigProblems, "format_lines", lambda told: [f"config.yaml:9999: {told}"]),
+        wraps(config_problems.ConfigProblems, "format_lines", lambda told: [f"config.yaml:9999: {told}"]),
     ),
-    "words that are none": ("config", puts(problems, "escape_line", lambda text: f"{text}\n")),
+    "words that are none": ("config", puts(config_problems, "escape_line", lambda text: f"{text}\n")),
     "lines without their checksum": (
         "journal",
         puts(lines, "_decode_line", lambda text: orjson.loads(text[9:] or b"[]")),

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from price_keeper.config.config_reader import read_file
-from price_keeper.config.tree import MAX_CHARS
+from price_keeper.config.yaml_tree import MAX_CHARS
 from price_keeper.errors import ConfigError
 
 from tests.support.config_schema import Everything, Hue, Outer, Point, parse, problems

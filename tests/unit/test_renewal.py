@@ -12,6 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from price_keeper.config import Config
+from price_keeper.config.config_changes import (
+    MAX_NAMES_SHOWN,
+    RELOADABLE_KEYS,
+    apply_reloadable,
+    compare_catalogs,
+    list_restart_keys,
+)
 from price_keeper.config.config_sections import (
     EndpointConfig,
     GuardrailsConfig,
@@ -22,13 +29,6 @@ from price_keeper.config.config_sections import (
     TlsConfig,
     UnitPrices,
     WebhookConfig,
-)
-from price_keeper.config.renewal import (
-    MAX_NAMES_SHOWN,
-    RELOADABLE_KEYS,
-    apply_reloadable,
-    compare_catalogs,
-    list_restart_keys,
 )
 from price_keeper.config.value_checks import Address
 

@@ -201,7 +201,7 @@ def _find_owner(parser: CommandParser, option: str) -> str:
 
 
 def _suggest(word: str, possible_words: Iterable[str], prefix: str) -> str:
-    from price_keeper.config.problems import did_you_mean  # a tenth of a second, for mistakes alone
+    from price_keeper.config.config_problems import did_you_mean  # a tenth of a second, for mistakes alone
 
     words = [each for each in possible_words if each != "-h"]
     return did_you_mean(word, words) or f"{prefix} {', '.join(words)}"

@@ -68,7 +68,7 @@ def _prepare_process() -> None:
 
 def _print_failure(kind: str, code: int, problems: Sequence[str], failure: Exception | None) -> int:
     """A line for each: where, or by whom, and what is wrong."""
-    from price_keeper.config.problems import escape_line
+    from price_keeper.config.config_problems import escape_line
 
     if isinstance(failure, UsageError):
         print(failure.parser.format_usage(), end="", file=sys.stderr)

@@ -29,7 +29,7 @@ from price_keeper import app, dataplane
 from price_keeper.cli.config_handover import ConfigHandover
 from price_keeper.cli.store_selection import load_config_at
 from price_keeper.config import Address, Config, load_config
-from price_keeper.config.renewal import apply_reloadable
+from price_keeper.config.config_changes import apply_reloadable
 from price_keeper.errors import ConfigError, PriceKeeperError
 from price_keeper.server.server_limits import release_large_blocks
 from price_keeper.server.sockets import reserve_port

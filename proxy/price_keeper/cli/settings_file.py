@@ -12,9 +12,9 @@ from decimal import Decimal
 from typing import Any
 
 from price_keeper.cli.api_client import ApiRefusal
+from price_keeper.config.config_problems import Origin, escape_line
 from price_keeper.config.config_reader import find_origin, read_leaf
-from price_keeper.config.problems import Origin, escape_line
-from price_keeper.config.tree import MAX_CHARS, Branch, InvalidYaml, Leaf, Node, compose_tree
+from price_keeper.config.yaml_tree import MAX_CHARS, Branch, InvalidYaml, Leaf, Node, compose_tree
 from price_keeper.control.terms import MAX_ECHOED_NAME_LENGTH
 from price_keeper.errors import ConfigError
 from price_keeper.selection.settings import format_mistake

@@ -24,7 +24,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any, Final, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from price_keeper.config.problems import (
+from price_keeper.config.config_problems import (
     MAX_SHOWN,
     ConfigPath,
     ConfigProblems,
@@ -34,7 +34,7 @@ from price_keeper.config.problems import (
     join_names,
     limit_guesses,
 )
-from price_keeper.config.tree import MAX_CHARS, Branch, InvalidYaml, Leaf, Node, compose_tree
+from price_keeper.config.yaml_tree import MAX_CHARS, Branch, InvalidYaml, Leaf, Node, compose_tree
 from price_keeper.errors import ConfigError
 
 T = TypeVar("T")

@@ -16,8 +16,8 @@ from ipaddress import ip_address
 from urllib.parse import urlsplit
 from zoneinfo import available_timezones
 
+from price_keeper.config.config_problems import did_you_mean
 from price_keeper.config.config_reader import RuleViolation, ValueCheck
-from price_keeper.config.problems import did_you_mean
 from price_keeper.model import is_app_id, is_label, is_org_id
 
 _DAY_SECS = 86_400

@@ -18,7 +18,7 @@ from aiohttp.web_protocol import _ErrInfo
 from price_keeper.auth.failures import network_of
 from price_keeper.clock import Clock
 from price_keeper.config import Address
-from price_keeper.config.problems import limit_guesses
+from price_keeper.config.config_problems import limit_guesses
 from price_keeper.control import access
 from price_keeper.control.bodies import BodyBudgets, read_json_body
 from price_keeper.control.calls import (

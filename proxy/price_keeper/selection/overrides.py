@@ -15,7 +15,7 @@ from typing import TypeAlias, cast
 from price_keeper.audit import Actor
 from price_keeper.calendar_days import PeriodSpan
 from price_keeper.clock import Clock, SystemClock
-from price_keeper.config.problems import did_you_mean, join_names
+from price_keeper.config.config_problems import did_you_mean, join_names
 from price_keeper.errors import ConfigError
 from price_keeper.model import Scope, is_label
 from price_keeper.selection.plan import format_value, is_number

@@ -18,9 +18,9 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from price_keeper.audit import Actor, select_attributes
 from price_keeper.calendar_days import find_span
 from price_keeper.clock import Clock
+from price_keeper.config.config_problems import did_you_mean, escape_line, join_names
 from price_keeper.config.config_reader import RuleViolation
 from price_keeper.config.config_sections import PSEUDO_LABELS, DefaultsConfig
-from price_keeper.config.problems import did_you_mean, escape_line, join_names
 from price_keeper.errors import ConfigError
 from price_keeper.limits.settings import validate_rate_limits as limits_checked
 from price_keeper.model import Scope

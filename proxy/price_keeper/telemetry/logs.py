@@ -13,7 +13,7 @@ import traceback
 from datetime import UTC, datetime
 from typing import Final, Literal, TextIO
 
-from price_keeper.config.problems import escape_line
+from price_keeper.config.config_problems import escape_line
 
 ROOT_LOGGER: Final = "price_keeper"
 _INDENT: Final = "    "  # before what follows a record's first line, so that none of it looks like another record

@@ -1,7 +1,7 @@
-"""What is wrong with a configuration, and where: one printable line for each mistake, all of them together.
+"""Collects mistakes of a configuration with the place of each, and formats them as one printable line each.
 
-No line repeats a value that could be a secret: not that of an unknown key, not one under a key whose name speaks
-of secrets, not one of a field marked private.
+No line repeats a value that may be a secret: not the value of an unknown key, not one under a key whose name speaks
+of secrets, not one of a field marked private. Also finds the name that a misspelt one was probably meant to be.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""What a running process takes on of another configuration: what is sold, and at what price. Pure.
+"""What a running process applies of a reloaded configuration: labels and prices. Pure.
 
-All else is what it was started with, and what the configuration says of it otherwise needs a restart.
+`apply_reloadable` combines the running configuration with the reloadable keys of another. `list_restart_keys` names
+the keys that differ and take effect only at a restart.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""YAML text as a tree in which every node knows where it was written.
+"""Parses YAML into a tree in which every node knows the line that it was written on.
 
-The text is composed but never constructed: no object is made from a tag, and a leaf keeps its characters, so
-that a price is read from "3.10" and not from a binary float. What a text may cost is bounded before it is
-believed: its size, how deep it nests, and how many nodes its aliases unfold to.
+No object is constructed from a tag, and a leaf keeps its characters: a price is read from "3.10", not from a binary
+float. Size, depth and the number of nodes after aliases are unfolded are bounded.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from dataclasses import dataclass, field
 
 import yaml
 
-from price_keeper.config.problems import Origin
+from price_keeper.config.config_problems import Origin
 
 # A thousand labels fit into these bounds. The parser is slow, and it recurses: without them the wrong file could
 # hang a start, and ten lines of aliases could stand for billions of nodes.
