@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
-from price_keeper.doctor.patient import DoctorContext
+from price_keeper.doctor.doctor_context import DoctorContext
 
 CHECK_DEADLINE_SECONDS = 5.0  # of one check; all of them are under way at once
 

@@ -1,4 +1,7 @@
-"""What is looked at: a configuration and its surroundings, with what several checks need and one is enough of."""
+"""What the checks look at: the configuration, the environment, the clock and the role, and what several checks share.
+
+The DynamoDB client and the AWS credentials are loaded once, when a check first asks for them.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +15,13 @@ from price_keeper.app import Role, open_dynamodb
 from price_keeper.clock import Clock
 from price_keeper.config import Config
 from price_keeper.dataplane import SIMULATED
-from price_keeper.doctor.provided import FoundCredentials, find_credentials
 
 if TYPE_CHECKING:
     from price_keeper.stores.dynamodb import DynamoStore
+from datetime import datetime
+from typing import NamedTuple
+
+from price_keeper.forwarding.sigv4 import AwsCredentials
 
 T = TypeVar("T")
 
@@ -91,3 +97,42 @@ class DoctorContext:
     async def close(self) -> None:
         for store in self._store.loaded:
             await store.close()
+
+
+class FoundCredentials(NamedTuple):
+    """Without `keys` there are none, for the reason that `trouble` gives."""
+
+    provider: str = ""
+    keys: AwsCredentials | None = None
+    expires: datetime | None = None
+    problem: str = ""
+
+
+def find_credentials() -> FoundCredentials:
+    """May read files, run programs and call services. Never raises."""
+    try:
+        return _query_provider_chain()
+    except Exception as failure:  # providers raise whatever their sources do, and may quote a secret
+        return FoundCredentials(problem=f"the providers of AWS credentials failed: {type(failure).__name__}")
+
+
+def _query_provider_chain() -> FoundCredentials:
+    from botocore.session import Session  # 75 ms that those without AWS need not pay
+
+    resolved = Session().get_credentials()
+    if resolved is None:
+        return FoundCredentials(problem="no AWS credentials were found")
+    frozen = resolved.get_frozen_credentials()  # renews them first, if it is time
+    try:
+        keys = AwsCredentials(_strip(frozen.access_key), _strip(frozen.secret_key), _strip(frozen.token) or None)
+    except ValueError as failure:
+        return FoundCredentials(
+            resolved.method, problem=f"the AWS credentials of {resolved.method} cannot be used: {failure}"
+        )
+    expires = getattr(resolved, "_expiry_time", None)  # botocore has no other way to tell
+    return FoundCredentials(resolved.method, keys, expires)
+
+
+def _strip(text: Any) -> str:
+    """Files and variables often end in a new line, which is no part of a secret."""
+    return (text or "").strip()
