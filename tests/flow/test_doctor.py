@@ -17,10 +17,10 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from price_keeper.clock import SystemClock
 from price_keeper.config.config_sections import KeyConfig, TlsConfig, WebhookConfig
 from price_keeper.config.value_checks import Address
-from price_keeper.doctor import findings as carrying
+from price_keeper.doctor import doctor_checks as carrying
 from price_keeper.doctor import journal, store_file
+from price_keeper.doctor.doctor_checks import DoctorCheck, Finding, FindingStatus, in_thread, ok, run_doctor_checks
 from price_keeper.doctor.doctor_context import DoctorContext
-from price_keeper.doctor.findings import DoctorCheck, Finding, FindingStatus, in_thread, ok, run_doctor_checks
 from price_keeper.recording.folder import lock_folder
 from price_keeper.recording.ulid import UlidFactory
 from price_keeper.server.tls import ensure_local_certificates

@@ -9,7 +9,7 @@ from uuid import uuid4
 import pytest
 from price_keeper.config import Config
 from price_keeper.config.config_sections import IdentityConfig
-from price_keeper.doctor.findings import Finding, FindingStatus
+from price_keeper.doctor.doctor_checks import Finding, FindingStatus
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Put
 

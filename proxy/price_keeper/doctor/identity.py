@@ -8,8 +8,8 @@ from datetime import UTC, datetime
 from price_keeper.auth.keys import SigningKey, load_keys
 from price_keeper.control.access import MIN_ADMIN_KEY_LENGTH, load_admin_key
 from price_keeper.dataplane import BEARER_TOKEN_VARIABLE
+from price_keeper.doctor.doctor_checks import Finding, ok, skipped, trouble, warning
 from price_keeper.doctor.doctor_context import DoctorContext
-from price_keeper.doctor.findings import Finding, ok, skipped, trouble, warning
 from price_keeper.errors import ConfigError
 from price_keeper.forwarding.forwarder import BearerAuthorizer
 

@@ -12,8 +12,8 @@ import shutil
 from pathlib import Path
 from uuid import uuid4
 
+from price_keeper.doctor.doctor_checks import Finding, ok, skipped, trouble, warning
 from price_keeper.doctor.doctor_context import DoctorContext
-from price_keeper.doctor.findings import Finding, ok, skipped, trouble, warning
 from price_keeper.doctor.store_file import find_existing_ancestor
 from price_keeper.errors import JournalUnusable
 from price_keeper.recording.adoption import find_worker_folders

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from price_keeper.doctor.asking import EndpointUnreachable, ProbeStage
-from price_keeper.doctor.findings import Finding, trouble
+from price_keeper.doctor.doctor_checks import Finding, trouble
 from price_keeper.forwarding.upstream import UpstreamEndpoint
 
 

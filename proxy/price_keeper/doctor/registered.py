@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+from price_keeper.doctor.doctor_checks import Finding, ok, skipped, warning
 from price_keeper.doctor.doctor_context import DoctorContext
-from price_keeper.doctor.findings import Finding, ok, skipped, warning
 from price_keeper.errors import StoreError
 from price_keeper.stores import schema
 from price_keeper.stores.sqlite_file import has_item

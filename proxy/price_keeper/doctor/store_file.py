@@ -8,8 +8,8 @@ from contextlib import closing
 from pathlib import Path
 from time import monotonic
 
+from price_keeper.doctor.doctor_checks import Finding, ok, skipped, trouble, warning
 from price_keeper.doctor.doctor_context import DoctorContext
-from price_keeper.doctor.findings import Finding, ok, skipped, trouble, warning
 from price_keeper.errors import StoreError
 from price_keeper.stores.schema import TABLES
 from price_keeper.stores.sqlite_file import find_missing_tables

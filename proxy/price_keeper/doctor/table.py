@@ -16,8 +16,8 @@ from price_keeper.doctor import (
     registered,
     store_file,
 )
+from price_keeper.doctor.doctor_checks import DoctorCheck, in_thread
 from price_keeper.doctor.doctor_context import DoctorContext
-from price_keeper.doctor.findings import DoctorCheck, in_thread
 from price_keeper.doctor.upstream import build_bedrock_checks
 
 _STORE_REMEDY = (

@@ -17,8 +17,8 @@ from price_keeper.doctor.asking import (
     build_host_header,
     send_probe,
 )
+from price_keeper.doctor.doctor_checks import DoctorCheck, Finding, ok, skipped, trouble, warning
 from price_keeper.doctor.doctor_context import DoctorContext
-from price_keeper.doctor.findings import DoctorCheck, Finding, ok, skipped, trouble, warning
 from price_keeper.doctor.identity import CREDENTIALS_REMEDY
 from price_keeper.doctor.places import BedrockEndpoint, list_bedrock_endpoints
 from price_keeper.doctor.reaching import build_unreachable_finding

@@ -1,4 +1,7 @@
-"""What one check comes to, and how checks are carried out: side by side, each within a few seconds."""
+"""What a check is, what it finds, and how checks run: all at once, each within a deadline.
+
+A check that fails or times out becomes a finding of its own and hides none of the others.
+"""
 
 from __future__ import annotations
 
