@@ -16,7 +16,7 @@ from bedrock_simulator.signatures import Keys
 from price_keeper.clock import SystemClock
 from price_keeper.config import Config
 from price_keeper.config.config_sections import EndpointConfig
-from price_keeper.doctor import asking
+from price_keeper.doctor import network_probe
 from price_keeper.doctor.doctor_checks import FindingStatus
 from price_keeper.doctor.needs import get_table_permissions
 from price_keeper.server.tls import ensure_local_certificates
@@ -279,7 +279,7 @@ async def test_bedrock_that_cannot_be_reached(tmp_path: Path, monkeypatch: pytes
     )
     found = await run_check("Bedrock in us-east-1", calling(tmp_path, "https://nobody.invalid"))
     assert (found.status, "getent hosts nobody.invalid" in found.remedy) == (FindingStatus.TROUBLE, True)
-    monkeypatch.setattr(asking, "PROBE_TIMEOUT_SECONDS", 0.3)
+    monkeypatch.setattr(network_probe, "PROBE_TIMEOUT_SECONDS", 0.3)
     async with run_constant_server({}, status=0) as port:
         found = await run_check("Bedrock in us-east-1", calling(tmp_path, f"http://127.0.0.1:{port}"))
     assert (found.status, "no answer in 0.3 seconds" in found.message) == (FindingStatus.TROUBLE, True)

@@ -7,10 +7,15 @@ from typing import Any
 
 from price_keeper.auth.jwks import build_jwks
 from price_keeper.auth.keys import load_keys
-from price_keeper.doctor.asking import EndpointUnreachable, ProbeResponse, build_get_request, send_probe
 from price_keeper.doctor.doctor_checks import Finding, ok, skipped, trouble, warning
 from price_keeper.doctor.doctor_context import DoctorContext
-from price_keeper.doctor.reaching import build_unreachable_finding
+from price_keeper.doctor.network_probe import (
+    EndpointUnreachable,
+    ProbeResponse,
+    build_get_request,
+    build_unreachable_finding,
+    send_probe,
+)
 from price_keeper.errors import ConfigError
 from price_keeper.forwarding.forwarder import parse_endpoint
 from price_keeper.forwarding.upstream import UpstreamEndpoint

@@ -9,9 +9,9 @@ from yarl import URL
 
 from price_keeper.alerts.addresses import is_public_address
 from price_keeper.alerts.composed import load_secret
-from price_keeper.doctor.asking import PROBE_TIMEOUT_SECONDS
 from price_keeper.doctor.doctor_checks import Finding, ok, skipped, trouble, warning
 from price_keeper.doctor.doctor_context import DoctorContext
+from price_keeper.doctor.network_probe import PROBE_TIMEOUT_SECONDS
 from price_keeper.errors import ConfigError
 from price_keeper.metering.aws_price_list import AwsPriceList, PriceListUnreadable
 

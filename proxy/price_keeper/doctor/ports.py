@@ -15,9 +15,9 @@ from pathlib import Path
 from cryptography import x509
 
 from price_keeper.config import Address
-from price_keeper.doctor.asking import EndpointUnreachable, ProbeResponse, build_get_request, send_probe
 from price_keeper.doctor.doctor_checks import DoctorCheck, Finding, ok, skipped, trouble, warning
 from price_keeper.doctor.doctor_context import DoctorContext
+from price_keeper.doctor.network_probe import EndpointUnreachable, ProbeResponse, build_get_request, send_probe
 from price_keeper.errors import ConfigError
 from price_keeper.forwarding.upstream import UpstreamEndpoint
 from price_keeper.server.tls import create_server_context

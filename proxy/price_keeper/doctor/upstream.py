@@ -10,18 +10,18 @@ from functools import partial
 from urllib.parse import quote
 
 from price_keeper.dataplane import BEARER_TOKEN_VARIABLE
-from price_keeper.doctor.asking import (
+from price_keeper.doctor.doctor_checks import DoctorCheck, Finding, ok, skipped, trouble, warning
+from price_keeper.doctor.doctor_context import DoctorContext
+from price_keeper.doctor.identity import CREDENTIALS_REMEDY
+from price_keeper.doctor.network_probe import (
     EndpointUnreachable,
     ProbeResponse,
     build_get_request,
     build_host_header,
+    build_unreachable_finding,
     send_probe,
 )
-from price_keeper.doctor.doctor_checks import DoctorCheck, Finding, ok, skipped, trouble, warning
-from price_keeper.doctor.doctor_context import DoctorContext
-from price_keeper.doctor.identity import CREDENTIALS_REMEDY
 from price_keeper.doctor.places import BedrockEndpoint, list_bedrock_endpoints
-from price_keeper.doctor.reaching import build_unreachable_finding
 from price_keeper.errors import ConfigError
 from price_keeper.forwarding.credentials import StaticCredentials
 from price_keeper.forwarding.forwarder import (

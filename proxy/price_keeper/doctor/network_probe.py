@@ -1,4 +1,8 @@
-"""One small request over a connection of its own, and at which stage it failed."""
+"""Sends one small HTTP request over a connection of its own, and tells at which stage it failed.
+
+`send_probe` raises EndpointUnreachable with the stage: DNS, connection, TLS or response.
+`build_unreachable_finding` says what to do about each.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from price_keeper.clock import Clock
+from price_keeper.doctor.doctor_checks import Finding, trouble
 from price_keeper.errors import PriceKeeperError
 from price_keeper.forwarding.upstream import UpstreamEndpoint
 
@@ -122,3 +127,21 @@ def _describe_failure(failure: BaseException) -> str:
     if isinstance(failure, OSError):
         return os.strerror(failure.errno) if failure.errno else str(failure) or type(failure).__name__
     return "the connection ends before the answer does"
+
+
+def build_unreachable_finding(failure: EndpointUnreachable, endpoint: UpstreamEndpoint, keys: str) -> Finding:
+    """`keys` are those of the configuration that say where it is."""
+    return trouble(str(failure), _build_remedy(failure.stage, endpoint, keys))
+
+
+def _build_remedy(stage: ProbeStage, endpoint: UpstreamEndpoint, keys: str) -> str:
+    match stage:
+        case ProbeStage.NAME:
+            return f"correct {keys}, or let this machine resolve the name: getent hosts {endpoint.host}"
+        case ProbeStage.CONNECTION:
+            way = "security group, firewall, NAT or VPC endpoint"
+            return f"let this machine out to port {endpoint.port} of {endpoint.host} ({way}), or correct {keys}"
+        case ProbeStage.TLS:
+            return f"trust its authority (SSL_CERT_FILE, or install ca-certificates), or correct {keys}"
+        case ProbeStage.ANSWER:
+            return f"find out what listens there, or correct {keys}"
