@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import yaml
-from price_keeper.doctor.policies import ROLES, creation_policy, policy
-from price_keeper.doctor.roles_template import template
+from price_keeper.doctor.permissions import ROLES, creation_policy, policy, template
 
 DEPLOY = Path(__file__).parents[1]
 

@@ -15,8 +15,7 @@ import yaml
 from price_keeper.app import open_dynamodb
 from price_keeper.clock import SystemClock
 from price_keeper.config import StoreConfig
-from price_keeper.doctor.needs import get_table_permissions
-from price_keeper.doctor.policies import ACTIONS_BY_OPERATION, ROLES
+from price_keeper.doctor.permissions import ACTIONS_BY_OPERATION, ROLES, get_table_permissions
 from price_keeper.operations import Operation
 from price_keeper.stores import dynamodb_tables
 

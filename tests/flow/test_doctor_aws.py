@@ -18,7 +18,7 @@ from price_keeper.config import Config
 from price_keeper.config.config_sections import EndpointConfig
 from price_keeper.doctor import network_probe
 from price_keeper.doctor.doctor_checks import FindingStatus
-from price_keeper.doctor.needs import get_table_permissions
+from price_keeper.doctor.permissions import get_table_permissions
 from price_keeper.server.tls import ensure_local_certificates
 from price_keeper.stores.schema import TABLES
 

@@ -17,7 +17,7 @@ from price_keeper.config import Config
 from price_keeper.config.config_sections import IdentityConfig, KeyConfig
 from price_keeper.config.value_checks import Address
 from price_keeper.doctor.doctor_checks import FindingStatus
-from price_keeper.doctor.needs import ACTIONS, get_table_permissions
+from price_keeper.doctor.permissions import ACTIONS, get_table_permissions
 
 from tests.support.commands import ROOT, call_in_process, sidecar
 from tests.support.doctor import run_check, run_checks, run_constant_server, write_config

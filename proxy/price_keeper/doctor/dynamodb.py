@@ -14,13 +14,13 @@ from uuid import uuid4
 from price_keeper.doctor.doctor_checks import Finding, ok, skipped, trouble, warning
 from price_keeper.doctor.doctor_context import DoctorContext
 from price_keeper.doctor.identity import CREDENTIALS_REMEDY
-from price_keeper.doctor.needs import TablePermissions, get_table_permissions
 from price_keeper.doctor.network_probe import (
     EndpointUnreachable,
     build_get_request,
     build_unreachable_finding,
     send_probe,
 )
+from price_keeper.doctor.permissions import TablePermissions, get_table_permissions
 from price_keeper.errors import StoreAccessDenied, StoreError
 from price_keeper.forwarding.forwarder import parse_endpoint
 from price_keeper.stores.contract import (

@@ -1,0 +1,265 @@
+"""What IAM has to allow each role: actions by table, policies, and a CloudFormation template with roles for EKS. Pure.
+
+`get_table_permissions` says what each role does with each table; `tests/flow/test_doctor_needs.py` holds the code to
+it. `deploy/iam/write.py` writes the policies and the template; `tests/deploy/test_iam.py` holds those files to it.
+The roles are for pods of EKS, by Pod Identity or, where an OpenID Connect provider is named, by IRSA.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from price_keeper.app import Role
+from price_keeper.config.config_sections import DEMO_LABELS
+from price_keeper.metering.aws_price_list import PRICE_LIST_REGION
+from price_keeper.operations import Operation
+from price_keeper.stores import cloudformation
+from price_keeper.stores.schema import TABLES
+
+ACTIONS = ("GetItem", "BatchGetItem", "Query", "PutItem", "UpdateItem", "DeleteItem", "ConditionCheckItem")
+_GET, _BATCH, _QUERY, _PUT, _UPDATE, _DELETE, _CHECK = ACTIONS
+
+TablePermissions = Mapping[str, frozenset[str]]  # by table
+
+# Whatever runs records spend, adds it up, knows how scopes stand and which tokens are revoked.
+_ALL_ROLES: Mapping[str, tuple[str, ...]] = {
+    "config": (_GET, _BATCH, _QUERY),
+    "sticky-state": (_BATCH, _UPDATE),
+    "usage-agg-sharded": (_BATCH, _UPDATE),
+    "daily-total": (_GET, _BATCH, _PUT, _UPDATE),
+    "request-dedup": (_QUERY, _PUT, _UPDATE),
+    "revoked-tokens": (_BATCH,),
+}
+_CALL_ROLES: Mapping[str, tuple[str, ...]] = {
+    "pricing-cache": (_QUERY, _PUT),
+    "rate-buckets": (_GET, _BATCH, _QUERY, _PUT, _UPDATE, _CHECK),
+}
+_CONTROL_ROLES: Mapping[str, tuple[str, ...]] = {
+    "config": (_PUT, _UPDATE, _CHECK),
+    "sticky-state": (_GET,),
+    "request-dedup": (_GET,),
+    "rate-buckets": (_GET, _BATCH, _QUERY, _PUT, _UPDATE, _CHECK),
+    "revoked-tokens": (_PUT,),
+    "secret-retrieval-tokens": (_GET, _PUT, _UPDATE, _DELETE),
+    "sessions": (_GET, _BATCH, _QUERY, _PUT, _UPDATE, _DELETE),
+    "audit": (_QUERY, _PUT),
+}
+
+
+def get_table_permissions(role: Role) -> TablePermissions:
+    """A table that is not there is none of this role's."""
+    parts = [_ALL_ROLES]
+    if role != "control":
+        parts.append(_CALL_ROLES)
+    if role != "sidecar":
+        parts.append(_CONTROL_ROLES)
+    by_table = {table: frozenset(action for part in parts for action in part.get(table, ())) for table in TABLES}
+    return {table: actions for table, actions in by_table.items() if actions}
+
+
+ROLES: tuple[Role, ...] = ("sidecar", "control", "both")
+_PREFIX = "price-keeper-"
+
+# What each operation of the data port is called in a policy. Chat completions and asynchronous jobs have no action of
+# their own, and bidirectional streams are refused.
+ACTIONS_BY_OPERATION: Mapping[Operation, tuple[str, ...]] = {
+    Operation.INVOKE: ("InvokeModel",),
+    Operation.INVOKE_STREAM: ("InvokeModelWithResponseStream",),
+    Operation.INVOKE_BIDIRECTIONAL: (),
+    Operation.CONVERSE: ("InvokeModel",),
+    Operation.CONVERSE_STREAM: ("InvokeModelWithResponseStream",),
+    Operation.COUNT_TOKENS: ("CountTokens",),
+    Operation.APPLY_GUARDRAIL: ("ApplyGuardrail",),
+    Operation.CHECK_GUARDRAILS: ("InvokeGuardrailChecks",),
+    Operation.ASYNC_INVOKES: ("InvokeModel",),
+    Operation.ASYNC_INVOKE: ("GetAsyncInvoke",),
+    Operation.CHAT_COMPLETIONS: ("InvokeModel", "InvokeModelWithResponseStream"),
+}
+
+
+def _build_any_account_arn(service: str, resource: str) -> str:
+    """In any region, and in whatever account the policy stands."""
+    return f"arn:aws:{service}:*:*:{resource}"
+
+
+# Those of the labels that config.yaml and the files in deploy/ begin with, in any region. Whoever has other labels
+# names theirs. Who calls an inference profile needs to be allowed it and the model behind it.
+_DEMO_PROFILES = ("us.anthropic.claude-sonnet-4-5-20250929-v1:0", "us.amazon.nova-lite-v1:0")
+DEMO_MODEL_ARNS = (
+    *(f"arn:aws:bedrock:*::foundation-model/{label.model}" for label in DEMO_LABELS.values()),
+    *(_build_any_account_arn("bedrock", f"inference-profile/{name}") for name in _DEMO_PROFILES),
+)
+
+# What `price-keeper tables create` and `check` do.
+_CREATION_ACTIONS = (
+    "CreateTable",
+    "DescribeContinuousBackups",
+    "DescribeTable",
+    "DescribeTimeToLive",
+    "UpdateContinuousBackups",
+    "UpdateTimeToLive",
+)
+
+BuildArn = Callable[[str, str], Any]  # of a service, and of what it has
+Statement = dict[str, Any]
+
+
+def build_policy(
+    role: Role, arn: BuildArn = _build_any_account_arn, prefix: str = _PREFIX, models: Any = DEMO_MODEL_ARNS
+) -> dict[str, Any]:
+    calls = () if role == "control" else _build_call_statements(arn, models)
+    return _build_document([*_build_table_statements(role, arn, prefix), *calls])
+
+
+def build_creation_policy(arn: BuildArn = _build_any_account_arn, prefix: str = _PREFIX) -> dict[str, Any]:
+    arns = [arn("dynamodb", f"table/{prefix}{table}") for table in TABLES]
+    return _build_document([_build_statement("Tables", "dynamodb", _CREATION_ACTIONS, arns)])
+
+
+def _build_table_statements(role: Role, arn: BuildArn, prefix: str) -> Iterable[Statement]:
+    for table, needed in get_table_permissions(role).items():
+        actions = [action for action in ACTIONS if action in needed]
+        yield _build_statement(_to_camel_case(table), "dynamodb", actions, [arn("dynamodb", f"table/{prefix}{table}")])
+
+
+def _build_call_statements(arn: BuildArn, models: Any) -> Iterable[Statement]:
+    guardrails = [arn("bedrock", "guardrail/*"), arn("bedrock", "guardrail-profile/*")]
+    yield _build_statement("Models", "bedrock", ("InvokeModel", "InvokeModelWithResponseStream", "CountTokens"), models)
+    yield _build_statement("Jobs", "bedrock", ("InvokeModel", "GetAsyncInvoke"), [arn("bedrock", "async-invoke/*")])
+    yield _build_statement("Guardrails", "bedrock", ("ApplyGuardrail",), guardrails)
+    # These two act on nothing that has an ARN, so AWS takes no other resource for them.
+    yield _build_statement("GuardrailChecks", "bedrock", ("InvokeGuardrailChecks",), "*")
+    where = {"StringEquals": {"aws:RequestedRegion": PRICE_LIST_REGION}}
+    yield {**_build_statement("Prices", "pricing", ("GetProducts",), "*"), "Condition": where}
+
+
+def _build_statement(name: str, service: str, actions: Sequence[str], resource: Any) -> Statement:
+    resources = list(resource) if isinstance(resource, tuple) else resource
+    return {"Sid": name, "Effect": "Allow", "Action": [f"{service}:{each}" for each in actions], "Resource": resources}
+
+
+def _build_document(statements: list[Statement]) -> dict[str, Any]:
+    return {"Version": "2012-10-17", "Statement": statements}
+
+
+def _to_camel_case(name: str) -> str:
+    return "".join(part.capitalize() for part in name.split("-"))
+
+
+_POD_ROLES = ("sidecar", "control")
+
+
+def build_roles_template() -> dict[str, Any]:
+    policies = {
+        f"{role.capitalize()}Policy": _build_policy_resource(
+            role, build_policy(role, _build_arn, "", _MODELS_PARAMETER)
+        )
+        for role in ROLES
+    }
+    policies["TablesPolicy"] = _build_policy_resource("tables", build_creation_policy(_build_arn, ""))
+    roles = {f"{role.capitalize()}Role": _build_role_resource(role) for role in _POD_ROLES}
+    return {
+        "AWSTemplateFormatVersion": "2010-09-09",
+        "Description": "What IAM has to allow Bedrock Price Keeper, by role, and roles for pods of EKS.",
+        "Parameters": _PARAMETERS,
+        "Conditions": {"UsesOidc": {"Fn::Not": [{"Fn::Equals": [{"Ref": "OidcProvider"}, ""]}]}},
+        "Resources": policies | roles,
+        "Outputs": {
+            **{f"{name}Arn": {"Value": {"Ref": name}} for name in policies},
+            **{f"{name}Arn": {"Value": {"Fn::GetAtt": [name, "Arn"]}} for name in roles},
+        },
+    }
+
+
+_PARAMETERS: dict[str, dict[str, str]] = {
+    **cloudformation.build_tables_template()["Parameters"],
+    "Models": {
+        "Type": "CommaDelimitedList",
+        "Default": ",".join(DEMO_MODEL_ARNS),
+        "Description": "ARNs of the models and inference profiles that may be called: those of your labels alone.",
+    },
+    "OidcProvider": {
+        "Type": "String",
+        "Default": "",
+        "Description": "For IRSA: oidc.eks.REGION.amazonaws.com/id/ID, without https://. Empty: EKS Pod Identity.",
+    },
+    "Namespace": {"Type": "String", "Default": "default", "Description": "Where the pods are."},
+    "SidecarServiceAccount": {
+        "Type": "String",
+        "Default": "sample-app",
+        "Description": "Whose pods have a sidecar: the service account of the app.",
+    },
+    "ControlServiceAccount": {
+        "Type": "String",
+        "Default": "price-keeper-control",
+        "Description": "Of the control service.",
+    },
+}
+_MODELS_PARAMETER = {"Ref": "Models"}
+
+
+def _build_arn(service: str, resource: str) -> dict[str, str]:
+    """Tables are in the stack's own region; Bedrock may be called in several."""
+    if service == "dynamodb":
+        name = resource.replace("table/", "table/${TablePrefix}")
+        return {"Fn::Sub": f"arn:${{AWS::Partition}}:dynamodb:${{AWS::Region}}:${{AWS::AccountId}}:{name}"}
+    return {"Fn::Sub": f"arn:${{AWS::Partition}}:{service}:*:${{AWS::AccountId}}:{resource}"}
+
+
+def _build_policy_resource(name: str, document: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "Type": "AWS::IAM::ManagedPolicy",
+        "Properties": {"Description": f"Bedrock Price Keeper: {name}", "PolicyDocument": document},
+    }
+
+
+def _build_role_resource(role: str) -> dict[str, Any]:
+    name = role.capitalize()
+    return {
+        "Type": "AWS::IAM::Role",
+        "Properties": {
+            "Description": f"Bedrock Price Keeper: pods with the {role} role",
+            "ManagedPolicyArns": [{"Ref": f"{name}Policy"}],
+            "AssumeRolePolicyDocument": {
+                "Fn::If": [
+                    "UsesOidc",
+                    {"Fn::Sub": json.dumps(_build_oidc_trust(name))},
+                    _build_pod_identity_trust(name),
+                ]
+            },
+        },
+    }
+
+
+def _build_oidc_trust(name: str) -> dict[str, Any]:
+    """As text, since a template cannot make a key from a parameter."""
+    provider = "arn:${AWS::Partition}:iam::${AWS::AccountId}:oidc-provider/${OidcProvider}"
+    who = f"system:serviceaccount:${{Namespace}}:${{{name}ServiceAccount}}"
+    return _build_trust_policy(
+        {"Federated": provider},
+        ["sts:AssumeRoleWithWebIdentity"],
+        {"${OidcProvider}:aud": "sts.amazonaws.com", "${OidcProvider}:sub": who},
+    )
+
+
+def _build_pod_identity_trust(name: str) -> dict[str, Any]:
+    return _build_trust_policy(
+        {"Service": "pods.eks.amazonaws.com"},
+        ["sts:AssumeRole", "sts:TagSession"],
+        {
+            "aws:RequestTag/kubernetes-namespace": {"Ref": "Namespace"},
+            "aws:RequestTag/kubernetes-service-account": {"Ref": f"{name}ServiceAccount"},
+        },
+    )
+
+
+def _build_trust_policy(principal: dict[str, str], actions: list[str], equals: dict[str, Any]) -> dict[str, Any]:
+    statement = {
+        "Effect": "Allow",
+        "Principal": principal,
+        "Action": actions,
+        "Condition": {"StringEquals": equals},
+    }
+    return {"Version": "2012-10-17", "Statement": [statement]}
