@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 from uuid import uuid4
 
+from price_keeper.doctor.auth_checks import CREDENTIALS_REMEDY
 from price_keeper.doctor.doctor_checks import Finding, ok, skipped, trouble, warning
 from price_keeper.doctor.doctor_context import DoctorContext
-from price_keeper.doctor.identity import CREDENTIALS_REMEDY
 from price_keeper.doctor.network_probe import (
     EndpointUnreachable,
     build_get_request,

@@ -5,17 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from price_keeper.app import Role
-from price_keeper.doctor import (
-    control_service,
-    dynamodb,
-    identity,
-    journal,
-    machine,
-    outside,
-    ports,
-    registered,
-    store_file,
-)
+from price_keeper.doctor import auth_checks, dynamodb, journal, machine, outside, ports, store_file
 from price_keeper.doctor.doctor_checks import DoctorCheck, in_thread
 from price_keeper.doctor.doctor_context import DoctorContext
 from price_keeper.doctor.upstream import build_bedrock_checks
@@ -27,11 +17,11 @@ _DISK_REMEDY = "its disk hangs: look at it with df and dmesg, or name another on
 _PROVIDER_REMEDY = "the provider of credentials hangs: see AWS_PROFILE, credential_process, or the metadata service"
 
 _COMMON_CHECKS = (
-    DoctorCheck("token keys", in_thread(identity.check_token_keys)),
-    DoctorCheck("admin key", in_thread(identity.check_admin_key)),
-    DoctorCheck("control service", control_service.check_control_service, "correct auth.control_url, or DNS"),
-    DoctorCheck("AWS credentials", identity.check_aws_credentials, _PROVIDER_REMEDY),
-    DoctorCheck("Bedrock API key", in_thread(identity.check_bedrock_key)),
+    DoctorCheck("token keys", in_thread(auth_checks.check_token_keys)),
+    DoctorCheck("admin key", in_thread(auth_checks.check_admin_key)),
+    DoctorCheck("control service", auth_checks.check_control_service, "correct auth.control_url, or DNS"),
+    DoctorCheck("AWS credentials", auth_checks.check_aws_credentials, _PROVIDER_REMEDY),
+    DoctorCheck("Bedrock API key", in_thread(auth_checks.check_bedrock_key)),
     DoctorCheck("clock by the store", machine.check_clock_by_store, _STORE_REMEDY),
     DoctorCheck("clock by Bedrock", machine.check_clock_by_bedrock),
     DoctorCheck("time zones", in_thread(machine.check_time_zones)),
@@ -41,7 +31,7 @@ _COMMON_CHECKS = (
     DoctorCheck("DynamoDB", dynamodb.check_dynamodb_reachable, _STORE_REMEDY),
     DoctorCheck("tables", dynamodb.check_tables, _STORE_REMEDY),
     DoctorCheck("permissions", dynamodb.check_permissions, _STORE_REMEDY),
-    DoctorCheck("org of the identity", registered.check_identity_org, _STORE_REMEDY),
+    DoctorCheck("org of the identity", auth_checks.check_identity_org, _STORE_REMEDY),
     DoctorCheck("journal", in_thread(journal.check_journal_folder), _DISK_REMEDY),
     DoctorCheck("journal's room", in_thread(journal.check_journal_space), _DISK_REMEDY),
     DoctorCheck("journal's leftovers", in_thread(journal.check_unsent_segments), _DISK_REMEDY),

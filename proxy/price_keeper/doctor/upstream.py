@@ -10,9 +10,9 @@ from functools import partial
 from urllib.parse import quote
 
 from price_keeper.dataplane import BEARER_TOKEN_VARIABLE
+from price_keeper.doctor.auth_checks import CREDENTIALS_REMEDY
 from price_keeper.doctor.doctor_checks import DoctorCheck, Finding, ok, skipped, trouble, warning
 from price_keeper.doctor.doctor_context import DoctorContext
-from price_keeper.doctor.identity import CREDENTIALS_REMEDY
 from price_keeper.doctor.network_probe import (
     EndpointUnreachable,
     ProbeResponse,
