@@ -17,8 +17,8 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from price_keeper.clock import SystemClock
 from price_keeper.config.config_sections import KeyConfig, TlsConfig, WebhookConfig
 from price_keeper.config.value_checks import Address
+from price_keeper.doctor import disk_checks
 from price_keeper.doctor import doctor_checks as carrying
-from price_keeper.doctor import journal, store_file
 from price_keeper.doctor.doctor_checks import DoctorCheck, Finding, FindingStatus, in_thread, ok, run_doctor_checks
 from price_keeper.doctor.doctor_context import DoctorContext
 from price_keeper.recording.folder import lock_folder
@@ -204,8 +204,8 @@ async def test_a_store_that_is_damaged(tmp_path: Path) -> None:
 async def test_a_store_too_large_to_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = write_config(tmp_path)
     prepare_file(store_path(config))
-    monkeypatch.setattr(store_file, "QUICK_CHECK_SECONDS", -1.0)
-    monkeypatch.setattr(store_file, "PROGRESS_STEPS", 1)
+    monkeypatch.setattr(disk_checks, "QUICK_CHECK_SECONDS", -1.0)
+    monkeypatch.setattr(disk_checks, "PROGRESS_STEPS", 1)
     found = await run_check("store is whole", config)
     assert (found.status, "quick_check" in found.remedy) == (FindingStatus.WARNING, True)
 
@@ -213,7 +213,7 @@ async def test_a_store_too_large_to_check(tmp_path: Path, monkeypatch: pytest.Mo
 async def test_a_store_on_a_disk_of_the_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mounts = tmp_path / "mounts"
     mounts.write_text(f"/dev/sda / ext4 rw 0 0\nserver:/export {tmp_path} nfs4 rw 0 0\n")
-    monkeypatch.setattr(store_file, "_MOUNTS", mounts)
+    monkeypatch.setattr(disk_checks, "_MOUNTS", mounts)
     found = await run_check("store file", write_config(tmp_path))
     assert (found.status, "nfs4" in found.message, "store.path" in found.remedy) == (FindingStatus.TROUBLE, True, True)
     mounts.write_text("/dev/sda / ext4 rw 0 0\n")
@@ -277,7 +277,7 @@ async def test_a_journal_in_which_something_is_left_or_nothing(tmp_path: Path, c
 async def test_a_disk_that_is_nearly_full(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, status: FindingStatus
 ) -> None:
-    monkeypatch.setattr(journal, limit, 2**60)
+    monkeypatch.setattr(disk_checks, limit, 2**60)
     found = await run_check("journal's room", write_config(tmp_path))
     assert (found.status, "journal.dir" in found.remedy) == (status, True)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from price_keeper.app import Role
-from price_keeper.doctor import auth_checks, dynamodb, journal, machine, outside, ports, store_file
+from price_keeper.doctor import auth_checks, disk_checks, dynamodb, machine, outside, ports
 from price_keeper.doctor.doctor_checks import DoctorCheck, in_thread
 from price_keeper.doctor.doctor_context import DoctorContext
 from price_keeper.doctor.upstream import build_bedrock_checks
@@ -26,15 +26,15 @@ _COMMON_CHECKS = (
     DoctorCheck("clock by Bedrock", machine.check_clock_by_bedrock),
     DoctorCheck("time zones", in_thread(machine.check_time_zones)),
     DoctorCheck("open files", in_thread(machine.check_open_files)),
-    DoctorCheck("store file", in_thread(store_file.check_store_file), _DISK_REMEDY),
-    DoctorCheck("store is whole", in_thread(store_file.check_store_integrity), _DISK_REMEDY),
+    DoctorCheck("store file", in_thread(disk_checks.check_store_file), _DISK_REMEDY),
+    DoctorCheck("store is whole", in_thread(disk_checks.check_store_integrity), _DISK_REMEDY),
     DoctorCheck("DynamoDB", dynamodb.check_dynamodb_reachable, _STORE_REMEDY),
     DoctorCheck("tables", dynamodb.check_tables, _STORE_REMEDY),
     DoctorCheck("permissions", dynamodb.check_permissions, _STORE_REMEDY),
     DoctorCheck("org of the identity", auth_checks.check_identity_org, _STORE_REMEDY),
-    DoctorCheck("journal", in_thread(journal.check_journal_folder), _DISK_REMEDY),
-    DoctorCheck("journal's room", in_thread(journal.check_journal_space), _DISK_REMEDY),
-    DoctorCheck("journal's leftovers", in_thread(journal.check_unsent_segments), _DISK_REMEDY),
+    DoctorCheck("journal", in_thread(disk_checks.check_journal_folder), _DISK_REMEDY),
+    DoctorCheck("journal's room", in_thread(disk_checks.check_journal_space), _DISK_REMEDY),
+    DoctorCheck("journal's leftovers", in_thread(disk_checks.check_unsent_segments), _DISK_REMEDY),
     DoctorCheck("certificate", in_thread(ports.check_certificate)),
 )
 _FINAL_CHECKS = (
