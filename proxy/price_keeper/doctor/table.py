@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from price_keeper.app import Role
-from price_keeper.doctor import auth_checks, disk_checks, dynamodb, machine, outside, ports
+from price_keeper.doctor import auth_checks, disk_checks, dynamodb_checks, machine, outside, ports
 from price_keeper.doctor.doctor_checks import DoctorCheck, in_thread
 from price_keeper.doctor.doctor_context import DoctorContext
 from price_keeper.doctor.upstream import build_bedrock_checks
@@ -28,9 +28,9 @@ _COMMON_CHECKS = (
     DoctorCheck("open files", in_thread(machine.check_open_files)),
     DoctorCheck("store file", in_thread(disk_checks.check_store_file), _DISK_REMEDY),
     DoctorCheck("store is whole", in_thread(disk_checks.check_store_integrity), _DISK_REMEDY),
-    DoctorCheck("DynamoDB", dynamodb.check_dynamodb_reachable, _STORE_REMEDY),
-    DoctorCheck("tables", dynamodb.check_tables, _STORE_REMEDY),
-    DoctorCheck("permissions", dynamodb.check_permissions, _STORE_REMEDY),
+    DoctorCheck("DynamoDB", dynamodb_checks.check_dynamodb_reachable, _STORE_REMEDY),
+    DoctorCheck("tables", dynamodb_checks.check_tables, _STORE_REMEDY),
+    DoctorCheck("permissions", dynamodb_checks.check_permissions, _STORE_REMEDY),
     DoctorCheck("org of the identity", auth_checks.check_identity_org, _STORE_REMEDY),
     DoctorCheck("journal", in_thread(disk_checks.check_journal_folder), _DISK_REMEDY),
     DoctorCheck("journal's room", in_thread(disk_checks.check_journal_space), _DISK_REMEDY),

@@ -1,7 +1,7 @@
-"""DynamoDB: reachable, with the tables that the schema wants, and willing to do for us what this role asks for.
+"""Checks of DynamoDB: reachable, with the tables of the schema, and with the permissions that the role needs.
 
-Permissions are found out without writing: each write has a condition that no item can meet, and AWS looks at who asks
-before it looks at the item.
+Permissions are tried without writing: every write has a condition that no item can meet, and AWS checks permissions
+before it checks conditions.
 """
 
 from __future__ import annotations
