@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 from price_keeper.app import Role
 from price_keeper.doctor import auth_checks, disk_checks, dynamodb_checks, machine, outside, ports
+from price_keeper.doctor.bedrock_checks import build_bedrock_checks
 from price_keeper.doctor.doctor_checks import DoctorCheck, in_thread
 from price_keeper.doctor.doctor_context import DoctorContext
-from price_keeper.doctor.upstream import build_bedrock_checks
 
 _STORE_REMEDY = (
     "let this machine reach DynamoDB (a VPC endpoint, a firewall), or correct store.endpoint and store.region"

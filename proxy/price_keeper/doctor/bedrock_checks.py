@@ -1,15 +1,17 @@
-"""Bedrock itself: that each place resolves, connects, has a certificate to trust, and takes our signature.
+"""Checks of Bedrock: each endpoint resolves, accepts connections, has a trusted certificate and accepts our signature.
 
-What is asked is the state of an asynchronous job that does not exist: it is only read, and costs nothing. It does not
-tell whether models may be called, since nothing that tells is certain to be free.
+The request reads the state of an asynchronous job that does not exist: it changes nothing and costs nothing. Whether
+models may be invoked is not checked, as no call that would show it is certain to be free.
 """
 
 from __future__ import annotations
 
 from functools import partial
+from typing import NamedTuple
 from urllib.parse import quote
 
-from price_keeper.dataplane import BEARER_TOKEN_VARIABLE
+from price_keeper.config import Config
+from price_keeper.dataplane import BEARER_TOKEN_VARIABLE, build_regional_url
 from price_keeper.doctor.auth_checks import CREDENTIALS_REMEDY
 from price_keeper.doctor.doctor_checks import DoctorCheck, Finding, ok, skipped, trouble, warning
 from price_keeper.doctor.doctor_context import DoctorContext
@@ -21,7 +23,6 @@ from price_keeper.doctor.network_probe import (
     build_unreachable_finding,
     send_probe,
 )
-from price_keeper.doctor.places import BedrockEndpoint, list_bedrock_endpoints
 from price_keeper.errors import ConfigError
 from price_keeper.forwarding.credentials import StaticCredentials
 from price_keeper.forwarding.forwarder import (
@@ -30,8 +31,46 @@ from price_keeper.forwarding.forwarder import (
     SigV4Authorizer,
     UpstreamCall,
     UpstreamTarget,
+    parse_endpoint,
 )
 from price_keeper.forwarding.relay import CREDENTIAL_ERRORS, parse_error_type
+from price_keeper.forwarding.upstream import UpstreamEndpoint
+
+
+class BedrockEndpoint(NamedTuple):
+    region: str
+    endpoint: UpstreamEndpoint
+    config_keys: str  # of the configuration, which say so
+    labels: tuple[str, ...]  # that name it
+
+
+def list_bedrock_endpoints(config: Config) -> list[BedrockEndpoint]:
+    """The upstream's own first: what no label names goes there."""
+    default_url = config.upstream.endpoint
+    labels_by_endpoint = {(config.upstream.region, default_url): ["upstream"]}
+    for name, label in config.labels.items():
+        for each in label.endpoints:
+            labels_by_endpoint.setdefault((each.region, each.endpoint or default_url), []).append(name)
+    return [
+        _build_bedrock_endpoint(
+            region,
+            url,
+            "upstream.endpoint and upstream.region" if number == 0 else _format_config_key(labels[0]),
+            labels,
+        )
+        for number, ((region, url), labels) in enumerate(labels_by_endpoint.items())
+    ]
+
+
+def _build_bedrock_endpoint(region: str, url: str | None, keys: str, labels: list[str]) -> BedrockEndpoint:
+    return BedrockEndpoint(
+        region, parse_endpoint(url or build_regional_url(region)), keys, tuple(dict.fromkeys(labels))
+    )
+
+
+def _format_config_key(label: str) -> str:
+    return f"labels.{label}.endpoints"
+
 
 _CLOCK_SKEW_TEXTS = (b"Signature expired", b"Signature not yet current")
 
