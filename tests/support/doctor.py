@@ -14,9 +14,9 @@ from price_keeper.app import Role
 from price_keeper.clock import Clock, SystemClock
 from price_keeper.config import Config
 from price_keeper.config.config_sections import parse_config
+from price_keeper.doctor.check_list import build_checks
 from price_keeper.doctor.doctor_checks import Finding, run_doctor_checks
 from price_keeper.doctor.doctor_context import DoctorContext
-from price_keeper.doctor.table import build_checks
 
 CONFIG = """
 labels:

@@ -17,9 +17,9 @@ from price_keeper.cli.store_selection import describe_labels, select_config
 from price_keeper.cli.terminal import DIM, GREEN, RED, YELLOW, get_terminal_width, is_terminal, paint
 from price_keeper.clock import SystemClock
 from price_keeper.config import Config
+from price_keeper.doctor.check_list import build_checks
 from price_keeper.doctor.doctor_checks import CheckResult, FindingStatus, ok, run_doctor_checks
 from price_keeper.doctor.doctor_context import DoctorContext
-from price_keeper.doctor.table import build_checks
 from price_keeper.reports.terminal_text import make_printable
 from price_keeper.tasks import DaemonThreadPool
 

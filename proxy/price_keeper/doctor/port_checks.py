@@ -1,4 +1,4 @@
-"""The ports to listen on: free, or served by a sidecar already; and the certificate of the data port."""
+"""Checks of the ports to listen on (free, or served by a running sidecar) and of the data port's certificate."""
 
 from __future__ import annotations
 

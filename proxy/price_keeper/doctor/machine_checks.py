@@ -1,4 +1,4 @@
-"""The machine itself: its clock, its time zones, how many files may be open."""
+"""Checks of the machine: its clock, its time zone data and its limit of open files."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""Every check, in the order in which they are told."""
+"""All checks in the order of the report, and which of them each role has."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 from price_keeper.app import Role
-from price_keeper.doctor import auth_checks, disk_checks, dynamodb_checks, machine, outside, ports
+from price_keeper.doctor import auth_checks, disk_checks, dynamodb_checks, external_checks, machine_checks, port_checks
 from price_keeper.doctor.bedrock_checks import build_bedrock_checks
 from price_keeper.doctor.doctor_checks import DoctorCheck, in_thread
 from price_keeper.doctor.doctor_context import DoctorContext
@@ -22,10 +22,10 @@ _COMMON_CHECKS = (
     DoctorCheck("control service", auth_checks.check_control_service, "correct auth.control_url, or DNS"),
     DoctorCheck("AWS credentials", auth_checks.check_aws_credentials, _PROVIDER_REMEDY),
     DoctorCheck("Bedrock API key", in_thread(auth_checks.check_bedrock_key)),
-    DoctorCheck("clock by the store", machine.check_clock_by_store, _STORE_REMEDY),
-    DoctorCheck("clock by Bedrock", machine.check_clock_by_bedrock),
-    DoctorCheck("time zones", in_thread(machine.check_time_zones)),
-    DoctorCheck("open files", in_thread(machine.check_open_files)),
+    DoctorCheck("clock by the store", machine_checks.check_clock_by_store, _STORE_REMEDY),
+    DoctorCheck("clock by Bedrock", machine_checks.check_clock_by_bedrock),
+    DoctorCheck("time zones", in_thread(machine_checks.check_time_zones)),
+    DoctorCheck("open files", in_thread(machine_checks.check_open_files)),
     DoctorCheck("store file", in_thread(disk_checks.check_store_file), _DISK_REMEDY),
     DoctorCheck("store is whole", in_thread(disk_checks.check_store_integrity), _DISK_REMEDY),
     DoctorCheck("DynamoDB", dynamodb_checks.check_dynamodb_reachable, _STORE_REMEDY),
@@ -35,11 +35,11 @@ _COMMON_CHECKS = (
     DoctorCheck("journal", in_thread(disk_checks.check_journal_folder), _DISK_REMEDY),
     DoctorCheck("journal's room", in_thread(disk_checks.check_journal_space), _DISK_REMEDY),
     DoctorCheck("journal's leftovers", in_thread(disk_checks.check_unsent_segments), _DISK_REMEDY),
-    DoctorCheck("certificate", in_thread(ports.check_certificate)),
+    DoctorCheck("certificate", in_thread(port_checks.check_certificate)),
 )
 _FINAL_CHECKS = (
-    DoctorCheck("price list", outside.check_price_list),
-    DoctorCheck("webhook", outside.check_webhook, "correct alerts.webhook.url, or DNS"),
+    DoctorCheck("price list", external_checks.check_price_list),
+    DoctorCheck("webhook", external_checks.check_webhook, "correct alerts.webhook.url, or DNS"),
 )
 
 
@@ -56,5 +56,5 @@ _EXCLUDED_BY_ROLE: Mapping[Role, frozenset[str]] = {
 
 def build_checks(context: DoctorContext) -> list[DoctorCheck]:
     upstream = build_bedrock_checks(context) if context.has_data_port else []
-    checks = [*_COMMON_CHECKS, *ports.build_port_checks(context), *upstream, *_FINAL_CHECKS]
+    checks = [*_COMMON_CHECKS, *port_checks.build_port_checks(context), *upstream, *_FINAL_CHECKS]
     return [check for check in checks if check.name not in _EXCLUDED_BY_ROLE[context.role]]

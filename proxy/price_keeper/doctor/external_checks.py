@@ -1,4 +1,4 @@
-"""What is asked besides Bedrock: the price list, and the receiver of alerts."""
+"""Checks of services other than Bedrock and the store: the AWS Price List, and the webhook that receives alerts."""
 
 from __future__ import annotations
 
