@@ -1,38 +1,38 @@
-"""Every error the product raises on purpose, in one tree.
+"""Every error that the product raises on purpose, in one tree.
 
 PriceKeeperError
 ├── ConfigError            the configuration cannot be used; carries every mistake found
 ├── ListenFailed           an address cannot be listened on
 ├── JournalInUse           another process writes to this journal
-├── OwnerUnknown           a journal from elsewhere, whose process may still write to it
-├── JournalUnusable        the journal's folder is not there, or not ours to write to
-│   └── JournalFull        its disk has no room left
-├── Refusal                a request is answered with an error of ours, in AWS's form
-│   ├── InvalidRequest     400: something in it is wrong; the message names what is allowed
-│   ├── QuotaSpent         400: every label that may serve it has used up its quota; trying again does not help
-│   ├── AccessDenied       403: no token, or one that is not good
-│   │   ├── NoGuess        403: one that we signed: it was revoked, its session is over, or it is not for this
-│   │   └── UnknownOrg     403: who calls is certain, and nobody has registered the org
-│   ├── TokenExpired       403: a token that was good
-│   ├── UnknownOperation   404: nothing is forwarded that is not on the list
-│   ├── NotThere           404: the org or app that is asked for is not there
-│   ├── Overtaken          409: somebody else changed it at the same time, and theirs holds
-│   ├── TooLarge           413: more than is taken, here or at Bedrock
-│   ├── SlowDown           429: too much at once; the same call after a wait may do
-│   ├── Busy               503: a limit of this process is reached; trying again helps
+├── JournalOwnerUnknown    a journal of another machine, whose process may still write to it
+├── JournalUnusable        the journal's folder is missing, or cannot be written to
+│   └── JournalFull        its disk has no space left
+├── Refusal                a request is answered with an error of our own, in AWS's form
+│   ├── InvalidRequest     400: the request is wrong; the message names what is allowed
+│   ├── QuotaExceeded      400: every label that may serve it has used up its quota; a retry does not help
+│   ├── AccessDenied       403: no token, or one that is not valid
+│   │   ├── TokenRejected  403: a token that we signed: revoked, of an ended session, or not for this purpose
+│   │   └── UnknownOrg     403: the caller is known, and the org is not registered
+│   ├── TokenExpired       403: the token was valid
+│   ├── UnknownOperation   404: only operations on the allow-list are forwarded
+│   ├── NotFound           404: the org or app does not exist
+│   ├── WriteConflict      409: somebody else changed it at the same time, and that change stands
+│   ├── RequestTooLarge    413: larger than we or Bedrock accept
+│   ├── TooManyRequests    429: the same call after a wait may succeed
+│   ├── Busy               503: a limit of this process is reached; a retry helps
 │   ├── SessionLimitRace   503: others kept logging this client in at the same time; carries the store's reasons
-│   ├── CannotRecord       503: what it would cost cannot be written down, so it is not sent
-│   ├── WorkerAway         503: another process of this sidecar gives no answer, or says that it is not ready
-│   ├── UpstreamAway       503: Bedrock cannot be reached or gave no answer; trying again helps
-│   └── OurFault           500: a mistake of ours, whose cause stands in the log alone
+│   ├── RecordingUnavailable 503: the cost of the call could not be recorded, so it is not sent
+│   ├── WorkerUnavailable  503: another process of this sidecar does not answer, or is not ready
+│   ├── UpstreamUnavailable 503: Bedrock cannot be reached or did not answer; a retry helps
+│   └── InternalError      500: a mistake of ours; the cause is in the log alone
 └── StoreError             the store could not do what was asked
     ├── ConditionFailed    the condition of a single write did not hold; carries the item as it was
     ├── TransactionFailed  a transaction was refused whole; carries a reason for each of its writes
-    ├── Throttled          the store asked to slow down, and kept asking; nothing was written
+    ├── StoreThrottled     the store kept throttling; nothing was written
     ├── StoreUnavailable   no usable answer; `maybe_applied` says whether the write may have happened
-    │   └── NotAllowed     the store refuses our credentials, or there are none
-    ├── StoreMisconfigured the store answers, but a table is missing or not as it should be
-    └── Rejected           the store will never accept this request: it is a mistake in the request
+    │   └── StoreAccessDenied  the store refuses our credentials, or there are none
+    ├── StoreMisconfigured the store answers, but a table is missing or wrong
+    └── InvalidStoreRequest  the store will never accept this request: it is a mistake of the caller
 """
 
 from __future__ import annotations
