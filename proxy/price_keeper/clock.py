@@ -1,4 +1,4 @@
-"""The time the product goes by. Nothing else reads the system's clock, so tests can hand in their own."""
+"""The clock that the product uses. Nothing else reads the system's clock, so tests can inject their own."""
 
 from __future__ import annotations
 
