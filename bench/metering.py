@@ -21,7 +21,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import cast
 
-from price_keeper import dataplane
+from price_keeper import data_port_wiring
 from price_keeper.app import open_store
 from price_keeper.clock import SystemClock
 from price_keeper.config import Config
@@ -167,7 +167,7 @@ async def rig_in(folder: Path) -> AsyncIterator[Rig]:
         open_recording(config, store, clock) as recording,
     ):
         await store.put(Put(schema.org_config_key(CALLER.org), quotas))
-        tariffs = await dataplane.load_price_tables(config, store, clock, tasks)
+        tariffs = await data_port_wiring.load_price_tables(config, store, clock, tasks)
         standings = BudgetRegistry(config, store, recording.recorder, clock, tasks)
         await standings.load(CALLER)
         labels = LabelResolver(config.labels, allows_unlabelled=False)

@@ -1,4 +1,18 @@
-"""The composition root: the one place where configuration becomes running parts."""
+"""The composition root: the only module that turns a configuration into a running process.
+
+`run` opens the parts in this order and closes them in reverse:
+
+    worker group, control port          ports answer 503 until `Readiness.start`
+    tasks, store                        SQLite or DynamoDB
+    Bedrock access                      roles "both" and "sidecar"
+    rate leases, recording              journal, flush, recovery of earlier runs
+    budgets, alerts, revocation list    `_CoreServices`: what every role has
+    data port                           `data_port_wiring`: rate limiter -> label selector -> meters -> forwarder
+    control services                    roles "both" and "control"
+
+Then it serves until SIGTERM or SIGINT, drains the data port, flushes the recording and gives back its leases.
+Parts do not import each other's constructors: what one needs of another is handed in here.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from price_keeper import dataplane
+from price_keeper import data_port_wiring
 from price_keeper.alerts.composed import add_alert_metrics as add_alerts
 from price_keeper.alerts.composed import open_alerts
 from price_keeper.auth.clients import ClientVerifier
@@ -168,7 +182,7 @@ async def run(
     config, snapshot_file = slot.localize_config(config), SnapshotFile(journal, clock, slot.number, slot.count)
     stop_signal, reloader = StopSignal(slot.lifeline), ConfigReloader(config, read_config, clock, is_refused=is_refused)
     asyncio.get_running_loop().set_default_executor(DaemonThreadPool())
-    token_service = dataplane.build_token_service(config, environ, clock, can_mint=role != "sidecar")
+    token_service = data_port_wiring.build_token_service(config, environ, clock, can_mint=role != "sidecar")
     if role == "control" and not token_service.can_mint:
         raise ConfigError(["auth.keys.0: a control service signs with it, and this is its public half alone"])
     async with AsyncExitStack() as exit_stack, stop_signal.interrupt_startup():
@@ -280,7 +294,7 @@ async def _build_core_services(
     if recording.orphans is not None:
         recording.orphans.on_alerts_moved = alerts.add_orphans
     budgets = BudgetRegistry(config, store, recording.recorder, clock, tasks, alerts, snapshot)
-    revocation_list = dataplane.build_revocation_list(config, store, clock, tasks)
+    revocation_list = data_port_wiring.build_revocation_list(config, store, clock, tasks)
     recording.add_to(telemetry)
     budgets.register_metrics(telemetry)
     revocation_list.add_to(telemetry)
@@ -333,7 +347,7 @@ class _DataPort:
 
 async def _open_data_port(
     core: _CoreServices,
-    bedrock: dataplane.BedrockAccess,
+    bedrock: data_port_wiring.BedrockAccess,
     role: Role,
     workers: int,
     reloader: ConfigReloader,
@@ -341,18 +355,18 @@ async def _open_data_port(
 ) -> _DataPort:
     credential_issuer = await _build_credential_issuer(core, role, exit_stack)
     config, clock, tasks = core.config, core.clock, core.tasks
-    price_tables = await dataplane.load_price_tables(config, core.store, clock, tasks)
+    price_tables = await data_port_wiring.load_price_tables(config, core.store, clock, tasks)
     write_batcher = WriteBatcher()
-    forwarder = dataplane.build_forwarder(bedrock, clock, tasks, write_batcher)
-    rate_limiter = dataplane.build_rate_limiter(
+    forwarder = data_port_wiring.build_forwarder(bedrock, clock, tasks, write_batcher)
+    rate_limiter = data_port_wiring.build_rate_limiter(
         config, core.store, clock, tasks, core.lease_manager, core.budgets.snapshot
     )
     rate_limiter.register_metrics(core.telemetry)
-    hard_budgets = dataplane.build_hard_budgets(
+    hard_budgets = data_port_wiring.build_hard_budgets(
         config, core.store, clock, tasks, core.recording, core.budgets, price_tables, forwarder
     )
     hard_budgets.register_metrics(core.telemetry)
-    handler = dataplane.build_handler(
+    handler = data_port_wiring.build_handler(
         config,
         core.store,
         core.token_service,
@@ -382,8 +396,10 @@ async def _open_data_port(
     )
     add_prices(core.telemetry, lambda: catalog.price_tables)
     reloader.add_step(catalog.prepare)
-    tracing = await exit_stack.enter_async_context(dataplane.open_traces(config, core.telemetry))
-    listener, port = await dataplane.open_data_port(handler, config, clock, tasks, write_batcher, workers, tracing)
+    tracing = await exit_stack.enter_async_context(data_port_wiring.open_traces(config, core.telemetry))
+    listener, port = await data_port_wiring.open_data_port(
+        handler, config, clock, tasks, write_batcher, workers, tracing
+    )
     data_port_metrics.register_data_port_metrics(
         core.telemetry, handler.request_stats, handler.retry_joiner, listener, forwarder
     )
@@ -412,7 +428,7 @@ async def _build_credential_issuer(core: _CoreServices, role: Role, exit_stack: 
 
 async def _open_bedrock_access(
     config: Config, environ: Mapping[str, str], clock: Clock, tasks: Tasks, exit_stack: AsyncExitStack
-) -> dataplane.BedrockAccess:
-    if config.upstream.endpoint == dataplane.SIMULATED:
-        return await exit_stack.enter_async_context(dataplane.open_simulated_bedrock(clock))
-    return await dataplane.build_bedrock_access(config.upstream, environ, clock, tasks)
+) -> data_port_wiring.BedrockAccess:
+    if config.upstream.endpoint == data_port_wiring.SIMULATED:
+        return await exit_stack.enter_async_context(data_port_wiring.open_simulated_bedrock(clock))
+    return await data_port_wiring.build_bedrock_access(config.upstream, environ, clock, tasks)

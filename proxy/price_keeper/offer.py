@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from price_keeper import dataplane
+from price_keeper import data_port_wiring
 from price_keeper.clock import Clock
 from price_keeper.config import Config
 from price_keeper.config.config_sections import PSEUDO_LABELS
-from price_keeper.dataplane import BedrockAccess
+from price_keeper.data_port_wiring import BedrockAccess
 from price_keeper.forwarding.counting import TokenCounter
 from price_keeper.forwarding.forwarder import Forwarder
 from price_keeper.handler import RequestHandler
@@ -54,7 +54,7 @@ class Catalog:
 
     async def prepare(self, config: Config) -> Callable[[], None]:
         """What takes it on, in one go. Until then nothing is another than before."""
-        price_tables = await dataplane.load_price_tables(
+        price_tables = await data_port_wiring.load_price_tables(
             config, self._store, self._clock, self._tasks, self.price_tables
         )
 
@@ -62,10 +62,10 @@ class Catalog:
             handler, recorder, budgets = self._handler, self._recorder, self._budgets
             meters = MeterFactory(config, recorder.journal, price_tables, self._clock, handler.label_selector.meters)
             hard_budgets = HardBudgets(config, self._leases, price_tables, TokenCounter(self._forwarder))
-            selector = dataplane.build_label_selector(
+            selector = data_port_wiring.build_label_selector(
                 config, self._bedrock, recorder, budgets, meters, hard_budgets, handler.request_stats
             )
-            endpoints = dataplane.list_endpoints(config, self._bedrock)
+            endpoints = data_port_wiring.list_endpoints(config, self._bedrock)
             # All that could fail has been done.
             labels = (*config.labels, *PSEUDO_LABELS)
             handler.request_stats.track_labels(labels)

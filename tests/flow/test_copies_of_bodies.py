@@ -15,7 +15,7 @@ import pytest
 from price_keeper.choosing import LARGE_BODY_BYTES, run_in_thread_if_large
 from price_keeper.config import Config
 from price_keeper.config.config_sections import UpstreamConfig
-from price_keeper.dataplane import SIMULATED
+from price_keeper.data_port_wiring import SIMULATED
 
 from tests.support.data_port import DataPort, data_port
 from tests.support.simulated import CHAT_PATH

@@ -17,7 +17,7 @@ import pytest
 from price_keeper import app
 from price_keeper.clock import SystemClock
 from price_keeper.config import Address, Config
-from price_keeper.dataplane import build_token_service
+from price_keeper.data_port_wiring import build_token_service
 from price_keeper.doctor.permissions import ACTIONS, get_table_permissions
 from price_keeper.stores.contract import ConditionCheck, Delete, Item, Key, Page, Put, Query, Update, Write
 from price_keeper.stores.schema import TABLES

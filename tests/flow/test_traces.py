@@ -17,7 +17,7 @@ from unittest.mock import patch
 
 import pytest
 from opentelemetry.sdk.trace.export import SpanExportResult
-from price_keeper import dataplane
+from price_keeper import data_port_wiring
 from price_keeper.config import parse_config
 from price_keeper.config.config_sections import TelemetryConfig as Chosen
 from price_keeper.errors import ConfigError
@@ -358,7 +358,7 @@ async def test_where_its_packages_are_missing_the_start_says_so() -> None:
     text = f"telemetry: {{otlp_endpoint: 'http://127.0.0.1:4318'}}\nlabels: {LABELS}"
     missing = {"price_keeper.tracing": None}
     with patch.dict(sys.modules, missing), pytest.raises(ConfigError, match=r"bedrock-price-keeper\[otel\]"):
-        async with dataplane.open_traces(parse_config(text, "test", {}), MetricsRegistry()):
+        async with data_port_wiring.open_traces(parse_config(text, "test", {}), MetricsRegistry()):
             pass
 
 

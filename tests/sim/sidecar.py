@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 from unittest import mock
 
-from price_keeper import dataplane
+from price_keeper import data_port_wiring
 from price_keeper.alerts.raising import AlertRaiser
 from price_keeper.config import Config
 from price_keeper.errors import JournalUnusable
@@ -195,14 +195,16 @@ class Life:
         journal = recording.recorder.journal
         self.forwarder = SimulatedForwarder(clock, world.bedrock, lambda: bool(journal._unwritten))
         tariffs = PriceTables(config, store, None, clock)
-        admitting = dataplane.build_rate_limiter(config, store, clock, tasks, self.leasing, self.standings.snapshot)
-        hard = dataplane.build_hard_budgets(
+        admitting = data_port_wiring.build_rate_limiter(
+            config, store, clock, tasks, self.leasing, self.standings.snapshot
+        )
+        hard = data_port_wiring.build_hard_budgets(
             config, store, clock, tasks, recording, self.standings, tariffs, self.forwarder
         )
         self.hard = hard
-        bedrock = dataplane.BedrockAccess("http://bedrock", cast(Any, None))
-        with mock.patch.object(dataplane, "_build_authenticator", return_value=ByHeader(world.setup.callers)):
-            self.pipeline = dataplane.build_handler(
+        bedrock = data_port_wiring.BedrockAccess("http://bedrock", cast(Any, None))
+        with mock.patch.object(data_port_wiring, "_build_authenticator", return_value=ByHeader(world.setup.callers)):
+            self.pipeline = data_port_wiring.build_handler(
                 config,
                 store,
                 cast(Any, None),

@@ -13,7 +13,7 @@ import aiohttp
 import boto3
 from bedrock_simulator import DEFAULT_KEYS, SimulatedBedrock, simulated_bedrock
 from botocore.config import Config as ClientConfig
-from price_keeper import dataplane
+from price_keeper import data_port_wiring
 from price_keeper.auth.keys import SigningKey
 from price_keeper.auth.tokens import TokenService
 from price_keeper.clock import Clock, SystemClock
@@ -131,7 +131,7 @@ async def data_port(
     plain = Config(
         labels=Config.development().labels,
         listen=port_of_its_own,
-        upstream=UpstreamConfig(endpoint=dataplane.SIMULATED),
+        upstream=UpstreamConfig(endpoint=data_port_wiring.SIMULATED),
         journal=JournalConfig(dir=str(folder / "journal")),
         unknown_org="meter",
     )
@@ -143,19 +143,21 @@ async def data_port(
         keys = StaticCredentials(AwsCredentials(DEFAULT_KEYS.access_key, DEFAULT_KEYS.secret_key))
         proxy = await stack.enter_async_context(open_proxy(stand_in.url))
         url = stand_in.url if proxy is None else proxy.url
-        bedrock = dataplane.BedrockAccess(url, SigV4Authorizer(keys, clock.now), dataplane.SIMULATED_PREFIX)
+        bedrock = data_port_wiring.BedrockAccess(
+            url, SigV4Authorizer(keys, clock.now), data_port_wiring.SIMULATED_PREFIX
+        )
         async with open_recording(full_config, store, clock) as recording:
-            price_tables = await dataplane.load_price_tables(full_config, store, clock, tasks)
+            price_tables = await data_port_wiring.load_price_tables(full_config, store, clock, tasks)
             budget_registry = BudgetRegistry(full_config, store, recording.recorder, clock, tasks)
             write_batcher = WriteBatcher()
-            forwarder = dataplane.build_forwarder(bedrock, clock, tasks, write_batcher)
-            revocation = dataplane.build_revocation_list(full_config, store, clock, tasks)
+            forwarder = data_port_wiring.build_forwarder(bedrock, clock, tasks, write_batcher)
+            revocation = data_port_wiring.build_revocation_list(full_config, store, clock, tasks)
             lease_manager = RateLeaseManager(BucketClient(store, StoreTime(clock).now_ms, clock), clock, tasks)
             tasks.run_every("leases", SWEEP_SECONDS, lease_manager.sweep)
-            hard = dataplane.build_hard_budgets(
+            hard = data_port_wiring.build_hard_budgets(
                 full_config, store, clock, tasks, recording, budget_registry, price_tables, forwarder
             )
-            handler = dataplane.build_handler(
+            handler = data_port_wiring.build_handler(
                 full_config,
                 store,
                 tokens,
@@ -167,10 +169,10 @@ async def data_port(
                 price_tables,
                 budget_registry,
                 tasks,
-                dataplane.build_rate_limiter(full_config, store, clock, tasks, lease_manager),
+                data_port_wiring.build_rate_limiter(full_config, store, clock, tasks, lease_manager),
                 hard,
             )
-            listener, port = await dataplane.open_data_port(handler, full_config, clock, tasks, write_batcher)
+            listener, port = await data_port_wiring.open_data_port(handler, full_config, clock, tasks, write_batcher)
             token = tokens.mint_access(ORG, APP, TOKEN_SECONDS).token
             catalog = Catalog(
                 price_tables,

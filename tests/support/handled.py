@@ -10,7 +10,7 @@ from typing import Any
 from unittest.mock import patch
 from urllib.parse import urlsplit
 
-from price_keeper import dataplane
+from price_keeper import data_port_wiring
 from price_keeper.server.listener import Listener
 
 from tests.support.data_port import DataPort, data_port
@@ -50,7 +50,7 @@ class PortWithListener:
 @asynccontextmanager
 async def open_port_with_listener(folder: Path, **config: Any) -> AsyncIterator[PortWithListener]:
     listeners: list[Listener] = []
-    real = dataplane.open_data_port
+    real = data_port_wiring.open_data_port
 
     async def record_listener(*arguments: Any) -> tuple[Listener, int]:
         listener, number = await real(*arguments)
@@ -58,6 +58,6 @@ async def open_port_with_listener(folder: Path, **config: Any) -> AsyncIterator[
         return listener, number
 
     async with AsyncExitStack() as running:
-        with patch.object(dataplane, "open_data_port", record_listener):
+        with patch.object(data_port_wiring, "open_data_port", record_listener):
             port = await running.enter_async_context(data_port(folder, **config))
         yield PortWithListener(port, listeners[0])

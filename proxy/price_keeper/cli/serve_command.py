@@ -25,7 +25,7 @@ from typing import TypeAlias
 
 import uvloop
 
-from price_keeper import app, dataplane
+from price_keeper import app, data_port_wiring
 from price_keeper.cli.config_handover import ConfigHandover
 from price_keeper.cli.store_selection import load_config_at
 from price_keeper.config import Address, Config, load_config
@@ -132,9 +132,9 @@ def _check_workers_possible(config: Config, role: app.Role) -> None:
         raise PriceKeeperError("--workers: this system has no fork, or no SO_REUSEPORT, which several processes need")
     if role == "control":
         raise ConfigError(["--workers: they share a data port, and a control service has none"])
-    if config.upstream.endpoint == dataplane.SIMULATED:
+    if config.upstream.endpoint == data_port_wiring.SIMULATED:
         reason = "each worker would simulate a Bedrock of its own, with the jobs of its own calls alone"
-        raise ConfigError([f"--workers: upstream.endpoint is {dataplane.SIMULATED}, and {reason}"])
+        raise ConfigError([f"--workers: upstream.endpoint is {data_port_wiring.SIMULATED}, and {reason}"])
 
 
 def _preload_modules(config: Config) -> None:

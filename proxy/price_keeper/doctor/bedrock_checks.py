@@ -11,7 +11,7 @@ from typing import NamedTuple
 from urllib.parse import quote
 
 from price_keeper.config import Config
-from price_keeper.dataplane import BEARER_TOKEN_VARIABLE, build_regional_url
+from price_keeper.data_port_wiring import BEARER_TOKEN_VARIABLE, build_regional_url
 from price_keeper.doctor.auth_checks import CREDENTIALS_REMEDY
 from price_keeper.doctor.doctor_checks import DoctorCheck, Finding, ok, skipped, trouble, warning
 from price_keeper.doctor.doctor_context import DoctorContext

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from price_keeper.app import Role, open_dynamodb
 from price_keeper.clock import Clock
 from price_keeper.config import Config
-from price_keeper.dataplane import SIMULATED
+from price_keeper.data_port_wiring import SIMULATED
 
 if TYPE_CHECKING:
     from price_keeper.stores.dynamodb import DynamoStore

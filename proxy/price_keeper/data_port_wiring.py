@@ -1,4 +1,8 @@
-"""Composes the data port: from the configuration to a pipeline that listens."""
+"""Builds the parts of the data port from the configuration: access to Bedrock, forwarder, rate limiter, label selector,
+meters, request handler and listener.
+
+`app` decides which of them a process has and in which order they start. Tests build single parts with these functions.
+"""
 
 from __future__ import annotations
 
