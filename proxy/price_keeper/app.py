@@ -38,6 +38,7 @@ from price_keeper.auth.tokens import TokenService
 from price_keeper.clock import Clock, SystemClock
 from price_keeper.config import Address, Config
 from price_keeper.config import StoreConfig as StoreConfig
+from price_keeper.config_reload import ConfigReloader, ReadConfig, build_budget_reload
 from price_keeper.control import api
 from price_keeper.control.calls import ApiRoute
 from price_keeper.control.composed import build_control_services
@@ -55,7 +56,6 @@ from price_keeper.metering.price_updates import add_price_metrics as add_prices
 from price_keeper.offer import Catalog
 from price_keeper.recording.adoption import OrphanedJournals
 from price_keeper.recording.composed import Recording, open_recording
-from price_keeper.reloading import ConfigReloader, ReadConfig, build_budget_reload
 from price_keeper.selection.notebook import SnapshotFile
 from price_keeper.selection.notes import BudgetSnapshot
 from price_keeper.selection.standings import BudgetRegistry

@@ -19,6 +19,7 @@ from price_keeper.auth.tokens import TokenService
 from price_keeper.clock import Clock, SystemClock
 from price_keeper.config import Address, Config
 from price_keeper.config.config_sections import JournalConfig, ListenConfig, UpstreamConfig
+from price_keeper.config_reload import build_budget_reload
 from price_keeper.forwarding.credentials import StaticCredentials
 from price_keeper.forwarding.forwarder import Forwarder, SigV4Authorizer
 from price_keeper.forwarding.sigv4 import AwsCredentials
@@ -29,7 +30,6 @@ from price_keeper.limits.store_time import StoreTime
 from price_keeper.offer import Catalog
 from price_keeper.recording.composed import Recording, open_recording
 from price_keeper.recording.entries import Counter
-from price_keeper.reloading import build_budget_reload
 from price_keeper.selection.hard_budgets import HardBudgets
 from price_keeper.selection.standings import BudgetRegistry
 from price_keeper.server.listener import Listener

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 from price_keeper.config import Config
+from price_keeper.config_reload import CONFIG_REFUSED_TEXT, THREAD_SWITCH_SECONDS, ConfigReloader
 from price_keeper.errors import ConfigError
-from price_keeper.reloading import CONFIG_REFUSED_TEXT, THREAD_SWITCH_SECONDS, ConfigReloader
 from price_keeper.tasks import Tasks
 from price_keeper.telemetry.metrics import MetricsRegistry
 from price_keeper.workers import reload_signal

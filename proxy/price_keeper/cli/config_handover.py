@@ -13,8 +13,8 @@ from pathlib import Path
 
 from price_keeper.config import Config, parse_config, read_config_file
 from price_keeper.config.config_changes import apply_reloadable, compare_catalogs, list_restart_keys
+from price_keeper.config_reload import log, log_rejection, log_restart_keys
 from price_keeper.errors import ConfigError
-from price_keeper.reloading import log, log_rejection, log_restart_keys
 
 _FILE_NAME = "configuration"
 

@@ -1,7 +1,8 @@
-"""SIGHUP: has the configuration read and checked again, and its labels and prices taken on, or none of it.
+"""Reloads the configuration on SIGHUP: labels and prices are applied as a whole, or not at all.
 
-Parts that follow from labels and prices make ready what they will need, each in its time; then all of them change in
-one turn of the loop, so nobody ever sees half of a configuration.
+The file is read and checked in a thread. Each part that depends on labels or prices first prepares what it needs;
+then all of them are switched in one turn of the event loop, so nobody sees half of a configuration. If anything
+fails, the running configuration stays in force, and log, metrics and readiness say so.
 """
 
 from __future__ import annotations
