@@ -23,7 +23,7 @@ COMPILED = [
     "proxy/price_keeper/forwarding/upstream.py",
     "proxy/price_keeper/handler.py",
     "proxy/price_keeper/limits/admission.py",
-    "proxy/price_keeper/limits/bucket.py",
+    "proxy/price_keeper/rates/token_bucket.py",
     "proxy/price_keeper/limits/lease.py",
     "proxy/price_keeper/limits/leasing.py",
     "proxy/price_keeper/metering/bodies.py",

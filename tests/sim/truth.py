@@ -14,7 +14,7 @@ from zoneinfo import ZoneInfo
 
 from price_keeper.calendar_days import PeriodSpan, parse_span_key
 from price_keeper.hard import rows
-from price_keeper.limits.bucket import CAPACITY, TOKENS
+from price_keeper.rates.token_bucket import CAPACITY, TOKENS
 from price_keeper.recording.aggregator import TOTAL_ATTRIBUTES
 from price_keeper.recording.entries import PICO_PER_MICRO, Intent, Receipt
 from price_keeper.recording.flush import COST_ATTRIBUTE, to_pico

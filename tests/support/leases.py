@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from price_keeper.limits.bucket import RateBucket, RateLimit
 from price_keeper.limits.lease import RateLease, TopUpPlan
+from price_keeper.rates.token_bucket import RateBucket, RateLimit
 from price_keeper.stores.contract import Key
 
 CALL = (1000, 500_000)  # one request of 500 tokens, in thousandths

@@ -22,9 +22,9 @@ from price_keeper.errors import (
     TransactionFailed,
 )
 from price_keeper.limits.admission import RateDecision
-from price_keeper.limits.bucket import MILLI, RateBucket, RateLimit
 from price_keeper.limits.leasing import SWEEP_SECONDS, RateLeaseManager
 from price_keeper.limits.limiter import BucketClient, Grant
+from price_keeper.rates.token_bucket import MILLI, RateBucket, RateLimit
 from price_keeper.stores.contract import Item, Key, Store, Write
 from price_keeper.tasks import Tasks
 

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from price_keeper.errors import StoreMisconfigured
-from price_keeper.limits.bucket import (
+from price_keeper.rates.bucket_writes import build_adjustment, build_create, build_refill_and_take
+from price_keeper.rates.token_bucket import (
     MAX_AHEAD_MS,
     RateBucket,
     RateLimit,
@@ -21,7 +22,6 @@ from price_keeper.limits.bucket import (
     parse_stored_bucket,
     resolve_bucket,
 )
-from price_keeper.limits.writes import build_adjustment, build_create, build_refill_and_take
 from price_keeper.stores.contract import EXPIRY_ATTRIBUTE, Key
 from price_keeper.stores.item_values import apply_update, evaluate_condition
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from price_keeper.limits.bucket import RateLimit
 from price_keeper.limits.lease import (
     FIRST_HORIZON,
     MAX_BACKOFF,
@@ -16,6 +15,7 @@ from price_keeper.limits.lease import (
     TopUpPlan,
     select_slowest_refill,
 )
+from price_keeper.rates.token_bucket import RateLimit
 
 from tests.support.leases import APP, CALL, FULL, make_bucket, make_lease, make_limit, take_steadily, top_up
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from price_keeper.limits.bucket import RateLimit
 from price_keeper.limits.settings import parse_rate_limits, validate_rate_limits
 from price_keeper.model import Scope
+from price_keeper.rates.token_bucket import RateLimit
 from price_keeper.stores import schema
 
 SCOPE = Scope("550e8400-e29b-41d4-a716-446655440000", "web")

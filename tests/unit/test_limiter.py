@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from price_keeper.errors import StoreThrottled, TransactionFailed
-from price_keeper.limits.bucket import MAX_AHEAD_MS, RateBucket, RateLimit
+from price_keeper.rates.token_bucket import MAX_AHEAD_MS, RateBucket, RateLimit
 from price_keeper.stores.contract import EXPIRY_ATTRIBUTE, Delete
 from price_keeper.stores.sqlite import SqliteStore
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from price_keeper.limits.bucket import RateBucket
 from price_keeper.limits.lease import Costs, select_slowest_refill
+from price_keeper.rates.token_bucket import RateBucket
 
 MAX_WAIT_MS = 60_000
 

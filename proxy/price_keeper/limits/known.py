@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from price_keeper.errors import ReasonCode, TransactionFailed
-from price_keeper.limits.bucket import TOKENS, StoredBucket, encode_stored_bucket, parse_stored_bucket
-from price_keeper.limits.writes import TAKE_ONLY_WINDOW_MS
+from price_keeper.rates.bucket_writes import TAKE_ONLY_WINDOW_MS
+from price_keeper.rates.token_bucket import TOKENS, StoredBucket, encode_stored_bucket, parse_stored_bucket
 from price_keeper.stores.contract import Item, Key, Put, Store, Update
 from price_keeper.stores.item_values import apply_update
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from math import inf
 from typing import Final, NamedTuple, TypeAlias
 
-from price_keeper.limits.bucket import RateBucket, RateLimit
+from price_keeper.rates.token_bucket import RateBucket, RateLimit
 
 Costs: TypeAlias = tuple[int, ...]
 

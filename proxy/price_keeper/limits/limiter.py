@@ -17,7 +17,11 @@ from typing import NamedTuple
 
 from price_keeper.clock import Clock
 from price_keeper.errors import StoreError, is_condition_failure
-from price_keeper.limits.bucket import (
+from price_keeper.limits.known import MAX_FRESH_MS, BucketCache, CachedBucket, RefillCompetition
+from price_keeper.limits.owed import PendingAdjustments
+from price_keeper.limits.sending import BucketTransaction, TransactionSender
+from price_keeper.rates.bucket_writes import build_create, build_refill_and_take, build_take_only
+from price_keeper.rates.token_bucket import (
     RateBucket,
     StoredBucket,
     compute_available,
@@ -25,10 +29,6 @@ from price_keeper.limits.bucket import (
     get_refill_start,
     resolve_bucket,
 )
-from price_keeper.limits.known import MAX_FRESH_MS, BucketCache, CachedBucket, RefillCompetition
-from price_keeper.limits.owed import PendingAdjustments
-from price_keeper.limits.sending import BucketTransaction, TransactionSender
-from price_keeper.limits.writes import build_create, build_refill_and_take, build_take_only
 from price_keeper.stores.contract import Put, Store, Update
 
 GRANT_ATTEMPTS = 8  # at one grant; each but a look means that somebody else was faster

@@ -15,10 +15,10 @@ from price_keeper.errors import (
     TransactionFailed,
     is_condition_failure,
 )
-from price_keeper.limits.bucket import REFILLED_AT, RateBucket, resolve_bucket
 from price_keeper.limits.known import BucketCache
 from price_keeper.limits.sending import BucketTransaction, TransactionSender
-from price_keeper.limits.writes import build_adjustment, build_create
+from price_keeper.rates.bucket_writes import build_adjustment, build_create
+from price_keeper.rates.token_bucket import REFILLED_AT, RateBucket, resolve_bucket
 from price_keeper.stores.contract import Key, Put, Update
 
 MAX_PENDING_BUCKETS = 10_000

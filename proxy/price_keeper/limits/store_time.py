@@ -13,7 +13,7 @@ from email.utils import parsedate_to_datetime
 from typing import NamedTuple
 
 from price_keeper.clock import Clock
-from price_keeper.limits.bucket import SKEW_MS
+from price_keeper.rates.token_bucket import SKEW_MS
 
 MAX_DRIFT = 100e-6  # of the monotonic clock against the store's: what is known grows vague with time
 STORE_CLOCK_SPREAD_SECONDS = 0.05  # for the clocks of the store's own machines

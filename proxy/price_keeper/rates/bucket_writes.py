@@ -1,16 +1,16 @@
-"""The four writes of a bucket, as values of the store's contract. Pure.
+"""The four conditional writes on a bucket, as values of the store's contract. Pure.
 
-`taken` and `used` are in thousandths, by limit; names that are no limit of the bucket are passed over. `taken` lowers
-what is there, `used` raises the count of what was really used. Each is to be sent in a transaction with a token.
-Every condition says of an item what the numbers in the write were worked out from, and no more: so that writers are
-in each other's way only where the numbers would be wrong.
+`taken` and `used` are in thousandths, by limit; names that the bucket does not have are ignored. `taken` lowers the
+tokens in the bucket, `used` raises the counter of actual usage. Each write must be sent in a transaction with an
+idempotency token. A condition covers exactly what the numbers in its write were computed from, so two writers conflict
+only where one of them would write a wrong number.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from price_keeper.limits.bucket import (
+from price_keeper.rates.token_bucket import (
     AMOUNT,
     ATTRIBUTES,
     CAPACITY,

@@ -1,7 +1,8 @@
-"""A bucket's arithmetic: what is in it now, and when there will be enough. Pure; whole numbers only.
+"""The arithmetic of a token bucket: what is in it now, and when there will be enough. Pure; integers only.
 
-Tokens are kept in thousandths. What an item says (`State`) and what the settings say (`Bucket`) meet in `in_force`:
-whoever has older settings than the item goes by the item, so that an old sidecar does not undo a new limit.
+Tokens are counted in thousandths (`MILLI`). A bucket holds several limits, such as requests and tokens a minute.
+`RateBucket` is what the configuration says, `StoredBucket` what the item in the store says. `resolve_bucket` decides
+between them: the newer version wins, so a process with an old configuration cannot undo a new limit.
 """
 
 from __future__ import annotations
