@@ -17,8 +17,8 @@ from price_keeper.clock import SystemClock
 from price_keeper.errors import StoreUnavailable
 from price_keeper.hard.holds import BudgetLeaseFile
 from price_keeper.hard.purses import BudgetLeases
-from price_keeper.limits.limiter import BucketClient
 from price_keeper.model import Scope
+from price_keeper.rates.bucket_client import BucketClient
 from price_keeper.rates.token_bucket import RateLimit
 from price_keeper.recording.aggregator import read_spent_pico
 from price_keeper.recording.ulid import UlidFactory

@@ -21,7 +21,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from price_keeper.clock import SystemClock
 from price_keeper.errors import StoreError
-from price_keeper.limits.limiter import BucketClient
+from price_keeper.rates.bucket_client import BucketClient
 from price_keeper.rates.bucket_writes import TAKE_ONLY_WINDOW_MS
 from price_keeper.rates.token_bucket import RateBucket, RateLimit
 from price_keeper.stores.contract import Key, Store, Update, Write

@@ -9,7 +9,7 @@ from typing import Any
 
 from price_keeper.limits.admission import ALONE, RateDecision
 from price_keeper.limits.leasing import RateLeaseManager
-from price_keeper.limits.limiter import Grant
+from price_keeper.rates.bucket_client import Grant
 from price_keeper.rates.token_bucket import MILLI
 
 from tests.support.limits import RecordingBucketClient

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from price_keeper.errors import CancellationReason, ReasonCode, StoreUnavailable, TransactionFailed
-from price_keeper.limits.sending import MAX_IN_FLIGHT_SECONDS, BucketTransaction, TransactionSender
+from price_keeper.rates.bucket_client import MAX_IN_FLIGHT_SECONDS, BucketTransaction, TransactionSender
 from price_keeper.rates.token_bucket import RateBucket
 from price_keeper.stores.contract import EXPIRY_ATTRIBUTE
 from price_keeper.stores.sqlite import SqliteStore
