@@ -24,7 +24,7 @@ COMPILED = [
     "proxy/price_keeper/handler.py",
     "proxy/price_keeper/limits/admission.py",
     "proxy/price_keeper/rates/token_bucket.py",
-    "proxy/price_keeper/limits/lease.py",
+    "proxy/price_keeper/rates/rate_lease.py",
     "proxy/price_keeper/limits/leasing.py",
     "proxy/price_keeper/metering/bodies.py",
     "proxy/price_keeper/metering/converse_stream.py",

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
-from price_keeper.limits.lease import IDLE_SECONDS, MAX_IDLE_SECONDS
+from price_keeper.rates.rate_lease import IDLE_SECONDS, MAX_IDLE_SECONDS
 from price_keeper.rates.token_bucket import MILLI, RateBucket, RateLimit
 from price_keeper.tasks import Tasks
 

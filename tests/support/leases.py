@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from price_keeper.limits.lease import RateLease, TopUpPlan
+from price_keeper.rates.rate_lease import RateLease, TopUpPlan
 from price_keeper.rates.token_bucket import RateBucket, RateLimit
 from price_keeper.stores.contract import Key
 

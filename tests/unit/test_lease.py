@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from price_keeper.limits.lease import (
+from price_keeper.rates.rate_lease import (
     FIRST_HORIZON,
     MAX_BACKOFF,
     MAX_HORIZON,

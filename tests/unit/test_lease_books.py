@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from price_keeper.limits.lease import IDLE_SECONDS, TAKEN
+from price_keeper.rates.rate_lease import IDLE_SECONDS, TAKEN
 
 from tests.support.leases import CALL, make_bucket, make_lease, make_limit, take_steadily
 

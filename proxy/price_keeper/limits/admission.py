@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from price_keeper.limits.alone import OfflineLimiter
-from price_keeper.limits.lease import Costs, RateLease
+from price_keeper.rates.rate_lease import Costs, RateLease
 from price_keeper.rates.token_bucket import RateBucket
 
 Buckets = Sequence[RateBucket]

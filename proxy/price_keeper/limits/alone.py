@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from price_keeper.limits.lease import Costs, select_slowest_refill
+from price_keeper.rates.rate_lease import Costs, select_slowest_refill
 from price_keeper.rates.token_bucket import RateBucket
 
 MAX_WAIT_MS = 60_000

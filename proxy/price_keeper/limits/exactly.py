@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from price_keeper.limits.admission import EXACT, REFUSED, Amounts, Buckets, RateDecision, order_costs
-from price_keeper.limits.lease import Costs, select_slowest_refill
 from price_keeper.rates.bucket_client import BucketClient, Grant
+from price_keeper.rates.rate_lease import Costs, select_slowest_refill
 from price_keeper.tasks import Tasks
 
 STORE_TIMEOUT_SECONDS = 2.0  # of a call, for the store

@@ -32,8 +32,8 @@ from price_keeper.limits.admission import (
 )
 from price_keeper.limits.alone import OfflineLimiter
 from price_keeper.limits.exactly import ExactLimiter
-from price_keeper.limits.lease import NEEDS_TOP_UP, TAKEN, TAKEN_BUT_LOW, Costs, RateLease, TopUpPlan
 from price_keeper.rates.bucket_client import RETRY, BucketClient, Grant
+from price_keeper.rates.rate_lease import NEEDS_TOP_UP, TAKEN, TAKEN_BUT_LOW, Costs, RateLease, TopUpPlan
 from price_keeper.tasks import Tasks
 
 MAX_CALLERS: Final = 20_000

@@ -1,7 +1,9 @@
-"""What one sidecar holds of a caller's buckets, and how much it asks for. Pure: the time and the dice are handed in.
+"""The tokens that one process holds of a caller's buckets, and how many more to ask for. Pure: time and randomness are
+passed in.
 
-All limits of a caller are one vector, in the order of `names`; amounts are in thousandths. A lease never asks the store
-itself: `take` says when to, `plan` what to ask for, `renewed` and its sisters are told what came of it.
+All limits of a caller are one vector, in the order of `names`, in thousandths. A lease never talks to the store:
+`take` says when to top up, `plan_top_up` says how much to ask for, and `on_granted`, `on_refused` or `on_failed` must
+be called with the result.
 """
 
 from __future__ import annotations
