@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any, cast
 
 from price_keeper.clock import SystemClock
-from price_keeper.limits.leasing import RateLeaseManager
 from price_keeper.rates.bucket_client import BucketClient
 from price_keeper.rates.rate_lease import RateLease
+from price_keeper.rates.rate_lease_manager import RateLeaseManager
 from price_keeper.rates.token_bucket import RateBucket, RateLimit
 from price_keeper.stores.contract import Key
 from price_keeper.tasks import Tasks

@@ -43,7 +43,6 @@ from price_keeper.forwarding.upstream import UpstreamEndpoint
 from price_keeper.handler import RequestHandler
 from price_keeper.hard.purses import BudgetLeases
 from price_keeper.hard.rows import HardBudgetKey
-from price_keeper.limits.leasing import RateLeaseManager
 from price_keeper.metering.aws_price_list import AwsPriceList
 from price_keeper.metering.price_updates import PriceTables
 from price_keeper.metering.profiles import InferenceProfile, ResolvedProfile
@@ -51,6 +50,7 @@ from price_keeper.model import ResolvedLabel
 from price_keeper.operations import Operation
 from price_keeper.parse_call import MODEL_PATH_OPERATIONS, ParsedCall
 from price_keeper.provider_chain import RENEW_INTERVAL_SECONDS
+from price_keeper.rates.rate_lease_manager import RateLeaseManager
 from price_keeper.recording.aggregator import read_spent_pico
 from price_keeper.recording.composed import Recording
 from price_keeper.recording.metering import MeterFactory

@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from price_keeper.limits.admission import ALONE, RateDecision
-from price_keeper.limits.leasing import RateLeaseManager
 from price_keeper.rates.bucket_client import Grant
+from price_keeper.rates.rate_lease_manager import ALONE, RateDecision, RateLeaseManager
 from price_keeper.rates.token_bucket import MILLI
 
 from tests.support.limits import RecordingBucketClient

@@ -6,9 +6,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, cast
 
-from price_keeper.limits.admission import RateDecision
-from price_keeper.limits.leasing import RateLeaseManager
 from price_keeper.rates.bucket_client import NORMAL, REFUSED, BucketClient, Grant
+from price_keeper.rates.rate_lease_manager import RateDecision, RateLeaseManager
 from price_keeper.rates.token_bucket import RateBucket, RateLimit
 from price_keeper.stores.contract import Key
 from price_keeper.tasks import Tasks

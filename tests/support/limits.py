@@ -21,9 +21,8 @@ from price_keeper.errors import (
     StoreUnavailable,
     TransactionFailed,
 )
-from price_keeper.limits.admission import RateDecision
-from price_keeper.limits.leasing import SWEEP_SECONDS, RateLeaseManager
 from price_keeper.rates.bucket_client import BucketClient, Grant
+from price_keeper.rates.rate_lease_manager import SWEEP_SECONDS, RateDecision, RateLeaseManager
 from price_keeper.rates.token_bucket import MILLI, RateBucket, RateLimit
 from price_keeper.stores.contract import Item, Key, Store, Write
 from price_keeper.tasks import Tasks

@@ -8,8 +8,8 @@ from typing import cast
 
 import pytest
 from price_keeper.errors import Busy, StoreThrottled, StoreUnavailable
-from price_keeper.limits.leasing import STORE_TIMEOUT_SECONDS, RateLeaseManager
 from price_keeper.rates.bucket_client import NORMAL, RETRY, BucketClient, Grant
+from price_keeper.rates.rate_lease_manager import STORE_TIMEOUT_SECONDS, RateLeaseManager
 from price_keeper.rates.token_bucket import RateBucket, RateLimit
 from price_keeper.stores.contract import Key, Store
 from price_keeper.tasks import Tasks

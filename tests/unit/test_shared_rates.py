@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from price_keeper.control.rates import LocalApiRateLimiter, SharedApiRateLimiter
 from price_keeper.errors import StoreUnavailable
-from price_keeper.limits.leasing import RateLeaseManager
 from price_keeper.rates.bucket_client import BucketClient
+from price_keeper.rates.rate_lease_manager import RateLeaseManager
 from price_keeper.stores import schema
 from price_keeper.tasks import Tasks
 

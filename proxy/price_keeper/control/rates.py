@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
-from price_keeper.limits.leasing import RateLeaseManager
+from price_keeper.rates.rate_lease_manager import RateLeaseManager
 from price_keeper.rates.token_bucket import MILLI, RateBucket, RateLimit
 from price_keeper.stores import schema
 

@@ -1,7 +1,11 @@
-"""Keeps a lease for each caller who is limited, and asks the store for more before a call has to wait for it.
+"""Admit calls against rate leases, and top up each lease before a call has to wait for it.
 
-A call that finds enough waits for nobody. What is asked of the store for one caller is asked once, however many calls
-wait for the answer, and no call waits for long: then the policy says what becomes of it.
+START HERE: `RateLeaseManager.try_admit` (no I/O) and `admit`. A call that finds enough tokens in its caller's lease
+never waits. There is at most one top-up in flight for a caller, however many calls wait for it. A call waits at most
+`STORE_TIMEOUT_SECONDS`; after that, and while the store is unavailable, `OfflineLimiter` decides, or the call fails
+with Busy. Callers whose limits are in mode `exact` use `ExactLimiter`: one write for each call.
+
+Every admitted `RateDecision` must be settled exactly once.
 """
 
 from __future__ import annotations
@@ -10,31 +14,102 @@ import asyncio
 import logging
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final
 
 from price_keeper.clock import Clock
 from price_keeper.errors import Busy, StoreError, StoreThrottled, TransactionFailed
-from price_keeper.limits.admission import (
-    ALONE,
-    LOCAL,
-    REFUSED,
-    WAITED,
-    Amounts,
-    Buckets,
-    LeaseHolder,
-    RateDecision,
-    RateLimitCounts,
-    actual_usage,
-    order_costs,
-)
-from price_keeper.limits.alone import OfflineLimiter
-from price_keeper.limits.exactly import ExactLimiter
 from price_keeper.rates.bucket_client import RETRY, BucketClient, Grant
-from price_keeper.rates.rate_lease import NEEDS_TOP_UP, TAKEN, TAKEN_BUT_LOW, Costs, RateLease, TopUpPlan
+from price_keeper.rates.rate_lease import (
+    NEEDS_TOP_UP,
+    TAKEN,
+    TAKEN_BUT_LOW,
+    Costs,
+    RateLease,
+    TopUpPlan,
+    select_slowest_refill,
+)
+from price_keeper.rates.token_bucket import RateBucket
 from price_keeper.tasks import Tasks
+
+Buckets = Sequence[RateBucket]
+Amounts = Mapping[str, int]
+
+LOCAL, WAITED, EXACT, ALONE, REFUSED = "local", "waited", "exact", "alone", "refused"
+
+
+@dataclass(slots=True)
+class RateLimitCounts:
+    """Calls by how they were decided, and what the store was asked."""
+
+    local: int = 0
+    waited: int = 0
+    exact: int = 0
+    alone: int = 0
+    refused_locally: int = 0
+    refused_by_store: int = 0
+    refused_alone: int = 0
+    given_back: int = 0
+    failed: int = 0  # questions that the store did not answer, or was too busy for
+    top_ups: Counter[str] = field(default_factory=Counter)  # by path
+
+
+class LeaseHolder:
+    """A caller, and the question that is under way for it."""
+
+    __slots__ = ("buckets", "is_evicted", "lease", "offline_limiter", "store_away_until", "top_up", "unsettled")
+
+    def __init__(self, buckets: Buckets, lease: RateLease) -> None:
+        self.buckets = buckets
+        self.lease = lease
+        self.offline_limiter: OfflineLimiter | None = None
+        self.top_up: asyncio.Event | None = None
+        self.store_away_until = 0.0
+        self.unsettled = 0  # calls that wait, or are not settled
+        self.is_evicted = False  # what comes back goes to the store
+
+
+class RateDecision:
+    """One that was let in is to be settled, once. `wait_ms` None: waiting does not help."""
+
+    __slots__ = ("buckets", "costs", "decided_by", "holder", "is_admitted", "names", "wait_ms")
+
+    def __init__(
+        self,
+        decided_by: str,
+        buckets: Buckets,
+        names: tuple[str, ...],
+        costs: Costs,
+        holder: LeaseHolder | None,
+        wait_ms: int | None = 0,
+    ) -> None:
+        self.decided_by = decided_by
+        self.is_admitted = decided_by is not REFUSED
+        self.buckets = buckets
+        self.names = names
+        self.costs = costs
+        self.holder = holder
+        self.wait_ms = wait_ms
+
+
+def order_costs(names: tuple[str, ...], amounts: Amounts) -> Costs:
+    if len(names) == 2:  # nearly always, and so three times as fast
+        return amounts.get(names[0], 0), amounts.get(names[1], 0)
+    return tuple(amounts.get(name, 0) for name in names)
+
+
+def actual_usage(admission: RateDecision, actual: Amounts | None) -> Costs:
+    """What is not named is as estimated; None: nobody knows, so all of it is."""
+    names, costs = admission.names, admission.costs
+    if actual is None:
+        return costs
+    if len(names) == 2:
+        return actual.get(names[0], costs[0]), actual.get(names[1], costs[1])
+    return tuple(actual.get(name, cost) for name, cost in zip(names, costs, strict=True))
+
 
 MAX_CALLERS: Final = 20_000
 STORE_TIMEOUT_SECONDS = 2.0  # of a call, for the store
@@ -369,3 +444,76 @@ def _build_refusal(holder: LeaseHolder, costs: Costs, wait_ms: int | None) -> Ra
 
 def _sum_used(rows: list[tuple[str, int, int]]) -> dict[str, int]:
     return {name: used for name, _, used in rows}
+
+
+class ExactLimiter:
+    def __init__(self, bucket_client: BucketClient, tasks: Tasks) -> None:
+        self._bucket_client = bucket_client
+        self._tasks = tasks
+
+    async def admit(self, buckets: Buckets, costs: Amounts) -> RateDecision:
+        """Raises StoreError or TimeoutError."""
+        result: asyncio.Future[Grant] = asyncio.get_running_loop().create_future()
+        self._tasks.spawn(self._acquire(buckets, costs, result))
+        async with asyncio.timeout(STORE_TIMEOUT_SECONDS):
+            grant = await result
+        names = tuple(select_slowest_refill(buckets))
+        how = REFUSED if grant.is_refused else EXACT
+        return RateDecision(how, buckets, names, order_costs(names, costs), None, grant.wait_ms)
+
+    async def _acquire(self, buckets: Buckets, costs: Amounts, result: asyncio.Future[Grant]) -> None:
+        """Not cancelled with who waits for it, since then nobody would know what was written."""
+        try:
+            grant = await self._bucket_client.acquire(buckets, costs)
+        except Exception as failure:  # of whatever kind: somebody waits for the answer
+            if not result.done():
+                result.set_exception(failure)
+            return
+        if not result.done():
+            result.set_result(grant)
+        elif not grant.is_refused:
+            refund = {name: -amount for name, amount in costs.items()}
+            await self._bucket_client.adjust(buckets, refund, refund)
+
+    def settle(self, admission: RateDecision, actual: Costs) -> None:
+        """The estimate was told as used."""
+        rows = zip(admission.names, admission.costs, actual, strict=True)
+        differences = {name: used - cost for name, cost, used in rows if used != cost}
+        if differences:
+            self._tasks.spawn(self._bucket_client.adjust(admission.buckets, differences, differences))
+
+
+MAX_WAIT_MS = 60_000
+
+
+class OfflineLimiter:
+    """The whole of each limit: so a fleet that is cut off lets through as often that as it has sidecars."""
+
+    __slots__ = ("_capacity", "_rate", "_refilled_at", "_tokens", "buckets")
+
+    def __init__(self, buckets: Sequence[RateBucket], now: float) -> None:
+        limits = select_slowest_refill(buckets).values()
+        self.buckets = buckets
+        self._capacity = [limit.capacity for limit in limits]
+        self._rate = [limit.amount * 1000 / limit.period_ms for limit in limits]
+        self._tokens = [float(limit.capacity) for limit in limits]
+        self._refilled_at = now
+
+    def take(self, costs: Costs, now: float) -> int:
+        """0, or how many milliseconds to wait."""
+        elapsed, self._refilled_at = now - self._refilled_at, now
+        wait = 0.0
+        for place, cost in enumerate(costs):
+            rate = self._rate[place]
+            self._tokens[place] = tokens = min(self._capacity[place], self._tokens[place] + elapsed * rate)
+            if cost > tokens:
+                wait = max(wait, (cost - tokens) / rate * 1000 if rate > 0 else MAX_WAIT_MS)
+        if wait:
+            return min(MAX_WAIT_MS, int(wait) + 1)
+        for place, cost in enumerate(costs):
+            self._tokens[place] -= cost
+        return 0
+
+    def settle(self, estimate: Costs, actual: Costs) -> None:
+        for place, cost in enumerate(estimate):
+            self._tokens[place] += cost - actual[place]
