@@ -16,9 +16,9 @@ from price_keeper.errors import StoreUnavailable
 from price_keeper.hard import rows
 from price_keeper.hard.holds import BudgetLeaseFile
 from price_keeper.hard.purse import IDLE_SECONDS, BudgetLease
-from price_keeper.limits.store_time import StoreTime
 from price_keeper.rates.bucket_client import BucketTransaction, TransactionSender
 from price_keeper.rates.rate_lease import RateLease
+from price_keeper.rates.store_time import StoreTime
 from price_keeper.recording import aggregator, flush, leftovers
 from price_keeper.recording.flush import SegmentMarker
 from price_keeper.recording.journal import Journal

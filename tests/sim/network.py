@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from price_keeper.clock import Clock
 from price_keeper.errors import CancellationReason, ReasonCode, StoreThrottled, StoreUnavailable, TransactionFailed
-from price_keeper.limits.store_time import StoreTime
+from price_keeper.rates.store_time import StoreTime
 from price_keeper.stores.contract import Delete, Item, Key, Put, Query, Update, Write
 
 from tests.sim.scheduler import Loop

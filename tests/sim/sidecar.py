@@ -15,10 +15,10 @@ from price_keeper.alerts.raising import AlertRaiser
 from price_keeper.config import Config
 from price_keeper.errors import JournalUnusable
 from price_keeper.exchange import Request
-from price_keeper.limits.store_time import StoreTime
 from price_keeper.metering.price_updates import PriceTables
 from price_keeper.model import Scope
 from price_keeper.rates.rate_lease_manager import SWEEP_SECONDS
+from price_keeper.rates.store_time import StoreTime
 from price_keeper.recording.composed import Recording, open_recording
 from price_keeper.recording.entries import Intent
 from price_keeper.selection.notebook import SnapshotFile

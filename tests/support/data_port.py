@@ -24,10 +24,10 @@ from price_keeper.forwarding.credentials import StaticCredentials
 from price_keeper.forwarding.forwarder import Forwarder, SigV4Authorizer
 from price_keeper.forwarding.sigv4 import AwsCredentials
 from price_keeper.handler import RequestHandler
-from price_keeper.limits.store_time import StoreTime
 from price_keeper.offer import Catalog
 from price_keeper.rates.bucket_client import BucketClient
 from price_keeper.rates.rate_lease_manager import SWEEP_SECONDS, RateLeaseManager
+from price_keeper.rates.store_time import StoreTime
 from price_keeper.recording.composed import Recording, open_recording
 from price_keeper.recording.entries import Counter
 from price_keeper.selection.hard_budgets import HardBudgets

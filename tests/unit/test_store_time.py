@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from price_keeper.errors import StoreError
-from price_keeper.limits.store_time import StoreTime
+from price_keeper.rates.store_time import StoreTime
 from price_keeper.rates.token_bucket import SKEW_MS
 from price_keeper.stores.contract import Key, Query
 from price_keeper.stores.dynamodb import DynamoStore

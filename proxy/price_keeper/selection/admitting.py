@@ -6,9 +6,9 @@ from typing import Final
 
 from price_keeper.errors import TooManyRequests
 from price_keeper.exchange import Header
-from price_keeper.limits.settings import REQUESTS, TOKENS
 from price_keeper.model import Caller
 from price_keeper.rates.rate_lease_manager import RateDecision, RateLeaseManager
+from price_keeper.rates.rate_limit_settings import REQUESTS, TOKENS
 from price_keeper.rates.token_bucket import MILLI
 from price_keeper.recording.entries import Receipt
 from price_keeper.selection.callers_limits import CallerRateLimits, RateLimitCache

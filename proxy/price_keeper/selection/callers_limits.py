@@ -15,8 +15,8 @@ from typing import Final
 from price_keeper.clock import Clock
 from price_keeper.errors import StoreError
 from price_keeper.exchange import Header
-from price_keeper.limits.settings import REQUESTS, TOKENS, ScopeRateLimits, parse_rate_limits
 from price_keeper.model import Caller, Scope
+from price_keeper.rates.rate_limit_settings import REQUESTS, TOKENS, ScopeRateLimits, parse_rate_limits
 from price_keeper.rates.token_bucket import MILLI, RateBucket
 from price_keeper.selection.notes import BudgetSnapshot
 from price_keeper.selection.spent import NEVER

@@ -1,4 +1,4 @@
-"""What the settings of an org or an app say of its limits, and the bucket that comes of it. Pure."""
+"""Rate limits in the settings of an org or app: validate them, and build the bucket that follows from them. Pure."""
 
 from __future__ import annotations
 

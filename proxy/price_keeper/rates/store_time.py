@@ -1,8 +1,8 @@
-"""The store's time, as well as this process can know it: what refill goes by, so that one wrong clock harms nobody.
+"""Estimate the store's wall-clock time. Refill uses it, so one machine with a wrong clock does no harm.
 
-A `Date` tells whole seconds. An answer sent for at `sent` and here at `received`, by the monotonic clock, says that the
-store's time is ahead of that clock by at least `Date - received` and at most `Date + 1 - sent`. What many answers say
-together is far more exact than any one of them.
+A `Date` header has a resolution of one second. A response requested at `sent` and received at `received`, on the
+monotonic clock, says that the store's clock is ahead of that clock by at least `Date - received` and at most
+`Date + 1 - sent`. Intersecting the intervals of many responses is far more exact than any single one.
 """
 
 from __future__ import annotations
