@@ -51,12 +51,11 @@ from price_keeper.operations import Operation
 from price_keeper.parse_call import MODEL_PATH_OPERATIONS, ParsedCall
 from price_keeper.provider_chain import RENEW_INTERVAL_SECONDS
 from price_keeper.rates.rate_lease_manager import RateLeaseManager
+from price_keeper.rates.rate_limiter import RateLimitCache, RateLimiter
 from price_keeper.recording.aggregator import read_spent_pico
 from price_keeper.recording.composed import Recording
 from price_keeper.recording.metering import MeterFactory
 from price_keeper.recording.recorder import Recorder
-from price_keeper.selection.admitting import RateLimiter
-from price_keeper.selection.callers_limits import RateLimitCache
 from price_keeper.selection.hard_budgets import HardBudgets
 from price_keeper.selection.labels import LabelResolver
 from price_keeper.selection.notes import BudgetSnapshot

@@ -35,9 +35,9 @@ from price_keeper.metering.streams import is_usage_only_event
 from price_keeper.model import Caller
 from price_keeper.operations import Operation
 from price_keeper.parse_call import ParsedCall, check_target, compute_retry_key, parse_call, select_upstream_headers
+from price_keeper.rates.rate_limiter import RateLimiter
 from price_keeper.recording.entries import CompletionListener
 from price_keeper.recording.metering import FREE_METER, AnswerMeter
-from price_keeper.selection.admitting import RateLimiter
 from price_keeper.tasks import switch_to_task
 from price_keeper.telemetry.request_stats import NONE, RequestStats
 

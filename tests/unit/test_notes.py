@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from price_keeper.calendar_days import Period, find_span, load_zone
 from price_keeper.errors import Busy, QuotaExceeded
 from price_keeper.model import Scope
+from price_keeper.rates.rate_limiter import RateLimitCache
 from price_keeper.recording.entries import Counter
 from price_keeper.recording.lines import decode_lines
 from price_keeper.selection import notes as noted
 from price_keeper.selection import standings
 from price_keeper.selection import watching as limits
-from price_keeper.selection.callers_limits import RateLimitCache
 from price_keeper.selection.notes import BudgetSnapshot
 from price_keeper.selection.overrides import set_override
 from price_keeper.selection.spent import SpendTracker
