@@ -48,7 +48,6 @@ from price_keeper.control.parts import ControlServices
 from price_keeper.control.probes import build_probe_routes
 from price_keeper.control.serving import ControlDispatcher, open_control_port, open_control_socket
 from price_keeper.errors import ConfigError, StoreError
-from price_keeper.forwarding.forwarder import Forwarder
 from price_keeper.metering.price_updates import add_price_metrics as add_prices
 from price_keeper.offer import Catalog
 from price_keeper.rates.bucket_client import BucketClient
@@ -67,6 +66,7 @@ from price_keeper.stores.contract import Store
 from price_keeper.stores.sqlite import SqliteStore
 from price_keeper.tasks import DaemonThreadPool, Tasks
 from price_keeper.telemetry.metrics import MetricsRegistry
+from price_keeper.upstream.forwarder import Forwarder
 from price_keeper.workers.crew import build_telemetry, open_worker_group
 from price_keeper.workers.place import SINGLE_WORKER, WorkerSlot
 from price_keeper.workers.stop_signal import StopSignal

@@ -7,7 +7,6 @@ from typing import Final, NamedTuple, ParamSpec, TypeAlias, TypeVar
 
 from price_keeper.errors import QuotaExceeded, Refusal
 from price_keeper.exchange import Header, Request
-from price_keeper.forwarding.forwarder import UpstreamTarget
 from price_keeper.hard.purse import CostReservation
 from price_keeper.hard.worst import CostCeiling
 from price_keeper.metering.profiles import ResolvedProfile
@@ -24,6 +23,7 @@ from price_keeper.selection.standing import Decision
 from price_keeper.selection.standings import BudgetRegistry
 from price_keeper.tasks import run_large_work
 from price_keeper.telemetry.request_stats import OperationStats, RequestStats
+from price_keeper.upstream.forwarder import UpstreamTarget
 
 LARGE_BODY_BYTES: Final = 256 * 1024  # of a body, which takes milliseconds to look into
 LABEL_HEADER: Final = b"x-price-keeper-label"

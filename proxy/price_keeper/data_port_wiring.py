@@ -29,14 +29,6 @@ from price_keeper.config.config_sections import PSEUDO_LABELS
 from price_keeper.errors import ConfigError
 from price_keeper.forwarding.counting import TokenCounter
 from price_keeper.forwarding.credentials import UNUSABLE_CHECK_SECONDS, RefreshingCredentials, StaticCredentials
-from price_keeper.forwarding.forwarder import (
-    Authorizer,
-    BearerAuthorizer,
-    Forwarder,
-    SigV4Authorizer,
-    UpstreamTarget,
-    parse_endpoint,
-)
 from price_keeper.forwarding.joining import MAX_TOTAL_BYTES, RetryJoiner
 from price_keeper.forwarding.sigv4 import AwsCredentials
 from price_keeper.forwarding.upstream import UpstreamEndpoint
@@ -70,6 +62,14 @@ from price_keeper.tasks import Tasks
 from price_keeper.telemetry.logs import format_traceback
 from price_keeper.telemetry.metrics import SPANS, MetricsRegistry
 from price_keeper.telemetry.request_stats import RequestStats
+from price_keeper.upstream.forwarder import (
+    Authorizer,
+    BearerAuthorizer,
+    Forwarder,
+    SigV4Authorizer,
+    UpstreamTarget,
+    parse_endpoint,
+)
 
 if TYPE_CHECKING:
     from price_keeper.telemetry.tracing import Tracing

@@ -27,7 +27,6 @@ from price_keeper.choosing import (
 from price_keeper.errors import Refusal, UnknownOperation
 from price_keeper.exchange import Request, Responder, create_request_id_source
 from price_keeper.forwarding import chat_usage, request_metadata
-from price_keeper.forwarding.forwarder import Forwarder, UpstreamCall
 from price_keeper.forwarding.joining import RetryJoiner, SharedResponse
 from price_keeper.local_responses import send_error, send_json
 from price_keeper.metering import guardrails
@@ -40,6 +39,7 @@ from price_keeper.recording.entries import CompletionListener
 from price_keeper.recording.metering import FREE_METER, AnswerMeter
 from price_keeper.tasks import switch_to_task
 from price_keeper.telemetry.request_stats import NONE, RequestStats
+from price_keeper.upstream.forwarder import Forwarder, UpstreamCall
 
 # Endpoints of our own, by their names in metrics.
 _CREDENTIALS_ENDPOINT, _PROFILES_ENDPOINT = "credentials", "inference_profiles"

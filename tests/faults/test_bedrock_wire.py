@@ -19,8 +19,8 @@ import pytest
 from price_keeper.config import LabelConfig, PricesConfig
 from price_keeper.config.config_sections import DEMO_LABELS, JournalConfig
 from price_keeper.forwarding import upstream
-from price_keeper.forwarding.forwarder import parse_endpoint
 from price_keeper.recording.entries import Receipt
+from price_keeper.upstream.forwarder import parse_endpoint
 
 from tests.support.crashing import JournalContents
 from tests.support.data_port import DataPort, data_port

@@ -8,8 +8,8 @@ import pytest
 from price_keeper.errors import InvalidRequest, TooManyRequests, UpstreamUnavailable
 from price_keeper.forwarding import counting
 from price_keeper.forwarding.counting import TokenCounter
-from price_keeper.forwarding.forwarder import BearerAuthorizer, Forwarder, UpstreamTarget, parse_endpoint
 from price_keeper.operations import Operation
+from price_keeper.upstream.forwarder import BearerAuthorizer, Forwarder, UpstreamTarget, parse_endpoint
 
 from tests.support.rig import StepClock, build_response, reply_with, upstream
 from tests.support.wire import eventually

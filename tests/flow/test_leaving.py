@@ -8,8 +8,8 @@ import random
 import pytest
 from h2.settings import SettingCodes
 from price_keeper.exchange import Request, Responder
-from price_keeper.forwarding import relay
 from price_keeper.tasks import switch_to_task
+from price_keeper.upstream import relay
 
 from tests.support.rig import (
     ForwardingHandler,

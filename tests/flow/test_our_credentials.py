@@ -9,7 +9,7 @@ import pytest
 from price_keeper.control.health import CHECK_TIMEOUT_SECONDS
 from price_keeper.errors import UpstreamUnavailable
 from price_keeper.forwarding import reach as module
-from price_keeper.forwarding.relay import CREDENTIAL_ERRORS
+from price_keeper.upstream.relay import CREDENTIAL_ERRORS
 
 from tests.flow.test_failover import OK, SlowToConnect, asked, told
 from tests.support.rig import (

@@ -9,9 +9,9 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from price_keeper.forwarding import relay
 from price_keeper.forwarding import upstream as limits
 from price_keeper.server.tls import create_server_context, ensure_local_certificates
+from price_keeper.upstream import relay
 
 from tests.support.rig import (
     ExchangeScript,

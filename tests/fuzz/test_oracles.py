@@ -11,13 +11,14 @@ from price_keeper import operations, parse_call
 from price_keeper.auth import tokens
 from price_keeper.config import config_problems
 from price_keeper.control import bodies as control_bodies
-from price_keeper.forwarding import chat_usage, eventstream, json_splice, relay, request_metadata, upstream
+from price_keeper.forwarding import chat_usage, eventstream, json_splice, request_metadata, upstream
 from price_keeper.hard import outputs, tally
 from price_keeper.metering import bodies, guardrail_traces, guardrails, price_list, streams, usual
 from price_keeper.recording import leftovers, lines
 from price_keeper.selection import settings
 from price_keeper.server import http1_parser, http2, http2_stream
 from price_keeper.stores import dynamodb_expressions, item_codec
+from price_keeper.upstream import relay
 
 from tests.fuzz.places import played
 from tests.fuzz.targets import NAMES, target

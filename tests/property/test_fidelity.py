@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from price_keeper.forwarding.eventstream import encode_frame
-from price_keeper.forwarding.forwarder import UpstreamTarget
 from price_keeper.metering.reading import UsageReader, build_reader
 from price_keeper.operations import Operation
+from price_keeper.upstream.forwarder import UpstreamTarget
 
 from tests.support.effort import tries
 from tests.support.rig import LOOPS, ForwardingHandler, PortHarness, UpstreamExchange, open_forwarding_port, upstream

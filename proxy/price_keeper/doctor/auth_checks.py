@@ -27,10 +27,10 @@ from price_keeper.doctor.network_probe import (
     send_probe,
 )
 from price_keeper.errors import ConfigError, StoreError
-from price_keeper.forwarding.forwarder import BearerAuthorizer, parse_endpoint
 from price_keeper.forwarding.upstream import UpstreamEndpoint
 from price_keeper.stores import schema
 from price_keeper.stores.sqlite_file import has_item
+from price_keeper.upstream.forwarder import BearerAuthorizer, parse_endpoint
 
 CREDENTIALS_REMEDY = (
     "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, or give this machine, task or pod an IAM role"

@@ -25,7 +25,8 @@ from price_keeper.doctor.network_probe import (
 )
 from price_keeper.errors import ConfigError
 from price_keeper.forwarding.credentials import StaticCredentials
-from price_keeper.forwarding.forwarder import (
+from price_keeper.forwarding.upstream import UpstreamEndpoint
+from price_keeper.upstream.forwarder import (
     Authorizer,
     BearerAuthorizer,
     SigV4Authorizer,
@@ -33,8 +34,7 @@ from price_keeper.forwarding.forwarder import (
     UpstreamTarget,
     parse_endpoint,
 )
-from price_keeper.forwarding.relay import CREDENTIAL_ERRORS, parse_error_type
-from price_keeper.forwarding.upstream import UpstreamEndpoint
+from price_keeper.upstream.relay import CREDENTIAL_ERRORS, parse_error_type
 
 
 class BedrockEndpoint(NamedTuple):

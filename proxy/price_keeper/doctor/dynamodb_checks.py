@@ -22,7 +22,6 @@ from price_keeper.doctor.network_probe import (
 )
 from price_keeper.doctor.permissions import TablePermissions, get_table_permissions
 from price_keeper.errors import StoreAccessDenied, StoreError
-from price_keeper.forwarding.forwarder import parse_endpoint
 from price_keeper.stores.contract import (
     ConditionCheck,
     Delete,
@@ -43,6 +42,7 @@ from price_keeper.stores.dynamodb_expressions import (
     key_to_wire,
 )
 from price_keeper.stores.schema import TABLES
+from price_keeper.upstream.forwarder import parse_endpoint
 
 NEVER_TRUE = all_of(ItemExists(), ItemMissing())
 ACCESS_DENIED = "AccessDeniedException"

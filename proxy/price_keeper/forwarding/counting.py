@@ -11,9 +11,9 @@ import orjson
 from price_keeper import operations
 from price_keeper.errors import InvalidRequest, TooManyRequests, UpstreamUnavailable
 from price_keeper.exchange import FlowControl, Header
-from price_keeper.forwarding.forwarder import THROTTLED, Forwarder, UpstreamCall, UpstreamTarget
 from price_keeper.operations import Operation
 from price_keeper.tasks import run_large_work
+from price_keeper.upstream.forwarder import THROTTLED, Forwarder, UpstreamCall, UpstreamTarget
 
 MAX_RESPONSE_BYTES = 64 * 1024  # of an answer that holds one number
 TIMEOUT_SECONDS = 20.0  # in which it is there, unlike that of a model; the caller waits for both

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from price_keeper.forwarding.forwarder import UpstreamTarget
 from price_keeper.metering.guardrail_traces import GuardrailUsageReader
 from price_keeper.metering.guardrails import price_guardrail
 from price_keeper.metering.pricing import Cost, Pricer
@@ -14,6 +13,7 @@ from price_keeper.metering.usage import Usage, sum_tokens
 from price_keeper.recording.entries import ChargedCounters, CompletionListener
 from price_keeper.recording.journal import Journal
 from price_keeper.recording.meter import CONTENT_TYPE, Meter, OperationPricing
+from price_keeper.upstream.forwarder import UpstreamTarget
 
 
 def add_guardrail_prices(pricer: Pricer, prices: Mapping[str, int]) -> Pricer:

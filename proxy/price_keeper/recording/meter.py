@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
-from price_keeper.forwarding.forwarder import UpstreamTarget
 from price_keeper.metering.pricing import Cost, Pricer
 from price_keeper.metering.reading import UsageReader, build_reader
 from price_keeper.metering.usage import Usage, sum_tokens
@@ -24,6 +23,7 @@ from price_keeper.recording.entries import (
 from price_keeper.recording.expected import UsageForecast
 from price_keeper.recording.journal import Journal
 from price_keeper.telemetry.logs import build_bedrock_extra
+from price_keeper.upstream.forwarder import UpstreamTarget
 
 MAX_CALL_PICO: Final = 10**15  # for one call: a thousand dollars, which no model comes near
 OPERATIONS_WITHOUT_TOKENS: Final = frozenset(

@@ -14,7 +14,6 @@ from price_keeper.clock import Clock
 from price_keeper.config import Config
 from price_keeper.config.config_sections import ASYNC_JOB_LABEL, GUARDRAIL_LABEL
 from price_keeper.errors import InvalidRequest
-from price_keeper.forwarding.forwarder import CallObserver, UpstreamTarget
 from price_keeper.hard.worst import CostCeiling
 from price_keeper.metering.guardrails import build_guardrail_prices, estimate_units, price_guardrail
 from price_keeper.metering.price_updates import PriceTables
@@ -30,6 +29,7 @@ from price_keeper.recording.guarded import GuardedMeter, add_guardrail_prices
 from price_keeper.recording.jobs import JobMeter, PaidJobs
 from price_keeper.recording.journal import Journal
 from price_keeper.recording.meter import Meter, OperationPricing, PricerForTarget
+from price_keeper.upstream.forwarder import CallObserver, UpstreamTarget
 
 MAX_ASSUMED_INPUT_TOKENS: Final = 1_000_000  # tokens that a call is taken to have: larger bodies hold images or films
 MAX_FORECASTS: Final = 1000  # labels; models without one come as callers name them

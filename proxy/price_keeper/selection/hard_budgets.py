@@ -15,7 +15,6 @@ from typing import NamedTuple
 from price_keeper.config import Config
 from price_keeper.config.config_sections import ASYNC_JOB_LABEL
 from price_keeper.errors import Busy, QuotaExceeded, RecordingUnavailable, Refusal, TooManyRequests
-from price_keeper.forwarding.forwarder import UpstreamTarget
 from price_keeper.hard.purse import BudgetLease, CostReservation, RefusalReason
 from price_keeper.hard.purses import BudgetLeases
 from price_keeper.hard.rows import HardBudgetKey
@@ -32,6 +31,7 @@ from price_keeper.selection.standing import BudgetState, Decision
 from price_keeper.tasks import run_large_work
 from price_keeper.telemetry import metrics
 from price_keeper.telemetry.metrics import MetricsRegistry
+from price_keeper.upstream.forwarder import UpstreamTarget
 
 LARGE_REQUEST_BYTES = 64 * 1024  # of a body, which takes a millisecond to weigh
 MIN_RETRY_SECONDS = 1.0

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from price_keeper.exchange import FlowControl, Header
-from price_keeper.forwarding.relay import Relay, ResponseOutcome
 from price_keeper.forwarding.upstream import ConnectionPool, UpstreamConnection, UpstreamEndpoint
+from price_keeper.upstream.relay import Relay, ResponseOutcome
 
 from tests.fuzz import strict_http1
 from tests.fuzz.in_memory import Wire, run

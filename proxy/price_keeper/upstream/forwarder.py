@@ -1,4 +1,9 @@
-"""Forwards a call to the first endpoint that takes it: signed, sent once, its answer handed on as it comes."""
+"""Forward a call to the first endpoint that accepts it.
+
+START HERE: `Forwarder.forward`. The call is signed and sent once to each target in turn, until one responds with a
+status that may be shown. It goes on to the next target only if the call was certainly not executed: no connection,
+status 429, or our own credentials refused. The response is relayed while it arrives (`relay.py`).
+"""
 
 from __future__ import annotations
 
@@ -15,8 +20,6 @@ from price_keeper.errors import ConfigError, TooManyRequests, UpstreamUnavailabl
 from price_keeper.exchange import Header, Responder
 from price_keeper.forwarding.credentials import CredentialSource
 from price_keeper.forwarding.reach import UpstreamHealth
-from price_keeper.forwarding.relay import FORBIDDEN, Relay, ResponseOutcome
-from price_keeper.forwarding.relay import ResponseObserver as Watcher
 from price_keeper.forwarding.sigv4 import Signer
 from price_keeper.forwarding.upstream import (
     CannotConnect,
@@ -28,6 +31,8 @@ from price_keeper.forwarding.upstream import (
 )
 from price_keeper.tasks import switch_to_task
 from price_keeper.telemetry.request_stats import OperationStats
+from price_keeper.upstream.relay import FORBIDDEN, Relay, ResponseOutcome
+from price_keeper.upstream.relay import ResponseObserver as Watcher
 
 THROTTLED: Final = 429  # Bedrock's status for throttling and for a model that is not ready: surely not carried out
 

@@ -1,4 +1,8 @@
-"""One answer on its way from Bedrock to the caller: handed on as it comes, watched, never altered."""
+"""Relay one response from Bedrock to the caller: forwarded as it arrives, observed, never altered.
+
+If the caller leaves, the rest is still read within bounds, because the usage comes last. If Bedrock breaks off, the
+caller's response is aborted, because a clean end would look like success.
+"""
 
 from __future__ import annotations
 
