@@ -20,7 +20,7 @@ COMPILED = [
     "proxy/price_keeper/upstream/forwarder.py",
     "proxy/price_keeper/upstream/relay.py",
     "proxy/price_keeper/forwarding/sigv4.py",
-    "proxy/price_keeper/forwarding/upstream.py",
+    "proxy/price_keeper/upstream/connection_pool.py",
     "proxy/price_keeper/handler.py",
     "proxy/price_keeper/rates/rate_lease_manager.py",
     "proxy/price_keeper/rates/token_bucket.py",

@@ -22,9 +22,9 @@ import uvloop
 from price_keeper import app
 from price_keeper.clock import Clock, SystemClock
 from price_keeper.config import parse_config
-from price_keeper.forwarding.upstream import UpstreamConnection, UpstreamEndpoint
 from price_keeper.server.acceptors import ProtocolDetector
 from price_keeper.server.listener import Listener
+from price_keeper.upstream.connection_pool import UpstreamConnection, UpstreamEndpoint
 from price_keeper.upstream.forwarder import Forwarder
 
 from bench.speed.contenders import KEEPER, Running, keeper_config, prepared, question, token

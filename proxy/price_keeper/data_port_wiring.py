@@ -31,7 +31,6 @@ from price_keeper.forwarding.counting import TokenCounter
 from price_keeper.forwarding.credentials import UNUSABLE_CHECK_SECONDS, RefreshingCredentials, StaticCredentials
 from price_keeper.forwarding.joining import MAX_TOTAL_BYTES, RetryJoiner
 from price_keeper.forwarding.sigv4 import AwsCredentials
-from price_keeper.forwarding.upstream import UpstreamEndpoint
 from price_keeper.handler import RequestHandler
 from price_keeper.hard.purses import BudgetLeases
 from price_keeper.hard.rows import HardBudgetKey
@@ -62,6 +61,7 @@ from price_keeper.tasks import Tasks
 from price_keeper.telemetry.logs import format_traceback
 from price_keeper.telemetry.metrics import SPANS, MetricsRegistry
 from price_keeper.telemetry.request_stats import RequestStats
+from price_keeper.upstream.connection_pool import UpstreamEndpoint
 from price_keeper.upstream.forwarder import (
     Authorizer,
     BearerAuthorizer,

@@ -18,8 +18,8 @@ from pathlib import Path
 import pytest
 from price_keeper.config import LabelConfig, PricesConfig
 from price_keeper.config.config_sections import DEMO_LABELS, JournalConfig
-from price_keeper.forwarding import upstream
 from price_keeper.recording.entries import Receipt
+from price_keeper.upstream import connection_pool
 from price_keeper.upstream.forwarder import parse_endpoint
 
 from tests.support.crashing import JournalContents
@@ -290,7 +290,7 @@ async def test_silence_of_every_kind_ends(deafness: str) -> None:
             await eventually(lambda: not is_begun or through.taps[0].status)
             if deafness == "in the head":  # what has come of it arrives before the clock moves
                 await eventually(lambda: all(each.received_bytes for each in through.busy_connections))
-            limit = upstream.READ_TIMEOUT_SECONDS if is_begun else upstream.FIRST_BYTE_TIMEOUT_SECONDS
+            limit = connection_pool.READ_TIMEOUT_SECONDS if is_begun else connection_pool.FIRST_BYTE_TIMEOUT_SECONDS
             await rig.pass_time(limit - 1)
             assert not calling.done()
             await rig.pass_time(2)
@@ -303,7 +303,7 @@ async def test_silence_of_every_kind_ends(deafness: str) -> None:
 async def test_one_that_vanished_is_found_out_long_before_its_answer_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
     if not may_vanish():
         pytest.skip("to end a connection without a word needs Linux and CAP_NET_ADMIN")
-    monkeypatch.setattr(upstream, "KEEPALIVE_IDLE_SECONDS", 1)
+    monkeypatch.setattr(connection_pool, "KEEPALIVE_IDLE_SECONDS", 1)
     through = ForwardingHandler()
     async with scripted_upstream(reply_with(build_response(b"all is well"))) as server, _way(server.port) as wire:
         through.set_targets(parse_endpoint(wire.url))
@@ -328,7 +328,7 @@ async def test_connections_are_probed() -> None:
                 kernel.getsockopt(socket.IPPROTO_TCP, option)
                 for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT, socket.TCP_USER_TIMEOUT)
             )
-            assert after == upstream.KEEPALIVE_IDLE_SECONDS
+            assert after == connection_pool.KEEPALIVE_IDLE_SECONDS
             # By then Linux gives up at the first probe that is lost, however many there may be.
             assert unheard >= 1000 * (after + probes * every)
 

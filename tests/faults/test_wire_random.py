@@ -17,12 +17,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from price_keeper.forwarding import upstream
 from price_keeper.hard.rows import HardBudgetKey
 from price_keeper.recording.aggregator import sum_shards
 from price_keeper.recording.entries import PICO_PER_MICRO, Counter, Receipt
 from price_keeper.stores.contract import Store
 from price_keeper.stores.dynamodb import MAX_CONNECTIONS
+from price_keeper.upstream import connection_pool
 
 from tests.support.calling import Http1Connection, Http2Connection
 from tests.support.crashing import JournalContents, SegmentCopies
@@ -143,7 +143,9 @@ def descriptors_of(keeper: ManagedSidecar) -> int:
 async def until_closed(keeper: ManagedSidecar, before: int) -> None:
     """All connections but those that are kept for a while; and in a long run these too."""
     kept, patience = (
-        (2, upstream.IDLE_TIMEOUT_SECONDS + 30) if SECONDS >= LONG_SECONDS else (CLIENTS_EACH + MAX_CONNECTIONS, 10)
+        (2, connection_pool.IDLE_TIMEOUT_SECONDS + 30)
+        if SECONDS >= LONG_SECONDS
+        else (CLIENTS_EACH + MAX_CONNECTIONS, 10)
     )
     async with asyncio.timeout(patience):
         while descriptors_of(keeper) > before + kept:  # noqa: ASYNC110 - of what happens in another process

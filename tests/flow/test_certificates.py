@@ -17,13 +17,13 @@ from price_keeper.auth.control_service import open_control_service
 from price_keeper.auth.relayed import ControlServiceFailed
 from price_keeper.clock import SystemClock
 from price_keeper.errors import Refusal, StoreError
-from price_keeper.forwarding.upstream import UpstreamEndpoint
 from price_keeper.metering import aws_price_list
 from price_keeper.metering.aws_price_list import AwsPriceList, PriceListUnreadable
 from price_keeper.server.tls import create_server_context, ensure_local_certificates
 from price_keeper.stores import dynamodb
 from price_keeper.stores.contract import Key
 from price_keeper.stores.dynamodb import DynamoStore
+from price_keeper.upstream.connection_pool import UpstreamEndpoint
 from price_keeper.upstream.forwarder import BearerAuthorizer, Forwarder, UpstreamCall, UpstreamTarget
 
 from tests.support.rig import RecordingObserver

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from price_keeper.forwarding import reach as module
-from price_keeper.forwarding.upstream import UpstreamEndpoint
+from price_keeper.upstream.connection_pool import UpstreamEndpoint
 
 from tests.support.connecting import Connect, intercept_connections
 from tests.support.rig import (

@@ -10,8 +10,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from price_keeper.forwarding.upstream import UpstreamEndpoint
 from price_keeper.server.tls import create_server_context, ensure_local_certificates
+from price_keeper.upstream.connection_pool import UpstreamEndpoint
 
 from tests.support.rig import ForwardingHandler, build_response, on_both_loops, open_forwarding_port
 from tests.support.wire import ask, eventually, read_error_message

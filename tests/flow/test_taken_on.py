@@ -15,7 +15,6 @@ import pytest
 from price_keeper import forwarding
 from price_keeper.choosing import LabelSelector
 from price_keeper.config.config_sections import EndpointConfig, GuardrailsConfig, LabelConfig, PricesConfig, UnitPrices
-from price_keeper.forwarding import upstream
 from price_keeper.hard.purse import BudgetLease, CostReservation
 from price_keeper.metering.price_updates import PriceTables
 from price_keeper.model import Caller, build_client_id
@@ -23,6 +22,7 @@ from price_keeper.recording.entries import UsageCounts
 from price_keeper.selection import own_labels
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Put, Value
+from price_keeper.upstream import connection_pool
 
 from tests.support.data_port import APP, ORG, DataPort, DataPortResponse, data_port
 from tests.support.own_labels import ARN
@@ -266,7 +266,7 @@ async def test_new_places_are_called_and_what_is_kept_for_old_ones_goes_when_unu
         home = forwarding.forwarder.endpoint_of(port.bedrock.url)
         (old,) = (pool for endpoint, pool in port.forwarder._pools.items() if endpoint != home)
         port.forwarder.health.on_connect_failed(old, OSError("nobody is there any more"))
-        monkeypatch.setattr(upstream, "IDLE_TIMEOUT_SECONDS", -1.0)
+        monkeypatch.setattr(connection_pool, "IDLE_TIMEOUT_SECONDS", -1.0)
         await port.forwarder.check_timeouts()
         await port.forwarder.check_timeouts()
         (left,) = port.forwarder._pools

@@ -9,8 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from price_keeper.forwarding import upstream as limits
 from price_keeper.server.tls import create_server_context, ensure_local_certificates
+from price_keeper.upstream import connection_pool as limits
 from price_keeper.upstream import relay
 
 from tests.support.rig import (

@@ -11,14 +11,14 @@ from price_keeper import operations, parse_call
 from price_keeper.auth import tokens
 from price_keeper.config import config_problems
 from price_keeper.control import bodies as control_bodies
-from price_keeper.forwarding import chat_usage, eventstream, json_splice, request_metadata, upstream
+from price_keeper.forwarding import chat_usage, eventstream, json_splice, request_metadata
 from price_keeper.hard import outputs, tally
 from price_keeper.metering import bodies, guardrail_traces, guardrails, price_list, streams, usual
 from price_keeper.recording import leftovers, lines
 from price_keeper.selection import settings
 from price_keeper.server import http1_parser, http2, http2_stream
 from price_keeper.stores import dynamodb_expressions, item_codec
-from price_keeper.upstream import relay
+from price_keeper.upstream import connection_pool, relay
 
 from tests.fuzz.places import played
 from tests.fuzz.targets import NAMES, target
@@ -43,7 +43,7 @@ def _forgets_a_byte(reader: Any, data: bytes) -> None:
 _ON_BODY = http1_parser.Http1RequestParser.on_body
 _ENDED = http2_stream.Http2Stream.end_request
 _TAKES = http2_stream.Http2Stream.take_data
-_END = upstream.UpstreamConnection._complete
+_END = connection_pool.UpstreamConnection._complete
 
 
 def _keeps_connection(connection: Any, sink: Any, body: bytes) -> None:
@@ -70,7 +70,10 @@ SPOILT: dict[str, tuple[str, Spoils]] = {
         ),
     ),
     "an answer's last byte": ("http1_answers", puts(relay, "_CONNECTION_HEADERS", frozenset())),
-    "a connection that is kept": ("http1_answers", puts(upstream.UpstreamConnection, "_complete", _keeps_connection)),
+    "a connection that is kept": (
+        "http1_answers",
+        puts(connection_pool.UpstreamConnection, "_complete", _keeps_connection),
+    ),
     "frames with less than they may have": ("event_frames", puts(eventstream, "MAX_HEADERS", 3)),
     "the wrong end of a payload": ("event_frames", puts(eventstream, "MAX_EXCEPTION_PAYLOAD", 3)),
     "events of others": ("chat_events", puts(chat_usage, "_EVENT_ENDS", (b"\n",))),

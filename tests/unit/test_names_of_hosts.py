@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from price_keeper.forwarding.names import HostResolver
+from price_keeper.upstream.connection_pool import HostResolver
 
 
 class Resolver:

@@ -17,7 +17,6 @@ import pytest
 from price_keeper.calendar_days import Period, find_span, load_zone
 from price_keeper.config import Config
 from price_keeper.errors import Busy, InvalidRequest
-from price_keeper.forwarding.upstream import UpstreamEndpoint
 from price_keeper.metering.profiles import NO_PROFILES, UNREAD_PROFILES, AppProfiles, ResolvedProfile, parse_profile
 from price_keeper.metering.usage import make_plain_usage
 from price_keeper.model import Caller, Scope
@@ -33,6 +32,7 @@ from price_keeper.selection.standing import BudgetState
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Item, Put, Store, Update
 from price_keeper.tasks import Tasks
+from price_keeper.upstream.connection_pool import UpstreamEndpoint
 from price_keeper.upstream.forwarder import UpstreamTarget
 
 from tests.support.clock import ManualClock, settle

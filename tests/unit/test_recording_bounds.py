@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import pytest
-from price_keeper.forwarding.upstream import UpstreamEndpoint
 from price_keeper.metering.pricing import Cost, Pricer
 from price_keeper.metering.usage import Usage
 from price_keeper.operations import Operation
@@ -25,6 +24,7 @@ from price_keeper.recording.meter import Meter, OperationPricing
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Put, Store, Write
 from price_keeper.tasks import Tasks
+from price_keeper.upstream.connection_pool import UpstreamEndpoint
 from price_keeper.upstream.forwarder import UpstreamTarget
 
 from tests.support.clock import settle

@@ -27,9 +27,9 @@ from price_keeper.doctor.network_probe import (
     send_probe,
 )
 from price_keeper.errors import ConfigError, StoreError
-from price_keeper.forwarding.upstream import UpstreamEndpoint
 from price_keeper.stores import schema
 from price_keeper.stores.sqlite_file import has_item
+from price_keeper.upstream.connection_pool import UpstreamEndpoint
 from price_keeper.upstream.forwarder import BearerAuthorizer, parse_endpoint
 
 CREDENTIALS_REMEDY = (

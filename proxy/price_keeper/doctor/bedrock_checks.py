@@ -25,7 +25,7 @@ from price_keeper.doctor.network_probe import (
 )
 from price_keeper.errors import ConfigError
 from price_keeper.forwarding.credentials import StaticCredentials
-from price_keeper.forwarding.upstream import UpstreamEndpoint
+from price_keeper.upstream.connection_pool import UpstreamEndpoint
 from price_keeper.upstream.forwarder import (
     Authorizer,
     BearerAuthorizer,

@@ -12,8 +12,8 @@ from price_keeper.doctor.bedrock_checks import list_bedrock_endpoints
 from price_keeper.doctor.doctor_checks import Finding, ok, skipped, trouble, warning
 from price_keeper.doctor.doctor_context import DoctorContext
 from price_keeper.doctor.network_probe import EndpointUnreachable, build_get_request, send_probe
-from price_keeper.forwarding.upstream import UpstreamEndpoint
 from price_keeper.server.server_limits import DEFAULT_LIMITS, MIN_LIMIT, UNLIMITED_DESCRIPTORS, fit_to_descriptors
+from price_keeper.upstream.connection_pool import UpstreamEndpoint
 from price_keeper.upstream.forwarder import parse_endpoint
 
 MAX_CLOCK_OFFSET_SECONDS = 5.0  # quotas turn at midnight, and tokens expire, by this clock

@@ -17,7 +17,7 @@ from enum import Enum
 from price_keeper.clock import Clock
 from price_keeper.doctor.doctor_checks import Finding, trouble
 from price_keeper.errors import PriceKeeperError
-from price_keeper.forwarding.upstream import UpstreamEndpoint
+from price_keeper.upstream.connection_pool import UpstreamEndpoint
 
 PROBE_TIMEOUT_SECONDS = 4.0  # less than a check has, so that it can tell how far it came
 MAX_RESPONSE_BYTES = 64 * 1024  # of an answer: none of those asked for here has a kilobyte

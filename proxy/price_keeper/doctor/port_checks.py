@@ -19,8 +19,8 @@ from price_keeper.doctor.doctor_checks import DoctorCheck, Finding, ok, skipped,
 from price_keeper.doctor.doctor_context import DoctorContext
 from price_keeper.doctor.network_probe import EndpointUnreachable, ProbeResponse, build_get_request, send_probe
 from price_keeper.errors import ConfigError
-from price_keeper.forwarding.upstream import UpstreamEndpoint
 from price_keeper.server.tls import create_server_context
+from price_keeper.upstream.connection_pool import UpstreamEndpoint
 
 RENEW_BEFORE = timedelta(days=30)
 LOCAL_TIMEOUT_SECONDS = 1.5  # what runs on this machine answers at once, if it answers at all

@@ -13,7 +13,7 @@ from typing import Final
 
 from price_keeper.clock import Clock
 from price_keeper.errors import UpstreamUnavailable
-from price_keeper.forwarding.upstream import CannotConnect, ConnectionPool, UpstreamEndpoint
+from price_keeper.upstream.connection_pool import CannotConnect, ConnectionPool, UpstreamEndpoint
 
 LOG_INTERVAL_SECONDS: Final = 10.0  # between two lines in the log about one endpoint that cannot be reached
 REFUSAL_TTL_SECONDS: Final = 15.0  # for which a refusal of our credentials stands, unless others are found

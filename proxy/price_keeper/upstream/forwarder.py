@@ -21,7 +21,9 @@ from price_keeper.exchange import Header, Responder
 from price_keeper.forwarding.credentials import CredentialSource
 from price_keeper.forwarding.reach import UpstreamHealth
 from price_keeper.forwarding.sigv4 import Signer
-from price_keeper.forwarding.upstream import (
+from price_keeper.tasks import switch_to_task
+from price_keeper.telemetry.request_stats import OperationStats
+from price_keeper.upstream.connection_pool import (
     CannotConnect,
     ConnectionPool,
     ScheduleWrite,
@@ -29,8 +31,6 @@ from price_keeper.forwarding.upstream import (
     UpstreamEndpoint,
     write_now,
 )
-from price_keeper.tasks import switch_to_task
-from price_keeper.telemetry.request_stats import OperationStats
 from price_keeper.upstream.relay import FORBIDDEN, Relay, ResponseOutcome
 from price_keeper.upstream.relay import ResponseObserver as Watcher
 

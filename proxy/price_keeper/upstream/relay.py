@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from price_keeper.exchange import Header, Responder
-from price_keeper.forwarding.upstream import UpstreamConnection
 from price_keeper.telemetry.request_stats import OperationStats
+from price_keeper.upstream.connection_pool import UpstreamConnection
 
 FORBIDDEN: Final = 403
 _ERROR_TYPE_HEADER: Final = b"x-amzn-errortype"

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from price_keeper.exchange import FlowControl, Header
-from price_keeper.forwarding.upstream import ConnectionPool, UpstreamConnection, UpstreamEndpoint
+from price_keeper.upstream.connection_pool import ConnectionPool, UpstreamConnection, UpstreamEndpoint
 from price_keeper.upstream.relay import Relay, ResponseOutcome
 
 from tests.fuzz import strict_http1

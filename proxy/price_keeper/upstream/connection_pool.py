@@ -1,8 +1,13 @@
-"""Connections to Bedrock, kept open between calls: one call at a time on each, its answer handed on as it comes."""
+"""HTTP/1.1 connections to Bedrock, kept open between calls: one call at a time on each.
+
+`ConnectionPool` holds the connections to one endpoint. `UpstreamConnection` sends a call and passes the response to
+its `ResponseSink` while it arrives. `HostResolver` resolves a host name, at most one lookup at a time.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import socket
 import ssl
 from collections import deque
@@ -13,7 +18,6 @@ from typing import Any, Final, NamedTuple, Protocol, TypeAlias, cast
 import httptools
 
 from price_keeper.exchange import Header
-from price_keeper.forwarding.names import HostResolver
 
 CONNECT_TIMEOUT_SECONDS = 5.0  # to a region's endpoint this takes milliseconds
 FIRST_BYTE_TIMEOUT_SECONDS = 600.0  # a long answer without streaming is silent until it is whole
@@ -383,3 +387,37 @@ class ConnectionPool:
         self._idle.clear()
         for connection in tuple(self._busy):
             connection.give_up("the sidecar is stopping")
+
+
+class HostResolver:
+    def __init__(self, host: str, port: int) -> None:
+        self._host = host
+        self._port = port
+        self._is_address = _is_address(host)
+        self._lookup: asyncio.Future[list[Any]] | None = None
+
+    async def resolve(self) -> list[str]:
+        """In the order in which they are to be tried. Raises OSError, and UnicodeError of what can be no name."""
+        if self._is_address:
+            return [self._host]
+        lookup = self._lookup
+        if lookup is None:
+            loop = asyncio.get_running_loop()
+            lookup = loop.run_in_executor(None, socket.getaddrinfo, self._host, self._port, 0, socket.SOCK_STREAM)
+            self._lookup = lookup
+            lookup.add_done_callback(self._on_resolved)
+        found = await asyncio.shield(lookup)
+        return list(dict.fromkeys(address[0] for *_, address in found))
+
+    def _on_resolved(self, lookup: asyncio.Future[list[Any]]) -> None:
+        self._lookup = None
+        if not lookup.cancelled():
+            lookup.exception()  # perhaps nobody waits for it any more, and then it is nobody's
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return False
+    return True
