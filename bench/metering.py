@@ -27,7 +27,6 @@ from price_keeper.clock import SystemClock
 from price_keeper.config import Config
 from price_keeper.config.config_sections import JournalConfig
 from price_keeper.config.config_sections import StoreConfig as StoreConfig
-from price_keeper.forwarding.eventstream import FrameWatcher, encode_frame
 from price_keeper.metering.reading import build_reader
 from price_keeper.model import Caller, ResolvedLabel
 from price_keeper.operations import Operation
@@ -42,6 +41,7 @@ from price_keeper.stores import schema
 from price_keeper.stores.contract import Put, Value
 from price_keeper.tasks import Tasks
 from price_keeper.upstream.connection_pool import UpstreamEndpoint
+from price_keeper.upstream.eventstream import FrameWatcher, encode_frame
 from price_keeper.upstream.forwarder import UpstreamTarget
 
 LABEL = "premium"

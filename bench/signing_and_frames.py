@@ -17,9 +17,9 @@ from botocore.auth import SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials as BotocoreCredentials
 from botocore.eventstream import EventStreamBuffer
-from price_keeper.forwarding.eventstream import FrameWatcher, encode_frame
-from price_keeper.forwarding.sigv4 import AwsCredentials, Signer
 from price_keeper.operations import decode_model_id, encode_model_id, parse_path
+from price_keeper.upstream.eventstream import FrameWatcher, encode_frame
+from price_keeper.upstream.sigv4 import AwsCredentials, Signer
 
 HOST = "bedrock-runtime.us-east-1.amazonaws.com"
 MODEL = "anthropic.claude-sonnet-4-5-20250929-v1:0"

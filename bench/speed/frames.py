@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from price_keeper.forwarding.eventstream import encode_frame
+from price_keeper.upstream.eventstream import encode_frame
 
 from bench.speed.upstream import QUESTION, REQUEST_ID
 

@@ -27,10 +27,6 @@ from price_keeper.clock import Clock
 from price_keeper.config import Config, LabelConfig, UpstreamConfig
 from price_keeper.config.config_sections import PSEUDO_LABELS
 from price_keeper.errors import ConfigError
-from price_keeper.forwarding.counting import TokenCounter
-from price_keeper.forwarding.credentials import UNUSABLE_CHECK_SECONDS, RefreshingCredentials, StaticCredentials
-from price_keeper.forwarding.joining import MAX_TOTAL_BYTES, RetryJoiner
-from price_keeper.forwarding.sigv4 import AwsCredentials
 from price_keeper.handler import RequestHandler
 from price_keeper.hard.purses import BudgetLeases
 from price_keeper.hard.rows import HardBudgetKey
@@ -61,6 +57,7 @@ from price_keeper.tasks import Tasks
 from price_keeper.telemetry.logs import format_traceback
 from price_keeper.telemetry.metrics import SPANS, MetricsRegistry
 from price_keeper.telemetry.request_stats import RequestStats
+from price_keeper.upstream.aws_credentials import UNUSABLE_CHECK_SECONDS, RefreshingCredentials, StaticCredentials
 from price_keeper.upstream.connection_pool import UpstreamEndpoint
 from price_keeper.upstream.forwarder import (
     Authorizer,
@@ -70,6 +67,9 @@ from price_keeper.upstream.forwarder import (
     UpstreamTarget,
     parse_endpoint,
 )
+from price_keeper.upstream.retry_joiner import MAX_TOTAL_BYTES, RetryJoiner
+from price_keeper.upstream.sigv4 import AwsCredentials
+from price_keeper.upstream.token_counter import TokenCounter
 
 if TYPE_CHECKING:
     from price_keeper.telemetry.tracing import Tracing

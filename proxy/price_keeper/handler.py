@@ -26,8 +26,6 @@ from price_keeper.choosing import (
 )
 from price_keeper.errors import Refusal, UnknownOperation
 from price_keeper.exchange import Request, Responder, create_request_id_source
-from price_keeper.forwarding import chat_usage, request_metadata
-from price_keeper.forwarding.joining import RetryJoiner, SharedResponse
 from price_keeper.local_responses import send_error, send_json
 from price_keeper.metering import guardrails
 from price_keeper.metering.streams import is_usage_only_event
@@ -39,7 +37,9 @@ from price_keeper.recording.entries import CompletionListener
 from price_keeper.recording.metering import FREE_METER, AnswerMeter
 from price_keeper.tasks import switch_to_task
 from price_keeper.telemetry.request_stats import NONE, RequestStats
+from price_keeper.upstream import chat_stream_usage, request_metadata
 from price_keeper.upstream.forwarder import Forwarder, UpstreamCall
+from price_keeper.upstream.retry_joiner import RetryJoiner, SharedResponse
 
 # Endpoints of our own, by their names in metrics.
 _CREDENTIALS_ENDPOINT, _PROFILES_ENDPOINT = "credentials", "inference_profiles"
@@ -196,12 +196,12 @@ class RequestHandler:
         parsed_call, body, operation = selection.call, selection.body, selection.call.operation
         transform_body = _keep_body
         if operation is Operation.CHAT_COMPLETIONS and await run_in_thread_if_large(
-            body, chat_usage.needs_usage_option, body
+            body, chat_stream_usage.needs_usage_option, body
         ):
             request.reserve_copies(1)
             responder, transform_body = (
-                chat_usage.UsageEventFilter(responder, is_usage_only_event),
-                chat_usage.add_usage_option,
+                chat_stream_usage.UsageEventFilter(responder, is_usage_only_event),
+                chat_stream_usage.add_usage_option,
             )
         if parsed_call.model_span is not None:
             request.reserve_copies(1)  # with the name of its label's model in it

@@ -12,7 +12,6 @@ from price_keeper.clock import Clock
 from price_keeper.config import Config
 from price_keeper.config.config_sections import PSEUDO_LABELS
 from price_keeper.data_port_wiring import BedrockAccess
-from price_keeper.forwarding.counting import TokenCounter
 from price_keeper.handler import RequestHandler
 from price_keeper.hard.purses import BudgetLeases
 from price_keeper.metering.price_updates import REFRESH_SECONDS, PriceTables
@@ -23,6 +22,7 @@ from price_keeper.selection.standings import BudgetRegistry
 from price_keeper.stores.contract import Store
 from price_keeper.tasks import Tasks
 from price_keeper.upstream.forwarder import Forwarder
+from price_keeper.upstream.token_counter import TokenCounter
 
 
 class Catalog:

@@ -15,9 +15,9 @@ import orjson
 
 from price_keeper.errors import AccessDenied, InvalidRequest, Refusal, UnknownOperation
 from price_keeper.exchange import Request
-from price_keeper.forwarding import json_splice
 from price_keeper.model import Caller
 from price_keeper.operations import Operation, OperationPath, check_model_id, parse_path
+from price_keeper.upstream import json_splice
 
 _LISTABLE: Final = Operation.ASYNC_INVOKES
 _READ_ONLY: Final = Operation.ASYNC_INVOKE

@@ -1,6 +1,8 @@
-"""Botocore's chain of providers of AWS credentials, asked aside, and waited for within bounds.
+"""Botocore's chain of AWS credential providers, run in a thread and bounded in time.
 
-A provider reads files, calls services or runs a command, and any of these may never answer.
+A provider reads files, calls services or runs a command, and any of these may hang. A chain that does not answer is
+abandoned and replaced, at most `MAX_ABANDONED` times at once. The store uses this module too, so it imports nothing
+else of this package.
 """
 
 from __future__ import annotations

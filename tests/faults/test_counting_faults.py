@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 from price_keeper.errors import InvalidRequest, TooManyRequests, UpstreamUnavailable
-from price_keeper.forwarding import counting
-from price_keeper.forwarding.counting import TokenCounter
 from price_keeper.operations import Operation
+from price_keeper.upstream import token_counter
 from price_keeper.upstream.forwarder import BearerAuthorizer, Forwarder, UpstreamTarget, parse_endpoint
+from price_keeper.upstream.token_counter import TokenCounter
 
 from tests.support.rig import StepClock, build_response, reply_with, upstream
 from tests.support.wire import eventually
@@ -51,7 +51,7 @@ async def test_wherever_it_breaks(how: FaultKind) -> None:
 
 
 async def test_silence_does_not_last_as_long_as_a_models(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(counting, "TIMEOUT_SECONDS", 0.1)
+    monkeypatch.setattr(token_counter, "TIMEOUT_SECONDS", 0.1)
     *late, well = await asked(*(Break(where, FaultKind.STALL) for where in FaultPoint))
     assert all("in 0.1 s" in str(each) for each in late), late
     assert well == 42

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from price_keeper.forwarding import reach as module
+from price_keeper.upstream import upstream_health as module
 from price_keeper.upstream.connection_pool import UpstreamEndpoint
 
 from tests.support.connecting import Connect, intercept_connections

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from price_keeper.forwarding import joining as limits
+from price_keeper.upstream import retry_joiner as limits
 
 from tests.support.rig import (
     ExchangeScript,

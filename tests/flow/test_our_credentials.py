@@ -8,7 +8,7 @@ import socket
 import pytest
 from price_keeper.control.health import CHECK_TIMEOUT_SECONDS
 from price_keeper.errors import UpstreamUnavailable
-from price_keeper.forwarding import reach as module
+from price_keeper.upstream import upstream_health as module
 from price_keeper.upstream.relay import CREDENTIAL_ERRORS
 
 from tests.flow.test_failover import OK, SlowToConnect, asked, told

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from price_keeper.config.config_sections import UpstreamConfig
 from price_keeper.errors import InvalidRequest
-from price_keeper.forwarding.request_metadata import HEADER, MAX_METADATA_BYTES, add_metadata, build_identity
 from price_keeper.operations import Operation
+from price_keeper.upstream.request_metadata import HEADER, MAX_METADATA_BYTES, add_metadata, build_identity
 
 from tests.support.data_port import APP, ORG, DataPort, data_port
 from tests.support.simulated import CLAUDE_BODY, TURN

@@ -11,14 +11,13 @@ from price_keeper import operations, parse_call
 from price_keeper.auth import tokens
 from price_keeper.config import config_problems
 from price_keeper.control import bodies as control_bodies
-from price_keeper.forwarding import chat_usage, eventstream, json_splice, request_metadata
 from price_keeper.hard import outputs, tally
 from price_keeper.metering import bodies, guardrail_traces, guardrails, price_list, streams, usual
 from price_keeper.recording import leftovers, lines
 from price_keeper.selection import settings
 from price_keeper.server import http1_parser, http2, http2_stream
 from price_keeper.stores import dynamodb_expressions, item_codec
-from price_keeper.upstream import connection_pool, relay
+from price_keeper.upstream import chat_stream_usage, connection_pool, eventstream, json_splice, relay, request_metadata
 
 from tests.fuzz.places import played
 from tests.fuzz.targets import NAMES, target
@@ -76,7 +75,7 @@ SPOILT: dict[str, tuple[str, Spoils]] = {
     ),
     "frames with less than they may have": ("event_frames", puts(eventstream, "MAX_HEADERS", 3)),
     "the wrong end of a payload": ("event_frames", puts(eventstream, "MAX_EXCEPTION_PAYLOAD", 3)),
-    "events of others": ("chat_events", puts(chat_usage, "_EVENT_ENDS", (b"\n",))),
+    "events of others": ("chat_events", puts(chat_stream_usage, "_EVENT_ENDS", (b"\n",))),
     "usage by pieces": ("chat_events", wraps(streams._EventSplitter, "feed", lambda whole: whole[: len(whole) // 2])),
     "streams that were left": ("http2", puts(http2, "StreamIDTooLowError", KeyError)),
     "a body of any length": ("http2", puts(http2_stream.Http2Stream, "end_request", _takes_any_length)),

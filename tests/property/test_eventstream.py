@@ -9,7 +9,7 @@ from itertools import pairwise
 from botocore.eventstream import EventStreamBuffer, ParserError
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from price_keeper.forwarding.eventstream import MAX_EXCEPTION_PAYLOAD, Frame, FrameWatcher, encode_frame
+from price_keeper.upstream.eventstream import MAX_EXCEPTION_PAYLOAD, Frame, FrameWatcher, encode_frame
 
 from tests.support.effort import tries
 

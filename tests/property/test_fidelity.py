@@ -13,9 +13,9 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from price_keeper.forwarding.eventstream import encode_frame
 from price_keeper.metering.reading import UsageReader, build_reader
 from price_keeper.operations import Operation
+from price_keeper.upstream.eventstream import encode_frame
 from price_keeper.upstream.forwarder import UpstreamTarget
 
 from tests.support.effort import tries

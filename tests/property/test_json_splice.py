@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from price_keeper.forwarding import json_splice
-from price_keeper.forwarding.json_splice import (
+from price_keeper.upstream import json_splice
+from price_keeper.upstream.json_splice import (
     MAX_MEMBERS,
     MAX_NESTED,
     InvalidJsonObject,

@@ -9,12 +9,12 @@ from itertools import pairwise
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from price_keeper.forwarding.eventstream import Frame, FrameWatcher, encode_frame
 from price_keeper.metering import bodies, streams
 from price_keeper.metering.bodies import INVOCATION_METRICS, MAX_TOKENS
 from price_keeper.metering.converse_stream import CONVERSE_FRAME_LIMITS, ConverseStream
 from price_keeper.metering.streams import INVOCATION_FRAME_LIMITS, ChatStream, InvocationStream
 from price_keeper.metering.usage import Usage
+from price_keeper.upstream.eventstream import Frame, FrameWatcher, encode_frame
 
 from tests.support.effort import tries
 

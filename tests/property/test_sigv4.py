@@ -14,8 +14,8 @@ from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials as BotocoreCredentials
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from price_keeper.forwarding.sigv4 import AwsCredentials, Signer, canonicalize_query
 from price_keeper.operations import Operation, OperationPath
+from price_keeper.upstream.sigv4 import AwsCredentials, Signer, canonicalize_query
 
 from tests.support.effort import tries
 

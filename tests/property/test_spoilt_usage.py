@@ -23,7 +23,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from multidict import CIMultiDict
 from price_keeper.config.config_sections import PricesConfig
-from price_keeper.forwarding.eventstream import FrameWatcher
 from price_keeper.hard import worst
 from price_keeper.hard.worst import compute_ceiling
 from price_keeper.metering.bodies import INVOCATION_METRICS
@@ -36,6 +35,7 @@ from price_keeper.recording.journal import Journal
 from price_keeper.recording.meter import Meter, OperationPricing
 from price_keeper.recording.ulid import UlidFactory
 from price_keeper.upstream.connection_pool import UpstreamEndpoint
+from price_keeper.upstream.eventstream import FrameWatcher
 from price_keeper.upstream.forwarder import UpstreamTarget
 
 from tests.support.clock import ManualClock

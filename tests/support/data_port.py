@@ -20,8 +20,6 @@ from price_keeper.clock import Clock, SystemClock
 from price_keeper.config import Address, Config
 from price_keeper.config.config_sections import JournalConfig, ListenConfig, UpstreamConfig
 from price_keeper.config_reload import build_budget_reload
-from price_keeper.forwarding.credentials import StaticCredentials
-from price_keeper.forwarding.sigv4 import AwsCredentials
 from price_keeper.handler import RequestHandler
 from price_keeper.offer import Catalog
 from price_keeper.rates.bucket_client import BucketClient
@@ -36,7 +34,9 @@ from price_keeper.server.write_batcher import WriteBatcher
 from price_keeper.stores.contract import Store
 from price_keeper.stores.sqlite import SqliteStore
 from price_keeper.tasks import Tasks
+from price_keeper.upstream.aws_credentials import StaticCredentials
 from price_keeper.upstream.forwarder import Forwarder, SigV4Authorizer
+from price_keeper.upstream.sigv4 import AwsCredentials
 
 ORG = "550e8400-e29b-41d4-a716-446655440000"
 APP = "web"

@@ -17,7 +17,6 @@ import pytest
 import uvloop
 from price_keeper.errors import Refusal
 from price_keeper.exchange import Handler, Header, Request, Responder
-from price_keeper.forwarding.joining import RetryJoiner
 from price_keeper.local_responses import send_refusal
 from price_keeper.server.listener import Listener
 from price_keeper.server.server_limits import ServerLimits
@@ -25,6 +24,7 @@ from price_keeper.tasks import Tasks
 from price_keeper.upstream.connection_pool import UpstreamConnection, UpstreamEndpoint
 from price_keeper.upstream.forwarder import BearerAuthorizer, Forwarder, UpstreamCall, UpstreamTarget
 from price_keeper.upstream.relay import ResponseOutcome
+from price_keeper.upstream.retry_joiner import RetryJoiner
 
 from tests.support.ports import free_port
 from tests.support.wire import RESET, Http2TestClient, RawConnection, eventually

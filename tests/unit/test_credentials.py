@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 from price_keeper.errors import ConfigError, UpstreamUnavailable
-from price_keeper.forwarding.credentials import RefreshingCredentials, StaticCredentials
-from price_keeper.forwarding.reach import UpstreamHealth
-from price_keeper.forwarding.sigv4 import AwsCredentials
 from price_keeper.provider_chain import ProviderChain
+from price_keeper.upstream.aws_credentials import RefreshingCredentials, StaticCredentials
 from price_keeper.upstream.connection_pool import ConnectionPool, UpstreamEndpoint
 from price_keeper.upstream.forwarder import BearerAuthorizer, SigV4Authorizer, UpstreamCall, UpstreamTarget
+from price_keeper.upstream.sigv4 import AwsCredentials
+from price_keeper.upstream.upstream_health import UpstreamHealth
 
 from tests.support.clock import ManualClock
 from tests.support.wire import eventually

@@ -8,7 +8,7 @@ from zlib import crc32
 
 import pytest
 from botocore.eventstream import EventStreamBuffer
-from price_keeper.forwarding.eventstream import (
+from price_keeper.upstream.eventstream import (
     MAX_EXCEPTION_PAYLOAD,
     MAX_HEADERS,
     MAX_PAYLOAD,

@@ -7,8 +7,8 @@ import random
 import pytest
 from bedrock_simulator import frames
 from price_keeper.exchange import Header
-from price_keeper.forwarding import joining as limits
-from price_keeper.forwarding.joining import CALL_OVERHEAD_BYTES, HEADER_OVERHEAD_BYTES, RetryJoiner, SharedResponse
+from price_keeper.upstream import retry_joiner as limits
+from price_keeper.upstream.retry_joiner import CALL_OVERHEAD_BYTES, HEADER_OVERHEAD_BYTES, RetryJoiner, SharedResponse
 
 
 class Nobody:

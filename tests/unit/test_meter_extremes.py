@@ -12,7 +12,6 @@ import orjson
 import pytest
 from bedrock_simulator.frames import encode_event, encode_exception
 from price_keeper.config.config_sections import PricesConfig
-from price_keeper.forwarding.eventstream import encode_frame
 from price_keeper.metering.guardrails import estimate_units
 from price_keeper.metering.pricing import Cost, Pricer, build_price_table
 from price_keeper.metering.reading import EVENT_STREAM
@@ -26,6 +25,7 @@ from price_keeper.recording.leftovers import recover
 from price_keeper.recording.meter import MAX_CALL_PICO, Meter, OperationPricing
 from price_keeper.recording.ulid import UlidFactory
 from price_keeper.upstream.connection_pool import UpstreamEndpoint
+from price_keeper.upstream.eventstream import encode_frame
 from price_keeper.upstream.forwarder import UpstreamTarget
 
 TOKENS = build_price_table(

@@ -6,7 +6,6 @@ import json
 from base64 import b64encode
 
 import pytest
-from price_keeper.forwarding.eventstream import Frame, FrameWatcher, encode_frame
 from price_keeper.metering.converse_stream import CONVERSE_FRAME_LIMITS, ConverseStream
 from price_keeper.metering.streams import (
     BYTES_PER_TOKEN,
@@ -16,6 +15,7 @@ from price_keeper.metering.streams import (
     InvocationStream,
 )
 from price_keeper.metering.usage import Usage
+from price_keeper.upstream.eventstream import Frame, FrameWatcher, encode_frame
 
 METRICS = "amazon-bedrock-invocationMetrics"
 HEADERS = {b"x-amzn-bedrock-service-tier": b"flex", b"x-amzn-bedrock-performanceconfig-latency": b"optimized"}

@@ -9,8 +9,8 @@ from datetime import UTC, datetime
 from hashlib import sha256
 
 import pytest
-from price_keeper.forwarding.sigv4 import AwsCredentials, Signer, canonicalize_query
 from price_keeper.operations import parse_path
+from price_keeper.upstream.sigv4 import AwsCredentials, Signer, canonicalize_query
 
 SUITE = AwsCredentials("AKIDEXAMPLE", "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY")
 SUITE_TOKEN = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from price_keeper.forwarding.eventstream import FrameWatcher
+from price_keeper.upstream.eventstream import FrameWatcher
 
 from bench.speed.figures import Figures, Spread, percentile, ratio
 from bench.speed.flame import sized, without_places

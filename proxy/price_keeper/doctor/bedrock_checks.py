@@ -24,7 +24,7 @@ from price_keeper.doctor.network_probe import (
     send_probe,
 )
 from price_keeper.errors import ConfigError
-from price_keeper.forwarding.credentials import StaticCredentials
+from price_keeper.upstream.aws_credentials import StaticCredentials
 from price_keeper.upstream.connection_pool import UpstreamEndpoint
 from price_keeper.upstream.forwarder import (
     Authorizer,

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 from datetime import datetime
 from typing import NamedTuple
 
-from price_keeper.forwarding.sigv4 import AwsCredentials
+from price_keeper.upstream.sigv4 import AwsCredentials
 
 T = TypeVar("T")
 

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 import orjson
 
 from price_keeper.errors import InvalidRequest
-from price_keeper.forwarding import json_splice
 from price_keeper.hard.forms import MemberPath, RequestForm
 from price_keeper.hard.members import quote_name
 from price_keeper.metering.bodies import MAX_TOKENS
+from price_keeper.upstream import json_splice
 
 LABEL_LIMIT_SETTING = "max_output_tokens"
 _THINKING = ("thinking", "reasoning_config")  # where Claude is told how much of its answer it may think

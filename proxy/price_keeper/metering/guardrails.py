@@ -12,9 +12,9 @@ from types import MappingProxyType
 from typing import Final
 
 from price_keeper.config.config_sections import GuardrailsConfig
-from price_keeper.forwarding import json_splice
 from price_keeper.metering.pricing import PRICE_UNKNOWN, Cost
 from price_keeper.operations import Operation
+from price_keeper.upstream import json_splice
 
 GUARDRAIL_ESTIMATED: Final = "guardrail_estimated"  # the units were, while the tokens may be exact
 ESTIMATED_UNITS: Final = "estimated"  # in the place of a policy's name: each costs as much as the dearest policy's

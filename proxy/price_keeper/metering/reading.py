@@ -8,7 +8,6 @@ from typing import Any, Final, Protocol, TypeAlias
 
 import orjson
 
-from price_keeper.forwarding.eventstream import FrameWatcher
 from price_keeper.metering import bodies, usual
 from price_keeper.metering.bodies import LATENCY_HEADER, TIER_HEADER
 from price_keeper.metering.converse_stream import CONVERSE_FRAME_LIMITS, ConverseStream
@@ -17,6 +16,7 @@ from price_keeper.metering.kept import BodyBuffer
 from price_keeper.metering.streams import INVOCATION_FRAME_LIMITS, ChatStream, InvocationStream
 from price_keeper.metering.usage import Usage
 from price_keeper.operations import Operation
+from price_keeper.upstream.eventstream import FrameWatcher
 
 JSON: Final = b"application/json"
 EVENT_STREAM: Final = b"application/vnd.amazon.eventstream"

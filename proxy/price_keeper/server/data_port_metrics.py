@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from price_keeper.forwarding.joining import RetryJoiner
 from price_keeper.server.listener import Listener
 from price_keeper.telemetry import metrics
 from price_keeper.telemetry.metrics import MetricsRegistry, Samples
 from price_keeper.telemetry.request_stats import STATUSES, RequestStats
 from price_keeper.upstream.forwarder import Forwarder
+from price_keeper.upstream.retry_joiner import RetryJoiner
 
 _PROTOCOLS = ("http/1.1", "h2", "unknown")
 

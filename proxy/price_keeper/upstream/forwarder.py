@@ -18,11 +18,9 @@ from urllib.parse import urlsplit
 from price_keeper.clock import Clock
 from price_keeper.errors import ConfigError, TooManyRequests, UpstreamUnavailable
 from price_keeper.exchange import Header, Responder
-from price_keeper.forwarding.credentials import CredentialSource
-from price_keeper.forwarding.reach import UpstreamHealth
-from price_keeper.forwarding.sigv4 import Signer
 from price_keeper.tasks import switch_to_task
 from price_keeper.telemetry.request_stats import OperationStats
+from price_keeper.upstream.aws_credentials import CredentialSource
 from price_keeper.upstream.connection_pool import (
     CannotConnect,
     ConnectionPool,
@@ -33,6 +31,8 @@ from price_keeper.upstream.connection_pool import (
 )
 from price_keeper.upstream.relay import FORBIDDEN, Relay, ResponseOutcome
 from price_keeper.upstream.relay import ResponseObserver as Watcher
+from price_keeper.upstream.sigv4 import Signer
+from price_keeper.upstream.upstream_health import UpstreamHealth
 
 THROTTLED: Final = 429  # Bedrock's status for throttling and for a model that is not ready: surely not carried out
 

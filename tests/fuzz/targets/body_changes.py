@@ -10,12 +10,12 @@ from unittest import mock
 import orjson
 from price_keeper.errors import InvalidRequest
 from price_keeper.exchange import Request
-from price_keeper.forwarding import chat_usage, json_splice
-from price_keeper.forwarding.json_splice import InvalidJsonObject
-from price_keeper.forwarding.json_splice import Members as Spans
-from price_keeper.forwarding.request_metadata import BODY_KEY, add_metadata, build_identity
 from price_keeper.operations import Operation
 from price_keeper.parse_call import parse_call
+from price_keeper.upstream import chat_stream_usage, json_splice
+from price_keeper.upstream.json_splice import InvalidJsonObject
+from price_keeper.upstream.json_splice import Members as Spans
+from price_keeper.upstream.request_metadata import BODY_KEY, add_metadata, build_identity
 
 from tests.fuzz.documents import Members, document, pairs, views
 from tests.fuzz.oracle import holds, same
@@ -91,7 +91,7 @@ def _metadata(body: bytes, told: Any) -> None:
 
 def _usage_asked(body: bytes, told: Any) -> None:
     try:
-        is_to_be_asked = chat_usage.needs_usage_option(body)
+        is_to_be_asked = chat_stream_usage.needs_usage_option(body)
     except InvalidRequest:
         return
     if not is_to_be_asked:
@@ -100,7 +100,7 @@ def _usage_asked(body: bytes, told: Any) -> None:
         asked = [isinstance(each, dict) and each.get("include_usage") is True for each in options]
         holds(not any(streams) or all(asked), "a stream of which nobody asks the usage")
         return
-    changed = chat_usage.add_usage_option(body)
+    changed = chat_stream_usage.add_usage_option(body)
     same(pairs(changed).but("stream_options"), told.but("stream_options"), "what is not ours")
     for view in views(changed):
         same(view["stream_options"]["include_usage"], True, "what is asked")

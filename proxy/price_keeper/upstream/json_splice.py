@@ -1,11 +1,10 @@
-"""Finds members of a JSON object in its own bytes, so that one is replaced and all others stay as they are. Pure.
+"""Find members of a JSON object in its bytes, so that one can be replaced while all others stay as they are. Pure.
 
-Every byte is held to RFC 8259: what two readers could understand in two ways is no JSON. Small data is parsed, which is
-the quickest way to see that. Nothing large is made into objects: 25 MB may hold millions of values, which would take
-thirty times their own memory.
-
-There, escaped quotes and backslashes are first written over, in a copy of the same length. From then on each quote
-begins or ends a string, a run of values is one step of a regular expression, and only what is nested is steps of ours.
+The input is validated against RFC 8259: whatever two parsers could read differently is rejected. Small input is
+parsed. Large input is never made into objects, because 25 MB may hold millions of values, which would take thirty
+times their size in memory. There, escaped quotes and backslashes are first masked in a copy of the same length; then
+each quote begins or ends a string, a regular expression consumes a run of values in one step, and only nesting needs
+steps of our own.
 """
 
 from __future__ import annotations

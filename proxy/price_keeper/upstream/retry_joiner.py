@@ -1,7 +1,7 @@
-"""Retries that must not pay twice: a call sent again joins the one under way, or gets the answer it just had.
+"""Retries that must not be paid for twice: a call that is sent again joins the one in flight, or gets its response again.
 
-SDKs give up reading after a while and send the same call again, under the same invocation id. What has come of the
-answer by then is kept, within bounds, and shown to whoever asks for it again.
+SDKs stop reading after a timeout and send the same call again with the same invocation id. What has arrived of the
+response is kept, within bounds, and replayed to the retry. `RetryJoiner.join` and `open_shared` are the entry points.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Streams of chat completions tell their usage only to those who ask for it. So the sidecar asks, and keeps the event
-that comes of it from callers who did not: they get what they would have got without a sidecar.
+"""Usage of streamed chat completions. The API sends it only if the request asks for it, so we add the option where it is
+missing, and remove the usage event from the response again: the caller gets what it would get without us.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from price_keeper.errors import InvalidRequest
 from price_keeper.exchange import FlowControl, Header, Responder
-from price_keeper.forwarding import json_splice
+from price_keeper.upstream import json_splice
 
 _STREAM, _OPTIONS, _INCLUDE = "stream", "stream_options", "include_usage"
 _USAGE_OPTIONS = b'{"include_usage":true}'

@@ -1,4 +1,4 @@
-"""Asks Bedrock how many tokens a call's input has, for what cannot be told from its bytes."""
+"""Ask Bedrock how many input tokens a call has, where that cannot be bounded from its bytes. Counting is free of charge."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Whether calls get to Bedrock, as the last of them met it: for readiness, metrics and the log.
+"""Whether Bedrock can be reached and accepts our credentials, for readiness, metrics and the log.
 
-What is said of a call that fails is for its caller; here it is said once, and why.
+The forwarder reports each connect and each refusal here. A caller sees only its own error; the reason is logged here,
+at most once in `LOG_INTERVAL_SECONDS` for each endpoint.
 """
 
 from __future__ import annotations

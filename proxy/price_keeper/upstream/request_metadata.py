@@ -1,6 +1,7 @@
-"""Tells Bedrock who calls, for its invocation logs: in a header of invocations, in the body of conversations.
+"""Add the caller's identity to a request, for Bedrock's invocation logs: in a header of invoke operations, in the body of
+converse operations.
 
-What the caller says there stays, but never in place of what the sidecar knows. Nothing else of its body changes.
+Entries of the caller's own stay, but cannot replace ours. Nothing else in the body changes.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from collections.abc import Mapping
 import orjson
 
 from price_keeper.errors import InvalidRequest
-from price_keeper.forwarding import json_splice
 from price_keeper.operations import Operation
+from price_keeper.upstream import json_splice
 
 HEADER = "x-amzn-bedrock-request-metadata"
 BODY_KEY = "requestMetadata"

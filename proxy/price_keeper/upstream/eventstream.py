@@ -1,9 +1,9 @@
-"""AWS event-stream frames: watched on their way to the client, and made where one of our own is sent.
+"""AWS event-stream frames: observed on their way to the client, and encoded where we send one of our own.
 
     total length u32 | length of headers u32 | CRC of these 8 bytes | headers | payload | CRC of all before it
 
-The watcher never holds back or alters what passes. A frame that lies whole in a piece is checked where it lies; of one
-that comes in several, only its head, a running CRC and what is wanted of its payload are kept.
+`FrameWatcher` never holds back or alters what passes. A frame that lies whole in one piece is checked in place; of a
+frame that comes in several pieces only its head, a running CRC and the wanted part of its payload are kept.
 """
 
 from __future__ import annotations

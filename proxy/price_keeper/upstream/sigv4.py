@@ -1,7 +1,7 @@
-"""Signature Version 4, over exactly what is sent.
+"""AWS Signature Version 4 over exactly the bytes that are sent.
 
-Everything that stays the same for a day (the signing key) or for a second (the time stamp, and of the calls of one
-kind all but the body's hash) is kept between calls, so that a signature costs one hash and one HMAC of a short text.
+What stays the same for a day (the signing key) or for a second (the time stamp, and for similar calls everything but
+the hash of the body) is cached, so a signature costs one hash and one HMAC of a short text.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""AWS credentials for signing: from botocore's chain of providers, renewed in the background, never on a request."""
+"""AWS credentials for signing: loaded from botocore's provider chain and renewed in the background, never on a request."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from price_keeper.errors import ConfigError, UpstreamUnavailable
-from price_keeper.forwarding.sigv4 import AwsCredentials
 from price_keeper.provider_chain import FindCredentials, ProviderChain, ProviderTimeout
+from price_keeper.upstream.sigv4 import AwsCredentials
 
 UNUSABLE_CHECK_SECONDS = 2.0  # between two looks while there are none, or when Bedrock refuses them
 MAX_SKIPPED_CHECKS = (
