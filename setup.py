@@ -12,7 +12,7 @@ from setuptools import setup
 
 # What nearly every call walks through, and whatever inherits from a class of these.
 COMPILED = [
-    "proxy/price_keeper/auth/identify.py",
+    "proxy/price_keeper/auth/authenticate.py",
     "proxy/price_keeper/auth/revocation.py",
     "proxy/price_keeper/choosing.py",
     "proxy/price_keeper/exchange.py",

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from price_keeper import operations
+from price_keeper.auth.authenticate import Authenticator, FixedIdentityAuthenticator, TokenAuthenticator
 from price_keeper.auth.clients import ClientVerifier
 from price_keeper.auth.container import CredentialIssuer, LocalCredentialIssuer
-from price_keeper.auth.identify import Authenticator, FixedIdentityAuthenticator, TokenAuthenticator
 from price_keeper.auth.keys import load_keys
 from price_keeper.auth.revocation import RevocationList
 from price_keeper.auth.tokens import TokenService

@@ -13,8 +13,8 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Final, Protocol
 
+from price_keeper.auth.authenticate import Authenticator
 from price_keeper.auth.container import CredentialIssuer
-from price_keeper.auth.identify import Authenticator
 from price_keeper.choosing import (
     LABEL_HEADER,
     LARGE_BODY_BYTES,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 import pytest
-from price_keeper.auth.identify import FixedIdentityAuthenticator, TokenAuthenticator
+from price_keeper.auth.authenticate import FixedIdentityAuthenticator, TokenAuthenticator
 from price_keeper.auth.keys import SigningKey
 from price_keeper.auth.revocation import RevocationList
 from price_keeper.auth.tokens import TokenService

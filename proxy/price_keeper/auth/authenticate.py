@@ -1,4 +1,9 @@
-"""From a request to its caller."""
+"""Authenticate a request: from its headers to its caller. START HERE.
+
+`cached` answers from memory and never waits; `load` asks the store whether the token was revoked. Both raise
+AccessDenied or TokenExpired. A token comes as the session token beside an AWS signature, or as a bearer token. A
+sidecar with a configured identity (`auth.identity`) takes no tokens: every local caller is that identity.
+"""
 
 from __future__ import annotations
 
