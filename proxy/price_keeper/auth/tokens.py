@@ -1,20 +1,21 @@
-"""Tokens: JWTs that say who calls, minted by the control side and verified everywhere.
+"""JWTs that name a caller: minted by the control service, verified in every process, published as a JWKS document.
 
-An access token gets calls through; a refresh token gets the next pair of tokens, and nothing else. Neither is ever
-taken for the other.
+An access token authorizes calls; a refresh token is good for the next pair of tokens and nothing else. Neither is
+ever accepted as the other. Verified access tokens are cached. Whether a token was revoked is the subject of
+`revocation.py`.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 from uuid import uuid4
 
 import jwt
+from jwt.algorithms import OKPAlgorithm, RSAAlgorithm
 
-from price_keeper.auth.jwks import build_jwks
 from price_keeper.auth.keys import SigningKey
 from price_keeper.auth.marks import SecretTagger
 from price_keeper.errors import AccessDenied, TokenExpired, TokenRejected
@@ -233,3 +234,17 @@ def _parse_caller(claims: dict[str, Any]) -> Caller | None:
         return None
     client = build_client_id(org, app)
     return Caller(org, app, client) if claims["sub"] == client else None
+
+
+_JWK_ALGORITHMS: dict[str, Any] = {"EdDSA": OKPAlgorithm, "RS256": RSAAlgorithm}
+_PUBLIC_FIELDS = ("kty", "crv", "x", "n", "e")  # whatever else a library tells of a key stays here
+
+
+def build_jwks(keys: Iterable[SigningKey]) -> dict[str, list[dict[str, str]]]:
+    """A secret shared for HS256 has no public half, and is not told of."""
+    return {"keys": [_build_jwk(key) for key in keys if key.alg in _JWK_ALGORITHMS]}
+
+
+def _build_jwk(key: SigningKey) -> dict[str, str]:
+    jwk: dict[str, Any] = _JWK_ALGORITHMS[key.alg].to_jwk(key.verifies_with, as_dict=True)
+    return {"kid": key.kid, "alg": key.alg, "use": "sig"} | {name: jwk[name] for name in _PUBLIC_FIELDS if name in jwk}
