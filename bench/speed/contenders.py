@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from price_keeper.auth.keys import load_keys
+from price_keeper.auth.signing_keys import load_keys
 from price_keeper.auth.tokens import TokenService
 from price_keeper.clock import SystemClock
 from price_keeper.config import parse_config

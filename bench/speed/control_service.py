@@ -15,8 +15,8 @@ from urllib.request import urlopen
 from uuid import NAMESPACE_URL, uuid4, uuid5
 
 from price_keeper.auth import retrieval
-from price_keeper.auth.clients import SECRET_CREATED_AT
-from price_keeper.auth.keys import load_keys
+from price_keeper.auth.client_secrets import SECRET_CREATED_AT
+from price_keeper.auth.signing_keys import load_keys
 from price_keeper.auth.tokens import TokenService
 from price_keeper.clock import SystemClock
 from price_keeper.config import parse_config

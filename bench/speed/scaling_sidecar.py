@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from price_keeper.auth.keys import load_keys
+from price_keeper.auth.signing_keys import load_keys
 from price_keeper.auth.tokens import TokenService
 from price_keeper.clock import SystemClock
 from price_keeper.config import parse_config

@@ -14,7 +14,7 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
-from price_keeper.auth.keys import SigningKey
+from price_keeper.auth.signing_keys import SigningKey
 from price_keeper.auth.tokens import TokenService
 from price_keeper.calendar_days import Period, find_span, load_zone
 from price_keeper.clock import SystemClock

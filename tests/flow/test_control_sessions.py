@@ -12,7 +12,7 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from price_keeper.auth.clients import REREAD_SECONDS, ClientVerifier, make_secret
+from price_keeper.auth.client_secrets import REREAD_SECONDS, ClientVerifier, make_secret
 from price_keeper.auth.failures import FAILURE_BURST
 from price_keeper.auth.lookups import MAX_LOOKUP_WAIT_SECONDS, LookupRate, LookupThrottle
 from price_keeper.auth.sessions import StaleGeneration

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 from price_keeper.app import Role
-from price_keeper.auth.keys import load_keys
+from price_keeper.auth.signing_keys import load_keys
 from price_keeper.auth.tokens import build_jwks
 from price_keeper.config import Config
 from price_keeper.config.config_sections import IdentityConfig, KeyConfig

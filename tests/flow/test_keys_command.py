@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
-from price_keeper.auth.keys import load_keys
+from price_keeper.auth.signing_keys import load_keys
 from price_keeper.auth.tokens import TokenService
 from price_keeper.config import load_config
 from price_keeper.errors import AccessDenied

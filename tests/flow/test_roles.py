@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from price_keeper.auth.clients import make_secret
+from price_keeper.auth.client_secrets import make_secret
 
 from tests.support.commands import ROOT, SECONDS, Sidecar, price_keeper, sidecar
 

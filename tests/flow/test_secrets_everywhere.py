@@ -11,7 +11,7 @@ from urllib.error import URLError
 
 import pytest
 from bedrock_simulator import DEFAULT_KEYS
-from price_keeper.auth.clients import make_secret
+from price_keeper.auth.client_secrets import make_secret
 
 from tests.support.commands import price_keeper
 from tests.support.observed import (

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from price_keeper.auth.clients import make_secret
+from price_keeper.auth.client_secrets import make_secret
 from price_keeper.cli.dev_command import ADMIN_KEY_FILE, DEMO_APP, DEMO_ORG
 
 from tests.support.commands import ROOT, SECONDS, Sidecar, call_in_process, sidecar

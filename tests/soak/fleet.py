@@ -18,7 +18,7 @@ from typing import Any
 import aiohttp
 import yaml
 from bedrock_simulator import DEFAULT_KEYS
-from price_keeper.auth.keys import SigningKey
+from price_keeper.auth.signing_keys import SigningKey
 from price_keeper.auth.tokens import TokenService
 
 from tests.soak.tenants import App, labels

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from h2.exceptions import H2Error
-from price_keeper.auth.keys import SigningKey
+from price_keeper.auth.signing_keys import SigningKey
 from price_keeper.auth.tokens import TokenService
 
 from tests.soak.fleet import SECRET, Member

@@ -19,7 +19,7 @@ from typing import Any
 import yaml
 from bedrock_simulator import DEFAULT_KEYS, Keys
 from botocore.exceptions import BotoCoreError, ClientError
-from price_keeper.auth.keys import SigningKey
+from price_keeper.auth.signing_keys import SigningKey
 from price_keeper.auth.tokens import TokenService
 from price_keeper.model import Scope
 from price_keeper.recording.entries import ChargedCounters, Intent, LineKind, Receipt, UsageCounts

@@ -14,7 +14,7 @@ import boto3
 from bedrock_simulator import DEFAULT_KEYS, SimulatedBedrock, simulated_bedrock
 from botocore.config import Config as ClientConfig
 from price_keeper import data_port_wiring
-from price_keeper.auth.keys import SigningKey
+from price_keeper.auth.signing_keys import SigningKey
 from price_keeper.auth.tokens import TokenService
 from price_keeper.clock import Clock, SystemClock
 from price_keeper.config import Address, Config

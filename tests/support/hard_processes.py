@@ -16,7 +16,7 @@ from uuid import uuid4
 
 import yaml
 from bedrock_simulator import DEFAULT_KEYS
-from price_keeper.auth.keys import SigningKey
+from price_keeper.auth.signing_keys import SigningKey
 from price_keeper.auth.tokens import TokenService
 
 from tests.support.calling import CallerConnection, Http1Connection, OpenConnection

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import yaml
 from bedrock_simulator import DEFAULT_KEYS
-from price_keeper.auth.keys import SigningKey
+from price_keeper.auth.signing_keys import SigningKey
 from price_keeper.auth.tokens import TokenService
 
 from tests.support.commands import ROOT, SECONDS, Sidecar, sidecar

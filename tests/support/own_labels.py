@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-from price_keeper.auth.clients import ClientVerifier
-from price_keeper.auth.keys import SigningKey
+from price_keeper.auth.client_secrets import ClientVerifier
 from price_keeper.auth.revocation import RevocationList
+from price_keeper.auth.signing_keys import SigningKey
 from price_keeper.auth.tokens import TokenService
 from price_keeper.config import Address, Config
 from price_keeper.control import api

@@ -15,8 +15,8 @@ from uuid import uuid4
 
 import yaml
 from bedrock_simulator import DEFAULT_KEYS
-from price_keeper.auth.clients import hash_secret, make_secret
-from price_keeper.auth.keys import SigningKey
+from price_keeper.auth.client_secrets import hash_secret, make_secret
+from price_keeper.auth.signing_keys import SigningKey
 from price_keeper.auth.tokens import TokenService
 from price_keeper.config.config_sections import UnitPrices
 from price_keeper.model import build_client_id

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from price_keeper.auth.clients import HASH_CACHE_SECONDS, SECRET_HASH, ClientVerifier, hash_secret, make_secret
+from price_keeper.auth.client_secrets import HASH_CACHE_SECONDS, SECRET_HASH, ClientVerifier, hash_secret, make_secret
 from price_keeper.auth.revocation import REVOCATION_CACHE_SECONDS
 from price_keeper.errors import AccessDenied, TokenExpired
 from price_keeper.model import build_client_id

@@ -9,10 +9,10 @@ from typing import Any
 
 import orjson
 import pytest
-from price_keeper.auth import clients as module
-from price_keeper.auth.clients import ClientVerifier, hash_secret, make_secret
+from price_keeper.auth import client_secrets as module
+from price_keeper.auth.client_secrets import ClientVerifier, hash_secret, make_secret
 from price_keeper.auth.container import LocalCredentialIssuer
-from price_keeper.auth.keys import SigningKey
+from price_keeper.auth.signing_keys import SigningKey
 from price_keeper.auth.tokens import TokenService
 from price_keeper.errors import AccessDenied, Busy, StoreUnavailable, TooManyRequests
 from price_keeper.exchange import Request

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from price_keeper.auth.clients import SESSIONS_GENERATION, ClientVerifier
+from price_keeper.auth.client_secrets import SESSIONS_GENERATION, ClientVerifier
 from price_keeper.auth.container import LocalCredentialIssuer
 from price_keeper.auth.failures import FAILURE_BURST, LoginThrottle
 from price_keeper.errors import AccessDenied, TooManyRequests

@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 from price_keeper.auth.authenticate import FixedIdentityAuthenticator, TokenAuthenticator
-from price_keeper.auth.keys import SigningKey
 from price_keeper.auth.revocation import RevocationList
+from price_keeper.auth.signing_keys import SigningKey
 from price_keeper.auth.tokens import TokenService
 from price_keeper.errors import AccessDenied
 from price_keeper.exchange import Request

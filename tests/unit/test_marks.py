@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.rsa import generate_private_key
 from hypothesis import given
 from hypothesis import strategies as st
-from price_keeper.auth.clients import (
+from price_keeper.auth.client_secrets import (
     _SECRET_FORMAT,
     SECRET_HASH,
     ClientVerifier,
@@ -19,11 +19,11 @@ from price_keeper.auth.clients import (
     hash_secret,
     make_secret,
 )
-from price_keeper.auth.keys import SigningKey
 from price_keeper.auth.lookups import LookupRate, LookupThrottle
-from price_keeper.auth.marks import NO_TAGS, SecretTagger
 from price_keeper.auth.registering import register
 from price_keeper.auth.retrieval import _RETRIEVAL_TOKEN_FORMAT, is_tagged_token, retrieve, seal_secret
+from price_keeper.auth.secret_tags import NO_TAGS, SecretTagger
+from price_keeper.auth.signing_keys import SigningKey
 from price_keeper.model import build_client_id
 from price_keeper.stores.contract import Put
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from price_keeper.auth import registering as module
-from price_keeper.auth.clients import (
+from price_keeper.auth.client_secrets import (
     GRACE_ENDS_AT,
     PREVIOUS_SECRET_HASH,
     SECRET_CREATED_AT,

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from price_keeper.auth import retrieval as module
-from price_keeper.auth.clients import client_item_key
+from price_keeper.auth.client_secrets import client_item_key
 from price_keeper.auth.retrieval import RETRIEVAL_SECONDS, RETRIEVED_AT, retrieve
 from price_keeper.errors import AccessDenied, Busy
 from price_keeper.model import build_client_id

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 from price_keeper.auth import revocation as module
 from price_keeper.auth.authenticate import TokenAuthenticator
-from price_keeper.auth.clients import SESSIONS_GENERATION
+from price_keeper.auth.client_secrets import SESSIONS_GENERATION
 from price_keeper.auth.revocation import PROBE_SECONDS, REVOCATION_CACHE_SECONDS, STORE_RETRY_SECONDS
 from price_keeper.errors import AccessDenied, Busy, StoreUnavailable, TokenRejected
 from price_keeper.exchange import Request

@@ -11,8 +11,8 @@ import bcrypt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from price_keeper.auth import clients as module
-from price_keeper.auth.clients import (
+from price_keeper.auth import client_secrets as module
+from price_keeper.auth.client_secrets import (
     GRACE_ENDS_AT,
     PREVIOUS_SECRET_HASH,
     SECRET_HASH,

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 
 import pytest
 from price_keeper.auth import session_writes
-from price_keeper.auth.clients import SESSIONS_GENERATION
+from price_keeper.auth.client_secrets import SESSIONS_GENERATION
 from price_keeper.auth.sessions import EXPIRY_DOUBT_SECONDS, MAX_ATTEMPTS, StaleGeneration
 from price_keeper.auth.tokens import SKEW_SECONDS
 from price_keeper.errors import (

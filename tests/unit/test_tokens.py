@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric.rsa import generate_private_key
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 from jwt.algorithms import OKPAlgorithm
 from price_keeper.auth import tokens as module
-from price_keeper.auth.keys import SigningKey, load_keys
+from price_keeper.auth.signing_keys import SigningKey, load_keys
 from price_keeper.auth.tokens import TokenService
 from price_keeper.config.config_sections import KeyConfig
 from price_keeper.errors import AccessDenied, ConfigError, TokenExpired

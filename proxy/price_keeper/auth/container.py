@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from price_keeper.auth.authenticate import AUTHORIZATION
-from price_keeper.auth.clients import MAX_STALE_RETRIES, ClientVerifier
+from price_keeper.auth.client_secrets import MAX_STALE_RETRIES, ClientVerifier
 from price_keeper.auth.failures import LoginThrottle
 from price_keeper.auth.tokens import SKEW_SECONDS, Claims, TokenService
 from price_keeper.errors import AccessDenied, Busy, TooManyRequests

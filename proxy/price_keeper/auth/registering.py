@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 
 from price_keeper.auth import retrieval
-from price_keeper.auth.clients import (
+from price_keeper.auth.client_secrets import (
     GRACE_ENDS_AT,
     PREVIOUS_SECRET_HASH,
     SECRET_CREATED_AT,
@@ -24,8 +24,8 @@ from price_keeper.auth.clients import (
     hash_secret,
     make_secret,
 )
-from price_keeper.auth.marks import NO_TAGS, SecretTagger
 from price_keeper.auth.retrieval import RETRIEVAL_ROW, RETRIEVED_AT
+from price_keeper.auth.secret_tags import NO_TAGS, SecretTagger
 from price_keeper.clock import Clock
 from price_keeper.errors import InvalidRequest, NotFound, ReasonCode, StoreUnavailable, TransactionFailed, WriteConflict
 from price_keeper.model import Scope, build_client_id

@@ -24,8 +24,8 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from price_keeper.auth.clients import SECRET_CREATED_AT, client_item_key
-from price_keeper.auth.marks import NO_TAGS, SecretTagger
+from price_keeper.auth.client_secrets import SECRET_CREATED_AT, client_item_key
+from price_keeper.auth.secret_tags import NO_TAGS, SecretTagger
 from price_keeper.clock import Clock
 from price_keeper.errors import AccessDenied, Busy, ConditionFailed, StoreError, StoreUnavailable
 from price_keeper.model import Scope, build_client_id

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Final, Literal
 
-from price_keeper.auth.clients import client_item_key, read_generation
+from price_keeper.auth.client_secrets import client_item_key, read_generation
 from price_keeper.auth.tokens import Claims
 from price_keeper.clock import Clock
 from price_keeper.errors import AccessDenied, Busy, ConditionFailed, StoreError, StoreUnavailable, TokenRejected

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from uuid import uuid4
 
-from price_keeper.auth.clients import client_item_key, read_generation
+from price_keeper.auth.client_secrets import client_item_key, read_generation
 from price_keeper.auth.revocation import RevocationList
 from price_keeper.auth.session_memory import RefusalCache
 from price_keeper.auth.session_rows import (

@@ -16,8 +16,8 @@ from uuid import uuid4
 import jwt
 from jwt.algorithms import OKPAlgorithm, RSAAlgorithm
 
-from price_keeper.auth.keys import SigningKey
-from price_keeper.auth.marks import SecretTagger
+from price_keeper.auth.secret_tags import SecretTagger
+from price_keeper.auth.signing_keys import SigningKey
 from price_keeper.errors import AccessDenied, TokenExpired, TokenRejected
 from price_keeper.model import Caller, build_client_id, is_app_id, is_org_id
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from price_keeper import app
-from price_keeper.auth.clients import hash_secret, make_secret
+from price_keeper.auth.client_secrets import hash_secret, make_secret
 from price_keeper.auth.registering import build_secret_attributes
 from price_keeper.cli.atomic_file import open_atomically
 from price_keeper.cli.serve_command import disable_core_dumps, run_until_stopped

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from price_keeper.auth.clients import MAX_STALE_RETRIES
+from price_keeper.auth.client_secrets import MAX_STALE_RETRIES
 from price_keeper.auth.container import NO_SIGNING_KEY_RETRY_SECONDS
 from price_keeper.auth.sessions import StaleGeneration, TokenPair
 from price_keeper.control.bodies import MAX_ANONYMOUS_BODY_BYTES

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from price_keeper.auth.clients import ClientVerifier
+from price_keeper.auth.client_secrets import ClientVerifier
 from price_keeper.auth.container import LocalCredentialIssuer
 from price_keeper.auth.failures import LoginThrottle
 from price_keeper.auth.lookups import LookupThrottle

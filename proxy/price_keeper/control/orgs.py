@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from price_keeper.audit import select_attributes
-from price_keeper.auth.clients import SECRET_HASH
+from price_keeper.auth.client_secrets import SECRET_HASH
 from price_keeper.control.calls import (
     AccessLevel,
     ApiRequest,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from price_keeper.auth.clients import ClientVerifier
+from price_keeper.auth.client_secrets import ClientVerifier
 from price_keeper.auth.container import CredentialIssuer
 from price_keeper.auth.failures import LoginThrottle
 from price_keeper.auth.lookups import LookupRate, LookupThrottle

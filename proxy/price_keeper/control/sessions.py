@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from price_keeper.auth.clients import SESSIONS_GENERATION, client_item_key
+from price_keeper.auth.client_secrets import SESSIONS_GENERATION, client_item_key
 from price_keeper.control.calls import AccessLevel, ApiRequest, ApiResponse, ApiRoute, build_cacheable_response
 from price_keeper.control.parts import ControlServices
 from price_keeper.control.problems import invalid_request, not_found

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from price_keeper.auth.keys import SigningKey, load_keys
+from price_keeper.auth.signing_keys import SigningKey, load_keys
 from price_keeper.auth.tokens import build_jwks
 from price_keeper.control.access import MIN_ADMIN_KEY_LENGTH, load_admin_key
 from price_keeper.data_port_wiring import BEARER_TOKEN_VARIABLE

@@ -20,7 +20,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import yaml
-from price_keeper.auth.clients import client_item_key, hash_secret, make_secret
+from price_keeper.auth.client_secrets import client_item_key, hash_secret, make_secret
 from price_keeper.auth.tokens import ACCESS_SECONDS
 from price_keeper.model import Scope, build_client_id
 from price_keeper.stores.contract import ItemMissing, Put

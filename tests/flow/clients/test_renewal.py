@@ -22,7 +22,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from price_keeper.auth.clients import GRACE_ENDS_AT, client_item_key
+from price_keeper.auth.client_secrets import GRACE_ENDS_AT, client_item_key
 from price_keeper.auth.registering import rotate
 from price_keeper.auth.retrieval import retrieve
 from price_keeper.clock import SystemClock

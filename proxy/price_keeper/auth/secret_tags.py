@@ -1,9 +1,9 @@
-"""A keyed mark within each secret that is made here, by which an invented one is told apart without the store.
+"""A MAC tag within each secret that is made here, so that an invented secret is recognized without the store.
 
-A secret is 32 bytes: 24 random ones, and a keyed hash of them and of what the secret is for. The mark opens nothing:
-whoever shows a marked secret is looked up at once, and still has to be right; one without a mark, as older versions
-made them, waits for its turn among everybody's inventions (`lookups.py`). The keys follow from those that sign tokens,
-so every process that makes or checks secrets has them.
+A secret has 32 bytes: 24 random ones and an 8-byte tag, a keyed hash of them and of the secret's purpose. The tag
+authorizes nothing: a tagged secret skips the lookup throttle and is still verified. Secrets without a tag, as older
+versions made them, wait for the throttle (`throttles.py`). The keys are derived from those that sign tokens, so
+every process that makes or verifies secrets has them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
-from price_keeper.auth.keys import SigningKey
+from price_keeper.auth.signing_keys import SigningKey
 
 _TAG_BYTES = 8  # 2**64 inventions for one that has to be looked up
 _RANDOM_BYTES = 24

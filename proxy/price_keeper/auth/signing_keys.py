@@ -1,4 +1,7 @@
-"""The keys that tokens are signed and verified with, loaded from where the configuration says they are."""
+"""The keys that sign and verify tokens, loaded from the files and variables that `auth.keys` names.
+
+An error names every key that cannot be used, and never what the key contains.
+"""
 
 from __future__ import annotations
 

@@ -1,14 +1,14 @@
-"""Clients and their secrets: compared with the store's bcrypt hash once, then remembered by a keyed hash.
+"""Verify a client's id and secret against the bcrypt hash in the store, and cache the verdict as a keyed hash.
 
-A comparison takes a core for a fifth of a second, so wrong secrets must not be able to cause many. Beside the hash
-stands a check of a few bytes, keyed by the hash, which they fail at no cost; and once the right secret was seen, no
-other one is compared. So a flood of wrong secrets locks nobody out: neither other clients nor the one it is sent for.
+A bcrypt comparison takes a core for a fifth of a second, so wrong secrets must not cause many. The store holds a
+precheck of four bytes beside each hash, which nearly all wrong secrets fail at no cost; once the right secret was
+seen, no other one is compared. A flood of wrong secrets therefore locks out nobody, not even the client it names.
 
-After a rotation the hash before it is good as well, until its grace ends. Each of the two has a check of its own.
+After a rotation the previous hash is valid as well, until its grace ends. Each hash has a precheck of its own.
 
-A secret that does not fit what is kept may be newer than that. So before it is called wrong the store is read again,
-once in a moment for each client; such reads have a pace (`lookups.py`), as have those of clients nobody knows here. A
-secret that bears our mark (`marks.py`) waits for no such turn.
+A secret that does not match the cached hashes may be newer than they are. Before it is called wrong the store is
+read again, at most once per REREAD_SECONDS and client. Reads for unknown clients and wrong secrets pass the
+lookup throttle (`throttles.py`), except for secrets that carry our tag (`secret_tags.py`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import bcrypt
 
 from price_keeper.auth.failures import network_of
 from price_keeper.auth.lookups import LookupThrottle
-from price_keeper.auth.marks import NO_TAGS, SecretTagger
+from price_keeper.auth.secret_tags import NO_TAGS, SecretTagger
 from price_keeper.clock import SystemClock
 from price_keeper.errors import AccessDenied, Busy, StoreError, TooManyRequests
 from price_keeper.model import Scope, build_client_id, parse_client_id
