@@ -14,7 +14,7 @@ from pathlib import Path
 from urllib.request import urlopen
 from uuid import NAMESPACE_URL, uuid4, uuid5
 
-from price_keeper.auth import retrieval
+from price_keeper.auth import registration
 from price_keeper.auth.client_secrets import SECRET_CREATED_AT
 from price_keeper.auth.signing_keys import load_keys
 from price_keeper.auth.tokens import TokenService
@@ -172,10 +172,11 @@ async def _prepared(folder: Path, endpoint: str | None, apps: Sequence[Scope], c
             if not is_new:
                 await store.put(Put(key, {"app_name": scope.app or ""}))
                 continue
-            sealed = retrieval.seal_secret(scope, "a-secret-of-the-benchmark", now)
+            sealed = registration.seal_secret(scope, "a-secret-of-the-benchmark", now)
             await store.put(
                 Put(
-                    key, {"app_name": scope.app or "", retrieval.RETRIEVAL_ROW: sealed.row, SECRET_CREATED_AT: int(now)}
+                    key,
+                    {"app_name": scope.app or "", registration.RETRIEVAL_ROW: sealed.row, SECRET_CREATED_AT: int(now)},
                 )
             )
             await store.put(sealed.put)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from price_keeper.auth import registering
+from price_keeper.auth import registration
 from price_keeper.control import credentials
 from price_keeper.errors import StoreUnavailable
 
@@ -120,7 +120,7 @@ async def test_an_unsure_rotation_without_grace_has_every_token_asked_about_anew
     pair = (await api.ask("POST", "/auth/token", secret, who=None)).body
     bearer = {"Authorization": f"Bearer {pair['access_token']}"}
     assert (await api.ask("GET", SHOP, who=None, headers=bearer)).status == 200
-    rotated = registering.rotate
+    rotated = registration.rotate
 
     async def unsure(*arguments: Any) -> None:
         await rotated(*arguments)

@@ -8,8 +8,7 @@ from uuid import uuid4
 
 import bcrypt
 import pytest
-from price_keeper.auth.registering import IssuedSecret, register
-from price_keeper.auth.retrieval import retrieve
+from price_keeper.auth.registration import IssuedSecret, register, retrieve
 from price_keeper.clock import Clock
 from price_keeper.errors import StoreUnavailable
 from price_keeper.model import Scope

@@ -42,7 +42,7 @@ def test_pictures_are_there() -> None:
 
 
 def test_bounds_that_help_names_are_those_that_hold() -> None:
-    from price_keeper.auth.registering import MAX_GRACE_HOURS
+    from price_keeper.auth.registration import MAX_GRACE_HOURS
     from price_keeper.reports import focus_export
     from price_keeper.reports.report_rows import DIMENSIONS
     from price_keeper.workers.place import MAX_WORKERS

@@ -20,8 +20,7 @@ from price_keeper.auth.client_secrets import (
     make_secret,
 )
 from price_keeper.auth.lookups import LookupRate, LookupThrottle
-from price_keeper.auth.registering import register
-from price_keeper.auth.retrieval import _RETRIEVAL_TOKEN_FORMAT, is_tagged_token, retrieve, seal_secret
+from price_keeper.auth.registration import _RETRIEVAL_TOKEN_FORMAT, is_tagged_token, register, retrieve, seal_secret
 from price_keeper.auth.secret_tags import NO_TAGS, SecretTagger
 from price_keeper.auth.signing_keys import SigningKey
 from price_keeper.model import build_client_id

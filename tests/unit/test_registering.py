@@ -7,7 +7,7 @@ import threading
 from typing import Any
 
 import pytest
-from price_keeper.auth import registering as module
+from price_keeper.auth import registration as module
 from price_keeper.auth.client_secrets import (
     GRACE_ENDS_AT,
     PREVIOUS_SECRET_HASH,
@@ -16,8 +16,7 @@ from price_keeper.auth.client_secrets import (
     ClientVerifier,
     client_item_key,
 )
-from price_keeper.auth.registering import IssuedSecret, register, rotate
-from price_keeper.auth.retrieval import RETRIEVAL_ROW, RETRIEVED_AT, retrieve
+from price_keeper.auth.registration import RETRIEVAL_ROW, RETRIEVED_AT, IssuedSecret, register, retrieve, rotate
 from price_keeper.config.config_sections import DefaultsConfig
 from price_keeper.errors import (
     AccessDenied,

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from price_keeper.auth import retrieval as module
+from price_keeper.auth import registration as module
 from price_keeper.auth.client_secrets import client_item_key
-from price_keeper.auth.retrieval import RETRIEVAL_SECONDS, RETRIEVED_AT, retrieve
+from price_keeper.auth.registration import RETRIEVAL_SECONDS, RETRIEVED_AT, retrieve
 from price_keeper.errors import AccessDenied, Busy
 from price_keeper.model import build_client_id
 from price_keeper.stores import schema

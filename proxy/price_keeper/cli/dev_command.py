@@ -20,7 +20,7 @@ from typing import Any
 
 from price_keeper import app
 from price_keeper.auth.client_secrets import hash_secret, make_secret
-from price_keeper.auth.registering import build_secret_attributes
+from price_keeper.auth.registration import build_secret_attributes
 from price_keeper.cli.atomic_file import open_atomically
 from price_keeper.cli.serve_command import disable_core_dumps, run_until_stopped
 from price_keeper.cli.shared_arguments import ADMIN_KEY_VARIABLE, API_URL_VARIABLE

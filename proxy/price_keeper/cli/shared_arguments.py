@@ -32,7 +32,7 @@ def parse_worker_count(text: str) -> int:
 
 
 def parse_grace_hours(text: str) -> int:
-    from price_keeper.auth.registering import MAX_GRACE_HOURS
+    from price_keeper.auth.registration import MAX_GRACE_HOURS
 
     return _parse_integer(text, 0, MAX_GRACE_HOURS, "whole hours")
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from price_keeper.auth.registering import MAX_GRACE_HOURS, IssuedSecret, register, rotate
-from price_keeper.auth.retrieval import is_tagged_token, retrieve
+from price_keeper.auth.registration import MAX_GRACE_HOURS, IssuedSecret, is_tagged_token, register, retrieve, rotate
 from price_keeper.control.auth import count_failed_logins
 from price_keeper.control.bodies import SMALL_BODY_BYTES
 from price_keeper.control.calls import AccessLevel, ApiRequest, ApiResponse, ApiRoute

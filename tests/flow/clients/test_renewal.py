@@ -23,8 +23,7 @@ from urllib.parse import urlsplit
 
 import pytest
 from price_keeper.auth.client_secrets import GRACE_ENDS_AT, client_item_key
-from price_keeper.auth.registering import rotate
-from price_keeper.auth.retrieval import retrieve
+from price_keeper.auth.registration import retrieve, rotate
 from price_keeper.clock import SystemClock
 
 from tests.flow.clients.renewing import Fetch, Fleet, Known, Window, called, fetched, fleet, long_lived, opened
