@@ -30,10 +30,9 @@ from price_keeper.alerts.composed import open_alerts
 from price_keeper.auth.client_secrets import ClientVerifier
 from price_keeper.auth.container import CredentialIssuer, LocalCredentialIssuer
 from price_keeper.auth.control_service import open_control_service
-from price_keeper.auth.failures import LoginThrottle
-from price_keeper.auth.lookups import LookupThrottle
 from price_keeper.auth.relayed import CredentialRelay
 from price_keeper.auth.revocation import RevocationList
+from price_keeper.auth.throttles import LoginThrottle, LookupThrottle
 from price_keeper.auth.tokens import TokenService
 from price_keeper.clock import Clock, SystemClock
 from price_keeper.config import Address, Config

@@ -15,8 +15,7 @@ from uuid import uuid4
 import aiohttp
 import pytest
 from price_keeper.auth.client_secrets import make_secret
-from price_keeper.auth.failures import FAILURE_BURST, FAILURE_INTERVAL_SECONDS
-from price_keeper.auth.lookups import LOOKUP_RATE_PER_ADDRESS
+from price_keeper.auth.throttles import FAILURE_BURST, FAILURE_INTERVAL_SECONDS, LOOKUP_RATE_PER_ADDRESS
 from price_keeper.control.rates import LocalApiRateLimiter
 from price_keeper.stores.contract import Key
 

@@ -14,7 +14,7 @@ from uuid import uuid4
 import aiohttp
 import pytest
 from price_keeper.auth.client_secrets import ClientVerifier, make_secret
-from price_keeper.auth.lookups import LookupThrottle
+from price_keeper.auth.throttles import LookupThrottle
 from price_keeper.config import Address
 from price_keeper.control import serving
 from price_keeper.control.connections import DEFAULT_PORT_LIMITS

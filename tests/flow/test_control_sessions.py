@@ -13,9 +13,8 @@ from uuid import uuid4
 
 import pytest
 from price_keeper.auth.client_secrets import REREAD_SECONDS, ClientVerifier, make_secret
-from price_keeper.auth.failures import FAILURE_BURST
-from price_keeper.auth.lookups import MAX_LOOKUP_WAIT_SECONDS, LookupRate, LookupThrottle
 from price_keeper.auth.sessions import StaleGeneration
+from price_keeper.auth.throttles import FAILURE_BURST, MAX_LOOKUP_WAIT_SECONDS, LookupRate, LookupThrottle
 from price_keeper.control.calls import ApiRequest, Principal
 from price_keeper.control.credentials import RETRIEVAL_TOKEN_HEADER
 from price_keeper.control.credentials import fetch_secret as fetched_by

@@ -12,9 +12,9 @@ from typing import Any
 import aiohttp
 import pytest
 from price_keeper.auth.client_secrets import ClientVerifier
-from price_keeper.auth.lookups import LookupThrottle
 from price_keeper.auth.revocation import RevocationList
 from price_keeper.auth.signing_keys import SigningKey
+from price_keeper.auth.throttles import LookupThrottle
 from price_keeper.auth.tokens import TokenService
 from price_keeper.clock import Clock
 from price_keeper.config import Address, Config

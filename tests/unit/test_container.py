@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from price_keeper.auth.client_secrets import SESSIONS_GENERATION, ClientVerifier
 from price_keeper.auth.container import LocalCredentialIssuer
-from price_keeper.auth.failures import FAILURE_BURST, LoginThrottle
+from price_keeper.auth.throttles import FAILURE_BURST, LoginThrottle
 from price_keeper.errors import AccessDenied, TooManyRequests
 from price_keeper.model import build_client_id
 from price_keeper.stores import schema

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from price_keeper.auth import failures as module
-from price_keeper.auth.failures import (
+from price_keeper.auth import throttles as module
+from price_keeper.auth.throttles import (
     ADMIN,
     FAILURE_BURST,
     FAILURE_INTERVAL_SECONDS,

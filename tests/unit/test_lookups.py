@@ -7,8 +7,8 @@ import asyncio
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from price_keeper.auth import lookups as module
-from price_keeper.auth.lookups import MAX_LOOKUP_WAIT_SECONDS, LookupRate, LookupThrottle
+from price_keeper.auth import throttles as module
+from price_keeper.auth.throttles import MAX_LOOKUP_WAIT_SECONDS, LookupRate, LookupThrottle
 from price_keeper.errors import Busy
 
 from tests.support.clock import ManualClock, settle

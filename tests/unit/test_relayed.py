@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from price_keeper.auth import relayed as module
-from price_keeper.auth.failures import FAILURE_BURST, FAILURE_INTERVAL_SECONDS
 from price_keeper.auth.relayed import (
     CONTROL_RETRY_SECONDS,
     RELAY_RATE_PER_ADDRESS,
@@ -17,6 +16,7 @@ from price_keeper.auth.relayed import (
     ControlServiceFailed,
     CredentialRelay,
 )
+from price_keeper.auth.throttles import FAILURE_BURST, FAILURE_INTERVAL_SECONDS
 from price_keeper.auth.waiting import WaiterLimit
 from price_keeper.errors import AccessDenied, Busy, TooManyRequests
 

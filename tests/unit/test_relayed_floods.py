@@ -7,8 +7,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from price_keeper.auth import control_service, lookups, relayed
-from price_keeper.auth.failures import FAILURE_BURST
+from price_keeper.auth import control_service, relayed, throttles
 from price_keeper.auth.relayed import (
     CONTROL_RETRY_SECONDS,
     MAX_WAITERS_PER_KEY,
@@ -17,6 +16,7 @@ from price_keeper.auth.relayed import (
     ControlServiceFailed,
     CredentialRelay,
 )
+from price_keeper.auth.throttles import FAILURE_BURST
 from price_keeper.errors import AccessDenied, Busy, TooManyRequests
 
 from tests.support.clock import ManualClock, settle
@@ -127,7 +127,7 @@ async def test_for_who_is_gone_when_his_turn_comes_nobody_is_asked(
 async def test_strangers_in_all_stay_below_what_the_control_service_grants_one_address(
     here: CredentialRelay, control: FakeControlService, clock: ManualClock
 ) -> None:
-    granted = lookups.LOOKUP_RATE_PER_ADDRESS
+    granted = throttles.LOOKUP_RATE_PER_ADDRESS
     control.answer = UNAUTHORIZED
     tasks = [task for n in range(100) for task in flood(here, [f"{EVIL}{n}x{m}" for m in range(20)], f"10.1.1.{n}")]
     await clock.advance(0.5)

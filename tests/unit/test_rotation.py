@@ -21,8 +21,8 @@ from price_keeper.auth.client_secrets import (
     hash_secret,
     make_secret,
 )
-from price_keeper.auth.lookups import LookupRate, LookupThrottle
 from price_keeper.auth.registration import MAX_GRACE_HOURS, retrieve, rotate
+from price_keeper.auth.throttles import LookupRate, LookupThrottle
 from price_keeper.errors import AccessDenied, Busy, InvalidRequest, TooManyRequests
 from price_keeper.model import Scope, build_client_id
 from price_keeper.stores.contract import Item, Key, Put, Update

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 
 from price_keeper.auth.authenticate import AUTHORIZATION
 from price_keeper.auth.client_secrets import MAX_STALE_RETRIES, ClientVerifier
-from price_keeper.auth.failures import LoginThrottle
+from price_keeper.auth.throttles import LoginThrottle
 from price_keeper.auth.tokens import SKEW_SECONDS, Claims, TokenService
 from price_keeper.errors import AccessDenied, Busy, TooManyRequests
 from price_keeper.exchange import Header, Request, Responder

@@ -30,8 +30,7 @@ from price_keeper.auth.container import (
     is_never_disconnected,
     parse_authorization,
 )
-from price_keeper.auth.failures import LoginThrottle, network_of
-from price_keeper.auth.lookups import LookupRate, LookupThrottle
+from price_keeper.auth.throttles import LoginThrottle, LookupRate, LookupThrottle, network_of
 from price_keeper.auth.tokens import Claims, TokenService
 from price_keeper.auth.waiting import SingleFlight, WaiterLimit
 from price_keeper.clock import Clock

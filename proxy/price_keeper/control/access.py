@@ -10,8 +10,8 @@ from typing import TypeVar
 
 from multidict import MultiMapping
 
-from price_keeper.auth.failures import ADMIN, LoginThrottle
 from price_keeper.auth.page_sessions import PageSession, PageSessions
+from price_keeper.auth.throttles import ADMIN, LoginThrottle
 from price_keeper.clock import Clock
 from price_keeper.config.config_sections import AuthConfig
 from price_keeper.control.calls import AccessLevel, ApiRoute, Principal

@@ -16,7 +16,7 @@ from enum import Enum
 from functools import lru_cache
 from typing import Protocol
 
-from price_keeper.auth.failures import network_of
+from price_keeper.auth.throttles import network_of
 from price_keeper.clock import Clock
 from price_keeper.control.problems import forbidden, invalid_request
 from price_keeper.server.request_building import find_host_error, find_target_error

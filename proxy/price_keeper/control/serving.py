@@ -15,7 +15,7 @@ from uuid import uuid4
 from aiohttp import web
 from aiohttp.web_protocol import _ErrInfo
 
-from price_keeper.auth.failures import network_of
+from price_keeper.auth.throttles import network_of
 from price_keeper.clock import Clock
 from price_keeper.config import Address
 from price_keeper.config.config_problems import limit_guesses

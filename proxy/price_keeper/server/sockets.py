@@ -20,7 +20,7 @@ from functools import lru_cache
 from ipaddress import IPv6Address, ip_address
 from typing import Any
 
-from price_keeper.auth.failures import network_of
+from price_keeper.auth.throttles import network_of
 from price_keeper.errors import ListenFailed
 
 BACKLOG = 1024  # connections the kernel holds for us while the loop is busy
