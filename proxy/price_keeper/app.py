@@ -28,7 +28,7 @@ from price_keeper import data_port_wiring
 from price_keeper.alerts.composed import add_alert_metrics as add_alerts
 from price_keeper.alerts.composed import open_alerts
 from price_keeper.auth.client_secrets import ClientVerifier
-from price_keeper.auth.container import CredentialIssuer, LocalCredentialIssuer
+from price_keeper.auth.container_credentials import CredentialIssuer, LocalCredentialIssuer
 from price_keeper.auth.control_service import open_control_service
 from price_keeper.auth.relayed import CredentialRelay
 from price_keeper.auth.revocation import RevocationList

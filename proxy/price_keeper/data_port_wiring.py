@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, cast
 from price_keeper import operations
 from price_keeper.auth.authenticate import Authenticator, FixedIdentityAuthenticator, TokenAuthenticator
 from price_keeper.auth.client_secrets import ClientVerifier
-from price_keeper.auth.container import CredentialIssuer, LocalCredentialIssuer
+from price_keeper.auth.container_credentials import CredentialIssuer, LocalCredentialIssuer
 from price_keeper.auth.revocation import RevocationList
 from price_keeper.auth.signing_keys import load_keys
 from price_keeper.auth.tokens import TokenService

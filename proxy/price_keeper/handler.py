@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Final, Protocol
 
 from price_keeper.auth.authenticate import Authenticator
-from price_keeper.auth.container import CredentialIssuer
+from price_keeper.auth.container_credentials import CredentialIssuer
 from price_keeper.choosing import (
     LABEL_HEADER,
     LARGE_BODY_BYTES,

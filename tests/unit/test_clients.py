@@ -11,7 +11,7 @@ import orjson
 import pytest
 from price_keeper.auth import client_secrets as module
 from price_keeper.auth.client_secrets import ClientVerifier, hash_secret, make_secret
-from price_keeper.auth.container import LocalCredentialIssuer
+from price_keeper.auth.container_credentials import LocalCredentialIssuer
 from price_keeper.auth.signing_keys import SigningKey
 from price_keeper.auth.tokens import TokenService
 from price_keeper.errors import AccessDenied, Busy, StoreUnavailable, TooManyRequests

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from price_keeper.auth.client_secrets import SESSIONS_GENERATION, ClientVerifier
-from price_keeper.auth.container import LocalCredentialIssuer
+from price_keeper.auth.container_credentials import LocalCredentialIssuer
 from price_keeper.auth.throttles import FAILURE_BURST, LoginThrottle
 from price_keeper.errors import AccessDenied, TooManyRequests
 from price_keeper.model import build_client_id

@@ -22,7 +22,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from price_keeper.auth.container import (
+from price_keeper.auth.container_credentials import (
     CredentialIssuer,
     IsDisconnected,
     IsRevoked,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from price_keeper.auth.client_secrets import ClientVerifier
-from price_keeper.auth.container import LocalCredentialIssuer
+from price_keeper.auth.container_credentials import LocalCredentialIssuer
 from price_keeper.auth.page_sessions import PageSessions
 from price_keeper.auth.revocation import RevocationList
 from price_keeper.auth.sessions import RefreshSessions

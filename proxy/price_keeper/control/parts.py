@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from price_keeper.auth.client_secrets import ClientVerifier
-from price_keeper.auth.container import CredentialIssuer
+from price_keeper.auth.container_credentials import CredentialIssuer
 from price_keeper.auth.page_sessions import PageSessions
 from price_keeper.auth.sessions import RefreshSessions
 from price_keeper.auth.throttles import LoginThrottle, LookupRate, LookupThrottle

@@ -8,7 +8,7 @@ import json
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from typing import Any
 
-from price_keeper.auth.container import parse_authorization
+from price_keeper.auth.container_credentials import parse_authorization
 from price_keeper.auth.signing_keys import SigningKey
 from price_keeper.auth.tokens import SKEW_SECONDS, TokenService
 from price_keeper.errors import AccessDenied, TokenExpired

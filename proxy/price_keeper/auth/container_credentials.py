@@ -1,4 +1,8 @@
-"""`GET /credentials`: AWS credentials whose session token is an access token, so that SDKs refresh by themselves."""
+"""`GET /credentials`: AWS container credentials whose session token is an access token, so SDKs refresh by themselves.
+
+`CredentialIssuer` is the interface; `LocalCredentialIssuer` mints tokens in this process. A sidecar without a
+signing key uses `credential_relay.py`. A client gets the same credentials until half of their life has passed.
+"""
 
 from __future__ import annotations
 
