@@ -8,7 +8,7 @@ from collections import Counter
 from typing import Any
 
 from price_keeper.auth.container_credentials import IsRevoked
-from price_keeper.auth.relayed import ControlReply, CredentialRelay
+from price_keeper.auth.credential_relay import ControlReply, CredentialRelay
 from price_keeper.auth.signing_keys import SigningKey
 from price_keeper.auth.tokens import Claims, TokenService
 

@@ -8,16 +8,16 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from price_keeper.auth import relayed as module
-from price_keeper.auth.relayed import (
+from price_keeper.auth import credential_relay as module
+from price_keeper.auth.credential_relay import (
     CONTROL_RETRY_SECONDS,
     RELAY_RATE_PER_ADDRESS,
     ControlReply,
     ControlServiceFailed,
     CredentialRelay,
+    WaiterLimit,
 )
 from price_keeper.auth.throttles import FAILURE_BURST, FAILURE_INTERVAL_SECONDS
-from price_keeper.auth.waiting import WaiterLimit
 from price_keeper.errors import AccessDenied, Busy, TooManyRequests
 
 from tests.support.clock import ManualClock

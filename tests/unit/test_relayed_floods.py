@@ -7,8 +7,8 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from price_keeper.auth import control_service, relayed, throttles
-from price_keeper.auth.relayed import (
+from price_keeper.auth import control_service, credential_relay, throttles
+from price_keeper.auth.credential_relay import (
     CONTROL_RETRY_SECONDS,
     MAX_WAITERS_PER_KEY,
     RELAY_RATE_PER_ADDRESS,
@@ -141,12 +141,12 @@ async def test_strangers_in_all_stay_below_what_the_control_service_grants_one_a
 async def test_strangers_leave_connections_for_those_with_something_kept(
     here: CredentialRelay, control: FakeControlService, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(relayed, "SLOT_TIMEOUT_SECONDS", 0.01)
+    monkeypatch.setattr(credential_relay, "SLOT_TIMEOUT_SECONDS", 0.01)
     await here.issue(CREDENTIAL)
     control.hangs = True
     tasks = flood(here, [new(n) for n in range(40)], "10.2.2.2")
     await clock.advance(4)
-    assert control.requests.total() - 1 == relayed.MAX_FIRST_FETCHES < control_service.MAX_CONNECTIONS
+    assert control.requests.total() - 1 == credential_relay.MAX_FIRST_FETCHES < control_service.MAX_CONNECTIONS
     control.hangs = False
     await clock.advance(1801)
     first = await here.issue(CREDENTIAL)
@@ -190,7 +190,7 @@ async def test_one_bad_answer_is_for_those_alone_who_show_the_same(
 async def test_impatience_is_for_nobody_else(
     here: CredentialRelay, control: FakeControlService, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(relayed, "REFRESH_TIMEOUT_SECONDS", 0.01)
+    monkeypatch.setattr(credential_relay, "REFRESH_TIMEOUT_SECONDS", 0.01)
     first = await here.issue(CREDENTIAL)
     await clock.advance(1801)
     control.hangs = True
@@ -246,8 +246,8 @@ async def test_with_a_clock_that_is_ahead_it_does_not_ask_all_the_time(
 
 
 def test_an_address_has_less_than_all() -> None:
-    assert RELAY_RATE_PER_ADDRESS.per_second <= relayed.RELAY_RATE_TOTAL.per_second / 2
-    assert RELAY_RATE_PER_ADDRESS.burst <= relayed.RELAY_RATE_TOTAL.burst / 2
+    assert RELAY_RATE_PER_ADDRESS.per_second <= credential_relay.RELAY_RATE_TOTAL.per_second / 2
+    assert RELAY_RATE_PER_ADDRESS.burst <= credential_relay.RELAY_RATE_TOTAL.burst / 2
 
 
 @pytest.mark.parametrize(("size", "is_away"), [(10**6, False), (None, True)])

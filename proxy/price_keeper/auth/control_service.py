@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 import aiohttp
 
-from price_keeper.auth.relayed import AskControlService, ControlReply, ControlServiceFailed
+from price_keeper.auth.credential_relay import AskControlService, ControlReply, ControlServiceFailed
 
 REPLY_TIMEOUT_SECONDS = 5.0  # for an answer; SDKs give up on container credentials soon, and ask again
 MAX_CONNECTIONS = 32  # connections: more than strangers are given by `relayed.py`

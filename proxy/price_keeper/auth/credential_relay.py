@@ -1,13 +1,13 @@
-"""`GET /credentials` of a sidecar that cannot mint: the control service makes them, and they are kept for a while.
+"""`GET /credentials` of a sidecar that cannot mint tokens: fetched from the control service and cached.
 
-What is kept stands under a keyed hash of what the caller showed, so only whoever shows the same gets it, and a secret
-that is wrong is always for the control service to refuse. Past half its life a token is asked for anew; when there is
-no answer it goes on being handed out until it expires. One that was revoked is handed out no more.
+Credentials are cached under a keyed hash of the id and secret that the caller showed, so only the same pair gets
+them, and only the control service decides whether a secret is wrong. Past half of its life a token is refreshed;
+while that fails the cached one is used until it expires. A revoked one is never handed out again.
 
-To the control service all callers of a sidecar are one. So wrong secrets are counted here by who sent them, and who has
-nothing kept here asks at his address's pace, which is below what the control service grants this sidecar. All who show
-the same wait for one answer, and a refusal is remembered for a moment. Who has something that is good waits behind
-nobody.
+To the control service all callers of a sidecar are one address. So wrong secrets are counted here per sender, and
+first fetches pass a lookup throttle below what the control service allows this sidecar. Callers with the same pair
+share one request (single-flight), and a refusal is cached for a moment. Callers with valid cached credentials wait
+for nobody.
 """
 
 from __future__ import annotations
@@ -18,9 +18,11 @@ import json
 import logging
 import re
 import secrets
-from collections.abc import Awaitable, Callable, Mapping
+from collections import Counter
+from collections.abc import Awaitable, Callable, Hashable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from price_keeper.auth.container_credentials import (
     CredentialIssuer,
@@ -32,7 +34,6 @@ from price_keeper.auth.container_credentials import (
 )
 from price_keeper.auth.throttles import LoginThrottle, LookupRate, LookupThrottle, network_of
 from price_keeper.auth.tokens import Claims, TokenService
-from price_keeper.auth.waiting import SingleFlight, WaiterLimit
 from price_keeper.clock import Clock
 from price_keeper.errors import AccessDenied, Busy, PriceKeeperError, Refusal, TokenExpired, TooManyRequests
 from price_keeper.model import parse_client_id
@@ -342,3 +343,71 @@ def _cache_put(cache: dict[bytes, V], cache_key: bytes, value: V) -> None:
         for oldest in list(cache)[: MAX_CACHED_CALLERS // 2]:
             del cache[oldest]
     cache[cache_key] = value
+
+
+T = TypeVar("T")
+
+
+class _SharedLoad(Generic[T]):
+    def __init__(self) -> None:
+        self.done = asyncio.Event()
+        self.results: list[T] = []
+        self.refusal: Refusal | None = None
+
+
+class SingleFlight(Generic[T]):
+    """The first who asks about something finds it out for all who ask meanwhile, also that it is refused."""
+
+    def __init__(self) -> None:
+        self._loads: dict[Hashable, _SharedLoad[T]] = {}
+
+    def __contains__(self, key: Hashable) -> bool:
+        return key in self._loads
+
+    def __len__(self) -> int:
+        return len(self._loads)
+
+    async def get_or_load(self, key: Hashable, load: Callable[[], Awaitable[T]]) -> T:
+        while (running := self._loads.get(key)) is not None:
+            await running.done.wait()
+            if running.refusal is not None:
+                raise running.refusal.with_traceback(None)
+            if running.results:
+                return running.results[0]
+            # Else the first went away, or failed for no reason that is to be told: the next one tries.
+        load_state = self._loads[key] = _SharedLoad()
+        try:
+            load_state.results.append(await load())
+        except Refusal as refusal:
+            load_state.refusal = refusal
+            raise
+        finally:
+            del self._loads[key]
+            load_state.done.set()
+        return load_state.results[0]
+
+
+class WaiterLimit:
+    """So many for those who wait."""
+
+    def __init__(self, total: int, per_key: int) -> None:
+        self._max_total = total
+        self._max_per_key = per_key
+        self._count_by_key = Counter[Hashable]()
+        self.waiting = 0
+
+    @contextmanager
+    def hold(self, *keys: Hashable) -> Iterator[None]:
+        """It counts for each of these. Raises Busy."""
+        if self.waiting >= self._max_total or any(self._count_by_key[each] >= self._max_per_key for each in keys):
+            raise Busy("too many callers wait for credentials", retry_after=2)
+        self.waiting += 1
+        self._count_by_key.update(keys)
+        try:
+            yield
+        finally:
+            self.waiting -= 1
+            self._count_by_key.subtract(keys)
+            for each in keys:
+                if not self._count_by_key[each]:
+                    del self._count_by_key[each]
