@@ -29,7 +29,7 @@ from price_keeper.alerts.composed import add_alert_metrics as add_alerts
 from price_keeper.alerts.composed import open_alerts
 from price_keeper.auth.client_secrets import ClientVerifier
 from price_keeper.auth.container_credentials import CredentialIssuer, LocalCredentialIssuer
-from price_keeper.auth.control_service import open_control_service
+from price_keeper.auth.control_service_client import open_control_service
 from price_keeper.auth.credential_relay import CredentialRelay
 from price_keeper.auth.revocation import RevocationList
 from price_keeper.auth.throttles import LoginThrottle, LookupThrottle

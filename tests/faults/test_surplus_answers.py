@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from price_keeper.auth.control_service import open_control_service
+from price_keeper.auth.control_service_client import open_control_service
 from price_keeper.errors import StoreUnavailable
 from price_keeper.stores.contract import Key, Put, Update
 from price_keeper.stores.dynamodb import DynamoStore

@@ -13,7 +13,7 @@ from unittest.mock import Mock
 
 import aiohttp.connector
 import pytest
-from price_keeper.auth.control_service import open_control_service
+from price_keeper.auth.control_service_client import open_control_service
 from price_keeper.auth.credential_relay import ControlServiceFailed
 from price_keeper.clock import SystemClock
 from price_keeper.errors import Refusal, StoreError

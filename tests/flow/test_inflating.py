@@ -7,7 +7,7 @@ import zlib
 
 import pytest
 from aiohttp import web
-from price_keeper.auth.control_service import open_control_service
+from price_keeper.auth.control_service_client import open_control_service
 
 BOMB = 30_000_000  # bytes of nothing, which are 30 kB on the way
 

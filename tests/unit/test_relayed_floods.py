@@ -7,7 +7,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from price_keeper.auth import control_service, credential_relay, throttles
+from price_keeper.auth import control_service_client, credential_relay, throttles
 from price_keeper.auth.credential_relay import (
     CONTROL_RETRY_SECONDS,
     MAX_WAITERS_PER_KEY,
@@ -146,7 +146,7 @@ async def test_strangers_leave_connections_for_those_with_something_kept(
     control.hangs = True
     tasks = flood(here, [new(n) for n in range(40)], "10.2.2.2")
     await clock.advance(4)
-    assert control.requests.total() - 1 == credential_relay.MAX_FIRST_FETCHES < control_service.MAX_CONNECTIONS
+    assert control.requests.total() - 1 == credential_relay.MAX_FIRST_FETCHES < control_service_client.MAX_CONNECTIONS
     control.hangs = False
     await clock.advance(1801)
     first = await here.issue(CREDENTIAL)
@@ -261,7 +261,7 @@ async def test_only_without_a_connection_it_is_away(size: int | None, is_away: b
     port = server.sockets[0].getsockname()[1]
     if size is None:
         server.close()
-    async with control_service.open_control_service(f"http://127.0.0.1:{port}") as ask:
+    async with control_service_client.open_control_service(f"http://127.0.0.1:{port}") as ask:
         with pytest.raises(ControlServiceFailed) as refused:
             await ask(CREDENTIAL)
     assert refused.value.is_away == is_away

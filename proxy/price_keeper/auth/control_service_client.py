@@ -1,4 +1,8 @@
-"""The way from a sidecar to the control service, for credentials."""
+"""The HTTP client with which a sidecar fetches credentials from the control service.
+
+It follows no redirects and uses no proxy, because the request carries a secret. An answer that is too large, too
+slow or malformed raises ControlServiceFailed, whose message never quotes what was sent.
+"""
 
 from __future__ import annotations
 
