@@ -8,7 +8,7 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from price_keeper.auth.sessions import TokenPair, _hash_token
+from price_keeper.auth.refresh_sessions import TokenPair, _hash_token
 from price_keeper.clock import SystemClock
 from price_keeper.errors import AccessDenied, Busy, SessionLimitRace
 from price_keeper.model import Scope
@@ -111,7 +111,7 @@ async def test_whichever_write_fails_nobody_is_evicted(
     store: Store, scope: Scope, failing: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The head, the session that goes, its refresh token, the new session."""
-    monkeypatch.setattr("price_keeper.auth.sessions.MAX_ATTEMPTS", 2)
+    monkeypatch.setattr("price_keeper.auth.refresh_sessions.MAX_ATTEMPTS", 2)
     async with open_instances(store, CLOCK, 2, MOST) as (one, other):
         oldest, *_ = [await one.sessions.login(scope) for _ in range(MOST)]
         before, told = await read_session_rows(store, scope), []
@@ -149,7 +149,7 @@ async def test_an_expired_row_that_is_still_there_does_not_count(store: Store, s
 async def test_a_race_without_end_is_told_with_the_stores_reasons(
     store: Store, scope: Scope, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("price_keeper.auth.sessions.MAX_ATTEMPTS", 2)
+    monkeypatch.setattr("price_keeper.auth.refresh_sessions.MAX_ATTEMPTS", 2)
     async with open_instances(store, CLOCK, 2, MOST) as (one, other):
         for _ in range(MOST):
             await one.sessions.login(scope)

@@ -13,7 +13,7 @@ from uuid import uuid4
 
 import pytest
 from price_keeper.auth.client_secrets import REREAD_SECONDS, ClientVerifier, make_secret
-from price_keeper.auth.sessions import StaleGeneration
+from price_keeper.auth.refresh_sessions import StaleGeneration
 from price_keeper.auth.throttles import FAILURE_BURST, MAX_LOOKUP_WAIT_SECONDS, LookupRate, LookupThrottle
 from price_keeper.control.calls import ApiRequest, Principal
 from price_keeper.control.credentials import RETRIEVAL_TOKEN_HEADER

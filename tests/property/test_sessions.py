@@ -13,7 +13,7 @@ from unittest import mock
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from price_keeper.auth.sessions import REUSE_GRACE_SECONDS, TokenPair
+from price_keeper.auth.refresh_sessions import REUSE_GRACE_SECONDS, TokenPair
 from price_keeper.errors import AccessDenied, TokenExpired
 
 from tests.support.clock import ManualClock

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any, TypeVar
 
+from price_keeper.auth.refresh_sessions import RefreshSessions
 from price_keeper.auth.revocation import RevocationList
-from price_keeper.auth.sessions import RefreshSessions
 from price_keeper.auth.signing_keys import SigningKey
 from price_keeper.auth.tokens import TokenService
 from price_keeper.clock import Clock

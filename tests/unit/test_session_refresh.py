@@ -9,8 +9,8 @@ from hashlib import sha256
 from typing import Any
 
 import pytest
-from price_keeper.auth import session_memory
-from price_keeper.auth.sessions import REUSE_GRACE_SECONDS
+from price_keeper.auth import refresh_sessions
+from price_keeper.auth.refresh_sessions import REUSE_GRACE_SECONDS
 from price_keeper.errors import AccessDenied, Busy, StoreUnavailable, TokenExpired, TokenRejected
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Write
@@ -381,7 +381,7 @@ async def test_a_token_that_was_used_up_is_looked_up_at_a_pace(here: TokenServic
 async def test_what_is_remembered_of_dead_tokens_is_bounded(
     here: TokenServiceInstance, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session_memory, "MAX_CACHED_REFUSALS", 10)
+    monkeypatch.setattr(refresh_sessions, "MAX_CACHED_REFUSALS", 10)
     (first,) = await login_repeatedly(here, clock, 1)
     for _ in range(50):
         stranger = here.tokens.mint_refresh(ORG, "web", first.sid).token

@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 
 import pytest
-from price_keeper.auth import session_writes
+from price_keeper.auth import refresh_sessions
 from price_keeper.auth.client_secrets import SESSIONS_GENERATION
-from price_keeper.auth.sessions import EXPIRY_DOUBT_SECONDS, MAX_ATTEMPTS, StaleGeneration
+from price_keeper.auth.refresh_sessions import EXPIRY_DOUBT_SECONDS, MAX_ATTEMPTS, StaleGeneration
 from price_keeper.auth.tokens import SKEW_SECONDS
 from price_keeper.errors import (
     AccessDenied,
@@ -369,7 +369,7 @@ async def test_a_lost_answer_is_cleared_up(here: TokenServiceInstance, store: Me
 async def test_too_many_logins_at_once_are_turned_away(
     here: TokenServiceInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session_writes, "MAX_WAITING_LOGINS", 10)
+    monkeypatch.setattr(refresh_sessions, "MAX_WAITING_LOGINS", 10)
     found = await asyncio.gather(*(here.sessions.login(WEB) for _ in range(30)), return_exceptions=True)
     assert [type(each) for each in found].count(Busy) == 20
     assert here.sessions._locks._locks == {}

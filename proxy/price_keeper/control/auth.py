@@ -8,7 +8,7 @@ from typing import Any
 
 from price_keeper.auth.client_secrets import MAX_STALE_RETRIES
 from price_keeper.auth.container_credentials import NO_SIGNING_KEY_RETRY_SECONDS
-from price_keeper.auth.sessions import StaleGeneration, TokenPair
+from price_keeper.auth.refresh_sessions import StaleGeneration, TokenPair
 from price_keeper.control.bodies import MAX_ANONYMOUS_BODY_BYTES
 from price_keeper.control.calls import AccessLevel, ApiRequest, ApiResponse, ApiRoute, build_cacheable_response
 from price_keeper.control.fields import BodyFields, PatternField

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from price_keeper.auth.client_secrets import ClientVerifier
 from price_keeper.auth.container_credentials import LocalCredentialIssuer
 from price_keeper.auth.page_sessions import PageSessions
+from price_keeper.auth.refresh_sessions import RefreshSessions
 from price_keeper.auth.revocation import RevocationList
-from price_keeper.auth.sessions import RefreshSessions
 from price_keeper.auth.throttles import LoginThrottle, LookupThrottle
 from price_keeper.auth.tokens import TokenService
 from price_keeper.clock import Clock

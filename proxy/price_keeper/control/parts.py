@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from price_keeper.auth.client_secrets import ClientVerifier
 from price_keeper.auth.container_credentials import CredentialIssuer
 from price_keeper.auth.page_sessions import PageSessions
-from price_keeper.auth.sessions import RefreshSessions
+from price_keeper.auth.refresh_sessions import RefreshSessions
 from price_keeper.auth.throttles import LoginThrottle, LookupRate, LookupThrottle
 from price_keeper.auth.tokens import TokenService
 from price_keeper.clock import Clock

@@ -1,56 +1,40 @@
-"""Refresh sessions of clients: at most so many of each, of which the newest stay.
+"""Refresh sessions of clients: a bounded number per client, of which the newest stay.
 
-A session is a row with the hash of the one refresh token that is good for it. Whatever happens to it is one
-transaction: it begins together with the end of those that must make room, it is refreshed on condition that it still
-lives, and it ends together with its refresh token. Where there is a limit, every login and every end moves on a version
-at the head of the client's sessions, so of logins at the same time one gets through and the others look again. Without
-the store there are no tokens.
+A session is a row with the hash of the one refresh token that is valid for it. Each change is one transaction: a
+login begins a session and ends those beyond the limit, a refresh replaces the hash on condition that the session
+still lives, and ending a session invalidates its refresh token. Where there is a limit, each login and each end
+increments a version on the head of the client's sessions (optimistic lock): of concurrent logins one commits and
+the others retry. Without the store no tokens are issued.
 
-A client's item has a generation. Moving it on ends all sessions begun before, and all access tokens, in one write.
+A client's item has a generation. Incrementing it ends all earlier sessions and access tokens in one write.
+
+`RefreshSessions` is the interface; `SessionWriter` resends a transaction whose answer was lost under the same
+idempotency token; `RefusalCache` remembers dead tokens so that they cost the store nothing.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 from uuid import uuid4
 
 from price_keeper.auth.client_secrets import client_item_key, read_generation
 from price_keeper.auth.revocation import RevocationList
-from price_keeper.auth.session_memory import RefusalCache
-from price_keeper.auth.session_rows import (
-    ACCESS_UNTIL,
-    BEGAN,
-    EVICTED,
-    GENERATION,
-    REFRESH_HASH,
-    REFRESHED,
-    REVOKED,
-    ROTATED,
-    VERSION,
-    Session,
-    SessionRow,
-    build_refusal,
-    build_version_bump,
-    was_rotated_within,
-)
-from price_keeper.auth.session_writes import (
-    ClientLocks,
-    SessionWriter,
-    is_condition_failure,
-    is_race,
-    translate_store_errors,
-)
 from price_keeper.auth.tokens import Claims, MintedToken, TokenService
 from price_keeper.clock import Clock
 from price_keeper.errors import (
     Busy,
+    CancellationReason,
     PriceKeeperError,
     ReasonCode,
     SessionLimitRace,
+    StoreError,
+    StoreThrottled,
     StoreUnavailable,
     TokenRejected,
     TransactionFailed,
@@ -59,15 +43,19 @@ from price_keeper.model import Scope, build_client_id
 from price_keeper.stores import schema
 from price_keeper.stores.contract import (
     EXPIRY_ATTRIBUTE,
+    AttributeMissing,
     ConditionCheck,
+    Delete,
     Item,
     ItemExists,
     ItemMissing,
+    Key,
     Prefix,
     Put,
     Query,
     Store,
     Update,
+    Value,
     Write,
     above,
     all_of,
@@ -75,6 +63,75 @@ from price_keeper.stores.contract import (
     ignore_expired,
     iterate_rows,
 )
+
+REFRESH_HASH, BEGAN, REFRESHED, ACCESS_UNTIL, VERSION = (
+    "refresh_hash",
+    "began_us",
+    "refreshed_at",
+    "access_until",
+    "version",
+)
+GENERATION = "generation"  # the client's, as it was when the secret was checked
+ROTATED, EVICTED, REVOKED = "rotated", "evicted", "revoked"  # why a refresh token is refused
+REFUSED_AT = "at_epoch"  # since when
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    sid: str
+    began: float
+    refreshed: int
+    expires: int
+
+
+@dataclass(frozen=True, slots=True)
+class SessionRow:
+    """A session's row, with all that ending it takes."""
+
+    client: str
+    sid: str
+    item: Item
+
+    @property
+    def age(self) -> tuple[int, str]:
+        return int(self.read_int(BEGAN)), self.sid
+
+    @property
+    def generation(self) -> int:
+        value = self.item.get(GENERATION, 0)
+        return value if isinstance(value, int) else 0
+
+    def read_int(self, name: str) -> int:
+        value = self.item[name]
+        assert isinstance(value, int)
+        return value
+
+    def build_end_writes(self, why: str, now: float) -> list[Write]:
+        """On condition that it is there, and with the same refresh token: else another one would stay good."""
+        refresh_hash = str(self.item[REFRESH_HASH])
+        return [
+            Delete(schema.session_key(self.client, self.sid), equals(REFRESH_HASH, refresh_hash)),
+            build_refusal(refresh_hash, self.read_int(EXPIRY_ATTRIBUTE), why, now, self.client, self.sid),
+        ]
+
+
+def build_version_bump(client: str, head: Item | None) -> Update:
+    version = (head or {}).get(VERSION)
+    stands = equals(VERSION, version) if isinstance(version, int) else AttributeMissing(VERSION)
+    return Update(schema.session_head_key(client), add={VERSION: 1}, condition=stands)
+
+
+def build_refusal(token_hash: str, until: int, why: str, now: float, client: str, sid: str) -> Put:
+    """For as long as the token itself would be good."""
+    item: Item = {EXPIRY_ATTRIBUTE: until, "why": why, REFUSED_AT: int(now), "client_id": client, "sid": sid}
+    return Put(schema.refused_refresh_token_key(token_hash), item)
+
+
+def was_rotated_within(seconds: float, refusal: Item, now: float) -> bool:
+    """By either's clock, which may differ."""
+    refused_at = refusal.get(REFUSED_AT)
+    return isinstance(refused_at, int) and abs(now - refused_at) < seconds
+
 
 MAX_ATTEMPTS = 12  # of one change, each lost to somebody else's; with their waits some five seconds
 MAX_ENDED_PER_TRANSACTION = 45  # sessions in one transaction, which holds two writes for each and a hundred in all
@@ -406,3 +463,136 @@ def _hash_token(token: str) -> str:
 def _sid_of(claims: Claims) -> str:
     assert claims.sid is not None, "refresh tokens have one"
     return claims.sid
+
+
+FIRST_BACKOFF_SECONDS = 0.05
+MAX_BACKOFF_SECONDS = 1.0
+MAX_WAITING_LOGINS = 1000  # logins of one client in this process; past this the answer would come too late
+MAX_RESENDS = 3  # of a transaction whose answer was lost, under its token
+
+
+class SessionWriter:
+    def __init__(self, store: Store, clock: Clock, chance: Callable[[], float]) -> None:
+        self._store = store
+        self._clock = clock
+        self._chance = chance
+
+    async def transact(self, writes: Sequence[Write]) -> None:
+        """Sent again under the same token after a lost answer, so that it is not left in doubt what became of it."""
+        token, is_unsure = str(uuid4()), False
+        for attempt in range(1, MAX_RESENDS + 1):
+            try:
+                await self._store.transact(writes, token=token)
+            except (StoreUnavailable, StoreThrottled) as failure:
+                is_unsure = is_unsure or (isinstance(failure, StoreUnavailable) and failure.maybe_applied)
+                if not is_unsure:
+                    raise
+                if attempt == MAX_RESENDS:  # that the last one was not carried out says nothing of the first
+                    raise StoreUnavailable(str(failure), maybe_applied=True) from None
+                await self.back_off(attempt)
+            else:
+                return
+
+    async def transact_confirmed(self, writes: Sequence[Write], key: Key, expected: Mapping[str, Value]) -> None:
+        """As `transact`. If all answers are lost the item tells, which carries what nobody else can have written.
+
+        Raises StoreUnavailable with `maybe_applied` only where that cannot be read either.
+        """
+        try:
+            await self.transact(writes)
+        except StoreUnavailable as failure:
+            if not failure.maybe_applied:
+                raise
+            try:
+                item = await self._store.get(key, consistent=True) or {}
+            except StoreError:
+                raise failure from None
+            if any(item.get(name) != value for name, value in expected.items()):
+                raise StoreUnavailable(str(failure)) from None
+
+    async def back_off(self, attempt: int) -> None:
+        """Full jitter, so that those who lost do not meet again."""
+        if attempt:
+            longest = min(MAX_BACKOFF_SECONDS, FIRST_BACKOFF_SECONDS * 2 ** (attempt - 1))
+            await self._clock.sleep(longest * self._chance())
+
+
+class ClientLocks:
+    """One login of a client at a time of this process: more could only make each other lose."""
+
+    def __init__(self) -> None:
+        self._locks: dict[str, _ClientLock] = {}
+
+    @asynccontextmanager
+    async def hold(self, client: str) -> AsyncIterator[None]:
+        client_lock = self._locks.setdefault(client, _ClientLock())
+        if client_lock.waiters >= MAX_WAITING_LOGINS:
+            raise Busy("too many logins of this client are under way", retry_after=1)
+        client_lock.waiters += 1
+        try:
+            async with client_lock.lock:
+                yield
+        finally:
+            client_lock.waiters -= 1
+            if not client_lock.waiters:
+                del self._locks[client]
+
+
+class _ClientLock:
+    def __init__(self) -> None:
+        self.lock = asyncio.Lock()
+        self.waiters = 0
+
+
+def is_condition_failure(reasons: Sequence[CancellationReason]) -> bool:
+    return any(reason.code is ReasonCode.CONDITION_FAILED for reason in reasons)
+
+
+def is_race(reasons: Sequence[CancellationReason]) -> bool:
+    """Whether somebody else's change stood in the way, and nothing but that."""
+    codes = {reason.code for reason in reasons} - {ReasonCode.NONE}
+    return bool(codes) and codes <= {ReasonCode.CONDITION_FAILED, ReasonCode.CONFLICT}
+
+
+@contextmanager
+def translate_store_errors() -> Iterator[None]:
+    try:
+        yield
+    except StoreError as failure:
+        _log.warning("no session can be changed: %s", failure)
+        raise Busy("sessions cannot be looked up while the store is away; try again", retry_after=5) from None
+
+
+MAX_CACHED_REFUSALS = 10_000  # tokens and sessions
+FOREVER = float("inf")
+
+
+class RefusalCache:
+    """Refresh tokens that will never be good again, or not in this moment, by their hash; and sessions that ended."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._entries: dict[Hashable, tuple[float, str]] = {}
+
+    def raise_if_refused(self, token_hash: str) -> None:
+        """Raises NoGuess as the store would have it."""
+        until, why = self._entries.get(token_hash, (0.0, ""))
+        if self._clock.monotonic() < until:
+            raise TokenRejected(why)
+
+    def remember_refusal(self, token_hash: str, why: str, seconds: float = FOREVER) -> TokenRejected:
+        """Remembers that, and is what to raise."""
+        self._remember(token_hash, why, self._clock.monotonic() + seconds)
+        return TokenRejected(why)
+
+    def remember_ended(self, client: str, sid: str) -> None:
+        self._remember((client, sid), "", FOREVER)
+
+    def has_ended(self, client: str, sid: str) -> bool:
+        return (client, sid) in self._entries
+
+    def _remember(self, key: Hashable, why: str, until: float) -> None:
+        if len(self._entries) >= MAX_CACHED_REFUSALS and key not in self._entries:
+            for oldest in list(self._entries)[: MAX_CACHED_REFUSALS // 2]:
+                del self._entries[oldest]
+        self._entries[key] = (until, why)
