@@ -1,7 +1,7 @@
-"""Sessions of the status page: what a browser shows in the place of a key or a token, which it never keeps.
+"""Sessions of the status page: the cookie that a browser holds instead of an admin key or an access token.
 
-A session is a token of its own kind, good for the page alone: no call is let through with it, and the data port knows
-nothing of it. It ends with its time, by signing out, with the token it was made of, or with the admin key.
+A page session is a JWT with an audience of its own: it authorizes no call, and the data port does not accept it.
+It ends at its expiry, at sign-out, and with the token or the admin key that it was begun with.
 """
 
 from __future__ import annotations

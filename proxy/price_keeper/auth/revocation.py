@@ -1,10 +1,9 @@
-"""Which tokens are valid no more, though their signature is good: told by the store, by the token or by its session,
-or by its client, all of whose tokens so far may be ended at once.
+"""Which tokens are revoked though their signature is valid: by token, by session, or all tokens of a client.
 
-"Not revoked" is remembered for a minute at most, so that is how late a revocation made elsewhere is seen; one made here
-holds at once. A token in steady use is asked about in the background, and its calls wait for nobody. While the store is
-away, what it said before holds for that minute; then, if the configuration wants that, signature and expiry alone count
-for a bounded time, and after it nobody gets in.
+"Not revoked" is cached for REVOCATION_CACHE_SECONDS, so a revocation made by another process takes effect within a
+minute, and one made here at once. Tokens in steady use are looked up again in the background; their calls do not
+wait. While the store is away cached verdicts are used until they expire; after that, if `auth` is configured so,
+signature and expiry alone are accepted for a bounded grace, and then every token is refused with 503.
 """
 
 from __future__ import annotations
