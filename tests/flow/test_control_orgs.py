@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from price_keeper.audit import read_records
 from price_keeper.stores import schema
+from price_keeper.stores.audit_log import read_records
 
 from tests.support.control import API, ORG, OTHER, SETTINGS, ControlHarness, open_control_harness
 from tests.support.engines import Engines

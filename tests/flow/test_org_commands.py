@@ -13,8 +13,8 @@ from uuid import uuid4
 from zoneinfo import ZoneInfo
 
 import pytest
-from price_keeper.audit import read_records
 from price_keeper.stores import schema
+from price_keeper.stores.audit_log import read_records
 from price_keeper.stores.contract import Item, Update
 
 from tests.support.commands import SECONDS, price_keeper

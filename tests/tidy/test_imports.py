@@ -51,7 +51,7 @@ LAYERS: list[set[str]] = [
     {"price_keeper.stores.item_values"},
     {"price_keeper.stores", "price_keeper.tasks"},
     {"price_keeper.limits"},
-    {"price_keeper.audit"},
+    {"price_keeper.stores.audit_log"},
     {"price_keeper.alerts"},
     {"price_keeper.forwarding", "price_keeper.auth"},
     {"price_keeper.metering"},

@@ -8,12 +8,12 @@ from argparse import Namespace
 from collections.abc import Mapping
 from typing import Any
 
-from price_keeper.audit import MAX_RECORDS_PER_PAGE, build_record_json, read_records
 from price_keeper.cli.output import CommandError, print_json, print_lines
 from price_keeper.cli.store_selection import open_selected_store, select_config
 from price_keeper.clock import SystemClock
 from price_keeper.config import Config
 from price_keeper.reports.org_directory import load_org_names, resolve_org
+from price_keeper.stores.audit_log import MAX_RECORDS_PER_PAGE, build_record_json, read_records
 from price_keeper.stores.contract import Store
 
 

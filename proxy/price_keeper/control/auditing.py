@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from price_keeper.audit import MAX_RECORDS_PER_PAGE, build_record_json, read_records
 from price_keeper.control.calls import AccessLevel, ApiRequest, ApiResponse, ApiRoute, build_cacheable_response
 from price_keeper.control.orgs import PAGING_QUERY, read_limit
 from price_keeper.control.parts import ControlServices
+from price_keeper.stores.audit_log import MAX_RECORDS_PER_PAGE, build_record_json, read_records
 
 
 async def list_audit_records(services: ControlServices, request: ApiRequest) -> ApiResponse:

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import orjson
 from multidict import MultiMapping
 
-from price_keeper.audit import Actor
 from price_keeper.control.problems import ApiError
 from price_keeper.control.terms import MAX_BODY_BYTES
+from price_keeper.stores.audit_log import Actor
 
 if TYPE_CHECKING:
     from price_keeper.control.parts import ControlServices

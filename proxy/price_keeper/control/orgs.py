@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from price_keeper.audit import select_attributes
 from price_keeper.auth.client_secrets import SECRET_HASH
 from price_keeper.control.calls import (
     AccessLevel,
@@ -32,6 +31,7 @@ from price_keeper.selection.settings import (
     put_org,
 )
 from price_keeper.stores import schema
+from price_keeper.stores.audit_log import select_attributes
 from price_keeper.stores.contract import Item, Page, Prefix, Query, Write
 
 PAGING_QUERY = {

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any, get_args
 
-from price_keeper.audit import to_json_value
 from price_keeper.config import LabelConfig
 from price_keeper.config.config_reader import read_text as read_config
 from price_keeper.config.config_sections import Format
@@ -26,6 +25,7 @@ from price_keeper.model import Scope
 from price_keeper.selection.own_labels import PROFILES_MADE_ATTRIBUTE
 from price_keeper.selection.plan import is_number
 from price_keeper.stores import schema
+from price_keeper.stores.audit_log import to_json_value
 from price_keeper.stores.conflict_retry import retry_on_conflict
 from price_keeper.stores.contract import (
     AttributeMissing,

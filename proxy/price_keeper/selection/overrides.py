@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TypeAlias, cast
 
-from price_keeper.audit import Actor
 from price_keeper.calendar_days import PeriodSpan
 from price_keeper.clock import Clock, SystemClock
 from price_keeper.config.config_problems import did_you_mean, join_names
@@ -20,6 +19,7 @@ from price_keeper.errors import ConfigError
 from price_keeper.model import Scope, is_label
 from price_keeper.selection.plan import format_value, is_number
 from price_keeper.stores import schema
+from price_keeper.stores.audit_log import Actor
 from price_keeper.stores.conflict_retry import retry_on_conflict, transact_with_retry
 from price_keeper.stores.contract import (
     EXPIRY_ATTRIBUTE,

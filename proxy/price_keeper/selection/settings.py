@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from price_keeper.audit import Actor, select_attributes
 from price_keeper.calendar_days import find_span
 from price_keeper.clock import Clock
 from price_keeper.config.config_problems import did_you_mean, escape_line, join_names
@@ -35,6 +34,7 @@ from price_keeper.selection.plan import (
     resolve_settings,
 )
 from price_keeper.stores import schema
+from price_keeper.stores.audit_log import Actor, select_attributes
 from price_keeper.stores.conflict_retry import retry_on_conflict, transact_with_retry
 from price_keeper.stores.contract import (
     AttributeMissing,

@@ -1,7 +1,7 @@
-"""The audit: one record of each administrative change, which nobody changes afterwards.
+"""The audit log: one immutable record for each administrative change, written in the transaction of the change.
 
-A record is written in the transaction that makes the change, so neither is there without the other. What it holds are
-settings alone: no secret, hash, token or prompt is handed to it.
+A record exists if and only if its change was committed. Records hold settings only, never a secret, hash, token or
+prompt.
 """
 
 from __future__ import annotations
