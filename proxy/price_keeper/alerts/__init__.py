@@ -10,7 +10,7 @@ addresses    which addresses may be connected to
 composed     all of it, from the configuration
 """
 
+from price_keeper.alerts.alert import crossed_thresholds, next_threshold_pico
 from price_keeper.alerts.raising import AlertRaiser
-from price_keeper.alerts.thresholds import crossed_thresholds, next_threshold_pico
 
 __all__ = ["AlertRaiser", "crossed_thresholds", "next_threshold_pico"]

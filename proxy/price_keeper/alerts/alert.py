@@ -1,7 +1,12 @@
-"""One alert: what it says, in the store, on the disk and to the receiver. Pure."""
+"""An alert as a value: which thresholds of a quota are crossed, and what an alert says. Pure.
+
+An alert has three forms: the marker in the store, the file on disk, and the body that the webhook receives.
+Thresholds are exact to the pico-dollar.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from typing import Any
@@ -101,3 +106,24 @@ def _micros(pico: int) -> int:
 
 def _iso(epoch: int) -> str:
     return datetime.fromtimestamp(epoch, UTC).isoformat().replace("+00:00", "Z")
+
+
+def crossed_thresholds(spent_pico: int, quota_pico: int, thresholds: Iterable[int]) -> tuple[int, ...]:
+    """The percentages that are reached, from the lowest up. Of a quota of nothing all of it is spent: 100 percent."""
+    return tuple(pct for pct in sorted(set(thresholds)) if _is_reached(spent_pico, quota_pico, pct))
+
+
+def next_threshold_pico(spent_pico: int, quota_pico: int, thresholds: Iterable[int]) -> int | None:
+    """The spend at which the next threshold is reached, or None if there is none."""
+    if quota_pico <= 0:
+        return None
+    return min((at for pct in thresholds if (at := _threshold_pico(quota_pico, pct)) > spent_pico), default=None)
+
+
+def _is_reached(spent_pico: int, quota_pico: int, pct: int) -> bool:
+    return spent_pico >= _threshold_pico(quota_pico, pct) if quota_pico > 0 else pct <= 100
+
+
+def _threshold_pico(quota_pico: int, pct: int) -> int:
+    """The least whole number of pico-dollars that is this share or more."""
+    return -(-pct * quota_pico // 100)

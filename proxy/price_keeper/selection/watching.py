@@ -9,8 +9,8 @@ import asyncio
 import logging
 from collections.abc import Callable
 
+from price_keeper.alerts.alert import crossed_thresholds
 from price_keeper.alerts.raising import AlertRaiser
-from price_keeper.alerts.thresholds import crossed_thresholds
 from price_keeper.clock import Clock
 from price_keeper.config import Config
 from price_keeper.errors import ConditionFailed, StoreError
