@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 from unittest import mock
 
 from price_keeper import data_port_wiring
-from price_keeper.alerts.raising import AlertRaiser
+from price_keeper.alerts.alert_raiser import AlertRaiser
 from price_keeper.config import Config
 from price_keeper.errors import JournalUnusable
 from price_keeper.exchange import Request

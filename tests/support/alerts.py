@@ -11,9 +11,9 @@ from typing import Any
 from uuid import uuid4
 
 import orjson
-from price_keeper.alerts.deliveries import AlertDeliveries
-from price_keeper.alerts.outbox import AlertOutbox
-from price_keeper.alerts.raising import AlertRaiser
+from price_keeper.alerts.alert_delivery import AlertDeliveries
+from price_keeper.alerts.alert_outbox import AlertOutbox
+from price_keeper.alerts.alert_raiser import AlertRaiser
 from price_keeper.alerts.webhook import WebhookResponse
 from price_keeper.calendar_days import PeriodSpan
 from price_keeper.errors import ConditionFailed, StoreUnavailable

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from price_keeper.alerts.outbox import AlertOutbox
+from price_keeper.alerts.alert_outbox import AlertOutbox
 from price_keeper.cli.replay_command import _replay
 from price_keeper.config import Config
 from price_keeper.errors import JournalInUse, JournalUnusable, RecordingUnavailable

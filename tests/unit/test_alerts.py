@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from price_keeper.alerts import raising as module
+from price_keeper.alerts import alert_raiser as module
 from price_keeper.alerts.alert import MARKER_SECONDS
-from price_keeper.alerts.raising import SETTLE_SECONDS, AlertRaiser
+from price_keeper.alerts.alert_raiser import SETTLE_SECONDS, AlertRaiser
 from price_keeper.calendar_days import PeriodSpan
 from price_keeper.errors import StoreUnavailable
 from price_keeper.stores import schema

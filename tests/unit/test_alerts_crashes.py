@@ -10,7 +10,7 @@ from itertools import count
 from pathlib import Path
 
 import pytest
-from price_keeper.alerts.raising import SETTLE_SECONDS
+from price_keeper.alerts.alert_raiser import SETTLE_SECONDS
 from price_keeper.alerts.webhook import WebhookResponse
 from price_keeper.model import Scope
 from price_keeper.tasks import Tasks

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from price_keeper.alerts import outbox as outbox_module
+from price_keeper.alerts import alert_outbox as outbox_module
 from price_keeper.alerts.alert import Alert
-from price_keeper.alerts.deliveries import GIVE_UP_SECONDS, MAX_CONCURRENT_REQUESTS, MAX_RETRY_SECONDS
-from price_keeper.alerts.outbox import AlertOutbox
-from price_keeper.alerts.raising import SETTLE_SECONDS
+from price_keeper.alerts.alert_delivery import GIVE_UP_SECONDS, MAX_CONCURRENT_REQUESTS, MAX_RETRY_SECONDS
+from price_keeper.alerts.alert_outbox import AlertOutbox
+from price_keeper.alerts.alert_raiser import SETTLE_SECONDS
 from price_keeper.alerts.webhook import WebhookResponse
 from price_keeper.model import Scope
 from price_keeper.tasks import Tasks

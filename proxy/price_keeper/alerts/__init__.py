@@ -11,6 +11,6 @@ composed     all of it, from the configuration
 """
 
 from price_keeper.alerts.alert import crossed_thresholds, next_threshold_pico
-from price_keeper.alerts.raising import AlertRaiser
+from price_keeper.alerts.alert_raiser import AlertRaiser
 
 __all__ = ["AlertRaiser", "crossed_thresholds", "next_threshold_pico"]

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from typing import Final
 
-from price_keeper.alerts.raising import AlertRaiser
+from price_keeper.alerts.alert_raiser import AlertRaiser
 from price_keeper.calendar_days import Period, PeriodSpan, find_span
 from price_keeper.clock import Clock
 from price_keeper.config import Config, LabelConfig

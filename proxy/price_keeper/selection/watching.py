@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable
 
 from price_keeper.alerts.alert import crossed_thresholds
-from price_keeper.alerts.raising import AlertRaiser
+from price_keeper.alerts.alert_raiser import AlertRaiser
 from price_keeper.clock import Clock
 from price_keeper.config import Config
 from price_keeper.errors import ConditionFailed, StoreError

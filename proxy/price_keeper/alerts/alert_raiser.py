@@ -1,7 +1,7 @@
-"""One alert for the fleet: whoever puts its marker into the store first tells of it.
+"""Raise each alert once in the fleet: the process that writes its marker first raises it.
 
-An alert is on the disk before its marker is in the store, and the marker names the alert. So whenever a process dies,
-the next one finds out from the two what became of it: ours and to be delivered, somebody else's, or nobody's yet.
+An alert is on disk before its marker is in the store, and the marker names the alert. So after a crash the next
+process can tell from the two whether the alert is its own and undelivered, another process's, or not raised yet.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TypeVar
 from uuid import uuid4
 
 from price_keeper.alerts.alert import MARKER_OWNER, Alert
-from price_keeper.alerts.deliveries import AlertDeliveries
+from price_keeper.alerts.alert_delivery import AlertDeliveries
 from price_keeper.calendar_days import PeriodSpan
 from price_keeper.clock import Clock
 from price_keeper.errors import ConditionFailed, StoreError

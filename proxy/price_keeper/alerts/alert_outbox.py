@@ -1,6 +1,6 @@
-"""Alerts on this process's disk, from before anybody knows of them until they are delivered.
+"""The files of alerts that are not delivered yet, from before their marker is written until they are delivered.
 
-The folder lies in that of the journal, whose lock keeps other processes away from it.
+The folder lies within the journal's folder, whose lock keeps other processes away.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""From the outbox to the receiver: again and again, until it takes an alert or will never do so.
+"""Deliver alerts from the outbox to the webhook: retry with backoff until the receiver accepts or rejects each one.
 
-Each alert that is on its way has a task of its own. Those that do not fit in memory wait on the disk, and are taken up
-when there is room.
+Delivery is at least once. At most MAX_IN_FLIGHT alerts have a task; the others wait on disk. An alert that was
+not accepted within GIVE_UP_SECONDS is abandoned and logged.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import random
 from collections.abc import Callable
 
 from price_keeper.alerts.alert import Alert
-from price_keeper.alerts.outbox import AlertOutbox
+from price_keeper.alerts.alert_outbox import AlertOutbox
 from price_keeper.alerts.webhook import WebhookResponse, WebhookSender
 from price_keeper.clock import Clock
 from price_keeper.tasks import Tasks
