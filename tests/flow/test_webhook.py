@@ -19,11 +19,10 @@ from typing import Any
 import pytest
 from aiohttp import web
 from aiohttp.abc import AbstractResolver, ResolveResult
-from price_keeper.alerts.addresses import is_public_address
 from price_keeper.alerts.alert_delivery import AlertDeliveries
 from price_keeper.alerts.alert_outbox import AlertOutbox
 from price_keeper.alerts.alert_raiser import AlertRaiser
-from price_keeper.alerts.webhook import IsAllowed, WebhookResponse, WebhookSender
+from price_keeper.alerts.webhook import IsAllowed, WebhookResponse, WebhookSender, is_public_address
 from price_keeper.clock import SystemClock
 from price_keeper.server.tls import create_server_context, ensure_local_certificates
 from price_keeper.tasks import Tasks

@@ -8,8 +8,8 @@ from ipaddress import IPv4Address, IPv6Address, ip_address
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from price_keeper.alerts.addresses import is_public_address
 from price_keeper.alerts.alert import crossed_thresholds, next_threshold_pico
+from price_keeper.alerts.webhook import is_public_address
 
 amounts = st.integers(0, 10**30) | st.integers(0, 300)
 quotas = st.integers(1, 10**30) | st.integers(1, 300)

@@ -9,11 +9,10 @@ from pathlib import Path
 
 from yarl import URL
 
-from price_keeper.alerts.addresses import is_public_address
 from price_keeper.alerts.alert_delivery import AlertDeliveries
 from price_keeper.alerts.alert_outbox import AlertOutbox
 from price_keeper.alerts.alert_raiser import AlertRaiser
-from price_keeper.alerts.webhook import WebhookSender
+from price_keeper.alerts.webhook import WebhookSender, is_public_address
 from price_keeper.clock import Clock
 from price_keeper.config import Config
 from price_keeper.config.config_sections import WebhookConfig as WebhookConfig

@@ -1,7 +1,8 @@
-"""One signed request to the operator's receiver, over https, to a public address and nowhere else.
+"""One signed HTTPS request to the operator's webhook, to a public address and nowhere else (SSRF protection).
 
-Addresses are looked at twice: what a name resolves to, all of it, and again where the socket is made, since a literal
-address is never resolved. What was looked at is what is connected to, so a name cannot change its mind in between.
+Addresses are checked twice: all that a name resolves to, and again where the socket is made, because a literal
+address is never resolved. The checked address is the one that is connected to, so DNS rebinding has no effect. The
+list of networks that are not public is our own, because that of Python's `ipaddress` differs between versions.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import socket
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
 from typing import Any, TypeAlias
 
 from aiohttp import (
@@ -25,8 +27,6 @@ from aiohttp import (
 from aiohttp.abc import AbstractResolver, ResolveResult
 from aiohttp.resolver import ThreadedResolver
 from yarl import URL
-
-from price_keeper.alerts.addresses import is_public_address
 
 RESPONSE_TIMEOUT_SECONDS = 10.0  # from looking up the name to the head of the answer
 READ_BUFFER_BYTES = 4096  # of an answer, at a time: its body is of no interest
@@ -180,3 +180,60 @@ def _describe_error(error: Exception) -> str:
             else f"not reached: {cause.strerror or type(cause).__name__}"
         )
     return f"no whole answer: {type(error).__name__}"
+
+
+_NOT_PUBLIC_V4 = tuple(
+    map(
+        IPv4Network,
+        (
+            "0.0.0.0/8",  # this host
+            "10.0.0.0/8",
+            "100.64.0.0/10",  # carriers' own, and metadata in some clouds
+            "127.0.0.0/8",
+            "168.63.129.16/32",  # public by its form, but it is Azure's metadata
+            "169.254.0.0/16",  # link-local, and most clouds' metadata
+            "172.16.0.0/12",
+            "192.0.0.0/24",  # protocols, and Oracle's metadata
+            "192.0.2.0/24",
+            "192.88.99.0/24",  # relays of 6to4
+            "192.168.0.0/16",
+            "198.18.0.0/15",
+            "198.51.100.0/24",
+            "203.0.113.0/24",
+            "224.0.0.0/4",  # multicast
+            "240.0.0.0/4",  # reserved, and broadcast
+        ),
+    )
+)
+_GLOBAL_UNICAST = IPv6Network("2000::/3")
+_NOT_PUBLIC_V6 = tuple(map(IPv6Network, ("2001::/23", "2001:db8::/32", "3fff::/20")))  # Teredo is in the first
+_IPV4_MAPPED = IPv6Network("::ffff:0:0/96")
+_NAT64 = IPv6Network("64:ff9b::/96")
+_6TO4 = IPv6Network("2002::/16")
+
+
+def is_public_address(address: str) -> bool:
+    """What is no address is not public."""
+    try:
+        parsed = ip_address(address)
+    except ValueError:
+        return False
+    return _is_public_v6(parsed) if isinstance(parsed, IPv6Address) else _is_public_v4(parsed)
+
+
+def _is_public_v6(address: IPv6Address) -> bool:
+    embedded = _extract_ipv4(address)
+    if embedded is not None:
+        return _is_public_v4(embedded)
+    return address in _GLOBAL_UNICAST and not any(address in network for network in _NOT_PUBLIC_V6)
+
+
+def _is_public_v4(address: IPv4Address) -> bool:
+    return not any(address in network for network in _NOT_PUBLIC_V4)
+
+
+def _extract_ipv4(address: IPv6Address) -> IPv4Address | None:
+    """Where packets to the address really go, if it only wraps an older one."""
+    if address in _IPV4_MAPPED or address in _NAT64:
+        return IPv4Address(int(address) & 0xFFFFFFFF)
+    return IPv4Address(int(address) >> 80 & 0xFFFFFFFF) if address in _6TO4 else None

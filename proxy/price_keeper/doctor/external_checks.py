@@ -7,8 +7,8 @@ import socket
 
 from yarl import URL
 
-from price_keeper.alerts.addresses import is_public_address
 from price_keeper.alerts.composed import load_secret
+from price_keeper.alerts.webhook import is_public_address
 from price_keeper.doctor.doctor_checks import Finding, ok, skipped, trouble, warning
 from price_keeper.doctor.doctor_context import DoctorContext
 from price_keeper.doctor.network_probe import PROBE_TIMEOUT_SECONDS
