@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from price_keeper import data_port_wiring
-from price_keeper.alerts.composed import add_alert_metrics as add_alerts
-from price_keeper.alerts.composed import open_alerts
+from price_keeper.alerts.alert_setup import add_alert_metrics as add_alerts
+from price_keeper.alerts.alert_setup import open_alerts
 from price_keeper.auth.client_secrets import ClientVerifier
 from price_keeper.auth.container_credentials import CredentialIssuer, LocalCredentialIssuer
 from price_keeper.auth.control_service_client import open_control_service

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from price_keeper.alerts.alert import Alert
-from price_keeper.alerts.composed import add_alert_metrics, load_secret, open_alerts
+from price_keeper.alerts.alert_setup import add_alert_metrics, load_secret, open_alerts
 from price_keeper.config.config_sections import AlertsConfig, Config, WebhookConfig
 from price_keeper.errors import ConfigError
 from price_keeper.tasks import Tasks

@@ -25,9 +25,7 @@ from price_keeper.stores.schema import TABLES
 def run_check_config(args: Namespace) -> int:
     config = load_config_at(args.config)
     if config.alerts.webhook is not None:
-        from price_keeper.alerts.composed import (
-            load_checked_secret,  # with an HTTP client, which takes longer than all else here
-        )
+        from price_keeper.alerts.alert_setup import load_checked_secret
 
         load_checked_secret(config.alerts.webhook, os.environ)
     if args.json:

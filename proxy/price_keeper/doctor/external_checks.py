@@ -7,7 +7,7 @@ import socket
 
 from yarl import URL
 
-from price_keeper.alerts.composed import load_secret
+from price_keeper.alerts.alert_setup import load_secret
 from price_keeper.alerts.webhook import is_public_address
 from price_keeper.doctor.doctor_checks import Finding, ok, skipped, trouble, warning
 from price_keeper.doctor.doctor_context import DoctorContext

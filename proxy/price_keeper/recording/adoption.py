@@ -19,7 +19,7 @@ from pathlib import Path
 
 from price_keeper.alerts.alert_outbox import ALERT_SUFFIX as ALERT
 from price_keeper.alerts.alert_outbox import UNFINISHED_SUFFIX
-from price_keeper.alerts.composed import ALERTS_FOLDER as ALERTS
+from price_keeper.alerts.alert_setup import ALERTS_FOLDER as ALERTS
 from price_keeper.clock import Clock
 from price_keeper.errors import JournalInUse, JournalUnusable, StoreError
 from price_keeper.hard.holds import RETAINED_PREFIX, release_former_leases

@@ -1,4 +1,4 @@
-"""Composes the alerts of one process."""
+"""Build the alerts of one process from its configuration: secret, outbox, webhook, deliveries and metrics."""
 
 from __future__ import annotations
 
