@@ -45,7 +45,7 @@ def test_bounds_that_help_names_are_those_that_hold() -> None:
     from price_keeper.auth.registration import MAX_GRACE_HOURS
     from price_keeper.reports import focus_export
     from price_keeper.reports.report_rows import DIMENSIONS
-    from price_keeper.workers.place import MAX_WORKERS
+    from price_keeper.workers.worker_slot import MAX_WORKERS
 
     root = build_root_parser()
     said = {

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from price_keeper.workers.place import WorkerSlot
 from price_keeper.workers.supervisor import Supervisor
+from price_keeper.workers.worker_slot import WorkerSlot
 
 from tests.support.commands import ROOT, SECONDS
 from tests.support.workers import children, has_exited, wait_until
@@ -21,7 +21,7 @@ _BEGIN = """
 import os, signal, sys, time
 from price_keeper.errors import ConfigError, PriceKeeperError
 from price_keeper.workers import supervisor
-from price_keeper.workers.place import Place
+from price_keeper.workers.worker_slot import Place
 supervisor.STOP_SECONDS = 2.0
 deaths = sys.argv[1]
 def work(place, tell):

@@ -35,8 +35,8 @@ from price_keeper.server.server_limits import release_large_blocks
 from price_keeper.server.sockets import reserve_port
 from price_keeper.telemetry import logs
 from price_keeper.workers import reload_signal
-from price_keeper.workers.place import WorkerSlot
 from price_keeper.workers.supervisor import ReportStarted, Supervisor
+from price_keeper.workers.worker_slot import WorkerSlot
 
 
 def run_serve(args: Namespace) -> int:

@@ -26,7 +26,7 @@ def parse_port(text: str) -> int:
 
 
 def parse_worker_count(text: str) -> int:
-    from price_keeper.workers.place import MAX_WORKERS
+    from price_keeper.workers.worker_slot import MAX_WORKERS
 
     return _parse_integer(text, 1, MAX_WORKERS)
 

@@ -14,8 +14,8 @@ from price_keeper.control.health import ReadinessChecks
 from price_keeper.errors import WorkerUnavailable
 from price_keeper.telemetry import build_info
 from price_keeper.telemetry.metrics import WORKERS, WORKERS_UP, Metric, MetricsRegistry, format_metric_header
-from price_keeper.workers.place import WorkerSlot
 from price_keeper.workers.samples import merge_samples
+from price_keeper.workers.worker_slot import WorkerSlot
 
 WORKER_TIMEOUT_SECONDS = 2.0  # for an answer: who asks for our own waits no longer than some
 

@@ -21,9 +21,9 @@ from typing import NoReturn, TypeAlias
 
 from price_keeper.errors import PriceKeeperError
 from price_keeper.workers import reload_signal, reports
-from price_keeper.workers.place import WorkerSlot
 from price_keeper.workers.signals import SignalQueue
 from price_keeper.workers.worker import WorkerProcess
+from price_keeper.workers.worker_slot import WorkerSlot
 
 STOP_SECONDS = 45.0  # for a drain, the last flush, and what is given back; then something hangs
 

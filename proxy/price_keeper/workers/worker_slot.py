@@ -1,4 +1,4 @@
-"""Which of how many workers a process is, and what that makes of the configuration. Pure."""
+"""Which of how many workers a process is, and the configuration that follows from it. Pure."""
 
 from __future__ import annotations
 
