@@ -66,8 +66,8 @@ from price_keeper.stores.sqlite import SqliteStore
 from price_keeper.tasks import DaemonThreadPool, Tasks
 from price_keeper.telemetry.metrics import MetricsRegistry
 from price_keeper.upstream.forwarder import Forwarder
-from price_keeper.workers.crew import build_telemetry, open_worker_group
 from price_keeper.workers.stop_signal import StopSignal
+from price_keeper.workers.worker_group import build_telemetry, open_worker_group
 from price_keeper.workers.worker_slot import SINGLE_WORKER, WorkerSlot
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from price_keeper.telemetry.metrics import (
     MetricsRegistry,
 )
 from price_keeper.telemetry.request_stats import Distribution
-from price_keeper.workers.samples import merge_samples
+from price_keeper.workers.worker_group import merge_samples
 
 from tests.support.observed import samples_of
 

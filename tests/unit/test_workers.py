@@ -25,9 +25,8 @@ from price_keeper.server.server_limits import DEFAULT_LIMITS, MemoryLimits, Serv
 from price_keeper.server.sockets import reserve_port
 from price_keeper.telemetry.metrics import CALLS_OPEN, MetricsRegistry
 from price_keeper.workers import reports
-from price_keeper.workers.crew import build_telemetry, open_worker_group
-from price_keeper.workers.samples import merge_samples
 from price_keeper.workers.worker import HEALTHY_SECONDS, MAX_RESTART_SECONDS, WorkerProcess
+from price_keeper.workers.worker_group import build_telemetry, merge_samples, open_worker_group
 from price_keeper.workers.worker_slot import SINGLE_WORKER, WorkerSlot
 
 

@@ -1,9 +1,13 @@
-"""The first worker speaks for all: it asks the others for what its own control port is asked."""
+"""The first worker answers for all: it collects the other workers' readiness and metrics over their Unix sockets.
+
+Each sample gets a label with its worker's number. Metrics of a worker that does not answer are left out, and it
+shows as not ready.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 
@@ -14,7 +18,6 @@ from price_keeper.control.health import ReadinessChecks
 from price_keeper.errors import WorkerUnavailable
 from price_keeper.telemetry import build_info
 from price_keeper.telemetry.metrics import WORKERS, WORKERS_UP, Metric, MetricsRegistry, format_metric_header
-from price_keeper.workers.samples import merge_samples
 from price_keeper.workers.worker_slot import WorkerSlot
 
 WORKER_TIMEOUT_SECONDS = 2.0  # for an answer: who asks for our own waits no longer than some
@@ -102,3 +105,32 @@ def build_telemetry(slot: WorkerSlot, group: WorkerGroup) -> MetricsRegistry:
         telemetry.add(WORKERS, lambda: 1)
         telemetry.add(WORKERS_UP, lambda: 1)
     return telemetry
+
+
+_HEADER_PREFIXES = ("# HELP ", "# TYPE ")
+
+
+def merge_samples(texts: Mapping[int, str]) -> str:
+    """Each metric is described once and has all its samples together, whoever told of it first."""
+    headers: dict[str, dict[str, None]] = {}
+    samples: dict[str, list[str]] = {}
+    for number, text in texts.items():
+        name = ""
+        for line in text.splitlines():
+            if line.startswith(_HEADER_PREFIXES):
+                name = line.split(" ", 3)[2]
+                headers.setdefault(name, {}).setdefault(line)
+            elif line:
+                samples.setdefault(name, []).append(_add_worker_label(line, number))
+    return "".join(f"{line}\n" for name in headers for line in (*headers[name], *samples.get(name, ())))
+
+
+def _add_worker_label(line: str, number: int) -> str:
+    """`name value` or `name{labels} value`: no name has a brace or a space."""
+    name_end = next(at for at, letter in enumerate(line) if letter in "{ ")
+    worker = f'worker="{number}"'
+    return (
+        f"{line[:name_end]}{{{worker}}}{line[name_end:]}"
+        if line[name_end] == " "
+        else f"{line[:name_end]}{{{worker},{line[name_end + 1 :]}"
+    )
