@@ -24,8 +24,8 @@ from price_keeper.errors import ConfigError, ListenFailed, PriceKeeperError, Wor
 from price_keeper.server.server_limits import DEFAULT_LIMITS, MemoryLimits, ServerLimits, fit_to_memory
 from price_keeper.server.sockets import reserve_port
 from price_keeper.telemetry.metrics import CALLS_OPEN, MetricsRegistry
-from price_keeper.workers import reports
-from price_keeper.workers.worker import HEALTHY_SECONDS, MAX_RESTART_SECONDS, WorkerProcess
+from price_keeper.workers import supervisor
+from price_keeper.workers.supervisor import HEALTHY_SECONDS, MAX_RESTART_SECONDS, WorkerProcess
 from price_keeper.workers.worker_group import build_telemetry, merge_samples, open_worker_group
 from price_keeper.workers.worker_slot import SINGLE_WORKER, WorkerSlot
 
@@ -109,20 +109,20 @@ def test_a_failure_comes_out_of_the_pipe_as_it_went_in(tmp_path: Path, failure: 
     worker = WorkerProcess(1)
     worker.mark_started(1, read, 0)
     assert not worker.read_pipe()
-    line = reports.ReportPipe(write)
-    assert line.send(reports.build_failure_report(failure))
+    line = supervisor.ReportPipe(write)
+    assert line.send(supervisor.build_failure_report(failure))
     assert worker.read_pipe()
     os.dup2(other, write)  # the number may be another file's by now
-    assert not line.send(reports.build_failure_report(failure))
+    assert not line.send(supervisor.build_failure_report(failure))
     assert (tmp_path / "other").read_bytes() == b""
     os.close(write)
     os.close(other)
     os.close(read)
     assert worker.report is not None
-    found = reports.parse_failure(worker.report)
+    found = supervisor.parse_failure(worker.report)
     assert str(found) == str(failure)
     assert isinstance(found, ConfigError) == isinstance(failure, ConfigError)
-    assert reports.parse_failure(reports.build_start_report({})) is None
+    assert supervisor.parse_failure(supervisor.build_start_report({})) is None
 
 
 def test_a_report_may_come_in_pieces_or_not_at_all() -> None:

@@ -1,12 +1,14 @@
-"""Starts the workers of one data port, starts again those that die, and ends when all have ended.
+"""Start the workers of one data port, restart those that die, and end when all have ended. START HERE.
 
-It has no event loop, and no thread but this one, so that it can fork: what it has in memory its workers share. Nothing
-of what it does can fail because of a call, a store or a disk, so it stays when a worker does not.
+The supervisor has no event loop and no second thread, so it can fork, and workers share the memory it has filled.
+It handles no calls and opens no store or journal, so it survives what kills a worker. Each worker sends one report
+through a pipe: that it has started, or why it could not. Signals arrive through a self-pipe (`SignalQueue`).
 """
 
 from __future__ import annotations
 
 import gc
+import json
 import logging
 import os
 import selectors
@@ -14,15 +16,14 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import replace
-from typing import NoReturn, TypeAlias
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from types import FrameType
+from typing import Any, NoReturn, TypeAlias
 
-from price_keeper.errors import PriceKeeperError
-from price_keeper.workers import reload_signal, reports
-from price_keeper.workers.signals import SignalQueue
-from price_keeper.workers.worker import WorkerProcess
+from price_keeper.errors import ConfigError, PriceKeeperError
+from price_keeper.workers import reload_signal
 from price_keeper.workers.worker_slot import WorkerSlot
 
 STOP_SECONDS = 45.0  # for a drain, the last flush, and what is given back; then something hangs
@@ -154,11 +155,11 @@ class Supervisor:
             os._exit(code)
 
     def _serve_in_child(self, number: int, pipe: int) -> int:
-        slot, report_pipe = replace(self._slot, number=number, lifeline=self._lifeline[0]), reports.ReportPipe(pipe)
+        slot, report_pipe = replace(self._slot, number=number, lifeline=self._lifeline[0]), ReportPipe(pipe)
         try:
-            self._run_worker(slot, lambda told: report_pipe.send(reports.build_start_report(told)))
+            self._run_worker(slot, lambda told: report_pipe.send(build_start_report(told)))
         except (PriceKeeperError, OSError) as failure:
-            if not report_pipe.send(reports.build_failure_report(failure)):  # it has told that it started
+            if not report_pipe.send(build_failure_report(failure)):  # it has told that it started
                 _log.error("worker %d ends: %s", number, failure)
             return 1
         return 0
@@ -181,7 +182,7 @@ class Supervisor:
         while worker.pipe >= 0:  # what it said last
             self._read_report(worker)
         report = worker.report or {}
-        had_started, failure = "started" in report, reports.parse_failure(report)
+        had_started, failure = "started" in report, parse_failure(report)
         how = (
             f"it was killed by signal {-worker.exit_status}"
             if worker.exit_status < 0
@@ -242,3 +243,151 @@ class Supervisor:
         if worker.pid:  # it is ours until it is waited for
             with suppress(ProcessLookupError):
                 os.kill(worker.pid, number)
+
+
+FIRST_RESTART_SECONDS = 1.0
+MAX_RESTART_SECONDS = 30.0
+HEALTHY_SECONDS = 60.0  # after which a death is a new trouble
+
+
+@dataclass(slots=True)
+class WorkerProcess:
+    number: int
+    pid: int = 0  # of the process that runs, or 0
+    pipe: int = -1  # its report comes from there, until it has
+    report: WorkerReport | None = None
+    exit_status: int = 0  # of the process that ran last
+    needs_reload: bool = False  # something was passed on to the others while it started
+    restart_at: float | None = None  # when it is to be started again
+    _buffer: bytes = b""
+    _backoff: float = FIRST_RESTART_SECONDS
+    _started_at: float = 0.0
+
+    @property
+    def is_up(self) -> bool:
+        return bool(self.pid) and self.report is not None and "started" in self.report
+
+    def mark_started(self, pid: int, pipe: int, now: float) -> None:
+        self.pid, self.pipe, self.report, self.restart_at = pid, pipe, None, None
+        self._buffer, self._started_at, self.needs_reload = b"", now, False
+
+    def read_pipe(self) -> bool:
+        """Reads what is there; whether the report is complete, or there will be none."""
+        data = b""
+        with suppress(BlockingIOError):
+            data = os.read(self.pipe, 64 * 1024)
+            if not data:
+                return True
+        self._buffer += data
+        self.report = parse_report(self._buffer)
+        return self.report is not None
+
+    def reap(self) -> bool:
+        """Whether the process has, just now."""
+        if not self.pid:
+            return False
+        pid, status = os.waitpid(self.pid, os.WNOHANG)
+        if pid:
+            self.pid, self.exit_status = 0, os.waitstatus_to_exitcode(status)
+        return bool(pid)
+
+    def schedule_restart(self, now: float) -> float:
+        """How long it rests before it is started again."""
+        if now - self._started_at >= HEALTHY_SECONDS:
+            self._backoff = FIRST_RESTART_SECONDS
+        backoff, self._backoff = self._backoff, min(2 * self._backoff, MAX_RESTART_SECONDS)
+        self.restart_at = now + backoff
+        return backoff
+
+
+WorkerReport: TypeAlias = "dict[str, Any]"
+
+_MAX_REPORT_BYTES = 64 * 1024  # bytes: what a pipe takes at once, so that nobody waits for it to be read
+
+
+def build_start_report(details: dict[str, str]) -> WorkerReport:
+    return {"started": details}
+
+
+def build_failure_report(failure: PriceKeeperError | OSError) -> WorkerReport:
+    problems = failure.problems if isinstance(failure, ConfigError) else ()
+    return {"failed": str(failure), "problems": list(problems)}
+
+
+class ReportPipe:
+    """The worker's end of the pipe, closed after the first report: its number may be another file's from then on."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor: int | None = descriptor
+
+    def send(self, report: WorkerReport) -> bool:
+        """Whether it was the first; a supervisor that is gone needs to know nothing."""
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is None:
+            return False
+        data = json.dumps(report).encode()
+        if len(data) > _MAX_REPORT_BYTES:
+            data = json.dumps({"failed": "it says too much of why", "problems": []}).encode()
+        with suppress(BrokenPipeError):
+            os.write(descriptor, data)
+        os.close(descriptor)
+        return True
+
+
+def parse_report(data: bytes) -> WorkerReport | None:
+    """None while there is not all of it."""
+    try:
+        return dict(json.loads(data))
+    except ValueError:
+        return None
+
+
+def parse_failure(report: WorkerReport) -> PriceKeeperError | None:
+    """The same as if it had happened here."""
+    if "failed" not in report:
+        return None
+    return ConfigError(report["problems"]) if report["problems"] else PriceKeeperError(report["failed"])
+
+
+HANDLED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
+
+
+class SignalQueue:
+    def __init__(self) -> None:
+        self.readable, self._writable = os.pipe()
+        for descriptor in (self.readable, self._writable):
+            os.set_blocking(descriptor, False)
+        self._pending: dict[int, None] = {}
+        signal.set_wakeup_fd(self._writable, warn_on_full_buffer=False)
+        for number in HANDLED_SIGNALS:
+            signal.signal(number, self._on_signal)
+
+    def _on_signal(self, number: int, _: FrameType | None) -> None:
+        self._pending.setdefault(number)
+
+    def take_pending(self) -> list[int]:
+        """Those that came since the last time, each once."""
+        with suppress(BlockingIOError):
+            while os.read(self.readable, 512):
+                pass
+        pending, self._pending = self._pending, {}
+        return list(pending)
+
+    @contextmanager
+    def block(self) -> Iterator[None]:
+        """What comes meanwhile comes after it; in a child that is forked meanwhile, once it has closed this."""
+        signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED_SIGNALS)
+        try:
+            yield
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED_SIGNALS)
+
+    def close(self) -> None:
+        """As in a process that has just begun; but no hang-up ends it, as its supervisor tells it of one later."""
+        signal.set_wakeup_fd(-1)
+        handlers: dict[int, Any] = {signal.SIGINT: signal.default_int_handler, signal.SIGHUP: signal.SIG_IGN}
+        for number in HANDLED_SIGNALS:
+            signal.signal(number, handlers.get(number, signal.SIG_DFL))
+        os.close(self.readable)
+        os.close(self._writable)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED_SIGNALS)
