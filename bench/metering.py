@@ -27,8 +27,8 @@ from price_keeper.clock import SystemClock
 from price_keeper.config import Config
 from price_keeper.config.config_sections import JournalConfig
 from price_keeper.config.config_sections import StoreConfig as StoreConfig
+from price_keeper.domain import Caller, ResolvedLabel
 from price_keeper.metering.reading import build_reader
-from price_keeper.model import Caller, ResolvedLabel
 from price_keeper.operations import Operation
 from price_keeper.recording.composed import open_recording
 from price_keeper.recording.entries import Intent, Receipt

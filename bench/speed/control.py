@@ -18,7 +18,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import uvloop
-from price_keeper.model import Scope
+from price_keeper.domain import Scope
 
 from bench.speed.contenders import ROOT
 from bench.speed.control_asking import Asked, Seen, connected, flat_out, paced

@@ -14,7 +14,7 @@ from price_keeper.auth.signing_keys import load_keys
 from price_keeper.auth.tokens import TokenService
 from price_keeper.clock import SystemClock
 from price_keeper.config import parse_config
-from price_keeper.model import Scope
+from price_keeper.domain import Scope
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Put
 from price_keeper.stores.sqlite import SqliteStore

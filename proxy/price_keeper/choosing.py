@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Final, NamedTuple, ParamSpec, TypeAlias, TypeVar
 
+from price_keeper.domain import Caller, ResolvedLabel
 from price_keeper.errors import QuotaExceeded, Refusal
 from price_keeper.exchange import Header, Request
 from price_keeper.hard.purse import CostReservation
 from price_keeper.hard.worst import CostCeiling
 from price_keeper.metering.profiles import ResolvedProfile
-from price_keeper.model import Caller, ResolvedLabel
 from price_keeper.parse_call import ParsedCall, locate_model
 from price_keeper.recording.entries import ChargedCounters
 from price_keeper.recording.meter import OperationPricing

@@ -26,6 +26,7 @@ from price_keeper.choosing import FindTargets, LabelSelector
 from price_keeper.clock import Clock
 from price_keeper.config import Config, LabelConfig, UpstreamConfig
 from price_keeper.config.config_sections import PSEUDO_LABELS
+from price_keeper.domain import ResolvedLabel
 from price_keeper.errors import ConfigError
 from price_keeper.handler import RequestHandler
 from price_keeper.hard.purses import BudgetLeases
@@ -33,7 +34,6 @@ from price_keeper.hard.rows import HardBudgetKey
 from price_keeper.metering.aws_price_list import AwsPriceList
 from price_keeper.metering.price_updates import PriceTables
 from price_keeper.metering.profiles import InferenceProfile, ResolvedProfile
-from price_keeper.model import ResolvedLabel
 from price_keeper.operations import Operation
 from price_keeper.parse_call import MODEL_PATH_OPERATIONS, ParsedCall
 from price_keeper.provider_chain import RENEW_INTERVAL_SECONDS

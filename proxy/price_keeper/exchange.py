@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from itertools import count
 from typing import Any, Protocol, TypeAlias
 
-from price_keeper.model import Caller
+from price_keeper.domain import Caller
 
 Header: TypeAlias = "tuple[bytes, bytes]"
 

@@ -24,12 +24,12 @@ from price_keeper.choosing import (
     Selection,
     run_in_thread_if_large,
 )
+from price_keeper.domain import Caller
 from price_keeper.errors import Refusal, UnknownOperation
 from price_keeper.exchange import Request, Responder, create_request_id_source
 from price_keeper.local_responses import send_error, send_json
 from price_keeper.metering import guardrails
 from price_keeper.metering.streams import is_usage_only_event
-from price_keeper.model import Caller
 from price_keeper.operations import Operation
 from price_keeper.parse_call import ParsedCall, check_target, compute_retry_key, parse_call, select_upstream_headers
 from price_keeper.rates.rate_limiter import RateLimiter

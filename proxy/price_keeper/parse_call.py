@@ -13,9 +13,9 @@ from typing import Final, NamedTuple, TypeAlias
 
 import orjson
 
+from price_keeper.domain import Caller
 from price_keeper.errors import AccessDenied, InvalidRequest, Refusal, UnknownOperation
 from price_keeper.exchange import Request
-from price_keeper.model import Caller
 from price_keeper.operations import Operation, OperationPath, check_model_id, parse_path
 from price_keeper.upstream import json_splice
 

@@ -21,7 +21,7 @@ import boto3
 import pytest
 from price_keeper.auth.signing_keys import SigningKey
 from price_keeper.auth.tokens import TokenService
-from price_keeper.model import Scope
+from price_keeper.domain import Scope
 from price_keeper.recording.ulid import read_created_at
 
 from tests.support import wrong_clock

@@ -10,8 +10,8 @@ from uuid import uuid4
 import pytest
 from price_keeper.auth.refresh_sessions import TokenPair, _hash_token
 from price_keeper.clock import SystemClock
+from price_keeper.domain import Scope
 from price_keeper.errors import AccessDenied, Busy, SessionLimitRace
-from price_keeper.model import Scope
 from price_keeper.stores import schema
 from price_keeper.stores.contract import EXPIRY_ATTRIBUTE, ConditionCheck, ItemExists, Key, Store, Update, Write
 

@@ -14,10 +14,10 @@ from uuid import uuid4
 
 import pytest
 from price_keeper.clock import SystemClock
+from price_keeper.domain import Scope
 from price_keeper.errors import StoreUnavailable
 from price_keeper.hard.holds import BudgetLeaseFile
 from price_keeper.hard.purses import BudgetLeases
-from price_keeper.model import Scope
 from price_keeper.rates.bucket_client import BucketClient
 from price_keeper.rates.token_bucket import RateLimit
 from price_keeper.recording.aggregator import read_spent_pico

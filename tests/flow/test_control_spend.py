@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from price_keeper.domain import Caller, Scope, build_client_id
 from price_keeper.errors import StoreUnavailable
-from price_keeper.model import Caller, Scope, build_client_id
 from price_keeper.recording.aggregator import sum_shards
 from price_keeper.recording.entries import Counter
 from price_keeper.recording.submitted import MAX_SUBMISSION_AGE_SECONDS

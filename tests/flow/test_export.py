@@ -20,7 +20,7 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from price_keeper.model import Scope
+from price_keeper.domain import Scope
 from price_keeper.recording import flush
 from price_keeper.recording.aggregator import AS_OF_ATTRIBUTE, build_total_key
 from price_keeper.recording.entries import Counter, UsageCounts

@@ -14,8 +14,8 @@ import aiohttp
 import pytest
 from botocore.exceptions import ClientError
 from price_keeper.config import Config
+from price_keeper.domain import Caller, Scope
 from price_keeper.errors import StoreUnavailable
-from price_keeper.model import Caller, Scope
 from price_keeper.recording.entries import UsageCounts
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Put, Update

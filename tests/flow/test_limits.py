@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from price_keeper.domain import Scope
 from price_keeper.errors import StoreUnavailable
-from price_keeper.model import Scope
 from price_keeper.rates.token_bucket import parse_stored_bucket
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Item, Put, Value

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from price_keeper.clock import SystemClock
-from price_keeper.model import Scope
+from price_keeper.domain import Scope
 from price_keeper.selection.notebook import SnapshotFile
 from price_keeper.stores.sqlite import SqliteStore
 

@@ -11,7 +11,7 @@ from uuid import uuid4
 from zoneinfo import ZoneInfo
 
 import pytest
-from price_keeper.model import Scope
+from price_keeper.domain import Scope
 
 from tests.flow.test_org_commands import SETTINGS, ZONE
 from tests.support.served import ControlThread, control_in_thread

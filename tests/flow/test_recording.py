@@ -15,7 +15,7 @@ import pytest
 from botocore.exceptions import ClientError
 from price_keeper.config import Config
 from price_keeper.config.config_sections import GuardrailsConfig, LongContext, UnitPrices
-from price_keeper.model import Scope
+from price_keeper.domain import Scope
 from price_keeper.recording.entries import UsageCounts
 
 from tests.support.data_port import APP, ORG, DataPort, data_port

@@ -19,7 +19,7 @@ from uuid import uuid4
 from zoneinfo import ZoneInfo
 
 import pytest
-from price_keeper.model import Scope
+from price_keeper.domain import Scope
 from price_keeper.recording.entries import ChargedCounters, Counter, Intent, Receipt, UsageCounts
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Put, Store

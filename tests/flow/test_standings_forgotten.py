@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from price_keeper.model import Caller
+from price_keeper.domain import Caller
 
 from tests.support.control import API, ORG, open_control_harness
 from tests.support.engines import Engines

@@ -15,9 +15,9 @@ import pytest
 from price_keeper import forwarding
 from price_keeper.choosing import LabelSelector
 from price_keeper.config.config_sections import EndpointConfig, GuardrailsConfig, LabelConfig, PricesConfig, UnitPrices
+from price_keeper.domain import Caller, build_client_id
 from price_keeper.hard.purse import BudgetLease, CostReservation
 from price_keeper.metering.price_updates import PriceTables
-from price_keeper.model import Caller, build_client_id
 from price_keeper.recording.entries import UsageCounts
 from price_keeper.selection import own_labels
 from price_keeper.stores import schema

@@ -11,8 +11,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from price_keeper.config import Config
 from price_keeper.config.config_sections import AggregatorConfig as AggregatorConfig
+from price_keeper.domain import Caller
 from price_keeper.errors import QuotaExceeded, TooManyRequests
-from price_keeper.model import Caller
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Update, Value
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from price_keeper.domain import Scope
 from price_keeper.errors import (
     CancellationReason,
     ReasonCode,
@@ -17,7 +18,6 @@ from price_keeper.errors import (
     StoreUnavailable,
     TransactionFailed,
 )
-from price_keeper.model import Scope
 from price_keeper.recording.aggregator import sum_shards
 from price_keeper.recording.entries import Counter, UsageCounts
 from price_keeper.recording.submitted import (

@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 from price_keeper.alerts.alert import Alert
-from price_keeper.model import Scope
+from price_keeper.domain import Scope
 
 from tests.public_contract import inside
 from tests.public_contract.commands import commands

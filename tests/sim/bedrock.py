@@ -11,8 +11,8 @@ from typing import Any
 
 import orjson
 from bedrock_simulator import frames
+from price_keeper.domain import PICO_PER_MICRO, Caller
 from price_keeper.exchange import Header, Request
-from price_keeper.model import PICO_PER_MICRO, Caller
 from price_keeper.upstream.connection_pool import CannotConnect, UpstreamEndpoint
 from price_keeper.upstream.forwarder import Forwarder
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
+from price_keeper.domain import Caller, Scope
 from price_keeper.hard import holds, rows
-from price_keeper.model import Caller, Scope
 from price_keeper.rates.token_bucket import CONSUMED, MILLI, TOKENS
 from price_keeper.recording.aggregator import TOTAL_ATTRIBUTES, Aggregator, build_total_key
 from price_keeper.recording.entries import Counter

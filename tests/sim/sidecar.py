@@ -13,10 +13,10 @@ from unittest import mock
 from price_keeper import data_port_wiring
 from price_keeper.alerts.alert_raiser import AlertRaiser
 from price_keeper.config import Config
+from price_keeper.domain import Scope
 from price_keeper.errors import JournalUnusable
 from price_keeper.exchange import Request
 from price_keeper.metering.price_updates import PriceTables
-from price_keeper.model import Scope
 from price_keeper.rates.rate_lease_manager import SWEEP_SECONDS
 from price_keeper.rates.store_time import StoreTime
 from price_keeper.recording.composed import Recording, open_recording

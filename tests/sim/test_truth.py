@@ -5,7 +5,7 @@ from __future__ import annotations
 from zoneinfo import ZoneInfo
 
 import pytest
-from price_keeper.model import Scope
+from price_keeper.domain import Scope
 from price_keeper.recording.entries import PICO_PER_MICRO
 from price_keeper.selection import sticky
 from price_keeper.stores import schema

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 
+from price_keeper.domain import Scope
 from price_keeper.hard.rows import BudgetLeaseRow, HardBudgetBucket, HardBudgetKey
-from price_keeper.model import Scope
 from price_keeper.recording.aggregator import (
     TOTAL_ATTRIBUTES,
     ActiveCounter,

@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TypeAlias
 from uuid import uuid4
 
+from price_keeper.domain import Scope
 from price_keeper.errors import CancellationReason, ReasonCode, StoreThrottled, StoreUnavailable, TransactionFailed
-from price_keeper.model import Scope
 from price_keeper.rates.bucket_client import BucketClient
 from price_keeper.rates.token_bucket import RateBucket, RateLimit
 from price_keeper.stores import schema

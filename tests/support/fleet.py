@@ -13,7 +13,7 @@ from uuid import uuid4
 
 from price_keeper.config import Config
 from price_keeper.config.config_sections import AggregatorConfig as AggregatorConfig
-from price_keeper.model import Caller
+from price_keeper.domain import Caller
 from price_keeper.recording.aggregator import Aggregator
 from price_keeper.recording.entries import Intent, Receipt, UsageCounts
 from price_keeper.recording.journal import Journal

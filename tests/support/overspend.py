@@ -7,8 +7,8 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from price_keeper.domain import Caller
 from price_keeper.errors import Refusal
-from price_keeper.model import Caller
 from price_keeper.recording.expected import UsageForecast
 from price_keeper.selection.spent import NEVER
 from price_keeper.stores import schema

@@ -11,8 +11,8 @@ from typing import Any, Literal
 from uuid import uuid4
 
 from price_keeper.clock import Clock
+from price_keeper.domain import Scope
 from price_keeper.errors import CancellationReason, InvalidStoreRequest, ReasonCode, StoreUnavailable, TransactionFailed
-from price_keeper.model import Scope
 from price_keeper.recording.aggregator import sum_shards
 from price_keeper.recording.entries import PICO_PER_MICRO, ChargedCounters, Counter, Intent, Receipt, UsageCounts
 from price_keeper.recording.folder import lock_folder

@@ -10,8 +10,8 @@ import bcrypt
 import pytest
 from price_keeper.auth.registration import IssuedSecret, register, retrieve
 from price_keeper.clock import Clock
+from price_keeper.domain import Scope
 from price_keeper.errors import StoreUnavailable
-from price_keeper.model import Scope
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Put, Store
 

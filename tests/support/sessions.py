@@ -14,8 +14,8 @@ from price_keeper.auth.revocation import RevocationList
 from price_keeper.auth.signing_keys import SigningKey
 from price_keeper.auth.tokens import TokenService
 from price_keeper.clock import Clock
+from price_keeper.domain import Scope
 from price_keeper.errors import AccessDenied, StoreError, StoreUnavailable
-from price_keeper.model import Scope
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Item, Key, Page, Put, Query, Store, Write
 from price_keeper.tasks import Tasks

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar, cast
 from unittest import mock
 
 from price_keeper.config import Config
+from price_keeper.domain import Caller
 from price_keeper.errors import StoreError, StoreUnavailable
-from price_keeper.model import Caller
 from price_keeper.recording.aggregator import AS_OF_ATTRIBUTE, Aggregator
 from price_keeper.recording.composed import AGGREGATE_JITTER
 from price_keeper.recording.entries import PICO_PER_MICRO, ChargedCounters, Intent, Receipt, UsageCounts

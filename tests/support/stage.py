@@ -19,7 +19,7 @@ from price_keeper.auth.client_secrets import hash_secret, make_secret
 from price_keeper.auth.signing_keys import SigningKey
 from price_keeper.auth.tokens import TokenService
 from price_keeper.config.config_sections import UnitPrices
-from price_keeper.model import build_client_id
+from price_keeper.domain import build_client_id
 from price_keeper.server.tls import ensure_local_certificates
 from price_keeper.stores import schema
 from price_keeper.stores.contract import ItemMissing, Put

@@ -14,7 +14,7 @@ FILES = sorted((ROOT / "proxy").rglob("*.py"))
 # From the ground up. A module belongs to the first line that names it or a package around it.
 LAYERS: list[set[str]] = [
     {
-        "price_keeper.model",
+        "price_keeper.domain",
         "price_keeper.errors",
         "price_keeper.clock",
         "price_keeper.calendar_days",

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from price_keeper.alerts.alert_raiser import SETTLE_SECONDS
 from price_keeper.alerts.webhook import WebhookResponse
-from price_keeper.model import Scope
+from price_keeper.domain import Scope
 from price_keeper.tasks import Tasks
 
 from tests.support.alerts import (

@@ -17,7 +17,7 @@ from price_keeper.alerts.alert_delivery import GIVE_UP_SECONDS, MAX_CONCURRENT_R
 from price_keeper.alerts.alert_outbox import AlertOutbox
 from price_keeper.alerts.alert_raiser import SETTLE_SECONDS
 from price_keeper.alerts.webhook import WebhookResponse
-from price_keeper.model import Scope
+from price_keeper.domain import Scope
 from price_keeper.tasks import Tasks
 
 from tests.support.alerts import (

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from price_keeper.auth.client_secrets import HASH_CACHE_SECONDS, SECRET_HASH, ClientVerifier, hash_secret, make_secret
 from price_keeper.auth.revocation import REVOCATION_CACHE_SECONDS
+from price_keeper.domain import build_client_id
 from price_keeper.errors import AccessDenied, TokenExpired
-from price_keeper.model import build_client_id
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Put
 

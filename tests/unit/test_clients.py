@@ -14,9 +14,9 @@ from price_keeper.auth.client_secrets import ClientVerifier, hash_secret, make_s
 from price_keeper.auth.container_credentials import LocalCredentialIssuer
 from price_keeper.auth.signing_keys import SigningKey
 from price_keeper.auth.tokens import TokenService
+from price_keeper.domain import parse_client_id
 from price_keeper.errors import AccessDenied, Busy, StoreUnavailable, TooManyRequests
 from price_keeper.exchange import Request
-from price_keeper.model import parse_client_id
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Put
 from price_keeper.stores.sqlite import SqliteStore

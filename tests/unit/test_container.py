@@ -10,8 +10,8 @@ import pytest
 from price_keeper.auth.client_secrets import SESSIONS_GENERATION, ClientVerifier
 from price_keeper.auth.container_credentials import LocalCredentialIssuer
 from price_keeper.auth.throttles import FAILURE_BURST, LoginThrottle
+from price_keeper.domain import build_client_id
 from price_keeper.errors import AccessDenied, TooManyRequests
-from price_keeper.model import build_client_id
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Put, Update
 

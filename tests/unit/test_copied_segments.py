@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from price_keeper.domain import Scope
 from price_keeper.errors import CancellationReason, TransactionFailed
-from price_keeper.model import Scope
 from price_keeper.recording.entries import Receipt, UsageCounts
 from price_keeper.recording.leftovers import recover
 from price_keeper.recording.seal import SUMS_PER_PART

@@ -9,9 +9,9 @@ from price_keeper.auth.authenticate import FixedIdentityAuthenticator, TokenAuth
 from price_keeper.auth.revocation import RevocationList
 from price_keeper.auth.signing_keys import SigningKey
 from price_keeper.auth.tokens import TokenService
+from price_keeper.domain import parse_client_id
 from price_keeper.errors import AccessDenied
 from price_keeper.exchange import Request
-from price_keeper.model import parse_client_id
 from price_keeper.tasks import Tasks
 
 from tests.support.clock import ManualClock

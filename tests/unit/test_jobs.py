@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from price_keeper.model import Caller
+from price_keeper.domain import Caller
 from price_keeper.recording.jobs import MAX_CALLERS_WITH_JOBS, MAX_JOBS_PER_CALLER, PaidJobs
 
 

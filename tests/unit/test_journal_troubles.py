@@ -15,8 +15,8 @@ from uuid import uuid4
 import orjson
 import pytest
 from price_keeper.cli import replay_command
+from price_keeper.domain import Scope
 from price_keeper.errors import JournalUnusable, RecordingUnavailable
-from price_keeper.model import Scope
 from price_keeper.recording import composed, journal
 from price_keeper.recording.aggregator import Aggregator, build_total_key
 from price_keeper.recording.composed import open_recording

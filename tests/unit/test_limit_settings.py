@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from price_keeper.model import Scope
+from price_keeper.domain import Scope
 from price_keeper.rates.rate_limit_settings import parse_rate_limits, validate_rate_limits
 from price_keeper.rates.token_bucket import RateLimit
 from price_keeper.stores import schema

@@ -23,7 +23,7 @@ from price_keeper.auth.registration import _RETRIEVAL_TOKEN_FORMAT, is_tagged_to
 from price_keeper.auth.secret_tags import NO_TAGS, SecretTagger
 from price_keeper.auth.signing_keys import SigningKey
 from price_keeper.auth.throttles import LookupRate, LookupThrottle
-from price_keeper.model import build_client_id
+from price_keeper.domain import build_client_id
 from price_keeper.stores.contract import Put
 
 from tests.support.clock import ManualClock

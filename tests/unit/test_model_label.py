@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from price_keeper.model import is_label
+from price_keeper.domain import is_label
 from price_keeper.recording.metering import build_model_label
 
 from tests.support.effort import tries

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from price_keeper.clock import SystemClock
-from price_keeper.model import Scope
+from price_keeper.domain import Scope
 from price_keeper.recording.lines import encode_line
 from price_keeper.selection import notebook as book
 from price_keeper.selection.notebook import SnapshotFile
@@ -33,7 +33,7 @@ WRITES_WITHOUT_END = """
 import asyncio, sys
 from pathlib import Path
 from price_keeper.clock import SystemClock
-from price_keeper.model import Scope
+from price_keeper.domain import Scope
 from price_keeper.selection.notebook import Notebook
 
 async def main():

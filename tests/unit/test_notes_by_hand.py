@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from price_keeper.config import Config
+from price_keeper.domain import Scope
 from price_keeper.errors import QuotaExceeded
-from price_keeper.model import Scope
 from price_keeper.selection import notes as noted
 from price_keeper.selection.notes import BudgetSnapshot
 from price_keeper.selection.plan import resolve_settings

@@ -7,8 +7,8 @@ from typing import Any, cast
 
 import pytest
 from price_keeper.calendar_days import Period, find_span, load_zone
+from price_keeper.domain import Scope
 from price_keeper.errors import ConfigError
-from price_keeper.model import Scope
 from price_keeper.selection.overrides import (
     Override,
     clear_override,

@@ -17,7 +17,7 @@ from price_keeper.control.page.outlook import (
     forecast_quota,
     simulate_quota,
 )
-from price_keeper.model import PICO_PER_USD
+from price_keeper.domain import PICO_PER_USD
 from price_keeper.selection import policy
 
 NOON = 1_795_003_200.0  # 2026-11-18 12:00 UTC

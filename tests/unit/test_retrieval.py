@@ -12,8 +12,8 @@ import pytest
 from price_keeper.auth import registration as module
 from price_keeper.auth.client_secrets import client_item_key
 from price_keeper.auth.registration import RETRIEVAL_SECONDS, RETRIEVED_AT, retrieve
+from price_keeper.domain import build_client_id
 from price_keeper.errors import AccessDenied, Busy
-from price_keeper.model import build_client_id
 from price_keeper.stores import schema
 from price_keeper.stores.contract import EXPIRY_ATTRIBUTE, Item, Put, Store
 from price_keeper.stores.dynamodb import DynamoStore

@@ -23,8 +23,8 @@ from price_keeper.auth.client_secrets import (
 )
 from price_keeper.auth.registration import MAX_GRACE_HOURS, retrieve, rotate
 from price_keeper.auth.throttles import LookupRate, LookupThrottle
+from price_keeper.domain import Scope, build_client_id
 from price_keeper.errors import AccessDenied, Busy, InvalidRequest, TooManyRequests
-from price_keeper.model import Scope, build_client_id
 from price_keeper.stores.contract import Item, Key, Put, Update
 
 from tests.support.clock import ManualClock

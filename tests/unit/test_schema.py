@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from price_keeper.model import Scope, is_app_id, is_label, is_org_id
+from price_keeper.domain import Scope, is_app_id, is_label, is_org_id
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Key
 from price_keeper.stores.item_values import check_key

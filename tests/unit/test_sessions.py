@@ -11,6 +11,7 @@ from price_keeper.auth import refresh_sessions
 from price_keeper.auth.client_secrets import SESSIONS_GENERATION
 from price_keeper.auth.refresh_sessions import EXPIRY_DOUBT_SECONDS, MAX_ATTEMPTS, StaleGeneration
 from price_keeper.auth.tokens import SKEW_SECONDS
+from price_keeper.domain import Scope
 from price_keeper.errors import (
     AccessDenied,
     Busy,
@@ -23,7 +24,6 @@ from price_keeper.errors import (
     TokenRejected,
     TransactionFailed,
 )
-from price_keeper.model import Scope
 from price_keeper.stores import schema
 from price_keeper.stores.contract import ConditionCheck, ItemExists, Key, Put, Write
 

@@ -21,8 +21,8 @@ from price_keeper.auth import tokens as module
 from price_keeper.auth.signing_keys import SigningKey, load_keys
 from price_keeper.auth.tokens import TokenService
 from price_keeper.config.config_sections import KeyConfig
+from price_keeper.domain import Caller
 from price_keeper.errors import AccessDenied, ConfigError, TokenExpired
-from price_keeper.model import Caller
 
 ORG = "550e8400-e29b-41d4-a716-446655440000"
 SECRET = b"a secret that is long enough for HS256, and for HS512, which nobody asked for"

@@ -9,8 +9,8 @@ from typing import Any, cast
 
 import pytest
 from price_keeper.config import Config
+from price_keeper.domain import Caller, Scope
 from price_keeper.errors import AccessDenied, Busy, UnknownOrg
-from price_keeper.model import Caller, Scope
 from price_keeper.selection import unknown_orgs
 from price_keeper.selection.notes import BudgetSnapshot
 from price_keeper.selection.watching import SETTINGS_REFRESH_SECONDS

@@ -13,7 +13,7 @@ from typing import Any
 
 import orjson
 
-from price_keeper.model import PICO_PER_MICRO, Scope
+from price_keeper.domain import PICO_PER_MICRO, Scope
 from price_keeper.stores import schema
 from price_keeper.stores.contract import EXPIRY_ATTRIBUTE, Item, Key
 

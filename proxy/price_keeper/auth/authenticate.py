@@ -12,9 +12,9 @@ from typing import Final, Protocol
 
 from price_keeper.auth.revocation import RevocationList
 from price_keeper.auth.tokens import Claims, TokenService
+from price_keeper.domain import Caller
 from price_keeper.errors import AccessDenied
 from price_keeper.exchange import Request
-from price_keeper.model import Caller
 
 SESSION_TOKEN: Final = b"x-amz-security-token"
 AUTHORIZATION: Final = b"authorization"

@@ -29,8 +29,8 @@ import bcrypt
 from price_keeper.auth.secret_tags import NO_TAGS, SecretTagger
 from price_keeper.auth.throttles import LookupThrottle, network_of
 from price_keeper.clock import SystemClock
+from price_keeper.domain import Scope, build_client_id, parse_client_id
 from price_keeper.errors import AccessDenied, Busy, StoreError, TooManyRequests
-from price_keeper.model import Scope, build_client_id, parse_client_id
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Item, Key, Store
 

@@ -15,10 +15,10 @@ from price_keeper.auth.authenticate import AUTHORIZATION
 from price_keeper.auth.client_secrets import MAX_STALE_RETRIES, ClientVerifier
 from price_keeper.auth.throttles import LoginThrottle
 from price_keeper.auth.tokens import SKEW_SECONDS, Claims, TokenService
+from price_keeper.domain import Scope
 from price_keeper.errors import AccessDenied, Busy, TooManyRequests
 from price_keeper.exchange import Header, Request, Responder
 from price_keeper.local_responses import send_json
-from price_keeper.model import Scope
 
 MAX_CACHED_CREDENTIALS = 10_000  # tokens handed out that have more than half their life before them
 

@@ -35,8 +35,8 @@ from price_keeper.auth.container_credentials import (
 from price_keeper.auth.throttles import LoginThrottle, LookupRate, LookupThrottle, network_of
 from price_keeper.auth.tokens import Claims, TokenService
 from price_keeper.clock import Clock
+from price_keeper.domain import parse_client_id
 from price_keeper.errors import AccessDenied, Busy, PriceKeeperError, Refusal, TokenExpired, TooManyRequests
-from price_keeper.model import parse_client_id
 
 MAX_CACHED_CALLERS = 10_000  # callers, and as many whose asking was in vain
 MAX_WAITERS = 1000  # who have nothing kept, for the control service; past this the answer would come too late

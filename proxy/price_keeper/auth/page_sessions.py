@@ -13,8 +13,8 @@ from uuid import uuid4
 
 from price_keeper.auth.revocation import RevocationList
 from price_keeper.auth.tokens import Claims, TokenService
+from price_keeper.domain import Caller, build_client_id, is_app_id, is_org_id
 from price_keeper.errors import AccessDenied, TokenExpired, TokenRejected
-from price_keeper.model import Caller, build_client_id, is_app_id, is_org_id
 
 PAGE_AUDIENCE = "price-keeper-page"
 PAGE_PURPOSE = "page"

@@ -27,6 +27,7 @@ from price_keeper.auth.client_secrets import client_item_key, read_generation
 from price_keeper.auth.revocation import RevocationList
 from price_keeper.auth.tokens import Claims, MintedToken, TokenService
 from price_keeper.clock import Clock
+from price_keeper.domain import Scope, build_client_id
 from price_keeper.errors import (
     Busy,
     CancellationReason,
@@ -39,7 +40,6 @@ from price_keeper.errors import (
     TokenRejected,
     TransactionFailed,
 )
-from price_keeper.model import Scope, build_client_id
 from price_keeper.stores import schema
 from price_keeper.stores.contract import (
     EXPIRY_ATTRIBUTE,

@@ -44,6 +44,7 @@ from price_keeper.auth.client_secrets import (
 )
 from price_keeper.auth.secret_tags import NO_TAGS, SecretTagger
 from price_keeper.clock import Clock
+from price_keeper.domain import Scope, build_client_id
 from price_keeper.errors import (
     AccessDenied,
     Busy,
@@ -56,7 +57,6 @@ from price_keeper.errors import (
     TransactionFailed,
     WriteConflict,
 )
-from price_keeper.model import Scope, build_client_id
 from price_keeper.stores import schema
 from price_keeper.stores.conflict_retry import retry_on_conflict
 from price_keeper.stores.contract import (

@@ -18,8 +18,8 @@ from typing import Final, Literal
 from price_keeper.auth.client_secrets import client_item_key, read_generation
 from price_keeper.auth.tokens import Claims
 from price_keeper.clock import Clock
+from price_keeper.domain import Scope
 from price_keeper.errors import AccessDenied, Busy, ConditionFailed, StoreError, StoreUnavailable, TokenRejected
-from price_keeper.model import Scope
 from price_keeper.stores import schema
 from price_keeper.stores.contract import (
     EXPIRY_ATTRIBUTE,

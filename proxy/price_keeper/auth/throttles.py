@@ -16,8 +16,8 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
 from price_keeper.clock import Clock
+from price_keeper.domain import parse_client_id
 from price_keeper.errors import Busy, TooManyRequests
-from price_keeper.model import parse_client_id
 
 ADMIN = "admin"  # the administrator among the clients, whose ids are longer
 MAX_FAILURE_BUCKETS = 10_000  # clients, and as many addresses

@@ -18,8 +18,8 @@ from jwt.algorithms import OKPAlgorithm, RSAAlgorithm
 
 from price_keeper.auth.secret_tags import SecretTagger
 from price_keeper.auth.signing_keys import SigningKey
+from price_keeper.domain import Caller, build_client_id, is_app_id, is_org_id
 from price_keeper.errors import AccessDenied, TokenExpired, TokenRejected
-from price_keeper.model import Caller, build_client_id, is_app_id, is_org_id
 
 AUDIENCE = "price-keeper"
 ACCESS: Literal["access"] = "access"

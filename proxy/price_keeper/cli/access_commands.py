@@ -38,8 +38,8 @@ from price_keeper.cli.settings_view import SettingsView
 from price_keeper.cli.shared_arguments import ALL_SESSIONS
 from price_keeper.config.value_checks import url as url_complaint
 from price_keeper.control.terms import RETRIEVAL_TOKEN_HEADER
+from price_keeper.domain import parse_client_id
 from price_keeper.errors import PriceKeeperError
-from price_keeper.model import parse_client_id
 
 DEFAULT_REGION = "us-east-1"  # SDKs want one; to which region a call goes, the sidecar says
 

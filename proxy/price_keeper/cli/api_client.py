@@ -28,8 +28,8 @@ from price_keeper.config.config_problems import escape_line
 from price_keeper.config.value_checks import control_url as url_complaint
 from price_keeper.control.terms import API_KEY_HEADER, MAX_PAGE_SIZE
 from price_keeper.control.terms import MAX_BODY_BYTES as MOST_SENT
+from price_keeper.domain import is_org_id
 from price_keeper.errors import ConfigError, PriceKeeperError
-from price_keeper.model import is_org_id
 from price_keeper.reports.org_directory import resolve_org
 
 RESPONSE_TIMEOUT_SECONDS = 30.0  # more than the slowest answer takes to begin: a login that goes on losing to others

@@ -27,8 +27,8 @@ from price_keeper.cli.shared_arguments import ADMIN_KEY_VARIABLE, API_URL_VARIAB
 from price_keeper.clock import SystemClock
 from price_keeper.config import Address, Config
 from price_keeper.config.config_sections import KeyConfig, TlsConfig
+from price_keeper.domain import Scope, build_client_id
 from price_keeper.errors import PriceKeeperError
-from price_keeper.model import Scope, build_client_id
 from price_keeper.server.server_limits import release_large_blocks
 from price_keeper.server.tls import ensure_local_certificates
 from price_keeper.stores import schema

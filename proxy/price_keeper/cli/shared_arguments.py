@@ -48,7 +48,7 @@ def parse_key_id(text: str) -> str:
 
 
 def parse_app_id(text: str) -> str:
-    from price_keeper.model import is_app_id
+    from price_keeper.domain import is_app_id
 
     if not is_app_id(text):
         raise ArgumentTypeError(
@@ -58,7 +58,7 @@ def parse_app_id(text: str) -> str:
 
 
 def parse_session_id(text: str) -> str:
-    from price_keeper.model import is_org_id
+    from price_keeper.domain import is_org_id
 
     if text != ALL_SESSIONS and not is_org_id(text.lower()):
         raise ArgumentTypeError(f"a session id is a UUID, or {ALL_SESSIONS} for every session, not {text[:80]!r}")

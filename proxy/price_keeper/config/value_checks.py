@@ -18,7 +18,7 @@ from zoneinfo import available_timezones
 
 from price_keeper.config.config_problems import did_you_mean
 from price_keeper.config.config_reader import RuleViolation, ValueCheck
-from price_keeper.model import is_app_id, is_label, is_org_id
+from price_keeper.domain import is_app_id, is_label, is_org_id
 
 _DAY_SECS = 86_400
 _MAX_PRICE = 1_000_000  # USD, for whatever is sold: a dollar a token is a slip of the pen

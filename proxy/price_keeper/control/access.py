@@ -18,8 +18,8 @@ from price_keeper.control.calls import AccessLevel, ApiRoute, Principal
 from price_keeper.control.page.same_origin import check_same_origin, has_page_header
 from price_keeper.control.problems import forbidden, invalid_request, unauthorized
 from price_keeper.control.terms import API_KEY_HEADER, AUTHORIZATION_HEADER
+from price_keeper.domain import Caller
 from price_keeper.errors import AccessDenied, ConfigError, TokenExpired, TokenRejected
-from price_keeper.model import Caller
 
 MIN_ADMIN_KEY_LENGTH = 24  # characters, so that guessing is hopeless and need not lock anybody out
 

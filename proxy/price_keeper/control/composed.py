@@ -23,7 +23,7 @@ from price_keeper.control.parts import (
     ControlServices,
 )
 from price_keeper.control.rates import ApiRateLimiter, LocalApiRateLimiter, SharedApiRateLimiter
-from price_keeper.model import Caller
+from price_keeper.domain import Caller
 from price_keeper.rates.rate_lease_manager import RateLeaseManager
 from price_keeper.recording.submitted import SubmissionRecorder
 from price_keeper.selection.standings import BudgetRegistry

@@ -13,8 +13,8 @@ from price_keeper.control.fields import BodyFields, IntegerField
 from price_keeper.control.parts import ControlServices
 from price_keeper.control.problems import unauthorized
 from price_keeper.control.terms import DEFAULT_GRACE_HOURS, RETRIEVAL_TOKEN_HEADER
+from price_keeper.domain import Scope, build_client_id
 from price_keeper.errors import AccessDenied
-from price_keeper.model import Scope, build_client_id
 from price_keeper.reports.settings_report import format_utc
 
 ROTATION_BODY = BodyFields({"grace_hours": IntegerField(0, MAX_GRACE_HOURS)}, ())

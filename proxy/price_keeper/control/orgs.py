@@ -18,7 +18,7 @@ from price_keeper.control.credentials import create_credentials
 from price_keeper.control.parts import ControlServices
 from price_keeper.control.problems import invalid_request, not_found
 from price_keeper.control.terms import MAX_PAGE_SIZE
-from price_keeper.model import Scope
+from price_keeper.domain import Scope
 from price_keeper.reports.settings_report import SettingsReport
 from price_keeper.selection.settings import (
     APP_SETTINGS,

@@ -12,7 +12,7 @@ from price_keeper.control.fields import BodyFields, FreeTextField, PatternField,
 from price_keeper.control.orgs import load_app, load_org
 from price_keeper.control.parts import ControlServices
 from price_keeper.control.problems import ERROR_CODES, ApiError
-from price_keeper.model import Scope
+from price_keeper.domain import Scope
 from price_keeper.reports.settings_report import SettingsReport, format_utc
 from price_keeper.selection.overrides import (
     MAX_REASON_LENGTH,

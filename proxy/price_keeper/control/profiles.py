@@ -19,9 +19,9 @@ from price_keeper.control.orgs import load_app
 from price_keeper.control.overrides import LABEL_FIELD
 from price_keeper.control.parts import ControlServices
 from price_keeper.control.problems import ERROR_CODES, ApiError, invalid_request
+from price_keeper.domain import Scope
 from price_keeper.errors import ConfigError
 from price_keeper.metering.profiles import ARN_PATTERN, PRICE_FIELDS
-from price_keeper.model import Scope
 from price_keeper.selection.own_labels import PROFILES_MADE_ATTRIBUTE
 from price_keeper.selection.plan import is_number
 from price_keeper.stores import schema

@@ -9,7 +9,7 @@ from multidict import CIMultiDict
 
 from price_keeper.control.calls import ApiRoute
 from price_keeper.control.problems import ERROR_CODES, ApiError, invalid_request
-from price_keeper.model import is_app_id, is_org_id
+from price_keeper.domain import is_app_id, is_org_id
 
 MAX_QUERY_VALUE_LENGTH = 1000  # characters of one value; aiohttp bounds the whole line
 _ID_RULES: Mapping[str, tuple[Callable[[str], bool], str]] = {

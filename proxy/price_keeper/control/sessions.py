@@ -6,8 +6,8 @@ from price_keeper.auth.client_secrets import SESSIONS_GENERATION, client_item_ke
 from price_keeper.control.calls import AccessLevel, ApiRequest, ApiResponse, ApiRoute, build_cacheable_response
 from price_keeper.control.parts import ControlServices
 from price_keeper.control.problems import invalid_request, not_found
+from price_keeper.domain import Scope, is_org_id
 from price_keeper.errors import ReasonCode, TransactionFailed
-from price_keeper.model import Scope, is_org_id
 from price_keeper.reports.settings_report import format_utc
 from price_keeper.stores.conflict_retry import retry_on_conflict, transact_with_retry
 from price_keeper.stores.contract import ItemExists, Update

@@ -10,8 +10,8 @@ from typing import Any, cast, get_args
 
 from price_keeper.config import value_checks as must_be
 from price_keeper.config.config_sections import EndpointConfig, Format, LabelConfig, PricesConfig, caches_have_prices
+from price_keeper.domain import ResolvedLabel
 from price_keeper.metering.pricing import PriceTable, build_label_price_table
-from price_keeper.model import ResolvedLabel
 from price_keeper.stores.contract import Item
 
 _REGION = r"[a-z]{2,8}(-[a-z]{1,12}){1,3}-[0-9]{1,2}"

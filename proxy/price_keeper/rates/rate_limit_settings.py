@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from price_keeper.model import Scope
+from price_keeper.domain import Scope
 from price_keeper.rates.token_bucket import MILLI, RateBucket, RateLimit
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Item, Value

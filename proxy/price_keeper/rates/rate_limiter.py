@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from price_keeper.clock import Clock
+from price_keeper.domain import Caller, Scope
 from price_keeper.errors import StoreError, TooManyRequests
 from price_keeper.exchange import Header
-from price_keeper.model import Caller, Scope
 from price_keeper.rates.rate_lease_manager import RateDecision, RateLeaseManager
 from price_keeper.rates.rate_limit_settings import REQUESTS, TOKENS, ScopeRateLimits, parse_rate_limits
 from price_keeper.rates.token_bucket import MILLI, RateBucket

@@ -9,12 +9,11 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import orjson
 
+# The units that an entry's money is counted in.
+from price_keeper.domain import PICO_PER_MICRO as PICO_PER_MICRO
+from price_keeper.domain import PICO_PER_USD as PICO_PER_USD
 from price_keeper.metering.bodies import UNBILLED_GUARDRAIL_COUNTS
 from price_keeper.metering.usage import Usage
-
-# The units that an entry's money is counted in.
-from price_keeper.model import PICO_PER_MICRO as PICO_PER_MICRO
-from price_keeper.model import PICO_PER_USD as PICO_PER_USD
 
 _make = tuple.__new__  # of a named tuple, in half the time
 _MAX_PENDING: Final = 200

@@ -12,8 +12,8 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any, NamedTuple
 
+from price_keeper.domain import Scope
 from price_keeper.hard import rows
-from price_keeper.model import Scope
 from price_keeper.recording.entries import PICO_PER_MICRO, Counter, UsageCounts
 from price_keeper.recording.seal import SegmentPart
 from price_keeper.recording.ulid import read_created_at

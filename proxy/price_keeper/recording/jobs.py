@@ -8,8 +8,8 @@ from typing import Final
 
 import orjson
 
+from price_keeper.domain import Caller
 from price_keeper.metering.usage import Usage
-from price_keeper.model import Caller
 from price_keeper.recording.entries import ChargedCounters, CompletionListener, Receipt
 from price_keeper.recording.journal import Journal
 from price_keeper.recording.meter import Meter, OperationPricing

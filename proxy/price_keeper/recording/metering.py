@@ -13,6 +13,7 @@ from weakref import WeakKeyDictionary
 from price_keeper.clock import Clock
 from price_keeper.config import Config
 from price_keeper.config.config_sections import ASYNC_JOB_LABEL, GUARDRAIL_LABEL
+from price_keeper.domain import Caller, ResolvedLabel
 from price_keeper.errors import InvalidRequest
 from price_keeper.hard.worst import CostCeiling
 from price_keeper.metering.guardrails import build_guardrail_prices, estimate_units, price_guardrail
@@ -21,7 +22,6 @@ from price_keeper.metering.pricing import Cost, Pricer
 from price_keeper.metering.profiles import InferenceProfile, ResolvedProfile
 from price_keeper.metering.reading import BYTES_PER_TOKEN
 from price_keeper.metering.usage import Usage, make_plain_usage
-from price_keeper.model import Caller, ResolvedLabel
 from price_keeper.operations import Operation
 from price_keeper.recording.entries import ChargedCounters, CompletionListener
 from price_keeper.recording.expected import UsageForecast

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from price_keeper.config import Config
 from price_keeper.config.config_sections import ASYNC_JOB_LABEL
+from price_keeper.domain import ResolvedLabel
 from price_keeper.errors import Busy, QuotaExceeded, RecordingUnavailable, Refusal, TooManyRequests
 from price_keeper.hard.purse import BudgetLease, CostReservation, RefusalReason
 from price_keeper.hard.purses import BudgetLeases
@@ -23,7 +24,6 @@ from price_keeper.metering.guardrails import build_guardrail_prices
 from price_keeper.metering.price_list import identify_model
 from price_keeper.metering.price_updates import PriceTables
 from price_keeper.metering.profiles import ResolvedProfile
-from price_keeper.model import ResolvedLabel
 from price_keeper.operations import Operation
 from price_keeper.recording.entries import PICO_PER_USD, Counter
 from price_keeper.recording.meter import OperationPricing

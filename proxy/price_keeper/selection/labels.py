@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from price_keeper.config.config_sections import LabelConfig
+from price_keeper.domain import ResolvedLabel
 from price_keeper.errors import Busy, InvalidRequest
 from price_keeper.metering.profiles import NO_PROFILES, UNREAD_PROFILES, AppProfiles, ResolvedProfile
-from price_keeper.model import ResolvedLabel
 
 UNREAD_RETRY_SECONDS = 3.0
 

@@ -7,7 +7,7 @@ from typing import Final, cast
 
 from price_keeper.clock import Clock
 from price_keeper.config import Config
-from price_keeper.model import Scope
+from price_keeper.domain import Scope
 from price_keeper.recording.aggregator import AS_OF_ATTRIBUTE, build_shard_keys, build_total_key, sum_items
 from price_keeper.recording.entries import Counter
 from price_keeper.recording.flush import COST_ATTRIBUTE, to_pico

@@ -17,8 +17,8 @@ from typing import Any, Final, NamedTuple
 
 import orjson
 
+from price_keeper.domain import Scope
 from price_keeper.errors import InvalidStoreRequest
-from price_keeper.model import Scope
 from price_keeper.recording.lines import encode_line
 from price_keeper.selection import sticky
 from price_keeper.selection.settings import ORG_SETTINGS

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from price_keeper.calendar_days import Period, PeriodSpan, find_span
-from price_keeper.model import Caller, Scope
+from price_keeper.domain import Caller, Scope
 from price_keeper.recording.entries import ChargedCounters, Counter
 from price_keeper.selection.plan import EffectiveSettings
 from price_keeper.selection.spent import NEVER

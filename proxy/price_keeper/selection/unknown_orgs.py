@@ -10,8 +10,8 @@ import logging
 from typing import Final, Literal, TypeVar
 
 from price_keeper.clock import Clock
+from price_keeper.domain import Scope
 from price_keeper.errors import UnknownOrg
-from price_keeper.model import Scope
 from price_keeper.selection.notes import BudgetSnapshot
 from price_keeper.telemetry import metrics
 from price_keeper.telemetry.metrics import MetricsRegistry

@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 from hashlib import sha256
 
-from price_keeper.model import Scope, is_app_id, is_label
+from price_keeper.domain import Scope, is_app_id, is_label
 from price_keeper.stores.contract import Key
 
 

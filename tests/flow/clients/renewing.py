@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 import yaml
 from price_keeper.auth.client_secrets import client_item_key, hash_secret, make_secret
 from price_keeper.auth.tokens import ACCESS_SECONDS
-from price_keeper.model import Scope, build_client_id
+from price_keeper.domain import Scope, build_client_id
 from price_keeper.stores.contract import ItemMissing, Put
 from price_keeper.stores.sqlite import SqliteStore
 

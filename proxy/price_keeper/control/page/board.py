@@ -13,8 +13,8 @@ from price_keeper.control.page.outlook import BudgetView, compute_spend_rate, fo
 from price_keeper.control.page.places import BudgetEntry
 from price_keeper.control.parts import ControlServices
 from price_keeper.control.selecting import format_selection
+from price_keeper.domain import PICO_PER_MICRO, Caller, build_client_id
 from price_keeper.errors import StoreError
-from price_keeper.model import PICO_PER_MICRO, Caller, build_client_id
 from price_keeper.recording.entries import Counter
 from price_keeper.reports.settings_report import format_utc
 from price_keeper.selection.overrides import Override

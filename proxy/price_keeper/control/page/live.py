@@ -13,8 +13,8 @@ from price_keeper.control.page.board import BoardQuery, get_board
 from price_keeper.control.page.state import PageState
 from price_keeper.control.parts import ControlServices
 from price_keeper.control.problems import ApiError, forbidden, invalid_request
+from price_keeper.domain import is_app_id, is_org_id
 from price_keeper.errors import Refusal
-from price_keeper.model import is_app_id, is_org_id
 from price_keeper.reports.settings_report import format_utc
 
 EVENT_STREAM = "text/event-stream"

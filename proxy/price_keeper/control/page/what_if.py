@@ -9,7 +9,7 @@ from price_keeper.control.page.board import build_view, read_budget
 from price_keeper.control.page.outlook import simulate_quota
 from price_keeper.control.parts import ControlServices
 from price_keeper.control.problems import invalid_request
-from price_keeper.model import PICO_PER_MICRO
+from price_keeper.domain import PICO_PER_MICRO
 from price_keeper.selection.plan import MAX_QUOTA_MICROS, format_value
 
 WHAT_IF_QUERY = {

@@ -1,4 +1,8 @@
-"""The words of the product as types: who calls, and what a quota applies to."""
+"""The types that the whole product shares: who calls, what a quota applies to, and which label serves. Pure.
+
+Money is whole pico-dollars inside the product, and micro-dollars where people read it. Ids are checked here, so
+that an org or app has exactly one spelling. This module imports nothing of the product.
+"""
 
 from __future__ import annotations
 
