@@ -11,7 +11,7 @@ from zoneinfo import ZoneInfo
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from price_keeper.calendar_days import (
+from price_keeper.org_calendar import (
     Period,
     PeriodSpan,
     find_day_span,

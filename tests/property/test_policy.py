@@ -8,10 +8,10 @@ from types import MappingProxyType
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from price_keeper.calendar_days import Period, find_span, load_zone
 from price_keeper.config import Config
 from price_keeper.domain import Scope
 from price_keeper.errors import InvalidRequest, QuotaExceeded, TooManyRequests
+from price_keeper.org_calendar import Period, find_span, load_zone
 from price_keeper.selection import policy
 from price_keeper.selection.plan import resolve_settings
 from price_keeper.selection.policy import Mode

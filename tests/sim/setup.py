@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
-from price_keeper.calendar_days import Period, find_span, load_zone
 from price_keeper.domain import Caller
+from price_keeper.org_calendar import Period, find_span, load_zone
 
 from tests.sim import bedrock, network
 

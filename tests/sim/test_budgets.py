@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from price_keeper.calendar_days import Period, find_span, load_zone
 from price_keeper.domain import Caller, Scope
 from price_keeper.errors import ConditionFailed, Refusal
+from price_keeper.org_calendar import Period, find_span, load_zone
 from price_keeper.selection import policy, sticky
 from price_keeper.selection.overrides import clear_override, parse_override, set_override
 from price_keeper.stores import schema

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, cast
 from zoneinfo import ZoneInfo
 
-from price_keeper.calendar_days import PeriodSpan, parse_span_key
 from price_keeper.hard import rows
+from price_keeper.org_calendar import PeriodSpan, parse_span_key
 from price_keeper.rates.token_bucket import CAPACITY, TOKENS
 from price_keeper.recording.aggregator import TOTAL_ATTRIBUTES
 from price_keeper.recording.entries import PICO_PER_MICRO, Intent, Receipt

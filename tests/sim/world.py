@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from price_keeper.calendar_days import Period, load_zone
 from price_keeper.config import Config
 from price_keeper.errors import QuotaExceeded
+from price_keeper.org_calendar import Period, load_zone
 from price_keeper.recording import segment
 from price_keeper.selection import hard_budgets
 from price_keeper.selection.standing import BudgetState

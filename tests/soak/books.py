@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
 
-from price_keeper.calendar_days import Period, find_span
+from price_keeper.org_calendar import Period, find_span
 
 from tests.soak.bedrock import read
 from tests.soak.fleet import Member

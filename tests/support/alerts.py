@@ -15,9 +15,9 @@ from price_keeper.alerts.alert_delivery import AlertDeliveries
 from price_keeper.alerts.alert_outbox import AlertOutbox
 from price_keeper.alerts.alert_raiser import AlertRaiser
 from price_keeper.alerts.webhook import WebhookResponse
-from price_keeper.calendar_days import PeriodSpan
 from price_keeper.domain import Scope
 from price_keeper.errors import ConditionFailed, StoreUnavailable
+from price_keeper.org_calendar import PeriodSpan
 from price_keeper.stores.contract import Item, Key, Put
 from price_keeper.stores.item_values import evaluate_condition
 from price_keeper.tasks import Tasks

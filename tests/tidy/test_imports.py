@@ -17,7 +17,7 @@ LAYERS: list[set[str]] = [
         "price_keeper.domain",
         "price_keeper.errors",
         "price_keeper.clock",
-        "price_keeper.calendar_days",
+        "price_keeper.org_calendar",
         "price_keeper.exchange",
         "price_keeper.server.request_building",
     },

@@ -11,8 +11,8 @@ import pytest
 from price_keeper.alerts import alert_raiser as module
 from price_keeper.alerts.alert import MARKER_SECONDS
 from price_keeper.alerts.alert_raiser import SETTLE_SECONDS, AlertRaiser
-from price_keeper.calendar_days import PeriodSpan
 from price_keeper.errors import StoreUnavailable
+from price_keeper.org_calendar import PeriodSpan
 from price_keeper.stores import schema
 from price_keeper.stores.contract import EXPIRY_ATTRIBUTE, Store
 from price_keeper.tasks import Tasks

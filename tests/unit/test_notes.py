@@ -11,9 +11,9 @@ from typing import Any, cast
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from price_keeper.calendar_days import Period, find_span, load_zone
 from price_keeper.domain import Scope
 from price_keeper.errors import Busy, QuotaExceeded
+from price_keeper.org_calendar import Period, find_span, load_zone
 from price_keeper.rates.rate_limiter import RateLimitCache
 from price_keeper.recording.entries import Counter
 from price_keeper.recording.lines import decode_lines

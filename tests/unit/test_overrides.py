@@ -6,9 +6,9 @@ import asyncio
 from typing import Any, cast
 
 import pytest
-from price_keeper.calendar_days import Period, find_span, load_zone
 from price_keeper.domain import Scope
 from price_keeper.errors import ConfigError
+from price_keeper.org_calendar import Period, find_span, load_zone
 from price_keeper.selection.overrides import (
     Override,
     clear_override,

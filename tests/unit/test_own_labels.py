@@ -14,13 +14,13 @@ from typing import Any, cast
 from uuid import uuid4
 
 import pytest
-from price_keeper.calendar_days import Period, find_span, load_zone
 from price_keeper.config import Config
 from price_keeper.domain import Caller, Scope
 from price_keeper.errors import Busy, InvalidRequest
 from price_keeper.metering.profiles import NO_PROFILES, UNREAD_PROFILES, AppProfiles, ResolvedProfile, parse_profile
 from price_keeper.metering.usage import make_plain_usage
 from price_keeper.operations import Operation
+from price_keeper.org_calendar import Period, find_span, load_zone
 from price_keeper.recording.journal import Journal
 from price_keeper.recording.metering import MeterFactory
 from price_keeper.recording.ulid import UlidFactory

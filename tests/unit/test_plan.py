@@ -6,8 +6,8 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
-from price_keeper.calendar_days import Period, load_zone
 from price_keeper.config.config_sections import DefaultsConfig
+from price_keeper.org_calendar import Period, load_zone
 from price_keeper.selection.plan import (
     DEFAULT_ALERT_THRESHOLDS,
     UNUSABLE_ORDERING_LABEL,

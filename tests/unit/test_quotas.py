@@ -8,9 +8,9 @@ from typing import Any, cast
 from uuid import UUID
 
 import pytest
-from price_keeper.calendar_days import Period, find_span, load_zone
 from price_keeper.config import Config
 from price_keeper.domain import Scope
+from price_keeper.org_calendar import Period, find_span, load_zone
 from price_keeper.selection import quotas
 from price_keeper.selection.plan import resolve_settings
 from price_keeper.selection.quotas import MAX_COMPARED_SCOPES, MAX_REPORTED_LABELS, MAX_REPORTED_SCOPES, QuotaMetrics

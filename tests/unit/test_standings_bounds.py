@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from price_keeper.calendar_days import Period, find_span, load_zone
 from price_keeper.domain import Caller, Scope
 from price_keeper.errors import Busy, InvalidRequest, InvalidStoreRequest, QuotaExceeded
+from price_keeper.org_calendar import Period, find_span, load_zone
 from price_keeper.recording.aggregator import build_total_key
 from price_keeper.recording.entries import Counter
 from price_keeper.selection import spent, standings

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
-from price_keeper.calendar_days import Period, find_span, load_zone
+from price_keeper.org_calendar import Period, find_span, load_zone
 from price_keeper.stores.sqlite import SqliteStore
 
 from tests.support.clock import ManualClock

@@ -15,10 +15,10 @@ from uuid import uuid4
 
 from price_keeper.alerts.alert import MARKER_OWNER, Alert
 from price_keeper.alerts.alert_delivery import AlertDeliveries
-from price_keeper.calendar_days import PeriodSpan
 from price_keeper.clock import Clock
 from price_keeper.domain import Scope
 from price_keeper.errors import ConditionFailed, StoreError
+from price_keeper.org_calendar import PeriodSpan
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Key, Put, Store, missing_or_expired
 from price_keeper.tasks import Tasks

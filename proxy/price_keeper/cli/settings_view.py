@@ -10,9 +10,9 @@ from datetime import datetime
 from typing import Any
 from zoneinfo import ZoneInfo
 
-from price_keeper.calendar_days import Period, find_span
 from price_keeper.cli.terminal import BOLD, YELLOW, paint
 from price_keeper.domain import PICO_PER_MICRO
+from price_keeper.org_calendar import Period, find_span
 from price_keeper.reports import money
 
 _PENDING_TITLES = {"timezone": "time zone", "quota_scope": "quota_scope", "period": "period"}

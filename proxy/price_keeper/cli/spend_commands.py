@@ -18,7 +18,6 @@ from pathlib import Path
 from textwrap import wrap
 from typing import Any, Protocol, TextIO
 
-from price_keeper.calendar_days import load_zone
 from price_keeper.cli.atomic_file import open_atomically
 from price_keeper.cli.output import CommandError, Progress, print_json, print_lines
 from price_keeper.cli.store_selection import open_selected_store, select_config
@@ -26,6 +25,7 @@ from price_keeper.cli.terminal import can_show, get_terminal_width, is_colored
 from price_keeper.clock import Clock, SystemClock
 from price_keeper.config import Config
 from price_keeper.errors import PriceKeeperError
+from price_keeper.org_calendar import load_zone
 from price_keeper.recording.entries import UsageCounts
 from price_keeper.reports import focus_export, money
 from price_keeper.reports.org_directory import load_org_names, resolve_org

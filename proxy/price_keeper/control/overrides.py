@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from price_keeper.calendar_days import PeriodSpan, find_span
 from price_keeper.control.bodies import SMALL_BODY_BYTES
 from price_keeper.control.calls import AccessLevel, ApiRequest, ApiResponse, ApiRoute
 from price_keeper.control.fields import BodyFields, FreeTextField, PatternField, TimestampField
@@ -13,6 +12,7 @@ from price_keeper.control.orgs import load_app, load_org
 from price_keeper.control.parts import ControlServices
 from price_keeper.control.problems import ERROR_CODES, ApiError
 from price_keeper.domain import Scope
+from price_keeper.org_calendar import PeriodSpan, find_span
 from price_keeper.reports.settings_report import SettingsReport, format_utc
 from price_keeper.selection.overrides import (
     MAX_REASON_LENGTH,

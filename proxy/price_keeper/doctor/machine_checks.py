@@ -7,11 +7,11 @@ import zoneinfo
 from email.utils import parsedate_to_datetime
 from importlib.metadata import PackageNotFoundError, version
 
-from price_keeper.calendar_days import load_zone
 from price_keeper.doctor.bedrock_checks import list_bedrock_endpoints
 from price_keeper.doctor.doctor_checks import Finding, ok, skipped, trouble, warning
 from price_keeper.doctor.doctor_context import DoctorContext
 from price_keeper.doctor.network_probe import EndpointUnreachable, build_get_request, send_probe
+from price_keeper.org_calendar import load_zone
 from price_keeper.server.server_limits import DEFAULT_LIMITS, MIN_LIMIT, UNLIMITED_DESCRIPTORS, fit_to_descriptors
 from price_keeper.upstream.connection_pool import UpstreamEndpoint
 from price_keeper.upstream.forwarder import parse_endpoint

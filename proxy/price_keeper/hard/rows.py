@@ -19,9 +19,9 @@ from collections.abc import Iterable
 from typing import NamedTuple
 from zoneinfo import ZoneInfo
 
-from price_keeper.calendar_days import parse_span_key
 from price_keeper.domain import Scope
 from price_keeper.errors import StoreMisconfigured
+from price_keeper.org_calendar import parse_span_key
 from price_keeper.stores import schema
 from price_keeper.stores.contract import (
     EXPIRY_ATTRIBUTE,

@@ -11,11 +11,11 @@ from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from typing import Any, Final, NamedTuple
 
-from price_keeper.calendar_days import format_day
 from price_keeper.clock import Clock
 from price_keeper.domain import Scope
 from price_keeper.errors import ConditionFailed, StoreError
 from price_keeper.hard.rows import HardBudgetKey
+from price_keeper.org_calendar import format_day
 from price_keeper.recording.entries import Counter, UsageCounts
 from price_keeper.recording.flush import (
     COST_ATTRIBUTE,

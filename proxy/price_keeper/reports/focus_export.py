@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import NamedTuple
 
-from price_keeper.calendar_days import find_day_span
 from price_keeper.config.config_sections import ASYNC_JOB_LABEL, GUARDRAIL_LABEL
+from price_keeper.org_calendar import find_day_span
 from price_keeper.recording.entries import UsageCounts
 from price_keeper.reports.money import format_exact_usd
 from price_keeper.reports.report_formats import escape_formula, format_time

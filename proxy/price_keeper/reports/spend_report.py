@@ -17,8 +17,8 @@ from itertools import groupby
 from typing import Any, NamedTuple
 from zoneinfo import ZoneInfo
 
-from price_keeper.calendar_days import find_org_date, iterate_day_spans, parse_day
 from price_keeper.domain import Scope
+from price_keeper.org_calendar import find_org_date, iterate_day_spans, parse_day
 from price_keeper.recording import aggregator
 from price_keeper.recording.aggregator import (
     AS_OF_ATTRIBUTE,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from price_keeper.calendar_days import Period, PeriodSpan, find_span
 from price_keeper.domain import Caller, Scope
+from price_keeper.org_calendar import Period, PeriodSpan, find_span
 from price_keeper.recording.entries import ChargedCounters, Counter
 from price_keeper.selection.plan import EffectiveSettings
 from price_keeper.selection.spent import NEVER

@@ -19,9 +19,9 @@ from types import MappingProxyType
 from typing import Any, Literal, TypeVar, cast
 from zoneinfo import ZoneInfo
 
-from price_keeper.calendar_days import Period, load_zone
 from price_keeper.config.config_sections import DefaultsConfig
 from price_keeper.domain import PICO_PER_MICRO, is_label
+from price_keeper.org_calendar import Period, load_zone
 from price_keeper.stores.contract import Item
 from price_keeper.stores.schema import SHARD_COUNTS
 

@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from price_keeper.calendar_days import find_span
 from price_keeper.clock import Clock
 from price_keeper.config.config_problems import did_you_mean, escape_line, join_names
 from price_keeper.config.config_reader import RuleViolation
 from price_keeper.config.config_sections import PSEUDO_LABELS, DefaultsConfig
 from price_keeper.domain import Scope
 from price_keeper.errors import ConfigError
+from price_keeper.org_calendar import find_span
 from price_keeper.rates.rate_limit_settings import validate_rate_limits as limits_checked
 from price_keeper.selection import plan as may_be
 from price_keeper.selection.own_labels import read_label_names

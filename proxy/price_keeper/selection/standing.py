@@ -11,11 +11,11 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Final, NamedTuple
 
-from price_keeper.calendar_days import PeriodSpan
 from price_keeper.config.config_sections import LabelConfig
 from price_keeper.domain import Scope
 from price_keeper.errors import InvalidRequest, QuotaExceeded, TooManyRequests
 from price_keeper.metering.profiles import NO_PROFILES, AppProfiles
+from price_keeper.org_calendar import PeriodSpan
 from price_keeper.recording.entries import PICO_PER_USD
 from price_keeper.selection import policy
 from price_keeper.selection.alertness import RefreshSchedule

@@ -13,12 +13,12 @@ from contextlib import suppress
 from typing import Final
 
 from price_keeper.alerts.alert_raiser import AlertRaiser
-from price_keeper.calendar_days import Period, PeriodSpan, find_span
 from price_keeper.clock import Clock
 from price_keeper.config import Config, LabelConfig
 from price_keeper.domain import Caller, Scope
 from price_keeper.errors import Busy, UnknownOrg
 from price_keeper.metering.profiles import AppProfiles
+from price_keeper.org_calendar import Period, PeriodSpan, find_span
 from price_keeper.recording.entries import Counter
 from price_keeper.recording.recorder import Recorder
 from price_keeper.selection.notes import BudgetSnapshot

@@ -1,9 +1,11 @@
 """Days, weeks and months in an org's own time zone. Pure.
 
-An org day begins at the first instant at which the zone's local date is that day or a later one. From this
-one rule follow days of 23 and 25 hours, a day that begins after midnight because a clock change skipped
-midnight, a day that goes on when the clocks fall back into the day before, and a date that is left out: a day
-of no length.
+An org's day begins at the first instant at which the local date of its zone is that day or a later one. Days of 23
+and 25 hours follow from this rule, a day that begins after midnight because a clock change skipped midnight, a day
+that goes on when the clocks fall back into the day before, and skipped dates, which are days of no length.
+
+Start with `find_span`: the spans of one period and zone leave no gap and never overlap. Keys such as `DAY#20261118`
+are stored, so their form must not change.
 """
 
 from __future__ import annotations
