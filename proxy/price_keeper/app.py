@@ -34,6 +34,7 @@ from price_keeper.auth.credential_relay import CredentialRelay
 from price_keeper.auth.revocation import RevocationList
 from price_keeper.auth.throttles import LoginThrottle, LookupThrottle
 from price_keeper.auth.tokens import TokenService
+from price_keeper.catalog import Catalog
 from price_keeper.clock import Clock, SystemClock
 from price_keeper.config import Address, Config
 from price_keeper.config import StoreConfig as StoreConfig
@@ -48,7 +49,6 @@ from price_keeper.control.probes import build_probe_routes
 from price_keeper.control.serving import ControlDispatcher, open_control_port, open_control_socket
 from price_keeper.errors import ConfigError, StoreError
 from price_keeper.metering.price_updates import add_price_metrics as add_prices
-from price_keeper.offer import Catalog
 from price_keeper.rates.bucket_client import BucketClient
 from price_keeper.rates.rate_lease_manager import SWEEP_SECONDS, RateLeaseManager
 from price_keeper.rates.store_time import StoreTime

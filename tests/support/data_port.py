@@ -16,12 +16,12 @@ from botocore.config import Config as ClientConfig
 from price_keeper import data_port_wiring
 from price_keeper.auth.signing_keys import SigningKey
 from price_keeper.auth.tokens import TokenService
+from price_keeper.catalog import Catalog
 from price_keeper.clock import Clock, SystemClock
 from price_keeper.config import Address, Config
 from price_keeper.config.config_sections import JournalConfig, ListenConfig, UpstreamConfig
 from price_keeper.config_reload import build_budget_reload
 from price_keeper.handler import RequestHandler
-from price_keeper.offer import Catalog
 from price_keeper.rates.bucket_client import BucketClient
 from price_keeper.rates.rate_lease_manager import SWEEP_SECONDS, RateLeaseManager
 from price_keeper.rates.store_time import StoreTime

@@ -64,7 +64,7 @@ LAYERS: list[set[str]] = [
     {"price_keeper.choosing"},
     {"price_keeper.handler", "price_keeper.tracing"},
     {"price_keeper.dataplane", "price_keeper.workers.reload_signal"},
-    {"price_keeper.offer", "price_keeper.reloading", "price_keeper.workers.stop_signal", "price_keeper.workers"},
+    {"price_keeper.catalog", "price_keeper.reloading", "price_keeper.workers.stop_signal", "price_keeper.workers"},
     {"price_keeper.app"},
     {"price_keeper.doctor"},
     {"price_keeper.commandline", "price_keeper.commands", "price_keeper.cli"},

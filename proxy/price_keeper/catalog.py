@@ -1,6 +1,8 @@
-"""What the data port sells: what follows from labels and prices, made anew when others are taken on.
+"""What the data port serves under one configuration: labels, prices, endpoints. Rebuilt when the configuration
+changes.
 
-A call keeps what it was chosen with to its end: nothing that is made here changes later, but is replaced.
+`Catalog.prepare` does all that may fail, then returns a function that switches to the new configuration in one turn
+of the event loop. Calls that were selected before keep the objects they began with.
 """
 
 from __future__ import annotations
