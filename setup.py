@@ -14,7 +14,7 @@ from setuptools import setup
 COMPILED = [
     "proxy/price_keeper/auth/authenticate.py",
     "proxy/price_keeper/auth/revocation.py",
-    "proxy/price_keeper/choosing.py",
+    "proxy/price_keeper/budgets/label_selector.py",
     "proxy/price_keeper/exchange.py",
     "proxy/price_keeper/upstream/eventstream.py",
     "proxy/price_keeper/upstream/forwarder.py",
@@ -48,7 +48,6 @@ COMPILED = [
     "proxy/price_keeper/rates/rate_limiter.py",
     "proxy/price_keeper/selection/payer.py",
     "proxy/price_keeper/selection/policy.py",
-    "proxy/price_keeper/selection/serving.py",
     "proxy/price_keeper/selection/spent.py",
     "proxy/price_keeper/selection/standing.py",
     "proxy/price_keeper/selection/standings.py",

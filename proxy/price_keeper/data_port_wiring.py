@@ -22,7 +22,7 @@ from price_keeper.auth.container_credentials import CredentialIssuer, LocalCrede
 from price_keeper.auth.revocation import RevocationList
 from price_keeper.auth.signing_keys import load_keys
 from price_keeper.auth.tokens import TokenService
-from price_keeper.choosing import FindTargets, LabelSelector
+from price_keeper.budgets.label_selector import FindTargets, LabelResolver, LabelSelector
 from price_keeper.clock import Clock
 from price_keeper.config import Config, LabelConfig, UpstreamConfig
 from price_keeper.config.config_sections import PSEUDO_LABELS
@@ -44,7 +44,6 @@ from price_keeper.recording.composed import Recording
 from price_keeper.recording.metering import MeterFactory
 from price_keeper.recording.recorder import Recorder
 from price_keeper.selection.hard_budgets import HardBudgets
-from price_keeper.selection.labels import LabelResolver
 from price_keeper.selection.notes import BudgetSnapshot
 from price_keeper.selection.standings import BudgetRegistry
 from price_keeper.server import server_limits

@@ -15,7 +15,7 @@ from typing import Final, Protocol
 
 from price_keeper.auth.authenticate import Authenticator
 from price_keeper.auth.container_credentials import CredentialIssuer
-from price_keeper.choosing import (
+from price_keeper.budgets.label_selector import (
     LABEL_HEADER,
     LARGE_BODY_BYTES,
     CallRoute,

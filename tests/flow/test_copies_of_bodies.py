@@ -12,7 +12,7 @@ from pathlib import Path
 import aiohttp
 import orjson
 import pytest
-from price_keeper.choosing import LARGE_BODY_BYTES, run_in_thread_if_large
+from price_keeper.budgets.label_selector import LARGE_BODY_BYTES, run_in_thread_if_large
 from price_keeper.config import Config
 from price_keeper.config.config_sections import UpstreamConfig
 from price_keeper.data_port_wiring import SIMULATED

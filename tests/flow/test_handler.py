@@ -16,7 +16,7 @@ import orjson
 import pytest
 from price_keeper import handler
 from price_keeper.auth.client_secrets import hash_secret, make_secret
-from price_keeper.choosing import LARGE_BODY_BYTES
+from price_keeper.budgets.label_selector import LARGE_BODY_BYTES
 from price_keeper.config import Config
 from price_keeper.config.config_sections import EndpointConfig, UpstreamConfig
 from price_keeper.stores import schema

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from price_keeper import forwarding
-from price_keeper.choosing import LabelSelector
+from price_keeper.budgets.label_selector import LabelSelector
 from price_keeper.config.config_sections import EndpointConfig, GuardrailsConfig, LabelConfig, PricesConfig, UnitPrices
 from price_keeper.domain import Caller, build_client_id
 from price_keeper.hard.purse import BudgetLease, CostReservation

@@ -61,7 +61,7 @@ LAYERS: list[set[str]] = [
     {"price_keeper.selection"},
     {"price_keeper.reporting"},
     {"price_keeper.surface", "price_keeper.control", "bedrock_simulator"},
-    {"price_keeper.choosing"},
+    {"price_keeper.budgets.label_selector"},
     {"price_keeper.handler", "price_keeper.tracing"},
     {"price_keeper.dataplane", "price_keeper.workers.reload_signal"},
     {"price_keeper.catalog", "price_keeper.reloading", "price_keeper.workers.stop_signal", "price_keeper.workers"},

@@ -1,24 +1,34 @@
-"""The room between who calls and what is sent: which label serves a call, who pays for it, and on which terms."""
+"""Select the label that serves a call, the counters it is charged to, and its price. Start here to read this package.
+
+`LabelResolver` finds the label that a caller's model name stands for. `LabelSelector` then asks the caller's budget
+which label of the fallback chain serves. `select_cached` never waits and returns None if the store has to be read
+or the budget is hard; `select` loads what is missing, and under a hard budget reserves the cost of the call. Both
+raise a Refusal if no label may serve, and extend `response_headers` in any case.
+
+After a reload a selector has a successor. A call that was waiting at that moment is selected again by the
+successor, so one decision never mixes two configurations.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Final, NamedTuple, ParamSpec, TypeAlias, TypeVar
 
+from price_keeper.config.config_sections import LabelConfig
 from price_keeper.domain import Caller, ResolvedLabel
-from price_keeper.errors import QuotaExceeded, Refusal
+from price_keeper.errors import Busy, InvalidRequest, QuotaExceeded, Refusal
 from price_keeper.exchange import Header, Request
 from price_keeper.hard.purse import CostReservation
 from price_keeper.hard.worst import CostCeiling
-from price_keeper.metering.profiles import ResolvedProfile
+from price_keeper.metering.profiles import NO_PROFILES, UNREAD_PROFILES, AppProfiles, ResolvedProfile
+from price_keeper.operations import Operation
 from price_keeper.parse_call import ParsedCall, locate_model
 from price_keeper.recording.entries import ChargedCounters
 from price_keeper.recording.meter import OperationPricing
 from price_keeper.recording.metering import MeterFactory
 from price_keeper.selection.hard_budgets import Candidate, HardBudgets, RequestContent
-from price_keeper.selection.labels import LabelResolver
 from price_keeper.selection.payer import CallerDay
-from price_keeper.selection.serving import EXCEEDED_HEADER, FORMAT_SPECIFIC_OPERATIONS, build_decision_headers
+from price_keeper.selection.policy import Mode
 from price_keeper.selection.standing import Decision
 from price_keeper.selection.standings import BudgetRegistry
 from price_keeper.tasks import run_large_work
@@ -301,3 +311,68 @@ async def run_in_thread_if_large(body: bytes, work: Callable[P, T], *arguments: 
     if len(body) < LARGE_BODY_BYTES:
         return work(*arguments, **keywords)
     return await run_large_work(work, *arguments, **keywords)
+
+
+# Bodies of these are in the format of the model that they are written for.
+FORMAT_SPECIFIC_OPERATIONS: Final = frozenset({Operation.INVOKE, Operation.INVOKE_STREAM, Operation.CHAT_COMPLETIONS})
+
+_MODE_HEADERS: Final = {mode: (b"x-price-keeper-mode", mode.value.encode()) for mode in Mode}
+EXCEEDED_HEADER: Final = _MODE_HEADERS[Mode.EXCEEDED]
+
+
+_QUOTA_HEADER: Final = b"x-price-keeper-quota-pct"
+_decision_headers: dict[
+    tuple[Mode, int | None], tuple[Header, ...]
+] = {}  # a hundred of each mode, as nearly all calls are told
+_MAX_DECISION_HEADERS: Final = 1000
+
+
+def build_decision_headers(decision: Decision) -> tuple[Header, ...]:
+    _, mode, percent, shadow_label = decision
+    headers = _decision_headers.get((mode, percent)) or _build_mode_headers(mode, percent)
+    if shadow_label is not None:
+        return (*headers, (b"x-price-keeper-shadow-label", shadow_label.encode() or b"none"))
+    return headers
+
+
+def _build_mode_headers(mode: Mode, percent: int | None) -> tuple[Header, ...]:
+    headers: tuple[Header, ...] = (
+        (_MODE_HEADERS[mode],) if percent is None else (_MODE_HEADERS[mode], (_QUOTA_HEADER, b"%d" % percent))
+    )
+    if len(_decision_headers) < _MAX_DECISION_HEADERS:
+        _decision_headers[mode, percent] = headers
+    return headers
+
+
+UNREAD_RETRY_SECONDS = 3.0
+
+
+class LabelResolver:
+    def __init__(self, labels: Mapping[str, LabelConfig], *, allows_unlabelled: bool) -> None:
+        self._labels = labels
+        self._by_model = {label.model: name for name, label in labels.items()}
+        self._allows_unlabelled = allows_unlabelled
+
+    def resolve_configured(self, requested: str) -> ResolvedLabel | None:
+        """A label by its name, or by the id of the model it stands for."""
+        name = requested if requested in self._labels else self._by_model.get(requested)
+        return None if name is None else ResolvedLabel(requested, name, self._labels[name].model)
+
+    def resolve(self, requested: str, app_labels: AppProfiles = NO_PROFILES) -> ResolvedLabel:
+        """Also one of the caller's own; what the configuration knows goes first. Raises InvalidRequest and Busy."""
+        resolved = self.resolve_configured(requested) or app_labels.resolve(requested)
+        if resolved is not None:
+            return resolved
+        if self._allows_unlabelled:
+            return ResolvedLabel(requested, "", requested)
+        if app_labels is UNREAD_PROFILES:
+            message = f"{requested[:200]!r} may be a label of the app's own, and those cannot be read"
+            raise Busy(message, retry_after=UNREAD_RETRY_SECONDS)
+        allowed = f"{', '.join((*self._labels, *app_labels.by_name))}, and the models they stand for"
+        raise InvalidRequest(f"there is no label for {requested[:200]!r}; there are {allowed}")
+
+    def substitute(self, resolved: ResolvedLabel, label: str, app_labels: AppProfiles = NO_PROFILES) -> ResolvedLabel:
+        if label in self._labels:
+            return ResolvedLabel(resolved.requested, label, self._labels[label].model)
+        profile = app_labels.by_name[label]
+        return ResolvedProfile(resolved.requested, label, profile.label.model, profile)
