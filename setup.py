@@ -47,7 +47,7 @@ COMPILED = [
     "proxy/price_keeper/recording/segment.py",
     "proxy/price_keeper/rates/rate_limiter.py",
     "proxy/price_keeper/selection/payer.py",
-    "proxy/price_keeper/selection/policy.py",
+    "proxy/price_keeper/budgets/label_policy.py",
     "proxy/price_keeper/selection/spent.py",
     "proxy/price_keeper/selection/standing.py",
     "proxy/price_keeper/selection/standings.py",

@@ -8,13 +8,13 @@ from types import MappingProxyType
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from price_keeper.budgets import label_policy
+from price_keeper.budgets.label_policy import Mode
 from price_keeper.config import Config
 from price_keeper.domain import Scope
 from price_keeper.errors import InvalidRequest, QuotaExceeded, TooManyRequests
 from price_keeper.org_calendar import Period, find_span, load_zone
-from price_keeper.selection import policy
 from price_keeper.selection.plan import resolve_settings
-from price_keeper.selection.policy import Mode
 from price_keeper.selection.standing import BudgetState
 
 LABELS = ("a", "b", "c", "d", "e")
@@ -78,7 +78,7 @@ def test_the_active_label_only_ever_moves_on_and_stops_where_something_is_left(
     spent, active = dict.fromkeys(ordering, 0), 0
     for more in spends:
         spent = {label: spent[label] + more.get(label, 0) for label in ordering}
-        before, active = active, policy.advance_active_index(active, ordering, spent.__getitem__, quotas)
+        before, active = active, label_policy.advance_active_index(active, ordering, spent.__getitem__, quotas)
         assert active >= before
         left = [at for at in range(before, len(ordering)) if spent[ordering[at]] < quotas[ordering[at]]]
         assert active == (left[0] if left else max(before, len(ordering) - 1))
@@ -86,7 +86,7 @@ def test_the_active_label_only_ever_moves_on_and_stops_where_something_is_left(
 
 @given(st.integers(0, 10**16), st.integers(0, 10**16), st.integers(1, 100))
 def test_spent_is_a_hundred_percent_and_nothing_less_is(spent: int, quota: int, tight: int) -> None:
-    percent, mode = policy.compute_quota_percent(spent, quota), policy.compute_mode(spent, quota, tight)
+    percent, mode = label_policy.compute_quota_percent(spent, quota), label_policy.compute_mode(spent, quota, tight)
     assert (percent >= 100) == (spent >= quota) == (mode is Mode.EXCEEDED)
     if mode is not Mode.EXCEEDED:
         assert (mode is Mode.TIGHT) == (percent >= tight)

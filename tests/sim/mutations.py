@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
 
+from price_keeper.budgets import label_policy
 from price_keeper.errors import StoreUnavailable
 from price_keeper.hard import rows
 from price_keeper.hard.holds import BudgetLeaseFile
@@ -25,7 +26,7 @@ from price_keeper.recording.journal import Journal
 from price_keeper.recording.recorder import Recorder
 from price_keeper.recording.sender import SegmentSender
 from price_keeper.recording.turns import FlushGate
-from price_keeper.selection import notebook, policy, sticky
+from price_keeper.selection import notebook, sticky
 from price_keeper.selection.notebook import SnapshotFile
 from price_keeper.selection.spent import SpendTracker
 from price_keeper.selection.standing import BudgetState
@@ -127,7 +128,9 @@ def _on_what_is_under_way(standing: Any, index: int) -> int | None:
     plan = standing.plan
     if not plan.ordering or not plan.is_sticky or plan.enforcement == "shadow":
         return None
-    found = policy.advance_active_index(index, plan.ordering, lambda label: standing.spent(label).taken, plan.quotas)
+    found = label_policy.advance_active_index(
+        index, plan.ordering, lambda label: standing.spent(label).taken, plan.quotas
+    )
     return found if found > index else None
 
 
@@ -145,7 +148,7 @@ def _past_one_more(active: int, ordering: Any, spent: Any, quotas: Any) -> int:
     return found if found == active else min(found + 1, len(ordering) - 1)
 
 
-_moved_on = policy.advance_active_index
+_moved_on = label_policy.advance_active_index
 
 
 def _not_at_once(spent: Any, expected: int, pico: int) -> None:
@@ -218,7 +221,7 @@ MISTAKES = {
         BudgetState, "apply_settings", _by_former_quotas, "sticky", 10_000
     ),
     "sticky fallback past a label that is not spent": Mistake(
-        policy, "advance_active_index", _past_one_more, "sticky", 10_000
+        label_policy, "advance_active_index", _past_one_more, "sticky", 10_000
     ),
     "spend that is counted when it is flushed": Mistake(SpendTracker, "on_call_ended", _not_at_once, "soft"),
     "own spend counted although it may be in the total": Mistake(

@@ -10,10 +10,11 @@ from typing import Any, TypeVar
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from price_keeper.budgets import label_policy
 from price_keeper.domain import Caller, Scope
 from price_keeper.errors import ConditionFailed, Refusal
 from price_keeper.org_calendar import Period, find_span, load_zone
-from price_keeper.selection import policy, sticky
+from price_keeper.selection import sticky
 from price_keeper.selection.overrides import clear_override, parse_override, set_override
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Update, Value
@@ -320,7 +321,7 @@ class Fleet(RuleBasedStateMachine):
         active = override.label if is_override else item.get(sticky.LABEL_ATTRIBUTE) if self.is_sticky else None
         index = self.ordering.index(active) if active in self.ordering else 0
         quotas = {name: usd * USD for name, usd in self.quotas.items()}
-        may = policy.find_candidates(label, self.ordering, quotas, index)
+        may = label_policy.find_candidates(label, self.ordering, quotas, index)
         spent = {name: self.world.truth(CounterName(scope.key, name, today.key)) for name in LABELS}
         found = next((each for each in may if spent[each] < quotas[each]), None)
         return found or ("QuotaSpent" if may else "InvalidRequest")

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from price_keeper.budgets import label_policy
 from price_keeper.control.page.history import SpendCurve, SpendSample
 from price_keeper.control.page.outlook import (
     HOUR_SECONDS,
@@ -18,7 +19,6 @@ from price_keeper.control.page.outlook import (
     simulate_quota,
 )
 from price_keeper.domain import PICO_PER_USD
-from price_keeper.selection import policy
 
 NOON = 1_795_003_200.0  # 2026-11-18 12:00 UTC
 ENDS = NOON + 12 * HOUR_SECONDS
@@ -121,6 +121,6 @@ def test_what_serves_is_what_the_policy_lets_through(figures: list[tuple[int, in
     spent = {label: amount for label, (amount, _) in zip(labels, figures, strict=True)}
     quotas = {label: quota for label, (_, quota) in zip(labels, figures, strict=True)}
     seen = replace(view({}), ordering=labels, quotas=quotas, spent=spent, active=active)
-    may = policy.find_candidates(labels[0], labels, quotas, active)
+    may = label_policy.find_candidates(labels[0], labels, quotas, active)
     expected = next((label for label in may if spent[label] < quotas[label]), None)
     assert find_serving_label(seen, quotas, active) == expected

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from price_keeper.budgets.label_policy import Mode
 from price_keeper.config.config_sections import AggregatorConfig as AggregatorConfig
 from price_keeper.domain import Caller
 from price_keeper.errors import QuotaExceeded, StoreUnavailable
-from price_keeper.selection.policy import Mode
 from price_keeper.stores.contract import Store
 
 from tests.support.clock import ManualClock

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from price_keeper.budgets import label_policy
 from price_keeper.config.config_sections import PSEUDO_LABELS
 from price_keeper.control.calls import AccessLevel, ApiRequest, ApiResponse, ApiRoute, build_cacheable_response
 from price_keeper.control.overrides import format_override
@@ -14,7 +15,6 @@ from price_keeper.metering.profiles import AppProfiles
 from price_keeper.recording.entries import PICO_PER_MICRO
 from price_keeper.reports import money
 from price_keeper.reports.settings_report import format_utc
-from price_keeper.selection import policy
 from price_keeper.selection.overrides import Override
 from price_keeper.selection.standing import BudgetState
 
@@ -74,14 +74,14 @@ def _format_label(budget: BudgetState, label: str, own_labels: AppProfiles) -> d
     }
     if quota is None:
         unset = ("spent_usd_micros", "in_flight_usd_micros", "quota_usd_micros", "quota_pct")
-        return {**formatted, **dict.fromkeys(unset), "mode": policy.Mode.NORMAL.value}
+        return {**formatted, **dict.fromkeys(unset), "mode": label_policy.Mode.NORMAL.value}
     return {
         **formatted,
         "spent_usd_micros": money.format_exact_micros(spent),
         "in_flight_usd_micros": money.format_exact_micros(in_flight),
         "quota_usd_micros": quota // PICO_PER_MICRO,
-        "quota_pct": policy.compute_quota_percent(spent + in_flight, quota),
-        "mode": policy.compute_mode(spent + in_flight, quota, budget.settings.tight_pct).value,
+        "quota_pct": label_policy.compute_quota_percent(spent + in_flight, quota),
+        "mode": label_policy.compute_mode(spent + in_flight, quota, budget.settings.tight_pct).value,
     }
 
 

@@ -11,7 +11,7 @@ from heapq import nlargest
 from itertools import islice
 from typing import Final
 
-from price_keeper.selection.policy import Mode
+from price_keeper.budgets.label_policy import Mode
 from price_keeper.selection.standing import BudgetState, QuotaUsage
 from price_keeper.telemetry import metrics
 from price_keeper.telemetry.metrics import MetricsRegistry, Samples

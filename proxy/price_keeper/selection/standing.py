@@ -11,16 +11,16 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Final, NamedTuple
 
+from price_keeper.budgets import label_policy
+from price_keeper.budgets.label_policy import Mode
 from price_keeper.config.config_sections import LabelConfig
 from price_keeper.domain import Scope
 from price_keeper.errors import InvalidRequest, QuotaExceeded, TooManyRequests
 from price_keeper.metering.profiles import NO_PROFILES, AppProfiles
 from price_keeper.org_calendar import PeriodSpan
 from price_keeper.recording.entries import PICO_PER_USD
-from price_keeper.selection import policy
 from price_keeper.selection.alertness import RefreshSchedule
 from price_keeper.selection.plan import EffectiveSettings
-from price_keeper.selection.policy import Mode
 from price_keeper.selection.spent import SpendTracker
 
 IN_FLIGHT_RETRY_SECONDS: Final = 2.0  # what is held by calls under way may be free again then
@@ -209,8 +209,8 @@ class BudgetState:
     def _build_decision(self, label: str, used: int, quota: int, shadow_label: str | None = None) -> Decision:
         return Decision(
             label,
-            policy.compute_mode(used, quota, self.settings.tight_pct),
-            policy.compute_quota_percent(used, quota),
+            label_policy.compute_mode(used, quota, self.settings.tight_pct),
+            label_policy.compute_quota_percent(used, quota),
             shadow_label,
         )
 
@@ -245,7 +245,7 @@ class BudgetState:
 
     def _find_candidates(self, label: str) -> tuple[str, ...]:
         settings = self.settings
-        return tuple(policy.find_candidates(label, settings.ordering, settings.quotas, self.active_index))
+        return tuple(label_policy.find_candidates(label, settings.ordering, settings.quotas, self.active_index))
 
     # Telling.
 
@@ -375,13 +375,13 @@ class BudgetState:
         for label, quota in self.settings.quotas.items():
             spent = self.get_tracker(label).spent
             yield QuotaUsage(
-                label, spent / quota if quota else 1.0, policy.compute_mode(spent, quota, self.settings.tight_pct)
+                label, spent / quota if quota else 1.0, label_policy.compute_mode(spent, quota, self.settings.tight_pct)
             )
 
     def _compute_modes(self) -> Iterator[Mode]:
         for label, quota in self.settings.quotas.items():
             if quota:  # what never has any room is nothing to look after
-                yield policy.compute_mode(self.get_tracker(label).spent, quota, self.settings.tight_pct)
+                yield label_policy.compute_mode(self.get_tracker(label).spent, quota, self.settings.tight_pct)
 
     def find_next_active(self, sticky_index: int) -> int | None:
         """To which label the active one moves on, for good; None if it stays. What is under way does not count: it may
@@ -389,7 +389,7 @@ class BudgetState:
         settings = self.settings
         if not settings.ordering or not settings.is_sticky or settings.enforcement == "shadow":
             return None
-        index = policy.advance_active_index(
+        index = label_policy.advance_active_index(
             sticky_index, settings.ordering, lambda label: self.get_tracker(label).spent, settings.quotas
         )
         return index if index > sticky_index else None

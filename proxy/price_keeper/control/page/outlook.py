@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from price_keeper.budgets import label_policy
 from price_keeper.control.page.history import SpendCurve
 from price_keeper.recording.entries import PICO_PER_MICRO
 from price_keeper.reports import money
 from price_keeper.reports.settings_report import format_utc
-from price_keeper.selection import policy
 
 RATE_WINDOW_SECONDS = 3600.0  # over which it is told how fast is spent
 MIN_RATE_SECONDS = 60.0  # of less nothing can be told
@@ -74,7 +74,7 @@ def find_serving_label(view: BudgetView, quotas: Mapping[str, int], start: int) 
     ordering = view.ordering
     if not ordering:
         return None
-    label = ordering[policy.advance_active_index(start, ordering, view.spent.__getitem__, quotas)]
+    label = ordering[label_policy.advance_active_index(start, ordering, view.spent.__getitem__, quotas)]
     return label if view.spent[label] < quotas[label] else None
 
 
@@ -100,8 +100,8 @@ def format_quota_usage(view: BudgetView, label: str, quota: int) -> dict[str, An
         "label": label,
         "spent_usd_micros": money.format_exact_micros(spent),
         "quota_usd_micros": quota // PICO_PER_MICRO,
-        "quota_pct": policy.compute_quota_percent(spent, quota),
-        "mode": policy.compute_mode(spent, quota, view.tight_pct).value,
+        "quota_pct": label_policy.compute_quota_percent(spent, quota),
+        "mode": label_policy.compute_mode(spent, quota, view.tight_pct).value,
     }
 
 

@@ -1,14 +1,14 @@
-"""Which label serves a request: a pure function of what was asked for, the chain, what is spent, and the quotas. Pure.
+"""Which labels may serve a request: a function of what was requested, the fallback chain, spend and quotas. Pure.
 
-    asked for                                     may serve it
-    a label of the chain                          it and those behind it, but none before the active one
-    a label with a quota that is not in the chain it alone
-    any label, of a scope without a chain         it, without a budget
-    any other                                     none
+    requested                                      may serve
+    a label of the chain                           it and those after it, but none before the active label
+    a label with a quota outside the chain         that label alone
+    any label, if the scope has no chain           that label, without a budget
+    anything else                                  none
 
-Of these, the first serves whose request format fits and whose quota is not spent. A caller who asks for something
-cheaper gets it and is never moved up. The active label moves on when it is spent itself, and goes back by override
-alone.
+The first of these labels serves whose request format fits and whose quota is not spent. A caller who asks for a
+cheaper label gets it and is never moved up. The active label advances when it is spent, and goes back by an
+override alone.
 """
 
 from __future__ import annotations
