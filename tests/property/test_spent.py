@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
-from price_keeper.selection.spent import SpendTracker
+from price_keeper.budgets.budget_state import SpendTracker
 
 from tests.support.effort import tries
 

@@ -7,10 +7,10 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from price_keeper.budgets.budget_state import NEVER
 from price_keeper.domain import Caller
 from price_keeper.errors import Refusal
 from price_keeper.recording.expected import UsageForecast
-from price_keeper.selection.spent import NEVER
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Update
 

@@ -11,6 +11,7 @@ from typing import Any, cast
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from price_keeper.budgets.budget_state import SpendTracker
 from price_keeper.domain import Scope
 from price_keeper.errors import Busy, QuotaExceeded
 from price_keeper.org_calendar import Period, find_span, load_zone
@@ -22,7 +23,6 @@ from price_keeper.selection import standings
 from price_keeper.selection import watching as limits
 from price_keeper.selection.notes import BudgetSnapshot
 from price_keeper.selection.overrides import set_override
-from price_keeper.selection.spent import SpendTracker
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Store
 from price_keeper.tasks import Tasks

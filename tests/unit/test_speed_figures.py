@@ -119,7 +119,7 @@ def test_of_a_flame_graph_each_room_has_its_own_part_alone() -> None:
         + _frame("read (proxy/price_keeper/server/http1.py:1)", 52, 0, 700)
         + _frame("call (proxy/price_keeper/express.py:1)", 68, 100, 500)
         + _frame("admit (proxy/price_keeper/rates/rate_limiter.py:1)", 84, 100, 100)
-        + _frame("&lt;lambda&gt; (proxy/price_keeper/selection/spent.py:1)", 84, 200, 50)
+        + _frame("&lt;lambda&gt; (proxy/price_keeper/budgets/budget_state.py:1)", 84, 200, 50)
         + _frame("sync (proxy/price_keeper/recording/segment.py:1)", 36, 900, 100)
     )
     assert shares(drawn) == {

@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from price_keeper.budgets import budget_state
 from price_keeper.budgets.label_policy import Mode
 from price_keeper.domain import Caller, Scope
 from price_keeper.errors import Busy, InvalidRequest, InvalidStoreRequest, QuotaExceeded
 from price_keeper.org_calendar import Period, find_span, load_zone
 from price_keeper.recording.aggregator import build_total_key
 from price_keeper.recording.entries import Counter
-from price_keeper.selection import spent, standings
+from price_keeper.selection import standings
 from price_keeper.selection import watching as limits
 from price_keeper.selection.overrides import set_override
 from price_keeper.stores import schema
@@ -322,7 +323,7 @@ async def test_with_a_chain_nothing_is_spent_outside_of_it(one: BudgetSidecar) -
 
 
 def test_flush_of_what_was_recorded_before_the_quota_was_known_is_own_spend() -> None:
-    known = spent.SpendTracker()
+    known = budget_state.SpendTracker()
     known.on_call_ended(0, 3)
     known.add_sent(10)
     assert known.spent == 10

@@ -12,6 +12,7 @@ from functools import lru_cache
 from operator import attrgetter
 from typing import NamedTuple
 
+from price_keeper.budgets.budget_state import BudgetState, Decision
 from price_keeper.config import Config
 from price_keeper.config.config_sections import ASYNC_JOB_LABEL
 from price_keeper.domain import ResolvedLabel
@@ -27,7 +28,6 @@ from price_keeper.metering.profiles import ResolvedProfile
 from price_keeper.operations import Operation
 from price_keeper.recording.entries import PICO_PER_USD, Counter
 from price_keeper.recording.meter import OperationPricing
-from price_keeper.selection.standing import BudgetState, Decision
 from price_keeper.tasks import run_large_work
 from price_keeper.telemetry import metrics
 from price_keeper.telemetry.metrics import MetricsRegistry

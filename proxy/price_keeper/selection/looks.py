@@ -5,6 +5,7 @@ from __future__ import annotations
 from decimal import Decimal
 from typing import Final, cast
 
+from price_keeper.budgets.budget_state import BudgetState
 from price_keeper.clock import Clock
 from price_keeper.config import Config
 from price_keeper.domain import Scope
@@ -14,7 +15,6 @@ from price_keeper.recording.flush import COST_ATTRIBUTE, to_pico
 from price_keeper.recording.recorder import Recorder
 from price_keeper.selection.notes import BudgetSnapshot
 from price_keeper.selection.plan import EffectiveSettings, resolve_settings
-from price_keeper.selection.standing import BudgetState
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Item, Key, Store
 

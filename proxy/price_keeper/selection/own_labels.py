@@ -10,13 +10,13 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from price_keeper.budgets.budget_state import NEVER
 from price_keeper.clock import Clock
 from price_keeper.config import LabelConfig
 from price_keeper.config.config_sections import PSEUDO_LABELS
 from price_keeper.domain import Caller, Scope, is_label
 from price_keeper.errors import StoreError
 from price_keeper.metering.profiles import NO_PROFILES, UNREAD_PROFILES, AppProfiles, InferenceProfile, parse_profile
-from price_keeper.selection.spent import NEVER
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Item, Prefix, Query, Store
 from price_keeper.tasks import Tasks

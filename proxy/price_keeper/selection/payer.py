@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
+from price_keeper.budgets.budget_state import NEVER, BudgetState
 from price_keeper.domain import Caller, Scope
 from price_keeper.org_calendar import Period, PeriodSpan, find_span
 from price_keeper.recording.entries import ChargedCounters, Counter
 from price_keeper.selection.plan import EffectiveSettings
-from price_keeper.selection.spent import NEVER
-from price_keeper.selection.standing import BudgetState
 
 MAX_CACHED_COUNTERS: Final = 1000  # of one payer: labels, but models without one come as callers name them
 

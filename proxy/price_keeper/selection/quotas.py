@@ -11,8 +11,8 @@ from heapq import nlargest
 from itertools import islice
 from typing import Final
 
+from price_keeper.budgets.budget_state import BudgetState, QuotaUsage
 from price_keeper.budgets.label_policy import Mode
-from price_keeper.selection.standing import BudgetState, QuotaUsage
 from price_keeper.telemetry import metrics
 from price_keeper.telemetry.metrics import MetricsRegistry, Samples
 

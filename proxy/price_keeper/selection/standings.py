@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import Final
 
 from price_keeper.alerts.alert_raiser import AlertRaiser
+from price_keeper.budgets.budget_state import NEVER, BudgetState, DecisionCounters, RefreshState, SpendTracker
 from price_keeper.clock import Clock
 from price_keeper.config import Config, LabelConfig
 from price_keeper.domain import Caller, Scope
@@ -27,10 +28,7 @@ from price_keeper.selection.own_labels import AppLabelCache
 from price_keeper.selection.payer import CallerDay, find_budget_scope
 from price_keeper.selection.plan import EffectiveSettings
 from price_keeper.selection.quotas import QuotaMetrics
-from price_keeper.selection.spent import NEVER, SpendTracker
-from price_keeper.selection.standing import BudgetState, DecisionCounters
 from price_keeper.selection.unknown_orgs import UnknownOrgs
-from price_keeper.selection.watch import RefreshState
 from price_keeper.selection.watching import STORE_RETRY_SECONDS, BudgetRefresher
 from price_keeper.stores.contract import Store
 from price_keeper.tasks import Tasks

@@ -11,21 +11,18 @@ from collections.abc import Callable
 
 from price_keeper.alerts.alert import crossed_thresholds
 from price_keeper.alerts.alert_raiser import AlertRaiser
+from price_keeper.budgets.budget_state import MIN_REFRESH_SECONDS, NEVER, BudgetState, RefreshState
 from price_keeper.clock import Clock
 from price_keeper.config import Config
 from price_keeper.errors import ConditionFailed, StoreError
 from price_keeper.recording.recorder import Recorder
 from price_keeper.selection import own_labels as own
 from price_keeper.selection import sticky
-from price_keeper.selection.alertness import MIN_REFRESH_SECONDS
 from price_keeper.selection.looks import BudgetReader
 from price_keeper.selection.notes import BudgetSnapshot
 from price_keeper.selection.overrides import parse_override
 from price_keeper.selection.own_labels import AppLabelCache
 from price_keeper.selection.plan import EffectiveSettings
-from price_keeper.selection.spent import NEVER
-from price_keeper.selection.standing import BudgetState
-from price_keeper.selection.watch import RefreshState
 from price_keeper.stores.contract import Item, Store
 from price_keeper.tasks import Tasks
 from price_keeper.telemetry import metrics

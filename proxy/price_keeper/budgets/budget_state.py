@@ -1,13 +1,28 @@
-"""How one scope stands in one period: its plan, its active label, what is spent. From it a call's label is chosen.
+"""The budget of one scope in one period: effective settings, active label, and spend. It decides which label serves.
 
-Nothing here waits for anybody. What the store says is learned (`learn`, and each label's `Spent`); what this process
-spends is counted as it happens.
+Nothing here waits or reads the store. `BudgetRefresher` applies what was read, and the ledger reports what this
+process spends at the moment it happens.
+
+`SpendTracker` holds what is known to be spent of one quota:
+
+    spent      =  others' spend + own spend
+    committed  =  spent + the expected cost of the calls in flight
+
+A sum that is read from the store holds what others flushed and possibly some of our own spend. So everything of
+ours that was ever sent is subtracted from it, and the highest result holds: a lower bound, as spend never
+decreases. If no flush is in progress or in doubt while the shards are read, the result is exact. No clock takes
+part in this.
+
+`RefreshSchedule` decides how soon the store is read again, by how fast the remaining quota is being used.
+`RefreshState` keeps what was read for a budget, and when it has to be read again.
 """
 
 from __future__ import annotations
 
 import logging
+from asyncio import Event
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final, NamedTuple
 
@@ -19,9 +34,168 @@ from price_keeper.errors import InvalidRequest, QuotaExceeded, TooManyRequests
 from price_keeper.metering.profiles import NO_PROFILES, AppProfiles
 from price_keeper.org_calendar import PeriodSpan
 from price_keeper.recording.entries import PICO_PER_USD
-from price_keeper.selection.alertness import RefreshSchedule
+from price_keeper.selection.overrides import Override
 from price_keeper.selection.plan import EffectiveSettings
-from price_keeper.selection.spent import SpendTracker
+from price_keeper.stores.contract import Item
+
+NEVER: Final = float("inf")
+
+
+class SpendTracker:
+    """`alarm` is what has to be known to be spent before somebody has to look again, and is told of that by `ring`."""
+
+    __slots__ = (
+        "_acknowledged_own",
+        "_on_threshold",
+        "_sent_own",
+        "exact_at",
+        "in_flight",
+        "own_spent",
+        "spent",
+        "threshold",
+    )
+
+    def __init__(self, unflushed: int = 0, in_doubt: int = 0, on_threshold: Callable[[], None] = lambda: None) -> None:
+        """`unflushed` is what of ours was recorded before and is not acknowledged yet; what is `in_doubt` of it is, or
+        may be, in the store all the same."""
+        self._on_threshold = on_threshold
+        self.spent = unflushed
+        self.own_spent = unflushed
+        self._sent_own = in_doubt  # of our own, and perhaps in the store; all of the rest is certainly not
+        self._acknowledged_own = 0  # of that, what certainly is
+        self.in_flight = 0
+        self.threshold: float = NEVER
+        self.exact_at: float = -NEVER  # when the last exact read began, by the monotonic clock
+
+    @property
+    def committed(self) -> int:
+        return self.spent + self.in_flight
+
+    @property
+    def is_flush_certain(self) -> bool:
+        """Nothing of ours is under way to the store, or of unknown outcome."""
+        return self._sent_own == self._acknowledged_own
+
+    @property
+    def stored_and_pending(self) -> tuple[int, int]:
+        """What is known: so much of it is in the store, and so much of ours is still in the journal."""
+        pending = self.own_spent - self._acknowledged_own
+        return self.spent - pending, pending
+
+    def restore(self, stored: int, pending: int, *, is_own: bool) -> None:
+        """`parts` as they were noted, until the store can be asked. What waited then is in the store by now, or still
+        in the journal and our own. What another process noted may hold any of our own."""
+        self._raise_others_to(
+            stored + max(0, pending - self.own_spent) if is_own else stored + pending - self.own_spent
+        )
+
+    # What this process does.
+
+    def on_call_started(self, expected_pico: int) -> None:
+        self.in_flight += expected_pico
+
+    def on_call_ended(self, expected_pico: int, pico: int) -> None:
+        self.in_flight -= expected_pico
+        self.own_spent += pico
+        self._add_spent(pico)
+
+    def add_sent(self, pico: int) -> None:
+        """From now on it may be in the store. What was recorded before this quota was known shows by now at the latest
+        that it is our own."""
+        self._sent_own += pico
+        if self._sent_own > self.own_spent:
+            unseen, self.own_spent = self._sent_own - self.own_spent, self._sent_own
+            self._add_spent(unseen)
+
+    def remove_sent(self, pico: int) -> None:
+        """What was being sent is certainly not in the store, and nothing brings it there but sending it again."""
+        self._sent_own -= pico
+
+    def add_acknowledged(self, pico: int) -> None:
+        """It is in the store, and in the journal no more."""
+        self._acknowledged_own += pico
+
+    def _add_spent(self, pico: int) -> None:
+        self.spent += pico
+        if self.spent >= self.threshold:
+            self.threshold = NEVER
+            self._on_threshold()
+
+    # What the store says.
+
+    def apply_lower_bound(self, pico: int) -> None:
+        """A sum that is no newer than this moment; some of what was sent may be in it."""
+        self._raise_others_to(pico - self._sent_own)
+
+    def apply_exact_sum(self, pico: int, read_began_at: float) -> None:
+        """The shards, while all was certain: what was sent is in them."""
+        self.spent = self.own_spent + pico - self._sent_own
+        self.exact_at = read_began_at
+
+    def _raise_others_to(self, pico: int) -> None:
+        self.spent = max(self.spent, self.own_spent + pico)
+
+
+REFRESH_SHARE = 10  # of what is left, or of the time until it is gone, before somebody looks again
+MIN_REFRESH_SECONDS = 1.0  # between two looks
+SHARE_SAMPLE_SECONDS = 60.0  # over which it is told what share of a fleet's spend is ours
+MIN_FLEET_SHARE = 0.001  # of what a fleet spends, that one sidecar is taken to spend
+
+
+class _ShareSample(NamedTuple):
+    """What was spent by then, by all and by us, and which share of it was ours in the while before."""
+
+    at: float
+    spent: int
+    own_spent: int
+    share: float
+
+
+class RefreshSchedule:
+    def __init__(self) -> None:
+        self._refreshed_at = -NEVER
+        self._rates: dict[str, tuple[int, float]] = {}  # at the last look, by label, and the rate until then
+        self._share_samples: dict[str, _ShareSample] = {}
+
+    def plan_next(self, plan: EffectiveSettings, trackers: Mapping[str, SpendTracker], now: float) -> float:
+        """Sets the alarms, and says in how many seconds to look again at the latest."""
+        elapsed, self._refreshed_at = max(now - self._refreshed_at, MIN_REFRESH_SECONDS), now
+        wait = plan.normal_secs
+        for label, quota in plan.quotas.items():
+            tracker = trackers[label]
+            rate, share = self._update_rate(label, tracker, elapsed), self._update_share(label, tracker, now)
+            remaining, tight_at = quota - tracker.spent, -(-quota * plan.tight_pct // 100)
+            if tracker.spent >= tight_at:
+                wait = min(wait, plan.tight_secs)
+            if remaining <= 0:
+                tracker.threshold = NEVER
+                continue
+            early_threshold = tracker.spent + int(remaining * share) // REFRESH_SHARE + 1
+            tracker.threshold = min(at for at in (tight_at, early_threshold, quota) if at > tracker.spent)
+            if rate:
+                wait = min(wait, remaining / rate / REFRESH_SHARE)
+        return max(MIN_REFRESH_SECONDS, wait)
+
+    def _update_rate(self, label: str, tracker: SpendTracker, elapsed: float) -> float:
+        """At which more comes to be spent, by the second. A look that sees nothing new is no proof that nothing is
+        spent: what was known before fades by half."""
+        last_spent, last_rate = self._rates.get(label, (tracker.spent, 0.0))
+        rate = max(max(0, tracker.spent - last_spent) / elapsed, last_rate / 2)
+        self._rates[label] = tracker.spent, rate
+        return rate
+
+    def _update_share(self, label: str, tracker: SpendTracker, now: float) -> float:
+        """How much of what a fleet spends is ours: when we come to spend faster, it is likely that all do. It is told
+        over a while, as what others spend is seen only when they have flushed it."""
+        sample = self._share_samples.get(label)
+        if sample is None:
+            sample = self._share_samples[label] = _ShareSample(now, tracker.spent, tracker.own_spent, 1.0)
+        growth = tracker.spent - sample.spent
+        if growth > 0 and now - sample.at >= SHARE_SAMPLE_SECONDS:
+            share = min(1.0, max(MIN_FLEET_SHARE, (tracker.own_spent - sample.own_spent) / growth))
+            sample = self._share_samples[label] = _ShareSample(now, tracker.spent, tracker.own_spent, share)
+        return sample.share
+
 
 IN_FLIGHT_RETRY_SECONDS: Final = 2.0  # what is held by calls under way may be free again then
 
@@ -397,3 +571,29 @@ class BudgetState:
 
 def _format_usd(pico: int) -> str:
     return f"{pico / PICO_PER_USD:.6f}".rstrip("0").rstrip(".") or "0"
+
+
+@dataclass(slots=True)
+class RefreshState:
+    """Times are by the monotonic clock, but for `override_ends`."""
+
+    budget: BudgetState
+    is_registered: bool  # the settings are those of an org that somebody put
+    due_at: float = -NEVER
+    spend_due_at: float = -NEVER  # when not only the settings are to be looked at
+    spend_stale_at: float = -NEVER  # when what is known to be spent is too old to go by
+    stale_at: float = -NEVER  # from then on a call waits for a look: for money, or for own labels
+    spend_read_at: float = -NEVER
+    grace_seconds: float = 0.0  # from when a look for money is due until what is known is old
+    sticky_item: Item | None = None  # of the active label and the override, as it was read
+    has_spend: bool = False  # it was looked at, or recalled
+    sticky_index: int = 0  # the active label, but for an override
+    override: Override | None = None
+    override_ends_at: float = NEVER
+    warned_problems: tuple[str, ...] = ()
+    refresh_done: Event | None = None
+    is_refresh_slow: bool = False  # somebody has waited in vain for the look that is under way
+
+    def expire(self) -> None:
+        """The next call waits for a look at everything."""
+        self.spend_due_at = self.spend_stale_at = self.stale_at = -NEVER
