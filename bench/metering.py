@@ -23,6 +23,7 @@ from typing import cast
 
 from price_keeper import data_port_wiring
 from price_keeper.app import open_store
+from price_keeper.budgets.budget_registry import BudgetRegistry
 from price_keeper.budgets.label_selector import LabelResolver, build_decision_headers
 from price_keeper.clock import SystemClock
 from price_keeper.config import Config
@@ -35,7 +36,6 @@ from price_keeper.recording.composed import open_recording
 from price_keeper.recording.entries import Intent, Receipt
 from price_keeper.recording.journal import Journal as RealJournal
 from price_keeper.recording.metering import MeterFactory
-from price_keeper.selection.standings import BudgetRegistry
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Put, Value
 from price_keeper.tasks import Tasks

@@ -15,12 +15,12 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final, NamedTuple, TypeAlias
 
+from price_keeper.budgets.budget_registry import BudgetRegistry
 from price_keeper.clock import Clock
 from price_keeper.config import Config
 from price_keeper.config.config_changes import apply_reloadable, compare_catalogs, join_few, list_restart_keys
 from price_keeper.control.health import ReadinessChecks
 from price_keeper.errors import ConfigError
-from price_keeper.selection.standings import BudgetRegistry
 from price_keeper.tasks import Tasks
 from price_keeper.telemetry import metrics
 from price_keeper.telemetry.metrics import MetricsRegistry

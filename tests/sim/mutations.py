@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 from price_keeper.budgets import label_policy
+from price_keeper.budgets.budget_registry import BudgetRegistry
 from price_keeper.budgets.budget_state import BudgetState, SpendTracker
 from price_keeper.errors import StoreUnavailable
 from price_keeper.hard import rows
@@ -29,7 +30,6 @@ from price_keeper.recording.sender import SegmentSender
 from price_keeper.recording.turns import FlushGate
 from price_keeper.selection import notebook, sticky
 from price_keeper.selection.notebook import SnapshotFile
-from price_keeper.selection.standings import BudgetRegistry
 from price_keeper.stores.contract import ItemExists, ItemMissing, Put, Update, any_of
 
 from tests.sim.play import Outcome, played

@@ -16,6 +16,7 @@ from price_keeper.auth.revocation import RevocationList
 from price_keeper.auth.signing_keys import SigningKey
 from price_keeper.auth.throttles import LookupThrottle
 from price_keeper.auth.tokens import TokenService
+from price_keeper.budgets.budget_registry import BudgetRegistry
 from price_keeper.clock import Clock
 from price_keeper.config import Address, Config
 from price_keeper.config.config_sections import parse_config
@@ -26,7 +27,6 @@ from price_keeper.control.health import Readiness
 from price_keeper.control.parts import ControlServices
 from price_keeper.control.rates import ApiRateDecision, ApiRateLimiter
 from price_keeper.control.serving import ControlDispatcher, open_control_port
-from price_keeper.selection.standings import BudgetRegistry
 from price_keeper.stores.contract import Store
 from price_keeper.tasks import Tasks
 from price_keeper.telemetry.metrics import MetricsRegistry

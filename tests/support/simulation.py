@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, ParamSpec, TypeVar, cast
 from unittest import mock
 
+from price_keeper.budgets.budget_registry import BudgetRegistry, CallerDay
 from price_keeper.budgets.budget_state import SpendTracker
 from price_keeper.config import Config
 from price_keeper.domain import Caller
@@ -33,7 +34,6 @@ from price_keeper.recording.recorder import Recorder
 from price_keeper.recording.sender import SegmentSender
 from price_keeper.recording.ulid import UlidFactory
 from price_keeper.selection import sticky
-from price_keeper.selection.standings import BudgetRegistry, CallerDay
 from price_keeper.stores.contract import Item, Key, Put, Store, Update, Write
 from price_keeper.tasks import Tasks
 

@@ -11,6 +11,7 @@ from typing import Any, cast
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from price_keeper.budgets import budget_registry
 from price_keeper.budgets.budget_state import SpendTracker
 from price_keeper.domain import Scope
 from price_keeper.errors import Busy, QuotaExceeded
@@ -19,7 +20,6 @@ from price_keeper.rates.rate_limiter import RateLimitCache
 from price_keeper.recording.entries import Counter
 from price_keeper.recording.lines import decode_lines
 from price_keeper.selection import notes as noted
-from price_keeper.selection import standings
 from price_keeper.selection import watching as limits
 from price_keeper.selection.notes import BudgetSnapshot
 from price_keeper.selection.overrides import set_override
@@ -239,7 +239,7 @@ async def test_a_store_that_says_nothing_is_waited_for_no_longer_than_ever(
     who, gate = new_caller(), asyncio.Event()
     await put_budget(one.store._store, who.org, QUOTAS, enforcement="hard")
     await one.decide(who)
-    monkeypatch.setattr(standings, "LOAD_TIMEOUT_SECONDS", 0.05)
+    monkeypatch.setattr(budget_registry, "LOAD_TIMEOUT_SECONDS", 0.05)
 
     async def hangs(verb: str) -> None:
         await gate.wait()

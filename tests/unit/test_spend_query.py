@@ -49,7 +49,7 @@ class Org:
         await self.store.put(Put(schema.org_entry_key(self.org), {"org_name": name}))
 
     def call(self, app: str | None, label: str, pico: int, *, estimated: bool = False, shards: int = 8) -> None:
-        """Counted as `selection/payer.py` does it."""
+        """Counted as `budgets/budget_registry.py` does it."""
         whole = Scope(self.org)
         own = Scope(self.org, app)
         scopes = [whole] if app is None else [own] if self.quota_scope == "APP" else [whole, own]

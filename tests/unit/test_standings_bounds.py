@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from price_keeper.budgets import budget_state
+from price_keeper.budgets import budget_registry, budget_state
 from price_keeper.budgets.label_policy import Mode
 from price_keeper.domain import Caller, Scope
 from price_keeper.errors import Busy, InvalidRequest, InvalidStoreRequest, QuotaExceeded
 from price_keeper.org_calendar import Period, find_span, load_zone
 from price_keeper.recording.aggregator import build_total_key
 from price_keeper.recording.entries import Counter
-from price_keeper.selection import standings
 from price_keeper.selection import watching as limits
 from price_keeper.selection.overrides import set_override
 from price_keeper.stores import schema
@@ -352,7 +351,7 @@ async def test_standings_of_days_that_are_over_are_let_go(one: BudgetSidecar) ->
 async def test_one_call_waits_for_a_store_that_hangs_and_the_others_go_on(
     one: BudgetSidecar, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(standings, "LOAD_TIMEOUT_SECONDS", 0.05)
+    monkeypatch.setattr(budget_registry, "LOAD_TIMEOUT_SECONDS", 0.05)
     who, gate = new_caller(), asyncio.Event()
 
     async def hangs(verb: str) -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from price_keeper.budgets.budget_registry import list_counters_at
 from price_keeper.domain import Caller
 from price_keeper.org_calendar import Period, PeriodSpan, find_org_date, find_span
 from price_keeper.recording.entries import Counter
-from price_keeper.selection.payer import list_counters_at
 from price_keeper.selection.plan import EffectiveSettings
 
 

@@ -11,6 +11,7 @@ from price_keeper.auth.refresh_sessions import RefreshSessions
 from price_keeper.auth.revocation import RevocationList
 from price_keeper.auth.throttles import LoginThrottle, LookupThrottle
 from price_keeper.auth.tokens import TokenService
+from price_keeper.budgets.budget_registry import BudgetRegistry
 from price_keeper.clock import Clock
 from price_keeper.config import Config
 from price_keeper.control.access import ControlAuthenticator, VerifyToken, fingerprint_admin_key, load_admin_key
@@ -26,7 +27,6 @@ from price_keeper.control.rates import ApiRateLimiter, LocalApiRateLimiter, Shar
 from price_keeper.domain import Caller
 from price_keeper.rates.rate_lease_manager import RateLeaseManager
 from price_keeper.recording.submitted import SubmissionRecorder
-from price_keeper.selection.standings import BudgetRegistry
 from price_keeper.stores.contract import Store
 
 BURST_REQUESTS, REQUESTS_PER_SECOND = 200, 20.0  # by one client or administrator

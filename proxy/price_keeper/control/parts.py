@@ -11,6 +11,7 @@ from price_keeper.auth.page_sessions import PageSessions
 from price_keeper.auth.refresh_sessions import RefreshSessions
 from price_keeper.auth.throttles import LoginThrottle, LookupRate, LookupThrottle
 from price_keeper.auth.tokens import TokenService
+from price_keeper.budgets.budget_registry import BudgetRegistry
 from price_keeper.clock import Clock
 from price_keeper.config import Config
 from price_keeper.config.config_sections import PSEUDO_LABELS
@@ -20,7 +21,6 @@ from price_keeper.control.rates import ApiRateLimiter
 from price_keeper.control.turns import BoundedConcurrency
 from price_keeper.metering.pricing import PriceTable
 from price_keeper.recording.submitted import SubmissionRecorder
-from price_keeper.selection.standings import BudgetRegistry
 from price_keeper.stores.contract import Store
 from price_keeper.telemetry import metrics
 from price_keeper.telemetry.metrics import MetricsRegistry
