@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
+from price_keeper.budgets.budget_refresh import STORE_RETRY_SECONDS
 from price_keeper.budgets.budget_state import BudgetState
 from price_keeper.domain import Caller, Scope
 from price_keeper.hard import holds, rows
@@ -13,7 +14,6 @@ from price_keeper.recording.aggregator import TOTAL_ATTRIBUTES, Aggregator, buil
 from price_keeper.recording.entries import Counter
 from price_keeper.recording.flush import COST_ATTRIBUTE, to_pico
 from price_keeper.recording.leftovers import recover
-from price_keeper.selection.watching import STORE_RETRY_SECONDS
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Store
 

@@ -11,6 +11,7 @@ from typing import Any, cast
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from price_keeper.budgets import budget_refresh as limits
 from price_keeper.budgets import budget_registry
 from price_keeper.budgets.budget_state import SpendTracker
 from price_keeper.domain import Scope
@@ -20,7 +21,6 @@ from price_keeper.rates.rate_limiter import RateLimitCache
 from price_keeper.recording.entries import Counter
 from price_keeper.recording.lines import decode_lines
 from price_keeper.selection import notes as noted
-from price_keeper.selection import watching as limits
 from price_keeper.selection.notes import BudgetSnapshot
 from price_keeper.selection.overrides import set_override
 from price_keeper.stores import schema

@@ -18,6 +18,7 @@ from contextlib import suppress
 from typing import Final
 
 from price_keeper.alerts.alert_raiser import AlertRaiser
+from price_keeper.budgets.budget_refresh import STORE_RETRY_SECONDS, BudgetRefresher
 from price_keeper.budgets.budget_state import NEVER, BudgetState, DecisionCounters, RefreshState, SpendTracker
 from price_keeper.clock import Clock
 from price_keeper.config import Config, LabelConfig
@@ -33,7 +34,6 @@ from price_keeper.selection.own_labels import AppLabelCache
 from price_keeper.selection.plan import EffectiveSettings
 from price_keeper.selection.quotas import QuotaMetrics
 from price_keeper.selection.unknown_orgs import UnknownOrgs
-from price_keeper.selection.watching import STORE_RETRY_SECONDS, BudgetRefresher
 from price_keeper.stores.contract import Store
 from price_keeper.tasks import Tasks
 from price_keeper.telemetry import metrics
