@@ -35,6 +35,7 @@ from price_keeper.auth.revocation import RevocationList
 from price_keeper.auth.throttles import LoginThrottle, LookupThrottle
 from price_keeper.auth.tokens import TokenService
 from price_keeper.budgets.budget_registry import BudgetRegistry
+from price_keeper.budgets.budget_snapshot import BudgetSnapshot, SnapshotFile
 from price_keeper.catalog import Catalog
 from price_keeper.clock import Clock, SystemClock
 from price_keeper.config import Address, Config
@@ -55,8 +56,6 @@ from price_keeper.rates.rate_lease_manager import SWEEP_SECONDS, RateLeaseManage
 from price_keeper.rates.store_time import StoreTime
 from price_keeper.recording.adoption import OrphanedJournals
 from price_keeper.recording.composed import Recording, open_recording
-from price_keeper.selection.notebook import SnapshotFile
-from price_keeper.selection.notes import BudgetSnapshot
 from price_keeper.server import data_port_metrics
 from price_keeper.server.listener import Listener
 from price_keeper.server.server_limits import raise_descriptor_limit

@@ -16,13 +16,12 @@ from uuid import uuid4
 import pytest
 from price_keeper.auth.signing_keys import SigningKey
 from price_keeper.auth.tokens import TokenService
+from price_keeper.budgets.budget_snapshot import BudgetSnapshot, SnapshotFile
 from price_keeper.clock import SystemClock
 from price_keeper.domain import Scope
 from price_keeper.org_calendar import Period, find_span, load_zone
 from price_keeper.recording.aggregator import sum_shards
 from price_keeper.recording.entries import PICO_PER_MICRO, Counter
-from price_keeper.selection.notebook import SnapshotFile
-from price_keeper.selection.notes import BudgetSnapshot
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Put, Store, Value
 

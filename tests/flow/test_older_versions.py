@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from price_keeper.budgets.budget_snapshot import SnapshotFile
 from price_keeper.clock import SystemClock
 from price_keeper.domain import Scope
-from price_keeper.selection.notebook import SnapshotFile
 from price_keeper.stores.sqlite import SqliteStore
 
 from tests.fixtures.make import FOLDER, copied, replayed, reported

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from price_keeper.alerts.alert_outbox import ALERT_SUFFIX
-from price_keeper.selection.notebook import TEMPORARY_FILE_PREFIX
+from price_keeper.budgets.budget_snapshot import TEMPORARY_FILE_PREFIX
 
 from tests.public_contract.shapes import fields_of, positions, without_ids
 

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
 
-from price_keeper.budgets import label_policy
+from price_keeper.budgets import budget_snapshot, label_policy
 from price_keeper.budgets.budget_registry import BudgetRegistry
+from price_keeper.budgets.budget_snapshot import SnapshotFile
 from price_keeper.budgets.budget_state import BudgetState, SpendTracker
 from price_keeper.errors import StoreUnavailable
 from price_keeper.hard import rows
@@ -28,8 +29,7 @@ from price_keeper.recording.journal import Journal
 from price_keeper.recording.recorder import Recorder
 from price_keeper.recording.sender import SegmentSender
 from price_keeper.recording.turns import FlushGate
-from price_keeper.selection import notebook, sticky
-from price_keeper.selection.notebook import SnapshotFile
+from price_keeper.selection import sticky
 from price_keeper.stores.contract import ItemExists, ItemMissing, Put, Update, any_of
 
 from tests.sim.play import Outcome, played
@@ -239,7 +239,7 @@ MISTAKES = {
     "refill by a machine's own clock": Mistake(StoreTime, "_seconds", _by_its_own_clock, "limits", 10_029),
     "budgets that are forgotten with a process": Mistake(SnapshotFile, "open", _forgets, "mixed", 10_008),
     "notes written over those before them": Mistake(
-        notebook, "_build_temporary_path", lambda path: path, "mixed", 30_190
+        budget_snapshot, "_build_temporary_path", lambda path: path, "mixed", 30_190
     ),
     "a disk that cannot sync keeps a sidecar from ending": Mistake(Journal, "close", _cannot_end, "journal"),
     "who is met by the defaults stays so": Mistake(

@@ -13,6 +13,7 @@ from unittest import mock
 from price_keeper import data_port_wiring
 from price_keeper.alerts.alert_raiser import AlertRaiser
 from price_keeper.budgets.budget_registry import BudgetRegistry
+from price_keeper.budgets.budget_snapshot import SnapshotFile
 from price_keeper.budgets.budget_state import NEVER, BudgetState
 from price_keeper.config import Config
 from price_keeper.domain import Scope
@@ -23,7 +24,6 @@ from price_keeper.rates.rate_lease_manager import SWEEP_SECONDS
 from price_keeper.rates.store_time import StoreTime
 from price_keeper.recording.composed import Recording, open_recording
 from price_keeper.recording.entries import Intent
-from price_keeper.selection.notebook import SnapshotFile
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Key, Store
 from price_keeper.tasks import Tasks

@@ -12,6 +12,7 @@ from typing import Any, cast
 from uuid import uuid4
 
 from price_keeper.budgets.budget_registry import BudgetRegistry, CallerDay
+from price_keeper.budgets.budget_snapshot import BudgetSnapshot
 from price_keeper.budgets.budget_state import Decision
 from price_keeper.config import Config
 from price_keeper.config.config_sections import AggregatorConfig as AggregatorConfig
@@ -23,7 +24,6 @@ from price_keeper.recording.pace import FlushInterval
 from price_keeper.recording.recorder import Recorder
 from price_keeper.recording.sender import SegmentSender
 from price_keeper.recording.ulid import UlidFactory
-from price_keeper.selection.notes import BudgetSnapshot
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Key, Put, Store, Value
 from price_keeper.tasks import Tasks

@@ -15,11 +15,11 @@ import time
 from pathlib import Path
 
 import pytest
+from price_keeper.budgets import budget_snapshot as book
+from price_keeper.budgets.budget_snapshot import SnapshotFile
 from price_keeper.clock import SystemClock
 from price_keeper.domain import Scope
 from price_keeper.recording.lines import encode_line
-from price_keeper.selection import notebook as book
-from price_keeper.selection.notebook import SnapshotFile
 from price_keeper.stores.contract import Store
 
 from tests.support import disks
@@ -34,7 +34,7 @@ import asyncio, sys
 from pathlib import Path
 from price_keeper.clock import SystemClock
 from price_keeper.domain import Scope
-from price_keeper.selection.notebook import Notebook
+from price_keeper.budgets.budget_snapshot import Notebook
 
 async def main():
     notebook, number = Notebook(Path(sys.argv[1]), SystemClock()), 0

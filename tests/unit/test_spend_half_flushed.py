@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from price_keeper.budgets import budget_snapshot as noted
+from price_keeper.budgets.budget_snapshot import BudgetSnapshot
 from price_keeper.recording.leftovers import recover
 from price_keeper.recording.lines import decode_lines
-from price_keeper.selection import notes as noted
-from price_keeper.selection.notes import BudgetSnapshot
 from price_keeper.stores.contract import Store
 
 from tests.support.clock import ManualClock

@@ -15,6 +15,7 @@ from typing import Final, cast
 
 from price_keeper.alerts.alert import crossed_thresholds
 from price_keeper.alerts.alert_raiser import AlertRaiser
+from price_keeper.budgets.budget_snapshot import BudgetSnapshot
 from price_keeper.budgets.budget_state import MIN_REFRESH_SECONDS, NEVER, BudgetState, RefreshState
 from price_keeper.clock import Clock
 from price_keeper.config import Config
@@ -26,7 +27,6 @@ from price_keeper.recording.flush import COST_ATTRIBUTE, to_pico
 from price_keeper.recording.recorder import Recorder
 from price_keeper.selection import own_labels as own
 from price_keeper.selection import sticky
-from price_keeper.selection.notes import BudgetSnapshot
 from price_keeper.selection.overrides import parse_override
 from price_keeper.selection.own_labels import AppLabelCache
 from price_keeper.selection.plan import EffectiveSettings, resolve_settings

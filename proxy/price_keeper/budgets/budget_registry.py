@@ -19,6 +19,7 @@ from typing import Final
 
 from price_keeper.alerts.alert_raiser import AlertRaiser
 from price_keeper.budgets.budget_refresh import STORE_RETRY_SECONDS, BudgetRefresher
+from price_keeper.budgets.budget_snapshot import BudgetSnapshot
 from price_keeper.budgets.budget_state import NEVER, BudgetState, DecisionCounters, RefreshState, SpendTracker
 from price_keeper.clock import Clock
 from price_keeper.config import Config, LabelConfig
@@ -28,7 +29,6 @@ from price_keeper.metering.profiles import AppProfiles
 from price_keeper.org_calendar import Period, PeriodSpan, find_span
 from price_keeper.recording.entries import ChargedCounters, Counter
 from price_keeper.recording.recorder import Recorder
-from price_keeper.selection.notes import BudgetSnapshot
 from price_keeper.selection.overrides import Override
 from price_keeper.selection.own_labels import AppLabelCache
 from price_keeper.selection.plan import EffectiveSettings

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from price_keeper.budgets.budget_snapshot import BudgetSnapshot
 from price_keeper.budgets.budget_state import NEVER
 from price_keeper.clock import Clock
 from price_keeper.domain import Caller, Scope
@@ -25,7 +26,6 @@ from price_keeper.rates.rate_lease_manager import RateDecision, RateLeaseManager
 from price_keeper.rates.rate_limit_settings import REQUESTS, TOKENS, ScopeRateLimits, parse_rate_limits
 from price_keeper.rates.token_bucket import MILLI, RateBucket
 from price_keeper.recording.entries import Receipt
-from price_keeper.selection.notes import BudgetSnapshot
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Item, Store
 from price_keeper.tasks import Tasks

@@ -9,10 +9,10 @@ from __future__ import annotations
 import logging
 from typing import Final, Literal, TypeVar
 
+from price_keeper.budgets.budget_snapshot import BudgetSnapshot
 from price_keeper.clock import Clock
 from price_keeper.domain import Scope
 from price_keeper.errors import UnknownOrg
-from price_keeper.selection.notes import BudgetSnapshot
 from price_keeper.telemetry import metrics
 from price_keeper.telemetry.metrics import MetricsRegistry
 
