@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 from price_keeper import forwarding
+from price_keeper.budgets import app_label_cache
 from price_keeper.budgets.label_selector import LabelSelector
 from price_keeper.config.config_sections import EndpointConfig, GuardrailsConfig, LabelConfig, PricesConfig, UnitPrices
 from price_keeper.domain import Caller, build_client_id
 from price_keeper.hard.purse import BudgetLease, CostReservation
 from price_keeper.metering.price_updates import PriceTables
 from price_keeper.recording.entries import UsageCounts
-from price_keeper.selection import own_labels
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Put, Value
 from price_keeper.upstream import connection_pool
@@ -240,7 +240,7 @@ async def test_a_name_that_goes_from_an_app_to_the_configuration_is_never_nobody
             await read(*of)
 
         monkeypatch.setattr(kept, "read", reading)
-        own.clock.ahead += own_labels.STALE_SECONDS
+        own.clock.ahead += app_label_cache.STALE_SECONDS
         call = asyncio.create_task(own.ask("fast", **TURN))
         async with asyncio.timeout(1.5):  # of the two seconds that a call waits
             await asked.wait()

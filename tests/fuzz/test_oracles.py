@@ -9,12 +9,12 @@ import orjson
 import pytest
 from price_keeper import operations, parse_call
 from price_keeper.auth import tokens
+from price_keeper.budgets import org_settings
 from price_keeper.config import config_problems
 from price_keeper.control import bodies as control_bodies
 from price_keeper.hard import outputs, tally
 from price_keeper.metering import bodies, guardrail_traces, guardrails, price_list, streams, usual
 from price_keeper.recording import leftovers, lines
-from price_keeper.selection import settings
 from price_keeper.server import http1_parser, http2, http2_stream
 from price_keeper.stores import dynamodb_expressions, item_codec
 from price_keeper.upstream import chat_stream_usage, connection_pool, eventstream, json_splice, relay, request_metadata
@@ -99,7 +99,10 @@ SPOILT: dict[str, tuple[str, Spoils]] = {
     "ids that are sent raw": ("paths", puts(operations, "encode_model_id", lambda id: id)),
     "every header": ("paths", puts(parse_call, "_BEDROCK_PREFIX", b"x-")),
     "names that come twice": ("control_bodies", puts(control_bodies, "_reject_duplicate_names", dict)),
-    "quotas that are nobody's": ("control_bodies", puts(settings._Validator, "check_quotas_complete", lambda *_: None)),
+    "quotas that are nobody's": (
+        "control_bodies",
+        puts(org_settings._Validator, "check_quotas_complete", lambda *_: None),
+    ),
     "signatures": ("tokens", puts(tokens, "_JWT_OPTIONS", {"verify_signature": False})),
     "prices below nothing": ("price_list", wraps(price_list, "_pico_per_token", lambda pico: pico and -pico)),
     "lines that are not there": (

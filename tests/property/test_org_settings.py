@@ -9,11 +9,16 @@ from uuid import uuid4
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from price_keeper.budgets.effective_settings import (
+    DEFAULT_ALERT_THRESHOLDS,
+    EffectiveSettings,
+    find_change_time,
+    resolve_settings,
+)
+from price_keeper.budgets.org_settings import CHANGE_LEAD_SECONDS, InvalidSettings, put_org
 from price_keeper.clock import SystemClock
 from price_keeper.config.config_sections import DefaultsConfig
 from price_keeper.org_calendar import Period, find_span, load_zone
-from price_keeper.selection.plan import DEFAULT_ALERT_THRESHOLDS, EffectiveSettings, find_change_time, resolve_settings
-from price_keeper.selection.settings import CHANGE_LEAD_SECONDS, InvalidSettings, put_org
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Item, Put, Store
 

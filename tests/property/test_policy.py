@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from price_keeper.budgets import label_policy
 from price_keeper.budgets.budget_state import BudgetState
+from price_keeper.budgets.effective_settings import resolve_settings
 from price_keeper.budgets.label_policy import Mode
 from price_keeper.config import Config
 from price_keeper.domain import Scope
 from price_keeper.errors import InvalidRequest, QuotaExceeded, TooManyRequests
 from price_keeper.org_calendar import Period, find_span, load_zone
-from price_keeper.selection.plan import resolve_settings
 
 LABELS = ("a", "b", "c", "d", "e")
 ORDERINGS = st.lists(st.sampled_from(LABELS[:4]), unique=True)

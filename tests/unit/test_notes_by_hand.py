@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from price_keeper.budgets import budget_snapshot as noted
 from price_keeper.budgets.budget_snapshot import BudgetSnapshot
+from price_keeper.budgets.effective_settings import resolve_settings
 from price_keeper.config import Config
 from price_keeper.domain import Scope
 from price_keeper.errors import QuotaExceeded
-from price_keeper.selection.plan import resolve_settings
 from price_keeper.stores import schema
 from price_keeper.stores.sqlite import SqliteStore
 

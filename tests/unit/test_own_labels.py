@@ -14,7 +14,10 @@ from typing import Any, cast
 from uuid import uuid4
 
 import pytest
+from price_keeper.budgets import app_label_cache as limits
+from price_keeper.budgets.app_label_cache import AppLabelCache
 from price_keeper.budgets.budget_state import BudgetState
+from price_keeper.budgets.effective_settings import resolve_settings
 from price_keeper.budgets.label_selector import LabelResolver
 from price_keeper.config import Config
 from price_keeper.domain import Caller, Scope
@@ -26,9 +29,6 @@ from price_keeper.org_calendar import Period, find_span, load_zone
 from price_keeper.recording.journal import Journal
 from price_keeper.recording.metering import MeterFactory
 from price_keeper.recording.ulid import UlidFactory
-from price_keeper.selection import own_labels as limits
-from price_keeper.selection.own_labels import AppLabelCache
-from price_keeper.selection.plan import resolve_settings
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Item, Put, Store, Update
 from price_keeper.tasks import Tasks

@@ -6,15 +6,15 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
-from price_keeper.config.config_sections import DefaultsConfig
-from price_keeper.org_calendar import Period, load_zone
-from price_keeper.selection.plan import (
+from price_keeper.budgets.effective_settings import (
     DEFAULT_ALERT_THRESHOLDS,
     UNUSABLE_ORDERING_LABEL,
     EffectiveSettings,
     find_change_time,
     resolve_settings,
 )
+from price_keeper.config.config_sections import DefaultsConfig
+from price_keeper.org_calendar import Period, load_zone
 
 NOW = 1_795_003_200.0
 DEFAULTS = DefaultsConfig()

@@ -9,11 +9,11 @@ from uuid import UUID
 
 import pytest
 from price_keeper.budgets.budget_state import BudgetState, DecisionCounters
+from price_keeper.budgets.effective_settings import resolve_settings
 from price_keeper.config import Config
 from price_keeper.domain import Scope
 from price_keeper.org_calendar import Period, find_span, load_zone
 from price_keeper.selection import quotas
-from price_keeper.selection.plan import resolve_settings
 from price_keeper.selection.quotas import MAX_COMPARED_SCOPES, MAX_REPORTED_LABELS, MAX_REPORTED_SCOPES, QuotaMetrics
 from price_keeper.stores.contract import Item
 from price_keeper.telemetry.metrics import (

@@ -17,6 +17,7 @@ from price_keeper.auth.client_secrets import (
     client_item_key,
 )
 from price_keeper.auth.registration import RETRIEVAL_ROW, RETRIEVED_AT, IssuedSecret, register, retrieve, rotate
+from price_keeper.budgets.org_settings import put_app, put_org
 from price_keeper.config.config_sections import DefaultsConfig
 from price_keeper.domain import Scope, build_client_id
 from price_keeper.errors import (
@@ -29,7 +30,6 @@ from price_keeper.errors import (
     TransactionFailed,
     WriteConflict,
 )
-from price_keeper.selection.settings import put_app, put_org
 from price_keeper.stores import schema
 from price_keeper.stores.contract import ConditionCheck, Item, ItemExists, Key, Put, Store
 

@@ -7,10 +7,8 @@ from decimal import Decimal
 from typing import Any, cast
 
 import pytest
-from price_keeper.config.config_sections import DefaultsConfig
-from price_keeper.errors import CancellationReason, ReasonCode, TransactionFailed
-from price_keeper.selection.plan import resolve_settings
-from price_keeper.selection.settings import (
+from price_keeper.budgets.effective_settings import resolve_settings
+from price_keeper.budgets.org_settings import (
     CHANGE_LEAD_SECONDS,
     InvalidSettings,
     SettingsWrite,
@@ -19,6 +17,8 @@ from price_keeper.selection.settings import (
     validate_app,
     validate_org,
 )
+from price_keeper.config.config_sections import DefaultsConfig
+from price_keeper.errors import CancellationReason, ReasonCode, TransactionFailed
 from price_keeper.stores import schema
 from price_keeper.stores.conflict_retry import MAX_ATTEMPTS
 from price_keeper.stores.contract import Delete, Item, Key, Put, Store, Update

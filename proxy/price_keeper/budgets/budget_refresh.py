@@ -15,8 +15,11 @@ from typing import Final, cast
 
 from price_keeper.alerts.alert import crossed_thresholds
 from price_keeper.alerts.alert_raiser import AlertRaiser
+from price_keeper.budgets import app_label_cache as own
+from price_keeper.budgets.app_label_cache import AppLabelCache
 from price_keeper.budgets.budget_snapshot import BudgetSnapshot
 from price_keeper.budgets.budget_state import MIN_REFRESH_SECONDS, NEVER, BudgetState, RefreshState
+from price_keeper.budgets.effective_settings import EffectiveSettings, resolve_settings
 from price_keeper.clock import Clock
 from price_keeper.config import Config
 from price_keeper.domain import Scope
@@ -25,11 +28,8 @@ from price_keeper.recording.aggregator import AS_OF_ATTRIBUTE, build_shard_keys,
 from price_keeper.recording.entries import Counter
 from price_keeper.recording.flush import COST_ATTRIBUTE, to_pico
 from price_keeper.recording.recorder import Recorder
-from price_keeper.selection import own_labels as own
 from price_keeper.selection import sticky
 from price_keeper.selection.overrides import parse_override
-from price_keeper.selection.own_labels import AppLabelCache
-from price_keeper.selection.plan import EffectiveSettings, resolve_settings
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Item, Key, Store
 from price_keeper.tasks import Tasks

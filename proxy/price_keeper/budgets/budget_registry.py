@@ -18,9 +18,11 @@ from contextlib import suppress
 from typing import Final
 
 from price_keeper.alerts.alert_raiser import AlertRaiser
+from price_keeper.budgets.app_label_cache import AppLabelCache
 from price_keeper.budgets.budget_refresh import STORE_RETRY_SECONDS, BudgetRefresher
 from price_keeper.budgets.budget_snapshot import BudgetSnapshot
 from price_keeper.budgets.budget_state import NEVER, BudgetState, DecisionCounters, RefreshState, SpendTracker
+from price_keeper.budgets.effective_settings import EffectiveSettings
 from price_keeper.clock import Clock
 from price_keeper.config import Config, LabelConfig
 from price_keeper.domain import Caller, Scope
@@ -30,8 +32,6 @@ from price_keeper.org_calendar import Period, PeriodSpan, find_span
 from price_keeper.recording.entries import ChargedCounters, Counter
 from price_keeper.recording.recorder import Recorder
 from price_keeper.selection.overrides import Override
-from price_keeper.selection.own_labels import AppLabelCache
-from price_keeper.selection.plan import EffectiveSettings
 from price_keeper.selection.quotas import QuotaMetrics
 from price_keeper.selection.unknown_orgs import UnknownOrgs
 from price_keeper.stores.contract import Store

@@ -11,13 +11,13 @@ from contextlib import contextmanager
 from decimal import Decimal
 from typing import Any
 
+from price_keeper.budgets.org_settings import format_mistake
 from price_keeper.cli.api_client import ApiRefusal
 from price_keeper.config.config_problems import Origin, escape_line
 from price_keeper.config.config_reader import find_origin, read_leaf
 from price_keeper.config.yaml_tree import MAX_CHARS, Branch, InvalidYaml, Leaf, Node, compose_tree
 from price_keeper.control.terms import MAX_ECHOED_NAME_LENGTH
 from price_keeper.errors import ConfigError
-from price_keeper.selection.settings import format_mistake
 
 
 class SettingsFile:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from price_keeper.budgets.budget_registry import list_counters_at
+from price_keeper.budgets.effective_settings import EffectiveSettings
 from price_keeper.domain import Caller
 from price_keeper.org_calendar import Period, PeriodSpan, find_org_date, find_span
 from price_keeper.recording.entries import Counter
-from price_keeper.selection.plan import EffectiveSettings
 
 
 class ChargedDay:

@@ -6,6 +6,16 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from price_keeper.auth.client_secrets import SECRET_HASH
+from price_keeper.budgets.org_settings import (
+    APP_SETTINGS,
+    ORG_SETTINGS,
+    SettingsChange,
+    SettingsCompanions,
+    SettingsWrite,
+    audit_settings,
+    put_app,
+    put_org,
+)
 from price_keeper.control.calls import (
     AccessLevel,
     ApiRequest,
@@ -20,16 +30,6 @@ from price_keeper.control.problems import invalid_request, not_found
 from price_keeper.control.terms import MAX_PAGE_SIZE
 from price_keeper.domain import Scope
 from price_keeper.reports.settings_report import SettingsReport
-from price_keeper.selection.settings import (
-    APP_SETTINGS,
-    ORG_SETTINGS,
-    SettingsChange,
-    SettingsCompanions,
-    SettingsWrite,
-    audit_settings,
-    put_app,
-    put_org,
-)
 from price_keeper.stores import schema
 from price_keeper.stores.audit_log import select_attributes
 from price_keeper.stores.contract import Item, Page, Prefix, Query, Write

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from price_keeper.budgets.org_settings import InvalidSettings
 from price_keeper.control.terms import MAX_ECHOED_NAME_LENGTH
 from price_keeper.errors import ConfigError, InvalidStoreRequest, PriceKeeperError, Refusal, StoreError
-from price_keeper.selection.settings import InvalidSettings
 from price_keeper.telemetry.logs import build_request_extra
 
 STORE_RETRY_AFTER_SECONDS = 5  # after which the store may be back

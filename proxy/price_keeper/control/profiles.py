@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any, get_args
 
+from price_keeper.budgets.app_label_cache import PROFILES_MADE_ATTRIBUTE
+from price_keeper.budgets.effective_settings import is_number
 from price_keeper.config import LabelConfig
 from price_keeper.config.config_reader import read_text as read_config
 from price_keeper.config.config_sections import Format
@@ -22,8 +24,6 @@ from price_keeper.control.problems import ERROR_CODES, ApiError, invalid_request
 from price_keeper.domain import Scope
 from price_keeper.errors import ConfigError
 from price_keeper.metering.profiles import ARN_PATTERN, PRICE_FIELDS
-from price_keeper.selection.own_labels import PROFILES_MADE_ATTRIBUTE
-from price_keeper.selection.plan import is_number
 from price_keeper.stores import schema
 from price_keeper.stores.audit_log import to_json_value
 from price_keeper.stores.conflict_retry import retry_on_conflict

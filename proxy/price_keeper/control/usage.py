@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from hashlib import sha256
 from typing import Any
 
+from price_keeper.budgets.effective_settings import EffectiveSettings, resolve_settings
 from price_keeper.control.bodies import SMALL_BODY_BYTES
 from price_keeper.control.calls import AccessLevel, ApiRequest, ApiResponse, ApiRoute
 from price_keeper.control.charging import UsageCharging
@@ -28,7 +29,6 @@ from price_keeper.recording.submitted import (
     UsageSubmission,
 )
 from price_keeper.reports import money
-from price_keeper.selection.plan import EffectiveSettings, resolve_settings
 from price_keeper.stores import schema
 
 MAX_ITEMS = 100

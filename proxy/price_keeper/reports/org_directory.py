@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 from zoneinfo import ZoneInfo
 
+from price_keeper.budgets.effective_settings import resolve_settings
 from price_keeper.config.config_sections import DefaultsConfig
 from price_keeper.domain import Scope, is_org_id
-from price_keeper.selection.plan import resolve_settings
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Item, Query, Store, iterate_rows
 

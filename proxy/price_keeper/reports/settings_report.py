@@ -8,10 +8,15 @@ from decimal import Decimal
 from functools import lru_cache
 from typing import Any
 
+from price_keeper.budgets.effective_settings import (
+    DEFAULT_ALERT_THRESHOLDS,
+    EffectiveSettings,
+    find_change_time,
+    resolve_settings,
+)
+from price_keeper.budgets.org_settings import APP_SETTINGS, ORG_SETTINGS
 from price_keeper.config.config_sections import DefaultsConfig
 from price_keeper.domain import PICO_PER_MICRO
-from price_keeper.selection.plan import DEFAULT_ALERT_THRESHOLDS, EffectiveSettings, find_change_time, resolve_settings
-from price_keeper.selection.settings import APP_SETTINGS, ORG_SETTINGS
 from price_keeper.stores.audit_log import to_json_value
 from price_keeper.stores.contract import Item
 

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TypeAlias, cast
 
+from price_keeper.budgets.effective_settings import format_value, is_number
 from price_keeper.clock import Clock, SystemClock
 from price_keeper.config.config_problems import did_you_mean, join_names
 from price_keeper.domain import Scope, is_label
 from price_keeper.errors import ConfigError
 from price_keeper.org_calendar import PeriodSpan
-from price_keeper.selection.plan import format_value, is_number
 from price_keeper.stores import schema
 from price_keeper.stores.audit_log import Actor
 from price_keeper.stores.conflict_retry import retry_on_conflict, transact_with_retry

@@ -5,9 +5,9 @@ Manual overrides stand in the same item, in attributes of their own (`overrides`
 
 from __future__ import annotations
 
+from price_keeper.budgets.effective_settings import EffectiveSettings
 from price_keeper.domain import Scope
 from price_keeper.org_calendar import PeriodSpan
-from price_keeper.selection.plan import EffectiveSettings
 from price_keeper.stores import schema
 from price_keeper.stores.contract import (
     EXPIRY_ATTRIBUTE,

@@ -7,9 +7,9 @@ import json
 from decimal import Decimal
 from typing import Any
 
+from price_keeper.budgets.effective_settings import DEFAULT_ALERT_THRESHOLDS, resolve_settings
 from price_keeper.config.config_sections import DefaultsConfig
 from price_keeper.errors import InvalidStoreRequest
-from price_keeper.selection.plan import DEFAULT_ALERT_THRESHOLDS, resolve_settings
 from price_keeper.stores.contract import Item
 from price_keeper.stores.dynamodb_expressions import from_wire, item_from_wire, item_to_wire
 from price_keeper.stores.item_codec import decode_item, encode_item

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any, cast
 
 from price_keeper.budgets.budget_state import BudgetState
+from price_keeper.budgets.effective_settings import is_number
 from price_keeper.reports.settings_report import format_utc
 from price_keeper.selection import sticky
-from price_keeper.selection.plan import is_number
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Item, Store
 

@@ -1,10 +1,11 @@
-"""How the settings of an org or an app are checked, every mistake at once, and written.
+"""Validate and write the settings of an org or app. All mistakes of a body are reported at once.
 
-    body -> checked -> one transaction: the item, if its version is still the one that was read, and the org's line
-                       in the registry
+    body -> validated -> one transaction: the item, if its version is still the one that was read, and the
+                         org's entry in the registry
 
-A writer takes the place of all settings and leaves what is not a setting alone, credentials before all. Of writers at
-once each reads what the one before it wrote. A change of zone, period or quota_scope waits for the org's next period.
+A write replaces all settings and leaves other attributes of the item alone, credentials above all. Concurrent
+writers are serialised by the version. A change of timezone, period or quota_scope takes effect with the org's next
+period.
 """
 
 from __future__ import annotations
@@ -15,6 +16,16 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Final, NamedTuple, TypeAlias
 
+from price_keeper.budgets import effective_settings as may_be
+from price_keeper.budgets.app_label_cache import read_label_names
+from price_keeper.budgets.effective_settings import (
+    MAX_QUOTA_MICROS,
+    PERIODS,
+    QUOTA_SCOPES,
+    find_change_time,
+    format_value,
+    resolve_settings,
+)
 from price_keeper.clock import Clock
 from price_keeper.config.config_problems import did_you_mean, escape_line, join_names
 from price_keeper.config.config_reader import RuleViolation
@@ -23,16 +34,6 @@ from price_keeper.domain import Scope
 from price_keeper.errors import ConfigError
 from price_keeper.org_calendar import find_span
 from price_keeper.rates.rate_limit_settings import validate_rate_limits as limits_checked
-from price_keeper.selection import plan as may_be
-from price_keeper.selection.own_labels import read_label_names
-from price_keeper.selection.plan import (
-    MAX_QUOTA_MICROS,
-    PERIODS,
-    QUOTA_SCOPES,
-    find_change_time,
-    format_value,
-    resolve_settings,
-)
 from price_keeper.stores import schema
 from price_keeper.stores.audit_log import Actor, select_attributes
 from price_keeper.stores.conflict_retry import retry_on_conflict, transact_with_retry

@@ -1,13 +1,13 @@
-"""What holds for an org or an app: its own settings over its org's over the defaults. Pure.
+"""The settings that apply to an org or app: its own over its org's over the defaults. Pure.
 
-    whose           settings
-    the org's       timezone, quota_scope, period, agg_shard_count
-    the budget's    model_ordering, quotas, sticky_fallback_enabled, enforcement: an app's own go over its org's, unless
-                    quota_scope is ORG and there is one budget for all
-    either's        the rest: an app's own go over its org's
+    org only          timezone, quota_scope, period, agg_shard_count
+    per budget        model_ordering, quotas, sticky_fallback_enabled, enforcement: an app's own over its org's, unless
+                      quota_scope is ORG and all apps share one budget
+    everything else   an app's own over its org's
 
-What cannot be used in an item written by hand is passed over. Where that is money, nothing may be spent: a label of
-the ordering without a usable quota has none left, and an ordering of which nothing can be used lets no label through.
+Items may have been written by hand. A value that cannot be used is ignored and listed in `problems`. Where money is
+concerned nothing may be spent then: a label of the ordering without a usable quota has a quota of zero, and an
+ordering without any usable label lets no label serve.
 """
 
 from __future__ import annotations

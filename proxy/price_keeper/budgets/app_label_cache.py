@@ -1,6 +1,7 @@
-"""Keeps the own labels of each app that names one, or whose chain may have one.
+"""Cache of the labels that apps defined themselves, for inference profiles.
 
-They are read as often as settings are, and once for all who wait. While the store is away, what was known holds.
+An app's labels are read when a call names one or the app's chain may hold one, and once for all concurrent callers.
+While the store is away the last known labels hold. The cache is bounded by apps and by labels.
 """
 
 from __future__ import annotations
