@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
 
-from price_keeper.budgets import budget_snapshot, label_policy
+from price_keeper.budgets import active_label, budget_snapshot, label_policy
 from price_keeper.budgets.budget_registry import BudgetRegistry
 from price_keeper.budgets.budget_snapshot import SnapshotFile
 from price_keeper.budgets.budget_state import BudgetState, SpendTracker
@@ -29,7 +29,6 @@ from price_keeper.recording.journal import Journal
 from price_keeper.recording.recorder import Recorder
 from price_keeper.recording.sender import SegmentSender
 from price_keeper.recording.turns import FlushGate
-from price_keeper.selection import sticky
 from price_keeper.stores.contract import ItemExists, ItemMissing, Put, Update, any_of
 
 from tests.sim.play import Outcome, played
@@ -211,7 +210,7 @@ MISTAKES = {
     ),
     "a total without its condition": Mistake(aggregator, "_build_never_lower", lambda _: _ANY, "soft", 20_067),
     "sticky fallback without its condition": Mistake(
-        sticky, "_build_forward_condition", lambda *_: _ANY, "sticky", 10_027
+        active_label, "_build_forward_condition", lambda *_: _ANY, "sticky", 10_027
     ),
     "sticky fallback on what is only under way": Mistake(
         BudgetState, "find_next_active", _on_what_is_under_way, "sticky", 10_004

@@ -8,13 +8,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+from price_keeper.budgets.active_label import clear_override, set_override
 from price_keeper.domain import Scope
 from price_keeper.errors import ConditionFailed, ConfigError, StoreError, TransactionFailed
 from price_keeper.hard.holds import release_former_leases
 from price_keeper.org_calendar import Period, find_span, load_zone
 from price_keeper.recording.leftovers import recover
 from price_keeper.recording.sender import SegmentSender
-from price_keeper.selection.overrides import clear_override, set_override
 from price_keeper.stores.contract import Store
 
 from tests.sim import network

@@ -10,12 +10,11 @@ from typing import Any, TypeVar
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from price_keeper.budgets import label_policy
+from price_keeper.budgets import active_label, label_policy
+from price_keeper.budgets.active_label import clear_override, parse_override, set_override
 from price_keeper.domain import Caller, Scope
 from price_keeper.errors import ConditionFailed, Refusal
 from price_keeper.org_calendar import Period, find_span, load_zone
-from price_keeper.selection import sticky
-from price_keeper.selection.overrides import clear_override, parse_override, set_override
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Update, Value
 
@@ -318,7 +317,7 @@ class Fleet(RuleBasedStateMachine):
         override = parse_override(item, now)
         # An override for a label that has left the chain says nothing, so what is sticky holds.
         is_override = override is not None and override.label in self.ordering
-        active = override.label if is_override else item.get(sticky.LABEL_ATTRIBUTE) if self.is_sticky else None
+        active = override.label if is_override else item.get(active_label.LABEL_ATTRIBUTE) if self.is_sticky else None
         index = self.ordering.index(active) if active in self.ordering else 0
         quotas = {name: usd * USD for name, usd in self.quotas.items()}
         may = label_policy.find_candidates(label, self.ordering, quotas, index)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from zoneinfo import ZoneInfo
 
 import pytest
+from price_keeper.budgets import active_label
 from price_keeper.domain import Scope
 from price_keeper.recording.entries import PICO_PER_MICRO
-from price_keeper.selection import sticky
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Item, Update
 
@@ -48,7 +48,8 @@ def reader(truth: Truth) -> Reader:
 def moved(before: str, label: str) -> Update:
     index = LABELS.index(label)
     return Update(
-        STATE, set={sticky.LABEL_ATTRIBUTE: label, sticky.INDEX_ATTRIBUTE: index, "previous_model_label": before}
+        STATE,
+        set={active_label.LABEL_ATTRIBUTE: label, active_label.INDEX_ATTRIBUTE: index, "previous_model_label": before},
     )
 
 

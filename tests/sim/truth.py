@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, cast
 from zoneinfo import ZoneInfo
 
+from price_keeper.budgets import active_label
 from price_keeper.hard import rows
 from price_keeper.org_calendar import PeriodSpan, parse_span_key
 from price_keeper.rates.token_bucket import CAPACITY, TOKENS
@@ -20,7 +21,6 @@ from price_keeper.recording.entries import PICO_PER_MICRO, Intent, Receipt
 from price_keeper.recording.flush import COST_ATTRIBUTE, to_pico
 from price_keeper.recording.journal import Journal
 from price_keeper.recording.segment import Segment
-from price_keeper.selection import sticky
 from price_keeper.stores.contract import Item, Key, Put, Update, Write
 
 from tests.sim.scheduler import Killed
@@ -242,9 +242,9 @@ class Truth:
             self.check(
                 "a total is no more than was spent", to_pico(cast(int, item[COST_ATTRIBUTE])) <= self.pico[name], key
             )
-        elif key.table == STICKY and item is not None and was is not None and sticky.LABEL_ATTRIBUTE in was:
+        elif key.table == STICKY and item is not None and was is not None and active_label.LABEL_ATTRIBUTE in was:
             places = [
-                (cast(int, each[sticky.VERSION_ATTRIBUTE]), cast(int, each[sticky.INDEX_ATTRIBUTE]))
+                (cast(int, each[active_label.VERSION_ATTRIBUTE]), cast(int, each[active_label.INDEX_ATTRIBUTE]))
                 for each in (was, item)
             ]
             self.check("the active label never goes back", places[0] <= places[1], key, *places)
@@ -263,7 +263,7 @@ class Truth:
         if update.key.table != STICKY or left is None:
             return
         ordering, quotas = reader.chains.get(update.key, Chain((), {}))
-        index = cast(int, update.set[sticky.INDEX_ATTRIBUTE])
+        index = cast(int, update.set[active_label.INDEX_ATTRIBUTE])
         for label in ordering[ordering.index(left) : index] if left in ordering else (str(left),):
             name = Name(update.key.pk, label, update.key.sk)
             quota = quotas.get(label, math.inf) * PICO_PER_MICRO

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, ParamSpec, TypeVar, cast
 from unittest import mock
 
+from price_keeper.budgets import active_label
 from price_keeper.budgets.budget_registry import BudgetRegistry, CallerDay
 from price_keeper.budgets.budget_state import SpendTracker
 from price_keeper.config import Config
@@ -33,7 +34,6 @@ from price_keeper.recording.pace import FlushInterval
 from price_keeper.recording.recorder import Recorder
 from price_keeper.recording.sender import SegmentSender
 from price_keeper.recording.ulid import UlidFactory
-from price_keeper.selection import sticky
 from price_keeper.stores.contract import Item, Key, Put, Store, Update, Write
 from price_keeper.tasks import Tasks
 
@@ -235,9 +235,9 @@ class CheckedStoreLink:
         """The active label never goes back, but by a new ordering, and moves on only when it is really spent."""
         before = self._store.items.get(update.key) or {}
         after = await self._store.update(update)
-        if update.key.table == STICKY and sticky.LABEL_ATTRIBUTE in before:
+        if update.key.table == STICKY and active_label.LABEL_ATTRIBUTE in before:
             was, now = (
-                (cast(int, item[sticky.VERSION_ATTRIBUTE]), cast(int, item[sticky.INDEX_ATTRIBUTE]))
+                (cast(int, item[active_label.VERSION_ATTRIBUTE]), cast(int, item[active_label.INDEX_ATTRIBUTE]))
                 for item in (before, after)
             )
             if now <= was:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from price_keeper.budgets import budget_refresh as limits
 from price_keeper.budgets import budget_registry
 from price_keeper.budgets import budget_snapshot as noted
+from price_keeper.budgets.active_label import set_override
 from price_keeper.budgets.budget_snapshot import BudgetSnapshot
 from price_keeper.budgets.budget_state import SpendTracker
 from price_keeper.domain import Scope
@@ -22,7 +23,6 @@ from price_keeper.org_calendar import Period, find_span, load_zone
 from price_keeper.rates.rate_limiter import RateLimitCache
 from price_keeper.recording.entries import Counter
 from price_keeper.recording.lines import decode_lines
-from price_keeper.selection.overrides import set_override
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Store
 from price_keeper.tasks import Tasks

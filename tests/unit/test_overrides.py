@@ -6,16 +6,16 @@ import asyncio
 from typing import Any, cast
 
 import pytest
-from price_keeper.domain import Scope
-from price_keeper.errors import ConfigError
-from price_keeper.org_calendar import Period, find_span, load_zone
-from price_keeper.selection.overrides import (
+from price_keeper.budgets.active_label import (
     Override,
     clear_override,
     parse_override,
     parse_override_version,
     set_override,
 )
+from price_keeper.domain import Scope
+from price_keeper.errors import ConfigError
+from price_keeper.org_calendar import Period, find_span, load_zone
 from price_keeper.stores import schema
 from price_keeper.stores.contract import EXPIRY_ATTRIBUTE, Put, Store, Update
 

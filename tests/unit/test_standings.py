@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 from price_keeper.budgets import budget_refresh as limits
+from price_keeper.budgets.active_label import clear_override, set_override
 from price_keeper.budgets.budget_state import MIN_REFRESH_SECONDS
 from price_keeper.budgets.label_policy import Mode
 from price_keeper.domain import Scope
 from price_keeper.errors import InvalidRequest, QuotaExceeded, TooManyRequests
 from price_keeper.org_calendar import Period, find_span, load_zone
-from price_keeper.selection.overrides import clear_override, set_override
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Store, Update, Value
 

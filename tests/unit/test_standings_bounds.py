@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from price_keeper.budgets import budget_refresh as limits
 from price_keeper.budgets import budget_registry, budget_state
+from price_keeper.budgets.active_label import set_override
 from price_keeper.budgets.label_policy import Mode
 from price_keeper.domain import Caller, Scope
 from price_keeper.errors import Busy, InvalidRequest, InvalidStoreRequest, QuotaExceeded
 from price_keeper.org_calendar import Period, find_span, load_zone
 from price_keeper.recording.aggregator import build_total_key
 from price_keeper.recording.entries import Counter
-from price_keeper.selection.overrides import set_override
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Put, Store
 

@@ -15,7 +15,9 @@ from typing import Final, cast
 
 from price_keeper.alerts.alert import crossed_thresholds
 from price_keeper.alerts.alert_raiser import AlertRaiser
+from price_keeper.budgets import active_label
 from price_keeper.budgets import app_label_cache as own
+from price_keeper.budgets.active_label import parse_override
 from price_keeper.budgets.app_label_cache import AppLabelCache
 from price_keeper.budgets.budget_snapshot import BudgetSnapshot
 from price_keeper.budgets.budget_state import MIN_REFRESH_SECONDS, NEVER, BudgetState, RefreshState
@@ -28,8 +30,6 @@ from price_keeper.recording.aggregator import AS_OF_ATTRIBUTE, build_shard_keys,
 from price_keeper.recording.entries import Counter
 from price_keeper.recording.flush import COST_ATTRIBUTE, to_pico
 from price_keeper.recording.recorder import Recorder
-from price_keeper.selection import sticky
-from price_keeper.selection.overrides import parse_override
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Item, Key, Store
 from price_keeper.tasks import Tasks
@@ -187,7 +187,7 @@ class BudgetRefresher:
         self._warn_of_problems(refresh, settings)
         self._apply_override(refresh, item)
         refresh.sticky_item = item
-        refresh.sticky_index = sticky.find_active_index(item, settings) if settings.is_sticky else 0
+        refresh.sticky_index = active_label.find_active_index(item, settings) if settings.is_sticky else 0
         active, override = refresh.sticky_index, refresh.override
         if override is not None and override.label in settings.ordering:
             active = settings.ordering.index(override.label)  # for as long as it is in force
@@ -219,11 +219,11 @@ class BudgetRefresher:
     async def _move_active_label(self, refresh: RefreshState, item: Item | None) -> None:
         """Whoever finds the active label spent says so for all; who comes too late follows."""
         budget, settings = refresh.budget, refresh.budget.settings
-        index_before = sticky.find_active_index(item, settings)
-        index = None if sticky.has_newer_ordering(item, settings) else budget.find_next_active(index_before)
+        index_before = active_label.find_active_index(item, settings)
+        index = None if active_label.has_newer_ordering(item, settings) else budget.find_next_active(index_before)
         if index is None:
             return
-        write = sticky.build_move(index, index_before, budget.scope, budget.span, settings, self._clock.now())
+        write = active_label.build_move(index, index_before, budget.scope, budget.span, settings, self._clock.now())
         try:
             item = await self._store.update(write)
         except ConditionFailed as failure:

@@ -18,6 +18,7 @@ from contextlib import suppress
 from typing import Final
 
 from price_keeper.alerts.alert_raiser import AlertRaiser
+from price_keeper.budgets.active_label import Override
 from price_keeper.budgets.app_label_cache import AppLabelCache
 from price_keeper.budgets.budget_refresh import STORE_RETRY_SECONDS, BudgetRefresher
 from price_keeper.budgets.budget_snapshot import BudgetSnapshot
@@ -31,7 +32,6 @@ from price_keeper.metering.profiles import AppProfiles
 from price_keeper.org_calendar import Period, PeriodSpan, find_span
 from price_keeper.recording.entries import ChargedCounters, Counter
 from price_keeper.recording.recorder import Recorder
-from price_keeper.selection.overrides import Override
 from price_keeper.selection.quotas import QuotaMetrics
 from price_keeper.selection.unknown_orgs import UnknownOrgs
 from price_keeper.stores.contract import Store

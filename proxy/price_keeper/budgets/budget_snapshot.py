@@ -23,6 +23,7 @@ from typing import Any, Final, NamedTuple
 
 import orjson
 
+from price_keeper.budgets import active_label
 from price_keeper.budgets.budget_state import RefreshState
 from price_keeper.budgets.org_settings import ORG_SETTINGS
 from price_keeper.clock import Clock
@@ -30,7 +31,6 @@ from price_keeper.domain import Scope
 from price_keeper.errors import InvalidStoreRequest
 from price_keeper.recording.lines import decode_lines, encode_line
 from price_keeper.recording.segment import OPEN_FLAGS, sync_folder
-from price_keeper.selection import sticky
 from price_keeper.stores.contract import Item, Value
 from price_keeper.stores.item_codec import decode_item, encode_item
 from price_keeper.tasks import Tasks
@@ -41,7 +41,7 @@ MAX_RECORD_BYTES: Final = 64 * 2**10  # bytes of one
 
 _SETTINGS_KIND, _BUDGET_KIND = "settings", "standing"
 _SETTINGS_FIELDS = frozenset({*ORG_SETTINGS, "version", "settled", "settled_until_epoch"} - {"org_name"})
-_STICKY_FIELDS = frozenset({sticky.LABEL_ATTRIBUTE, "override_label", "override_until_epoch", "override_version"})
+_STICKY_FIELDS = frozenset({active_label.LABEL_ATTRIBUTE, "override_label", "override_until_epoch", "override_version"})
 _MALFORMED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, InvalidStoreRequest)
 
 RecordKey = tuple[str, str]  # what it is about, and of which scope

@@ -27,6 +27,7 @@ from datetime import UTC, datetime
 from typing import Final, NamedTuple
 
 from price_keeper.budgets import label_policy
+from price_keeper.budgets.active_label import Override
 from price_keeper.budgets.effective_settings import EffectiveSettings
 from price_keeper.budgets.label_policy import Mode
 from price_keeper.config.config_sections import LabelConfig
@@ -35,7 +36,6 @@ from price_keeper.errors import InvalidRequest, QuotaExceeded, TooManyRequests
 from price_keeper.metering.profiles import NO_PROFILES, AppProfiles
 from price_keeper.org_calendar import PeriodSpan
 from price_keeper.recording.entries import PICO_PER_USD
-from price_keeper.selection.overrides import Override
 from price_keeper.stores.contract import Item
 
 NEVER: Final = float("inf")

@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from typing import Any
 from zoneinfo import ZoneInfo
 
+from price_keeper.budgets.active_label import MAX_REASON_LENGTH, MAX_WHO_LENGTH
 from price_keeper.cli.api_client import (
     AdminClient,
     ApiRecord,
@@ -23,7 +24,6 @@ from price_keeper.cli.api_client import (
 from price_keeper.cli.output import CommandError, print_json, print_lines
 from price_keeper.cli.settings_view import SettingsView, format_local_time, parse_time
 from price_keeper.errors import ConfigError, PriceKeeperError
-from price_keeper.selection.overrides import MAX_REASON_LENGTH, MAX_WHO_LENGTH
 
 _UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _DURATION = re.compile(r"\+([0-9]{1,6})([smhd])")

@@ -5,6 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from price_keeper.budgets.active_label import (
+    MAX_REASON_LENGTH,
+    MAX_WHO_LENGTH,
+    Override,
+    audit_override,
+    clear_override,
+    set_override,
+)
 from price_keeper.control.bodies import SMALL_BODY_BYTES
 from price_keeper.control.calls import AccessLevel, ApiRequest, ApiResponse, ApiRoute
 from price_keeper.control.fields import BodyFields, FreeTextField, PatternField, TimestampField
@@ -14,14 +22,6 @@ from price_keeper.control.problems import ERROR_CODES, ApiError
 from price_keeper.domain import Scope
 from price_keeper.org_calendar import PeriodSpan, find_span
 from price_keeper.reports.settings_report import SettingsReport, format_utc
-from price_keeper.selection.overrides import (
-    MAX_REASON_LENGTH,
-    MAX_WHO_LENGTH,
-    Override,
-    audit_override,
-    clear_override,
-    set_override,
-)
 
 LABEL_FIELD = PatternField(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", 64, "a label")
 OVERRIDE_BODY = BodyFields(

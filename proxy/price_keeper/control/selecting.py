@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from price_keeper.budgets import label_policy
+from price_keeper.budgets.active_label import Override
 from price_keeper.budgets.budget_state import BudgetState
 from price_keeper.config.config_sections import PSEUDO_LABELS
 from price_keeper.control.calls import AccessLevel, ApiRequest, ApiResponse, ApiRoute, build_cacheable_response
@@ -16,7 +17,6 @@ from price_keeper.metering.profiles import AppProfiles
 from price_keeper.recording.entries import PICO_PER_MICRO
 from price_keeper.reports import money
 from price_keeper.reports.settings_report import format_utc
-from price_keeper.selection.overrides import Override
 
 _FLAG_VALUES = {"true": True, "false": False}
 

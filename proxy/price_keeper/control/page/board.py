@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from price_keeper.budgets.active_label import Override
 from price_keeper.budgets.budget_state import BudgetState
 from price_keeper.control.page import places
 from price_keeper.control.page.happened import load_events
@@ -18,7 +19,6 @@ from price_keeper.domain import PICO_PER_MICRO, Caller, build_client_id
 from price_keeper.errors import StoreError
 from price_keeper.recording.entries import Counter
 from price_keeper.reports.settings_report import format_utc
-from price_keeper.selection.overrides import Override
 
 MAX_CHART_POINTS = 120  # points of a course that a page is sent
 STORE_AWAY_TEXT = "the store is away; what is shown is what this process knows"

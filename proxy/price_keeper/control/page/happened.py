@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any, cast
 
+from price_keeper.budgets import active_label
 from price_keeper.budgets.budget_state import BudgetState
 from price_keeper.budgets.effective_settings import is_number
 from price_keeper.reports.settings_report import format_utc
-from price_keeper.selection import sticky
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Item, Store
 
@@ -23,7 +23,7 @@ async def load_events(store: Store, budget: BudgetState) -> list[dict[str, Any]]
     sticky_item, *markers = await store.get_many(keys)
     moves = (
         [_add_time(sticky_item, "activated_at_epoch", {"kind": "moved", **_format_move(sticky_item)})]
-        if sticky_item and sticky.LABEL_ATTRIBUTE in sticky_item
+        if sticky_item and active_label.LABEL_ATTRIBUTE in sticky_item
         else []
     )
     alerts = [
@@ -35,7 +35,7 @@ async def load_events(store: Store, budget: BudgetState) -> list[dict[str, Any]]
 
 
 def _format_move(item: Item) -> dict[str, Any]:
-    return {"label": str(item[sticky.LABEL_ATTRIBUTE]), "before": str(item.get("previous_model_label", ""))}
+    return {"label": str(item[active_label.LABEL_ATTRIBUTE]), "before": str(item.get("previous_model_label", ""))}
 
 
 def _add_time(item: Item, name: str, event: dict[str, Any]) -> dict[str, Any]:
