@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from price_keeper import data_port_wiring
 from price_keeper.budgets.budget_registry import BudgetRegistry
+from price_keeper.budgets.hard_budgets import HardBudgets
 from price_keeper.clock import Clock
 from price_keeper.config import Config
 from price_keeper.config.config_sections import PSEUDO_LABELS
@@ -20,7 +21,6 @@ from price_keeper.hard.purses import BudgetLeases
 from price_keeper.metering.price_updates import REFRESH_SECONDS, PriceTables
 from price_keeper.recording.metering import MeterFactory
 from price_keeper.recording.recorder import Recorder
-from price_keeper.selection.hard_budgets import HardBudgets
 from price_keeper.stores.contract import Store
 from price_keeper.tasks import Tasks
 from price_keeper.upstream.forwarder import Forwarder

@@ -24,6 +24,7 @@ from price_keeper.auth.signing_keys import load_keys
 from price_keeper.auth.tokens import TokenService
 from price_keeper.budgets.budget_registry import BudgetRegistry
 from price_keeper.budgets.budget_snapshot import BudgetSnapshot
+from price_keeper.budgets.hard_budgets import HardBudgets
 from price_keeper.budgets.label_selector import FindTargets, LabelResolver, LabelSelector
 from price_keeper.clock import Clock
 from price_keeper.config import Config, LabelConfig, UpstreamConfig
@@ -45,7 +46,6 @@ from price_keeper.recording.aggregator import read_spent_pico
 from price_keeper.recording.composed import Recording
 from price_keeper.recording.metering import MeterFactory
 from price_keeper.recording.recorder import Recorder
-from price_keeper.selection.hard_budgets import HardBudgets
 from price_keeper.server import server_limits
 from price_keeper.server.listener import Listener
 from price_keeper.server.server_limits import fit_to_descriptors, fit_to_memory, raise_descriptor_limit

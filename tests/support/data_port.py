@@ -17,6 +17,7 @@ from price_keeper import data_port_wiring
 from price_keeper.auth.signing_keys import SigningKey
 from price_keeper.auth.tokens import TokenService
 from price_keeper.budgets.budget_registry import BudgetRegistry
+from price_keeper.budgets.hard_budgets import HardBudgets
 from price_keeper.catalog import Catalog
 from price_keeper.clock import Clock, SystemClock
 from price_keeper.config import Address, Config
@@ -28,7 +29,6 @@ from price_keeper.rates.rate_lease_manager import SWEEP_SECONDS, RateLeaseManage
 from price_keeper.rates.store_time import StoreTime
 from price_keeper.recording.composed import Recording, open_recording
 from price_keeper.recording.entries import Counter
-from price_keeper.selection.hard_budgets import HardBudgets
 from price_keeper.server.listener import Listener
 from price_keeper.server.write_batcher import WriteBatcher
 from price_keeper.stores.contract import Store

@@ -8,13 +8,18 @@ from typing import Any, cast
 from uuid import UUID
 
 import pytest
+from price_keeper.budgets import quota_metrics
 from price_keeper.budgets.budget_state import BudgetState, DecisionCounters
 from price_keeper.budgets.effective_settings import resolve_settings
+from price_keeper.budgets.quota_metrics import (
+    MAX_COMPARED_SCOPES,
+    MAX_REPORTED_LABELS,
+    MAX_REPORTED_SCOPES,
+    QuotaMetrics,
+)
 from price_keeper.config import Config
 from price_keeper.domain import Scope
 from price_keeper.org_calendar import Period, find_span, load_zone
-from price_keeper.selection import quotas
-from price_keeper.selection.quotas import MAX_COMPARED_SCOPES, MAX_REPORTED_LABELS, MAX_REPORTED_SCOPES, QuotaMetrics
 from price_keeper.stores.contract import Item
 from price_keeper.telemetry.metrics import (
     ACTIVE_LABEL_INFO,
@@ -77,7 +82,7 @@ def test_of_many_those_nearest_to_their_end_are_told() -> None:
 
 
 def test_a_flood_of_scopes_makes_no_more_samples(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quotas, "MAX_COMPARED_SCOPES", 150)
+    monkeypatch.setattr(quota_metrics, "MAX_COMPARED_SCOPES", 150)
     compared = 0
 
     def flood() -> Iterator[BudgetState]:

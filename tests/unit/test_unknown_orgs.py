@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from price_keeper.budgets import unknown_orgs
 from price_keeper.budgets.budget_refresh import SETTINGS_REFRESH_SECONDS
 from price_keeper.budgets.budget_snapshot import BudgetSnapshot
 from price_keeper.config import Config
 from price_keeper.domain import Caller, Scope
 from price_keeper.errors import AccessDenied, Busy, UnknownOrg
-from price_keeper.selection import unknown_orgs
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Delete, Store
 from price_keeper.telemetry.metrics import MetricsRegistry

@@ -24,6 +24,8 @@ from price_keeper.budgets.budget_refresh import STORE_RETRY_SECONDS, BudgetRefre
 from price_keeper.budgets.budget_snapshot import BudgetSnapshot
 from price_keeper.budgets.budget_state import NEVER, BudgetState, DecisionCounters, RefreshState, SpendTracker
 from price_keeper.budgets.effective_settings import EffectiveSettings
+from price_keeper.budgets.quota_metrics import QuotaMetrics
+from price_keeper.budgets.unknown_orgs import UnknownOrgs
 from price_keeper.clock import Clock
 from price_keeper.config import Config, LabelConfig
 from price_keeper.domain import Caller, Scope
@@ -32,8 +34,6 @@ from price_keeper.metering.profiles import AppProfiles
 from price_keeper.org_calendar import Period, PeriodSpan, find_span
 from price_keeper.recording.entries import ChargedCounters, Counter
 from price_keeper.recording.recorder import Recorder
-from price_keeper.selection.quotas import QuotaMetrics
-from price_keeper.selection.unknown_orgs import UnknownOrgs
 from price_keeper.stores.contract import Store
 from price_keeper.tasks import Tasks
 from price_keeper.telemetry import metrics

@@ -16,6 +16,7 @@ from typing import Final, NamedTuple, ParamSpec, TypeAlias, TypeVar
 
 from price_keeper.budgets.budget_registry import BudgetRegistry, CallerDay
 from price_keeper.budgets.budget_state import Decision
+from price_keeper.budgets.hard_budgets import Candidate, HardBudgets, RequestContent
 from price_keeper.budgets.label_policy import Mode
 from price_keeper.config.config_sections import LabelConfig
 from price_keeper.domain import Caller, ResolvedLabel
@@ -29,7 +30,6 @@ from price_keeper.parse_call import ParsedCall, locate_model
 from price_keeper.recording.entries import ChargedCounters
 from price_keeper.recording.meter import OperationPricing
 from price_keeper.recording.metering import MeterFactory
-from price_keeper.selection.hard_budgets import Candidate, HardBudgets, RequestContent
 from price_keeper.tasks import run_large_work
 from price_keeper.telemetry.request_stats import OperationStats, RequestStats
 from price_keeper.upstream.forwarder import UpstreamTarget

@@ -1,7 +1,8 @@
-"""Which label serves a call under a hard budget: the first whose budget has its whole worst case, which is then held.
+"""Select a label under a hard budget: the first whose budget has the whole cost ceiling of the call, which is
+reserved.
 
-Nothing here waits for the store while enough is held by this process. What a label's budget cannot hold for this call
-another call may still be small enough for.
+Nothing here waits for the store while this process has leased enough money. A budget that is too small for one call
+may still be enough for a smaller one.
 """
 
 from __future__ import annotations

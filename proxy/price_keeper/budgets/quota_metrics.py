@@ -1,7 +1,7 @@
-"""What `/metrics` tells of quotas: of few scopes, as every one of them is a series for each label it has a quota for.
+"""Quota metrics for `/metrics`, limited to few scopes, as each scope is a series for every label with a quota.
 
-Orgs and apps are named by whoever makes them, and there may be thousands. So the few that are told are those that come
-nearest to the end of a quota, and of how many nothing is told is told as well.
+There may be thousands of orgs and apps. Reported are the scopes that are nearest to the end of a quota, and how
+many are not reported.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Calls whose org nobody has registered: they are refused, or metered without a budget (`unknown_org`).
+"""Calls whose org is not registered: they are refused, or metered without a budget (`unknown_org`).
 
-The decision is made when the settings of a caller are loaded, so callers whose settings are cached pay nothing for it.
-The store is asked again for a refused org once in ASK_AGAIN_SECONDS at most, so one that is registered is served soon.
+The decision is made when a caller's settings are loaded, so cached callers pay nothing for it. For a refused org
+the store is read at most once in RECHECK_SECONDS, so an org that is registered is served soon.
 """
 
 from __future__ import annotations

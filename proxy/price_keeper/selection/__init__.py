@@ -1,1 +1,0 @@
-"""Which model answers: from what the caller asked for to a label."""
