@@ -11,13 +11,13 @@ from collections.abc import Callable
 
 from price_keeper import data_port_wiring
 from price_keeper.budgets.budget_registry import BudgetRegistry
+from price_keeper.budgets.hard.budget_lease import BudgetLeases
 from price_keeper.budgets.hard_budgets import HardBudgets
 from price_keeper.clock import Clock
 from price_keeper.config import Config
 from price_keeper.config.config_sections import PSEUDO_LABELS
 from price_keeper.data_port_wiring import BedrockAccess
 from price_keeper.handler import RequestHandler
-from price_keeper.hard.purses import BudgetLeases
 from price_keeper.metering.price_updates import REFRESH_SECONDS, PriceTables
 from price_keeper.recording.metering import MeterFactory
 from price_keeper.recording.recorder import Recorder

@@ -24,6 +24,7 @@ from price_keeper.auth.signing_keys import load_keys
 from price_keeper.auth.tokens import TokenService
 from price_keeper.budgets.budget_registry import BudgetRegistry
 from price_keeper.budgets.budget_snapshot import BudgetSnapshot
+from price_keeper.budgets.hard.budget_lease import BudgetLeases
 from price_keeper.budgets.hard_budgets import HardBudgets
 from price_keeper.budgets.label_selector import FindTargets, LabelResolver, LabelSelector
 from price_keeper.clock import Clock
@@ -32,7 +33,6 @@ from price_keeper.config.config_sections import PSEUDO_LABELS
 from price_keeper.domain import ResolvedLabel
 from price_keeper.errors import ConfigError
 from price_keeper.handler import RequestHandler
-from price_keeper.hard.purses import BudgetLeases
 from price_keeper.hard.rows import HardBudgetKey
 from price_keeper.metering.aws_price_list import AwsPriceList
 from price_keeper.metering.price_updates import PriceTables

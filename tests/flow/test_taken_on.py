@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 from price_keeper import forwarding
 from price_keeper.budgets import app_label_cache
+from price_keeper.budgets.hard.budget_lease import BudgetLease, CostReservation
 from price_keeper.budgets.label_selector import LabelSelector
 from price_keeper.config.config_sections import EndpointConfig, GuardrailsConfig, LabelConfig, PricesConfig, UnitPrices
 from price_keeper.domain import Caller, build_client_id
-from price_keeper.hard.purse import BudgetLease, CostReservation
 from price_keeper.metering.price_updates import PriceTables
 from price_keeper.recording.entries import UsageCounts
 from price_keeper.stores import schema

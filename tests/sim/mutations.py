@@ -16,10 +16,10 @@ from price_keeper.budgets import active_label, budget_snapshot, label_policy
 from price_keeper.budgets.budget_registry import BudgetRegistry
 from price_keeper.budgets.budget_snapshot import SnapshotFile
 from price_keeper.budgets.budget_state import BudgetState, SpendTracker
+from price_keeper.budgets.hard.budget_lease import IDLE_SECONDS, BudgetLease
 from price_keeper.errors import StoreUnavailable
 from price_keeper.hard import rows
 from price_keeper.hard.holds import BudgetLeaseFile
-from price_keeper.hard.purse import IDLE_SECONDS, BudgetLease
 from price_keeper.rates.bucket_client import BucketTransaction, TransactionSender
 from price_keeper.rates.rate_lease import RateLease
 from price_keeper.rates.store_time import StoreTime

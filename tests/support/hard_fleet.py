@@ -13,11 +13,10 @@ from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+from price_keeper.budgets.hard.budget_lease import BudgetLeases, CostReservation
 from price_keeper.clock import Clock
 from price_keeper.errors import StoreUnavailable
 from price_keeper.hard.holds import BudgetLeaseFile, release_former_leases
-from price_keeper.hard.purse import CostReservation
-from price_keeper.hard.purses import BudgetLeases
 from price_keeper.hard.rows import BudgetLeaseRow, HardBudgetBucket, HardBudgetKey
 from price_keeper.recording.aggregator import Aggregator, read_spent_pico
 from price_keeper.recording.composed import Recording

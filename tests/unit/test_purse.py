@@ -7,9 +7,8 @@ import random
 from dataclasses import replace
 
 import pytest
+from price_keeper.budgets.hard.budget_lease import RECONCILE_SECONDS, CostReservation, RefusalReason
 from price_keeper.errors import StoreUnavailable
-from price_keeper.hard.purse import CostReservation, RefusalReason
-from price_keeper.hard.purses import RECONCILE_SECONDS
 from price_keeper.recording.entries import Receipt, UsageCounts
 
 from tests.support.clock import settle

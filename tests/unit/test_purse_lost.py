@@ -6,9 +6,13 @@ from collections.abc import Sequence
 from typing import cast
 
 import pytest
+from price_keeper.budgets.hard.budget_lease import (
+    TOP_UP_TIMEOUT_SECONDS,
+    BudgetLeaseWriter,
+    InsufficientBudget,
+    RefusalReason,
+)
 from price_keeper.errors import CancellationReason, ReasonCode, TransactionFailed
-from price_keeper.hard.hold import BudgetLeaseWriter, InsufficientBudget
-from price_keeper.hard.purse import TOP_UP_TIMEOUT_SECONDS, RefusalReason
 from price_keeper.stores.contract import Store, Write
 
 from tests.support.clock import settle

@@ -1,25 +1,36 @@
-"""What this process may spend of one hard budget without asking anybody: money that is taken from the bucket already.
+"""Money that this process leased from hard budgets, and may spend without asking the store.
 
-A call's worst case is taken from it before the call is sent, and what that did not cost comes back with its receipt.
-Nobody waits for the store while there is enough. When there is not, all who wait share one top-up; when the bucket is
-dry too, what is left here goes back, so that what many processes cannot use for lack of a little comes together.
+    SharedBudgetBucket   the bucket of one hard budget that all processes share: created, kept to its quota
+    BudgetLeaseWriter    moves money between the bucket and this process's row; each write counts once at most
+    BudgetLease          the leased money of one budget; calls reserve their cost ceiling from it
+    BudgetLeases         the leases of all hard budgets, and their background work
+    CostReservation      the reserved ceiling of one call, settled by its receipt or released if it is never sent
+
+No call waits for the store while the lease has enough. If it has not, all waiting calls share one top-up. If the
+bucket has not enough either, what is left in the lease is released, so that small remainders of many processes come
+together.
+
+A write whose answer was lost counts neither as done nor as undone. The next write finds out by the row's sequence
+number; until then, leased money of that write is not spent, and released money is not used again.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from enum import Enum
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeAlias
 
 from price_keeper.clock import Clock
-from price_keeper.errors import ConditionFailed, StoreError, TransactionFailed
-from price_keeper.hard.hold import BudgetLeaseWriter, EarlierWriteApplied, InsufficientBudget, LeaseClosed
+from price_keeper.errors import ConditionFailed, ReasonCode, StoreError, TransactionFailed
+from price_keeper.hard import rows
 from price_keeper.hard.holds import BudgetLeaseFile
-from price_keeper.hard.rows import HardBudgetBucket, HardBudgetKey
-from price_keeper.hard.shared import ReadSpent, SharedBudgetBucket
-from price_keeper.stores.contract import Item, Store
+from price_keeper.hard.rows import BudgetLeaseRow, HardBudgetBucket, HardBudgetKey
+from price_keeper.stores.contract import Item, Store, Write, iterate_rows
 from price_keeper.tasks import Tasks
 
 TOP_UP_TIMEOUT_SECONDS = 2.0  # of a call, for a top-up
@@ -359,3 +370,267 @@ class BudgetLease:
             self._has_logged_excess = True
             message = "a call of %s cost %d pico-dollars, and was taken to cost %d at most; the next are not told of"
             _log.error(message, " ".join(self.key), actual, ceiling)
+
+
+TICK_SECONDS = 1.0
+JITTER = 0.2
+RECONCILE_SECONDS = 60.0
+
+
+class BudgetLeases:
+    """`holds` are those of this run; `spent` reads what a budget's shards say."""
+
+    def __init__(
+        self, store: Store, clock: Clock, tasks: Tasks, lease_file: BudgetLeaseFile, read_spent: ReadSpent
+    ) -> None:
+        self._store = store
+        self._clock = clock
+        self._tasks = tasks
+        self._lease_file = lease_file
+        self._read_spent = read_spent
+        self._leases: dict[HardBudgetKey, BudgetLease] = {}
+        self._reconcile_due_at: dict[HardBudgetKey, float] = {}  # to be reconciled, by the monotonic clock
+        self._changed_keys: set[HardBudgetKey] = (
+            set()
+        )  # of other settings than before: there may have been no quota for a while
+
+    @property
+    def holder(self) -> str:
+        """The name that accounts of calls give to what is spent here."""
+        return self._lease_file.holder
+
+    def get(self, key: HardBudgetKey, quota: int, version: int) -> BudgetLease:
+        """By the newest settings that anybody named."""
+        lease = self._leases.get(key)
+        if lease is None:
+            lease = self._leases[key] = BudgetLease(
+                self._store, self._clock, self._tasks, key, self._lease_file, self._read_spent, quota, version
+            )
+            self._schedule_reconcile(key, random.uniform(0, RECONCILE_SECONDS))
+        elif version > lease.version:
+            lease.apply_quota(quota, version)
+            self._changed_keys.add(key)
+            self._reconcile_due_at[key] = self._clock.monotonic()
+        return lease
+
+    @property
+    def leased_pico(self) -> int:
+        """Taken from buckets, and not spent as far as is known here."""
+        return sum(lease.free + lease.in_flight for lease in self._leases.values())
+
+    @property
+    def top_ups(self) -> int:
+        return sum(lease.top_ups for lease in self._leases.values())
+
+    @property
+    def refusals(self) -> int:
+        return sum(lease.refusals for lease in self._leases.values())
+
+    def start(self) -> None:
+        self._tasks.run_every("hard budgets", TICK_SECONDS, self.tick, jitter=JITTER)
+
+    async def tick(self) -> None:
+        """What nobody needs goes back, what was spent without a hold is looked for, and what is over is forgotten."""
+        for key, lease in tuple(self._leases.items()):
+            if key.is_long_past(self._clock.now()) and not lease.in_flight:
+                del self._leases[key], self._reconcile_due_at[key]
+                self._changed_keys.discard(key)
+                continue
+            with suppress(StoreError, LeaseClosed):  # whoever needs money is told
+                await lease.tick()
+            await self._reconcile_if_due(key, lease)
+
+    async def _reconcile_if_due(self, key: HardBudgetKey, lease: BudgetLease) -> None:
+        if self._clock.monotonic() < self._reconcile_due_at[key]:
+            return
+        self._schedule_reconcile(key, RECONCILE_SECONDS * random.uniform(1 - JITTER, 1 + JITTER))
+        try:
+            await lease.reconcile(ignores_interval=key in self._changed_keys)
+            self._changed_keys.discard(key)
+        except StoreError as failure:
+            _log.warning("what is spent of the hard budget %s is not known: %s", " ".join(key), failure)
+
+    def _schedule_reconcile(self, key: HardBudgetKey, seconds: float) -> None:
+        self._reconcile_due_at[key] = self._clock.monotonic() + seconds
+
+    def note_spend_elsewhere(self, key: HardBudgetKey) -> None:
+        """Something was counted that nobody held: the next tick looks for it."""
+        if key in self._reconcile_due_at:
+            self._reconcile_due_at[key] = self._clock.monotonic()
+
+
+class EarlierWriteApplied(Exception):
+    """An earlier write had arrived after all, and counts now; this one did not happen."""
+
+
+class InsufficientBudget(Exception):
+    """The bucket has not as much, or is not there; carries its item. `maybe_applied`: it was sent before, and that may
+    still arrive and find enough."""
+
+    def __init__(self, bucket_item: Item | None, *, maybe_applied: bool) -> None:
+        self.bucket_item = bucket_item
+        self.maybe_applied = maybe_applied
+
+
+class LeaseClosed(Exception):
+    """Somebody brought this journal to the store as that of a process that is no more: nothing may be spent of it."""
+
+
+class BudgetLeaseWriter:
+    """One write at a time. `gained` hears of what may be spent from now on."""
+
+    def __init__(self, store: Store, key: HardBudgetKey, holder: str, on_gained: Callable[[int], None]) -> None:
+        self._store = store
+        self._key = key
+        self._holder = holder
+        self._on_gained = on_gained
+        self._sequence = 0  # of the last write that is known to be in the store
+        self._leased = 0  # as of that
+        self._claimed = 0  # of it: what was handed to `gained`, less what is being given back
+        self.has_unconfirmed_write = (
+            False  # something was sent with the next number, and what becomes of it is not known
+        )
+        self.is_closed = False
+
+    async def acquire(self, pico: int, minimum: int) -> None:
+        """Raises Moved, Lacking, Closed and StoreError."""
+        await self._write(rows.build_take(self._key, self._holder, self._sequence, pico, minimum), pico)
+
+    async def release(self, pico: int) -> None:
+        """To be asked for by who has already let go of it. Raises as `take`; what certainly is not given is gained."""
+        self._claimed -= pico
+        try:
+            await self._write(rows.build_release(self._key, self._holder, self._sequence, pico), -pico)
+        except (InsufficientBudget, StoreError) as failure:
+            if not failure.maybe_applied:
+                self._claimed += pico
+                self._on_gained(pico)
+            raise
+
+    async def confirm(self) -> None:
+        """Of what was sent and not answered. Raises Closed and StoreError."""
+        with suppress(EarlierWriteApplied):
+            await self._write(rows.build_sequence_advance(self._key, self._holder, self._sequence), 0)
+
+    async def _write(self, writes: Sequence[Write], change: int) -> None:
+        if self.is_closed:
+            raise LeaseClosed
+        had_unconfirmed_write, self.has_unconfirmed_write = (
+            self.has_unconfirmed_write,
+            True,
+        )  # also when this is cancelled half way
+        try:
+            await self._store.transact(writes)
+        except StoreError as failure:
+            self.has_unconfirmed_write = had_unconfirmed_write or failure.maybe_applied
+            if isinstance(failure, TransactionFailed):
+                self._raise_conflict(failure)
+            raise
+        self._confirm_sequence(self._leased + change)
+
+    def _raise_conflict(self, failure: TransactionFailed) -> None:
+        """Raises Moved, Lacking and Closed."""
+        lease_reason, *bucket_reasons = failure.reasons
+        if lease_reason.code is ReasonCode.CONDITION_FAILED:
+            self._adopt_row(lease_reason.item)
+            raise EarlierWriteApplied from None
+        if bucket_reasons and bucket_reasons[0].code is ReasonCode.CONDITION_FAILED:
+            raise InsufficientBudget(bucket_reasons[0].item, maybe_applied=failure.maybe_applied) from None
+
+    def _confirm_sequence(self, leased: int) -> None:
+        """All that was sent with this number has arrived now or never will."""
+        gained = leased - self._claimed
+        self._sequence += 1
+        self.has_unconfirmed_write = False
+        self._leased = self._claimed = leased
+        if gained:
+            self._on_gained(gained)
+
+    def _adopt_row(self, item: Item | None) -> None:
+        """Raises Closed."""
+        row = rows.BudgetLeaseRow.from_item(item)
+        if row.sequence != self._sequence + 1:
+            self.is_closed = True
+            _log.error("the hold of %s on %s %s is closed", self._holder, self._key.label, self._key.period)
+            raise LeaseClosed from None
+        self._confirm_sequence(row.leased)
+
+
+BUCKET_ATTEMPTS = 8  # each lost one means that another process had its way
+MIN_RECONCILE_SECONDS = 45  # a look so young is not repeated
+RECONCILE_READS = 3
+
+# Pico-dollars by all shards of the scope, label and period, however many there ever were; read consistently.
+ReadSpent: TypeAlias = Callable[[HardBudgetKey], Awaitable[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class SharedBudgetBucket:
+    """Each raises StoreError."""
+
+    store: Store
+    clock: Clock
+    key: HardBudgetKey
+    read_spent: ReadSpent
+
+    async def read_or_create(self, quota: int, version: int) -> HardBudgetBucket:
+        """As it stands, made if it is not there, by these settings or newer ones."""
+        item = await self.store.get(self.key.bucket_key, consistent=True)
+        for _ in range(BUCKET_ATTEMPTS):
+            if item is None:
+                item = await self._create(quota, version)
+            else:
+                bucket = HardBudgetBucket.from_item(item)
+                if bucket.version >= version:
+                    return bucket
+                item = await self._change_quota(bucket, quota, version)
+        raise ConditionFailed(item)
+
+    async def _create(self, quota: int, version: int) -> Item | None:
+        put = rows.build_bucket(
+            self.key, quota, version, await self._read_leases(), await self.read_spent(self.key), self.clock.now()
+        )
+        try:
+            await self.store.put(put)
+        except ConditionFailed as failure:
+            return failure.item
+        return put.item
+
+    async def _change_quota(self, bucket: HardBudgetBucket, quota: int, version: int) -> Item | None:
+        try:
+            return await self.store.update(rows.build_quota_change(self.key, bucket, quota, version))
+        except ConditionFailed as failure:
+            return failure.item
+
+    async def reconcile(self, *, ignores_interval: bool = False) -> HardBudgetBucket | None:
+        """What was spent without a hold is taken out; by one process for all, and not often. None: no bucket."""
+        item = await self.store.get(self.key.bucket_key, consistent=True)
+        if item is None:
+            return None
+        bucket = HardBudgetBucket.from_item(item)
+        if (
+            not ignores_interval and 0 <= self.clock.now() - bucket.reconciled_at < MIN_RECONCILE_SECONDS
+        ):  # one in the future is somebody's wrong clock
+            return bucket
+        spent_without_lease = await self._measure_spent_without_lease(bucket.spent_without_lease)
+        try:
+            return HardBudgetBucket.from_item(
+                await self.store.update(rows.build_reconcile(self.key, bucket, spent_without_lease, self.clock.now()))
+            )
+        except ConditionFailed as failure:
+            return None if failure.item is None else HardBudgetBucket.from_item(failure.item)
+
+    async def _measure_spent_without_lease(self, known: int) -> int:
+        """What is flushed between the two readings is in the second only, and taken for too much: so what comes to more
+        than was known is read again, and the least holds. Each was enough when it began, and it only grows."""
+        least = None
+        for _ in range(RECONCILE_READS):
+            leases = await self._read_leases()
+            found = rows.compute_spent_without_lease(leases, await self.read_spent(self.key))
+            least = found if least is None else min(least, found)
+            if least <= known:
+                break
+        return least or 0
+
+    async def _read_leases(self) -> list[BudgetLeaseRow]:
+        return [BudgetLeaseRow.from_item(row.item) async for row in iterate_rows(self.store, self.key.lease_query)]
