@@ -22,9 +22,9 @@ from bedrock_simulator.wishes import FaultSpec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from multidict import CIMultiDict
+from price_keeper.budgets.hard import cost_ceiling
+from price_keeper.budgets.hard.cost_ceiling import compute_ceiling
 from price_keeper.config.config_sections import PricesConfig
-from price_keeper.hard import worst
-from price_keeper.hard.worst import compute_ceiling
 from price_keeper.metering.bodies import INVOCATION_METRICS
 from price_keeper.metering.pricing import build_price_table, price_usage
 from price_keeper.metering.usage import Usage, make_plain_usage
@@ -196,7 +196,7 @@ def test_spoilt_usage_never_charges_a_hard_budget_less_than_was_used(
 ) -> None:
     format, model, _ = FAMILIES[family]
     operation, path, body = request(form, family)
-    bound = compute_ceiling(operation, format, body, {}, worst.CallPrices([TARIFF]), None, model)
+    bound = compute_ceiling(operation, format, body, {}, cost_ceiling.CallPrices([TARIFF]), None, model)
     cached = {} if family in WITHOUT_CACHES else cached
 
     def answer() -> SimulatedResponse:
@@ -219,7 +219,7 @@ def test_spoilt_usage_of_embeddings_is_never_recorded_as_less_unflagged(
 ) -> None:
     format, model, _ = EMBEDDERS[family]
     operation, path, body = request("invoke", family)
-    bound = compute_ceiling(operation, format, body, {}, worst.CallPrices([TARIFF]), None, model)
+    bound = compute_ceiling(operation, format, body, {}, cost_ceiling.CallPrices([TARIFF]), None, model)
     answer = simulated(path, body, FaultSpec())
     true = price_usage(TARIFF, true_usage(answer)).pico
     assert recorded(journal, operation, format, answer, how, body, bound.pico).pico >= true

@@ -18,10 +18,10 @@ from bedrock_simulator.wishes import FaultSpec
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from multidict import CIMultiDict
+from price_keeper.budgets.hard import cost_ceiling
+from price_keeper.budgets.hard.cost_ceiling import CostCeiling, apply_count, compute_ceiling
 from price_keeper.config.config_sections import LongContext, PricesConfig, TierPrices
 from price_keeper.errors import InvalidRequest
-from price_keeper.hard import worst
-from price_keeper.hard.worst import CostCeiling, apply_count, compute_ceiling
 from price_keeper.metering.guardrails import price_guardrail
 from price_keeper.metering.pricing import build_price_table, price_usage
 from price_keeper.metering.reading import build_reader
@@ -42,7 +42,7 @@ TARIFF = build_price_table(
 UNITS = {"topicPolicyUnits": 150, "contentPolicyUnits": 150, "contentPolicyImageUnits": 750, "wordPolicyUnits": 0,
          "sensitiveInformationPolicyUnits": 100, "contentFilter": 70, "promptAttack": 80,
          "sensitiveInformation": 100}  # fmt: skip
-PRICES = worst.CallPrices([TARIFF], UNITS)
+PRICES = cost_ceiling.CallPrices([TARIFF], UNITS)
 NAMES = {
     Operation.CONVERSE: "converse",
     Operation.CONVERSE_STREAM: "converse-stream",
@@ -348,7 +348,7 @@ def test_spoilt_bytes_are_bounded_or_refused(data: Any, operation: Operation, fo
 @given(free, st.integers(0, 2))
 def test_the_text_of_a_body_is_in_the_size_that_counts(value: Any, way: int) -> None:
     """Of all strings in it together, and the same however they are spelt."""
-    sizes = {worst.parse_strict(spelt({"a": value}, each)).canonical for each in range(3)}
+    sizes = {cost_ceiling.parse_strict(spelt({"a": value}, each)).canonical for each in range(3)}
 
     def size(each: Any) -> int:
         if isinstance(each, str):

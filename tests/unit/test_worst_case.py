@@ -11,10 +11,11 @@ from typing import Any
 from unicodedata import normalize
 
 import pytest
+from price_keeper.budgets.hard import cost_ceiling
+from price_keeper.budgets.hard.cost_ceiling import UNCOUNTED_TOKENS, CostCeiling, apply_count, compute_ceiling
 from price_keeper.config.config_sections import LongContext, PricesConfig, TierPrices
 from price_keeper.errors import InvalidRequest
-from price_keeper.hard import reading, tally, worst
-from price_keeper.hard.worst import UNCOUNTED_TOKENS, CostCeiling, apply_count, compute_ceiling
+from price_keeper.hard import reading, tally
 from price_keeper.metering.guardrails import price_guardrail
 from price_keeper.metering.pricing import build_price_table, price_usage
 from price_keeper.metering.usage import Usage
@@ -22,7 +23,7 @@ from price_keeper.operations import Operation
 
 CONVERSE, INVOKE, CHAT = Operation.CONVERSE, Operation.INVOKE, Operation.CHAT_COMPLETIONS
 PLAIN = PricesConfig(*(Decimal(usd) for usd in ("3", "15", "0.3", "3.75", "6")))
-PRICES = worst.CallPrices([build_price_table(PLAIN)])
+PRICES = cost_ceiling.CallPrices([build_price_table(PLAIN)])
 CAPPED = {"inferenceConfig": {"maxTokens": 100}}
 
 
@@ -30,7 +31,7 @@ def asked(
     body: Any,
     operation: Operation = CONVERSE,
     format: str = "anthropic",
-    prices: worst.CallPrices = PRICES,
+    prices: cost_ceiling.CallPrices = PRICES,
     **more: Any,
 ) -> CostCeiling:
     sent = body if isinstance(body, bytes) else json.dumps(body).encode()
@@ -63,18 +64,18 @@ def said(*blocks: Any) -> dict[str, Any]:
     ],
 )
 def test_the_dearest_price_of_any_table(more: dict[str, Any], input: int, output: int) -> None:
-    found = asked(said({"text": "a"}), prices=worst.CallPrices([build_price_table(replace(PLAIN, **more))]))
+    found = asked(said({"text": "a"}), prices=cost_ceiling.CallPrices([build_price_table(replace(PLAIN, **more))]))
     assert found.pico == (found.input_tokens * input + 100 * output) * 10**6
 
 
 def test_the_dearest_place_of_a_label() -> None:
     dear_input = build_price_table(replace(PLAIN, input=Decimal(50)))
     dear_output = build_price_table(replace(PLAIN, output=Decimal(5000)))
-    prices = worst.CallPrices([PRICES.price_tables[0], dear_input, dear_output])
-    alone = [asked(said({"text": "a"}), prices=worst.CallPrices([each])).pico for each in prices.price_tables]
+    prices = cost_ceiling.CallPrices([PRICES.price_tables[0], dear_input, dear_output])
+    alone = [asked(said({"text": "a"}), prices=cost_ceiling.CallPrices([each])).pico for each in prices.price_tables]
     assert asked(said({"text": "a"}), prices=prices).pico == max(alone) > min(alone)
     with pytest.raises(ValueError, match="somewhere"):
-        asked(said({"text": "a"}), prices=worst.CallPrices([]))
+        asked(said({"text": "a"}), prices=cost_ceiling.CallPrices([]))
 
 
 # ---------------------------------------------------------------- the size of text
@@ -346,7 +347,7 @@ def test_applied_guardrails_are_bounded_by_the_bytes_of_their_text() -> None:
     units = dict.fromkeys(UNITS, 1 + 3 + 1)  # each block counted by itself
     assert found.pico >= price_guardrail(UNITS, {**units, "automatedReasoningPolicies": 2}).pico
     alone = asked(body, Operation.APPLY_GUARDRAIL, prices=PRICES._replace(units={"automatedReasoningPolicyUnits": 170}))
-    most = {"automatedReasoningPolicyUnits": 5, "automatedReasoningPolicies": worst.MAX_REASONING_POLICIES}
+    most = {"automatedReasoningPolicyUnits": 5, "automatedReasoningPolicies": cost_ceiling.MAX_REASONING_POLICIES}
     assert alone.pico >= price_guardrail({"automatedReasoningPolicyUnits": 170}, most).pico
     assert found.body == json.dumps(body).encode()
     refusal(body, Operation.APPLY_GUARDRAIL)
@@ -375,7 +376,7 @@ def test_a_kind_that_only_the_answer_reveals_is_within_it() -> None:
     """Charged at the dearest there is, which the bound has to know."""
     for more in ({"cache_write_1h": None}, {"cache_read": None, "cache_write_5m": Decimal(0)}):
         tariff = build_price_table(replace(PLAIN, **more))  # type: ignore[arg-type]
-        found = asked(said({"text": "a"}), prices=worst.CallPrices([tariff]))
+        found = asked(said({"text": "a"}), prices=cost_ceiling.CallPrices([tariff]))
         for kind in ("input", "cache_read", "cache_write_5m", "cache_write_1h"):
             for tier in ("", "reserved", "unheard of"):
                 usage = Usage(output=100, tier=tier)._replace(**{kind: found.input_tokens})

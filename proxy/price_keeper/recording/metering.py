@@ -10,12 +10,12 @@ from hashlib import sha256
 from typing import Final, Protocol
 from weakref import WeakKeyDictionary
 
+from price_keeper.budgets.hard.cost_ceiling import CostCeiling
 from price_keeper.clock import Clock
 from price_keeper.config import Config
 from price_keeper.config.config_sections import ASYNC_JOB_LABEL, GUARDRAIL_LABEL
 from price_keeper.domain import Caller, ResolvedLabel
 from price_keeper.errors import InvalidRequest
-from price_keeper.hard.worst import CostCeiling
 from price_keeper.metering.guardrails import build_guardrail_prices, estimate_units, price_guardrail
 from price_keeper.metering.price_updates import PriceTables
 from price_keeper.metering.pricing import Cost, Pricer

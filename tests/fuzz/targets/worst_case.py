@@ -6,10 +6,10 @@ from decimal import Decimal
 from types import MappingProxyType
 from typing import Any
 
+from price_keeper.budgets.hard import cost_ceiling
+from price_keeper.budgets.hard.cost_ceiling import CostCeiling, apply_count, compute_ceiling
 from price_keeper.config.config_sections import LongContext, PricesConfig, TierPrices
 from price_keeper.errors import InvalidRequest
-from price_keeper.hard import worst
-from price_keeper.hard.worst import CostCeiling, apply_count, compute_ceiling
 from price_keeper.metering.pricing import build_price_table, price_usage
 from price_keeper.metering.usage import Usage
 from price_keeper.operations import Operation
@@ -27,7 +27,7 @@ TARIFF = build_price_table(
     )
 )
 UNITS = {"topicPolicyUnits": 150, "contentPolicyUnits": 150, "contentPolicyImageUnits": 750}
-PRICES = worst.CallPrices([TARIFF], UNITS, 7)
+PRICES = cost_ceiling.CallPrices([TARIFF], UNITS, 7)
 OPERATIONS = (Operation.INVOKE, Operation.CONVERSE, Operation.CHAT_COMPLETIONS, *Operation)
 FORMATS = ("anthropic", "nova", "titan", "llama", "mistral", "cohere", "ai21", "deepseek", "openai", "")
 MODELS = ("anthropic.claude-v2:1", "amazon.titan-embed-text-v2:0", "")

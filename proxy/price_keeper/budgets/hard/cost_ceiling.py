@@ -1,7 +1,9 @@
-"""What a request can cost at most, in pico-dollars: all its input at the dearest price of any kind, and all the output
-that it may have. Pure.
+"""The cost ceiling of a request in pico-dollars: all its input at the highest price of any kind, and its longest
+output. Pure.
 
-What cannot be told is refused. An answer never costs more than this, whatever tier, latency mode or cache it tells of.
+What cannot be bounded is refused with InvalidRequest. An answer never costs more than the ceiling, whatever service
+tier, latency mode or cache it reports. If a request does not limit its output, the label's `max_output_tokens` is
+written into the body; the rest of the body stays as the caller sent it. Start with `compute_ceiling`.
 """
 
 from __future__ import annotations
@@ -9,16 +11,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import orjson
+
 from price_keeper.errors import InvalidRequest
-from price_keeper.hard.forms import find_form
-from price_keeper.hard.inputs import measure_input
-from price_keeper.hard.members import build_unbounded_error, require_list, require_object
-from price_keeper.hard.outputs import cap_output
+from price_keeper.hard.forms import MemberPath, RequestForm, find_form
+from price_keeper.hard.members import build_unbounded_error, quote_name, read_members, require_list, require_object
 from price_keeper.hard.reading import StrictBody, parse_strict
-from price_keeper.hard.tally import REQUEST_TOKENS
+from price_keeper.hard.tally import REQUEST_TOKENS, TokenBound
+from price_keeper.metering.bodies import MAX_TOKENS
 from price_keeper.metering.guardrails import CHARACTERS_PER_UNIT, estimate_request_units
 from price_keeper.metering.pricing import PriceTable
 from price_keeper.operations import Operation
+from price_keeper.upstream import json_splice
 
 # In the place of a count that is still to be asked for: no budget has as much, should anybody forget to ask.
 UNCOUNTED_TOKENS = 10**15
@@ -148,3 +152,136 @@ def _count_applied_blocks(parsed: StrictBody) -> int:
 def _count_checked_blocks(parsed: StrictBody) -> int:
     messages = require_list(parsed.document.get("messages"), "messages")
     return sum(len(require_list(require_object(each, "a message").get("content"), "blocks")) for each in messages)
+
+
+def measure_input(form: RequestForm, parsed: StrictBody) -> TokenBound:
+    """Raises InvalidRequest for what is not known to be bounded."""
+    bound = TokenBound(parsed.canonical)
+    read_members(bound, parsed.document, form.members, "the body")
+    return bound
+
+
+LABEL_LIMIT_SETTING = "max_output_tokens"
+_THINKING = ("thinking", "reasoning_config")  # where Claude is told how much of its answer it may think
+_THINKING_BUDGET = "budget_tokens"
+
+Json = Mapping[str, Any]
+
+
+class CappedBody(NamedTuple):
+    tokens: int
+    body: bytes
+
+
+def cap_output(form: RequestForm, document: Json, body: bytes, label_max: int | None) -> CappedBody:
+    """The document is what the body says, and `weighed` has found it in order. Raises InvalidRequest."""
+    if not form.caps:
+        return CappedBody(0, body)
+    limits, null_paths = _read_limits(form.caps, document)
+    if limits:
+        limit = max(limits)
+    else:
+        limit = _require_label_limit(form, label_max)
+        null_paths = null_paths or [form.caps[0]]
+    for path in null_paths:
+        body = _write_limit(body, path, limit)
+    answer_count = _count_answers(form, document)
+    _check_thinking(document, limit)
+    if form.inner_form is not None and document.get(form.additional_member):
+        additional: Json = document[form.additional_member]
+        _check_thinking(additional, limit)
+        limit = max(limit, _read_additional_limit(form.inner_form, additional))
+        answer_count *= _count_answers(form.inner_form, additional)
+    return CappedBody(limit * answer_count, body)
+
+
+def _read_limits(caps: tuple[MemberPath, ...], document: Json) -> tuple[list[int], list[MemberPath]]:
+    """What is stated, and where null stands in its place, which a model may take for no limit."""
+    limits, null_paths = [], []
+    for path in caps:
+        place: Any = document
+        for name in path[:-1]:
+            place = place.get(name) or {}
+        if path[-1] in place:
+            value = place[path[-1]]
+            if value is None:
+                null_paths.append(path)
+            else:
+                limits.append(_require_whole(value, ".".join(path)))
+    return limits, null_paths
+
+
+def _read_additional_limit(form: RequestForm, additional: Json) -> int:
+    """Which of two limits a model goes by is not known, so it is the larger one."""
+    limits, null_paths = _read_limits(form.caps, additional)
+    if null_paths:
+        raise InvalidRequest(f"{'.'.join(null_paths[0])} is a whole number of at least 1, or left out; found null")
+    return max(limits, default=0)
+
+
+def _count_answers(form: RequestForm, document: Json) -> int:
+    count = 1
+    for name in form.answer_counts:
+        if document.get(name) is not None:
+            count *= _require_whole(document[name], name)
+    return count
+
+
+def _check_thinking(document: Json, limit: int) -> None:
+    """Thinking is a part of the answer. With a budget beyond it the limit might be no limit."""
+    for name in _THINKING:
+        thinking = document.get(name)
+        if thinking is None:
+            continue
+        if type(thinking) is not dict:
+            raise InvalidRequest(f"{name} in the body is no object")
+        if thinking.get(_THINKING_BUDGET) is not None:
+            budget = _require_whole(thinking[_THINKING_BUDGET], f"{name}.{_THINKING_BUDGET}")
+            if budget >= limit:
+                raise InvalidRequest(
+                    f"this budget is hard: {name}.{_THINKING_BUDGET} has to be less than the most tokens of the answer, "
+                    f"which are {limit} here; found {budget}"
+                )
+
+
+def _require_whole(value: Any, name: str) -> int:
+    if type(value) is int and 1 <= value <= MAX_TOKENS:
+        return value
+    raise InvalidRequest(
+        f"this budget is hard: {name} is a whole number of 1 to {MAX_TOKENS}, found {_quote_value(value)}"
+    )
+
+
+def _quote_value(value: Any) -> str:
+    return quote_name(value) if isinstance(value, str) else quote_name(orjson.dumps(value).decode())
+
+
+def _require_label_limit(form: RequestForm, label_max: int | None) -> int:
+    if label_max is None:
+        name = ".".join(form.caps[0])
+        raise InvalidRequest(
+            f"this budget is hard, so a request has to say how long its answer may be: add {name} to it, "
+            f"or have {LABEL_LIMIT_SETTING} set for the label in config.yaml, which is put in where it is left out"
+        )
+    return label_max
+
+
+def _write_limit(body: bytes, path: MemberPath, limit: int) -> bytes:
+    try:
+        return _set_member(body, path, b"%d" % limit)
+    except json_splice.InvalidJsonObject as failure:
+        raise InvalidRequest(f"the body {failure}") from None
+
+
+def _set_member(data: bytes, path: MemberPath, value: bytes) -> bytes:
+    name = path[0]
+    splice = json_splice.find_members(data, (name,))
+    span = splice.spans.get(name)
+    if len(path) > 1:
+        inner = b"{}" if span is None or data[slice(*span)] == b"null" else data[slice(*span)]
+        value = _set_member(inner, path[1:], value)
+    return (
+        json_splice.add_member(data, splice, name, value)
+        if span is None
+        else json_splice.replace_span(data, span, value)
+    )
