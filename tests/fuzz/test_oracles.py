@@ -10,10 +10,9 @@ import pytest
 from price_keeper import operations, parse_call
 from price_keeper.auth import tokens
 from price_keeper.budgets import org_settings
-from price_keeper.budgets.hard import cost_ceiling
+from price_keeper.budgets.hard import cost_ceiling, token_bound
 from price_keeper.config import config_problems
 from price_keeper.control import bodies as control_bodies
-from price_keeper.hard import tally
 from price_keeper.metering import bodies, guardrail_traces, guardrails, price_list, streams, usual
 from price_keeper.recording import leftovers, lines
 from price_keeper.server import http1_parser, http2, http2_stream
@@ -87,7 +86,7 @@ SPOILT: dict[str, tuple[str, Spoils]] = {
     "the first of two members": ("body_changes", puts(json_splice, "_decode_name", lambda *_: "")),
     "a member at the wrong place": ("body_changes", wraps(json_splice, "replace_span", lambda data: data + b" ,")),
     "others' entries": ("body_changes", puts(request_metadata, "PREFIX", "price_keeper-")),
-    "a bound below the truth": ("worst_case", puts(tally, "REQUEST_TOKENS", -100_000)),
+    "a bound below the truth": ("worst_case", puts(token_bound, "REQUEST_TOKENS", -100_000)),
     "a limit that is not put in": ("worst_case", puts(cost_ceiling, "_write_limit", lambda body, *_: body)),
     "one answer for many": ("worst_case", puts(cost_ceiling, "_count_answers", lambda *_: 1)),
     "what a cache read": (

@@ -11,11 +11,11 @@ from typing import Any
 from unicodedata import normalize
 
 import pytest
-from price_keeper.budgets.hard import cost_ceiling
+from price_keeper.budgets.hard import cost_ceiling, token_bound
 from price_keeper.budgets.hard.cost_ceiling import UNCOUNTED_TOKENS, CostCeiling, apply_count, compute_ceiling
 from price_keeper.config.config_sections import LongContext, PricesConfig, TierPrices
 from price_keeper.errors import InvalidRequest
-from price_keeper.hard import reading, tally
+from price_keeper.hard import reading
 from price_keeper.metering.guardrails import price_guardrail
 from price_keeper.metering.pricing import build_price_table, price_usage
 from price_keeper.metering.usage import Usage
@@ -99,7 +99,7 @@ def test_a_token_for_every_byte_however_it_is_written(text: str, ascii: bool) ->
     body = json.dumps(said({"text": text}), ensure_ascii=ascii, indent=1).encode()
     found = asked(body).input_tokens
     longest = max(len(normalize(form, text).encode()) for form in ("NFC", "NFKC"))
-    assert found >= longest + tally.REQUEST_TOKENS
+    assert found >= longest + token_bound.REQUEST_TOKENS
     assert found == asked(json.dumps(said({"text": text})).encode()).input_tokens
 
 
@@ -109,8 +109,8 @@ def test_every_character_that_grows_in_a_normal_form_is_known() -> None:
             character = chr(code)
             longest = max(len(normalize(form, character).encode()) for form in ("NFC", "NFKC"))
             if longest > len(character.encode()):
-                assert tally.measure_growth(character.encode()) >= longest - len(character.encode()), hex(code)
-    assert tally.measure_growth("Grüße, 天地, привет 😀 한국어 العربية".encode()) == 0
+                assert token_bound.measure_growth(character.encode()) >= longest - len(character.encode()), hex(code)
+    assert token_bound.measure_growth("Grüße, 天地, привет 😀 한국어 العربية".encode()) == 0
 
 
 def test_what_a_template_adds_is_set_aside_for_each() -> None:
@@ -120,11 +120,11 @@ def test_what_a_template_adds_is_set_aside_for_each() -> None:
 
     tool = {"toolSpec": {"name": "f", "inputSchema": {"json": {"type": "object", "properties": {"a": {}, "b": {}}}}}}
     bare = tokens({})
-    assert bare >= tally.REQUEST_TOKENS + tally.MESSAGE_TOKENS + tally.BLOCK_TOKENS
-    assert tokens({"system": [{"text": "b"}]}) == bare + tally.BLOCK_TOKENS
+    assert bare >= token_bound.REQUEST_TOKENS + token_bound.MESSAGE_TOKENS + token_bound.BLOCK_TOKENS
+    assert tokens({"system": [{"text": "b"}]}) == bare + token_bound.BLOCK_TOKENS
     one, two = (tokens({"toolConfig": {"tools": [tool] * number}}) for number in (1, 2))
-    assert one >= bare + tally.TOOLS_TOKENS + tally.TOOL_TOKENS + 5 * tally.MARK_TOKENS
-    assert two - one == one - bare - tally.TOOLS_TOKENS
+    assert one >= bare + token_bound.TOOLS_TOKENS + token_bound.TOOL_TOKENS + 5 * token_bound.MARK_TOKENS
+    assert two - one == one - bare - token_bound.TOOLS_TOKENS
 
 
 def test_the_text_of_tools_may_be_written_in_ascii() -> None:

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from price_keeper.errors import InvalidRequest
-from price_keeper.hard.members import (
+from price_keeper.budgets.hard.token_bound import (
+    MESSAGE_TOKENS,
     REMOTE_CONTENT,
+    TOOL_BLOCK_TOKENS,
+    TOOL_TOKENS,
+    TOOLS_TOKENS,
+    MemberReader,
+    TokenBound,
     build_unbounded_error,
     ignore,
     ignore_members,
@@ -19,14 +24,7 @@ from price_keeper.hard.members import (
     require_list,
     require_object,
 )
-from price_keeper.hard.tally import (
-    MESSAGE_TOKENS,
-    TOOL_BLOCK_TOKENS,
-    TOOL_TOKENS,
-    TOOLS_TOKENS,
-    MemberReader,
-    TokenBound,
-)
+from price_keeper.errors import InvalidRequest
 
 _INLINE_SOURCES = frozenset(("bytes", "text", "content"))  # where media may stand
 

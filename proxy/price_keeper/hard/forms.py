@@ -9,8 +9,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from price_keeper.hard import chats, claude, conversation
-from price_keeper.hard.members import (
+from price_keeper.budgets.hard.token_bound import (
+    MemberReader,
     build_unbounded_error,
     ignore_members,
     make_members_reader,
@@ -18,7 +18,7 @@ from price_keeper.hard.members import (
     read_text,
     read_texts,
 )
-from price_keeper.hard.tally import MemberReader
+from price_keeper.hard import chats, claude, conversation
 from price_keeper.operations import Operation
 
 MemberPath = tuple[str, ...]

@@ -13,11 +13,18 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from price_keeper.budgets.hard.token_bound import (
+    REQUEST_TOKENS,
+    TokenBound,
+    build_unbounded_error,
+    quote_name,
+    read_members,
+    require_list,
+    require_object,
+)
 from price_keeper.errors import InvalidRequest
 from price_keeper.hard.forms import MemberPath, RequestForm, find_form
-from price_keeper.hard.members import build_unbounded_error, quote_name, read_members, require_list, require_object
 from price_keeper.hard.reading import StrictBody, parse_strict
-from price_keeper.hard.tally import REQUEST_TOKENS, TokenBound
 from price_keeper.metering.bodies import MAX_TOKENS
 from price_keeper.metering.guardrails import CHARACTERS_PER_UNIT, estimate_request_units
 from price_keeper.metering.pricing import PriceTable

@@ -1,0 +1,207 @@
+"""Upper bound on the tokens of a request's input, and the readers of body members that add to it. Pure.
+
+A tokenizer makes at most one token of each byte of text. In addition a model's template adds tokens. Templates are
+not published, so each figure is several times what is known of any; a bound that is too high costs nothing but
+money that is reserved for a moment.
+
+    REQUEST_TOKENS     any call: a system prompt of the model's own (Command R, gpt-oss and Qwen have one, some tens to
+                       four hundred tokens), dates, an opening, instructions on thinking or on the answer's form
+    TOOLS_TOKENS       once if there are tools or documents: Claude's system prompt for them is 159 to 804
+                       tokens, Command R's about 600
+    TOOL_TOKENS        the frame of each tool: about 20
+    MESSAGE_TOKENS     the marks around a message: 3 to 8
+    BLOCK_TOKENS       between two blocks: 0 to 2
+    TOOL_BLOCK_TOKENS  the frame of a tool call or its result: 20 to 40
+    MARK_TOKENS        each value in the JSON of tools: Claude's form for a parameter takes about 12 tokens, four
+                       of which its JSON already counts; a line of its own with its indent takes two
+
+A member that no reader knows is refused, as it might cost anything.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from functools import cache
+from itertools import chain
+from typing import Any, Final
+from unicodedata import normalize
+
+import orjson
+
+from price_keeper.errors import InvalidRequest
+
+REQUEST_TOKENS: Final = 1000
+TOOLS_TOKENS: Final = 2000
+TOOL_TOKENS: Final = 64
+MESSAGE_TOKENS: Final = 16
+BLOCK_TOKENS: Final = 8
+TOOL_BLOCK_TOKENS: Final = 64
+MARK_TOKENS: Final = 8
+
+# Some tokenizers bring text into a normal form first, in which a few characters are up to eleven times as long.
+GROWTH_BYTES: Final = 30  # bytes, of the one that grows the most
+_GROWING_RANGES = (range(0x80, 0x3400), range(0xF900, 0x10000))
+# Beyond those only some of music and of letters in frames grow. How such characters begin in UTF-8, 64 in each.
+_FAR_GROWING_PREFIXES = (
+    b"\xf0\x9d\x85",
+    b"\xf0\x9d\x86",
+    b"\xf0\x9d\x87",
+    b"\xf0\x9f\x84",
+    b"\xf0\x9f\x88",
+    b"\xf0\x9f\x89",
+)
+
+
+class TokenBound:
+    """`uncounted` is the first thing met whose tokens are not told by its bytes, though Bedrock can count them."""
+
+    __slots__ = ("_is_ascii", "tokens", "uncounted")
+
+    def __init__(self, text: bytes) -> None:
+        """`text` is all of the body, of which some is no prompt."""
+        self.tokens = REQUEST_TOKENS + len(text)
+        self.uncounted = ""
+        self._is_ascii = text.isascii()
+        if not self._is_ascii:
+            self.tokens += measure_growth(text)
+
+    def add_json(self, value: Any) -> None:
+        """What a template writes in a form of its own."""
+        written = orjson.dumps(value)
+        marks = written.count(b",") + written.count(b"{") + written.count(b"[")
+        self.tokens += MARK_TOKENS * marks
+        if not self._is_ascii:  # many write it in ASCII
+            self.tokens += max(0, len(json.dumps(value)) - len(written))
+
+    def leave_uncounted(self, what: str) -> None:
+        self.uncounted = self.uncounted or what
+
+
+MemberReader = Callable[[TokenBound, Any], None]
+
+
+SLICE_CHARACTERS = 16_384  # characters, which take a millisecond
+
+
+def measure_growth(text: bytes) -> int:
+    """At least the bytes by which the text is longer in any normal form that tokenizers use."""
+    characters = text.decode()
+    count = sum(map(text.count, _FAR_GROWING_PREFIXES))
+    # In slices, between which other threads have their turn.
+    for start in range(0, len(characters), SLICE_CHARACTERS):
+        piece = characters[start : start + SLICE_CHARACTERS]
+        if not piece.isascii() and _build_growing_pattern().search(piece):
+            count += len(piece) - len(_build_growing_pattern().sub("", piece))
+    return GROWTH_BYTES * count
+
+
+@cache
+def _build_growing_pattern() -> re.Pattern[str]:
+    """Made when it is first needed, as that takes some milliseconds."""
+    return re.compile(f"[{''.join(filter(_may_grow, map(chr, chain(*_GROWING_RANGES))))}]")
+
+
+def _may_grow(character: str) -> bool:
+    size = len(character.encode())
+    return any(len(normalize(form, character).encode()) > size for form in ("NFC", "NFKC"))
+
+
+_MAX_QUOTED_CHARACTERS = 100
+
+
+def build_unbounded_error(what: str, why: str = "nobody here knows what it may cost") -> InvalidRequest:
+    return InvalidRequest(f"this budget is hard, and {what} cannot be bounded: {why}")
+
+
+def quote_name(name: Any) -> str:
+    return ascii(name if not isinstance(name, str) else name[:_MAX_QUOTED_CHARACTERS])
+
+
+def ignore(_: TokenBound, __: Any) -> None:
+    """A parameter: it is no prompt and lengthens no answer. Its bytes are counted all the same."""
+
+
+def read_text(bound: TokenBound, value: Any) -> None:
+    if value is not None and type(value) is not str:
+        raise InvalidRequest("a text in the body is no string")
+    bound.tokens += BLOCK_TOKENS
+
+
+def read_texts(bound: TokenBound, value: Any) -> None:
+    for each in require_list(value, "texts"):
+        read_text(bound, each)
+
+
+def read_json(bound: TokenBound, value: Any) -> None:
+    bound.add_json(value)
+
+
+def require_list(value: Any, what: str) -> list[Any]:
+    """None is an empty one, as it is to the families that know it."""
+    if value is None:
+        return []
+    if type(value) is not list:
+        raise InvalidRequest(f"{what} in the body are no list")
+    return value
+
+
+def require_object(value: Any, what: str) -> dict[str, Any]:
+    if type(value) is not dict:
+        raise InvalidRequest(f"{what} in the body is no object")
+    return value
+
+
+def read_members(bound: TokenBound, value: Any, readers: Mapping[str, MemberReader], where: str) -> None:
+    if type(value) is not dict:
+        raise InvalidRequest(f"{where} in the body is no object")
+    for name, inner in value.items():
+        reader = readers.get(name)
+        if reader is None:
+            raise build_unbounded_error(f"{quote_name(name)} in {where}")
+        reader(bound, inner)
+
+
+def make_members_reader(where: str, readers: Mapping[str, MemberReader]) -> MemberReader:
+    """None is as good as left out."""
+
+    def read(bound: TokenBound, value: Any) -> None:
+        if value is not None:
+            read_members(bound, value, readers, where)
+
+    return read
+
+
+def make_counted_reader(what: str, *names: str) -> MemberReader:
+    """Of an object with these members; whatever they hold is in the request itself, so that it can be counted."""
+
+    def read(bound: TokenBound, value: Any) -> None:
+        for name in require_object(value, what):
+            if name not in names:
+                raise build_unbounded_error(f"{quote_name(name)} in {what}")
+        bound.leave_uncounted(what)
+
+    return read
+
+
+def ignore_members(*names: str) -> dict[str, MemberReader]:
+    return dict.fromkeys(names, ignore)
+
+
+REMOTE_CONTENT = "what stands elsewhere may be another thing when the model reads it; send it in the request itself"
+
+
+def read_text_or_blocks(
+    bound: TokenBound, value: Any, readers_by_type: Mapping[str, Mapping[str, MemberReader]]
+) -> None:
+    """A text, or blocks that say of which type they are. Raises InvalidRequest for one that is not `known`."""
+    if type(value) is str:
+        bound.tokens += BLOCK_TOKENS
+        return
+    for block in require_list(value, "blocks"):
+        kind = require_object(block, "a block").get("type")
+        members = readers_by_type.get(kind) if type(kind) is str else None
+        if members is None:
+            raise build_unbounded_error(f"a block of type {quote_name(kind)}")
+        read_members(bound, block, members, f"a block of type {kind!r}")
