@@ -11,11 +11,10 @@ from typing import Any
 from unicodedata import normalize
 
 import pytest
-from price_keeper.budgets.hard import cost_ceiling, token_bound
+from price_keeper.budgets.hard import cost_ceiling, strict_json, token_bound
 from price_keeper.budgets.hard.cost_ceiling import UNCOUNTED_TOKENS, CostCeiling, apply_count, compute_ceiling
 from price_keeper.config.config_sections import LongContext, PricesConfig, TierPrices
 from price_keeper.errors import InvalidRequest
-from price_keeper.hard import reading
 from price_keeper.metering.guardrails import price_guardrail
 from price_keeper.metering.pricing import build_price_table, price_usage
 from price_keeper.metering.usage import Usage
@@ -308,15 +307,15 @@ def test_a_name_that_comes_twice_hides_nothing(depth: int) -> None:
 def test_of_many_values_no_objects_are_made() -> None:
     many = json.dumps(said({"text": "a"})).encode()
     for filler in (b"[],", b"{},", b"1,", b'"",'):
-        values = many[:-1] + b',"x":[' + filler * (reading.MAX_VALUES + 1) + b"1]}"
-        assert f"at most {reading.MAX_VALUES} values" in refusal(values)
+        values = many[:-1] + b',"x":[' + filler * (strict_json.MAX_VALUES + 1) + b"1]}"
+        assert f"at most {strict_json.MAX_VALUES} values" in refusal(values)
     strings = many[:-1] + b',"x":[' + b'"",' * 500_000 + b"1]}"
     tracemalloc.start()
     refusal(strings)
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert most < 4 * len(strings)
-    text = ', [{"\\' * reading.MAX_VALUES
+    text = ', [{"\\' * strict_json.MAX_VALUES
     assert asked(said({"text": text})).input_tokens > len(text)
 
 

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from price_keeper.budgets.hard.request_forms import MemberPath, RequestForm, find_form
+from price_keeper.budgets.hard.strict_json import StrictBody, parse_strict
 from price_keeper.budgets.hard.token_bound import (
     REQUEST_TOKENS,
     TokenBound,
@@ -23,8 +25,6 @@ from price_keeper.budgets.hard.token_bound import (
     require_object,
 )
 from price_keeper.errors import InvalidRequest
-from price_keeper.hard.forms import MemberPath, RequestForm, find_form
-from price_keeper.hard.reading import StrictBody, parse_strict
 from price_keeper.metering.bodies import MAX_TOKENS
 from price_keeper.metering.guardrails import CHARACTERS_PER_UNIT, estimate_request_units
 from price_keeper.metering.pricing import PriceTable

@@ -1,4 +1,4 @@
-"""The conversation of Converse, which Nova's own body shares. Pure."""
+"""Readers of the members of Converse, which Nova's own body shares. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Chat completions, and the families that took over their messages. Pure."""
+"""Readers of the members of chat completions, and of the families that adopted their messages. Pure."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Reads a body of which a bound is to hold, whoever reads it after us. Pure.
+"""Parse a request body that every JSON reader understands in the same way. Pure.
 
-What two readers could take for two things is refused: a name that comes twice, however it is spelt, bytes that are no
-UTF-8, numbers that are none.
+A cost ceiling must hold for whoever reads the body after us. So a body is refused that two readers could take for
+two things: a name that occurs twice in one object, however it is escaped, bytes that are not UTF-8, malformed
+numbers.
 """
 
 from __future__ import annotations

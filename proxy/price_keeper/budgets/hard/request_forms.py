@@ -1,6 +1,8 @@
-"""The forms of requests: of each operation and family what it may hold, and where it says how long answers are. Pure.
+"""Request forms by operation and model family: which members a body may have, and which of them limit its output.
+Pure.
 
-What a form does not know is refused, so a new parameter is refused until somebody has looked at what it costs.
+A member that a form does not list is refused. A new parameter stays refused until somebody has checked what it
+costs.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from price_keeper.budgets.hard import chat_members, claude_members, converse_members
 from price_keeper.budgets.hard.token_bound import (
     MemberReader,
     build_unbounded_error,
@@ -18,7 +21,6 @@ from price_keeper.budgets.hard.token_bound import (
     read_text,
     read_texts,
 )
-from price_keeper.hard import chats, claude, conversation
 from price_keeper.operations import Operation
 
 MemberPath = tuple[str, ...]
@@ -40,10 +42,10 @@ class RequestForm(NamedTuple):
 
 _ADDITIONAL_MEMBER = "additionalModelRequestFields"
 CHAT_COMPLETIONS_FORM = RequestForm(
-    (("max_completion_tokens",), ("max_tokens",)), chats.MEMBERS, ("n",), chats.ADDITIONAL_NAMES
+    (("max_completion_tokens",), ("max_tokens",)), chat_members.MEMBERS, ("n",), chat_members.ADDITIONAL_NAMES
 )
 
-_CLAUDE_FORM = RequestForm((("max_tokens",),), claude.MEMBERS, (), claude.ADDITIONAL_NAMES)
+_CLAUDE_FORM = RequestForm((("max_tokens",),), claude_members.MEMBERS, (), claude_members.ADDITIONAL_NAMES)
 _CLAUDE_TEXT_FORM = RequestForm(
     (("max_tokens_to_sample",),),
     {
@@ -57,11 +59,11 @@ _NOVA_FORM = RequestForm(
     (("inferenceConfig", "maxTokens"), ("inferenceConfig", "max_new_tokens")),
     {
         **ignore_members("schemaVersion"),
-        "messages": conversation.read_messages,
-        "system": conversation.read_system,
-        "toolConfig": conversation.read_tool_config,
-        "inferenceConfig": conversation.read_nova_inference_config,
-        "reasoningConfig": conversation.reject_reasoning,
+        "messages": converse_members.read_messages,
+        "system": converse_members.read_system,
+        "toolConfig": converse_members.read_tool_config,
+        "inferenceConfig": converse_members.read_nova_inference_config,
+        "reasoningConfig": converse_members.reject_reasoning,
     },
     (),
     ("inferenceConfig", "reasoningConfig"),
@@ -87,24 +89,28 @@ _LLAMA_FORM = RequestForm(
     (),
     ("max_gen_len", "temperature", "top_p"),
 )
-_COMPLETION_MEMBERS: dict[str, MemberReader] = {**chats.SAMPLING, **ignore_members("max_tokens"), "prompt": read_text}
-_COMPLETION_FORM = RequestForm((("max_tokens",),), _COMPLETION_MEMBERS, (), ("max_tokens", *chats.SAMPLING))
+_COMPLETION_MEMBERS: dict[str, MemberReader] = {
+    **chat_members.SAMPLING,
+    **ignore_members("max_tokens"),
+    "prompt": read_text,
+}
+_COMPLETION_FORM = RequestForm((("max_tokens",),), _COMPLETION_MEMBERS, (), ("max_tokens", *chat_members.SAMPLING))
 _CHAT_MEMBERS: dict[str, MemberReader] = {
-    **chats.SAMPLING,
+    **chat_members.SAMPLING,
     **ignore_members("max_tokens", "n"),
-    "messages": chats.read_messages,
-    "tools": chats.read_tools,
+    "messages": chat_members.read_messages,
+    "tools": chat_members.read_tools,
     "response_format": read_json,
 }
-_MISTRAL_FORM = RequestForm((("max_tokens",),), _CHAT_MEMBERS, ("n",), ("max_tokens", "n", *chats.SAMPLING))
+_MISTRAL_FORM = RequestForm((("max_tokens",),), _CHAT_MEMBERS, ("n",), ("max_tokens", "n", *chat_members.SAMPLING))
 _DEEPSEEK_FORM = RequestForm(
-    (("max_tokens",), ("max_completion_tokens",)), chats.MEMBERS, ("n",), chats.ADDITIONAL_NAMES
+    (("max_tokens",), ("max_completion_tokens",)), chat_members.MEMBERS, ("n",), chat_members.ADDITIONAL_NAMES
 )
 _JAMBA_FORM = RequestForm(
     (("max_tokens",),),
-    {**_CHAT_MEMBERS, "documents": chats.read_documents},
+    {**_CHAT_MEMBERS, "documents": chat_members.read_documents},
     ("n",),
-    ("max_tokens", "n", *chats.SAMPLING),
+    ("max_tokens", "n", *chat_members.SAMPLING),
 )
 _JURASSIC_FORM = RequestForm(
     (("maxTokens",),),
@@ -133,10 +139,10 @@ _COMMAND_R_FORM = RequestForm(
         **ignore_members("raw_prompting", "search_queries_only", "num_generations"),
         "message": read_text,
         "preamble": read_text,
-        "chat_history": chats.read_history,
-        "documents": chats.read_documents,
-        "tools": chats.read_documents,
-        "tool_results": chats.read_documents,
+        "chat_history": chat_members.read_history,
+        "documents": chat_members.read_documents,
+        "tools": chat_members.read_documents,
+        "tool_results": chat_members.read_documents,
     },
     ("num_generations",),
     (*_COHERE_SAMPLING, "frequency_penalty", "presence_penalty", "num_generations"),
@@ -174,7 +180,7 @@ _INVOKE_FORMS: Mapping[str, Callable[[str, Json], RequestForm]] = {
 _CONVERSE_INNER_FORMS = {
     "anthropic": _CLAUDE_FORM._replace(
         caps=(*_CLAUDE_FORM.caps, ("max_tokens_to_sample",)),
-        members={**claude.MEMBERS, **ignore_members("max_tokens_to_sample")},
+        members={**claude_members.MEMBERS, **ignore_members("max_tokens_to_sample")},
     ),
     "nova": _NOVA_FORM,
     "titan": _TITAN_FORM,
@@ -194,12 +200,12 @@ def _build_converse_form(inner_form: RequestForm) -> RequestForm:
         {
             **ignore_members("additionalModelResponseFieldPaths", "guardrailConfig", "performanceConfig"),
             **ignore_members("requestMetadata", "serviceTier"),
-            "messages": conversation.read_messages,
-            "system": conversation.read_system,
-            "toolConfig": conversation.read_tool_config,
-            "inferenceConfig": conversation.read_inference_config,
+            "messages": converse_members.read_messages,
+            "system": converse_members.read_system,
+            "toolConfig": converse_members.read_tool_config,
+            "inferenceConfig": converse_members.read_inference_config,
             "outputConfig": read_json,
-            "promptVariables": conversation.reject_prompt_variables,
+            "promptVariables": converse_members.reject_prompt_variables,
             _ADDITIONAL_MEMBER: make_members_reader(_ADDITIONAL_MEMBER, readers),
         },
         additional_member=_ADDITIONAL_MEMBER,
@@ -213,7 +219,7 @@ _CONVERSE_OPERATIONS = frozenset({Operation.CONVERSE, Operation.CONVERSE_STREAM}
 
 def find_form(operation: Operation, format: str, model: str, document: Json) -> RequestForm:
     """Raises InvalidRequest."""
-    conversation.reject_stored_prompt(model)
+    converse_members.reject_stored_prompt(model)
     if operation is Operation.CHAT_COMPLETIONS:
         return CHAT_COMPLETIONS_FORM
     if format not in _INVOKE_FORMS:

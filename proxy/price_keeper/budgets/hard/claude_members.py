@@ -1,4 +1,4 @@
-"""Claude's messages. Pure."""
+"""Readers of the members of Claude's messages. Pure."""
 
 from __future__ import annotations
 
