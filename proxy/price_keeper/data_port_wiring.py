@@ -33,7 +33,7 @@ from price_keeper.config.config_sections import PSEUDO_LABELS
 from price_keeper.domain import ResolvedLabel
 from price_keeper.errors import ConfigError
 from price_keeper.handler import RequestHandler
-from price_keeper.hard.rows import HardBudgetKey
+from price_keeper.ledger.lease_rows import HardBudgetKey
 from price_keeper.metering.aws_price_list import AwsPriceList
 from price_keeper.metering.price_updates import PriceTables
 from price_keeper.metering.profiles import InferenceProfile, ResolvedProfile

@@ -17,7 +17,7 @@ from price_keeper.budgets.hard.budget_lease import BudgetLeases
 from price_keeper.clock import SystemClock
 from price_keeper.domain import Scope
 from price_keeper.errors import StoreUnavailable
-from price_keeper.hard.holds import BudgetLeaseFile
+from price_keeper.ledger.lease_file import BudgetLeaseFile
 from price_keeper.rates.bucket_client import BucketClient
 from price_keeper.rates.token_bucket import RateLimit
 from price_keeper.recording.aggregator import read_spent_pico

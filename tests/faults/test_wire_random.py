@@ -17,7 +17,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from price_keeper.hard.rows import HardBudgetKey
+from price_keeper.ledger.lease_rows import HardBudgetKey
 from price_keeper.recording.aggregator import sum_shards
 from price_keeper.recording.entries import PICO_PER_MICRO, Counter, Receipt
 from price_keeper.stores.contract import Store

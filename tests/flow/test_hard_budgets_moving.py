@@ -18,7 +18,7 @@ from price_keeper.clock import SystemClock
 from price_keeper.config import Config
 from price_keeper.config.config_sections import EndpointConfig, LabelConfig, PricesConfig
 from price_keeper.domain import Scope
-from price_keeper.hard.rows import BudgetLeaseRow, HardBudgetBucket, HardBudgetKey
+from price_keeper.ledger.lease_rows import BudgetLeaseRow, HardBudgetBucket, HardBudgetKey
 from price_keeper.metering.price_updates import PriceTables
 from price_keeper.metering.pricing import PriceTable, build_price_table
 from price_keeper.recording.aggregator import read_spent_pico

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 from price_keeper.budgets.budget_refresh import STORE_RETRY_SECONDS
 from price_keeper.budgets.budget_state import BudgetState
 from price_keeper.domain import Caller, Scope
-from price_keeper.hard import holds, rows
+from price_keeper.ledger import lease_file, lease_rows
 from price_keeper.rates.token_bucket import CONSUMED, MILLI, TOKENS
 from price_keeper.recording.aggregator import TOTAL_ATTRIBUTES, Aggregator, build_total_key
 from price_keeper.recording.entries import Counter
@@ -204,19 +204,19 @@ class Ending:
         for machine in self.world.machines:
             left = [each for each in recover(machine.folder).sealed if each.seal.requests]
             self.truth.check("nothing is left on a disk", not left, machine.name, left)
-            files = [path.name for path in machine.folder.glob("*holds-*") if holds._read_keys(path)]
+            files = [path.name for path in machine.folder.glob("*holds-*") if lease_file._read_keys(path)]
             self.truth.check("no hold is left on a disk", not files, machine.name, files)
         self.world.check()
 
     def _holds_are_closed(self) -> None:
         """What nobody spent is in the bucket again."""
-        out: dict[rows.HardBudgetKey, int] = {}
+        out: dict[lease_rows.HardBudgetKey, int] = {}
         for key, item in self.world.store.items.items():
             if key.table != "rate-buckets" or not key.sk.startswith("HOLD#"):
                 continue
             label, _, rest = key.sk.removeprefix("HOLD#").partition("#")
             period, _, holder = rest.rpartition("#")
-            name, hold = rows.HardBudgetKey(key.pk, label, period), rows.BudgetLeaseRow.from_item(item)
+            name, hold = lease_rows.HardBudgetKey(key.pk, label, period), lease_rows.BudgetLeaseRow.from_item(item)
             spent = self.truth.held[name, holder] + self.truth.over_held[name, holder]
             out[name] = out.get(name, 0) + hold.leased
             is_right = hold.is_closed and hold.leased == hold.used == spent
@@ -225,6 +225,6 @@ class Ending:
             item = self.world.store.items.get(name.bucket_key)
             if item is None:
                 continue
-            bucket = rows.HardBudgetBucket.from_item(item)
+            bucket = lease_rows.HardBudgetBucket.from_item(item)
             whole = bucket.unleased + bucket.spent_without_lease + sum_ == bucket.quota
             self.truth.check("what nobody spent is there again", whole, name, bucket, sum_)

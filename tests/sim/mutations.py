@@ -18,8 +18,8 @@ from price_keeper.budgets.budget_snapshot import SnapshotFile
 from price_keeper.budgets.budget_state import BudgetState, SpendTracker
 from price_keeper.budgets.hard.budget_lease import IDLE_SECONDS, BudgetLease
 from price_keeper.errors import StoreUnavailable
-from price_keeper.hard import rows
-from price_keeper.hard.holds import BudgetLeaseFile
+from price_keeper.ledger import lease_rows
+from price_keeper.ledger.lease_file import BudgetLeaseFile
 from price_keeper.rates.bucket_client import BucketTransaction, TransactionSender
 from price_keeper.rates.rate_lease import RateLease
 from price_keeper.rates.store_time import StoreTime
@@ -66,7 +66,7 @@ _writes, _following, _send_part, _once = (
     SegmentSender._send_part,
     TransactionSender._attempt,
 )
-_given_back, _tick = rows.build_release, BudgetLease.tick
+_given_back, _tick = lease_rows.build_release, BudgetLease.tick
 
 
 def _without_marker(*arguments: Any) -> list[Any]:
@@ -229,7 +229,7 @@ MISTAKES = {
         SpendTracker, "is_flush_certain", property(lambda _: True), "soft", 10_010
     ),
     "shards read exactly while a flush is under way": Mistake(FlushGate, "exclude_flush", _at_any_time, "soft", 20_010),
-    "money given back without a number": Mistake(rows, "build_release", _without_number, "hard", 10_006),
+    "money given back without a number": Mistake(lease_rows, "build_release", _without_number, "hard", 10_006),
     "money of calls under way given back by time-out": Mistake(BudgetLease, "tick", _by_time_out, "hard"),
     "holds given back before all is flushed": Mistake(
         Recorder, "has_recovered_segments", property(lambda _: False), "hard", 10_030

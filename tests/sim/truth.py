@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, cast
 from zoneinfo import ZoneInfo
 
 from price_keeper.budgets import active_label
-from price_keeper.hard import rows
+from price_keeper.ledger import lease_rows
 from price_keeper.org_calendar import PeriodSpan, parse_span_key
 from price_keeper.rates.token_bucket import CAPACITY, TOKENS
 from price_keeper.recording.aggregator import TOTAL_ATTRIBUTES
@@ -112,10 +112,10 @@ class Truth:
         self.requests: Sums[Name] = Sums()
         self.known_pico = 0  # what Bedrock told and was written down
         self.flushed: dict[Name, Flushed] = {}
-        self.held: Sums[tuple[rows.HardBudgetKey, str]] = (
+        self.held: Sums[tuple[lease_rows.HardBudgetKey, str]] = (
             Sums()
         )  # by budget and holder: what its calls cost or may cost
-        self.over_held: Sums[tuple[rows.HardBudgetKey, str]] = Sums()  # what estimates that stay say beyond that
+        self.over_held: Sums[tuple[lease_rows.HardBudgetKey, str]] = Sums()  # what estimates that stay say beyond that
         self.unheld: Sums[Name] = Sums()  # of what has a hard budget: what was spent without a hold
         self.quotas: dict[str, int] = {}  # micro-USD, the highest there ever was, by label
         self.is_quota_lowered = False
@@ -300,16 +300,16 @@ class Truth:
     # Hard budgets.
 
     def check_hard(self) -> None:
-        out: Sums[rows.HardBudgetKey] = Sums()
-        buckets: dict[rows.HardBudgetKey, rows.HardBudgetBucket] = {}
+        out: Sums[lease_rows.HardBudgetKey] = Sums()
+        buckets: dict[lease_rows.HardBudgetKey, lease_rows.HardBudgetBucket] = {}
         for key, item in self._hard_rows.items():
             kind, _, rest = key.sk.removeprefix("BUCKET#").partition("#")
             label, _, rest = rest.partition("#")
             if kind == "HARD":
-                buckets[rows.HardBudgetKey(key.pk, label, rest)] = rows.HardBudgetBucket.from_item(item)
+                buckets[lease_rows.HardBudgetKey(key.pk, label, rest)] = lease_rows.HardBudgetBucket.from_item(item)
                 continue
             period, _, holder = rest.rpartition("#")
-            name, hold = rows.HardBudgetKey(key.pk, label, period), rows.BudgetLeaseRow.from_item(item)
+            name, hold = lease_rows.HardBudgetKey(key.pk, label, period), lease_rows.BudgetLeaseRow.from_item(item)
             out[name] += hold.leased
             spent = self.held[name, holder]
             self.check("nobody spends what it does not hold", spent <= hold.leased, name, holder, spent, hold)
@@ -320,7 +320,7 @@ class Truth:
             self.check("money is in one place", sum_ == bucket.quota, name, bucket, out[name])
             if not (self.unheld[Name(*name)] or self.is_quota_lowered or self.has_replayed_snapshot):
                 self.check("no bucket owes", bucket.unleased >= 0, name, bucket)
-        held: Sums[rows.HardBudgetKey] = Sums()
+        held: Sums[lease_rows.HardBudgetKey] = Sums()
         for (name, _), pico in self.held.items():
             held[name] += pico
         for name, pico in held.items():
@@ -328,9 +328,9 @@ class Truth:
             self.check("a hard budget is never passed", pico <= quota, name, pico, quota)
 
 
-def _held_by(counter: Any) -> tuple[rows.HardBudgetKey, str]:
+def _held_by(counter: Any) -> tuple[lease_rows.HardBudgetKey, str]:
     holder, period = counter.holder_and_period
-    return rows.HardBudgetKey(counter.scope, counter.label, period), holder
+    return lease_rows.HardBudgetKey(counter.scope, counter.label, period), holder
 
 
 class ToldAlerts:

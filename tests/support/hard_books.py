@@ -8,7 +8,7 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 from price_keeper.domain import Scope
-from price_keeper.hard.rows import BudgetLeaseRow, HardBudgetBucket, HardBudgetKey
+from price_keeper.ledger.lease_rows import BudgetLeaseRow, HardBudgetBucket, HardBudgetKey
 from price_keeper.org_calendar import Period, find_span
 from price_keeper.recording.aggregator import read_spent_pico, sum_shards
 from price_keeper.recording.entries import Counter

@@ -16,8 +16,8 @@ from typing import Any, TypeVar, cast
 from price_keeper.budgets.hard.budget_lease import BudgetLeases, CostReservation
 from price_keeper.clock import Clock
 from price_keeper.errors import StoreUnavailable
-from price_keeper.hard.holds import BudgetLeaseFile, release_former_leases
-from price_keeper.hard.rows import BudgetLeaseRow, HardBudgetBucket, HardBudgetKey
+from price_keeper.ledger.lease_file import BudgetLeaseFile, release_former_leases
+from price_keeper.ledger.lease_rows import BudgetLeaseRow, HardBudgetBucket, HardBudgetKey
 from price_keeper.recording.aggregator import Aggregator, read_spent_pico
 from price_keeper.recording.composed import Recording
 from price_keeper.recording.entries import ChargedCounters, Counter, Intent, Receipt, UsageCounts

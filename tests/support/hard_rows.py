@@ -6,9 +6,9 @@ import asyncio
 from pathlib import Path
 from uuid import uuid4
 
-from price_keeper.hard import rows
-from price_keeper.hard.holds import BudgetLeaseFile
-from price_keeper.hard.rows import BudgetLeaseRow, HardBudgetBucket, HardBudgetKey
+from price_keeper.ledger import lease_rows
+from price_keeper.ledger.lease_file import BudgetLeaseFile
+from price_keeper.ledger.lease_rows import BudgetLeaseRow, HardBudgetBucket, HardBudgetKey
 from price_keeper.stores.contract import Store
 
 from tests.support.clock import ManualClock
@@ -40,9 +40,9 @@ async def read_lease_row(store: Store, name: HardBudgetKey, holder: str = HOLDER
 
 async def put_lease_row(store: Store, name: HardBudgetKey, leased: int, used: int, folder: Path | None = None) -> None:
     """Of a budget of 1000; with a file that names it."""
-    await store.put(rows.build_bucket(name, 1000, 1, [], 0, 0))
-    await store.transact(rows.build_take(name, HOLDER, 0, leased, leased))
-    await store.transact([rows.build_spend(name, HOLDER, used)])
+    await store.put(lease_rows.build_bucket(name, 1000, 1, [], 0, 0))
+    await store.transact(lease_rows.build_take(name, HOLDER, 0, leased, leased))
+    await store.transact([lease_rows.build_spend(name, HOLDER, used)])
     if folder is not None:
         await BudgetLeaseFile(folder, HOLDER).add(name)
 

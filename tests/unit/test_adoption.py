@@ -15,7 +15,7 @@ from price_keeper.alerts.alert_outbox import AlertOutbox
 from price_keeper.cli.replay_command import _replay
 from price_keeper.config import Config
 from price_keeper.errors import JournalInUse, JournalUnusable, RecordingUnavailable
-from price_keeper.hard import rows
+from price_keeper.ledger import lease_rows
 from price_keeper.recording.adoption import OrphanedJournals, find_worker_folders, locate_worker_folder
 from price_keeper.recording.composed import Recording, open_recording
 from price_keeper.recording.folder import lock_folder
@@ -124,7 +124,7 @@ class _Books:
 
 async def test_what_it_held_of_hard_budgets_goes_back(tmp_path: Path) -> None:
     store, clock, name = ScriptedFaults(MemoryStore()), ManualClock(), new_budget_key()
-    await store.put(rows.build_bucket(name, 1000, 1, [], 0, 0))
+    await store.put(lease_rows.build_bucket(name, 1000, 1, [], 0, 0))
     async with open_recording(config_of(tmp_path / "worker-1"), store, clock) as killed:  # type: ignore[arg-type]
         spend(killed, await taken_for(killed, name, 500), 100, 20)
         killed.recorder.journal._segment.close()
@@ -151,7 +151,7 @@ async def test_adopt_after_an_unexpected_failure_takes_every_journal(
 ) -> None:
     """The failure is kept, with all frames it came through: no lock may depend on when those are collected."""
     name = new_budget_key()
-    await exact_store.put(rows.build_bucket(name, 1000, 1, [], 0, 0))
+    await exact_store.put(lease_rows.build_bucket(name, 1000, 1, [], 0, 0))
     async with run_of(tmp_path, exact_store) as running:
         lefts = [await left_by(tmp_path, exact_store, number, 10 * number) for number in (2, 3)]
         async with open_recording(config_of(tmp_path / "worker-1"), exact_store, ManualClock()) as killed:
@@ -183,7 +183,7 @@ def _without_memory_for(name: str) -> Callable[[Path], RecoveredJournal]:
 
 async def test_one_that_lost_lines_keeps_its_holds_where_they_are_looked_after(tmp_path: Path) -> None:
     store, name = MemoryStore(), new_budget_key()
-    await store.put(rows.build_bucket(name, 1000, 1, [], 0, 0))
+    await store.put(lease_rows.build_bucket(name, 1000, 1, [], 0, 0))
     worker = tmp_path / "worker-1"
     async with open_recording(config_of(worker), store, ManualClock()) as killed:
         account = await taken_for(killed, name, 500)
@@ -206,7 +206,7 @@ async def test_whoever_takes_it_over_may_die_at_any_step(
 ) -> None:
     """Before the given one of all that changes the disk or the store; the next one ends what it began."""
     left, name = await left_by(tmp_path, exact_store, 1, 10), new_budget_key()
-    await exact_store.put(rows.build_bucket(name, 1000, 1, [], 0, 0))
+    await exact_store.put(lease_rows.build_bucket(name, 1000, 1, [], 0, 0))
     async with open_recording(config_of(tmp_path / "worker-2"), exact_store, ManualClock()) as killed:
         spend(killed, await taken_for(killed, name, 500), 100, 20)
         killed.recorder.journal._segment.close()

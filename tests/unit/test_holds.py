@@ -11,9 +11,9 @@ from typing import Any, cast
 
 import pytest
 from price_keeper.errors import StoreUnavailable, TransactionFailed
-from price_keeper.hard import rows
-from price_keeper.hard.holds import BudgetLeaseFile, release_former_leases
-from price_keeper.hard.rows import BudgetLeaseRow, HardBudgetKey
+from price_keeper.ledger import lease_rows
+from price_keeper.ledger.lease_file import BudgetLeaseFile, release_former_leases
+from price_keeper.ledger.lease_rows import BudgetLeaseRow, HardBudgetKey
 from price_keeper.recording.lines import decode_lines, encode_line
 from price_keeper.stores.contract import Store, Write
 
@@ -123,7 +123,7 @@ async def test_twenty_at_once_give_back_once(exact_store: Store, tmp_path: Path)
     back = await asyncio.gather(*(release_former_leases(exact_store, clock, folder) for folder in folders))
     assert sorted(back) == [0] * (CLOSERS - 1) + [450]
     assert (await read_bucket(exact_store, name)).unleased == 850
-    assert await read_lease_row(exact_store, name) == BudgetLeaseRow(150, 150, rows.CLOSED_SEQUENCE)
+    assert await read_lease_row(exact_store, name) == BudgetLeaseRow(150, 150, lease_rows.CLOSED_SEQUENCE)
     assert not any(list_lease_files(folder) for folder in folders)
 
 
@@ -135,7 +135,7 @@ async def test_takers_and_closers_at_once_lose_nothing(exact_store: Store, tmp_p
         taken = 0
         for number in range(1, 30):
             try:
-                await exact_store.transact(rows.build_take(name, HOLDER, number, 10, 10))
+                await exact_store.transact(lease_rows.build_take(name, HOLDER, number, 10, 10))
             except TransactionFailed:
                 break
             taken += 10
@@ -144,12 +144,15 @@ async def test_takers_and_closers_at_once_lose_nothing(exact_store: Store, tmp_p
     taken, _ = await asyncio.gather(takes(), release_former_leases(exact_store, RealSleepClock(), tmp_path))
     assert taken <= 290
     assert (await read_bucket(exact_store, name)).unleased == 1000
-    assert await read_lease_row(exact_store, name) == BudgetLeaseRow(0, 0, rows.CLOSED_SEQUENCE)
+    assert await read_lease_row(exact_store, name) == BudgetLeaseRow(0, 0, lease_rows.CLOSED_SEQUENCE)
 
 
 @pytest.mark.parametrize(
     "writes",
-    [rows.build_take(new_budget_key(), HOLDER, 1, 50, 50), rows.build_release(new_budget_key(), HOLDER, 1, 50)],
+    [
+        lease_rows.build_take(new_budget_key(), HOLDER, 1, 50, 50),
+        lease_rows.build_release(new_budget_key(), HOLDER, 1, 50),
+    ],
 )
 async def test_what_a_dead_process_had_sent_comes_too_late(writes: list[Any], tmp_path: Path) -> None:
     store, name = MemoryStore(), HardBudgetKey(writes[0].key.pk, "premium", "DAY#20261118")
@@ -162,11 +165,11 @@ async def test_what_a_dead_process_had_sent_comes_too_late(writes: list[Any], tm
 
 async def test_what_was_named_and_never_taken_is_closed_too(tmp_path: Path) -> None:
     store, name = MemoryStore(), new_budget_key()
-    await store.put(rows.build_bucket(name, 1000, 1, [], 0, 0))
+    await store.put(lease_rows.build_bucket(name, 1000, 1, [], 0, 0))
     await BudgetLeaseFile(tmp_path, HOLDER).add(name)
     assert await release_former_leases(store, ManualClock(), tmp_path) == 0
     with pytest.raises(TransactionFailed):
-        await store.transact(rows.build_take(name, HOLDER, 0, 10, 10))
+        await store.transact(lease_rows.build_take(name, HOLDER, 0, 10, 10))
 
 
 async def test_a_bucket_that_is_gone_does_not_keep_a_hold_open(tmp_path: Path) -> None:
@@ -175,7 +178,7 @@ async def test_a_bucket_that_is_gone_does_not_keep_a_hold_open(tmp_path: Path) -
     del store.items[name.bucket_key]
     assert await release_former_leases(store, RealSleepClock(), tmp_path) == 450
     assert name.bucket_key not in store.items
-    assert await read_lease_row(store, name) == BudgetLeaseRow(150, 150, rows.CLOSED_SEQUENCE)
+    assert await read_lease_row(store, name) == BudgetLeaseRow(150, 150, lease_rows.CLOSED_SEQUENCE)
 
 
 @pytest.mark.parametrize("fault", ["before", "after"])
@@ -211,10 +214,10 @@ async def test_what_moves_between_reading_and_closing_is_read_again(who: str, le
     await put_lease_row(store, name, 600, 150, tmp_path)
     store.faster = [
         {
-            "take": rows.build_take(name, HOLDER, 1, 50, 50),
-            "give back": rows.build_release(name, HOLDER, 1, 50),
-            "flush": [rows.build_spend(name, HOLDER, 50)],
-            "closer": rows.build_close(name, HOLDER, store.items[name.build_lease_key(HOLDER)]),
+            "take": lease_rows.build_take(name, HOLDER, 1, 50, 50),
+            "give back": lease_rows.build_release(name, HOLDER, 1, 50),
+            "flush": [lease_rows.build_spend(name, HOLDER, 50)],
+            "closer": lease_rows.build_close(name, HOLDER, store.items[name.build_lease_key(HOLDER)]),
         }[who]
     ]
     await release_former_leases(store, RealSleepClock(), tmp_path)

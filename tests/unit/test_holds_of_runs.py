@@ -15,8 +15,8 @@ from price_keeper.app import open_store
 from price_keeper.cli.replay_command import _replay
 from price_keeper.config import Config
 from price_keeper.config.config_sections import StoreConfig as StoreConfig
-from price_keeper.hard import rows
-from price_keeper.hard.rows import BudgetLeaseRow, HardBudgetKey
+from price_keeper.ledger import lease_rows
+from price_keeper.ledger.lease_rows import BudgetLeaseRow, HardBudgetKey
 from price_keeper.recording.aggregator import list_active_counters, read_spent_pico
 from price_keeper.recording.composed import Recording, open_recording
 from price_keeper.recording.entries import ChargedCounters, Counter, Intent, Receipt, UsageCounts, UsageTally
@@ -54,7 +54,7 @@ async def run_of(folder: Path, store: Store, clock: ManualClock) -> AsyncIterato
 
 async def taken_for(recording: Recording, name: HardBudgetKey, pico: int) -> ChargedCounters:
     await recording.lease_file.add(name)
-    await recording.store.transact(rows.build_take(name, recording.lease_file.holder, 0, pico, pico))
+    await recording.store.transact(lease_rows.build_take(name, recording.lease_file.holder, 0, pico, pico))
     return ChargedCounters.from_counters(
         [Counter(*name, 8), Counter.for_lease(name.scope, name.label, recording.lease_file.holder, name.period, 8)]
     )
@@ -69,7 +69,7 @@ def spend(recording: Recording, account: ChargedCounters, worst: int, pico: int 
 @pytest.mark.parametrize("is_away", [False, True])
 async def test_the_next_start_gives_back_when_all_is_in_the_store(is_away: bool, tmp_path: Path) -> None:
     store, clock, name = ScriptedFaults(MemoryStore()), ManualClock(), new_budget_key()
-    await store.put(rows.build_bucket(name, 1000, 1, [], 0, 0))
+    await store.put(lease_rows.build_bucket(name, 1000, 1, [], 0, 0))
     async with run_of(tmp_path, store, clock) as first:  # type: ignore[arg-type]
         account = await taken_for(first, name, 500)
         spend(first, account, 100, 20)
@@ -87,7 +87,7 @@ async def test_the_next_start_gives_back_when_all_is_in_the_store(is_away: bool,
         assert not second.has_former_leases
         assert (await read_bucket(store._store, name)).unleased == 880
         assert await read_lease_row(store._store, name, first.lease_file.holder) == BudgetLeaseRow(
-            120, 120, rows.CLOSED_SEQUENCE
+            120, 120, lease_rows.CLOSED_SEQUENCE
         )
         assert await read_spent_pico(store._store, name) == 120  # and no hold is among the active counters
         assert {each.counter[:3] for each in await list_active_counters(store._store, [_today(clock)])} == {name}
@@ -100,7 +100,7 @@ def _today(clock: ManualClock) -> date:
 
 async def test_what_is_left_aside_keeps_all_holds(tmp_path: Path) -> None:
     store, clock, name = ScriptedFaults(MemoryStore()), ManualClock(), new_budget_key()
-    await store.put(rows.build_bucket(name, 1000, 1, [], 0, 0))
+    await store.put(lease_rows.build_bucket(name, 1000, 1, [], 0, 0))
     async with run_of(tmp_path, store, clock) as first:  # type: ignore[arg-type]
         spend(first, await taken_for(first, name, 500), 100, 20)
     async with run_of(tmp_path, store, clock) as second:  # type: ignore[arg-type]
@@ -118,7 +118,7 @@ async def test_a_damaged_journal_keeps_its_holds_for_good(tmp_path: Path, caplog
     for is_damaged in (False, True):
         store, clock, name = MemoryStore(), ManualClock(), new_budget_key()
         folder = tmp_path / str(is_damaged)
-        await store.put(rows.build_bucket(name, 1000, 1, [], 0, 0))
+        await store.put(lease_rows.build_bucket(name, 1000, 1, [], 0, 0))
         async with run_of(folder, store, clock) as first:
             account = await taken_for(first, name, 500)
             spend(first, account, 100, 20)
@@ -141,7 +141,7 @@ async def test_a_stop_gives_back_what_is_left_if_all_is_known(
     trouble: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     store, clock, name = ScriptedFaults(MemoryStore()), ManualClock(), new_budget_key()
-    await store.put(rows.build_bucket(name, 1000, 1, [], 0, 0))
+    await store.put(lease_rows.build_bucket(name, 1000, 1, [], 0, 0))
     async with run_of(tmp_path, store, clock) as only:  # type: ignore[arg-type]
         account = await taken_for(only, name, 500)
         spend(only, account, 100, 20)
@@ -170,7 +170,7 @@ async def test_a_stop_without_an_answer_leaves_it_to_the_next_start(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     store, clock, name = ScriptedFaults(MemoryStore()), ManualClock(), new_budget_key()
-    await store.put(rows.build_bucket(name, 1000, 1, [], 0, 0))
+    await store.put(lease_rows.build_bucket(name, 1000, 1, [], 0, 0))
     async with run_of(tmp_path, store, clock) as only:  # type: ignore[arg-type]
         await taken_for(only, name, 500)
         store.faults = ["after"]  # nothing was spent, so closing is the first thing that is sent
@@ -185,7 +185,7 @@ async def test_replay_gives_back(tmp_path: Path, capsys: pytest.CaptureFixture[s
     clock, name = RealSleepClock(), new_budget_key()
     config = replace(config_of(tmp_path), store=StoreConfig(path=str(tmp_path / "store.db")))
     async with Tasks(clock) as tasks, open_store(config.store, clock, tasks) as store:
-        await store.put(rows.build_bucket(name, 1000, 1, [], 0, 0))
+        await store.put(lease_rows.build_bucket(name, 1000, 1, [], 0, 0))
         async with run_of(tmp_path, store, clock) as dead:
             spend(dead, await taken_for(dead, name, 500), 100, 20)
     for told in (True, False):

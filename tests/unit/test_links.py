@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 from price_keeper.errors import JournalUnusable
-from price_keeper.hard.holds import LEASE_FILE_PREFIX, BudgetLeaseFile
-from price_keeper.hard.rows import HardBudgetKey
+from price_keeper.ledger.lease_file import LEASE_FILE_PREFIX, BudgetLeaseFile
+from price_keeper.ledger.lease_rows import HardBudgetKey
 from price_keeper.recording import folder as journals
 from price_keeper.recording.segment import Segment
 

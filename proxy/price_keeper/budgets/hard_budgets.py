@@ -20,7 +20,7 @@ from price_keeper.config import Config
 from price_keeper.config.config_sections import ASYNC_JOB_LABEL
 from price_keeper.domain import ResolvedLabel
 from price_keeper.errors import Busy, QuotaExceeded, RecordingUnavailable, Refusal, TooManyRequests
-from price_keeper.hard.rows import HardBudgetKey
+from price_keeper.ledger.lease_rows import HardBudgetKey
 from price_keeper.metering.guardrails import build_guardrail_prices
 from price_keeper.metering.price_list import identify_model
 from price_keeper.metering.price_updates import PriceTables

@@ -14,7 +14,7 @@ from price_keeper.clock import Clock
 from price_keeper.config import Config
 from price_keeper.config.config_sections import PSEUDO_LABELS
 from price_keeper.errors import JournalUnusable, StoreError
-from price_keeper.hard.holds import BudgetLeaseFile, release_former_leases
+from price_keeper.ledger.lease_file import BudgetLeaseFile, release_former_leases
 from price_keeper.recording.adoption import OrphanedJournals
 from price_keeper.recording.aggregator import Aggregator
 from price_keeper.recording.beginning import begin_journal

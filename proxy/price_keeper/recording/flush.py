@@ -13,7 +13,7 @@ from decimal import Decimal
 from typing import Any, NamedTuple
 
 from price_keeper.domain import Scope
-from price_keeper.hard import rows
+from price_keeper.ledger import lease_rows
 from price_keeper.recording.entries import PICO_PER_MICRO, Counter, UsageCounts
 from price_keeper.recording.seal import SegmentPart
 from price_keeper.recording.ulid import read_created_at
@@ -115,7 +115,9 @@ def build_total_additions(part: SegmentPart, now: float) -> Iterator[Update]:
 def build_addition(ulid: str, counter: Counter, counts: UsageCounts, now: float) -> Update:
     if counter.is_lease:
         holder, period = counter.holder_and_period
-        return rows.build_spend(rows.HardBudgetKey(counter.scope, counter.label, period), holder, counts.pico)
+        return lease_rows.build_spend(
+            lease_rows.HardBudgetKey(counter.scope, counter.label, period), holder, counts.pico
+        )
     shard = schema.choose_shard(ulid, counter.shards)
     key = schema.usage_shard_key(Scope.from_key(counter.scope), counter.label, shard, counter.period)
     return _build_increment(key, counts, now, SHARD_TTL_SECONDS)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from price_keeper.errors import JournalUnusable
-from price_keeper.hard import holds
+from price_keeper.ledger import lease_file
 from price_keeper.recording.entries import (
     JOURNAL_FORMAT,
     ChargedCounters,
@@ -221,7 +221,7 @@ def recover(folder: Path) -> RecoveredJournal:
             earlier.hand_calls_to(found)
         all_found.append(found)
     if any(found.has_gaps or found.lost_calls for found in all_found):
-        holds.retain_all(folder)  # first of all, as nothing tells of it once the rest is in the store
+        lease_file.retain_all(folder)  # first of all, as nothing tells of it once the rest is in the store
     for found in all_found:
         _finish_segment(found, recovered)
     _discard_empty(recovered)

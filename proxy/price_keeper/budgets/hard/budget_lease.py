@@ -27,9 +27,9 @@ from typing import NamedTuple, Protocol, TypeAlias
 
 from price_keeper.clock import Clock
 from price_keeper.errors import ConditionFailed, ReasonCode, StoreError, TransactionFailed
-from price_keeper.hard import rows
-from price_keeper.hard.holds import BudgetLeaseFile
-from price_keeper.hard.rows import BudgetLeaseRow, HardBudgetBucket, HardBudgetKey
+from price_keeper.ledger import lease_rows
+from price_keeper.ledger.lease_file import BudgetLeaseFile
+from price_keeper.ledger.lease_rows import BudgetLeaseRow, HardBudgetBucket, HardBudgetKey
 from price_keeper.stores.contract import Item, Store, Write, iterate_rows
 from price_keeper.tasks import Tasks
 
@@ -494,13 +494,13 @@ class BudgetLeaseWriter:
 
     async def acquire(self, pico: int, minimum: int) -> None:
         """Raises Moved, Lacking, Closed and StoreError."""
-        await self._write(rows.build_take(self._key, self._holder, self._sequence, pico, minimum), pico)
+        await self._write(lease_rows.build_take(self._key, self._holder, self._sequence, pico, minimum), pico)
 
     async def release(self, pico: int) -> None:
         """To be asked for by who has already let go of it. Raises as `take`; what certainly is not given is gained."""
         self._claimed -= pico
         try:
-            await self._write(rows.build_release(self._key, self._holder, self._sequence, pico), -pico)
+            await self._write(lease_rows.build_release(self._key, self._holder, self._sequence, pico), -pico)
         except (InsufficientBudget, StoreError) as failure:
             if not failure.maybe_applied:
                 self._claimed += pico
@@ -510,7 +510,7 @@ class BudgetLeaseWriter:
     async def confirm(self) -> None:
         """Of what was sent and not answered. Raises Closed and StoreError."""
         with suppress(EarlierWriteApplied):
-            await self._write(rows.build_sequence_advance(self._key, self._holder, self._sequence), 0)
+            await self._write(lease_rows.build_sequence_advance(self._key, self._holder, self._sequence), 0)
 
     async def _write(self, writes: Sequence[Write], change: int) -> None:
         if self.is_closed:
@@ -548,7 +548,7 @@ class BudgetLeaseWriter:
 
     def _adopt_row(self, item: Item | None) -> None:
         """Raises Closed."""
-        row = rows.BudgetLeaseRow.from_item(item)
+        row = lease_rows.BudgetLeaseRow.from_item(item)
         if row.sequence != self._sequence + 1:
             self.is_closed = True
             _log.error("the hold of %s on %s %s is closed", self._holder, self._key.label, self._key.period)
@@ -587,7 +587,7 @@ class SharedBudgetBucket:
         raise ConditionFailed(item)
 
     async def _create(self, quota: int, version: int) -> Item | None:
-        put = rows.build_bucket(
+        put = lease_rows.build_bucket(
             self.key, quota, version, await self._read_leases(), await self.read_spent(self.key), self.clock.now()
         )
         try:
@@ -598,7 +598,7 @@ class SharedBudgetBucket:
 
     async def _change_quota(self, bucket: HardBudgetBucket, quota: int, version: int) -> Item | None:
         try:
-            return await self.store.update(rows.build_quota_change(self.key, bucket, quota, version))
+            return await self.store.update(lease_rows.build_quota_change(self.key, bucket, quota, version))
         except ConditionFailed as failure:
             return failure.item
 
@@ -615,7 +615,9 @@ class SharedBudgetBucket:
         spent_without_lease = await self._measure_spent_without_lease(bucket.spent_without_lease)
         try:
             return HardBudgetBucket.from_item(
-                await self.store.update(rows.build_reconcile(self.key, bucket, spent_without_lease, self.clock.now()))
+                await self.store.update(
+                    lease_rows.build_reconcile(self.key, bucket, spent_without_lease, self.clock.now())
+                )
             )
         except ConditionFailed as failure:
             return None if failure.item is None else HardBudgetBucket.from_item(failure.item)
@@ -626,7 +628,7 @@ class SharedBudgetBucket:
         least = None
         for _ in range(RECONCILE_READS):
             leases = await self._read_leases()
-            found = rows.compute_spent_without_lease(leases, await self.read_spent(self.key))
+            found = lease_rows.compute_spent_without_lease(leases, await self.read_spent(self.key))
             least = found if least is None else min(least, found)
             if least <= known:
                 break

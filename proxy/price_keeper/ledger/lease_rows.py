@@ -1,16 +1,17 @@
-"""The items of a hard budget, and every write to them. Pure. Money is whole pico-dollars.
+"""The rows of hard budgets in the store, and every write to them. Pure. Money is whole pico-dollars.
 
-    bucket   tk    what nobody holds; below zero where more was spent than there is
+    bucket   tk    unleased: what no process has leased; below zero if more was spent than the quota
              cp    the quota, and v, the version of the settings that it comes from
-             base  what was spent without a hold, as far as it is known, and at: when somebody last looked
-    hold     out   all that one run of a process ever took, less what it gave back
-             used  what of that is spent, as its journal says, counted up by each flush
-             n     how often it took or gave back; or that it is closed, and never will again
+             base  what was spent without a lease, and at: when that was last reconciled
+    lease    out   leased: all that one run of a process ever took, less what it released
+             used  what of that is spent according to the journal, increased by each flush
+             n     the sequence number of the last take or release, or CLOSED_SEQUENCE
 
-    tk + sum of out + base = cp, whatever happens
+    tk + sum of out + base = cp, at any time
 
-Each taking and giving back has the next number, so one whose answer was lost shows in `n`, and none is made twice,
-however late it arrives. Closing takes the number away: what a process that is no more had sent comes too late.
+Each take and release has the next sequence number. So a write whose answer was lost shows in `n`, and none is
+applied twice, however late it arrives. Closing a row removes its number: writes of a dead process that arrive later
+fail.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""Whose money is where: a file beside the journal with the names of all hard budgets that a run of a process took from.
+"""A file beside the journal that lists all hard budgets from which a run of a process leased money.
 
-A name is on the disk before the first taking. So whoever brings the journal of a run that is no more to the store finds
-there what to close: what was taken and not spent goes back, once, whoever else does the same at the same time.
+A budget is on disk before money is first leased from it. So whoever replays the journal of a dead run knows which
+leases to close: what was leased and not spent is released once, even if several processes do it at the same time.
+
+If a journal lost lines, nobody knows what was spent, so the file is retained and nothing is released.
 """
 
 from __future__ import annotations
@@ -16,8 +18,8 @@ import orjson
 
 from price_keeper.clock import Clock
 from price_keeper.errors import ReasonCode, TransactionFailed
-from price_keeper.hard import rows
-from price_keeper.hard.rows import BudgetLeaseRow, HardBudgetKey
+from price_keeper.ledger import lease_rows
+from price_keeper.ledger.lease_rows import BudgetLeaseRow, HardBudgetKey
 from price_keeper.recording.lines import decode_lines, encode_line
 from price_keeper.recording.segment import OPEN_FLAGS, sync_folder
 from price_keeper.recording.ulid import is_ulid
@@ -176,7 +178,7 @@ async def _close_lease(store: Store, clock: Clock, key: HardBudgetKey, holder: s
         lease = BudgetLeaseRow.from_item(item)
         if lease.is_closed and lease.leased == lease.used:
             return 0
-        writes = rows.build_close(key, holder, item, has_bucket=has_bucket)
+        writes = lease_rows.build_close(key, holder, item, has_bucket=has_bucket)
         try:
             await store.transact(writes)
         except TransactionFailed as failure:

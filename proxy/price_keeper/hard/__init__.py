@@ -1,1 +1,0 @@
-"""Hard budgets: what a request may cost at most is set aside before it is forwarded."""
