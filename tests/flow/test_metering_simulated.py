@@ -13,8 +13,8 @@ from bedrock_simulator import SimulatedBedrock
 from price_keeper.metering import bodies
 from price_keeper.metering.converse_stream import CONVERSE_FRAME_LIMITS, ConverseStream
 from price_keeper.metering.streams import INVOCATION_FRAME_LIMITS, ChatStream, InvocationStream
-from price_keeper.metering.usage import Usage
 from price_keeper.upstream.eventstream import FrameWatcher
+from price_keeper.usage.token_usage import Usage
 
 from tests.support.simulated import (
     CHAT,

@@ -13,8 +13,8 @@ from price_keeper.metering import bodies, streams
 from price_keeper.metering.bodies import INVOCATION_METRICS, MAX_TOKENS
 from price_keeper.metering.converse_stream import CONVERSE_FRAME_LIMITS, ConverseStream
 from price_keeper.metering.streams import INVOCATION_FRAME_LIMITS, ChatStream, InvocationStream
-from price_keeper.metering.usage import Usage
 from price_keeper.upstream.eventstream import Frame, FrameWatcher, encode_frame
+from price_keeper.usage.token_usage import Usage
 
 from tests.support.effort import tries
 

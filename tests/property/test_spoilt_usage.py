@@ -27,7 +27,6 @@ from price_keeper.budgets.hard.cost_ceiling import compute_ceiling
 from price_keeper.config.config_sections import PricesConfig
 from price_keeper.metering.bodies import INVOCATION_METRICS
 from price_keeper.metering.pricing import build_price_table, price_usage
-from price_keeper.metering.usage import Usage, make_plain_usage
 from price_keeper.operations import Operation
 from price_keeper.recording.entries import ChargedCounters, Counter, UsageCounts
 from price_keeper.recording.expected import UsageForecast
@@ -37,6 +36,7 @@ from price_keeper.recording.ulid import UlidFactory
 from price_keeper.upstream.connection_pool import UpstreamEndpoint
 from price_keeper.upstream.eventstream import FrameWatcher
 from price_keeper.upstream.forwarder import UpstreamTarget
+from price_keeper.usage.token_usage import Usage, make_plain_usage
 
 from tests.support.clock import ManualClock
 from tests.support.effort import tries

@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec import Raw
 from price_keeper.metering import bodies, usual
-from price_keeper.metering.usage import Usage
+from price_keeper.usage.token_usage import Usage
 
 COUNTS = st.sampled_from((0, 0, 1, 7, 10**9, 10**9 + 1, -1, 2**70, True, False, None, "7", [], {}))
 NAMES = ("inputTokens", "outputTokens", "totalTokens", "cacheReadInputTokens", "cacheReadInputTokenCount",

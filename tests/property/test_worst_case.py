@@ -25,8 +25,8 @@ from price_keeper.errors import InvalidRequest
 from price_keeper.metering.guardrails import price_guardrail
 from price_keeper.metering.pricing import build_price_table, price_usage
 from price_keeper.metering.reading import build_reader
-from price_keeper.metering.usage import Usage
 from price_keeper.operations import Operation
+from price_keeper.usage.token_usage import Usage
 
 from tests.support.clock import ManualClock
 from tests.support.effort import tries

@@ -6,7 +6,7 @@ import pytest
 from botocore.session import get_session
 from price_keeper.metering import bodies
 from price_keeper.metering.bodies import MAX_TOKENS
-from price_keeper.metering.usage import Usage
+from price_keeper.usage.token_usage import Usage
 
 INPUT = b"x-amzn-bedrock-input-token-count"
 OUTPUT = b"x-amzn-bedrock-output-token-count"

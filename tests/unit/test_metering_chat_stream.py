@@ -13,7 +13,7 @@ from price_keeper.metering.streams import (
     ChatStream,
     is_usage_only_event,
 )
-from price_keeper.metering.usage import Usage
+from price_keeper.usage.token_usage import Usage
 
 HEAD = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 1, "model": "openai.gpt-oss-120b-1:0"}
 COUNTED = {

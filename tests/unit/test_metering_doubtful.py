@@ -16,7 +16,6 @@ from price_keeper.metering.bodies import INVOCATION_METRICS
 from price_keeper.metering.guardrails import estimate_units, price_guardrail
 from price_keeper.metering.pricing import Pricer, build_price_table
 from price_keeper.metering.reading import EVENT_STREAM, JSON, SERVER_SENT_EVENTS
-from price_keeper.metering.usage import Usage, make_plain_usage
 from price_keeper.operations import Operation
 from price_keeper.recording.entries import ChargedCounters, Counter, UsageCounts
 from price_keeper.recording.expected import UsageForecast
@@ -26,6 +25,7 @@ from price_keeper.recording.meter import Meter, OperationPricing
 from price_keeper.recording.ulid import UlidFactory
 from price_keeper.upstream.connection_pool import UpstreamEndpoint
 from price_keeper.upstream.forwarder import UpstreamTarget
+from price_keeper.usage.token_usage import Usage, make_plain_usage
 
 TOKENS = build_price_table(
     PricesConfig(input="3", output="15", cache_read="0.3", cache_write_5m="3.75", cache_write_1h="6")

@@ -10,8 +10,8 @@ from price_keeper.metering import bodies, usual
 from price_keeper.metering.converse_stream import CACHE_BLOCK_TOKENS, ConverseStream
 from price_keeper.metering.reading import build_reader
 from price_keeper.metering.streams import InvocationStream
-from price_keeper.metering.usage import Usage
 from price_keeper.operations import Operation
+from price_keeper.usage.token_usage import Usage
 
 from tests.unit.test_metering_bodies import (
     CLAUDE,

@@ -14,8 +14,8 @@ from price_keeper.metering.streams import (
     TOKENS_PER_FRAME,
     InvocationStream,
 )
-from price_keeper.metering.usage import Usage
 from price_keeper.upstream.eventstream import Frame, FrameWatcher, encode_frame
+from price_keeper.usage.token_usage import Usage
 
 METRICS = "amazon-bedrock-invocationMetrics"
 HEADERS = {b"x-amzn-bedrock-service-tier": b"flex", b"x-amzn-bedrock-performanceconfig-latency": b"optimized"}

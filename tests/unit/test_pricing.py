@@ -30,7 +30,7 @@ from price_keeper.metering.pricing import (
     overlay_prices,
     price_usage,
 )
-from price_keeper.metering.usage import Usage
+from price_keeper.usage.token_usage import Usage
 
 from tests.support.effort import tries
 

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 from price_keeper.metering.pricing import Cost, Pricer
-from price_keeper.metering.usage import Usage
 from price_keeper.operations import Operation
 from price_keeper.recording import aggregator as aggregating
 from price_keeper.recording import journal as limits
@@ -26,6 +25,7 @@ from price_keeper.stores.contract import Put, Store, Write
 from price_keeper.tasks import Tasks
 from price_keeper.upstream.connection_pool import UpstreamEndpoint
 from price_keeper.upstream.forwarder import UpstreamTarget
+from price_keeper.usage.token_usage import Usage
 
 from tests.support.clock import settle
 from tests.support.recording import RecordingHarness, open_recording_harness

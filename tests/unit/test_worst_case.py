@@ -17,8 +17,8 @@ from price_keeper.config.config_sections import LongContext, PricesConfig, TierP
 from price_keeper.errors import InvalidRequest
 from price_keeper.metering.guardrails import price_guardrail
 from price_keeper.metering.pricing import build_price_table, price_usage
-from price_keeper.metering.usage import Usage
 from price_keeper.operations import Operation
+from price_keeper.usage.token_usage import Usage
 
 CONVERSE, INVOKE, CHAT = Operation.CONVERSE, Operation.INVOKE, Operation.CHAT_COMPLETIONS
 PLAIN = PricesConfig(*(Decimal(usd) for usd in ("3", "15", "0.3", "3.75", "6")))

@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
-from price_keeper.metering.counts import NO_COUNTS, ReportedCounts, build_usage, merge_counts, sum_input
-from price_keeper.metering.usage import Usage
+from price_keeper.usage.token_usage import NO_COUNTS, ReportedCounts, Usage, build_usage, merge_counts, sum_input
 
 Json = Mapping[str, Any]
 

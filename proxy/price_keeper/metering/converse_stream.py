@@ -9,8 +9,8 @@ from price_keeper.metering import bodies
 from price_keeper.metering.bodies import NO_HEADERS
 from price_keeper.metering.json_tail import find_last_object, parse_json
 from price_keeper.metering.streams import BYTES_PER_TOKEN, ORDINARY_FRAME_BYTES, TOKENS_PER_FRAME
-from price_keeper.metering.usage import Usage, sum_tokens
 from price_keeper.upstream.eventstream import Frame
+from price_keeper.usage.token_usage import Usage, sum_tokens
 
 # A guardrail's trace can stand in the metadata. It comes before the usage, so the end is enough, however long it is.
 # Of what is said only the length is wanted, for estimates.

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Final, Literal, NamedTuple
 
 from price_keeper.config.config_sections import EndpointConfig, LabelConfig, PicoPrices, PricesConfig, TierPrices
-from price_keeper.metering.usage import Usage, make_plain_usage
+from price_keeper.usage.token_usage import Usage, make_plain_usage
 
 PRICE_UNKNOWN: Final = "price_unknown"  # something was charged at the dearest price there is, for want of its own
 PRICE_DIMENSIONS: Final = PicoPrices._fields

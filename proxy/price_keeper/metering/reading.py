@@ -14,9 +14,9 @@ from price_keeper.metering.converse_stream import CONVERSE_FRAME_LIMITS, Convers
 from price_keeper.metering.json_tail import parse_json
 from price_keeper.metering.kept import BodyBuffer
 from price_keeper.metering.streams import INVOCATION_FRAME_LIMITS, ChatStream, InvocationStream
-from price_keeper.metering.usage import Usage
 from price_keeper.operations import Operation
 from price_keeper.upstream.eventstream import FrameWatcher
+from price_keeper.usage.token_usage import Usage
 
 JSON: Final = b"application/json"
 EVENT_STREAM: Final = b"application/vnd.amazon.eventstream"

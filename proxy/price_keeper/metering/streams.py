@@ -17,10 +17,9 @@ import orjson
 
 from price_keeper.metering import bodies
 from price_keeper.metering.bodies import INVOCATION_METRICS, NO_HEADERS
-from price_keeper.metering.counts import NO_COUNTS, ReportedCounts, build_usage, merge_counts
 from price_keeper.metering.json_tail import find_last_object, parse_json
-from price_keeper.metering.usage import Usage, sum_tokens
 from price_keeper.upstream.eventstream import Frame
+from price_keeper.usage.token_usage import NO_COUNTS, ReportedCounts, Usage, build_usage, merge_counts, sum_tokens
 
 # The first chunks of a stream are small and wanted whole. Its last one may repeat all that was said (Cohere's does),
 # but Bedrock puts its own counts at the end.

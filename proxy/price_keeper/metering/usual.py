@@ -13,7 +13,7 @@ from msgspec.json import Decoder
 from msgspec.structs import astuple
 
 from price_keeper.metering.bodies import EMBEDDING_MEMBERS, MAX_TOKENS
-from price_keeper.metering.usage import Usage, make_plain_usage
+from price_keeper.usage.token_usage import Usage, make_plain_usage
 
 _TokenCount = Annotated[int, Meta(ge=0, le=MAX_TOKENS)]
 

@@ -13,7 +13,7 @@ import orjson
 from price_keeper.domain import PICO_PER_MICRO as PICO_PER_MICRO
 from price_keeper.domain import PICO_PER_USD as PICO_PER_USD
 from price_keeper.metering.bodies import UNBILLED_GUARDRAIL_COUNTS
-from price_keeper.metering.usage import Usage
+from price_keeper.usage.token_usage import Usage
 
 _make = tuple.__new__  # of a named tuple, in half the time
 _MAX_PENDING: Final = 200

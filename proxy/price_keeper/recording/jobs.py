@@ -9,11 +9,11 @@ from typing import Final
 import orjson
 
 from price_keeper.domain import Caller
-from price_keeper.metering.usage import Usage
 from price_keeper.recording.entries import ChargedCounters, CompletionListener, Receipt
 from price_keeper.recording.journal import Journal
 from price_keeper.recording.meter import Meter, OperationPricing
 from price_keeper.upstream.forwarder import UpstreamTarget
+from price_keeper.usage.token_usage import Usage
 
 MAX_JOBS_PER_CALLER: Final = 256  # of one caller; repeats come within minutes
 MAX_CALLERS_WITH_JOBS: Final = 1000

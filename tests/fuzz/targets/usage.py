@@ -10,10 +10,10 @@ import orjson
 from price_keeper.metering import bodies
 from price_keeper.metering.pricing import price_usage
 from price_keeper.metering.reading import build_reader
-from price_keeper.metering.usage import Usage
 from price_keeper.operations import Operation
 from price_keeper.recording.entries import Receipt, build_counts
 from price_keeper.recording.lines import decode_lines, encode_line
+from price_keeper.usage.token_usage import Usage
 
 from tests.fuzz.documents import document
 from tests.fuzz.oracle import holds, same
