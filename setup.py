@@ -25,7 +25,7 @@ COMPILED = [
     "proxy/price_keeper/rates/rate_lease_manager.py",
     "proxy/price_keeper/rates/token_bucket.py",
     "proxy/price_keeper/rates/rate_lease.py",
-    "proxy/price_keeper/metering/bodies.py",
+    "proxy/price_keeper/usage/model_families.py",
     "proxy/price_keeper/metering/converse_stream.py",
     "proxy/price_keeper/usage/token_usage.py",
     "proxy/price_keeper/metering/guardrail_traces.py",

@@ -10,10 +10,10 @@ from urllib.parse import quote
 import aiohttp
 import pytest
 from bedrock_simulator import SimulatedBedrock
-from price_keeper.metering import bodies
 from price_keeper.metering.converse_stream import CONVERSE_FRAME_LIMITS, ConverseStream
 from price_keeper.metering.streams import INVOCATION_FRAME_LIMITS, ChatStream, InvocationStream
 from price_keeper.upstream.eventstream import FrameWatcher
+from price_keeper.usage import model_families
 from price_keeper.usage.token_usage import Usage
 
 from tests.support.simulated import (
@@ -122,7 +122,7 @@ CONVERSERS = [model for _, model, _ in SPEAKERS.values()]
 @pytest.mark.parametrize("model", CONVERSERS)
 async def test_conversations(bedrock, ask, model, wishes):
     _, answer = await ask(path_of(model, "converse"), TURN, wishes)
-    assert bodies.read_converse(json.loads(answer)) == truth(bedrock, wishes)
+    assert model_families.read_converse(json.loads(answer)) == truth(bedrock, wishes)
     _, answer = await ask(path_of(model, "converse-stream"), TURN, wishes)
     assert watched(ConverseStream(), CONVERSE_FRAME_LIMITS, answer).usage() == truth(bedrock, wishes)
 
@@ -145,7 +145,7 @@ async def test_what_a_conversation_really_writes_and_reads(bedrock, ask):
 async def test_invocations(bedrock, ask, name, wishes):
     _, model, body = (SPEAKERS | EMBEDDERS)[name]
     headers, answer = await ask(path_of(model, "invoke"), body, wishes)
-    assert bodies.read_invocation(json.loads(answer), headers) == truth(bedrock, wishes)
+    assert model_families.read_invocation(json.loads(answer), headers) == truth(bedrock, wishes)
 
 
 @pytest.mark.parametrize("wishes", WISHES, ids=str)
@@ -162,7 +162,7 @@ async def test_streams_of_invocations(bedrock, ask, name, wishes):
 
 async def test_claude_tells_for_how_long_it_wrote(bedrock, ask):
     headers, answer = await ask(path_of(CLAUDE, "invoke"), CLAUDE_BODY, FOR_AN_HOUR)
-    assert bodies.read_invocation(json.loads(answer), headers) == truth(bedrock)
+    assert model_families.read_invocation(json.loads(answer), headers) == truth(bedrock)
     headers, answer = await ask(path_of(CLAUDE, "invoke-with-response-stream"), CLAUDE_BODY, FOR_AN_HOUR)
     assert watched(InvocationStream(headers), INVOCATION_FRAME_LIMITS, answer).usage() == truth(bedrock)
     assert truth(bedrock).cache_write_1h == 9000
@@ -181,7 +181,7 @@ async def test_a_last_chunk_that_repeats_all_that_was_said(bedrock, ask):
 async def test_an_answer_that_tells_nothing_says_nothing(ask, name):
     _, model, body = (SPEAKERS | EMBEDDERS)[name]
     headers, answer = await ask(path_of(model, "invoke"), body, {"usage": "none"})
-    assert bodies.read_invocation(json.loads(answer), headers) is None
+    assert model_families.read_invocation(json.loads(answer), headers) is None
 
 
 # ---------------------------------------------------------------- streams that are cut
@@ -221,7 +221,7 @@ CHAT_WISHES = [{}, {"input-tokens": 5000, "output-tokens": 300}, CACHED, {"tier"
 @pytest.mark.parametrize("wishes", CHAT_WISHES, ids=str)
 async def test_chat_completions(bedrock, ask, wishes):
     _, answer = await ask(CHAT_PATH, CHAT, wishes)
-    assert bodies.read_chat(json.loads(answer)) == truth(bedrock, wishes)
+    assert model_families.read_chat(json.loads(answer)) == truth(bedrock, wishes)
     _, answer = await ask(CHAT_PATH, CHAT | {"stream": True, "stream_options": {"include_usage": True}}, wishes)
     for size in (1, 97, len(answer)):
         assert fed(answer, size).usage() == truth(bedrock, wishes)
@@ -238,7 +238,7 @@ async def test_chat_completions_of_which_nobody_asked_the_usage(bedrock, ask):
 async def test_guardrails(bedrock, ask):
     content = [{"text": {"text": "word " * 900}}, {"image": {"format": "png", "source": {"bytes": "aGk="}}}]
     _, answer = await ask("/guardrail/gr1/version/1/apply", {"source": "INPUT", "content": content})
-    told = bodies.read_guardrail(json.loads(answer))
+    told = model_families.read_guardrail(json.loads(answer))
     assert told == truth(bedrock)
     assert (told.units["contentPolicyUnits"], told.units["contentPolicyImageUnits"]) == (5, 1)
 
@@ -249,5 +249,5 @@ async def test_guardrail_checks(bedrock, ask):
         "checks": {"contentFilter": {"categories": [{"category": "HATE"}]}, "sensitiveInformation": {"entities": []}},
     }
     _, answer = await ask("/guardrail-checks/invoke", body)
-    assert bodies.read_guardrail(json.loads(answer)) == truth(bedrock)
+    assert model_families.read_guardrail(json.loads(answer)) == truth(bedrock)
     assert truth(bedrock).units["contentFilter"] == 5

@@ -13,11 +13,12 @@ from price_keeper.budgets import org_settings
 from price_keeper.budgets.hard import cost_ceiling, token_bound
 from price_keeper.config import config_problems
 from price_keeper.control import bodies as control_bodies
-from price_keeper.metering import bodies, guardrail_traces, guardrails, price_list, streams, usual
+from price_keeper.metering import guardrail_traces, guardrails, price_list, streams
 from price_keeper.recording import leftovers, lines
 from price_keeper.server import http1_parser, http2, http2_stream
 from price_keeper.stores import dynamodb_expressions, item_codec
 from price_keeper.upstream import chat_stream_usage, connection_pool, eventstream, json_splice, relay, request_metadata
+from price_keeper.usage import fast_parse, model_families
 
 from tests.fuzz.places import played
 from tests.fuzz.targets import NAMES, target
@@ -91,9 +92,12 @@ SPOILT: dict[str, tuple[str, Spoils]] = {
     "one answer for many": ("worst_case", puts(cost_ceiling, "_count_answers", lambda *_: 1)),
     "what a cache read": (
         "usage",
-        puts(usual, "plain_usage", lambda input, output, cached: bodies.Usage(input, output)),
+        puts(fast_parse, "plain_usage", lambda input, output, cached: model_families.Usage(input, output)),
     ),
-    "a negative count": ("usage", puts(bodies, "_check_count", lambda value: value if type(value) is int else 0)),
+    "a negative count": (
+        "usage",
+        puts(model_families, "_check_count", lambda value: value if type(value) is int else 0),
+    ),
     "guardrails by their plainest name": ("guardrails", puts(guardrails, "_CONFIG_BYTES", b"no such name")),
     "units of one assessment": ("guardrails", wraps(guardrail_traces, "_read_trace_units", lambda told: told[:1])),
     "ids that are sent raw": ("paths", puts(operations, "encode_model_id", lambda id: id)),

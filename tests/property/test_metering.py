@@ -9,11 +9,12 @@ from itertools import pairwise
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from price_keeper.metering import bodies, streams
-from price_keeper.metering.bodies import INVOCATION_METRICS, MAX_TOKENS
+from price_keeper.metering import streams
 from price_keeper.metering.converse_stream import CONVERSE_FRAME_LIMITS, ConverseStream
 from price_keeper.metering.streams import INVOCATION_FRAME_LIMITS, ChatStream, InvocationStream
 from price_keeper.upstream.eventstream import Frame, FrameWatcher, encode_frame
+from price_keeper.usage import model_families
+from price_keeper.usage.model_families import INVOCATION_METRICS, MAX_TOKENS
 from price_keeper.usage.token_usage import Usage
 
 from tests.support.effort import tries
@@ -93,9 +94,9 @@ def cut_up(draw: st.DrawFn, wire: bytes) -> list[bytes]:
 @settings(max_examples=tries(200))
 @given(st.one_of(objects, documents), headers, st.sampled_from(FAMILIES))
 def test_no_answer_breaks_the_meter(document, head, family):
-    for read in (bodies.read_converse, bodies.read_chat, bodies.read_guardrail):
+    for read in (model_families.read_converse, model_families.read_chat, model_families.read_guardrail):
         assert is_sound(read(document))
-    assert is_sound(bodies.read_invocation(document, head))
+    assert is_sound(model_families.read_invocation(document, head))
 
 
 @settings(max_examples=tries(100))
@@ -107,21 +108,21 @@ def test_what_every_dialect_tells_comes_out_again(read, said, cached, for_5m, fo
     together = Usage(read, said, cached, written)
     details = [{"ttl": "5m", "inputTokens": for_5m}, {"ttl": "1h", "inputTokens": for_1h}]
     told = {"inputTokens": read, "outputTokens": said, "cacheReadInputTokens": cached, "cacheWriteInputTokens": written}
-    assert bodies.read_converse({"usage": told | {"cacheDetails": details}}) == usage
-    assert bodies.read_invocation({"usage": told}, {}) == together
+    assert model_families.read_converse({"usage": told | {"cacheDetails": details}}) == usage
+    assert model_families.read_invocation({"usage": told}, {}) == together
     creation = {"ephemeral_5m_input_tokens": for_5m, "ephemeral_1h_input_tokens": for_1h}
     told = {"input_tokens": read, "output_tokens": said, "cache_read_input_tokens": cached, "cache_creation": creation}
-    assert bodies.read_invocation({"usage": told}, {}) == usage
+    assert model_families.read_invocation({"usage": told}, {}) == usage
     whole = {"cached_tokens": cached, "cache_write_tokens": written}
     told = {"prompt_tokens": read + cached + written, "completion_tokens": said, "prompt_tokens_details": whole}
-    assert bodies.read_chat({"usage": told}) == together
+    assert model_families.read_chat({"usage": told}) == together
 
 
 @settings(max_examples=tries(100))
 @given(st.one_of(st.none(), st.integers(max_value=-1), st.integers(min_value=MAX_TOKENS + 1), st.floats(), st.text()))
 def test_only_a_count_is_counted(value):
-    assert bodies.read_converse({"usage": {"inputTokens": value, "outputTokens": 1}}) is None
-    assert bodies.read_chat({"usage": {"prompt_tokens": 1, "completion_tokens": value}}) is None
+    assert model_families.read_converse({"usage": {"inputTokens": value, "outputTokens": 1}}) is None
+    assert model_families.read_chat({"usage": {"prompt_tokens": 1, "completion_tokens": value}}) is None
 
 
 # ---------------------------------------------------------------- streams of frames

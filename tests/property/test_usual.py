@@ -9,7 +9,7 @@ import orjson
 from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec import Raw
-from price_keeper.metering import bodies, usual
+from price_keeper.usage import fast_parse, model_families
 from price_keeper.usage.token_usage import Usage
 
 COUNTS = st.sampled_from((0, 0, 1, 7, 10**9, 10**9 + 1, -1, 2**70, True, False, None, "7", [], {}))
@@ -28,8 +28,8 @@ DETAILS = [{"ttl": "1h", "inputTokens": 1}]
 @example({**PLAIN, "cacheReadInputTokens": None, "cacheReadInputTokenCount": 6}, {})
 def test_the_quick_reader_of_conversations_says_the_same_or_nothing(usage: Any, more: dict[str, Any]) -> None:
     answer = {"usage": usage, **more}
-    found = usual.parse_converse(json.dumps(answer).encode())
-    assert found is None or found == bodies.read_converse(answer)
+    found = fast_parse.parse_converse(json.dumps(answer).encode())
+    assert found is None or found == model_families.read_converse(answer)
 
 
 DIALECTS = ("usage", "service_tier", "serviceTier", "performanceConfig", "inputTextTokenCount", "results",
@@ -48,25 +48,25 @@ DOCUMENTS = st.recursive(
 @given(st.dictionaries(st.sampled_from(DIALECTS), DOCUMENTS, max_size=6), st.sampled_from(("cohere", "nova")))
 def test_the_members_that_tell_of_usage_say_all_that_the_whole_answer_says(answer: dict[str, Any], format: str) -> None:
     document = orjson.loads(json.dumps(answer))
-    picked = usual.pick_usage_members(json.dumps(answer).encode())
+    picked = fast_parse.pick_usage_members(json.dumps(answer).encode())
     assert picked is not None
     assert picked.keys() <= answer.keys()
-    assert bodies.read_invocation(picked, {}) == bodies.read_invocation(document, {})
-    for meaning in (bodies.read_converse, bodies.read_chat, bodies.read_guardrail):
+    assert model_families.read_invocation(picked, {}) == model_families.read_invocation(document, {})
+    for meaning in (model_families.read_converse, model_families.read_chat, model_families.read_guardrail):
         assert meaning(picked) == meaning(document)
 
 
 def test_nothing_is_made_of_what_tells_nothing() -> None:
     answer = b'{"embedding":[' + b"{}," * 5000 + b'1],"inputTextTokenCount":5,"trace":{"a":1}}'
-    picked = usual.pick_usage_members(answer)
+    picked = fast_parse.pick_usage_members(answer)
     assert picked is not None
     assert type(picked.pop("embedding")) is Raw
     assert picked == {"inputTextTokenCount": 5}
-    assert usual.pick_trace_members(answer) == {"trace": {"a": 1}}
+    assert fast_parse.pick_trace_members(answer) == {"trace": {"a": 1}}
     assert (
-        usual.pick_usage_members(b"[]")
-        is usual.pick_usage_members(b"{")
-        is usual.pick_trace_members(b'{"trace":' + b"[" * 100_000)
+        fast_parse.pick_usage_members(b"[]")
+        is fast_parse.pick_usage_members(b"{")
+        is fast_parse.pick_trace_members(b'{"trace":' + b"[" * 100_000)
         is None
     )
 
@@ -75,7 +75,7 @@ def test_the_quick_reader_knows_an_answer_as_bedrock_writes_it() -> None:
     usage = {"cacheReadInputTokenCount": 2, "cacheReadInputTokens": 2, "cacheWriteInputTokenCount": 0,
              "cacheWriteInputTokens": 0, "inputTokens": 3, "outputTokens": 4, "serverToolUsage": {}}  # fmt: skip
     answer = {"metrics": {"latencyMs": 1}, "output": {"message": {"content": [{"text": 'é \\ " {'}]}}, "usage": usage}
-    assert usual.parse_converse(json.dumps(answer).encode()) == Usage(3, 4, 2)
+    assert fast_parse.parse_converse(json.dumps(answer).encode()) == Usage(3, 4, 2)
 
 
 def test_the_quick_reader_leaves_alone_what_is_no_such_answer() -> None:
@@ -88,4 +88,4 @@ def test_the_quick_reader_leaves_alone_what_is_no_such_answer() -> None:
         b'\xff{"usage":{}}',
         b'{"usage":{"inputTokens":1}}',
     ):
-        assert usual.parse_converse(answer) is None
+        assert fast_parse.parse_converse(answer) is None

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from bedrock_simulator.frames import encode_event
 from price_keeper.config.config_sections import GuardrailsConfig, UnitPrices
-from price_keeper.metering.bodies import INVOCATION_METRICS
 from price_keeper.metering.guardrail_traces import MAX_PIECE_BYTES, GuardrailUsageReader
 from price_keeper.metering.guardrails import (
     ESTIMATED_UNITS,
@@ -28,6 +27,7 @@ from price_keeper.metering.pricing import PRICE_UNKNOWN, Cost
 from price_keeper.metering.reading import EVENT_STREAM, SERVER_SENT_EVENTS, build_reader
 from price_keeper.operations import Operation
 from price_keeper.recording.entries import ChargedCounters, Counter, Intent, LineKind, UsageCounts
+from price_keeper.usage.model_families import INVOCATION_METRICS
 
 UNKNOWN = frozenset((PRICE_UNKNOWN,))
 NAMED = '{"guardrailIdentifier": "g", "guardrailVersion": "1"}'
@@ -234,7 +234,7 @@ def test_a_line_in_very_small_pieces_takes_no_longer_for_that() -> None:
 
 def test_an_answer_without_a_trace_is_not_searched_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """To read it a second time would take as long as the first."""
-    monkeypatch.setattr("price_keeper.metering.usual.pick_trace_members", lambda _: pytest.fail("it was read"))
+    monkeypatch.setattr("price_keeper.usage.fast_parse.pick_trace_members", lambda _: pytest.fail("it was read"))
     usage = read(Operation.CONVERSE, b"application/json", json.dumps(NO_TRACE[0]).encode()).usage()
     assert usage is not None
     assert usage.units == estimate_units(5, 300)

@@ -6,11 +6,11 @@ import json
 
 import pytest
 from bedrock_simulator.frames import encode_event as encoded
-from price_keeper.metering import bodies, usual
 from price_keeper.metering.converse_stream import CACHE_BLOCK_TOKENS, ConverseStream
 from price_keeper.metering.reading import build_reader
 from price_keeper.metering.streams import InvocationStream
 from price_keeper.operations import Operation
+from price_keeper.usage import fast_parse, model_families
 from price_keeper.usage.token_usage import Usage
 
 from tests.unit.test_metering_bodies import (
@@ -54,7 +54,7 @@ from tests.unit.test_metering_streams import (
 )
 def test_tier_and_latency_of_a_conversation_may_stand_in_headers_or_as_text(more, headers, tier, latency):
     answer = conversation(PLAIN, **more)
-    assert bodies.read_converse(answer, headers) == Usage(1, 2, tier=tier, latency=latency)
+    assert model_families.read_converse(answer, headers) == Usage(1, 2, tier=tier, latency=latency)
     reader = build_reader(Operation.CONVERSE, "anthropic", b"application/json", headers)
     reader.feed(json.dumps(answer).encode())
     assert reader.usage() == Usage(1, 2, tier=tier, latency=latency)
@@ -72,15 +72,15 @@ def test_tier_and_latency_of_a_conversation_may_stand_in_headers_or_as_text(more
     ],
 )
 def test_total_beyond_the_sum_of_its_parts_contradicts_them(usage, is_sound):
-    assert (bodies.read_converse(conversation(usage)) is not None) == is_sound
-    assert (usual.parse_converse(json.dumps(conversation(usage)).encode()) is not None) == is_sound
+    assert (model_families.read_converse(conversation(usage)) is not None) == is_sound
+    assert (fast_parse.parse_converse(json.dumps(conversation(usage)).encode()) is not None) == is_sound
 
 
 def test_total_of_a_chat_beyond_the_sum_of_its_parts_contradicts_them():
-    assert bodies.read_chat(openai(prompt_tokens=5, completion_tokens=6, total_tokens=12)) is None
+    assert model_families.read_chat(openai(prompt_tokens=5, completion_tokens=6, total_tokens=12)) is None
     details = {"cached_tokens": 60}
     more = {"prompt_tokens": 10, "completion_tokens": 6, "total_tokens": 76, "prompt_tokens_details": details}
-    assert bodies.read_chat(openai(**more)) == Usage(10, 6, 60)
+    assert model_families.read_chat(openai(**more)) == Usage(10, 6, 60)
 
 
 def test_event_stream_is_known_however_its_content_type_is_spelled():
@@ -118,17 +118,19 @@ def test_of_two_different_counts_the_larger_stands():
             "cache_creation_input_tokens": 0,
         }
     }
-    assert bodies.read_invocation(body, {INPUT: b"0", OUTPUT: b"0", READ: b"0", WRITTEN: b"0"}) == Usage(50, 9, 7)
-    assert bodies.read_invocation(body, {INPUT: b"60", OUTPUT: b"8"}) == Usage(60, 9, 7)
+    assert model_families.read_invocation(body, {INPUT: b"0", OUTPUT: b"0", READ: b"0", WRITTEN: b"0"}) == Usage(
+        50, 9, 7
+    )
+    assert model_families.read_invocation(body, {INPUT: b"60", OUTPUT: b"8"}) == Usage(60, 9, 7)
     zeros = {"usage": dict.fromkeys(body["usage"], 0)}
-    assert bodies.read_invocation(zeros, {INPUT: b"60", OUTPUT: b"8", READ: b"7"}) == Usage(60, 8, 7)
+    assert model_families.read_invocation(zeros, {INPUT: b"60", OUTPUT: b"8", READ: b"7"}) == Usage(60, 8, 7)
 
 
 @pytest.mark.parametrize("counts", [{}, {READ: b"0", WRITTEN: b"0"}])
 def test_cached_tokens_are_not_lost_where_headers_count_them_as_plain_input(counts):
     usage = {"input_tokens": 1000, "output_tokens": 9, "cache_read_input_tokens": 8000}
     headers = {INPUT: b"9000", OUTPUT: b"9", **counts}
-    assert bodies.read_invocation(CLAUDE | {"usage": usage}, headers) == Usage(1000, 9, 8000)
+    assert model_families.read_invocation(CLAUDE | {"usage": usage}, headers) == Usage(1000, 9, 8000)
 
 
 # ---------------------------------------------------------------- streams

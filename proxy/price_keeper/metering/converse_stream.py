@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from price_keeper.metering import bodies
-from price_keeper.metering.bodies import NO_HEADERS
 from price_keeper.metering.json_tail import find_last_object, parse_json
 from price_keeper.metering.streams import BYTES_PER_TOKEN, ORDINARY_FRAME_BYTES, TOKENS_PER_FRAME
 from price_keeper.upstream.eventstream import Frame
+from price_keeper.usage import model_families
+from price_keeper.usage.model_families import NO_HEADERS
 from price_keeper.usage.token_usage import Usage, sum_tokens
 
 # A guardrail's trace can stand in the metadata. It comes before the usage, so the end is enough, however long it is.
@@ -68,7 +68,7 @@ class ConverseStream:
     def _parse_metadata(self, metadata: Frame, *, needs_output: bool = True) -> Usage | None:
         payload, size = metadata.payload, metadata.payload_size
         document = parse_json(payload) if size == len(payload) else _parse_end_of_metadata(payload)
-        usage = bodies.read_converse(document, self._headers, needs_output=needs_output)
+        usage = model_families.read_converse(document, self._headers, needs_output=needs_output)
         return _exclude_cached_input(usage) if usage is not None and self._format == "openai" else usage
 
 

@@ -14,11 +14,11 @@ from typing import Any, Final, Protocol
 
 import orjson
 
-from price_keeper.metering import bodies, usual
 from price_keeper.metering.guardrails import add_units, estimate_units
 from price_keeper.metering.kept import BodyBuffer
 from price_keeper.metering.reading import EVENT_STREAM, SERVER_SENT_EVENTS, UsageReader
 from price_keeper.upstream.eventstream import Frame, FrameWatcher
+from price_keeper.usage import fast_parse, model_families
 from price_keeper.usage.token_usage import Usage
 
 MAX_PIECE_BYTES: Final = 1024 * 1024  # of a stream. A trace that is longer is not read, and its units are estimated
@@ -98,10 +98,10 @@ class _BodyTraceReader(BodyBuffer):
 
     def units(self) -> Mapping[str, int]:
         body = self.to_bytes()
-        return add_units(_read_trace_units(usual.pick_trace_members(body))) if _METRICS_BYTES in body else {}
+        return add_units(_read_trace_units(fast_parse.pick_trace_members(body))) if _METRICS_BYTES in body else {}
 
     def is_blocked(self) -> bool:
-        return _is_blocked(usual.pick_trace_members(self.to_bytes()))
+        return _is_blocked(fast_parse.pick_trace_members(self.to_bytes()))
 
 
 class _EventStreamTraceReader:
@@ -186,7 +186,7 @@ def _read_trace_units(document: Any) -> list[Mapping[str, int]]:
     if not isinstance(document, dict):
         return []
     usages = [
-        bodies.read_guardrail(metrics)
+        model_families.read_guardrail(metrics)
         for name in (_CONVERSE_TRACE, _INVOKE_TRACE)
         for metrics in _iter_metrics(document.get(name))
     ]

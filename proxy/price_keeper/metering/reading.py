@@ -8,14 +8,14 @@ from typing import Any, Final, Protocol, TypeAlias
 
 import orjson
 
-from price_keeper.metering import bodies, usual
-from price_keeper.metering.bodies import LATENCY_HEADER, TIER_HEADER
 from price_keeper.metering.converse_stream import CONVERSE_FRAME_LIMITS, ConverseStream
 from price_keeper.metering.json_tail import parse_json
 from price_keeper.metering.kept import BodyBuffer
 from price_keeper.metering.streams import INVOCATION_FRAME_LIMITS, ChatStream, InvocationStream
 from price_keeper.operations import Operation
 from price_keeper.upstream.eventstream import FrameWatcher
+from price_keeper.usage import fast_parse, model_families
+from price_keeper.usage.model_families import LATENCY_HEADER, TIER_HEADER
 from price_keeper.usage.token_usage import Usage
 
 JSON: Final = b"application/json"
@@ -71,26 +71,26 @@ def build_reader(operation: Operation, format: str, content_type: bytes, headers
 def _build_body_reader(operation: Operation, headers: Mapping[bytes, bytes]) -> UsageReader:
     if operation is Operation.CONVERSE:
         may_parse_fast = TIER_HEADER not in headers and LATENCY_HEADER not in headers
-        return _BodyReader(_parse_converse, headers, usual.parse_converse if may_parse_fast else None)
+        return _BodyReader(_parse_converse, headers, fast_parse.parse_converse if may_parse_fast else None)
     return _BodyReader(_PARSER_BY_OPERATION.get(operation, _parse_invocation), headers)
 
 
 def _parse_converse(document: Any, headers: Mapping[bytes, bytes], needs_output: bool) -> Usage | None:
-    return bodies.read_converse(document, headers, needs_output=needs_output)
+    return model_families.read_converse(document, headers, needs_output=needs_output)
 
 
 def _parse_invocation(document: Any, headers: Mapping[bytes, bytes], needs_output: bool) -> Usage | None:
-    return bodies.read_invocation(document, headers, needs_output=needs_output)
+    return model_families.read_invocation(document, headers, needs_output=needs_output)
 
 
 def _parse_chat(document: Any, headers: Mapping[bytes, bytes], needs_output: bool) -> Usage | None:
-    return bodies.read_chat(document, headers, needs_output=needs_output)
+    return model_families.read_chat(document, headers, needs_output=needs_output)
 
 
 _PARSER_BY_OPERATION: Mapping[Operation, UsageParser] = {
     Operation.CHAT_COMPLETIONS: _parse_chat,
-    Operation.APPLY_GUARDRAIL: lambda document, *_: bodies.read_guardrail(document),
-    Operation.CHECK_GUARDRAILS: lambda document, *_: bodies.read_guardrail(document),
+    Operation.APPLY_GUARDRAIL: lambda document, *_: model_families.read_guardrail(document),
+    Operation.CHECK_GUARDRAILS: lambda document, *_: model_families.read_guardrail(document),
     Operation.ASYNC_INVOKES: lambda *_: Usage(),  # a job: it has a price of its own, whatever it will use
 }
 
@@ -123,7 +123,7 @@ class _BodyReader(BodyBuffer):
         """At the end: all members that tell of usage."""
         if self._document is None:
             body = self.to_bytes()
-            picked = usual.pick_usage_members(body)
+            picked = fast_parse.pick_usage_members(body)
             self._document = _parse_small_body(body) if picked is None else picked
         return self._document
 
@@ -134,12 +134,12 @@ class _BodyReader(BodyBuffer):
         return (self.size - sum(map(len, images))) // BYTES_PER_TOKEN + TOKENS_PER_IMAGE * len(images)
 
     def has_output(self) -> bool:
-        if bodies.is_embedding(self._usage_members()):
+        if model_families.is_embedding(self._usage_members()):
             return False
         if self.size > MAX_PARSED_BYTES:
             return True
         document = parse_json(self.to_bytes())
-        return self.size > 0 if document is None else bodies.has_output(document)
+        return self.size > 0 if document is None else model_families.has_output(document)
 
     @property
     def has_failed(self) -> bool:

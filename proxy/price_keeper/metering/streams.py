@@ -15,10 +15,10 @@ from typing import Any, Final, NamedTuple
 
 import orjson
 
-from price_keeper.metering import bodies
-from price_keeper.metering.bodies import INVOCATION_METRICS, NO_HEADERS
 from price_keeper.metering.json_tail import find_last_object, parse_json
 from price_keeper.upstream.eventstream import Frame
+from price_keeper.usage import model_families
+from price_keeper.usage.model_families import INVOCATION_METRICS, NO_HEADERS
 from price_keeper.usage.token_usage import NO_COUNTS, ReportedCounts, Usage, build_usage, merge_counts, sum_tokens
 
 # The first chunks of a stream are small and wanted whole. Its last one may repeat all that was said (Cohere's does),
@@ -99,13 +99,13 @@ class InvocationStream:
         found = self._collect_counts()
         if found.counts.input is None or found.counts.output is None:
             return None
-        return build_usage(found.counts, found.tier, bodies.read_latency(self._headers))
+        return build_usage(found.counts, found.tier, model_families.read_latency(self._headers))
 
     def partial_usage(self) -> Usage | None:
         found = self._collect_counts()
         if found.counts.input is None:
             return None
-        return build_usage(found.counts, found.tier, bodies.read_latency(self._headers))
+        return build_usage(found.counts, found.tier, model_families.read_latency(self._headers))
 
     def estimate_output(self) -> int:
         found = self._collect_counts()
@@ -120,7 +120,7 @@ class InvocationStream:
     def _collect_counts(self) -> _StreamCounts:
         counts, newest, earlier, tier = NO_COUNTS, None, 0, ""
         for age, chunk in enumerate(map(_parse_chunk, self._iter_newest_first())):
-            reported, bedrock_counts = _read_chunk_counts(chunk), bodies.read_bedrock_metrics(chunk)
+            reported, bedrock_counts = _read_chunk_counts(chunk), model_families.read_bedrock_metrics(chunk)
             if reported.output is not None and not _is_final(chunk):
                 newest, earlier = (reported.output if age == 0 else newest), max(earlier, reported.output)
                 reported = reported._replace(output=None)  # of a stream that goes on
@@ -149,7 +149,7 @@ def _parse_chunk(frame: Frame) -> dict[str, Any]:
 def _may_have_output(frame: Frame) -> bool:
     """Also of a chunk that is not read whole, or not at all."""
     document = _parse_chunk(frame)
-    return frame.payload_size > len(frame.payload) or not document or bodies.has_output(document)
+    return frame.payload_size > len(frame.payload) or not document or model_families.has_output(document)
 
 
 def _parse_end_of_chunk(payload: bytes) -> dict[str, Any]:
@@ -168,16 +168,16 @@ _WRAPPERS: Final = ("message", "metadata", "response")
 
 
 def _read_chunk_counts(chunk: dict[str, Any]) -> ReportedCounts:
-    counts = bodies.read_counts(chunk)
+    counts = model_families.read_counts(chunk)
     for name in _WRAPPERS:
         if counts != NO_COUNTS:
             break
-        counts = bodies.read_counts(chunk.get(name))
+        counts = model_families.read_counts(chunk.get(name))
     return counts
 
 
 def _read_chunk_tier(chunk: dict[str, Any], headers: Mapping[bytes, bytes]) -> str:
-    return bodies.read_tier(chunk, headers) or bodies.read_tier(chunk.get("message"), NO_HEADERS)
+    return model_families.read_tier(chunk, headers) or model_families.read_tier(chunk.get("message"), NO_HEADERS)
 
 
 def _is_final(chunk: dict[str, Any]) -> bool:
@@ -289,10 +289,10 @@ class ChatStream:
             document = parse_json(_join_event_data(event))
             if not isinstance(document, dict):
                 return
-            usage = bodies.read_chat(document, self._headers)
+            usage = model_families.read_chat(document, self._headers)
             if usage is None:
                 self._partial_usage = (
-                    bodies.read_chat(document, self._headers, needs_output=False) or self._partial_usage
+                    model_families.read_chat(document, self._headers, needs_output=False) or self._partial_usage
                 )
             else:
                 self._usage = usage if sum_tokens(usage) >= sum_tokens(self._usage) else self._usage
@@ -325,7 +325,7 @@ def _read_event_tier(event: bytes) -> str:
     """By the event itself, and not by what a model was made to say in it."""
     if len(event) > MAX_EVENT_BYTES or not _TIER.search(event):
         return ""
-    return bodies.read_tier(parse_json(_join_event_data(event)), NO_HEADERS)
+    return model_families.read_tier(parse_json(_join_event_data(event)), NO_HEADERS)
 
 
 def _is_error_event(event: bytes) -> bool:

@@ -12,7 +12,7 @@ import orjson
 # The units that an entry's money is counted in.
 from price_keeper.domain import PICO_PER_MICRO as PICO_PER_MICRO
 from price_keeper.domain import PICO_PER_USD as PICO_PER_USD
-from price_keeper.metering.bodies import UNBILLED_GUARDRAIL_COUNTS
+from price_keeper.usage.model_families import UNBILLED_GUARDRAIL_COUNTS
 from price_keeper.usage.token_usage import Usage
 
 _make = tuple.__new__  # of a named tuple, in half the time

@@ -7,12 +7,12 @@ from contextlib import suppress
 from typing import Any
 
 import orjson
-from price_keeper.metering import bodies
 from price_keeper.metering.pricing import price_usage
 from price_keeper.metering.reading import build_reader
 from price_keeper.operations import Operation
 from price_keeper.recording.entries import Receipt, build_counts
 from price_keeper.recording.lines import decode_lines, encode_line
+from price_keeper.usage import model_families
 from price_keeper.usage.token_usage import Usage
 
 from tests.fuzz.documents import document
@@ -65,12 +65,12 @@ def _told(operation: Operation, format: str, headers: dict[bytes, bytes], parts:
 def _slowly(operation: Operation, format: str, headers: dict[bytes, bytes], parsed: Any) -> Usage | None:
     """Without any of the short ways, which take more for JSON than this, and then may say something where it cannot."""
     if operation is Operation.CONVERSE:
-        return bodies.read_converse(parsed, headers)
+        return model_families.read_converse(parsed, headers)
     if operation is Operation.CHAT_COMPLETIONS:
-        return bodies.read_chat(parsed, headers)
+        return model_families.read_chat(parsed, headers)
     if operation in (Operation.APPLY_GUARDRAIL, Operation.CHECK_GUARDRAILS):
-        return bodies.read_guardrail(parsed)
-    return Usage() if operation is Operation.ASYNC_INVOKES else bodies.read_invocation(parsed, headers)
+        return model_families.read_guardrail(parsed)
+    return Usage() if operation is Operation.ASYNC_INVOKES else model_families.read_invocation(parsed, headers)
 
 
 def _can_be_kept(usage: Usage) -> None:

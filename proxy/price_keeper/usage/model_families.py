@@ -1,7 +1,11 @@
-"""What an answer of one piece says it used, in every dialect that Bedrock's models speak. Pure.
+"""Reads token counts from JSON, in the form of every model family that Bedrock serves. Pure. START HERE for a new family.
 
-Each place in an answer that tells of tokens is read into `Counts`, where what is not said stays None. The places are
-merged, and what comes of that is a `Usage`. A number that cannot be a count makes the whole of its place say nothing.
+`_FAMILY_READERS` maps a telltale member of a response to the function that reads that family's counts. A family is
+recognised by the members of its response and not by the model id, because imported models use the form of the model
+they derive from. A number that no response can have counted makes its whole place count as not stated.
+
+`read_converse`, `read_invocation`, `read_chat` and `read_guardrail` read one whole response, headers included, and
+return None if it does not state its usage.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
-"""Reads the answers that nearly all are, by their shape and in a third of the time. Pure.
+"""Parses the most frequent responses in a third of the time, with msgspec. Pure; not compiled, as mypyc and msgspec
+structs do not go together.
 
-Whatever is not just so is left to the readers that know every case, so nothing here has to be complete.
+Every function returns None for a response that it does not know, and the caller then uses the complete readers of
+`model_families`. So nothing here has to be complete, but whatever is returned has to be right.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from msgspec import UNSET, Meta, MsgspecError, Raw, Struct, defstruct
 from msgspec.json import Decoder
 from msgspec.structs import astuple
 
-from price_keeper.metering.bodies import EMBEDDING_MEMBERS, MAX_TOKENS
+from price_keeper.usage.model_families import EMBEDDING_MEMBERS, MAX_TOKENS
 from price_keeper.usage.token_usage import Usage, make_plain_usage
 
 _TokenCount = Annotated[int, Meta(ge=0, le=MAX_TOKENS)]
