@@ -29,7 +29,6 @@ from price_keeper.errors import Refusal, UnknownOperation
 from price_keeper.exchange import Request, Responder, create_request_id_source
 from price_keeper.local_responses import send_error, send_json
 from price_keeper.metering import guardrails
-from price_keeper.metering.streams import is_usage_only_event
 from price_keeper.operations import Operation
 from price_keeper.parse_call import ParsedCall, check_target, compute_retry_key, parse_call, select_upstream_headers
 from price_keeper.rates.rate_limiter import RateLimiter
@@ -40,6 +39,7 @@ from price_keeper.telemetry.request_stats import NONE, RequestStats
 from price_keeper.upstream import chat_stream_usage, request_metadata
 from price_keeper.upstream.forwarder import Forwarder, UpstreamCall
 from price_keeper.upstream.retry_joiner import RetryJoiner, SharedResponse
+from price_keeper.usage.stream_usage import is_usage_only_event
 
 # Endpoints of our own, by their names in metrics.
 _CREDENTIALS_ENDPOINT, _PROFILES_ENDPOINT = "credentials", "inference_profiles"

@@ -10,10 +10,15 @@ from urllib.parse import quote
 import aiohttp
 import pytest
 from bedrock_simulator import SimulatedBedrock
-from price_keeper.metering.converse_stream import CONVERSE_FRAME_LIMITS, ConverseStream
-from price_keeper.metering.streams import INVOCATION_FRAME_LIMITS, ChatStream, InvocationStream
 from price_keeper.upstream.eventstream import FrameWatcher
 from price_keeper.usage import model_families
+from price_keeper.usage.stream_usage import (
+    CONVERSE_FRAME_LIMITS,
+    INVOCATION_FRAME_LIMITS,
+    ChatStream,
+    ConverseStream,
+    InvocationStream,
+)
 from price_keeper.usage.token_usage import Usage
 
 from tests.support.simulated import (

@@ -13,12 +13,12 @@ from price_keeper.budgets import org_settings
 from price_keeper.budgets.hard import cost_ceiling, token_bound
 from price_keeper.config import config_problems
 from price_keeper.control import bodies as control_bodies
-from price_keeper.metering import guardrail_traces, guardrails, price_list, streams
+from price_keeper.metering import guardrail_traces, guardrails, price_list
 from price_keeper.recording import leftovers, lines
 from price_keeper.server import http1_parser, http2, http2_stream
 from price_keeper.stores import dynamodb_expressions, item_codec
 from price_keeper.upstream import chat_stream_usage, connection_pool, eventstream, json_splice, relay, request_metadata
-from price_keeper.usage import fast_parse, model_families
+from price_keeper.usage import fast_parse, model_families, stream_usage
 
 from tests.fuzz.places import played
 from tests.fuzz.targets import NAMES, target
@@ -77,7 +77,10 @@ SPOILT: dict[str, tuple[str, Spoils]] = {
     "frames with less than they may have": ("event_frames", puts(eventstream, "MAX_HEADERS", 3)),
     "the wrong end of a payload": ("event_frames", puts(eventstream, "MAX_EXCEPTION_PAYLOAD", 3)),
     "events of others": ("chat_events", puts(chat_stream_usage, "_EVENT_ENDS", (b"\n",))),
-    "usage by pieces": ("chat_events", wraps(streams._EventSplitter, "feed", lambda whole: whole[: len(whole) // 2])),
+    "usage by pieces": (
+        "chat_events",
+        wraps(stream_usage._EventSplitter, "feed", lambda whole: whole[: len(whole) // 2]),
+    ),
     "streams that were left": ("http2", puts(http2, "StreamIDTooLowError", KeyError)),
     "a body of any length": ("http2", puts(http2_stream.Http2Stream, "end_request", _takes_any_length)),
     "a body over HTTP/2 without its last byte": (

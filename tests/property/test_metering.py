@@ -9,12 +9,16 @@ from itertools import pairwise
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from price_keeper.metering import streams
-from price_keeper.metering.converse_stream import CONVERSE_FRAME_LIMITS, ConverseStream
-from price_keeper.metering.streams import INVOCATION_FRAME_LIMITS, ChatStream, InvocationStream
 from price_keeper.upstream.eventstream import Frame, FrameWatcher, encode_frame
-from price_keeper.usage import model_families
+from price_keeper.usage import model_families, stream_usage
 from price_keeper.usage.model_families import INVOCATION_METRICS, MAX_TOKENS
+from price_keeper.usage.stream_usage import (
+    CONVERSE_FRAME_LIMITS,
+    INVOCATION_FRAME_LIMITS,
+    ChatStream,
+    ConverseStream,
+    InvocationStream,
+)
 from price_keeper.usage.token_usage import Usage
 
 from tests.support.effort import tries
@@ -239,8 +243,8 @@ def test_events_that_come_in_any_pieces_say_the_same(wire, data):
 def test_however_large_events_are_no_more_than_the_limit_is_held(wire, data):
     """With a limit so low that most events are beyond it."""
     pieces = data.draw(cut_up(wire))
-    limit = streams.MAX_EVENT_BYTES
-    streams.MAX_EVENT_BYTES = 40
+    limit = stream_usage.MAX_EVENT_BYTES
+    stream_usage.MAX_EVENT_BYTES = 40
     try:
         stream = ChatStream()
         for piece in pieces:
@@ -248,13 +252,13 @@ def test_however_large_events_are_no_more_than_the_limit_is_held(wire, data):
             assert len(stream._splitter._buffer) <= 41
         assert is_sound(stream.usage())
     finally:
-        streams.MAX_EVENT_BYTES = limit
+        stream_usage.MAX_EVENT_BYTES = limit
 
 
 @settings(max_examples=tries(100))
 @given(st.one_of(st.binary(max_size=80), objects.map(lambda each: b"data: " + json.dumps(each).encode() + b"\n\n")))
 def test_an_event_of_usage_alone_can_be_told_from_any_other(event):
-    is_alone = streams.is_usage_only_event(event)
+    is_alone = stream_usage.is_usage_only_event(event)
     assert type(is_alone) is bool
     if is_alone:
         document = json.loads(event.removeprefix(b"data:"))

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from price_keeper.errors import InvalidRequest
 from price_keeper.exchange import FlowControl, Header
-from price_keeper.metering.streams import is_usage_only_event
 from price_keeper.upstream.chat_stream_usage import UsageEventFilter, add_usage_option, needs_usage_option
+from price_keeper.usage.stream_usage import is_usage_only_event
 
 from tests.support.effort import tries
 

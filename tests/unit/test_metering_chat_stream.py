@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from price_keeper.metering.streams import (
+from price_keeper.usage.stream_usage import (
     BYTES_PER_TOKEN,
     MAX_EVENT_BYTES,
     ORDINARY_FRAME_BYTES,

@@ -6,15 +6,16 @@ import json
 from base64 import b64encode
 
 import pytest
-from price_keeper.metering.converse_stream import CONVERSE_FRAME_LIMITS, ConverseStream
-from price_keeper.metering.streams import (
+from price_keeper.upstream.eventstream import Frame, FrameWatcher, encode_frame
+from price_keeper.usage.stream_usage import (
     BYTES_PER_TOKEN,
+    CONVERSE_FRAME_LIMITS,
     INVOCATION_FRAME_LIMITS,
     ORDINARY_FRAME_BYTES,
     TOKENS_PER_FRAME,
+    ConverseStream,
     InvocationStream,
 )
-from price_keeper.upstream.eventstream import Frame, FrameWatcher, encode_frame
 from price_keeper.usage.token_usage import Usage
 
 METRICS = "amazon-bedrock-invocationMetrics"

@@ -8,14 +8,19 @@ from typing import Any, Final, Protocol, TypeAlias
 
 import orjson
 
-from price_keeper.metering.converse_stream import CONVERSE_FRAME_LIMITS, ConverseStream
-from price_keeper.metering.json_tail import parse_json
 from price_keeper.metering.kept import BodyBuffer
-from price_keeper.metering.streams import INVOCATION_FRAME_LIMITS, ChatStream, InvocationStream
 from price_keeper.operations import Operation
 from price_keeper.upstream.eventstream import FrameWatcher
 from price_keeper.usage import fast_parse, model_families
 from price_keeper.usage.model_families import LATENCY_HEADER, TIER_HEADER
+from price_keeper.usage.stream_usage import (
+    CONVERSE_FRAME_LIMITS,
+    INVOCATION_FRAME_LIMITS,
+    ChatStream,
+    ConverseStream,
+    InvocationStream,
+    parse_json,
+)
 from price_keeper.usage.token_usage import Usage
 
 JSON: Final = b"application/json"

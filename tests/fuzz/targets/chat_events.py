@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from price_keeper.exchange import FlowControl, Header
-from price_keeper.metering.streams import ChatStream, is_usage_only_event
 from price_keeper.upstream.chat_stream_usage import UsageEventFilter
+from price_keeper.usage.stream_usage import ChatStream, is_usage_only_event
 
 from tests.fuzz.oracle import holds, same
 from tests.fuzz.reader import Reader, pieces
