@@ -30,7 +30,6 @@ from price_keeper.config import Config
 from price_keeper.config.config_sections import JournalConfig
 from price_keeper.config.config_sections import StoreConfig as StoreConfig
 from price_keeper.domain import Caller, ResolvedLabel
-from price_keeper.metering.reading import build_reader
 from price_keeper.operations import Operation
 from price_keeper.recording.composed import open_recording
 from price_keeper.recording.entries import Intent, Receipt
@@ -42,6 +41,7 @@ from price_keeper.tasks import Tasks
 from price_keeper.upstream.connection_pool import UpstreamEndpoint
 from price_keeper.upstream.eventstream import FrameWatcher, encode_frame
 from price_keeper.upstream.forwarder import UpstreamTarget
+from price_keeper.usage.usage_reader import build_reader
 
 LABEL = "premium"
 MODEL = Config.development().labels[LABEL].model

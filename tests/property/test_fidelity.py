@@ -13,10 +13,10 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from price_keeper.metering.reading import UsageReader, build_reader
 from price_keeper.operations import Operation
 from price_keeper.upstream.eventstream import encode_frame
 from price_keeper.upstream.forwarder import UpstreamTarget
+from price_keeper.usage.usage_reader import UsageReader, build_reader
 
 from tests.support.effort import tries
 from tests.support.rig import LOOPS, ForwardingHandler, PortHarness, UpstreamExchange, open_forwarding_port, upstream

@@ -24,9 +24,9 @@ from price_keeper.config.config_sections import LongContext, PricesConfig, TierP
 from price_keeper.errors import InvalidRequest
 from price_keeper.metering.guardrails import price_guardrail
 from price_keeper.metering.pricing import build_price_table, price_usage
-from price_keeper.metering.reading import build_reader
 from price_keeper.operations import Operation
 from price_keeper.usage.token_usage import Usage
+from price_keeper.usage.usage_reader import build_reader
 
 from tests.support.clock import ManualClock
 from tests.support.effort import tries

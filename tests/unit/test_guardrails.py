@@ -24,10 +24,10 @@ from price_keeper.metering.guardrails import (
     price_guardrail,
 )
 from price_keeper.metering.pricing import PRICE_UNKNOWN, Cost
-from price_keeper.metering.reading import EVENT_STREAM, SERVER_SENT_EVENTS, build_reader
 from price_keeper.operations import Operation
 from price_keeper.recording.entries import ChargedCounters, Counter, Intent, LineKind, UsageCounts
 from price_keeper.usage.model_families import INVOCATION_METRICS
+from price_keeper.usage.usage_reader import EVENT_STREAM, SERVER_SENT_EVENTS, build_reader
 
 UNKNOWN = frozenset((PRICE_UNKNOWN,))
 NAMED = '{"guardrailIdentifier": "g", "guardrailVersion": "1"}'

@@ -6,9 +6,8 @@ import json
 from base64 import b64encode
 
 import pytest
-from price_keeper.metering.kept import MAX_BUFFERED_BYTES
-from price_keeper.metering.reading import BYTES_PER_TOKEN, TOKENS_PER_IMAGE, build_reader
 from price_keeper.operations import Operation
+from price_keeper.usage.usage_reader import BYTES_PER_TOKEN, MAX_BUFFERED_BYTES, TOKENS_PER_IMAGE, build_reader
 
 IMAGE = b64encode(bytes(range(256)) * 4096).decode()
 TEXT = "not a word of this is an image, or a sound. " * 100

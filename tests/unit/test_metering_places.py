@@ -6,11 +6,11 @@ import json
 
 import pytest
 from bedrock_simulator.frames import encode_event as encoded
-from price_keeper.metering.reading import build_reader
 from price_keeper.operations import Operation
 from price_keeper.usage import fast_parse, model_families
 from price_keeper.usage.stream_usage import CACHE_BLOCK_TOKENS, ConverseStream, InvocationStream
 from price_keeper.usage.token_usage import Usage
+from price_keeper.usage.usage_reader import build_reader
 
 from tests.unit.test_metering_bodies import (
     CLAUDE,

@@ -8,10 +8,10 @@ from base64 import b64encode
 from typing import Any
 
 import pytest
-from price_keeper.metering.reading import EVENT_STREAM, JSON, SERVER_SENT_EVENTS, build_reader
 from price_keeper.operations import Operation
 from price_keeper.upstream.eventstream import encode_frame
 from price_keeper.usage.stream_usage import INVOCATION_METRICS
+from price_keeper.usage.usage_reader import EVENT_STREAM, JSON, SERVER_SENT_EVENTS, build_reader
 
 # The true figures, and what a model was made to say in every dialect.
 INPUT, OUTPUT = 1000, 500

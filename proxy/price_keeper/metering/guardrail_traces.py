@@ -15,11 +15,10 @@ from typing import Any, Final, Protocol
 import orjson
 
 from price_keeper.metering.guardrails import add_units, estimate_units
-from price_keeper.metering.kept import BodyBuffer
-from price_keeper.metering.reading import EVENT_STREAM, SERVER_SENT_EVENTS, UsageReader
 from price_keeper.upstream.eventstream import Frame, FrameWatcher
 from price_keeper.usage import fast_parse, model_families
 from price_keeper.usage.token_usage import Usage
+from price_keeper.usage.usage_reader import EVENT_STREAM, SERVER_SENT_EVENTS, BodyBuffer, UsageReader
 
 MAX_PIECE_BYTES: Final = 1024 * 1024  # of a stream. A trace that is longer is not read, and its units are estimated
 

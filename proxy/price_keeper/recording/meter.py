@@ -9,7 +9,6 @@ from functools import lru_cache
 from typing import Final
 
 from price_keeper.metering.pricing import Cost, Pricer
-from price_keeper.metering.reading import UsageReader, build_reader
 from price_keeper.operations import Operation
 from price_keeper.recording.entries import (
     ChargedCounters,
@@ -24,6 +23,7 @@ from price_keeper.recording.journal import Journal
 from price_keeper.telemetry.logs import build_bedrock_extra
 from price_keeper.upstream.forwarder import UpstreamTarget
 from price_keeper.usage.token_usage import Usage, sum_tokens
+from price_keeper.usage.usage_reader import UsageReader, build_reader
 
 MAX_CALL_PICO: Final = 10**15  # for one call: a thousand dollars, which no model comes near
 OPERATIONS_WITHOUT_TOKENS: Final = frozenset(

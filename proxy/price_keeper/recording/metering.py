@@ -20,7 +20,6 @@ from price_keeper.metering.guardrails import build_guardrail_prices, estimate_un
 from price_keeper.metering.price_updates import PriceTables
 from price_keeper.metering.pricing import Cost, Pricer
 from price_keeper.metering.profiles import InferenceProfile, ResolvedProfile
-from price_keeper.metering.reading import BYTES_PER_TOKEN
 from price_keeper.operations import Operation
 from price_keeper.recording.entries import ChargedCounters, CompletionListener
 from price_keeper.recording.expected import UsageForecast
@@ -30,6 +29,7 @@ from price_keeper.recording.journal import Journal
 from price_keeper.recording.meter import Meter, OperationPricing, PricerForTarget
 from price_keeper.upstream.forwarder import CallObserver, UpstreamTarget
 from price_keeper.usage.token_usage import Usage, make_plain_usage
+from price_keeper.usage.usage_reader import BYTES_PER_TOKEN
 
 MAX_ASSUMED_INPUT_TOKENS: Final = 1_000_000  # tokens that a call is taken to have: larger bodies hold images or films
 MAX_FORECASTS: Final = 1000  # labels; models without one come as callers name them

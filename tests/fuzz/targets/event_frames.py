@@ -7,9 +7,9 @@ from binascii import crc32
 from typing import Any
 
 from botocore.eventstream import EventStreamBuffer, ParserError
-from price_keeper.metering.reading import build_reader
 from price_keeper.operations import Operation
 from price_keeper.upstream.eventstream import MAX_EXCEPTION_PAYLOAD, Frame, FrameWatcher, encode_frame
+from price_keeper.usage.usage_reader import build_reader
 
 from tests.fuzz.oracle import holds, same
 from tests.fuzz.reader import Reader, pieces

@@ -8,10 +8,10 @@ from typing import Any
 
 from price_keeper.metering.guardrail_traces import GuardrailUsageReader
 from price_keeper.metering.guardrails import CHARACTERS_PER_UNIT, estimate_request_units
-from price_keeper.metering.reading import build_reader
 from price_keeper.operations import Operation
 from price_keeper.upstream.eventstream import encode_frame
 from price_keeper.usage.model_families import MAX_TOKENS
+from price_keeper.usage.usage_reader import build_reader
 
 from tests.fuzz.documents import document
 from tests.fuzz.oracle import holds, same

@@ -1,4 +1,9 @@
-"""Reads what an answer used as it goes by, whichever operation it answers and in whichever form it comes. Pure."""
+"""Reads the usage of a response while its bytes are relayed. Pure.
+
+`build_reader` picks the `UsageReader` for an operation and a content type: a JSON body, an AWS event stream or
+server-sent events. A reader never changes what it is fed. Bodies are buffered up to a limit; a longer one is known by
+its headers alone, or estimated.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +13,6 @@ from typing import Any, Final, Protocol, TypeAlias
 
 import orjson
 
-from price_keeper.metering.kept import BodyBuffer
 from price_keeper.operations import Operation
 from price_keeper.upstream.eventstream import FrameWatcher
 from price_keeper.usage import fast_parse, model_families
@@ -22,6 +26,33 @@ from price_keeper.usage.stream_usage import (
     parse_json,
 )
 from price_keeper.usage.token_usage import Usage
+
+MAX_BUFFERED_BYTES = 16 * 1024 * 1024  # a longer one, such as a film, is known by its headers or estimated
+
+
+class BodyBuffer:
+    __slots__ = ("_parts", "size")
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []
+        self.size = 0
+
+    def feed(self, data: bytes) -> None:
+        self.size += len(data)
+        if self.size <= MAX_BUFFERED_BYTES:
+            self._parts.append(data)
+        else:
+            self._parts.clear()
+
+    @property
+    def is_too_large(self) -> bool:
+        return self.size > MAX_BUFFERED_BYTES
+
+    def to_bytes(self) -> bytes:
+        """Empty if it is too large."""
+        parts = self._parts
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
 
 JSON: Final = b"application/json"
 EVENT_STREAM: Final = b"application/vnd.amazon.eventstream"
