@@ -28,7 +28,6 @@ from price_keeper.domain import Caller
 from price_keeper.errors import Refusal, UnknownOperation
 from price_keeper.exchange import Request, Responder, create_request_id_source
 from price_keeper.local_responses import send_error, send_json
-from price_keeper.metering import guardrails
 from price_keeper.operations import Operation
 from price_keeper.parse_call import ParsedCall, check_target, compute_retry_key, parse_call, select_upstream_headers
 from price_keeper.rates.rate_limiter import RateLimiter
@@ -39,6 +38,7 @@ from price_keeper.telemetry.request_stats import NONE, RequestStats
 from price_keeper.upstream import chat_stream_usage, request_metadata
 from price_keeper.upstream.forwarder import Forwarder, UpstreamCall
 from price_keeper.upstream.retry_joiner import RetryJoiner, SharedResponse
+from price_keeper.usage import guardrail_usage
 from price_keeper.usage.stream_usage import is_usage_only_event
 
 # Endpoints of our own, by their names in metrics.
@@ -214,10 +214,10 @@ class RequestHandler:
         guardrail_units = 0
         if selection.pricing is not None:
             if len(request.body) < LARGE_BODY_BYTES:
-                guardrail_units = guardrails.estimate_request_units(operation, request.headers, request.body)
+                guardrail_units = guardrail_usage.estimate_request_units(operation, request.headers, request.body)
             else:
                 guardrail_units = await run_in_thread_if_large(
-                    request.body, guardrails.estimate_request_units, operation, request.headers, request.body
+                    request.body, guardrail_usage.estimate_request_units, operation, request.headers, request.body
                 )
         call = UpstreamCall(
             request.method.decode(),

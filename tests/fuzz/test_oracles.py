@@ -13,12 +13,12 @@ from price_keeper.budgets import org_settings
 from price_keeper.budgets.hard import cost_ceiling, token_bound
 from price_keeper.config import config_problems
 from price_keeper.control import bodies as control_bodies
-from price_keeper.metering import guardrail_traces, guardrails, price_list
+from price_keeper.metering import price_list
 from price_keeper.recording import leftovers, lines
 from price_keeper.server import http1_parser, http2, http2_stream
 from price_keeper.stores import dynamodb_expressions, item_codec
 from price_keeper.upstream import chat_stream_usage, connection_pool, eventstream, json_splice, relay, request_metadata
-from price_keeper.usage import fast_parse, model_families, stream_usage
+from price_keeper.usage import fast_parse, guardrail_usage, model_families, stream_usage
 
 from tests.fuzz.places import played
 from tests.fuzz.targets import NAMES, target
@@ -101,8 +101,8 @@ SPOILT: dict[str, tuple[str, Spoils]] = {
         "usage",
         puts(model_families, "_check_count", lambda value: value if type(value) is int else 0),
     ),
-    "guardrails by their plainest name": ("guardrails", puts(guardrails, "_CONFIG_BYTES", b"no such name")),
-    "units of one assessment": ("guardrails", wraps(guardrail_traces, "_read_trace_units", lambda told: told[:1])),
+    "guardrails by their plainest name": ("guardrails", puts(guardrail_usage, "_CONFIG_BYTES", b"no such name")),
+    "units of one assessment": ("guardrails", wraps(guardrail_usage, "_read_trace_units", lambda told: told[:1])),
     "ids that are sent raw": ("paths", puts(operations, "encode_model_id", lambda id: id)),
     "every header": ("paths", puts(parse_call, "_BEDROCK_PREFIX", b"x-")),
     "names that come twice": ("control_bodies", puts(control_bodies, "_reject_duplicate_names", dict)),

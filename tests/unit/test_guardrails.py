@@ -12,20 +12,21 @@ from typing import Any
 import pytest
 from bedrock_simulator.frames import encode_event
 from price_keeper.config.config_sections import GuardrailsConfig, UnitPrices
-from price_keeper.metering.guardrail_traces import MAX_PIECE_BYTES, GuardrailUsageReader
-from price_keeper.metering.guardrails import (
+from price_keeper.metering.pricing import PRICE_UNKNOWN, Cost
+from price_keeper.operations import Operation
+from price_keeper.recording.entries import ChargedCounters, Counter, Intent, LineKind, UsageCounts
+from price_keeper.usage.guardrail_usage import (
     ESTIMATED_UNITS,
     GUARDRAIL_ESTIMATED,
     GUARDRAIL_HEADER,
+    MAX_PIECE_BYTES,
+    GuardrailUsageReader,
     build_guardrail_prices,
     estimate_request_units,
     estimate_units,
     may_name_guardrail,
     price_guardrail,
 )
-from price_keeper.metering.pricing import PRICE_UNKNOWN, Cost
-from price_keeper.operations import Operation
-from price_keeper.recording.entries import ChargedCounters, Counter, Intent, LineKind, UsageCounts
 from price_keeper.usage.model_families import INVOCATION_METRICS
 from price_keeper.usage.usage_reader import EVENT_STREAM, SERVER_SENT_EVENTS, build_reader
 

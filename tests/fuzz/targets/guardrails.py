@@ -6,10 +6,9 @@ import json
 from base64 import b64encode
 from typing import Any
 
-from price_keeper.metering.guardrail_traces import GuardrailUsageReader
-from price_keeper.metering.guardrails import CHARACTERS_PER_UNIT, estimate_request_units
 from price_keeper.operations import Operation
 from price_keeper.upstream.eventstream import encode_frame
+from price_keeper.usage.guardrail_usage import CHARACTERS_PER_UNIT, GuardrailUsageReader, estimate_request_units
 from price_keeper.usage.model_families import MAX_TOKENS
 from price_keeper.usage.usage_reader import build_reader
 
