@@ -30,7 +30,7 @@ COMPILED = [
     "proxy/price_keeper/usage/token_usage.py",
     "proxy/price_keeper/usage/guardrail_usage.py",
     "proxy/price_keeper/usage/usage_reader.py",
-    "proxy/price_keeper/metering/pricing.py",
+    "proxy/price_keeper/usage/price_table.py",
     "proxy/price_keeper/recording/aggregator.py",
     "proxy/price_keeper/recording/entries.py",
     "proxy/price_keeper/recording/expected.py",

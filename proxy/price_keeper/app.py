@@ -50,7 +50,6 @@ from price_keeper.control.parts import ControlServices
 from price_keeper.control.probes import build_probe_routes
 from price_keeper.control.serving import ControlDispatcher, open_control_port, open_control_socket
 from price_keeper.errors import ConfigError, StoreError
-from price_keeper.metering.price_updates import add_price_metrics as add_prices
 from price_keeper.rates.bucket_client import BucketClient
 from price_keeper.rates.rate_lease_manager import SWEEP_SECONDS, RateLeaseManager
 from price_keeper.rates.store_time import StoreTime
@@ -65,6 +64,7 @@ from price_keeper.stores.sqlite import SqliteStore
 from price_keeper.tasks import DaemonThreadPool, Tasks
 from price_keeper.telemetry.metrics import MetricsRegistry
 from price_keeper.upstream.forwarder import Forwarder
+from price_keeper.usage.price_updates import add_price_metrics as add_prices
 from price_keeper.workers.stop_signal import StopSignal
 from price_keeper.workers.worker_group import build_telemetry, open_worker_group
 from price_keeper.workers.worker_slot import SINGLE_WORKER, WorkerSlot

@@ -34,9 +34,6 @@ from price_keeper.domain import ResolvedLabel
 from price_keeper.errors import ConfigError
 from price_keeper.handler import RequestHandler
 from price_keeper.ledger.lease_rows import HardBudgetKey
-from price_keeper.metering.aws_price_list import AwsPriceList
-from price_keeper.metering.price_updates import PriceTables
-from price_keeper.metering.profiles import InferenceProfile, ResolvedProfile
 from price_keeper.operations import Operation
 from price_keeper.parse_call import MODEL_PATH_OPERATIONS, ParsedCall
 from price_keeper.provider_chain import RENEW_INTERVAL_SECONDS
@@ -69,6 +66,9 @@ from price_keeper.upstream.forwarder import (
 from price_keeper.upstream.retry_joiner import MAX_TOTAL_BYTES, RetryJoiner
 from price_keeper.upstream.sigv4 import AwsCredentials
 from price_keeper.upstream.token_counter import TokenCounter
+from price_keeper.usage.inference_profiles import InferenceProfile, ResolvedProfile
+from price_keeper.usage.price_list_client import AwsPriceList
+from price_keeper.usage.price_updates import PriceTables
 
 if TYPE_CHECKING:
     from price_keeper.telemetry.tracing import Tracing

@@ -17,14 +17,14 @@ from price_keeper.auth.control_service_client import open_control_service
 from price_keeper.auth.credential_relay import ControlServiceFailed
 from price_keeper.clock import SystemClock
 from price_keeper.errors import Refusal, StoreError
-from price_keeper.metering import aws_price_list
-from price_keeper.metering.aws_price_list import AwsPriceList, PriceListUnreadable
 from price_keeper.server.tls import create_server_context, ensure_local_certificates
 from price_keeper.stores import dynamodb
 from price_keeper.stores.contract import Key
 from price_keeper.stores.dynamodb import DynamoStore
 from price_keeper.upstream.connection_pool import UpstreamEndpoint
 from price_keeper.upstream.forwarder import BearerAuthorizer, Forwarder, UpstreamCall, UpstreamTarget
+from price_keeper.usage import price_list_client
+from price_keeper.usage.price_list_client import AwsPriceList, PriceListUnreadable
 
 from tests.support.rig import RecordingObserver
 
@@ -79,7 +79,7 @@ async def _control_service(host: str, port: int) -> None:
 
 @pytest.fixture(autouse=True)
 def _one_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (dynamodb, aws_price_list):
+    for module in (dynamodb, price_list_client):
         monkeypatch.setattr(module, "ATTEMPTS", 1)
 
 

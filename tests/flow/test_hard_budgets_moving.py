@@ -19,11 +19,11 @@ from price_keeper.config import Config
 from price_keeper.config.config_sections import EndpointConfig, LabelConfig, PricesConfig
 from price_keeper.domain import Scope
 from price_keeper.ledger.lease_rows import BudgetLeaseRow, HardBudgetBucket, HardBudgetKey
-from price_keeper.metering.price_updates import PriceTables
-from price_keeper.metering.pricing import PriceTable, build_price_table
 from price_keeper.recording.aggregator import read_spent_pico
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Put, Store, Value, iterate_rows
+from price_keeper.usage.price_table import PriceTable, build_price_table
+from price_keeper.usage.price_updates import PriceTables
 
 from tests.support.data_port import APP, ORG, DataPort, data_port
 from tests.support.ports import free_port

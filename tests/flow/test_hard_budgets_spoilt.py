@@ -13,8 +13,8 @@ import aiohttp
 import pytest
 from bedrock_simulator.usage import USAGE_FAULTS
 from price_keeper.config import Config
-from price_keeper.metering.pricing import build_label_price_table, price_usage
 from price_keeper.operations import Operation
+from price_keeper.usage.price_table import build_label_price_table, price_usage
 from price_keeper.usage.token_usage import Usage
 
 from tests.flow.test_hard_budgets import hard, true_spend

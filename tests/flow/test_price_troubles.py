@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 from price_keeper.errors import StoreUnavailable
-from price_keeper.metering import aws_price_list, price_updates
-from price_keeper.metering.aws_price_list import AwsPriceList
-from price_keeper.metering.price_updates import PriceTables
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Page, Put, Query, Store
+from price_keeper.usage import price_list_client, price_updates
+from price_keeper.usage.price_list_client import AwsPriceList
+from price_keeper.usage.price_updates import PriceTables
 
 from tests.support import price_list_server as aws
 from tests.support.price_fleet import (
@@ -40,7 +40,7 @@ async def fleet(tmp_path: Path) -> AsyncIterator[PriceFleet]:
 @pytest.fixture
 def _fails_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the waits of the real client's own retries."""
-    monkeypatch.setattr(aws_price_list, "MAX_ATTEMPTS", 1)
+    monkeypatch.setattr(price_list_client, "MAX_ATTEMPTS", 1)
 
 
 @pytest.mark.usefixtures("_fails_at_once")
@@ -69,7 +69,7 @@ async def test_what_cannot_be_read_changes_nothing(
     await fleet.clock.advance(DAY)
     fleet.server.always = fault
     if fault.seconds:
-        monkeypatch.setattr(aws_price_list, "LIST_TIMEOUT_SECONDS", 0.2)
+        monkeypatch.setattr(price_list_client, "LIST_TIMEOUT_SECONDS", 0.2)
     await tariffs.refresh()
     await tariffs.refresh()
     assert (usd_per_1m(find_standard(tariffs)), find_standard(tariffs).version) == (1.1, "2026-11-18")
@@ -103,7 +103,7 @@ async def test_a_throttled_page_is_asked_for_again(fleet: PriceFleet) -> None:
 
 
 async def test_pages_that_never_end(fleet: PriceFleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(aws_price_list, "MAX_PAGES", 3)
+    monkeypatch.setattr(price_list_client, "MAX_PAGES", 3)
     fleet.server.always = aws.Fault(200, b'{"FormatVersion": "aws_v1", "PriceList": [], "NextToken": "again"}')
     assert (
         status(await fleet.start_sidecar()).trouble == "the AWS Price List of AmazonBedrock in us-east-1 does not end"

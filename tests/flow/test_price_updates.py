@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from price_keeper.metering import aws_price_list, price_updates
-from price_keeper.metering.price_updates import PriceStatus
+from price_keeper.usage import price_list_client, price_updates
+from price_keeper.usage.price_updates import PriceStatus
 
 from tests.support import price_list_server as aws
 from tests.support.price_fleet import (
@@ -40,7 +40,7 @@ async def fleet(tmp_path: Path) -> AsyncIterator[PriceFleet]:
 @pytest.fixture
 def _fails_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the waits of the real client's own retries."""
-    monkeypatch.setattr(aws_price_list, "MAX_ATTEMPTS", 1)
+    monkeypatch.setattr(price_list_client, "MAX_ATTEMPTS", 1)
 
 
 # ---------------------------------------------------------------- the day's prices

@@ -18,11 +18,11 @@ from price_keeper.budgets.effective_settings import resolve_settings
 from price_keeper.config import Config, parse_config
 from price_keeper.config_reload import build_budget_reload
 from price_keeper.domain import Caller, build_client_id
-from price_keeper.metering.price_updates import CLAIM_TTL_SECONDS
-from price_keeper.metering.profiles import AppProfiles
 from price_keeper.recording.recorder import Recorder
 from price_keeper.stores.contract import Store
 from price_keeper.tasks import Tasks
+from price_keeper.usage.inference_profiles import AppProfiles
+from price_keeper.usage.price_updates import CLAIM_TTL_SECONDS
 
 from tests.support.clock import ManualClock
 from tests.support.control import API, ORG, SETTINGS, ControlHarness, config, open_control_harness

@@ -13,12 +13,11 @@ from price_keeper.budgets import org_settings
 from price_keeper.budgets.hard import cost_ceiling, token_bound
 from price_keeper.config import config_problems
 from price_keeper.control import bodies as control_bodies
-from price_keeper.metering import price_list
 from price_keeper.recording import leftovers, lines
 from price_keeper.server import http1_parser, http2, http2_stream
 from price_keeper.stores import dynamodb_expressions, item_codec
 from price_keeper.upstream import chat_stream_usage, connection_pool, eventstream, json_splice, relay, request_metadata
-from price_keeper.usage import fast_parse, guardrail_usage, model_families, stream_usage
+from price_keeper.usage import fast_parse, guardrail_usage, model_families, price_list, stream_usage
 
 from tests.fuzz.places import played
 from tests.fuzz.targets import NAMES, target

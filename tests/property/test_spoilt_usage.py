@@ -25,7 +25,6 @@ from multidict import CIMultiDict
 from price_keeper.budgets.hard import cost_ceiling
 from price_keeper.budgets.hard.cost_ceiling import compute_ceiling
 from price_keeper.config.config_sections import PricesConfig
-from price_keeper.metering.pricing import build_price_table, price_usage
 from price_keeper.operations import Operation
 from price_keeper.recording.entries import ChargedCounters, Counter, UsageCounts
 from price_keeper.recording.expected import UsageForecast
@@ -36,6 +35,7 @@ from price_keeper.upstream.connection_pool import UpstreamEndpoint
 from price_keeper.upstream.eventstream import FrameWatcher
 from price_keeper.upstream.forwarder import UpstreamTarget
 from price_keeper.usage.model_families import INVOCATION_METRICS
+from price_keeper.usage.price_table import build_price_table, price_usage
 from price_keeper.usage.token_usage import Usage, make_plain_usage
 
 from tests.support.clock import ManualClock

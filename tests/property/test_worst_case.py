@@ -22,9 +22,9 @@ from price_keeper.budgets.hard import cost_ceiling
 from price_keeper.budgets.hard.cost_ceiling import CostCeiling, apply_count, compute_ceiling
 from price_keeper.config.config_sections import LongContext, PricesConfig, TierPrices
 from price_keeper.errors import InvalidRequest
-from price_keeper.metering.pricing import build_price_table, price_usage
 from price_keeper.operations import Operation
 from price_keeper.usage.guardrail_usage import price_guardrail
+from price_keeper.usage.price_table import build_price_table, price_usage
 from price_keeper.usage.token_usage import Usage
 from price_keeper.usage.usage_reader import build_reader
 

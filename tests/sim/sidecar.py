@@ -19,7 +19,6 @@ from price_keeper.config import Config
 from price_keeper.domain import Scope
 from price_keeper.errors import JournalUnusable
 from price_keeper.exchange import Request
-from price_keeper.metering.price_updates import PriceTables
 from price_keeper.rates.rate_lease_manager import SWEEP_SECONDS
 from price_keeper.rates.store_time import StoreTime
 from price_keeper.recording.composed import Recording, open_recording
@@ -27,6 +26,7 @@ from price_keeper.recording.entries import Intent
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Key, Store
 from price_keeper.tasks import Tasks
+from price_keeper.usage.price_updates import PriceTables
 
 from tests.sim.bedrock import ByHeader, SimulatedForwarder, Told
 from tests.sim.disk import Disk

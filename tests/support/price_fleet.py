@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from price_keeper.config.config_sections import Config, parse_config
-from price_keeper.metering.aws_price_list import AwsPriceList
-from price_keeper.metering.price_updates import PriceStatus, PriceTables
-from price_keeper.metering.pricing import PriceTable, price_usage
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Item, Store
 from price_keeper.stores.sqlite import SqliteStore
+from price_keeper.usage.price_list_client import AwsPriceList
+from price_keeper.usage.price_table import PriceTable, price_usage
+from price_keeper.usage.price_updates import PriceStatus, PriceTables
 from price_keeper.usage.token_usage import Usage
 
 from tests.support import price_list_server as aws

@@ -9,8 +9,8 @@ from price_keeper.cli.store_selection import load_config_at
 from price_keeper.config.config_sections import parse_config
 from price_keeper.config.value_checks import is_plain_remote
 from price_keeper.errors import ConfigError, StoreMisconfigured
-from price_keeper.metering.aws_price_list import AwsPriceList, PriceListUnreadable
 from price_keeper.stores.dynamodb import DynamoStore
+from price_keeper.usage.price_list_client import AwsPriceList, PriceListUnreadable
 
 from tests.support.commands import call_in_process
 from tests.support.configs import LABELS, label, problems, read

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from bedrock_simulator.frames import encode_event
 from price_keeper.config.config_sections import GuardrailsConfig, UnitPrices
-from price_keeper.metering.pricing import PRICE_UNKNOWN, Cost
 from price_keeper.operations import Operation
 from price_keeper.recording.entries import ChargedCounters, Counter, Intent, LineKind, UsageCounts
 from price_keeper.usage.guardrail_usage import (
@@ -28,6 +27,7 @@ from price_keeper.usage.guardrail_usage import (
     price_guardrail,
 )
 from price_keeper.usage.model_families import INVOCATION_METRICS
+from price_keeper.usage.price_table import PRICE_UNKNOWN, Cost
 from price_keeper.usage.usage_reader import EVENT_STREAM, SERVER_SENT_EVENTS, build_reader
 
 UNKNOWN = frozenset((PRICE_UNKNOWN,))

@@ -12,7 +12,6 @@ import orjson
 import pytest
 from bedrock_simulator.frames import encode_event, encode_exception
 from price_keeper.config.config_sections import PricesConfig
-from price_keeper.metering.pricing import Cost, Pricer, build_price_table
 from price_keeper.operations import Operation
 from price_keeper.recording.entries import ChargedCounters, Counter, UsageCounts
 from price_keeper.recording.expected import UsageForecast
@@ -25,6 +24,7 @@ from price_keeper.upstream.connection_pool import UpstreamEndpoint
 from price_keeper.upstream.eventstream import encode_frame
 from price_keeper.upstream.forwarder import UpstreamTarget
 from price_keeper.usage.guardrail_usage import estimate_units
+from price_keeper.usage.price_table import Cost, Pricer, build_price_table
 from price_keeper.usage.token_usage import make_plain_usage
 from price_keeper.usage.usage_reader import EVENT_STREAM
 

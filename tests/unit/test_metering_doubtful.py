@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from bedrock_simulator.frames import encode_event, encode_exception
 from price_keeper.config.config_sections import PricesConfig
-from price_keeper.metering.pricing import Pricer, build_price_table
 from price_keeper.operations import Operation
 from price_keeper.recording.entries import ChargedCounters, Counter, UsageCounts
 from price_keeper.recording.expected import UsageForecast
@@ -24,6 +23,7 @@ from price_keeper.upstream.connection_pool import UpstreamEndpoint
 from price_keeper.upstream.forwarder import UpstreamTarget
 from price_keeper.usage.guardrail_usage import estimate_units, price_guardrail
 from price_keeper.usage.model_families import INVOCATION_METRICS
+from price_keeper.usage.price_table import Pricer, build_price_table
 from price_keeper.usage.token_usage import Usage, make_plain_usage
 from price_keeper.usage.usage_reader import EVENT_STREAM, JSON, SERVER_SENT_EVENTS
 

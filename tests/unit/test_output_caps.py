@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from price_keeper.budgets.hard.cost_ceiling import CallPrices, CostCeiling, compute_ceiling
 from price_keeper.errors import InvalidRequest
-from price_keeper.metering.pricing import build_price_table
 from price_keeper.operations import Operation
+from price_keeper.usage.price_table import build_price_table
 
 from tests.unit.test_pricing import CLAUDE
 

@@ -22,7 +22,6 @@ from price_keeper.budgets.label_selector import LabelResolver
 from price_keeper.config import Config
 from price_keeper.domain import Caller, Scope
 from price_keeper.errors import Busy, InvalidRequest
-from price_keeper.metering.profiles import NO_PROFILES, UNREAD_PROFILES, AppProfiles, ResolvedProfile, parse_profile
 from price_keeper.operations import Operation
 from price_keeper.org_calendar import Period, find_span, load_zone
 from price_keeper.recording.journal import Journal
@@ -33,6 +32,13 @@ from price_keeper.stores.contract import Item, Put, Store, Update
 from price_keeper.tasks import Tasks
 from price_keeper.upstream.connection_pool import UpstreamEndpoint
 from price_keeper.upstream.forwarder import UpstreamTarget
+from price_keeper.usage.inference_profiles import (
+    NO_PROFILES,
+    UNREAD_PROFILES,
+    AppProfiles,
+    ResolvedProfile,
+    parse_profile,
+)
 from price_keeper.usage.token_usage import make_plain_usage
 
 from tests.support.clock import ManualClock, settle

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from price_keeper.metering.price_list import (
+from price_keeper.usage.price_list import (
     Product,
     UnclearPrices,
     UsageType,
@@ -19,7 +19,7 @@ from price_keeper.metering.price_list import (
     parse_usage_type,
     select_prices,
 )
-from price_keeper.metering.pricing import ListedPrices
+from price_keeper.usage.price_table import ListedPrices
 
 from tests.support import price_list_server as list_of
 from tests.support.effort import tries

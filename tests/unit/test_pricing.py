@@ -18,7 +18,7 @@ from price_keeper.config.config_sections import (
     PricesConfig,
     TierPrices,
 )
-from price_keeper.metering.pricing import (
+from price_keeper.usage.price_table import (
     PRICE_DIMENSIONS,
     PRICE_UNKNOWN,
     Cost,

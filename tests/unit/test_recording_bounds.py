@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import pytest
-from price_keeper.metering.pricing import Cost, Pricer
 from price_keeper.operations import Operation
 from price_keeper.recording import aggregator as aggregating
 from price_keeper.recording import journal as limits
@@ -25,6 +24,7 @@ from price_keeper.stores.contract import Put, Store, Write
 from price_keeper.tasks import Tasks
 from price_keeper.upstream.connection_pool import UpstreamEndpoint
 from price_keeper.upstream.forwarder import UpstreamTarget
+from price_keeper.usage.price_table import Cost, Pricer
 from price_keeper.usage.token_usage import Usage
 
 from tests.support.clock import settle

@@ -17,10 +17,16 @@ from price_keeper.config import LabelConfig
 from price_keeper.config.config_sections import PSEUDO_LABELS
 from price_keeper.domain import Caller, Scope, is_label
 from price_keeper.errors import StoreError
-from price_keeper.metering.profiles import NO_PROFILES, UNREAD_PROFILES, AppProfiles, InferenceProfile, parse_profile
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Item, Prefix, Query, Store
 from price_keeper.tasks import Tasks
+from price_keeper.usage.inference_profiles import (
+    NO_PROFILES,
+    UNREAD_PROFILES,
+    AppProfiles,
+    InferenceProfile,
+    parse_profile,
+)
 
 PROFILES_MADE_ATTRIBUTE = (
     "profiles_made"  # how many an app has ever had, on its item; one that never had any needs no further read

@@ -30,7 +30,6 @@ from price_keeper.clock import Clock
 from price_keeper.config import Config, LabelConfig
 from price_keeper.domain import Caller, Scope
 from price_keeper.errors import Busy, UnknownOrg
-from price_keeper.metering.profiles import AppProfiles
 from price_keeper.org_calendar import Period, PeriodSpan, find_span
 from price_keeper.recording.entries import ChargedCounters, Counter
 from price_keeper.recording.recorder import Recorder
@@ -38,6 +37,7 @@ from price_keeper.stores.contract import Store
 from price_keeper.tasks import Tasks
 from price_keeper.telemetry import metrics
 from price_keeper.telemetry.metrics import MetricsRegistry
+from price_keeper.usage.inference_profiles import AppProfiles
 
 MAX_CACHED_COUNTERS: Final = 1000  # of one payer: labels, but models without one come as callers name them
 

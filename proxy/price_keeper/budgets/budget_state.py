@@ -33,10 +33,10 @@ from price_keeper.budgets.label_policy import Mode
 from price_keeper.config.config_sections import LabelConfig
 from price_keeper.domain import Scope
 from price_keeper.errors import InvalidRequest, QuotaExceeded, TooManyRequests
-from price_keeper.metering.profiles import NO_PROFILES, AppProfiles
 from price_keeper.org_calendar import PeriodSpan
 from price_keeper.recording.entries import PICO_PER_USD
 from price_keeper.stores.contract import Item
+from price_keeper.usage.inference_profiles import NO_PROFILES, AppProfiles
 
 NEVER: Final = float("inf")
 

@@ -21,9 +21,6 @@ from price_keeper.config.config_sections import ASYNC_JOB_LABEL
 from price_keeper.domain import ResolvedLabel
 from price_keeper.errors import Busy, QuotaExceeded, RecordingUnavailable, Refusal, TooManyRequests
 from price_keeper.ledger.lease_rows import HardBudgetKey
-from price_keeper.metering.price_list import identify_model
-from price_keeper.metering.price_updates import PriceTables
-from price_keeper.metering.profiles import ResolvedProfile
 from price_keeper.operations import Operation
 from price_keeper.recording.entries import PICO_PER_USD, Counter
 from price_keeper.recording.meter import OperationPricing
@@ -32,6 +29,9 @@ from price_keeper.telemetry import metrics
 from price_keeper.telemetry.metrics import MetricsRegistry
 from price_keeper.upstream.forwarder import UpstreamTarget
 from price_keeper.usage.guardrail_usage import build_guardrail_prices
+from price_keeper.usage.inference_profiles import ResolvedProfile
+from price_keeper.usage.price_list import identify_model
+from price_keeper.usage.price_updates import PriceTables
 
 LARGE_REQUEST_BYTES = 64 * 1024  # of a body, which takes a millisecond to weigh
 MIN_RETRY_SECONDS = 1.0

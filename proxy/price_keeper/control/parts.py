@@ -19,11 +19,11 @@ from price_keeper.control.access import ControlAuthenticator
 from price_keeper.control.page.state import PageState
 from price_keeper.control.rates import ApiRateLimiter
 from price_keeper.control.turns import BoundedConcurrency
-from price_keeper.metering.pricing import PriceTable
 from price_keeper.recording.submitted import SubmissionRecorder
 from price_keeper.stores.contract import Store
 from price_keeper.telemetry import metrics
 from price_keeper.telemetry.metrics import MetricsRegistry
+from price_keeper.usage.price_table import PriceTable
 
 MAX_CONCURRENT_RETRIEVALS = 8  # at once: each reads the store, for a token that may be anybody's invention
 MAX_WAITING_RETRIEVALS = 100

@@ -23,7 +23,6 @@ from price_keeper.control.parts import ControlServices
 from price_keeper.control.problems import ERROR_CODES, ApiError, invalid_request
 from price_keeper.domain import Scope
 from price_keeper.errors import ConfigError
-from price_keeper.metering.profiles import ARN_PATTERN, PRICE_FIELDS
 from price_keeper.stores import schema
 from price_keeper.stores.audit_log import to_json_value
 from price_keeper.stores.conflict_retry import retry_on_conflict
@@ -43,6 +42,7 @@ from price_keeper.stores.contract import (
     all_of,
     equals,
 )
+from price_keeper.usage.inference_profiles import ARN_PATTERN, PRICE_FIELDS
 
 MAX_PROFILES = 100  # of an app
 PRICE_DIGITS = 12  # of a price, on either side of the point

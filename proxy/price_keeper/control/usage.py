@@ -17,8 +17,6 @@ from price_keeper.control.parts import ControlServices
 from price_keeper.control.problems import ERROR_CODES, ApiError, invalid_request, not_found, to_api_error
 from price_keeper.domain import Caller, build_client_id
 from price_keeper.errors import StoreUnavailable
-from price_keeper.metering.pricing import Cost, build_label_price_table, price_usage
-from price_keeper.metering.profiles import NO_PROFILES, UNREAD_PROFILES
 from price_keeper.recording.entries import PICO_PER_MICRO, Counter, build_counts
 from price_keeper.recording.flush import DAY_SECONDS, to_micros
 from price_keeper.recording.submitted import (
@@ -29,6 +27,8 @@ from price_keeper.recording.submitted import (
 )
 from price_keeper.reports import money
 from price_keeper.stores import schema
+from price_keeper.usage.inference_profiles import NO_PROFILES, UNREAD_PROFILES
+from price_keeper.usage.price_table import Cost, build_label_price_table, price_usage
 from price_keeper.usage.token_usage import Usage
 
 MAX_ITEMS = 100

@@ -13,7 +13,7 @@ from price_keeper.doctor.doctor_checks import Finding, ok, skipped, trouble, war
 from price_keeper.doctor.doctor_context import DoctorContext
 from price_keeper.doctor.network_probe import PROBE_TIMEOUT_SECONDS
 from price_keeper.errors import ConfigError
-from price_keeper.metering.aws_price_list import AwsPriceList, PriceListUnreadable
+from price_keeper.usage.price_list_client import AwsPriceList, PriceListUnreadable
 
 
 async def check_price_list(context: DoctorContext) -> Finding:

@@ -13,10 +13,10 @@ from typing import Any
 
 from price_keeper.app import Role
 from price_keeper.config.config_sections import DEMO_LABELS
-from price_keeper.metering.aws_price_list import PRICE_LIST_REGION
 from price_keeper.operations import Operation
 from price_keeper.stores import cloudformation
 from price_keeper.stores.schema import TABLES
+from price_keeper.usage.price_list_client import PRICE_LIST_REGION
 
 ACTIONS = ("GetItem", "BatchGetItem", "Query", "PutItem", "UpdateItem", "DeleteItem", "ConditionCheckItem")
 _GET, _BATCH, _QUERY, _PUT, _UPDATE, _DELETE, _CHECK = ACTIONS

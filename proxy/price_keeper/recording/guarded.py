@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from price_keeper.metering.pricing import Cost, Pricer
 from price_keeper.recording.entries import ChargedCounters, CompletionListener
 from price_keeper.recording.journal import Journal
 from price_keeper.recording.meter import CONTENT_TYPE, Meter, OperationPricing
 from price_keeper.upstream.forwarder import UpstreamTarget
 from price_keeper.usage.guardrail_usage import GuardrailUsageReader, price_guardrail
+from price_keeper.usage.price_table import Cost, Pricer
 from price_keeper.usage.token_usage import Usage, sum_tokens
 from price_keeper.usage.usage_reader import UsageReader
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
-from price_keeper.metering.pricing import Cost, Pricer
 from price_keeper.operations import Operation
 from price_keeper.recording.entries import (
     ChargedCounters,
@@ -22,6 +21,7 @@ from price_keeper.recording.expected import UsageForecast
 from price_keeper.recording.journal import Journal
 from price_keeper.telemetry.logs import build_bedrock_extra
 from price_keeper.upstream.forwarder import UpstreamTarget
+from price_keeper.usage.price_table import Cost, Pricer
 from price_keeper.usage.token_usage import Usage, sum_tokens
 from price_keeper.usage.usage_reader import UsageReader, build_reader
 

@@ -16,9 +16,6 @@ from price_keeper.config import Config
 from price_keeper.config.config_sections import ASYNC_JOB_LABEL, GUARDRAIL_LABEL
 from price_keeper.domain import Caller, ResolvedLabel
 from price_keeper.errors import InvalidRequest
-from price_keeper.metering.price_updates import PriceTables
-from price_keeper.metering.pricing import Cost, Pricer
-from price_keeper.metering.profiles import InferenceProfile, ResolvedProfile
 from price_keeper.operations import Operation
 from price_keeper.recording.entries import ChargedCounters, CompletionListener
 from price_keeper.recording.expected import UsageForecast
@@ -28,6 +25,9 @@ from price_keeper.recording.journal import Journal
 from price_keeper.recording.meter import Meter, OperationPricing, PricerForTarget
 from price_keeper.upstream.forwarder import CallObserver, UpstreamTarget
 from price_keeper.usage.guardrail_usage import build_guardrail_prices, estimate_units, price_guardrail
+from price_keeper.usage.inference_profiles import InferenceProfile, ResolvedProfile
+from price_keeper.usage.price_table import Cost, Pricer
+from price_keeper.usage.price_updates import PriceTables
 from price_keeper.usage.token_usage import Usage, make_plain_usage
 from price_keeper.usage.usage_reader import BYTES_PER_TOKEN
 

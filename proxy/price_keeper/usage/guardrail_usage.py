@@ -21,11 +21,11 @@ from typing import Any, Final, Protocol
 import orjson
 
 from price_keeper.config.config_sections import GuardrailsConfig
-from price_keeper.metering.pricing import PRICE_UNKNOWN, Cost
 from price_keeper.operations import Operation
 from price_keeper.upstream import json_splice
 from price_keeper.upstream.eventstream import Frame, FrameWatcher
 from price_keeper.usage import fast_parse, model_families
+from price_keeper.usage.price_table import PRICE_UNKNOWN, Cost
 from price_keeper.usage.token_usage import Usage
 from price_keeper.usage.usage_reader import EVENT_STREAM, SERVER_SENT_EVENTS, BodyBuffer, UsageReader
 

@@ -5,13 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from price_keeper.metering.price_list import (
-    UnclearPrices,
-    identify_model,
-    parse_product,
-    parse_usage_type,
-    select_prices,
-)
+from price_keeper.usage.price_list import UnclearPrices, identify_model, parse_product, parse_usage_type, select_prices
 
 from tests.fuzz.documents import document
 from tests.fuzz.oracle import holds, same

@@ -25,11 +25,11 @@ from price_keeper.budgets.hard.token_bound import (
     require_object,
 )
 from price_keeper.errors import InvalidRequest
-from price_keeper.metering.pricing import PriceTable
 from price_keeper.operations import Operation
 from price_keeper.upstream import json_splice
 from price_keeper.usage.guardrail_usage import CHARACTERS_PER_UNIT, estimate_request_units
 from price_keeper.usage.model_families import MAX_TOKENS
+from price_keeper.usage.price_table import PriceTable
 
 # In the place of a count that is still to be asked for: no budget has as much, should anybody forget to ask.
 UNCOUNTED_TOKENS = 10**15

@@ -1,4 +1,4 @@
-"""An app's own labels, for inference profiles: from what stands in the store to what a call needs. Pure."""
+"""An app's own labels, each for an inference profile: parsed from its row in the store to what a call needs. Pure."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any, cast, get_args
 from price_keeper.config import value_checks as must_be
 from price_keeper.config.config_sections import EndpointConfig, Format, LabelConfig, PricesConfig, caches_have_prices
 from price_keeper.domain import ResolvedLabel
-from price_keeper.metering.pricing import PriceTable, build_label_price_table
 from price_keeper.stores.contract import Item
+from price_keeper.usage.price_table import PriceTable, build_label_price_table
 
 _REGION = r"[a-z]{2,8}(-[a-z]{1,12}){1,3}-[0-9]{1,2}"
 ARN_PATTERN = rf"arn:aws[a-z-]*:bedrock:{_REGION}:[0-9]{{12}}:(application-)?inference-profile/[A-Za-z0-9._:-]{{1,128}}"

@@ -1,8 +1,8 @@
-"""The tariffs that are in force: the configuration's, and over them what the AWS Price List told last.
+"""The price tables in force: those of the configuration, overlaid with the newest prices of the AWS Price List.
 
-The list is read once a day for a whole fleet: whoever comes first keeps the prices in the table `pricing-cache`, under
-the UTC day, and everybody else reads them there. What cannot be read or believed changes nothing: the newest prices
-that are known stay in force, and that is told.
+The list is fetched once a day for a whole fleet. The process that claims a region writes the prices to the table
+`pricing-cache`, under the UTC day, and all others read them there. If the list cannot be read, or its prices are
+implausible, the newest known prices stay in force and `PriceStatus.trouble` says why.
 """
 
 from __future__ import annotations
@@ -18,18 +18,6 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 from price_keeper.clock import Clock
 from price_keeper.config.config_sections import Config
 from price_keeper.errors import ConditionFailed, StoreError
-from price_keeper.metering.aws_price_list import PriceListUnreadable
-from price_keeper.metering.price_list import Product, UnclearPrices, identify_model, select_prices
-from price_keeper.metering.pricing import (
-    PRICE_DIMENSIONS,
-    ListedPrices,
-    PriceSource,
-    PriceTable,
-    build_label_price_table,
-    build_price_table,
-    find_implausible_prices,
-    overlay_prices,
-)
 from price_keeper.stores import schema
 from price_keeper.stores.contract import (
     EXPIRY_ATTRIBUTE,
@@ -42,6 +30,18 @@ from price_keeper.stores.contract import (
     missing_or_expired,
 )
 from price_keeper.telemetry.metrics import PRICE_AGE_SECONDS, PRICE_SOURCE_INFO, PRICE_TROUBLE, MetricsRegistry
+from price_keeper.usage.price_list import Product, UnclearPrices, identify_model, select_prices
+from price_keeper.usage.price_list_client import PriceListUnreadable
+from price_keeper.usage.price_table import (
+    PRICE_DIMENSIONS,
+    ListedPrices,
+    PriceSource,
+    PriceTable,
+    build_label_price_table,
+    build_price_table,
+    find_implausible_prices,
+    overlay_prices,
+)
 
 T = TypeVar("T")
 

@@ -1,7 +1,9 @@
-"""What usage costs: exact integers of pico-dollars, and never nothing for want of a price. Pure.
+"""Turns usage into money: exact integers of pico-dollars. Pure.
 
-A `Tariff` holds all prices of one label in one place. It never changes: a new price is a new tariff, and a call is paid
-by the one it began with.
+A `PriceTable` holds all prices of one label at one endpoint, by service tier, latency mode and price dimension
+(`PRICE_DIMENSIONS`). It never changes: a new price is a new table, and a call is charged by the table that it began
+with. Usage without a price of its own is charged at the highest known price and flagged `price_unknown`; it is never
+free.
 """
 
 from __future__ import annotations

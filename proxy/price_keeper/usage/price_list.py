@@ -1,14 +1,14 @@
-"""Products of the AWS Price List, and which of them are the prices of a model. Pure.
+"""Parses products of the AWS Price List and selects those that are the prices of a model. Pure.
 
-A product is one price: of a kind of token, in a tier, of a model that it names as people do ("Claude Sonnet 4.5"). The
-rest stands in its usage type, which is written in three ways:
+A product is one price: of a price dimension, in a tier, of a model with its marketing name ("Claude Sonnet 4.5"). The
+rest is in its usage type, which is written in three ways:
 
     USE1-NovaLite-cache-read-input-token-count-flex         AmazonBedrock
     USE1-MP:USE1_CacheReadInputTokenCount_Global-Units      AmazonBedrockFoundationModels, models up to 4.6
     USE1-MP:USE1_cache_read_tokens_global_standard-Units    the same, newer models
 
-Nothing here guesses. A word in a usage type that is not known makes the product none of ours; a model has the prices of
-the one name that is its own; two prices for the same thing are no price.
+Nothing is guessed. A product with an unknown word in its usage type is ignored; a model has the prices of the one name
+that matches it; two different prices for the same thing are no price.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any, Final, NamedTuple
 
 import orjson
 
-from price_keeper.metering.pricing import DEFAULT_TIER, LATENCY_OPTIMIZED, ListedPrices
+from price_keeper.usage.price_table import DEFAULT_TIER, LATENCY_OPTIMIZED, ListedPrices
 
 SERVICE_CODES: Final = ("AmazonBedrock", "AmazonBedrockFoundationModels")
 

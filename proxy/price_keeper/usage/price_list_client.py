@@ -1,4 +1,8 @@
-"""The AWS Price List, read whole or not at all."""
+"""Fetches the AWS Price List of one region: completely, or not at all.
+
+Imports aioboto3 when a client is made, so that installations with prices of their own do not pay for it. Errors never
+quote the message of AWS, which may hold a session token.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,7 @@ from typing import Any
 
 from price_keeper.config.value_checks import explain_insecure_url
 from price_keeper.errors import PriceKeeperError
-from price_keeper.metering.price_list import SERVICE_CODES, Product, parse_product
+from price_keeper.usage.price_list import SERVICE_CODES, Product, parse_product
 
 # Of the Price List's own endpoint, which is in few regions and serves all.
 PRICE_LIST_REGION = "us-east-1"

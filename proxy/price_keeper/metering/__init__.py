@@ -1,1 +1,0 @@
-"""What an answer used, and what that costs."""
