@@ -27,13 +27,12 @@ from price_keeper.budgets.hard.cost_ceiling import compute_ceiling
 from price_keeper.config.config_sections import PricesConfig
 from price_keeper.operations import Operation
 from price_keeper.recording.entries import ChargedCounters, Counter, UsageCounts
-from price_keeper.recording.expected import UsageForecast
 from price_keeper.recording.journal import Journal
-from price_keeper.recording.meter import Meter, OperationPricing
 from price_keeper.recording.ulid import UlidFactory
 from price_keeper.upstream.connection_pool import UpstreamEndpoint
 from price_keeper.upstream.eventstream import FrameWatcher
 from price_keeper.upstream.forwarder import UpstreamTarget
+from price_keeper.usage.meter import Meter, OperationPricing, UsageForecast
 from price_keeper.usage.model_families import INVOCATION_METRICS
 from price_keeper.usage.price_table import build_price_table, price_usage
 from price_keeper.usage.token_usage import Usage, make_plain_usage

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from price_keeper.budgets.budget_state import NEVER
 from price_keeper.domain import Caller
 from price_keeper.errors import Refusal
-from price_keeper.recording.expected import UsageForecast
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Update
+from price_keeper.usage.meter import UsageForecast
 
 from tests.support.clock import ManualClock, settle
 from tests.support.simulation import USD, FleetWorld, SimulatedProcess, SkewedClock, simulated

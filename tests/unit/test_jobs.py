@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from price_keeper.domain import Caller
-from price_keeper.recording.jobs import MAX_CALLERS_WITH_JOBS, MAX_JOBS_PER_CALLER, PaidJobs
+from price_keeper.usage.meter import MAX_CALLERS_WITH_JOBS, MAX_JOBS_PER_CALLER, PaidJobs
 
 
 def caller(org: int) -> Caller:

@@ -14,16 +14,21 @@ from bedrock_simulator.frames import encode_event, encode_exception
 from price_keeper.config.config_sections import PricesConfig
 from price_keeper.operations import Operation
 from price_keeper.recording.entries import ChargedCounters, Counter, UsageCounts
-from price_keeper.recording.expected import UsageForecast
-from price_keeper.recording.guarded import GuardedMeter, add_guardrail_prices
 from price_keeper.recording.journal import Journal
 from price_keeper.recording.leftovers import recover
-from price_keeper.recording.meter import MAX_CALL_PICO, Meter, OperationPricing
 from price_keeper.recording.ulid import UlidFactory
 from price_keeper.upstream.connection_pool import UpstreamEndpoint
 from price_keeper.upstream.eventstream import encode_frame
 from price_keeper.upstream.forwarder import UpstreamTarget
 from price_keeper.usage.guardrail_usage import estimate_units
+from price_keeper.usage.meter import (
+    MAX_CALL_PICO,
+    GuardedMeter,
+    Meter,
+    OperationPricing,
+    UsageForecast,
+    add_guardrail_prices,
+)
 from price_keeper.usage.price_table import Cost, Pricer, build_price_table
 from price_keeper.usage.token_usage import make_plain_usage
 from price_keeper.usage.usage_reader import EVENT_STREAM

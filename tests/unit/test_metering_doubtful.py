@@ -14,14 +14,12 @@ from bedrock_simulator.frames import encode_event, encode_exception
 from price_keeper.config.config_sections import PricesConfig
 from price_keeper.operations import Operation
 from price_keeper.recording.entries import ChargedCounters, Counter, UsageCounts
-from price_keeper.recording.expected import UsageForecast
-from price_keeper.recording.guarded import GuardedMeter, add_guardrail_prices
 from price_keeper.recording.journal import Journal
-from price_keeper.recording.meter import Meter, OperationPricing
 from price_keeper.recording.ulid import UlidFactory
 from price_keeper.upstream.connection_pool import UpstreamEndpoint
 from price_keeper.upstream.forwarder import UpstreamTarget
 from price_keeper.usage.guardrail_usage import estimate_units, price_guardrail
+from price_keeper.usage.meter import GuardedMeter, Meter, OperationPricing, UsageForecast, add_guardrail_prices
 from price_keeper.usage.model_families import INVOCATION_METRICS
 from price_keeper.usage.price_table import Pricer, build_price_table
 from price_keeper.usage.token_usage import Usage, make_plain_usage

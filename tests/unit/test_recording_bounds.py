@@ -15,15 +15,14 @@ from price_keeper.recording import aggregator as aggregating
 from price_keeper.recording import journal as limits
 from price_keeper.recording.aggregator import Aggregator, build_total_key
 from price_keeper.recording.entries import ChargedCounters, Counter
-from price_keeper.recording.expected import UsageForecast
 from price_keeper.recording.journal import SealedSegment
 from price_keeper.recording.leftovers import InternedValues, read_segment, recover
-from price_keeper.recording.meter import Meter, OperationPricing
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Put, Store, Write
 from price_keeper.tasks import Tasks
 from price_keeper.upstream.connection_pool import UpstreamEndpoint
 from price_keeper.upstream.forwarder import UpstreamTarget
+from price_keeper.usage.meter import Meter, OperationPricing, UsageForecast
 from price_keeper.usage.price_table import Cost, Pricer
 from price_keeper.usage.token_usage import Usage
 

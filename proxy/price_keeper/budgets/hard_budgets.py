@@ -23,13 +23,13 @@ from price_keeper.errors import Busy, QuotaExceeded, RecordingUnavailable, Refus
 from price_keeper.ledger.lease_rows import HardBudgetKey
 from price_keeper.operations import Operation
 from price_keeper.recording.entries import PICO_PER_USD, Counter
-from price_keeper.recording.meter import OperationPricing
 from price_keeper.tasks import run_large_work
 from price_keeper.telemetry import metrics
 from price_keeper.telemetry.metrics import MetricsRegistry
 from price_keeper.upstream.forwarder import UpstreamTarget
 from price_keeper.usage.guardrail_usage import build_guardrail_prices
 from price_keeper.usage.inference_profiles import ResolvedProfile
+from price_keeper.usage.meter import OperationPricing
 from price_keeper.usage.price_list import identify_model
 from price_keeper.usage.price_updates import PriceTables
 

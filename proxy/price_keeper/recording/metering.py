@@ -18,14 +18,20 @@ from price_keeper.domain import Caller, ResolvedLabel
 from price_keeper.errors import InvalidRequest
 from price_keeper.operations import Operation
 from price_keeper.recording.entries import ChargedCounters, CompletionListener
-from price_keeper.recording.expected import UsageForecast
-from price_keeper.recording.guarded import GuardedMeter, add_guardrail_prices
-from price_keeper.recording.jobs import JobMeter, PaidJobs
 from price_keeper.recording.journal import Journal
-from price_keeper.recording.meter import Meter, OperationPricing, PricerForTarget
 from price_keeper.upstream.forwarder import CallObserver, UpstreamTarget
 from price_keeper.usage.guardrail_usage import build_guardrail_prices, estimate_units, price_guardrail
 from price_keeper.usage.inference_profiles import InferenceProfile, ResolvedProfile
+from price_keeper.usage.meter import (
+    GuardedMeter,
+    JobMeter,
+    Meter,
+    OperationPricing,
+    PaidJobs,
+    PricerForTarget,
+    UsageForecast,
+    add_guardrail_prices,
+)
 from price_keeper.usage.price_table import Cost, Pricer
 from price_keeper.usage.price_updates import PriceTables
 from price_keeper.usage.token_usage import Usage, make_plain_usage

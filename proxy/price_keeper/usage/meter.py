@@ -1,13 +1,24 @@
-"""One call's money: its intent before it is sent, its answer watched on the way, its receipt before the last byte."""
+"""Meters one call: writes its intent to the journal before it is sent, watches the response, and writes its receipt before
+the last byte goes to the caller.
+
+A `Meter` never alters the response, and it always comes to a receipt: exact if the response states a plausible usage,
+else estimated. `GuardedMeter` also counts the units of a guardrail that the call names. `JobMeter` charges an
+asynchronous job once, however often its start is repeated. `UsageForecast` learns how long the answers of a label are;
+it fills in what a call is assumed to use until that is known.
+"""
 
 from __future__ import annotations
 
 import logging
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final
 
+import orjson
+
+from price_keeper.domain import Caller
 from price_keeper.operations import Operation
 from price_keeper.recording.entries import (
     ChargedCounters,
@@ -17,13 +28,39 @@ from price_keeper.recording.entries import (
     build_counts,
     make_plain_counts,
 )
-from price_keeper.recording.expected import UsageForecast
 from price_keeper.recording.journal import Journal
 from price_keeper.telemetry.logs import build_bedrock_extra
 from price_keeper.upstream.forwarder import UpstreamTarget
+from price_keeper.usage.guardrail_usage import GuardrailUsageReader, price_guardrail
 from price_keeper.usage.price_table import Cost, Pricer
 from price_keeper.usage.token_usage import Usage, sum_tokens
 from price_keeper.usage.usage_reader import UsageReader, build_reader
+
+INITIAL_OUTPUT_TOKENS: Final = 500  # before anything is known
+_SMOOTHING_DIVISOR: Final = 16  # of what was learned before, each answer replaces one part
+
+
+class UsageForecast:
+    """`pico` is None before anything is known."""
+
+    __slots__ = ("_mean_tokens", "output_tokens", "pico")
+
+    def __init__(self) -> None:
+        self._mean_tokens = float(INITIAL_OUTPUT_TOKENS)
+        self.output_tokens = INITIAL_OUTPUT_TOKENS + 1
+        self.pico: int | None = None
+
+    def observe(self, tokens: int, pico: int) -> None:
+        self._mean_tokens += (tokens - self._mean_tokens) / _SMOOTHING_DIVISOR
+        self.output_tokens = int(self._mean_tokens) + 1
+        self.pico = pico if self.pico is None else self.pico + (pico - self.pico) // _SMOOTHING_DIVISOR
+
+    def without_cost(self) -> UsageForecast:
+        """As long as before; what that costs is not known yet."""
+        forecast = UsageForecast()
+        forecast._mean_tokens, forecast.output_tokens = self._mean_tokens, self.output_tokens
+        return forecast
+
 
 MAX_CALL_PICO: Final = 10**15  # for one call: a thousand dollars, which no model comes near
 OPERATIONS_WITHOUT_TOKENS: Final = frozenset(
@@ -255,3 +292,130 @@ class Meter:
 def _describe_unusual(usage: Usage, cost: Cost) -> dict[str, str]:
     details = {"tier": usage.tier, "latency": usage.latency, "flags": " ".join(sorted(cost.flags))}
     return {name: text for name, text in details.items() if text}
+
+
+def add_guardrail_prices(pricer: Pricer, prices: Mapping[str, int]) -> Pricer:
+    """The price of tokens, and of a guardrail's units beside them: so never that of tokens alone."""
+    return replace(pricer, price=_price_tokens_and_units(pricer.price, prices), price_plain=None)
+
+
+def _price_tokens_and_units(
+    price_tokens: Callable[[Usage], Cost], prices: Mapping[str, int]
+) -> Callable[[Usage], Cost]:
+    def price_both(usage: Usage) -> Cost:
+        tokens, units = price_tokens(usage), price_guardrail(prices, usage.units)
+        return Cost(tokens.pico + units.pico, tokens.flags | units.flags)
+
+    return price_both
+
+
+class GuardedMeter(Meter):
+    __slots__ = ("_request_units",)
+
+    def __init__(
+        self,
+        request_units: int,
+        journal: Journal,
+        pricing: OperationPricing,
+        charged: ChargedCounters,
+        first_target: UpstreamTarget,
+        assumed_usage: Usage,
+        now: float,
+        completion_listeners: tuple[CompletionListener, ...] = (),
+        ceiling_pico: int | None = None,
+    ) -> None:
+        """`asked_units` are those that its request is taken for; the rest is what any meter gets."""
+        super().__init__(
+            journal, pricing, charged, first_target, assumed_usage, now, completion_listeners, ceiling_pico
+        )
+        self._request_units = request_units
+
+    def on_head(self, status: int, headers: Mapping[bytes, bytes]) -> None:
+        super().on_head(status, headers)
+        if self._reader is not None:
+            self._reader = GuardrailUsageReader(self._reader, headers.get(CONTENT_TYPE, b""), self._request_units)
+
+    def _is_credible(self, usage: Usage, reader: UsageReader) -> bool:
+        if not sum_tokens(usage) and isinstance(reader, GuardrailUsageReader) and reader.is_blocked():
+            return True
+        return super()._is_credible(usage, reader)
+
+    def _merge_partial_usage(self, reader: UsageReader) -> Usage:
+        usage = super()._merge_partial_usage(reader)
+        if not isinstance(reader, GuardrailUsageReader):
+            return usage
+        # All that came of a trace before the cut may be what it tells of the request.
+        reported, estimated = (
+            usage._replace(units=units) for units in reader.reported_and_estimated_units(usage.output)
+        )
+        return max(estimated, reported, key=lambda each: self._pricer.price(each).pico)
+
+
+MAX_JOBS_PER_CALLER: Final = 256  # of one caller; repeats come within minutes
+MAX_CALLERS_WITH_JOBS: Final = 1000
+MAX_JOB_ANSWER_BYTES = 64 * 1024  # of an answer that holds an ARN and nothing else
+
+
+class PaidJobs:
+    """Those that were paid of late. Bounded for each caller, so that nobody makes another's be forgotten."""
+
+    def __init__(self) -> None:
+        self._paid: OrderedDict[Caller, OrderedDict[str, None]] = OrderedDict()
+
+    def add_if_new(self, caller: Caller, arn: str) -> bool:
+        """From then on it is not."""
+        paid = self._paid.setdefault(caller, OrderedDict())
+        self._paid.move_to_end(caller)
+        if len(self._paid) > MAX_CALLERS_WITH_JOBS:
+            self._paid.popitem(last=False)
+        if arn in paid:
+            paid.move_to_end(arn)
+            return False
+        paid[arn] = None
+        if len(paid) > MAX_JOBS_PER_CALLER:
+            paid.popitem(last=False)
+        return True
+
+
+class JobMeter(Meter):
+    __slots__ = ("_answer", "_caller", "_paid_jobs")
+
+    def __init__(
+        self,
+        paid_jobs: PaidJobs,
+        caller: Caller,
+        journal: Journal,
+        pricing: OperationPricing,
+        charged: ChargedCounters,
+        first_target: UpstreamTarget,
+        assumed_usage: Usage,
+        now: float,
+        completion_listeners: tuple[CompletionListener, ...] = (),
+        ceiling_pico: int | None = None,
+    ) -> None:
+        super().__init__(
+            journal, pricing, charged, first_target, assumed_usage, now, completion_listeners, ceiling_pico
+        )
+        self._paid_jobs = paid_jobs
+        self._caller = caller
+        self._answer = b""
+
+    def on_data(self, data: bytes) -> None:
+        super().on_data(data)
+        if len(self._answer) <= MAX_JOB_ANSWER_BYTES:
+            self._answer += data
+
+    def _build_receipt(self, is_whole: bool) -> Receipt | None:
+        if self._status >= 300:
+            return None
+        arn = _read_job_arn(self._answer)
+        return super()._build_receipt(is_whole) if not arn or self._paid_jobs.add_if_new(self._caller, arn) else None
+
+
+def _read_job_arn(answer: bytes) -> str:
+    """Empty where the answer tells none: such a job is paid, as nobody knows that it was before."""
+    try:
+        arn = orjson.loads(answer)["invocationArn"]
+    except (LookupError, TypeError, ValueError):
+        return ""
+    return arn if isinstance(arn, str) else ""
