@@ -35,7 +35,7 @@ COMPILED = [
     "proxy/price_keeper/recording/entries.py",
     "proxy/price_keeper/usage/meter.py",
     "proxy/price_keeper/recording/journal.py",
-    "proxy/price_keeper/recording/metering.py",
+    "proxy/price_keeper/usage/meter_factory.py",
     "proxy/price_keeper/recording/segment.py",
     "proxy/price_keeper/rates/rate_limiter.py",
     "proxy/price_keeper/budgets/budget_registry.py",

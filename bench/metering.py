@@ -34,13 +34,13 @@ from price_keeper.operations import Operation
 from price_keeper.recording.composed import open_recording
 from price_keeper.recording.entries import Intent, Receipt
 from price_keeper.recording.journal import Journal as RealJournal
-from price_keeper.recording.metering import MeterFactory
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Put, Value
 from price_keeper.tasks import Tasks
 from price_keeper.upstream.connection_pool import UpstreamEndpoint
 from price_keeper.upstream.eventstream import FrameWatcher, encode_frame
 from price_keeper.upstream.forwarder import UpstreamTarget
+from price_keeper.usage.meter_factory import MeterFactory
 from price_keeper.usage.usage_reader import build_reader
 
 LABEL = "premium"

@@ -41,7 +41,6 @@ from price_keeper.rates.rate_lease_manager import RateLeaseManager
 from price_keeper.rates.rate_limiter import RateLimitCache, RateLimiter
 from price_keeper.recording.aggregator import read_spent_pico
 from price_keeper.recording.composed import Recording
-from price_keeper.recording.metering import MeterFactory
 from price_keeper.recording.recorder import Recorder
 from price_keeper.server import server_limits
 from price_keeper.server.listener import Listener
@@ -67,6 +66,7 @@ from price_keeper.upstream.retry_joiner import MAX_TOTAL_BYTES, RetryJoiner
 from price_keeper.upstream.sigv4 import AwsCredentials
 from price_keeper.upstream.token_counter import TokenCounter
 from price_keeper.usage.inference_profiles import InferenceProfile, ResolvedProfile
+from price_keeper.usage.meter_factory import MeterFactory
 from price_keeper.usage.price_list_client import AwsPriceList
 from price_keeper.usage.price_updates import PriceTables
 

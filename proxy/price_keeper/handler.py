@@ -32,13 +32,13 @@ from price_keeper.operations import Operation
 from price_keeper.parse_call import ParsedCall, check_target, compute_retry_key, parse_call, select_upstream_headers
 from price_keeper.rates.rate_limiter import RateLimiter
 from price_keeper.recording.entries import CompletionListener
-from price_keeper.recording.metering import FREE_METER, AnswerMeter
 from price_keeper.tasks import switch_to_task
 from price_keeper.telemetry.request_stats import NONE, RequestStats
 from price_keeper.upstream import chat_stream_usage, request_metadata
 from price_keeper.upstream.forwarder import Forwarder, UpstreamCall
 from price_keeper.upstream.retry_joiner import RetryJoiner, SharedResponse
 from price_keeper.usage import guardrail_usage
+from price_keeper.usage.meter_factory import FREE_METER, AnswerMeter
 from price_keeper.usage.stream_usage import is_usage_only_event
 
 # Endpoints of our own, by their names in metrics.

@@ -13,7 +13,6 @@ import pytest
 from price_keeper import handler
 from price_keeper.errors import RecordingUnavailable
 from price_keeper.exchange import Handler, Request, Responder
-from price_keeper.recording.metering import MeterFactory
 from price_keeper.server.listener import MAX_IMMEDIATE_ANSWERS
 from price_keeper.server.server_limits import DEFAULT_LIMITS
 from price_keeper.server.write_batcher import MAX_BATCH_BYTES
@@ -22,6 +21,7 @@ from price_keeper.stores.contract import Put
 from price_keeper.upstream.connection_pool import UpstreamEndpoint
 from price_keeper.upstream.forwarder import Forwarder, SigV4Authorizer
 from price_keeper.usage.meter import Meter
+from price_keeper.usage.meter_factory import MeterFactory
 
 from tests.support.compiled import replaces_a_method
 from tests.support.data_port import APP, ORG

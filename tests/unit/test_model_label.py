@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from price_keeper.domain import is_label
-from price_keeper.recording.metering import build_model_label
+from price_keeper.usage.meter_factory import build_model_label
 
 from tests.support.effort import tries
 

@@ -25,7 +25,6 @@ from price_keeper.errors import Busy, InvalidRequest
 from price_keeper.operations import Operation
 from price_keeper.org_calendar import Period, find_span, load_zone
 from price_keeper.recording.journal import Journal
-from price_keeper.recording.metering import MeterFactory
 from price_keeper.recording.ulid import UlidFactory
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Item, Put, Store, Update
@@ -39,6 +38,7 @@ from price_keeper.usage.inference_profiles import (
     ResolvedProfile,
     parse_profile,
 )
+from price_keeper.usage.meter_factory import MeterFactory
 from price_keeper.usage.token_usage import make_plain_usage
 
 from tests.support.clock import ManualClock, settle

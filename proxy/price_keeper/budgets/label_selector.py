@@ -27,12 +27,12 @@ from price_keeper.exchange import Header, Request
 from price_keeper.operations import Operation
 from price_keeper.parse_call import ParsedCall, locate_model
 from price_keeper.recording.entries import ChargedCounters
-from price_keeper.recording.metering import MeterFactory
 from price_keeper.tasks import run_large_work
 from price_keeper.telemetry.request_stats import OperationStats, RequestStats
 from price_keeper.upstream.forwarder import UpstreamTarget
 from price_keeper.usage.inference_profiles import NO_PROFILES, UNREAD_PROFILES, AppProfiles, ResolvedProfile
 from price_keeper.usage.meter import OperationPricing
+from price_keeper.usage.meter_factory import MeterFactory
 
 LARGE_BODY_BYTES: Final = 256 * 1024  # of a body, which takes milliseconds to look into
 LABEL_HEADER: Final = b"x-price-keeper-label"

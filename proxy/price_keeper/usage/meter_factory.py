@@ -1,4 +1,9 @@
-"""Gives each call its meter: who pays, at which price, and what it is taken to use until that is known."""
+"""Opens the meter of each call, with the price and the assumed usage that follow from its label and operation.
+
+`pricing_for` returns the `OperationPricing` that all calls of one label and operation share, or None for an operation
+that costs nothing. `open_meter` returns when the intent of the call is in the journal. A factory belongs to one
+configuration; the next one inherits what was learned from answers.
+"""
 
 from __future__ import annotations
 
