@@ -32,7 +32,7 @@ COMPILED = [
     "proxy/price_keeper/usage/usage_reader.py",
     "proxy/price_keeper/usage/price_table.py",
     "proxy/price_keeper/recording/aggregator.py",
-    "proxy/price_keeper/recording/entries.py",
+    "proxy/price_keeper/ledger/ledger_entries.py",
     "proxy/price_keeper/usage/meter.py",
     "proxy/price_keeper/recording/journal.py",
     "proxy/price_keeper/usage/meter_factory.py",

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from price_keeper.recording.entries import Counter
+from price_keeper.ledger.ledger_entries import Counter
 
 from tests.support.clock import ManualClock
 from tests.support.engines import TEST_CREDENTIALS, Engines

@@ -27,11 +27,11 @@ from price_keeper.budgets.label_selector import (
 from price_keeper.domain import Caller
 from price_keeper.errors import Refusal, UnknownOperation
 from price_keeper.exchange import Request, Responder, create_request_id_source
+from price_keeper.ledger.ledger_entries import CompletionListener
 from price_keeper.local_responses import send_error, send_json
 from price_keeper.operations import Operation
 from price_keeper.parse_call import ParsedCall, check_target, compute_retry_key, parse_call, select_upstream_headers
 from price_keeper.rates.rate_limiter import RateLimiter
-from price_keeper.recording.entries import CompletionListener
 from price_keeper.tasks import switch_to_task
 from price_keeper.telemetry.request_stats import NONE, RequestStats
 from price_keeper.upstream import chat_stream_usage, request_metadata

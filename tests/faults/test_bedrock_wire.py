@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from price_keeper.config import LabelConfig, PricesConfig
 from price_keeper.config.config_sections import DEMO_LABELS, JournalConfig
-from price_keeper.recording.entries import Receipt
+from price_keeper.ledger.ledger_entries import Receipt
 from price_keeper.upstream import connection_pool
 from price_keeper.upstream.forwarder import parse_endpoint
 

@@ -22,7 +22,7 @@ import pytest
 from price_keeper.auth.signing_keys import SigningKey
 from price_keeper.auth.tokens import TokenService
 from price_keeper.domain import Scope
-from price_keeper.recording.ulid import read_created_at
+from price_keeper.ledger.ulid import read_created_at
 
 from tests.support import wrong_clock
 from tests.support.afflicted import (

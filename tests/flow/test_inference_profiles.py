@@ -16,7 +16,7 @@ from botocore.exceptions import ClientError
 from price_keeper.config import Config
 from price_keeper.domain import Caller, Scope
 from price_keeper.errors import StoreUnavailable
-from price_keeper.recording.entries import UsageCounts
+from price_keeper.ledger.ledger_entries import UsageCounts
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Put, Update
 

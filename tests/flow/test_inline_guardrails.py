@@ -15,7 +15,7 @@ import pytest
 from botocore.exceptions import ClientError
 from price_keeper.config import Config
 from price_keeper.config.config_sections import GuardrailsConfig, UnitPrices
-from price_keeper.recording.entries import UsageCounts
+from price_keeper.ledger.ledger_entries import UsageCounts
 from price_keeper.usage.guardrail_usage import build_guardrail_prices, price_guardrail
 from price_keeper.usage.model_families import UNBILLED_GUARDRAIL_COUNTS
 

@@ -16,7 +16,7 @@ from botocore.exceptions import ClientError
 from price_keeper.config import Config
 from price_keeper.config.config_sections import GuardrailsConfig, LongContext, UnitPrices
 from price_keeper.domain import Scope
-from price_keeper.recording.entries import UsageCounts
+from price_keeper.ledger.ledger_entries import UsageCounts
 
 from tests.support.data_port import APP, ORG, DataPort, data_port
 from tests.support.simulated import CHAT, CHAT_PATH, CLAUDE_BODY, LONG, TURN

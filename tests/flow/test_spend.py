@@ -20,7 +20,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 from price_keeper.domain import Scope
-from price_keeper.recording.entries import ChargedCounters, Counter, Intent, Receipt, UsageCounts
+from price_keeper.ledger.ledger_entries import ChargedCounters, Counter, Intent, Receipt, UsageCounts
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Put, Store
 from price_keeper.stores.sqlite import SqliteStore

@@ -18,7 +18,7 @@ from price_keeper.budgets.hard.budget_lease import BudgetLease, CostReservation
 from price_keeper.budgets.label_selector import LabelSelector
 from price_keeper.config.config_sections import EndpointConfig, GuardrailsConfig, LabelConfig, PricesConfig, UnitPrices
 from price_keeper.domain import Caller, build_client_id
-from price_keeper.recording.entries import UsageCounts
+from price_keeper.ledger.ledger_entries import UsageCounts
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Put, Value
 from price_keeper.upstream import connection_pool

@@ -15,11 +15,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from price_keeper.errors import RecordingUnavailable
-from price_keeper.recording.entries import ChargedCounters, Counter, Intent, Receipt, UsageCounts
+from price_keeper.ledger.ledger_entries import ChargedCounters, Counter, Intent, Receipt, UsageCounts
+from price_keeper.ledger.ulid import UlidFactory
 from price_keeper.recording.journal import Journal, SealedSegment
 from price_keeper.recording.leftovers import recover
 from price_keeper.recording.segment import SEGMENT_SUFFIX
-from price_keeper.recording.ulid import UlidFactory
 
 from tests.support.effort import tries
 

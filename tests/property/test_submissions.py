@@ -18,8 +18,8 @@ from price_keeper.errors import (
     StoreUnavailable,
     TransactionFailed,
 )
+from price_keeper.ledger.ledger_entries import Counter, UsageCounts
 from price_keeper.recording.aggregator import sum_shards
-from price_keeper.recording.entries import Counter, UsageCounts
 from price_keeper.recording.submitted import (
     MAX_SUBMISSIONS_PER_TRANSACTION,
     ChargedSubmission,

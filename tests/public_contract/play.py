@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from price_keeper.recording.entries import LineKind
+from price_keeper.ledger.ledger_entries import LineKind
 
 from tests.public_contract import answers, kept
 from tests.public_contract.shapes import fields_of

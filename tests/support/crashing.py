@@ -22,7 +22,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from price_keeper.auth.signing_keys import SigningKey
 from price_keeper.auth.tokens import TokenService
 from price_keeper.domain import Scope
-from price_keeper.recording.entries import ChargedCounters, Intent, LineKind, Receipt, UsageCounts
+from price_keeper.ledger.ledger_entries import ChargedCounters, Intent, LineKind, Receipt, UsageCounts
 from price_keeper.recording.lines import decode_lines
 from price_keeper.recording.seal import SegmentSeal
 from price_keeper.recording.segment import SEGMENT_SUFFIX

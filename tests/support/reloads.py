@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import yaml
 from bedrock_simulator import Keys
-from price_keeper.recording.entries import Intent, LineKind, Receipt, UsageCounts
+from price_keeper.ledger.ledger_entries import Intent, LineKind, Receipt, UsageCounts
 from price_keeper.recording.lines import decode_lines
 from price_keeper.recording.segment import SEGMENT_SUFFIX
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from price_keeper.domain import Scope
 from price_keeper.errors import CancellationReason, TransactionFailed
-from price_keeper.recording.entries import Receipt, UsageCounts
+from price_keeper.ledger.ledger_entries import Receipt, UsageCounts
 from price_keeper.recording.leftovers import recover
 from price_keeper.recording.seal import SUMS_PER_PART
 from price_keeper.recording.segment import SEGMENT_SUFFIX

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from bedrock_simulator.frames import encode_event
 from price_keeper.config.config_sections import GuardrailsConfig, UnitPrices
+from price_keeper.ledger.ledger_entries import ChargedCounters, Counter, Intent, LineKind, UsageCounts
 from price_keeper.operations import Operation
-from price_keeper.recording.entries import ChargedCounters, Counter, Intent, LineKind, UsageCounts
 from price_keeper.usage.guardrail_usage import (
     ESTIMATED_UNITS,
     GUARDRAIL_ESTIMATED,

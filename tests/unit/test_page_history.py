@@ -15,7 +15,7 @@ from price_keeper.control.page.history import (
     SpendHistory,
     SpendSample,
 )
-from price_keeper.recording.entries import Counter
+from price_keeper.ledger.ledger_entries import Counter
 
 TOLD = st.lists(st.tuples(st.integers(1, 600), st.integers(0, 10**9)), max_size=1500)
 

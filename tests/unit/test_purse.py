@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from price_keeper.budgets.hard.budget_lease import RECONCILE_SECONDS, CostReservation, RefusalReason
 from price_keeper.errors import StoreUnavailable
-from price_keeper.recording.entries import Receipt, UsageCounts
+from price_keeper.ledger.ledger_entries import Receipt, UsageCounts
 
 from tests.support.clock import settle
 from tests.support.hard_fleet import NAME, HardBudgetWorld, simulated_run

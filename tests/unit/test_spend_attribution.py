@@ -6,7 +6,7 @@ from collections import defaultdict
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from price_keeper.recording.entries import UsageCounts
+from price_keeper.ledger.ledger_entries import UsageCounts
 from price_keeper.reports.attribution import AppSpend, Attribution, AttributionCaveat, attribute_spend
 
 from tests.support.effort import tries

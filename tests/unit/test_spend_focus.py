@@ -18,7 +18,7 @@ from zoneinfo import ZoneInfo
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from price_keeper.recording.entries import UsageCounts
+from price_keeper.ledger.ledger_entries import UsageCounts
 from price_keeper.reports import focus_export
 from price_keeper.reports.focus_export import iterate_focus_records
 from price_keeper.reports.org_directory import OrgInfo

@@ -14,7 +14,7 @@ from zoneinfo import ZoneInfo
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from price_keeper.recording.entries import UsageCounts
+from price_keeper.ledger.ledger_entries import UsageCounts
 from price_keeper.reports.org_directory import OrgInfo, load_app_names, load_org_names, load_orgs, resolve_org
 from price_keeper.reports.report_formats import build_json_report, escape_formula, format_csv_report, format_time
 from price_keeper.reports.report_rows import SpendEntry, group_spend

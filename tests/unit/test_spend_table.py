@@ -8,7 +8,7 @@ import unicodedata
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from price_keeper.recording.entries import UsageCounts
+from price_keeper.ledger.ledger_entries import UsageCounts
 from price_keeper.reports.report_rows import ReportRow
 from price_keeper.reports.spend_table import MAX_BAR_WIDTH, TableStyle, format_table, make_printable
 

@@ -21,8 +21,8 @@ from price_keeper.config.config_sections import ASYNC_JOB_LABEL
 from price_keeper.domain import ResolvedLabel
 from price_keeper.errors import Busy, QuotaExceeded, RecordingUnavailable, Refusal, TooManyRequests
 from price_keeper.ledger.lease_rows import HardBudgetKey
+from price_keeper.ledger.ledger_entries import PICO_PER_USD, Counter
 from price_keeper.operations import Operation
-from price_keeper.recording.entries import PICO_PER_USD, Counter
 from price_keeper.tasks import run_large_work
 from price_keeper.telemetry import metrics
 from price_keeper.telemetry.metrics import MetricsRegistry

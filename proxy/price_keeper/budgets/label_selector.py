@@ -24,9 +24,9 @@ from price_keeper.config.config_sections import LabelConfig
 from price_keeper.domain import Caller, ResolvedLabel
 from price_keeper.errors import Busy, InvalidRequest, QuotaExceeded, Refusal
 from price_keeper.exchange import Header, Request
+from price_keeper.ledger.ledger_entries import ChargedCounters
 from price_keeper.operations import Operation
 from price_keeper.parse_call import ParsedCall, locate_model
-from price_keeper.recording.entries import ChargedCounters
 from price_keeper.tasks import run_large_work
 from price_keeper.telemetry.request_stats import OperationStats, RequestStats
 from price_keeper.upstream.forwarder import UpstreamTarget

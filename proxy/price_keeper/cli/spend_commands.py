@@ -25,8 +25,8 @@ from price_keeper.cli.terminal import can_show, get_terminal_width, is_colored
 from price_keeper.clock import Clock, SystemClock
 from price_keeper.config import Config
 from price_keeper.errors import PriceKeeperError
+from price_keeper.ledger.ledger_entries import UsageCounts
 from price_keeper.org_calendar import load_zone
-from price_keeper.recording.entries import UsageCounts
 from price_keeper.reports import focus_export, money
 from price_keeper.reports.org_directory import load_org_names, resolve_org
 from price_keeper.reports.report_formats import (

@@ -5,8 +5,8 @@ from __future__ import annotations
 from price_keeper.budgets.budget_registry import list_counters_at
 from price_keeper.budgets.effective_settings import EffectiveSettings
 from price_keeper.domain import Caller
+from price_keeper.ledger.ledger_entries import Counter
 from price_keeper.org_calendar import Period, PeriodSpan, find_org_date, find_span
-from price_keeper.recording.entries import Counter
 
 
 class ChargedDay:

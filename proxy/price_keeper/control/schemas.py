@@ -10,8 +10,8 @@ from price_keeper.config.config_sections import Format
 from price_keeper.control import auth, credentials, overrides, profiles, usage
 from price_keeper.control.fields import make_nullable
 from price_keeper.control.page import signing_in
+from price_keeper.ledger.ledger_entries import UsageCounts
 from price_keeper.rates.rate_limit_settings import MAX_BURST_SECS, MAX_RATE, MODES, RATES
-from price_keeper.recording.entries import UsageCounts
 
 Schema = Mapping[str, Any]
 

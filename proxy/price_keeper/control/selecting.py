@@ -13,7 +13,7 @@ from price_keeper.control.overrides import format_override
 from price_keeper.control.parts import ControlServices
 from price_keeper.control.problems import invalid_request
 from price_keeper.domain import Caller, Scope, build_client_id
-from price_keeper.recording.entries import PICO_PER_MICRO
+from price_keeper.ledger.ledger_entries import PICO_PER_MICRO
 from price_keeper.reports import money
 from price_keeper.reports.settings_report import format_utc
 from price_keeper.usage.inference_profiles import AppProfiles

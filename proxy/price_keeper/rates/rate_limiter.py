@@ -22,10 +22,10 @@ from price_keeper.clock import Clock
 from price_keeper.domain import Caller, Scope
 from price_keeper.errors import StoreError, TooManyRequests
 from price_keeper.exchange import Header
+from price_keeper.ledger.ledger_entries import Receipt
 from price_keeper.rates.rate_lease_manager import RateDecision, RateLeaseManager
 from price_keeper.rates.rate_limit_settings import REQUESTS, TOKENS, ScopeRateLimits, parse_rate_limits
 from price_keeper.rates.token_bucket import MILLI, RateBucket
-from price_keeper.recording.entries import Receipt
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Item, Store
 from price_keeper.tasks import Tasks

@@ -15,8 +15,8 @@ from price_keeper.clock import Clock
 from price_keeper.domain import Scope
 from price_keeper.errors import ConditionFailed, StoreError
 from price_keeper.ledger.lease_rows import HardBudgetKey
+from price_keeper.ledger.ledger_entries import Counter, UsageCounts
 from price_keeper.org_calendar import format_day
-from price_keeper.recording.entries import Counter, UsageCounts
 from price_keeper.recording.flush import (
     COST_ATTRIBUTE,
     DAY_SECONDS,

@@ -12,7 +12,7 @@ from typing import Any
 
 from price_keeper.errors import JournalUnusable
 from price_keeper.ledger import lease_file
-from price_keeper.recording.entries import (
+from price_keeper.ledger.ledger_entries import (
     JOURNAL_FORMAT,
     ChargedCounters,
     Counter,
@@ -21,12 +21,12 @@ from price_keeper.recording.entries import (
     Receipt,
     UsageTally,
 )
+from price_keeper.ledger.ulid import is_ulid
 from price_keeper.recording.folder import is_disk_full
 from price_keeper.recording.journal import SealedSegment
 from price_keeper.recording.lines import JournalLines, decode_lines
 from price_keeper.recording.seal import SegmentExtent, SegmentSeal
 from price_keeper.recording.segment import SEGMENT_SUFFIX
-from price_keeper.recording.ulid import is_ulid
 
 _log = logging.getLogger("price_keeper.recording")
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import orjson
 
-from price_keeper.recording.entries import Counter, LineKind, UsageCounts, UsageTally
+from price_keeper.ledger.ledger_entries import Counter, LineKind, UsageCounts, UsageTally
 from price_keeper.stores.contract import MAX_TRANSACTION_WRITES
 
 # A part is one transaction: its marker, and for each sum a counter and perhaps an entry in the list of active ones.

@@ -12,7 +12,7 @@ from hashlib import sha256
 from typing import Any
 
 from price_keeper.errors import PriceKeeperError
-from price_keeper.recording.entries import LineKind, UsageTally
+from price_keeper.ledger.ledger_entries import LineKind, UsageTally
 from price_keeper.recording.flush import SegmentMarker
 from price_keeper.recording.journal import SealedSegment
 from price_keeper.recording.leftovers import InternedValues, RecoveredSegment

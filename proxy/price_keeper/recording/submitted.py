@@ -18,8 +18,8 @@ from typing import Any, TypeAlias
 
 from price_keeper.clock import Clock
 from price_keeper.errors import InvalidStoreRequest, PriceKeeperError, ReasonCode, StoreError, TransactionFailed
+from price_keeper.ledger.ledger_entries import Counter, UsageCounts
 from price_keeper.recording import flush
-from price_keeper.recording.entries import Counter, UsageCounts
 from price_keeper.stores import schema
 from price_keeper.stores.conflict_retry import retry_on_conflict
 from price_keeper.stores.contract import (

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from enum import Enum
 from typing import NamedTuple
 
-from price_keeper.recording.entries import UsageCounts
+from price_keeper.ledger.ledger_entries import UsageCounts
 
 CountsByLabel = Mapping[str, UsageCounts]
 

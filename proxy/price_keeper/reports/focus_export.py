@@ -12,8 +12,8 @@ from datetime import UTC, datetime
 from typing import NamedTuple
 
 from price_keeper.config.config_sections import ASYNC_JOB_LABEL, GUARDRAIL_LABEL
+from price_keeper.ledger.ledger_entries import UsageCounts
 from price_keeper.org_calendar import find_day_span
-from price_keeper.recording.entries import UsageCounts
 from price_keeper.reports.money import format_exact_usd
 from price_keeper.reports.report_formats import escape_formula, format_time
 from price_keeper.reports.report_rows import SpendEntry, sum_token_counts

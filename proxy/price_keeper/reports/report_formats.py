@@ -13,7 +13,7 @@ from datetime import UTC, date, datetime
 from io import StringIO
 from typing import Any
 
-from price_keeper.recording.entries import UsageCounts
+from price_keeper.ledger.ledger_entries import UsageCounts
 from price_keeper.reports import money
 from price_keeper.reports.report_rows import ReportRow, RowKey, sum_counts
 from price_keeper.reports.spend_report import SpendReport

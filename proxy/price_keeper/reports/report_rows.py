@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from datetime import date
 from typing import NamedTuple
 
-from price_keeper.recording.entries import UsageCounts
+from price_keeper.ledger.ledger_entries import UsageCounts
 
 DIMENSIONS = ("org", "app", "label", "day")
 NO_APP = "-"  # how calls of callers without an app are shown

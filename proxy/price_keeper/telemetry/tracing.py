@@ -25,8 +25,8 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from price_keeper.config.config_sections import TelemetryConfig as Chosen
 from price_keeper.domain import PICO_PER_USD, Caller
 from price_keeper.exchange import FlowControl, Handler, Header, Request, Responder
+from price_keeper.ledger.ledger_entries import Receipt
 from price_keeper.operations import Operation, OperationPath, parse_path
-from price_keeper.recording.entries import Receipt
 from price_keeper.telemetry.build_info import get_version
 from price_keeper.telemetry.metrics import Samples
 

@@ -19,8 +19,7 @@ from typing import Final
 import orjson
 
 from price_keeper.domain import Caller
-from price_keeper.operations import Operation
-from price_keeper.recording.entries import (
+from price_keeper.ledger.ledger_entries import (
     ChargedCounters,
     CompletionListener,
     Intent,
@@ -28,6 +27,7 @@ from price_keeper.recording.entries import (
     build_counts,
     make_plain_counts,
 )
+from price_keeper.operations import Operation
 from price_keeper.recording.journal import Journal
 from price_keeper.telemetry.logs import build_bedrock_extra
 from price_keeper.upstream.forwarder import UpstreamTarget

@@ -17,7 +17,7 @@ from price_keeper.control.parts import ControlServices
 from price_keeper.control.selecting import format_selection
 from price_keeper.domain import PICO_PER_MICRO, Caller, build_client_id
 from price_keeper.errors import StoreError
-from price_keeper.recording.entries import Counter
+from price_keeper.ledger.ledger_entries import Counter
 from price_keeper.reports.settings_report import format_utc
 
 MAX_CHART_POINTS = 120  # points of a course that a page is sent

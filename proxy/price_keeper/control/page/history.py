@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from itertools import pairwise
 from typing import NamedTuple
 
-from price_keeper.recording.entries import Counter
+from price_keeper.ledger.ledger_entries import Counter
 
 MAX_CURVES = 3000  # counters; with all their points some 15 MB
 MAX_UNSPENT_CURVES = 1000  # counters of which nothing is spent, of however many apps that there may not even be

@@ -8,7 +8,7 @@ from typing import Any
 
 from price_keeper.budgets import label_policy
 from price_keeper.control.page.history import SpendCurve
-from price_keeper.recording.entries import PICO_PER_MICRO
+from price_keeper.ledger.ledger_entries import PICO_PER_MICRO
 from price_keeper.reports import money
 from price_keeper.reports.settings_report import format_utc
 

@@ -1,4 +1,9 @@
-"""What a journal says, as values: who pays, what was about to be sent, what it came to, and the sums of it. Pure."""
+"""The values that the ledger keeps: which counters are charged, the intent of a call, its receipt, and sums of receipts.
+Pure.
+
+A `Counter` names one counter in the store. `ChargedCounters` are those that a call is charged to, fixed when it
+starts. An `Intent` is written before a call is sent, with an estimate; a `Receipt` says what the call used and cost.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +14,6 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import orjson
 
-# The units that an entry's money is counted in.
 from price_keeper.domain import PICO_PER_MICRO as PICO_PER_MICRO
 from price_keeper.domain import PICO_PER_USD as PICO_PER_USD
 from price_keeper.usage.model_families import UNBILLED_GUARDRAIL_COUNTS

@@ -1,4 +1,4 @@
-"""Names that sort by when they were made: 48 bits of milliseconds and 80 of chance, in 26 characters. Pure."""
+"""ULIDs: names that sort by the time they were made, of 48 bits of milliseconds and 80 random bits in 26 characters. Pure."""
 
 from __future__ import annotations
 
