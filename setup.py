@@ -36,7 +36,7 @@ COMPILED = [
     "proxy/price_keeper/usage/meter.py",
     "proxy/price_keeper/recording/journal.py",
     "proxy/price_keeper/usage/meter_factory.py",
-    "proxy/price_keeper/recording/segment.py",
+    "proxy/price_keeper/ledger/segment.py",
     "proxy/price_keeper/rates/rate_limiter.py",
     "proxy/price_keeper/budgets/budget_registry.py",
     "proxy/price_keeper/budgets/label_policy.py",

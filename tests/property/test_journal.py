@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from price_keeper.errors import RecordingUnavailable
 from price_keeper.ledger.ledger_entries import ChargedCounters, Counter, Intent, Receipt, UsageCounts
+from price_keeper.ledger.segment import SEGMENT_SUFFIX
 from price_keeper.ledger.ulid import UlidFactory
 from price_keeper.recording.journal import Journal, SealedSegment
 from price_keeper.recording.leftovers import recover
-from price_keeper.recording.segment import SEGMENT_SUFFIX
 
 from tests.support.effort import tries
 
@@ -75,7 +75,7 @@ class Machine(RuleBasedStateMachine):
         self.patches = ExitStack()
         self.patches.enter_context(mock.patch("os.pwrite", self.disk.write))
         self.patches.enter_context(mock.patch("os.fsync"))  # nobody pulls a plug here
-        self.patches.enter_context(mock.patch("price_keeper.recording.segment.MAX_ROOM_BYTES", room_taken))
+        self.patches.enter_context(mock.patch("price_keeper.ledger.segment.MAX_ROOM_BYTES", room_taken))
         self.calls = count()
         self.chance = count(1)
         self.under_way: list[int] = []  # the numbers of those whose end the journal has not been told

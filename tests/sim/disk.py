@@ -13,8 +13,8 @@ from typing import Any
 from unittest import mock
 from zlib import crc32
 
-from price_keeper.recording import segment
-from price_keeper.recording.segment import Segment
+from price_keeper.ledger import segment
+from price_keeper.ledger.segment import Segment
 
 from tests.sim import scheduler as simulated
 from tests.sim.scheduler import Killed

@@ -18,8 +18,8 @@ from price_keeper.budgets import hard_budgets
 from price_keeper.budgets.budget_state import BudgetState
 from price_keeper.config import Config
 from price_keeper.errors import QuotaExceeded
+from price_keeper.ledger import segment
 from price_keeper.org_calendar import Period, load_zone
-from price_keeper.recording import segment
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Update, Value
 

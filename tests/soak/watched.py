@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from price_keeper.cli.entry_point import main
-from price_keeper.recording.segment import SEGMENT_SUFFIX
+from price_keeper.ledger.segment import SEGMENT_SUFFIX
 
 
 def keep_what_is_removed(folder: Path) -> None:

@@ -11,7 +11,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from price_keeper.recording.segment import SEGMENT_SUFFIX
+from price_keeper.ledger.segment import SEGMENT_SUFFIX
 
 LONGEST_SECONDS = 1800  # should nobody come to end it
 

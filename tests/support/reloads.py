@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 import yaml
 from bedrock_simulator import Keys
 from price_keeper.ledger.ledger_entries import Intent, LineKind, Receipt, UsageCounts
-from price_keeper.recording.lines import decode_lines
-from price_keeper.recording.segment import SEGMENT_SUFFIX
+from price_keeper.ledger.segment import SEGMENT_SUFFIX, decode_lines
 
 from tests.support.commands import Sidecar
 from tests.support.crashing import SidecarSetup

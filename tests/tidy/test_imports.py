@@ -55,7 +55,7 @@ LAYERS: list[set[str]] = [
     {"price_keeper.alerts"},
     {"price_keeper.forwarding", "price_keeper.auth"},
     {"price_keeper.metering"},
-    {"price_keeper.recording.lines", "price_keeper.recording.segment", "price_keeper.ledger.ulid"},
+    {"price_keeper.ledger.segment", "price_keeper.ledger.segment", "price_keeper.ledger.ulid"},
     {"price_keeper.hard"},
     {"price_keeper.recording"},
     {"price_keeper.selection"},

@@ -14,7 +14,7 @@ from price_keeper.errors import StoreUnavailable, TransactionFailed
 from price_keeper.ledger import lease_rows
 from price_keeper.ledger.lease_file import BudgetLeaseFile, release_former_leases
 from price_keeper.ledger.lease_rows import BudgetLeaseRow, HardBudgetKey
-from price_keeper.recording.lines import decode_lines, encode_line
+from price_keeper.ledger.segment import decode_lines, encode_line
 from price_keeper.stores.contract import Store, Write
 
 from tests.support.clock import ManualClock

@@ -19,7 +19,7 @@ from price_keeper.budgets import budget_snapshot as book
 from price_keeper.budgets.budget_snapshot import SnapshotFile
 from price_keeper.clock import SystemClock
 from price_keeper.domain import Scope
-from price_keeper.recording.lines import encode_line
+from price_keeper.ledger.segment import encode_line
 from price_keeper.stores.contract import Store
 
 from tests.support import disks

@@ -20,9 +20,9 @@ from price_keeper.budgets.budget_state import SpendTracker
 from price_keeper.domain import Scope
 from price_keeper.errors import Busy, QuotaExceeded
 from price_keeper.ledger.ledger_entries import Counter
+from price_keeper.ledger.segment import decode_lines
 from price_keeper.org_calendar import Period, find_span, load_zone
 from price_keeper.rates.rate_limiter import RateLimitCache
-from price_keeper.recording.lines import decode_lines
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Store
 from price_keeper.tasks import Tasks

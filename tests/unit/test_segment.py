@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from price_keeper.recording import segment as module
-from price_keeper.recording.lines import decode_lines, encode_line
-from price_keeper.recording.segment import Segment
+from price_keeper.ledger import segment as module
+from price_keeper.ledger.segment import Segment, decode_lines, encode_line
 
 NAME = "01ARZ3NDEKTSV4RRFFQ69G5FAV"
 
@@ -152,7 +151,7 @@ def test_a_close_that_fails_is_told_and_leaves_no_file_open(
 DYING = """
 import os, signal, sys
 from pathlib import Path
-from price_keeper.recording.segment import Segment
+from price_keeper.ledger.segment import Segment
 segment = Segment(Path(sys.argv[1]), sys.argv[2])
 for number in range(1000):
     segment.append(b"[%d]" % number)

@@ -120,7 +120,7 @@ def test_of_a_flame_graph_each_room_has_its_own_part_alone() -> None:
         + _frame("call (proxy/price_keeper/express.py:1)", 68, 100, 500)
         + _frame("admit (proxy/price_keeper/rates/rate_limiter.py:1)", 84, 100, 100)
         + _frame("&lt;lambda&gt; (proxy/price_keeper/budgets/budget_state.py:1)", 84, 200, 50)
-        + _frame("sync (proxy/price_keeper/recording/segment.py:1)", 36, 900, 100)
+        + _frame("sync (proxy/price_keeper/ledger/segment.py:1)", 36, 900, 100)
     )
     assert shares(drawn) == {
         "from room to room": 0.35,

@@ -29,8 +29,7 @@ from price_keeper.budgets.org_settings import ORG_SETTINGS
 from price_keeper.clock import Clock
 from price_keeper.domain import Scope
 from price_keeper.errors import InvalidStoreRequest
-from price_keeper.recording.lines import decode_lines, encode_line
-from price_keeper.recording.segment import OPEN_FLAGS, sync_folder
+from price_keeper.ledger.segment import OPEN_FLAGS, decode_lines, encode_line, sync_folder
 from price_keeper.stores.contract import Item, Value
 from price_keeper.stores.item_codec import decode_item, encode_item
 from price_keeper.tasks import Tasks

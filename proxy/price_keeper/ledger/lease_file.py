@@ -20,9 +20,8 @@ from price_keeper.clock import Clock
 from price_keeper.errors import ReasonCode, TransactionFailed
 from price_keeper.ledger import lease_rows
 from price_keeper.ledger.lease_rows import BudgetLeaseRow, HardBudgetKey
+from price_keeper.ledger.segment import OPEN_FLAGS, decode_lines, encode_line, sync_folder
 from price_keeper.ledger.ulid import is_ulid
-from price_keeper.recording.lines import decode_lines, encode_line
-from price_keeper.recording.segment import OPEN_FLAGS, sync_folder
 from price_keeper.stores.conflict_retry import retry_on_conflict
 from price_keeper.stores.contract import Store
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import orjson
 
 from price_keeper.errors import JournalInUse, JournalUnusable
-from price_keeper.recording.segment import OPEN_FLAGS
+from price_keeper.ledger.segment import OPEN_FLAGS
 
 LOCK_NAME = "lock"
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")

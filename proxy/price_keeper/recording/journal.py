@@ -27,11 +27,11 @@ from price_keeper.ledger.ledger_entries import (
     encode_head,
     encode_ready,
 )
+from price_keeper.ledger.segment import Segment, sync_file, sync_folder
 from price_keeper.ledger.ulid import UlidFactory, read_created_at
 from price_keeper.recording.folder import is_disk_full
 from price_keeper.recording.log_throttle import LogThrottle
 from price_keeper.recording.seal import SegmentExtent, SegmentSeal
-from price_keeper.recording.segment import Segment, sync_file, sync_folder
 from price_keeper.telemetry.request_stats import MAX_LABELS, OTHER_LABEL
 
 SEGMENT_BYTES = 64 * 1024 * 1024  # it is sealed by then, whatever the store says: to read one takes so much memory

@@ -21,12 +21,11 @@ from price_keeper.ledger.ledger_entries import (
     Receipt,
     UsageTally,
 )
+from price_keeper.ledger.segment import SEGMENT_SUFFIX, JournalLines, decode_lines
 from price_keeper.ledger.ulid import is_ulid
 from price_keeper.recording.folder import is_disk_full
 from price_keeper.recording.journal import SealedSegment
-from price_keeper.recording.lines import JournalLines, decode_lines
 from price_keeper.recording.seal import SegmentExtent, SegmentSeal
-from price_keeper.recording.segment import SEGMENT_SUFFIX
 
 _log = logging.getLogger("price_keeper.recording")
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import orjson
 from price_keeper.ledger.ledger_entries import Receipt, build_counts
+from price_keeper.ledger.segment import decode_lines, encode_line
 from price_keeper.operations import Operation
-from price_keeper.recording.lines import decode_lines, encode_line
 from price_keeper.usage import model_families
 from price_keeper.usage.price_table import price_usage
 from price_keeper.usage.token_usage import Usage

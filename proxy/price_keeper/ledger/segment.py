@@ -1,8 +1,9 @@
-"""One file of the journal, which only ever grows: its lines are whole in the kernel before `append` returns.
+"""One file of the journal, append-only, and the encoding of its lines.
 
-It is written to through memory that is mapped to it, which costs a tenth of a system call. The room for that is taken
-from the disk beforehand, as zeros: so a full disk is an error of `append` and no crash, and a process that was killed
-leaves zeros behind its last line. `close` cuts them off. Where a file system maps no files, each line is a system call.
+A line is a checksum, a space, a JSON list and a line feed; the checksum shows which lines were written completely. A
+line is in the kernel before `append` returns. Writes go through a memory map, which costs a tenth of a system call. Room
+is allocated beforehand, as zeros, so a full disk is an OSError of `append` and not a crash, and a killed process
+leaves zeros behind its last line. `close` cuts them off. On a file system without memory maps each line is a write.
 """
 
 from __future__ import annotations
@@ -12,13 +13,69 @@ import logging
 import os
 from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import lru_cache
 from mmap import ALLOCATIONGRANULARITY, mmap
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 from zlib import crc32
 
-from price_keeper.recording.lines import encode_line
+import orjson
+
+_CRC_DIGITS = 8
+
+
+def encode_line(content: bytes) -> bytes:
+    return b"%08x %b\n" % (crc32(content), content)
+
+
+@dataclass(frozen=True, slots=True)
+class JournalLines:
+    """`values` of the good ones, with their `texts` as they stand there; `ends` are the offsets behind them. `spoilt`
+    counts what was no line; `end` is the offset behind the last good one, where writing may go on.
+
+    `has_gaps`: before that end is something that may have been a line, as one behind it that was never finished is not.
+    """
+
+    values: list[list[Any]]
+    corrupt_lines: int
+    end: int
+    has_gaps: bool = False
+    texts: list[bytes] = field(default_factory=list)
+    ends: list[int] = field(default_factory=list)
+
+
+def decode_lines(data: bytes) -> JournalLines:
+    """A line that is torn or spoilt is passed over: those behind it are still good."""
+    found: list[list[Any]] = []
+    texts: list[bytes] = []
+    ends: list[int] = []
+    at = end = corrupt_lines = 0
+    has_gaps = False
+    while (stop := data.find(b"\n", at)) >= 0:
+        torn, hole, text = data[at:stop].rpartition(b"\0")
+        values, start, at = _decode_line(text), at, stop + 1
+        if values is not None:
+            found.append(values)
+            texts.append(data[stop - len(text) : at])
+            ends.append(at)
+            has_gaps |= start != end or bool(hole)
+            end = at
+        if values is None or torn.strip(b"\0"):
+            corrupt_lines += 1
+    return JournalLines(found, corrupt_lines + bool(data[at:].strip(b"\0")), end, has_gaps, texts, ends)
+
+
+def _decode_line(text: bytes) -> list[Any] | None:
+    content = text[_CRC_DIGITS + 1 :]
+    if text[: _CRC_DIGITS + 1] != b"%08x " % crc32(content):
+        return None
+    try:
+        values = orjson.loads(content)
+    except orjson.JSONDecodeError:
+        return None
+    return values if isinstance(values, list) and values else None
+
 
 SEGMENT_SUFFIX: Final = ".seg"
 MIN_ROOM_BYTES, MAX_ROOM_BYTES = 64 * 1024, 256 * 1024  # taken at a time: small files stay small, large ones seldom ask
