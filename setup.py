@@ -34,7 +34,7 @@ COMPILED = [
     "proxy/price_keeper/recording/aggregator.py",
     "proxy/price_keeper/ledger/ledger_entries.py",
     "proxy/price_keeper/usage/meter.py",
-    "proxy/price_keeper/recording/journal.py",
+    "proxy/price_keeper/ledger/journal.py",
     "proxy/price_keeper/usage/meter_factory.py",
     "proxy/price_keeper/ledger/segment.py",
     "proxy/price_keeper/rates/rate_limiter.py",

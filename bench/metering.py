@@ -30,10 +30,10 @@ from price_keeper.config import Config
 from price_keeper.config.config_sections import JournalConfig
 from price_keeper.config.config_sections import StoreConfig as StoreConfig
 from price_keeper.domain import Caller, ResolvedLabel
+from price_keeper.ledger.journal import Journal as RealJournal
 from price_keeper.ledger.ledger_entries import Intent, Receipt
 from price_keeper.operations import Operation
 from price_keeper.recording.composed import open_recording
-from price_keeper.recording.journal import Journal as RealJournal
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Put, Value
 from price_keeper.tasks import Tasks

@@ -306,7 +306,7 @@ async def test_no_series_ever_goes_back_and_there_are_no_more_than_some(
     port: DataPort, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("price_keeper.telemetry.request_stats.MAX_LABELS", 8)
-    monkeypatch.setattr("price_keeper.recording.journal.MOST_TOLD", 8)
+    monkeypatch.setattr("price_keeper.ledger.journal.MOST_TOLD", 8)
     prices = PricesConfig(*(Decimal(8) for _ in range(5)))
     await port.apply_config(unlabelled="meter", default_price=prices)
     seen: dict[tuple[str, ...], float] = {}

@@ -15,10 +15,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from price_keeper.errors import RecordingUnavailable
+from price_keeper.ledger.journal import Journal, SealedSegment
 from price_keeper.ledger.ledger_entries import ChargedCounters, Counter, Intent, Receipt, UsageCounts
 from price_keeper.ledger.segment import SEGMENT_SUFFIX
 from price_keeper.ledger.ulid import UlidFactory
-from price_keeper.recording.journal import Journal, SealedSegment
 from price_keeper.recording.leftovers import recover
 
 from tests.support.effort import tries

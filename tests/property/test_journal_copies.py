@@ -20,11 +20,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from price_keeper.errors import StoreError, StoreUnavailable
+from price_keeper.ledger.journal import Journal, SealedSegment
 from price_keeper.ledger.ledger_entries import PICO_PER_MICRO, ChargedCounters, Counter, Intent, Receipt, UsageCounts
 from price_keeper.ledger.segment import SEGMENT_SUFFIX
 from price_keeper.ledger.ulid import UlidFactory
 from price_keeper.recording.flush import COST_ATTRIBUTE
-from price_keeper.recording.journal import Journal, SealedSegment
 from price_keeper.recording.leftovers import recover
 from price_keeper.recording.sender import SegmentSender
 from price_keeper.stores.contract import Page, Query, Write
@@ -72,7 +72,7 @@ class Machine(RuleBasedStateMachine):
         self.folder.mkdir()
         self.patches = ExitStack()
         self.patches.enter_context(mock.patch("os.fsync"))
-        self.patches.enter_context(mock.patch("price_keeper.recording.seal.SUMS_PER_PART", sums))
+        self.patches.enter_context(mock.patch("price_keeper.ledger.journal.SUMS_PER_PART", sums))
         self.clock, self.store, self.chance = ManualClock(), MemoryStore(), random.Random(0)
         self.calls, self.names, self.copies = count(1), count(1), dict[Path, set[int]]()
         self.under_way: dict[int, int] = {}  # calls, by their numbers in the journal

@@ -9,10 +9,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
 from price_keeper.errors import JournalFull
+from price_keeper.ledger.journal import SealedSegment, SegmentPart
 from price_keeper.ledger.segment import SEGMENT_SUFFIX
-from price_keeper.recording.journal import SealedSegment
 from price_keeper.recording.leftovers import recover
-from price_keeper.recording.seal import SegmentPart
 
 from tests.property.test_journal import SCOPES, Machine
 from tests.support.effort import tries

@@ -15,7 +15,7 @@ from unittest import mock
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
-from price_keeper.recording.journal import SealedSegment
+from price_keeper.ledger.journal import SealedSegment
 from price_keeper.recording.leftovers import recover
 
 from tests.property.test_journal import SCOPES, Machine

@@ -25,10 +25,10 @@ from multidict import CIMultiDict
 from price_keeper.budgets.hard import cost_ceiling
 from price_keeper.budgets.hard.cost_ceiling import compute_ceiling
 from price_keeper.config.config_sections import PricesConfig
+from price_keeper.ledger.journal import Journal
 from price_keeper.ledger.ledger_entries import ChargedCounters, Counter, UsageCounts
 from price_keeper.ledger.ulid import UlidFactory
 from price_keeper.operations import Operation
-from price_keeper.recording.journal import Journal
 from price_keeper.upstream.connection_pool import UpstreamEndpoint
 from price_keeper.upstream.eventstream import FrameWatcher
 from price_keeper.upstream.forwarder import UpstreamTarget

@@ -19,13 +19,13 @@ from price_keeper.budgets.budget_state import BudgetState, SpendTracker
 from price_keeper.budgets.hard.budget_lease import IDLE_SECONDS, BudgetLease
 from price_keeper.errors import StoreUnavailable
 from price_keeper.ledger import lease_rows
+from price_keeper.ledger.journal import Journal
 from price_keeper.ledger.lease_file import BudgetLeaseFile
 from price_keeper.rates.bucket_client import BucketTransaction, TransactionSender
 from price_keeper.rates.rate_lease import RateLease
 from price_keeper.rates.store_time import StoreTime
 from price_keeper.recording import aggregator, flush, leftovers
 from price_keeper.recording.flush import SegmentMarker
-from price_keeper.recording.journal import Journal
 from price_keeper.recording.recorder import Recorder
 from price_keeper.recording.sender import SegmentSender
 from price_keeper.recording.turns import FlushGate

@@ -9,9 +9,9 @@ import sqlite3
 from pathlib import Path
 from typing import Any
 
+from price_keeper.ledger.journal import SegmentSeal
 from price_keeper.ledger.ledger_entries import ChargedCounters, Counter, Intent, LineKind, Receipt, UsageCounts
 from price_keeper.ledger.segment import SEGMENT_SUFFIX, decode_lines
-from price_keeper.recording.seal import SegmentSeal
 
 from tests.soak.fleet import Member
 

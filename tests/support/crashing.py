@@ -22,9 +22,9 @@ from botocore.exceptions import BotoCoreError, ClientError
 from price_keeper.auth.signing_keys import SigningKey
 from price_keeper.auth.tokens import TokenService
 from price_keeper.domain import Scope
+from price_keeper.ledger.journal import SegmentSeal
 from price_keeper.ledger.ledger_entries import ChargedCounters, Intent, LineKind, Receipt, UsageCounts
 from price_keeper.ledger.segment import SEGMENT_SUFFIX, decode_lines
-from price_keeper.recording.seal import SegmentSeal
 
 from tests.support.commands import ROOT, Sidecar, sidecar
 from tests.support.ports import free_port

@@ -17,10 +17,10 @@ from price_keeper.budgets.budget_state import Decision
 from price_keeper.config import Config
 from price_keeper.config.config_sections import AggregatorConfig as AggregatorConfig
 from price_keeper.domain import Caller
+from price_keeper.ledger.journal import Journal
 from price_keeper.ledger.ledger_entries import Intent, Receipt, UsageCounts
 from price_keeper.ledger.ulid import UlidFactory
 from price_keeper.recording.aggregator import Aggregator
-from price_keeper.recording.journal import Journal
 from price_keeper.recording.pace import FlushInterval
 from price_keeper.recording.recorder import Recorder
 from price_keeper.recording.sender import SegmentSender

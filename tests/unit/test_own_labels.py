@@ -22,10 +22,10 @@ from price_keeper.budgets.label_selector import LabelResolver
 from price_keeper.config import Config
 from price_keeper.domain import Caller, Scope
 from price_keeper.errors import Busy, InvalidRequest
+from price_keeper.ledger.journal import Journal
 from price_keeper.ledger.ulid import UlidFactory
 from price_keeper.operations import Operation
 from price_keeper.org_calendar import Period, find_span, load_zone
-from price_keeper.recording.journal import Journal
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Item, Put, Store, Update
 from price_keeper.tasks import Tasks

@@ -12,6 +12,7 @@ from typing import Any
 
 from price_keeper.errors import JournalUnusable
 from price_keeper.ledger import lease_file
+from price_keeper.ledger.journal import SealedSegment, SegmentExtent, SegmentSeal
 from price_keeper.ledger.ledger_entries import (
     JOURNAL_FORMAT,
     ChargedCounters,
@@ -24,8 +25,6 @@ from price_keeper.ledger.ledger_entries import (
 from price_keeper.ledger.segment import SEGMENT_SUFFIX, JournalLines, decode_lines
 from price_keeper.ledger.ulid import is_ulid
 from price_keeper.recording.folder import is_disk_full
-from price_keeper.recording.journal import SealedSegment
-from price_keeper.recording.seal import SegmentExtent, SegmentSeal
 
 _log = logging.getLogger("price_keeper.recording")
 

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from price_keeper.clock import Clock
 from price_keeper.errors import RecordingUnavailable, StoreError
+from price_keeper.ledger.journal import Journal, SealedSegment
 from price_keeper.ledger.ledger_entries import PICO_PER_USD, Counter, UsageCounts
-from price_keeper.recording.journal import Journal, SealedSegment
 from price_keeper.recording.log_throttle import LogThrottle
 from price_keeper.recording.pace import FlushInterval
 from price_keeper.recording.sender import SegmentSender

@@ -10,12 +10,11 @@ from typing import Protocol
 
 from price_keeper.clock import Clock
 from price_keeper.errors import InvalidStoreRequest, JournalFull, ReasonCode, StoreError, TransactionFailed
+from price_keeper.ledger.journal import SealedSegment, SegmentPart
 from price_keeper.ledger.ledger_entries import Counter, UsageCounts
 from price_keeper.ledger.ulid import is_ulid, read_created_at
 from price_keeper.recording import flush
 from price_keeper.recording.flush import SegmentMarker
-from price_keeper.recording.journal import SealedSegment
-from price_keeper.recording.seal import SegmentPart
 from price_keeper.recording.stretches import LineRanges, SegmentMismatch
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Item, Query, Store, Write

@@ -19,6 +19,7 @@ from typing import Final
 import orjson
 
 from price_keeper.domain import Caller
+from price_keeper.ledger.journal import Journal
 from price_keeper.ledger.ledger_entries import (
     ChargedCounters,
     CompletionListener,
@@ -28,7 +29,6 @@ from price_keeper.ledger.ledger_entries import (
     make_plain_counts,
 )
 from price_keeper.operations import Operation
-from price_keeper.recording.journal import Journal
 from price_keeper.telemetry.logs import build_bedrock_extra
 from price_keeper.upstream.forwarder import UpstreamTarget
 from price_keeper.usage.guardrail_usage import GuardrailUsageReader, price_guardrail

@@ -21,9 +21,9 @@ from price_keeper.config import Config
 from price_keeper.config.config_sections import ASYNC_JOB_LABEL, GUARDRAIL_LABEL
 from price_keeper.domain import Caller, ResolvedLabel
 from price_keeper.errors import InvalidRequest
+from price_keeper.ledger.journal import Journal
 from price_keeper.ledger.ledger_entries import ChargedCounters, CompletionListener
 from price_keeper.operations import Operation
-from price_keeper.recording.journal import Journal
 from price_keeper.upstream.forwarder import CallObserver, UpstreamTarget
 from price_keeper.usage.guardrail_usage import build_guardrail_prices, estimate_units, price_guardrail
 from price_keeper.usage.inference_profiles import InferenceProfile, ResolvedProfile
