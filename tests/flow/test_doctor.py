@@ -21,8 +21,8 @@ from price_keeper.doctor import disk_checks
 from price_keeper.doctor import doctor_checks as carrying
 from price_keeper.doctor.doctor_checks import DoctorCheck, Finding, FindingStatus, in_thread, ok, run_doctor_checks
 from price_keeper.doctor.doctor_context import DoctorContext
+from price_keeper.ledger.journal_lock import lock_folder
 from price_keeper.ledger.ulid import UlidFactory
-from price_keeper.recording.folder import lock_folder
 from price_keeper.server.tls import ensure_local_certificates
 from price_keeper.stores.sqlite_file import prepare_file
 

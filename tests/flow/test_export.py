@@ -21,8 +21,8 @@ from uuid import uuid4
 
 import pytest
 from price_keeper.domain import Scope
+from price_keeper.ledger import counter_writes
 from price_keeper.ledger.ledger_entries import Counter, UsageCounts
-from price_keeper.recording import flush
 from price_keeper.recording.aggregator import AS_OF_ATTRIBUTE, build_total_key
 from price_keeper.reports.spend_report import SpendReport, build_report
 from price_keeper.stores import schema
@@ -62,8 +62,8 @@ async def fill(path: Path) -> None:
             Update(build_total_key(counter), set={AS_OF_ATTRIBUTE: int(noon) + 10 * 86_400}) for counter, _ in part
         ]
         entries = [
-            *flush.build_active_entries(tuple(part), f"{day:%Y%m%d}", set(), noon),
-            *flush.build_total_additions(tuple(part), noon),
+            *counter_writes.build_active_entries(tuple(part), f"{day:%Y%m%d}", set(), noon),
+            *counter_writes.build_total_additions(tuple(part), noon),
             *stamped,
         ]
         await asyncio.gather(*(store.update(each) for each in entries))

@@ -13,8 +13,7 @@ from price_keeper.budgets import org_settings
 from price_keeper.budgets.hard import cost_ceiling, token_bound
 from price_keeper.config import config_problems
 from price_keeper.control import bodies as control_bodies
-from price_keeper.ledger import segment
-from price_keeper.recording import leftovers
+from price_keeper.ledger import recovery, segment
 from price_keeper.server import http1_parser, http2, http2_stream
 from price_keeper.stores import dynamodb_expressions, item_codec
 from price_keeper.upstream import chat_stream_usage, connection_pool, eventstream, json_splice, relay, request_metadata
@@ -121,7 +120,7 @@ SPOILT: dict[str, tuple[str, Spoils]] = {
         "journal",
         puts(segment, "_decode_line", lambda text: orjson.loads(text[9:] or b"[]")),
     ),
-    "calls that count twice": ("journal", puts(leftovers.RecoveredSegment, "hand_calls_to", lambda *_: None)),
+    "calls that count twice": ("journal", puts(recovery.RecoveredSegment, "hand_calls_to", lambda *_: None)),
     "numbers that are rounded": ("values", wraps(item_codec, "number", lambda value: float(value))),
     "a kind that is another": ("values", puts(dynamodb_expressions, "number", str)),
 }

@@ -17,9 +17,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from price_keeper.errors import RecordingUnavailable
 from price_keeper.ledger.journal import Journal, SealedSegment
 from price_keeper.ledger.ledger_entries import ChargedCounters, Counter, Intent, Receipt, UsageCounts
+from price_keeper.ledger.recovery import recover
 from price_keeper.ledger.segment import SEGMENT_SUFFIX
 from price_keeper.ledger.ulid import UlidFactory
-from price_keeper.recording.leftovers import recover
 
 from tests.support.effort import tries
 

@@ -20,12 +20,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from price_keeper.errors import StoreError, StoreUnavailable
+from price_keeper.ledger.counter_writes import COST_ATTRIBUTE
 from price_keeper.ledger.journal import Journal, SealedSegment
 from price_keeper.ledger.ledger_entries import PICO_PER_MICRO, ChargedCounters, Counter, Intent, Receipt, UsageCounts
+from price_keeper.ledger.recovery import recover
 from price_keeper.ledger.segment import SEGMENT_SUFFIX
 from price_keeper.ledger.ulid import UlidFactory
-from price_keeper.recording.flush import COST_ATTRIBUTE
-from price_keeper.recording.leftovers import recover
 from price_keeper.recording.sender import SegmentSender
 from price_keeper.stores.contract import Page, Query, Write
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import rule
 from price_keeper.errors import JournalFull
 from price_keeper.ledger.journal import SealedSegment, SegmentPart
+from price_keeper.ledger.recovery import recover
 from price_keeper.ledger.segment import SEGMENT_SUFFIX
-from price_keeper.recording.leftovers import recover
 
 from tests.property.test_journal import SCOPES, Machine
 from tests.support.effort import tries

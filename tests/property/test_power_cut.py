@@ -16,7 +16,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 from price_keeper.ledger.journal import SealedSegment
-from price_keeper.recording.leftovers import recover
+from price_keeper.ledger.recovery import recover
 
 from tests.property.test_journal import SCOPES, Machine
 from tests.support.effort import tries

@@ -18,14 +18,14 @@ from price_keeper.budgets.budget_snapshot import SnapshotFile
 from price_keeper.budgets.budget_state import BudgetState, SpendTracker
 from price_keeper.budgets.hard.budget_lease import IDLE_SECONDS, BudgetLease
 from price_keeper.errors import StoreUnavailable
-from price_keeper.ledger import lease_rows
+from price_keeper.ledger import counter_writes, lease_rows, recovery
+from price_keeper.ledger.counter_writes import SegmentMarker
 from price_keeper.ledger.journal import Journal
 from price_keeper.ledger.lease_file import BudgetLeaseFile
 from price_keeper.rates.bucket_client import BucketTransaction, TransactionSender
 from price_keeper.rates.rate_lease import RateLease
 from price_keeper.rates.store_time import StoreTime
-from price_keeper.recording import aggregator, flush, leftovers
-from price_keeper.recording.flush import SegmentMarker
+from price_keeper.recording import aggregator
 from price_keeper.recording.recorder import Recorder
 from price_keeper.recording.sender import SegmentSender
 from price_keeper.recording.turns import FlushGate
@@ -61,7 +61,7 @@ def seeds_until_found(mistake: Mistake, folder: Path, most: int) -> tuple[int, O
 
 
 _writes, _following, _send_part, _once = (
-    flush.build_writes,
+    counter_writes.build_writes,
     Journal._begin_segment,
     SegmentSender._send_part,
     TransactionSender._attempt,
@@ -80,7 +80,7 @@ def _without_estimates(found: Any) -> Any:
     return _brought_to_its_end(found)
 
 
-_brought_to_its_end = leftovers._estimate_and_seal
+_brought_to_its_end = recovery._estimate_and_seal
 
 
 def _without_carried(journal: Any, before: str) -> Any:
@@ -193,7 +193,9 @@ _write_name = BudgetLeaseFile._write
 _ANY = any_of(ItemMissing(), ItemExists())
 
 MISTAKES = {
-    "a flush without the condition of its marker": Mistake(flush, "build_writes", _without_marker, "journal", 10_006),
+    "a flush without the condition of its marker": Mistake(
+        counter_writes, "build_writes", _without_marker, "journal", 10_006
+    ),
     "a lost answer taken for a good one": Mistake(SegmentSender, "_send_part", _lost_is_good, "journal"),
     "a marker that stands for a segment whatever its lines are": Mistake(
         SegmentMarker, "is_confirmed_by", lambda *_: True, "journal", 10_020
@@ -202,9 +204,9 @@ MISTAKES = {
         SegmentSender, "_read_counted_calls", _nothing_counted_before, "journal", 10_485
     ),
     "estimates in both of two segments": Mistake(
-        leftovers.RecoveredSegment, "hand_calls_to", lambda *_: None, "journal", 10_012
+        recovery.RecoveredSegment, "hand_calls_to", lambda *_: None, "journal", 10_012
     ),
-    "no estimates at all": Mistake(leftovers, "_estimate_and_seal", _without_estimates, "journal", 10_007),
+    "no estimates at all": Mistake(recovery, "_estimate_and_seal", _without_estimates, "journal", 10_007),
     "calls under way that no segment carries on": Mistake(
         Journal, "_begin_segment", _without_carried, "journal", 10_007
     ),

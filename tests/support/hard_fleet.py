@@ -16,15 +16,15 @@ from typing import Any, TypeVar, cast
 from price_keeper.budgets.hard.budget_lease import BudgetLeases, CostReservation
 from price_keeper.clock import Clock
 from price_keeper.errors import StoreUnavailable
+from price_keeper.ledger.counter_writes import build_addition
 from price_keeper.ledger.journal import Journal
 from price_keeper.ledger.lease_file import BudgetLeaseFile, release_former_leases
 from price_keeper.ledger.lease_rows import BudgetLeaseRow, HardBudgetBucket, HardBudgetKey
 from price_keeper.ledger.ledger_entries import ChargedCounters, Counter, Intent, Receipt, UsageCounts
+from price_keeper.ledger.recovery import recover
 from price_keeper.ledger.ulid import UlidFactory
 from price_keeper.recording.aggregator import Aggregator, read_spent_pico
 from price_keeper.recording.composed import Recording
-from price_keeper.recording.flush import build_addition
-from price_keeper.recording.leftovers import recover
 from price_keeper.recording.pace import FlushInterval
 from price_keeper.recording.recorder import Recorder
 from price_keeper.recording.sender import SegmentSender

@@ -16,10 +16,10 @@ from price_keeper.cli.replay_command import _replay
 from price_keeper.config import Config
 from price_keeper.errors import JournalInUse, JournalUnusable, RecordingUnavailable
 from price_keeper.ledger import lease_rows
+from price_keeper.ledger.journal_lock import lock_folder
+from price_keeper.ledger.recovery import RecoveredJournal, recover
 from price_keeper.recording.adoption import OrphanedJournals, find_worker_folders, locate_worker_folder
 from price_keeper.recording.composed import Recording, open_recording
-from price_keeper.recording.folder import lock_folder
-from price_keeper.recording.leftovers import RecoveredJournal, recover
 from price_keeper.stores.contract import Store
 
 from tests.support.clock import ManualClock

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 from price_keeper.errors import JournalUnusable
+from price_keeper.ledger import journal_lock as journals
 from price_keeper.ledger.lease_file import LEASE_FILE_PREFIX, BudgetLeaseFile
 from price_keeper.ledger.lease_rows import HardBudgetKey
 from price_keeper.ledger.segment import Segment
-from price_keeper.recording import folder as journals
 
 TEXT = "not ours"
 NAME = HardBudgetKey("ORG#c0000000-0000-4000-8000-000000000001", "premium", "DAY#20261118")

@@ -14,9 +14,9 @@ from bedrock_simulator.frames import encode_event, encode_exception
 from price_keeper.config.config_sections import PricesConfig
 from price_keeper.ledger.journal import Journal
 from price_keeper.ledger.ledger_entries import ChargedCounters, Counter, UsageCounts
+from price_keeper.ledger.recovery import recover
 from price_keeper.ledger.ulid import UlidFactory
 from price_keeper.operations import Operation
-from price_keeper.recording.leftovers import recover
 from price_keeper.upstream.connection_pool import UpstreamEndpoint
 from price_keeper.upstream.eventstream import encode_frame
 from price_keeper.upstream.forwarder import UpstreamTarget

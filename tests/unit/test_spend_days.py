@@ -8,8 +8,8 @@ from zoneinfo import ZoneInfo, available_timezones
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from price_keeper.ledger.counter_writes import DAY_SECONDS, MARKER_TTL_SECONDS, TOTAL_TTL_SECONDS
 from price_keeper.org_calendar import find_day_span, find_org_date
-from price_keeper.recording.flush import DAY_SECONDS, MARKER_TTL_SECONDS, TOTAL_TTL_SECONDS
 from price_keeper.reports.report_period import ReportPeriod, check_report_period, find_listing_days, parse_report_period
 
 from tests.support.effort import tries

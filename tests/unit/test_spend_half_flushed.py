@@ -6,8 +6,8 @@ from pathlib import Path
 
 from price_keeper.budgets import budget_snapshot as noted
 from price_keeper.budgets.budget_snapshot import BudgetSnapshot
+from price_keeper.ledger.recovery import recover
 from price_keeper.ledger.segment import decode_lines
-from price_keeper.recording.leftovers import recover
 from price_keeper.stores.contract import Store
 
 from tests.support.clock import ManualClock

@@ -17,8 +17,8 @@ from price_keeper.control.parts import ControlServices
 from price_keeper.control.problems import ERROR_CODES, ApiError, invalid_request, not_found, to_api_error
 from price_keeper.domain import Caller, build_client_id
 from price_keeper.errors import StoreUnavailable
+from price_keeper.ledger.counter_writes import DAY_SECONDS, to_micros
 from price_keeper.ledger.ledger_entries import PICO_PER_MICRO, Counter, build_counts
-from price_keeper.recording.flush import DAY_SECONDS, to_micros
 from price_keeper.recording.submitted import (
     MAX_SUBMISSION_AGE_SECONDS,
     ChargedSubmission,

@@ -26,6 +26,7 @@ from typing import Any
 import orjson
 
 from price_keeper.errors import JournalFull, JournalUnusable, RecordingUnavailable
+from price_keeper.ledger.journal_lock import is_disk_full
 from price_keeper.ledger.ledger_entries import (
     Counter,
     Intent,
@@ -38,7 +39,6 @@ from price_keeper.ledger.ledger_entries import (
 )
 from price_keeper.ledger.segment import Segment, sync_file, sync_folder
 from price_keeper.ledger.ulid import UlidFactory, read_created_at
-from price_keeper.recording.folder import is_disk_full
 from price_keeper.recording.log_throttle import LogThrottle
 from price_keeper.stores.contract import MAX_TRANSACTION_WRITES
 from price_keeper.telemetry.request_stats import MAX_LABELS, OTHER_LABEL

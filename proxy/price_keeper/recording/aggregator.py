@@ -14,10 +14,7 @@ from typing import Any, Final, NamedTuple
 from price_keeper.clock import Clock
 from price_keeper.domain import Scope
 from price_keeper.errors import ConditionFailed, StoreError
-from price_keeper.ledger.lease_rows import HardBudgetKey
-from price_keeper.ledger.ledger_entries import Counter, UsageCounts
-from price_keeper.org_calendar import format_day
-from price_keeper.recording.flush import (
+from price_keeper.ledger.counter_writes import (
     COST_ATTRIBUTE,
     DAY_SECONDS,
     SHARD_TTL_SECONDS,
@@ -25,6 +22,9 @@ from price_keeper.recording.flush import (
     read_shard_count,
     to_pico,
 )
+from price_keeper.ledger.lease_rows import HardBudgetKey
+from price_keeper.ledger.ledger_entries import Counter, UsageCounts
+from price_keeper.org_calendar import format_day
 from price_keeper.stores import schema
 from price_keeper.stores.contract import (
     EXPIRY_ATTRIBUTE,

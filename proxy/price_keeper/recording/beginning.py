@@ -8,8 +8,8 @@ from pathlib import Path
 
 from price_keeper.errors import JournalFull, JournalUnusable, StoreError
 from price_keeper.ledger.journal import Journal
-from price_keeper.recording.folder import is_disk_full
-from price_keeper.recording.leftovers import RecoveredJournal
+from price_keeper.ledger.journal_lock import is_disk_full
+from price_keeper.ledger.recovery import RecoveredJournal
 from price_keeper.recording.sender import SegmentSender
 
 

@@ -10,11 +10,11 @@ from typing import Protocol
 
 from price_keeper.clock import Clock
 from price_keeper.errors import InvalidStoreRequest, JournalFull, ReasonCode, StoreError, TransactionFailed
+from price_keeper.ledger import counter_writes
+from price_keeper.ledger.counter_writes import SegmentMarker
 from price_keeper.ledger.journal import SealedSegment, SegmentPart
 from price_keeper.ledger.ledger_entries import Counter, UsageCounts
 from price_keeper.ledger.ulid import is_ulid, read_created_at
-from price_keeper.recording import flush
-from price_keeper.recording.flush import SegmentMarker
 from price_keeper.recording.stretches import LineRanges, SegmentMismatch
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Item, Query, Store, Write
@@ -101,7 +101,7 @@ class SegmentSender:
             return frozenset()
         ulid, counted = self._last_sent.get(sealed.path.parent, ("", frozenset()))
         if ulid != sealed.previous_ulid and is_ulid(sealed.previous_ulid):
-            counted = flush.read_estimated_calls((await self._read_markers(sealed.previous_ulid)).values())
+            counted = counter_writes.read_estimated_calls((await self._read_markers(sealed.previous_ulid)).values())
         return counted
 
     async def _read_markers(self, ulid: str) -> Mapping[str, Item]:
@@ -186,7 +186,7 @@ class SegmentSender:
             )
 
     def _is_too_old(self, ulid: str) -> bool:
-        return self._clock.now() - read_created_at(ulid) > flush.MARKER_TTL_SECONDS - MARKER_MARGIN_SECONDS
+        return self._clock.now() - read_created_at(ulid) > counter_writes.MARKER_TTL_SECONDS - MARKER_MARGIN_SECONDS
 
     def _reject(self, sealed: SealedSegment, reason: str) -> None:
         """It must not hold up what can be counted, unless nobody could tell then which of its calls were carried on."""
@@ -199,14 +199,14 @@ class SegmentSender:
     async def _send_part(self, ulid: str, marker: SegmentMarker, number: int, part: SegmentPart) -> Item | None:
         """The marker that stands there, if this part is in the store already."""
         now = self._clock.now()
-        self._begin_day(flush.format_utc_day(now))
-        entries: list[Write] = [*flush.build_active_entries(part, self._day, self._listed_counters, now)]
-        writes = flush.build_writes(ulid, marker, number, part, now)
+        self._begin_day(counter_writes.format_utc_day(now))
+        entries: list[Write] = [*counter_writes.build_active_entries(part, self._day, self._listed_counters, now)]
+        writes = counter_writes.build_writes(ulid, marker, number, part, now)
         if self._is_too_old(ulid):
             # They do not fit into one transaction with the totals, and do no harm where nothing follows them.
             if entries:
                 await self._store.transact(entries)
-            entries = [*flush.build_total_additions(part, now)]
+            entries = [*counter_writes.build_total_additions(part, now)]
         try:
             await self._store.transact([*writes, *entries])
         except TransactionFailed as failure:

@@ -12,11 +12,11 @@ from hashlib import sha256
 from typing import Any
 
 from price_keeper.errors import PriceKeeperError
+from price_keeper.ledger.counter_writes import SegmentMarker
 from price_keeper.ledger.journal import SealedSegment, SegmentSeal
 from price_keeper.ledger.ledger_entries import LineKind, UsageTally
+from price_keeper.ledger.recovery import InternedValues, RecoveredSegment
 from price_keeper.ledger.segment import decode_lines
-from price_keeper.recording.flush import SegmentMarker
-from price_keeper.recording.leftovers import InternedValues, RecoveredSegment
 
 _COMPLETION_KINDS = (LineKind.RECORD, LineKind.NOTHING)
 

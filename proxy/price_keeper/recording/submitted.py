@@ -18,8 +18,8 @@ from typing import Any, TypeAlias
 
 from price_keeper.clock import Clock
 from price_keeper.errors import InvalidStoreRequest, PriceKeeperError, ReasonCode, StoreError, TransactionFailed
+from price_keeper.ledger import counter_writes
 from price_keeper.ledger.ledger_entries import Counter, UsageCounts
-from price_keeper.recording import flush
 from price_keeper.stores import schema
 from price_keeper.stores.conflict_retry import retry_on_conflict
 from price_keeper.stores.contract import (
@@ -33,9 +33,9 @@ from price_keeper.stores.contract import (
     missing_or_expired,
 )
 
-SUBMISSION_TTL_SECONDS = flush.MARKER_TTL_SECONDS
+SUBMISSION_TTL_SECONDS = counter_writes.MARKER_TTL_SECONDS
 # Usage that is older could come again after its marker is gone, and count twice.
-MAX_SUBMISSION_AGE_SECONDS = SUBMISSION_TTL_SECONDS - 5 * flush.DAY_SECONDS
+MAX_SUBMISSION_AGE_SECONDS = SUBMISSION_TTL_SECONDS - 5 * counter_writes.DAY_SECONDS
 
 MAX_SUBMISSIONS_PER_TRANSACTION = 50  # in one transaction at most, which leaves as much room for counters
 MAX_CONCURRENT_SUBMISSIONS = 8  # at once, of those that cannot be counted together
@@ -90,7 +90,7 @@ class SubmissionRecorder:
         async def attempt() -> tuple[Item, bool]:
             now = self._clock.now()
             marker = submission.build_marker(now)
-            additions = [flush.build_addition(key.pk, counter, submission.counts, now) for counter in counters]
+            additions = [counter_writes.build_addition(key.pk, counter, submission.counts, now) for counter in counters]
             await self._list_counters(counters, now)
             try:
                 await self._store.transact([Put(key, marker, missing_or_expired(now)), *additions])
@@ -155,7 +155,7 @@ class SubmissionRecorder:
         async def attempt() -> float:
             now = self._clock.now()
             markers = [Put(what.key, what.build_marker(now), missing_or_expired(now)) for what, _ in group]
-            additions = [flush.build_addition(name, counter, counts, now) for counter, counts in sums.items()]
+            additions = [counter_writes.build_addition(name, counter, counts, now) for counter, counts in sums.items()]
             await self._list_counters(list(sums), now)
             try:
                 await self._store.transact([*markers, *additions])
@@ -171,12 +171,12 @@ class SubmissionRecorder:
 
     async def _list_counters(self, counters: Sequence[Counter], now: float) -> None:
         """Before anything is counted, so that nothing is that no report would find."""
-        day = flush.format_utc_day(now)
+        day = counter_writes.format_utc_day(now)
         if day != self._day:
             self._day = day
             self._listed_counters.clear()
         part = tuple((counter, UsageCounts()) for counter in counters)
-        for entry in flush.build_active_entries(part, day, self._listed_counters, now):
+        for entry in counter_writes.build_active_entries(part, day, self._listed_counters, now):
             await self._store.update(entry)
         self._listed_counters.update(counters)
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 
-from price_keeper.recording.flush import DAY_SECONDS, MARKER_TTL_SECONDS, TOTAL_TTL_SECONDS
+from price_keeper.ledger.counter_writes import DAY_SECONDS, MARKER_TTL_SECONDS, TOTAL_TTL_SECONDS
 
 PERIOD_FORMS = (
     "today, yesterday, a day (2026-11-18), a month (2026-11), "

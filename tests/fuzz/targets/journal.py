@@ -14,9 +14,9 @@ import orjson
 from price_keeper.errors import JournalUnusable
 from price_keeper.ledger.journal import Journal
 from price_keeper.ledger.ledger_entries import ChargedCounters, Counter, Intent, Receipt, UsageCounts
+from price_keeper.ledger.recovery import recover
 from price_keeper.ledger.segment import SEGMENT_SUFFIX, decode_lines, encode_line
 from price_keeper.ledger.ulid import UlidFactory
-from price_keeper.recording.leftovers import recover
 
 from tests.fuzz.documents import document
 from tests.fuzz.oracle import holds, same

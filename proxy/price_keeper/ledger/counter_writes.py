@@ -1,8 +1,9 @@
-"""From a sealed segment to what is written to the store. Pure.
+"""Builds the writes that bring one part of a sealed segment to the store. Pure.
 
-part of a segment -> marker (if it is not there yet) + ADD of each sum + entries in the list of active counters
+    marker (only if it is not there yet) + ADD to each counter + entries in the list of active counters
 
-What was spent of a hold on a hard budget is a sum like the others, but belongs to no total and no list.
+They are one transaction, so a part counts exactly once. Spend of a budget lease is a sum like the others, but belongs to
+no total and to no list.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""What a process that is no more left in a journal: read, brought to its end, and sealed."""
+"""Recovers the journal of a process that has ended: reads its segments, counts open calls as estimated, and seals them.
+
+`recover` may be killed at any point and repeated; it comes to the same result. Call it under the journal's lock.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ from typing import Any
 from price_keeper.errors import JournalUnusable
 from price_keeper.ledger import lease_file
 from price_keeper.ledger.journal import SealedSegment, SegmentExtent, SegmentSeal
+from price_keeper.ledger.journal_lock import is_disk_full
 from price_keeper.ledger.ledger_entries import (
     JOURNAL_FORMAT,
     ChargedCounters,
@@ -24,7 +28,6 @@ from price_keeper.ledger.ledger_entries import (
 )
 from price_keeper.ledger.segment import SEGMENT_SUFFIX, JournalLines, decode_lines
 from price_keeper.ledger.ulid import is_ulid
-from price_keeper.recording.folder import is_disk_full
 
 _log = logging.getLogger("price_keeper.recording")
 

@@ -1,7 +1,7 @@
-"""The journal's folder belongs to one process at a time.
+"""The lock of a journal's folder: one process at a time writes there.
 
-Its lock says on which machine it was made and which file it is, so that a copy of it is known as one: nobody holds the
-lock of a copy, whatever becomes of the process that writes to the original.
+The lock file records the machine's boot id and the file's own inode, so that a copy of a journal is recognised as a copy.
+A copy can be locked although the owner of the original still runs; `has_owner_ended` tells.
 """
 
 from __future__ import annotations
