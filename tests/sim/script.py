@@ -13,8 +13,8 @@ from price_keeper.domain import Scope
 from price_keeper.errors import ConditionFailed, ConfigError, StoreError, TransactionFailed
 from price_keeper.ledger.lease_file import release_former_leases
 from price_keeper.ledger.recovery import recover
+from price_keeper.ledger.segment_sender import SegmentSender
 from price_keeper.org_calendar import Period, find_span, load_zone
-from price_keeper.recording.sender import SegmentSender
 from price_keeper.stores.contract import Store
 
 from tests.sim import network

@@ -15,7 +15,7 @@ from price_keeper.ledger.journal import SUMS_PER_PART
 from price_keeper.ledger.ledger_entries import Receipt, UsageCounts
 from price_keeper.ledger.recovery import recover
 from price_keeper.ledger.segment import SEGMENT_SUFFIX
-from price_keeper.recording.sender import SegmentSender
+from price_keeper.ledger.segment_sender import SegmentSender
 from price_keeper.stores import schema
 from price_keeper.stores.contract import EXPIRY_ATTRIBUTE, ItemMissing, Page, Put, Query, Store
 

@@ -18,9 +18,9 @@ from price_keeper.ledger.journal import SealedSegment
 from price_keeper.ledger.ledger_entries import Receipt, UsageCounts
 from price_keeper.ledger.recovery import recover
 from price_keeper.ledger.segment import encode_line
+from price_keeper.ledger.segment_sender import SegmentSender
 from price_keeper.recording.beginning import begin_journal
 from price_keeper.recording.composed import open_recording
-from price_keeper.recording.sender import SegmentSender
 from price_keeper.stores.contract import Store
 
 from tests.support.clock import ManualClock

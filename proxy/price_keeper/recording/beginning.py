@@ -10,7 +10,7 @@ from price_keeper.errors import JournalFull, JournalUnusable, StoreError
 from price_keeper.ledger.journal import Journal
 from price_keeper.ledger.journal_lock import is_disk_full
 from price_keeper.ledger.recovery import RecoveredJournal
-from price_keeper.recording.sender import SegmentSender
+from price_keeper.ledger.segment_sender import SegmentSender
 
 
 async def begin_journal(

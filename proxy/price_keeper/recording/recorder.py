@@ -17,9 +17,9 @@ from price_keeper.clock import Clock
 from price_keeper.errors import RecordingUnavailable, StoreError
 from price_keeper.ledger.journal import Journal, SealedSegment
 from price_keeper.ledger.ledger_entries import PICO_PER_USD, Counter, UsageCounts
+from price_keeper.ledger.segment_sender import SegmentSender
 from price_keeper.recording.log_throttle import LogThrottle
 from price_keeper.recording.pace import FlushInterval
-from price_keeper.recording.sender import SegmentSender
 from price_keeper.recording.turns import FlushGate
 
 MAX_QUIET_WAIT_SECONDS = 0.5  # of those who would rather not meet a flush
