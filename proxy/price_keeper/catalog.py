@@ -18,7 +18,7 @@ from price_keeper.config import Config
 from price_keeper.config.config_sections import PSEUDO_LABELS
 from price_keeper.data_port_wiring import BedrockAccess
 from price_keeper.handler import RequestHandler
-from price_keeper.recording.recorder import Recorder
+from price_keeper.ledger.recorder import Recorder
 from price_keeper.stores.contract import Store
 from price_keeper.tasks import Tasks
 from price_keeper.upstream.forwarder import Forwarder

@@ -18,7 +18,7 @@ from price_keeper.budgets.effective_settings import resolve_settings
 from price_keeper.config import Config, parse_config
 from price_keeper.config_reload import build_budget_reload
 from price_keeper.domain import Caller, build_client_id
-from price_keeper.recording.recorder import Recorder
+from price_keeper.ledger.recorder import Recorder
 from price_keeper.stores.contract import Store
 from price_keeper.tasks import Tasks
 from price_keeper.usage.inference_profiles import AppProfiles

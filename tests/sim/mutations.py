@@ -22,13 +22,12 @@ from price_keeper.ledger import counter_writes, lease_rows, recovery
 from price_keeper.ledger.counter_writes import SegmentMarker
 from price_keeper.ledger.journal import Journal
 from price_keeper.ledger.lease_file import BudgetLeaseFile
+from price_keeper.ledger.recorder import FlushGate, Recorder
 from price_keeper.ledger.segment_sender import SegmentSender
 from price_keeper.rates.bucket_client import BucketTransaction, TransactionSender
 from price_keeper.rates.rate_lease import RateLease
 from price_keeper.rates.store_time import StoreTime
 from price_keeper.recording import aggregator
-from price_keeper.recording.recorder import Recorder
-from price_keeper.recording.turns import FlushGate
 from price_keeper.stores.contract import ItemExists, ItemMissing, Put, Update, any_of
 
 from tests.sim.play import Outcome, played

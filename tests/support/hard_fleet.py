@@ -21,13 +21,12 @@ from price_keeper.ledger.journal import Journal
 from price_keeper.ledger.lease_file import BudgetLeaseFile, release_former_leases
 from price_keeper.ledger.lease_rows import BudgetLeaseRow, HardBudgetBucket, HardBudgetKey
 from price_keeper.ledger.ledger_entries import ChargedCounters, Counter, Intent, Receipt, UsageCounts
+from price_keeper.ledger.recorder import FlushInterval, Recorder
 from price_keeper.ledger.recovery import recover
 from price_keeper.ledger.segment_sender import SegmentSender
 from price_keeper.ledger.ulid import UlidFactory
 from price_keeper.recording.aggregator import Aggregator, read_spent_pico
 from price_keeper.recording.composed import Recording
-from price_keeper.recording.pace import FlushInterval
-from price_keeper.recording.recorder import Recorder
 from price_keeper.stores.contract import Store
 from price_keeper.tasks import Tasks
 

@@ -16,13 +16,12 @@ from price_keeper.errors import CancellationReason, InvalidStoreRequest, ReasonC
 from price_keeper.ledger.journal import Journal
 from price_keeper.ledger.journal_lock import lock_folder
 from price_keeper.ledger.ledger_entries import PICO_PER_MICRO, ChargedCounters, Counter, Intent, Receipt, UsageCounts
+from price_keeper.ledger.recorder import FlushInterval, Recorder
 from price_keeper.ledger.recovery import RecoveredJournal, recover
 from price_keeper.ledger.segment import SEGMENT_SUFFIX
 from price_keeper.ledger.segment_sender import SegmentSender
 from price_keeper.ledger.ulid import UlidFactory
 from price_keeper.recording.aggregator import sum_shards
-from price_keeper.recording.pace import FlushInterval
-from price_keeper.recording.recorder import Recorder
 from price_keeper.stores.contract import Store, Write
 
 from tests.support.clock import ManualClock

@@ -31,8 +31,8 @@ from price_keeper.config import Config, LabelConfig
 from price_keeper.domain import Caller, Scope
 from price_keeper.errors import Busy, UnknownOrg
 from price_keeper.ledger.ledger_entries import ChargedCounters, Counter
+from price_keeper.ledger.recorder import Recorder
 from price_keeper.org_calendar import Period, PeriodSpan, find_span
-from price_keeper.recording.recorder import Recorder
 from price_keeper.stores.contract import Store
 from price_keeper.tasks import Tasks
 from price_keeper.telemetry import metrics

@@ -18,14 +18,13 @@ from price_keeper.ledger.journal import Journal
 from price_keeper.ledger.journal_lock import lock_folder
 from price_keeper.ledger.lease_file import BudgetLeaseFile, release_former_leases
 from price_keeper.ledger.ledger_entries import PICO_PER_USD, UsageCounts
+from price_keeper.ledger.recorder import FlushInterval, Recorder
 from price_keeper.ledger.recovery import RecoveredJournal, recover
 from price_keeper.ledger.segment_sender import SegmentSender
 from price_keeper.ledger.ulid import UlidFactory
 from price_keeper.recording.adoption import OrphanedJournals
 from price_keeper.recording.aggregator import Aggregator
 from price_keeper.recording.beginning import begin_journal
-from price_keeper.recording.pace import FlushInterval
-from price_keeper.recording.recorder import Recorder
 from price_keeper.stores.contract import Store
 from price_keeper.tasks import Tasks
 from price_keeper.telemetry import metrics

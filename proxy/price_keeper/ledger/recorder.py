@@ -1,7 +1,8 @@
-"""From the journal to the store: seals what was recorded, sends it, and lets go of it once it is there.
+"""Flushes the journal to the store in the background, and refuses calls that could not be recorded.
 
-Whatever goes wrong leaves the segment where it is, to be sent again; the marker in the store makes sure that it counts
-once. Segments go in the order in which they were sealed.
+A flush seals the current segment and sends all sealed ones, in the order in which they were sealed. After any failure a
+segment stays and is sent again; its marker makes sure that it counts once. `FlushInterval` decides how often,
+`FlushGate` keeps readers of exact totals from meeting a flush.
 """
 
 from __future__ import annotations
@@ -19,8 +20,81 @@ from price_keeper.ledger.journal import Journal, SealedSegment
 from price_keeper.ledger.ledger_entries import PICO_PER_USD, Counter, UsageCounts
 from price_keeper.ledger.segment_sender import SegmentSender
 from price_keeper.recording.log_throttle import LogThrottle
-from price_keeper.recording.pace import FlushInterval
-from price_keeper.recording.turns import FlushGate
+
+BUSY_REQUESTS = 200  # in one flush: at this rate its price in writes is lost among the requests
+
+
+class FlushInterval:
+    def __init__(self, min_seconds: float, max_seconds: float) -> None:
+        self.min_seconds = min_seconds
+        self._max_seconds = max_seconds
+        self.seconds = min_seconds
+
+    def on_flushed(self, requests: int) -> None:
+        if requests >= BUSY_REQUESTS:
+            self.seconds = max(self.min_seconds, self.seconds / 2)
+        elif requests:
+            self.on_failed()
+
+    def on_failed(self) -> None:
+        """Or met with conflicts: others write to the same counters at the same time."""
+        self.seconds = min(self._max_seconds, self.seconds * 2)
+
+
+class FlushGate:
+    """A flush that waits goes before those who come after it, so that nobody keeps it waiting for long."""
+
+    def __init__(self) -> None:
+        self._waiters: set[asyncio.Future[None]] = set()
+        self._is_flushing = False
+        self._flushes_waiting = 0
+        self._excluding = 0
+
+    @asynccontextmanager
+    async def flush(self) -> AsyncIterator[None]:
+        self._flushes_waiting += 1
+        try:
+            await self._wait_until(lambda: not (self._is_flushing or self._excluding))
+            self._is_flushing = True
+        finally:
+            self._flushes_waiting -= 1
+            self._wake()
+        try:
+            yield
+        finally:
+            self._is_flushing = False
+            self._wake()
+
+    @asynccontextmanager
+    async def exclude_flush(self, timeout_seconds: float) -> AsyncIterator[bool]:
+        """Whether no flush is under way meanwhile; if it does not come to that in so many seconds, one may be."""
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                await self._wait_until(lambda: not (self._is_flushing or self._flushes_waiting))
+        except TimeoutError:
+            yield False
+            return
+        self._excluding += 1
+        try:
+            yield True
+        finally:
+            self._excluding -= 1
+            self._wake()
+
+    async def _wait_until(self, is_true: Callable[[], bool]) -> None:
+        while not is_true():
+            waiter = asyncio.get_running_loop().create_future()
+            self._waiters.add(waiter)
+            try:
+                await waiter
+            finally:
+                self._waiters.discard(waiter)
+
+    def _wake(self) -> None:
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
 
 MAX_QUIET_WAIT_SECONDS = 0.5  # of those who would rather not meet a flush
 EARLY_FLUSH_DIVISOR = 100  # a hundredth of what may wait is flushed at once
