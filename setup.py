@@ -31,7 +31,7 @@ COMPILED = [
     "proxy/price_keeper/usage/guardrail_usage.py",
     "proxy/price_keeper/usage/usage_reader.py",
     "proxy/price_keeper/usage/price_table.py",
-    "proxy/price_keeper/recording/aggregator.py",
+    "proxy/price_keeper/ledger/aggregator.py",
     "proxy/price_keeper/ledger/ledger_entries.py",
     "proxy/price_keeper/usage/meter.py",
     "proxy/price_keeper/ledger/journal.py",

@@ -33,6 +33,7 @@ from price_keeper.config.config_sections import PSEUDO_LABELS
 from price_keeper.domain import ResolvedLabel
 from price_keeper.errors import ConfigError
 from price_keeper.handler import RequestHandler
+from price_keeper.ledger.aggregator import read_spent_pico
 from price_keeper.ledger.lease_rows import HardBudgetKey
 from price_keeper.ledger.recorder import Recorder
 from price_keeper.operations import Operation
@@ -40,7 +41,6 @@ from price_keeper.parse_call import MODEL_PATH_OPERATIONS, ParsedCall
 from price_keeper.provider_chain import RENEW_INTERVAL_SECONDS
 from price_keeper.rates.rate_lease_manager import RateLeaseManager
 from price_keeper.rates.rate_limiter import RateLimitCache, RateLimiter
-from price_keeper.recording.aggregator import read_spent_pico
 from price_keeper.recording.composed import Recording
 from price_keeper.server import server_limits
 from price_keeper.server.listener import Listener

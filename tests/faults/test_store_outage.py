@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from price_keeper.ledger.aggregator import sum_shards
 from price_keeper.ledger.ledger_entries import PICO_PER_MICRO, Counter
-from price_keeper.recording.aggregator import sum_shards
 from price_keeper.stores.dynamodb import DynamoStore
 
 from tests.support.crashing import MODELS, SCOPE, CrashLoad, JournalContents, SegmentCopies, SidecarSetup

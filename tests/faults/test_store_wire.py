@@ -17,11 +17,11 @@ from price_keeper.budgets.hard.budget_lease import BudgetLeases
 from price_keeper.clock import SystemClock
 from price_keeper.domain import Scope
 from price_keeper.errors import StoreUnavailable
+from price_keeper.ledger.aggregator import read_spent_pico
 from price_keeper.ledger.lease_file import BudgetLeaseFile
 from price_keeper.ledger.ulid import UlidFactory
 from price_keeper.rates.bucket_client import BucketClient
 from price_keeper.rates.token_bucket import RateLimit
-from price_keeper.recording.aggregator import read_spent_pico
 from price_keeper.stores.contract import Key, Put, Store, Update
 from price_keeper.stores.dynamodb import MAX_ATTEMPTS, DynamoStore
 from price_keeper.tasks import Tasks

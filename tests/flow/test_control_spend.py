@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from price_keeper.domain import Caller, Scope, build_client_id
 from price_keeper.errors import StoreUnavailable
+from price_keeper.ledger.aggregator import sum_shards
 from price_keeper.ledger.ledger_entries import Counter
-from price_keeper.recording.aggregator import sum_shards
-from price_keeper.recording.submitted import MAX_SUBMISSION_AGE_SECONDS
+from price_keeper.ledger.usage_submissions import MAX_SUBMISSION_AGE_SECONDS
 from price_keeper.stores.contract import Store
 
 from tests.support.control import API, ORG, OTHER, SETTINGS, ControlHarness, open_control_harness

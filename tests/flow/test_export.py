@@ -22,8 +22,8 @@ from uuid import uuid4
 import pytest
 from price_keeper.domain import Scope
 from price_keeper.ledger import counter_writes
+from price_keeper.ledger.aggregator import AS_OF_ATTRIBUTE, build_total_key
 from price_keeper.ledger.ledger_entries import Counter, UsageCounts
-from price_keeper.recording.aggregator import AS_OF_ATTRIBUTE, build_total_key
 from price_keeper.reports.spend_report import SpendReport, build_report
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Put, Update

@@ -16,8 +16,8 @@ import aiohttp
 import pytest
 from price_keeper.config import Config
 from price_keeper.domain import Scope
+from price_keeper.ledger.aggregator import read_spent_pico
 from price_keeper.ledger.lease_rows import BudgetLeaseRow, HardBudgetBucket, HardBudgetKey
-from price_keeper.recording.aggregator import read_spent_pico
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Put, Value, iterate_rows
 

@@ -18,8 +18,8 @@ from price_keeper.clock import SystemClock
 from price_keeper.config import Config
 from price_keeper.config.config_sections import EndpointConfig, LabelConfig, PricesConfig
 from price_keeper.domain import Scope
+from price_keeper.ledger.aggregator import read_spent_pico
 from price_keeper.ledger.lease_rows import BudgetLeaseRow, HardBudgetBucket, HardBudgetKey
-from price_keeper.recording.aggregator import read_spent_pico
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Put, Store, Value, iterate_rows
 from price_keeper.usage.price_table import PriceTable, build_price_table

@@ -16,8 +16,8 @@ from contextlib import closing
 from pathlib import Path
 
 import yaml
+from price_keeper.ledger.aggregator import sum_shards
 from price_keeper.ledger.ledger_entries import Counter
-from price_keeper.recording.aggregator import sum_shards
 from price_keeper.stores.sqlite import SqliteStore
 from price_keeper.telemetry.metrics import ALL_METRICS
 

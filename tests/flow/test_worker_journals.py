@@ -10,8 +10,8 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from price_keeper.ledger.aggregator import sum_shards
 from price_keeper.ledger.ledger_entries import Counter
-from price_keeper.recording.aggregator import sum_shards
 from price_keeper.stores.sqlite import SqliteStore
 
 from tests.support.commands import price_keeper

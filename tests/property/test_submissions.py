@@ -18,9 +18,9 @@ from price_keeper.errors import (
     StoreUnavailable,
     TransactionFailed,
 )
+from price_keeper.ledger.aggregator import sum_shards
 from price_keeper.ledger.ledger_entries import Counter, UsageCounts
-from price_keeper.recording.aggregator import sum_shards
-from price_keeper.recording.submitted import (
+from price_keeper.ledger.usage_submissions import (
     MAX_SUBMISSIONS_PER_TRANSACTION,
     ChargedSubmission,
     RequestIdConflict,

@@ -9,11 +9,11 @@ from price_keeper.budgets.budget_refresh import STORE_RETRY_SECONDS
 from price_keeper.budgets.budget_state import BudgetState
 from price_keeper.domain import Caller, Scope
 from price_keeper.ledger import lease_file, lease_rows
+from price_keeper.ledger.aggregator import TOTAL_ATTRIBUTES, Aggregator, build_total_key
 from price_keeper.ledger.counter_writes import COST_ATTRIBUTE, to_pico
 from price_keeper.ledger.ledger_entries import Counter
 from price_keeper.ledger.recovery import recover
 from price_keeper.rates.token_bucket import CONSUMED, MILLI, TOKENS
-from price_keeper.recording.aggregator import TOTAL_ATTRIBUTES, Aggregator, build_total_key
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Store
 

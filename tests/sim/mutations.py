@@ -18,7 +18,7 @@ from price_keeper.budgets.budget_snapshot import SnapshotFile
 from price_keeper.budgets.budget_state import BudgetState, SpendTracker
 from price_keeper.budgets.hard.budget_lease import IDLE_SECONDS, BudgetLease
 from price_keeper.errors import StoreUnavailable
-from price_keeper.ledger import counter_writes, lease_rows, recovery
+from price_keeper.ledger import aggregator, counter_writes, lease_rows, recovery
 from price_keeper.ledger.counter_writes import SegmentMarker
 from price_keeper.ledger.journal import Journal
 from price_keeper.ledger.lease_file import BudgetLeaseFile
@@ -27,7 +27,6 @@ from price_keeper.ledger.segment_sender import SegmentSender
 from price_keeper.rates.bucket_client import BucketTransaction, TransactionSender
 from price_keeper.rates.rate_lease import RateLease
 from price_keeper.rates.store_time import StoreTime
-from price_keeper.recording import aggregator
 from price_keeper.stores.contract import ItemExists, ItemMissing, Put, Update, any_of
 
 from tests.sim.play import Outcome, played

@@ -11,9 +11,7 @@ from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 
 from price_keeper.domain import Scope
-from price_keeper.ledger.lease_rows import BudgetLeaseRow, HardBudgetBucket, HardBudgetKey
-from price_keeper.ledger.ledger_entries import PICO_PER_MICRO
-from price_keeper.recording.aggregator import (
+from price_keeper.ledger.aggregator import (
     TOTAL_ATTRIBUTES,
     ActiveCounter,
     build_total_key,
@@ -21,6 +19,8 @@ from price_keeper.recording.aggregator import (
     read_spent_pico,
     sum_shards,
 )
+from price_keeper.ledger.lease_rows import BudgetLeaseRow, HardBudgetBucket, HardBudgetKey
+from price_keeper.ledger.ledger_entries import PICO_PER_MICRO
 from price_keeper.stores.contract import Store, iterate_rows
 
 from tests.soak.tenants import MODELS, SPENDING, TOLD

@@ -17,12 +17,12 @@ from price_keeper.budgets.budget_state import Decision
 from price_keeper.config import Config
 from price_keeper.config.config_sections import AggregatorConfig as AggregatorConfig
 from price_keeper.domain import Caller
+from price_keeper.ledger.aggregator import Aggregator
 from price_keeper.ledger.journal import Journal
 from price_keeper.ledger.ledger_entries import Intent, Receipt, UsageCounts
 from price_keeper.ledger.recorder import FlushInterval, Recorder
 from price_keeper.ledger.segment_sender import SegmentSender
 from price_keeper.ledger.ulid import UlidFactory
-from price_keeper.recording.aggregator import Aggregator
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Key, Put, Store, Value
 from price_keeper.tasks import Tasks

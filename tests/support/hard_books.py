@@ -8,10 +8,10 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 from price_keeper.domain import Scope
+from price_keeper.ledger.aggregator import read_spent_pico, sum_shards
 from price_keeper.ledger.lease_rows import BudgetLeaseRow, HardBudgetBucket, HardBudgetKey
 from price_keeper.ledger.ledger_entries import Counter
 from price_keeper.org_calendar import Period, find_span
-from price_keeper.recording.aggregator import read_spent_pico, sum_shards
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Put, Store, Value, iterate_rows
 

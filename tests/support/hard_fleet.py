@@ -16,6 +16,7 @@ from typing import Any, TypeVar, cast
 from price_keeper.budgets.hard.budget_lease import BudgetLeases, CostReservation
 from price_keeper.clock import Clock
 from price_keeper.errors import StoreUnavailable
+from price_keeper.ledger.aggregator import Aggregator, read_spent_pico
 from price_keeper.ledger.counter_writes import build_addition
 from price_keeper.ledger.journal import Journal
 from price_keeper.ledger.lease_file import BudgetLeaseFile, release_former_leases
@@ -25,7 +26,6 @@ from price_keeper.ledger.recorder import FlushInterval, Recorder
 from price_keeper.ledger.recovery import recover
 from price_keeper.ledger.segment_sender import SegmentSender
 from price_keeper.ledger.ulid import UlidFactory
-from price_keeper.recording.aggregator import Aggregator, read_spent_pico
 from price_keeper.recording.composed import Recording
 from price_keeper.stores.contract import Store
 from price_keeper.tasks import Tasks

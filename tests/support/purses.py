@@ -9,8 +9,8 @@ from functools import partial
 from typing import cast
 
 from price_keeper.budgets.hard.budget_lease import BudgetLease, BudgetLeases, CostReservation
+from price_keeper.ledger.aggregator import read_spent_pico
 from price_keeper.ledger.lease_file import BudgetLeaseFile
-from price_keeper.recording.aggregator import read_spent_pico
 from price_keeper.stores.contract import Store
 from price_keeper.tasks import Tasks
 

@@ -13,6 +13,7 @@ from uuid import uuid4
 from price_keeper.clock import Clock
 from price_keeper.domain import Scope
 from price_keeper.errors import CancellationReason, InvalidStoreRequest, ReasonCode, StoreUnavailable, TransactionFailed
+from price_keeper.ledger.aggregator import sum_shards
 from price_keeper.ledger.journal import Journal
 from price_keeper.ledger.journal_lock import lock_folder
 from price_keeper.ledger.ledger_entries import PICO_PER_MICRO, ChargedCounters, Counter, Intent, Receipt, UsageCounts
@@ -21,7 +22,6 @@ from price_keeper.ledger.recovery import RecoveredJournal, recover
 from price_keeper.ledger.segment import SEGMENT_SUFFIX
 from price_keeper.ledger.segment_sender import SegmentSender
 from price_keeper.ledger.ulid import UlidFactory
-from price_keeper.recording.aggregator import sum_shards
 from price_keeper.stores.contract import Store, Write
 
 from tests.support.clock import ManualClock

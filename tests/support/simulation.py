@@ -24,6 +24,7 @@ from price_keeper.budgets.budget_state import SpendTracker
 from price_keeper.config import Config
 from price_keeper.domain import Caller
 from price_keeper.errors import StoreError, StoreUnavailable
+from price_keeper.ledger.aggregator import AS_OF_ATTRIBUTE, Aggregator
 from price_keeper.ledger.counter_writes import COST_ATTRIBUTE, to_pico
 from price_keeper.ledger.journal import Journal
 from price_keeper.ledger.ledger_entries import PICO_PER_MICRO, ChargedCounters, Intent, Receipt, UsageCounts
@@ -31,7 +32,6 @@ from price_keeper.ledger.recorder import FlushInterval, Recorder
 from price_keeper.ledger.recovery import recover
 from price_keeper.ledger.segment_sender import SegmentSender
 from price_keeper.ledger.ulid import UlidFactory
-from price_keeper.recording.aggregator import AS_OF_ATTRIBUTE, Aggregator
 from price_keeper.recording.composed import AGGREGATE_JITTER
 from price_keeper.stores.contract import Item, Key, Put, Store, Update, Write
 from price_keeper.tasks import Tasks

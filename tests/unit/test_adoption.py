@@ -17,8 +17,8 @@ from price_keeper.config import Config
 from price_keeper.errors import JournalInUse, JournalUnusable, RecordingUnavailable
 from price_keeper.ledger import lease_rows
 from price_keeper.ledger.journal_lock import lock_folder
+from price_keeper.ledger.orphaned_journals import OrphanedJournals, find_worker_folders, locate_worker_folder
 from price_keeper.ledger.recovery import RecoveredJournal, recover
-from price_keeper.recording.adoption import OrphanedJournals, find_worker_folders, locate_worker_folder
 from price_keeper.recording.composed import Recording, open_recording
 from price_keeper.stores.contract import Store
 
@@ -158,7 +158,7 @@ async def test_adopt_after_an_unexpected_failure_takes_every_journal(
             spend(killed, await taken_for(killed, name, 500), 100, 20)
             killed.recorder.journal._segment.close()
         with monkeypatch.context() as patch:
-            patch.setattr("price_keeper.recording.adoption.recover", _without_memory_for("worker-2"))
+            patch.setattr("price_keeper.ledger.orphaned_journals.recover", _without_memory_for("worker-2"))
             with pytest.raises(MemoryError) as failure:
                 await running.adopt_orphans()
         assert running.recorder.has_unflushed_in(tmp_path / "worker-1")

@@ -18,12 +18,12 @@ from price_keeper.cli import replay_command
 from price_keeper.domain import Scope
 from price_keeper.errors import JournalUnusable, RecordingUnavailable
 from price_keeper.ledger import journal
+from price_keeper.ledger.aggregator import Aggregator, build_total_key
 from price_keeper.ledger.journal_lock import lock_folder
 from price_keeper.ledger.ledger_entries import ChargedCounters, Counter, Intent, Receipt, UsageCounts
 from price_keeper.ledger.recovery import recover
 from price_keeper.ledger.segment import encode_line, sync_folder
 from price_keeper.recording import composed
-from price_keeper.recording.aggregator import Aggregator, build_total_key
 from price_keeper.recording.composed import open_recording
 from price_keeper.stores.contract import Store, Update, Write
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from price_keeper.errors import JournalInUse, JournalUnusable, RecordingUnavailable, StoreUnavailable
 from price_keeper.ledger import segment
+from price_keeper.ledger.aggregator import Aggregator, build_shard_keys, build_total_key
 from price_keeper.ledger.counter_writes import to_pico
 from price_keeper.ledger.journal import SUMS_PER_PART
 from price_keeper.ledger.journal_lock import lock_folder
@@ -19,7 +20,6 @@ from price_keeper.ledger.ledger_entries import Receipt, UsageCounts
 from price_keeper.ledger.recovery import recover
 from price_keeper.ledger.segment_sender import SegmentSender
 from price_keeper.ledger.ulid import read_created_at
-from price_keeper.recording.aggregator import Aggregator, build_shard_keys, build_total_key
 from price_keeper.stores import schema
 from price_keeper.stores.contract import EXPIRY_ATTRIBUTE, Delete, Put, Store, Update
 from price_keeper.tasks import Tasks

@@ -10,13 +10,13 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import pytest
+from price_keeper.ledger import aggregator as aggregating
 from price_keeper.ledger import journal as limits
+from price_keeper.ledger.aggregator import Aggregator, build_total_key
 from price_keeper.ledger.journal import SealedSegment
 from price_keeper.ledger.ledger_entries import ChargedCounters, Counter
 from price_keeper.ledger.recovery import InternedValues, read_segment, recover
 from price_keeper.operations import Operation
-from price_keeper.recording import aggregator as aggregating
-from price_keeper.recording.aggregator import Aggregator, build_total_key
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Put, Store, Write
 from price_keeper.tasks import Tasks

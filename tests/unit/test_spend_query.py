@@ -14,9 +14,9 @@ from zoneinfo import ZoneInfo
 
 import pytest
 from price_keeper.domain import Scope
+from price_keeper.ledger.aggregator import AS_OF_ATTRIBUTE, Aggregator, build_total_key
 from price_keeper.ledger.ledger_entries import ChargedCounters, Counter, Intent, Receipt, UsageCounts
 from price_keeper.org_calendar import format_org_day, load_zone
-from price_keeper.recording.aggregator import AS_OF_ATTRIBUTE, Aggregator, build_total_key
 from price_keeper.reports.report_period import parse_report_period
 from price_keeper.reports.report_rows import sum_counts
 from price_keeper.reports.spend_report import SpendReport, build_report

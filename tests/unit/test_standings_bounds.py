@@ -14,9 +14,9 @@ from price_keeper.budgets.active_label import set_override
 from price_keeper.budgets.label_policy import Mode
 from price_keeper.domain import Caller, Scope
 from price_keeper.errors import Busy, InvalidRequest, InvalidStoreRequest, QuotaExceeded
+from price_keeper.ledger.aggregator import build_total_key
 from price_keeper.ledger.ledger_entries import Counter
 from price_keeper.org_calendar import Period, find_span, load_zone
-from price_keeper.recording.aggregator import build_total_key
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Put, Store
 

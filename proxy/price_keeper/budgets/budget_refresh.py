@@ -26,10 +26,10 @@ from price_keeper.clock import Clock
 from price_keeper.config import Config
 from price_keeper.domain import Scope
 from price_keeper.errors import ConditionFailed, StoreError
+from price_keeper.ledger.aggregator import AS_OF_ATTRIBUTE, build_shard_keys, build_total_key, sum_items
 from price_keeper.ledger.counter_writes import COST_ATTRIBUTE, to_pico
 from price_keeper.ledger.ledger_entries import Counter
 from price_keeper.ledger.recorder import Recorder
-from price_keeper.recording.aggregator import AS_OF_ATTRIBUTE, build_shard_keys, build_total_key, sum_items
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Item, Key, Store
 from price_keeper.tasks import Tasks

@@ -23,9 +23,9 @@ from price_keeper.errors import JournalOwnerUnknown, JournalUnusable
 from price_keeper.ledger.journal_lock import has_owner_ended, lock_folder
 from price_keeper.ledger.lease_file import release_former_leases
 from price_keeper.ledger.ledger_entries import PICO_PER_USD
+from price_keeper.ledger.orphaned_journals import find_worker_folders
 from price_keeper.ledger.recovery import RecoveredJournal, recover
 from price_keeper.ledger.segment_sender import SegmentSender
-from price_keeper.recording.adoption import find_worker_folders
 from price_keeper.reports import money
 from price_keeper.stores.contract import Store
 from price_keeper.tasks import Tasks

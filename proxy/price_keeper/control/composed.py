@@ -25,8 +25,8 @@ from price_keeper.control.parts import (
 )
 from price_keeper.control.rates import ApiRateLimiter, LocalApiRateLimiter, SharedApiRateLimiter
 from price_keeper.domain import Caller
+from price_keeper.ledger.usage_submissions import SubmissionRecorder
 from price_keeper.rates.rate_lease_manager import RateLeaseManager
-from price_keeper.recording.submitted import SubmissionRecorder
 from price_keeper.stores.contract import Store
 
 BURST_REQUESTS, REQUESTS_PER_SECOND = 200, 20.0  # by one client or administrator

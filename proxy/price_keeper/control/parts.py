@@ -19,7 +19,7 @@ from price_keeper.control.access import ControlAuthenticator
 from price_keeper.control.page.state import PageState
 from price_keeper.control.rates import ApiRateLimiter
 from price_keeper.control.turns import BoundedConcurrency
-from price_keeper.recording.submitted import SubmissionRecorder
+from price_keeper.ledger.usage_submissions import SubmissionRecorder
 from price_keeper.stores.contract import Store
 from price_keeper.telemetry import metrics
 from price_keeper.telemetry.metrics import MetricsRegistry

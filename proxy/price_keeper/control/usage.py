@@ -19,7 +19,7 @@ from price_keeper.domain import Caller, build_client_id
 from price_keeper.errors import StoreUnavailable
 from price_keeper.ledger.counter_writes import DAY_SECONDS, to_micros
 from price_keeper.ledger.ledger_entries import PICO_PER_MICRO, Counter, build_counts
-from price_keeper.recording.submitted import (
+from price_keeper.ledger.usage_submissions import (
     MAX_SUBMISSION_AGE_SECONDS,
     ChargedSubmission,
     RequestIdConflict,

@@ -21,11 +21,11 @@ from price_keeper.doctor.doctor_context import DoctorContext
 from price_keeper.errors import JournalUnusable, StoreError
 from price_keeper.ledger.counter_writes import MARKER_TTL_SECONDS
 from price_keeper.ledger.journal_lock import LOCK_NAME
+from price_keeper.ledger.orphaned_journals import find_worker_folders
 from price_keeper.ledger.recovery import read_segment
 from price_keeper.ledger.segment import SEGMENT_SUFFIX
 from price_keeper.ledger.segment_sender import MARKER_MARGIN_SECONDS
 from price_keeper.ledger.ulid import is_ulid, read_created_at
-from price_keeper.recording.adoption import find_worker_folders
 from price_keeper.stores.schema import TABLES
 from price_keeper.stores.sqlite_file import find_missing_tables
 

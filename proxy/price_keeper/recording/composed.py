@@ -14,16 +14,16 @@ from price_keeper.clock import Clock
 from price_keeper.config import Config
 from price_keeper.config.config_sections import PSEUDO_LABELS
 from price_keeper.errors import JournalUnusable, StoreError
+from price_keeper.ledger.aggregator import Aggregator
 from price_keeper.ledger.journal import Journal
 from price_keeper.ledger.journal_lock import lock_folder
 from price_keeper.ledger.lease_file import BudgetLeaseFile, release_former_leases
 from price_keeper.ledger.ledger_entries import PICO_PER_USD, UsageCounts
+from price_keeper.ledger.orphaned_journals import OrphanedJournals
 from price_keeper.ledger.recorder import FlushInterval, Recorder
 from price_keeper.ledger.recovery import RecoveredJournal, recover
 from price_keeper.ledger.segment_sender import SegmentSender
 from price_keeper.ledger.ulid import UlidFactory
-from price_keeper.recording.adoption import OrphanedJournals
-from price_keeper.recording.aggregator import Aggregator
 from price_keeper.recording.beginning import begin_journal
 from price_keeper.stores.contract import Store
 from price_keeper.tasks import Tasks

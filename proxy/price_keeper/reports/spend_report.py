@@ -18,11 +18,8 @@ from typing import Any, NamedTuple
 from zoneinfo import ZoneInfo
 
 from price_keeper.domain import Scope
-from price_keeper.ledger.counter_writes import COST_ATTRIBUTE, to_pico
-from price_keeper.ledger.ledger_entries import Counter, UsageCounts
-from price_keeper.org_calendar import find_org_date, iterate_day_spans, parse_day
-from price_keeper.recording import aggregator
-from price_keeper.recording.aggregator import (
+from price_keeper.ledger import aggregator
+from price_keeper.ledger.aggregator import (
     AS_OF_ATTRIBUTE,
     MAX_CLOCK_SKEW_SECONDS,
     ActiveCounter,
@@ -30,6 +27,9 @@ from price_keeper.recording.aggregator import (
     build_total_key,
     sum_items,
 )
+from price_keeper.ledger.counter_writes import COST_ATTRIBUTE, to_pico
+from price_keeper.ledger.ledger_entries import Counter, UsageCounts
+from price_keeper.org_calendar import find_org_date, iterate_day_spans, parse_day
 from price_keeper.reports.attribution import AttributionCaveat, attribute_spend
 from price_keeper.reports.org_directory import OrgInfo, load_app_names, load_orgs
 from price_keeper.reports.report_period import ReportPeriod, find_listing_days, find_utc_day_end

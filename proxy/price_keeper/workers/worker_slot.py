@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from price_keeper.config import Config
-from price_keeper.recording.adoption import locate_worker_folder
+from price_keeper.ledger.orphaned_journals import locate_worker_folder
 
 MAX_WORKERS = 64  # workers: more of them than a large machine has cores only cost memory
 

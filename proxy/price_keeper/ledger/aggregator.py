@@ -1,6 +1,6 @@
-"""Folds the shards of a counter into one total, which everybody reads.
+"""Sums the shards of each counter into one total, which budgets and reports read.
 
-Any number of instances may do it at any time: what they write never lowers a total, and a fresh one is left alone.
+Any number of processes may do it at the same time: a write never lowers a total, and a fresh total is left alone.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Journals of workers that are no more: taken over under their locks, brought to the store, and their folders removed.
+"""Takes over the journals of workers that have ended: locks them, flushes them, and removes their folders.
 
-The first worker has the folder of the journal, the others have `worker-1` and so on in it. Whoever has the folder takes
-over what the workers of former runs left, where this run has none of that number. Each step can be done again, so a
-process may die between any two:
+The first worker has the journal's folder, the others have `worker-1` and so on in it. The first worker adopts what
+workers of earlier runs left there, if this run has no worker of that number. Each step can be repeated, so a process may
+die between any two:
 
-    lock -> recover -> the segments go to the store -> holds go back -> alerts move over -> the folder goes
+    lock -> recover -> send the segments -> return budget leases -> move alerts -> remove the folder
 """
 
 from __future__ import annotations

@@ -1,12 +1,9 @@
-"""Usage that others tell us of, counted once.
+"""Counts usage that happened elsewhere and was submitted to the control API: once per request id.
 
-    usage -> one transaction: its marker, if nobody put it there before, and the ADD to each counter
-
-Several at once share transactions: the marker of each, and one ADD to each counter of what they come to together. Where
-one of them was counted before, it is answered by itself, and the others are counted without it.
-
-The marker keeps a hash of what was told, so that the same name for something else is noticed, and what it came to, so
-that a repeat is answered as the first one was.
+One transaction puts a marker under the request id, if there is none, and adds to each counter. Several submissions share
+a transaction; one that was counted before is answered by itself, and the others are counted without it. The marker
+keeps a hash of the submission, so that the same request id for other usage is an error, and its result, so that a
+repeat gets the first answer.
 """
 
 from __future__ import annotations
