@@ -32,8 +32,8 @@ from price_keeper.config.config_sections import StoreConfig as StoreConfig
 from price_keeper.domain import Caller, ResolvedLabel
 from price_keeper.ledger.journal import Journal as RealJournal
 from price_keeper.ledger.ledger_entries import Intent, Receipt
+from price_keeper.ledger.recording import open_recording
 from price_keeper.operations import Operation
-from price_keeper.recording.composed import open_recording
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Put, Value
 from price_keeper.tasks import Tasks

@@ -51,10 +51,10 @@ from price_keeper.control.probes import build_probe_routes
 from price_keeper.control.serving import ControlDispatcher, open_control_port, open_control_socket
 from price_keeper.errors import ConfigError, StoreError
 from price_keeper.ledger.orphaned_journals import OrphanedJournals
+from price_keeper.ledger.recording import Recording, open_recording
 from price_keeper.rates.bucket_client import BucketClient
 from price_keeper.rates.rate_lease_manager import SWEEP_SECONDS, RateLeaseManager
 from price_keeper.rates.store_time import StoreTime
-from price_keeper.recording.composed import Recording, open_recording
 from price_keeper.server import data_port_metrics
 from price_keeper.server.listener import Listener
 from price_keeper.server.server_limits import raise_descriptor_limit

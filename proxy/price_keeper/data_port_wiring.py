@@ -36,12 +36,12 @@ from price_keeper.handler import RequestHandler
 from price_keeper.ledger.aggregator import read_spent_pico
 from price_keeper.ledger.lease_rows import HardBudgetKey
 from price_keeper.ledger.recorder import Recorder
+from price_keeper.ledger.recording import Recording
 from price_keeper.operations import Operation
 from price_keeper.parse_call import MODEL_PATH_OPERATIONS, ParsedCall
 from price_keeper.provider_chain import RENEW_INTERVAL_SECONDS
 from price_keeper.rates.rate_lease_manager import RateLeaseManager
 from price_keeper.rates.rate_limiter import RateLimitCache, RateLimiter
-from price_keeper.recording.composed import Recording
 from price_keeper.server import server_limits
 from price_keeper.server.listener import Listener
 from price_keeper.server.server_limits import fit_to_descriptors, fit_to_memory, raise_descriptor_limit

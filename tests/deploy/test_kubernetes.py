@@ -13,7 +13,7 @@ import pytest
 import yaml
 from price_keeper import app
 from price_keeper.cli.root_parser import build_root_parser
-from price_keeper.recording.composed import LAST_FLUSH_TIMEOUT_SECONDS, LAST_RETURN_TIMEOUT_SECONDS
+from price_keeper.ledger.recording import LAST_FLUSH_TIMEOUT_SECONDS, LAST_RETURN_TIMEOUT_SECONDS
 from price_keeper.workers.supervisor import STOP_SECONDS
 
 from tests.support.deployed import (

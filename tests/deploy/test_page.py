@@ -6,7 +6,7 @@ import re
 
 from price_keeper import app
 from price_keeper.config.config_sections import JournalConfig
-from price_keeper.recording.composed import LAST_FLUSH_TIMEOUT_SECONDS, LAST_RETURN_TIMEOUT_SECONDS
+from price_keeper.ledger.recording import LAST_FLUSH_TIMEOUT_SECONDS, LAST_RETURN_TIMEOUT_SECONDS
 from price_keeper.telemetry import metrics
 from price_keeper.telemetry.metrics import Metric
 from price_keeper.workers.supervisor import STOP_SECONDS

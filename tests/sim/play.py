@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from unittest import mock
 
-from price_keeper.recording import composed
+from price_keeper.ledger import recording
 
 from tests.sim.disk import DISKS, disks
 from tests.sim.ending import Ending
@@ -58,7 +58,7 @@ def stage() -> Iterator[Path]:
         with (
             tempfile.TemporaryDirectory(dir=in_memory if in_memory.is_dir() else None) as folder,
             disks(),
-            mock.patch.object(composed, "Journal", lambda *given: ToldJournal(DISKS.scheduler.current, *given)),
+            mock.patch.object(recording, "Journal", lambda *given: ToldJournal(DISKS.scheduler.current, *given)),
         ):
             yield Path(folder)
     finally:

@@ -20,9 +20,9 @@ from price_keeper.domain import Scope
 from price_keeper.errors import JournalUnusable
 from price_keeper.exchange import Request
 from price_keeper.ledger.ledger_entries import Intent
+from price_keeper.ledger.recording import Recording, open_recording
 from price_keeper.rates.rate_lease_manager import SWEEP_SECONDS
 from price_keeper.rates.store_time import StoreTime
-from price_keeper.recording.composed import Recording, open_recording
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Key, Store
 from price_keeper.tasks import Tasks

@@ -25,10 +25,10 @@ from price_keeper.config.config_sections import JournalConfig, ListenConfig, Ups
 from price_keeper.config_reload import build_budget_reload
 from price_keeper.handler import RequestHandler
 from price_keeper.ledger.ledger_entries import Counter
+from price_keeper.ledger.recording import Recording, open_recording
 from price_keeper.rates.bucket_client import BucketClient
 from price_keeper.rates.rate_lease_manager import SWEEP_SECONDS, RateLeaseManager
 from price_keeper.rates.store_time import StoreTime
-from price_keeper.recording.composed import Recording, open_recording
 from price_keeper.server.listener import Listener
 from price_keeper.server.write_batcher import WriteBatcher
 from price_keeper.stores.contract import Store

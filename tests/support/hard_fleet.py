@@ -23,10 +23,10 @@ from price_keeper.ledger.lease_file import BudgetLeaseFile, release_former_lease
 from price_keeper.ledger.lease_rows import BudgetLeaseRow, HardBudgetBucket, HardBudgetKey
 from price_keeper.ledger.ledger_entries import ChargedCounters, Counter, Intent, Receipt, UsageCounts
 from price_keeper.ledger.recorder import FlushInterval, Recorder
+from price_keeper.ledger.recording import Recording
 from price_keeper.ledger.recovery import recover
 from price_keeper.ledger.segment_sender import SegmentSender
 from price_keeper.ledger.ulid import UlidFactory
-from price_keeper.recording.composed import Recording
 from price_keeper.stores.contract import Store
 from price_keeper.tasks import Tasks
 

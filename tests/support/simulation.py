@@ -29,10 +29,10 @@ from price_keeper.ledger.counter_writes import COST_ATTRIBUTE, to_pico
 from price_keeper.ledger.journal import Journal
 from price_keeper.ledger.ledger_entries import PICO_PER_MICRO, ChargedCounters, Intent, Receipt, UsageCounts
 from price_keeper.ledger.recorder import FlushInterval, Recorder
+from price_keeper.ledger.recording import AGGREGATE_JITTER
 from price_keeper.ledger.recovery import recover
 from price_keeper.ledger.segment_sender import SegmentSender
 from price_keeper.ledger.ulid import UlidFactory
-from price_keeper.recording.composed import AGGREGATE_JITTER
 from price_keeper.stores.contract import Item, Key, Put, Store, Update, Write
 from price_keeper.tasks import Tasks
 

@@ -18,8 +18,8 @@ from price_keeper.errors import JournalInUse, JournalUnusable, RecordingUnavaila
 from price_keeper.ledger import lease_rows
 from price_keeper.ledger.journal_lock import lock_folder
 from price_keeper.ledger.orphaned_journals import OrphanedJournals, find_worker_folders, locate_worker_folder
+from price_keeper.ledger.recording import Recording, open_recording
 from price_keeper.ledger.recovery import RecoveredJournal, recover
-from price_keeper.recording.composed import Recording, open_recording
 from price_keeper.stores.contract import Store
 
 from tests.support.clock import ManualClock

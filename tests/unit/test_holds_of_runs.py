@@ -20,9 +20,9 @@ from price_keeper.ledger.aggregator import list_active_counters, read_spent_pico
 from price_keeper.ledger.journal import SUMS_PER_PART, Journal, SegmentSeal
 from price_keeper.ledger.lease_rows import BudgetLeaseRow, HardBudgetKey
 from price_keeper.ledger.ledger_entries import ChargedCounters, Counter, Intent, Receipt, UsageCounts, UsageTally
+from price_keeper.ledger.recording import Recording, open_recording
 from price_keeper.ledger.segment import decode_lines
 from price_keeper.ledger.ulid import UlidFactory
-from price_keeper.recording.composed import Recording, open_recording
 from price_keeper.stores.contract import Store
 from price_keeper.tasks import Tasks
 

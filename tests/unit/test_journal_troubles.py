@@ -17,14 +17,13 @@ import pytest
 from price_keeper.cli import replay_command
 from price_keeper.domain import Scope
 from price_keeper.errors import JournalUnusable, RecordingUnavailable
-from price_keeper.ledger import journal
+from price_keeper.ledger import journal, recording
 from price_keeper.ledger.aggregator import Aggregator, build_total_key
 from price_keeper.ledger.journal_lock import lock_folder
 from price_keeper.ledger.ledger_entries import ChargedCounters, Counter, Intent, Receipt, UsageCounts
+from price_keeper.ledger.recording import open_recording
 from price_keeper.ledger.recovery import recover
 from price_keeper.ledger.segment import encode_line, sync_folder
-from price_keeper.recording import composed
-from price_keeper.recording.composed import open_recording
 from price_keeper.stores.contract import Store, Update, Write
 
 from tests.support.clock import ManualClock
@@ -215,7 +214,7 @@ async def test_whatever_keeps_a_journal_from_being_read_is_told_as_such(
     def fails(_: Path) -> None:
         raise failure
 
-    monkeypatch.setattr(composed, "recover", fails)
+    monkeypatch.setattr(recording, "recover", fails)
     with pytest.raises(JournalUnusable, match="cannot be read"):
         async with open_recording(config_of(tmp_path), exact_store, ManualClock()):
             pass

@@ -16,11 +16,10 @@ from price_keeper.errors import JournalFull, JournalUnusable
 from price_keeper.ledger import segment
 from price_keeper.ledger.journal import SealedSegment
 from price_keeper.ledger.ledger_entries import Receipt, UsageCounts
+from price_keeper.ledger.recording import begin_journal, open_recording
 from price_keeper.ledger.recovery import recover
 from price_keeper.ledger.segment import encode_line
 from price_keeper.ledger.segment_sender import SegmentSender
-from price_keeper.recording.beginning import begin_journal
-from price_keeper.recording.composed import open_recording
 from price_keeper.stores.contract import Store
 
 from tests.support.clock import ManualClock

@@ -1,4 +1,8 @@
-"""Composes the recording of one process: from its journal's folder to a recorder with everything it left before."""
+"""Composes the ledger of one process: locks its folder, recovers what is in it, begins a new journal, and starts flushing.
+
+If the disk is full, recovered segments are sent first, since each one that is removed makes room. `finish` flushes the
+rest and returns unused budget leases; what cannot be flushed then waits in the journal for the next start.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +17,10 @@ from pathlib import Path
 from price_keeper.clock import Clock
 from price_keeper.config import Config
 from price_keeper.config.config_sections import PSEUDO_LABELS
-from price_keeper.errors import JournalUnusable, StoreError
+from price_keeper.errors import JournalFull, JournalUnusable, StoreError
 from price_keeper.ledger.aggregator import Aggregator
 from price_keeper.ledger.journal import Journal
-from price_keeper.ledger.journal_lock import lock_folder
+from price_keeper.ledger.journal_lock import is_disk_full, lock_folder
 from price_keeper.ledger.lease_file import BudgetLeaseFile, release_former_leases
 from price_keeper.ledger.ledger_entries import PICO_PER_USD, UsageCounts
 from price_keeper.ledger.orphaned_journals import OrphanedJournals
@@ -24,11 +28,48 @@ from price_keeper.ledger.recorder import FlushInterval, Recorder
 from price_keeper.ledger.recovery import RecoveredJournal, recover
 from price_keeper.ledger.segment_sender import SegmentSender
 from price_keeper.ledger.ulid import UlidFactory
-from price_keeper.recording.beginning import begin_journal
 from price_keeper.stores.contract import Store
 from price_keeper.tasks import Tasks
 from price_keeper.telemetry import metrics
 from price_keeper.telemetry.metrics import MetricsRegistry, Samples
+
+
+async def begin_journal(
+    folder: Path, recovered: RecoveredJournal, sender: SegmentSender, begin: Callable[[], Journal]
+) -> Journal:
+    """Without room on the disk what was left over goes to the store first, since each file that goes makes some.
+
+    It may go without its seal then, the oldest first: what it comes to follows from its lines and those of the next
+    one, which stay as they are until it is gone, as nobody else writes to them. Raises JournalUnusable.
+    """
+    while True:
+        try:
+            return await _seal_and_begin(folder, recovered, begin)
+        except JournalFull as failure:
+            if not recovered.sealed:
+                raise
+            await _send_first(recovered, sender, failure)
+
+
+async def _seal_and_begin(folder: Path, recovered: RecoveredJournal, begin: Callable[[], Journal]) -> Journal:
+    try:
+        for sealed in recovered.sealed:
+            if not sealed.has_seal:
+                await asyncio.to_thread(sealed.write_seal)
+    except OSError as failure:
+        kind = JournalFull if is_disk_full(failure) else JournalUnusable
+        raise kind(f"cannot seal what is left in the journal in {folder}: {failure.strerror}") from None
+    return begin()
+
+
+async def _send_first(recovered: RecoveredJournal, sender: SegmentSender, cause: JournalFull) -> None:
+    first = recovered.sealed[0]
+    try:
+        await sender.send(first)
+    except (StoreError, OSError) as failure:
+        raise JournalFull(f"{cause}; and what is left there cannot be flushed to make room: {failure}") from None
+    recovered.sealed.pop(0)
+
 
 LAST_FLUSH_TIMEOUT_SECONDS = 5.0  # of what Kubernetes leaves after the calls under way have ended
 LAST_RETURN_TIMEOUT_SECONDS = 2.0
