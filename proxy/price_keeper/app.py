@@ -42,13 +42,13 @@ from price_keeper.config import Address, Config
 from price_keeper.config import StoreConfig as StoreConfig
 from price_keeper.config_reload import ConfigReloader, ReadConfig, build_budget_reload
 from price_keeper.control import api
-from price_keeper.control.calls import ApiRoute
+from price_keeper.control.api_types import ApiRoute
 from price_keeper.control.composed import build_control_services
-from price_keeper.control.connections import fit_port_limits
+from price_keeper.control.control_connections import fit_port_limits
+from price_keeper.control.control_server import ControlDispatcher, open_control_port, open_control_socket
 from price_keeper.control.health import Readiness, ReadinessCheck
 from price_keeper.control.parts import ControlServices
 from price_keeper.control.probes import build_probe_routes
-from price_keeper.control.serving import ControlDispatcher, open_control_port, open_control_socket
 from price_keeper.errors import ConfigError, StoreError
 from price_keeper.ledger.orphaned_journals import OrphanedJournals
 from price_keeper.ledger.recording import Recording, open_recording

@@ -16,12 +16,12 @@ import pytest
 from price_keeper.auth.client_secrets import ClientVerifier, make_secret
 from price_keeper.auth.throttles import LookupThrottle
 from price_keeper.config import Address
-from price_keeper.control import serving
-from price_keeper.control.connections import DEFAULT_PORT_LIMITS
+from price_keeper.control import control_server
+from price_keeper.control.control_connections import DEFAULT_PORT_LIMITS
+from price_keeper.control.control_server import ControlDispatcher, open_control_port
 from price_keeper.control.health import Readiness
 from price_keeper.control.page.listeners import MAX_ADMIN_PAGES
 from price_keeper.control.probes import build_probe_routes
-from price_keeper.control.serving import ControlDispatcher, open_control_port
 from price_keeper.stores.contract import Key
 from price_keeper.telemetry.metrics import MetricsRegistry
 
@@ -36,7 +36,7 @@ HERE, THERE = "127.0.0.2", "127.0.0.3"
 
 @pytest.fixture
 def endless_lingering(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serving, "LINGER_SECONDS", 3600.0)
+    monkeypatch.setattr(control_server, "LINGER_SECONDS", 3600.0)
 
 
 @pytest.fixture

@@ -14,9 +14,9 @@ import aiohttp
 import pytest
 from price_keeper.config import Address
 from price_keeper.control import api
+from price_keeper.control.control_server import ControlDispatcher, open_control_port
 from price_keeper.control.front import prefers_json
 from price_keeper.control.health import Readiness
-from price_keeper.control.serving import ControlDispatcher, open_control_port
 from price_keeper.errors import StoreUnavailable
 from price_keeper.telemetry.metrics import MetricsRegistry
 

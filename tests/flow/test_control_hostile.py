@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from price_keeper.control import profiles, serving
+from price_keeper.control import control_server, profiles
+from price_keeper.control.api_constants import MAX_BODY_BYTES
+from price_keeper.control.api_errors import ApiError
 from price_keeper.control.bodies import (
     ANONYMOUS_BUDGET_BYTES,
     MAX_ANONYMOUS_BODY_BYTES,
@@ -20,10 +22,8 @@ from price_keeper.control.bodies import (
     SMALL_BODY_BYTES,
     ByteBudget,
 )
-from price_keeper.control.connections import DEFAULT_PORT_LIMITS, ControlPortLimits
-from price_keeper.control.problems import ApiError
+from price_keeper.control.control_connections import DEFAULT_PORT_LIMITS, ControlPortLimits
 from price_keeper.control.rates import ApiRateDecision, LocalApiRateLimiter
-from price_keeper.control.terms import MAX_BODY_BYTES
 from yarl import URL
 
 from tests.support.clock import ManualClock
@@ -234,13 +234,13 @@ async def test_a_kept_connection_may_be_idle_but_its_next_head_comes_at_once(api
 async def test_what_follows_what_is_no_http_is_not_kept(api: ControlHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     """The event loop may hand on megabytes before the first mistake is answered."""
     made: list[Any] = []
-    connected = serving._ControlConnection.connection_made
+    connected = control_server._ControlConnection.connection_made
 
     def noted(self: Any, transport: Any) -> None:
         made.append(self)
         connected(self, transport)
 
-    monkeypatch.setattr(serving._ControlConnection, "connection_made", noted)
+    monkeypatch.setattr(control_server._ControlConnection, "connection_made", noted)
     reader, writer = await _sent(api, b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
     assert (await reader.readline()).startswith(b"HTTP/1.1 200 ")
     (connection,) = made

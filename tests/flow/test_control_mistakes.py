@@ -19,9 +19,9 @@ from price_keeper.config.config_problems import (
     limit_guesses,
 )
 from price_keeper.config.config_sections import parse_config
+from price_keeper.control.api_constants import MAX_BODY_BYTES
+from price_keeper.control.api_errors import MAX_DETAILS, ApiError
 from price_keeper.control.bodies import MAX_JSON_VALUES, parse_json
-from price_keeper.control.problems import MAX_DETAILS, ApiError
-from price_keeper.control.terms import MAX_BODY_BYTES
 from price_keeper.errors import ConfigError
 
 from tests.support.control import API, SETTINGS, ControlHarness, open_control_harness

@@ -15,7 +15,7 @@ from typing import Any
 
 import price_keeper as product
 from price_keeper.config import Config
-from price_keeper.control.problems import ERROR_CODES
+from price_keeper.control.api_errors import ERROR_CODES
 from price_keeper.errors import Refusal
 from price_keeper.telemetry.metrics import ALL_METRICS
 

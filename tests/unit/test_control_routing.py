@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from price_keeper.control.calls import AccessLevel, ApiRequest, ApiResponse, ApiRoute
+from price_keeper.control.api_errors import ApiError
+from price_keeper.control.api_types import AccessLevel, ApiRequest, ApiResponse, ApiRoute
 from price_keeper.control.parts import ControlServices
-from price_keeper.control.problems import ApiError
-from price_keeper.control.routing import Router
+from price_keeper.control.router import Router
 
 
 async def nothing(_: ControlServices, __: ApiRequest) -> ApiResponse:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from price_keeper.control.connections import (
+from price_keeper.control.control_connections import (
     DEFAULT_PORT_LIMITS,
     ConnectionRegistry,
     ControlPortLimits,

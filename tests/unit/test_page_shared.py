@@ -6,8 +6,9 @@ import asyncio
 from contextlib import ExitStack
 
 import pytest
-from price_keeper.control.calls import Principal
-from price_keeper.control.connections import fit_port_limits
+from price_keeper.control.api_errors import ApiError
+from price_keeper.control.api_types import Principal
+from price_keeper.control.control_connections import fit_port_limits
 from price_keeper.control.page.listeners import (
     MAX_ADMIN_PAGES,
     MAX_CLIENT_PAGES,
@@ -15,7 +16,6 @@ from price_keeper.control.page.listeners import (
     PageSubscriptions,
 )
 from price_keeper.control.page.shared import MAX_CACHE_ENTRIES, SingleFlightCache
-from price_keeper.control.problems import ApiError
 
 
 class Asked:

@@ -18,8 +18,8 @@ from price_keeper.app import StopSignal
 from price_keeper.cli.serve_command import MAX_SOCKET_FOLDER_LENGTH, _create_socket_folder, serve_with_workers
 from price_keeper.clock import SystemClock
 from price_keeper.config import Config
-from price_keeper.control.calls import AccessLevel, ApiRequest, ApiResponse, ApiRoute
-from price_keeper.control.serving import ControlDispatcher, open_control_socket
+from price_keeper.control.api_types import AccessLevel, ApiRequest, ApiResponse, ApiRoute
+from price_keeper.control.control_server import ControlDispatcher, open_control_socket
 from price_keeper.errors import ConfigError, ListenFailed, PriceKeeperError, WorkerUnavailable
 from price_keeper.server.server_limits import DEFAULT_LIMITS, MemoryLimits, ServerLimits, fit_to_memory
 from price_keeper.server.sockets import reserve_port

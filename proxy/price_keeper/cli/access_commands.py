@@ -37,7 +37,7 @@ from price_keeper.cli.root_parser import CLIENT_SECRET_VARIABLE
 from price_keeper.cli.settings_view import SettingsView
 from price_keeper.cli.shared_arguments import ALL_SESSIONS
 from price_keeper.config.value_checks import url as url_complaint
-from price_keeper.control.terms import RETRIEVAL_TOKEN_HEADER
+from price_keeper.control.api_constants import RETRIEVAL_TOKEN_HEADER
 from price_keeper.domain import parse_client_id
 from price_keeper.errors import PriceKeeperError
 

@@ -26,8 +26,8 @@ from price_keeper.cli.output import CommandError
 from price_keeper.cli.shared_arguments import ADMIN_KEY_VARIABLE, API_URL_VARIABLE, DEFAULT_API_URL
 from price_keeper.config.config_problems import escape_line
 from price_keeper.config.value_checks import control_url as url_complaint
-from price_keeper.control.terms import API_KEY_HEADER, MAX_PAGE_SIZE
-from price_keeper.control.terms import MAX_BODY_BYTES as MOST_SENT
+from price_keeper.control.api_constants import API_KEY_HEADER, MAX_PAGE_SIZE
+from price_keeper.control.api_constants import MAX_BODY_BYTES as MOST_SENT
 from price_keeper.domain import is_org_id
 from price_keeper.errors import ConfigError, PriceKeeperError
 from price_keeper.reports.org_directory import resolve_org

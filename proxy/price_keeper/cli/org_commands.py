@@ -23,7 +23,7 @@ from price_keeper.cli.api_client import (
 from price_keeper.cli.output import CommandError, format_columns, print_json, print_lines
 from price_keeper.cli.settings_file import SettingsFile
 from price_keeper.cli.settings_view import SettingsView, format_warning
-from price_keeper.control.terms import RETRIEVAL_TOKEN_HEADER
+from price_keeper.control.api_constants import RETRIEVAL_TOKEN_HEADER
 
 
 def run_org_put(args: Namespace) -> int:

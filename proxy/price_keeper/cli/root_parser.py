@@ -19,7 +19,7 @@ from price_keeper.cli.shared_arguments import (
     add_port_options,
     add_store_options,
 )
-from price_keeper.control.terms import DEFAULT_GRACE_HOURS
+from price_keeper.control.api_constants import DEFAULT_GRACE_HOURS
 
 PROGRAM = "price-keeper"
 

@@ -16,7 +16,7 @@ from price_keeper.cli.api_client import ApiRefusal
 from price_keeper.config.config_problems import Origin, escape_line
 from price_keeper.config.config_reader import find_origin, read_leaf
 from price_keeper.config.yaml_tree import MAX_CHARS, Branch, InvalidYaml, Leaf, Node, compose_tree
-from price_keeper.control.terms import MAX_ECHOED_NAME_LENGTH
+from price_keeper.control.api_constants import MAX_ECHOED_NAME_LENGTH
 from price_keeper.errors import ConfigError
 
 

@@ -14,10 +14,10 @@ from price_keeper.auth.page_sessions import PageSession, PageSessions
 from price_keeper.auth.throttles import ADMIN, LoginThrottle
 from price_keeper.clock import Clock
 from price_keeper.config.config_sections import AuthConfig
-from price_keeper.control.calls import AccessLevel, ApiRoute, Principal
+from price_keeper.control.api_constants import API_KEY_HEADER, AUTHORIZATION_HEADER
+from price_keeper.control.api_errors import forbidden, invalid_request, unauthorized
+from price_keeper.control.api_types import AccessLevel, ApiRoute, Principal
 from price_keeper.control.page.same_origin import check_same_origin, has_page_header
-from price_keeper.control.problems import forbidden, invalid_request, unauthorized
-from price_keeper.control.terms import API_KEY_HEADER, AUTHORIZATION_HEADER
 from price_keeper.domain import Caller
 from price_keeper.errors import AccessDenied, ConfigError, TokenExpired, TokenRejected
 

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from datetime import date
 from typing import Any
 
-from price_keeper.control.calls import (
+from price_keeper.control.api_errors import invalid_request
+from price_keeper.control.api_types import (
     REVALIDATE,
     AccessLevel,
     ApiHandler,
@@ -17,7 +18,6 @@ from price_keeper.control.calls import (
     build_cacheable_response,
 )
 from price_keeper.control.parts import ControlServices
-from price_keeper.control.problems import invalid_request
 from price_keeper.org_calendar import load_zone
 from price_keeper.reports.report_formats import build_json_report
 from price_keeper.reports.report_period import ReportPeriod, check_report_period, parse_report_period

@@ -1,4 +1,7 @@
-"""The control API: one table of routes, which serves the requests and is what the OpenAPI document is made of."""
+"""The control API: builds the one table of routes, which serves requests and is what the OpenAPI document is made of.
+
+Start here to find the module that serves a path. A sidecar serves only the front page and the probes.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from price_keeper.control import (
     sessions,
     usage,
 )
-from price_keeper.control.calls import AccessLevel, ApiRequest, ApiResponse, ApiRoute, build_cacheable_response
+from price_keeper.control.api_types import AccessLevel, ApiRequest, ApiResponse, ApiRoute, build_cacheable_response
 from price_keeper.control.front import build_front_route
 from price_keeper.control.health import Readiness
 from price_keeper.control.openapi import build_document

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 from aiohttp import web
 
-from price_keeper.control.problems import ERROR_CODES, ApiError, invalid_request
+from price_keeper.control.api_errors import ERROR_CODES, ApiError, invalid_request
 
 MAX_ANONYMOUS_BODY_BYTES = (
     20 * 1024

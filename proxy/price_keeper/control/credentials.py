@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from price_keeper.auth.registration import MAX_GRACE_HOURS, IssuedSecret, is_tagged_token, register, retrieve, rotate
+from price_keeper.control.api_constants import DEFAULT_GRACE_HOURS, RETRIEVAL_TOKEN_HEADER
+from price_keeper.control.api_errors import unauthorized
+from price_keeper.control.api_types import AccessLevel, ApiRequest, ApiResponse, ApiRoute
 from price_keeper.control.auth import count_failed_logins
 from price_keeper.control.bodies import SMALL_BODY_BYTES
-from price_keeper.control.calls import AccessLevel, ApiRequest, ApiResponse, ApiRoute
 from price_keeper.control.fields import BodyFields, IntegerField
 from price_keeper.control.parts import ControlServices
-from price_keeper.control.problems import unauthorized
-from price_keeper.control.terms import DEFAULT_GRACE_HOURS, RETRIEVAL_TOKEN_HEADER
 from price_keeper.domain import Scope, build_client_id
 from price_keeper.errors import AccessDenied
 from price_keeper.reports.settings_report import format_utc

@@ -9,8 +9,8 @@ from datetime import datetime
 from typing import Any, Protocol
 
 from price_keeper.budgets.effective_settings import format_value
-from price_keeper.control.problems import invalid_request
-from price_keeper.control.terms import MAX_ECHOED_NAME_LENGTH
+from price_keeper.control.api_constants import MAX_ECHOED_NAME_LENGTH
+from price_keeper.control.api_errors import invalid_request
 
 _TIMESTAMP = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?(Z|[+-]\d\d:\d\d)", re.ASCII)
 

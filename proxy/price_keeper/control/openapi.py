@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
-from price_keeper.control.calls import HTML, JSON, AccessLevel, ApiRoute
+from price_keeper.control.api_types import HTML, JSON, AccessLevel, ApiRoute
 from price_keeper.control.schemas import SCHEMAS
 from price_keeper.telemetry.build_info import get_version
 

@@ -16,7 +16,9 @@ from price_keeper.budgets.org_settings import (
     put_app,
     put_org,
 )
-from price_keeper.control.calls import (
+from price_keeper.control.api_constants import MAX_PAGE_SIZE
+from price_keeper.control.api_errors import invalid_request, not_found
+from price_keeper.control.api_types import (
     AccessLevel,
     ApiRequest,
     ApiResponse,
@@ -26,8 +28,6 @@ from price_keeper.control.calls import (
 )
 from price_keeper.control.credentials import create_credentials
 from price_keeper.control.parts import ControlServices
-from price_keeper.control.problems import invalid_request, not_found
-from price_keeper.control.terms import MAX_PAGE_SIZE
 from price_keeper.domain import Scope
 from price_keeper.reports.settings_report import SettingsReport
 from price_keeper.stores import schema

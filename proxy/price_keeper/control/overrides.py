@@ -13,12 +13,12 @@ from price_keeper.budgets.active_label import (
     clear_override,
     set_override,
 )
+from price_keeper.control.api_errors import ERROR_CODES, ApiError
+from price_keeper.control.api_types import AccessLevel, ApiRequest, ApiResponse, ApiRoute
 from price_keeper.control.bodies import SMALL_BODY_BYTES
-from price_keeper.control.calls import AccessLevel, ApiRequest, ApiResponse, ApiRoute
 from price_keeper.control.fields import BodyFields, FreeTextField, PatternField, TimestampField
 from price_keeper.control.orgs import load_app, load_org
 from price_keeper.control.parts import ControlServices
-from price_keeper.control.problems import ERROR_CODES, ApiError
 from price_keeper.domain import Scope
 from price_keeper.org_calendar import PeriodSpan, find_span
 from price_keeper.reports.settings_report import SettingsReport, format_utc

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from price_keeper.control.calls import AccessLevel, ApiHandler, ApiRequest, ApiResponse, ApiRoute
+from price_keeper.control.api_types import AccessLevel, ApiHandler, ApiRequest, ApiResponse, ApiRoute
 from price_keeper.control.health import Readiness
 from price_keeper.telemetry.metrics import CONTENT_TYPE, MetricsRegistry
 

@@ -15,12 +15,12 @@ from price_keeper.budgets.effective_settings import is_number
 from price_keeper.config import LabelConfig
 from price_keeper.config.config_reader import read_text as read_config
 from price_keeper.config.config_sections import Format
-from price_keeper.control.calls import AccessLevel, ApiRequest, ApiResponse, ApiRoute, build_cacheable_response
+from price_keeper.control.api_errors import ERROR_CODES, ApiError, invalid_request
+from price_keeper.control.api_types import AccessLevel, ApiRequest, ApiResponse, ApiRoute, build_cacheable_response
 from price_keeper.control.fields import BodyFields, ChoiceField, PatternField, UncheckedField, make_nullable
 from price_keeper.control.orgs import load_app
 from price_keeper.control.overrides import LABEL_FIELD
 from price_keeper.control.parts import ControlServices
-from price_keeper.control.problems import ERROR_CODES, ApiError, invalid_request
 from price_keeper.domain import Scope
 from price_keeper.errors import ConfigError
 from price_keeper.stores import schema

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from aiohttp import web
 from multidict import CIMultiDict
 
-from price_keeper.control.calls import ApiRoute
-from price_keeper.control.problems import ERROR_CODES, ApiError, invalid_request
+from price_keeper.control.api_errors import ERROR_CODES, ApiError, invalid_request
+from price_keeper.control.api_types import ApiRoute
 from price_keeper.domain import is_app_id, is_org_id
 
 MAX_QUERY_VALUE_LENGTH = 1000  # characters of one value; aiohttp bounds the whole line

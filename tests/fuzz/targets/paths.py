@@ -6,8 +6,8 @@ import re
 from urllib.parse import unquote
 
 from price_keeper.control import api
-from price_keeper.control.problems import ApiError
-from price_keeper.control.routing import Router
+from price_keeper.control.api_errors import ApiError
+from price_keeper.control.router import Router
 from price_keeper.errors import Refusal
 from price_keeper.exchange import Request
 from price_keeper.operations import Operation, OperationPath, parse_path

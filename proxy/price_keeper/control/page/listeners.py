@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from price_keeper.control.calls import Principal
-from price_keeper.control.connections import DEFAULT_PORT_LIMITS, ControlPortLimits
-from price_keeper.control.problems import ERROR_CODES, ApiError
+from price_keeper.control.api_errors import ERROR_CODES, ApiError
+from price_keeper.control.api_types import Principal
+from price_keeper.control.control_connections import DEFAULT_PORT_LIMITS, ControlPortLimits
 
 # Together well below the connections that one address may have, as all have one behind a proxy. Where these are fewer,
 # there are fewer pages.

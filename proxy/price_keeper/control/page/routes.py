@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from price_keeper.control.calls import AccessLevel, ApiRoute
+from price_keeper.control.api_types import AccessLevel, ApiRoute
 from price_keeper.control.health import Readiness
 from price_keeper.control.page import live, page_files, signing_in, what_if
 

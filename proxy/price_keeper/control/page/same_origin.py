@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from multidict import MultiMapping
 
-from price_keeper.control.problems import forbidden
+from price_keeper.control.api_errors import forbidden
 
 PAGE_HEADER = "X-Price-Keeper-Page"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from price_keeper.control.connections import DEFAULT_PORT_LIMITS, ControlPortLimits
+from price_keeper.control.control_connections import DEFAULT_PORT_LIMITS, ControlPortLimits
 from price_keeper.control.page.history import SpendHistory
 from price_keeper.control.page.listeners import PageSubscriptions
 from price_keeper.control.page.shared import SingleFlightCache

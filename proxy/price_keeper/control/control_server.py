@@ -1,4 +1,9 @@
-"""The control port: finds the route of a request, asks whether it may, and puts what comes of it into an answer."""
+"""The HTTP server of the control port, over aiohttp: connections, dispatch to handlers, and responses.
+
+`open_control_port` and `open_control_socket` listen; `ControlDispatcher` finds the route, authenticates the caller,
+applies rate and body limits, calls the handler and turns every failure into an `ApiError` response. Request bytes may
+hold keys or tokens, so they are never logged or echoed.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +25,8 @@ from price_keeper.clock import Clock
 from price_keeper.config import Address
 from price_keeper.config.config_problems import limit_guesses
 from price_keeper.control import access
-from price_keeper.control.bodies import BodyBudgets, read_json_body
-from price_keeper.control.calls import (
+from price_keeper.control.api_errors import ERROR_CODES, ApiError, to_api_error, too_many_requests
+from price_keeper.control.api_types import (
     NO_STORE,
     AccessLevel,
     ApiRequest,
@@ -32,7 +37,8 @@ from price_keeper.control.calls import (
     dump_json,
     matches_etag,
 )
-from price_keeper.control.connections import (
+from price_keeper.control.bodies import BodyBudgets, read_json_body
+from price_keeper.control.control_connections import (
     DEFAULT_PORT_LIMITS,
     ConditionTimer,
     ConnectionRegistry,
@@ -43,10 +49,9 @@ from price_keeper.control.connections import (
     is_not_http,
 )
 from price_keeper.control.parts import ControlServices
-from price_keeper.control.problems import ERROR_CODES, ApiError, to_api_error, too_many_requests
 from price_keeper.control.rates import ANONYMOUS_PREFIX, ApiRateDecision
 from price_keeper.control.requests import check_path_ids, check_transfer_encoding, parse_query, read_headers
-from price_keeper.control.routing import Router
+from price_keeper.control.router import Router
 from price_keeper.errors import Busy, ListenFailed, TooManyRequests
 from price_keeper.server.sockets import bind_sockets
 from price_keeper.telemetry.logs import build_request_extra

@@ -1,4 +1,7 @@
-"""What goes wrong in the control API, in the one form in which it is told."""
+"""Errors of the control API: `ApiError`, its JSON form, and how every other exception is turned into one.
+
+The cause of an internal error is only in the log, under the request id that the caller was given.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from price_keeper.budgets.org_settings import InvalidSettings
-from price_keeper.control.terms import MAX_ECHOED_NAME_LENGTH
+from price_keeper.control.api_constants import MAX_ECHOED_NAME_LENGTH
 from price_keeper.errors import ConfigError, InvalidStoreRequest, PriceKeeperError, Refusal, StoreError
 from price_keeper.telemetry.logs import build_request_extra
 

@@ -1,4 +1,9 @@
-"""What whoever asks the control API has to know of it: names of headers, and bounds. Pure, and loads nothing."""
+"""Header names and bounds of the control API that its clients need too, as the command line does. Imports nothing.
+
+Pure: it does no I/O.
+"""
+
+from __future__ import annotations
 
 API_KEY_HEADER, AUTHORIZATION_HEADER = "X-API-Key", "Authorization"
 RETRIEVAL_TOKEN_HEADER = "X-Retrieval-Token"  # noqa: S105 - the name of a header

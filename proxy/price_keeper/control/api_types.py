@@ -1,4 +1,8 @@
-"""A call of the control API as its handlers see it, the answer, and the route that joins the two."""
+"""The types of the control API: the request that a handler receives, its response, and the route that joins the two.
+
+A handler is a coroutine that takes `ControlServices` and an `ApiRequest` and returns an `ApiResponse`. A response with an
+ETag can be revalidated, and preconditions (If-Match, If-None-Match) are checked against the same tags.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import orjson
 from multidict import MultiMapping
 
-from price_keeper.control.problems import ApiError
-from price_keeper.control.terms import MAX_BODY_BYTES
+from price_keeper.control.api_constants import MAX_BODY_BYTES
+from price_keeper.control.api_errors import ApiError
 from price_keeper.stores.audit_log import Actor
 
 if TYPE_CHECKING:

@@ -1,12 +1,15 @@
-"""From a path to its routes: by what stands in it where no name does, so that few are looked at for each request."""
+"""Finds the route of a method and a path, by the fixed segments of the path. A fixed segment wins over a parameter.
+
+To be replaced by the router of aiohttp's `web.Application`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from urllib.parse import unquote_to_bytes
 
-from price_keeper.control.calls import ApiRoute
-from price_keeper.control.problems import ERROR_CODES, ApiError, not_found
+from price_keeper.control.api_errors import ERROR_CODES, ApiError, not_found
+from price_keeper.control.api_types import ApiRoute
 
 MAX_SEGMENTS = 16
 

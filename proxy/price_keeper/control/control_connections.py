@@ -1,8 +1,10 @@
-"""Which connections the control port keeps, so that none of them takes the port away from the others.
+"""Connection limits of the control port: one client cannot take the port away from the others.
 
-A connection is accepted, or closed at once. It may be displaced by a newer one unless its request holds a place: the
-one whose last whole head is the oldest goes first, be it idle, silent, or in the middle of a body. There are fewer
-places than connections, so a newcomer is accepted and its head read whatever else is under way. Probes need no place.
+A connection is accepted or closed at once. A request at work holds a slot; a connection without a slot may be evicted
+in favour of a new one, beginning with the one whose last complete request head is the oldest. There are fewer slots than
+connections, so the head of a new connection is always read. Probes need no slot.
+
+Also checks the protocol, the Host header and the request target before a request is routed.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from typing import Protocol
 
 from price_keeper.auth.throttles import network_of
 from price_keeper.clock import Clock
-from price_keeper.control.problems import forbidden, invalid_request
+from price_keeper.control.api_errors import forbidden, invalid_request
 from price_keeper.server.request_building import find_host_error, find_target_error
 
 _NOT_HTTP = re.compile(rb"[\r\n]*[^ \r\n]+ +[^ \r\n]+ +(?!HTTP/)[A-Za-z]+/[0-9]")
