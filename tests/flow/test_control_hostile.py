@@ -15,14 +15,14 @@ from aiohttp import web
 from price_keeper.control import control_server, profiles
 from price_keeper.control.api_constants import MAX_BODY_BYTES
 from price_keeper.control.api_errors import ApiError
-from price_keeper.control.bodies import (
+from price_keeper.control.control_connections import DEFAULT_PORT_LIMITS, ControlPortLimits
+from price_keeper.control.control_requests import (
     ANONYMOUS_BUDGET_BYTES,
     MAX_ANONYMOUS_BODY_BYTES,
     PER_CLIENT_BUDGET_BYTES,
     SMALL_BODY_BYTES,
     ByteBudget,
 )
-from price_keeper.control.control_connections import DEFAULT_PORT_LIMITS, ControlPortLimits
 from price_keeper.control.rates import ApiRateDecision, LocalApiRateLimiter
 from yarl import URL
 

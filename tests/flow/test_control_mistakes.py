@@ -21,7 +21,7 @@ from price_keeper.config.config_problems import (
 from price_keeper.config.config_sections import parse_config
 from price_keeper.control.api_constants import MAX_BODY_BYTES
 from price_keeper.control.api_errors import MAX_DETAILS, ApiError
-from price_keeper.control.bodies import MAX_JSON_VALUES, parse_json
+from price_keeper.control.control_requests import MAX_JSON_VALUES, parse_json
 from price_keeper.errors import ConfigError
 
 from tests.support.control import API, SETTINGS, ControlHarness, open_control_harness

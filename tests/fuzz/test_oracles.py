@@ -12,7 +12,7 @@ from price_keeper.auth import tokens
 from price_keeper.budgets import org_settings
 from price_keeper.budgets.hard import cost_ceiling, token_bound
 from price_keeper.config import config_problems
-from price_keeper.control import bodies as control_bodies
+from price_keeper.control import control_requests as control_bodies
 from price_keeper.ledger import recovery, segment
 from price_keeper.server import http1_parser, http2, http2_stream
 from price_keeper.stores import dynamodb_expressions, item_codec

@@ -37,7 +37,6 @@ from price_keeper.control.api_types import (
     dump_json,
     matches_etag,
 )
-from price_keeper.control.bodies import BodyBudgets, read_json_body
 from price_keeper.control.control_connections import (
     DEFAULT_PORT_LIMITS,
     ConditionTimer,
@@ -48,9 +47,16 @@ from price_keeper.control.control_connections import (
     is_loopback,
     is_not_http,
 )
+from price_keeper.control.control_requests import (
+    BodyBudgets,
+    check_path_ids,
+    check_transfer_encoding,
+    parse_query,
+    read_headers,
+    read_json_body,
+)
 from price_keeper.control.parts import ControlServices
 from price_keeper.control.rates import ANONYMOUS_PREFIX, ApiRateDecision
-from price_keeper.control.requests import check_path_ids, check_transfer_encoding, parse_query, read_headers
 from price_keeper.control.router import Router
 from price_keeper.errors import Busy, ListenFailed, TooManyRequests
 from price_keeper.server.sockets import bind_sockets

@@ -15,8 +15,7 @@ from price_keeper.budgets.org_settings import InvalidSettings, validate_app, val
 from price_keeper.config.config_sections import DefaultsConfig
 from price_keeper.control import api, auth, credentials, overrides, profiles, usage
 from price_keeper.control.api_errors import ApiError
-from price_keeper.control.bodies import MAX_JSON_DEPTH, parse_json
-from price_keeper.control.requests import parse_query
+from price_keeper.control.control_requests import MAX_JSON_DEPTH, parse_json, parse_query
 from price_keeper.reports import report_period
 from price_keeper.stores.dynamodb_expressions import item_from_wire, item_to_wire
 from price_keeper.stores.item_codec import decode_item, encode_item
