@@ -11,8 +11,8 @@ from price_keeper.auth.container_credentials import NO_SIGNING_KEY_RETRY_SECONDS
 from price_keeper.auth.refresh_sessions import StaleGeneration, TokenPair
 from price_keeper.control.api_errors import ERROR_CODES, ApiError, unauthorized
 from price_keeper.control.api_types import AccessLevel, ApiRequest, ApiResponse, ApiRoute, build_cacheable_response
+from price_keeper.control.body_fields import BodyFields, PatternField
 from price_keeper.control.control_requests import MAX_ANONYMOUS_BODY_BYTES
-from price_keeper.control.fields import BodyFields, PatternField
 from price_keeper.control.parts import ControlServices
 from price_keeper.errors import AccessDenied, Busy, TokenExpired, TokenRejected
 

@@ -10,8 +10,8 @@ from price_keeper.control.api_constants import DEFAULT_GRACE_HOURS, RETRIEVAL_TO
 from price_keeper.control.api_errors import unauthorized
 from price_keeper.control.api_types import AccessLevel, ApiRequest, ApiResponse, ApiRoute
 from price_keeper.control.auth import count_failed_logins
+from price_keeper.control.body_fields import BodyFields, IntegerField
 from price_keeper.control.control_requests import SMALL_BODY_BYTES
-from price_keeper.control.fields import BodyFields, IntegerField
 from price_keeper.control.parts import ControlServices
 from price_keeper.domain import Scope, build_client_id
 from price_keeper.errors import AccessDenied

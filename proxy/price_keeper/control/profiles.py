@@ -17,7 +17,7 @@ from price_keeper.config.config_reader import read_text as read_config
 from price_keeper.config.config_sections import Format
 from price_keeper.control.api_errors import ERROR_CODES, ApiError, invalid_request
 from price_keeper.control.api_types import AccessLevel, ApiRequest, ApiResponse, ApiRoute, build_cacheable_response
-from price_keeper.control.fields import BodyFields, ChoiceField, PatternField, UncheckedField, make_nullable
+from price_keeper.control.body_fields import BodyFields, ChoiceField, PatternField, UncheckedField, make_nullable
 from price_keeper.control.orgs import load_app
 from price_keeper.control.overrides import LABEL_FIELD
 from price_keeper.control.parts import ControlServices

@@ -8,7 +8,7 @@ from typing import Any, get_args
 from price_keeper.budgets.org_settings import APP_SETTINGS, MAX_NAME_LENGTH, MAX_ORDERING_LABELS, ORG_SETTINGS
 from price_keeper.config.config_sections import Format
 from price_keeper.control import auth, credentials, overrides, profiles, usage
-from price_keeper.control.fields import make_nullable
+from price_keeper.control.body_fields import make_nullable
 from price_keeper.control.page import signing_in
 from price_keeper.ledger.ledger_entries import UsageCounts
 from price_keeper.rates.rate_limit_settings import MAX_BURST_SECS, MAX_RATE, MODES, RATES

@@ -10,9 +10,9 @@ from typing import Any
 from price_keeper.budgets.effective_settings import EffectiveSettings, resolve_settings
 from price_keeper.control.api_errors import ERROR_CODES, ApiError, invalid_request, not_found, to_api_error
 from price_keeper.control.api_types import AccessLevel, ApiRequest, ApiResponse, ApiRoute
+from price_keeper.control.body_fields import BodyFields, FieldType, IntegerField, PatternField, TimestampField
 from price_keeper.control.charging import UsageCharging
 from price_keeper.control.control_requests import SMALL_BODY_BYTES
-from price_keeper.control.fields import BodyFields, FieldType, IntegerField, PatternField, TimestampField
 from price_keeper.control.overrides import LABEL_FIELD
 from price_keeper.control.parts import ControlServices
 from price_keeper.domain import Caller, build_client_id

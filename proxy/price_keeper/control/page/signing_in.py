@@ -16,8 +16,8 @@ from price_keeper.control.api_constants import API_KEY_HEADER, AUTHORIZATION_HEA
 from price_keeper.control.api_errors import ERROR_CODES, ApiError
 from price_keeper.control.api_types import AccessLevel, ApiRequest, ApiResponse, ApiRoute
 from price_keeper.control.auth import count_failed_logins
+from price_keeper.control.body_fields import BodyFields, ChoiceField, PatternField
 from price_keeper.control.control_requests import MAX_ANONYMOUS_BODY_BYTES
-from price_keeper.control.fields import BodyFields, ChoiceField, PatternField
 from price_keeper.control.page.same_origin import PAGE_HEADER, check_same_origin, has_page_header
 from price_keeper.control.parts import ControlServices
 from price_keeper.errors import Busy, TooManyRequests

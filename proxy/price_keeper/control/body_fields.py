@@ -1,4 +1,4 @@
-"""The fields of a body: one table checks what comes and describes it. Pure."""
+"""Types of the fields of a JSON body: each parses a value and describes itself as JSON Schema. Pure."""
 
 from __future__ import annotations
 
