@@ -15,7 +15,7 @@ from uuid import UUID
 import jwt
 import pytest
 from price_keeper.auth.page_sessions import PAGE_SESSION_SECONDS as SESSION_SECONDS
-from price_keeper.control import access
+from price_keeper.control import control_access
 from price_keeper.control.page import places
 from price_keeper.control.page.places import MAX_ROWS
 from price_keeper.control.rates import LocalApiRateLimiter
@@ -222,7 +222,7 @@ async def test_a_session_ends_with_its_time_its_token_and_its_key(
         patch.setattr(
             shop.parts.page_sessions,
             "_admin_key_digest",
-            access.fingerprint_admin_key("another admin key, as long as it has to be"),
+            control_access.fingerprint_admin_key("another admin key, as long as it has to be"),
         )
         assert (await admin.ask("GET", "/status/board")).status == 401
     shop.clock.ahead += SESSION_SECONDS  # type: ignore[attr-defined]

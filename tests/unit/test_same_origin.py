@@ -6,9 +6,8 @@ from contextlib import nullcontext
 
 import pytest
 from multidict import CIMultiDict
-from price_keeper.control.access import cookie_name, read_cookie
 from price_keeper.control.api_errors import ApiError
-from price_keeper.control.page.same_origin import check_same_origin
+from price_keeper.control.control_access import check_same_origin, cookie_name, read_cookie
 
 PAGE = ("X-Price-Keeper-Page", "1")
 HOST = ("Host", "127.0.0.1:8081")

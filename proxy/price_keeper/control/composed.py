@@ -14,7 +14,7 @@ from price_keeper.auth.tokens import TokenService
 from price_keeper.budgets.budget_registry import BudgetRegistry
 from price_keeper.clock import Clock
 from price_keeper.config import Config
-from price_keeper.control.access import ControlAuthenticator, VerifyToken, fingerprint_admin_key, load_admin_key
+from price_keeper.control.control_access import ControlAuthenticator, VerifyToken, fingerprint_admin_key, load_admin_key
 from price_keeper.control.control_connections import DEFAULT_PORT_LIMITS, ControlPortLimits
 from price_keeper.control.page.state import PageState
 from price_keeper.control.parts import (

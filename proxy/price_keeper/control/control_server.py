@@ -24,7 +24,7 @@ from price_keeper.auth.throttles import network_of
 from price_keeper.clock import Clock
 from price_keeper.config import Address
 from price_keeper.config.config_problems import limit_guesses
-from price_keeper.control import access
+from price_keeper.control import control_access
 from price_keeper.control.api_errors import ERROR_CODES, ApiError, to_api_error, too_many_requests
 from price_keeper.control.api_types import (
     NO_STORE,
@@ -154,7 +154,7 @@ class ControlDispatcher:
             decision = await services.rate_limiter.take(f"{caller}{network}")
             headers |= decision.headers
             _check_rate(decision)
-        access.authorize(principal, route, path)
+        control_access.authorize(principal, route, path)
         check_path_ids(path)
         api_request = ApiRequest(
             request_id, principal, address, path, parse_query(request, route), read_headers(request)

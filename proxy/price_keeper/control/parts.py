@@ -15,7 +15,7 @@ from price_keeper.budgets.budget_registry import BudgetRegistry
 from price_keeper.clock import Clock
 from price_keeper.config import Config
 from price_keeper.config.config_sections import PSEUDO_LABELS
-from price_keeper.control.access import ControlAuthenticator
+from price_keeper.control.control_access import ControlAuthenticator
 from price_keeper.control.page.state import PageState
 from price_keeper.control.rates import ApiRateLimiter
 from price_keeper.control.turns import BoundedConcurrency

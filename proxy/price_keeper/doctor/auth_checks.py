@@ -15,7 +15,7 @@ from typing import Any
 
 from price_keeper.auth.signing_keys import SigningKey, load_keys
 from price_keeper.auth.tokens import build_jwks
-from price_keeper.control.access import MIN_ADMIN_KEY_LENGTH, load_admin_key
+from price_keeper.control.control_access import MIN_ADMIN_KEY_LENGTH, load_admin_key
 from price_keeper.data_port_wiring import BEARER_TOKEN_VARIABLE
 from price_keeper.doctor.doctor_checks import Finding, ok, skipped, trouble, warning
 from price_keeper.doctor.doctor_context import DoctorContext

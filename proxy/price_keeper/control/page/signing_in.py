@@ -11,14 +11,20 @@ from typing import Any
 from multidict import CIMultiDict
 
 from price_keeper.auth.page_sessions import PageSession
-from price_keeper.control.access import cookie_name, get_session_principal, read_cookie
 from price_keeper.control.api_constants import API_KEY_HEADER, AUTHORIZATION_HEADER
 from price_keeper.control.api_errors import ERROR_CODES, ApiError
 from price_keeper.control.api_types import AccessLevel, ApiRequest, ApiResponse, ApiRoute
 from price_keeper.control.auth import count_failed_logins
 from price_keeper.control.body_fields import BodyFields, ChoiceField, PatternField
+from price_keeper.control.control_access import (
+    PAGE_HEADER,
+    check_same_origin,
+    cookie_name,
+    get_session_principal,
+    has_page_header,
+    read_cookie,
+)
 from price_keeper.control.control_requests import MAX_ANONYMOUS_BODY_BYTES
-from price_keeper.control.page.same_origin import PAGE_HEADER, check_same_origin, has_page_header
 from price_keeper.control.parts import ControlServices
 from price_keeper.errors import Busy, TooManyRequests
 from price_keeper.reports.settings_report import format_utc

@@ -1,4 +1,9 @@
-"""Who calls the control API, and whether he may: the administrator by his key, all others by their token."""
+"""Authenticates callers of the control API and authorizes them for a route.
+
+The administrator shows an API key, a client shows a bearer token, and the status page shows its session cookie. A
+request with the cookie must come from the page itself: only a page of this origin can send the page header, since no
+other origin is granted CORS. Wrong keys and tokens are counted by the login throttle.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from hashlib import sha256
 from pathlib import Path
 from typing import TypeVar
+from urllib.parse import urlsplit
 
 from multidict import MultiMapping
 
@@ -17,9 +23,36 @@ from price_keeper.config.config_sections import AuthConfig
 from price_keeper.control.api_constants import API_KEY_HEADER, AUTHORIZATION_HEADER
 from price_keeper.control.api_errors import forbidden, invalid_request, unauthorized
 from price_keeper.control.api_types import AccessLevel, ApiRoute, Principal
-from price_keeper.control.page.same_origin import check_same_origin, has_page_header
 from price_keeper.domain import Caller
 from price_keeper.errors import AccessDenied, ConfigError, TokenExpired, TokenRejected
+
+PAGE_HEADER = "X-Price-Keeper-Page"
+
+
+def has_page_header(headers: MultiMapping[str]) -> bool:
+    return headers.getall(PAGE_HEADER, []) == ["1"]
+
+
+def check_same_origin(headers: MultiMapping[str], *, is_change: bool) -> None:
+    """Raises Problem."""
+    if not has_page_header(headers):
+        raise forbidden(f"a page says that it is one: {PAGE_HEADER}: 1")
+    if headers.getall("Sec-Fetch-Site", ["same-origin"]) != ["same-origin"]:
+        raise forbidden("a page from elsewhere may not ask this")
+    origins, hosts = headers.getall("Origin", []), headers.getall("Host", [])
+    if not origins and not is_change:  # browsers leave it out of what they read from where the page came from
+        return
+    if len(origins) != 1 or len(hosts) != 1 or not is_origin_of_host(origins[0], hosts[0]):
+        raise forbidden("a change is asked for by a page from here: Origin names the Host; a proxy passes both on")
+
+
+def is_origin_of_host(origin: str, host: str) -> bool:
+    try:
+        parts = urlsplit(origin)
+    except ValueError:
+        return False
+    return parts.scheme in ("http", "https") and parts.netloc.lower() == host.lower() != ""
+
 
 MIN_ADMIN_KEY_LENGTH = 24  # characters, so that guessing is hopeless and need not lock anybody out
 
