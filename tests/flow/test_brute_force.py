@@ -16,7 +16,7 @@ import aiohttp
 import pytest
 from price_keeper.auth.client_secrets import make_secret
 from price_keeper.auth.throttles import FAILURE_BURST, FAILURE_INTERVAL_SECONDS, LOOKUP_RATE_PER_ADDRESS
-from price_keeper.control.rates import LocalApiRateLimiter
+from price_keeper.control.api_rate_limits import LocalApiRateLimiter
 from price_keeper.stores.contract import Key
 
 from tests.support.clock import ManualClock

@@ -13,9 +13,9 @@ import pytest
 from price_keeper.config.config_sections import AuthConfig
 from price_keeper.control.api_constants import MAX_BODY_BYTES
 from price_keeper.control.api_errors import ApiError
+from price_keeper.control.api_rate_limits import LocalApiRateLimiter
 from price_keeper.control.control_access import load_admin_key
 from price_keeper.control.control_requests import parse_json
-from price_keeper.control.rates import LocalApiRateLimiter
 from price_keeper.errors import ConfigError
 from yarl import URL
 

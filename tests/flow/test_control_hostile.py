@@ -15,6 +15,7 @@ from aiohttp import web
 from price_keeper.control import control_server, profiles
 from price_keeper.control.api_constants import MAX_BODY_BYTES
 from price_keeper.control.api_errors import ApiError
+from price_keeper.control.api_rate_limits import ApiRateDecision, LocalApiRateLimiter
 from price_keeper.control.control_connections import DEFAULT_PORT_LIMITS, ControlPortLimits
 from price_keeper.control.control_requests import (
     ANONYMOUS_BUDGET_BYTES,
@@ -23,7 +24,6 @@ from price_keeper.control.control_requests import (
     SMALL_BODY_BYTES,
     ByteBudget,
 )
-from price_keeper.control.rates import ApiRateDecision, LocalApiRateLimiter
 from yarl import URL
 
 from tests.support.clock import ManualClock

@@ -16,9 +16,9 @@ import jwt
 import pytest
 from price_keeper.auth.page_sessions import PAGE_SESSION_SECONDS as SESSION_SECONDS
 from price_keeper.control import control_access
+from price_keeper.control.api_rate_limits import LocalApiRateLimiter
 from price_keeper.control.page import places
 from price_keeper.control.page.places import MAX_ROWS
-from price_keeper.control.rates import LocalApiRateLimiter
 from price_keeper.errors import AccessDenied
 
 from tests.support.clock import ManualClock

@@ -7,8 +7,8 @@ from fractions import Fraction
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
-from price_keeper.control import rates as limits
-from price_keeper.control.rates import LocalApiRateLimiter
+from price_keeper.control import api_rate_limits as limits
+from price_keeper.control.api_rate_limits import LocalApiRateLimiter
 
 from tests.support.effort import tries
 

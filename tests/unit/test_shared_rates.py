@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from price_keeper.control.rates import LocalApiRateLimiter, SharedApiRateLimiter
+from price_keeper.control.api_rate_limits import LocalApiRateLimiter, SharedApiRateLimiter
 from price_keeper.errors import StoreUnavailable
 from price_keeper.rates.bucket_client import BucketClient
 from price_keeper.rates.rate_lease_manager import RateLeaseManager

@@ -14,6 +14,7 @@ from price_keeper.auth.tokens import TokenService
 from price_keeper.budgets.budget_registry import BudgetRegistry
 from price_keeper.clock import Clock
 from price_keeper.config import Config
+from price_keeper.control.api_rate_limits import ApiRateLimiter, LocalApiRateLimiter, SharedApiRateLimiter
 from price_keeper.control.control_access import ControlAuthenticator, VerifyToken, fingerprint_admin_key, load_admin_key
 from price_keeper.control.control_connections import DEFAULT_PORT_LIMITS, ControlPortLimits
 from price_keeper.control.page.state import PageState
@@ -23,7 +24,6 @@ from price_keeper.control.parts import (
     RETRIEVAL_RATE_TOTAL,
     ControlServices,
 )
-from price_keeper.control.rates import ApiRateLimiter, LocalApiRateLimiter, SharedApiRateLimiter
 from price_keeper.domain import Caller
 from price_keeper.ledger.usage_submissions import SubmissionRecorder
 from price_keeper.rates.rate_lease_manager import RateLeaseManager

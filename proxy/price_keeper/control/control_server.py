@@ -26,6 +26,7 @@ from price_keeper.config import Address
 from price_keeper.config.config_problems import limit_guesses
 from price_keeper.control import control_access
 from price_keeper.control.api_errors import ERROR_CODES, ApiError, to_api_error, too_many_requests
+from price_keeper.control.api_rate_limits import ANONYMOUS_PREFIX, ApiRateDecision
 from price_keeper.control.api_types import (
     NO_STORE,
     AccessLevel,
@@ -56,7 +57,6 @@ from price_keeper.control.control_requests import (
     read_json_body,
 )
 from price_keeper.control.parts import ControlServices
-from price_keeper.control.rates import ANONYMOUS_PREFIX, ApiRateDecision
 from price_keeper.control.router import Router
 from price_keeper.errors import Busy, ListenFailed, TooManyRequests
 from price_keeper.server.sockets import bind_sockets

@@ -15,10 +15,9 @@ from price_keeper.budgets.budget_registry import BudgetRegistry
 from price_keeper.clock import Clock
 from price_keeper.config import Config
 from price_keeper.config.config_sections import PSEUDO_LABELS
+from price_keeper.control.api_rate_limits import ApiRateLimiter, BoundedConcurrency
 from price_keeper.control.control_access import ControlAuthenticator
 from price_keeper.control.page.state import PageState
-from price_keeper.control.rates import ApiRateLimiter
-from price_keeper.control.turns import BoundedConcurrency
 from price_keeper.ledger.usage_submissions import SubmissionRecorder
 from price_keeper.stores.contract import Store
 from price_keeper.telemetry import metrics

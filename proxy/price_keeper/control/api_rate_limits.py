@@ -1,11 +1,18 @@
-"""How often somebody may call: a bucket for each, which all processes share for those who are known."""
+"""Rate and concurrency limits of the control API.
+
+Each caller has a token bucket. Buckets of authenticated callers are shared by all processes on one store; those of
+anonymous callers are local, or each address could have a row written.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Callable
+from types import TracebackType
 from typing import NamedTuple, Protocol
 
+from price_keeper.errors import Busy
 from price_keeper.rates.rate_lease_manager import RateLeaseManager
 from price_keeper.rates.token_bucket import MILLI, RateBucket, RateLimit
 from price_keeper.stores import schema
@@ -105,3 +112,26 @@ class SharedApiRateLimiter:
                 self._buckets.clear()
             buckets = self._buckets[caller] = (RateBucket(schema.control_bucket_key(caller), (self._limit,), 1),)
         return buckets
+
+
+class BoundedConcurrency:
+    def __init__(self, max_running: int, max_waiting: int) -> None:
+        self._running = asyncio.Semaphore(max_running)
+        self._free_places = max_running + max_waiting
+
+    async def __aenter__(self) -> None:
+        """Raises Busy."""
+        if self._free_places <= 0:
+            raise Busy("too many ask for this at once; try again", retry_after=2)
+        self._free_places -= 1
+        try:
+            await self._running.acquire()
+        except BaseException:
+            self._free_places += 1
+            raise
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, failure: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._free_places += 1
+        self._running.release()
