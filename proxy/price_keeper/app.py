@@ -43,11 +43,10 @@ from price_keeper.config import StoreConfig as StoreConfig
 from price_keeper.config_reload import ConfigReloader, ReadConfig, build_budget_reload
 from price_keeper.control import api
 from price_keeper.control.api_types import ApiRoute
-from price_keeper.control.composed import build_control_services
 from price_keeper.control.control_connections import fit_port_limits
 from price_keeper.control.control_server import ControlDispatcher, open_control_port, open_control_socket
+from price_keeper.control.control_services import ControlServices, build_control_services
 from price_keeper.control.health import Readiness, ReadinessCheck
-from price_keeper.control.parts import ControlServices
 from price_keeper.control.probes import build_probe_routes
 from price_keeper.errors import ConfigError, StoreError
 from price_keeper.ledger.orphaned_journals import OrphanedJournals

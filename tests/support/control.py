@@ -22,11 +22,10 @@ from price_keeper.config import Address, Config
 from price_keeper.config.config_sections import parse_config
 from price_keeper.control import api
 from price_keeper.control.api_rate_limits import ApiRateDecision, ApiRateLimiter
-from price_keeper.control.composed import build_control_services
 from price_keeper.control.control_connections import DEFAULT_PORT_LIMITS, ControlPortLimits
 from price_keeper.control.control_server import ControlDispatcher, open_control_port
+from price_keeper.control.control_services import ControlServices, build_control_services
 from price_keeper.control.health import Readiness
-from price_keeper.control.parts import ControlServices
 from price_keeper.stores.contract import Store
 from price_keeper.tasks import Tasks
 from price_keeper.telemetry.metrics import MetricsRegistry

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from price_keeper.control.api_errors import ApiError
 from price_keeper.control.api_types import AccessLevel, ApiRequest, ApiResponse, ApiRoute
-from price_keeper.control.parts import ControlServices
+from price_keeper.control.control_services import ControlServices
 from price_keeper.control.router import Router
 
 

@@ -17,7 +17,7 @@ from price_keeper.control.api_types import (
     ApiRoute,
     build_cacheable_response,
 )
-from price_keeper.control.parts import ControlServices
+from price_keeper.control.control_services import ControlServices
 from price_keeper.org_calendar import load_zone
 from price_keeper.reports.report_formats import build_json_report
 from price_keeper.reports.report_period import ReportPeriod, check_report_period, parse_report_period

@@ -21,7 +21,7 @@ from price_keeper.control.api_errors import ApiError
 from price_keeper.stores.audit_log import Actor
 
 if TYPE_CHECKING:
-    from price_keeper.control.parts import ControlServices
+    from price_keeper.control.control_services import ControlServices
 
 JSON = "application/json"
 HTML = "text/html; charset=utf-8"

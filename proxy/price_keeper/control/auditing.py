@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from price_keeper.control.api_types import AccessLevel, ApiRequest, ApiResponse, ApiRoute, build_cacheable_response
+from price_keeper.control.control_services import ControlServices
 from price_keeper.control.orgs import PAGING_QUERY, read_limit
-from price_keeper.control.parts import ControlServices
 from price_keeper.stores.audit_log import MAX_RECORDS_PER_PAGE, build_record_json, read_records
 
 

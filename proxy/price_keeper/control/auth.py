@@ -13,7 +13,7 @@ from price_keeper.control.api_errors import ERROR_CODES, ApiError, unauthorized
 from price_keeper.control.api_types import AccessLevel, ApiRequest, ApiResponse, ApiRoute, build_cacheable_response
 from price_keeper.control.body_fields import BodyFields, PatternField
 from price_keeper.control.control_requests import MAX_ANONYMOUS_BODY_BYTES
-from price_keeper.control.parts import ControlServices
+from price_keeper.control.control_services import ControlServices
 from price_keeper.errors import AccessDenied, Busy, TokenExpired, TokenRejected
 
 _TOKEN_FIELD = PatternField(r"[!-~]+", 16 * 1024, "a token", is_secret=True)

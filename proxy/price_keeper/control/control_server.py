@@ -56,7 +56,7 @@ from price_keeper.control.control_requests import (
     read_headers,
     read_json_body,
 )
-from price_keeper.control.parts import ControlServices
+from price_keeper.control.control_services import ControlServices
 from price_keeper.control.router import Router
 from price_keeper.errors import Busy, ListenFailed, TooManyRequests
 from price_keeper.server.sockets import bind_sockets

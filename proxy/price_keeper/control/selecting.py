@@ -10,8 +10,8 @@ from price_keeper.budgets.budget_state import BudgetState
 from price_keeper.config.config_sections import PSEUDO_LABELS
 from price_keeper.control.api_errors import invalid_request
 from price_keeper.control.api_types import AccessLevel, ApiRequest, ApiResponse, ApiRoute, build_cacheable_response
+from price_keeper.control.control_services import ControlServices
 from price_keeper.control.overrides import format_override
-from price_keeper.control.parts import ControlServices
 from price_keeper.domain import Caller, Scope, build_client_id
 from price_keeper.ledger.ledger_entries import PICO_PER_MICRO
 from price_keeper.reports import money

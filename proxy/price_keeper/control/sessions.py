@@ -5,7 +5,7 @@ from __future__ import annotations
 from price_keeper.auth.client_secrets import SESSIONS_GENERATION, client_item_key
 from price_keeper.control.api_errors import invalid_request, not_found
 from price_keeper.control.api_types import AccessLevel, ApiRequest, ApiResponse, ApiRoute, build_cacheable_response
-from price_keeper.control.parts import ControlServices
+from price_keeper.control.control_services import ControlServices
 from price_keeper.domain import Scope, is_org_id
 from price_keeper.errors import ReasonCode, TransactionFailed
 from price_keeper.reports.settings_report import format_utc

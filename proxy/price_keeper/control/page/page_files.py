@@ -8,7 +8,7 @@ from importlib.resources import files
 
 from price_keeper.control.api_errors import not_found
 from price_keeper.control.api_types import HTML, AccessLevel, ApiRequest, ApiResponse, ApiRoute, compute_etag_of_bytes
-from price_keeper.control.parts import ControlServices
+from price_keeper.control.control_services import ControlServices
 
 _FILE_NAME = re.compile(r"[a-z-]{1,32}\.[a-z]{1,8}", re.ASCII)
 _MEDIA_TYPES = {

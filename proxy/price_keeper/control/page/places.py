@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import NamedTuple
 
+from price_keeper.control.control_services import ControlServices
 from price_keeper.control.orgs import show_org
-from price_keeper.control.parts import ControlServices
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Item, Page, Prefix, Query
 

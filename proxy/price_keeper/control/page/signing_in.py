@@ -25,7 +25,7 @@ from price_keeper.control.control_access import (
     read_cookie,
 )
 from price_keeper.control.control_requests import MAX_ANONYMOUS_BODY_BYTES
-from price_keeper.control.parts import ControlServices
+from price_keeper.control.control_services import ControlServices
 from price_keeper.errors import Busy, TooManyRequests
 from price_keeper.reports.settings_report import format_utc
 

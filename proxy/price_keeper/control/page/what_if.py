@@ -7,9 +7,9 @@ from collections.abc import Container
 from price_keeper.budgets.effective_settings import MAX_QUOTA_MICROS, format_value
 from price_keeper.control.api_errors import invalid_request
 from price_keeper.control.api_types import AccessLevel, ApiRequest, ApiResponse, ApiRoute
+from price_keeper.control.control_services import ControlServices
 from price_keeper.control.page.board import build_view, read_budget
 from price_keeper.control.page.outlook import simulate_quota
-from price_keeper.control.parts import ControlServices
 from price_keeper.domain import PICO_PER_MICRO
 
 WHAT_IF_QUERY = {
