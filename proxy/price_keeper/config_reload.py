@@ -19,7 +19,7 @@ from price_keeper.budgets.budget_registry import BudgetRegistry
 from price_keeper.clock import Clock
 from price_keeper.config import Config
 from price_keeper.config.config_changes import apply_reloadable, compare_catalogs, join_few, list_restart_keys
-from price_keeper.control.health import ReadinessChecks
+from price_keeper.control.readiness_checks import ReadinessChecks
 from price_keeper.errors import ConfigError
 from price_keeper.tasks import Tasks
 from price_keeper.telemetry import metrics

@@ -18,8 +18,8 @@ import yaml
 from price_keeper.clock import SystemClock
 from price_keeper.config import parse_config
 from price_keeper.control import api
-from price_keeper.control.health import Readiness
 from price_keeper.control.openapi import build_document
+from price_keeper.control.readiness_checks import Readiness
 from price_keeper.telemetry.metrics import MetricsRegistry
 
 from tests.support.configs import CONFIG_YAML

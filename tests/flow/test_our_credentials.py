@@ -6,7 +6,7 @@ import asyncio
 import socket
 
 import pytest
-from price_keeper.control.health import CHECK_TIMEOUT_SECONDS
+from price_keeper.control.readiness_checks import CHECK_TIMEOUT_SECONDS
 from price_keeper.errors import UpstreamUnavailable
 from price_keeper.upstream import upstream_health as module
 from price_keeper.upstream.relay import CREDENTIAL_ERRORS

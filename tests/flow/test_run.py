@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 from uuid import uuid4
 
 import pytest
-from price_keeper.control.health import RESULT_TTL_SECONDS
+from price_keeper.control.readiness_checks import RESULT_TTL_SECONDS
 from price_keeper.stores.dynamodb import MAX_ATTEMPTS
 
 from tests.support import commands

@@ -25,7 +25,7 @@ from price_keeper.control.api_rate_limits import ApiRateDecision, ApiRateLimiter
 from price_keeper.control.control_connections import DEFAULT_PORT_LIMITS, ControlPortLimits
 from price_keeper.control.control_server import ControlDispatcher, open_control_port
 from price_keeper.control.control_services import ControlServices, build_control_services
-from price_keeper.control.health import Readiness
+from price_keeper.control.readiness_checks import Readiness
 from price_keeper.stores.contract import Store
 from price_keeper.tasks import Tasks
 from price_keeper.telemetry.metrics import MetricsRegistry

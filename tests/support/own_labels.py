@@ -18,7 +18,7 @@ from price_keeper.config import Address, Config
 from price_keeper.control import api
 from price_keeper.control.control_server import ControlDispatcher, open_control_port
 from price_keeper.control.control_services import build_control_services
-from price_keeper.control.health import Readiness
+from price_keeper.control.readiness_checks import Readiness
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Put, Value
 from price_keeper.tasks import Tasks

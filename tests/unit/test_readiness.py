@@ -6,9 +6,9 @@ import asyncio
 from typing import Any
 
 import pytest
-from price_keeper.control import health
-from price_keeper.control.health import Readiness
+from price_keeper.control import readiness_checks
 from price_keeper.control.probes import build_probe_routes
+from price_keeper.control.readiness_checks import Readiness
 from price_keeper.errors import (
     Busy,
     InvalidStoreRequest,
@@ -133,7 +133,7 @@ async def test_that_it_stops_is_told_at_once() -> None:
 
 
 async def test_checks_are_made_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(health, "CHECK_TIMEOUT_SECONDS", 0.2)
+    monkeypatch.setattr(readiness_checks, "CHECK_TIMEOUT_SECONDS", 0.2)
     checks = {name: Slow() for name in ("store", "journal", "revocation")}
     readiness = started(ManualClock(), **checks)
     asking = asyncio.create_task(readiness.report())

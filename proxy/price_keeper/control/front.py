@@ -12,7 +12,7 @@ from html import escape
 from typing import Any
 
 from price_keeper.control.api_types import HTML, JSON, AccessLevel, ApiRequest, ApiResponse, ApiRoute
-from price_keeper.control.health import Readiness
+from price_keeper.control.readiness_checks import Readiness
 from price_keeper.telemetry.build_info import get_version
 
 PRODUCT = "Bedrock Price Keeper"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from price_keeper.control.api_types import AccessLevel, ApiHandler, ApiRequest, ApiResponse, ApiRoute
-from price_keeper.control.health import Readiness
+from price_keeper.control.readiness_checks import Readiness
 from price_keeper.telemetry.metrics import CONTENT_TYPE, MetricsRegistry
 
 

@@ -14,7 +14,7 @@ from functools import partial
 import aiohttp
 import orjson
 
-from price_keeper.control.health import ReadinessChecks
+from price_keeper.control.readiness_checks import ReadinessChecks
 from price_keeper.errors import WorkerUnavailable
 from price_keeper.telemetry import build_info
 from price_keeper.telemetry.metrics import WORKERS, WORKERS_UP, Metric, MetricsRegistry, format_metric_header

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from price_keeper.control.api_types import AccessLevel, ApiRoute
-from price_keeper.control.health import Readiness
 from price_keeper.control.page import live, page_files, signing_in, what_if
+from price_keeper.control.readiness_checks import Readiness
 
 
 def build_page_routes(readiness: Readiness) -> list[ApiRoute]:

@@ -1,4 +1,8 @@
-"""Whether the process lives, and whether it can do its work: for probes, load balancers and people."""
+"""Readiness: runs the checks of a process and reports whether it can do its work.
+
+Concurrent callers share one run, and its results are reused for a moment. A report never quotes the store, since anybody
+may read it; details are in the log.
+"""
 
 from __future__ import annotations
 
