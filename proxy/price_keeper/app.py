@@ -46,7 +46,7 @@ from price_keeper.control.api_types import ApiRoute
 from price_keeper.control.control_connections import fit_port_limits
 from price_keeper.control.control_server import ControlDispatcher, open_control_port, open_control_socket
 from price_keeper.control.control_services import ControlServices, build_control_services
-from price_keeper.control.probes import build_probe_routes
+from price_keeper.control.probe_endpoints import build_probe_routes
 from price_keeper.control.readiness_checks import Readiness, ReadinessCheck
 from price_keeper.errors import ConfigError, StoreError
 from price_keeper.ledger.orphaned_journals import OrphanedJournals

@@ -20,7 +20,7 @@ from price_keeper.control import control_server
 from price_keeper.control.control_connections import DEFAULT_PORT_LIMITS
 from price_keeper.control.control_server import ControlDispatcher, open_control_port
 from price_keeper.control.page.listeners import MAX_ADMIN_PAGES
-from price_keeper.control.probes import build_probe_routes
+from price_keeper.control.probe_endpoints import build_probe_routes
 from price_keeper.control.readiness_checks import Readiness
 from price_keeper.stores.contract import Key
 from price_keeper.telemetry.metrics import MetricsRegistry

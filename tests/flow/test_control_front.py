@@ -15,7 +15,7 @@ import pytest
 from price_keeper.config import Address
 from price_keeper.control import api
 from price_keeper.control.control_server import ControlDispatcher, open_control_port
-from price_keeper.control.front import prefers_json
+from price_keeper.control.probe_endpoints import prefers_json
 from price_keeper.control.readiness_checks import Readiness
 from price_keeper.errors import StoreUnavailable
 from price_keeper.telemetry.metrics import MetricsRegistry

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from price_keeper.control import readiness_checks
-from price_keeper.control.probes import build_probe_routes
+from price_keeper.control.probe_endpoints import build_probe_routes
 from price_keeper.control.readiness_checks import Readiness
 from price_keeper.errors import (
     Busy,
