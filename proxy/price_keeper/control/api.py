@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from price_keeper.control import (
     aggregates,
     auditing,
-    auth,
     credentials,
     orgs,
     overrides,
     profiles,
     selecting,
     sessions,
+    token_endpoints,
     usage,
 )
 from price_keeper.control.api_types import AccessLevel, ApiRequest, ApiResponse, ApiRoute, build_cacheable_response
@@ -28,7 +28,7 @@ from price_keeper.control.readiness_checks import Readiness
 from price_keeper.telemetry.metrics import MetricsRegistry
 
 _ROUTE_TABLES = (
-    auth.TOKEN_ROUTES,
+    token_endpoints.TOKEN_ROUTES,
     orgs.ORG_ROUTES,
     credentials.CREDENTIAL_ROUTES,
     sessions.SESSION_ROUTES,

@@ -9,10 +9,10 @@ from price_keeper.auth.registration import MAX_GRACE_HOURS, IssuedSecret, is_tag
 from price_keeper.control.api_constants import DEFAULT_GRACE_HOURS, RETRIEVAL_TOKEN_HEADER
 from price_keeper.control.api_errors import unauthorized
 from price_keeper.control.api_types import AccessLevel, ApiRequest, ApiResponse, ApiRoute
-from price_keeper.control.auth import count_failed_logins
 from price_keeper.control.body_fields import BodyFields, IntegerField
 from price_keeper.control.control_requests import SMALL_BODY_BYTES
 from price_keeper.control.control_services import ControlServices
+from price_keeper.control.token_endpoints import count_failed_logins
 from price_keeper.domain import Scope, build_client_id
 from price_keeper.errors import AccessDenied
 from price_keeper.reports.settings_report import format_utc

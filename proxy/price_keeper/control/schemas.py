@@ -7,7 +7,7 @@ from typing import Any, get_args
 
 from price_keeper.budgets.org_settings import APP_SETTINGS, MAX_NAME_LENGTH, MAX_ORDERING_LABELS, ORG_SETTINGS
 from price_keeper.config.config_sections import Format
-from price_keeper.control import auth, credentials, overrides, profiles, usage
+from price_keeper.control import credentials, overrides, profiles, token_endpoints, usage
 from price_keeper.control.body_fields import make_nullable
 from price_keeper.control.page import signing_in
 from price_keeper.ledger.ledger_entries import UsageCounts
@@ -161,9 +161,9 @@ SCHEMAS: Mapping[str, Schema] = {
         }
     ),
     "OpenApi": {"type": "object"},
-    "Login": auth.LOGIN_BODY.schema,
-    "Refresh": auth.REFRESH_BODY.schema,
-    "Revoke": auth.REVOKE_BODY.schema,
+    "Login": token_endpoints.LOGIN_BODY.schema,
+    "Refresh": token_endpoints.REFRESH_BODY.schema,
+    "Revoke": token_endpoints.REVOKE_BODY.schema,
     "Revoked": _object({"is_revoked": _BOOLEAN}),
     "Tokens": _object(
         {

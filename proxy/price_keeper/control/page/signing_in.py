@@ -14,7 +14,6 @@ from price_keeper.auth.page_sessions import PageSession
 from price_keeper.control.api_constants import API_KEY_HEADER, AUTHORIZATION_HEADER
 from price_keeper.control.api_errors import ERROR_CODES, ApiError
 from price_keeper.control.api_types import AccessLevel, ApiRequest, ApiResponse, ApiRoute
-from price_keeper.control.auth import count_failed_logins
 from price_keeper.control.body_fields import BodyFields, ChoiceField, PatternField
 from price_keeper.control.control_access import (
     PAGE_HEADER,
@@ -26,6 +25,7 @@ from price_keeper.control.control_access import (
 )
 from price_keeper.control.control_requests import MAX_ANONYMOUS_BODY_BYTES
 from price_keeper.control.control_services import ControlServices
+from price_keeper.control.token_endpoints import count_failed_logins
 from price_keeper.errors import Busy, TooManyRequests
 from price_keeper.reports.settings_report import format_utc
 

@@ -1,4 +1,7 @@
-"""Tokens: for a client's secret, for a refresh token, and given back."""
+"""Endpoints for tokens: log in, refresh, revoke, container credentials, and the public keys (JWKS).
+
+Callers show nothing but a secret, so wrong secrets are counted by the login throttle.
+"""
 
 from __future__ import annotations
 
