@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from price_keeper.auth import registration
-from price_keeper.control import credentials
+from price_keeper.control import client_endpoints
 from price_keeper.errors import StoreUnavailable
 
 from tests.support.control import API, SETTINGS, ControlHarness, open_control_harness
@@ -126,6 +126,6 @@ async def test_an_unsure_rotation_without_grace_has_every_token_asked_about_anew
         await rotated(*arguments)
         raise StoreUnavailable("by the test", maybe_applied=True)
 
-    monkeypatch.setattr(credentials, "rotate", unsure)
+    monkeypatch.setattr(client_endpoints, "rotate", unsure)
     assert (await api.ask("POST", f"{SHOP}/credentials/rotate", {"grace_hours": 0})).status == 503
     assert (await api.ask("GET", SHOP, who=None, headers=bearer)).status == 401

@@ -17,13 +17,13 @@ from price_keeper.auth.refresh_sessions import StaleGeneration
 from price_keeper.auth.throttles import FAILURE_BURST, MAX_LOOKUP_WAIT_SECONDS, LookupRate, LookupThrottle
 from price_keeper.control.api_errors import ApiError
 from price_keeper.control.api_types import ApiRequest, Principal
+from price_keeper.control.client_endpoints import RETRIEVAL_TOKEN_HEADER
+from price_keeper.control.client_endpoints import fetch_secret as fetched_by
 from price_keeper.control.control_services import (
     MAX_CONCURRENT_RETRIEVALS,
     MAX_WAITING_RETRIEVALS,
     RETRIEVAL_RATE_PER_ADDRESS,
 )
-from price_keeper.control.credentials import RETRIEVAL_TOKEN_HEADER
-from price_keeper.control.credentials import fetch_secret as fetched_by
 from price_keeper.errors import Busy, TooManyRequests
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Key

@@ -10,12 +10,11 @@ from collections.abc import Sequence
 from price_keeper.control import (
     aggregates,
     auditing,
-    credentials,
+    client_endpoints,
     orgs,
     overrides,
     profiles,
     selecting,
-    sessions,
     token_endpoints,
     usage,
 )
@@ -30,8 +29,8 @@ from price_keeper.telemetry.metrics import MetricsRegistry
 _ROUTE_TABLES = (
     token_endpoints.TOKEN_ROUTES,
     orgs.ORG_ROUTES,
-    credentials.CREDENTIAL_ROUTES,
-    sessions.SESSION_ROUTES,
+    client_endpoints.CREDENTIAL_ROUTES,
+    client_endpoints.SESSION_ROUTES,
     overrides.OVERRIDE_ROUTES,
     profiles.PROFILE_ROUTES,
     auditing.AUDIT_ROUTES,

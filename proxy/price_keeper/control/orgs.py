@@ -26,8 +26,8 @@ from price_keeper.control.api_types import (
     build_cacheable_response,
     compute_etag,
 )
+from price_keeper.control.client_endpoints import create_credentials
 from price_keeper.control.control_services import ControlServices
-from price_keeper.control.credentials import create_credentials
 from price_keeper.domain import Scope
 from price_keeper.reports.settings_report import SettingsReport
 from price_keeper.stores import schema

@@ -7,7 +7,7 @@ from typing import Any, get_args
 
 from price_keeper.budgets.org_settings import APP_SETTINGS, MAX_NAME_LENGTH, MAX_ORDERING_LABELS, ORG_SETTINGS
 from price_keeper.config.config_sections import Format
-from price_keeper.control import credentials, overrides, profiles, token_endpoints, usage
+from price_keeper.control import client_endpoints, overrides, profiles, token_endpoints, usage
 from price_keeper.control.body_fields import make_nullable
 from price_keeper.control.page import signing_in
 from price_keeper.ledger.ledger_entries import UsageCounts
@@ -179,7 +179,7 @@ SCHEMAS: Mapping[str, Schema] = {
         {"AccessKeyId": _TEXT, "SecretAccessKey": _TEXT, "Token": _TEXT, "Expiration": _TIMESTAMP}
     ),
     "Jwks": _object({"keys": _list_of({"type": "object"})}),
-    "Rotation": credentials.ROTATION_BODY.schema,
+    "Rotation": client_endpoints.ROTATION_BODY.schema,
     "Issued": _object({"client_id": _TEXT, "secret_retrieval_token": _TEXT, "secret_retrieval_expires_at": _TIMESTAMP}),
     "Sessions": _object(
         {
