@@ -9,9 +9,8 @@ from collections.abc import Sequence
 
 from price_keeper.control import (
     aggregates,
-    auditing,
     client_endpoints,
-    orgs,
+    org_endpoints,
     overrides,
     profiles,
     selecting,
@@ -28,12 +27,12 @@ from price_keeper.telemetry.metrics import MetricsRegistry
 
 _ROUTE_TABLES = (
     token_endpoints.TOKEN_ROUTES,
-    orgs.ORG_ROUTES,
+    org_endpoints.ORG_ROUTES,
     client_endpoints.CREDENTIAL_ROUTES,
     client_endpoints.SESSION_ROUTES,
     overrides.OVERRIDE_ROUTES,
     profiles.PROFILE_ROUTES,
-    auditing.AUDIT_ROUTES,
+    org_endpoints.AUDIT_ROUTES,
     selecting.SELECTION_ROUTES,
     aggregates.AGGREGATE_ROUTES,
     usage.USAGE_ROUTES,

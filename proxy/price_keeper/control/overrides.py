@@ -18,7 +18,7 @@ from price_keeper.control.api_types import AccessLevel, ApiRequest, ApiResponse,
 from price_keeper.control.body_fields import BodyFields, FreeTextField, PatternField, TimestampField
 from price_keeper.control.control_requests import SMALL_BODY_BYTES
 from price_keeper.control.control_services import ControlServices
-from price_keeper.control.orgs import load_app, load_org
+from price_keeper.control.org_endpoints import load_app, load_org
 from price_keeper.domain import Scope
 from price_keeper.org_calendar import PeriodSpan, find_span
 from price_keeper.reports.settings_report import SettingsReport, format_utc

@@ -19,7 +19,7 @@ from price_keeper.control.api_errors import ERROR_CODES, ApiError, invalid_reque
 from price_keeper.control.api_types import AccessLevel, ApiRequest, ApiResponse, ApiRoute, build_cacheable_response
 from price_keeper.control.body_fields import BodyFields, ChoiceField, PatternField, UncheckedField, make_nullable
 from price_keeper.control.control_services import ControlServices
-from price_keeper.control.orgs import load_app
+from price_keeper.control.org_endpoints import load_app
 from price_keeper.control.overrides import LABEL_FIELD
 from price_keeper.domain import Scope
 from price_keeper.errors import ConfigError

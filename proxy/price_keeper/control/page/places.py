@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from typing import NamedTuple
 
 from price_keeper.control.control_services import ControlServices
-from price_keeper.control.orgs import show_org
+from price_keeper.control.org_endpoints import show_org
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Item, Page, Prefix, Query
 

@@ -1,4 +1,7 @@
-"""Orgs and their apps: what they are told to do, and what holds."""
+"""Endpoints for orgs and apps: their settings, what is in effect, and the audit log of an org.
+
+A PUT that was cut off before credentials were made is completed when it is repeated.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ from price_keeper.control.control_services import ControlServices
 from price_keeper.domain import Scope
 from price_keeper.reports.settings_report import SettingsReport
 from price_keeper.stores import schema
-from price_keeper.stores.audit_log import select_attributes
+from price_keeper.stores.audit_log import MAX_RECORDS_PER_PAGE, build_record_json, read_records, select_attributes
 from price_keeper.stores.contract import Item, Page, Prefix, Query, Write
 
 PAGING_QUERY = {
@@ -256,5 +259,25 @@ ORG_ROUTES = (
         (404, 412),
         request_headers=_PRECONDITION_HEADERS,
         body_schema="AppSettings",
+    ),
+)
+
+
+async def list_audit_records(services: ControlServices, request: ApiRequest) -> ApiResponse:
+    limit = read_limit(request, MAX_RECORDS_PER_PAGE)
+    page = await read_records(services.store, request.path["org"], limit, request.query.get("cursor"))
+    return build_cacheable_response({"records": [build_record_json(row) for row in page.rows], "cursor": page.cursor})
+
+
+AUDIT_ROUTES = (
+    ApiRoute(
+        "GET",
+        "/api/v1/orgs/{org}/audit",
+        AccessLevel.ORG,
+        "listAudit",
+        "Every administrative change of an org and its apps, the newest first",
+        list_audit_records,
+        {200: "Audit"},
+        query_schemas=PAGING_QUERY,
     ),
 )
