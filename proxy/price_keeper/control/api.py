@@ -9,11 +9,10 @@ from collections.abc import Sequence
 
 from price_keeper.control import (
     aggregates,
+    budget_endpoints,
     client_endpoints,
     org_endpoints,
-    overrides,
     profiles,
-    selecting,
     token_endpoints,
     usage,
 )
@@ -30,10 +29,10 @@ _ROUTE_TABLES = (
     org_endpoints.ORG_ROUTES,
     client_endpoints.CREDENTIAL_ROUTES,
     client_endpoints.SESSION_ROUTES,
-    overrides.OVERRIDE_ROUTES,
+    budget_endpoints.OVERRIDE_ROUTES,
     profiles.PROFILE_ROUTES,
     org_endpoints.AUDIT_ROUTES,
-    selecting.SELECTION_ROUTES,
+    budget_endpoints.SELECTION_ROUTES,
     aggregates.AGGREGATE_ROUTES,
     usage.USAGE_ROUTES,
 )

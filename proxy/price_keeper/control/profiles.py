@@ -18,9 +18,9 @@ from price_keeper.config.config_sections import Format
 from price_keeper.control.api_errors import ERROR_CODES, ApiError, invalid_request
 from price_keeper.control.api_types import AccessLevel, ApiRequest, ApiResponse, ApiRoute, build_cacheable_response
 from price_keeper.control.body_fields import BodyFields, ChoiceField, PatternField, UncheckedField, make_nullable
+from price_keeper.control.budget_endpoints import LABEL_FIELD
 from price_keeper.control.control_services import ControlServices
 from price_keeper.control.org_endpoints import load_app
-from price_keeper.control.overrides import LABEL_FIELD
 from price_keeper.domain import Scope
 from price_keeper.errors import ConfigError
 from price_keeper.stores import schema

@@ -7,7 +7,7 @@ from typing import Any, get_args
 
 from price_keeper.budgets.org_settings import APP_SETTINGS, MAX_NAME_LENGTH, MAX_ORDERING_LABELS, ORG_SETTINGS
 from price_keeper.config.config_sections import Format
-from price_keeper.control import client_endpoints, overrides, profiles, token_endpoints, usage
+from price_keeper.control import budget_endpoints, client_endpoints, profiles, token_endpoints, usage
 from price_keeper.control.body_fields import make_nullable
 from price_keeper.control.page import signing_in
 from price_keeper.ledger.ledger_entries import UsageCounts
@@ -202,7 +202,7 @@ SCHEMAS: Mapping[str, Schema] = {
     "Settings": _SHOWN_SETTINGS,
     "Orgs": _object({"orgs": _list_of(_ref("Settings")), "cursor": _CURSOR}),
     "Apps": _object({"apps": _list_of(_ref("Settings")), "cursor": _CURSOR}),
-    "Override": overrides.OVERRIDE_BODY.schema,
+    "Override": budget_endpoints.OVERRIDE_BODY.schema,
     "Overridden": _object(
         {"org": _TEXT, "app": _NULLABLE_TEXT, "period": _TEXT, "override": _NULLABLE_OVERRIDE, "is_cleared": _BOOLEAN},
         "is_cleared",

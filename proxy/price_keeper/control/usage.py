@@ -11,10 +11,10 @@ from price_keeper.budgets.effective_settings import EffectiveSettings, resolve_s
 from price_keeper.control.api_errors import ERROR_CODES, ApiError, invalid_request, not_found, to_api_error
 from price_keeper.control.api_types import AccessLevel, ApiRequest, ApiResponse, ApiRoute
 from price_keeper.control.body_fields import BodyFields, FieldType, IntegerField, PatternField, TimestampField
+from price_keeper.control.budget_endpoints import LABEL_FIELD
 from price_keeper.control.charging import UsageCharging
 from price_keeper.control.control_requests import SMALL_BODY_BYTES
 from price_keeper.control.control_services import ControlServices
-from price_keeper.control.overrides import LABEL_FIELD
 from price_keeper.domain import Caller, build_client_id
 from price_keeper.errors import StoreUnavailable
 from price_keeper.ledger.counter_writes import DAY_SECONDS, to_micros
