@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from price_keeper.control import (
-    aggregates,
     budget_endpoints,
     client_endpoints,
     org_endpoints,
     profiles,
+    spend_endpoints,
     token_endpoints,
     usage,
 )
@@ -33,7 +33,7 @@ _ROUTE_TABLES = (
     profiles.PROFILE_ROUTES,
     org_endpoints.AUDIT_ROUTES,
     budget_endpoints.SELECTION_ROUTES,
-    aggregates.AGGREGATE_ROUTES,
+    spend_endpoints.AGGREGATE_ROUTES,
     usage.USAGE_ROUTES,
 )
 

@@ -1,4 +1,4 @@
-"""What was spent, by day."""
+"""Endpoints for what an org or app spent, by app, label and day."""
 
 from __future__ import annotations
 
