@@ -14,7 +14,7 @@ from price_keeper.control import (
     profiles,
     spend_endpoints,
     token_endpoints,
-    usage,
+    usage_endpoints,
 )
 from price_keeper.control.api_types import AccessLevel, ApiRequest, ApiResponse, ApiRoute, build_cacheable_response
 from price_keeper.control.control_services import ControlServices
@@ -34,7 +34,7 @@ _ROUTE_TABLES = (
     org_endpoints.AUDIT_ROUTES,
     budget_endpoints.SELECTION_ROUTES,
     spend_endpoints.AGGREGATE_ROUTES,
-    usage.USAGE_ROUTES,
+    usage_endpoints.USAGE_ROUTES,
 )
 
 

@@ -7,7 +7,7 @@ from typing import Any, get_args
 
 from price_keeper.budgets.org_settings import APP_SETTINGS, MAX_NAME_LENGTH, MAX_ORDERING_LABELS, ORG_SETTINGS
 from price_keeper.config.config_sections import Format
-from price_keeper.control import budget_endpoints, client_endpoints, profiles, token_endpoints, usage
+from price_keeper.control import budget_endpoints, client_endpoints, profiles, token_endpoints, usage_endpoints
 from price_keeper.control.body_fields import make_nullable
 from price_keeper.control.page import signing_in
 from price_keeper.ledger.ledger_entries import UsageCounts
@@ -256,14 +256,14 @@ SCHEMAS: Mapping[str, Schema] = {
             "notes": _list_of(_TEXT),
         }
     ),
-    "UsageBody": usage.USAGE_BODY.schema,
+    "UsageBody": usage_endpoints.USAGE_BODY.schema,
     "UsageBatch": {
         "type": "object",
         "properties": {
             "items": _list_of(
                 {"description": "as UsageBody; one that is not is refused by itself"},
                 minItems=1,
-                maxItems=usage.MAX_ITEMS,
+                maxItems=usage_endpoints.MAX_ITEMS,
             )
         },
         "required": ["items"],

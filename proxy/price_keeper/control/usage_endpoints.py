@@ -1,4 +1,7 @@
-"""Usage that others tell us of: priced as the label's configuration or profile says, counted once."""
+"""Endpoints for usage that clients report themselves. Each request id is counted once.
+
+Usage is priced by the configuration of its label, or by the inference profile of a label of the app's own.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,12 @@ from collections.abc import Iterable, Mapping
 from hashlib import sha256
 from typing import Any
 
+from price_keeper.budgets.budget_registry import list_counters_at
 from price_keeper.budgets.effective_settings import EffectiveSettings, resolve_settings
 from price_keeper.control.api_errors import ERROR_CODES, ApiError, invalid_request, not_found, to_api_error
 from price_keeper.control.api_types import AccessLevel, ApiRequest, ApiResponse, ApiRoute
 from price_keeper.control.body_fields import BodyFields, FieldType, IntegerField, PatternField, TimestampField
 from price_keeper.control.budget_endpoints import LABEL_FIELD
-from price_keeper.control.charging import UsageCharging
 from price_keeper.control.control_requests import SMALL_BODY_BYTES
 from price_keeper.control.control_services import ControlServices
 from price_keeper.domain import Caller, build_client_id
@@ -25,11 +28,44 @@ from price_keeper.ledger.usage_submissions import (
     RequestIdConflict,
     UsageSubmission,
 )
+from price_keeper.org_calendar import Period, PeriodSpan, find_org_date, find_span
 from price_keeper.reports import money
 from price_keeper.stores import schema
 from price_keeper.usage.inference_profiles import NO_PROFILES, UNREAD_PROFILES
 from price_keeper.usage.price_table import Cost, build_label_price_table, price_usage
 from price_keeper.usage.token_usage import Usage
+
+
+class ChargedDay:
+    def __init__(self, caller: Caller, settings: EffectiveSettings, at: float) -> None:
+        self.span: PeriodSpan = find_span(Period.DAY, at, settings.zone)
+        self.date = find_org_date(at, settings.zone).isoformat()
+        self._caller = caller
+        self._settings = settings
+        self._at = at
+        self._counters_by_label: dict[str, list[Counter]] = {}
+
+    def get_counters(self, label: str) -> list[Counter]:
+        """The same whenever on that day, since weeks and months are of whole days."""
+        counters = self._counters_by_label.get(label)
+        if counters is None:
+            counters = self._counters_by_label[label] = list_counters_at(self._caller, self._settings, label, self._at)
+        return counters
+
+
+class UsageCharging:
+    def __init__(self, caller: Caller, settings: EffectiveSettings) -> None:
+        self.caller = caller
+        self._settings = settings
+        self._days: list[ChargedDay] = []
+
+    def get_day(self, at: float) -> ChargedDay:
+        for day in self._days:
+            if day.span.covers(at):
+                return day
+        self._days.insert(0, ChargedDay(self.caller, self._settings, at))
+        return self._days[0]
+
 
 MAX_ITEMS = 100
 MAX_CLOCK_SKEW_SECONDS = 300.0  # by which the teller's clock may be ahead
