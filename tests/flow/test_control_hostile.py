@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from price_keeper.control import control_server, profiles
+from price_keeper.control import control_server, profile_endpoints
 from price_keeper.control.api_constants import MAX_BODY_BYTES
 from price_keeper.control.api_errors import ApiError
 from price_keeper.control.api_rate_limits import ApiRateDecision, LocalApiRateLimiter
@@ -354,7 +354,7 @@ async def test_one_network_of_ipv6_is_one_caller(tmp_path: Path, monkeypatch: py
 async def test_profiles_made_at_once_are_no_more_than_there_may_be(
     api: ControlHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(profiles, "MAX_PROFILES", 5)
+    monkeypatch.setattr(profile_endpoints, "MAX_PROFILES", 5)
     await api.put_org()
     await api.put_app()
     before = (await api.ask("GET", SHOP)).headers["ETag"]

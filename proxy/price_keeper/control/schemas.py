@@ -7,7 +7,7 @@ from typing import Any, get_args
 
 from price_keeper.budgets.org_settings import APP_SETTINGS, MAX_NAME_LENGTH, MAX_ORDERING_LABELS, ORG_SETTINGS
 from price_keeper.config.config_sections import Format
-from price_keeper.control import budget_endpoints, client_endpoints, profiles, token_endpoints, usage_endpoints
+from price_keeper.control import budget_endpoints, client_endpoints, profile_endpoints, token_endpoints, usage_endpoints
 from price_keeper.control.body_fields import make_nullable
 from price_keeper.control.page import signing_in
 from price_keeper.ledger.ledger_entries import UsageCounts
@@ -283,7 +283,7 @@ SCHEMAS: Mapping[str, Schema] = {
             )
         }
     ),
-    "ProfileBody": profiles.PROFILE_BODY.schema,
+    "ProfileBody": profile_endpoints.PROFILE_BODY.schema,
     "Profile": _object(
         {
             "label": _TEXT,

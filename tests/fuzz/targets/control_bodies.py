@@ -13,7 +13,14 @@ from urllib.parse import parse_qsl
 from price_keeper.budgets.effective_settings import DEFAULT_ALERT_THRESHOLDS, resolve_settings
 from price_keeper.budgets.org_settings import InvalidSettings, validate_app, validate_org
 from price_keeper.config.config_sections import DefaultsConfig
-from price_keeper.control import api, budget_endpoints, client_endpoints, profiles, token_endpoints, usage_endpoints
+from price_keeper.control import (
+    api,
+    budget_endpoints,
+    client_endpoints,
+    profile_endpoints,
+    token_endpoints,
+    usage_endpoints,
+)
 from price_keeper.control.api_errors import ApiError
 from price_keeper.control.control_requests import MAX_JSON_DEPTH, parse_json, parse_query
 from price_keeper.reports import report_period
@@ -27,7 +34,7 @@ from tests.fuzz.oracle import holds, same
 from tests.fuzz.reader import Reader
 
 FORMS = (token_endpoints.LOGIN_BODY, token_endpoints.REFRESH_BODY, token_endpoints.REVOKE_BODY, client_endpoints.ROTATION_BODY, budget_endpoints.OVERRIDE_BODY, usage_endpoints.USAGE_BODY,
-         profiles.PROFILE_BODY)  # fmt: skip
+         profile_endpoints.PROFILE_BODY)  # fmt: skip
 LABELS = ("premium", "standard", "economy")  # fmt: skip
 NAMES = ("org_name", "timezone", "quota_scope",
          "model_ordering", "quotas", "period", "enforcement", "limits", "rpm", "tpm", "agg_shard_count",

@@ -1,4 +1,4 @@
-"""An app's own labels: names for inference profiles, with a format and prices of their own.
+"""Endpoints for an app's own labels: names for inference profiles, with a format and prices of their own.
 
 Only the administrator makes them, since whoever sets a price decides how far a budget reaches.
 """
