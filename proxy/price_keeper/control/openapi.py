@@ -1,14 +1,349 @@
-"""The OpenAPI document, made of the table of routes. Pure."""
+"""The OpenAPI document of the control API: JSON Schemas of requests and responses, and paths made of the routes. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
-from typing import Any
+from typing import Any, get_args
 
+from price_keeper.budgets.org_settings import APP_SETTINGS, MAX_NAME_LENGTH, MAX_ORDERING_LABELS, ORG_SETTINGS
+from price_keeper.config.config_sections import Format
+from price_keeper.control import budget_endpoints, client_endpoints, profile_endpoints, token_endpoints, usage_endpoints
 from price_keeper.control.api_types import HTML, JSON, AccessLevel, ApiRoute
-from price_keeper.control.schemas import SCHEMAS
+from price_keeper.control.body_fields import make_nullable
+from price_keeper.control.page import signing_in
+from price_keeper.ledger.ledger_entries import UsageCounts
+from price_keeper.rates.rate_limit_settings import MAX_BURST_SECS, MAX_RATE, MODES, RATES
 from price_keeper.telemetry.build_info import get_version
+
+Schema = Mapping[str, Any]
+
+_TEXT: Schema = {"type": "string"}
+_NULLABLE_TEXT: Schema = {"type": ["string", "null"]}
+_COUNT: Schema = {"type": "integer", "minimum": 0}
+_NUMBER: Schema = {"type": "number"}
+_BOOLEAN: Schema = {"type": "boolean"}
+_NULLABLE_OBJECT: Schema = {"type": ["object", "null"]}
+_TIMESTAMP: Schema = {"type": "string", "format": "date-time"}
+_NULLABLE_TIMESTAMP: Schema = {"type": ["string", "null"], "format": "date-time"}
+_DATE: Schema = {"type": "string", "format": "date"}
+# Exact, in micro-dollars; a string, since not every program keeps a number's digits.
+_MICRO_USD: Schema = {"type": "string", "pattern": r"^[0-9]+(\.[0-9]{1,6})?$"}
+_NULLABLE_MICRO_USD: Schema = {**_MICRO_USD, "type": ["string", "null"]}
+
+
+def _list_of(items: Schema, **more: Any) -> Schema:
+    return {"type": "array", "items": items, **more}
+
+
+def _ref(name: str) -> Schema:
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+def _object(properties: Mapping[str, Schema], *optional: str, **more: Any) -> Schema:
+    required = [name for name in properties if name not in optional]
+    return {"type": "object", "properties": dict(properties), "required": required, **more}
+
+
+_NAME: Schema = {"type": "string", "minLength": 1, "maxLength": MAX_NAME_LENGTH}
+_SETTING_SCHEMAS: Mapping[str, Schema] = {
+    "org_name": _NAME,
+    "app_name": _NAME,
+    "timezone": {"type": "string", "description": "of the IANA zone database, as Europe/Berlin"},
+    "quota_scope": {"type": "string", "enum": ["ORG", "APP"]},
+    "period": {"type": "string", "enum": ["day", "week", "month"]},
+    "model_ordering": _list_of(
+        _TEXT, minItems=1, maxItems=MAX_ORDERING_LABELS, description="labels, the dearest first"
+    ),
+    "quotas": {"type": "object", "additionalProperties": _COUNT, "description": "micro-USD by label"},
+    "sticky_fallback_enabled": _BOOLEAN,
+    "tight_mode_threshold_pct": {"type": "integer", "minimum": 1, "maximum": 100},
+    "refresh_interval_normal_secs": _NUMBER,
+    "refresh_interval_tight_secs": _NUMBER,
+    "enforcement": {"type": "string", "enum": ["soft", "hard", "shadow"]},
+    "limits": {
+        "type": "object",
+        "properties": {
+            **dict.fromkeys(RATES, make_nullable({"type": "integer", "minimum": 1, "maximum": MAX_RATE})),
+            "burst_secs": make_nullable({"type": "integer", "minimum": 1, "maximum": MAX_BURST_SECS}),
+            "mode": make_nullable({"type": "string", "enum": list(MODES)}),
+        },
+        "additionalProperties": False,
+        "description": "requests and tokens a minute, how many seconds of them may come at once, and how they are kept",
+    },
+    "alert_thresholds_pct": _list_of({"type": "integer", "minimum": 1, "maximum": 999}),
+    "agg_shard_count": {"type": "integer", "enum": [8, 16, 32, 64]},
+}
+
+
+def _settings_object(names: tuple[str, ...], *required: str) -> Schema:
+    properties = {
+        name: _SETTING_SCHEMAS[name] if name in required else make_nullable(_SETTING_SCHEMAS[name]) for name in names
+    }
+    return {"type": "object", "properties": properties, "required": list(required), "additionalProperties": False}
+
+
+_SHOWN_SETTINGS = _object(
+    {
+        "org": _TEXT,
+        "app": _TEXT,
+        "org_name": _NULLABLE_TEXT,
+        "settings": {"type": "object"},
+        "in_force": {"type": "object"},
+        "turns_at": _NULLABLE_TIMESTAMP,
+        "created_at": _NULLABLE_TIMESTAMP,
+        "updated_at": _NULLABLE_TIMESTAMP,
+        "passed_over": _list_of(_TEXT),
+        "client_id": _TEXT,
+        "secret_retrieval_token": _TEXT,
+        "secret_retrieval_expires_at": _TIMESTAMP,
+    },
+    "app", "org_name", "client_id", "secret_retrieval_token", "secret_retrieval_expires_at",
+    additionalProperties=False,
+)  # fmt: skip
+
+_COUNTERS: Mapping[str, Schema] = {**dict.fromkeys(UsageCounts._fields[:-1], _COUNT), "cost_usd_micros": _MICRO_USD}
+_OVERRIDE = _object({"label": _TEXT, "reason": _TEXT, "who": _TEXT, "until": _TIMESTAMP, "version": _COUNT})
+_NULLABLE_OVERRIDE: Schema = {"anyOf": [_OVERRIDE, {"type": "null"}]}
+_CURSOR: Schema = {"type": ["string", "null"], "description": "where the next page begins; null on the last one"}
+_MODE: Schema = {"type": "string", "enum": ["NORMAL", "TIGHT", "EXCEEDED"]}
+_PRICES = {"type": "object", "additionalProperties": _NUMBER}
+
+_QUOTA_USAGE: Mapping[str, Schema] = {
+    "label": _TEXT,
+    "spent_usd_micros": _MICRO_USD,
+    "quota_usd_micros": _COUNT,
+    "quota_pct": _COUNT,
+    "mode": _MODE,
+}
+_BOARD_ROW = _object(
+    {
+        **dict.fromkeys(("org_name", "app", "app_name", "active_label", "serves"), _NULLABLE_TEXT),
+        "org": _TEXT,
+        "is_overridden": _BOOLEAN,
+        "is_stale": _BOOLEAN,
+        "labels": _list_of(_object(_QUOTA_USAGE)),
+    }
+)
+_FORECAST_STATES = ["reached", "expected", "not_in_this_period", "unknown"]
+_QUOTA_FORECAST = _object({"state": {"type": "string", "enum": _FORECAST_STATES}, "at": _NULLABLE_TIMESTAMP})
+_WHAT_IF_OUTCOME = _object(
+    {
+        "serves": {**_NULLABLE_TEXT, "description": "null: no label has anything left"},
+        "would_have_served": {**_NULLABLE_TEXT, "description": "had these quotas held since the period began"},
+        "labels": _list_of(_object({**_QUOTA_USAGE, "reached": _QUOTA_FORECAST})),
+    }
+)
+
+SCHEMAS: Mapping[str, Schema] = {
+    "Problem": _object(
+        {
+            "error": _TEXT,
+            "message": _TEXT,
+            "details": _list_of(_object({"path": _TEXT, "message": _TEXT})),
+            "timestamp": _TIMESTAMP,
+            "request_id": {"type": "string", "format": "uuid"},
+        },
+        additionalProperties=False,
+    ),
+    "Health": _object({"status": {"type": "string", "const": "ok"}}),
+    "Ready": _object(
+        {
+            "status": {"type": "string", "enum": ["ready", "not ready"]},
+            "checks": {"type": "object", "additionalProperties": _TEXT},
+        }
+    ),
+    "Front": _object(
+        {
+            "product": _TEXT,
+            "version": _TEXT,
+            "role": {"type": "string", "enum": ["both", "sidecar", "control"]},
+            "status": {"type": "string", "enum": ["ready", "not ready"]},
+            "checks": {"type": "object", "additionalProperties": _TEXT},
+            "links": {"type": "object", "additionalProperties": _TEXT},
+        }
+    ),
+    "OpenApi": {"type": "object"},
+    "Login": token_endpoints.LOGIN_BODY.schema,
+    "Refresh": token_endpoints.REFRESH_BODY.schema,
+    "Revoke": token_endpoints.REVOKE_BODY.schema,
+    "Revoked": _object({"is_revoked": _BOOLEAN}),
+    "Tokens": _object(
+        {
+            "access_token": _TEXT,
+            "refresh_token": _TEXT,
+            "token_type": {"type": "string", "const": "Bearer"},
+            "expires_in": _COUNT,
+            "refresh_expires_in": _COUNT,
+            "session_id": _TEXT,
+        }
+    ),
+    "ContainerCredentials": _object(
+        {"AccessKeyId": _TEXT, "SecretAccessKey": _TEXT, "Token": _TEXT, "Expiration": _TIMESTAMP}
+    ),
+    "Jwks": _object({"keys": _list_of({"type": "object"})}),
+    "Rotation": client_endpoints.ROTATION_BODY.schema,
+    "Issued": _object({"client_id": _TEXT, "secret_retrieval_token": _TEXT, "secret_retrieval_expires_at": _TIMESTAMP}),
+    "Sessions": _object(
+        {
+            "sessions": _list_of(
+                _object(
+                    {
+                        "session_id": _TEXT,
+                        "began_at": _TIMESTAMP,
+                        "refreshed_at": _TIMESTAMP,
+                        "expires_at": _TIMESTAMP,
+                    }
+                )
+            )
+        }
+    ),
+    "Ended": _object({"ended": {**_COUNT, "description": "sessions"}}),
+    "Secret": _object({"client_id": _TEXT, "client_secret": _TEXT}),
+    "OrgSettings": _settings_object(ORG_SETTINGS, "org_name", "timezone", "quota_scope", "model_ordering", "quotas"),
+    "AppSettings": _settings_object(APP_SETTINGS, "app_name"),
+    "Settings": _SHOWN_SETTINGS,
+    "Orgs": _object({"orgs": _list_of(_ref("Settings")), "cursor": _CURSOR}),
+    "Apps": _object({"apps": _list_of(_ref("Settings")), "cursor": _CURSOR}),
+    "Override": budget_endpoints.OVERRIDE_BODY.schema,
+    "Overridden": _object(
+        {"org": _TEXT, "app": _NULLABLE_TEXT, "period": _TEXT, "override": _NULLABLE_OVERRIDE, "is_cleared": _BOOLEAN},
+        "is_cleared",
+    ),
+    "Selection": _object(
+        {
+            "scope": _object({"org": _TEXT, "app": _NULLABLE_TEXT}),
+            "period": _TEXT,
+            "resets_at": _TIMESTAMP,
+            "enforcement": _TEXT,
+            "active_label": _NULLABLE_TEXT,
+            "override": _NULLABLE_OVERRIDE,
+            "is_stale": _BOOLEAN,
+            "labels": _list_of(
+                _object(
+                    {
+                        "label": _TEXT,
+                        "served_by": _NULLABLE_TEXT,
+                        "would_be_served_by": _NULLABLE_TEXT,
+                        "spent_usd_micros": _NULLABLE_MICRO_USD,
+                        "in_flight_usd_micros": _NULLABLE_MICRO_USD,
+                        "quota_usd_micros": {"type": ["integer", "null"]},
+                        "quota_pct": {"type": ["integer", "null"]},
+                        "mode": _MODE,
+                    }
+                )
+            ),
+        }
+    ),
+    "Aggregates": _object(
+        {
+            "org": _TEXT,
+            "app": _NULLABLE_TEXT,
+            "from": _DATE,
+            "to": _DATE,
+            "is_final": _BOOLEAN,
+            "rows": _list_of(
+                _object(
+                    {
+                        "org": _TEXT,
+                        "org_name": _NULLABLE_TEXT,
+                        "app": _NULLABLE_TEXT,
+                        "app_name": _NULLABLE_TEXT,
+                        "label": _TEXT,
+                        "day": _DATE,
+                        **_COUNTERS,
+                    }
+                )
+            ),
+            "total": _object(_COUNTERS),
+            "notes": _list_of(_TEXT),
+        }
+    ),
+    "UsageBody": usage_endpoints.USAGE_BODY.schema,
+    "UsageBatch": {
+        "type": "object",
+        "properties": {
+            "items": _list_of(
+                {"description": "as UsageBody; one that is not is refused by itself"},
+                minItems=1,
+                maxItems=usage_endpoints.MAX_ITEMS,
+            )
+        },
+        "required": ["items"],
+        "additionalProperties": False,
+    },
+    "Usage": _object(
+        {"request_id": _TEXT, "label": _TEXT, "day": _DATE, "cost_usd_micros": _MICRO_USD, "is_repeat": _BOOLEAN}
+    ),
+    "UsageResults": _object(
+        {
+            "results": _list_of(
+                _object(
+                    {"index": _COUNT, "status": _COUNT, "usage": _ref("Usage"), "problem": _ref("Problem")},
+                    "usage",
+                    "problem",
+                )
+            )
+        }
+    ),
+    "ProfileBody": profile_endpoints.PROFILE_BODY.schema,
+    "Profile": _object(
+        {
+            "label": _TEXT,
+            "inference_profile_arn": _TEXT,
+            "format": {"type": "string", "enum": list(get_args(Format))},
+            "prices_usd_per_1m": _PRICES,
+            "version": _COUNT,
+        }
+    ),
+    "Profiles": _object({"inference_profiles": _list_of(_ref("Profile"))}),
+    "Audit": _object(
+        {
+            "records": _list_of(
+                _object(
+                    {
+                        "id": _TEXT,
+                        "at": _TIMESTAMP,
+                        "action": _TEXT,
+                        "who": _TEXT,
+                        "address": _NULLABLE_TEXT,
+                        "request_id": _TEXT,
+                        "app": _NULLABLE_TEXT,
+                        "before": _NULLABLE_OBJECT,
+                        "after": _NULLABLE_OBJECT,
+                    }
+                )
+            ),
+            "cursor": _CURSOR,
+        }
+    ),
+    "PageSignIn": signing_in.SIGN_IN_BODY.schema,
+    "PageSession": _object(
+        {
+            "is_signed_in": _BOOLEAN,
+            "is_admin": {"type": ["boolean", "null"]},
+            "org": _NULLABLE_TEXT,
+            "app": _NULLABLE_TEXT,
+            "expires_at": _NULLABLE_TIMESTAMP,
+        }
+    ),
+    "Board": _object(
+        {
+            "at": _TIMESTAMP,
+            "health": _ref("Ready"),
+            "trouble": _NULLABLE_TEXT,
+            "list": _object({"rows": _list_of(_BOARD_ROW), "cursor": _CURSOR}),
+            "scope": {"type": "object", "description": "as Selection, and when quotas will be reached"},
+            "course": {"type": "object", "description": "by label, pairs of epoch seconds and micro-USD spent by then"},
+            "happened": _list_of({"type": "object"}),
+        },
+        *("list", "scope", "course", "happened"),
+    ),
+    "WhatIf": _object(
+        {"label": _TEXT, "quota_usd_micros": _COUNT, "as_it_is": _WHAT_IF_OUTCOME, "as_it_would_be": _WHAT_IF_OUTCOME}
+    ),
+}
+
 
 _UUID = {"type": "string", "format": "uuid", "pattern": "^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$"}
 _PATH_PARAMETERS: Mapping[str, Mapping[str, Any]] = {
