@@ -19,7 +19,7 @@ from price_keeper.config import Address
 from price_keeper.control import control_server
 from price_keeper.control.control_connections import DEFAULT_PORT_LIMITS
 from price_keeper.control.control_server import ControlDispatcher, open_control_port
-from price_keeper.control.page.listeners import MAX_ADMIN_PAGES
+from price_keeper.control.page.page_state import MAX_ADMIN_PAGES
 from price_keeper.control.probe_endpoints import build_probe_routes
 from price_keeper.control.readiness_checks import Readiness
 from price_keeper.stores.contract import Key

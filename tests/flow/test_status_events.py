@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from price_keeper.control.page import board, live
 from price_keeper.control.page.board import STORE_AWAY_TEXT
-from price_keeper.control.page.listeners import MAX_ADMIN_PAGES, MAX_PAGES_PER_CLIENT, SUBSCRIBE_RETRY_SECONDS
+from price_keeper.control.page.page_state import MAX_ADMIN_PAGES, MAX_PAGES_PER_CLIENT, SUBSCRIBE_RETRY_SECONDS
 from price_keeper.errors import StoreUnavailable
 from price_keeper.stores.contract import Store
 

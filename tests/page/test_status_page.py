@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import aiohttp
 import pytest
 from price_keeper.cli.dev_command import DEMO_APP, DEMO_ORG
-from price_keeper.control.page.listeners import MAX_ADMIN_PAGES
+from price_keeper.control.page.page_state import MAX_ADMIN_PAGES
 
 from tests.support.chromium import Page
 from tests.support.commands import SECONDS, Sidecar, sidecar

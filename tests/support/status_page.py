@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-from price_keeper.control.page.shared import SingleFlightCache
+from price_keeper.control.page.page_state import SingleFlightCache
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Put, Store
 

@@ -9,13 +9,14 @@ import pytest
 from price_keeper.control.api_errors import ApiError
 from price_keeper.control.api_types import Principal
 from price_keeper.control.control_connections import fit_port_limits
-from price_keeper.control.page.listeners import (
+from price_keeper.control.page.page_state import (
     MAX_ADMIN_PAGES,
+    MAX_CACHE_ENTRIES,
     MAX_CLIENT_PAGES,
     MAX_PAGES_PER_CLIENT,
     PageSubscriptions,
+    SingleFlightCache,
 )
-from price_keeper.control.page.shared import MAX_CACHE_ENTRIES, SingleFlightCache
 
 
 class Asked:

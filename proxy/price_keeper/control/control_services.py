@@ -27,7 +27,7 @@ from price_keeper.control.api_rate_limits import (
 )
 from price_keeper.control.control_access import ControlAuthenticator, VerifyToken, fingerprint_admin_key, load_admin_key
 from price_keeper.control.control_connections import DEFAULT_PORT_LIMITS, ControlPortLimits
-from price_keeper.control.page.state import PageState
+from price_keeper.control.page.page_state import PageState
 from price_keeper.domain import Caller
 from price_keeper.ledger.usage_submissions import SubmissionRecorder
 from price_keeper.rates.rate_lease_manager import RateLeaseManager
