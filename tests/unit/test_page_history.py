@@ -6,7 +6,7 @@ from itertools import pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
-from price_keeper.control.page.history import (
+from price_keeper.control.page.spend_forecast import (
     MAX_CURVES,
     MAX_SAMPLES,
     MAX_UNSPENT_CURVES,

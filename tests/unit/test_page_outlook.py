@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from price_keeper.budgets import label_policy
-from price_keeper.control.page.history import SpendCurve, SpendSample
-from price_keeper.control.page.outlook import (
+from price_keeper.control.page.spend_forecast import (
     HOUR_SECONDS,
     BudgetView,
+    SpendCurve,
+    SpendSample,
     compute_spend_rate,
     describe_outcome,
     find_serving_label,

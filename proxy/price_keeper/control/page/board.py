@@ -12,9 +12,14 @@ from price_keeper.control.budget_endpoints import format_selection
 from price_keeper.control.control_services import ControlServices
 from price_keeper.control.page import places
 from price_keeper.control.page.happened import load_events
-from price_keeper.control.page.history import SpendCurve
-from price_keeper.control.page.outlook import BudgetView, compute_spend_rate, forecast_quota, format_quota_usage
 from price_keeper.control.page.places import BudgetEntry
+from price_keeper.control.page.spend_forecast import (
+    BudgetView,
+    SpendCurve,
+    compute_spend_rate,
+    forecast_quota,
+    format_quota_usage,
+)
 from price_keeper.domain import PICO_PER_MICRO, Caller, build_client_id
 from price_keeper.errors import StoreError
 from price_keeper.ledger.ledger_entries import Counter

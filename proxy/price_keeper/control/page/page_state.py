@@ -15,7 +15,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from price_keeper.control.api_errors import ERROR_CODES, ApiError
 from price_keeper.control.api_types import Principal
 from price_keeper.control.control_connections import DEFAULT_PORT_LIMITS, ControlPortLimits
-from price_keeper.control.page.history import SpendHistory
+from price_keeper.control.page.spend_forecast import SpendHistory
 
 V = TypeVar("V")
 
