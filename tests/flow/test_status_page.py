@@ -17,8 +17,8 @@ import pytest
 from price_keeper.auth.page_sessions import PAGE_SESSION_SECONDS as SESSION_SECONDS
 from price_keeper.control import control_access
 from price_keeper.control.api_rate_limits import LocalApiRateLimiter
-from price_keeper.control.page import places
-from price_keeper.control.page.places import MAX_ROWS
+from price_keeper.control.page import budget_list
+from price_keeper.control.page.budget_list import MAX_ROWS
 from price_keeper.errors import AccessDenied
 
 from tests.support.clock import ManualClock
@@ -379,7 +379,7 @@ async def test_every_budget_is_found_page_by_page_and_by_its_name(api: ControlHa
 async def test_a_long_search_is_bounded_and_goes_on_where_it_ended(
     api: ControlHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(places, "MAX_READS", 3)
+    monkeypatch.setattr(budget_list, "MAX_READS", 3)
     orgs = [str(UUID(int=number)) for number in range(1, 40)]
     for org in orgs:
         await put(api, "web", "wanted" if org == orgs[-1] else "other", org=org)

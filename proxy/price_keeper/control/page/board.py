@@ -10,9 +10,9 @@ from price_keeper.budgets.active_label import Override
 from price_keeper.budgets.budget_state import BudgetState
 from price_keeper.control.budget_endpoints import format_selection
 from price_keeper.control.control_services import ControlServices
-from price_keeper.control.page import places
+from price_keeper.control.page import budget_list
+from price_keeper.control.page.budget_list import BudgetEntry
 from price_keeper.control.page.happened import load_events
-from price_keeper.control.page.places import BudgetEntry
 from price_keeper.control.page.spend_forecast import (
     BudgetView,
     SpendCurve,
@@ -60,10 +60,10 @@ async def _build_board(services: ControlServices, query: BoardQuery) -> dict[str
 
 
 async def _build_list(services: ControlServices, query: BoardQuery) -> dict[str, Any]:
-    async def load() -> places.BudgetPage:
+    async def load() -> budget_list.BudgetPage:
         if query.org is not None and query.app is not None:
-            return places.BudgetPage([await places.load_entry(services, query.org, query.app)], None)
-        return await places.list_budgets(services, query.org, query.search, query.after)
+            return budget_list.BudgetPage([await budget_list.load_entry(services, query.org, query.app)], None)
+        return await budget_list.list_budgets(services, query.org, query.search, query.after)
 
     now = services.clock.monotonic()
     page = await services.page.list_cache.get_or_load(query._replace(selected=None), load, now)
@@ -86,7 +86,7 @@ async def _build_row(services: ControlServices, entry: BudgetEntry) -> dict[str,
 
 async def _build_detail(services: ControlServices, org: str, app: str | None) -> dict[str, Any]:
     async def load_name() -> BudgetEntry:
-        return await places.load_entry(services, org, app)
+        return await budget_list.load_entry(services, org, app)
 
     now = services.clock.monotonic()
     entry = await services.page.list_cache.get_or_load((org, app), load_name, now)

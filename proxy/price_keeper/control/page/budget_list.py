@@ -1,4 +1,4 @@
-"""Which budgets there are for somebody to see: found page by page, so that what one look reads is bounded."""
+"""Lists the budgets that somebody may see, page by page, with a bounded number of store reads for each page."""
 
 from __future__ import annotations
 
