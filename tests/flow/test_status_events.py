@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from price_keeper.control.page import board, live
-from price_keeper.control.page.board import STORE_AWAY_TEXT
+from price_keeper.control.page import live, status_board
 from price_keeper.control.page.page_state import MAX_ADMIN_PAGES, MAX_PAGES_PER_CLIENT, SUBSCRIBE_RETRY_SECONDS
+from price_keeper.control.page.status_board import STORE_AWAY_TEXT
 from price_keeper.errors import StoreUnavailable
 from price_keeper.stores.contract import Store
 
@@ -96,14 +96,14 @@ async def test_a_head_is_answered_and_listens_to_nothing(api: ControlHarness) ->
 
 async def test_however_many_listen_it_is_found_out_once(api: ControlHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     made = 0
-    making = board._build_board
+    making = status_board._build_board
 
     async def counted(*arguments: Any) -> Any:
         nonlocal made
         made += 1
         return await making(*arguments)
 
-    monkeypatch.setattr(board, "_build_board", counted)
+    monkeypatch.setattr(status_board, "_build_board", counted)
     async with AsyncExitStack() as open_now:
         streams = [await open_now.enter_async_context(open_events(api, IN_FULL)) for _ in range(MAX_ADMIN_PAGES)]
         assert all(answer.status == 200 for answer, _ in streams)

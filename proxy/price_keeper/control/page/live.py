@@ -10,8 +10,8 @@ from typing import Any
 from price_keeper.control.api_errors import ApiError, forbidden, invalid_request
 from price_keeper.control.api_types import ApiHandler, ApiRequest, ApiResponse, Principal, StreamingResponse, dump_json
 from price_keeper.control.control_services import ControlServices
-from price_keeper.control.page.board import BoardQuery, get_board
 from price_keeper.control.page.page_state import PageState
+from price_keeper.control.page.status_board import BoardQuery, get_board
 from price_keeper.control.readiness_checks import Readiness
 from price_keeper.domain import is_app_id, is_org_id
 from price_keeper.errors import Refusal

@@ -8,8 +8,8 @@ from price_keeper.budgets.effective_settings import MAX_QUOTA_MICROS, format_val
 from price_keeper.control.api_errors import invalid_request
 from price_keeper.control.api_types import AccessLevel, ApiRequest, ApiResponse, ApiRoute
 from price_keeper.control.control_services import ControlServices
-from price_keeper.control.page.board import build_view, read_budget
 from price_keeper.control.page.spend_forecast import simulate_quota
+from price_keeper.control.page.status_board import build_view, read_budget
 from price_keeper.domain import PICO_PER_MICRO
 
 WHAT_IF_QUERY = {
