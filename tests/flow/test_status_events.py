@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from price_keeper.control.page import live, status_board
+from price_keeper.control.page import page_endpoints, status_board
 from price_keeper.control.page.page_state import MAX_ADMIN_PAGES, MAX_PAGES_PER_CLIENT, SUBSCRIBE_RETRY_SECONDS
 from price_keeper.control.page.status_board import STORE_AWAY_TEXT
 from price_keeper.errors import StoreUnavailable
@@ -80,7 +80,7 @@ async def test_when_nothing_is_new_a_heartbeat_comes_and_no_data(
     async def same(*_: Any) -> dict[str, Any]:
         return {"scope": 1}
 
-    monkeypatch.setattr(live, "_read_board", same)
+    monkeypatch.setattr(page_endpoints, "_read_board", same)
     async with open_events(api) as (answer, events):
         assert (await events.next())[1]["scope"] == 1
         async with asyncio.timeout(SECONDS):

@@ -19,7 +19,7 @@ from price_keeper.control import (
 from price_keeper.control.api_types import AccessLevel, ApiRequest, ApiResponse, ApiRoute, build_cacheable_response
 from price_keeper.control.control_services import ControlServices
 from price_keeper.control.openapi import build_document
-from price_keeper.control.page import routes as page
+from price_keeper.control.page import page_endpoints as page
 from price_keeper.control.probe_endpoints import build_front_route, build_probe_routes
 from price_keeper.control.readiness_checks import Readiness
 from price_keeper.telemetry.metrics import MetricsRegistry
