@@ -11,7 +11,7 @@ from price_keeper.config.config_sections import Format
 from price_keeper.control import budget_endpoints, client_endpoints, profile_endpoints, token_endpoints, usage_endpoints
 from price_keeper.control.api_types import HTML, JSON, AccessLevel, ApiRoute
 from price_keeper.control.body_fields import make_nullable
-from price_keeper.control.page import signing_in
+from price_keeper.control.page import page_sign_in
 from price_keeper.ledger.ledger_entries import UsageCounts
 from price_keeper.rates.rate_limit_settings import MAX_BURST_SECS, MAX_RATE, MODES, RATES
 from price_keeper.telemetry.build_info import get_version
@@ -317,7 +317,7 @@ SCHEMAS: Mapping[str, Schema] = {
             "cursor": _CURSOR,
         }
     ),
-    "PageSignIn": signing_in.SIGN_IN_BODY.schema,
+    "PageSignIn": page_sign_in.SIGN_IN_BODY.schema,
     "PageSession": _object(
         {
             "is_signed_in": _BOOLEAN,

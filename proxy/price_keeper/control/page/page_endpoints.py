@@ -29,7 +29,7 @@ from price_keeper.control.api_types import (
     dump_json,
 )
 from price_keeper.control.control_services import ControlServices
-from price_keeper.control.page import signing_in
+from price_keeper.control.page import page_sign_in
 from price_keeper.control.page.page_state import PageState
 from price_keeper.control.page.spend_forecast import simulate_quota
 from price_keeper.control.page.status_board import BoardQuery, build_view, get_board, read_budget
@@ -245,7 +245,7 @@ def build_page_routes(readiness: Readiness) -> list[ApiRoute]:
     get_board, stream_board = build_board_handlers(readiness)
     return [
         *PAGE_FILE_ROUTES,
-        *signing_in.SIGN_IN_ROUTES,
+        *page_sign_in.SIGN_IN_ROUTES,
         ApiRoute(
             "GET",
             "/status/board",

@@ -1,6 +1,6 @@
-"""Signing in to the status page: a key or a token is shown once, and a cookie stands for it from then on.
+"""Signing in to the status page: an admin key or access token is exchanged for a session cookie.
 
-No script can read the cookie, no other site has it sent, and it is good for requests of the page alone (`same_origin`).
+No script can read the cookie, no other site can have it sent, and it is accepted for requests of the page alone.
 """
 
 from __future__ import annotations
