@@ -13,7 +13,7 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 import pytest
-from price_keeper.recording.log_throttle import REPEAT_SECONDS
+from price_keeper.ledger.log_throttle import REPEAT_SECONDS
 
 from tests.support.afflicted import (
     call_once,

@@ -160,7 +160,7 @@ def test_the_examples_of_what_serves_are_ready_and_stop(tmp_path: Path) -> None:
 @pytest.mark.parametrize("line", ONLY_PARSED)
 def test_what_cannot_be_carried_out_here_is_understood(line: str) -> None:
     assert line in SERVING
-    assert build_root_parser().parse_args(shlex.split(line)[1:]).target == "run.run_serve"
+    assert build_root_parser().parse_args(shlex.split(line)[1:]).target == "serve_command.run_serve"
 
 
 # What programs get.

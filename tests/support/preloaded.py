@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 
-from price_keeper import commands
+from price_keeper import cli
 from price_keeper.cli.entry_point import main
 
 ROOT = Path(__file__).parents[2]
@@ -58,7 +58,7 @@ def preloaded() -> Iterator[str]:
 
 
 def serve(path: str) -> None:
-    for module in pkgutil.iter_modules(commands.__path__, f"{commands.__name__}."):
+    for module in pkgutil.iter_modules(cli.__path__, f"{cli.__name__}."):
         import_module(module.name)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them
     with socket.socket(socket.AF_UNIX) as listening:

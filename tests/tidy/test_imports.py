@@ -55,7 +55,7 @@ LAYERS: list[set[str]] = [
     {"price_keeper.alerts"},
     {"price_keeper.forwarding", "price_keeper.auth"},
     {"price_keeper.metering"},
-    {"price_keeper.ledger.segment", "price_keeper.ledger.segment", "price_keeper.ledger.ulid"},
+    {"price_keeper.ledger.segment", "price_keeper.ledger.ulid"},
     {"price_keeper.hard"},
     {"price_keeper.recording"},
     {"price_keeper.selection"},
@@ -115,7 +115,6 @@ PURE = [path for path in FILES if "Pure" in (ast.get_docstring(ast.parse(path.re
 
 def test_there_are_pure_files() -> None:
     assert {
-        "price_keeper.stores.item_values",
         "price_keeper.stores.item_values",
         "price_keeper.stores.dynamodb_expressions",
     } <= {_module(p) for p in PURE}

@@ -9,3 +9,14 @@
 The modules of the first three lines must not import asyncio, yaml, aiohttp or anything else that takes long. Commands may
 import everything; nothing imports cli.
 """
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The console script. Loads the command line when it is called, so that importing this package costs nothing."""
+    from price_keeper.cli.entry_point import main as run
+
+    return run(arguments)

@@ -22,7 +22,7 @@ from price_keeper.cli.terminal import RED, paint
 from price_keeper.errors import ConfigError, PriceKeeperError
 from price_keeper.workers import reload_signal
 
-LONG_RUNNING_COMMANDS = ("run.run_serve", "dev.run_dev")
+LONG_RUNNING_COMMANDS = ("serve_command.run_serve", "dev_command.run_dev")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run_command(args: Namespace) -> int:
-    target = "version.run_version" if getattr(args, "version", False) else args.target
+    target = "version_command.run_version" if getattr(args, "version", False) else args.target
     if not target:  # a command that has others
         args.parser.print_help()
         return 2
@@ -53,7 +53,7 @@ def _run_command(args: Namespace) -> int:
     if target in LONG_RUNNING_COMMANDS:
         reload_signal.record_reload_signals()
     module, _, function_name = target.partition(".")
-    command: Callable[[Namespace], int] = getattr(import_module(f"price_keeper.commands.{module}"), function_name)
+    command: Callable[[Namespace], int] = getattr(import_module(f"price_keeper.cli.{module}"), function_name)
     return command(args)
 
 
@@ -109,7 +109,3 @@ def _flush_output(code: int) -> int:
         print(f"{PROGRAM}: cannot write the output: {failure.strerror}", file=sys.stderr)
         return 1
     return code
-
-
-if __name__ == "__main__":
-    sys.exit(main())

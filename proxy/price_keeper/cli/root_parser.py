@@ -57,7 +57,7 @@ def _add_dev(root: CommandParser) -> None:
         ("Run in ./data, at the usual ports", "price-keeper dev"),
         ("Beside another one", "price-keeper dev --data-dir other --port 0 --control-port 0"),
         ("With https for apps", "price-keeper dev --tls"),
-        target="dev.run_dev",
+        target="dev_command.run_dev",
         heading="Run",
     )
     text = "where it keeps its data; default: data"
@@ -83,7 +83,7 @@ def _add_serve(root: CommandParser) -> None:
             "On another port, without a change of the file",
             "PRICE_KEEPER__LISTEN__DATA=127.0.0.1:9090 price-keeper serve",
         ),
-        target="run.run_serve",
+        target="serve_command.run_serve",
         heading="Run",
     )
     add_config_option(serve)
@@ -111,7 +111,7 @@ def _add_check_config(root: CommandParser) -> None:
         "The file and the variables PRICE_KEEPER__... are read as by price-keeper serve. Nothing is started.",
         ("The config.yaml that is here", "price-keeper check-config"),
         ("Another one, for a program", "price-keeper check-config --config sidecar.yaml --json"),
-        target="check_config.run_check_config",
+        target="setup_commands.run_check_config",
         heading=CONFIGURE_HEADING,
     )
     add_config_option(check)
@@ -127,7 +127,7 @@ def _add_doctor(root: CommandParser) -> None:
         ("For a sidecar", "price-keeper doctor --config sidecar.yaml --role sidecar"),
         ("For price-keeper dev in ./data", "price-keeper doctor --data-dir data"),
         ("For a program", "price-keeper doctor --data-dir data --json"),
-        target="doctor.run_doctor",
+        target="doctor_command.run_doctor",
         heading=CONFIGURE_HEADING,
     )
     add_store_options(doctor)
@@ -150,7 +150,7 @@ def _add_tables(root: CommandParser) -> None:
         "make the tables that are missing; safe to run again",
         "In DynamoDB a new table takes some ten seconds.",
         ("Those of the config.yaml that is here", "price-keeper tables create"),
-        target="tables.run_tables_create",
+        target="setup_commands.run_tables_create",
     )
     check = tables.add_command(
         "check",
@@ -158,7 +158,7 @@ def _add_tables(root: CommandParser) -> None:
         "",
         ("Those of the config.yaml that is here", "price-keeper tables check"),
         ("For a program", "price-keeper tables check --json"),
-        target="tables.run_tables_check",
+        target="setup_commands.run_tables_check",
     )
     describe = tables.add_command(
         "describe",
@@ -166,7 +166,7 @@ def _add_tables(root: CommandParser) -> None:
         "",
         ("For a person", "price-keeper tables describe"),
         ("For CloudFormation", "price-keeper tables describe --cloudformation > tables.yaml"),
-        target="tables.run_tables_describe",
+        target="setup_commands.run_tables_describe",
     )
     text = "print them as a CloudFormation template; YAML, or JSON with --json"
     describe.add_argument("--cloudformation", action="store_true", help=text)
@@ -183,7 +183,7 @@ def _add_keys(root: CommandParser) -> None:
         "It never writes over a file. It also tells how a new key takes the place of another without refusing anybody.",
         ("A pair: control services sign, sidecars verify", "price-keeper keys new --kid 2026-11 --out keys"),
         ("One secret, for one machine", "price-keeper keys new --kid k1 --alg HS256 --out keys"),
-        target="keys.run_keys_new",
+        target="keys_command.run_keys_new",
     )
     new.add_argument(
         "--alg",
@@ -226,7 +226,7 @@ def _add_org(root: CommandParser) -> None:
         "once. docs/orgs.md has every setting.",
         ("Make an org, by an id of your choice", "price-keeper org put 6f1c2a34-5b6d-4e7f-8a9b-0c1d2e3f4a5b acme.yaml"),
         ("Change it, by its name", "price-keeper org put Acme acme.yaml"),
-        target="org.run_org_put",
+        target="org_commands.run_org_put",
     )
     show = org.add_command(
         "show",
@@ -234,13 +234,13 @@ def _add_org(root: CommandParser) -> None:
         "",
         ("For a person", "price-keeper org show Acme"),
         ("For a program", "price-keeper org show Acme --json"),
-        target="org.run_org_show",
+        target="org_commands.run_org_show",
     )
     for parser in (put, show):
         parser.add_argument("org", metavar="ORG", help="its id, a UUID, or the name of one that is there")
     put.add_argument("file", metavar="FILE", help=_SETTINGS_FILE_HELP)
     listing = org.add_command(
-        "list", "list the orgs", "", ("All of them", "price-keeper org list"), target="org.run_org_list"
+        "list", "list the orgs", "", ("All of them", "price-keeper org list"), target="org_commands.run_org_list"
     )
     _add_control_api_options(put, show, listing)
 
@@ -258,21 +258,21 @@ def _add_app(root: CommandParser) -> None:
             "With nothing of its own but a name",
             "echo 'app_name: Robot' | price-keeper app put Acme robot -",
         ),
-        target="app.run_app_put",
+        target="org_commands.run_app_put",
     )
     show = app.add_command(
         "show",
         "tell what holds for an app, and which of it is its own",
         "",
         ("For a person", "price-keeper app show Acme shop"),
-        target="app.run_app_show",
+        target="org_commands.run_app_show",
     )
     listing = app.add_command(
         "list",
         "list the apps of an org",
         "",
         ("All of Acme's", "price-keeper app list Acme"),
-        target="app.run_app_list",
+        target="org_commands.run_app_list",
     )
     for parser in (put, show, listing):
         add_org_argument(parser)
@@ -295,21 +295,21 @@ def _add_override(root: CommandParser) -> None:
             "The cheapest label for an app, for two hours",
             'price-keeper override set Acme --app shop economy --reason "load test" --until +2h',
         ),
-        target="override.run_override_set",
+        target="override_commands.run_override_set",
     )
     clear = override.add_command(
         "clear",
         "let the quotas decide again; exit code 1 if nobody said otherwise",
         "",
         ("For an app", "price-keeper override clear Acme --app shop"),
-        target="override.run_override_clear",
+        target="override_commands.run_override_clear",
     )
     show = override.add_command(
         "show",
         "tell which override is in force",
         "",
         ("For an app", "price-keeper override show Acme --app shop"),
-        target="override.run_override_show",
+        target="override_commands.run_override_show",
     )
     for parser in (put, clear, show):
         add_org_argument(parser)
@@ -340,7 +340,7 @@ def _add_spend(root: CommandParser) -> None:
         ("An org's month, day by day", "price-keeper spend 2026-11-01..today --org Acme --by day"),
         ("For a spreadsheet", "price-keeper spend yesterday --csv > yesterday.csv"),
         ("What one app spent today, for a program", "price-keeper spend --org Acme --app shop --json"),
-        target="spend.run_spend",
+        target="spend_commands.run_spend",
         heading=BUDGETS_HEADING,
     )
     text = f"{_PERIOD_HELP}; default: today"
@@ -375,7 +375,7 @@ def _add_export(root: CommandParser) -> None:
             "An org's, again, in the place of the last one",
             "price-keeper export 2026-11-01..yesterday --org Acme --format json --out acme.json --force",
         ),
-        target="export.run_export",
+        target="spend_commands.run_export",
         heading=BUDGETS_HEADING,
     )
     export.add_argument(
@@ -430,7 +430,7 @@ def _add_token(root: CommandParser) -> None:
             "Point this shell's AWS SDKs at the sidecar",
             f'eval "$(price-keeper token {_EXAMPLE_CLIENT_ID} --secret-file shop.secret --env)"',
         ),
-        target="token.run_token",
+        target="access_commands.run_token",
         heading=ACCESS_HEADING,
     )
     token.add_argument("client_id", metavar="CLIENT_ID", help="org-ORG or org-ORG-app-APP")
@@ -453,7 +453,7 @@ def _add_rotate(root: CommandParser) -> None:
         "that it can be sent on to where it is kept.",
         ("An app's, with two hours to change it", "price-keeper rotate Acme --app shop --grace 2 > shop.secret"),
         ("For somebody else to fetch", "price-keeper rotate Acme --app shop --token-only"),
-        target="rotate.run_rotate",
+        target="access_commands.run_rotate",
         heading=ACCESS_HEADING,
     )
     add_org_argument(rotate)
@@ -480,14 +480,14 @@ def _add_session(root: CommandParser) -> None:
         "list the sessions of an org or one of its apps, the oldest first",
         "",
         ("Those of an app", "price-keeper session list Acme --app shop"),
-        target="session.run_session_list",
+        target="access_commands.run_session_list",
     )
     revoke = session.add_command(
         "revoke",
         "end a session, and with it the access tokens made from it",
         "",
         ("All of an app's", "price-keeper session revoke Acme --app shop all"),
-        target="session.run_session_revoke",
+        target="access_commands.run_session_revoke",
     )
     for parser in (listing, revoke):
         add_org_argument(parser)
@@ -519,7 +519,7 @@ def add_operate_commands(root: CommandParser) -> None:
         "",
         ("For a person", "price-keeper version"),
         ("For a program", "price-keeper version --json"),
-        target="version.run_version",
+        target="version_command.run_version",
         heading=OPERATE_HEADING,
     )
     add_json_option(version)
@@ -528,7 +528,7 @@ def add_operate_commands(root: CommandParser) -> None:
         "tell the commands, or all of one",
         "",
         ("Of one command", "price-keeper help org put"),
-        target="help.run_help",
+        target="help_commands.run_help",
         heading=OPERATE_HEADING,
     )
     help_command.add_argument("command", nargs="*", metavar="COMMAND", help="such as spend, or org put")
@@ -542,7 +542,7 @@ def _add_audit(root: CommandParser) -> None:
         "It reads the store.",
         ("The last changes", "price-keeper audit Acme"),
         ("The last hundred, for a program", "price-keeper audit Acme --limit 100 --json"),
-        target="audit.run_audit",
+        target="audit_command.run_audit",
         heading=OPERATE_HEADING,
     )
     add_org_argument(audit)
@@ -562,7 +562,7 @@ def _add_replay(root: CommandParser) -> None:
         "this machine is noticed; of a copy, or a disk from another machine, you have to say that there is none.",
         ("The journal of a disk that came back", "price-keeper replay /mnt/found/journal --owner-is-dead"),
         ("Also what is older than 34 days", "price-keeper replay /mnt/found/journal --owner-is-dead --force"),
-        target="replay.run_replay",
+        target="replay_command.run_replay",
         heading=OPERATE_HEADING,
     )
     replay.add_argument("folder", type=Path, metavar="DIR", help="the journal's folder; those of workers in it too")
@@ -584,7 +584,7 @@ def _add_completion(root: CommandParser) -> None:
         ("bash, now and in every new shell", "echo 'eval \"$(price-keeper completion bash)\"' >> ~/.bashrc"),
         ("zsh, behind compinit", "echo 'eval \"$(price-keeper completion zsh)\"' >> ~/.zshrc"),
         ("fish", "price-keeper completion fish > ~/.config/fish/completions/price-keeper.fish"),
-        target="completion.run_completion",
+        target="help_commands.run_completion",
         heading=OPERATE_HEADING,
     )
     completion.add_argument("shell", choices=SHELLS, metavar="SHELL", help=", ".join(SHELLS))

@@ -52,9 +52,7 @@ def run_tables_create(args: Namespace) -> int:
             _create_in_sqlite(Path(config.path), on_table)
         else:
             asyncio.run(
-                _run_with_client(
-                    config, lambda tables, client: _create_in_dynamodb(dynamodb_tables, client, config, on_table)
-                )
+                _run_with_client(config, lambda tables, client: _create_in_dynamodb(tables, client, config, on_table))
             )
     if args.json:
         print_json(outcomes)
@@ -71,7 +69,7 @@ def _create_in_sqlite(path: Path, on_table: Callable[[str, str], None]) -> None:
 async def _create_in_dynamodb(
     tables: Any, client: Any, config: StoreConfig, on_table: Callable[[str, str], None]
 ) -> None:
-    await dynamodb_tables.create_missing(client, config.table_prefix, SystemClock().sleep, on_table)
+    await tables.create_missing_tables(client, config.table_prefix, SystemClock().sleep, on_table)
 
 
 def run_tables_check(args: Namespace) -> int:
@@ -82,7 +80,8 @@ def run_tables_check(args: Namespace) -> int:
     else:
         states = asyncio.run(
             _run_with_client(
-                config, lambda tables, client: dynamodb_tables.states(client, config.table_prefix, SystemClock().sleep)
+                config,
+                lambda tables, client: tables.read_table_states(client, config.table_prefix, SystemClock().sleep),
             )
         )
         differences = {state.table: list(state.differences) for state in states}

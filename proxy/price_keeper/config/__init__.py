@@ -1,15 +1,12 @@
 """`config.yaml` and the environment, read into frozen dataclasses, or refused with every mistake at once.
 
-keys        every key, its default, and the rules between keys: the part that knows this product
-prices      the keys of labels and their prices
-alerts      the keys of alerts
-checks      what a single value of this product must be
-encryption  which addresses may be called over plain http
-reader      nodes to dataclasses, by the types of their fields
-overrides   the environment, laid over the file
-kinds       how each type of field is read from text
-tree        YAML with a line for every node, bounded in size and depth
-problems    where a mistake is, and how it is told
+Start with `config_sections`: every key, its default and its rules.
+config_reader    YAML and environment variables to dataclasses, by the types of their fields
+value_checks     what a single value must be
+yaml_tree        YAML with a line for every node, bounded in size and depth
+config_problems  where a mistake is, and how it is reported
+config_changes   what a reload applies
+May import: domain, errors.
 """
 
 from price_keeper.config.config_sections import (

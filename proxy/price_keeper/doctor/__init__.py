@@ -1,5 +1,6 @@
-"""What `price-keeper doctor` looks at: all that a sidecar needs on this machine. Nothing here changes anything.
+"""`price-keeper doctor`: checks everything that a role needs on this machine. Nothing here changes anything.
 
-`table` lists the checks; each other file has those of one group. A check is a name and a function that looks at the
-patient and tells one finding.
+Start with `check_list`. A check is a name and a function from the `DoctorContext` to one `Finding`; each `*_checks`
+module has those of one subject, and `doctor_checks` runs them.
+May import: every room but cli.
 """

@@ -154,17 +154,16 @@ def _build_denied_finding(denied: Sequence[_PermissionProbe], context: DoctorCon
     by_action: dict[str, list[str]] = {}
     for each in denied:
         by_action.setdefault(each.action, []).append(each.table)
-    message = "; ".join(f"{action} on {', '.join(dynamodb_tables)}" for action, tables in by_action.items())
+    message = "; ".join(f"{action} on {', '.join(tables)}" for action, tables in by_action.items())
     remedy = "; ".join(
-        f"dynamodb:{action} on {', '.join(_build_table_arns(context, dynamodb_tables))}"
-        for action, tables in by_action.items()
+        f"dynamodb:{action} on {', '.join(_build_table_arns(context, tables))}" for action, tables in by_action.items()
     )
     return trouble(f"not allowed: {message}", f"allow {remedy}")
 
 
 def _build_table_arns(context: DoctorContext, tables: Sequence[str]) -> list[str]:
     store = context.config.store
-    return [f"arn:aws:dynamodb:{store.region}:*:table/{store.table_prefix}{table}" for table in dynamodb_tables]
+    return [f"arn:aws:dynamodb:{store.region}:*:table/{store.table_prefix}{table}" for table in tables]
 
 
 def _build_probes(prefix: str, permissions: TablePermissions) -> list[_PermissionProbe]:

@@ -37,9 +37,9 @@ from price_keeper.ledger.ledger_entries import (
     encode_head,
     encode_ready,
 )
+from price_keeper.ledger.log_throttle import LogThrottle
 from price_keeper.ledger.segment import Segment, sync_file, sync_folder
 from price_keeper.ledger.ulid import UlidFactory, read_created_at
-from price_keeper.recording.log_throttle import LogThrottle
 from price_keeper.stores.contract import MAX_TRANSACTION_WRITES
 from price_keeper.telemetry.request_stats import MAX_LABELS, OTHER_LABEL
 

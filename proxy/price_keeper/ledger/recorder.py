@@ -18,8 +18,8 @@ from price_keeper.clock import Clock
 from price_keeper.errors import RecordingUnavailable, StoreError
 from price_keeper.ledger.journal import Journal, SealedSegment
 from price_keeper.ledger.ledger_entries import PICO_PER_USD, Counter, UsageCounts
+from price_keeper.ledger.log_throttle import LogThrottle
 from price_keeper.ledger.segment_sender import SegmentSender
-from price_keeper.recording.log_throttle import LogThrottle
 
 BUSY_REQUESTS = 200  # in one flush: at this rate its price in writes is lost among the requests
 

@@ -1,1 +1,0 @@
-"""What was spent, written down exactly once."""
