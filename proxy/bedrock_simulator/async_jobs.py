@@ -1,4 +1,4 @@
-"""Asynchronous invocations: started, listed and looked at. They are done a while later, and write nothing anywhere."""
+"""The operations StartAsyncInvoke, ListAsyncInvokes and GetAsyncInvoke. Jobs complete after 30 seconds and write nothing to S3."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from hashlib import sha256
 from typing import Any
 from urllib.parse import parse_qs
 
-from bedrock_simulator.call import SimulatedCall, SimulatedResponse, check_choice
+from bedrock_simulator.aws_errors import AwsError, constraint_violation, validation_error
 from bedrock_simulator.clock import Clock
-from bedrock_simulator.refusals import AwsError, constraint_violation, validation_error
+from bedrock_simulator.simulated_call import SimulatedCall, SimulatedResponse, check_choice
 
 DURATION_SECONDS = 30.0
 

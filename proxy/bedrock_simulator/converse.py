@@ -1,4 +1,4 @@
-"""Converse, its stream, and CountTokens."""
+"""The operations Converse, ConverseStream and CountTokens."""
 
 from __future__ import annotations
 
@@ -7,8 +7,13 @@ from binascii import Error as NotBase64
 from collections.abc import Iterator
 from typing import Any
 
-from bedrock_simulator import conversation, guardrails, metadata
-from bedrock_simulator.call import (
+from bedrock_simulator import converse_format, guardrails, request_metadata
+from bedrock_simulator.aws_errors import validation_error
+from bedrock_simulator.event_frames import encode_event
+from bedrock_simulator.families import FAMILIES
+from bedrock_simulator.generation import Completion, ModelRunner, Prompt
+from bedrock_simulator.models import Model, resolve_model
+from bedrock_simulator.simulated_call import (
     EVENT_STREAM,
     LATENCIES,
     TIERS,
@@ -17,12 +22,6 @@ from bedrock_simulator.call import (
     check_choice,
     parse_json_object,
 )
-from bedrock_simulator.families import FAMILIES
-from bedrock_simulator.frames import encode_event
-from bedrock_simulator.generation import Completion, Prompt
-from bedrock_simulator.models import Model, resolve_model
-from bedrock_simulator.refusals import validation_error
-from bedrock_simulator.turns import ModelRunner
 from bedrock_simulator.usage import Usage
 
 _DEFAULT_MAX_TOKENS = 4096
@@ -32,8 +31,8 @@ def converse(runner: ModelRunner, call: SimulatedCall) -> SimulatedResponse:
     model, body, completion = _run_model(runner, call)
     guardrail = guardrails.find_in_conversation(body, completion.text)
     document = {
-        "output": {"message": {"role": "assistant", "content": [conversation.build_block(completion)]}},
-        "stopReason": conversation.STOP_REASONS[completion.stop],
+        "output": {"message": {"role": "assistant", "content": [converse_format.build_block(completion)]}},
+        "stopReason": converse_format.STOP_REASONS[completion.stop],
         **_build_closing(call, body, completion, model),
         **guardrails.build_trace(guardrail),
     }
@@ -46,7 +45,7 @@ def converse_stream(runner: ModelRunner, call: SimulatedCall) -> SimulatedRespon
     closing = call.apply_usage_fault(_build_closing(call, body, completion, model) | guardrails.build_trace(guardrail))
 
     def frames() -> Iterator[bytes]:
-        for kind, content in conversation.build_events(completion):
+        for kind, content in converse_format.build_events(completion):
             yield encode_event(kind, content)
         yield encode_event("metadata", closing)
 
@@ -66,7 +65,7 @@ def count_tokens(call: SimulatedCall) -> SimulatedResponse:
 
 def _parse_prompt_to_count(document: dict[str, Any], model: Model) -> Prompt:
     if "converse" in document:
-        return conversation.parse_prompt(document["converse"], _DEFAULT_MAX_TOKENS)
+        return converse_format.parse_prompt(document["converse"], _DEFAULT_MAX_TOKENS)
     if "invokeModel" not in document:
         raise validation_error("The input field has neither invokeModel nor converse.")
     try:
@@ -86,13 +85,13 @@ def _run_model(runner: ModelRunner, call: SimulatedCall) -> tuple[Model, dict[st
             "This action doesn't support the model that you provided. Try again with a supported text or chat model."
         )
     _check_options(body)
-    prompt = conversation.parse_prompt(body, _DEFAULT_MAX_TOKENS)
+    prompt = converse_format.parse_prompt(body, _DEFAULT_MAX_TOKENS)
     return model, body, runner.run(call, model, prompt)
 
 
 def _check_options(body: dict[str, Any]) -> None:
     if body.get("requestMetadata") is not None:
-        metadata.check_metadata(body["requestMetadata"])
+        request_metadata.check_metadata(body["requestMetadata"])
     if body.get("serviceTier") is not None:
         check_choice(body["serviceTier"].get("type"), TIERS, "serviceTier.type")
     if body.get("performanceConfig") is not None:

@@ -1,4 +1,7 @@
-"""One turn of a simulated model: a prompt in the form that all families share, and what the model says to it. Pure."""
+"""One turn of a simulated model: a prompt in the form that all families share, and the completion it gets.
+
+`ModelRunner.run` counts the prompt against the prompt cache and completes it. The same request always gets the same text.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,12 @@ from typing import Any
 
 import orjson
 
-from bedrock_simulator import speech, tokens
-from bedrock_simulator.prompt_cache import Piece
-from bedrock_simulator.refusals import validation_error
+from bedrock_simulator import replies, tokens
+from bedrock_simulator.aws_errors import AwsError, validation_error
+from bedrock_simulator.clock import Clock
+from bedrock_simulator.models import Model
+from bedrock_simulator.prompt_cache import Piece, PromptCache
+from bedrock_simulator.simulated_call import SimulatedCall
 from bedrock_simulator.usage import Usage
 from bedrock_simulator.wishes import FaultSpec
 
@@ -66,7 +72,7 @@ class Completion:
     def split_deltas(self) -> list[str]:
         """The text, or the input of the tool, in the pieces of a stream."""
         text = self.text if self.tool is None else orjson.dumps(self.tool.input).decode()
-        return speech.split_text(text, _TOKENS_PER_FRAME)
+        return replies.split_text(text, _TOKENS_PER_FRAME)
 
 
 def complete(prompt: Prompt, prompt_usage: Usage, seed: bytes, spec: FaultSpec, created: int) -> Completion:
@@ -91,7 +97,7 @@ def _generate_text(prompt: Prompt, seed: bytes, spec: FaultSpec) -> _Output:
     if requested_tokens is None:
         requested_tokens = _MIN_TOKENS + seed[0] % (_MAX_TOKENS - _MIN_TOKENS)
     output_tokens = min(requested_tokens, prompt.max_tokens)
-    text = speech.generate_words(seed, output_tokens)
+    text = replies.generate_words(seed, output_tokens)
     matches = [(text.find(sequence), sequence) for sequence in prompt.stop_sequences if sequence in text]
     if matches:
         position, sequence = min(matches)
@@ -118,7 +124,7 @@ def _build_example(schema: Any, seed: bytes, depth: int) -> Any:
         properties = (schema.get("properties") or {}) if isinstance(schema, dict) and depth < 8 else {}
         return {name: _build_example(inner, seed, depth + 1) for name, inner in properties.items()}
     plain = {"integer": seed[1], "number": seed[1] / 4, "boolean": True, "array": [], "null": None}
-    return plain[kind] if kind in plain else speech.generate_words(seed, 3)
+    return plain[kind] if kind in plain else replies.generate_words(seed, 3)
 
 
 def _apply_usage_overrides(usage: Usage, spec: FaultSpec) -> Usage:
@@ -144,3 +150,19 @@ def check_max_tokens(value: Any, name: str, default: int) -> int:
             f"Try again with a maximum tokens value that is lower than {MAX_OUTPUT_TOKENS}."
         )
     return value
+
+
+class ModelRunner:
+    def __init__(self, clock: Clock, min_cache_tokens: int) -> None:
+        self._clock = clock
+        self._cache = PromptCache(clock.monotonic, min_cache_tokens)
+
+    def run(self, call: SimulatedCall, model: Model, prompt: Prompt) -> Completion:
+        if not model.can_cache and any(piece.ttl for piece in prompt.pieces):
+            raise AwsError(
+                "AccessDeniedException",
+                "You invoked an unsupported model or your request did not allow prompt caching. See the documentation "
+                "for more information.",
+            )
+        prompt_usage = self._cache.read_and_write(model.id, prompt.pieces)
+        return complete(prompt, prompt_usage, call.compute_seed(model), call.fault_spec, int(self._clock.now()))

@@ -1,6 +1,6 @@
-"""Guardrails: applied to a text, checked without one, and the trace they leave in other answers.
+"""The operations ApplyGuardrail and InvokeGuardrailChecks, and the trace that a guardrail adds to other responses.
 
-A simulated guardrail has every kind of policy and minds one phrase only.
+A simulated guardrail has every kind of policy and blocks one phrase, `BLOCKED_TEXT`.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from bedrock_simulator.call import SimulatedCall, SimulatedResponse
-from bedrock_simulator.refusals import constraint_violation, validation_error
+from bedrock_simulator.aws_errors import constraint_violation, validation_error
+from bedrock_simulator.simulated_call import SimulatedCall, SimulatedResponse
 from bedrock_simulator.usage import Usage
 
 BLOCKED_TEXT = "simulated forbidden words"  # a text that has them is intervened in

@@ -1,4 +1,4 @@
-"""InvokeModel and its stream: bodies by the model's family, counts of tokens in headers and in the last chunk."""
+"""The operations InvokeModel and InvokeModelWithResponseStream: bodies by model family, token counts in headers and in the last chunk."""
 
 from __future__ import annotations
 
@@ -7,15 +7,22 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from bedrock_simulator import guardrails, metadata
-from bedrock_simulator.call import EVENT_STREAM, JSON, LATENCIES, TIERS, SimulatedCall, SimulatedResponse, check_choice
+from bedrock_simulator import guardrails, request_metadata
+from bedrock_simulator.aws_errors import validation_error
+from bedrock_simulator.event_frames import encode_event
 from bedrock_simulator.families import FAMILIES
 from bedrock_simulator.families.family import Family
-from bedrock_simulator.frames import encode_event
-from bedrock_simulator.generation import Completion
+from bedrock_simulator.generation import Completion, ModelRunner
 from bedrock_simulator.models import Model, resolve_model
-from bedrock_simulator.refusals import validation_error
-from bedrock_simulator.turns import ModelRunner
+from bedrock_simulator.simulated_call import (
+    EVENT_STREAM,
+    JSON,
+    LATENCIES,
+    TIERS,
+    SimulatedCall,
+    SimulatedResponse,
+    check_choice,
+)
 from bedrock_simulator.usage import corrupt_count
 
 _TIER = "X-Amzn-Bedrock-Service-Tier"
@@ -80,8 +87,8 @@ def _check_headers(call: SimulatedCall) -> None:
         check_choice(call.headers[_TIER], TIERS, _TIER)
     if _LATENCY in call.headers:
         check_choice(call.headers[_LATENCY], LATENCIES, _LATENCY)
-    if metadata.HEADER in call.headers:
-        metadata.check_header(call.headers[metadata.HEADER])
+    if request_metadata.HEADER in call.headers:
+        request_metadata.check_header(call.headers[request_metadata.HEADER])
 
 
 def _echo_headers(call: SimulatedCall) -> dict[str, str]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import orjson
 
-from bedrock_simulator.metadata import HEADER as METADATA
+from bedrock_simulator.request_metadata import HEADER as METADATA
 from bedrock_simulator.usage import Usage
 
 MAX_ENTRIES = 50_000

@@ -1,4 +1,4 @@
-"""Which models there are: a family of body formats for each provider, found from an id, a profile or an ARN. Pure."""
+"""The known models: the family of body formats for each provider, found from a model id, an inference profile or an ARN. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 
-from bedrock_simulator.refusals import validation_error
+from bedrock_simulator.aws_errors import validation_error
 
 _FAMILIES = (
     ("anthropic.claude", "anthropic"),

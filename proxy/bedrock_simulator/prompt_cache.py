@@ -1,7 +1,6 @@
-"""Prompt caching as providers do it: a prefix written lately is read, the rest up to the last mark is written. Pure.
+"""Prompt caching as providers do it: a recently written prefix is read, the rest up to the last cache point is written. Pure.
 
-A prefix is known by a hash of everything before its mark, so it costs one digest for each block of a request that has
-marks at all, and nothing for one that has none.
+A prefix is identified by a hash of everything before its cache point: one digest per block of a request that has cache points, nothing otherwise.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import Any
 
 import orjson
 
-from bedrock_simulator.refusals import validation_error
+from bedrock_simulator.aws_errors import validation_error
 from bedrock_simulator.usage import Usage
 
 TTL_SECONDS = {"5m": 300.0, "1h": 3600.0}

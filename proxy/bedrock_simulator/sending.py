@@ -9,8 +9,8 @@ from struct import pack
 
 from aiohttp import web
 
-from bedrock_simulator.call import SimulatedResponse
 from bedrock_simulator.clock import Clock
+from bedrock_simulator.simulated_call import SimulatedResponse
 from bedrock_simulator.spoiling import ConnectionFault, FaultInjector
 from bedrock_simulator.wishes import CONNECTION_FAULTS, FaultSpec
 

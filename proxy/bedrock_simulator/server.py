@@ -13,14 +13,14 @@ from uuid import uuid4
 import orjson
 from aiohttp import web
 
-from bedrock_simulator import chat, routes, signatures, wishes
-from bedrock_simulator.call import JSON, SimulatedCall, SimulatedResponse, parse_json_object
+from bedrock_simulator import chat_completions, routes, signatures, wishes
+from bedrock_simulator.aws_errors import AwsError, UnknownOperationError, validation_error
 from bedrock_simulator.clock import Clock, SystemClock
 from bedrock_simulator.ledger import MAX_ENTRY_BODY_BYTES, Entry, Ledger
-from bedrock_simulator.refusals import AwsError, UnknownOperationError, validation_error
 from bedrock_simulator.sending import ConnectionEnded, apply_faults_before_response, send_response
 from bedrock_simulator.service import Service
 from bedrock_simulator.signatures import DEFAULT_KEYS, Keys
+from bedrock_simulator.simulated_call import JSON, SimulatedCall, SimulatedResponse, parse_json_object
 from bedrock_simulator.spoiling import build_stream_error
 from bedrock_simulator.wishes import INVOCATION_ID, FaultSchedule
 
@@ -153,7 +153,7 @@ class SimulatedBedrock:
 def _build_error_response(error: AwsError, entry: Entry) -> SimulatedResponse:
     headers, body = error.render()
     if entry.operation == "ChatCompletions" and headers["Content-Type"] == JSON:
-        body = orjson.dumps(chat.build_error_document(error))
+        body = orjson.dumps(chat_completions.build_error_document(error))
     return SimulatedResponse(body, headers=headers, status=error.status)
 
 

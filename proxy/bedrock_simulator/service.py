@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from bedrock_simulator import chat, converse, guardrails, invoke
+from bedrock_simulator import chat_completions, converse, guardrails, invoke
 from bedrock_simulator.async_jobs import AsyncJobs
-from bedrock_simulator.call import SimulatedCall, SimulatedResponse
+from bedrock_simulator.aws_errors import malformed_request
 from bedrock_simulator.clock import Clock
-from bedrock_simulator.refusals import malformed_request
-from bedrock_simulator.turns import ModelRunner
+from bedrock_simulator.generation import ModelRunner
+from bedrock_simulator.simulated_call import SimulatedCall, SimulatedResponse
 
 
 class Service:
@@ -19,7 +19,7 @@ class Service:
         jobs = AsyncJobs(clock, region)
         self._operations: dict[str, Callable[[SimulatedCall], SimulatedResponse]] = {
             "ApplyGuardrail": guardrails.apply_guardrail,
-            "ChatCompletions": partial(chat.complete_chat, runner),
+            "ChatCompletions": partial(chat_completions.complete_chat, runner),
             "Converse": partial(converse.converse, runner),
             "ConverseStream": partial(converse.converse_stream, runner),
             "CountTokens": converse.count_tokens,

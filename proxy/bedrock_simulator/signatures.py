@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from hashlib import sha256
 
-from bedrock_simulator.refusals import AwsError, InvalidApiKey
+from bedrock_simulator.aws_errors import AwsError, InvalidApiKey
 
 MAX_SKEW_SECONDS = 300
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from enum import Enum
 
-from bedrock_simulator import chat, frames
-from bedrock_simulator.call import EVENT_STREAM, SERVER_SENT_EVENTS
-from bedrock_simulator.refusals import AwsError
+from bedrock_simulator import chat_completions, event_frames
+from bedrock_simulator.aws_errors import AwsError
+from bedrock_simulator.simulated_call import EVENT_STREAM, SERVER_SENT_EVENTS
 from bedrock_simulator.wishes import CONNECTION_FAULTS, FaultSpec
 
 
@@ -62,7 +62,7 @@ class FaultInjector:
                 return
             case "bad-crc" if rest:
                 self.is_damaged = True
-                rest = frames.corrupt_checksum(rest)
+                rest = event_frames.corrupt_checksum(rest)
             case fault if fault in CONNECTION_FAULTS:
                 yield ConnectionFault(fault)  # if the sender comes back from this, the answer goes on
         if rest:
@@ -73,8 +73,8 @@ class FaultInjector:
         kind = self._spec.exception
         error = build_stream_error(kind)
         if self._content_type == EVENT_STREAM:
-            return frames.encode_exception(kind, error.message)
-        return chat.encode_server_sent_event(chat.build_error_document(error))
+            return event_frames.encode_exception(kind, error.message)
+        return chat_completions.encode_server_sent_event(chat_completions.build_error_document(error))
 
 
 def build_stream_error(kind: str) -> AwsError:

@@ -1,4 +1,4 @@
-"""How many tokens something has. No model's tokenizer is at hand: four bytes are one, which is about right. Pure."""
+"""Token counts without a tokenizer: four bytes are one token, which is about right. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a call used, in one form for all operations. Pure."""
+"""What a call used, in one form for all operations, and the faults that a reported usage can have. Pure."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from bedrock_simulator.refusals import AwsError, GatewayError, validation_error
+from bedrock_simulator.aws_errors import AwsError, GatewayError, validation_error
 from bedrock_simulator.usage import USAGE_FAULTS
 
 PREFIX = "x-simulate-"

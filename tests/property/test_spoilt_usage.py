@@ -13,10 +13,10 @@ from typing import Any
 
 import orjson
 import pytest
-from bedrock_simulator.call import EVENT_STREAM, SERVER_SENT_EVENTS, SimulatedCall, SimulatedResponse
-from bedrock_simulator.frames import encode_event
+from bedrock_simulator.event_frames import encode_event
 from bedrock_simulator.routes import find_route
 from bedrock_simulator.service import Service
+from bedrock_simulator.simulated_call import EVENT_STREAM, SERVER_SENT_EVENTS, SimulatedCall, SimulatedResponse
 from bedrock_simulator.usage import USAGE_FAULTS, corrupt_count, corrupt_usage
 from bedrock_simulator.wishes import FaultSpec
 from hypothesis import given, settings

@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Any
 
 import orjson
-from bedrock_simulator import frames
+from bedrock_simulator import event_frames
 from price_keeper.domain import PICO_PER_MICRO, Caller
 from price_keeper.exchange import Header, Request
 from price_keeper.upstream.connection_pool import CannotConnect, UpstreamEndpoint
@@ -269,11 +269,11 @@ def _converse(input: int, output: int) -> bytes:
     return orjson.dumps({"output": said, "stopReason": "end_turn", "usage": _usage(input, output)})
 
 
-_SAID = frames.encode_event("messageStart", {"role": "assistant"}) + frames.encode_event(
+_SAID = event_frames.encode_event("messageStart", {"role": "assistant"}) + event_frames.encode_event(
     "contentBlockDelta", {"contentBlockIndex": 0, "delta": {"text": "so it is"}}
 )
 
 
 def _metadata(input: int, output: int) -> bytes:
-    stop = frames.encode_event("messageStop", {"stopReason": "end_turn"})
-    return stop + frames.encode_event("metadata", {"usage": _usage(input, output), "metrics": {"latencyMs": 5}})
+    stop = event_frames.encode_event("messageStop", {"stopReason": "end_turn"})
+    return stop + event_frames.encode_event("metadata", {"usage": _usage(input, output), "metrics": {"latencyMs": 5}})

@@ -10,7 +10,7 @@ from time import process_time
 from typing import Any
 
 import pytest
-from bedrock_simulator.frames import encode_event
+from bedrock_simulator.event_frames import encode_event
 from price_keeper.config.config_sections import GuardrailsConfig, UnitPrices
 from price_keeper.ledger.ledger_entries import ChargedCounters, Counter, Intent, LineKind, UsageCounts
 from price_keeper.operations import Operation

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from bedrock_simulator import frames
+from bedrock_simulator import event_frames
 from price_keeper.exchange import Header
 from price_keeper.upstream import retry_joiner as limits
 from price_keeper.upstream.retry_joiner import CALL_OVERHEAD_BYTES, HEADER_OVERHEAD_BYTES, RetryJoiner, SharedResponse
@@ -143,8 +143,8 @@ async def test_old_answers_go_even_if_no_new_one_comes() -> None:
 
 FRAMES = [(b"content-type", b"application/vnd.amazon.eventstream")]
 EVENTS = [(b"content-type", b"text/event-stream; charset=utf-8")]
-TEXT = frames.encode_event("contentBlockDelta", {"delta": {"text": ":message-type exception"}})
-FAILED = frames.encode_exception("throttlingException", "slow down")
+TEXT = event_frames.encode_event("contentBlockDelta", {"delta": {"text": ":message-type exception"}})
+FAILED = event_frames.encode_exception("throttlingException", "slow down")
 
 
 @pytest.mark.parametrize(

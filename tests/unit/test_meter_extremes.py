@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 import pytest
-from bedrock_simulator.frames import encode_event, encode_exception
+from bedrock_simulator.event_frames import encode_event, encode_exception
 from price_keeper.config.config_sections import PricesConfig
 from price_keeper.ledger.journal import Journal
 from price_keeper.ledger.ledger_entries import ChargedCounters, Counter, UsageCounts

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from bedrock_simulator.frames import encode_event as encoded
+from bedrock_simulator.event_frames import encode_event as encoded
 from price_keeper.operations import Operation
 from price_keeper.usage import fast_parse, model_families
 from price_keeper.usage.stream_usage import CACHE_BLOCK_TOKENS, ConverseStream, InvocationStream

@@ -6,10 +6,10 @@ import json
 from typing import Any
 
 import pytest
-from bedrock_simulator.call import SimulatedCall
-from bedrock_simulator.refusals import AwsError
+from bedrock_simulator.aws_errors import AwsError
 from bedrock_simulator.routes import find_route
 from bedrock_simulator.service import Service
+from bedrock_simulator.simulated_call import SimulatedCall
 from bedrock_simulator.wishes import parse_fault_spec
 from multidict import CIMultiDict
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from bedrock_simulator.refusals import AwsError
+from bedrock_simulator.aws_errors import AwsError
 
 from tests.unit.test_simulator_families import Form, ask, at, whole
 

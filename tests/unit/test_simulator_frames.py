@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from bedrock_simulator import frames
+from bedrock_simulator import event_frames
 from botocore.eventstream import ChecksumMismatch, EventStreamBuffer
 from hypothesis import given
 from hypothesis import strategies as some
@@ -20,7 +20,7 @@ def read(raw: bytes) -> tuple[dict[str, str], dict[str, object]]:
 
 @given(some.dictionaries(some.text(min_size=1), some.text(), min_size=1))
 def test_an_event_says_what_it_is_and_carries_its_content_and_padding(content: dict[str, str]) -> None:
-    headers, payload = read(frames.encode_event("metadata", content))
+    headers, payload = read(event_frames.encode_event("metadata", content))
     assert headers == {":event-type": "metadata", ":content-type": "application/json", ":message-type": "event"}
     padding = payload.pop("p") if "p" not in content else content["p"]
     assert padding is not None
@@ -28,19 +28,21 @@ def test_an_event_says_what_it_is_and_carries_its_content_and_padding(content: d
 
 
 def test_an_exception_names_its_type_and_its_message():
-    headers, payload = read(frames.encode_exception("throttlingException", "slow down"))
+    headers, payload = read(event_frames.encode_exception("throttlingException", "slow down"))
     assert headers[":message-type"] == "exception"
     assert headers[":exception-type"] == "throttlingException"
     assert payload == {"message": "slow down"}
 
 
 def test_the_same_event_is_the_same_bytes():
-    assert frames.encode_event("chunk", {"bytes": "eA=="}) == frames.encode_event("chunk", {"bytes": "eA=="})
+    assert event_frames.encode_event("chunk", {"bytes": "eA=="}) == event_frames.encode_event(
+        "chunk", {"bytes": "eA=="}
+    )
 
 
 def test_a_damaged_frame_is_as_long_and_refused():
-    whole = frames.encode_event("chunk", {"bytes": "eA=="})
-    damaged = frames.corrupt_checksum(whole)
+    whole = event_frames.encode_event("chunk", {"bytes": "eA=="})
+    damaged = event_frames.corrupt_checksum(whole)
     assert len(damaged) == len(whole)
     with pytest.raises(ChecksumMismatch):
         read(damaged)

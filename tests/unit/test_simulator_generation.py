@@ -5,9 +5,9 @@ from __future__ import annotations
 from hashlib import sha256
 
 import pytest
-from bedrock_simulator import speech, tokens
+from bedrock_simulator import replies, tokens
+from bedrock_simulator.aws_errors import AwsError
 from bedrock_simulator.generation import MAX_OUTPUT_TOKENS, Prompt, StopReason, check_max_tokens, complete
-from bedrock_simulator.refusals import AwsError
 from bedrock_simulator.usage import Usage, corrupt_usage
 from bedrock_simulator.wishes import HEALTHY, parse_fault_spec
 from hypothesis import given
@@ -25,23 +25,23 @@ def said(prompt=None, **wishes):
 
 @given(seeds, some.integers(0, 10_000))
 def test_so_many_tokens_are_said_as_are_counted(seed, length):
-    assert tokens.count_tokens(speech.generate_words(seed, length)) == length
+    assert tokens.count_tokens(replies.generate_words(seed, length)) == length
 
 
 @given(seeds, some.integers(0, 300), some.integers(0, 300))
 def test_a_longer_saying_begins_with_the_shorter_one(seed, one, other):
     short, long = sorted((one, other))
-    assert speech.generate_words(seed, long).startswith(speech.generate_words(seed, short))
+    assert replies.generate_words(seed, long).startswith(replies.generate_words(seed, short))
 
 
 @given(some.text(max_size=200), some.integers(1, 9))
 def test_pieces_are_the_text_again(text, size):
-    assert "".join(speech.split_text(text, size)) == text
-    assert speech.split_text(text, size)
+    assert "".join(replies.split_text(text, size)) == text
+    assert replies.split_text(text, size)
 
 
 def test_another_seed_says_something_else():
-    assert speech.generate_words(SEED, 20) != speech.generate_words(sha256(b"another").digest(), 20)
+    assert replies.generate_words(SEED, 20) != replies.generate_words(sha256(b"another").digest(), 20)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import json
 
 import pytest
 from bedrock_simulator.ledger import Entry, Ledger
-from bedrock_simulator.metadata import HEADER
+from bedrock_simulator.request_metadata import HEADER
 from bedrock_simulator.usage import Usage
 
 from tests.support.simulated import read_ledger

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from bedrock_simulator.aws_errors import AwsError
 from bedrock_simulator.prompt_cache import Piece, PromptCache
-from bedrock_simulator.refusals import AwsError
 from bedrock_simulator.usage import Usage
 from hypothesis import given
 from hypothesis import strategies as some

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from bedrock_simulator.aws_errors import AwsError
 from bedrock_simulator.models import UNKNOWN_FAMILY, resolve_model
-from bedrock_simulator.refusals import AwsError
 from bedrock_simulator.routes import find_route
 
 PROFILE = "arn:aws:bedrock:us-east-1:123456789012:application-inference-profile/abc123def456"

@@ -9,10 +9,10 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from bedrock_simulator.call import SimulatedCall
-from bedrock_simulator.refusals import AwsError
+from bedrock_simulator.aws_errors import AwsError
 from bedrock_simulator.routes import find_route
 from bedrock_simulator.service import Service
+from bedrock_simulator.simulated_call import SimulatedCall
 from bedrock_simulator.wishes import HEALTHY
 from multidict import CIMultiDict
 

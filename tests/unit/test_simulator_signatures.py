@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from hashlib import sha256
 
 import pytest
-from bedrock_simulator.refusals import AwsError
+from bedrock_simulator.aws_errors import AwsError
 from bedrock_simulator.signatures import MAX_SKEW_SECONDS, Keys, check_authorization
 from botocore.auth import SigV4Auth
 from botocore.awsrequest import AWSRequest

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from bedrock_simulator import frames
-from bedrock_simulator.call import EVENT_STREAM, JSON, SERVER_SENT_EVENTS
+from bedrock_simulator import event_frames
+from bedrock_simulator.simulated_call import EVENT_STREAM, JSON, SERVER_SENT_EVENTS
 from bedrock_simulator.spoiling import ConnectionFault, FaultInjector
 from bedrock_simulator.wishes import parse_fault_spec
 from botocore.eventstream import EventStreamBuffer
@@ -55,10 +55,10 @@ def test_a_fault_beyond_the_end_does_not_strike():
 
 
 def test_a_wrong_check_sum_damages_one_frame_and_lets_the_rest_pass():
-    whole = [frames.encode_event("chunk", {"bytes": text}) for text in ("YQ==", "Yg==", "Yw==")]
+    whole = [event_frames.encode_event("chunk", {"bytes": text}) for text in ("YQ==", "Yg==", "Yw==")]
     pieces, is_damaged = spoiled(whole, fault="bad-crc", after_frames=1)
     assert is_damaged
-    assert pieces == [whole[0], frames.corrupt_checksum(whole[1]), whole[2]]
+    assert pieces == [whole[0], event_frames.corrupt_checksum(whole[1]), whole[2]]
 
 
 def test_an_exception_ends_the_stream():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from bedrock_simulator.refusals import AwsError, GatewayError
+from bedrock_simulator.aws_errors import AwsError, GatewayError
 from bedrock_simulator.wishes import FAULTS, HEALTHY, FaultSchedule, parse_fault_spec
 
 

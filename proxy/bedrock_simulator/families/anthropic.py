@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from bedrock_simulator import tokens
+from bedrock_simulator.aws_errors import validation_error
 from bedrock_simulator.families.family import Family, Json, parse_stop_sequences
 from bedrock_simulator.generation import Completion, Prompt, StopReason, check_max_tokens
 from bedrock_simulator.models import Model
 from bedrock_simulator.prompt_cache import Piece
-from bedrock_simulator.refusals import validation_error
 from bedrock_simulator.usage import Usage
 
 _STOP_REASONS = {

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from bedrock_simulator import tokens
+from bedrock_simulator.aws_errors import malformed_request
 from bedrock_simulator.generation import Completion, Prompt
 from bedrock_simulator.models import Model
 from bedrock_simulator.prompt_cache import Piece
-from bedrock_simulator.refusals import malformed_request
 
 Json = dict[str, Any]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from bedrock_simulator import conversation
+from bedrock_simulator import converse_format
 from bedrock_simulator.families.family import Family, Json
 from bedrock_simulator.generation import Completion, Prompt
 from bedrock_simulator.models import Model
@@ -18,7 +18,7 @@ def _parse_prompt(body: Json) -> Prompt:
     if isinstance(config, dict) and "max_new_tokens" in config:  # its name before Converse's was taken over
         config = {**config, "maxTokens": config["max_new_tokens"]}
         body = {**body, "inferenceConfig": config}
-    return conversation.parse_prompt(body, _DEFAULT_MAX_TOKENS)
+    return converse_format.parse_prompt(body, _DEFAULT_MAX_TOKENS)
 
 
 def _build_usage(usage: Usage) -> Json:
@@ -33,14 +33,14 @@ def _build_usage(usage: Usage) -> Json:
 
 def _build_body(_: Json, completion: Completion, __: Model) -> Json:
     return {
-        "output": {"message": {"content": [conversation.build_block(completion)], "role": "assistant"}},
-        "stopReason": conversation.STOP_REASONS[completion.stop],
+        "output": {"message": {"content": [converse_format.build_block(completion)], "role": "assistant"}},
+        "stopReason": converse_format.STOP_REASONS[completion.stop],
         "usage": _build_usage(completion.usage),
     }
 
 
 def _build_chunks(_: Json, completion: Completion, __: Model) -> Iterator[Json]:
-    for kind, event in conversation.build_events(completion):
+    for kind, event in converse_format.build_events(completion):
         yield {kind: event}
     yield {"metadata": {"usage": _build_usage(completion.usage), "metrics": {}, "trace": {}}}
 

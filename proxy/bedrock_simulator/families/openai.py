@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import orjson
 
 from bedrock_simulator import tokens
+from bedrock_simulator.aws_errors import malformed_request
 from bedrock_simulator.families.family import Family, Json, get_required, parse_chat_message, parse_stop_sequences
 from bedrock_simulator.generation import Completion, Prompt, StopReason, check_max_tokens
 from bedrock_simulator.models import Model
 from bedrock_simulator.prompt_cache import Piece
-from bedrock_simulator.refusals import malformed_request
 from bedrock_simulator.usage import Usage
 
 _DEFAULT_MAX_TOKENS = 16_384

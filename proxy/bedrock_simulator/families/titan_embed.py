@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from bedrock_simulator import tokens
+from bedrock_simulator.aws_errors import malformed_request
 from bedrock_simulator.families.family import Family, Json, build_text_pieces, get_required
 from bedrock_simulator.families.vectors import binarize, build_unit_vector
 from bedrock_simulator.generation import Completion, Prompt
 from bedrock_simulator.models import Model
 from bedrock_simulator.prompt_cache import Piece
-from bedrock_simulator.refusals import malformed_request
 
 _V1_DIMENSIONS = 1536  # of the first version, which knows no other
 _DIMENSIONS = (256, 512, 1024)

@@ -1,4 +1,4 @@
-"""The conversation that Converse and Nova share: reading it, and the blocks and events of an answer. Pure."""
+"""The request and response format that Converse and Nova share: parse the prompt, build the blocks and events of a response. Pure."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from bedrock_simulator import tokens
+from bedrock_simulator.aws_errors import constraint_violation, validation_error
 from bedrock_simulator.generation import Completion, Prompt, StopReason, check_max_tokens
 from bedrock_simulator.prompt_cache import Piece
-from bedrock_simulator.refusals import constraint_violation, validation_error
 
 STOP_REASONS = {
     StopReason.END: "end_turn",

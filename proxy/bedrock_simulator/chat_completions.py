@@ -1,4 +1,7 @@
-"""The OpenAI path: chat completions as JSON, or as server-sent events that end with [DONE]."""
+"""The OpenAI-compatible path: chat completions as JSON, or as server-sent events that end with [DONE].
+
+Also builds errors in the form in which clients of this API expect them.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,12 @@ from typing import Any
 import orjson
 
 from bedrock_simulator import guardrails
-from bedrock_simulator.call import SERVER_SENT_EVENTS, TIERS, SimulatedCall, SimulatedResponse, check_choice
+from bedrock_simulator.aws_errors import AwsError, validation_error
 from bedrock_simulator.families import openai
 from bedrock_simulator.families.family import get_required
-from bedrock_simulator.generation import Completion
+from bedrock_simulator.generation import Completion, ModelRunner
 from bedrock_simulator.models import Model, resolve_model
-from bedrock_simulator.refusals import AwsError, validation_error
-from bedrock_simulator.turns import ModelRunner
+from bedrock_simulator.simulated_call import SERVER_SENT_EVENTS, TIERS, SimulatedCall, SimulatedResponse, check_choice
 
 _DONE = b"data: [DONE]\n\n"
 

@@ -1,4 +1,7 @@
-"""A request as the operations see it, and the answer they give."""
+"""A parsed request as the operations see it (`SimulatedCall`), and what they return (`SimulatedResponse`).
+
+A response is either one body or an iterator of frames; `usage` is what the call cost, whether or not the response reports it.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,8 @@ from typing import Any
 
 import orjson
 
+from bedrock_simulator.aws_errors import malformed_request, validation_error
 from bedrock_simulator.models import Model
-from bedrock_simulator.refusals import malformed_request, validation_error
 from bedrock_simulator.routes import Route
 from bedrock_simulator.usage import Usage, corrupt_usage
 from bedrock_simulator.wishes import FaultSpec

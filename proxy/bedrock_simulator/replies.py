@@ -1,4 +1,4 @@
-"""What a simulated model says: words chosen by a hash, each of exactly one token, so length and count agree. Pure."""
+"""The text of a simulated model: words chosen by a hash, each exactly one token, so length and token count agree. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Event-stream frames as AWS sends them. An encoder of its own, so as not to share the proxy's mistakes. Pure."""
+"""Event-stream frames as AWS encodes them. Independent of the proxy's encoder, so that both cannot share a mistake. Pure."""
 
 from __future__ import annotations
 

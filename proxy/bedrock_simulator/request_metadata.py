@@ -1,4 +1,4 @@
-"""The metadata that callers put on a request for their logs, and the service's own rules for it. Pure."""
+"""Request metadata that callers attach for the invocation logs, and Bedrock's rules for it. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import orjson
 
-from bedrock_simulator.refusals import constraint_violation, malformed_request
+from bedrock_simulator.aws_errors import constraint_violation, malformed_request
 
 HEADER = "X-Amzn-Bedrock-Request-Metadata"
 

@@ -1,4 +1,7 @@
-"""What Bedrock says when it refuses, in the form of AWS: a type in a header, a message in the body. Pure."""
+"""Errors in the form of AWS: a type in a header, a message in the body. Pure.
+
+`validation_error`, `malformed_request` and `constraint_violation` build the three kinds of ValidationException.
+"""
 
 from __future__ import annotations
 
