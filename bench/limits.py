@@ -23,7 +23,7 @@ from price_keeper.rates.token_bucket import RateBucket, RateLimit
 from price_keeper.stores.contract import Key
 from price_keeper.tasks import Tasks
 
-from tests.support.limits import FleetOutcome, FleetSetup, measure
+from tests.support.rate_limit_fleet import FleetOutcome, FleetSetup, measure
 
 PAGE = Path(__file__).parents[1] / "docs" / "limits.md"
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"

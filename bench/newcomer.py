@@ -22,8 +22,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from bench.speed.machine import described
-from tests.support.pages import ROOT, Block, parse_blocks
-from tests.support.pages_shown import matches_json
+from tests.support.doc_pages import ROOT, Block, parse_blocks
+from tests.support.output_matching import matches_json
 
 PAGE = ROOT / "docs" / "five-minutes.md"
 BEGIN, END = "<!-- newcomer: begin -->", "<!-- newcomer: end -->"

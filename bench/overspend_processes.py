@@ -19,10 +19,10 @@ import yaml
 from bedrock_simulator import Keys
 from price_keeper.stores.sqlite import SqliteStore
 
+from tests.support.budget_fleet import put_budget
 from tests.support.commands import Sidecar
-from tests.support.crashing import MODELS, ORG, PRICES, SidecarSetup
-from tests.support.fleet import put_budget
 from tests.support.overspend import Figures
+from tests.support.sidecar_crashes import MODELS, ORG, PRICES, SidecarSetup
 from tests.support.simulated import BedrockProcess, BotoCaller, bedrock_process, read_ledger
 from tests.support.threads import ThreadGroup
 

@@ -21,7 +21,7 @@ from price_keeper.ledger.ledger_entries import Counter
 
 from tests.support.clock import ManualClock
 from tests.support.engines import TEST_CREDENTIALS, Engines
-from tests.support.recording import RecordingHarness, open_recording_harness
+from tests.support.recording_harness import RecordingHarness, open_recording_harness
 from tests.support.servers import ministack_server
 
 RATES = (1, 10, 100, 1000)  # requests a second of the whole fleet

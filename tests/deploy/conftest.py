@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.charted import render, write_parent_chart
-from tests.support.deployed import IS_REQUESTED, Document, manifest
+from tests.support.deploy_tools import IS_REQUESTED, Document, manifest
+from tests.support.helm_chart import render, write_parent_chart
 
 collect_ignore = [] if IS_REQUESTED else ["test_chart.py", "test_image_root.py", "test_linters.py"]
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.support.charted import LABELS, render, render_notes, render_refused
 from tests.support.commands import ROOT
-from tests.support.deployed import CHART, filter_kind, find_product_container, pods, run_tool, tool
+from tests.support.deploy_tools import CHART, filter_kind, find_product_container, pods, run_tool, tool
+from tests.support.helm_chart import LABELS, render, render_notes, render_refused
 
 VALUES = sorted((CHART / "ci").glob("*-values.yaml"))
 RULES = """\

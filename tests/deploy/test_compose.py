@@ -11,7 +11,7 @@ from price_keeper import app
 from price_keeper.cli.root_parser import build_root_parser
 from price_keeper.ledger.recording import LAST_FLUSH_TIMEOUT_SECONDS, LAST_RETURN_TIMEOUT_SECONDS
 
-from tests.support.deployed import DEPLOY, assert_good_config
+from tests.support.deploy_tools import DEPLOY, assert_good_config
 
 BASE = DEPLOY / "docker-compose.yaml"
 SIMULATED = DEPLOY / "docker-compose.simulated.yaml"

@@ -19,7 +19,7 @@ from price_keeper.doctor.permissions import ACTIONS_BY_OPERATION, ROLES, get_tab
 from price_keeper.operations import Operation
 from price_keeper.stores import dynamodb_tables
 
-from tests.support.deployed import DEPLOY
+from tests.support.deploy_tools import DEPLOY
 from tests.support.engines import Engines
 
 WRITE = "run: .venv/bin/python deploy/iam/write.py"

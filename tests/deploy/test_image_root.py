@@ -24,7 +24,7 @@ import pytest
 import yaml
 
 from tests.support.commands import ROOT
-from tests.support.deployed import DEPLOY, SECONDS, tool
+from tests.support.deploy_tools import DEPLOY, SECONDS, tool
 from tests.support.image import PLACE, Builder, Image, added_paths, why_unavailable
 from tests.support.ports import free_port
 from tests.support.workers import children

@@ -16,7 +16,7 @@ from price_keeper.cli.root_parser import build_root_parser
 from price_keeper.ledger.recording import LAST_FLUSH_TIMEOUT_SECONDS, LAST_RETURN_TIMEOUT_SECONDS
 from price_keeper.workers.supervisor import STOP_SECONDS
 
-from tests.support.deployed import (
+from tests.support.deploy_tools import (
     DEPLOY,
     Document,
     assert_good_config,

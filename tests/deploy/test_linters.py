@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from tests.support.commands import ROOT
-from tests.support.deployed import DEPLOY, MANIFESTS, Document, run_tool, tool
+from tests.support.deploy_tools import DEPLOY, MANIFESTS, Document, run_tool, tool
 
 # The oldest with native sidecars by itself, and the newest that the schemas know.
 VERSIONS = ("1.29", "1.37")

@@ -12,7 +12,7 @@ from price_keeper.telemetry.metrics import Metric
 from price_keeper.workers.supervisor import STOP_SECONDS
 
 from tests.support.commands import ROOT
-from tests.support.deployed import containers, filter_kind, manifest, pods
+from tests.support.deploy_tools import containers, filter_kind, manifest, pods
 
 DOCS = ROOT / "docs"
 PAGE = (DOCS / "deployment.md").read_text()

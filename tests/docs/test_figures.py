@@ -6,7 +6,7 @@ import re
 
 from price_keeper.config.config_sections import DEMO_LABELS
 
-from tests.support.pages import ROOT
+from tests.support.doc_pages import ROOT
 
 RATES = ("1", "100", "1,000")
 

@@ -16,7 +16,16 @@ from price_keeper.config import Config
 from price_keeper.telemetry.metrics import ALL_METRICS as METRICS
 
 from tests.support.commands import call_in_process
-from tests.support.pages import PAGES, ROOT, anchors, find_missing_tests, find_page, find_quoted, links, parse_blocks
+from tests.support.doc_pages import (
+    PAGES,
+    ROOT,
+    anchors,
+    find_missing_tests,
+    find_page,
+    find_quoted,
+    links,
+    parse_blocks,
+)
 
 every_page = pytest.mark.parametrize("page", PAGES, ids=find_page)
 

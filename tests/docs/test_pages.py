@@ -23,9 +23,9 @@ from price_keeper.control.readiness_checks import Readiness
 from price_keeper.telemetry.metrics import MetricsRegistry
 
 from tests.support.configs import CONFIG_YAML
-from tests.support.pages import PAGES, Block, find_page, parse_blocks, why_not_run
-from tests.support.pages_played import is_played, play_page
-from tests.support.preloaded import preloaded
+from tests.support.doc_pages import PAGES, Block, find_page, parse_blocks, why_not_run
+from tests.support.page_player import is_played, play_page
+from tests.support.preloaded_cli import preloaded
 
 NOT_RUN = Path(__file__).with_name("not_run.txt")
 UPDATE = "PRICE_KEEPER_UPDATE_DOCS"

@@ -8,9 +8,9 @@ import pytest
 from price_keeper.config import Config
 
 from tests.docs.test_names import is_key, mistakes
-from tests.support.pages import anchors, parse_blocks
-from tests.support.pages_played import play_page
-from tests.support.pages_shown import matches_json, matches_text
+from tests.support.doc_pages import anchors, parse_blocks
+from tests.support.output_matching import matches_json, matches_text
+from tests.support.page_player import play_page
 
 
 def page_of(folder: Path, text: str) -> Path:

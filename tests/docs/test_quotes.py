@@ -9,7 +9,7 @@ from functools import cache
 import pytest
 
 from tests.docs.test_names import SOURCES
-from tests.support.pages import ROOT, prose
+from tests.support.doc_pages import ROOT, prose
 
 PAGE = ROOT / "docs" / "operations.md"
 QUOTES = sorted(set(re.findall(r"(?:says|[Ll]og|answer): `([^`]+)`", prose(PAGE))))

@@ -22,9 +22,8 @@ from price_keeper.ledger.ledger_entries import Receipt
 from price_keeper.upstream import connection_pool
 from price_keeper.upstream.forwarder import parse_endpoint
 
-from tests.support.crashing import JournalContents
 from tests.support.data_port import DataPort, data_port
-from tests.support.rig import (
+from tests.support.port_harness import (
     ForwardingHandler,
     PortHarness,
     build_response,
@@ -32,9 +31,8 @@ from tests.support.rig import (
     open_forwarding_port,
     reply_with,
 )
-from tests.support.rig import upstream as scripted_upstream
-from tests.support.simulated import CHAT, CHAT_PATH, CLAUDE_BODY, TURN
-from tests.support.wire import (
+from tests.support.port_harness import upstream as scripted_upstream
+from tests.support.raw_clients import (
     ConnectionCut,
     Http2TestClient,
     RawConnection,
@@ -44,6 +42,8 @@ from tests.support.wire import (
     eventually,
     read_error_message,
 )
+from tests.support.sidecar_crashes import JournalContents
+from tests.support.simulated import CHAT, CHAT_PATH, CLAUDE_BODY, TURN
 from tests.support.wire_faults import AtAccept, Break, FaultKind, FaultPoint, Slow, Surplus, bedrock_error
 from tests.support.wire_proxy import WireProxy, may_vanish, wire_proxy
 

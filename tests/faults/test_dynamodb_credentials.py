@@ -16,7 +16,7 @@ from price_keeper.stores.dynamodb import DynamoStore
 
 from tests.support.engines import PREFIX, Engines
 from tests.support.fault_proxy import FaultProxy, dynamodb_error, fault_proxy
-from tests.support.hanging import hanging_command
+from tests.support.hanging_command import hanging_command
 
 
 @dataclass

@@ -12,7 +12,7 @@ from price_keeper.stores.dynamodb import DynamoStore
 
 from tests.support.engines import PREFIX, Engines
 from tests.support.fault_proxy import BlackHole, CutAnswer, DropAnswer, Fault, Pass, Reset, dynamodb_error, fault_proxy
-from tests.support.recording import open_recording_harness
+from tests.support.recording_harness import open_recording_harness
 from tests.support.wire_faults import Break, FaultKind, FaultPoint, Surplus, Twice
 
 FAULTS: dict[str, Fault] = {

@@ -10,8 +10,7 @@ from pathlib import Path
 from price_keeper.stores.sqlite import SqliteStore
 
 from tests.support.commands import price_keeper
-from tests.support.hard_books import price_by_hand, put_hard_budget, read_stored_budget
-from tests.support.hard_processes import (
+from tests.support.hard_budget_processes import (
     LoadClients,
     ManagedSidecar,
     max_call_pico,
@@ -19,6 +18,7 @@ from tests.support.hard_processes import (
     wait_until,
     wait_until_exhausted,
 )
+from tests.support.hard_budget_store import price_by_hand, put_hard_budget, read_stored_budget
 from tests.support.simulated import bedrock_process, read_ledger
 
 FILE = "price-keeper.db"

@@ -24,8 +24,7 @@ from price_keeper.stores.sqlite import SqliteStore
 
 from tests.support.effort import seed
 from tests.support.engines import PREFIX, Engines
-from tests.support.hard_books import StoredBudget, price_by_hand, put_hard_budget, read_stored_budget
-from tests.support.hard_processes import (
+from tests.support.hard_budget_processes import (
     CLIENTS_EACH,
     PICO,
     LoadClients,
@@ -36,6 +35,7 @@ from tests.support.hard_processes import (
     run_fleet,
     wait_until_exhausted,
 )
+from tests.support.hard_budget_store import StoredBudget, price_by_hand, put_hard_budget, read_stored_budget
 from tests.support.simulated import bedrock_process, read_ledger
 
 SIDECARS = 8

@@ -25,7 +25,10 @@ from price_keeper.domain import Scope
 from price_keeper.ledger.ulid import read_created_at
 
 from tests.support import wrong_clock
-from tests.support.afflicted import (
+from tests.support.commands import Sidecar
+from tests.support.engines import Engines
+from tests.support.sidecar_crashes import APP, ORG, SECRET, CrashLoad, SidecarSetup
+from tests.support.sidecar_trials import (
     call_once,
     create_tables,
     dynamodb,
@@ -39,9 +42,6 @@ from tests.support.afflicted import (
     run_trial,
     wait_until,
 )
-from tests.support.commands import Sidecar
-from tests.support.crashing import APP, ORG, SECRET, CrashLoad, SidecarSetup
-from tests.support.engines import Engines
 from tests.support.simulated import read_ledger
 from tests.support.wrong_clock import WrongClock
 

@@ -11,7 +11,9 @@ from pathlib import Path
 
 from bedrock_simulator import DEFAULT_KEYS
 
-from tests.support.afflicted import (
+from tests.support.hanging_command import hanging_command
+from tests.support.sidecar_crashes import CrashLoad, SidecarSetup
+from tests.support.sidecar_trials import (
     FaultTrial,
     call_once,
     price_by_hand,
@@ -21,8 +23,6 @@ from tests.support.afflicted import (
     run_trial,
     wait_until,
 )
-from tests.support.crashing import CrashLoad, SidecarSetup
-from tests.support.hanging import hanging_command
 
 REFUSED = "Bedrock refuses the AWS credentials of the sidecar itself, which has to mend that; yours are good"
 NOT_READY = "Bedrock refuses the sidecar's own AWS credentials; the log says why"

@@ -15,7 +15,9 @@ from pathlib import Path
 import pytest
 from price_keeper.ledger.log_throttle import REPEAT_SECONDS
 
-from tests.support.afflicted import (
+from tests.support.control_harness import ADMIN_KEY
+from tests.support.sidecar_crashes import CrashLoad
+from tests.support.sidecar_trials import (
     call_once,
     fetch,
     price_by_hand,
@@ -25,8 +27,6 @@ from tests.support.afflicted import (
     run_trial,
     wait_until,
 )
-from tests.support.control import ADMIN_KEY
-from tests.support.crashing import CrashLoad
 
 SECONDS = float(os.environ.get("PRICE_KEEPER_AFFLICTED_SECONDS", "1"))
 STRANGERS = 80  # connections

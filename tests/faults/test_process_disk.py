@@ -15,7 +15,9 @@ from pathlib import Path
 import pytest
 
 from tests.support import disks
-from tests.support.afflicted import (
+from tests.support.commands import Sidecar, price_keeper
+from tests.support.sidecar_crashes import SECRET, CrashLoad, SidecarSetup
+from tests.support.sidecar_trials import (
     FaultTrial,
     fetch,
     price_by_hand,
@@ -26,8 +28,6 @@ from tests.support.afflicted import (
     run_trial,
     wait_until,
 )
-from tests.support.commands import Sidecar, price_keeper
-from tests.support.crashing import SECRET, CrashLoad, SidecarSetup
 
 SECONDS = float(os.environ.get("PRICE_KEEPER_AFFLICTED_SECONDS", "1"))
 POLICIES = ["serve", "refuse"] if SECONDS > 1 else ["refuse"]  # that it serves is what a missing table shows as well

@@ -20,7 +20,16 @@ from threading import Thread
 
 import pytest
 
-from tests.support.afflicted import (
+from tests.support.cgroups import cgroup, why_unavailable
+from tests.support.sidecar_crashes import (
+    SCOPE,
+    CrashLoad,
+    JournalContents,
+    SegmentCopies,
+    SidecarSetup,
+    check_against_ledger,
+)
+from tests.support.sidecar_trials import (
     call_once,
     price_by_hand,
     read_counts_by_label,
@@ -28,8 +37,6 @@ from tests.support.afflicted import (
     run_trial,
     wait_until,
 )
-from tests.support.cgroups import cgroup, why_unavailable
-from tests.support.crashing import SCOPE, CrashLoad, JournalContents, SegmentCopies, SidecarSetup, check_against_ledger
 from tests.support.simulated import read_ledger
 from tests.support.threads import ThreadGroup
 

@@ -16,9 +16,8 @@ from pathlib import Path
 
 from bedrock_simulator import DEFAULT_KEYS
 
-from tests.support.afflicted import FaultTrial, read_counts_by_label, run_trial, wait_until
 from tests.support.commands import SECONDS, build_environment
-from tests.support.crashing import (
+from tests.support.sidecar_crashes import (
     SCOPE,
     SECRET,
     CrashLoad,
@@ -27,6 +26,7 @@ from tests.support.crashing import (
     SidecarSetup,
     check_against_ledger,
 )
+from tests.support.sidecar_trials import FaultTrial, read_counts_by_label, run_trial, wait_until
 from tests.support.workers import has_exited, run_workers
 
 KILLS = int(os.environ.get("PRICE_KEEPER_KILLS", "6"))

@@ -14,7 +14,9 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
-from tests.support.afflicted import (
+from tests.support.commands import price_keeper
+from tests.support.sidecar_crashes import SECRET, CrashLoad, SidecarSetup
+from tests.support.sidecar_trials import (
     price_by_hand,
     read_counts_by_label,
     read_readiness,
@@ -22,8 +24,6 @@ from tests.support.afflicted import (
     wait_until,
     write_sections,
 )
-from tests.support.commands import price_keeper
-from tests.support.crashing import SECRET, CrashLoad, SidecarSetup
 from tests.support.workers import has_exited, run_workers
 
 SECONDS = float(os.environ.get("PRICE_KEEPER_STOPPED_SECONDS", "2"))

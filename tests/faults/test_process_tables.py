@@ -11,7 +11,10 @@ from price_keeper.errors import InvalidStoreRequest, StoreMisconfigured
 from price_keeper.stores import dynamodb_errors
 from price_keeper.stores.schema import TABLES
 
-from tests.support.afflicted import (
+from tests.support.commands import Sidecar
+from tests.support.engines import Engines
+from tests.support.sidecar_crashes import CrashLoad, SidecarSetup
+from tests.support.sidecar_trials import (
     FaultTrial,
     call_once,
     create_table,
@@ -25,9 +28,6 @@ from tests.support.afflicted import (
     run_trial,
     wait_until,
 )
-from tests.support.commands import Sidecar
-from tests.support.crashing import CrashLoad, SidecarSetup
-from tests.support.engines import Engines
 
 COUNTERS = "usage-agg-sharded"
 WAITS = "spend cannot be flushed, and waits in the journal; the log says why"

@@ -19,8 +19,15 @@ from price_keeper.stores.contract import Store
 from price_keeper.stores.dynamodb import DynamoStore
 from price_keeper.stores.sqlite import SqliteStore
 
-from tests.support.crashing import MODELS, SCOPE, JournalContents, SidecarSetup, check_against_ledger, run_crash_loop
 from tests.support.engines import PREFIX, Engines
+from tests.support.sidecar_crashes import (
+    MODELS,
+    SCOPE,
+    JournalContents,
+    SidecarSetup,
+    check_against_ledger,
+    run_crash_loop,
+)
 from tests.support.simulated import bedrock_process, read_ledger
 
 KILLS = int(os.environ.get("PRICE_KEEPER_KILLS", "6"))

@@ -15,7 +15,7 @@ from price_keeper.errors import AccessDenied, Busy, SessionLimitRace
 from price_keeper.stores import schema
 from price_keeper.stores.contract import EXPIRY_ATTRIBUTE, ConditionCheck, ItemExists, Key, Store, Update, Write
 
-from tests.support.sessions import TokenServiceInstance, open_instances, read_session_rows
+from tests.support.token_service_instances import TokenServiceInstance, open_instances, read_session_rows
 
 MOST = 5
 CLOCK = SystemClock()

@@ -16,9 +16,9 @@ from price_keeper.ledger.aggregator import sum_shards
 from price_keeper.ledger.ledger_entries import PICO_PER_MICRO, Counter
 from price_keeper.stores.dynamodb import DynamoStore
 
-from tests.support.crashing import MODELS, SCOPE, CrashLoad, JournalContents, SegmentCopies, SidecarSetup
 from tests.support.engines import PREFIX, Engines
 from tests.support.gate import Gate
+from tests.support.sidecar_crashes import MODELS, SCOPE, CrashLoad, JournalContents, SegmentCopies, SidecarSetup
 from tests.support.simulated import bedrock_process, read_ledger
 
 AWAY_SECONDS = float(os.environ.get("PRICE_KEEPER_AWAY_SECONDS", "3"))

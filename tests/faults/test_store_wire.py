@@ -26,12 +26,12 @@ from price_keeper.stores.contract import Key, Put, Store, Update
 from price_keeper.stores.dynamodb import MAX_ATTEMPTS, DynamoStore
 from price_keeper.tasks import Tasks
 
-from tests.support.buckets import bucket
+from tests.support.bucket_harness import bucket
 from tests.support.engines import PREFIX, Engines
-from tests.support.hard_rows import new_budget_key, read_bucket, read_lease_row
-from tests.support.recording import open_recording_harness
-from tests.support.sessions import open_instances, read_session_rows
-from tests.support.wire import descriptors, eventually
+from tests.support.lease_rows import new_budget_key, read_bucket, read_lease_row
+from tests.support.raw_clients import descriptors, eventually
+from tests.support.recording_harness import open_recording_harness
+from tests.support.token_service_instances import open_instances, read_session_rows
 from tests.support.wire_faults import (
     THROTTLES,
     AtAccept,

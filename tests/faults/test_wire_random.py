@@ -24,12 +24,10 @@ from price_keeper.stores.contract import Store
 from price_keeper.stores.dynamodb import MAX_CONNECTIONS
 from price_keeper.upstream import connection_pool
 
-from tests.support.calling import Http1Connection, Http2Connection
-from tests.support.crashing import JournalContents, SegmentCopies
+from tests.support.caller_connections import Http1Connection, Http2Connection
 from tests.support.effort import seed
 from tests.support.engines import PREFIX, Engines
-from tests.support.hard_books import price_by_hand, put_hard_budget, read_stored_budget
-from tests.support.hard_processes import (
+from tests.support.hard_budget_processes import (
     CLIENTS_EACH,
     MODELS,
     LoadClients,
@@ -39,6 +37,8 @@ from tests.support.hard_processes import (
     parse_tag,
     run_fleet,
 )
+from tests.support.hard_budget_store import price_by_hand, put_hard_budget, read_stored_budget
+from tests.support.sidecar_crashes import JournalContents, SegmentCopies
 from tests.support.simulated import bedrock_process, read_ledger
 from tests.support.wire_faults import BEDROCK_RATES, STORE_RATES
 from tests.support.wire_proxy import WireProxy, wire_proxy

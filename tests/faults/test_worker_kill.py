@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.faults.test_recording_kill import _counted, _minus, _store_config
-from tests.support.crashing import MODELS, SCOPE, CrashLoad, JournalContents, SegmentCopies, check_against_ledger
 from tests.support.engines import Engines
+from tests.support.sidecar_crashes import MODELS, SCOPE, CrashLoad, JournalContents, SegmentCopies, check_against_ledger
 from tests.support.simulated import bedrock_process, read_ledger
 from tests.support.workers import WorkerProcesses, build_setup, children, has_exited, run_workers, wait_until
 

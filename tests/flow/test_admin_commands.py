@@ -16,7 +16,7 @@ from price_keeper.cli import api_client
 
 from tests.support.commands import call_in_process
 from tests.support.ports import free_port
-from tests.support.scripted import ScriptedServer, run_scripted_server
+from tests.support.scripted_server import ScriptedServer, run_scripted_server
 
 ORG = "6f1c2a34-5b6d-4e7f-8a9b-0c1d2e3f4a5b"
 KEY = "k" * 30

@@ -21,7 +21,7 @@ from price_keeper.stores.contract import Key
 
 from tests.support.clock import ManualClock
 from tests.support.commands import sidecar
-from tests.support.control import ADMIN_KEY, API, ORG, ControlHarness, open_control_harness
+from tests.support.control_harness import ADMIN_KEY, API, ORG, ControlHarness, open_control_harness
 from tests.support.engines import Engines
 
 SHOP, BOT = f"org-{ORG}-app-shop", f"org-{ORG}-app-bot"

@@ -26,7 +26,7 @@ from price_keeper.upstream.forwarder import BearerAuthorizer, Forwarder, Upstrea
 from price_keeper.usage import price_list_client
 from price_keeper.usage.price_list_client import AwsPriceList, PriceListUnreadable
 
-from tests.support.rig import RecordingObserver
+from tests.support.port_harness import RecordingObserver
 
 Calls = Callable[[str, int], Awaitable[None]]
 NAMED, UNNAMED = "127.0.0.1", "127.0.0.2"  # by the certificate

@@ -20,7 +20,7 @@ from price_keeper.errors import ConfigError
 from yarl import URL
 
 from tests.support.clock import ManualClock
-from tests.support.control import ADMIN_KEY, API, ORG, OTHER, SETTINGS, ControlHarness, open_control_harness
+from tests.support.control_harness import ADMIN_KEY, API, ORG, OTHER, SETTINGS, ControlHarness, open_control_harness
 from tests.support.engines import Engines
 
 SHOP = f"{API}/apps/shop"

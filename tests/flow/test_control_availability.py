@@ -26,7 +26,7 @@ from price_keeper.stores.contract import Key
 from price_keeper.telemetry.metrics import MetricsRegistry
 
 from tests.support.clock import ManualClock
-from tests.support.control import API, ORG, SETTINGS, ControlHarness, open_control_harness
+from tests.support.control_harness import API, ORG, SETTINGS, ControlHarness, open_control_harness
 from tests.support.engines import Engines
 
 VALID = 14

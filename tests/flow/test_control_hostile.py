@@ -27,7 +27,7 @@ from price_keeper.control.control_requests import (
 from yarl import URL
 
 from tests.support.clock import ManualClock
-from tests.support.control import API, ORG, SETTINGS, ControlHarness, TickingClock, open_control_harness
+from tests.support.control_harness import API, ORG, SETTINGS, ControlHarness, TickingClock, open_control_harness
 from tests.support.engines import Engines
 
 SHOP = f"{API}/apps/shop"

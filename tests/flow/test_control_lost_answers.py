@@ -11,9 +11,9 @@ from price_keeper.auth import registration
 from price_keeper.control import client_endpoints
 from price_keeper.errors import StoreUnavailable
 
-from tests.support.control import API, SETTINGS, ControlHarness, open_control_harness
+from tests.support.client_secrets import raise_unavailable
+from tests.support.control_harness import API, SETTINGS, ControlHarness, open_control_harness
 from tests.support.engines import Engines
-from tests.support.secrets_kept import raise_unavailable
 
 SHOP = f"{API}/apps/shop"
 Lose = Callable[[int], None]

@@ -11,7 +11,7 @@ import pytest
 from price_keeper.stores import schema
 from price_keeper.stores.audit_log import read_records
 
-from tests.support.control import API, ORG, OTHER, SETTINGS, ControlHarness, open_control_harness
+from tests.support.control_harness import API, ORG, OTHER, SETTINGS, ControlHarness, open_control_harness
 from tests.support.engines import Engines
 
 

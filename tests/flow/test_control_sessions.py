@@ -29,7 +29,7 @@ from price_keeper.stores import schema
 from price_keeper.stores.contract import Key
 
 from tests.support.clock import ManualClock, settle
-from tests.support.control import API, ORG, OTHER, ControlHarness, ControlResponse, open_control_harness
+from tests.support.control_harness import API, ORG, OTHER, ControlHarness, ControlResponse, open_control_harness
 from tests.support.engines import Engines
 
 SHOP = f"{API}/apps/shop"

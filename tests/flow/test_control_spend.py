@@ -16,7 +16,7 @@ from price_keeper.ledger.ledger_entries import Counter
 from price_keeper.ledger.usage_submissions import MAX_SUBMISSION_AGE_SECONDS
 from price_keeper.stores.contract import Store
 
-from tests.support.control import API, ORG, OTHER, SETTINGS, ControlHarness, open_control_harness
+from tests.support.control_harness import API, ORG, OTHER, SETTINGS, ControlHarness, open_control_harness
 from tests.support.engines import Engines
 
 SHOP = f"{API}/apps/shop"

@@ -15,7 +15,7 @@ import yaml
 from price_keeper.telemetry.metrics import ALL_METRICS
 
 from tests.support.commands import ROOT
-from tests.support.observed import ObservedSidecar, Scrape, exercise, run_observed
+from tests.support.observed_sidecar import ObservedSidecar, Scrape, exercise, run_observed
 from tests.support.prometheus import Prometheus, find_program, prometheus
 from tests.support.workers import wait_until
 

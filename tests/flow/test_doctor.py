@@ -31,7 +31,7 @@ from tests.support.commands import ROOT, call_in_process, price_keeper, sidecar
 from tests.support.doctor import journal_of, run_check, run_constant_server, store_path, write_config
 from tests.support.engines import Engines
 from tests.support.ports import free_port
-from tests.support.recording import open_recording_harness
+from tests.support.recording_harness import open_recording_harness
 
 SECRET = "sesame-open-sesame-open-sesame-open"
 

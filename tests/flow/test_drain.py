@@ -9,7 +9,7 @@ import pytest
 from h2.errors import ErrorCodes
 from price_keeper.exchange import Request, Responder
 
-from tests.support.rig import (
+from tests.support.port_harness import (
     ForwardingHandler,
     PortHarness,
     UpstreamExchange,
@@ -20,7 +20,7 @@ from tests.support.rig import (
     open_port,
     upstream,
 )
-from tests.support.wire import ConnectionCut, RawConnection, ask, eventually, wait_quietly
+from tests.support.raw_clients import ConnectionCut, RawConnection, ask, eventually, wait_quietly
 
 SECONDS = 25.0
 

@@ -31,7 +31,7 @@ from price_keeper.stores.sqlite import SqliteStore
 
 from tests.flow.test_spend import CONFIG, NOTE
 from tests.support.commands import ROOT, SECONDS, call_in_process, restore_sigint
-from tests.unit.test_spend_focus import faults
+from tests.unit.test_focus_export import faults
 from tools.terminal import on_a_terminal
 
 ACME, BETA = (str(uuid4()) for _ in range(2))

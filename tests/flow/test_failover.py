@@ -9,8 +9,8 @@ import pytest
 from price_keeper.upstream import upstream_health as module
 from price_keeper.upstream.connection_pool import UpstreamEndpoint
 
-from tests.support.connecting import Connect, intercept_connections
-from tests.support.rig import (
+from tests.support.connection_interception import Connect, intercept_connections
+from tests.support.port_harness import (
     ForwardingHandler,
     PortHarness,
     build_response,
@@ -20,7 +20,7 @@ from tests.support.rig import (
     reply_with,
     upstream,
 )
-from tests.support.wire import WireResponse, ask, eventually, read_error_message
+from tests.support.raw_clients import WireResponse, ask, eventually, read_error_message
 
 OK = build_response(b"all is well")
 THROTTLED = build_response(b'{"message": "slow down"}', 429, b"x-amzn-errortype: ThrottlingException\r\n")

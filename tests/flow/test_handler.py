@@ -23,12 +23,11 @@ from price_keeper.stores import schema
 from price_keeper.stores.contract import Put
 from price_keeper.stores.sqlite import SqliteStore
 
-from tests.support.connecting import Connect, intercept_connections
+from tests.support.budget_fleet import put_item
+from tests.support.connection_interception import Connect, intercept_connections
 from tests.support.data_port import APP, ORG, DataPort, data_port
-from tests.support.fleet import put_item
 from tests.support.ports import free_port
-from tests.support.simulated import CHAT_PATH
-from tests.support.wire import (
+from tests.support.raw_clients import (
     ConnectionCut,
     Http2TestClient,
     RawConnection,
@@ -37,6 +36,7 @@ from tests.support.wire import (
     read_error_message,
     wait_quietly,
 )
+from tests.support.simulated import CHAT_PATH
 
 CONVERSE = b"/model/premium/converse"
 BODY = b'{"messages":[{"role":"user","content":[{"text":"a prompt, XYZZY"}]}]}'

@@ -25,8 +25,7 @@ from price_keeper.usage.meter_factory import MeterFactory
 
 from tests.support.compiled import replaces_a_method
 from tests.support.data_port import APP, ORG
-from tests.support.handled import PortWithListener, open_port_with_listener
-from tests.support.rig import (
+from tests.support.port_harness import (
     ForwardingHandler,
     PortHarness,
     RecordingObserver,
@@ -38,8 +37,9 @@ from tests.support.rig import (
     open_port,
     upstream,
 )
+from tests.support.port_with_listener import PortWithListener, open_port_with_listener
+from tests.support.raw_clients import Http2TestClient, RawConnection, ask, eventually, read_error_message
 from tests.support.simulated import CHAT_PATH
-from tests.support.wire import Http2TestClient, RawConnection, ask, eventually, read_error_message
 
 PATH = b"/model/premium/converse"
 BODY = b'{"messages":[{"role":"user","content":[{"text":"hello"}]}]}'

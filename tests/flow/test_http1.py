@@ -10,8 +10,16 @@ from price_keeper.exchange import Request, Responder
 from price_keeper.server import http1
 from price_keeper.server.request_building import measure_head
 
-from tests.support.rig import echo, on_both_loops, open_port
-from tests.support.wire import ConnectionCut, ask, chunked, eventually, read_error_message, read_refusal, wait_quietly
+from tests.support.port_harness import echo, on_both_loops, open_port
+from tests.support.raw_clients import (
+    ConnectionCut,
+    ask,
+    chunked,
+    eventually,
+    read_error_message,
+    read_refusal,
+    wait_quietly,
+)
 
 # What it takes.
 

@@ -12,8 +12,8 @@ from price_keeper.server.http1_parser import Http1RequestParser
 from price_keeper.server.request_building import HEADER_OVERHEAD_BYTES, measure_head
 from price_keeper.server.server_limits import MAX_SLICES_PER_TURN, SLICE_BYTES
 
-from tests.support.rig import GatedEcho, PortHarness, echo, on_both_loops, open_port
-from tests.support.wire import (
+from tests.support.port_harness import GatedEcho, PortHarness, echo, on_both_loops, open_port
+from tests.support.raw_clients import (
     ConnectionCut,
     RawConnection,
     ask,

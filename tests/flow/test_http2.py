@@ -14,8 +14,8 @@ from hyperframe.frame import (
 from price_keeper.errors import InvalidRequest, Refusal, UnknownOperation
 from price_keeper.exchange import Request, Responder
 
-from tests.support.rig import GatedEcho, echo, on_both_loops, open_port
-from tests.support.wire import ConnectionCut, eventually, read_error_message
+from tests.support.port_harness import GatedEcho, echo, on_both_loops, open_port
+from tests.support.raw_clients import ConnectionCut, eventually, read_error_message
 
 
 async def stream(request: Request, responder: Responder) -> None:

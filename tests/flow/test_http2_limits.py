@@ -28,8 +28,8 @@ from price_keeper.server.http2_stream import STREAM_BYTES, Http2Stream
 from price_keeper.server.request_building import measure_head
 from price_keeper.server.server_limits import MAX_SLICES_PER_TURN, SLICE_BYTES
 
-from tests.support.rig import GatedEcho, PortHarness, echo, on_both_loops, open_port
-from tests.support.wire import ConnectionCut, Http2TestClient, ask, eventually, read_error_message, wait_quietly
+from tests.support.port_harness import GatedEcho, PortHarness, echo, on_both_loops, open_port
+from tests.support.raw_clients import ConnectionCut, Http2TestClient, ask, eventually, read_error_message, wait_quietly
 
 
 def sized(size: int) -> list[Header]:

@@ -10,8 +10,8 @@ from price_keeper.errors import AccessDenied, Refusal
 from price_keeper.exchange import Request
 from price_keeper.server.http2_stream import STREAM_BYTES
 
-from tests.support.rig import echo, on_both_loops, open_port
-from tests.support.wire import eventually, wait_quietly
+from tests.support.port_harness import echo, on_both_loops, open_port
+from tests.support.raw_clients import eventually, wait_quietly
 
 FRAME_BYTES = 16_384  # SETTINGS_MAX_FRAME_SIZE, of which the port announces no other
 

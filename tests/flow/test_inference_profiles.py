@@ -21,9 +21,17 @@ from price_keeper.stores import schema
 from price_keeper.stores.contract import Put, Update
 
 from tests.support.data_port import APP, ORG
-from tests.support.own_labels import ARN, CLAUDE_PRICES, ENCODED, PRICES, REGION, ProfileHarness, open_profile_harness
+from tests.support.profile_harness import (
+    ARN,
+    CLAUDE_PRICES,
+    ENCODED,
+    PRICES,
+    REGION,
+    ProfileHarness,
+    open_profile_harness,
+)
+from tests.support.raw_clients import eventually
 from tests.support.simulated import CHAT, CHAT_PATH, CLAUDE, CLAUDE_BODY, TURN
-from tests.support.wire import eventually
 
 OTHER_ARN = ARN.replace("abc123", "xyz789")
 NOVA_BODY = json.dumps({"schemaVersion": "messages-v1", **TURN})

@@ -13,8 +13,8 @@ import pytest
 from price_keeper.server.tls import create_server_context, ensure_local_certificates
 from price_keeper.upstream.connection_pool import UpstreamEndpoint
 
-from tests.support.rig import ForwardingHandler, build_response, on_both_loops, open_forwarding_port
-from tests.support.wire import ask, eventually, read_error_message
+from tests.support.port_harness import ForwardingHandler, build_response, on_both_loops, open_forwarding_port
+from tests.support.raw_clients import ask, eventually, read_error_message
 
 SIZE = 16_000_000
 BODY = bytes(range(256)) * (SIZE // 256)

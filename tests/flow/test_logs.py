@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from tests.support.observed import ADMIN_KEY, APP, ORG, SECRET, run_observed, token
+from tests.support.observed_sidecar import ADMIN_KEY, APP, ORG, SECRET, run_observed, token
 from tests.support.simulated import DEFAULT_KEYS, bedrock_process
 from tests.support.workers import wait_until
 

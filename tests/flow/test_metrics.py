@@ -13,7 +13,7 @@ from price_keeper.server.acceptors import HTTP2_PREFACE
 from price_keeper.telemetry.build_info import get_version
 from price_keeper.telemetry.metrics import ALL_METRICS
 
-from tests.support.observed import APP, ORG, SECRET, ObservedSidecar, Scrape, ask, exercise, run_observed, token
+from tests.support.observed_sidecar import APP, ORG, SECRET, ObservedSidecar, Scrape, ask, exercise, run_observed, token
 from tests.support.workers import wait_until
 
 AWAY = "away"  # a label whose place nobody is at

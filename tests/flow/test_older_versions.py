@@ -22,8 +22,8 @@ from tests.fixtures.make import FOLDER, copied, replayed, reported
 from tests.public_contract.kept import lines_of
 from tests.support.clock import ManualClock
 from tests.support.commands import sidecar
-from tests.support.observed import ENVIRONMENT, ORG, ask
-from tests.support.recording import open_recording_harness
+from tests.support.observed_sidecar import ENVIRONMENT, ORG, ask
+from tests.support.recording_harness import open_recording_harness
 
 LABELS = {
     name: {"model": name, "format": "nova", "price_source": "config", "prices_usd_per_1m": {"input": 1, "output": 1}}

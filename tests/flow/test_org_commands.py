@@ -18,8 +18,8 @@ from price_keeper.stores.audit_log import read_records
 from price_keeper.stores.contract import Item, Update
 
 from tests.support.commands import SECONDS, price_keeper
-from tests.support.control import ADMIN_KEY
-from tests.support.served import ControlThread, control_in_thread
+from tests.support.control_harness import ADMIN_KEY
+from tests.support.control_thread import ControlThread, control_in_thread
 
 ZONE = f"Etc/GMT{datetime.now(UTC).hour - 12:+d}"  # in which it is around noon, so that no test sees a day end
 SETTINGS = f"""\

@@ -14,7 +14,7 @@ import pytest
 from price_keeper.domain import Scope
 
 from tests.flow.test_org_commands import SETTINGS, ZONE
-from tests.support.served import ControlThread, control_in_thread
+from tests.support.control_thread import ControlThread, control_in_thread
 
 BECAUSE = ("--reason", "quiet weekend", "--who", "ann")
 

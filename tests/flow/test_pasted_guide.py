@@ -12,7 +12,7 @@ import pytest
 from price_keeper.cli.dev_command import DEMO_ORG
 
 from tests.support.commands import ROOT, SECONDS, Sidecar, sidecar
-from tests.support.pages import parse_blocks
+from tests.support.doc_pages import parse_blocks
 
 FREE_PORTS = ("--port", "0", "--control-port", "0")
 BEDROCK_KEY = "ABSKQmVkcm9ja0FQSUtleS1hYmNkLWF0LTEyMzQ1Njc4OTAxMjpzZWNyZXQ="

@@ -26,7 +26,7 @@ from tests.support.price_fleet import (
     usd_per_1m,
 )
 from tests.support.price_list_server import BEDROCK, MODELS, list_claude
-from tests.support.wire import eventually
+from tests.support.raw_clients import eventually
 
 BOTH_LISTS = [(BEDROCK, "us-east-1"), (MODELS, "us-east-1")]
 

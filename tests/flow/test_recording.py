@@ -19,8 +19,8 @@ from price_keeper.domain import Scope
 from price_keeper.ledger.ledger_entries import UsageCounts
 
 from tests.support.data_port import APP, ORG, DataPort, data_port
+from tests.support.raw_clients import eventually
 from tests.support.simulated import CHAT, CHAT_PATH, CLAUDE_BODY, LONG, TURN
-from tests.support.wire import eventually
 
 GUARDRAILS = GuardrailsConfig(UnitPrices(*(Decimal(number) for number in (15, 20, 25, 30, 35, 40, 45, 50, 55))))
 JOB_USD = Decimal("1.5")

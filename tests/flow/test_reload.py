@@ -18,7 +18,6 @@ from bedrock_simulator import Keys
 from botocore.exceptions import ClientError
 
 from tests.support.commands import sidecar
-from tests.support.crashing import ORG, SECRET, SegmentCopies, SidecarSetup
 from tests.support.reloads import (
     AFTER,
     BEFORE,
@@ -33,6 +32,7 @@ from tests.support.reloads import (
     send_sighup,
     write_labels,
 )
+from tests.support.sidecar_crashes import ORG, SECRET, SegmentCopies, SidecarSetup
 from tests.support.simulated import CLAUDE, NOVA, BedrockProcess, BotoCaller, bedrock_process
 from tests.support.workers import children, get, short_socket_folder, wait_until
 

@@ -12,7 +12,7 @@ import pytest
 
 from tests.flow.test_worker_journals import SLOW, requests_in
 from tests.support.commands import price_keeper
-from tests.support.crashing import SidecarSetup
+from tests.support.sidecar_crashes import SidecarSetup
 from tests.support.simulated import BedrockProcess, bedrock_process
 from tests.support.workers import WorkerProcesses, build_setup, run_workers
 

@@ -10,8 +10,8 @@ from h2.settings import SettingCodes
 from hyperframe.frame import GoAwayFrame, PingFrame
 from price_keeper.exchange import Request, Responder
 
-from tests.support.rig import PortHarness, echo, on_both_loops, open_port
-from tests.support.wire import ConnectionCut, Http2TestClient, RawConnection, ask, eventually, wait_quietly
+from tests.support.port_harness import PortHarness, echo, on_both_loops, open_port
+from tests.support.raw_clients import ConnectionCut, Http2TestClient, RawConnection, ask, eventually, wait_quietly
 
 
 async def flood(request: Request, responder: Responder) -> None:

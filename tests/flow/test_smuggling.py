@@ -7,7 +7,7 @@ from contextlib import suppress
 import pytest
 from price_keeper.exchange import Request, Responder
 
-from tests.support.rig import (
+from tests.support.port_harness import (
     ForwardingHandler,
     echo,
     on_both_loops,
@@ -16,7 +16,7 @@ from tests.support.rig import (
     reply_with,
     upstream,
 )
-from tests.support.wire import ConnectionCut, StreamedResponse, ask, read_refusal, wait_quietly
+from tests.support.raw_clients import ConnectionCut, StreamedResponse, ask, read_refusal, wait_quietly
 
 HIDDEN = b"GET /hidden HTTP/1.1\r\nhost: here\r\n\r\n"
 POST = b"POST /a HTTP/1.1\r\nhost: here\r\n"

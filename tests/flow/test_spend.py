@@ -28,8 +28,8 @@ from price_keeper.stores.sqlite import SqliteStore
 from tests.support.clock import ManualClock
 from tests.support.commands import ROOT, SECONDS, call_in_process, price_keeper, sidecar
 from tests.support.engines import PREFIX, TEST_CREDENTIALS, Engines
-from tests.support.recording import open_recording_harness
-from tests.unit.test_spend_focus import faults
+from tests.support.recording_harness import open_recording_harness
+from tests.unit.test_focus_export import faults
 
 ACME, BETA, GHOST = (str(uuid4()) for _ in range(3))
 NOTE = "Exact as of the last flush: what still waits in journals (up to about 15 seconds of calls) is not in it."

@@ -23,7 +23,7 @@ from price_keeper.stores.contract import Store
 from tests.flow.test_run import SERVED
 from tests.flow.test_status_page import OVERRIDE, SHOP, spend
 from tests.support.commands import ROOT, sidecar
-from tests.support.control import ADMIN_KEY, API, ORG, SETTINGS, ControlHarness
+from tests.support.control_harness import ADMIN_KEY, API, ORG, SETTINGS, ControlHarness
 from tests.support.engines import Engines
 from tests.support.status_page import PAGE, SECONDS, TICK, Browser, open_events, put, status_page
 

@@ -22,7 +22,7 @@ from price_keeper.control.page.budget_list import MAX_ROWS
 from price_keeper.errors import AccessDenied
 
 from tests.support.clock import ManualClock
-from tests.support.control import (
+from tests.support.control_harness import (
     ADMIN_KEY,
     API,
     ORG,

@@ -22,8 +22,8 @@ from price_keeper.errors import ConfigError
 from price_keeper.server.tls import create_server_context, ensure_local_certificates
 
 from tests.support.commands import Sidecar, sidecar
-from tests.support.rig import PortHarness, echo, on_both_loops, open_port
-from tests.support.wire import ask, descriptors, eventually, wait_quietly
+from tests.support.port_harness import PortHarness, echo, on_both_loops, open_port
+from tests.support.raw_clients import ask, descriptors, eventually, wait_quietly
 
 QUESTION = [{"role": "user", "content": [{"text": "Hello"}]}]
 NOW = 1_800_000_000.0

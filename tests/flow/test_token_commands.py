@@ -18,7 +18,7 @@ from price_keeper.cli.dev_command import ADMIN_KEY_FILE, DEMO_APP, DEMO_ORG
 
 from tests.support.commands import ROOT, SECONDS, Sidecar, call_in_process, sidecar
 from tests.support.ports import free_port
-from tests.support.scripted import ScriptedServer, run_scripted_server
+from tests.support.scripted_server import ScriptedServer, run_scripted_server
 
 CLIENT = f"org-{DEMO_ORG}-app-{DEMO_APP}"
 

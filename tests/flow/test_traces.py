@@ -26,7 +26,7 @@ from price_keeper.telemetry import tracing
 from price_keeper.telemetry.metrics import SPANS, MetricsRegistry
 
 from tests.support.commands import ROOT
-from tests.support.observed import APP, ORG, ObservedResponse, ObservedSidecar, run_observed, token
+from tests.support.observed_sidecar import APP, ORG, ObservedResponse, ObservedSidecar, run_observed, token
 from tests.support.otlp_receiver import OtlpReceiver, Span, otlp_receiver
 from tests.support.simulated import BedrockProcess, bedrock_process
 

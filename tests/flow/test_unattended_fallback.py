@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.support.observed import ORG, run_observed, token
+from tests.support.observed_sidecar import ORG, run_observed, token
 from tests.support.workers import wait_until
 
 APPS = [f"silent-{number}" for number in range(12)]

@@ -11,7 +11,7 @@ from uuid import uuid4
 import pytest
 
 from tests.support.commands import SECONDS
-from tests.support.observed import TURN, ObservedResponse, ObservedSidecar, ask, run_observed, token
+from tests.support.observed_sidecar import TURN, ObservedResponse, ObservedSidecar, ask, run_observed, token
 
 SETTINGS = {
     "org_name": "New",

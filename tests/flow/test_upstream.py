@@ -13,7 +13,7 @@ from price_keeper.server.tls import create_server_context, ensure_local_certific
 from price_keeper.upstream import connection_pool as limits
 from price_keeper.upstream import relay
 
-from tests.support.rig import (
+from tests.support.port_harness import (
     ExchangeScript,
     ForwardingHandler,
     PortHarness,
@@ -26,7 +26,7 @@ from tests.support.rig import (
     reply_with,
     upstream,
 )
-from tests.support.wire import ConnectionCut, WireResponse, ask, eventually, read_error_message, wait_quietly
+from tests.support.raw_clients import ConnectionCut, WireResponse, ask, eventually, read_error_message, wait_quietly
 
 OK = build_response(b"all is well")
 THROTTLED = build_response(b'{"message": "slow down"}', 429, b"x-amzn-errortype: ThrottlingException\r\n")

@@ -29,7 +29,7 @@ from price_keeper.tasks import Tasks
 
 from tests.support.alerts import DAY, USD, ScriptedAlertStore, scope
 from tests.support.ports import free_port
-from tests.support.wire import descriptors, eventually, wait_quietly
+from tests.support.raw_clients import descriptors, eventually, wait_quietly
 
 SECRET = b"correct horse battery staple"
 BODY = b'{"id":"id-1"}'

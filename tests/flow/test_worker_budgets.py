@@ -16,9 +16,9 @@ from price_keeper.stores import schema
 from price_keeper.stores.contract import Value
 from price_keeper.stores.sqlite import SqliteStore
 
-from tests.support.crashing import MODELS, ORG, PRICES, SidecarSetup
-from tests.support.fleet import put_budget, put_item
+from tests.support.budget_fleet import put_budget, put_item
 from tests.support.overspend import Figures, bound
+from tests.support.sidecar_crashes import MODELS, ORG, PRICES, SidecarSetup
 from tests.support.simulated import BotoCaller, bedrock_process, read_ledger
 from tests.support.threads import ThreadGroup
 from tests.support.workers import WorkerProcesses, build_setup, run_workers, wait_until

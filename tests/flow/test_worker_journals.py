@@ -15,7 +15,7 @@ from price_keeper.ledger.ledger_entries import Counter
 from price_keeper.stores.sqlite import SqliteStore
 
 from tests.support.commands import price_keeper
-from tests.support.crashing import SCOPE, SidecarSetup
+from tests.support.sidecar_crashes import SCOPE, SidecarSetup
 from tests.support.simulated import BedrockProcess, bedrock_process
 from tests.support.workers import build_setup, run_workers, wait_until
 

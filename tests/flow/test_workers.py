@@ -14,8 +14,8 @@ import pytest
 from price_keeper.telemetry.metrics import ALL_METRICS
 
 from tests.support.commands import ROOT, price_keeper, sidecar
-from tests.support.crashing import SECRET
 from tests.support.ports import free_port
+from tests.support.sidecar_crashes import SECRET
 from tests.support.simulated import DEFAULT_KEYS, BedrockProcess, bedrock_process
 from tests.support.workers import (
     WorkerProcesses,

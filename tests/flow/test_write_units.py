@@ -8,7 +8,7 @@ import pytest
 
 from bench.write_units import Meter
 from tests.support.engines import Engines
-from tests.support.recording import open_recording_harness
+from tests.support.recording_harness import open_recording_harness
 
 
 @pytest.mark.parametrize("counters", [1, 2, 7, 49, 60])

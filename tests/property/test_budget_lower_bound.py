@@ -18,7 +18,7 @@ from price_keeper.stores.contract import Update, Value
 
 from tests.support.clock import ManualClock, settle
 from tests.support.effort import tries
-from tests.support.simulation import (
+from tests.support.fleet_simulation import (
     USD,
     CounterName,
     FleetWorld,

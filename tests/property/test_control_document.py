@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.control import ADMIN_KEY, ORG, ControlHarness, open_control_harness
+from tests.support.control_harness import ADMIN_KEY, ORG, ControlHarness, open_control_harness
 from tests.support.effort import seed, tries
 from tests.support.engines import Engines
 

@@ -17,8 +17,8 @@ from price_keeper.errors import StoreError
 
 from tests.support.clock import ManualClock, settle
 from tests.support.effort import seeds, tries
-from tests.support.hard_fleet import DelayedStoreLink, HardBudgetSidecar, HardBudgetWorld, replay
-from tests.support.simulation import simulated
+from tests.support.fleet_simulation import simulated
+from tests.support.hard_budget_fleet import DelayedStoreLink, HardBudgetSidecar, HardBudgetWorld, replay
 
 QUOTA = 1000
 SIDECARS = st.integers(0, 2)

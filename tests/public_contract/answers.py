@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from tests.public_contract.shapes import Fields, fields_of
-from tests.support.hard_processes import noon_time_zone
-from tests.support.observed import ADMIN_KEY, APP, ORG, ObservedResponse, ObservedSidecar, ask, token
+from tests.support.hard_budget_processes import noon_time_zone
+from tests.support.observed_sidecar import ADMIN_KEY, APP, ORG, ObservedResponse, ObservedSidecar, ask, token
 from tests.support.simulated import CHAT, CHAT_PATH, CLAUDE_BODY
 
 TURN = {"messages": [{"role": "user", "content": [{"text": "hello there"}]}]}

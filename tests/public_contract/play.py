@@ -23,7 +23,7 @@ from price_keeper.ledger.ledger_entries import LineKind
 from tests.public_contract import answers, kept
 from tests.public_contract.shapes import fields_of
 from tests.support.commands import SECONDS, call_in_process
-from tests.support.observed import ENVIRONMENT, ORG, ObservedSidecar, run_observed, samples_of, token
+from tests.support.observed_sidecar import ENVIRONMENT, ORG, ObservedSidecar, run_observed, samples_of, token
 from tests.support.otlp_receiver import OtlpReceiver, otlp_receiver
 from tests.support.price_fleet import open_fleet
 from tests.support.simulated import BedrockProcess, bedrock_process

@@ -13,7 +13,7 @@ from price_keeper.domain import Scope
 from tests.public_contract import inside
 from tests.public_contract.commands import commands
 from tests.public_contract.play import played
-from tests.support.observed import ORG
+from tests.support.observed_sidecar import ORG
 
 FILE = Path(__file__).parents[2] / "docs" / "public-contract.yaml"
 _HEAD = """\

@@ -11,7 +11,7 @@ from price_keeper.rates.bucket_client import Grant
 from price_keeper.rates.rate_lease_manager import ALONE, RateDecision, RateLeaseManager
 from price_keeper.rates.token_bucket import MILLI
 
-from tests.support.limits import RecordingBucketClient
+from tests.support.rate_limit_fleet import RecordingBucketClient
 
 # The refill of a second, and of how far the processes' ideas of the store's time are apart: whole seconds are told.
 SECONDS_BEYOND = 1.0 + 1.2

@@ -13,7 +13,16 @@ from price_keeper.rates.token_bucket import MILLI, RateBucket, RateLimit
 from price_keeper.tasks import Tasks
 
 from tests.support.effort import seeds
-from tests.support.limits import RPM, TPM, FleetSetup, LeapingLoop, LoopClock, RateLimitedFleet, measure, run_leaping
+from tests.support.rate_limit_fleet import (
+    RPM,
+    TPM,
+    FleetSetup,
+    LeapingLoop,
+    LoopClock,
+    RateLimitedFleet,
+    measure,
+    run_leaping,
+)
 
 SEEDS = seeds(1)
 found = cache(measure)

@@ -16,7 +16,7 @@ import aiohttp
 
 from tests.soak.fleet import ADMIN_KEY, Member
 from tests.soak.tenants import APPS, STEADY, TOLD, App, app_body, orgs
-from tests.support.wire import ConnectionCut, RawConnection
+from tests.support.raw_clients import ConnectionCut, RawConnection
 
 PEOPLE = 3
 PAUSE_SECONDS = 0.5  # between two questions

@@ -20,8 +20,8 @@ from price_keeper.auth.tokens import TokenService
 
 from tests.soak.fleet import SECRET, Member
 from tests.soak.tenants import APPS, FLIPPING, HARD, MOST_OUTPUT, App
+from tests.support.raw_clients import ConnectionCut, Http2TestClient, RawConnection, WireResponse
 from tests.support.simulated import CLAUDE_BODY
-from tests.support.wire import ConnectionCut, Http2TestClient, RawConnection, WireResponse
 
 MARKER = "the-words-of-a-prompt"  # in every one, so that no log and no journal may have it
 TRIES = 3

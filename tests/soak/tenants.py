@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from tests.support.hard_processes import noon_time_zone
+from tests.support.hard_budget_processes import noon_time_zone
 from tests.support.simulated import CLAUDE, NOVA
 
 MODELS = {"premium": CLAUDE, "economy": NOVA}

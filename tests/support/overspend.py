@@ -15,7 +15,7 @@ from price_keeper.stores.contract import Update
 from price_keeper.usage.meter import UsageForecast
 
 from tests.support.clock import ManualClock, settle
-from tests.support.simulation import USD, FleetWorld, SimulatedProcess, SkewedClock, simulated
+from tests.support.fleet_simulation import USD, FleetWorld, SimulatedProcess, SkewedClock, simulated
 
 QUOTA = 100.0  # USD, of the label that is asked for
 HOUR = 3600.0

@@ -16,7 +16,7 @@ from price_keeper.ledger.ledger_entries import Intent, LineKind, Receipt, UsageC
 from price_keeper.ledger.segment import SEGMENT_SUFFIX, decode_lines
 
 from tests.support.commands import Sidecar
-from tests.support.crashing import SidecarSetup
+from tests.support.sidecar_crashes import SidecarSetup
 from tests.support.simulated import CLAUDE, NOVA, BotoCaller
 from tests.support.threads import ThreadGroup
 from tests.support.workers import children, wait_until

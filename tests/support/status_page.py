@@ -16,7 +16,14 @@ from price_keeper.stores import schema
 from price_keeper.stores.contract import Put, Store
 
 from tests.support.clock import ShiftedClock
-from tests.support.control import ADMIN_KEY, ORG, SETTINGS, ControlHarness, ControlResponse, open_control_harness
+from tests.support.control_harness import (
+    ADMIN_KEY,
+    ORG,
+    SETTINGS,
+    ControlHarness,
+    ControlResponse,
+    open_control_harness,
+)
 from tests.support.engines import Engines
 
 TICK = 0.02

@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
-from tests.support.wire import RESET
+from tests.support.raw_clients import RESET
 from tests.support.wire_faults import (
     REQUEST_ID,
     Answer,

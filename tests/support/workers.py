@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 import yaml
 
 from tests.support.commands import SECONDS, Sidecar
-from tests.support.crashing import SidecarSetup
+from tests.support.sidecar_crashes import SidecarSetup
 
 _APART = "/tmp/workers-"
 _STARTED = 17  # in a process's `stat`, behind its state and its parent

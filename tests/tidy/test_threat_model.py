@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from tests.support.pages import ROOT, find_missing_tests
+from tests.support.doc_pages import ROOT, find_missing_tests
 
 PAGE = ROOT / "docs" / "security.md"
 OPENLY = "not protected"

@@ -15,7 +15,7 @@ from price_keeper.ledger.aggregator import AS_OF_ATTRIBUTE, Aggregator, build_to
 from price_keeper.ledger.ledger_entries import PICO_PER_MICRO, Counter
 from price_keeper.stores.contract import Item, Key, Page, Query, Store
 
-from tests.support.recording import RecordingHarness, open_recording_harness
+from tests.support.recording_harness import RecordingHarness, open_recording_harness
 
 INTERVAL = 60.0
 

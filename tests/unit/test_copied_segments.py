@@ -19,7 +19,7 @@ from price_keeper.ledger.segment_sender import SegmentSender
 from price_keeper.stores import schema
 from price_keeper.stores.contract import EXPIRY_ATTRIBUTE, ItemMissing, Page, Put, Query, Store
 
-from tests.support.recording import RecordingHarness, open_recording_harness
+from tests.support.recording_harness import RecordingHarness, open_recording_harness
 
 GUESS = 1000
 

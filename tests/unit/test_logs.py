@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from price_keeper.local_responses import send_error
 from price_keeper.telemetry import logs
 
-from tests.support.relaying import KEY
+from tests.support.fake_control_service import KEY
 
 Form = Literal["text", "json"]
 FORMS: list[Form] = ["text", "json"]

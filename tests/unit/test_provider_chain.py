@@ -23,7 +23,7 @@ from price_keeper.provider_chain import (
 )
 
 from tests.support.clock import ManualClock
-from tests.support.wire import eventually
+from tests.support.raw_clients import eventually
 from tests.support.workers import has_exited
 
 SOON = 0.02

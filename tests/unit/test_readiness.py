@@ -23,7 +23,7 @@ from price_keeper.telemetry.metrics import MetricsRegistry
 
 from tests.support.clock import ManualClock, settle
 from tests.support.memory_store import MemoryStore
-from tests.support.sessions import ORG, TokenServiceInstance, open_instances
+from tests.support.token_service_instances import ORG, TokenServiceInstance, open_instances
 
 AWAY = StoreUnavailable("it is away")
 

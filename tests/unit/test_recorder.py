@@ -25,7 +25,7 @@ from price_keeper.stores.contract import EXPIRY_ATTRIBUTE, Delete, Put, Store, U
 from price_keeper.tasks import Tasks
 
 from tests.support.clock import ManualClock, settle
-from tests.support.recording import USD, RecordingHarness, open_recording_harness
+from tests.support.recording_harness import USD, RecordingHarness, open_recording_harness
 
 
 @pytest.fixture

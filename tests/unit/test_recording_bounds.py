@@ -27,7 +27,7 @@ from price_keeper.usage.price_table import Cost, Pricer
 from price_keeper.usage.token_usage import Usage
 
 from tests.support.clock import settle
-from tests.support.recording import RecordingHarness, open_recording_harness
+from tests.support.recording_harness import RecordingHarness, open_recording_harness
 from tests.unit.test_recorder import arrived
 
 

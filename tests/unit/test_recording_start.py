@@ -23,7 +23,7 @@ from price_keeper.ledger.segment_sender import SegmentSender
 from price_keeper.stores.contract import Store
 
 from tests.support.clock import ManualClock
-from tests.support.recording import RecordingHarness, open_recording_harness
+from tests.support.recording_harness import RecordingHarness, open_recording_harness
 
 PWRITE = os.pwrite
 

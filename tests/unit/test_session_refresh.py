@@ -17,7 +17,7 @@ from price_keeper.stores.contract import Write
 
 from tests.support.clock import ManualClock
 from tests.support.memory_store import MemoryStore
-from tests.support.sessions import (
+from tests.support.token_service_instances import (
     ORG,
     WEB,
     TokenServiceInstance,

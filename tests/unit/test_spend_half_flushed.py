@@ -10,8 +10,8 @@ from price_keeper.ledger.recovery import recover
 from price_keeper.ledger.segment import decode_lines
 from price_keeper.stores.contract import Store
 
+from tests.support.budget_fleet import USD, new_caller, open_budget_sidecar, put_budget
 from tests.support.clock import ManualClock
-from tests.support.fleet import USD, new_caller, open_budget_sidecar, put_budget
 
 APPS = 50  # of which each is charged to a scope of its own: more than one transaction takes
 

@@ -13,8 +13,8 @@ from price_keeper.domain import Caller
 from price_keeper.errors import QuotaExceeded, StoreUnavailable
 from price_keeper.stores.contract import Store
 
+from tests.support.budget_fleet import USD, BudgetSidecar, new_caller, open_budget_sidecar, put_budget
 from tests.support.clock import ManualClock
-from tests.support.fleet import USD, BudgetSidecar, new_caller, open_budget_sidecar, put_budget
 
 QUOTAS = {"premium": 100, "standard": 5000}
 

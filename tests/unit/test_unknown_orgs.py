@@ -18,8 +18,8 @@ from price_keeper.stores import schema
 from price_keeper.stores.contract import Delete, Store
 from price_keeper.telemetry.metrics import MetricsRegistry
 
+from tests.support.budget_fleet import BudgetSidecar, new_caller, open_budget_sidecar, put_budget, put_item
 from tests.support.clock import ManualClock
-from tests.support.fleet import BudgetSidecar, new_caller, open_budget_sidecar, put_budget, put_item
 
 QUOTAS = {"premium": 10, "standard": 5, "economy": 1}
 

@@ -1,6 +1,6 @@
 """What IAM has to allow each role: actions by table, policies, and a CloudFormation template with roles for EKS. Pure.
 
-`get_table_permissions` says what each role does with each table; `tests/flow/test_doctor_needs.py` holds the code to
+`get_table_permissions` says what each role does with each table; `tests/flow/test_doctor_permissions.py` holds the code to
 it. `deploy/iam/write.py` writes the policies and the template; `tests/deploy/test_iam.py` holds those files to it.
 The roles are for pods of EKS, by Pod Identity or, where an OpenID Connect provider is named, by IRSA.
 """

@@ -9,9 +9,9 @@ from concurrent.futures import Future
 import pytest
 
 from tests.flow.clients.measuring import Measured, measured_all
+from tests.support.client_stage import ClientStage, stage
 from tests.support.clients import Client
-from tests.support.front import CountingProxies
-from tests.support.stage import ClientStage, stage
+from tests.support.counting_proxy import CountingProxies
 
 # A run of its own: it takes minutes, and environments that a newcomer does not have.
 collect_ignore_glob = [] if "PRICE_KEEPER_TEST_CLIENTS" in os.environ else ["test_*.py"]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
+from tests.support.client_stage import BROKEN, CLOSED, CUT, SPENT, THROTTLED, ClientStage
 from tests.support.clients import BEARER, CLIENTS, CONTAINER, SESSION, CallRound, Client, ClientCall, ClientOutcome, ask
-from tests.support.front import CountingProxies, CountingProxy
-from tests.support.stage import BROKEN, CLOSED, CUT, SPENT, THROTTLED, ClientStage
+from tests.support.counting_proxy import CountingProxies, CountingProxy
 
 AT_ONCE = 4
 TOO_LONG = "long 26000000"

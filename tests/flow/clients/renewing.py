@@ -26,10 +26,10 @@ from price_keeper.domain import Scope, build_client_id
 from price_keeper.stores.contract import ItemMissing, Put
 from price_keeper.stores.sqlite import SqliteStore
 
+from tests.support.client_stage import ORG
 from tests.support.clients import NEWEST, PROGRAMS, Client, ClientOutcome, ask
 from tests.support.commands import Sidecar, sidecar
 from tests.support.simulated import CLAUDE, TURN
-from tests.support.stage import ORG
 
 SECONDS = 20
 DATABASE = "price-keeper.db"

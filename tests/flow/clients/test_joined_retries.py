@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.client_stage import SLOW, SLOW_SECONDS, ClientStage, new_marker
 from tests.support.clients import (
     AIOBOTO3,
     BOTO3,
@@ -18,8 +19,7 @@ from tests.support.clients import (
     Client,
     ask,
 )
-from tests.support.front import CountingProxies
-from tests.support.stage import SLOW, SLOW_SECONDS, ClientStage, new_marker
+from tests.support.counting_proxy import CountingProxies
 
 READ_SECONDS = 1.0
 assert READ_SECONDS < SLOW_SECONDS

@@ -11,6 +11,7 @@ from urllib.parse import quote, urlsplit
 
 import pytest
 
+from tests.support.client_stage import PROFILE, ClientStage
 from tests.support.clients import (
     AIOBOTO3,
     ANTHROPIC,
@@ -25,7 +26,6 @@ from tests.support.clients import (
     ask,
 )
 from tests.support.simulated import CLAUDE, CLAUDE_BODY, TURN
-from tests.support.stage import PROFILE, ClientStage
 
 # What a caller may say, the label it means, and the model that is called.
 NAMES = {

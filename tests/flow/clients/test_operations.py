@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.client_stage import BEARER_OVER_HTTPS, ClientStage
 from tests.support.clients import (
     AIOBOTO3,
     AWS_CLI,
@@ -19,7 +20,6 @@ from tests.support.clients import (
     ClientCall,
 )
 from tests.support.simulated import CLAUDE, CLAUDE_BODY, TURN
-from tests.support.stage import BEARER_OVER_HTTPS, ClientStage
 
 BODY = {"body": json.dumps(CLAUDE_BODY)}
 COUNTED = {"input": {"converse": TURN}}

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.clients import AWS_CLI, JAVASCRIPT
-from tests.support.pages import PAGES, find_page, parse_blocks
-from tests.support.pages_played import needs_clients, play_page
+from tests.support.doc_pages import PAGES, find_page, parse_blocks
+from tests.support.page_player import needs_clients, play_page
 
 OF_CLIENTS = [page for page in PAGES if any(block.is_run and needs_clients(block) for block in parse_blocks(page))]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.support.client_stage import ClientStage
 from tests.support.clients import (
     AIOBOTO3,
     AWS_CLI,
@@ -17,8 +18,7 @@ from tests.support.clients import (
     ClientCall,
     ask,
 )
-from tests.support.front import CountingProxies
-from tests.support.stage import ClientStage
+from tests.support.counting_proxy import CountingProxies
 
 OF_AWS = (BOTO3, BOTO3_OLDER, AIOBOTO3, AWS_CLI, JAVASCRIPT, JAVASCRIPT_HTTP1)
 ILLEGAL = ("..", "a..b", "../control", "premium/../economy", "premium/", "a%25252Fb")

@@ -8,6 +8,16 @@ from typing import Any
 import pytest
 from bedrock_simulator import DEFAULT_KEYS
 
+from tests.support.client_stage import (
+    BROKEN,
+    CALLERS_KEY,
+    CALLERS_SECRET,
+    CLOSED,
+    CUT,
+    THROTTLED,
+    ClientStage,
+    new_marker,
+)
 from tests.support.clients import (
     AIOBOTO3,
     ANTHROPIC,
@@ -19,7 +29,6 @@ from tests.support.clients import (
     Client,
     ask,
 )
-from tests.support.stage import BROKEN, CALLERS_KEY, CALLERS_SECRET, CLOSED, CUT, THROTTLED, ClientStage, new_marker
 
 ANY_TOKEN = "eyJ"  # as the first part of each begins
 BAD_TOKEN = "a-token-that-is-not-good-and-not-for-anybodys-eyes"

@@ -1,0 +1,116 @@
+"""The control API's limit on each caller, over several processes on one store."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from price_keeper.control.api_rate_limits import LocalApiRateLimiter, SharedApiRateLimiter
+from price_keeper.errors import StoreUnavailable
+from price_keeper.rates.bucket_client import BucketClient
+from price_keeper.rates.rate_lease_manager import RateLeaseManager
+from price_keeper.stores import schema
+from price_keeper.tasks import Tasks
+
+from tests.support.clock import ManualClock, settle
+from tests.support.control_harness import open_control_harness
+from tests.support.engines import Engines
+from tests.support.memory_store import MemoryStore
+
+BURST, PER_SECOND = 40, 4.0
+WHO = "org-550e8400-e29b-41d4-a716-446655440000-app-web"
+
+
+class Away(MemoryStore):
+    async def transact(self, *_: object, **__: object) -> None:
+        raise StoreUnavailable("the store is away", maybe_applied=False)
+
+
+@asynccontextmanager
+async def rates(store: MemoryStore, clock: ManualClock) -> AsyncIterator[SharedApiRateLimiter]:
+    async with Tasks(clock) as tasks:
+        leasing = RateLeaseManager(BucketClient(store, lambda: int(clock.now() * 1000), clock), clock, tasks)
+        yield SharedApiRateLimiter(leasing, LocalApiRateLimiter(clock.monotonic, BURST, PER_SECOND), BURST, PER_SECOND)
+        await leasing.stop()
+
+
+async def flood(each: SharedApiRateLimiter, who: str = WHO, calls: int = 3 * BURST) -> int:
+    let_in = 0
+    for _ in range(calls):
+        let_in += (await each.take(who)).wait_seconds == 0
+    return let_in
+
+
+async def test_two_processes_share_one_bucket() -> None:
+    store, clock = MemoryStore(), ManualClock()
+    async with rates(store, clock) as one, rates(store, clock) as other:
+        first = await flood(one)
+        second = await flood(other)
+        assert BURST * 0.9 <= first + second <= BURST
+        assert second < BURST / 2
+        let_in, seconds = 0, 120
+        for _ in range(seconds * 2):
+            await clock.advance(0.5)
+            let_in += await flood(one, calls=3) + await flood(other, calls=3)
+        assert 0.85 * seconds * PER_SECOND <= let_in <= seconds * PER_SECOND + BURST
+
+
+async def test_one_caller_does_not_use_up_what_is_anothers() -> None:
+    store, clock = MemoryStore(), ManualClock()
+    async with rates(store, clock) as one:
+        await flood(one)
+        assert (await one.take("admin@127.0.0.1")).wait_seconds == 0
+
+
+async def test_it_says_how_much_is_left_and_when_to_come_again() -> None:
+    store, clock = MemoryStore(), ManualClock()
+    async with rates(store, clock) as one:
+        taken = await one.take(WHO)
+        assert taken.limit == BURST
+        assert BURST * 0.9 <= taken.remaining < BURST
+        assert 0 < taken.reset_seconds <= BURST / PER_SECOND
+        await flood(one)
+        refused = await one.take(WHO)
+        assert refused.remaining == 0
+        assert refused.headers["X-RateLimit-Remaining"] == "0"
+        assert 0 < refused.wait_seconds <= 20
+        await clock.advance(refused.wait_seconds)
+        await settle()
+        assert (await one.take(WHO)).wait_seconds == 0
+
+
+async def test_for_whoever_has_shown_nothing_no_row_is_written() -> None:
+    store, clock = MemoryStore(), ManualClock()
+    async with rates(store, clock) as one:
+        assert await flood(one, "@192.0.2.1") == BURST
+    assert store.items == {}
+
+
+async def test_the_row_is_the_callers_own() -> None:
+    store, clock = MemoryStore(), ManualClock()
+    async with rates(store, clock) as one:
+        await one.take(WHO)
+    assert list(store.items) == [schema.control_bucket_key(WHO)]
+
+
+@pytest.mark.filterwarnings("error")
+async def test_while_the_store_is_away_each_goes_by_the_whole_limit() -> None:
+    clock = ManualClock()
+    async with rates(Away(), clock) as one:
+        assert await flood(one) == BURST
+
+
+async def test_strangers_who_ask_the_control_port_write_no_row(tmp_path: Path) -> None:
+    clock = ManualClock()
+    async with Engines({}).open("sqlite", tmp_path) as store, Tasks(clock) as tasks:
+        leasing = RateLeaseManager(BucketClient(store, lambda: int(clock.now() * 1000), clock), clock, tasks)
+        shared = SharedApiRateLimiter(leasing, LocalApiRateLimiter(clock.monotonic, 3, 1.0), 3, 1.0)
+        async with open_control_harness(store, tmp_path, clock, shared) as api:
+            statuses = [(await api.ask("GET", "/openapi.json", who=None)).status for _ in range(5)]
+            assert statuses == [200] * 3 + [429] * 2
+            assert len(leasing) == 0
+            assert (await api.ask("GET", "/api/v1/orgs")).status == 200
+            assert len(leasing) == 1
+        await leasing.stop()

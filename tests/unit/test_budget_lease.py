@@ -1,0 +1,343 @@
+"""What a process holds of a hard budget: enough, not too much, and nothing that is not taken."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from dataclasses import replace
+
+import pytest
+from price_keeper.budgets.hard.budget_lease import RECONCILE_SECONDS, CostReservation, RefusalReason
+from price_keeper.errors import StoreUnavailable
+from price_keeper.ledger.ledger_entries import Receipt, UsageCounts
+
+from tests.support.budget_leases import open_process, open_processes, read_unleased, reserve_after
+from tests.support.clock import settle
+from tests.support.hard_budget_fleet import NAME, HardBudgetWorld, simulated_run
+
+
+@simulated_run(1000)
+async def test_the_first_call_makes_the_bucket_and_the_next_ask_nobody(world: HardBudgetWorld) -> None:
+    await world.spend_elsewhere(300)
+    async with open_process(world) as (purse, _, wire):
+        calls = [asyncio.create_task(purse.reserve(5)) for _ in range(10)]
+        await settle()
+        assert all(call.done() and call.result() for call in calls)
+        asked = wire.calls
+        assert purse.top_ups == 1  # they shared it
+        assert (read_unleased(world), purse.free, purse.in_flight) == (650, 0, 50)
+        for call in calls:
+            held = call.result()
+            assert held is not None
+            held.on_completed(Receipt(UsageCounts(1, pico=1)))
+            held.on_completed(Receipt(UsageCounts(1, pico=1)))
+            held.on_cancelled()  # twice is once
+        assert (purse.free, purse.in_flight) == (40, 0)
+        assert all(purse.try_reserve(8) for _ in range(5))
+        assert not purse.try_reserve(1)
+        assert wire.calls == asked
+        assert purse.status[:2] == (650, 1000)
+
+
+@simulated_run(1000)
+async def test_no_more_than_a_share_is_taken_for_later(world: HardBudgetWorld) -> None:
+    async with open_process(world) as (purse, _, _wire):
+        for _ in range(12):
+            assert await reserve_after(world, purse, 2)
+        assert purse.top_ups < 6  # each takes twice as much as the one before
+        assert 1000 // 8 >= purse.free >= 0
+        assert read_unleased(world) + purse.free + purse.in_flight == 1000
+        assert await reserve_after(world, purse, 700)  # a call that needs more gets it
+
+
+@simulated_run(100)
+async def test_a_dry_bucket_refuses_without_being_asked_again(world: HardBudgetWorld) -> None:
+    async with open_process(world) as (purse, _, wire):
+        first = await reserve_after(world, purse, 60)
+        assert first is not None
+        assert await reserve_after(world, purse, 60) is None
+        assert purse.status.reason is RefusalReason.INSUFFICIENT
+        assert purse.status.unleased == 40
+        assert 0 < purse.status.retry_after <= 1
+        asked = wire.calls
+        assert await reserve_after(world, purse, 60) is None
+        assert wire.calls == asked
+        assert await reserve_after(world, purse, 30)  # of which there is enough
+        first.on_completed(None)
+        assert await reserve_after(world, purse, 60)  # our own money came back
+        waits = []
+        for _ in range(8):
+            assert await reserve_after(world, purse, 60) is None
+            waits.append(purse.status.retry_after)
+            await world.clock.advance(purse.status.retry_after)
+        assert waits == [1, 2, 4, 8, 16, 30, 30, 30]
+        assert purse.refusals == 10
+
+
+@simulated_run(100)
+async def test_leftovers_of_many_come_together(world: HardBudgetWorld) -> None:
+    async with open_processes(world, 2) as made:
+        mine, theirs = (purses.get(NAME, 100, 1) for purses, _ in made)
+        for purse in (mine, theirs):
+            held = await reserve_after(world, purse, 45)
+            assert held is not None
+            held.on_cancelled()
+        assert (mine.free, theirs.free, read_unleased(world)) == (45, 45, 10)
+        assert await reserve_after(world, mine, 90) is None
+        assert (mine.free, read_unleased(world)) == (0, 55)
+        assert await reserve_after(world, theirs, 90)
+        assert read_unleased(world) == 10
+
+
+@simulated_run(1000)
+async def test_idle_money_goes_back(world: HardBudgetWorld) -> None:
+    async with open_process(world) as (purse, purses, _):
+        held = await reserve_after(world, purse, 100)
+        assert held is not None
+        held.on_completed(Receipt(UsageCounts(1, pico=10)))
+        for _ in range(4):
+            await purses.tick()
+            await world.clock.advance(1)
+        assert purse.free > 0
+        for _ in range(4):
+            await world.clock.advance(1)
+            await purses.tick()
+        assert (purse.free, read_unleased(world)) == (0, 990)
+
+
+@simulated_run(100_000)
+async def test_a_burst_does_not_keep_its_money_for_ever(world: HardBudgetWorld) -> None:
+    async with open_process(world) as (purse, purses, _):
+        burst = [asyncio.create_task(purse.reserve(500)) for _ in range(190)]
+        await settle()
+        for call in burst:
+            held = call.result()
+            assert held is not None
+            held.on_cancelled()
+        assert purse.free >= 95_000
+        for _ in range(30):
+            await world.clock.advance(1)
+            held = await reserve_after(world, purse, 500)
+            assert held is not None
+            held.on_cancelled()
+            await purses.tick()
+        assert purse.free < 20_000
+        assert read_unleased(world) + purse.free == 100_000
+
+
+@simulated_run(100)
+async def test_a_store_that_is_away_refuses_all_but_what_is_held(world: HardBudgetWorld) -> None:
+    async with open_process(world) as (purse, _, wire):
+        held = await reserve_after(world, purse, 30)
+        assert held is not None
+        held.on_cancelled()
+        wire.is_away = True
+        assert await reserve_after(world, purse, 30)
+        assert await reserve_after(world, purse, 30) is None
+        assert (purse.status.reason, purse.status.unleased) == (RefusalReason.STORE_UNAVAILABLE, 70)
+        wire.is_away = False
+        assert await reserve_after(world, purse, 30) is None  # for a second
+        await world.clock.advance(1)
+        assert await reserve_after(world, purse, 30)
+        assert purse.status.reason is None
+
+
+@simulated_run(100)
+async def test_whatever_goes_wrong_nobody_tries_without_end(
+    world: HardBudgetWorld, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise ZeroDivisionError
+
+    async with open_process(world) as (purse, _, wire):
+        monkeypatch.setattr(world.store, "get", broken)
+        assert await reserve_after(world, purse, 30) is None
+        assert await reserve_after(world, purse, 30) is None
+        assert (wire.calls, purse.status.reason) == (1, RefusalReason.STORE_UNAVAILABLE)
+        assert "ZeroDivisionError" in caplog.text
+
+
+@simulated_run(100)
+async def test_a_first_look_that_is_broken_off_is_taken_again(world: HardBudgetWorld) -> None:
+    async with open_processes(world, 2) as made:
+        mine, theirs = (purses.get(NAME, 100, 1) for purses, _ in made)
+        assert await reserve_after(world, mine, 10)
+        await world.clock.advance(60)
+        await world.spend_elsewhere(80)
+        reads = 0
+
+        async def read(*_: object) -> int:
+            nonlocal reads
+            reads += 1
+            raise StoreUnavailable("away")
+
+        spent, theirs._shared_bucket = theirs._shared_bucket, replace(theirs._shared_bucket, spent=read)
+        assert await reserve_after(world, theirs, 20) is None
+        assert reads == 1
+        theirs._shared_bucket = spent
+        await world.clock.advance(10)
+        assert await reserve_after(world, theirs, 20) is None
+        assert theirs.status.reason is RefusalReason.INSUFFICIENT
+
+
+@simulated_run(100)
+async def test_the_bucket_follows_the_newest_settings_once(world: HardBudgetWorld) -> None:
+    async with open_processes(world, 3) as made:
+        old, new, newer = (purses.get(NAME, quota, version) for (purses, _), quota, version in
+                           zip(made, (100, 300, 50), (1, 2, 3), strict=True))  # fmt: skip
+        assert await reserve_after(world, old, 40)
+        held = await reserve_after(world, new, 150)
+        assert read_unleased(world) == 110
+        assert await reserve_after(world, newer, 10) is None
+        assert read_unleased(world) == -140  # 50, of which 190 are taken
+        assert await reserve_after(world, old, 1, 30) is None
+        assert await reserve_after(world, new, 1, 30) is None
+        assert read_unleased(world) == -140
+        assert old.status.quota == 50
+        assert held is not None
+        held.on_cancelled()
+        await made[1][0].tick()  # where a quota is passed already, nobody sits on what is left
+        assert (new.free, read_unleased(world)) == (0, 10)
+        made[1][0].get(NAME, 80, 4)
+        await settle()
+        assert read_unleased(world) + new.free == 40
+        new.apply_quota(1000, 3)
+        assert new.quota == 80
+
+
+@simulated_run(100)
+async def test_a_change_that_all_hear_of_at_once_is_made_once(world: HardBudgetWorld) -> None:
+    async with open_processes(world, 5) as made:
+        for purses, _ in made:
+            assert await reserve_after(world, purses.get(NAME, 100, 1), 1)
+        for purses, _ in made:
+            purses.get(NAME, 900, 2)
+        await settle()
+        assert read_unleased(world) + sum(purses.leased_pico for purses, _ in made) == 900
+
+
+@simulated_run(1000)
+async def test_all_who_look_at_once_take_what_nobody_held_out_once(world: HardBudgetWorld) -> None:
+    async with open_processes(world, 5) as made:
+        all_of_them = [purses.get(NAME, 1000, 1) for purses, _ in made]
+        assert await reserve_after(world, all_of_them[0], 100)
+        await world.spend_elsewhere(300)
+        await world.clock.advance(60)
+        await asyncio.gather(*(purse.reconcile() for purse in all_of_them))
+        assert read_unleased(world) + all_of_them[0].free == 600
+        world.check()
+
+
+@simulated_run(1000)
+async def test_the_first_call_sees_what_was_spent_while_nobody_looked(world: HardBudgetWorld) -> None:
+    """As when a budget was soft for a while."""
+    async with open_processes(world, 2) as made:
+        mine, theirs = (purses.get(NAME, 1000, 1) for purses, _ in made)
+        assert await reserve_after(world, mine, 100)
+        await world.clock.advance(60)
+        await world.spend_elsewhere(800)
+        assert await reserve_after(world, theirs, 150) is None
+        assert theirs.status[:2] == (read_unleased(world), 1000)
+
+
+@simulated_run(10_000)
+async def test_no_more_is_taken_for_later_than_there_still_is_a_share_of(world: HardBudgetWorld) -> None:
+    """Whatever was there when this process last looked."""
+    async with open_processes(world, 2) as made:
+        mine, theirs = (purses.get(NAME, 10_000, 1) for purses, _ in made)
+        assert await reserve_after(world, mine, 100)
+        assert await reserve_after(world, theirs, 9600)
+        before = read_unleased(world) + mine.free
+        calls = [asyncio.create_task(mine.reserve(30)) for _ in range(5)]
+        await settle()
+        assert [call.result() is not None for call in calls] == [True] * 5
+        assert mine.free < 30
+        assert read_unleased(world) + mine.free == before - 150
+
+
+@simulated_run(1000)
+async def test_what_nobody_held_is_taken_out_by_one_for_all(world: HardBudgetWorld) -> None:
+    async with open_processes(world, 2) as made:
+        mine, theirs = (purses.get(NAME, 1000, 1) for purses, _ in made)
+        assert await reserve_after(world, mine, 10)
+        assert await reserve_after(world, theirs, 10)
+        await world.spend_elsewhere(300)
+        await mine.reconcile()
+        assert read_unleased(world) == 980  # somebody has just looked
+        made[0][0].note_spend_elsewhere(NAME)
+        await world.clock.advance(RECONCILE_SECONDS)
+        await made[0][0].tick()
+        assert read_unleased(world) + mine.free == 980 - 300 + (mine.free)
+        seen = world.bucket()
+        await theirs.reconcile()
+        assert world.bucket() == seen
+        assert theirs.status.unleased == read_unleased(world)
+
+
+@simulated_run(1000)
+async def test_a_bucket_that_is_lost_comes_back_with_what_is_held_taken_out(world: HardBudgetWorld) -> None:
+    async with open_process(world) as (purse, _, _wire):
+        assert await reserve_after(world, purse, 400)
+        del world.store.items[NAME.bucket_key]
+        assert await reserve_after(world, purse, 10)
+        world.check()
+        assert read_unleased(world) + purse.free == 590
+
+
+@simulated_run(1000)
+async def test_a_call_that_costs_more_than_its_worst_case_is_told_of_and_paid(
+    world: HardBudgetWorld, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with open_process(world) as (purse, _, _wire):
+        for _ in range(2):
+            held = await reserve_after(world, purse, 10)
+            assert held is not None
+            held.on_completed(Receipt(UsageCounts(1, pico=400)))
+            assert purse.free < 0
+        assert caplog.text.count("cost 400 pico-dollars") == 1
+        assert await reserve_after(world, purse, 10)
+        assert purse.free >= 0
+        assert await reserve_after(world, purse, 900) is None
+
+
+@simulated_run(1000)
+async def test_a_disk_that_takes_no_name_lets_nothing_be_taken(
+    world: HardBudgetWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_room(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    async with open_process(world) as (purse, _, _wire):
+        with monkeypatch.context() as patch:
+            patch.setattr("os.pwrite", no_room)
+            assert await reserve_after(world, purse, 10) is None
+        assert purse.status.reason is RefusalReason.DISK_FAILED
+        assert read_unleased(world) == 1000
+        await world.clock.advance(1)
+        assert await reserve_after(world, purse, 10)
+
+
+@simulated_run(300_000)
+async def test_eight_at_full_speed_use_a_quota_up_with_few_writes(world: HardBudgetWorld) -> None:
+    chance, calls, spent = random.Random(7), 0, 0
+    async with open_processes(world, 8) as made:
+        purses = [each.get(NAME, world.quota, 1) for each, _ in made]
+        under_way: list[tuple[float, CostReservation, int]] = []
+        for _ in range(1200):  # twenty a second, each for five seconds, of a third of a per mille at most
+            for purse in purses:
+                held = CostReservation(purse, 100) if purse.try_reserve(100) else await purse.reserve(100)
+                if held is not None:
+                    calls, cost = calls + 1, chance.randrange(100)
+                    under_way.append((world.clock.monotonic() + 5, held, cost))
+            await world.clock.advance(0.05)
+            while under_way and under_way[0][0] <= world.clock.monotonic():
+                _, held, cost = under_way.pop(0)
+                held.on_completed(Receipt(UsageCounts(1, pico=cost)))
+                spent += cost
+            if round(world.clock.monotonic() * 20) % 20 == 0:
+                for each, _ in made:
+                    await each.tick()
+        spent += sum(cost for _, _, cost in under_way)
+        assert 0.97 * world.quota <= spent <= world.quota
+        assert sum(purse.top_ups for purse in purses) < calls / 20
+        print(f"{spent / world.quota:.4%}, {calls} calls, {sum(wire.calls for _, wire in made)} store calls")

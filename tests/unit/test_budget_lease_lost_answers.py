@@ -1,0 +1,130 @@
+"""A taking or a giving whose answer is lost: what became of it is found out, once, and nothing is lost with it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+import pytest
+from price_keeper.budgets.hard.budget_lease import (
+    TOP_UP_TIMEOUT_SECONDS,
+    BudgetLeaseWriter,
+    InsufficientBudget,
+    RefusalReason,
+)
+from price_keeper.errors import CancellationReason, ReasonCode, TransactionFailed
+from price_keeper.stores.contract import Store, Write
+
+from tests.support.budget_leases import open_process, read_unleased, reserve_after
+from tests.support.clock import settle
+from tests.support.hard_budget_fleet import NAME, HardBudgetWorld, simulated_run
+from tests.support.lease_rows import HOLDER
+
+
+@pytest.mark.parametrize(("fault", "got"), [("lost", 60), ("away", 0)])
+@simulated_run(100)
+async def test_what_became_of_a_lost_taking_is_found_out(world: HardBudgetWorld, fault: str, got: int) -> None:
+    async with open_process(world) as (purse, _, wire):
+        await purse.reconcile()
+        assert world.bucket() is None  # that makes none
+        purse.apply_quota(100, 2)
+        await settle()
+        wire.set_fault(fault, 0)
+        assert await reserve_after(world, purse, 60) is None
+        assert (purse.free, read_unleased(world), purse.status.reason) == (
+            0,
+            100 - got,
+            RefusalReason.STORE_UNAVAILABLE,
+        )
+        await world.clock.advance(1)
+        assert await reserve_after(world, purse, 60)
+        assert (read_unleased(world), purse.free, purse.in_flight) == (40, 0, 60)  # taken once, and none of it lost
+
+
+@pytest.mark.parametrize(("fault", "back"), [("lost", 60), ("away", 0)])
+@simulated_run(100)
+async def test_what_became_of_a_lost_giving_is_found_out(world: HardBudgetWorld, fault: str, back: int) -> None:
+    async with open_process(world) as (purse, purses, wire):
+        held = await reserve_after(world, purse, 60)
+        assert held is not None
+        held.on_cancelled()
+        await purses.tick()
+        await world.clock.advance(6)
+        wire.set_fault(fault, 0)
+        await purses.tick()
+        assert read_unleased(world) == 40 + back
+        assert purse.free == (0 if back else 60)  # not sure to have stayed is gone
+        await world.clock.advance(1)
+        assert await reserve_after(world, purse, 90)
+        assert read_unleased(world) + purse.free + purse.in_flight == 100
+
+
+@simulated_run(100)
+async def test_a_late_write_never_counts_after_the_next_one(world: HardBudgetWorld) -> None:
+    """Whose client gave it up long ago, and asked anew."""
+    async with open_process(world) as (purse, _, wire):
+        purse.apply_quota(100, 2)
+        await settle()
+        wire.set_fault("late", 0)
+        assert await reserve_after(world, purse, 30, TOP_UP_TIMEOUT_SECONDS) is None
+        assert purse.status.reason is RefusalReason.STORE_UNAVAILABLE
+        assert await reserve_after(world, purse, 30) is None  # nobody else waits for what has taken that long
+        await world.clock.advance(10)
+        await world.clock.advance(1)
+        assert await reserve_after(world, purse, 30, 1)
+        world.gates.pop().set()
+        await settle()
+        world.check()
+        assert (read_unleased(world), purse.free) == (70, 0)
+
+
+@pytest.mark.parametrize("fault", ["lost", "late"])
+@simulated_run(100)
+async def test_what_a_lost_taking_took_goes_back_though_nobody_calls_again(world: HardBudgetWorld, fault: str) -> None:
+    """Or others would be told to wait for it until the period is over."""
+    async with open_process(world) as (purse, purses, wire):
+        purse.apply_quota(100, 2)
+        await settle()
+        wire.set_fault(fault, 0)
+        assert await reserve_after(world, purse, 60, TOP_UP_TIMEOUT_SECONDS) is None
+        await world.clock.advance(10)
+        for gate in world.gates:
+            gate.set()
+        await settle()
+        assert read_unleased(world) == 40
+        for _ in range(2):
+            await purses.tick()
+        assert (read_unleased(world), purse.free) == (100, 0)
+        world.check()
+
+
+@simulated_run(100)
+async def test_what_is_too_late_to_be_taken_is_made_sure_of_once(world: HardBudgetWorld) -> None:
+    async with open_process(world) as (purse, purses, wire):
+        purse.apply_quota(100, 2)
+        await settle()
+        wire.set_fault("late", 0)
+        assert await reserve_after(world, purse, 60, TOP_UP_TIMEOUT_SECONDS) is None
+        await world.clock.advance(10)
+        await world.clock.advance(1)
+        await purses.tick()
+        world.gates.pop().set()
+        await settle()
+        asked = wire.calls
+        await purses.tick()
+        assert (read_unleased(world), purse.free, wire.calls) == (100, 0, asked)
+        world.check()
+
+
+@pytest.mark.parametrize("maybe_applied", [False, True])
+async def test_a_giving_that_was_refused_is_ours_again_only_where_it_can_no_longer_arrive(maybe_applied: bool) -> None:
+    class Refusing:
+        async def transact(self, writes: Sequence[Write]) -> None:
+            reasons = [CancellationReason(ReasonCode.NONE), CancellationReason(ReasonCode.CONDITION_FAILED)]
+            raise TransactionFailed(reasons, maybe_applied=maybe_applied)
+
+    gained: list[int] = []
+    own = BudgetLeaseWriter(cast(Store, Refusing()), NAME, HOLDER, gained.append)
+    with pytest.raises(InsufficientBudget):
+        await own.release(5)
+    assert (gained, own.has_unconfirmed_write) == ([] if maybe_applied else [5], maybe_applied)

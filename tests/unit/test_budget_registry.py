@@ -1,0 +1,450 @@
+"""Budgets in force: what is asked of the store and when, what is served, and what becomes of it when time passes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from price_keeper.budgets import budget_refresh as limits
+from price_keeper.budgets.active_label import clear_override, set_override
+from price_keeper.budgets.budget_state import MIN_REFRESH_SECONDS
+from price_keeper.budgets.label_policy import Mode
+from price_keeper.domain import Scope
+from price_keeper.errors import InvalidRequest, QuotaExceeded, TooManyRequests
+from price_keeper.org_calendar import Period, find_span, load_zone
+from price_keeper.stores import schema
+from price_keeper.stores.contract import Store, Update, Value
+
+from tests.support.budget_fleet import LABELS, USD, BudgetSidecar, new_caller, open_budget_sidecar, put_budget, put_item
+from tests.support.clock import ManualClock
+
+QUOTAS = {"premium": 10, "standard": 5, "economy": 1}
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+async def one(tmp_path: Path, exact_store: Store, clock: ManualClock) -> AsyncIterator[BudgetSidecar]:
+    async with open_budget_sidecar(tmp_path / "one", exact_store, clock) as made:
+        yield made
+
+
+@pytest.fixture
+async def two(tmp_path: Path, exact_store: Store, clock: ManualClock) -> AsyncIterator[BudgetSidecar]:
+    async with open_budget_sidecar(tmp_path / "two", exact_store, clock) as made:
+        yield made
+
+
+async def test_a_warm_decision_asks_the_store_nothing(one: BudgetSidecar, exact_store: Store) -> None:
+    who = new_caller()
+    await put_budget(exact_store, who.org, QUOTAS)
+    await one.decide(who)
+    await one.wait_for_refresh()
+    one.store.calls.clear()
+    for label in LABELS:
+        for _ in range(100):
+            await one.spend(who, 10_000, label)
+    await one.wait_for_refresh()
+    assert one.store.calls == []
+
+
+async def test_calls_that_come_at_once_ask_once(one: BudgetSidecar, exact_store: Store) -> None:
+    who = new_caller()
+    await put_budget(exact_store, who.org, QUOTAS)
+    for decision in await asyncio.gather(*(one.decide(who) for _ in range(50))):
+        assert decision == ("premium", Mode.NORMAL, 0, None)
+    assert one.store.calls == ["get_many", "get_many", "get_many"]  # who it is, how it stands, what is spent
+
+
+async def test_local_spend_counts_at_once(one: BudgetSidecar, exact_store: Store) -> None:
+    who = new_caller()
+    await put_budget(exact_store, who.org, QUOTAS)
+    assert await one.spend(who, 10 * USD - 1) == "premium"
+    assert (await one.decide(who)) == ("premium", Mode.TIGHT, 99, None)
+    assert await one.spend(who, 1) == "premium"
+    assert (await one.decide(who)).label == "standard"
+
+
+async def test_who_spends_it_all_at_once_and_is_silent_then_is_looked_at(
+    one: BudgetSidecar, exact_store: Store, clock: ManualClock
+) -> None:
+    who = new_caller()
+    await put_budget(exact_store, who.org, QUOTAS)
+    await one.spend(who, 1)
+    await one.wait_for_refresh()
+    one.store.calls.clear()
+    await one.spend(who, 10 * USD)
+    await one.wait_for_refresh()
+    assert one.store.calls == []  # it was looked at less than a second ago
+    await clock.advance(MIN_REFRESH_SECONDS)
+    await one.wait_for_refresh()
+    assert one.store.calls
+
+
+@pytest.mark.parametrize("is_due_later", [True, False])
+async def test_label_spent_beside_a_read_of_settings_moves_on_without_another_call(
+    one: BudgetSidecar, exact_store: Store, clock: ManualClock, is_due_later: bool
+) -> None:
+    """The read began before spend was to be read, and ends after that: spend is read next, though nobody calls."""
+    who = new_caller()
+    await put_budget(exact_store, who.org, QUOTAS)
+    await one.decide(who)
+    await one.wait_for_refresh()
+    [refresh] = one.budget_registry._refresh_states.values()
+    answers = asyncio.Event()
+
+    async def wait(_: str) -> None:
+        await answers.wait()
+
+    if not is_due_later:
+        await clock.advance(MIN_REFRESH_SECONDS)
+    one.store.before_call = wait
+    one.budget_registry.refresher.refresh(refresh)
+    await clock.advance(MIN_REFRESH_SECONDS / 2)
+    await one.spend(who, 10 * USD)
+    await clock.advance(MIN_REFRESH_SECONDS)
+    one.store.before_call = None
+    answers.set()
+    await one.wait_for_refresh()
+    await one.wait_for_refresh()
+    assert one.budget_registry.refresher.active_label_moves == 1
+
+
+async def test_what_is_under_way_counts_as_expected_and_then_as_what_it_cost(
+    one: BudgetSidecar, exact_store: Store
+) -> None:
+    who = new_caller()
+    await put_budget(exact_store, who.org, QUOTAS)
+    served = [await one.begin(who, expected=4 * USD) for _ in range(5)]
+    assert [label for label, _ in served] == ["premium"] * 3 + ["standard"] * 2
+    served += [await one.begin(who, expected=4 * USD) for _ in range(1)]  # economy's, which has room for a quarter
+    with pytest.raises(
+        TooManyRequests, match=r"calls under way are expected to use what is left .*: premium 0 of 10 USD"
+    ):
+        await one.begin(who)
+    for _, number in served:
+        one.end(number, 1)
+    assert (await one.decide(who)).label == "premium"
+    await one.wait_for_refresh()
+    assert one.budget_registry.refresher.active_label_moves == 0  # for good it moves on only by what was spent
+
+
+async def test_what_others_spend_is_seen_and_all_move_on(
+    one: BudgetSidecar, two: BudgetSidecar, exact_store: Store
+) -> None:
+    who = new_caller()
+    await put_budget(exact_store, who.org, QUOTAS)
+    await two.decide(who)
+    for _ in range(4):
+        await one.spend(who, 3 * USD)
+    assert await one.recorder.flush()
+    await one.clock.advance(1)
+    await one.decide(who)
+    await one.wait_for_refresh()
+    assert one.budget_registry.refresher.active_label_moves == 1
+    await one.clock.advance(limits.SETTINGS_REFRESH_SECONDS)
+    await two.decide(who)
+    await two.wait_for_refresh()
+    assert (await two.decide(who)).label == "standard"
+    assert two.budget_registry.refresher.active_label_moves == 0
+
+
+async def test_a_scope_that_wakes_up_is_not_blind(one: BudgetSidecar, two: BudgetSidecar, exact_store: Store) -> None:
+    who = new_caller()
+    await put_budget(exact_store, who.org, QUOTAS)
+    await two.decide(who)
+    await one.spend(who, 11 * USD)
+    assert await one.recorder.flush()
+    await two.clock.advance(1000)
+    assert (await two.decide(who)).label == "standard"  # it waits for the store, as what it knows is old
+
+
+async def test_everything_spent_is_refused_with_all_that_one_needs_to_know(
+    one: BudgetSidecar, exact_store: Store
+) -> None:
+    who = new_caller()
+    await put_budget(exact_store, who.org, QUOTAS, timezone="Europe/Berlin")
+    for label, usd in QUOTAS.items():
+        await one.spend(who, usd * USD, label)
+    with pytest.raises(QuotaExceeded) as refused:
+        await one.decide(who)
+    assert refused.value.message == (
+        f"the quota of ORG#{who.org}#APP#web for DAY#20261118 is spent: premium 10 of 10 USD, standard 5 of 5 USD, "
+        "economy 1 of 1 USD; it resets at 2026-11-19T00:00:00+01:00"
+    )
+
+
+async def test_a_new_day_begins_with_nothing_spent(one: BudgetSidecar, exact_store: Store) -> None:
+    who = new_caller()
+    await put_budget(exact_store, who.org, QUOTAS, timezone="America/New_York")
+    await one.spend(who, 10 * USD)
+    midnight = datetime(2026, 11, 19, 5, tzinfo=UTC).timestamp()
+    await one.clock.advance(midnight - one.clock.now() - 1)
+    assert (await one.decide(who)).label == "standard"
+    await one.clock.advance(1)
+    assert (await one.decide(who)) == ("premium", Mode.NORMAL, 0, None)
+
+
+async def test_a_call_counts_on_the_day_on_which_it_began(one: BudgetSidecar, exact_store: Store) -> None:
+    who = new_caller()
+    await put_budget(exact_store, who.org, QUOTAS)
+    _, number = await one.begin(who)
+    await one.clock.advance(12 * 3600)
+    await one.decide(who)
+    one.end(number, 10 * USD)
+    assert (await one.decide(who)) == ("premium", Mode.NORMAL, 0, None)
+    (counter,) = one.recorder.journal.tally.sums()
+    assert counter.period == "DAY#20261118"
+
+
+@pytest.mark.parametrize(("period", "key"), [("week", "WEEK#2026-W47"), ("month", "MONTH#202611")])
+async def test_longer_periods_have_counters_of_their_own(
+    one: BudgetSidecar, exact_store: Store, period: str, key: str
+) -> None:
+    who = new_caller()
+    await put_budget(exact_store, who.org, QUOTAS, period=period)
+    await one.spend(who, 10 * USD)
+    assert sorted(counter.period for counter in one.recorder.journal.tally.sums()) == ["DAY#20261118", key]
+    await one.clock.advance(86_400)
+    assert (await one.decide(who)).label == "standard"
+    await one.spend(who, 1)
+    periods = {counter.period for counter in one.recorder.journal.tally.sums()}
+    assert periods == {"DAY#20261118", "DAY#20261119", key}
+
+
+async def test_an_org_wide_budget_is_one_for_all_apps(one: BudgetSidecar, exact_store: Store) -> None:
+    who = new_caller()
+    await put_budget(exact_store, who.org, QUOTAS, quota_scope="ORG")
+    await one.spend(who, 10 * USD)
+    other = new_caller("batch", who.org)
+    assert (await one.decide(other)).label == "standard"
+    assert {counter.scope for counter in one.recorder.journal.tally.sums()} == {
+        f"ORG#{who.org}",
+        f"ORG#{who.org}#APP#web",
+    }
+
+
+async def test_an_app_has_what_it_says_itself_and_else_what_its_org_has(one: BudgetSidecar, exact_store: Store) -> None:
+    who = new_caller()
+    await put_budget(exact_store, who.org, QUOTAS)
+    await put_item(exact_store, schema.app_config_key(who.org, "web"), model_ordering=["economy"])
+    assert (await one.decide(who, "economy")).label == "economy"
+    await put_item(exact_store, schema.app_config_key(who.org, "batch"), quotas={"economy": 1_000_000})
+    batch = new_caller("batch", who.org)
+    assert await one.spend(batch, 2 * USD) == "economy"
+    with pytest.raises(QuotaExceeded, match="premium 0 of 0 USD, standard 0 of 0 USD, economy 2 of 1 USD"):
+        await one.decide(batch)
+    await put_item(exact_store, schema.org_config_key(other := new_caller().org), model_ordering=["premium"], quotas={})
+    with pytest.raises(InvalidRequest, match=r"economy is not among the labels that .* has a quota for: premium"):
+        await one.decide(new_caller(None, other), "economy")
+
+
+async def test_without_a_chain_every_label_is_served_as_it_is(one: BudgetSidecar) -> None:
+    who = new_caller()
+    await one.spend(who, 1000 * USD)
+    assert (await one.decide(who)) == ("premium", Mode.NORMAL, None, None)
+
+
+async def test_bodies_for_one_kind_of_model_stay_with_it(one: BudgetSidecar, exact_store: Store) -> None:
+    who = new_caller()
+    await put_budget(exact_store, who.org, QUOTAS)
+    await one.spend(who, 10 * USD)
+    assert (await one.decide(who, is_specific=True)).label == "standard"
+    await one.spend(who, 5 * USD)
+    assert (await one.decide(who)).label == "economy"
+    with pytest.raises(InvalidRequest, match=r"format anthropic has quota left; Converse .* economy \(nova\)"):
+        await one.decide(who, is_specific=True)
+
+
+async def test_in_shadow_nothing_changes_and_all_is_told(one: BudgetSidecar, exact_store: Store) -> None:
+    who = new_caller()
+    await put_budget(exact_store, who.org, QUOTAS, enforcement="shadow")
+    await one.spend(who, 10 * USD)
+    assert (await one.decide(who)) == ("premium", Mode.EXCEEDED, 100, "standard")
+    await one.spend(who, 5 * USD, "standard")
+    await one.spend(who, 1 * USD, "economy")
+    assert (await one.decide(who)) == ("premium", Mode.EXCEEDED, 100, "")
+    await one.recorder.flush()
+    await one.clock.advance(60)
+    await one.decide(who)
+    await one.wait_for_refresh()
+    assert await exact_store.get(schema.sticky_state_key(Scope(who.org, "web"), "DAY#20261118")) is None
+
+
+async def look(one: BudgetSidecar, who: object) -> None:
+    """After so long a while that the store is asked."""
+    await one.clock.advance(limits.SETTINGS_REFRESH_SECONDS)
+    await one.decide(who)  # type: ignore[arg-type]
+    await one.wait_for_refresh()
+
+
+async def test_raised_quotas_do_not_bring_a_label_back_but_an_override_does(
+    one: BudgetSidecar, exact_store: Store
+) -> None:
+    who = new_caller()
+    await put_budget(exact_store, who.org, QUOTAS)
+    await one.spend(who, 10 * USD)
+    await one.recorder.flush()
+    await look(one, who)
+    await put_budget(exact_store, who.org, QUOTAS | {"premium": 100})
+    await look(one, who)
+    assert (await one.decide(who)).label == "standard"
+    scope, today = Scope(who.org, "web"), find_span(Period.DAY, one.clock.now(), load_zone("UTC"))
+    until = one.clock.now() + 600
+    await set_override(exact_store, one.clock, scope, today, "premium", "a demo", "ops", until, ordering=list(QUOTAS))
+    await look(one, who)
+    assert (await one.decide(who)).label == "premium"
+    await one.clock.advance(541)
+    assert (await one.decide(who)).label == "standard"
+
+
+async def test_an_override_may_also_go_down_and_is_cleared(one: BudgetSidecar, exact_store: Store) -> None:
+    who = new_caller()
+    await put_budget(exact_store, who.org, QUOTAS)
+    await one.decide(who)
+    scope, today = Scope(who.org, "web"), find_span(Period.DAY, one.clock.now(), load_zone("UTC"))
+    await set_override(exact_store, one.clock, scope, today, "economy", "save", "ops", ordering=list(QUOTAS))
+    await look(one, who)
+    assert (await one.decide(who)).label == "economy"
+    await clear_override(exact_store, scope, today)
+    await look(one, who)
+    assert (await one.decide(who)).label == "premium"
+
+
+async def test_without_sticky_fallback_the_quotas_alone_decide(one: BudgetSidecar, exact_store: Store) -> None:
+    who = new_caller()
+    await put_budget(exact_store, who.org, QUOTAS, sticky_fallback_enabled=False)
+    await one.spend(who, 10 * USD)
+    assert (await one.decide(who)).label == "standard"
+    await put_budget(exact_store, who.org, QUOTAS | {"premium": 100}, sticky_fallback_enabled=False)
+    await look(one, who)
+    assert (await one.decide(who)).label == "premium"
+
+
+async def test_a_new_ordering_keeps_the_active_label_by_its_name(one: BudgetSidecar, exact_store: Store) -> None:
+    who = new_caller()
+    await put_budget(exact_store, who.org, QUOTAS, version=1)
+    await one.spend(who, 10 * USD)
+    await one.recorder.flush()
+    await look(one, who)
+    assert one.budget_registry.refresher.active_label_moves == 1
+    await put_budget(exact_store, who.org, {"economy": 1, "standard": 5, "premium": 100}, version=2)
+    await look(one, who)
+    assert (await one.decide(who, "economy")).label == "standard"
+    assert (await one.decide(who, "premium")).label == "premium"  # behind the active one by now
+
+
+async def test_while_the_store_is_away_what_is_known_holds_and_is_stale(
+    one: BudgetSidecar, exact_store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    who = new_caller()
+    await put_budget(exact_store, who.org, QUOTAS)
+    await one.spend(who, 10 * USD)
+    one.store.is_away = True
+    for _ in range(5):
+        await look(one, who)
+        assert (await one.decide(who)).label == "standard"
+    assert (await one.caller_day(who)).budget.is_stale
+    assert caplog.text.count("cannot be looked up") == 1
+    one.store.is_away = False
+    await look(one, who)
+    assert not (await one.caller_day(who)).budget.is_stale
+
+
+async def test_an_org_never_seen_has_the_defaults_until_the_store_is_back(
+    one: BudgetSidecar, exact_store: Store
+) -> None:
+    who = new_caller()
+    await put_budget(exact_store, who.org, QUOTAS | {"premium": 0})
+    one.store.is_away = True
+    for _ in range(10):
+        assert (await one.decide(who)).label == "premium"
+    assert one.store.calls.count("get_many") <= 2
+    one.store.is_away = False
+    await one.clock.advance(limits.STORE_RETRY_SECONDS)
+    await one.decide(who)  # which has them asked for again
+    await one.wait_for_refresh()
+    assert (await one.decide(who)).label == "standard"
+
+
+async def test_yesterdays_budget_holds_for_a_new_day_while_the_store_is_away(
+    one: BudgetSidecar, exact_store: Store
+) -> None:
+    who = new_caller()
+    await put_budget(exact_store, who.org, QUOTAS)
+    await one.decide(who)
+    one.store.is_away = True
+    await one.clock.advance(12 * 3600)
+    await one.spend(who, 10 * USD)
+    assert (await one.decide(who)).label == "standard"
+
+
+async def test_an_orgs_new_zone_and_scope_hold_from_its_next_day(one: BudgetSidecar, exact_store: Store) -> None:
+    who = new_caller()
+    await put_item(exact_store, schema.org_config_key(who.org), timezone="UTC")
+    before = (await one.caller_day(who)).get_charged_counters("premium")
+    changed = {"timezone": "Pacific/Kiritimati", "quota_scope": "ORG"}
+    await exact_store.update(Update(schema.org_config_key(who.org), set=changed))
+    await look(one, who)
+    assert (await one.caller_day(who)).get_charged_counters("premium") is before
+    other = (await one.caller_day(new_caller("batch", who.org))).get_charged_counters("premium")
+    assert [counter.period for counter in other.counters] == ["DAY#20261118"]
+    await one.clock.advance(12 * 3600)
+    after = (await one.caller_day(who)).get_charged_counters("premium")
+    assert [counter.period for counter in after.counters] == ["DAY#20261119"] * 2  # where it is the 19th since noon
+
+
+async def test_a_day_that_comes_twice_by_another_zone_is_one_budget(one: BudgetSidecar, exact_store: Store) -> None:
+    """Further west it is still the 18th."""
+    who = new_caller()
+    await put_budget(exact_store, who.org, QUOTAS, timezone="Asia/Tokyo")
+    await one.spend(who, 10 * USD)
+    turn = datetime(2026, 11, 18, 15, tzinfo=UTC).timestamp()
+    settled = {"timezone": "Asia/Tokyo", "quota_scope": "APP", "period": "day"}
+    more: dict[str, Value] = {"settled": settled, "settled_until_epoch": int(turn)}
+    await put_budget(exact_store, who.org, QUOTAS, timezone="America/New_York", **more)
+    await one.clock.advance(turn - one.clock.now() - 1)
+    assert (await one.decide(who)).label == "standard"
+    await one.clock.advance(2)
+    assert (await one.decide(who)).label == "standard"
+    await one.wait_for_refresh()
+    one.store.calls.clear()
+    for _ in range(10):
+        await one.decide(who)
+    assert one.store.calls == []
+    payer = await one.caller_day(who)
+    assert payer.end == datetime(2026, 11, 19, 5, tzinfo=UTC).timestamp()
+
+
+async def test_what_was_left_unflushed_counts_from_the_start(one: BudgetSidecar, exact_store: Store) -> None:
+    who = new_caller()
+    await put_budget(exact_store, who.org, QUOTAS)
+    await one.spend(who, 10 * USD)
+    one.budget_registry._refresh_states.clear()
+    one.budget_registry._caller_days.clear()
+    assert (await one.decide(who)).label == "standard"
+    assert await one.recorder.flush()
+    await look(one, who)
+    standing = (await one.caller_day(who)).budget
+    assert standing.get_tracker("premium").spent == 10 * USD
+
+
+async def test_a_change_of_what_serves_is_logged_once(
+    one: BudgetSidecar, exact_store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    who = new_caller()
+    await put_budget(exact_store, who.org, QUOTAS)
+    for _ in range(7):
+        await one.spend(who, 2 * USD)
+    lines = [record.message for record in caplog.records if "decision changed" in record.message]
+    assert lines == [
+        f"decision changed: scope=ORG#{who.org}#APP#web period=DAY#20261118 asked=premium serving=standard "
+        "before=premium active=premium enforcement=soft "
+        "spent='premium 10 of 10 USD, standard 0 of 5 USD, economy 0 of 1 USD'"
+    ]

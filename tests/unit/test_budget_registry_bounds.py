@@ -1,0 +1,417 @@
+"""Budgets where something goes wrong: what is known stays right, nobody waits for long, nothing is asked in vain."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from price_keeper.budgets import budget_refresh as limits
+from price_keeper.budgets import budget_registry, budget_state
+from price_keeper.budgets.active_label import set_override
+from price_keeper.budgets.label_policy import Mode
+from price_keeper.domain import Caller, Scope
+from price_keeper.errors import Busy, InvalidRequest, InvalidStoreRequest, QuotaExceeded
+from price_keeper.ledger.aggregator import build_total_key
+from price_keeper.ledger.ledger_entries import Counter
+from price_keeper.org_calendar import Period, find_span, load_zone
+from price_keeper.stores import schema
+from price_keeper.stores.contract import Put, Store
+
+from tests.support.budget_fleet import USD, BudgetSidecar, new_caller, open_budget_sidecar, put_budget
+from tests.support.clock import ManualClock
+
+QUOTAS = {"premium": 10, "standard": 5, "economy": 1}
+DAY = "DAY#20261118"
+
+
+@pytest.fixture
+async def one(tmp_path: Path, exact_store: Store) -> AsyncIterator[BudgetSidecar]:
+    async with open_budget_sidecar(tmp_path / "one", exact_store, ManualClock()) as made:
+        yield made
+
+
+@pytest.fixture
+async def two(tmp_path: Path, exact_store: Store, one: BudgetSidecar) -> AsyncIterator[BudgetSidecar]:
+    async with open_budget_sidecar(tmp_path / "two", exact_store, one.clock) as made:
+        yield made
+
+
+async def look(one: BudgetSidecar, who: Caller, seconds: float = limits.SETTINGS_REFRESH_SECONDS) -> None:
+    await one.clock.advance(seconds)
+    await one.decide(who)
+    await one.wait_for_refresh()
+
+
+async def test_who_is_met_while_the_store_is_away_is_known_rightly_later(
+    one: BudgetSidecar, two: BudgetSidecar
+) -> None:
+    who = new_caller()
+    await put_budget(one.store._store, who.org, QUOTAS, agg_shard_count=64)
+    one.store.is_away = True
+    await one.decide(who)
+    one.store.is_away = False
+    for _ in range(15):
+        await two.spend(who, 1 * USD)
+        await two.recorder.flush()
+    await look(one, who, limits.STORE_RETRY_SECONDS)
+    assert (await one.decide(who)).label == "economy"
+
+
+async def test_with_refuse_nobody_is_served_of_whom_nothing_is_known(tmp_path: Path, exact_store: Store) -> None:
+    """Not even before the first flush has failed: by then a call may have cost more than a hard budget has."""
+    known, met = new_caller(), new_caller()
+    async with open_budget_sidecar(tmp_path / "three", exact_store, ManualClock(), on_store_down="refuse") as one:
+        for who in (known, met):
+            await put_budget(exact_store, who.org, QUOTAS, enforcement="hard")
+        assert (await one.decide(known)).label == "premium"
+        one.store.is_away = True
+        for _ in range(2):
+            with pytest.raises(Busy, match="what its budget is"):
+                await one.decide(met)
+            assert (await one.decide(known)).label == "premium"
+            await one.clock.advance(86_400)  # to another period, in which what was known holds
+        one.store.is_away = False
+        assert (await one.decide(met)).label == "premium"
+
+
+async def test_who_is_met_while_settings_cannot_be_read_pays_as_they_say_with_the_next_call(one: BudgetSidecar) -> None:
+    """However seldom it calls: each of its calls finds what is known too old, and waits for a look."""
+    who = new_caller()
+    more: dict[str, Any] = {"quota_scope": "ORG", "agg_shard_count": 16}
+    await put_budget(one.store._store, who.org, QUOTAS, **more)
+    asked: list[str] = []
+
+    async def first_in_vain(verb: str) -> None:
+        asked.append(verb)
+        if len(asked) == 1:
+            raise InvalidStoreRequest("not this one")
+
+    one.store.before_call = first_in_vain
+    await one.spend(who, 1)
+    await one.wait_for_refresh()
+    await one.clock.advance(1000)
+    await one.spend(who, 2)
+    (counter,) = [each for each in one.recorder.journal.tally.sums() if "#APP#" not in each.scope]
+    assert counter == Counter(f"ORG#{who.org}", "premium", DAY, 16)
+
+
+async def test_who_is_met_by_the_defaults_is_told_of_rightly_with_the_first_look_that_somebody_asks_for(
+    one: BudgetSidecar,
+) -> None:
+    who = new_caller()
+    await put_budget(one.store._store, who.org, QUOTAS, quota_scope="ORG")
+    one.store.is_away = True
+    await one.decide(who)
+    one.store.is_away = False
+    await one.clock.advance(limits.STORE_RETRY_SECONDS)
+    standing, _ = await one.budget_registry.read_status(who, forces_read=True)
+    assert standing.scope == Scope(who.org)
+    assert not standing.is_stale
+
+
+async def test_what_is_read_while_an_org_turns_out_to_have_more_shards_is_not_taken_for_all(
+    one: BudgetSidecar, two: BudgetSidecar
+) -> None:
+    """Who is met anew meanwhile does not go by it."""
+    who = new_caller()
+    await one.decide(who)
+    await one.wait_for_refresh()
+    await put_budget(one.store._store, who.org, {"premium": 40, "standard": 5}, agg_shard_count=64)
+    for _ in range(30):
+        await two.spend(who, 1 * USD)
+        await two.recorder.flush()
+    gate, asked = asyncio.Event(), list[str]()
+
+    async def the_second_hangs(verb: str) -> None:
+        asked.append(verb)
+        if verb == "get_many" and asked.count(verb) == 2:  # after the settings, the shards
+            await gate.wait()
+
+    one.store.before_call = the_second_hangs
+    await one.clock.advance(limits.SETTINGS_REFRESH_SECONDS)
+    watch = next(iter(one.budget_registry._refresh_states.values()))
+    one.budget_registry.refresher.refresh(watch)
+    for _ in range(100):
+        await asyncio.sleep(0)
+    meeting = asyncio.create_task(one.budget_registry.load(who))
+    for _ in range(100):
+        await asyncio.sleep(0)
+    gate.set()
+    await meeting
+    await one.wait_for_refresh()
+    payer = await one.caller_day(who)
+    assert payer.budget.get_tracker("premium").spent == 30 * USD
+
+
+async def test_the_first_put_of_an_org_holds_as_soon_as_it_is_read(one: BudgetSidecar) -> None:
+    web, batch = new_caller(), new_caller()
+    batch = new_caller("batch", web.org)
+    for who in (web, batch):
+        await one.spend(who, 1)
+    more: dict[str, Any] = {"quota_scope": "ORG", "timezone": "America/New_York", "agg_shard_count": 16}
+    await put_budget(one.store._store, web.org, QUOTAS, **more)
+    for who in (web, batch):
+        await look(one, who)
+        await one.decide(who)
+        await one.wait_for_refresh()
+    await one.spend(web, 10 * USD)
+    assert (await one.decide(batch)).label == "standard"
+    (counter,) = [each for each in one.recorder.journal.tally.sums() if "#APP#" not in each.scope]
+    assert counter == Counter(f"ORG#{web.org}", "premium", DAY, 16)
+
+
+async def test_a_look_does_not_wait_for_a_flush_that_hangs(one: BudgetSidecar, two: BudgetSidecar) -> None:
+    who, gate = new_caller(), asyncio.Event()
+    await put_budget(one.store._store, who.org, QUOTAS)
+    await two.spend(who, 10 * USD)
+    await two.recorder.flush()
+
+    async def hangs(verb: str) -> None:
+        if verb == "transact":
+            await gate.wait()
+
+    one.store.before_call = hangs
+    await one.spend(new_caller(), 1)
+    flush = asyncio.create_task(one.recorder.flush())
+    await asyncio.sleep(0)
+    assert (await one.decide(who)).label == "standard"
+    assert one.budget_registry.refresher.active_label_moves == 1  # so much is certain
+    gate.set()
+    await flush
+
+
+async def test_looks_of_many_scopes_do_not_wait_for_each_other(one: BudgetSidecar) -> None:
+    under_way: list[int] = []
+
+    async def counts(verb: str) -> None:
+        under_way.append(under_way[-1] + 1 if under_way else 1)
+        await asyncio.sleep(0.01)
+        under_way.append(under_way[-1] - 1)
+
+    who = [new_caller() for _ in range(20)]
+    for each in who:
+        await put_budget(one.store._store, each.org, QUOTAS)
+    one.store.before_call = counts
+    await asyncio.gather(*(one.decide(each) for each in who))
+    assert max(under_way) > 15
+
+
+async def test_a_total_from_the_future_is_not_believed(one: BudgetSidecar, two: BudgetSidecar) -> None:
+    who = new_caller()
+    await put_budget(one.store._store, who.org, {"premium": 10}, sticky_fallback_enabled=False)
+    await one.decide(who)
+    counter = Counter(f"ORG#{who.org}#APP#web", "premium", DAY, 8)
+    total = {"as_of_epoch": int(one.clock.now()) + 86_400, "cost_usd_micros": 1, "requests": 1}
+    await one.store._store.put(Put(build_total_key(counter), total))
+    await two.spend(who, 10 * USD)
+    await two.recorder.flush()
+    await one.clock.advance(300)
+    await one.decide(who)
+    await one.wait_for_refresh()
+    with pytest.raises(QuotaExceeded):
+        await one.decide(who)
+
+
+async def test_clock_that_is_set_right_neither_hides_own_spend_nor_counts_it_twice(one: BudgetSidecar) -> None:
+    """By the hour that it was behind, what was flushed then seemed to be older than a total that did not have it."""
+    who, right = new_caller(), one.clock.now()
+    await put_budget(one.store._store, who.org, {"premium": 1000})
+    one.clock.set_wall(right - 3600)
+    await one.decide(who)
+    await one.clock.advance(20)
+    key = build_total_key(Counter(f"ORG#{who.org}#APP#web", "premium", DAY, 8))
+    of_others = {"as_of_epoch": int(right) + 20, "cost_usd_micros": 10**6, "requests": 1}
+    await one.store._store.put(Put(key, of_others))
+    await one.clock.advance(20)
+    await one.spend(who, 5 * USD)
+    await one.recorder.flush()
+    one.clock.set_wall(right + 40)
+    await look(one, who, 265)
+    assert (await one.caller_day(who)).budget.get_tracker(
+        "premium"
+    ).spent == 5 * USD  # for certain: some may be in the total
+    of_all = {"as_of_epoch": int(one.clock.now()), "cost_usd_micros": 6 * 10**6, "requests": 2}
+    await one.store._store.put(Put(key, of_all))
+    await look(one, who, 305)
+    assert (await one.caller_day(who)).budget.get_tracker("premium").spent == 6 * USD
+
+
+async def test_what_the_store_will_never_take_was_spent_all_the_same(one: BudgetSidecar) -> None:
+    who = new_caller()
+    await put_budget(one.store._store, who.org, QUOTAS)
+    await one.spend(who, 10 * USD)
+
+    async def rejects(verb: str) -> None:
+        if verb == "transact":
+            raise InvalidStoreRequest("never")
+
+    one.store.before_call = rejects
+    await one.recorder.flush()
+    one.store.before_call = None
+    assert len(one.recorder.sender.rejected_ulids) == 1
+    await look(one, who)
+    assert (await one.decide(who)).label == "standard"
+    one.budget_registry._refresh_states.clear()
+    one.budget_registry._caller_days.clear()
+    assert (await one.decide(who)).label == "standard"
+
+
+async def test_an_override_ends_by_its_own_time_though_the_store_is_away(one: BudgetSidecar) -> None:
+    who = new_caller()
+    await put_budget(one.store._store, who.org, QUOTAS)
+    await one.decide(who)
+    scope, today = Scope(who.org, "web"), find_span(Period.DAY, one.clock.now(), load_zone("UTC"))
+    until = one.clock.now() + 600
+    await set_override(
+        one.store._store, one.clock, scope, today, "economy", "save", "ops", until, ordering=list(QUOTAS)
+    )
+    await look(one, who)
+    assert (await one.decide(who)).label == "economy"
+    one.store.is_away = True
+    await look(one, who, 601)
+    one.store.calls.clear()
+    for _ in range(100):
+        assert (await one.decide(who)).label == "premium"
+    await one.wait_for_refresh()
+    assert len(one.store.calls) <= 2
+
+
+@pytest.mark.parametrize("when", ["new", "known"])
+async def test_a_fault_of_whatever_kind_leaves_a_standing_and_is_told(
+    one: BudgetSidecar, caplog: pytest.LogCaptureFixture, when: str
+) -> None:
+    who = new_caller()
+    await put_budget(one.store._store, who.org, QUOTAS)
+    if when == "known":
+        await one.decide(who)
+
+    async def breaks(verb: str) -> None:
+        raise KeyError("a bug")
+
+    one.store.before_call = breaks
+    await look(one, who)
+    for _ in range(100):
+        assert (await one.decide(who)).label == "premium"
+    await one.wait_for_refresh()
+    assert (await one.caller_day(who)).budget.is_stale
+    assert len(one.store.calls) < 12
+    assert "KeyError" in caplog.text
+    assert "a bug" not in caplog.text
+
+
+async def test_shadow_refuses_nothing_at_all(one: BudgetSidecar) -> None:
+    who = new_caller()
+    await put_budget(one.store._store, who.org, {"premium": 0}, enforcement="shadow")
+    assert await one.decide(who) == ("premium", Mode.EXCEEDED, 100, "")
+    assert await one.decide(who, "economy") == ("economy", Mode.NORMAL, None, "")
+    standing = (await one.caller_day(who)).budget
+    assert standing.decide_without_fallback("guardrails") == ("guardrails", Mode.NORMAL, None, "")
+    assert standing.decide_without_fallback("unlabelled.x") == ("unlabelled.x", Mode.NORMAL, None, "")
+
+
+async def test_with_a_chain_nothing_is_spent_outside_of_it(one: BudgetSidecar) -> None:
+    who = new_caller()
+    await put_budget(one.store._store, who.org, {"premium": 10})
+    standing = (await one.caller_day(who)).budget
+    for label in ("guardrails", "async-jobs", "unlabelled.anthropic.claude-3"):
+        with pytest.raises(InvalidRequest, match=r"is not among the labels that .* has a quota for: premium"):
+            standing.decide_without_fallback(label)
+
+
+def test_flush_of_what_was_recorded_before_the_quota_was_known_is_own_spend() -> None:
+    known = budget_state.SpendTracker()
+    known.on_call_ended(0, 3)
+    known.add_sent(10)
+    assert known.spent == 10
+    known.add_acknowledged(10)
+    known.apply_exact_sum(10, 2.0)
+    assert known.spent == 10
+
+
+async def test_labels_without_a_quota_are_not_kept(one: BudgetSidecar) -> None:
+    who = new_caller()
+    for number in range(50):
+        (await one.caller_day(who)).get_charged_counters(f"unlabelled.{number}")
+    assert (await one.caller_day(who)).budget._trackers == {}
+
+
+async def test_standings_of_days_that_are_over_are_let_go(one: BudgetSidecar) -> None:
+    who = new_caller()
+    await put_budget(one.store._store, who.org, QUOTAS)
+    for _ in range(5):
+        await one.spend(who, 1)
+        await one.clock.advance(86_400)
+    await one.decide(who)
+    assert len(one.budget_registry._refresh_states) <= 2
+
+
+async def test_one_call_waits_for_a_store_that_hangs_and_the_others_go_on(
+    one: BudgetSidecar, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(budget_registry, "LOAD_TIMEOUT_SECONDS", 0.05)
+    who, gate = new_caller(), asyncio.Event()
+
+    async def hangs(verb: str) -> None:
+        await gate.wait()
+
+    one.store.before_call = hangs
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    await one.decide(who)
+    first, began = loop.time() - began, loop.time()
+    for _ in range(20):
+        await one.decide(who)
+    assert loop.time() - began < 2 * first
+    gate.set()
+    await one.wait_for_refresh()
+
+
+async def test_after_one_failed_look_what_is_known_grows_old_again(one: BudgetSidecar, two: BudgetSidecar) -> None:
+    who = new_caller()
+    await put_budget(one.store._store, who.org, QUOTAS)
+    await one.decide(who)
+    one.store.is_away = True
+    await look(one, who)
+    one.store.is_away = False
+    await look(one, who)
+    await two.spend(who, 10 * USD)
+    await two.recorder.flush()
+    await one.clock.advance(6 * 3600)
+    assert (await one.decide(who)).label == "standard"
+
+
+async def test_what_is_only_under_way_changes_nothing_in_the_log(
+    one: BudgetSidecar, caplog: pytest.LogCaptureFixture
+) -> None:
+    who = new_caller()
+    await put_budget(one.store._store, who.org, QUOTAS)
+    for _ in range(50):
+        _, number = await one.begin(who, expected=11 * USD)
+        assert (await one.decide(who)).label == "standard"
+        one.end(number, 1)
+        assert (await one.decide(who)).label == "premium"
+    assert "decision changed" not in caplog.text
+
+
+async def test_items_that_a_person_wrote_with_other_kinds_of_values_keep_their_budget(one: BudgetSidecar) -> None:
+    """As far as an engine can hold them; what cannot be used is passed over."""
+    who = new_caller()
+    await put_budget(one.store._store, who.org, {"premium": 0}, tags=["a", "b"], notes={"x": ""})
+    with pytest.raises(QuotaExceeded):
+        await one.decide(who)
+
+
+async def test_nobody_moves_on_who_does_not_know_the_newest_ordering(one: BudgetSidecar) -> None:
+    who = new_caller()
+    await put_budget(one.store._store, who.org, QUOTAS, version=1)
+    key = schema.sticky_state_key(Scope(who.org, "web"), DAY)
+    newer = {"active_model_label": "premium", "active_model_index": 0, "ordering_version": 9}
+    await one.store._store.put(Put(key, newer))
+    await one.spend(who, 10 * USD)
+    await one.recorder.flush()
+    await look(one, who)
+    assert one.store.calls.count("update") == 0
+    assert (await one.decide(who)).label == "standard"

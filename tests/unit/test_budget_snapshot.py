@@ -1,0 +1,473 @@
+"""What is noted of budgets: by it goes who begins while the store is away, as if it had run before."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from price_keeper.budgets import budget_refresh as limits
+from price_keeper.budgets import budget_registry
+from price_keeper.budgets import budget_snapshot as noted
+from price_keeper.budgets.active_label import set_override
+from price_keeper.budgets.budget_snapshot import BudgetSnapshot
+from price_keeper.budgets.budget_state import SpendTracker
+from price_keeper.domain import Scope
+from price_keeper.errors import Busy, QuotaExceeded
+from price_keeper.ledger.ledger_entries import Counter
+from price_keeper.ledger.segment import decode_lines
+from price_keeper.org_calendar import Period, find_span, load_zone
+from price_keeper.rates.rate_limiter import RateLimitCache
+from price_keeper.stores import schema
+from price_keeper.stores.contract import Store
+from price_keeper.tasks import Tasks
+
+from tests.support.budget_fleet import (
+    USD,
+    BudgetSidecar,
+    CountingStore,
+    new_caller,
+    open_budget_sidecar,
+    put_budget,
+    put_item,
+)
+from tests.support.clock import ManualClock
+
+QUOTAS = {"premium": 10, "standard": 5, "economy": 1}
+DAY = "DAY#20261118"
+KIRITIMATI_DAY = "DAY#20261119"
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+async def one(tmp_path: Path, exact_store: Store, clock: ManualClock) -> AsyncIterator[BudgetSidecar]:
+    async with open_budget_sidecar(tmp_path / "one", exact_store, clock) as made:
+        yield made
+
+
+def passed_on(notes: BudgetSnapshot) -> BudgetSnapshot:
+    """As they come to the next process: as lines."""
+    notes.record_pending(noted.MAX_RECORDS)
+    following = BudgetSnapshot(notes._now)
+    following.merge(found_in(notes))
+    return following
+
+
+def found_in(*several: BudgetSnapshot) -> dict[noted.RecordKey, bytes]:
+    found, spoilt = noted.select_newest(
+        values for each in several for values in decode_lines(b"".join(each.export_lines())).values
+    )
+    assert spoilt == 0
+    return found
+
+
+@asynccontextmanager
+async def following(
+    one: BudgetSidecar, folder: Path, *, is_away: bool = True, **config: Any
+) -> AsyncIterator[BudgetSidecar]:
+    """Begun with what `one` noted, while the store is away."""
+    store, clock = one.store._store, one.clock
+    async with open_budget_sidecar(
+        folder / "two", store, clock, notes=passed_on(one.budget_registry.snapshot), **config
+    ) as two:
+        two.store.is_away = is_away
+        yield two
+
+
+async def test_the_chain_goes_on_where_it_was(one: BudgetSidecar, tmp_path: Path) -> None:
+    who = new_caller()
+    await put_budget(one.store._store, who.org, QUOTAS)
+    await one.spend(who, 10 * USD)
+    await one.recorder.flush()
+    await one.clock.advance(limits.SETTINGS_REFRESH_SECONDS)
+    await one.decide(who)
+    await one.wait_for_refresh()
+    await one.spend(who, 1 * USD)
+    await one.recorder.flush()  # which no look has seen
+    async with following(one, tmp_path) as two:
+        assert await two.spend(who, 4 * USD) == "standard"
+        payer = await two.caller_day(who)
+        assert payer.budget.is_stale
+        assert payer.budget.active_index == 1
+        assert [payer.budget.get_tracker(label).spent for label in QUOTAS] == [10 * USD, 5 * USD, 0]
+        assert (await two.decide(who)).label == "economy"
+
+
+async def test_a_hard_budget_is_known_to_be_hard(one: BudgetSidecar, tmp_path: Path) -> None:
+    who = new_caller()
+    await put_budget(one.store._store, who.org, QUOTAS)
+    await put_item(one.store._store, schema.app_config_key(who.org, "web"), enforcement="hard", version=3)
+    await one.decide(who)
+    async with following(one, tmp_path) as two:
+        plan = (await two.caller_day(who)).budget.settings
+        assert (plan.enforcement, plan.version, dict(plan.quotas)) == (
+            "hard",
+            3,
+            {label: usd * USD for label, usd in QUOTAS.items()},
+        )
+
+
+async def test_one_budget_for_all_apps_is_the_orgs_also_for_one_never_met(one: BudgetSidecar, tmp_path: Path) -> None:
+    who = new_caller()
+    await put_budget(one.store._store, who.org, QUOTAS, quota_scope="ORG", agg_shard_count=16, timezone="Asia/Tokyo")
+    await one.decide(who)
+    async with following(one, tmp_path) as two:
+        for app in ("web", "never-met"):
+            await two.spend(new_caller(app, who.org), 4 * USD)
+        counted = sorted(two.recorder.journal.tally.sums())
+        scopes = [f"ORG#{who.org}", f"ORG#{who.org}#APP#never-met", f"ORG#{who.org}#APP#web"]
+        assert counted == [Counter(scope, "premium", "DAY#20261118", 16) for scope in scopes]
+        assert (await two.caller_day(who)).budget.get_tracker("premium").spent == 8 * USD
+
+
+async def test_of_an_app_that_was_never_met_only_the_calendar_is_known(one: BudgetSidecar, tmp_path: Path) -> None:
+    """As by a process that runs: its own settings may allow it more than the org's do."""
+    who = new_caller()
+    await put_budget(one.store._store, who.org, {"premium": 0}, period="month", agg_shard_count=16)
+    with pytest.raises(QuotaExceeded):
+        await one.decide(who)
+    one.store.is_away = True
+    async with following(one, tmp_path) as two:
+        for each in (one, two):
+            stranger = new_caller("never-met", who.org)
+            await each.spend(stranger, 1)
+            plan = (await each.caller_day(stranger)).budget.settings
+            assert (plan.period, plan.shards, dict(plan.quotas)) == (Period.MONTH, 16, {})
+
+
+async def test_an_org_that_nobody_put_and_one_that_was_never_met_have_no_budget(
+    one: BudgetSidecar, tmp_path: Path
+) -> None:
+    who = new_caller()
+    await one.decide(who)
+    async with following(one, tmp_path) as two:
+        for each in (who, new_caller()):
+            assert dict((await two.caller_day(each)).budget.settings.quotas) == {}
+
+
+async def test_an_override_stays_in_force_until_its_end(one: BudgetSidecar, tmp_path: Path) -> None:
+    who = new_caller()
+    await put_budget(one.store._store, who.org, QUOTAS)
+    scope, today = Scope(who.org, "web"), find_span(Period.DAY, one.clock.now(), load_zone("UTC"))
+    until = one.clock.now() + 600
+    await set_override(
+        one.store._store, one.clock, scope, today, "economy", "a secret plan", "ops@hand", until, ordering=list(QUOTAS)
+    )
+    await one.decide(who)
+    text = b"".join(passed_on(one.budget_registry.snapshot).export_lines())
+    assert b"secret plan" not in text
+    assert b"ops@hand" not in text
+    async with following(one, tmp_path) as two:
+        assert (await two.decide(who)).label == "economy"
+        await two.clock.advance(601)
+        assert (await two.decide(who)).label == "premium"
+
+
+async def test_what_was_spent_in_another_period_is_none_of_this_one(one: BudgetSidecar, tmp_path: Path) -> None:
+    who = new_caller()
+    await put_budget(one.store._store, who.org, QUOTAS)
+    await one.spend(who, 10 * USD)
+    await one.recorder.flush()
+    await one.clock.advance(86_400)
+    async with following(one, tmp_path) as two:
+        standing = (await two.caller_day(who)).budget
+        assert (standing.span.key, standing.get_tracker("premium").spent, standing.settings.quotas["premium"]) == (
+            "DAY#20261119",
+            0,
+            10 * USD,
+        )
+
+
+async def test_a_call_of_yesterday_that_ends_today_leaves_what_was_noted_today(
+    one: BudgetSidecar, tmp_path: Path
+) -> None:
+    who = new_caller()
+    await put_budget(one.store._store, who.org, QUOTAS)
+    _, number = await one.begin(who)
+    await one.clock.advance(43_200)
+    await one.spend(who, 10 * USD)
+    await one.recorder.flush()
+    await one.wait_for_refresh()
+    one.end(number, 1 * USD)
+    await one.recorder.flush()
+    async with following(one, tmp_path) as two:
+        standing = (await two.caller_day(who)).budget
+        assert (standing.span.key, standing.get_tracker("premium").spent) == (KIRITIMATI_DAY, 10 * USD)
+
+
+async def test_a_store_that_answers_is_believed_and_nothing_noted(one: BudgetSidecar, tmp_path: Path) -> None:
+    who, store = new_caller(), one.store._store
+    await put_budget(store, who.org, QUOTAS)
+    await one.spend(who, 10 * USD)  # and its journal is lost
+    await one.wait_for_refresh()
+    async with following(one, tmp_path, is_away=False) as two:
+        await put_budget(store, who.org, {"standard": 7}, version=2, timezone="Pacific/Kiritimati")
+        assert (await two.decide(who, "standard")).label == "standard"
+        standing = (await two.caller_day(who)).budget
+        assert (dict(standing.settings.quotas), standing.span.key, standing.is_stale) == (
+            {"standard": 7 * USD},
+            KIRITIMATI_DAY,
+            False,
+        )
+        assert standing.get_tracker("standard").spent == 0
+
+
+async def test_when_the_store_is_back_its_word_holds(one: BudgetSidecar, tmp_path: Path) -> None:
+    who, store = new_caller(), one.store._store
+    await put_budget(store, who.org, QUOTAS)
+    await one.spend(who, 10 * USD)
+    await one.recorder.flush()
+    await one.wait_for_refresh()
+    async with following(one, tmp_path) as two:
+        assert (await two.decide(who)).label == "standard"
+        more: dict[str, Any] = {"version": 2, "quota_scope": "ORG", "timezone": "Pacific/Kiritimati"}
+        await put_budget(store, who.org, {"standard": 7}, **more)
+        two.store.is_away = False
+        for _ in range(3):
+            await two.clock.advance(limits.STORE_RETRY_SECONDS)
+            await two.decide(who, "standard")
+            await two.wait_for_refresh()
+        standing = (await two.caller_day(who)).budget
+        assert (standing.scope.app, standing.span.key, standing.is_stale) == (None, KIRITIMATI_DAY, False)
+        assert dict(standing.settings.quotas) == {"standard": 7 * USD}
+
+
+async def test_a_store_that_says_nothing_is_waited_for_no_longer_than_ever(
+    one: BudgetSidecar, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    who, gate = new_caller(), asyncio.Event()
+    await put_budget(one.store._store, who.org, QUOTAS, enforcement="hard")
+    await one.decide(who)
+    monkeypatch.setattr(budget_registry, "LOAD_TIMEOUT_SECONDS", 0.05)
+
+    async def hangs(verb: str) -> None:
+        await gate.wait()
+
+    async with following(one, tmp_path, is_away=False) as two:
+        two.store.before_call = hangs
+        standing = (await two.caller_day(who)).budget
+        assert (standing.settings.enforcement, standing.is_stale) == ("hard", True)
+        gate.set()
+        await two.wait_for_refresh()
+        assert not (await two.caller_day(who)).budget.is_stale
+
+
+async def test_with_refuse_what_is_noted_lets_nobody_in(one: BudgetSidecar, tmp_path: Path) -> None:
+    who = new_caller()
+    await put_budget(one.store._store, who.org, QUOTAS)
+    await one.decide(who)
+    async with following(one, tmp_path, on_store_down="refuse") as two:
+        with pytest.raises(Busy, match="what its budget is"):
+            await two.decide(who)
+
+
+async def test_a_look_that_failed_leaves_what_was_noted_for_the_next_process(
+    one: BudgetSidecar, tmp_path: Path
+) -> None:
+    who = new_caller()
+    await put_budget(one.store._store, who.org, QUOTAS)
+    await one.spend(who, 10 * USD)
+    await one.recorder.flush()
+    await one.wait_for_refresh()
+    async with following(one, tmp_path) as two:
+        await two.decide(who)
+        await two.clock.advance(limits.SETTINGS_REFRESH_SECONDS)
+        await two.decide(who)
+        async with following(two, tmp_path / "more") as three:
+            assert (await three.caller_day(who)).budget.get_tracker("premium").spent == 10 * USD
+
+
+async def test_limits_hold_too(exact_store: Store, clock: ManualClock) -> None:
+    who, notes = new_caller(), BudgetSnapshot(clock.now)
+    await put_item(exact_store, schema.org_config_key(who.org), limits={"rpm": 60})
+    await put_item(exact_store, schema.app_config_key(who.org, "web"), limits={"rpm": 6}, version=4)
+    async with Tasks(clock) as tasks:
+        met = await RateLimitCache(exact_store, clock, tasks, notes).load(who)
+        away = CountingStore(exact_store)
+        away.is_away = True
+        kept = RateLimitCache(cast(Store, away), clock, tasks, passed_on(notes))
+        found = await kept.load(who)
+        assert (found.buckets, dict(found.rates)) == (met.buckets, {"rpm": 6})
+        assert not (await kept.load(new_caller())).buckets
+        away.is_away = False
+        await put_item(exact_store, schema.app_config_key(who.org, "web"), limits={"rpm": 7}, version=5)
+        assert dict((await kept.load(who)).rates) == {"rpm": 7}
+
+
+@given(
+    stored=st.integers(0, 10**16),
+    before=st.lists(st.integers(0, 10**14), max_size=6),
+    flushed=st.integers(0, 12),
+    after=st.lists(st.integers(0, 10**14), max_size=6),
+)
+def test_what_is_recalled_is_never_less_than_was_known_nor_more_than_was_spent(
+    stored: int, before: list[int], flushed: int, after: list[int]
+) -> None:
+    """Calls, a note, more calls and flushes of some of all these in order, then a death: the journal has the rest."""
+    spent = SpendTracker()
+    spent.apply_exact_sum(stored, 0.0)
+    for pico in before:
+        spent.on_call_ended(0, pico)
+    parts = spent.stored_and_pending
+    left = sum([*before, *after][flushed:])
+    following = SpendTracker(left, left)
+    following.restore(*parts, is_own=True)
+    assert spent.spent <= following.spent <= stored + sum(before) + sum(after)
+    assert following.spent >= stored + left
+    following.add_acknowledged(left)
+    following.apply_exact_sum(stored + sum(before) + sum(after), 200.0)
+    assert following.spent == stored + sum(before) + sum(after)
+
+
+@pytest.mark.parametrize("worker", [0, 1])
+async def test_note_of_another_worker_or_an_older_version_counts_nothing_of_ours_twice(
+    one: BudgetSidecar, worker: int
+) -> None:
+    """What a flush of ours without an answer brought to the store, another worker may have seen there."""
+    who = new_caller()
+    await put_budget(one.store._store, who.org, QUOTAS)
+    await one.spend(who, 4 * USD)
+    await one.wait_for_refresh()
+    one.budget_registry.snapshot.record_pending(noted.MAX_RECORDS)
+    values = decode_lines(b"".join(one.budget_registry.snapshot.export_lines())).values
+    scope, same = Scope(who.org, "web"), BudgetSnapshot(one.clock.now, worker)
+    same.merge(noted.select_newest(values)[0])
+    found = same.find_budget(scope, DAY)
+    assert found is not None
+    assert found.is_own is (worker == 0)
+    for each in values:
+        each[3].pop("worker", None)
+    older = BudgetSnapshot(one.clock.now, worker)
+    older.merge(noted.select_newest(values)[0])
+    assert older.find_budget(scope, DAY) == found._replace(is_ours=False)
+
+
+async def test_whom_another_worker_has_met_since_the_start_is_known_too(one: BudgetSidecar, tmp_path: Path) -> None:
+    who, other = new_caller(), new_caller()
+    for each in (who, other):
+        await put_budget(one.store._store, each.org, QUOTAS)
+    async with following(one, tmp_path) as two:
+        asked: list[int] = []
+
+        async def look_again() -> None:
+            asked.append(1)
+            two.budget_registry.snapshot.merge(found_in(one.budget_registry.snapshot))
+
+        two.budget_registry.reread_snapshot = look_again
+        await one.decide(who)
+        for _ in range(3):
+            assert dict((await two.caller_day(who)).budget.settings.quotas)
+            await two.clock.advance(limits.STORE_RETRY_SECONDS)
+        assert len(asked) == 1
+        assert not dict((await two.caller_day(other)).budget.settings.quotas)  # nobody has
+
+
+# What is kept, and how much of it.
+
+
+async def test_nothing_else_of_an_item_is_noted(one: BudgetSidecar) -> None:
+    who = new_caller()
+    more: dict[str, Any] = {"org_name": "Marked name", "credentials": {"secret_hash": "marked-hash"}, "other": "marked"}
+    await put_budget(one.store._store, who.org, QUOTAS, **more)
+    await put_item(
+        one.store._store, schema.app_config_key(who.org, "web"), app_name="Marked app", secret="marked-secret"
+    )
+    await one.spend(who, 1)
+    text = b"".join(passed_on(one.budget_registry.snapshot).export_lines())
+    assert who.org.encode() in text
+    assert b"arked" not in text
+
+
+def put(notes: BudgetSnapshot, number: int, size: int = 0) -> Scope:
+    scope = Scope(f"{number:08d}-0000-4000-8000-000000000000")
+    notes.record_settings(scope, {"quotas": {"premium": number, "x" * size: 0}})
+    return scope
+
+
+def test_the_ones_confirmed_longest_ago_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(noted, "MAX_RECORDS", 10)
+    notes = BudgetSnapshot(lambda: 5.0)
+    scopes = [put(notes, number) for number in range(10)]
+    put(notes, 0)  # read again, and the same
+    put(notes, 10)
+    assert notes.find_settings(scopes[1]) is None
+    assert notes.find_settings(scopes[0]) == {"quotas": {"premium": 0, "": 0}}
+    assert len(notes.export_lines()) == 10
+    assert len(passed_on(notes).export_lines()) == 10
+
+
+def test_so_many_bytes_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(noted, "MAX_SNAPSHOT_BYTES", 10_000)
+    notes = BudgetSnapshot(lambda: 5.0)
+    for number in range(100):
+        put(notes, number % 30, 50 * (number % 17))
+        assert notes._size == sum(map(len, notes.export_lines())) <= 10_000
+    assert 10 < len(notes.export_lines()) < 30
+
+
+async def test_sums_make_room_before_settings_do(
+    one: BudgetSidecar, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else what was spent by many apps would have it forgotten that their budgets are hard."""
+    monkeypatch.setattr(noted, "MAX_RECORDS", 16)
+    who = new_caller()
+    await put_budget(one.store._store, who.org, {"premium": 10}, enforcement="hard")
+    apps = [new_caller(f"app-{number}", who.org) for number in range(12)]
+    for _ in range(2):
+        for each in apps:
+            await one.spend(each, 1 * USD)
+        await one.recorder.flush()
+        one.budget_registry.snapshot.record_pending(noted.MAX_RECORDS)
+    assert len(one.budget_registry.snapshot.export_lines()) == 16
+    async with following(one, tmp_path) as two:
+        payers = [await two.caller_day(each) for each in apps]
+        assert {payer.budget.settings.enforcement for payer in payers} == {"hard"}
+        known = sorted(payer.budget.get_tracker("premium").spent for payer in payers)
+        assert known == [0] * 9 + [2 * USD] * 3
+
+
+def test_one_that_is_too_large_is_none_and_the_one_before_it_neither() -> None:
+    notes = BudgetSnapshot(lambda: 5.0)
+    scope = put(notes, 1)
+    put(notes, 1, noted.MAX_RECORD_BYTES)
+    assert notes.find_settings(scope) is None
+    assert (notes.export_lines(), notes._size) == ([], 0)
+
+
+def test_the_newest_of_several_holds() -> None:
+    now = [10.0]
+    first, second = BudgetSnapshot(lambda: now[0]), BudgetSnapshot(lambda: now[0])
+    one, other = put(first, 1), put(second, 2)
+    now[0] = 20.0
+    second.record_settings(one, {"version": 2})
+    first.record_settings(other, {"version": 3})
+    for several in ((first, second), (second, first)):
+        merged = BudgetSnapshot(lambda: now[0])
+        merged.merge(found_in(*several))
+        assert (merged.find_settings(one), merged.find_settings(other)) == ({"version": 2}, {"version": 3})
+
+
+def test_what_is_known_here_holds_whatever_others_noted() -> None:
+    old, new = BudgetSnapshot(lambda: 10.0), BudgetSnapshot(lambda: 20.0)
+    one = put(old, 1)
+    new.record_settings(one, {"version": 2})
+    old.merge(found_in(new))
+    assert old.find_settings(one) == {"quotas": {"premium": 1, "": 0}}
+
+
+def test_only_what_is_new_is_to_be_written() -> None:
+    notes = BudgetSnapshot(lambda: 5.0)
+    put(notes, 1)
+    assert notes.has_changes
+    notes.export_lines()
+    put(notes, 1)
+    assert not notes.has_changes

@@ -1,0 +1,375 @@
+"""Sessions: at most so many of a client, evicted whole or not at all."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+
+import pytest
+from price_keeper.auth import refresh_sessions
+from price_keeper.auth.client_secrets import SESSIONS_GENERATION
+from price_keeper.auth.refresh_sessions import EXPIRY_DOUBT_SECONDS, MAX_ATTEMPTS, StaleGeneration
+from price_keeper.auth.tokens import SKEW_SECONDS
+from price_keeper.domain import Scope
+from price_keeper.errors import (
+    AccessDenied,
+    Busy,
+    CancellationReason,
+    InvalidStoreRequest,
+    ReasonCode,
+    SessionLimitRace,
+    StoreThrottled,
+    StoreUnavailable,
+    TokenRejected,
+    TransactionFailed,
+)
+from price_keeper.stores import schema
+from price_keeper.stores.contract import ConditionCheck, ItemExists, Key, Put, Write
+
+from tests.support.clock import ManualClock
+from tests.support.memory_store import MemoryStore
+from tests.support.token_service_instances import (
+    ORG,
+    WEB,
+    TokenServiceInstance,
+    login_repeatedly,
+    open_instances,
+    read_refused_token,
+    read_session_rows,
+    restart_with_limit,
+    run_with_time,
+)
+
+CLIENT = f"org-{ORG}-app-web"
+WEEK = 7 * 86_400
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    return MemoryStore()
+
+
+@pytest.fixture
+async def two(store: MemoryStore, clock: ManualClock) -> AsyncIterator[list[TokenServiceInstance]]:
+    async with open_instances(store, clock, 2, most=3) as made:
+        yield made
+
+
+@pytest.fixture
+def here(two: list[TokenServiceInstance]) -> TokenServiceInstance:
+    return two[0]
+
+
+# Logging in.
+
+
+async def test_a_login_issues_a_pair_and_one_row(
+    here: TokenServiceInstance, store: MemoryStore, clock: ManualClock
+) -> None:
+    issued = await here.sessions.login(WEB)
+    now = int(clock.now())
+    assert here.tokens.verify_access(issued.access.token).sid == issued.sid
+    assert here.tokens.verify_refresh(issued.refresh.token).sid == issued.sid
+    assert (issued.access.expires, issued.refresh.expires) == (now + 3600, now + WEEK)
+    (row,) = (await read_session_rows(store)).values()
+    assert row["expires_at_epoch"] == issued.refresh.expires
+    assert issued.refresh.token not in repr(store.items)
+    assert store.items[Key("sessions", CLIENT, "HEAD")] == {"version": 1}
+
+
+async def test_the_oldest_goes_when_there_are_too_many(
+    here: TokenServiceInstance, store: MemoryStore, clock: ManualClock
+) -> None:
+    issued = await login_repeatedly(here, clock, 5)
+    assert [session.sid for session in await here.sessions.list_live(WEB)] == [each.sid for each in issued[2:]]
+    for evicted in issued[:2]:
+        assert read_refused_token(store, evicted.refresh.token)["expires_at_epoch"] == evicted.refresh.expires
+        with pytest.raises(AccessDenied):
+            await here.sessions.refresh(evicted.refresh.token)
+        assert await here.accepts(evicted.access.token)  # it lives out its hour
+    for kept in issued[2:]:
+        await here.sessions.refresh(kept.refresh.token)
+
+
+async def test_who_logs_in_last_is_the_newest_by_any_clock(
+    two: list[TokenServiceInstance], store: MemoryStore, clock: ManualClock
+) -> None:
+    here, there = two
+    for _ in range(3):
+        await there.sessions.login(WEB)  # all in one moment
+    clock.set_wall(clock.now() - 3)
+    late = await here.sessions.login(WEB)
+    clock.set_wall(clock.now() + 3)
+    for _ in range(2):
+        await there.sessions.login(WEB)
+    assert (await here.sessions.list_live(WEB))[0].sid == late.sid
+
+
+async def test_clients_do_not_share_sessions(here: TokenServiceInstance, clock: ManualClock) -> None:
+    await login_repeatedly(here, clock, 3)
+    for scope in (Scope(ORG), Scope(ORG, "job")):
+        await here.sessions.login(scope)
+        assert len(await here.sessions.list_live(scope)) == 1
+    assert len(await here.sessions.list_live(WEB)) == 3
+
+
+async def test_an_expired_row_that_nobody_deleted_does_not_count(
+    here: TokenServiceInstance, store: MemoryStore, clock: ManualClock
+) -> None:
+    first = await here.sessions.login(WEB)
+    await clock.advance(EXPIRY_DOUBT_SECONDS + 1)
+    await login_repeatedly(here, clock, 2)
+    await clock.leap(first.refresh.expires + EXPIRY_DOUBT_SECONDS - clock.now())  # over by every clock
+    await here.sessions.login(WEB)
+    assert len(await read_session_rows(store)) == 4
+    assert len(await here.sessions.list_live(WEB)) == 3
+
+
+@pytest.mark.parametrize("left", [0.5, 3.0, 4.9])
+async def test_by_clocks_that_differ_there_are_no_more_either(store: MemoryStore, left: float) -> None:
+    """One that is over by the clock of the login is refreshed where it is still a few seconds earlier."""
+    late = ManualClock()
+    early = ManualClock(late.now() + SKEW_SECONDS)
+    async with open_instances(store, late, 1, most=3) as (slow,), open_instances(store, early, 1, most=3) as (fast,):
+
+        async def both(seconds: float) -> None:
+            await late.leap(seconds)
+            await early.leap(seconds)
+
+        first = await slow.sessions.login(WEB)
+        for _ in range(2):
+            await both(60)
+            await slow.sessions.login(WEB)
+        await both(first.refresh.expires - left - late.now())
+        new = await fast.sessions.login(WEB)
+        with pytest.raises(TokenRejected):
+            await slow.sessions.refresh(first.refresh.token)
+        assert len(await slow.sessions.list_live(WEB)) == 3  # nobody else had to go
+        assert read_refused_token(store, first.refresh.token)["why"] == "evicted"
+        await slow.sessions.refresh(new.refresh.token)
+
+
+# Generations.
+
+
+async def move_on(store: MemoryStore, generation: int) -> None:
+    await store.put(Put(schema.app_config_key(ORG, "web"), {SESSIONS_GENERATION: generation}))
+
+
+@pytest.mark.parametrize("most", [0, 3])
+async def test_a_login_by_what_was_known_before_all_sessions_were_ended_is_no_session(
+    here: TokenServiceInstance, store: MemoryStore, clock: ManualClock, most: int
+) -> None:
+    at = restart_with_limit(here, clock, most)
+    await move_on(store, 1)
+    with pytest.raises(StaleGeneration):
+        await at.sessions.login(WEB, 0)
+    assert await read_session_rows(store) == {}
+    issued = await at.sessions.login(WEB, 1)
+    assert at.tokens.verify_access(issued.access.token).generation == 1
+    again = await at.sessions.refresh(issued.refresh.token)
+    assert at.tokens.verify_access(again.access.token).generation == 1
+
+
+async def test_sessions_of_an_earlier_generation_neither_count_nor_are_listed(
+    here: TokenServiceInstance, store: MemoryStore, clock: ManualClock
+) -> None:
+    for _ in range(3):
+        await here.sessions.login(WEB, 0)
+    await move_on(store, 1)
+    assert await here.sessions.list_live(WEB) == []
+    new = [await here.sessions.login(WEB, 1) for _ in range(3)]
+    assert [session.sid for session in await here.sessions.list_live(WEB)] == [each.sid for each in new]
+    assert len(await read_session_rows(store)) == 6  # nobody had to be evicted for them
+
+
+async def test_without_a_limit_nobody_is_evicted_and_nobody_contends(
+    here: TokenServiceInstance, store: MemoryStore, clock: ManualClock
+) -> None:
+    unlimited = restart_with_limit(here, clock, 0)
+    await asyncio.gather(*(unlimited.sessions.login(WEB) for _ in range(200)))
+    assert len(await here.sessions.list_live(WEB)) == 200
+    assert Counter(here.link.calls[:400]) == {"get": 200, "transact": 200}
+
+
+@pytest.mark.parametrize("before", [4, 50, 100, 250])
+async def test_a_lower_limit_holds_after_the_next_login(
+    here: TokenServiceInstance, store: MemoryStore, clock: ManualClock, before: int
+) -> None:
+    issued = await login_repeatedly(restart_with_limit(here, clock, 0), clock, before)
+    new = await run_with_time(clock, here.sessions.login(WEB))
+    kept = [session.sid for session in await here.sessions.list_live(WEB)]
+    assert kept == [*(each.sid for each in issued[-2:]), new.sid]
+    assert all(read_refused_token(store, each.refresh.token)["why"] == "evicted" for each in issued[:-2])
+
+
+# Races.
+
+
+class _Meddling:
+    """Before each transaction of a line somebody else logs the client in."""
+
+    def __init__(self, other: TokenServiceInstance, times: int) -> None:
+        self.other = other
+        self.times = times
+
+    async def __call__(self, writes: Sequence[Write]) -> Sequence[Write]:
+        if self.times:
+            self.times -= 1
+            await self.other.sessions.login(WEB)
+        return writes
+
+
+@pytest.mark.parametrize("before", [0, 2, 3])
+async def test_a_lost_race_is_tried_again(two: list[TokenServiceInstance], clock: ManualClock, before: int) -> None:
+    here, there = two
+    await login_repeatedly(here, clock, before)
+    here.link.before_transact = _Meddling(there, MAX_ATTEMPTS - 1)
+    new = await run_with_time(clock, here.sessions.login(WEB))
+    sids = [session.sid for session in await there.sessions.list_live(WEB)]
+    assert new.sid in sids
+    assert len(sids) == 3
+
+
+async def test_nobody_is_evicted_for_a_place_that_became_free(
+    two: list[TokenServiceInstance], clock: ManualClock
+) -> None:
+    here, there = two
+    oldest, middle, newest = await login_repeatedly(here, clock, 3)
+
+    async def cut_in(writes: Sequence[Write]) -> Sequence[Write]:
+        await there.sessions.revoke(WEB, middle.sid)
+        here.link.before_transact = None
+        return writes
+
+    here.link.before_transact = cut_in
+    new = await run_with_time(clock, here.sessions.login(WEB))
+    assert [session.sid for session in await here.sessions.list_live(WEB)] == [oldest.sid, newest.sid, new.sid]
+
+
+async def test_a_login_between_the_two_readings_is_not_overlooked(
+    two: list[TokenServiceInstance], clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, there = two
+    await login_repeatedly(here, clock, 2)
+    here.link.calls.clear()
+    passed = here.link._enter
+
+    async def cut_in(verb: str) -> None:
+        await passed(verb)
+        if len(here.link.calls) == 2:
+            await there.sessions.login(WEB)
+
+    monkeypatch.setattr(here.link, "_pass", cut_in)
+    await run_with_time(clock, here.sessions.login(WEB))
+    assert len(await there.sessions.list_live(WEB)) == 3
+
+
+async def test_a_race_that_is_lost_for_ever_says_so_with_its_reasons(
+    two: list[TokenServiceInstance], clock: ManualClock
+) -> None:
+    here, there = two
+    here.link.before_transact = _Meddling(there, 1000)
+    began = clock.monotonic()
+    with pytest.raises(SessionLimitRace) as lost:
+        await run_with_time(clock, here.sessions.login(WEB))
+    assert lost.value.status == 503
+    assert lost.value.retry_after
+    assert ReasonCode.CONDITION_FAILED in {reason.code for reason in lost.value.reasons}
+    assert 0.3 < clock.monotonic() - began < 10  # with waits between, so that the others get out of the way
+    assert len(await there.sessions.list_live(WEB)) == 3
+
+
+@pytest.mark.parametrize(
+    "trouble",
+    [
+        TransactionFailed([CancellationReason(ReasonCode.THROTTLED), CancellationReason(ReasonCode.NONE)]),
+        TransactionFailed([CancellationReason(ReasonCode.CONFLICT), CancellationReason(ReasonCode.THROTTLED)]),
+        TransactionFailed([CancellationReason(ReasonCode.NONE), CancellationReason(ReasonCode.CONDITION_FAILED)]),
+        StoreThrottled("slow down"),
+        InvalidStoreRequest("no such thing"),
+        StoreUnavailable("away"),
+    ],
+    ids=str,
+)
+async def test_what_is_no_race_is_not_called_one(
+    here: TokenServiceInstance, clock: ManualClock, trouble: Exception
+) -> None:
+    async def fail(_: Sequence[Write]) -> Sequence[Write]:
+        raise trouble
+
+    here.link.before_transact = fail
+    with pytest.raises(Busy):
+        await run_with_time(clock, here.sessions.login(WEB))
+
+
+# All or nothing.
+
+
+@pytest.mark.parametrize("failing", range(4))
+async def test_no_eviction_is_made_by_halves(
+    two: list[TokenServiceInstance], store: MemoryStore, clock: ManualClock, failing: int
+) -> None:
+    here, there = two
+    issued = await login_repeatedly(there, clock, 3)
+    before, told = dict(store.items), []
+
+    async def spoil(writes: Sequence[Write]) -> Sequence[Write]:
+        told.append(len(writes))
+        never = ConditionCheck(Key("config", "nobody", "nowhere"), ItemExists())
+        return [*writes[:failing], never, *writes[failing + 1 :]]
+
+    here.link.before_transact = spoil
+    with pytest.raises((SessionLimitRace, Busy)):
+        await run_with_time(clock, here.sessions.login(WEB))
+    assert set(told) == {4}  # the head, the session that goes and its token, the new one
+    assert store.items == before
+    await there.sessions.refresh(issued[0].refresh.token)
+
+
+async def test_without_the_store_there_are_no_tokens(here: TokenServiceInstance, clock: ManualClock) -> None:
+    (issued,) = await login_repeatedly(here, clock, 1)
+    here.link.failure = StoreUnavailable("away")
+    for work in (
+        here.sessions.login(WEB),
+        restart_with_limit(here, clock, 0).sessions.login(WEB),
+        here.sessions.refresh(issued.refresh.token),
+        here.sessions.revoke(WEB, issued.sid),
+        here.sessions.revoke_by_token(issued.access.token),
+        here.sessions.list_live(WEB),
+    ):
+        with pytest.raises(Busy) as refused:
+            await run_with_time(clock, work)
+        assert refused.value.retry_after
+    here.link.failure = None
+    await here.sessions.refresh(issued.refresh.token)
+
+
+async def test_a_lost_answer_is_cleared_up(here: TokenServiceInstance, store: MemoryStore, clock: ManualClock) -> None:
+    here.link.lost_answers = 1
+    issued = await run_with_time(clock, here.sessions.login(WEB))
+    assert list(await read_session_rows(store)) == [issued.sid]
+    here.link.lost_answers = 2
+    second = await run_with_time(clock, here.sessions.refresh(issued.refresh.token))
+    for most in (3, 0):
+        here.link.lost_answers = 3  # all of them: then the row itself tells
+        another = await run_with_time(clock, restart_with_limit(here, clock, most).sessions.login(WEB))
+        assert another.sid in await read_session_rows(store)
+    here.link.lost_answers = 1
+    await run_with_time(clock, here.sessions.revoke(WEB, second.sid))
+    assert second.sid not in await read_session_rows(store)
+
+
+async def test_too_many_logins_at_once_are_turned_away(
+    here: TokenServiceInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(refresh_sessions, "MAX_WAITING_LOGINS", 10)
+    found = await asyncio.gather(*(here.sessions.login(WEB) for _ in range(30)), return_exceptions=True)
+    assert [type(each) for each in found].count(Busy) == 20
+    assert here.sessions._locks._locks == {}

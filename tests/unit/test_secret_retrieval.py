@@ -1,0 +1,274 @@
+"""Secrets that are fetched once: by one, in time, with the token alone, and never again."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+from price_keeper.auth import registration as module
+from price_keeper.auth.client_secrets import client_item_key
+from price_keeper.auth.registration import RETRIEVAL_SECONDS, RETRIEVED_AT, retrieve
+from price_keeper.domain import build_client_id
+from price_keeper.errors import AccessDenied, Busy
+from price_keeper.stores import schema
+from price_keeper.stores.contract import EXPIRY_ATTRIBUTE, Item, Put, Store
+from price_keeper.stores.dynamodb import DynamoStore
+
+from tests.support.client_secrets import (
+    InterceptingStore,
+    new_scope,
+    raise_answer_lost,
+    raise_unavailable,
+    register_scope,
+    use_cheap_hashes,
+)
+from tests.support.clock import ManualClock
+from tests.support.engines import PREFIX, Engines
+from tests.support.fault_proxy import CutAnswer, DropAnswer, Fault, Pass, Reset, fault_proxy
+from tests.support.memory_store import MemoryStore
+
+
+@pytest.fixture(autouse=True)
+def _cheap(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_cheap_hashes(monkeypatch)
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+def row_of(store: MemoryStore) -> tuple[Any, dict[str, Any]]:
+    ((key, item),) = [each for each in store.items.items() if each[0].table == "secret-retrieval-tokens"]
+    return key, dict(item)
+
+
+async def test_of_a_hundred_at_once_one_gets_it(store: Store, clock: ManualClock) -> None:
+    scope = new_scope()
+    issued = await register_scope(store, clock, scope)
+    every = [retrieve(store, clock, scope, issued.retrieval_token) for _ in range(100)]
+    found = await asyncio.gather(*every, return_exceptions=True)
+    secrets = [each for each in found if isinstance(each, str)]
+    assert [len(base64.b64decode(each)) for each in secrets] == [32]
+    assert {type(each) for each in found if not isinstance(each, str)} == {AccessDenied}
+    with pytest.raises(AccessDenied, match="rotate"):
+        await retrieve(store, clock, scope, issued.retrieval_token)
+
+
+@pytest.mark.parametrize(
+    ("waited", "is_good"), [(RETRIEVAL_SECONDS - 1, True), (RETRIEVAL_SECONDS, False), (10 * RETRIEVAL_SECONDS, False)]
+)
+async def test_it_is_there_for_ten_minutes(store: Store, clock: ManualClock, waited: float, is_good: bool) -> None:
+    """Expired rows are still there: no engine deletes them at once."""
+    scope = new_scope()
+    issued = await register_scope(store, clock, scope)
+    assert issued.expires == int(clock.now()) + RETRIEVAL_SECONDS
+    await clock.advance(waited)
+    if is_good:
+        assert await retrieve(store, clock, scope, issued.retrieval_token)
+    else:
+        with pytest.raises(AccessDenied, match="ten minutes"):
+            await retrieve(store, clock, scope, issued.retrieval_token)
+
+
+async def test_it_is_for_its_own_client(store: Store, clock: ManualClock) -> None:
+    scope, other = new_scope("web"), new_scope("web")
+    issued = await register_scope(store, clock, scope)
+    await register_scope(store, clock, other)
+    for wrong in (other, new_scope(), type(scope)(scope.org), type(scope)(scope.org, "web2")):
+        with pytest.raises(AccessDenied):
+            await retrieve(store, clock, wrong, issued.retrieval_token)
+    assert await retrieve(store, clock, scope, issued.retrieval_token)
+
+
+async def test_a_row_that_is_passed_off_as_anothers_is_not_opened(clock: ManualClock) -> None:
+    """By whoever may write to the store: the secret is bound to its client by the encryption as well."""
+    store, scope, other = MemoryStore(), new_scope(), new_scope()
+    issued = await register_scope(store, clock, scope)
+    key, row = row_of(store)
+    await store.put(Put(key, {**row, "client_id": build_client_id(other.org, other.app)}))
+    with pytest.raises(AccessDenied):
+        await retrieve(store, clock, other, issued.retrieval_token)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"sealed": b""},
+        {"sealed": b"short"},
+        {"sealed": "text"},
+        {"sealed": bytes(100)},
+        {"sealed": None},
+        {EXPIRY_ATTRIBUTE: "never"},
+        {EXPIRY_ATTRIBUTE: None},
+    ],
+)
+async def test_a_spoilt_row_gives_nothing(clock: ManualClock, change: dict[str, Any]) -> None:
+    store, scope = MemoryStore(), new_scope()
+    issued = await register_scope(store, clock, scope)
+    key, row = row_of(store)
+    await store.put(Put(key, {name: value for name, value in {**row, **change}.items() if value is not None}))
+    with pytest.raises(AccessDenied, match="rotate"):
+        await retrieve(store, clock, scope, issued.retrieval_token)
+
+
+async def test_every_bit_of_what_is_sealed_counts(clock: ManualClock) -> None:
+    store, scope = MemoryStore(), new_scope()
+    issued = await register_scope(store, clock, scope)
+    key, row = row_of(store)
+    for place in range(len(row["sealed"])):
+        spoilt = bytearray(row["sealed"])
+        spoilt[place] ^= 1
+        await store.put(Put(key, {**row, "sealed": bytes(spoilt)}))
+        with pytest.raises(AccessDenied):
+            await retrieve(store, clock, scope, issued.retrieval_token)
+    await store.put(Put(key, row))
+    assert await retrieve(store, clock, scope, issued.retrieval_token)
+
+
+@pytest.mark.parametrize("token", ["", "x", "A" * 42, "A" * 44, "A" * 42 + "+", "A" * 42 + "\n", "é" * 43, "A" * 10**6])
+async def test_what_is_no_token_is_not_looked_for(clock: ManualClock, token: str) -> None:
+    asked = InterceptingStore(MemoryStore())
+    with pytest.raises(AccessDenied):
+        await retrieve(asked, clock, new_scope(), token)  # type: ignore[arg-type]
+    assert asked.calls == []
+
+
+async def test_the_store_knows_neither_secret_nor_token(clock: ManualClock) -> None:
+    store, scope = MemoryStore(), new_scope()
+    issued = await register_scope(store, clock, scope)
+    kept = repr(store.items)
+    token = issued.retrieval_token
+    secret = await retrieve(store, clock, scope, token)
+    raw_token, raw_secret = base64.urlsafe_b64decode(token + "="), base64.b64decode(secret)
+    assert len(raw_token) == 32
+    for known in (token, secret, repr(raw_token)[2:-1], repr(raw_secret)[2:-1], raw_token.hex(), raw_secret.hex()):
+        assert known not in kept
+    assert module._derive(token, module._ROW_LABEL) != module._derive(token, module._KEY_LABEL)
+    assert module._derive(token, module._KEY_LABEL).hex() not in kept
+
+
+async def test_tokens_and_what_they_open_are_new_each_time(clock: ManualClock) -> None:
+    scope = new_scope()
+    sealed = [module.seal_secret(scope, "the same", clock.now()) for _ in range(100)]
+    assert len({each.token for each in sealed}) == len({each.row for each in sealed}) == 100
+    assert len({bytes(each.put.item["sealed"]) for each in sealed}) == 100  # type: ignore[arg-type]
+
+
+async def test_nothing_secret_is_told(clock: ManualClock, caplog: pytest.LogCaptureFixture) -> None:
+    store, scope = InterceptingStore(MemoryStore()), new_scope()
+    told = []
+    with caplog.at_level(logging.DEBUG):
+        issued = await register_scope(store, clock, scope)  # type: ignore[arg-type]
+        store.before["delete"] = raise_unavailable
+        for _ in range(3):
+            try:
+                secret = await retrieve(store, clock, scope, issued.retrieval_token)  # type: ignore[arg-type]
+            except (AccessDenied, Busy) as refused:
+                told += [repr(refused), str(refused), repr(refused.__cause__), repr(refused.__suppress_context__)]
+    sealed = module.seal_secret(scope, secret, clock.now())
+    told += [repr(issued), repr(sealed), caplog.text]
+    for hidden in (secret, issued.retrieval_token, sealed.token, repr(sealed.put.item["sealed"])):
+        assert all(hidden not in each for each in told)
+    assert len(told) == 4 + 4 + 3
+
+
+async def test_an_invented_token_costs_one_read_and_no_write(clock: ManualClock) -> None:
+    memory, scope = MemoryStore(), new_scope()
+    await register_scope(memory, clock, scope)
+    store = InterceptingStore(memory)
+    with pytest.raises(AccessDenied):
+        await retrieve(store, clock, scope, module.seal_secret(scope, "x", clock.now()).token)  # type: ignore[arg-type]
+    assert store.calls == ["get"]
+
+
+# When answers are lost.
+
+
+async def test_a_lost_answer_loses_the_secret_and_never_doubles_it(clock: ManualClock) -> None:
+    store, scope = InterceptingStore(MemoryStore()), new_scope()
+    issued = await register_scope(store, clock, scope)  # type: ignore[arg-type]
+    store.after["delete"] = raise_answer_lost
+    with pytest.raises(Busy, match=r"try once more.* rotate"):
+        await retrieve(store, clock, scope, issued.retrieval_token)  # type: ignore[arg-type]
+    with pytest.raises(AccessDenied, match="rotate"):
+        await retrieve(store, clock, scope, issued.retrieval_token)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("verb", ["get", "update", "delete"])
+async def test_a_store_that_is_away_costs_no_secret(clock: ManualClock, verb: str) -> None:
+    store, scope = InterceptingStore(MemoryStore()), new_scope()
+    issued = await register_scope(store, clock, scope)  # type: ignore[arg-type]
+    store.before[verb] = raise_unavailable
+    with pytest.raises(Busy, match="still good"):
+        await retrieve(store, clock, scope, issued.retrieval_token)  # type: ignore[arg-type]
+    assert await retrieve(store, clock, scope, issued.retrieval_token)  # type: ignore[arg-type]
+
+
+async def test_an_answer_that_never_came_though_nothing_was_done(clock: ManualClock) -> None:
+    store, scope = InterceptingStore(MemoryStore()), new_scope()
+    issued = await register_scope(store, clock, scope)  # type: ignore[arg-type]
+    store.before["delete"] = raise_answer_lost
+    with pytest.raises(Busy, match="try once more"):
+        await retrieve(store, clock, scope, issued.retrieval_token)  # type: ignore[arg-type]
+    assert await retrieve(store, clock, scope, issued.retrieval_token)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("fault", [DropAnswer(), Reset(), CutAnswer()])
+@pytest.mark.parametrize("engine", ["moto", "ministack"])
+async def test_at_the_socket(engines: Engines, engine: str, fault: Fault, tmp_path: Path, clock: ManualClock) -> None:
+    scope = new_scope()
+    async with engines.open(engine, tmp_path) as direct, fault_proxy(engines.endpoints[engine]) as between:
+        issued = await register_scope(direct, clock, scope)
+        spoilt = await DynamoStore(
+            region="us-east-1", table_prefix=PREFIX, endpoint=between.url, sleep=asyncio.sleep
+        ).open()
+        try:
+            between.plan([Pass(), Pass(), fault])
+            with pytest.raises(Busy, match="rotate"):
+                await retrieve(spoilt, clock, scope, issued.retrieval_token)
+            assert between.requests == 3  # a lost answer is not asked for again: it would find nothing
+            with pytest.raises(AccessDenied, match="rotate"):
+                await retrieve(spoilt, clock, scope, issued.retrieval_token)
+        finally:
+            await spoilt.close()
+
+
+# The mark by which a rotation knows whether anybody can have the secret.
+
+
+async def marked(store: Store, scope: Any) -> bool:
+    item: Item | None = await store.get(client_item_key(scope), consistent=True)
+    assert item is not None
+    return RETRIEVED_AT in item
+
+
+async def test_a_secret_counts_as_fetched_before_it_is(clock: ManualClock) -> None:
+    memory, scope = MemoryStore(), new_scope()
+    store = InterceptingStore(memory)
+    issued = await register_scope(memory, clock, scope)
+    assert not await marked(memory, scope)
+    store.before["delete"] = raise_unavailable
+    with pytest.raises(Busy):
+        await retrieve(store, clock, scope, issued.retrieval_token)  # type: ignore[arg-type]
+    assert await marked(memory, scope)
+    assert await retrieve(store, clock, scope, issued.retrieval_token)  # type: ignore[arg-type]
+
+
+async def test_strangers_and_latecomers_leave_no_mark(store: Store, clock: ManualClock) -> None:
+    scope = new_scope()
+    issued = await register_scope(store, clock, scope)
+    with pytest.raises(AccessDenied):
+        await retrieve(store, clock, scope, module.seal_secret(scope, "x", 0).token)
+    await clock.advance(RETRIEVAL_SECONDS)
+    with pytest.raises(AccessDenied):
+        await retrieve(store, clock, scope, issued.retrieval_token)
+    assert not await marked(store, scope)
+    nowhere = new_scope()
+    with pytest.raises(AccessDenied):
+        await retrieve(store, clock, nowhere, issued.retrieval_token)
+    assert await store.get(schema.app_config_key(nowhere.org, "web"), consistent=True) is None
