@@ -1,4 +1,4 @@
-"""The time that the simulator goes by, so that tests can pass in their own."""
+"""The simulator's clock, so that tests can inject their own."""
 
 from __future__ import annotations
 

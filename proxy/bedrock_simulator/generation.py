@@ -15,11 +15,11 @@ import orjson
 from bedrock_simulator import replies, tokens
 from bedrock_simulator.aws_errors import AwsError, validation_error
 from bedrock_simulator.clock import Clock
+from bedrock_simulator.fault_spec import FaultSpec
 from bedrock_simulator.models import Model
 from bedrock_simulator.prompt_cache import Piece, PromptCache
 from bedrock_simulator.simulated_call import SimulatedCall
 from bedrock_simulator.usage import Usage
-from bedrock_simulator.wishes import FaultSpec
 
 MAX_OUTPUT_TOKENS = 131_072  # the most that any simulated model says, and so the size of the largest answer
 

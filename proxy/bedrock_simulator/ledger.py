@@ -1,4 +1,4 @@
-"""Every request that arrived and what became of it: the truth that a test compares the product's own books with."""
+"""Every request that arrived and what became of it: the truth that tests compare the product's records with. Bounded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The simulator's sockets: one request at a time from arrival to answer, and its own small side door for tests."""
+"""The simulator's HTTP server: one request from arrival to response, and the control paths below /_simulator/ for tests.
+
+Start with `simulated_bedrock`, then `SimulatedBedrock.handle`.
+"""
 
 from __future__ import annotations
 
@@ -13,16 +16,16 @@ from uuid import uuid4
 import orjson
 from aiohttp import web
 
-from bedrock_simulator import chat_completions, routes, signatures, wishes
+from bedrock_simulator import chat_completions, fault_spec, routes, signatures
 from bedrock_simulator.aws_errors import AwsError, UnknownOperationError, validation_error
 from bedrock_simulator.clock import Clock, SystemClock
+from bedrock_simulator.fault_injection import build_stream_error
+from bedrock_simulator.fault_spec import INVOCATION_ID, FaultSchedule
 from bedrock_simulator.ledger import MAX_ENTRY_BODY_BYTES, Entry, Ledger
-from bedrock_simulator.sending import ConnectionEnded, apply_faults_before_response, send_response
+from bedrock_simulator.response_writer import ConnectionEnded, apply_faults_before_response, send_response
 from bedrock_simulator.service import Service
 from bedrock_simulator.signatures import DEFAULT_KEYS, Keys
 from bedrock_simulator.simulated_call import JSON, SimulatedCall, SimulatedResponse, parse_json_object
-from bedrock_simulator.spoiling import build_stream_error
-from bedrock_simulator.wishes import INVOCATION_ID, FaultSchedule
 
 MAX_BODY_BYTES = 25_000_000  # InvokeModel's own limit
 MAX_HEADER_BYTES = 64 * 1024  # a session token may be long
@@ -90,7 +93,7 @@ class SimulatedBedrock:
 
     async def _respond(self, request: web.BaseRequest, entry: Entry, body: bytes | None) -> web.StreamResponse:
         """The model runs first: what it used is owed, whatever happens on the way to the caller."""
-        spec = wishes.HEALTHY
+        spec = fault_spec.HEALTHY
         try:
             route = routes.find_route(request.method, request.raw_path)
             if route is None:

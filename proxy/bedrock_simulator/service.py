@@ -1,4 +1,4 @@
-"""One function for each operation of the data plane: a call in, an answer out, or a refusal raised."""
+"""Dispatch a call to its operation: a `SimulatedCall` in, a `SimulatedResponse` out, or an `AwsError` raised."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Who asks: a SigV4 signature over exactly what arrived, or an API key.
+"""Authentication: a SigV4 signature over exactly what arrived, or an API key.
 
-The arithmetic is botocore's, so that a mistake in the product's own signer cannot be made here a second time.
+The arithmetic is botocore's, so that a mistake in the product's own signer cannot be repeated here.
 """
 
 from __future__ import annotations

@@ -13,10 +13,10 @@ from typing import Any
 import orjson
 
 from bedrock_simulator.aws_errors import malformed_request, validation_error
+from bedrock_simulator.fault_spec import FaultSpec
 from bedrock_simulator.models import Model
 from bedrock_simulator.routes import Route
 from bedrock_simulator.usage import Usage, corrupt_usage
-from bedrock_simulator.wishes import FaultSpec
 
 JSON = "application/json"
 EVENT_STREAM = "application/vnd.amazon.eventstream"

@@ -15,11 +15,11 @@ from typing import Any
 import orjson
 import pytest
 from bedrock_simulator.event_frames import encode_event
+from bedrock_simulator.fault_spec import FaultSpec
 from bedrock_simulator.routes import find_route
 from bedrock_simulator.service import Service
 from bedrock_simulator.simulated_call import EVENT_STREAM, SERVER_SENT_EVENTS, SimulatedCall, SimulatedResponse
 from bedrock_simulator.usage import USAGE_FAULTS, corrupt_count, corrupt_usage
-from bedrock_simulator.wishes import FaultSpec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from multidict import CIMultiDict

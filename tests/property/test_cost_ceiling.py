@@ -12,10 +12,10 @@ from typing import Any
 
 import orjson
 import pytest
+from bedrock_simulator.fault_spec import FaultSpec
 from bedrock_simulator.routes import find_route
 from bedrock_simulator.service import Service
 from bedrock_simulator.simulated_call import SimulatedCall, SimulatedResponse
-from bedrock_simulator.wishes import FaultSpec
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from multidict import CIMultiDict

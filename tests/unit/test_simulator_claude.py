@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 from bedrock_simulator.aws_errors import AwsError
+from bedrock_simulator.fault_spec import parse_fault_spec
 from bedrock_simulator.routes import find_route
 from bedrock_simulator.service import Service
 from bedrock_simulator.simulated_call import SimulatedCall
-from bedrock_simulator.wishes import parse_fault_spec
 from multidict import CIMultiDict
 
 from tests.support.clock import ManualClock

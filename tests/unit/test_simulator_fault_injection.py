@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 from bedrock_simulator import event_frames
+from bedrock_simulator.fault_injection import ConnectionFault, FaultInjector
+from bedrock_simulator.fault_spec import parse_fault_spec
 from bedrock_simulator.simulated_call import EVENT_STREAM, JSON, SERVER_SENT_EVENTS
-from bedrock_simulator.spoiling import ConnectionFault, FaultInjector
-from bedrock_simulator.wishes import parse_fault_spec
 from botocore.eventstream import EventStreamBuffer
 from hypothesis import given
 from hypothesis import strategies as some

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from bedrock_simulator.aws_errors import AwsError, GatewayError
-from bedrock_simulator.wishes import FAULTS, HEALTHY, FaultSchedule, parse_fault_spec
+from bedrock_simulator.fault_spec import FAULTS, HEALTHY, FaultSchedule, parse_fault_spec
 
 
 def headers(**wishes: str) -> list[tuple[bytes, bytes]]:
@@ -88,7 +88,7 @@ def test_a_plan_with_a_mistake_is_refused_as_a_whole():
 
 
 def test_what_is_remembered_for_times_is_bounded(monkeypatch):
-    monkeypatch.setattr("bedrock_simulator.wishes._MAX_KEYS", 3)
+    monkeypatch.setattr("bedrock_simulator.fault_spec._MAX_KEYS", 3)
     script, asked = FaultSchedule(), headers(fault="throttle", times="1")
     for key in "abcd":
         script.next_spec(asked, key)

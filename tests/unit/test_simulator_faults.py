@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from bedrock_simulator import SimulatedBedrock
-from bedrock_simulator.wishes import STREAM_EXCEPTIONS
+from bedrock_simulator.fault_spec import STREAM_EXCEPTIONS
 from botocore.eventstream import ChecksumMismatch
 from botocore.exceptions import (
     ClientError,

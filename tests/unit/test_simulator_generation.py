@@ -7,9 +7,9 @@ from hashlib import sha256
 import pytest
 from bedrock_simulator import replies, tokens
 from bedrock_simulator.aws_errors import AwsError
+from bedrock_simulator.fault_spec import HEALTHY, parse_fault_spec
 from bedrock_simulator.generation import MAX_OUTPUT_TOKENS, Prompt, StopReason, check_max_tokens, complete
 from bedrock_simulator.usage import Usage, corrupt_usage
-from bedrock_simulator.wishes import HEALTHY, parse_fault_spec
 from hypothesis import given
 from hypothesis import strategies as some
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 from bedrock_simulator.aws_errors import AwsError
+from bedrock_simulator.fault_spec import HEALTHY
 from bedrock_simulator.guardrails import BLOCKED_TEXT
 from bedrock_simulator.routes import find_route
 from bedrock_simulator.service import Service
 from bedrock_simulator.simulated_call import SimulatedCall, SimulatedResponse
-from bedrock_simulator.wishes import HEALTHY
 from multidict import CIMultiDict
 
 from tests.support.clock import ManualClock

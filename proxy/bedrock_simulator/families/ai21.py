@@ -1,4 +1,4 @@
-"""AI21 Jamba: chat completions, and how long they took."""
+"""AI21 Jamba: chat completions, with the time they took."""
 
 from __future__ import annotations
 

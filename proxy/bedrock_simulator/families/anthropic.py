@@ -1,4 +1,4 @@
-"""Claude: the messages API, in one piece or as the events of its stream."""
+"""Claude: the messages API, as one body or as the events of its stream."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cohere Command R: a message and its history in. Its body does not tell tokens; the headers do."""
+"""Cohere Command R: a message and its history in. Token counts are in the headers only."""
 
 from __future__ import annotations
 

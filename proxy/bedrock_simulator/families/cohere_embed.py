@@ -1,4 +1,4 @@
-"""Cohere Embed: several texts in, a vector for each out. Its body does not tell what was read; the headers do."""
+"""Cohere Embed: several texts in, one vector each out. Token counts are in the headers only."""
 
 from __future__ import annotations
 

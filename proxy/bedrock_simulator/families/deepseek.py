@@ -1,4 +1,4 @@
-"""DeepSeek: R1 continues a prompt and its body tells no tokens; V3 gives chat completions."""
+"""DeepSeek: R1 continues a prompt and reports no tokens in its body; V3 uses chat completions."""
 
 from __future__ import annotations
 

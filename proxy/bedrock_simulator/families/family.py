@@ -1,4 +1,4 @@
-"""What a family of models is to InvokeModel: how its request is read, and the bodies of its answers."""
+"""What InvokeModel needs to know of a model family: how to parse its requests and build its response bodies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mistral: instruct models continue a prompt, the newer ones chat. No body tells tokens, but Pixtral's; headers do."""
+"""Mistral: instruct models continue a prompt, newer ones chat. Only Pixtral reports tokens in its body."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Amazon Nova: Converse's own words, with other names for cached tokens."""
+"""Amazon Nova: Converse's format, with other names for cached tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Chat completions: gpt-oss, and the many that took over its form. Also what the OpenAI path of Bedrock speaks."""
+"""Chat completions: gpt-oss and the many models that use its format; also the OpenAI-compatible path of Bedrock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Amazon Titan Embeddings: a text in, a vector out, only input to pay for."""
+"""Amazon Titan Embeddings: a text in, a vector out; only input is billed."""
 
 from __future__ import annotations
 

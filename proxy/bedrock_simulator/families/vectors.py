@@ -1,4 +1,4 @@
-"""Embeddings that depend on a seed alone."""
+"""Embedding vectors that depend on a seed alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""How a request wants to be treated: the `x-simulate-` headers, and a script for callers without them. Pure."""
+"""Requested faults, pacing and reported usage: the `x-simulate-` headers, and a schedule for callers without them. Pure.
+
+`parse_fault_spec` is strict: an unknown header or value is an error, so that a misspelt fault cannot let a test pass.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An answer onto a socket, at the pace and with the damage that the request wished for."""
+"""Write a response to the socket, at the pace and with the faults that the request asked for."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from struct import pack
 from aiohttp import web
 
 from bedrock_simulator.clock import Clock
+from bedrock_simulator.fault_injection import ConnectionFault, FaultInjector
+from bedrock_simulator.fault_spec import CONNECTION_FAULTS, FaultSpec
 from bedrock_simulator.simulated_call import SimulatedResponse
-from bedrock_simulator.spoiling import ConnectionFault, FaultInjector
-from bedrock_simulator.wishes import CONNECTION_FAULTS, FaultSpec
 
 # It promises a body before it ends, for Python's own client takes an unfinished head without that for a whole answer.
 _HALF_HEAD = b"HTTP/1.1 200 OK\r\nContent-Length: 4096\r\nContent-Type: appl"

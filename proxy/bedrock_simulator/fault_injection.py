@@ -1,4 +1,4 @@
-"""How a fault damages an answer's body: pieces in, pieces and breaks out. The sender knows what a break is. Pure."""
+"""How a fault changes a response's body: pieces in, pieces and connection faults out. `response_writer` carries out the latter. Pure."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from enum import Enum
 
 from bedrock_simulator import chat_completions, event_frames
 from bedrock_simulator.aws_errors import AwsError
+from bedrock_simulator.fault_spec import CONNECTION_FAULTS, FaultSpec
 from bedrock_simulator.simulated_call import EVENT_STREAM, SERVER_SENT_EVENTS
-from bedrock_simulator.wishes import CONNECTION_FAULTS, FaultSpec
 
 
 class ConnectionFault(Enum):
