@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import NamedTuple
 
 PICO_PER_MICRO = 10**6  # of a US dollar: money is whole pico-dollars here, and micro-dollars where people read it
 PICO_PER_USD = PICO_PER_MICRO * 10**6
@@ -88,3 +89,16 @@ def parse_client_id(client_id: str) -> Scope | None:
         return Scope(org)
     app = rest.removeprefix("-app-")
     return Scope(org, app) if app != rest and is_app_id(app) else None
+
+
+class CostCeiling(NamedTuple):
+    """The most that a request can cost, and the body that has to be sent for that to hold.
+
+    With `needs_count` there is no bound yet: CountTokens is asked first (`apply_count`).
+    """
+
+    pico: int
+    input_tokens: int
+    output_tokens: int
+    body: bytes
+    needs_count: bool = False

@@ -20,8 +20,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from multidict import CIMultiDict
 from price_keeper.budgets.hard import cost_ceiling
-from price_keeper.budgets.hard.cost_ceiling import CostCeiling, apply_count, compute_ceiling
+from price_keeper.budgets.hard.cost_ceiling import apply_count, compute_ceiling
 from price_keeper.config.config_sections import LongContext, PricesConfig, TierPrices
+from price_keeper.domain import CostCeiling
 from price_keeper.errors import InvalidRequest
 from price_keeper.operations import Operation
 from price_keeper.usage.guardrail_usage import price_guardrail

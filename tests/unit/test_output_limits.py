@@ -6,7 +6,8 @@ import json
 from typing import Any
 
 import pytest
-from price_keeper.budgets.hard.cost_ceiling import CallPrices, CostCeiling, compute_ceiling
+from price_keeper.budgets.hard.cost_ceiling import CallPrices, compute_ceiling
+from price_keeper.domain import CostCeiling
 from price_keeper.errors import InvalidRequest
 from price_keeper.operations import Operation
 from price_keeper.usage.price_table import build_price_table

@@ -15,10 +15,10 @@ from typing import NamedTuple
 
 from price_keeper.budgets.budget_state import BudgetState, Decision
 from price_keeper.budgets.hard.budget_lease import BudgetLease, BudgetLeases, CostReservation, RefusalReason
-from price_keeper.budgets.hard.cost_ceiling import CallPrices, CostCeiling, apply_count, compute_ceiling
+from price_keeper.budgets.hard.cost_ceiling import CallPrices, apply_count, compute_ceiling
 from price_keeper.config import Config
 from price_keeper.config.config_sections import ASYNC_JOB_LABEL
-from price_keeper.domain import ResolvedLabel
+from price_keeper.domain import CostCeiling, ResolvedLabel
 from price_keeper.errors import Busy, QuotaExceeded, RecordingUnavailable, Refusal, TooManyRequests
 from price_keeper.ledger.lease_rows import HardBudgetKey
 from price_keeper.ledger.ledger_entries import PICO_PER_USD, Counter

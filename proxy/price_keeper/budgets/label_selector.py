@@ -17,11 +17,10 @@ from typing import Final, NamedTuple, ParamSpec, TypeAlias, TypeVar
 from price_keeper.budgets.budget_registry import BudgetRegistry, CallerDay
 from price_keeper.budgets.budget_state import Decision
 from price_keeper.budgets.hard.budget_lease import CostReservation
-from price_keeper.budgets.hard.cost_ceiling import CostCeiling
 from price_keeper.budgets.hard_budgets import Candidate, HardBudgets, RequestContent
 from price_keeper.budgets.label_policy import Mode
 from price_keeper.config.config_sections import LabelConfig
-from price_keeper.domain import Caller, ResolvedLabel
+from price_keeper.domain import Caller, CostCeiling, ResolvedLabel
 from price_keeper.errors import Busy, InvalidRequest, QuotaExceeded, Refusal
 from price_keeper.exchange import Header, Request
 from price_keeper.ledger.ledger_entries import ChargedCounters

@@ -21,7 +21,7 @@ from price_keeper.control.control_services import ControlServices
 from price_keeper.domain import Caller, build_client_id
 from price_keeper.errors import StoreUnavailable
 from price_keeper.ledger.counter_writes import DAY_SECONDS, to_micros
-from price_keeper.ledger.ledger_entries import PICO_PER_MICRO, Counter, build_counts
+from price_keeper.ledger.ledger_entries import PICO_PER_MICRO, Counter
 from price_keeper.ledger.usage_submissions import (
     MAX_SUBMISSION_AGE_SECONDS,
     ChargedSubmission,
@@ -32,6 +32,7 @@ from price_keeper.org_calendar import Period, PeriodSpan, find_org_date, find_sp
 from price_keeper.reports import money
 from price_keeper.stores import schema
 from price_keeper.usage.inference_profiles import NO_PROFILES, UNREAD_PROFILES
+from price_keeper.usage.meter import build_counts
 from price_keeper.usage.price_table import Cost, build_label_price_table, price_usage
 from price_keeper.usage.token_usage import Usage
 

@@ -16,10 +16,7 @@ import orjson
 
 from price_keeper.domain import PICO_PER_MICRO as PICO_PER_MICRO
 from price_keeper.domain import PICO_PER_USD as PICO_PER_USD
-from price_keeper.usage.model_families import UNBILLED_GUARDRAIL_COUNTS
-from price_keeper.usage.token_usage import Usage
 
-_make = tuple.__new__  # of a named tuple, in half the time
 _MAX_PENDING: Final = 200
 
 
@@ -193,17 +190,6 @@ class Receipt:
     def from_values(cls, values: list[Any]) -> Receipt:
         _, _, counts, about = values
         return cls(UsageCounts(*counts), about)
-
-
-def build_counts(usage: Usage, pico: int, *, is_estimated: bool = False) -> UsageCounts:
-    input, output, cache_read, written_5m, written_1h, _, _, by_policy = usage
-    units = sum(count for name, count in by_policy.items() if name not in UNBILLED_GUARDRAIL_COUNTS) if by_policy else 0
-    return UsageCounts(1, int(is_estimated), input, output, cache_read, written_5m, written_1h, units, pico)
-
-
-def make_plain_counts(input: int, output: int, pico: int) -> UsageCounts:
-    """As nearly all are: made in half the time."""
-    return _make(UsageCounts, (1, 0, input, output, 0, 0, 0, 0, pico))
 
 
 class UsageTally:

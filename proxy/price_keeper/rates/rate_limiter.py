@@ -12,12 +12,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Protocol
 
-from price_keeper.budgets.budget_snapshot import BudgetSnapshot
-from price_keeper.budgets.budget_state import NEVER
 from price_keeper.clock import Clock
 from price_keeper.domain import Caller, Scope
 from price_keeper.errors import StoreError, TooManyRequests
@@ -38,6 +37,15 @@ _NOTHING_USED: Final = {REQUESTS: 0, TOKENS: 0}
 _NO_TOKENS: Final = {TOKENS: 0}
 _REMAINING_HEADERS: Final = {REQUESTS: b"x-ratelimit-remaining-requests", TOKENS: b"x-ratelimit-remaining-tokens"}
 _UNIT_NAMES: Final = {REQUESTS: "requests", TOKENS: "tokens"}
+
+
+class SettingsSnapshot(Protocol):
+    """Settings as the store last answered them, kept on this machine's disk for when it is away."""
+
+    def record_settings(self, scope: Scope, item: Item | None) -> None: ...
+
+    def find_settings(self, scope: Scope) -> Item | None:
+        """Empty if the store had none for this scope; None if it is not known."""
 
 
 class RateReservation:
@@ -176,14 +184,14 @@ class CallerRateLimits:
 @dataclass(slots=True)
 class _CachedLimits:
     limits: CallerRateLimits
-    refresh_at: float = -NEVER
-    expires_at: float = -NEVER
+    refresh_at: float = -math.inf
+    expires_at: float = -math.inf
     read_done: asyncio.Event | None = None
     is_stale: bool = False
 
 
 class RateLimitCache:
-    def __init__(self, store: Store, clock: Clock, tasks: Tasks, snapshot: BudgetSnapshot) -> None:
+    def __init__(self, store: Store, clock: Clock, tasks: Tasks, snapshot: SettingsSnapshot) -> None:
         self._store = store
         self._snapshot = snapshot
         self._clock = clock
@@ -211,7 +219,7 @@ class RateLimitCache:
         except TimeoutError:
             entry.refresh_at, entry.expires_at = (
                 self._clock.monotonic() + STORE_RETRY_SECONDS,
-                NEVER,
+                math.inf,
             )  # nobody else is to wait for it
         return entry.limits
 
@@ -249,7 +257,7 @@ class RateLimitCache:
             if not entry.is_stale:
                 what = str(failure) if isinstance(failure, StoreError) else type(failure).__name__
                 _log.warning("the limits of %s cannot be read, and what is known holds: %s", caller.client_id, what)
-            entry.expires_at, entry.is_stale = NEVER, True
+            entry.expires_at, entry.is_stale = math.inf, True
         finally:
             entry.read_done = None
             done.set()

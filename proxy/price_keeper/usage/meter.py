@@ -25,19 +25,33 @@ from price_keeper.ledger.ledger_entries import (
     CompletionListener,
     Intent,
     Receipt,
-    build_counts,
-    make_plain_counts,
+    UsageCounts,
 )
 from price_keeper.operations import Operation
 from price_keeper.telemetry.logs import build_bedrock_extra
 from price_keeper.upstream.forwarder import UpstreamTarget
 from price_keeper.usage.guardrail_usage import GuardrailUsageReader, price_guardrail
+from price_keeper.usage.model_families import UNBILLED_GUARDRAIL_COUNTS
 from price_keeper.usage.price_table import Cost, Pricer
 from price_keeper.usage.token_usage import Usage, sum_tokens
 from price_keeper.usage.usage_reader import UsageReader, build_reader
 
 INITIAL_OUTPUT_TOKENS: Final = 500  # before anything is known
 _SMOOTHING_DIVISOR: Final = 16  # of what was learned before, each answer replaces one part
+
+
+_make_tuple = tuple.__new__  # of a named tuple, in half the time of calling it
+
+
+def build_counts(usage: Usage, pico: int, *, is_estimated: bool = False) -> UsageCounts:
+    input, output, cache_read, written_5m, written_1h, _, _, by_policy = usage
+    units = sum(count for name, count in by_policy.items() if name not in UNBILLED_GUARDRAIL_COUNTS) if by_policy else 0
+    return UsageCounts(1, int(is_estimated), input, output, cache_read, written_5m, written_1h, units, pico)
+
+
+def make_plain_counts(input: int, output: int, pico: int) -> UsageCounts:
+    """Counts of a call that used plain input and output alone, as most do. Takes half the time of `build_counts`."""
+    return _make_tuple(UsageCounts, (1, 0, input, output, 0, 0, 0, 0, pico))
 
 
 class UsageForecast:

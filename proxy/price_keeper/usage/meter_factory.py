@@ -15,11 +15,10 @@ from hashlib import sha256
 from typing import Final, Protocol
 from weakref import WeakKeyDictionary
 
-from price_keeper.budgets.hard.cost_ceiling import CostCeiling
 from price_keeper.clock import Clock
 from price_keeper.config import Config
 from price_keeper.config.config_sections import ASYNC_JOB_LABEL, GUARDRAIL_LABEL
-from price_keeper.domain import Caller, ResolvedLabel
+from price_keeper.domain import Caller, CostCeiling, ResolvedLabel
 from price_keeper.errors import InvalidRequest
 from price_keeper.ledger.journal import Journal
 from price_keeper.ledger.ledger_entries import ChargedCounters, CompletionListener

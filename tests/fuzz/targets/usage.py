@@ -7,10 +7,11 @@ from contextlib import suppress
 from typing import Any
 
 import orjson
-from price_keeper.ledger.ledger_entries import Receipt, build_counts
+from price_keeper.ledger.ledger_entries import Receipt
 from price_keeper.ledger.segment import decode_lines, encode_line
 from price_keeper.operations import Operation
 from price_keeper.usage import model_families
+from price_keeper.usage.meter import build_counts
 from price_keeper.usage.price_table import price_usage
 from price_keeper.usage.token_usage import Usage
 from price_keeper.usage.usage_reader import build_reader

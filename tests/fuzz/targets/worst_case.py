@@ -7,8 +7,9 @@ from types import MappingProxyType
 from typing import Any
 
 from price_keeper.budgets.hard import cost_ceiling
-from price_keeper.budgets.hard.cost_ceiling import CostCeiling, apply_count, compute_ceiling
+from price_keeper.budgets.hard.cost_ceiling import apply_count, compute_ceiling
 from price_keeper.config.config_sections import LongContext, PricesConfig, TierPrices
+from price_keeper.domain import CostCeiling
 from price_keeper.errors import InvalidRequest
 from price_keeper.operations import Operation
 from price_keeper.usage.price_table import build_price_table, price_usage

@@ -24,6 +24,7 @@ from price_keeper.budgets.hard.token_bound import (
     require_list,
     require_object,
 )
+from price_keeper.domain import CostCeiling
 from price_keeper.errors import InvalidRequest
 from price_keeper.operations import Operation
 from price_keeper.upstream import json_splice
@@ -51,16 +52,6 @@ class CallPrices(NamedTuple):
     price_tables: Sequence[PriceTable]
     unit_prices: Mapping[str, int] | None = None
     job_price: int | None = None
-
-
-class CostCeiling(NamedTuple):
-    """`body` is the one that has to be sent. With `needs_count` there is no bound yet: see `counted`."""
-
-    pico: int
-    input_tokens: int
-    output_tokens: int
-    body: bytes
-    needs_count: bool = False
 
 
 def compute_ceiling(
