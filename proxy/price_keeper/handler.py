@@ -41,18 +41,18 @@ from price_keeper.usage import guardrail_usage
 from price_keeper.usage.meter_factory import FREE_METER, AnswerMeter
 from price_keeper.usage.stream_usage import is_usage_only_event
 
-# Endpoints of our own, by their names in metrics.
+# Local endpoints, used as metric labels.
 _CREDENTIALS_ENDPOINT, _PROFILES_ENDPOINT = "credentials", "inference_profiles"
 
-_MODEL_PATH_PREFIX: Final = b"/model/"  # other paths name their model, if any, in the body
+_MODEL_PATH_PREFIX: Final = b"/model/"  # other paths name their model, if at all, in the body
 MAX_ROUTES: Final = 1000
 
 
 class CancellableListener(CompletionListener, Protocol):
-    """Told once how a call ended, or that it was never sent."""
+    """Called exactly once per call: with its receipt, or because it was never sent."""
 
     def on_cancelled(self) -> None:
-        """It was never sent."""
+        """The call was not sent; whatever was reserved for it is released."""
 
 
 class RequestHandler:
@@ -78,20 +78,20 @@ class RequestHandler:
         self._adds_request_metadata = adds_request_metadata
         self.request_stats = request_stats
         self.new_request_id = create_request_id_source()
-        self._routes: dict[bytes, CallRoute] = {}  # by target; those of the configured labels alone
+        self._routes: dict[bytes, CallRoute] = {}  # by request target; only labels of the configuration
 
     @property
     def label_selector(self) -> LabelSelector:
         return self._label_selector
 
     def apply_config(self, label_selector: LabelSelector) -> None:
-        """Use another configuration's labels and prices for every request that has not been routed yet."""
+        """Use the reloaded labels and prices for every request that has no route yet. Calls under way keep theirs."""
         previous, self._label_selector = self._label_selector, label_selector
         previous.successor = label_selector
         self._routes = {}
 
     def check_head(self, request: Request) -> Refusal | None:
-        """Why reading the body of this request would be of no use. Reads caches only."""
+        """Returns the refusal that this head alone justifies, so that the body need not be read. Reads caches only."""
         refusal = check_target(request.target)
         if refusal is None:
             try:
@@ -111,7 +111,7 @@ class RequestHandler:
             if request.target.partition(b"?")[0] == b"/inference-profiles":
                 return await self._list_inference_profiles(request, boundary)
 
-            # The caller, before any byte of the body is parsed.
+            # 1 and 2: the caller, before any byte of the body is parsed; then what the call asks for.
             route = self._routes.get(request.target) if request.method == b"POST" else None
             if route is not None:
                 boundary.operation = route.call.operation.name
@@ -120,7 +120,6 @@ class RequestHandler:
                 await switch_to_task()
                 caller = await self._authenticator.load(request)
 
-            # What the call asks for; a retry of a call that is still under way shares its answer.
             parsed_call = (
                 await run_in_thread_if_large(request.body, parse_call, request) if route is None else route.call
             )
@@ -131,13 +130,15 @@ class RequestHandler:
                 pending.add(request.observer)
             if route is None:
                 route = await self._find_route(request, caller, parsed_call)
+
+            # 3: a retry of a call that is under way, or has just succeeded, shares its response.
             key = compute_retry_key(request, caller, headers)
             if key is not None:
                 if self.retry_joiner.join(key, responder):
                     return None
                 responder = boundary.share(self.retry_joiner.open_shared(key, responder))
 
-            # Rate limits, then the label that serves, then a meter: from here on money is set aside.
+            # 4: rate limits. From here on something is reserved, and `pending` releases it if the call is never sent.
             tokens = 0 if route.pricing is None else route.pricing.estimate_tokens(len(request.body))
             limits = self._rate_limiter.cached_limits(caller)
             if limits is None or limits.buckets:
@@ -150,6 +151,8 @@ class RequestHandler:
                         caller, tokens, response_headers, is_demand_counted=limits is not None
                     )
                 pending.add(reservation)
+
+            # 5: the label that serves. Under a hard budget this reserves the most that the call can cost.
             selector = route.selector
             selection = (
                 selector.select_cached(caller, route, request, response_headers)
@@ -166,7 +169,7 @@ class RequestHandler:
         return None
 
     async def _find_route(self, request: Request, caller: Caller, parsed_call: ParsedCall) -> CallRoute:
-        """The model that the caller's words stand for, and what the call may cost."""
+        """Resolve the model that the caller named, and the prices of the call. Caches routes of configured labels."""
         resolved = self._label_selector.resolve_configured(parsed_call.model) if parsed_call.model else None
         is_shared_by_callers = (
             resolved is not None and request.target.startswith(_MODEL_PATH_PREFIX) and request.method == b"POST"
@@ -174,7 +177,7 @@ class RequestHandler:
         if resolved is None:
             await switch_to_task()
             resolved = await self._label_selector.resolve(caller, parsed_call)
-        selector = self._label_selector  # which is another one if labels were reloaded meanwhile
+        selector = self._label_selector  # a different one if labels were reloaded during the wait
         pricing = selector.meters.pricing_for(resolved, parsed_call.operation, request.method)
         route = CallRoute(selector, parsed_call, resolved, pricing)
         if is_shared_by_callers and pricing is not None:
@@ -193,6 +196,7 @@ class RequestHandler:
         response_headers: ResponseHeaders,
         pending: _PendingCallbacks,
     ) -> None:
+        """Steps 6 and 7: build the upstream request, open the meter, send once and relay the response."""
         parsed_call, body, operation = selection.call, selection.body, selection.call.operation
         transform_body = _keep_body
         if operation is Operation.CHAT_COMPLETIONS and await run_in_thread_if_large(
@@ -204,7 +208,7 @@ class RequestHandler:
                 chat_stream_usage.add_usage_option,
             )
         if parsed_call.model_span is not None:
-            request.reserve_copies(1)  # with the name of its label's model in it
+            request.reserve_copies(1)  # the body in which the label's model replaces the name that the caller used
         if self._adds_request_metadata:
             request.reserve_copies(1)
             identity = request_metadata.build_identity(caller.org, caller.app, selection.resolved.label)
@@ -221,7 +225,7 @@ class RequestHandler:
                 )
         call = UpstreamCall(
             request.method.decode(),
-            "",  # no operation that gets so far takes a query
+            "",  # no operation that is forwarded takes a query
             headers,
             lambda model: transform_body(parsed_call.body_with_model(model, body)),
             selection.targets,
@@ -239,10 +243,10 @@ class RequestHandler:
     def _open_meter(
         self, caller: Caller, selection: Selection, body_bytes: int, guardrail_units: int, pending: _PendingCallbacks
     ) -> AnswerMeter:
-        """Write the call's intent. From here on its meter tells the callbacks how it ended."""
+        """Write the call's intent to the journal. From here on its meter calls the completion listeners."""
         if selection.pricing is None or selection.charged is None:
-            for each in pending.hand_over():
-                each.on_completed(None)
+            for listener in pending.hand_over():
+                listener.on_completed(None)
             return FREE_METER
         meter = selection.meters.open_meter(
             selection.pricing,
@@ -266,7 +270,7 @@ class RequestHandler:
         self.request_stats.get_stats(_CREDENTIALS_ENDPOINT, "").count_local_response(200)
 
     async def _list_inference_profiles(self, request: Request, boundary: _ErrorBoundary) -> None:
-        """Claude Code lists inference profiles when it starts; an empty list lets it go on."""
+        """Claude Code lists inference profiles when it starts; an empty list is enough for it to continue."""
         boundary.operation = _PROFILES_ENDPOINT
         if self._authenticator.cached(request) is None:
             await switch_to_task()
@@ -278,7 +282,7 @@ class RequestHandler:
 
 
 class _ErrorBoundary:
-    """Answers the request with whatever was raised inside. Of what nobody raised on purpose only the log says more."""
+    """Turns an exception into the response. An unexpected one becomes an internal error, with details in the log."""
 
     __slots__ = ("_request_stats", "_shared", "operation", "responder", "response_headers")
 
@@ -290,7 +294,7 @@ class _ErrorBoundary:
         self._shared: SharedResponse | None = None
 
     def share(self, shared: SharedResponse) -> SharedResponse:
-        """Answer through this from now on, as retries of the call may share its answer."""
+        """Send the response through `shared` from now on, because retries of the call may share it."""
         self.responder = self._shared = shared
         return shared
 
@@ -307,11 +311,11 @@ class _ErrorBoundary:
             return True
         finally:
             if self._shared is not None:
-                self._shared.abort()  # if there is no whole answer by now, no retry may wait for one
+                self._shared.abort()  # without a complete response by now, no retry may wait for one
 
 
 class _PendingCallbacks:
-    """The callbacks of a call until its meter takes them over. If it never comes to that, they are told so here."""
+    """The completion listeners of a call until its meter takes them over. Cancels them if that never happens."""
 
     __slots__ = ("listeners",)
 
@@ -330,8 +334,8 @@ class _PendingCallbacks:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for each in self.listeners:
-            each.on_cancelled()
+        for listener in self.listeners:
+            listener.on_cancelled()
 
 
 def _keep_body(body: bytes) -> bytes:
