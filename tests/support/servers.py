@@ -20,6 +20,13 @@ STARTING_SECONDS = 60
 # set before any thread is started, and new threads copy it.
 _WIDE = "import decimal, runpy, sys; decimal.DefaultContext.prec = 38; decimal.setcontext(decimal.DefaultContext);"
 
+# ministack deletes expired items once a minute by the real clock, which goes on past the days of simulated clocks: rows
+# would vanish while a test uses them. DynamoDB takes hours or days for that, and readers check the expiry themselves.
+_NO_REAPER = (
+    "import threading; start = threading.Thread.start;"
+    " threading.Thread.start = lambda each: None if each.name == 'dynamodb-ttl-reaper' else start(each);"
+)
+
 
 @contextmanager
 def moto_server(folder: Path) -> Iterator[str]:
@@ -32,7 +39,7 @@ def moto_server(folder: Path) -> Iterator[str]:
 @contextmanager
 def ministack_server(folder: Path) -> Iterator[str]:
     port = free_port()
-    code = f"{_WIDE} sys.argv = ['ministack']; runpy.run_module('ministack', run_name='__main__')"
+    code = f"{_WIDE} {_NO_REAPER} sys.argv = ['ministack']; runpy.run_module('ministack', run_name='__main__')"
     settings = {
         "BIND_HOST": "127.0.0.1",
         "GATEWAY_PORT": str(port),
