@@ -59,8 +59,21 @@ class Harvest:
 
 
 def holds_calls(path: Path) -> bool:
-    """Any of which the store may not know."""
-    return any(values[0] not in (LineKind.HEAD, LineKind.READY) for values in decode_lines(path.read_bytes()).values)
+    """Whether the store may lack a call that is in this segment. A call that ended without cost is not one: it is never
+    counted, and the next start removes its segment."""
+    lines = decode_lines(path.read_bytes())
+    under_way: set[int] = set()
+    for values in lines.values:
+        match values[0]:
+            case LineKind.HEAD | LineKind.READY:
+                pass
+            case LineKind.INTENT | LineKind.CARRIED:
+                under_way.add(values[1])
+            case LineKind.NOTHING:
+                under_way.discard(values[1])
+            case _:  # a receipt, or the end of a segment that was not flushed
+                return True
+    return bool(under_way or lines.corrupt_lines)
 
 
 def _read(data: bytes) -> tuple[list[tuple[Any, ...]], list[tuple[Any, ...]]]:

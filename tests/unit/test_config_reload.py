@@ -217,8 +217,9 @@ async def test_what_was_asked_for_while_it_read_is_over_too_once_it_stops(rig: R
     signal.raise_signal(signal.SIGHUP)
     await eventually(lambda: rig.reloading._is_requested)
     rig.reloading.stop()
+    (reload,) = rig.tasks._spawned
     rig.gate.set()
-    await eventually(lambda: not rig.reloading._is_reloading)
+    await asyncio.wait([reload])  # its callbacks run one turn of the loop after its last line
     assert not rig.tasks._spawned
     assert (rig.read, rig.taken) == (1, [])
 
