@@ -38,17 +38,22 @@ from price_keeper.stores.contract import (
 )
 
 LABEL_ATTRIBUTE, INDEX_ATTRIBUTE, VERSION_ATTRIBUTE = "active_model_label", "active_model_index", "ordering_version"
-ACTIVE_LABEL_RETENTION_SECONDS = 2 * 86_400  # after the end of the period, as in a zone further west it goes on
+ACTIVE_LABEL_RETENTION_SECONDS = 2 * 86_400  # after the end of the period, which in a time zone further west is later
+MAX_REASON_LENGTH = 200
+MAX_WHO_LENGTH = 128
+OVERRIDE_RETENTION_SECONDS = 3600  # after the end of its period
+_OVERRIDE_ATTRIBUTES = ("override_label", "override_reason", "override_who", "override_until_epoch")
+_OVERRIDE_VERSION = "override_version"
 
 
 def find_active_index(item: Item | None, settings: EffectiveSettings) -> int:
-    """Where the active label stands in the ordering of today, which may have changed since it was written."""
+    """The index of the active label in the current ordering, which may have changed since the item was written."""
     label = None if item is None else item.get(LABEL_ATTRIBUTE)
     return settings.ordering.index(label) if isinstance(label, str) and label in settings.ordering else 0
 
 
 def has_newer_ordering(item: Item | None, settings: EffectiveSettings) -> bool:
-    """Whether somebody knows of an ordering that we do not know of yet."""
+    """Whether the item was written with a newer ordering than these settings have."""
     version = None if item is None else item.get(VERSION_ATTRIBUTE)
     return isinstance(version, int) and version > settings.version
 
@@ -56,7 +61,8 @@ def has_newer_ordering(item: Item | None, settings: EffectiveSettings) -> bool:
 def build_move(
     index: int, index_before: int, scope: Scope, span: PeriodSpan, settings: EffectiveSettings, now: float
 ) -> Update:
-    """Of any number of instances that write it, those who know the newest ordering and are furthest in it win."""
+    """The conditional write that advances the active label. Of all instances that write it, the one with the newest
+    ordering and the highest index in it wins."""
     return Update(
         schema.sticky_state_key(scope, span.key),
         set={
@@ -82,15 +88,10 @@ def _build_forward_condition(index: int, version: int) -> Condition:
     )
 
 
-MAX_REASON_LENGTH = 200
-MAX_WHO_LENGTH = 128
-OVERRIDE_RETENTION_SECONDS = 3600  # after the end of its period
-_OVERRIDE_ATTRIBUTES = ("override_label", "override_reason", "override_who", "override_until_epoch")
-_OVERRIDE_VERSION = "override_version"
-
-
 @dataclass(frozen=True, slots=True)
 class Override:
+    """A label that an operator put in force, with the reason and the end."""
+
     label: str
     reason: str
     who: str
@@ -99,7 +100,7 @@ class Override:
 
 
 def parse_override(item: Item | None, now: float) -> Override | None:
-    """The one in force, of an item of sticky state. Without a usable label and end there is none."""
+    """The override in force, of an item of sticky state. Without a usable label and end there is none."""
     if item is None:
         return None
     label, until = item.get("override_label"), item.get("override_until_epoch")
@@ -110,12 +111,12 @@ def parse_override(item: Item | None, now: float) -> Override | None:
 
 
 def parse_override_version(item: Item | None) -> int:
-    """Also of an item whose override was cleared or is over."""
+    """The version of the last change of the override, also if it was cleared or is over."""
     version = (item or {}).get("override_version", 0)
     return int(cast(int, version)) if is_number(version) else 0
 
 
-# What is written together with a change, from the override before to the one after it, or not at all.
+# Writes that belong into the transaction of a change, made from the override before and after it.
 OverrideCompanions: TypeAlias = "Callable[[Override | None, Override | None], Sequence[Write]]"
 
 
@@ -124,6 +125,8 @@ def _no_override_companions(_: Override | None, __: Override | None) -> Sequence
 
 
 def audit_override(actor: Actor, action: str, scope: Scope, clock: Clock) -> OverrideCompanions:
+    """Writes the audit record of a change."""
+
     def build_companions(before: Override | None, after: Override | None) -> Sequence[Write]:
         return [actor.build_record(action, scope, _describe_override(before), _describe_override(after), clock.now())]
 
@@ -151,7 +154,8 @@ async def set_override(
     ordering: Sequence[str],
     companions: OverrideCompanions = _no_override_companions,
 ) -> Override:
-    """Until the end of the period at most, and if nothing is said. Raises ConfigError with every mistake."""
+    """Put a label in force until `until`, or until the end of the period at most, which is also the default. Raises
+    ConfigError with every mistake."""
     now = clock.now()
     ends = span.end if until is None else math.ceil(min(until, span.end))
     _check_override(label, reason, who, ends, now, ordering)
@@ -160,7 +164,7 @@ async def set_override(
 
     async def attempt() -> Override:
         before = await store.get(key, consistent=True)
-        # Kept until some time after the period, and no shorter than somebody else wants it kept.
+        # The item is retained for some time after the period, and no shorter than another writer has asked for.
         kept = max(span.end + OVERRIDE_RETENTION_SECONDS, _read_expiry(before))
         override = Override(label, reason, who, float(ends), parse_override_version(before) + 1)
         change = Update(
@@ -181,7 +185,7 @@ async def clear_override(
     clock: Clock | None = None,
     companions: OverrideCompanions = _no_override_companions,
 ) -> bool:
-    """Whether there was one to clear."""
+    """Clear the override; returns whether there was one."""
     clock = clock or SystemClock()
     key, now = schema.sticky_state_key(scope, span.key), clock.now()
 
@@ -207,13 +211,13 @@ def _read_expiry(item: Item | None) -> int:
 
 
 def _build_override_unchanged(before: Item | None) -> Condition:
-    """As far as an override is concerned; a fallback meanwhile moves nothing but the expiry."""
+    """The override is as it was read. A fallback in between changes no attribute of this condition but the expiry."""
     return all_of(*(_build_same(before, name) for name in (_OVERRIDE_VERSION, EXPIRY_ATTRIBUTE)))
 
 
 def _build_same(before: Item | None, name: str) -> Condition:
     value = (before or {}).get(name)
-    # One that was written by hand as a list or a mapping cannot be compared; the store says so.
+    # A value written by hand as a list or a mapping cannot be compared; the store refuses it.
     return AttributeMissing(name) if value is None else equals(name, value)  # type: ignore[arg-type]
 
 

@@ -1,7 +1,7 @@
 """Cache of the labels that apps defined themselves, for inference profiles.
 
 An app's labels are read when a call names one or the app's chain may hold one, and once for all concurrent callers.
-While the store is away the last known labels hold. The cache is bounded by apps and by labels.
+While the store is away the last known labels apply. The cache is bounded by apps and by labels.
 """
 
 from __future__ import annotations
@@ -28,36 +28,37 @@ from price_keeper.usage.inference_profiles import (
     parse_profile,
 )
 
-PROFILES_MADE_ATTRIBUTE = (
-    "profiles_made"  # how many an app has ever had, on its item; one that never had any needs no further read
-)
-STALE_SECONDS = 60.0  # after which a call waits until they are read again
-REFRESH_SECONDS = 50.0  # after which a call has them read again, and goes on
-STORE_RETRY_SECONDS = 3.0  # while the store is away
-LOAD_TIMEOUT_SECONDS = 2.0  # for the store, of a call
+# How many own labels an app has ever had, on the app's item. An app that never had any needs no further read.
+PROFILES_MADE_ATTRIBUTE = "profiles_made"
+STALE_SECONDS = 60.0  # after a read; then a call waits for the next one
+REFRESH_SECONDS = 50.0  # after a read; then a call starts the next one in the background
+STORE_RETRY_SECONDS = 3.0  # while the store does not answer
+LOAD_TIMEOUT_SECONDS = 2.0  # for which a call waits for the store
 MAX_APPS = 20_000
-MAX_LABELS_IN_ALL = 100_000  # own labels, of all apps together
+MAX_LABELS_IN_ALL = 100_000  # of all apps together
 
-_AppKey = tuple[str, str]  # of an org and an app
-_Rows = dict[str, tuple[Item, "InferenceProfile | None"]]  # by label; None: it cannot be used
+_AppKey = tuple[str, str]  # org and app
+_Rows = dict[str, tuple[Item, "InferenceProfile | None"]]  # by label; None: the row is unusable
 
 _log = logging.getLogger("price_keeper.selection")
 
 
 @dataclass(slots=True)
 class _AppEntry:
+    """The cached labels of one app. Times are on the monotonic clock."""
+
     labels: AppProfiles = UNREAD_PROFILES
     rows: _Rows = field(default_factory=dict)
-    read_began_at: float = -NEVER  # the reading that told of them, by the monotonic clock like all times here
+    read_began_at: float = -NEVER  # of the read that these labels come from
     refresh_at: float = -NEVER
     stale_at: float = -NEVER
     load_done: asyncio.Event | None = None
-    is_load_slow: bool = False  # somebody has waited in vain for the reading that is under way
-    is_stale: bool = False  # the store could not be asked when it was time to
+    is_load_slow: bool = False  # a call has waited in vain for the read in progress
+    is_stale: bool = False  # the store did not answer when a read was due
 
 
 class AppLabelCache:
-    """`on_new` hears of an app whose own labels are others than was known."""
+    """Caches the labels of apps. `on_change` is called with an app whose labels differ from those cached before."""
 
     def __init__(
         self,
@@ -73,10 +74,11 @@ class AppLabelCache:
         self._tasks = tasks
         self._on_change = on_change
         self._entries: dict[_AppKey, _AppEntry] = {}
-        self._row_count = 0  # of all rows that are kept
+        self._row_count = 0  # of all cached apps
 
     def apply_config(self, labels: Mapping[str, LabelConfig]) -> None:
-        """Those of another configuration, which may have names that were an app's own, or leave names to apps."""
+        """Apply the labels of a reloaded configuration. A name that it has taken or freed changes what the apps' labels
+        of this name mean."""
         before, self._reserved_names = self._reserved_names, _list_reserved_names(labels)
         changed_names = before ^ self._reserved_names
         for name, entry in tuple(self._entries.items()):
@@ -88,54 +90,57 @@ class AppLabelCache:
                 self._on_change(scope, entry.labels)
 
     def cached(self, caller: Caller) -> AppProfiles | None:
-        """Without asking anybody; None if the store has to be asked first."""
+        """The app's labels without waiting; None if the store has to be read first."""
         if caller.app is None:
             return NO_PROFILES
-        name = (caller.org, caller.app)
-        entry = self._entries.get(name)
+        key = (caller.org, caller.app)
+        entry = self._entries.get(key)
         if entry is None:
             return None
         moment = self._clock.monotonic()
         if moment >= entry.stale_at and not entry.is_load_slow:
             return None
         if moment >= entry.refresh_at:
-            self._start_loading(name, entry)
+            self._start_loading(key, entry)
         return entry.labels
 
     async def load(self, caller: Caller) -> AppProfiles:
-        """Asks the store, and waits for a while. UNREAD if it does not answer and nothing was known."""
+        """Read the store, and wait for at most LOAD_TIMEOUT_SECONDS. UNREAD_PROFILES if it does not answer and nothing
+        is cached."""
         if caller.app is None:
             return NO_PROFILES
-        name = (caller.org, caller.app)
-        entry = self._get_or_add(name)
+        key = (caller.org, caller.app)
+        entry = self._get_or_add(key)
         try:
             async with asyncio.timeout(LOAD_TIMEOUT_SECONDS):
-                await self._start_loading(name, entry).wait()
+                await self._start_loading(key, entry).wait()
         except TimeoutError:
             entry.is_load_slow = entry.load_done is not None
-        return self._entries.get(name, entry).labels  # room may have been made meanwhile
+        return self._entries.get(key, entry).labels  # the entry may have been evicted meanwhile
 
     async def get(self, caller: Caller) -> AppProfiles:
+        """The cached labels, or else those of the store."""
         return self.cached(caller) or await self.load(caller)
 
     def last_read(self, scope: Scope) -> AppProfiles | None:
-        """What was read last, whenever that was; None if nothing was."""
+        """The labels that were read last, however old; None if they never were."""
         entry = self._entries.get((scope.org, scope.app or ""))
         return None if entry is None or entry.labels is UNREAD_PROFILES else entry.labels
 
     def invalidate(self, scope: Scope) -> None:
-        """By this process: the next call that names one has them read again."""
+        """This process changed the app's labels: the next call that names one reads them again."""
         entry = self._entries.get((scope.org, scope.app or ""))
         if entry is not None:
             entry.read_began_at, entry.refresh_at, entry.stale_at = self._clock.monotonic(), -NEVER, -NEVER
 
     async def refresh(self, scope: Scope, app: Item | None, read_began_at: float) -> None:
-        """`app` is the app's item as it was read then. Raises StoreError."""
+        """Read the app's labels. `app` is the app's item, and `read_began_at` the time at which that was read. Raises
+        StoreError."""
         rows = await read_label_rows(self._store, scope, app)
-        name = (scope.org, scope.app or "")
-        entry = self._get_or_add(name)
+        key = (scope.org, scope.app or "")
+        entry = self._get_or_add(key)
         if read_began_at < entry.read_began_at and entry.labels is not UNREAD_PROFILES:
-            return  # what somebody else read later holds, or they were changed meanwhile
+            return  # a later read holds, or the labels were changed after this one
         entry.read_began_at, entry.refresh_at, entry.stale_at, entry.is_stale = (
             read_began_at,
             read_began_at + REFRESH_SECONDS,
@@ -143,7 +148,7 @@ class AppLabelCache:
             False,
         )
         before = entry.rows
-        self._entries[name] = self._entries.pop(name)  # the one read longest ago is the first to go
+        self._entries[key] = self._entries.pop(key)  # evicted in the order of their last read
         if entry.labels is UNREAD_PROFILES or {label: item for label, (item, _) in before.items()} != rows:
             entry.rows = {label: self._parse_row(scope, label, item, before.get(label)) for label, item in rows.items()}
             entry.labels = _build_labels(entry.rows)
@@ -154,7 +159,7 @@ class AppLabelCache:
     def _parse_row(
         self, scope: Scope, label: str, item: Item, last_row: tuple[Item, InferenceProfile | None] | None
     ) -> tuple[Item, InferenceProfile | None]:
-        """What did not change stays the same, with all that is kept for it."""
+        """An unchanged row keeps its profile, with all that is cached for it."""
         if last_row is not None and last_row[0] == item:
             return last_row
         try:
@@ -165,10 +170,10 @@ class AppLabelCache:
             _log.warning("%s: the own label %s cannot be used: %s", scope.key, label, failure)
             return item, None
 
-    def _get_or_add(self, name: _AppKey) -> _AppEntry:
-        found = self._entries.get(name)
+    def _get_or_add(self, key: _AppKey) -> _AppEntry:
+        found = self._entries.get(key)
         if found is None:
-            found = self._entries[name] = _AppEntry()
+            found = self._entries[key] = _AppEntry()
             self._evict()
         return found
 
@@ -176,30 +181,34 @@ class AppLabelCache:
         while len(self._entries) > 1 and (len(self._entries) > MAX_APPS or self._row_count > MAX_LABELS_IN_ALL):
             self._row_count -= len(self._entries.pop(next(iter(self._entries))).rows)
 
-    def _start_loading(self, name: _AppKey, entry: _AppEntry) -> asyncio.Event:
+    def _start_loading(self, key: _AppKey, entry: _AppEntry) -> asyncio.Event:
         if entry.load_done is None:
             entry.load_done, entry.is_load_slow = asyncio.Event(), False
-            self._tasks.spawn(self._load(name, entry, entry.load_done))
+            self._tasks.spawn(self._load(key, entry, entry.load_done))
         return entry.load_done
 
-    async def _load(self, name: _AppKey, entry: _AppEntry, done: asyncio.Event) -> None:
-        scope, began = Scope(*name), self._clock.monotonic()
+    async def _load(self, key: _AppKey, entry: _AppEntry, done: asyncio.Event) -> None:
+        scope, began = Scope(*key), self._clock.monotonic()
         entry.refresh_at = began + STORE_RETRY_SECONDS
         try:
-            app = await self._store.get(schema.app_config_key(*name), consistent=True)
+            app = await self._store.get(schema.app_config_key(*key), consistent=True)
             await self.refresh(scope, app, began)
-        except Exception as failure:  # of whatever kind: those who wait must get an answer
+        except Exception as failure:  # whatever the failure, waiting calls need an answer
             if not entry.is_stale:
                 reason = str(failure) if isinstance(failure, StoreError) else type(failure).__name__
-                _log.warning("the own labels of %s cannot be read, and what is known holds: %s", scope.key, reason)
-            entry.stale_at, entry.is_stale = NEVER, True  # nobody is to wait for a store that is away
+                _log.warning(
+                    "own labels of %s cannot be read from the store; the last known ones apply until it answers: %s",
+                    scope.key,
+                    reason,
+                )
+            entry.stale_at, entry.is_stale = NEVER, True  # no call waits for a store that does not answer
         finally:
             entry.load_done, entry.is_load_slow = None, False
             done.set()
 
 
 def _list_reserved_names(labels: Mapping[str, LabelConfig]) -> frozenset[str]:
-    """What the configuration calls something is never an app's, whichever of the two came first."""
+    """A name of the configuration is never an app's, whichever came first."""
     return frozenset((*labels, *(label.model for label in labels.values()), *PSEUDO_LABELS))
 
 
@@ -209,7 +218,7 @@ def _build_labels(rows: _Rows) -> AppProfiles:
 
 
 async def read_label_rows(store: Store, scope: Scope, app: Item | None) -> dict[str, Item]:
-    """By label. `app` is the app's item. Raises StoreError."""
+    """The rows of an app's labels, by label. `app` is the app's item. Raises StoreError."""
     if scope.app is None or not (app or {}).get(PROFILES_MADE_ATTRIBUTE):
         return {}
     prefix = schema.app_profiles_prefix(scope.app)
@@ -219,7 +228,7 @@ async def read_label_rows(store: Store, scope: Scope, app: Item | None) -> dict[
 
 
 async def read_label_names(store: Store, scope: Scope, app: Item | None) -> list[str]:
-    """Of those that can be used, but for what the configuration has under the same name. Raises StoreError."""
+    """The usable labels of an app; names that the configuration has too are included. Raises StoreError."""
     return [label for label, item in (await read_label_rows(store, scope, app)).items() if _is_usable(label, item)]
 
 

@@ -1,7 +1,7 @@
 """Refresh budget states from the store: settings, active label, override, spend. Concurrent callers share one read.
 
-A failed read never changes a budget: the last known values hold, the budget is marked stale, and the read is
-repeated soon. `BudgetRefresher` decides what to read and applies it, moves the active label on, and raises alerts.
+A failed read never changes a budget: the last known values hold, the budget is marked stale, and the read is repeated
+soon. `BudgetRefresher` decides what to read and applies it, advances the active label, and raises alerts.
 `BudgetReader` does the reading; each of its methods raises StoreError.
 """
 
@@ -15,8 +15,7 @@ from typing import Final, cast
 
 from price_keeper.alerts.alert import crossed_thresholds
 from price_keeper.alerts.alert_raiser import AlertRaiser
-from price_keeper.budgets import active_label
-from price_keeper.budgets import app_label_cache as own
+from price_keeper.budgets import active_label, app_label_cache
 from price_keeper.budgets.active_label import parse_override
 from price_keeper.budgets.app_label_cache import AppLabelCache
 from price_keeper.budgets.budget_snapshot import BudgetSnapshot
@@ -36,16 +35,18 @@ from price_keeper.tasks import Tasks
 from price_keeper.telemetry import metrics
 from price_keeper.telemetry.metrics import MetricsRegistry
 
-STORE_RETRY_SECONDS = 3.0  # while the store is away
-SETTINGS_REFRESH_SECONDS = 60.0  # so that a change of quotas, or an override, is seen soon
-GRACE_SHARE = 0.1  # of the interval: whoever calls that long after it is over waits, as what is known is old
+STORE_RETRY_SECONDS = 3.0  # while the store does not answer
+SETTINGS_REFRESH_SECONDS = 60.0  # so that a change of quotas, or an override, takes effect soon
+# of the refresh interval: a call this long after its end waits for the read, as the known spend is old
+GRACE_SHARE = 0.1
+CLOCK_MARGIN_SECONDS: Final = 5.0  # by which the clocks of a fleet may differ
 
 _log = logging.getLogger("price_keeper.selection")
 
 
 class BudgetRefresher:
-    """`on_new_calendar` hears of an org whose days turn out to be others than was thought,
-    `on_unregistered` of one that nobody has registered."""
+    """Keeps budget states up to date, with at most one read of each at a time. `on_new_calendar` is called with an org
+    whose calendar differs from the one in use, `on_unregistered` with an org that is not registered."""
 
     def __init__(
         self,
@@ -81,28 +82,28 @@ class BudgetRefresher:
         telemetry.add(metrics.BUDGET_MOVES, lambda: self.active_label_moves)
 
     def refresh_soon(self, refresh: RefreshState) -> None:
-        """More was spent than anybody thought."""
+        """More was spent than expected: read as soon as MIN_REFRESH_SECONDS allow."""
         refresh.due_at = refresh.spend_due_at = min(refresh.spend_due_at, refresh.spend_read_at + MIN_REFRESH_SECONDS)
         wait = refresh.due_at - self._clock.monotonic()
         if wait <= 0 and refresh.refresh_done is None:
             self.refresh(refresh)
-        else:  # perhaps nobody calls any more, and the alerts are due all the same
+        else:  # a later call may never come, and alerts are due all the same
             self._tasks.spawn(self._refresh_after(wait, refresh))
 
     async def _refresh_after(self, wait: float, refresh: RefreshState) -> None:
         await self._clock.sleep(wait)
-        if refresh.refresh_done is not None:  # it may have begun before money was due, and read the settings alone
+        if refresh.refresh_done is not None:  # it may have begun before spend was due, and read settings only
             await refresh.refresh_done.wait()
         if self._clock.monotonic() >= refresh.due_at:
             self.refresh(refresh)
 
     def end_override(self, refresh: RefreshState) -> None:
-        """By its own time, whether or not the store can be asked."""
+        """End the override at its own time, even if the store does not answer."""
         refresh.override, refresh.override_ends_at, refresh.due_at = None, NEVER, -NEVER
         refresh.budget.apply_settings(refresh.budget.settings, refresh.sticky_index)
 
     def restore(self, refresh: RefreshState) -> None:
-        """What was noted of it, until it is looked at."""
+        """Apply the snapshot's record of the budget, which holds until the first read."""
         budget = refresh.budget
         record = self.snapshot.find_budget(budget.scope, budget.span.key)
         if record is None:
@@ -113,6 +114,7 @@ class BudgetRefresher:
         refresh.has_spend = True
 
     def refresh(self, refresh: RefreshState) -> asyncio.Event:
+        """Start a read, or join the one in progress. The returned event is set when it ends."""
         if refresh.refresh_done is None:
             refresh.refresh_done, refresh.is_refresh_slow = asyncio.Event(), False
             self._tasks.spawn(self._refresh(refresh, refresh.refresh_done))
@@ -125,7 +127,7 @@ class BudgetRefresher:
         try:
             has_spend = await self._read_store(refresh)
             refresh.budget.is_stale = False
-        except Exception as failure:  # of whatever kind: the next call must find a standing
+        except Exception as failure:  # whatever the failure, the next call needs a budget
             self._on_failure(refresh, failure)
         finally:
             refresh.refresh_done = None
@@ -138,12 +140,16 @@ class BudgetRefresher:
         budget = refresh.budget
         if not budget.is_stale:
             reason = str(failure) if isinstance(failure, StoreError) else type(failure).__name__
-            _log.warning("%s cannot be looked up, and what is known holds: %s", budget.scope.key, reason)
+            _log.warning(
+                "budget of %s cannot be read from the store; the last known values apply until it answers: %s",
+                budget.scope.key,
+                reason,
+            )
         budget.is_stale = True
-        refresh.stale_at = NEVER  # nobody is to wait for a store that is away
+        refresh.stale_at = NEVER  # no call waits for a store that does not answer
 
     async def _read_store(self, refresh: RefreshState) -> bool:
-        """Whether money was looked at, and not only the settings."""
+        """Whether spend was read, and not only the settings."""
         budget, moment, sticky_before = refresh.budget, self._clock.monotonic(), refresh.sticky_item
         is_stale, has_spend = moment >= refresh.spend_stale_at, moment >= refresh.spend_due_at
         settings, is_registered, item, app = await self.reader.read_settings_and_sticky(budget)
@@ -158,7 +164,8 @@ class BudgetRefresher:
             reads_shards = is_stale or has_new_labels or is_soon or budget.is_stale or budget.is_nearly_spent
             calendar = budget.settings.calendar
             await (self.reader.read_shards if reads_shards else self.reader.read_totals)(budget)
-            if budget.settings.calendar != calendar:  # and perhaps over more shards than were read
+            # the calendar changed during the read; there may be more shards than were read
+            if budget.settings.calendar != calendar:
                 return False
             self._schedule_next(refresh, moment)
             await self._move_active_label(refresh, item)
@@ -166,10 +173,10 @@ class BudgetRefresher:
             self.snapshot.mark_changed(refresh, is_urgent=refresh.sticky_item != sticky_before)
         refresh.stale_at = refresh.spend_stale_at = refresh.spend_due_at + refresh.grace_seconds
         refresh.due_at = min(refresh.spend_due_at, moment + SETTINGS_REFRESH_SECONDS)
-        if budget.app_labels.by_name:  # their prices are money, so no call goes by older ones
+        if budget.app_labels.by_name:  # their prices decide what calls cost, so no call uses outdated ones
             refresh.stale_at, refresh.due_at = (
-                min(refresh.stale_at, moment + own.STALE_SECONDS),
-                min(refresh.due_at, moment + own.REFRESH_SECONDS),
+                min(refresh.stale_at, moment + app_label_cache.STALE_SECONDS),
+                min(refresh.due_at, moment + app_label_cache.REFRESH_SECONDS),
             )
         if budget.is_tight:
             self._recorder.request_flush()
@@ -190,14 +197,14 @@ class BudgetRefresher:
         refresh.sticky_index = active_label.find_active_index(item, settings) if settings.is_sticky else 0
         active, override = refresh.sticky_index, refresh.override
         if override is not None and override.label in settings.ordering:
-            active = settings.ordering.index(override.label)  # for as long as it is in force
+            active = settings.ordering.index(override.label)  # while the override is in force
         if is_registered and not refresh.is_registered and settings.calendar != budget.settings.calendar:
             self._on_new_calendar(budget.scope.org)
         refresh.is_registered |= is_registered
         budget.apply_settings(settings, active)
 
     async def _refresh_app_labels(self, budget: BudgetState, app: Item | None, moment: float) -> None:
-        if budget.scope.app is not None:  # or apps whose own labels have one name share a standing
+        if budget.scope.app is not None:  # apps that share a budget may use one name for different labels
             await self._app_labels.refresh(budget.scope, app, moment)
             budget.apply_app_labels(self._app_labels.last_read(budget.scope))
 
@@ -214,10 +221,11 @@ class BudgetRefresher:
         if settings.problems != refresh.warned_problems:
             refresh.warned_problems = settings.problems
             for problem in settings.problems:
-                _log.warning("%s: settings that cannot be used: %s", refresh.budget.scope.key, problem)
+                _log.warning("a setting of %s is unusable and ignored: %s", refresh.budget.scope.key, problem)
 
     async def _move_active_label(self, refresh: RefreshState, item: Item | None) -> None:
-        """Whoever finds the active label spent says so for all; who comes too late follows."""
+        """Advance the active label for the whole fleet if its quota is spent. One process wins the conditional write;
+        the others adopt the item that it wrote."""
         budget, settings = refresh.budget, refresh.budget.settings
         index_before = active_label.find_active_index(item, settings)
         index = None if active_label.has_newer_ordering(item, settings) else budget.find_next_active(index_before)
@@ -231,7 +239,7 @@ class BudgetRefresher:
         else:
             self.active_label_moves += 1
             _log.warning(
-                "active label moved on: scope=%s period=%s label=%s before=%s",
+                "active label advanced: scope=%s period=%s label=%s before=%s",
                 budget.scope.key,
                 budget.span.key,
                 settings.ordering[index],
@@ -248,11 +256,8 @@ class BudgetRefresher:
                 await self._alerts.raise_alert(budget.scope, label, budget.span, pct, spent, quota)
 
 
-CLOCK_MARGIN_SECONDS: Final = 5.0  # by which the clocks of a fleet may differ
-
-
 class BudgetReader:
-    """Each raises StoreError."""
+    """Reads settings, sticky state and spend. Each coroutine raises StoreError."""
 
     def __init__(
         self, config: Config, store: Store, recorder: Recorder, clock: Clock, snapshot: BudgetSnapshot
@@ -268,8 +273,8 @@ class BudgetReader:
         return resolve_settings(org, app, self._defaults, self._thresholds, self._clock.now())
 
     def resolve_snapshot_settings(self, scope: Scope) -> EffectiveSettings | None:
-        """By what was read last; None where nothing was. Of an app that was never met only the org's calendar is known,
-        unless the org has one budget for all."""
+        """The settings that were read last, from the snapshot; None if it has none. Of an app that was never read only
+        the org's calendar is known, unless the org has one budget for all apps."""
         org, app = self._snapshot.find_settings(Scope(scope.org)), self._snapshot.find_settings(scope)
         if org is None:
             return None
@@ -281,7 +286,8 @@ class BudgetReader:
         )
 
     async def read_settings(self, scope: Scope) -> tuple[EffectiveSettings, bool]:
-        """And whether anybody ever put the org. That nobody has is read consistently: a call may be refused for it."""
+        """The settings, and whether the org is registered. If it is not found, it is read consistently before that is
+        believed: a call may be refused for it."""
         org, *app = await self._store.get_many(_build_settings_keys(scope))
         if org is None:
             org, *app = await self._store.get_many(_build_settings_keys(scope), consistent=True)
@@ -290,7 +296,7 @@ class BudgetReader:
     async def read_settings_and_sticky(
         self, budget: BudgetState
     ) -> tuple[EffectiveSettings, bool, Item | None, Item | None]:
-        """As `plan`, with the item of the sticky state and the app's own, if the scope is an app."""
+        """Like `read_settings`, with the item of the sticky state, and the app's item if the scope is an app."""
         keys = [schema.sticky_state_key(budget.scope, budget.span.key), *_build_settings_keys(budget.scope)]
         item, org, *app = await self._store.get_many(keys, consistent=True)
         self._snapshot.record_settings(Scope(budget.scope.org), org)
@@ -299,14 +305,14 @@ class BudgetReader:
         return self.resolve_settings(org, *app), org is not None, item, app[0] if app else None
 
     async def read_shards(self, budget: BudgetState) -> None:
-        """All that was flushed: exact, unless something of ours is under way or of unknown outcome."""
+        """Read all that was flushed: exact, unless a flush of this process is in progress or in doubt."""
         counters = _build_counters(budget)
         keys = [key for counter in counters for key in build_shard_keys(counter)]
         async with self._recorder.without_flush() as is_quiet:
             began = self._clock.monotonic()
-            found = await self._store.get_many(keys, consistent=True)
+            items = await self._store.get_many(keys, consistent=True)
             for number, counter in enumerate(counters):
-                shards = found[number * counter.shards : (number + 1) * counter.shards]
+                shards = items[number * counter.shards : (number + 1) * counter.shards]
                 pico = to_pico(sum_items(item for item in shards if item is not None)[COST_ATTRIBUTE])
                 tracker = budget.get_tracker(counter.label)
                 if is_quiet and tracker.is_flush_certain:
@@ -315,8 +321,8 @@ class BudgetReader:
                     tracker.apply_lower_bound(pico)
 
     async def read_totals(self, budget: BudgetState) -> None:
-        """A lower bound, some seconds old. `read_shards` takes its place where a total tells that somebody's clock is
-        wrong: nobody knows how old it is."""
+        """Read the totals: a lower bound, some seconds old. If a total's time is in the future, some clock is wrong and
+        its age is unknown, so the shards are read instead."""
         counters = _build_counters(budget)
         for counter, item in zip(
             counters, await self._store.get_many(list(map(build_total_key, counters))), strict=True

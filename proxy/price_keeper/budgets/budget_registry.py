@@ -39,13 +39,19 @@ from price_keeper.telemetry import metrics
 from price_keeper.telemetry.metrics import MetricsRegistry
 from price_keeper.usage.inference_profiles import AppProfiles
 
-MAX_CACHED_COUNTERS: Final = 1000  # of one payer: labels, but models without one come as callers name them
+# per caller: by label, but callers may name any model where unlabelled models are allowed
+MAX_CACHED_COUNTERS: Final = 1000
 
-_ChargeKey = tuple[str, str, int]  # a scope, a period, and over how many items its counters are spread
+_ChargeKey = tuple[str, str, int]  # scope, period, and the number of shards of the counters
+MAX_BUDGETS: Final = 20_000
+LOAD_TIMEOUT_SECONDS = 2.0  # for which a call of a caller that is not cached waits for the store
+RETENTION_SECONDS: Final = 3600  # of a budget after its period: its last calls end and are flushed
+_CallerKey = tuple[str, "str | None"]  # org and app
+_log = logging.getLogger("price_keeper.selection")
 
 
 class CallerDay:
-    """A caller's org and app, on one day: where what it spends is counted."""
+    """A caller's org and app on one day: the counters that its calls are charged to. Valid from `start` to `end`."""
 
     __slots__ = ("_charge_keys", "_charged_by_label", "_generation", "budget", "end", "start", "valid_until")
 
@@ -55,15 +61,15 @@ class CallerDay:
         self.start = max(day.start, budget.span.start)
         self.end = min(day.end, budget.span.end)
         self._charge_keys = _charge_keys(caller, settings, day, budget.span)
-        self._charged_by_label: dict[
-            str | Counter, ChargedCounters
-        ] = {}  # by label, or by what is held for calls of it
+        # The key is the label, or under a hard budget the counter of the lease that pays.
+        self._charged_by_label: dict[str | Counter, ChargedCounters] = {}
         self._generation = budget.quota_generation
-        self.valid_until = NEVER  # by the monotonic clock; of one who pays by default alone
+        self.valid_until = NEVER  # on the monotonic clock; finite only where the settings were not read from the store
 
     def get_charged_counters(self, label: str, lease_counter: Counter | None = None) -> ChargedCounters:
-        """`hold` is what the call is paid from under a hard budget, and is charged with it too."""
-        if self._generation != self.budget.quota_generation:  # other labels have a quota
+        """The counters of a call that `label` serves. `lease_counter` is that of the lease that pays under a hard
+        budget; the call is charged to it too."""
+        if self._generation != self.budget.quota_generation:  # another label has got a quota
             self._charged_by_label.clear()
             self._generation = self.budget.quota_generation
         key = label if lease_counter is None else lease_counter
@@ -81,13 +87,13 @@ class CallerDay:
 
 
 def list_counters_at(caller: Caller, settings: EffectiveSettings, label: str, at: float) -> list[Counter]:
-    """What is charged with a call that started then, wherever it was made."""
+    """The counters that a call which started at `at` is charged to, wherever it was made."""
     day, period = find_span(Period.DAY, at, settings.zone), find_span(settings.period, at, settings.zone)
     return _build_charged_counters(_charge_keys(caller, settings, day, period), label)
 
 
 def find_budget_scope(caller: Caller, settings: EffectiveSettings) -> Scope:
-    """Whose quotas a caller's calls are paid from."""
+    """The scope whose quotas pay for a caller's calls."""
     return Scope(caller.org, caller.app if settings.quota_scope == "APP" else None)
 
 
@@ -96,7 +102,7 @@ def _build_charged_counters(charge_keys: list[_ChargeKey], label: str) -> list[C
 
 
 def _charge_keys(caller: Caller, settings: EffectiveSettings, day: PeriodSpan, period: PeriodSpan) -> list[_ChargeKey]:
-    """Each scope by day, for reports, and that of the budget by its own period."""
+    """Each scope by day, for reports, and the budget's scope by its own period."""
     charge_keys = [(scope.key, day.key, settings.shards) for scope in _list_day_scopes(caller, settings)]
     if period.key != day.key:
         charge_keys.append((find_budget_scope(caller, settings).key, period.key, settings.shards))
@@ -104,7 +110,7 @@ def _charge_keys(caller: Caller, settings: EffectiveSettings, day: PeriodSpan, p
 
 
 def _list_day_scopes(caller: Caller, settings: EffectiveSettings) -> list[Scope]:
-    """An org's total is the sum over its apps, unless its quotas are its own."""
+    """The org's total is the sum over its apps, unless the quotas belong to the org."""
     org_scope = Scope(caller.org)
     if caller.app is None:
         return [org_scope]
@@ -112,16 +118,9 @@ def _list_day_scopes(caller: Caller, settings: EffectiveSettings) -> list[Scope]
     return [app] if settings.quota_scope == "APP" else [org_scope, app]
 
 
-MAX_BUDGETS: Final = 20_000
-LOAD_TIMEOUT_SECONDS = 2.0  # for the store, of a call of a scope that is not known
-RETENTION_SECONDS: Final = 3600  # of a standing whose period is over: its last calls end, and are flushed
-
-_log = logging.getLogger("price_keeper.selection")
-
-_CallerKey = tuple[str, "str | None"]  # of an org and an app
-
-
 class BudgetRegistry:
+    """All budget states of this process, and the budget of each caller."""
+
     def __init__(
         self,
         config: Config,
@@ -132,7 +131,7 @@ class BudgetRegistry:
         alerts: AlertRaiser | None = None,
         snapshot: BudgetSnapshot | None = None,
     ) -> None:
-        """`notes` may be those of a process before this one."""
+        """`snapshot` may come from an earlier process."""
         self.labels = config.labels
         self.snapshot = snapshot or BudgetSnapshot(clock.now)
         self._refuses_unread = config.on_store_down == "refuse"
@@ -155,14 +154,14 @@ class BudgetRegistry:
         )
         self._caller_days: dict[_CallerKey, tuple[CallerDay, RefreshState]] = {}
         self._refresh_states: dict[tuple[str, str], RefreshState] = {}  # by scope and period
-        self._frozen_calendars: dict[
-            str, tuple[EffectiveSettings, PeriodSpan]
-        ] = {}  # by org: what it cannot change before its period is over
+        # By org: the calendar that it cannot change before its period is over.
+        self._frozen_calendars: dict[str, tuple[EffectiveSettings, PeriodSpan]] = {}
         self._loading: dict[_CallerKey, asyncio.Event] = {}
         self._swept_at = -NEVER
         self.decision_counters = DecisionCounters()
         self.on_spent_elsewhere: Callable[[Counter], None] = lambda _: None
-        self.reread_snapshot: Callable[[], Awaitable[None]] | None = None  # what other workers have noted since
+        # reads what other workers have recorded since
+        self.reread_snapshot: Callable[[], Awaitable[None]] | None = None
         recorder.sender.flush_listener = self
 
     def register_metrics(self, telemetry: MetricsRegistry) -> None:
@@ -183,25 +182,26 @@ class BudgetRegistry:
         return (budget for budget in budgets if budget.span.covers(now))
 
     def apply_config(self, labels: Mapping[str, LabelConfig]) -> None:
-        """Those of another configuration, in the place of those there were."""
+        """Replace the labels by those of a reloaded configuration."""
         self.labels = labels
         for refresh in self._refresh_states.values():
             refresh.budget.apply_config(labels)
         self.app_labels.apply_config(labels)
 
     def find_using_labels(self, labels: Collection[str]) -> dict[str, list[BudgetState]]:
-        """Those in force whose chain has one of them, by label."""
+        """The budgets of current periods whose fallback chain has one of these labels, by label."""
         found: dict[str, list[BudgetState]] = {}
         for budget in self._iterate_current():
-            for label in budget.settings.ordering:  # which is short, however many labels there are
+            for label in budget.settings.ordering:  # the chain is short, however many labels are configured
                 if label in labels:
                     found.setdefault(label, []).append(budget)
         return found
 
-    # For the calls.
+    # Calls.
 
     def cached(self, caller: Caller) -> CallerDay | None:
-        """Without asking anybody; None if somebody has to be asked first."""
+        """The caller's budget without waiting; None if the store has to be read first. Starts the reads that are due in
+        the background."""
         found = self._caller_days.get((caller.org, caller.app))
         if found is None:
             return None
@@ -220,25 +220,26 @@ class BudgetRegistry:
         return caller_day
 
     async def load(self, caller: Caller) -> CallerDay:
-        """Asks the store, and waits for a while. What is known holds until it answers, and where nothing is, the
-        defaults, or Busy is raised where that is wanted. Raises UnknownOrg where nobody has registered the org."""
-        name = (caller.org, caller.app)
+        """Read the store, and wait for at most LOAD_TIMEOUT_SECONDS. Until it answers, the last known settings hold, or
+        else the defaults. Raises Busy where unread settings are refused, and UnknownOrg if the org is not
+        registered."""
+        key = (caller.org, caller.app)
         with suppress(TimeoutError):
             async with asyncio.timeout(LOAD_TIMEOUT_SECONDS):
-                for _ in range(2):  # the first look may find that somebody else pays
+                for _ in range(2):  # the first read may find another budget that pays, which has to be read too
                     self.unknown_orgs.check(caller.org)
-                    if not self._is_loaded_from_store(name):
+                    if not self._is_loaded_from_store(key):
                         await self._start_loading(caller).wait()
-                    await self._refresh_if_stale(name)
-        if not self._is_loaded(name):
+                    await self._refresh_if_stale(key)
+        if not self._is_loaded(key):
             await self._reread_snapshot(caller)
         caller_day, refresh = self._get_or_add(caller)
         refresh.is_refresh_slow = refresh.refresh_done is not None
         return caller_day
 
-    async def _refresh_if_stale(self, name: _CallerKey) -> None:
-        found = self._caller_days.get(name)
-        if found is None:  # whoever waited with us may have been made to meet it again, or room was made
+    async def _refresh_if_stale(self, key: _CallerKey) -> None:
+        found = self._caller_days.get(key)
+        if found is None:  # the entry may have been removed meanwhile, because the calendar changed or to make room
             return
         refresh = found[1]
         if self._clock.monotonic() >= refresh.stale_at and not (
@@ -247,29 +248,30 @@ class BudgetRegistry:
             await self.refresher.refresh(refresh).wait()
 
     def _get_or_add(self, caller: Caller) -> tuple[CallerDay, RefreshState]:
-        """If it is not there, or is there no more, one for the time being that goes by what was known before."""
-        name = (caller.org, caller.app)
-        if not self._is_loaded(name):
+        """The entry of the caller. If there is none, a temporary one is added, by the last known settings."""
+        key = (caller.org, caller.app)
+        if not self._is_loaded(key):
             self._add_offline(caller)
-        if name not in self._caller_days:
+        if key not in self._caller_days:
             if self.unknown_orgs.is_refused(caller.org):
                 raise self.unknown_orgs.build_refusal(caller.org)
-            raise Busy("what its budget is cannot be told while the store is away", retry_after=STORE_RETRY_SECONDS)
-        return self._caller_days[name]
+            message = "the budget of this caller is not known here, and the store does not answer; retry later"
+            raise Busy(message, retry_after=STORE_RETRY_SECONDS)
+        return self._caller_days[key]
 
-    def _is_loaded(self, name: _CallerKey) -> bool:
-        found = self._caller_days.get(name)
+    def _is_loaded(self, key: _CallerKey) -> bool:
+        found = self._caller_days.get(key)
         return found is not None and found[0].start <= self._clock.now() < found[0].end
 
-    def _is_loaded_from_store(self, name: _CallerKey) -> bool:
-        """And not by the defaults alone, which hold until the store can be asked again."""
-        return self._is_loaded(name) and self._clock.monotonic() < self._caller_days[name][0].valid_until
+    def _is_loaded_from_store(self, key: _CallerKey) -> bool:
+        """Loaded, and not only by defaults or a snapshot, which hold for STORE_RETRY_SECONDS."""
+        return self._is_loaded(key) and self._clock.monotonic() < self._caller_days[key][0].valid_until
 
-    # For people.
+    # Reports.
 
     async def read_status(self, caller: Caller, *, forces_read: bool) -> tuple[BudgetState, Override | None]:
-        """How the caller's scope stands, and the override that is in force. `is_forced` looks at the store now; if it
-        does not answer soon, the standing is stale, and says so. Of an org that is refused, no label serves."""
+        """The budget of the caller's scope, and the override in force. `forces_read` reads the store now; if it does
+        not answer soon, the budget is marked stale. For an org that is refused the budget has no labels."""
         caller_day = None if forces_read else self.cached(caller)
         if forces_read:
             self.unknown_orgs.forget(caller.org)
@@ -283,20 +285,20 @@ class BudgetRegistry:
         if forces_read:
             with suppress(TimeoutError):
                 async with asyncio.timeout(LOAD_TIMEOUT_SECONDS):
-                    if refresh.refresh_done is not None:  # one that began before now may have read what is old
+                    if refresh.refresh_done is not None:  # a read that began earlier may return old values
                         await refresh.refresh_done.wait()
                     refresh.expire()
                     await self.refresher.refresh(refresh).wait()
         return refresh.budget, refresh.override
 
     def note_spend_elsewhere(self, counter: Counter) -> None:
-        """Somebody wrote to it without this process's recorder, so what is known of it is too low."""
+        """Another writer than this process's recorder added to the counter, so the known spend is too low."""
         refresh = self._refresh_states.get((counter.scope, counter.period))
         if refresh is not None:
             self.refresher.refresh_soon(refresh)
         self.on_spent_elsewhere(counter)
 
-    # What the recorder tells.
+    # Notifications of the recorder (FlushListener).
 
     def on_sending(self, counter: Counter, pico: int) -> None:
         for tracker in self._find_trackers(counter):
@@ -317,36 +319,38 @@ class BudgetRegistry:
         refresh = self._refresh_states.get((counter.scope, counter.period))
         return () if refresh is None else refresh.budget.find_trackers(counter.label)
 
-    # Meeting somebody for the first time in a period.
+    # Loading a caller for the first time in a period.
 
     def _start_loading(self, caller: Caller) -> asyncio.Event:
-        name = (caller.org, caller.app)
-        done = self._loading.get(name)
+        key = (caller.org, caller.app)
+        done = self._loading.get(key)
         if done is None:
-            done = self._loading[name] = asyncio.Event()
+            done = self._loading[key] = asyncio.Event()
             self._tasks.spawn(self._load(caller, done))
         return done
 
     async def _load(self, caller: Caller, done: asyncio.Event) -> None:
-        name = (caller.org, caller.app)
+        key = (caller.org, caller.app)
         try:
             settings, is_registered = await self.refresher.reader.read_settings(Scope(caller.org, caller.app))
             if is_registered:
                 self.unknown_orgs.forget(caller.org)
             if is_registered or self._may_serve_unregistered(caller.org):
                 self._add(caller, settings, is_read=True, is_registered=is_registered)
-        except Exception as failure:  # of whatever kind: the call must find somebody who pays
+        except Exception as failure:  # whatever the failure, the call needs a budget
             _log.warning(
-                "the settings of %s cannot be read; those known before hold: %s", caller.org, type(failure).__name__
+                "settings of org %s cannot be read from the store; the last known settings apply until it answers: %s",
+                caller.org,
+                type(failure).__name__,
             )
             await self._reread_snapshot(caller)
             self._add_offline(caller)
         finally:
-            del self._loading[name]
+            del self._loading[key]
             done.set()
 
     async def _reread_snapshot(self, caller: Caller) -> None:
-        """It may be new to this process alone."""
+        """Read the snapshots of other workers, if this process has no settings of the caller."""
         is_new = (caller.org, caller.app) not in self._caller_days
         if (
             self.reread_snapshot is not None
@@ -356,8 +360,8 @@ class BudgetRegistry:
             await self.reread_snapshot()
 
     def _add_offline(self, caller: Caller) -> None:
-        """By what held in the period before, or by what is noted, or else by the defaults; unless nobody is to be
-        served by anything but what this process has read."""
+        """Add the caller by the settings of its last period, else those of the snapshot, else the defaults; but nothing
+        that this process has not read itself where `on_store_down: refuse` is set."""
         last = self._caller_days.get((caller.org, caller.app))
         if last is not None:
             self._add(caller, last[0].budget.settings, is_read=False, is_registered=False)
@@ -370,7 +374,11 @@ class BudgetRegistry:
             else:
                 budget = self._caller_days[caller.org, caller.app][0].budget
                 budget.is_stale = True
-                _log.warning("%s goes by what was noted when the store was last read", budget.scope.key)
+                _log.warning(
+                    "budget of %s is restored from the snapshot because the store does not answer; "
+                    "it applies until the store can be read",
+                    budget.scope.key,
+                )
 
     def _add(self, caller: Caller, settings: EffectiveSettings, *, is_read: bool, is_registered: bool) -> None:
         now = self._clock.now()
@@ -393,7 +401,7 @@ class BudgetRegistry:
     def _freeze_calendar(
         self, org: str, settings: EffectiveSettings, now: float, is_registered: bool
     ) -> tuple[EffectiveSettings, PeriodSpan]:
-        """All apps of an org that somebody put go by one calendar, until its period is over."""
+        """All apps of a registered org use one calendar until its period is over."""
         frozen = self._frozen_calendars.get(org)
         if frozen is not None and frozen[1].covers(now):
             return settings.with_calendar_of(frozen[0]), frozen[1]
@@ -403,20 +411,20 @@ class BudgetRegistry:
         return settings, period
 
     def _forget_org(self, org: str) -> None:
-        """It was taken to have the defaults, and has a calendar of its own."""
+        """Remove the org's callers: they were added by the default calendar, and the org has its own."""
         self._frozen_calendars.pop(org, None)
-        for name in [name for name in self._caller_days if name[0] == org]:
-            del self._caller_days[name]
+        for key in [key for key in self._caller_days if key[0] == org]:
+            del self._caller_days[key]
 
     def _may_serve_unregistered(self, org: str) -> bool:
-        """Whether an org that is not in the store is served. If not, nobody pays for it any more."""
+        """Whether an org that is not in the store is served. If not, its callers are removed."""
         is_served = self.unknown_orgs.note_unregistered(org)
         if not is_served:
             self._forget_org(org)
         return is_served
 
     def _on_app_labels(self, scope: Scope, app_labels: AppProfiles) -> None:
-        """A call named one of them, so they were read before the next look."""
+        """A call named a label of the app, so its labels were read before the budget's next read."""
         found = self._caller_days.get((scope.org, scope.app))
         if found is not None and found[1].budget.scope == scope:
             found[1].budget.apply_app_labels(app_labels)
@@ -426,17 +434,17 @@ class BudgetRegistry:
     ) -> RefreshState:
         self._evict()
 
-        def sum_by_label(found: Mapping[Counter, int]) -> dict[str, int]:
+        def sum_by_label(pico_by_counter: Mapping[Counter, int]) -> dict[str, int]:
             sums: dict[str, int] = {}
-            for counter, pico in found.items():
+            for counter, pico in pico_by_counter.items():
                 if counter.scope == scope.key and counter.period == period.key:
                     sums[counter.label] = sums.get(counter.label, 0) + pico
             return sums
 
         def read_unflushed() -> dict[str, tuple[int, int]]:
             in_doubt = sum_by_label(self._recorder.possibly_stored_by_counter())
-            found = sum_by_label(self._recorder.unflushed_by_counter())
-            return {label: (pico, in_doubt.get(label, 0)) for label, pico in found.items()}
+            unflushed = sum_by_label(self._recorder.unflushed_by_counter())
+            return {label: (pico, in_doubt.get(label, 0)) for label, pico in unflushed.items()}
 
         budget = BudgetState(
             scope,
@@ -452,8 +460,8 @@ class BudgetRegistry:
         return refresh
 
     def _evict(self) -> None:
-        """What is over goes, and what nobody calls for where there is too much. What still has calls under way stays,
-        or their end would be lost."""
+        """Remove budgets whose period is over, and the oldest idle ones if there are too many. A budget with calls in
+        flight stays, or their end would be lost."""
         moment, now = self._clock.monotonic(), self._clock.now()
         is_full = len(self._refresh_states) >= MAX_BUDGETS
         if moment < self._swept_at + RETENTION_SECONDS and not is_full:

@@ -36,19 +36,33 @@ from price_keeper.tasks import Tasks
 
 MAX_RECORDS: Final = 10_000
 MAX_SNAPSHOT_BYTES: Final = 4 * 2**20
-MAX_RECORD_BYTES: Final = 64 * 2**10  # bytes of one
+MAX_RECORD_BYTES: Final = 64 * 2**10  # of one record; a larger one is not stored
+SNAPSHOT_FILE_PREFIX: Final = "notes-"
+TEMPORARY_FILE_PREFIX: Final = "new-"  # of the file that replaces it
+SNAPSHOT_FORMAT: Final = 1
+WRITE_CHECK_SECONDS: Final = 1.0
+BUDGET_WRITE_SECONDS: Final = 5.0  # new settings are written at once, spend no more often than this
+RECORDS_PER_TURN: Final = 100  # budgets that are recorded before other tasks get a turn
+REREAD_SECONDS: Final = 5.0  # between two reads of other workers' snapshots
+FAILURE_PAUSE_SECONDS: Final = 60.0  # before a failed write is repeated
+MAX_BYTES_PER_SECOND: Final = 256 * 1024  # on average
+RESERVED_DISK_BYTES: Final = 8 * 2**20  # kept free for the journal
+MAX_FILE_BYTES: Final = 2 * MAX_SNAPSHOT_BYTES
 
 _SETTINGS_KIND, _BUDGET_KIND = "settings", "standing"
 _SETTINGS_FIELDS = frozenset({*ORG_SETTINGS, "version", "settled", "settled_until_epoch"} - {"org_name"})
 _STICKY_FIELDS = frozenset({active_label.LABEL_ATTRIBUTE, "override_label", "override_until_epoch", "override_version"})
 _MALFORMED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, InvalidStoreRequest)
+_FILE_NAME = re.compile(rf"{SNAPSHOT_FILE_PREFIX}(0|[1-9][0-9]{{0,8}})")
+_HEADER = ["NOTES", SNAPSHOT_FORMAT]
+_log = logging.getLogger("price_keeper.selection")
 
-RecordKey = tuple[str, str]  # what it is about, and of which scope
+RecordKey = tuple[str, str]  # kind and scope
 
 
 class BudgetSnapshotRecord(NamedTuple):
-    """How a scope stood. `spent`, in pico-dollars by label: what was in the store, and what of the worker's own was
-    not, yet. `is_ours`: it was this worker's."""
+    """The last known state of a budget. `spent`, in pico-dollars by label, is what was in the store, and the worker's
+    own spend that was not in it yet. `is_own`: this worker recorded it."""
 
     sticky_item: Item
     spent: Mapping[str, tuple[int, int]]
@@ -56,38 +70,41 @@ class BudgetSnapshotRecord(NamedTuple):
 
 
 class BudgetSnapshot:
+    """The snapshot in memory: encoded records of settings and budgets, and the budgets whose record is outdated."""
+
     def __init__(self, now: Callable[[], float], worker: int = 0) -> None:
         self._now = now
         self._worker = worker
-        # By what they are about and by scope; the one made or confirmed last is the last.
+        # By kind and scope; the record made or confirmed last comes last.
         self._lines: dict[str, dict[str, bytes]] = {_SETTINGS_KIND: {}, _BUDGET_KIND: {}}
         self._size = 0
-        self._pending: dict[str, RefreshState] = {}  # to be noted, by scope
-        self.has_changes = False  # something that was noted
+        self._pending: dict[str, RefreshState] = {}  # budgets to be recorded, by scope
+        self.has_changes = False  # some record is new since the last export
 
-    # What is noted.
+    # Recording.
 
     def record_settings(self, scope: Scope, item: Item | None) -> None:
-        """As they were read consistently; None: nobody put any."""
+        """Record an item of settings that was read consistently; None: there is none."""
         fields = {name: value for name, value in (item or {}).items() if name in _SETTINGS_FIELDS}
-        if item is not None and not fields:  # written by hand with nothing but a name, and there all the same
+        if item is not None and not fields:  # an item written by hand with only a name still exists
             fields = {"version": 0}
         self._record(_SETTINGS_KIND, scope.key, fields)
 
     def mark_changed(self, refresh: RefreshState, *, is_urgent: bool = False) -> None:
-        """Otherwise than it did, perhaps. It is noted when somebody has it taken down, since it may do so often; soon,
-        where it is not only more that was spent. What ends in a period that is over takes nobody's place."""
+        """Mark a budget as possibly changed. As that happens often, it is recorded at the next write; `is_urgent` asks
+        for one soon, when more than spend has changed. A budget whose period is over is ignored, so it takes no
+        room."""
         if refresh.budget.span.covers(self._now()):
             self._pending[refresh.budget.scope.key] = refresh
             self.has_changes |= is_urgent
 
     @property
     def pending_count(self) -> int:
-        """To take down."""
+        """How many budgets wait to be recorded."""
         return len(self._pending)
 
     def record_pending(self, limit: int) -> None:
-        """So many of them."""
+        """Record at most `limit` of the waiting budgets."""
         for scope in [*islice(self._pending, limit)]:
             self._record_budget(self._pending.pop(scope))
 
@@ -105,7 +122,8 @@ class BudgetSnapshot:
         self._size -= len(last_line)
         try:
             rest = orjson.dumps([kind, scope, orjson.Fragment(encode_item(content))])[1:]
-        except (AssertionError, *_MALFORMED):  # it was written by hand; whoever reads it goes by the rest
+        # an item written by hand may not be encodable; the other records are not affected
+        except (AssertionError, *_MALFORMED):
             return
         is_same = last_line.endswith(rest + b"\n")
         self.has_changes |= not is_same
@@ -121,26 +139,27 @@ class BudgetSnapshot:
             lines = self._lines[_BUDGET_KIND] or self._lines[_SETTINGS_KIND]
             self._size -= len(lines.pop(next(iter(lines))))
 
-    # What was noted.
+    # Reading.
 
     def find_settings(self, scope: Scope) -> Item | None:
-        """Empty where nobody had put any; None where nothing is known."""
+        """The recorded item of settings: empty if there was none in the store, None if nothing is known."""
         return self._decode_record(_SETTINGS_KIND, scope)
 
     def find_budget(self, scope: Scope, period: str) -> BudgetSnapshotRecord | None:
+        """The record of a budget in this period; None if there is none."""
         found: Any = self._decode_record(_BUDGET_KIND, scope)
         try:
             if found is None or found["period"] != period:
                 return None
             spent = {str(label): (int(stored), int(waiting)) for label, (stored, waiting) in found["spent"].items()}
-            # Notes of older versions do not tell whose they are.
+            # Records of older versions do not name their worker, and so count as another worker's.
             return BudgetSnapshotRecord(dict(found["state"]), spent, found.get("worker") == self._worker)
         except _MALFORMED:
             return None
 
     def has_settings(self, scope: Scope) -> bool:
-        """What is to be known of it and of its org."""
-        return all(each.key in self._lines[_SETTINGS_KIND] for each in (scope, Scope(scope.org)))
+        """Whether settings of the scope and of its org are recorded."""
+        return all(wanted.key in self._lines[_SETTINGS_KIND] for wanted in (scope, Scope(scope.org)))
 
     def _decode_record(self, kind: str, scope: Scope) -> Item | None:
         found = self._lines[kind].get(scope.key)
@@ -151,22 +170,22 @@ class BudgetSnapshot:
         except _MALFORMED:
             return None
 
-    # From one process to the next.
+    # Transfer between processes.
 
     def export_lines(self) -> list[bytes]:
-        """All of them, which are new no more."""
+        """All records, which count as written from now on."""
         self.has_changes = False
         return [*self._lines[_SETTINGS_KIND].values(), *self._lines[_BUDGET_KIND].values()]
 
     def merge(self, newest: Mapping[RecordKey, bytes]) -> None:
-        """What `newest` found, but for what is known here."""
+        """Add the records of `select_newest`, except for scopes that have a record here."""
         for (kind, scope), record_line in newest.items():
             if scope not in self._lines[kind]:
                 self._store_line((kind, scope), record_line)
 
 
 def select_newest(records: Iterable[list[Any]]) -> tuple[dict[RecordKey, bytes], int]:
-    """Of all that was noted, and how many of these are no notes."""
+    """The newest record of each key, and how many records were malformed."""
     parsed: list[tuple[float, RecordKey, bytes]] = []
     malformed = 0
     for values in records:
@@ -174,56 +193,44 @@ def select_newest(records: Iterable[list[Any]]) -> tuple[dict[RecordKey, bytes],
             parsed.append(_parse_record(values))
         except _MALFORMED:
             malformed += 1
-    return {name: note for _, name, note in sorted(parsed)}, malformed
+    return {key: line for _, key, line in sorted(parsed)}, malformed
 
 
 def _parse_record(values: list[Any]) -> tuple[float, RecordKey, bytes]:
-    """When it was made, of what, and the note. A line that is whole may still be none."""
+    """Time, key and encoded line of a record. A line with a good checksum may still be no record, and raises one of
+    _MALFORMED."""
     recorded_at, kind, scope, _ = values
     if kind not in (_SETTINGS_KIND, _BUDGET_KIND) or type(recorded_at) not in (int, float):
-        raise ValueError("no note")
+        raise ValueError("not a snapshot record")
     return recorded_at, (kind, Scope.from_key(scope).key), encode_line(orjson.dumps(values))
 
 
-SNAPSHOT_FILE_PREFIX: Final = "notes-"
-TEMPORARY_FILE_PREFIX: Final = "new-"  # of what takes its place
-SNAPSHOT_FORMAT: Final = 1
-WRITE_CHECK_SECONDS: Final = 1.0
-BUDGET_WRITE_SECONDS: Final = 5.0  # settings are written as soon as they are new, what is spent no more often than this
-RECORDS_PER_TURN: Final = 100  # standings that are noted before others have their turn
-REREAD_SECONDS: Final = 5.0  # between two looks at what other workers have noted
-FAILURE_PAUSE_SECONDS: Final = 60.0  # until a disk is tried again
-MAX_BYTES_PER_SECOND: Final = 256 * 1024  # at most, in the long run
-RESERVED_DISK_BYTES: Final = 8 * 2**20  # bytes, which are the journal's
-MAX_FILE_BYTES: Final = 2 * MAX_SNAPSHOT_BYTES
-
-_FILE_NAME = re.compile(rf"{SNAPSHOT_FILE_PREFIX}(0|[1-9][0-9]{{0,8}})")
-_HEADER = ["NOTES", SNAPSHOT_FORMAT]
-
-_log = logging.getLogger("price_keeper.selection")
-
-
 class SnapshotFile:
+    """Writes the snapshot of this worker to its file, and reads the files of all workers."""
+
     def __init__(self, folder: Path, clock: Clock, worker: int = 0, workers: int = 1) -> None:
         """`folder` is that of the first worker's journal."""
         self.snapshot = BudgetSnapshot(clock.now, worker)
         self._folder = folder
         self._clock = clock
         self._path = folder / f"{SNAPSHOT_FILE_PREFIX}{worker}"
-        self._workers = workers if worker == 0 else None  # the first one clears up after workers that are no more
-        self._obsolete_files: list[Path] = []  # of those
+        # the first worker removes the files of workers that no longer exist
+        self._workers = workers if worker == 0 else None
+        self._obsolete_files: list[Path] = []  # files of such workers
         self._writing = asyncio.Lock()
-        self._rereading = asyncio.Lock()  # another one: calls wait for it, and a disk may take long over a sync
+        # not the same lock: calls wait for this one, and a sync of the disk may take long
+        self._rereading = asyncio.Lock()
         self._next_write_at = self._budgets_due_at = self._next_reread_at = clock.monotonic()
         self._last_error = ""
 
     async def open(self) -> None:
-        """Reads what was noted before."""
+        """Read the snapshots of earlier processes."""
         found, self._obsolete_files = await asyncio.to_thread(self._read_all)
         self.snapshot.merge(found)
 
     async def reread(self) -> None:
-        """What other workers have noted since; once for all who ask, and not often."""
+        """Read what other workers have recorded since. Concurrent callers share one read, and it is done at most every
+        REREAD_SECONDS."""
         async with self._rereading:
             if self._clock.monotonic() >= self._next_reread_at:
                 found, _ = await asyncio.to_thread(self._read_all)
@@ -234,14 +241,14 @@ class SnapshotFile:
         tasks.run_every("notes to disk", WRITE_CHECK_SECONDS, self.write_if_due)
 
     async def write_if_due(self) -> None:
-        """Once: what is new is on the disk, if it is time for that."""
+        """Write the snapshot if it has changed and a write is due."""
         moment, snapshot = self._clock.monotonic(), self.snapshot
         is_due = snapshot.has_changes or (snapshot.pending_count and moment >= self._budgets_due_at)
         if is_due and moment >= self._next_write_at:
             await self.write()
 
     async def write(self) -> None:
-        """What is new; also at the end, when the last flush is over."""
+        """Write the snapshot if it has changed. Called once more at the end, after the last flush."""
         async with self._writing:
             for _ in range(0, self.snapshot.pending_count, RECORDS_PER_TURN):
                 self.snapshot.record_pending(RECORDS_PER_TURN)
@@ -264,13 +271,16 @@ class SnapshotFile:
         self.snapshot.has_changes = True
         if self._last_error != failure.strerror:
             self._last_error = str(failure.strerror)
-            message = "what is known of budgets cannot be noted in %s, for a start while the store is away: %s"
+            message = (
+                "the budget snapshot cannot be written to %s; a restart while the store is away would find older "
+                "values: %s"
+            )
             _log.warning(message, self._folder, failure.strerror)
 
     # In a thread.
 
     def _replace_file(self, content: list[bytes]) -> None:
-        """Raises OSError; then the file before it stays."""
+        """Replace the file as a whole. Raises OSError; the previous file stays then."""
         data = b"".join(content)
         filesystem = os.statvfs(self._folder)
         if filesystem.f_bavail * filesystem.f_frsize < len(data) + RESERVED_DISK_BYTES:
@@ -286,22 +296,26 @@ class SnapshotFile:
             temporary.unlink(missing_ok=True)
             raise
         sync_folder(self._folder)
-        while self._obsolete_files:  # what they said stands in this one now
+        while self._obsolete_files:  # this file has their records now
             obsolete = self._obsolete_files.pop()
-            for each in (_build_temporary_path(obsolete), obsolete):
-                each.unlink(missing_ok=True)
+            for path in (_build_temporary_path(obsolete), obsolete):
+                path.unlink(missing_ok=True)
 
     def _read_all(self) -> tuple[dict[RecordKey, bytes], list[Path]]:
-        """And the files to be cleared up."""
+        """The newest records of all files, and the files to be removed."""
         try:
             paths = [*self._folder.iterdir()]
         except OSError as failure:
-            _log.warning("notes in %s cannot be read: %s", self._folder, failure.strerror)
+            _log.warning(
+                "budget snapshots in %s cannot be read; this process starts without them: %s",
+                self._folder,
+                failure.strerror,
+            )
             paths = []
         named = [(path, name) for path in paths if (name := _FILE_NAME.fullmatch(path.name))]
         found, malformed = select_newest(values for path, _ in named for values in _read_file(path))
         if malformed:
-            _log.warning("%d of the notes in %s are none, and passed over", malformed, self._folder)
+            _log.warning("%d records of the budget snapshots in %s are malformed and skipped", malformed, self._folder)
         return found, [path for path, name in named if self._workers is not None and int(name[1]) >= self._workers]
 
 
@@ -310,19 +324,19 @@ def _build_temporary_path(path: Path) -> Path:
 
 
 def _read_file(path: Path) -> list[list[object]]:
-    """Nothing, where the file as a whole is of no use."""
+    """The records of a file; empty if the file as a whole is unusable."""
     try:
         status = path.lstat()
         if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_FILE_BYTES:
-            raise ValueError("it is no file of this kind")
+            raise ValueError("it is not a regular file, or too large")
         found = decode_lines(path.read_bytes())
         if not found.values or found.values[0] != _HEADER:
-            raise ValueError("it is of another version, or spoilt")
+            raise ValueError("it is of another version, or corrupt")
     except FileNotFoundError:  # its worker has just ended
         return []
     except (OSError, ValueError) as failure:
-        _log.warning("what %s says of budgets is passed over: %s", path, getattr(failure, "strerror", None) or failure)
+        _log.warning("budget snapshot %s is skipped: %s", path, getattr(failure, "strerror", None) or failure)
         return []
     if found.corrupt_lines:
-        _log.warning("%s: %d lines are spoilt, and passed over", path, found.corrupt_lines)
+        _log.warning("budget snapshot %s has %d corrupt lines, which are skipped", path, found.corrupt_lines)
     return found.values[1:]

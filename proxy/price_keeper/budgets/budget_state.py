@@ -1,17 +1,17 @@
 """The budget of one scope in one period: effective settings, active label, and spend. It decides which label serves.
 
-Nothing here waits or reads the store. `BudgetRefresher` applies what was read, and the ledger reports what this
-process spends at the moment it happens.
+Nothing here waits or reads the store. `BudgetRefresher` applies what was read, and the ledger reports what this process
+spends at the moment it happens. Start with `BudgetState.decide`.
 
-`SpendTracker` holds what is known to be spent of one quota:
+`SpendTracker` holds the known spend of one quota:
 
     spent      =  others' spend + own spend
     committed  =  spent + the expected cost of the calls in flight
 
-A sum that is read from the store holds what others flushed and possibly some of our own spend. So everything of
-ours that was ever sent is subtracted from it, and the highest result holds: a lower bound, as spend never
-decreases. If no flush is in progress or in doubt while the shards are read, the result is exact. No clock takes
-part in this.
+A sum that is read from the store holds what other processes flushed and possibly some of this process's own spend. So
+all own spend that was ever sent is subtracted from it, and the highest result holds: a lower bound, as spend never
+decreases. If no flush is in progress or in doubt while the shards are read, the result is exact. The calculation uses
+no clock.
 
 `RefreshSchedule` decides how soon the store is read again, by how fast the remaining quota is being used.
 `RefreshState` keeps what was read for a budget, and when it has to be read again.
@@ -39,10 +39,18 @@ from price_keeper.stores.contract import Item
 from price_keeper.usage.inference_profiles import NO_PROFILES, AppProfiles
 
 NEVER: Final = float("inf")
+# one part in so many of the remaining quota, or of the time until it is used up, passes before the next read
+REFRESH_SHARE = 10
+MIN_REFRESH_SECONDS = 1.0  # between two reads
+SHARE_SAMPLE_SECONDS = 60.0  # over which this process's share of the fleet's spend is measured
+MIN_FLEET_SHARE = 0.001  # of a fleet's spend that one sidecar is assumed to have at least
+IN_FLIGHT_RETRY_SECONDS: Final = 2.0  # by then some of the calls in flight have probably ended
+_log = logging.getLogger("price_keeper.selection")
 
 
 class SpendTracker:
-    """`alarm` is what has to be known to be spent before somebody has to look again, and is told of that by `ring`."""
+    """The known spend of one quota. When `spent` reaches `threshold`, `on_threshold` is called once: the store has to
+    be read again."""
 
     __slots__ = (
         "_acknowledged_own",
@@ -56,40 +64,42 @@ class SpendTracker:
     )
 
     def __init__(self, unflushed: int = 0, in_doubt: int = 0, on_threshold: Callable[[], None] = lambda: None) -> None:
-        """`unflushed` is what of ours was recorded before and is not acknowledged yet; what is `in_doubt` of it is, or
-        may be, in the store all the same."""
+        """`unflushed` is own spend that was recorded earlier and is not acknowledged by the store yet. `in_doubt` is
+        the part of it that is in the store, or may be, all the same."""
         self._on_threshold = on_threshold
         self.spent = unflushed
         self.own_spent = unflushed
-        self._sent_own = in_doubt  # of our own, and perhaps in the store; all of the rest is certainly not
-        self._acknowledged_own = 0  # of that, what certainly is
+        self._sent_own = in_doubt  # own spend that may be in the store; the rest of own spend certainly is not
+        self._acknowledged_own = 0  # the part of it that certainly is in the store
         self.in_flight = 0
         self.threshold: float = NEVER
-        self.exact_at: float = -NEVER  # when the last exact read began, by the monotonic clock
+        self.exact_at: float = -NEVER  # when the last exact read began, on the monotonic clock
 
     @property
     def committed(self) -> int:
+        """Known spend and the expected cost of the calls in flight."""
         return self.spent + self.in_flight
 
     @property
     def is_flush_certain(self) -> bool:
-        """Nothing of ours is under way to the store, or of unknown outcome."""
+        """No own spend is on its way to the store or has an unknown outcome."""
         return self._sent_own == self._acknowledged_own
 
     @property
     def stored_and_pending(self) -> tuple[int, int]:
-        """What is known: so much of it is in the store, and so much of ours is still in the journal."""
+        """`spent` in two parts: what is in the store, and own spend that is still in the journal."""
         pending = self.own_spent - self._acknowledged_own
         return self.spent - pending, pending
 
     def restore(self, stored: int, pending: int, *, is_own: bool) -> None:
-        """`parts` as they were noted, until the store can be asked. What waited then is in the store by now, or still
-        in the journal and our own. What another process noted may hold any of our own."""
+        """Apply `stored_and_pending` of a snapshot until the store can be read. What was pending then is now in the
+        store, or still in this process's journal and counted as own spend. The snapshot of another process may include
+        any part of this process's own spend, so own spend is not added to it."""
         self._raise_others_to(
             stored + max(0, pending - self.own_spent) if is_own else stored + pending - self.own_spent
         )
 
-    # What this process does.
+    # Spend of this process.
 
     def on_call_started(self, expected_pico: int) -> None:
         self.in_flight += expected_pico
@@ -100,19 +110,19 @@ class SpendTracker:
         self._add_spent(pico)
 
     def add_sent(self, pico: int) -> None:
-        """From now on it may be in the store. What was recorded before this quota was known shows by now at the latest
-        that it is our own."""
+        """This spend may be in the store from now on. If more was sent than is known as own spend, the rest was
+        recorded before this tracker existed, and is added to own spend here."""
         self._sent_own += pico
         if self._sent_own > self.own_spent:
             unseen, self.own_spent = self._sent_own - self.own_spent, self._sent_own
             self._add_spent(unseen)
 
     def remove_sent(self, pico: int) -> None:
-        """What was being sent is certainly not in the store, and nothing brings it there but sending it again."""
+        """The spend that was being sent is certainly not in the store, and only a new attempt can bring it there."""
         self._sent_own -= pico
 
     def add_acknowledged(self, pico: int) -> None:
-        """It is in the store, and in the journal no more."""
+        """The spend is in the store and no longer in the journal."""
         self._acknowledged_own += pico
 
     def _add_spent(self, pico: int) -> None:
@@ -121,14 +131,15 @@ class SpendTracker:
             self.threshold = NEVER
             self._on_threshold()
 
-    # What the store says.
+    # Sums that were read from the store.
 
     def apply_lower_bound(self, pico: int) -> None:
-        """A sum that is no newer than this moment; some of what was sent may be in it."""
+        """Apply a sum that may be old and may include any part of what was sent."""
         self._raise_others_to(pico - self._sent_own)
 
     def apply_exact_sum(self, pico: int, read_began_at: float) -> None:
-        """The shards, while all was certain: what was sent is in them."""
+        """Apply the sum of the shards, read while no flush was in progress or in doubt: it includes all that was
+        sent."""
         self.spent = self.own_spent + pico - self._sent_own
         self.exact_at = read_began_at
 
@@ -136,14 +147,8 @@ class SpendTracker:
         self.spent = max(self.spent, self.own_spent + pico)
 
 
-REFRESH_SHARE = 10  # of what is left, or of the time until it is gone, before somebody looks again
-MIN_REFRESH_SECONDS = 1.0  # between two looks
-SHARE_SAMPLE_SECONDS = 60.0  # over which it is told what share of a fleet's spend is ours
-MIN_FLEET_SHARE = 0.001  # of what a fleet spends, that one sidecar is taken to spend
-
-
 class _ShareSample(NamedTuple):
-    """What was spent by then, by all and by us, and which share of it was ours in the while before."""
+    """What all processes and this one had spent by a time, and this process's share of the growth before it."""
 
     at: float
     spent: int
@@ -152,13 +157,15 @@ class _ShareSample(NamedTuple):
 
 
 class RefreshSchedule:
+    """Decides when a budget is read from the store again, and sets the thresholds of its trackers."""
+
     def __init__(self) -> None:
         self._refreshed_at = -NEVER
-        self._rates: dict[str, tuple[int, float]] = {}  # at the last look, by label, and the rate until then
+        self._rates: dict[str, tuple[int, float]] = {}  # by label: spend at the last read, and the rate until then
         self._share_samples: dict[str, _ShareSample] = {}
 
     def plan_next(self, plan: EffectiveSettings, trackers: Mapping[str, SpendTracker], now: float) -> float:
-        """Sets the alarms, and says in how many seconds to look again at the latest."""
+        """Set the thresholds, and return the seconds after which the store has to be read again at the latest."""
         elapsed, self._refreshed_at = max(now - self._refreshed_at, MIN_REFRESH_SECONDS), now
         wait = plan.normal_secs
         for label, quota in plan.quotas.items():
@@ -177,16 +184,16 @@ class RefreshSchedule:
         return max(MIN_REFRESH_SECONDS, wait)
 
     def _update_rate(self, label: str, tracker: SpendTracker, elapsed: float) -> float:
-        """At which more comes to be spent, by the second. A look that sees nothing new is no proof that nothing is
-        spent: what was known before fades by half."""
+        """The rate of spend per second. A read that finds nothing new does not prove that nothing is spent, so the last
+        rate decays by half."""
         last_spent, last_rate = self._rates.get(label, (tracker.spent, 0.0))
         rate = max(max(0, tracker.spent - last_spent) / elapsed, last_rate / 2)
         self._rates[label] = tracker.spent, rate
         return rate
 
     def _update_share(self, label: str, tracker: SpendTracker, now: float) -> float:
-        """How much of what a fleet spends is ours: when we come to spend faster, it is likely that all do. It is told
-        over a while, as what others spend is seen only when they have flushed it."""
+        """This process's share of the fleet's spend: when this process spends faster, probably all do. The share is
+        measured over SHARE_SAMPLE_SECONDS, as the spend of others shows only when they have flushed it."""
         sample = self._share_samples.get(label)
         if sample is None:
             sample = self._share_samples[label] = _ShareSample(now, tracker.spent, tracker.own_spent, 1.0)
@@ -197,15 +204,12 @@ class RefreshSchedule:
         return sample.share
 
 
-IN_FLIGHT_RETRY_SECONDS: Final = 2.0  # what is held by calls under way may be free again then
-
-_UNLIMITED: Final = SpendTracker()  # of labels without a quota; nothing is counted there
-
-_log = logging.getLogger("price_keeper.selection")
+_UNLIMITED: Final = SpendTracker()  # for labels without a quota; nothing is counted in it
 
 
 class Decision(NamedTuple):
-    """`percent` is None where no quota applies. `instead` is what would have served if the budget were enforced."""
+    """The label that serves. `percent` is None where no quota applies. `shadow_label` is the label that would serve if
+    the budget were enforced."""
 
     label: str
     mode: Mode
@@ -214,7 +218,8 @@ class Decision(NamedTuple):
 
 
 class DecisionCounters:
-    """What became of calls, and how often an active label became another, of all scopes together."""
+    """Counts, over all scopes, refused calls, calls served by another label than requested, and changes of an active
+    label."""
 
     __slots__ = ("active_label_changes", "refusals", "served_elsewhere")
 
@@ -223,7 +228,7 @@ class DecisionCounters:
 
 
 class QuotaUsage(NamedTuple):
-    """Of one label's quota, by what is known to be spent."""
+    """Used share and mode of one label's quota, by known spend."""
 
     label: str
     ratio: float
@@ -237,6 +242,8 @@ class _FallbackStep(NamedTuple):
 
 
 class BudgetState:
+    """Decides which label serves, by the settings, the active label and the spend of one scope in one period."""
+
     def __init__(
         self,
         scope: Scope,
@@ -247,38 +254,39 @@ class BudgetState:
         on_threshold: Callable[[], None] = lambda: None,
         counters: DecisionCounters | None = None,
     ) -> None:
-        """`unflushed` tells, by label, what of ours is recorded and not certainly in the store, and how much of that
-        may be; `ring` is called when somebody should look at it."""
+        """`read_unflushed` returns, by label, own spend that is recorded and not acknowledged by the store, and how
+        much of it may be in the store. `on_threshold` is called when the store should be read again."""
         self.scope = scope
         self.span = span
         self.settings = settings
         self.active_index = 0
-        self.is_stale = False  # the store could not be asked when it was time to
+        self.is_stale = False  # the store did not answer when a read was due
         self._configured_labels = self._labels = labels
-        self.app_labels = NO_PROFILES  # labels of the one app whose scope this is
+        self.app_labels = NO_PROFILES  # labels that the app defined itself; only where the scope is one app
         self._read_unflushed = read_unflushed
         self._on_threshold = on_threshold
         self._counters = counters or DecisionCounters()
         self._trackers: dict[str, SpendTracker] = {}
         self._fallback_routes: dict[tuple[str, bool], tuple[_FallbackStep, ...]] = {}
         self._last_served: dict[tuple[str, bool], str | None] = {}
-        self.quota_generation = 0  # moves on when other labels have a quota
+        self.quota_generation = 0  # increases when another label gets a quota
         self._refresh_schedule = RefreshSchedule()
         self._add_trackers()
 
-    # What is spent.
+    # Spend.
 
     def get_tracker(self, label: str) -> SpendTracker:
-        """Of a label that has a quota."""
+        """The tracker of a label that has a quota; KeyError for any other label."""
         return self._trackers[label]
 
     def find_trackers(self, label: str) -> tuple[SpendTracker, ...]:
-        """What a call that this label serves is counted against."""
+        """The trackers that a call served by this label is counted in: one, or none without a quota."""
         tracker = self._trackers.get(label)
         return () if tracker is None else (tracker,)
 
     def _add_trackers(self) -> None:
-        """For each label that has a quota; one that has none any more is kept, as its calls may still be under way."""
+        """Add a tracker for each label that has got a quota. The tracker of a label that lost its quota is kept, as its
+        calls may still be in flight."""
         new_labels = [label for label in self.settings.quotas if label not in self._trackers]
         if new_labels:
             unflushed = self._read_unflushed()
@@ -289,13 +297,13 @@ class BudgetState:
 
     @property
     def is_idle(self) -> bool:
-        return not any(each.in_flight for each in self._trackers.values())
+        return not any(tracker.in_flight for tracker in self._trackers.values())
 
     # Decisions.
 
     def decide(self, label: str, is_format_specific: bool) -> Decision:
-        """Which label serves a call that asks for this one; `is_specific` is a body that only models of its own format
-        understand. Raises QuotaSpent, SlowDown and InvalidRequest."""
+        """Which label serves a call that requests `label`. `is_format_specific`: only models of one format understand
+        the body. Raises QuotaExceeded, TooManyRequests and InvalidRequest."""
         route = self._fallback_routes.get((label, is_format_specific)) or self._build_route(label, is_format_specific)
         for serving, tracker, quota in route:
             if quota is None:
@@ -306,7 +314,8 @@ class BudgetState:
         return self._decide_none_left(label, is_format_specific)
 
     def decide_hard(self, label: str, is_format_specific: bool, insufficient: Collection[str]) -> Decision:
-        """As `decide`, of the labels that are not too dry for the call. What is under way is held already."""
+        """Like `decide`, without the labels whose budget is insufficient for this call. Calls in flight do not count,
+        as their cost is reserved already."""
         if label not in self._labels:
             return self.decide_hard_without_fallback(label, insufficient)
         route = self._fallback_routes.get((label, is_format_specific)) or self._build_route(label, is_format_specific)
@@ -317,12 +326,12 @@ class BudgetState:
                 return Decision(serving, Mode.NORMAL, None)
             if tracker.spent < quota:
                 return self._record_decision(label, is_format_specific, serving, tracker.spent, quota)
-        if insufficient:  # others may have had room, but not for this call
+        if insufficient:  # other labels may have had quota left, but not enough for this call
             raise self._build_spent_error(label, tuple(insufficient))
         return self._decide_none_left(label, is_format_specific)
 
     def decide_hard_without_fallback(self, label: str, insufficient: Collection[str]) -> Decision:
-        """As `allows`."""
+        """Like `decide_without_fallback`, under a hard budget."""
         quota = self.settings.quotas.get(label)
         if quota is None:
             return self.decide_without_fallback(label)
@@ -332,8 +341,9 @@ class BudgetState:
         return self._build_decision(label, spent, quota)
 
     def decide_app_label(self, label: str, is_format_specific: bool) -> Decision:
-        """As `decide`, of an app's own label. Where apps share a budget theirs may have one name and be of different
-        formats, so there they are in no chain, and pay as whatever is not configured does."""
+        """Like `decide`, for a label that the app defined itself. Apps that share a budget may use one name for labels
+        of different formats, so there such labels are in no fallback chain and are paid like any label that is not
+        configured."""
         return (
             self.decide(label, is_format_specific)
             if label in self.app_labels.by_name
@@ -341,11 +351,11 @@ class BudgetState:
         )
 
     def has_label(self, label: str) -> bool:
-        """As one that a chain may lead to."""
+        """Whether a fallback chain may lead to this label."""
         return label in self._labels
 
     def find_enforced_label(self, label: str) -> str | None:
-        """Which label a call of any format would be served by now if the budget were enforced; nothing is counted."""
+        """Which label would now serve a call of any format if the budget were enforced. Counts nothing."""
         if label not in self._labels:
             return None
         try:
@@ -355,15 +365,15 @@ class BudgetState:
         return next((step.label for step in route if step.quota is None or step.tracker.committed < step.quota), None)
 
     def decide_without_fallback(self, label: str) -> Decision:
-        """For what is not served by a label that is configured: it is paid from a quota of its own, or from none where
-        no chain is set. Raises QuotaSpent, SlowDown and InvalidRequest."""
+        """Decide for a label that is not configured: it is paid from its own quota, or from none if the scope has no
+        chain. Raises QuotaExceeded, TooManyRequests and InvalidRequest."""
         quota, is_shadow = self.settings.quotas.get(label), self.settings.enforcement == "shadow"
         if quota is None:
             if not self.settings.ordering:
                 return Decision(label, Mode.NORMAL, None)
             if is_shadow:
                 return Decision(label, Mode.NORMAL, None, "")
-            raise self._build_no_quota_error(label)  # or a budget could be passed by through it
+            raise self._build_no_quota_error(label)  # without this refusal the label would be a way around the budget
         committed = self.get_tracker(label).committed
         if committed < quota or is_shadow:
             return self._build_decision(label, committed, quota, None if committed < quota else "")
@@ -421,7 +431,7 @@ class BudgetState:
         settings = self.settings
         return tuple(label_policy.find_candidates(label, settings.ordering, settings.quotas, self.active_index))
 
-    # Telling.
+    # Messages.
 
     def _build_no_quota_error(self, label: str) -> InvalidRequest:
         allowed_labels = ", ".join(dict.fromkeys((*self.settings.ordering, *self.settings.quotas)))
@@ -430,7 +440,7 @@ class BudgetState:
         )
 
     def _check_format(self, requested: str, candidates: tuple[str, ...]) -> None:
-        """A label that could pay but not read the body is no reason to say that all is spent."""
+        """Refuse with InvalidRequest if labels with quota left cannot read the body: the quota is not spent then."""
         with_quota_left = [
             each
             for each in candidates
@@ -444,12 +454,13 @@ class BudgetState:
             )
 
     def _build_spent_error(self, requested: str, candidates: tuple[str, ...]) -> QuotaExceeded | TooManyRequests:
-        """What is only taken by calls under way may be left over when they end."""
+        """TooManyRequests if calls in flight only reserve the rest, as they may cost less in the end; else
+        QuotaExceeded."""
         self._counters.refusals += 1
         quotas, ordering = self.settings.quotas, self.settings.ordering
         in_flight_only = [label for label in candidates if self.get_tracker(label).spent < quotas[label]]
         if in_flight_only:
-            expected = f"calls under way are expected to use what is left of the quota of {self.scope.key}"
+            expected = f"calls in flight are expected to use what is left of the quota of {self.scope.key}"
             message = f"{expected}: {self.format_amounts(in_flight_only)} spent"
             return TooManyRequests(message, retry_after=IN_FLIGHT_RETRY_SECONDS)
         chain = ordering[ordering.index(requested) :] if requested in ordering else (requested,)
@@ -457,7 +468,8 @@ class BudgetState:
             label for label in chain if label in candidates or self.get_tracker(label).spent >= quotas[label]
         ]
         return QuotaExceeded(
-            f"the quota of {self.scope.key} for {self.span.key} is spent: {self.format_amounts(shown_labels)}; {self.reset_message}"
+            f"the quota of {self.scope.key} for {self.span.key} is spent: {self.format_amounts(shown_labels)}; "
+            f"{self.reset_message}"
         )
 
     @property
@@ -472,7 +484,8 @@ class BudgetState:
         return f"{_format_usd(self.get_tracker(label).spent)} of {_format_usd(self.settings.quotas[label])} USD"
 
     def _log_change(self, requested: str, is_format_specific: bool, serving: str | None) -> None:
-        """Once: what is under way may come to cost less, so it changes nothing for good."""
+        """Log that another label serves, once per change. A change due to calls in flight alone is not logged, as they
+        may cost less than expected."""
         before, settings = self._last_served.get((requested, is_format_specific), requested), self.settings
         route = self._fallback_routes[requested, is_format_specific]
         by_spend_alone = (step.label for step in route if step.quota is None or step.tracker.spent < step.quota)
@@ -492,16 +505,16 @@ class BudgetState:
             amounts,
         )
 
-    # Learning.
+    # Applying what was read.
 
     def change_calendar(self, span: PeriodSpan, settings: EffectiveSettings) -> None:
-        """The org turns out to have another calendar. What was spent in the period of this name still counts."""
+        """Apply another calendar of the org. Spend already counted in the period of this name still counts."""
         self.span, self.settings = span, settings
         self._fallback_routes.clear()
         self._add_trackers()
 
     def apply_settings(self, settings: EffectiveSettings, active: int) -> None:
-        """The calendar stays as it is until the period is over, whatever the plan says."""
+        """Apply settings and active label. The calendar stays until the period is over, whatever the settings say."""
         settings, active = settings.with_calendar_of(self.settings), min(active, max(0, len(settings.ordering) - 1))
         if settings != self.settings or active != self.active_index:
             self._counters.active_label_changes += active != self.active_index
@@ -510,13 +523,13 @@ class BudgetState:
             self._add_trackers()
 
     def apply_app_labels(self, app_labels: AppProfiles | None) -> None:
-        """None: they could not be read, and what is known holds."""
+        """Apply the labels of the app. None: they could not be read, and the last known ones hold."""
         if app_labels is not None and app_labels is not self.app_labels:
             self.app_labels = app_labels
             self._rebuild_labels()
 
     def apply_config(self, labels: Mapping[str, LabelConfig]) -> None:
-        """Those of another configuration. What is spent, and how far the chain is gone down, stays."""
+        """Apply the labels of a reloaded configuration. Spend and active label stay."""
         self._configured_labels = labels
         self._rebuild_labels()
 
@@ -530,22 +543,23 @@ class BudgetState:
         self._fallback_routes.clear()
 
     def schedule_refresh(self, now: float) -> float:
-        """After each look at the store: sets the alarms, and says in how many seconds to look again at the latest."""
+        """Call it after each read of the store: sets the thresholds, and returns the seconds until the next read at the
+        latest."""
         return self._refresh_schedule.plan_next(self.settings, self._trackers, now)
 
     @property
     def is_nearly_spent(self) -> bool:
-        """Some label is nearly spent, or spent."""
+        """Some label's quota is nearly spent, or spent."""
         return any(mode is not Mode.NORMAL for mode in self._compute_modes())
 
     @property
     def is_tight(self) -> bool:
-        """Some label is nearly spent, but not yet: all that is flushed now is of use to others."""
+        """Some label's quota is nearly spent, but not spent: a flush now helps other processes to decide."""
         return any(mode is Mode.TIGHT for mode in self._compute_modes())
 
     @property
     def quota_usages(self) -> Iterator[QuotaUsage]:
-        """Of each label that has a quota."""
+        """Usage of each label that has a quota."""
         for label, quota in self.settings.quotas.items():
             spent = self.get_tracker(label).spent
             yield QuotaUsage(
@@ -554,12 +568,12 @@ class BudgetState:
 
     def _compute_modes(self) -> Iterator[Mode]:
         for label, quota in self.settings.quotas.items():
-            if quota:  # what never has any room is nothing to look after
+            if quota:  # a quota of zero never changes its mode
                 yield label_policy.compute_mode(self.get_tracker(label).spent, quota, self.settings.tight_pct)
 
     def find_next_active(self, sticky_index: int) -> int | None:
-        """To which label the active one moves on, for good; None if it stays. What is under way does not count: it may
-        cost less than it is taken for."""
+        """The index that the active label advances to for the rest of the period; None if it stays. Calls in flight do
+        not count, as they may cost less than expected."""
         settings = self.settings
         if not settings.ordering or not settings.is_sticky or settings.enforcement == "shadow":
             return None
@@ -575,25 +589,27 @@ def _format_usd(pico: int) -> str:
 
 @dataclass(slots=True)
 class RefreshState:
-    """Times are by the monotonic clock, but for `override_ends`."""
+    """What was read for a budget, and when to read it again. Times are on the monotonic clock, except
+    `override_ends_at`."""
 
     budget: BudgetState
-    is_registered: bool  # the settings are those of an org that somebody put
+    is_registered: bool  # the settings are those of an org that is registered
     due_at: float = -NEVER
-    spend_due_at: float = -NEVER  # when not only the settings are to be looked at
-    spend_stale_at: float = -NEVER  # when what is known to be spent is too old to go by
-    stale_at: float = -NEVER  # from then on a call waits for a look: for money, or for own labels
+    spend_due_at: float = -NEVER  # when spend is read too, and not only the settings
+    spend_stale_at: float = -NEVER  # when the known spend is too old for decisions
+    stale_at: float = -NEVER  # from then on a call waits for a read, of spend or of the app's own labels
     spend_read_at: float = -NEVER
-    grace_seconds: float = 0.0  # from when a look for money is due until what is known is old
-    sticky_item: Item | None = None  # of the active label and the override, as it was read
-    has_spend: bool = False  # it was looked at, or recalled
-    sticky_index: int = 0  # the active label, but for an override
+    # between the time at which a read of spend is due and the time at which the known spend is stale
+    grace_seconds: float = 0.0
+    sticky_item: Item | None = None  # the item of the active label and the override, as it was read
+    has_spend: bool = False  # spend was read, or restored from a snapshot
+    sticky_index: int = 0  # the active label without the override
     override: Override | None = None
     override_ends_at: float = NEVER
     warned_problems: tuple[str, ...] = ()
     refresh_done: Event | None = None
-    is_refresh_slow: bool = False  # somebody has waited in vain for the look that is under way
+    is_refresh_slow: bool = False  # a call has waited in vain for the read in progress
 
     def expire(self) -> None:
-        """The next call waits for a look at everything."""
+        """Make the next call wait for a read of settings and spend."""
         self.spend_due_at = self.spend_stale_at = self.stale_at = -NEVER

@@ -27,16 +27,16 @@ from price_keeper.stores.schema import SHARD_COUNTS
 
 T = TypeVar("T")
 
-MAX_QUOTA_MICROS = 10**15  # of a quota: a thousand million dollars
+MAX_QUOTA_MICROS = 10**15  # a thousand million dollars
 MAX_REFRESH_SECONDS = 86_400
 MAX_DECIMALS = 3
-MAX_ALERT_PERCENT = 999  # an alert may well come when a soft quota is passed
+MAX_ALERT_PERCENT = 999  # an alert may be set beyond a soft quota
 DEFAULT_ALERT_THRESHOLDS = (50, 80, 95, 100)
 ENFORCEMENTS = ("soft", "hard", "shadow")
 QUOTA_SCOPES = ("ORG", "APP")
 PERIODS = tuple(period.value for period in Period)
-UNUSABLE_ORDERING_LABEL = "unusable-model-ordering"  # stands alone in an ordering of which nothing can be used
-MAX_SHOWN_CHARACTERS = 64  # characters of what was found instead
+UNUSABLE_ORDERING_LABEL = "unusable-model-ordering"  # the only label of an ordering in which nothing is usable
+MAX_SHOWN_CHARACTERS = 64  # of an unusable value in a message
 
 QuotaScope = Literal["ORG", "APP"]
 Enforcement = Literal["soft", "hard", "shadow"]
@@ -44,6 +44,8 @@ Enforcement = Literal["soft", "hard", "shadow"]
 
 @dataclass(frozen=True, slots=True)
 class EffectiveSettings:
+    """The settings of one scope after inheritance and defaults."""
+
     zone: ZoneInfo
     quota_scope: QuotaScope
     shards: int
@@ -56,12 +58,12 @@ class EffectiveSettings:
     normal_secs: float
     tight_secs: float
     thresholds: tuple[int, ...]
-    version: int  # of two plans of one scope, the one with the higher version holds
-    problems: tuple[str, ...] = ()  # one line each, for whoever reads items to warn of
+    version: int  # of two settings of one scope, the one with the higher version holds
+    problems: tuple[str, ...] = ()  # one line for each unusable value, to be logged
 
     @property
     def calendar(self) -> tuple[ZoneInfo, Period, QuotaScope, int]:
-        """What only an org can say, and change from one period to the next."""
+        """The settings that only an org has, and that change only between periods."""
         return self.zone, self.period, self.quota_scope, self.shards
 
     def with_calendar_of(self, other: EffectiveSettings) -> EffectiveSettings:
@@ -71,7 +73,7 @@ class EffectiveSettings:
 def resolve_settings(
     org: Item | None, app: Item | None, defaults: DefaultsConfig, thresholds: tuple[int, ...], now: float
 ) -> EffectiveSettings:
-    """A function of its arguments alone, so that a whole fleet that reads the same items goes by the same plan."""
+    """A pure function, so that all processes that read the same items get the same settings."""
     problems: list[str] = []
     org_item, app_item = SettingsItem(org, "org", problems), SettingsItem(app, "app", problems)
     settled = SettingsItem(_find_settled(org, now), "org: settled", problems)
@@ -103,7 +105,7 @@ def resolve_settings(
         tight_pct=read_first(app_over_org, "tight_mode_threshold_pct", make_percent_reader(100))
         or defaults.tight_mode_threshold_pct,
         normal_secs=float(normal),
-        tight_secs=float(min(tight, normal)),  # an app may have made the one shorter than the org has the other
+        tight_secs=float(min(tight, normal)),  # an app's normal interval may be shorter than its org's tight one
         thresholds=thresholds if alerts is None else alerts,
         version=sum(item.read("version", read_version) or 0 for item in budget_items),
         problems=tuple(problems),
@@ -111,12 +113,12 @@ def resolve_settings(
 
 
 def find_change_time(org: Item | None, now: float) -> float | None:
-    """When another time zone, period or quota_scope will hold than now, for those who keep plans."""
+    """When a pending change of time zone, period or quota_scope takes effect; None if there is none."""
     return None if org is None or _find_settled(org, now) is None else float(cast(int, org["settled_until_epoch"]))
 
 
 def _find_settled(org: Item | None, now: float) -> Item | None:
-    """What held before the org was changed, while it still holds."""
+    """The calendar from before a change of the org, while it still holds."""
     if org is None:
         return None
     settled, until = org.get("settled"), org.get("settled_until_epoch")
@@ -150,7 +152,7 @@ def _read_ordering(value: Any, problems: list[str]) -> tuple[str, ...]:
         return (UNUSABLE_ORDERING_LABEL,)
     if len(labels) < len(entries):
         problems.append(
-            f"model_ordering: what is no label, or stands there twice, is left out of {format_value(value)}"
+            f"model_ordering: entries that are no label, or repeated, are left out of {format_value(value)}"
         )
     return tuple(labels)
 
@@ -173,25 +175,26 @@ def _read_quotas(values: Mapping[Any, Any], problems: list[str]) -> dict[str, in
 
 @dataclass(frozen=True, slots=True)
 class SettingsItem:
-    """One item, or none, and a list for what cannot be used in it."""
+    """An item or none, and the list of the problems found in it."""
 
     item: Item | None
     whose: str
     problems: list[str]
 
     def read(self, name: str, convert: Callable[[Any], T]) -> T | None:
-        """None if it is not there or cannot be used."""
+        """The converted value; None if it is missing or unusable."""
         value = None if self.item is None else self.item.get(name)
         if value is None:
             return None
         try:
             return convert(value)
         except ValueError as failure:
-            self.problems.append(f"{self.whose}: {name}: {failure}; passed over")
+            self.problems.append(f"{self.whose}: {name}: {failure}; ignored")
             return None
 
 
 def read_first(items: Iterable[SettingsItem], name: str, convert: Callable[[Any], T]) -> T | None:
+    """The first usable value, in the order of the items."""
     return next((value for item in items if (value := item.read(name, convert)) is not None), None)
 
 
@@ -217,7 +220,7 @@ def make_choice_reader(options: Sequence[str]) -> Callable[[Any], str]:
 
 
 def read_seconds(value: Any) -> int | Decimal:
-    """Of few digits, since no store keeps any number of them."""
+    """A number of seconds with few decimals, since stores limit the precision of numbers."""
     if (
         not is_number(value)
         or not Decimal("0.001") <= value <= MAX_REFRESH_SECONDS
@@ -229,7 +232,7 @@ def read_seconds(value: Any) -> int | Decimal:
 
 
 def _count_decimals(value: int | Decimal) -> int:
-    """Of a finite number."""
+    """The decimal places of a finite number."""
     return -cast(int, Decimal(value).as_tuple().exponent)
 
 
@@ -267,5 +270,6 @@ def read_version(value: Any) -> int:
 
 
 def format_value(value: Any) -> str:
+    """A value for a message, quoted if it is text, and shortened."""
     text = f'"{value}"' if isinstance(value, str) else str(value)
     return text if len(text) <= MAX_SHOWN_CHARACTERS else f"{text[:MAX_SHOWN_CHARACTERS]}..."

@@ -33,18 +33,18 @@ from price_keeper.usage.meter import OperationPricing
 from price_keeper.usage.price_list import identify_model
 from price_keeper.usage.price_updates import PriceTables
 
-LARGE_REQUEST_BYTES = 64 * 1024  # of a body, which takes a millisecond to weigh
+LARGE_REQUEST_BYTES = 64 * 1024  # a larger body takes over a millisecond to bound, so a thread does it
 MIN_RETRY_SECONDS = 1.0
-MAX_MODELS = 1024  # callers may name any
+MAX_MODELS = 1024  # cached; callers may name any model
 
 _get_pico = attrgetter("pico")
 
-# Asks Bedrock how many tokens a call's input has, at the place where it would be sent. Raises a Refusal.
+# Asks Bedrock's CountTokens for the input tokens of a call at its target. Raises a Refusal.
 CountInputTokens = Callable[[UpstreamTarget, Operation, bytes], Awaitable[int]]
 
 
 class RequestContent(NamedTuple):
-    """What is asked of a label."""
+    """The parts of a request that its cost ceiling follows from."""
 
     operation: Operation
     headers: Mapping[bytes, bytes]
@@ -52,13 +52,16 @@ class RequestContent(NamedTuple):
 
 
 class Candidate(NamedTuple):
+    """A label that may serve, with its pricing and the targets that it can be sent to."""
+
     resolved: ResolvedLabel
     pricing: OperationPricing
     targets: Sequence[UpstreamTarget]
 
 
 class ReservedCandidate(NamedTuple):
-    """`held` is to be settled by the call's receipt, or let go; None where the label has no quota."""
+    """The label that serves. `reservation` is settled by the call's receipt or cancelled; None where the label has no
+    quota."""
 
     decision: Decision
     candidate: Candidate
@@ -67,6 +70,8 @@ class ReservedCandidate(NamedTuple):
 
 
 class HardBudgets:
+    """Finds the label whose hard budget can pay for a call, and reserves the call's cost ceiling."""
+
     def __init__(
         self, config: Config, leases: BudgetLeases, price_tables: PriceTables, count_input_tokens: CountInputTokens
     ) -> None:
@@ -77,7 +82,7 @@ class HardBudgets:
         self._count_input_tokens = count_input_tokens
 
     def build_lease_counter(self, reservation: CostReservation, shards: int) -> Counter:
-        """What is charged with the call that this is held for."""
+        """The counter of the lease that pays; the call is charged to it too."""
         scope, label, period = reservation.key
         return Counter.for_lease(scope, label, self.leases.holder, period, shards)
 
@@ -93,7 +98,8 @@ class HardBudgets:
         decide: Callable[[Collection[str]], Decision],
         build_candidate: Callable[[Decision], Candidate],
     ) -> ReservedCandidate:
-        """`decide` says which label is next, of those that are not too dry for this call. Raises a Refusal."""
+        """Reserve the ceiling from the first budget that has enough. `decide` returns the next label, given those whose
+        budget is insufficient for this call. Raises a Refusal."""
         insufficient: dict[str, tuple[BudgetLease, int]] = {}
         while True:
             try:
@@ -121,7 +127,7 @@ class HardBudgets:
                 insufficient[decision.label] = lease, ceiling.pico
             elif self._find_prices(candidate) == prices:
                 return ReservedCandidate(decision, _fix_prices(prices, candidate), ceiling, reservation)
-            else:  # they changed while the store was asked
+            else:  # the prices changed while the store was read; decide again
                 reservation.on_cancelled()
 
     def _find_prices(self, candidate: Candidate) -> CallPrices:
@@ -131,14 +137,16 @@ class HardBudgets:
         label = self._labels.get(resolved.label)
         if pricing.counted_label == ASYNC_JOB_LABEL or not resolved.model:
             return CallPrices((), self._unit_prices, None if label is None else label.pico_per_async_job)
-        price_tables = tuple(self._price_tables.for_label(resolved.label, each.region, each.model) for each in targets)
+        price_tables = tuple(
+            self._price_tables.for_label(resolved.label, target.region, target.model) for target in targets
+        )
         return CallPrices(price_tables, self._unit_prices)
 
     async def _compute_ceiling(self, candidate: Candidate, content: RequestContent, prices: CallPrices) -> CostCeiling:
-        """Of whichever of the label's models is called, where its places have several."""
+        """The highest ceiling over the label's models, if its targets have several."""
         targets = candidate.targets
         if len(targets) > 1:
-            targets = [*{_normalize_model(each.model): each for each in reversed(targets)}.values()]
+            targets = [*{_normalize_model(target.model): target for target in reversed(targets)}.values()]
         ceilings = [await self._compute_ceiling_at(target, candidate, content, prices) for target in targets]
         return max(ceilings, key=_get_pico)
 
@@ -166,36 +174,35 @@ class HardBudgets:
 
 @lru_cache(MAX_MODELS)
 def _normalize_model(model: str) -> object:
-    """The same wherever a model is, and whichever of its inference profiles is called."""
+    """The same for all regions and inference profiles of a model."""
     found = identify_model(model)
     return model if found is None else found.name
 
 
 def _fix_prices(prices: CallPrices, candidate: Candidate) -> Candidate:
-    """At the prices that it is held for, wherever it goes and whatever they are by then."""
-    if len(prices.price_tables) != len(
-        candidate.targets
-    ):  # the others' never change: of guardrails, jobs, apps' own labels
+    """Price the call at the prices of its ceiling, whichever target serves it and whatever the prices are by then."""
+    # Prices of guardrails, asynchronous jobs and labels of apps never change while a call is in flight.
+    if len(prices.price_tables) != len(candidate.targets):
         return candidate
-    price_at = {target: tariff.pricer for target, tariff in zip(candidate.targets, prices.price_tables, strict=True)}
+    price_at = {target: table.pricer for target, table in zip(candidate.targets, prices.price_tables, strict=True)}
     return candidate._replace(pricing=replace(candidate.pricing, pricer_for=price_at.__getitem__))
 
 
 def _build_refusal(budget: BudgetState, insufficient: Mapping[str, tuple[BudgetLease, int]]) -> Refusal:
-    """Why no budget has as much: what is only held by others may come back."""
-    reasons = {purse.status.reason for purse, _ in insufficient.values()}
-    wait = max(MIN_RETRY_SECONDS, min(purse.status.retry_after for purse, _ in insufficient.values()))
+    """Why no budget has enough for the call: money that is only reserved or leased elsewhere may come back."""
+    reasons = {lease.status.reason for lease, _ in insufficient.values()}
+    wait = max(MIN_RETRY_SECONDS, min(lease.status.retry_after for lease, _ in insufficient.values()))
     if RefusalReason.DISK_FAILED in reasons:
-        return RecordingUnavailable("what this call costs cannot be written down", retry_after=wait)
+        return RecordingUnavailable("the cost of this call cannot be recorded on disk", retry_after=wait)
     if reasons & {RefusalReason.STORE_UNAVAILABLE, RefusalReason.LEASE_CLOSED}:
-        return Busy("a hard budget is not spent from while the store cannot be asked", retry_after=wait)
-    smallest = min(worst for _, worst in insufficient.values())
+        return Busy("a hard budget is not spent from while the store does not answer", retry_after=wait)
+    smallest = min(ceiling for _, ceiling in insufficient.values())
     message = f"this call may cost up to {smallest / PICO_PER_USD:.6f} USD"
     if RefusalReason.CONTENTION in reasons or any(
-        _is_reserved_elsewhere(budget, label, worst) for label, (_, worst) in insufficient.items()
+        _is_reserved_elsewhere(budget, label, ceiling) for label, (_, ceiling) in insufficient.items()
     ):
         return TooManyRequests(
-            f"{message}, and what is left is held for other calls: {budget.format_amounts(insufficient)}",
+            f"{message}, and what is left is reserved for other calls: {budget.format_amounts(insufficient)}",
             retry_after=wait,
         )
     return QuotaExceeded(
@@ -204,5 +211,6 @@ def _build_refusal(budget: BudgetState, insufficient: Mapping[str, tuple[BudgetL
 
 
 def _is_reserved_elsewhere(budget: BudgetState, label: str, ceiling: int) -> bool:
+    """Whether the unspent quota would be enough, so that it is leased or reserved elsewhere."""
     quota = budget.settings.quotas.get(label, 0)
     return quota - budget.get_tracker(label).spent >= ceiling

@@ -18,9 +18,9 @@ from enum import Enum
 
 
 class Mode(Enum):
-    """How much of its quota the label that serves has used."""
+    """How much of its quota the serving label has used."""
 
-    __hash__ = object.__hash__  # each is there once, and an Enum's own is slow for what is looked up in every call
+    __hash__ = object.__hash__  # members are singletons, and the hash of Enum is slow in a lookup of every call
 
     NORMAL = "NORMAL"
     TIGHT = "TIGHT"
@@ -28,7 +28,7 @@ class Mode(Enum):
 
 
 def find_candidates(requested: str, ordering: Sequence[str], quotas: Mapping[str, int], active: int) -> Sequence[str]:
-    """The labels that may serve, the first choice first; empty where the scope may not use what it asks for."""
+    """The labels that may serve, first choice first; empty if the scope may not use the requested label."""
     if requested in ordering:
         return ordering[max(active, ordering.index(requested)) :]
     return (requested,) if requested in quotas or not ordering else ()
@@ -37,8 +37,7 @@ def find_candidates(requested: str, ordering: Sequence[str], quotas: Mapping[str
 def advance_active_index(
     active: int, ordering: Sequence[str], spent: Callable[[str], int], quotas: Mapping[str, int]
 ) -> int:
-    """The index of the label that is to be active: the next one with something left, if this one is spent, else the
-    last one."""
+    """The index of the first label from `active` on that has quota left; the last label if none has."""
     for index in range(active, len(ordering)):
         if spent(ordering[index]) < quotas[ordering[index]]:
             return index
@@ -46,7 +45,7 @@ def advance_active_index(
 
 
 def compute_quota_percent(spent: int, quota: int) -> int:
-    """Whole ones, rounded down, so that 100 means that it is spent. What has no room at all is spent."""
+    """Whole percent, rounded down, so that 100 means spent. A quota of zero is spent."""
     return spent * 100 // quota if quota else 100
 
 

@@ -33,20 +33,30 @@ from price_keeper.usage.inference_profiles import NO_PROFILES, UNREAD_PROFILES, 
 from price_keeper.usage.meter import OperationPricing
 from price_keeper.usage.meter_factory import MeterFactory
 
-LARGE_BODY_BYTES: Final = 256 * 1024  # of a body, which takes milliseconds to look into
+LARGE_BODY_BYTES: Final = 256 * 1024  # a larger body takes milliseconds to parse, so a thread does it
 LABEL_HEADER: Final = b"x-price-keeper-label"
+UNREAD_RETRY_SECONDS = 3.0
+# Bodies of these operations are in the format of one model family.
+FORMAT_SPECIFIC_OPERATIONS: Final = frozenset({Operation.INVOKE, Operation.INVOKE_STREAM, Operation.CHAT_COMPLETIONS})
+_MODE_HEADERS: Final = {mode: (b"x-price-keeper-mode", mode.value.encode()) for mode in Mode}
+EXCEEDED_HEADER: Final = _MODE_HEADERS[Mode.EXCEEDED]
+_QUOTA_HEADER: Final = b"x-price-keeper-quota-pct"
+_MAX_DECISION_HEADERS: Final = 1000
+# Nearly all calls get one of about a hundred headers of each mode.
+_decision_headers: dict[tuple[Mode, int | None], tuple[Header, ...]] = {}
 
-# From a choice to the places that can carry it out; the path is the operation's, for the model of each.
+# Finds the targets that can serve a label; each path is the operation's path for the target's model.
 FindTargets = Callable[[ResolvedLabel, ParsedCall], list[UpstreamTarget]]
-ResponseHeaders: TypeAlias = "list[Header]"  # the headers of our own that the answer gets, more of them with every room
+ResponseHeaders: TypeAlias = "list[Header]"  # headers that the product adds to an answer; each stage extends the list
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 class Selection(NamedTuple):
-    """`body` is what is to be sent, and `asked` where it names its model. What costs nothing has no terms. `metering`
-    is that of the configuration by which it was chosen."""
+    """What serves the call, and on which terms. `body` is what is sent, and `call` locates the model's name in it.
+    Pricing and counters are None for a call that costs nothing. `meters` belongs to the configuration that the call was
+    selected by."""
 
     meters: MeterFactory
     resolved: ResolvedLabel
@@ -71,8 +81,8 @@ class Destination(NamedTuple):
 
 
 class CallRoute:
-    """What a request asks for, by the labels and prices of `choosing`. Those of configured labels are kept by their
-    targets, each with its destinations by the label that serves."""
+    """A parsed request with its label and pricing, as `selector` resolved them. Routes of configured labels are cached
+    by their request target; each caches its destinations by the serving label."""
 
     __slots__ = ("call", "destinations", "pricing", "resolved", "selector")
 
@@ -87,10 +97,12 @@ class CallRoute:
 
 
 class _SelectorReplaced(Exception):
-    """The labels by which a call was named are not those of the standings any more."""
+    """The configuration was reloaded during a selection; the successor selects again."""
 
 
 class LabelSelector:
+    """Selects the label that serves a call. See the module's docstring."""
+
     def __init__(
         self,
         labels: LabelResolver,
@@ -101,7 +113,7 @@ class LabelSelector:
         hard_budgets: HardBudgets,
         request_stats: RequestStats,
     ) -> None:
-        """`admit` raises where what a call costs could not be recorded."""
+        """`check_recordable` raises if the cost of a call could not be recorded."""
         self._labels = labels
         self._budgets = budgets
         self.meters = meters
@@ -109,7 +121,7 @@ class LabelSelector:
         self._check_recordable = check_recordable
         self._hard_budgets = hard_budgets
         self._request_stats = request_stats
-        self.successor: LabelSelector | None = None  # once another configuration is taken on
+        self.successor: LabelSelector | None = None  # set when a reloaded configuration is applied
 
     def resolve_configured(self, model: str) -> ResolvedLabel | None:
         return self._labels.resolve_configured(model)
@@ -117,8 +129,8 @@ class LabelSelector:
     def select_cached(
         self, caller: Caller, route: CallRoute, request: Request, response_headers: ResponseHeaders
     ) -> Selection | None:
-        """As `chosen`, without waiting. None where that has to be asked: for what costs nothing, under a hard budget,
-        and while the state of the budget is not known or too old. Raises a Refusal."""
+        """Like `select`, without waiting. Returns None if only `select` can answer: for a call that costs nothing,
+        under a hard budget, and while the budget is unknown or stale. Raises a Refusal."""
         call, resolved, pricing = route.call, route.resolved, route.pricing
         if pricing is None:
             return None
@@ -134,7 +146,7 @@ class LabelSelector:
         destination = route.destinations.get(decision.label)
         if destination is None:
             destination = self._build_destination(caller_day, call, request, resolved, pricing, decision)
-            if type(destination.resolved) is not ResolvedProfile:  # which another app may have under the same name
+            if type(destination.resolved) is not ResolvedProfile:  # another app may have a label of the same name
                 route.destinations[decision.label] = destination
         resolved, pricing, targets, label_headers, stats = destination
         response_headers += label_headers
@@ -156,12 +168,13 @@ class LabelSelector:
         return Destination(resolved, pricing, self._find_targets(resolved, call), _build_label_headers(resolved), stats)
 
     async def resolve(self, caller: Caller, call: ParsedCall) -> ResolvedLabel:
-        """What the caller asks for, by the labels in force when it is answered. Raises InvalidRequest and Busy."""
+        """The label that the caller's model name stands for, by the configuration in force when this returns. Raises
+        InvalidRequest and Busy."""
         resolved = self._labels.resolve_configured(call.model) if call.model else ResolvedLabel("", "", "")
         if resolved is not None:
             return resolved
         app_labels = await self._budgets.app_labels.get(caller)
-        if self.successor is not None:  # and a name may have gone from an app's own labels to those
+        if self.successor is not None:  # the name may be a configured label now
             return await self.successor.resolve(caller, call)
         return self._labels.resolve(call.model, app_labels)
 
@@ -174,7 +187,8 @@ class LabelSelector:
         pricing: OperationPricing | None,
         response_headers: ResponseHeaders,
     ) -> Selection:
-        """What it gets. `told` hears of it. Raises a Refusal."""
+        """Select the label that serves the call; reads the store if necessary, and reserves the cost under a hard
+        budget. Extends `response_headers`, also if it raises a Refusal."""
         if pricing is None:
             response_headers += _build_label_headers(resolved)
             stats = self._request_stats.get_stats(call.operation.name, resolved.label)
@@ -203,8 +217,8 @@ class LabelSelector:
     async def _select_again(
         self, caller: Caller, call: ParsedCall, request: Request, response_headers: ResponseHeaders
     ) -> Selection:
-        """For a call that had its name read by labels that are none any more when its budget was known. Standings know
-        one set of labels, so no decision mixes two."""
+        """Resolve and select a call again that was resolved before a reload. Budgets know one set of labels, so one
+        decision never mixes two."""
         resolved = await self.resolve(caller, call)
         pricing = self.meters.pricing_for(resolved, call.operation, request.method)
         return await self.select(caller, call, request, resolved, pricing, response_headers)
@@ -218,7 +232,7 @@ class LabelSelector:
         pricing: OperationPricing,
         decision: Decision,
     ) -> tuple[ResolvedLabel, OperationPricing]:
-        """What was asked for, unless it was decided otherwise."""
+        """Label and pricing of the decision: those requested, unless another label serves."""
         if decision.label in (resolved.label, pricing.counted_label):
             return resolved, pricing
         resolved = self._labels.substitute(resolved, decision.label, caller_day.budget.app_labels)
@@ -237,11 +251,11 @@ class LabelSelector:
             serving, serving_pricing = self._resolve_serving(caller_day, call, request, resolved, pricing, decision)
             return Candidate(serving, serving_pricing, self._find_targets(serving, call))
 
-        request.reserve_copies(1)  # with a limit of its answer in it, or as it is sent to be counted
+        request.reserve_copies(1)  # the body with an output limit written into it, or as it is sent to CountTokens
         content = RequestContent(call.operation, request.headers, request.body)
 
         def decide(insufficient: Collection[str]) -> Decision:
-            if self.successor is not None:  # and what is held has been let go by now
+            if self.successor is not None:  # an earlier reservation has been cancelled by now
                 raise _SelectorReplaced
             return _decide_hard(caller_day, resolved, pricing, call, insufficient)
 
@@ -256,7 +270,7 @@ class LabelSelector:
             else self._hard_budgets.build_lease_counter(reservation, caller_day.budget.settings.shards)
         )
         charged = caller_day.get_charged_counters(pricing.counted_label, lease_counter)
-        if ceiling is not None and ceiling.body is not body:  # it says now how long the answer may be
+        if ceiling is not None and ceiling.body is not body:  # an output limit was written into it
             body = ceiling.body
             try:
                 call = await run_in_thread_if_large(body, locate_model, call, body)
@@ -305,24 +319,10 @@ def _build_label_headers(resolved: ResolvedLabel) -> tuple[Header, ...]:
 
 
 async def run_in_thread_if_large(body: bytes, work: Callable[P, T], *arguments: P.args, **keywords: P.kwargs) -> T:
-    """In a thread if the body is large, as looking into it would keep everybody waiting."""
+    """Run `work` in a thread if the body is large, so that it does not block the event loop."""
     if len(body) < LARGE_BODY_BYTES:
         return work(*arguments, **keywords)
     return await run_large_work(work, *arguments, **keywords)
-
-
-# Bodies of these are in the format of the model that they are written for.
-FORMAT_SPECIFIC_OPERATIONS: Final = frozenset({Operation.INVOKE, Operation.INVOKE_STREAM, Operation.CHAT_COMPLETIONS})
-
-_MODE_HEADERS: Final = {mode: (b"x-price-keeper-mode", mode.value.encode()) for mode in Mode}
-EXCEEDED_HEADER: Final = _MODE_HEADERS[Mode.EXCEEDED]
-
-
-_QUOTA_HEADER: Final = b"x-price-keeper-quota-pct"
-_decision_headers: dict[
-    tuple[Mode, int | None], tuple[Header, ...]
-] = {}  # a hundred of each mode, as nearly all calls are told
-_MAX_DECISION_HEADERS: Final = 1000
 
 
 def build_decision_headers(decision: Decision) -> tuple[Header, ...]:
@@ -342,29 +342,28 @@ def _build_mode_headers(mode: Mode, percent: int | None) -> tuple[Header, ...]:
     return headers
 
 
-UNREAD_RETRY_SECONDS = 3.0
-
-
 class LabelResolver:
+    """Finds the label that a model name stands for."""
+
     def __init__(self, labels: Mapping[str, LabelConfig], *, allows_unlabelled: bool) -> None:
         self._labels = labels
         self._by_model = {label.model: name for name, label in labels.items()}
         self._allows_unlabelled = allows_unlabelled
 
     def resolve_configured(self, requested: str) -> ResolvedLabel | None:
-        """A label by its name, or by the id of the model it stands for."""
+        """A configured label by its name, or by the id of its model; None if there is none."""
         name = requested if requested in self._labels else self._by_model.get(requested)
         return None if name is None else ResolvedLabel(requested, name, self._labels[name].model)
 
     def resolve(self, requested: str, app_labels: AppProfiles = NO_PROFILES) -> ResolvedLabel:
-        """Also one of the caller's own; what the configuration knows goes first. Raises InvalidRequest and Busy."""
+        """A configured label, or else one of the app's own. Raises InvalidRequest and Busy."""
         resolved = self.resolve_configured(requested) or app_labels.resolve(requested)
         if resolved is not None:
             return resolved
         if self._allows_unlabelled:
             return ResolvedLabel(requested, "", requested)
         if app_labels is UNREAD_PROFILES:
-            message = f"{requested[:200]!r} may be a label of the app's own, and those cannot be read"
+            message = f"{requested[:200]!r} may be a label of the app's own, which cannot be read now; retry later"
             raise Busy(message, retry_after=UNREAD_RETRY_SECONDS)
         allowed = f"{', '.join((*self._labels, *app_labels.by_name))}, and the models they stand for"
         raise InvalidRequest(f"there is no label for {requested[:200]!r}; there are {allowed}")

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from price_keeper.budgets import effective_settings as may_be
+from price_keeper.budgets import effective_settings
 from price_keeper.budgets.app_label_cache import read_label_names
 from price_keeper.budgets.effective_settings import (
     MAX_QUOTA_MICROS,
@@ -33,7 +33,7 @@ from price_keeper.config.config_sections import PSEUDO_LABELS, DefaultsConfig
 from price_keeper.domain import Scope
 from price_keeper.errors import ConfigError
 from price_keeper.org_calendar import find_span
-from price_keeper.rates.rate_limit_settings import validate_rate_limits as limits_checked
+from price_keeper.rates.rate_limit_settings import validate_rate_limits
 from price_keeper.stores import schema
 from price_keeper.stores.audit_log import Actor, select_attributes
 from price_keeper.stores.conflict_retry import retry_on_conflict, transact_with_retry
@@ -51,15 +51,16 @@ from price_keeper.stores.contract import (
     equals,
 )
 
-MAX_ORDERING_LABELS = 32  # in an ordering
+MAX_ORDERING_LABELS = 32
 MAX_NAME_LENGTH = 128
-CHANGE_LEAD_SECONDS = 150.0  # before a turn, in which every sidecar reads that it will come
+# before a new period begins: the time in which every sidecar reads a change that takes effect then
+CHANGE_LEAD_SECONDS = 150.0
 
 _ValueReader = Callable[[Any], Value]
 
 
 class InvalidSettings(ConfigError):
-    """Nothing was written. `mistakes` say where in the body each one is."""
+    """The settings were refused, and nothing was written. `mistakes` say where in the body each one is."""
 
     def __init__(self, mistakes: Sequence[RuleViolation]) -> None:
         self.mistakes = tuple(mistakes)
@@ -68,26 +69,30 @@ class InvalidSettings(ConfigError):
 
 def format_mistake(path: tuple[str, ...], complaint: str) -> str:
     return escape_line(
-        f"{'.'.join(part[: may_be.MAX_SHOWN_CHARACTERS] for part in path)}: {complaint}" if path else complaint
+        f"{'.'.join(part[: effective_settings.MAX_SHOWN_CHARACTERS] for part in path)}: {complaint}"
+        if path
+        else complaint
     )
 
 
 @dataclass(frozen=True, slots=True)
 class SettingsWrite:
-    item: Item  # as it stands in the store now
+    """The result of a write."""
+
+    item: Item  # as it is in the store now
     is_new: bool
     takes_effect_at: float | None = None  # when a change of zone, period or quota_scope takes effect
 
 
 class SettingsChange(NamedTuple):
-    """Of one item, from what stood there to what will. `org` is what stands above an app."""
+    """One item before and after the write. `org` is the org's item, for an app."""
 
     before: Item | None
     after: Item
     org: Item | None = None
 
 
-# What is written together with a change, or not at all. It may raise what keeps the change from being made.
+# Writes that belong into the transaction of a change. The function may raise to prevent the change.
 SettingsCompanions: TypeAlias = "Callable[[SettingsChange], Sequence[Write]]"
 
 
@@ -96,7 +101,8 @@ def _no_settings_companions(_: SettingsChange) -> Sequence[Write]:
 
 
 def audit_settings(actor: Actor, action: str, scope: Scope, clock: Clock) -> SettingsCompanions:
-    """The record of the change: the settings before and after it, without the credentials on the same item."""
+    """Writes the audit record of a change: the settings before and after it, without the credentials on the same
+    item."""
     names = ORG_SETTINGS if scope.app is None else APP_SETTINGS
 
     def build_companions(change: SettingsChange) -> Sequence[Write]:
@@ -113,7 +119,7 @@ def audit_settings(actor: Actor, action: str, scope: Scope, clock: Clock) -> Set
     return build_companions
 
 
-# What a body may say.
+# Validation.
 
 
 def _read_name(value: Any) -> str:
@@ -124,27 +130,27 @@ def _read_name(value: Any) -> str:
 
 
 def _read_thresholds(value: Any) -> Value:
-    return list(may_be.read_percents(value))
+    return list(effective_settings.read_percents(value))
 
 
 _COMMON_READERS: Mapping[str, _ValueReader] = {
-    "sticky_fallback_enabled": may_be.read_bool,
-    "tight_mode_threshold_pct": may_be.make_percent_reader(100),
-    "refresh_interval_normal_secs": may_be.read_seconds,
-    "refresh_interval_tight_secs": may_be.read_seconds,
-    "enforcement": may_be.make_choice_reader(may_be.ENFORCEMENTS),
+    "sticky_fallback_enabled": effective_settings.read_bool,
+    "tight_mode_threshold_pct": effective_settings.make_percent_reader(100),
+    "refresh_interval_normal_secs": effective_settings.read_seconds,
+    "refresh_interval_tight_secs": effective_settings.read_seconds,
+    "enforcement": effective_settings.make_choice_reader(effective_settings.ENFORCEMENTS),
     "alert_thresholds_pct": _read_thresholds,
 }
 _ORG_READERS: Mapping[str, _ValueReader] = {
     "org_name": _read_name,
-    "timezone": lambda value: may_be.read_zone(value).key,
-    "quota_scope": may_be.make_choice_reader(QUOTA_SCOPES),
-    "period": may_be.make_choice_reader(PERIODS),
-    "agg_shard_count": may_be.read_shard_count,
-    "limits": limits_checked,
+    "timezone": lambda value: effective_settings.read_zone(value).key,
+    "quota_scope": effective_settings.make_choice_reader(QUOTA_SCOPES),
+    "period": effective_settings.make_choice_reader(PERIODS),
+    "agg_shard_count": effective_settings.read_shard_count,
+    "limits": validate_rate_limits,
     **_COMMON_READERS,
 }
-_APP_READERS: Mapping[str, _ValueReader] = {"app_name": _read_name, "limits": limits_checked, **_COMMON_READERS}
+_APP_READERS: Mapping[str, _ValueReader] = {"app_name": _read_name, "limits": validate_rate_limits, **_COMMON_READERS}
 _BUDGET_SETTINGS = ("model_ordering", "quotas")
 ORG_SETTINGS = (
     "org_name",
@@ -160,11 +166,12 @@ APP_SETTINGS = ("app_name", *_BUDGET_SETTINGS, *_COMMON_READERS, "limits")
 _REQUIRED_ORG_SETTINGS = ("org_name", "timezone", "quota_scope", *_BUDGET_SETTINGS)
 _PENDING_CHANGE = ("settled", "settled_until_epoch")
 
-_INVALID: Final = object()  # stands for a value whose mistake has been told
+_INVALID: Final = object()  # stands for a value whose mistake has been recorded
 
 
 def validate_org(body: Any, labels: Sequence[str], before: Item | None, defaults: DefaultsConfig) -> dict[str, Value]:
-    """The settings to be written, or SettingsRefused. `labels` are those of the configuration and pseudo-labels."""
+    """The settings to be written. `labels` are those of the configuration, and pseudo-labels. Raises
+    InvalidSettings."""
     validator = _Validator(labels)
     found = validator.validate(body, _ORG_READERS, ORG_SETTINGS, _REQUIRED_ORG_SETTINGS)
     validator.check_quotas_complete(found.get("model_ordering"), found.get("quotas"))
@@ -176,7 +183,8 @@ def validate_org(body: Any, labels: Sequence[str], before: Item | None, defaults
 
 
 def validate_app(body: Any, labels: Sequence[str], org: Item, app_labels: Sequence[str] = ()) -> dict[str, Value]:
-    """`own` are the labels of the app's own, which have quotas where each app has a budget to itself."""
+    """The app's settings to be written. `app_labels` are those that the app defined itself; they may have quotas only
+    where each app has its own budget. Raises InvalidSettings."""
     is_shared = org.get("quota_scope") == "ORG"
     validator = _Validator(labels if is_shared else (*labels, *app_labels), app_labels if is_shared else ())
     found = validator.validate(body, _APP_READERS, APP_SETTINGS, ("app_name",))
@@ -192,12 +200,13 @@ def _find_shard_count(before: Item | None, defaults: DefaultsConfig) -> int:
     if before is None:
         return defaults.agg_shard_count
     return (
-        may_be.SettingsItem(before, "", []).read("agg_shard_count", may_be.read_shard_count) or defaults.agg_shard_count
+        effective_settings.SettingsItem(before, "", []).read("agg_shard_count", effective_settings.read_shard_count)
+        or defaults.agg_shard_count
     )
 
 
 class _Validator:
-    """Goes over a body and gathers every mistake."""
+    """Validates a body and collects every mistake."""
 
     def __init__(self, labels: Sequence[str], without_quotas: Sequence[str] = ()) -> None:
         self._labels = (*dict.fromkeys(labels),)
@@ -215,7 +224,7 @@ class _Validator:
     def validate(
         self, body: Any, reads: Mapping[str, _ValueReader], allowed: Sequence[str], required: Sequence[str]
     ) -> dict[str, Any]:
-        """What was given and not left empty; _BAD in the place of what cannot be taken."""
+        """The values that were given and are not null; _INVALID stands for a value with a mistake."""
         if not isinstance(body, Mapping):
             raise InvalidSettings([((), f"expected a mapping of settings, found {format_value(body)}")])
         given = {str(name): value for name, value in body.items() if value is not None}
@@ -242,7 +251,7 @@ class _Validator:
 
     def _validate_value(self, name: str, read: _ValueReader, value: Any) -> Any:
         try:
-            is_decimal = isinstance(value, float) and math.isfinite(value)  # as JSON has it; a store keeps no float
+            is_decimal = isinstance(value, float) and math.isfinite(value)  # as JSON has it; stores keep no floats
             return read(Decimal(repr(value)) if is_decimal else value)
         except ValueError as failure:
             return self.add_mistake(name, str(failure))
@@ -278,7 +287,7 @@ class _Validator:
         for label, micros in value.items():
             if (complaint := self._find_label_complaint(label)) is not None:
                 self.add_mistake("quotas", complaint, str(label))
-            elif not may_be.is_whole(micros, 0, MAX_QUOTA_MICROS):
+            elif not effective_settings.is_whole(micros, 0, MAX_QUOTA_MICROS):
                 complaint = f"expected whole micro-USD (a dollar is 1000000) from 0 to {MAX_QUOTA_MICROS}"
                 self.add_mistake("quotas", f"{complaint}, found {format_value(micros)}", str(label))
         return dict(value)
@@ -305,7 +314,8 @@ async def put_org(
     defaults: DefaultsConfig,
     companions: SettingsCompanions = _no_settings_companions,
 ) -> SettingsWrite:
-    """Raises SettingsRefused, or what a store may raise. Safe to do again when it is not known whether it was done."""
+    """Write the settings of an org. Idempotent, so it may be repeated if its outcome is unknown. Raises
+    InvalidSettings, and what the store raises."""
     key = schema.org_config_key(org)
 
     async def attempt() -> SettingsWrite:
@@ -329,23 +339,24 @@ async def put_app(
     labels: Sequence[str],
     companions: SettingsCompanions = _no_settings_companions,
 ) -> SettingsWrite:
-    """As put_org. The org's settings, against which the app's are checked, stay as they are until these are written."""
+    """Like `put_org`, for an app. The transaction fails if the org's settings, against which the app's are checked,
+    changed meanwhile."""
     org_key, key = schema.org_config_key(org), schema.app_config_key(org, app)
 
     async def attempt() -> SettingsWrite:
-        above, before = await store.get_many([org_key, key], consistent=True)
-        if above is None:
+        org_item, before = await store.get_many([org_key, key], consistent=True)
+        if org_item is None:
             raise InvalidSettings([((), f"there is no org {org}: put it first")])
         app_labels = await read_label_names(store, Scope(org, app), before)
-        settings = validate_app(body, labels, above, app_labels)
+        settings = validate_app(body, labels, org_item, app_labels)
         update, item = _build_update(key, before, settings, APP_SETTINGS, clock.now())
         await transact_with_retry(
             store,
             clock,
             [
                 update,
-                ConditionCheck(org_key, _build_unchanged(above)),
-                *companions(SettingsChange(before, item, above)),
+                ConditionCheck(org_key, _build_unchanged(org_item)),
+                *companions(SettingsChange(before, item, org_item)),
             ],
         )
         return SettingsWrite(item, before is None)
@@ -356,9 +367,9 @@ async def put_app(
 def _build_update(
     key: Key, before: Item | None, settings: Mapping[str, Value], owned: Sequence[str], now: float
 ) -> tuple[Update, Item]:
-    """The write, and the item as it stands after it."""
+    """The write, and the item as it is after it."""
     version = (before or {}).get("version")
-    last_version = version if may_be.is_whole(version, 0, 10**15) and isinstance(version, int) else 0
+    last_version = version if effective_settings.is_whole(version, 0, 10**15) and isinstance(version, int) else 0
     stamps: dict[str, Value] = {"version": last_version + 1, "updated_at_epoch": int(now)}
     created: dict[str, Value] = {"created_at_epoch": int(now)}
     removed = tuple(name for name in owned if name not in settings)
@@ -373,14 +384,14 @@ def _build_unchanged(before: Item | None) -> Condition:
     if before is None:
         return ItemMissing()
     version = before.get("version")
-    # One that was written by hand as a list or a mapping cannot be compared; the store says so.
+    # A value written by hand as a list or a mapping cannot be compared; the store refuses it.
     return AttributeMissing("version") if version is None else equals("version", version)  # type: ignore[arg-type]
 
 
 def _build_pending_change(
     before: Item | None, settings: Mapping[str, Value], defaults: DefaultsConfig, now: float
 ) -> dict[str, Value]:
-    """What holds until the next period begins, where that is not what is wanted."""
+    """The calendar that holds until the next period begins, if the new settings have another one."""
     if before is None:
         return {}
     current = resolve_settings(before, None, defaults, (), now)
@@ -402,7 +413,8 @@ def _build_pending_change(
 def _check_pending_change(
     before: Item, settings: Mapping[str, Value], settled: Mapping[str, Value], pending_at: float | None, now: float
 ) -> None:
-    """Some sidecars might read another change only after the turn, and for a whole period go by the one before it."""
+    """Refuse another change shortly before one takes effect: some sidecars might read it only after the period has
+    begun, and use the earlier one for the whole period."""
     if pending_at is None or now + CHANGE_LEAD_SECONDS <= pending_at:
         return
     changed = [name for name in settled if settings[name] != before.get(name, settled[name])]

@@ -1,7 +1,7 @@
 """Quota metrics for `/metrics`, limited to few scopes, as each scope is a series for every label with a quota.
 
-There may be thousands of orgs and apps. Reported are the scopes that are nearest to the end of a quota, and how
-many are not reported.
+There may be thousands of orgs and apps. The scopes nearest to the end of a quota are reported, and the number of the
+others.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from price_keeper.budgets.label_policy import Mode
 from price_keeper.telemetry import metrics
 from price_keeper.telemetry.metrics import MetricsRegistry, Samples
 
-MAX_REPORTED_SCOPES: Final = (
-    100  # scopes: with ten labels each they are two thousand lines, and Prometheus keeps them for weeks
-)
-MAX_REPORTED_LABELS: Final = 32  # of a scope: as many as its chain may have
-MAX_COMPARED_SCOPES: Final = 2000  # scopes: to compare more of them would hold up calls for longer than 5 ms
+MAX_REPORTED_SCOPES: Final = 100  # with ten labels each they are 2,000 series, and Prometheus keeps them for weeks
+MAX_REPORTED_LABELS: Final = 32  # of one scope: as many as its fallback chain may have
+MAX_COMPARED_SCOPES: Final = 2000  # comparing more of them would block the event loop for more than 5 ms
 
 _MODE_VALUES: Final = {Mode.NORMAL: 0, Mode.TIGHT: 1, Mode.EXCEEDED: 2}
 
 
 class QuotaMetrics:
+    """Samples the quotas of the scopes that are nearest to the end of one."""
+
     def __init__(self, iterate_budgets: Callable[[], Iterable[BudgetState]]) -> None:
-        """`standings` are those of this moment's period."""
+        """`iterate_budgets` returns the budgets of current periods."""
         self._iterate_budgets = iterate_budgets
         self._reported: list[BudgetState] = []
 
     def register_metrics(self, telemetry: MetricsRegistry) -> None:
-        """In this order: the first one says which are told by the others."""
+        """The order matters: the first metric selects the scopes that the others report."""
         telemetry.add(metrics.SCOPES_UNTOLD, self._select_reported)
-        telemetry.add(metrics.QUOTA_USED_RATIO, lambda: self._sample_each(lambda used: used.ratio))
-        telemetry.add(metrics.QUOTA_MODE, lambda: self._sample_each(lambda used: _MODE_VALUES[used.mode]))
+        telemetry.add(metrics.QUOTA_USED_RATIO, lambda: self._sample_each(lambda usage: usage.ratio))
+        telemetry.add(metrics.QUOTA_MODE, lambda: self._sample_each(lambda usage: _MODE_VALUES[usage.mode]))
         telemetry.add(metrics.ACTIVE_LABEL_INFO, self._sample_active_labels)
 
     def _select_reported(self) -> int:
@@ -46,20 +46,20 @@ class QuotaMetrics:
 
     def _sample_each(self, read: Callable[[QuotaUsage], float]) -> Samples:
         return [
-            ({**_build_scope_labels(each), "label": used.label}, read(used))
-            for each in self._reported
-            for used in islice(each.quota_usages, MAX_REPORTED_LABELS)
+            ({**_build_scope_labels(budget), "label": usage.label}, read(usage))
+            for budget in self._reported
+            for usage in islice(budget.quota_usages, MAX_REPORTED_LABELS)
         ]
 
     def _sample_active_labels(self) -> Samples:
-        chains = [(each, each.settings.ordering) for each in self._reported if each.settings.ordering]
-        return [({**_build_scope_labels(each), "label": chain[each.active_index]}, 1) for each, chain in chains]
+        chains = [(budget, budget.settings.ordering) for budget in self._reported if budget.settings.ordering]
+        return [({**_build_scope_labels(budget), "label": chain[budget.active_index]}, 1) for budget, chain in chains]
 
 
 def _find_highest_ratio(budget: BudgetState) -> float:
-    return max((used.ratio for used in budget.quota_usages), default=0.0)
+    return max((usage.ratio for usage in budget.quota_usages), default=0.0)
 
 
 def _build_scope_labels(budget: BudgetState) -> dict[str, str]:
-    """Of a whole org the app is empty, which Prometheus takes for a label that is not there."""
+    """The app of an org's budget is empty, which Prometheus treats like a missing label."""
     return {"org": budget.scope.org, "app": budget.scope.app or ""}

@@ -17,9 +17,9 @@ from price_keeper.telemetry import metrics
 from price_keeper.telemetry.metrics import MetricsRegistry
 
 RECHECK_SECONDS: Final = 3.0
-UNREGISTERED: Final = "unregistered"  # why an org was served without a budget
+UNREGISTERED: Final = "unregistered"  # why an org was served without a budget, a value of the metric's label `why`
 STORE_AWAY: Final = "store_away"
-MAX_ORGS: Final = 10_000  # remembered; the one found longest ago makes room
+MAX_ORGS: Final = 10_000  # remembered; the oldest entry makes room
 
 V = TypeVar("V")
 
@@ -27,12 +27,14 @@ _log = logging.getLogger("price_keeper.selection")
 
 
 class UnknownOrgs:
+    """Decides whether calls of unregistered orgs are served, logs each such org once, and counts them."""
+
     def __init__(self, policy: Literal["refuse", "meter"], clock: Clock, snapshot: BudgetSnapshot) -> None:
         self._refuses = policy == "refuse"
         self._clock = clock
         self._snapshot = snapshot
-        self._checked_at: dict[str, float] = {}  # by the monotonic clock; each was logged when it was put here
-        self._served_offline: dict[str, None] = {}  # those that were served as nothing was known of them
+        self._checked_at: dict[str, float] = {}  # on the monotonic clock; an org is logged when it is added
+        self._served_offline: dict[str, None] = {}  # orgs that were served although nothing was known of them
         self._served = {UNREGISTERED: 0, STORE_AWAY: 0}
 
     def register_metrics(self, telemetry: MetricsRegistry) -> None:
@@ -41,7 +43,7 @@ class UnknownOrgs:
         )
 
     def note_unregistered(self, org: str) -> bool:
-        """The store says that nobody has registered it. Whether its calls are served all the same."""
+        """The org is not in the store. Returns whether its calls are served all the same."""
         is_new = self._checked_at.pop(org, None) is None
         _remember(self._checked_at, org, self._clock.monotonic())
         self._served_offline.pop(org, None)
@@ -59,12 +61,13 @@ class UnknownOrgs:
         return not self._refuses
 
     def forget(self, org: str) -> None:
-        """Somebody has registered it, or may have: the next call asks the store."""
+        """The org has been registered, or may have been: the next call reads the store."""
         self._checked_at.pop(org, None)
         self._served_offline.pop(org, None)
 
     def note_served_offline(self, org: str) -> None:
-        """The store cannot be asked and nothing was noted of the org, and `on_store_down: serve` lets it through."""
+        """The store does not answer, the snapshot does not have the org, and `on_store_down: serve` lets its calls
+        through."""
         if org not in self._served_offline:
             _remember(self._served_offline, org, None)
             self._served[STORE_AWAY] += 1
@@ -75,18 +78,18 @@ class UnknownOrgs:
             )
 
     def is_refused(self, org: str) -> bool:
-        """By what the store said last, also where it cannot be asked now."""
+        """By the last answer of the store, also while it does not answer."""
         return self._refuses and self._snapshot.find_settings(Scope(org)) == {}
 
     def check(self, org: str) -> None:
-        """Raises UnknownOrg if the store said so a moment ago."""
+        """Raises UnknownOrg if the store reported the org as unregistered within RECHECK_SECONDS."""
         checked_at = self._checked_at.get(org)
         if self._refuses and checked_at is not None and self._clock.monotonic() < checked_at + RECHECK_SECONDS:
             raise self.build_refusal(org)
 
     def build_refusal(self, org: str) -> UnknownOrg:
         return UnknownOrg(
-            f"nobody has registered the org {org}, so it has no budget: register it with "
+            f"the org {org} is not registered, so it has no budget: register it with "
             f"`price-keeper org put {org} FILE`, or set unknown_org: meter to serve it without one"
         )
 

@@ -33,50 +33,58 @@ from price_keeper.ledger.lease_rows import BudgetLeaseRow, HardBudgetBucket, Har
 from price_keeper.stores.contract import Item, Store, Write, iterate_rows
 from price_keeper.tasks import Tasks
 
-TOP_UP_TIMEOUT_SECONDS = 2.0  # of a call, for a top-up
-HORIZON_SECONDS = 3  # for so long a chunk lasts, by the worst cases of late
-MAX_CHUNK_SHARE = 8  # of what is in the bucket, at most one part in so many is taken for later
-TOP_UP_ATTEMPTS = 6  # of one top-up, while others move the bucket
-BUCKET_STALE_SECONDS = 10.0  # what the bucket was known to hold is of no use any more
-CONTENTION_PAUSE_SECONDS = 0.25  # until a bucket that others keep moving is asked again
-MIN_PAUSE_SECONDS = 1.0  # one that is dry at first, and a store that is away
-MAX_PAUSE_SECONDS = 30.0  # at the most
-IDLE_SECONDS = 5.0
-BURN_SMOOTHING_SHARE = 4  # of what is known of the burn, each second replaces one part
+TOP_UP_TIMEOUT_SECONDS = 2.0  # for which a call waits for a top-up
+HORIZON_SECONDS = 3  # for so long a chunk should last, by the recent rate of reserved ceilings
+MAX_CHUNK_SHARE = 8  # at most one part in so many of the bucket is leased beyond what is needed now
+TOP_UP_ATTEMPTS = 6  # of one top-up, while other processes change the bucket
+BUCKET_STALE_SECONDS = 10.0  # after which the last known bucket is too old to use
+CONTENTION_PAUSE_SECONDS = 0.25  # before a bucket that others keep changing is tried again
+MIN_PAUSE_SECONDS = 1.0  # after the first refusal of an empty bucket, or while the store does not answer
+MAX_PAUSE_SECONDS = 30.0  # the pause doubles up to this
+IDLE_SECONDS = 5.0  # without a call, after which all free money is released
+BURN_SMOOTHING_SHARE = 4  # exponential smoothing: each second replaces one part in so many of the burn rate
+TICK_SECONDS = 1.0
+JITTER = 0.2
+RECONCILE_SECONDS = 60.0
+BUCKET_ATTEMPTS = 8  # each failed one means that another process changed the bucket
+MIN_RECONCILE_SECONDS = 45  # a reconciliation this recent is not repeated
+RECONCILE_READS = 3
 NEVER = float("inf")
 
 _log = logging.getLogger("price_keeper.hard")
 
 
 class RefusalReason(Enum):
-    """A call is refused."""
+    """Why a call is refused."""
 
-    INSUFFICIENT = "the bucket has not as much"
-    STORE_UNAVAILABLE = "the store cannot be asked"
-    DISK_FAILED = "the journal's disk takes no name"
+    INSUFFICIENT = "the bucket does not have enough"
+    STORE_UNAVAILABLE = "the store does not answer"
+    DISK_FAILED = "the lease file cannot be written to the journal's disk"
     LEASE_CLOSED = "the journal of this process was replayed elsewhere"
-    CONTENTION = "others keep moving the bucket"
+    CONTENTION = "other processes keep changing the bucket"
 
 
 class BucketStatus(NamedTuple):
-    """What is known of the bucket: when it was last heard of, by the wall clock. None: never."""
+    """What is known of the bucket, and why calls are refused. The first three fields are None before the bucket was
+    ever read."""
 
-    unleased: int | None  # that nobody holds
+    unleased: int | None  # leased by no process
     quota: int | None
-    read_at: float | None
-    reason: RefusalReason | None  # it refuses
+    read_at: float | None  # by the wall clock
+    reason: RefusalReason | None  # of the last refusal; None if there is none
     retry_after: float
 
 
 class ChargedReceipt(Protocol):
-    """A receipt."""
+    """The part of a receipt that settles a reservation."""
 
     @property
-    def counts(self) -> Sequence[int]: ...  # the last of them pico-dollars
+    def counts(self) -> Sequence[int]: ...  # the last of them is the cost in pico-dollars
 
 
 class CostReservation:
-    """One call's worst case, taken. To be settled once: by what its receipt says, or let go if it is never sent."""
+    """One call's reserved cost ceiling. It is settled once: by the receipt, or with zero if the call is never sent.
+    Later calls of either method do nothing."""
 
     __slots__ = ("_lease", "ceiling", "key")
 
@@ -95,7 +103,8 @@ class CostReservation:
 
 
 class BudgetLease:
-    """`quota` and `version` are those of the settings that this process knows."""
+    """Money of one hard budget that this process leased. `quota` and `version` are those of the settings that this
+    process knows."""
 
     def __init__(
         self,
@@ -109,8 +118,8 @@ class BudgetLease:
         version: int,
     ) -> None:
         self.key = key
-        self.free = 0  # below zero where a call cost more than its worst case
-        self.reserved = self.settled = 0  # worst cases, ever
+        self.free = 0  # below zero if a call cost more than its ceiling
+        self.reserved = self.settled = 0  # sums of cost ceilings since the start
         self.quota, self.version = quota, version
         self.top_ups = self.refusals = 0
         self._clock, self._tasks, self._lease_file = clock, tasks, lease_file
@@ -118,11 +127,11 @@ class BudgetLease:
         self._writer = BudgetLeaseWriter(store, key, lease_file.holder, self._on_gained)
         self._writing = asyncio.Lock()
         self._top_up_done: asyncio.Event | None = None
-        self._is_top_up_slow = False  # what is under way: somebody waited for it long enough
+        self._is_top_up_slow = False  # a call has waited for the top-up in progress until its timeout
         self._waiting_amounts: list[int] = []
-        self._low_mark = -NEVER  # a take that leaves less than this asks for more in the background
+        self._low_mark = -NEVER  # a reservation that leaves less than this starts a top-up in the background
         self._bucket: HardBudgetBucket | None = None
-        self._has_reconciled = False  # since this process knows it
+        self._has_reconciled = False  # since this process knows the bucket
         self._unleased = 0  # in the bucket, as far as is known
         self._bucket_read_at, self._bucket_read_epoch = -NEVER, 0.0
         self._last_chunk, self._last_chunk_at = 0, -NEVER
@@ -132,27 +141,30 @@ class BudgetLease:
         self._ticked_at = self._used_at = clock.monotonic()
         self._has_logged_excess = False
 
-    # For the calls.
+    # Calls.
 
     def try_reserve(self, ceiling: int) -> bool:
+        """Reserve the ceiling if the lease has enough. Never waits."""
         free = self.free - ceiling
-        if free < 0 or self._writer.is_closed:  # then what is free here is back in the bucket
+        if free < 0 or self._writer.is_closed:  # money of a closed lease is back in the bucket
             return False
         self.free = free
         self.reserved += ceiling
         if free < self._low_mark:
-            self._low_mark = -NEVER  # until that has come to something
+            self._low_mark = -NEVER  # until this top-up has ended
             self._start_top_up()
         return True
 
     def settle(self, ceiling: int, actual: int) -> None:
+        """Replace a reserved ceiling by the actual cost."""
         self.free += ceiling - actual
         self.settled += ceiling
         if actual > ceiling:
             self._log_excess(ceiling, actual)
 
     async def reserve(self, ceiling: int) -> CostReservation | None:
-        """None: it cannot be had, or not soon; `told` says why."""
+        """Reserve the ceiling, and wait for a top-up if necessary. None: not possible, or not soon; `status` has the
+        reason."""
         if not self.try_reserve(ceiling) and not await self._wait_to_reserve(ceiling):
             self.refusals += 1
             return None
@@ -175,7 +187,7 @@ class BudgetLease:
             self._waiting_amounts.remove(ceiling)
 
     def apply_quota(self, quota: int, version: int) -> None:
-        """The settings have changed. The bucket follows them whoever hears of it first."""
+        """Apply changed settings. The first process that knows them changes the bucket."""
         if version > self.version:
             self.quota, self.version = quota, version
             self._bucket_read_at, self._paused_until = -NEVER, -NEVER
@@ -183,17 +195,18 @@ class BudgetLease:
 
     @property
     def in_flight(self) -> int:
-        """Worst cases of calls under way."""
+        """Ceilings reserved for calls in flight."""
         return self.reserved - self.settled
 
     @property
     def status(self) -> BucketStatus:
+        """What is known of the bucket, and why the last call was refused."""
         wait = max(0.0, self._paused_until - self._clock.monotonic())
         if self._bucket is None:
             return BucketStatus(None, None, None, self._refusal_reason, wait)
         return BucketStatus(self._unleased, self._bucket.quota, self._bucket_read_epoch, self._refusal_reason, wait)
 
-    # Topping up.
+    # Top-ups.
 
     def _may_top_up(self, ceiling: int) -> bool:
         if self._writer.is_closed:
@@ -206,6 +219,7 @@ class BudgetLease:
         return self._may_cut_pause and ceiling - self.free <= self._unleased
 
     def _start_top_up(self) -> asyncio.Event:
+        """Start a top-up, or join the one in progress. The event is set when it ends."""
         if self._top_up_done is None:
             self._top_up_done = asyncio.Event()
             self._tasks.spawn(self._top_up(self._top_up_done))
@@ -222,9 +236,8 @@ class BudgetLease:
         except (StoreError, OSError) as failure:
             self._on_failure(failure)
         except Exception:
-            self._pause_top_ups(
-                RefusalReason.STORE_UNAVAILABLE, MIN_PAUSE_SECONDS
-            )  # or all who wait would try again at once
+            # Without a pause all waiting calls would try again at once.
+            self._pause_top_ups(RefusalReason.STORE_UNAVAILABLE, MIN_PAUSE_SECONDS)
             raise
         finally:
             self._top_up_done, self._is_top_up_slow = None, False
@@ -243,7 +256,7 @@ class BudgetLease:
                 return
             await self._lease_file.add(self.key)
             try:
-                # More than is needed is taken only from a bucket that still has plenty.
+                # More than needed is leased only from a bucket that still has plenty.
                 await self._writer.acquire(chunk, chunk * MAX_CHUNK_SHARE if chunk > need else chunk)
             except EarlierWriteApplied:
                 continue
@@ -258,7 +271,8 @@ class BudgetLease:
         self._pause_top_ups(RefusalReason.CONTENTION, CONTENTION_PAUSE_SECONDS)
 
     def _compute_wanted(self) -> int:
-        """Twice as much as the last time if that is no time ago: the burn is only known after a while."""
+        """How much to lease. Soon after a chunk, at least twice that chunk, as the burn rate is reliable only after a
+        while."""
         is_soon = self._clock.monotonic() - self._last_chunk_at < HORIZON_SECONDS
         wanted = max(
             sum(self._waiting_amounts), int(self._burn_rate * HORIZON_SECONDS), 2 * self._last_chunk if is_soon else 0
@@ -273,8 +287,9 @@ class BudgetLease:
         self._refusal_reason, self._pause, self._paused_until = None, MIN_PAUSE_SECONDS, -NEVER
 
     async def _on_insufficient(self) -> None:
-        """There is a pause, cut short at most once for what comes back to us. While more of that is under way what we
-        have is kept; else it is too little here, and goes to where others may find it enough."""
+        """Pause top-ups; calls that end may cut the pause short once. The lease keeps its money while calls are in
+        flight, since they may release enough. Otherwise it releases the rest, which may be enough for another
+        process."""
         is_in_pause = self._clock.monotonic() < self._paused_until
         if not is_in_pause:
             self._pause_top_ups(RefusalReason.INSUFFICIENT, self._pause)
@@ -289,7 +304,11 @@ class BudgetLease:
 
     def _on_failure(self, failure: StoreError | OSError) -> None:
         if self._refusal_reason not in (RefusalReason.STORE_UNAVAILABLE, RefusalReason.DISK_FAILED):
-            _log.error("nothing can be taken of the hard budget %s: %s", " ".join(self.key), failure)
+            _log.error(
+                "no money can be leased from hard budget %s; calls that the lease cannot pay are refused: %s",
+                " ".join(self.key),
+                failure,
+            )
         self._pause_top_ups(
             RefusalReason.DISK_FAILED if isinstance(failure, OSError) else RefusalReason.STORE_UNAVAILABLE,
             MIN_PAUSE_SECONDS,
@@ -298,11 +317,11 @@ class BudgetLease:
     def _on_gained(self, pico: int) -> None:
         self.free += pico
 
-    # What is known of the bucket.
+    # The last known bucket.
 
     async def _read_bucket(self) -> None:
         self._apply_bucket(await self._shared_bucket.read_or_create(self.quota, self.version))
-        if not self._has_reconciled:  # perhaps nobody has called under a hard budget for long
+        if not self._has_reconciled:  # no process may have used this hard budget for a long time
             await self.reconcile()
 
     async def _apply_bucket_item(self, item: Item | None) -> None:
@@ -316,16 +335,17 @@ class BudgetLease:
         self._bucket_read_at, self._bucket_read_epoch = self._clock.monotonic(), self._clock.now()
 
     async def reconcile(self, *, ignores_interval: bool = False) -> None:
-        """Takes out what was spent without a hold. `is_forced`: though somebody did so of late. Raises StoreError."""
+        """Take spend that no lease pays for out of the bucket. `ignores_interval` does so even if it was done recently.
+        Raises StoreError."""
         bucket = await self._shared_bucket.reconcile(ignores_interval=ignores_interval)
         if bucket is not None:
             self._apply_bucket(bucket)
             self._has_reconciled = True
 
-    # Giving back.
+    # Releasing.
 
     async def tick(self) -> None:
-        """Every second or so: what this process has no use for goes back. Raises StoreError."""
+        """Call it about once a second: releases money that this process does not need. Raises StoreError."""
         now = self._clock.monotonic()
         seconds, self._ticked_at = now - self._ticked_at, now
         newly_reserved, self._last_reserved = self.reserved - self._last_reserved, self.reserved
@@ -338,12 +358,14 @@ class BudgetLease:
         if spare > 0:
             async with self._writing:
                 await self._release(min(spare, self.free))
-        elif self._writer.has_unconfirmed_write:  # perhaps nobody calls here any more, and others lack what it took
+        # there may be no further call here, and others lack the money of that write
+        elif self._writer.has_unconfirmed_write:
             async with self._writing:
                 await self._writer.confirm()
 
     def _compute_spare(self, now: float) -> int:
-        """All, where the quota turns out to be spent or nobody calls; else what would last for long and is much."""
+        """What to release: all of it if the quota is spent or no call has come for IDLE_SECONDS; else what exceeds the
+        need by far."""
         if self._unleased < 0 or now - self._used_at >= IDLE_SECONDS:
             return self.free
         needed = int(2 * HORIZON_SECONDS * self._burn_rate)
@@ -354,7 +376,7 @@ class BudgetLease:
             await self._release(self.free)
 
     async def _release(self, pico: int) -> None:
-        """Before it is sent it is ours no more, whatever becomes of the answer."""
+        """Release money. It is not spent here from the moment it is sent, whatever the outcome."""
         if pico <= 0:
             return
         self.free -= pico
@@ -362,23 +384,22 @@ class BudgetLease:
         try:
             await self._writer.release(pico)
         except (EarlierWriteApplied, InsufficientBudget):
-            return  # it is ours again, until the next time
+            return  # the writer has added it to the lease again, until the next release
         self._unleased += pico
 
     def _log_excess(self, ceiling: int, actual: int) -> None:
         if not self._has_logged_excess:
             self._has_logged_excess = True
-            message = "a call of %s cost %d pico-dollars, and was taken to cost %d at most; the next are not told of"
+            message = (
+                "a call of hard budget %s cost %d pico-dollars, more than its ceiling of %d; "
+                "the excess is charged to the budget, and further cases of it are not logged"
+            )
             _log.error(message, " ".join(self.key), actual, ceiling)
 
 
-TICK_SECONDS = 1.0
-JITTER = 0.2
-RECONCILE_SECONDS = 60.0
-
-
 class BudgetLeases:
-    """`holds` are those of this run; `spent` reads what a budget's shards say."""
+    """The leases of all hard budgets that this process uses, and their background work. `lease_file` lists those of
+    this run; `read_spent` sums a budget's shards."""
 
     def __init__(
         self, store: Store, clock: Clock, tasks: Tasks, lease_file: BudgetLeaseFile, read_spent: ReadSpent
@@ -389,18 +410,17 @@ class BudgetLeases:
         self._lease_file = lease_file
         self._read_spent = read_spent
         self._leases: dict[HardBudgetKey, BudgetLease] = {}
-        self._reconcile_due_at: dict[HardBudgetKey, float] = {}  # to be reconciled, by the monotonic clock
-        self._changed_keys: set[HardBudgetKey] = (
-            set()
-        )  # of other settings than before: there may have been no quota for a while
+        self._reconcile_due_at: dict[HardBudgetKey, float] = {}  # on the monotonic clock
+        # Budgets whose settings changed: they may have had no quota for a while, and spend without a lease.
+        self._changed_keys: set[HardBudgetKey] = set()
 
     @property
     def holder(self) -> str:
-        """The name that accounts of calls give to what is spent here."""
+        """The name of this run in the counters of what is spent from its leases."""
         return self._lease_file.holder
 
     def get(self, key: HardBudgetKey, quota: int, version: int) -> BudgetLease:
-        """By the newest settings that anybody named."""
+        """The lease of a budget, with the newest settings that a caller has named."""
         lease = self._leases.get(key)
         if lease is None:
             lease = self._leases[key] = BudgetLease(
@@ -415,7 +435,7 @@ class BudgetLeases:
 
     @property
     def leased_pico(self) -> int:
-        """Taken from buckets, and not spent as far as is known here."""
+        """Leased from buckets, and not spent as far as is known here."""
         return sum(lease.free + lease.in_flight for lease in self._leases.values())
 
     @property
@@ -430,13 +450,13 @@ class BudgetLeases:
         self._tasks.run_every("hard budgets", TICK_SECONDS, self.tick, jitter=JITTER)
 
     async def tick(self) -> None:
-        """What nobody needs goes back, what was spent without a hold is looked for, and what is over is forgotten."""
+        """Release money that is not needed, reconcile budgets that are due, and remove budgets of past periods."""
         for key, lease in tuple(self._leases.items()):
             if key.is_long_past(self._clock.now()) and not lease.in_flight:
                 del self._leases[key], self._reconcile_due_at[key]
                 self._changed_keys.discard(key)
                 continue
-            with suppress(StoreError, LeaseClosed):  # whoever needs money is told
+            with suppress(StoreError, LeaseClosed):  # calls that need money report the failure
                 await lease.tick()
             await self._reconcile_if_due(key, lease)
 
@@ -448,24 +468,28 @@ class BudgetLeases:
             await lease.reconcile(ignores_interval=key in self._changed_keys)
             self._changed_keys.discard(key)
         except StoreError as failure:
-            _log.warning("what is spent of the hard budget %s is not known: %s", " ".join(key), failure)
+            _log.warning(
+                "hard budget %s cannot be reconciled with its spend; the next attempt is in about a minute: %s",
+                " ".join(key),
+                failure,
+            )
 
     def _schedule_reconcile(self, key: HardBudgetKey, seconds: float) -> None:
         self._reconcile_due_at[key] = self._clock.monotonic() + seconds
 
     def note_spend_elsewhere(self, key: HardBudgetKey) -> None:
-        """Something was counted that nobody held: the next tick looks for it."""
+        """Spend was counted that no lease paid for; the next tick reconciles it."""
         if key in self._reconcile_due_at:
             self._reconcile_due_at[key] = self._clock.monotonic()
 
 
 class EarlierWriteApplied(Exception):
-    """An earlier write had arrived after all, and counts now; this one did not happen."""
+    """An earlier write of unknown outcome was applied, and counts from now on; this write did not happen."""
 
 
 class InsufficientBudget(Exception):
-    """The bucket has not as much, or is not there; carries its item. `maybe_applied`: it was sent before, and that may
-    still arrive and find enough."""
+    """The bucket does not have enough money, or does not exist; carries its item. `maybe_applied`: the write was sent
+    before, and that attempt may still arrive and find enough."""
 
     def __init__(self, bucket_item: Item | None, *, maybe_applied: bool) -> None:
         self.bucket_item = bucket_item
@@ -473,11 +497,13 @@ class InsufficientBudget(Exception):
 
 
 class LeaseClosed(Exception):
-    """Somebody brought this journal to the store as that of a process that is no more: nothing may be spent of it."""
+    """Another process replayed this journal as that of a dead process, and closed the lease: nothing may be spent from
+    it."""
 
 
 class BudgetLeaseWriter:
-    """One write at a time. `gained` hears of what may be spent from now on."""
+    """Moves money between the bucket and this process's row, one write at a time. `on_gained` is called with money that
+    may be spent from now on."""
 
     def __init__(self, store: Store, key: HardBudgetKey, holder: str, on_gained: Callable[[int], None]) -> None:
         self._store = store
@@ -485,19 +511,18 @@ class BudgetLeaseWriter:
         self._holder = holder
         self._on_gained = on_gained
         self._sequence = 0  # of the last write that is known to be in the store
-        self._leased = 0  # as of that
-        self._claimed = 0  # of it: what was handed to `gained`, less what is being given back
-        self.has_unconfirmed_write = (
-            False  # something was sent with the next number, and what becomes of it is not known
-        )
+        self._leased = 0  # as of that write
+        self._claimed = 0  # the part of it that was passed to `on_gained`, less what is being released
+        self.has_unconfirmed_write = False  # a write with the next number was sent, and its outcome is unknown
         self.is_closed = False
 
     async def acquire(self, pico: int, minimum: int) -> None:
-        """Raises Moved, Lacking, Closed and StoreError."""
+        """Lease money. Raises EarlierWriteApplied, InsufficientBudget, LeaseClosed and StoreError."""
         await self._write(lease_rows.build_take(self._key, self._holder, self._sequence, pico, minimum), pico)
 
     async def release(self, pico: int) -> None:
-        """To be asked for by who has already let go of it. Raises as `take`; what certainly is not given is gained."""
+        """Release money that the caller does not use any more. Raises as `acquire`; what was certainly not released is
+        passed to `on_gained` again."""
         self._claimed -= pico
         try:
             await self._write(lease_rows.build_release(self._key, self._holder, self._sequence, pico), -pico)
@@ -508,17 +533,15 @@ class BudgetLeaseWriter:
             raise
 
     async def confirm(self) -> None:
-        """Of what was sent and not answered. Raises Closed and StoreError."""
+        """Settle the outcome of a write whose answer was lost. Raises LeaseClosed and StoreError."""
         with suppress(EarlierWriteApplied):
             await self._write(lease_rows.build_sequence_advance(self._key, self._holder, self._sequence), 0)
 
     async def _write(self, writes: Sequence[Write], change: int) -> None:
         if self.is_closed:
             raise LeaseClosed
-        had_unconfirmed_write, self.has_unconfirmed_write = (
-            self.has_unconfirmed_write,
-            True,
-        )  # also when this is cancelled half way
+        # Set before the write, so that it also holds if this coroutine is cancelled half way.
+        had_unconfirmed_write, self.has_unconfirmed_write = self.has_unconfirmed_write, True
         try:
             await self._store.transact(writes)
         except StoreError as failure:
@@ -529,7 +552,7 @@ class BudgetLeaseWriter:
         self._confirm_sequence(self._leased + change)
 
     def _raise_conflict(self, failure: TransactionFailed) -> None:
-        """Raises Moved, Lacking and Closed."""
+        """Raises EarlierWriteApplied, InsufficientBudget and LeaseClosed."""
         lease_reason, *bucket_reasons = failure.reasons
         if lease_reason.code is ReasonCode.CONDITION_FAILED:
             self._adopt_row(lease_reason.item)
@@ -538,7 +561,7 @@ class BudgetLeaseWriter:
             raise InsufficientBudget(bucket_reasons[0].item, maybe_applied=failure.maybe_applied) from None
 
     def _confirm_sequence(self, leased: int) -> None:
-        """All that was sent with this number has arrived now or never will."""
+        """Every write with this sequence number has been applied by now, or never will be."""
         gained = leased - self._claimed
         self._sequence += 1
         self.has_unconfirmed_write = False
@@ -547,26 +570,28 @@ class BudgetLeaseWriter:
             self._on_gained(gained)
 
     def _adopt_row(self, item: Item | None) -> None:
-        """Raises Closed."""
+        """Adopt the row that an earlier write has left. Raises LeaseClosed."""
         row = lease_rows.BudgetLeaseRow.from_item(item)
         if row.sequence != self._sequence + 1:
             self.is_closed = True
-            _log.error("the hold of %s on %s %s is closed", self._holder, self._key.label, self._key.period)
+            _log.error(
+                "budget lease of holder %s on label %s, period %s, was closed by another process that replayed this "
+                "journal; calls under this hard budget are refused until this process is restarted",
+                self._holder,
+                self._key.label,
+                self._key.period,
+            )
             raise LeaseClosed from None
         self._confirm_sequence(row.leased)
 
 
-BUCKET_ATTEMPTS = 8  # each lost one means that another process had its way
-MIN_RECONCILE_SECONDS = 45  # a look so young is not repeated
-RECONCILE_READS = 3
-
-# Pico-dollars by all shards of the scope, label and period, however many there ever were; read consistently.
+# Sums all shards of the scope, label and period, however many there ever were, in pico-dollars; reads consistently.
 ReadSpent: TypeAlias = Callable[[HardBudgetKey], Awaitable[int]]
 
 
 @dataclass(frozen=True, slots=True)
 class SharedBudgetBucket:
-    """Each raises StoreError."""
+    """The bucket of one hard budget, shared by all processes. Each method raises StoreError."""
 
     store: Store
     clock: Clock
@@ -574,7 +599,7 @@ class SharedBudgetBucket:
     read_spent: ReadSpent
 
     async def read_or_create(self, quota: int, version: int) -> HardBudgetBucket:
-        """As it stands, made if it is not there, by these settings or newer ones."""
+        """The bucket, created if it does not exist, with this quota or that of newer settings."""
         item = await self.store.get(self.key.bucket_key, consistent=True)
         for _ in range(BUCKET_ATTEMPTS):
             if item is None:
@@ -603,14 +628,14 @@ class SharedBudgetBucket:
             return failure.item
 
     async def reconcile(self, *, ignores_interval: bool = False) -> HardBudgetBucket | None:
-        """What was spent without a hold is taken out; by one process for all, and not often. None: no bucket."""
+        """Take spend that no lease pays for out of the bucket: one process does it for all, and not often. None: there
+        is no bucket."""
         item = await self.store.get(self.key.bucket_key, consistent=True)
         if item is None:
             return None
         bucket = HardBudgetBucket.from_item(item)
-        if (
-            not ignores_interval and 0 <= self.clock.now() - bucket.reconciled_at < MIN_RECONCILE_SECONDS
-        ):  # one in the future is somebody's wrong clock
+        # A time in the future comes from a wrong clock.
+        if not ignores_interval and 0 <= self.clock.now() - bucket.reconciled_at < MIN_RECONCILE_SECONDS:
             return bucket
         spent_without_lease = await self._measure_spent_without_lease(bucket.spent_without_lease)
         try:
@@ -623,13 +648,14 @@ class SharedBudgetBucket:
             return None if failure.item is None else HardBudgetBucket.from_item(failure.item)
 
     async def _measure_spent_without_lease(self, known: int) -> int:
-        """What is flushed between the two readings is in the second only, and taken for too much: so what comes to more
-        than was known is read again, and the least holds. Each was enough when it began, and it only grows."""
+        """A flush between the two reads is in the second only, and makes the result too high. So a result above the
+        known value is measured again, and the lowest one holds. Each result was at least the true value when its
+        measurement began, and that only grows."""
         least = None
         for _ in range(RECONCILE_READS):
             leases = await self._read_leases()
-            found = lease_rows.compute_spent_without_lease(leases, await self.read_spent(self.key))
-            least = found if least is None else min(least, found)
+            excess = lease_rows.compute_spent_without_lease(leases, await self.read_spent(self.key))
+            least = excess if least is None else min(least, excess)
             if least <= known:
                 break
         return least or 0

@@ -1,4 +1,7 @@
-"""Readers of the members of chat completions, and of the families that adopted their messages. Pure."""
+"""Readers of the members of chat completions, and of the model families that adopted their messages. Pure.
+
+`MEMBERS` maps each accepted member to its reader; `ADDITIONAL_NAMES` may also be in Converse's additional fields.
+"""
 
 from __future__ import annotations
 
@@ -89,7 +92,7 @@ def read_tools(bound: TokenBound, value: Any) -> None:
 
 
 def read_documents(bound: TokenBound, value: Any) -> None:
-    """Documents, functions, results: whatever their form, a template writes them out in its own."""
+    """Documents, functions or results: a template writes them in its own form, whatever theirs."""
     documents = require_list(value, "documents")
     bound.tokens += TOOLS_TOKENS if documents else 0
     bound.tokens += TOOL_BLOCK_TOKENS * len(documents)

@@ -1,4 +1,7 @@
-"""Readers of the members of Claude's messages. Pure."""
+"""Readers of the members of Claude's messages. Pure.
+
+`MEMBERS` maps each accepted member to its reader; `ADDITIONAL_NAMES` may also be in Converse's additional fields.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ from price_keeper.budgets.hard.token_bound import (
     require_object,
 )
 
-# Tools whose use is the caller's own business, though what they are is written on Anthropic's side.
+# Tools that the caller runs, although Anthropic defines them. Their definition is added on Anthropic's side.
 _ANTHROPIC_TOOL_TYPE = re.compile(r"(?:bash|text_editor|computer|memory)_[0-9]{8}")
 _CUSTOM_TOOL_TYPES = (None, "custom")
 _SERVER_TOOL_REASON = "the server runs it, and the model again after it"
@@ -71,12 +74,12 @@ def _read_tool_input(bound: TokenBound, value: Any) -> None:
 _COMMON_MEMBERS: dict[str, MemberReader] = {"type": ignore, "cache_control": ignore}
 _BLOCK_MEMBERS: dict[str, dict[str, MemberReader]] = {
     "text": {**_COMMON_MEMBERS, "text": read_text, "citations": _read_citations},
-    # Who calls is told where code of the server's did, which takes a tool that is refused.
+    # `caller` is present where code on the server called the tool, which requires a tool that is refused.
     "tool_use": {**_COMMON_MEMBERS, "id": ignore, "name": ignore, "input": _read_tool_input, "caller": ignore},
     "tool_result": {**_COMMON_MEMBERS, "tool_use_id": ignore, "is_error": ignore, "content": _read_tool_result},
-    # The signature holds the thinking that the text only sums up, encrypted, so it is longer than that.
+    # The signature is the encrypted thinking that the text only summarises, so it is longer than the thinking itself.
     "thinking": {"type": ignore, "thinking": read_text, "signature": ignore},
-    "redacted_thinking": {"type": ignore, "data": lambda tally, _: tally.leave_uncounted("redacted thinking")},
+    "redacted_thinking": {"type": ignore, "data": lambda bound, _: bound.leave_uncounted("redacted thinking")},
     "image": {**_COMMON_MEMBERS, "source": _make_source_reader("an image")},
     "document": {
         **_COMMON_MEMBERS,
@@ -129,7 +132,7 @@ def read_tools(bound: TokenBound, value: Any) -> None:
 
 
 def read_context_management(_: TokenBound, value: Any) -> None:
-    """What is cleared makes the input shorter. To compact it is another run of the model, which is charged."""
+    """Clearing shortens the input. Compacting is another run of the model, which is charged."""
     if value is None:
         return
     for edit in require_list(require_object(value, "context_management").get("edits"), "edits"):
@@ -150,6 +153,19 @@ MEMBERS: dict[str, MemberReader] = {
     "output_format": read_json,
     "context_management": read_context_management,
 }
-ADDITIONAL_NAMES = ("anthropic_version", "anthropic_beta", "max_tokens", "max_tokens_to_sample", "metadata", "temperature",
-         "top_p", "top_k", "stop_sequences", "thinking", "reasoning_config", "output_config", "output_format",
-         "context_management")  # fmt: skip
+ADDITIONAL_NAMES = (
+    "anthropic_version",
+    "anthropic_beta",
+    "max_tokens",
+    "max_tokens_to_sample",
+    "metadata",
+    "temperature",
+    "top_p",
+    "top_k",
+    "stop_sequences",
+    "thinking",
+    "reasoning_config",
+    "output_config",
+    "output_format",
+    "context_management",
+)

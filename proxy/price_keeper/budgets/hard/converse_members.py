@@ -1,4 +1,7 @@
-"""Readers of the members of Converse, which Nova's own body shares. Pure."""
+"""Readers of the members of Converse, which Nova's own body shares. Pure.
+
+`request_forms` assigns these readers to the members of a body.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ from price_keeper.budgets.hard.token_bound import (
 )
 from price_keeper.errors import InvalidRequest
 
-_INLINE_SOURCES = frozenset(("bytes", "text", "content"))  # where media may stand
+_INLINE_SOURCES = frozenset(("bytes", "text", "content"))  # forms of media that are in the request itself
 
 
 def _make_media_reader(what: str) -> MemberReader:
@@ -51,7 +54,7 @@ _GUARD_MEMBERS: dict[str, MemberReader] = {"guardContent": make_counted_reader("
 _RESULT_MEMBERS: dict[str, MemberReader] = {"text": read_text, "json": read_json, **_MEDIA_MEMBERS}
 _REASONING_MEMBERS: dict[str, MemberReader] = {
     "reasoningText": make_members_reader("reasoningText", {"text": read_text, "signature": ignore}),
-    "redactedContent": lambda tally, _: tally.leave_uncounted("redacted reasoning"),
+    "redactedContent": lambda bound, _: bound.leave_uncounted("redacted reasoning"),
 }
 _TOOL_USE_MEMBERS: dict[str, MemberReader] = {"toolUseId": ignore, "name": ignore, "input": read_json}
 
@@ -62,8 +65,8 @@ def _read_tool_use(bound: TokenBound, value: Any) -> None:
 
 
 def _read_results(bound: TokenBound, value: Any) -> None:
-    for each in require_list(value, "results of tools"):
-        read_members(bound, each, _RESULT_MEMBERS, "a result of a tool")
+    for content in require_list(value, "results of tools"):
+        read_members(bound, content, _RESULT_MEMBERS, "a result of a tool")
 
 
 _TOOL_RESULT_MEMBERS: dict[str, MemberReader] = {"toolUseId": ignore, "status": ignore, "content": _read_results}
@@ -135,7 +138,7 @@ read_tool_config = make_members_reader("toolConfig", {"tools": _read_tools, "too
 
 
 def reject_reasoning(_: TokenBound, value: Any) -> None:
-    """Nova's, which has an effort and no limit: its highest takes no maximum of tokens at all."""
+    """Nova's reasoning has an effort and no limit; with the highest effort Nova accepts no maximum of tokens at all."""
     if value is not None and require_object(value, "reasoningConfig").get("type") != "disabled":
         raise build_unbounded_error(
             "'reasoningConfig'", "its reasoning is charged, and no maximum is known to hold for it"

@@ -32,13 +32,17 @@ from price_keeper.usage.guardrail_usage import CHARACTERS_PER_UNIT, estimate_req
 from price_keeper.usage.model_families import MAX_TOKENS
 from price_keeper.usage.price_table import PriceTable
 
-# In the place of a count that is still to be asked for: no budget has as much, should anybody forget to ask.
+# Stands for a count that CountTokens has yet to return. No budget is that large, so a call whose count was never
+# requested is refused.
 UNCOUNTED_TOKENS = 10**15
-# Bedrock counts what the same input would be charged, Anthropic calls its own count an estimate that differs a little.
+# Bedrock counts what the same input would be charged; Anthropic calls its own count an estimate that differs slightly.
 COUNT_MARGIN_SHARE = 50  # one part in so many
-# Policies of automated reasoning that a guardrail may have, each charged for every unit; AWS allows two.
+# Automated reasoning policies that a guardrail may have, each charged for every unit. AWS allows two.
 MAX_REASONING_POLICIES = 4
 _REASONING_POLICY = "automatedReasoningPolicyUnits"
+LABEL_LIMIT_SETTING = "max_output_tokens"
+_THINKING = ("thinking", "reasoning_config")  # the members that limit Claude's thinking within an answer
+_THINKING_BUDGET = "budget_tokens"
 
 _FREE_OPERATIONS = frozenset({Operation.COUNT_TOKENS, Operation.ASYNC_INVOKE})
 _CONVERSE_OPERATIONS = frozenset({Operation.CONVERSE, Operation.CONVERSE_STREAM})
@@ -47,7 +51,8 @@ _TOKEN_OPERATIONS = _COUNTABLE_OPERATIONS | {Operation.CHAT_COMPLETIONS}
 
 
 class CallPrices(NamedTuple):
-    """What a call of a label may be charged by: the tariffs of all its places, guardrails' units, a job."""
+    """The prices that a call of a label may be charged at: the price tables of all its targets, the units of
+    guardrails, an asynchronous job."""
 
     price_tables: Sequence[PriceTable]
     unit_prices: Mapping[str, int] | None = None
@@ -63,7 +68,7 @@ def compute_ceiling(
     label_max_output: int | None,
     model: str = "",
 ) -> CostCeiling:
-    """`model` is the id that is called. Raises InvalidRequest."""
+    """The cost ceiling of a request. `model` is the id that is called. Raises InvalidRequest."""
     if operation in _TOKEN_OPERATIONS:
         return _bound_tokens(operation, format, body, headers, prices, label_max_output, model)
     if operation in _FREE_OPERATIONS:
@@ -80,7 +85,8 @@ def compute_ceiling(
 
 
 def apply_count(ceiling: CostCeiling, prices: CallPrices, tokens: int) -> CostCeiling:
-    """With what CountTokens says of the input. Of one that is known without, this may be the lower bound."""
+    """The ceiling with the input tokens that CountTokens returned, which may be lower than a bound computed without
+    them."""
     if type(tokens) is not int or tokens < 0:
         raise build_unbounded_error("the input", "Bedrock's count of it is no number")
     input_tokens = tokens + tokens // COUNT_MARGIN_SHARE + REQUEST_TOKENS
@@ -89,10 +95,10 @@ def apply_count(ceiling: CostCeiling, prices: CallPrices, tokens: int) -> CostCe
 
 
 def compute_max_cost(price_tables: Sequence[PriceTable], input_tokens: int, output_tokens: int) -> int:
-    """A token of input is charged once: as new, or as read from a cache or written to one."""
+    """A token of input is charged once: as new, as read from a cache, or as written to one."""
     if not price_tables:
-        raise ValueError("a label is served somewhere")
-    return max(_compute_cost(tariff.highest_prices, input_tokens, output_tokens) for tariff in price_tables)
+        raise ValueError("no price tables: a label has at least one target")
+    return max(_compute_cost(table.highest_prices, input_tokens, output_tokens) for table in price_tables)
 
 
 def _compute_cost(prices: tuple[int, ...], input_tokens: int, output_tokens: int) -> int:
@@ -127,11 +133,11 @@ def _bound_tokens(
     return CostCeiling(pico, input_tokens, output_tokens, body, needs_count)
 
 
-# ---------------------------------------------------------------- units of guardrails
+# Units of guardrails.
 
 
 def _bound_units(body: bytes, count_blocks: Any, prices: CallPrices) -> CostCeiling:
-    """Each block may begin a unit of its own, and each policy may be charged for all of them."""
+    """Each block may begin a unit, and each policy may be charged for all units."""
     if not prices.unit_prices:
         raise InvalidRequest("guardrails have no prices here: guardrails.prices_usd_per_1000_units in config.yaml")
     parsed = parse_strict(body)
@@ -149,30 +155,30 @@ def _count_applied_blocks(parsed: StrictBody) -> int:
 
 def _count_checked_blocks(parsed: StrictBody) -> int:
     messages = require_list(parsed.document.get("messages"), "messages")
-    return sum(len(require_list(require_object(each, "a message").get("content"), "blocks")) for each in messages)
+    contents = (require_object(message, "a message").get("content") for message in messages)
+    return sum(len(require_list(content, "blocks")) for content in contents)
 
 
 def measure_input(form: RequestForm, parsed: StrictBody) -> TokenBound:
-    """Raises InvalidRequest for what is not known to be bounded."""
+    """The bound of the input's tokens. Raises InvalidRequest for content that is not known to be bounded."""
     bound = TokenBound(parsed.canonical)
     read_members(bound, parsed.document, form.members, "the body")
     return bound
 
 
-LABEL_LIMIT_SETTING = "max_output_tokens"
-_THINKING = ("thinking", "reasoning_config")  # where Claude is told how much of its answer it may think
-_THINKING_BUDGET = "budget_tokens"
-
 Json = Mapping[str, Any]
 
 
 class CappedBody(NamedTuple):
+    """The most output tokens of all answers, and the body that limits them."""
+
     tokens: int
     body: bytes
 
 
 def cap_output(form: RequestForm, document: Json, body: bytes, label_max: int | None) -> CappedBody:
-    """The document is what the body says, and `weighed` has found it in order. Raises InvalidRequest."""
+    """Limit the output: by the request's own limit, or by the label's, written into the body. `document` is the parsed
+    body, and has passed `measure_input`. Raises InvalidRequest."""
     if not form.caps:
         return CappedBody(0, body)
     limits, null_paths = _read_limits(form.caps, document)
@@ -194,7 +200,8 @@ def cap_output(form: RequestForm, document: Json, body: bytes, label_max: int | 
 
 
 def _read_limits(caps: tuple[MemberPath, ...], document: Json) -> tuple[list[int], list[MemberPath]]:
-    """What is stated, and where null stands in its place, which a model may take for no limit."""
+    """The limits in the document, and the paths with null in the place of a limit, which a model may take for no
+    limit."""
     limits, null_paths = [], []
     for path in caps:
         place: Any = document
@@ -210,7 +217,8 @@ def _read_limits(caps: tuple[MemberPath, ...], document: Json) -> tuple[list[int
 
 
 def _read_additional_limit(form: RequestForm, additional: Json) -> int:
-    """Which of two limits a model goes by is not known, so it is the larger one."""
+    """The limit of the additional fields. Which of two limits a model applies is unknown, so the caller takes the
+    larger one."""
     limits, null_paths = _read_limits(form.caps, additional)
     if null_paths:
         raise InvalidRequest(f"{'.'.join(null_paths[0])} is a whole number of at least 1, or left out; found null")
@@ -218,6 +226,7 @@ def _read_additional_limit(form: RequestForm, additional: Json) -> int:
 
 
 def _count_answers(form: RequestForm, document: Json) -> int:
+    """How many answers the request asks for."""
     count = 1
     for name in form.answer_counts:
         if document.get(name) is not None:
@@ -226,7 +235,7 @@ def _count_answers(form: RequestForm, document: Json) -> int:
 
 
 def _check_thinking(document: Json, limit: int) -> None:
-    """Thinking is a part of the answer. With a budget beyond it the limit might be no limit."""
+    """Thinking is part of the answer. With a thinking budget above the limit, the limit might not hold."""
     for name in _THINKING:
         thinking = document.get(name)
         if thinking is None:
@@ -237,8 +246,8 @@ def _check_thinking(document: Json, limit: int) -> None:
             budget = _require_whole(thinking[_THINKING_BUDGET], f"{name}.{_THINKING_BUDGET}")
             if budget >= limit:
                 raise InvalidRequest(
-                    f"this budget is hard: {name}.{_THINKING_BUDGET} has to be less than the most tokens of the answer, "
-                    f"which are {limit} here; found {budget}"
+                    f"this budget is hard: {name}.{_THINKING_BUDGET} has to be less than the most tokens of the "
+                    f"answer, which are {limit} here; found {budget}"
                 )
 
 

@@ -1,8 +1,7 @@
-"""Request forms by operation and model family: which members a body may have, and which of them limit its output.
-Pure.
+"""Request forms by operation and model family: which members a body may have, and which of them limit its output. Pure.
 
-A member that a form does not list is refused. A new parameter stays refused until somebody has checked what it
-costs.
+A member that a form does not list is refused. A new parameter of a model stays refused until its cost has been checked
+and a reader of it is added here. Start with `find_form`.
 """
 
 from __future__ import annotations
@@ -28,15 +27,15 @@ Json = Mapping[str, Any]
 
 
 class RequestForm(NamedTuple):
-    """`caps` are the members that limit an answer's tokens, the first is put in where there is none; without any there
-    is no output to pay for. `times` are those that ask for several answers. `extra` may stand in `additional` fields
-    of Converse as well."""
+    """`caps` are the members that limit the tokens of an answer; the first is written into a body that has none, and a
+    form without any has no output to pay for. `answer_counts` are members that ask for several answers.
+    `additional_names` are members that Converse's additional fields may have too."""
 
     caps: tuple[MemberPath, ...]
     members: Mapping[str, MemberReader]
     answer_counts: tuple[str, ...] = ()
     additional_names: tuple[str, ...] = ()
-    additional_member: str = ""  # the member that holds another form's `extra`
+    additional_member: str = ""  # the member that holds `additional_names` of the inner form
     inner_form: RequestForm | None = None
 
 
@@ -155,12 +154,12 @@ _COHERE_EMBED_FORM = RequestForm(
     },
 )
 
-# By Bedrock's own ids alone: behind an ARN of the account's there may be any model.
+# Matches Bedrock's own ids only: an ARN of the account may stand for any model.
 _TITAN_EMBED_MODEL = re.compile(r"(?:^|[./])amazon\.titan-(?:embed-text|embed-g1-text|e1t)-")
 
 
 def _find_cohere_form(_: str, document: Json) -> RequestForm:
-    """A model that embeds has no use for a message, and one that speaks does nothing without."""
+    """An embedding model ignores a message, and a text model does nothing without a message or prompt."""
     if "message" in document:
         return _COMMAND_R_FORM
     return _COMMAND_FORM if "prompt" in document else _COHERE_EMBED_FORM
@@ -218,7 +217,7 @@ _CONVERSE_OPERATIONS = frozenset({Operation.CONVERSE, Operation.CONVERSE_STREAM}
 
 
 def find_form(operation: Operation, format: str, model: str, document: Json) -> RequestForm:
-    """Raises InvalidRequest."""
+    """The form of a request. Raises InvalidRequest for a model format or prompt whose cost is unknown."""
     converse_members.reject_stored_prompt(model)
     if operation is Operation.CHAT_COMPLETIONS:
         return CHAT_COMPLETIONS_FORM

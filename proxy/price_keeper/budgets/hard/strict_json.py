@@ -1,8 +1,8 @@
 """Parse a request body that every JSON reader understands in the same way. Pure.
 
-A cost ceiling must hold for whoever reads the body after us. So a body is refused that two readers could take for
-two things: a name that occurs twice in one object, however it is escaped, bytes that are not UTF-8, malformed
-numbers.
+A cost ceiling must also hold for the service that reads the body next. So a body is refused that two readers could
+interpret differently: a name that occurs twice in one object, however it is escaped, bytes that are not UTF-8,
+malformed numbers.
 """
 
 from __future__ import annotations
@@ -15,14 +15,16 @@ import orjson
 
 from price_keeper.errors import InvalidRequest
 
-# Values become objects of ours, which take a hundred bytes each where their JSON takes two. Text may be any length.
+# A parsed value takes about a hundred bytes where its JSON takes two. Text may be of any length.
 MAX_VALUES = 200_000
-SMALL_BODY_BYTES = 128 * 1024  # with less there are not too many, whatever it holds
+SMALL_BODY_BYTES = 128 * 1024  # a smaller body cannot have too many values
 
 
 class StrictBody(NamedTuple):
+    """A parsed body."""
+
     document: dict[str, Any]
-    canonical: bytes  # the same, without spaces and with no escape that it can do without
+    canonical: bytes  # the same JSON without spaces and without unnecessary escapes
 
 
 class _DuplicateName(ValueError):
@@ -30,7 +32,7 @@ class _DuplicateName(ValueError):
 
 
 def parse_strict(body: bytes) -> StrictBody:
-    """Raises InvalidRequest."""
+    """Raises InvalidRequest for a body that is no JSON object or that is ambiguous."""
     if len(body) > SMALL_BODY_BYTES:
         _check_values(body)
     try:
@@ -42,7 +44,7 @@ def parse_strict(body: bytes) -> StrictBody:
         raise _build_too_deep() from None
     if type(document) is not dict:
         raise InvalidRequest("the body is no JSON object")
-    if text != body:  # else nothing was lost of it, and so no name came twice
+    if text != body:  # an identical text has lost nothing, so no name occurred twice
         _check_names(body)
     return StrictBody(document, text)
 
@@ -55,7 +57,7 @@ def _check_names(body: bytes) -> None:
     except RecursionError:
         raise _build_too_deep() from None
     except ValueError:
-        raise InvalidRequest("the body is no JSON that is read in one way only") from None
+        raise InvalidRequest("the body is not JSON that all readers understand in the same way") from None
 
 
 def _reject_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -70,11 +72,11 @@ _decode_checked = json.JSONDecoder(object_pairs_hook=_reject_duplicates).decode
 
 
 def _build_too_deep() -> InvalidRequest:
-    return InvalidRequest("the body has too many arrays and objects in others")
+    return InvalidRequest("arrays and objects in the body are nested too deeply")
 
 
 def _check_values(body: bytes) -> None:
-    """Counts the marks between values, outside of strings. What is no JSON is counted somehow, and refused later."""
+    """Count the separators outside of strings. The count is meaningless for invalid JSON, which is refused later."""
     unescaped = body.replace(b"\\\\", b"").replace(b'\\"', b"")
     if unescaped.count(b'"') <= 2 * MAX_VALUES:
         outside = b"".join(unescaped.split(b'"')[::2])

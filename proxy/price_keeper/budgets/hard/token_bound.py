@@ -15,7 +15,7 @@ money that is reserved for a moment.
     MARK_TOKENS        each value in the JSON of tools: Claude's form for a parameter takes about 12 tokens, four
                        of which its JSON already counts; a line of its own with its indent takes two
 
-A member that no reader knows is refused, as it might cost anything.
+A member that no reader knows is refused, as it might cost anything. Start with `TokenBound` and `read_members`.
 """
 
 from __future__ import annotations
@@ -40,10 +40,11 @@ BLOCK_TOKENS: Final = 8
 TOOL_BLOCK_TOKENS: Final = 64
 MARK_TOKENS: Final = 8
 
-# Some tokenizers bring text into a normal form first, in which a few characters are up to eleven times as long.
-GROWTH_BYTES: Final = 30  # bytes, of the one that grows the most
+# Some tokenizers normalise text first, which makes a few characters up to eleven times as long.
+GROWTH_BYTES: Final = 30  # of the character that grows the most
 _GROWING_RANGES = (range(0x80, 0x3400), range(0xF900, 0x10000))
-# Beyond those only some of music and of letters in frames grow. How such characters begin in UTF-8, 64 in each.
+# Beyond those ranges only some musical symbols and framed letters grow. These are the UTF-8 prefixes of such
+# characters, 64 characters each.
 _FAR_GROWING_PREFIXES = (
     b"\xf0\x9d\x85",
     b"\xf0\x9d\x86",
@@ -52,15 +53,19 @@ _FAR_GROWING_PREFIXES = (
     b"\xf0\x9f\x88",
     b"\xf0\x9f\x89",
 )
+SLICE_CHARACTERS = 16_384  # which take a millisecond
+_MAX_QUOTED_CHARACTERS = 100
+REMOTE_CONTENT = "content stored elsewhere may change before the model reads it; send it in the request itself"
 
 
 class TokenBound:
-    """`uncounted` is the first thing met whose tokens are not told by its bytes, though Bedrock can count them."""
+    """Adds up the tokens of a request. `uncounted` names the first content whose tokens its bytes do not bound,
+    although CountTokens can count them."""
 
     __slots__ = ("_is_ascii", "tokens", "uncounted")
 
     def __init__(self, text: bytes) -> None:
-        """`text` is all of the body, of which some is no prompt."""
+        """`text` is the whole body, though part of it is no prompt."""
         self.tokens = REQUEST_TOKENS + len(text)
         self.uncounted = ""
         self._is_ascii = text.isascii()
@@ -68,28 +73,26 @@ class TokenBound:
             self.tokens += measure_growth(text)
 
     def add_json(self, value: Any) -> None:
-        """What a template writes in a form of its own."""
+        """Add for JSON that a template writes in another form."""
         written = orjson.dumps(value)
         marks = written.count(b",") + written.count(b"{") + written.count(b"[")
         self.tokens += MARK_TOKENS * marks
-        if not self._is_ascii:  # many write it in ASCII
+        if not self._is_ascii:  # many templates write it in ASCII
             self.tokens += max(0, len(json.dumps(value)) - len(written))
 
     def leave_uncounted(self, what: str) -> None:
+        """The tokens of this content have to be counted by CountTokens."""
         self.uncounted = self.uncounted or what
 
 
 MemberReader = Callable[[TokenBound, Any], None]
 
 
-SLICE_CHARACTERS = 16_384  # characters, which take a millisecond
-
-
 def measure_growth(text: bytes) -> int:
-    """At least the bytes by which the text is longer in any normal form that tokenizers use."""
+    """An upper bound of the bytes by which the text is longer in any normal form that tokenizers use."""
     characters = text.decode()
     count = sum(map(text.count, _FAR_GROWING_PREFIXES))
-    # In slices, between which other threads have their turn.
+    # Between two slices other threads can run.
     for start in range(0, len(characters), SLICE_CHARACTERS):
         piece = characters[start : start + SLICE_CHARACTERS]
         if not piece.isascii() and _build_growing_pattern().search(piece):
@@ -99,7 +102,7 @@ def measure_growth(text: bytes) -> int:
 
 @cache
 def _build_growing_pattern() -> re.Pattern[str]:
-    """Made when it is first needed, as that takes some milliseconds."""
+    """Built at first use, as it takes some milliseconds."""
     return re.compile(f"[{''.join(filter(_may_grow, map(chr, chain(*_GROWING_RANGES))))}]")
 
 
@@ -108,10 +111,7 @@ def _may_grow(character: str) -> bool:
     return any(len(normalize(form, character).encode()) > size for form in ("NFC", "NFKC"))
 
 
-_MAX_QUOTED_CHARACTERS = 100
-
-
-def build_unbounded_error(what: str, why: str = "nobody here knows what it may cost") -> InvalidRequest:
+def build_unbounded_error(what: str, why: str = "its cost is not known") -> InvalidRequest:
     return InvalidRequest(f"this budget is hard, and {what} cannot be bounded: {why}")
 
 
@@ -120,7 +120,7 @@ def quote_name(name: Any) -> str:
 
 
 def ignore(_: TokenBound, __: Any) -> None:
-    """A parameter: it is no prompt and lengthens no answer. Its bytes are counted all the same."""
+    """A parameter that is no prompt and lengthens no answer. Its bytes are counted all the same."""
 
 
 def read_text(bound: TokenBound, value: Any) -> None:
@@ -130,8 +130,8 @@ def read_text(bound: TokenBound, value: Any) -> None:
 
 
 def read_texts(bound: TokenBound, value: Any) -> None:
-    for each in require_list(value, "texts"):
-        read_text(bound, each)
+    for text in require_list(value, "texts"):
+        read_text(bound, text)
 
 
 def read_json(bound: TokenBound, value: Any) -> None:
@@ -139,7 +139,7 @@ def read_json(bound: TokenBound, value: Any) -> None:
 
 
 def require_list(value: Any, what: str) -> list[Any]:
-    """None is an empty one, as it is to the families that know it."""
+    """None counts as an empty list, as it does in the model families that accept it."""
     if value is None:
         return []
     if type(value) is not list:
@@ -164,7 +164,7 @@ def read_members(bound: TokenBound, value: Any, readers: Mapping[str, MemberRead
 
 
 def make_members_reader(where: str, readers: Mapping[str, MemberReader]) -> MemberReader:
-    """None is as good as left out."""
+    """A reader of an object with these members. None counts as left out."""
 
     def read(bound: TokenBound, value: Any) -> None:
         if value is not None:
@@ -174,7 +174,8 @@ def make_members_reader(where: str, readers: Mapping[str, MemberReader]) -> Memb
 
 
 def make_counted_reader(what: str, *names: str) -> MemberReader:
-    """Of an object with these members; whatever they hold is in the request itself, so that it can be counted."""
+    """A reader of an object with these members only. All of their content is in the request itself, so CountTokens can
+    count it."""
 
     def read(bound: TokenBound, value: Any) -> None:
         for name in require_object(value, what):
@@ -189,13 +190,10 @@ def ignore_members(*names: str) -> dict[str, MemberReader]:
     return dict.fromkeys(names, ignore)
 
 
-REMOTE_CONTENT = "what stands elsewhere may be another thing when the model reads it; send it in the request itself"
-
-
 def read_text_or_blocks(
     bound: TokenBound, value: Any, readers_by_type: Mapping[str, Mapping[str, MemberReader]]
 ) -> None:
-    """A text, or blocks that say of which type they are. Raises InvalidRequest for one that is not `known`."""
+    """A text, or blocks with a type. Raises InvalidRequest for a type that is not in `readers_by_type`."""
     if type(value) is str:
         bound.tokens += BLOCK_TOKENS
         return
