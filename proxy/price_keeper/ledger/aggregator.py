@@ -1,6 +1,7 @@
 """Sums the shards of each counter into one total, which budgets and reports read.
 
-Any number of processes may do it at the same time: a write never lowers a total, and a fresh total is left alone.
+Any number of processes may do it at the same time: a conditional write never lowers a total, and a fresh total is left
+alone. Start with `Aggregator.run`.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ from price_keeper.stores.contract import (
 )
 
 MAX_TRIES: Final = 3
-MAX_CLOCK_SKEW_SECONDS: Final = 3600  # at most: so long after a day's end its list of active counters may still grow
+MAX_CLOCK_SKEW_SECONDS: Final = 3600  # after the end of a day its list of active counters may still grow for this long
 AS_OF_ATTRIBUTE: Final = "as_of_epoch"
 TOTAL_ATTRIBUTES: Final = (*UsageCounts._fields[:-1], COST_ATTRIBUTE)
 
@@ -52,20 +53,25 @@ _log = logging.getLogger("price_keeper.recording")
 
 
 class Aggregator:
+    """Brings the totals up to date."""
+
     def __init__(self, store: Store, clock: Clock, interval_seconds: float) -> None:
         self._store = store
         self._clock = clock
         self._interval = interval_seconds
         self._has_looked_back = False
-        self._above_shards: set[Counter] = set()  # whose totals are more than their shards come to, as the log was told
+        self._above_shards: set[Counter] = set()  # totals that are higher than the sum of their shards; logged once
         self.totals_written = self.totals_fresh = 0
-        self.on_total: Callable[[Counter, int, float], None] = _ignore_total  # in pico-dollars, and as of when
-        self.completed_at = clock.monotonic()  # when it was last over all of them; or began to be there for it
+        # with pico-dollars, and the time of the total
+        self.on_total: Callable[[Counter, int, float], None] = _ignore_total
+        # when all totals were last up to date; before that, the start of this process
+        self.completed_at = clock.monotonic()
 
     async def run(self) -> None:
-        """Once over all that was active yesterday, today or, by somebody's clock, tomorrow.
+        """Once: bring the totals of all counters up to date that were active yesterday, today or, by another clock,
+        tomorrow.
 
-        The first time also over what was active long ago: perhaps nobody was there since.
+        The first run goes back as far as shards live, as no aggregator may have run for a long time.
         """
         now = self._clock.now()
         since = -1 if self._has_looked_back else -SHARD_TTL_SECONDS // DAY_SECONDS
@@ -74,12 +80,12 @@ class Aggregator:
         try:
             active = await list_active_counters(self._store, days)
         except StoreError as failure:
-            _log.warning("totals are not brought up to date: %s", failure)
+            _log.warning("totals are not brought up to date; the next run tries again: %s", failure)
             return
-        self._above_shards &= {found.counter for found in active}
-        for found in active:
-            midnight = datetime.combine(found.last_written, time(), UTC)
-            await self._update(found.counter, midnight.timestamp() + DAY_SECONDS)
+        self._above_shards &= {active_counter.counter for active_counter in active}
+        for active_counter in active:
+            midnight = datetime.combine(active_counter.last_written, time(), UTC)
+            await self._update(active_counter.counter, midnight.timestamp() + DAY_SECONDS)
         self._has_looked_back = True
         self.completed_at = self._clock.monotonic()
 
@@ -88,20 +94,24 @@ class Aggregator:
             for _ in range(MAX_TRIES):
                 if await self._try_update(counter, day_end):
                     return
-            if (
-                counter not in self._above_shards
-            ):  # as it is after a replay by force, and will be for as long as it is kept
+            # A forced replay adds to totals directly, and such a total stays higher for as long as it is kept.
+            if counter not in self._above_shards:
                 _log.warning("the total of %s %s is higher than its shards; it stays", counter.scope, counter.label)
             self._above_shards.add(counter)
         except StoreError as failure:
-            _log.warning("the total of %s %s is not brought up to date: %s", counter.scope, counter.label, failure)
+            _log.warning(
+                "the total of %s %s is not brought up to date; the next run tries again: %s",
+                counter.scope,
+                counter.label,
+                failure,
+            )
 
     async def _try_update(self, counter: Counter, day_end: float) -> bool:
         key = build_total_key(counter)
         began = self._clock.now()
         item = await self._store.get(key)
         as_of = _read_as_of(item)
-        # A stamp in the future is somebody's wrong clock.
+        # A time in the future comes from a wrong clock.
         if 0 <= began - as_of < self._interval / 2 or day_end + MAX_CLOCK_SKEW_SECONDS < as_of <= began:
             self.totals_fresh += 1
             self._notify(counter, item, as_of)
@@ -112,7 +122,7 @@ class Aggregator:
         try:
             await self._store.put(Put(key, {**totals, **written}, _build_never_lower(totals)))
         except ConditionFailed:
-            return False  # somebody read later than we did, so we read again
+            return False  # another process wrote a later total, so read again
         self.totals_written += 1
         self._notify(counter, totals, began)
         return True
@@ -122,11 +132,11 @@ class Aggregator:
 
 
 def _ignore_total(_: Counter, __: int, ___: float) -> None:
-    """Nobody wants to hear of it."""
+    """The default of `on_total`."""
 
 
 class ActiveCounter(NamedTuple):
-    """A counter, and the last UTC day on which somebody wrote to it."""
+    """A counter, and the last UTC day on which it was written to."""
 
     counter: Counter
     last_written: date
@@ -135,7 +145,7 @@ class ActiveCounter(NamedTuple):
 async def list_active_counters(
     store: Store, utc_days: Iterable[date], org: str | None = None, app: str | None = None, *, consistent: bool = False
 ) -> list[ActiveCounter]:
-    """What was written to on these UTC days: of one app, of one org with its apps, or of all."""
+    """The counters that were written to on these UTC days: of one app, of one org with its apps, or of all."""
     by_name: dict[tuple[str, str, str], ActiveCounter] = {}
     sort = Prefix(f"{Scope(org, app).key}#") if org is not None else None
     for day in utc_days:
@@ -144,10 +154,10 @@ async def list_active_counters(
             try:
                 counter = parse_counter(row.key.sk, read_shard_count(row.item))
             except ValueError:
-                _log.warning("an entry in the list of active counters is none: %s", row.key.sk)
+                _log.warning("an entry in the list of active counters is malformed and skipped: %s", row.key.sk)
                 continue
             earlier = by_name.get(counter[:3])
-            # Entries may differ in the number of shards only if somebody changed it; then the most are read.
+            # Entries differ in the shard count only if it was changed; then the highest one is read.
             shards = max(counter.shards, earlier.counter.shards) if earlier else counter.shards
             by_name[counter[:3]] = ActiveCounter(counter._replace(shards=shards), day)
     return list(by_name.values())
@@ -159,13 +169,13 @@ def build_shard_keys(counter: Counter) -> list[Key]:
 
 
 async def sum_shards(store: Store, counter: Counter) -> dict[str, int | Decimal]:
-    """What was flushed, all of it: read consistently."""
-    found = await store.get_many(build_shard_keys(counter), consistent=True)
-    return sum_items(item for item in found if item is not None)
+    """The sum of all that was flushed, read consistently."""
+    items = await store.get_many(build_shard_keys(counter), consistent=True)
+    return sum_items(item for item in items if item is not None)
 
 
 async def read_spent_pico(store: Store, name: HardBudgetKey) -> int:
-    """Pico-dollars by all shards that there can be, however many were used."""
+    """The spend of a hard budget in pico-dollars, over all shards that can exist."""
     all_shards = Counter(*name, max(schema.SHARD_COUNTS))
     return to_pico((await sum_shards(store, all_shards))[COST_ATTRIBUTE])
 
@@ -183,11 +193,11 @@ def build_total_key(counter: Counter) -> Key:
 
 
 def parse_counter(entry: str, shards: int) -> Counter:
-    """From the sort key of an entry in the list of active counters."""
+    """The counter of an entry in the list of active counters, by its sort key. Raises ValueError."""
     scope, _, rest = entry.partition("#LABEL#")
     label, _, period = rest.partition("#")
     counter = Counter(scope, label, period, shards)
-    build_total_key(counter)  # raises ValueError for what can be no counter's
+    build_total_key(counter)  # raises ValueError if these are not the parts of a counter
     return counter
 
 

@@ -2,8 +2,8 @@
 
     marker (only if it is not there yet) + ADD to each counter + entries in the list of active counters
 
-They are one transaction, so a part counts exactly once. Spend of a budget lease is a sum like the others, but belongs to
-no total and to no list.
+They are one transaction, so a part counts exactly once. Spend of a budget lease is a sum like the others, but belongs
+to no total and to no list. Start with `build_writes`.
 """
 
 from __future__ import annotations
@@ -23,22 +23,26 @@ from price_keeper.stores.contract import EXPIRY_ATTRIBUTE, Item, ItemMissing, Ke
 
 DAY_SECONDS = 86_400
 SHARD_TTL_SECONDS = 35 * DAY_SECONDS
-MARKER_TTL_SECONDS = 35 * DAY_SECONDS  # no segment is flushed that is older by its name, or its marker might be gone
-TOTAL_TTL_SECONDS = 400 * DAY_SECONDS  # and the list of what was active, by which reports find them
+# no segment is flushed that is older by its name, as its marker might have expired
+MARKER_TTL_SECONDS = 35 * DAY_SECONDS
+TOTAL_TTL_SECONDS = 400 * DAY_SECONDS  # also of the list of active counters, by which reports find the totals
 
 COST_ATTRIBUTE = "cost_usd_micros"
-SHARDS_PREFIX = "shards_"  # and how many, as the name of an attribute
-_COUNT_ATTRIBUTES = UsageCounts._fields[:-1]  # all but the money, by the names they have in the store
+SHARDS_PREFIX = "shards_"  # with the shard count, the name of an attribute
+_COUNT_ATTRIBUTES = UsageCounts._fields[:-1]  # all but the money, named like the attributes in the store
 
 
 _LINES, _DIGEST, _PARTS, _ESTIMATED, _CARRIED = "lines", "digest", "parts", "estimated", "carried"
 
 
 class SegmentMarker(NamedTuple):
-    """What the markers say of lines of a segment that were counted together: how many there are up to the last of them
-    and the digest of all those, in how many parts they went, and which calls that they leave open are counted already,
-    as estimated; or by the segment that carries them on, where that is known to whoever may not have all lines of this
-    one. `start` is how many lines had been counted before."""
+    """What the markers record about lines of a segment that were counted together: the number of lines up to the last
+    of them, the digest of all those, and the number of parts.
+
+    `estimated` are calls that these lines leave open and that count already, as estimated. `carried` are calls that the
+    next segment counts, for readers that may not have all lines of this segment. `start` is the number of lines that
+    had been counted before.
+    """
 
     lines: int
     digest: str
@@ -49,7 +53,7 @@ class SegmentMarker(NamedTuple):
 
     @classmethod
     def from_item(cls, item: Item, start: int = 0) -> SegmentMarker | None:
-        """None: a former version put it there, for all lines of the segment."""
+        """None: an earlier version wrote the marker, for all lines of the segment."""
         if _LINES not in item:
             return None
         found: Any = item
@@ -57,7 +61,7 @@ class SegmentMarker(NamedTuple):
         return cls(int(found[_LINES]), str(found[_DIGEST]), int(found[_PARTS]), estimated, carried, start)
 
     def is_confirmed_by(self, item: Item) -> bool:
-        """Or by a former version, which says of all lines that they are counted."""
+        """Whether the stored marker is this one, or one of an earlier version, which covers all lines."""
         return SegmentMarker.from_item(item, self.start) in (self, None)
 
     def to_item(self, expires_at: int) -> Item:
@@ -72,21 +76,23 @@ class SegmentMarker(NamedTuple):
 
 
 def build_writes(ulid: str, marker: SegmentMarker, number: int, part: SegmentPart, now: float) -> list[Write]:
-    """One transaction, whose first write fails if it was done before."""
-    # A clock that was set back left names in the future, which stay young for longer.
+    """The writes of one transaction; the first of them fails if the part was counted before."""
+    # If a clock was set back, segments have names in the future, and their markers must live longer.
     expires_at = int(max(now, read_created_at(ulid))) + MARKER_TTL_SECONDS
     put_marker = Put(schema.segment_marker_key(ulid, number, marker.start), marker.to_item(expires_at), ItemMissing())
     return [put_marker, *(build_addition(ulid, counter, counts, now) for counter, counts in part)]
 
 
 def read_estimated_calls(markers: Iterable[Item]) -> frozenset[int]:
-    """Calls of one segment, by all of its markers."""
-    return frozenset(number for item in markers if (mark := SegmentMarker.from_item(item)) for number in mark.estimated)
+    """The estimated calls of one segment, by all of its markers."""
+    return frozenset(
+        number for item in markers if (marker := SegmentMarker.from_item(item)) for number in marker.estimated
+    )
 
 
 def build_active_entries(part: SegmentPart, utc_day: str, already_listed: set[Counter], now: float) -> Iterator[Update]:
-    """Of the counters that nobody here has listed yet on this day. Each number of shards that anybody ever used for
-    one stays there beside the others, so that no shard is overlooked."""
+    """Entries for the counters that this process has not listed on this day yet. Every shard count that was ever used
+    for a counter stays in its entry, so that no shard is missed."""
     for counter, _ in part:
         if counter not in already_listed and not counter.is_lease:
             key = schema.active_counter_key(utc_day, Scope.from_key(counter.scope), counter.label, counter.period)
@@ -95,7 +101,7 @@ def build_active_entries(part: SegmentPart, utc_day: str, already_listed: set[Co
 
 
 def read_shard_count(entry: Mapping[str, Any]) -> int:
-    """Of an entry in the list of active counters: the most that anybody used."""
+    """The highest shard count of an entry in the list of active counters."""
     return max(int(name.removeprefix(SHARDS_PREFIX)) for name in entry if name.startswith(SHARDS_PREFIX))
 
 
@@ -104,8 +110,9 @@ def format_utc_day(now: float) -> str:
 
 
 def build_total_additions(part: SegmentPart, now: float) -> Iterator[Update]:
-    """For a segment so old that the shards of its counters may be gone, and the total says more than what they come to
-    from then on: so it would never be raised. While they are still there, the next total from them is the same."""
+    """For a segment so old that the shards of its counters may have expired. The total is then higher than the sum of
+    new shards, so the aggregator would never raise it. While the shards still exist, the next total computed from them
+    is the same."""
     for counter, counts in part:
         if counter.is_lease:
             continue

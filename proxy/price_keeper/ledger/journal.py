@@ -1,15 +1,15 @@
 """The write-ahead journal: spend is on this machine's disk before it is in the store. START HERE for the ledger.
 
-The journal is a row of segments, of which the last one is written to:
+The journal is a sequence of segments; lines are appended to the last one:
 
     head, carried intents, READY, then intents and receipts, at last the extent and the seal
 
 The intent of a call is written before it is sent, its receipt before the last byte of its answer goes to the caller. So
-a killed process loses nothing that was answered. Sealing first carries the calls under way into the next segment;
-exactly one segment says of a call that it is open, and no call is both estimated and recorded.
+a killed process loses nothing that was answered. Sealing first carries the calls in flight into the next segment;
+exactly one segment records that a call is open, and no call is both estimated and recorded.
 
-The seal fixes everything that a flush writes, split into parts of one transaction each. Whoever repeats the flush, at
-whatever time and with whatever configuration, writes the same, and recognises by its marker a part that was written.
+The seal fixes everything that a flush writes, split into parts of one transaction each. A process that repeats the
+flush, at any time and with any configuration, writes the same, and its marker shows which parts were written before.
 """
 
 from __future__ import annotations
@@ -43,27 +43,32 @@ from price_keeper.ledger.ulid import UlidFactory, read_created_at
 from price_keeper.stores.contract import MAX_TRANSACTION_WRITES
 from price_keeper.telemetry.request_stats import MAX_LABELS, OTHER_LABEL
 
-# A part is one transaction: its marker, and for each sum a counter and perhaps an entry in the list of active ones.
+# A part is one transaction: its marker, and for each sum a counter and perhaps an entry in the list of active counters.
 SUMS_PER_PART = (MAX_TRANSACTION_WRITES - 1) // 2
 
 _MAX_JSON_INTEGER = 2**63 - 1
 _CHUNK_BYTES = 1024 * 1024
-_EMPTY_SEGMENT_LINES = 2  # its head, and that nothing is carried into it
+_EMPTY_SEGMENT_LINES = 2  # the head, and READY without carried intents
+# a larger segment is sealed, even while the store is away, as reading one takes that much memory
+SEGMENT_BYTES = 64 * 1024 * 1024
+MAX_SEGMENT_AGE_SECONDS = 86_400
+RESYNC_SECONDS = 5  # the shortest life of a segment that cannot be synced, before another file is tried
 
 SegmentPart = tuple[tuple[Counter, UsageCounts], ...]
+_log = logging.getLogger("price_keeper.recording")
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentExtent:
-    """How many lines a segment has before its estimates and its seal, and their digest. A copy that was made earlier
-    has fewer lines, a copy that has grown has more; both begin alike."""
+    """The number of a segment's lines before its estimates and its seal, and their digest. An earlier copy of a segment
+    has fewer lines and a copy that has grown has more; both begin with the same lines."""
 
     lines: int
     digest: str
 
     @classmethod
     def measure_file(cls, path: Path, size: int) -> SegmentExtent:
-        """Of one that has nothing but whole lines in its first `size` bytes. Raises OSError."""
+        """Measure the first `size` bytes of a file, which must be whole lines. Raises OSError."""
         digest, lines = sha256(), 0
         with path.open("rb") as file:
             while size and (chunk := file.read(min(size, _CHUNK_BYTES))):
@@ -74,7 +79,7 @@ class SegmentExtent:
 
     @property
     def has_calls(self) -> bool:
-        """So that a copy of it may have something to count, though this one comes to nothing."""
+        """A segment with calls may have a copy with something to count, even if its own sums are empty."""
         return self.lines > _EMPTY_SEGMENT_LINES
 
     def encode(self) -> bytes:
@@ -84,13 +89,14 @@ class SegmentExtent:
     def from_values(cls, values: list[Any]) -> SegmentExtent:
         _, lines, digest = values
         if type(lines) is not int or type(digest) is not str:
-            raise TypeError("no extent of a segment")
+            raise TypeError("not the extent of a segment")
         return cls(lines, digest)
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentSeal:
-    """`pico` and `requests` count each call once, though several scopes may be charged with it."""
+    """The sums of a segment, in parts. `pico` and `requests` count each call once, though several scopes may be charged
+    with it."""
 
     ulid: str
     pico: int
@@ -107,10 +113,10 @@ class SegmentSeal:
 
     @classmethod
     def from_values(cls, values: list[Any], interned: dict[Counter, Counter]) -> SegmentSeal:
-        """Counters that are `known` are shared, for many seals may name the same ones."""
+        """Equal counters share one object through `interned`, as many seals may name the same ones."""
         _, ulid, pico, requests, parts = values
         if type(ulid) is not str or type(requests) is not int:
-            raise TypeError("no seal of ours")
+            raise TypeError("not the seal of a segment")
         return cls(
             ulid, int(pico), requests, tuple(tuple(_parse_sum(each, interned) for each in part) for part in parts)
         )
@@ -123,12 +129,12 @@ def _parse_sum(values: list[Any], interned: dict[Counter, Counter]) -> tuple[Cou
 
 
 def _encode_integer(number: int) -> int | str:
-    """Sums of many calls may be more than 64 bits hold, and no JSON of ours has numbers beyond them."""
+    """A sum of many calls may need more than 64 bits, which this product's JSON does not allow in numbers."""
     return number if number <= _MAX_JSON_INTEGER else str(number)
 
 
 def _merge_shard_counts(tally: UsageTally) -> dict[Counter, UsageCounts]:
-    """An org may have come to be spread over more shards while calls were under way: the greater number holds."""
+    """The shard count of an org may have been raised while calls were in flight: the highest one holds."""
     sums: dict[tuple[str, str, str], tuple[int, UsageCounts]] = {}
     for counter, counts in tally.sums().items():
         shards, so_far = sums.get(counter[:3], (0, UsageCounts()))
@@ -137,16 +143,17 @@ def _merge_shard_counts(tally: UsageTally) -> dict[Counter, UsageCounts]:
 
 
 def _split_into_parts(tally: UsageTally) -> Iterator[SegmentPart]:
-    """A scope's sums stay together as far as they fit, so that a scope in contention holds up few others. What was
-    spent of a counter and of a hold on it always does: who compares the two must find both or neither."""
+    """The sums of a scope stay together as far as they fit, so that contention on one scope delays few others. The
+    spend of a counter and of a lease on it always stay together: a reader that compares the two must find both or
+    neither."""
     part: list[tuple[Counter, UsageCounts]] = []
-    ordered = sorted(_merge_shard_counts(tally).items(), key=lambda each: _sort_key(each[0]))
-    for _, group in groupby(ordered, key=lambda each: each[0].scope):
+    ordered = sorted(_merge_shard_counts(tally).items(), key=lambda entry: _sort_key(entry[0]))
+    for _, group in groupby(ordered, key=lambda entry: entry[0].scope):
         sums = list(group)
         if part and len(part) + len(sums) > SUMS_PER_PART:
             yield tuple(part)
             part = []
-        for _, together in groupby(sums, key=lambda each: _sort_key(each[0])[:3]):
+        for _, together in groupby(sums, key=lambda entry: _sort_key(entry[0])[:3]):
             together_sums = list(together)
             if part and len(part) + len(together_sums) > SUMS_PER_PART:
                 yield tuple(part)
@@ -157,36 +164,30 @@ def _split_into_parts(tally: UsageTally) -> Iterator[SegmentPart]:
 
 
 def _sort_key(counter: Counter) -> tuple[str, str, str, str, int]:
-    """A hold's is beside that of the counter that it is spent with."""
+    """Sorts the counter of a lease beside the counter that is charged with it."""
     scope, label, period, shards = counter
     return scope, label, counter.budget_period, period, shards
 
 
-SEGMENT_BYTES = 64 * 1024 * 1024  # it is sealed by then, whatever the store says: to read one takes so much memory
-MAX_SEGMENT_AGE_SECONDS = 86_400
-RESYNC_SECONDS = 5  # a disk that refuses every sync gets a new file no more often than this
-
-_log = logging.getLogger("price_keeper.recording")
-
-
 @dataclass(slots=True)
 class SealedSegment:
-    """A segment that has ended. It stays until what it comes to is in the store."""
+    """A segment that takes no more calls. Its file stays until its sums are in the store."""
 
     seal: SegmentSeal
     path: Path
-    size: int = 0  # of its lines; needed until the extent is known
+    size: int = 0  # of its lines in bytes; needed until the extent is known
     extent: SegmentExtent | None = None
-    previous_ulid: str = ""  # the segment that this one carries on
-    has_carried_calls: bool = False  # calls of that one
-    estimated: tuple[int, ...] = ()  # calls that its seal counts as estimated, by their numbers
-    carried_forward: tuple[int, ...] = ()  # calls that later segments count, where lines of this one may be lost
-    next_path: Path | None = None  # of the one that carries it on
-    estimate_lines: tuple[bytes, ...] = ()  # receipts that go before the seal
-    has_seal: bool = True  # the seal stands in it
-    is_recovered: bool = False  # from a process that may have sent it, long ago
-    is_adopted: bool = False  # found when others had begun to go by what this process keeps count of
-    was_tried: bool = False  # an attempt to send it has no answer, or none that says for certain that it failed
+    previous_ulid: str = ""  # the segment whose open calls this one carries on
+    has_carried_calls: bool = False  # it has carried calls of that segment
+    estimated: tuple[int, ...] = ()  # numbers of the calls that its seal counts as estimated
+    # numbers of the calls that later segments count, where lines of this one may be lost
+    carried_forward: tuple[int, ...] = ()
+    next_path: Path | None = None  # the segment that carries on its open calls
+    estimate_lines: tuple[bytes, ...] = ()  # receipts to be written before the seal
+    has_seal: bool = True  # the seal is in the file
+    is_recovered: bool = False  # written by an earlier process, which may have sent it long ago
+    is_adopted: bool = False  # of another process, adopted when budgets already used this process's own counts
+    was_tried: bool = False  # a send was not answered, or its answer does not exclude that it was applied
     parts_sent: int = 0
 
     @property
@@ -195,14 +196,14 @@ class SealedSegment:
         return self.was_tried or self.is_recovered
 
     def write_seal(self) -> None:
-        """To be called, in a thread, before anything is sent: the seal is on the disk. Raises OSError."""
+        """Call this in a thread before anything is sent: the seal is on the disk when it returns. Raises OSError."""
         if self.has_seal:
             return
         if self.next_path is not None:
-            sync_file(self.next_path)  # the calls that it carries on, first
+            sync_file(self.next_path)  # the calls that it carries on must be on disk first
             sync_folder(self.path.parent)
         extent = self.measure()
-        ended = Segment(self.path.parent, self.seal.ulid, is_mapped=False)  # it takes last lines, and no more room
+        ended = Segment(self.path.parent, self.seal.ulid, is_mapped=False)  # a few last lines need no preallocated room
         try:
             ended.append_all((extent.encode(), *self.estimate_lines, self.seal.encode()))
             ended.sync()
@@ -211,7 +212,7 @@ class SealedSegment:
         self.has_seal, self.estimate_lines = True, ()
 
     def measure(self) -> SegmentExtent:
-        """Reads the file the first time, so call it in a thread then. Raises OSError."""
+        """The extent. The first call reads the file and belongs into a thread. Raises OSError."""
         if self.extent is None:
             self.extent = SegmentExtent.measure_file(self.path, self.size)
         return self.extent
@@ -223,32 +224,34 @@ class SealedSegment:
         return chain.from_iterable(self.seal.parts[self.parts_sent :])
 
     def possibly_stored_sums(self) -> Iterator[tuple[Counter, UsageCounts]]:
-        """What may be in the store, or certainly is."""
+        """The sums that are, or may be, in the store."""
         return chain.from_iterable(self.seal.parts if self.is_in_doubt else self.seal.parts[: self.parts_sent])
 
     def discard(self) -> None:
-        """It is in the store."""
+        """Delete the file, when its sums are in the store."""
         self.path.unlink(missing_ok=True)
 
 
 class Journal:
+    """The journal of this process: writes intents and receipts, and seals segments."""
+
     def __init__(self, folder: Path, ulids: UlidFactory, labels: Collection[str] = ()) -> None:
-        """`labels` are those whose share of what was recorded can be told."""
+        """`labels` are those with metrics of their own; the others are counted as OTHER_LABEL."""
         self.folder = folder
         self._ulids = ulids
         self._last_number = 0
         self._open: dict[int, Intent] = {}
-        self._unwritten: dict[int, Receipt | None] = {}  # what the disk would not take yet
-        self.tally = UsageTally()  # of what was recorded since the last seal
-        self._sealed_by_label = dict.fromkeys((*labels, OTHER_LABEL), UsageCounts())  # what was recorded before it
+        self._unwritten: dict[int, Receipt | None] = {}  # receipts that the disk has refused so far
+        self.tally = UsageTally()  # recorded since the last seal
+        self._sealed_by_label = dict.fromkeys((*labels, OTHER_LABEL), UsageCounts())  # recorded before it
         self._line_trouble = self._seal_trouble = self._sync_trouble = ""
         self._throttle = LogThrottle(ulids.now)
-        self._unsyncable_ulid = ""  # the segment that could not be synced
-        self._previous_ulid, self._has_carried_calls = "", False  # what the segment that is written to carries on
+        self._unsyncable_ulid = ""  # the segment whose last sync failed
+        self._previous_ulid, self._has_carried_calls = "", False  # of the current segment
         try:
             self._segment = self._begin_segment("")
             sync_folder(folder)
-            self._durable_ulid = self._segment.ulid  # the last one of which that is certain
+            self._durable_ulid = self._segment.ulid  # the last segment whose name is certainly on disk
         except OSError as failure:
             kind = JournalFull if is_disk_full(failure) else JournalUnusable
             raise kind(f"cannot write to the journal in {folder}: {failure.strerror}") from None
@@ -259,19 +262,21 @@ class Journal:
 
     @property
     def recorded(self) -> UsageCounts:
-        """Since this process started."""
+        """The sums since this process started."""
         return UsageCounts._make(map(sum, zip(*self.recorded_by_label.values(), strict=True)))
 
     @property
     def recorded_by_label(self) -> dict[str, UsageCounts]:
-        found = dict(self._sealed_by_label)
+        """Like `recorded`, by label."""
+        totals = dict(self._sealed_by_label)
         for label, counts in self.tally.by_label().items():
-            known = label if label in found else OTHER_LABEL
-            found[known] = found[known].plus(counts)
-        return found
+            reported_label = label if label in totals else OTHER_LABEL
+            totals[reported_label] = totals[reported_label].plus(counts)
+        return totals
 
     def track_labels(self, labels: Iterable[str]) -> None:
-        """These too from now on. What was recorded of one as some other label stays there, since no count goes back."""
+        """Count these labels separately from now on. What was counted as OTHER_LABEL before stays there, since counters
+        must not decrease."""
         counted = self.tally.by_label()
         for label in labels:
             if label not in self._sealed_by_label and len(self._sealed_by_label) < MAX_LABELS:
@@ -281,12 +286,13 @@ class Journal:
 
     @property
     def trouble(self) -> str:
-        """Why the disk takes no lines, no new segment, or nothing for good; empty if all is well."""
+        """Why the disk refuses lines, a new segment, or a sync; empty if nothing is wrong."""
         return self._line_trouble or self._seal_trouble or self._sync_trouble
 
     @property
     def is_full(self) -> bool:
-        """Or of no use any more: pages that could not be synced are lost to later syncs, whatever those say."""
+        """The segment has to be sealed: it is too large, or a sync of it failed. After a failed sync its pages may be
+        lost, whatever later syncs report."""
         segment = self._segment
         if segment.size > SEGMENT_BYTES:
             return True
@@ -296,11 +302,13 @@ class Journal:
 
     @property
     def is_stale(self) -> bool:
-        """One that is old by its name waits for a person at the next start, so none is written to for long."""
+        """A segment that is old by its name may not be sent after a restart without an operator, so none is kept open
+        for long."""
         return self._ulids.now() - read_created_at(self._segment.ulid) > MAX_SEGMENT_AGE_SECONDS
 
     def write_intent(self, intent: Intent) -> int:
-        """The number by which what becomes of the call is recorded. Raises CannotRecord: then it must not be sent."""
+        """Write the intent of a call and return its number, for `record`. Raises RecordingUnavailable: then the call
+        must not be sent."""
         self._last_number = number = self._last_number + 1
         try:
             self._segment.append(intent.encode(number))
@@ -313,7 +321,8 @@ class Journal:
         return number
 
     def record(self, number: int, receipt: Receipt | None) -> None:
-        """What became of the call; None if that costs nothing. Counts even when the disk will not take it now."""
+        """Record the end of a call; `receipt` is None if the call cost nothing. Repeated calls do nothing. A receipt
+        that the disk refuses is kept and written later."""
         if number in self._unwritten:
             return
         intent = self._open.get(number)
@@ -326,7 +335,7 @@ class Journal:
             self._unwritten[number] = receipt
 
     def retry_unwritten(self) -> None:
-        """Tries again what the disk refused."""
+        """Write the receipts again that the disk has refused."""
         for number, receipt in tuple(self._unwritten.items()):
             try:
                 self._settle(number, self._open[number], receipt)
@@ -340,12 +349,12 @@ class Journal:
         return self._segment.is_synced
 
     def sync(self) -> None:
-        """To be called in a thread, every now and then. Raises OSError."""
+        """Sync the current segment to disk; call it regularly, in a thread. Raises OSError."""
         segment = self._segment
         if segment.is_synced:
             return
         try:
-            if segment.ulid != self._durable_ulid:  # what is on the disk under no name is not there after a power cut
+            if segment.ulid != self._durable_ulid:  # a file whose folder entry is not synced is lost in a power cut
                 sync_folder(self.folder)
                 self._durable_ulid = segment.ulid
             segment.sync()
@@ -356,9 +365,9 @@ class Journal:
             self._sync_trouble = ""
 
     def seal(self) -> SealedSegment | None:
-        """Ends this segment and begins the next; None if there is nothing to flush. Raises OSError.
+        """End this segment and begin the next; None if there is nothing to flush. Raises OSError.
 
-        No thread may sync the journal meanwhile.
+        No thread may sync the journal at the same time.
         """
         if not (self.tally.requests or self.is_full or self.is_stale):
             return None
@@ -384,14 +393,15 @@ class Journal:
         return sealed
 
     def close(self) -> None:
-        """What is still open stays so, and is counted as estimated by whoever comes next. A disk that cannot sync keeps
-        nobody from ending: what is written, the next process finds."""
-        with suppress(OSError):  # `sync` has told of it
+        """Sync and close. Calls that are still open are counted as estimated by the next process. A failed sync does
+        not prevent the exit: the next process finds what was written."""
+        with suppress(OSError):  # `sync` has logged it
             self.sync()
         self._segment.close()
 
     def _begin_segment(self, previous_ulid: str) -> Segment:
-        """A segment that says of every call under way that it is; in one write, so that it is there whole or not."""
+        """Begin a segment that carries all calls in flight. Its first lines are one write, so they are in the file
+        completely or not at all."""
         carried = [intent.encode_carried(number) for number, intent in self._open.items()]
         segment = Segment(self.folder, self._ulids.new())
         try:
@@ -404,7 +414,7 @@ class Journal:
         return segment
 
     def _settle(self, number: int, intent: Intent, receipt: Receipt | None) -> None:
-        """Raises OSError if it cannot be written, and has not happened then."""
+        """Write the end of a call, then apply it. Raises OSError if it cannot be written; then nothing has changed."""
         self._segment.append(b'["N",%d]' % number if receipt is None else receipt.encode(number))
         self._line_trouble = ""
         del self._open[number]
@@ -416,7 +426,7 @@ class Journal:
             completion_listener.on_completed(receipt)
 
     def _note_failure(self, failure: OSError, action: str = "written") -> str:
-        """What is the trouble. The log is told when it begins, unless it was just told."""
+        """Returns the reason. It is logged when the trouble begins, unless the same was logged a moment ago."""
         if not self.trouble and self._throttle.allows(f"{action} {failure.strerror}"):
             _log.error("the journal in %s cannot be %s: %s", self.folder, action, failure.strerror)
         return str(failure.strerror)

@@ -1,7 +1,7 @@
 """The lock of a journal's folder: one process at a time writes there.
 
-The lock file records the machine's boot id and the file's own inode, so that a copy of a journal is recognised as a copy.
-A copy can be locked although the owner of the original still runs; `has_owner_ended` tells.
+The lock file records the machine's boot id and the file's own inode, so that a copy of a journal is recognised as a
+copy. A copy can be locked although the owner of the original still runs; `has_owner_ended` checks that.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def is_disk_full(failure: OSError) -> bool:
 
 
 def _is_removed(path: Path, file: int) -> bool:
-    """Asked twice, as not every file system counts names, or keeps the number of a file."""
+    """Checks the link count and the path, as some file systems do not count links, or do not keep inode numbers."""
     found = os.fstat(file)
     try:
         return not found.st_nlink and not os.path.samestat(os.stat(path), found)
@@ -40,8 +40,8 @@ def _is_removed(path: Path, file: int) -> bool:
 
 @contextmanager
 def lock_folder(folder: Path, *, create: bool = True) -> Iterator[None]:
-    """Makes the folder unless told not to; its owner does, who writes there. The lock goes with the process, whatever
-    becomes of it."""
+    """Hold the lock of a folder. With `create` the folder is made, and this process is recorded as its owner, which is
+    the one that writes to the journal. The kernel releases the lock when the process ends, however it ends."""
     try:
         if create:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -51,7 +51,7 @@ def lock_folder(folder: Path, *, create: bool = True) -> Iterator[None]:
         raise JournalUnusable(f"cannot use the journal in {folder}: {failure.strerror}{more}") from None
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if _is_removed(folder / LOCK_NAME, lock):  # with the folder, by its owner, between the two lines above
+        if _is_removed(folder / LOCK_NAME, lock):  # its owner removed the folder between `open` and `flock`
             raise BlockingIOError
     except BlockingIOError:
         os.close(lock)
@@ -68,8 +68,8 @@ def lock_folder(folder: Path, *, create: bool = True) -> Iterator[None]:
 
 
 def has_owner_ended(folder: Path) -> bool:
-    """Whether its owner has certainly ended; to be asked by who has locked it. False where it was brought here from
-    another machine, or copied from a place that is gone. Raises JournalInUse if its owner runs."""
+    """Whether the owner has certainly ended; call it with the folder locked. False for a folder brought from another
+    machine, or copied from a place that no longer exists. Raises JournalInUse if the owner runs."""
     try:
         file = os.open(folder / LOCK_NAME, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:
@@ -85,7 +85,7 @@ def has_owner_ended(folder: Path) -> bool:
 
 
 def _is_unlocked(original: Path, device: int, number: int) -> bool:
-    """The original, which is held by its owner for as long as that runs."""
+    """Whether the original's lock is free; its owner holds it while it runs."""
     try:
         file = os.open(original / LOCK_NAME, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:
@@ -105,7 +105,8 @@ def _is_unlocked(original: Path, device: int, number: int) -> bool:
 
 
 def _write_owner(lock: int, folder: Path) -> None:
-    """A disk that takes no line keeps nobody from beginning; a copy is not known as one then, and its replay asks."""
+    """A disk that refuses this does not prevent the start; then a copy is not recognised, and its replay asks the
+    operator."""
     with suppress(OSError):
         own = os.fstat(lock)
         owner = orjson.dumps([_read_machine_id(), own.st_dev, own.st_ino, str(folder.absolute())])
@@ -115,7 +116,7 @@ def _write_owner(lock: int, folder: Path) -> None:
 
 
 def _read_owner(lock: int) -> tuple[str, int, int, str] | None:
-    """None: a former version made it, or nobody did."""
+    """None: the file was made by an earlier version, or has no owner."""
     try:
         machine, device, number, place = orjson.loads(os.pread(lock, _MAX_OWNER_BYTES, 0))
     except (OSError, TypeError, ValueError):
@@ -125,7 +126,7 @@ def _read_owner(lock: int) -> tuple[str, int, int, str] | None:
 
 @cache
 def _read_machine_id() -> str:
-    """As long as it runs: no lock outlives that. Where the system does not tell, its name has to do."""
+    """Valid until the next boot, which no lock outlives. The host name stands in where there is no boot id."""
     try:
         return _BOOT_ID.read_text().strip()
     except OSError:

@@ -1,9 +1,10 @@
 """A file beside the journal that lists all hard budgets from which a run of a process leased money.
 
-A budget is on disk before money is first leased from it. So whoever replays the journal of a dead run knows which
-leases to close: what was leased and not spent is released once, even if several processes do it at the same time.
+A budget is on disk before money is first leased from it. So a process that replays the journal of a dead run knows
+which leases to close: what was leased and not spent is released once, even if several processes do it at the same time.
 
-If a journal lost lines, nobody knows what was spent, so the file is retained and nothing is released.
+If a journal lost lines, its spend is not known completely, so the file is retained and nothing is released. File names
+are part of the format on disk.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ from price_keeper.stores.contract import Store
 
 LEASE_FILE_PREFIX = "holds-"
 REPLACEMENT_PREFIX = "new-"
-RETAINED_PREFIX = "kept-holds-"  # of a journal that lost lines: nobody knows what was spent, so nothing goes back
-CONCURRENT_RELEASES = 16  # holds that are given back
+RETAINED_PREFIX = "kept-holds-"  # of a journal that lost lines: its spend is unknown, so nothing is released
+CONCURRENT_RELEASES = 16
 
 _log = logging.getLogger("price_keeper.hard")
 
 
 class BudgetLeaseFile:
-    """Of this run of the process, which its holder's name stands for."""
+    """The lease file of this run, which the holder's name identifies."""
 
     def __init__(self, folder: Path, holder: str) -> None:
         self.holder = holder
@@ -46,14 +47,14 @@ class BudgetLeaseFile:
         self._has_unsynced_bytes = False
 
     async def add(self, key: HardBudgetKey) -> None:
-        """It is on the disk then. Raises OSError."""
+        """Add a budget, on disk when this returns. Raises OSError."""
         async with self._writing:
             if key not in self._keys:
                 await asyncio.to_thread(self._write, key)
                 self._keys[key] = None
 
     def _write(self, key: HardBudgetKey) -> None:
-        """A file that could not be synced makes way for another: what a later sync of it says proves nothing."""
+        """A file whose sync failed is replaced by a new one, as a later successful sync of it proves nothing."""
         if self._has_unsynced_bytes:
             replacement = _build_replacement_path(self._path)
             replacement.unlink(missing_ok=True)
@@ -69,8 +70,8 @@ class BudgetLeaseFile:
     def _write_to(self, path: Path, data: bytes, at: int) -> None:
         file = os.open(path, OPEN_FLAGS, 0o600)
         try:
-            self._write_at(file, data, at)  # over what an earlier try may have left there
-            self._has_unsynced_bytes = True  # until all of it is known to be on the disk
+            self._write_at(file, data, at)  # overwrites what an earlier failed attempt may have left
+            self._has_unsynced_bytes = True  # until all of it is known to be on disk
             os.fsync(file)
         finally:
             os.close(file)
@@ -82,7 +83,8 @@ class BudgetLeaseFile:
             at, data = at + written, data[written:]
 
     async def release(self, store: Store, clock: Clock) -> int:
-        """At the end, when all that this run spent is in the store and it can spend no more. Raises StoreError."""
+        """Return all unspent leases of this run: at its end, when its spend is in the store and it can spend no more.
+        Returns pico-dollars. Raises StoreError."""
         return await _release_leases(store, clock, self._path)
 
 
@@ -91,13 +93,13 @@ def _encode_key(key: HardBudgetKey) -> bytes:
 
 
 def _build_replacement_path(path: Path) -> Path:
-    """What comes in the place of a file that could not be synced."""
+    """The path of the file that replaces one whose sync failed."""
     return path.with_name(f"{REPLACEMENT_PREFIX}{path.name}")
 
 
 async def release_former_leases(store: Store, clock: Clock, folder: Path, current_holder: str = "") -> int:
-    """What runs that are no more did not spend, in pico-dollars: to be called when all that their journals say is in
-    the store. `but` is the run that goes on. Doing it again does no harm. Raises StoreError and OSError."""
+    """Return the unspent leases of ended runs, in pico-dollars. Call it when all spend of their journals is in the
+    store. `current_holder` is the run that continues. Idempotent. Raises StoreError and OSError."""
     await asyncio.to_thread(_delete_past_files, folder, clock.now())
     return sum(
         [
@@ -110,18 +112,23 @@ async def release_former_leases(store: Store, clock: Clock, folder: Path, curren
 
 def _delete_past_files(folder: Path, now: float) -> None:
     for path in folder.glob(f"{RETAINED_PREFIX}*"):
-        if all(name.is_long_past(now) for name in _read_keys(path)):
+        if all(key.is_long_past(now) for key in _read_keys(path)):
             path.unlink(missing_ok=True)
 
 
 def retain_all(folder: Path) -> None:
-    """Something is missing from the journals of former runs. Raises OSError."""
+    """The journals of earlier runs have lost lines: keep their lease files, so that nothing is released. Raises
+    OSError."""
     files = list(_list_lease_files(folder))
     for path in files:
         path.rename(folder / path.name.replace(LEASE_FILE_PREFIX, RETAINED_PREFIX, 1))
     if files:
         sync_folder(folder)
-        _log.error("the journal in %s has lost lines, so what is held of hard budgets is not given back", folder)
+        _log.error(
+            "the journal in %s has lost lines, so its spend is not known completely; budget leases of its runs stay "
+            "leased until their period is over",
+            folder,
+        )
 
 
 def _list_lease_files(folder: Path) -> Iterator[Path]:
@@ -133,22 +140,23 @@ def _list_lease_files(folder: Path) -> Iterator[Path]:
 
 
 async def _release_leases(store: Store, clock: Clock, path: Path) -> int:
-    """Several at a time, since the end of a process waits for it. The file goes when all have come back."""
+    """Releases several leases concurrently, since the end of a process waits for it. The file is deleted when all are
+    released."""
     holder, gate = path.name.removeprefix(LEASE_FILE_PREFIX), asyncio.Semaphore(CONCURRENT_RELEASES)
 
     async def close_one(key: HardBudgetKey) -> int:
         async with gate:
             return await _close_lease(store, clock, key, holder)
 
-    keys = [name for name in await asyncio.to_thread(_read_keys, path) if not name.is_long_past(clock.now())]
+    keys = [key for key in await asyncio.to_thread(_read_keys, path) if not key.is_long_past(clock.now())]
     released = sum(await asyncio.gather(*map(close_one, keys)))
-    for each in (_build_replacement_path(path), path):
-        await asyncio.to_thread(each.unlink, missing_ok=True)
+    for obsolete in (_build_replacement_path(path), path):
+        await asyncio.to_thread(obsolete.unlink, missing_ok=True)
     return released
 
 
 def _read_keys(path: Path) -> list[HardBudgetKey]:
-    """What cannot be read is passed over, and its money stays where it is."""
+    """Lines that cannot be read are skipped, and their money stays leased."""
     try:
         lines = decode_lines(path.read_bytes())
     except FileNotFoundError:
@@ -158,17 +166,17 @@ def _read_keys(path: Path) -> list[HardBudgetKey]:
     for values in lines.values:
         try:
             key = HardBudgetKey(*values)
-            key.expires_at, key.bucket_key  # noqa: B018  # raise for what can be none of ours
+            key.expires_at, key.bucket_key  # noqa: B018  # these raise for values that cannot be a key
             keys[key] = None
         except (AttributeError, TypeError, ValueError):
             malformed += 1
     if malformed:
-        _log.warning("%s: %d lines were torn; what is held there is not given back", path, malformed)
+        _log.warning("%s: %d lines are torn; the budget leases that they name are not released", path, malformed)
     return list(keys)
 
 
 async def _close_lease(store: Store, clock: Clock, key: HardBudgetKey, holder: str) -> int:
-    """How much of it came back by us."""
+    """Close one lease; returns the pico-dollars that this call has returned."""
     has_bucket = True
 
     async def attempt() -> int:

@@ -45,18 +45,18 @@ from price_keeper.stores.contract import Prefix as KeyPrefix
 
 UNLEASED, QUOTA, VERSION, SPENT_WITHOUT_LEASE, RECONCILED_AT = "tk", "cp", "v", "base", "at"
 LEASED, USED, SEQUENCE = "out", "used", "n"
-CLOSED_SEQUENCE = -1  # in the place of the number
+CLOSED_SEQUENCE = -1  # stands in the place of the sequence number
 
 DAY_SECONDS = 86_400
-# A day for zones in which the period ends later than in UTC, and one for calls under way at its end.
+# One day for time zones in which the period ends later than in UTC, and one for calls in flight at its end.
 LONG_PAST_SECONDS = 2 * DAY_SECONDS
-ROW_RETENTION_SECONDS = 9 * DAY_SECONDS  # after a period's end, for whoever wants to see how it was
+ROW_RETENTION_SECONDS = 9 * DAY_SECONDS  # after the end of a period, for operators who look at it
 
 _UTC = ZoneInfo("UTC")
 
 
 class HardBudgetKey(NamedTuple):
-    """Of a hard budget: whose, for what, and when."""
+    """Names a hard budget."""
 
     scope: str
     label: str
@@ -79,11 +79,13 @@ class HardBudgetKey(NamedTuple):
         return parse_span_key(self.period, _UTC).end + ROW_RETENTION_SECONDS
 
     def is_long_past(self, now: float) -> bool:
-        """Nobody calls in this period any more, whatever the zone, so nothing in it matters."""
+        """No call can belong to this period any more, in any time zone, so its rows no longer matter."""
         return now > parse_span_key(self.period, _UTC).end + LONG_PAST_SECONDS
 
 
 class HardBudgetBucket(NamedTuple):
+    """The bucket's row: see the module's docstring."""
+
     unleased: int
     quota: int
     version: int
@@ -101,7 +103,7 @@ class HardBudgetBucket(NamedTuple):
 
 
 class BudgetLeaseRow(NamedTuple):
-    """`number` is None before anything was taken."""
+    """The row of one lease. `sequence` is None before anything was leased."""
 
     leased: int
     used: int
@@ -110,8 +112,8 @@ class BudgetLeaseRow(NamedTuple):
     @classmethod
     def from_item(cls, item: Item | None) -> BudgetLeaseRow:
         item = item or {}
-        number = _read_whole(item, SEQUENCE) if SEQUENCE in item else None
-        return cls(_read_whole(item, LEASED, 0), _read_whole(item, USED, 0), number)
+        sequence = _read_whole(item, SEQUENCE) if SEQUENCE in item else None
+        return cls(_read_whole(item, LEASED, 0), _read_whole(item, USED, 0), sequence)
 
     @property
     def is_closed(self) -> bool:
@@ -125,11 +127,11 @@ def _read_whole(item: Item, attribute: str, default: int | None = None) -> int:
     return value
 
 
-# What the holder does.
+# Writes of the holder.
 
 
 def build_take(key: HardBudgetKey, holder: str, sequence: int, pico: int, minimum: int) -> list[Write]:
-    """`number` of the last one, or 0; at `least` so much must be there."""
+    """Lease `pico`. `sequence` is the number of the last write, or 0; the bucket must have at least `minimum`."""
     bucket = Update(key.bucket_key, add={UNLEASED: -pico}, condition=at_least(UNLEASED, minimum))
     return [_build_sequenced_update(key, holder, sequence, pico), bucket]
 
@@ -142,7 +144,7 @@ def build_release(key: HardBudgetKey, holder: str, sequence: int, pico: int) -> 
 
 
 def build_sequence_advance(key: HardBudgetKey, holder: str, sequence: int) -> list[Write]:
-    """What was sent with this number, and is still on its way, comes too late from now on."""
+    """Advance the sequence number only: a write with this number that is still on its way fails from now on."""
     return [_build_sequenced_update(key, holder, sequence, 0)]
 
 
@@ -161,24 +163,24 @@ def _build_equals(attribute: str, value: int | None) -> Condition:
 
 
 def build_spend(key: HardBudgetKey, holder: str, pico: int) -> Update:
-    """Belongs into the transaction that counts the same spend, whose marker makes it happen once."""
+    """Belongs into the transaction that counts the same spend; the marker of that transaction makes it happen once."""
     return Update(key.build_lease_key(holder), add={USED: pico}, set={EXPIRY_ATTRIBUTE: key.expires_at})
 
 
-# When its holder is no more, and all that it spent is counted.
+# Closing, when the holder has ended and all of its spend is counted.
 
 
 def build_close(key: HardBudgetKey, holder: str, item: Item | None, *, has_bucket: bool = True) -> list[Write]:
-    """What was never spent goes back, if nothing has moved since `item` was read. One that never took anything is
-    closed all the same: what was sent may still be on its way."""
+    """Close a lease and return its unspent money, if nothing has changed since `item` was read. A lease that never took
+    anything is closed too, as a write of its holder may still be on its way."""
     lease = BudgetLeaseRow.from_item(item)
-    as_read = all_of(*(_build_equals(each, _read_optional(item, each)) for each in (LEASED, USED, SEQUENCE)))
+    as_read = all_of(*(_build_equals(name, _read_optional(item, name)) for name in (LEASED, USED, SEQUENCE)))
     set_to = {LEASED: lease.used, SEQUENCE: CLOSED_SEQUENCE, EXPIRY_ATTRIBUTE: key.expires_at}
     closing = Update(key.build_lease_key(holder), set=set_to, condition=as_read)
     unspent = lease.leased - lease.used
     if not unspent:
         return [closing]
-    if not has_bucket:  # it will be made anew, from what the holds say
+    if not has_bucket:  # it will be created again, from the rows of the leases
         return [closing, ConditionCheck(key.bucket_key, ItemMissing())]
     return [closing, Update(key.bucket_key, add={UNLEASED: unspent}, condition=ItemExists())]
 
@@ -191,17 +193,18 @@ def _read_optional(item: Item | None, attribute: str) -> int | None:
 
 
 def compute_spent_without_lease(leases: Iterable[BudgetLeaseRow], spent_pico: int) -> int:
-    """What was spent that no hold pays for. Of a hold no more than was taken: what goes beyond is nobody's."""
+    """Spend that no lease pays for. Of each lease at most what was leased counts: what was spent beyond it was not
+    leased."""
     return max(0, spent_pico - sum(min(lease.used, lease.leased) for lease in leases))
 
 
 def build_bucket(
     key: HardBudgetKey, quota: int, version: int, leases: Iterable[BudgetLeaseRow], spent_pico: int, now: float
 ) -> Put:
-    """What stands in holds is out, should a bucket be lost and made again."""
+    """Create the bucket. If it was lost and is created again, what leases have taken is not available."""
     leases = list(leases)
     spent_without_lease = compute_spent_without_lease(leases, spent_pico)
-    unleased = quota - spent_without_lease - sum(hold.leased for hold in leases)
+    unleased = quota - spent_without_lease - sum(lease.leased for lease in leases)
     item = {
         UNLEASED: unleased,
         QUOTA: quota,
@@ -214,13 +217,14 @@ def build_bucket(
 
 
 def build_quota_change(key: HardBudgetKey, bucket: HardBudgetBucket, quota: int, version: int) -> Update:
-    """The settings have another quota; what there is moves by the difference."""
+    """Apply another quota of the settings; the unleased money changes by the difference."""
     as_read = all_of(equals(VERSION, bucket.version), equals(QUOTA, bucket.quota))
     moved = {UNLEASED: quota - bucket.quota}
     return Update(key.bucket_key, add=moved, set={QUOTA: quota, VERSION: version}, condition=as_read)
 
 
 def build_reconcile(key: HardBudgetKey, bucket: HardBudgetBucket, spent_without_lease: int, now: float) -> Update:
+    """Record the spend without lease; the unleased money changes by the difference."""
     as_read = all_of(
         equals(SPENT_WITHOUT_LEASE, bucket.spent_without_lease), equals(RECONCILED_AT, bucket.reconciled_at)
     )

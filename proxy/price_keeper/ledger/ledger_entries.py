@@ -1,8 +1,8 @@
-"""The values that the ledger keeps: which counters are charged, the intent of a call, its receipt, and sums of receipts.
-Pure.
+"""The values that the ledger keeps: charged counters, intents and receipts of calls, and sums of receipts. Pure.
 
-A `Counter` names one counter in the store. `ChargedCounters` are those that a call is charged to, fixed when it
-starts. An `Intent` is written before a call is sent, with an estimate; a `Receipt` says what the call used and cost.
+A `Counter` names one counter in the store. `ChargedCounters` are those that a call is charged to, fixed when it starts.
+An `Intent` is written before a call is sent, with an estimate; a `Receipt` says what the call used and cost. The
+encodings are the journal's format, and must not change.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ _MAX_PENDING: Final = 200
 
 
 class LineKind(StrEnum):
-    """The first value of a line."""
+    """The first value of a journal line."""
 
-    HEAD = "H"  # which segment this is, and which one it carries on
-    CARRIED = "C"  # an intent of the segment before, whose call is still under way
-    READY = "E"  # the end of what is carried: from here on this segment is the one that counts
+    HEAD = "H"  # the segment's own ULID, and that of the segment that it carries on
+    CARRIED = "C"  # an intent of the segment before, whose call is still in flight
+    READY = "E"  # the end of the carried intents: from here on this segment records these calls
     INTENT = "I"
     RECORD = "R"
-    NOTHING = "N"  # the call came to nothing that costs
-    EXTENT = "L"  # how many lines there are before this one, and their digest; estimates and the seal follow
+    NOTHING = "N"  # the call ended and cost nothing
+    EXTENT = "L"  # the number of lines before this one, and their digest; estimates and the seal follow
     SEAL = "S"
 
 
@@ -43,7 +43,8 @@ def encode_head(ulid: str, before: str) -> bytes:
 
 
 def encode_ready(before: str, carried: int) -> bytes:
-    """Says again which segment this one carries on, and how many calls of it: so one spoilt line loses neither."""
+    """Repeats which segment this one carries on, and adds the number of its calls, so that one corrupt line loses
+    neither."""
     return orjson.dumps([LineKind.READY.value, before, carried])
 
 
@@ -51,22 +52,22 @@ _LEASE_PREFIX: Final = "HOLD#"
 
 
 class Counter(NamedTuple):
-    """One of the counters in the store: what a scope used of a label in a period.
+    """A counter in the store: what a scope used of a label in a period.
 
-    A hold is one as well, so that what is spent of it is counted with the rest: its period names the holder too.
+    A budget lease has a counter too, so that its spend is counted with the rest; its period also names the holder.
     """
 
     scope: str
     label: str
     period: str
-    shards: int  # over how many items it is spread
+    shards: int  # the number of items that the counter is spread over
 
     @classmethod
     def from_values(cls, values: Iterable[Any]) -> Counter:
-        """Raises TypeError: a line that is whole may still be none of ours."""
+        """Raises TypeError: a line with a good checksum may still be no line of this product."""
         counter = cls(*values)
         if [*map(type, counter)] != [str, str, str, int]:
-            raise TypeError("no counter where one should be")
+            raise TypeError("expected a counter")
         return counter
 
     @classmethod
@@ -79,17 +80,18 @@ class Counter(NamedTuple):
 
     @property
     def holder_and_period(self) -> tuple[str, str]:
-        """Of a hold."""
+        """Of the counter of a lease."""
         holder, _, period = self.period.removeprefix(_LEASE_PREFIX).partition("#")
         return holder, period
 
     @property
     def budget_period(self) -> str:
+        """The period of the budget, also for the counter of a lease."""
         return self.holder_and_period[1] if self.is_lease else self.period
 
 
 class UsageCounts(NamedTuple):
-    """What is counted. Everything but `pico` is what the store calls it."""
+    """What is counted. All fields but `pico` are named like the attributes in the store."""
 
     requests: int = 0
     estimated_requests: int = 0
@@ -109,7 +111,7 @@ class UsageCounts(NamedTuple):
 
 
 class SpendListener(Protocol):
-    """Hears of what is spent the moment it is known here, long before the store does."""
+    """Notified of spend the moment this process knows it, long before the store has it."""
 
     def on_call_started(self, expected_pico: int) -> None: ...
 
@@ -117,14 +119,15 @@ class SpendListener(Protocol):
 
 
 class CompletionListener(Protocol):
-    """Hears once what became of one call, when that is written down; None: it costs nothing."""
+    """Notified once of the end of a call, when that is written; None: the call cost nothing."""
 
     def on_completed(self, receipt: Receipt | None) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ChargedCounters:
-    """Who pays for calls that start in these periods, as it goes into the line of each; frozen when a call starts."""
+    """The counters that calls are charged to, encoded as in the line of each call. They are fixed when a call
+    starts."""
 
     counters: tuple[Counter, ...]
     encoded: orjson.Fragment
@@ -135,7 +138,7 @@ class ChargedCounters:
         cls, counters: Iterable[Counter], spend_listeners: tuple[SpendListener, ...] = ()
     ) -> ChargedCounters:
         counters = tuple(counters)
-        return cls(counters, orjson.Fragment(orjson.dumps([(*each,) for each in counters])), spend_listeners)
+        return cls(counters, orjson.Fragment(orjson.dumps([(*counter,) for counter in counters])), spend_listeners)
 
     @classmethod
     def from_values(cls, values: Iterable[Iterable[Any]]) -> ChargedCounters:
@@ -144,15 +147,15 @@ class ChargedCounters:
 
 @dataclass(slots=True)
 class Intent:
-    """A call that is about to be sent, and what it counts as if nobody ever learns better."""
+    """A call that is about to be sent, and the estimate that counts if its end is never recorded."""
 
     charged: ChargedCounters
     started_ms: int
     input_tokens: int
     output_tokens: int
     pico: int
-    guardrail_units: int = 0  # written only where there are some
-    expected_pico: int | None = None  # pico-dollars, by what such calls came to of late; not written
+    guardrail_units: int = 0  # written only if not zero
+    expected_pico: int | None = None  # pico-dollars, by the recent cost of such calls; not written
     completion_listeners: tuple[CompletionListener, ...] = ()  # not written
 
     @property
@@ -178,7 +181,7 @@ class Intent:
 
 @dataclass(slots=True)
 class Receipt:
-    """What a call used and cost. `about` is for whoever reads the journal: prices, flags, Bedrock's own id of it."""
+    """What a call used and cost. `about` is for readers of the journal: prices, flags, Bedrock's request id."""
 
     counts: UsageCounts
     about: Mapping[str, str] = field(default_factory=dict)
@@ -193,11 +196,11 @@ class Receipt:
 
 
 class UsageTally:
-    """Sums by counter. They are made now and then, which costs less than to make them in each call."""
+    """Sums by counter. Entries are added up in batches, which costs less than doing it in each call."""
 
     def __init__(self) -> None:
-        self._sums: dict[ChargedCounters, UsageCounts] = {}  # by account, which names all counters that its calls touch
-        self._pending: list[tuple[ChargedCounters, UsageCounts]] = []  # what is not in them yet
+        self._sums: dict[ChargedCounters, UsageCounts] = {}  # by the counters that the calls are charged to
+        self._pending: list[tuple[ChargedCounters, UsageCounts]] = []  # entries that are not in the sums yet
         self.pico = 0
         self.requests = 0
 
@@ -209,33 +212,34 @@ class UsageTally:
             self._fold_pending()
 
     def total(self) -> UsageCounts:
-        """Each call once, though several counters may be charged with it."""
+        """The sum over all calls; each counts once, though several counters may be charged with it."""
         self._fold_pending()
         return UsageCounts._make(map(sum, zip(UsageCounts(), *self._sums.values(), strict=True)))
 
     def by_label(self) -> dict[str, UsageCounts]:
-        """As `total`, apart for each label: all counters of an account are of one."""
+        """Like `total`, by label: all counters of a call have the same label."""
         self._fold_pending()
         sums: dict[str, UsageCounts] = {}
-        for account, counts in self._sums.items():
-            label = account.counters[0].label if account.counters else ""
+        for charged, counts in self._sums.items():
+            label = charged.counters[0].label if charged.counters else ""
             sums[label] = sums[label].plus(counts) if label in sums else counts
         return sums
 
     def sums(self) -> dict[Counter, UsageCounts]:
+        """The sums by counter."""
         self._fold_pending()
         sums: dict[Counter, UsageCounts] = {}
-        for account, counts in self._sums.items():
-            for counter in account.counters:
+        for charged, counts in self._sums.items():
+            for counter in charged.counters:
                 sums[counter] = sums[counter].plus(counts) if counter in sums else counts
         return sums
 
     def _fold_pending(self) -> None:
-        by_account: dict[ChargedCounters, list[UsageCounts]] = {}
-        for account, counts in self._pending:
-            by_account.setdefault(account, []).append(counts)
-        for account, many in by_account.items():
-            if account in self._sums:
-                many.append(self._sums[account])
-            self._sums[account] = UsageCounts._make(map(sum, zip(*many, strict=True)))
+        by_charged: dict[ChargedCounters, list[UsageCounts]] = {}
+        for charged, counts in self._pending:
+            by_charged.setdefault(charged, []).append(counts)
+        for charged, many in by_charged.items():
+            if charged in self._sums:
+                many.append(self._sums[charged])
+            self._sums[charged] = UsageCounts._make(map(sum, zip(*many, strict=True)))
         self._pending.clear()

@@ -1,20 +1,22 @@
-"""Keeps a trouble that comes and goes many times a second from filling the log."""
+"""Limits log lines about a problem that comes and goes many times a second."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Final
 
-REPEAT_SECONDS: Final = 10.0  # between two lines about the same trouble
+REPEAT_SECONDS: Final = 10.0  # between two lines about the same problem
 
 
 class LogThrottle:
+    """Allows one line per problem and REPEAT_SECONDS."""
+
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
         self._logged_at: dict[str, float] = {}
 
     def allows(self, trouble: str) -> bool:
-        """Whether to log it now. The caller then does."""
+        """Whether the caller should log the problem now; if so, it counts as logged."""
         now, last = self._now(), self._logged_at.get(trouble)
         if last is not None and abs(now - last) < REPEAT_SECONDS:  # a wall clock may be set back by hours
             return False

@@ -1,7 +1,7 @@
 """Takes over the journals of workers that have ended: locks them, flushes them, and removes their folders.
 
 The first worker has the journal's folder, the others have `worker-1` and so on in it. The first worker adopts what
-workers of earlier runs left there, if this run has no worker of that number. Each step can be repeated, so a process may
+workers of earlier runs left there, if this run has no worker of that number. Each step is idempotent, so a process may
 die between any two:
 
     lock -> recover -> send the segments -> return budget leases -> move alerts -> remove the folder
@@ -17,9 +17,8 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
-from price_keeper.alerts.alert_outbox import ALERT_SUFFIX as ALERT
-from price_keeper.alerts.alert_outbox import UNFINISHED_SUFFIX
-from price_keeper.alerts.alert_setup import ALERTS_FOLDER as ALERTS
+from price_keeper.alerts.alert_outbox import ALERT_SUFFIX, UNFINISHED_SUFFIX
+from price_keeper.alerts.alert_setup import ALERTS_FOLDER
 from price_keeper.clock import Clock
 from price_keeper.errors import JournalInUse, JournalUnusable, StoreError
 from price_keeper.ledger.journal_lock import LOCK_NAME, lock_folder
@@ -39,20 +38,21 @@ def locate_worker_folder(journal: Path, number: int) -> Path:
 
 
 def find_worker_folders(journal: Path) -> list[Path]:
-    """All that are there but the first one's, which is `journal` itself."""
+    """The existing folders of workers, except the first worker's, which is `journal` itself."""
     found = [(int(name[1]), path) for path in journal.glob("worker-*") if (name := _NAME.fullmatch(path.name))]
     return [path for _, path in sorted(found) if path.is_dir() and not path.is_symlink()]
 
 
 class OrphanedJournals:
-    """`workers` is how many this run has: their folders are left alone, and so is one that a living process holds."""
+    """Finds and finishes journals of ended workers. `workers` is the number of workers of this run: their folders are
+    left alone, and so is a folder that a running process has locked."""
 
     def __init__(self, journal: Path, workers: int) -> None:
         self._journal = journal
         self._own = {locate_worker_folder(journal, number) for number in range(workers)}
         self._locks: dict[Path, ExitStack] = {}
-        self._found: dict[Path, RecoveredJournal] = {}  # locked and read, but not taken yet
-        self._unusable: set[Path] = set()  # somebody has to look at them
+        self._found: dict[Path, RecoveredJournal] = {}  # locked and recovered, but not yet taken by `take_found`
+        self._unusable: set[Path] = set()  # an operator has to look at these
         self._logged: dict[Path, str] = {}
         self.on_alerts_moved: Callable[[set[str]], None] = lambda _: None
 
@@ -62,7 +62,8 @@ class OrphanedJournals:
         return [folder for folder in self._locks if folder not in self._found]
 
     def find(self) -> None:
-        """Lock and recover each journal whose worker is gone, for `take_found`. Blocks on the disk: call it in a thread."""
+        """Lock and recover each journal whose worker has ended, for `take_found`. Blocks on the disk: call it in a
+        thread."""
         for folder in find_worker_folders(self._journal):
             if folder not in self._own and folder not in self._locks and folder not in self._unusable:
                 self._recover(folder)
@@ -74,32 +75,41 @@ class OrphanedJournals:
         return list(found.values())
 
     def _recover(self, folder: Path) -> None:
-        """Whatever is raised here, the lock is released first: the folder can be tried again."""
+        """If this raises, the lock is released first, so the folder can be tried again."""
         try:
             with ExitStack() as lock:
                 lock.enter_context(lock_folder(folder, create=False))
                 self._found[folder] = recover(folder)
                 self._locks[folder] = lock.pop_all()
         except JournalInUse:
-            return  # its process may be about to end
+            return  # its process runs, and may end soon
         except (ArithmeticError, LookupError, OSError, TypeError, ValueError, JournalUnusable) as failure:
             self._mark_unusable(folder, str(failure))
 
     async def finish_folder(self, folder: Path, store: Store, clock: Clock) -> None:
-        """Once all that its journal says is in the store."""
+        """Return the leases, move the alerts, and remove the folder. Call it when all spend of its journal is in the
+        store."""
         try:
             returned_pico = await release_former_leases(store, clock, folder)
-            moved, is_gone = await asyncio.to_thread(self._clear_folder, folder)
+            moved, is_removed = await asyncio.to_thread(self._clear_folder, folder)
         except (StoreError, OSError) as failure:
             if self._logged.get(folder) != str(failure):
                 self._logged[folder] = str(failure)
-                _log.warning("the journal in %s is in the store, and its folder cannot go yet: %s", folder, failure)
+                _log.warning(
+                    "the journal in %s is in the store, but its folder cannot be removed yet; it is tried again: %s",
+                    folder,
+                    failure,
+                )
             return
         self.on_alerts_moved(moved)
         if returned_pico:
-            _log.info("%.6f USD of hard budgets that %s held are given back", returned_pico / PICO_PER_USD, folder)
-        if not is_gone:
-            self._mark_unusable(folder, "there is something in it that is none of a journal's")
+            _log.info(
+                "released %.6f USD of hard budgets that the worker of %s had leased",
+                returned_pico / PICO_PER_USD,
+                folder,
+            )
+        if not is_removed:
+            self._mark_unusable(folder, "it holds files that do not belong to a journal")
         self._locks.pop(folder).close()
 
     def close(self) -> None:
@@ -108,13 +118,15 @@ class OrphanedJournals:
 
     def _mark_unusable(self, folder: Path, reason: str) -> None:
         self._unusable.add(folder)
-        _log.error("the journal of a former worker in %s stays where it is: %s", folder, reason)
+        _log.error(
+            "the journal of a former worker in %s is left as it is; an operator has to look at it: %s", folder, reason
+        )
 
     def _clear_folder(self, folder: Path) -> tuple[set[str], bool]:
-        """The names of the alerts that were moved, and whether the folder is gone. Raises OSError."""
+        """The names of the moved alerts, and whether the folder was removed. Raises OSError."""
         for kept in folder.glob(f"{RETAINED_PREFIX}*"):
             kept.rename(self._journal / kept.name)
-        moved = self._move_alerts(folder / ALERTS)
+        moved = self._move_alerts(folder / ALERTS_FOLDER)
         sync_folder(self._journal)
         is_empty = all(path.name == LOCK_NAME for path in folder.iterdir())
         if is_empty:
@@ -126,8 +138,8 @@ class OrphanedJournals:
         if not folder.is_dir():
             return set()
         for unfinished in folder.glob(f"*{UNFINISHED_SUFFIX}"):
-            unfinished.unlink(missing_ok=True)  # nobody was told of it
-        alerts, target = sorted(folder.glob(f"*{ALERT}")), self._journal / ALERTS
+            unfinished.unlink(missing_ok=True)  # no alert was raised from it
+        alerts, target = sorted(folder.glob(f"*{ALERT_SUFFIX}")), self._journal / ALERTS_FOLDER
         if alerts:
             target.mkdir(exist_ok=True, mode=0o700)
         for path in alerts:
@@ -136,4 +148,4 @@ class OrphanedJournals:
             sync_folder(target)
         if not any(folder.iterdir()):
             folder.rmdir()
-        return {path.name.removesuffix(ALERT) for path in alerts}
+        return {path.name.removesuffix(ALERT_SUFFIX) for path in alerts}

@@ -1,8 +1,8 @@
 """Flushes the journal to the store in the background, and refuses calls that could not be recorded.
 
-A flush seals the current segment and sends all sealed ones, in the order in which they were sealed. After any failure a
-segment stays and is sent again; its marker makes sure that it counts once. `FlushInterval` decides how often,
-`FlushGate` keeps readers of exact totals from meeting a flush.
+A flush seals the current segment and sends all sealed ones, in the order in which they were sealed. After a failure the
+segment is kept and sent again; its marker makes sure that it counts once. `FlushInterval` decides how often,
+`FlushGate` keeps readers of exact totals from running during a flush.
 """
 
 from __future__ import annotations
@@ -21,10 +21,16 @@ from price_keeper.ledger.ledger_entries import PICO_PER_USD, Counter, UsageCount
 from price_keeper.ledger.log_throttle import LogThrottle
 from price_keeper.ledger.segment_sender import SegmentSender
 
-BUSY_REQUESTS = 200  # in one flush: at this rate its price in writes is lost among the requests
+BUSY_REQUESTS = 200  # in one flush: at this rate the cost of its writes is negligible per request
+MAX_QUIET_WAIT_SECONDS = 0.5  # for which a reader waits for a flush to end
+EARLY_FLUSH_DIVISOR = 100  # a flush starts at once when unflushed spend exceeds one part in so many of the limit
+_Sum = tuple[Counter, UsageCounts]
+_log = logging.getLogger("price_keeper.recording")
 
 
 class FlushInterval:
+    """The time between two flushes: shorter under load, longer when there are few requests and after failures."""
+
     def __init__(self, min_seconds: float, max_seconds: float) -> None:
         self.min_seconds = min_seconds
         self._max_seconds = max_seconds
@@ -37,12 +43,14 @@ class FlushInterval:
             self.on_failed()
 
     def on_failed(self) -> None:
-        """Or met with conflicts: others write to the same counters at the same time."""
+        """Double the interval: after a failure, which may be a conflict with other writers of the same counters, or
+        after a small flush."""
         self.seconds = min(self._max_seconds, self.seconds * 2)
 
 
 class FlushGate:
-    """A flush that waits goes before those who come after it, so that nobody keeps it waiting for long."""
+    """Excludes flushes and readers from each other. A waiting flush goes before later readers, so that readers cannot
+    starve it."""
 
     def __init__(self) -> None:
         self._waiters: set[asyncio.Future[None]] = set()
@@ -67,7 +75,7 @@ class FlushGate:
 
     @asynccontextmanager
     async def exclude_flush(self, timeout_seconds: float) -> AsyncIterator[bool]:
-        """Whether no flush is under way meanwhile; if it does not come to that in so many seconds, one may be."""
+        """Yields whether flushes are excluded. False after the timeout; then one may be in progress."""
         try:
             async with asyncio.timeout(timeout_seconds):
                 await self._wait_until(lambda: not (self._is_flushing or self._flushes_waiting))
@@ -96,17 +104,9 @@ class FlushGate:
                 waiter.set_result(None)
 
 
-MAX_QUIET_WAIT_SECONDS = 0.5  # of those who would rather not meet a flush
-EARLY_FLUSH_DIVISOR = 100  # a hundredth of what may wait is flushed at once
-
-_Sum = tuple[Counter, UsageCounts]
-
-_log = logging.getLogger("price_keeper.recording")
-
-
 class Recorder:
-    """`max_unflushed_pico` is how much may wait for the store; past it, or while the store is away with
-    `refuses_without_store`, no call is let through."""
+    """The journal, and its flushes to the store. No call is admitted while more than `max_unflushed_pico` waits for the
+    store, or, with `refuses_without_store`, while the store does not answer."""
 
     def __init__(
         self,
@@ -128,22 +128,23 @@ class Recorder:
         self._refuses_without_store = refuses_without_store
         self._unsent: deque[SealedSegment] = deque(recovered)
         self._unsent_pico = sum(sealed.seal.pico for sealed in self._unsent)
-        self._journal_lock = asyncio.Lock()  # of the journal, which threads sync and close
+        self._journal_lock = asyncio.Lock()  # the journal is synced and closed in threads
         self._flush_gate = FlushGate()
         self._flush_due = asyncio.Event()
         self._last_flush_at = self._caught_up_at = clock.monotonic()
         self.store_trouble = ""
         self._throttle = LogThrottle(clock.monotonic)
 
-    # For the calls.
+    # Calls.
 
     def admit(self) -> None:
-        """Raises CannotRecord where a call must not be sent, because nobody could keep count of it."""
+        """Raises RecordingUnavailable if a call must not be sent, because its spend could not be recorded."""
         pico, journal = self.journal.tally.pico, self.journal
         if pico + self._unsent_pico > self._max_unflushed_pico:
             usd = self._max_unflushed_pico / PICO_PER_USD
             raise RecordingUnavailable(
-                f"spend of {usd:g} USD waits for the store, which is all that may", retry_after=5
+                f"spend of {usd:g} USD waits for the store, which is the limit (journal.max_unflushed_usd)",
+                retry_after=5,
             )
         if self._refuses_without_store and self.store_trouble:
             raise RecordingUnavailable("the store that keeps count of spend is away", retry_after=5)
@@ -151,18 +152,19 @@ class Recorder:
             self._flush_due.set()
 
     def request_flush(self) -> None:
-        """Somebody needs to know soon."""
+        """Flush soon: a reader needs this spend."""
         self._flush_due.set()
 
-    # What can be told.
+    # State.
 
     @property
     def unflushed_pico(self) -> int:
+        """Recorded spend that is not in the store yet, in pico-dollars."""
         return self.journal.tally.pico + self._unsent_pico
 
     @property
     def limit_pico(self) -> int:
-        """Of what is not flushed."""
+        """The limit of `unflushed_pico`."""
         return self._max_unflushed_pico
 
     @property
@@ -171,17 +173,18 @@ class Recorder:
 
     @property
     def lag_seconds(self) -> float:
-        """For how long something recorded has been waiting at most."""
+        """An upper bound of how long recorded spend has been waiting."""
         is_waiting = self._unsent or self.journal.tally.requests
         return self._clock.monotonic() - self._caught_up_at if is_waiting else 0.0
 
     def unflushed_by_counter(self) -> dict[Counter, int]:
-        """Pico-dollars by counter: what is in the journal. Of a segment that is there, all: some may be stored."""
+        """Pico-dollars by counter: all sums of the segments that are still in the journal, some of which may be
+        stored."""
         sums = {counter: counts.pico for counter, counts in self.journal.tally.sums().items()}
         return _add_pico(sums, self._own_sums(SealedSegment.sums))
 
     def possibly_stored_by_counter(self) -> dict[Counter, int]:
-        """Of these, what may be in the store."""
+        """The part of `unflushed_by_counter` that may be in the store."""
         return _add_pico({}, self._own_sums(SealedSegment.possibly_stored_sums))
 
     def _own_sums(self, sums_of: Callable[[SealedSegment], Iterable[_Sum]]) -> Iterator[_Sum]:
@@ -191,33 +194,34 @@ class Recorder:
 
     @asynccontextmanager
     async def without_flush(self) -> AsyncIterator[bool]:
-        """Whether no flush is under way meanwhile; if one takes long, nobody waits for it."""
+        """Yields whether no flush is in progress; it waits for one only briefly."""
         async with self._flush_gate.exclude_flush(MAX_QUIET_WAIT_SECONDS) as is_quiet:
             yield is_quiet
 
     @property
     def has_recovered_segments(self) -> bool:
-        """Whether something that former processes left in this journal is not, or not certainly, in the store."""
+        """Whether anything that earlier processes left in this journal is not certainly in the store."""
         unsent, rejected = self._segments_in(self.journal.folder)
         return bool(rejected) or any(sealed.is_recovered for sealed in unsent)
 
     def has_unflushed_in(self, folder: Path) -> bool:
-        """Whether anything of the journal there is not, or not certainly, in the store."""
+        """Whether anything of the journal in that folder is not certainly in the store."""
         return any(self._segments_in(folder))
 
     def _segments_in(self, folder: Path) -> tuple[list[SealedSegment], list[SealedSegment]]:
-        """Of the journal there: what waits, and what is left to a person."""
+        """The segments of that journal that wait, and those that were rejected."""
         unsent = [sealed for sealed in self._unsent if sealed.path.parent == folder]
         return unsent, [sealed for sealed in self.sender.rejected if sealed.path.parent == folder]
 
     @property
     def is_fully_flushed(self) -> bool:
-        """Whether everything ever spent here is in the store, and no call is under way."""
+        """Whether all spend of this journal is in the store and no call is in flight."""
         journal = self.journal
         return not (journal.open_calls or journal.tally.requests or self.has_unflushed_in(journal.folder))
 
     async def check(self) -> str | None:
-        """Raises CannotRecord with what keeps spend from being recorded; tells of what waits for a person."""
+        """Raises RecordingUnavailable with what keeps spend from being recorded. Returns a warning if segments were
+        rejected."""
         if self.journal.trouble:
             raise RecordingUnavailable(f"the journal cannot be written: {self.journal.trouble}")
         self.admit()
@@ -225,14 +229,12 @@ class Recorder:
             raise RecordingUnavailable("spend cannot be flushed, and waits in the journal; the log says why")
         rejected = len(self.sender.rejected)
         return (
-            f"what the store did not take, {rejected} segments, waits for a person; the log says why"
-            if rejected
-            else None
+            f"{rejected} segments cannot be flushed, and wait for an operator; the log says why" if rejected else None
         )
 
     def adopt_segments(self, segments: Iterable[SealedSegment]) -> None:
-        """Of another journal. For budgets it is spent elsewhere until it is in the store; it has to be flushed as our
-        own has."""
+        """Take over the segments of another journal. Budgets count them as spent elsewhere until they are in the store;
+        the limit of unflushed spend includes them."""
         for sealed in segments:
             sealed.is_adopted = True
             self._unsent.append(sealed)
@@ -242,7 +244,7 @@ class Recorder:
     # Background work.
 
     async def run_flush_timer(self) -> None:
-        """Says when the next flush is due, for ever."""
+        """Request a flush whenever the interval has passed; never returns."""
         while True:
             elapsed = self._clock.monotonic() - self._last_flush_at
             if elapsed >= self._interval.seconds:
@@ -251,7 +253,7 @@ class Recorder:
             await self._clock.sleep(self._interval.seconds - elapsed)
 
     async def run_flushes(self) -> None:
-        """Flushes whenever it is due, for ever; in a hurry too not more often than the pace's shortest."""
+        """Flush whenever one is requested; never returns. Even requested flushes keep the shortest interval."""
         while True:
             await self._flush_due.wait()
             pause = self._interval.seconds if self.store_trouble else self._interval.min_seconds
@@ -262,62 +264,62 @@ class Recorder:
             await self.flush()
 
     async def sync_journal(self) -> None:
-        """Once: what was written is on the disk, and what the disk refused is tried again. A segment that is full ends,
-        however long the store takes over those before it."""
+        """Once: sync the journal to disk, and write again what the disk refused. A full segment is sealed even while
+        the store is away."""
         self.journal.retry_unwritten()
         if self.journal.is_full:
-            with suppress(OSError):  # the next flush tells of it
+            with suppress(OSError):  # the next flush reports it
                 await self._seal()
         if self.journal.is_synced:
             return
         async with self._journal_lock:
-            with suppress(OSError):  # the journal has told of it
+            with suppress(OSError):  # the journal has logged it
                 await asyncio.to_thread(self.journal.sync)
 
     async def close(self) -> None:
-        """The journal, when no thread is at it."""
+        """Close the journal, when no thread uses it."""
         async with self._journal_lock:
-            self.journal.retry_unwritten()  # what was flushed may have made room
+            self.journal.retry_unwritten()  # the last flush may have made room on the disk
             self.journal.close()
 
     async def flush(self) -> bool:
-        """Seals and sends everything there is; whether all of it arrived."""
+        """Seal and send all that was recorded; returns whether all of it is in the store."""
         async with self._flush_gate.flush():
             self._last_flush_at = self._clock.monotonic()
             try:
                 had_unsent = bool(self._unsent)
                 requests = await self._seal()
                 await self._send_all()
-                if had_unsent:  # what came since then is not sealed yet
+                if had_unsent:  # what was recorded meanwhile is not sealed yet
                     requests += await self._seal()
                     await self._send_all()
             except (StoreError, OSError) as failure:
                 self._on_flush_failed(failure)
                 return False
             self.store_trouble = ""
-            if not self.journal.trouble:  # else what was recorded may not be sealed
+            if not self.journal.trouble:  # with trouble, recorded spend may be unsealed
                 self._caught_up_at = self._last_flush_at
             self._interval.on_flushed(requests)
             return True
 
     async def _seal(self) -> int:
-        """How many requests are sealed now. While others wait for the store, the journal goes on in one segment as
-        long as it may, so that it does not come to consist of many. Raises OSError."""
+        """Seal the current segment, and return its number of requests. While other segments wait for the store, the
+        current one is not sealed before it is full, so that their number stays low. Raises OSError."""
         sealed = None
         async with self._journal_lock:
             if not self._unsent or self.journal.is_full:
-                with suppress(OSError):  # the journal has told of it, and goes on where it was
+                with suppress(OSError):  # the journal has logged it, and continues in its segment
                     sealed = self.journal.seal()
             if sealed is not None:
                 self._unsent.append(sealed)
                 self._unsent_pico += sealed.seal.pico
-            for waiting in tuple(self._unsent):  # whose first may go to the store meanwhile
+            for waiting in tuple(self._unsent):  # a copy, as the first one may be sent and removed meanwhile
                 if not waiting.has_seal:
                     await asyncio.to_thread(waiting.write_seal)
         return sealed.seal.requests if sealed is not None else 0
 
     async def _send_all(self) -> None:
-        while self._unsent and self._unsent[0].has_seal:  # one that has just ended may not be on the disk yet
+        while self._unsent and self._unsent[0].has_seal:  # a segment that has just ended may not be on the disk yet
             await self.sender.send(self._unsent[0])
             self._unsent_pico -= self._unsent.popleft().seal.pico
 

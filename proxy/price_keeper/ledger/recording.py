@@ -1,7 +1,8 @@
-"""Composes the ledger of one process: locks its folder, recovers what is in it, begins a new journal, and starts flushing.
+"""Composes the ledger of one process: locks its folder, recovers what is in it, begins a new journal, starts flushing.
 
 If the disk is full, recovered segments are sent first, since each one that is removed makes room. `finish` flushes the
-rest and returns unused budget leases; what cannot be flushed then waits in the journal for the next start.
+rest and returns unused budget leases; what cannot be flushed then waits in the journal for the next start. Start with
+`open_recording`.
 """
 
 from __future__ import annotations
@@ -33,14 +34,23 @@ from price_keeper.tasks import Tasks
 from price_keeper.telemetry import metrics
 from price_keeper.telemetry.metrics import MetricsRegistry, Samples
 
+LAST_FLUSH_TIMEOUT_SECONDS = 5.0  # of the time that Kubernetes leaves after the calls in flight have ended
+LAST_RETURN_TIMEOUT_SECONDS = 2.0
+LEASE_RETURN_INTERVAL_SECONDS = 5.0  # between two attempts to return the budget leases of ended runs
+ORPHANS_INTERVAL_SECONDS = 5.0  # between two searches for journals of ended workers
+AGGREGATE_JITTER = 0.2  # so that a fleet started at once does not read all shards at once
+
+_log = logging.getLogger("price_keeper.recording")
+
 
 async def begin_journal(
     folder: Path, recovered: RecoveredJournal, sender: SegmentSender, begin: Callable[[], Journal]
 ) -> Journal:
-    """Without room on the disk what was left over goes to the store first, since each file that goes makes some.
+    """Begin the new journal. If the disk is full, recovered segments are sent to the store first, the oldest first, as
+    each file that is removed makes room.
 
-    It may go without its seal then, the oldest first: what it comes to follows from its lines and those of the next
-    one, which stay as they are until it is gone, as nobody else writes to them. Raises JournalUnusable.
+    A segment may be sent without its seal then: its sums follow from its lines and those of the next segment, which
+    stay unchanged until it is removed, as no other process writes to them. Raises JournalUnusable.
     """
     while True:
         try:
@@ -71,21 +81,14 @@ async def _send_first(recovered: RecoveredJournal, sender: SegmentSender, cause:
     recovered.sealed.pop(0)
 
 
-LAST_FLUSH_TIMEOUT_SECONDS = 5.0  # of what Kubernetes leaves after the calls under way have ended
-LAST_RETURN_TIMEOUT_SECONDS = 2.0
-LEASE_RETURN_INTERVAL_SECONDS = 5.0  # between two tries to give back what runs that are no more held of hard budgets
-ORPHANS_INTERVAL_SECONDS = 5.0  # between two looks for journals of workers that are no more
-AGGREGATE_JITTER = 0.2  # so that a fleet started at once does not read all shards at once
-
-_log = logging.getLogger("price_keeper.recording")
-
-
 @dataclass(slots=True)
 class Recording:
+    """The parts of a process's ledger, and their background work."""
+
     recorder: Recorder
     recovered: RecoveredJournal
     aggregator: Aggregator
-    lease_file: BudgetLeaseFile  # of hard budgets, by this run
+    lease_file: BudgetLeaseFile  # the hard budgets that this run leased money from
     store: Store
     clock: Clock
     folder: Path
@@ -107,16 +110,16 @@ class Recording:
             )
 
     async def adopt_orphans(self) -> None:
-        """Takes over what has become free, and gives up each folder of which all is in the store."""
+        """Adopt the journals of ended workers, and remove each folder whose spend is in the store."""
         if self.orphans is None:
             return
         async with self._orphans_lock:
             try:
                 await asyncio.to_thread(self.orphans.find)
-            finally:  # what was found before a failure must not wait for the next try
-                for found in self.orphans.take_found():
-                    self.recovered.add_losses(found)
-                    self.recorder.adopt_segments(found.sealed)
+            finally:  # journals found before a failure must not wait for the next attempt
+                for journal in self.orphans.take_found():
+                    self.recovered.add_losses(journal)
+                    self.recorder.adopt_segments(journal.sealed)
             await self._finish_orphans(self.orphans)
 
     async def _finish_orphans(self, orphans: OrphanedJournals) -> None:
@@ -125,22 +128,23 @@ class Recording:
                 await orphans.finish_folder(folder, self.store, self.clock)
 
     async def return_former_leases(self) -> None:
-        """As soon as all that was spent of them is in the store; once."""
+        """Return the unspent budget leases of earlier runs, once, as soon as all spend of those runs is in the
+        store."""
         if not self.has_former_leases or self.recorder.has_recovered_segments:
             return
         try:
             returned_pico = await release_former_leases(self.store, self.clock, self.folder, self.lease_file.holder)
         except (StoreError, OSError) as failure:
-            _log.warning("what former runs held of hard budgets is not given back yet: %s", failure)
+            _log.warning("budget leases of former runs cannot be released yet; they are tried again: %s", failure)
             return
         self.has_former_leases = False
         if returned_pico:
-            _log.info("%.6f USD of hard budgets that former runs held are given back", returned_pico / PICO_PER_USD)
+            _log.info("released %.6f USD of hard budgets that former runs had leased", returned_pico / PICO_PER_USD)
 
     async def finish(self) -> None:
-        """What is recorded goes to the store if that can be had; if not, it waits for the next start. No call can begin
-        any more when what was held for calls goes back."""
-        self.recorder.journal.retry_unwritten()  # else it would be estimated then
+        """Flush what is recorded; what the store does not take waits in the journal for the next start. Then, when no
+        call can begin any more, return the budget leases."""
+        self.recorder.journal.retry_unwritten()  # the next start would count an unwritten receipt as estimated
         try:
             async with asyncio.timeout(LAST_FLUSH_TIMEOUT_SECONDS):
                 await self.recorder.flush()
@@ -153,16 +157,17 @@ class Recording:
     async def _return_leases(self) -> None:
         try:
             async with asyncio.timeout(LAST_RETURN_TIMEOUT_SECONDS):
-                await self.return_former_leases()  # where this run was too short for it
+                await self.return_former_leases()  # in case this run was too short for it
                 if self.orphans is not None:
                     async with self._orphans_lock:
                         await self._finish_orphans(self.orphans)
                 await self.lease_file.release(self.store, self.clock)
         except (StoreError, OSError, TimeoutError) as failure:
             why = str(failure) or "no answer"
-            _log.warning("what is held of hard budgets is given back at the next start: %s", why)
+            _log.warning("budget leases cannot be released now; they are released at the next start: %s", why)
 
     def add_to(self, telemetry: MetricsRegistry) -> None:
+        """Register the metrics of the ledger."""
         recorder, recovered, aggregator = self.recorder, self.recovered, self.aggregator
 
         add_usage_metrics(telemetry, recorder.journal)
@@ -216,8 +221,8 @@ def add_usage_metrics(telemetry: MetricsRegistry, journal: Journal) -> None:
 async def open_recording(
     config: Config, store: Store, clock: Clock, orphans: OrphanedJournals | None = None
 ) -> AsyncIterator[Recording]:
-    """What is adopted at once goes first, and counts as what this process has spent itself. Raises JournalInUse and
-    JournalUnusable."""
+    """Open the ledger of this process. Journals adopted here are flushed first, and count as this process's own spend.
+    Raises JournalInUse and JournalUnusable."""
     folder = Path(config.journal.dir)
     with ExitStack() as locks:
         locks.enter_context(lock_folder(folder))
@@ -228,9 +233,9 @@ async def open_recording(
         if orphans is not None:
             locks.callback(orphans.close)
             await asyncio.to_thread(orphans.find)
-            for each in orphans.take_found():
-                recovered.add_losses(each)
-                recovered.sealed[:0] = each.sealed
+            for orphan in orphans.take_found():
+                recovered.add_losses(orphan)
+                recovered.sealed[:0] = orphan.sealed
         ulids, sender = UlidFactory(clock.now, os.urandom, recovered.newest_ulid), SegmentSender(store, clock)
         journal = await begin_journal(
             folder, recovered, sender, lambda: Journal(folder, ulids, (*config.labels, *PSEUDO_LABELS))

@@ -1,6 +1,6 @@
 """Recovers the journal of a process that has ended: reads its segments, counts open calls as estimated, and seals them.
 
-`recover` may be killed at any point and repeated; it comes to the same result. Call it under the journal's lock.
+`recover` is idempotent: it may be killed at any point and repeated. Call it under the journal's lock.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ _TRAILER_KINDS = (LineKind.EXTENT, LineKind.SEAL)
 
 
 def _check_integers(numbers: Iterable[Any]) -> None:
-    """A line that is whole may still be none of ours."""
+    """A line with a good checksum may still be no line of this product."""
     if any(type(number) is not int for number in numbers):
-        raise TypeError("no number where one should be")
+        raise TypeError("expected integers")
 
 
 @dataclass(slots=True)
 class InternedValues:
-    """What many calls and many seals name alike is held once: there may be a million of them."""
+    """Equal values of many calls and seals share one object, as there may be a million of them."""
 
     charged_counters: dict[tuple[Counter, ...], ChargedCounters] = field(default_factory=dict)
     counters: dict[Counter, Counter] = field(default_factory=dict)
@@ -57,18 +57,18 @@ class InternedValues:
 
 @dataclass(slots=True)
 class RecoveredSegment:
-    """A segment as it lies there. `open` are the calls of which it does not say what became; those that were `carried`
-    into it are looked for in the `earlier` one where it has lost them itself."""
+    """A segment as it was found. `open` are the calls whose end it does not record. Calls that were carried into it,
+    and whose lines it has lost, are restored from the `earlier` segment."""
 
     path: Path
     ulid: str
     earlier: RecoveredSegment | None
     interned: InternedValues
-    previous_ulid: str | None = None  # until a line tells
+    previous_ulid: str | None = None  # None until a line names it
     carried: dict[int, Intent] = field(default_factory=dict)
-    lost_calls: int = 0  # of those that were carried
+    lost_calls: int = 0  # carried calls that could not be restored
     is_ready: bool = False
-    needs_earlier: bool = False  # some of what it comes to can be read in the earlier one only
+    needs_earlier: bool = False  # some of its calls are recorded in the earlier segment only
     seal: SegmentSeal | None = None
     corrupt_lines: int = 0
     has_gaps: bool = False
@@ -76,13 +76,13 @@ class RecoveredSegment:
     open: dict[int, Intent] = field(default_factory=dict)
     tally: UsageTally = field(default_factory=UsageTally)
     extent: SegmentExtent | None = None
-    estimated: list[int] = field(default_factory=list)  # behind the extent, as the seal counts them
+    estimated: list[int] = field(default_factory=list)  # after the extent, as the seal counts them
     has_carried_calls: bool = False
     carried_forward: set[int] = field(default_factory=set)
 
     def read_lines(self, lines: JournalLines) -> None:
-        """Behind its extent a segment has nothing but estimates and its seal. Estimates without a seal were never
-        counted, and are made again."""
+        """After its extent a segment has only estimates and its seal. Estimates without a seal were never counted, and
+        are made again."""
         digest, count = sha256(), 0
         for values, text, end in zip(lines.values, lines.texts, lines.ends, strict=True):
             try:
@@ -117,10 +117,8 @@ class RecoveredSegment:
             case LineKind.CARRIED:
                 self.carried[values[1]] = self.interned.parse_intent(values)
             case LineKind.READY:
-                before, carried_count = values[1:] or (
-                    self.previous_ulid,
-                    None,
-                )  # it once said no more than that it is the end
+                # In the oldest journals this line has no further values.
+                before, carried_count = values[1:] or (self.previous_ulid, None)
                 _check_integers(() if carried_count is None else (carried_count,))
                 if not self.is_ready:
                     self.previous_ulid = before
@@ -130,7 +128,7 @@ class RecoveredSegment:
                 self._read_call_line(values)
 
     def end_carried(self, carried_count: int | None = None) -> None:
-        """Here ends what is carried, as many as the line says that tells so, or unknown if that line is spoilt."""
+        """The carried calls end here. The count is that of the READY line, or None if that line is lost."""
         if self.is_ready:
             return
         self.is_ready = True
@@ -144,15 +142,15 @@ class RecoveredSegment:
         if self.earlier is None or self.earlier.ulid != self.previous_ulid:
             return
         missing = [number for number in self.earlier.open if number not in self.carried]
-        # There are more of them only if the end of some is spoilt: those count where they began.
+        # There are more of them only if the end of some calls is lost; those count where they began.
         for number in missing if carried_count is None else missing[: carried_count - len(self.carried)]:
             self.carried[number] = self.earlier.open[number]
             self.needs_earlier = True
 
     def hand_calls_to(self, later: RecoveredSegment) -> None:
-        """What one behind it carries. Of one that is not the next, as that has lost what it carried, only what is told
-        alike to the last figure: another process counts its calls anew."""
-        if self.seal is not None:  # all that it has to say; the rest only fills the memory
+        """Remove the calls that a later segment carries. If that is not the next segment, because the next one has lost
+        what it carried, only calls with an identical intent are removed: another process numbers its calls anew."""
+        if self.seal is not None:  # a sealed segment needs no more than its seal; the rest only takes memory
             self.open, self.carried, self.tally = {}, {}, UsageTally()
             return
         is_next = later.previous_ulid == self.ulid
@@ -178,7 +176,8 @@ class RecoveredSegment:
 
     @property
     def is_unfinished_start(self) -> bool:
-        """Only then is the one before it still there without a seal, and says all that this one would have said."""
+        """The segment was begun and never used. Only then does the one before it have no seal, and still record all
+        calls."""
         earlier = self.earlier
         return (
             not self.is_ready
@@ -190,41 +189,42 @@ class RecoveredSegment:
 
 @dataclass(slots=True)
 class RecoveredJournal:
-    """What is to be flushed, the oldest first, and how much of it was found how."""
+    """The segments to be flushed, the oldest first, and what was lost or estimated."""
 
     sealed: list[SealedSegment] = field(default_factory=list)
     corrupt_lines: int = 0
     estimated_calls: int = 0
     lost_calls: int = 0
-    newest_ulid: str = ""  # of the segments there were
+    newest_ulid: str = ""  # of all segments in the folder
 
     def add_losses(self, other: RecoveredJournal) -> None:
-        """How much was found elsewhere."""
+        """Add the losses of another journal."""
         self.corrupt_lines += other.corrupt_lines
         self.estimated_calls += other.estimated_calls
         self.lost_calls += other.lost_calls
 
 
 def recover(folder: Path) -> RecoveredJournal:
-    """Under the journal's lock. Doing it again, after being killed in the middle, comes to the same. Raises OSError and
+    """Recover the journal in a folder, under its lock. Idempotent, also after a kill half way. Raises OSError and
     JournalUnusable."""
     recovered = RecoveredJournal()
     interned = InternedValues()
-    all_found: list[RecoveredSegment] = []
+    segments: list[RecoveredSegment] = []
     for path in sorted(path for path in folder.glob(f"*{SEGMENT_SUFFIX}") if is_ulid(path.stem)):
-        found = read_segment(path, all_found[-1] if all_found else None, interned)
-        recovered.newest_ulid = found.ulid
-        recovered.corrupt_lines += found.corrupt_lines
-        if not found.is_ready:
+        segment = read_segment(path, segments[-1] if segments else None, interned)
+        recovered.newest_ulid = segment.ulid
+        recovered.corrupt_lines += segment.corrupt_lines
+        if not segment.is_ready:
             path.unlink()
             continue
-        for earlier in all_found:
-            earlier.hand_calls_to(found)
-        all_found.append(found)
-    if any(found.has_gaps or found.lost_calls for found in all_found):
-        lease_file.retain_all(folder)  # first of all, as nothing tells of it once the rest is in the store
-    for found in all_found:
-        _finish_segment(found, recovered)
+        for earlier in segments:
+            earlier.hand_calls_to(segment)
+        segments.append(segment)
+    if any(segment.has_gaps or segment.lost_calls for segment in segments):
+        # before anything is sent, as nothing shows the loss once the rest is in the store
+        lease_file.retain_all(folder)
+    for segment in segments:
+        _finish_segment(segment, recovered)
     _discard_empty(recovered)
     _log_losses(folder, recovered)
     return recovered
@@ -233,7 +233,7 @@ def recover(folder: Path) -> RecoveredJournal:
 def read_segment(
     path: Path, earlier: RecoveredSegment | None = None, interned: InternedValues | None = None
 ) -> RecoveredSegment:
-    """`earlier` is the one before it in the folder, as it was read."""
+    """Read one segment. `earlier` is the one before it in the folder."""
     lines = decode_lines(path.read_bytes())
     found = RecoveredSegment(path, path.stem, earlier, interned or InternedValues(), corrupt_lines=lines.corrupt_lines)
     found.has_gaps = lines.has_gaps
@@ -244,60 +244,67 @@ def read_segment(
     return found
 
 
-def _finish_segment(found: RecoveredSegment, recovered: RecoveredJournal) -> None:
-    if found.seal is not None:
-        recovered.sealed.append(_build_sealed(found, found.seal, is_recovered=True))
+def _finish_segment(segment: RecoveredSegment, recovered: RecoveredJournal) -> None:
+    if segment.seal is not None:
+        recovered.sealed.append(_build_sealed(segment, segment.seal, is_recovered=True))
         return
-    recovered.lost_calls += found.lost_calls
-    recovered.estimated_calls += len(found.open)
-    is_empty = not (found.open or found.tally.requests)
+    recovered.lost_calls += segment.lost_calls
+    recovered.estimated_calls += len(segment.open)
+    is_empty = not (segment.open or segment.tally.requests)
     recovered.sealed.append(
-        _build_sealed(found, SegmentSeal.from_tally(found.ulid, found.tally)) if is_empty else _estimate_and_seal(found)
+        _build_sealed(segment, SegmentSeal.from_tally(segment.ulid, segment.tally))
+        if is_empty
+        else _estimate_and_seal(segment)
     )
 
 
-def _build_sealed(found: RecoveredSegment, seal: SegmentSeal, *, is_recovered: bool = False) -> SealedSegment:
+def _build_sealed(segment: RecoveredSegment, seal: SegmentSeal, *, is_recovered: bool = False) -> SealedSegment:
     return SealedSegment(
         seal,
-        found.path,
-        extent=found.extent,
-        previous_ulid=found.previous_ulid or "",
-        has_carried_calls=found.has_carried_calls,
-        estimated=tuple(found.estimated),
-        carried_forward=tuple(sorted(found.carried_forward)),
+        segment.path,
+        extent=segment.extent,
+        previous_ulid=segment.previous_ulid or "",
+        has_carried_calls=segment.has_carried_calls,
+        estimated=tuple(segment.estimated),
+        carried_forward=tuple(sorted(segment.carried_forward)),
         is_recovered=is_recovered,
     )
 
 
 def _discard_empty(recovered: RecoveredJournal) -> None:
-    """At last, as the one behind may have been mended with what stands in it. One that has others before it goes in its
-    turn, since it tells which of their calls were carried on, should a seal of theirs be missing."""
+    """Discard empty segments at the start of the list, last of all, as a later one may have been restored from their
+    lines. An empty segment after others is sent in its turn: it records which of their calls were carried on, should
+    one of their seals be missing."""
     while recovered.sealed and recovered.sealed[0].has_seal and not _must_be_sent(recovered.sealed[0]):
         recovered.sealed.pop(0).discard()
 
 
 def _must_be_sent(sealed: SealedSegment) -> bool:
-    """Whether the store has to be told of it."""
+    """Whether the store has to have a marker of it."""
     return bool(sealed.seal.requests) or (sealed.extent is not None and sealed.extent.has_calls)
 
 
-def _estimate_and_seal(found: RecoveredSegment) -> SealedSegment:
-    os.truncate(found.path, found.end)
+def _estimate_and_seal(segment: RecoveredSegment) -> SealedSegment:
+    os.truncate(segment.path, segment.end)
     estimate_lines = []
-    for number, intent in found.open.items():
+    for number, intent in segment.open.items():
         receipt = Receipt(intent.estimated_counts, {"why": "unknown"})
         estimate_lines.append(receipt.encode(number))
-        found.tally.add(intent.charged, receipt.counts)
-    found.estimated = [*found.open]
-    sealed = _build_sealed(found, SegmentSeal.from_tally(found.ulid, found.tally), is_recovered=True)
+        segment.tally.add(intent.charged, receipt.counts)
+    segment.estimated = [*segment.open]
+    sealed = _build_sealed(segment, SegmentSeal.from_tally(segment.ulid, segment.tally), is_recovered=True)
     sealed.estimate_lines, sealed.has_seal = tuple(estimate_lines), False
     try:
         sealed.write_seal()
     except OSError as failure:
-        # What it comes to can be worked out again, unless that takes another file, which may go before it.
-        if found.needs_earlier or not is_disk_full(failure):
+        # The sums can be computed again, unless they need another file, which may be removed first.
+        if segment.needs_earlier or not is_disk_full(failure):
             raise
-        _log.warning("segment %s cannot be sealed: %s", found.ulid, failure.strerror)
+        _log.warning(
+            "segment %s cannot be sealed yet; recovered segments are sent to the store first, to make room: %s",
+            segment.ulid,
+            failure.strerror,
+        )
     return sealed
 
 
@@ -311,5 +318,7 @@ def _log_losses(folder: Path, recovered: RecoveredJournal) -> None:
         )
     if recovered.lost_calls:
         _log.error(
-            "the journal in %s: %d calls stood in torn lines only, and do not count", folder, recovered.lost_calls
+            "the journal in %s: %d calls were recorded in torn lines only, and are not counted",
+            folder,
+            recovered.lost_calls,
         )

@@ -1,9 +1,9 @@
 """One file of the journal, append-only, and the encoding of its lines.
 
 A line is a checksum, a space, a JSON list and a line feed; the checksum shows which lines were written completely. A
-line is in the kernel before `append` returns. Writes go through a memory map, which costs a tenth of a system call. Room
-is allocated beforehand, as zeros, so a full disk is an OSError of `append` and not a crash, and a killed process
-leaves zeros behind its last line. `close` cuts them off. On a file system without memory maps each line is a write.
+line is in the kernel before `append` returns. Writes go through a memory map, which costs a tenth of a system call.
+Room is allocated beforehand, as zeros, so a full disk is an OSError of `append` and not a crash, and a killed process
+leaves zeros after its last line. `close` truncates them. On a file system without memory maps each line is a write.
 """
 
 from __future__ import annotations
@@ -23,6 +23,12 @@ from zlib import crc32
 import orjson
 
 _CRC_DIGITS = 8
+SEGMENT_SUFFIX: Final = ".seg"
+# allocated at a time: small files stay small, and large ones grow in few steps
+MIN_ROOM_BYTES, MAX_ROOM_BYTES = 64 * 1024, 256 * 1024
+# In a folder that others can write to, a symbolic link may stand in the place of a journal file.
+OPEN_FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+_log = logging.getLogger("price_keeper.recording")
 
 
 def encode_line(content: bytes) -> bytes:
@@ -31,10 +37,12 @@ def encode_line(content: bytes) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class JournalLines:
-    """`values` of the good ones, with their `texts` as they stand there; `ends` are the offsets behind them. `spoilt`
-    counts what was no line; `end` is the offset behind the last good one, where writing may go on.
+    """The decoded lines of a file. `values` are those of the good lines, `texts` their bytes, and `ends` the offsets
+    after them. `corrupt_lines` counts what could not be decoded; `end` is the offset after the last good line, where
+    writing may continue.
 
-    `has_gaps`: before that end is something that may have been a line, as one behind it that was never finished is not.
+    `has_gaps`: before that end is something that may have been a line, unlike an unfinished line at the end of the
+    file.
     """
 
     values: list[list[Any]]
@@ -46,7 +54,7 @@ class JournalLines:
 
 
 def decode_lines(data: bytes) -> JournalLines:
-    """A line that is torn or spoilt is passed over: those behind it are still good."""
+    """Torn and corrupt lines are skipped; the lines after them are still good."""
     found: list[list[Any]] = []
     texts: list[bytes] = []
     ends: list[int] = []
@@ -77,27 +85,18 @@ def _decode_line(text: bytes) -> list[Any] | None:
     return values if isinstance(values, list) and values else None
 
 
-SEGMENT_SUFFIX: Final = ".seg"
-MIN_ROOM_BYTES, MAX_ROOM_BYTES = 64 * 1024, 256 * 1024  # taken at a time: small files stay small, large ones seldom ask
-
-# In a folder that others can write to, a link to somewhere else may stand in the place of a file of ours.
-OPEN_FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-
-_log = logging.getLogger("price_keeper.recording")
-
-
 class Segment:
-    """Raises OSError when the disk will not take a line; nothing of that line is left behind then."""
+    """Raises OSError if the disk refuses a line; nothing of that line is left behind then."""
 
     def __init__(self, folder: Path, ulid: str, *, is_mapped: bool = True) -> None:
-        """One that is not mapped takes no more room than its lines do: for a few of them at the end."""
+        """A segment that is not mapped allocates no more room than its lines take; it is for a few last lines."""
         self.ulid = ulid
         self.path = folder / f"{ulid}{SEGMENT_SUFFIX}"
         self._file = os.open(self.path, OPEN_FLAGS, 0o600)
         self._is_mapped = is_mapped
         self._window: mmap | None = None
-        self._window_start = os.fstat(self._file).st_size  # of the window, in the file
-        self._window_offset = self._window_end = 0  # in the window: where the next line goes, and where it ends
+        self._window_start = os.fstat(self._file).st_size  # offset of the window in the file
+        self._window_offset = self._window_end = 0  # offsets in the window: of the next line, and of the window's end
         self._synced_size = self.size
 
     @property
@@ -105,8 +104,9 @@ class Segment:
         return self._window_start + self._window_offset
 
     def append(self, content: bytes) -> None:
-        """All of it or nothing."""
-        data = b"%08x %b\n" % (crc32(content), content)  # `line`, spelt out for every call's sake
+        """Append one line: all of it or nothing."""
+        # `encode_line` inlined, as each call of the proxy appends lines
+        data = b"%08x %b\n" % (crc32(content), content)
         at = self._window_offset
         end = at + len(data)
         if end > self._window_end:
@@ -116,14 +116,14 @@ class Segment:
             self._window_offset = end
 
     def append_all(self, contents: Iterable[bytes]) -> None:
-        """All of them or none."""
+        """Append lines: all of them or none."""
         self._write(b"".join(map(encode_line, contents)))
 
     def _write(self, data: bytes) -> None:
         if self._is_mapped and self._window_offset + len(data) > self._window_end:
             try:
                 self._open_window(len(data))
-            except MemoryError:  # for whoever writes it is as good as a disk that is full
+            except MemoryError:  # callers treat it like a full disk
                 raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)) from None
         if self._window is None:
             self._write_at(data, self._window_start)
@@ -133,7 +133,8 @@ class Segment:
             self._window_offset += len(data)
 
     def _open_window(self, needed: int) -> None:
-        """Where the last one ends, but on the border of a page. There is none where the file system maps no files."""
+        """Map the next part of the file, from a page border. There is no window where the file system cannot map
+        files."""
         size, taken = self.size, self._window_start + self._window_end
         start = size - size % ALLOCATIONGRANULARITY
         room = self._preallocate(max(taken, size), start, size - start + needed)
@@ -147,7 +148,7 @@ class Segment:
         self._window, self._window_start, self._window_offset, self._window_end = window, start, size - start, room
 
     def _preallocate(self, allocated_end: int, start: int, needed: int) -> int:
-        """How much of what was wished for the disk has given: where it is nearly full, a page, or what is needed."""
+        """Allocate room and return its size: on a nearly full disk one page, or only what is needed."""
         wished = max(needed, min(max(self.size, MIN_ROOM_BYTES), MAX_ROOM_BYTES))
         a_page = needed + -needed % ALLOCATIONGRANULARITY
         *generous, exact = sorted({wished, min(wished, a_page), needed}, reverse=True)
@@ -159,7 +160,7 @@ class Segment:
         return exact
 
     def _write_at(self, data: bytes, offset: int) -> None:
-        """All of it or nothing."""
+        """Write all of the data, or truncate the file to where it began."""
         start, end = offset, offset + len(data)
         try:
             while offset < end:
@@ -182,14 +183,14 @@ class Segment:
         return self._synced_size == self.size
 
     def sync(self) -> None:
-        """May be called from another thread: what is appended meanwhile is left for the next time."""
+        """May be called from another thread; what is appended meanwhile is left for the next sync."""
         size = self.size
         os.fsync(self._file)
         self._synced_size = size
 
     def close(self) -> None:
-        """Never raises: all that was appended is in the file, and zeros that stay behind it do no harm. Whatever is
-        appended from then on is refused as by a file that is closed."""
+        """Never raises: all that was appended is in the file, and zeros after it do no harm. A later append raises
+        OSError, as on any closed file."""
         file, window, size = self._file, self._window, self.size
         self._file, self._window, self._is_mapped = -1, None, False
         self._window_start, self._window_offset, self._window_end = size, 0, 0
@@ -203,18 +204,19 @@ class Segment:
             finally:
                 os.close(file)
         except OSError as failure:
-            _log.error("segment %s did not close well: %s", self.ulid, failure.strerror)
+            _log.error("segment %s cannot be closed cleanly; its lines are complete: %s", self.ulid, failure.strerror)
 
     def discard(self) -> None:
+        """Delete and close the file."""
         try:
             self.path.unlink(missing_ok=True)
         finally:
             self.close()
 
 
-@lru_cache(64)  # and so once: it may come with every segment
+@lru_cache(64)  # so that it is logged once per folder, and not for every segment
 def _warn_not_mapped(folder: str, why: str) -> None:
-    _log.warning("files in %s cannot be mapped, so each line is written by itself: %s", folder, why)
+    _log.warning("files in %s cannot be memory-mapped, so each line is a separate, slower write: %s", folder, why)
 
 
 def sync_file(path: Path, flags: int = os.O_RDONLY) -> None:
@@ -226,5 +228,5 @@ def sync_file(path: Path, flags: int = os.O_RDONLY) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """So that after a power cut the names of new files are there too."""
+    """Makes sure that the names of new files survive a power cut."""
     sync_file(folder, os.O_RDONLY | os.O_DIRECTORY)

@@ -1,9 +1,9 @@
 """Sends sealed segments to the store, each exactly once.
 
 A repeated send finds the markers of the first one and changes nothing. If a copy of a segment was replayed earlier, the
-store has counted its first lines, with the calls open there as estimated; `LineRanges` works out what is left to count.
-All who have the same lines come to the same result, so anybody may finish what another process began. A segment that
-cannot be sent without risk stays in the journal, listed in `rejected`, for a person to look at.
+store has counted its first lines, with the calls open there as estimated; `LineRanges` computes what is left to count.
+Processes with the same lines get the same result, so any of them may finish what another one began. A segment that
+cannot be sent without risk stays in the journal, listed in `rejected`, until an operator looks at it.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ from price_keeper.stores import schema
 from price_keeper.stores.contract import Item, Query, Store, Write
 
 _COMPLETION_KINDS = (LineKind.RECORD, LineKind.NOTHING)
+MARKER_MARGIN_SECONDS = 86_400  # by which a marker must outlive its segment, to allow for wrong clocks
+_log = logging.getLogger("price_keeper.recording")
 
 
 class SegmentMismatch(PriceKeeperError):
@@ -42,37 +44,37 @@ class SegmentMismatch(PriceKeeperError):
 
 
 class LineRanges:
-    """Reads the file, so make it in a thread. `counted` are calls carried into it that count already. Raises OSError
-    and SegmentMismatch."""
+    """The lines of a segment, read in the ranges in which they were counted. Reads the file, so create it in a thread.
+    `counted` are calls carried into the segment that count already. Raises OSError and SegmentMismatch."""
 
     def __init__(self, sealed: SealedSegment, counted: Iterable[int]) -> None:
         lines = decode_lines(sealed.path.read_bytes())
         self.line_count = sealed.measure().lines
-        self.position = 0  # the lines so far
-        self.late_calls = 0  # calls whose end was found when they counted already
-        self.requests = self.pico = 0  # of what was worked out so far
-        self.counted_calls = set(counted)  # of the calls that are open there
+        self.position = 0  # lines read so far
+        self.late_calls = 0  # calls whose end was found after they had been counted as estimated
+        self.requests = self.pico = 0  # of the lines read so far
+        self.counted_calls = set(counted)  # of the calls that are open at this position
         self._lines = [*zip(lines.values, lines.texts, strict=True)][: self.line_count]
         self._estimated, self._carried_forward = sealed.estimated, {*sealed.carried_forward}
         self._digest = sha256()
         self._segment = RecoveredSegment(sealed.path, sealed.seal.ulid, None, InternedValues())
         if lines.has_gaps or len(self._lines) < self.line_count:
-            raise SegmentMismatch("lines of it are torn, and a copy of it was counted")
+            raise SegmentMismatch("some of its lines are torn, and a copy of it was counted")
 
     def read_marked(self, marker: SegmentMarker) -> SegmentSeal:
-        """What the lines up to this marker's come to, as whoever put it there has counted them."""
+        """The sums of the lines up to this marker's, as the process that wrote the marker has counted them."""
         seal = self._read_up_to(marker.lines, marker.estimated)
         self._carried_forward.update(marker.carried)
         if marker.lines <= marker.start:
-            raise SegmentMismatch("its marker makes no sense")
+            raise SegmentMismatch("its marker covers no lines")
         if self._digest.hexdigest() != marker.digest:
             raise SegmentMismatch(f"its first {marker.lines} lines are not those that were counted under its name")
         if (marker.parts, marker.estimated) != self._build_marker(seal, marker.start)[2:4]:
-            raise SegmentMismatch(f"its first {marker.lines} lines come to something else than what was counted")
+            raise SegmentMismatch(f"its first {marker.lines} lines have other sums than those that were counted")
         return seal
 
     def read_rest(self) -> tuple[SegmentMarker, SegmentSeal]:
-        """Of all lines that are left."""
+        """Marker and sums of all remaining lines."""
         start = self.position
         seal = self._read_up_to(
             self.line_count, [number for number in self._estimated if number not in self._carried_forward]
@@ -108,24 +110,20 @@ class LineRanges:
         return SegmentSeal.from_tally(segment.ulid, tally)
 
     def _read_line(self, values: list[Any]) -> None:
-        """Lines were good when they were first read, or count for nothing."""
+        """Each line was good when it was first read, or counts for nothing."""
         try:
             if values[0] in _COMPLETION_KINDS and values[1] in self.counted_calls:
                 self.late_calls += self._segment.open.pop(values[1], None) is not None
             else:
                 self._segment.read_line(values)
         except (LookupError, TypeError, ValueError):
-            raise SegmentMismatch("a line of it is none of a journal's, and a copy of it was counted") from None
-
-
-MARKER_MARGIN_SECONDS = 86_400  # by which a marker must outlive its segment, whatever the clocks say
-
-_log = logging.getLogger("price_keeper.recording")
+            raise SegmentMismatch("one of its lines is not a journal line, and a copy of it was counted") from None
 
 
 class FlushListener(Protocol):
-    """Notified of what of ours may be in the store, and of what certainly is not. What is acknowledged is in the store,
-    and no more in the journal: a process that begins would else count it as unflushed beside what was noted of it."""
+    """Notified of this process's own spend: when it may be in the store from now on, when it certainly is not, and when
+    it is acknowledged. Acknowledged spend is in the store and no longer in the journal; the order matters, as a process
+    that starts would otherwise count it as unflushed beside its snapshot."""
 
     def on_sending(self, counter: Counter, pico: int) -> None: ...
 
@@ -135,7 +133,8 @@ class FlushListener(Protocol):
 
 
 class SegmentSender:
-    """`force` sends also what is so old that its marker may be gone."""
+    """Sends segments and keeps the statistics of it. With `force` it also sends segments so old that their markers may
+    have expired."""
 
     def __init__(self, store: Store, clock: Clock, *, force: bool = False) -> None:
         self.flush_listener: FlushListener | None = None
@@ -143,26 +142,22 @@ class SegmentSender:
         self._clock = clock
         self._force = force
         self._day = ""
-        self._listed_counters: set[Counter] = set()  # on this day
+        self._listed_counters: set[Counter] = set()  # of the current day
         self.sent_segments = self.requests = self.pico = self.repeated_parts = 0
-        self.late_calls = (
-            0  # calls whose end was found when they had been counted as estimated, in a copy of their segment
-        )
-        self.outdated_folders: set[Path] = set()  # journals of which somebody has counted a later state
-        # By journal: the segment that went last, and which calls that it leaves open are counted already.
+        self.late_calls = 0  # calls whose end was found after a copy of their segment counted them as estimated
+        self.outdated_folders: set[Path] = set()  # journals of which a later state has been counted
+        # By journal: the segment sent last, and which of the calls that it leaves open count already.
         self._last_sent: dict[Path, tuple[str, frozenset[int]]] = {}
-        self.rejected: list[
-            SealedSegment
-        ] = []  # what stays where it is, for a person to look at: it was spent all the same
+        self.rejected: list[SealedSegment] = []  # spend of segments that stay in the journal for an operator
 
     @property
     def rejected_ulids(self) -> list[str]:
-        """The names of what is left."""
+        """The names of the rejected segments."""
         return [sealed.seal.ulid for sealed in self.rejected]
 
     async def send(self, sealed: SealedSegment) -> None:
-        """It is in the store then, or never will be. Raises StoreError: then nobody knows, so send it again; and
-        JournalFull for one without its seal that never will be."""
+        """Send a segment; when this returns it is in the store, or rejected. Raises StoreError if the outcome is
+        unknown, so send it again; and JournalFull for a segment without seal that has to be rejected."""
         seal = sealed.seal
         if sealed.is_recovered and not self._force and self._is_too_old(seal.ulid):
             self._reject(sealed, "it is so old that it might count twice")
@@ -177,7 +172,8 @@ class SegmentSender:
             if not is_sent:
                 was_in_doubt = True  # a copy of it may be in the store in part
                 counted = await self._send_line_ranges(sealed, counted)
-        except (StoreError, SegmentMismatch, ValueError) as failure:  # the last where a key can be none of the store's
+        # ValueError: a value that can be no key of the store
+        except (StoreError, SegmentMismatch, ValueError) as failure:
             if not was_in_doubt and not (isinstance(failure, StoreError) and failure.maybe_applied):
                 sealed.was_tried = False
                 if listener is not None:
@@ -194,8 +190,8 @@ class SegmentSender:
             _notify(listener.on_acknowledged, sealed.sums())
 
     async def _read_counted_calls(self, sealed: SealedSegment) -> frozenset[int]:
-        """Calls that it carries on and that count already: as estimated, where a copy of the segment before was counted
-        while they were under way."""
+        """Calls that the segment carries on and that count already: as estimated, if a copy of the segment before was
+        counted while they were in flight."""
         if not sealed.has_carried_calls:
             return frozenset()
         ulid, counted = self._last_sent.get(sealed.path.parent, ("", frozenset()))
@@ -204,12 +200,12 @@ class SegmentSender:
         return counted
 
     async def _read_markers(self, ulid: str) -> Mapping[str, Item]:
-        """By their sort keys."""
+        """The markers of a segment, by sort key."""
         query = Query(schema.segment_marker_key(ulid, 0).table, schema.segment_markers_partition(ulid), consistent=True)
         return {row.key.sk: row.item for row in (await self._store.query(query)).rows}
 
     async def _send_whole(self, sealed: SealedSegment) -> bool:
-        """As nearly all go. False: a copy of this segment was counted, which had other lines."""
+        """Send all parts, as for nearly all segments. False: a copy of this segment with other lines was counted."""
         seal, extent = sealed.seal, sealed.extent
         if extent is None:
             extent = await asyncio.to_thread(sealed.measure)
@@ -227,13 +223,13 @@ class SegmentSender:
         return True
 
     async def _send_line_ranges(self, sealed: SealedSegment, counted: frozenset[int]) -> frozenset[int]:
-        """What nobody has counted of it yet, behind what others began to count. The calls that it leaves open and that
-        count already. Raises SegmentMismatch."""
+        """Send the lines that are not counted yet, after those that other processes have counted or begun to count.
+        Returns the open calls that count already. Raises SegmentMismatch."""
         ulid, markers = sealed.seal.ulid, await self._read_markers(sealed.seal.ulid)
         ranges = await asyncio.to_thread(LineRanges, sealed, counted)
         while (item := markers.get(schema.segment_marker_key(ulid, 0, ranges.position).sk)) is not None:
             marker = SegmentMarker.from_item(item, ranges.position)
-            if marker is None:  # by a former version, for all lines that there are
+            if marker is None:  # written by an earlier version, for all lines
                 rest, _ = await asyncio.to_thread(ranges.read_rest)
                 await self._send_parts(ulid, rest, sealed.seal.parts[1:], 1)
                 return frozenset()
@@ -245,12 +241,13 @@ class SegmentSender:
         if ranges.position < ranges.line_count:
             rest, seal = await asyncio.to_thread(ranges.read_rest)
             if not await self._send_parts(ulid, rest, seal.parts or ((),)):
-                return await self._send_line_ranges(sealed, counted)  # another copy was faster
+                return await self._send_line_ranges(sealed, counted)  # another process counted a copy in between
         self._add_range_totals(sealed, ranges)
         return frozenset(ranges.counted_calls)
 
     async def _send_parts(self, ulid: str, marker: SegmentMarker, parts: Iterable[SegmentPart], first: int = 0) -> bool:
-        """False: the first one is there, and perhaps counts other lines. Raises SegmentMismatch if a later one does."""
+        """False: the first part is in the store already, perhaps with other lines. Raises SegmentMismatch if a later
+        part has other lines."""
         for number, part in enumerate(parts, first):
             stored = await self._send_part(ulid, marker, number, part)
             if stored is None or (marker.is_confirmed_by(stored) if stored else number):
@@ -261,13 +258,13 @@ class SegmentSender:
         return True
 
     def _accept_later_copy(self, sealed: SealedSegment, marker: SegmentMarker, markers: Mapping[str, Item]) -> None:
-        """By a later copy, which has more lines than this one. Raises SegmentMismatch."""
+        """Accept that a later copy with more lines counted this segment. Raises SegmentMismatch."""
         ulid = sealed.seal.ulid
         if sealed.next_path is not None:
             raise SegmentMismatch(f"{marker.lines} lines were counted under its name, and this process wrote fewer")
         for number in range(marker.parts):
             if schema.segment_marker_key(ulid, number, marker.start).sk not in markers:
-                raise SegmentMismatch("a later copy of it is half counted; bring that to the store first")
+                raise SegmentMismatch("a later copy of it is only partly counted; replay that copy first")
         self.outdated_folders.add(sealed.path.parent)
         self.requests += sealed.seal.requests
         self.pico += sealed.seal.pico
@@ -278,8 +275,8 @@ class SegmentSender:
         self.late_calls += ranges.late_calls
         if ranges.late_calls:
             _log.warning(
-                "segment %s: %d calls stay counted as estimated; a copy of it was replayed while they were under way, "
-                "and what they came to is not counted again",
+                "segment %s: %d calls stay counted as estimated, because a copy of it was replayed while they were in "
+                "flight; their actual usage is not counted again",
                 sealed.seal.ulid,
                 ranges.late_calls,
             )
@@ -288,7 +285,8 @@ class SegmentSender:
         return self._clock.now() - read_created_at(ulid) > counter_writes.MARKER_TTL_SECONDS - MARKER_MARGIN_SECONDS
 
     def _reject(self, sealed: SealedSegment, reason: str) -> None:
-        """It must not hold up what can be counted, unless nobody could tell then which of its calls were carried on."""
+        """Leave the segment to an operator, so that it does not delay others. Without a seal it raises JournalFull
+        instead, as nothing would record which of its calls were carried on."""
         ulid = sealed.seal.ulid
         if not sealed.has_seal:
             raise JournalFull(f"the disk has no room to seal segment {ulid}, and it cannot be flushed either: {reason}")
@@ -296,13 +294,13 @@ class SegmentSender:
         _log.error("segment %s is not flushed, and stays in the journal: %s", ulid, reason)
 
     async def _send_part(self, ulid: str, marker: SegmentMarker, number: int, part: SegmentPart) -> Item | None:
-        """The marker that stands there, if this part is in the store already."""
+        """The marker that is stored already, if this part was sent before; else None."""
         now = self._clock.now()
         self._begin_day(counter_writes.format_utc_day(now))
         entries: list[Write] = [*counter_writes.build_active_entries(part, self._day, self._listed_counters, now)]
         writes = counter_writes.build_writes(ulid, marker, number, part, now)
         if self._is_too_old(ulid):
-            # They do not fit into one transaction with the totals, and do no harm where nothing follows them.
+            # The entries do not fit into one transaction with the totals, and are harmless if nothing follows them.
             if entries:
                 await self._store.transact(entries)
             entries = [*counter_writes.build_total_additions(part, now)]
@@ -312,7 +310,8 @@ class SegmentSender:
             if failure.reasons[0].code is not ReasonCode.CONDITION_FAILED:
                 raise
             self.repeated_parts += 1
-            return failure.reasons[0].item or {}  # an engine that does not tell leaves it to the next look
+            # an engine that does not return the item leaves the comparison to the caller
+            return failure.reasons[0].item or {}
         self._listed_counters.update(counter for counter, _ in part)
         return None
 

@@ -1,4 +1,4 @@
-"""ULIDs: names that sort by the time they were made, of 48 bits of milliseconds and 80 random bits in 26 characters. Pure."""
+"""ULIDs: names that sort by creation time, of 48 bits of milliseconds and 80 random bits in 26 characters. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _LENGTH = 26
 
 
 class UlidFactory:
-    """Each is greater than the one before, and than `after`, even if the clock stands still or goes back."""
+    """Each ULID is greater than the one before, and than `after`, even if the clock stands still or goes back."""
 
     def __init__(self, now: Callable[[], float], random_bytes: Callable[[int], bytes], after: str = "") -> None:
         self.now = now
@@ -23,7 +23,7 @@ class UlidFactory:
 
 
 def read_created_at(ulid: str) -> float:
-    """In epoch seconds."""
+    """The creation time in epoch seconds."""
     return _parse_millis(ulid) / 1000
 
 

@@ -1,9 +1,9 @@
 """Counts usage that happened elsewhere and was submitted to the control API: once per request id.
 
-One transaction puts a marker under the request id, if there is none, and adds to each counter. Several submissions share
-a transaction; one that was counted before is answered by itself, and the others are counted without it. The marker
-keeps a hash of the submission, so that the same request id for other usage is an error, and its result, so that a
-repeat gets the first answer.
+One transaction puts a marker under the request id, if there is none, and adds to each counter. Several submissions
+share a transaction; one that was counted before is answered by itself, and the others are counted without it. The
+marker keeps a hash of the submission, so that the same request id for other usage is an error, and its result, so that
+a repeat gets the first answer. Start with `SubmissionRecorder.submit_all`.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from price_keeper.stores.contract import (
 )
 
 SUBMISSION_TTL_SECONDS = counter_writes.MARKER_TTL_SECONDS
-# Usage that is older could come again after its marker is gone, and count twice.
+# Older usage could be submitted again after its marker has expired, and count twice.
 MAX_SUBMISSION_AGE_SECONDS = SUBMISSION_TTL_SECONDS - 5 * counter_writes.DAY_SECONDS
 
-MAX_SUBMISSIONS_PER_TRANSACTION = 50  # in one transaction at most, which leaves as much room for counters
-MAX_CONCURRENT_SUBMISSIONS = 8  # at once, of those that cannot be counted together
+MAX_SUBMISSIONS_PER_TRANSACTION = 50  # leaves as much room for counters
+MAX_CONCURRENT_SUBMISSIONS = 8  # of those that cannot share a transaction
 
 
 class RequestIdConflict(PriceKeeperError):
-    """Something else was counted under this name."""
+    """Other usage was counted under this request id."""
 
 
 @dataclass(frozen=True, slots=True)
 class UsageSubmission:
-    """`digest` is that of what was told; `about` is kept with the marker for repeats."""
+    """Usage of one request. `digest` is the hash of the submitted usage; `about` is kept in the marker for repeats."""
 
     org: str
     app: str
@@ -66,7 +66,7 @@ SubmissionOutcome: TypeAlias = "tuple[Item, bool] | Exception"
 
 
 class _AlreadyCounted(Exception):
-    """Some of those that were to be counted together were counted before, or somebody else counts them now."""
+    """Some of a group were counted before, or are being counted by another process; `positions` says which."""
 
     def __init__(self, positions: Collection[int]) -> None:
         self.positions = positions
@@ -74,14 +74,17 @@ class _AlreadyCounted(Exception):
 
 
 class SubmissionRecorder:
+    """Counts submissions exactly once."""
+
     def __init__(self, store: Store, clock: Clock) -> None:
         self._store = store
         self._clock = clock
         self._day = ""
-        self._listed_counters: set[Counter] = set()  # on this day
+        self._listed_counters: set[Counter] = set()  # of the current day
 
     async def submit(self, submission: UsageSubmission, counters: Sequence[Counter]) -> tuple[Item, bool]:
-        """What was kept of it, and whether it was counted now. Safe to do again. Raises NameTaken and StoreError."""
+        """The result that is stored, and whether it was counted now. Idempotent. Raises RequestIdConflict and
+        StoreError."""
         key = submission.key
 
         async def attempt() -> tuple[Item, bool]:
@@ -95,7 +98,7 @@ class SubmissionRecorder:
                 if failure.reasons[0].code is not ReasonCode.CONDITION_FAILED:
                     raise
                 before = ignore_expired(await self._store.get(key, consistent=True), now)
-                if before is None:  # it has just gone, so there is room for ours
+                if before is None:  # it has just expired, so the retry can put a new one
                     raise
                 return _check_digest(before, submission), False
             return marker, True
@@ -103,7 +106,7 @@ class SubmissionRecorder:
         return await retry_on_conflict(self._clock, attempt)
 
     async def submit_all(self, submissions: Sequence[ChargedSubmission]) -> list[SubmissionOutcome]:
-        """As `submit` of each, whatever becomes of the others; what would be raised stands in its place."""
+        """Like `submit` for each; a failure of one does not affect the others, and stands in its place."""
         outcomes: dict[int, SubmissionOutcome] = {}
         for group in _group_by_transaction(submissions):
             outcomes |= await self._submit_together({place: submissions[place] for place in group})
@@ -120,54 +123,57 @@ class SubmissionRecorder:
         return [outcomes[place] for place in range(len(submissions))]
 
     async def _submit_together(self, group: Mapping[int, ChargedSubmission]) -> dict[int, SubmissionOutcome]:
-        """What became of those that could be; the others are to be counted by themselves."""
+        """The outcomes of a group that was counted in one transaction; those missing have to be submitted one by
+        one."""
         remaining = dict(group)
-        for _ in range(2):  # the second time without those that were counted before
+        for _ in range(2):  # the second attempt leaves out those that were counted before
             if len(remaining) < 2:
                 break
             try:
                 now = await self._count_together(list(remaining.values()))
             except _AlreadyCounted as conflict:
                 remaining = {
-                    place: what
-                    for number, (place, what) in enumerate(remaining.items())
+                    place: charged
+                    for number, (place, charged) in enumerate(remaining.items())
                     if number not in conflict.positions
                 }
             except StoreError as failure:
-                if isinstance(failure, InvalidStoreRequest):  # perhaps for one of them alone
+                if isinstance(failure, InvalidStoreRequest):  # perhaps one of them alone is invalid
                     break
                 return dict.fromkeys(remaining, failure)
             else:
-                return {place: (what.build_marker(now), True) for place, (what, _) in remaining.items()}
+                return {place: (submission.build_marker(now), True) for place, (submission, _) in remaining.items()}
         return {}
 
     async def _count_together(self, group: Sequence[ChargedSubmission]) -> float:
-        """All of them or none, and when. Raises _Met, and what the store may raise."""
+        """Count all or none, and return the time. Raises _AlreadyCounted, and submission the store raises."""
         sums: dict[Counter, UsageCounts] = {}
-        for what, counters in group:
+        for submission, counters in group:
             for counter in counters:
-                sums[counter] = sums[counter].plus(what.counts) if counter in sums else what.counts
-        name = group[0][0].key.pk  # any will do: it only spreads them over the shards
+                sums[counter] = sums[counter].plus(submission.counts) if counter in sums else submission.counts
+        name = group[0][0].key.pk  # any of them: it only spreads the writes over the shards
 
         async def attempt() -> float:
             now = self._clock.now()
-            markers = [Put(what.key, what.build_marker(now), missing_or_expired(now)) for what, _ in group]
+            markers = [
+                Put(submission.key, submission.build_marker(now), missing_or_expired(now)) for submission, _ in group
+            ]
             additions = [counter_writes.build_addition(name, counter, counts, now) for counter, counts in sums.items()]
             await self._list_counters(list(sums), now)
             try:
                 await self._store.transact([*markers, *additions])
             except TransactionFailed as failure:
                 codes = [reason.code for reason in failure.reasons[: len(markers)]]
-                met = {number for number, code in enumerate(codes) if code is ReasonCode.CONDITION_FAILED}
-                if met:
-                    raise _AlreadyCounted(met) from None
+                counted_positions = {number for number, code in enumerate(codes) if code is ReasonCode.CONDITION_FAILED}
+                if counted_positions:
+                    raise _AlreadyCounted(counted_positions) from None
                 raise
             return now
 
         return await retry_on_conflict(self._clock, attempt)
 
     async def _list_counters(self, counters: Sequence[Counter], now: float) -> None:
-        """Before anything is counted, so that nothing is that no report would find."""
+        """List the counters before anything is counted, so that reports find everything that is counted."""
         day = counter_writes.format_utc_day(now)
         if day != self._day:
             self._day = day
@@ -179,14 +185,15 @@ class SubmissionRecorder:
 
 
 def _group_by_transaction(submissions: Sequence[ChargedSubmission]) -> list[list[int]]:
-    """By their places, as many as one transaction takes. What comes twice is in none the second time."""
+    """Groups of positions, each as large as one transaction allows. The second of two equal request ids is in no
+    group."""
     groups: list[list[int]] = []
     seen: set[str] = set()
     counters: set[Counter] = set()
-    for place, (what, charged) in enumerate(submissions):
-        if what.request_id in seen:
+    for place, (submission, charged) in enumerate(submissions):
+        if submission.request_id in seen:
             continue
-        seen.add(what.request_id)
+        seen.add(submission.request_id)
         counters |= set(charged)
         size = len(groups[-1]) if groups else MAX_SUBMISSIONS_PER_TRANSACTION
         if size == MAX_SUBMISSIONS_PER_TRANSACTION or size + 1 + len(counters) > MAX_TRANSACTION_WRITES:
