@@ -1,8 +1,8 @@
 """Parses the most frequent responses in a third of the time, with msgspec. Pure; not compiled, as mypyc and msgspec
-structs do not go together.
+structs do not work together.
 
 Every function returns None for a response that it does not know, and the caller then uses the complete readers of
-`model_families`. So nothing here has to be complete, but whatever is returned has to be right.
+`model_families`. So nothing here has to be complete, but whatever is returned must be right.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class _ConverseAnswer(Struct, rename="camel", gc=False):
     performance_config: Any = None
 
 
-# Every member that any reader of a whole answer looks at, by the names of `bodies`; and those of a guardrail's traces.
+# Every member that a reader of `model_families` looks at in a complete response, and those of a guardrail's traces.
 _USAGE_MEMBERS = ("usage", "service_tier", "serviceTier", "performanceConfig", "inputTextTokenCount", "results",
             "totalOutputTextTokenCount", "prompt_token_count", "generation_token_count", "inputTokenCount",
             "outputTokenCount", "cacheReadInputTokenCount", "cacheWriteInputTokenCount", "meta", "prompt",
@@ -50,14 +50,16 @@ _NULL = Raw(b"null")
 def _build_member_picker(
     names: tuple[str, ...], presence_only: tuple[str, ...] = ()
 ) -> Callable[[bytes], dict[str, Any] | None]:
-    """Reads the members of these names. Of the others, such as images, nothing is made: they take a tenth of the time;
-    nor of those that are `raw`, which are only there or not. None for what is no JSON object, or none that can be
-    read so."""
+    """Build a function that decodes only the members of these names.
+
+    Other members, such as images, are skipped, which takes a tenth of the time. Members of `presence_only` stay raw, as
+    only their presence counts. The function returns None for anything that is not a JSON object it can read.
+    """
     fields = [f"member{number}" for number in range(len(names) + len(presence_only))]
     rename = dict(zip(fields, names + presence_only, strict=True))
     types = [Any] * len(names) + [Raw] * len(presence_only)
-    members = [(name, kind, UNSET) for name, kind in zip(fields, types, strict=True)]
-    shape = defstruct("_Picked", members, rename=rename, gc=False)
+    definitions = [(name, kind, UNSET) for name, kind in zip(fields, types, strict=True)]
+    shape = defstruct("_Picked", definitions, rename=rename, gc=False)
     decode = Decoder(shape).decode
 
     def pick(answer: bytes) -> dict[str, Any] | None:
@@ -65,8 +67,8 @@ def _build_member_picker(
             values = astuple(decode(answer))
         except (MsgspecError, ValueError, RecursionError):
             return None
-        found = zip(names + presence_only, values, strict=True)
-        return {name: value for name, value in found if value is not UNSET and value != _NULL}
+        members = zip(names + presence_only, values, strict=True)
+        return {name: value for name, value in members if value is not UNSET and value != _NULL}
 
     return pick
 
@@ -79,7 +81,7 @@ _decode_converse = Decoder(_ConverseAnswer).decode
 
 
 def parse_converse(answer: bytes) -> Usage | None:
-    """No cache was written to, and nothing is said of tier or mode. None if it is not such an answer."""
+    """Parse a Converse response without cache writes, tier or performance mode; None for any other response."""
     try:
         decoded = _decode_converse(answer)
     except (MsgspecError, ValueError, RecursionError):

@@ -1,8 +1,10 @@
 """Guardrails: which calls name one, how many units they use, and what those cost. Pure.
 
-Bedrock charges a guardrail by the unit of text and policy, also where a call of a model names it. The response's trace
+Bedrock charges a guardrail by the unit of text and policy, also if a model call names it. The response's trace
 states the units if the caller asked for a trace; otherwise they are estimated, and the estimate errs upward.
-`GuardrailUsageReader` wraps the reader of a response and adds the units. Traces stand here:
+
+START HERE: `estimate_request_units`, and `GuardrailUsageReader`, which wraps the reader of a response and adds the
+units. Traces are found here:
 
     Converse, and its stream's metadata    trace.guardrail.inputAssessment.{id}, outputAssessments.{id}[]
     InvokeModel, its stream, and chats     amazon-bedrock-trace.guardrail.input.{id}, outputs[].{id}
@@ -29,10 +31,10 @@ from price_keeper.usage.price_table import PRICE_UNKNOWN, Cost
 from price_keeper.usage.token_usage import Usage
 from price_keeper.usage.usage_reader import EVENT_STREAM, SERVER_SENT_EVENTS, BodyBuffer, UsageReader
 
-GUARDRAIL_ESTIMATED: Final = "guardrail_estimated"  # the units were, while the tokens may be exact
-ESTIMATED_UNITS: Final = "estimated"  # in the place of a policy's name: each costs as much as the dearest policy's
+GUARDRAIL_ESTIMATED: Final = "guardrail_estimated"  # the units are estimated, while the tokens may be exact
+ESTIMATED_UNITS: Final = "estimated"  # stands for a policy's name; each unit costs as much as the dearest policy's
 CHARACTERS_PER_UNIT: Final = 1000
-CHARACTERS_PER_TOKEN: Final = 6  # of an answer: more than the mean in any language
+CHARACTERS_PER_TOKEN: Final = 6  # of a response: more than the mean in any language
 
 GUARDRAIL_HEADER: Final = b"x-amzn-bedrock-guardrailidentifier"
 _CONFIG: Final = "guardrailConfig"
@@ -42,30 +44,30 @@ _OPERATIONS_WITH_HEADER: Final = frozenset(
     {*_OPERATIONS_WITH_CONFIG, Operation.INVOKE, Operation.INVOKE_STREAM, Operation.CHAT_COMPLETIONS}
 )
 
-# Letters that are written so come from nobody but who wants them not to be found. Controls, quotes, angle brackets and
-# what is beyond ASCII are so written by many encoders.
+# Encoders write control characters, quotes, angle brackets and characters beyond ASCII as escapes, but never letters.
+# So a caller that escapes letters wants to hide a name.
 _ESCAPED: Final = b"\\u00"
 _ESCAPED_LETTER: Final = re.compile(rb"\\u00[467]")
 _NO_GUARDRAIL: Final = (b"", b"null")
 _BYTE_ORDER_MARKS: Final = (b"\xfe", b"\xff")
 
-# An image or a document, and no text. Where a string is text, words without a space between them look no different.
+# An image or a document instead of text. In a member for text, words without a space between them would look the same.
 _BASE64: Final = re.compile(rf'"(?:bytes|data)"\s*+:\s*+"([A-Za-z0-9+/_=-]{{{CHARACTERS_PER_UNIT},}}+)"')
 _ESCAPE: Final = re.compile(r"\\(?:u[0-9A-Fa-f]{4}|.)")
 
 
-# ---------------------------------------------------------------- calls that name one
+# ---------------------------------------------------------------- calls that name a guardrail
 
 
 def estimate_request_units(operation: Operation, headers: Mapping[bytes, bytes], body: bytes) -> int:
-    """The units that a request is taken for, 0 if it names no guardrail."""
+    """Estimate the units that a request uses; 0 if it names no guardrail."""
     if may_name_guardrail(operation, headers, body) and (GUARDRAIL_HEADER in headers or _has_guardrail_config(body)):
         return max(1, _round_up_units(_count_characters(body)))
     return 0
 
 
 def may_name_guardrail(operation: Operation, headers: Mapping[bytes, bytes], body: bytes) -> bool:
-    """What every call pays for the question: a search of its bytes."""
+    """Whether the request may name a guardrail. This runs for every call, so it only searches the bytes."""
     if operation not in _OPERATIONS_WITH_HEADER:
         return False
     if GUARDRAIL_HEADER in headers:
@@ -75,8 +77,8 @@ def may_name_guardrail(operation: Operation, headers: Mapping[bytes, bytes], bod
     if _CONFIG_BYTES in body:
         return True
     if b"\0" in body[:4] or body[:1] in _BYTE_ORDER_MARKS:
-        return True  # JSON of wider characters than UTF-8's, of which no search of bytes finds anything
-    # Each search is quicker than the next one, and most bodies need no more than the first.
+        return True  # JSON in UTF-16 or UTF-32, where a byte search finds nothing
+    # Each search is faster than the next one, and most bodies need only the first.
     return b"\\" in body and _ESCAPED in body and _ESCAPED_LETTER.search(body) is not None
 
 
@@ -84,12 +86,12 @@ def _has_guardrail_config(body: bytes) -> bool:
     try:
         span = json_splice.find_members(body, (_CONFIG,)).spans.get(_CONFIG)
     except json_splice.InvalidJsonObject:
-        return True  # or two of them: what Bedrock makes of that is not known, so it must have a price
+        return True  # invalid JSON, or two of them: Bedrock may see a guardrail there, so the call must have its price
     return span is not None and body[span[0] : span[1]].strip(b"{} \t\r\n") not in _NO_GUARDRAIL
 
 
 def _count_characters(body: bytes) -> int:
-    """Names and marks of the JSON are counted with the text, as they are few. Of large bodies nothing is parsed."""
+    """Count characters of text. JSON names and punctuation count too, as they are few; large bodies are not parsed."""
     text = body.decode("utf-8", "replace")
     escapes = sum(match.end() - match.start() - 1 for match in _ESCAPE.finditer(text))
     binary = sum(match.end(1) - match.start(1) - CHARACTERS_PER_UNIT for match in _BASE64.finditer(text))
@@ -104,12 +106,12 @@ def _round_up_units(characters: int) -> int:
 
 
 def estimate_units(request_units: int, output_tokens: int) -> Mapping[str, int]:
-    """`asked` is what `units_asked` found; the answer's text is as long as its tokens make it."""
+    """Estimate the units of a call from those of its request, and from the length of its output."""
     return {ESTIMATED_UNITS: request_units + _round_up_units(output_tokens * CHARACTERS_PER_TOKEN)}
 
 
 def add_units(assessments: Iterable[Mapping[str, int]]) -> Mapping[str, int]:
-    """Units add up; the number of policies that a unit of automated reasoning is sold by does not."""
+    """Add assessments. Units add up; the number of policies by which automated reasoning is sold does not."""
     total: dict[str, int] = {}
     for units in assessments:
         for name, count in units.items():
@@ -118,7 +120,7 @@ def add_units(assessments: Iterable[Mapping[str, int]]) -> Mapping[str, int]:
     return total
 
 
-# From the names that Bedrock counts units under to the keys of the configuration.
+# From the names under which Bedrock counts units to the keys of the configuration.
 _POLICIES: Mapping[str, str] = MappingProxyType(
     {
         "topicPolicyUnits": "topic",
@@ -138,12 +140,12 @@ _REASONING_UNITS, _REASONING_POLICIES = "automatedReasoningPolicyUnits", "automa
 
 
 def build_guardrail_prices(config: GuardrailsConfig) -> Mapping[str, int]:
-    """Pico-dollars for one unit, under the names that Bedrock counts units by."""
+    """Return pico-dollars per unit, under the names by which Bedrock counts units."""
     return MappingProxyType({name: config.pico_per_unit(policy) for name, policy in _POLICIES.items()})
 
 
 def price_guardrail(prices: Mapping[str, int], units: Mapping[str, int]) -> Cost:
-    """Units of a policy that nobody knows cost as much as the dearest policy's. Free units cost nothing."""
+    """Price units. Those of an unknown policy cost as much as the dearest policy's; free units cost nothing."""
     dearest = max(prices.values())
     pico, flags = 0, set()
     for name, count in units.items():
@@ -151,14 +153,13 @@ def price_guardrail(prices: Mapping[str, int], units: Mapping[str, int]) -> Cost
             continue
         if name not in prices:
             flags.add(GUARDRAIL_ESTIMATED if name == ESTIMATED_UNITS else PRICE_UNKNOWN)
-        factor = (
-            max(1, units.get(_REASONING_POLICIES, 1)) if name == _REASONING_UNITS else 1
-        )  # it is sold by the policy
+        # Automated reasoning is sold by the policy.
+        factor = max(1, units.get(_REASONING_POLICIES, 1)) if name == _REASONING_UNITS else 1
         pico += count * factor * prices.get(name, dearest)
     return Cost(pico, frozenset(flags))
 
 
-MAX_PIECE_BYTES: Final = 1024 * 1024  # of a stream. A trace that is longer is not read, and its units are estimated
+MAX_PIECE_BYTES: Final = 1024 * 1024  # of a stream; a longer trace is not read, and its units are estimated
 
 _CONVERSE_TRACE, _INVOKE_TRACE = "trace", "amazon-bedrock-trace"
 _INVOKE_TRACE_BYTES: Final = _INVOKE_TRACE.encode()
@@ -169,12 +170,12 @@ _METRICS_BYTES: Final = _METRICS.encode()
 
 
 class GuardrailUsageReader:
-    """A reader that adds units to what another one reads. `asked` are those that the request is taken for."""
+    """Adds a guardrail's units to the usage that another reader reads. `request_units` are the request's estimate."""
 
     __slots__ = ("_reader", "_request_units", "_trace")
 
     def __init__(self, reader: UsageReader, content_type: bytes, request_units: int) -> None:
-        """`kind` is the answer's content type."""
+        """`content_type` is the response's."""
         self._reader = reader
         self._request_units = request_units
         self._trace = _build_trace_reader(content_type)
@@ -200,14 +201,14 @@ class GuardrailUsageReader:
         return self._reader.has_output()
 
     def is_blocked(self) -> bool:
-        """Whether the guardrail stopped the call. Where it did so before the model ran, Bedrock bills no tokens."""
+        """Whether the guardrail blocked the call. If it did so before the model ran, Bedrock bills no tokens."""
         return self._trace.is_blocked()
 
     def units(self, output_tokens: int) -> Mapping[str, int]:
         return self._trace.units() or estimate_units(self._request_units, output_tokens)
 
     def reported_and_estimated_units(self, output_tokens: int) -> tuple[Mapping[str, int], Mapping[str, int]]:
-        """Of an answer that was cut: so may its trace have been."""
+        """Return both for a response that was cut, because its trace may have been cut as well."""
         return self._trace.units(), estimate_units(self._request_units, output_tokens)
 
     def _add_units(self, usage: Usage | None) -> Usage | None:
@@ -215,10 +216,12 @@ class GuardrailUsageReader:
 
 
 class _TraceReader(Protocol):
+    """Reads the units from the trace in a response."""
+
     def feed(self, data: bytes) -> None: ...
 
     def units(self) -> Mapping[str, int]:
-        """Empty where no trace tells them."""
+        """Return the units by policy; empty if no trace states them."""
 
     def is_blocked(self) -> bool: ...
 
@@ -266,7 +269,7 @@ class _EventStreamTraceReader:
 
 
 class _ServerSentEventTraceReader:
-    """Of server-sent events: a trace stands in one line."""
+    """Reads server-sent events, in which a trace is on one line."""
 
     __slots__ = ("_buffer", "_is_blocked", "_is_skipping", "_units")
 
@@ -274,7 +277,7 @@ class _ServerSentEventTraceReader:
         self._buffer = bytearray()
         self._is_blocked = False
         self._units: Mapping[str, int] = {}
-        self._is_skipping = False  # the rest of a line that is too long
+        self._is_skipping = False  # within the rest of a line that is too long
 
     def feed(self, data: bytes) -> None:
         first, *others = data.split(b"\n")
@@ -300,7 +303,7 @@ class _ServerSentEventTraceReader:
 
 
 def _parse_frame(frame: Frame) -> Any:
-    """An event of Converse's, or what a chunk of InvokeModel's has in base64."""
+    """Parse an event of Converse, or the base64 content of a chunk of InvokeModel."""
     event = _parse_json(frame.payload)
     if frame.name != "chunk":
         return event
@@ -312,14 +315,14 @@ def _parse_frame(frame: Frame) -> Any:
 
 
 def _is_blocked(document: Any) -> bool:
-    """By the answer's own members, not by what a model said."""
+    """Read this from the response's own members, not from what a model said."""
     if not isinstance(document, dict):
         return False
     return document.get("stopReason") == "guardrail_intervened" or document.get(_ACTION) == _INTERVENED
 
 
 def _read_trace_units(document: Any) -> list[Mapping[str, int]]:
-    """The units of each assessment; none at all where one of them tells what cannot be counted."""
+    """Return the units of each assessment; none at all if one of them has a value that is not a count."""
     if not isinstance(document, dict):
         return []
     usages = [
@@ -333,14 +336,14 @@ def _read_trace_units(document: Any) -> list[Mapping[str, int]]:
 def _iter_metrics(trace: Any) -> Iterator[dict[str, Any]]:
     pending = [trace.get("guardrail")] if isinstance(trace, dict) else []
     while pending:
-        place = pending.pop()
-        if isinstance(place, dict):
-            found = place.get(_METRICS)
-            if isinstance(found, dict):
-                yield found
-            pending += [value for name, value in place.items() if name != _METRICS]
-        elif isinstance(place, list):
-            pending += place
+        node = pending.pop()
+        if isinstance(node, dict):
+            metrics = node.get(_METRICS)
+            if isinstance(metrics, dict):
+                yield metrics
+            pending += [value for name, value in node.items() if name != _METRICS]
+        elif isinstance(node, list):
+            pending += node
 
 
 def _parse_json(data: bytes) -> Any:

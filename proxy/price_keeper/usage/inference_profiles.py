@@ -23,11 +23,13 @@ _ARN = re.compile(ARN_PATTERN)
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class InferenceProfile:
-    """It never changes: other settings are another one, and a call keeps the one it began with. Each is equal to itself
-    alone, so that what is kept for it is nobody else's, whatever the two are called."""
+    """One label of an app. It is immutable: changed settings make a new one, and a call keeps the one it began with.
+
+    It is compared by identity, so that what is cached for it never applies to another one of the same name.
+    """
 
     name: str
-    label: LabelConfig  # as if it stood in the configuration
+    label: LabelConfig  # as a label in the configuration would be
     price_table: PriceTable
 
 
@@ -37,7 +39,7 @@ class ResolvedProfile(ResolvedLabel):
 
 
 class AppProfiles:
-    """All those of one app. One that is named by its ARN is the first, by name, that stands for it."""
+    """All profiles of one app. If several stand for one ARN, a request for it gets the first by name."""
 
     __slots__ = ("_by_model", "by_name")
 
@@ -47,22 +49,22 @@ class AppProfiles:
         self.by_name = {profile.name: profile for profile in reversed(ordered)}
 
     def resolve(self, requested: str) -> ResolvedProfile | None:
-        """By its name, or by the ARN that it stands for."""
+        """Return the profile of this name, or of this ARN; None if there is none."""
         profile = self.by_name.get(requested) or self._by_model.get(requested)
         return None if profile is None else ResolvedProfile(requested, profile.name, profile.label.model, profile)
 
 
 NO_PROFILES = AppProfiles()
-UNREAD_PROFILES = AppProfiles()  # nobody can tell what there is
+UNREAD_PROFILES = AppProfiles()  # the store could not be read, so the app's profiles are not known
 
 
 def parse_profile(name: str, item: Item) -> InferenceProfile:
-    """Raises ValueError for what was written by hand and cannot be used: nobody is served at an unknown price."""
+    """Parse a row. Raises ValueError for an unusable one (written by hand): no call is served at an unknown price."""
     arn, format = item.get("inference_profile_arn"), item.get("format")
     if not isinstance(arn, str) or not _ARN.fullmatch(arn) or must_be.model(arn):
         raise ValueError("inference_profile_arn: expected the ARN of an inference profile")
     if format not in get_args(Format):
-        raise ValueError("format: expected one that labels have")
+        raise ValueError(f"format: expected one of {', '.join(get_args(Format))}")
     prices = _parse_prices(item.get("prices_usd_per_1m"))
     for path, complaint in caches_have_prices(cast(Format, format), prices, ()):
         raise ValueError(f"{'.'.join(path)}: {complaint}")
@@ -74,8 +76,8 @@ def parse_profile(name: str, item: Item) -> InferenceProfile:
 def _parse_prices(given: Any) -> PricesConfig:
     if not isinstance(given, Mapping):
         raise ValueError("prices_usd_per_1m: expected a mapping")
-    found = {name: _parse_price(name, value) for name, value in given.items() if value is not None}
-    input, output, *cache = (found.get(name) for name in PRICE_FIELDS)
+    prices = {name: _parse_price(name, value) for name, value in given.items() if value is not None}
+    input, output, *cache = (prices.get(name) for name in PRICE_FIELDS)
     if input is None or output is None:
         raise ValueError("prices_usd_per_1m: input and output are required")
     return PricesConfig(input, output, *cache)

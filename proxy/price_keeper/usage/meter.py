@@ -1,10 +1,10 @@
-"""Meters one call: writes its intent to the journal before it is sent, watches the response, and writes its receipt before
-the last byte goes to the caller.
+"""Meters one call: writes its intent to the journal before it is sent, observes the response, and writes its receipt
+before the last byte goes to the caller.
 
-A `Meter` never alters the response, and it always comes to a receipt: exact if the response states a plausible usage,
-else estimated. `GuardedMeter` also counts the units of a guardrail that the call names. `JobMeter` charges an
-asynchronous job once, however often its start is repeated. `UsageForecast` learns how long the answers of a label are;
-it fills in what a call is assumed to use until that is known.
+START HERE: `Meter`. It never alters the response, and it always comes to a receipt: exact if the response states a
+plausible usage, else estimated. `GuardedMeter` also counts the units of a guardrail that the call names. `JobMeter`
+charges an asynchronous job once, however often its start is repeated. `UsageForecast` learns how long a label's
+responses are; it fills in what a call is assumed to use until that is known.
 """
 
 from __future__ import annotations
@@ -36,11 +36,22 @@ from price_keeper.usage.price_table import Cost, Pricer
 from price_keeper.usage.token_usage import Usage, sum_tokens
 from price_keeper.usage.usage_reader import UsageReader, build_reader
 
-INITIAL_OUTPUT_TOKENS: Final = 500  # before anything is known
-_SMOOTHING_DIVISOR: Final = 16  # of what was learned before, each answer replaces one part
+INITIAL_OUTPUT_TOKENS: Final = 500  # the forecast before any response
+_SMOOTHING_DIVISOR: Final = 16  # each response replaces this part of the mean
 
+MAX_CALL_PICO: Final = 10**15  # of one call: a thousand dollars, which no model comes near
+OPERATIONS_WITHOUT_TOKENS: Final = frozenset(
+    {Operation.APPLY_GUARDRAIL, Operation.CHECK_GUARDRAILS, Operation.ASYNC_INVOKES}
+)
+CONTENT_TYPE, REQUEST_ID = b"content-type", b"x-amzn-requestid"
 
-_make_tuple = tuple.__new__  # of a named tuple, in half the time of calling it
+MAX_JOBS_PER_CALLER: Final = 256  # that are remembered; repeats come within minutes
+MAX_CALLERS_WITH_JOBS: Final = 1000
+MAX_JOB_ANSWER_BYTES = 64 * 1024  # of a response that holds only an ARN
+
+_log = logging.getLogger("price_keeper.recording")
+
+_make_tuple = tuple.__new__  # makes a named tuple in half the time of calling its class
 
 
 def build_counts(usage: Usage, pico: int, *, is_estimated: bool = False) -> UsageCounts:
@@ -50,12 +61,12 @@ def build_counts(usage: Usage, pico: int, *, is_estimated: bool = False) -> Usag
 
 
 def make_plain_counts(input: int, output: int, pico: int) -> UsageCounts:
-    """Counts of a call that used plain input and output alone, as most do. Takes half the time of `build_counts`."""
+    """Counts of a call that used only plain input and output, the usual case. Takes half the time of `build_counts`."""
     return _make_tuple(UsageCounts, (1, 0, input, output, 0, 0, 0, 0, pico))
 
 
 class UsageForecast:
-    """`pico` is None before anything is known."""
+    """Running means of the output tokens and cost of a label's calls. `pico` is None before the first response."""
 
     __slots__ = ("_mean_tokens", "output_tokens", "pico")
 
@@ -70,19 +81,10 @@ class UsageForecast:
         self.pico = pico if self.pico is None else self.pico + (pico - self.pico) // _SMOOTHING_DIVISOR
 
     def without_cost(self) -> UsageForecast:
-        """As long as before; what that costs is not known yet."""
+        """Return a forecast with the same length, whose cost is not known yet."""
         forecast = UsageForecast()
         forecast._mean_tokens, forecast.output_tokens = self._mean_tokens, self.output_tokens
         return forecast
-
-
-MAX_CALL_PICO: Final = 10**15  # for one call: a thousand dollars, which no model comes near
-OPERATIONS_WITHOUT_TOKENS: Final = frozenset(
-    {Operation.APPLY_GUARDRAIL, Operation.CHECK_GUARDRAILS, Operation.ASYNC_INVOKES}
-)
-CONTENT_TYPE, REQUEST_ID = b"content-type", b"x-amzn-requestid"
-
-_log = logging.getLogger("price_keeper.recording")
 
 
 PricerForTarget = Callable[[UpstreamTarget], Pricer]
@@ -90,8 +92,11 @@ PricerForTarget = Callable[[UpstreamTarget], Pricer]
 
 @dataclass(frozen=True, slots=True)
 class OperationPricing:
-    """What all calls of one label and operation have in common. `price_at` is asked for each place that a call is sent
-    to, and `guess`, by the size of its body, what it is taken to use until that is known."""
+    """What all calls of one label and operation have in common.
+
+    `pricer_for` returns the prices at each target that a call is sent to. `estimate_usage` maps the size of the body to
+    the usage that is assumed until the actual one is known.
+    """
 
     counted_label: str
     operation: Operation
@@ -101,18 +106,18 @@ class OperationPricing:
     forecast: UsageForecast
 
     def estimate_tokens(self, body_bytes: int) -> int:
-        """That a call is taken to use."""
+        """Return the number of tokens that a call is assumed to use."""
         usage = self.estimate_usage(body_bytes)
         return usage[0] + usage[1]
 
 
-@lru_cache(1000)  # versions of prices, of which there are a few a day
+@lru_cache(1000)  # by version of the prices; there are a few versions a day
 def _price_source_of(description: str) -> str:
     return description.partition(" ")[0]
 
 
 class Meter:
-    """The tap on one call's answer."""
+    """Observes one call's response and settles its cost."""
 
     __slots__ = (
         "_assumed_usage",
@@ -140,8 +145,11 @@ class Meter:
         completion_listeners: tuple[CompletionListener, ...] = (),
         ceiling_pico: int | None = None,
     ) -> None:
-        """`guess` is what the call is taken to use if that is never told, and `most` what it costs then, where that is
-        its worst case and not what follows from the guess. Raises CannotRecord: do not send it then."""
+        """Write the call's intent. Raises RecordingUnavailable; the call must not be sent then.
+
+        `assumed_usage` counts if the response states no usage. `ceiling_pico` is its cost then, if that is the call's
+        ceiling under a hard budget instead of the price of the assumed usage.
+        """
         self._journal = journal
         self._pricing = pricing
         self._target = first_target
@@ -176,7 +184,7 @@ class Meter:
         self._is_sent = True
 
     def on_not_executed(self) -> None:
-        """Where it was sent it has surely not been carried out."""
+        """The target has certainly not executed the call."""
         self._is_sent = False
 
     def on_head(self, status: int, headers: Mapping[bytes, bytes]) -> None:
@@ -196,14 +204,14 @@ class Meter:
         try:
             self._journal.record(self._number, self._build_receipt(is_whole))
         except Exception as fault:
-            # The answer must reach its caller. Unknown spend never counts as nothing, and nor does what no line can
-            # hold. What the fault says may hold words of the answer, which no log is to have.
-            message = "an answer's usage could not be read, and is estimated: %s: request %s"
+            # The response must reach its caller. Unknown usage never counts as zero, nor does usage that a journal line
+            # cannot hold. The exception's text may quote the response, so it is not logged.
+            message = "the usage of a response could not be read, so the call is estimated (%s): request %s"
             _log.error(message, type(fault).__name__, self._request_id, extra=build_bedrock_extra(self._request_id))
             self._journal.record(self._number, self._build_estimated_receipt(None, "fault"))
 
     def close(self) -> None:
-        """At the very end, whatever became of the call."""
+        """Settle the call if it is not settled. To be called at the very end, however the call ended."""
         if self._is_settled:
             return
         if self._reader is not None:
@@ -218,39 +226,39 @@ class Meter:
         reader = self._reader
         if reader is None:
             return self._build_estimated_receipt(None, "no answer")
-        usage = reader.usage()  # which may have come before the cut
+        usage = reader.usage()  # complete even if the response was cut after it
         if usage is not None and ((usage[0] and usage[1]) or self._status >= 300 or self._is_credible(usage, reader)):
             return self._build_exact_receipt(usage)
         if self._status >= 300:
-            return None  # an error that tells of no usage has none
+            return None  # an error that states no usage has used nothing
         if reader.has_failed and not reader.estimate_output() and sum_tokens(reader.partial_usage()) <= 0:
-            return None  # one that came as a stream's first event neither
+            return None  # the same for an error that is the first event of a stream
         if usage is not None:
             return self._build_implausible_receipt(usage, reader)
         if not is_whole:
-            message = "a stream of Bedrock's was cut or broken, and is estimated: request %s"
+            message = "a response stream from Bedrock was cut or broken, so the call is estimated: request %s"
             _log.warning(message, self._request_id, extra=build_bedrock_extra(self._request_id))
         return self._build_estimated_receipt(reader, "silent" if is_whole else "cut")
 
     def _is_credible(self, usage: Usage, reader: UsageReader) -> bool:
-        """A model runs on some input, and counts what it says. Zeros are right only where nothing was said."""
+        """Whether a usage is complete. A model reads some input; zero output is right only if nothing was said."""
         if self._pricing.operation in OPERATIONS_WITHOUT_TOKENS:
             return True
         input, output, cache_read, written_5m, written_1h, _, _, _ = usage
         return bool(input or cache_read or written_5m or written_1h) and bool(output or not reader.has_output())
 
     def _build_implausible_receipt(self, usage: Usage, reader: UsageReader | None) -> Receipt:
-        message = "an answer states a usage that cannot be all, so the call is estimated: %s: request %s"
+        message = "a response states an implausibly small usage, so the call is estimated: %s: request %s"
         _log.warning(message, usage, self._request_id, extra=build_bedrock_extra(self._request_id))
         return self._build_estimated_receipt(reader, "implausible")
 
     def _may_be_free(self, usage: Usage) -> bool:
-        """Whether a cost of zero is right: for an error, for units of free policies, and where everything is free."""
+        """Whether a cost of zero is right: for an error, for units of free policies, or if everything is free."""
         assumed_usage = self._assumed_usage
         if any(usage.units.values()):
             if not sum_tokens(usage):
                 return True
-            assumed_usage = assumed_usage._replace(units=usage.units)  # those that were used are known to be free
+            assumed_usage = assumed_usage._replace(units=usage.units)  # the units that were used are known to be free
         return self._status >= 300 or not self._pricer.price(assumed_usage).pico
 
     def _build_exact_receipt(self, usage: Usage) -> Receipt:
@@ -258,7 +266,7 @@ class Meter:
         input, output, cache_read, written_5m, written_1h, tier, latency, units = usage
         about = {"request": self._request_id, "price": pricer.description}
         if pricer.price_plain is not None and not (cache_read or written_5m or written_1h or tier or latency or units):
-            pico = pricer.price_plain(input, output)  # as of nearly all
+            pico = pricer.price_plain(input, output)  # the usual case
             counts = make_plain_counts(input, output, pico)
         else:
             cost = pricer.price(usage)
@@ -266,7 +274,7 @@ class Meter:
             about |= _describe_unusual(usage, cost)
         if not 0 < pico <= MAX_CALL_PICO:
             if pico > 0:
-                message = "an answer would cost more than a thousand dollars; its usage is not believed: %s: request %s"
+                message = "a response would cost more than a thousand dollars, so the call is estimated: %s: request %s"
                 _log.error(message, usage, self._request_id, extra=build_bedrock_extra(self._request_id))
                 return self._build_estimated_receipt(None, "absurd")
             if not self._may_be_free(usage):
@@ -299,7 +307,7 @@ class Meter:
         if partial_usage is None:
             return self._assumed_usage._replace(output=output)
         if sum_tokens(partial_usage) == partial_usage.output:
-            partial_usage = partial_usage._replace(input=self._assumed_usage.input)  # nothing runs without input
+            partial_usage = partial_usage._replace(input=self._assumed_usage.input)  # no model runs without input
         return partial_usage._replace(output=max(partial_usage.output, output))
 
 
@@ -309,7 +317,7 @@ def _describe_unusual(usage: Usage, cost: Cost) -> dict[str, str]:
 
 
 def add_guardrail_prices(pricer: Pricer, prices: Mapping[str, int]) -> Pricer:
-    """The price of tokens, and of a guardrail's units beside them: so never that of tokens alone."""
+    """Add the price of a guardrail's units to a pricer. The result has no price for tokens alone."""
     return replace(pricer, price=_price_tokens_and_units(pricer.price, prices), price_plain=None)
 
 
@@ -324,6 +332,8 @@ def _price_tokens_and_units(
 
 
 class GuardedMeter(Meter):
+    """Meters a call that names a guardrail."""
+
     __slots__ = ("_request_units",)
 
     def __init__(
@@ -338,7 +348,7 @@ class GuardedMeter(Meter):
         completion_listeners: tuple[CompletionListener, ...] = (),
         ceiling_pico: int | None = None,
     ) -> None:
-        """`asked_units` are those that its request is taken for; the rest is what any meter gets."""
+        """`request_units` is the estimate of its request's units; the other parameters are those of `Meter`."""
         super().__init__(
             journal, pricing, charged, first_target, assumed_usage, now, completion_listeners, ceiling_pico
         )
@@ -358,26 +368,21 @@ class GuardedMeter(Meter):
         usage = super()._merge_partial_usage(reader)
         if not isinstance(reader, GuardrailUsageReader):
             return usage
-        # All that came of a trace before the cut may be what it tells of the request.
+        # A trace that was cut may state only the units of the request.
         reported, estimated = (
             usage._replace(units=units) for units in reader.reported_and_estimated_units(usage.output)
         )
-        return max(estimated, reported, key=lambda each: self._pricer.price(each).pico)
-
-
-MAX_JOBS_PER_CALLER: Final = 256  # of one caller; repeats come within minutes
-MAX_CALLERS_WITH_JOBS: Final = 1000
-MAX_JOB_ANSWER_BYTES = 64 * 1024  # of an answer that holds an ARN and nothing else
+        return max(estimated, reported, key=lambda candidate: self._pricer.price(candidate).pico)
 
 
 class PaidJobs:
-    """Those that were paid of late. Bounded for each caller, so that nobody makes another's be forgotten."""
+    """Recently paid jobs. Bounded per caller, so that one caller cannot evict another's."""
 
     def __init__(self) -> None:
         self._paid: OrderedDict[Caller, OrderedDict[str, None]] = OrderedDict()
 
     def add_if_new(self, caller: Caller, arn: str) -> bool:
-        """From then on it is not."""
+        """Add a job. True if it is new; a repeat of it is not."""
         paid = self._paid.setdefault(caller, OrderedDict())
         self._paid.move_to_end(caller)
         if len(self._paid) > MAX_CALLERS_WITH_JOBS:
@@ -392,6 +397,8 @@ class PaidJobs:
 
 
 class JobMeter(Meter):
+    """Meters the start of an asynchronous job."""
+
     __slots__ = ("_answer", "_caller", "_paid_jobs")
 
     def __init__(
@@ -427,7 +434,7 @@ class JobMeter(Meter):
 
 
 def _read_job_arn(answer: bytes) -> str:
-    """Empty where the answer tells none: such a job is paid, as nobody knows that it was before."""
+    """Read the job's ARN; empty if the response has none. Such a job is charged, as it may be a new one."""
     try:
         arn = orjson.loads(answer)["invocationArn"]
     except (LookupError, TypeError, ValueError):

@@ -1,8 +1,8 @@
 """Opens the meter of each call, with the price and the assumed usage that follow from its label and operation.
 
-`pricing_for` returns the `OperationPricing` that all calls of one label and operation share, or None for an operation
-that costs nothing. `open_meter` returns when the intent of the call is in the journal. A factory belongs to one
-configuration; the next one inherits what was learned from answers.
+START HERE: `MeterFactory`. `pricing_for` returns the `OperationPricing` that all calls of one label and operation
+share, or None for an operation that costs nothing. `open_meter` returns when the intent of the call is in the journal.
+A factory belongs to one configuration; the next one inherits what was learned from responses.
 """
 
 from __future__ import annotations
@@ -41,35 +41,36 @@ from price_keeper.usage.price_updates import PriceTables
 from price_keeper.usage.token_usage import Usage, make_plain_usage
 from price_keeper.usage.usage_reader import BYTES_PER_TOKEN
 
-MAX_ASSUMED_INPUT_TOKENS: Final = 1_000_000  # tokens that a call is taken to have: larger bodies hold images or films
-MAX_FORECASTS: Final = 1000  # labels; models without one come as callers name them
+MAX_ASSUMED_INPUT_TOKENS: Final = 1_000_000  # of a call; larger bodies hold images or films
+MAX_FORECASTS: Final = 1000  # labels; the names of models without a label come from callers
 
-# What Bedrock does for nothing.
 _PLAIN_METER: Callable[..., Meter] = Meter
+
+# Operations that Bedrock does not charge for.
 
 FREE_OPERATIONS: Final = frozenset({Operation.COUNT_TOKENS, Operation.ASYNC_INVOKE})
 _GUARDRAIL_OPERATIONS: Final = frozenset({Operation.APPLY_GUARDRAIL, Operation.CHECK_GUARDRAILS})
 _BYTES_PER_UNIT: Final = 1000
-_UNKNOWN_POLICY: Final = "unknown"  # costs as much as the dearest
+_UNKNOWN_POLICY: Final = "unknown"  # costs as much as the dearest policy
 _UNLABELLED: Final = "unlabelled."
 _NOT_IN_LABELS: Final = re.compile(r"[^A-Za-z0-9]+")
 _PLAIN_ID: Final = re.compile(r"[A-Za-z0-9]+(?:[.:-][A-Za-z0-9]+)*")
 _MAX_PLAIN_LENGTH: Final = 64 - len(_UNLABELLED)
-_DIGEST_LENGTH: Final = 12  # of hexadecimal digits
+_DIGEST_LENGTH: Final = 12  # hexadecimal digits
 
 
 class AnswerMeter(CallObserver, Protocol):
-    """A tap on an answer, which is told at last that the call has come to its end."""
+    """Observes a response; `close` is called at the end of the call."""
 
     @property
     def price_source(self) -> str:
-        """Empty where nothing is paid."""
+        """Where the prices come from; empty if nothing is charged."""
 
     def close(self) -> None: ...
 
 
 class FreeMeter:
-    """Of a call that costs nothing."""
+    """The meter of a call that costs nothing."""
 
     price_source = ""
 
@@ -90,6 +91,8 @@ FREE_METER: Final = FreeMeter()
 
 
 class MeterFactory:
+    """Opens meters for one configuration."""
+
     def __init__(
         self,
         config: Config,
@@ -98,7 +101,7 @@ class MeterFactory:
         clock: Clock,
         predecessor: MeterFactory | None = None,
     ) -> None:
-        """`before` is that of the configuration whose place this one takes: what was learned from answers stays."""
+        """`predecessor` is the factory of the previous configuration; what it learned from responses is inherited."""
         self._labels = config.labels
         self._guardrail_prices = build_guardrail_prices(config.guardrails) if config.guardrails is not None else None
         self._journal = journal
@@ -112,21 +115,22 @@ class MeterFactory:
         self._paid_jobs = PaidJobs()
         if predecessor is not None:
             self._paid_jobs, self._profile_pricing_cache = predecessor._paid_jobs, predecessor._profile_pricing_cache
-            kept = (
-                (name, self._inherit_forecast(predecessor, name, each)) for name, each in predecessor._forecasts.items()
+            inherited = (
+                (name, self._inherit_forecast(predecessor, name, forecast))
+                for name, forecast in predecessor._forecasts.items()
             )
-            self._forecasts = {name: each for name, each in kept if each is not None}
+            self._forecasts = {name: forecast for name, forecast in inherited if forecast is not None}
 
     def _inherit_forecast(self, predecessor: MeterFactory, name: str, forecast: UsageForecast) -> UsageForecast | None:
-        """What is still true where calls that are counted under this name go to the same model as they did."""
+        """Return what still holds of a forecast: all if the label is the same, its length if the model is."""
         one, other = predecessor._labels.get(name), self._labels.get(name)
         if one == other:
             return forecast
         return forecast.without_cost() if one is not None and other is not None and one.model == other.model else None
 
     def pricing_for(self, choice: ResolvedLabel, operation: Operation, method: bytes) -> OperationPricing | None:
-        """None for what costs nothing. Where each call would need the same ones again, they are kept. Raises
-        InvalidRequest."""
+        """Return the shared pricing of a label and operation, cached; None if it costs nothing. Raises InvalidRequest
+        if it has no price."""
         if operation in FREE_OPERATIONS or method != b"POST":
             return None
         if type(choice) is ResolvedProfile:
@@ -151,9 +155,11 @@ class MeterFactory:
         completion_listeners: tuple[CompletionListener, ...] = (),
         ceiling: CostCeiling | None = None,
     ) -> Meter:
-        """Its intent is in the journal then. Raises CannotRecord and InvalidRequest. `guardrail_units` are those that a
-        call which names a guardrail is taken to have asked for, and `ends` hear what becomes of it; `worst` is what
-        it counts as under a hard budget as long as nobody knows better."""
+        """Open the meter of a call; its intent is in the journal then. Raises RecordingUnavailable and InvalidRequest.
+
+        `guardrail_units` is the estimate for a request that names a guardrail. `completion_listeners` are notified of
+        the outcome. `ceiling` is what the call counts as under a hard budget until its cost is known.
+        """
         assumed_usage, make_meter = pricing.estimate_usage(body_bytes), _PLAIN_METER
         if guardrail_units:
             pricing = replace(pricing, pricer_for=self._add_guardrail_prices(pricing.pricer_for))
@@ -191,12 +197,13 @@ class MeterFactory:
         return OperationPricing(counted_as, operation, format, price_at, partial(_assume_tokens, forecast), forecast)
 
     def _profile_pricing(self, profile: InferenceProfile, operation: Operation) -> OperationPricing:
-        """Kept for as long as the profile itself is: another app's label of the same name has terms of its own."""
+        """Return a profile's pricing, cached for as long as the profile exists. The name does not identify it, because
+        another app's label of the same name has its own prices."""
         by_operation = self._profile_pricing_cache.setdefault(profile, {})
         pricing = by_operation.get(operation)
         if pricing is None:
             if operation is Operation.ASYNC_INVOKES:
-                self._build_job_pricer(profile.name)  # which it has not, so this raises
+                self._build_job_pricer(profile.name)  # always raises, as a profile has no price for jobs
             forecast = next(iter(by_operation.values())).forecast if by_operation else UsageForecast()
             price_at, guess = _return_always(profile.price_table.pricer), partial(_assume_tokens, forecast)
             pricing = OperationPricing(profile.name, operation, profile.label.format, price_at, guess, forecast)
@@ -247,10 +254,12 @@ def _return_always(pricer: Pricer) -> PricerForTarget:
 
 
 def build_model_label(model: str) -> str:
-    """Under what the spend of a model without a label is counted: its id, which is only spelt with other characters, or
-    of a longer or unusual one, such as an ARN, what can be kept and a digest. No two models have the same."""
+    """Return the name under which the spend of a model without a label is counted. No two models share one.
+
+    It is the id with other punctuation or, for a long or unusual id such as an ARN, its readable part and a digest.
+    """
     if len(model) <= _MAX_PLAIN_LENGTH and _PLAIN_ID.fullmatch(model):
         return _UNLABELLED + model.replace(":", "_")
     digest = sha256(model.encode()).hexdigest()[:_DIGEST_LENGTH]
     readable = _NOT_IN_LABELS.sub("-", model.rpartition("/")[2])[: _MAX_PLAIN_LENGTH - _DIGEST_LENGTH - 2].strip("-")
-    return f"{_UNLABELLED}{readable}__{digest}"  # two in a row are in no plain id
+    return f"{_UNLABELLED}{readable}__{digest}"  # no plain id has two underscores in a row

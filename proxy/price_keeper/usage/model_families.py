@@ -1,10 +1,11 @@
-"""Reads token counts from JSON, in the form of every model family that Bedrock serves. Pure. START HERE for a new family.
+"""Reads token counts from JSON, in the form of every model family that Bedrock serves. Pure.
 
-`_FAMILY_READERS` maps a telltale member of a response to the function that reads that family's counts. A family is
-recognised by the members of its response and not by the model id, because imported models use the form of the model
-they derive from. A number that no response can have counted makes its whole place count as not stated.
+START HERE for a new family: `_FAMILY_READERS` maps a telltale member of a response to the function that reads that
+family's counts. A family is recognised by the members of its response and not by the model id, because imported models
+use the form of the model they derive from. A number that no response can have counted makes its whole place count as
+not stated.
 
-`read_converse`, `read_invocation`, `read_chat` and `read_guardrail` read one whole response, headers included, and
+`read_converse`, `read_invocation`, `read_chat` and `read_guardrail` read one complete response, headers included, and
 return None if it does not state its usage.
 """
 
@@ -19,11 +20,11 @@ from price_keeper.usage.token_usage import NO_COUNTS, ReportedCounts, Usage, bui
 
 Json = Mapping[str, Any]
 
-MAX_TOKENS: Final = 10**9  # a hundred times the longest context there is; a count beyond it is a mistake
+MAX_TOKENS: Final = 10**9  # a hundred times the longest context that exists; a larger count is a mistake
 
 INVOCATION_METRICS: Final = "amazon-bedrock-invocationMetrics"
 
-# What a guardrail counts beside the units it charges for: units that are free, and a number of policies.
+# What a guardrail counts in addition to charged units: units that are free, and a number of policies.
 UNBILLED_GUARDRAIL_COUNTS: Final = frozenset(("sensitiveInformationPolicyFreeUnits", "automatedReasoningPolicies"))
 
 _INPUT_HEADER: Final = b"x-amzn-bedrock-input-token-count"
@@ -37,7 +38,7 @@ _COUNT_HEADERS: Final = {
 TIER_HEADER: Final = b"x-amzn-bedrock-service-tier"
 LATENCY_HEADER: Final = b"x-amzn-bedrock-performanceconfig-latency"
 
-# Claude's own word for the tier that Bedrock calls default. "auto" is what a caller asks, not what one gets.
+# Claude calls Bedrock's default tier "standard". "auto" is what a caller requests, not the tier that it got.
 _TIER_ALIASES: Final = {"standard": "default", "auto": ""}
 _MAX_NAME_LENGTH: Final = 40
 _NOT_PRINTABLE: Final = re.compile(r"[^ -~]")
@@ -45,24 +46,24 @@ _NOT_PRINTABLE: Final = re.compile(r"[^ -~]")
 NO_HEADERS: Final[Mapping[bytes, bytes]] = MappingProxyType({})
 EMBEDDING_MEMBERS: Final = ("embedding", "embeddings", "embeddingsByType")
 
-# Members that tell of an answer and are no part of what the model said.
+# Members that describe a response and are not part of what the model said.
 _METADATA_MEMBERS: Final = frozenset(
     ("id", "type", "role", "model", "object", "status", "version", "stop_reason", "stopReason", "stop_sequence",
      "stop_details", "finish_reason", "finishReason", "completionReason", "event_type", "generation_id", "response_id",
-     "service_tier", "serviceTier", "performanceConfig", "system_fingerprint", "usage", "meta", "trace", INVOCATION_METRICS,
-     "amazon-bedrock-guardrailAction", "amazon-bedrock-trace")
+     "service_tier", "serviceTier", "performanceConfig", "system_fingerprint", "usage", "meta", "trace",
+     INVOCATION_METRICS, "amazon-bedrock-guardrailAction", "amazon-bedrock-trace")
 )  # fmt: skip
 
 _CountReader = Callable[[Json], ReportedCounts]
 
 
 class _ImplausibleCount(Exception):
-    """A number that no one can have counted: the place where it stands is not to be trusted."""
+    """A number that cannot be a count, so the place that states it is not trusted."""
 
 
-# ---------------------------------------------------------------- answers
+# ---------------------------------------------------------------- complete responses
 
-# Each returns None for an answer that does not state both input and output; without `needs_output` the input is enough.
+# Each returns None for a response that does not state input and output; without `needs_output` the input is enough.
 
 
 def read_converse(
@@ -80,7 +81,7 @@ def read_converse(
 
 
 def read_invocation(document: Any, headers: Mapping[bytes, bytes], *, needs_output: bool = True) -> Usage | None:
-    """InvokeModel's body and headers together. Only an embedding may lack the count of its output."""
+    """Read InvokeModel's body and headers together. Only an embedding may lack the count of its output."""
     counts = read_counts(document)
     if None in counts[:4] or _headers_contradict(headers, counts):
         counts = merge_counts(counts, try_read(_read_metrics, _read_count_headers(headers)))
@@ -99,12 +100,12 @@ def read_chat(
 
 
 def is_embedding(document: Any) -> bool:
-    """By its form: a model of vectors has no output tokens to count."""
+    """Whether the members are those of an embedding, which has no output tokens to count."""
     return isinstance(document, dict) and any(document.get(name) is not None for name in EMBEDDING_MEMBERS)
 
 
 def has_output(document: Any) -> bool:
-    """Whether the model said anything, in any family's form: any text outside the envelope."""
+    """Whether the model said anything, in any family's form: whether there is text outside the metadata members."""
     pending = [document]
     while pending:
         node = pending.pop()
@@ -118,11 +119,11 @@ def has_output(document: Any) -> bool:
 
 
 def read_guardrail(document: Json) -> Usage | None:
-    """Units by policy, under Bedrock's names for them, and also by those it may have tomorrow."""
+    """Read units by policy, under Bedrock's names for them, including names that it may introduce later."""
     units: dict[str, int] = {}
     try:
         for name, value in _object_member(document, "usage").items():
-            if isinstance(value, dict):  # a check's, which stand one level deeper than a policy's
+            if isinstance(value, dict):  # a check's units are one level deeper than a policy's
                 value = value.get("textUnits")
             if type(value) is int or (value is not None and name.endswith("Units")):
                 units[name] = _check_count(value)
@@ -131,12 +132,15 @@ def read_guardrail(document: Json) -> Usage | None:
     return Usage(units=units) if units else None
 
 
-# ---------------------------------------------------------------- from places to a usage
+# ---------------------------------------------------------------- from members to a usage
 
 
 def read_counts(document: Any) -> ReportedCounts:
-    """What a body of InvokeModel, or a chunk of its stream, says. Its members show whose dialect it is in, more surely
-    than the model's family: an imported model speaks that of its kin, and within a family it changed with the years."""
+    """Read the counts in a body of InvokeModel, or in a chunk of its stream.
+
+    The members show the form more surely than the model's family does: an imported model uses the form of the model it
+    derives from, and within a family the form has changed over the years.
+    """
     if isinstance(document, dict):
         for member, reader in _FAMILY_READERS:
             if member in document:
@@ -160,7 +164,7 @@ def try_read(reader: _CountReader, members: Json) -> ReportedCounts:
 
 
 def read_tier(document: Any, headers: Mapping[bytes, bytes]) -> str:
-    """The header knows more tiers than a body, so what it says goes first."""
+    """Read the service tier. The header has priority, because it knows more tiers than a body."""
     header_tier = _normalize_tier(headers.get(TIER_HEADER))
     if header_tier or not isinstance(document, dict):
         return header_tier
@@ -184,12 +188,12 @@ def _normalize_name(value: Any) -> str:
     if not isinstance(value, str):
         return ""
     name = value.strip().lower()[:_MAX_NAME_LENGTH]
-    # No line of a journal can hold half a character. What is left is a name still, and none that has a price.
+    # A journal line cannot hold half a surrogate pair. The rest still names a tier, though none that has a price.
     return name if name.isascii() and name.isprintable() else _NOT_PRINTABLE.sub("?", name)
 
 
 def _headers_contradict(headers: Mapping[bytes, bytes], counts: ReportedCounts) -> bool:
-    """As text, which is quick: most answers say the same twice."""
+    """Whether a header states another count. Compared as text, which is fast: most responses say the same twice."""
     input, output = headers.get(_INPUT_HEADER), headers.get(_OUTPUT_HEADER)
     if input is not None and input != b"%d" % (counts.input or 0):
         return True
@@ -197,28 +201,28 @@ def _headers_contradict(headers: Mapping[bytes, bytes], counts: ReportedCounts) 
 
 
 def _read_count_headers(headers: Mapping[bytes, bytes]) -> dict[str, Any]:
-    found = ((name, headers.get(header)) for name, header in _COUNT_HEADERS.items())
-    return {name: _parse_count_header(value) for name, value in found if value is not None}
+    stated = ((name, headers.get(header)) for name, header in _COUNT_HEADERS.items())
+    return {name: _parse_count_header(value) for name, value in stated if value is not None}
 
 
 def _parse_count_header(value: bytes) -> int:
     digits = value.strip()
-    # A header is short; a million digits would take a while to become a number.
+    # A valid header is short, and a million digits would take long to become a number.
     return int(digits) if digits.isdigit() and len(digits) < _MAX_NAME_LENGTH else -1
 
 
-# ---------------------------------------------------------------- dialects
+# ---------------------------------------------------------------- forms of the families
 
 
 def _read_converse_counts(usage: Json) -> ReportedCounts:
-    """Nova's own body ends two of the names in Count; Bedrock's often has both."""
+    """In Nova's own body two of the names end in Count; Bedrock's often has both forms."""
     written, written_1h = _count_member(usage, "cacheWriteInputTokens", "cacheWriteInputTokenCount"), None
     details = usage.get("cacheDetails")
     if isinstance(details, list):
         parts = [
             (part.get("ttl"), _count_member(part, "inputTokens") or 0) for part in details if isinstance(part, dict)
         ]
-        # A lifetime that nobody has heard of is charged as the longest known.
+        # An unknown lifetime is charged as the longest known one.
         written_1h = sum(tokens for ttl, tokens in parts if ttl != "5m")
         written = max(written or 0, sum(tokens for _, tokens in parts))
     counts = ReportedCounts(
@@ -232,8 +236,11 @@ def _read_converse_counts(usage: Json) -> ReportedCounts:
 
 
 def _read_anthropic(usage: Json) -> ReportedCounts:
-    """A call that compacted its conversation on the way ran the model more than once. Each run is charged, but the
-    counts at the top leave the compaction out, so the runs are added up."""
+    """Read Claude's counts.
+
+    A call that compacted its conversation ran the model more than once. Each run is charged, but the top-level counts
+    leave the compaction out, so the runs are added up.
+    """
     runs = [run for run in _list_member(usage, "iterations") if isinstance(run, dict)]
     if any(run.get("type") == "compaction" for run in runs):
         return _sum_runs([_read_anthropic_run(run) for run in runs])
@@ -271,18 +278,18 @@ def _sum_stated(counts: Iterable[int | None]) -> int | None:
 
 
 def _read_openai(usage: Json) -> ReportedCounts:
-    """Here, unlike anywhere else, the prompt's tokens include those of a cache."""
+    """Read OpenAI's counts. Unlike in all other families, the prompt's tokens include those of a cache."""
     prompt, details = _count_member(usage, "prompt_tokens"), _object_member(usage, "prompt_tokens_details")
     read, written = _count_member(details, "cached_tokens"), _count_member(details, "cache_write_tokens")
     cached = (read or 0) + (written or 0)
-    if prompt is not None and cached <= prompt:  # more than the prompt has cannot be in it
+    if prompt is not None and cached <= prompt:  # a larger number cannot be a part of the prompt
         prompt -= cached
     counts = ReportedCounts(prompt, _count_member(usage, "completion_tokens"), read, written)
     return _check_total(counts, _count_member(usage, "total_tokens"))
 
 
 def _check_total(counts: ReportedCounts, total: int | None) -> ReportedCounts:
-    """A total may leave cached tokens out, but more than the sum of all parts contradicts them."""
+    """Check a stated total. It may leave cached tokens out, but more than the sum of all parts contradicts them."""
     total_input = sum_input(counts)
     if (
         total is not None
@@ -304,7 +311,7 @@ def _read_metrics(place: Json) -> ReportedCounts:
 
 
 def _read_usage_member(document: Json) -> ReportedCounts:
-    """Most families have a member `usage`; whose dialect it is in shows in the names."""
+    """Read the member `usage`, which most families have; the names in it show the form."""
     usage = _object_member(document, "usage")
     if "prompt_tokens" in usage or "completion_tokens" in usage:
         return _read_openai(usage)
@@ -316,9 +323,9 @@ def _read_usage_member(document: Json) -> ReportedCounts:
 
 
 def _read_titan(document: Json) -> ReportedCounts:
-    """Text in one piece, text in chunks, or an embedding, which has no output."""
+    """Read Titan: text in one piece, text in chunks, or an embedding, which has no output."""
     results = [
-        _count_member(each, "tokenCount") for each in _list_member(document, "results") if isinstance(each, dict)
+        _count_member(result, "tokenCount") for result in _list_member(document, "results") if isinstance(result, dict)
     ]
     if not results:
         results = [_count_member(document, "totalOutputTextTokenCount")]
@@ -336,16 +343,17 @@ def _read_cohere(document: Json) -> ReportedCounts:
 
 
 def _read_cohere_counts(place: Json) -> ReportedCounts:
-    """`tokens` also has those that Cohere wraps around the text; `billed_units` are what it takes money for."""
+    """Read Cohere: `billed_units` are what it charges; `tokens` also has those that it wraps around the text."""
     billed = _object_member(place, "billed_units") or _object_member(place, "tokens")
     return ReportedCounts(_count_member(billed, "input_tokens"), _count_member(billed, "output_tokens"))
 
 
 def _read_jurassic(document: Json) -> ReportedCounts:
-    """AI21's models before Jamba show the tokens themselves."""
+    """Read AI21's models before Jamba, which list the tokens themselves."""
     prompt = _list_member(_object_member(document, "prompt"), "tokens")
     completions = [
-        _list_member(_object_member(each, "data"), "tokens") for each in _list_member(document, "completions")
+        _list_member(_object_member(completion, "data"), "tokens")
+        for completion in _list_member(document, "completions")
     ]
     return ReportedCounts(len(prompt), sum(map(len, completions))) if prompt else NO_COUNTS
 
@@ -375,13 +383,13 @@ def _list_member(document: Json, name: str) -> list[Any]:
 
 
 def _count_member(place: Json, *names: str) -> int | None:
-    """The largest under these names. Null is as good as absent: half the families write it so."""
-    found: int | None = None
+    """Return the largest count under these names. Null counts as absent, because half of the families write it so."""
+    largest: int | None = None
     for name in names:
         value = place.get(name)
         if value is not None:
-            found = _check_count(value) if found is None else max(found, _check_count(value))
-    return found
+            largest = _check_count(value) if largest is None else max(largest, _check_count(value))
+    return largest
 
 
 def _check_count(value: Any) -> int:

@@ -7,8 +7,8 @@ rest is in its usage type, which is written in three ways:
     USE1-MP:USE1_CacheReadInputTokenCount_Global-Units      AmazonBedrockFoundationModels, models up to 4.6
     USE1-MP:USE1_cache_read_tokens_global_standard-Units    the same, newer models
 
-Nothing is guessed. A product with an unknown word in its usage type is ignored; a model has the prices of the one name
-that matches it; two different prices for the same thing are no price.
+START HERE: `parse_product` and `select_prices`. Nothing is guessed. A product with an unknown word in its usage type is
+ignored; a model has the prices of the one name that matches it; two different prices for the same thing are no price.
 """
 
 from __future__ import annotations
@@ -27,27 +27,26 @@ from price_keeper.usage.price_table import DEFAULT_TIER, LATENCY_OPTIMIZED, List
 
 SERVICE_CODES: Final = ("AmazonBedrock", "AmazonBedrockFoundationModels")
 
-ModelName = tuple[
-    tuple[str, ...], tuple[str, ...]
-]  # the words of a model's name, sorted, and its numbers in their order
+# The words of a model's name, sorted, and its numbers in their order.
+ModelName = tuple[tuple[str, ...], tuple[str, ...]]
 
 IN_REGION, GEOGRAPHY, GLOBAL = "", "geo", "global"
 
 
 class Product(NamedTuple):
-    """One price, as it is listed."""
+    """One price of the list."""
 
     name: ModelName
     routing: str
     tier: str
-    latency: str  # empty: the ordinary one
+    latency: str  # empty for the ordinary one
     dimension: str
-    pico: int  # a token
+    pico: int  # per token
 
 
 class ListedModel(NamedTuple):
     name: ModelName
-    routings: tuple[str, ...]  # whose prices it has: those of the first that are listed
+    routings: tuple[str, ...]  # in order of preference; the first one that is listed has the model's prices
 
 
 class UnclearPrices(NamedTuple):
@@ -63,13 +62,13 @@ _ARN = re.compile(r"arn:[^:]*:bedrock:[^:]*:[^:]*:(?:inference-profile|foundatio
 _BEDROCK_EDITION = re.compile(r"\s*\(amazon bedrock edition\)$", re.IGNORECASE)
 _LATENCY_OPTIMIZED_NAME = re.compile(r"\s+latency optimized$", re.IGNORECASE)
 
-# Of an id: when it was made, and the versions 0 and 1, which no name repeats. A second version is a part of the name.
+# Parts of an id that no listed name has: the date, and the versions 0 and 1. A second version is part of the name.
 _DATE = re.compile(r"-20[0-9]{6}(?=-|$)")
 _FIRST_VERSION = re.compile(r"(-v0:[0-9]+|-v?1:0|-v1|:0)$")
 _NAME_TOKENS = re.compile(r"[a-z]+|[0-9]+[a-z0-9]*")
 _VENDORS = frozenset(("amazon", "anthropic", "meta", "cohere", "openai", "deepseek", "instruct"))
 
-# Names that no rule leads to, as they are listed.
+# Listed names that no rule leads to.
 _LISTED_NAMES: Mapping[str, str] = MappingProxyType(
     {
         "deepseek.v3-v1:0": "DeepSeek V3.1",
@@ -85,7 +84,7 @@ _LISTED_NAMES: Mapping[str, str] = MappingProxyType(
 
 
 def identify_model(model: str) -> ListedModel | None:
-    """None for an id that does not say which model it is, as that of an application's own profile."""
+    """Identify a model id's model; None if the id does not name it, such as an application inference profile's."""
     arn = _ARN.fullmatch(model)
     bare = arn[1] if arn else model
     profile = _PROFILE.match(bare)
@@ -104,7 +103,7 @@ def _routings_of_profile(profile: str) -> tuple[str, ...]:
 
 
 def normalize_model_name(text: str) -> ModelName:
-    """Two spellings of one name are equal; the order of words is anybody's, that of numbers is not."""
+    """Make two spellings of one name equal. The order of the words does not count, that of the numbers does."""
     plain = re.sub(r"([0-9])\.0(?![0-9])", r"\1", _BEDROCK_EDITION.sub("", text).lower()).replace("+", " plus")
     tokens = _NAME_TOKENS.findall(plain)
     words = [token for token in tokens if token.isalpha() and token not in _VENDORS]
@@ -124,7 +123,7 @@ _TOKEN_USAGE_TYPE = re.compile(
         (?P<more>(?:-(?:standard|flex|priority|global|cross-region-(?:global|geo)|latency-optimized))*)""",
     re.VERBOSE,
 )
-# Before the kind: sold in another way, to others, at another endpoint ("mantle"), or no text.
+# Words before the dimension that mean another offer: other terms, customers or endpoints ("mantle"), or not text.
 _NON_TEXT_WORDS = ("speech", "audio", "image", "images", "video")
 _OTHER_OFFER_WORDS = frozenset(
     ("mantle", "batch", "reserved", "provisioned", "customization", "custom", *_NON_TEXT_WORDS)
@@ -141,16 +140,16 @@ class UsageType(NamedTuple):
 
 
 def parse_usage_type(text: str) -> UsageType | None:
-    """What a usage type says of a price for tokens; None if it says anything else, or anything more."""
+    """Parse a usage type that states a price for tokens; None if it states anything else, or anything more."""
     region_prefix = _REGION_PREFIX.match(text)
     if region_prefix is None:
         return None
     plain = _CAMEL.sub("-", text[region_prefix.end() :].removesuffix("-Units")).lower().replace("_", "-")
-    found = _TOKEN_USAGE_TYPE.fullmatch(plain)
-    if found is None or _is_other_offer(found["slug"], is_marketplace=region_prefix[1] is not None):
+    match = _TOKEN_USAGE_TYPE.fullmatch(plain)
+    if match is None or _is_other_offer(match["slug"], is_marketplace=region_prefix[1] is not None):
         return None
-    dimension = _parse_dimension(found)
-    more = found["more"]
+    dimension = _parse_dimension(match)
+    more = match["more"]
     tiers = {tier for tier in ("standard", "flex", "priority") if f"-{tier}" in more}
     if dimension is None or len(tiers) > 1:
         return None
@@ -163,23 +162,23 @@ def _is_other_offer(slug: str, *, is_marketplace: bool) -> bool:
     return bool(slug) if is_marketplace else not slug or not _OTHER_OFFER_WORDS.isdisjoint(slug.split("-"))
 
 
-def _parse_dimension(found: re.Match[str]) -> str | None:
-    if found["plain"] is not None:
-        return _PLAIN_DIMENSIONS[found["plain"]]
-    if found["read"] is not None:
+def _parse_dimension(match: re.Match[str]) -> str | None:
+    if match["plain"] is not None:
+        return _PLAIN_DIMENSIONS[match["plain"]]
+    if match["read"] is not None:
         return "cache_read"
-    return _WRITE_DIMENSIONS.get(found["early"] or found["late"] or "")
+    return _WRITE_DIMENSIONS.get(match["early"] or match["late"] or "")
 
 
 # ---------------------------------------------------------------- products
 
 _AMOUNT = re.compile(r"[0-9]{1,6}(\.[0-9]{1,20})?")
 _TOKENS_PER_UNIT = {"1k tokens": 10**3, "1m tokens": 10**6}
-_DIMENSION_WORDS = {"input": "input", "output": "output", "cache_read": "read"}  # of writes: "write"
+_DIMENSION_WORDS = {"input": "input", "output": "output", "cache_read": "read"}  # "write" for all others
 
 
 def parse_product(entry: str, region: str) -> Product | None:
-    """From one entry of GetProducts' answer, which is JSON in a string."""
+    """Parse one entry of GetProducts' response, which is JSON in a string; None if it is no price for tokens here."""
     try:
         document = orjson.loads(entry)
         attributes = document["product"]["attributes"]
@@ -204,7 +203,7 @@ def parse_product(entry: str, region: str) -> Product | None:
 
 
 def _is_consistent(attributes: Mapping[str, str], usage: UsageType) -> bool:
-    """Newer products say some of it a second time."""
+    """Whether the attributes in which newer products repeat their usage type agree with it."""
     inference_type = attributes.get("inferenceType", "").lower()
     if inference_type and _DIMENSION_WORDS.get(usage.dimension, "write") not in inference_type:
         return False
@@ -224,12 +223,12 @@ def _tier_spellings(usage: UsageType) -> tuple[str, ...]:
 
 
 def _pico_per_token(terms: Mapping[str, Any], usage_type: str) -> int | None:
-    (term,) = terms.values()  # more than one, or a price by steps, is nothing that is known of Bedrock
+    (term,) = terms.values()  # Bedrock has no product with several terms or tiered prices
     (dimension,) = term["priceDimensions"].values()
     if dimension.get("beginRange", "0") != "0":
         return None
     unit = dimension["unit"].lower()
-    if unit == "units" and "-MP:" in usage_type:  # a million, as the Marketplace's offers say in so many words
+    if unit == "units" and "-MP:" in usage_type:  # a million tokens, as the Marketplace's offers state in their text
         unit = "1m tokens"
     usd = dimension["pricePerUnit"]["USD"]
     if unit not in _TOKENS_PER_UNIT or not _AMOUNT.fullmatch(usd):
@@ -241,7 +240,7 @@ def _pico_per_token(terms: Mapping[str, Any], usage_type: str) -> int | None:
 
 
 def select_prices(model: ListedModel, products: Iterable[Product]) -> ListedPrices | UnclearPrices:
-    """The prices of one model, if each is certain."""
+    """Return the prices of one model, or why they are not certain."""
     matching = [product for product in products if product.name == model.name]
     if not matching:
         return UnclearPrices("no product is certainly this model's")
@@ -272,7 +271,7 @@ def _build_listed_prices(tables: Mapping[tuple[str, str], dict[str, int]]) -> Li
 
 
 def _apply_half_hour_writes(table: dict[str, int]) -> None:
-    """Of caches that are kept for half an hour and no other time: any write is such a one."""
+    """Use the price of a cache that lives half an hour for all writes, if the model has no other lifetime."""
     half_hour = table.pop("cache_write_30m", None)
     if half_hour is not None and "cache_write_5m" not in table and "cache_write_1h" not in table:
         table["cache_write_5m"] = table["cache_write_1h"] = half_hour

@@ -1,7 +1,7 @@
-"""Fetches the AWS Price List of one region: completely, or not at all.
+"""Fetches the AWS Price List of one region: completely, or not at all. START HERE: `AwsPriceList`.
 
-Imports aioboto3 when a client is made, so that installations with prices of their own do not pay for it. Errors never
-quote the message of AWS, which may hold a session token.
+It imports aioboto3 when a client is made, so that installations with prices of their own do not pay for the import.
+Errors never quote AWS's messages, which may hold a session token.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ from price_keeper.config.value_checks import explain_insecure_url
 from price_keeper.errors import PriceKeeperError
 from price_keeper.usage.price_list import SERVICE_CODES, Product, parse_product
 
-# Of the Price List's own endpoint, which is in few regions and serves all.
+# The region of the Price List's endpoint, which exists in few regions and serves all.
 PRICE_LIST_REGION = "us-east-1"
 CONNECT_TIMEOUT_SECONDS = 5.0
 RESPONSE_TIMEOUT_SECONDS = 30.0
-LIST_TIMEOUT_SECONDS = 180.0  # of a region's whole list: some thirty pages
-MAX_ATTEMPTS = 5  # of each page; it is throttled at a few calls a second
-PAGE_SIZE = 100  # the most there is
-MAX_PAGES = 200  # many times what there are; beyond it the pages go in a circle
+LIST_TIMEOUT_SECONDS = 180.0  # for the whole list of a region: about thirty pages
+MAX_ATTEMPTS = 5  # per page; the API allows only a few calls a second
+PAGE_SIZE = 100  # the maximum of the API
+MAX_PAGES = 200  # many times the number that exist; beyond it the pages must be repeating
 PRICE_LIST_FORMAT = "aws_v1"
 
 _MALFORMED = "an answer that is not the AWS Price List's"
 
 
 class PriceListUnreadable(PriceKeeperError):
-    """Nothing was learned from the price list; the message says why."""
+    """The list could not be read completely; the message says why."""
 
 
 class AwsPriceList:
     """Needs the permission `pricing:GetProducts`. `endpoint` is for tests."""
 
     def __init__(self, endpoint: str | None = None, *, allow_insecure: bool = False) -> None:
-        import aioboto3  # 50 MB and 0.2 s that those who set their own prices need not pay
+        import aioboto3  # takes 50 MB and 0.2 s, which installations with their own prices should not pay
         from aiobotocore.config import AioConfig
 
         from price_keeper.aws_session import HostnameCheckingSession
@@ -77,7 +77,7 @@ class AwsPriceList:
                 return [product for code in SERVICE_CODES for product in await _fetch_products(client, code, region)]
 
     async def probe(self) -> None:
-        """Raises PriceListUnreadable unless we may ask for prices, of which it asks for one."""
+        """Ask for one price. Raises PriceListUnreadable if that is not permitted or fails."""
         with _translate_errors():
             async with self._open_client() as client:
                 answer = await client.get_products(
@@ -93,12 +93,12 @@ def _translate_errors() -> Iterator[None]:
 
     try:
         yield
-    except ClientError as failure:  # its message may quote a session token
+    except ClientError as failure:  # its message may quote a session token, so only the code is used
         code = failure.response.get("Error", {}).get("Code", "")
         raise PriceListUnreadable(f"the AWS Price List answers {code or 'with an error'}") from None
-    except (BotoCoreError, aiohttp.ClientError, OSError) as failure:  # a time-out is an OSError
+    except (BotoCoreError, aiohttp.ClientError, OSError) as failure:  # a timeout is an OSError
         raise PriceListUnreadable(f"no answer from the AWS Price List: {type(failure).__name__}") from None
-    except (AttributeError, LookupError, TypeError, ValueError):  # botocore's parser, on what it was not made for
+    except (AttributeError, LookupError, TypeError, ValueError):  # from botocore's parser, for an unexpected response
         raise PriceListUnreadable(_MALFORMED) from None
 
 
@@ -114,13 +114,13 @@ async def _fetch_products(client: Any, service_code: str, region: str) -> list[P
         "FormatVersion": PRICE_LIST_FORMAT,
         "MaxResults": PAGE_SIZE,
     }
-    found: list[Product] = []
+    products: list[Product] = []
     for _ in range(MAX_PAGES):
         answer = await client.get_products(**request)
         _check_format(answer)
-        # Not `.get`: botocore reads an answer with nothing in it out of whatever comes with status 200.
-        found += [product for entry in answer["PriceList"] if (product := parse_product(entry, region)) is not None]
+        # Not `.get`: botocore turns any response of status 200 into an answer without members.
+        products += [product for entry in answer["PriceList"] if (product := parse_product(entry, region)) is not None]
         if not answer.get("NextToken"):
-            return found
+            return products
         request["NextToken"] = answer["NextToken"]
     raise PriceListUnreadable(f"the AWS Price List of {service_code} in {region} does not end")

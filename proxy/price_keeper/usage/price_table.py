@@ -1,9 +1,9 @@
 """Turns usage into money: exact integers of pico-dollars. Pure.
 
-A `PriceTable` holds all prices of one label at one endpoint, by service tier, latency mode and price dimension
-(`PRICE_DIMENSIONS`). It never changes: a new price is a new table, and a call is charged by the table that it began
-with. Usage without a price of its own is charged at the highest known price and flagged `price_unknown`; it is never
-free.
+START HERE: `PriceTable`. It holds all prices of one label at one endpoint, by service tier, latency mode and price
+dimension (`PRICE_DIMENSIONS`). It never changes: a new price is a new table, and a call is charged by the table that it
+began with. Usage without a price of its own is charged at the highest known price and flagged `price_unknown`; it is
+never free.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from typing import Final, Literal, NamedTuple
 from price_keeper.config.config_sections import EndpointConfig, LabelConfig, PicoPrices, PricesConfig, TierPrices
 from price_keeper.usage.token_usage import Usage, make_plain_usage
 
-PRICE_UNKNOWN: Final = "price_unknown"  # something was charged at the dearest price there is, for want of its own
+PRICE_UNKNOWN: Final = "price_unknown"  # some usage has no price of its own and was charged at the highest one
 PRICE_DIMENSIONS: Final = PicoPrices._fields
 DEFAULT_TIER: Final = "default"
 LATENCY_OPTIMIZED: Final = "optimized"
 
-MAX_PRICE_RATIO: Final = 10  # as dear, or as cheap, as the configuration says: beyond it a price was misread
+MAX_PRICE_RATIO: Final = 10  # between a listed and the configured price; beyond it the listed one was misread
 
 PriceSource = Literal["config", "aws", "aws+config"]
 
-# What an answer says when it says nothing special: Bedrock calls its ordinary tier "default", Claude "standard".
+# What a response states for an ordinary call: Bedrock calls the ordinary tier "default", Claude "standard".
 _ORDINARY_TIERS: Final = ("", DEFAULT_TIER, "standard")
 _ORDINARY_LATENCIES: Final = ("", "standard")
 
@@ -44,7 +44,7 @@ class Cost(NamedTuple):
 
 
 class LongContextPrices(NamedTuple):
-    """Of whole calls with more input than `above`, what a cache read and wrote included; in the default tier."""
+    """Prices of whole calls whose input, including cache reads and writes, exceeds `above`; in the default tier."""
 
     above: int
     prices: PicoPrices
@@ -52,8 +52,8 @@ class LongContextPrices(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Pricer:
-    """How what was used becomes money, and where that is written. `plain` is the price of input and output alone, where
-    nothing else is used."""
+    """Turns usage into money. `description` names the prices. `price_plain` is a fast path for calls with only input
+    and output."""
 
     price: Callable[[Usage], Cost]
     description: str
@@ -62,14 +62,14 @@ class Pricer:
 
 @dataclass(frozen=True, slots=True)
 class PriceTable:
-    tiers: Mapping[str, PicoPrices]  # by service tier; the default one is always among them
-    latencies: Mapping[str, PicoPrices]  # of the default tier, by performance mode, where it is not the ordinary one
-    version: str  # the same figures from the same source have the same one
+    tiers: Mapping[str, PicoPrices]  # by service tier; always has the default one
+    latencies: Mapping[str, PicoPrices]  # of the default tier, by performance mode other than the ordinary one
+    version: str  # equal for equal prices from the same source
     source: PriceSource
     long_context: LongContextPrices | None = None
-    highest_prices: tuple[int, ...] = field(init=False, repr=False, compare=False)  # of each kind, over all tables
+    highest_prices: tuple[int, ...] = field(init=False, repr=False, compare=False)  # per dimension, over all tables
     default_prices: PicoPrices = field(init=False, repr=False, compare=False)
-    default_up_to_tokens: int = field(init=False, repr=False, compare=False)  # tokens of input
+    default_up_to_tokens: int = field(init=False, repr=False, compare=False)  # of input
     pricer: Pricer = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -89,7 +89,7 @@ class PriceTable:
         return input * prices[0] + output * prices[1]
 
     def prices_for(self, tier: str, latency: str, whole_input: int = 0) -> PicoPrices | None:
-        """None: nobody has told what such a call costs."""
+        """Return the prices of such a call; None if they are not known."""
         if self.long_context is not None and whole_input > self.default_up_to_tokens:
             is_ordinary = tier in _ORDINARY_TIERS and latency in _ORDINARY_LATENCIES
             return self.long_context.prices if is_ordinary else None
@@ -99,8 +99,8 @@ class PriceTable:
 
 
 def _find_highest_prices(tables: Iterable[PicoPrices]) -> tuple[int, ...]:
-    """A kind that has no price anywhere, or that is free where it has one, is as dear as the dearest of all: what is
-    not known to be free must not be."""
+    """Return the highest price of each dimension. A dimension without a price, or that is always free, gets the highest
+    of all: usage must not be free unless that is known."""
     highest = [
         max((price for price in dimension_prices if price is not None), default=0)
         for dimension_prices in zip(*tables, strict=True)
@@ -109,7 +109,7 @@ def _find_highest_prices(tables: Iterable[PicoPrices]) -> tuple[int, ...]:
 
 
 def price_usage(table: PriceTable, usage: Usage) -> Cost:
-    """Additive, but for long contexts: two usages of one tier and mode cost together what they cost apart."""
+    """Price a usage. Additive except for long contexts: two usages of one tier and mode together cost the sum."""
     tokens_by_dimension = usage[:5]
     pico, flags = 0, _NO_FLAGS
     prices = table.prices_for(usage.tier, usage.latency, sum(tokens_by_dimension) - usage.output) or _NO_PRICES
@@ -126,7 +126,7 @@ def price_usage(table: PriceTable, usage: Usage) -> Cost:
 
 
 def build_price_table(prices: TierPrices) -> PriceTable:
-    """As the configuration says, and nobody else."""
+    """Build the table of the configured prices alone."""
     tiers, latencies, long = {DEFAULT_TIER: prices.pico_per_token}, {}, None
     if isinstance(prices, PricesConfig):
         tiers |= {tier: table.pico_per_token for tier, table in prices.service_tiers.items()}
@@ -151,24 +151,24 @@ def _digest(
     return sha256(repr(figures).encode()).hexdigest()[:8]
 
 
-# ---------------------------------------------------------------- over the configuration
+# ---------------------------------------------------------------- listed prices over the configuration
 
 
 class ListedPrices(NamedTuple):
-    """What a price list tells of one model in one region, in pico-dollars a token; what it does not tell is missing."""
+    """The listed prices of one model in one region, in pico-dollars per token. Unlisted ones are missing."""
 
     tiers: Mapping[str, Mapping[str, int]]
     latencies: Mapping[str, Mapping[str, int]]
 
     def iter_prices(self) -> Iterator[tuple[str, str, int]]:
-        """Tier or mode, kind, price."""
+        """Yield tier or mode, dimension and price."""
         for tables in self:
             for name, table in tables.items():
-                yield from ((name, kind, price) for kind, price in table.items())
+                yield from ((name, dimension, price) for dimension, price in table.items())
 
 
 def overlay_prices(configured: PriceTable, listed: ListedPrices, day: str) -> PriceTable:
-    """The list's prices; where it tells none, the configuration's hold, as they always do for long contexts."""
+    """Overlay listed prices. The configuration's hold where none is listed, and always for long contexts."""
     tiers, long = _overlay_tables(configured.tiers, listed.tiers), configured.long_context
     latencies = _overlay_tables(configured.latencies, listed.latencies)
     if long is None and _lists_every_price(listed.tiers, tiers) and _lists_every_price(listed.latencies, latencies):
@@ -184,7 +184,7 @@ def _overlay_tables(
 
 
 def _overlay_table(configured: PicoPrices | None, listed: Mapping[str, int]) -> PicoPrices | None:
-    """None for a tier of which neither tells what a plain call costs."""
+    """Overlay one table; None for a tier for which neither source has both input and output."""
     fallback = configured or _NO_PRICES
     input, output, *cache = (
         listed.get(dimension, price) for dimension, price in zip(PRICE_DIMENSIONS, fallback, strict=True)
@@ -201,19 +201,19 @@ def _lists_every_price(listed: Mapping[str, Mapping[str, int]], merged: Mapping[
 
 
 def find_implausible_prices(configured: PriceTable, listed: ListedPrices) -> str:
-    """The prices of the list that can hardly be right beside the configuration's; empty if there are none."""
-    found = []
+    """Describe listed prices that are implausible compared with the configuration's; empty if there are none."""
+    implausible = []
     for name, dimension, price in listed.iter_prices():
         reference, is_same_dimension = _find_reference_price(configured, name, dimension)
         if not _is_plausible(dimension, price, reference, is_same_dimension):
-            found.append(
+            implausible.append(
                 f"{name} {dimension} at {_format_usd(price)}, beside {_format_usd(reference)} in the configuration"
             )
-    return "; ".join(found)
+    return "; ".join(implausible)
 
 
 def _find_reference_price(configured: PriceTable, name: str, dimension: str) -> tuple[int, bool]:
-    """The configured price that comes nearest, and whether it is one of the same kind."""
+    """Return the closest configured price, and whether it is of the same dimension."""
     default = configured.tiers[DEFAULT_TIER]
     for table in (configured.tiers.get(name), configured.latencies.get(name), default):
         price = getattr(table, dimension, None)
@@ -225,10 +225,10 @@ def _find_reference_price(configured: PriceTable, name: str, dimension: str) -> 
 def _is_plausible(dimension: str, price: int, reference: int, is_same_dimension: bool) -> bool:
     if is_same_dimension:
         return price <= reference * MAX_PRICE_RATIO and reference <= price * MAX_PRICE_RATIO
-    is_free = price == 0 and dimension.startswith("cache_write")  # as Amazon's own models write caches
+    is_free = price == 0 and dimension.startswith("cache_write")  # Amazon's own models write caches for free
     return is_free or 0 < price <= reference * MAX_PRICE_RATIO
 
 
 def _format_usd(pico: int) -> str:
-    """For a person: USD for a million tokens."""
+    """Format for messages: USD per million tokens."""
     return f"{Decimal(pico) / 10**6:f}"

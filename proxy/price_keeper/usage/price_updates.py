@@ -1,8 +1,8 @@
 """The price tables in force: those of the configuration, overlaid with the newest prices of the AWS Price List.
 
-The list is fetched once a day for a whole fleet. The process that claims a region writes the prices to the table
-`pricing-cache`, under the UTC day, and all others read them there. If the list cannot be read, or its prices are
-implausible, the newest known prices stay in force and `PriceStatus.trouble` says why.
+START HERE: `PriceTables`. The list is fetched once a day for a whole fleet. The process that claims a region writes the
+prices to the table `pricing-cache`, under the UTC day, and all others read them there. If the list cannot be read, or
+its prices are implausible, the newest known prices stay in force and `PriceStatus.trouble` says why.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ from price_keeper.usage.price_table import (
 
 T = TypeVar("T")
 
-REFRESH_SECONDS = 600.0  # between refreshes; once the day's prices are known, one costs nothing
+REFRESH_SECONDS = 600.0  # between refreshes; once the day's prices are known, a refresh needs no request
 CACHE_TTL_SECONDS = 3 * 86_400
-CLAIM_TTL_SECONDS = 300  # in which whoever reads the list for the others is done, or has failed
-MAX_ROWS_READ = 4  # of one model: those of three days and of today
+CLAIM_TTL_SECONDS = 300  # enough for the process that reads the list for the others to finish or fail
+MAX_ROWS_READ = 4  # per model: today's and those of three days before
 
-_UNIT_SUFFIX = "_price_usd_micros_per_1m"  # and pico-dollars a token: the same number
-_CLAIM_MODEL = "PRICE-LIST"  # in the place of a model: who reads the list of a region today
+_UNIT_SUFFIX = "_price_usd_micros_per_1m"  # the same number as pico-dollars per token
+_CLAIM_MODEL = "PRICE-LIST"  # stands for the model in the key of a region's claim
 
 _UNIDENTIFIED_MODEL = "the id does not say which model of the price list it is"
 _READ_BY_OTHER = "another process is reading the price list"
@@ -61,17 +61,17 @@ _log = logging.getLogger("price_keeper.prices")
 
 class PriceList(Protocol):
     async def read(self, region: str) -> Sequence[Product]:
-        """Every price for tokens in a region, or PriceListUnreadable: never a part of them."""
+        """Return every token price of a region. Raises PriceListUnreadable instead of returning a part of them."""
 
 
 # ---------------------------------------------------------------- rows of the cache
 
 
 class CachedPrices(NamedTuple):
-    """What the list told of a model in a region on a day."""
+    """The prices of one model in one region, as listed on one day."""
 
     day: str
-    listed: ListedPrices | None  # None: nothing certain, for the reason given
+    listed: ListedPrices | None  # None if no price is certain; `reason` says why
     reason: str
     read_at: float
 
@@ -100,7 +100,7 @@ def parse_cache_row(day: str, item: Item) -> CachedPrices:
             day, ListedPrices(*(_parse_tables(item[name]) for name in ListedPrices._fields)), "", read_at
         )
     except (AttributeError, LookupError, TypeError, ValueError):
-        return CachedPrices(day, None, "the entry of the day is not one of ours", 0.0)
+        return CachedPrices(day, None, "the cached entry of the day is malformed", 0.0)
 
 
 def _parse_tables(tables: Any) -> Mapping[str, Mapping[str, int]]:
@@ -115,11 +115,11 @@ def _parse_table(table: Any) -> Iterator[tuple[str, int]]:
         yield dimension, price
 
 
-# ---------------------------------------------------------------- the tariffs
+# ---------------------------------------------------------------- price tables
 
 
 class _ModelRegion(NamedTuple):
-    """What the list is asked about."""
+    """What the price list is searched for."""
 
     model: str
     region: str
@@ -130,9 +130,9 @@ class _LabelPrices:
     label: str
     model_region: _ModelRegion
     configured: PriceTable
-    follows_list: bool  # whether the list's prices go before the configuration's
+    follows_list: bool  # whether listed prices take precedence over the configuration's
     table: PriceTable  # in force
-    read_at: float | None = None  # None: it is the configuration's
+    read_at: float | None = None  # None while the configured prices are in force
     trouble: str = ""
 
 
@@ -142,12 +142,15 @@ class PriceStatus(NamedTuple):
     model: str
     source: PriceSource
     version: str
-    age_seconds: float | None  # since the list was read; None where the configuration's prices are in force
-    trouble: str  # why these are not the list's prices of today; empty if they are, or need not be
+    age_seconds: float | None  # since the list was read; None while the configured prices are in force
+    trouble: str  # why today's listed prices are not in force; empty if they are, or are not wanted
 
 
 class PriceTables:
-    """`price_list` is None where it is not to be read; prices that others have put into the cache are used even so."""
+    """The price tables of one configuration.
+
+    `price_list` is None if this process must not read it; prices that other processes have cached are used even so.
+    """
 
     def __init__(self, config: Config, store: Store, price_list: PriceList | None, clock: Clock) -> None:
         self._store = store
@@ -160,13 +163,13 @@ class PriceTables:
         self._default_table = build_price_table(config.default_price) if config.default_price is not None else None
         self._by_label = self._index_tables()
         self._cached: dict[_ModelRegion, CachedPrices] = {}
-        self._settled_days: dict[_ModelRegion, str] = {}  # the day whose prices need not be looked for any more
+        self._settled_days: dict[_ModelRegion, str] = {}  # the last day whose prices need no further lookup
         self._troubles: dict[_ModelRegion, str] = {}
         self._refresh_lock = asyncio.Lock()
-        self.failures = 0  # refreshes that did not learn all that they wanted
+        self.failures = 0  # refreshes that could not read everything
 
     def inherit(self, predecessor: PriceTables) -> None:
-        """Those of another configuration. What they know of the list holds at once."""
+        """Take over the listed prices that the tables of the previous configuration know."""
         self._cached, self._settled_days = (
             self._select_followed(predecessor._cached),
             self._select_followed(predecessor._settled_days),
@@ -175,11 +178,13 @@ class PriceTables:
         self._apply_prices()
 
     def _select_followed(self, inherited: Mapping[_ModelRegion, T]) -> dict[_ModelRegion, T]:
-        return {model_region: each for model_region, each in inherited.items() if model_region in self._model_by_region}
+        return {key: value for key, value in inherited.items() if key in self._model_by_region}
 
     def for_label(self, label: str, region: str, model: str) -> PriceTable:
-        """Of a label's place as the configuration names it; with an empty label, of any model that has none. A call
-        keeps the tariff it began with. Raises LookupError for what is not configured: nobody knows its price."""
+        """Return the table of a label at a configured region and model, or of any model if the label is empty.
+
+        A call keeps the table it began with. Raises LookupError for what is not configured, as it has no price.
+        """
         if label:
             return self._by_label[label][region][model]
         if self._default_table is None:
@@ -202,32 +207,30 @@ class PriceTables:
         ]
 
     async def refresh(self) -> None:
-        """Asks nobody for what is known of today. Store and list may fail: what is known stays in force."""
-        async with (
-            self._refresh_lock
-        ):  # what those of the configuration before are about to learn is not asked for twice
+        """Read today's prices where they are not known yet. If store or list fail, the known prices stay in force."""
+        async with self._refresh_lock:  # shared with the previous configuration, so that nothing is read twice
             await self._refresh()
 
     async def _refresh(self) -> None:
         today = datetime.fromtimestamp(self._clock.now(), UTC).date().isoformat()
-        unsettled = [asked for asked in self._model_by_region if self._settled_days.get(asked) != today]
+        unsettled = [wanted for wanted in self._model_by_region if self._settled_days.get(wanted) != today]
         has_failed = False
-        for region in dict.fromkeys(asked.region for asked in unsettled):
-            in_region = [asked for asked in unsettled if asked.region == region]
+        for region in dict.fromkeys(wanted.region for wanted in unsettled):
+            in_region = [wanted for wanted in unsettled if wanted.region == region]
             try:
                 await self._refresh_region(region, in_region, today)
             except (PriceListUnreadable, StoreError) as failure:
                 has_failed = True
                 self._set_trouble(
-                    (asked for asked in in_region if self._settled_days.get(asked) != today), str(failure)
+                    (wanted for wanted in in_region if self._settled_days.get(wanted) != today), str(failure)
                 )
         self.failures += has_failed
         self._apply_prices()
 
     async def _refresh_region(self, region: str, in_region: Sequence[_ModelRegion], today: str) -> None:
-        for asked in in_region:
-            await self._read_cache(asked, today)
-        unread = [asked for asked in in_region if self._settled_days.get(asked) != today]
+        for wanted in in_region:
+            await self._read_cache(wanted, today)
+        unread = [wanted for wanted in in_region if self._settled_days.get(wanted) != today]
         if not unread or self._price_list is None:
             return
         if not await self._claim_region(region, today):
@@ -236,7 +239,7 @@ class PriceTables:
         products = await self._price_list.read(region)
         if not products:
             raise PriceListUnreadable(f"the AWS Price List has nothing for {region}")
-        await self._write_cache({asked: self._build_row(asked, products) for asked in unread}, today)
+        await self._write_cache({wanted: self._build_row(wanted, products) for wanted in unread}, today)
 
     def _build_row(self, model_region: _ModelRegion, products: Sequence[Product]) -> Item:
         model = self._model_by_region[model_region]
@@ -267,7 +270,7 @@ class PriceTables:
             self._cached[model_region] = prices
 
     async def _claim_region(self, region: str, today: str) -> bool:
-        """Of a fleet that wants to read the list of a region at once, one does."""
+        """Claim the reading of a region's list; one process of the fleet succeeds."""
         now = self._clock.now()
         claim = {EXPIRY_ATTRIBUTE: int(now) + CLAIM_TTL_SECONDS}
         try:
@@ -277,14 +280,14 @@ class PriceTables:
         return True
 
     async def _write_cache(self, rows: Mapping[_ModelRegion, Item], today: str) -> None:
-        for asked, row in rows.items():
-            self._accept(asked, parse_cache_row(today, row), today)
-        for asked, row in rows.items():
+        for model_region, row in rows.items():
+            self._accept(model_region, parse_cache_row(today, row), today)
+        for model_region, row in rows.items():
             try:
-                key = schema.price_key(*asked, today)
+                key = schema.price_key(*model_region, today)
                 await self._store.put(Put(key, row, missing_or_expired(self._clock.now())))
-            except ConditionFailed as earlier:  # somebody else's: on one day all have the same prices
-                self._accept(asked, parse_cache_row(today, earlier.item or row), today)
+            except ConditionFailed as earlier:  # another process wrote it: all must have the same prices on one day
+                self._accept(model_region, parse_cache_row(today, earlier.item or row), today)
 
     def _set_trouble(self, model_regions: Iterable[_ModelRegion], trouble: str) -> None:
         self._troubles.update(dict.fromkeys(model_regions, trouble))
@@ -299,15 +302,13 @@ class PriceTables:
         self._by_label = self._index_tables()
 
     def _apply_listed_prices(self, label: _LabelPrices) -> str:
-        """Takes the list's prices, or says why they are not taken."""
+        """Apply the listed prices, or return why they are not applied."""
         cached = self._cached.get(label.model_region)
         if cached is None or cached.listed is None:
             return ""
         implausible = find_implausible_prices(label.configured, cached.listed)
         if implausible:
-            return (
-                f"of those listed on {cached.day} some can hardly be right, in USD for a million tokens: {implausible}"
-            )
+            return f"some prices listed on {cached.day} are implausible, in USD per million tokens: {implausible}"
         table = overlay_prices(label.configured, cached.listed, cached.day)
         if table != label.table:
             _log.info("prices of %s are now those of %s", _describe(label), table.version)
@@ -316,7 +317,7 @@ class PriceTables:
         return ""
 
     def _index_tables(self) -> Mapping[str, Mapping[str, Mapping[str, PriceTable]]]:
-        """For three look-ups that make no new object."""
+        """Nest by label, region and model, so that `for_label` needs three lookups and creates no key object."""
         nested: dict[str, dict[str, dict[str, PriceTable]]] = {}
         for place in self._labels:
             nested.setdefault(place.label, {}).setdefault(place.model_region.region, {})[place.model_region.model] = (
@@ -337,12 +338,12 @@ def _build_label_prices(config: Config) -> Iterator[_LabelPrices]:
             _ModelRegion(endpoint.model or label.model, endpoint.region): build_label_price_table(label, endpoint)
             for endpoint in label.endpoints
         }
-        for asked, tariff in (tables or {_ModelRegion(label.model, config.upstream.region): label_table}).items():
-            yield _LabelPrices(name, asked, tariff, follows, tariff)
+        for wanted, table in (tables or {_ModelRegion(label.model, config.upstream.region): label_table}).items():
+            yield _LabelPrices(name, wanted, table, follows, table)
 
 
 def add_price_metrics(telemetry: MetricsRegistry, price_tables: Callable[[], PriceTables]) -> None:
-    """`tariffs` tells those in force."""
+    """Register the price metrics. `price_tables` returns the tables in force."""
 
     def build_labels(status: PriceStatus) -> dict[str, str]:
         return {"label": status.label, "region": status.region, "source": status.source}
@@ -350,13 +351,16 @@ def add_price_metrics(telemetry: MetricsRegistry, price_tables: Callable[[], Pri
     telemetry.add(
         PRICE_AGE_SECONDS,
         lambda: [
-            (build_labels(each), each.age_seconds) for each in price_tables().status() if each.age_seconds is not None
+            (build_labels(status), status.age_seconds)
+            for status in price_tables().status()
+            if status.age_seconds is not None
         ],
     )
     telemetry.add(
         PRICE_SOURCE_INFO,
-        lambda: [({**build_labels(each), "version": each.version}, 1) for each in price_tables().status()],
+        lambda: [({**build_labels(status), "version": status.version}, 1) for status in price_tables().status()],
     )
     telemetry.add(
-        PRICE_TROUBLE, lambda: [(build_labels(each), float(bool(each.trouble))) for each in price_tables().status()]
+        PRICE_TROUBLE,
+        lambda: [(build_labels(status), float(bool(status.trouble))) for status in price_tables().status()],
     )

@@ -25,9 +25,44 @@ from price_keeper.usage.token_usage import NO_COUNTS, ReportedCounts, Usage, bui
 _MAX_TRIES: Final = 16
 _DECODER: Final = json.JSONDecoder()
 
+# The first chunks of a stream are small and are needed whole. The last one may repeat the whole text (Cohere's does),
+# but Bedrock puts its own counts at its end.
+INVOCATION_FRAME_LIMITS: Final = {"chunk": 16 * 1024}
+
+# Models were seen to stream 1 to 5 tokens per frame, so this overestimates most of them. In a larger frame, such as one
+# with the whole input of a tool, the excess counts with the usual 4 bytes per token.
+TOKENS_PER_FRAME: Final = 4
+ORDINARY_FRAME_BYTES: Final = 512
+BYTES_PER_TOKEN: Final = 4
+
+# An event with the usage has a few hundred bytes; nothing else is read from events.
+MAX_EVENT_BYTES: Final = 256 * 1024
+
+_MAX_FIRST_CHUNKS: Final = 2
+_MAX_LAST_CHUNKS: Final = 3  # Claude's message_delta and message_stop, and one that may follow them
+
+# The beginnings of the chunks with Claude's and Nova's counts, `{"type":"message_` and `{"metadata":` in base64. They
+# are kept wherever they are in the stream, because keep-alive chunks may come before and after them.
+_COUNTING_PREFIXES: Final = (b'{"bytes":"eyJ0eXBlIjoibWVzc2FnZV', b'{"bytes":"eyJtZXRhZGF0YSI6')
+
+# Members in which a family wraps its counts: Claude at the start, Nova and Cohere at the end.
+_WRAPPERS: Final = ("message", "metadata", "response")
+
+# A guardrail's trace can be in the metadata. It comes before the usage, so the end suffices, however long the trace is.
+# Of the output only the length is needed, for estimates.
+CONVERSE_FRAME_LIMITS: Final = {
+    "metadata": 64 * 1024,
+    "contentBlockDelta": 0,
+    "messageStart": 0,
+    "contentBlockStart": 0,
+}
+
+# OpenAI's models cache prompts in blocks of this size, so less than one block of a cached prompt is plain input.
+CACHE_BLOCK_TOKENS: Final = 128
+
 
 def parse_json(data: bytes) -> Any:
-    """None for what is no JSON."""
+    """Parse JSON; None if it is invalid."""
     try:
         return orjson.loads(data)
     except ValueError:
@@ -35,11 +70,11 @@ def parse_json(data: bytes) -> Any:
 
 
 def find_last_object(data: bytes, name: str, member: str) -> dict[str, Any]:
-    """The last object of this name that has this member; empty if there is none."""
+    """Return the last object of this name that has this member; empty if there is none."""
     text = data.decode("utf-8", "replace")
-    for found in _iter_objects_from_end(text, name):
-        if isinstance(found, dict) and member in found:
-            return found
+    for candidate in _iter_objects_from_end(text, name):
+        if isinstance(candidate, dict) and member in candidate:
+            return candidate
     return {}
 
 
@@ -52,30 +87,12 @@ def _iter_objects_from_end(text: str, name: str) -> Iterator[Any]:
             continue
 
 
-# The first chunks of a stream are small and wanted whole. Its last one may repeat all that was said (Cohere's does),
-# but Bedrock puts its own counts at the end.
-INVOCATION_FRAME_LIMITS: Final = {"chunk": 16 * 1024}
-
-# Models were seen to stream 1 to 5 tokens a frame, so this errs to the dear side on most of them. A frame larger than
-# the ordinary, such as one with the whole input of a tool, has what is above that counted by the usual 4 bytes a token.
-TOKENS_PER_FRAME: Final = 4
-ORDINARY_FRAME_BYTES: Final = 512
-BYTES_PER_TOKEN: Final = 4
-
-# An event that tells the usage has a few hundred bytes, and nothing else in an event is wanted.
-MAX_EVENT_BYTES: Final = 256 * 1024
-
-_MAX_FIRST_CHUNKS: Final = 2
-_MAX_LAST_CHUNKS: Final = 3  # Claude's message_delta and message_stop, and one that may follow them
-
-# How the chunks begin in which Claude and Nova count: `{"type":"message_` and `{"metadata":`. They are kept wherever
-# they stand, since keep-alive chunks may come before and after them.
-_COUNTING_PREFIXES: Final = (b'{"bytes":"eyJ0eXBlIjoibWVzc2FnZV', b'{"bytes":"eyJtZXRhZGF0YSI6')
-
-
 class InvocationStream:
-    """The chunks of any family. Bedrock adds its own counts to the last one; how long a cache keeps what was written
-    stands in the first, and how often the model ran in the last but one."""
+    """The chunks of an InvokeModel stream, of any family.
+
+    Bedrock adds its own counts to the last chunk. The lifetime of cache writes is in the first one, and the number of
+    model runs in the last but one.
+    """
 
     __slots__ = (
         "_estimated_tokens",
@@ -88,19 +105,19 @@ class InvocationStream:
     )
 
     def __init__(self, headers: Mapping[bytes, bytes] = NO_HEADERS) -> None:
-        """The answer's headers tell tier and latency; no body of a stream does so for all families."""
+        """`headers` state tier and latency; the chunks do not for all families."""
         self._headers = headers
         self._first: list[Frame] = []
         self._last: deque[Frame] = deque(maxlen=_MAX_LAST_CHUNKS)
-        self._first_counting: list[Frame] = []  # between the first and the last chunks: those that count
+        self._first_counting: list[Frame] = []  # chunks with counts between the first and the last chunks
         self._last_counting: deque[Frame] = deque(maxlen=_MAX_LAST_CHUNKS)
-        self._has_dropped_chunks = False  # that are not kept
+        self._has_dropped_chunks = False  # whether other chunks were dropped
         self._estimated_tokens = 0
 
     def add_frame(self, frame: Frame) -> None:
         if frame.name != "chunk" or frame.kind != "event":
             return
-        excess = frame.payload_size - ORDINARY_FRAME_BYTES  # what is said is in base64: 3 bytes are 4 here
+        excess = frame.payload_size - ORDINARY_FRAME_BYTES  # the content is in base64: 3 bytes are 4 here
         self._estimated_tokens += (
             TOKENS_PER_FRAME if excess < 0 else TOKENS_PER_FRAME + excess * 3 // 4 // BYTES_PER_TOKEN
         )
@@ -122,28 +139,31 @@ class InvocationStream:
             self._last_counting.append(chunk)
 
     def _iter_newest_first(self) -> Iterator[Frame]:
-        """From the newest to the oldest."""
+        """Yield the kept chunks from the newest to the oldest."""
         for frames in (self._last, self._last_counting, self._first_counting, self._first):
             yield from reversed(frames)
 
     def usage(self) -> Usage | None:
-        found = self._collect_counts()
-        if found.counts.input is None or found.counts.output is None:
+        summary = self._collect_counts()
+        if summary.counts.input is None or summary.counts.output is None:
             return None
-        return build_usage(found.counts, found.tier, model_families.read_latency(self._headers))
+        return build_usage(summary.counts, summary.tier, model_families.read_latency(self._headers))
 
     def partial_usage(self) -> Usage | None:
-        found = self._collect_counts()
-        if found.counts.input is None:
+        summary = self._collect_counts()
+        if summary.counts.input is None:
             return None
-        return build_usage(found.counts, found.tier, model_families.read_latency(self._headers))
+        return build_usage(summary.counts, summary.tier, model_families.read_latency(self._headers))
 
     def estimate_output(self) -> int:
-        found = self._collect_counts()
-        if found.counts.output:
-            return found.counts.output
-        # A family that counts as it goes has just said it; else what was counted earlier is the least there can be.
-        return max(self._estimated_tokens, found.earlier_count) if found.newest_count is None else found.newest_count
+        summary = self._collect_counts()
+        if summary.counts.output:
+            return summary.counts.output
+        # A family that counts along the way states the count in its newest chunk. Otherwise an earlier count is a lower
+        # bound.
+        if summary.newest_count is None:
+            return max(self._estimated_tokens, summary.earlier_count)
+        return summary.newest_count
 
     def has_output(self) -> bool:
         return self._has_dropped_chunks or any(map(_may_have_output, self._iter_newest_first()))
@@ -154,7 +174,7 @@ class InvocationStream:
             reported, bedrock_counts = _read_chunk_counts(chunk), model_families.read_bedrock_metrics(chunk)
             if reported.output is not None and not _is_final(chunk):
                 newest, earlier = (reported.output if age == 0 else newest), max(earlier, reported.output)
-                reported = reported._replace(output=None)  # of a stream that goes on
+                reported = reported._replace(output=None)  # the stream continues, so this is not the final count
             counts = merge_counts(counts, merge_counts(bedrock_counts, reported))
             tier = tier or _read_chunk_tier(chunk, self._headers)
         return _StreamCounts(counts, newest, earlier, tier)
@@ -178,24 +198,20 @@ def _parse_chunk(frame: Frame) -> dict[str, Any]:
 
 
 def _may_have_output(frame: Frame) -> bool:
-    """Also of a chunk that is not read whole, or not at all."""
+    """Whether a chunk may have output; True also if it cannot be read completely."""
     document = _parse_chunk(frame)
     return frame.payload_size > len(frame.payload) or not document or model_families.has_output(document)
 
 
 def _parse_end_of_chunk(payload: bytes) -> dict[str, Any]:
-    """Of a chunk that was cut. The base64 is by far its longest text, and can be read from any multiple of four
-    characters before its end."""
+    """Read the end of a chunk that was cut. The base64 is by far its longest text, and can be decoded from any multiple
+    of four characters before its end."""
     text = max(payload.split(b'"'), key=len).replace(b"\\", b"")
     try:
         document = b64decode(text[len(text) % 4 :])
     except ValueError:
         return {}
     return {INVOCATION_METRICS: find_last_object(document, INVOCATION_METRICS, "inputTokenCount")}
-
-
-# Where a family wraps what it tells: Claude at the start, Nova and Cohere at the end.
-_WRAPPERS: Final = ("message", "metadata", "response")
 
 
 def _read_chunk_counts(chunk: dict[str, Any]) -> ReportedCounts:
@@ -212,7 +228,7 @@ def _read_chunk_tier(chunk: dict[str, Any], headers: Mapping[bytes, bytes]) -> s
 
 
 def _is_final(chunk: dict[str, Any]) -> bool:
-    """Whether nothing is said after it, in the words of any family; what it counts is then the whole."""
+    """Whether no output follows this chunk, in the form of any family, so that its counts are final."""
     if chunk.get("type") == "message_delta" or isinstance(chunk.get("metadata"), dict):
         return True
     choices = chunk.get("choices")
@@ -229,7 +245,7 @@ def _has_stop_reason(place: Any) -> bool:
 # ---------------------------------------------------------------- chat completions
 
 
-# Inside a text its quotes would be escaped, so this is always a member, and not the null that announces one.
+# Within a text the quotes would be escaped, so this is always a member, and not the null that announces one.
 _USAGE: Final = re.compile(rb'"usage"\s*:\s*\{')
 _TIER: Final = re.compile(rb'"service_tier"\s*:\s*"')
 _ERROR: Final = re.compile(rb'"error"\s*:\s*[^\sn]')
@@ -238,8 +254,10 @@ _EVENT_END: Final = b"\n\n"
 
 
 class ChatStream:
-    """The server-sent events of chat completions. The last of them tells the usage, if the caller asked for that. One
-    that tells of an error ends what is said: neither it nor any event behind it counts."""
+    """The server-sent events of chat completions. The last one states the usage, if the caller asked for that.
+
+    An event with an error ends the output: neither it nor any event after it counts.
+    """
 
     __slots__ = (
         "_byte_count",
@@ -260,20 +278,20 @@ class ChatStream:
         self._byte_count = 0
         self._tier = ""
         self._usage: Usage | None = None
-        self._partial_usage: Usage | None = None  # of an event that does not state its output
+        self._partial_usage: Usage | None = None  # from an event that does not state its output
         self._is_complete = False
         self._has_failed = False
 
     def feed(self, data: bytes) -> None:
         if b"\r" in data:
-            data = data.replace(b"\r", b"")  # in JSON it can only stand between lines
+            data = data.replace(b"\r", b"")  # in JSON a carriage return can only stand between members
         self._byte_count += len(data)
         events = self._splitter.feed(data)
         if not events:
             return
         if not self._has_failed:
             self._count_events(events)
-        if not self._tier and _TIER.search(events):  # each event has it, but maybe not the one with the usage
+        if not self._tier and _TIER.search(events):  # each event states it, except perhaps the one with the usage
             self._tier = next(filter(None, map(_read_event_tier, events.split(_EVENT_END))), "")
         if _USAGE.search(events) or _DONE in events:
             for event in events.split(_EVENT_END):
@@ -298,7 +316,7 @@ class ChatStream:
         return max(counted, TOKENS_PER_FRAME * self._event_count, excess // BYTES_PER_TOKEN)
 
     def has_output(self) -> bool:
-        return True  # its events are not kept, so nobody can tell that there was no text in them
+        return True  # the events are not kept, so it is not known whether they had text
 
     @property
     def has_failed(self) -> bool:
@@ -333,7 +351,7 @@ class ChatStream:
 
 
 def is_usage_only_event(event: bytes) -> bool:
-    """Whether all that an event holds is the usage, so that a caller who did not ask for it misses nothing."""
+    """Whether an event holds only the usage, so that a caller that did not ask for it misses nothing."""
     if not _USAGE.search(event):
         return False
     document = parse_json(_join_event_data(event))
@@ -343,7 +361,7 @@ def is_usage_only_event(event: bytes) -> bool:
 
 
 def _cut_before_error(events: bytes) -> bytes:
-    """Those before the first that tells of an error; all, if none does."""
+    """Return the events before the first error; all if there is none."""
     offset = 0
     for event in events.split(_EVENT_END):
         if _is_error_event(event):
@@ -353,7 +371,7 @@ def _cut_before_error(events: bytes) -> bytes:
 
 
 def _read_event_tier(event: bytes) -> str:
-    """By the event itself, and not by what a model was made to say in it."""
+    """Read the tier from the event's own members, not from what a model was made to say in it."""
     if len(event) > MAX_EVENT_BYTES or not _TIER.search(event):
         return ""
     return model_families.read_tier(parse_json(_join_event_data(event)), NO_HEADERS)
@@ -367,21 +385,21 @@ def _is_error_event(event: bytes) -> bool:
 
 
 def _join_event_data(event: bytes) -> bytes:
-    """With the space that may stand after the colon, and with carriage returns: to JSON both are nothing."""
+    """Join the data lines. A space after the colon and carriage returns stay, as they mean nothing in JSON."""
     return b"\n".join(line[5:] for line in event.split(b"\n") if line.startswith(b"data:"))
 
 
 class _EventSplitter:
-    """Cuts a stream after whole events. Of an event that has no end as yet, no more is held than is ever read."""
+    """Cuts a stream after complete events. Of an incomplete event it holds only as much as could ever be read."""
 
     __slots__ = ("_buffer", "_is_skipping")
 
     def __init__(self) -> None:
         self._buffer = bytearray()
-        self._is_skipping = False  # the rest of an event that is too large
+        self._is_skipping = False  # within the rest of an event that is too large
 
     def feed(self, data: bytes) -> bytes:
-        """All events that end in this piece; the usual piece is just that, and is handed back as it is."""
+        """Return all events that end in this data. The usual data is exactly that, and is returned as it is."""
         if not self._buffer and data.endswith(_EVENT_END):
             return data
         searched = max(0, len(self._buffer) - 1)
@@ -403,27 +421,15 @@ class _EventSplitter:
         return bytes(self._buffer)
 
     def _trim_buffer(self) -> None:
-        if len(self._buffer) > MAX_EVENT_BYTES + 1:  # with the first of the two bytes that end it
+        if len(self._buffer) > MAX_EVENT_BYTES + 1:  # one more for the first of the two bytes that end it
             self._is_skipping = True
         if self._is_skipping:
-            del self._buffer[:-1]  # that first byte may be the last one here
-
-
-# A guardrail's trace can stand in the metadata. It comes before the usage, so the end is enough, however long it is.
-# Of what is said only the length is wanted, for estimates.
-CONVERSE_FRAME_LIMITS: Final = {
-    "metadata": 64 * 1024,
-    "contentBlockDelta": 0,
-    "messageStart": 0,
-    "contentBlockStart": 0,
-}
-
-# OpenAI's models cache prompts in blocks of so many tokens, so less than one block of a cached prompt is plain input.
-CACHE_BLOCK_TOKENS: Final = 128
+            del self._buffer[:-1]  # the last byte may be the first of the two that end the event
 
 
 class ConverseStream:
-    """Its last event, the metadata, tells everything; before that nothing is known but how much was said."""
+    """A Converse stream. Its last event, the metadata, states everything; before it only the length of the output is
+    known."""
 
     __slots__ = ("_estimated_tokens", "_format", "_has_begun", "_has_block", "_headers", "_metadata")
 
@@ -444,7 +450,7 @@ class ConverseStream:
         elif frame.kind == "event":
             self._has_begun = True
             if frame.name == "contentBlockStart":
-                self._has_block = True  # such as a tool's name
+                self._has_block = True  # for example with a tool's name
 
     def usage(self) -> Usage | None:
         return None if self._metadata is None else self._parse_metadata(self._metadata)
@@ -453,7 +459,7 @@ class ConverseStream:
         return None if self._metadata is None else self._parse_metadata(self._metadata, needs_output=False)
 
     def estimate_output(self) -> int:
-        """A model that began its message has read the whole prompt, and said at least a little."""
+        """Estimate the output. A model that began its message has read the whole prompt, and said at least a little."""
         usage = self.usage()
         return (
             (usage.output if usage is not None else 0) or self._estimated_tokens or TOKENS_PER_FRAME * self._has_begun
@@ -475,8 +481,11 @@ def _parse_end_of_metadata(payload: bytes) -> dict[str, Any]:
 
 
 def _exclude_cached_input(usage: Usage) -> Usage:
-    """Some streams of OpenAI's models count cached tokens as input too, and twice in the total (seen with GPT-5.6). A
-    total that is documented as such looks the same, so only the seen case is corrected: all input but less than one
-    block of the cache is cached. Anything else is taken as documented, which is never too little."""
+    """Correct the input of some streams of OpenAI's models, which count cached tokens as input too, and twice in the
+    total (seen with GPT-5.6).
+
+    A total that is documented as such looks the same, so only the seen case is corrected: all input but less than one
+    block of the cache is cached. Anything else is taken as documented, which is never too little.
+    """
     cached = usage.cache_read + usage.cache_write_5m + usage.cache_write_1h
     return usage._replace(input=usage.input - cached) if 0 <= usage.input - cached < CACHE_BLOCK_TOKENS else usage

@@ -15,25 +15,25 @@ _NO_UNITS: Mapping[str, int] = MappingProxyType({})
 
 
 class Usage(NamedTuple):
-    """Tokens by what they cost. `input` holds none that were read from or written to a cache."""
+    """Tokens by price dimension. `input` has none that were read from or written to a cache."""
 
     input: int = 0
     output: int = 0
     cache_read: int = 0
     cache_write_5m: int = 0
     cache_write_1h: int = 0
-    tier: str = ""  # the service tier of the answer; empty where it says none
-    latency: str = ""  # its performance configuration; empty where it says none
-    units: Mapping[str, int] = _NO_UNITS  # a guardrail's, by policy
+    tier: str = ""  # the service tier of the response; empty if it states none
+    latency: str = ""  # its performance mode; empty if it states none
+    units: Mapping[str, int] = _NO_UNITS  # of a guardrail, by policy
 
 
 def make_plain_usage(input: int, output: int, cache_read: int) -> Usage:
-    """As nearly all is: made in half the time."""
+    """The usage of most calls, made in half the time."""
     return tuple.__new__(Usage, (input, output, cache_read, 0, 0, "", "", _NO_UNITS))
 
 
 def sum_tokens(usage: Usage | None) -> int:
-    """Of all kinds together; -1 for no usage, which is less than one of nothing."""
+    """Return all tokens; -1 for no usage, which is less than a usage of zero."""
     return (
         -1
         if usage is None
@@ -42,7 +42,7 @@ def sum_tokens(usage: Usage | None) -> int:
 
 
 class ReportedCounts(NamedTuple):
-    """`input` is without what a cache read or wrote, and `cache_write_1h` a part of `cache_write`."""
+    """`input` is without what a cache read or wrote, and `cache_write_1h` is a part of `cache_write`."""
 
     input: int | None = None
     output: int | None = None
@@ -55,8 +55,11 @@ NO_COUNTS: Final = ReportedCounts()
 
 
 def merge_counts(one: ReportedCounts, other: ReportedCounts) -> ReportedCounts:
-    """Two places that tell of the same answer. Of two different numbers the larger stands: a count that is too small
-    loses money unseen, and one place is known to leave out what another counts (compactions, wrapped tokens)."""
+    """Merge what two places state about one response. Of two different numbers the larger one counts.
+
+    A count that is too small loses money unnoticed, and one place is known to leave out what another counts
+    (compactions, wrapped tokens).
+    """
     if other is NO_COUNTS:
         return one
     one, other = _exclude_cached(one, other), _exclude_cached(other, one)
@@ -70,7 +73,7 @@ def merge_counts(one: ReportedCounts, other: ReportedCounts) -> ReportedCounts:
 
 
 def _exclude_cached(counts: ReportedCounts, other: ReportedCounts) -> ReportedCounts:
-    """Where one place counts as plain input what the other says was read from a cache or written to it."""
+    """Correct counts whose input includes what `other` states as read from or written to a cache."""
     is_whole = counts.input is not None and counts.input == sum_input(other)
     return counts._replace(input=other.input) if is_whole else counts
 
@@ -86,7 +89,7 @@ def sum_input(counts: ReportedCounts) -> int | None:
 
 
 def build_usage(counts: ReportedCounts, tier: str = "", latency: str = "") -> Usage:
-    """Writes to a cache that are not said to be for an hour are for five minutes, as they are if nobody asks more."""
+    """Build a usage. Cache writes without a stated lifetime are for five minutes, which is Bedrock's default."""
     written = counts.cache_write or 0
     written_1h = min(counts.cache_write_1h or 0, written)
     return Usage(

@@ -1,8 +1,8 @@
 """Reads the usage of a response while its bytes are relayed. Pure.
 
-`build_reader` picks the `UsageReader` for an operation and a content type: a JSON body, an AWS event stream or
-server-sent events. A reader never changes what it is fed. Bodies are buffered up to a limit; a longer one is known by
-its headers alone, or estimated.
+START HERE: `build_reader`. It picks the `UsageReader` for an operation and a content type: a JSON body, an AWS event
+stream or server-sent events. A reader never changes what it is fed. Bodies are buffered up to a limit; the usage of a
+longer one comes from its headers alone, or is estimated.
 """
 
 from __future__ import annotations
@@ -27,10 +27,23 @@ from price_keeper.usage.stream_usage import (
 )
 from price_keeper.usage.token_usage import Usage
 
-MAX_BUFFERED_BYTES = 16 * 1024 * 1024  # a longer one, such as a film, is known by its headers or estimated
+MAX_BUFFERED_BYTES = 16 * 1024 * 1024  # the usage of a longer body, such as a film, comes from its headers
+
+JSON: Final = b"application/json"
+EVENT_STREAM: Final = b"application/vnd.amazon.eventstream"
+SERVER_SENT_EVENTS: Final = b"text/event-stream"
+
+# All other calls wait while a complete body is read. Picking the usage members takes at most 35 ms, for the longest
+# body. A body from which they cannot be picked is parsed as a whole up to this size.
+MAX_PARSED_BYTES: Final = 1024 * 1024
+BYTES_PER_TOKEN: Final = 4  # the mean for text, used if nothing better is known
+TOKENS_PER_IMAGE: Final = 1500  # about what models count that sell images by the token
+_BASE64_BLOCK: Final = re.compile(rb'[",][A-Za-z0-9+/_=-]{1000,}+')  # an image or a sound, not text
 
 
 class BodyBuffer:
+    """Buffers a body up to MAX_BUFFERED_BYTES, and only counts the bytes of a longer one."""
+
     __slots__ = ("_parts", "size")
 
     def __init__(self) -> None:
@@ -49,50 +62,40 @@ class BodyBuffer:
         return self.size > MAX_BUFFERED_BYTES
 
     def to_bytes(self) -> bytes:
-        """Empty if it is too large."""
+        """Return the body; empty if it is too large."""
         parts = self._parts
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-JSON: Final = b"application/json"
-EVENT_STREAM: Final = b"application/vnd.amazon.eventstream"
-SERVER_SENT_EVENTS: Final = b"text/event-stream"
-
-# Every other call waits while an answer in one piece is read: to pick the members that tell of usage takes 35 ms of the
-# longest at worst. One that they cannot be picked from is parsed whole, up to this.
-MAX_PARSED_BYTES: Final = 1024 * 1024
-BYTES_PER_TOKEN: Final = 4  # of text, in the mean; where nothing better is known
-TOKENS_PER_IMAGE: Final = 1500  # about what models count that sell images by the token
-_BASE64_BLOCK: Final = re.compile(rb'[",][A-Za-z0-9+/_=-]{1000,}+')  # or a sound: base64, and no text
-
-
-# From a document, the answer's headers, and whether the output has to be stated.
+# Takes the document, the response's headers, and whether the output must be stated.
 UsageParser: TypeAlias = Callable[[Any, Mapping[bytes, bytes], bool], Usage | None]
 
 
 class UsageReader(Protocol):
+    """Reads the usage of one response."""
+
     def feed(self, data: bytes) -> None: ...
 
     def usage(self) -> Usage | None:
-        """All of it, at the answer's end; None where the answer does not state it. Zeros are returned as stated."""
+        """Return the usage after the end; None if the response does not state all of it. Zeros count as stated."""
 
     def partial_usage(self) -> Usage | None:
-        """What is known of an answer that was cut, or does not state its output."""
+        """Return what is known if the response was cut, or does not state its output."""
 
     def estimate_output(self) -> int | None:
-        """Tokens, as far as can be told from what was seen; None where that is nothing."""
+        """Estimate the output tokens from what was seen; None if that is not possible."""
 
     def has_output(self) -> bool:
-        """Whether there is output in the answer; also True where that cannot be told."""
+        """Whether the response has output; True also if that is not known."""
 
     @property
     def has_failed(self) -> bool:
-        """Whether the answer, which began well, told of an error on its way."""
+        """Whether the response reported an error after it began with success."""
 
 
 def build_reader(operation: Operation, format: str, content_type: bytes, headers: Mapping[bytes, bytes]) -> UsageReader:
-    """`kind` is the answer's content type."""
-    if content_type == JSON:  # as most are
+    """Pick the reader. `content_type` is the response's."""
+    if content_type == JSON:  # the usual case
         return _build_body_reader(operation, headers)
     content_type = content_type.lower()
     if content_type.startswith(EVENT_STREAM):
@@ -127,7 +130,7 @@ _PARSER_BY_OPERATION: Mapping[Operation, UsageParser] = {
     Operation.CHAT_COMPLETIONS: _parse_chat,
     Operation.APPLY_GUARDRAIL: lambda document, *_: model_families.read_guardrail(document),
     Operation.CHECK_GUARDRAILS: lambda document, *_: model_families.read_guardrail(document),
-    Operation.ASYNC_INVOKES: lambda *_: Usage(),  # a job: it has a price of its own, whatever it will use
+    Operation.ASYNC_INVOKES: lambda *_: Usage(),  # a job has one price, whatever it uses
 }
 
 
@@ -140,7 +143,7 @@ class _BodyReader(BodyBuffer):
         headers: Mapping[bytes, bytes],
         fast_parse_body: Callable[[bytes], Usage | None] | None = None,
     ) -> None:
-        """`usual` is asked first: it is quick, and may know nothing."""
+        """`fast_parse_body` is tried first; it returns None for a body that it does not know."""
         super().__init__()
         self._parse = parse
         self._headers = headers
@@ -156,7 +159,7 @@ class _BodyReader(BodyBuffer):
         return self._parse(self._usage_members(), self._headers, False)
 
     def _usage_members(self) -> Any:
-        """At the end: all members that tell of usage."""
+        """Return all members that state usage. To be called after the end."""
         if self._document is None:
             body = self.to_bytes()
             picked = fast_parse.pick_usage_members(body)
@@ -165,7 +168,7 @@ class _BodyReader(BodyBuffer):
 
     def estimate_output(self) -> int | None:
         if self.is_too_large:
-            return None  # of so much most is no text
+            return None  # most of so large a body is not text
         images = _BASE64_BLOCK.findall(self.to_bytes())
         return (self.size - sum(map(len, images))) // BYTES_PER_TOKEN + TOKENS_PER_IMAGE * len(images)
 
@@ -183,7 +186,7 @@ class _BodyReader(BodyBuffer):
 
 
 def _parse_small_body(answer: bytes) -> Any:
-    """Of what is no JSON the headers may still say it."""
+    """Parse a body; empty if it is too large or not JSON, as the headers may still state the usage."""
     try:
         return orjson.loads(answer) if len(answer) <= MAX_PARSED_BYTES else {}
     except orjson.JSONDecodeError:
