@@ -20,19 +20,19 @@ SESSION_TOKEN: Final = b"x-amz-security-token"
 AUTHORIZATION: Final = b"authorization"
 _CREDENTIAL_HEADERS: Final = frozenset({SESSION_TOKEN, AUTHORIZATION})
 _BEARER: Final = b"bearer "
-# How AWS's own keys begin: those that last long, and those that last for hours. No token of ours does.
+# The prefixes of AWS's own Bedrock keys, long-term and short-term. No Price Keeper token begins like that.
 _BEDROCK_KEY_PREFIXES: Final = (b"ABSK", b"bedrock-api-key-")
-MAX_CACHED_HEADERS = 1000  # headers
+MAX_CACHED_HEADERS = 1000
 
 
 class Authenticator(Protocol):
-    """Both raise AccessDenied or TokenExpired."""
+    """Finds the caller of a request. Both methods raise AccessDenied or TokenExpired."""
 
     def cached(self, request: Request) -> Caller | None:
-        """Without asking anybody; None if somebody has to be asked first."""
+        """Return the caller without I/O; None if `load` must ask the store."""
 
     async def load(self, request: Request) -> Caller:
-        """Asks the store. Raises Busy if it cannot be told whether the caller is still welcome."""
+        """Return the caller after asking the store. Raises Busy if it cannot be known whether the token is revoked."""
 
 
 class TokenAuthenticator:
@@ -41,13 +41,13 @@ class TokenAuthenticator:
     def __init__(self, tokens: TokenService, revocation: RevocationList) -> None:
         self._tokens = tokens
         self._revocation = revocation
-        self._tokens_by_header: dict[bytes, str] = {}  # the tokens of headers that were good
+        self._tokens_by_header: dict[bytes, str] = {}  # the tokens of Authorization headers that were verified
 
     def cached(self, request: Request) -> Caller | None:
         headers = request.headers
         header = headers.get(AUTHORIZATION)
         token = None if header is None else self._tokens_by_header.get(header)
-        if token is not None and not request.repeated and SESSION_TOKEN not in headers:  # as nearly always
+        if token is not None and not request.repeated and SESSION_TOKEN not in headers:  # the usual case
             claims = self._tokens.verify_access(token)
             return claims.caller if self._revocation.is_known_valid(claims) else None
         first, second = self._read_claims(request)
@@ -65,9 +65,9 @@ class TokenAuthenticator:
         return first.caller
 
     def _read_claims(self, request: Request) -> tuple[Claims, Claims | None]:
-        """The tokens of a request, if each is good by itself and they name one caller."""
+        """Return the claims of the request's one or two tokens. Each must be valid, and both must name one caller."""
         if request.repeated and request.repeated & _CREDENTIAL_HEADERS:
-            raise AccessDenied("a header that says who calls comes only once")
+            raise AccessDenied("the headers with credentials may occur only once each")
         session, bearer = request.headers.get(SESSION_TOKEN), _parse_bearer(request)
         if session is None and bearer is None:
             raise AccessDenied("a token is needed: as AWS session token, as bearer, or by container credentials")
@@ -107,7 +107,7 @@ def _parse_bearer(request: Request) -> bytes | None:
 
 
 class FixedIdentityAuthenticator:
-    """Every caller is the one identity of this sidecar, so what a web page could send must not get through."""
+    """Takes every caller for the sidecar's one identity, so requests that a web page could send are refused."""
 
     def __init__(self, org: str, app: str) -> None:
         self._caller = Caller(org, app, f"org-{org}-app-{app}")
@@ -118,7 +118,7 @@ class FixedIdentityAuthenticator:
             raise AccessDenied("this sidecar serves programs on this machine, at http://127.0.0.1")
         is_json = headers.get(b"content-type", b"").partition(b";")[0].strip().lower() == b"application/json"
         if request.method == b"POST" and not is_json:
-            raise AccessDenied("this sidecar takes requests of content type application/json alone")
+            raise AccessDenied("this sidecar accepts only requests of content type application/json")
         return self._caller
 
     async def load(self, request: Request) -> Caller:
@@ -126,7 +126,7 @@ class FixedIdentityAuthenticator:
 
 
 def _is_literal_loopback(host: bytes) -> bool:
-    """Names do not count: a web page's own name can be made to point here."""
+    """Whether the host is a loopback address. Names do not count: a web page's own name can be made to resolve here."""
     name, _, _ = host.decode("latin-1").rpartition(":") if _has_port(host) else (host.decode("latin-1"), "", "")
     try:
         return ipaddress.ip_address(name.removeprefix("[").removesuffix("]")).is_loopback

@@ -2,13 +2,15 @@
 
 A bcrypt comparison takes a core for a fifth of a second, so wrong secrets must not cause many. The store holds a
 precheck of four bytes beside each hash, which nearly all wrong secrets fail at no cost; once the right secret was
-seen, no other one is compared. A flood of wrong secrets therefore locks out nobody, not even the client it names.
+seen, no other one is compared. A flood of wrong secrets therefore locks out no client, not even the one it names.
 
 After a rotation the previous hash is valid as well, until its grace ends. Each hash has a precheck of its own.
 
 A secret that does not match the cached hashes may be newer than they are. Before it is called wrong the store is
 read again, at most once per REREAD_SECONDS and client. Reads for unknown clients and wrong secrets pass the
-lookup throttle (`throttles.py`), except for secrets that carry our tag (`secret_tags.py`).
+lookup throttle (`throttles.py`), except for secrets that carry a tag (`secret_tags.py`).
+
+START HERE: `ClientVerifier.verify`.
 """
 
 from __future__ import annotations
@@ -34,28 +36,28 @@ from price_keeper.errors import AccessDenied, Busy, StoreError, TooManyRequests
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Item, Key, Store
 
-# What the store keeps of a client, on the item of the org or app that it is.
+# Attributes of a client, on the item of its org or app.
 SECRET_HASH = "client_secret_hash"
 PREVIOUS_SECRET_HASH = "client_secret_previous_hash"
 SECRET_CREATED_AT = "client_secret_created_at_epoch"
-GRACE_ENDS_AT = "client_secret_rotation_grace_expires_at_epoch"  # until then the previous one is good as well
-SESSIONS_GENERATION = "client_sessions_generation"  # how often all sessions so far were ended at once
+GRACE_ENDS_AT = "client_secret_rotation_grace_expires_at_epoch"  # until then the previous secret is valid too
+SESSIONS_GENERATION = "client_sessions_generation"  # how often all sessions of the client were ended at once
 
-MAX_CONCURRENT_COMPARISONS = 2  # at once
-MAX_QUEUED_COMPARISONS = 64  # for a comparison, each with one secret; past this the answer would come too late
-MAX_WAITERS_PER_CLIENT = 1000  # of one client, until the store has answered or another's secret was compared
-MAX_CACHED_CLIENTS = 10_000  # clients; those that do not exist are remembered apart and push nobody out
-HASH_CACHE_SECONDS = 60.0  # how long what the store said of a client is good: a rotation takes effect within this
-REREAD_SECONDS = 2.0  # how old it may be for a secret to be called wrong
-MAX_FAILED_COMPARISONS = 5  # of a client in comparisons, before each further one has to wait
-FAILED_COMPARISON_SECONDS = 10.0  # for so long
+MAX_CONCURRENT_COMPARISONS = 2
+MAX_QUEUED_COMPARISONS = 64  # of one secret each; further ones would be answered too late
+MAX_WAITERS_PER_CLIENT = 1000  # while the store is read, or another secret of the client is compared
+MAX_CACHED_CLIENTS = 10_000  # clients that do not exist are cached apart and cannot evict those that do
+HASH_CACHE_SECONDS = 60.0  # TTL of cached hashes: a rotation takes effect within this time
+REREAD_SECONDS = 2.0  # the most that cached hashes may be old for a secret to be called wrong
+MAX_FAILED_COMPARISONS = 5  # of one client, before each further comparison has to wait
+FAILED_COMPARISON_SECONDS = 10.0  # how long it waits
 
-# With 32 bits, a second's flood of 10,000 guesses passes it once in five days. Of the secret's 256 it tells too few.
+# With 32 bits, a flood of 10,000 guesses a second passes once in five days; of the secret's 256 bits it tells too few.
 _PRECHECK_BYTES = 4
 _SECRET_FORMAT = re.compile(r"[A-Za-z0-9+/]{43}=")  # 32 bytes in base64
 _WRONG_SECRET = "the client id or its secret is wrong"
 
-MAX_STALE_RETRIES = 3  # at a client that is changed meanwhile
+MAX_STALE_RETRIES = 3  # when a client is changed during its verification
 _LONG_AGO = float("-inf")
 
 V = TypeVar("V")
@@ -63,7 +65,7 @@ V = TypeVar("V")
 
 @dataclass(frozen=True, slots=True)
 class _CachedHashes:
-    """What the store said of a client: its hashes, the newest first, or none if there is no such client."""
+    """The hashes of a client as the store returned them, the newest first; none if there is no such client."""
 
     hashes: tuple[bytes, ...]
     grace_ends: float
@@ -78,15 +80,17 @@ class _CachedHashes:
 
 
 class _VerificationQueue:
-    """One at a time of those who ask about the same client."""
+    """Lets one verification at a time run for a client."""
 
     def __init__(self) -> None:
         self.lock = asyncio.Lock()
         self.waiters = 0
-        self.invalidations = 0  # how often, while somebody was in it
+        self.invalidations = 0  # how often the client was invalidated while the queue exists
 
 
 class ClientVerifier:
+    """Verifies client ids and secrets."""
+
     def __init__(
         self,
         store: Store,
@@ -95,8 +99,11 @@ class ClientVerifier:
         monotonic: Callable[[], float] | None = None,
         tagger: SecretTagger = NO_TAGS,
     ) -> None:
-        """`lookups` is the pace of those reads that anybody can cause. How old something is, `monotonic` tells: a clock
-        that is set back, and comes to the same time once more, would take it for new."""
+        """`lookup_throttle` limits the reads that any sender can cause.
+
+        `monotonic` measures the age of cached hashes: a clock that is set back would pass the same time twice and
+        take old hashes for fresh.
+        """
         self._store = store
         self._now = now
         self._monotonic = monotonic or now
@@ -105,18 +112,18 @@ class ClientVerifier:
         self._digest_key = secrets.token_bytes(32)
         self._cached: dict[Scope, _CachedHashes] = {}
         self._cached_absent: dict[Scope, _CachedHashes] = {}
-        self._verified_digests: dict[
-            Scope, dict[bytes, bytes]
-        ] = {}  # by each hash, a keyed hash of the one secret it is of
-        self._forgiven_at: dict[Scope, float] = {}  # when the last of them will be forgiven
+        # For each hash, a keyed digest of the one secret that matches it.
+        self._verified_digests: dict[Scope, dict[bytes, bytes]] = {}
+        self._forgiven_at: dict[Scope, float] = {}  # when the client's last failed comparison stops counting
         self._queues: dict[Hashable, _VerificationQueue] = {}
         self._comparison_slots = asyncio.Semaphore(MAX_CONCURRENT_COMPARISONS)
         self._queued_comparisons = 0
 
     async def verify(self, client_id: str, secret: str, address: str = "") -> Scope:
-        """Raises AccessDenied, from which cannot be told whether the client exists; Busy and SlowDown.
+        """Return the client of this id and secret. Raises AccessDenied, which does not reveal whether the client
+        exists; Busy; and TooManyRequests.
 
-        `address` is whose pace it is at which the store is asked about a client that is not known here.
+        `address` selects the sender's rate of reads for clients that are not cached here.
         """
         scope = parse_client_id(client_id)
         if scope is None or not _SECRET_FORMAT.fullmatch(secret):
@@ -126,25 +133,29 @@ class ClientVerifier:
         return scope
 
     async def verify_with_generation(self, client_id: str, secret: str, address: str = "") -> tuple[Scope, int]:
-        """As `check`, with the generation of the client's sessions. It was read together with the hash, so a session
-        begun by a secret that this process did not know to be over is of the generation that ended with it."""
+        """Like `verify`, and return the generation of the client's sessions too.
+
+        The generation was read together with the hash. So a session that is begun with a secret that is over, which
+        this process does not know yet, has the generation that ended with the secret.
+        """
         for _ in range(MAX_STALE_RETRIES):
             scope = await self.verify(client_id, secret, address)
-            if self._check_cached(scope, secret.encode()):  # else something about it was changed this moment
+            if self._check_cached(scope, secret.encode()):  # otherwise the client was changed during the verification
                 return scope, self._cached[scope].generation
-        raise Busy("the credentials of this client are changed all the time; try again", retry_after=2)
+        raise Busy("the credentials of this client keep changing; try again", retry_after=2)
 
     def needs_throttled_lookup(self, client_id: str, secret: str) -> bool:
-        """Whether the store would be asked, in its turn, about what anybody may have made up."""
+        """Whether verifying this would read the store for a client that may be an invention, throttled."""
         scope = parse_client_id(client_id)
         if scope is None or not _SECRET_FORMAT.fullmatch(secret):
-            return False  # it is refused at once
+            return False  # it is refused without a read
         return self._check_cached(scope, secret.encode()) is None and self._is_unknown(scope, secret.encode())
 
     def invalidate(self, scope: Scope) -> None:
-        """For whoever changes a client's secret: here it takes effect at once, elsewhere within HASH_SECONDS.
+        """Expire the cached hashes after a change of the client's secret. Other processes see it within
+        HASH_CACHE_SECONDS.
 
-        That there is such a client is not forgotten: its next login need not wait in line with strangers.
+        The client stays known, so its next login is not throttled like those of unknown clients.
         """
         if scope in self._cached:
             self._cached[scope] = replace(self._cached[scope], read_at=_LONG_AGO)
@@ -159,13 +170,13 @@ class ClientVerifier:
             return is_correct
         if not self._is_unknown(scope, secret):
             return await self._check_fully(scope, secret)
-        async with self._wait_in_queue((scope, network_of(address))):  # of those, one takes a turn, and the others know
+        async with self._wait_in_queue((scope, network_of(address))):  # one of them takes a turn for all
             if self._check_cached(scope, secret) is None and self._is_unknown(scope, secret):
                 await self._lookup_throttle.wait_for_address(address)
             return await self._check_fully(scope, secret)
 
     def _check_cached(self, scope: Scope, secret: bytes) -> bool | None:
-        """Whether it is the right one, as far as that can be said without the store and a comparison."""
+        """Return whether the secret is correct; None if that needs a read of the store or a comparison."""
         moment, cached = self._monotonic(), self._get_cached(scope)
         if cached is None or not cached.is_younger_than(HASH_CACHE_SECONDS, moment):
             return None
@@ -175,9 +186,10 @@ class ClientVerifier:
         return None if None in verdicts or not cached.is_younger_than(REREAD_SECONDS, moment) else False
 
     def _is_unknown(self, scope: Scope, secret: bytes) -> bool:
-        """Whether the store would be read because somebody came who is, as far as is known here, no client.
+        """Whether reading the store now would be caused by a sender that is not known to be a client.
 
-        A marked secret was a client's once. If it is not any more, it causes a read in AGAIN_SECONDS at most.
+        A tagged secret belonged to a client once. If it is not valid any more, it causes at most one read per
+        REREAD_SECONDS.
         """
         if self._tagger.is_tagged(_secret_purpose(build_client_id(scope.org, scope.app)), base64.b64decode(secret)):
             return False
@@ -204,7 +216,7 @@ class ClientVerifier:
 
     async def _check_fully(self, scope: Scope, secret: bytes) -> bool:
         async with self._wait_in_queue(scope) as queue:
-            is_correct = self._check_cached(scope, secret)  # by whoever was there before
+            is_correct = self._check_cached(scope, secret)  # the one before in the queue may have settled it
             if is_correct is not None:
                 return is_correct
             tried: Sequence[bytes] = ()
@@ -234,7 +246,7 @@ class ClientVerifier:
                 del self._queues[key]
 
     async def _read_hashes(self, scope: Scope, queue: _VerificationQueue) -> _CachedHashes:
-        """Read again if it was changed meanwhile: the answer may be from before that."""
+        """Read the hashes, and again if the client was invalidated during the read."""
         invalidations = -1
         while invalidations != queue.invalidations:
             invalidations, moment = queue.invalidations, self._monotonic()
@@ -249,8 +261,8 @@ class ClientVerifier:
         return read
 
     async def _matches_any(self, scope: Scope, hashes: Sequence[bytes], secret: bytes) -> bool:
-        """First with the hashes that have a check: a flood that uses up the patience of another leaves them alone."""
-        for hashed in sorted(hashes, key=lambda each: b"#" not in each):
+        """Compare with each hash. Those with a precheck come first: failed guesses at the others do not delay them."""
+        for hashed in sorted(hashes, key=lambda candidate: b"#" not in candidate):
             is_correct = self._check_hash(scope, hashed, secret)
             if is_correct or (is_correct is None and await self._compare(scope, hashed, secret)):
                 return True
@@ -258,7 +270,7 @@ class ClientVerifier:
 
     async def _compare(self, scope: Scope, stored: bytes, secret: bytes) -> bool:
         hashed, _, check = stored.partition(b"#")
-        if not check:  # without it anybody's guess comes so far
+        if not check:  # without a precheck every wrong secret leads to a comparison
             self._limit_failures(scope)
         if self._queued_comparisons >= MAX_QUEUED_COMPARISONS:
             raise Busy("too many secrets are being checked", retry_after=2)
@@ -281,14 +293,16 @@ class ClientVerifier:
     def _cache_correct(self, scope: Scope, hashed: bytes, secret: bytes) -> None:
         cached = self._cached.get(scope)
         is_current = cached is not None and cached.read_at != _LONG_AGO
-        if cached is not None and is_current and hashed in cached.hashes:  # else it was changed during the comparison
+        if cached is not None and is_current and hashed in cached.hashes:  # otherwise it changed during the comparison
             digests = {
-                each: mark for each, mark in self._verified_digests.get(scope, {}).items() if each in cached.hashes
+                known: digest
+                for known, digest in self._verified_digests.get(scope, {}).items()
+                if known in cached.hashes
             }
             _cache_put(self._verified_digests, scope, {**digests, hashed: self._digest(secret)})
 
     def _limit_failures(self, scope: Scope) -> None:
-        """A bucket of failures that leaks one at a time, told by when it will be empty."""
+        """Raise TooManyRequests if the client's leaky bucket of failed comparisons is full."""
         wait = (
             self._read_forgiven_at(scope) - self._monotonic() - (MAX_FAILED_COMPARISONS - 1) * FAILED_COMPARISON_SECONDS
         )
@@ -307,7 +321,7 @@ def client_item_key(scope: Scope) -> Key:
 
 
 def _parse_hashes(item: Item, moment: float) -> _CachedHashes:
-    """Without a newest hash there is no client, and without an end of the grace there is none."""
+    """Read the hashes of an item. Without a newest hash there is no client, and without its end there is no grace."""
     newest, previous, ends = item.get(SECRET_HASH), item.get(PREVIOUS_SECRET_HASH), item.get(GRACE_ENDS_AT)
     if not isinstance(newest, str):
         return _CachedHashes((), 0.0, moment)
@@ -318,7 +332,7 @@ def _parse_hashes(item: Item, moment: float) -> _CachedHashes:
 
 
 def read_generation(item: Item | None) -> int:
-    """Of a client's item. A session that was begun in an earlier one is over."""
+    """Return the generation of a client's item. A session that was begun in an earlier one is over."""
     generation = (item or {}).get(SESSIONS_GENERATION, 0)
     return int(generation) if isinstance(generation, (int, Decimal)) else 0
 
@@ -326,7 +340,7 @@ def read_generation(item: Item | None) -> int:
 def _is_bcrypt_match(secret: bytes, hashed: bytes) -> bool:
     try:
         return bcrypt.checkpw(secret, hashed)
-    except ValueError:  # what was written by hand may be no hash
+    except ValueError:  # an attribute that was written by hand may not be a bcrypt hash
         return False
 
 
@@ -350,6 +364,6 @@ def _secret_purpose(client_id: str) -> str:
 
 
 def hash_secret(secret: str) -> bytes:
-    """As it is kept in the store: the bcrypt hash, a `#`, and the check that wrong secrets fail."""
+    """Return what the store keeps: the bcrypt hash, a `#`, and the precheck that wrong secrets fail."""
     hashed = bcrypt.hashpw(secret.encode(), bcrypt.gensalt())
     return b"%b#%b" % (hashed, _precheck(hashed, secret.encode()))

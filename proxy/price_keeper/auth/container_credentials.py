@@ -20,31 +20,31 @@ from price_keeper.errors import AccessDenied, Busy, TooManyRequests
 from price_keeper.exchange import Header, Request, Responder
 from price_keeper.local_responses import send_json
 
-MAX_CACHED_CREDENTIALS = 10_000  # tokens handed out that have more than half their life before them
+MAX_CACHED_CREDENTIALS = 10_000
 
-# An SDK signs with these because it must; the signature proves nothing here, and the token everything.
+# SDKs sign with this key pair because they must. The signature proves nothing here; only the token counts.
 _ACCESS_KEY = "PRICEKEEPERCALLER"
 _SECRET_KEY = "the-signature-is-not-looked-at"  # noqa: S105 - no secret
-NO_SIGNING_KEY_RETRY_SECONDS = 60  # before asking again; it takes another configuration
+NO_SIGNING_KEY_RETRY_SECONDS = 60  # long, because only another configuration helps
 _NO_SIGNING_KEY = (
-    "no tokens can be made here: the first key of auth.keys is a public half alone; ask the control service"
+    "this process cannot issue tokens, because the first key of auth.keys is only a public key; ask the control service"
 )
 _MALFORMED_PAIR = "the container authorization token is client_id:client_secret"
 _NO_STORE = (b"cache-control", b"no-store")
 
 
-IsRevoked = Callable[[Claims], Awaitable[bool]]  # as far as it can be told
+IsRevoked = Callable[[Claims], Awaitable[bool]]  # False also if it cannot be known
 
 
 class ProbableWrongSecret(TooManyRequests):
-    """In all likelihood for a wrong secret: so it is counted as one."""
+    """The secret is probably wrong, so the login throttle counts it as a failure."""
 
 
-IsDisconnected = Callable[[], bool]  # who asked: then it is not found out for him alone
+IsDisconnected = Callable[[], bool]  # whether the sender is gone; if so, no lookup is made for it alone
 
 
 def is_never_disconnected() -> bool:
-    """Of whom it is not known."""
+    """For senders whose connection is not observed."""
     return False
 
 
@@ -53,26 +53,26 @@ async def _is_never_revoked(_: Claims) -> bool:
 
 
 class CredentialIssuer(ABC):
-    """Credentials for a client's id and secret, whoever makes them."""
+    """Issues credentials for a client's id and secret."""
 
     def __init__(self, login_throttle: LoginThrottle | None) -> None:
-        """`wrong` is shared by all who take secrets; None is for who counts wrong ones himself."""
+        """`login_throttle` is shared by everything that accepts secrets. None: the control service counts failures."""
         self._login_throttle = login_throttle
 
     @abstractmethod
     async def issue(
         self, authorization: str, address: str = "", is_disconnected: IsDisconnected = is_never_disconnected
     ) -> Mapping[str, str]:
-        """Raises AccessDenied, or what says that it cannot be told now."""
+        """Return credentials. Raises AccessDenied, or Busy or TooManyRequests if the secret cannot be checked now."""
 
     @abstractmethod
     def require_available(self) -> None:
-        """Raises where nobody is told anything, whatever he shows."""
+        """Raise if no credentials can be issued here, whatever the secret."""
 
     async def issue_throttled(
         self, address: str, authorization: str, is_disconnected: IsDisconnected = is_never_disconnected
     ) -> Mapping[str, str]:
-        """As `told`, to somebody at this address. Raises SlowDown for too many wrong ones."""
+        """Like `issue`, and count failures of this client and address. Raises TooManyRequests after too many."""
         if self._login_throttle is None:
             return await self.issue(authorization, address, is_disconnected)
         client_id, is_pair, _ = authorization.partition(":")
@@ -87,9 +87,9 @@ class CredentialIssuer(ABC):
             raise
 
     async def respond(self, request: Request, responder: Responder, response_headers: tuple[Header, ...] = ()) -> None:
-        """As `told`."""
+        """Answer `GET /credentials`; raises like `issue_throttled`."""
         if AUTHORIZATION in request.repeated:
-            raise AccessDenied("a header that says who calls comes only once")
+            raise AccessDenied("the headers with credentials may occur only once each")
         authorization = request.headers.get(AUTHORIZATION, b"").decode("latin-1")
         credentials = await self.issue_throttled(request.peer, authorization, lambda: responder.is_disconnected)
         send_json(responder, credentials, (_NO_STORE, *response_headers))
@@ -101,12 +101,14 @@ class _IssuedCredentials:
     claims: Claims
 
     def is_reusable(self, now: float, generation: int) -> bool:
-        """Also where the clock was set back: a token from the future is good nowhere on this machine."""
+        """Whether to issue these again. Not if the clock was set back: this machine rejects a token from the future."""
         half_life_at = (self.claims.issued + self.claims.expires) / 2
         return self.claims.issued <= now + SKEW_SECONDS and now < half_life_at and self.claims.generation == generation
 
 
 class LocalCredentialIssuer(CredentialIssuer):
+    """Verifies the secret and mints the token in this process."""
+
     def __init__(
         self,
         clients: ClientVerifier,
@@ -129,20 +131,20 @@ class LocalCredentialIssuer(CredentialIssuer):
     async def issue(
         self, authorization: str, address: str = "", is_disconnected: IsDisconnected = is_never_disconnected
     ) -> Mapping[str, str]:
-        """The same for every fetch until half its life is gone, since some clients fetch on every call."""
+        """Return the same credentials until half of their life has passed, as some clients fetch on every call."""
         client_id, secret = parse_authorization(authorization)
         for _ in range(MAX_STALE_RETRIES):
             scope, generation = await self._clients.verify_with_generation(client_id, secret, address)
             issued = self._issued.get(scope)
             if issued is None or not issued.is_reusable(self._now(), generation):
                 issued = self._mint(scope, generation)
-            # A new one too: what is known here of the client's generation may be a minute old.
+            # New credentials are checked too: the client's generation known here may be a minute old.
             if not await self._is_revoked(issued.claims):
                 return issued.credentials
-            if self._issued.get(scope) is issued:  # else somebody else has found that out
+            if self._issued.get(scope) is issued:  # otherwise a concurrent request has replaced them
                 del self._issued[scope]
                 self._clients.invalidate(scope)
-        raise Busy("the tokens of this client are revoked all the time; try again", retry_after=2)
+        raise Busy("the tokens of this client keep being revoked; try again", retry_after=2)
 
     def _mint(self, scope: Scope, generation: int) -> _IssuedCredentials:
         minted = self._tokens.mint_access(scope.org, scope.app, generation=generation)
@@ -160,7 +162,7 @@ class LocalCredentialIssuer(CredentialIssuer):
 
 
 def parse_authorization(authorization: str) -> tuple[str, str]:
-    """A client's id and secret. Raises AccessDenied."""
+    """Split an Authorization value into a client's id and secret. Raises AccessDenied."""
     client_id, colon, secret = authorization.partition(":")
     if not colon:
         raise AccessDenied(_MALFORMED_PAIR)

@@ -13,21 +13,21 @@ import aiohttp
 
 from price_keeper.auth.credential_relay import AskControlService, ControlReply, ControlServiceFailed
 
-REPLY_TIMEOUT_SECONDS = 5.0  # for an answer; SDKs give up on container credentials soon, and ask again
-MAX_CONNECTIONS = 32  # connections: more than strangers are given by `relayed.py`
-MAX_REPLY_BYTES = 64 * 1024  # of an answer, which has a token of one or two thousand
+REPLY_TIMEOUT_SECONDS = 5.0  # SDKs soon give up on container credentials, and ask again
+MAX_CONNECTIONS = 32  # more than MAX_FIRST_FETCHES, so that refreshes find a free connection
+MAX_REPLY_BYTES = 64 * 1024  # a reply holds a token of one or two thousand bytes
 
 
 @asynccontextmanager
 async def open_control_service(url: str) -> AsyncIterator[AskControlService]:
-    """It follows no redirection and asks no proxy: what is sent there is a secret."""
+    """Open the client; it follows no redirects and uses no proxy, as its requests carry a secret."""
     session = aiohttp.ClientSession(
-        # No connection is kept: aiohttp takes what comes on an idle one for the next answer, which would be credentials
-        # of somebody else's. They are fetched twice an hour.
+        # No connection is reused: aiohttp takes bytes that arrive on an idle one for the next response, which would be
+        # another client's credentials. Credentials are fetched only twice an hour.
         connector=aiohttp.TCPConnector(limit=MAX_CONNECTIONS, force_close=True),
         cookie_jar=aiohttp.DummyCookieJar(),
         timeout=aiohttp.ClientTimeout(total=REPLY_TIMEOUT_SECONDS),
-        auto_decompress=False,  # what is inflated is larger than what was read
+        auto_decompress=False,  # a decompressed body could exceed MAX_REPLY_BYTES
         trust_env=False,
     )
 
@@ -40,7 +40,7 @@ async def open_control_service(url: str) -> AsyncIterator[AskControlService]:
                 )
         except TimeoutError:
             raise ControlServiceFailed(
-                f"{url} gave no answer within {REPLY_TIMEOUT_SECONDS:g} s", is_away=True
+                f"{url} did not answer within {REPLY_TIMEOUT_SECONDS:g} s", is_away=True
             ) from None
         except (aiohttp.ClientError, OSError, ValueError) as failure:
             is_away = isinstance(failure, aiohttp.ClientConnectionError | OSError)
@@ -66,7 +66,7 @@ def _parse_retry_after(text: str) -> float | None:
 
 
 def _describe_failure(failure: Exception) -> str:
-    """Without what was sent, which some messages quote."""
+    """Describe the failure without quoting what was sent, as some of aiohttp's messages do."""
     if isinstance(failure, aiohttp.ClientConnectorCertificateError):
         return "its certificate is not trusted"
     if isinstance(failure, aiohttp.ClientConnectorError):

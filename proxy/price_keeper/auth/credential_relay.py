@@ -6,8 +6,8 @@ while that fails the cached one is used until it expires. A revoked one is never
 
 To the control service all callers of a sidecar are one address. So wrong secrets are counted here per sender, and
 first fetches pass a lookup throttle below what the control service allows this sidecar. Callers with the same pair
-share one request (single-flight), and a refusal is cached for a moment. Callers with valid cached credentials wait
-for nobody.
+share one request (single-flight), and a refusal is cached for a moment. A caller with valid cached credentials never
+waits for others.
 """
 
 from __future__ import annotations
@@ -38,35 +38,36 @@ from price_keeper.clock import Clock
 from price_keeper.domain import parse_client_id
 from price_keeper.errors import AccessDenied, Busy, PriceKeeperError, Refusal, TokenExpired, TooManyRequests
 
-MAX_CACHED_CALLERS = 10_000  # callers, and as many whose asking was in vain
-MAX_WAITERS = 1000  # who have nothing kept, for the control service; past this the answer would come too late
+MAX_CACHED_CALLERS = 10_000  # callers, and as many recent refusals
+MAX_WAITERS = 1000  # callers that wait for a first fetch; further ones would be answered too late
 MAX_WAITERS_PER_KEY = 250  # from one address, or with the same pair
-MAX_FIRST_FETCHES = 24  # asked for; the other connections are for those who have something kept
-SLOT_TIMEOUT_SECONDS = 1.0  # for one of those
-REFRESH_TIMEOUT_SECONDS = 1.0  # for a new one where an older one is still good: some SDKs wait for two
-CONTROL_RETRY_SECONDS = 2.0  # after it gave no answer, or refused, before it is asked once more
-SLOW_REFRESH_PAUSE_SECONDS = 10.0  # after patience was over, before the same caller's is asked for once more
-STALE_REFRESH_PAUSE_SECONDS = 15.0  # after it gave one past half its life, as where the clocks differ
+MAX_FIRST_FETCHES = 24  # first fetches in flight; the other connections are for refreshes
+SLOT_TIMEOUT_SECONDS = 1.0  # for one of these slots
+REFRESH_TIMEOUT_SECONDS = 1.0  # for a refresh while the cached token is valid: some SDKs wait for only two seconds
+CONTROL_RETRY_SECONDS = 2.0  # after it did not answer, or refused, before it is asked again
+SLOW_REFRESH_PAUSE_SECONDS = 10.0  # after a refresh timed out, before the next one of the same caller
+STALE_REFRESH_PAUSE_SECONDS = 15.0  # after it returned a token past half of its life, for example when clocks differ
 MAX_REFRESH_PAUSE_SECONDS = 60.0  # after it asked to slow down
-FAILURE_LOG_SECONDS = 60.0  # between two lines in the log about answers that are none
+FAILURE_LOG_SECONDS = 60.0  # between two log lines about unusable replies
 CREDENTIAL_FIELDS = ("AccessKeyId", "SecretAccessKey", "Token", "Expiration")
 
-# To the control service this sidecar is one address, which is granted 50 at once and 50 a second.
+# To the control service this sidecar is one address, which may make 50 lookups at once and 50 a second.
 RELAY_RATE_PER_ADDRESS, RELAY_RATE_TOTAL = LookupRate(20, 10.0), LookupRate(40, 40.0)
 
 _SHOWN_SECRET_FORMAT = re.compile(r"[!-~]{1,128}")
 _WRONG_SECRET = "the client id or its secret is wrong"
-_CONTROL_AWAY = "the control service, which makes credentials, cannot be reached; try again"
-_TOKEN_REVOKED = "the token that the control service hands out was revoked, which it does not know yet; try again"
-_NOT_CONFIGURED = "this sidecar hands out no credentials: auth.control_url does not say where they are made"
+_CONTROL_AWAY = "the control service, which issues credentials, cannot be reached; try again"
+_TOKEN_REVOKED = "the control service returned a revoked token, as it does not know of the revocation yet; try again"
+_NOT_CONFIGURED = "this sidecar cannot issue credentials; set auth.control_url to the URL of the control service"
 
+T = TypeVar("T")
 V = TypeVar("V")
 
 _log = logging.getLogger("price_keeper.auth")
 
 
 class ControlServiceFailed(PriceKeeperError):
-    """The control service is not itself, as the message says, or not there at all: `is_away`."""
+    """The control service returned no usable answer, as the message says; or cannot be reached: `is_away`."""
 
     def __init__(self, reason: str, *, is_away: bool = False) -> None:
         self.is_away = is_away
@@ -80,14 +81,14 @@ class ControlReply:
     retry_after: float | None = None
 
 
-AskControlService = Callable[[str], Awaitable[ControlReply]]  # with what the caller showed; raises NoAnswer
+AskControlService = Callable[[str], Awaitable[ControlReply]]  # takes the Authorization; raises ControlServiceFailed
 
 
 @dataclass(frozen=True, slots=True)
 class _RelayedCredentials:
     credentials: Mapping[str, str] = field(repr=False)
     claims: Claims
-    rests_until: float = 0.0  # of the monotonic clock; until then no newer one is asked for
+    rests_until: float = 0.0  # on the monotonic clock; no refresh before that
 
     @property
     def half_life_at(self) -> float:
@@ -97,7 +98,7 @@ class _RelayedCredentials:
 @dataclass(frozen=True, slots=True)
 class _RecentRefusal:
     refusal: Refusal
-    until: float  # of the monotonic clock
+    until: float  # on the monotonic clock
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +110,8 @@ class _RelayRequest:
 
 
 class CredentialRelay(CredentialIssuer):
+    """Issues credentials that the control service makes."""
+
     def __init__(
         self,
         ask: AskControlService | None,
@@ -118,7 +121,7 @@ class CredentialRelay(CredentialIssuer):
         login_throttle: LoginThrottle | None = None,
         lookup_throttle: LookupThrottle | None = None,
     ) -> None:
-        """`ask` is None where nobody said who makes them."""
+        """`ask` is None if `auth.control_url` is not configured; then every request is refused."""
         super().__init__(login_throttle or LoginThrottle(clock.monotonic))
         self._lookup_throttle = lookup_throttle or LookupThrottle(clock, RELAY_RATE_PER_ADDRESS, RELAY_RATE_TOTAL)
         self._ask = ask
@@ -131,7 +134,7 @@ class CredentialRelay(CredentialIssuer):
         self._single_flight = SingleFlight[_RelayedCredentials]()
         self._waiters = WaiterLimit(MAX_WAITERS, MAX_WAITERS_PER_KEY)
         self._first_fetch_slots = asyncio.Semaphore(MAX_FIRST_FETCHES)
-        self._away_until = 0.0  # of the monotonic clock
+        self._away_until = 0.0  # on the monotonic clock
         self._quiet_until = 0.0
         self._is_away = False
 
@@ -171,7 +174,7 @@ class CredentialRelay(CredentialIssuer):
     def _needs_refresh(self, cached: _RelayedCredentials) -> bool:
         return self._clock.now() >= cached.half_life_at and self._clock.monotonic() >= cached.rests_until
 
-    # Who has nothing kept.
+    # Callers without cached credentials.
 
     async def _fetch_first(
         self, wanted_request: _RelayRequest, address: str, is_disconnected: IsDisconnected
@@ -183,13 +186,13 @@ class CredentialRelay(CredentialIssuer):
                 return await self._single_flight.get_or_load(
                     flight_key, lambda: self._fetch_throttled(wanted_request, address, is_disconnected)
                 )
-            except _Disconnected:  # others who show the same go on
-                raise Busy("nobody is left to be told", retry_after=CONTROL_RETRY_SECONDS) from None
+            except _Disconnected:  # other callers with the same pair go on
+                raise Busy("the client has disconnected", retry_after=CONTROL_RETRY_SECONDS) from None
 
     async def _fetch_throttled(
         self, wanted_request: _RelayRequest, address: str, is_disconnected: IsDisconnected
     ) -> _RelayedCredentials:
-        """Whose turn it was is known by the address; the answer is for all who show the same, from wherever."""
+        """Wait for a turn of this address, then fetch. All callers with the same pair share the result."""
         await self._lookup_throttle.wait_for_address(address)
         if is_disconnected():
             raise _Disconnected
@@ -206,21 +209,21 @@ class CredentialRelay(CredentialIssuer):
             async with asyncio.timeout(SLOT_TIMEOUT_SECONDS):
                 await self._first_fetch_slots.acquire()
         except TimeoutError:
-            raise Busy("the control service is asked for too many at once; try again", retry_after=2) from None
+            raise Busy("too many first fetches from the control service; try again", retry_after=2) from None
         try:
             return await self._fetch(wanted_request, is_patient=True)
         finally:
             self._first_fetch_slots.release()
 
     def _raise_recent_refusal(self, cache_key: bytes) -> None:
-        """Raises what the same was answered a moment ago."""
+        """Raise the refusal that the same pair got a moment ago."""
         if self._clock.monotonic() < self._away_until:
             raise Busy(_CONTROL_AWAY, retry_after=CONTROL_RETRY_SECONDS)
         recent = self._recent_refusals.get(cache_key)
         if recent is not None and self._clock.monotonic() < recent.until:
             raise recent.refusal.with_traceback(None)
 
-    # Asking.
+    # Requests to the control service.
 
     async def _fetch(self, wanted_request: _RelayRequest, *, is_patient: bool) -> _RelayedCredentials:
         if self._clock.monotonic() < self._away_until:
@@ -254,14 +257,15 @@ class CredentialRelay(CredentialIssuer):
         return fetched
 
     async def _handle_slow_down(self, cache_key: bytes, reply: ControlReply) -> _RelayedCredentials:
-        """It says that to wrong secrets, of which there were too many: so to who is not known here, with reason."""
+        """Handle a 429. The control service sends it after too many wrong secrets, so a caller without cached
+        credentials probably has a wrong one."""
         wait = reply.retry_after or CONTROL_RETRY_SECONDS
         kind = ProbableWrongSecret if _is_from_control_service(reply, 429, "too_many_requests") else TooManyRequests
         refusal = kind("the control service asks to slow down", retry_after=wait)
         return await self._fall_back_to_cached(cache_key, min(wait, MAX_REFRESH_PAUSE_SECONDS), refusal)
 
     async def _fall_back_to_cached(self, cache_key: bytes, seconds: float, refusal: Refusal) -> _RelayedCredentials:
-        """What is kept, for who has something: no newer one is asked for meanwhile. Raises the refusal for others."""
+        """Return the cached credentials, and pause their refreshes; raise the refusal if there are none."""
         cached = await self._get_cached(cache_key)
         if cached is None:
             raise self._remember_refusal(cache_key, refusal)
@@ -270,14 +274,14 @@ class CredentialRelay(CredentialIssuer):
         return rested
 
     def _remember_refusal(self, cache_key: bytes, refusal: Refusal) -> Refusal:
-        """For whoever shows the same in a moment."""
+        """Remember the refusal for the next request with the same pair, and return it."""
         _cache_put(
             self._recent_refusals, cache_key, _RecentRefusal(refusal, self._clock.monotonic() + CONTROL_RETRY_SECONDS)
         )
         return refusal
 
     def _parse_reply(self, reply: ControlReply, client_id: str) -> _RelayedCredentials:
-        """Raises NoAnswer. Nothing of the answer is told: it may be a token."""
+        """Raises ControlServiceFailed. Its message quotes nothing of the reply, which may be a token."""
         if reply.status != 200:
             raise ControlServiceFailed(f"it answered {reply.status}")
         try:
@@ -286,10 +290,10 @@ class CredentialRelay(CredentialIssuer):
             claims = self._tokens.verify_access(credentials["Token"])
         except (AccessDenied, TokenExpired):
             raise ControlServiceFailed(
-                "it makes tokens that are not good here: compare auth.keys, auth.issuer and the clocks"
+                "its tokens are not valid here: compare auth.keys, auth.issuer and the clocks"
             ) from None
         except (ValueError, KeyError, TypeError, RecursionError):
-            raise ControlServiceFailed("its answer is no credentials") from None
+            raise ControlServiceFailed("its answer has no credentials") from None
         if claims.caller.client_id != client_id:
             raise ControlServiceFailed("its answer is for another client")
         return _RelayedCredentials(credentials, claims)
@@ -299,24 +303,27 @@ class CredentialRelay(CredentialIssuer):
         if failure.is_away:
             self._away_until = moment + CONTROL_RETRY_SECONDS
             if not self._is_away:
-                _log.warning("no new credentials can be had from the control service: %s", failure)
+                _log.warning(
+                    "cannot fetch credentials from the control service: %s; cached ones are used until they expire",
+                    failure,
+                )
             self._is_away = True
         elif moment >= self._quiet_until:
             self._quiet_until = moment + FAILURE_LOG_SECONDS
-            _log.warning("the control service was asked for credentials in vain: %s", failure)
+            _log.warning("the control service returned no usable credentials: %s", failure)
 
     def _note_recovery(self) -> None:
         if self._is_away:
-            _log.warning("the control service makes credentials again")
+            _log.warning("the control service issues credentials again")
         self._is_away = False
 
 
 class _Disconnected(Exception):
-    """Whoever asked first."""
+    """The caller that started a fetch has disconnected."""
 
 
 class _ReplyTimeout(ControlServiceFailed):
-    """For who has something that is good."""
+    """A refresh took too long; the cached credentials are still valid."""
 
 
 async def _ask_with_short_timeout(wanted_request: _RelayRequest) -> ControlReply:
@@ -328,7 +335,7 @@ async def _ask_with_short_timeout(wanted_request: _RelayRequest) -> ControlReply
 
 
 def _is_from_control_service(reply: ControlReply, status: int, error: str) -> bool:
-    """Whether the control service itself says so: what stands before it may refuse with any page of its own."""
+    """Whether the control service itself sent this; a proxy in front of it may refuse with a page of its own."""
     if reply.status != status:
         return False
     try:
@@ -345,10 +352,9 @@ def _cache_put(cache: dict[bytes, V], cache_key: bytes, value: V) -> None:
     cache[cache_key] = value
 
 
-T = TypeVar("T")
-
-
 class _SharedLoad(Generic[T]):
+    """The result of a load in flight, or its refusal."""
+
     def __init__(self) -> None:
         self.done = asyncio.Event()
         self.results: list[T] = []
@@ -356,7 +362,7 @@ class _SharedLoad(Generic[T]):
 
 
 class SingleFlight(Generic[T]):
-    """The first who asks about something finds it out for all who ask meanwhile, also that it is refused."""
+    """Concurrent callers with the same key share one load, and its refusal."""
 
     def __init__(self) -> None:
         self._loads: dict[Hashable, _SharedLoad[T]] = {}
@@ -368,13 +374,14 @@ class SingleFlight(Generic[T]):
         return len(self._loads)
 
     async def get_or_load(self, key: Hashable, load: Callable[[], Awaitable[T]]) -> T:
+        """Return the result of the load in flight, or load. Raises the load's refusal for all callers."""
         while (running := self._loads.get(key)) is not None:
             await running.done.wait()
             if running.refusal is not None:
                 raise running.refusal.with_traceback(None)
             if running.results:
                 return running.results[0]
-            # Else the first went away, or failed for no reason that is to be told: the next one tries.
+            # The first caller was cancelled, or failed for a reason that concerns only itself: the next one tries.
         load_state = self._loads[key] = _SharedLoad()
         try:
             load_state.results.append(await load())
@@ -388,7 +395,7 @@ class SingleFlight(Generic[T]):
 
 
 class WaiterLimit:
-    """So many for those who wait."""
+    """Limits how many callers may wait, in total and per key."""
 
     def __init__(self, total: int, per_key: int) -> None:
         self._max_total = total
@@ -398,8 +405,8 @@ class WaiterLimit:
 
     @contextmanager
     def hold(self, *keys: Hashable) -> Iterator[None]:
-        """It counts for each of these. Raises Busy."""
-        if self.waiting >= self._max_total or any(self._count_by_key[each] >= self._max_per_key for each in keys):
+        """Count a waiting caller for each of these keys. Raises Busy."""
+        if self.waiting >= self._max_total or any(self._count_by_key[key] >= self._max_per_key for key in keys):
             raise Busy("too many callers wait for credentials", retry_after=2)
         self.waiting += 1
         self._count_by_key.update(keys)
@@ -408,6 +415,6 @@ class WaiterLimit:
         finally:
             self.waiting -= 1
             self._count_by_key.subtract(keys)
-            for each in keys:
-                if not self._count_by_key[each]:
-                    del self._count_by_key[each]
+            for key in keys:
+                if not self._count_by_key[key]:
+                    del self._count_by_key[key]

@@ -21,7 +21,7 @@ PAGE_PURPOSE = "page"
 PAGE_SESSION_SECONDS = 4 * 3600  # half a working day
 ADMIN = "admin"
 
-_INVALID_SESSION = "the session is not good: sign in again"
+_INVALID_SESSION = "the session is invalid: sign in again"
 _SESSION_OVER = "the session is over: sign in again"
 
 
@@ -36,7 +36,7 @@ class PageSession:
 
 
 class PageSessions:
-    """`admin_mark` tells one admin key from another, and nothing else of it."""
+    """Begins, verifies and ends page sessions. `admin_key_digest` only tells one admin key from another."""
 
     def __init__(self, tokens: TokenService, revocation: RevocationList, admin_key_digest: str | None) -> None:
         self._tokens = tokens
@@ -51,7 +51,7 @@ class PageSessions:
         return self._begin({"sub": ADMIN, "key": self._admin_key_digest}, None, int(now) + PAGE_SESSION_SECONDS, now)
 
     def begin_for_client(self, token: str, now: float) -> tuple[str, PageSession]:
-        """No longer than the token itself. Raises AccessDenied or TokenExpired."""
+        """Begin a session that ends no later than the token. Raises AccessDenied or TokenExpired."""
         claims = self._tokens.verify_access(token)
         caller = claims.caller
         source = {"jti": claims.jti, "sid": claims.sid, "exp": claims.expires, "iat": claims.issued}
@@ -73,7 +73,7 @@ class PageSessions:
         )
 
     async def verify(self, cookie: str, now: float) -> PageSession:
-        """Raises AccessDenied or TokenExpired, and Busy where it cannot be told whether it was ended."""
+        """Raises AccessDenied or TokenExpired; Busy if it cannot be known whether the session was ended."""
         session = self._read(cookie, now)
         for claims in (_build_own_claims(session), session.source_claims):
             if claims is not None and not self._revocation.is_known_valid(claims):
@@ -81,7 +81,7 @@ class PageSessions:
         return session
 
     async def end(self, cookie: str, now: float) -> None:
-        """Raises as `checked` does. The token it was made of stays good."""
+        """End the session; the token that it was begun with stays valid. Raises like `verify`."""
         await self._revocation.revoke_token(_build_own_claims(self._read(cookie, now)))
 
     def _read(self, cookie: str, now: float) -> PageSession:
@@ -94,14 +94,14 @@ class PageSessions:
             if self._admin_key_digest is None or not hmac.compare_digest(
                 str(claims.get("key")), self._admin_key_digest
             ):
-                raise TokenExpired(_SESSION_OVER)  # of a key that is replaced
+                raise TokenExpired(_SESSION_OVER)  # the admin key was replaced
             return PageSession(None, str(claims["jti"]), claims["exp"])
         source_claims = _parse_source_claims(claims)
         return PageSession(source_claims.caller, str(claims["jti"]), claims["exp"], source_claims)
 
 
 def _build_own_claims(session: PageSession) -> Claims:
-    """As the list of revoked tokens has them."""
+    """Build claims under which the list of revoked tokens can hold this session."""
     caller = session.caller or Caller("", None, ADMIN)
     return Claims(caller, "access", session.jti, None, session.expires, 0)
 

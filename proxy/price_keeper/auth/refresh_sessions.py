@@ -2,14 +2,14 @@
 
 A session is a row with the hash of the one refresh token that is valid for it. Each change is one transaction: a
 login begins a session and ends those beyond the limit, a refresh replaces the hash on condition that the session
-still lives, and ending a session invalidates its refresh token. Where there is a limit, each login and each end
+still lives, and ending a session invalidates its refresh token. If there is a limit, each login and each end
 increments a version on the head of the client's sessions (optimistic lock): of concurrent logins one commits and
 the others retry. Without the store no tokens are issued.
 
 A client's item has a generation. Incrementing it ends all earlier sessions and access tokens in one write.
 
-`RefreshSessions` is the interface; `SessionWriter` resends a transaction whose answer was lost under the same
-idempotency token; `RefusalCache` remembers dead tokens so that they cost the store nothing.
+START HERE: `RefreshSessions`. `SessionWriter` resends a transaction whose response was lost under the same
+idempotency token; `RefusalCache` remembers refused tokens so that they cost the store nothing.
 """
 
 from __future__ import annotations
@@ -64,6 +64,7 @@ from price_keeper.stores.contract import (
     iterate_rows,
 )
 
+# Attributes of a session's row and of a refusal.
 REFRESH_HASH, BEGAN, REFRESHED, ACCESS_UNTIL, VERSION = (
     "refresh_hash",
     "began_us",
@@ -71,9 +72,33 @@ REFRESH_HASH, BEGAN, REFRESHED, ACCESS_UNTIL, VERSION = (
     "access_until",
     "version",
 )
-GENERATION = "generation"  # the client's, as it was when the secret was checked
+GENERATION = "generation"  # the client's generation when its secret was verified
 ROTATED, EVICTED, REVOKED = "rotated", "evicted", "revoked"  # why a refresh token is refused
-REFUSED_AT = "at_epoch"  # since when
+REFUSED_AT = "at_epoch"  # since when it is refused
+
+MAX_ATTEMPTS = 12  # of one change that keeps losing races; with the backoffs about five seconds
+MAX_ENDED_PER_TRANSACTION = 45  # sessions; each needs two writes, and a transaction holds at most a hundred
+MAX_EVICTION_ROUNDS = 40  # transactions of one login; more are needed only if the limit was lowered from thousands
+MICROS_PER_SECOND = 1_000_000
+RETRY_AFTER_SECONDS = 1
+REUSE_CACHE_SECONDS = 1.0  # how long the refusal of a reuse within the grace is cached
+REUSE_GRACE_SECONDS = 10.0  # a refresh token that is reused this soon is a client's retry, not a theft
+# After its end a session may look alive to an instance whose clock is late and which may be refreshing it right now, or
+# this process's clock may be wrong by an hour or a zone. So expired rows this young are ended explicitly.
+EXPIRY_DOUBT_SECONDS = 86_400.0
+FIRST_BACKOFF_SECONDS = 0.05
+MAX_BACKOFF_SECONDS = 1.0
+MAX_WAITING_LOGINS = 1000  # logins of one client in this process; further ones would be answered too late
+MAX_RESENDS = 3  # of a transaction whose response was lost, under the same idempotency token
+MAX_CACHED_REFUSALS = 10_000  # tokens and sessions
+FOREVER = float("inf")
+
+_SESSION_ENDED = "the session is over: log in again"
+_TOKEN_REUSED = "the refresh token was used before, so its session is over: log in again"
+_TOKEN_JUST_USED = "the refresh token was used a moment ago: use the tokens that it was exchanged for, or log in again"
+_REFRESH_UNCERTAIN = "the store's answer was lost, and perhaps the refresh with it: log in again"
+
+_log = logging.getLogger("price_keeper.auth")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +111,7 @@ class Session:
 
 @dataclass(frozen=True, slots=True)
 class SessionRow:
-    """A session's row, with all that ending it takes."""
+    """A session's row, with everything that is needed to end it."""
 
     client: str
     sid: str
@@ -107,7 +132,8 @@ class SessionRow:
         return value
 
     def build_end_writes(self, why: str, now: float) -> list[Write]:
-        """On condition that it is there, and with the same refresh token: else another one would stay good."""
+        """Build the writes that end the session, if the row still has this refresh token; a newer one would stay
+        valid otherwise."""
         refresh_hash = str(self.item[REFRESH_HASH])
         return [
             Delete(schema.session_key(self.client, self.sid), equals(REFRESH_HASH, refresh_hash)),
@@ -122,39 +148,20 @@ def build_version_bump(client: str, head: Item | None) -> Update:
 
 
 def build_refusal(token_hash: str, until: int, why: str, now: float, client: str, sid: str) -> Put:
-    """For as long as the token itself would be good."""
+    """Build the row that refuses a refresh token, for as long as the token itself would be valid."""
     item: Item = {EXPIRY_ATTRIBUTE: until, "why": why, REFUSED_AT: int(now), "client_id": client, "sid": sid}
     return Put(schema.refused_refresh_token_key(token_hash), item)
 
 
 def was_rotated_within(seconds: float, refusal: Item, now: float) -> bool:
-    """By either's clock, which may differ."""
+    """Whether the token was refused within `seconds` before or after `now`, as the two clocks may differ."""
     refused_at = refusal.get(REFUSED_AT)
     return isinstance(refused_at, int) and abs(now - refused_at) < seconds
 
 
-MAX_ATTEMPTS = 12  # of one change, each lost to somebody else's; with their waits some five seconds
-MAX_ENDED_PER_TRANSACTION = 45  # sessions in one transaction, which holds two writes for each and a hundred in all
-MAX_EVICTION_ROUNDS = 40  # transactions of one login; it takes more only when the limit was lowered from thousands
-MICROS_PER_SECOND = 1_000_000
-RETRY_AFTER_SECONDS = 1  # when what was refused may do
-REUSE_CACHE_SECONDS = 1.0  # so long one that came second is not looked up again
-REUSE_GRACE_SECONDS = 10.0  # so long after a refresh its token's next use is one that came second, and no thief's
-# After its end a session may look alive to an instance whose clock is late, which may be refreshing it this moment; or
-# it is ours that is wrong, by an hour or a zone.
-EXPIRY_DOUBT_SECONDS = 86_400.0
-
-_SESSION_ENDED = "the session is over: log in again"
-_TOKEN_REUSED = "the refresh token was used before, so its session is over: log in again"
-_TOKEN_JUST_USED = "the refresh token was used a moment ago: go on with the pair that came of it, or log in again"
-_REFRESH_UNCERTAIN = "the store's answer was lost, and perhaps the refresh with it: log in again"
-
-_log = logging.getLogger("price_keeper.auth")
-
-
 @dataclass(frozen=True, slots=True)
 class TokenPair:
-    """What a client is given. Its access token may be revoked with the session, by `sid`."""
+    """The tokens of a session. The access token can be revoked with the session, by `sid`."""
 
     access: MintedToken
     refresh: MintedToken
@@ -162,10 +169,12 @@ class TokenPair:
 
 
 class StaleGeneration(PriceKeeperError):
-    """All sessions of the client were ended since its secret was checked, so it has to be checked again."""
+    """All sessions of the client were ended since its secret was verified, so it must be verified again."""
 
 
 class RefreshSessions:
+    """Begins, refreshes, lists and ends the sessions of clients."""
+
     def __init__(
         self,
         store: Store,
@@ -175,7 +184,7 @@ class RefreshSessions:
         max_sessions: int,
         chance: Callable[[], float] = random.random,
     ) -> None:
-        """`max_sessions`: 0 is unlimited. `chance` gives a number in [0, 1) for each wait that is jittered."""
+        """`max_sessions` per client; 0 is unlimited. `chance` returns a number in [0, 1) for the jitter of backoffs."""
         self._store = store
         self._tokens = tokens
         self._revocation = revocation
@@ -185,12 +194,13 @@ class RefreshSessions:
         self._locks = ClientLocks()
         self._refusals = RefusalCache(clock)
 
-    # What clients ask for.
+    # Operations of clients and administrators.
 
     async def login(self, scope: Scope, generation: int = 0) -> TokenPair:
-        """For a client whose secret was checked. Raises SessionLimitRace, or Busy, also where none can mint.
+        """Begin a session for a client whose secret was verified, and end its oldest ones beyond the limit.
 
-        `generation` is the client's, as it was with that secret. Raises Outdated if it is over by now.
+        `generation` is the client's at that verification. Raises StaleGeneration if it has been incremented since,
+        SessionLimitRace, AccessDenied if this process cannot mint tokens, or Busy.
         """
         client, sid = build_client_id(scope.org, scope.app), str(uuid4())
         issued = self._mint_pair(scope, sid, generation)
@@ -204,7 +214,7 @@ class RefreshSessions:
             return issued
 
     async def refresh(self, token: str) -> TokenPair:
-        """A new pair for a refresh token, which is good no more. Raises AccessDenied, TokenExpired or Busy."""
+        """Exchange a refresh token for a new pair and invalidate it. Raises AccessDenied, TokenExpired or Busy."""
         claims = self._tokens.verify_refresh(token)
         caller, sid, token_hash = claims.caller, _sid_of(claims), _hash_token(token)
         self._refusals.raise_if_refused(token_hash)
@@ -221,34 +231,33 @@ class RefreshSessions:
                     return issued
                 except TransactionFailed as failure:
                     if is_condition_failure(failure.reasons):
-                        raise TokenRejected(
-                            _SESSION_ENDED
-                        ) from None  # somebody else has refreshed or ended it this moment
+                        # A concurrent request has just refreshed or ended the session.
+                        raise TokenRejected(_SESSION_ENDED) from None
                 except StoreUnavailable as failure:
-                    if failure.maybe_applied:  # tried again, it could pass for the token of a thief
+                    if failure.maybe_applied:  # a retry with this token could look like a theft
                         raise TokenRejected(_REFRESH_UNCERTAIN) from None
                     raise
-        raise Busy("the session is changed by too many at once; try again", retry_after=RETRY_AFTER_SECONDS)
+        raise Busy("too many requests change this session at once; try again", retry_after=RETRY_AFTER_SECONDS)
 
     async def revoke(self, scope: Scope, sid: str) -> None:
-        """Ends a session, its refresh token and all access tokens made from it, at once or not at all. Raises Busy.
+        """End a session with its refresh token and all access tokens made from it, in one transaction. Raises Busy.
 
-        Of a session that is over already, the access tokens are revoked. That the sid is the client's own is for the
-        caller to know: from a token, or from `live`.
+        If the session is over already, its access tokens are revoked. The caller must know that the sid belongs to the
+        client: from a token, or from `list_live`.
         """
         client = build_client_id(scope.org, scope.app)
         if self._refusals.has_ended(client, sid):
             return
         if await self.end(scope, sid) is None:
-            # Of a session that is over no more tokens are made, so a row from after its end is for all of them.
+            # A session that is over gets no more tokens, so a row written after its end covers all of them.
             sufficient_until = int(self._clock.now()) + self._tokens.access_seconds
             await self._revocation.revoke_session(sid, self._compute_latest_expiry(), sufficient_until)
         self._refusals.remember_ended(client, sid)
 
     async def end(self, scope: Scope, sid: str, extra_writes: Sequence[Write] = ()) -> bool | None:
-        """As `revoke`, with `beside` in the same transaction; None where there is no row of such a session.
+        """Like `revoke`, with `extra_writes` in the same transaction; None if there is no row of such a session.
 
-        False of one whose row alone was left: its time was over, or all of its client's were ended.
+        False if only the row was left: the session had expired, or all sessions of its client were ended.
         """
         client = build_client_id(scope.org, scope.app)
         with translate_store_errors():
@@ -265,12 +274,12 @@ class RefreshSessions:
                 if await self._try_end(row, extra_writes):
                     self._revocation.note_revoked(schema.revoked_session_key(sid).pk)
                     return is_live
-        raise Busy("the session is changed by too many at once; try again", retry_after=RETRY_AFTER_SECONDS)
+        raise Busy("too many requests change this session at once; try again", retry_after=RETRY_AFTER_SECONDS)
 
     async def revoke_tokens(self, scope: Scope, sid: str, extra_writes: Sequence[Write]) -> bool:
-        """Of a session that is over, the access tokens made from it, which may live on. False if there is no client.
+        """Revoke the access tokens made from a session that is over. False if there is no such client.
 
-        That nobody else's session is called so is for the caller to know. Raises Busy.
+        The caller must know that no other client's session has this sid. Raises Busy.
         """
         key, until = schema.revoked_session_key(sid), self._compute_latest_expiry()
         with translate_store_errors():
@@ -288,15 +297,15 @@ class RefreshSessions:
         return True
 
     def note_all_ended(self) -> None:
-        """For who has moved a client's generation on: here that holds at once, and elsewhere within a minute."""
+        """Apply an increment of a client's generation in this process at once; others see it within a minute."""
         self._revocation.clear_cache()
 
     def _compute_latest_expiry(self) -> int:
-        """Until then no token made so far is good."""
+        """Return when every token made so far has expired."""
         return int(self._clock.now()) + max(self._tokens.access_seconds, self._tokens.refresh_seconds)
 
     async def revoke_by_token(self, token: str) -> None:
-        """A refresh token ends its session; an access token is revoked alone. Raises as `refresh` does."""
+        """Revoke the session of a refresh token, or one access token alone. Raises like `refresh`."""
         claims = self._tokens.verify_any(token)
         if claims.purpose == "access":
             await self._revocation.revoke_token(claims)
@@ -304,23 +313,23 @@ class RefreshSessions:
             await self.revoke(Scope(claims.caller.org, claims.caller.app), _sid_of(claims))
 
     async def list_live(self, scope: Scope) -> list[Session]:
-        """The oldest first. Raises Busy."""
+        """Return the client's live sessions, the oldest first. Raises Busy."""
         with translate_store_errors():
             owner = await self._store.get(client_item_key(scope), consistent=True)
-            found = await self._read_rows(
+            rows = await self._read_rows(
                 build_client_id(scope.org, scope.app), read_generation(owner), self._clock.now()
             )
         return [
             Session(
-                kept.sid,
-                kept.read_int(BEGAN) / MICROS_PER_SECOND,
-                kept.read_int(REFRESHED),
-                kept.read_int(EXPIRY_ATTRIBUTE),
+                row.sid,
+                row.read_int(BEGAN) / MICROS_PER_SECOND,
+                row.read_int(REFRESHED),
+                row.read_int(EXPIRY_ATTRIBUTE),
             )
-            for kept in found
+            for row in rows
         ]
 
-    # Beginning.
+    # Login.
 
     def _mint_pair(self, scope: Scope, sid: str, generation: int) -> TokenPair:
         access = self._tokens.mint_access(scope.org, scope.app, sid=sid, generation=generation)
@@ -334,28 +343,28 @@ class RefreshSessions:
                     return
             except TransactionFailed as failure:
                 if not is_race(failure.reasons) or failure.reasons[-1].code is ReasonCode.CONDITION_FAILED:
-                    raise  # the last is the new session's own, which nobody else makes
+                    raise  # the last reason is for the new session's own row, which no other process writes
                 lost += 1
                 if lost == MAX_ATTEMPTS:
-                    why = "others keep logging this client in at the same time; try again"
+                    why = "other logins of this client keep committing first; try again"
                     raise SessionLimitRace(why, failure.reasons, retry_after=RETRY_AFTER_SECONDS) from None
                 await self._writer.back_off(lost)
         raise Busy("the client has more sessions than can be ended at once; try again", retry_after=RETRY_AFTER_SECONDS)
 
     async def _try_begin(self, scope: Scope, issued: TokenPair, generation: int) -> bool:
-        """False when there were more to end first than fit into one transaction: those are ended by now."""
+        """Return False if more sessions must end than fit into one transaction; the first of them are ended then."""
         client, now = build_client_id(scope.org, scope.app), self._clock.now()
-        # The head before the rest: whatever changes after this reading moves it on, and this attempt fails.
+        # The head is read before the rows: any change after this read increments its version, and this attempt fails.
         keys = [schema.session_head_key(client), client_item_key(scope)]
         head, owner = await self._store.get_many(keys, consistent=True)
         _require_generation(generation, owner)
-        found = await self._read_rows(client, generation, now - EXPIRY_DOUBT_SECONDS)
-        alive = [kept for kept in found if ignore_expired(kept.item, now) is not None]
-        in_doubt = [kept for kept in found if ignore_expired(kept.item, now) is None]
+        rows = await self._read_rows(client, generation, now - EXPIRY_DOUBT_SECONDS)
+        alive = [row for row in rows if ignore_expired(row.item, now) is not None]
+        in_doubt = [row for row in rows if ignore_expired(row.item, now) is None]
         surplus = in_doubt + alive[: max(0, len(alive) - (self._max_sessions - 1))]
         writes: list[Write] = [build_version_bump(client, head)]
-        for kept in surplus[:MAX_ENDED_PER_TRANSACTION]:
-            writes += kept.build_end_writes(EVICTED, now)
+        for row in surplus[:MAX_ENDED_PER_TRANSACTION]:
+            writes += row.build_end_writes(EVICTED, now)
         if len(surplus) > MAX_ENDED_PER_TRANSACTION:
             await self._writer.transact(writes)
             return False
@@ -364,7 +373,7 @@ class RefreshSessions:
         return True
 
     def _build_new_row(self, client: str, issued: TokenPair, generation: int, after: int = 0) -> Put:
-        """It is the newest, whatever the clock here says: else who is late by it would be the first to go."""
+        """Build a row that is the client's newest, whatever this clock says: a late clock must not get it evicted."""
         began = max(int(self._clock.now() * MICROS_PER_SECOND), after + 1)
         item = {BEGAN: began, GENERATION: generation, **self._build_refreshed_attributes(issued)}
         return Put(schema.session_key(client, issued.sid), item, ItemMissing())
@@ -378,19 +387,19 @@ class RefreshSessions:
         }
 
     async def _read_rows(self, client: str, generation: int, since: float) -> list[SessionRow]:
-        """Those that were not over at that moment, the oldest first; none of an earlier generation.
+        """Return the rows of sessions not expired at `since` and of this generation or later, the oldest first.
 
-        Rows whose time is over do not count, though nobody may have deleted them yet.
+        Expired rows are ignored here, because the store may not have deleted them yet.
         """
         query = Query("sessions", client, Prefix(schema.SESSIONS_PREFIX), consistent=True)
-        found = [
+        rows = [
             SessionRow(client, row.key.sk.removeprefix(schema.SESSIONS_PREFIX), row.item)
             async for row in iterate_rows(self._store, query)
             if ignore_expired(row.item, since) is not None
         ]
-        return sorted((kept for kept in found if kept.generation >= generation), key=lambda kept: kept.age)
+        return sorted((row for row in rows if row.generation >= generation), key=lambda row: row.age)
 
-    # Refreshing.
+    # Refresh.
 
     async def _read_refreshable(self, claims: Claims, token_hash: str) -> SessionRow:
         client, sid = claims.caller.client_id, _sid_of(claims)
@@ -401,31 +410,31 @@ class RefreshSessions:
         if refusal is not None and item is not None and refusal.get("why") == ROTATED:
             if was_rotated_within(REUSE_GRACE_SECONDS, refusal, self._clock.now()):
                 raise self._refusals.remember_refusal(token_hash, _TOKEN_JUST_USED, REUSE_CACHE_SECONDS)
-            # Two have the same token, and it cannot be told which of them is the client: so neither goes on.
+            # Two senders have the same token, and it is not known which of them is the client, so neither may continue.
             _log.warning("a refresh token was used twice: client=%s session=%s is ended", client, sid)
             await self.revoke(scope, sid)
             raise self._refusals.remember_refusal(token_hash, _TOKEN_REUSED)
         if refusal is not None or item is None or item.get(REFRESH_HASH) != token_hash:
             raise self._refusals.remember_refusal(token_hash, _SESSION_ENDED)
         row = SessionRow(client, sid, item)
-        if row.generation < read_generation(owner):  # of the time before all its client's sessions were ended
+        if row.generation < read_generation(owner):  # all sessions of that generation were ended
             raise self._refusals.remember_refusal(token_hash, _SESSION_ENDED)
         return row
 
     def _build_rotation(self, row: SessionRow, token_hash: str, until: int, issued: TokenPair) -> list[Write]:
         is_live = all_of(equals(REFRESH_HASH, token_hash), above(EXPIRY_ATTRIBUTE, int(self._clock.now())))
         renewed = self._build_refreshed_attributes(issued)
-        # Those minted before may have had longer to live than those of today.
+        # Access tokens minted earlier may have had a longer life than is configured now.
         renewed[ACCESS_UNTIL] = max(row.read_int(ACCESS_UNTIL), issued.access.expires)
         return [
             Update(schema.session_key(row.client, row.sid), set=renewed, condition=is_live),
             build_refusal(token_hash, until, ROTATED, self._clock.now(), row.client, row.sid),
         ]
 
-    # Ending.
+    # End.
 
     async def _try_end(self, row: SessionRow, extra_writes: Sequence[Write]) -> bool:
-        """False if it was refreshed or ended meanwhile."""
+        """Return False if the session was refreshed or ended in the meantime."""
         until = max(row.read_int(ACCESS_UNTIL), row.read_int(EXPIRY_ATTRIBUTE))
         writes = [
             *row.build_end_writes(REVOKED, self._clock.now()),
@@ -441,19 +450,19 @@ class RefreshSessions:
             return False
         return True
 
-    # How it is written.
+    # Writes.
 
     async def _write_session(self, writes: Sequence[Write], client: str, issued: TokenPair) -> None:
-        """With a session's new row, which tells what became of it where all answers were lost."""
+        """Write a session's row; if all responses are lost, its refresh hash shows whether the write was applied."""
         await self._writer.transact_confirmed(
             writes, schema.session_key(client, issued.sid), {REFRESH_HASH: _hash_token(issued.refresh.token)}
         )
 
 
 def _require_generation(generation: int, owner: Item | None) -> None:
-    """Raises Outdated."""
+    """Raise StaleGeneration if the client's generation has been incremented."""
     if read_generation(owner) > generation:
-        raise StaleGeneration("all sessions of the client were ended meanwhile")
+        raise StaleGeneration("all sessions of the client were ended after its secret was verified")
 
 
 def _hash_token(token: str) -> str:
@@ -461,24 +470,20 @@ def _hash_token(token: str) -> str:
 
 
 def _sid_of(claims: Claims) -> str:
-    assert claims.sid is not None, "refresh tokens have one"
+    assert claims.sid is not None, "every refresh token has a sid"
     return claims.sid
 
 
-FIRST_BACKOFF_SECONDS = 0.05
-MAX_BACKOFF_SECONDS = 1.0
-MAX_WAITING_LOGINS = 1000  # logins of one client in this process; past this the answer would come too late
-MAX_RESENDS = 3  # of a transaction whose answer was lost, under its token
-
-
 class SessionWriter:
+    """Writes transactions, and finds out whether one was applied when its response was lost."""
+
     def __init__(self, store: Store, clock: Clock, chance: Callable[[], float]) -> None:
         self._store = store
         self._clock = clock
         self._chance = chance
 
     async def transact(self, writes: Sequence[Write]) -> None:
-        """Sent again under the same token after a lost answer, so that it is not left in doubt what became of it."""
+        """Write once. After a lost response the same transaction is sent again under the same idempotency token."""
         token, is_unsure = str(uuid4()), False
         for attempt in range(1, MAX_RESENDS + 1):
             try:
@@ -487,16 +492,16 @@ class SessionWriter:
                 is_unsure = is_unsure or (isinstance(failure, StoreUnavailable) and failure.maybe_applied)
                 if not is_unsure:
                     raise
-                if attempt == MAX_RESENDS:  # that the last one was not carried out says nothing of the first
+                if attempt == MAX_RESENDS:  # if the last attempt was not applied, the first one still may have been
                     raise StoreUnavailable(str(failure), maybe_applied=True) from None
                 await self.back_off(attempt)
             else:
                 return
 
     async def transact_confirmed(self, writes: Sequence[Write], key: Key, expected: Mapping[str, Value]) -> None:
-        """As `transact`. If all answers are lost the item tells, which carries what nobody else can have written.
+        """Like `transact`. If all responses are lost, read the item: no other process can have written `expected`.
 
-        Raises StoreUnavailable with `maybe_applied` only where that cannot be read either.
+        Raises StoreUnavailable with `maybe_applied` only if that read fails too.
         """
         try:
             await self.transact(writes)
@@ -511,14 +516,14 @@ class SessionWriter:
                 raise StoreUnavailable(str(failure)) from None
 
     async def back_off(self, attempt: int) -> None:
-        """Full jitter, so that those who lost do not meet again."""
+        """Sleep with full jitter, so that the losers of a race do not meet again."""
         if attempt:
             longest = min(MAX_BACKOFF_SECONDS, FIRST_BACKOFF_SECONDS * 2 ** (attempt - 1))
             await self._clock.sleep(longest * self._chance())
 
 
 class ClientLocks:
-    """One login of a client at a time of this process: more could only make each other lose."""
+    """Lets one login of a client run at a time in this process, because concurrent ones would only conflict."""
 
     def __init__(self) -> None:
         self._locks: dict[str, _ClientLock] = {}
@@ -527,7 +532,7 @@ class ClientLocks:
     async def hold(self, client: str) -> AsyncIterator[None]:
         client_lock = self._locks.setdefault(client, _ClientLock())
         if client_lock.waiters >= MAX_WAITING_LOGINS:
-            raise Busy("too many logins of this client are under way", retry_after=1)
+            raise Busy("too many logins of this client are waiting; try again", retry_after=1)
         client_lock.waiters += 1
         try:
             async with client_lock.lock:
@@ -549,7 +554,7 @@ def is_condition_failure(reasons: Sequence[CancellationReason]) -> bool:
 
 
 def is_race(reasons: Sequence[CancellationReason]) -> bool:
-    """Whether somebody else's change stood in the way, and nothing but that."""
+    """Whether concurrent changes are the only reason of the failure."""
     codes = {reason.code for reason in reasons} - {ReasonCode.NONE}
     return bool(codes) and codes <= {ReasonCode.CONDITION_FAILED, ReasonCode.CONFLICT}
 
@@ -559,29 +564,27 @@ def translate_store_errors() -> Iterator[None]:
     try:
         yield
     except StoreError as failure:
-        _log.warning("no session can be changed: %s", failure)
+        _log.warning(
+            "cannot read or change sessions: %s; logins and refreshes fail with 503 until the store answers", failure
+        )
         raise Busy("sessions cannot be looked up while the store is away; try again", retry_after=5) from None
 
 
-MAX_CACHED_REFUSALS = 10_000  # tokens and sessions
-FOREVER = float("inf")
-
-
 class RefusalCache:
-    """Refresh tokens that will never be good again, or not in this moment, by their hash; and sessions that ended."""
+    """Refresh tokens that are refused, for good or for a moment, by hash; and sessions that ended."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._entries: dict[Hashable, tuple[float, str]] = {}
 
     def raise_if_refused(self, token_hash: str) -> None:
-        """Raises NoGuess as the store would have it."""
+        """Raise the TokenRejected that the store's rows would lead to."""
         until, why = self._entries.get(token_hash, (0.0, ""))
         if self._clock.monotonic() < until:
             raise TokenRejected(why)
 
     def remember_refusal(self, token_hash: str, why: str, seconds: float = FOREVER) -> TokenRejected:
-        """Remembers that, and is what to raise."""
+        """Remember the refusal, and return the error to raise."""
         self._remember(token_hash, why, self._clock.monotonic() + seconds)
         return TokenRejected(why)
 

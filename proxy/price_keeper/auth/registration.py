@@ -1,19 +1,19 @@
 """Register a client, rotate its secret, and hand each secret out exactly once.
 
-`register` and `rotate` answer a retrieval token. The secret itself is stored only encrypted under that token; its
+`register` and `rotate` return a retrieval token. The secret itself is stored only encrypted under that token; its
 hash and the encrypted row are written in one transaction. The budget settings on the same item are untouched, so a
 rotation and a settings change at the same time both succeed.
 
-    token --HKDF, label 1--> where the row stands
+    token --HKDF, label 1--> the key of the row
           --HKDF, label 2--> the key that encrypts the secret in it
 
-Neither the store nor anybody who reads it can recover a secret, and one token says nothing about another. The
-first `retrieve` deletes the row in the write that returns it, so of several callers one gets the secret. If the
-store's answer to that write is lost, the secret is lost too and a rotation makes a new one: a secret is never
-handed out twice.
+Read access to the store does not suffice to recover a secret, and one token says nothing about another. The first
+`retrieve` deletes the row in the write that returns it, so of several callers one gets the secret. If the store's
+response to that write is lost, the secret is lost too and a rotation makes a new one: a secret is never handed out
+twice.
 
 `retrieve` first reads the row, so an invented token writes nothing. Then it notes the retrieval on the client's
-item, so that a rotation knows whether anybody can have the secret. After a crash between the note and the deletion
+item, so that a rotation knows whether any caller can have the secret. After a crash between the note and the deletion
 a secret counts as retrieved though it can still be retrieved; the opposite cannot happen.
 """
 
@@ -79,8 +79,27 @@ from price_keeper.stores.contract import (
 )
 
 MAX_GRACE_HOURS = 168
+RETRIEVAL_SECONDS = 600
+
+# Attributes of the client's item.
+RETRIEVAL_ROW = "client_secret_retrieval_row"  # of the newest secret
+RETRIEVED_AT = "client_secret_retrieved_at_epoch"  # missing until the newest secret is retrieved
 
 _ROW_FORMAT = re.compile(r"[0-9a-f]{64}")
+_RETRIEVAL_TOKEN_FORMAT = re.compile(r"[A-Za-z0-9_-]{43}")  # 32 bytes in URL-safe base64; it is never put into a URL
+_NONCE_BYTES = 12
+_ROW_LABEL = b"price-keeper secret retrieval: row"
+_KEY_LABEL = b"price-keeper secret retrieval: key"
+
+_TOKEN_REFUSED = (
+    "the retrieval token is not valid: it works once, for ten minutes, and for the client it was made for; "
+    "if the secret was not received, rotate the credentials to get a new one"
+)
+_ANSWER_LOST = (
+    "the store's answer was lost, and perhaps the secret with it: try once more, and if the token is refused then, "
+    "rotate the credentials to get a new secret"
+)
+_STORE_AWAY = "the secret cannot be fetched while the store is away; the token stays valid"
 
 InvalidateClient = Callable[[Scope], None]
 
@@ -103,7 +122,7 @@ class _PreparedSecret:
 
 
 def build_secret_attributes(scope: Scope, hashed: str, now: float) -> dict[str, Value]:
-    """The attributes of a client with one secret."""
+    """Build the attributes of a client with one secret."""
     return {
         "client_id": build_client_id(scope.org, scope.app),
         SECRET_HASH: hashed,
@@ -119,10 +138,10 @@ async def register(
     extra_writes: Sequence[Write] = (),
     tagger: SecretTagger = NO_TAGS,
 ) -> IssuedSecret | None:
-    """None where there are credentials already, which are never issued again.
+    """Make a client's first secret; None if the client has one already, which is never issued again.
 
-    Safe to do again after any failure. Raises NotThere, or what a store may raise. `forget` is `Clients.forget`;
-    `beside` is written in the same transaction.
+    Safe to repeat after any failure. Raises NotFound, or a StoreError. `invalidate` is `ClientVerifier.invalidate`;
+    `extra_writes` are part of the same transaction.
     """
     if SECRET_HASH in await _read_client_item(store, scope):
         return None
@@ -148,22 +167,23 @@ async def rotate(
     extra_writes: Sequence[Write] = (),
     tagger: SecretTagger = NO_TAGS,
 ) -> IssuedSecret:
-    """The secret so far stays good for the grace; one that was in its own grace ends now. Without a grace all sessions
-    begun so far are over, and no refresh token of theirs is good any more.
+    """Make a new secret. The current one stays valid for the grace; one that was in its own grace ends now. Without a
+    grace all sessions begun so far end, with their refresh tokens.
 
-    A secret that was never fetched is nobody's: it ends now, with its retrieval token, and the one before it is the one
-    that stays. So who lost a retrieval token in the middle of a rotation can rotate again without harm.
+    A secret that was never retrieved is in no client's hands: it ends now, with its retrieval token, and the secret
+    before it is the one that stays valid. So an operator who lost a retrieval token during a rotation can safely rotate
+    again.
 
-    Raises InvalidRequest, NotThere, Overtaken (409) when somebody else rotated at the same time, or what a store may
-    raise. When it is not known whether it was written, rotating once more puts it right.
+    Raises InvalidRequest, NotFound, WriteConflict (409) if another rotation ran at the same time, or a StoreError. If
+    it is not known whether the write was applied, another rotation corrects the state.
     """
     validate_grace(grace_hours)
     item = await _read_client_item(store, scope)
     before = item.get(SECRET_HASH)
     if not isinstance(before, str):
-        raise NotFound(f"{_describe_scope(scope)} has no credentials to rotate; where there are none, a put makes them")
+        raise NotFound(f"{_describe_scope(scope)} has no credentials to rotate; a put of it makes the first ones")
     new = await _prepare_secret(scope, clock, tagger)
-    for _ in range(2):  # the secret so far may be fetched once meanwhile, and not again
+    for _ in range(2):  # the current secret may be retrieved in between, which can happen only once
         update = _build_rotation(scope, item, new, clock.now(), grace_hours)
         writes = [update, new.put, *_build_row_deletion(item), *extra_writes]
         if await _commit(store, clock, scope, writes, new.hashed, invalidate):
@@ -172,7 +192,7 @@ async def rotate(
         if item.get(SECRET_HASH) != before:
             break
     raise WriteConflict(
-        f"somebody else changed the credentials of {_describe_scope(scope)} at the same time, and those hold"
+        f"another request changed the credentials of {_describe_scope(scope)} at the same time; its change is in force"
     )
 
 
@@ -191,7 +211,7 @@ def _build_rotation(scope: Scope, item: Item, new: _PreparedSecret, now: float, 
     if grace_hours and previous is not None:
         retained = {PREVIOUS_SECRET_HASH: previous, GRACE_ENDS_AT: int(now) + grace_hours * 3600}
     removed = tuple(name for name in (PREVIOUS_SECRET_HASH, GRACE_ENDS_AT, RETRIEVED_AT) if name not in retained)
-    ends_sessions = {} if grace_hours else {SESSIONS_GENERATION: 1}  # without a grace the secret so far has leaked
+    ends_sessions = {} if grace_hours else {SESSIONS_GENERATION: 1}  # no grace means that the current secret has leaked
     return Update(
         client_item_key(scope),
         set={**new.attributes, **retained},
@@ -202,7 +222,7 @@ def _build_rotation(scope: Scope, item: Item, new: _PreparedSecret, now: float, 
 
 
 def _is_unretrieved(item: Item) -> bool:
-    """Certainly: of a secret that was written by hand nothing is known."""
+    """Whether the secret was certainly never retrieved; of a secret that was written by hand this is not known."""
     return RETRIEVAL_ROW in item and RETRIEVED_AT not in item
 
 
@@ -212,7 +232,7 @@ def _read_hash_in_grace(item: Item, now: float) -> Value | None:
 
 
 def _build_row_deletion(item: Item) -> list[Delete]:
-    """The secret before may be waiting to be fetched: by somebody it was not meant for, or in vain."""
+    """Delete the row of the current secret, which may still wait for its retrieval, perhaps by an unintended caller."""
     row = item.get(RETRIEVAL_ROW)
     is_row = isinstance(row, str) and _ROW_FORMAT.fullmatch(row)
     return [Delete(schema.retrieval_token_key(str(row)))] if is_row else []
@@ -243,7 +263,7 @@ async def _prepare_secret(scope: Scope, clock: Clock, tagger: SecretTagger = NO_
 async def _commit(
     store: Store, clock: Clock, scope: Scope, writes: Sequence[Write], hashed: str, invalidate: InvalidateClient | None
 ) -> bool:
-    """False if the item was changed first. What the instance knows of the client is forgotten, written or not."""
+    """Commit; False if the item was changed first. The cached client is invalidated in any case."""
 
     async def attempt() -> bool:
         try:
@@ -265,35 +285,14 @@ async def _commit(
 
 
 async def _is_own_hash(store: Store, key: Key, hashed: str) -> bool:
-    """After a lost answer: nobody else knows this hash, so if it stands there we wrote it."""
+    """Whether this process wrote the item, after a lost response: no other process can know this hash."""
     item = await store.get(key, consistent=True)
     return item is not None and item.get(SECRET_HASH) == hashed
 
 
-# On the client's item.
-RETRIEVAL_ROW = "client_secret_retrieval_row"  # of the newest secret
-RETRIEVED_AT = "client_secret_retrieved_at_epoch"  # missing as long as nobody has fetched that one
-
-RETRIEVAL_SECONDS = 600
-_RETRIEVAL_TOKEN_FORMAT = re.compile(r"[A-Za-z0-9_-]{43}")  # 32 bytes in base64 for URLs, in which it never travels
-_NONCE_BYTES = 12
-_ROW_LABEL = b"price-keeper secret retrieval: row"
-_KEY_LABEL = b"price-keeper secret retrieval: key"
-
-_TOKEN_REFUSED = (
-    "the retrieval token is not good: it works once, for ten minutes, and for the client it was made for; "
-    "if the secret was not received, rotate the credentials to get a new one"
-)
-_ANSWER_LOST = (
-    "the store's answer was lost, and perhaps the secret with it: try once more, and if the token is refused then, "
-    "rotate the credentials to get a new secret"
-)
-_STORE_AWAY = "the secret cannot be fetched while the store is away; the token is still good"
-
-
 @dataclass(frozen=True, slots=True)
 class SealedSecret:
-    """`put` belongs in the transaction that makes the secret the client's."""
+    """`put` must be part of the transaction that gives the secret to the client."""
 
     token: str = field(repr=False)
     row: str
@@ -312,7 +311,7 @@ def seal_secret(scope: Scope, secret: str, now: float, tagger: SecretTagger = NO
 
 
 def is_tagged_token(tagger: SecretTagger, scope: Scope, token: str) -> bool:
-    """Whether this token was made for this client, and not invented."""
+    """Whether this token was made for this client, as opposed to invented."""
     purpose = _token_purpose(build_client_id(scope.org, scope.app))
     return _RETRIEVAL_TOKEN_FORMAT.fullmatch(token) is not None and tagger.is_tagged(
         purpose, base64.urlsafe_b64decode(f"{token}=")
@@ -320,9 +319,9 @@ def is_tagged_token(tagger: SecretTagger, scope: Scope, token: str) -> bool:
 
 
 async def retrieve(store: Store, clock: Clock, scope: Scope, token: str) -> str:
-    """The secret, to one caller ever. Raises AccessDenied, which does not tell why, and Busy.
+    """Return the secret, once. Raises AccessDenied, which does not say why, and Busy.
 
-    A token shown for another client is refused and stays good for its own.
+    A token shown for another client is refused and stays valid for its own.
     """
     if not _RETRIEVAL_TOKEN_FORMAT.fullmatch(token):
         raise AccessDenied(_TOKEN_REFUSED)
@@ -341,7 +340,7 @@ async def retrieve(store: Store, clock: Clock, scope: Scope, token: str) -> str:
 
 
 async def _require_row(store: Store, key: Key, client_id: str, now: int) -> None:
-    """An invented token costs a read, and no write."""
+    """Check that the row exists, so that an invented token costs one read and no write."""
     try:
         item = ignore_expired(await store.get(key, consistent=True), now)
     except StoreError:
@@ -351,13 +350,12 @@ async def _require_row(store: Store, key: Key, client_id: str, now: int) -> None
 
 
 async def _note_retrieved(store: Store, key: Key, row: str, now: int) -> None:
-    is_live = all_of(
-        equals(RETRIEVAL_ROW, row), above(SECRET_CREATED_AT, now - RETRIEVAL_SECONDS)
-    )  # too late, it will not be fetched either
+    # The condition fails for an expired row, which cannot be retrieved any more either.
+    is_live = all_of(equals(RETRIEVAL_ROW, row), above(SECRET_CREATED_AT, now - RETRIEVAL_SECONDS))
     try:
         await store.update(Update(key, set_if_missing={RETRIEVED_AT: now}, condition=is_live))
     except ConditionFailed:
-        pass  # the token is of no newest secret, or of none: it is for the row itself to say so
+        pass  # the token is not of the newest secret, or of none: the deletion of the row decides
     except StoreError:
         raise Busy(_STORE_AWAY, retry_after=5) from None
 
@@ -369,7 +367,7 @@ def _open_sealed(item: Item, client_id: str, token: str) -> str:
     nonce, ciphertext = sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:]
     try:
         return ChaCha20Poly1305(_derive(token, _KEY_LABEL)).decrypt(nonce, ciphertext, client_id.encode()).decode()
-    except (InvalidTag, ValueError):  # somebody wrote to the row; ValueError: it is too short for a nonce
+    except (InvalidTag, ValueError):  # the row was changed; ValueError if it is too short for a nonce
         raise AccessDenied(_TOKEN_REFUSED) from None
 
 

@@ -1,5 +1,7 @@
 """Which tokens are revoked though their signature is valid: by token, by session, or all tokens of a client.
 
+START HERE: `RevocationList.is_known_valid` (no I/O) and `check_store`.
+
 "Not revoked" is cached for REVOCATION_CACHE_SECONDS, so a revocation made by another process takes effect within a
 minute, and one made here at once. Tokens in steady use are looked up again in the background; their calls do not
 wait. While the store is away cached verdicts are used until they expire; after that, if `auth` is configured so,
@@ -36,14 +38,12 @@ from price_keeper.tasks import Tasks
 from price_keeper.telemetry import metrics
 from price_keeper.telemetry.metrics import MetricsRegistry
 
-REVOCATION_CACHE_SECONDS: Final = 60.0  # from the moment of asking
-REFRESH_AFTER_SECONDS: Final = 30.0  # from then on whoever calls has it asked again; leaves a slow store half a minute
-LOOKUP_TIMEOUT_SECONDS = 2.0  # for the store, of a call whose token is not known
-STORE_RETRY_SECONDS: Final = 3.0  # while the store is away, for all tokens together
-PROBE_SECONDS = (
-    5.0  # how often it is looked whether the store is back, so that nobody is let in by the grace for longer
-)
-MAX_CACHED_VERDICTS = 20_000  # tokens that were asked about
+REVOCATION_CACHE_SECONDS: Final = 60.0  # from the start of the lookup
+REFRESH_AFTER_SECONDS: Final = 30.0  # after this a call starts a new lookup, which leaves a slow store half a minute
+LOOKUP_TIMEOUT_SECONDS = 2.0  # how long a call with an unknown token waits for the store
+STORE_RETRY_SECONDS: Final = 3.0  # between lookups while the store is away, for all tokens together
+PROBE_SECONDS = 5.0  # between probes of a store that is away, so that the grace ends soon after its return
+MAX_CACHED_VERDICTS = 20_000  # tokens found valid
 MAX_REVOKED_NAMES = 50_000  # tokens and sessions known to be revoked
 GRACE_SECONDS: Final = 600
 
@@ -51,13 +51,13 @@ _REVOKED: Final = "the token was revoked: ask for a new one"
 
 _log = logging.getLogger("price_keeper.auth")
 
-_RevocationNames = tuple[str, ...]  # under which a token may be revoked: keys of the table
+_RevocationNames = tuple[str, ...]  # partition keys under which a token may be revoked
 _PROBE_NAMES: Final = ("PROBE",)
 
 
 @dataclass(slots=True)
 class _ValidVerdict:
-    """Not revoked. Times are by the monotonic clock."""
+    """A token that is not revoked. Times are on the monotonic clock."""
 
     refresh_at: float
     expires_at: float
@@ -66,13 +66,15 @@ class _ValidVerdict:
 
 @dataclass(slots=True)
 class _RevocationLookup:
-    """One for all who want to know."""
+    """A lookup in flight, shared by all callers with the same token."""
 
     done: asyncio.Event
     is_answered: bool = False
 
 
 class RevocationList:
+    """Knows which tokens are revoked, and revokes tokens and sessions."""
+
     def __init__(
         self,
         store: Store,
@@ -87,7 +89,7 @@ class RevocationList:
         self._grace = grace_seconds if on_store_down == "serve" else 0.0
         self._verdicts: dict[_RevocationNames, _ValidVerdict] = {}
         self._lookups: dict[_RevocationNames, _RevocationLookup] = {}
-        # Until when that stands in the store; 0 where it is not known to. An expired one does no harm: its tokens have
+        # Expiry of each known revocation's row; 0 if that is not known. A stale entry does no harm, as its tokens have
         # expired as well.
         self._revoked_until: dict[str, int] = {}
         self._away_since: float | None = None
@@ -107,7 +109,7 @@ class RevocationList:
 
     @property
     def away_seconds(self) -> float:
-        """For how long the store has not said what is revoked; 0 while it does."""
+        """How long the store has not answered lookups; 0 while it does."""
         return 0.0 if self._away_since is None else self._clock.monotonic() - self._away_since
 
     @property
@@ -115,17 +117,17 @@ class RevocationList:
         return self._away_since is not None and self.away_seconds < self._grace
 
     async def check(self) -> str | None:
-        """For readiness: what is not as it should be. Raises Busy once no token is accepted for that reason."""
+        """Readiness check: return a warning, or None. Raises Busy once tokens are refused for that reason."""
         if self._away_since is None:
             return None
         if not self.is_in_grace:
             raise self._make_unavailable_error()
         return self._make_unavailable_error().message
 
-    # For the calls.
+    # For calls.
 
     def is_known_valid(self, claims: Claims) -> bool:
-        """Whether it is known to be good, without asking anybody. Raises AccessDenied if it is known to be revoked."""
+        """Whether the token is cached as valid; no I/O. Raises AccessDenied if it is known to be revoked."""
         names = _names_of(claims)
         self._refuse_revoked(names)
         verdict, moment = self._verdicts.get(names), self._clock.monotonic()
@@ -137,7 +139,7 @@ class RevocationList:
         return True
 
     async def check_store(self, claims: Claims) -> None:
-        """Asks the store. Raises AccessDenied if it is revoked, Busy if that cannot be told."""
+        """Ask the store. Raises AccessDenied if the token is revoked, Busy if that cannot be known."""
         names, is_answered = _names_of(claims), False
         self.cache_misses += 1
         if self._may_ask_store():
@@ -153,13 +155,13 @@ class RevocationList:
             self._accept_unchecked(names)
 
     async def is_revoked(self, claims: Claims) -> bool:
-        """For who hands a token out once more: as far as it can be told, for one read of the store a minute."""
+        """Whether a token is known to be revoked, before it is issued again. Costs at most one read a minute."""
         try:
             if not self.is_known_valid(claims):
                 await self.check_store(claims)
         except AccessDenied:
             return True
-        except Busy:  # whether it gets calls through is for those to say
+        except Busy:  # unknown; the calls with this token decide then
             return False
         return False
 
@@ -169,7 +171,7 @@ class RevocationList:
                 raise TokenRejected(_REVOKED)
 
     def _accept_unchecked(self, names: _RevocationNames) -> None:
-        """Raises Busy where that is not wanted, or has been going on for too long."""
+        """Accept the token for the grace. Raises Busy if no grace is configured or it has passed."""
         assert self._away_since is not None
         if not self.is_in_grace:
             raise self._make_unavailable_error()
@@ -183,10 +185,10 @@ class RevocationList:
             return Busy(f"{outage}; signatures alone count for up to {self._grace:.0f} s")
         return Busy(f"{outage}, so none is accepted; try again", retry_after=5)
 
-    # Asking.
+    # Lookups.
 
     def _may_ask_store(self) -> bool:
-        """While the store is away, of all calls one in a few seconds asks."""
+        """Whether to ask the store; while it is away, only one call per STORE_RETRY_SECONDS does."""
         moment = self._clock.monotonic()
         if self._away_since is None:
             return True
@@ -196,7 +198,7 @@ class RevocationList:
         return True
 
     def _start_lookup(self, names: _RevocationNames, claims: Claims) -> _RevocationLookup:
-        """Whoever asks about the same token meanwhile waits for the same answer."""
+        """Return the lookup of this token that is in flight, or start one."""
         lookup = self._lookups.get(names)
         if lookup is None:
             lookup = self._lookups[names] = _RevocationLookup(asyncio.Event())
@@ -204,7 +206,7 @@ class RevocationList:
         return lookup
 
     async def _run_lookup(self, names: _RevocationNames, claims: Claims, lookup: _RevocationLookup) -> None:
-        # What is forgotten while the answer is on its way stays forgotten: it may be older than what was marked.
+        # `clear_cache` replaces both dicts: a response that is older than that must not enter the new ones.
         verdicts, lookups, moment = self._verdicts, self._lookups, self._clock.monotonic()
         try:
             for name, until in (await self._read_revoked(names, claims)).items():
@@ -221,18 +223,19 @@ class RevocationList:
             lookup.done.set()
 
     async def _read_revoked(self, names: _RevocationNames, claims: Claims | None = None) -> dict[str, int]:
-        """Until when. Consistent, so that a minute after a revocation was acknowledged nobody remembers otherwise.
+        """Return the expiry of each revocation found. Reads are consistent, so that a minute after a revocation was
+        acknowledged no process takes the token for valid.
 
-        A row counts as long as its token lives, also where our clock is past both: it may have jumped, and jump back.
+        A row counts as long as its token lives, even if this clock is past both: it may have jumped ahead, and back.
         """
         keys = [Key("revoked-tokens", name) for name in names]
         if claims is not None and claims.generation is not None:
             keys.append(client_item_key(Scope(claims.caller.org, claims.caller.app)))
-        found = await self._store.get_many(keys, consistent=True)
+        items = await self._store.get_many(keys, consistent=True)
         now = self._clock.now() if claims is None else min(self._clock.now(), claims.expires - 1)
-        rows = [(name, ignore_expired(item, now)) for name, item in zip(names, found, strict=False)]
+        rows = [(name, ignore_expired(item, now)) for name, item in zip(names, items, strict=False)]
         revoked = {name: _read_expiry(item) for name, item in rows if item is not None}
-        if claims is None or claims.generation is None or claims.generation >= read_generation(found[-1]):
+        if claims is None or claims.generation is None or claims.generation >= read_generation(items[-1]):
             return revoked
         return revoked | {claims.jti: claims.expires}
 
@@ -241,14 +244,19 @@ class RevocationList:
         if self._away_since is None:
             self._away_since = self._last_failed_at
             why = "it does not answer" if failure is None else str(failure)
-            _log.warning("the store cannot say which tokens are revoked; grace: %g s: %s", self._grace, why)
+            _log.warning(
+                "the store does not answer which tokens are revoked: %s; tokens that are not cached are accepted by "
+                "signature alone for %g s, then refused with 503",
+                why,
+                self._grace,
+            )
 
     def _note_store_back(self) -> None:
         if self._away_since is None:
             return
-        _log.warning("the store says again which tokens are revoked, after %.0f s", self.away_seconds)
+        _log.warning("the store answers again which tokens are revoked, after %.0f s", self.away_seconds)
         self._away_since = None
-        for names in [names for names, answer in self._verdicts.items() if answer.is_grace]:
+        for names in [names for names, verdict in self._verdicts.items() if verdict.is_grace]:
             del self._verdicts[names]
 
     async def _probe_store(self) -> None:
@@ -257,30 +265,30 @@ class RevocationList:
                 await self._read_revoked(_PROBE_NAMES)
                 self._note_store_back()
 
-    # Revoking.
+    # Revocation.
 
     async def revoke_token(self, claims: Claims) -> None:
-        """This one alone. Raises Busy if it cannot be told whether that was written."""
+        """Revoke this token alone. Raises Busy if it is not known whether that was written."""
         await self._revoke("token", schema.revoked_token_key(claims.jti), claims.expires, claims.expires)
 
     async def revoke_session(self, sid: str, until: int, sufficient_until: int | None = None) -> None:
-        """All access tokens of a session, none of which may be good after `until`. Raises Busy.
+        """Revoke all access tokens of a session, none of which may live longer than `until`. Raises Busy.
 
-        Where it was revoked until `enough` before, nothing is written.
+        Nothing is written if it is already revoked until `sufficient_until`.
         """
         await self._revoke(
             "session", schema.revoked_session_key(sid), until, until if sufficient_until is None else sufficient_until
         )
 
     async def _revoke(self, what: str, key: Key, until: int, sufficient_until: int) -> None:
-        """What is known to stand there costs the store nothing: anybody may give back a dead token all day."""
+        """Write a revocation unless it is known to be there: giving a dead token back again costs the store nothing."""
         if self._revoked_until.get(key.pk, 0) >= sufficient_until:
             return
         try:
             await self._store.put(
                 Put(key, {EXPIRY_ATTRIBUTE: until}, any_of(ItemMissing(), below(EXPIRY_ATTRIBUTE, sufficient_until)))
             )
-        except ConditionFailed:  # it was revoked before, and for as long
+        except ConditionFailed:  # it is already revoked for long enough
             until = sufficient_until
         except StoreError as failure:
             if isinstance(failure, StoreUnavailable) and failure.maybe_applied:
@@ -291,21 +299,21 @@ class RevocationList:
         self.note_revoked(key.pk, until)
 
     def clear_cache(self) -> None:
-        """About every token, since all of a client's were ended: elsewhere that is seen within a minute."""
+        """Forget all verdicts after the generation of a client was incremented; other processes see it in a minute."""
         self._verdicts, self._lookups = {}, {}
 
     def note_revoked(self, name: str, until: int = 0) -> None:
-        """Says here what stands in the store by now: `name` is a key of its table."""
+        """Record that a revocation is in the store. `name` is the partition key of its row."""
         if len(self._revoked_until) >= MAX_REVOKED_NAMES:
             for oldest in list(self._revoked_until)[: MAX_REVOKED_NAMES // 2]:
                 del self._revoked_until[oldest]
-            self._verdicts = {}  # one of them may be of a token whose mark is gone: so all ask anew
+            self._verdicts = {}  # one may be of a token whose revocation was just evicted, so all are looked up again
         self._revoked_until[name] = max(until, self._revoked_until.get(name, 0))
 
 
 def _read_expiry(item: Item) -> int:
-    found = item.get(EXPIRY_ATTRIBUTE)
-    return int(found) if isinstance(found, int | Decimal) else 0
+    expires = item.get(EXPIRY_ATTRIBUTE)
+    return int(expires) if isinstance(expires, int | Decimal) else 0
 
 
 def _names_of(claims: Claims) -> _RevocationNames:

@@ -20,26 +20,26 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 from price_keeper.auth.signing_keys import SigningKey
 
-_TAG_BYTES = 8  # 2**64 inventions for one that has to be looked up
+_TAG_BYTES = 8  # one invention in 2**64 passes and has to be looked up
 _RANDOM_BYTES = 24
 _HKDF_LABEL = b"price-keeper marks of secrets"
 
 
 class SecretTagger:
-    """Made with the first key that can sign, recognised with all of them; without any, nothing is marked."""
+    """Tags secrets with the first key that can sign, and recognises tags of all of them. Without keys, it adds none."""
 
     def __init__(self, keys: Iterable[SigningKey] = ()) -> None:
         self._keys = [_derive_key(_read_key_material(key.signs_with)) for key in keys if key.signs_with is not None]
 
     def make_secret(self, purpose: str) -> bytes:
-        """`use` is what the secret is for; a mark is good for nothing else."""
+        """Return 32 random bytes, tagged for `purpose`; the tag is valid for no other purpose."""
         if not self._keys:
             return secrets.token_bytes(_RANDOM_BYTES + _TAG_BYTES)
         random = secrets.token_bytes(_RANDOM_BYTES)
         return random + _compute_tag(self._keys[0], purpose, random)
 
     def is_tagged(self, purpose: str, secret: bytes) -> bool:
-        """Whether it was made here, for this use."""
+        """Whether the secret was made with one of these keys and for this purpose."""
         random, tag = secret[:_RANDOM_BYTES], secret[_RANDOM_BYTES:]
         return any(hmac.compare_digest(tag, _compute_tag(key, purpose, random)) for key in self._keys)
 

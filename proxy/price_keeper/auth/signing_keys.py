@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key, l
 from price_keeper.config.config_sections import KeyConfig as KeyConfig
 from price_keeper.errors import ConfigError
 
-MIN_HS256_SECRET_BYTES = 32  # bytes: as long as the hash of HS256, below which guessing gets easier
+MIN_HS256_SECRET_BYTES = 32  # as long as the hash of HS256; a shorter secret is easier to guess
 MIN_RSA_BITS = 2048
 
 _KEY_TYPES: dict[str, tuple[type, type]] = {
@@ -29,7 +29,7 @@ _KEY_TYPES: dict[str, tuple[type, type]] = {
 
 @dataclass(frozen=True, slots=True)
 class SigningKey:
-    """`signs_with` is None for a key of which this process has the public half alone."""
+    """`signs_with` is None if this process has only the public half of the key."""
 
     kid: str
     alg: str
@@ -38,7 +38,7 @@ class SigningKey:
 
 
 def load_keys(configured: Sequence[KeyConfig], environ: Mapping[str, str]) -> tuple[SigningKey, ...]:
-    """Raises ConfigError that names every key which cannot be had, and never what it holds."""
+    """Load the configured keys. Raises ConfigError that names every unusable key, and never what it contains."""
     keys, problems = [], []
     for number, key in enumerate(configured):
         try:
@@ -58,7 +58,7 @@ def _load_key(key: KeyConfig, environ: Mapping[str, str]) -> SigningKey:
     if key.alg == "HS256":
         secret = _read_source(key.secret_env, key.secret_file, environ).strip()
         if len(secret) < MIN_HS256_SECRET_BYTES:
-            raise _UnusableKey(f"a secret for HS256 has at least {MIN_HS256_SECRET_BYTES} bytes")
+            raise _UnusableKey(f"a secret for HS256 needs at least {MIN_HS256_SECRET_BYTES} bytes")
         return SigningKey(key.kid, key.alg, secret, secret)
     private_type, public_type = _KEY_TYPES[key.alg]
     if key.public_key_file is not None:
@@ -73,11 +73,11 @@ def _parse_pem(load: Any, pem: bytes, key_type: type, alg: str) -> Any:
     try:
         parsed = load(pem)
     except (ValueError, TypeError, UnsupportedAlgorithm):
-        raise _UnusableKey("this is no key in PEM form without a passphrase") from None
+        raise _UnusableKey("expected a key in PEM form without a passphrase") from None
     if not isinstance(parsed, key_type):
-        raise _UnusableKey(f"this is no key for {alg}")
+        raise _UnusableKey(f"the key is of another type than {alg} needs")
     if isinstance(parsed, (RSAPrivateKey, RSAPublicKey)) and parsed.key_size < MIN_RSA_BITS:
-        raise _UnusableKey(f"a key for RS256 has at least {MIN_RSA_BITS} bits")
+        raise _UnusableKey(f"a key for RS256 needs at least {MIN_RSA_BITS} bits")
     return parsed
 
 

@@ -1,8 +1,8 @@
 """JWTs that name a caller: minted by the control service, verified in every process, published as a JWKS document.
 
-An access token authorizes calls; a refresh token is good for the next pair of tokens and nothing else. Neither is
-ever accepted as the other. Verified access tokens are cached. Whether a token was revoked is the subject of
-`revocation.py`.
+START HERE: `TokenService`. An access token authorizes calls; a refresh token is good for the next pair of tokens and
+nothing else. Neither is ever accepted as the other. Verified access tokens are cached. Whether a token was revoked is
+the subject of `revocation.py`.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ ACCESS: Literal["access"] = "access"
 REFRESH: Literal["refresh"] = "refresh"
 ACCESS_SECONDS = 3600
 REFRESH_SECONDS = 7 * 86_400
-MAX_CACHED_TOKENS = 10_000  # verified access tokens; a fleet's callers are far fewer
-MAX_TOKEN_CHARS = 16 * 1024  # characters of a token; ours have a thousand or two
-SKEW_SECONDS = 5  # how far a minting machine's clock may be ahead of ours
+MAX_CACHED_TOKENS = 10_000  # verified access tokens; a fleet has far fewer callers
+MAX_TOKEN_CHARS = 16 * 1024  # Price Keeper's own tokens have one or two thousand characters
+SKEW_SECONDS = 5  # how far the clock of the machine that minted a token may be ahead
 
 Purpose: TypeAlias = Literal["access", "refresh"]
 
-# Some decoders pass over what is no base64, and so one token could be spelled and remembered in any number of ways.
+# Some decoders skip characters that are not base64; then one token could be spelled, and cached, in many ways.
 _COMPACT_JWT = re.compile(r"[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+")
-_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")  # of a token or a session: it becomes a key of the store
+_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")  # of a token or a session; it becomes part of a store key
 _INVALID_TOKEN = "the token is not good: ask for a new one"
 _TOKEN_EXPIRED = "the token has expired"
 _REQUIRED_CLAIMS = ["aud", "exp", "iat", "iss", "jti", "sub"]
-# Times are checked against our own clock, which tests can set; ids by ourselves, as the store's keys depend on them.
+# Times are checked here against the injected clock, which tests can set; ids because they become keys of the store.
 _JWT_OPTIONS = {
     "require": _REQUIRED_CLAIMS,
     "verify_exp": False,
@@ -50,9 +50,9 @@ _JWT_OPTIONS = {
 
 @dataclass(frozen=True, slots=True)
 class Claims:
-    """What a token says that is signed by one of our keys and has not expired.
+    """The contents of a token that is signed by one of the keys and has not expired.
 
-    `sid` is that of its session; `generation` its client's, when it was made: once that is over, so is the token.
+    `sid` is its session's id. `generation` is its client's when it was minted: once that is over, so is the token.
     """
 
     caller: Caller
@@ -75,7 +75,7 @@ class MintedToken:
 
 
 class TokenService:
-    """The first key signs, all of them verify."""
+    """Mints and verifies tokens. The first key signs, all of them verify."""
 
     def __init__(
         self,
@@ -109,7 +109,7 @@ class TokenService:
         sid: str | None = None,
         generation: int | None = None,
     ) -> MintedToken:
-        """An access token; without a `sid` it belongs to no session."""
+        """Mint an access token; without a `sid` it belongs to no session."""
         return self._mint(org, app, ACCESS, self.access_seconds if seconds is None else seconds, sid, generation)
 
     def mint_refresh(self, org: str, app: str | None, sid: str) -> MintedToken:
@@ -140,7 +140,7 @@ class TokenService:
         return MintedToken(token, Claims(caller, purpose, claims["jti"], sid, now + seconds, now, generation))
 
     def sign(self, claims: dict[str, Any], audience: str) -> str:
-        """A token for whoever goes by that audience alone; to all others it is none."""
+        """Sign a token for this audience. Verification for any other audience rejects it."""
         if self._signing_key.signs_with is None:
             raise AccessDenied("this sidecar has no key to sign tokens with; ask the control service")
         payload = {"iss": self._issuer, "aud": audience, **claims}
@@ -149,11 +149,11 @@ class TokenService:
         )
 
     def verify_caller(self, token: str) -> Caller:
-        """Whom an access token names. Raises AccessDenied or TokenExpired. Whether it was revoked is asked apart."""
+        """Return an access token's caller. Raises AccessDenied or TokenExpired. It does not check for revocation."""
         return self.verify_access(token).caller
 
     def verify_access(self, token: str) -> Claims:
-        """Raises AccessDenied or TokenExpired. A token seen before costs a look-up."""
+        """Return an access token's claims, from the cache if seen before. Raises AccessDenied or TokenExpired."""
         claims = self._cached_claims.get(token)
         if claims is None:
             claims = self._verify(token, ACCESS)
@@ -164,11 +164,11 @@ class TokenService:
         return claims
 
     def verify_refresh(self, token: str) -> Claims:
-        """Raises AccessDenied or TokenExpired. Always has a `sid`."""
+        """Return a refresh token's claims, which always have a `sid`. Raises AccessDenied or TokenExpired."""
         return self._verify(token, REFRESH)
 
     def verify_any(self, token: str) -> Claims:
-        """As one of them, for who gives a token back."""
+        """Verify an access or a refresh token, for a client that gives it back."""
         return self._verify(token, None)
 
     def _verify(self, token: str, purpose: Purpose | None) -> Claims:
@@ -185,12 +185,12 @@ class TokenService:
         return parsed
 
     def verify_signature(self, token: str, audience: str) -> dict[str, Any]:
-        """What is signed by one of our keys, for that audience; its time is not looked at. Raises AccessDenied."""
+        """Verify signature, issuer and audience, and return the claims. Expiry is not checked. Raises AccessDenied."""
         if len(token) > MAX_TOKEN_CHARS or not _COMPACT_JWT.fullmatch(token):
             raise AccessDenied(_INVALID_TOKEN)
         try:
             key = self._keys[jwt.get_unverified_header(token)["kid"]]
-            # The algorithm is the key's own, whatever the token's head claims.
+            # The algorithm is that of the key, whatever the token's header claims.
             claims: dict[str, Any] = jwt.decode(
                 token,
                 key.verifies_with,
@@ -237,11 +237,11 @@ def _parse_caller(claims: dict[str, Any]) -> Caller | None:
 
 
 _JWK_ALGORITHMS: dict[str, Any] = {"EdDSA": OKPAlgorithm, "RS256": RSAAlgorithm}
-_PUBLIC_FIELDS = ("kty", "crv", "x", "n", "e")  # whatever else a library tells of a key stays here
+_PUBLIC_FIELDS = ("kty", "crv", "x", "n", "e")  # an allow-list: all else that a library exports stays private
 
 
 def build_jwks(keys: Iterable[SigningKey]) -> dict[str, list[dict[str, str]]]:
-    """A secret shared for HS256 has no public half, and is not told of."""
+    """Build the JWKS document. A shared HS256 secret has no public half and is left out."""
     return {"keys": [_build_jwk(key) for key in keys if key.alg in _JWK_ALGORITHMS]}
 
 
