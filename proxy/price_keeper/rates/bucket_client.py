@@ -2,7 +2,7 @@
 
 START HERE: `BucketClient.acquire`, `lease` and `adjust`. A grant is decided on the cached state of the buckets
 (`BucketCache`) and written with conditions. When a condition fails, the state that comes back with the failure is
-cached and the next attempt uses it. If nobody else refills a bucket, the cache is trusted; if others refill it all
+cached and the next attempt uses it. If no other process refills a bucket, the cache is trusted; if others refill it all
 the time, tokens are taken without refill, which cannot conflict; otherwise the bucket is read first.
 
 `TransactionSender` retries one transaction under one idempotency token. `PendingAdjustments` keeps what could not be
@@ -55,9 +55,28 @@ from price_keeper.rates.token_bucket import (
 from price_keeper.stores.contract import Item, Key, Put, Store, Update, Write
 from price_keeper.stores.item_values import apply_update
 
-GRANT_ATTEMPTS = 8  # at one grant; each but a look means that somebody else was faster
-EXACT_ATTEMPTS = 3  # after these a little refill may be lost rather than the grant
+GRANT_ATTEMPTS = 8  # per grant; every failed attempt but a read means that another process was faster
+EXACT_ATTEMPTS = 3  # after this many, losing a little refill is better than losing the grant
 CONTENTION_WAIT_MS = 100
+
+MAX_CACHED_BUCKETS = 10_000  # a few hundred bytes each; an evicted one costs a read
+MAX_FRESH_MS = 500  # a state this young is not read again before a refusal or before a share is computed
+
+MAX_UNANSWERED = 3  # attempts of one `send` whose responses are lost
+MAX_CONFLICTS = 6  # attempts of one `send` that conflict with other writers
+FIRST_BACKOFF_SECONDS = 0.02
+MAX_BACKOFF_SECONDS = 0.5
+
+# The store remembers an idempotency token for ten minutes; this stays below that despite clock and network delays.
+TOKEN_TTL_SECONDS = 570.0
+
+# A request without a response may still be carried out up to this much later, long after its sender gave it up.
+MAX_IN_FLIGHT_SECONDS = 300.0
+
+MAX_PENDING_BUCKETS = 10_000
+MAX_UNKNOWN_OUTCOMES = 1_000
+FLUSH_ROUNDS = 10  # per flush; each round sends what was added during the one before
+ADJUST_ATTEMPTS = 8  # per adjustment; each failed one means that another process was faster
 
 CREATE, NORMAL, RETRY, REFUSED, ADJUST = "create", "normal", "retry", "refused", "adjust"
 _PATHS_BY_COST = (CREATE, NORMAL, RETRY)
@@ -66,10 +85,11 @@ Amounts = Mapping[str, int]
 
 
 class Grant(NamedTuple):
-    """`taken` by limit; empty when refused. `wait_ms`: None when waiting does not help.
+    """The result of `acquire` or `lease`.
 
-    `left`: the last known tokens by limit, the least over all levels. `limiting`: scope and limit that refused.
-    `path`: of all levels the one that asked most of the store.
+    `taken`: tokens by limit, empty when refused. `wait_ms`: None when waiting does not help. `remaining`: the last
+    known tokens by limit, the least over all levels. `limiting`: scope and limit that refused. `path`: the most
+    expensive path for the store among all levels.
     """
 
     taken: Amounts
@@ -85,7 +105,7 @@ class Grant(NamedTuple):
 
 
 class _PlannedWrite(NamedTuple):
-    """One level's part in a transaction."""
+    """The write for one level (one bucket) in a transaction."""
 
     bucket: RateBucket
     path: str
@@ -103,7 +123,7 @@ class _TakeRequest:
     writes: int = 0
 
     def required_levels(self, taken: Amounts) -> dict[str, int]:
-        """What must be there for `taken` to be no more than the share of it, but for what is needed."""
+        """Return the tokens that must be there so that `taken`, except for what is needed, is at most the share."""
         part, whole = self.share
         return {
             name: amount if amount <= self.needs.get(name, 0) else -(-amount * whole // part)
@@ -112,8 +132,11 @@ class _TakeRequest:
 
 
 class BucketClient:
-    """Raises StoreError when the store cannot be asked. Then nothing was taken and nothing told, or it will be taken
-    back: a write whose outcome is not known is kept and settled by `settle`, which is to be called now and then."""
+    """Takes tokens from buckets in the store and gives them back.
+
+    Raises StoreError when the store cannot be reached. Then nothing was taken or reported as used, or it will be
+    undone: a write with an unknown outcome is kept until `flush_pending` settles it. Call `flush_pending` regularly.
+    """
 
     def __init__(
         self,
@@ -130,26 +153,26 @@ class BucketClient:
 
     @property
     def paths(self) -> Counter[str]:
-        """Grants by path, refusals, and adjustments."""
+        """Grants by path, refusals and adjustments."""
         return self._paths + Counter({ADJUST: self._adjustments.written})
 
     @property
     def conflicts(self) -> int:
-        """Transactions that the store put off, others being at the same items."""
+        """Number of transactions that the store rejected because other writers were at the same items."""
         return self._sender.conflicts
 
     @property
     def pending(self) -> int:
-        """Buckets with something to adjust, and writes whose outcome is not known."""
+        """Number of buckets with an unwritten adjustment, plus writes whose outcome is unknown."""
         return len(self._adjustments)
 
     @property
     def dropped(self) -> int:
-        """Of what was pending: given up for want of room, or since nobody can know any more."""
+        """Pending entries that were given up: for lack of room, or because their outcome can no longer be known."""
         return self._adjustments.dropped
 
     async def acquire(self, buckets: Sequence[RateBucket], costs: Amounts, used: Amounts | None = None) -> Grant:
-        """All of it from all buckets, or nothing. `used` is told with it: the costs, if nothing is said."""
+        """Take all `costs` from all buckets, or nothing. `used` is reported with it and defaults to the costs."""
         return await self._grant(_TakeRequest(buckets, costs, costs, costs if used is None else used, (1, 1)))
 
     async def lease(
@@ -160,28 +183,29 @@ class BucketClient:
         used: Amounts,
         share: tuple[int, int] = (1, 2),
     ) -> Grant:
-        """Of each limit as much as is wanted, but at most a share of what is there, and at least what is needed.
+        """Take of each limit what is wanted, but at most `share` of what is there, and at least what is needed.
 
-        `used` is told with it; not if the grant is refused.
+        `used` is reported in the same write, unless the grant is refused.
         """
         return await self._grant(_TakeRequest(buckets, wants, needs, used, share))
 
     async def adjust(self, buckets: Sequence[RateBucket], taken: Amounts, used: Amounts) -> None:
-        """Below zero in `taken`: given back. Never refused, and raises no StoreError: what cannot be sent is kept."""
+        """Apply a correction; negative amounts in `taken` are given back. It is never refused and raises no StoreError:
+        what cannot be sent is kept for `flush_pending`."""
         self._adjustments.add(buckets, taken, used)
         if self._adjustments.is_flushing:
-            return  # whoever is at it sees to this too
-        with suppress(StoreError):  # `pending` tells
+            return  # the running flush sends this too
+        with suppress(StoreError):  # `pending` shows what was not sent
             await self._adjustments.flush()
 
     async def flush_pending(self, *, is_last: bool = False) -> None:
-        """Sends what is kept; the last time also what would better wait. Raises StoreError when some of it still cannot
+        """Send what is kept; with `is_last` also what should rather wait. Raises StoreError if some of it still cannot
         be sent."""
         await self._adjustments.flush(is_last=is_last)
 
     async def _grant(self, request: _TakeRequest) -> Grant:
         if any(amount < 0 for amounts in (request.wants, request.needs) for amount in amounts.values()):
-            raise ValueError("what is taken is not below zero; giving back is an adjustment")
+            raise ValueError("amounts to take must not be negative; use adjust() to give tokens back")
         for attempt in range(GRANT_ATTEMPTS):
             now_ms, taken = await self._plan_amounts(request)
             if taken is None:
@@ -194,7 +218,7 @@ class BucketClient:
         return await self._build_refusal(request)
 
     async def _plan_amounts(self, request: _TakeRequest) -> tuple[int, Amounts | None]:
-        """When, and how much may be taken. Nothing is refused on what was seen long ago."""
+        """Return the time and how much may be taken; None refuses. A refusal is always based on a fresh state."""
         await self._read_buckets([bucket for bucket in request.buckets if self._needs_read(bucket, request)], request)
         if self._compute_amounts(request, self._now_ms()) is None:
             await self._read_buckets([bucket for bucket in request.buckets if not self._is_fresh(bucket)], request)
@@ -204,7 +228,8 @@ class BucketClient:
     async def _read_buckets(self, due: Sequence[RateBucket], request: _TakeRequest) -> None:
         while due:
             await self._cache.read([bucket.key for bucket in due])
-            due = [bucket for bucket in request.buckets if self._cache.get(bucket.key) is None]  # forgotten meanwhile
+            # Entries can be evicted from the cache during the read.
+            due = [bucket for bucket in request.buckets if self._cache.get(bucket.key) is None]
 
     def _is_fresh(self, bucket: RateBucket) -> bool:
         cached = self._cache.get(bucket.key)
@@ -219,7 +244,7 @@ class BucketClient:
         return not self._may_take_unread(cached, bucket, request)
 
     def _may_take_unread(self, cached: CachedBucket, bucket: RateBucket, request: _TakeRequest) -> bool:
-        """Whether to take without looking: what was there when last seen would do, and others refill all the time."""
+        """Whether to take without reading first: the last known state would do, and others refill all the time."""
         if cached.competition is not RefillCompetition.MANY or cached.state is None or cached.is_fresh(self._now_ms()):
             return False
         least = request.required_levels(
@@ -247,7 +272,7 @@ class BucketClient:
         return least
 
     def _cached_state(self, bucket: RateBucket, now_ms: int) -> StoredBucket:
-        """Where there is no item all limits are as new ones: full."""
+        """Return the cached state. If there is no item, all limits count as new, that is full."""
         cached = self._cache.get(bucket.key)
         return (
             cached.state
@@ -277,7 +302,7 @@ class BucketClient:
         transaction = BucketTransaction([step.write for step in writes])
         try:
             await self._sender.send(transaction)
-        except BaseException as failure:  # also when whoever asked went away
+        except BaseException as failure:  # also CancelledError when the caller is gone: the write may be applied
             if transaction.has_unknown_outcome:
                 self._cache.forget(keys)
                 self._adjustments.add_unknown_outcome(
@@ -327,7 +352,10 @@ class BucketClient:
         return Grant({}, wait, remaining, REFUSED, request.writes, limiting)
 
     async def _repair_refill_time(self, bucket: RateBucket, now_ms: int) -> None:
-        """A wrong clock wrote a time to come. Without a write that takes nothing, nobody could take until then."""
+        """Reset a refill time in the future, which a wrong clock wrote.
+
+        This writes without taking anything; otherwise no process could take tokens until that time.
+        """
         state = self._cached_state(bucket, now_ms)
         if get_refill_start(state, now_ms) == state.refilled_at:
             return
@@ -345,28 +373,24 @@ def _is_just_refilled(state: StoredBucket, now_ms: int) -> bool:
 
 
 def _has_tokens(state: StoredBucket, effective: RateBucket, amounts: Amounts) -> bool:
-    """By what is stored alone, refill left aside; and the item knows the settings that are in force."""
+    """Whether the stored tokens suffice without refill, and the item has the settings that are in force."""
     names = [limit.name for limit in effective.limits]
     if state.version != effective.version or not all(name in state.limits for name in names):
         return False
     return all(state.limits[name].tokens >= amounts[name] for name in names if amounts.get(name, 0) > 0)
 
 
-MAX_CACHED_BUCKETS = 10_000  # buckets; a few hundred bytes each. One that is forgotten costs a read.
-MAX_FRESH_MS = 500  # for as long nothing is read again, to refuse or to work out a share
-
-
 class RefillCompetition(Enum):
-    """Who else refills a bucket decides what is worth trying on what is known of it."""
+    """How often other processes refill a bucket, as seen by this one; it decides whether its cached state is used."""
 
-    NONE = "what is known holds until this process changes it"
-    SOME = "what is known is out of date: look first"
-    MANY = "it has always been refilled a moment ago"
+    NONE = "the cached state holds until this process changes it"
+    SOME = "the cached state is out of date: read first"
+    MANY = "the bucket was refilled a moment ago whenever it was read"
 
 
 @dataclass(frozen=True, slots=True)
 class CachedBucket:
-    """`state` is None where there was no item."""
+    """The last known state of a bucket; `state` is None if there was no item."""
 
     state: StoredBucket | None
     at_ms: int
@@ -377,6 +401,8 @@ class CachedBucket:
 
 
 class BucketCache:
+    """The last known states of buckets, at most MAX_CACHED_BUCKETS; the oldest is evicted first."""
+
     def __init__(self, store: Store, now_ms: Callable[[], int]) -> None:
         self._store, self._now_ms = store, now_ms
         self._buckets: dict[Key, CachedBucket] = {}
@@ -393,7 +419,7 @@ class BucketCache:
         return [self._update(key, item) for key, item in zip(keys, items, strict=True)]
 
     def update_from_failure(self, failure: TransactionFailed, keys: Sequence[Key]) -> None:
-        """From what a transaction on these keys was refused for. Where nothing is told, nothing is known any more."""
+        """Cache the items that a failed transaction on these keys returned; forget keys without a returned item."""
         for key, reason in zip(keys, failure.reasons, strict=True):
             if reason.code is not ReasonCode.CONDITION_FAILED:
                 continue
@@ -406,7 +432,7 @@ class BucketCache:
         self._store_entry(put.key, CachedBucket(parse_stored_bucket(put.item), self._now_ms()))
 
     def record_refill(self, write: Update, state: StoredBucket) -> None:
-        """A refill of ours upon `state` was carried out. If something newer is known, that is left alone."""
+        """Apply this process's successful refill of `state`. A newer cached state is kept."""
         cached = self._buckets.get(write.key)
         if cached is None or cached.state is None:
             return
@@ -415,7 +441,7 @@ class BucketCache:
             self._store_entry(write.key, CachedBucket(after, self._now_ms(), cached.competition))
 
     def record_take(self, write: Update) -> None:
-        """Something of ours was added, without a refill: what else became of the bucket is not known."""
+        """Apply this process's successful write without refill. Other changes of the bucket stay unknown."""
         cached = self._buckets.get(write.key)
         if cached is None or cached.state is None:
             return
@@ -449,31 +475,21 @@ class BucketCache:
         return cached
 
 
-MAX_UNANSWERED = 3  # times in one go, of a transaction whose answers get lost
-MAX_CONFLICTS = 6  # times in one go, of one that others were in the way of
-FIRST_BACKOFF_SECONDS = 0.02
-MAX_BACKOFF_SECONDS = 0.5
-
-# A store remembers a token for ten minutes; whatever the clocks' and the network's delays, this is within them.
-TOKEN_TTL_SECONDS = 570.0
-
-# What is sent, and answered by nobody, may be carried out so much later: long after whoever sent it gave it up.
-MAX_IN_FLIGHT_SECONDS = 300.0
-
-
 @dataclass(slots=True)
 class BucketTransaction:
-    """Sent again only as it was, under the same token: so it is carried out once, however often it is sent."""
+    """One transaction with its idempotency token. A retry sends the same writes, so they are applied at most once."""
 
     writes: Sequence[Write]
     idempotency_token: str = field(default_factory=lambda: str(uuid4()))
     first_sent_at: float | None = None  # by the monotonic clock
     attempts: int = 0
-    has_unknown_outcome: bool = False  # it was sent, and what becomes of it is not known
-    may_arrive_until: float = -inf  # by the monotonic clock: an attempt without an answer may still arrive
+    has_unknown_outcome: bool = False  # it was sent and may or may not have been applied
+    may_arrive_until: float = -inf  # by the monotonic clock: an attempt without a response may still arrive
 
 
 class TransactionSender:
+    """Sends transactions, with retries and backoff."""
+
     def __init__(self, store: Store, clock: Clock, random_between: Callable[[float, float], float]) -> None:
         self._store, self._clock, self._random_between = store, clock, random_between
         self.conflicts = 0
@@ -488,7 +504,8 @@ class TransactionSender:
         )
 
     async def send(self, transaction: BucketTransaction) -> None:
-        """Raises TransactionFailed when a condition does not hold; any other StoreError leaves `is_unsure` right."""
+        """Send until it succeeds. Raises TransactionFailed when a condition does not hold, or another StoreError when
+        the attempts are used up; `transaction.has_unknown_outcome` then says whether it may have been applied."""
         unanswered = conflicts = 0
         while True:
             try:
@@ -511,10 +528,8 @@ class TransactionSender:
         )
         if transaction.first_sent_at is None:
             transaction.first_sent_at = now
-        transaction.has_unknown_outcome, transaction.may_arrive_until = (
-            True,
-            now + MAX_IN_FLIGHT_SECONDS,
-        )  # also when this is cancelled
+        # This stays set if the task is cancelled during the call.
+        transaction.has_unknown_outcome, transaction.may_arrive_until = (True, now + MAX_IN_FLIGHT_SECONDS)
         transaction.attempts += 1
         try:
             await self._store.transact(transaction.writes, token=transaction.idempotency_token)
@@ -524,8 +539,8 @@ class TransactionSender:
             )
             if not failure.maybe_applied:
                 transaction.may_arrive_until = may_arrive_before
-            # A token that is remembered is answered with success, so where a condition fails no earlier attempt was
-            # carried out: but one may be yet, and then the condition may hold.
+            # The store answers a remembered token with success, so a failed condition means that no earlier attempt
+            # was applied. But one may still be on its way, and its condition may hold when it arrives.
             settles = is_condition_failure(failure) and not self.may_arrive(transaction)
             transaction.has_unknown_outcome = failure.maybe_applied or (was_unknown and not settles)
             raise
@@ -536,15 +551,9 @@ class TransactionSender:
         await self._clock.sleep(self._random_between(0, longest))
 
 
-MAX_PENDING_BUCKETS = 10_000
-MAX_UNKNOWN_OUTCOMES = 1_000
-FLUSH_ROUNDS = 10  # in one go, over what was added in the round before
-ADJUST_ATTEMPTS = 8  # at one adjustment, each of which somebody else was faster than
-
-
 @dataclass(slots=True, eq=False)
 class _PendingAdjustment:
-    """Of one bucket, summed up. What is in a transaction under way is in it alone."""
+    """The unwritten adjustment of one bucket, summed up. `sent` is the part that is in the transaction in flight."""
 
     bucket: RateBucket
     taken: Counter[str] = field(default_factory=Counter)
@@ -564,21 +573,25 @@ class _PendingAdjustment:
 
 @dataclass(slots=True, eq=False)
 class _UnknownOutcome:
+    """A write that was reported as failed but may have been applied."""
+
     transaction: BucketTransaction
     buckets: Sequence[RateBucket]
     taken: Amounts
     used: Amounts
-    is_refused: bool  # when it was last sent; what was sent before may be carried out yet
+    is_refused: bool  # on its last attempt; an earlier attempt may still be applied
 
 
 class PendingAdjustments:
+    """What could not be written yet: adjustments by bucket, and writes with an unknown outcome that must be undone."""
+
     def __init__(self, cache: BucketCache, sender: TransactionSender, now_ms: Callable[[], int]) -> None:
         self._cache, self._sender, self._now_ms = cache, sender, now_ms
         self._adjustments: dict[Key, _PendingAdjustment] = {}
         self._unknown_outcomes: list[_UnknownOutcome] = []
         self._flush_lock = asyncio.Lock()
         self.written = 0
-        self.dropped = 0  # for want of room, or since nobody can know any more
+        self.dropped = 0  # for lack of room, or because the outcome can no longer be known
 
     def __len__(self) -> int:
         return len(self._adjustments) + len(self._unknown_outcomes)
@@ -586,7 +599,7 @@ class PendingAdjustments:
     def add(self, buckets: Sequence[RateBucket], taken: Amounts, used: Amounts) -> None:
         for bucket in buckets:
             adjustment = self._adjustments.setdefault(bucket.key, _PendingAdjustment(bucket))
-            adjustment.bucket = max(adjustment.bucket, bucket, key=lambda each: each.version)
+            adjustment.bucket = max(adjustment.bucket, bucket, key=lambda candidate: candidate.version)
             adjustment.add(taken, used)
             if adjustment.is_settled:
                 del self._adjustments[bucket.key]
@@ -603,7 +616,7 @@ class PendingAdjustments:
         *,
         is_refused: bool,
     ) -> None:
-        """Whoever asked for it was told that it failed. If it did not, it is to be undone."""
+        """Keep a write that was reported as failed. If it was applied after all, `flush` undoes it."""
         self._unknown_outcomes.append(_UnknownOutcome(transaction, buckets, taken, used, is_refused))
         if len(self._unknown_outcomes) > MAX_UNKNOWN_OUTCOMES:
             del self._unknown_outcomes[0]
@@ -614,15 +627,19 @@ class PendingAdjustments:
         return self._flush_lock.locked()
 
     async def flush(self, *, is_last: bool = False) -> None:
-        """Raises a StoreError when something had to be left for later. `is_last`: there is no later, so whatever may
-        still be on its way is asked for now."""
+        """Send everything that is due. Raises a StoreError if something had to be left for later.
+
+        `is_last`: there is no later flush, so writes that may still be on their way are settled now.
+        """
         last_error: StoreError | None = None
         postponed: dict[int, _UnknownOutcome | _PendingAdjustment] = {}
         async with self._flush_lock:
             for _ in range(FLUSH_ROUNDS):
-                due_outcomes = [each for each in self._unknown_outcomes if is_last or not self._must_wait(each)]
+                due_outcomes = [
+                    outcome for outcome in self._unknown_outcomes if is_last or not self._must_wait(outcome)
+                ]
                 pending: list[_UnknownOutcome | _PendingAdjustment] = [*due_outcomes, *self._adjustments.values()]
-                due = [each for each in pending if id(each) not in postponed]
+                due = [work for work in pending if id(work) not in postponed]
                 if not due:
                     break
                 for work in due:
@@ -633,19 +650,20 @@ class PendingAdjustments:
                             else self._write_adjustment(work)
                         )
                     except (StoreUnavailable, StoreThrottled):
-                        raise  # the others would fare no better, and each would wait for it
+                        raise  # the others would fail too, and each would wait for its timeout
                     except StoreError as failure:
                         last_error, postponed[id(work)] = failure, work
         if last_error is not None:
             raise last_error
 
     def _must_wait(self, outcome: _UnknownOutcome) -> bool:
-        """Nothing is to be done about it before nothing of it can be on its way."""
+        """Whether an attempt may still be on its way, so that the outcome cannot be settled yet."""
         return outcome.is_refused and self._sender.may_arrive(outcome.transaction)
 
     async def _undo(self, outcome: _UnknownOutcome, is_last: bool) -> None:
+        """Find out whether a write was applied, by sending it again under its token, and give its tokens back if so."""
         if self._sender.is_token_expired(outcome.transaction):
-            self.dropped += 1  # it counts as taken
+            self.dropped += 1  # the tokens count as taken
         else:
             try:
                 await self._sender.send(outcome.transaction)
@@ -676,12 +694,12 @@ class PendingAdjustments:
             del self._adjustments[adjustment.bucket.key]
 
     def _prepare_write(self, adjustment: _PendingAdjustment, write: Put | Update) -> None:
-        """Nothing to write: nothing of it fits, or nothing of it is a limit any more."""
+        """Put `write` in flight; an update that adds nothing (nothing fits, or no limit is left) is not sent."""
         adjustment.in_flight = None if isinstance(write, Update) and not write.add else BucketTransaction([write])
         adjustment.sent, adjustment.taken, adjustment.used = (adjustment.taken, adjustment.used), Counter(), Counter()
 
     async def _send_in_flight(self, adjustment: _PendingAdjustment, *, is_last: bool) -> None:
-        """The transaction under way is done, or another one is to be tried in its place."""
+        """Send the transaction in flight. If its condition fails, put a rebuilt one in flight in its place."""
         assert adjustment.in_flight is not None
         if self._sender.is_token_expired(adjustment.in_flight):
             self.dropped += 1
@@ -693,11 +711,11 @@ class PendingAdjustments:
             if adjustment.in_flight.has_unknown_outcome:
                 if not is_condition_failure(failure):
                     raise
-                # It may still be carried out, beside the next one.
+                # The failed transaction may still be applied, besides the next one.
                 self.add_unknown_outcome(adjustment.in_flight, [adjustment.bucket], *adjustment.sent, is_refused=True)
             self._restore_sent(adjustment)
             if isinstance(failure, InvalidStoreRequest):
-                self._adjustments.pop(adjustment.bucket.key, None)  # it would be rejected for ever
+                self._adjustments.pop(adjustment.bucket.key, None)  # the store would reject it every time
                 self.dropped += 1
             if is_last or not is_condition_failure(failure):
                 raise
@@ -710,7 +728,7 @@ class PendingAdjustments:
         adjustment.add(*adjustment.sent)
 
     async def _rebuild_write(self, adjustment: _PendingAdjustment, failure: TransactionFailed) -> None:
-        """What stands there now tells how much fits, and whether it is there at all."""
+        """Build the write again from the current item, which says whether it exists and how much fits."""
         key = adjustment.bucket.key
         self._cache.update_from_failure(failure, [key])
         cached = self._cache.get(key) or (await self._cache.read([key]))[0]

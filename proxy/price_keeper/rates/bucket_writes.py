@@ -45,7 +45,7 @@ from price_keeper.stores.contract import (
     equals,
 )
 
-# Taking without refill is taking from the past: what it takes back of later refill may never have been there.
+# Taking without refill takes from the past: refill since then may already have been capped because of these tokens.
 TAKE_ONLY_WINDOW_MS = 1_000
 
 _DAY_SECONDS = 86_400
@@ -54,7 +54,7 @@ Amounts = Mapping[str, int]
 
 
 def build_create(bucket: RateBucket, taken: Amounts, used: Amounts, now_ms: int) -> Put:
-    """The bucket is full and something is taken. Nothing stands there."""
+    """Create the item: a full bucket, less what is taken. The condition is that there is no item."""
     item: dict[str, Value] = {REFILLED_AT: now_ms, VERSION: bucket.version, **_expiry_attributes(bucket, now_ms)}
     for limit in bucket.limits:
         name = limit.name
@@ -75,10 +75,10 @@ def build_refill_and_take(
     is_exact: bool = True,
     may_overdraw: bool = False,
 ) -> Update:
-    """Refill and take. Nobody has refilled since `state`, and there is enough. Newer settings go into the item.
+    """Refill and take, if no process has refilled since `state` and there is enough. Newer settings go into the item.
 
-    Not `is_exact`, it holds also where others took from a full bucket meanwhile, whose refill is lost then: too strict.
-    `may_owe`: it does not matter whether there is enough.
+    With `is_exact` False the condition also holds if others took from a full bucket in the meantime. Their part of the
+    refill is lost then, so the limit is too strict by that much. `may_overdraw`: do not require that there is enough.
     """
     effective = resolve_bucket(bucket, state)
     refilled_at = max(get_refill_start(state, now_ms), now_ms)
@@ -88,7 +88,7 @@ def build_refill_and_take(
     current = compute_levels(state, bucket, now_ms)
     for limit in effective.limits:
         name, stored, level = limit.name, state.limits.get(limit.name), current[limit.name]
-        cost = max(taken.get(name, 0), level.tokens - limit.capacity)  # given back only as much as fits
+        cost = max(taken.get(name, 0), level.tokens - limit.capacity)  # of tokens given back only what fits
         values[name + REMAINDER] = level.remainder
         added |= {name + TOKENS: level.refill - cost, name + CONSUMED: used.get(name, 0)}
         if stored is None or effective.version > state.version:
@@ -105,7 +105,7 @@ def build_refill_and_take(
 def _level_conditions(
     limit: RateLimit, stored: StoredLimit | None, level: LimitLevel, cost: int, *, is_exact: bool, may_overdraw: bool
 ) -> Iterable[Condition]:
-    """What must hold of a limit's tokens for its level to be right, and enough."""
+    """Yield what must hold of a limit's tokens for its computed level to be right, and sufficient."""
     tokens = limit.name + TOKENS
     if stored is None:
         yield AttributeMissing(tokens)
@@ -122,9 +122,9 @@ def _level_conditions(
 def build_take_only(
     bucket: RateBucket, taken: Amounts, used: Amounts, now_ms: int, least: Amounts | None = None
 ) -> Update:
-    """Take without refill, whatever else is there, if somebody refilled within a second.
+    """Take without refill, whatever else the item holds, if a process refilled it within the last second.
 
-    `bucket` as in force, which its condition makes sure of. `least`: what must be there, where that is more than taken.
+    `bucket` must be as in force; the condition checks its version. `least`: what must be there, if more than is taken.
     """
     conditions: list[Condition] = [
         at_least(REFILLED_AT, now_ms - TAKE_ONLY_WINDOW_MS),
@@ -143,10 +143,10 @@ def build_take_only(
 def build_adjustment(
     bucket: RateBucket, state: StoredBucket | None, taken: Amounts, used: Amounts, now_ms: int
 ) -> Update:
-    """Take and give back without asking. Of what is given back (below zero in `taken`) only as much as fits.
+    """Take and give back without requiring that there is enough. Of tokens given back (negative) only what fits counts.
 
-    Without a `state` it is tried as if the bucket were empty, and the settings those of the item. A limit that is new
-    to the item comes into it.
+    Without `state` the write assumes an empty bucket with the settings of the item. A limit that the item does not
+    have yet is added to it.
     """
     effective = resolve_bucket(bucket, state)
     changed = [limit for limit in effective.limits if taken.get(limit.name) or used.get(limit.name)]
@@ -180,7 +180,7 @@ def _rate_attributes(limit: RateLimit) -> dict[str, Value]:
 
 
 def _expiry_attributes(bucket: RateBucket, now_ms: int) -> dict[str, Value]:
-    """An item that is gone is a full bucket, so it goes when it is full; what never refills stays."""
+    """An expired item counts as a full bucket, so it expires when it is full; what never refills does not expire."""
     if bucket.expires_at is not None:
         return {EXPIRY_ATTRIBUTE: bucket.expires_at}
     if any(limit.amount == 0 for limit in bucket.limits):

@@ -16,77 +16,75 @@ from price_keeper.rates.token_bucket import RateBucket, RateLimit
 
 Costs: TypeAlias = tuple[int, ...]
 
-# What `take` answers; above zero: refused, and how many milliseconds to wait.
+# Results of `take`; a result above zero is a refusal and says how many milliseconds to wait.
 TAKEN, TAKEN_BUT_LOW, NEEDS_TOP_UP = 0, -1, -2
 
-MIN_HORIZON, MAX_HORIZON = 2.0, 30.0  # seconds that a chunk is for
-FIRST_HORIZON: Final = 8.0  # a fleet that starts at once must not find the store busy with itself
-MIN_TOP_UP_INTERVAL: Final = (
-    0.25  # seconds between two questions where there is not enough: small buckets overflow soon
-)
-MIN_CALLS_PER_CHUNK: Final = (
-    8  # a chunk is for so many, within the longest horizon: else thin traffic would write for every call
-)
-MIN_CALLS_IN_CHUNK: Final = 2  # in a chunk even so, within half of a bucket
-LOW_SHARE: Final = 0.25  # of a chunk: when less is left, more is asked for
-LOW_WATER_LATENCIES: Final = 4  # of the store, that what is left must last for
-CHUNKS_PER_BUCKET: Final = (
-    4  # a fourth of its capacity in a chunk at most, so that a small one does not run empty or over
-)
-MEMORY_SECONDS: Final = 5.0  # of the mean demand, or a horizon if that is longer
+MIN_HORIZON, MAX_HORIZON = 2.0, 30.0  # seconds of demand that a chunk covers
+FIRST_HORIZON: Final = 8.0  # long enough that the top-ups of a fleet that starts at once do not overload the store
+# Seconds between two top-ups while tokens are short; not longer, because small buckets soon overflow.
+MIN_TOP_UP_INTERVAL: Final = 0.25
+# A chunk covers this many calls, within the longest horizon: otherwise thin traffic would write for every call.
+MIN_CALLS_PER_CHUNK: Final = 8
+MIN_CALLS_IN_CHUNK: Final = 2  # a chunk covers at least these, within half of a bucket
+LOW_SHARE: Final = 0.25  # of a chunk: a lease with less starts a top-up
+LOW_WATER_LATENCIES: Final = 4  # store latencies that the rest of a lease must last for
+# A chunk is at most a fourth of a bucket's capacity, so that a small bucket neither runs empty nor overflows.
+CHUNKS_PER_BUCKET: Final = 4
+MEMORY_SECONDS: Final = 5.0  # over which demand is averaged, or a horizon if that is longer
 FOLD_SECONDS: Final = 0.5
-IDLE_SECONDS = 5.0  # without a call, and so many mean gaps between calls
+IDLE_SECONDS = 5.0  # without a call, and IDLE_GAPS mean gaps between calls, until a lease is idle
 IDLE_GAPS, MAX_IDLE_SECONDS = 5, 20.0
-# The horizon after a question that others were in the way of; after any other, a little is added to the questions a
-# second. Adding and dividing is what brings all of a fleet to the same horizon, whatever each began with.
+# After a top-up that conflicted the horizon is multiplied; after any other a little is added to the top-ups per second.
+# Additive increase with multiplicative decrease brings all processes of a fleet to the same horizon, whatever their
+# first one was.
 CONFLICT_FACTOR, QUIET_STEP = 1.3, 0.01
-FIRST_BACKOFF, MAX_BACKOFF = 0.5, 8.0  # seconds after a question that others made fail: twice as long after the next
-SLOW_ANSWER_SECONDS: Final = 0.08  # an answer as late as that had others in its way, and was sent again below us
-OVERLOAD_FACTOR, OVERLOADED_ANSWER_SECONDS = (
-    2.0,
-    0.4,
-)  # where that happened several times: the store has more to do than it can
-MAX_EXTRA_WAIT_SECONDS: Final = (
-    15.0  # seconds that somebody is told to wait after more is asked for: longer is anybody's guess
-)
-# A bucket that was full for long may be used up at once, by halves: fairness begins when that was tried for so long, or
-# brought no more than an eighth of what was wanted. Then it lasts until there was enough for longer than any horizon.
+FIRST_BACKOFF, MAX_BACKOFF = 0.5, 8.0  # seconds after a top-up that failed by conflicts; doubled after each further one
+SLOW_ANSWER_SECONDS: Final = 0.08  # a response this late was retried below this layer because of a conflict
+# A response this late was retried several times: the store has more to do than it can.
+OVERLOAD_FACTOR, OVERLOADED_ANSWER_SECONDS = 2.0, 0.4
+# The most that a refused call is told to wait beyond the next top-up; a longer estimate would be a guess.
+MAX_EXTRA_WAIT_SECONDS: Final = 15.0
+# A bucket that was full for long may be used up at once, by halves. Rationing begins after BURST_SECONDS of that, or
+# when a top-up gets no more than 1/BURST_SHARE of what it wanted. It ends when there was enough for BURST_AFTER
+# seconds, which is longer than any horizon.
 BURST_SECONDS, BURST_SHARE, BURST_AFTER = 1.0, 8, 40.0
 
-# The fair rate as a function of how full a bucket is, the same one for every sidecar: at `BRIM_SECONDS` of refill
-# (or `BRIM_SHARE` of a smaller bucket) one may have all of the refill, and below that it falls steeply: so a fleet of a
-# thousand settles at a tenth of that, and not at next to nothing where it would be luck who finds some.
+# The fair rate is a function of how full a bucket is, the same one for every sidecar. At `BRIM_SECONDS` of refill (or
+# `BRIM_SHARE` of a smaller bucket) a sidecar may take all of the refill, and below that its part falls steeply. So the
+# level for a fleet of a thousand settles at a tenth of that, and not near zero, where luck would decide who gets some.
 BRIM_SECONDS, BRIM_SHARE, STEEPNESS = 6.0, 0.75, 3
 SHARE_UNIT: Final = 10**9
 LEVEL_WEIGHT: Final = 0.2  # of the newest level in the mean
-FALLEN_LEVEL_WEIGHT: Final = 0.7  # of one that is less than half of it: a burst is over
-SLACK: Final = 1.5  # how far the level may have fallen for as much as is wanted to be fair still
-LEVEL_TTL_SECONDS: Final = 60.0  # after which what was seen is worth nothing
-LEVEL_HORIZONS: Final = 3  # after which it is looked at again
+FALLEN_LEVEL_WEIGHT: Final = 0.7  # of a level below half of the mean: a burst is over
+SLACK: Final = 1.5  # how far the level may have fallen while taking all that is wanted still counts as fair
+LEVEL_TTL_SECONDS: Final = 60.0  # after which an old level does not count
+LEVEL_HORIZONS: Final = 3  # after which the level must be seen again
 
 
 class TopUpPlan(NamedTuple):
-    """What to ask the store for: the arguments of `Limiter.lease`."""
+    """What to ask the store for: the arguments of `BucketClient.lease`."""
 
     wants: dict[str, int]
     needs: dict[str, int]
     used: dict[str, int]
     share: tuple[int, int]
-    enough_share: float  # part of the wants: who gets less than that waits for a horizon
+    enough_share: float  # part of the wants; after a grant of less, the next top-up waits for an interval
 
 
 def select_slowest_refill(buckets: Sequence[RateBucket]) -> dict[str, RateLimit]:
-    """Of each limit the one that refills slowest, over all levels: it is what runs dry first."""
-    found: dict[str, RateLimit] = {}
+    """Return for each limit the level that refills slowest: it runs dry first."""
+    slowest: dict[str, RateLimit] = {}
     for bucket in buckets:
         for limit in bucket.limits:
-            other = found.get(limit.name)
+            other = slowest.get(limit.name)
             if other is None or limit.amount * other.period_ms < other.amount * limit.period_ms:
-                found[limit.name] = limit
-    return found
+                slowest[limit.name] = limit
+    return slowest
 
 
 class RateLease:
+    """One caller's tokens in this process: what is held, the demand, and when to top up."""
+
     __slots__ = (
         "_backoffs",
         "_bucket_remaining",
@@ -117,30 +115,30 @@ class RateLease:
     )  # fmt: skip
 
     def __init__(self, buckets: Sequence[RateBucket], now: float, random_fraction: Callable[[], float]) -> None:
-        """`chance` gives a number in [0, 1): so that a fleet does not come in step."""
+        """`random_fraction` returns a number in [0, 1), so that the processes of a fleet do not run in step."""
         self._random = random_fraction
         self.horizon = FIRST_HORIZON
-        self.not_before = 0.0  # where there is not enough: until then nobody is asked
+        self.not_before = 0.0  # while tokens are short, no top-up before this time
         self.last_call = now
-        self._started_at = self._folded_at = now - 1.0  # as if the first call were the first of a second
+        self._started_at = self._folded_at = now - 1.0  # as if the first call ended a second of traffic
         self._renewed_at = self._level_at = self._burst_at = self._rationed_at = -inf
         self._requested_at = now
         self._latency = 0.02
         self._backoffs = 0
-        self._retry_period = MIN_HORIZON  # as it was when somebody was told to wait
+        self._retry_period = MIN_HORIZON  # the top-up interval when calls were last refused
         self.names: tuple[str, ...] = ()
         self.held: list[int] = []
-        self.used: list[int] = []  # and not told yet
-        self._demand: list[float] = []  # a second; the last one counts calls
-        self._offered: list[int] = []  # since the last fold
-        self._grant_rate: list[float] = []  # a second, as the store has given of late
+        self.used: list[int] = []  # not reported to the store yet
+        self._demand: list[float] = []  # a second; the last entry counts calls
+        self._offered: list[int] = []  # demand since the last fold
+        self._grant_rate: list[float] = []  # a second, as the store has recently granted
         self._bucket_remaining: list[int] = []  # in the bucket, as last seen
-        self._mean_level: list[float] = []  # of the bucket, as found on average
-        self._promised: list[int] = []  # to those who were told to come back
+        self._mean_level: list[float] = []  # of the bucket, averaged over what was seen
+        self._promised: list[int] = []  # to refused calls that were given a time to come back
         self.apply_buckets(buckets)
 
     def apply_buckets(self, buckets: Sequence[RateBucket]) -> None:
-        """The settings as they are now. What is held stays, up to the capacity."""
+        """Apply the current settings. Held tokens stay, up to the capacity."""
         limits, old_names = select_slowest_refill(buckets), self.names
         old_places = [old_names.index(name) if name in old_names else None for name in limits]
         capacity: dict[str, int] = {}
@@ -156,17 +154,19 @@ class RateLease:
         calls = (self._demand[-1], self._offered[-1]) if self._demand else (0.0, 0)
         self._demand = [0.0 if place is None else self._demand[place] for place in old_places] + [calls[0]]
         self._offered = [0 if place is None else self._offered[place] for place in old_places] + [calls[1]]
-        self._grant_rate = list(self._refill_rate)  # it may be alone
+        self._grant_rate = list(self._refill_rate)  # until shown otherwise, this process may be the only one
         self._mean_level = [float(most) for most in self._capacity]
         self._bucket_remaining = list(self._capacity)
         self._level_at = -inf
         self._promised = [0] * len(limits)
         self._low_water = [0] * len(limits)
-        self.not_before = 0.0  # there may be more now
+        self.not_before = 0.0  # the new settings may allow more
 
-    # For the calls.
+    # For calls.
 
     def take(self, costs: Costs, now: float) -> int:
+        """Count the call as demand and take its costs: all of them, or nothing. Returns TAKEN, TAKEN_BUT_LOW,
+        NEEDS_TOP_UP, or the milliseconds to wait."""
         self.last_call = now
         offered = self._offered
         offered[-1] += 1
@@ -177,7 +177,7 @@ class RateLease:
         return self.retake(costs, now)
 
     def retake(self, costs: Costs, now: float) -> int:
-        """For a call that has been counted as demand."""
+        """Like `take`, for a call that has been counted as demand."""
         held, low, answer = self.held, self._low_water, TAKEN
         for place, cost in enumerate(costs):
             if cost > held[place] and cost:
@@ -192,7 +192,7 @@ class RateLease:
         return any(cost > most for cost, most in zip(costs, self._capacity, strict=True))
 
     def estimate_wait_ms(self, costs: Costs, now: float) -> int:
-        """Until this call would find enough: when more is asked for, or later if others were told to come then."""
+        """Estimate when this call would find enough: at the next top-up, or later if refused calls were promised it."""
         period, periods = self._retry_period, 0
         for place, cost in enumerate(costs):
             self._promised[place] += cost
@@ -203,23 +203,23 @@ class RateLease:
         return max(1, round(wait * 1000))
 
     def settle(self, estimate: Costs, actual: Costs) -> None:
-        """What was taken for a call is no more held back for it. Below zero is what is owed: the next top-up pays."""
+        """Replace the estimate of a call by its actual usage. `held` may get negative: the next top-up pays that."""
         held, used = self.held, self.used
         for place, used_now in enumerate(actual):
             held[place] += estimate[place] - used_now
             used[place] += used_now
 
-    # For who asks the store.
+    # For top-ups.
 
     def plan_top_up(self, now: float, need: Costs | None = None) -> TopUpPlan:
-        """`need`: of a call that waits for it. Who asked must say what came of it."""
+        """Compute what to ask for. `need`: of a call that waits. One of the `on_...` methods must get the result."""
         self._fold_demand(now)
         self._requested_at = now
         wants, needs = {}, {}
         for place, name in enumerate(self.names):
             overdrawn = max(0, -self.held[place])
             least = need[place] if need is not None else self._mean_cost(place)
-            recent_demand = min(self._offered[place], self._capacity[place] // 2)  # many calls in one moment
+            recent_demand = min(self._offered[place], self._capacity[place] // 2)  # many calls at the same moment
             target = max(self._chunk_size(place), least, recent_demand)
             wants[name] = max(0, target - self.held[place])
             needs[name] = min(wants[name], least + overdrawn if least > self.held[place] else 0)
@@ -227,11 +227,11 @@ class RateLease:
         self.used = [0] * len(self.names)
         is_informed = now - self._level_at < LEVEL_HORIZONS * self.horizon
         share, is_rationed = self._fair_share(wants, now, is_informed)
-        is_crowded = self.horizon > FIRST_HORIZON  # many halves asked for at once would be in each other's way
+        is_crowded = self.horizon > FIRST_HORIZON  # if many processes took halves at once, they would conflict
         is_burst = is_rationed and not is_crowded and self._is_burst(now)
         enough = 1.0 if is_crowded or (is_rationed and not is_burst) else 1 / BURST_SHARE
         if not is_informed:
-            enough = 0.0  # there may be more than was thought
+            enough = 0.0  # the bucket may hold more than was estimated
         return TopUpPlan(wants, needs, used, (1, 2) if is_burst else share, enough)
 
     def on_granted(
@@ -244,7 +244,8 @@ class RateLease:
         is_level_exact: bool = True,
         had_conflicts: bool = False,
     ) -> None:
-        """`is_seen`: what is left is as it was just seen, else it is that at most: others may have taken of it."""
+        """Add granted tokens. `is_level_exact`: `remaining` was just read; otherwise it is an upper bound, as others
+        may have taken tokens since."""
         elapsed = max(now - self._renewed_at, MIN_TOP_UP_INTERVAL) if self._renewed_at > 0 else self._top_up_interval()
         self._renewed_at = now
         is_short = False
@@ -261,8 +262,9 @@ class RateLease:
         self._update_low_water()
 
     def on_refused(self, plan: TopUpPlan, wait_ms: int | None, remaining: Mapping[str, int], now: float) -> None:
+        """Record that the bucket has not enough, and schedule the next top-up."""
         if all(remaining.get(name, need) >= need for name, need in plan.needs.items()):
-            self.on_failed(plan, now, had_conflicts=True)  # there is enough: others were faster each time
+            self.on_failed(plan, now, had_conflicts=True)  # there is enough, but others were faster each time
             return
         self._restore_used(plan)
         self._record_levels(remaining, {}, now, True)
@@ -272,7 +274,7 @@ class RateLease:
         self.not_before = max(self.not_before, now + min((wait_ms or 0) / 1000, MAX_HORIZON))
 
     def on_failed(self, plan: TopUpPlan, now: float, *, had_conflicts: bool) -> None:
-        """Nothing was taken, nothing told."""
+        """Record a top-up that took nothing and reported no usage, and back off if conflicts were the reason."""
         self._restore_used(plan)
         if had_conflicts:
             self._adapt_horizon(True, now)
@@ -315,14 +317,14 @@ class RateLease:
             self._promised[place] = max(0, self._promised[place] - int(gain * period)) if is_short else 0
 
     def find_unpayable_debt(self, need: Costs | None = None) -> Costs | None:
-        """What is owed, below zero, where a bucket hardly ever has as much at once as that and the next call take."""
+        """Return the debt (negative) if a bucket hardly ever holds enough for it and the next call; otherwise None."""
         for place, held in enumerate(self.held):
             least = need[place] if need is not None else self._mean_cost(place)
             if held < 0 and 2 * (least - held) > self._capacity[place]:
-                return tuple([min(0, each) for each in self.held])
+                return tuple([min(0, amount) for amount in self.held])
         return None
 
-    # When nobody calls.
+    # For idle callers and shutdown.
 
     def is_idle(self, now: float) -> bool:
         calls = self._demand[-1]
@@ -330,13 +332,14 @@ class RateLease:
         return now - self.last_call >= max(IDLE_SECONDS, min(gaps, MAX_IDLE_SECONDS))
 
     def find_surplus(self, now: float) -> Costs:
-        """Held from busier times: what is above two chunks."""
+        """Return what is held above the chunk size, where more than two chunks are left from busier times."""
         self._fold_demand(now)
         targets = ((held, self._chunk_size(place)) for place, held in enumerate(self.held))
         return tuple(held - target if held > 2 * target else 0 for held, target in targets)
 
     def take_out(self, amounts: Costs | None = None) -> tuple[dict[str, int], dict[str, int]]:
-        """What goes back, all unless it is said how much (below zero where it owes), and what was used."""
+        """Remove `amounts` (by default everything held; negative for a debt) and all unreported usage, and return
+        both."""
         returned = dict(zip(self.names, self.held if amounts is None else amounts, strict=True))
         used = dict(zip(self.names, self.used, strict=True))
         self.held = [held - returned[name] for name, held in zip(self.names, self.held, strict=True)]
@@ -344,10 +347,10 @@ class RateLease:
         return returned, used
 
     def estimate_remaining(self) -> list[tuple[str, int]]:
-        """What is held, and what the bucket had when it was last seen; by limit."""
-        remaining, held, left, capacity = [], self.held, self._bucket_remaining, self._capacity
+        """Return what is held plus what the bucket had when it was last seen, by limit."""
+        remaining, held, in_bucket, capacity = [], self.held, self._bucket_remaining, self._capacity
         for place, name in enumerate(self.names):
-            full, amount = capacity[place], held[place] + left[place]
+            full, amount = capacity[place], held[place] + in_bucket[place]
             remaining.append((name, amount if amount < full else full))
         return remaining
 
@@ -355,7 +358,7 @@ class RateLease:
     def is_empty(self) -> bool:
         return not any(self.held) and not any(self.used)
 
-    # How much.
+    # Estimates of demand, chunk size and fair share.
 
     def _fold_demand(self, now: float) -> None:
         passed = now - self._folded_at
@@ -380,7 +383,7 @@ class RateLease:
         return round(self._demand[place] / calls) if calls > 0 else 0
 
     def _chunk_seconds(self) -> float:
-        """That a chunk is for."""
+        """Return how many seconds of demand a chunk covers."""
         calls = self._demand[-1]
         return min(MAX_HORIZON, max(self.horizon, MIN_CALLS_PER_CHUNK / calls if calls > 0 else 0.0))
 
@@ -390,7 +393,7 @@ class RateLease:
         return round(max(chunk, min(MIN_CALLS_IN_CHUNK * self._mean_cost(place), capacity / 2)))
 
     def _top_up_interval(self) -> float:
-        """Seconds between two questions where there is not enough: a bucket must not run over in between."""
+        """Return the seconds between two top-ups while tokens are short: the bucket must not overflow in between."""
         rates = zip(self._capacity, self._grant_rate, strict=True)
         soonest = min((most / CHUNKS_PER_BUCKET / gain for most, gain in rates if gain > 0), default=inf)
         return max(MIN_TOP_UP_INTERVAL, min(self._chunk_seconds(), soonest))
@@ -402,7 +405,7 @@ class RateLease:
         return now - self._burst_at < BURST_SECONDS
 
     def _fair_share(self, wants: Mapping[str, int], now: float, is_informed: bool) -> tuple[tuple[int, int], bool]:
-        """Of what is there, at most, never more than a half; and whether that is less than wanted, for being fair."""
+        """Return the largest fair part of the bucket, at most a half, and whether it is less than what is wanted."""
         period = self._top_up_interval()
         elapsed = min(max(now - self._renewed_at, period / 2), 2 * period)
         fair, enough, is_rationed = 0.5, 0.0, False

@@ -40,10 +40,22 @@ Amounts = Mapping[str, int]
 
 LOCAL, WAITED, EXACT, ALONE, REFUSED = "local", "waited", "exact", "alone", "refused"
 
+MAX_CALLERS: Final = 20_000
+STORE_TIMEOUT_SECONDS = 2.0  # how long one call waits for the store
+STORE_RETRY_SECONDS: Final = 1.0  # after a request that the store did not answer; until then no call waits for it
+SWEEP_SECONDS: Final = 1.0
+FORGET_AFTER_SECONDS: Final = 60.0  # after a caller's last call, once its lease is empty
+EVICTION_SAMPLE: Final = 64  # oldest callers among which one is evicted to make room
+SWEEP_BATCH: Final = 500  # callers per loop turn of a sweep, so that other tasks can run
+STOP_CONCURRENCY: Final = 16  # callers whose leases are returned to the store at the same time
+MAX_WAIT_MS = 60_000
+
+_log = logging.getLogger("price_keeper.limits")
+
 
 @dataclass(slots=True)
 class RateLimitCounts:
-    """Calls by how they were decided, and what the store was asked."""
+    """Calls by decision, and the requests to the store."""
 
     local: int = 0
     waited: int = 0
@@ -53,12 +65,12 @@ class RateLimitCounts:
     refused_by_store: int = 0
     refused_alone: int = 0
     given_back: int = 0
-    failed: int = 0  # questions that the store did not answer, or was too busy for
+    failed: int = 0  # top-ups that the store did not answer or was too busy for
     top_ups: Counter[str] = field(default_factory=Counter)  # by path
 
 
 class LeaseHolder:
-    """A caller, and the question that is under way for it."""
+    """One caller's lease, and its top-up in flight if there is one."""
 
     __slots__ = ("buckets", "is_evicted", "lease", "offline_limiter", "store_away_until", "top_up", "unsettled")
 
@@ -68,12 +80,12 @@ class LeaseHolder:
         self.offline_limiter: OfflineLimiter | None = None
         self.top_up: asyncio.Event | None = None
         self.store_away_until = 0.0
-        self.unsettled = 0  # calls that wait, or are not settled
-        self.is_evicted = False  # what comes back goes to the store
+        self.unsettled = 0  # calls that wait for a top-up or are not settled yet
+        self.is_evicted = False  # if set, returned tokens go to the store instead of the lease
 
 
 class RateDecision:
-    """One that was let in is to be settled, once. `wait_ms` None: waiting does not help."""
+    """The decision on one call. An admitted one must be settled exactly once. `wait_ms` None: waiting does not help."""
 
     __slots__ = ("buckets", "costs", "decided_by", "holder", "is_admitted", "names", "wait_ms")
 
@@ -96,13 +108,14 @@ class RateDecision:
 
 
 def order_costs(names: tuple[str, ...], amounts: Amounts) -> Costs:
-    if len(names) == 2:  # nearly always, and so three times as fast
+    """Return the amounts in the order of `names`; a missing one is 0."""
+    if len(names) == 2:  # the usual case, and three times as fast as the general one
         return amounts.get(names[0], 0), amounts.get(names[1], 0)
     return tuple(amounts.get(name, 0) for name in names)
 
 
 def actual_usage(admission: RateDecision, actual: Amounts | None) -> Costs:
-    """What is not named is as estimated; None: nobody knows, so all of it is."""
+    """Return the usage to charge. What `actual` does not name, or all if it is None, counts as estimated."""
     names, costs = admission.names, admission.costs
     if actual is None:
         return costs
@@ -111,19 +124,9 @@ def actual_usage(admission: RateDecision, actual: Amounts | None) -> Costs:
     return tuple(actual.get(name, cost) for name, cost in zip(names, costs, strict=True))
 
 
-MAX_CALLERS: Final = 20_000
-STORE_TIMEOUT_SECONDS = 2.0  # of a call, for the store
-STORE_RETRY_SECONDS: Final = 1.0  # after a question that the store did not answer: until then no call waits for it
-SWEEP_SECONDS: Final = 1.0
-FORGET_AFTER_SECONDS: Final = 60.0  # after its last call, when nothing of a caller is left
-EVICTION_SAMPLE: Final = 64  # callers, for one that can make room
-SWEEP_BATCH: Final = 500  # callers in a sweep, before others have a turn
-STOP_CONCURRENCY: Final = 16  # callers, whose rest goes back to the store
-
-_log = logging.getLogger("price_keeper.limits")
-
-
 class RateLeaseManager:
+    """Holds one lease per caller and admits calls against it."""
+
     def __init__(
         self,
         bucket_client: BucketClient,
@@ -132,7 +135,7 @@ class RateLeaseManager:
         random_fraction: Callable[[], float] = random.random,
         max_callers: int = MAX_CALLERS,
     ) -> None:
-        """`sweep` is to be called every SWEEP_SECONDS, and `stop` before the process ends."""
+        """Create a manager without leases. Call `sweep` every SWEEP_SECONDS, and `stop` before the process ends."""
         self._bucket_client = bucket_client
         self._exact_limiter = ExactLimiter(bucket_client, tasks)
         self._now = clock.monotonic
@@ -147,18 +150,18 @@ class RateLeaseManager:
         return len(self._holders)
 
     def held_by_limit(self) -> Counter[str]:
-        """By limit, over all callers."""
+        """Return the tokens held in leases, by limit, over all callers."""
         sums: Counter[str] = Counter()
         for holder in self._holders.values():
             sums.update(dict(zip(holder.lease.names, holder.lease.held, strict=True)))
         return sums
 
     def estimate_remaining(self, admission: RateDecision) -> Sequence[tuple[str, int]]:
-        """What is here and, as far as is known, in the store; by limit."""
+        """Return the tokens in the lease plus those last seen in the store, by limit."""
         holder = admission.holder
         return () if holder is None else holder.lease.estimate_remaining()
 
-    # For the calls.
+    # Admission and settlement.
 
     async def admit(
         self,
@@ -170,23 +173,24 @@ class RateLeaseManager:
         serves_offline: bool = True,
         is_demand_counted: bool = False,
     ) -> RateDecision:
-        """`name` is the caller's, and `buckets` its limits on all levels. `serves_alone`: also while the store is away.
-        `is_counted`: of a call that `at_once` had not enough for.
+        """Decide on a call, and wait for the store if the lease has not enough tokens.
 
-        Raises Busy where the store is away and it does not.
+        `name` identifies the caller, and `buckets` are its limits on all levels. `serves_offline`: admit calls while
+        the store is unavailable; otherwise Busy is raised then. `is_demand_counted`: `try_admit` has already counted
+        this call as demand and had not enough tokens for it.
         """
         if is_exact:
             return await self._admit_exactly(name, buckets, costs, serves_offline)
-        found = None if is_demand_counted else self.try_admit(name, buckets, costs)
-        return found or await self._admit_via_store(name, buckets, costs, serves_offline)
+        decision = None if is_demand_counted else self.try_admit(name, buckets, costs)
+        return decision or await self._admit_via_store(name, buckets, costs, serves_offline)
 
     def try_admit(self, name: str, buckets: Buckets, costs: Amounts) -> RateDecision | None:
-        """As far as nobody has to be waited for."""
-        found, now = self._holders.get(name), self._now()
+        """Decide without I/O, or return None if the store must be asked. A low lease starts a top-up."""
+        cached, now = self._holders.get(name), self._now()
         holder = (
-            found
-            if found is not None and found.buckets is buckets
-            else self._find_or_create_holder(name, found, buckets, now)
+            cached
+            if cached is not None and cached.buckets is buckets
+            else self._find_or_create_holder(name, cached, buckets, now)
         )
         if holder is None or holder.is_evicted:
             return None
@@ -207,7 +211,7 @@ class RateLeaseManager:
         return _build_refusal(holder, wanted, None if lease.exceeds_capacity(wanted) else taken)
 
     def settle(self, admission: RateDecision, actual: Amounts | None) -> None:
-        """What the call really used; what is not named is as estimated. None: nobody knows, so all of it is."""
+        """Replace the estimate by the actual usage; what `actual` does not name, or all if None, stays as it is."""
         used_costs, holder = actual_usage(admission, actual), admission.holder
         if holder is None:
             self._exact_limiter.settle(admission, used_costs)
@@ -217,14 +221,14 @@ class RateLeaseManager:
         if admission.decided_by is ALONE:
             if holder.offline_limiter is not None and holder.lease.names == admission.names:
                 holder.offline_limiter.settle(taken, used_costs)
-            taken = used_costs  # nothing of it was the store's: it is told, and that is all
+            taken = used_costs  # these tokens were never taken from the store, so only the usage is reported
         if holder.is_evicted or holder.lease.names != admission.names:
             rows = list(zip(admission.names, taken, used_costs, strict=True))
             self._adjust_soon(admission.buckets, {name: used - cost for name, cost, used in rows}, _sum_used(rows))
         else:
             holder.lease.settle(taken, used_costs)
 
-    # The way by the store.
+    # Calls that wait for the store.
 
     async def _admit_via_store(self, name: str, buckets: Buckets, costs: Amounts, serves_offline: bool) -> RateDecision:
         holder = self._holders.get(name)
@@ -233,27 +237,27 @@ class RateLeaseManager:
         if holder.lease.exceeds_capacity(order_costs(holder.lease.names, costs)):
             self.counts.refused_by_store += 1
             return _build_refusal(holder, order_costs(holder.lease.names, costs), None)
-        holder.unsettled += 1  # so that it is not dropped meanwhile
+        holder.unsettled += 1  # so that the holder is not evicted while the call waits
         try:
             async with asyncio.timeout(STORE_TIMEOUT_SECONDS):
                 while self._now() >= holder.store_away_until and not holder.is_evicted:
                     if (admission := await self._admit_after_top_up(holder, costs)) is not None:
                         return admission
         except TimeoutError:
-            holder.store_away_until = self._now() + STORE_RETRY_SECONDS  # so that the next one does not wait as long
+            holder.store_away_until = self._now() + STORE_RETRY_SECONDS  # so that the next call does not wait as long
         finally:
             holder.unsettled -= 1
-        if holder.is_evicted and not self._is_stopping:  # the limits have changed while it waited
+        if holder.is_evicted and not self._is_stopping:  # the limits changed while the call waited
             return await self._admit_exactly(name, buckets, costs, serves_offline)
         return self._admit_offline(holder, costs, serves_offline)
 
     async def _admit_after_top_up(self, holder: LeaseHolder, costs: Amounts) -> RateDecision | None:
-        """None: ask again, unless the store is away."""
+        """Wait for one top-up and take. None: try again, unless the store is away."""
         wanted = order_costs(holder.lease.names, costs)
         await (holder.top_up or self._start_top_up(holder, wanted)).wait()
         if holder.is_evicted:
             return None
-        wanted = order_costs(holder.lease.names, costs)  # the settings may have changed
+        wanted = order_costs(holder.lease.names, costs)  # computed again because the settings may have changed
         taken = holder.lease.retake(wanted, self._now())
         if taken == NEEDS_TOP_UP:
             return None
@@ -279,12 +283,16 @@ class RateLeaseManager:
         except (StoreThrottled, TransactionFailed):
             is_away = False
         except StoreError as failure:
-            _log.warning("the limits of a caller cannot be looked up: %s", type(failure).__name__)
+            _log.warning(
+                "cannot top up the rate lease of a caller (%s); its calls use the offline limits or "
+                "fail with 503 until the store answers again",
+                type(failure).__name__,
+            )
         finally:
             if grant is not None:
                 holder.store_away_until = 0.0
                 self._apply_grant(lease, plan, grant, self._bucket_client.conflicts > conflicts_before)
-            else:  # for whatever reason: or its callers would ask again at once, for ever
+            else:  # after any failure, also cancellation: without this pause its callers would ask again at once
                 self.counts.failed += 1
                 lease.on_failed(plan, self._now(), had_conflicts=not is_away)
                 holder.store_away_until = self._now() + STORE_RETRY_SECONDS if is_away else 0.0
@@ -306,7 +314,7 @@ class RateLeaseManager:
                 had_conflicts=had_conflicts,
             )
 
-    # While the store is away, and where every call is written.
+    # Decisions without a lease: exact limits, and while the store is away.
 
     async def _admit_exactly(self, name: str, buckets: Buckets, costs: Amounts, serves_offline: bool) -> RateDecision:
         try:
@@ -336,13 +344,13 @@ class RateLeaseManager:
         self.counts.alone += 1
         return RateDecision(ALONE, holder.buckets, holder.lease.names, wanted, holder)
 
-    # Who is there.
+    # Lease holders: creation, eviction, return of tokens.
 
     def _find_or_create_holder(
         self, name: str, holder: LeaseHolder | None, buckets: Buckets, now: float
     ) -> LeaseHolder | None:
-        """By the settings as they are now. None: there is no room."""
-        if holder is not None and [each.key for each in holder.buckets] == [each.key for each in buckets]:
+        """Return the caller's holder with the current settings, created if needed. None: there is no room."""
+        if holder is not None and [bucket.key for bucket in holder.buckets] == [bucket.key for bucket in buckets]:
             if holder.buckets != buckets:
                 holder.lease.apply_buckets(buckets)
             holder.buckets = buckets
@@ -374,7 +382,7 @@ class RateLeaseManager:
         await self._return_tokens(holder)
 
     async def sweep(self) -> None:
-        """What idle callers hold goes back; who is idle for long is forgotten; what could not be sent is sent."""
+        """Return what idle callers hold, forget callers that are idle for long, and send pending adjustments."""
         for number, (name, holder) in enumerate(list(self._holders.items())):
             if not number % SWEEP_BATCH:
                 await asyncio.sleep(0)
@@ -403,7 +411,11 @@ class RateLeaseManager:
         await self._bucket_client.adjust(holder.buckets, {name: -amount for name, amount in returned.items()}, used)
 
     def _pay_debt(self, holder: LeaseHolder, debt: Costs) -> None:
-        """A debt is never refused, as more would be that had to come with it: what the bucket earns next pays it."""
+        """Write a debt to the bucket as an adjustment, which is never refused. What the bucket earns next pays it.
+
+        As part of a top-up it could be refused, because the store would have to grant the debt and the new tokens at
+        once.
+        """
         returned, used = holder.lease.take_out(debt)
         self._adjust_soon(holder.buckets, {name: -amount for name, amount in returned.items()}, used)
 
@@ -411,7 +423,7 @@ class RateLeaseManager:
         self._tasks.spawn(self._bucket_client.adjust(buckets, taken, used))
 
     async def stop(self) -> None:
-        """Everything goes back. Calls that are settled later, or admitted, write each for itself."""
+        """Return all leases to the store. Calls that are admitted or settled later are written one by one."""
         self._is_stopping = True
         holders = list(self._holders.values())
         for holder in holders:
@@ -428,10 +440,10 @@ class RateLeaseManager:
                 await self._return_tokens(holder)
 
         for holder in holders:
-            if holder.top_up is not None:  # nobody waits for it any longer
+            if holder.top_up is not None:  # still in flight after the timeout, so stop does not wait for it
                 self._tasks.spawn(self._return_after_top_up(holder))
         await asyncio.gather(*(return_tokens(holder) for holder in holders if holder.top_up is None))
-        await asyncio.sleep(0)  # what calls that just ended used begins to be told
+        await asyncio.sleep(0)  # lets the adjustments of calls that just ended start
         if self._bucket_client.pending:
             with suppress(StoreError, TimeoutError):
                 async with asyncio.timeout(STORE_TIMEOUT_SECONDS):
@@ -447,12 +459,14 @@ def _sum_used(rows: list[tuple[str, int, int]]) -> dict[str, int]:
 
 
 class ExactLimiter:
+    """Writes every call to the store: an acquire before it, and an adjustment after it if the usage differs."""
+
     def __init__(self, bucket_client: BucketClient, tasks: Tasks) -> None:
         self._bucket_client = bucket_client
         self._tasks = tasks
 
     async def admit(self, buckets: Buckets, costs: Amounts) -> RateDecision:
-        """Raises StoreError or TimeoutError."""
+        """Take the costs from the store. Raises StoreError or TimeoutError."""
         result: asyncio.Future[Grant] = asyncio.get_running_loop().create_future()
         self._tasks.spawn(self._acquire(buckets, costs, result))
         async with asyncio.timeout(STORE_TIMEOUT_SECONDS):
@@ -462,10 +476,13 @@ class ExactLimiter:
         return RateDecision(how, buckets, names, order_costs(names, costs), None, grant.wait_ms)
 
     async def _acquire(self, buckets: Buckets, costs: Amounts, result: asyncio.Future[Grant]) -> None:
-        """Not cancelled with who waits for it, since then nobody would know what was written."""
+        """Take the costs, and give them back if no call waits any more.
+
+        This task is not cancelled with the call that waits for it; otherwise it would not be known what was written.
+        """
         try:
             grant = await self._bucket_client.acquire(buckets, costs)
-        except Exception as failure:  # of whatever kind: somebody waits for the answer
+        except Exception as failure:  # every kind: a call waits for the result
             if not result.done():
                 result.set_exception(failure)
             return
@@ -476,18 +493,16 @@ class ExactLimiter:
             await self._bucket_client.adjust(buckets, refund, refund)
 
     def settle(self, admission: RateDecision, actual: Costs) -> None:
-        """The estimate was told as used."""
+        """Write the difference between actual and estimated usage; `acquire` reported the estimate as used."""
         rows = zip(admission.names, admission.costs, actual, strict=True)
         differences = {name: used - cost for name, cost, used in rows if used != cost}
         if differences:
             self._tasks.spawn(self._bucket_client.adjust(admission.buckets, differences, differences))
 
 
-MAX_WAIT_MS = 60_000
-
-
 class OfflineLimiter:
-    """The whole of each limit: so a fleet that is cut off lets through as often that as it has sidecars."""
+    """One caller's limits while the store is away. Each process applies the whole limit, so a fleet that is cut off
+    admits up to the limit times the number of its sidecars."""
 
     __slots__ = ("_capacity", "_rate", "_refilled_at", "_tokens", "buckets")
 
@@ -500,7 +515,7 @@ class OfflineLimiter:
         self._refilled_at = now
 
     def take(self, costs: Costs, now: float) -> int:
-        """0, or how many milliseconds to wait."""
+        """Take the costs and return 0, or return how many milliseconds to wait."""
         elapsed, self._refilled_at = now - self._refilled_at, now
         wait = 0.0
         for place, cost in enumerate(costs):
@@ -515,5 +530,6 @@ class OfflineLimiter:
         return 0
 
     def settle(self, estimate: Costs, actual: Costs) -> None:
+        """Give back what the call did not use, or take what it used in addition."""
         for place, cost in enumerate(estimate):
             self._tokens[place] += cost - actual[place]

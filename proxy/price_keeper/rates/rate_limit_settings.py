@@ -13,7 +13,7 @@ from price_keeper.stores.contract import Item, Value
 REQUESTS, TOKENS = "rpm", "tpm"
 RATES = (REQUESTS, TOKENS)
 MODES = ("lease", "exact")
-MAX_RATE = 10**9  # of a rate
+MAX_RATE = 10**9  # per minute, of requests or tokens
 MAX_BURST_SECS = 3600
 DEFAULT_BURST_SECS = 60
 MINUTE_MS = 60_000
@@ -27,7 +27,7 @@ _MAX_SHOWN_CHARS = 64
 
 
 class ScopeRateLimits(NamedTuple):
-    """Of one scope. `rates` a minute, by name."""
+    """The limits of one scope. `rates` are per minute, by name."""
 
     bucket: RateBucket
     rates: Mapping[str, int]
@@ -35,11 +35,11 @@ class ScopeRateLimits(NamedTuple):
 
 
 def validate_rate_limits(value: Any) -> dict[str, Value]:
-    """As it is to be stored. Raises ValueError with every mistake."""
+    """Return the limits as they are stored. Raises ValueError with every mistake."""
     if not isinstance(value, Mapping):
         raise ValueError(f"expected a mapping of {_ALLOWED}, found {_shorten(value)}")
-    given = {str(name): each for name, each in value.items() if each is not None}
-    errors = [mistake for name, each in given.items() if (mistake := _find_error(name, each))]
+    given = {str(name): entry for name, entry in value.items() if entry is not None}
+    errors = [mistake for name, entry in given.items() if (mistake := _find_error(name, entry))]
     if not any(name in given for name in RATES):
         errors.append(f"expected {' or '.join(RATES)}; leave limits out where there is none")
     if errors:
@@ -63,7 +63,7 @@ def _shorten(value: Any) -> str:
 
 
 def parse_rate_limits(scope: Scope, item: Item | None) -> ScopeRateLimits | None:
-    """None where there are no limits. Raises ValueError for what was written by hand and cannot be used."""
+    """Parse the limits of an item; None if it has none. Raises ValueError for unusable limits (written by hand)."""
     if item is None or item.get(LIMITS_ATTRIBUTE) is None:
         return None
     given: Mapping[str, Any] = validate_rate_limits(item[LIMITS_ATTRIBUTE])
@@ -77,5 +77,5 @@ def parse_rate_limits(scope: Scope, item: Item | None) -> ScopeRateLimits | None
 
 
 def _capacity(rate: int, burst_secs: int) -> int:
-    """One call at least, or none would ever be let through."""
+    """At least one call, or none would ever be admitted."""
     return max(MILLI, rate * MILLI * burst_secs // 60)

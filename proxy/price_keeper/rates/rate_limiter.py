@@ -1,7 +1,7 @@
 """Apply rate limits to calls: reserve estimated tokens before a call, settle the actual usage after it.
 
-START HERE: `RateLimiter.reserve_cached` (no I/O) and `reserve`. Both return a `RateReservation`, raise SlowDown when
-the limit is reached, and add the x-ratelimit headers to the response.
+START HERE: `RateLimiter.reserve_cached` (no I/O) and `reserve`. Both return a `RateReservation`, raise TooManyRequests
+when the limit is reached, and add the x-ratelimit headers to the response.
 
 `RateLimitCache` keeps the limits of each caller: those of its app and those of its org. They are refreshed in the
 background, and concurrent callers share one read. While the store is unavailable the last known limits apply, or those
@@ -32,24 +32,32 @@ from price_keeper.telemetry import metrics
 from price_keeper.telemetry.metrics import MetricsRegistry
 
 MAX_RETRY_AFTER_SECONDS: Final = 60.0
+MAX_AGE_SECONDS: Final = 60.0  # older limits are read again while the call waits
+REFRESH_AFTER_SECONDS: Final = 50.0  # older limits are read again in the background
+STORE_RETRY_SECONDS: Final = 3.0  # while the store is away
+STORE_TIMEOUT_SECONDS = 2.0  # how long one call waits for the store
+MAX_CALLERS: Final = 20_000
 
 _NOTHING_USED: Final = {REQUESTS: 0, TOKENS: 0}
 _NO_TOKENS: Final = {TOKENS: 0}
 _REMAINING_HEADERS: Final = {REQUESTS: b"x-ratelimit-remaining-requests", TOKENS: b"x-ratelimit-remaining-tokens"}
+_LIMIT_HEADERS: Final = {REQUESTS: b"x-ratelimit-limit-requests", TOKENS: b"x-ratelimit-limit-tokens"}
 _UNIT_NAMES: Final = {REQUESTS: "requests", TOKENS: "tokens"}
+
+_log = logging.getLogger("price_keeper.selection")
 
 
 class SettingsSnapshot(Protocol):
-    """Settings as the store last answered them, kept on this machine's disk for when it is away."""
+    """The settings that the store last returned, kept on the local disk for when the store is away."""
 
     def record_settings(self, scope: Scope, item: Item | None) -> None: ...
 
     def find_settings(self, scope: Scope) -> Item | None:
-        """Empty if the store had none for this scope; None if it is not known."""
+        """Return the settings, empty if the store had none for this scope, None if the snapshot does not know it."""
 
 
 class RateReservation:
-    """One call that was let through: told once what became of it, and closed at the end, whatever that was."""
+    """The tokens reserved for one admitted call: settled once, by `on_completed` or else by `on_cancelled`."""
 
     __slots__ = ("_decision", "_lease_manager", "_tokens")
 
@@ -59,7 +67,7 @@ class RateReservation:
         self._tokens = tokens
 
     def on_completed(self, receipt: Receipt | None) -> None:
-        """An estimate never gives anything back: nobody knows."""
+        """Settle with the actual usage. An estimated usage never gives tokens back, as the actual one is not known."""
         decision, self._decision = self._decision, None
         if decision is None:
             return
@@ -71,28 +79,30 @@ class RateReservation:
         self._lease_manager.settle(decision, {TOKENS: MILLI * (max(used, self._tokens) if is_estimated else used)})
 
     def on_cancelled(self) -> None:
-        """What has not ended by now was never sent."""
+        """Give everything back. A call that was not completed before this was never sent."""
         decision, self._decision = self._decision, None
         if decision is not None:
             self._lease_manager.settle(decision, _NOTHING_USED)
 
 
 class RateLimiter:
+    """Reserves rate limit tokens for calls."""
+
     def __init__(self, limits_cache: RateLimitCache, lease_manager: RateLeaseManager, *, serves_offline: bool) -> None:
-        """`serves_alone`: also while the store is away, by the whole of each limit."""
+        """`serves_offline`: admit calls while the store is away, each process up to the whole of each limit."""
         self._limits_cache = limits_cache
         self._lease_manager = lease_manager
         self._serves_offline = serves_offline
 
     def cached_limits(self, caller: Caller) -> CallerRateLimits | None:
-        """Without asking anybody; None if somebody has to be asked first."""
+        """Return the caller's limits without I/O; None if they must be loaded first."""
         return self._limits_cache.cached(caller)
 
     def reserve_cached(
         self, limits: CallerRateLimits, tokens: int, response_headers: list[Header]
     ) -> RateReservation | None:
-        """As `admitted`, of limits that there are; None, and the call counts as wanted, where there is not enough of
-        them here. Raises SlowDown."""
+        """Like `reserve`, without I/O. None if the local lease has not enough tokens, or the limits are exact; a lease
+        has then counted the call as demand. Raises TooManyRequests."""
         if limits.is_exact:
             return None
         tokens = limits.cap_estimate(tokens)
@@ -103,8 +113,11 @@ class RateLimiter:
     async def reserve(
         self, caller: Caller, tokens: int, response_headers: list[Header], *, is_demand_counted: bool = False
     ) -> RateReservation | None:
-        """None where there are no limits. `tokens` are those that the call is taken to use; `told` is what the answer
-        gets. `is_counted`: `at_once` has been asked. Raises SlowDown and Busy."""
+        """Reserve `tokens`, the estimated usage of the call; None if the caller has no limits.
+
+        `response_headers` gets the x-ratelimit headers. `is_demand_counted`: `reserve_cached` was called before and
+        counted this call as demand. Raises TooManyRequests and Busy.
+        """
         limits = self._limits_cache.cached(caller) or await self._limits_cache.load(caller)
         if not limits.buckets:
             return None
@@ -152,31 +165,20 @@ def _build_refusal(limits: CallerRateLimits, admission: RateDecision) -> TooMany
     return TooManyRequests(f"{limits.name} is limited to {rates} a minute", retry_after=wait)
 
 
-MAX_AGE_SECONDS: Final = 60.0  # after which a call waits until they are read again
-REFRESH_AFTER_SECONDS: Final = 50.0  # after which a call has them read again, and goes on
-STORE_RETRY_SECONDS: Final = 3.0  # while the store is away
-STORE_TIMEOUT_SECONDS = 2.0  # for the store, of a call
-MAX_CALLERS: Final = 20_000
-
-_LIMIT_HEADERS: Final = {REQUESTS: b"x-ratelimit-limit-requests", TOKENS: b"x-ratelimit-limit-tokens"}
-
-_log = logging.getLogger("price_keeper.selection")
-
-
 @dataclass(slots=True, eq=False)
 class CallerRateLimits:
-    """`rates` a minute are the least of both levels."""
+    """The limits of one caller. `rates`, per minute, are the lower ones of both levels."""
 
     name: str
     buckets: tuple[RateBucket, ...] = ()
     rates: Mapping[str, int] = field(default_factory=dict)
     is_exact: bool = False
 
-    token_capacity: int | None = None  # at once, if there is a limit to them
-    limit_headers: tuple[Header, ...] = ()  # to whoever is let through
+    token_capacity: int | None = None  # the most tokens at once, if tokens are limited
+    limit_headers: tuple[Header, ...] = ()  # for the responses of this caller's calls
 
     def cap_estimate(self, tokens: int) -> int:
-        """Whatever a call is taken for, it comes in when half of all is there: what it used is counted afterwards."""
+        """Cap the estimate at half of the bucket, so that any call can be admitted; the rest is charged afterwards."""
         capacity = self.token_capacity
         return tokens if capacity is None or tokens <= capacity // 2 else capacity // 2
 
@@ -191,6 +193,8 @@ class _CachedLimits:
 
 
 class RateLimitCache:
+    """The limits of each caller: a cache of the settings in the store, refreshed in the background."""
+
     def __init__(self, store: Store, clock: Clock, tasks: Tasks, snapshot: SettingsSnapshot) -> None:
         self._store = store
         self._snapshot = snapshot
@@ -199,39 +203,37 @@ class RateLimitCache:
         self._entries: dict[tuple[str, str | None], _CachedLimits] = {}
 
     def cached(self, caller: Caller) -> CallerRateLimits | None:
-        """Without asking anybody; None if the store has to be asked first."""
+        """Return the limits without I/O, and start a refresh if one is due; None if the store must be read first."""
         entry = self._entries.get((caller.org, caller.app))
         if entry is None:
             return None
         moment = self._clock.monotonic()
-        if moment >= entry.expires_at:  # so too while they are read for the first time
+        if moment >= entry.expires_at:  # also during the first read
             return None
         if moment >= entry.refresh_at:
             self._start_read(caller, entry)
         return entry.limits
 
     async def load(self, caller: Caller) -> CallerRateLimits:
-        """Asks the store, and waits for a while."""
+        """Read the limits from the store, and wait at most STORE_TIMEOUT_SECONDS."""
         entry = self._get_or_create_entry(caller)
         try:
             async with asyncio.timeout(STORE_TIMEOUT_SECONDS):
                 await self._start_read(caller, entry).wait()
         except TimeoutError:
-            entry.refresh_at, entry.expires_at = (
-                self._clock.monotonic() + STORE_RETRY_SECONDS,
-                math.inf,
-            )  # nobody else is to wait for it
+            # The last known limits hold from now on, so that no other call waits for this store.
+            entry.refresh_at, entry.expires_at = self._clock.monotonic() + STORE_RETRY_SECONDS, math.inf
         return entry.limits
 
     def _get_or_create_entry(self, caller: Caller) -> _CachedLimits:
         name = (caller.org, caller.app)
-        found = self._entries.get(name)
-        if found is None:
+        entry = self._entries.get(name)
+        if entry is None:
             if len(self._entries) >= MAX_CALLERS:
                 del self._entries[next(iter(self._entries))]
             remembered = [(scope, self._snapshot.find_settings(scope)) for scope in _list_scopes(caller)]
-            found = self._entries[name] = _CachedLimits(_merge_levels(caller.client_id, _parse_items(remembered)))
-        return found
+            entry = self._entries[name] = _CachedLimits(_merge_levels(caller.client_id, _parse_items(remembered)))
+        return entry
 
     def _start_read(self, caller: Caller, entry: _CachedLimits) -> asyncio.Event:
         if entry.read_done is None:
@@ -243,20 +245,24 @@ class RateLimitCache:
         began = self._clock.monotonic()
         entry.refresh_at = began + STORE_RETRY_SECONDS
         try:
-            found = await self._fetch(caller)
+            levels = await self._fetch(caller)
             entry.refresh_at, entry.expires_at, entry.is_stale = (
                 began + REFRESH_AFTER_SECONDS,
                 began + MAX_AGE_SECONDS,
                 False,
             )
-            limits = _merge_levels(caller.client_id, found)
-            # The same ones stay, as whoever holds a lease on them knows them by what they are.
+            limits = _merge_levels(caller.client_id, levels)
+            # Equal limits keep their object, because a lease holder recognises its buckets by identity.
             if (limits.buckets, limits.is_exact) != (entry.limits.buckets, entry.limits.is_exact):
                 entry.limits = limits
-        except Exception as failure:  # of whatever kind: those who wait must get an answer
+        except Exception as failure:  # every kind: the calls that wait must get an answer
             if not entry.is_stale:
                 what = str(failure) if isinstance(failure, StoreError) else type(failure).__name__
-                _log.warning("the limits of %s cannot be read, and what is known holds: %s", caller.client_id, what)
+                _log.warning(
+                    "cannot read the rate limits of %s: %s; the last known limits hold until the store answers",
+                    caller.client_id,
+                    what,
+                )
             entry.expires_at, entry.is_stale = math.inf, True
         finally:
             entry.read_done = None
@@ -278,28 +284,33 @@ def _list_scopes(caller: Caller) -> list[Scope]:
 
 
 def _parse_items(items: Sequence[tuple[Scope, Item | None]]) -> list[ScopeRateLimits]:
-    found = []
+    levels = []
     for scope, item in items:
         try:
             limits = parse_rate_limits(scope, item)
         except ValueError as failure:
-            _log.warning("%s: limits: %s; passed over", scope.key, failure)
+            _log.warning(
+                "%s: rate limits ignored: %s; correct them with `price-keeper app put` or `org put`", scope.key, failure
+            )
             continue
         if limits is not None:
-            found.append(limits)
-    return found
+            levels.append(limits)
+    return levels
 
 
-def _merge_levels(name: str, found: list[ScopeRateLimits]) -> CallerRateLimits:
-    """The app's first. One that is exact makes all so, as both are written in one transaction."""
+def _merge_levels(name: str, levels: list[ScopeRateLimits]) -> CallerRateLimits:
+    """Merge the limits of org and app, the app's bucket first.
+
+    If one level is exact, all are, because both buckets are written in one transaction.
+    """
     rates: dict[str, int] = {}
-    for limits in found:
+    for limits in levels:
         for rate, number in limits.rates.items():
             rates[rate] = min(number, rates.get(rate, number))
-    buckets = tuple(limits.bucket for limits in reversed(found))
+    buckets = tuple(limits.bucket for limits in reversed(levels))
     token_capacities = [
         limit.capacity // MILLI for bucket in buckets for limit in bucket.limits if limit.name == TOKENS
     ]
     limit_headers = tuple((_LIMIT_HEADERS[rate], b"%d" % number) for rate, number in rates.items())
-    is_exact = any(limits.is_exact for limits in found)
+    is_exact = any(limits.is_exact for limits in levels)
     return CallerRateLimits(name, buckets, rates, is_exact, min(token_capacities, default=None), limit_headers)

@@ -15,12 +15,12 @@ from typing import NamedTuple
 from price_keeper.clock import Clock
 from price_keeper.rates.token_bucket import SKEW_MS
 
-MAX_DRIFT = 100e-6  # of the monotonic clock against the store's: what is known grows vague with time
-STORE_CLOCK_SPREAD_SECONDS = 0.05  # for the clocks of the store's own machines
+MAX_DRIFT = 100e-6  # of the monotonic clock against the store's: the estimate grows less exact with time
+STORE_CLOCK_SPREAD_SECONDS = 0.05  # how far the clocks of the store's own machines may differ
 
 
 class _ClockOffset(NamedTuple):
-    """By how much the store's time is ahead of the monotonic clock, as known `at`."""
+    """By how much the store's time is ahead of the monotonic clock, as known at the monotonic time `at`."""
 
     low: float
     high: float
@@ -31,13 +31,14 @@ class _ClockOffset(NamedTuple):
         return _ClockOffset(self.low - uncertainty, self.high + uncertainty, now)
 
     def narrow(self, other: _ClockOffset) -> _ClockOffset:
-        """By an answer as new as this. If they contradict each other, a clock was set: the answer is right."""
+        """Intersect with a sample of the same time. If they contradict each other, a clock was set: the sample wins."""
         low, high = max(self.low, other.low), min(self.high, other.high)
         return _ClockOffset(low, high, other.at) if low <= high else other
 
 
 class StoreTime:
-    """The machine's wall clock, which all processes on it share, until an answer of the store has a `Date`."""
+    """The store's time. Until a response of the store has a `Date` it is the machine's wall clock, which all processes
+    on the machine share."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -45,7 +46,8 @@ class StoreTime:
         self._last_ms = 0
 
     def now_ms(self) -> int:
-        """It does not go back for a small correction; it does when it turns out to have been altogether wrong."""
+        """Return epoch milliseconds. They do not go back for a small correction, but do for one above SKEW_MS, when
+        the clock turns out to have been altogether wrong."""
         now_ms = int(self._seconds() * 1000)
         if not 0 < self._last_ms - now_ms <= SKEW_MS:
             self._last_ms = now_ms
@@ -57,7 +59,7 @@ class StoreTime:
         return self._clock.monotonic() + (self._offset.low + self._offset.high) / 2
 
     def start_request(self) -> Callable[[str], None]:
-        """To be called when something is sent to the store; what it returns, with the answer's `Date`."""
+        """Call this when a request to the store is sent, and the returned function with the response's `Date`."""
         sent = self._clock.monotonic()
         return lambda date: self.add_sample(date, sent, self._clock.monotonic())
 

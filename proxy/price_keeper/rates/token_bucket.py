@@ -16,7 +16,7 @@ from price_keeper.stores.contract import Item, Key, Value
 
 MILLI: Final = 1000
 
-# How far a process's idea of the store's time may be off. Two of them may be twice as far apart, each way of the truth.
+# How far a process's estimate of the store's time may be off, in either direction; two may differ by twice as much.
 SKEW_MS: Final = 2_000
 MAX_AHEAD_MS: Final = 2 * SKEW_MS
 
@@ -25,7 +25,7 @@ TOKENS, CONSUMED, REMAINDER, CAPACITY, AMOUNT, PERIOD = ATTRIBUTES = ("_tk", "_t
 
 
 class RateLimit(NamedTuple):
-    """`capacity` and `amount` in thousandths; of `amount` nothing, it never refills."""
+    """`capacity` and `amount` in thousandths. A limit with an `amount` of 0 never refills."""
 
     name: str
     capacity: int
@@ -35,8 +35,8 @@ class RateLimit(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RateBucket:
-    """As the settings have it. Without `expires_at` (epoch seconds) an item goes a day after it was last written to,
-    or when it would be full anyway if that is later."""
+    """A bucket as the settings say. Without `expires_at` (epoch seconds) the item expires a day after its last write,
+    or a day after it would be full again if that is later."""
 
     key: Key
     limits: tuple[RateLimit, ...]
@@ -67,9 +67,9 @@ class StoredBucket:
 
 
 class LimitLevel(NamedTuple):
-    """What is in a limit now, and how it comes to be: the `refill` may be negative, where the settings were lowered.
+    """The tokens of a limit now, and the `refill` that leads there, negative if the settings were lowered.
 
-    `is_spilling`: something of what was earned is over the brim, so that `refill` is right for these very tokens alone.
+    `is_capped`: part of what was earned is above the capacity, so `refill` is right for this number of tokens alone.
     """
 
     tokens: int
@@ -87,12 +87,15 @@ def parse_stored_bucket(item: Item) -> StoredBucket:
 def _read_limit(item: Item, name: str) -> StoredLimit:
     stored = StoredLimit(*(_read_int(item, name + attribute) for attribute in ATTRIBUTES))
     if stored.period_ms <= 0 or stored.amount < 0 or stored.capacity < 0:
-        raise StoreMisconfigured(f"a bucket's limit {name} has numbers that no limit has; delete the item")
+        raise StoreMisconfigured(
+            f"a rate limit bucket in the store has impossible numbers for its limit {name}; delete the item, "
+            "and the bucket starts full"
+        )
     return stored
 
 
 def encode_stored_bucket(state: StoredBucket) -> dict[str, Value]:
-    """What `state_of` reads."""
+    """The inverse of `parse_stored_bucket`."""
     attributes = {
         name + attribute: value
         for name, stored in state.limits.items()
@@ -104,12 +107,15 @@ def encode_stored_bucket(state: StoredBucket) -> dict[str, Value]:
 def _read_int(item: Item, name: str) -> int:
     value = item.get(name)
     if type(value) is not int:
-        raise StoreMisconfigured(f"a bucket's attribute {name} is missing or no whole number; delete the item")
+        raise StoreMisconfigured(
+            f"attribute {name} of a rate limit bucket in the store is missing or not a whole number; delete the item, "
+            "and the bucket starts full"
+        )
     return value
 
 
 def resolve_bucket(bucket: RateBucket, state: StoredBucket | None) -> RateBucket:
-    """The settings to go by: those of the item where they are newer, a limit that they left out being no limit."""
+    """Return the settings that hold: those of the item if they are newer. A limit that these leave out is no limit."""
     if state is None or state.version <= bucket.version:
         return bucket
     limits = (
@@ -119,14 +125,20 @@ def resolve_bucket(bucket: RateBucket, state: StoredBucket | None) -> RateBucket
 
 
 def get_refill_start(state: StoredBucket, now_ms: int) -> int:
-    """Since when refill is due. Nobody's clock may be so far ahead: whoever wrote that was wrong, and it counts for
-    nothing, or the bucket would not refill until its time has come."""
+    """Return since when refill is due.
+
+    A refill time too far in the future was written by a wrong clock. It is ignored, as otherwise the bucket would not
+    refill until that time.
+    """
     return state.refilled_at if state.refilled_at <= now_ms + MAX_AHEAD_MS else now_ms
 
 
 def compute_levels(state: StoredBucket, bucket: RateBucket, now_ms: int) -> dict[str, LimitLevel]:
-    """Every limit in force. Time before a change of settings counts by the new ones: else a limit whose refill was
-    nothing would refuse all, and as a refusal writes nothing, the new rate would never get into the item."""
+    """Return the level of every limit in force. Time before a change of settings counts at the new rates.
+
+    Otherwise a limit whose refill was 0 would refuse all calls, and as a refusal writes nothing, the new rate would
+    never get into the item.
+    """
     elapsed = max(0, now_ms - get_refill_start(state, now_ms))
     return {
         limit.name: _compute_level(limit, state.limits.get(limit.name), elapsed)
@@ -146,23 +158,23 @@ def _compute_level(limit: RateLimit, stored: StoredLimit | None, elapsed: int) -
 
 def _compute_refill(limit: RateLimit, stored: StoredLimit, elapsed: int) -> tuple[int, int]:
     if limit.amount == 0:
-        # What never refills is an amount to be used once: more of it is more to use, and less is less.
+        # What never refills is a one-off amount: raising it adds tokens, and lowering it removes them.
         return (limit.capacity - stored.capacity if stored.amount == 0 else 0), 0
     return divmod(elapsed * limit.amount + _carried_remainder(limit, stored), limit.period_ms)
 
 
 def _carried_remainder(limit: RateLimit, stored: StoredLimit) -> int:
-    """It is a part of the period: of another period it means nothing."""
+    """The remainder is a fraction of the period, so with another period it means nothing."""
     return stored.remainder if stored.period_ms == limit.period_ms else 0
 
 
 def compute_available(state: StoredBucket, bucket: RateBucket, now_ms: int) -> dict[str, int]:
-    """Tokens there now, by limit in force. Below zero where more was used than was taken."""
+    """Return the tokens there now, by limit in force. They are negative if more was used than was taken."""
     return {name: level.tokens for name, level in compute_levels(state, bucket, now_ms).items()}
 
 
 def compute_wait_ms(state: StoredBucket, bucket: RateBucket, costs: Mapping[str, int], now_ms: int) -> int | None:
-    """Until `costs` would fit, if nobody else takes anything. None: never, by these settings."""
+    """Return how long until `costs` would fit if no other process takes anything. None: never, by these settings."""
     longest = 0
     for limit in resolve_bucket(bucket, state).limits:
         cost = costs.get(limit.name, 0)
