@@ -1,15 +1,15 @@
-"""The way to Bedrock and back: sign, send, relay and observe. Knows HTTP; knows nothing of budgets, rates or the ledger.
+"""The way to Bedrock and back: sign, send, relay and observe. Knows HTTP, but not budgets, rates or the ledger.
 
     forwarder            sends a call to the first endpoint that accepts it. START HERE.
     relay                one response on its way to the caller
-    connection_pool      connections, time-outs, host names
+    connection_pool      connections, timeouts, host names
     retry_joiner         SDK retries share one upstream call
     upstream_health      whether Bedrock can be reached
-    aws_credentials, provider_chain, sigv4     credentials and signatures
+    aws_credentials, sigv4     credentials and signatures
     request_metadata, chat_stream_usage, json_splice   what is changed in a request
     token_counter        asks Bedrock to count tokens
     eventstream          frames (pure)
 
-Imports domain, errors, clock, tasks, operations and the top-level exchange and traffic types only. sigv4, eventstream
-and json_splice do no I/O.
+Imports domain, errors, clock, tasks, operations, provider_chain and the top-level exchange and traffic types only.
+sigv4, eventstream and json_splice do no I/O.
 """

@@ -1,4 +1,7 @@
-"""AWS credentials for signing: loaded from botocore's provider chain and renewed in the background, never on a request."""
+"""AWS credentials for signing: loaded from botocore's provider chain, and renewed in the background.
+
+START HERE: `RefreshingCredentials`. A call never waits for a renewal; it signs with the last credentials.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,9 @@ from price_keeper.errors import ConfigError, UpstreamUnavailable
 from price_keeper.provider_chain import FindCredentials, ProviderChain, ProviderTimeout
 from price_keeper.upstream.sigv4 import AwsCredentials
 
-UNUSABLE_CHECK_SECONDS = 2.0  # between two looks while there are none, or when Bedrock refuses them
-MAX_SKIPPED_CHECKS = (
-    15  # looks left out while what they find goes on being refused: each may ask a service, for a fleet
-)
+UNUSABLE_CHECK_SECONDS = 2.0  # between two checks while there are no credentials, or while Bedrock refuses them
+# Checks skipped while Bedrock keeps refusing what they find: each check may ask a service that serves a whole fleet.
+MAX_SKIPPED_CHECKS = 15
 
 _NOT_RENEWED = "the sidecar's AWS credentials could not be renewed, and the last ones hold; the log says why"
 
@@ -21,15 +23,17 @@ _log = logging.getLogger("price_keeper.forwarding")
 
 
 class CredentialSource(Protocol):
+    """Where the signer gets its credentials."""
+
     @property
     def problem(self) -> str | None:
-        """What is not as it should be, though there are some."""
+        """A warning about credentials that exist, such as a failed renewal; None if there is none."""
 
     def current(self) -> AwsCredentials:
-        """Raises UpstreamAway when there are none."""
+        """Return the credentials to sign with. Raises UpstreamUnavailable if there are none."""
 
     def on_refused(self) -> None:
-        """Bedrock does not take them."""
+        """Bedrock refused the credentials."""
 
 
 class StaticCredentials:
@@ -46,7 +50,7 @@ class StaticCredentials:
 
 
 class RefreshingCredentials:
-    """`chain` makes botocore's, unless another is wanted."""
+    """Credentials from a provider chain, renewed in the background. `chain` builds it; botocore's is the default."""
 
     def __init__(self, chain: Callable[[], FindCredentials] | None = None) -> None:
         self._chain = ProviderChain(chain)
@@ -70,14 +74,17 @@ class RefreshingCredentials:
         self._is_refused = True
 
     async def renew_unusable(self) -> None:
-        """Those that are refused, or not there, sooner than others. Of those that it has found a chain reads a file
-        only once, so another one is made: somebody may have put good ones there. The longer it is of no use, the more
-        seldom: it may be a region that takes none of this account's."""
+        """Look for new credentials if there are none or Bedrock refuses them; called more often than `renew`.
+
+        A chain reads the file of the credentials that it found only once. So refused credentials lead to a new chain,
+        because an operator may have replaced them. The longer this fails, the rarer it gets: the reason may be a region
+        that accepts no credentials of this account.
+        """
         if self._skips_left:
             self._skips_left -= 1
             return
         if self._is_refused:
-            self._is_refused = False  # until Bedrock says so again
+            self._is_refused = False  # until Bedrock refuses them again
             self._skips = self._skips_left = min(2 * self._skips + 1, MAX_SKIPPED_CHECKS)
             self._chain.replace()
         elif self._current is not None:
@@ -86,9 +93,9 @@ class RefreshingCredentials:
         await self.renew()
 
     async def renew(self) -> None:
-        """Keeps the last ones when there are no newer: it is for Bedrock to say that they have expired.
+        """Load credentials. The last ones stay in use if there are no newer ones: Bedrock decides whether they expired.
 
-        Raises ConfigError the first time alone, for what cannot be used: then somebody is there to mend it.
+        Raises ConfigError for unusable credentials, but only the first time: at a start an operator can correct them.
         """
         is_first, self._is_first = self._is_first, False
         try:
@@ -97,7 +104,7 @@ class RefreshingCredentials:
             self._log_once(f"AWS credentials could not be renewed: {silence}")
             return
         except Exception as failure:  # providers raise whatever their sources do
-            # What it says may hold a secret. Botocore itself raises this kind for one reason alone.
+            # The message may hold a secret. Botocore itself raises RuntimeError for expired credentials only.
             why = "what came is expired" if type(failure) is RuntimeError else type(failure).__name__
             self._log_once(f"AWS credentials could not be renewed: {why}")
             return
@@ -112,22 +119,22 @@ class RefreshingCredentials:
             self._log_once(f"new AWS credentials cannot be used: {failure}")
             return
         self._last_problem = ""
-        if renewed != self._current:  # the signer keeps its key as long as it is given the same object
+        if renewed != self._current:  # an equal object must not replace it: the signer caches its key by identity
             self._current = renewed
             self.on_renewed()
 
     def _log_once(self, problem: str) -> None:
-        """Once, however often they are looked for."""
+        """Log a problem when it begins or changes, however often credentials are looked for."""
         if problem != self._last_problem:
             self._last_problem = problem
             _log.warning("%s", problem)
 
 
 def _parse_credentials(found: Any) -> AwsCredentials:
-    """Files and variables often end in a new line, which is no part of a secret; an empty token is none."""
+    """Files and variables often end in a newline, which is not part of a secret; an empty token counts as none."""
     token = (found.token or "").strip() or None
     return AwsCredentials((found.access_key or "").strip(), (found.secret_key or "").strip(), token)
 
 
 def _ignore_renewal() -> None:
-    """Nobody wants to hear of it."""
+    """The default of `on_renewed`."""

@@ -1,5 +1,7 @@
-"""Usage of streamed chat completions. The API sends it only if the request asks for it, so we add the option where it is
-missing, and remove the usage event from the response again: the caller gets what it would get without us.
+"""Usage of streamed chat completions. The API sends it only if the request has an option for it.
+
+`add_usage_option` adds the option where it is missing, and `UsageEventFilter` removes the usage event from the response
+again: the caller gets what it would get from Bedrock directly.
 """
 
 from __future__ import annotations
@@ -15,48 +17,48 @@ _USAGE_OPTIONS = b'{"include_usage":true}'
 _EVENT_STREAM = b"text/event-stream"
 _EVENT_ENDS = (b"\n\n", b"\r\n\r\n")
 _MAX_EVENT_END = 4
-_MAX_BUFFERED_BYTES = 256 * 1024  # of an event that does not end: it is surely not the one that tells the usage
+_MAX_BUFFERED_BYTES = 256 * 1024  # an event longer than this is certainly not the usage event
 
 
 def needs_usage_option(body: bytes) -> bool:
-    """Whether this is a stream whose caller does not want to be told its usage. Raises InvalidRequest."""
+    """Whether this is a stream without the usage option. Raises InvalidRequest."""
     try:
-        found = json_splice.find_members(body, (_STREAM, _OPTIONS)).spans
+        spans = json_splice.find_members(body, (_STREAM, _OPTIONS)).spans
     except json_splice.InvalidJsonObject as failure:
         raise InvalidRequest(f"the body {failure}") from None
-    if _STREAM not in found or body[slice(*found[_STREAM])] != b"true":
+    if _STREAM not in spans or body[slice(*spans[_STREAM])] != b"true":
         return False
-    return _OPTIONS not in found or not _includes_usage(body[slice(*found[_OPTIONS])])
+    return _OPTIONS not in spans or not _includes_usage(body[slice(*spans[_OPTIONS])])
 
 
 def add_usage_option(body: bytes) -> bytes:
-    found = json_splice.find_members(body, (_OPTIONS,))
-    span = found.spans.get(_OPTIONS)
+    members = json_splice.find_members(body, (_OPTIONS,))
+    span = members.spans.get(_OPTIONS)
     if span is None:
-        return json_splice.add_member(body, found, _OPTIONS, _USAGE_OPTIONS)
+        return json_splice.add_member(body, members, _OPTIONS, _USAGE_OPTIONS)
     return json_splice.replace_span(body, span, _set_include_usage(body[slice(*span)]))
 
 
 def _includes_usage(options: bytes) -> bool:
-    found = _find_option(options)
-    span = None if found is None else found.spans.get(_INCLUDE)
+    members = _find_option(options)
+    span = None if members is None else members.spans.get(_INCLUDE)
     return span is not None and options[slice(*span)] == b"true"
 
 
 def _set_include_usage(options: bytes) -> bytes:
-    """What else they say stays as it is."""
-    found = _find_option(options)
-    if found is None:
+    """Set the usage option; other options stay as they are."""
+    members = _find_option(options)
+    if members is None:
         return _USAGE_OPTIONS
-    span = found.spans.get(_INCLUDE)
+    span = members.spans.get(_INCLUDE)
     if span is None:
-        return json_splice.add_member(options, found, _INCLUDE, b"true")
+        return json_splice.add_member(options, members, _INCLUDE, b"true")
     return json_splice.replace_span(options, span, b"true")
 
 
 def _find_option(options: bytes) -> json_splice.Members | None:
-    """None where they are no object. Raises InvalidRequest where they say twice whether the usage is to be told, as
-    readers differ in which of the two counts."""
+    """Find the usage option; None if the options are not an object. Raises InvalidRequest if it occurs twice, because
+    parsers differ in which of the two counts."""
     if not options.startswith(b"{"):
         return None
     try:
@@ -66,7 +68,7 @@ def _find_option(options: bytes) -> json_splice.Members | None:
 
 
 class UsageEventFilter:
-    """A responder that leaves out the events which `is_ours` says hold nothing but the usage."""
+    """A responder that leaves out events which, according to `is_usage_only`, hold nothing but the usage."""
 
     def __init__(self, responder: Responder, is_usage_only: Callable[[bytes], bool]) -> None:
         self._responder = responder
@@ -127,16 +129,16 @@ class UsageEventFilter:
 
 
 def _find_last_event_end(data: bytearray, start: int) -> int:
-    """Behind the last empty line from there on, however lines end; 0 where there is none."""
+    """Return the position after the last empty line at or after `start`, for either line end; 0 if there is none."""
     return max((end + len(mark) for mark in _EVENT_ENDS if (end := data.rfind(mark, start)) >= 0), default=0)
 
 
 def _split_events(data: bytes) -> list[bytes]:
-    found: list[bytes] = []
+    events: list[bytes] = []
     at = 0
     while at < len(data):
         ends = [end + len(mark) for mark in _EVENT_ENDS if (end := data.find(mark, at)) >= 0]
         end = min(ends, default=len(data))
-        found.append(data[at:end])
+        events.append(data[at:end])
         at = end
-    return found
+    return events

@@ -1,7 +1,7 @@
 """HTTP/1.1 connections to Bedrock, kept open between calls: one call at a time on each.
 
-`ConnectionPool` holds the connections to one endpoint. `UpstreamConnection` sends a call and passes the response to
-its `ResponseSink` while it arrives. `HostResolver` resolves a host name, at most one lookup at a time.
+START HERE: `ConnectionPool`, which holds the connections to one endpoint. `UpstreamConnection` sends a call and passes
+the response to its `ResponseSink` while it arrives. `HostResolver` resolves a host name, at most one lookup at a time.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ import httptools
 from price_keeper.exchange import Header
 
 CONNECT_TIMEOUT_SECONDS = 5.0  # to a region's endpoint this takes milliseconds
-FIRST_BYTE_TIMEOUT_SECONDS = 600.0  # a long answer without streaming is silent until it is whole
-READ_TIMEOUT_SECONDS = 300.0  # between the parts of an answer that has begun
-IDLE_TIMEOUT_SECONDS = 30.0  # shorter than Bedrock keeps an idle connection, so that we close first
-MAX_IDLE_CONNECTIONS = 512  # kept open for the next call, for each endpoint
+FIRST_BYTE_TIMEOUT_SECONDS = 600.0  # a long response without streaming sends nothing until it is complete
+READ_TIMEOUT_SECONDS = 300.0  # between the parts of a response that has begun
+IDLE_TIMEOUT_SECONDS = 30.0  # shorter than Bedrock keeps an idle connection, so that this side closes first
+MAX_IDLE_CONNECTIONS = 512  # kept open for the next call, per endpoint
 MAX_JOINED_BODY_BYTES: Final = 64 * 1024  # a body up to this size is sent in one piece with its head
-SLICE_BYTES: Final = 256 * 1024  # of a larger one: over TLS a slice is in memory three times while it waits
-MAX_HEAD_BYTES: Final = 64 * 1024  # of an answer; Bedrock's are under 2 kB
-MAX_FRAMING_BYTES: Final = 64 * 1024  # of chunks' extensions and trailers, without a byte of the body between them
+SLICE_BYTES: Final = 256 * 1024  # of a larger body: over TLS a slice is in memory three times while it waits
+MAX_HEAD_BYTES: Final = 64 * 1024  # of a response; Bedrock's are under 2 kB
+MAX_FRAMING_BYTES: Final = 64 * 1024  # of chunk extensions and trailers without a byte of the body between them
 
 
 class UpstreamEndpoint(NamedTuple):
@@ -36,13 +36,13 @@ class UpstreamEndpoint(NamedTuple):
     is_tls: bool
 
 
-# A server that is gone without a word is found out while its answer is awaited; and an answer that takes long is not
-# forgotten by what stands in between, as NAT gateways forget a connection that is silent for 350 seconds.
+# Keep-alive probes detect a server that vanished while its response is awaited. They also keep a slow response's
+# connection alive in NAT gateways, which forget one that is silent for 350 seconds.
 KEEPALIVE_IDLE_SECONDS = 60
 KEEPALIVE_INTERVAL_SECONDS = 15
 KEEPALIVE_PROBES = 4
-# While what we sent is not even acknowledged, a probe too: Linux goes by this instead of the number of probes, so that
-# with less one that is lost would end a call.
+# Linux ends a connection by this timeout, and not by the number of probes, while data or a probe is unacknowledged.
+# With a shorter one, a single lost probe would end a call.
 UNACKNOWLEDGED_TIMEOUT_SECONDS = KEEPALIVE_IDLE_SECONDS + KEEPALIVE_PROBES * KEEPALIVE_INTERVAL_SECONDS
 
 _DETACHED_PARSER: Final = httptools.HttpResponseParser(object())
@@ -51,53 +51,54 @@ ScheduleWrite: TypeAlias = Callable[[Callable[[bytes], None], bytes], None]
 
 
 class ResponseSink(Protocol):
-    """Takes one answer. After `ended` or `broken` nothing more comes."""
+    """Receives one response. After the last data or `on_broken` nothing more comes."""
 
     def on_head(self, status: int, headers: list[Header]) -> None: ...
 
     def on_data(self, data: bytes, is_last: bool) -> None:
-        """At least once for each arrival: what came of the body, which may be nothing yet."""
+        """Called for each arrival with what it holds of the body, which may be nothing."""
 
     def on_broken(self, reason: str) -> None:
-        """There will be no more; whether the call was carried out is not known."""
+        """Nothing more comes; it is not known whether the call was executed."""
 
 
 class UpstreamConnection(asyncio.Protocol):
+    """One connection: carries one call at a time, and returns itself to its pool after a complete response."""
+
     def __init__(self, pool: ConnectionPool) -> None:
         self._pool = pool
         self._sink: ResponseSink | None = None
         self._parser = httptools.HttpResponseParser(self)
         self.is_open = False
-        self.last_active_at = self.called_at = self.answered_at = (
-            pool.now()
-        )  # at last; the call, and its answer's first bytes
-        self.is_written = True  # the call, of which nothing waits to be written together with others
-        self._unsent: memoryview | None = None  # of a large body, what the transport does not have yet
+        # Times of the last activity, of the call, and of the first bytes of its response.
+        self.last_active_at = self.called_at = self.answered_at = pool.now()
+        self.is_written = True  # False while the call waits to be written together with others
+        self._unsent: memoryview | None = None  # the part of a large body that the transport does not have yet
         self._is_write_paused = False
         self._status = 0
-        self.deadline: float | None = None  # for the rest of an answer that nobody waits for any more
+        self.deadline: float | None = None  # for the rest of a response whose caller has left
         self._is_paused = False
         self._headers: list[Header] = []
         self._parts: list[bytes] = []
-        self._bytes_without_body = 0  # read since anything came of the body
-        self.received_bytes = 0  # bytes, of all calls together
+        self._bytes_without_body = 0  # read since the last byte of the body
+        self.received_bytes = 0  # over all calls
         self._has_head = False
         self._is_head_delivered = False
         self._is_whole = False
         self._keeps_alive = False
         self._ends_with_connection = False
 
-    # What the event loop calls.
+    # Callbacks of the event loop.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast("asyncio.Transport", transport)  # uvloop's is one in all but its class
+        self.transport = cast("asyncio.Transport", transport)  # uvloop's has the interface, but not the class
         self.is_open = True
 
     def connection_lost(self, _: Exception | None) -> None:
         self.is_open = False
         self._unsent = None
         self._pool.on_lost(self)
-        self._parser = _DETACHED_PARSER  # its own leads back here, and a circle goes only when the collector comes by
+        self._parser = _DETACHED_PARSER  # breaks a reference cycle that only the garbage collector would free
         self._fail("Bedrock closed the connection before its answer was whole")
 
     def eof_received(self) -> None:
@@ -106,8 +107,8 @@ class UpstreamConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         sink = self._sink
-        if sink is None or not self.is_written:  # nobody asked: what this connection says cannot be trusted any more
-            self.give_up("what came from Bedrock is older than the call")
+        if sink is None or not self.is_written:  # no call is in flight, so this connection is out of step
+            self.give_up("Bedrock sent data before the call was sent")
             return
         self.last_active_at = self._pool.now()
         self.received_bytes += len(data)
@@ -115,7 +116,7 @@ class UpstreamConnection(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
-            # A whole answer is good, though something follows that nobody asked for.
+            # A complete response is valid even if unexpected bytes follow it.
             is_broken = not self._is_whole
             self._keeps_alive = False
         if self._has_head:
@@ -123,7 +124,7 @@ class UpstreamConnection(asyncio.Protocol):
                 self._is_head_delivered = True
                 self.answered_at = self.last_active_at
                 sink.on_head(self._status, self._headers)
-                if self._sink is None:  # it wants none of it
+                if self._sink is None:  # the sink gave the response up
                     return
             parts = self._parts
             body = parts[0] if len(parts) == 1 else b"".join(parts)
@@ -134,13 +135,13 @@ class UpstreamConnection(asyncio.Protocol):
                 sink.on_data(body, False)
                 self._bytes_without_body = 0 if body else self._bytes_without_body + len(data)
                 if self._bytes_without_body > MAX_FRAMING_BYTES and self._sink is not None:
-                    self.give_up("Bedrock's answer goes on without a byte of its body")
+                    self.give_up("Bedrock's answer continues without a byte of its body")
         else:
             self._bytes_without_body += len(data)
             if self._bytes_without_body > MAX_HEAD_BYTES:
                 self.give_up("the head of Bedrock's answer has no end")
-        if is_broken and self._sink is not None:  # it was told what came before that
-            self.give_up("Bedrock's answer is no HTTP")
+        if is_broken and self._sink is not None:  # the sink has got everything before the error
+            self.give_up("Bedrock's answer is not valid HTTP")
 
     def pause_writing(self) -> None:
         self._is_write_paused = True
@@ -188,7 +189,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._ends_with_connection = False
 
     def pause(self) -> None:
-        """The caller reads slowly; until it has caught up, nothing more is read, and no silence counts."""
+        """Stop reading while the caller reads slowly. Read timeouts do not apply until `resume`."""
         if not self._is_paused:
             self._is_paused = True
             self.transport.pause_reading()
@@ -221,7 +222,7 @@ class UpstreamConnection(asyncio.Protocol):
         self.resume()
         if self._unsent is not None or self.transport.get_write_buffer_size():
             self._unsent = None
-            self.transport.abort()  # the answer came before it had read the call, which it may never do
+            self.transport.abort()  # the response came before the whole call was read, which may never happen
         elif self._keeps_alive:
             self._pool.release(self)
         else:
@@ -233,11 +234,11 @@ class UpstreamConnection(asyncio.Protocol):
         if sink is not None:
             sink.on_broken(reason)
 
-    # What the parser calls.
+    # Callbacks of the parser.
 
     def on_message_begin(self) -> None:
         if self._is_whole:
-            raise ValueError("an answer that nobody asked for")
+            raise ValueError("an unexpected second answer")
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self._has_head:
@@ -245,7 +246,7 @@ class UpstreamConnection(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()
-        if status < 200:  # an interim answer; the real one follows
+        if status < 200:  # an interim response; the final one follows
             self._headers = []
             return
         self._status = status
@@ -263,7 +264,7 @@ class UpstreamConnection(asyncio.Protocol):
 
 
 class CannotConnect(Exception):
-    """Surely nothing was sent."""
+    """No connection could be opened, so certainly nothing was sent."""
 
     def __init__(self, reason: str) -> None:
         self.reason = reason
@@ -271,8 +272,8 @@ class CannotConnect(Exception):
 
 
 def _enable_keepalive(sock: Any) -> None:
-    """Each event loop has a class of its own for a socket."""
-    with suppress(OSError):  # of one that is broken already, as its protocol will hear
+    """Enable TCP keep-alive. `sock` has no common type, because each event loop has its own socket class."""
+    with suppress(OSError):  # the socket may be broken already; then its protocol is notified
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for name, value in (
             ("TCP_KEEPIDLE", KEEPALIVE_IDLE_SECONDS),
@@ -285,6 +286,7 @@ def _enable_keepalive(sock: Any) -> None:
 
 
 def write_now(write: Callable[[bytes], None], data: bytes) -> None:
+    """The default `schedule_write`: write at once."""
     write(data)
 
 
@@ -298,7 +300,7 @@ class ConnectionPool:
         tls: ssl.SSLContext | None,
         schedule_write: ScheduleWrite = write_now,
     ) -> None:
-        """By `put` calls are written."""
+        """`schedule_write` writes a call's bytes, for example joined with others of the same loop turn."""
         self.endpoint = endpoint
         self.schedule_write = schedule_write
         self.now = now
@@ -309,7 +311,7 @@ class ConnectionPool:
         self._connecting = 0
 
     def take_idle(self) -> UpstreamConnection | None:
-        """The connection used last, which is the least likely to be stale."""
+        """Return the most recently used idle connection, the least likely to be stale; None if there is none."""
         while self._idle:
             connection = self._idle.pop()
             if connection.is_usable:
@@ -318,7 +320,7 @@ class ConnectionPool:
         return None
 
     async def connect(self) -> UpstreamConnection:
-        """Raises CannotConnect, and UnicodeError of what can be no host's name."""
+        """Open a connection. Raises CannotConnect, or UnicodeError for an impossible host name."""
         where = f"{self.endpoint.host}:{self.endpoint.port}"
         self._connecting += 1
         try:
@@ -335,7 +337,7 @@ class ConnectionPool:
         return connection
 
     async def _open_connection(self) -> UpstreamConnection:
-        """To the first address that takes it. Raises OSError, of which a time-out is one."""
+        """Connect to the first address that accepts. Raises OSError; a timeout is one."""
         loop, (host, port, is_tls) = asyncio.get_running_loop(), self.endpoint
         last_error = OSError("its name has no address")
         for address in await self._resolver.resolve():
@@ -367,7 +369,7 @@ class ConnectionPool:
 
     @property
     def counts(self) -> tuple[int, int]:
-        """Of connections that carry a call, and of those that wait for one."""
+        """Numbers of connections that carry a call, and of idle ones."""
         return len(self._busy), len(self._idle)
 
     @property
@@ -390,6 +392,8 @@ class ConnectionPool:
 
 
 class HostResolver:
+    """Resolves one host name. Concurrent callers share one lookup."""
+
     def __init__(self, host: str, port: int) -> None:
         self._host = host
         self._port = port
@@ -397,7 +401,8 @@ class HostResolver:
         self._lookup: asyncio.Future[list[Any]] | None = None
 
     async def resolve(self) -> list[str]:
-        """In the order in which they are to be tried. Raises OSError, and UnicodeError of what can be no name."""
+        """Return the addresses in the order in which to try them. Raises OSError, or UnicodeError for an impossible
+        name."""
         if self._is_address:
             return [self._host]
         lookup = self._lookup
@@ -406,13 +411,13 @@ class HostResolver:
             lookup = loop.run_in_executor(None, socket.getaddrinfo, self._host, self._port, 0, socket.SOCK_STREAM)
             self._lookup = lookup
             lookup.add_done_callback(self._on_resolved)
-        found = await asyncio.shield(lookup)
-        return list(dict.fromkeys(address[0] for *_, address in found))
+        infos = await asyncio.shield(lookup)
+        return list(dict.fromkeys(address[0] for *_, address in infos))
 
     def _on_resolved(self, lookup: asyncio.Future[list[Any]]) -> None:
         self._lookup = None
         if not lookup.cancelled():
-            lookup.exception()  # perhaps nobody waits for it any more, and then it is nobody's
+            lookup.exception()  # marks it as retrieved; if all callers have left, asyncio would log it otherwise
 
 
 def _is_address(host: str) -> bool:

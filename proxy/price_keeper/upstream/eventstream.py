@@ -1,9 +1,9 @@
-"""AWS event-stream frames: observed on their way to the client, and encoded where we send one of our own.
+"""AWS event-stream frames: observed on their way to the client, and encoded for the events that the sidecar adds.
 
     total length u32 | length of headers u32 | CRC of these 8 bytes | headers | payload | CRC of all before it
 
-`FrameWatcher` never holds back or alters what passes. A frame that lies whole in one piece is checked in place; of a
-frame that comes in several pieces only its head, a running CRC and the wanted part of its payload are kept.
+`FrameWatcher` never holds back or alters what passes. A frame that lies whole in one piece of data is checked in place;
+of a frame that comes in several pieces only its head, a running CRC and the wanted part of its payload are kept.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from functools import lru_cache
 from typing import Final, NamedTuple
 from zlib import crc32
 
-# What the AWS SDKs of today accept (older ones stop at 16 MiB), so a larger frame fails in the client in any case.
+# What current AWS SDKs accept (older ones stop at 16 MiB), so a larger frame fails in the client in any case.
 MAX_HEADERS: Final = 128 * 1024
 MAX_PAYLOAD: Final = 24 * 1024 * 1024
 
-# An exception carries a sentence for a person; it is reported unasked, so its share of memory is bounded here.
+# An exception carries a short message. It is reported without being asked for, so its memory is bounded here.
 MAX_EXCEPTION_PAYLOAD: Final = 64 * 1024
 
 # Some decoders read a header's length as a signed number.
 _MAX_HEADER_VALUE: Final = 2**15 - 1
 
-# Each kind of event has one short block of headers, the same every time. A block of unusual length is parsed anew.
+# Each type of event has one short block of headers, the same every time. A block of unusual length is parsed each time.
 _MAX_CACHED_BLOCKS: Final = 64
 _MAX_CACHED_BLOCK_BYTES: Final = 512
 
-# In a piece up to this size the CRC of a copy is cheaper than that of a view.
+# Up to this size the CRC of a copied slice is cheaper than that of a memory view.
 _MAX_COPY_BYTES: Final = 64 * 1024
 
 _PRELUDE: Final = struct.Struct("!III")
@@ -44,7 +44,7 @@ _NAME_HEADERS: Final = {"event": ":event-type", "exception": ":exception-type", 
 
 
 class BrokenStream(ValueError):
-    """What was fed is no event stream, or not all of one; `offset` is where the frame at fault begins."""
+    """The data is not a complete event stream; `offset` is where the faulty frame begins."""
 
     def __init__(self, fault: str, offset: int) -> None:
         self.offset = offset
@@ -55,13 +55,14 @@ class Frame(NamedTuple):
     kind: str  # event, exception or error
     name: str  # its event type, exception type or error code
     payload: bytes  # the end of the payload, as much of it as was wanted
-    payload_size: int  # of all of it
+    payload_size: int  # of the whole payload
 
 
 class FrameWatcher:
-    """`wanted` names the event types to report, and how many bytes of the payload's end to keep of each.
+    """Observes a stream. `wanted` names the event types to report, and how many bytes of each payload's end to keep.
 
-    Exceptions and errors are reported too. Once something was wrong, `failure` says what and the rest is ignored.
+    Exceptions and errors are always reported. After an error in the stream, `failure` describes it and the rest is
+    ignored.
     """
 
     __slots__ = ("_interests", "_partial", "boundary", "failure", "frames")
@@ -70,51 +71,51 @@ class FrameWatcher:
         self._interests = _Interests(wanted)
         self._partial: _PartialFrame | None = None
         self.failure: BrokenStream | None = None
-        self.frames = 0  # all that were completed, reported or not
-        self.boundary = 0  # where in the stream the last of them ended
+        self.frames = 0  # completed frames, reported or not
+        self.boundary = 0  # where in the stream the last one of them ended
 
     def feed(self, data: bytes) -> list[Frame]:
-        """The frames to report that end in this piece. Never raises, so that watching cannot hurt what is watched."""
-        found: list[Frame] = []
+        """Return the frames to report that end in this data. Never raises, so observing cannot harm the stream."""
+        reported: list[Frame] = []
         if self.failure is None:
             try:
-                self._watch(data, found)
+                self._watch(data, reported)
             except _FrameError as fault:
                 self._fail(str(fault))
-        return found
+        return reported
 
     def close(self) -> BrokenStream | None:
-        """The stream is over: what was wrong with it, or None if it ended where a frame did."""
+        """End the stream. Returns what was wrong with it, or None if it ended at a frame boundary."""
         if self.unfinished:
             self._fail("the stream ends too early")
         return self.failure
 
     @property
     def unfinished(self) -> int:
-        """How many of the bytes fed belong to a frame not yet complete; at 0, without a failure, another may go in."""
+        """Number of bytes of an incomplete frame. If it is 0 and there is no failure, a frame may be inserted here."""
         return self._partial.consumed if self._partial is not None else 0
 
     @property
     def retained(self) -> int:
-        """How many bytes of the stream are held in memory now."""
+        """Number of bytes of the stream that are in memory now."""
         return self._partial.retained if self._partial is not None else 0
 
     def _fail(self, fault: str) -> None:
         self.failure = BrokenStream(fault, self.boundary)
         self._partial = None
 
-    def _watch(self, data: bytes, found: list[Frame]) -> None:
+    def _watch(self, data: bytes, reported: list[Frame]) -> None:
         at = 0
         while at < len(data):
             if self._partial is None:
-                at = self._scan_whole_frames(data, at, found)
+                at = self._scan_whole_frames(data, at, reported)
             if at < len(data):
-                at += self._feed_partial(memoryview(data)[at:], found)
+                at += self._feed_partial(memoryview(data)[at:], reported)
 
-    def _scan_whole_frames(self, data: bytes, at: int, found: list[Frame]) -> int:
-        """Returns where it stopped: at what is not a whole frame, or is at fault, which `_BegunFrame` then tells.
+    def _scan_whole_frames(self, data: bytes, at: int, reported: list[Frame]) -> int:
+        """Return where it stopped: at an incomplete or faulty frame, which `_PartialFrame` then handles.
 
-        The inner loop of every stream: for a frame that nobody wants it calls nothing but C.
+        The inner loop of every stream: for a frame that is not wanted it calls only C functions.
         """
         size = len(data)
         source = data if size <= _MAX_COPY_BYTES else memoryview(data)
@@ -132,26 +133,26 @@ class FrameWatcher:
             interest = interests[data[at + 12 : crc_at - payload_size]]
             if interest is not None:
                 kept = data[crc_at - min(payload_size, interest.keep) : crc_at]
-                found.append(Frame(interest.kind, interest.name, kept, payload_size))
+                reported.append(Frame(interest.kind, interest.name, kept, payload_size))
             self.frames += 1
             self.boundary += total
             at += total
         return at
 
-    def _feed_partial(self, view: memoryview, found: list[Frame]) -> int:
-        """Carry on with the frame begun, or begin one; returns how many bytes of the view belong to it."""
+    def _feed_partial(self, view: memoryview, reported: list[Frame]) -> int:
+        """Continue the frame in progress, or begin one; return how many bytes of the view belong to it."""
         partial = self._partial = self._partial or _PartialFrame(self._interests)
         used = partial.take(view)
         if partial.is_complete:
             self._partial = None
             self.frames += 1
             self.boundary += partial.consumed
-            found.extend(partial.report())
+            reported.extend(partial.report())
         return used
 
 
 class _FrameError(Exception):
-    """What is wrong with a frame, told where nobody knows its place in the stream."""
+    """What is wrong with a frame, raised where its position in the stream is not known."""
 
 
 class _Interest(NamedTuple):
@@ -161,7 +162,7 @@ class _Interest(NamedTuple):
 
 
 class _Interests(dict[bytes, _Interest | None]):
-    """What to do with a frame, by its whole block of headers; None is to let it pass."""
+    """What to do with a frame, by its whole block of headers; None lets it pass unreported."""
 
     def __init__(self, wanted: Mapping[str, int]) -> None:
         self._wanted = wanted
@@ -177,13 +178,13 @@ class _Interests(dict[bytes, _Interest | None]):
 
 
 class _PartialFrame:
-    """A frame of which more is to come: its head is gathered, the rest only hashed, unless it is wanted."""
+    """A frame that is still arriving: its head is gathered, and its payload only hashed unless it is wanted."""
 
     def __init__(self, interests: _Interests) -> None:
         self._interests = interests
         self._interest: _Interest | None = None
-        self._gathered = bytearray()  # of the head, and once that is read, of the CRC at the end
-        self._head_size = _PRELUDE.size  # with the headers, as soon as the prelude has told their size
+        self._gathered = bytearray()  # of the head, and after that of the CRC at the end
+        self._head_size = _PRELUDE.size  # includes the headers once the prelude with their size is read
         self._is_head_read = False
         self._payload_size = self._payload_left = 0
         self._kept = bytearray()
@@ -196,7 +197,7 @@ class _PartialFrame:
         return len(self._gathered) + len(self._kept)
 
     def take(self, view: memoryview) -> int:
-        """Use up what belongs to this frame; returns how many bytes that was."""
+        """Consume what belongs to this frame; return how many bytes that was."""
         used = 0 if self._is_head_read else self._take_head(view)
         if self._is_head_read:
             used += self._take_payload(view[used:])
@@ -248,7 +249,7 @@ class _PartialFrame:
 
     def _keep_tail(self, part: memoryview, keep: int) -> None:
         self._kept += part
-        if len(self._kept) > 2 * keep:  # not each time, or small parts of a large payload would be moved over and over
+        if len(self._kept) > 2 * keep:  # not each time: small parts of a large payload would be moved again and again
             del self._kept[: len(self._kept) - keep]
 
     def _take_crc(self, view: memoryview) -> int:
@@ -273,13 +274,13 @@ _cached_kind_and_name = lru_cache(_MAX_CACHED_BLOCKS)(_parse_kind_and_name)
 
 
 def _parse_headers(block: bytes) -> dict[str, str]:
-    """Every header by its name, with its value if that is text."""
-    found: dict[str, str] = {}
+    """Return every header by name, with its value if that is text."""
+    texts: dict[str, str] = {}
     at = 0
     while at < len(block):
         name_end = at + 1 + block[at]
         name = block[at + 1 : name_end].decode()
-        if name in found:
+        if name in texts:
             raise _FrameError(f"the header {name!r} comes twice")
         kind = block[name_end]
         at = name_end + 1
@@ -290,13 +291,13 @@ def _parse_headers(block: bytes) -> dict[str, str]:
             size = _FIXED_LENGTHS[kind]
         if at + size > len(block):
             raise IndexError
-        found[name] = block[at : at + size].decode() if kind == _STRING else ""
+        texts[name] = block[at : at + size].decode() if kind == _STRING else ""
         at += size
-    return found
+    return texts
 
 
 def encode_frame(headers: Mapping[str, str], payload: bytes) -> bytes:
-    """A frame with these headers, in their order; text is the only type of header that Bedrock's streams have."""
+    """Encode a frame with these headers, in their order. Text is the only header type in Bedrock's streams."""
     block = b"".join(_encode_header(name.encode(), value.encode()) for name, value in headers.items())
     if len(block) > MAX_HEADERS or len(payload) > MAX_PAYLOAD:
         raise ValueError(f"a frame has at most {MAX_HEADERS} bytes of headers and {MAX_PAYLOAD} of payload")

@@ -1,8 +1,8 @@
 """Forward a call to the first endpoint that accepts it.
 
 START HERE: `Forwarder.forward`. The call is signed and sent once to each target in turn, until one responds with a
-status that may be shown. It goes on to the next target only if the call was certainly not executed: no connection,
-status 429, or our own credentials refused. The response is relayed while it arrives (`relay.py`).
+status that may be shown. The next target is tried only if the call was certainly not executed: no connection, status
+429, or the sidecar's own credentials refused. The response is relayed while it arrives (`relay.py`).
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ from price_keeper.upstream.relay import ResponseObserver as Watcher
 from price_keeper.upstream.sigv4 import Signer
 from price_keeper.upstream.upstream_health import UpstreamHealth
 
-THROTTLED: Final = 429  # Bedrock's status for throttling and for a model that is not ready: surely not carried out
+THROTTLED: Final = 429  # throttling, or a model that is not ready; the call was certainly not executed
 
-# By how their names begin: the content type, and x-amzn-bedrock-... The id of a trace is none, as in every SDK: load
-# balancers change it.
+# Prefixes of the signed headers: the content type, and x-amzn-bedrock-... A trace id is not signed, as in every SDK,
+# because load balancers change it.
 _SIGNED_PREFIXES: Final = frozenset({"content-", "x-amzn-b"})
 
 _CREDENTIALS_REFUSED: Final = (
-    "Bedrock refuses the AWS credentials of the sidecar itself, which has to mend that; yours are good"
+    "Bedrock refuses the sidecar's own AWS credentials, which its operator must correct; the caller's are valid"
 )
 
 
 class UpstreamTarget(NamedTuple):
-    """One place that can carry out a call. `path` is encoded, as it goes on the wire."""
+    """An endpoint and model that can execute a call. `path` is encoded, as it is sent."""
 
     endpoint: UpstreamEndpoint
     region: str
@@ -54,39 +54,45 @@ class UpstreamTarget(NamedTuple):
     path: str
 
 
-@dataclass(slots=True)  # not frozen, which makes it three times as slow to make
+@dataclass(slots=True)  # not frozen, because that takes three times as long to create
 class UpstreamCall:
     method: str
     query: str  # in canonical form
-    headers: Sequence[tuple[str, str]]  # those that go upstream, names in lower case
-    body_for: Callable[[str], bytes]  # by the model, which some bodies name
+    headers: Sequence[tuple[str, str]]  # to send, with names in lower case
+    body_for: Callable[[str], bytes]  # by model, because some bodies name it
     targets: Sequence[UpstreamTarget]  # in the order in which they are tried
-    stats: OperationStats | None = None  # where it counts
-    received_at: float = 0.0  # when it was taken, by the monotonic clock
+    stats: OperationStats | None = None  # counters that this call is added to
+    received_at: float = 0.0  # when the request was received, on the monotonic clock
 
 
 class CallObserver(Watcher, Protocol):
-    """Also hears where a call is sent."""
+    """A response observer that is also notified about where a call is sent."""
 
     def on_sent(self, target: UpstreamTarget) -> None: ...
 
     def on_not_executed(self) -> None:
-        """Where it was sent it surely had no effect."""
+        """The target certainly did not execute the call."""
 
 
 class Authorizer(Protocol):
+    """Proves to Bedrock who calls."""
+
     def build_header_lines(self, call: UpstreamCall, target: UpstreamTarget, host: str, body: bytes) -> bytes:
-        """The head's lines that prove who calls, each ending in CRLF. Raises UpstreamAway when it cannot be proved."""
+        """Return the header lines that authorize the call, each ending in CRLF. Raises UpstreamUnavailable if it has
+        no credentials."""
 
     def check(self) -> str | None:
-        """Raises UpstreamAway when it could not be proved now; tells what else is wrong with it."""
+        """Return a warning about the credentials, or None. Raises UpstreamUnavailable if there are none."""
 
     def on_refused(self) -> None:
-        """Bedrock does not take what these lines prove."""
+        """Bedrock refused the credentials behind these lines."""
 
 
 class BearerAuthorizer:
-    """Raises ConfigError. Files and variables often end in a new line, which is no part of a key."""
+    """Authorizes with a Bedrock API key. Raises ConfigError for an unusable key.
+
+    Files and variables often end in a newline, which is not part of the key.
+    """
 
     def __init__(self, key: str) -> None:
         key = key.strip()
@@ -105,6 +111,8 @@ class BearerAuthorizer:
 
 
 class SigV4Authorizer:
+    """Signs every call with AWS credentials; one signer per region."""
+
     def __init__(self, credentials: CredentialSource, now: Callable[[], float]) -> None:
         self._credentials = credentials
         self._now = now
@@ -128,6 +136,8 @@ class SigV4Authorizer:
 
 
 class Forwarder:
+    """Sends calls to Bedrock, over one connection pool per endpoint."""
+
     def __init__(
         self,
         authorizer: Authorizer,
@@ -135,7 +145,7 @@ class Forwarder:
         tls: ssl.SSLContext | None = None,
         schedule_write: ScheduleWrite = write_now,
     ) -> None:
-        """By `put` calls are written."""
+        """`schedule_write` writes a call's bytes to its connection."""
         self._schedule_write = schedule_write
         self._authorizer = authorizer
         self._clock = clock
@@ -151,8 +161,9 @@ class Forwarder:
     async def forward(
         self, call: UpstreamCall, responder: Responder, response_headers: Sequence[Header], observer: CallObserver
     ) -> ResponseOutcome:
-        """Raises UpstreamAway or SlowDown when no endpoint gave even the head of an answer to be shown."""
-        last_withheld_status = 0  # status for which an answer was held back
+        """Send the call and relay its response. Raises UpstreamUnavailable or TooManyRequests if no endpoint returned
+        the head of a response that may be shown."""
+        last_withheld_status = 0  # of the last response that was not shown
         for number, target in enumerate(call.targets):
             is_last = number + 1 == len(call.targets)
             body = call.body_for(target.model)
@@ -179,11 +190,11 @@ class Forwarder:
         if last_withheld_status == FORBIDDEN:
             raise UpstreamUnavailable(_CREDENTIALS_REFUSED, retry_after=5)
         if last_withheld_status == THROTTLED:
-            raise TooManyRequests("Bedrock throttles this model, and nothing else can take the call", retry_after=1)
+            raise TooManyRequests("Bedrock throttles this model, and no other target can take the call", retry_after=1)
         raise UpstreamUnavailable("Bedrock cannot be reached", retry_after=1)
 
     def _should_try_next(self, outcome: ResponseOutcome, target: UpstreamTarget, observer: CallObserver) -> bool:
-        """With the next target."""
+        """Whether to try the next target. Raises UpstreamUnavailable if the call may have been executed."""
         if outcome.is_withheld:
             if outcome.status == FORBIDDEN:
                 self.health.on_credentials_refused(target.endpoint, outcome.error)
@@ -191,17 +202,17 @@ class Forwarder:
             observer.on_not_executed()
             return True
         if not outcome.status:
-            # It may have been carried out and billed: whether to send it again is for the caller to say.
+            # The call may have been executed and billed, so the caller must decide whether to send it again.
             raise UpstreamUnavailable(outcome.error)
         return False
 
     async def _connect(self, endpoint: UpstreamEndpoint) -> UpstreamConnection | None:
-        """Where an endpoint is, is for the log alone: callers need not know what is inside."""
+        """Connect, or log why not and return None. The address is only logged: callers must not learn internals."""
         pool = self._pool(endpoint)
         await switch_to_task()
         try:
             connection = await pool.connect()
-        except (CannotConnect, UnicodeError) as failure:  # no host has such a name, says the latter
+        except (CannotConnect, UnicodeError) as failure:  # UnicodeError: no host can have this name
             self.health.on_connect_failed(pool, failure)
             return None
         self.health.on_connected(endpoint)
@@ -247,7 +258,7 @@ class Forwarder:
         pool = self._pools.get(endpoint)
         if pool is None:
             if endpoint.is_tls and self._tls is None:
-                self._tls = ssl.create_default_context()  # once, as it takes tens of milliseconds
+                self._tls = ssl.create_default_context()  # created only once, as it takes tens of milliseconds
             tls = self._tls if endpoint.is_tls else None
             pool = self._pools[endpoint] = ConnectionPool(endpoint, self._clock.monotonic, tls, self._schedule_write)
             self._hosts[endpoint] = _format_host(endpoint)
@@ -255,7 +266,7 @@ class Forwarder:
 
     @property
     def connection_counts(self) -> tuple[int, int]:
-        """Of those that carry a call, and of those that wait for one."""
+        """Numbers of connections that carry a call, and of idle ones."""
         busy, idle = zip((0, 0), *(pool.counts for pool in self._pools.values()), strict=True)
         return sum(busy), sum(idle)
 
@@ -267,12 +278,12 @@ class Forwarder:
                 self.health.forget(endpoint)
 
     def set_endpoints(self, endpoints: Collection[UpstreamEndpoint]) -> None:
-        """From now on calls go to these, and what is kept for others goes once nothing uses it any more."""
+        """Apply a new configuration. Pools of other endpoints are removed once no call uses them."""
         self._configured = frozenset(endpoints)
         self.health.set_expected(endpoints)
 
     def close(self) -> None:
-        """What is under way is given up, and nothing more is sent."""
+        """Abort the calls in flight; no further call is sent."""
         self._is_closed = True
         for pool in self._pools.values():
             pool.close()

@@ -1,10 +1,10 @@
 """Find members of a JSON object in its bytes, so that one can be replaced while all others stay as they are. Pure.
 
-The input is validated against RFC 8259: whatever two parsers could read differently is rejected. Small input is
-parsed. Large input is never made into objects, because 25 MB may hold millions of values, which would take thirty
-times their size in memory. There, escaped quotes and backslashes are first masked in a copy of the same length; then
-each quote begins or ends a string, a regular expression consumes a run of values in one step, and only nesting needs
-steps of our own.
+START HERE: `find_members`. The input is validated against RFC 8259: whatever two parsers could read differently is
+rejected. Small input is parsed. Large input is never made into objects, because 25 MB may hold millions of values,
+which would take thirty times their size in memory. There, escaped quotes and backslashes are first masked in a copy of
+the same length; then each quote begins or ends a string, a regular expression consumes a run of values in one step,
+and only nesting needs a Python step per level.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from typing import NamedTuple
 
 import orjson
 
-SMALL_BYTES = 128 * 1024  # what is parsed takes 4 MB at most, for a moment
+SMALL_BYTES = 128 * 1024  # up to here input is parsed, which takes 4 MB at most for a moment
 MAX_NESTED = 250_000  # a context of a million tokens holds fewer, and so many steps take a quarter of a second
-MAX_MEMBERS = 1000  # of the object itself; no operation knows a tenth of that
-MAX_RUN_VALUES = 250  # values in one step: the expression keeps a little for each until the step is over
-MAX_FLAT_VALUES = 40  # values of a container that is taken for one of those
-WINDOW_BYTES = 64 * 1024  # what is decoded at once to see whether it is UTF-8
+MAX_MEMBERS = 1000  # of the object itself; no operation has a tenth of that
+MAX_RUN_VALUES = 250  # values in one step: the expression keeps a little state for each until the step is over
+MAX_FLAT_VALUES = 40  # values of a container that counts as one value of a run
+WINDOW_BYTES = 64 * 1024  # decoded at once to validate UTF-8
 
-_MAX_NAME_BYTES = 256  # bytes, with quotes and escapes: of those that anybody asks for
+_MAX_NAME_BYTES = 256  # with quotes and escapes; every name that is looked for is shorter
 _BAD_ESCAPE = re.compile(rb"\\(?![/bfnrt]|u[0-9A-Fa-f]{4})")
 _NO_CONTROLS = bytes(range(0x20, 0x100))
 
@@ -37,37 +37,37 @@ _TRAILING_SPACE = re.compile(_SPACE)
 
 
 class InvalidJsonObject(ValueError):
-    """The message goes on from the name of what was read: "the body ..."."""
+    """The input is not valid. The message continues a sentence that begins with its name, such as "the body"."""
 
 
 class Members(NamedTuple):
-    spans: dict[str, tuple[int, int]]  # of the values of those asked for
-    end: int  # where the closing brace stands
+    spans: dict[str, tuple[int, int]]  # of the values of the members that were looked for
+    end: int  # position of the closing brace
     is_empty: bool
 
 
 _VALUE, _OPENED_ARRAY = 2, 3  # groups of the expression for a member
 
-# What the end of a step came upon.
+# What ended a step: the end of the container, or the start of a nested array or object.
 _END, _ARRAY, _OBJECT = 1, 2, 3
 
 
 class _ScanStep(NamedTuple):
     pattern: re.Pattern[bytes]
-    stops: tuple[int, ...]  # by the number of the pattern's group that matched last; 0 where none did
+    stops: tuple[int, ...]  # what ended the step, by the number of the last group that matched; 0 if none did
 
 
 class _ContainerPatterns(NamedTuple):
-    """How to go on in a container: behind its opening bracket, and behind one of its values."""
+    """The steps in a container: after its opening bracket, and after one of its values."""
 
     first: _ScanStep
     next: _ScanStep
 
 
 class _Grammar:
-    """The expressions that find strings by one of two: the quick one is for data without control characters.
+    """The expressions for one form of string. The quick one is only correct for data without control characters.
 
-    Each is made when it is first needed, as that takes milliseconds of which most starts have no use.
+    Each is compiled when it is first needed, as that takes milliseconds which most processes never need.
     """
 
     def __init__(self, string: bytes) -> None:
@@ -111,13 +111,14 @@ def _build_container_patterns(name: bytes, value: bytes, end: bytes) -> _Contain
 
 
 _QUICK, _CAREFUL = _Grammar(rb'"[^"]*+"'), _Grammar(rb'"[^"\x00-\x1f]*+"')
-_UNESCAPED = _Grammar(rb'"[^"\\]*+"')  # in data as it came
+_UNESCAPED = _Grammar(rb'"[^"\\]*+"')  # for data that is not masked
 
 
 def find_members(data: bytes, names: Collection[str]) -> Members:
-    """Raises NoJsonObject, also where one of the names comes twice: readers differ in which of the two counts."""
-    if len(data) <= SMALL_BYTES and (found := _find_in_small(data, names)) is not None:
-        return found
+    """Find the members with these names. Raises InvalidJsonObject, also if one of the names occurs twice, because
+    parsers differ in which of the two counts."""
+    if len(data) <= SMALL_BYTES and (members := _find_in_small(data, names)) is not None:
+        return members
     plain = _mask_escapes(data)
     begun = _OBJECT_START.match(plain)
     if begun is None:
@@ -133,7 +134,7 @@ def find_members(data: bytes, names: Collection[str]) -> Members:
 
 
 def _find_in_small(data: bytes, names: Collection[str]) -> Members | None:
-    """Where each name stands once at most, and has no letter escaped: there it is the member's."""
+    """Find the members by parsing; None if a name occurs twice or has escapes, which the slow path must decide."""
     if b"\\u00" in data:
         return None
     try:
@@ -164,7 +165,7 @@ def add_member(data: bytes, members: Members, name: str, value: bytes) -> bytes:
 
 
 def _scan_members(data: bytes, plain: bytes, at: int, names: Collection[str], spans: dict[str, tuple[int, int]]) -> int:
-    """Puts in the spans, and returns where the object ends."""
+    """Add the members found to `spans`, and return where the object ends."""
     grammar = _CAREFUL if plain.translate(None, _NO_CONTROLS) else _QUICK
     nested = 0
     for _ in range(MAX_MEMBERS):
@@ -189,7 +190,7 @@ def _scan_members(data: bytes, plain: bytes, at: int, names: Collection[str], sp
 
 
 def _decode_name(data: bytes, start: int, end: int) -> str:
-    """Names too long to be asked for are not read: the empty one stands for them."""
+    """Decode a member's name. A name too long to be looked for is not decoded and counts as empty."""
     if end - start > _MAX_NAME_BYTES:
         return ""
     name = data[start + 1 : end - 1].decode()
@@ -197,7 +198,7 @@ def _decode_name(data: bytes, start: int, end: int) -> str:
 
 
 def _skip_container(plain: bytes, at: int, grammar: _Grammar, is_array: bool, nested: int) -> tuple[int, int]:
-    """From behind an opening bracket to behind the one that closes it; counts those in between."""
+    """Skip from after an opening bracket to after the one that closes it. Counts nested containers."""
     outer: list[_ContainerPatterns] = []
     inside = grammar.array if is_array else grammar.object
     step = inside.first
@@ -225,7 +226,7 @@ def _mask_escapes(data: bytes) -> bytes:
     _check_encoding(data)
     if b"\\" not in data:
         return data
-    # From the left, so that the first backslash of a run is taken for what it is: the beginning of an escape.
+    # `replace` works from the left, so the first backslash of a run is taken as the beginning of an escape.
     plain = data.replace(b"\\\\", b"__").replace(b'\\"', b"__")
     bad = _BAD_ESCAPE.search(plain)
     if bad is not None:
@@ -234,7 +235,7 @@ def _mask_escapes(data: bytes) -> bytes:
 
 
 def _check_encoding(data: bytes) -> None:
-    """A sloppy reader could take bytes that are no UTF-8 for letters of a name."""
+    """Reject invalid UTF-8: a lenient parser could take such bytes for letters of a name."""
     if data.isascii():
         return
     decoder = codecs.getincrementaldecoder("utf-8")()

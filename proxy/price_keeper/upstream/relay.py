@@ -17,7 +17,7 @@ from price_keeper.upstream.connection_pool import UpstreamConnection
 FORBIDDEN: Final = 403
 _ERROR_TYPE_HEADER: Final = b"x-amzn-errortype"
 
-# What AWS calls it when it does not take a signature, which is ours and not the caller's: his never travels upstream.
+# AWS's names for a refused signature. It is always the sidecar's own: the caller's is never sent upstream.
 CREDENTIAL_ERRORS: Final = frozenset(
     (
         "ExpiredTokenException",
@@ -28,7 +28,7 @@ CREDENTIAL_ERRORS: Final = frozenset(
     )
 )
 
-# The framing is each connection's own; every other header of Bedrock's reaches the caller.
+# These headers belong to each connection; every other header of Bedrock's reaches the caller.
 _CONNECTION_HEADERS: Final = frozenset(
     {
         b"connection",
@@ -43,46 +43,46 @@ _CONNECTION_HEADERS: Final = frozenset(
     }
 )
 
-_PLAIN_CONNECTION: Final = (b"", b"keep-alive", b"close")  # names no other header that is the connection's own
+_PLAIN_CONNECTION: Final = (b"", b"keep-alive", b"close")  # values that name no further header of the connection
 
-# When the caller leaves, the rest of the answer is still read, because its usage comes last.
+# Limits for draining: after the caller has left, the rest of the response is still read, because its usage comes last.
 DRAIN_SECONDS = 120.0
 DRAIN_BYTES = 32 * 1024 * 1024  # read from Bedrock, framing included
 
 
 class ResponseObserver(Protocol):
-    """Sees what goes by. It must not raise: the caller's answer does not depend on it."""
+    """Observes a response. It must not raise, as the caller's response must not depend on it."""
 
     def on_head(self, status: int, headers: Mapping[bytes, bytes]) -> None:
-        """Names in lower case; of a header that comes twice, the last."""
+        """Names are in lower case; of a repeated header the last value is given."""
 
     def on_data(self, data: bytes) -> None: ...
 
     def on_end(self, is_whole: bool) -> None:
-        """Before the last byte goes to the caller, so that what is counted is counted by then."""
+        """Called before the last byte goes to the caller, so that the usage is recorded by then."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResponseOutcome:
-    """How an answer came to its end. `held_back`: nothing of it was shown to the caller, and the call was surely not
-    carried out; if its status is `FORBIDDEN` the trouble is with our own credentials."""
+    """How a response ended. `is_withheld`: nothing of it was shown to the caller, and the call was certainly not
+    executed. If the status is `FORBIDDEN` then, Bedrock refused the sidecar's own credentials."""
 
-    status: int  # 0 when not even a head came
+    status: int  # 0 if no head came
     is_whole: bool
     is_withheld: bool
     error: str = ""
 
 
-_SUCCESS: Final = ResponseOutcome(200, True, False)  # as most are
+_SUCCESS: Final = ResponseOutcome(200, True, False)  # shared, because most responses end like this
 
 
 def parse_error_type(value: bytes) -> str:
-    """From what a header says of an error: services put a name space around its name."""
+    """Return the name of an error from its header; services surround it with a namespace."""
     return value.decode("latin-1").partition(":")[0].rpartition("#")[2]
 
 
 def _find_credentials_error(headers: list[Header]) -> str:
-    """What is the trouble with our credentials, and when by AWS's clock; empty if it is with something else."""
+    """Return the error about the sidecar's credentials and AWS's time of it; empty for any other error."""
     by_name = dict(headers)
     kind = parse_error_type(by_name.get(_ERROR_TYPE_HEADER, b""))
     return f"{kind}, on {by_name.get(b'date', b'').decode('latin-1')}" if kind in CREDENTIAL_ERRORS else ""
@@ -93,7 +93,7 @@ def _has_unknown_coding(headers: list[Header]) -> bool:
 
 
 class Relay:
-    """Between one upstream connection (as its sink) and one responder (as its flow)."""
+    """Connects one upstream connection (as its sink) with one responder (as its flow control)."""
 
     __slots__ = (
         "_connection",
@@ -124,8 +124,8 @@ class Relay:
         stats: OperationStats | None = None,
         received_at: float = 0.0,
     ) -> None:
-        """An answer of the status `held_back` is not shown. `over` is told once how the answer came to its end, and
-        `lane` how long one that was shown took, since the request was here (`began`)."""
+        """A response of the status `withheld_status` is not shown. `on_done` gets the outcome exactly once, and
+        `stats` the timing of a response that was shown, measured from `received_at`."""
         self._responder = responder
         self._connection = connection
         self._response_headers = response_headers
@@ -136,14 +136,14 @@ class Relay:
         self._stats = stats
         self._received_at = received_at
         self._status = 0
-        self._withheld_reason = ""  # why nothing of the answer is shown
+        self._withheld_reason = ""  # if set, nothing of the response is shown
         self._is_drained = False
-        self._drained_from = 0  # of what the connection received: from here on nobody is shown any of it
+        self._drained_from = 0  # the connection's byte count when draining began
         self._is_complete = False
         if responder.is_disconnected:
             self.on_disconnected()
 
-    # The sink: what Bedrock says.
+    # The sink: events of the upstream connection.
 
     def on_head(self, status: int, headers: list[Header]) -> None:
         self._status = status
@@ -157,7 +157,7 @@ class Relay:
         by_name = dict(headers)
         if b"transfer-encoding" in by_name and _has_unknown_coding(headers):
             self._status = 0
-            self._connection.give_up("Bedrock's answer comes in a transfer coding that nobody asked for")
+            self._connection.give_up("Bedrock's answer has a transfer coding that was not requested")
             return
         relayed = [header for header in headers if header[0] not in _CONNECTION_HEADERS]
         nominated = by_name.get(b"connection", b"").lower()
@@ -172,7 +172,7 @@ class Relay:
     def on_data(self, data: bytes, is_last: bool) -> None:
         self._is_complete = is_last
         if is_last:
-            connection = self._connection  # which may carry another call before this is over
+            connection = self._connection  # it may carry another call before this method ends
             sent, first, last = connection.called_at, connection.answered_at, connection.last_active_at
         try:
             if not self._withheld_reason:
@@ -183,7 +183,7 @@ class Relay:
                 self._deliver(data, is_last)
             elif not is_last:
                 self._drain()
-        finally:  # whoever waits must be told in any case
+        finally:  # `on_done` must be called in any case
             if is_last:
                 self._record_timing(self._status, sent, first, last)
                 withheld = self._withheld_reason
@@ -198,7 +198,7 @@ class Relay:
                 self._observer.on_end(False)
                 connection = self._connection
                 self._record_timing(0, connection.called_at, connection.answered_at, connection.last_active_at)
-                # A clean end would look like success to most clients.
+                # Most clients would take a clean end for success.
                 self._responder.abort()
         finally:
             is_withheld = bool(self._withheld_reason) or not (self._status or self._connection.is_written)
@@ -217,7 +217,7 @@ class Relay:
             self._responder.finish()
 
     def _drain(self) -> None:
-        """Ends what takes too much to read that nobody is shown."""
+        """Give the connection up if too much arrives that is not shown to the caller."""
         if self._connection.received_bytes - self._drained_from > DRAIN_BYTES:
             why = "Bedrock refused the call" if self._withheld_reason else "the caller left"
             self._connection.give_up(f"{why}, and the answer did not end")
@@ -232,7 +232,7 @@ class Relay:
         if on_done is not None:
             on_done(outcome)
 
-    # The flow: how fast the caller reads.
+    # Flow control: how fast the caller reads.
 
     # The connection may already serve another call by the time the caller has read the end of this one.
 
@@ -245,7 +245,7 @@ class Relay:
             self._connection.resume()
 
     def on_stalled(self, seconds: float) -> None:
-        pass  # with the caller, whose connection has a limit of its own
+        pass  # the caller's own connection has a write timeout
 
     def on_disconnected(self) -> None:
         if self._is_drained or self._is_complete:

@@ -1,7 +1,7 @@
-"""Add the caller's identity to a request, for Bedrock's invocation logs: in a header of invoke operations, in the body of
-converse operations.
+"""Add the caller's identity to a request, for Bedrock's invocation logs.
 
-Entries of the caller's own stay, but cannot replace ours. Nothing else in the body changes.
+It goes into a header of invoke operations and into the body of converse operations. The caller's own entries stay, but
+cannot replace Price Keeper's. Nothing else in the body changes.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from price_keeper.upstream import json_splice
 HEADER = "x-amzn-bedrock-request-metadata"
 BODY_KEY = "requestMetadata"
 PREFIX = "price-keeper-"
-MAX_ENTRIES = 16  # entries that Bedrock takes
-MAX_METADATA_BYTES = 32 * 1024  # of them: Bedrock's own limit is 256 characters for each name and value
+MAX_ENTRIES = 16  # that Bedrock accepts
+MAX_METADATA_BYTES = 32 * 1024  # above Bedrock's own limit of 256 characters for each name and value
 
 _IN_HEADER = frozenset({Operation.INVOKE, Operation.INVOKE_STREAM})
 _IN_BODY = frozenset({Operation.CONVERSE, Operation.CONVERSE_STREAM})
@@ -33,7 +33,7 @@ def build_identity(org: str, app: str | None, label: str) -> dict[str, str]:
 
 
 def add_metadata(operation: Operation, ours: Mapping[str, str], headers: Headers, body: bytes) -> tuple[Headers, bytes]:
-    """What goes upstream instead of these headers and this body."""
+    """Return the headers and the body to send instead of the given ones."""
     given = next((value for name, value in headers if name == HEADER), None)
     headers = [header for header in headers if header[0] != HEADER]
     if operation in _IN_HEADER:
@@ -58,7 +58,7 @@ def _add_to_body(ours: Mapping[str, str], body: bytes) -> bytes:
 
 
 def _encode_entries(theirs: Mapping[str, str], ours: Mapping[str, str]) -> str:
-    """In printable ASCII, as it may stand in a header."""
+    """Encode as printable ASCII, so that it can stand in a header."""
     kept = {name: value for name, value in theirs.items() if not name.lower().startswith(PREFIX)}
     if len(kept) + len(ours) > MAX_ENTRIES:
         raise InvalidRequest(

@@ -1,7 +1,7 @@
-"""Retries that must not be paid for twice: a call that is sent again joins the one in flight, or gets its response again.
+"""Join SDK retries to the call in flight, or replay its response, so that a retry is not paid for twice.
 
 SDKs stop reading after a timeout and send the same call again with the same invocation id. What has arrived of the
-response is kept, within bounds, and replayed to the retry. `RetryJoiner.join` and `open_shared` are the entry points.
+response is kept, within bounds, and replayed to the retry. START HERE: `RetryJoiner.join` and `open_shared`.
 """
 
 from __future__ import annotations
@@ -12,26 +12,26 @@ from collections.abc import Callable, Hashable, Sequence
 
 from price_keeper.exchange import FlowControl, Header, Responder
 
-MAX_RESPONSE_BYTES = 1024 * 1024  # of one answer; a longer one is no longer joinable
-MAX_TOTAL_BYTES = 32 * 1024 * 1024  # at most; under way and whole, the oldest of the whole ones going first
-CALL_OVERHEAD_BYTES = 4096  # what a call weighs before anything of its answer is kept
-PIECE_OVERHEAD_BYTES = 64  # what each piece of an answer weighs beyond its bytes
+MAX_RESPONSE_BYTES = 1024 * 1024  # of one response; a longer one cannot be joined any more
+MAX_TOTAL_BYTES = 32 * 1024 * 1024  # of all responses; the oldest finished ones are evicted first
+CALL_OVERHEAD_BYTES = 4096  # counted for a call before any of its response is kept
+PIECE_OVERHEAD_BYTES = 64  # counted for each piece of a response beyond its bytes
 HEADER_OVERHEAD_BYTES = 160  # the same for each of its headers
-RESPONSE_TTL_SECONDS = 60.0  # after an answer was whole: longer than an SDK waits between two tries
-MAX_STALL_SECONDS = 15.0  # that a reader may read nothing while another waits for it; SDKs give up after 60
-ABANDONED_TTL_SECONDS = 120.0  # an answer under way is kept up for nobody, in case somebody comes back for it
+RESPONSE_TTL_SECONDS = 60.0  # of a finished response: longer than an SDK waits between two attempts
+MAX_STALL_SECONDS = 15.0  # that a reader may stall while another waits for it; SDKs give up after 60
+ABANDONED_TTL_SECONDS = 120.0  # how long a response without readers is still kept, in case a retry comes
 
 
-# How an answer of status 200 tells that it failed after all: by a frame of such a type, or without the last event.
+# A response of status 200 that failed after all has a frame of such a type, or lacks the last event.
 _ERROR_FRAME = re.compile(rb"\x0d:message-type\x07\x00(?:\x09exception|\x05error)")
 _LAST_EVENT = b"data: [DONE]"
 _EVENT_STREAM, _SERVER_SENT_EVENTS = b"application/vnd.amazon.eventstream", b"text/event-stream"
 
 
 class SharedResponse:
-    """One answer with any number of readers, each of whom gets it from its beginning. It is their responder.
+    """One response with any number of readers; each gets it from the beginning. It is the responder of the one call.
 
-    Upstream waits for the slowest of them; but one that stands still while others wait for it is dropped.
+    Upstream waits for the slowest reader, but a reader that stalls while others wait for it is dropped.
     """
 
     __slots__ = (
@@ -89,7 +89,7 @@ class SharedResponse:
             if not self._readers and self._flow is not None:
                 self._flow.on_disconnected()
 
-    # The responder of the one call.
+    # The responder interface, for the one call.
 
     @property
     def has_started(self) -> bool:
@@ -97,7 +97,7 @@ class SharedResponse:
 
     @property
     def is_disconnected(self) -> bool:
-        """Once the call is sent, whoever left may come back for the answer as long as it is kept."""
+        """Once the call is sent, a client that left may come back for the response as long as it is kept."""
         return not self._readers and (self._flow is None or not self.is_joinable)
 
     def attach(self, flow: FlowControl) -> None:
@@ -107,7 +107,7 @@ class SharedResponse:
 
     def start(self, status: int, headers: Sequence[Header], length: int | None) -> None:
         self._head = (status, tuple(headers), length)
-        # An error is never shown again: the next try may fare better.
+        # An error is never replayed: the next attempt may succeed.
         if status >= 300 or not self._reserve(
             sum(len(name) + len(value) + HEADER_OVERHEAD_BYTES for name, value in headers)
         ):
@@ -136,7 +136,7 @@ class SharedResponse:
             reader.responder.finish()
 
     def abort(self) -> None:
-        """Also for the end of whoever made the call: an answer that has no end then gets none, and nobody joins it."""
+        """End without a response, also if the call's own task ends early; it cannot be joined any more."""
         if self.is_finished:
             return
         flow, self._flow = self._flow, None
@@ -154,7 +154,7 @@ class SharedResponse:
             self._retained.append(data)
 
     def _reserve(self, weight: int) -> bool:
-        """Whether so much more of the answer may be; if so, it is counted."""
+        """Count `weight` more bytes for this response; False if they exceed a limit."""
         if (
             not self.is_joinable
             or self.kept_bytes + weight > MAX_RESPONSE_BYTES
@@ -166,7 +166,7 @@ class SharedResponse:
 
     @property
     def has_succeeded(self) -> bool:
-        """Asked of an answer that is whole, and kept."""
+        """Whether a finished response that is kept was a success."""
         if self._head is None:
             return False
         kind = next((value for name, value in self._head[1] if name == b"content-type"), b"").lower()
@@ -177,7 +177,7 @@ class SharedResponse:
     def _is_abandoned(self) -> bool:
         return not self._readers and self._joiner.now() - self._last_reader_left_at > ABANDONED_TTL_SECONDS
 
-    # What readers tell.
+    # Callbacks of the readers.
 
     def on_reader_left(self, reader: _ResponseReader) -> None:
         if reader in self._readers:
@@ -203,7 +203,7 @@ class SharedResponse:
 
 
 class _ResponseReader:
-    """One of the readers, as the flow of its own responder."""
+    """One reader: the flow control of its own responder."""
 
     __slots__ = ("_shared", "is_paused", "responder")
 
@@ -229,18 +229,18 @@ class _ResponseReader:
 
 
 class RetryJoiner:
-    """Keys are small, and differ for calls whose answers may."""
+    """Knows the calls that can be joined. Keys must be small, and differ for calls whose responses may differ."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self.now = now
-        self._calls: dict[Hashable, SharedResponse] = {}  # those that can be joined
-        self._finished: deque[SharedResponse] = deque()  # in the order in which they were whole
+        self._calls: dict[Hashable, SharedResponse] = {}  # calls that can be joined
+        self._finished: deque[SharedResponse] = deque()  # in the order in which they finished
         self.max_bytes = MAX_TOTAL_BYTES
         self.kept_bytes = 0
         self.joined = 0
 
     def join(self, key: Hashable, responder: Responder) -> bool:
-        """Whether there was a call to join; its answer then goes to this responder too."""
+        """Give this responder the response of a call with the same key; False if there is none to join."""
         shared = self._calls.get(key)
         if shared is None or (shared.is_finished and self.now() - shared.finished_at > RESPONSE_TTL_SECONDS):
             return False
@@ -260,13 +260,13 @@ class RetryJoiner:
         return shared
 
     async def drop_expired(self) -> None:
-        """Called every second or so: lets go of answers that have been kept for long enough."""
+        """Drop responses past their TTL. To be called every second or so."""
         self._discard_expired()
 
-    # What the shared calls tell.
+    # Callbacks of the shared responses.
 
     def reserve_bytes(self, weight: int) -> bool:
-        """If so, it is taken; calls that are whole make room, the oldest first."""
+        """Count `weight` more bytes; False if they do not fit. Finished responses are evicted, the oldest first."""
         while self.kept_bytes + weight > self.max_bytes and self._finished:
             self._finished.popleft().discard()
         if self.kept_bytes + weight > self.max_bytes:
@@ -275,7 +275,7 @@ class RetryJoiner:
         return True
 
     def on_finished(self, shared: SharedResponse) -> None:
-        """It is whole, and kept for a while."""
+        """Keep a finished response for RESPONSE_TTL_SECONDS if it was a success."""
         if not shared.is_joinable:
             return
         if not shared.has_succeeded:

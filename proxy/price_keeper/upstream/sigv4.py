@@ -1,7 +1,8 @@
 """AWS Signature Version 4 over exactly the bytes that are sent.
 
-What stays the same for a day (the signing key) or for a second (the time stamp, and for similar calls everything but
-the hash of the body) is cached, so a signature costs one hash and one HMAC of a short text.
+START HERE: `Signer.sign`. What stays the same for a day (the signing key) or for a second (the time stamp, and for
+similar calls everything but the hash of the body) is cached, so a signature costs one hash and one HMAC of a short
+text.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _DOT_OR_EMPTY_SEGMENT: Final = re.compile(r"/\.{0,2}/|/\.{1,2}\Z")
 _LONE_PERCENT: Final = re.compile(r"%(?![0-9A-Fa-f]{2})")
 _OWN_HEADERS: Final = frozenset({"host", "authorization", "x-amz-date", "x-amz-security-token"})
 
-# The paths that recur, every label with every operation. One is some 6 kB at most, so they cannot grow past 5 MB.
+# Paths recur: one for every label and operation. A path has at most about 6 kB, so the cache cannot exceed 5 MB.
 _MAX_CACHED_PATHS: Final = 256
 
 
@@ -38,7 +39,7 @@ class AwsCredentials:
     token: str | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        # The values themselves must not get into a log by way of the message.
+        # The messages do not quote the values, so that none of them gets into a log.
         if not (
             self.access_key
             and _is_printable_word(self.access_key)
@@ -51,7 +52,7 @@ class AwsCredentials:
 
 
 class _DailySigningKey:
-    """What one set of credentials signs with from one midnight UTC to the next."""
+    """The signing key that one set of credentials leads to, for one UTC day."""
 
     __slots__ = ("_inner", "_outer", "credentials", "date", "scope", "token_line")
 
@@ -63,12 +64,12 @@ class _DailySigningKey:
         key = f"AWS4{credentials.secret_key}".encode()
         for part in (date, region, service, "aws4_request"):
             key = hmac.digest(key, part.encode(), "sha256")
-        # HMAC's two halves (RFC 2104) with the key in them already: that is half of its work, and the same all day.
+        # The two halves of HMAC (RFC 2104) with the key already in them: half of its work, and the same all day.
         padded = key.ljust(_BLOCK_BYTES, b"\0")
         self._inner, self._outer = sha256(padded.translate(_INNER_PAD)), sha256(padded.translate(_OUTER_PAD))
 
     def sign(self, string_to_sign: bytes, canonical_request: bytes) -> bytes:
-        """`to_sign` is what stands before the hash of the request."""
+        """Return the signature. `string_to_sign` is the part before the hash of the canonical request."""
         inner, outer = self._inner.copy(), self._outer.copy()
         inner.update(string_to_sign + hexlify(sha256(canonical_request).digest()))
         outer.update(inner.digest())
@@ -76,32 +77,30 @@ class _DailySigningKey:
 
 
 class _RequestTemplate(NamedTuple):
-    """Of calls in one second, all that is the same."""
+    """What all similar calls within one second have in common."""
 
     key: _DailySigningKey
     string_to_sign: bytes
-    canonical: bytes  # up to the body's hash
-    before: bytes  # the signature, in what is sent
+    canonical: bytes  # up to the hash of the body
+    before: bytes  # header lines up to the signature
     after: bytes
 
 
 class Signer:
+    """Signs requests for one region and service."""
+
     def __init__(self, region: str, service: str = "bedrock") -> None:
         for part in (region, service):
             if not _SCOPE_PART.fullmatch(part):
                 raise ValueError(f"a region or service is lower-case letters, digits and '-', not {part!r}")
         self._region = region
         self._service = service
-        # One of each is enough: all calls share the clock, and credentials stay the same object until they are renewed.
+        # One of each suffices: all calls share the clock, and credentials stay the same object until they are renewed.
         self._cached_stamp: tuple[int, str] = (0, "19700101T000000Z")
         self._key: _DailySigningKey | None = None
-        self._templates: dict[
-            tuple[str, str, str, str | None], _RequestTemplate
-        ] = {}  # with a content type alone, or with nothing
-        self._templates_valid_for: tuple[int, AwsCredentials | None] = (
-            0,
-            None,
-        )  # for this second, and these credentials
+        # For requests that sign a content type or no header at all.
+        self._templates: dict[tuple[str, str, str, str | None], _RequestTemplate] = {}
+        self._templates_valid_for: tuple[int, AwsCredentials | None] = (0, None)  # the second, and the credentials
 
     def sign(
         self,
@@ -114,11 +113,11 @@ class Signer:
         body_sha256: str,
         at: float,
     ) -> bytes:
-        """The header lines that make this request valid at the given epoch, each ending in CRLF.
+        """Return the header lines that sign this request at the epoch `at`, each ending in CRLF.
 
-        `path` and `host` are as they stand on the wire; `query` is without its question mark, and what is sent has to
-        mean the same (`canonical_query` is a safe choice). `headers` are those to sign beside the signer's own, with
-        names in lower case; a single content-type is the quick way.
+        `path` and `host` are as they are sent. `query` has no question mark, and what is sent must mean the same
+        (the result of `canonicalize_query` always does). `headers` are signed in addition to the signer's own, with
+        names in lower case. A single content-type, or none, takes the fast path.
         """
         second, is_quick = int(at), not query and body_sha256.isalnum()
         if is_quick and (not headers or (len(headers) == 1 and headers[0][0] == "content-type")):
@@ -187,9 +186,9 @@ class Signer:
 
 
 def canonicalize_query(query: str) -> str:
-    """The one spelling of a query that is both signed and safe to send: decoded, encoded strictly, sorted.
+    """Return the one spelling of a query that is both signed and safe to send: decoded, encoded strictly, sorted.
 
-    A plus sign stands for itself, as nothing but a form would mean a space by it.
+    A plus sign stands for itself, because only a form would mean a space by it.
     """
     if not _is_printable_word(query) or _LONE_PERCENT.search(query):
         raise ValueError("a query is printable ASCII without spaces, in which '%' begins an encoded byte")
@@ -204,10 +203,10 @@ def _reencode(text: str) -> str:
 
 @lru_cache(_MAX_CACHED_PATHS)
 def _canonicalize_path(path: str) -> str:
-    """The path encoded a second time, as every service but S3 does before it compares."""
+    """Encode the path a second time, as every service but S3 does before it compares."""
     if not path.startswith("/") or not _is_printable_word(path):
         raise ValueError("a path begins with '/' and is printable ASCII without spaces")
-    # The service would fold such segments away, and then it is not the path sent that was signed.
+    # The service would resolve such segments, and its path would differ from the one that was signed.
     if _DOT_OR_EMPTY_SEGMENT.search(path):
         raise ValueError("a path has no empty segments and none of '.' or '..'")
     return quote(path, safe="/")
@@ -216,7 +215,7 @@ def _canonicalize_path(path: str) -> str:
 def _build_signed_headers(
     headers: Sequence[tuple[str, str]], host: str, stamp: str, token_line: str
 ) -> tuple[str, str]:
-    """The canonical header lines, and the names of the headers in them."""
+    """Return the canonical header lines, and the names of their headers."""
     own_lines = f"host:{host}\nx-amz-date:{stamp}\n{token_line}"
     own_names = "host;x-amz-date;x-amz-security-token" if token_line else "host;x-amz-date"
     if not headers:

@@ -1,4 +1,4 @@
-"""Ask Bedrock how many input tokens a call has, where that cannot be bounded from its bytes. Counting is free of charge."""
+"""Ask Bedrock how many input tokens a call has, if its bytes do not bound them. Counting is free of charge."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from price_keeper.operations import Operation
 from price_keeper.tasks import run_large_work
 from price_keeper.upstream.forwarder import THROTTLED, Forwarder, UpstreamCall, UpstreamTarget
 
-MAX_RESPONSE_BYTES = 64 * 1024  # of an answer that holds one number
-TIMEOUT_SECONDS = 20.0  # in which it is there, unlike that of a model; the caller waits for both
+MAX_RESPONSE_BYTES = 64 * 1024  # of a response that holds one number
+TIMEOUT_SECONDS = 20.0  # short compared with a model's response, as the caller waits for both
 _CONVERSE = frozenset({Operation.CONVERSE, Operation.CONVERSE_STREAM})
 _COUNTED_FIELDS = ("messages", "system", "toolConfig", "additionalModelRequestFields")
-# Beside those, of which the model reads nothing; anything else counts as a token for each byte.
+# Members that do not reach the model. All others that are not counted are bounded by UNCOUNTED_TOKENS_PER_BYTE.
 _IGNORED_FIELDS = frozenset(
     {
         "additionalModelResponseFieldPaths",
@@ -30,18 +30,18 @@ _IGNORED_FIELDS = frozenset(
     }
 )
 LARGE_BYTES = 256 * 1024
-UNCOUNTED_TOKENS_PER_BYTE = (
-    2  # tokens for each byte of what is not sent to be counted: more than any tokenizer makes of it
-)
+UNCOUNTED_TOKENS_PER_BYTE = 2  # for what is not sent to be counted: more than any tokenizer makes of a byte
 _HEADERS = (("content-type", "application/json"), ("accept", "application/json"))
 
 
 class TokenCounter:
+    """Counts the input tokens of a call through Bedrock's CountTokens operation."""
+
     def __init__(self, forwarder: Forwarder) -> None:
         self._forwarder = forwarder
 
     async def __call__(self, target: UpstreamTarget, operation: Operation, body: bytes) -> int:
-        """Raises InvalidRequest, UpstreamAway and SlowDown."""
+        """Return the number of input tokens. Raises InvalidRequest, UpstreamUnavailable and TooManyRequests."""
         path = operations.OperationPath(Operation.COUNT_TOKENS, target.model).path
         large = len(body) > LARGE_BYTES
         counted, uncounted = (
@@ -61,7 +61,7 @@ class TokenCounter:
 
 
 def _build_request(operation: Operation, body: bytes) -> tuple[bytes, int]:
-    """What is sent to be counted, and how many tokens at most the rest comes to."""
+    """Build the request to count, and an upper bound for the tokens of the rest."""
     if operation not in _CONVERSE:
         return orjson.dumps({"input": {"invokeModel": {"body": base64.b64encode(body).decode()}}}), 0
     document = orjson.loads(body)
@@ -73,7 +73,7 @@ def _build_request(operation: Operation, body: bytes) -> tuple[bytes, int]:
 
 
 class _CountResponder:
-    """Kept, for nobody but us."""
+    """A responder that keeps the response in memory."""
 
     is_disconnected = False
 
@@ -88,7 +88,7 @@ class _CountResponder:
         self._flow = flow
 
     def abandon(self) -> None:
-        """What may still come is waited for no longer than what any caller left behind."""
+        """Drain what may still come, within the same limits as for a caller that left."""
         if self._flow is not None:
             self._flow.on_disconnected()
 
@@ -109,9 +109,11 @@ class _CountResponder:
         pass
 
     def parse_tokens(self) -> int:
-        """Raises InvalidRequest, SlowDown and UpstreamAway."""
+        """Raises InvalidRequest, TooManyRequests and UpstreamUnavailable."""
         if not self._is_whole:
-            raise UpstreamUnavailable("Bedrock did not count the tokens of this call to its end", retry_after=1)
+            raise UpstreamUnavailable(
+                "Bedrock's answer to counting the tokens of this call was incomplete", retry_after=1
+            )
         try:
             answer = orjson.loads(self._body)
         except orjson.JSONDecodeError:
@@ -128,12 +130,14 @@ class _CountResponder:
             )
         tokens = document.get("inputTokens")
         if type(tokens) is not int or tokens < 0:
-            raise InvalidRequest("a hard budget needs to know how many tokens this call has; Bedrock tells no number")
+            raise InvalidRequest(
+                "a hard budget needs to know how many tokens this call has, and Bedrock's answer has no number"
+            )
         return tokens
 
 
 class _NullObserver:
-    """Counting costs nothing."""
+    """Observes nothing: counting costs nothing, so there is nothing to record."""
 
     def on_sent(self, target: UpstreamTarget) -> None: ...
 

@@ -1,4 +1,4 @@
-"""Whether Bedrock can be reached and accepts our credentials, for readiness, metrics and the log.
+"""Whether Bedrock can be reached and accepts the sidecar's credentials, for readiness, metrics and the log.
 
 The forwarder reports each connect and each refusal here. A caller sees only its own error; the reason is logged here,
 at most once in `LOG_INTERVAL_SECONDS` for each endpoint.
@@ -16,11 +16,11 @@ from price_keeper.clock import Clock
 from price_keeper.errors import UpstreamUnavailable
 from price_keeper.upstream.connection_pool import CannotConnect, ConnectionPool, UpstreamEndpoint
 
-LOG_INTERVAL_SECONDS: Final = 10.0  # between two lines in the log about one endpoint that cannot be reached
-REFUSAL_TTL_SECONDS: Final = 15.0  # for which a refusal of our credentials stands, unless others are found
-PROBE_TIMEOUT_SECONDS: Final = 1.0  # for one place that says nothing: readiness waits for two such looks at most
+LOG_INTERVAL_SECONDS: Final = 10.0  # between two log lines about one endpoint that cannot be reached
+REFUSAL_TTL_SECONDS: Final = 15.0  # how long a refusal of the credentials counts, unless they are renewed
+PROBE_TIMEOUT_SECONDS: Final = 1.0  # of one probe; a readiness check waits for two in sequence at most
 
-# What is expired or signed wrongly is so everywhere; this a region says too that the account has not enabled.
+# Expired or wrongly signed credentials are refused everywhere; this error also means a region that is not enabled.
 UNKNOWN_CLIENT_ERROR: Final = "UnrecognizedClientException"
 
 _REFUSED: Final = "Bedrock refuses the sidecar's own AWS credentials; the log says why"
@@ -30,14 +30,16 @@ _log = logging.getLogger("price_keeper.forwarding")
 
 
 class UpstreamHealth:
+    """What is known about each endpoint."""
+
     def __init__(
         self,
         clock: Clock,
         check_credentials: Callable[[], str | None],
         pool_of: Callable[[UpstreamEndpoint], ConnectionPool],
     ) -> None:
-        """`has_credentials` raises UpstreamAway where there are none to sign with, and else tells what is
-        wrong with them."""
+        """`check_credentials` raises UpstreamUnavailable if there are none to sign with, and returns a warning about
+        others, or None."""
         self._clock = clock
         self._check_credentials = check_credentials
         self._pool_of = pool_of
@@ -45,13 +47,13 @@ class UpstreamHealth:
         self._unreachable: dict[UpstreamEndpoint, ConnectionPool] = {}
         self._tried: set[UpstreamEndpoint] = set()
         self._logged_at: dict[UpstreamEndpoint, float] = {}
-        self._refused_until: dict[UpstreamEndpoint | None, float] = {}  # by None: everywhere
+        self._refused_until: dict[UpstreamEndpoint | None, float] = {}  # None stands for all endpoints
 
     def set_expected(self, endpoints: Collection[UpstreamEndpoint]) -> None:
-        """What the configuration has calls go to, tried or not. Others are apps' own, and may be of use to nobody."""
+        """Set the configured endpoints, tried or not. Others belong to single apps and do not affect readiness."""
         self._expected = frozenset(endpoints)
 
-    # What the forwarder tells.
+    # Reports of the forwarder.
 
     def on_connected(self, endpoint: UpstreamEndpoint) -> None:
         self._tried.add(endpoint)
@@ -66,7 +68,7 @@ class UpstreamHealth:
             _log.warning("%s:%d gets no calls: %s", endpoint.host, endpoint.port, error)
 
     def on_credentials_refused(self, endpoint: UpstreamEndpoint, error: str) -> None:
-        """Our credentials, or what was signed with them."""
+        """Record that Bedrock refused the credentials, or what was signed with them."""
         now, where = self._clock.monotonic(), endpoint if error.startswith(UNKNOWN_CLIENT_ERROR) else None
         if now >= self._refused_until.get(where, 0.0):
             message = "%s refuses the sidecar's own AWS credentials: %s; by our clock it is %s"
@@ -74,16 +76,16 @@ class UpstreamHealth:
         self._refused_until[where] = now + REFUSAL_TTL_SECONDS
 
     def forget(self, endpoint: UpstreamEndpoint) -> None:
-        """Calls go there no more; if some do after all, the log is told no sooner for that."""
+        """Forget an endpoint that gets no more calls. Its log interval stays, in case it gets some after all."""
         self._unreachable.pop(endpoint, None)
         self._tried.discard(endpoint)
         self._refused_until.pop(endpoint, None)
 
     def on_credentials_renewed(self) -> None:
-        """Others are signed with from now on."""
+        """Forget refusals, because other credentials sign from now on."""
         self._refused_until.clear()
 
-    # What can be told.
+    # What readiness and metrics read.
 
     @property
     def has_refused_credentials(self) -> bool:
@@ -98,8 +100,12 @@ class UpstreamHealth:
         return len(self._unreachable)
 
     async def check(self) -> str | None:
-        """For readiness. Whether what was away is back is found out here too, as perhaps nobody calls any more; and
-        whether anything else is there, as one who is not ready will not be called."""
+        """Readiness check: return a warning or None. Raises UpstreamUnavailable if no endpoint can serve calls.
+
+        It probes endpoints that were unreachable, because no call may come to find out that they are back. If no tried
+        endpoint works, it also probes the configured ones that were not tried, as a sidecar that is not ready gets no
+        calls.
+        """
         credentials_problem = self._check_credentials()
         refusing = self._list_refusing()
         if None in refusing:
