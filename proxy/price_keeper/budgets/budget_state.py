@@ -39,6 +39,7 @@ from price_keeper.stores.contract import Item
 from price_keeper.usage.inference_profiles import NO_PROFILES, AppProfiles
 
 NEVER: Final = float("inf")
+NO_THRESHOLD: Final = 1 << 100  # pico-dollars that nobody has; an int, because money is compared with it
 # one part in so many of the remaining quota, or of the time until it is used up, passes before the next read
 REFRESH_SHARE = 10
 MIN_REFRESH_SECONDS = 1.0  # between two reads
@@ -72,7 +73,7 @@ class SpendTracker:
         self._sent_own = in_doubt  # own spend that may be in the store; the rest of own spend certainly is not
         self._acknowledged_own = 0  # the part of it that certainly is in the store
         self.in_flight = 0
-        self.threshold: float = NEVER
+        self.threshold = NO_THRESHOLD
         self.exact_at: float = -NEVER  # when the last exact read began, on the monotonic clock
 
     @property
@@ -128,7 +129,7 @@ class SpendTracker:
     def _add_spent(self, pico: int) -> None:
         self.spent += pico
         if self.spent >= self.threshold:
-            self.threshold = NEVER
+            self.threshold = NO_THRESHOLD
             self._on_threshold()
 
     # Sums that were read from the store.
@@ -175,7 +176,7 @@ class RefreshSchedule:
             if tracker.spent >= tight_at:
                 wait = min(wait, plan.tight_secs)
             if remaining <= 0:
-                tracker.threshold = NEVER
+                tracker.threshold = NO_THRESHOLD
                 continue
             early_threshold = tracker.spent + int(remaining * share) // REFRESH_SHARE + 1
             tracker.threshold = min(at for at in (tight_at, early_threshold, quota) if at > tracker.spent)
