@@ -23,6 +23,20 @@ from tools.terminal import on_a_terminal
 
 FREE_PORTS = ("--port", "0", "--control-port", "0")
 ORG = "6f1c2a34-5b6d-4e7f-8a9b-0c1d2e3f4a5b"
+# Ctrl-C at the moment at which `asyncio.run` has just replaced Python's handler of it.
+INTERRUPTED_AT_ONCE = """
+import functools, signal, sys
+from price_keeper.cli import main
+
+def replaced(number, handler, signal_=signal.signal):
+    before = signal_(number, handler)
+    if isinstance(handler, functools.partial):
+        signal.raise_signal(number)
+    return before
+
+signal.signal = replaced
+sys.exit(main())
+"""
 LABELS = "labels:\n  premium: {model: a.b, format: nova, prices_usd_per_1m: {input: 3, output: 15}}\n"
 
 
@@ -83,6 +97,20 @@ def test_an_interrupt_is_told_to_programs_alone(tmp_path: Path, nobody: str) -> 
     assert interrupted(tmp_path, nobody) == (130, "")
     code, told = interrupted(tmp_path, nobody, "--json")
     assert (code, json.loads(told)["error"]) == (130, "interrupted")
+
+
+def test_interrupt_as_asyncio_begins_to_handle_it_exits_130(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(LABELS)
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED_AT_ONCE, "spend"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT / "proxy")},
+        capture_output=True,
+        timeout=SECONDS,
+        preexec_fn=restore_sigint,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (130, b"")
 
 
 @pytest.mark.parametrize("words", [["version"], ["spend", "--help"], ["completion", "zsh"]], ids=" ".join)

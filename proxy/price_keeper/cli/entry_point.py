@@ -3,8 +3,8 @@
 Exit codes: 0 done; 1 not done, or a check found something; 2 a mistake in the command or the configuration;
 130 interrupted. With `--json` a failure is one line of JSON, the last line on standard error.
 
-Only the declaration of the commands is imported here. What a command needs is imported when it runs, so help, completion
-and mistakes do not wait for it.
+Only the declaration of the commands is imported here. The code of a command is imported when it runs, so that help,
+completion and usage errors are fast.
 """
 
 from __future__ import annotations
@@ -40,13 +40,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _handle_broken_pipe()
     except OSError as failure:
         return print_failure("not_done", 1, [str(failure)], failure)
-    except KeyboardInterrupt:
+    except BaseException as failure:
+        if not _is_interrupt(failure):
+            raise
         return print_failure("interrupted", 130, [], None)
+
+
+def _is_interrupt(failure: BaseException) -> bool:
+    """`asyncio.run` raises CancelledError if Ctrl-C comes right after it has begun to handle SIGINT (Python 3.11)."""
+    asyncio = sys.modules.get("asyncio")  # whatever raised it has loaded it; loading it here takes time
+    return isinstance(failure, KeyboardInterrupt) or (
+        asyncio is not None and isinstance(failure, asyncio.CancelledError)
+    )
 
 
 def _run_command(args: Namespace) -> int:
     target = "version_command.run_version" if getattr(args, "version", False) else args.target
-    if not target:  # a command that has others
+    if not target:  # a command with subcommands, named alone
         args.parser.print_help()
         return 2
     _prepare_process()
@@ -61,13 +71,13 @@ def _prepare_process() -> None:
     import logging
     import zoneinfo
 
-    # Every sidecar of a fleet must agree where a day ends, so the locked zone data go before the host's own.
+    # Every sidecar of a fleet must agree on when a day ends, so the pinned tzdata package precedes the host's data.
     zoneinfo.reset_tzpath(to=())
-    logging.getLogger("botocore").setLevel(logging.CRITICAL)  # its failures are told by us, without a traceback
+    logging.getLogger("botocore").setLevel(logging.CRITICAL)  # failures are reported without a traceback
 
 
 def _print_failure(kind: str, code: int, problems: Sequence[str], failure: Exception | None) -> int:
-    """A line for each: where, or by whom, and what is wrong."""
+    """Print one line for each problem: its place, or the program's name, and what is wrong."""
     from price_keeper.config.config_problems import escape_line
 
     if isinstance(failure, UsageError):
@@ -82,7 +92,7 @@ def _print_failure(kind: str, code: int, problems: Sequence[str], failure: Excep
 
 
 def _print_failure_as_json(kind: str, code: int, problems: Sequence[str], failure: Exception | None) -> int:
-    """On one line, the last of standard error: what was logged may stand before it."""
+    """Print the failure as one line, the last one on standard error; log lines may precede it."""
     import json
 
     record = {"error": kind, "message": "; ".join(problems), "details": list(problems), "exit_code": code}
@@ -92,7 +102,7 @@ def _print_failure_as_json(kind: str, code: int, problems: Sequence[str], failur
 
 
 def _handle_broken_pipe() -> int:
-    """The reader of our output has seen enough. What is still to be written at the end of the process goes nowhere."""
+    """The reader has closed the pipe: discard the rest of the output, so that the final flush cannot fail."""
     import os
 
     with suppress(OSError, ValueError):
