@@ -1,13 +1,13 @@
-"""The command line `price-keeper`. The declaration of commands is cheap to import; what a command does is loaded when it runs.
+"""The command line `price-keeper`. Declaring commands is cheap to import; the code of a command is loaded when it runs.
 
     entry_point         main: parse, load the command's module, run it, report failures
     root_parser         all commands as declared. START HERE.
-    command_parser, shared_arguments, hints, terminal, shell_completion   what declaring and mistakes need
-    *_command(s)        what each command does; functions run_<command>
+    command_parser, shared_arguments, hints, terminal, shell_completion   used to declare commands and report mistakes
+    *_command(s)        the code of each command; functions run_<command>
     api_client, store_selection, settings_file, settings_view, output, atomic_file, config_handover   shared by commands
 
-The modules of the first three lines must not import asyncio, yaml, aiohttp or anything else that takes long. Commands may
-import everything; nothing imports cli.
+The modules of the first three lines must not import asyncio, yaml, aiohttp or anything else that is slow to import.
+Commands may import everything; nothing imports cli.
 """
 
 from __future__ import annotations

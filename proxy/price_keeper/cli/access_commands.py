@@ -1,7 +1,7 @@
 """`price-keeper token`, `rotate` and `session`: log a client in, rotate its secret, list and end its sessions.
 
-Secrets are never arguments, which other users of the machine could see. Only the secret or token goes to standard output,
-so that it can be piped to where it is kept.
+Secrets are never arguments, which other users of the machine could see. Only the secret or token goes to standard
+output, so that it can be piped to a secret store.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from price_keeper.control.api_constants import RETRIEVAL_TOKEN_HEADER
 from price_keeper.domain import parse_client_id
 from price_keeper.errors import PriceKeeperError
 
-DEFAULT_REGION = "us-east-1"  # SDKs want one; to which region a call goes, the sidecar says
+DEFAULT_REGION = "us-east-1"  # SDKs require a region, but the sidecar selects the one that a call goes to
 
 
 def run_token(args: Namespace) -> int:
@@ -68,7 +68,7 @@ def _print_token(args: Namespace, response: Mapping[str, Any]) -> None:
 
 
 def _build_exports(data_url: str, token: str) -> list[str]:
-    """Lines for a shell. SDKs send a Bedrock API key that it has set, and then no session token."""
+    """Lines for a shell. They unset the Bedrock API key: SDKs would send it instead of the session token."""
     region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or DEFAULT_REGION
     variables = {
         "AWS_ENDPOINT_URL_BEDROCK_RUNTIME": data_url,
@@ -97,7 +97,7 @@ def _read_client_secret(args: Namespace) -> str:
         raise CommandError("no secret was typed") from None
 
 
-MAX_FETCHES = 3  # while the store is away the retrieval token stays good
+MAX_FETCHES = 3  # the retrieval token stays valid while the store is unreachable
 MAX_WAIT_SECONDS = 10
 
 _ROTATE_AGAIN = "Rotate again with the same grace: a secret that nobody fetched pushes nothing out"
@@ -151,7 +151,7 @@ def _fetch_secret(api: ControlApiClient, path: str, issued: dict[str, Any]) -> d
 
 
 def _print_rotation(args: Namespace, response: dict[str, Any]) -> None:
-    """What is secret alone goes to the output, so that it can be sent on to where it is kept."""
+    """Only the secret goes to standard output, so that it can be piped to a secret store."""
     if args.json:
         print_json({**response, "grace_hours": args.grace})
         return
@@ -194,7 +194,7 @@ def run_session_revoke(args: Namespace) -> int:
 
 
 def _resolve_client(admin: AdminClient, args: Namespace) -> tuple[str, str]:
-    """Where its sessions are, and what it is called."""
+    """The API path of the client's sessions, and its title for people."""
     org_record = fetch_org(admin, args.org)
     with check_response_shape(admin.api.url):
         org = org_record["org"]

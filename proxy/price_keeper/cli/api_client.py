@@ -1,9 +1,9 @@
-"""Client of the control API for commands. `ControlApiClient` sends one request; `AdminClient` adds the admin key and lists.
+"""Client of the control API for commands. `ControlApiClient` sends one request; `AdminClient` adds admin key and lists.
 
-A refusal is an ApiRefusal with the API's reason and a hint. A connection that breaks after the request was sent raises
-ApiOutcomeUnknown, as the request may have been carried out. The client follows no redirects and uses no proxy, both of
-which would see secrets. Size and duration of a response are bounded. Responses may come from another version or another
-service, so every look into one stands inside `check_response_shape`.
+An error response raises ApiRefusal with the API's reason and a hint. A connection that breaks after the request was
+sent raises ApiOutcomeUnknown, as the request may have been applied. The client follows no redirects and uses no proxy,
+both of which would see secrets. Size and duration of a response are bounded. Responses may come from another version
+or another service, so all code that reads one runs inside `check_response_shape`.
 """
 
 from __future__ import annotations
@@ -32,19 +32,21 @@ from price_keeper.domain import is_org_id
 from price_keeper.errors import ConfigError, PriceKeeperError
 from price_keeper.reports.org_directory import resolve_org
 
-RESPONSE_TIMEOUT_SECONDS = 30.0  # more than the slowest answer takes to begin: a login that goes on losing to others
-REQUEST_DEADLINE_SECONDS = 120.0  # until it has ended, however it drips
-MAX_RESPONSE_BYTES = (
-    64 * 1024 * 1024
-)  # of an answer; a hundred orgs with a quota for each of a thousand labels have a third
-MAX_REASON_CHARACTERS = 2000  # characters of why something was not done
+RESPONSE_TIMEOUT_SECONDS = 30.0  # longer than the slowest response takes to begin: a login with repeated conflicts
+REQUEST_DEADLINE_SECONDS = 120.0  # until the response is complete, however slowly it arrives
+# A page of a hundred orgs, each with a quota for each of a thousand labels, takes a third of this.
+MAX_RESPONSE_BYTES = 64 * 1024 * 1024
+MAX_REASON_CHARACTERS = 2000  # of the API's reason in an error message
 _SECRET_PATTERN = re.compile(r"[ -~]{1,4096}")
 _VISIBLE_PATTERN = re.compile(r"[!-~]+")
 
 
 class ApiRefusal(PriceKeeperError):
-    """It answered, and did not do it. `wait` is for how many seconds trying again is of no use; `details` are the paths
-    of mistakes, and what is wrong there; without a path, with all of it."""
+    """The API refused the request.
+
+    `retry_after` is the number of seconds before which a retry is useless. `details` holds (path, message) for each
+    mistake in the request; an empty path stands for the whole request.
+    """
 
     def __init__(
         self, status: int, message: str, retry_after: int | None = None, details: tuple[tuple[str, str], ...] = ()
@@ -56,12 +58,12 @@ class ApiRefusal(PriceKeeperError):
 
 
 class ApiOutcomeUnknown(PriceKeeperError):
-    """What was asked for may have been done all the same."""
+    """No complete response arrived, so the request may or may not have been applied."""
 
 
 @contextmanager
 def check_response_shape(source: str) -> Iterator[None]:
-    """Around whatever looks into an answer, which may be of another version, or of another service altogether."""
+    """Turn errors of reading a response into a message: it may come from another version, or from another service."""
     try:
         yield
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as failure:
@@ -69,7 +71,7 @@ def check_response_shape(source: str) -> Iterator[None]:
 
 
 def read_visible_text(response: Mapping[str, Any], name: str, source: str) -> str:
-    """A token, a secret or an id, of an answer: it goes to a terminal, or to a program, as it is."""
+    """A token, secret or id of a response. It must be visible ASCII, since it is printed unchanged."""
     text = response.get(name)
     if not isinstance(text, str) or not _VISIBLE_PATTERN.fullmatch(text):
         raise PriceKeeperError(f"{source} answered no {name} of printable ASCII without spaces")
@@ -77,7 +79,7 @@ def read_visible_text(response: Mapping[str, Any], name: str, source: str) -> st
 
 
 def read_secret(file: Path | None, variable: str, description: str) -> str | None:
-    """From the file, if there is one, else from the variable; None where neither says anything."""
+    """The secret from the file if one is given, else from the environment variable; None if there is neither."""
     text = os.environ.get(variable, "") if file is None else _read_secret_file(file)
     text = text.strip()
     if not text and file is None:
@@ -86,7 +88,7 @@ def read_secret(file: Path | None, variable: str, description: str) -> str | Non
 
 
 def validate_secret(text: str, source: str, description: str) -> str:
-    """What is found is not told: it may be a piece of a secret."""
+    """The message never quotes the text, which may be a part of a secret."""
     if not _SECRET_PATTERN.fullmatch(text):
         raise CommandError(f"{source}: {description} is printable ASCII, on one line")
     return text
@@ -102,7 +104,7 @@ def _read_secret_file(file: Path) -> str:
 
 
 class ControlApiClient:
-    """One answer for one request; it follows no redirection and asks no proxy, which would see what is secret."""
+    """Sends one request and returns its response. Follows no redirects and uses no proxy, which would see secrets."""
 
     def __init__(self, url: str | None) -> None:
         source = "--api" if url is not None else API_URL_VARIABLE
@@ -115,7 +117,7 @@ class ControlApiClient:
     def request(
         self, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None
     ) -> dict[str, Any]:
-        """Raises Refused, Unanswered, or PriceKeeperError when nobody is there."""
+        """The JSON of the response. Raises ApiRefusal, ApiOutcomeUnknown, or PriceKeeperError if no server answers."""
         return self.request_with_status(method, path, body, headers)[1]
 
     def request_with_status(
@@ -171,7 +173,7 @@ class ControlApiClient:
         if not is_connected:
             reason = getattr(failure, "strerror", None) or "no answer"
             return (
-                f"nobody answers at {self.url} ({reason}): is price-keeper running there? "
+                f"no server answers at {self.url} ({reason}): is price-keeper running there? "
                 f"Say where the control API listens by --api or {API_URL_VARIABLE}"
             )
         caveat = "" if method == "GET" else "; it may have been done all the same"
@@ -187,13 +189,13 @@ class ControlApiClient:
 
 @contextmanager
 def _limit_duration(connection: socket.socket) -> Iterator[None]:
-    """Raises TimeoutError, or whatever comes of it that nothing more is heard."""
+    """Shut the connection down at the deadline. A pending read then raises TimeoutError or fails in http.client."""
     is_expired = threading.Event()
 
     def shut_down() -> None:
         is_expired.set()
         with suppress(OSError):
-            socket.socket.shutdown(connection, socket.SHUT_RDWR)  # below TLS, which would wait for the other side
+            socket.socket.shutdown(connection, socket.SHUT_RDWR)  # bypasses TLS, which would wait for the peer
 
     timer = threading.Timer(REQUEST_DEADLINE_SECONDS, shut_down)
     timer.daemon = True
@@ -218,14 +220,14 @@ def _iterate_details(response: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _encode_body(body: Any) -> bytes:
-    """Raises NotAsked: of a body that is too long the API reads nothing, and may not get to say so."""
+    """Raises CommandError for a body that is too long: the API does not read it, and its response may be lost."""
     encoded = json.dumps(body, allow_nan=False).encode()
     if len(encoded) > MOST_SENT:
-        raise CommandError(f"that is too much: {len(encoded)} bytes of JSON, where the control API takes {MOST_SENT}")
+        raise CommandError(f"too long: {len(encoded)} bytes of JSON; the control API accepts at most {MOST_SENT}")
     return encoded
 
 
-MAX_PAGES = 1000  # of a list: a hundred thousand orgs
+MAX_PAGES = 1000  # of a list: enough for a hundred thousand orgs
 MAX_LISTED_BYTES = 4 * MAX_RESPONSE_BYTES
 ORG_MISSING_HINT = {404: "price-keeper org put makes it, price-keeper org list tells which there are"}
 _STATUS_HINTS: Mapping[int, str] = {
@@ -252,7 +254,7 @@ class AdminClient:
         self._auth_headers = {API_KEY_HEADER: key}
 
     def request(self, method: str, path: str, body: Any = None, hints: StatusHints | None = None) -> ApiRecord:
-        """`hints` say what to do after a refusal, by its status. Raises as Api.ask."""
+        """`hints` maps a status to advice for the error message. Raises what `ControlApiClient.request` raises."""
         return self.request_with_status(method, path, body, hints)[1]
 
     def request_with_status(
@@ -268,7 +270,7 @@ class AdminClient:
             raise ApiRefusal(refused.status, f"{refused}; {hint}", None, refused.details) from None
 
     def fetch_list(self, path: str, name: str, hints: StatusHints | None = None) -> list[ApiRecord]:
-        """What stands in a list under this name, to its end."""
+        """All records of a paginated list; `name` is the field that holds them."""
         records: list[ApiRecord] = []
         last_cursor, bytes_read_before = "", self.api.bytes_read
         for _ in range(MAX_PAGES):
@@ -280,16 +282,18 @@ class AdminClient:
                 cursor = page.get("cursor")
             if cursor is None:
                 return records
-            if not isinstance(cursor, str) or cursor <= last_cursor:  # it would never end
-                raise PriceKeeperError(f"{self.api.url} lists what does not go on behind {last_cursor!r}")
+            if not isinstance(cursor, str) or cursor <= last_cursor:  # the list would never end
+                raise PriceKeeperError(
+                    f"{self.api.url} returned a page of a list with a wrong cursor, after {last_cursor!r}"
+                )
             if is_too_long or self.api.bytes_read - bytes_read_before > MAX_LISTED_BYTES:
                 break
             last_cursor = cursor
-        raise PriceKeeperError(f"{self.api.url} lists more than can be taken: it was given up after {len(records)}")
+        raise PriceKeeperError(f"{self.api.url} returned too long a list; gave up after {len(records)} entries")
 
     @contextmanager
     def convert_mistakes(self) -> Iterator[None]:
-        """Around what may be a mistake in the command: each is a line of its own."""
+        """Turn a refusal that lists mistakes in the command's arguments into a usage error with one line for each."""
         try:
             yield
         except ApiRefusal as refused:
@@ -300,7 +304,7 @@ class AdminClient:
 
 
 def resolve_org_id(admin: AdminClient, text: str) -> str:
-    """The id of the org with this id or name. Raises NotAsked."""
+    """The id of the org with this id or name. Raises CommandError if there is none, or more than one."""
     if is_org_id(text.lower()):
         return text.lower()
     orgs = admin.fetch_list("/api/v1/orgs", "orgs")
@@ -316,7 +320,7 @@ def resolve_org_id(admin: AdminClient, text: str) -> str:
 
 
 def fetch_org(admin: AdminClient, text: str) -> ApiRecord:
-    """The settings of the org with this id or name, and what holds of them."""
+    """The own and the effective settings of the org with this id or name."""
     org = resolve_org_id(admin, text)
     record = admin.request("GET", build_scope_path(org), hints=ORG_MISSING_HINT)
     if record.get("org") != org:
@@ -335,7 +339,7 @@ def fetch_app(admin: AdminClient, org: str, app: str) -> ApiRecord:
 
 
 def list_app_ids(admin: AdminClient, org: str) -> str:
-    """For whoever named none, or one that is not there."""
+    """The app ids of an org, for an error message about a missing or unknown app."""
     apps = admin.fetch_list(f"{build_scope_path(org)}/apps", "apps", ORG_MISSING_HINT)
     with check_response_shape(admin.api.url):
         return escape_line(", ".join(str(each["app"]) for each in apps)) or "none yet"

@@ -1,4 +1,4 @@
-"""Write a file completely or not at all: into a temporary file, synced, then given its name."""
+"""Writes a file completely or not at all: into a temporary file, which is synced and then renamed."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from typing import TextIO
 
 @contextmanager
 def open_atomically(path: Path, mode: int, *, overwrite: bool = False) -> Iterator[TextIO]:
-    """What is written is under its name when this ends well; whoever finds the file finds all of it. Unless it
-    `replaces`, FileExistsError is raised where somebody else was faster, and theirs stays. Nobody may read it who might
-    not read what it replaces."""
+    """Open a temporary file that gets the name `path` when the block ends without an exception.
+
+    Readers of `path` see the complete file or none. Without `overwrite`, FileExistsError is raised if `path` exists by
+    then, and the existing file stays. `mode` limits who may read the new file; to replace a file, pass its mode.
+    """
     if overwrite and path.exists():
         mode &= path.stat().st_mode
     draft = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
@@ -37,5 +39,5 @@ def _link_into_place(draft: Path, path: Path) -> None:
         os.link(draft, path)
     except FileExistsError:
         raise
-    except OSError:  # not every file system has links
+    except OSError:  # some file systems have no hard links
         draft.rename(path)

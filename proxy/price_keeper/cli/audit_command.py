@@ -27,10 +27,7 @@ async def _print_audit(args: Namespace, config: Config) -> int:
     if args.json:
         print_json(records_found)
     else:
-        print_lines(
-            [line for each in records_found for line in _format_change(each)]
-            or ["nothing was changed since this is kept"]
-        )
+        print_lines([line for each in records_found for line in _format_change(each)] or ["no changes are recorded"])
     return 0
 
 
@@ -63,7 +60,7 @@ def _format_change(record: Mapping[str, Any]) -> list[str]:
 
 
 def _format_differences(record: Mapping[str, Any]) -> list[str]:
-    """Only what is not as it was."""
+    """One line for each setting that changed."""
     before, after = record["before"] or {}, record["after"] or {}
     names = [name for name in dict.fromkeys((*before, *after)) if before.get(name) != after.get(name)]
     return [f"    {name}: {_format_setting(before.get(name))} -> {_format_setting(after.get(name))}" for name in names]

@@ -1,7 +1,7 @@
-"""The argument parser of a command: help with examples, and for a mistake the nearest word that would be right.
+"""The argument parser of a command: help with examples, and for a mistake a suggestion of the nearest valid word.
 
 `add_command` declares a subcommand and names the function that runs it, as a string, so that declaring imports nothing.
-A mistake raises UsageError; nothing here exits the process.
+A mistake raises UsageError; this module never exits the process.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ EXIT_CODES = (
     (2, "a mistake in the command or the configuration"),
     (130, "interrupted, as by Ctrl-C"),
 )
-MAX_HELP_WIDTH = 120  # of help: longer lines are hard to read
+MAX_HELP_WIDTH = 120  # longer lines are hard to read
 _NEGATIVE_NUMBER = re.compile(r"-\d")
 
 
@@ -38,16 +38,16 @@ class UsageError(Exception):
 
 
 class CommandParser(ArgumentParser):
-    """Of all of the command line, of one command, or of one of its verbs."""
+    """The parser of the whole command line, of one command, or of one of its subcommands."""
 
     def __init__(self, *, summary: str = "", heading: str = "", examples: Sequence[Example] = (), **rest: Any) -> None:
         super().__init__(formatter_class=_Formatter, **rest)
         self._positionals.title = "arguments"
-        self.color = False  # newer versions of argparse have colours of their own
+        self.color = False  # disables the colours that newer versions of argparse add
         self.summary = summary
-        self.heading = heading  # under which its parser lists it
+        self.heading = heading  # the group in which the parent's help lists this command
         self.examples = tuple(examples)
-        self.suggestions: dict[str, Iterable[str]] = {}  # words that an argument may well be, by its metavar
+        self.suggestions: dict[str, Iterable[str]] = {}  # possible values for completion, by metavar
         self.subcommands: dict[str, CommandParser] = {}
         self._commands: Any = None
         self.set_defaults(target="", parser=self)
@@ -55,7 +55,7 @@ class CommandParser(ArgumentParser):
     def add_command(
         self, name: str, summary: str, description: str, *examples: tuple[str, str], **more: Any
     ) -> CommandParser:
-        """`does` is the module of `price_keeper.commands`, and the function in it, that carries it out."""
+        """Declare a subcommand. `target` is "module.function" in `price_keeper.cli`, imported when the command runs."""
         if self._commands is None:
             self._commands = self.add_subparsers(metavar="WHAT" if " " in self.prog else "COMMAND")
         does, heading = more.pop("target", ""), more.pop("heading", "")
@@ -69,7 +69,7 @@ class CommandParser(ArgumentParser):
         return parser
 
     def find_subcommand(self, words: Iterable[str]) -> CommandParser:
-        """The parser of this command, as far as there are such words."""
+        """The parser of the subcommand that these words name; unknown words end the search."""
         parser = self
         for word in words:
             if word not in parser.subcommands:
@@ -83,12 +83,12 @@ class CommandParser(ArgumentParser):
 
     @property
     def actions(self) -> list[Action]:
-        """Options too; the place where a command is named is none."""
+        """Arguments and options, without the one that selects the subcommand."""
         return [action for action in self._actions if action is not self._commands]
 
     @property
     def exclusive_groups(self) -> list[list[Action]]:
-        """Of each of these lists one option at the most is given."""
+        """Groups of options of which at most one may be given."""
         return [list(group._group_actions) for group in self._mutually_exclusive_groups]
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
@@ -98,7 +98,7 @@ class CommandParser(ArgumentParser):
         return parsed
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
-        """Raises Misused for words that nobody knows, before anything is missed that they may stand for."""
+        """Raises UsageError for unknown words before argparse reports arguments that they may have been meant for."""
         words = list(sys.argv[1:] if args is None else args)
         for word in words:
             if word == "--":
@@ -108,11 +108,11 @@ class CommandParser(ArgumentParser):
             elif self.subcommands:
                 if word not in self.subcommands:
                     self.fail_unknown_command(word)
-                break  # what follows is for the command
+                break  # the remaining words belong to the subcommand
         return super().parse_known_args(words, namespace)
 
     def fail_unknown_command(self, word: str) -> NoReturn:
-        """There is no such command."""
+        """Raises UsageError that suggests the nearest command."""
         candidates = [
             f"{self.prog} {name} {word}" for name, verb in self.subcommands.items() if word in verb.subcommands
         ]
@@ -135,7 +135,7 @@ class CommandParser(ArgumentParser):
             text = re.sub(r"^(usage:|\w[\w ]*:$)", f"\x1b[{BOLD}m\\1\x1b[0m", text, flags=re.MULTILINE)
         encoding = getattr(stream, "encoding", None) or "utf-8"
         stream.write(text.encode(encoding, "replace").decode(encoding))
-        stream.flush()  # or whoever reads no more is only noticed when the process ends
+        stream.flush()  # a closed pipe must be noticed here, not only at the end of the process
 
     def _build_overview(self) -> list[str]:
         if not self.subcommands:
@@ -169,7 +169,7 @@ class _Formatter(HelpFormatter):
         super().__init__(prog, max_help_position=28, width=min(get_terminal_width() - 2, MAX_HELP_WIDTH))
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
-        """Of several paragraphs each is filled by itself."""
+        """Wraps each paragraph separately."""
         return "\n\n".join(super(_Formatter, self)._fill_text(part, width, indent) for part in text.split("\n\n"))
 
 
@@ -201,7 +201,7 @@ def _find_owner(parser: CommandParser, option: str) -> str:
 
 
 def _suggest(word: str, possible_words: Iterable[str], prefix: str) -> str:
-    from price_keeper.config.config_problems import did_you_mean  # a tenth of a second, for mistakes alone
+    from price_keeper.config.config_problems import did_you_mean  # takes 0.1 s, so only a mistake imports it
 
     words = [each for each in possible_words if each != "-h"]
     return did_you_mean(word, words) or f"{prefix} {', '.join(words)}"

@@ -1,7 +1,7 @@
 """Hands a reloaded configuration from the supervisor to its workers.
 
-The supervisor reads and checks the file once, and publishes the text that it checked in a directory that nobody else can
-open. Workers apply that text: when they come to read, the file itself may have changed again.
+The supervisor reads and checks the file once, and publishes the checked text in a directory that only this user can
+open. Workers apply that text, since the file itself may change again before they read it.
 """
 
 from __future__ import annotations
@@ -20,22 +20,24 @@ _FILE_NAME = "configuration"
 
 
 class ConfigHandover:
-    """Each worker has a copy of it as it was when the worker was made, and reads on from there."""
+    """The supervisor's end and, in each forked copy, a worker's end of the handover.
+
+    A worker starts with the state at its fork and applies what is published after it.
+    """
 
     def __init__(self, config: Config, path: Path, environ: Mapping[str, str], folder: Path) -> None:
-        self.config = config  # the one in force
+        self.config = config  # the configuration in force
         self._path = path
         self._environ = environ
         self._folder = folder
-        self._accepted_text = ""  # of the one in force, once one was passed on
-        self._accepted_number = self._latest_number = (
-            0  # which one that is, and which was the last, of all that were read
-        )
+        self._accepted_text = ""  # the text in force, once one was published
+        # Reload attempts are numbered: the last one that was accepted, and the last one at all.
+        self._accepted_number = self._latest_number = 0
 
-    # The supervisor's.
+    # Called by the supervisor.
 
     def publish(self) -> bool:
-        """Whether there is something for the workers to read. Nothing that goes wrong here may end the supervisor."""
+        """Read, check and publish the file. True if workers must be signalled. No failure may end the supervisor."""
         try:
             text = read_config_file(self._path)
             parsed = parse_config(text, str(self._path), self._environ)
@@ -43,16 +45,16 @@ class ConfigHandover:
         except ConfigError as failure:
             log_rejection(failure.problems)
             return self._publish_refusal()
-        except Exception as failure:  # of whatever kind
-            log_rejection([f"it cannot be passed on: {type(failure).__name__}: {failure}"])
+        except Exception as failure:  # no failure may end the supervisor
+            log_rejection([f"it cannot be handed to the workers: {type(failure).__name__}: {failure}"])
             return False
         before, self.config = self.config, apply_reloadable(self.config, parsed)
-        log.warning("SIGHUP: labels and prices are passed on to the workers: %s", compare_catalogs(before, self.config))
+        log.warning("SIGHUP: labels and prices are handed to the workers: %s", compare_catalogs(before, self.config))
         log_restart_keys(list_restart_keys(self.config, parsed))
         return True
 
     def _publish_refusal(self) -> bool:
-        """So that they can tell who asks them."""
+        """Publish a refusal, so that workers can distinguish the supervisor's signal from a terminal's SIGHUP."""
         try:
             self._write_handover(self._accepted_text, is_accepted=False)
         except OSError:
@@ -60,7 +62,7 @@ class ConfigHandover:
         return True
 
     def _write_handover(self, text: str, *, is_accepted: bool) -> None:
-        """One that a worker has not come to read stays there beside a refusal of the next."""
+        """A refusal keeps the last accepted text, which some worker may not have read yet."""
         number = self._latest_number + 1
         accepted_number = number if is_accepted else self._accepted_number
         new = self._folder / f"{_FILE_NAME}.new"
@@ -68,16 +70,19 @@ class ConfigHandover:
         os.replace(new, self._folder / _FILE_NAME)
         self._accepted_text, self._accepted_number, self._latest_number = text, accepted_number, number
 
-    # A worker's.
+    # Called by a worker.
 
     @property
     def is_refused(self) -> bool:
-        """What was read last is not what this worker has."""
+        """Whether the last reload attempt was refused, so that this worker keeps its configuration."""
         return self._latest_number > self._accepted_number
 
     def read_new_config(self) -> Config | None:
-        """To be asked until it is None, which is that there is nothing new: hang-ups of a terminal reach workers as
-        well. Raises ConfigError for a refusal, of which the supervisor has told."""
+        """The next published configuration, or None if there is nothing new. Call it until it returns None.
+
+        None is also the answer to a terminal's SIGHUP, which reaches workers as well as the supervisor. Raises an empty
+        ConfigError for a refused reload, whose problems the supervisor has logged.
+        """
         try:
             accepted_number, text, latest_number = json.loads((self._folder / _FILE_NAME).read_text("utf-8"))
         except FileNotFoundError:

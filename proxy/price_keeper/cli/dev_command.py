@@ -1,4 +1,4 @@
-"""`price-keeper dev`: everything on this machine, with an embedded store, a simulated Bedrock and a demo org.
+"""`price-keeper dev`: run everything on this machine, with an embedded store, a simulated Bedrock and a demo org.
 
 Secrets are generated on the first start and kept in the data directory, readable by its owner alone.
 """
@@ -37,12 +37,12 @@ from price_keeper.telemetry import logs
 
 DEMO_ORG = "d0000000-0000-4000-8000-000000000001"
 DEMO_APP = "demo"
-ADMIN_KEY_FILE = "admin-key"  # the file in the data folder
-# curl, botocore and Node each have a variable of their own for whom to trust.
+ADMIN_KEY_FILE = "admin-key"  # in the data directory
+# curl, botocore and Node each read the trusted authorities from a different variable.
 _CA_BUNDLE_VARIABLES = ("CURL_CA_BUNDLE", "AWS_CA_BUNDLE", "NODE_EXTRA_CA_CERTS")
-DEMO_TOKEN_SECONDS = 24 * 3600  # a day's work without pasting again
+DEMO_TOKEN_SECONDS = 24 * 3600  # a day of work without a new token
 
-# In micro-USD: some hundreds of calls for each label, so that one can see what happens then.
+# In micro-USD: some hundreds of calls for each label, so that a user reaches a quota and sees the fallback.
 _DEMO_ORG_SETTINGS: dict[str, Value] = {
     "org_name": "demo",
     "timezone": "UTC",
@@ -76,7 +76,7 @@ A second or two later, see what that cost, and how much may be spent in a day:
 {price_keeper} org show {org}
 """
 
-# Not over https: botocore checks the address of these against the public authorities alone.
+# Not with --tls: for these requests botocore trusts public authorities only.
 _RENEWAL_GUIDE = """
 For credentials that renew themselves, paste these as well:
 
@@ -122,7 +122,7 @@ def build_dev_config(folder: Path, data_port: int, control_port: int, tls: TlsCo
             tls=tls,
         ),
         store=dataclasses.replace(config.store, path=str(folder / "price-keeper.db")),
-        # What a call cost can be asked for at once; to save writes is of no use here.
+        # A short flush interval: the cost of a call shows at once, and saving writes does not matter here.
         journal=dataclasses.replace(config.journal, dir=str(folder / "journal"), flush_interval_max_secs=1),
         auth=dataclasses.replace(
             config.auth,
@@ -134,7 +134,7 @@ def build_dev_config(folder: Path, data_port: int, control_port: int, tls: TlsCo
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _DevEnvironment:
-    """What whoever tries it needs to know."""
+    """Addresses and credentials of the running demo, formatted as a guide or as JSON."""
 
     services: app.StartedServer
     secret: str
@@ -171,7 +171,7 @@ class _DevEnvironment:
         )
 
     def to_record(self) -> dict[str, Any]:
-        """`environment` is what the guide would have exported, but for the admin key, which stays in its file."""
+        """`environment` holds the variables that the guide exports, except the admin key, which stays in its file."""
         call_variables = {
             "AWS_ENDPOINT_URL_BEDROCK_RUNTIME": self.data_url,
             "AWS_REGION": "us-east-1",
@@ -192,7 +192,7 @@ class _DevEnvironment:
 
 
 def _format_program_name() -> str:
-    """This program as a shell in any folder can call it, without its being on the path."""
+    """A command that starts this program from any directory, even if it is not on the PATH."""
     script = Path(sys.executable).with_name("price-keeper")
     return shlex.quote(str(script)) if script.exists() else f"{shlex.quote(sys.executable)} -m price_keeper.cli"
 
@@ -212,12 +212,12 @@ async def _create_demo_client(store: Store, secret: str) -> None:
 
 
 def _read_or_create(path: Path, make: Callable[[], str]) -> str:
-    """What was made at the first start and is the same ever after; readable by its owner alone."""
+    """The content of a file that the first start creates, readable by its owner alone; later starts only read it."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         if not path.exists():
             with suppress(FileExistsError), open_atomically(path, 0o600) as file:
-                file.write(make())  # of two processes that make it at once, the first one's stays
+                file.write(make())  # if two processes create it at once, the first file stays
         return path.read_text().strip()
     except OSError as failure:
         raise PriceKeeperError(

@@ -1,4 +1,4 @@
-"""`price-keeper doctor`: run all checks of a role on this machine and print how to mend what they find."""
+"""`price-keeper doctor`: run all checks of a role on this machine and print how to fix what they find."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from price_keeper.doctor.doctor_context import DoctorContext
 from price_keeper.reports.terminal_text import make_printable
 from price_keeper.tasks import DaemonThreadPool
 
-MIN_WRAP_WIDTH = 20  # columns: narrower, and lines are as long as they are
-_STATUS_WORDS = {FindingStatus.SKIPPED: "-"}  # for what is not needed here, little is said
+MIN_WRAP_WIDTH = 20  # on a narrower terminal lines are not wrapped
+_STATUS_WORDS = {FindingStatus.SKIPPED: "-"}  # a skipped check needs no attention
 _STATUS_COLORS = {
     FindingStatus.OK: GREEN,
     FindingStatus.WARNING: YELLOW,
@@ -36,13 +36,13 @@ _STATUS_ORDER = (
     FindingStatus.WARNING,
     FindingStatus.SKIPPED,
     FindingStatus.OK,
-)  # the worst first
+)  # the most severe first
 
 
 def run_doctor(args: Namespace) -> int:
     config, source, description = _select_doctor_config(args)
     if args.data_dir is not None and args.role != "both":
-        raise CommandError("--role is of price-keeper serve; what --data-dir names is of dev, which has every part")
+        raise CommandError("--role is for price-keeper serve; --data-dir selects price-keeper dev, with every role")
     results = asyncio.run(_run_checks(DoctorContext(config, os.environ, SystemClock(), source, args.role)))
     all_results = [CheckResult("configuration", ok(description)), *results]
     if args.json:
@@ -53,7 +53,7 @@ def run_doctor(args: Namespace) -> int:
 
 
 def _select_doctor_config(args: Namespace) -> tuple[Config, str, str]:
-    """With how another command is told to use it, and words for people."""
+    """The configuration, the option that selects it for another command, and a description for people."""
     if args.data_dir is None:
         config = select_config(args)
         source = "" if args.config is None else f" --config {args.config}"
@@ -67,7 +67,7 @@ def _select_doctor_config(args: Namespace) -> tuple[Config, str, str]:
 async def _run_checks(context: DoctorContext) -> list[CheckResult]:
     asyncio.get_running_loop().set_default_executor(DaemonThreadPool())
     if context.needs_aws:
-        import aioboto3  # noqa: F401 - half a second that is not to count for any of the checks
+        import aioboto3  # noqa: F401 - takes half a second, which must not count against the deadline of a check
     try:
         return await run_doctor_checks(build_checks(context), context)
     finally:
@@ -84,13 +84,13 @@ def _format_results(results: Sequence[CheckResult]) -> list[str]:
         first, *other_lines = _wrap_to_terminal(finding.message, longest + 11)
         lines.append(status + f"  {name:{longest}}  {first}")
         if finding.remedy:
-            other_lines += _wrap_to_terminal(f"to mend it: {finding.remedy}", longest + 11)
+            other_lines += _wrap_to_terminal(f"to fix it: {finding.remedy}", longest + 11)
         lines += [f"{'':{longest + 11}}{line}" for line in other_lines]
     return [*lines, "", _format_summary(results)]
 
 
 def _wrap_to_terminal(text: str, indent: int) -> list[str]:
-    """On a terminal, in lines that fit it behind the other columns."""
+    """On a terminal, wrap the text to the width that is left beside the other columns."""
     available_width = get_terminal_width() - indent
     if not is_terminal(sys.stdout) or available_width < MIN_WRAP_WIDTH:
         return [text]

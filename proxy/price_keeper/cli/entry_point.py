@@ -87,7 +87,7 @@ def _print_failure(kind: str, code: int, problems: Sequence[str], failure: Excep
         location, colon, explanation = (line if kind == "mistake" else f"{PROGRAM}: {line}").partition(": ")
         print(paint(location + colon, "" if " " in location else RED, sys.stderr) + explanation, file=sys.stderr)
     if isinstance(failure, UsageError):
-        print(f"More is told by: {failure.parser.prog} --help", file=sys.stderr)
+        print(f"For more, run: {failure.parser.prog} --help", file=sys.stderr)
     return code
 
 

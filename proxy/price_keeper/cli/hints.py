@@ -1,4 +1,4 @@
-"""What to do next after an error, by its class and by the command. Added to messages that only say what is wrong."""
+"""Advice after an error, by its class and by the command. It is added to messages that only say what is wrong."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _DEV_HINTS: _HintsByError = {
 }
 _REPLAY_HINTS: _HintsByError = {
     JournalInUse: "stop that process first; a sidecar that runs brings its journal to the store by itself",
-    JournalOwnerUnknown: "if it has ended, and this is what it left, say so with --owner-is-dead",
+    JournalOwnerUnknown: "if that process has ended, and this is its final journal, confirm it with --owner-is-dead",
 }
 _COMMON_HINTS: _HintsByError = {
     StoreAccessDenied: f"see which credentials are used here; {_DOCTOR_HINT}",
@@ -42,7 +42,7 @@ _COMMON_HINTS: _HintsByError = {
 
 
 def add_hint(failure: PriceKeeperError, words: Sequence[str]) -> str:
-    """The message, and what mends it if the message does not say so."""
+    """The message of an error, with advice if the message has none."""
     command_hints = {"serve": _SERVE_HINTS, "dev": _DEV_HINTS, "replay": _REPLAY_HINTS}.get(
         words[0] if words else "", _SERVE_HINTS
     )

@@ -1,4 +1,4 @@
-"""`price-keeper keys new`: generate a signing key for tokens, and print the configuration and the steps of a rotation."""
+"""`price-keeper keys new`: generate a signing key for tokens; print its configuration and how to rotate keys."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from price_keeper.auth.tokens import REFRESH_SECONDS
 from price_keeper.cli.output import print_json
 from price_keeper.errors import PriceKeeperError
 
-RSA_BITS = 3072  # as strong as Ed25519's 128 bits
+RSA_BITS = 3072  # 128 bits of security, the same as Ed25519
 SECRET_BYTES = 48
 
 _KEY_PAIR_TEXT = """\
-{private}: the private key, which nobody but the control service gets
-{public}: its public half, for whoever verifies tokens
+{private}: the private key, for the control service only
+{public}: its public half, for every process that verifies tokens
 
 For the control service, in config.yaml:
 
@@ -33,18 +33,18 @@ For sidecars, which verify and cannot mint:
 {verifying}"""
 
 _SHARED_SECRET_TEXT = """\
-{private}: the secret; whoever has it can mint tokens, so HS256 is for one machine
+{private}: the secret; everyone who has it can mint tokens, so HS256 is for one machine
 
 In config.yaml:
 
 {signing}"""
 
 _ROTATION_TEXT = """\
-To let it take the place of another key without refusing anybody:
+To replace another key without refusing any valid token:
 1. Add it as the second of auth.keys, everywhere, and restart: all verify with it, and the other one still signs.
 2. When all have it, move it to the first place where tokens are signed, and restart: now it signs.
-3. When the longest-lived tokens are gone (auth.refresh_seconds; {days} days, if nothing is said), take the other key
-   out everywhere, and delete its file."""
+3. When the longest-lived tokens have expired (auth.refresh_seconds; {days} days by default), remove the other key
+   everywhere, and delete its file."""
 
 
 def run_keys_new(args: Namespace) -> int:
@@ -81,7 +81,7 @@ def _generate_key_pair(alg: str) -> tuple[bytes, bytes]:
 
 
 def _write_key_files(files: dict[Path, bytes]) -> None:
-    """All of them or none, and never over what is there: the tokens of an overwritten key would all be refused."""
+    """Write all files or none. Never overwrites one: all tokens of an overwritten key would be refused."""
     written: list[Path] = []
     try:
         for path, content in files.items():

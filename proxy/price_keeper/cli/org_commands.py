@@ -44,7 +44,7 @@ def _resolve_org_to_put(admin: AdminClient, text: str) -> str:
 
 
 def _warn_about_apps(admin: AdminClient, path: str, org_record: ApiRecord) -> None:
-    """Quotas of an app's own stand in the place of all of its org's, whose ordering may have outgrown them."""
+    """Warn about each app whose own quotas, which replace all quotas of its org, do not fit the org's new ordering."""
     apps = admin.fetch_list(f"{path}/apps", "apps", ORG_MISSING_HINT)
     with check_response_shape(admin.api.url):
         org_problems = SettingsView(org_record).problems
@@ -137,13 +137,13 @@ def _build_app_row(view: SettingsView) -> tuple[str, ...]:
 
 
 _LOST_ANSWER = (
-    "{why}. Put it again; if no way to fetch a secret is told then, the answer that was lost had it, and "
-    "price-keeper rotate makes another secret"
+    "{why}. Put it again; if that prints no way to fetch a secret, it was in the lost response, and "
+    "price-keeper rotate creates another secret"
 )
 
 
 def put_settings(admin: AdminClient, path: str, file: SettingsFile) -> tuple[bool, ApiRecord]:
-    """Whether it is new, and what is told of it."""
+    """Whether the org or app was created, and the API's record of it."""
     try:
         with file.locate_mistakes():
             status, record = admin.request_with_status("PUT", path, file.body, ORG_MISSING_HINT)
@@ -169,13 +169,13 @@ def print_put_result(
             view = SettingsView(record, org_record)
             lines = [f"{view.title}: {'made' if is_new else 'changed'}", *view.format_lines()[1:]]
         print_lines(lines)
-    finally:  # it is told once, whatever else cannot be read
+    finally:  # the retrieval token is returned only once, so print it even if the rest of the response is malformed
         if "secret_retrieval_token" in record:
             print_lines(_format_fetch_command(f"{admin.api.url}{path}/credentials/secret", record))
 
 
 def _format_fetch_command(url: str, record: ApiRecord) -> list[str]:
-    """What is secret goes to curl by its input: the arguments of a process are for all to see."""
+    """The retrieval token goes to curl on standard input, since other users can see the arguments of a process."""
     header = shlex.quote(f"{RETRIEVAL_TOKEN_HEADER}: {record['secret_retrieval_token']}")
     until = record.get("secret_retrieval_expires_at")
     return [

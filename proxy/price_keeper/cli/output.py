@@ -1,9 +1,9 @@
-"""How commands print: lines, JSON, aligned columns, and the progress of a long command.
+"""Output of commands: lines, JSON, aligned columns, and the progress of a long command.
 
-Results go to standard output, progress to standard error: on a terminal one line that is redrawn, otherwise a plain line
-every 10 seconds. Unprintable characters are replaced, so that names cannot control the terminal.
+Results go to standard output, progress to standard error: on a terminal one line that is redrawn, otherwise a plain
+line every 10 seconds. Unprintable characters are replaced, so that names cannot control the terminal.
 
-CommandError is raised where a command cannot do what was asked for; its message says what to do instead.
+A command raises CommandError when it cannot do what was requested; the message says what to do instead.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from price_keeper.cli.terminal import BOLD, PaintedText, can_show, get_terminal_
 from price_keeper.errors import ConfigError
 from price_keeper.reports.terminal_text import make_printable, measure_width, pad_to_width, truncate
 
-MAX_PADDED_WIDTH = 300  # to this the cells of a column are filled up; one that is longer stands out
-MIN_COLUMN_WIDTH = 12  # to this a column is cut where a terminal has no room
-_UNCUT_COLUMNS = ("Id", "Session")  # columns that are of use as a whole alone
+MAX_PADDED_WIDTH = 300  # cells are padded at most to this width; a longer cell overflows its column
+MIN_COLUMN_WIDTH = 12  # columns are truncated at least to this width on a narrow terminal
+_UNCUT_COLUMNS = ("Id", "Session")  # a truncated id is useless
 
 
 class CommandError(ConfigError):
-    """Nothing can do what was asked for; the message says what can be."""
+    """The command cannot do what was requested; the message says what to do instead."""
 
     def __init__(self, message: str) -> None:
         super().__init__([message])
@@ -35,7 +35,7 @@ def print_json(value: Any) -> None:
 
 
 def print_lines(lines: Iterable[str]) -> None:
-    """What was written by hand may hold anything; the terminal gets what it can show."""
+    """Print lines. Names may hold any character, so unprintable ones are replaced."""
     encoding = sys.stdout.encoding or "ascii"
     for line in lines:
         safe_line = line if isinstance(line, PaintedText) else make_printable(line)
@@ -43,7 +43,7 @@ def print_lines(lines: Iterable[str]) -> None:
 
 
 def format_columns(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """On a terminal no wider than that, if cutting what is longest helps."""
+    """Rows as aligned columns. On a terminal the widest columns are truncated to fit its width where possible."""
     widths = [min(MAX_PADDED_WIDTH, max(map(measure_width, cells))) for cells in zip(headers, *rows, strict=True)]
     ellipsis = ""
     if is_terminal(sys.stdout):
@@ -70,7 +70,7 @@ def _narrow_columns(widths: list[int], may_be_cut: Sequence[bool], available_wid
 
 
 REDRAW_SECONDS = 0.1
-LOG_LINE_SECONDS = 10.0  # a log of an hour has some hundred lines of it
+LOG_LINE_SECONDS = 10.0  # an hour adds some hundreds of lines to a log
 
 
 class Progress:
@@ -101,7 +101,7 @@ class Progress:
             self._write(f"{make_printable(text)}\n")
 
     def clear(self) -> None:
-        """Before anything else is printed."""
+        """Erase the progress line. Call it before printing anything else."""
         if self._is_shown:
             self._write("\r\x1b[K")
             self._is_shown = False

@@ -1,4 +1,4 @@
-"""`price-keeper override`: set, clear and show the label that is in force by hand, until the period ends at most."""
+"""`price-keeper override`: set, clear and show a manual override of the active label, at most until the period ends."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _resolve_target(args: Namespace) -> _OverrideTarget:
 
 
 def _resolve_quota_scope(admin: AdminClient, org_view: SettingsView, app: str | None) -> SettingsView:
-    """The org or app to which quotas apply, as asked for."""
+    """The org or app to which quotas apply. Raises CommandError if the command names the other one."""
     org = org_view.record["org"]
     if org_view.applies_to_org:
         if app is not None:
@@ -79,7 +79,7 @@ def run_override_set(args: Namespace) -> int:
 
 
 def _check_length(option: str, text: str, max_length: int) -> None:
-    """Of what is far too long the API reads nothing, and may not get to say so."""
+    """Check the length here: the API does not read a body that is far too long, and its response may be lost."""
     if len(text) > max_length:
         raise CommandError(f"{option}: expected 1 to {max_length} printable characters, found {len(text)}")
 
@@ -101,7 +101,7 @@ def run_override_show(args: Namespace) -> int:
     selection = target.request("GET", "model-selection?force_check=true")
     with check_response_shape(target.admin.api.url):
         if selection["is_stale"]:
-            raise PriceKeeperError("the store did not answer, so nobody knows which override is in force; try again")
+            raise PriceKeeperError("the store did not answer, so the override in force is unknown; try again")
         response = {**selection["scope"], "period": selection["period"], "override": selection["override"]}
     _print_override(target, response, as_json=args.json)
     return 0

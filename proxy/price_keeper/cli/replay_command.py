@@ -1,7 +1,7 @@
 """`price-keeper replay`: send the journal that a dead process left behind to the store.
 
-Segments that are in the store already are not counted again, so running it twice is safe. A journal whose process may
-still run is refused. Leased money of hard budgets is released if the journal was sent completely.
+The replay is idempotent: segments that are in the store already are not counted again. A journal whose process may
+still run is refused. Leases of hard budgets are released if the journal was sent completely.
 """
 
 from __future__ import annotations
@@ -100,7 +100,10 @@ async def _send_journal(
     clock: Clock,
     on_progress: Callable[[], None],
 ) -> int:
-    """What came back of hard budgets, in pico-dollars. Nothing, where more was spent than this journal says."""
+    """Send the journal and release its budget leases. Returns the released amount in pico-dollars.
+
+    Nothing is released where more was spent than this journal records.
+    """
     refused_before = len(sender.rejected)
     for sealed in recovered.sealed:
         on_progress()
@@ -110,7 +113,7 @@ async def _send_journal(
 
 
 def _recover_journal(folder: Path) -> RecoveredJournal:
-    """Each segment gets its seal, and goes when it is in the store: so the disk must take writes."""
+    """Seal the segments. The disk must be writable: each segment is deleted once it is in the store."""
     try:
         return recover(folder)
     except OSError as failure:
@@ -129,15 +132,16 @@ class _ReplaySummary:
         usd = sender.pico / PICO_PER_USD
         yield f"{sender.requests} calls of {usd:f} USD are in the store; {self.estimated} of them are estimated"
         if sender.repeated_parts:
-            yield f"{sender.repeated_parts} parts had been in the store before, and were not counted again"
+            yield f"{sender.repeated_parts} parts were in the store already and were not counted again"
         if sender.late_calls:
-            yield f"{sender.late_calls} calls stay estimated: a copy of the journal was replayed while they were under way"
+            yield f"{sender.late_calls} calls stay estimated: a copy of the journal was replayed before they had ended"
         for folder in self.outdated:
-            yield f"{folder} is an old copy: a later one is in the store, and what is held of hard budgets stays held"
+            yield f"{folder} is an old copy: a later one is in the store, so budget leases are not released"
         if sender.rejected_ulids:
-            yield f"left where they are, as the log says: {', '.join(sender.rejected_ulids)}"
+            yield f"segments that were not sent, for the reasons in the log: {', '.join(sender.rejected_ulids)}"
         if self.released_pico:
-            yield f"{self.released_pico / PICO_PER_USD:f} USD of hard budgets were held and not spent; they are given back"
+            released_usd = self.released_pico / PICO_PER_USD
+            yield f"{released_usd:f} USD of hard budgets were leased and not spent; they are released"
 
     def to_record(self) -> dict[str, Any]:
         return {

@@ -1,7 +1,8 @@
 """All commands as they are declared: names, arguments, help, examples, and which function runs each. Start here.
 
-`build_root_parser` lists the commands in groups: run, configure, spend and budgets, access, operate. Importing this module
-must stay cheap; a test in tests/tidy/test_files.py fails if help or completion load asyncio, yaml or anything else heavy.
+`build_root_parser` lists the commands in groups: run, configure, spend and budgets, access, operate. Importing this
+module must stay cheap; a test in tests/tidy/test_files.py fails if help or completion load asyncio, yaml or anything
+else heavy.
 """
 
 from __future__ import annotations
@@ -53,9 +54,9 @@ def _add_dev(root: CommandParser) -> None:
         "dev",
         "run on this machine alone: embedded store, simulated Bedrock",
         "It needs no AWS account and no configuration. It makes a demo org with an app, and prints what to paste into "
-        "another shell, with a first call to try. What it keeps is in one folder; take that away to begin anew.",
+        "another shell, with a first call to try. All its data is in one folder; delete that to start again.",
         ("Run in ./data, at the usual ports", "price-keeper dev"),
-        ("Beside another one", "price-keeper dev --data-dir other --port 0 --control-port 0"),
+        ("A second one beside it", "price-keeper dev --data-dir other --port 0 --control-port 0"),
         ("With https for apps", "price-keeper dev --tls"),
         target="dev_command.run_dev",
         heading="Run",
@@ -71,8 +72,8 @@ def _add_serve(root: CommandParser) -> None:
     serve = root.add_command(
         "serve",
         "run the sidecar with a configuration",
-        "SIGTERM and Ctrl-C drain it: calls under way are finished first. SIGHUP takes on other labels and prices. Try "
-        "a new configuration with price-keeper check-config, and this machine with price-keeper doctor.",
+        "SIGTERM and Ctrl-C drain it: running calls are finished first. SIGHUP reloads labels and prices. Check a new "
+        "configuration with price-keeper check-config, and this machine with price-keeper doctor.",
         ("Run with the config.yaml that is here", "price-keeper serve"),
         (
             "A sidecar that makes no tokens, in four processes",
@@ -80,7 +81,7 @@ def _add_serve(root: CommandParser) -> None:
         ),
         ("The control API alone", "price-keeper serve --role control"),
         (
-            "On another port, without a change of the file",
+            "On another port, without changing the file",
             "PRICE_KEEPER__LISTEN__DATA=127.0.0.1:9090 price-keeper serve",
         ),
         target="serve_command.run_serve",
@@ -107,7 +108,7 @@ def add_configure_commands(root: CommandParser) -> None:
 def _add_check_config(root: CommandParser) -> None:
     check = root.add_command(
         "check-config",
-        "say every mistake of a configuration, with its line",
+        "report every mistake of a configuration, with its line",
         "The file and the variables PRICE_KEEPER__... are read as by price-keeper serve. Nothing is started.",
         ("The config.yaml that is here", "price-keeper check-config"),
         ("Another one, for a program", "price-keeper check-config --config sidecar.yaml --json"),
@@ -121,8 +122,8 @@ def _add_check_config(root: CommandParser) -> None:
 def _add_doctor(root: CommandParser) -> None:
     doctor = root.add_command(
         "doctor",
-        "look at all that a role needs here; exit code 1 if something is amiss",
-        "It changes nothing, and says how to mend what it finds. Run it where price-keeper serve is to run: as the "
+        "check all that a role needs here; exit code 1 if something is wrong",
+        "It changes nothing, and says how to fix what it finds. Run it where price-keeper serve is to run: as the "
         "same user, with the same environment and the same role.",
         ("For a sidecar", "price-keeper doctor --config sidecar.yaml --role sidecar"),
         ("For price-keeper dev in ./data", "price-keeper doctor --data-dir data"),
@@ -140,15 +141,15 @@ def _add_doctor(root: CommandParser) -> None:
 def _add_tables(root: CommandParser) -> None:
     tables = root.add_command(
         "tables",
-        "make, check and describe the store's tables",
-        "Which store it is, the configuration says. With SQLite price-keeper serve makes them itself; with DynamoDB "
-        "they are made once, by this command or by the CloudFormation template.",
+        "create, check and describe the store's tables",
+        "The configuration names the store. With SQLite price-keeper serve creates the tables itself; with DynamoDB "
+        "they are created once, by this command or by the CloudFormation template.",
         heading=CONFIGURE_HEADING,
     )
     create = tables.add_command(
         "create",
-        "make the tables that are missing; safe to run again",
-        "In DynamoDB a new table takes some ten seconds.",
+        "create the missing tables; safe to run again",
+        "In DynamoDB a new table takes about ten seconds.",
         ("Those of the config.yaml that is here", "price-keeper tables create"),
         target="setup_commands.run_tables_create",
     )
@@ -162,7 +163,7 @@ def _add_tables(root: CommandParser) -> None:
     )
     describe = tables.add_command(
         "describe",
-        "list the tables, their keys and what they are for",
+        "list the tables, their keys and their purpose",
         "",
         ("For a person", "price-keeper tables describe"),
         ("For CloudFormation", "price-keeper tables describe --cloudformation > tables.yaml"),
@@ -176,11 +177,11 @@ def _add_tables(root: CommandParser) -> None:
 
 
 def _add_keys(root: CommandParser) -> None:
-    keys = root.add_command("keys", "make the keys that tokens are signed with", "", heading=CONFIGURE_HEADING)
+    keys = root.add_command("keys", "create the keys that sign tokens", "", heading=CONFIGURE_HEADING)
     new = keys.add_command(
         "new",
-        "make a key, and tell what to write into config.yaml",
-        "It never writes over a file. It also tells how a new key takes the place of another without refusing anybody.",
+        "create a key, and print what to write into config.yaml",
+        "It never overwrites a file. It also prints how to rotate keys without refusing any valid token.",
         ("A pair: control services sign, sidecars verify", "price-keeper keys new --kid 2026-11 --out keys"),
         ("One secret, for one machine", "price-keeper keys new --kid k1 --alg HS256 --out keys"),
         target="keys_command.run_keys_new",
@@ -196,7 +197,7 @@ def _add_keys(root: CommandParser) -> None:
         type=shared_arguments.parse_key_id,
         required=True,
         metavar="ID",
-        help="its name, which stands in every token",
+        help="its id, which is part of every token",
     )
     new.add_argument("--out", type=Path, required=True, metavar="DIR", help="the folder for its files")
     add_json_option(new)
@@ -218,26 +219,26 @@ def add_budget_commands(root: CommandParser) -> None:
 
 
 def _add_org(root: CommandParser) -> None:
-    org = root.add_command("org", "set and tell what orgs may spend", _CONTROL_API_NOTE, heading=BUDGETS_HEADING)
+    org = root.add_command("org", "set and show what orgs may spend", _CONTROL_API_NOTE, heading=BUDGETS_HEADING)
     put = org.add_command(
         "put",
-        "make an org, or put new settings in the place of its own",
-        "What the file leaves out goes back to its default. The first time, it tells how the org's secret is fetched, "
-        "once. docs/orgs.md has every setting.",
-        ("Make an org, by an id of your choice", "price-keeper org put 6f1c2a34-5b6d-4e7f-8a9b-0c1d2e3f4a5b acme.yaml"),
+        "create an org, or replace its settings",
+        "Settings that the file omits return to their defaults. The first time, it prints how to fetch the org's "
+        "secret, once. docs/orgs.md has every setting.",
+        ("Create an org by an id", "price-keeper org put 6f1c2a34-5b6d-4e7f-8a9b-0c1d2e3f4a5b acme.yaml"),
         ("Change it, by its name", "price-keeper org put Acme acme.yaml"),
         target="org_commands.run_org_put",
     )
     show = org.add_command(
         "show",
-        "tell an org's settings, and what holds now",
+        "show an org's settings, and which are in force",
         "",
         ("For a person", "price-keeper org show Acme"),
         ("For a program", "price-keeper org show Acme --json"),
         target="org_commands.run_org_show",
     )
     for parser in (put, show):
-        parser.add_argument("org", metavar="ORG", help="its id, a UUID, or the name of one that is there")
+        parser.add_argument("org", metavar="ORG", help="its id, a UUID, or the name of an existing org")
     put.add_argument("file", metavar="FILE", help=_SETTINGS_FILE_HELP)
     listing = org.add_command(
         "list", "list the orgs", "", ("All of them", "price-keeper org list"), target="org_commands.run_org_list"
@@ -247,22 +248,22 @@ def _add_org(root: CommandParser) -> None:
 
 def _add_app(root: CommandParser) -> None:
     app = root.add_command(
-        "app", "set and tell what apps of an org may spend", _CONTROL_API_NOTE, heading=BUDGETS_HEADING
+        "app", "set and show what apps of an org may spend", _CONTROL_API_NOTE, heading=BUDGETS_HEADING
     )
     put = app.add_command(
         "put",
-        "make an app, or put new settings in the place of its own",
-        "What the file leaves out is as the org says. The first time, it tells how the app's secret is fetched, once.",
-        ("Make an app, or change it", "price-keeper app put Acme shop shop.yaml"),
+        "create an app, or replace its settings",
+        "Settings that the file omits are the org's. The first time, it prints how to fetch the app's secret, once.",
+        ("Create an app, or change it", "price-keeper app put Acme shop shop.yaml"),
         (
-            "With nothing of its own but a name",
+            "With only a name of its own",
             "echo 'app_name: Robot' | price-keeper app put Acme robot -",
         ),
         target="org_commands.run_app_put",
     )
     show = app.add_command(
         "show",
-        "tell what holds for an app, and which of it is its own",
+        "show the settings in force for an app, and which are its own",
         "",
         ("For a person", "price-keeper app show Acme shop"),
         target="org_commands.run_app_show",
@@ -284,13 +285,11 @@ def _add_app(root: CommandParser) -> None:
 
 
 def _add_override(root: CommandParser) -> None:
-    override = root.add_command(
-        "override", "say by hand which label is in force", _CONTROL_API_NOTE, heading=BUDGETS_HEADING
-    )
+    override = root.add_command("override", "set the active label by hand", _CONTROL_API_NOTE, heading=BUDGETS_HEADING)
     put = override.add_command(
         "set",
-        "put a label in force, up or down the ordering, until the period ends",
-        "It never lasts longer than the period, and stands in the audit with its reason.",
+        "make a label active, up or down the ordering, until the period ends",
+        "It never lasts longer than the period, and the audit log records it with its reason.",
         (
             "The cheapest label for an app, for two hours",
             'price-keeper override set Acme --app shop economy --reason "load test" --until +2h',
@@ -299,14 +298,14 @@ def _add_override(root: CommandParser) -> None:
     )
     clear = override.add_command(
         "clear",
-        "let the quotas decide again; exit code 1 if nobody said otherwise",
+        "let the quotas decide again; exit code 1 if there was no override",
         "",
         ("For an app", "price-keeper override clear Acme --app shop"),
         target="override_commands.run_override_clear",
     )
     show = override.add_command(
         "show",
-        "tell which override is in force",
+        "show the override in force",
         "",
         ("For an app", "price-keeper override show Acme --app shop"),
         target="override_commands.run_override_show",
@@ -317,7 +316,7 @@ def _add_override(root: CommandParser) -> None:
             "--app", type=shared_arguments.parse_app_id, metavar="APP", help="where quotas apply to each app"
         )
     put.add_argument("label", metavar="LABEL", help="one of the ordering")
-    put.add_argument("--reason", required=True, metavar="TEXT", help="for whoever wonders about it")
+    put.add_argument("--reason", required=True, metavar="TEXT", help="recorded in the audit log")
     text = "2026-11-18T15:00 in the org's time zone, or +2h; default: the end of the period"
     put.add_argument("--until", metavar="TIME", help=text)
     put.add_argument("--who", metavar="NAME", help="default: the user of this system")
@@ -333,7 +332,7 @@ def _add_control_api_options(*parsers: CommandParser) -> None:
 def _add_spend(root: CommandParser) -> None:
     spend = root.add_command(
         "spend",
-        "tell what was spent, by org, app, label or day",
+        "show what was spent, by org, app, label or day",
         "It reads the store, also while sidecars write to it. A day is the org's own, in its time zone. For many days "
         "at once price-keeper export writes a file.",
         ("What was spent today, in price-keeper dev's ./data", "price-keeper spend --data-dir data"),
@@ -363,9 +362,9 @@ def _add_spend(root: CommandParser) -> None:
 def _add_export(root: CommandParser) -> None:
     export = root.add_command(
         "export",
-        "write what was spent over many days into a file",
+        "write the spend of many days to a file",
         "One row for each org, app, label and day, in the order of the days. It reads a week at a time, so a year "
-        "needs no more memory than that. The file comes to be when all of it is written, or not at all.",
+        "needs only the memory for a week. The file appears when it is complete, or not at all.",
         ("A month as CSV", "price-keeper export 2026-11 --out spend.csv"),
         (
             "All of it beside the cloud's own bill",
@@ -404,7 +403,7 @@ def _add_spend_filters(parser: CommandParser) -> None:
 
 
 def _add_billing_account(parser: CommandParser, required_option: str) -> None:
-    text = f"with {required_option}: the AWS account that is billed, as it stands there"
+    text = f"with {required_option}: the id of the AWS account that is billed"
     parser.add_argument("--billing-account", metavar="ID", help=text)
 
 
@@ -438,7 +437,7 @@ def _add_token(root: CommandParser) -> None:
     token.add_argument("--secret-file", type=Path, metavar="FILE", help=text)
     outputs = token.add_mutually_exclusive_group()
     outputs.add_argument("--env", action="store_true", help="print the lines that an app's shell needs")
-    text = "print all that was answered, the refresh token too; errors as JSON"
+    text = "print the whole response, with the refresh token; errors as JSON"
     outputs.add_argument("--json", action="store_true", help=text)
     text = f"with --env: where the app sends its calls; default: {DEFAULT_DATA_URL}"
     token.add_argument("--data", default=DEFAULT_DATA_URL, metavar="URL", help=text)
@@ -448,11 +447,11 @@ def _add_token(root: CommandParser) -> None:
 def _add_rotate(root: CommandParser) -> None:
     rotate = root.add_command(
         "rotate",
-        "make a client's next secret and print it",
+        "create a client's next secret and print it",
         "The secret so far stays good for a while, so that nothing stops. The new one alone goes to the output, so "
         "that it can be sent on to where it is kept.",
         ("An app's, with two hours to change it", "price-keeper rotate Acme --app shop --grace 2 > shop.secret"),
-        ("For somebody else to fetch", "price-keeper rotate Acme --app shop --token-only"),
+        ("For another person to fetch", "price-keeper rotate Acme --app shop --token-only"),
         target="access_commands.run_rotate",
         heading=ACCESS_HEADING,
     )
@@ -467,14 +466,14 @@ def _add_rotate(root: CommandParser) -> None:
     rotate.add_argument(
         "--grace", type=shared_arguments.parse_grace_hours, default=DEFAULT_GRACE_HOURS, metavar="HOURS", help=text
     )
-    text = "print the retrieval token, for somebody else to fetch the secret once within ten minutes"
+    text = "print the retrieval token, with which another person can fetch the secret once within ten minutes"
     rotate.add_argument("--token-only", action="store_true", help=text)
     add_json_option(rotate)
     add_admin_options(rotate)
 
 
 def _add_session(root: CommandParser) -> None:
-    session = root.add_command("session", "tell and end the sessions of a client", "", heading=ACCESS_HEADING)
+    session = root.add_command("session", "list and end the sessions of a client", "", heading=ACCESS_HEADING)
     listing = session.add_command(
         "list",
         "list the sessions of an org or one of its apps, the oldest first",
@@ -499,7 +498,7 @@ def _add_session(root: CommandParser) -> None:
         )
         add_json_option(parser)
         add_admin_options(parser)
-    text = f"its id, as session list tells it, or {shared_arguments.ALL_SESSIONS}"
+    text = f"its id, as session list shows it, or {shared_arguments.ALL_SESSIONS}"
     revoke.add_argument("session", type=shared_arguments.parse_session_id, metavar="SESSION", help=text)
     revoke.suggestions["SESSION"] = (shared_arguments.ALL_SESSIONS,)
 
@@ -515,7 +514,7 @@ def add_operate_commands(root: CommandParser) -> None:
     _add_completion(root)
     version = root.add_command(
         "version",
-        "tell which version this is, and whether it is compiled",
+        "print the version, and whether it is compiled",
         "",
         ("For a person", "price-keeper version"),
         ("For a program", "price-keeper version --json"),
@@ -525,7 +524,7 @@ def add_operate_commands(root: CommandParser) -> None:
     add_json_option(version)
     help_command = root.add_command(
         "help",
-        "tell the commands, or all of one",
+        "print the commands, or the help of one",
         "",
         ("Of one command", "price-keeper help org put"),
         target="help_commands.run_help",
@@ -538,7 +537,7 @@ def add_operate_commands(root: CommandParser) -> None:
 def _add_audit(root: CommandParser) -> None:
     audit = root.add_command(
         "audit",
-        "tell who changed the settings of an org and its apps, newest first",
+        "show who changed the settings of an org and its apps, newest first",
         "It reads the store.",
         ("The last changes", "price-keeper audit Acme"),
         ("The last hundred, for a program", "price-keeper audit Acme --limit 100 --json"),
@@ -557,9 +556,10 @@ def _add_audit(root: CommandParser) -> None:
 def _add_replay(root: CommandParser) -> None:
     replay = root.add_command(
         "replay",
-        "bring a journal found on a dead node to the store",
-        "What is in the store already is not counted again, so it is safe to run again. A process that writes to it on "
-        "this machine is noticed; of a copy, or a disk from another machine, you have to say that there is none.",
+        "send the journal of a dead node to the store",
+        "Calls that are in the store already are not counted again, so it is safe to run again. A process on this "
+        "machine that writes to the journal is noticed; for a copy, or a disk of another machine, you must state that "
+        "it has ended.",
         ("The journal of a disk that came back", "price-keeper replay /mnt/found/journal --owner-is-dead"),
         ("Also what is older than 34 days", "price-keeper replay /mnt/found/journal --owner-is-dead --force"),
         target="replay_command.run_replay",
@@ -569,9 +569,9 @@ def _add_replay(root: CommandParser) -> None:
     replay.add_argument(
         "--owner-is-dead",
         action="store_true",
-        help="the process that wrote this journal has ended, and wrote no more after this copy was made",
+        help="the process that wrote this journal has ended, and wrote nothing after this copy was made",
     )
-    replay.add_argument("--force", action="store_true", help="also what is so old that its markers are gone")
+    replay.add_argument("--force", action="store_true", help="also send segments whose markers have expired")
     add_config_option(replay)
     add_json_option(replay)
 
@@ -579,8 +579,8 @@ def _add_replay(root: CommandParser) -> None:
 def _add_completion(root: CommandParser) -> None:
     completion = root.add_command(
         "completion",
-        "print the script by which a shell completes these commands",
-        "It completes commands, options, what they may be, files and folders, and asks nobody.",
+        "print a script for the completion of these commands in a shell",
+        "It completes commands, options, their values, files and folders, without starting price-keeper.",
         ("bash, now and in every new shell", "echo 'eval \"$(price-keeper completion bash)\"' >> ~/.bashrc"),
         ("zsh, behind compinit", "echo 'eval \"$(price-keeper completion zsh)\"' >> ~/.zshrc"),
         ("fish", "price-keeper completion fish > ~/.config/fish/completions/price-keeper.fish"),

@@ -1,7 +1,7 @@
 """`price-keeper serve`: run the sidecar or the control service, in one process or with several workers.
 
-With `--workers N` everything that the workers share is made before the first fork: reserved ports, preloaded modules, the
-directory for sockets between them, and the configuration handover.
+With `--workers N` everything that the workers share is created before the first fork: reserved ports, preloaded
+modules, the directory for sockets between them, and the configuration handover.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def _create_text_printer(role: app.Role, scheme: str) -> Callable[[str | None, s
 
 
 def _create_json_printer(scheme: str) -> Callable[[str | None, str], None]:
-    """On one line, when it is ready."""
+    """Prints the addresses as one line of JSON when the process is ready."""
 
     def print_addresses(data_address: str | None, control_address: str) -> None:
         addresses = {
@@ -102,15 +102,18 @@ def run_until_stopped(
         reload_signal.ignore_reload_signals()
 
 
-MAX_SOCKET_FOLDER_LENGTH = 90  # characters of a socket's path that every system takes
+MAX_SOCKET_FOLDER_LENGTH = 90  # the path of a socket is limited to about 100 characters
 
-OnListening: TypeAlias = "Callable[[str | None, str], None]"  # where the data port is, and the control port
+OnListening: TypeAlias = "Callable[[str | None, str], None]"  # gets the addresses of the data and control ports
 
 
 def serve_with_workers(
     config: Config, path: Path, environ: Mapping[str, str], on_listening: OnListening, role: app.Role, worker_count: int
 ) -> int:
-    """The exit code. `path` is the configuration's. Raises PriceKeeperError."""
+    """Run until all workers have ended, and return the exit code. `path` is the configuration file.
+
+    Raises PriceKeeperError if the workers cannot be started.
+    """
     _check_workers_possible(config, role)
     with ExitStack() as stack:
         host = config.listen.data.host
@@ -118,7 +121,7 @@ def serve_with_workers(
         for each in sockets:
             stack.callback(each.close)
         _preload_modules(config)
-        with suppress(OSError):  # a worker that needs it tells why it cannot be made
+        with suppress(OSError):  # a worker that needs it reports why it cannot be created
             Path(config.journal.dir).mkdir(parents=True, exist_ok=True, mode=0o700)
         listen = replace(config.listen, data=Address(host, sockets[0].getsockname()[1]))
         slot = WorkerSlot(0, worker_count, stack.enter_context(_create_socket_folder()))
@@ -138,7 +141,7 @@ def _check_workers_possible(config: Config, role: app.Role) -> None:
 
 
 def _preload_modules(config: Config) -> None:
-    """What every worker would read for itself is read once, and its pages are shared."""
+    """Import modules before the fork: once instead of once per worker, with memory pages that all workers share."""
     names = ["price_keeper.stores.dynamodb"] if config.store.engine == "dynamodb" else []
     names += ["botocore.session", "botocore.credentials"] if config.upstream.auth == "sigv4" else []
     for name in names:
@@ -147,12 +150,12 @@ def _preload_modules(config: Config) -> None:
 
 @contextmanager
 def _create_socket_folder() -> Iterator[Path]:
-    """For this user alone."""
+    """A directory that only this user can open, removed at the end."""
     try:
         folder = tempfile.mkdtemp(prefix="price-keeper-")
         if len(folder) > MAX_SOCKET_FOLDER_LENGTH:
             os.rmdir(folder)
-            folder = tempfile.mkdtemp(prefix="price-keeper-", dir="/tmp")  # made for us alone
+            folder = tempfile.mkdtemp(prefix="price-keeper-", dir="/tmp")  # created with mode 0700
     except OSError as failure:
         advice = f"{failure.strerror}; name a folder that can be written to in TMPDIR"
         raise PriceKeeperError(f"--workers: no folder for the sockets between the workers: {advice}") from None
@@ -163,7 +166,7 @@ def _create_socket_folder() -> Iterator[Path]:
 
 
 class _WorkerProgram:
-    """What a worker does, in the place that it is given."""
+    """The program of one worker: runs the service in the worker slot that the supervisor assigns."""
 
     def __init__(
         self,
@@ -182,7 +185,7 @@ class _WorkerProgram:
         self._supervisor_pid = supervisor_pid
 
     def on_all_started(self, addresses: dict[str, str]) -> None:
-        """All of them. A first worker that takes the place of this one has the same control port."""
+        """Called once all workers have started. A restarted first worker keeps the same control port."""
         listen = self._config.listen
         control = Address(listen.control.host, int(addresses["control"].rpartition(":")[2]))
         self._config = replace(self._config, listen=replace(listen, control=control))
@@ -201,7 +204,7 @@ class _WorkerProgram:
             new_config = handover.read_new_config()
             if new_config is None:
                 return None
-            os.kill(os.getpid(), signal.SIGHUP)  # the next may be there already, and refused
+            os.kill(os.getpid(), signal.SIGHUP)  # the next reload may be published already, and refused
             return apply_reloadable(worker_config, new_config)
 
         run = partial(app.run, role=self._role, slot=slot, read_config=reload_config, is_refused=handover.is_refused)
@@ -210,6 +213,6 @@ class _WorkerProgram:
                 runner.run(run(config, self._environ, on_started))
         finally:
             reload_signal.ignore_reload_signals()
-            if os.getppid() != self._supervisor_pid:  # which would have removed it
-                with suppress(OSError):  # others are still there
+            if os.getppid() != self._supervisor_pid:  # the supervisor is dead and cannot remove the directory
+                with suppress(OSError):  # other workers still use it
                     slot.socket_folder.rmdir()

@@ -21,7 +21,7 @@ from price_keeper.errors import ConfigError
 
 
 class SettingsFile:
-    """Raises ConfigError where it cannot be read."""
+    """The parsed file. Raises ConfigError if it cannot be read or parsed."""
 
     def __init__(self, name: str) -> None:
         self._source = "standard input" if name == "-" else name
@@ -37,7 +37,7 @@ class SettingsFile:
 
     @contextmanager
     def locate_mistakes(self) -> Iterator[None]:
-        """Mistakes of which the control API tells get the lines on which they were made."""
+        """Add line numbers to the mistakes that the control API reports."""
         try:
             yield
         except ApiRefusal as refused:
@@ -47,7 +47,7 @@ class SettingsFile:
 
     def _format_mistakes(self, details: tuple[tuple[str, str], ...]) -> list[str]:
         mistakes = [(_resolve_path(self._root, dotted), text) for dotted, text in details]
-        # In the order of the lines; what is said of all of it, such as how many more there are, comes last.
+        # In the order of the lines; messages about the whole file, such as how many more mistakes there are, come last.
         mistakes.sort(key=lambda mistake: (not mistake[0], find_origin(self._root, mistake[0]).rank))
         return [f"{find_origin(self._root, path)}: {format_mistake(path, text)}" for path, text in mistakes]
 
@@ -59,7 +59,7 @@ class SettingsFile:
 
 
 def _resolve_path(node: Node, dotted: str) -> tuple[str, ...]:
-    """The names of which the API joined the path by dots, shortened: a label may have dots of its own."""
+    """The names in a path that the API shortened and joined by dots; labels may contain dots as well."""
     if not dotted:
         return ()
     children = node.children if isinstance(node, Branch) else {}
@@ -71,7 +71,7 @@ def _resolve_path(node: Node, dotted: str) -> tuple[str, ...]:
 
 
 def _read_text(name: str, source: str) -> str:
-    max_bytes = 4 * MAX_CHARS + 1  # to see that it is too long, however long it is
+    max_bytes = 4 * MAX_CHARS + 1  # enough to detect that it is too long
     try:
         if name == "-":
             return sys.stdin.buffer.read(max_bytes).decode()
@@ -99,7 +99,7 @@ def _to_value(node: Node) -> Any:
 
 
 def _to_leaf_value(leaf: Leaf) -> Any:
-    """Text where it is nothing else for certain: 010 is eight to YAML, and ten to whoever wrote it."""
+    """Ambiguous values stay text: 010 is eight in YAML, but its author probably meant ten."""
     if leaf.is_null:
         return None
     for python_type in {"bool": (bool,), "int": (int,), "float": (Decimal,)}.get(leaf.tag, ()):
@@ -112,6 +112,6 @@ def _to_leaf_value(leaf: Leaf) -> Any:
 
 
 def _to_json_number(value: Decimal, text: str) -> float | str:
-    """A number that JSON would say otherwise stays text, so that it is refused as it was written."""
+    """A number that JSON would format differently stays text, so that a refusal quotes it as it was written."""
     number = float(value)
     return number if Decimal(repr(number)) == value else text

@@ -1,4 +1,4 @@
-"""The settings of an org or app from the control API, formatted for people: each setting, its value, whose it is."""
+"""The settings of an org or app from the control API, formatted for people: each setting, its value and its origin."""
 
 from __future__ import annotations
 
@@ -31,7 +31,10 @@ _KNOWN_SETTINGS = (
 
 @dataclass(frozen=True, slots=True)
 class SettingsView:
-    """An org, or an app with the record of its org. What is not there as it should be raises whatever it raises."""
+    """An org, or an app with the record of its org.
+
+    A malformed record raises LookupError, TypeError or ValueError; use it inside `check_response_shape`.
+    """
 
     record: Mapping[str, Any]
     org_record: Mapping[str, Any] | None = None
@@ -77,7 +80,7 @@ class SettingsView:
         return str(self.record["org" if self.org_record is None else "app"])
 
     def _iterate_rows(self) -> Iterator[tuple[str, str, str]]:
-        """The setting, what it is called, and what holds."""
+        """The setting's key, its name for people, and the effective value."""
         in_force = dict(self.record["in_force"])
         period = Period(in_force["period"])
         end = format_local_time(find_span(period, time.time(), self.zone).end, self.zone)
@@ -100,11 +103,11 @@ class SettingsView:
         for record, heading in ((self.record, "limits"), (self.org_record or {}, "and of its org")):
             if limits := record.get("settings", {}).get("limits"):
                 yield "limits", heading, _format_limits(limits)
-        # What is newer than this command is told under its own name.
+        # A setting that is newer than this command is shown under its key.
         yield from ((name, name, json.dumps(in_force[name])) for name in in_force if name not in _KNOWN_SETTINGS)
 
     def _describe_origin(self, attribute: str) -> str:
-        """Of an app: whether a setting is its own."""
+        """For an app: whether it inherits the setting from its org."""
         if self.org_record is None or attribute in _ORG_ONLY_SETTINGS or attribute == "limits":
             return ""
         is_effective = attribute not in _BUDGET_SETTINGS or not self.applies_to_org

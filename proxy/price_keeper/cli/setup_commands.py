@@ -1,4 +1,4 @@
-"""`price-keeper check-config` and `tables`: validate a configuration; create, check and describe the tables of its store."""
+"""`price-keeper check-config` and `tables`: validate a configuration; create, check and describe its store's tables."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def _print_differences(differences_by_table: dict[str, list[str]], *, as_json: b
 
 
 async def _run_with_client(config: StoreConfig, use: Callable[[Any, Any], Awaitable[Any]]) -> Any:
-    from price_keeper.app import open_dynamodb  # with AWS's libraries, which SQLite's users need not wait for
+    from price_keeper.app import open_dynamodb  # imports the AWS libraries, which are slow and not needed for SQLite
     from price_keeper.stores import dynamodb_tables
 
     store = await open_dynamodb(config, SystemClock())

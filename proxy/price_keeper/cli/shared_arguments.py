@@ -1,7 +1,7 @@
 """Types of single arguments, and options that several commands share.
 
-A type parses one argument or raises ArgumentTypeError with a message for the user. Whatever takes long to import is
-imported when an argument is parsed. A metavar of FILE or DIR makes shells complete files or directories.
+A type parses one argument or raises ArgumentTypeError with a message for the user. Modules that are slow to import are
+imported when an argument is parsed. The metavars FILE and DIR make shells complete files and directories.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Any
 
 from price_keeper.cli.command_parser import CommandParser
 
-MAX_AUDIT_LIMIT = 100_000  # of an audit, at once
-ALL_SESSIONS = "all"  # of sessions
-_KEY_ID = re.compile(r"(?![.-])[A-Za-z0-9._-]{1,100}")  # it is the name of files, too
+MAX_AUDIT_LIMIT = 100_000  # records of one `audit` command
+ALL_SESSIONS = "all"  # in place of a session id
+_KEY_ID = re.compile(r"(?![.-])[A-Za-z0-9._-]{1,100}")  # a key id is also part of file names
 
 
 def parse_port(text: str) -> int:
@@ -78,7 +78,7 @@ def parse_group_by(text: str) -> Any:
 
 
 def _parse_argument(parse: Callable[[str], object], text: str) -> object:
-    """argparse tells the message of this error alone."""
+    """argparse prints the message of ArgumentTypeError, but not that of ValueError."""
     try:
         return parse(text)
     except ValueError as failure:
@@ -108,7 +108,7 @@ def add_config_option(parser: CommandParser) -> None:
 
 
 def add_store_options(parser: CommandParser) -> None:
-    """Which store: that of a configuration, or that of `price-keeper dev`."""
+    """The options that select a store: that of a configuration, or that of `price-keeper dev`."""
     group = parser.add_mutually_exclusive_group()
     group.add_argument("--config", type=Path, metavar="FILE", help=_CONFIG_HELP)
     group.add_argument("--data-dir", type=Path, metavar="DIR", help="the folder of price-keeper dev, without a FILE")

@@ -19,7 +19,7 @@ _PATH_KINDS = {"FILE": FILES, "DIR": FOLDERS}
 
 
 class ValueCompletion(NamedTuple):
-    """What an argument may be: one of the words, a file or a folder, or with neither anything."""
+    """The possible values of an argument: one of the words, or a file or folder; any value if there are neither."""
 
     name: str
     words: tuple[str, ...] = ()
@@ -29,11 +29,11 @@ class ValueCompletion(NamedTuple):
 class OptionCompletion(NamedTuple):
     names: tuple[str, ...]
     text: str
-    value: ValueCompletion | None  # None: it takes none
+    value: ValueCompletion | None  # None for a flag
 
 
 class CommandCompletion(NamedTuple):
-    """`path` are its words behind the program's name; all of the program has none."""
+    """One command. `path` holds its words after the program's name, and is empty for the program itself."""
 
     path: tuple[str, ...]
     summary: str
@@ -43,7 +43,7 @@ class CommandCompletion(NamedTuple):
 
 
 def collect_commands(parser: CommandParser, path: tuple[str, ...] = ()) -> Iterator[CommandCompletion]:
-    """This one, and all below it."""
+    """The command of this parser, and all its subcommands."""
     subcommands = tuple((name, verb.summary) for name, verb in parser.subcommands.items())
     actions = parser.actions
     options = tuple(_build_option(action) for action in actions if action.option_strings)
@@ -67,7 +67,7 @@ def _build_value(action: Action, suggestions: Mapping[str, Iterable[str]] = Mapp
 
 
 def _summarize_help(action: Action) -> str:
-    """What is said of it, up to the first sign of there being more."""
+    """The help text up to its first semicolon."""
     if action.nargs == 0 and action.dest == "help":
         return "tell all of it"
     return (action.help or "").partition(";")[0]
@@ -154,7 +154,7 @@ def _list_bash_entries(command: CommandCompletion) -> Iterator[tuple[str, str]]:
 
 
 def _format_bash_value(value: ValueCompletion) -> str:
-    """Something in any case, so that an option is known to take a value."""
+    """Never empty: the script recognises options with a value by this text."""
     return f"<{value.path_kind}>" if value.path_kind else " ".join(value.words) or "<any>"
 
 
@@ -218,7 +218,7 @@ def _format_fish_option(option: OptionCompletion) -> str:
     names = [f"-l {name[2:]}" if name.startswith("--") else f"-s {name[1:]}" for name in option.names]
     if option.value is None:
         return " ".join(names)
-    requirement = "-r" if option.value.path_kind == FILES else "-x"  # no files where something else is meant
+    requirement = "-r" if option.value.path_kind == FILES else "-x"  # -x suppresses the completion of files
     return " ".join([*names, requirement, _format_fish_value(option.value)])
 
 
@@ -289,7 +289,7 @@ def _build_zsh_name(path: Iterable[str]) -> str:
 
 
 def _format_zsh_option(option: OptionCompletion) -> str:
-    """`_arguments` takes one name at a time; the long one is what is worth completing."""
+    """`_arguments` takes one name per entry; only the long name is worth completing."""
     text = f"{option.names[-1]}[{_escape_zsh(option.text)}]"
     return text if option.value is None else f"{text}{_format_zsh_value(option.value)}"
 

@@ -100,7 +100,7 @@ def resolve_org_filter(text: str | None, names: Mapping[str, str | None]) -> str
 
 
 def build_region_finder(config: Config) -> focus_export.FindRegion:
-    """Where a label is called, if that is one place for certain. What has no label may be called where any is."""
+    """Finds the region of a label: None if it may be called in several. Calls without a label may go to any of them."""
     label_regions = {
         name: {endpoint.region for endpoint in label.endpoints} or {config.upstream.region}
         for name, label in config.labels.items()
@@ -115,7 +115,7 @@ def build_region_finder(config: Config) -> focus_export.FindRegion:
 
 
 def _choose_group_by(args: Namespace) -> tuple[str, ...]:
-    """For programs everything; for people what is not the same in every row, or the days if all of that is."""
+    """For programs all dimensions; for people those that differ between rows, or the days if none differs."""
     if args.json or args.csv:
         return DIMENSIONS
     filters = {"org": args.org, "app": args.app, "label": args.label}
@@ -123,7 +123,7 @@ def _choose_group_by(args: Namespace) -> tuple[str, ...]:
 
 
 def _print_csv(text: str, report: SpendReport) -> None:
-    """The same bytes wherever it is printed; what is to be said besides goes where it spoils nothing."""
+    """Print UTF-8 whatever the locale; notes go to standard error, so that they do not corrupt the CSV."""
     sys.stdout.reconfigure(encoding="utf-8")  # type: ignore[union-attr]
     print(text, end="")
     for note in (JOURNAL_NOTE, *report.notes):
@@ -154,14 +154,14 @@ def _format_title(args: Namespace, report: SpendReport) -> str:
 
 
 def _list_alternatives(args: Namespace, report: SpendReport) -> list[str]:
-    """When a filter lets nothing through, what it might have been."""
+    """The values with spend, for a filter that matched nothing."""
     filtered = [name for name in ("app", "label") if getattr(args, name) is not None]
     alternatives = {name: sorted({str(getattr(each, name) or NO_APP) for each in report.spent}) for name in filtered}
     return [f"{name.capitalize()}s with spend: {', '.join(values)}." for name, values in alternatives.items() if values]
 
 
 def _build_org_names(report: SpendReport) -> dict[tuple[str, str], str]:
-    """With a piece of the id where two orgs have one name."""
+    """The name to show for each org id, with the start of the id where two orgs have the same name."""
     name_counts = Counter(info.name for info in report.orgs.values())
     return {
         ("org", org): tenant.name if name_counts[tenant.name] == 1 else f"{tenant.name} ({org[:8]})"
@@ -198,7 +198,7 @@ def run_export(args: Namespace) -> int:
 
 def _check_output_file(path: Path, *, force: bool) -> None:
     if path.exists() and not path.is_file():
-        raise CommandError(f"--out: {path} is no file; name one that is to be written")
+        raise CommandError(f"--out: {path} is not a file; name the file to write")
     if path.exists() and not force:
         raise _build_exists_error(path)
 
@@ -209,7 +209,7 @@ def _build_exists_error(path: Path) -> PriceKeeperError:
 
 @dataclasses.dataclass(slots=True)
 class _ExportSummary:
-    """What holds of all the pieces together."""
+    """Totals and notes of all parts of an export."""
 
     as_of: float
     filters: dict[str, str | None]
@@ -218,7 +218,7 @@ class _ExportSummary:
     is_final: bool = True
     rows: int = 0
     counts: UsageCounts = dataclasses.field(default_factory=UsageCounts)
-    notes: dict[str, None] = dataclasses.field(default_factory=dict)  # each once, in their order
+    notes: dict[str, None] = dataclasses.field(default_factory=dict)  # an ordered set
 
     def add(self, report: SpendReport, report_rows: list[ReportRow]) -> None:
         self.first, self.last = min(self.first, report.first), max(self.last, report.last)
@@ -239,7 +239,7 @@ class _ExportSummary:
 
 
 class _ExportFormat(Protocol):
-    """How a file is written, piece by piece."""
+    """Formats a file part by part."""
 
     def format_part(self, report: SpendReport, report_rows: list[ReportRow]) -> str: ...
 
@@ -277,10 +277,10 @@ class _FocusFormat:
 
 
 class _JsonFormat:
-    """The one document of `spend --json`, a row on each line."""
+    """The same JSON document as `spend --json`, with one row on each line."""
 
     def __init__(self) -> None:
-        self._separator = f'{{"by": {json.dumps(DIMENSIONS)}, "rows": [\n'  # of the next row
+        self._separator = f'{{"by": {json.dumps(DIMENSIONS)}, "rows": [\n'  # precedes the next row
 
     def format_part(self, report: SpendReport, report_rows: list[ReportRow]) -> str:
         text = ""

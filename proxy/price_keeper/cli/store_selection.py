@@ -1,4 +1,4 @@
-"""Which configuration and which store a command uses: `--config FILE`, or `--data-dir DIR` of `price-keeper dev`.
+"""Selects the configuration and store of a command: `--config FILE`, or `--data-dir DIR` of `price-keeper dev`.
 
 A SQLite file is never created here: a mistyped path is an error, not an empty store.
 """
@@ -61,10 +61,10 @@ async def open_selected_store(config: StoreConfig, clock: Clock) -> AsyncIterato
 
 async def _open_engine(config: StoreConfig, clock: Clock) -> Store:
     if config.engine == "dynamodb":
-        from price_keeper.app import open_dynamodb  # with all of the product, which takes longer than most reports
+        from price_keeper.app import open_dynamodb  # imports the whole product, which takes longer than most reports
 
         return await open_dynamodb(config, clock)
-    # Opening would make what is missing, and a mistaken path would look like an empty store.
+    # Opening creates a missing file, and a mistyped path would look like an empty store.
     if len(find_missing_tables(Path(config.path))) == len(TABLES):
         raise StoreMisconfigured(
             f"there is no store in {config.path}: price-keeper serve or dev makes it, as does tables create; "

@@ -1,7 +1,7 @@
-"""What an output stream can show: colours, its width, its characters.
+"""The abilities of an output stream: colours, width and characters.
 
-Colours are used where a terminal is and nobody opted out: NO_COLOR disables them, FORCE_COLOR and CLICOLOR_FORCE enable
-them for any stream. Text from outside is made printable before it is coloured.
+Colours are used on a terminal. NO_COLOR disables them; FORCE_COLOR and CLICOLOR_FORCE enable them for any stream. Text
+from outside is made printable before it is coloured.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def is_terminal(stream: TextIO) -> bool:
 
 
 def is_colored(stream: TextIO) -> bool:
-    """Who wants none gets none; then who wants them gets them wherever the output goes."""
+    """NO_COLOR has precedence over the variables that force colours."""
     if os.environ.get("NO_COLOR"):
         return False
     return is_terminal(stream) or any(
@@ -42,7 +42,7 @@ def can_show(text: str, stream: TextIO) -> bool:
 
 
 class PaintedText(str):
-    """What the terminal gets as it is: all that is not ours in it was made printable."""
+    """Text that may go to the terminal unchanged: all text from outside in it was made printable."""
 
     __slots__ = ()
 
@@ -54,7 +54,7 @@ class PaintedText(str):
 
 
 def paint(text: str, color: str, stream: TextIO | None = None) -> PaintedText:
-    """For standard output, unless it is for another one."""
+    """Colour the text if the stream, by default standard output, shows colours."""
     safe_text = make_printable(text)
     return PaintedText(f"\x1b[{color}m{safe_text}\x1b[0m" if color and is_colored(stream or sys.stdout) else safe_text)
 
