@@ -23,14 +23,14 @@ MAX_RECORDS_PER_PAGE = 100
 
 @dataclass(frozen=True, slots=True)
 class Actor:
-    """Who makes a change, in which request; `address` is where that came from."""
+    """Who makes a change, and in which request. `address` is the network address that the request came from."""
 
     who: str
     request_id: str
     address: str = ""
 
     def build_record(self, action: str, scope: Scope, before: Item | None, after: Item | None, now: float) -> Put:
-        """None stands for what is not there: before it was made, or after it is gone."""
+        """The write of one record. `before` is None when the change creates something, `after` when it deletes."""
         item: dict[str, Value] = {
             "action": action,
             "who": self.who,
@@ -44,12 +44,12 @@ class Actor:
 
 
 def select_attributes(item: Item | None, names: tuple[str, ...]) -> Item | None:
-    """Of an item with credentials on it, what may be told."""
+    """The named attributes of an item, so that credentials on the same item stay out of the record."""
     return None if item is None else {name: item[name] for name in names if name in item}
 
 
 async def read_records(store: Store, org: str, limit: int, after: str | None = None) -> Page:
-    """The newest first. `after` is the cursor of the page before."""
+    """One page of an org's records, the newest first. `after` is the cursor of the previous page."""
     partition = schema.audit_record_key(org, "")
     return await store.query(
         Query("audit", partition.pk, descending=True, limit=limit, after=after or None, consistent=True)
@@ -57,7 +57,7 @@ async def read_records(store: Store, org: str, limit: int, after: str | None = N
 
 
 def build_record_json(row: StoredRow) -> dict[str, Any]:
-    """A record as a program reads it."""
+    """A record as the control API and `--json` output return it."""
     item = row.item
     return {
         "id": row.key.sk,
@@ -73,7 +73,7 @@ def build_record_json(row: StoredRow) -> dict[str, Any]:
 
 
 def to_json_value(value: Any) -> Any:
-    """As JSON has it."""
+    """A stored value as a JSON value."""
     if isinstance(value, Decimal):
         return float(value)
     if isinstance(value, Mapping):

@@ -1,6 +1,6 @@
-"""A CloudFormation template of the DynamoDB tables, for accounts in which programs may not create tables. Pure.
+"""Builds a CloudFormation template of the DynamoDB tables, for accounts in which programs may not create tables. Pure.
 
-`build_key_schema` and `build_attribute_definitions` are also what `dynamodb_tables` creates and compares tables with.
+`dynamodb_tables` uses `build_key_schema` and `build_attribute_definitions` too, to create and compare tables.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Retries around conditional writes.
 
-`retry_on_conflict` repeats an optimistic read-modify-write until no other writer was faster. `transact_with_retry`
-sends one transaction again, under the same idempotency token, when its answer is lost.
+`retry_on_conflict` repeats an optimistic read-modify-write until it meets no conflict. `transact_with_retry` resends
+one transaction, under the same idempotency token, when its response is lost.
 """
 
 from __future__ import annotations
@@ -15,15 +15,19 @@ from price_keeper.clock import Clock
 from price_keeper.errors import ReasonCode, StoreUnavailable, TransactionFailed
 from price_keeper.stores.contract import Store, Write
 
-MAX_ATTEMPTS = 60  # each lost one means that another writer was done, so it takes as many writers at once to fail
+MAX_ATTEMPTS = 60  # a conflict means that another writer succeeded, so only 60 concurrent writers can exhaust these
 MAX_BACKOFF_SECONDS = 0.25
-MAX_SENDS = 3  # times, of one transaction whose answers get lost
+MAX_SENDS = 3  # of one transaction whose responses are lost
 
 T = TypeVar("T")
 
 
 async def retry_on_conflict(clock: Clock, attempt: Callable[[], Awaitable[T]]) -> T:
-    """`once` reads and then writes on the condition that what it read still stands."""
+    """Repeat `attempt`, with jittered backoff, while its transaction fails with a conflict.
+
+    `attempt` reads items and writes them under the condition that they have not changed since. Raises TransactionFailed
+    after `MAX_ATTEMPTS`, or at once when the store was throttled.
+    """
     for attempt_number in range(MAX_ATTEMPTS):
         try:
             return await attempt()
@@ -36,14 +40,15 @@ async def retry_on_conflict(clock: Clock, attempt: Callable[[], Awaitable[T]]) -
 
 
 async def transact_with_retry(store: Store, clock: Clock, writes: Sequence[Write]) -> None:
-    """Sent again under the same token when its answer is lost: else who made it would be told that somebody else did.
+    """Run a transaction, and resend it under the same idempotency token when its response is lost.
 
-    Raises as `Store.transact` does.
+    Without the token, a resend of an applied transaction would fail its own conditions and look like a conflict with
+    another writer. Raises what `Store.transact` raises.
     """
     token = str(uuid4())
     for sends in range(MAX_SENDS):
         try:
-            if sends > 1:  # at once the first time: most often it is the connection alone that was lost
+            if sends > 1:  # the first resend is immediate: most often only the connection was lost
                 await clock.sleep(random.uniform(0, MAX_BACKOFF_SECONDS))
             return await store.transact(writes, token=token)
         except StoreUnavailable as failure:

@@ -1,9 +1,10 @@
 """The contract of a store: its operations, what each guarantees, and the values that they take.
 
-Callers describe conditions, writes and queries with the classes of this module. Each engine translates them: SQLite
-evaluates them in memory, DynamoDB gets them as expressions. `tests/contract/` runs one suite against every engine.
+Callers describe conditions, writes and queries with the classes of this module. Each engine translates them: the SQLite
+engine evaluates them in memory, the DynamoDB engine sends them as expressions. `tests/contract/` runs one suite against
+every engine.
 
-Start with `Store`. What a store may raise is in `price_keeper.errors` under `StoreError`.
+Start with `Store`. The exceptions of a store are the subclasses of `StoreError` in `price_keeper.errors`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ Item: TypeAlias = "Mapping[str, Value]"
 
 EXPIRY_ATTRIBUTE = "expires_at_epoch"
 
-# The store's own limits, the same on every engine, so that what works on a laptop works in the fleet.
+# Limits are the same on every engine, so that a request that works on a laptop also works in the fleet.
 MAX_TRANSACTION_WRITES = 100
 MAX_TRANSACTION_BYTES = 4 * 1024 * 1024
 MAX_ITEM_BYTES = 400 * 1024
@@ -29,15 +30,15 @@ MAX_TOKEN_CHARACTERS = 36
 
 
 class Key(NamedTuple):
-    """Where an item stands. `sk` stays empty for tables that have no sort key."""
+    """The primary key of an item. `sk` is empty for tables without a sort key."""
 
     table: str
     pk: str
     sk: str = ""
 
 
-# Conditions speak of one item's top-level attributes. A comparison with an attribute that is missing, or of another
-# kind than the value, does not hold.
+# Conditions apply to the top-level attributes of one item. A comparison with an attribute that is missing, or whose
+# type differs from the value's, is false.
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,19 +113,19 @@ def any_of(*parts: Condition) -> AnyOf:
 
 
 def missing_or_expired(now: float) -> Condition:
-    """For a write that may take the place of a row whose time is over but which nobody has deleted yet."""
+    """For a write that may replace a row that has expired but is not deleted yet."""
     return any_of(ItemMissing(), at_most(EXPIRY_ATTRIBUTE, int(now)))
 
 
 def ignore_expired(item: Item | None, now: float) -> Item | None:
-    """The item, unless its time is over. Engines delete expired rows late, so every reader of such rows asks this."""
+    """The item, or None if it has expired. Engines delete expired rows late, so readers of such rows call this."""
     if item is None:
         return None
     expiry = item.get(EXPIRY_ATTRIBUTE)
     return None if isinstance(expiry, (int, Decimal)) and expiry <= now else item
 
 
-# Writes. Attribute names are never the key's own.
+# Writes. They never name the key's own attributes (PK, SK).
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,10 +139,10 @@ class Put:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """Changes attributes of an item, which is made if it is not there.
+    """Changes attributes of an item, and creates the item if it is missing.
 
-    `add` counts up from what stands there, a missing attribute being 0, and is exact to 38 digits.
-    `set_if_missing` leaves an attribute alone that is there. An attribute may be named once in all.
+    `add` increments an attribute, where a missing one counts as 0; sums are exact to 38 digits. `set_if_missing` does
+    not change an attribute that exists. An update names each attribute at most once.
     """
 
     key: Key
@@ -160,7 +161,7 @@ class Delete:
 
 @dataclass(frozen=True, slots=True)
 class ConditionCheck:
-    """A condition on an item which the transaction leaves as it is."""
+    """A condition on an item that the transaction does not change."""
 
     key: Key
     condition: Condition
@@ -169,7 +170,7 @@ class ConditionCheck:
 Write: TypeAlias = "Put | Update | Delete | ConditionCheck"
 
 
-# Reading a partition in the order of its sort keys (by their UTF-8 bytes).
+# Queries read a partition in the order of its sort keys, compared by their UTF-8 bytes.
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +180,7 @@ class Prefix:
 
 @dataclass(frozen=True, slots=True)
 class Between:
-    """Both ends belong to the range; None leaves that side open."""
+    """A range of sort keys, both ends inclusive; None leaves that side open."""
 
     low: str | None = None
     high: str | None = None
@@ -203,51 +204,53 @@ class StoredRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """`cursor` is where the next page begins (`Query.after`); None when there is certainly no more."""
+    """One page of rows. Pass `cursor` as `Query.after` to read the next one; None means that this is the last page."""
 
     rows: tuple[StoredRow, ...]
     cursor: str | None
 
 
 class Store(Protocol):
-    """Every verb may raise StoreUnavailable, Throttled, StoreMisconfigured or Rejected (see `price_keeper.errors`).
+    """The operations that every engine offers.
 
-    A write that raises anything without `maybe_applied` has written nothing, and never will. An engine waits and
-    tries again by itself where that cannot write twice, within a few seconds. A caller that is cancelled while it
-    waits for a write does not know whether it was written.
-    Items come back as new objects, without their key. Numbers are int where whole, else Decimal, never float.
+    Each one may raise StoreUnavailable, StoreThrottled, StoreMisconfigured or InvalidStoreRequest (see
+    `price_keeper.errors`). A write that raises an exception without `maybe_applied` was not applied, and will not be.
+    An engine retries for a few seconds where a retry cannot apply a write twice. A caller that is cancelled while it
+    waits for a write cannot know whether the write was applied.
+    Items are returned as new objects, without their key. Numbers are int where whole, else Decimal, never float.
     """
 
     async def get(self, key: Key, *, consistent: bool = False) -> Item | None:
-        """The item, expired or not. `consistent`: it holds every write acknowledged before the call."""
+        """The item, expired or not. With `consistent`, it reflects every write acknowledged before the call."""
 
     async def get_many(self, keys: Sequence[Key], *, consistent: bool = False) -> list[Item | None]:
-        """The items in the order of the keys, however many; each as from its own get, not as one snapshot."""
+        """The items of any number of keys, in the order of the keys. Each is read separately; this is no snapshot."""
 
     async def query(self, query: Query) -> Page:
         """Up to `limit` rows of one partition, in order; without a limit, all of them."""
 
     async def put(self, put: Put) -> None:
-        """Raises ConditionFailed. Never resent after a lost answer."""
+        """Write the whole item. Raises ConditionFailed. Never resent after a lost response."""
 
     async def update(self, update: Update) -> Item:
-        """The item as it stands after the write. Raises ConditionFailed. Never resent after a lost answer."""
+        """Apply the update and return the new item. Raises ConditionFailed. Never resent after a lost response."""
 
     async def delete(self, delete: Delete) -> Item | None:
-        """The item that stood there; of any number of deleters one gets it. Raises ConditionFailed."""
+        """Delete the item and return it. Of several concurrent callers exactly one gets it. Raises ConditionFailed."""
 
     async def transact(self, writes: Sequence[Write], *, token: str | None = None) -> None:
-        """All or nothing, isolated from every other write, up to 100 writes, each on an item of its own.
+        """Apply all writes or none, isolated from every other write: up to 100 writes, each on a different item.
 
-        Raises TransactionFailed with a reason for each write. With a `token`, sending the same writes again within
-        ten minutes of success does nothing and succeeds; the same token with other writes is Rejected.
+        Raises TransactionFailed with a reason for each write. `token` is an idempotency key: sending the same writes
+        again within ten minutes of success succeeds and changes nothing; the same token with other writes raises
+        InvalidStoreRequest.
         """
 
     async def probe(self) -> None:
-        """Raises what the work would, were it to use the store now. Costs one small request."""
+        """Raises what an operation would raise if the store were used now. Costs one small request."""
 
     async def close(self) -> None:
-        """Waits for what was begun. No verb may be called afterwards."""
+        """Wait for operations in progress, then close. No operation may be called afterwards."""
 
 
 async def iterate_rows(store: Store, query: Query, page_size: int = 500) -> AsyncIterator[StoredRow]:

@@ -1,11 +1,12 @@
-"""The shared store: DynamoDB, or anything that speaks its protocol at an endpoint of its own.
+"""The shared store: DynamoDB, or a compatible service at a configured endpoint.
 
-Reads and transactions are retried; transactions carry an idempotency token. A single write whose answer was lost is
-never sent again: the caller gets StoreUnavailable with `maybe_applied`. Every call ends within
+Reads and transactions are retried; transactions carry an idempotency token. A single write whose response was lost is
+never resent: the caller gets StoreUnavailable with `maybe_applied`. Every call ends within
 `CALL_TIMEOUT_SECONDS`.
 
-`StrictResponseSession` drops a connection on which data arrived that no request asked for. aiohttp would take it for
-the response to the next request: a read would return another item, and a write that never happened would look done.
+`StrictResponseSession` drops a connection on which data arrived without a pending request. aiohttp would take that data
+for the response to the next request: a read would return another item, and a write that was never applied would look
+successful.
 """
 
 from __future__ import annotations
@@ -46,10 +47,10 @@ from price_keeper.stores.dynamodb_expressions import (
 from price_keeper.stores.item_values import check_key, check_query, check_transaction, check_write
 
 CONNECT_TIMEOUT_SECONDS = 2.0  # within a region a connection takes milliseconds
-READ_TIMEOUT_SECONDS = 5.0  # DynamoDB answers in tens of milliseconds; past this the answer is lost
-MAX_CONNECTIONS = 50  # calls at once; more wait their turn
-CALL_TIMEOUT_SECONDS = 10.0  # of one call with all its attempts, and its wait for one of the connections
-MAX_ATTEMPTS = 6  # of one call, the waits between them adding up to two and a half seconds at the most
+READ_TIMEOUT_SECONDS = 5.0  # DynamoDB answers in tens of milliseconds; after this the response counts as lost
+MAX_CONNECTIONS = 50  # concurrent calls; further calls wait for a connection
+CALL_TIMEOUT_SECONDS = 10.0  # of one call, with all its attempts and its wait for a connection
+MAX_ATTEMPTS = 6  # of one call; the waits between them add up to at most two and a half seconds
 FIRST_BACKOFF_SECONDS = 0.1
 MAX_BACKOFF_SECONDS = 1.0
 KEYS_PER_BATCH = 100  # BatchGetItem's own limit
@@ -61,11 +62,11 @@ _Parsed = TypeVar("_Parsed")
 
 
 class _CallKind(Enum):
-    """What a call without an answer leaves behind."""
+    """What a call that got no response may have changed, and thus whether it may be retried."""
 
-    READ = "nothing: it may be made again"
-    WRITE = "perhaps a write: it must not be made again"
-    TRANSACTION = "perhaps a write, which knows its token: it may be made again"
+    READ = "nothing: it may be retried"
+    WRITE = "possibly applied: it must not be retried"
+    TRANSACTION = "possibly applied, with an idempotency token: it may be retried"
 
 
 _READ, _WRITE, _TRANSACTION = _CallKind
@@ -77,16 +78,17 @@ def build_client_config() -> AioConfig:
         read_timeout=READ_TIMEOUT_SECONDS,
         max_pool_connections=MAX_CONNECTIONS,
         http_session_cls=StrictResponseSession,
-        # The client must never resend by itself: it cannot know which writes would be applied twice.
+        # The client must never retry by itself: it cannot know which writes would be applied twice.
         retries={"total_max_attempts": 1},
         parameter_validation=False,
     )
 
 
 class DynamoStore:
-    """Use from one event loop. `sleep` is the clock's, so that waits can be simulated.
+    """The store on DynamoDB. Use it from one event loop. `sleep` is the clock's, so that tests can simulate waits.
 
-    `asking` is called when something is sent; what it returns, with the `Date` of the answer, whatever else that says.
+    `on_request` is called when a request is sent. The callback that it returns gets the `Date` header of the response,
+    whether or not the response is an error; the clock comparison uses it.
     """
 
     def __init__(
@@ -119,7 +121,7 @@ class DynamoStore:
             self.client = await self._exit_stack.enter_async_context(client)
         except errors.FAILURES as failure:
             raise errors.translate_error(failure) from None
-        except ValueError as failure:  # of what stands in the shared configuration
+        except ValueError as failure:  # botocore rejects an endpoint of the shared AWS configuration
             raise StoreMisconfigured(f"the address of DynamoDB: {failure}") from None
         problem = (
             None
@@ -166,7 +168,7 @@ class DynamoStore:
             if not remaining:
                 return items
             idle_attempts = 1 if read else idle_attempts + 1
-        raise StoreThrottled("DynamoDB keeps leaving keys of a batch unread")
+        raise StoreThrottled("DynamoDB repeatedly left keys of a batch unread")
 
     def _parse_batch(self, response: Any) -> tuple[dict[Key, Item], Request]:
         items: dict[Key, Item] = {}
@@ -216,7 +218,7 @@ class DynamoStore:
         await self._call("transact_write_items", request, _TRANSACTION, _ignore)
 
     async def _call(self, verb: str, request: Request, kind: _CallKind, parse: Callable[[Any], _Parsed]) -> _Parsed:
-        """`read` takes from an answer what is wanted of it."""
+        """Send one request, with retries where `kind` allows them. `parse` extracts the result from the response."""
         if self._is_closed:
             raise StoreUnavailable("the store is closed")
         done = asyncio.get_running_loop().create_future()
@@ -243,7 +245,7 @@ class DynamoStore:
             except errors.FAILURES as failure:
                 error = errors.translate_error(failure)
             except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as failure:
-                message = f"an answer that makes no sense: {type(failure).__name__}"
+                message = f"malformed response of DynamoDB: {type(failure).__name__}"
                 error = StoreUnavailable(message, maybe_applied=True)
             is_maybe_applied = error.maybe_applied
             was_maybe_applied |= is_maybe_applied
@@ -251,9 +253,9 @@ class DynamoStore:
                 break
         if was_maybe_applied and kind is not _READ:
             if not is_condition_failure(error):
-                # An earlier attempt may have been carried out, whatever became of the last one.
+                # An earlier attempt may have been applied, even if the last one was not.
                 raise StoreUnavailable(str(error), maybe_applied=True) from None
-            error.maybe_applied = True  # it was not, but may still be on its way
+            error.maybe_applied = True  # an earlier attempt may still be in flight
         raise error
 
     async def _send(self, verb: str, request: Request) -> Any:
@@ -269,7 +271,7 @@ class DynamoStore:
         return response
 
     async def _back_off(self, attempt: int) -> None:
-        """Full jitter: the fleet must not come back in step after a throttle."""
+        """Wait with full jitter, so that the fleet does not retry in step after throttling."""
         if attempt:
             longest = min(MAX_BACKOFF_SECONDS, FIRST_BACKOFF_SECONDS * 2 ** (attempt - 1))
             await self._sleep(random.uniform(0, longest))
@@ -305,15 +307,15 @@ def _parse_rows(table: str, response: Any) -> tuple[list[StoredRow], Any]:
     ) or None
 
 
-_REQUEST_ID_HEADER = "x-amzn-requestid"  # that no two answers share
-_MAX_REMEMBERED_IDS = 100  # answers of one connection
+_REQUEST_ID_HEADER = "x-amzn-requestid"  # unique for each response
+_MAX_REMEMBERED_IDS = 100  # of one connection
 
 
 class _StrictResponseHandler(ResponseHandler):
     def __init__(self, loop: AbstractEventLoop) -> None:
         super().__init__(loop)
-        self._seen_request_ids: deque[str] = deque(maxlen=_MAX_REMEMBERED_IDS)  # by their numbers
-        self._is_response_expected = False  # and has not begun to answer
+        self._seen_request_ids: deque[str] = deque(maxlen=_MAX_REMEMBERED_IDS)
+        self._is_response_expected = False  # True from a request until its response begins
         self._has_unsolicited_data = False
 
     def set_response_params(self, **params: Any) -> None:
@@ -326,13 +328,13 @@ class _StrictResponseHandler(ResponseHandler):
         super().data_received(data)
 
     def is_connected(self) -> bool:
-        """Asked before each use, and answered with no where something came that nobody asked for."""
+        """aiohttp calls this before each reuse. False once data has arrived without a pending request."""
         return super().is_connected() and not (self._has_unsolicited_data or self._buffer or self._tail)
 
     def feed_data(self, data: Any, size: int = 0) -> None:
         request_id = data[0].headers.get(_REQUEST_ID_HEADER, "")
-        if request_id in self._seen_request_ids:  # what was asked meanwhile has no answer yet
-            self.set_exception(ServerDisconnectedError("an answer that was given before"))
+        if request_id in self._seen_request_ids:  # a repeated response, not the one to the pending request
+            self.set_exception(ServerDisconnectedError("a response that was received before"))
             if self.transport is not None:
                 self.transport.abort()
         elif self.exception() is None:

@@ -1,8 +1,8 @@
-"""AWS credentials for DynamoDB and for the AWS Price List, renewed in the background.
+"""AWS credentials for DynamoDB and for the AWS Price List, renewed without blocking calls.
 
-aiobotocore would make the call wait that finds credentials due, and every call in the ten minutes before they
-expire; and it does not check the host name of the service that hands them out (see `aws_session`). Here the last
-credentials stay in use until DynamoDB refuses them or newer ones arrive.
+aiobotocore would block the call that finds the credentials due for renewal, and every call in the ten minutes before
+they expire; and it does not check the host name of the service that issues them (see `aws_session`). Here the last
+credentials stay in use until DynamoDB rejects them or newer ones arrive.
 """
 
 from __future__ import annotations
@@ -19,32 +19,35 @@ from botocore.exceptions import BotoCoreError, CredentialRetrievalError, NoCrede
 
 from price_keeper.provider_chain import ANSWER_TIMEOUT_SECONDS, RENEW_INTERVAL_SECONDS, FindCredentials, ProviderChain
 
-RETRY_SECONDS = 5.0  # where none came, none in time, or none that DynamoDB takes
-MAX_DOUBLINGS = 4  # of that, while it goes on taking none: each look may ask a service, for a fleet
-RENEWAL_WAIT_SECONDS = (
-    1.0  # for newer ones, by the one call that asks for them; the others go on with those that are there
-)
+RETRY_SECONDS = 5.0  # after a renewal that failed, timed out or brought credentials that DynamoDB rejects
+# Of the retry delay while DynamoDB keeps rejecting credentials: a renewal may call a service that a whole fleet uses.
+MAX_DOUBLINGS = 4
+# How long the one call that starts a renewal waits for it; all other calls use the current credentials.
+RENEWAL_WAIT_SECONDS = 1.0
 
 _log = logging.getLogger("price_keeper.stores")
 
 
 class StoreCredentials(AioCredentials):  # type: ignore[misc]
-    """What aiobotocore takes for credentials. The last ones hold until DynamoDB says otherwise."""
+    """Credentials as aiobotocore expects them. The last ones stay in use until DynamoDB rejects them."""
 
     def __init__(
         self, make: Callable[[], FindCredentials] | None = None, now: Callable[[], float] = time.monotonic
     ) -> None:
-        super().__init__("", "", method="renewed aside")
+        super().__init__("", "", method="background renewal")
         self._chain = ProviderChain(make, now)
         self._now = now
         self._current: Any = None
         self._due_at = self._last_renewal_at = now()
         self._is_refused = False
-        self._futile_renewals = 0  # looks for others, whose findings were refused as well
+        self._futile_renewals = 0  # renewals in a row whose credentials were rejected as well
         self._logged_failure = ""
 
     def on_refused(self) -> None:
-        """DynamoDB does not take them. What it has found a chain reads only once, so another one is asked."""
+        """DynamoDB rejected the credentials: renew them soon, from a new provider chain.
+
+        A botocore chain reads its source only once, so the old chain would return the same credentials.
+        """
         if not self._is_refused:
             self._is_refused = True
             retry_at = (
@@ -55,14 +58,14 @@ class StoreCredentials(AioCredentials):  # type: ignore[misc]
             self._due_at = min(self._due_at, retry_at)
 
     async def get_frozen_credentials(self) -> Any:
-        """Raises BotoCoreError where there are none."""
+        """The current credentials; the call that finds them due renews them. Raises BotoCoreError if there are none."""
         if self._current is None or self._now() >= self._due_at:
             self._start_renewal()
             try:
                 self._accept(
                     await self._chain.load(ANSWER_TIMEOUT_SECONDS if self._current is None else RENEWAL_WAIT_SECONDS)
                 )
-            except Exception as failure:  # providers raise whatever their sources do
+            except Exception as failure:  # a provider may raise any exception of its source
                 self._keep_current(failure)
         return self._current
 
@@ -72,18 +75,18 @@ class StoreCredentials(AioCredentials):  # type: ignore[misc]
         if self._is_refused:
             self._chain.replace()
         self._futile_renewals = min(self._futile_renewals + 1, MAX_DOUBLINGS) if self._is_refused else 0
-        self._is_refused = False  # until DynamoDB says so again
+        self._is_refused = False  # until DynamoDB rejects the next ones
 
     def _accept(self, credentials: Any) -> None:
         if credentials is None:
             raise NoCredentialsError
         self._current, self._logged_failure = credentials, ""
-        self.account_id = credentials.account_id  # by which DynamoDB has endpoints
+        self.account_id = credentials.account_id  # DynamoDB has endpoints for each account
         self._due_at = self._now() + RENEW_INTERVAL_SECONDS
 
     def _keep_current(self, failure: Exception) -> None:
-        """Raises BotoCoreError where there is nothing to keep."""
-        kind = type(failure).__name__  # what it says may hold a secret
+        """After a failed renewal, keep the current credentials. Raises BotoCoreError if there are none."""
+        kind = type(failure).__name__  # the message itself may hold a secret
         if self._current is None:
             if isinstance(failure, BotoCoreError):
                 raise failure
@@ -95,9 +98,9 @@ class StoreCredentials(AioCredentials):  # type: ignore[misc]
 
 
 async def create_session(credentials: StoreCredentials) -> AioSession:
-    """They have been looked for once, so that the first calls need not wait for that."""
+    """A session with these credentials. They are loaded once here, so that the first calls need not wait for them."""
     created = get_session()
-    created._credentials = credentials  # there is no other way to bring one's own
-    with suppress(BotoCoreError):  # who calls is told
+    created._credentials = credentials  # botocore has no public way to set a credentials object
+    with suppress(BotoCoreError):  # the first call raises it again
         await credentials.get_frozen_credentials()
     return created

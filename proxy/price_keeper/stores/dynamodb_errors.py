@@ -1,6 +1,6 @@
-"""Translates errors of botocore and aiohttp into StoreError. No other module looks at DynamoDB's error codes.
+"""Translates errors of botocore and aiohttp into StoreError. No other module reads DynamoDB's error codes.
 
-`validate_response` runs before botocore's parser and rejects responses that DynamoDB did not write.
+`validate_response` runs before botocore's parser and rejects responses that did not come from DynamoDB.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from price_keeper.errors import (
 )
 from price_keeper.stores.dynamodb_expressions import item_from_wire
 
-# Everything a call through the client may raise that is no mistake of ours.
+# Every exception of a client call that does not indicate a bug in this program.
 FAILURES = (BotoCoreError, ClientError, aiohttp.ClientError, OSError, TimeoutError)
 
 _CREDENTIAL_ERRORS = (
@@ -54,7 +54,7 @@ _CREDENTIAL_ERRORS = (
     TokenRetrievalError,
 )
 
-# DynamoDB's own operations. A provider of credentials may call other services on the way, and fail there.
+# DynamoDB's own operations. A credential provider may call other services during a call, and fail there.
 _DYNAMODB_OPERATIONS = frozenset(
     {
         "BatchGetItem",
@@ -83,7 +83,7 @@ _THROTTLING_CODES = frozenset(
         "Throttling",
         "ThrottlingException",
         "TooManyRequestsException",
-        "TransactionConflictException",  # a transaction holds the item this moment; nothing was written
+        "TransactionConflictException",  # another transaction is using the item; nothing was written
     }
 )
 _CREDENTIAL_CODES = frozenset(
@@ -103,7 +103,7 @@ _CREDENTIAL_CODES = frozenset(
 )
 _PERMISSION_CODES = frozenset(
     {"AccessDeniedException", "NotAuthorizedException"}
-)  # for these credentials, which are good
+)  # about these credentials, which are valid
 _REASON_CODES = {
     "None": ReasonCode.NONE,
     "ConditionalCheckFailed": ReasonCode.CONDITION_FAILED,
@@ -113,7 +113,7 @@ _REASON_CODES = {
 }
 
 
-# How DynamoDB says that a table's key is another than that of what is asked or written.
+# The messages with which DynamoDB reports that the key of a request does not match the table's key.
 _KEY_MISMATCH_TEXTS = (
     "does not match the schema",
     "Missing the key ",
@@ -124,13 +124,13 @@ _KEY_MISMATCH = "a table in DynamoDB has another key than it should; see: price-
 
 
 class MalformedStoreResponse(BotoCoreError):  # type: ignore[misc]
-    """What came back is not DynamoDB speaking; botocore alone would read an empty answer out of it."""
+    """The response did not come from DynamoDB, for example from a proxy; botocore would read it as an empty result."""
 
-    fmt = "an answer of status {status} that is not DynamoDB's"
+    fmt = "a response with status {status} that did not come from DynamoDB"
 
 
 def validate_response(response_dict: Mapping[str, Any], **_: Any) -> None:
-    """A hook before botocore's parser. A server's own failure may look as it likes."""
+    """A hook before botocore's parser. Responses with status 5xx may have any body."""
     status, body = response_dict["status_code"], response_dict["body"]
     headers = response_dict["headers"]
     if status >= 500:
@@ -158,19 +158,19 @@ def translate_error(failure: BaseException) -> StoreError:
 
 
 def has_refused_credentials(failure: ClientError) -> bool:
-    """Whether others may be taken."""
+    """Whether DynamoDB rejected the credentials themselves, so that other credentials may help."""
     return failure.response.get("Error", {}).get("Code") in _CREDENTIAL_CODES - _PERMISSION_CODES
 
 
 def _was_never_sent(failure: BaseException) -> bool:
-    """aiobotocore calls a connection that broke in the middle by the same name as one that was never made."""
+    """Whether no connection was made. aiobotocore raises the same class when one broke during a request."""
     if isinstance(failure, EndpointConnectionError):
         return isinstance(failure.kwargs.get("error"), aiohttp.ClientConnectorError)
     return isinstance(failure, ConnectTimeoutError)
 
 
 def is_transient(error: StoreError) -> bool:
-    """Whether the same request may well succeed in a moment, nothing having been written."""
+    """Whether nothing was written and the same request may succeed shortly."""
     match error:
         case TransactionFailed(reasons=reasons):
             return all(reason.code is not ReasonCode.CONDITION_FAILED for reason in reasons)
@@ -189,15 +189,16 @@ def _translate_response(response: Mapping[str, Any]) -> StoreError:
     if code == "TransactionCanceledException":
         return _translate_cancellation(response.get("CancellationReasons", []), message)
     if code in _THROTTLING_CODES:
-        return StoreThrottled(f"DynamoDB asks to slow down: {code}")
-    if code == "TransactionInProgressException":  # one sent before under this token; it may well succeed
-        return StoreUnavailable("a transaction of the same token is under way", maybe_applied=True)
+        return StoreThrottled(f"DynamoDB throttled the request: {code}")
+    if code == "TransactionInProgressException":  # an earlier attempt under this token is running and may succeed
+        return StoreUnavailable("a transaction with the same token is running", maybe_applied=True)
     if code == "ResourceNotFoundException":
         return StoreMisconfigured("a table is missing in DynamoDB; make it with: price-keeper tables create")
     if code == "ValidationException" and _is_key_mismatch(message):
         return StoreMisconfigured(_KEY_MISMATCH)
     if code in _CREDENTIAL_CODES:
-        return StoreAccessDenied(f"DynamoDB refuses our credentials: {code}")  # AWS's message may quote a session token
+        # AWS's message may quote a session token, so only the code is shown.
+        return StoreAccessDenied(f"DynamoDB rejected the credentials: {code}")
     status = response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
     if status >= 500 or not status:
         return StoreUnavailable(f"DynamoDB answered {status} {code}", maybe_applied=True)
@@ -205,7 +206,7 @@ def _translate_response(response: Mapping[str, Any]) -> StoreError:
 
 
 def _is_key_mismatch(message: str) -> bool:
-    """Then the table is at fault, not what was asked: it may be mended, and so must be asked again."""
+    """Whether the table's key differs from the schema. The table can be fixed, so the caller must retry later."""
     return any(words in message for words in _KEY_MISMATCH_TEXTS)
 
 

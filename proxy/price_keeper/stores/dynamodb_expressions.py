@@ -67,7 +67,7 @@ _FROM_WIRE: dict[str, Callable[[Any], Value]] = {
     "B": bytes,
     "L": lambda content: [from_wire(part) for part in content],
     "M": lambda content: {name: from_wire(part) for name, part in content.items()},
-    # None of these is written here, but a person may: whoever reads it must find something, and pass it over.
+    # This program writes none of these types, but a person may: reading such an item must not fail.
     "NULL": lambda _: "",
     "SS": lambda content: [*content],
     "NS": lambda content: [normalize_number(Decimal(each)) for each in content],
@@ -79,7 +79,7 @@ _KEY_ATTRIBUTES = ("PK", "SK")
 
 
 def item_from_wire(wire: Mapping[str, Any]) -> dict[str, Value]:
-    """Without the key's own attributes, which whoever asked knows, and without those a person has set to null."""
+    """The item without its key, which the caller knows, and without attributes that a person has set to null."""
     return {
         name: from_wire(value) for name, value in wire.items() if name not in _KEY_ATTRIBUTES and "NULL" not in value
     }
@@ -97,7 +97,7 @@ def key_from_wire(table: str, wire: Mapping[str, Any]) -> Key:
 
 
 class _Placeholders:
-    """Placeholders for a request's names and values, so that no reserved word can be in the way."""
+    """Placeholders for a request's names and values, so that no name can collide with a reserved word."""
 
     def __init__(self) -> None:
         self._names: dict[str, str] = {}
@@ -121,7 +121,7 @@ class _Placeholders:
 
 
 def build_write_request(write: Write, prefix: str) -> Request:
-    """The body of the single write, or of the entry in a transaction: they are the same."""
+    """The body of a single write, which is also the body of the same entry in a transaction."""
     placeholders = _Placeholders()
     request: Request = {"TableName": prefix + write.key.table}
     if isinstance(write, Put):
@@ -140,7 +140,7 @@ TRANSACTION_VERBS: dict[type, str] = {Put: "Put", Update: "Update", Delete: "Del
 
 
 def _build_update_expression(update: Update, placeholders: _Placeholders) -> str:
-    """In the order of names, so that a transaction sent again under its token is the same to the letter."""
+    """In the order of names, so that a transaction resent under its token is identical byte for byte."""
     settings = [
         f"{placeholders.name(name)} = {placeholders.value(value)}" for name, value in sorted(update.set.items())
     ]
@@ -168,7 +168,7 @@ def _build_condition_expression(condition: Condition, placeholders: _Placeholder
             return f"attribute_exists({placeholders.name('PK')})"
         case ItemMissing():
             return f"attribute_not_exists({placeholders.name('PK')})"
-        case AllOf((part,)) | AnyOf((part,)):  # parentheses around parentheses are refused
+        case AllOf((part,)) | AnyOf((part,)):  # DynamoDB rejects redundant parentheses
             return _build_condition_expression(part, placeholders)
         case AllOf(parts):
             return "(" + " AND ".join(_build_condition_expression(part, placeholders) for part in parts) + ")"

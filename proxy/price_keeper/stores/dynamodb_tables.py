@@ -16,17 +16,17 @@ from price_keeper.stores.cloudformation import build_attribute_definitions, buil
 from price_keeper.stores.contract import EXPIRY_ATTRIBUTE
 from price_keeper.stores.schema import TABLES, Table
 
-POLLS = 60  # about a minute; a table on demand is there within seconds, its backups somewhat later
+POLLS = 60  # about a minute; an on-demand table is active within seconds, its backups somewhat later
 POLL_SECONDS = 1.0
 
 Sleep: TypeAlias = Callable[[float], Awaitable[None]]
 
-Client = Any  # botocore makes its clients at run time, so there is no type to name
+Client = Any  # botocore creates its client classes at run time, so there is no static type
 
 
 @dataclass(frozen=True, slots=True)
 class TableState:
-    """What a person asked about a table: its differences from the schema, none when it is as it should be."""
+    """Whether a table exists, and how it differs from the schema; no differences mean that it is correct."""
 
     table: str
     exists: bool
@@ -34,7 +34,10 @@ class TableState:
 
 
 async def create_missing_tables(client: Client, prefix: str, sleep: Sleep, on_step: Callable[[str, str], None]) -> None:
-    """Makes what is missing and mends TTL and recovery where they are off; `tell(table, what)` reports each step."""
+    """Create missing tables, and enable TTL and point-in-time recovery where they are off.
+
+    Idempotent. `on_step(table, step)` is called after each change.
+    """
     existing = {table for table in TABLES.values() if await _describe(client, prefix + table.name, sleep) is not None}
     for table in TABLES.values():
         if table not in existing:
@@ -50,7 +53,7 @@ async def read_table_states(client: Client, prefix: str, sleep: Sleep) -> list[T
 
 
 async def _create_table(client: Client, prefix: str, table: Table, sleep: Sleep) -> None:
-    with contextlib.suppress(client.exceptions.ResourceInUseException):  # somebody else is making it this moment
+    with contextlib.suppress(client.exceptions.ResourceInUseException):  # another process is creating it
         await _call_with_retries(
             sleep,
             client.create_table,
@@ -98,9 +101,8 @@ def _find_differences(
     if description["TableStatus"] not in ("ACTIVE", "UPDATING"):
         different.append(f"its status is {description['TableStatus']}")
     if description["KeySchema"] != build_key_schema(table):
-        different.append(
-            f"its key is {_format_key_schema(description['KeySchema'])} and should be {_format_key_schema(build_key_schema(table))}"
-        )
+        expected_key = _format_key_schema(build_key_schema(table))
+        different.append(f"its key is {_format_key_schema(description['KeySchema'])} and should be {expected_key}")
     wrong = [entry for entry in description["AttributeDefinitions"] if entry["AttributeType"] != "S"]
     if wrong:
         different.append(f"{', '.join(entry['AttributeName'] for entry in wrong)} should be a string")
@@ -141,7 +143,7 @@ async def _is_recoverable(client: Client, name: str, sleep: Sleep) -> bool:
 
 
 async def _call_with_retries(sleep: Sleep, call: Callable[..., Awaitable[Any]], **request: Any) -> Any:
-    """Asks again while DynamoDB says that it is too soon or too much; what a caller expects is raised as it comes."""
+    """Retry while DynamoDB answers that a table is busy or that it is throttled; expected errors are raised at once."""
     for _ in range(POLLS):
         try:
             return await call(**request)

@@ -1,6 +1,6 @@
 """Items as JSON text, for the rows of SQLite and for snapshot files. Pure.
 
-Plain values stand for themselves. What JSON cannot hold exactly is wrapped: {"N": "0.1"} is a number, {"B": "aGk="}
+Values that JSON holds exactly are stored as they are. All others are wrapped: {"N": "0.1"} is a number, {"B": "aGk="}
 is bytes, {"M": {...}} is a map.
 """
 

@@ -50,7 +50,7 @@ _MAX_NESTING = 32  # DynamoDB's own depth limit for lists and maps
 
 
 def normalize_number(value: int | Decimal) -> int | Decimal:
-    """The number in its one form: int where whole, else a Decimal without trailing zeros."""
+    """The number in its canonical form: int where whole, else a Decimal without trailing zeros."""
     if type(value) is int and -_FITS_UNCHECKED < value < _FITS_UNCHECKED:
         return value
     try:
@@ -65,7 +65,7 @@ def normalize_number(value: int | Decimal) -> int | Decimal:
 
 
 def add_exactly(left: int | Decimal, right: int | Decimal) -> int | Decimal:
-    """Exact addition; Rejected when the sum has more digits than a store keeps."""
+    """Exact addition. Raises InvalidStoreRequest when the sum has more digits than a store keeps."""
     if type(left) is int and type(right) is int:
         return normalize_number(left + right)
     try:
@@ -170,7 +170,7 @@ def _check_comparison_types(condition: Condition | None) -> None:
 
 
 def check_write(write: Write) -> int:
-    """The size of what it brings, in bytes."""
+    """The size in bytes of what the write stores."""
     return _CHECKS[type(write)](write)
 
 
@@ -236,7 +236,7 @@ def check_query(query: Query) -> None:
     if query.limit is not None and query.limit < 1:
         raise InvalidStoreRequest("a query's limit is at least 1")
     if not _is_within(query):
-        raise InvalidStoreRequest("a query's range begins before it ends, and what it goes on after lies in it")
+        raise InvalidStoreRequest("a query's range begins before it ends, and its cursor lies within it")
 
 
 def _list_bounds(query: Query) -> Sequence[str]:
@@ -251,7 +251,7 @@ def _list_bounds(query: Query) -> Sequence[str]:
 
 
 def _is_within(query: Query) -> bool:
-    """Texts compare by code points, which is the order of their UTF-8 bytes."""
+    """Whether the range and the cursor are in order. Comparison by code points equals that of UTF-8 bytes."""
     after = query.after
     match query.sort:
         case Prefix(text):
@@ -272,7 +272,7 @@ _OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
 
 
 def evaluate_condition(condition: Condition | None, item: Item | None) -> bool:
-    """Whether the condition holds on the item; `item` is None where nothing stands."""
+    """Whether the condition holds for the item; `item` is None when it does not exist."""
     attributes = item if item is not None else {}
     match condition:
         case None:
@@ -305,7 +305,7 @@ def _comparable_type(value: Value) -> type:
 
 
 def apply_update(update: Update, item: Item | None) -> dict[str, Value]:
-    """The item after the update; the one given is left alone."""
+    """The item after the update; the given item is not changed."""
     result: dict[str, Value] = dict(item) if item is not None else {}
     result.update(update.set)
     for name, value in update.set_if_missing.items():

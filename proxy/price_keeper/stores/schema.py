@@ -1,8 +1,8 @@
-"""The tables, and a function for each kind of key that is stored in them. Pure.
+"""The tables, and one function for each kind of key in them. Pure.
 
-Table names here are without the configured prefix. The parts of a key are joined by '#', which no id and no label
-may contain, so two different things never share a key. Periods are written as the calendar writes them, for example
-`DAY#20261118`. The functions raise ValueError for a part that is malformed.
+Table names here are without the configured prefix. The parts of a key are joined by '#', which ids and labels cannot
+contain, so keys never collide. Periods have the form of `org_calendar`, for example `DAY#20261118`. The functions raise
+ValueError for a malformed part.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ TABLES = _index_by_name(
     Table("usage-agg-sharded", True, "usage counters of a scope, label and period, spread over shards"),
     Table("daily-total", True, "the sum of the shards, rewritten by the aggregator"),
     Table("pricing-cache", True, "prices of a model in a region by the day they were read"),
-    Table("revoked-tokens", False, "tokens and sessions that are valid no more"),
+    Table("revoked-tokens", False, "revoked tokens and sessions"),
     Table("secret-retrieval-tokens", False, "secrets waiting to be fetched once"),
-    Table("request-dedup", True, "markers of what was counted already, alerts raised, active counters"),
+    Table("request-dedup", True, "markers of counted segments and raised alerts, and the active counters"),
     Table("rate-buckets", True, "token buckets: limits, hard budgets, leases"),
     Table("sessions", True, "refresh sessions of clients, and refused refresh tokens"),
     Table("audit", True, "every administrative change, append only"),
@@ -65,7 +65,7 @@ ORG_REGISTRY = "REGISTRY#ORGS"
 
 
 def org_entry_key(org: str) -> Key:
-    """The org's line in the registry partition: how all orgs are listed without a scan."""
+    """The org's entry in the registry partition, which lists all orgs without a scan."""
     return Key("config", ORG_REGISTRY, Scope(org).key)
 
 
@@ -99,7 +99,7 @@ def revoked_session_key(sid: str) -> Key:
 
 
 def session_head_key(client_id: str) -> Key:
-    """What every change of a client's set of sessions moves on."""
+    """The item with the version that every change of a client's set of sessions increments."""
     return Key("sessions", client_id, "HEAD")
 
 
@@ -121,8 +121,10 @@ def retrieval_token_key(token_hash: str) -> Key:
 
 
 def segment_marker_key(ulid: str, part: int, start: int = 0) -> Key:
-    """Of one part of the lines that were counted together, from line `start` on. Those of the first lines have the
-    names that versions look for which know of no others."""
+    """The marker of one part of the lines of a segment that were counted together, from line `start` on.
+
+    Markers that begin with the first line keep the name that older versions look for, which know no other start.
+    """
     sort_key = f"LINES#{start:010}#PART#{part:04}" if start else f"PART#{part:04}"
     return Key("request-dedup", segment_markers_partition(ulid), sort_key)
 
@@ -167,7 +169,7 @@ PROFILES_PREFIX = "PROFILE#"
 
 
 def inference_profile_key(org: str, app: str, label: str) -> Key:
-    """Beside the settings of the org's apps, and not below one of them, since those are listed by their prefix."""
+    """The sort key has a prefix of its own, outside that of the apps: apps are listed by their prefix."""
     sort_key = f"{app_profiles_prefix(app)}{_require(label, is_label(label), 'label')}"
     return Key("config", Scope(org).key, sort_key)
 
@@ -181,30 +183,30 @@ def rate_bucket_key(scope: Scope, name: str) -> Key:
 
 
 def control_bucket_key(who: str) -> Key:
-    """Of one who calls the control API."""
+    """The token bucket of one caller of the control API."""
     return Key("rate-buckets", f"CONTROL#{who}", "BUCKET#CALLS")
 
 
 def hard_bucket_key(scope: Scope, label: str, period: str) -> Key:
-    """What nobody holds of a hard budget."""
+    """The bucket with the part of a hard budget that is not leased."""
     return Key(
         "rate-buckets", scope.key, f"BUCKET#HARD#{_require(label, is_label(label), 'label')}#{_require_period(period)}"
     )
 
 
 def budget_lease_key(scope: Scope, label: str, period: str, lease_id: str) -> Key:
-    """What one run of one process took of it."""
+    """The lease of one run of one process on a hard budget."""
     sort_key = f"{budget_leases_prefix(label, period)}{_require(lease_id, bool(_ULID.fullmatch(lease_id)), 'ULID')}"
     return Key("rate-buckets", scope.key, sort_key)
 
 
 def budget_leases_prefix(label: str, period: str) -> str:
-    """The prefix of all holds on one hard budget, in the partition of its scope."""
+    """The prefix of all leases on one hard budget, in the partition of its scope."""
     return f"HOLD#{_require(label, is_label(label), 'label')}#{_require_period(period)}#"
 
 
 def choose_shard(ulid: str, shard_count: int) -> int:
-    """The same on every machine and in every process, as Python's own hash() is not."""
+    """The shard of a segment: the same on every machine. `hash()` differs per process."""
     return int.from_bytes(sha256(ulid.encode()).digest()) % shard_count
 
 

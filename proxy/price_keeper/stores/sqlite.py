@@ -1,11 +1,11 @@
 """The embedded store: one SQLite file, shared by any number of processes on one machine.
 
-One thread writes, another reads; SQLite's write-ahead log lets both work at once. The writer takes all writes that
-wait, runs them in one `BEGIN IMMEDIATE` transaction, syncs once and then answers them together (group commit). An
+One thread writes, another reads; SQLite's write-ahead log lets both work at once. The writer takes all waiting writes,
+runs them in one `BEGIN IMMEDIATE` transaction, syncs once and then completes them together (group commit). An
 acknowledged write survives `kill -9` and, with `synchronous=FULL`, a power cut.
 
-`SqliteStore` is the store, `BatchThread` the thread that serves the event loop. What one commit does to items is in
-`sqlite_commit`, the file itself in `sqlite_file`.
+`SqliteStore` is the store, and `BatchThread` the thread that serves the event loop. `sqlite_commit` applies the writes
+of one commit; `sqlite_file` creates, opens and watches the file.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ _ReadJob = Callable[[sqlite3.Connection], object]
 
 
 class SqliteStore:
-    """Use from one event loop. `now` is the wall clock, asked for the age of tokens."""
+    """The store in one SQLite file. Use it from one event loop. `now` is the wall clock, for idempotency tokens."""
 
     def __init__(self, path: Path, now: Callable[[], float]) -> None:
-        self._path = path.absolute()  # `:memory:` too is a file's name here
+        self._path = path.absolute()  # `:memory:` too is an ordinary file name here
         self._now = now
 
     async def open(self) -> SqliteStore:
@@ -85,7 +85,7 @@ class SqliteStore:
         await self._writer.submit(lambda group: group.transact(frozen, token))
 
     async def probe(self) -> None:
-        """Raises what a write would: a full disk reads well."""
+        """Raises what a write would raise: reads still succeed on a full disk."""
         await self.update(Update(_PROBE_KEY, set={"written_at": int(self._now())}))
 
     async def check_file(self) -> None:
@@ -93,7 +93,7 @@ class SqliteStore:
         await self._reader.submit(lambda _: None)
 
     async def purge(self, expired_before: float) -> int:
-        """Deletes some rows that expired before the given time; the number deleted, 0 when none are left."""
+        """Delete a batch of rows that expired before the given time, and return its size; 0 when there are none."""
         return cast(int, await self._writer.submit(lambda group: group.purge(int(expired_before))))
 
 
@@ -137,7 +137,7 @@ def first_after_prefix(prefix: str) -> str | None:
     """The first text, in the order of UTF-8 bytes, after every text that begins so; None when there is none."""
     for at in range(len(prefix) - 1, -1, -1):
         point = ord(prefix[at]) + 1
-        if point == 0xD800:  # surrogates are no characters
+        if point == 0xD800:  # surrogates are not characters
             point = 0xE000
         if point <= 0x10FFFF:
             return prefix[:at] + chr(point)
@@ -145,7 +145,7 @@ def first_after_prefix(prefix: str) -> str | None:
 
 
 class _ThreadConnection:
-    """Lives in one thread, where its connection is made when first needed, and stays."""
+    """A connection of one thread, opened when it is first needed and kept."""
 
     def __init__(self, path: Path, watch: FileWatch) -> None:
         self._path = path
@@ -161,7 +161,7 @@ class _ThreadConnection:
             try:
                 self.check_file()
             except StoreUnavailable:
-                self.disconnect()  # it may lead to the wrong file
+                self.disconnect()  # the connection may be open on the wrong file
                 raise
         return self._connection
 
@@ -169,7 +169,7 @@ class _ThreadConnection:
         self._watch.check(self._connection)
 
     def disconnect(self) -> None:
-        """Also rolls back what was begun. A connection that has failed is not trusted again."""
+        """Close the connection, which rolls back an open transaction. A connection that failed is never reused."""
         if self._connection is not None:
             self._watch.on_connection_closing()
             self._connection.close()
@@ -189,7 +189,7 @@ class _SqliteReader(_ThreadConnection):
             return read(connection)
         except sqlite3.Error as failure:
             return translate_sqlite_error(failure, self._path)
-        except Exception as failure:  # a row that somebody else wrote; the other reads are none the worse for it
+        except Exception as failure:  # a row that another program wrote must not fail the other reads of the batch
             return StoreMisconfigured(f"{self._path}: a row cannot be read: {type(failure).__name__}")
 
 
@@ -208,7 +208,7 @@ class _SqliteWriter(_ThreadConnection):
             group.save()
             is_committing = True
             connection.execute("COMMIT")
-            self.check_file()  # what was committed to a file that has no name any more is not acknowledged
+            self.check_file()  # a commit to a deleted file must not be acknowledged
             return outcomes
         except StoreUnavailable as failure:
             return [StoreUnavailable(str(failure), maybe_applied=is_committing)] * len(jobs)
@@ -216,10 +216,10 @@ class _SqliteWriter(_ThreadConnection):
             return [failure] * len(jobs)
         except sqlite3.Error as failure:
             self.disconnect()
-            # A commit that failed half-way may come back to life from the log when the file is next opened.
+            # A commit that failed half-way may be applied from the write-ahead log when the file is next opened.
             return [translate_sqlite_error(failure, self._path, maybe_applied=is_committing)] * len(jobs)
         except Exception as failure:
-            # Something in one of the writes that no check foresaw: only that one is to suffer for it.
+            # One write failed in a way that no check anticipated: run them one by one, so that only this one fails.
             self.disconnect()
             if len(jobs) > 1:
                 return [outcome for job in jobs for outcome in self.run([job])]
@@ -230,20 +230,24 @@ def _run_write(job: _WriteJob, group: WriteGroup) -> object:
     try:
         return job(group)
     except sqlite3.Error:
-        raise  # the file is in trouble, so the whole group is
+        raise  # an error of the file fails the whole group
     except Exception as failure:
         return failure
 
 
 Work = TypeVar("Work")
-Outcome = object  # an exception is raised to the caller, anything else is its answer
+Outcome = object  # an exception is raised to the caller; any other object is the result
 
-MAX_QUEUED = 20_000  # past this the disk is hopelessly behind, and more waiting helps nobody
-MAX_BATCH = 1_000  # keeps one commit short, and what is lost to one failing commit small
+MAX_QUEUED = 20_000  # back-pressure: beyond this the disk cannot catch up, and a longer queue does not help
+MAX_BATCH = 1_000  # keeps a commit short, and limits how many writes one failing commit loses
 
 
 class BatchThread(Generic[Work]):
-    """`run` answers a batch and `finish` comes last of all, both always in the thread."""
+    """A thread that runs submitted work in batches. `run` returns one outcome for each piece of work.
+
+    `run`, and `finish` at the end, are called in the thread. Outcomes are delivered to futures of the event loop that
+    created the object.
+    """
 
     def __init__(
         self, name: str, run: Callable[[Sequence[Work]], Sequence[Outcome]], finish: Callable[[], None]
@@ -282,7 +286,7 @@ class BatchThread(Generic[Work]):
         self._finish()
 
     def _take_batch(self) -> tuple[list[tuple[Work, asyncio.Future[Outcome]]], bool]:
-        """Waits for the first piece of work, then takes whatever else is there."""
+        """Wait for the first piece of work, then take all that is queued. The flag is False after `close`."""
         batch = []
         try:
             entry = self._queue.get()
@@ -298,11 +302,11 @@ class BatchThread(Generic[Work]):
     def _run_batch(self, works: Sequence[Work]) -> Sequence[Outcome]:
         try:
             return self._run(works)
-        except Exception as failure:  # a caller must get an answer whatever went wrong
+        except Exception as failure:  # every caller must get an outcome
             return [failure] * len(works)
 
     def _deliver(self, answers: Sequence[asyncio.Future[Outcome]], outcomes: Sequence[Outcome]) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop was closed with callers still waiting: nobody is left
+        with contextlib.suppress(RuntimeError):  # the loop is closed, so no caller waits any longer
             self._loop.call_soon_threadsafe(_resolve, answers, outcomes)
 
 

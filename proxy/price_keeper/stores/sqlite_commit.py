@@ -1,7 +1,7 @@
-"""The writes of one SQLite commit. Each write sees what those before it left; each item is saved once, at the end.
+"""Applies the writes of one SQLite commit in memory, and saves each changed item once, at the end.
 
-A failed condition or a rejected transaction leaves no trace in the group. Idempotency tokens of transactions are kept
-for ten minutes, as DynamoDB keeps them.
+Each write sees the effects of the writes before it. A failed condition or a rejected transaction has no effect on the
+group. Idempotency tokens of transactions are kept for ten minutes, as DynamoDB keeps them.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from price_keeper.stores.contract import (
 from price_keeper.stores.item_values import apply_update, evaluate_condition, normalize_number
 from price_keeper.stores.schema import TABLES
 
-_MAX_SQLITE_INTEGER = 2**63  # of SQLite's own; a time beyond it is as good as none
+_MAX_SQLITE_INTEGER = 2**63  # an expiry time beyond SQLite's largest integer counts as none
 
 TOKEN_SECONDS = 600  # as long as DynamoDB remembers a transaction's token
-MAX_PURGED_ROWS = 1_000  # expired rows deleted in one go, so that a purge never holds up writers for long
+MAX_PURGED_ROWS = 1_000  # of one purge, so that it never blocks writers for long
 
 
 def load_item(connection: sqlite3.Connection, key: Key) -> dict[str, Value] | None:
@@ -51,8 +51,8 @@ def load_item(connection: sqlite3.Connection, key: Key) -> dict[str, Value] | No
     return None if row is None else codec.decode_item(row[0])
 
 
-# What a digest calls each part of a transaction. Digests are kept in the file, so these stay, whatever the classes are
-# called: a process of another version may send a transaction again.
+# The names of the parts of a transaction in its digest. Digests are stored in the file, and a process of another
+# version may resend a transaction, so these names stay the same whatever the classes are called.
 _DIGEST_NAMES: Mapping[type, str] = {
     Put: "Put",
     Update: "Update",
@@ -75,7 +75,7 @@ class _UsedToken:
 
 
 class WriteGroup:
-    """The items of one commit, as the writes before this one left them; saved once each, however often they changed."""
+    """The items of one commit, as the writes so far left them. `save` writes each changed item once."""
 
     def __init__(self, connection: sqlite3.Connection, now: float) -> None:
         self._connection = connection
@@ -106,7 +106,7 @@ class WriteGroup:
         verdicts = [evaluate_condition(write.condition, item) for write, item in zip(writes, before, strict=True)]
         if not all(verdicts):
             raise TransactionFailed([_build_reason(*pair) for pair in zip(verdicts, before, strict=True)])
-        # Every new item is computed before the first is kept: one that is Rejected must leave no trace of the others.
+        # All new items are computed before the first one is set: an invalid write must leave no effect of the others.
         after = [_compute_item(write, item) for write, item in zip(writes, before, strict=True)]
         for write, item in zip(writes, after, strict=True):
             if not isinstance(write, ConditionCheck):
@@ -191,7 +191,7 @@ def _build_reason(did_hold: bool, item: Item | None) -> CancellationReason:
 
 
 def _copy_item(item: Mapping[str, Value] | None) -> dict[str, Value] | None:
-    """One of a group's items for a caller, who must not share lists and maps with another caller."""
+    """A copy for a caller, since callers must not share lists and maps."""
     if item is None:
         return None
     return {name: deepcopy(value) if type(value) in (list, dict) else value for name, value in item.items()}
@@ -206,7 +206,7 @@ _AnyWrite = TypeVar("_AnyWrite", bound="Put | Update | Delete | ConditionCheck")
 
 
 def freeze_write(write: _AnyWrite) -> _AnyWrite:
-    """The write with lists and maps of its own: its caller may change the ones it gave while the write waits."""
+    """A copy with its own lists and maps: the caller may change the original ones while the write is queued."""
     if isinstance(write, Put):
         return replace(write, item=_copy_item(write.item) or {})
     if isinstance(write, Update):
@@ -215,7 +215,7 @@ def freeze_write(write: _AnyWrite) -> _AnyWrite:
 
 
 def _canonicalize(value: Any) -> Any:
-    """The same for all ways to write the same thing: 5 and 5.000000, attributes in any order."""
+    """A canonical form, equal for equal writes: 5 and 5.000000, attributes in any order."""
     if isinstance(value, bool | str | bytes) or value is None:
         return value
     if isinstance(value, int | Decimal):

@@ -1,8 +1,8 @@
 """The file of the embedded store: how it is created and opened, and how its loss or replacement is noticed.
 
-SQLite itself does not look whether the file that it opened is still there: it goes on writing to a deleted file, and
-what it acknowledges is lost with the process. `FileWatch` compares device, inode and size before each batch, and
-raises StoreUnavailable while the file is not the one that was opened.
+SQLite does not check whether the file that it opened still exists: it keeps writing to a deleted file, and acknowledged
+writes are lost when the process ends. `FileWatch` compares device, inode and size before each batch, and raises
+StoreUnavailable while the file is not the one that was opened.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from price_keeper.stores.contract import Key
 from price_keeper.stores.schema import TABLES
 
 SCHEMA_VERSION = 1
-APPLICATION_ID = 0x42504B31  # what tells our files from others'
-BUSY_TIMEOUT_SECONDS = 10.0  # how long another process may hold the file before we call it unavailable
+APPLICATION_ID = 0x42504B31  # distinguishes this product's files from those of other programs
+BUSY_TIMEOUT_SECONDS = 10.0  # how long another process may lock the file before it counts as unavailable
 
 
 def prepare_file(path: Path) -> None:
-    """Makes the file and its tables where they are missing; StoreMisconfigured when the file is not ours to use."""
+    """Create the file and its tables where they are missing. Raises StoreMisconfigured for another program's file."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with contextlib.suppress(FileExistsError):
             os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
-        path.chmod(0o600)  # hashes of secrets live here
+        path.chmod(0o600)  # the file holds hashes of secrets
         connection = connect(path)
     except OSError as failure:
         raise StoreMisconfigured(f"cannot make {path}: {failure.strerror}") from None
@@ -49,7 +49,7 @@ def prepare_file(path: Path) -> None:
 
 
 def find_missing_tables(path: Path) -> list[str]:
-    """What a check finds absent, without making anything."""
+    """The tables that the file lacks. Creates nothing."""
     try:
         if not path.exists():
             return list(TABLES)
@@ -60,14 +60,14 @@ def find_missing_tables(path: Path) -> list[str]:
         finally:
             connection.close()
     except OSError as failure:
-        raise StoreMisconfigured(f"cannot look at {path}: {failure.strerror}") from None
+        raise StoreMisconfigured(f"cannot read {path}: {failure.strerror}") from None
     except sqlite3.DatabaseError as failure:
         raise translate_sqlite_error(failure, path) from None
     return [name for name in TABLES if name not in present]
 
 
 def has_item(path: Path, key: Key) -> bool:
-    """Without making anything; nothing is in a file that is not there."""
+    """Whether the item exists. Creates nothing; a missing file has no items."""
     if key.table in find_missing_tables(path):
         return False
     try:
@@ -82,12 +82,12 @@ def has_item(path: Path, key: Key) -> bool:
 
 
 def connect(path: Path) -> sqlite3.Connection:
-    uri = f"{path.absolute().as_uri()}?mode=rw"  # never makes a file: one that was deleted must not come back empty
+    uri = f"{path.absolute().as_uri()}?mode=rw"  # does not create a file: a deleted one must not come back empty
     connection = sqlite3.connect(
         uri, uri=True, timeout=BUSY_TIMEOUT_SECONDS, isolation_level=None, check_same_thread=False
     )
     try:
-        connection.execute("BEGIN")  # one look, while others may be making the tables
+        connection.execute("BEGIN")  # one consistent read, as another process may be creating the tables
         _check_ownership(connection, path)
         connection.execute("COMMIT")
     except BaseException:
@@ -113,7 +113,10 @@ def _check_ownership(connection: sqlite3.Connection, path: Path) -> None:
 
 
 def _enable_write_ahead_log(connection: sqlite3.Connection) -> None:
-    """The file remembers it. SQLite asks no busy handler here, so that several who make one file must ask again."""
+    """Switch the file to the write-ahead log, for good.
+
+    SQLite calls no busy handler here, so processes that create the same file at the same time have to retry.
+    """
     until = monotonic() + BUSY_TIMEOUT_SECONDS
     while True:
         try:
@@ -152,7 +155,7 @@ def translate_sqlite_error(failure: sqlite3.Error, path: Path, *, maybe_applied:
     return StoreUnavailable(f"{path}: {failure}", maybe_applied=maybe_applied)
 
 
-_RETRIES = 20  # another process that copies its log into the file leaves it half-written for a moment
+_RETRIES = 20  # a checkpoint of another process leaves the file half-written for a moment
 _RETRY_SECONDS = 0.05
 
 _log = logging.getLogger("price_keeper.stores")
@@ -162,7 +165,7 @@ LogIds: TypeAlias = "tuple[FileId | None, FileId | None]"
 
 
 class _FileStat(NamedTuple):
-    """What changes in a file when somebody writes to it. No checkpoint makes it smaller, unless it was vacuumed."""
+    """What changes in a file when a process writes to it. A checkpoint never shrinks it, unless it was vacuumed."""
 
     size: int
     modified_ns: int
@@ -170,20 +173,21 @@ class _FileStat(NamedTuple):
 
 class _Header(Enum):
     OURS = 1
-    UNFINISHED = 2  # it counts more pages than there are, as after a `kill -9` in a checkpoint; the log has the rest
+    UNFINISHED = 2  # counts more pages than the file has, as after `kill -9` in a checkpoint; the log has the rest
     FOREIGN = 3
 
 
 class FileWatch:
-    """Shared by the threads of one store, which call `check` with their own connections.
+    """Notices that the file was deleted, replaced, cut or overwritten while in use.
 
-    The file is looked at by name alone: to open it here and close it again would drop the locks that SQLite holds.
+    The threads of one store share it, and call `check` with their own connections. It never opens the file itself:
+    closing it again would drop the locks that SQLite holds on it in this process.
     """
 
     def __init__(self, path: Path) -> None:
-        """The file exists."""
+        """The file must exist."""
         self._path = path
-        real = os.path.realpath(path)  # SQLite's logs lie beside the file that a symbolic link leads to
+        real = os.path.realpath(path)  # SQLite keeps its logs next to the target of a symbolic link
         self._log_paths = (f"{real}-wal", f"{real}-shm")
         self._uri = f"{Path(real).as_uri()}?mode=ro&immutable=1"
         stat = path.stat()
@@ -197,14 +201,14 @@ class FileWatch:
         self._is_log_emptied = False
 
     def on_connection_opened(self) -> None:
-        """A connection has read the file, so that its logs exist."""
+        """Call after a connection has read the file: its logs exist from then on."""
         with self._lock:
             self._connections += 1
             if self._log_ids is None:
                 self._log_ids = self._read_log_ids()
 
     def on_connection_closing(self) -> None:
-        """The last connection to close removes the logs."""
+        """Call before a connection closes: the last one removes the logs."""
         with self._lock:
             self._connections -= 1
             if not self._connections:
@@ -216,7 +220,7 @@ class FileWatch:
             trouble = self._find_trouble()
             if trouble and not self._is_damaged and not self._is_log_emptied and connection is not None:
                 self._is_log_emptied = _truncate_log(connection)
-                trouble = self._find_trouble()  # a checkpoint that another process left unfinished is finished by that
+                trouble = self._find_trouble()  # also finishes a checkpoint that another process left unfinished
             if trouble != self._trouble:
                 self._trouble = trouble
                 self._log_change()
@@ -228,17 +232,17 @@ class FileWatch:
         if self._trouble:
             _log.error("store: %s", self._trouble)
         else:
-            _log.warning("store: %s is in its place again; it is read and written as before", self._path)
+            _log.warning("store: %s is back in its place; reads and writes work again", self._path)
 
     def _find_trouble(self) -> str:
-        if self._is_damaged:  # also if it has grown again: what is in the log is of another time
+        if self._is_damaged:  # even if the file has grown again: its log belongs to an earlier state
             return self._describe_damage()
         try:
             stat = os.stat(self._path)
         except FileNotFoundError:
             return f"{self._path} was deleted or renamed while in use: move it back, or restore a backup and restart"
         except OSError as failure:
-            return f"{self._path} cannot be looked at: {failure.strerror}"
+            return f"{self._path} cannot be checked: {failure.strerror}"
         if (stat.st_dev, stat.st_ino) != self._file_id:
             return f"{self._path} was replaced by another file while in use: restart to use it, or move the former back"
         if self._log_ids is not None and self._read_log_ids() != self._log_ids:
@@ -270,7 +274,7 @@ class FileWatch:
         )
 
     def _read_header(self) -> _Header:
-        """What lies in the file itself, without its log. In trouble already, nobody waits for it to become better."""
+        """The state of the file itself, without its log. Retries only if the file was healthy at the last check."""
         found = _Header.OURS
         for attempt in range(1 if self._trouble else _RETRIES):
             if attempt:
@@ -283,10 +287,10 @@ class FileWatch:
         return found
 
     def _has_our_header(self) -> bool:
-        """`immutable` leaves the log out; SQLite refuses a header that counts more pages than there are."""
+        """`immutable` ignores the log. SQLite refuses a header that counts more pages than the file has."""
         with closing(sqlite3.connect(self._uri, uri=True)) as raw:
             (owner,) = raw.execute("PRAGMA application_id").fetchone()
-        return owner in (APPLICATION_ID, 0)  # 0: that it is ours stands in the log alone, as in a file just made
+        return owner in (APPLICATION_ID, 0)  # 0: a new file, whose id is still in the log alone
 
 
 def _read_file_id(path: str) -> FileId | None:
@@ -298,8 +302,10 @@ def _read_file_id(path: str) -> FileId | None:
 
 
 def _truncate_log(connection: sqlite3.Connection) -> bool:
-    """Copies what was acknowledged into the opened file, wherever its name is now. A log that stayed behind with writes
-    in it would be applied to whatever file is put in that place."""
+    """Copy acknowledged writes from the log into the opened file, wherever that file is now.
+
+    A log that stays behind with writes in it would be applied to the next file that is put in its place.
+    """
     try:
         busy, _, _ = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
     except sqlite3.Error:
