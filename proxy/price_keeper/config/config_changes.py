@@ -12,29 +12,29 @@ from typing import Any, Final
 
 from price_keeper.config.config_sections import Config
 
-# They go together: what may stand in one of them depends on no key but these (`Config.rules`).
+# These keys are reloaded together: the rules for them depend on no other keys (`Config.rules`).
 RELOADABLE_KEYS: Final = ("labels", "unlabelled", "default_price", "guardrails")
-MAX_NAMES_SHOWN: Final = 20  # in a line
+MAX_NAMES_SHOWN: Final = 20  # in one log line
 
 
 def apply_reloadable(running: Config, loaded: Config) -> Config:
-    """As `running`, with what `found` says of labels and prices."""
+    """The running configuration with the labels and prices of the loaded one."""
     return replace(running, **{name: getattr(loaded, name) for name in RELOADABLE_KEYS})
 
 
 def list_restart_keys(running: Config, loaded: Config) -> list[str]:
-    """The keys that only a restart takes on, as they stand in config.yaml."""
+    """The changed keys of config.yaml that take effect only at a restart."""
     return [path for path in iterate_differences(running, loaded) if path.split(".")[0] not in RELOADABLE_KEYS]
 
 
 @dataclass(frozen=True, slots=True)
 class CatalogChanges:
-    """Between what was sold before, and what is sold now."""
+    """The differences in labels and prices between two configurations, formatted by `str()` for the log."""
 
     added: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
-    changed: tuple[str, ...] = ()  # labels that stay, each with the keys that are others now
-    others: tuple[str, ...] = ()  # keys
+    changed: tuple[str, ...] = ()  # labels in both, each with its changed keys
+    others: tuple[str, ...] = ()  # changed keys outside of labels
 
     def __str__(self) -> str:
         parts = {"added": self.added, "removed": self.removed, "changed": self.changed, "other keys": self.others}
@@ -63,7 +63,7 @@ def _list_top_keys(paths: Iterable[str]) -> list[str]:
 
 
 def iterate_differences(one: Any, other: Any, path: str = "") -> Iterator[str]:
-    """The paths at which two values differ, as deep as both have them."""
+    """The paths at which two values differ, as deep as both values have them."""
     if one == other:
         return
     if is_dataclass(one) and type(one) is type(other) and not hasattr(one, "from_text"):

@@ -1,7 +1,7 @@
-"""Collects mistakes of a configuration with the place of each, and formats them as one printable line each.
+"""Collects the mistakes of a configuration with their places, and formats each as one printable line.
 
-No line repeats a value that may be a secret: not the value of an unknown key, not one under a key whose name speaks
-of secrets, not one of a field marked private. Also finds the name that a misspelt one was probably meant to be.
+No line repeats a value that may be a secret: not the value of an unknown key, not one under a key whose name suggests
+a secret, not one of a field marked private. Also suggests the correct name for a misspelt one.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import islice
 
-# Tokens of input and output are counted, and no secret.
+# Keys about input and output tokens hold counts, not secrets.
 _SPEAKS_OF_SECRETS = re.compile(r"secret|passw|(?<!input_)(?<!output_)token|credential|private|api_?key", re.IGNORECASE)
 _NAMES_A_SECRET = re.compile(
     r"(.*[_-])?(secrets?|passwords?|passwd|token|credentials?|(private|api)[_-]?key)", re.IGNORECASE
 )
 _NON_ASCII = re.compile(r"[^ -~]")
 MAX_SHOWN = 64  # characters of a key or a value: enough to find it, short enough for a line
-MAX_LISTED = 20  # keys: there may be a thousand labels
-MAX_REPORTED = 100  # mistakes of a configuration: whoever made more reads the first ones
+MAX_LISTED = 20  # names in one line: there may be a thousand labels
+MAX_REPORTED = 100  # of one configuration: the first ones are enough to work on
 
-# To find what was meant takes a millisecond or more, so whoever reads what others wrote looks for little of it.
+# A suggestion takes a millisecond or more, so the work for one untrusted body is bounded.
 MAX_GUESSES = 12
-MAX_COMPARED = 500  # names, after which no further guess begins
+MAX_COMPARED = 500  # names; after that no further suggestion is computed
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where something was written: a line of a file, or, without a line, an environment variable."""
+    """Where a value comes from: a line of a file or, without a line, an environment variable."""
 
     name: str
     line: int | None = None
@@ -46,7 +46,7 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class ConfigPath:
-    """A place in the configuration: its dotted path, and whether a value that stands there may be shown."""
+    """A place in the configuration: its dotted path, and whether a message may show the value there."""
 
     path: str = ""
     is_private: bool = False
@@ -56,7 +56,7 @@ class ConfigPath:
         return ConfigPath(path, self.is_private or private or _SPEAKS_OF_SECRETS.search(name) is not None)
 
     def unknown_child(self, name: str) -> ConfigPath:
-        """The spot of a key that has no business here. Among secrets it may itself be a piece of one."""
+        """The place of an unknown key. Its value is never shown; among secrets the key too may be part of one."""
         return self.child("?" if self.is_private else name)
 
     def descend(self, path: Iterable[str]) -> ConfigPath:
@@ -102,9 +102,9 @@ _guessing: ContextVar[_GuessCount | None] = ContextVar("guessing", default=None)
 
 @contextmanager
 def limit_guesses() -> Iterator[None]:
-    """For one body or one configuration: the first unknown names alone are compared with those that there are.
+    """Bound the suggestions for one body or one configuration: only the first unknown names get one.
 
-    It holds for the task that enters it, so that what checks a single name need not be handed a count.
+    The limit is a context variable of the current task, so checks of single names need no extra parameter.
     """
     before = _guessing.set(_GuessCount())
     try:
@@ -114,7 +114,7 @@ def limit_guesses() -> Iterator[None]:
 
 
 def find_nearest(word: str, options: Iterable[str]) -> str | None:
-    """The option that `word` was probably meant to be; upper and lower case do not matter."""
+    """The option most similar to `word`, ignoring case; None if none is similar."""
     guessing = _guessing.get() or _GuessCount()
     if len(word) > MAX_SHOWN or not guessing.may_guess:
         return None
@@ -135,7 +135,7 @@ def join_names(names: Sequence[object]) -> str:
 
 
 def shorten_key(name: str) -> str:
-    """A key as it may be shown. `secret:abc`, the space forgotten, is a key to YAML: show the part before the colon."""
+    """A key that is safe to show. YAML reads `secret:abc`, without a space, as a key: show only `secret`."""
     word = re.match(rf"[\w.-]{{0,{MAX_SHOWN}}}", name)
     return name if word is None or word[0] == name != "" else f"{word[0]}..."
 

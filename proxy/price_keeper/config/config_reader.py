@@ -1,14 +1,14 @@
 """Reads YAML and environment variables into frozen dataclasses, and reports every mistake at once.
 
-The dataclasses alone say what is read:
+The dataclasses alone define what is read:
 - the type of a field: int, float, Decimal, bool, str, X | None, Literal, tuple[X, ...], Mapping[str, X], another
   dataclass, or a class with a `from_text` that raises ValueError;
 - a default makes the key optional;
-- `field(metadata=constraints(...))` holds what the type cannot say about one value;
+- `field(metadata=constraints(...))` holds the constraints on one value that its type cannot express;
 - the class attribute `rules` holds functions that check fields against each other. A rule names the fields that it
   needs as its parameters and yields (path below the section, complaint). It runs if those fields could be read.
 
-An environment variable PREFIX + PATH replaces the value at that path before anything is read. The keys of a path are
+An environment variable PREFIX + PATH replaces the value at that path before the tree is read. The keys of a path are
 joined by `__`, in upper or lower case; a `-` or `.` of a key may be written `_`. Entries of mappings and lists can be
 replaced one by one where they exist, or all at once.
 """
@@ -47,7 +47,7 @@ _INVALID: Final = object()  # stands for a value whose problem has been reported
 def constraints(
     check: ValueCheck | None = None, *, keys: ValueCheck | None = None, private: bool = False
 ) -> Mapping[str, Any]:
-    """Metadata of a field: a check of its value, one of a mapping's keys, and whether problems may show the value."""
+    """Metadata of a field: a check of its value, a check of a mapping's keys, and whether to hide the value."""
     return {"check": check, "keys": keys, "private": private}
 
 
@@ -72,7 +72,7 @@ def read_config_file(path: Path) -> str:
     """Raises ConfigError."""
     try:
         with path.open("rb") as file:
-            raw = file.read(4 * MAX_CHARS + 1)  # enough to see that it is too long, however long it is
+            raw = file.read(4 * MAX_CHARS + 1)  # enough to detect that it is too long
         return raw.decode("utf-8")
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
@@ -89,7 +89,7 @@ def _compose_tree(text: str, source: str) -> Node:
     except InvalidYaml as error:
         raise _build_config_error(f"{error.origin}: {error}") from None
     is_empty = isinstance(root, Leaf) and root.is_null
-    return Branch(root.origin) if is_empty else root  # all of it may come from the environment
+    return Branch(root.origin) if is_empty else root  # an empty file is valid: variables may set every key
 
 
 def _build_config_error(problem: str) -> ConfigError:
@@ -97,7 +97,7 @@ def _build_config_error(problem: str) -> ConfigError:
 
 
 class _NodeReader:
-    """From nodes to values. What cannot be read is reported and becomes _BROKEN; lists and mappings keep the rest."""
+    """Converts nodes to values. An invalid one is reported and becomes _INVALID; lists and mappings omit it."""
 
     def __init__(self, problems: ConfigProblems) -> None:
         self._problems = problems
@@ -125,7 +125,7 @@ class _NodeReader:
             return self._report_problem(node, spot, f"{error}, found {_describe_node(node, spot)}")
 
     def _not_a_branch(self, kind: Any, node: Node, spot: ConfigPath) -> Any:
-        # Text that stands where a section belongs may have been meant for any key in it: it is not shown.
+        # Text in the place of a section may be meant for any key in it, also a secret one: it is not shown.
         hidden = dataclasses.replace(spot, is_private=True)
         expected = "a list" if is_list(kind) else "a mapping"
         return self._report_problem(node, spot, f"expected {expected}, found {_describe_node(node, hidden)}")
@@ -206,7 +206,7 @@ def _describe_node(node: Node, spot: ConfigPath) -> str:
 
 
 def find_origin(node: Node, path: tuple[str, ...]) -> Origin:
-    """Where the deepest part of the path that was written stands."""
+    """The origin of the deepest node of the path that exists."""
     for name in path:
         child = node.children.get(name) if isinstance(node, Branch) else None
         if child is None:
@@ -241,7 +241,7 @@ class _OverrideApplier:
             node = _get_branch(node, name) or Branch(origin)
 
     def _match_key(self, kind: Any, node: Branch, rest: str, origin: Origin, spot: ConfigPath) -> str | None:
-        """The key that `rest` begins with: as spelled, else in any case, else with `_` for `-` and `.`."""
+        """The key that `rest` begins with: exactly, else ignoring case, else with `_` for `-` and `.`."""
         names = _list_keys(kind, node)
         for spelled in (str, str.upper, _to_variable_name):
             matches = [name for name in names if f"{spelled(rest)}__".startswith(f"{spelled(name)}__")]
@@ -272,7 +272,7 @@ def _to_variable_name(name: str) -> str:
 
 
 def _parse_variable(kind: Any, raw: str, origin: Origin) -> Node:
-    """Text is taken as it stands, so that nobody has to quote it twice; all else is YAML."""
+    """Text is taken literally, so that it needs no YAML quotes inside shell quotes; all other values are YAML."""
     kind, is_optional = strip_optional(kind)
     if is_text(kind) and not (is_optional and raw == ""):
         return Leaf(origin, raw, "str")
@@ -280,12 +280,12 @@ def _parse_variable(kind: Any, raw: str, origin: Origin) -> Node:
 
 
 def _ensure_section(node: Branch, path: list[str], origin: Origin) -> Branch:
-    """The section at the end of the path, with those on the way that nobody has written yet."""
+    """The section at the end of the path; missing sections on the way are created."""
     for name in path:
         below = node.children.get(name)
         if below is None or (isinstance(below, Leaf) and below.is_null):
             node.children[name] = Branch(origin)
-        node = _get_branch(node, name) or Branch(origin)  # text in its place stays: the reader reports it
+        node = _get_branch(node, name) or Branch(origin)  # text in its place is kept: the reader reports it
     return node
 
 
@@ -306,7 +306,7 @@ def _get_child_type(kind: Any, name: str) -> Any:
     return get_type_hints(kind)[name] if dataclasses.is_dataclass(kind) else get_item_type(kind)
 
 
-# No leading zeros, since 010 is eight to YAML; bounded, since int() and Decimal() are slow on a megabyte of digits.
+# No leading zeros, since YAML reads 010 as eight; bounded, since int() and Decimal() are slow on a megabyte of digits.
 _INTEGER_PATTERN = r"[-+]?(0|[1-9](_?[0-9]){0,30})"
 _INTEGER = re.compile(_INTEGER_PATTERN)
 _NUMBER = re.compile(rf"({_INTEGER_PATTERN}(\.[0-9]{{0,30}})?|[-+]?\.[0-9]{{1,30}})([eE][-+]?[0-9]{{1,2}})?")
@@ -314,7 +314,7 @@ _BOOLEANS = {"true": True, "yes": True, "on": True, "false": False, "no": False,
 
 
 def strip_optional(kind: Any) -> tuple[Any, bool]:
-    """X and whether None may stand for it, from X | None."""
+    """The type X of `X | None`, and whether None is allowed."""
     if get_origin(kind) not in (Union, types.UnionType):
         return kind, False
     (inner,) = (arg for arg in get_args(kind) if arg is not type(None))
@@ -343,7 +343,7 @@ def get_item_type(kind: Any) -> Any:
 
 
 def read_leaf(kind: Any, leaf: Leaf) -> Any:
-    """Raises ValueError with what was expected."""
+    """The value of a leaf. Raises ValueError that says what was expected."""
     if get_origin(kind) is Literal:
         return _read_literal(get_args(kind), leaf)
     if hasattr(kind, "from_text"):

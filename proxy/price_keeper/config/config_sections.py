@@ -1,11 +1,11 @@
 """Every key of config.yaml: its type, its default and its rules.
 
-One dataclass a section, one field a key; field names are the names of the keys. Defaults are here and nowhere else.
-`constraints(...)` holds what one value must be, the class attribute `rules` what must hold between the keys of a
-section. A secret is never a value here, only the name of the environment variable or file that holds it.
+Each section is a dataclass and each key a field of the same name. Defaults are here and nowhere else.
+`constraints(...)` checks one value; the class attribute `rules` checks the keys of a section against each other. A
+secret is never a value here, only the name of the environment variable or file that holds it.
 
-Prices are decimal US dollars, as people write them; `pico_*` gives the same in whole pico-dollars for one unit, as the
-product counts. A price that is None is unknown, not zero.
+Prices are decimal US dollars; `pico_*` gives the same price in whole pico-dollars for one unit, which is how spend is
+counted. A price that is None is unknown, not zero.
 
 Start with `Config`, `load_config` and `parse_config`.
 """
@@ -34,18 +34,18 @@ from price_keeper.config.value_checks import (
 from price_keeper.errors import ConfigError
 
 Format = Literal["anthropic", "nova", "titan", "llama", "mistral", "cohere", "ai21", "deepseek", "openai"]
-Tier = Literal["flex", "priority", "reserved"]  # next to the default one
+Tier = Literal["flex", "priority", "reserved"]  # besides the default tier
 
-MAX_OUTPUT_TOKENS = 10_000_000  # of one answer: ten times what any model can say
+MAX_OUTPUT_TOKENS = 10_000_000  # of one response: ten times the limit of any model
 
-# What is spent apart from any model is counted under labels of its own, which no model may have.
+# Spend that belongs to no model is counted under reserved labels, which no model may have.
 GUARDRAIL_LABEL = "guardrails"
 ASYNC_JOB_LABEL = "async-jobs"
 PSEUDO_LABELS: Mapping[str, str] = MappingProxyType({GUARDRAIL_LABEL: "guardrails", ASYNC_JOB_LABEL: "async jobs"})
 
 
 class PicoPrices(NamedTuple):
-    """Pico-dollars for one token; None where no price is known, which is not zero."""
+    """Pico-dollars for one token; None means that the price is unknown, not zero."""
 
     input: int
     output: int
@@ -73,7 +73,7 @@ class TierPrices:
 
 @dataclass(frozen=True, slots=True)
 class LongContext(TierPrices):
-    """The prices of a whole call whose input, with all that a cache read and wrote, is larger than this."""
+    """The prices of a whole call whose input tokens, with cache reads and writes, exceed `above_input_tokens`."""
 
     above_input_tokens: int = field(kw_only=True, metadata=constraints(must_be.between(1000, 100_000_000)))
 
@@ -123,7 +123,7 @@ class GuardrailsConfig:
 
 @dataclass(frozen=True, slots=True)
 class EndpointConfig:
-    """One place that serves a label; what it leaves out is the label's own, or the upstream's."""
+    """One Bedrock endpoint that serves a label. Missing keys are inherited from the label, then from `upstream`."""
 
     rules = (endpoint_is_encrypted,)
 
@@ -134,7 +134,7 @@ class EndpointConfig:
     allow_insecure: bool = False
 
 
-# Formats whose models use caches in every region, so that a label without these prices is one with unknown prices.
+# Models of these formats use prompt caches in every region, so their labels need cache prices.
 _CACHE_PRICES_BY_FORMAT: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {"anthropic": ("cache_read", "cache_write_5m", "cache_write_1h")}
 )
@@ -184,9 +184,9 @@ class LabelConfig:
     format: Format
     prices_usd_per_1m: PricesConfig
     price_source: Literal["aws", "config"] = "aws"
-    endpoints: tuple[EndpointConfig, ...] = ()  # tried in this order; without any, the upstream's own
+    endpoints: tuple[EndpointConfig, ...] = ()  # tried in this order; default: the upstream's
     price_usd_per_async_job: Decimal | None = field(default=None, metadata=constraints(must_be.job_price))
-    # Put into requests of hard budgets that do not say how long their answer may be; without it those are refused.
+    # Added to requests under hard budgets that set no maximum of output tokens; without it such requests are refused.
     max_output_tokens: int | None = field(default=None, metadata=constraints(must_be.between(1, MAX_OUTPUT_TOKENS)))
 
     def prices_at(self, endpoint: EndpointConfig) -> PricesConfig:
@@ -194,7 +194,7 @@ class LabelConfig:
 
     @property
     def pico_per_async_job(self) -> int | None:
-        """None: nobody knows what a job costs, so none is begun."""
+        """The price of one job. None means that it is unknown, so jobs are refused."""
         return None if self.price_usd_per_async_job is None else pico_per_job(self.price_usd_per_async_job)
 
 
@@ -215,7 +215,7 @@ DEMO_LABELS: Mapping[str, LabelConfig] = MappingProxyType(
 )
 
 
-MAX_THRESHOLDS = 20  # each is a marker in the store for every label and day
+MAX_THRESHOLDS = 20  # each one adds a marker in the store for every label and day
 MAX_THRESHOLD_PCT = 999  # as wide as a marker's key
 
 _WEBHOOK_URL = re.compile(r"(?P<origin>https://[^/?#@\\\s]+)(?P<rest>[/?][!\"$-~]*)?", re.ASCII)
@@ -245,11 +245,11 @@ def exactly_one_secret(secret_env: str | None, secret_file: str | None) -> Itera
 
 @dataclass(frozen=True, slots=True)
 class WebhookConfig:
-    """What is sent there is signed with the secret, so that the receiver can tell it from anybody else's."""
+    """The receiver of alerts. Each request is signed with the secret, so that the receiver can authenticate it."""
 
     rules = (exactly_one_secret,)
 
-    # Many receivers take whoever knows the whole address for a friend, so it is told to nobody.
+    # For many receivers the URL itself is the credential, so no message shows it.
     url: str = field(repr=False, metadata=constraints(_check_webhook_url, private=True))
     secret_env: str | None = field(default=None, metadata=constraints(must_be.variable))
     secret_file: str | None = field(default=None, metadata=constraints(must_be.path))
@@ -290,12 +290,12 @@ ENV_PREFIX = "PRICE_KEEPER__"
 
 
 def load_config(path: Path, environ: Mapping[str, str]) -> Config:
-    """Raises ConfigError with every mistake of the file and of the variables that override it."""
+    """Read a configuration. Raises ConfigError with every mistake of the file and of the variables that override it."""
     return _require_safe_variables(read_file(Config, path, environ, ENV_PREFIX), environ)
 
 
 def parse_config(text: str, source: str, environ: Mapping[str, str]) -> Config:
-    """As load, from a text that problems call `source`."""
+    """Like `load_config`, from a text that problems call `source`."""
     return _require_safe_variables(read_text(Config, text, source, environ, ENV_PREFIX), environ)
 
 
@@ -328,7 +328,7 @@ class ListenConfig:
     control: Address = field(default=Address("127.0.0.1", 8081))
     health: Address | None = None
     tls: TlsConfig | None = None  # of the data port
-    # For all requests under way at once. Unless it is said, half of what the container may have; 256 without a limit.
+    # For all concurrent requests. The default is half of the container's memory limit; 256 without a limit.
     request_memory_mib: int | None = field(default=None, metadata=constraints(must_be.between(32, 1_048_576)))
 
 
@@ -378,7 +378,7 @@ class AggregatorConfig:
 
 @dataclass(frozen=True, slots=True)
 class IdentityConfig:
-    """Whom a sidecar that asks for no tokens spends for."""
+    """The org and app that a sidecar without authentication spends for."""
 
     org: str = field(metadata=constraints(must_be.org_id))
     app: str = field(metadata=constraints(must_be.app_id))
@@ -410,7 +410,7 @@ def exactly_one_fitting_source(
 
 @dataclass(frozen=True, slots=True)
 class KeyConfig:
-    """A key that signs or verifies tokens. With its public half alone a sidecar verifies and cannot mint."""
+    """A key that signs or verifies tokens. With only its public half a sidecar can verify tokens but not mint them."""
 
     rules = (exactly_one_fitting_source,)
 
@@ -454,7 +454,8 @@ class AuthConfig:
         metadata=constraints(must_be.not_empty("at least one key is needed")),
     )
     admin_api_key_env: str = field(default="PRICE_KEEPER_API_KEY", metadata=constraints(must_be.variable))
-    admin_api_key_file: str | None = field(default=None, metadata=constraints(must_be.path))  # goes before the variable
+    # It has precedence over the variable.
+    admin_api_key_file: str | None = field(default=None, metadata=constraints(must_be.path))
     access_seconds: int = field(default=3600, metadata=constraints(must_be.between(1, 86_400)))
     refresh_seconds: int = field(default=7 * 86_400, metadata=constraints(must_be.between(1, 90 * 86_400)))
     revocation_grace_seconds: int = field(default=600, metadata=constraints(must_be.between(0, 86_400)))
@@ -474,7 +475,7 @@ def refresh_quickens_when_tight(
 
 @dataclass(frozen=True, slots=True)
 class DefaultsConfig:
-    """What an org has that does not say otherwise."""
+    """The settings of orgs that do not set their own."""
 
     rules = (refresh_quickens_when_tight,)
 
@@ -518,7 +519,7 @@ def labels_are_no_models(labels: Mapping[str, LabelConfig]) -> Iterator[RuleViol
 
 
 def _list_configured_services(config: Config) -> Iterator[tuple[str, str]]:
-    """What is called at an address of botocore's, by its names, and the key that allows any address."""
+    """The AWS services that are called at botocore's addresses, each with the key that allows an insecure address."""
     store, upstream = config.store, config.upstream
     is_on_dynamodb, is_simulated = store.engine == "dynamodb", upstream.endpoint == "simulated"
     follows_prices = not is_simulated and any(label.price_source == "aws" for label in config.labels.values())
@@ -529,7 +530,7 @@ def _list_configured_services(config: Config) -> Iterator[tuple[str, str]]:
     if follows_prices:
         yield "PRICING", "upstream.allow_insecure"
     if is_on_dynamodb or follows_prices or not (is_simulated or upstream.auth == "bearer"):
-        for service in ("STS", "SSO", "SSO_OIDC"):  # from which credentials come
+        for service in ("STS", "SSO", "SSO_OIDC"):  # they issue credentials
             yield service, "upstream.allow_insecure"
 
 
@@ -555,7 +556,7 @@ class Config:
     unknown_org: Literal["refuse", "meter"] = "refuse"
     unlabelled: Literal["reject", "meter"] = "reject"
     default_price: TierPrices | None = None
-    guardrails: GuardrailsConfig | None = None  # without their prices, none is applied
+    guardrails: GuardrailsConfig | None = None  # without prices, requests with guardrails are refused
     labels: Mapping[str, LabelConfig] = field(
         metadata=constraints(must_be.not_empty("at least one label is needed"), keys=must_be.label_name)
     )
@@ -563,5 +564,5 @@ class Config:
 
     @classmethod
     def development(cls) -> Config:
-        """What a laptop without an AWS account runs on."""
+        """A configuration for a laptop without an AWS account."""
         return cls(upstream=UpstreamConfig(endpoint="simulated"), labels=DEMO_LABELS)

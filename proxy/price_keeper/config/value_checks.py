@@ -1,7 +1,7 @@
-"""Checks of single values of the configuration. A check returns a complaint, or None if the value is good.
+"""Checks of single values of the configuration. A check returns a complaint, or None if the value is valid.
 
-Also decides which URLs send data unencrypted to another machine, and reports environment variables that would have
-botocore do that.
+Also decides which URLs send data unencrypted to another machine, and reports environment variables that would make
+botocore use such a URL.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from price_keeper.config.config_reader import RuleViolation, ValueCheck
 from price_keeper.domain import is_app_id, is_label, is_org_id
 
 _DAY_SECS = 86_400
-_MAX_PRICE = 1_000_000  # USD, for whatever is sold: a dollar a token is a slip of the pen
+_MAX_PRICE = 1_000_000  # USD, for any unit: a dollar for a token is certainly a typing mistake
 
 
 def matching(pattern: str, complaint: str) -> ValueCheck:
@@ -82,7 +82,7 @@ def time_zone(name: str) -> str | None:
 
 @lru_cache(maxsize=1)
 def _list_time_zones() -> frozenset[str]:
-    return frozenset(available_timezones())  # it searches the disk
+    return frozenset(available_timezones())  # cached, as it searches the disk
 
 
 def price(usd_per_1m: Decimal) -> str | None:
@@ -108,7 +108,7 @@ def _check_price(usd: Decimal, what: str, pico: Callable[[Decimal], int]) -> str
 
 
 def pico_per_token(usd_per_1m: Decimal) -> int:
-    """One USD for a million tokens is 10**6 pico-dollars for each."""
+    """One USD for a million tokens is 10**6 pico-dollars for one token."""
     return _require_whole(Fraction(usd_per_1m) * 10**6, "six")
 
 
@@ -121,14 +121,14 @@ def pico_per_job(usd: Decimal) -> int:
 
 
 def _require_whole(pico: Fraction, decimals: str) -> int:
-    """A part of a pico-dollar would be lost money."""
+    """Raises ValueError for a price with a fraction of a pico-dollar, which counting would lose."""
     if pico.denominator != 1:
         raise ValueError(f"expected at most {decimals} decimals")
     return pico.numerator
 
 
 def _is_host(text: str) -> bool:
-    """A literal IP address, or a hostname whose last part is no number, which only an address may have."""
+    """A literal IP address, or a hostname. The last part of a hostname is not a number: that would be an address."""
     if len(text) > 253:
         return False
     try:
@@ -140,7 +140,7 @@ def _is_host(text: str) -> bool:
 
 
 def _parse_host(text: str) -> str | None:
-    """Without the brackets that an IPv6 address, and it alone, is written in."""
+    """The host without the brackets, which an IPv6 address must have and no other host may have."""
     is_bracketed = text.startswith("[") and text.endswith("]")
     host = text[1:-1] if is_bracketed else text
     return host if (":" in host) is is_bracketed and _is_host(host) else None
@@ -161,8 +161,10 @@ def control_url(text: str) -> str | None:
 
 
 def is_plain_remote(text: str) -> bool:
-    """Whether a URL's bytes travel unencrypted, and not only on this machine. Read as botocore's client does: it skips
-    blanks and controls, and takes a URL without a scheme for http."""
+    """Whether requests to the URL travel unencrypted to another machine.
+
+    The URL is parsed as botocore parses it: blanks and control characters are skipped, and the default scheme is http.
+    """
     text = re.sub(r"[\x00-\x20]", "", text)
     match = re.fullmatch(r"(?:http:)?//(\[[^\]/]*\]|[^/:]*)(:[0-9]*)?(/.*)?", text, re.IGNORECASE)
     if match is None:
@@ -178,7 +180,7 @@ def upstream_endpoint(text: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a server listens. Port 0 is any free port."""
+    """The address that a server listens on. Port 0 is any free port."""
 
     host: str
     port: int
@@ -193,8 +195,8 @@ class Address:
 
     @property
     def is_loopback(self) -> bool:
-        """`localhost` counts: the name is reserved for loopback (RFC 6761), and who can make the machine
-        resolve it to something else needs no sidecar to spend its money."""
+        """`localhost` counts as loopback: RFC 6761 reserves the name, and an attacker who can make this machine
+        resolve it to another address does not need the sidecar to spend its money."""
         if self.host.lower() == "localhost":
             return True
         try:
@@ -215,12 +217,12 @@ def endpoint_is_encrypted(endpoint: str | None, allow_insecure: bool) -> Iterato
 
 
 def explain_insecure_url(url: str, key: str) -> str | None:
-    """Why a client is not to call the address that botocore found, wherever it was configured."""
+    """Why a client must not call the address that botocore found in its configuration; None if it may."""
     return f"{_PLAIN_HTTP_RISK} in the AWS configuration, or {key}: true" if is_plain_remote(url) else None
 
 
 def find_insecure_variables(services: Iterable[tuple[str, str]], environ: Mapping[str, str]) -> list[str]:
-    """Of the variables from which botocore takes the addresses of these services, each with the key that allows any."""
+    """The problems of the variables that give botocore the addresses of these (service, allowing key) pairs."""
     if environ.get("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", "").lower() == "true":
         return []
     problems: dict[str, str] = {}

@@ -1,7 +1,7 @@
-"""Parses YAML into a tree in which every node knows the line that it was written on.
+"""Parses YAML into a tree in which every node has the line that it was written on.
 
-No object is constructed from a tag, and a leaf keeps its characters: a price is read from "3.10", not from a binary
-float. Size, depth and the number of nodes after aliases are unfolded are bounded.
+No tag constructs an object, and a leaf keeps its characters: a price is read from "3.10", not from a binary float.
+Size, depth and the number of nodes after the expansion of aliases are bounded.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import yaml
 
 from price_keeper.config.config_problems import Origin
 
-# A thousand labels fit into these bounds. The parser is slow, and it recurses: without them the wrong file could
-# hang a start, and ten lines of aliases could stand for billions of nodes.
+# A thousand labels fit into these bounds. The parser is slow and recursive: without bounds a wrong file could hang
+# the start, and ten lines of aliases could expand to billions of nodes.
 MAX_CHARS = 512 * 1024
 MAX_DEPTH = 24
-MAX_NODES = 30_000  # as written, and again with aliases unfolded
+MAX_NODES = 30_000  # as written, and again after the expansion of aliases
 
 _TAG_PREFIX = "tag:yaml.org,2002:"
 _TAGS = {"str", "int", "float", "bool", "null", "timestamp", "value", "merge", "seq", "map"}
@@ -29,7 +29,7 @@ _TAGS = {"str", "int", "float", "bool", "null", "timestamp", "value", "merge", "
 class Leaf:
     origin: Origin
     text: str
-    tag: str  # what YAML takes the text for: str, int, bool, null, ...
+    tag: str  # the type that YAML resolves the text to: str, int, bool, null, ...
     is_plain: bool = True  # written without quotes
 
     @property
@@ -39,12 +39,12 @@ class Leaf:
 
 @dataclass(slots=True)
 class Branch:
-    """A mapping, or a list whose keys are "0", "1", ... so that a path can lead through it."""
+    """A mapping, or a list with the keys "0", "1", ... so that paths work for lists too."""
 
     origin: Origin
     is_list: bool = False
     children: dict[str, Node] = field(default_factory=dict)
-    rejected_keys: list[tuple[Origin, str, str]] = field(default_factory=list)  # key and reason of what was not kept
+    rejected_keys: list[tuple[Origin, str, str]] = field(default_factory=list)  # origin, key and reason
 
 
 Node = Leaf | Branch
@@ -52,7 +52,7 @@ LocateLine = Callable[[int], Origin]
 
 
 class InvalidYaml(ValueError):
-    """The text has no tree. The message never quotes the text, which may hold a secret."""
+    """The text is not valid YAML. The message never quotes the text, which may hold a secret."""
 
     def __init__(self, origin: Origin, message: str) -> None:
         self.origin = origin
@@ -60,7 +60,7 @@ class InvalidYaml(ValueError):
 
 
 def compose_tree(text: str, locate: LocateLine) -> Node:
-    """The tree of one YAML document; `locate` says what a line number of the text is called."""
+    """The tree of one YAML document; `locate` converts a line number of the text to an Origin."""
     if len(text) > MAX_CHARS:
         raise InvalidYaml(locate(1), f"longer than {MAX_CHARS} characters")
     loader: _Loader | None = None
@@ -73,13 +73,13 @@ def compose_tree(text: str, locate: LocateLine) -> Node:
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         raise InvalidYaml(locate(line), "not valid YAML: a character that may not stand in YAML text") from None
-    except (ValueError, OverflowError):  # what PyYAML lets through: an escape or a %YAML version out of range
+    except (ValueError, OverflowError):  # PyYAML does not translate these: an escape or a %YAML version out of range
         line = loader.line + 1 if loader else 1
         raise InvalidYaml(locate(line), "not valid YAML: a number or an escape out of range") from None
 
 
 class _NodeLimit:
-    """How many nodes, and how deep, one reading of a text may go."""
+    """Bounds the number of nodes and the depth of one pass over a text."""
 
     def __init__(self) -> None:
         self._nodes = 0
@@ -108,7 +108,7 @@ class _Loader(yaml.SafeLoader):
 
 
 class _Converter:
-    """Copies PyYAML's nodes, unfolding aliases, for as long as the budget lasts."""
+    """Copies PyYAML's nodes and expands aliases, within the limit of nodes."""
 
     def __init__(self, locate: LocateLine) -> None:
         self._locate = locate
@@ -138,7 +138,7 @@ class _Converter:
                 branch.rejected_keys.append((origin, name, reason))
                 continue
             if isinstance(child, Branch):
-                child.origin = origin  # a section is where its key is, not where its first entry is
+                child.origin = origin  # the origin of a section is that of its key, not that of its first entry
             first_lines[name] = key.start_mark.line + 1
             branch.children[name] = child
         return branch
@@ -173,7 +173,7 @@ def _describe_start(mark: yaml.Mark | None, line: int) -> str:
 
 
 def _redact_quotations(problem: str) -> str:
-    """PyYAML quotes characters and its own <tokens>, but also names: `password: *hunter2` must stay unsaid."""
+    """PyYAML quotes characters and its own <tokens>, but also names: `password: *hunter2` must not be shown."""
     return re.sub(r"'([^']*)'", lambda quoted: quoted[0] if _is_harmless(quoted[1]) else "'...'", problem)
 
 
