@@ -1,6 +1,6 @@
-"""`price-keeper doctor`: checks everything that a role needs on this machine. Nothing here changes anything.
+"""`price-keeper doctor`: checks everything that a role needs on this machine, without changing anything.
 
 Start with `check_list`. A check is a name and a function from the `DoctorContext` to one `Finding`; each `*_checks`
 module has those of one subject, and `doctor_checks` runs them.
-May import: every room but cli.
+May import: every package but cli.
 """

@@ -1,7 +1,7 @@
-"""Checks of everything that proves who somebody is: token keys, admin key, AWS credentials, Bedrock API key, the
-registered org of a fixed identity, and the control service.
+"""Checks of keys, credentials and identity: token keys, admin key, AWS credentials, Bedrock API key, the registered org
+of a fixed identity, and the control service.
 
-Findings name keys and variables, never their values.
+Findings name configuration keys and variables, never their values.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def check_token_keys(context: DoctorContext) -> Finding:
 
 
 def _judge_sidecar_keys(keys: Sequence[SigningKey]) -> Finding:
-    """It signs with none; that it could is a risk, since callers are near to it."""
+    """A sidecar only verifies tokens. A key that can also sign is a risk there, close to untrusted callers."""
     description = ", ".join(f"{key.kid} ({key.alg}, verifies)" for key in keys)
     minting = [key.kid for key in keys if key.signs_with is not None]
     if not minting:
@@ -57,7 +57,8 @@ def _judge_sidecar_keys(keys: Sequence[SigningKey]) -> Finding:
     pair = "make a pair of EdDSA: price-keeper keys new --kid ID --out DIR"
     remedy = f"name the public half alone in auth.keys, as public_key_file; for HS256, which has none, {pair}"
     return warning(
-        f"{description}; whoever reads {', '.join(minting)} here can make tokens, which a sidecar need not", remedy
+        f"{description}; everyone who can read {', '.join(minting)} here can mint tokens; a sidecar only verifies",
+        remedy,
     )
 
 
@@ -88,7 +89,7 @@ def check_admin_key(context: DoctorContext) -> Finding:
         return trouble("; ".join(failure.problems), f"{instruction}: openssl rand -base64 32")
     if key is None:
         return warning(
-            "there is none, so nobody is administrator of the control API", f"{instruction}: openssl rand -base64 32"
+            "there is none, so the control API has no administrator", f"{instruction}: openssl rand -base64 32"
         )
     source = auth.admin_api_key_file or f"the variable {auth.admin_api_key_env}"
     return ok(f"from {source}")
@@ -101,10 +102,11 @@ async def check_aws_credentials(context: DoctorContext) -> Finding:
     if credentials.keys is None:
         return trouble(credentials.problem, CREDENTIALS_REMEDY)
     if credentials.expires is None:
-        until = "for this session alone; nobody here renews them" if credentials.keys.token else "they do not expire"
+        until = "for this session only; they cannot be renewed here" if credentials.keys.token else "they do not expire"
         return ok(f"by the provider {credentials.provider}; {until}")
     seconds_left = (credentials.expires - datetime.fromtimestamp(context.clock.now(), UTC)).total_seconds()
-    message = f"by the provider {credentials.provider}; they expire at {credentials.expires.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
+    expires = f"{credentials.expires.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
+    message = f"by the provider {credentials.provider}; they expire at {expires}"
     return (
         ok(message)
         if seconds_left > 0
@@ -138,7 +140,7 @@ async def check_identity_org(context: DoctorContext) -> Finding:
     is_refused = context.config.unknown_org == "refuse"
     effect = "its calls are refused" if is_refused else "its calls are served without a budget"
     return warning(
-        f"nobody has registered {identity.org}, so {effect} (unknown_org: {context.config.unknown_org})",
+        f"the org {identity.org} is not registered, so {effect} (unknown_org: {context.config.unknown_org})",
         f"price-keeper org put {identity.org} FILE, or correct auth.identity.org",
     )
 
@@ -186,7 +188,7 @@ def _judge_responses(
     try:
         mine = load_keys(context.config.auth.keys, context.environ)
     except ConfigError:
-        return skipped(f"{where} is a control service; its keys cannot be compared with those here, which are amiss")
+        return skipped(f"{where} is a control service; its keys cannot be compared with those here, which are invalid")
     return _compare_keys(where, theirs, _read_public_keys(build_jwks(mine)) or {})
 
 
@@ -198,7 +200,7 @@ def _parse_json(response: ProbeResponse) -> Any:
 
 
 def _read_public_keys(jwks: Any) -> dict[str, Any] | None:
-    """By kid, the one that signs first."""
+    """The public keys of a JWKS by kid, the signing key first; None if it is no JWKS."""
     keys = jwks.get("keys") if isinstance(jwks, dict) else None
     if not isinstance(keys, list) or not all(isinstance(key, dict) for key in keys):
         return None
@@ -206,12 +208,12 @@ def _read_public_keys(jwks: Any) -> dict[str, Any] | None:
 
 
 def _compare_keys(where: str, theirs: dict[str, Any], mine: dict[str, Any]) -> Finding:
-    """A token counts if the key of its kid is the same on both sides."""
+    """Compare public keys: a token verifies here if the key of its kid is the same on both sides."""
     remedy = f"write the public halves of its keys under auth.keys here, by the same kid: curl {where}{_JWKS} has them"
     if not theirs or not mine:
         if not theirs and not mine:
             return ok(f"{where} is a control service; secrets of HS256 are in no JWKS, so they were not compared")
-        missing_side = "it tells of none" if mine else "there are secrets of HS256 alone here"
+        missing_side = "it publishes none" if mine else "there are only secrets of HS256 here"
         return trouble(f"{where} is a control service, and of the keys with public halves {missing_side}", remedy)
     different = [kid for kid in theirs if kid in mine and theirs[kid] != mine[kid]]
     if different:

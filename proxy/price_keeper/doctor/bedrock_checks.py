@@ -1,7 +1,7 @@
-"""Checks of Bedrock: each endpoint resolves, accepts connections, has a trusted certificate and accepts our signature.
+"""Checks of Bedrock: each endpoint resolves, accepts connections, has a trusted certificate and accepts credentials.
 
-The request reads the state of an asynchronous job that does not exist: it changes nothing and costs nothing. Whether
-models may be invoked is not checked, as no call that would show it is certain to be free.
+The request reads the state of an asynchronous job that does not exist: it changes nothing and costs nothing. The
+permission to invoke models is not checked, as no call that would show it is certain to be free.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ from price_keeper.upstream.relay import CREDENTIAL_ERRORS, parse_error_type
 class BedrockEndpoint(NamedTuple):
     region: str
     endpoint: UpstreamEndpoint
-    config_keys: str  # of the configuration, which say so
-    labels: tuple[str, ...]  # that name it
+    config_keys: str  # the configuration keys that select this endpoint
+    labels: tuple[str, ...]  # the labels that use it
 
 
 def list_bedrock_endpoints(config: Config) -> list[BedrockEndpoint]:
-    """The upstream's own first: what no label names goes there."""
+    """The upstream's endpoint first, which serves all calls without an endpoint of their label."""
     default_url = config.upstream.endpoint
     labels_by_endpoint = {(config.upstream.region, default_url): ["upstream"]}
     for name, label in config.labels.items():
@@ -131,7 +131,7 @@ def _judge_response(response: ProbeResponse, bedrock: BedrockEndpoint, context: 
         return trouble(f"{where} refuses our credentials: {kind}", _build_renewal_remedy(context))
     if kind == "AccessDeniedException":
         actions = "bedrock:InvokeModel, bedrock:InvokeModelWithResponseStream and bedrock:GetAsyncInvoke"
-        return warning(f"{where} knows us, and may not be asked for a job: {kind}", f"allow {actions} by IAM")
+        return warning(f"{where} accepts our credentials, which may not read a job: {kind}", f"allow {actions} by IAM")
     if "x-amzn-requestid" not in response.headers:
         return warning(f"{where} answers {response.status}, but not as Bedrock does", f"correct {bedrock.config_keys}")
     if response.status >= 500 or response.status == 429:

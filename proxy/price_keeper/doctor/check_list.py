@@ -1,4 +1,4 @@
-"""All checks in the order of the report, and which of them each role has."""
+"""All checks in the order of the report, and which checks each role skips."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from price_keeper.doctor.doctor_context import DoctorContext
 _STORE_REMEDY = (
     "let this machine reach DynamoDB (a VPC endpoint, a firewall), or correct store.endpoint and store.region"
 )
-_DISK_REMEDY = "its disk hangs: look at it with df and dmesg, or name another one in the configuration"
-_PROVIDER_REMEDY = "the provider of credentials hangs: see AWS_PROFILE, credential_process, or the metadata service"
+_DISK_REMEDY = "its disk hangs: check it with df and dmesg, or name another one in the configuration"
+_PROVIDER_REMEDY = "the credential provider hangs: check AWS_PROFILE, credential_process, or the metadata service"
 
 _COMMON_CHECKS = (
     DoctorCheck("token keys", in_thread(auth_checks.check_token_keys)),
@@ -43,7 +43,7 @@ _FINAL_CHECKS = (
 )
 
 
-# The rest is every role's: also a control service has a journal, of what it is to bring to the store.
+# All other checks apply to every role: a control service too has a journal of writes for the store.
 _DATA_PORT_CHECKS = frozenset(
     ("Bedrock API key", "clock by Bedrock", "open files", "org of the identity", "certificate", "price list")
 )

@@ -1,8 +1,8 @@
-"""Checks of files: the embedded store (writable, on a local disk, intact) and the journal's folder (writable, with free
-space, without unsent segments).
+"""Checks of files: the embedded store (writable, on a local disk, intact) and the journal's folder (writable, with
+free space, without unsent segments).
 
-Nothing is written to the folder of a running sidecar. Its lock is tried for an instant and never kept, so that a
-sidecar that starts meanwhile does not find it taken.
+Nothing is written to the folder of a running sidecar. Its lock is released at once after it was tested, so that a
+sidecar that starts at the same time can take it.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from price_keeper.ledger.ulid import is_ulid, read_created_at
 from price_keeper.stores.schema import TABLES
 from price_keeper.stores.sqlite_file import find_missing_tables
 
-QUICK_CHECK_SECONDS = 4.0  # less than a check has; a file of gigabytes takes longer
-PROGRESS_STEPS = 100_000  # of SQLite's machine, between two looks at the time
+QUICK_CHECK_SECONDS = 4.0  # less than the deadline of a check; a file of gigabytes takes longer
+PROGRESS_STEPS = 100_000  # SQLite VM instructions between two checks of the time
 
-# Where SQLite's log in shared memory does not work, or only until two machines write.
+# File systems on which SQLite's shared-memory log fails, or fails once two machines write.
 NETWORK_FILESYSTEMS = frozenset(
     ("9p", "afs", "ceph", "cifs", "fuse.s3fs", "fuse.sshfs", "glusterfs", "lustre", "nfs", "nfs4", "smb3", "smbfs")
 )
-_MOUNTS = Path("/proc/mounts")  # of Linux; elsewhere nobody says
+_MOUNTS = Path("/proc/mounts")  # exists on Linux only
 
 
 def check_store_file(context: DoctorContext) -> Finding:
@@ -80,7 +80,7 @@ def check_store_integrity(context: DoctorContext) -> Finding:
 
 
 def _find_damage(path: Path) -> str | None:
-    """Empty if there is none, None if the time did not suffice to say."""
+    """The first damage that SQLite finds: empty if there is none, None if the check did not finish in time."""
     deadline = monotonic() + QUICK_CHECK_SECONDS
     with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as connection:
         connection.set_progress_handler(lambda: monotonic() > deadline, PROGRESS_STEPS)
@@ -94,7 +94,7 @@ def _find_damage(path: Path) -> str | None:
 
 
 def find_existing_ancestor(folder: Path) -> Path:
-    """The folder itself, or the nearest one around it that is there."""
+    """The folder itself, or its nearest ancestor that exists."""
     return next(each for each in (folder, *folder.absolute().parents) if each.exists())
 
 
@@ -103,23 +103,23 @@ def is_writable(path: Path) -> bool:
 
 
 def get_filesystem_type(path: Path) -> str:
-    """Its kind, as Linux tells it; empty where nobody does."""
+    """The type of the file system, such as ext4 or nfs4; empty where /proc/mounts does not exist."""
     try:
         mounts = [line.split(" ")[1:3] for line in _MOUNTS.read_text().splitlines()]
     except OSError:
         return ""
     resolved = find_existing_ancestor(path).resolve()
     mounted = [(len(point), kind) for point, kind in mounts if resolved.is_relative_to(_unescape_mount(point))]
-    return max(mounted, key=lambda found: found[0])[1] if mounted else ""  # of two on one point the first is shown
+    return max(mounted, key=lambda found: found[0])[1] if mounted else ""  # of two on one point the first
 
 
 def _unescape_mount(point: str) -> str:
     return point.replace("\\040", " ")
 
 
-LOW_SPACE_BYTES = 512 * 2**20  # bytes: at some hundred a call, what a busy sidecar writes in hours without a store
-MIN_SPACE_BYTES = 16 * 2**20  # where it may be over within a minute
-MAX_HEADER_BYTES = 4096  # bytes: more than that is not there before the first call
+LOW_SPACE_BYTES = 512 * 2**20  # at some hundred bytes a call, hours of a busy sidecar without its store
+MIN_SPACE_BYTES = 16 * 2**20  # may be full within a minute
+MAX_HEADER_BYTES = 4096  # a segment without calls is smaller
 
 
 def check_journal_folder(context: DoctorContext) -> Finding:
@@ -140,7 +140,7 @@ def check_journal_folder(context: DoctorContext) -> Finding:
 
 
 def _write_probe_file(folder: Path) -> None:
-    """Under a name that no sidecar takes for a segment."""
+    """Write a file with a name that no sidecar takes for a segment, and delete it."""
     path = folder / f"doctor-{uuid4().hex}"
     file = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
     try:
@@ -187,7 +187,7 @@ def check_unsent_segments(context: DoctorContext) -> Finding:
 
 
 def _has_calls(path: Path) -> bool:
-    """A sidecar that ended in order leaves the beginning of a segment, and nothing in it."""
+    """Whether the segment has calls. A sidecar that drained before its end leaves a segment with a header only."""
     if path.stat().st_size > MAX_HEADER_BYTES:
         return True
     try:
@@ -200,7 +200,7 @@ def _has_calls(path: Path) -> bool:
 def is_held(folder: Path) -> bool:
     try:
         lock = os.open(folder / LOCK_NAME, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:  # nobody ever had it, or it is not ours to see
+    except OSError:  # the lock file does not exist, or this user may not open it
         return False
     try:
         fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)

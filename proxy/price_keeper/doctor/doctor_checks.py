@@ -1,4 +1,4 @@
-"""What a check is, what it finds, and how checks run: all at once, each within a deadline.
+"""Defines checks and findings, and runs all checks concurrently, each within a deadline.
 
 A check that fails or times out becomes a finding of its own and hides none of the others.
 """
@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from price_keeper.doctor.doctor_context import DoctorContext
 
-CHECK_DEADLINE_SECONDS = 5.0  # of one check; all of them are under way at once
+CHECK_DEADLINE_SECONDS = 5.0  # of each check; all checks run concurrently
 
 
 class FindingStatus(Enum):
@@ -25,7 +25,7 @@ class FindingStatus(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """`mend` says how to mend it: the command, variable, permission or key that does."""
+    """`remedy` says how to fix the problem: with which command, variable, permission or configuration key."""
 
     status: FindingStatus
     message: str
@@ -51,7 +51,7 @@ def trouble(message: str, remedy: str) -> Finding:
 class DoctorCheck(NamedTuple):
     name: str
     run: Callable[[DoctorContext], Awaitable[Finding]]
-    timeout_remedy: str = "try again; if it stays so, look at the disk and the network of this machine"
+    timeout_remedy: str = "try again; if it stays so, check the disk and the network of this machine"
 
 
 class CheckResult(NamedTuple):
@@ -60,7 +60,7 @@ class CheckResult(NamedTuple):
 
 
 def in_thread(check: Callable[[DoctorContext], Finding]) -> Callable[[DoctorContext], Awaitable[Finding]]:
-    """For what may block, as a disk or a provider of credentials does: in a thread, so that nothing else waits."""
+    """Runs a check that may block, for example on a disk or a credential provider, in a thread."""
 
     async def run_check(context: DoctorContext) -> Finding:
         return await asyncio.to_thread(check, context)
@@ -69,7 +69,7 @@ def in_thread(check: Callable[[DoctorContext], Finding]) -> Callable[[DoctorCont
 
 
 async def run_doctor_checks(checks: Sequence[DoctorCheck], context: DoctorContext) -> list[CheckResult]:
-    """In the order of the checks."""
+    """Run all checks concurrently, and return their results in the order of the checks."""
     return list(await asyncio.gather(*(_run_check(check, context) for check in checks)))
 
 
@@ -81,7 +81,7 @@ async def _run_check(check: DoctorCheck, context: DoctorContext) -> CheckResult:
         return CheckResult(
             check.name, trouble(f"no answer in {CHECK_DEADLINE_SECONDS:g} seconds", check.timeout_remedy)
         )
-    except Exception as failure:  # one check that fails hides none of the others; its message might show a secret
+    except Exception as failure:  # must not hide other checks; its message may hold a secret
         return CheckResult(
             check.name, trouble(f"could not be looked at: {type(failure).__name__}", check.timeout_remedy)
         )

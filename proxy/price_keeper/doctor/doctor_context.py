@@ -1,6 +1,6 @@
-"""What the checks look at: the configuration, the environment, the clock and the role, and what several checks share.
+"""The input of all checks: configuration, environment, clock and role, and objects that several checks share.
 
-The DynamoDB client and the AWS credentials are loaded once, when a check first asks for them.
+The DynamoDB client and the AWS credentials are loaded once, on first use.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class OnceLoaded(Generic[T]):
-    """Made when it is first asked for; whoever asks meanwhile waits. What failed is tried again by the next one."""
+    """Loads a value on first use, single-flight: concurrent callers share one load. A failed load is not cached."""
 
     def __init__(self, load: Callable[[], Awaitable[T]]) -> None:
         self._load = load
@@ -43,7 +43,7 @@ class OnceLoaded(Generic[T]):
 
 @dataclass
 class DoctorContext:
-    """`source` is the option by which another command takes the same configuration."""
+    """`source` is the option that selects the same configuration for another command, for use in remedies."""
 
     config: Config
     environ: Mapping[str, str]
@@ -91,7 +91,7 @@ class DoctorContext:
         return await self._store.get()
 
     async def dynamodb(self) -> Any:
-        """The client, which botocore makes at run time, so there is no type to name."""
+        """The DynamoDB client. botocore creates its class at run time, so there is no static type."""
         return (await self.dynamodb_store()).client
 
     async def close(self) -> None:
@@ -100,7 +100,7 @@ class DoctorContext:
 
 
 class FoundCredentials(NamedTuple):
-    """Without `keys` there are none, for the reason that `trouble` gives."""
+    """The AWS credentials and their provider; without `keys`, `problem` is the reason why there are none."""
 
     provider: str = ""
     keys: AwsCredentials | None = None
@@ -109,30 +109,30 @@ class FoundCredentials(NamedTuple):
 
 
 def find_credentials() -> FoundCredentials:
-    """May read files, run programs and call services. Never raises."""
+    """Query the provider chain, which may read files, run programs and call services. Never raises."""
     try:
         return _query_provider_chain()
-    except Exception as failure:  # providers raise whatever their sources do, and may quote a secret
+    except Exception as failure:  # a provider may raise any exception of its source, and quote a secret in it
         return FoundCredentials(problem=f"the providers of AWS credentials failed: {type(failure).__name__}")
 
 
 def _query_provider_chain() -> FoundCredentials:
-    from botocore.session import Session  # 75 ms that those without AWS need not pay
+    from botocore.session import Session  # takes 75 ms, which a setup without AWS need not pay
 
     resolved = Session().get_credentials()
     if resolved is None:
         return FoundCredentials(problem="no AWS credentials were found")
-    frozen = resolved.get_frozen_credentials()  # renews them first, if it is time
+    frozen = resolved.get_frozen_credentials()  # renews them first if they are due
     try:
         keys = AwsCredentials(_strip(frozen.access_key), _strip(frozen.secret_key), _strip(frozen.token) or None)
     except ValueError as failure:
         return FoundCredentials(
             resolved.method, problem=f"the AWS credentials of {resolved.method} cannot be used: {failure}"
         )
-    expires = getattr(resolved, "_expiry_time", None)  # botocore has no other way to tell
+    expires = getattr(resolved, "_expiry_time", None)  # botocore has no public attribute for it
     return FoundCredentials(resolved.method, keys, expires)
 
 
 def _strip(text: Any) -> str:
-    """Files and variables often end in a new line, which is no part of a secret."""
+    """Files and variables often end in a newline, which is not part of a secret."""
     return (text or "").strip()

@@ -1,7 +1,7 @@
 """Checks of DynamoDB: reachable, with the tables of the schema, and with the permissions that the role needs.
 
-Permissions are tried without writing: every write has a condition that no item can meet, and AWS checks permissions
-before it checks conditions.
+Permissions are tested without writing: every write has a condition that no item can meet, and AWS checks permissions
+before conditions.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ NEVER_TRUE = all_of(ItemExists(), ItemMissing())
 ACCESS_DENIED = "AccessDeniedException"
 TABLE_MISSING = "ResourceNotFoundException"
 
-# What an answer may say that shows that we were let through.
+# Error codes that AWS only returns to a request that IAM has allowed.
 _ALLOWED_CODES = frozenset(
     (
         "ConditionalCheckFailedException",
@@ -62,7 +62,7 @@ _NOT_ON_DYNAMODB = "the store is a file of this machine"
 
 
 class _PermissionProbe(NamedTuple):
-    """One request. `action` is what it is called in a policy, `table` whose it is."""
+    """One request that tests a permission. `action` is its name in an IAM policy."""
 
     action: str
     method: str
@@ -84,7 +84,7 @@ async def check_dynamodb_reachable(context: DoctorContext) -> Finding:
 async def check_tables(context: DoctorContext) -> Finding:
     if not context.is_on_dynamodb:
         return skipped(_NOT_ON_DYNAMODB)
-    from price_keeper.stores import dynamodb_tables  # brings botocore along
+    from price_keeper.stores import dynamodb_tables  # imports botocore, which is slow
 
     prefix = context.config.store.table_prefix
     try:
@@ -98,13 +98,15 @@ async def check_tables(context: DoctorContext) -> Finding:
     message = (
         f"none of the {len(states)} tables {prefix}* exists" if len(missing) == len(states) else "; ".join(different)
     )
-    return trouble(message, f"price-keeper tables create{context.source}; for what it cannot mend see docs/stores.md")
+    return trouble(message, f"price-keeper tables create{context.source}; for what it cannot fix see docs/stores.md")
 
 
 def _judge_failure(failure: StoreError) -> Finding:
     if ACCESS_DENIED in str(failure):
         actions = "DescribeTable, DescribeTimeToLive and DescribeContinuousBackups"
-        return warning("we may not look at the tables; no role need", f"to see them, allow dynamodb: {actions}")
+        return warning(
+            "not allowed to describe the tables; no role needs that", f"to see them, allow dynamodb: {actions}"
+        )
     if isinstance(failure, StoreAccessDenied):
         return trouble(str(failure), CREDENTIALS_REMEDY)
     return trouble(str(failure), f"let this machine reach DynamoDB, or correct {_ENDPOINT_KEYS}")
@@ -127,7 +129,7 @@ async def check_permissions(context: DoctorContext) -> Finding:
 
 
 async def _get_error_code(client: Any, probe: _PermissionProbe) -> str:
-    """Empty for an answer without an error."""
+    """The error code of the response, empty if the request succeeded."""
     from botocore.exceptions import ClientError
 
     try:
@@ -167,13 +169,13 @@ def _build_table_arns(context: DoctorContext, tables: Sequence[str]) -> list[str
 
 
 def _build_probes(prefix: str, permissions: TablePermissions) -> list[_PermissionProbe]:
-    name = f"DOCTOR#{uuid4()}"  # of an item that nobody has
+    name = f"DOCTOR#{uuid4()}"  # the key of an item that does not exist
     keys = [Key(table, name, "DOCTOR" if TABLES[table].has_sort_key else "") for table in permissions]
     return [each for key in keys for each in _build_table_probes(key, prefix) if each.action in permissions[key.table]]
 
 
 def _build_table_probes(key: Key, prefix: str) -> list[_PermissionProbe]:
-    """One for each action that a policy may allow on the key's table."""
+    """One probe for each action that a policy may allow on the key's table."""
     put, update, delete = (
         Put(key, {}, NEVER_TRUE),
         Update(key, set={"at": 0}, condition=NEVER_TRUE),
@@ -190,7 +192,7 @@ def _build_table_probes(key: Key, prefix: str) -> list[_PermissionProbe]:
         _PermissionProbe("PutItem", "put_item", key.table, build_write_request(put, prefix)),
         _PermissionProbe("UpdateItem", "update_item", key.table, build_write_request(update, prefix)),
         _PermissionProbe("DeleteItem", "delete_item", key.table, build_write_request(delete, prefix)),
-        # A transaction is allowed by what stands in it; of its own it has the check alone.
+        # IAM allows a transaction by the actions of its writes; ConditionCheckItem is the only action of its own.
         _build_transaction_probe("ConditionCheckItem", ConditionCheck(key, NEVER_TRUE), prefix),
     ]
 

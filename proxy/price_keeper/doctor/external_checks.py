@@ -30,7 +30,7 @@ async def check_price_list(context: DoctorContext) -> Finding:
 
 
 def _build_price_list_warning(reason: str) -> Finding:
-    """No more than a warning: a sidecar does all its work without."""
+    """Only a warning: a sidecar works without the price list, with the prices of its configuration."""
     allow = "allow pricing:GetProducts by IAM, and let this machine out to api.pricing.us-east-1.amazonaws.com"
     remedy = f"{allow}; or set price_source: config for every label"
     return warning(f"{reason}; the configuration's prices stay in force", remedy)

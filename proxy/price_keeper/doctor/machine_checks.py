@@ -16,9 +16,9 @@ from price_keeper.server.server_limits import DEFAULT_LIMITS, MIN_LIMIT, UNLIMIT
 from price_keeper.upstream.connection_pool import UpstreamEndpoint
 from price_keeper.upstream.forwarder import parse_endpoint
 
-MAX_CLOCK_OFFSET_SECONDS = 5.0  # quotas turn at midnight, and tokens expire, by this clock
-MAX_SIGNATURE_OFFSET_SECONDS = 300.0  # AWS refuses signatures that are further off
-FEW_CONNECTIONS = 500  # of callers at once: below this a busy app may be turned away
+MAX_CLOCK_OFFSET_SECONDS = 5.0  # budget periods turn at midnight, and tokens expire, by this clock
+MAX_SIGNATURE_OFFSET_SECONDS = 300.0  # AWS refuses signatures with a larger offset
+FEW_CONNECTIONS = 500  # concurrent connections; with fewer the sidecar may refuse those of a busy app
 MIN_ZONES = 300  # the database has about six hundred names
 
 _SET_CLOCK = "set it by the network: timedatectl set-ntp true, or chronyc makestep; in a VM or a pod, that of its host"
@@ -47,7 +47,7 @@ async def _compare_clock(context: DoctorContext, endpoint: UpstreamEndpoint, ser
         return skipped(f"what answers for {service} does not tell the time")
     return _judge_offset(
         response.answered_at - server_time - 0.5, service
-    )  # whole seconds are told: half a one is the best guess
+    )  # the header has whole seconds, so half a second is the best estimate of the rest
 
 
 def _judge_offset(offset_seconds: float, service: str) -> Finding:
@@ -62,7 +62,7 @@ def _judge_offset(offset_seconds: float, service: str) -> Finding:
 
 
 def check_time_zones(context: DoctorContext) -> Finding:
-    remedy = "install the locked requirements anew: make setup, or pip install tzdata"
+    remedy = "install the locked requirements again: make setup, or pip install tzdata"
     try:
         data = f"tzdata {version('tzdata')}"
     except PackageNotFoundError:

@@ -1,7 +1,7 @@
-"""Sends one small HTTP request over a connection of its own, and tells at which stage it failed.
+"""Sends one small HTTP request over a new connection, and reports the stage at which it failed.
 
 `send_probe` raises EndpointUnreachable with the stage: DNS, connection, TLS or response.
-`build_unreachable_finding` says what to do about each.
+`build_unreachable_finding` adds a remedy for each stage.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from price_keeper.doctor.doctor_checks import Finding, trouble
 from price_keeper.errors import PriceKeeperError
 from price_keeper.upstream.connection_pool import UpstreamEndpoint
 
-PROBE_TIMEOUT_SECONDS = 4.0  # less than a check has, so that it can tell how far it came
-MAX_RESPONSE_BYTES = 64 * 1024  # of an answer: none of those asked for here has a kilobyte
+PROBE_TIMEOUT_SECONDS = 4.0  # less than the deadline of a check, so that the probe can report its stage
+MAX_RESPONSE_BYTES = 64 * 1024  # the expected responses are below 1 KiB
 
 _STATUS = re.compile(rb"HTTP/1\.[01] ([0-9]{3})")
 
@@ -43,11 +43,11 @@ class ProbeResponse:
     status: int
     headers: dict[str, str]  # names in lower case
     body: bytes
-    answered_at: float  # by our clock, half-way between question and answer
+    answered_at: float  # by the local clock, half-way between request and response
 
 
 def build_host_header(endpoint: UpstreamEndpoint) -> str:
-    """As it stands in the host header."""
+    """The value of the Host header."""
     host = f"[{endpoint.host}]" if ":" in endpoint.host else endpoint.host
     is_usual = endpoint.port == (443 if endpoint.is_tls else 80)
     return host if is_usual else f"{host}:{endpoint.port}"
@@ -68,7 +68,7 @@ async def send_probe(
     tls: ssl.SSLContext | None = None,
     seconds: float | None = None,
 ) -> ProbeResponse:
-    """Raises Unreached."""
+    """Send a request and read its response. Raises EndpointUnreachable."""
     seconds = PROBE_TIMEOUT_SECONDS if seconds is None else seconds
     stage = ProbeStage.NAME
     host_and_port = f"{endpoint.host}:{endpoint.port}"
@@ -130,7 +130,7 @@ def _describe_failure(failure: BaseException) -> str:
 
 
 def build_unreachable_finding(failure: EndpointUnreachable, endpoint: UpstreamEndpoint, keys: str) -> Finding:
-    """`keys` are those of the configuration that say where it is."""
+    """A finding with a remedy for the stage. `keys` names the configuration keys of the endpoint's address."""
     return trouble(str(failure), _build_remedy(failure.stage, endpoint, keys))
 
 

@@ -1,8 +1,9 @@
-"""What IAM has to allow each role: actions by table, policies, and a CloudFormation template with roles for EKS. Pure.
+"""The IAM permissions of each role: actions by table, policies, a CloudFormation template with roles for EKS. Pure.
 
-`get_table_permissions` says what each role does with each table; `tests/flow/test_doctor_permissions.py` holds the code to
-it. `deploy/iam/write.py` writes the policies and the template; `tests/deploy/test_iam.py` holds those files to it.
-The roles are for pods of EKS, by Pod Identity or, where an OpenID Connect provider is named, by IRSA.
+`get_table_permissions` lists the actions of each role on each table; `tests/flow/test_doctor_permissions.py` checks
+that the code uses no others. `deploy/iam/write.py` writes the policies and the template; `tests/deploy/test_iam.py`
+checks that those files are current. The roles are for pods of EKS, by Pod Identity or, with an OpenID Connect
+provider, by IRSA.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _GET, _BATCH, _QUERY, _PUT, _UPDATE, _DELETE, _CHECK = ACTIONS
 
 TablePermissions = Mapping[str, frozenset[str]]  # by table
 
-# Whatever runs records spend, adds it up, knows how scopes stand and which tokens are revoked.
+# Every role records spend, aggregates it, and reads budget states and revoked tokens.
 _ALL_ROLES: Mapping[str, tuple[str, ...]] = {
     "config": (_GET, _BATCH, _QUERY),
     "sticky-state": (_BATCH, _UPDATE),
@@ -49,7 +50,7 @@ _CONTROL_ROLES: Mapping[str, tuple[str, ...]] = {
 
 
 def get_table_permissions(role: Role) -> TablePermissions:
-    """A table that is not there is none of this role's."""
+    """The actions of a role by table, without the tables that it does not use."""
     parts = [_ALL_ROLES]
     if role != "control":
         parts.append(_CALL_ROLES)
@@ -62,8 +63,8 @@ def get_table_permissions(role: Role) -> TablePermissions:
 ROLES: tuple[Role, ...] = ("sidecar", "control", "both")
 _PREFIX = "price-keeper-"
 
-# What each operation of the data port is called in a policy. Chat completions and asynchronous jobs have no action of
-# their own, and bidirectional streams are refused.
+# The IAM action of each operation of the data port. Chat completions and asynchronous jobs have no action of their
+# own, and bidirectional streams are refused.
 ACTIONS_BY_OPERATION: Mapping[Operation, tuple[str, ...]] = {
     Operation.INVOKE: ("InvokeModel",),
     Operation.INVOKE_STREAM: ("InvokeModelWithResponseStream",),
@@ -80,19 +81,19 @@ ACTIONS_BY_OPERATION: Mapping[Operation, tuple[str, ...]] = {
 
 
 def _build_any_account_arn(service: str, resource: str) -> str:
-    """In any region, and in whatever account the policy stands."""
+    """An ARN for any region and account."""
     return f"arn:aws:{service}:*:*:{resource}"
 
 
-# Those of the labels that config.yaml and the files in deploy/ begin with, in any region. Whoever has other labels
-# names theirs. Who calls an inference profile needs to be allowed it and the model behind it.
+# The models of the labels in the initial config.yaml and in deploy/, in any region; change them for other labels. A
+# call of an inference profile needs permission for the profile and for the model behind it.
 _DEMO_PROFILES = ("us.anthropic.claude-sonnet-4-5-20250929-v1:0", "us.amazon.nova-lite-v1:0")
 DEMO_MODEL_ARNS = (
     *(f"arn:aws:bedrock:*::foundation-model/{label.model}" for label in DEMO_LABELS.values()),
     *(_build_any_account_arn("bedrock", f"inference-profile/{name}") for name in _DEMO_PROFILES),
 )
 
-# What `price-keeper tables create` and `check` do.
+# The actions of `price-keeper tables create` and `check`.
 _CREATION_ACTIONS = (
     "CreateTable",
     "DescribeContinuousBackups",
@@ -102,7 +103,7 @@ _CREATION_ACTIONS = (
     "UpdateTimeToLive",
 )
 
-BuildArn = Callable[[str, str], Any]  # of a service, and of what it has
+BuildArn = Callable[[str, str], Any]  # from a service and a resource
 Statement = dict[str, Any]
 
 
@@ -129,7 +130,7 @@ def _build_call_statements(arn: BuildArn, models: Any) -> Iterable[Statement]:
     yield _build_statement("Models", "bedrock", ("InvokeModel", "InvokeModelWithResponseStream", "CountTokens"), models)
     yield _build_statement("Jobs", "bedrock", ("InvokeModel", "GetAsyncInvoke"), [arn("bedrock", "async-invoke/*")])
     yield _build_statement("Guardrails", "bedrock", ("ApplyGuardrail",), guardrails)
-    # These two act on nothing that has an ARN, so AWS takes no other resource for them.
+    # These two actions apply to no resource with an ARN, so AWS accepts only "*".
     yield _build_statement("GuardrailChecks", "bedrock", ("InvokeGuardrailChecks",), "*")
     where = {"StringEquals": {"aws:RequestedRegion": PRICE_LIST_REGION}}
     yield {**_build_statement("Prices", "pricing", ("GetProducts",), "*"), "Condition": where}
@@ -201,7 +202,7 @@ _MODELS_PARAMETER = {"Ref": "Models"}
 
 
 def _build_arn(service: str, resource: str) -> dict[str, str]:
-    """Tables are in the stack's own region; Bedrock may be called in several."""
+    """Tables are in the region of the stack; Bedrock may be called in several regions."""
     if service == "dynamodb":
         name = resource.replace("table/", "table/${TablePrefix}")
         return {"Fn::Sub": f"arn:${{AWS::Partition}}:dynamodb:${{AWS::Region}}:${{AWS::AccountId}}:{name}"}
@@ -234,7 +235,7 @@ def _build_role_resource(role: str) -> dict[str, Any]:
 
 
 def _build_oidc_trust(name: str) -> dict[str, Any]:
-    """As text, since a template cannot make a key from a parameter."""
+    """A trust policy as JSON text, since a template cannot use a parameter in a key."""
     provider = "arn:${AWS::Partition}:iam::${AWS::AccountId}:oidc-provider/${OidcProvider}"
     who = f"system:serviceaccount:${{Namespace}}:${{{name}ServiceAccount}}"
     return _build_trust_policy(

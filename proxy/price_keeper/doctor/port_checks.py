@@ -23,7 +23,7 @@ from price_keeper.server.tls import create_server_context
 from price_keeper.upstream.connection_pool import UpstreamEndpoint
 
 RENEW_BEFORE = timedelta(days=30)
-LOCAL_TIMEOUT_SECONDS = 1.5  # what runs on this machine answers at once, if it answers at all
+LOCAL_TIMEOUT_SECONDS = 1.5  # a server on this machine answers at once or not at all
 
 
 def build_port_checks(context: DoctorContext) -> list[DoctorCheck]:
@@ -48,14 +48,14 @@ async def _check_port(name: str, address: Address, context: DoctorContext) -> Fi
         return await _identify_listener(name, address, context)
     if failure.errno == errno.EACCES:
         return trouble(
-            f"{address} is not ours to take", f"set {key} to a port above 1023, or allow CAP_NET_BIND_SERVICE"
+            f"this user may not listen on {address}", f"set {key} to a port above 1023, or allow CAP_NET_BIND_SERVICE"
         )
     reason = os.strerror(failure.errno) if failure.errno else "no such host"
     return trouble(f"{address} cannot be listened on: {reason}", f"set {key} to an address of this machine")
 
 
 def _try_to_bind(address: Address) -> OSError | None:
-    """Bound and let go of again, without listening: nobody can have connected."""
+    """Bind the address and release it, without listening, so that no client can connect."""
     try:
         addresses = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         for family, kind, protocol, _, where in addresses:
@@ -68,9 +68,9 @@ def _try_to_bind(address: Address) -> OSError | None:
 
 
 async def _identify_listener(name: str, address: Address, context: DoctorContext) -> Finding:
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address.host, address.host)  # noqa: S104 - it is asked, not bound
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address.host, address.host)  # noqa: S104 - a client connects to it
     remedy = f"stop what has it (ss -ltnp 'sport = :{address.port}'), or set listen.{name} to another port"
-    for is_tls in (False, True) if name == "data" else (False,):  # it may have been started with another configuration
+    for is_tls in (False, True) if name == "data" else (False,):  # the running process may have another TLS setting
         endpoint = UpstreamEndpoint(host, address.port, is_tls)
         with suppress(EndpointUnreachable):
             response = await send_probe(
@@ -86,7 +86,7 @@ async def _identify_listener(name: str, address: Address, context: DoctorContext
 
 
 def _is_price_keeper(name: str, response: ProbeResponse) -> bool:
-    if name == "data":  # it refuses what is no operation of Bedrock's, in AWS's form
+    if name == "data":  # the data port refuses an unknown operation with an error in AWS's form
         return 400 <= response.status < 500 and "x-amzn-errortype" in response.headers
     try:
         report = json.loads(response.body)
@@ -96,7 +96,7 @@ def _is_price_keeper(name: str, response: ProbeResponse) -> bool:
 
 
 def _build_unverified_context() -> ssl.SSLContext:
-    """Only who is there is asked: whether its certificate is to be trusted, the check of that tells."""
+    """This request only identifies the server; `check_certificate` checks its certificate."""
     context = ssl.create_default_context()
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
