@@ -1,15 +1,16 @@
-"""Attribute one org's spend of one day to its apps and to callers without an app, each call once. Pure.
+"""Attributes one org's spend of one day to its apps and to callers without an app, each call once. Pure.
 
-What an org's own counter holds depends on its `quota_scope` when the calls were made. Under ORG it holds every call of the
-org, those of its apps included; the difference is spend of callers without an app. Under APP it holds only the calls of
-callers without an app. Nothing in a counter says which, and `quota_scope` may have changed since. So this decides:
+What an org's own counter holds depends on its `quota_scope` when the calls were made. Under ORG it holds every call of
+the org, including those of its apps; the difference is spend of callers without an app. Under APP it holds only the
+calls of callers without an app. A counter does not record which, and `quota_scope` may have changed since. The rules:
 
-- if in some label both come to exactly the same, in all nine counts, the org's counter includes its apps;
-- otherwise the org's current `quota_scope` tells.
+- if for some label both are equal in all nine counts, the org's counter includes its apps;
+- otherwise the org's current `quota_scope` decides.
 
-With one kind of counter alone there is no question. What may contradict the decision is reported as an AttributionCaveat:
-an own counter that is lower than the apps it ought to include, or one that is not lower than the apps beside it in any
-label. On the day of a change itself the two overlap by an unknown amount. The apps' own spend is exact on any day.
+With only one kind of counter there is nothing to decide. Evidence against the decision is reported as an
+AttributionCaveat: an org's counter that is lower than the sum of the apps that it should include, or one that is not
+lower than the sum of the separate apps in any label. On the day of a change the two overlap by an unknown amount. The
+apps' own spend is exact on any day.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ CountsByLabel = Mapping[str, UsageCounts]
 
 
 class AttributionCaveat(Enum):
-    """What a reader should know of a day; the text goes behind the org's name."""
+    """Why the attribution of a day is uncertain. The report shows the text after the org's name."""
 
     INCLUDED_APPS = "its own counter equals its apps' sum, so it was taken for their total, as under quota_scope ORG"
     LOWER_THAN_APPS = (
@@ -33,7 +34,7 @@ class AttributionCaveat(Enum):
     )
     MAY_INCLUDE_APPS = (
         "its own counter was taken for calls of callers without an app, as under quota_scope APP; "
-        "if that was ORG then, what the apps spent is told twice"
+        "if it was ORG then, the spend of the apps is counted twice"
     )
 
 
@@ -51,7 +52,7 @@ class Attribution(NamedTuple):
 def attribute_spend(
     org_counts: CountsByLabel, app_counts: Mapping[str, CountsByLabel], quota_scope: str
 ) -> Attribution:
-    """Of one org on one day."""
+    """The spend of one org on one day by app, with the caveat about it if there is one."""
     app_sums = _sum_apps(app_counts)
     app_spend = [AppSpend(app, label, counts) for app, labels in app_counts.items() for label, counts in labels.items()]
     if not any(label in app_sums for label in org_counts):

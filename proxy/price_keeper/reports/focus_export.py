@@ -1,4 +1,4 @@
-"""Format a report by the FinOps Open Cost and Usage Specification (FOCUS), to stand beside the cloud's own bill. Pure.
+"""Formats a report by the FinOps Open Cost and Usage Specification (FOCUS), for comparison with the cloud bill. Pure.
 
 Version 1.3: it has the columns of 1.2, which AWS exports, and those that replace them in 1.4. `docs/spend.md` explains
 each column. An empty cell is null.
@@ -20,13 +20,13 @@ from price_keeper.reports.report_rows import SpendEntry, sum_token_counts
 from price_keeper.reports.spend_report import SpendReport
 
 FOCUS_VERSION = "1.3"
-DEFAULT_BILLING_ACCOUNT = "price-keeper"  # for the billing account, where nobody says which one of AWS's it is
+DEFAULT_BILLING_ACCOUNT = "price-keeper"  # if the user names no AWS account
 GENERATOR_NAME = "Bedrock Price Keeper"
-# As AWS names itself. The issuer of the invoice has the same name: FOCUS takes another one for a third party, whose
-# charges must have a BilledCost of 0.
+# The name that AWS uses for itself. The invoice issuer has the same name: FOCUS treats a different issuer as a third
+# party, whose charges must have a BilledCost of 0.
 PROVIDER_NAME = "AWS"
 
-# FOCUS has its own columns first, then those of others, which begin with x_; both by the alphabet.
+# FOCUS orders its own columns first, then custom columns, which begin with x_; both alphabetically.
 FOCUS_COLUMNS = (
     "BilledCost", "BillingAccountId", "BillingAccountName", "BillingCurrency", "BillingPeriodEnd",
     "BillingPeriodStart", "ChargeCategory", "ChargeClass", "ChargeDescription", "ChargeFrequency", "ChargePeriodEnd",
@@ -43,7 +43,7 @@ FOCUS_COLUMNS = (
 _CONSTANT_CELLS = {
     "BillingCurrency": "USD",
     "ChargeCategory": "Usage",
-    "ChargeClass": None,  # nothing here corrects what was billed before
+    "ChargeClass": None,  # no row corrects an earlier bill
     "ChargeFrequency": "Usage-Based",
     "HostProviderName": PROVIDER_NAME,
     "InvoiceIssuerName": PROVIDER_NAME,
@@ -75,7 +75,7 @@ _OTHER_MEASURES = {
 
 
 def iterate_focus_records(report: SpendReport, find_region: FindRegion, account: str | None) -> Iterator[FocusRecord]:
-    """One for each org, app, label and day. `region_of` tells where a label is called, None where that may differ."""
+    """One record for each org, app, label and day. `find_region` returns None for a label with several regions."""
     for spent in sorted(report.spent, key=lambda each: (each.day, each.org, each.app or "", each.label)):
         yield {
             **_CONSTANT_CELLS,
@@ -89,7 +89,7 @@ def iterate_focus_records(report: SpendReport, find_region: FindRegion, account:
 
 
 def _build_costs(counts: UsageCounts) -> FocusRecord:
-    """The one price that is known is the one the call was charged at: no discount comes after it."""
+    """All cost columns are equal: the only known price is the one of the call, and no discount follows."""
     cost = format_exact_usd(counts.pico)
     return dict.fromkeys(("BilledCost", "ContractedCost", "EffectiveCost", "ListCost"), cost)
 
@@ -104,7 +104,7 @@ def _build_account(report: SpendReport, spent: SpendEntry, account: str | None) 
 
 
 def _build_periods(report: SpendReport, spent: SpendEntry) -> FocusRecord:
-    """The org's day in UTC, and the month of UTC in which it begins, since that is how AWS bills."""
+    """The org's day in UTC, and the UTC month in which it begins, as AWS bills by UTC months."""
     day = find_day_span(spent.day, report.orgs[spent.org].zone)
     begins = datetime.fromtimestamp(day.start, UTC).replace(day=1, hour=0, minute=0, second=0)
     years, month = divmod(begins.month, 12)

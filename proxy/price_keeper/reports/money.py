@@ -8,7 +8,7 @@ _DIGITS = 6
 
 
 def format_usd(pico: int) -> str:
-    """In whole micro-dollars, as $1,234.000056; what is less than half of one is still not nothing."""
+    """Dollars with six decimals, such as $1,234.000056. An amount above zero is never shown as zero."""
     micros = (pico + PICO_PER_MICRO // 2) // PICO_PER_MICRO
     if micros == 0 and pico > 0:
         return "<$0.000001"
@@ -24,7 +24,7 @@ def format_exact_micros(pico: int) -> str:
 
 
 def _format_decimal(number: int, unit: int) -> str:
-    """Without exponents, and without zeros at the end that say nothing."""
+    """An exact decimal without an exponent and without trailing zeros."""
     whole, part = divmod(number, unit)
     if not part:
         return str(whole)

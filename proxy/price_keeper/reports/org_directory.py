@@ -1,4 +1,4 @@
-"""Orgs and apps as the store knows them: names, time zone, and whether quotas apply to the org or to each app."""
+"""Orgs and apps from the store: names, time zone, and whether quotas apply to the org or to each app."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from price_keeper.domain import Scope, is_org_id
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Item, Query, Store, iterate_rows
 
-MAX_ORGS_LISTED = 20  # in a message that says which orgs there are
+MAX_ORGS_LISTED = 20  # in an error message
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class OrgInfo:
 
 
 async def load_org_names(store: Store) -> dict[str, str | None]:
-    """The name of each org in the registry, None where it has none there."""
+    """The name of each org in the registry, None for an org without a name."""
     names: dict[str, str | None] = {}
     async for row in iterate_rows(store, Query("config", schema.ORG_REGISTRY)):
         names[Scope.from_key(row.key.sk).org] = _read_name(row.item, "org_name")
@@ -39,7 +39,7 @@ async def load_org_names(store: Store) -> dict[str, str | None]:
 async def load_orgs(
     store: Store, orgs: Iterable[str], names: Mapping[str, str | None], zone: ZoneInfo, now: float
 ) -> dict[str, OrgInfo]:
-    """Also of orgs that nobody registered; `zone` is for those that say nothing of theirs."""
+    """The details of these orgs, registered or not. `zone` is the default for orgs without a time zone."""
     org_ids = list(dict.fromkeys(orgs))
     items = await store.get_many([schema.org_config_key(org) for org in org_ids])
     return {
@@ -55,9 +55,9 @@ async def load_app_names(store: Store, apps: Iterable[tuple[str, str]]) -> dict[
 
 
 def resolve_org(text: str, names: Mapping[str, str | None]) -> str:
-    """The id of the org with this id or name. Raises ValueError that says which there are."""
+    """The id of the org with this id or name. Raises ValueError that lists the orgs."""
     if is_org_id(text.lower()):
-        return text.lower()  # it need not be registered to have spent
+        return text.lower()  # an org can have spend without being registered
     matching = [org for org, name in names.items() if name is not None and name.casefold() == text.casefold()]
     if len(matching) == 1:
         return matching[0]
@@ -75,7 +75,7 @@ def _describe_orgs(names: Mapping[str, str | None]) -> str:
 
 
 def _build_org_info(org: str, item: Item | None, registry_name: str | None, default: ZoneInfo, now: float) -> OrgInfo:
-    """As those who count read it."""
+    """Reads the item as the budget code does, so that both agree on zone and quota scope."""
     settings = resolve_settings(item, None, DefaultsConfig(timezone=default.key), (), now)
     return OrgInfo(org, _read_name(item or {}, "org_name") or registry_name, settings.zone, settings.quota_scope)
 

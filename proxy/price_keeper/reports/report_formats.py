@@ -1,7 +1,7 @@
-"""Format a report as JSON or CSV for other programs. Pure.
+"""Formats a report as JSON or CSV for other programs. Pure.
 
-Money is exact in both. JSON has micro-dollars as a string, as not every program keeps all digits of a number. CSV has
-dollars, which spreadsheets add up. Names are escaped so that a spreadsheet does not run them as formulas.
+Money is exact in both. JSON has micro-dollars as a string, as some programs lose digits of large numbers. CSV has
+dollars, for sums in a spreadsheet. Names are escaped so that a spreadsheet does not run them as formulas.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from price_keeper.reports.spend_report import SpendReport
 
 COUNT_FIELDS = UsageCounts._fields[:-1]
 NAME_COLUMNS = {"org": "org_name", "app": "app_name"}  # the column behind an id
-# With which a cell begins that a spreadsheet carries out: also in another width, which some take for the same, and
-# behind what they leave out.
+# The first characters of a formula. Some spreadsheets also accept their full-width forms, and skip characters of the
+# ignored categories before them.
 _FORMULA_SIGNS = frozenset("=+-@\N{MINUS SIGN}")
 _IGNORED_CATEGORIES = frozenset(("Cc", "Cf", "Zs", "Zl", "Zp"))  # of Unicode's categories: controls, formats, spaces
 
@@ -98,12 +98,12 @@ def build_count_record(counts: UsageCounts) -> dict[str, Any]:
 
 
 def _to_one_line(value: Any) -> Any:
-    """Python's writer leaves a lone carriage return unquoted, which readers take for the end of a row."""
+    """Python's writer does not quote a lone carriage return, which readers take for the end of a row."""
     return value.replace("\r", " ") if isinstance(value, str) else value
 
 
 def escape_formula(name: str | None) -> str | None:
-    """Only names are anybody's free text; a cell of theirs must not become a formula of the reader's."""
+    """Names are the only free text from users; a cell with one must not become a formula."""
     return f"'{name}" if name is not None and _is_formula(name) else name
 
 

@@ -1,7 +1,7 @@
 """The days that a report covers: parsed, checked, and split into weeks for an export. Pure.
 
-"today" is each org's own, by its time zone, so a period is resolved to dates for each zone. `find_listing_days` says on
-which UTC days counters of these days may be listed, late flushes included.
+"today" depends on each org's time zone, so a period is resolved to dates for each zone. `find_listing_days` returns the
+UTC days on which the counters of a period may be listed, including late flushes.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ PERIOD_FORMS = (
     "or a range of these (2026-11-01..2026-11-18, 2026-11-01..today)"
 )
 
-# A journal that turns up late is flushed for so long after its calls, and lists them on the day of that flush.
-# Only what `replay --force` brings can come later.
+# A journal may be flushed up to this long after its calls, and lists them on the day of the flush. Only
+# `replay --force` can flush later.
 MAX_LATE_DAYS = MARKER_TTL_SECONDS // DAY_SECONDS
-# What is kept counts from the time of writing; zones and clocks take less than two days of it.
+# The retention counts from the time of writing; differences of zones and clocks take less than two days of it.
 MAX_AGE_DAYS = TOTAL_TTL_SECONDS // DAY_SECONDS - 2
 
 _ONE_DAY = timedelta(days=1)
@@ -33,7 +33,7 @@ _MONTH_PATTERN = re.compile(r"(\d{4})-(\d\d)", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class ReportPeriod:
-    """From one day to another, both included. A number is that many days before today, which is each org's own."""
+    """A range of days, both ends inclusive. An int stands for that many days before the org's today."""
 
     text: str
     first: date | int
@@ -44,7 +44,7 @@ class ReportPeriod:
 
 
 def parse_report_period(text: str) -> ReportPeriod:
-    """Raises ValueError that says what may be asked for."""
+    """Raises ValueError that lists the valid forms."""
     first_text, separator, last_text = text.partition("..")
     first, last = _parse_part(first_text, text)[0], _parse_part(last_text if separator else first_text, text)[1]
     if isinstance(first, date) and isinstance(last, date) and first > last:
@@ -53,12 +53,12 @@ def parse_report_period(text: str) -> ReportPeriod:
 
 
 def check_report_period(period: ReportPeriod, now: float) -> None:
-    """Raises ValueError where nothing can be known of these days."""
+    """Raises ValueError for days in the future, or before the retention of counters."""
     today = find_utc_date(now)
     first, last = period.resolve(today)
     if first > last:
         raise ValueError(f"{period.text} ends before it begins")
-    if first > today + _ONE_DAY:  # somewhere it is tomorrow already
+    if first > today + _ONE_DAY:  # in some time zones it is tomorrow already
         raise ValueError(f"{first} is still to come; today is {today} in UTC")
     earliest = today - timedelta(days=MAX_AGE_DAYS)
     if first < earliest:
@@ -69,9 +69,9 @@ def check_report_period(period: ReportPeriod, now: float) -> None:
 def find_listing_days(period: ReportPeriod, now: float) -> list[date]:
     """The UTC days on which counters of these days may be listed.
 
-    A day of an org begins up to 14 hours before the UTC day of the same date and ends up to 12 hours after it, so it
-    touches the days around; and LATE_DAYS more is how late a journal may be flushed. None lies beyond tomorrow, which
-    is somebody's wrong clock. Where an org's today is not that of UTC, its day lies within these all the same.
+    A day of an org begins up to 14 hours before the UTC day of the same date and ends up to 12 hours after it, so the
+    range includes the adjacent days; MAX_LATE_DAYS more cover late flushes of journals. No listing day is after
+    tomorrow, which only a wrong clock writes. The range also covers an org whose today differs from that of UTC.
     """
     today = find_utc_date(now)
     first, last = period.resolve(today)
@@ -107,13 +107,13 @@ def _parse_part(text: str, period_text: str) -> tuple[date | int, date | int]:
     raise ValueError(f"not a day or a range of days: {period_text!r}; it is {PERIOD_FORMS}")
 
 
-# Of each piece, what was written up to LATE_DAYS after it is looked through: shorter ones would read that more often.
+# Each part also reads the listings of MAX_LATE_DAYS after it, so shorter parts would read those more often.
 DAYS_PER_PART = 7
-_UNFINISHED_DAYS = timedelta(days=3)  # by any org's zone these days are over, and "yesterday" is later
+_UNFINISHED_DAYS = timedelta(days=3)  # earlier days are over in every zone, and precede every org's "yesterday"
 
 
 def split_period(period: ReportPeriod, now: float) -> Iterator[ReportPeriod]:
-    """One behind the other, from the first day to the last; none of them is empty in any zone."""
+    """Split a period into consecutive parts, none of which is empty in any zone."""
     part_first = period.first
     if isinstance(part_first, date):
         past_day = find_utc_date(now) - _UNFINISHED_DAYS

@@ -1,4 +1,4 @@
-"""Rows of a report: spend grouped by org, app, label or day, the highest cost first. Pure."""
+"""Rows of a report: spend grouped by org, app, label or day, in descending order of cost. Pure."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import NamedTuple
 from price_keeper.ledger.ledger_entries import UsageCounts
 
 DIMENSIONS = ("org", "app", "label", "day")
-NO_APP = "-"  # how calls of callers without an app are shown
+NO_APP = "-"  # shown in place of an app for callers without one
 
 RowKey = str | date | None
 
 
 class SpendEntry(NamedTuple):
-    """By an app, or with None by callers of the org without one."""
+    """Spend of one app, or of callers without an app (None), for one label and day."""
 
     org: str
     app: str | None
@@ -56,7 +56,7 @@ def sum_token_counts(counts: UsageCounts) -> int:
 
 
 def filter_spend(entries: Iterable[SpendEntry], app: str | None, label: str | None) -> list[SpendEntry]:
-    """None is any; NO_APP is that of callers without an app."""
+    """Entries of this app and label. None matches all; NO_APP matches callers without an app."""
     return [
         each
         for each in entries
@@ -65,7 +65,7 @@ def filter_spend(entries: Iterable[SpendEntry], app: str | None, label: str | No
 
 
 def parse_dimensions(text: str) -> tuple[str, ...]:
-    """Raises ValueError that says what there is. An app is one of its org, so it is told with it."""
+    """Raises ValueError that lists the dimensions. `app` implies `org`, as app ids are unique only within an org."""
     names = [name.strip() for name in text.split(",")]
     unknown = [name for name in names if name not in DIMENSIONS]
     if unknown:
@@ -78,7 +78,7 @@ def parse_dimensions(text: str) -> tuple[str, ...]:
 
 
 def _sort_rows(rows: list[ReportRow], by: Sequence[str]) -> list[ReportRow]:
-    """What belongs together stays together, and the dearest of it comes first; days come as they went by."""
+    """Sort by group, each level in descending order of its total cost; days are in order of time."""
     weights: defaultdict[tuple[RowKey, ...], int] = defaultdict(int)
     for row in rows:
         for depth in range(1, len(by) + 1):

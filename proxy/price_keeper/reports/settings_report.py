@@ -1,4 +1,4 @@
-"""The settings of an org or app and what is in force, as the control API returns them."""
+"""The own and effective settings of an org or app, as the control API returns them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from price_keeper.stores.contract import Item
 
 @dataclass(frozen=True, slots=True)
 class SettingsReport:
-    """An org, or an app of it with its own item."""
+    """The settings of an org, or of an app with its own item."""
 
     org: str
     org_item: Item
@@ -45,7 +45,7 @@ class SettingsReport:
         return find_change_time(self.org_item, self.now)
 
     def to_record(self) -> dict[str, Any]:
-        """For programs. Credentials' hashes stand on the same item, and never here."""
+        """The JSON record. It never includes the hashes of credentials, which are on the same item."""
         names = ORG_SETTINGS if self.app is None else APP_SETTINGS
         changes_at = self.changes_at
         return {
@@ -83,6 +83,6 @@ def _format_stamp(item: Item, name: str) -> str | None:
     return format_utc(float(value)) if isinstance(value, (int, Decimal)) else None
 
 
-@lru_cache(maxsize=64)  # the ends of periods are the same for nearly everybody
+@lru_cache(maxsize=64)  # nearly all orgs share the same period ends
 def format_utc(at_epoch: float) -> str:
     return datetime.fromtimestamp(at_epoch, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,10 +1,10 @@
-"""Build the report of a period from the counters in the store: who spent what, on which day of the org. Start here.
+"""Builds the report of a period from the counters in the store: who spent what, on which day of the org. Start here.
 
     list the counters of the period -> read them -> attribute each org's spend to its apps -> SpendReport
 
-The report is exact as of the last flush; calls that are only in journals are missing. A total that is known to be complete
-is taken as it is. Otherwise the shards are read consistently, an org before its apps, so that a flush in between cannot
-turn up as spend of callers without an app.
+The report is exact as of the last flush; calls that are only in journals are missing. A total that is known to be
+complete is used as it is. Otherwise the shards are read consistently, an org before its apps, so that a flush in
+between cannot appear as spend of callers without an app.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ MAX_DAYS_LISTED = 3
 
 @dataclass(frozen=True, slots=True)
 class SpendReport:
-    """`first` and `last` are the days meant, in the zones of the orgs it is about; `is_running` if one goes on."""
+    """`first` and `last` are the days of the period in the zones of its orgs; `is_running` if a day has not ended."""
 
     as_of: float
     first: date
@@ -63,9 +63,9 @@ async def build_report(
     now: float,
     app: str | None = None,
 ) -> SpendReport:
-    """Of one org or of all. `names` are those of the registry; `zone` is that of orgs that say nothing of theirs.
+    """The report of one org, or of all. `org_names` are those of the registry; `zone` is the default time zone.
 
-    Of one `app` alone nothing else of its org is read: its own counters are exact, whatever those of the org hold.
+    With `app` only the counters of that app are read: they are exact, whatever the org's own counter holds.
     """
     listed = await aggregator.list_active_counters(store, find_listing_days(period, now), org, app, consistent=True)
     orgs = [org] if org is not None else [Scope.from_key(each.counter.scope).org for each in listed]
@@ -74,7 +74,7 @@ async def build_report(
     calendars = {tenant.org: by_zone[tenant.zone] for tenant in org_infos.values()}
     values = await read_counters(store, _iterate_queries(listed, calendars), now)
     spent, caveats = _attribute_all(values.counts, org_infos)
-    # While calls go on, an org and its apps cannot be read at one moment.
+    # While calls continue, an org and its apps cannot be read at the same moment.
     notes = [
         f"{org_infos[name].title}, {_list_days(days)}: {doubt.value}."
         for (name, doubt), all_days in caveats.items()
@@ -98,14 +98,14 @@ async def build_report(
 
 
 class _ReportCalendar:
-    """The days meant, as they are in one zone. `ends` is when each of them ends, by its period's key."""
+    """The days of the period in one zone. `ends` maps the period key of each day to the time when it ends."""
 
     def __init__(self, zone: ZoneInfo, period: ReportPeriod, now: float) -> None:
         today = find_org_date(now, zone)
         self.first, self.last = period.resolve(today)
         self.is_running = self.first <= today <= self.last
         self._today = today
-        latest = min(self.last, today + timedelta(days=1))  # by somebody's clock it is tomorrow already
+        latest = min(self.last, today + timedelta(days=1))  # a process with a fast clock may have written tomorrow's
         self.ends = {span.key: span.end for span in iterate_day_spans(self.first, latest, zone)}
 
     def select_past(self, days: Iterable[date]) -> list[date]:
@@ -153,11 +153,11 @@ def _list_days(days: list[date]) -> str:
     return ", ".join(str(day) for day in days[:MAX_DAYS_LISTED]) + suffix
 
 
-COUNTERS_PER_READ = 500  # counters, or as many as one org has, so that what is held of their shards stays small
+COUNTERS_PER_READ = 500  # or as many as one org has; bounds the memory for their shards
 
 
 class CounterQuery(NamedTuple):
-    """A counter, and the moment after which a total of it holds everything."""
+    """A counter, and the time from which on its total is complete."""
 
     counter: Counter
     complete_after: float
@@ -166,11 +166,11 @@ class CounterQuery(NamedTuple):
 @dataclass(slots=True)
 class CounterValues:
     counts: dict[Counter, UsageCounts] = field(default_factory=dict)
-    is_final: bool = True  # nothing had to be read from shards
+    is_final: bool = True  # all values come from complete totals, none from shards
 
 
 def build_counter_query(listed: ActiveCounter, day_end: float) -> CounterQuery:
-    """Whoever flushed later would have listed the counter on a later day, if the clocks differ as little as allowed."""
+    """A later flush would have listed the counter on a later day, if clocks differ no more than is allowed."""
     return CounterQuery(listed.counter, max(day_end, find_utc_day_end(listed.last_written) + MAX_CLOCK_SKEW_SECONDS))
 
 
@@ -186,17 +186,17 @@ async def read_counters(store: Store, queries: Iterable[CounterQuery], now: floa
             each.counter for each, total in totals_by_query.items() if not _is_complete(total, each.complete_after, now)
         ]
         values.is_final = values.is_final and not incomplete
-        # An org before its apps, so that what is flushed in between is not taken for spend of callers without an app.
+        # An org before its apps, so that a flush in between is not counted as spend of callers without an app.
         for of_apps in (False, True):
             selected = [counter for counter in incomplete if (_parse_scope(counter).app is not None) is of_apps]
             for counter, counts in (await _read_shards(store, selected)).items():
-                # Counters never go down; a shard that is gone already leaves what the total knew.
+                # Counters never decrease: if a shard has expired already, the total has the higher value.
                 values.counts[counter] = UsageCounts._make(map(max, counts, values.counts.get(counter, UsageCounts())))
     return values
 
 
 def _iterate_batches(queries: Iterable[CounterQuery]) -> Iterator[list[CounterQuery]]:
-    """What one org has is read at one time."""
+    """Batches that never split the counters of one org."""
     batch: list[CounterQuery] = []
     ordered = sorted(queries, key=lambda each: each.counter)
     for _, group in groupby(ordered, key=lambda each: _parse_scope(each.counter).org):
@@ -223,7 +223,7 @@ async def _read_shards(store: Store, counters: Sequence[Counter]) -> dict[Counte
 
 
 def _is_complete(total: Mapping[str, Any] | None, complete_after: float, now: float) -> bool:
-    """A stamp in the future is somebody's wrong clock, and proves nothing."""
+    """A time stamp in the future comes from a wrong clock and proves nothing."""
     return total is not None and complete_after <= float(total.get(AS_OF_ATTRIBUTE, 0)) <= now
 
 

@@ -1,4 +1,4 @@
-"""Format report rows as a table for a terminal: aligned columns, a bar for each row's share, a total line. Pure."""
+"""Formats report rows as a table for a terminal: aligned columns, a bar for each row's share, a total line. Pure."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class TableStyle:
 
     @property
     def bar_characters(self) -> str:
-        """From a part of a character to a whole one."""
+        """The characters for a partly filled cell up to a full one."""
         return "▏▎▍▌▋▊▉█" if self.is_unicode else "#"
 
     @property
@@ -53,7 +53,7 @@ class _Column:
 
 
 def _format_short(number: int) -> str:
-    """Four digits at most, as 12.3M, below ten thousand exact."""
+    """At most four digits, such as 12.3M; exact below ten thousand."""
     if number < 10_000:
         return f"{number:,}"
     for unit in "kMBT":
@@ -77,8 +77,8 @@ _TOKENS = _Column("Tokens", lambda counts: _format_short(sum_token_counts(counts
 _UNITS = _Column("Units", lambda counts: _format_short(counts.guardrail_units), lambda whole: whole.guardrail_units > 0)
 _COST = _Column("Cost", lambda counts: money.format_usd(counts.pico))
 
-# Which columns, and how short a name may be cut: the first of these that leaves room for bars. Cached tokens, guardrail
-# units and estimates are left out where there are none; the programs' formats have all of them.
+# Column sets with the minimum width of names: the first one that leaves room for bars is used. Columns for cached
+# tokens, guardrail units and estimates are omitted where all are zero; the formats for programs have all columns.
 _LAYOUTS = (
     ((_REQUESTS, _ESTIMATED, _INPUT, _CACHED, _OUTPUT, _UNITS, _COST), 16),
     ((_REQUESTS, _ESTIMATED, _TOKENS, _UNITS, _COST), 16),
@@ -94,7 +94,7 @@ def _sum_cached_tokens(counts: UsageCounts) -> int:
 def format_table(
     rows: Sequence[ReportRow], by: Sequence[str], names: Mapping[tuple[str, str], str], style: TableStyle
 ) -> list[str]:
-    """`names` has what is shown for a key that is not to be shown as it is."""
+    """The lines of the table. `names` maps (dimension, key) to the text that is shown in place of the key."""
     keys = [[_format_key(name, key, names) for name, key in zip(by, row.keys, strict=True)] for row in rows]
     total_counts = sum_counts(row.counts for row in rows)
     for columns, min_name_width in _LAYOUTS:
@@ -108,7 +108,7 @@ def format_table(
 
 
 class _TableLayout:
-    """A table's cells, and how wide its columns are."""
+    """The cells of a table and the widths of its columns."""
 
     def __init__(
         self,
@@ -134,7 +134,7 @@ class _TableLayout:
         self._bar_width = 0
 
     def make_room_for_bars(self, min_name_width: int) -> bool:
-        """By cutting names, the widest first."""
+        """Truncate names, the widest column first. False if that does not make enough room."""
         gaps = _GAP * (len(self._titles) + len(self._headers) + 1)
         available_width = self._style.width - sum(self._number_widths) - gaps - _SHARE_WIDTH
         widths = self._key_widths
@@ -184,7 +184,7 @@ def _format_percent(pico: int, total_pico: int) -> str:
 
 
 def _format_bar(pico: int, max_pico: int, width: int, glyphs: str) -> str:
-    """The dearest row fills the width; what costs anything has at least a trace."""
+    """The most expensive row fills the width; a cost above zero has at least the smallest bar."""
     steps = max(1, (2 * pico * width * len(glyphs) + max_pico) // (2 * max_pico))
     full, part = divmod(steps, len(glyphs))
     return glyphs[-1] * full + (glyphs[part - 1] if part else "")

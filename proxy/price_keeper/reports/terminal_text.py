@@ -6,12 +6,12 @@ import unicodedata
 
 
 def make_printable(text: str) -> str:
-    """Names come from outside, and a terminal obeys what is not printable."""
+    """Replace unprintable characters: names come from outside, and a terminal obeys control characters."""
     return "".join(character if character.isprintable() else "?" for character in text)
 
 
 def measure_width(text: str) -> int:
-    """In columns: some letters take two of them, marks that are set upon a letter none."""
+    """The width in columns: wide characters take two columns, combining marks none."""
     if text.isascii():
         return len(text)
     return sum(_measure_character(letter) for letter in text)
@@ -22,7 +22,7 @@ def pad_to_width(text: str, width: int) -> str:
 
 
 def truncate(text: str, width: int, ellipsis: str) -> str:
-    """`sign` stands for what is left out."""
+    """Shorten the text to the width; `ellipsis` replaces the omitted part."""
     if measure_width(text) <= width:
         return text
     while text and measure_width(text) > width - measure_width(ellipsis):
