@@ -1,4 +1,4 @@
-"""The simulator as a process of its own: `bedrock-simulator --port 9000`."""
+"""Runs the simulator as a separate process: `bedrock-simulator --port 9000`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def _serve(arguments: argparse.Namespace) -> None:
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
     for name in (signal.SIGINT, signal.SIGTERM):
-        with suppress(NotImplementedError):  # Windows has no handlers of the loop; there Ctrl-C ends the process
+        with suppress(NotImplementedError):  # on Windows, where Ctrl-C ends the process
             loop.add_signal_handler(name, stopped.set)
     async with simulated_bedrock(
         arguments.host,

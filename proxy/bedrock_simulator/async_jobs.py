@@ -1,4 +1,7 @@
-"""The operations StartAsyncInvoke, ListAsyncInvokes and GetAsyncInvoke. Jobs complete after 30 seconds and write nothing to S3."""
+"""The operations StartAsyncInvoke, ListAsyncInvokes and GetAsyncInvoke.
+
+Jobs complete after 30 seconds and write nothing to S3.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from bedrock_simulator.simulated_call import SimulatedCall, SimulatedResponse, c
 DURATION_SECONDS = 30.0
 
 _ACCOUNT = "123456789012"
-_MAX_JOBS = 1000  # the oldest are forgotten
+_MAX_JOBS = 1000  # beyond this the oldest are dropped
 _MAX_LISTED = 1000
 
 
@@ -26,7 +29,7 @@ class _Job:
     model_arn: str
     token: str | None
     output: dict[str, Any]
-    request: bytes  # a hash of it
+    request: bytes  # the hash of the request
     submitted: float  # epoch seconds
     done: float  # by the monotonic clock
 

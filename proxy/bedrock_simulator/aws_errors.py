@@ -1,4 +1,4 @@
-"""Errors in the form of AWS: a type in a header, a message in the body. Pure.
+"""Errors in AWS's form: the type in a header, the message in the body. Pure.
 
 `validation_error`, `malformed_request` and `constraint_violation` build the three kinds of ValidationException.
 """
@@ -9,8 +9,7 @@ from typing import Any
 
 import orjson
 
-# Services put a name space behind the type, which clients have to cut off; the front door, which checks who asks,
-# does not.
+# Services append a namespace to the type, which clients have to strip; the front end, which authenticates, does not.
 _TYPE_SUFFIX = ":http://internal.amazon.com/coral/com.amazon.bedrock/"
 
 SERVICE_ERRORS: dict[str, tuple[int, str]] = {
@@ -45,7 +44,7 @@ _UNKNOWN_OPERATION = {"Output": {"__type": "com.amazon.coral.service#UnknownOper
 
 
 class AwsError(Exception):
-    """A request that gets an error for an answer."""
+    """Raised to answer a request with an error."""
 
     def __init__(self, kind: str, message: str | None = None, **more: Any) -> None:
         default = SERVICE_ERRORS.get(kind) or AUTH_ERRORS[kind]
@@ -61,7 +60,7 @@ class AwsError(Exception):
 
 
 class InvalidApiKey(AwsError):
-    """The check of API keys answers with a capital M, as do IAM's own refusals."""
+    """The check of API keys names its member `Message`, with a capital M, as IAM's own errors do."""
 
     def __init__(self) -> None:
         super().__init__("AccessDeniedException", "Authentication failed: Please make sure your API Key is valid.")
@@ -70,7 +69,7 @@ class InvalidApiKey(AwsError):
 
 
 class UnknownOperationError(AwsError):
-    """No operation has this path, or not with this method."""
+    """No operation has this method and path."""
 
     def __init__(self) -> None:
         super().__init__("ResourceNotFoundException", "UnknownOperationException")
@@ -79,7 +78,7 @@ class UnknownOperationError(AwsError):
 
 
 class GatewayError(AwsError):
-    """A load balancer before the service answers in its stead: no type, and no JSON."""
+    """An error of a load balancer in front of the service: without a type, and not JSON."""
 
     def __init__(self, status: int) -> None:
         super().__init__("ServiceUnavailableException")
@@ -98,7 +97,7 @@ def malformed_request(problem: str) -> AwsError:
 
 
 def constraint_violation(value: object, name: str, rule: str) -> AwsError:
-    """A member of a modelled shape breaks its shape's own rule."""
+    """A member violates a constraint of its shape in the service model."""
     return validation_error(
         f"1 validation error detected: Value '{value}' at '{name}' failed to satisfy constraint: Member must {rule}"
     )

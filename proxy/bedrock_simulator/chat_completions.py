@@ -59,7 +59,7 @@ def _build_frames(
     usage_chunk: dict[str, Any] | None,
     marks: dict[str, Any],
 ) -> Iterator[bytes]:
-    """A stream that will tell its usage says so in every chunk before the one that does."""
+    """In a stream with usage, every chunk before the usage chunk has `usage: null`."""
     pending = {"usage": None} if usage_chunk is not None else {}
     *chunks, last = openai.build_chunks_without_usage(completion, model)
     for chunk in chunks:
@@ -75,6 +75,6 @@ def encode_server_sent_event(document: dict[str, Any]) -> bytes:
 
 
 def build_error_document(failure: AwsError) -> dict[str, Any]:
-    """A refusal in the form in which clients of this API look for it."""
+    """An error in the form that clients of this API expect."""
     kind = _ERROR_TYPES.get(failure.status, "server_error")
     return {"error": {"message": failure.message, "type": kind, "param": None, "code": failure.kind}}

@@ -54,7 +54,7 @@ def converse_stream(runner: ModelRunner, call: SimulatedCall) -> SimulatedRespon
 
 
 def count_tokens(call: SimulatedCall) -> SimulatedResponse:
-    """The same count that the call itself would report as its whole input; no cache is asked."""
+    """The count that the call itself would report as its total input; the prompt cache is not consulted."""
     model = resolve_model(call.route.model)
     document = call.parse_body().get("input")
     if not isinstance(document, dict) or len(document) != 1:
@@ -99,7 +99,7 @@ def _check_options(body: dict[str, Any]) -> None:
 
 
 def _build_closing(call: SimulatedCall, body: dict[str, Any], completion: Completion, model: Model) -> dict[str, Any]:
-    """What the end of an answer tells, in one piece or as a stream's last event."""
+    """Usage and metrics at the end of a response: in its body, or in a stream's last event."""
     closing: dict[str, Any] = {
         "usage": _build_usage(completion.usage, model),
         "metrics": {"latencyMs": completion.latency_ms},

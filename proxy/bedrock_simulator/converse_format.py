@@ -1,4 +1,4 @@
-"""The request and response format that Converse and Nova share: parse the prompt, build the blocks and events of a response. Pure."""
+"""The format that Converse and Nova share: parses prompts, builds the blocks and events of a response. Pure."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def _parse_messages(messages: Any) -> list[Piece]:
 
 
 def _parse_blocks(blocks: Any, path: str) -> list[Piece]:
-    """The blocks as pieces; a cache point is no piece, it marks the end of the one before it."""
+    """The blocks as pieces. A cache point is not a piece but marks the end of the preceding one."""
     if not isinstance(blocks, list) or not all(isinstance(block, dict) and block for block in blocks):
         raise constraint_violation(blocks, path, "be a list of blocks")
     pieces: list[Piece] = []
@@ -119,7 +119,7 @@ def _build_tool_head(completion: Completion) -> dict[str, Any]:
 
 
 def build_events(completion: Completion) -> Iterator[tuple[str, dict[str, Any]]]:
-    """All events of a stream but the last, which tells what was used. Only a tool's block has a start."""
+    """All events of a stream except the last one, which has the usage. Only a tool's block has a start event."""
     yield "messageStart", {"role": "assistant"}
     if completion.tool:
         yield "contentBlockStart", {"start": {"toolUse": _build_tool_head(completion)}, "contentBlockIndex": 0}

@@ -1,4 +1,4 @@
-"""Event-stream frames as AWS encodes them. Independent of the proxy's encoder, so that both cannot share a mistake. Pure."""
+"""Encodes AWS event-stream frames, independently of the proxy's encoder, so that both cannot share a mistake. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PADDING = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
 
 
 def encode_event(kind: str, content: dict[str, object]) -> bytes:
-    """An event. Bedrock pads it to hide the length of its words, in a member that no model of the service knows."""
+    """An event frame. Like Bedrock it has padding that hides the length of the text, in an undocumented member."""
     payload = orjson.dumps(content)
     length = 1 + crc32(payload) % len(_PADDING)
     return _encode_frame(_encode_headers("event", kind), payload[:-1] + b',"p":"%s"}' % _PADDING[:length].encode())
@@ -27,7 +27,7 @@ def encode_exception(kind: str, message: str) -> bytes:
 
 
 def corrupt_checksum(frame: bytes) -> bytes:
-    """The frame with a check sum that is wrong."""
+    """The frame with a wrong checksum."""
     return frame[:-1] + bytes([frame[-1] ^ 0xFF])
 
 

@@ -1,4 +1,7 @@
-"""How a fault changes a response's body: pieces in, pieces and connection faults out. `response_writer` carries out the latter. Pure."""
+"""Applies a fault to a response's body: pieces in, pieces and connection faults out. Pure.
+
+`response_writer` carries out the connection faults.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ class ConnectionFault(Enum):
 
 
 class FaultInjector:
-    """Lets pieces pass until its fault strikes, once; `is_damaged` tells whether what passed is not the answer."""
+    """Passes pieces on and injects its fault once. `is_damaged` is True if the output differs from the response."""
 
     def __init__(self, spec: FaultSpec, content_type: str = EVENT_STREAM) -> None:
         self._spec = spec
@@ -38,7 +41,7 @@ class FaultInjector:
                 return
             yield piece
             passed_bytes, passed_pieces = passed_bytes + len(piece), passed_pieces + 1
-        # Behind the last frame, but before the end of the stream. A body of stated length has ended by then.
+        # After the last frame, but before the end of the stream. A body with a Content-Length has ended by then.
         if (
             self._content_type in (EVENT_STREAM, SERVER_SENT_EVENTS)
             and self._find_offset(passed_bytes, passed_pieces, 0) == 0
@@ -46,7 +49,7 @@ class FaultInjector:
             yield from self._inject(b"", b"", remaining)
 
     def _find_offset(self, passed_bytes: int, passed_pieces: int, size: int) -> int | None:
-        """Where in a piece the fault strikes, None if later."""
+        """The offset of the fault in the current piece, None if it is in a later one."""
         if self._after_bytes is not None:
             offset = self._after_bytes - passed_bytes
             return offset if offset < size or offset == size == 0 else None
@@ -64,7 +67,7 @@ class FaultInjector:
                 self.is_damaged = True
                 rest = event_frames.corrupt_checksum(rest)
             case fault if fault in CONNECTION_FAULTS:
-                yield ConnectionFault(fault)  # if the sender comes back from this, the answer goes on
+                yield ConnectionFault(fault)  # after a stall that ends, the response continues
         if rest:
             yield rest
         yield from remaining
@@ -78,5 +81,5 @@ class FaultInjector:
 
 
 def build_stream_error(kind: str) -> AwsError:
-    """The error that a stream's exception is called elsewhere."""
+    """The error that corresponds to a stream's exception frame outside of streams."""
     return AwsError(kind[0].upper() + kind[1:])

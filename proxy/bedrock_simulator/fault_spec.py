@@ -1,4 +1,4 @@
-"""Requested faults, pacing and reported usage: the `x-simulate-` headers, and a schedule for callers without them. Pure.
+"""Requested faults, pacing and usage: the `x-simulate-` headers, and a schedule for callers without them. Pure.
 
 `parse_fault_spec` is strict: an unknown header or value is an error, so that a misspelt fault cannot let a test pass.
 """
@@ -51,13 +51,13 @@ _ALLOWED_VALUES: dict[str, tuple[object, ...]] = {
     "performance": ("", "standard", "optimized"),
 }
 
-_MAX_KEYS = 10_000  # of failing requests remembered for -times; the oldest fall out
+_MAX_KEYS = 10_000  # of failing requests, kept for -times; the oldest are dropped
 _MAX_PLANNED = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class FaultSpec:
-    """Each field is a header of its name; its default is that header's absence."""
+    """The options of one request. Each field is the header of the same name; the default means no header."""
 
     fault: str = ""
     status: int = 0
@@ -80,13 +80,13 @@ class FaultSpec:
 
     @property
     def is_body_fault(self) -> bool:
-        """Whether the fault waits for the body; `cut` does so even if it is not said where."""
+        """Whether the fault occurs in the body; `cut` does even without a position."""
         if self.fault in CONNECTION_FAULTS:
             return self.fault == "cut" or self.after_frames is not None or self.after_bytes is not None
         return self.fault in STREAM_FAULTS
 
     def build_error(self) -> AwsError | None:
-        """The error that takes the place of an answer, if one is wished for."""
+        """The error that replaces the response, if the fault is one."""
         if self.fault in _ERRORS:
             return AwsError(_ERRORS[self.fault])
         if self.fault != "5xx":
@@ -101,7 +101,7 @@ _FIELDS = {field.name: field for field in fields(FaultSpec)}
 
 
 def parse_fault_spec(values: Mapping[str, Any]) -> FaultSpec:
-    """Strict: a wish that is not understood would let a test pass for the wrong reason."""
+    """Strict: an ignored option would let a test pass for the wrong reason."""
     field_values: dict[str, Any] = {}
     for given_name, value in values.items():
         name = given_name.replace("-", "_")
@@ -125,7 +125,7 @@ def _parse_value(name: str, value: Any) -> Any:
 
 
 class FaultSchedule:
-    """What holds for every request, and what holds for the next ones, one each. A request's own headers go first."""
+    """Options for every request, and a queue of options for the next ones. A request's own headers have precedence."""
 
     def __init__(self) -> None:
         self.always: dict[str, Any] = {}
@@ -133,7 +133,7 @@ class FaultSchedule:
         self._failures_by_key: OrderedDict[str, int] = OrderedDict()
 
     def plan(self, specs: Iterable[Mapping[str, Any]]) -> None:
-        """One wish list for each of the next requests, in the order in which they arrive."""
+        """Queue one set of options for each of the next requests, in the order of their arrival."""
         planned = [dict(spec) for spec in specs]
         for spec in planned:
             parse_fault_spec(spec)
@@ -167,7 +167,7 @@ class FaultSchedule:
         return self._apply_times(spec, invocation_id)
 
     def _apply_times(self, spec: FaultSpec, invocation_id: str) -> FaultSpec:
-        """Without the fault, once as many requests with this key have failed as were to fail."""
+        """Remove the fault once `times` requests with this key have failed."""
         if not spec.fault or spec.times is None:
             return spec
         key = spec.key or invocation_id

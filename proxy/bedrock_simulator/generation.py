@@ -1,6 +1,7 @@
-"""One turn of a simulated model: a prompt in the form that all families share, and the completion it gets.
+"""One turn of a simulated model: a prompt in the form that all families share, and its completion.
 
-`ModelRunner.run` counts the prompt against the prompt cache and completes it. The same request always gets the same text.
+`ModelRunner.run` counts the prompt against the prompt cache and completes it. The same request always gets the same
+text.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from bedrock_simulator.prompt_cache import Piece, PromptCache
 from bedrock_simulator.simulated_call import SimulatedCall
 from bedrock_simulator.usage import Usage
 
-MAX_OUTPUT_TOKENS = 131_072  # the most that any simulated model says, and so the size of the largest answer
+MAX_OUTPUT_TOKENS = 131_072  # the limit of every simulated model, which bounds the largest response
 
-_MIN_TOKENS, _MAX_TOKENS = 24, 120  # of an answer whose length nobody asked for
-_TOKENS_PER_FRAME = 4  # of a stream's text in one frame
-_CALL_TOKENS = 12  # the marks around a call of a tool
-_LATENCY_MS, _TOKEN_MS = 180, 7  # what an answer claims to have taken
+_MIN_TOKENS, _MAX_TOKENS = 24, 120  # of a response whose length the request does not set
+_TOKENS_PER_FRAME = 4  # of the text in one frame of a stream
+_CALL_TOKENS = 12  # the overhead of a tool call
+_LATENCY_MS, _TOKEN_MS = 180, 7  # the latency that a response reports
 
 
 class StopReason(Enum):
@@ -38,7 +39,7 @@ class StopReason(Enum):
 
 @dataclass(slots=True)
 class Prompt:
-    """`tool` is the one the answer has to call, with the JSON schema of its input."""
+    """`tool` is the tool that the response must call, with the JSON schema of its input."""
 
     pieces: list[Piece]
     max_tokens: int = MAX_OUTPUT_TOKENS
@@ -54,7 +55,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """What the model said, and everything an answer tells about how it came to be."""
+    """The output of the model, with the usage, stop reason and latency that a response reports."""
 
     text: str
     stop: StopReason
@@ -70,13 +71,13 @@ class Completion:
         return self.seed.hex()[:24]
 
     def split_deltas(self) -> list[str]:
-        """The text, or the input of the tool, in the pieces of a stream."""
+        """The text, or the input of the tool call, split as in a stream."""
         text = self.text if self.tool is None else orjson.dumps(self.tool.input).decode()
         return replies.split_text(text, _TOKENS_PER_FRAME)
 
 
 def complete(prompt: Prompt, prompt_usage: Usage, seed: bytes, spec: FaultSpec, created: int) -> Completion:
-    """The same seed gets the same words; a wished length, a stop sequence or the maximum only end them elsewhere."""
+    """The same seed gives the same text; a requested length, a stop sequence or the maximum only truncate it."""
     output = _generate_tool_call(prompt, seed) or _generate_text(prompt, seed, spec)
     usage = _apply_usage_overrides(replace(prompt_usage, output_tokens=output.tokens), spec)
     latency = spec.latency_ms if spec.latency_ms is not None else _LATENCY_MS + _TOKEN_MS * output.tokens
@@ -106,7 +107,7 @@ def _generate_text(prompt: Prompt, seed: bytes, spec: FaultSpec) -> _Output:
 
 
 def _generate_tool_call(prompt: Prompt, seed: bytes) -> _Output | None:
-    """The tool's call; None if none has to be called, or if the maximum leaves no room for the call."""
+    """The tool call; None if no tool must be called, or if the maximum leaves no room for it."""
     if prompt.tool is None:
         return None
     name, schema = prompt.tool
@@ -116,7 +117,7 @@ def _generate_tool_call(prompt: Prompt, seed: bytes) -> _Output | None:
 
 
 def _build_example(schema: Any, seed: bytes, depth: int) -> Any:
-    """A value that the schema allows, as far as plain schemas go."""
+    """A value that the schema allows, for the common keywords of JSON Schema."""
     kind = schema.get("type") if isinstance(schema, dict) else None
     if isinstance(schema, dict) and schema.get("enum"):
         return schema["enum"][seed[0] % len(schema["enum"])]
@@ -137,7 +138,7 @@ def _apply_usage_overrides(usage: Usage, spec: FaultSpec) -> Usage:
 
 
 def check_max_tokens(value: Any, name: str, default: int) -> int:
-    """The maximum of output tokens that a request names, or the family's default."""
+    """The maximum of output tokens in a request, or the family's default."""
     if value is None:
         return default
     if not isinstance(value, int) or isinstance(value, bool):

@@ -14,7 +14,7 @@ from bedrock_simulator.aws_errors import constraint_violation, validation_error
 from bedrock_simulator.simulated_call import SimulatedCall, SimulatedResponse
 from bedrock_simulator.usage import Usage
 
-BLOCKED_TEXT = "simulated forbidden words"  # a text that has them is intervened in
+BLOCKED_TEXT = "simulated forbidden words"  # the guardrail intervenes in a text with this phrase
 
 _BLOCKED_MESSAGE = "Sorry, the model cannot answer this question."
 _CHARACTERS_PER_UNIT = 1000
@@ -63,7 +63,7 @@ def apply_guardrail(call: SimulatedCall) -> SimulatedResponse:
 
 
 def run_guardrail_checks(call: SimulatedCall) -> SimulatedResponse:
-    """InvokeGuardrailChecks: a score of nothing found for each check that was asked for."""
+    """InvokeGuardrailChecks: each requested check gets the score for no finding."""
     body = call.parse_body()
     messages, checks = body.get("messages"), body.get("checks")
     if not isinstance(messages, list) or not messages:
@@ -88,7 +88,7 @@ def _build_result(name: str, options: Json) -> Json:
 
 @dataclass(frozen=True, slots=True)
 class GuardrailUse:
-    """A call of a model that a guardrail watches over: how long what was asked and said is, and whether it tells."""
+    """A model call with a guardrail: the lengths of input and output, and whether the response has a trace."""
 
     identifier: str
     input_length: int
@@ -118,7 +118,7 @@ def find_in_conversation(body: Json, output_text: str) -> GuardrailUse | None:
 
 
 def find_in_headers(headers: Mapping[str, str], body: Json, output_text: str) -> GuardrailUse | None:
-    """Of InvokeModel and chat completions, whose bodies say nothing of guardrails."""
+    """The guardrail of InvokeModel and chat completions, which name it in headers, not in the body."""
     if _HEADER not in headers:
         return None
     return GuardrailUse(
@@ -138,7 +138,7 @@ def _count_characters(value: Any) -> int:
 
 
 def build_trace(guardrail: GuardrailUse | None) -> Json:
-    """What a conversation tells about its guardrail, if it has one and asks for that."""
+    """The trace of a Converse response, if it has a guardrail and requests a trace."""
     if guardrail is None or not guardrail.has_trace:
         return {}
     before, after = guardrail.build_assessments()
@@ -150,7 +150,7 @@ def build_trace(guardrail: GuardrailUse | None) -> Json:
 
 
 def build_members(guardrail: GuardrailUse | None) -> Json:
-    """What InvokeModel adds to a body, or to a stream's last chunk, when a guardrail watches over it."""
+    """The members that InvokeModel adds to a body, or to a stream's last chunk, for a guardrail."""
     if guardrail is None:
         return {}
     members: Json = {"amazon-bedrock-guardrailAction": "NONE"}

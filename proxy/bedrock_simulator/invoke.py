@@ -1,4 +1,7 @@
-"""The operations InvokeModel and InvokeModelWithResponseStream: bodies by model family, token counts in headers and in the last chunk."""
+"""The operations InvokeModel and InvokeModelWithResponseStream.
+
+Each model family has its own bodies. Token counts are in headers, and in a stream's last chunk.
+"""
 
 from __future__ import annotations
 
@@ -78,7 +81,7 @@ def _run_model(runner: ModelRunner, call: SimulatedCall) -> tuple[Family, Model,
 
 
 def _without_output(completion: Completion) -> Completion:
-    """An embedding has a seed and an input, but no words."""
+    """The completion of an embedding: seed and input, but no text."""
     return replace(completion, text="", usage=replace(completion.usage, output_tokens=0))
 
 

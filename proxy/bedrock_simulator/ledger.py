@@ -1,4 +1,4 @@
-"""Every request that arrived and what became of it: the truth that tests compare the product's records with. Bounded."""
+"""Records every request with its outcome and usage, for comparison with the product's records. Bounded."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from bedrock_simulator.request_metadata import HEADER as METADATA
 from bedrock_simulator.usage import Usage
 
 MAX_ENTRIES = 50_000
-MAX_ENTRY_BODY_BYTES = 256 * 1024  # of one request; of a longer one only its beginning is kept
+MAX_ENTRY_BODY_BYTES = 256 * 1024  # of one request; a longer body is truncated
 MAX_TOTAL_BODY_BYTES = 128 * 1024 * 1024  # of all bodies together
-MAX_MODELS = 1000  # whose totals are kept apart; what further ones used is summed up under ""
+MAX_MODELS = 1000  # with separate totals; the usage of further ones is summed up under ""
 
 
 @dataclass(slots=True)
 class Entry:
-    """`usage` is what the call cost, None if nothing ran; whether the caller was told shows in `is_whole`."""
+    """`usage` is what the call used, None if no model ran; `is_whole` says whether the caller got the response."""
 
-    sequence: int  # 1 is the first request of the simulator's life
+    sequence: int  # 1 for the first request after the start
     arrived: float  # epoch seconds
     method: str
-    target: str  # path and query, as they stood in the request line
-    operation: str  # "" for a path that is no operation's
+    target: str  # path and query of the request line, unchanged
+    operation: str  # "" for a path without an operation
     model: str
     invocation_id: str
     headers: tuple[tuple[bytes, bytes], ...]
@@ -38,7 +38,7 @@ class Entry:
     fault: str = ""
     status: int | None = None  # None while it is under way, or if it ended before a head
     usage: Usage | None = None
-    is_whole: bool = False  # the answer was sent to its end, and undamaged
+    is_whole: bool = False  # the response was sent completely and undamaged
     is_done: bool = False
 
     def header(self, name: str) -> str | None:
@@ -51,7 +51,7 @@ class Entry:
 
     @property
     def metadata(self) -> dict[str, str]:
-        """The request metadata, from its header or from a conversation's body; empty if there is none."""
+        """The request metadata, from its header or from a Converse body; empty if there is none."""
         try:
             raw = self._find_header(METADATA)
             found = orjson.loads(self.body).get("requestMetadata") if raw is None else orjson.loads(raw)
@@ -61,15 +61,15 @@ class Entry:
 
 
 class Ledger:
-    """Bounded: the oldest entries fall out, and are counted. Nothing here takes longer when there is more in it."""
+    """Bounded: the oldest entries are dropped, and counted. The cost of an operation does not grow with the entries."""
 
     def __init__(self, file: Path | None = None) -> None:
-        """Into `file`, two lines are appended for each request: one as it arrives, one when it is done."""
+        """Two lines are appended to `file` for each request: one on arrival and one at its end."""
         self._entries: deque[Entry] = deque()
         self._bytes = 0
         self._sequence = 0
-        self.totals: dict[str, Usage] = {}  # by model, of all that ran since the last clearing, also what fell out
-        self.arrived = 0  # since the last clearing
+        self.totals: dict[str, Usage] = {}  # by model, since the last `clear`, including dropped entries
+        self.arrived = 0  # since the last `clear`
         self.dropped = 0
         self._file = None if file is None else os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
 
@@ -109,7 +109,7 @@ class Ledger:
             )
 
     def clear(self) -> None:
-        """Sequence numbers go on, so that a request under way is not taken for a new one."""
+        """Delete all entries. Sequence numbers continue, so that a running request is not taken for a new one."""
         self._entries.clear()
         self.totals.clear()
         self._bytes = self.arrived = self.dropped = 0
@@ -126,7 +126,7 @@ class Ledger:
 
 
 def as_json(entry: Entry) -> dict[str, Any]:
-    """Bytes become text by Latin-1, so that none is lost and JSON stays readable."""
+    """Bytes are decoded as Latin-1, which loses none and keeps the JSON readable."""
     return {
         **{name: getattr(entry, name) for name in Entry.__slots__},
         "headers": [[name.decode("latin-1"), value.decode("latin-1")] for name, value in entry.headers],

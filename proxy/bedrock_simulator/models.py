@@ -1,4 +1,4 @@
-"""The known models: the family of body formats for each provider, found from a model id, an inference profile or an ARN. Pure."""
+"""The known models: finds the family of body formats from a model id, an inference profile or an ARN. Pure."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _FAMILIES = (
     ("ai21.", "ai21"),
     ("deepseek.", "deepseek"),
     ("openai.", "openai"),
-    # Providers whose models take and give chat completions.
+    # Providers whose models use the format of chat completions.
     *((f"{provider}.", "openai") for provider in ("google", "minimax", "moonshot", "nvidia", "qwen", "xai", "zai")),
 )
 
-# An ARN of these kinds does not tell the model behind it; the body of the request does.
+# ARNs of these kinds do not name the model; the body of the request shows its family.
 _OPAQUE_KINDS = (
     "application-inference-profile",
     "custom-model",
@@ -40,7 +40,7 @@ _OPAQUE_KINDS = (
     "provisioned-model",
 )
 
-# The first of these fields that a body has tells its family.
+# The first of these fields in a body determines its family.
 _FAMILY_FIELDS = (
     ("anthropic_version", "anthropic"),
     ("schemaVersion", "nova"),
@@ -67,7 +67,7 @@ _CACHE_SIZE = 1024
 @dataclass(frozen=True, slots=True)
 class Model:
     id: str
-    name: str  # without the region of an inference profile, without an ARN's head
+    name: str  # without the region prefix of an inference profile or the prefix of an ARN
     family: str
 
     @property
@@ -86,7 +86,7 @@ class Model:
 
 @lru_cache(maxsize=_CACHE_SIZE)
 def resolve_model(model_id: str) -> Model:
-    """The model of this id; an id that no known provider has is refused as Bedrock refuses it."""
+    """The model of this id. An id of an unknown provider raises Bedrock's own error."""
     arn = _ARN.fullmatch(model_id)
     if arn is None:
         return _find_model(model_id, model_id)

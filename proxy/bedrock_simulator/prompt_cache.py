@@ -1,6 +1,7 @@
-"""Prompt caching as providers do it: a recently written prefix is read, the rest up to the last cache point is written. Pure.
+"""Prompt caching as on Bedrock: reads the longest cached prefix, and writes the rest up to the last cache point. Pure.
 
-A prefix is identified by a hash of everything before its cache point: one digest per block of a request that has cache points, nothing otherwise.
+A prefix is identified by the hash of everything before its cache point. Requests with cache points cost one digest per
+block; others cost nothing.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from bedrock_simulator.usage import Usage
 TTL_SECONDS = {"5m": 300.0, "1h": 3600.0}
 
 _MAX_CACHE_POINTS = 4  # in one request
-_LOOK_BACK_BLOCKS = 20  # how many blocks before a mark may end a prefix that was written earlier
+_LOOK_BACK_BLOCKS = 20  # a cached prefix may end at most this many blocks before a cache point
 _MAX_PREFIXES = 10_000
 
 
 @dataclass(slots=True)
 class Piece:
-    """A part of a prompt; `ttl` is how long everything up to its end shall be kept, None if it carries no mark."""
+    """A part of a prompt. `ttl` is the cache TTL of everything up to its end; None without a cache point."""
 
     tokens: int
     content: Any
@@ -34,13 +35,13 @@ class Piece:
 
 class PromptCache:
     def __init__(self, monotonic: Callable[[], float], min_tokens: int) -> None:
-        """Prefixes of fewer than `min_tokens` are not kept, as no provider keeps short ones."""
+        """Prefixes with fewer than `min_tokens` are not cached, as providers have such a minimum too."""
         self._monotonic = monotonic
         self._min_tokens = min_tokens
         self._expiries: OrderedDict[bytes, float] = OrderedDict()
 
     def read_and_write(self, model: str, pieces: Sequence[Piece]) -> Usage:
-        """What of a prompt is new, read and written. What it writes, the next request may read."""
+        """The new, read and written tokens of a prompt. Later requests may read what this one writes."""
         total = sum(piece.tokens for piece in pieces)
         marks = [index for index, piece in enumerate(pieces) if piece.ttl]
         if not marks:
@@ -73,7 +74,7 @@ class PromptCache:
 
 
 def _hash_prefixes(model: str, pieces: Sequence[Piece]) -> list[tuple[bytes, int]]:
-    """For the end of each piece: the hash of all that stands before it, and its tokens."""
+    """For the end of each piece: the hash and the tokens of everything up to there."""
     digest, tokens, prefixes = sha256(model.encode()), 0, []
     for piece in pieces:
         written = orjson.dumps(piece.content)

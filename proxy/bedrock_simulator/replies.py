@@ -1,4 +1,4 @@
-"""The text of a simulated model: words chosen by a hash, each exactly one token, so length and token count agree. Pure."""
+"""The text of a simulated model: words chosen by a hash, each exactly one token. Pure."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _WORDS = tuple(
     for word in line.split()
 )
 
-_TOKEN_BYTES = 4  # a word and the space behind it
+_TOKEN_BYTES = 4  # a word and the space after it
 _TEXT_WORDS = 4096
-_OPENING_WORDS = 8  # enough that two requests hardly ever begin alike
+_OPENING_WORDS = 8  # enough that two responses almost never begin alike
 
 
 def _build_text(length: int) -> str:
@@ -32,7 +32,7 @@ _TEXT = _build_text(_TEXT_WORDS)
 
 
 def generate_words(seed: bytes, tokens: int) -> str:
-    """`tokens` words that depend on the seed alone; the longer saying begins with the shorter one."""
+    """`tokens` words that depend only on the seed; a longer text begins with the shorter one."""
     if tokens == 0:
         return ""
     start = int.from_bytes(seed[:4], "big") % _TEXT_WORDS
@@ -42,6 +42,6 @@ def generate_words(seed: bytes, tokens: int) -> str:
 
 
 def split_text(text: str, tokens_per_piece: int) -> list[str]:
-    """The text in the pieces in which a stream brings it; at least one, be it empty."""
+    """The text split as in a stream; at least one piece, which may be empty."""
     size = _TOKEN_BYTES * tokens_per_piece
     return [text[start : start + size] for start in range(0, len(text), size)] or [""]

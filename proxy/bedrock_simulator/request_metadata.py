@@ -1,4 +1,4 @@
-"""Request metadata that callers attach for the invocation logs, and Bedrock's rules for it. Pure."""
+"""Checks request metadata, which callers attach for the invocation logs, by Bedrock's rules. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Write a response to the socket, at the pace and with the faults that the request asked for."""
+"""Writes a response to the socket, with the pacing and the faults that the request specifies."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from bedrock_simulator.fault_injection import ConnectionFault, FaultInjector
 from bedrock_simulator.fault_spec import CONNECTION_FAULTS, FaultSpec
 from bedrock_simulator.simulated_call import SimulatedResponse
 
-# It promises a body before it ends, for Python's own client takes an unfinished head without that for a whole answer.
+# It announces a body: Python's own client takes an unfinished head without one for a complete response.
 _HALF_HEAD = b"HTTP/1.1 200 OK\r\nContent-Length: 4096\r\nContent-Type: appl"
 _BATCH_BYTES = 16 * 1024
 _MS = 1000
-_NO_LINGER = pack("ii", 1, 0)  # with it, closing a socket sends an RST instead of a FIN
+_NO_LINGER = pack("ii", 1, 0)  # makes close() send an RST instead of a FIN
 
 
 class ConnectionEnded(Exception):
-    """The simulator has ended the connection on purpose: nothing can be sent any more."""
+    """The simulator has closed the connection on purpose, so nothing more can be sent."""
 
 
 async def apply_faults_before_response(request: web.BaseRequest, spec: FaultSpec, clock: Clock) -> None:
-    """What a caller may have to go through before there is an answer: waiting, or the end of the connection."""
+    """Apply latency, and the faults before a response: a stall, or the end of the connection."""
     if spec.latency_ms:
         await clock.sleep(spec.latency_ms / _MS)
     if spec.fault == "half-head":
@@ -40,7 +40,7 @@ async def apply_faults_before_response(request: web.BaseRequest, spec: FaultSpec
 async def send_response(
     request: web.BaseRequest, content: SimulatedResponse, spec: FaultSpec, clock: Clock
 ) -> tuple[web.StreamResponse, bool]:
-    """The response, and whether it went out whole: to its end, and undamaged."""
+    """Send a response. Returns it, and whether it was sent completely and undamaged."""
     has_body_fault = _has_body_fault(content, spec)
     if content.frames is None and not has_body_fault and spec.fault != "slow-first-byte":
         response: web.StreamResponse = web.Response(status=content.status, headers=content.headers, body=content.body)
@@ -80,12 +80,12 @@ async def _send_in_pieces_with_faults(
 
 
 def _has_body_fault(content: SimulatedResponse, spec: FaultSpec) -> bool:
-    """A body in one piece has no frames, so faults of frames pass it by."""
+    """Faults of frames do not apply to a body without frames."""
     return spec.is_body_fault and (content.frames is not None or spec.fault in CONNECTION_FAULTS)
 
 
 def _batch_frames(frames: Iterable[bytes]) -> Iterator[bytes]:
-    """Frames that nobody wants one by one, in few writes: each write costs more than the making of many frames."""
+    """Join frames without pacing into few writes: a write costs more than encoding many frames."""
     batch, size = [], 0
     for frame in frames:
         batch.append(frame)
@@ -98,7 +98,7 @@ def _batch_frames(frames: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _split_in_half(body: bytes) -> list[bytes]:
-    """So that "after one frame" means something for a body in one piece."""
+    """Split a plain body, so that "after one frame" has a meaning for it."""
     middle = len(body) // 2
     return [body[:middle], body[middle:]]
 
@@ -111,7 +111,7 @@ async def _apply_connection_fault(
     elif spec.delay_ms is not None:
         await clock.sleep(spec.delay_ms / _MS)
     else:
-        await asyncio.get_running_loop().create_future()  # until the caller hangs up, or the simulator stops
+        await asyncio.get_running_loop().create_future()  # until the caller disconnects, or the simulator stops
 
 
 def _end_connection(request: web.BaseRequest, fault: ConnectionFault) -> None:

@@ -1,4 +1,4 @@
-"""Which operation a method and a path name. Labels arrive percent-encoded, or raw where they may. Pure."""
+"""Finds the operation of a method and path. Path parameters may be percent-encoded or raw. Pure."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Route:
 
     @property
     def model(self) -> str:
-        """The model that the path names; "" where the body does, or where there is none."""
+        """The model in the path; "" if the body names it, or if there is none."""
         return self.labels[0] if self.operation in _MODEL_OPERATIONS else ""
 
 
@@ -54,7 +54,7 @@ def find_route(method: str, target: str) -> Route | None:
 
 
 def _match_labels(pattern: tuple[str, ...], segments: list[str]) -> tuple[str, ...] | None:
-    """What stands where the pattern leaves room, None if the path is another one."""
+    """The path parameters, None if the path does not match the pattern."""
     labels = []
     for expected, segment in zip(pattern, segments, strict=True):
         if expected != _ANY:

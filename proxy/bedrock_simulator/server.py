@@ -1,4 +1,4 @@
-"""The simulator's HTTP server: one request from arrival to response, and the control paths below /_simulator/ for tests.
+"""The simulator's HTTP server: handles requests, and the control paths below /_simulator/ for tests.
 
 Start with `simulated_bedrock`, then `SimulatedBedrock.handle`.
 """
@@ -37,7 +37,7 @@ _MODEL_IN_BODY = {"ChatCompletions": "model", "StartAsyncInvoke": "modelId"}
 
 
 class SimulatedBedrock:
-    """A running simulator, as tests in its own process see it."""
+    """A running simulator, for tests in the same process."""
 
     def __init__(
         self, clock: Clock, keys: Keys, require_auth: bool, ledger: Ledger, region: str, min_cache_tokens: int
@@ -52,11 +52,11 @@ class SimulatedBedrock:
         self._service = Service(clock, region, min_cache_tokens)
 
     def plan(self, *specs: Mapping[str, Any]) -> None:
-        """How each of the next requests is treated: `bedrock.plan({"fault": "throttle"}, {}, {"fault": "cut"})`."""
+        """Set the options of each of the next requests: `bedrock.plan({"fault": "throttle"}, {}, {"fault": "cut"})`."""
         self._schedule.plan(specs)
 
     def always(self, **settings: Any) -> None:
-        """How every request is treated from now on: `bedrock.always(latency_ms=20)`; without anything, as usual."""
+        """Set the options of every request from now on: `bedrock.always(latency_ms=20)`; no argument resets them."""
         self._schedule.set_always(settings)
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -71,7 +71,7 @@ class SimulatedBedrock:
         try:
             return await self._respond(request, entry, body)
         except (ConnectionEnded, ConnectionError):
-            return web.Response()  # it has nowhere to go: the connection is over, by a fault or by the caller
+            return web.Response()  # discarded: a fault or the caller has closed the connection
         finally:
             self.ledger.finish(entry)
 
@@ -92,7 +92,7 @@ class SimulatedBedrock:
         )
 
     async def _respond(self, request: web.BaseRequest, entry: Entry, body: bytes | None) -> web.StreamResponse:
-        """The model runs first: what it used is owed, whatever happens on the way to the caller."""
+        """The model runs before any fault of the response: its usage counts whether or not the response arrives."""
         spec = fault_spec.HEALTHY
         try:
             route = routes.find_route(request.method, request.raw_path)
@@ -124,13 +124,11 @@ class SimulatedBedrock:
         if call.route.operation in _MODEL_IN_BODY:
             entry.model = call.parse_body()[_MODEL_IN_BODY[call.route.operation]]
         if call.fault_spec.fault == "exception-frame" and response.frames is None:
-            raise build_stream_error(
-                call.fault_spec.exception
-            )  # an answer in one piece has no frames: it fails as a whole
+            raise build_stream_error(call.fault_spec.exception)  # a response without frames fails as a whole
         return response
 
     async def _handle_control_request(self, request: web.BaseRequest) -> web.Response:
-        """`GET|DELETE /_simulator/ledger` and `GET|PUT|DELETE /_simulator/plan`: no path of Bedrock's."""
+        """`GET|DELETE /_simulator/ledger` and `GET|PUT|DELETE /_simulator/plan`, which Bedrock does not have."""
         path, _, query = request.raw_path.removeprefix(_CONTROL_PREFIX).partition("?")
         try:
             match request.method, path:
@@ -176,7 +174,7 @@ async def simulated_bedrock(
     region: str = "us-east-1",
     min_cache_tokens: int = 1024,
 ) -> AsyncIterator[SimulatedBedrock]:
-    """Serve until the block ends. Port 0 is any free one; `region` stands in the ARNs that are made up here."""
+    """Serve until the block ends. Port 0 is any free port; `region` appears in generated ARNs."""
     loop = asyncio.get_running_loop()
     ledger = Ledger(ledger_file)
     bedrock = SimulatedBedrock(clock or SystemClock(), keys, require_auth, ledger, region, min_cache_tokens)
@@ -187,9 +185,9 @@ async def simulated_bedrock(
     server = web.Server(
         bedrock.handle,
         request_factory=make_request,
-        handler_cancellation=True,  # a caller that hangs up ends a stall
+        handler_cancellation=True,  # a disconnect of the caller ends a stall
         access_log=None,
-        auto_decompress=False,  # a signature is over what was sent
+        auto_decompress=False,  # the signature covers the body as it was sent
         max_line_size=MAX_HEADER_BYTES,
         max_field_size=MAX_HEADER_BYTES,
     )

@@ -1,4 +1,4 @@
-"""Dispatch a call to its operation: a `SimulatedCall` in, a `SimulatedResponse` out, or an `AwsError` raised."""
+"""Dispatches a call to its operation: a `SimulatedCall` in, a `SimulatedResponse` out, or an `AwsError` raised."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Service:
         }
 
     def handle(self, call: SimulatedCall) -> SimulatedResponse:
-        """Operations take members for what they should be; one of another type is the caller's mistake, not ours."""
+        """Run an operation. Operations do not check the types of members: such an error is the caller's mistake."""
         try:
             return self._operations[call.route.operation](call)
         except (AttributeError, KeyError, TypeError) as error:

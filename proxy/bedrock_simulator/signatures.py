@@ -1,6 +1,6 @@
-"""Authentication: a SigV4 signature over exactly what arrived, or an API key.
+"""Authentication by a SigV4 signature over the request exactly as it arrived, or by an API key.
 
-The arithmetic is botocore's, so that a mistake in the product's own signer cannot be repeated here.
+botocore computes the signature, so that a mistake in the product's own signer cannot be repeated here.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ Headers = Sequence[tuple[bytes, bytes]]
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """What the simulator accepts. With a session token, the key pair is temporary and the token has to come along."""
+    """The accepted credentials. With a session token the key pair is temporary, and requests must carry the token."""
 
     access_key: str
     secret_key: str
     session_token: str | None = None
     bearer: str | None = None
-    region: str | None = None  # that the signature has to name; None is any
+    region: str | None = None  # required in the signature; None accepts any
 
 
 DEFAULT_KEYS = Keys("SIMULATEDACCESSKEY00", "simulated-secret-key", bearer="simulated-api-key")
 
 
 def check_authorization(keys: Keys, method: str, target: str, headers: Headers, body: bytes, now: float) -> None:
-    """Raise what AWS answers unless the request was made by one who holds the keys."""
+    """Raise AWS's error unless the request was signed with the keys, or carries the API key."""
     header_values = _group_headers(headers)
     authorization = header_values.get("authorization", [""])[0]
     scheme, _, rest = authorization.partition(" ")
@@ -61,8 +61,8 @@ def _check_signature(
     scope = parts.get("Credential", "").split("/")
     timestamp = header_values.get("x-amz-date", [""])[0]
     if len(parts) != 3 or len(scope) != 5:
-        raise AwsError("IncompleteSignatureException", "Authorization header requires 'Credential', 'SignedHeaders' and "
-                      "'Signature' parameters.")  # fmt: skip
+        raise AwsError("IncompleteSignatureException", "Authorization header requires 'Credential', 'SignedHeaders' "
+                              "and 'Signature' parameters.")  # fmt: skip
     access_key, date, region, service, end = scope
     if (
         not _is_same(access_key, keys.access_key)
@@ -104,7 +104,7 @@ def _check_timestamp(timestamp: str, now: float) -> None:
 def _compute_signature(
     keys: Keys, method: str, target: str, signed: dict[str, list[str]], body: bytes, timestamp: str, region: str
 ) -> str:
-    # Not before somebody signs: whoever only imports the simulator, or asks with a key, does not wait for botocore.
+    # Imported only for a signed request: botocore is slow to import.
     from botocore.auth import SigV4Auth
     from botocore.awsrequest import AWSRequest
     from botocore.compat import HTTPHeaders
@@ -117,7 +117,7 @@ def _compute_signature(
     request = AWSRequest(method=method, url=f"http://simulator{target}", data=body, headers=dict.fromkeys(()))
     request.context["timestamp"] = timestamp
     signer = SigV4Auth(Credentials(keys.access_key, keys.secret_key), _SERVICE, region)
-    signer.headers_to_sign = lambda _: headers  # the client chose them, not botocore
+    signer.headers_to_sign = lambda _: headers  # the client selected the signed headers
     canonical = signer.canonical_request(request)
     return str(signer.signature(signer.string_to_sign(request, canonical), request))
 

@@ -1,6 +1,7 @@
 """A parsed request as the operations see it (`SimulatedCall`), and what they return (`SimulatedResponse`).
 
-A response is either one body or an iterator of frames; `usage` is what the call cost, whether or not the response reports it.
+A response is either one body or an iterator of frames; `usage` is what the call used, whether or not the response
+reports it.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ JSON = "application/json"
 EVENT_STREAM = "application/vnd.amazon.eventstream"
 SERVER_SENT_EVENTS = "text/event-stream"
 
-# What SDKs call a body that they were given as bytes, when nobody told them what it is.
+# The content types that SDKs send for a body of bytes without a given type.
 _UNSPECIFIED_TYPES = ("", "application/octet-stream", "binary/octet-stream")
 
 TIERS = ("priority", "default", "flex", "reserved")
@@ -32,12 +33,12 @@ LATENCIES = ("standard", "optimized")
 @dataclass(frozen=True, slots=True)
 class SimulatedCall:
     route: Route
-    headers: Mapping[str, str]  # found by any spelling of their names
+    headers: Mapping[str, str]  # case-insensitive
     body: bytes
     fault_spec: FaultSpec
 
     def parse_body(self) -> dict[str, Any]:
-        """The body as a JSON object; refused if it is none, or is said to be something else."""
+        """The body as a JSON object. Raises AwsError if it is none, or has another content type."""
         kind = self.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != JSON and kind not in _UNSPECIFIED_TYPES:
             raise validation_error(f"The provided Content-Type is invalid or not supported: {kind}")
@@ -50,13 +51,13 @@ class SimulatedCall:
         return orjson.dumps(self.apply_usage_fault(document))
 
     def apply_usage_fault(self, document: dict[str, Any]) -> dict[str, Any]:
-        """The document, or one whose usage is missing or wrong, if that was wished for."""
+        """The document, with missing or wrong usage if the fault specification says so."""
         return corrupt_usage(document, self.fault_spec.usage) if self.fault_spec.usage else document
 
 
 @dataclass(slots=True)
 class SimulatedResponse:
-    """Either a body or frames; `usage` is what the call cost, whether or not the answer tells."""
+    """Either a body or frames. `usage` is what the call used, whether or not the response reports it."""
 
     body: bytes = b""
     frames: Iterator[bytes] | None = None

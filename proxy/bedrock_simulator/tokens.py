@@ -6,10 +6,10 @@ from typing import Any
 
 import orjson
 
-# What real models add of their own, so that nobody can take the bare text for an upper bound.
-MESSAGE_TOKENS = 4  # the marks around each message
-TOOL_PROMPT_TOKENS = 346  # the provider's own system prompt about tools
-IMAGE_TOKENS = 1500  # a picture of about a megapixel, whatever its file weighs
+# The overhead that real models add, so that the text alone is no upper bound of the input tokens.
+MESSAGE_TOKENS = 4  # the delimiters of each message
+TOOL_PROMPT_TOKENS = 346  # the provider's own system prompt for tools
+IMAGE_TOKENS = 1500  # an image of about a megapixel, whatever the size of its file
 
 
 def count_tokens(text: str) -> int:
@@ -17,7 +17,7 @@ def count_tokens(text: str) -> int:
 
 
 def count_block_tokens(block: Any) -> int:
-    """A block of content in any family's form. What is neither text nor a picture counts as the JSON it is."""
+    """The tokens of a content block of any family. A block that is neither text nor image counts as its JSON text."""
     if isinstance(block, str):
         return count_tokens(block)
     if isinstance(block, dict):

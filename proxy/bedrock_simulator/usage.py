@@ -1,4 +1,4 @@
-"""What a call used, in one form for all operations, and the faults that a reported usage can have. Pure."""
+"""The usage of a call, in one form for all operations, and the faults of a reported usage. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """`input_tokens` are neither read from a cache nor written to it, as Bedrock counts them."""
+    """`input_tokens` exclude tokens that are read from or written to a cache, as Bedrock counts them."""
 
     input_tokens: int = 0
     output_tokens: int = 0
@@ -39,7 +39,7 @@ class Usage:
         return self.input_tokens + self.cache_read_tokens + self.cache_write_tokens
 
 
-# Every member of an answer that tells what was used, whatever the operation and the family.
+# Every member of a response that reports usage, for all operations and families.
 _USAGE_MEMBERS = frozenset(
     (
         "amazon-bedrock-invocationMetrics",
@@ -53,7 +53,7 @@ _USAGE_MEMBERS = frozenset(
 )
 
 
-# Those among them, and below them, that count what the model said.
+# Those members, and members below them, that count output.
 _OUTPUT_MEMBERS = frozenset(
     (
         "completion_tokens",
@@ -70,7 +70,7 @@ USAGE_FAULTS = ("none", "null", "zero", "negative", "text", "doubled", "no-outpu
 
 
 def corrupt_usage(document: Any, fault: str) -> Any:
-    """An answer with each count of its usage left out, or made one that cannot be right."""
+    """The response with each usage count omitted, or replaced by a wrong one."""
     if isinstance(document, dict):
         kept = {name: value for name, value in document.items() if not _is_left_out(name, fault)}
         return {name: _corrupt_member(name, value, fault) for name, value in kept.items()}

@@ -1,4 +1,4 @@
-"""The bodies of each family of models, by the name that `models` gives the family."""
+"""The request and response bodies of each model family, by the family's name in `models`."""
 
 from bedrock_simulator.families import (
     ai21,

@@ -1,4 +1,4 @@
-"""AI21 Jamba: chat completions, with the time they took."""
+"""AI21 Jamba: chat completions, with their duration."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ _STOP_REASONS = {
     StopReason.TOOL: "tool_use",
 }
 
-# They belong to Anthropic's own endpoint; here the path says both.
+# Members of Anthropic's own endpoint; on Bedrock the path has both.
 _FORBIDDEN_MEMBERS = ("model", "stream")
 
 
@@ -73,7 +73,7 @@ def _parse_block(block: Any, path: str) -> Piece:
     control = block.get("cache_control")
     if not control:
         return Piece(tokens.count_block_tokens(block), block)
-    # The mark itself is not part of what is kept: callers move it from turn to turn.
+    # The cache point itself is not part of the cached prefix: callers move it from turn to turn.
     bare = {name: value for name, value in block.items() if name != "cache_control"}
     return Piece(tokens.count_block_tokens(bare), bare, ttl=control.get("ttl", "5m"))
 
@@ -138,7 +138,7 @@ def _build_body(_: Json, completion: Completion, model: Model) -> Json:
 
 def _build_chunks(_: Json, completion: Completion, model: Model) -> Iterator[Json]:
     message = _build_message(completion, model)
-    message["usage"]["output_tokens"] = min(1, completion.usage.output_tokens)  # a stream does not know its end yet
+    message["usage"]["output_tokens"] = min(1, completion.usage.output_tokens)  # the final count is unknown
     yield {"type": "message_start", "message": message}
     block = _build_tool_use(completion, {}) if completion.tool else {"type": "text", "text": ""}
     yield {"type": "content_block_start", "index": 0, "content_block": block}

@@ -1,4 +1,4 @@
-"""What InvokeModel needs to know of a model family: how to parse its requests and build its response bodies."""
+"""The interface of a model family for InvokeModel: parse its requests, build its response bodies."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from bedrock_simulator.prompt_cache import Piece
 Json = dict[str, Any]
 
 ParsePrompt = Callable[[Json], Prompt]
-BuildBody = Callable[[Json, Completion, Model], Json]  # the request, what was said, who said it
+BuildBody = Callable[[Json, Completion, Model], Json]  # gets the request's body, the completion and the model
 BuildChunks = Callable[[Json, Completion, Model], Iterator[Json]]
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """A family without chunks does not stream; one that does not speak only has input to count."""
+    """A family without chunks does not stream. One without text output, such as embeddings, only counts input."""
 
     parse_prompt: ParsePrompt
     build_body: BuildBody
@@ -40,7 +40,7 @@ def get_required(body: Json, name: str, kind: type | tuple[type, ...]) -> Any:
 
 
 def parse_stop_sequences(body: Json, name: str) -> list[str]:
-    """Stop sequences: a list of them, one alone, or none."""
+    """The stop sequences: the member is a list, a single string, or missing."""
     value = body.get(name) or []
     sequences = [value] if isinstance(value, str) else value
     if not isinstance(sequences, list) or not all(isinstance(each, str) and each for each in sequences):
@@ -49,12 +49,12 @@ def parse_stop_sequences(body: Json, name: str) -> list[str]:
 
 
 def build_text_pieces(text: str) -> list[Piece]:
-    """The prompt of a family that takes one text and has no marks for caching."""
+    """The prompt of a family with a single text and without cache points."""
     return [Piece(tokens.count_tokens(text), text)]
 
 
 def parse_chat_message(message: Any) -> list[Piece]:
-    """One message of chat completions: its content is a text or a list of blocks, and tool calls stand beside it."""
+    """One message of chat completions: its content is a text or a list of blocks; tool calls are a separate member."""
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
         raise malformed_request("#/messages: each message has a role")
     content = message.get("content")

@@ -1,4 +1,4 @@
-"""Meta Llama: a prompt in, its continuation out."""
+"""Meta Llama: continues a prompt."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _build_body(_: Json, completion: Completion, __: Model) -> Json:
 
 
 def _build_chunks(_: Json, completion: Completion, __: Model) -> Iterator[Json]:
-    """The prompt is counted in the first chunk; each counts what has been generated so far."""
+    """The first chunk has the count of the prompt; each chunk has the count of the output so far."""
     deltas, total = completion.split_deltas(), completion.usage.output_tokens
     for index, text in enumerate(deltas):
         is_last = index == len(deltas) - 1

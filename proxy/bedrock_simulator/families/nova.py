@@ -15,7 +15,7 @@ _DEFAULT_MAX_TOKENS = 4096
 
 def _parse_prompt(body: Json) -> Prompt:
     config = body.get("inferenceConfig")
-    if isinstance(config, dict) and "max_new_tokens" in config:  # its name before Converse's was taken over
+    if isinstance(config, dict) and "max_new_tokens" in config:  # its name before Nova adopted Converse's
         config = {**config, "maxTokens": config["max_new_tokens"]}
         body = {**body, "inferenceConfig": config}
     return converse_format.parse_prompt(body, _DEFAULT_MAX_TOKENS)

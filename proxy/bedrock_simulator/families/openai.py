@@ -55,7 +55,7 @@ def _find_forced_tool(body: Json) -> tuple[str, Json] | None:
 
 
 def build_usage(total: Usage) -> Json:
-    """Here, unlike anywhere else, the prompt's tokens include those of a cache."""
+    """In this format, unlike all others, the prompt tokens include cached ones."""
     details = {"cached_tokens": total.cache_read_tokens}
     if total.cache_write_tokens:
         details["cache_write_tokens"] = total.cache_write_tokens
@@ -102,7 +102,7 @@ def _build_body(_: Json, completion: Completion, model: Model) -> Json:
 
 
 def build_chunks_without_usage(completion: Completion, model: Model) -> Iterator[Json]:
-    """The chunks of a stream, none of which tells what was used."""
+    """The chunks of a stream without the usage chunk."""
     head = _build_head("chat.completion.chunk", completion, model)
     yield _build_chunk(head, {"role": "assistant", "content": ""}, None)
     if completion.tool:

@@ -10,7 +10,7 @@ from bedrock_simulator.generation import Completion, Prompt
 from bedrock_simulator.models import Model
 from bedrock_simulator.prompt_cache import Piece
 
-_V1_DIMENSIONS = 1536  # of the first version, which knows no other
+_V1_DIMENSIONS = 1536  # the only size of the first version
 _DIMENSIONS = (256, 512, 1024)
 
 

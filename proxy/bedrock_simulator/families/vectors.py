@@ -1,4 +1,4 @@
-"""Embedding vectors that depend on a seed alone."""
+"""Embedding vectors that depend only on a seed."""
 
 from __future__ import annotations
 
@@ -13,5 +13,5 @@ def build_unit_vector(seed: bytes, dimensions: int) -> list[float]:
 
 
 def binarize(vector: list[float]) -> list[int]:
-    """The binary form of a vector: what is left of each number is its sign."""
+    """The binary form of a vector, which keeps only the sign of each number."""
     return [int(value > 0) for value in vector]
