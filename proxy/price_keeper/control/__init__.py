@@ -2,5 +2,6 @@
 
 Start with `api` (the table of routes) and `control_server` (how a request is served). `*_endpoints` are the handlers,
 grouped by subject. May import the services (auth, budgets, rates, usage, ledger, reports, alerts, telemetry) and
-stores/contract; only app and cli import it, apart from `readiness_checks` (types of checks) and `api_constants`.
+stores/contract. Only app and cli import it; `readiness_checks` (types of checks) and `api_constants` are the
+exceptions.
 """

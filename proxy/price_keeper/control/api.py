@@ -1,4 +1,4 @@
-"""The control API: builds the one table of routes, which serves requests and is what the OpenAPI document is made of.
+"""The control API: build the table of routes, from which requests are served and the OpenAPI document is generated.
 
 Start here to find the module that serves a path. A sidecar serves only the front page and the probes.
 """
@@ -39,7 +39,8 @@ _ROUTE_TABLES = (
 
 
 def build_routes(readiness: Readiness, telemetry: MetricsRegistry, role: str = "both") -> Sequence[ApiRoute]:
-    """Those of the control port. A sidecar can make no tokens and change nothing, so it has no control API."""
+    """All routes of the control port. A sidecar can neither sign tokens nor change settings, so it has no control
+    API."""
     routes = [build_front_route(readiness, role), *build_probe_routes(readiness, telemetry)]
     if role == "sidecar":
         return routes

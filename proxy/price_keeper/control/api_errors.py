@@ -1,6 +1,6 @@
-"""Errors of the control API: `ApiError`, its JSON form, and how every other exception is turned into one.
+"""Errors of the control API: `ApiError`, its JSON form, and the conversion of every other exception into one.
 
-The cause of an internal error is only in the log, under the request id that the caller was given.
+The cause of an internal error is only in the log, under the request id that the caller received.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from price_keeper.control.api_constants import MAX_ECHOED_NAME_LENGTH
 from price_keeper.errors import ConfigError, InvalidStoreRequest, PriceKeeperError, Refusal, StoreError
 from price_keeper.telemetry.logs import build_request_extra
 
-STORE_RETRY_AFTER_SECONDS = 5  # after which the store may be back
-MAX_DETAILS = 20  # told at once: whoever made more has not written this for us
+STORE_RETRY_AFTER_SECONDS = 5  # by then the store may be reachable again
+MAX_DETAILS = 20  # in one response; a body with more mistakes was not written for this API
 
 ERROR_CODES: Mapping[int, str] = {
     400: "invalid_request",
@@ -40,7 +40,7 @@ _log = logging.getLogger("price_keeper.control")
 
 
 class ApiError(PriceKeeperError):
-    """`details` say where the mistakes are: the path in the body or the query, and what is wrong there."""
+    """An error response. Each of `details` is the path of a mistake in body, path or query, and what is wrong there."""
 
     def __init__(
         self,
@@ -93,31 +93,35 @@ def too_many_requests(message: str, retry_after: float) -> ApiError:
 
 
 def to_api_error(failure: Exception, request_id: str) -> ApiError:
-    """What may be told of a failure. The cause of one that is ours stands in the log alone."""
+    """Convert any exception into the error that the caller may see. Logs store errors and bugs; only the log has their
+    cause."""
     match failure:
         case ApiError():
             return failure
         case InvalidSettings():
             details = [
-                (".".join(part[:MAX_ECHOED_NAME_LENGTH] for part in path), told) for path, told in failure.mistakes
+                (".".join(part[:MAX_ECHOED_NAME_LENGTH] for part in path), text) for path, text in failure.mistakes
             ]
             return invalid_request("the settings cannot be used", *details)
         case ConfigError():
             return invalid_request(
-                "this cannot be done", *((_get_path(line), _get_complaint(line)) for line in failure.problems)
+                "this cannot be carried out",
+                *((_get_path(line), _get_complaint(line)) for line in failure.problems),
             )
         case Refusal():
             code = ERROR_CODES.get(failure.status, ERROR_CODES[400])
             return ApiError(failure.status, code, failure.message, retry_after=failure.retry_after)
         case StoreError() if not isinstance(failure, InvalidStoreRequest):
-            _log.warning("request %s: the store: %s", request_id, failure, extra=build_request_extra(request_id))
+            _log.warning(
+                "request %s failed: store error (%s)", request_id, failure, extra=build_request_extra(request_id)
+            )
             return ApiError(
-                503, ERROR_CODES[503], "the store that keeps this is away", retry_after=STORE_RETRY_AFTER_SECONDS
+                503, ERROR_CODES[503], "the store is unreachable; try again", retry_after=STORE_RETRY_AFTER_SECONDS
             )
     _log.error(
         "request %s failed: %s", request_id, type(failure).__name__, extra=build_request_extra(request_id, failure)
     )
-    return ApiError(500, ERROR_CODES[500], "a mistake of ours; the log has its cause under this request id")
+    return ApiError(500, ERROR_CODES[500], "internal error; the log has its cause under this request id")
 
 
 def _get_path(line: str) -> str:

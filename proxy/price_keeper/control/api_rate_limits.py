@@ -1,7 +1,7 @@
 """Rate and concurrency limits of the control API.
 
 Each caller has a token bucket. Buckets of authenticated callers are shared by all processes on one store; those of
-anonymous callers are local, or each address could have a row written.
+anonymous callers are local, because otherwise each address could make the store write a row.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from price_keeper.stores import schema
 
 MAX_CALLERS = 10_000
 
-ANONYMOUS_PREFIX = "@"  # begins the name of whoever has shown nothing, which is his address
+ANONYMOUS_PREFIX = "@"  # begins the name of an anonymous caller, which is followed by its network
 _REQUESTS = "calls"
 _NANOS = 10**9
 
 
 class ApiRateDecision(NamedTuple):
-    """`wait` is 0 where the call may go on; `reset` is in how many seconds the bucket is full again."""
+    """`wait_seconds` is 0 if the request is admitted; after `reset_seconds` the bucket is full again."""
 
     limit: int
     remaining: int
@@ -42,12 +42,15 @@ class ApiRateDecision(NamedTuple):
 
 
 class ApiRateLimiter(Protocol):
+    """Limits the rate of requests of each caller."""
+
     async def take(self, caller: str) -> ApiRateDecision:
-        """One call of theirs."""
+        """Takes one token for a request of this caller."""
 
 
 class LocalApiRateLimiter:
-    """A bucket of `burst` calls that fills by `per_second`. Of each caller one number is kept: when his is full."""
+    """Token buckets in memory, with `burst` tokens and a refill of `per_second`. One number is kept for each caller:
+    the time at which its bucket is full."""
 
     def __init__(self, monotonic: Callable[[], float], burst: int, per_second: float) -> None:
         self._monotonic = monotonic
@@ -70,7 +73,7 @@ class LocalApiRateLimiter:
         return ApiRateDecision(self._burst, remaining, (full_at - now) / _NANOS)
 
     def _evict(self, caller: str, now: int) -> None:
-        """Buckets that are full need not be remembered; past the bound the oldest go, full or not."""
+        """Make room for a new caller: drop full buckets, then the oldest ones."""
         if caller in self._full_at or len(self._full_at) < MAX_CALLERS:
             return
         self._full_at = {name: at for name, at in self._full_at.items() if at > now}
@@ -79,8 +82,8 @@ class LocalApiRateLimiter:
 
 
 class SharedApiRateLimiter:
-    """As `LocalRates`, over all processes on one store. Whoever has shown nothing stays with this one: he could have a
-    row written for each address."""
+    """Token buckets shared by all processes on one store, through rate leases. Anonymous callers use the local limiter,
+    because otherwise each of their addresses could make the store write a row."""
 
     def __init__(
         self, leasing: RateLeaseManager, anonymous: LocalApiRateLimiter, burst: int, per_second: float
@@ -105,7 +108,7 @@ class SharedApiRateLimiter:
         return ApiRateDecision(self._burst, remaining, reset)
 
     def _get_buckets(self, caller: str) -> tuple[RateBucket]:
-        """The same one each time, by which its lease is known."""
+        """The caller's bucket: the same object each time, because its lease is found by it."""
         buckets = self._buckets.get(caller)
         if buckets is None:
             if len(self._buckets) >= MAX_CALLERS:
@@ -115,14 +118,16 @@ class SharedApiRateLimiter:
 
 
 class BoundedConcurrency:
+    """Lets `max_running` blocks run at once and `max_waiting` more wait."""
+
     def __init__(self, max_running: int, max_waiting: int) -> None:
         self._running = asyncio.Semaphore(max_running)
         self._free_places = max_running + max_waiting
 
     async def __aenter__(self) -> None:
-        """Raises Busy."""
+        """Waits for a free place. Raises Busy if too many wait already."""
         if self._free_places <= 0:
-            raise Busy("too many ask for this at once; try again", retry_after=2)
+            raise Busy("too many requests of this kind at once; try again", retry_after=2)
         self._free_places -= 1
         try:
             await self._running.acquire()

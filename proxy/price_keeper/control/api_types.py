@@ -1,7 +1,7 @@
 """The types of the control API: the request that a handler receives, its response, and the route that joins the two.
 
-A handler is a coroutine that takes `ControlServices` and an `ApiRequest` and returns an `ApiResponse`. A response with an
-ETag can be revalidated, and preconditions (If-Match, If-None-Match) are checked against the same tags.
+A handler is a coroutine that takes `ControlServices` and an `ApiRequest` and returns an `ApiResponse`. A response with
+an ETag can be revalidated, and preconditions (If-Match, If-None-Match) are checked against the same tags.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ if TYPE_CHECKING:
 JSON = "application/json"
 HTML = "text/html; charset=utf-8"
 NO_STORE = "no-store"
-REVALIDATE = "private, no-cache"  # may be kept, if it is asked each time whether it is still so
+REVALIDATE = "private, no-cache"  # may be cached, but must be revalidated before each use
 
 
 class AccessLevel(Enum):
-    """Who may: always the administrator, and ANYBODY even without saying who he is."""
+    """Who may use a route. The administrator may use all; PUBLIC routes need no authentication. The values appear in
+    the OpenAPI document."""
 
     PUBLIC = "anybody"
     ADMIN = "the administrator"
@@ -41,7 +42,7 @@ class AccessLevel(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Who calls: the administrator, or a client of an org or an app. None in all is nobody in particular."""
+    """The caller: the administrator, a client of an org or an app, or, with neither, an anonymous caller."""
 
     name: str
     org: str | None = None
@@ -67,17 +68,18 @@ class ApiRequest:
         return Actor(self.principal.name, self.request_id, self.address)
 
     def check_preconditions(self, etag: str | None) -> None:
-        """Raises Problem where the caller wants another state than the one that is there; None is no state at all."""
+        """Check If-Match and If-None-Match against the current ETag, which is None if the resource does not exist.
+        Raises ApiError (412)."""
         if_match, if_none_match = self.headers.get("If-Match"), self.headers.get("If-None-Match")
         if if_match is not None and not matches_etag(if_match, etag):
-            raise ApiError(412, "precondition_failed", "it is not any more what If-Match says; read it again")
+            raise ApiError(412, "precondition_failed", "it was changed, and does not match If-Match; read it again")
         if if_none_match is not None and matches_etag(if_none_match, etag):
-            raise ApiError(412, "precondition_failed", "it is there already, as If-None-Match says it must not be")
+            raise ApiError(412, "precondition_failed", "it exists already, and If-None-Match requires that it does not")
 
 
 @dataclass(frozen=True, slots=True)
 class ApiResponse:
-    body: Any = None  # None has no body; bytes are sent as they are
+    body: Any = None  # None sends no body, bytes are sent unchanged, and anything else is sent as JSON
     status: int = 200
     cache_control: str = NO_STORE
     etag: str | None = None
@@ -87,7 +89,7 @@ class ApiResponse:
 
 @dataclass(frozen=True, slots=True)
 class StreamingResponse:
-    """An answer that goes on. Of `parts` an empty one says nothing: whether its reader is still there is looked at."""
+    """A response of unlimited length. An empty chunk sends nothing, and only checks whether the client is connected."""
 
     chunks: Callable[[], AsyncGenerator[bytes, None]]
     content_type: str
@@ -102,8 +104,10 @@ def is_never_forged(_: ControlServices, __: ApiRequest) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ApiRoute:
-    """`answers` are the statuses of success with the names of their schemas, `problems` those of failure that are
-    special to it. One table of these serves the requests and describes them."""
+    """One operation of the API. The same table of routes serves requests and generates the OpenAPI document.
+
+    `responses` maps success statuses to the names of their schemas; `error_statuses` are those specific to the route.
+    """
 
     method: str
     path: str
@@ -114,27 +118,25 @@ class ApiRoute:
     responses: Mapping[int, str]
     error_statuses: tuple[int, ...] = ()
     query_schemas: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    request_headers: Mapping[str, str] = field(default_factory=dict)  # of the request, with what they are for
-    status_descriptions: Mapping[int, str] = field(default_factory=dict)  # of statuses that mean more here than usual
+    request_headers: Mapping[str, str] = field(default_factory=dict)  # names and descriptions
+    status_descriptions: Mapping[int, str] = field(default_factory=dict)  # of statuses with a special meaning here
     body_schema: str | None = None
     max_body_bytes: int = MAX_BODY_BYTES
     group: str = "orgs"
-    is_rate_limit_exempt: bool = False  # what costs next to nothing, and others cannot do without
-    is_authenticated_by_secret: bool = (
-        False  # a secret is all it shows: only wrong ones are limited, and by the handler
-    )
-    may_be_forged: Callable[[ControlServices, ApiRequest], bool] = (
-        is_never_forged  # and so asks the store only in its turn
-    )
-    has_html_variant: bool = False  # for whoever does not ask for JSON
-    media_types: tuple[str, ...] = ()  # what success comes as, where that is no JSON
+    is_rate_limit_exempt: bool = False  # for routes that cost almost nothing and that other clients depend on
+    is_authenticated_by_secret: bool = False  # the handler checks a secret; only wrong ones are rate-limited
+    # Whether the request's credentials may be made up, so that checking them waits for a slot at the store.
+    may_be_forged: Callable[[ControlServices, ApiRequest], bool] = is_never_forged
+    has_html_variant: bool = False  # for clients that do not prefer JSON
+    media_types: tuple[str, ...] = ()  # of successful responses that are not JSON
 
     @property
     def is_read(self) -> bool:
         return self.method == "GET"
 
     def accepts_method(self, method: str) -> bool:
-        """A secret is told once, so nobody may ask how it would be told."""
+        """Whether the route serves this method. HEAD is served like GET, except where GET consumes a one-time
+        secret."""
         return method == self.method or (method == "HEAD" and self.is_read and not self.is_authenticated_by_secret)
 
     @property
@@ -145,12 +147,12 @@ class ApiRoute:
 def dump_json(value: Any) -> bytes:
     try:
         return orjson.dumps(value)
-    except TypeError:  # a number of more than 64 bits, or half a character
+    except TypeError:  # orjson rejects integers above 64 bits and half surrogate pairs
         return json.dumps(value, separators=(",", ":")).encode()
 
 
 def compute_etag(value: Any) -> str:
-    """Strong: equal tags mean equal bytes."""
+    """A strong ETag: equal tags mean equal bytes."""
     return compute_etag_of_bytes(dump_json(value))
 
 
@@ -159,7 +161,7 @@ def compute_etag_of_bytes(body: bytes) -> str:
 
 
 def build_cacheable_response(value: Any, cache_control: str = REVALIDATE) -> ApiResponse:
-    """What may be asked for again by its tag."""
+    """A JSON response with an ETag, which clients may revalidate with If-None-Match."""
     body = dump_json(value)
     return ApiResponse(body, cache_control=cache_control, etag=compute_etag_of_bytes(body))
 

@@ -16,15 +16,17 @@ _TIMESTAMP = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?(Z|[+-]\d\d:
 
 
 class FieldType(Protocol):
+    """The type of one field of a body."""
+
     def parse(self, value: Any) -> Any:
-        """Raises ValueError that says what is expected."""
+        """The value as the handler uses it. Raises a ValueError that says what is expected."""
 
     @property
     def schema(self) -> Mapping[str, Any]: ...
 
 
 def make_nullable(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Of what may be left out: null leaves it out as well."""
+    """The schema of an optional field, for which null means the same as leaving it out."""
     more = {"enum": [*schema["enum"], None]} if "enum" in schema else {}
     return {**schema, "type": [schema["type"], "null"], **more} if "type" in schema else dict(schema)
 
@@ -34,7 +36,7 @@ class PatternField:
     pattern: str
     max_length: int
     description: str
-    is_secret: bool = False  # then what was found instead may be one, but for a slip, and is not told
+    is_secret: bool = False  # then error messages do not quote the value, which may be a mistyped secret
 
     def parse(self, value: Any) -> str:
         if (
@@ -70,7 +72,7 @@ class IntegerField:
 
 @dataclass(frozen=True, slots=True)
 class FreeTextField:
-    """What a person writes."""
+    """Text written by a person."""
 
     max_length: int
 
@@ -115,7 +117,7 @@ class ChoiceField:
 
 @dataclass(frozen=True, slots=True)
 class UncheckedField:
-    """Checked elsewhere."""
+    """A field that the handler checks itself; only its schema is declared here."""
 
     schema: Mapping[str, Any]
 
@@ -125,11 +127,13 @@ class UncheckedField:
 
 @dataclass(frozen=True, slots=True)
 class BodyFields:
+    """The fields of a JSON object; unknown fields are rejected."""
+
     types: Mapping[str, FieldType]
     required: tuple[str, ...]
 
     def parse(self, body: Any, path_prefix: str = "") -> dict[str, Any]:
-        """What was given; null is as good as nothing. Raises Problem with its first mistakes."""
+        """The parsed values of the fields that are present and not null. Raises an ApiError that lists the mistakes."""
         if not isinstance(body, Mapping):
             raise invalid_request(
                 "the body cannot be used", (path_prefix.rstrip("."), f"expected an object, found {format_value(body)}")

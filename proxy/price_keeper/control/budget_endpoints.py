@@ -74,7 +74,8 @@ def format_override(override: Override | None) -> dict[str, Any] | None:
 
 
 async def _resolve_scope(services: ControlServices, request: ApiRequest) -> tuple[Scope, PeriodSpan, SettingsReport]:
-    """The scope to which quotas apply, as the path names it. Raises Problem where they apply to another one."""
+    """The scope of the path, its period and its settings. Raises ApiError (404), or 409 if the org's quotas apply to
+    another scope than the path names."""
     org, app = request.path["org"], request.path.get("app")
     shown_settings = await load_org(services, org) if app is None else await load_app(services, org, app)
     settings = shown_settings.effective
@@ -126,7 +127,7 @@ _FLAG_VALUES = {"true": True, "false": False}
 
 
 async def get_selection(services: ControlServices, request: ApiRequest) -> ApiResponse:
-    """As a call of this org or app would be served by this process, whether it was ever heard of or not."""
+    """Report how this process would serve a call of this org or app now. It need not exist."""
     org, app = request.path["org"], request.path.get("app")
     caller = Caller(org, app, build_client_id(org, app))
     is_forced = _read_flag(request, "force_check")
@@ -190,12 +191,12 @@ def _format_label(budget: BudgetState, label: str, own_labels: AppProfiles) -> d
 
 
 def _serve_by_itself(label: str, taken: int, quota: int | None) -> str | None:
-    """What is in no chain, as no model's label is, is served by no other one."""
+    """The label itself while it has quota left. A label outside the ordering is never replaced by another one."""
     return label if quota is None or taken < quota else None
 
 
 def _get_spend(budget: BudgetState, label: str) -> tuple[int, int]:
-    """What is known to be spent of the label's quota, and what is under way; nothing where it has none."""
+    """What is spent of the label's quota, and what calls in flight may add; zeros if it has no quota."""
     budgets = budget.find_trackers(label)
     return (max(0, budgets[0].spent), max(0, budgets[0].in_flight)) if budgets else (0, 0)
 

@@ -1,7 +1,7 @@
 """Endpoints for the credentials and sessions of a client.
 
-Credentials are made with an org or an app; the secret is fetched once with a retrieval token. An administrator rotates
-credentials and lists or ends sessions.
+Credentials are created with an org or an app; their secret can be fetched once, with a retrieval token. An
+administrator rotates credentials, and lists or ends sessions.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ROTATION_BODY = BodyFields({"grace_hours": IntegerField(0, MAX_GRACE_HOURS)}, ()
 
 
 async def create_credentials(services: ControlServices, request: ApiRequest, scope: Scope) -> Mapping[str, Any]:
-    """Nothing of those that are there already: they are never issued again."""
+    """Create a client's credentials. Returns nothing if it has some: a secret is never issued twice."""
     audit_record = request.actor.build_record("credentials.make", scope, None, None, services.clock.now())
     issued = await register(
         services.store,
@@ -57,17 +57,17 @@ async def rotate_credentials(services: ControlServices, request: ApiRequest) -> 
             [audit_record],
             services.tokens.secret_tagger,
         )
-    finally:  # also where the store's answer was lost: it may have been carried out
+    finally:  # even if the store's response was lost, because the write may have been applied
         if not hours:
             services.sessions.note_all_ended()
     return ApiResponse(_format_issued(services, issued))
 
 
 async def fetch_secret(services: ControlServices, request: ApiRequest) -> ApiResponse:
-    """The token is all it takes: who has no secret yet has nothing else to show."""
+    """Return a secret for its retrieval token, which is the only authentication: the client has no secret yet."""
     token = request.headers.get(RETRIEVAL_TOKEN_HEADER)
     if token is None:
-        raise unauthorized(f"the retrieval token comes as {RETRIEVAL_TOKEN_HEADER}")
+        raise unauthorized(f"send the retrieval token in the header {RETRIEVAL_TOKEN_HEADER}")
     scope = Scope(request.path["org"], request.path.get("app"))
     client_id = build_client_id(scope.org, scope.app)
     with count_failed_logins(services, request, client_id):
@@ -162,9 +162,7 @@ async def list_sessions(services: ControlServices, request: ApiRequest) -> ApiRe
 async def end_session(services: ControlServices, request: ApiRequest) -> ApiResponse:
     scope, sid = _get_scope(request), request.path["sid"]
     if not is_org_id(sid):
-        raise invalid_request(
-            "the path names nothing that can be there", ("sid", "a session id is a UUID in lower case")
-        )
+        raise invalid_request("the path has an invalid id", ("sid", "a session id is a UUID in lower case"))
     audit_record = request.actor.build_record("session.end", scope, {"session_id": sid}, None, services.clock.now())
     was_live = await services.sessions.end(scope, sid, [audit_record])
     if was_live is not None:
@@ -175,7 +173,7 @@ async def end_session(services: ControlServices, request: ApiRequest) -> ApiResp
 
 
 async def end_all_sessions(services: ControlServices, request: ApiRequest) -> ApiResponse:
-    """In one write, which ends all refresh and access tokens of the client at once."""
+    """End all sessions with one write, which invalidates all refresh and access tokens of the client at once."""
     scope = _get_scope(request)
     number = len(await services.sessions.list_live(scope))
     audit_record = request.actor.build_record("sessions.end", scope, None, None, services.clock.now())

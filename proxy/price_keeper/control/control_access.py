@@ -1,8 +1,8 @@
-"""Authenticates callers of the control API and authorizes them for a route.
+"""Authenticate callers of the control API and authorize them for a route.
 
-The administrator shows an API key, a client shows a bearer token, and the status page shows its session cookie. A
-request with the cookie must come from the page itself: only a page of this origin can send the page header, since no
-other origin is granted CORS. Wrong keys and tokens are counted by the login throttle.
+The administrator sends an API key, a client a bearer token, and the status page its session cookie. A request with the
+cookie must come from the page itself: only a page of this origin can send the page header, because no other origin is
+granted CORS. Wrong keys and tokens count as failed logins. Start with `ControlAuthenticator` and `authorize`.
 """
 
 from __future__ import annotations
@@ -27,6 +27,13 @@ from price_keeper.domain import Caller
 from price_keeper.errors import AccessDenied, ConfigError, TokenExpired, TokenRejected
 
 PAGE_HEADER = "X-Price-Keeper-Page"
+MIN_ADMIN_KEY_LENGTH = 24  # characters; guessing is then hopeless, so no caller needs to be locked out
+
+_BEARER = "bearer "
+
+T = TypeVar("T")
+
+VerifyToken = Callable[[str], Awaitable[Caller]]
 
 
 def has_page_header(headers: MultiMapping[str]) -> bool:
@@ -34,16 +41,17 @@ def has_page_header(headers: MultiMapping[str]) -> bool:
 
 
 def check_same_origin(headers: MultiMapping[str], *, is_change: bool) -> None:
-    """Raises Problem."""
+    """Protect against cross-site requests: require the page header and, for changes, an Origin that names the Host.
+    Raises ApiError."""
     if not has_page_header(headers):
-        raise forbidden(f"a page says that it is one: {PAGE_HEADER}: 1")
+        raise forbidden(f"a request with the session cookie needs the header {PAGE_HEADER}: 1")
     if headers.getall("Sec-Fetch-Site", ["same-origin"]) != ["same-origin"]:
-        raise forbidden("a page from elsewhere may not ask this")
+        raise forbidden("pages of another origin may not send this request")
     origins, hosts = headers.getall("Origin", []), headers.getall("Host", [])
-    if not origins and not is_change:  # browsers leave it out of what they read from where the page came from
+    if not origins and not is_change:  # browsers omit Origin from same-origin GET requests
         return
     if len(origins) != 1 or len(hosts) != 1 or not is_origin_of_host(origins[0], hosts[0]):
-        raise forbidden("a change is asked for by a page from here: Origin names the Host; a proxy passes both on")
+        raise forbidden("a change needs an Origin header that names the Host; a proxy in front must pass both on")
 
 
 def is_origin_of_host(origin: str, host: str) -> bool:
@@ -54,23 +62,14 @@ def is_origin_of_host(origin: str, host: str) -> bool:
     return parts.scheme in ("http", "https") and parts.netloc.lower() == host.lower() != ""
 
 
-MIN_ADMIN_KEY_LENGTH = 24  # characters, so that guessing is hopeless and need not lock anybody out
-
-_BEARER = "bearer "
-
-T = TypeVar("T")
-
-VerifyToken = Callable[[str], Awaitable[Caller]]
-
-
 def cookie_name(headers: MultiMapping[str]) -> str:
-    """Cookies know no ports, so two of us on one machine have their own by name."""
+    """The name of the session cookie. It contains the port, because cookies are shared by all ports of a host."""
     port = (headers.getall("Host", []) or [""])[0].rpartition(":")[2]
     return f"price-keeper-{port}" if port.isascii() and port.isdigit() else "price-keeper"
 
 
 def read_cookie(headers: MultiMapping[str]) -> str | None:
-    """That of the page; None where there is none, or nobody can say which one is meant."""
+    """The value of the session cookie; None if it is missing or ambiguous."""
     pairs = (part.partition("=") for line in headers.getall("Cookie", []) for part in line.split(";"))
     name = cookie_name(headers)
     values = [value.strip() for cookie, _, value in pairs if cookie.strip() == name]
@@ -78,12 +77,13 @@ def read_cookie(headers: MultiMapping[str]) -> str | None:
 
 
 def fingerprint_admin_key(key: str | None) -> str | None:
-    """By which sessions know the key that they were begun with."""
+    """A fingerprint by which a page session is bound to the admin key that it was started with."""
     return None if key is None else hmac.new(_digest_key(key), b"sessions of the status page", sha256).hexdigest()[:32]
 
 
 def load_admin_key(config: AuthConfig, environ: Mapping[str, str]) -> str | None:
-    """None where there is none, and so no administrator. Raises ConfigError, which never says what was found."""
+    """The admin key; None if none is configured, and then there is no administrator. Raises a ConfigError that never
+    contains the key."""
     if config.admin_api_key_file is None:
         key, source = environ.get(config.admin_api_key_env, ""), f"the variable {config.admin_api_key_env}"
     else:
@@ -105,6 +105,8 @@ def _read_key_file(file: str) -> str:
 
 
 class ControlAuthenticator:
+    """Finds out who calls, and counts failed attempts."""
+
     def __init__(
         self,
         admin_key: str | None,
@@ -120,22 +122,23 @@ class ControlAuthenticator:
         self._clock = clock
 
     async def authenticate(self, headers: MultiMapping[str], address: str, *, is_change: bool = True) -> Principal:
-        """Raises Problem, or SlowDown. Of a key or a token nothing is told, nor which part of it is wrong."""
+        """The caller of a request. Raises ApiError, or TooManyRequests after too many failures. Messages contain
+        nothing of the key or token, and do not say which part of it is wrong."""
         keys, tokens = headers.getall(API_KEY_HEADER, []), headers.getall(AUTHORIZATION_HEADER, [])
         if len(keys) > 1 or len(tokens) > 1 or (keys and tokens):
-            raise invalid_request(f"who calls is said once: by {API_KEY_HEADER} or by {AUTHORIZATION_HEADER}")
+            raise invalid_request(f"send credentials once: either {API_KEY_HEADER} or {AUTHORIZATION_HEADER}")
         if keys:
             return self._authenticate_admin(keys[0], address)
         if tokens:
             return await self._authenticate_client(tokens[0], address)
         cookie = read_cookie(headers)
         if cookie is None or not has_page_header(headers):
-            raise unauthorized(f"say who calls: by {API_KEY_HEADER}, or by {AUTHORIZATION_HEADER} with a bearer token")
+            raise unauthorized(f"send {API_KEY_HEADER}, or {AUTHORIZATION_HEADER} with a bearer token")
         check_same_origin(headers, is_change=is_change)
         return get_session_principal(await self.verify_session(cookie, address))
 
     async def verify_session(self, cookie: str, address: str) -> PageSession:
-        """Raises Problem, or SlowDown."""
+        """The page session of a cookie. Raises ApiError, or TooManyRequests after too many failures."""
         return await self._verify_or_count(self._sessions.verify(cookie, self._clock.now()), address)
 
     def _authenticate_admin(self, key: str, address: str) -> Principal:
@@ -149,14 +152,14 @@ class ControlAuthenticator:
     async def _authenticate_client(self, authorization: str, address: str) -> Principal:
         if authorization[: len(_BEARER)].lower() != _BEARER:
             self._login_throttle.count_failure(None, address)
-            raise unauthorized(f"{AUTHORIZATION_HEADER} has a bearer token, and nothing else")
+            raise unauthorized(f"{AUTHORIZATION_HEADER} must have a bearer token")
         caller = await self._verify_or_count(self._verify(authorization[len(_BEARER) :].strip()), address)
         return Principal(caller.client_id, caller.org, caller.app)
 
     async def _verify_or_count(self, verification: Awaitable[T], address: str) -> T:
         try:
             return await verification
-        except (TokenExpired, TokenRejected) as failure:  # it was ours, and nobody's guess
+        except (TokenExpired, TokenRejected) as failure:  # its signature is valid, so it is no guess
             raise unauthorized(failure.message) from None
         except AccessDenied as failure:
             self._login_throttle.count_failure(None, address)
@@ -171,11 +174,11 @@ def get_session_principal(session: PageSession) -> Principal:
 
 
 def authorize(principal: Principal, route: ApiRoute, path: Mapping[str, str]) -> None:
-    """Raises Problem where this is not for him, be it there or not."""
+    """Raise ApiError (403) if the caller may not use this route, whether or not the resource exists."""
     if principal.is_admin or route.access_level in (AccessLevel.PUBLIC, AccessLevel.ANY_CLIENT):
         return
     if route.access_level is AccessLevel.ADMIN:
-        raise forbidden("this is for the administrator alone")
+        raise forbidden("only the administrator may use this")
     if principal.org != path["org"]:
         raise forbidden("a token acts on its own org and app alone")
     if principal.app is None and (route.access_level is AccessLevel.ORG or route.is_read):
@@ -185,5 +188,5 @@ def authorize(principal: Principal, route: ApiRoute, path: Mapping[str, str]) ->
 
 
 def _digest_key(text: str) -> bytes:
-    """Of one length, so that comparing takes the same time whatever was sent."""
+    """A digest of fixed length, so that the comparison takes constant time for any input."""
     return sha256(text.encode("utf-8", "surrogateescape")).digest()

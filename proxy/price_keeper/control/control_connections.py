@@ -1,8 +1,8 @@
 """Connection limits of the control port: one client cannot take the port away from the others.
 
 A connection is accepted or closed at once. A request at work holds a slot; a connection without a slot may be evicted
-in favour of a new one, beginning with the one whose last complete request head is the oldest. There are fewer slots than
-connections, so the head of a new connection is always read. Probes need no slot.
+in favour of a new one, beginning with the one whose last complete request head is the oldest. There are fewer slots
+than connections, so the head of a new connection is always read. Probes need no slot.
 
 Also checks the protocol, the Host header and the request target before a request is routed.
 """
@@ -24,26 +24,27 @@ from price_keeper.control.api_errors import forbidden, invalid_request
 from price_keeper.server.request_building import find_host_error, find_target_error
 
 _NOT_HTTP = re.compile(rb"[\r\n]*[^ \r\n]+ +[^ \r\n]+ +(?!HTTP/)[A-Za-z]+/[0-9]")
-TIMEOUT_CHECK_SECONDS = 5.0  # by so much a connection may outstay its time
+TIMEOUT_CHECK_SECONDS = 5.0  # a connection may exceed its timeout by so much
+MIN_CONNECTIONS = 8  # however few descriptors there are
+_SIXTEENTHS = 16
 
 
 @dataclass(frozen=True, slots=True)
 class ControlPortLimits:
-    max_connections: int = (
-        128  # at once, well below the descriptors that the process keeps for what is not the data port's
-    )
-    max_per_network: int = 64  # from one address, or one network of IPv6
-    reserved_for_loopback: int = 16  # of all, so that probes on this machine get through whatever comes from others
-    head_timeout_seconds: float = 20.0  # a whole head comes at once from whoever means it
-    write_stall_seconds: float = 60.0  # an answer that nobody has read for so long has no reader
+    """What the clients of one control port may use together."""
+
+    max_connections: int = 128  # at once; well below the descriptors that the data port leaves to the rest
+    max_per_network: int = 64  # from one address, or one IPv6 network
+    reserved_for_loopback: int = 16  # of all connections, so that local probes get through under any load
+    head_timeout_seconds: float = 20.0  # a well-meaning client sends its head at once
+    write_stall_seconds: float = 60.0  # a response of which nothing is read for so long has no reader
 
 
 DEFAULT_PORT_LIMITS = ControlPortLimits()
-MIN_CONNECTIONS = 8  # connections, however few descriptors there are
 
 
 def fit_port_limits(descriptors: int, limits: ControlPortLimits = DEFAULT_PORT_LIMITS) -> ControlPortLimits:
-    """An eighth of the descriptors: two thirds are the data port's."""
+    """Lower the limits to an eighth of the descriptors; the data port uses two thirds of them."""
     connections = min(limits.max_connections, max(descriptors // 8, MIN_CONNECTIONS))
     return replace(
         limits,
@@ -54,23 +55,21 @@ def fit_port_limits(descriptors: int, limits: ControlPortLimits = DEFAULT_PORT_L
 
 
 class SlotClass(Enum):
-    """Which part of the connections requests of a kind may hold: they alone, and together with all others.
-
-    Of one network, and of all, in sixteenths. What is left is for newcomers.
+    """The share of connections, in sixteenths, that active requests of a class may occupy: that class alone, and all
+    classes together. It applies to one network and to the whole port. The rest is for new connections.
     """
 
-    UNVERIFIED = (8, 13)  # shows what anybody may have invented, and may wait for its turn at the store
-    RECEIVING_BODY = (4, 13)  # a client's whose body is still to come; others of its kind can be displaced
+    UNVERIFIED = (8, 13)  # its credentials may be made up, and checking them may wait for the store
+    RECEIVING_BODY = (4, 13)  # of a client whose body has not arrived yet
     CLIENT = (13, 13)
     ADMIN = (14, 14)
 
 
-_SIXTEENTHS = 16
-
-
 class ConnectionPeer(Protocol):
+    """What the registry needs of a connection."""
+
     def check_timeouts(self, now: float) -> None:
-        """Cuts it where it only stays."""
+        """Aborts the connection if its client neither sends nor reads in time."""
 
     def abort(self) -> None: ...
 
@@ -79,20 +78,20 @@ class ConnectionPeer(Protocol):
 class _Peer:
     network: Hashable
     is_local: bool
-    slot_class: SlotClass | None = None  # of the place that it holds
+    slot_class: SlotClass | None = None  # of the slot that it holds
 
 
 class ConnectionRegistry:
-    """The connections of one listener."""
+    """The connections of one listener, and the slots of their active requests."""
 
     def __init__(self, clock: Clock, limits: ControlPortLimits = DEFAULT_PORT_LIMITS) -> None:
         self.clock = clock
         self.limits = limits
-        self._peers: dict[ConnectionPeer, _Peer] = {}  # the longest without a whole head is the first
+        self._peers: dict[ConnectionPeer, _Peer] = {}  # the one whose last complete head is the oldest comes first
         self._count_by_network: Counter[Hashable] = Counter()
 
     def add(self, connection: ConnectionPeer, address: str) -> bool:
-        """Whether there was room for it."""
+        """Register a connection, evicting another one if necessary. Returns whether there was room."""
         peer = _Peer(network_of(address), is_loopback(address))
         reserved = 0 if peer.is_local else self.limits.reserved_for_loopback
         is_network_full = self._count_by_network[peer.network] >= self.limits.max_per_network
@@ -104,8 +103,8 @@ class ConnectionRegistry:
         return True
 
     def _evict_one_for(self, newcomer: _Peer, is_network_full: bool) -> bool:
-        """By one without a place: of the same network where that has its share, and none of those that are kept for
-        this machine for one from elsewhere."""
+        """Evict the first connection without a slot, and return whether there was one. If the network is at its limit,
+        it must be of the same network. A remote connection cannot evict one of those reserved for this machine."""
         has_surplus_local = sum(peer.is_local for peer in self._peers.values()) > self.limits.reserved_for_loopback
         for candidate, peer in self._peers.items():
             is_rival = (
@@ -120,22 +119,23 @@ class ConnectionRegistry:
         return False
 
     def mark_active(self, connection: ConnectionPeer) -> None:
-        """It has sent a whole head."""
+        """Called when the connection has sent a complete head; makes it the last candidate for eviction."""
         if connection in self._peers:
             self._peers[connection] = self._peers.pop(connection)
 
     def acquire_slot(self, connection: ConnectionPeer, slot_class: SlotClass) -> bool:
-        """Whether there was a place for its request, which it holds until `release`."""
+        """Reserve a slot for the connection's request until `release_slot`. Returns whether there was one."""
         peer = self._peers.get(connection)
         if peer is None:
             return False
-        others = [each for each in self._peers.values() if each.slot_class is not None and each is not peer]
-        same_network = [each for each in others if each.network == peer.network]
+        others = [other for other in self._peers.values() if other.slot_class is not None and other is not peer]
+        same_network = [other for other in others if other.network == peer.network]
         own_sixteenths, total_sixteenths = slot_class.value
-        # Twice: this machine's part, and that no newcomer from elsewhere may displace what is within it.
+        # Subtracted twice: once for the connections reserved for this machine, and once because a remote connection
+        # cannot evict one of those.
         max_slots = self.limits.max_connections - 2 * self.limits.reserved_for_loopback
         for holders, room in ((others, max_slots), (same_network, self.limits.max_per_network)):
-            of_class = sum(each.slot_class is slot_class for each in holders)
+            of_class = sum(holder.slot_class is slot_class for holder in holders)
             if (
                 len(holders) >= room * total_sixteenths // _SIXTEENTHS
                 or of_class >= room * own_sixteenths // _SIXTEENTHS
@@ -150,7 +150,7 @@ class ConnectionRegistry:
             peer.slot_class = None
 
     def remove(self, connection: ConnectionPeer) -> None:
-        """Also of one that had to make room, and so has left before."""
+        """Unregister a connection. Does nothing for one that was evicted."""
         peer = self._peers.pop(connection, None)
         if peer is None:
             return
@@ -167,12 +167,13 @@ class ConnectionRegistry:
 
 
 class ConditionTimer:
-    """How long something has been so."""
+    """Measures for how long a condition has held without interruption."""
 
     def __init__(self) -> None:
         self._since: float | None = None
 
     def update(self, holds: bool, now: float) -> float:
+        """Records whether the condition holds now; returns for how many seconds it has held."""
         if not holds:
             self._since = None
             return 0.0
@@ -192,7 +193,8 @@ def is_loopback(address: str) -> bool:
 
 
 def check_request_target(version: tuple[int, int], target: str, hosts: list[str], is_for_loopback: bool) -> None:
-    """Raises Problem for what two readers could take for requests to different hosts."""
+    """Check protocol version, Host header and target. Raises ApiError for a request whose host is ambiguous, and, on a
+    loopback port, for one that names another host."""
     mistake = None
     if version not in ((1, 0), (1, 1)):
         mistake = "this port speaks HTTP/1.1 and HTTP/1.0"
@@ -207,16 +209,17 @@ def check_request_target(version: tuple[int, int], target: str, hosts: list[str]
 
 
 def is_not_http(data: bytes) -> bool:
-    """Of what begins a request: the parser takes the version of RTSP for one of HTTP."""
+    """Whether the start of a request names another protocol: aiohttp's parser accepts RTSP's version as HTTP's."""
     return _NOT_HTTP.match(data) is not None
 
 
 def _check_loopback_host(hosts: list[str]) -> None:
-    """Raises Problem for what is asked of a name that is not this machine's own.
+    """Raise ApiError if the Host header names neither localhost nor a loopback address.
 
-    A web page may have its own name point to 127.0.0.1; the browser of somebody here would then read our answers to it.
+    This prevents DNS rebinding: a web page whose host name resolves to 127.0.0.1 could otherwise read responses of this
+    port through a browser on this machine.
     """
     for host in hosts:
         name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
         if name.lower() != "localhost" and not is_loopback(name):
-            raise forbidden("what listens on this machine alone is asked for as localhost, or by a loopback address")
+            raise forbidden("this port listens only on this machine: use localhost or a loopback address as the host")

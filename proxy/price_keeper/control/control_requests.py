@@ -1,7 +1,7 @@
-"""Checks and reads what a request carries: transfer coding, ids in the path, query, headers and the JSON body.
+"""Check and read the parts of a request: transfer coding, ids in the path, query, headers and the JSON body.
 
-Bodies are bounded in size, depth, number of values and time, and all bodies under way share byte budgets. JSON that two
-parsers could read differently, as with duplicate names, is rejected.
+Bodies are limited in size, depth, number of values and time, and all bodies being received share byte budgets. JSON
+that two parsers could read differently, as with duplicate names, is rejected.
 """
 
 from __future__ import annotations
@@ -21,7 +21,18 @@ from price_keeper.control.api_errors import ERROR_CODES, ApiError, invalid_reque
 from price_keeper.control.api_types import ApiRoute
 from price_keeper.domain import is_app_id, is_org_id
 
-MAX_QUERY_VALUE_LENGTH = 1000  # characters of one value; aiohttp bounds the whole line
+MAX_QUERY_VALUE_LENGTH = 1000  # characters of one value; aiohttp limits the whole line
+MAX_ANONYMOUS_BODY_BYTES = 20 * 1024  # fits a long refresh token; more from unknown senders would delay everyone else
+SMALL_BODY_BYTES = 4 * 1024  # a few short fields
+# Byte budgets for all bodies being received; a sidecar has little memory. Separate, so that no group delays another.
+ANONYMOUS_BUDGET_BYTES = 4 * 1024 * 1024  # unauthenticated senders, of which there are as many as connections
+CLIENTS_BUDGET_BYTES = 2 * 1024 * 1024
+PER_CLIENT_BUDGET_BYTES = 512 * 1024  # so that one client cannot delay the others
+ADMIN_BUDGET_BYTES = 512 * 1024
+MAX_JSON_DEPTH = 12  # the deepest body of the API has four levels
+MAX_JSON_VALUES = 4096  # names and values: a hundred usages have 1900, quotas of a thousand labels 2000
+BUSY_RETRY_AFTER_SECONDS = 1.0  # by then some of the bodies being received are complete
+BODY_TIMEOUT_SECONDS = 30.0  # for a body to arrive
 _ID_RULES: Mapping[str, tuple[Callable[[str], bool], str]] = {
     "org": (is_org_id, "an org id is a UUID in lower case"),
     "app": (is_app_id, "an app id is 1 to 64 letters, digits or any of ._-, and neither . nor .."),
@@ -29,9 +40,10 @@ _ID_RULES: Mapping[str, tuple[Callable[[str], bool], str]] = {
 
 
 def check_transfer_encoding(codings: list[str]) -> None:
-    """What stands before us may undo another coding, and see another body than we do."""
-    if codings and [each.strip().lower() for each in codings] != ["chunked"]:
-        message = "a body comes with a Content-Length, or in chunks alone"
+    """Allow no transfer coding but chunked: a proxy in front may decode another one, and see a different body. Raises
+    ApiError."""
+    if codings and [coding.strip().lower() for coding in codings] != ["chunked"]:
+        message = "a body needs a Content-Length or chunked transfer coding"
         raise ApiError(400, ERROR_CODES[400], message, headers={"Connection": "close"})
 
 
@@ -42,7 +54,7 @@ def check_path_ids(path: Mapping[str, str]) -> None:
         if name in _ID_RULES and not _ID_RULES[name][0](value)
     ]
     if mistakes:
-        raise invalid_request("the path names nothing that can be there", *mistakes)
+        raise invalid_request("the path has an invalid id", *mistakes)
 
 
 def parse_query(request: web.BaseRequest, route: ApiRoute) -> dict[str, str]:
@@ -60,30 +72,16 @@ def parse_query(request: web.BaseRequest, route: ApiRoute) -> dict[str, str]:
 
 
 def read_headers(request: web.BaseRequest) -> CIMultiDict[str]:
-    """Of a header that came twice nobody can say which one is meant."""
+    """The headers of a request. Raises ApiError if a header that decides something is repeated, because it is ambiguous
+    then."""
     for name in ("If-Match", "If-None-Match", "X-Retrieval-Token", "Authorization"):
         if len(request.headers.getall(name, [])) > 1:
             raise invalid_request(f"{name} comes only once")
     return CIMultiDict(request.headers)
 
 
-MAX_ANONYMOUS_BODY_BYTES = (
-    20 * 1024
-)  # a refresh token may be long; reading more of anybody would keep everybody else waiting
-SMALL_BODY_BYTES = 4 * 1024  # a few fields, none of which is long
-# Of all bodies that are on their way: a sidecar has little memory.
-ANONYMOUS_BUDGET_BYTES = 4 * 1024 * 1024  # of strangers, of whom there are as many as connections
-CLIENTS_BUDGET_BYTES = 2 * 1024 * 1024
-PER_CLIENT_BUDGET_BYTES = 512 * 1024  # of those who are known, or one of them could keep the others waiting
-ADMIN_BUDGET_BYTES = 512 * 1024  # whom nobody keeps waiting
-MAX_JSON_DEPTH = 12  # a body of ours has four
-MAX_JSON_VALUES = 4096  # names and values: a hundred usages have 1900, quotas of a thousand labels 2000
-BUSY_RETRY_AFTER_SECONDS = 1.0  # after which some of the bodies under way are read
-BODY_TIMEOUT_SECONDS = 30.0  # for a body to arrive, so that a slow one does not stay for ever
-
-
 class ByteBudget:
-    """Bytes that bodies may take up until they are read. Each takes what it says it has, or all that it might have."""
+    """Limits the memory of bodies being received. Each reserves its content-length, or the maximum if it has none."""
 
     def __init__(self, max_bytes: int, max_per_caller: int | None = None) -> None:
         self._available = max_bytes
@@ -92,10 +90,10 @@ class ByteBudget:
 
     @contextmanager
     def reserve(self, size: int, caller: str = "") -> Iterator[None]:
-        """Raises Problem."""
+        """Reserve bytes within the block. Raises ApiError (503) if they exceed a limit."""
         if size > self._available or size + self._reserved_by[caller] > self._max_per_caller:
-            # What is still to come is not read, so nothing else can come on this connection.
-            message = "too many bodies are on their way to this process"
+            # The body is not read, so the connection cannot be used again.
+            message = "this process is receiving too many bodies; try again"
             raise ApiError(
                 503, ERROR_CODES[503], message, retry_after=BUSY_RETRY_AFTER_SECONDS, headers={"Connection": "close"}
             )
@@ -111,7 +109,7 @@ class ByteBudget:
 
 
 class BodyBudgets:
-    """Apart for strangers, for those who are known and for the administrator, so that none keeps the others waiting."""
+    """Separate budgets for unauthenticated senders, for clients and for the administrator."""
 
     def __init__(self) -> None:
         self.anonymous = ByteBudget(ANONYMOUS_BUDGET_BYTES)
@@ -120,7 +118,7 @@ class BodyBudgets:
 
 
 async def read_json_body(request: web.BaseRequest, max_bytes: int, byte_budget: ByteBudget, caller: str) -> Any:
-    """Raises Problem."""
+    """Read and parse the body within the limits. Raises ApiError."""
     _check_body_headers(request, max_bytes)
     length = request.content_length
     with byte_budget.reserve(max_bytes if length is None else length, caller):
@@ -128,10 +126,10 @@ async def read_json_body(request: web.BaseRequest, max_bytes: int, byte_budget: 
 
 
 async def _read_before_timeout(request: web.BaseRequest, max_bytes: int) -> bytes:
-    """Raises Problem."""
+    """Read the body, asking for it first if the client expects that. Raises ApiError."""
     if request.headers.get("Expect", "").lower() == "100-continue":
         await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        request.writer.output_size = 0  # so that an error can still be answered
+        request.writer.output_size = 0  # otherwise aiohttp would assume that a response has begun
     try:
         async with asyncio.timeout(BODY_TIMEOUT_SECONDS):
             return await _read_bytes(request, max_bytes)
@@ -140,7 +138,7 @@ async def _read_before_timeout(request: web.BaseRequest, max_bytes: int) -> byte
             408, ERROR_CODES[408], "the body did not arrive in time", headers={"Connection": "close"}
         ) from None
     except (web.RequestPayloadError, ConnectionError):
-        raise invalid_request("the body is not what its head says") from None
+        raise invalid_request("the body is incomplete, or not encoded as its headers say") from None
 
 
 async def _read_bytes(request: web.BaseRequest, max_bytes: int) -> bytes:
@@ -157,13 +155,13 @@ def _check_body_headers(request: web.BaseRequest, max_bytes: int) -> None:
     if len(types) != 1 or not _is_json_type(types[0]) or "Content-Encoding" in request.headers:
         raise ApiError(415, ERROR_CODES[415], "a body is of content type application/json, in UTF-8 and not compressed")
     if request.headers.get("Expect", "100-continue").lower() != "100-continue":
-        raise ApiError(417, ERROR_CODES[417], "nothing is to be expected but 100-continue")
+        raise ApiError(417, ERROR_CODES[417], "the only supported expectation is 100-continue")
     if (request.content_length or 0) > max_bytes:
         raise body_too_large(max_bytes)
 
 
 def body_too_large(max_bytes: int) -> ApiError:
-    # What is still to come is not read, so nothing else can come on this connection.
+    # The rest of the body is not read, so the connection cannot be used again.
     return ApiError(
         413, ERROR_CODES[413], f"a body has at most {max_bytes} bytes here", headers={"Connection": "close"}
     )
@@ -179,7 +177,7 @@ def _is_json_type(value: str) -> bool:
 
 
 def parse_json(raw: bytes) -> Any:
-    """Numbers with a point are Decimals. Raises Problem."""
+    """Parse JSON; numbers with a decimal point become Decimals. Raises ApiError."""
     try:
         value = json.loads(
             raw.decode(),
@@ -192,7 +190,7 @@ def parse_json(raw: bytes) -> Any:
     except UnicodeDecodeError:
         raise invalid_request("the body is not UTF-8 text") from None
     except (ValueError, ArithmeticError) as failure:
-        reason = failure.msg if isinstance(failure, json.JSONDecodeError) else "it cannot be read in one way only"
+        reason = failure.msg if isinstance(failure, json.JSONDecodeError) else "it is ambiguous"
         raise invalid_request(f"the body is not good JSON: {reason}") from None
     _check_nesting(value)
     return value
@@ -201,7 +199,7 @@ def parse_json(raw: bytes) -> Any:
 def _reject_duplicate_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     members = dict(pairs)
     if len(members) < len(pairs):
-        raise ValueError("a name stands there twice")
+        raise ValueError("an object has the same name twice")
     return members
 
 
@@ -210,10 +208,11 @@ def _reject_constant(_: str) -> NoReturn:
 
 
 def _check_nesting(value: Any) -> None:
-    """How deep and how many they are, since each is looked at while nobody else is answered; and that all text is."""
+    """Limit the depth and the number of values, because checking them blocks the event loop, and require that all
+    strings can be encoded. Raises ApiError."""
     level, count = [value], 0
     for _ in range(MAX_JSON_DEPTH):
-        level = [part for each in level for part in _get_children(each)]
+        level = [child for parent in level for child in _get_children(parent)]
         count += len(level)
         if not level:
             return

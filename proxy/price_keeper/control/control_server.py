@@ -1,4 +1,4 @@
-"""The HTTP server of the control port, over aiohttp: connections, dispatch to handlers, and responses.
+"""The HTTP server of the control port, over aiohttp: connections, dispatch to handlers, and responses. START HERE.
 
 `open_control_port` and `open_control_socket` listen; `ControlDispatcher` finds the route, authenticates the caller,
 applies rate and body limits, calls the handler and turns every failure into an `ApiError` response. Request bytes may
@@ -62,14 +62,14 @@ from price_keeper.errors import Busy, ListenFailed, TooManyRequests
 from price_keeper.server.sockets import bind_sockets
 from price_keeper.telemetry.logs import build_request_extra
 
-SHUTDOWN_SECONDS = 2.0  # for requests that are under way
+SHUTDOWN_SECONDS = 2.0  # for active requests
 KEEP_ALIVE_SECONDS = 75.0
-LINGER_SECONDS = 2.0  # what still comes of a body that nobody reads: closing at once could lose the answer on its way
+LINGER_SECONDS = 2.0  # to receive the rest of an unread body: closing at once could destroy the response in flight
 
-MAX_LINE_BYTES = 8192  # of a first line; aiohttp takes 8190
-READ_BUFFER_BYTES = 16 * 1024  # of a body that nobody reads yet, for each connection
+MAX_LINE_BYTES = 8192  # of a first line; aiohttp accepts 8190
+READ_BUFFER_BYTES = 16 * 1024  # of an unread body, for each connection
 
-# Of those who show nothing but a secret; what is wrong with the secret itself is counted where that is found.
+# Statuses that count as a failed login on routes that only a secret protects. A wrong secret is counted by the handler.
 _MALFORMED_STATUSES = frozenset({400, 408, 413, 415, 417})
 _ANONYMOUS = Principal("anybody")
 _COMMON_HEADERS = {
@@ -82,7 +82,7 @@ _log = logging.getLogger("price_keeper.control")
 
 
 class ControlDispatcher:
-    """Answers requests by a table of routes; those that need the parts, once it has been given them."""
+    """Serves requests by a table of routes. Until `start`, and after `stop`, only probes are served; others get 503."""
 
     def __init__(self, routes: Sequence[ApiRoute], now: Callable[[], float]) -> None:
         self._router = Router(routes)
@@ -94,12 +94,13 @@ class ControlDispatcher:
         self._services = services
 
     def stop(self) -> None:
-        """Nothing more is changed while the process drains, and nobody is waited for who only listens."""
+        """Refuse further requests while the process drains, and end the event streams of open status pages."""
         if self._services is not None:
             self._services.page.close()
         self._services = None
 
     async def handle(self, request: web.BaseRequest, is_for_loopback: bool = False) -> web.StreamResponse:
+        """Serve one request. Every failure becomes an error response; only cancellation is raised."""
         request_id, headers = str(uuid4()), dict[str, str]()
         try:
             check_request_target(request.version, request.raw_path, request.headers.getall("Host", []), is_for_loopback)
@@ -123,10 +124,11 @@ class ControlDispatcher:
     ) -> ApiResponse | StreamingResponse:
         route, path = self._router.match(request.method, request.rel_url.raw_path)
         if route.group == "probes":
-            return await route.handler(self._services, _build_probe_request(request_id, request))  # type: ignore[arg-type]
+            probe_request = _build_probe_request(request_id, request)
+            return await route.handler(self._services, probe_request)  # type: ignore[arg-type]
         services = self._services
         if services is None:
-            raise ApiError(503, ERROR_CODES[503], "this process starts or stops", retry_after=1)
+            raise ApiError(503, ERROR_CODES[503], "this process is starting or stopping", retry_after=1)
         try:
             return await self._handle_route(services, request, route, path, request_id, headers)
         except ApiError as failure:
@@ -147,7 +149,7 @@ class ControlDispatcher:
         principal = _ANONYMOUS
         if route.access_level is not AccessLevel.PUBLIC:
             principal = await services.authenticator.authenticate(request.headers, address, is_change=not route.is_read)
-        # Whoever shares an address with a client could otherwise keep it from its tokens.
+        # Logins are exempt: otherwise another client with the same address could use up the limit and block them.
         if not (route.is_authenticated_by_secret or route.is_rate_limit_exempt):
             caller = principal.name if principal is not _ANONYMOUS else ""
             network = "" if principal.org else f"{ANONYMOUS_PREFIX}{network_of(address)}"
@@ -190,12 +192,13 @@ def _build_probe_request(request_id: str, request: web.BaseRequest) -> ApiReques
 
 
 def _count_malformed_request(services: ControlServices, address: str) -> None:
-    """Of somebody who has shown nothing: it costs us as much as a wrong secret. Raises Problem for too many."""
+    """Count a malformed request of an unauthenticated caller like a failed login, because it costs as much. Raises
+    ApiError (429) if there were too many."""
     try:
         services.login_throttle.count_malformed(address)
     except TooManyRequests as failure:
         error = too_many_requests(failure.message, failure.retry_after or 1.0)
-        error.headers["Connection"] = "close"  # what is still to come of a body is not read
+        error.headers["Connection"] = "close"  # the rest of the body is not read
         raise error from None
 
 
@@ -232,7 +235,8 @@ def _build_response(api_response: ApiResponse, headers: Mapping[str, str]) -> we
 async def _send_stream(
     request: web.BaseRequest, stream: StreamingResponse, headers: Mapping[str, str]
 ) -> web.StreamResponse:
-    """What goes wrong before its first part is raised, and answered as any failure; after that it just ends."""
+    """Send a stream. A failure before its first chunk is raised and becomes an error response; after that it is logged,
+    and the stream ends."""
     stream_headers = {"Cache-Control": NO_STORE, "Content-Type": stream.content_type, "X-Accel-Buffering": "no"}
     response = web.StreamResponse(headers={**headers, **stream_headers})
     response.force_close()
@@ -250,12 +254,12 @@ async def _send_stream(
         except (StopAsyncIteration, ConnectionError):
             pass
         except Exception as failure:
-            _log.error("request %s ended early", headers["X-Request-Id"], exc_info=failure)
+            _log.error("event stream of request %s failed and was ended", headers["X-Request-Id"], exc_info=failure)
     return response
 
 
 class _ControlServer(web.Server):
-    """One that answers also what is no HTTP in the form of all problems."""
+    """aiohttp's server with the connections below, which render protocol errors like all other errors."""
 
     def __init__(self, dispatcher: ControlDispatcher, registry: ConnectionRegistry, is_for_loopback: bool) -> None:
         async def handle(request: web.BaseRequest) -> web.StreamResponse:
@@ -278,19 +282,19 @@ class _ControlServer(web.Server):
 
 
 class _ControlConnection(web.RequestHandler):
-    """What it was sent may hold a key or a token, so nothing of that is told or logged."""
+    """A connection with a head timeout, a write-stall timeout and slots. Request bytes may contain a key or a token, so
+    they are never logged or echoed."""
 
-    _open_transport: asyncio.Transport | None = (
-        None  # kept also while it closes, since a buffer may keep it from closing
-    )
+    # Kept while it closes too, because unsent data may keep it from closing, and then it has to be aborted.
+    _open_transport: asyncio.Transport | None = None
 
     def __init__(self, server: _ControlServer, loop: asyncio.AbstractEventLoop, settings: Mapping[str, Any]) -> None:
         super().__init__(server, loop=loop, **settings)
         self._dispatcher, self._registry = server.dispatcher, server.registry
         self._head_timer, self._stall_timer = ConditionTimer(), ConditionTimer()
         self._ignores_input = False
-        self._first_line = b""  # of a head that is awaited, as far as it is here
-        self._has_head_begun = True  # a head: the first is awaited from the start, a further one from its first byte
+        self._first_line = b""  # received so far of the first line of the next head
+        self._has_head_begun = True  # the first head is timed from the connection on, a later one from its first byte
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         open_transport = cast("asyncio.Transport", transport)
@@ -314,8 +318,8 @@ class _ControlConnection(web.RequestHandler):
         if self._awaits_head and b"\n" not in self._first_line:
             self._first_line = (self._first_line + data).lstrip(b"\r\n")[:MAX_LINE_BYTES]
         is_foreign = self._awaits_head and is_not_http(self._first_line)
-        super().data_received(b"\0" if is_foreign else data)  # which is no HTTP, and answered as such
-        # Behind what is no HTTP each further piece would be a mistake of its own, and kept until that is answered.
+        super().data_received(b"\0" if is_foreign else data)  # a null byte makes aiohttp respond with an error
+        # After invalid input aiohttp would queue an error for each further piece until the first one is answered.
         self._ignores_input = bool(self._messages) and isinstance(self._messages[-1][0], _ErrInfo)
         self._has_head_begun = True
         if self._request_count > requests_before:
@@ -332,7 +336,7 @@ class _ControlConnection(web.RequestHandler):
     async def finish_response(
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
     ) -> tuple[web.StreamResponse, bool]:
-        """Nobody reads what is still to come of the body, so behind the answer the connection ends."""
+        """Close the connection after a response whose request body was not read to its end."""
         is_last = not request.content.is_eof()
         if is_last:
             resp.force_close()
@@ -367,12 +371,12 @@ class _ControlConnection(web.RequestHandler):
         message: str | None = None,  # noqa: ARG002
     ) -> web.StreamResponse:
         if request.writer.output_size > 0:
-            raise ConnectionError("an answer has begun")
+            raise ConnectionError("a response has begun")
         request_id = str(uuid4())
         if status >= 500:
             _log.error("request %s failed: %s", request_id, type(exc).__name__, extra=build_request_extra(request_id))
         status = status if status in ERROR_CODES else 400
-        text = "a mistake of ours" if status >= 500 else "this is not HTTP as it is understood here"
+        text = "internal error" if status >= 500 else "this is not a valid HTTP request"
         error = self._dispatcher.render_error(ApiError(status, ERROR_CODES[status], text), request_id)
         response = _build_response(error, {**_COMMON_HEADERS, "X-Request-Id": request_id})
         response.force_close()
@@ -389,21 +393,21 @@ async def open_control_port(
     dispatcher: ControlDispatcher, address: Address, clock: Clock, limits: ControlPortLimits = DEFAULT_PORT_LIMITS
 ) -> AsyncIterator[Address]:
     sockets = await bind_sockets(address.host, address.port)
-    is_for_loopback = all(is_loopback(each.getsockname()[0]) for each in sockets)
+    is_for_loopback = all(is_loopback(bound.getsockname()[0]) for bound in sockets)
     async with _serve(dispatcher, sockets, clock, limits, is_for_loopback):
         yield Address(address.host, sockets[0].getsockname()[1])
 
 
 @asynccontextmanager
 async def open_control_socket(dispatcher: ControlDispatcher, path: Path, clock: Clock) -> AsyncIterator[None]:
-    """For other processes of this sidecar, which have the folder to themselves."""
+    """Serve on a Unix socket for the other workers. Only this sidecar's processes may access its folder."""
     async with _serve(dispatcher, [_bind_unix_socket(path)], clock, DEFAULT_PORT_LIMITS, is_for_loopback=False):
         yield
     _unlink_socket(path)
 
 
 def _bind_unix_socket(path: Path) -> socket.socket:
-    _unlink_socket(path)  # that of a process that was killed
+    _unlink_socket(path)  # a killed process may have left one
     unix_socket = socket.socket(socket.AF_UNIX)
     try:
         unix_socket.bind(str(path))
@@ -431,8 +435,8 @@ async def _serve(
     await runner.setup()
     timeout_checks = asyncio.create_task(registry.run_timeout_checks())
     try:
-        for each in sockets:
-            await web.SockSite(runner, each).start()
+        for listening_socket in sockets:
+            await web.SockSite(runner, listening_socket).start()
         yield
     finally:
         timeout_checks.cancel()

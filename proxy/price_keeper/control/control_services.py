@@ -1,6 +1,6 @@
-"""What the handlers of the control API work with, and how it is built from what else runs in the process.
+"""The dependencies of the handlers of the control API, and how they are built.
 
-The services are handed to the dispatcher once the process has started; until then only probes are served.
+The dispatcher receives them once the process has started; until then only probes are served.
 """
 
 from __future__ import annotations
@@ -36,15 +36,18 @@ from price_keeper.telemetry import metrics
 from price_keeper.telemetry.metrics import MetricsRegistry
 from price_keeper.usage.price_table import PriceTable
 
-MAX_CONCURRENT_RETRIEVALS = 8  # at once: each reads the store, for a token that may be anybody's invention
+MAX_CONCURRENT_RETRIEVALS = 8  # each reads the store, for a token that may be made up
 MAX_WAITING_RETRIEVALS = 100
 RETRIEVAL_RATE_PER_ADDRESS, RETRIEVAL_RATE_TOTAL = LookupRate(10, 5.0), LookupRate(100, 50.0)
-RETRIEVAL_RATE_PER_TOKEN = LookupRate(3, 0.2)  # that was made here: it is good once
+RETRIEVAL_RATE_PER_TOKEN = LookupRate(3, 0.2)  # for genuine tokens, each of which can be used once
+BURST_REQUESTS, REQUESTS_PER_SECOND = 200, 20.0  # rate limit of one client or administrator
 
 
 @dataclass(slots=True)
 class ControlServices:
-    config: Config  # the one in force
+    """Passed to every handler of the control API."""
+
+    config: Config  # the configuration in force
     store: Store
     clock: Clock
     budgets: BudgetRegistry
@@ -70,14 +73,14 @@ class ControlServices:
     )
 
     page: PageState = field(default_factory=PageState)
-    price_tables: dict[str, PriceTable] = field(default_factory=dict)  # of labels that usage was told of
+    price_tables: dict[str, PriceTable] = field(default_factory=dict)  # of labels for which usage was submitted
 
     def register_metrics(self, telemetry: MetricsRegistry) -> None:
         counts = self.retrieval_token_counts
         telemetry.add(metrics.RETRIEVAL_TOKENS, lambda: [({"what": what}, n) for what, n in counts.items()])
 
     async def prepare_config(self, config: Config) -> Callable[[], None]:
-        """What has it in force."""
+        """The function that applies a reloaded configuration."""
 
         def apply_config() -> None:
             self.config = config
@@ -87,11 +90,8 @@ class ControlServices:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Those that settings may name."""
+        """The labels that settings of orgs and apps may name."""
         return (*self.config.labels, *PSEUDO_LABELS)
-
-
-BURST_REQUESTS, REQUESTS_PER_SECOND = 200, 20.0  # by one client or administrator
 
 
 def build_control_services(
@@ -108,7 +108,8 @@ def build_control_services(
     login_throttle: LoginThrottle | None = None,
     limits: ControlPortLimits = DEFAULT_PORT_LIMITS,
 ) -> ControlServices:
-    """`wrong_secrets` are those of the data port too. Raises ConfigError where the admin key cannot be had."""
+    """Build the services. `login_throttle` is shared with the data port. Raises ConfigError if the admin key cannot be
+    loaded."""
     login_throttle = login_throttle or LoginThrottle(clock.monotonic)
     admin_key = load_admin_key(config.auth, environ)
     page_sessions = PageSessions(tokens, revocation, fingerprint_admin_key(admin_key))

@@ -1,4 +1,4 @@
-"""The OpenAPI document of the control API: JSON Schemas of requests and responses, and paths made of the routes. Pure."""
+"""The OpenAPI document of the control API: JSON Schemas of bodies, and paths built from the table of routes. Pure."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Endpoints for orgs and apps: their settings, what is in effect, and the audit log of an org.
 
-A PUT that was cut off before credentials were made is completed when it is repeated.
+A PUT that was interrupted after the settings and before the credentials is completed by a retry.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def show_app(org_settings: SettingsReport, app: str, item: Item) -> SettingsRepo
 
 
 async def load_org(services: ControlServices, org: str) -> SettingsReport:
-    """Raises Problem."""
+    """The org's settings. Raises ApiError (404)."""
     item = await services.store.get(schema.org_config_key(org), consistent=True)
     if item is None:
         raise not_found(f"there is no org {org}")
@@ -60,7 +60,7 @@ async def load_org(services: ControlServices, org: str) -> SettingsReport:
 
 
 async def load_app(services: ControlServices, org: str, app: str) -> SettingsReport:
-    """Raises Problem."""
+    """The app's settings. Raises ApiError (404)."""
     keys = [schema.org_config_key(org), schema.app_config_key(org, app)]
     org_item, app_item = await services.store.get_many(keys, consistent=True)
     if app_item is None:
@@ -112,7 +112,7 @@ async def put_app_settings(services: ControlServices, request: ApiRequest) -> Ap
 def _build_audit_hook(
     services: ControlServices, request: ApiRequest, action: str, scope: Scope, record: Callable[[SettingsChange], Any]
 ) -> SettingsCompanions:
-    """The audit's record, once it is certain that the caller knows what he changes."""
+    """A function that checks the preconditions of a change, and then returns the write of its audit record."""
     audit_change = audit_settings(request.actor, action, scope, services.clock)
 
     def check_and_audit(change: SettingsChange) -> Sequence[Write]:
@@ -125,9 +125,9 @@ def _build_audit_hook(
 
 
 def _is_retry_of_create(request: ApiRequest, scope: Scope, change: SettingsChange) -> bool:
-    """Whether a put that must make something was cut off before it made credentials, and now comes once more.
+    """Whether this PUT repeats one that created the org or app and was interrupted before it created credentials.
 
-    Whoever makes something else at the same time is told that it is there.
+    It must have the same settings; a concurrent PUT with other settings fails its precondition.
     """
     names = ORG_SETTINGS if scope.app is None else APP_SETTINGS
     has_credentials = change.before is None or SECRET_HASH in change.before
@@ -138,7 +138,8 @@ def _is_retry_of_create(request: ApiRequest, scope: Scope, change: SettingsChang
 async def _respond_with_credentials(
     services: ControlServices, request: ApiRequest, scope: Scope, written: SettingsWrite, shown: SettingsReport
 ) -> ApiResponse:
-    """The credentials come after the settings, and whoever was cut off between the two gets them by another put."""
+    """Create credentials if there are none yet, and respond. If the process dies before this, a repeated PUT does
+    it."""
     record = shown.to_record()
     issued = await create_credentials(services, request, scope)
     headers = {"Location": f"/api/v1/orgs/{scope.org}" + (f"/apps/{scope.app}" if scope.app else "")}
@@ -166,7 +167,7 @@ async def list_apps(services: ControlServices, request: ApiRequest) -> ApiRespon
 
 
 async def _query_page(services: ControlServices, request: ApiRequest, partition: str, prefix: str) -> Page:
-    """A cursor is the id behind which the next page begins."""
+    """Read one page of ids. A cursor is the last id of the page before."""
     cursor = request.query.get("cursor")
     after = None if not cursor else f"{prefix}{cursor}"
     query = Query(
@@ -180,7 +181,7 @@ def _get_next_cursor(page: Page) -> str | None:
 
 
 def read_limit(request: ApiRequest, maximum: int) -> int:
-    """Raises Problem."""
+    """The `limit` of the query; `maximum` if it is missing. Raises ApiError."""
     text = request.query.get("limit", str(maximum))
     if not (text.isascii() and text.isdigit() and len(text) < 5 and 1 <= int(text) <= maximum):
         raise invalid_request("the query cannot be used", ("limit", f"expected a whole number from 1 to {maximum}"))

@@ -1,7 +1,7 @@
-"""Endpoints that anybody may read at any time: `/health`, `/ready`, `/metrics` and the front page at `/`.
+"""Public endpoints: `/health`, `/ready`, `/metrics` and the front page at `/`.
 
-They need no services, and answer from the first moment of the process to the last. The front page shows what `/ready`
-reports, and nothing of orgs, apps or the configuration.
+They need no services, so they respond during the startup and the drain of the process too. The front page shows what
+`/ready` reports, and nothing of orgs, apps or the configuration.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from price_keeper.telemetry.metrics import CONTENT_TYPE, MetricsRegistry
 
 
 def build_probe_routes(readiness: Readiness, telemetry: MetricsRegistry) -> tuple[ApiRoute, ...]:
-    """They need none of the parts, and answer from the first moment to the last."""
+    """The routes of `/health`, `/ready` and `/metrics`."""
 
     async def get_health(_: object, __: ApiRequest) -> ApiResponse:
         return ApiResponse({"status": "ok"})
@@ -82,7 +82,7 @@ a { color: var(--link) }
 .good { color: var(--good) }
 .bad { color: var(--bad) }
 """
-# No script, nothing from elsewhere, and no style but the one above: whatever a check says, it stays text.
+# No scripts, nothing from other origins, and no style but the one above, in case the text of a check contains markup.
 FRONT_PAGE_CSP = (
     "default-src 'none'; style-src 'sha256-" + b64encode(sha256(_FRONT_PAGE_STYLE.encode()).digest()).decode() + "'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -112,7 +112,7 @@ def build_front_route(readiness: Readiness, role: str) -> ApiRoute:
 
 
 def prefers_json(accept: str) -> bool:
-    """Whoever names JSON, and pages not at all or less."""
+    """Whether the Accept header ranks JSON above HTML."""
     weights: dict[str, float] = {}
     for part in accept.split(","):
         media_type, _, parameters = part.partition(";")
@@ -121,8 +121,8 @@ def prefers_json(accept: str) -> bool:
 
 
 def _parse_quality(parameters: str) -> float:
-    for each in parameters.split(";"):
-        name, _, value = each.partition("=")
+    for parameter in parameters.split(";"):
+        name, _, value = parameter.partition("=")
         if name.strip().lower() == "q":
             try:
                 return float(value)

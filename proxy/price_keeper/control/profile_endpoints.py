@@ -1,6 +1,6 @@
 """Endpoints for an app's own labels: names for inference profiles, with a format and prices of their own.
 
-Only the administrator makes them, since whoever sets a price decides how far a budget reaches.
+Only the administrator creates them, because the price decides how far a budget reaches.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ from price_keeper.stores.contract import (
 )
 from price_keeper.usage.inference_profiles import ARN_PATTERN, PRICE_FIELDS
 
-MAX_PROFILES = 100  # of an app
-PRICE_DIGITS = 12  # of a price, on either side of the point
+MAX_PROFILES = 100  # per app
+PRICE_DIGITS = 12  # of a price, before and after the decimal point
 
 _PRICE = {"type": "number", "minimum": 0}
 PROFILE_BODY = BodyFields(
@@ -76,7 +76,7 @@ async def post_profile(services: ControlServices, request: ApiRequest) -> ApiRes
     key, app_key = schema.inference_profile_key(org, app, body["label"]), schema.app_config_key(org, app)
 
     async def write() -> tuple[Item, bool]:
-        # The app is read before its profiles are counted, so that no other one can come in between unseen.
+        # The app is read before its profiles are counted, so that a profile added in between fails the condition below.
         before, app_item = await services.store.get_many([key, app_key], consistent=True)
         now = services.clock.now()
         if before is None and len(await _load_profiles(services, org, app)) >= MAX_PROFILES:
@@ -116,7 +116,7 @@ def _check_label(services: ControlServices, label: str) -> None:
 
 
 def _parse_prices(given: Any) -> dict[str, Value]:
-    """Exact, and of a size that can be counted with. Raises Problem."""
+    """The prices as exact numbers with a limited number of digits. Raises ApiError."""
     if not isinstance(given, Mapping):
         raise invalid_request("the body cannot be used", ("prices_usd_per_1m", "expected an object"))
     prices = {str(name): value for name, value in given.items() if value is not None}
@@ -140,7 +140,7 @@ def _is_representable(value: int | Decimal) -> bool:
 
 
 def _check_prices(settings: Mapping[str, Any]) -> None:
-    """By the same rules as a label of the configuration. Raises Problem."""
+    """Check the prices by the rules for a label of the configuration, with the same reader. Raises ApiError."""
     prices = ", ".join(f"{name}: {Decimal(value):f}" for name, value in settings["prices_usd_per_1m"].items())
     model, format = (json.dumps(settings[name]) for name in ("inference_profile_arn", "format"))
     try:
@@ -163,9 +163,12 @@ def _require_unchanged(before: Item | None) -> Condition:
 
 
 def _increment_profile_count(key: Key, app: Item | None) -> Update:
-    """Moves what every new profile of the app moves, so that of two at once one has to count again."""
+    """Increment a counter on the app's item on condition that it is unchanged (optimistic lock). Of two profiles added
+    concurrently, one conflicts and has to count the profiles again."""
     count = (app or {}).get(PROFILES_MADE_ATTRIBUTE)
-    unchanged = AttributeMissing(PROFILES_MADE_ATTRIBUTE) if count is None else equals(PROFILES_MADE_ATTRIBUTE, count)  # type: ignore[arg-type]
+    unchanged: Condition = AttributeMissing(PROFILES_MADE_ATTRIBUTE)
+    if count is not None:
+        unchanged = equals(PROFILES_MADE_ATTRIBUTE, count)  # type: ignore[arg-type]
     return Update(key, add={PROFILES_MADE_ATTRIBUTE: 1}, condition=all_of(ItemExists(), unchanged))
 
 

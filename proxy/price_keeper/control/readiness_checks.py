@@ -1,7 +1,7 @@
-"""Readiness: runs the checks of a process and reports whether it can do its work.
+"""Readiness: run the checks of a process and report whether it can do its work.
 
-Concurrent callers share one run, and its results are reused for a moment. A report never quotes the store, since anybody
-may read it; details are in the log.
+Concurrent callers share one run (single-flight), and its results are cached briefly. A report never quotes the store's
+errors, because anyone may read it; details are in the log.
 """
 
 from __future__ import annotations
@@ -21,15 +21,16 @@ from price_keeper.errors import (
     StoreUnavailable,
 )
 
-# Each asks one thing that the work needs, and raises when it is not there. Text that it returns is told as well: of
-# something that is not as it should be, and with which the work goes on.
+# A check raises if a dependency is unavailable. A text that it returns is reported as a warning: something is wrong,
+# but the process can do its work.
 ReadinessCheck: TypeAlias = "Callable[[], Awaitable[object]]"
 ReadinessChecks: TypeAlias = "Mapping[str, ReadinessCheck]"
 
-CHECK_TIMEOUT_SECONDS = 3.0  # a probe gives up soon after, and a process that stops does not wait for it
-RESULT_TTL_SECONDS = 1.0  # whoever asks meanwhile costs the store nothing
+CHECK_TIMEOUT_SECONDS = 3.0  # probes time out soon after, and shutdown does not wait for a check
+RESULT_TTL_SECONDS = 1.0  # frequent probes cost the store nothing
 
-# Anybody may ask. What the store itself said may name files, tables and hosts; it is for the log. The first that fits.
+# Public texts by type of failure; the first match counts. The store's own message may name files, tables and hosts, so
+# only the log has it.
 _PUBLIC_TEXTS: tuple[tuple[type[Exception], str], ...] = (
     (StoreAccessDenied, "the store refuses our credentials"),
     (StoreUnavailable, "the store is away"),
@@ -48,7 +49,7 @@ class ReadinessResult(NamedTuple):
 
 
 class Readiness:
-    """Of a process that starts; it is ready once it has started, and not any more once it stops."""
+    """The readiness of a process: not ready before `start`, then as its checks say, and not ready after `stop`."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -60,12 +61,13 @@ class Readiness:
         self._logged_failures: dict[str, str] = {}
 
     def start(self, checks: ReadinessChecks, extra_checks: Callable[[], ReadinessChecks] = dict) -> None:
-        """`more` are those that there is something to say of at times alone."""
+        """Report by these checks from now on. `extra_checks` is called at each run for checks that exist only at
+        times."""
         self._checks, self._extra_checks = checks, extra_checks
         self._phase = self._check_run = None
 
     def stop(self) -> None:
-        """From now on it is not ready, so that nobody sends it anything new while it drains."""
+        """Report "not ready" from now on, so that load balancers send no new requests while the process drains."""
         self._phase = "stopping"
 
     async def report(self) -> dict[str, Any]:
@@ -77,7 +79,7 @@ class Readiness:
         return {"status": "ready" if is_ready else "not ready", "checks": checks}
 
     async def _get_results(self) -> Mapping[str, ReadinessResult]:
-        """All who ask at about the same time share one look; it goes on when one of them leaves."""
+        """Cached results, or those of a run that all concurrent callers share. The run continues if a caller leaves."""
         check_run = self._check_run
         if check_run is None or (check_run.done() and self._clock.monotonic() >= self._fresh_until):
             check_run = self._check_run = asyncio.create_task(
@@ -96,7 +98,7 @@ class Readiness:
                 text = await check()
         except TimeoutError:
             return ReadinessResult(f"no answer in {CHECK_TIMEOUT_SECONDS:g} seconds", is_good=False)
-        except Refusal as failure:  # what it says is for callers, and told them as well
+        except Refusal as failure:  # its message is written for callers, so it may be public
             return ReadinessResult(failure.message, is_good=False)
         except Exception as failure:
             return self._report_failure(name, failure)
@@ -104,7 +106,7 @@ class Readiness:
         return ReadinessResult(text if isinstance(text, str) else "ok")
 
     def _report_failure(self, name: str, failure: Exception) -> ReadinessResult:
-        """The log is told when it begins, and when it becomes another."""
+        """The public result of a failed check. Logs the failure when it begins and when it changes."""
         public_text = next(text for kind, text in _PUBLIC_TEXTS if isinstance(failure, kind))
         if self._logged_failures.get(name) != public_text:
             self._logged_failures[name] = public_text

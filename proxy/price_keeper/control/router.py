@@ -1,4 +1,4 @@
-"""Finds the route of a method and a path, by the fixed segments of the path. A fixed segment wins over a parameter.
+"""Find the route of a method and a path. A fixed segment of a path takes precedence over a parameter.
 
 To be replaced by the router of aiohttp's `web.Application`.
 """
@@ -18,7 +18,7 @@ _Parameters = list[tuple[int, str]]
 
 
 class _PathPattern:
-    """Routes of one length that have their names at the same places."""
+    """Routes of the same length with parameters at the same positions."""
 
     def __init__(self, segments: Sequence[str]) -> None:
         self._fixed_positions = [place for place, segment in enumerate(segments) if not _is_parameter(segment)]
@@ -39,7 +39,7 @@ class _PathPattern:
 
 
 class Router:
-    """A word goes before a name that stands at its place."""
+    """An index of routes by the positions of their parameters; more fixed segments are tried first."""
 
     def __init__(self, routes: Sequence[ApiRoute]) -> None:
         patterns: dict[tuple[bool, ...], _PathPattern] = {}
@@ -52,7 +52,7 @@ class Router:
             self._patterns.setdefault(len(names), []).append(pattern)
 
     def match(self, method: str, raw_path: str) -> tuple[ApiRoute, dict[str, str]]:
-        """With what stands in the places of names. Raises Problem."""
+        """The route, and the values of its path parameters. Raises ApiError: 404, or 405 with the allowed methods."""
         path = raw_path.split("/", MAX_SEGMENTS)[1:]
         other_methods: list[ApiRoute] = []
         for pattern in self._patterns.get(len(path), ()):
@@ -63,9 +63,9 @@ class Router:
                 if values is not None:
                     other_methods.append(route)
         if not other_methods:
-            raise not_found("there is nothing here")
+            raise not_found("there is no such path")
         allowed = {"Allow": ", ".join(sorted({route.method for route in other_methods}))}
-        raise ApiError(405, ERROR_CODES[405], f"only {allowed['Allow']} can be asked for here", headers=allowed)
+        raise ApiError(405, ERROR_CODES[405], f"this path serves only {allowed['Allow']}", headers=allowed)
 
 
 def _is_parameter(segment: str) -> bool:
@@ -73,7 +73,7 @@ def _is_parameter(segment: str) -> bool:
 
 
 def _decode_parameters(parameters: _Parameters, path: Sequence[str]) -> dict[str, str] | None:
-    """What is no text stands for nothing that there is."""
+    """The decoded path parameters; None if one is not UTF-8, which no resource's id is."""
     try:
         return {name: unquote_to_bytes(path[place]).decode() for place, name in parameters}
     except UnicodeDecodeError:

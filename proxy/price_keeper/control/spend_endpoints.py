@@ -24,8 +24,8 @@ from price_keeper.reports.report_period import ReportPeriod, check_report_period
 from price_keeper.reports.report_rows import DIMENSIONS, filter_spend, group_spend
 from price_keeper.reports.spend_report import build_report
 
-MAX_DAYS = 92  # at once, so that what one request reads is bounded
-FINAL_MAX_AGE_SECONDS = 300  # even what is final may be added to, by a journal that turns up late
+MAX_DAYS = 92  # in one report, to limit what a request reads from the store
+FINAL_MAX_AGE_SECONDS = 300  # cache time of final days; a journal that is recovered late may still add to them
 
 _DAY_PATTERN = re.compile(r"\d{4}-\d\d-\d\d", re.ASCII)
 
@@ -50,14 +50,14 @@ async def get_range(services: ControlServices, request: ApiRequest) -> ApiRespon
 
 
 def _parse_period(services: ControlServices, first: str, last: str, names: tuple[str, str]) -> ReportPeriod:
-    """Raises Problem."""
+    """The days from first to last; `names` are used in error messages. Raises ApiError."""
     mistakes = [
         (name, "expected a day as 2026-11-18")
         for name, text in zip(names, (first, last), strict=True)
         if not _DAY_PATTERN.fullmatch(text)
     ]
     if mistakes:
-        raise invalid_request("these are no days", *dict.fromkeys(mistakes))
+        raise invalid_request("the days are invalid", *dict.fromkeys(mistakes))
     try:
         period = parse_report_period(first if first == last else f"{first}..{last}")
         check_report_period(period, services.clock.now())
@@ -73,7 +73,8 @@ def _parse_period(services: ControlServices, first: str, last: str, names: tuple
 
 
 async def _report_spend(services: ControlServices, request: ApiRequest, period: ReportPeriod) -> ApiResponse:
-    """An org or app that nobody has heard of has spent nothing. The answer's Date is what it is as of."""
+    """Respond with the spend of an org or app; an unknown one has spent nothing. `as_of` is left out of the body, so
+    that the ETag changes only with the figures; the Date header says it."""
     org, app, now = request.path["org"], request.path.get("app"), services.clock.now()
     spend_report = await build_report(
         services.store, period, org, {}, load_zone(services.config.defaults.timezone), now, app

@@ -1,6 +1,6 @@
 """Endpoints for tokens: log in, refresh, revoke, container credentials, and the public keys (JWKS).
 
-Callers show nothing but a secret, so wrong secrets are counted by the login throttle.
+A secret is the only authentication of these requests, so wrong secrets count as failed logins.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ async def login(services: ControlServices, request: ApiRequest) -> ApiResponse:
             )
         try:
             return _build_token_response(services, await services.sessions.login(*checked))
-        except StaleGeneration:  # what is known here of the client is from before that
+        except StaleGeneration:  # the client's sessions were ended after its record was cached here
             services.clients.invalidate(checked[0])
-    raise Busy("the sessions of this client are ended all the time; try again", retry_after=2)
+    raise Busy("the sessions of this client were ended during each attempt to log in; try again", retry_after=2)
 
 
 async def refresh(services: ControlServices, request: ApiRequest) -> ApiResponse:
@@ -55,7 +55,7 @@ async def refresh(services: ControlServices, request: ApiRequest) -> ApiResponse
 
 
 async def revoke(services: ControlServices, request: ApiRequest) -> ApiResponse:
-    """Whoever has a token may end it, and with a refresh token its whole session."""
+    """Revoke a token for its holder; a refresh token ends its whole session."""
     given = REVOKE_BODY.parse(request.body)
     with count_failed_logins(services, request):
         await services.sessions.revoke_by_token(given["token"])
@@ -63,7 +63,7 @@ async def revoke(services: ControlServices, request: ApiRequest) -> ApiResponse:
 
 
 async def issue_container_credentials(services: ControlServices, request: ApiRequest) -> ApiResponse:
-    """For sidecars that cannot mint; they show what an app showed them."""
+    """Issue container credentials for sidecars that cannot sign tokens; they relay the app's Authorization header."""
     _require_signing_key(services)
     authorization = request.headers.get("Authorization", "")
     client_id = authorization.partition(":")[0]
@@ -86,9 +86,10 @@ async def get_jwks(services: ControlServices, _: ApiRequest) -> ApiResponse:
 
 
 def _require_signing_key(services: ControlServices) -> None:
-    """Before anything else: without a key nobody is given a token, whatever he shows. Raises Problem."""
+    """Raise ApiError (503) if this process cannot sign tokens. Called first, because valid credentials would not
+    help."""
     if not services.tokens.can_mint:
-        message = "no tokens can be made here: the first key of auth.keys is a public half alone; ask another instance"
+        message = "this instance cannot sign tokens: the first key of auth.keys is a public key; use another instance"
         raise ApiError(503, ERROR_CODES[503], message, retry_after=NO_SIGNING_KEY_RETRY_SECONDS)
 
 
@@ -106,10 +107,11 @@ def _build_token_response(services: ControlServices, issued: TokenPair) -> ApiRe
 
 @contextmanager
 def count_failed_logins(services: ControlServices, request: ApiRequest, client_id: str | None = None) -> Iterator[None]:
-    """Raises Problem for what is refused inside, and SlowDown for too much of it."""
+    """Turn a rejection within the block into an ApiError (401), and count it unless it is a token with a valid
+    signature. Raises TooManyRequests after too many failures."""
     try:
         yield
-    except (TokenExpired, TokenRejected) as failure:  # it was ours, and nobody's guess
+    except (TokenExpired, TokenRejected) as failure:  # its signature is valid, so it is no guess
         raise unauthorized(failure.message) from None
     except AccessDenied as failure:
         services.login_throttle.count_failure(client_id, request.address)

@@ -1,6 +1,6 @@
-"""Endpoints for usage that clients report themselves. Each request id is counted once.
+"""Endpoints for usage that clients report themselves. The request id is an idempotency key: each is counted once.
 
-Usage is priced by the configuration of its label, or by the inference profile of a label of the app's own.
+Usage is priced by the configuration of its label or, for an app's own label, by its inference profile.
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ from price_keeper.usage.token_usage import Usage
 
 
 class ChargedDay:
+    """One billing day of a caller, with the counters that usage of that day is charged to."""
+
     def __init__(self, caller: Caller, settings: EffectiveSettings, at: float) -> None:
         self.span: PeriodSpan = find_span(Period.DAY, at, settings.zone)
         self.date = find_org_date(at, settings.zone).isoformat()
@@ -47,7 +49,7 @@ class ChargedDay:
         self._counters_by_label: dict[str, list[Counter]] = {}
 
     def get_counters(self, label: str) -> list[Counter]:
-        """The same whenever on that day, since weeks and months are of whole days."""
+        """The counters for a label. They are the same all day, because weeks and months consist of whole days."""
         counters = self._counters_by_label.get(label)
         if counters is None:
             counters = self._counters_by_label[label] = list_counters_at(self._caller, self._settings, label, self._at)
@@ -55,6 +57,8 @@ class ChargedDay:
 
 
 class UsageCharging:
+    """The billing days of a caller that one request needs."""
+
     def __init__(self, caller: Caller, settings: EffectiveSettings) -> None:
         self.caller = caller
         self._settings = settings
@@ -69,7 +73,7 @@ class UsageCharging:
 
 
 MAX_ITEMS = 100
-MAX_CLOCK_SKEW_SECONDS = 300.0  # by which the teller's clock may be ahead
+MAX_CLOCK_SKEW_SECONDS = 300.0  # by which a client's clock may be ahead
 MAX_TOKENS = 10**9
 
 _TOKEN_COUNT_FIELD = IntegerField(0, MAX_TOKENS)
@@ -100,7 +104,7 @@ async def post_usage(services: ControlServices, request: ApiRequest) -> ApiRespo
 
 
 async def post_usage_batch(services: ControlServices, request: ApiRequest) -> ApiResponse:
-    """Each by itself: one that is refused does not keep the others from being counted."""
+    """Count several usages independently: one that is rejected does not prevent the others from being counted."""
     body = request.body
     items = body.get("items") if isinstance(body, Mapping) and set(body) == {"items"} else None
     if not isinstance(items, list) or not 0 < len(items) <= MAX_ITEMS:
@@ -155,7 +159,10 @@ def _format_failure(services: ControlServices, request: ApiRequest, failure: Exc
 
 def _name_conflict(failure: RequestIdConflict, path_prefix: str) -> ApiError:
     return ApiError(
-        409, ERROR_CODES[409], "this request id stands for another usage", [(f"{path_prefix}request_id", str(failure))]
+        409,
+        ERROR_CODES[409],
+        "this request id has another usage",
+        [(f"{path_prefix}request_id", str(failure))],
     )
 
 
@@ -170,7 +177,7 @@ async def _load_charging(services: ControlServices, request: ApiRequest) -> Usag
 
 
 async def _load_settings(services: ControlServices, request: ApiRequest) -> EffectiveSettings:
-    """Raises Problem for an app that nobody put there, whose usage nobody would look for."""
+    """The app's effective settings. Raises ApiError (404) for an unknown app, whose usage no report would show."""
     org, app = request.path["org"], request.path["app"]
     keys = [schema.org_config_key(org), schema.app_config_key(org, app)]
     org_item, app_item = await services.store.get_many(keys)
@@ -184,7 +191,7 @@ async def _load_settings(services: ControlServices, request: ApiRequest) -> Effe
 async def _parse_usage(
     services: ControlServices, charging: UsageCharging, body: Any, path_prefix: str
 ) -> ChargedSubmission:
-    """What is told, and the counters that are charged with it. Raises Problem and StoreUnavailable."""
+    """The submitted usage with its cost, and the counters to charge. Raises ApiError or StoreUnavailable."""
     fields = USAGE_BODY.parse(body, path_prefix)
     day = charging.get_day(_parse_time(fields, services.clock.now(), path_prefix))
     caller = charging.caller
@@ -218,10 +225,10 @@ def _parse_time(fields: Mapping[str, Any], now: float, path_prefix: str) -> floa
 
 
 async def _price_usage(services: ControlServices, caller: Caller, fields: Mapping[str, Any], path_prefix: str) -> Cost:
-    """As the configuration says, or for a label of the app's own its profile. Raises Problem and StoreUnavailable."""
+    """The cost by the configuration or, for an app's own label, by its profile. Raises ApiError or StoreUnavailable."""
     name = fields["label"]
     own_labels = NO_PROFILES if name in services.config.labels else await services.budgets.app_labels.get(caller)
-    label = services.config.labels.get(name)  # which may be another one by now, with a name that was the app's
+    label = services.config.labels.get(name)  # read again: a reload may have added it during the wait above
     if label is not None:
         price_table = services.price_tables.get(name)
         if price_table is None:
@@ -246,7 +253,7 @@ def _build_usage(fields: Mapping[str, Any]) -> Usage:
 
 
 def _digest_fields(fields: Mapping[str, Any]) -> str:
-    """Of what was told, whatever else the same words may come to later. It is kept, so it has to stay as it is."""
+    """A digest of the submitted fields, to recognise a repeat. It is stored, so its input must never change."""
     significant = {
         name: fields[name] for name in sorted(fields) if fields[name] != 0 or name not in _TOKEN_FIELD_NAMES.values()
     }

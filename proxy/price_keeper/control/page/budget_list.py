@@ -1,4 +1,4 @@
-"""Lists the budgets that somebody may see, page by page, with a bounded number of store reads for each page."""
+"""List the budgets that a caller may see, page by page, with a limited number of store reads for each page."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from price_keeper.stores import schema
 from price_keeper.stores.contract import Item, Page, Prefix, Query
 
 MAX_ROWS = 25
-MAX_READS = 60  # of the store for one page: a search in vain says so, and goes on where it is told to
+MAX_READS = 60  # store reads for one page; a search that has found nothing by then returns a cursor to continue
 ORGS_PER_QUERY, APPS_PER_QUERY = 25, 100
 
 
@@ -24,7 +24,7 @@ class BudgetEntry(NamedTuple):
     app_name: str | None = None
 
     def matches(self, text: str) -> bool:
-        return any(text in each.casefold() for each in self if each)
+        return any(text in value.casefold() for value in self if value)
 
     @property
     def cursor(self) -> str:
@@ -32,14 +32,14 @@ class BudgetEntry(NamedTuple):
 
 
 class BudgetPage(NamedTuple):
-    """`cursor` is the place behind which there may be more."""
+    """`cursor` is that of the last entry, after which there may be more; None on the last page."""
 
     entries: list[BudgetEntry]
     cursor: str | None
 
 
 async def load_entry(services: ControlServices, org: str, app: str | None) -> BudgetEntry:
-    """Whether or not anybody ever put it."""
+    """The entry of an org or app. It need not exist."""
     keys = [schema.org_config_key(org), *([schema.app_config_key(org, app)] if app is not None else [])]
     org_item, *app_items = await services.store.get_many(keys)
     return BudgetEntry(
@@ -48,7 +48,7 @@ async def load_entry(services: ControlServices, org: str, app: str | None) -> Bu
 
 
 async def list_budgets(services: ControlServices, org: str | None, search: str, after: str) -> BudgetPage:
-    """Of one org or of all. Raises StoreError."""
+    """One page of the budgets of an org, or of all orgs. Raises StoreError."""
     walker, needle, entries, last = _BudgetWalker(services), search.strip().casefold(), list[BudgetEntry](), None
     async for entry in walker.walk_after(org, after):
         if entry is not None and (not needle or entry.matches(needle)):
@@ -62,7 +62,7 @@ async def list_budgets(services: ControlServices, org: str | None, search: str, 
 
 
 class _BudgetWalker:
-    """Org by org, and in each app by app."""
+    """Walks over orgs, and over the apps of each org, and counts its store reads."""
 
     def __init__(self, services: ControlServices) -> None:
         self._services = services

@@ -1,7 +1,7 @@
-"""Endpoints of the status page: its files, the board (once, or as server-sent events), and what-if. Start at
-`build_page_routes`.
+"""Endpoints of the status page: its files, the board (once, or as server-sent events), and what-if.
 
-An event has what changed since the one before. Authorization is checked again while a stream is open.
+An event contains what changed since the event before. Authorization is checked again while a stream is open. Start with
+`build_page_routes`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _MEDIA_TYPES = {
     "js": "text/javascript; charset=utf-8",
     "svg": "image/svg+xml; charset=utf-8",
 }
-# Its own files and answers and nothing else: no script or style within the page, no frame around it.
+# Only files and responses of this origin: no inline scripts or styles, and no embedding in frames.
 PAGE_CSP = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
@@ -69,7 +69,7 @@ async def get_file(_: ControlServices, request: ApiRequest) -> ApiResponse:
     media_type = _MEDIA_TYPES.get(name.rpartition(".")[2])
     content = _read_file(name) if media_type is not None and _FILE_NAME.fullmatch(name) else None
     if media_type is None or content is None:
-        raise not_found("there is nothing here")
+        raise not_found("there is no such path")
     return ApiResponse(
         content,
         cache_control="no-cache",
@@ -86,16 +86,37 @@ def _read_file(name: str) -> bytes | None:
 
 
 PAGE_FILE_ROUTES = (
-    ApiRoute("GET", "/status", AccessLevel.PUBLIC, "statusPage", "The status page; what it shows, it asks for once somebody has "
-          "signed in", get_page, {200: ""}, group="page", media_types=(HTML,), is_rate_limit_exempt=True),
-    ApiRoute("GET", "/status/{file}", AccessLevel.PUBLIC, "statusPageFile", "A script, style or picture of the status page",
-          get_file, {200: ""}, (404,), group="page", media_types=tuple(_MEDIA_TYPES.values()), is_rate_limit_exempt=True),
-)  # fmt: skip
+    ApiRoute(
+        "GET",
+        "/status",
+        AccessLevel.PUBLIC,
+        "statusPage",
+        "The status page; what it shows, it asks for once somebody has signed in",
+        get_page,
+        {200: ""},
+        group="page",
+        media_types=(HTML,),
+        is_rate_limit_exempt=True,
+    ),
+    ApiRoute(
+        "GET",
+        "/status/{file}",
+        AccessLevel.PUBLIC,
+        "statusPageFile",
+        "A script, style or picture of the status page",
+        get_file,
+        {200: ""},
+        (404,),
+        group="page",
+        media_types=tuple(_MEDIA_TYPES.values()),
+        is_rate_limit_exempt=True,
+    ),
+)
 
 
 EVENT_STREAM = "text/event-stream"
-HEARTBEAT_TICKS = 7  # without anything new, so that whatever stands between does not take it for dead
-REAUTHORIZE_TICKS = 15  # whether whoever listens still may
+HEARTBEAT_TICKS = 7  # without changes; a heartbeat keeps proxies from closing an idle stream
+REAUTHORIZE_TICKS = 15  # between checks that the client is still authorized
 RECONNECT_MS = 3000
 BOARD_QUERY = {
     "org": {"type": "string", "maxLength": 36, "description": "of the budget that is shown in full"},
@@ -108,7 +129,7 @@ ReadContent = Callable[[], Awaitable[dict[str, Any]]]
 
 
 def build_board_handlers(readiness: Readiness) -> tuple[ApiHandler, ApiHandler]:
-    """For the page once, and for one that is kept up to date."""
+    """The handlers for the board as one response, and as an event stream."""
 
     async def get_board_once(services: ControlServices, request: ApiRequest) -> ApiResponse:
         content = await _read_board(services, readiness, parse_board_query(request))
@@ -130,7 +151,7 @@ async def _read_board(services: ControlServices, readiness: Readiness, query: Bo
 
 
 def parse_board_query(request: ApiRequest) -> BoardQuery:
-    """Raises Problem."""
+    """Check the query and whether the caller may see what it selects. Raises ApiError."""
     principal, parameters = request.principal, request.query
     org, app = parameters.get("org"), parameters.get("app")
     mistakes = []
@@ -158,7 +179,8 @@ def is_board_cursor(text: str) -> bool:
 async def _stream_events(
     services: ControlServices, request: ApiRequest, read_content: ReadContent
 ) -> AsyncGenerator[bytes, None]:
-    """Of all that is told, what is new to this page. An empty part comes with every turn that has nothing to tell."""
+    """The events of one page: each contains the parts of the board that changed. A tick without changes yields an empty
+    chunk or a heartbeat."""
     page, sent, unchanged_ticks = services.page, dict[str, Any](), 0
     with page.subscriptions.subscribe(request.principal):
         yield f"retry: {RECONNECT_MS}\n\n".encode()
@@ -180,7 +202,7 @@ async def _stream_events(
 
 
 async def _is_still_authorized(services: ControlServices, request: ApiRequest) -> bool:
-    """His token or session may be over, or revoked."""
+    """Whether the caller's token or session is still valid, and still the same caller's."""
     try:
         current: Principal = await services.authenticator.authenticate(
             request.headers, request.address, is_change=False
@@ -209,7 +231,7 @@ async def get_what_if(services: ControlServices, request: ApiRequest) -> ApiResp
 
 
 def _parse_what_if(request: ApiRequest, labels: Container[str]) -> tuple[str, int]:
-    """Raises Problem."""
+    """The label and the quota in micro-dollars. Raises ApiError."""
     label, text = request.query.get("label"), request.query.get("quota_usd_micros", "")
     mistakes = []
     if label is None or label not in labels:

@@ -1,6 +1,6 @@
-"""Signing in to the status page: an admin key or access token is exchanged for a session cookie.
+"""Sign-in to the status page: exchanges an admin key or access token for a session cookie.
 
-No script can read the cookie, no other site can have it sent, and it is accepted for requests of the page alone.
+No script can read the cookie, no other site can cause it to be sent, and only requests of the page may use it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ async def sign_in(services: ControlServices, request: ApiRequest) -> ApiResponse
     check_same_origin(request.headers, is_change=True)
     body = SIGN_IN_BODY.parse(request.body)
     if not services.page_sessions.can_begin:
-        raise ApiError(503, ERROR_CODES[503], "there is no key here to sign sessions with; ask another instance")
+        raise ApiError(503, ERROR_CODES[503], "this instance has no key to sign sessions; use another instance")
     cookie, session = await _begin_session(services, request, body["kind"], body["secret"].strip())
     seconds = max(0, math.ceil(session.expires - services.clock.now()))
     return ApiResponse(_format_session(session), headers={"Set-Cookie": _format_cookie(request, cookie, seconds)})
@@ -49,7 +49,7 @@ async def sign_in(services: ControlServices, request: ApiRequest) -> ApiResponse
 async def _begin_session(
     services: ControlServices, request: ApiRequest, kind: str, secret: str
 ) -> tuple[str, PageSession]:
-    """Whoever shows something wrong is counted as anywhere else."""
+    """Start a session for a valid key or token. A wrong one counts as a failed login."""
     now = services.clock.now()
     if kind == ADMIN_KIND:
         await services.authenticator.authenticate(CIMultiDict({API_KEY_HEADER: secret}), request.address)
@@ -59,7 +59,7 @@ async def _begin_session(
 
 
 async def get_page_session(services: ControlServices, request: ApiRequest) -> ApiResponse:
-    """Also for who is not signed in, which is no failure."""
+    """Report who is signed in. It is no error if nobody is."""
     cookie = read_cookie(request.headers) if has_page_header(request.headers) else None
     if cookie is None:
         return ApiResponse(SIGNED_OUT)
@@ -76,7 +76,7 @@ async def get_page_session(services: ControlServices, request: ApiRequest) -> Ap
 
 
 async def sign_out(services: ControlServices, request: ApiRequest) -> ApiResponse:
-    """The cookie goes in any case, and with it what this browser could do."""
+    """End the session and delete the cookie. The cookie is deleted even if the session cannot be ended."""
     check_same_origin(request.headers, is_change=True)
     cookie, expired_cookie = read_cookie(request.headers), {"Set-Cookie": _format_cookie(request, "", 0)}
     try:
@@ -84,11 +84,11 @@ async def sign_out(services: ControlServices, request: ApiRequest) -> ApiRespons
             with count_failed_logins(services, request):
                 await services.page_sessions.end(cookie, services.clock.now())
     except ApiError:
-        pass  # it was none, or none any more
+        pass  # the cookie was invalid, or its session is over
     except TooManyRequests as failure:
         raise _too_many_attempts(failure, expired_cookie) from None
     except Busy as failure:
-        message = "this browser is signed out; while the store is away it cannot be told that the session is over"
+        message = "this browser is signed out, but the session cannot be revoked while the store is unreachable"
         raise ApiError(
             503, ERROR_CODES[503], message, retry_after=failure.retry_after, headers=expired_cookie
         ) from None
@@ -96,7 +96,7 @@ async def sign_out(services: ControlServices, request: ApiRequest) -> ApiRespons
 
 
 def _too_many_attempts(failure: TooManyRequests, expired_cookie: dict[str, str]) -> ApiError:
-    """A wrong cookie goes all the same, or its browser would be told nothing else from then on."""
+    """A 429 that also deletes the cookie: a browser that keeps sending a wrong cookie would get nothing but 429."""
     return ApiError(429, ERROR_CODES[429], failure.message, retry_after=failure.retry_after, headers=expired_cookie)
 
 
@@ -112,7 +112,7 @@ def _format_session(session: PageSession) -> dict[str, Any]:
 
 
 def _format_cookie(request: ApiRequest, value: str, seconds: int) -> str:
-    """For https alone where the page came by https, as only its Origin tells."""
+    """The Set-Cookie header. `Secure` is added if the page was loaded over https, which only its Origin shows."""
     secure = "; Secure" if request.headers.get("Origin", "").startswith("https://") else ""
     name = cookie_name(request.headers)
     return f"{name}={value}; Path=/; Max-Age={seconds}; HttpOnly; SameSite=Strict{secure}"

@@ -1,7 +1,7 @@
 """What the status page keeps in memory: spend history, cached results, and the open event streams.
 
 `SingleFlightCache` loads a result once for all concurrent callers and keeps it, or the failure, for its TTL.
-`PageSubscriptions` bounds the event streams, each of which takes a connection of the control port.
+`PageSubscriptions` limits the event streams, each of which occupies a connection of the control port.
 """
 
 from __future__ import annotations
@@ -20,6 +20,14 @@ from price_keeper.control.page.spend_forecast import SpendHistory
 V = TypeVar("V")
 
 MAX_CACHE_ENTRIES = 256
+# Limits for open pages. Together they are well below the connections of one address, because behind a proxy all pages
+# have the same address. With lower connection limits they are scaled down.
+MAX_ADMIN_PAGES = 24
+MAX_CLIENT_PAGES = 16  # of all clients together, so that they cannot lock administrators out
+MAX_PAGES_PER_CLIENT = 4
+SUBSCRIBE_RETRY_SECONDS = 30.0
+TICK_SECONDS = 2.0  # TTL of a board, however many pages show it
+STORE_TTL_SECONDS = 10.0  # TTL of what has to be read from the store
 
 
 class _CacheEntry(NamedTuple, Generic[V]):
@@ -28,14 +36,16 @@ class _CacheEntry(NamedTuple, Generic[V]):
 
 
 class SingleFlightCache(Generic[V]):
-    """A failure is kept as long as any other answer: the store is asked no more often because it is away."""
+    """Caches results and failures for a TTL. Failures are cached too, so that an unreachable store is not asked more
+    often than a reachable one."""
 
     def __init__(self, ttl_seconds: float) -> None:
         self._ttl_seconds = ttl_seconds
         self._entries: dict[Hashable, _CacheEntry[V]] = {}
 
     async def get_or_load(self, key: Hashable, load: Callable[[], Awaitable[V]], now: float) -> V:
-        """`now` is monotonic. What is under way goes on when one of those who wait for it leaves."""
+        """The cached result, or that of the load that all concurrent callers share. The load continues if a caller is
+        cancelled. `now` is monotonic time."""
         entry = self._entries.get(key)
         if entry is None or (entry.task.done() and now >= entry.expires_at):
             if len(self._entries) >= MAX_CACHE_ENTRIES:
@@ -47,7 +57,7 @@ class SingleFlightCache(Generic[V]):
 
     def _evict(self, now: float) -> None:
         self._entries = {
-            key: each for key, each in self._entries.items() if now < each.expires_at or not each.task.done()
+            key: entry for key, entry in self._entries.items() if now < entry.expires_at or not entry.task.done()
         }
         for oldest in list(self._entries)[: max(0, len(self._entries) - MAX_CACHE_ENTRIES // 2)]:
             del self._entries[oldest]
@@ -58,20 +68,14 @@ async def _run_load(load: Callable[[], Awaitable[V]]) -> V:
 
 
 def _consume_failure(task: asyncio.Task[V]) -> None:
-    """Nobody may be there any more to hear of a failure."""
+    """Mark a failure as retrieved: all callers may have left, and asyncio would log a warning."""
     if not task.cancelled():
         task.exception()
 
 
-# Together well below the connections that one address may have, as all have one behind a proxy. Where these are fewer,
-# there are fewer pages.
-MAX_ADMIN_PAGES = 24
-MAX_CLIENT_PAGES = 16  # of all together, who must not keep administrators out
-MAX_PAGES_PER_CLIENT = 4
-SUBSCRIBE_RETRY_SECONDS = 30.0
-
-
 class PageSubscriptions:
+    """Counts the open event streams of administrators and clients, and limits them."""
+
     def __init__(self, limits: ControlPortLimits = DEFAULT_PORT_LIMITS) -> None:
         def scale_bound(most: int) -> int:
             return max(1, most * limits.max_per_network // DEFAULT_PORT_LIMITS.max_per_network)
@@ -87,9 +91,9 @@ class PageSubscriptions:
 
     @contextmanager
     def subscribe(self, principal: Principal) -> Iterator[None]:
-        """Raises Problem."""
+        """Count a stream within the block. Raises ApiError (503) if there are too many."""
         if not self._has_room(principal):
-            message = "too many pages are kept up to date; this one has to ask for itself"
+            message = "too many pages have an event stream open; this page has to poll"
             raise ApiError(503, ERROR_CODES[503], message, retry_after=SUBSCRIBE_RETRY_SECONDS)
         self._change_count(principal, 1)
         try:
@@ -114,11 +118,9 @@ class PageSubscriptions:
             del self._clients[principal.name]
 
 
-TICK_SECONDS = 2.0  # how often what is shown is found out anew, however many look
-STORE_TTL_SECONDS = 10.0  # as above, of what the store has to be asked for
-
-
 class PageState:
+    """What all open pages of a process share."""
+
     def __init__(self, tick_seconds: float = TICK_SECONDS, limits: ControlPortLimits = DEFAULT_PORT_LIMITS) -> None:
         self.tick_seconds = tick_seconds
         self.spend_history = SpendHistory()
@@ -129,5 +131,5 @@ class PageState:
         self.closed = asyncio.Event()
 
     def close(self) -> None:
-        """Ends all that listen, so that nobody waits for them."""
+        """End all event streams, so that the drain does not wait for them."""
         self.closed.set()

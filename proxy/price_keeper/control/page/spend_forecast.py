@@ -1,7 +1,7 @@
-"""Spend history of each counter, and forecasts made of it: spend rate, when a quota is reached, and what-if. Pure.
+"""Spend history of each counter, and forecasts based on it: spend rate, when a quota is reached, and what-if. Pure.
 
-The store keeps one total of each counter and no hours, so the history is as old as the process and says since when it
-knows. Memory is bounded: curves are thinned out, and the least recently updated curve is dropped first.
+The store has only one total for each counter and no history, so this history begins with the process and says since
+when it has data. Memory is limited: curves are thinned out, and the least recently updated curve is dropped first.
 """
 
 from __future__ import annotations
@@ -17,32 +17,35 @@ from price_keeper.ledger.ledger_entries import PICO_PER_MICRO, Counter
 from price_keeper.reports import money
 from price_keeper.reports.settings_report import format_utc
 
-MAX_CURVES = 3000  # counters; with all their points some 15 MB
-MAX_UNSPENT_CURVES = 1000  # counters of which nothing is spent, of however many apps that there may not even be
-MAX_SAMPLES = 240  # of one: a chart is hardly wider
-MIN_SAMPLE_SECONDS = 5.0  # between two points, at first
+MAX_CURVES = 3000  # about 15 MB with all their samples
+MAX_UNSPENT_CURVES = 1000  # of counters without spend, whose apps need not even exist
+MAX_SAMPLES = 240  # per curve; a chart is hardly wider
+MIN_SAMPLE_SECONDS = 5.0  # between two samples, before the curve is thinned out
+RATE_WINDOW_SECONDS = 3600.0  # over which the spend rate is measured
+MIN_RATE_SECONDS = 60.0  # a shorter observation gives no meaningful rate
+HOUR_SECONDS = 3600
 
 
 class SpendSample(NamedTuple):
-    """By this time, in epoch seconds, so much was spent, in pico-dollars."""
+    """What was spent, in pico-dollars, by a time in epoch seconds."""
 
     at: float
     pico: int
 
 
 class SpendCurve:
-    """How one counter grew. Between two points a straight line is as good a guess as any."""
+    """The growth of one counter, interpolated linearly between samples."""
 
     __slots__ = ("_last_reported", "_min_interval", "last_seen_at", "samples")
 
     def __init__(self, first: SpendSample) -> None:
         self.samples = [first]
-        self.last_seen_at = first.at  # it is known to have stayed as it is until then
+        self.last_seen_at = first.at  # until then the counter is known to have had the last sample's value
         self._min_interval = MIN_SAMPLE_SECONDS
         self._last_reported = 0
 
     def add_sample(self, at: float, pico: int) -> None:
-        """What is older than is known, or less, tells nothing: a counter only grows."""
+        """Add a sample. One that is older or lower than the last is ignored, because a counter only grows."""
         last = self.samples[-1]
         if at <= self.last_seen_at or pico < last.pico:
             return
@@ -53,7 +56,8 @@ class SpendCurve:
         self.last_seen_at = at
 
     def _append(self, point: SpendSample) -> None:
-        """Takes the place of the last one where that is as good as as old. The first stays: since then all is known."""
+        """Append a sample, or replace the last one if the one before is recent enough. The first sample always stays:
+        it marks the beginning of the history."""
         if len(self.samples) > 1 and point.at - self.samples[-2].at < self._min_interval:
             self.samples[-1] = point
             return
@@ -71,7 +75,7 @@ class SpendCurve:
         self.samples = [*kept, last]
 
     def estimate_at(self, moment: float) -> float:
-        """How much was spent by then; before the first point, what it says."""
+        """The estimated spend by that time; before the first sample, that sample's value."""
         if moment <= self.samples[0].at:
             return self.samples[0].pico
         index = bisect_left(self.samples, (moment, 0))
@@ -81,14 +85,14 @@ class SpendCurve:
         return before.pico + (moment - before.at) / (after.at - before.at) * (after.pico - before.pico)
 
     def estimate_when_reached(self, pico: int) -> float | None:
-        """When so much was spent; None where that was before anything is known, or never."""
+        """The estimated time at which the spend reached `pico`; None if that was before the first sample, or never."""
         for before, after in pairwise(self.samples):
             if before.pico < pico <= after.pico:
                 return before.at + (after.at - before.at) * (pico - before.pico) / (after.pico - before.pico)
         return None
 
     def has_unreported_spend(self, reported: int) -> bool:
-        """Whether more was seen to be spent than somebody knows of, and he was not told so before."""
+        """Whether the curve shows more spend than `reported`, and this was not returned for the same value before."""
         latest = self.samples[-1].pico
         if latest <= reported or latest == self._last_reported:
             return False
@@ -100,12 +104,14 @@ _CurveKey = tuple[str, str, str]  # a scope, a label, a period
 
 
 class SpendHistory:
+    """The curves of all counters seen by this process, least recently updated first."""
+
     def __init__(self) -> None:
         self._curves: dict[_CurveKey, SpendCurve] = {}
         self._unspent: dict[_CurveKey, SpendCurve] = {}
 
     def record(self, counter: Counter, pico: int, at: float) -> None:
-        """The one that was not heard of for longest makes room."""
+        """Add a sample to the counter's curve. A new curve may evict the least recently updated one."""
         key = counter[:3]
         curve = self._curves.pop(key, None) or self._unspent.pop(key, None)
         if curve is None:
@@ -125,21 +131,16 @@ class SpendHistory:
 
     def get_curves(self, scope: str, period: str, labels: Mapping[str, object]) -> dict[str, SpendCurve]:
         curves = ((label, self.get(scope, label, period)) for label in labels)
-        return {label: course for label, course in curves if course is not None}
-
-
-RATE_WINDOW_SECONDS = 3600.0  # over which it is told how fast is spent
-MIN_RATE_SECONDS = 60.0  # of less nothing can be told
-HOUR_SECONDS = 3600
+        return {label: curve for label, curve in curves if curve is not None}
 
 
 @dataclass(frozen=True, slots=True)
 class BudgetView:
-    """One scope in its period, at one moment. Money is in pico-dollars."""
+    """A snapshot of one scope's budget in its period. Money is in pico-dollars."""
 
     ordering: Sequence[str]
     quotas: Mapping[str, int]
-    spent: Mapping[str, int]  # of each label that has a quota
+    spent: Mapping[str, int]  # by label, for labels with a quota
     active: int
     is_sticky: bool
     tight_pct: int
@@ -151,11 +152,11 @@ class BudgetView:
 @dataclass(frozen=True, slots=True)
 class SpendRate:
     pico_per_hour: float
-    observed_seconds: float  # over which it was seen
+    observed_seconds: float  # length of the observation
 
 
 def compute_spend_rate(curve: SpendCurve | None, until: float) -> SpendRate | None:
-    """In the hour before; None where too little is known of it."""
+    """The spend rate in the hour before `until`; None if less than MIN_RATE_SECONDS of it are known."""
     if curve is None:
         return None
     start = max(curve.samples[0].at, until - RATE_WINDOW_SECONDS)
@@ -166,8 +167,8 @@ def compute_spend_rate(curve: SpendCurve | None, until: float) -> SpendRate | No
 
 
 def forecast_quota(view: BudgetView, label: str, quota: int, *, is_newly_serving: bool = False) -> dict[str, Any]:
-    """When the quota of a label was or will be spent, if calls go on as they do. One that is new to serve goes at the
-    pace at which it was last spent."""
+    """When the quota of a label was reached, or will be if spend continues at its present rate. A label that newly
+    serves is assumed to continue at its last rate."""
     curve, spent = view.curves.get(label), view.spent[label]
     if spent >= quota:
         at = None if curve is None else curve.estimate_when_reached(quota)
@@ -186,7 +187,7 @@ def forecast_quota(view: BudgetView, label: str, quota: int, *, is_newly_serving
 
 
 def find_serving_label(view: BudgetView, quotas: Mapping[str, int], start: int) -> str | None:
-    """The first label from there on with something left."""
+    """The first label of the ordering, from index `start` on, with quota left; None if there is none."""
     ordering = view.ordering
     if not ordering:
         return None
@@ -195,7 +196,7 @@ def find_serving_label(view: BudgetView, quotas: Mapping[str, int], start: int) 
 
 
 def describe_outcome(view: BudgetView, quotas: Mapping[str, int]) -> dict[str, Any]:
-    """With these quotas from now on. A label that was left is not gone back to before the period ends."""
+    """The outcome if these quotas applied from now on. The active label never moves back before the period ends."""
     serves, are_quotas_new = find_serving_label(view, quotas, view.active), quotas is not view.quotas
     return {
         "serves": serves,
@@ -222,7 +223,7 @@ def format_quota_usage(view: BudgetView, label: str, quota: int) -> dict[str, An
 
 
 def simulate_quota(view: BudgetView, label: str, quota: int) -> dict[str, Any]:
-    """What is, and what would be if a label had another quota. Nothing is changed."""
+    """Compare the present outcome with that of another quota for a label. Changes nothing."""
     return {
         "label": label,
         "quota_usd_micros": quota // PICO_PER_MICRO,

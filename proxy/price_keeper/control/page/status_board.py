@@ -1,6 +1,7 @@
-"""The content of the status page as data: the list of budgets, and one of them in full with its recent events.
+"""The content of the status page as data: the list of budgets, and one budget in detail with its recent events.
 
-Pages with the same query share one result. If the store is away, the board says so and shows what this process knows.
+Pages with the same query share one result. If the store is unreachable, the board says so and shows what this process
+has in memory. Start with `get_board`.
 """
 
 from __future__ import annotations
@@ -31,11 +32,14 @@ from price_keeper.reports.settings_report import format_utc
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Item, Store
 
-MAX_ALERTS = 99  # looked for at once, with the sticky state in one read
+MAX_ALERTS = 99  # markers read in one batch with the sticky state, which makes 100 items
+MAX_CHART_POINTS = 120  # of a spend curve that is sent to a page
+STORE_AWAY_TEXT = "the store is away; what is shown is what this process knows"
 
 
 async def load_events(store: Store, budget: BudgetState) -> list[dict[str, Any]]:
-    """The newest first. Of several moves the store keeps the last one alone. Raises StoreError."""
+    """The budget's events in this period, newest first. The store keeps only the last move of the active label. Raises
+    StoreError."""
     scope, period, settings = budget.scope, budget.span.key, budget.settings
     thresholds = [(label, pct) for label in settings.quotas for pct in settings.thresholds][:MAX_ALERTS]
     keys = [schema.sticky_state_key(scope, period)]
@@ -51,7 +55,7 @@ async def load_events(store: Store, budget: BudgetState) -> list[dict[str, Any]]
         for (label, pct), marker in zip(thresholds, markers, strict=True)
         if marker is not None
     ]
-    return sorted([*moves, *alerts], key=lambda each: each["at"] or "", reverse=True)
+    return sorted([*moves, *alerts], key=lambda event: event["at"] or "", reverse=True)
 
 
 def _format_move(item: Item) -> dict[str, Any]:
@@ -63,22 +67,18 @@ def _add_time(item: Item, name: str, event: dict[str, Any]) -> dict[str, Any]:
     return {"at": format_utc(float(cast(int, at))) if is_number(at) else None, **event}
 
 
-MAX_CHART_POINTS = 120  # points of a course that a page is sent
-STORE_AWAY_TEXT = "the store is away; what is shown is what this process knows"
-
-
 class BoardQuery(NamedTuple):
-    """What a page shows, and of whose: those who show the same share what is found out for it."""
+    """What a page shows. Pages with equal queries share one cached board."""
 
-    org: str | None  # whose budgets are listed; all orgs' for the administrator
+    org: str | None  # whose budgets are listed; None, for the administrator, lists those of all orgs
     app: str | None
     search: str
     after: str
-    selected: tuple[str, str | None] | None  # the one that is shown in full
+    selected: tuple[str, str | None] | None  # org and app of the budget that is shown in detail
 
 
 async def get_board(services: ControlServices, query: BoardQuery) -> dict[str, Any]:
-    """The parts of a page; of one that the store cannot tell now there is none."""
+    """The parts of a page. Parts that need the store are missing while it is unreachable."""
 
     async def build() -> dict[str, Any]:
         return await _build_board(services, query)
@@ -105,7 +105,7 @@ async def _build_list(services: ControlServices, query: BoardQuery) -> dict[str,
 
     now = services.clock.monotonic()
     page = await services.page.list_cache.get_or_load(query._replace(selected=None), load, now)
-    rows = await asyncio.gather(*(_build_row(services, place) for place in page.places))
+    rows = await asyncio.gather(*(_build_row(services, place) for place in page.entries))
     return {"rows": rows, "cursor": page.cursor}
 
 
@@ -177,13 +177,10 @@ def _format_spend_rate(view: BudgetView, label: str) -> dict[str, int] | None:
 
 
 def _downsample(curve: SpendCurve) -> list[tuple[int, int]]:
-    """The last point stands for all the time until it was last seen so."""
+    """At most MAX_CHART_POINTS samples, and the last value at the time when it was last seen."""
     step = -(-len(curve.samples) // MAX_CHART_POINTS)
     points = [*curve.samples[::step], curve.samples[-1]._replace(at=curve.last_seen_at)]
-    return [(round(each.at), each.pico // PICO_PER_MICRO) for each in points]
-
-
-# How a scope stands.
+    return [(round(point.at), point.pico // PICO_PER_MICRO) for point in points]
 
 
 def _build_caller(org: str, app: str | None) -> Caller:
@@ -191,7 +188,8 @@ def _build_caller(org: str, app: str | None) -> Caller:
 
 
 async def read_budget(services: ControlServices, org: str, app: str | None) -> tuple[BudgetState, Override | None]:
-    """As its calls would be served by this process. What the totals know of and it does not is looked up soon."""
+    """The budget by which this process would serve calls of an org or app. If the spend history shows more spend than
+    the budget has read, a refresh is scheduled."""
     budget, override = await services.budgets.read_status(_build_caller(org, app), forces_read=False)
     now, history = services.clock.now(), services.page.spend_history
     for label in budget.settings.quotas:
