@@ -1,5 +1,5 @@
-"""The HTTP server of the data port: HTTP/1.1 and HTTP/2, plain or over TLS, within bounds.
+"""The HTTP server of the data port: HTTP/1.1 and HTTP/2, plain or over TLS, with limits on everything a client can use.
 
-Knows nothing of tokens, budgets or Bedrock: it imports only errors, clock, tasks and telemetry, and hands each complete
-request to a handler (`exchange`). Start with `listener`, then `acceptors`, `http1` and `http1_parser`.
+It parses requests and writes responses, and hands each complete request to a handler (`exchange`). Tokens, budgets and
+Bedrock are the handler's concern. Start with `listener`, then `acceptors`, `http1` and `http1_parser`.
 """

@@ -1,7 +1,8 @@
-"""Accepts connections, plain or over TLS, and detects their protocol by the first bytes.
+"""Accept connections, plain or over TLS, and detect their protocol from the first bytes.
 
-TLS connections are counted and timed from before their handshake, and the oldest handshake makes room for a new one.
-The module for HTTP/2 is imported with the first connection that needs it.
+A TLS connection counts against the limits, and its head timeout runs, from before its handshake. When the limit on
+handshakes is reached, the oldest unfinished one is aborted to make room for the new one. The HTTP/2 module is imported
+with the first connection that needs it. Start with `ProtocolDetector`.
 """
 
 from __future__ import annotations
@@ -10,36 +11,35 @@ import asyncio
 import logging
 import socket
 import ssl
-from typing import TYPE_CHECKING, Protocol
-
-from price_keeper.server.sockets import BACKLOG
-from price_keeper.tasks import Tasks
-
-if TYPE_CHECKING:
-    from price_keeper.server.listener import Listener
 from contextlib import suppress
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 from price_keeper.server.http1 import Http1Connection
-from price_keeper.server.sockets import get_peer_address
+from price_keeper.server.sockets import BACKLOG, get_peer_address
+from price_keeper.tasks import Tasks
 
 if TYPE_CHECKING:
     from price_keeper.server.http2 import Http2Connection
     from price_keeper.server.listener import Listener
 
-MAX_ACCEPTS_PER_TURN = 16  # handshakes begun in one turn of the loop, so that those under way get on too
-ACCEPT_RETRY_SECONDS = 1.0  # after the process has run out of descriptors
+MAX_ACCEPTS_PER_TURN = 16  # handshakes started in one loop iteration, so that those already running also progress
+ACCEPT_RETRY_SECONDS = 1.0  # pause in accepting after `accept` failed, usually because descriptors ran out
+HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"  # the fixed first bytes of HTTP/2; no HTTP/1.1 request starts so
 
 _log = logging.getLogger("price_keeper.surface")
 
 
 class Acceptor(Protocol):
+    """Accepts the connections of one listening socket."""
+
     async def open(self) -> None: ...
 
     def close(self) -> None: ...
 
 
 class PlainAcceptor:
+    """Accepts connections without TLS through the event loop's own server."""
+
     def __init__(self, listener: Listener, listening_socket: socket.socket) -> None:
         self._listener = listener
         self._socket = listening_socket
@@ -55,7 +55,8 @@ class PlainAcceptor:
 
 
 class TlsAcceptor:
-    """The event loop tells of a connection when its handshake is done, so it must not be the one that accepts it."""
+    """Accepts TLS connections itself: the event loop's server would report a connection only after its handshake,
+    so unfinished handshakes could be neither counted nor timed."""
 
     def __init__(
         self, listener: Listener, listening_socket: socket.socket, context: ssl.SSLContext, tasks: Tasks
@@ -65,7 +66,7 @@ class TlsAcceptor:
         self._context = context
         self._tasks = tasks
         self._loop = asyncio.get_running_loop()
-        self._handshakes: dict[ProtocolDetector, None] = {}  # the oldest first
+        self._handshakes: dict[ProtocolDetector, None] = {}  # unfinished ones, oldest first
         self._is_open = False
 
     async def open(self) -> None:
@@ -90,7 +91,11 @@ class TlsAcceptor:
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as failure:
-                _log.error("cannot accept connections: %s", failure.strerror)
+                _log.error(
+                    "data port cannot accept connections (%s); it accepts none for %g s, then tries again",
+                    failure.strerror,
+                    ACCEPT_RETRY_SECONDS,
+                )
                 self._loop.remove_reader(self._socket.fileno())
                 self._loop.call_later(ACCEPT_RETRY_SECONDS, self._resume_accepting)
                 return
@@ -113,7 +118,7 @@ class TlsAcceptor:
     async def _run_handshake(self, detector: ProtocolDetector, client_socket: socket.socket) -> None:
         try:
             await self._loop.connect_accepted_socket(lambda: detector, client_socket, ssl=self._context)
-        except OSError:  # which all failures of a handshake are; and it is the client's
+        except OSError:  # every handshake failure is an OSError, and its cause lies with the client
             pass
         finally:
             self._handshakes.pop(detector, None)
@@ -121,14 +126,15 @@ class TlsAcceptor:
                 self._listener.remove_connection(detector)
 
 
-# HTTP/2 begins with a line that no HTTP/1.1 request can be.
-HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-
-
 class ProtocolDetector(asyncio.Protocol):
-    """Over TLS it is counted and timed from before its handshake, of which the event loop tells nothing."""
+    """A connection whose protocol is not known yet; hands it over to HTTP/1.1 or HTTP/2 after its first bytes.
+
+    Over TLS it is registered with the listener, and times out, from before its handshake, because the event loop
+    reports nothing about a connection until the handshake is done.
+    """
 
     def __init__(self, listener: Listener, handshake_socket: socket.socket | None = None) -> None:
+        """`handshake_socket` is given for a TLS connection that still has to do its handshake."""
         self.protocol = "unknown"
         self.open_streams = 0
         self._listener = listener
@@ -148,10 +154,10 @@ class ProtocolDetector(asyncio.Protocol):
     def is_handshake_done(self) -> bool:
         return self._handshake_socket is None
 
-    # What the event loop calls.
+    # Called by the event loop.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's is one in all but its class
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's transport is no subclass, but works as one
         if self._handshake_socket is None:
             self._register(get_peer_address(transport))
         self._handshake_socket = None
@@ -175,7 +181,7 @@ class ProtocolDetector(asyncio.Protocol):
         connection.connection_made(self._transport)
         connection.data_received(self._data)
 
-    # What the listener calls.
+    # Called by the listener.
 
     def check_timeouts(self, now: float) -> None:
         if now - self._connected_at > self._listener.limits.head_seconds:
@@ -188,18 +194,18 @@ class ProtocolDetector(asyncio.Protocol):
         if self._handshake_socket is None:
             self._transport.abort()
         else:
-            with suppress(OSError):  # the client may just have gone
-                self._handshake_socket.shutdown(socket.SHUT_RDWR)  # and so the handshake fails
+            with suppress(OSError):  # the client may have disconnected already
+                self._handshake_socket.shutdown(socket.SHUT_RDWR)  # makes the handshake fail
 
 
 def _read_peer_address(connected_socket: socket.socket) -> str:
     try:
         return str(connected_socket.getpeername()[0])
-    except OSError:  # the client has just gone
+    except OSError:  # the client has disconnected already
         return ""
 
 
 def _create_http2_connection(listener: Listener, is_surplus: bool) -> Http2Connection:
-    from price_keeper.server.http2 import Http2Connection  # its library is a tenth of a start that has no use for it
+    from price_keeper.server.http2 import Http2Connection  # importing h2 would take a tenth of every start
 
     return Http2Connection(listener, is_surplus)

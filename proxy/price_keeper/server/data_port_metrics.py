@@ -1,4 +1,4 @@
-"""Connects the metrics of the data port with the components that count them."""
+"""Register the metrics of the data port. Each is read from the component that counts it when /metrics is scraped."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def register_data_port_metrics(
     registry.add(metrics.REQUESTS_UNDER_WAY, lambda: listener.active_requests)
     registry.add(metrics.REQUESTS_HELD_BYTES, lambda: listener.reserved_bytes)
     registry.add(metrics.REQUESTS_ROOM_BYTES, lambda: listener.limits.requests_bytes)
-    reach = forwarder.health
+    health = forwarder.health
     registry.add(
         metrics.UPSTREAM_TROUBLE,
-        lambda: [({"kind": "refused"}, reach.has_refused_credentials), ({"kind": "away"}, reach.unreachable_count)],
+        lambda: [({"kind": "refused"}, health.has_refused_credentials), ({"kind": "away"}, health.unreachable_count)],
     )
     registry.add(
         metrics.UPSTREAM_CONNECTIONS,
@@ -42,30 +42,30 @@ def register_data_port_metrics(
 
 def _register_request_metrics(registry: MetricsRegistry, request_stats: RequestStats) -> None:
     def requests() -> Samples:
-        for lane in request_stats.operations:
-            named = {"operation": lane.operation, "label": lane.label}
-            for status, count in zip(STATUSES, lane.responses_by_status, strict=True):
+        for stats in request_stats.operations:
+            labels = {"operation": stats.operation, "label": stats.label}
+            for status, count in zip(STATUSES, stats.responses_by_status, strict=True):
                 if count:
-                    yield {**named, "status": status}, count
+                    yield {**labels, "status": status}, count
 
     registry.add(metrics.REQUESTS, requests)
     registry.add(
         metrics.REQUEST_DURATION_SECONDS,
         lambda: [
-            ({"operation": each.operation, "label": each.label}, each.durations)
-            for each in request_stats.measured_operations
+            ({"operation": stats.operation, "label": stats.label}, stats.durations)
+            for stats in request_stats.measured_operations
         ],
     )
     registry.add(
         metrics.TIME_TO_FIRST_BYTE_SECONDS,
         lambda: [
-            ({"operation": each.operation, "label": each.label}, each.times_to_first_byte)
-            for each in request_stats.measured_operations
-            if each.is_streamed
+            ({"operation": stats.operation, "label": stats.label}, stats.times_to_first_byte)
+            for stats in request_stats.measured_operations
+            if stats.is_streamed
         ],
     )
     registry.add(
         metrics.ADDED_LATENCY_SECONDS,
-        lambda: [({"operation": operation}, found) for operation, found in request_stats.sum_added_latencies()],
+        lambda: [({"operation": operation}, latencies) for operation, latencies in request_stats.sum_added_latencies()],
     )
     registry.add(metrics.REFUSALS, lambda: [({"kind": kind}, n) for kind, n in request_stats.refusals_by_kind.items()])

@@ -1,36 +1,33 @@
 """HTTP/1.1: the asyncio protocol of a connection, and the responder of each of its requests.
 
-Requests are answered in order; pipelined ones wait, within a limit. A responder belongs to one request: code that
-keeps it too long cannot touch the next response. The parser is in `http1_parser`.
+Requests are answered in order; pipelined ones are queued up to a limit, after which reading pauses. A responder belongs
+to one request, so code that keeps it too long cannot touch the next response. The parser is in `http1_parser`.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias, cast
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, cast
 
 from price_keeper.errors import InvalidRequest, Refusal
-from price_keeper.exchange import Request
+from price_keeper.exchange import FlowControl, Header, Request
 from price_keeper.server.http1_parser import Http1RequestParser
 from price_keeper.server.server_limits import MAX_SLICES_PER_TURN, SLICE_BYTES
 from price_keeper.server.sockets import WriteStallDetector, get_peer_address, reset_connection
 
 if TYPE_CHECKING:
     from price_keeper.server.listener import Listener
-from collections.abc import Sequence
-from http import HTTPStatus
-from typing import TYPE_CHECKING, Final
 
-from price_keeper.exchange import FlowControl, Header
-
-if TYPE_CHECKING:
-    pass
+_STATUS_LINES: Final = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
+_BODILESS_STATUSES: Final = (204, 304)
 
 
 class _PipelinedRequest(NamedTuple):
-    """A request that waits for its turn."""
+    """A complete request, queued until the responses to earlier ones are written."""
 
     request: Request
     keeps_alive: bool
@@ -38,11 +35,11 @@ class _PipelinedRequest(NamedTuple):
     weight: int
 
 
-_PipelineEntry: TypeAlias = "_PipelinedRequest | Refusal"  # or why there is no request
+_PipelineEntry: TypeAlias = "_PipelinedRequest | Refusal"  # a Refusal stands for input that is no valid request
 
 
 class Http1Connection(asyncio.Protocol):
-    """Answers requests in their order; those sent ahead wait their turn."""
+    """One client connection. Serves one request at a time and queues pipelined ones."""
 
     def __init__(self, listener: Listener, is_surplus: bool = False) -> None:
         self.protocol = "http/1.1"
@@ -53,24 +50,24 @@ class Http1Connection(asyncio.Protocol):
         self._is_surplus = is_surplus
         self._slice_bytes = min(SLICE_BYTES, self._limits.head_bytes)
         self._request_parser = Http1RequestParser(self, listener)
-        self._responder: Http1Responder | None = None  # to the request under way
+        self._responder: Http1Responder | None = None  # of the active request
         self._pipelined: deque[_PipelineEntry] = deque()
         self._is_serving_pipelined = False
-        self._unread = b""  # what came in behind more requests than may wait
-        self._unread_weight = 0  # of it, as far as it is counted
-        self._is_reading_paused = False
-        self._is_yielding = False  # what is unread waits for the next turn of the loop
-        self._is_input_ignored = False  # what still comes in is thrown away
-        self._is_input_cut_short = False  # the client was stopped in the middle of what it had to say
+        self._unread = b""  # received but not parsed: the queue is full, or the slices of this loop iteration are used
+        self._unread_weight = 0  # memory reserved for `_unread`
+        self._is_reading_paused = False  # the queue of pipelined requests is full
+        self._is_yielding = False  # parsing continues in the next iteration of the event loop
+        self._is_input_ignored = False  # input is discarded from now on
+        self._is_input_cut_short = False  # the client may still be sending when the connection closes
         self._is_closed = False
         self.is_write_paused = False
-        self._write_stall: WriteStallDetector | None = None  # what we wait for the client to read, if so
-        self._wait_started_at = listener.now()  # when the present wait began: for a head, a body, the next request
+        self._write_stall: WriteStallDetector | None = None  # while writing is paused or the connection closes
+        self._wait_started_at = listener.now()  # of the present wait for a head, a body or the next request
 
-    # What the event loop calls.
+    # Called by the event loop.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's is one in all but its class
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's transport is no subclass, but works as one
         self._transport.set_write_buffer_limits(self._limits.write_buffer_bytes)
         self._peer = get_peer_address(transport)
         self._listener.add_connection(self, self._peer)
@@ -94,8 +91,8 @@ class Http1Connection(asyncio.Protocol):
             self._feed_unread()
 
     def eof_received(self) -> bool:
-        self.write_batcher.flush()  # there may be an answer to it, and what is not answered now is closed by the event loop
-        # A client may close its half after its last request and still wait for the answer; not so over TLS.
+        self.write_batcher.flush()  # a batched response must go out before the event loop closes the connection
+        # A client may close its half after its last request and still wait for the response, though not over TLS.
         self._request_parser.discard_request()
         self._is_input_ignored = True
         self._is_input_cut_short = False
@@ -119,7 +116,7 @@ class Http1Connection(asyncio.Protocol):
             self._responder.flow.resume()
 
     def check_timeouts(self, now: float) -> None:
-        """Called every second or so: ends what has waited too long."""
+        """Ends the connection or its request if the client stalls reading, or takes too long to send."""
         if self._write_stall is not None:
             self._check_write_stall(self._write_stall.measure_stall(now))
         elif self._responder is None and not self._is_closed:
@@ -141,7 +138,7 @@ class Http1Connection(asyncio.Protocol):
             self._close()
 
     def drain(self) -> None:
-        """Finishes the request under way, or the one that has half come, and takes no other."""
+        """Finishes the active request, or one that is partly received, takes no other, and closes."""
         if self._responder is not None:
             self._discard_input()
             self._responder.keeps_alive = False
@@ -152,7 +149,7 @@ class Http1Connection(asyncio.Protocol):
         self.write_batcher.flush()
         reset_connection(self._transport)
 
-    # What the reader of requests calls.
+    # Called by the parser.
 
     def restart_wait_timer(self) -> None:
         self._wait_started_at = self._listener.now()
@@ -164,7 +161,7 @@ class Http1Connection(asyncio.Protocol):
             self._enqueue(_PipelinedRequest(request, keeps_alive, takes_chunks, weight))
 
     def stop_reading(self, refusal: Refusal) -> None:
-        """The connection cannot be read any further: answers what was understood, then says why, then closes."""
+        """Stops parsing: serves the requests parsed so far, then responds with `refusal`, then closes."""
         self._is_input_ignored = self._is_input_cut_short = True
         self._request_parser.discard_request()
         self._set_unread(b"")
@@ -174,13 +171,13 @@ class Http1Connection(asyncio.Protocol):
             self._enqueue(refusal)
 
     def send_continue_if_due(self) -> None:
-        """Tells a client that waits for it to go on, as soon as it is its turn."""
+        """Sends `100 Continue` if the request being received asks for it and all earlier ones are answered."""
         if self._request_parser.is_continue_due and self._can_serve():
             self._request_parser.is_continue_due = False
             self.write_batcher.flush()
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
-    # From bytes to answers.
+    # Parsing and serving.
 
     def _feed_unread(self) -> None:
         slices = 0
@@ -199,7 +196,8 @@ class Http1Connection(asyncio.Protocol):
         self._set_unread(b"" if self._is_input_ignored else self._unread)
 
     def _yield_to_loop(self) -> None:
-        """Requests and chunks of the smallest kind take long, and others have their turn."""
+        """Continues in the next loop iteration: parsing many tiny requests or chunks takes long, and one connection
+        must not monopolise the event loop."""
         self._is_yielding = True
         self._transport.pause_reading()
         asyncio.get_running_loop().call_soon(self._resume_after_yield)
@@ -259,7 +257,7 @@ class Http1Connection(asyncio.Protocol):
             self._serve_next()
 
     def _serve_next(self) -> None:
-        """Serves what waits, reads what could not even wait; if nothing more can come, that was all."""
+        """Serves queued requests, resumes reading if the queue has room, and closes if no more input can come."""
         if self._pipelined:
             self._serve_pipelined()
         elif self._is_input_ignored:
@@ -273,14 +271,15 @@ class Http1Connection(asyncio.Protocol):
             self.send_continue_if_due()
 
     def _serve_pipelined(self) -> None:
-        """Until one has to be waited for. Those that have not come back here from within, and there may be hundreds."""
+        """Serves queued requests until one is not answered at once. A request that is answered at once calls this again
+        from within; the flag turns that recursion, hundreds of calls deep otherwise, into this loop."""
         if self._is_serving_pipelined:
             return
         self._is_serving_pipelined = True
         try:
             while self._pipelined and self._responder is None and not (self.is_write_paused or self._is_closed):
                 if self._transport.is_closing():
-                    break  # the client has gone, and answers would only be complained of
+                    break  # the client has disconnected, and asyncio would warn of each write
                 entry = self._pipelined.popleft()
                 if isinstance(entry, Refusal):
                     self._refuse(entry)
@@ -300,8 +299,8 @@ class Http1Connection(asyncio.Protocol):
         self._discard_input()
         self._write_stall = WriteStallDetector(self._transport, self._wait_started_at)
         if self._is_input_cut_short and self._transport.can_write_eof():
-            # It may still be sending, and closing now would destroy the answer on its way to it.
-            with suppress(OSError):  # the client may just have gone
+            # The client may still be sending, and closing now would reset the connection and destroy the response.
+            with suppress(OSError):  # the client may have disconnected already
                 self._transport.write_eof()
             self._transport.resume_reading()
         else:
@@ -316,12 +315,9 @@ class Http1Connection(asyncio.Protocol):
             self._discard_entry(self._pipelined.popleft())
 
 
-_STATUS_LINES: Final = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
-_BODILESS_STATUSES: Final = (204, 304)
-
-
 class Http1Responder:
-    """A responder for one request alone: whoever still holds it later cannot touch the next one's answer."""
+    """Writes the response to one request. After `finish` or `abort` it does nothing, so code that still holds it cannot
+    touch the next response."""
 
     __slots__ = (
         "_connection",
@@ -370,11 +366,11 @@ class Http1Responder:
                 self._is_chunked = True
                 framing = b"transfer-encoding: chunked\r\n"
             else:
-                self.keeps_alive = False  # the end of the connection is the end of the body
+                self.keeps_alive = False  # without chunks, only the end of the connection delimits the body
         end = b"\r\n" if self.keeps_alive else b"connection: close\r\n\r\n"
         line = _STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status
         lines = b"\r\n".join(map(b": ".join, headers))
-        # It goes out with the first bytes of the body, in one packet.
+        # The head is sent with the first bytes of the body, in one packet.
         self._head = b"%b%b\r\n%b%b" % (line, lines, framing, end) if headers else line + framing + end
 
     def write(self, data: bytes) -> None:
@@ -397,7 +393,7 @@ class Http1Responder:
             self._head = b""
 
     def _send(self, data: bytes) -> None:
-        self._write_batcher.flush()  # where something of an answer before this one may be
+        self._write_batcher.flush()  # it may hold an earlier response of this connection
         self._transport.write(data)
 
     def finish(self) -> None:
@@ -421,9 +417,9 @@ class Http1Responder:
             flow.on_disconnected()
 
     def on_disconnected(self) -> None:
-        """The connection is gone."""
+        """The client has disconnected."""
         self.is_disconnected = True
-        flow, self.flow = self.flow, None  # it leads back here
+        flow, self.flow = self.flow, None  # breaks a reference cycle
         if flow is not None:
             flow.on_disconnected()
 
@@ -438,7 +434,7 @@ class Http1Responder:
 
 
 class HeadResponder(Http1Responder):
-    """To HEAD: the head that a body would have had."""
+    """Responds to HEAD: sends the head that GET would get, and no body."""
 
     __slots__ = ()
 

@@ -1,6 +1,7 @@
-"""From the bytes of an HTTP/1.1 connection to complete requests, with llhttp (httptools).
+"""Parse the bytes of an HTTP/1.1 connection into complete requests, with llhttp (httptools).
 
-Checks what llhttp lets through: the request line, the host, transfer codings, lengths, and limits of size and memory.
+Adds the checks that llhttp does not make: the request line, the host, transfer codings, lengths, and the limits on size
+and memory. Start with `Http1RequestParser.feed`; llhttp calls the `on_...` methods from within it.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ if TYPE_CHECKING:
 
 _DETACHED_PARSER: Final = httptools.HttpRequestParser(object())
 _SPACES: Final = b" \t"
-_MAX_METHOD_BYTES: Final = 24  # the parser knows no longer one
+_MAX_METHOD_BYTES: Final = 24  # at least the length of the longest method that llhttp knows
 
 
 class Http1RequestParser:
-    """Hands its connection what is whole; or tells it, once, why it cannot be read any further."""
+    """Calls the connection's `on_request` for each complete request, or its `stop_reading`, once, for invalid input."""
 
-    __deletable__ = ("_connection",)  # says the compiler
+    __deletable__ = ("_connection",)  # lets code compiled by mypyc delete the attribute in `detach`
 
     def __init__(self, connection: Http1Connection, listener: Listener) -> None:
         self._connection = connection
@@ -42,13 +43,13 @@ class Http1RequestParser:
         self._limits = listener.limits
         self._parser = httptools.HttpRequestParser(self)
         self._is_upgrading = False
-        self._is_last = False  # a request that offers to upgrade also says that it is the last
+        self._is_last = False  # the request that offers an upgrade also has `Connection: close`
         self._version = ""
-        self._host = b""  # of the last request: seldom another one
-        self._fed: bytes | bytearray = b""  # what came since the request line under way began
-        self._previous_bytes = b""  # the last of what came before that, which may be a part of its method
+        self._host = b""  # the last valid Host header; usually the same again, and then not checked again
+        self._fed: bytes | bytearray = b""  # input since the present request line began
+        self._previous_bytes = b""  # the end of the input before that, which may hold the start of the method
         self._refusal: Refusal | None = None
-        self._follows_other_data = False  # what is read is behind another request, or behind the end of one
+        self._follows_other_data = False  # the present input begins in or after an earlier request
         self._begin_head()
 
     def _begin_head(self) -> None:
@@ -57,31 +58,32 @@ class Http1RequestParser:
         self._repeated: set[bytes] = set()
         self._body: Body = b""
         self._body_bytes = 0
-        self._weight = 0  # of what has come of this request, as far as it is counted
-        self.head_bytes = 0  # that came before the head was whole
+        self._weight = 0  # memory reserved for this request
+        self.head_bytes = 0  # bytes received of a head that is still incomplete
         self.is_in_body = False
         self._has_read_head = True
         self.is_continue_due = False
 
     @property
     def has_begun(self) -> bool:
-        """A part of a request is here; line ends before it are not."""
+        """Whether a part of a request has been received; blank lines before it do not count."""
         return bool(self.is_in_body or self._target or self._headers)
 
     def max_feed_bytes(self, slice_bytes: int) -> int:
-        """How much may be fed at once; 0 when a head has grown too long."""
+        """The most bytes that may be fed at once; 0 when the head exceeds its limit."""
         if self.head_bytes:
             return min(slice_bytes, self._limits.head_bytes - self.head_bytes)
         if self.is_in_body:
-            # The length is known to be within the limit, so what belongs to this body needs no slices.
+            # The announced length is within the limit, so the rest of this body needs no slicing.
             return max(slice_bytes, int(self._headers.get(b"content-length", b"0")) - self._body_bytes)
         return slice_bytes
 
     def feed(self, data: bytes) -> None:
+        """Parses the next bytes. Reports requests and errors to the connection, and never raises."""
         was_in_body, body_bytes = self.is_in_body, self._body_bytes
         if not self.head_bytes:
             self._fed, self._follows_other_data = data, was_in_body
-        elif not self._headers:  # behind the first of them the request line is whole
+        elif not self._headers:  # with the first header, the request line is complete
             self._fed = bytearray(self._fed) if isinstance(self._fed, bytes) else self._fed
             self._fed += data
         self._has_read_head = False
@@ -93,7 +95,7 @@ class Http1RequestParser:
         except httptools.HttpParserError as failure:
             refusal = OUT_OF_MEMORY if isinstance(failure.__context__, MemoryError) else None
             self._connection.stop_reading(
-                self._refusal or refusal or InvalidRequest(f"this is no HTTP request: {failure}")
+                self._refusal or refusal or InvalidRequest(f"this is not a valid HTTP request: {failure}")
             )
             return
         if self.is_in_body:
@@ -107,45 +109,46 @@ class Http1RequestParser:
             if not self.head_bytes:
                 self._connection.restart_wait_timer()
             self._count_head(self.head_bytes + len(data))
-        elif self._target or self._headers:  # of one head with the end of another's request
+        elif self._target or self._headers:  # this data ended one request and began the head of the next
             self._connection.restart_wait_timer()
             self._count_head(1)
         if not self.head_bytes:
             self._fed, self._previous_bytes = b"", data[-_MAX_METHOD_BYTES:]
 
     def discard_request(self) -> None:
-        """What has come of a request is of no use any more."""
+        """Drops the incomplete request and releases its memory."""
         self._listener.release_memory(self._weight)
-        self._fed = b""  # a connection that is refused goes only when the collector of cycles comes by
+        self._fed = b""  # a refused connection may live on until the garbage collector runs
         self._begin_head()
 
     def detach(self) -> None:
-        """At the connection's end. It and the parser lead back here, and what leads in a circle goes only when the
-        collector of cycles comes by, which is seldom."""
+        """Called when the connection ends. Breaks the reference cycles with connection and parser: the garbage
+        collector runs seldom, so they would hold memory for long."""
         self.discard_request()
         self._parser = _DETACHED_PARSER
         del self._connection
 
     def find_timeout(self, waited: float) -> str | None:
+        """The message for a client that has been sending this request for too long; None while it is in time."""
         if self.is_in_body and waited > self._limits.body_seconds:
             return f"the body took more than {self._limits.body_seconds:g} seconds"
         if not self.is_in_body and waited > self._limits.head_seconds:
             return f"the head took more than {self._limits.head_seconds:g} seconds"
         return None
 
-    # What the parser calls.
+    # Called by llhttp.
 
     def on_url(self, url: bytes) -> None:
         self._target += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self.is_in_body:
-            return  # a trailer, which nothing here has a use for
+            return  # trailers are ignored
         name = name.lower()
         if name in self._headers:
             self._repeated.add(name)
         else:
-            self._headers[name] = value.rstrip(_SPACES)  # which the parser leaves, and which are no part of it
+            self._headers[name] = value.rstrip(_SPACES)  # llhttp leaves trailing white space in the value
 
     def on_headers_complete(self) -> None:
         self.is_in_body = True
@@ -157,11 +160,11 @@ class Http1RequestParser:
         weight = measure_head(self._target, headers)
         is_room = self._listener.reserve_memory(weight - self._weight)
         self._weight = weight
-        # The parser takes the version of another protocol, as in "RTSP/1.0", for one of HTTP.
+        # llhttp also accepts other protocols, as in "RTSP/1.0", and reports their version as HTTP's.
         line = b"%b %b HTTP/%b" % (self._parser.get_method(), self._target, version.encode())
         if not self._fed.startswith(line) and not self._contains_line(line):
             self._raise_refusal(
-                InvalidRequest("this port speaks HTTP alone, with one space between parts of the first line")
+                InvalidRequest("this port speaks only HTTP, with one space between the parts of the request line")
             )
         if version != "1.1":
             if version != "1.0":
@@ -216,10 +219,11 @@ class Http1RequestParser:
         self._connection.on_request(request, keeps_alive, is_modern, weight)
 
     def _contains_line(self, line: bytes) -> bool:
-        """Whether a head began so that does not stand at the beginning of what was fed."""
+        """Whether the input holds this request line elsewhere than at its start."""
         if line in self._previous_bytes + self._fed[: len(line)]:
             return True
-        # Behind another request it may be anywhere; else only line ends come before it, and what is below is a header.
+        # After an earlier request it may stand anywhere. Otherwise only blank lines may precede it: a match further
+        # down would be the value of a header.
         return line in self._fed if self._follows_other_data else self._fed.lstrip(b"\r\n").startswith(line)
 
     def _refuse_if_invalid(self, error: str | None) -> None:
@@ -228,8 +232,8 @@ class Http1RequestParser:
 
     def _check_transfer_coding(self, coding: bytes) -> None:
         if coding.lower() != b"chunked" or self._version != "1.1":
-            self._raise_refusal(InvalidRequest("a body comes with a Content-Length, or in chunks alone"))
-        self._check_head()  # it may have no end before it is answered
+            self._raise_refusal(InvalidRequest("a body needs a Content-Length or chunked transfer coding"))
+        self._check_head()  # a chunked body may never end, so the head is checked before the body is read
 
     def _check_head(self) -> None:
         request = Request(self._parser.get_method(), self._target, self._headers, frozenset(self._repeated))
@@ -237,10 +241,10 @@ class Http1RequestParser:
         if refusal is not None:
             self._raise_refusal(refusal)
 
-    # What it counts.
+    # Memory of incomplete requests.
 
     def _count_head(self, size: int) -> None:
-        """Of a head that is not whole: so many bytes of it, in so many headers, are here."""
+        """Reserves memory for an incomplete head of which `size` bytes have been received."""
         self.head_bytes = size
         weight = size + HEADER_OVERHEAD_BYTES * len(self._headers)
         is_room = self._listener.reserve_memory(weight - self._weight)
@@ -249,7 +253,7 @@ class Http1RequestParser:
             self._connection.stop_reading(self._listener.memory_full)
 
     def _count_trailers(self, more: int) -> None:
-        """Trailers and the like, in which the parser sees no body for long."""
+        """Reserves memory for trailers, chunk extensions and the like, which llhttp reports only at their end."""
         self._trailer_bytes += more
         self._weight += more
         if not self._listener.reserve_memory(more):
@@ -258,16 +262,17 @@ class Http1RequestParser:
             what = f"a request's trailers have at most {self._limits.head_bytes} bytes"
             self._connection.stop_reading(InvalidRequest(what))
 
-    # What it refuses.
+    # Refusals.
 
     def _decline_upgrade(self, rest: bytes) -> None:
-        """The parser takes what follows for another protocol; a new one reads it as if nobody had asked for that.
+        """Parses a request that offers an upgrade as if it did not. llhttp takes the bytes after its head for another
+        protocol, so a new parser gets the head without its upgrade headers, and then the rest.
 
-        Some clients, Java's own among them, offer to upgrade with every first request.
+        Some clients, including Java's built-in one, offer to upgrade with every first request.
         """
         method = self._parser.get_method()
         if method == b"CONNECT":
-            self._connection.stop_reading(InvalidRequest("this is no proxy for tunnels"))
+            self._connection.stop_reading(InvalidRequest("CONNECT is not supported"))
             return
         dropped_names = (b"connection", b"upgrade", b"http2-settings")
         kept = [(name, value) for name, value in self._headers.items() if name not in dropped_names]
@@ -282,7 +287,7 @@ class Http1RequestParser:
 
     def _raise_refusal(self, refusal: Refusal) -> None:
         self._refusal = refusal
-        raise ValueError  # stops the parser, which wraps it in an error of its own
+        raise ValueError  # stops llhttp, which wraps it in an error of its own; `feed` reads `_refusal`
 
     def _build_too_large_refusal(self) -> Refusal:
         return RequestTooLarge(f"a request's body has at most {self._limits.body_bytes} bytes")

@@ -1,7 +1,7 @@
 """HTTP/2 with prior knowledge: the asyncio protocol of a connection, over the library h2.
 
-`CountingH2Connection` counts frames one by one as they are decoded, so that floods of resets and control frames end
-the connection before they cost anything. `Http2Connection` maps events to streams (`http2_stream`).
+`CountingH2Connection` counts frames one by one as they are decoded, so that a flood of resets or control frames ends
+the connection before it costs much. `Http2Connection` maps h2's events to streams (`http2_stream`); start there.
 """
 
 from __future__ import annotations
@@ -28,19 +28,22 @@ from price_keeper.server.sockets import WriteStallDetector, get_peer_address
 if TYPE_CHECKING:
     from price_keeper.server.listener import Listener
 
-HEADER_TABLE_BYTES = 4096  # of our headers' compression, the protocol's default; the library searches it line by line
+HEADER_TABLE_BYTES = 4096  # HPACK table for sent headers, the protocol's default; h2 searches a table linearly
 
-# Of small frames, window updates most of all, so many are to be expected; the rest are frames that ask for nothing.
-SMALL_FRAMES_PER_REQUEST = 4  # some clients widen the windows of each stream as they open it
-SMALL_FRAMES_PER_FRAME = 2  # window updates for its stream and for the connection
-BYTES_PER_WINDOW_UPDATE = 1024  # of a frame, for clients that tell of each part of it that they have read
-MAX_EXPECTED_SMALL_FRAMES = 10_000  # that can be saved up
-SMALL_FRAME_BYTES = 64  # of a body, in one frame: to take that apart costs what a hundred times as much would
+# Small frames, mostly window updates, that a client is expected to send; more than these count as abuse.
+SMALL_FRAMES_PER_REQUEST = 4  # some clients enlarge the window of each stream as they open it
+SMALL_FRAMES_PER_FRAME = 2  # one window update for the stream and one for the connection
+BYTES_PER_WINDOW_UPDATE = 1024  # some clients send a window update for each part of a frame that they have read
+MAX_EXPECTED_SMALL_FRAMES = 10_000  # the most that a client can accumulate
+SMALL_FRAME_BYTES = 64  # a data frame below this costs as much to process as one a hundred times as large
 FRAME_HEADER_BYTES = 9
+WINDOW_BYTES = 1024 * 1024  # a body arrives in few round trips, and a stream buffers little unrequested data
+
+_log = logging.getLogger("price_keeper.surface")
 
 
 class FrameReader(FrameBuffer):
-    """Checks a frame's length as soon as its header is here; the library waits for all of it first, up to 16 MB."""
+    """Checks a frame's length as soon as its header has arrived; h2 first buffers the whole frame, up to 16 MB."""
 
     def __next__(self) -> Frame:
         if len(self._data) >= FRAME_HEADER_BYTES:
@@ -49,7 +52,7 @@ class FrameReader(FrameBuffer):
 
     @property
     def header_block_bytes(self) -> int:
-        """Received of a header block whose last frame is not here yet."""
+        """Bytes received of a header block whose last frame has not arrived yet."""
         return sum(len(frame.data) for frame in self._headers_buffer)
 
     @property
@@ -58,7 +61,10 @@ class FrameReader(FrameBuffer):
 
 
 class CountingH2Connection(H2Connection):
-    MAX_CLOSED_STREAMS = 1024  # remembered of one connection; the library's 65,536 take 8 MB
+    """h2's connection, with limits on stream resets and on frames that do nothing useful. Raises DenialOfServiceError
+    from `receive_data` when one is exceeded."""
+
+    MAX_CLOSED_STREAMS = 1024  # closed streams that h2 remembers; its default of 65,536 takes 8 MB per connection
 
     def __init__(self, limits: ServerLimits, now: Callable[[], float]) -> None:
         super().__init__(H2Configuration(client_side=False, header_encoding=None))
@@ -71,7 +77,7 @@ class CountingH2Connection(H2Connection):
         self._expect_small_frames(SMALL_FRAMES_PER_REQUEST)
 
     def expect_frames_for_data(self, size: int) -> None:
-        """Of an answer."""
+        """Raises the number of small frames that the client may send, for `size` bytes of a response sent to it."""
         self._expect_small_frames(SMALL_FRAMES_PER_FRAME + size // BYTES_PER_WINDOW_UPDATE)
 
     def _expect_small_frames(self, frames: int) -> None:
@@ -90,12 +96,12 @@ class CountingH2Connection(H2Connection):
 
     @staticmethod
     def _require_calm(is_calm: bool) -> None:
-        """Ends the connection in the middle of what has come, and says why."""
+        """Stops processing, in the middle of the received data, with an error code that the client sees."""
         if not is_calm:
-            raise DenialOfServiceError("so many frames that ask for nothing are an attack")
+            raise DenialOfServiceError("too many frames that do nothing")
 
     def _receive_goaway_frame(self, _: GoAwayFrame) -> tuple[list[Frame], list[events.Event]]:
-        # A client that opens no more streams still waits for the answers under way.
+        # A client that will open no more streams still waits for the responses to its active ones.
         return [], [events.ConnectionTerminated()]
 
     def _receive_settings_frame(self, frame: SettingsFrame) -> tuple[list[Frame], list[events.Event]]:
@@ -105,13 +111,14 @@ class CountingH2Connection(H2Connection):
         return super()._receive_settings_frame(frame)
 
     def detach(self) -> None:
-        """At the connection's end. What frames are received by leads back here, so that only the collector of cycles
-        would end it, which comes by seldom."""
+        """Called when the connection ends. Breaks the reference cycle through h2's table of frame handlers: the garbage
+        collector runs seldom, so it would hold memory for long."""
         self._frame_dispatch_table.clear()
 
 
 def _is_useful(frame: Frame, received_events: list[events.Event]) -> bool:
-    """Of what nobody has a use for, some is to be expected. Without an event it was for a stream that is no more."""
+    """Whether a frame carries a request or a sensible part of its body. Headers without an event belong to a stream
+    that is closed already."""
     if isinstance(frame, DataFrame):
         return len(frame.data) >= SMALL_FRAME_BYTES or any(
             type(event) is events.StreamEnded for event in received_events
@@ -119,12 +126,10 @@ def _is_useful(frame: Frame, received_events: list[events.Event]) -> bool:
     return isinstance(frame, HeadersFrame) and bool(received_events)
 
 
-WINDOW_BYTES = 1024 * 1024  # a body comes in few round trips, and a stream holds little that was not asked for
-
-_log = logging.getLogger("price_keeper.surface")
-
-
 class Http2Connection(asyncio.Protocol):
+    """One client connection: maps h2's events to streams, sends their data within the client's windows, and counts the
+    memory of incomplete frames."""
+
     def __init__(self, listener: Listener, is_surplus: bool = False) -> None:
         self.protocol = "h2"
         self.listener = listener
@@ -137,21 +142,22 @@ class Http2Connection(asyncio.Protocol):
         self._is_draining = False
         self._is_closed = False
         self.is_write_paused = False
-        self._last_activity_at = listener.now()  # the last whole frame, or the last answer's end
-        self._unread = b""  # what came, and is left for a later turn of the loop
-        self._is_yielding = False  # until then
-        self._buffered_bytes = 0  # of half a head, of a partial frame, or unread, as far as they are counted
-        self._grown_windows: set[int] = set()  # by what came last; 0 is the connection's, which all streams share
-        self._write_stall: WriteStallDetector | None = None  # what we wait for the client to read, if so
+        self._last_activity_at = listener.now()  # of the last complete frame received, or the end of a response
+        self._unread = b""  # received, and left for a later iteration of the event loop
+        self._is_yielding = False  # parsing continues in the next iteration of the event loop
+        self._buffered_bytes = 0  # memory reserved for a partial head, a partial frame and `_unread`
+        self._grown_windows: set[int] = set()  # streams whose window the last input enlarged; 0 is the connection's
+        self._write_stall: WriteStallDetector | None = None  # while writing is paused or the connection closes
 
-    # What the event loop calls.
+    # Called by the event loop.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's is one in all but its class
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's transport is no subclass, but works as one
         self._transport.set_write_buffer_limits(self.limits.write_buffer_bytes)
         self.peer = get_peer_address(transport)
         self.listener.add_connection(self, self.peer)
-        # They hold from the start: had they to be acknowledged first, the two sides would count windows differently.
+        # Set as initial values so that they hold at once: if the client had to acknowledge them first, the two sides
+        # would count windows differently until then.
         self._h2.local_settings = Settings(
             client=False,
             initial_values={
@@ -161,7 +167,7 @@ class Http2Connection(asyncio.Protocol):
                 SettingCodes.ENABLE_CONNECT_PROTOCOL: 0,
             },
         )
-        # A list that is a little too long gets an answer; what is far beyond ends the connection.
+        # A header list a little over the limit gets an error response; one far beyond it ends the connection.
         self._h2.decoder.max_header_list_size = 2 * self.limits.head_bytes
         self._h2.initiate_connection()
         self._h2.increment_flow_control_window(WINDOW_BYTES * 4)
@@ -185,7 +191,8 @@ class Http2Connection(asyncio.Protocol):
             self._feed_unread()
 
     def _feed_unread(self) -> None:
-        """So much in one turn of the loop: small frames take long, and others have their turn."""
+        """Processes a few slices per loop iteration: many small frames take long, and one connection must not
+        monopolise the event loop."""
         for _ in range(MAX_SLICES_PER_TURN):
             piece, self._unread = self._unread[:SLICE_BYTES], self._unread[SLICE_BYTES:]
             self._receive(piece)
@@ -204,7 +211,7 @@ class Http2Connection(asyncio.Protocol):
             self._transport.resume_reading()
 
     def _receive(self, data: bytes) -> None:
-        self._release_buffered()  # what it becomes part of is counted as that
+        self._release_buffered()  # from here it is counted as part of a request, or again at the end
         try:
             received_events = self._h2.receive_data(data)
             for event in received_events:
@@ -212,7 +219,7 @@ class Http2Connection(asyncio.Protocol):
                 if handle is not None and not self._is_closed:
                     handle(self, event)
         except H2Error:
-            self._close()  # the library has put why into what is to be sent
+            self._close()  # h2 has queued a GOAWAY frame with the reason
             return
         if self._is_closed:
             return
@@ -246,8 +253,8 @@ class Http2Connection(asyncio.Protocol):
         if size and not self._is_closed:
             has_room = self.listener.reserve_memory(size)
             self._buffered_bytes = size
-            # A head far beyond the limit, or beyond what there is room for, gets no answer. What is merely unread is
-            # little, and tells by stream what has no room.
+            # A head far beyond its limit, or without room in memory, gets no response. Data that is merely unread is
+            # small, and a lack of room for it is reported stream by stream.
             if partial_head > 2 * self.limits.head_bytes or (partial_head and not has_room):
                 self._close_for_abuse()
 
@@ -278,7 +285,7 @@ class Http2Connection(asyncio.Protocol):
             if stalled > self.limits.lingering_seconds:
                 self._transport.abort()
             return
-        # Until a connection has taken what was written to it, no stream can be blamed for its own wait.
+        # While the connection itself is stalled, no stream can be blamed for waiting.
         connection_stalled = stalled if self.is_write_paused else None
         for stream in tuple(self._streams.values()):
             stream.check_timeouts(now, connection_stalled)
@@ -290,7 +297,7 @@ class Http2Connection(asyncio.Protocol):
             self._close()
 
     def drain(self) -> None:
-        """Tells the client to go elsewhere with what it has not sent yet, and finishes the rest."""
+        """Sends GOAWAY, so that the client opens no more streams here, finishes the open ones, and closes."""
         self._is_draining = True
         self._send_goaway(ErrorCodes.NO_ERROR)
         self._close_if_done()
@@ -299,7 +306,7 @@ class Http2Connection(asyncio.Protocol):
         self._is_closed = True
         self._transport.abort()
 
-    # What the client did.
+    # Handlers of h2's events.
 
     def _on_request(self, event: events.RequestReceived) -> None:
         if self._is_draining:
@@ -315,9 +322,9 @@ class Http2Connection(asyncio.Protocol):
             self.drain()
         else:
             stream.take_head(event.headers or [])
-        if not is_room and event.stream_id in self._streams:  # its refusal waits for a window that may never open
+        if not is_room and event.stream_id in self._streams:  # a response would wait for a window that may never open
             self.reset(stream, ErrorCodes.ENHANCE_YOUR_CALM)
-            stream.on_disconnected()  # what a head counts for that was not refused yet
+            stream.on_disconnected()  # releases the memory of its head
 
     def _on_data(self, event: events.DataReceived) -> None:
         if event.flow_controlled_length:
@@ -348,19 +355,20 @@ class Http2Connection(asyncio.Protocol):
         self._is_draining = True
         self._close_if_done()
 
-    # What streams call.
+    # Called by streams.
 
     def send_head(self, stream: Http2Stream, headers: Sequence[Header]) -> None:
         try:
             self._h2.send_headers(stream.id, headers)
-        except (NoSuchStreamError, StreamIDTooLowError):  # the latter where it has opened another since
+        except (NoSuchStreamError, StreamIDTooLowError):  # the latter if the client has opened another stream since
             self._on_stream_lost(stream)
         except H2Error as failure:
-            _log.error("an answer's head cannot be sent over HTTP/2: %s", failure)
+            _log.error("head of an HTTP/2 response cannot be sent (%s); its stream is reset", failure)
             stream.abort()
 
     def send_outgoing(self, stream: Http2Stream) -> None:
-        """As much of what waits as the client's windows take, and the connection."""
+        """Sends as much of the stream's queued data as the client's windows and the transport allow, and ends the
+        stream when all of a finished response is sent."""
         unsent = 0
         try:
             while stream.outgoing and not self.is_write_paused:
@@ -395,7 +403,7 @@ class Http2Connection(asyncio.Protocol):
     def flush(self) -> None:
         self._send()
 
-    # What goes out.
+    # Sending and closing.
 
     def _reset(self, stream_id: int, code: ErrorCodes) -> None:
         if not self._is_closed:
@@ -406,7 +414,7 @@ class Http2Connection(asyncio.Protocol):
             self._send()
 
     def _on_stream_lost(self, stream: Http2Stream) -> None:
-        """The client has reset it; the library knows already, and we shall hear of it next."""
+        """The client has reset the stream: h2 knows already, and its event follows."""
         self._pop_stream(stream.id)
         stream.on_disconnected()
 
@@ -421,7 +429,7 @@ class Http2Connection(asyncio.Protocol):
             self._transport.write(data)
 
     def _send_goaway(self, code: ErrorCodes) -> None:
-        # The library would take the connection for closed; streams under way must still be answered.
+        # Written past h2, which would treat the connection as closed; open streams must still get their responses.
         self._send()
         if not self._is_closed:
             self._transport.write(GoAwayFrame(0, last_stream_id=self._last_stream_id, error_code=code).serialize())

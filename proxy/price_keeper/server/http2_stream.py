@@ -1,4 +1,7 @@
-"""One stream of an HTTP/2 connection: the request as it arrives and, as its responder, the response."""
+"""One stream of an HTTP/2 connection: receives the request and, as its responder, queues the response.
+
+`Http2Connection` calls `take_head`, `take_data` and `end_request`; the handler calls the responder's methods.
+"""
 
 from __future__ import annotations
 
@@ -23,29 +26,29 @@ if TYPE_CHECKING:
     from price_keeper.server.http2 import Http2Connection
 
 _FORBIDDEN_IN_VALUES = bytes(code for code in range(0x20) if code != 0x09) + b"\x7f"
-HEADER_ENTRY_BYTES = 32  # what the protocol counts for each header beyond its own bytes
-STREAM_BYTES = 2048  # what an open stream takes beside its request, measured: the library's state and ours
-MAX_UNSENT_BYTES = 1024 * 1024  # what a client may have left to send and still hear an answer: Node has room for 10 MB
+HEADER_ENTRY_BYTES = 32  # overhead per header, as RFC 9113 counts a header list
+STREAM_BYTES = 2048  # memory of an open stream beside its request, measured: h2's state and this module's
+MAX_UNSENT_BYTES = 1024 * 1024  # a client with less left to send reads an early response: Node buffers up to 10 MB
 
 
 class Http2Stream:
-    """One request and, as its responder, the way back."""
+    """One request and its response. The response queue is `outgoing`; the connection sends it as windows allow."""
 
     def __init__(self, stream_id: int, connection: Http2Connection, *, is_input_finished: bool) -> None:
         self.id = stream_id
-        self.is_input_finished = is_input_finished  # the client has said all it had to say
+        self.is_input_finished = is_input_finished  # the client has ended its half of the stream
         self._connection = connection
         self._limits = connection.limits
         self._wait_started_at = connection.now()
         self._request: Request | None = None
-        self._is_request_over = False
+        self._is_request_over = False  # the request is complete, refused or abandoned
         self._is_head_request = False
         self._body: Body = b""
         self._body_bytes = 0
-        self._announced_bytes: int | None = None  # of the body, by its head
-        self._weight = 0  # of what has come of the request
-        self._unsent_body_bytes = 0  # of a body that is of no use
-        self._pending_refusal: Refusal | None = None  # why it is not
+        self._announced_bytes: int | None = None  # content-length, if there is one
+        self._weight = 0  # memory reserved for the request
+        self._unsent_body_bytes = 0  # still to come of a body that is read only to be discarded
+        self._pending_refusal: Refusal | None = None  # sent when enough of that body has been discarded
         self.outgoing: deque[bytes] = deque()
         self._outgoing_bytes = 0
         self._flow: FlowControl | None = None
@@ -64,7 +67,7 @@ class Http2Stream:
             return
         self._is_head_request = request.method == b"HEAD"
         is_room = self._reserve_memory(measure_head(request.target, request.headers))
-        announced = request.headers.get(b"content-length")  # without, it may have no end before it is answered
+        announced = request.headers.get(b"content-length")  # without it, the body may never end
         self._announced_bytes = None if announced is None else int(announced)
         length = self._announced_bytes or 0
         is_open = announced is None and not _is_get(request)
@@ -107,7 +110,7 @@ class Http2Stream:
         if self._announced_bytes not in (
             None,
             self._body_bytes,
-        ):  # which the library does not see where trailers end it
+        ):  # h2 does not check the length of a body that ends with trailers
             self.refuse(InvalidRequest("the body is not as long as its content-length says"))
             return
         self._is_request_over = True
@@ -133,22 +136,22 @@ class Http2Stream:
         self.is_disconnected = True
         self.outgoing.clear()
         self._abandon_request()
-        flow, self._flow = self._flow, None  # it leads back here
+        flow, self._flow = self._flow, None  # breaks a reference cycle
         if flow is not None:
             flow.on_disconnected()
 
     def refuse(self, refusal: Refusal) -> None:
-        """Answers before the request is whole; what still comes of it is thrown away."""
+        """Responds before the request is complete; the rest of the request is discarded."""
         self._abandon_request()
         self._connection.listener.refuse(self, refusal)
 
     def _refuse_after_discarding(self, length: int, refusal: Refusal) -> None:
-        """The client is heard until it can hear why."""
+        """Reads and discards the body until the client has so little left to send that it will read the response."""
         self._unsent_body_bytes, self._pending_refusal = length, refusal
         self._discard(0, refusal)
 
     def _check_unexpected_body(self) -> Refusal | None:
-        """Asked as its first byte comes, where none was to be expected."""
+        """Checks the head of a GET when the first byte of an unexpected body arrives."""
         request = self._request
         if request is None or not _is_get(request):
             return None
@@ -209,7 +212,7 @@ class Http2Stream:
             self.pump()
 
     def abort(self) -> None:
-        if not self.is_finished:  # what was finished may still be on its way to a slow reader
+        if not self.is_finished:  # a finished response may still be queued for a slow reader
             self._reset()
 
     def _reset(self) -> None:
@@ -253,12 +256,13 @@ class Http2Stream:
 
 
 def _is_get(request: Request) -> bool:
-    """It has no body, though the protocol lets its end come by itself, after the head."""
+    """A GET has no body, although HTTP/2 may end it in a frame of its own after the head."""
     return request.method == b"GET"
 
 
 def _build_request(headers: Sequence[Header], max_bytes: int) -> Request:
-    """The library has checked the protocol's rules; what it leaves to us is what a value may hold."""
+    """Builds a request from a header list whose protocol rules h2 has checked. Checks the characters of values, the
+    size, the host, and repeated headers. Raises InvalidRequest."""
     pseudo: dict[bytes, bytes] = {}
     headers_by_name: dict[bytes, bytes] = {}
     repeated: set[bytes] = set()

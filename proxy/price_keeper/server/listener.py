@@ -1,6 +1,7 @@
-"""The data port: counts, times and bounds connections, requests and their memory, and drains at shutdown.
+"""The data port: limits connections, active requests and their memory, enforces timeouts, and drains at shutdown.
 
-Start reading here: `listen` opens acceptors, connections call `start_request`, which runs the handler.
+START HERE: `Listener.listen` opens the acceptors; a connection calls `start_request` for each complete request, which
+runs the handler.
 """
 
 from __future__ import annotations
@@ -22,11 +23,12 @@ from price_keeper.server.sockets import bind_sockets, find_remote_network
 from price_keeper.server.write_batcher import BATCHING_THRESHOLD, WriteBatcher
 from price_keeper.tasks import Tasks
 
-TIMEOUT_CHECK_SECONDS = 1.0  # how often waits are looked at: limits are in tens of seconds
-ABORT_SECONDS: Final = 1.0  # what a connection gets to close after it was cut
+TIMEOUT_CHECK_SECONDS = 1.0  # between checks of timeouts, which are tens of seconds long
+ABORT_SECONDS: Final = 1.0  # for aborted connections to close
 
-# Answers in one turn of the loop that wait for nobody. Somebody who sends ever more to be refused must leave others
-# their turn, so behind these each request has a task, and those behind it on its connection wait for that.
+# Requests of one loop iteration that may be answered without a task. A client that keeps sending requests which are
+# refused at once could otherwise monopolise the loop. After these each request runs in a task, and later requests of
+# its connection wait for it.
 MAX_IMMEDIATE_ANSWERS: Final = 32
 
 REQUEST_ID: Final = b"x-price-keeper-request-id"
@@ -36,15 +38,19 @@ _log = logging.getLogger("price_keeper.surface")
 
 
 class ServerConnection(Protocol):
+    """What the listener needs of a connection: of HTTP/1.1, of HTTP/2, or of a protocol not detected yet."""
+
     protocol: str
 
     @property
     def open_streams(self) -> int:
-        """Of HTTP/2."""
+        """Open HTTP/2 streams; 0 for other protocols."""
 
-    def check_timeouts(self, now: float) -> None: ...
+    def check_timeouts(self, now: float) -> None:
+        """Ends the connection, or its request, if it has waited too long. Called every TIMEOUT_CHECK_SECONDS."""
 
-    def drain(self) -> None: ...
+    def drain(self) -> None:
+        """Finishes the request that is active, takes no other, and closes."""
 
     def abort(self) -> None: ...
 
@@ -54,8 +60,7 @@ def _accept_every_head(_: Request) -> None:
 
 
 class Listener:
-    """`refused_at_head` says of a request whose body is long, or has no announced end, whether it is any use to hear
-    that."""
+    """All connections of the data port, and the limits that they share."""
 
     def __init__(
         self,
@@ -69,7 +74,9 @@ class Listener:
         write_batcher: WriteBatcher | None = None,
         on_refusal: Callable[[Refusal], None] = lambda _: None,
     ) -> None:
-        """`refuses` hears of what does not come to the handler."""
+        """`check_head` is called with the head of a request whose body is long or of unknown length, before the body is
+        read; a Refusal that it returns spares reading the body. `on_refusal` is called with every error that the
+        listener itself responds with."""
         self._handler = handler
         self.write_batcher = write_batcher or WriteBatcher()
         self._on_refusal = on_refusal
@@ -81,20 +88,25 @@ class Listener:
         self.now: Callable[[], float] = clock.monotonic
         self.is_draining = False
         self._connections: set[ServerConnection] = set()
-        self._network_by_connection: dict[ServerConnection, Hashable] = {}  # of those that are not from this machine
+        self._network_by_connection: dict[ServerConnection, Hashable] = {}  # remote connections only
         self._connections_by_network: Counter[Hashable] = Counter()
         self._acceptors: list[Acceptor] = []
         self._has_warned_of_surplus = False
-        self.active_requests = 0  # requests that are handled, whether or not their callers still wait
-        self._immediate_answers = 0  # in this turn
-        self.reserved_bytes = 0  # of all requests that are coming in, waiting or under way
-        too_many_message = f"there are {limits.connections} connections already, or {limits.connections_per_network} from one address elsewhere"
+        self.active_requests = 0  # requests in the handler, including those whose caller has disconnected
+        self._immediate_answers = 0  # in this iteration of the event loop
+        self.reserved_bytes = 0  # memory of all requests that are being received, are queued or are active
+        too_many_message = (
+            f"there are {limits.connections} connections already, "
+            f"or {limits.connections_per_network} from one address elsewhere"
+        )
         self.too_many_connections = Busy(too_many_message, retry_after=1)
         self._too_many_requests = Busy(f"there are {limits.requests} requests under way already", retry_after=1)
         self.memory_full = Busy(MEMORY_FULL_MESSAGE, retry_after=1)
 
     async def listen(self, host: str, port: int, tls: ssl.SSLContext | None = None, *, is_shared: bool = False) -> int:
-        """The port, which is a free one if 0 was asked for. `is_shared`: other processes may listen on it too."""
+        """Listens at every address of the host and returns the port, which is a free one if `port` is 0.
+
+        `is_shared` lets other processes listen on the same port. Raises ListenFailed."""
         sockets = await bind_sockets(host, port, is_shared=is_shared)
         for listening_socket in sockets:
             acceptor: Acceptor = (
@@ -109,9 +121,10 @@ class Listener:
         return bound_port
 
     async def drain(self, seconds: float, on_deadline: Callable[[], None] | None = None) -> None:
-        """Takes no more, lets what is under way end, and cuts what has not after so many seconds.
+        """Graceful shutdown: stops accepting, lets active requests finish, and aborts the rest after `seconds`.
 
-        That an answer's caller has left does not end it, as its usage comes last; `give_up` does, at the end.
+        A request whose caller has disconnected still runs to its end, because Bedrock reports its usage last.
+        `on_deadline` is called after the abort, to end those as well.
         """
         self.is_draining = True
         for acceptor in self._acceptors:
@@ -132,14 +145,14 @@ class Listener:
 
     @property
     def connections(self) -> Counter[str]:
-        """By protocol."""
+        """Number of connections by protocol."""
         return Counter(connection.protocol for connection in self._connections)
 
     @property
     def open_streams(self) -> int:
         return sum(connection.open_streams for connection in self._connections)
 
-    # What connections call.
+    # Called by connections.
 
     def add_connection(self, connection: ServerConnection, peer: str) -> None:
         self._connections.add(connection)
@@ -157,7 +170,7 @@ class Listener:
                 del self._connections_by_network[network]
 
     def count_surplus(self, peer: str) -> int:
-        """How many connections there are too many, with one more from there."""
+        """By how many one more connection from this address would exceed a limit; 0 or less if it fits."""
         total_surplus = len(self._connections) + 1 - self.limits.connections
         network_surplus = (
             self._connections_by_network[find_remote_network(peer)] + 1 - self.limits.connections_per_network
@@ -170,11 +183,12 @@ class Listener:
                 if total_surplus > 0
                 else f"{self.limits.connections_per_network} from one address"
             )
-            _log.warning("there are %s, as many as are taken; more are refused", limit_reached)
+            _log.warning("connection limit reached (%s); new connections are refused until some close", limit_reached)
         return surplus
 
     def reserve_memory(self, size: int) -> bool:
-        """Counts so much more of a request; whether there is room for it."""
+        """Adds `size` bytes to the memory of requests, and returns whether the total is within the limit. The caller
+        releases them in either case."""
         self.reserved_bytes += size
         return self.reserved_bytes <= self.limits.requests_bytes
 
@@ -182,14 +196,15 @@ class Listener:
         self.reserved_bytes -= size
 
     def grow_request(self, request: Request, size: int) -> None:
-        """Raises Busy."""
+        """Reserves `size` more bytes for an active request, until it ends. Raises Busy if they exceed the limit."""
         if not self.reserve_memory(size):
             self.release_memory(size)
             raise Busy(MEMORY_FULL_MESSAGE, retry_after=1)
         request.memory_bytes += size
 
     def start_request(self, request: Request, responder: Responder, weight: int) -> None:
-        """`weight` is what it was counted with."""
+        """Runs the handler for a complete request, or refuses it if too many are active. `weight` is the memory already
+        reserved for the request; it is released when the request ends."""
         if self.active_requests >= self.limits.requests:
             self.reserved_bytes -= weight
             self.refuse(responder, self._too_many_requests)
@@ -203,12 +218,13 @@ class Listener:
             self._tasks.spawn(self._handle(request, responder))
             return
         self._tasks.spawn_eager(self._handle(request, responder))
-        if self.active_requests <= before:  # that was its answer
+        if self.active_requests <= before:  # the handler has already answered
             if not self._immediate_answers:
                 asyncio.get_running_loop().call_soon(self._on_turn_end)
             self._immediate_answers += 1
 
     def refuse(self, responder: Responder, refusal: Refusal) -> None:
+        """Responds with an error of the proxy itself, and counts it."""
         self._on_refusal(refusal)
         send_refusal(responder, refusal, ((REQUEST_ID, self._new_request_id()),))
 

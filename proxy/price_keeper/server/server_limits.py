@@ -1,7 +1,8 @@
 """The limits of the data port, each with its reason, and how they are fitted to the machine.
 
-`fit_to_descriptors` lowers them to the file descriptors of the process, `fit_to_memory` to the memory of its cgroup.
-`release_large_blocks` has the C library return freed memory to the system.
+`ServerLimits` has the defaults; `fit_to_descriptors` lowers them to the file descriptors of the process and
+`fit_to_memory` to the memory of its cgroup. `release_large_blocks` makes the C library return freed memory to the
+system.
 """
 
 from __future__ import annotations
@@ -15,55 +16,57 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-RESERVED_DESCRIPTORS = 256  # for the store, the journal, the control port, and whatever else is not the data port's
-UNLIMITED_DESCRIPTORS = 65_536  # where the system sets no limit, but refuses to be asked for none
-MIN_LIMIT = 16  # connections, however few descriptors there are, or however little memory
-CONNECTION_BYTES = 32 * 1024  # what one takes before it asks for anything; measured: 18 kB over HTTP/2
-TLS_CONNECTION_BYTES = 64 * 1024  # measured: 45 kB over HTTP/2
-HANDSHAKE_BYTES = 512 * 1024  # measured: 327 kB of one that sent most of a long greeting
-CALL_BYTES = 16 * 1024  # what a call takes beside its request; measured: 15 kB with an open stream of an answer
-SLICE_BYTES = 16 * 1024  # what arrives in one piece is parsed in such slices, so that limits are seen to in between
-MAX_SLICES_PER_TURN = (
-    4  # of one connection: a slice of the smallest parts takes milliseconds, and all others wait meanwhile
-)
+RESERVED_DESCRIPTORS = 256  # for the store, the journal, the control port and everything else beside the data port
+UNLIMITED_DESCRIPTORS = 65_536  # requested where the limit is "unlimited" but the system refuses that value
+MIN_LIMIT = 16  # connections, handshakes and requests, however few descriptors or little memory there is
+CONNECTION_BYTES = 32 * 1024  # memory of an idle connection; measured: 18 kB over HTTP/2
+TLS_CONNECTION_BYTES = 64 * 1024  # memory of an idle connection over TLS; measured: 45 kB over HTTP/2
+HANDSHAKE_BYTES = 512 * 1024  # memory of a TLS handshake; measured: 327 kB after most of a long ClientHello
+CALL_BYTES = 16 * 1024  # memory of a call beside its request; measured: 15 kB with an open response stream
+SLICE_BYTES = 16 * 1024  # input is parsed in slices of this size, and limits are checked between them
+# Slices per connection and loop iteration: a slice of many tiny frames takes milliseconds, and all others wait for it.
+MAX_SLICES_PER_TURN = 4
+LARGE_BLOCK_BYTES = 256 * 1024  # see `release_large_blocks`
+
+_MMAP_THRESHOLD = -3  # M_MMAP_THRESHOLD of malloc.h
+_LIMIT_FILES = {"cgroup2": ("memory.max", "memory.high"), "cgroup": ("memory.limit_in_bytes",)}
+_NO_LIMIT = 1 << 60  # cgroup version 1 writes a number of this order for "no limit"
 
 
 @dataclass(frozen=True, slots=True)
 class ServerLimits:
-    head_bytes: int = 64 * 1024  # tokens may be long, and a header list beyond this is an attack
-    body_bytes: int = 25 * 1000 * 1000  # Bedrock's own limit: what is larger it would refuse
-    unchecked_body_bytes: int = (
-        64 * 1024
-    )  # of a body, from anybody; of one that may be longer it is asked first who sends it
-    requests_bytes: int = 256 * 1024 * 1024  # heads and bodies of all requests at once; `within` goes by the memory
-    head_seconds: float = 20.0  # a client on this machine sends its head at once; slow ones hold a connection each
-    body_seconds: float = 120.0  # 25 MB over a slow link; a body that takes longer is not coming
+    """What clients of the data port may use. `fit_to_descriptors` and `fit_to_memory` lower it to what there is."""
+
+    head_bytes: int = 64 * 1024  # tokens may be long; a longer header list is an attack
+    body_bytes: int = 25 * 1000 * 1000  # Bedrock's own limit: it would refuse a larger body
+    unchecked_body_bytes: int = 64 * 1024  # a body that may be longer is read only after its sender is authenticated
+    requests_bytes: int = 256 * 1024 * 1024  # heads and bodies of all requests together
+    head_seconds: float = 20.0  # a local client sends its head at once; each slow client occupies a connection
+    body_seconds: float = 120.0  # 25 MB over a slow link; a slower body will not arrive
     idle_seconds: float = 75.0  # between requests; longer than any SDK's pool keeps a connection
-    stalled_seconds: float = 300.0  # a caller that reads nothing of its answer for so long is gone
-    lingering_seconds: float = 5.0  # for a client to read why it was refused, before what it still sends is cut off
-    connections: int = 10_000  # at once; `fitting` and `within` lower it to what there is
-    connections_per_network: int = (
-        5_000  # of those, from one address elsewhere, or one network of IPv6: half, so that others get in
-    )
-    surplus_connections: int = 256  # connections beyond those, told that there are too many; even more are cut unheard
-    handshakes: int = 512  # of TLS under way; more are not clients in a hurry, and the oldest makes room
-    requests: int = 10_000  # under way at once, since over HTTP/2 one connection may hold many
-    pipelined: int = 16  # requests sent ahead on one connection before we stop reading
-    write_buffer_bytes: int = 64 * 1024  # of an answer, waiting for a slow caller; past it upstream is paused
-    streams: int = 256  # of one HTTP/2 connection at once
-    stream_resets: int = 200  # of streams by the client in one window: rapid reset is an attack
-    control_frames: int = (
-        1000  # frames in one window that ask for nothing, pings among them: they cost the client nothing
-    )
-    window_seconds: float = 10.0  # over which those are counted
-    control_backlog_bytes: int = 1024 * 1024  # answers to them that the client does not read
+    stalled_seconds: float = 300.0  # a caller that reads nothing of its response for so long has left
+    lingering_seconds: float = 5.0  # for a client to read its refusal before the rest of its input is cut off
+    connections: int = 10_000  # at once
+    # From one remote address, or one IPv6 network: half of all, so that one sender cannot lock the others out.
+    connections_per_network: int = 5_000
+    surplus_connections: int = 256  # beyond the limit, answered with "too many"; further ones are closed unanswered
+    handshakes: int = 512  # unfinished TLS handshakes; more are an attack, and the oldest is aborted for a new one
+    requests: int = 10_000  # active at once; over HTTP/2 one connection may hold many
+    pipelined: int = 16  # queued requests of one connection before reading pauses
+    write_buffer_bytes: int = 64 * 1024  # of a response to a slow caller; beyond it the upstream is paused
+    streams: int = 256  # open at once on one HTTP/2 connection
+    stream_resets: int = 200  # by the client in one window; more are a rapid-reset attack
+    control_frames: int = 1000  # per window that do nothing useful, such as pings; they cost the client nothing
+    window_seconds: float = 10.0  # over which resets and control frames are counted
+    control_backlog_bytes: int = 1024 * 1024  # unread responses to control frames
 
 
 DEFAULT_LIMITS = ServerLimits()
 
 
 def fit_to_descriptors(descriptors: int, limits: ServerLimits = DEFAULT_LIMITS) -> ServerLimits:
-    """A third of the descriptors for callers, one for their calls upstream, one for connections that stand by."""
+    """Split the descriptors in thirds: connections of callers, upstream connections of their calls, and idle upstream
+    connections."""
     share = max((descriptors - RESERVED_DESCRIPTORS) // 3, MIN_LIMIT)
     surplus = min(limits.surplus_connections, share // 8)
     return replace(
@@ -83,11 +86,12 @@ def fit_to_memory(
     *,
     is_tls: bool = False,
 ) -> ServerLimits:
-    """The limits of each of so many processes that have this memory together.
+    """The limits of each of `processes` processes that share this memory.
 
-    Half of it is for requests, an eighth for connections; the rest is the processes' own. Only a limit of our own
-    cgroup makes it more than usual: those around it hold for others too. `requests_bytes` is what the configuration
-    says instead. A single request must have room in any case.
+    Requests get half of it and connections an eighth; the processes themselves use the rest. Only a limit of this
+    process's own cgroup can raise `requests_bytes` above its default, because the limits of enclosing cgroups apply to
+    other processes too. The argument `requests_bytes`, from the configuration, overrides that rule. One request of the
+    largest size always fits.
     """
     if requests_bytes is None:
         requests_bytes = limits.requests_bytes if memory.own is None else memory.own // 2
@@ -112,10 +116,10 @@ def fit_to_memory(
 
 
 def raise_descriptor_limit() -> int:
-    """How many the process may have, now that it has asked for as many as it can get."""
+    """Raise the soft limit on file descriptors as far as possible, and return it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     unlimited = resource.RLIM_INFINITY
-    # macOS says "unlimited" and has a limit of its own beneath it.
+    # macOS reports "unlimited", but its kernel has a lower limit.
     for wanted in (hard, UNLIMITED_DESCRIPTORS) if hard == unlimited else (hard,):
         if soft in (wanted, unlimited):
             break
@@ -127,7 +131,7 @@ def raise_descriptor_limit() -> int:
 
 
 class FixedWindowLimit:
-    """So many in one window of time; a burst across the seam of two windows may hold twice as many."""
+    """Counts events per time window. A burst across the boundary of two windows may reach twice the maximum."""
 
     def __init__(self, maximum: int, seconds: float, now: Callable[[], float]) -> None:
         self._maximum = maximum
@@ -137,7 +141,7 @@ class FixedWindowLimit:
         self._count = 0
 
     def is_exceeded_by_one_more(self) -> bool:
-        """Counts one more."""
+        """Counts one event, and returns whether the window now has more than the maximum."""
         now = self._now()
         if now - self._window_start > self._seconds:
             self._window_start, self._count = now, 0
@@ -145,44 +149,38 @@ class FixedWindowLimit:
         return self._count > self._maximum
 
 
-LARGE_BLOCK_BYTES = 256 * 1024
-
-_MMAP_THRESHOLD = -3  # M_MMAP_THRESHOLD of malloc.h
-_LIMIT_FILES = {"cgroup2": ("memory.max", "memory.high"), "cgroup": ("memory.limit_in_bytes",)}
-_NO_LIMIT = 1 << 60  # version 1 spells "none" as a number of this order
-
-
 class MemoryLimits(NamedTuple):
-    """`own` is the limit of this process's own cgroup, None without one. `least` is the lowest that holds for it: of
-    that, of the cgroups around it and of the machine."""
+    """`own` is the limit of this process's own cgroup, or None. `least` is the lowest limit that applies to the
+    process: that of its own cgroup, of an enclosing cgroup or of the machine; None if unknown."""
 
     own: int | None = None
     least: int | None = None
 
 
 def read_memory_limits(proc: Path = Path("/proc/self"), machine: int | None = None) -> MemoryLimits:
-    """`machine` is what the machine has; it is asked for unless given."""
+    """The memory limits of this process. `machine` is the machine's memory in bytes, by default read from the
+    system."""
     own, *around = [*_iter_cgroup_limits(proc)] or [None]
     limits = [limit for limit in (own, *around, machine or _read_machine_memory()) if limit is not None]
     return MemoryLimits(own, min(limits, default=None))
 
 
 def release_large_blocks() -> None:
-    """Has the C library give large blocks back as they are freed.
+    """Make the C library return large blocks to the system as they are freed.
 
-    glibc keeps blocks as large as the largest that was ever freed, up to 32 MB, on a heap that shrinks at its end
-    alone: after bodies of 20 MB the process stays as large as it was at the peak. With a fixed threshold it maps each
-    large block by itself.
+    glibc raises its threshold for memory mapping to the largest block that was ever freed, up to 32 MB, and keeps
+    smaller blocks on a heap that shrinks only at its end. After bodies of 20 MB the process would stay at its peak
+    size. With a fixed threshold each large block is mapped, and unmapped, by itself.
     """
-    with suppress(OSError, AttributeError):  # another C library, which does not have it
+    with suppress(OSError, AttributeError):  # other C libraries have no mallopt
         ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, LARGE_BLOCK_BYTES)
 
 
 def _iter_cgroup_limits(proc: Path) -> Iterator[int | None]:
-    """Of the cgroup of this process first, then outwards as far as they can be seen from here."""
+    """Memory limits of this process's cgroup, then of the enclosing ones as far as they are visible; None for none."""
     try:
         cgroups, mounts = ((proc / name).read_text().splitlines() for name in ("cgroup", "mountinfo"))
-    except OSError:  # no Linux
+    except OSError:  # not Linux
         return
     paths: dict[str, Path] = {}
     for number, controllers, name in (line.split(":", 2) for line in cgroups if line):
@@ -194,19 +192,19 @@ def _iter_cgroup_limits(proc: Path) -> Iterator[int | None]:
             continue
         root, top, path = Path(mount[3]), Path(mount[4]), paths[kind]
         relative = path.relative_to(root) if path.is_relative_to(root) else Path()
-        folders = [top / relative, *(top / each for each in relative.parents)]
-        found = [_read_limit(folder, _LIMIT_FILES[kind]) for folder in dict.fromkeys(folders)]
-        if any(limit is not None for limit in found):
-            yield from found
+        folders = [top / relative, *(top / parent for parent in relative.parents)]
+        limits = [_read_limit(folder, _LIMIT_FILES[kind]) for folder in dict.fromkeys(folders)]
+        if any(limit is not None for limit in limits):
+            yield from limits
             return
 
 
 def _read_limit(folder: Path, names: tuple[str, ...]) -> int | None:
-    found = []
+    limits = []
     for name in names:
-        with suppress(OSError, ValueError):  # it is not there, or it is "max"
-            found.append(int((folder / name).read_text()))
-    return min((limit for limit in found if limit < _NO_LIMIT), default=None)
+        with suppress(OSError, ValueError):  # the file is missing, or holds "max"
+            limits.append(int((folder / name).read_text()))
+    return min((limit for limit in limits if limit < _NO_LIMIT), default=None)
 
 
 def _read_machine_memory() -> int | None:

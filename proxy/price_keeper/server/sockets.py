@@ -1,8 +1,8 @@
-"""Sockets: binding the listening ones, and what asyncio does not offer for connected ones.
+"""Bind listening sockets, and what asyncio does not offer for connected sockets.
 
-All addresses of a host are bound to the same port before anybody listens. Workers share a port by SO_REUSEPORT: the
-kernel gives each connection to one of them. `WriteStallDetector` finds clients that stopped reading, and
-`reset_connection` ends a connection so that its response cannot be mistaken for a complete one.
+`bind_sockets` binds all addresses of a host to the same port before any of them listens. Workers share a port by
+SO_REUSEPORT: the kernel gives each connection to one of them. `WriteStallDetector` finds clients that stopped reading,
+and `reset_connection` ends a connection so that no client mistakes a partial response for a complete one.
 """
 
 from __future__ import annotations
@@ -23,14 +23,16 @@ from typing import Any
 from price_keeper.auth.throttles import network_of
 from price_keeper.errors import ListenFailed
 
-BACKLOG = 1024  # connections the kernel holds for us while the loop is busy
-MAX_BIND_ATTEMPTS = 20  # of free ports, until one is free at every address of the host
+BACKLOG = 1024  # connections that the kernel queues while the event loop is busy
+MAX_BIND_ATTEMPTS = 20  # free ports to try until one is free at every address of the host
 
 _Address = tuple[socket.AddressFamily, tuple[Any, ...]]
 
 
 async def bind_sockets(host: str, port: int, *, is_shared: bool = False) -> list[socket.socket]:
-    """One for each of the host's addresses; port 0 is one free port, the same at all of them. Raises ListenFailed."""
+    """Bind one socket for each address of the host. Port 0 picks a free port, the same at every address.
+
+    Raises ListenFailed."""
     with _describe_bind_errors(host, port):
         resolved = await asyncio.get_running_loop().getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -39,17 +41,17 @@ async def bind_sockets(host: str, port: int, *, is_shared: bool = False) -> list
 
 
 def reserve_port(host: str, port: int) -> list[socket.socket]:
-    """A port that nobody has, for processes that are to share it: nobody listens on these. Raises ListenFailed.
+    """Bind, without listening, a port that is free, for worker processes that will share it. Raises ListenFailed.
 
-    Any process of this user may share a port that is shared, and would take its connections unseen. So it is taken
-    for a moment without sharing, which fails if anybody listens.
+    Any process of this user could join a port that is open to sharing and silently receive a part of its connections.
+    So the port is first bound for a moment without SO_REUSEPORT, which fails if another process has it.
     """
     with _describe_bind_errors(host, port):
         addresses = _addresses(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE))
         exclusive = _bind_all(addresses, port, is_shared=False)
         port = exclusive[0].getsockname()[1]
-        for each in exclusive:
-            each.close()
+        for bound_socket in exclusive:
+            bound_socket.close()
         return _bind_all(addresses, port, is_shared=True)
 
 
@@ -59,13 +61,13 @@ def _describe_bind_errors(host: str, port: int) -> Iterator[None]:
     try:
         yield
     except OSError as failure:
-        number = failure.errno or 0  # below 0 it is the resolver's, whose own words say more
+        number = failure.errno or 0  # a negative number is the resolver's, whose own text says more
         reason = os.strerror(number) if number > 0 else str(failure.strerror)
         raise ListenFailed(f"cannot listen on {shown}: {reason}") from None
 
 
-def _addresses(found: list[Any]) -> list[_Address]:
-    return [(family, address) for family, _, _, _, address in found]
+def _addresses(resolved: list[Any]) -> list[_Address]:
+    return [(family, address) for family, _, _, _, address in resolved]
 
 
 def _bind_all(addresses: list[_Address], port: int, *, is_shared: bool) -> list[socket.socket]:
@@ -75,7 +77,7 @@ def _bind_all(addresses: list[_Address], port: int, *, is_shared: bool) -> list[
         except OSError as failure:
             if port or failure.errno != errno.EADDRINUSE or not attempts_left:
                 raise
-    raise AssertionError("the last try returns or raises")
+    raise AssertionError("unreachable: the last attempt returns or raises")
 
 
 def _bind_same_port(addresses: Iterable[_Address], port: int, *, is_shared: bool) -> list[socket.socket]:
@@ -86,15 +88,15 @@ def _bind_same_port(addresses: Iterable[_Address], port: int, *, is_shared: bool
             try:
                 sockets.append(_bind_socket(family, (address[0], port, *address[2:]), is_shared=is_shared))
             except OSError as failure:
-                # A host's name may have an address of a kind that this machine has switched off.
+                # A host name may have an address of a family that this machine has disabled, such as IPv6.
                 if failure.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
                     raise
                 unavailable = failure
             else:
                 port = sockets[0].getsockname()[1]
     except OSError:
-        for each in sockets:
-            each.close()
+        for bound_socket in sockets:
+            bound_socket.close()
         raise
     if not sockets and unavailable is not None:
         raise unavailable
@@ -105,7 +107,7 @@ def _bind_socket(family: socket.AddressFamily, address: tuple[Any, ...], *, is_s
     bound_socket = socket.socket(family, socket.SOCK_STREAM)
     try:
         bound_socket.setblocking(False)
-        if os.name == "posix":  # elsewhere it would let two processes have one port
+        if os.name == "posix":  # on Windows this option would let two processes bind the same port
             bound_socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if is_shared:
             bound_socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
@@ -120,23 +122,24 @@ def _bind_socket(family: socket.AddressFamily, address: tuple[Any, ...], *, is_s
 
 @lru_cache(1024)  # nearly all connections come from a few addresses
 def find_remote_network(address: str) -> Hashable | None:
-    """What one sender that is not on this machine can be held to; None for one that is."""
+    """The network by which connections of a remote sender are limited; None for a sender on this machine."""
     try:
-        found = ip_address(address)
+        parsed = ip_address(address)
     except ValueError:
         return None
-    mapped = found.ipv4_mapped if isinstance(found, IPv6Address) else None
-    return None if (mapped or found).is_loopback else network_of(address)
+    mapped = parsed.ipv4_mapped if isinstance(parsed, IPv6Address) else None
+    return None if (mapped or parsed).is_loopback else network_of(address)
 
 
 def get_peer_address(transport: asyncio.BaseTransport) -> str:
-    """The address at the other end; a socket in the file system has none."""
+    """The IP address of the client; empty for a Unix socket."""
     name = transport.get_extra_info("peername")
     return str(name[0]) if isinstance(name, tuple) else ""
 
 
 class WriteStallDetector:
-    """A wait for one client to take what was written to it; looked at every second or so."""
+    """Measures for how long a client has read nothing of what was written to it. Its owner polls it about once a
+    second while writing is paused."""
 
     __slots__ = ("_progress_at", "_transport", "_unsent_bytes")
 
@@ -146,7 +149,7 @@ class WriteStallDetector:
         self._unsent_bytes = _count_unsent_bytes(transport)
 
     def measure_stall(self, now: float) -> float:
-        """For how long the client has taken nothing at all."""
+        """Seconds since the client last read anything, as far as earlier calls could see."""
         unsent = _count_unsent_bytes(self._transport)
         if unsent < self._unsent_bytes:
             self._progress_at = now
@@ -155,22 +158,24 @@ class WriteStallDetector:
 
 
 def _count_unsent_bytes(transport: asyncio.Transport) -> int:
-    """In our buffer and in the kernel's, which on this machine may hold megabytes and moves them in large steps."""
+    """Bytes in the transport's buffer and in the kernel's send buffer. The latter may hold megabytes on a loopback
+    connection and drains in large steps, so the transport's buffer alone would look stalled."""
     kernel_bytes = 0
     connected_socket = transport.get_extra_info("socket")
     if connected_socket is not None:
-        with suppress(OSError, ValueError):  # it is closed, or this system does not tell
+        with suppress(OSError, ValueError):  # the socket is closed, or this system does not report the number
             (kernel_bytes,) = struct.unpack("i", fcntl.ioctl(connected_socket.fileno(), termios.TIOCOUTQ, b"\0" * 4))
     return transport.get_write_buffer_size() + kernel_bytes
 
 
-_NO_LINGER = struct.pack("ii", 1, 0)  # close at once, with a reset
+_NO_LINGER = struct.pack("ii", 1, 0)  # SO_LINGER of 0 seconds: closing sends a reset
 
 
 def reset_connection(transport: asyncio.Transport) -> None:
-    """A body that ends with its connection would look whole after an orderly close, as `abort` alone makes."""
+    """Close the connection with a TCP reset. After the orderly close that `abort` makes, a client would take a body
+    that is delimited by the end of the connection for complete."""
     connected_socket = transport.get_extra_info("socket")
     if connected_socket is not None:
-        with suppress(OSError):  # it is closed already
+        with suppress(OSError):  # the socket is closed already
             connected_socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
     transport.abort()

@@ -1,4 +1,7 @@
-"""TLS of the data port: the operator's certificate, or a local certificate authority for development."""
+"""TLS of the data port: the operator's certificate, or certificates of a local authority for development.
+
+`create_server_context` loads the operator's files; `ensure_local_certificates` creates those of the `dev` command.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,10 @@ LOCAL_ADDRESSES = ("127.0.0.1", "::1")
 
 
 def create_server_context(certificate: Path, key: Path) -> ssl.SSLContext:
-    """Raises ConfigError that names the file which cannot be used."""
+    """The TLS context of the data port: TLS 1.2 or later, with ALPN for HTTP/2 and HTTP/1.1.
+
+    Raises a ConfigError that names the file that cannot be used.
+    """
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["h2", "http/1.1"])
@@ -35,22 +41,25 @@ def create_server_context(certificate: Path, key: Path) -> ssl.SSLContext:
         context.load_cert_chain(certificate, key, password=_refuse_passphrase)
     except (ssl.SSLError, ValueError):
         raise ConfigError(
-            [f"listen.tls: {certificate} and {key} are no certificate and its key, in PEM form without a passphrase"]
+            [f"listen.tls: {certificate} and {key} must be a certificate and its key, in PEM without passphrase"]
         ) from None
     return context
 
 
 def _refuse_passphrase() -> str:
-    raise ValueError("a key without a passphrase is needed")  # instead of asking at the terminal
+    raise ValueError("a key without a passphrase is needed")  # without this, OpenSSL would ask at the terminal
 
 
 def ensure_local_certificates(folder: Path, now: float) -> tuple[Path, Path, Path]:
-    """The authority's certificate, and a certificate for this machine with its key; made anew before they expire."""
+    """Paths of the authority's certificate, this machine's certificate and its key.
+
+    Creates all three if any is missing or the certificate expires within RENEWAL_MARGIN.
+    """
     authority, certificate, key = folder / "ca.pem", folder / "server.pem", folder / "server.key"
     if not _is_valid(certificate, authority, key, now):
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         issued_at = datetime.fromtimestamp(now, UTC)
-        # The authority's own key is thrown away, so that nobody can ever sign anything else with it.
+        # The authority's key is never written to disk, so nothing else can ever be signed with it.
         signing_key, server_key = generate_private_key(SECP256R1()), generate_private_key(SECP256R1())
         authority_certificate = _issue_certificate(
             "Bedrock Price Keeper, local authority", signing_key, signing_key, issued_at, is_authority=True
@@ -67,8 +76,8 @@ def ensure_local_certificates(folder: Path, now: float) -> tuple[Path, Path, Pat
 def _is_valid(certificate: Path, authority: Path, key: Path, now: float) -> bool:
     if not (certificate.exists() and authority.exists() and key.exists()):
         return False
-    found = x509.load_pem_x509_certificate(certificate.read_bytes())
-    return found.not_valid_after_utc - RENEWAL_MARGIN > datetime.fromtimestamp(now, UTC)
+    loaded = x509.load_pem_x509_certificate(certificate.read_bytes())
+    return loaded.not_valid_after_utc - RENEWAL_MARGIN > datetime.fromtimestamp(now, UTC)
 
 
 def _issue_certificate(

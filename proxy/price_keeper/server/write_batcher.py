@@ -1,7 +1,7 @@
-"""Joins short writes of one turn of the event loop.
+"""Batch short writes within one iteration of the event loop.
 
-Waking the reader of a socket costs more than the write itself. Under load, writes wait for a few others, but never
-beyond the current turn of the loop.
+Waking the reader of a socket costs more than the write itself. Under load, writes are delayed until a few others have
+joined them, but never beyond the current loop iteration.
 """
 
 from __future__ import annotations
@@ -10,23 +10,26 @@ import asyncio
 from collections.abc import Callable
 from typing import TypeAlias
 
-MAX_BATCH_WRITES = 32  # messages: with more the first ones would wait longer than the others gain
-MAX_BATCH_BYTES = 256 * 1024  # else one who sends much ahead and reads nothing is found out too late
-BATCHING_THRESHOLD = 4  # requests under way, before which nothing waits
+MAX_BATCH_WRITES = 32  # in a larger batch the first writes would wait longer than the others gain
+MAX_BATCH_BYTES = 256 * 1024  # more would hide for too long that a pipelining client reads nothing
+BATCHING_THRESHOLD = 4  # active requests; with fewer, every write goes out at once
 
 Write: TypeAlias = Callable[[bytes], None]
 
 
 class WriteBatcher:
+    """Delays writes while `is_busy`, in order, until the end of the loop iteration at the latest."""
+
     def __init__(self) -> None:
-        self.is_busy = False  # as its owner says
+        self.is_busy = False  # set by the listener: enough requests are active that batching pays
         self._pending: list[tuple[Write, bytes]] = []
         self._pending_bytes = 0
         self._is_flush_due = False
         self._loop = asyncio.get_running_loop()
 
     def write(self, write: Write, data: bytes) -> None:
-        """Everything else that is to be written to the same place, or is done to it, comes after a `flush`."""
+        """Call `write(data)` now or later in this loop iteration. The caller must `flush` before it writes to the
+        same transport in any other way, or closes it, or the order of bytes changes."""
         pending = self._pending
         if not self.is_busy and not pending:
             write(data)
@@ -46,7 +49,7 @@ class WriteBatcher:
         for write, data in pending:
             try:
                 write(data)
-            except Exception:  # noqa: S112 - whoever is gone hears nothing, and the others are not to suffer
+            except Exception:  # noqa: S112 - a client that has disconnected must not cost the others their data
                 continue
 
     def _flush_at_turn_end(self) -> None:
