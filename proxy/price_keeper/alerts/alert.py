@@ -1,4 +1,4 @@
-"""An alert as a value: which thresholds of a quota are crossed, and what an alert says. Pure.
+"""An alert as a value, and which thresholds of a quota are crossed. Pure.
 
 An alert has three forms: the marker in the store, the file on disk, and the body that the webhook receives.
 Thresholds are exact to the pico-dollar.
@@ -17,13 +17,13 @@ from price_keeper.domain import PICO_PER_MICRO, Scope
 from price_keeper.stores import schema
 from price_keeper.stores.contract import EXPIRY_ATTRIBUTE, Item, Key
 
-MARKER_SECONDS = 7 * 86_400  # after the end of the period; longer than anybody tries to deliver an alert
+MARKER_SECONDS = 7 * 86_400  # TTL of a marker after the end of its period; longer than delivery is attempted
 MARKER_OWNER = "alert"
 
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """Times are whole epoch seconds."""
+    """One crossed threshold of one quota in one period. Times are whole epoch seconds."""
 
     id: str
     scope: Scope
@@ -37,7 +37,7 @@ class Alert:
 
     @property
     def marker_key(self) -> Key:
-        """Of the marker: the same for all who would tell the same."""
+        """Key of the marker in the store: the same in all processes that see the same threshold crossed."""
         return schema.alert_marker_key(self.scope, self.label, self.period, self.threshold_pct)
 
     @property
@@ -50,20 +50,21 @@ class Alert:
 
     @property
     def file_stem(self) -> str:
-        """Of its file; the oldest sorts first."""
+        """Name of its file without the suffix. Sorting the names gives the oldest first."""
         return f"{self.raised_at:012}-{self.id}"
 
     def is_marker_expired(self, now: float) -> bool:
-        """Whether its marker may be gone, so that nothing says any more who told it."""
+        """Whether its marker may have expired, so that the store no longer shows which process raised it."""
         return now >= self.ends_at + MARKER_SECONDS
 
     def content(self) -> bytes:
-        """All of it, for the disk."""
-        return orjson.dumps({each.name: getattr(self, each.name) for each in fields(self)} | {"scope": self.scope.key})
+        """The content of its file."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return orjson.dumps(values | {"scope": self.scope.key})
 
     @classmethod
     def from_content(cls, content: bytes) -> Alert:
-        """Raises ValueError for what is no alert."""
+        """Parses the content of a file. Raises ValueError if it is no alert."""
         try:
             values: dict[str, Any] = orjson.loads(content)
             alert = cls(**values | {"scope": Scope.from_key(values["scope"])})
@@ -73,7 +74,7 @@ class Alert:
         return alert
 
     def body(self) -> bytes:
-        """For the receiver."""
+        """The body of the webhook request."""
         return orjson.dumps(
             {
                 "id": self.id,
@@ -91,7 +92,7 @@ class Alert:
         )
 
     def __str__(self) -> str:
-        """Its line in the log."""
+        """The fields of the alert for a log line."""
         return (
             f"scope={self.scope.key} label={self.label} period={self.period} threshold_pct={self.threshold_pct} "
             f"spent_usd_micros={_micros(self.spent_pico)} quota_usd_micros={_micros(self.quota_pico)} "
@@ -100,7 +101,7 @@ class Alert:
 
 
 def _micros(pico: int) -> int:
-    """Whole, as everywhere where money is shown."""
+    """Rounded to whole micro-dollars, as in all output."""
     return (pico + PICO_PER_MICRO // 2) // PICO_PER_MICRO
 
 
@@ -109,7 +110,7 @@ def _iso(epoch: int) -> str:
 
 
 def crossed_thresholds(spent_pico: int, quota_pico: int, thresholds: Iterable[int]) -> tuple[int, ...]:
-    """The percentages that are reached, from the lowest up. Of a quota of nothing all of it is spent: 100 percent."""
+    """The thresholds in percent that are reached, lowest first. A quota of 0 counts as 100 percent spent."""
     return tuple(pct for pct in sorted(set(thresholds)) if _is_reached(spent_pico, quota_pico, pct))
 
 
@@ -125,5 +126,5 @@ def _is_reached(spent_pico: int, quota_pico: int, pct: int) -> bool:
 
 
 def _threshold_pico(quota_pico: int, pct: int) -> int:
-    """The least whole number of pico-dollars that is this share or more."""
+    """The threshold in pico-dollars, rounded up."""
     return -(-pct * quota_pico // 100)

@@ -27,6 +27,8 @@ _log = logging.getLogger("price_keeper.alerts")
 
 
 class AlertDeliveries:
+    """The deliveries of this process: its outbox, its tasks, and the counts of delivered, failed and abandoned ones."""
+
     def __init__(
         self,
         outbox: AlertOutbox,
@@ -52,33 +54,37 @@ class AlertDeliveries:
         return len(self._outbox.names | self._in_flight)
 
     async def persist(self, alert: Alert) -> None:
-        """Before anybody is told. An alert that the disk does not take is better told than withheld."""
+        """Writes the alert to disk before it is raised. If that fails, the alert is still delivered, from memory."""
         try:
             await self._outbox.persist(alert)
         except OSError as failure:
-            _log.error("alert %s is not on the disk, and is lost if the process dies: %s", alert.id, failure.strerror)
+            _log.error(
+                "alert %s cannot be written to disk (%s); it is delivered, but lost if the process dies",
+                alert.id,
+                failure.strerror,
+            )
 
     def discard(self, alert: Alert) -> None:
-        """It is not ours to deliver."""
+        """Removes an alert that another process delivers."""
         self._outbox.remove(alert)
 
     def accept(self, alert: Alert) -> None:
-        """It is ours. What does not fit, or comes while the process stops, stays on the disk."""
+        """Starts to deliver the alert. If too many are in flight, or the process stops, the alert stays on disk."""
         if len(self._in_flight) < self._max_in_flight and self._try_start(alert):
             self._in_flight.add(alert.file_stem)
         elif alert.file_stem not in self._outbox.names:
             self.abandoned += 1
-            _log.error("alert %s is not delivered: too many wait, and it is not on the disk", alert.id)
+            _log.error("alert %s is dropped: too many are waiting, and it could not be written to disk", alert.id)
 
     def add_orphans(self, names: set[str]) -> None:
         self._outbox.names |= names
 
     def is_undelivered(self, alert: Alert) -> bool:
-        """Whether it is on the disk and nobody delivers it."""
+        """Whether it is on disk and has no delivery in flight."""
         return alert.file_stem in self._outbox.names and alert.file_stem not in self._in_flight
 
     async def read_undelivered(self) -> list[Alert]:
-        """The oldest that are left, as many as there is room for."""
+        """The oldest undelivered alerts, as many as may be in flight."""
         room = self._max_in_flight - len(self._in_flight)
         names = sorted(self._outbox.names - self._in_flight)[:room]
         read_alerts = [await self._outbox.read(name) for name in names]
@@ -92,7 +98,7 @@ class AlertDeliveries:
         return True
 
     async def _deliver(self, alert: Alert) -> None:
-        """At least one attempt, however old the alert is: perhaps nobody was there to make one."""
+        """Makes at least one attempt, however old the alert is, because no process may have run until now."""
         age = max(self._clock.now() - alert.raised_at, 0)  # the wall clock may have been set back
         deadline = self._clock.monotonic() + GIVE_UP_SECONDS - age
         pause, is_first = FIRST_RETRY_SECONDS, True
@@ -113,9 +119,9 @@ class AlertDeliveries:
             self.delivered += 1
         else:
             self.abandoned += 1
-            _log.error("alert %s is not delivered to %s: %s", alert.id, self._webhook.host_and_port, response)
+            _log.error("alert %s abandoned; webhook %s: %s", alert.id, self._webhook.host_and_port, response)
 
     def _note_failure(self, alert: Alert, response: WebhookResponse, is_first: bool) -> None:
         self.failed += 1
         if is_first:
-            _log.warning("alert %s is to be sent to %s again: %s", alert.id, self._webhook.host_and_port, response)
+            _log.warning("alert %s will be retried; webhook %s: %s", alert.id, self._webhook.host_and_port, response)

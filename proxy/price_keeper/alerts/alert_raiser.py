@@ -23,9 +23,9 @@ from price_keeper.stores import schema
 from price_keeper.stores.contract import Key, Put, Store, missing_or_expired
 from price_keeper.tasks import Tasks
 
-SETTLE_SECONDS = 60.0  # how often what is left is looked at
-MAX_SETTLED = 10_000  # alerts of which nobody is asked again
-MAX_IN_DOUBT = 1000
+SETTLE_SECONDS = 60.0  # between attempts to settle unfinished alerts
+MAX_SETTLED = 10_000  # alerts remembered as settled, so that the store is not asked about them again
+MAX_IN_DOUBT = 1000  # alerts remembered whose claim has no known result
 
 V = TypeVar("V")
 
@@ -33,13 +33,16 @@ _log = logging.getLogger("price_keeper.alerts")
 
 
 class ClaimResult(Enum):
+    """Whether an alert's marker is now this alert's (WON), was already (WON_BEFORE), or is another alert's (LOST)."""
+
     WON = "won"
     WON_BEFORE = "won before"
     LOST = "lost"
 
 
 async def claim_alert(store: Store, alert: Alert, now: float) -> ClaimResult:
-    """Of any number of alerts that tell the same one wins, and goes on winning. Raises StoreError."""
+    """Write the alert's marker unless another alert's marker is there. Of several alerts for the same threshold exactly
+    one wins, and claiming again for it returns WON_BEFORE. Raises StoreError."""
     try:
         await store.put(Put(alert.marker_key, alert.marker, missing_or_expired(now)))
     except ConditionFailed as failure:
@@ -49,7 +52,8 @@ async def claim_alert(store: Store, alert: Alert, now: float) -> ClaimResult:
 
 
 class AlertRaiser:
-    """Without `deliveries` alerts are logged and counted alone. `raised` counts by threshold."""
+    """Raises each alert once in the fleet, then logs, counts and delivers it. Without `deliveries` alerts are only
+    logged and counted. `raised` counts by threshold."""
 
     def __init__(
         self,
@@ -65,7 +69,7 @@ class AlertRaiser:
         self._new_id = new_id
         self._claiming: set[Key] = set()
         self._settled: dict[Key, None] = {}
-        self._in_doubt: dict[Key, Alert] = {}  # whose marker may be in the store, or not
+        self._in_doubt: dict[Key, Alert] = {}  # alerts whose marker may or may not have been written
         self._is_store_away = False
         self.raised: Counter[int] = Counter()
 
@@ -74,18 +78,19 @@ class AlertRaiser:
         return self._deliveries
 
     def add_orphans(self, names: set[str]) -> None:
-        """More that were left over are on the disk now."""
+        """Adds alerts from the journals of workers that no longer exist; their files are now in this outbox."""
         if self._deliveries is not None:
             self._deliveries.add_orphans(names)
 
     def start(self, tasks: Tasks) -> None:
-        tasks.start("alerts left over", self._run)
+        tasks.start("unfinished alerts", self._run)
 
     async def raise_alert(
         self, scope: Scope, label: str, span: PeriodSpan, pct: int, spent_pico: int, quota_pico: int
     ) -> bool:
-        """Whether this call raised the alert. Asked again it costs nothing once anybody is known to have raised it;
-        while the store is away it is tried again in the background, and whenever somebody asks."""
+        """Raises the alert unless it has been raised, and returns whether this process raised it. Idempotent, and free
+        once the alert is known to be raised. If the store is unreachable, this process retries in the background and on
+        each further call."""
         key = schema.alert_marker_key(scope, label, span.key, pct)
         if key in self._settled or key in self._claiming:
             return False
@@ -101,7 +106,7 @@ class AlertRaiser:
             return False
 
     async def settle_unfinished(self) -> None:
-        """Once over what is in doubt, and what is on the disk and nobody delivers."""
+        """Tries once to settle each alert that is in doubt, or on disk without a delivery in flight."""
         try:
             for alert in await self._list_unfinished():
                 if alert.marker_key not in self._claiming and self._is_unfinished(alert):
@@ -119,14 +124,14 @@ class AlertRaiser:
         return [*self._in_doubt.values(), *on_disk]
 
     def _is_unfinished(self, alert: Alert) -> bool:
-        """Others may have settled or delivered it since the list was made."""
+        """Whether it still needs settling; another task may have done so since the list was made."""
         return self._in_doubt.get(alert.marker_key) == alert or (
             self._deliveries is not None and self._deliveries.is_undelivered(alert)
         )
 
     async def _settle(self, alert: Alert) -> ClaimResult:
-        """Nobody else asks for the same meanwhile. From the store's answer on, nothing waits: it is all done, or the
-        process is dead."""
+        """Claims the alert, then raises, counts and delivers it. `_claiming` keeps other tasks from the same claim.
+        After the store's response nothing is awaited, so these steps happen together unless the process dies."""
         key = alert.marker_key
         self._claiming.add(key)
         try:
@@ -134,7 +139,7 @@ class AlertRaiser:
         finally:
             self._claiming.discard(key)
         self._is_store_away = False
-        is_own = self._in_doubt.get(key) == alert  # begun by this process, which has told nobody yet
+        is_own = self._in_doubt.get(key) == alert  # created by this process, which has not raised it yet
         if is_own:
             del self._in_doubt[key]
         _put_bounded(self._settled, key, None, MAX_SETTLED)
@@ -148,7 +153,7 @@ class AlertRaiser:
 
     async def _claim(self, alert: Alert) -> ClaimResult:
         if alert.is_marker_expired(self._clock.now()):
-            return ClaimResult.LOST  # its marker may be gone, so nothing tells any more whose it was
+            return ClaimResult.LOST  # its marker may have expired, so it is unknown whether it was raised
         if self._deliveries is not None:
             await self._deliveries.persist(alert)
         return await claim_alert(self._store, alert, self._clock.now())
@@ -163,7 +168,7 @@ class AlertRaiser:
 
     def _note_store_failure(self, failure: StoreError) -> None:
         if not self._is_store_away:
-            _log.warning("alerts wait for the store: %s", failure)
+            _log.warning("alerts cannot be raised: store error (%s); retried every %g s", failure, SETTLE_SECONDS)
         self._is_store_away = True
 
 

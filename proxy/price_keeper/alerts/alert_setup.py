@@ -30,7 +30,7 @@ MIN_WEBHOOK_SECRET_BYTES = 16  # bytes
 async def open_alerts(
     config: Config, environ: Mapping[str, str], store: Store, clock: Clock, tasks: Tasks
 ) -> AsyncIterator[AlertRaiser]:
-    """The journal's folder is locked by whoever asks. Raises ConfigError."""
+    """Open the alerts of a process. The caller must hold the lock of the journal's folder. Raises ConfigError."""
     webhook_config = config.alerts.webhook
     if webhook_config is None:
         yield _start(AlertRaiser(store, clock), tasks)
@@ -41,7 +41,7 @@ async def open_alerts(
     try:
         yield _start(AlertRaiser(store, clock, AlertDeliveries(outbox, webhook, clock, tasks)), tasks)
     finally:
-        await tasks.stop()  # those that use the webhook; what they leave is on the disk
+        await tasks.stop()  # deliveries use the webhook; undelivered alerts stay on disk
         await webhook.close()
 
 
@@ -51,13 +51,14 @@ def _start(alerts: AlertRaiser, tasks: Tasks) -> AlertRaiser:
 
 
 def load_checked_secret(webhook: WebhookConfig, environ: Mapping[str, str]) -> bytes:
-    """The secret of a webhook that can be used. Raises ConfigError, for `check-config` and a start alike."""
+    """Check the webhook's address and load its secret, for `check-config` and for a start. Raises ConfigError."""
     require_public_host(webhook.url)
     return load_secret(webhook, environ)
 
 
 def require_public_host(url: str) -> None:
-    """What a name resolves to is seen when it is called; a literal address can be told at once."""
+    """Reject a URL with a literal address that is not public. What a name resolves to is checked at each request.
+    Raises ConfigError."""
     host = URL(url, encoded=True).host or ""
     try:
         ip_address(host)
@@ -68,7 +69,7 @@ def require_public_host(url: str) -> None:
 
 
 def load_secret(webhook: WebhookConfig, environ: Mapping[str, str]) -> bytes:
-    """Raises ConfigError, which never shows it."""
+    """Load the secret that signs webhook requests. Raises a ConfigError, which never contains the secret."""
     if webhook.secret_file is not None:
         try:
             secret = Path(webhook.secret_file).read_bytes().strip()

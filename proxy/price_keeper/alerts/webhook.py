@@ -28,8 +28,8 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 from aiohttp.resolver import ThreadedResolver
 from yarl import URL
 
-RESPONSE_TIMEOUT_SECONDS = 10.0  # from looking up the name to the head of the answer
-READ_BUFFER_BYTES = 4096  # of an answer, at a time: its body is of no interest
+RESPONSE_TIMEOUT_SECONDS = 10.0  # from the DNS lookup to the head of the response
+READ_BUFFER_BYTES = 4096  # read at a time; the body of a response is ignored
 
 _USER_AGENT = "bedrock-price-keeper"
 
@@ -66,7 +66,7 @@ _6TO4 = IPv6Network("2002::/16")
 
 
 def is_public_address(address: str) -> bool:
-    """What is no address is not public."""
+    """Whether this is the address of a public host. Anything that is no IP address is not."""
     try:
         parsed = ip_address(address)
     except ValueError:
@@ -86,19 +86,19 @@ def _is_public_v4(address: IPv4Address) -> bool:
 
 
 def _extract_ipv4(address: IPv6Address) -> IPv4Address | None:
-    """Where packets to the address really go, if it only wraps an older one."""
+    """The IPv4 address to which packets really go, if the IPv6 address only embeds one; otherwise None."""
     if address in _IPV4_MAPPED or address in _NAT64:
         return IPv4Address(int(address) & 0xFFFFFFFF)
     return IPv4Address(int(address) >> 80 & 0xFFFFFFFF) if address in _6TO4 else None
 
 
 class ForbiddenAddress(OSError):
-    """An OSError, as that is what aiohttp expects of resolvers and sockets."""
+    """The webhook's address is not public. An OSError, because aiohttp expects that of resolvers and sockets."""
 
 
 @dataclass(frozen=True, slots=True)
 class WebhookResponse:
-    """Without a status there was none, and `trouble` says why."""
+    """The result of one request. `status` is None if there was no response, and `error` then says why."""
 
     status: int | None
     error: str = ""
@@ -109,15 +109,16 @@ class WebhookResponse:
 
     @property
     def is_rejected(self) -> bool:
-        """The receiver does not want it, and never will."""
+        """Whether the receiver rejected the request for good, so that a retry would not help."""
         return self.status is not None and 400 <= self.status < 500 and self.status not in (408, 429)
 
     def __str__(self) -> str:
-        return self.error or f"it answered {self.status}"
+        return self.error or f"response status {self.status}"
 
 
 class WebhookSender:
-    """`place` is what may be told of the URL: who knows its path or query may often send in our name."""
+    """Sends signed requests to the operator's webhook. Only `host_and_port` may be logged: the path or query of a
+    webhook URL often authorizes whoever knows it to send."""
 
     def __init__(
         self,
@@ -143,7 +144,7 @@ class WebhookSender:
         self._session: ClientSession | None = None
 
     async def send(self, delivery_id: str, body: bytes) -> WebhookResponse:
-        """Never raises, so that no traceback can show the URL."""
+        """Sends one request. Never raises, so that no traceback can contain the URL."""
         headers = self._build_headers(delivery_id, body)
         try:
             async with asyncio.timeout(self._timeout_seconds):
@@ -177,16 +178,16 @@ class WebhookSender:
                 resolver=AllowedAddressResolver(self._is_allowed, self._resolver or ThreadedResolver()),
                 socket_factory=self._create_socket,
                 use_dns_cache=False,
-                force_close=True,  # alerts are few, and each connection is looked at
+                force_close=True,  # alerts are few, and the address of each connection is checked
                 ssl=self._tls if self._tls is not None else True,
             )
             self._session = ClientSession(
                 connector=connector,
                 cookie_jar=DummyCookieJar(),
-                timeout=ClientTimeout(total=None),  # it is ours that counts
+                timeout=ClientTimeout(total=None),  # `send` has its own timeout
                 auto_decompress=False,
                 read_bufsize=READ_BUFFER_BYTES,
-                trust_env=False,  # a proxy would connect to what is not looked at
+                trust_env=False,  # a proxy would connect to an address that is not checked
             )
         return self._session
 
@@ -197,7 +198,7 @@ class WebhookSender:
 
 
 class AllowedAddressResolver(AbstractResolver):
-    """A name that resolves to one address it may not have is not believed in the others either."""
+    """Resolves a name only if all of its addresses are allowed; otherwise raises ForbiddenAddress."""
 
     def __init__(self, is_allowed: IsAllowed, resolver: AbstractResolver) -> None:
         self._is_allowed = is_allowed
@@ -225,7 +226,7 @@ def compute_signature(secret: bytes, timestamp: str, body: bytes) -> str:
 
 
 def _describe_error(error: Exception) -> str:
-    """In words without the URL, which aiohttp's own often name."""
+    """A description without the URL, which aiohttp's own messages often contain."""
     if isinstance(error, ClientConnectorCertificateError):
         return "its certificate is not trusted"
     if isinstance(error, ClientConnectorError):
