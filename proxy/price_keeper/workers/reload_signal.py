@@ -1,6 +1,6 @@
-"""SIGHUP before the event loop runs: remembered, so that the configuration is read again once the process has started.
+"""Remembers a SIGHUP that arrives before the event loop runs, so that the process reloads once it has started.
 
-Imports nothing but `signal`: the command line loads it first.
+Imports only `signal`, because the command line loads it before everything else.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ _is_reload_requested = False
 
 
 def record_reload_signals() -> None:
-    """From now on none ends the process, as it would by default."""
+    """Remember SIGHUP from now on. By default it would end the process."""
     signal.signal(signal.SIGHUP, _on_sighup)
 
 
@@ -21,12 +21,12 @@ def _on_sighup(*_: object) -> None:
 
 
 def ignore_reload_signals() -> None:
-    """At the very end, when there is no loop any more to heed them."""
+    """Ignore SIGHUP at the end of the process, when the event loop that handled it has stopped."""
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
 
 def take_reload_request() -> bool:
-    """Whether one came since the last time that this was asked."""
+    """Whether SIGHUP arrived since the last call; clears the request."""
     global _is_reload_requested
     was_requested, _is_reload_requested = _is_reload_requested, False
     return was_requested

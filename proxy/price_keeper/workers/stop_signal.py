@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT: they cancel a process that is starting, and drain one that runs."""
+"""SIGTERM and SIGINT: they cancel the startup of a process, and make a running one drain."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ _log = logging.getLogger("price_keeper.app")
 
 
 class StopSignal:
-    """SIGTERM and SIGINT: they break off what goes on inside `breaks_off_the_start`, until somebody waits for them.
-    So does the end of `lifeline`, a pipe that somebody holds for as long as this process is wanted."""
+    """Handles SIGTERM and SIGINT. Within `interrupt_startup` they cancel what runs there; from `wait` on they only end
+    that wait. The end of `lifeline`, a pipe whose other end the supervisor keeps open, has the same effect."""
 
     def __init__(self, lifeline: int | None = None) -> None:
         self._requested = asyncio.Event()
@@ -32,7 +32,7 @@ class StopSignal:
                 try:
                     yield
                 finally:
-                    self._startup_timeout = None  # what is over cannot be broken off any more
+                    self._startup_timeout = None  # nothing is left to cancel
         except TimeoutError:
             if not startup.expired():
                 raise
@@ -43,7 +43,7 @@ class StopSignal:
 
     def _on_lifeline_closed(self, lifeline: int) -> None:
         asyncio.get_running_loop().remove_reader(lifeline)
-        _log.error("the supervisor of the workers is gone, so this one ends")
+        _log.error("the supervisor has died; this worker drains and ends")
         self._on_stop()
 
     def _on_stop(self) -> None:

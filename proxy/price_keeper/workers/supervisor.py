@@ -1,8 +1,9 @@
 """Start the workers of one data port, restart those that die, and end when all have ended. START HERE.
 
-The supervisor has no event loop and no second thread, so it can fork, and workers share the memory it has filled.
-It handles no calls and opens no store or journal, so it survives what kills a worker. Each worker sends one report
-through a pipe: that it has started, or why it could not. Signals arrive through a self-pipe (`SignalQueue`).
+The supervisor has no event loop and no second thread, so it can fork safely, and workers share the memory of modules
+that it has loaded. It handles no calls and opens no store or journal, so it survives what kills a worker. Each worker
+sends one report through a pipe: that it has started, or why it could not. Signals arrive through a self-pipe
+(`SignalQueue`).
 """
 
 from __future__ import annotations
@@ -26,20 +27,30 @@ from price_keeper.errors import ConfigError, PriceKeeperError
 from price_keeper.workers import reload_signal
 from price_keeper.workers.worker_slot import WorkerSlot
 
-STOP_SECONDS = 45.0  # for a drain, the last flush, and what is given back; then something hangs
+STOP_SECONDS = 45.0  # for the drain, the last flush and the return of leases; a worker that takes longer hangs
+FIRST_RESTART_SECONDS = 1.0
+MAX_RESTART_SECONDS = 30.0
+HEALTHY_SECONDS = 60.0  # after running so long, a death has a new cause and the backoff starts over
+HANDLED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
 
+_MAX_REPORT_BYTES = 64 * 1024  # the capacity of a pipe, so that a worker never blocks on its report
+
+WorkerReport: TypeAlias = "dict[str, Any]"
 ReportStarted: TypeAlias = "Callable[[dict[str, str]], object]"
-# Reads the configuration again, and passes on what came of it; whether it did.
+# Reads the configuration again and hands it over to the workers; returns whether there is a new one.
 ReloadConfig: TypeAlias = "Callable[[], bool]"
-# Serves in that place until it is stopped, and tells once when it has started.
+# Serves in that slot until it is stopped; calls the function once, when it has started.
 RunWorker: TypeAlias = "Callable[[WorkerSlot, ReportStarted], None]"
 
 _log = logging.getLogger("price_keeper.workers")
 
 
 class Supervisor:
-    """`place` is the first worker's; `on_started` hears what that one told, when all have started. `reread` is what
-    SIGHUP asks for; workers that are started after it have what it read."""
+    """Forks `slot.count` workers and keeps them running.
+
+    `slot` is the first worker's. When all have started, `on_started` is called with the first worker's report.
+    `reload_config` is called on SIGHUP; workers that start later use the configuration that it read.
+    """
 
     def __init__(
         self,
@@ -59,9 +70,10 @@ class Supervisor:
         self._is_clean = True
 
     def run(self) -> int:
-        """The exit code. Raises PriceKeeperError where a worker could not start, when none is left."""
+        """Supervise until SIGTERM or SIGINT, then return the exit code. If a worker fails during startup, stops the
+        others and raises its PriceKeeperError."""
         gc.collect()
-        gc.freeze()  # so that no collection in a worker copies what is shared
+        gc.freeze()  # a collection in a worker would write to shared pages, and so copy them
         self._lifeline = os.pipe()
         self._signals = SignalQueue()
         self._selector = selectors.DefaultSelector()
@@ -133,16 +145,16 @@ class Supervisor:
             self._fail(PriceKeeperError(f"cannot start a worker: {failure.strerror}"))
             return
         backoff = worker.schedule_restart(time.monotonic())
-        _log.error("worker %d cannot be started: %s; tried again in %g s", worker.number, failure.strerror, backoff)
+        _log.error("worker %d cannot be forked (%s); next attempt in %g s", worker.number, failure.strerror, backoff)
 
     def _run_child(self, number: int, read: int, pipe: int) -> NoReturn:
-        """In the new process, which never returns to what the supervisor was about."""
-        others, self._workers = self._workers, []  # none of them is its own to signal
+        """Runs in the forked process, and exits it instead of returning into the supervisor's code."""
+        others, self._workers = self._workers, []  # a worker must never signal the others
         code = 1
         try:
             self._selector.close()
             for descriptor in (read, self._lifeline[1], *(other.pipe for other in others if other.pipe >= 0)):
-                os.close(descriptor)  # the lifeline would else never end
+                os.close(descriptor)  # the lifeline ends only when every copy of its write end is closed
             self._signals.close()
             code = self._serve_in_child(number, pipe)
             sys.stdout.flush()
@@ -157,9 +169,9 @@ class Supervisor:
     def _serve_in_child(self, number: int, pipe: int) -> int:
         slot, report_pipe = replace(self._slot, number=number, lifeline=self._lifeline[0]), ReportPipe(pipe)
         try:
-            self._run_worker(slot, lambda told: report_pipe.send(build_start_report(told)))
+            self._run_worker(slot, lambda details: report_pipe.send(build_start_report(details)))
         except (PriceKeeperError, OSError) as failure:
-            if not report_pipe.send(build_failure_report(failure)):  # it has told that it started
+            if not report_pipe.send(build_failure_report(failure)):  # the report that it started was sent before
                 _log.error("worker %d ends: %s", number, failure)
             return 1
         return 0
@@ -179,7 +191,7 @@ class Supervisor:
             self._on_started(first["started"])
 
     def _handle_exit(self, worker: WorkerProcess) -> None:
-        while worker.pipe >= 0:  # what it said last
+        while worker.pipe >= 0:  # its report may still be in the pipe
             self._read_report(worker)
         report = worker.report or {}
         had_started, failure = "started" in report, parse_failure(report)
@@ -189,7 +201,7 @@ class Supervisor:
             else f"it ended with {worker.exit_status}"
         )
         if self._stop_by is not None:
-            # One that had not started yet has nothing to bring to an end.
+            # A worker that had not started yet has nothing to drain, so dying of SIGTERM is a clean end.
             self._is_clean &= worker.exit_status == 0 or (not had_started and worker.exit_status == -signal.SIGTERM)
             return
         if not self._has_started:
@@ -197,7 +209,7 @@ class Supervisor:
             return
         backoff = worker.schedule_restart(time.monotonic())
         why = str(failure or how).replace("\n", "; ")
-        _log.error("worker %d is gone: %s; started again in %g s", worker.number, why, backoff)
+        _log.error("worker %d died (%s); it is started again in %g s", worker.number, why, backoff)
 
     # Ending.
 
@@ -209,12 +221,12 @@ class Supervisor:
 
     def _reload(self) -> None:
         if self._stop_by is not None:
-            _log.warning("SIGHUP: the process is stopping, so it takes on nothing more")
+            _log.warning("SIGHUP ignored: the process is stopping")
         elif self._reload_config():
             for worker in self._workers:
                 if worker.is_up:
                     self._signal(worker, signal.SIGHUP)
-                else:  # it may not heed signals yet
+                else:  # it may not handle signals yet
                     worker.needs_reload = True
 
     def _fail(self, failure: PriceKeeperError) -> None:
@@ -230,7 +242,7 @@ class Supervisor:
 
     def _kill_hanging(self) -> None:
         hanging = [worker.number for worker in self._workers if worker.pid]
-        _log.error("workers that do not end are killed: %s", ", ".join(map(str, hanging)))
+        _log.error("workers did not end within %g s and are killed: %s", STOP_SECONDS, ", ".join(map(str, hanging)))
         self._is_clean = False
         self._stop_by = time.monotonic() + STOP_SECONDS
         self._kill()
@@ -240,25 +252,22 @@ class Supervisor:
             self._signal(worker, signal.SIGKILL)
 
     def _signal(self, worker: WorkerProcess, number: signal.Signals) -> None:
-        if worker.pid:  # it is ours until it is waited for
+        if worker.pid:  # until `reap`, the kernel does not reuse the process id
             with suppress(ProcessLookupError):
                 os.kill(worker.pid, number)
 
 
-FIRST_RESTART_SECONDS = 1.0
-MAX_RESTART_SECONDS = 30.0
-HEALTHY_SECONDS = 60.0  # after which a death is a new trouble
-
-
 @dataclass(slots=True)
 class WorkerProcess:
+    """The supervisor's view of one worker: its process, its report and its restart backoff."""
+
     number: int
-    pid: int = 0  # of the process that runs, or 0
-    pipe: int = -1  # its report comes from there, until it has
+    pid: int = 0  # of the running process, or 0
+    pipe: int = -1  # read end for the report; -1 once that has been read
     report: WorkerReport | None = None
-    exit_status: int = 0  # of the process that ran last
-    needs_reload: bool = False  # something was passed on to the others while it started
-    restart_at: float | None = None  # when it is to be started again
+    exit_status: int = 0  # of the last process that ended
+    needs_reload: bool = False  # a reload happened while it was starting
+    restart_at: float | None = None  # monotonic time of the next start
     _buffer: bytes = b""
     _backoff: float = FIRST_RESTART_SECONDS
     _started_at: float = 0.0
@@ -272,7 +281,7 @@ class WorkerProcess:
         self._buffer, self._started_at, self.needs_reload = b"", now, False
 
     def read_pipe(self) -> bool:
-        """Reads what is there; whether the report is complete, or there will be none."""
+        """Reads what is available. Returns whether the report is complete, or the pipe ended without one."""
         data = b""
         with suppress(BlockingIOError):
             data = os.read(self.pipe, 64 * 1024)
@@ -283,7 +292,7 @@ class WorkerProcess:
         return self.report is not None
 
     def reap(self) -> bool:
-        """Whether the process has, just now."""
+        """Whether the process has ended since the last call; if so, records its exit status."""
         if not self.pid:
             return False
         pid, status = os.waitpid(self.pid, os.WNOHANG)
@@ -292,17 +301,12 @@ class WorkerProcess:
         return bool(pid)
 
     def schedule_restart(self, now: float) -> float:
-        """How long it rests before it is started again."""
+        """Schedules the next start, and returns the backoff in seconds."""
         if now - self._started_at >= HEALTHY_SECONDS:
             self._backoff = FIRST_RESTART_SECONDS
         backoff, self._backoff = self._backoff, min(2 * self._backoff, MAX_RESTART_SECONDS)
         self.restart_at = now + backoff
         return backoff
-
-
-WorkerReport: TypeAlias = "dict[str, Any]"
-
-_MAX_REPORT_BYTES = 64 * 1024  # bytes: what a pipe takes at once, so that nobody waits for it to be read
 
 
 def build_start_report(details: dict[str, str]) -> WorkerReport:
@@ -315,19 +319,19 @@ def build_failure_report(failure: PriceKeeperError | OSError) -> WorkerReport:
 
 
 class ReportPipe:
-    """The worker's end of the pipe, closed after the first report: its number may be another file's from then on."""
+    """The worker's end of the pipe. Closed after the first report, because the descriptor may then be reused."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor: int | None = descriptor
 
     def send(self, report: WorkerReport) -> bool:
-        """Whether it was the first; a supervisor that is gone needs to know nothing."""
+        """Sends the report if it is the first, and returns whether it was. A dead supervisor is ignored."""
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is None:
             return False
         data = json.dumps(report).encode()
         if len(data) > _MAX_REPORT_BYTES:
-            data = json.dumps({"failed": "it says too much of why", "problems": []}).encode()
+            data = json.dumps({"failed": "the report of its failure is too long to pass on", "problems": []}).encode()
         with suppress(BrokenPipeError):
             os.write(descriptor, data)
         os.close(descriptor)
@@ -335,7 +339,7 @@ class ReportPipe:
 
 
 def parse_report(data: bytes) -> WorkerReport | None:
-    """None while there is not all of it."""
+    """The report; None while it is incomplete."""
     try:
         return dict(json.loads(data))
     except ValueError:
@@ -343,16 +347,15 @@ def parse_report(data: bytes) -> WorkerReport | None:
 
 
 def parse_failure(report: WorkerReport) -> PriceKeeperError | None:
-    """The same as if it had happened here."""
+    """The error that the worker reported, as an exception of this process; None if it reported none."""
     if "failed" not in report:
         return None
     return ConfigError(report["problems"]) if report["problems"] else PriceKeeperError(report["failed"])
 
 
-HANDLED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
-
-
 class SignalQueue:
+    """Signals as a readable descriptor for `select`, so that none is handled in the middle of other code."""
+
     def __init__(self) -> None:
         self.readable, self._writable = os.pipe()
         for descriptor in (self.readable, self._writable):
@@ -366,7 +369,7 @@ class SignalQueue:
         self._pending.setdefault(number)
 
     def take_pending(self) -> list[int]:
-        """Those that came since the last time, each once."""
+        """The signals that arrived since the last call, each once."""
         with suppress(BlockingIOError):
             while os.read(self.readable, 512):
                 pass
@@ -375,7 +378,8 @@ class SignalQueue:
 
     @contextmanager
     def block(self) -> Iterator[None]:
-        """What comes meanwhile comes after it; in a child that is forked meanwhile, once it has closed this."""
+        """Block the signals within the block; they arrive after it. In a child that is forked within it, they arrive
+        after the child has called `close`."""
         signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED_SIGNALS)
         try:
             yield
@@ -383,7 +387,8 @@ class SignalQueue:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED_SIGNALS)
 
     def close(self) -> None:
-        """As in a process that has just begun; but no hang-up ends it, as its supervisor tells it of one later."""
+        """Restore the default handlers. Only SIGHUP stays ignored: the supervisor forwards it to a worker that has
+        started, and it must not end one that is starting."""
         signal.set_wakeup_fd(-1)
         handlers: dict[int, Any] = {signal.SIGINT: signal.default_int_handler, signal.SIGHUP: signal.SIG_IGN}
         for number in HANDLED_SIGNALS:

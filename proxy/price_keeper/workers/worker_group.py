@@ -1,7 +1,7 @@
-"""The first worker answers for all: it collects the other workers' readiness and metrics over their Unix sockets.
+"""The first worker reports for all: it collects the other workers' readiness and metrics over their Unix sockets.
 
-Each sample gets a label with its worker's number. Metrics of a worker that does not answer are left out, and it
-shows as not ready.
+Each sample gets a label with its worker's number. The metrics of a worker that does not respond are left out, and
+readiness reports that worker as not ready.
 """
 
 from __future__ import annotations
@@ -20,12 +20,15 @@ from price_keeper.telemetry import build_info
 from price_keeper.telemetry.metrics import WORKERS, WORKERS_UP, Metric, MetricsRegistry, format_metric_header
 from price_keeper.workers.worker_slot import WorkerSlot
 
-WORKER_TIMEOUT_SECONDS = 2.0  # for an answer: who asks for our own waits no longer than some
+WORKER_TIMEOUT_SECONDS = 2.0  # for a response; below the timeouts of the probes and scrapers that wait for it
 
 _BASE_URL = "http://localhost"
+_HEADER_PREFIXES = ("# HELP ", "# TYPE ")
 
 
 class WorkerGroup:
+    """The other workers, as the first one reaches them: one session for each worker's number."""
+
     def __init__(self, sessions: dict[int, aiohttp.ClientSession]) -> None:
         self._sessions = sessions
 
@@ -33,7 +36,7 @@ class WorkerGroup:
         return {f"worker {number}": partial(self._check_ready, number) for number in self._sessions}
 
     async def read_metrics(self) -> dict[int, str]:
-        """The metrics of all that answer."""
+        """The metrics of all workers that respond, by their numbers."""
         results = await asyncio.gather(*(self._read_worker_metrics(number) for number in self._sessions))
         return {number: text for number, text in zip(self._sessions, results, strict=True) if text is not None}
 
@@ -49,7 +52,7 @@ class WorkerGroup:
         try:
             checks = {str(name): str(text) for name, text in orjson.loads(body)["checks"].items()}
         except (orjson.JSONDecodeError, AttributeError, LookupError, TypeError):
-            raise WorkerUnavailable("what it says cannot be understood") from None
+            raise WorkerUnavailable("its response is malformed") from None
         failing = "; ".join(f"{name}: {text}" for name, text in checks.items() if text != "ok")
         if status != 200:
             raise WorkerUnavailable(failing or "not ready")
@@ -62,11 +65,12 @@ class WorkerGroup:
         except TimeoutError:
             raise WorkerUnavailable(f"no answer in {WORKER_TIMEOUT_SECONDS:g} seconds") from None
         except (aiohttp.ClientError, OSError):
-            raise WorkerUnavailable("it is not there") from None
+            raise WorkerUnavailable("its socket does not respond") from None
 
 
 class GroupTelemetry(MetricsRegistry):
-    """Each sample tells whose it is; those of a worker that does not answer are missing."""
+    """The first worker's metrics with those of the other workers. Each sample is labelled with its worker's number; the
+    samples of a worker that does not respond are missing."""
 
     def __init__(self, group: WorkerGroup, workers: int) -> None:
         super().__init__()
@@ -81,13 +85,13 @@ class GroupTelemetry(MetricsRegistry):
 
 
 def render_unlabelled(metric: Metric, value: int) -> str:
-    """No worker's own, so without a worker's number."""
+    """A sample of the group, and therefore without a worker's number."""
     return f"{format_metric_header(metric)}{metric.name} {value}\n"
 
 
 @asynccontextmanager
 async def open_worker_group(slot: WorkerSlot) -> AsyncIterator[WorkerGroup]:
-    """Empty for any but the first."""
+    """Yield the sessions to the other workers; none unless this is the first worker."""
     timeout = aiohttp.ClientTimeout(total=WORKER_TIMEOUT_SECONDS)
     async with AsyncExitStack() as stack:
         sessions = {}
@@ -107,11 +111,8 @@ def build_telemetry(slot: WorkerSlot, group: WorkerGroup) -> MetricsRegistry:
     return telemetry
 
 
-_HEADER_PREFIXES = ("# HELP ", "# TYPE ")
-
-
 def merge_samples(texts: Mapping[int, str]) -> str:
-    """Each metric is described once and has all its samples together, whoever told of it first."""
+    """Merge the exposition texts of several workers: each metric has one header, followed by the samples of all."""
     headers: dict[str, dict[str, None]] = {}
     samples: dict[str, list[str]] = {}
     for number, text in texts.items():
@@ -126,7 +127,7 @@ def merge_samples(texts: Mapping[int, str]) -> str:
 
 
 def _add_worker_label(line: str, number: int) -> str:
-    """`name value` or `name{labels} value`: no name has a brace or a space."""
+    """Add the label to `name value` or `name{labels} value`; a name has neither braces nor spaces."""
     name_end = next(at for at, letter in enumerate(line) if letter in "{ ")
     worker = f'worker="{number}"'
     return (

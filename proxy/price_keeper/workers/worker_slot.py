@@ -1,4 +1,4 @@
-"""Which of how many workers a process is, and the configuration that follows from it. Pure."""
+"""A worker's index among all workers, and the configuration that follows from it. Pure."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from pathlib import Path
 from price_keeper.config import Config
 from price_keeper.ledger.orphaned_journals import locate_worker_folder
 
-MAX_WORKERS = 64  # workers: more of them than a large machine has cores only cost memory
+MAX_WORKERS = 64  # more workers than a large machine has cores would only cost memory
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerSlot:
-    """`sockets` is the folder in which the workers serve what the first one asks them; `lifeline` ends when the
-    supervisor does, whatever ended it."""
+    """`socket_folder` has the Unix sockets on which the workers serve readiness and metrics to the first one.
+    `lifeline` is a pipe that ends when the supervisor does, however it ended."""
 
     number: int = 0
     count: int = 1
@@ -31,14 +31,15 @@ class WorkerSlot:
 
     @property
     def other_numbers(self) -> range:
-        """The workers for which the first one speaks."""
+        """The workers that this one reports for: all others if it is the first, and none if it is not."""
         return range(1, self.count if self.is_first else 1)
 
     def socket_path(self, number: int) -> Path:
         return self.socket_folder / f"worker-{number}"
 
     def localize_config(self, config: Config) -> Config:
-        """Its own journal, and its share of what is promised for all together."""
+        """The configuration of this worker: a journal folder of its own, and its share of limits that apply to all
+        workers together."""
         if not self.shares_port:
             return config
         journal = config.journal
