@@ -1,5 +1,5 @@
 """Metrics, request statistics, traces and logs.
 
-Imports only errors, domain, config and (for types) the components that are measured. Any module may import from here.
-Start with `metrics`, the list of all metrics; importing the package itself loads nothing.
+Any module may import from here. `metrics` lists all metrics; start there. `request_stats` counts and times requests,
+`logs` formats the log, `tracing` exports spans. Importing the package itself loads nothing.
 """

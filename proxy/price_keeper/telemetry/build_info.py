@@ -14,7 +14,7 @@ def get_version() -> str:
 
 
 def is_compiled() -> bool:
-    """All of the modules that setup.py names are, or none."""
+    """Whether the build is compiled. A build compiles all of the modules that setup.py lists, or none."""
     return not exchange.__file__.endswith(".py")
 
 

@@ -16,22 +16,22 @@ from typing import Final, Literal, TextIO
 from price_keeper.config.config_problems import escape_line
 
 ROOT_LOGGER: Final = "price_keeper"
-_INDENT: Final = "    "  # before what follows a record's first line, so that none of it looks like another record
+_INDENT: Final = "    "  # before the further lines of a record, so that none of them looks like another record
 
-# What a record of a request has beside its message; see `about`.
+# Attributes of a record beside its message; see `build_request_extra`.
 _REQUEST, _ANSWER, _WHERE, _WORKER = "request_id", "bedrock_request_id", "where", "worker"
 
 
 def build_request_extra(request_id: str, failure: BaseException | None = None) -> dict[str, str]:
-    """The `extra` of a record: which request it belongs to, and where that failed. What the failure says is left out,
-    as it may hold a piece of what the caller sent."""
+    """The `extra` of a record about a request: the request's id, and the traceback of its failure. The exception's
+    message is left out, because it may contain data of the caller."""
     if failure is None:
         return {_REQUEST: request_id}
     return {_REQUEST: request_id, _WHERE: format_traceback(failure)}
 
 
 def build_bedrock_extra(bedrock_request_id: str) -> dict[str, str]:
-    """The `extra` of a record about an answer of Bedrock's, which its caller was given with the same id."""
+    """The `extra` of a record about a response of Bedrock: its request id, which the caller received too."""
     return {_ANSWER: bedrock_request_id}
 
 
@@ -42,7 +42,7 @@ def format_traceback(failure: BaseException) -> str:
 def configure_logging(
     log_format: Literal["text", "json"], level: str = "warning", stream: TextIO | None = None
 ) -> logging.Handler:
-    """For the whole process, which writes to standard error unless told otherwise."""
+    """Configure logging for the whole process. `stream` is standard error by default."""
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
     handler.addFilter(_is_loggable)
@@ -53,7 +53,7 @@ def configure_logging(
 
 
 def tag_worker(number: int) -> None:
-    """From now on each record tells which of several processes it is from."""
+    """Add the worker's number to all further records of this process."""
     make = logging.getLogRecordFactory()
 
     def make_tagged(*arguments: object, **named: object) -> logging.LogRecord:
@@ -65,7 +65,8 @@ def tag_worker(number: int) -> None:
 
 
 def _is_loggable(record: logging.LogRecord) -> bool:
-    """Libraries tell at their lower levels what they send and receive, headers with tokens among it."""
+    """Drop records of libraries below WARNING: they contain what is sent and received, including headers with
+    tokens."""
     return record.levelno >= logging.WARNING or f"{record.name}.".startswith(f"{ROOT_LOGGER}.")
 
 

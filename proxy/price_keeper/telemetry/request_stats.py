@@ -1,7 +1,7 @@
-"""Counts and times the requests of the data port, by operation and label.
+"""Count and time the requests of the data port, by operation and label.
 
 Labels are those of the configuration plus "other" and "none", so the cardinality is bounded. Calls are put into
-histogram buckets in batches, which takes a third of the time of doing so for each.
+histogram buckets in batches, which takes two thirds of the time of doing so for each call. Start with `RequestStats`.
 """
 
 from __future__ import annotations
@@ -12,34 +12,36 @@ from typing import Final, NamedTuple, TypeAlias
 
 from price_keeper.errors import Refusal
 
-# Of any length to the compiler, which would otherwise make each of them anew wherever it is used.
+# Typed as a tuple of any length: mypyc would otherwise build each constant again wherever it is used.
 BucketBounds: TypeAlias = "tuple[float, ...]"
 
-# Seconds. Answers take from milliseconds, as of embeddings, to minutes, as of long texts that are not streamed.
-DURATION_BOUNDS: Final[BucketBounds] = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92,
-                                163.84, 327.68, 655.36)  # fmt: skip
-# Finer where streams begin.
-FIRST_BYTE_BOUNDS: Final[BucketBounds] = (0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
-                                    30.0, 60.0, 120.0)  # fmt: skip
-# Ours is a tenth of a millisecond, unless somebody had to be asked.
-ADDED_LATENCY_BOUNDS: Final[BucketBounds] = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0,
-                               2.5)  # fmt: skip
+# Seconds. Responses take from milliseconds, as for embeddings, to minutes, as for long texts that are not streamed.
+DURATION_BOUNDS: Final[BucketBounds] = (
+    0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92, 163.84, 327.68, 655.36,
+)  # fmt: skip
+# Finer in the range in which the first bytes of streams arrive.
+FIRST_BYTE_BOUNDS: Final[BucketBounds] = (
+    0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 30.0, 60.0, 120.0,
+)  # fmt: skip
+# The proxy usually adds a tenth of a millisecond, and more if a call waits for the store.
+ADDED_LATENCY_BOUNDS: Final[BucketBounds] = (
+    0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5,
+)  # fmt: skip
 
-MAX_PENDING_CALLS: Final = 256  # calls; to put them into their buckets holds up others for a tenth of a millisecond
+MAX_PENDING_CALLS: Final = 256  # putting so many into buckets blocks the event loop for a tenth of a millisecond
 
-OTHER_LABEL: Final = "other"  # label: an app's own, or a model that no label knows
+OTHER_LABEL: Final = "other"  # an app's own label, or a model id without a label
 STREAMED_OPERATIONS: Final = ("converse_stream", "invoke_stream", "chat_completions")
-NONE: Final = "none"  # what was never found out, or does not apply
-# Cut: it broke off after its head had gone out.
+NONE: Final = "none"  # an operation or label that is unknown or does not apply
+# "cut": the response was aborted after its head was sent.
 STATUSES: Final[tuple[str, ...]] = ("cut", "1xx", "2xx", "3xx", "4xx", "5xx")
 
-
-# Labels by their names, with those that were taken on and given up again since the start of the process.
+# Labels with samples of their own, including those that reloads added and removed since the start of the process.
 MAX_LABELS = 1000
 
 
 class Distribution(NamedTuple):
-    """`counts` has one more than there are bounds: what lies beyond the last one."""
+    """The values of a histogram. `counts` has one entry more than `bounds`, for values above the last bound."""
 
     bounds: BucketBounds
     counts: tuple[int, ...]
@@ -47,10 +49,10 @@ class Distribution(NamedTuple):
 
 
 class OperationStats:
-    """Of each call that Bedrock answered. What was refused here has no times; and the first byte of what is not
-    streamed comes with the rest, so it is not looked at.
+    """The counts and times of one operation and label.
 
-    Calls are put into their buckets many at once, which takes two thirds of the time that it would take in each call.
+    Only calls that Bedrock answered have times; refused ones are only counted. The time to first byte is measured only
+    for streamed operations, because otherwise the first byte arrives with the rest.
     """
 
     __slots__ = (
@@ -81,15 +83,16 @@ class OperationStats:
     def record_response(
         self, status: int, received_at: float, sent_at: float, first_byte_at: float, last_byte_at: float, now: float
     ) -> None:
-        """`status` is 0 if it broke off. Times are by the monotonic clock: when the request was here, when it was sent,
-        when the first and the last byte of its answer came, and when that one was handed on."""
+        """Records a call that Bedrock answered. `status` is 0 if the response was aborted. Times are by the monotonic
+        clock: when the request was complete, when it was sent upstream, when the first and the last byte of the
+        response arrived, and (`now`) when the last byte was passed on."""
         pending = self._pending
         pending.append((status, received_at, sent_at, first_byte_at, last_byte_at, now))
         if len(pending) >= MAX_PENDING_CALLS:
             self._fill_buckets()
 
     def count_local_response(self, status: int) -> None:
-        """Without Bedrock."""
+        """Counts a response that the proxy gave without calling Bedrock."""
         self._responses[status // 100] += 1
 
     def _fill_buckets(self) -> None:
@@ -106,11 +109,11 @@ class OperationStats:
             self._added[bisect_left(ADDED_LATENCY_BOUNDS, added)] += 1
             self._added_total += added
 
-    # What can be told.
+    # Read by the metrics.
 
     @property
     def responses_by_status(self) -> tuple[int, ...]:
-        """By status."""
+        """Number of responses, in the order of STATUSES."""
         self._fill_buckets()
         return tuple(self._responses)
 
@@ -136,19 +139,21 @@ class OperationStats:
 
 
 class RequestStats:
+    """The stats of all operations and labels, and the number of refusals by kind."""
+
     def __init__(self, labels: Collection[str] = ()) -> None:
-        """`labels` are those that are told by their names."""
+        """`labels` get samples of their own; all others are counted as "other"."""
         self._labels = frozenset(labels)
         self._operations: dict[tuple[str, str], OperationStats] = {}
-        self.refusals_by_kind = dict.fromkeys((each.counted_as for each in _iter_subclasses(Refusal)), 0)
+        self.refusals_by_kind = dict.fromkeys((kind.counted_as for kind in _iter_subclasses(Refusal)), 0)
 
     def track_labels(self, labels: Iterable[str]) -> None:
-        """These too from now on. Nothing that was counted is forgotten."""
+        """Gives these labels samples of their own too, up to MAX_LABELS. Existing counts are kept."""
         new = [label for label in labels if label not in self._labels]
         self._labels |= frozenset(new[: max(0, MAX_LABELS - len(self._labels))])
 
     def get_stats(self, operation: str, label: str) -> OperationStats:
-        """`label` is empty where there is none."""
+        """The stats of an operation and label; `label` is empty if there is none."""
         key = (operation.lower(), label if label in self._labels else OTHER_LABEL if label else NONE)
         stats = self._operations.get(key)
         if stats is None:
@@ -156,7 +161,7 @@ class RequestStats:
         return stats
 
     def count_refusal(self, refusal: Refusal, stats: OperationStats | None = None) -> None:
-        """Without a lane it was not even known what was asked for."""
+        """Counts a refusal. `stats` is None if the request was refused before its operation was known."""
         kind = refusal.counted_as
         self.refusals_by_kind[kind] = self.refusals_by_kind.get(kind, 0) + 1
         (stats or self.get_stats(NONE, "")).count_local_response(refusal.status)
@@ -167,22 +172,22 @@ class RequestStats:
 
     @property
     def measured_operations(self) -> tuple[OperationStats, ...]:
-        """Those in which Bedrock has answered."""
-        return tuple(lane for lane in self.operations if lane.has_responses)
+        """The stats with at least one call that Bedrock answered."""
+        return tuple(stats for stats in self.operations if stats.has_responses)
 
     def sum_added_latencies(self) -> Iterator[tuple[str, Distribution]]:
-        """Which label serves makes no difference to it."""
+        """The added latency by operation, summed over labels, because the label has no influence on it."""
         sums: dict[str, Distribution] = {}
-        for lane in self.measured_operations:
-            added, previous = lane.added_latencies, sums.get(lane.operation)
+        for stats in self.measured_operations:
+            added, previous = stats.added_latencies, sums.get(stats.operation)
             if previous is not None:
                 counts = tuple(map(int.__add__, previous.counts, added.counts))
                 added = Distribution(ADDED_LATENCY_BOUNDS, counts, previous.total + added.total)
-            sums[lane.operation] = added
+            sums[stats.operation] = added
         yield from sums.items()
 
 
 def _iter_subclasses(base: type[Refusal]) -> Iterator[type[Refusal]]:
-    for each in base.__subclasses__():
-        yield each
-        yield from _iter_subclasses(each)
+    for subclass in base.__subclasses__():
+        yield subclass
+        yield from _iter_subclasses(subclass)

@@ -1,7 +1,7 @@
 """OpenTelemetry traces: one span for each call, exported over OTLP by a thread that no call waits for.
 
-Loaded only if configured, since its packages are the extra `otel`. A span holds what is in the response headers and the
-receipt of the call; prompts and completions are not looked at.
+Imported only if configured, because its packages are the extra `otel`. A span has attributes from the response headers
+and the receipt of the call; prompts and completions are never read. Start with `Tracing.wrap_handler`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 from opentelemetry.trace import Span, SpanKind, StatusCode, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from price_keeper.config.config_sections import TelemetryConfig as Chosen
+from price_keeper.config.config_sections import TelemetryConfig
 from price_keeper.domain import PICO_PER_USD, Caller
 from price_keeper.exchange import FlowControl, Handler, Header, Request, Responder
 from price_keeper.ledger.ledger_entries import Receipt
@@ -30,17 +30,17 @@ from price_keeper.operations import Operation, OperationPath, parse_path
 from price_keeper.telemetry.build_info import get_version
 from price_keeper.telemetry.metrics import Samples
 
-MAX_QUEUED_SPANS = 2048  # spans, beyond which new ones are dropped: 2 MB
-MAX_BATCH_SPANS = 512  # spans in one export
-EXPORT_INTERVAL_SECONDS = 5.0  # there is one at the latest
-EXPORT_TIMEOUT_SECONDS = 10.0  # for one export, with all that it takes to try it again
-SHUTDOWN_TIMEOUT_SECONDS = 2.0  # for the last one, at the end of the process
-MAX_ATTRIBUTE_CHARS = 256  # characters of what a caller named
+MAX_QUEUED_SPANS = 2048  # about 2 MB; further spans are dropped
+MAX_BATCH_SPANS = 512  # in one export
+EXPORT_INTERVAL_SECONDS = 5.0  # at most, between exports
+EXPORT_TIMEOUT_SECONDS = 10.0  # for one export with its retries
+SHUTDOWN_TIMEOUT_SECONDS = 2.0  # for the last export, at the end of the process
+MAX_ATTRIBUTE_CHARS = 256  # of one attribute, since callers choose some values
 
 _PROPAGATOR: Final = TraceContextTextMapPropagator()
 _PARENT, _STATE = "traceparent", "tracestate"
 
-# By the semantic conventions for generative AI; what they have no name for keeps its own.
+# Named by the semantic conventions for generative AI; operations that these do not cover keep Bedrock's name.
 _CHAT_OPERATIONS = (Operation.CONVERSE, Operation.CONVERSE_STREAM, Operation.CHAT_COMPLETIONS)
 _SPAN_NAMES: Final = {
     **{operation: operation.name.lower() for operation in Operation},
@@ -62,13 +62,15 @@ _MODEL, _PERCENT, _ERROR = b"x-price-keeper-model", b"x-price-keeper-quota-pct",
 
 _log = logging.getLogger("price_keeper.tracing")
 
-# It warns of each header that a caller sent and that is none: as often as anybody likes, and in the caller's words.
+# This logger warns of every invalid trace header and quotes it, so callers could flood the log with text of their own.
 logging.getLogger("opentelemetry.trace").setLevel(logging.ERROR)
 _exporter_log: Final = logging.getLogger(OTLPSpanExporter.__module__)
 
 
 class Tracing:
-    def __init__(self, config: Chosen) -> None:
+    """The tracer of a process and its exporter."""
+
+    def __init__(self, config: TelemetryConfig) -> None:
         base = (config.otlp_endpoint or "").rstrip("/")
         self._path_redactor = _PathRedactor(urlsplit(base).path)
         _exporter_log.addFilter(self._path_redactor)
@@ -78,7 +80,7 @@ class Tracing:
         own = Resource({"service.name": "price-keeper", "service.version": get_version()})
         self._provider = TracerProvider(
             sampler=ParentBased(TraceIdRatioBased(config.sample_ratio)),
-            resource=own.merge(OTELResourceDetector().detect()),  # the environment goes before
+            resource=own.merge(OTELResourceDetector().detect()),  # values from the environment take precedence
             span_limits=SpanLimits(max_span_attribute_length=MAX_ATTRIBUTE_CHARS),
             shutdown_on_exit=False,
         )
@@ -119,7 +121,8 @@ class Tracing:
             traced_responder.end_span()
 
     def _start_span(self, target: OperationPath, request: Request) -> Span:
-        """Under the caller's, if that says so; and Bedrock is told of ours."""
+        """Start a span as a child of the caller's span, if the request has trace headers, and replace these headers so
+        that Bedrock receives the new span as the parent."""
         trace_headers = {name: request.headers.pop(name.encode(), b"").decode("latin-1") for name in (_PARENT, _STATE)}
         operation = _SPAN_NAMES[target.operation]
         span = self._tracer.start_span(
@@ -138,7 +141,7 @@ class Tracing:
         return span
 
     async def close(self) -> None:
-        """What has not been exported by then is lost."""
+        """Export the remaining spans, for SHUTDOWN_TIMEOUT_SECONDS at most; spans not exported by then are lost."""
         loop, over = asyncio.get_running_loop(), asyncio.Event()
 
         def shut_down() -> None:
@@ -147,17 +150,19 @@ class Tracing:
             with suppress(RuntimeError):  # the loop may be closed by then
                 loop.call_soon_threadsafe(over.set)
 
-        # None of the loop's own threads: it would wait for that one at its end, however long an export takes.
+        # Not a thread of the loop's executor, which would be waited for at exit, however long an export takes.
         threading.Thread(target=shut_down, name="last traces", daemon=True).start()
         try:
             async with asyncio.timeout(SHUTDOWN_TIMEOUT_SECONDS):
                 await over.wait()
         except TimeoutError:
-            _log.warning("the last traces are not exported: the receiver does not answer")
+            _log.warning(
+                "the last spans are lost: the OTLP receiver did not respond within %g s", SHUTDOWN_TIMEOUT_SECONDS
+            )
 
 
 @asynccontextmanager
-async def open_tracing(config: Chosen) -> AsyncIterator[Tracing]:
+async def open_tracing(config: TelemetryConfig) -> AsyncIterator[Tracing]:
     tracing = Tracing(config)
     try:
         yield tracing
@@ -166,7 +171,7 @@ async def open_tracing(config: Chosen) -> AsyncIterator[Tracing]:
 
 
 def _parse_target(request: Request) -> OperationPath | None:
-    """None for what is no call of Bedrock's."""
+    """The operation of a request; None if it is none of Bedrock's."""
     try:
         return parse_path(request.target.partition(b"?")[0].decode("latin-1"))
     except ValueError:
@@ -174,7 +179,7 @@ def _parse_target(request: Request) -> OperationPath | None:
 
 
 class _TracedResponder:
-    """One call's responder, and who hears what it came to."""
+    """Wraps the responder of one call and observes the call, to fill in the attributes of its span."""
 
     def __init__(self, span: Span, operation: str, model: str, responder: Responder) -> None:
         self._span = span
@@ -219,7 +224,7 @@ class _TracedResponder:
             self._record_error("cut")
         self._responder.abort()
 
-    # Who hears.
+    # The observer.
 
     def on_authenticated(self, caller: Caller) -> None:
         self._span.set_attribute("price_keeper.org", caller.org)
@@ -272,7 +277,7 @@ class _TracedResponder:
 
 
 class _PathRedactor(logging.Filter):
-    """Takes a path out of what is logged: some receivers want their key there."""
+    """Removes the receiver's URL path from log messages, because some receivers expect their API key there."""
 
     def __init__(self, path: str) -> None:
         super().__init__()
