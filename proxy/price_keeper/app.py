@@ -10,8 +10,8 @@
     data port                           `data_port_wiring`: rate limiter -> label selector -> meters -> forwarder
     control services                    roles "both" and "control"
 
-Then it serves until SIGTERM or SIGINT, drains the data port, flushes the recording and gives back its leases.
-Parts do not import each other's constructors: what one needs of another is handed in here.
+Then it serves until SIGTERM or SIGINT, drains the data port, flushes the recording and returns its leases.
+Parts do not import each other's constructors: dependencies are injected here.
 """
 
 from __future__ import annotations
@@ -72,15 +72,15 @@ if TYPE_CHECKING:
     from price_keeper.stores.dynamodb import DynamoStore
 
 PURGE_INTERVAL_SECONDS = 300.0
-FILE_CHECK_SECONDS = 5.0  # within these a file that was deleted or replaced is noticed though nobody writes
-PURGE_MARGIN_SECONDS = 86_400.0  # so that a clock set ahead for a moment deletes nothing that counts
-DRAIN_SECONDS = 20.0  # with what else stopping takes, within the half minute that Kubernetes gives a pod to end
+FILE_CHECK_SECONDS = 5.0  # a deleted or replaced store file is noticed within this time even if nothing is written
+PURGE_MARGIN_SECONDS = 86_400.0  # so that a clock set ahead for a moment deletes nothing that still counts
+DRAIN_SECONDS = 20.0  # drain and final flush together must fit the 30 s that Kubernetes gives a pod to end
 
-# Objects more than were let go. What a call makes is in no cycle, so nothing waits for the collector, and to have it
-# look at the calls under way again and again would cost each of them a fortieth.
+# Net allocations before a collection. The objects of a call form no cycles, so reference counting frees them; the
+# default thresholds would scan active calls again and again, which costs each of them 2.5 percent.
 GC_THRESHOLDS = (20_000, 20, 20)
 
-# A control service has the control API and no data port; a sidecar has a data port, and can make no tokens.
+# A control service has the control API and no data port; a sidecar has a data port and cannot sign tokens.
 Role: TypeAlias = Literal["both", "sidecar", "control"]
 OnStarted: TypeAlias = "Callable[[StartedServer], Awaitable[None]]"
 
@@ -90,8 +90,8 @@ async def open_sqlite(config: StoreConfig, clock: Clock) -> SqliteStore:
 
 
 async def open_dynamodb(config: StoreConfig, clock: Clock, store_time: StoreTime | None = None) -> DynamoStore:
-    """`time` learns from its answers."""
-    from price_keeper.stores.dynamodb import DynamoStore  # 50 MB and 0.2 s that SQLite's users need not pay
+    """`store_time` estimates the store's clock from its responses."""
+    from price_keeper.stores.dynamodb import DynamoStore  # takes 50 MB and 0.2 s, which SQLite's users are spared
 
     store = DynamoStore(
         region=config.region,
@@ -99,7 +99,7 @@ async def open_dynamodb(config: StoreConfig, clock: Clock, store_time: StoreTime
         endpoint=config.endpoint,
         allow_insecure=config.allow_insecure,
         sleep=clock.sleep,
-        **({} if store_time is None else {"asking": store_time.start_request}),
+        **({} if store_time is None else {"on_request": store_time.start_request}),
     )
     return await store.open()
 
@@ -108,6 +108,7 @@ async def open_dynamodb(config: StoreConfig, clock: Clock, store_time: StoreTime
 async def open_store(
     config: StoreConfig, clock: Clock, tasks: Tasks, store_time: StoreTime | None = None
 ) -> AsyncIterator[Store]:
+    """Open the configured store. On exit, stop all background tasks before it is closed, because they use it."""
     store: Store
     if config.engine == "sqlite":
         sqlite_store = await open_sqlite(config, clock)
@@ -124,7 +125,7 @@ async def open_store(
 
 
 async def _check_store_file(store: SqliteStore) -> None:
-    with suppress(StoreError):  # which the log has been told of
+    with suppress(StoreError):  # the store has logged it
         await store.check_file()
 
 
@@ -135,7 +136,7 @@ async def _purge_expired(store: SqliteStore, clock: Clock) -> None:
 
 @dataclass(frozen=True, slots=True)
 class StartedServer:
-    """What a process that has just started can tell: where it listens, and how to get a token from it."""
+    """Passed to `on_started`: where the process listens, and the services with which `dev` registers a client."""
 
     data_address: Address | None  # a control service has no data port
     control_address: Address
@@ -145,7 +146,7 @@ class StartedServer:
 
 @dataclass(frozen=True, slots=True)
 class _CoreServices:
-    """What runs in every role."""
+    """The services that every role has."""
 
     config: Config
     environ: Mapping[str, str]
@@ -173,15 +174,19 @@ async def run(
     *,
     is_refused: bool = False,
 ) -> None:
-    """Serves until SIGTERM or SIGINT, then drains; while it still starts, it just ends. `read` has the configuration
-    read again, for SIGHUP; `is_refused` is as `Reloading` has it."""
+    """Serve until SIGTERM or SIGINT, then drain and return. A signal during startup ends it without a drain.
+
+    `read_config` reads the configuration again on SIGHUP. `is_refused`: see `ConfigReloader`.
+    """
     clock, orphans, journal = clock or SystemClock(), find_orphaned_journals(config, slot), Path(config.journal.dir)
     config, snapshot_file = slot.localize_config(config), SnapshotFile(journal, clock, slot.number, slot.count)
     stop_signal, reloader = StopSignal(slot.lifeline), ConfigReloader(config, read_config, clock, is_refused=is_refused)
     asyncio.get_running_loop().set_default_executor(DaemonThreadPool())
     token_service = data_port_wiring.build_token_service(config, environ, clock, can_mint=role != "sidecar")
     if role == "control" and not token_service.can_mint:
-        raise ConfigError(["auth.keys.0: a control service signs with it, and this is its public half alone"])
+        raise ConfigError(
+            ["auth.keys.0: a control service signs tokens with this key, and only its public half is configured"]
+        )
     async with AsyncExitStack() as exit_stack, stop_signal.interrupt_startup():
         worker_group = await exit_stack.enter_async_context(open_worker_group(slot))
         readiness, telemetry = Readiness(clock), build_telemetry(slot, worker_group)
@@ -214,7 +219,7 @@ async def run(
             None if bedrock is None else await _open_data_port(core, bedrock, role, slot.count, reloader, exit_stack)
         )
         reloader.add_step(build_budget_reload(core.budgets))
-        gc.freeze()  # what is here now stays; the collector need not look at it again
+        gc.freeze()  # the objects made so far live as long as the process, so collections need not scan them
         gc.set_threshold(*GC_THRESHOLDS)
         core.recording.start(config, tasks)
         snapshot_file.start(tasks)
@@ -247,7 +252,7 @@ async def run(
 
 
 def find_orphaned_journals(config: Config, slot: WorkerSlot) -> OrphanedJournals | None:
-    """By the first worker alone, whose folder those of the others lie in."""
+    """Journals of workers that no longer exist. Only the first worker looks for them: their folders lie in its own."""
     return OrphanedJournals(Path(config.journal.dir), slot.count) if slot.is_first else None
 
 
@@ -259,7 +264,8 @@ async def _open_control_ports(
     clock: Clock,
     exit_stack: AsyncExitStack,
 ) -> Address:
-    """Where all of it is served. `few` are what the others of several workers tell the first one."""
+    """Open the control port and the health port, and return the control port's address. Workers other than the first
+    serve only `probe_routes`, on a Unix socket from which the first worker collects them."""
     address, limits = config.listen.control, fit_port_limits(raise_descriptor_limit())
     if not slot.is_first:
         worker_port = open_control_socket(

@@ -1,8 +1,7 @@
-"""What the data port serves under one configuration: labels, prices, endpoints. Rebuilt when the configuration
-changes.
+"""The parts of the data port that depend on labels and prices, replaced as a whole on a configuration reload.
 
-`Catalog.prepare` does all that may fail, then returns a function that switches to the new configuration in one turn
-of the event loop. Calls that were selected before keep the objects they began with.
+`Catalog.prepare` does everything that may fail, then returns a function that switches to the new configuration in one
+iteration of the event loop. Calls that have their label already keep the objects they started with.
 """
 
 from __future__ import annotations
@@ -28,6 +27,8 @@ from price_keeper.usage.price_updates import REFRESH_SECONDS, PriceTables
 
 
 class Catalog:
+    """Replaces labels, prices and endpoints of a running data port. `price_tables` are those in force."""
+
     def __init__(
         self,
         price_tables: PriceTables,
@@ -41,7 +42,7 @@ class Catalog:
         clock: Clock,
         tasks: Tasks,
     ) -> None:
-        """`tariffs` and `pipeline` are those that the process started with."""
+        """`price_tables` and `handler` are those that the process started with."""
         self.price_tables = price_tables
         self._handler = handler
         self._bedrock = bedrock
@@ -55,7 +56,8 @@ class Catalog:
         tasks.run_every("prices", REFRESH_SECONDS, lambda: self.price_tables.refresh(), jitter=0.2)
 
     async def prepare(self, config: Config) -> Callable[[], None]:
-        """What takes it on, in one go. Until then nothing is another than before."""
+        """Load what the new configuration needs, and return the function that applies it. Until that is called, nothing
+        changes. Raises if the configuration cannot be applied."""
         price_tables = await data_port_wiring.load_price_tables(
             config, self._store, self._clock, self._tasks, self.price_tables
         )
@@ -68,7 +70,7 @@ class Catalog:
                 config, self._bedrock, recorder, budgets, meters, hard_budgets, handler.request_stats
             )
             endpoints = data_port_wiring.list_endpoints(config, self._bedrock)
-            # All that could fail has been done.
+            # Nothing below this line can fail, so the switch is atomic.
             labels = (*config.labels, *PSEUDO_LABELS)
             handler.request_stats.track_labels(labels)
             recorder.journal.track_labels(labels)

@@ -1,8 +1,8 @@
-"""Reloads the configuration on SIGHUP: labels and prices are applied as a whole, or not at all.
+"""Reload the configuration on SIGHUP: labels and prices are applied as a whole, or not at all.
 
-The file is read and checked in a thread. Each part that depends on labels or prices first prepares what it needs;
-then all of them are switched in one turn of the event loop, so nobody sees half of a configuration. If anything
-fails, the running configuration stays in force, and log, metrics and readiness say so.
+The file is read and checked in a thread. Each part that depends on labels or prices first prepares what it needs; then
+all of them are switched in one iteration of the event loop, so no call sees half of a configuration. If anything fails,
+the running configuration stays in force, and log, metrics and readiness say so. Start with `ConfigReloader`.
 """
 
 from __future__ import annotations
@@ -26,32 +26,32 @@ from price_keeper.telemetry import metrics
 from price_keeper.telemetry.metrics import MetricsRegistry
 from price_keeper.workers import reload_signal
 
-# Raises ConfigError; None if nothing is new. Runs in a thread: the larger the file, the longer it takes.
+# Returns None if the file is unchanged. Raises ConfigError. Runs in a thread, because a large file takes long.
 ReadConfig: TypeAlias = "Callable[[], Config | None]"
 ApplyConfig: TypeAlias = "Callable[[], None]"
 PrepareConfig: TypeAlias = "Callable[[Config], Awaitable[ApplyConfig]]"
 
-CONFIG_REFUSED_TEXT: Final = "the configuration that was read last is refused, and the one before holds"
+CONFIG_REFUSED_TEXT: Final = "the last reload was rejected; the previous configuration stays in force"
 
-THREAD_SWITCH_SECONDS: Final = 0.0005
+THREAD_SWITCH_SECONDS: Final = 0.0005  # a tenth of Python's default; see `_prioritize_event_loop`
 
 log = logging.getLogger("price_keeper.reloading")
 
 
 class _LoadedConfig(NamedTuple):
-    config: Config  # to be in force
+    config: Config  # the running configuration with the reloadable parts of the new one
     changes: str
     restart_keys: list[str]
 
 
 class ConfigReloader:
-    """Heeds SIGHUP from when it is made; what comes before `started` is done then."""
+    """Handles SIGHUP from its construction on; a signal that arrives before `start` is handled in `start`."""
 
     def __init__(
         self, config: Config, read_config: ReadConfig | None, clock: Clock, *, is_refused: bool = False
     ) -> None:
-        """`read` is None where there is nothing to read again. `is_refused`: what was read last, before this process
-        began, is not what it begins with."""
+        """`read_config` is None if the configuration did not come from a file. `is_refused`: the last reload, before
+        this process was started, was rejected, so `config` is older than the file."""
         self.config = config
         self._read_config = read_config
         self._clock = clock
@@ -65,16 +65,16 @@ class ConfigReloader:
         self._results = {"taken": 0, "refused": 0}
 
     def register_metrics(self, telemetry: MetricsRegistry) -> None:
-        telemetry.add(metrics.RELOADS, lambda: [({"result": each}, count) for each, count in self._results.items()])
+        telemetry.add(metrics.RELOADS, lambda: [({"result": result}, n) for result, n in self._results.items()])
         telemetry.add(metrics.CONFIGURATION_REFUSED, lambda: float(self._is_refused))
         telemetry.add(metrics.CONFIGURATION_TAKEN_TIMESTAMP, lambda: self._last_applied_at)
 
     def add_step(self, prepare: PrepareConfig) -> None:
-        """In the order in which they are to take it on."""
+        """Add a part that depends on the configuration. Parts are prepared and switched in the order of these calls."""
         self._prepare_steps.append(prepare)
 
     def build_checks(self) -> ReadinessChecks:
-        """For readiness: the process goes on with what it has, and says so."""
+        """Readiness checks. After a rejected reload the process keeps serving, and a check reports the rejection."""
 
         async def refused() -> str:
             return CONFIG_REFUSED_TEXT
@@ -86,18 +86,19 @@ class ConfigReloader:
         self._start_if_requested()
 
     def stop(self) -> None:
-        """What it has is good enough for its last calls."""
+        """Ignore reloads from now on; the process is draining."""
         self._is_stopped = True
 
     def request_reload(self) -> None:
         if self._is_stopped:
-            log.warning("SIGHUP: the process is stopping, so it takes on nothing more")
+            log.warning("SIGHUP ignored: the process is stopping")
         else:
             self._is_requested = True
             self._start_if_requested()
 
     def _start_if_requested(self) -> None:
-        """One at a time; who asks meanwhile may have another file in mind, so it is read once more after it."""
+        """Runs one reload at a time. A request during a reload may follow a newer version of the file, so the file is
+        then read once more."""
         if self._is_requested and self._tasks is not None and not self._is_reloading and not self._is_stopped:
             self._is_reloading, self._is_requested = True, False
             self._tasks.spawn(self._reload())
@@ -111,7 +112,7 @@ class ConfigReloader:
 
     async def _try_reload(self) -> None:
         if self._read_config is None:
-            log.warning("SIGHUP: there is no file to read again, so nothing changes")
+            log.warning("SIGHUP ignored: this process has no configuration file to read again")
             return
         try:
             with _prioritize_event_loop():
@@ -122,10 +123,10 @@ class ConfigReloader:
         except ConfigError as failure:
             self._reject(failure.problems)
             return
-        except Exception as failure:  # of whatever kind: what it has must stay in force
+        except Exception as failure:  # of any kind: the running configuration must stay in force
             if self._is_stopped:
                 return
-            self._reject([f"it cannot be taken on: {type(failure).__name__}: {failure}"])
+            self._reject([f"it cannot be applied: {type(failure).__name__}: {failure}"])
             return
         if self._is_stopped:
             return
@@ -134,7 +135,7 @@ class ConfigReloader:
             apply()
         self._is_refused, self._last_applied_at = False, self._clock.now()
         self._results["taken"] += 1
-        log.warning("SIGHUP: labels and prices are taken on: %s", loaded.changes)
+        log.warning("SIGHUP: labels and prices reloaded: %s", loaded.changes)
         log_restart_keys(loaded.restart_keys)
 
     def _reject(self, problems: Sequence[str]) -> None:
@@ -153,8 +154,8 @@ def _load_changes(read_config: ReadConfig, running: Config) -> _LoadedConfig | N
 
 @contextmanager
 def _prioritize_event_loop() -> Iterator[None]:
-    """A thread that works, and never waits, lets the loop go on after a tenth of the usual time: to read the largest
-    file takes seconds, in which each turn of the loop would come five milliseconds late."""
+    """Shorten the interval after which a busy thread yields the GIL. Reading the largest file keeps a thread busy for
+    seconds, in which each iteration of the event loop would otherwise start 5 ms late."""
     normal_interval = sys.getswitchinterval()
     sys.setswitchinterval(THREAD_SWITCH_SECONDS)
     try:
@@ -165,16 +166,17 @@ def _prioritize_event_loop() -> Iterator[None]:
 
 def log_rejection(problems: Sequence[str]) -> None:
     for problem in problems:
-        log.error("SIGHUP: the configuration is refused, and the one before holds: %s", problem)
+        log.error("SIGHUP: configuration rejected; the previous one stays in force: %s", problem)
 
 
 def log_restart_keys(keys: list[str]) -> None:
     if keys:
-        log.warning("SIGHUP: only a restart takes on what is another now in: %s", join_few(keys))
+        log.warning("SIGHUP: these changes need a restart: %s", join_few(keys))
 
 
 def build_budget_reload(budgets: BudgetRegistry) -> PrepareConfig:
-    """Whoever names a label in a chain that is none any more is told of: its budget goes by the rest of the chain."""
+    """Apply the labels to the budgets. Logs the scopes whose chain names a label that was removed: their budgets use
+    the rest of the chain."""
 
     async def prepare(config: Config) -> ApplyConfig:
         return lambda: _apply_to_budgets(budgets, config)
@@ -185,6 +187,6 @@ def build_budget_reload(budgets: BudgetRegistry) -> PrepareConfig:
 def _apply_to_budgets(budgets: BudgetRegistry, config: Config) -> None:
     removed = budgets.labels.keys() - config.labels.keys()
     budgets.apply_config(config.labels)
-    for label, users in budgets.find_using_labels(removed).items():
-        message = "SIGHUP: %s is no label any more, and is passed over in the model_ordering of %s"
-        log.warning(message, label, join_few(standing.scope.key for standing in users))
+    for label, states in budgets.find_using_labels(removed).items():
+        message = "SIGHUP: label %s is no longer configured; it is skipped in the model_ordering of %s"
+        log.warning(message, label, join_few(state.scope.key for state in states))

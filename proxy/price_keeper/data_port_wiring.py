@@ -73,10 +73,10 @@ from price_keeper.usage.price_updates import PriceTables
 if TYPE_CHECKING:
     from price_keeper.telemetry.tracing import Tracing
 
-PRICES_TIMEOUT_SECONDS = 0.25  # of a start, for the day's prices
-UPSTREAM_CHECK_SECONDS = 1.0  # how often the waits of upstream connections are looked at
-MAX_CACHED_TARGETS = 1024  # labels times operations are a few dozen; ids of async calls come and go
-BEARER_TOKEN_VARIABLE = "AWS_BEARER_TOKEN_BEDROCK"
+PRICES_TIMEOUT_SECONDS = 0.25  # that a start waits for current prices
+UPSTREAM_CHECK_SECONDS = 1.0  # between checks of timeouts of upstream connections
+MAX_CACHED_TARGETS = 1024  # labels times operations are a few dozen; ids of async invocations come and go
+BEARER_TOKEN_VARIABLE = "AWS_BEARER_TOKEN_BEDROCK"  # noqa: S105 - the name of an environment variable
 SIMULATED = "simulated"
 SIMULATED_PREFIX = b"x-simulate-"
 _OTEL_MISSING = "traces need the extra otel (pip install 'bedrock-price-keeper[otel]')"
@@ -86,9 +86,9 @@ _log = logging.getLogger("price_keeper.dataplane")
 
 @dataclass(frozen=True, slots=True)
 class BedrockAccess:
-    """Where calls go unless a label says otherwise, and how they prove who sends them."""
+    """Where calls go unless a label says otherwise, and how they are authorized."""
 
-    url: str | None  # None: each region's own
+    url: str | None  # None: the regional endpoint of Bedrock
     authorizer: Authorizer
     simulated_prefix: bytes | None = None
     credentials: RefreshingCredentials | None = None
@@ -96,7 +96,7 @@ class BedrockAccess:
 
 @asynccontextmanager
 async def open_simulated_bedrock(clock: Clock) -> AsyncIterator[BedrockAccess]:
-    from bedrock_simulator import DEFAULT_KEYS, simulated_bedrock  # brings botocore along
+    from bedrock_simulator import DEFAULT_KEYS, simulated_bedrock  # imports botocore, which is large
 
     async with simulated_bedrock(clock=clock) as simulator:
         keys = StaticCredentials(AwsCredentials(DEFAULT_KEYS.access_key, DEFAULT_KEYS.secret_key))
@@ -106,6 +106,7 @@ async def open_simulated_bedrock(clock: Clock) -> AsyncIterator[BedrockAccess]:
 async def build_bedrock_access(
     config: UpstreamConfig, environ: Mapping[str, str], clock: Clock, tasks: Tasks
 ) -> BedrockAccess:
+    """Access with a bearer token, or with AWS credentials that a background task renews. Raises ConfigError."""
     if config.auth == "bearer":
         if not environ.get(BEARER_TOKEN_VARIABLE):
             raise ConfigError(
@@ -122,7 +123,7 @@ async def build_bedrock_access(
 
 
 def build_forwarder(bedrock: BedrockAccess, clock: Clock, tasks: Tasks, write_batcher: WriteBatcher) -> Forwarder:
-    """Whoever asks for it closes it, when nothing is under way any more."""
+    """The caller must close the forwarder after the last call."""
     forwarder = Forwarder(bedrock.authorizer, clock, schedule_write=write_batcher.write)
     if bedrock.credentials is not None:
         bedrock.credentials.on_renewed = forwarder.health.on_credentials_renewed
@@ -133,6 +134,7 @@ def build_forwarder(bedrock: BedrockAccess, clock: Clock, tasks: Tasks, write_ba
 def build_token_service(
     config: Config, environ: Mapping[str, str], clock: Clock, *, can_mint: bool = True
 ) -> TokenService:
+    """Without `can_mint` the service only verifies tokens, even if the configuration has private keys."""
     auth = config.auth
     keys = load_keys(auth.keys, environ)
     if not can_mint:
@@ -147,7 +149,10 @@ def build_revocation_list(config: Config, store: Store, clock: Clock, tasks: Tas
 async def load_price_tables(
     config: Config, store: Store, clock: Clock, tasks: Tasks, previous: PriceTables | None = None
 ) -> PriceTables:
-    """Looked at before the first call. Somebody else has them looked at again from time to time."""
+    """Price tables for this configuration, with current prices if these arrive within PRICES_TIMEOUT_SECONDS.
+
+    `previous` hands over what it has read. The caller must refresh the tables periodically.
+    """
 
     def create() -> PriceTables:
         is_simulated = config.upstream.endpoint == SIMULATED
@@ -156,7 +161,7 @@ async def load_price_tables(
         price_list = AwsPriceList(allow_insecure=config.upstream.allow_insecure) if is_read else None
         return PriceTables(config, store, price_list, clock)
 
-    price_tables = await asyncio.to_thread(create)  # to import what reads the list takes longer than calls can wait
+    price_tables = await asyncio.to_thread(create)  # importing the AWS client would block calls for too long
     if previous is not None:
         price_tables.inherit(previous)
     await _start_price_refresh(price_tables, tasks)
@@ -164,23 +169,24 @@ async def load_price_tables(
 
 
 async def _start_price_refresh(price_tables: PriceTables, tasks: Tasks) -> None:
-    """What the store knows is there in no time. To read AWS's list takes seconds, once a day for a fleet, and longer
-    where there is no way to it: meanwhile the prices of the configuration hold."""
+    """Starts the first refresh and waits for it briefly. Prices that are in the store arrive at once. Reading AWS's
+    price list takes seconds, once a day for a fleet, and longer where it is unreachable; until then the prices of the
+    configuration apply."""
     is_done = asyncio.Event()
 
     async def refresh() -> None:
         try:
             await price_tables.refresh()
-        except Exception as failure:  # of whatever kind: in time they are looked at again, if they are in force
+        except Exception as failure:  # of any kind: the periodic refresh tries again
             _log.error(
-                "the first look at prices failed: %s",
+                "first refresh of prices failed (%s); the prices known so far apply until the next refresh",
                 type(failure).__name__,
                 extra={"where": format_traceback(failure)},
             )
         finally:
             is_done.set()
 
-    tasks.start("first look at prices", refresh)
+    tasks.start("first refresh of prices", refresh)
     with suppress(TimeoutError):
         async with asyncio.timeout(PRICES_TIMEOUT_SECONDS):
             await is_done.wait()
@@ -208,7 +214,7 @@ def build_hard_budgets(
     price_tables: PriceTables,
     forwarder: Forwarder,
 ) -> HardBudgets:
-    """What is held is given back when the recording is finished."""
+    """Hard budgets of this process. `Recording.finish` returns what their leases still hold."""
     leases = BudgetLeases(store, clock, tasks, recording.lease_file, partial(read_spent_pico, store))
     leases.start()
     budgets.on_spent_elsewhere = lambda counter: leases.note_spend_elsewhere(HardBudgetKey(*counter[:3]))
@@ -281,7 +287,8 @@ def build_regional_url(region: str) -> str:
 
 
 def list_endpoints(config: Config, bedrock: BedrockAccess) -> set[UpstreamEndpoint]:
-    """Where calls of models go that are no app's own label's."""
+    """The endpoints of all configured labels, and the default one if any call may use it. Apps' own labels, which are
+    inference profiles, are not among them."""
     labels = config.labels.values()
     endpoints = {
         _locate_endpoint(each.region, each.endpoint or bedrock.url)[0] for label in labels for each in label.endpoints
@@ -296,7 +303,8 @@ def _locate_endpoint(region: str, url: str | None) -> tuple[UpstreamEndpoint, st
 
 
 def _build_find_targets(config: Config, bedrock: BedrockAccess) -> FindTargets:
-    """What is asked again and again is put together once: a label, an operation, and so its paths."""
+    """A function that lists the targets of a call, in order of preference. Targets, which include the encoded path, are
+    cached per label, model and operation."""
 
     def list_places(label: LabelConfig) -> list[tuple[UpstreamEndpoint, str, str]]:
         return [
@@ -331,7 +339,7 @@ def _build_find_targets(config: Config, bedrock: BedrockAccess) -> FindTargets:
 
 @asynccontextmanager
 async def open_traces(config: Config, telemetry: MetricsRegistry) -> AsyncIterator[Tracing | None]:
-    """None where nobody is to be told. Raises ConfigError."""
+    """Yield the tracing of this process; None if no receiver is configured. Raises ConfigError."""
     if config.telemetry.otlp_endpoint is None:
         telemetry.add(SPANS, lambda: ())
         yield None
@@ -354,7 +362,8 @@ async def open_data_port(
     workers: int = 1,
     tracing: Tracing | None = None,
 ) -> tuple[Listener, int]:
-    """`workers` are the processes that share the port."""
+    """Start to listen on the data port; return the listener and the port. `workers` processes share the port and the
+    machine's memory. Raises ConfigError or ListenFailed."""
     tls = config.listen.tls
     tls_context = create_server_context(Path(tls.certificate_file), Path(tls.key_file)) if tls is not None else None
     requests_bytes = None if config.listen.request_memory_mib is None else config.listen.request_memory_mib * 2**20

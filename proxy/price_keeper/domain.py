@@ -1,7 +1,7 @@
-"""The types that the whole product shares: who calls, what a quota applies to, and which label serves. Pure.
+"""The types that all packages share: the caller, the scope of a quota, the resolved label and the cost ceiling. Pure.
 
-Money is whole pico-dollars inside the product, and micro-dollars where people read it. Ids are checked here, so
-that an org or app has exactly one spelling. This module imports nothing of the product.
+Money is whole pico-dollars inside the product, and micro-dollars in output. Ids are validated here, so that each org or
+app has exactly one spelling. This module imports nothing of the product.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ import re
 from dataclasses import dataclass
 from typing import NamedTuple
 
-PICO_PER_MICRO = 10**6  # of a US dollar: money is whole pico-dollars here, and micro-dollars where people read it
+PICO_PER_MICRO = 10**6  # pico-dollars per micro-dollar
 PICO_PER_USD = PICO_PER_MICRO * 10**6
 
 _ORG_ID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-_APP_ID = re.compile(r"(?!\.{1,2}\Z)[A-Za-z0-9._-]{1,64}")  # a client's program takes `.` and `..` out of paths
-_LABEL = re.compile(r"(?!.*\.\.)[A-Za-z0-9][A-Za-z0-9._-]{0,63}")  # as a model id it stands in paths
+_APP_ID = re.compile(r"(?!\.{1,2}\Z)[A-Za-z0-9._-]{1,64}")  # HTTP clients remove `.` and `..` from paths
+_LABEL = re.compile(r"(?!.*\.\.)[A-Za-z0-9][A-Za-z0-9._-]{0,63}")  # a label is used as a model id in paths
 
 
 def is_org_id(text: str) -> bool:
@@ -57,7 +57,7 @@ class Scope:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who sends a request, as a verified token or the sidecar's own binding says."""
+    """Who sends a request, according to a verified token or to the identity that the configuration fixes."""
 
     org: str
     app: str | None
@@ -66,7 +66,8 @@ class Caller:
 
 @dataclass(frozen=True, slots=True)
 class ResolvedLabel:
-    """What serves a request. `label` is empty for a raw model that no label knows, where those are let through."""
+    """The label and model that serve a request for `requested`. `label` is empty for a model id that belongs to no
+    label, if the configuration allows such ids."""
 
     requested: str
     label: str
@@ -81,7 +82,7 @@ def parse_client_id(client_id: str) -> Scope | None:
     """The org or app that a client id names; None if it names none."""
     if not client_id.startswith("org-"):
         return None
-    # An org id has a fixed length, so that nothing in an app's name can be mistaken for the seam.
+    # An org id has a fixed length, so no app id can be mistaken for a part of it.
     org, rest = client_id[4:40], client_id[40:]
     if not is_org_id(org):
         return None
@@ -92,9 +93,9 @@ def parse_client_id(client_id: str) -> Scope | None:
 
 
 class CostCeiling(NamedTuple):
-    """The most that a request can cost, and the body that has to be sent for that to hold.
+    """The most that a request can cost, and the body that has to be sent for that bound to hold.
 
-    With `needs_count` there is no bound yet: CountTokens is asked first (`apply_count`).
+    With `needs_count` there is no bound yet: CountTokens must be called first (`apply_count`).
     """
 
     pico: int

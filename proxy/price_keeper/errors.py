@@ -4,35 +4,35 @@ PriceKeeperError
 ├── ConfigError            the configuration cannot be used; carries every mistake found
 ├── ListenFailed           an address cannot be listened on
 ├── JournalInUse           another process writes to this journal
-├── JournalOwnerUnknown    a journal of another machine, whose process may still write to it
+├── JournalOwnerUnknown    the journal belongs to another machine, whose process may still write to it
 ├── JournalUnusable        the journal's folder is missing, or cannot be written to
-│   └── JournalFull        its disk has no space left
-├── Refusal                a request is answered with an error of our own, in AWS's form
+│   └── JournalFull        the journal's disk is full
+├── Refusal                the proxy itself answers a request with an error, in AWS's form
 │   ├── InvalidRequest     400: the request is wrong; the message names what is allowed
 │   ├── QuotaExceeded      400: every label that may serve it has used up its quota; a retry does not help
 │   ├── AccessDenied       403: no token, or one that is not valid
-│   │   ├── TokenRejected  403: a token that we signed: revoked, of an ended session, or not for this purpose
-│   │   └── UnknownOrg     403: the caller is known, and the org is not registered
+│   │   ├── TokenRejected  403: a token with a valid signature: revoked, of an ended session, or of the wrong purpose
+│   │   └── UnknownOrg     403: the token is valid, but its org is not registered
 │   ├── TokenExpired       403: the token was valid
 │   ├── UnknownOperation   404: only operations on the allow-list are forwarded
 │   ├── NotFound           404: the org or app does not exist
-│   ├── WriteConflict      409: somebody else changed it at the same time, and that change stands
-│   ├── RequestTooLarge    413: larger than we or Bedrock accept
+│   ├── WriteConflict      409: a concurrent change won; nothing was written
+│   ├── RequestTooLarge    413: larger than the proxy or Bedrock accepts
 │   ├── TooManyRequests    429: the same call after a wait may succeed
 │   ├── Busy               503: a limit of this process is reached; a retry helps
-│   ├── SessionLimitRace   503: others kept logging this client in at the same time; carries the store's reasons
+│   ├── SessionLimitRace   503: concurrent logins of the same client kept conflicting; carries the store's reasons
 │   ├── RecordingUnavailable 503: the cost of the call could not be recorded, so it is not sent
 │   ├── WorkerUnavailable  503: another process of this sidecar does not answer, or is not ready
 │   ├── UpstreamUnavailable 503: Bedrock cannot be reached or did not answer; a retry helps
-│   └── InternalError      500: a mistake of ours; the cause is in the log alone
-└── StoreError             the store could not do what was asked
+│   └── InternalError      500: a bug in the proxy; only the log has the cause
+└── StoreError             the store could not carry out an operation
     ├── ConditionFailed    the condition of a single write did not hold; carries the item as it was
-    ├── TransactionFailed  a transaction was refused whole; carries a reason for each of its writes
+    ├── TransactionFailed  a transaction was rolled back; carries a reason for each of its writes
     ├── StoreThrottled     the store kept throttling; nothing was written
-    ├── StoreUnavailable   no usable answer; `maybe_applied` says whether the write may have happened
-    │   └── StoreAccessDenied  the store refuses our credentials, or there are none
-    ├── StoreMisconfigured the store answers, but a table is missing or wrong
-    └── InvalidStoreRequest  the store will never accept this request: it is a mistake of the caller
+    ├── StoreUnavailable   no usable response; `maybe_applied` says whether the write may have happened
+    │   └── StoreAccessDenied  the store rejects the process's credentials, or there are none
+    ├── StoreMisconfigured the store responds, but a table is missing or wrong
+    └── InvalidStoreRequest  the store will never accept this request: a bug in the calling code
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ from typing import Any, TypeGuard
 
 
 class PriceKeeperError(Exception):
-    """The root, so that a caller at the edge can turn every expected failure into an answer."""
+    """The root of all expected errors, so that entry points can turn each of them into a response or a message."""
 
 
 class ConfigError(PriceKeeperError):
-    """All mistakes of a configuration at once; each problem is one line for a person."""
+    """All mistakes of a configuration at once; each problem is one line for the operator."""
 
     def __init__(self, problems: Sequence[str]) -> None:
         self.problems = tuple(problems)
@@ -56,29 +56,31 @@ class ConfigError(PriceKeeperError):
 
 
 class ListenFailed(PriceKeeperError):
-    """Somebody else has the port, or it is not ours to take."""
+    """The port is in use, the process may not bind it, or the address does not exist."""
 
 
 class JournalOwnerUnknown(PriceKeeperError):
-    """Nobody here can tell whether the process that writes this journal still runs."""
+    """The journal's lock names another machine, so it is unknown whether that process still writes to the journal."""
 
 
 class JournalInUse(PriceKeeperError):
-    """Two processes on one journal would each take the other's calls for lost ones."""
+    """Another process has the journal's lock. Of two processes on one journal, each would recover the other's open
+    calls as lost ones."""
 
 
 class JournalUnusable(PriceKeeperError):
-    """A person has to mend it; the message says what is wrong."""
+    """The operator has to repair the journal; the message says what is wrong."""
 
 
 class JournalFull(JournalUnusable):
-    """Room on the disk is all that is missing."""
+    """The journal works again as soon as its disk has space."""
 
 
 class Refusal(PriceKeeperError):
-    """Status and type are chosen so that SDKs retry where it helps, and only there.
+    """A request that the proxy answers with an error of its own.
 
-    All three are public: `counted_as` is the label `kind` of the metric of refusals, whatever the class is called.
+    `status` and `error_type` are chosen so that SDKs retry where a retry helps, and only there. Both are public, and so
+    is `counted_as`: the value of the label `kind` in the metric `refusals_total`, independent of the class name.
     """
 
     counted_as: str
@@ -96,7 +98,7 @@ class InvalidRequest(Refusal):
 
 
 class QuotaExceeded(Refusal):
-    """Not 429, which clients take for a request to try again; none of them repeats a call for this."""
+    """Not 429, because clients retry that; no SDK retries this error type."""
 
     counted_as = "quota_spent"
     error_type = "ServiceQuotaExceededException"
@@ -109,13 +111,13 @@ class AccessDenied(Refusal):
 
 
 class TokenRejected(AccessDenied):
-    """Nobody comes by such a token by guessing, so it is not counted as a wrong secret."""
+    """Has a valid signature, so it is not a guess and does not count as a failed login."""
 
     counted_as = "no_guess"
 
 
 class UnknownOrg(AccessDenied):
-    """The token or identity is good. There is no budget to pay from."""
+    """The token or identity is valid, but its org is not registered, so there is no budget to charge."""
 
     counted_as = "unknown_org"
 
@@ -139,7 +141,7 @@ class NotFound(Refusal):
 
 
 class WriteConflict(Refusal):
-    """Not to be repeated blindly: what the other one did may be all that was wanted."""
+    """A client should read again before it retries: the concurrent change may already have the wanted effect."""
 
     counted_as = "overtaken"
     status = 409
@@ -200,13 +202,13 @@ class InternalError(Refusal):
 
 
 class StoreError(PriceKeeperError):
-    """The root of what a store may raise."""
+    """The root of all errors of a store."""
 
-    maybe_applied = False  # unless it is said, it is certain that nothing was written, and that nothing will be
+    maybe_applied = False  # by default nothing was written, and no attempt that is still in flight will write
 
 
 class ConditionFailed(StoreError):
-    """Nothing was written. `item` is what stood there when the condition was tested, None if nothing did."""
+    """Nothing was written. `item` is the item for which the condition failed, or None if there was none."""
 
     def __init__(self, item: Mapping[str, Any] | None) -> None:
         self.item = item
@@ -214,7 +216,7 @@ class ConditionFailed(StoreError):
 
 
 class ReasonCode(Enum):
-    """Why one write of a refused transaction stood in the way, or that it did not."""
+    """Why one write made its transaction fail; NONE if it did not."""
 
     NONE = "none"
     CONDITION_FAILED = "condition failed"
@@ -231,7 +233,7 @@ class CancellationReason:
 class TransactionFailed(StoreError):
     """Nothing was written. `reasons` has one entry for each write, in the order they were given.
 
-    With `maybe_applied` it was sent more than once, and an earlier attempt without an answer may still arrive."""
+    With `maybe_applied` it was sent more than once, and an earlier attempt without a response may still be applied."""
 
     def __init__(self, reasons: Sequence[CancellationReason], *, maybe_applied: bool = False) -> None:
         self.reasons = tuple(reasons)
@@ -241,19 +243,19 @@ class TransactionFailed(StoreError):
 
 
 def is_condition_failure(failure: BaseException) -> TypeGuard[TransactionFailed]:
-    """Whether a condition was tested and failed. Then no attempt was carried out before this one: a token that is
-    remembered would have been answered with success."""
+    """Whether a condition was tested and failed. Then no earlier attempt was applied either: the store would have
+    recognised its idempotency token and reported success."""
     if not isinstance(failure, TransactionFailed):
         return False
     return any(reason.code is ReasonCode.CONDITION_FAILED for reason in failure.reasons)
 
 
 class StoreThrottled(StoreError):
-    """Nothing was written, and trying again at once would not help."""
+    """Nothing was written, and an immediate retry would not help."""
 
 
 class StoreUnavailable(StoreError):
-    """The store is away. Unless `maybe_applied`, it is certain that nothing was written."""
+    """The store is unreachable. Unless `maybe_applied` is set, nothing was written."""
 
     def __init__(self, message: str, *, maybe_applied: bool = False) -> None:
         self.maybe_applied = maybe_applied
@@ -261,12 +263,12 @@ class StoreUnavailable(StoreError):
 
 
 class StoreAccessDenied(StoreUnavailable):
-    """Asking again at once would get the same answer, though credentials may be renewed later."""
+    """The store rejects the credentials. An immediate retry would fail too, but credentials may be renewed later."""
 
 
 class StoreMisconfigured(StoreError):
-    """A person has to mend the store; the message says how."""
+    """The operator has to repair the store; the message says how."""
 
 
 class InvalidStoreRequest(StoreError):
-    """The request breaks one of the store's own rules, named in the message; nothing was written."""
+    """The request violates a rule of the store, which the message names; nothing was written."""

@@ -1,7 +1,7 @@
-"""The contract between server and handler: a request, and the responder for its response.
+"""The interface between server and handler: a request, and the responder for its response.
 
-The same for HTTP/1.1 and HTTP/2. A responder never blocks; if the caller reads slowly it pauses the `FlowControl`
-attached to it. A response that cannot be completed is aborted in a way that no client takes for its end.
+It is the same for HTTP/1.1 and HTTP/2. A responder never blocks; if the caller reads slowly, it pauses the
+`FlowControl` attached to it. A response that cannot be completed is aborted so that no client takes it for complete.
 """
 
 from __future__ import annotations
@@ -17,25 +17,26 @@ Header: TypeAlias = "tuple[bytes, bytes]"
 
 
 class RequestObserver(Protocol):
-    """Hears of a request what its answer does not tell."""
+    """Receives what tracing needs to know about a request and cannot read from its response."""
 
     def on_authenticated(self, caller: Caller) -> None: ...
 
     def on_completed(self, receipt: Any) -> None:
-        """What it came to, where it has come to anything that costs."""
+        """Called with the usage and cost of the call; `receipt` is None if it cost nothing."""
 
     def on_cancelled(self) -> None: ...
 
 
 class RequestMemory(Protocol):
-    """The memory that all requests share."""
+    """The memory limit that all requests share."""
 
     def grow_request(self, request: Request, size: int) -> None:
-        """Counts so much more for this request, until it is over. Raises Busy where there is no room for it."""
+        """Reserves `size` more bytes for this request, until it ends. Raises Busy if they exceed the limit."""
 
 
 class Request:
-    """A whole request. Header names are in lower case; of a repeated header the first value is kept."""
+    """A complete request. Header names are in lower case; of a repeated header only the first value is kept, and its
+    name is in `repeated`."""
 
     __slots__ = (
         "body",
@@ -56,35 +57,35 @@ class Request:
         self.headers = headers
         self.repeated = repeated
         self.body = b""
-        self.peer = ""  # the address it comes from, as far as that is known
-        self.received_at = 0.0  # when all of it was here, by the monotonic clock
+        self.peer = ""  # IP address of the client; empty if unknown
+        self.received_at = 0.0  # when it was complete, by the monotonic clock
         self.observer: RequestObserver | None = None
         self.memory: RequestMemory | None = None
-        self.memory_bytes = 0  # what it is counted with in that room
+        self.memory_bytes = 0  # reserved in `memory` for this request
 
     def reserve_copies(self, copies: int) -> None:
-        """Of its body, which are about to be made. Raises Busy."""
+        """Reserves memory for copies of the body that the caller is about to make. Raises Busy."""
         if self.memory is not None:
             self.memory.grow_request(self, copies * len(self.body))
 
 
 class FlowControl(Protocol):
-    """What feeds a responder, and can be asked to wait while the caller reads slowly."""
+    """The source of a response's data, which a responder pauses while the caller reads slowly (back-pressure)."""
 
     def pause(self) -> None: ...
 
     def resume(self) -> None: ...
 
     def on_stalled(self, seconds: float) -> None:
-        """Told every second or so while it is paused: for how long the caller has read nothing."""
+        """Called about once a second while paused, with the seconds for which the caller has read nothing."""
 
     def on_disconnected(self) -> None: ...
 
 
 class Responder(Protocol):
-    """The way back. Calls come in the order start, write..., finish; abort may come at any time.
+    """Writes one response. Methods are called in the order start, write..., finish; abort may come at any time.
 
-    Nothing here waits: a caller that reads slowly makes the responder pause its flow.
+    No method blocks: while the caller reads slowly, the responder pauses its flow.
     """
 
     @property
@@ -92,28 +93,29 @@ class Responder(Protocol):
 
     @property
     def is_disconnected(self) -> bool:
-        """The caller has left; what is written goes nowhere."""
+        """Whether the caller has disconnected; further writes are discarded."""
 
     def attach(self, flow: FlowControl) -> None: ...
 
     def start(self, status: int, headers: Sequence[Header], length: int | None) -> None:
-        """`length` of the body, where it is known; the headers name neither it nor the framing."""
+        """`length` is that of the body, if known. The responder adds content-length or other framing; `headers` must
+        not."""
 
     def write(self, data: bytes) -> None: ...
 
     def flush(self) -> None:
-        """Lets a head go out whose body is not there yet."""
+        """Sends the head now; otherwise it waits for the first bytes of the body."""
 
     def finish(self) -> None: ...
 
     def abort(self) -> None:
-        """Breaks the connection or stream so that no client takes what it has for the whole."""
+        """Ends the connection or stream in a way that no client takes for the end of a complete response."""
 
 
 Handler: TypeAlias = Callable[[Request, Responder], Awaitable[None]]
 
 
 def create_request_id_source() -> Callable[[], bytes]:
-    """Each new in this process, and in all likelihood among all."""
+    """A function that returns a new request id: unique in this process and, by a random prefix, among processes."""
     run, numbers = os.urandom(6).hex(), count(1)
     return lambda: f"{run}-{next(numbers)}".encode()

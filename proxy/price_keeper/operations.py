@@ -17,12 +17,12 @@ from urllib.parse import quote, unquote
 MAX_ID_CHARS = 2048
 
 ALLOWED_ID = (
-    f"an id is 1 to {MAX_ID_CHARS} letters, digits, '.', ':', '_' and '-', an ARN has single slashes between such parts too, "
-    "and neither has '..'; it may be percent-encoded once, or twice"
+    f"an id is 1 to {MAX_ID_CHARS} letters, digits, '.', ':', '_' and '-', "
+    "an ARN has single slashes between such parts too, and neither has '..'; it may be percent-encoded once, or twice"
 )
 ALLOWED_VERSION = "a guardrail's version is DRAFT or a number of at most 8 digits"
 
-# A fleet uses a handful of ids, each spelled in a few ways. With the longest raw spelling one takes 20 kB.
+# A fleet uses a handful of ids, each in a few encodings. An entry with the longest raw encoding takes 20 kB.
 _ID_CACHE_SIZE = 256
 
 _PART = r"(?!\.(?:/|\Z))[A-Za-z0-9.:_-]+"
@@ -32,9 +32,9 @@ _VERSION = re.compile(r"DRAFT|[1-9][0-9]{0,7}")
 
 
 class Operation(Enum):
-    """What Bedrock is asked to do; the value is the path that asks for it."""
+    """An operation of Bedrock; its value is the template of its path."""
 
-    __hash__ = object.__hash__  # each is there once, and an Enum's own is slow for what is looked up in every call
+    __hash__ = object.__hash__  # members are singletons, and Enum's own hash is slow on the hot path
 
     INVOKE = "/model/{id}/invoke"
     INVOKE_STREAM = "/model/{id}/invoke-with-response-stream"
@@ -51,12 +51,12 @@ class Operation(Enum):
 
 class OperationPath(NamedTuple):
     operation: Operation
-    id: str = ""  # decoded: of the model, the guardrail, or the async invocation; empty where the path has none
+    id: str = ""  # decoded id of the model, guardrail or async invocation; empty where the path has none
     version: str = ""  # of the guardrail
 
     @property
     def path(self) -> str:
-        """The path to send."""
+        """The path as it is sent upstream, in its one canonical encoding."""
         template: str = self.operation.value
         if not self.id:
             return template
@@ -69,12 +69,12 @@ _FIXED_PATHS = {each.value: OperationPath(each) for each in Operation if "{" not
 
 
 def parse_path(path: str) -> OperationPath | None:
-    """What a raw path without its query asks for; None if it is none of Bedrock's.
+    """The operation and id that a raw path, without its query, selects; None for a path that is none of Bedrock's.
 
-    Raises ValueError for a path of the right form with an id in it that must not get any further.
+    Raises ValueError for a path of the right form whose id is not allowed.
     """
     if path.startswith(_MODEL):
-        # The last part alone is the operation, as a raw ARN brings slashes of its own.
+        # Only the last part is the operation, because a raw ARN contains slashes.
         raw, slash, last = path[len(_MODEL) :].rpartition("/")
         operation = _MODEL_OPERATIONS.get(last)
         return OperationPath(operation, decode_model_id(raw)) if slash and operation else None
@@ -96,7 +96,7 @@ def _parse_guardrail_path(middle: str) -> OperationPath | None:
 
 @lru_cache(_ID_CACHE_SIZE)
 def decode_model_id(raw: str) -> str:
-    """The id that this part of a path means, be it a label, an id of Bedrock's or an ARN."""
+    """Decode the id in a path: a label, a model id of Bedrock or an ARN. Raises ValueError."""
     decoded = raw
     for _layer in range(2):
         if "%" in decoded and _ENCODED.fullmatch(decoded):
@@ -106,12 +106,12 @@ def decode_model_id(raw: str) -> str:
 
 @lru_cache(_ID_CACHE_SIZE)
 def encode_model_id(model_id: str) -> str:
-    """The one way an id is spelled in a path that is sent: all but RFC 3986's unreserved characters encoded."""
+    """Encode an id for an upstream path: all characters but RFC 3986's unreserved ones are percent-encoded."""
     return quote(check_model_id(model_id), safe="")
 
 
 def check_model_id(model_id: str) -> str:
-    """The same id, decoded as it is. Raises ValueError."""
+    """Return a decoded id unchanged if it is allowed. Raises ValueError."""
     if len(model_id) > MAX_ID_CHARS or not _VALID_ID.fullmatch(model_id):
         raise ValueError(f"{model_id[:100]!a} is not allowed: {ALLOWED_ID}")
     return model_id

@@ -1,8 +1,8 @@
 """Days, weeks and months in an org's own time zone. Pure.
 
-An org's day begins at the first instant at which the local date of its zone is that day or a later one. Days of 23
-and 25 hours follow from this rule, a day that begins after midnight because a clock change skipped midnight, a day
-that goes on when the clocks fall back into the day before, and skipped dates, which are days of no length.
+An org's day begins at the first instant at which the local date of its zone is that day or a later one. This rule
+covers days of 23 and 25 hours, days that begin after midnight because a clock change skipped midnight, clocks that fall
+back into the day before (the new day continues), and skipped dates, which are days of no length.
 
 Start with `find_span`: the spans of one period and zone leave no gap and never overlap. Keys such as `DAY#20261118`
 are stored, so their form must not change.
@@ -24,9 +24,9 @@ from zoneinfo import ZoneInfo
 
 _ONE_DAY = timedelta(days=1)
 _ONE_WEEK = timedelta(weeks=1)
-# Names the zone database lists although they are no places: the host's own setting, and "not set yet".
+# Names that the zone database lists but that are no places: the host's own setting, and "not set yet".
 _PLACELESS = frozenset({"localtime", "Factory"})
-_MAX_NAME_LENGTH = 64  # bounds the work on, and the echo of, a name that came from outside
+_MAX_NAME_LENGTH = 64  # limits the work on a name from outside, and how much of it appears in messages
 _DAY_TEXT = re.compile(r"(\d{4})(\d\d)(\d\d)", re.ASCII)
 _SPAN_KEY = re.compile(r"DAY#(?P<day>\d{8})|WEEK#(?P<year>\d{4})-W(?P<week>\d\d)|MONTH#(?P<month>\d{6})", re.ASCII)
 
@@ -75,7 +75,7 @@ def parse_span_key(key: str, zone: ZoneInfo) -> PeriodSpan:
 
 
 def iterate_day_spans(first: date, last: date, zone: ZoneInfo) -> Iterator[PeriodSpan]:
-    """The days from first to last, both included, without those that were skipped and so hold no instant."""
+    """The days from first to last, both included, without skipped dates, which have no length."""
     for ordinal in range(first.toordinal(), last.toordinal() + 1):
         day = find_day_span(date.fromordinal(ordinal), zone)
         if day.start < day.end:
@@ -85,7 +85,7 @@ def iterate_day_spans(first: date, last: date, zone: ZoneInfo) -> Iterator[Perio
 def find_org_date(at_epoch: float, zone: ZoneInfo) -> date:
     """The org's day at this instant: never earlier than at any instant before."""
     day = _compute_local_date(math.floor(at_epoch), zone)
-    # The clocks may have fallen back into the day before, but a day that has begun is not left again.
+    # The clocks may have fallen back into the day before, but a day that has begun continues.
     while _find_day_start(day + _ONE_DAY, zone) <= at_epoch:
         day += _ONE_DAY
     return day
@@ -107,7 +107,8 @@ def parse_day(text: str) -> date:
 
 
 def load_zone(name: str) -> ZoneInfo:
-    """The zone of exactly this name. Only a known name is ever looked up, so none can act as a path."""
+    """The zone of exactly this name. Only a known name is looked up, so no name can act as a file path. Raises
+    ValueError."""
     if name not in _list_zone_names():
         shown_name, nearest_name = name[:_MAX_NAME_LENGTH], _find_nearest_zone(name)
         raise ValueError(f"unknown time zone {shown_name!r}; the nearest known one is {nearest_name!r}")
@@ -137,9 +138,9 @@ def _find_day_start(day: date, zone: ZoneInfo) -> int:
     midnight = datetime(day.year, day.month, day.day, tzinfo=zone)
     first = int(midnight.timestamp())
     second = int(midnight.replace(fold=1).timestamp())
-    if first <= second:  # midnight comes once, or twice
+    if first <= second:  # midnight occurs once or twice
         return first
-    # Midnight is skipped, and the two readings lie on either side of the change that skips it.
+    # Midnight is skipped, and the two interpretations lie on either side of the clock change that skips it.
     return second + bisect_left(range(second, first), day, key=lambda at: _compute_local_date(at, zone))
 
 

@@ -32,7 +32,7 @@ MODEL_PATH_OPERATIONS: Final = frozenset(
 )
 # Operations whose model is named in the body, and the key that names it.
 _MODEL_KEYS: Final = {Operation.CHAT_COMPLETIONS: "model", Operation.ASYNC_INVOKES: "modelId"}
-_MAX_MODEL_NAME_BYTES: Final = 16 * 1024  # bytes: an id of the greatest length, every character escaped
+_MAX_MODEL_NAME_BYTES: Final = 16 * 1024  # of an id of the greatest length with every character escaped in JSON
 
 _FORWARDED_HEADERS: Final = {
     name.encode(): name
@@ -52,7 +52,7 @@ _TOKEN: Final = re.compile(rb"[a-z0-9!#$%&'*+.^_`|~-]{1,256}")
 _HEADER_NAME_CACHE_SIZE: Final = 256
 
 _INVOCATION_ID: Final = b"amz-sdk-invocation-id"
-_VARYING_HEADERS: Final = ("accept", "content-type", "x-amzn-bedrock-")  # headers that change the answer
+_VARYING_HEADERS: Final = ("accept", "content-type", "x-amzn-bedrock-")  # headers that change the response
 
 Headers: TypeAlias = "list[tuple[str, str]]"
 
@@ -60,22 +60,23 @@ _BIDIRECTIONAL: Final = Operation.INVOKE_BIDIRECTIONAL.value.rpartition("}")[2].
 
 
 class ParsedCall(NamedTuple):
-    """`model` is what the caller named: a label or an id; empty where the operation has no model."""
+    """A parsed request. `model` is what the caller named, a label or an id; empty where the operation has no model."""
 
     operation: Operation
     model: str
     target: OperationPath
-    model_span: tuple[int, int] | None = None  # where the body names the model, if it does
+    model_span: tuple[int, int] | None = None  # byte offsets of the model's name in the body, if it is there
 
     def body_with_model(self, model: str, body: bytes) -> bytes:
-        """The caller's own bytes, but for another model's name in the place of the one they name."""
+        """The caller's body with the model's name replaced, and every other byte unchanged."""
         if self.model_span is None or model == self.model:
             return body
         return json_splice.replace_span(body, self.model_span, orjson.dumps(model))
 
 
 def check_target(target: bytes) -> Refusal | None:
-    """Why this is refused whoever asks for it. The body of such a request may have no end, so none is waited for."""
+    """The refusal for a target that is not supported for any caller; None for all others. It is checked before the body
+    is read, because the body of a bidirectional stream may never end."""
     return _build_bidirectional_refusal() if target.partition(b"?")[0].endswith(_BIDIRECTIONAL) else None
 
 
@@ -84,7 +85,10 @@ def _build_bidirectional_refusal() -> Refusal:
 
 
 def parse_call(request: Request) -> ParsedCall:
-    """Raises a Refusal. It reads the body where that names the model, which takes time for a large one."""
+    """Parse a request into a call. Raises a Refusal.
+
+    Reads the body where that names the model, which takes long for a large body.
+    """
     path, _, query = request.target.decode("latin-1").partition("?")
     try:
         target = parse_path(path)
@@ -93,7 +97,7 @@ def parse_call(request: Request) -> ParsedCall:
     if target is None or not _is_method_allowed(target.operation, request.method):
         raise UnknownOperation("this port serves the operations of bedrock-runtime and OpenAI's chat completions")
     if query:
-        raise InvalidRequest("no operation takes a query here; who calls is said in headers")
+        raise InvalidRequest("no operation takes a query string here; credentials belong in headers")
     operation = target.operation
     if operation in MODEL_PATH_OPERATIONS:
         return ParsedCall(operation, target.id, target)
@@ -102,8 +106,8 @@ def parse_call(request: Request) -> ParsedCall:
     if operation not in _MODEL_KEYS:
         return ParsedCall(operation, "", target)
     if request.method == b"GET":
-        whose = "the jobs of every app in the account"
-        raise AccessDenied(f"a list would show {whose}; ask for one job, by the ARN that its start was answered with")
+        jobs = "the jobs of every app in the account"
+        raise AccessDenied(f"a list would show {jobs}; get one job by the ARN that its start returned")
     return _parse_model_in_body(target, request.body)
 
 
@@ -129,7 +133,7 @@ def _parse_model_in_body(target: OperationPath, body: bytes) -> ParsedCall:
 
 
 def locate_model(parsed_call: ParsedCall, body: bytes) -> ParsedCall:
-    """The same in another body, in which the model's name stands elsewhere."""
+    """The same call for a changed body, in which the model's name has other offsets."""
     if parsed_call.model_span is None:
         return parsed_call
     key = _MODEL_KEYS[parsed_call.operation]
@@ -137,18 +141,19 @@ def locate_model(parsed_call: ParsedCall, body: bytes) -> ParsedCall:
 
 
 def _read_model_name(body: bytes, span: tuple[int, int] | None) -> str:
-    """Empty where there is none, or none that could be meant."""
+    """The model's name in the body; empty if there is none, or no valid one."""
     if span is None or span[1] - span[0] > _MAX_MODEL_NAME_BYTES:
         return ""
     try:
         value = orjson.loads(body[span[0] : span[1]])
-    except orjson.JSONDecodeError:  # half a surrogate pair, which is JSON and no text
+    except orjson.JSONDecodeError:  # half a surrogate pair, which is valid JSON but no valid text
         return ""
     return value if isinstance(value, str) else ""
 
 
 def select_upstream_headers(request: Request, extra_prefix: bytes | None) -> Headers:
-    """Those on the list and no others: what says who calls ends here. `extra_prefix` is the simulator's."""
+    """The headers of a request that are sent upstream: only those on the allow-list, so the caller's credentials and
+    identity end here. `extra_prefix` allows the simulator's headers too. Raises InvalidRequest."""
     prefixes = (_BEDROCK_PREFIX,) if extra_prefix is None else (_BEDROCK_PREFIX, extra_prefix)
     selected = []
     for name, value in request.headers.items():
@@ -167,8 +172,8 @@ def select_upstream_headers(request: Request, extra_prefix: bytes | None) -> Hea
 
 
 def compute_retry_key(request: Request, caller: Caller, headers: Headers) -> bytes | None:
-    """The same for a call sent again, and for no other call whose answer might be another one. None for a call that
-    does not say which it is."""
+    """A key that a call and its SDK retries share, and that no call with a possibly different response has. None for a
+    call without an invocation id."""
     invocation_id = request.headers.get(_INVOCATION_ID)
     if invocation_id is None:
         return None
@@ -180,13 +185,14 @@ def compute_retry_key(request: Request, caller: Caller, headers: Headers) -> byt
 @lru_cache(_HEADER_NAME_CACHE_SIZE)
 def _decode_header_name(name: bytes) -> str:
     if not _TOKEN.fullmatch(name):
-        raise InvalidRequest("the name of a header has characters that no name has")
+        raise InvalidRequest("the name of a header has characters that are not allowed")
     return name.decode()
 
 
 def _require_printable(name: str, text: str) -> str:
-    """A tab means no more than a space, and only a space can be signed."""
+    """The value with tabs as spaces, which mean the same and can be signed. Raises InvalidRequest for other characters
+    that are not printable ASCII."""
     text = text.replace("\t", " ")
     if not (text.isascii() and text.isprintable()):
-        raise InvalidRequest(f"the header {name} has none but printable ASCII characters")
+        raise InvalidRequest(f"the header {name} may have only printable ASCII characters")
     return text

@@ -1,8 +1,8 @@
-"""Botocore's chain of AWS credential providers, run in a thread and bounded in time.
+"""Botocore's chain of AWS credential providers, run in a thread and limited in time.
 
-A provider reads files, calls services or runs a command, and any of these may hang. A chain that does not answer is
-abandoned and replaced, at most `MAX_ABANDONED` times at once. The store uses this module too, so it imports nothing
-else of this package.
+A provider reads files, calls services or runs a command, and any of these may hang. A chain that does not return is
+abandoned and replaced; at most MAX_ABANDONED chains are abandoned at once. Both the store and the Bedrock client use
+this module, so it imports only `tasks`. Start with `ProviderChain.load`.
 """
 
 from __future__ import annotations
@@ -18,23 +18,26 @@ from typing import Any, TypeAlias
 
 from price_keeper.tasks import DaemonThreadPool
 
-RENEW_INTERVAL_SECONDS = 60.0  # botocore itself renews a quarter of an hour before expiry, when asked
-ANSWER_TIMEOUT_SECONDS = 5.0  # for an answer; one that comes later is taken at the next look
-ABANDON_AFTER_SECONDS = 60.0  # after which another chain is asked, as this one may hold a lock
-COMMAND_TIMEOUT_SECONDS = 60.0  # for a command, which is killed then
-MAX_ABANDONED = 4  # chains that were given up and are still at it: each has a thread
+RENEW_INTERVAL_SECONDS = 60.0  # botocore renews credentials 15 minutes before their expiry, but only when called
+ANSWER_TIMEOUT_SECONDS = 5.0  # for one `load`; a result that arrives later is returned by the next `load`
+ABANDON_AFTER_SECONDS = 60.0  # then a new chain is made, because this one may hold a lock forever
+COMMAND_TIMEOUT_SECONDS = 60.0  # for a credential_process command, which is then killed
+MAX_ABANDONED = 4  # abandoned chains that still run; each occupies a thread
 
 FindCredentials: TypeAlias = Callable[[], Any]
 CredentialsFuture: TypeAlias = "asyncio.Future[Any]"
 
 
 class ProviderTimeout(Exception):
+    """The chain did not return in time."""
+
     def __init__(self, seconds: float) -> None:
         super().__init__(f"no answer in {seconds:g} seconds")
 
 
 class ProviderChain:
-    """`make` makes one that is asked for what it finds; both may take their time."""
+    """Loads credentials in a thread. Concurrent callers share one load (single-flight). `make` builds a function that
+    finds credentials; both run in the thread, because both may take long."""
 
     def __init__(
         self, make: Callable[[], FindCredentials] | None = None, now: Callable[[], float] = time.monotonic
@@ -42,13 +45,13 @@ class ProviderChain:
         self._make = make or _botocore_chain
         self._find: FindCredentials = _LazyChain(self._make)
         self._now = now
-        self._threads = DaemonThreadPool()  # its own: a command that has said what is wrong ends without them as well
-        self._pending: CredentialsFuture | None = None  # the one under way, which all who ask share
+        self._threads = DaemonThreadPool()  # its own, so that hanging providers never delay exit, as in CLI commands
+        self._pending: CredentialsFuture | None = None  # the running load, shared by all callers
         self._began = 0.0
         self._abandoned: set[CredentialsFuture] = set()
 
     async def load(self, seconds: float = ANSWER_TIMEOUT_SECONDS) -> Any:
-        """Raises whatever its providers do, or SilentProvider."""
+        """The frozen credentials, or None if no provider has any. Raises ProviderTimeout, and what providers raise."""
         if self._pending is not None and not self._pending.done() and self._now() - self._began > ABANDON_AFTER_SECONDS:
             self.replace()
         pending = self._pending or self._start()
@@ -60,8 +63,8 @@ class ProviderChain:
         return pending.result()
 
     def replace(self) -> None:
-        """Another chain takes the place of this one, unless too many say nothing as it is: what it has found it reads
-        only once."""
+        """Abandon this chain and make a new one on the next load, because a chain reads its sources only once. Does
+        nothing if MAX_ABANDONED chains still run."""
         if self._pending is not None and not self._pending.done():
             if len(self._abandoned) >= MAX_ABANDONED:
                 return
@@ -78,7 +81,7 @@ class ProviderChain:
 
 
 class _LazyChain:
-    """A chain that is made where it is asked."""
+    """Builds its chain at the first call, so that this happens in the thread."""
 
     def __init__(self, make: Callable[[], FindCredentials]) -> None:
         self._make = make
@@ -90,27 +93,29 @@ class _LazyChain:
 
 
 def _retrieve_exception(pending: CredentialsFuture) -> None:
-    """Nobody may be left to be told of its failure."""
+    """Mark the exception as retrieved: all callers may have timed out, and asyncio would log a warning."""
     if not pending.cancelled():
         pending.exception()
 
 
 class _BoundedProcess(subprocess.Popen[bytes]):
+    """A command that is killed, with its children, after COMMAND_TIMEOUT_SECONDS."""
+
     def __init__(self, line: list[str], stdout: int, stderr: int) -> None:
-        # Its session is its own, so that what it starts can be ended with it.
+        # A session of its own makes it a process group, so that its children can be killed with it.
         super().__init__(line, stdout=stdout, stderr=stderr, start_new_session=True)
 
     def communicate(self, input: bytes | None = None, timeout: float | None = None) -> tuple[bytes, bytes]:
         try:
             return super().communicate(input, timeout or COMMAND_TIMEOUT_SECONDS)
         except subprocess.TimeoutExpired:
-            with self, suppress(ProcessLookupError):  # closes its pipes, and waits for it
+            with self, suppress(ProcessLookupError):  # leaving the block closes the pipes and waits for the process
                 os.killpg(self.pid, SIGKILL)
             raise
 
 
 def _botocore_chain() -> FindCredentials:
-    from botocore.credentials import ProcessProvider  # 75 ms that those without AWS need not pay
+    from botocore.credentials import ProcessProvider  # takes 75 ms, which a process without AWS is spared
     from botocore.session import Session
 
     session = Session()
@@ -119,8 +124,8 @@ def _botocore_chain() -> FindCredentials:
         return ProcessProvider(profile, lambda: session.full_config, _BoundedProcess)
 
     def find() -> Any:
-        # Botocore has no other way to bound a command, and would wait for it for ever; nor that of another profile,
-        # which provides what a role is assumed with.
+        # Botocore offers no other way to limit the time of a command, and would wait forever. The same holds for the
+        # command of a source profile, with whose credentials a role is assumed.
         chain = session.get_component("credential_provider")
         chain.get_provider("custom-process")._popen = _BoundedProcess
         chain.get_provider("assume-role")._profile_provider_builder._create_process_provider = bounded

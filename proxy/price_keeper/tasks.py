@@ -1,9 +1,9 @@
 """Background work: supervised asyncio tasks, and threads for work that would block the event loop.
 
-No other module creates a task, so none can fail unnoticed or be left behind. `Tasks.start` restarts what crashes,
-`run_every` repeats an action, `spawn` runs a coroutine to its end, and `spawn_eager` does so without a task until it
-first waits. `run_large_work` processes one large body at a time in a thread; `DaemonThreadPool` is the executor behind
-`asyncio.to_thread`, and its threads do not keep the process from exiting.
+No other module creates a task, so no task fails unnoticed or outlives the process's shutdown. `Tasks.start` restarts
+work that crashes, `run_every` repeats an action, `spawn` runs a coroutine to its end, and `spawn_eager` does so without
+a task until it first waits. `run_large_work` processes one large body at a time in a thread; `DaemonThreadPool` is the
+executor behind `asyncio.to_thread`, and its threads do not keep the process from exiting.
 """
 
 from __future__ import annotations
@@ -25,22 +25,29 @@ from price_keeper.telemetry.logs import format_traceback
 
 Work = Callable[[], Coroutine[Any, Any, object]]
 
-_log = logging.getLogger("price_keeper.tasks")
+MAX_IDLE_THREADS: Final = 8
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _MIN_BACKOFF_SECS = 1.0
 _MAX_BACKOFF_SECS = 60.0
 
+_large_work_lock = Lock()
+_log = logging.getLogger("price_keeper.tasks")
+
 
 class Tasks:
-    """Use as `async with Tasks(clock) as tasks`; on the way out everything is stopped and waited for."""
+    """The background tasks of a process. Use as `async with Tasks(clock) as tasks`; leaving the block cancels the
+    supervised ones and waits for them."""
 
     def __init__(self, clock: Clock, *, chance: Callable[[], float] = random.random) -> None:
-        """`chance` gives a number in [0, 1) for each wait that is jittered."""
+        """`chance` returns a number in [0, 1), used for jitter."""
         self._clock = clock
         self._chance = chance
         self._loop = asyncio.get_running_loop()
         self._spawned: set[asyncio.Task[None]] = set()
-        self._supervised: set[asyncio.Task[None]] = set()  # the loop itself holds its tasks only weakly
+        self._supervised: set[asyncio.Task[None]] = set()  # the event loop keeps only weak references to tasks
         self._is_stopping = False
 
     async def __aenter__(self) -> Self:
@@ -52,7 +59,7 @@ class Tasks:
         await self.stop()
 
     def start(self, name: str, work: Work) -> None:
-        """Run until it returns; run it again, after a growing back-off, each time it crashes."""
+        """Run until it returns; run it again, after a growing backoff, each time it crashes."""
         if self._is_stopping:
             raise RuntimeError(f"cannot start {name!r}: the background tasks are stopping")
         task = asyncio.create_task(self._supervise(name, work), name=name)
@@ -60,8 +67,8 @@ class Tasks:
         task.add_done_callback(self._supervised.discard)
 
     def spawn_eager(self, work: Coroutine[Any, Any, None]) -> None:
-        """As `once`, but run at once, and without a task until it first waits: most calls never do before they are
-        written to Bedrock. Until then `asyncio.timeout` does not work; see `in_task`."""
+        """Like `spawn`, but start to run now, and without a task until the coroutine first waits: most calls do not
+        wait before they are written to Bedrock. Until then `asyncio.timeout` does not work; see `switch_to_task`."""
         try:
             pending = work.send(None)
         except StopIteration:
@@ -69,7 +76,8 @@ class Tasks:
         self.spawn(_continue_in_task(work, pending))
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run to its end, come what may: made for the many and short, whose failures are their own to tell."""
+        """Run a coroutine to its end, even while the process stops. Meant for many short coroutines that handle their
+        own failures; an exception that escapes is logged."""
         task = self._loop.create_task(work)
         self._spawned.add(task)
         task.add_done_callback(self._on_done)
@@ -78,11 +86,13 @@ class Tasks:
         self._spawned.discard(task)
         failure = None if task.cancelled() else task.exception()
         if failure is not None:
-            # Its message is left out, as it could hold a piece of what a caller sent.
-            _log.error("a task ended with %s", type(failure).__name__, extra={"where": format_traceback(failure)})
+            # The exception's message is left out, because it may contain data of a caller.
+            _log.error(
+                "task failed with an unexpected %s", type(failure).__name__, extra={"where": format_traceback(failure)}
+            )
 
     def run_every(self, name: str, interval: float, action: Work, *, jitter: float = 0.0) -> None:
-        """Wait an interval, act, and so on; a failed action is logged and the next one comes as usual.
+        """Wait an interval, run the action, and repeat. A failed action is logged, and the next one runs as usual.
 
         The interval runs from the end of an action to the start of the next, so actions never overlap.
         `jitter` is the share of the interval, less than 1, by which each wait may be shorter or longer.
@@ -98,13 +108,13 @@ class Tasks:
         self.start(name, repeat)
 
     async def stop(self) -> None:
-        """Cancel everything and wait until it has cleaned up. Any later call only waits."""
+        """Cancel the supervised tasks and wait until they have cleaned up. Idempotent: a later call only waits."""
         if not self._is_stopping:
             self._is_stopping = True
             for task in self._supervised:
                 task.cancel()
         if self._supervised:
-            # If this wait is cancelled, the tasks are not: a second cancellation would break off their clean-up.
+            # Cancelling this wait does not cancel the tasks again, which would interrupt their clean-up.
             await asyncio.wait(set(self._supervised))
 
     async def _supervise(self, name: str, work: Work) -> None:
@@ -114,7 +124,7 @@ class Tasks:
             if await self._run_logged(name, work) or self._is_stopping:
                 return
             if self._clock.monotonic() - started_at >= _MAX_BACKOFF_SECS:
-                backoff = _MIN_BACKOFF_SECS  # it ran well for a while, so this crash is a new trouble
+                backoff = _MIN_BACKOFF_SECS  # it ran well for a while, so this crash has a new cause
             await self._clock.sleep(backoff * (0.5 + self._chance() / 2))
             backoff = min(2 * backoff, _MAX_BACKOFF_SECS)
 
@@ -125,8 +135,8 @@ class Tasks:
         except asyncio.CancelledError as error:
             if _is_cancelled():
                 raise
-            # Nobody cancelled this task: something it waited for was, and that must not end it silently.
-            _log.error("background task %r crashed: what it waited for was cancelled", name, exc_info=error)
+            # This task was not cancelled; something it waited for was, and that must not end it silently.
+            _log.error("background task %r crashed: an operation it awaited was cancelled", name, exc_info=error)
             return False
         except Exception as error:
             _log.error("background task %r crashed: %r", name, error, exc_info=error)
@@ -136,7 +146,7 @@ class Tasks:
 
 @coroutine
 def switch_to_task() -> Generator[None, None, None]:
-    """What comes behind this runs in a task, also of work that was begun without one."""
+    """After awaiting this, the coroutine runs in a task, even if `spawn_eager` started it without one."""
     yield
 
 
@@ -146,7 +156,7 @@ async def _continue_in_task(work: Coroutine[Any, Any, None], pending: Any) -> No
 
 @coroutine
 def _continue(work: Coroutine[Any, Any, None], pending: Any) -> Generator[Any, Any, None]:
-    """Waits for what the work waits for already, and then does the rest of it."""
+    """Await what the coroutine already awaits, then run the rest of it."""
     try:
         while True:
             try:
@@ -164,18 +174,9 @@ def _is_cancelled() -> bool:
     return task is not None and task.cancelling() > 0
 
 
-MAX_IDLE_THREADS: Final = 8
-
-P = ParamSpec("P")
-T = TypeVar("T")
-
-
-_large_work_lock = Lock()
-
-
 async def run_large_work(work: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
-    """Work on a large body, in a thread. One at a time: each may take several times the body's memory for a moment, and
-    as the interpreter runs one thread at a time, several would end no sooner."""
+    """Run work on a large body in a thread, one at a time in this process: each may briefly take several times the
+    body's memory, and under the GIL several at once would not finish sooner."""
 
     exclusively: Callable[..., T] = _run_exclusively
     return await asyncio.to_thread(exclusively, work, *arguments, **named)
@@ -187,11 +188,12 @@ def _run_exclusively(work: Callable[P, T], *arguments: P.args, **named: P.kwargs
 
 
 class DaemonThreadPool(ThreadPoolExecutor):
-    """For `asyncio.to_thread`. Some work may never end, as that of a provider of credentials, so there are as many
-    threads as there is work; for what must be done, its owner waits.
+    """The executor for `asyncio.to_thread`. Some work may never end, such as that of a credential provider, so the
+    number of threads is not limited and exit does not wait for them. Work that must finish has to be awaited by its
+    owner.
 
-    A thread is started without waiting until it runs, as `Thread.start` does: where memory is short one may end before
-    it has begun, and the event loop would wait for ever.
+    Threads are started without waiting until they run, unlike with `Thread.start`: when memory is short, a thread may
+    end before it has begun, and the event loop would then wait forever.
     """
 
     def __init__(self) -> None:
@@ -199,17 +201,17 @@ class DaemonThreadPool(ThreadPoolExecutor):
         self._work: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._lock = Lock()
         self._alive = 0
-        self._idle = 0  # threads that have begun and wait for work, less the work that waits for one
+        self._idle = 0  # running threads without work, minus queued work
 
     def submit(self, work: Callable[P, T], /, *arguments: P.args, **named: P.kwargs) -> Future[T]:
-        """Raises Busy where there is no thread, nor can one be started."""
+        """Run the work in a thread. Raises Busy if there is no thread and none can be started."""
         future: Future[T] = Future()
 
         def do() -> None:
             if future.set_running_or_notify_cancel():
                 try:
                     future.set_result(work(*arguments, **named))
-                except BaseException as failure:  # it is for whoever waits
+                except BaseException as failure:  # passed on to the awaiting caller
                     future.set_exception(failure)
 
         with self._lock:
@@ -222,7 +224,7 @@ class DaemonThreadPool(ThreadPoolExecutor):
     def _start_thread(self) -> None:
         try:
             start_new_thread(self._run, ())
-        except RuntimeError:  # no memory, or as many threads as the system allows: the next that is free does it
+        except RuntimeError:  # out of memory, or at the system's limit: an existing thread will do the work
             if not self._alive:
                 raise Busy("the sidecar cannot start a thread; try again", retry_after=1) from None
         else:

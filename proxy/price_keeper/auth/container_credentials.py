@@ -24,7 +24,7 @@ MAX_CACHED_CREDENTIALS = 10_000
 
 # SDKs sign with this key pair because they must. The signature proves nothing here; only the token counts.
 _ACCESS_KEY = "PRICEKEEPERCALLER"
-_SECRET_KEY = "the-signature-is-not-looked-at"  # noqa: S105 - no secret
+_SECRET_KEY = "the-signature-is-not-looked-at"
 NO_SIGNING_KEY_RETRY_SECONDS = 60  # long, because only another configuration helps
 _NO_SIGNING_KEY = (
     "this process cannot issue tokens, because the first key of auth.keys is only a public key; ask the control service"
