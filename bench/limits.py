@@ -78,7 +78,7 @@ def table(share: float, fleets: list[int]) -> str:
 
 
 class _NoTasks:
-    def once(self, work: Any) -> None:
+    def spawn(self, work: Any) -> None:
         work.close()
 
 

@@ -14,16 +14,15 @@ _FRAME = re.compile(
 
 # By the beginning of a file's path; the first that fits.
 _ROOMS = (
-    ("proxy/price_keeper/surface/", "reading the request, telling the caller"),
+    ("proxy/price_keeper/server/", "reading the request, telling the caller"),
+    ("proxy/price_keeper/parse_call", "reading the request, telling the caller"),
     ("proxy/price_keeper/auth/", "identify"),
-    ("proxy/price_keeper/limits/", "admit"),
-    ("proxy/price_keeper/selection/admitting", "admit"),
-    ("proxy/price_keeper/selection/callers_limits", "admit"),
-    ("proxy/price_keeper/selection/", "select"),
-    ("proxy/price_keeper/choosing", "select"),
-    ("proxy/price_keeper/forwarding/", "forward: signing, sending, reading the answer"),
-    ("proxy/price_keeper/metering/", "meter and record"),
-    ("proxy/price_keeper/recording/", "meter and record"),
+    ("proxy/price_keeper/rates/", "admit"),
+    ("proxy/price_keeper/budgets/", "select"),
+    ("proxy/price_keeper/upstream/", "forward: signing, sending, reading the answer"),
+    ("proxy/price_keeper/operations", "forward: signing, sending, reading the answer"),
+    ("proxy/price_keeper/usage/", "meter and record"),
+    ("proxy/price_keeper/ledger/", "meter and record"),
     ("proxy/price_keeper/stores/", "the store, in the background"),
     ("proxy/price_keeper/", "from room to room"),
 )

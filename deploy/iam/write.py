@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import yaml
-from price_keeper.doctor.permissions import ROLES, creation_policy, policy, template
+from price_keeper.doctor.permissions import ROLES, build_creation_policy, build_policy, build_roles_template
 
 DEPLOY = Path(__file__).parents[1]
 
@@ -18,10 +18,10 @@ class _Plain(yaml.SafeDumper):
 
 
 def files() -> Iterator[tuple[Path, str]]:
-    documents = {role: policy(role) for role in ROLES} | {"tables": creation_policy()}
+    documents = {role: build_policy(role) for role in ROLES} | {"tables": build_creation_policy()}
     for name, document in documents.items():
         yield DEPLOY / "iam" / f"{name}.json", json.dumps(document, indent=2) + "\n"
-    text = yaml.dump(template(), Dumper=_Plain, sort_keys=False, width=120)
+    text = yaml.dump(build_roles_template(), Dumper=_Plain, sort_keys=False, width=120)
     yield DEPLOY / "cloudformation" / "roles.yaml", text
 
 

@@ -131,7 +131,7 @@ async def rig(tmp_path: Path) -> AsyncIterator[Socket]:
     journal = tmp_path / "journal"
     kept = JournalConfig(dir=str(journal), flush_interval_secs=3600, flush_interval_max_secs=3600)
     oss = LabelConfig(CHAT["model"], "openai", PricesConfig(Decimal("0.15"), Decimal("0.6")))
-    async with data_port(tmp_path, way=wire_proxy, journal=kept, labels={**DEMO_LABELS, "oss": oss}) as port:
+    async with data_port(tmp_path, open_proxy=wire_proxy, journal=kept, labels={**DEMO_LABELS, "oss": oss}) as port:
         port.bedrock.always(frame_ms=1)  # so that frames come one by one
         made = Socket(port, port.proxy, journal)
         try:

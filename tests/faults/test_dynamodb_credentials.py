@@ -74,7 +74,7 @@ async def test_a_provider_that_does_not_answer_keeps_no_call_waiting_while_the_c
     store = await _store(rig.proxy.url)
     await store.update(rig.addition)
     hangs.touch()
-    for name in ("RENEW_SECONDS", "AGAIN_SECONDS"):  # each call asks for newer ones
+    for name in ("RENEW_INTERVAL_SECONDS", "RETRY_SECONDS"):  # each call asks for newer ones
         monkeypatch.setattr(dynamodb_credentials, name, 0.0)
     async with asyncio.timeout(dynamodb.CALL_TIMEOUT_SECONDS / 2):
         for _ in range(3):

@@ -122,7 +122,8 @@ def _compare(
         refusing[label].check()
         assert _used(refusing[label], dead) >= LEAST_SHARE * at_end.bucket.quota
     print(
-        f"{clients.answered} answered, {clients.abandoned_calls} left, {clients.broken_connections} broken, refused: {clients.errors}"
+        f"{clients.answered} answered, {clients.abandoned_calls} left, "
+        f"{clients.broken_connections} broken, refused: {clients.errors}"
     )
     print("; ".join(mishaps.history))
 

@@ -225,7 +225,8 @@ def test_one_wrong_clock_of_two_neither_starves_nor_floods_the_other(engines: En
     assert min(calm.failed_calls, hasty.failed_calls) > 0  # by the limit
     assert min(len(calm.complete_requests), len(hasty.complete_requests)) > 0
     print(
-        f"an hour wrong, either way, {took:.1f} s: {len(calm.complete_requests)} and {len(hasty.complete_requests)} of {RPM} calls a minute"
+        f"an hour wrong, either way, {took:.1f} s: {len(calm.complete_requests)} "
+        f"and {len(hasty.complete_requests)} of {RPM} calls a minute"
     )
 
 

@@ -24,7 +24,7 @@ from tests.support.sidecar_trials import (
     wait_until,
 )
 
-REFUSED = "Bedrock refuses the AWS credentials of the sidecar itself, which has to mend that; yours are good"
+REFUSED = "Bedrock refuses the sidecar's own AWS credentials, which its operator must correct; the caller's are valid"
 NOT_READY = "Bedrock refuses the sidecar's own AWS credentials; the log says why"
 NONE = "the sidecar has no AWS credentials to call Bedrock with"
 NEW_TOKEN, OLD_TOKEN = "a session token that is good", "a session token that is not"
@@ -78,7 +78,8 @@ def test_callers_are_not_told_as_if_it_were_of_theirs_and_it_mends_by_itself(tmp
     assert set(load.complete_requests) == set(served)
     assert read_counts_by_label(tmp_path / "price-keeper.db") == price_by_hand(served)
     print(
-        f"{len(refused)} calls refused, {load.failed_calls} more under load; {len(load.complete_requests)} answered once good ones came"
+        f"{len(refused)} calls refused, {load.failed_calls} more under "
+        f"load; {len(load.complete_requests)} answered once good ones came"
     )
 
 

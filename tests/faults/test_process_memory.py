@@ -151,7 +151,8 @@ def test_what_the_kernel_ends_for_its_memory_has_recorded_every_answer_once_and_
     )
     assert read_counts_by_label(tmp_path / "price-keeper.db") == books.sum_by_label(SCOPE.key)
     print(
-        f"{DEATHS} ended by the kernel: {len(load.complete_requests)} whole answers, {len(books.estimated_receipts)} estimates"
+        f"{DEATHS} ended by the kernel: {len(load.complete_requests)} "
+        f"whole answers, {len(books.estimated_receipts)} estimates"
     )
 
 

@@ -45,7 +45,8 @@ def test_while_it_starts_and_recovers(tmp_path: Path) -> None:
         books = _books(trial, load)
     assert books.estimated_receipts
     print(
-        f"{KILLS // 2} kills of a start: {len(load.complete_requests)} whole answers, {len(books.estimated_receipts)} estimates"
+        f"{KILLS // 2} kills of a start: {len(load.complete_requests)} "
+        f"whole answers, {len(books.estimated_receipts)} estimates"
     )
 
 
@@ -75,7 +76,7 @@ def test_of_the_supervisor_ends_its_workers_in_order(tmp_path: Path) -> None:
                 crew.running.process.kill()
                 crew.running.process.wait()
                 wait_until(lambda: all(map(has_exited, crew.pids)))
-                assert crew.running.errors.count("the supervisor of the workers is gone, so this one ends") == 2
+                assert crew.running.errors.count("the supervisor has died; this worker drains and ends") == 2
             with run_workers(lineup) as crew:
                 _called(load)
                 load.__exit__()

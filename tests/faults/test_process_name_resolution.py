@@ -66,7 +66,8 @@ def test_it_says_so_keeps_the_store_apart_from_bedrock_and_goes_on_by_itself(eng
         assert "Future exception" not in running.errors
         assert running.stop() == 0
     print(
-        f"{CALLERS} calls while a resolver was silent; {asking.queries.count(BEDROCK)} questions to it of Bedrock in all"
+        f"{CALLERS} calls while a resolver was silent; "
+        f"{asking.queries.count(BEDROCK)} questions to it of Bedrock in all"
     )
 
 

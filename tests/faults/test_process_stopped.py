@@ -80,7 +80,8 @@ def test_the_other_of_two_serves_and_leaves_its_journal_alone(tmp_path: Path) ->
     assert set(paused.complete_requests) | set(served.complete_requests) <= set(everything)
     assert read_counts_by_label(tmp_path / "price-keeper.db") == price_by_hand(everything)
     print(
-        f"stopped for {SECONDS:g} s: {meanwhile} calls by the other, {paused.failed_calls} of its own broken, nothing lost"
+        f"stopped for {SECONDS:g} s: {meanwhile} calls by the other, "
+        f"{paused.failed_calls} of its own broken, nothing lost"
     )
 
 

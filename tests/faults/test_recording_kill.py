@@ -48,7 +48,8 @@ def test_every_answer_is_recorded_once_and_exactly(engine: str, engines: Engines
     assert not list(lineup.journal.glob("*.seg")) or _only_an_empty_one(lineup.journal)
     assert len(load.complete_requests) > KILLS
     print(
-        f"{KILLS} kills: {len(load.complete_requests)} whole answers, {len(books.estimated_receipts)} estimates, {len(books.seals)} segments"
+        f"{KILLS} kills: {len(load.complete_requests)} whole answers, "
+        f"{len(books.estimated_receipts)} estimates, {len(books.seals)} segments"
     )
 
 

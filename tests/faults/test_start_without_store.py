@@ -37,7 +37,7 @@ QUOTA = 5_000_000  # micro-USD, and so many times what all calls of a test may c
 TURN = {"messages": [{"role": "user", "content": [{"text": "hello"}]}], "inferenceConfig": {"maxTokens": 50}}
 TOKENS = TokenService([SigningKey("k1", "HS256", SECRET, SECRET)], "price-keeper", time.time)
 CALLS_EACH = 4
-REFUSED = (503, "ServiceUnavailableException", "a hard budget is not spent from while the store cannot be asked")
+REFUSED = (503, "ServiceUnavailableException", "a hard budget is not spent from while the store does not answer")
 AWAY = [REFUSED, (200, "economy", ""), *[(200, "premium", "")] * 3]  # for each of `Tenants.away`
 
 
@@ -147,7 +147,7 @@ def test_it_knows_whom_those_before_it_knew(
             answers = at_once(lineup, *(each for each in tenants.away for _ in range(CALLS_EACH)))
             assert answers == [each for each in AWAY for _ in range(CALLS_EACH)]
             assert read_metric(running.control, "scopes_stale") >= 3
-            assert f"ORG#{tenants.hard}#APP#web goes by what was noted" in running.errors
+            assert f"budget of ORG#{tenants.hard}#APP#web is restored from the snapshot" in running.errors
             gate.open()
             wait_until(lambda: called(lineup, tenants.hard)[0] == 200)
             assert running.stop() == 0

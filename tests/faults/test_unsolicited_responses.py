@@ -103,7 +103,7 @@ async def asked(rig: PortHarness) -> bytes:
 @on_both_loops
 async def test_what_came_before_a_call_was_written_is_not_its_answer() -> None:
     waiting = []
-    through = ForwardingHandler(put=lambda write, data: waiting.append((write, data)))
+    through = ForwardingHandler(schedule_write=lambda write, data: waiting.append((write, data)))
     async with (
         upstream(reply_with(build_response(b"the first"))) as first,
         upstream(reply_with(build_response(b"the second"))) as second,

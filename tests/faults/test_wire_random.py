@@ -162,7 +162,8 @@ def tell(run: Run) -> None:
         print(f"{link}: {wire.injected.total()} faults in {wire.requests} requests: {told}")
     clients, exact, estimated = run.clients, len(run.exact), len(run.estimated)
     print(
-        f"{clients.sent_calls} requests: {clients.answered} answered, {clients.abandoned_calls} left, {clients.broken_connections} broken, "
+        f"{clients.sent_calls} requests: {clients.answered} answered, "
+        f"{clients.abandoned_calls} left, {clients.broken_connections} broken, "
         f"errors {clients.errors}; recorded {exact + estimated}, of them {estimated} estimated; "
         f"grown by {run.grown // 1024} kB"
     )

@@ -41,9 +41,10 @@ def test_every_answer_of_every_worker_is_recorded_once_and_exactly(
     assert books.sum_by_label(SCOPE.key) == {label: _minus(counted[label], before[label]) for label in MODELS}
     assert sum(shown.values()) == len(books.estimated_receipts)  # each worker tells of what it found in its own journal
     assert not any(path.stat().st_size > 200 for path in lineup.journal.rglob("*.seg"))
-    assert crew.running.errors.count("was killed by signal 9; started again in 1 s") == WORKERS
+    assert crew.running.errors.count("was killed by signal 9); it is started again in 1 s") == WORKERS
     print(
-        f"{len(load.complete_requests)} whole answers, {len(books.estimated_receipts)} estimates, {len(books.seals)} segments"
+        f"{len(load.complete_requests)} whole answers, "
+        f"{len(books.estimated_receipts)} estimates, {len(books.seals)} segments"
     )
 
 

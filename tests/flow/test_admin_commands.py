@@ -110,7 +110,7 @@ def test_nobody_answers(tmp_path: Path, script: ScriptedServer, command: tuple[s
     done = asked(tmp_path, url, *command)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith(
-        f"price-keeper: nobody answers at {url} (Connection refused): is price-keeper running"
+        f"price-keeper: no server answers at {url} (Connection refused): is price-keeper running"
     )
     keyless = asked(tmp_path, url, *command, PRICE_KEEPER_API_KEY="")
     assert (keyless.returncode, keyless.stdout) == (2, "")
@@ -122,7 +122,7 @@ def test_of_a_put_whose_answer_is_lost_the_way_to_a_secret_is_told(tmp_path: Pat
     done = asked(tmp_path, script.url, "org", "put", ORG, "-")
     assert (done.returncode, len(done.stderr.splitlines())) == (1, 1)
     assert "it may have been done all the same. Put it again; " in done.stderr
-    assert "price-keeper rotate makes another secret" in done.stderr
+    assert "price-keeper rotate creates another secret" in done.stderr
 
 
 BROKEN = [
@@ -173,9 +173,12 @@ def test_what_is_newer_than_the_command_is_told_under_its_own_name(tmp_path: Pat
 
 
 LISTS = [
-    ([{"orgs": [], "cursor": "b"}, {"orgs": [], "cursor": "b"}], "lists what does not go on behind 'b'"),
-    ([{"orgs": [], "cursor": ""}], "lists what does not go on behind ''"),
-    ([{"orgs": [], "cursor": 5}], "lists what does not go on behind ''"),
+    (
+        [{"orgs": [], "cursor": "b"}, {"orgs": [], "cursor": "b"}],
+        "returned a page of a list with a wrong cursor, after 'b'",
+    ),
+    ([{"orgs": [], "cursor": ""}], "returned a page of a list with a wrong cursor, after ''"),
+    ([{"orgs": [], "cursor": 5}], "returned a page of a list with a wrong cursor, after ''"),
     ([{"orgs": 5}], "answered what cannot be read here"),
     ([{}], "answered what cannot be read here"),
     ([{"orgs": [5]}], "answered what cannot be read here"),
@@ -256,7 +259,7 @@ def test_a_list_without_an_end_is_given_up(
     script.answers += [(200, {"orgs": [], "cursor": f"{number:03}"}, {}) for number in range(100)]
     done = asked(tmp_path, script.url, "org", "list")
     assert (done.returncode, done.stdout, len(script.requests)) == (1, "", 5)
-    assert "lists more than can be taken" in done.stderr
+    assert "returned too long a list" in done.stderr
 
 
 def test_a_list_is_given_up_by_its_length_too(
@@ -264,10 +267,10 @@ def test_a_list_is_given_up_by_its_length_too(
 ) -> None:
     monkeypatch.setattr(api_client, "MAX_LISTED_BYTES", 2500)
     script.answers += [(200, {"orgs": [], "cursor": "a", "padding": "x" * 3000}, {})]
-    assert "lists more than can be taken" in asked(tmp_path, script.url, "org", "list").stderr
+    assert "returned too long a list" in asked(tmp_path, script.url, "org", "list").stderr
     script.answers += [(200, {"orgs": [TOLD] * 101, "cursor": "a"}, {})]
     done = asked(tmp_path, script.url, "org", "list")
-    assert (len(script.requests), "lists more than can be taken" in done.stderr) == (2, True)
+    assert (len(script.requests), "returned too long a list" in done.stderr) == (2, True)
 
 
 @pytest.mark.parametrize("begin", [b"", b"HTTP/1.1 200 OK\r\n\r\n", b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n{"])

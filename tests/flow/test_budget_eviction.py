@@ -31,12 +31,12 @@ async def test_whoever_waits_for_a_standing_that_is_forgotten_finds_a_payer(
                 standings._forget_org(ORG)
                 return True
 
-        look = standings.refresher.refresh
+        refresh = standings.refresher.refresh
         with monkeypatch.context() as patch:
             if moment == "when it was met":
                 standings._loading[ORG, "shop"] = Forgetful(standings._start_loading(caller))
             else:
-                patch.setattr(standings.refresher, "look", lambda watch: Forgetful(look(watch)))
+                patch.setattr(standings.refresher, "refresh", lambda state: Forgetful(refresh(state)))
             payer = await standings.load(caller)
         assert payer.start <= api.clock.now() < payer.end
         selected = await api.ask("GET", f"{API}/apps/shop/model-selection?force_check=true")

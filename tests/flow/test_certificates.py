@@ -38,7 +38,7 @@ async def _bedrock(host: str, port: int) -> None:
     target = UpstreamTarget(UpstreamEndpoint(host, port, is_tls=True), "here", "a-model", "/there")
     call = UpstreamCall("POST", "", [], lambda _: b"{}", [target])
     with pytest.raises(Refusal):
-        await forwarder.forward(call, Mock(is_gone=False), (), RecordingObserver())
+        await forwarder.forward(call, Mock(is_disconnected=False), (), RecordingObserver())
     forwarder.close()
 
 
@@ -80,7 +80,7 @@ async def _control_service(host: str, port: int) -> None:
 @pytest.fixture(autouse=True)
 def _one_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (dynamodb, price_list_client):
-        monkeypatch.setattr(module, "ATTEMPTS", 1)
+        monkeypatch.setattr(module, "MAX_ATTEMPTS", 1)
 
 
 def _trust(authority: Path, patch: pytest.MonkeyPatch) -> None:

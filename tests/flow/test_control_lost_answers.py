@@ -84,7 +84,7 @@ async def test_a_conditional_put_that_was_cut_before_the_credentials_can_be_repe
     name = "org_name" if path == API else "app_name"
     only_new = {"If-None-Match": "*"}
     with monkeypatch.context() as cut:
-        cut.setattr("price_keeper.control.org_endpoints.made_credentials", lambda *_: raise_unavailable())
+        cut.setattr("price_keeper.control.org_endpoints.create_credentials", lambda *_: raise_unavailable())
         assert (await api.ask("PUT", path, body, headers=only_new)).status == 503
     assert (await api.ask("PUT", path, body | {name: "another"}, headers=only_new)).status == 412
     assert (await api.ask("PUT", path, body, headers={"If-Match": '"another"'})).status == 412

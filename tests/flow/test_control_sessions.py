@@ -332,7 +332,7 @@ async def test_of_a_flood_of_invented_retrieval_tokens_only_some_wait(
 
     most = MAX_CONCURRENT_RETRIEVALS + MAX_WAITING_RETRIEVALS
     patient = LookupThrottle(api.clock, RETRIEVAL_RATE_PER_ADDRESS, LookupRate(1000, 1.0))
-    object.__setattr__(api.parts, "retrieval_pace", patient)
+    object.__setattr__(api.parts, "retrieval_throttle", patient)
     guesses = [asyncio.create_task(guess(number)) for number in range(most + over)]
     done: set[asyncio.Task[type[Exception]]] = set()
     while len(done) < over:
@@ -369,7 +369,7 @@ async def test_invented_retrieval_tokens_cost_reads_at_a_pace_and_keep_no_other_
     await settle()
     assert reads["secret-retrieval-tokens"] <= RETRIEVAL_RATE_PER_ADDRESS.burst
     right = await asked(issued["secret_retrieval_token"], "192.0.2.2")  # at once, with no time passing
-    assert right.value["client_secret"]
+    assert right.body["client_secret"]
     await api.clock.advance(MAX_LOOKUP_WAIT_SECONDS + 1)  # type: ignore[attr-defined]
     found = Counter(type(each) for each in await asyncio.gather(*flood, return_exceptions=True))
     assert found.keys() == {ApiError, TooManyRequests, Busy}

@@ -110,12 +110,12 @@ async def test_a_slow_reader_makes_upstream_wait_and_gets_all_in_the_end(protoco
             reader = await Reader.begins(rig, protocol)
             await eventually(lambda: is_paused(through))
             await wait_quietly()
-            seen = len(through.taps[0].seen)
+            seen = len(through.taps[0].received)
             assert 0 < seen < IN_FLIGHT
             await rig.pass_time(290)  # however long: this is no silence of Bedrock's
-            assert len(through.taps[0].seen) == seen
+            assert len(through.taps[0].received) == seen
             assert await reader.body() == BIG
-            assert (through.taps[0].seen, through.taps[0].ends) == (BIG, [True])
+            assert (through.taps[0].received, through.taps[0].ends) == (BIG, [True])
             await eventually(lambda: len(through.idle_connections) == 1)
             again = await rig.connect()
             await again.send(ask())
@@ -161,7 +161,7 @@ async def test_streams_of_one_connection_wait_each_for_itself() -> None:
             await client.flush()
             assert (await client.answer(quick)).body == BIG
             assert len(client.streams[slow].body) == 30_000
-            assert min(len(tap.seen) for tap in through.taps) < IN_FLIGHT
+            assert min(len(tap.received) for tap in through.taps) < IN_FLIGHT
             client.h2.increment_flow_control_window(len(BIG), slow)
             await client.flush()
             assert (await client.answer(slow)).body == BIG
@@ -200,7 +200,7 @@ async def test_the_answer_of_a_caller_who_left_is_read_to_its_end(protocol: str,
             source.goes_on.set()
             await eventually(lambda: through.outcomes)
             assert through.outcomes[0].is_whole
-            assert (through.taps[0].seen, through.taps[0].ends) == (BIG, [True])
+            assert (through.taps[0].received, through.taps[0].ends) == (BIG, [True])
             assert len(through.idle_connections) == 1
             await nothing_leaks(rig, through, server, before)
 
@@ -216,7 +216,7 @@ async def test_but_not_for_ever(protocol: str, how: str) -> None:
             await rig.pass_time(0)
             before = descriptors()
             await left(rig, through, protocol, how, paused=True)
-            await eventually(lambda: len(through.taps[0].seen) > len(BIG) // 2 - 100_000)
+            await eventually(lambda: len(through.taps[0].received) > len(BIG) // 2 - 100_000)
             await rig.pass_time(relay.DRAIN_SECONDS - 1)
             assert through.taps[0].ends == []
             await rig.pass_time(2)
@@ -241,7 +241,7 @@ async def test_nor_without_end(protocol: str, how: str, monkeypatch: pytest.Monk
             await left(rig, through, protocol, how, paused=True)
             await eventually(lambda: through.outcomes)
             assert (through.outcomes[0].is_whole, through.taps[0].ends) == (False, [False])
-            assert len(through.taps[0].seen) < 1_000_000 + 2 * IN_FLIGHT
+            assert len(through.taps[0].received) < 1_000_000 + 2 * IN_FLIGHT
             source.goes_on.set()
             await nothing_leaks(rig, through, server, before)
 
@@ -263,7 +263,7 @@ async def test_drain_counts_chunk_extensions(protocol: str, how: str, monkeypatc
             await left(rig, through, protocol, how, paused=True)
             await eventually(lambda: through.outcomes)
             assert (through.outcomes[0].is_whole, through.taps[0].ends) == (False, [False])
-            assert len(through.taps[0].seen) < 1_000_000 + 1500
+            assert len(through.taps[0].received) < 1_000_000 + 1500
             source.goes_on.set()
             await nothing_leaks(rig, through, server, before)
 
@@ -282,7 +282,7 @@ async def test_who_leaves_before_the_answer_begins_is_counted_too(protocol: str,
             await eventually(lambda: rig.open_connections == (1 if how == "stream" else 0))
             source.goes_on.set()
             await eventually(lambda: through.outcomes)
-            assert through.taps[0].seen == b"a small answer"
+            assert through.taps[0].received == b"a small answer"
 
 
 @pytest.mark.parametrize(("protocol", "how"), [way for way in WAYS if way != ("h1", "close")])

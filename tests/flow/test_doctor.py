@@ -82,7 +82,7 @@ def test_what_is_amiss_is_told_with_its_mending_and_no_secret(tmp_path: Path) ->
     lines = told.stdout.splitlines()
     for number, line in enumerate(lines):
         if line.startswith(("trouble ", "warning ")):
-            assert lines[number + 1].strip().startswith("to mend it: "), line
+            assert lines[number + 1].strip().startswith("to fix it: "), line
     troubles = {line[9:].split("  ")[0] for line in lines if line.startswith("trouble ")}
     assert troubles == {"token keys", "admin key", "AWS credentials", "Bedrock in us-east-1"}
     found = json.loads(call_in_process("doctor", "--json", folder=tmp_path, **environment).stdout)
@@ -272,7 +272,7 @@ async def test_a_journal_in_which_something_is_left_or_nothing(tmp_path: Path, c
 
 
 @pytest.mark.parametrize(
-    ("limit", "status"), [("LITTLE_ROOM", FindingStatus.WARNING), ("NO_ROOM", FindingStatus.TROUBLE)]
+    ("limit", "status"), [("LOW_SPACE_BYTES", FindingStatus.WARNING), ("MIN_SPACE_BYTES", FindingStatus.TROUBLE)]
 )
 async def test_a_disk_that_is_nearly_full(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, status: FindingStatus

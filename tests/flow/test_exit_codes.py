@@ -178,7 +178,7 @@ FAILURES = {
     "no store": (2, "there is no config.yaml here", "--config FILE, or dev's folder with --data-dir DIR"),
     "no store in this folder": (1, "there is no store in none/price-keeper.db", "name another with --config FILE"),
     "the store is away": (1, "no answer from DynamoDB", "price-keeper doctor looks at what is amiss"),
-    "nobody at the control API": (1, "nobody answers at http://127.0.0.1:", "by --api or PRICE_KEEPER_API_URL"),
+    "nobody at the control API": (1, "no server answers at http://127.0.0.1:", "by --api or PRICE_KEEPER_API_URL"),
     "a wrong admin key": (1, "answered 401", "the right one comes from the variable PRICE_KEEPER_API_KEY"),
     "no admin key": (2, "the admin key comes from", "--key-file FILE"),
     "an unknown org": (2, "no org has the id or the name 'Acme'", "there are demo (d0000000-"),

@@ -146,7 +146,7 @@ def test_no_more_than_a_week_is_held(place: Path, tmp_path: Path, monkeypatch: p
         held.append((len(found.spent), sum(len(each.spent) for each in earlier)))
         return found
 
-    monkeypatch.setattr("price_keeper.cli.spend_commands.report", watched)
+    monkeypatch.setattr("price_keeper.cli.spend_commands.build_report", watched)
     export(place, WHOLE, "--out", str(tmp_path / "x.csv"))
     assert sum(rows for rows, _ in held) == len(rows_of(tmp_path / "x.csv"))
     assert max(rows for rows, _ in held) <= 7 * LABELS
@@ -164,7 +164,7 @@ def test_what_is_there_stays_until_it_is_replaced(place: Path, tmp_path: Path) -
     assert left_over(tmp_path) == []
     assert stat.S_IMODE(file.stat().st_mode) == 0o666 & ~_umask()
     for name in ("/dev/null", str(tmp_path)):
-        assert "is no file" in export(place, "--out", name, "--force", code=2).stderr
+        assert "is not a file" in export(place, "--out", name, "--force", code=2).stderr
 
 
 def test_a_file_that_few_may_read_is_replaced_by_one_that_no_more_may_read(place: Path, tmp_path: Path) -> None:

@@ -206,7 +206,7 @@ async def test_nothing_of_a_strangers_body_is_read(port: DataPort, monkeypatch: 
     def read(*_: Any) -> None:
         raise AssertionError("the body was looked into")
 
-    monkeypatch.setattr(handler, "understood", read)
+    monkeypatch.setattr(handler, "parse_call", read)
     read_error_message(await asked(port, CHAT_PATH.encode(), b"{}", token="nobody"), 403, "AccessDeniedException")
 
 
@@ -219,7 +219,7 @@ async def test_a_large_body_is_looked_into_beside_the_loop(port: DataPort, monke
         return await real(work, *arguments)
 
     monkeypatch.setattr(asyncio, "to_thread", noted)
-    for padding, seen in ((10, []), (LARGE_BODY_BYTES, ["understood"])):
+    for padding, seen in ((10, []), (LARGE_BODY_BYTES, ["parse_call"])):
         body = b'{"model":"nothing","messages":[],"x":"%b"}' % (b"y" * padding)
         assert (await asked(port, CHAT_PATH.encode(), body)).status == 400
         assert threads == seen

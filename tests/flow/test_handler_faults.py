@@ -76,7 +76,7 @@ async def test_body_of_unknown_caller_is_not_parsed(
     def read(*_: Any) -> None:
         raise AssertionError("the body was looked into")
 
-    monkeypatch.setattr(handler, "understood", read)
+    monkeypatch.setattr(handler, "parse_call", read)
     async with wired(opened_lane) as wire:
         await wire.send(request_of(opened_lane, path=CHAT_PATH.encode(), body=b"{}", token="nobody"))
         read_error_message(await wire.answer(), 403, "AccessDeniedException")
@@ -94,10 +94,10 @@ def _raises(*_: Any) -> None:
 @pytest.mark.parametrize(
     ("owner", "name"),
     [
-        (SigV4Authorizer, "lines"),
+        (SigV4Authorizer, "build_header_lines"),
         pytest.param(Forwarder, "forward", marks=replaces_a_method),
         pytest.param(Forwarder, "_create_relay", marks=replaces_a_method),
-        (Meter, "sent_to"),
+        (Meter, "on_sent"),
     ],
 )
 async def test_whatever_fails_the_caller_is_told_and_nothing_stays_open(
@@ -156,7 +156,7 @@ async def test_no_more_is_sent_than_could_be_recorded(
     sent = len(opened_lane.port.bedrock.ledger)
     with monkeypatch.context() as patch:
         if is_known:
-            patch.setattr(opened_lane.handler._choosing, "_check_recordable", refused)
+            patch.setattr(opened_lane.handler._label_selector, "_check_recordable", refused)
         else:
             patch.setattr(opened_lane.journal._segment, "append", full)
         async with wired(opened_lane) as wire:
@@ -392,7 +392,7 @@ async def test_an_answer_before_the_call_was_written_ends_the_connection() -> No
     """It is to nothing that was asked, and the call would be read by then as the next one."""
     held = Held()
     async with hasty(build_response(b"too early", 408)) as (endpoint, heard):
-        through = ForwardingHandler(endpoint, put=held.put)
+        through = ForwardingHandler(endpoint, schedule_write=held.put)
         async with open_forwarding_port(through) as rig:
             wire = await rig.connect()
             await wire.send(ask(b"hello"))
@@ -416,7 +416,7 @@ async def test_a_call_that_was_never_written_goes_to_the_next_place() -> None:
             held.put(write, data)
 
     async with hasty(b"") as (endpoint, _), upstream(lambda each: each.send(build_response(b"here"))) as second:
-        through = ForwardingHandler(endpoint, second.endpoint, new_tap=Heeded, put=put)
+        through = ForwardingHandler(endpoint, second.endpoint, new_tap=Heeded, schedule_write=put)
         async with open_forwarding_port(through) as rig:
             wire = await rig.connect()
             await wire.send(ask(b"hello"))
@@ -427,7 +427,7 @@ async def test_a_call_that_was_never_written_goes_to_the_next_place() -> None:
 @on_both_loops
 async def test_and_is_not_told_as_throttled_where_there_is_none() -> None:
     async with hasty(b"") as (endpoint, _):
-        through = ForwardingHandler(endpoint, new_tap=Heeded, put=Held().put)
+        through = ForwardingHandler(endpoint, new_tap=Heeded, schedule_write=Held().put)
         async with open_forwarding_port(through) as rig:
             wire = await rig.connect()
             await wire.send(ask(b"hello"))

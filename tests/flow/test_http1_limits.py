@@ -166,7 +166,7 @@ async def test_one_connection_has_so_much_of_each_turn() -> None:
         await eventually(lambda: rig.listener.reserved_bytes > 0)
         (connection,) = rig.listener._connections
         connection.data_received(b"1\r\nx\r\n" * 40_000)  # type: ignore[attr-defined]
-        taken = connection._requests._body_bytes  # type: ignore[attr-defined]
+        taken = connection._request_parser._body_bytes  # type: ignore[attr-defined]
         assert 0 < taken <= SLICE_BYTES * MAX_SLICES_PER_TURN // 6 + 1
         other = await rig.connect()
         await other.send(ask(b"mine"))
@@ -379,7 +379,7 @@ async def test_an_idle_connection() -> None:
 
 @on_both_loops
 async def test_too_many_connections_are_told_so_and_the_others_are_not_troubled() -> None:
-    async with open_port(echo, connections=2, surplus=1) as rig:
+    async with open_port(echo, connections=2, surplus_connections=1) as rig:
         first, second = [await rig.connect() for _ in range(2)]
         await eventually(lambda: rig.open_connections == 2)
         third = await rig.connect()
@@ -398,5 +398,7 @@ async def test_too_many_connections_are_told_so_and_the_others_are_not_troubled(
         fifth = await rig.connect()
         await fifth.send(ask(b"x"))
         assert (await fifth.answer()).body == b"x"
-        assert rig.log.lines == ["there are 2 connections, as many as are taken; more are refused"]  # once
+        assert rig.log.lines == [
+            "connection limit reached (2 connections); new connections are refused until some close"
+        ]  # once
         rig.log.lines.clear()

@@ -82,7 +82,7 @@ async def test_who_is_refused_at_his_head_is_heard_until_he_can_hear_why() -> No
         number = client.open(more=[(b"content-length", b"3000000")], ends=False)
         await client.body(number, b"x" * 1_900_000, ends=False)
         (connection,) = rig.listener._connections
-        await eventually(lambda: connection._streams[number]._unsent == 1_100_000)  # type: ignore[attr-defined]
+        await eventually(lambda: connection._streams[number]._unsent_body_bytes == 1_100_000)  # type: ignore[attr-defined]
         assert rig.listener.reserved_bytes < STREAM_BYTES + 1000  # none of it is kept
         await client.body(number, b"x" * 100_000, ends=False)
         assert "nobody" in read_error_message(await client.answer(number), 403, "AccessDeniedException")
@@ -235,7 +235,7 @@ async def test_too_many_streams() -> None:
 
 @on_both_loops
 async def test_too_many_connections() -> None:
-    async with open_port(echo, connections=1, surplus=1) as rig:
+    async with open_port(echo, connections=1, surplus_connections=1) as rig:
         first = await rig.connect_http2()
         await first.call()
         second = await rig.connect_http2()
@@ -259,7 +259,7 @@ async def calmed(rig: PortHarness, client: Http2TestClient, left: int = 0) -> No
 @on_both_loops
 async def test_rapid_resets() -> None:
     handler = GatedEcho()
-    async with open_port(handler, resets=10, window_seconds=10) as rig:
+    async with open_port(handler, stream_resets=10, window_seconds=10) as rig:
         client = await rig.connect_http2()
         for round_ in range(2):
             for _ in range(10):
@@ -324,7 +324,7 @@ async def test_a_flood_ends_in_the_middle_of_what_came(monkeypatch: pytest.Monke
         return receive(self, frame)
 
     for flood in (PingFrame(0), HeadersFrame(1, b"\x83")):
-        async with open_port(echo, control_frames=50, resets=50) as rig:
+        async with open_port(echo, control_frames=50, stream_resets=50) as rig:
             client = await rig.connect_http2()
             await wait_quietly()
             pieces = [flood.serialize()] * 1000

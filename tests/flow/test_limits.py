@@ -133,7 +133,7 @@ async def test_while_limits_are_read_for_the_first_time_nobody_passes_them_by(tm
         await asyncio.sleep(0.02 * number)
         return (await ask(port)).status
 
-    async with limited(tmp_path, app={"rpm": 2, "mode": "exact"}, wrapped=wrapped) as port:
+    async with limited(tmp_path, app={"rpm": 2, "mode": "exact"}, wrap_store=wrapped) as port:
         stores[0].seconds = 0.3
         answered = await asyncio.gather(*map(later, range(20)))
         assert answered.count(200) == 2
@@ -207,7 +207,7 @@ async def test_while_the_store_is_away(tmp_path: Path, policy: str) -> None:
         stores.append(AwayLater(store))
         return stores[0]
 
-    async with limited(tmp_path, app={"rpm": 6, "mode": "exact"}, wrapped=wrapped, on_store_down=policy) as port:
+    async with limited(tmp_path, app={"rpm": 6, "mode": "exact"}, wrap_store=wrapped, on_store_down=policy) as port:
         assert await statuses(port, 2) == [200] * 2
         stores[0].is_away = True
         assert await statuses(port, 8) == ([200] * 6 + [429] * 2 if policy == "serve" else [503] * 8)

@@ -162,7 +162,7 @@ UNREADABLE = [
     ("-", "[]", "standard input:1: expected a mapping of settings, found []"),
     ("-", "", "standard input:1: org_name: required, but missing"),
     ("-", "a: " + "[" * 15 + "]" * 15, "standard input:1: JSON is nested at most"),
-    ("-", "a: " + "x" * 300_000, "that is too much: 3000"),
+    ("-", "a: " + "x" * 300_000, "too long: 3000"),
     ("-", 'org_name: "\\ud800"', "standard input:1: the body spells half a character"),
     ("nothing.yaml", "", "nothing.yaml: cannot be read: No such file or directory"),
 ]

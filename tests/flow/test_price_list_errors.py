@@ -163,7 +163,7 @@ async def test_an_entry_of_somebody_elses_making(fleet: PriceFleet, row: dict[st
     await fleet.store.put(Put(key, row | {"expires_at_epoch": int(NOON + DAY)}))
     tariffs = await fleet.start_sidecar()
     assert find_standard(tariffs).source == "config"
-    assert status(tariffs).trouble == "the entry of the day is not one of ours"
+    assert status(tariffs).trouble == "the cached entry of the day is malformed"
     assert status(tariffs, "economy").source == "aws"
 
 

@@ -1,5 +1,5 @@
 """What connections and calls were made of goes with them. The collector of cycles comes by so seldom that clients who
-make a connection for each call would else have a sidecar hold thousands that are over (`app.COLLECTED_AFTER`).
+make a connection for each call would else have a sidecar hold thousands that are over (`app.GC_THRESHOLDS`).
 """
 
 from __future__ import annotations
@@ -22,10 +22,12 @@ from tests.support.simulated import CHAT_PATH
 BODY = b'{"messages":[{"role":"user","content":[{"text":"hello"}]}]}'
 TIMES = 3
 OURS = (
-    "price_keeper.surface",
+    "price_keeper.server",
+    "price_keeper.parse_call",
     "price_keeper.handler",
-    "price_keeper.forwarding",
-    "price_keeper.recording",
+    "price_keeper.upstream",
+    "price_keeper.ledger",
+    "price_keeper.usage",
     "httptools",
 )
 

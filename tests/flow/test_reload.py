@@ -1,4 +1,4 @@
-"""SIGHUP: labels and prices are taken on while calls go on, wholly or not at all, by one process and by several."""
+"""SIGHUP: labels and prices reloaded while calls go on, wholly or not at all, by one process and by several."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_what_is_under_way_ends_as_it_began_and_a_stop_goes_before(
         for thread in (*threads, last):
             thread.join()
         assert running.process.wait(30) == 0
-        assert "SIGHUP: the process is stopping, so it takes on nothing more" in running.errors
+        assert "SIGHUP ignored: the process is stopping" in running.errors
         assert "Traceback" not in running.errors
     segments = read_recorded_calls(copies)
     assert Counter(answer.model for answer in ended) == {CLAUDE: CALLERS, HAIKU: 1}
@@ -169,7 +169,8 @@ def test_one_mistake_refuses_all_of_it_and_says_so(lineup: SidecarSetup) -> None
             send_sighup(running)
             wait_until(lambda times=times: metric(running.control, "reloads_total") >= {times})
         refused = [line for line in running.errors.splitlines() if " ERROR " in line]
-        assert all("SIGHUP: the configuration is refused, and the one before holds: config.yaml:" in x for x in refused)
+        rejected = "SIGHUP: configuration rejected; the previous one stays in force: config.yaml:"
+        assert all(rejected in x for x in refused)
         lines = [line.rpartition("config.yaml:")[2].split(": ")[:2] for line in refused]
         told = {name for _, name in lines}
         wrong_keys = {"nonsense", "labels.moving.prices_usd_per_1m.input", "labels.added.model"}
@@ -177,7 +178,7 @@ def test_one_mistake_refuses_all_of_it_and_says_so(lineup: SidecarSetup) -> None
         assert len(lines) == 2 * len(told)  # each time, and by one process
         text = dict(enumerate(file.read_text().splitlines(), 1))
         assert all(name.split(".")[-1] in text[int(line)] for line, name in lines if name in wrong_keys)
-        wait_until(lambda: "the configuration that was read last is refused" in get(f"{running.control}/ready")[1])
+        wait_until(lambda: "the last reload was rejected" in get(f"{running.control}/ready")[1])
         assert get(f"{running.control}/ready")[0] == 200
         assert metric(running.control, "configuration_refused") == {1}
         assert metric(running.control, "configuration_taken_timestamp_seconds") == began
@@ -189,9 +190,9 @@ def test_one_mistake_refuses_all_of_it_and_says_so(lineup: SidecarSetup) -> None
         wait_until(lambda: "config.yaml: cannot be read: No such file or directory" in running.errors)
         file.write_text(good)
         reloader.reload(AFTER, aggregator={"interval_secs": 59}, defaults={"timezone": "Europe/Berlin"})
-        told = "SIGHUP: only a restart takes on what is another now in: aggregator.interval_secs, defaults.timezone"
+        told = "SIGHUP: these changes need a restart: aggregator.interval_secs, defaults.timezone"
         wait_until(lambda: told in running.errors)
-        assert running.errors.count("only a restart") == 1
+        assert running.errors.count("need a restart") == 1
         assert call_once(caller, "moving").model == HAIKU
         assert metric(running.control, "configuration_refused") == {0}
         wait_until(lambda: get(f"{running.control}/ready") == ready)
@@ -212,7 +213,7 @@ def test_a_worker_that_is_started_again_knows_that_a_file_is_refused(lineup: Sid
         wait_until(lambda: len(set(children(running.process.pid)) - set(reloader.workers)) == 1)
         wait_until(lambda: is_ready(running.control))
         assert samples(running.control, "configuration_refused") == [1] * WORKERS
-        assert "the configuration that was read last is refused" in get(f"{running.control}/ready")[1]
+        assert "the last reload was rejected" in get(f"{running.control}/ready")[1]
         caller = caller_of(lineup)
         assert {call_once(caller, "moving").model for _ in range(4)} == {HAIKU}
         caller.client.close()
@@ -253,7 +254,7 @@ def test_hang_ups_from_its_first_moment_on_end_nothing_and_none_is_lost(lineup: 
             assert metric(running.control, "configuration_refused") == {0}
             assert running.stop() == 0
             assert "Traceback" not in running.errors
-            assert "is gone" not in running.errors
+            assert "died" not in running.errors
             caller.client.close()
     finally:
         is_over.set()
@@ -280,7 +281,7 @@ def test_a_worker_that_is_started_later_has_what_was_taken_on(lineup: SidecarSet
         (lineup.folder / "config.yaml").write_text("nobody: reads this\n")
         for pid in reloader.workers:
             os.kill(pid, signal.SIGKILL)
-        wait_until(lambda: running.errors.count("is gone") == WORKERS)
+        wait_until(lambda: running.errors.count("died") == WORKERS)
         os.kill(running.process.pid, signal.SIGHUP)  # while they rest, and refused
         wait_until(lambda: len(children(running.process.pid)) == WORKERS)
         wait_until(lambda: is_ready(running.control))

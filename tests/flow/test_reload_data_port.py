@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from price_keeper import forwarding
 from price_keeper.budgets import app_label_cache
 from price_keeper.budgets.hard.budget_lease import BudgetLease, CostReservation
 from price_keeper.budgets.label_selector import LabelSelector
@@ -22,6 +21,7 @@ from price_keeper.ledger.ledger_entries import UsageCounts
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Put, Value
 from price_keeper.upstream import connection_pool
+from price_keeper.upstream.forwarder import parse_endpoint
 from price_keeper.usage.price_updates import PriceTables
 
 from tests.support.data_port import APP, ORG, DataPort, DataPortResponse, data_port
@@ -239,7 +239,7 @@ async def test_a_name_that_goes_from_an_app_to_the_configuration_is_never_nobody
             await gate.wait()
             await read(*of)
 
-        monkeypatch.setattr(kept, "read", reading)
+        monkeypatch.setattr(kept, "refresh", reading)
         own.clock.ahead += app_label_cache.STALE_SECONDS
         call = asyncio.create_task(own.ask("fast", **TURN))
         async with asyncio.timeout(1.5):  # of the two seconds that a call waits
@@ -263,7 +263,7 @@ async def test_new_places_are_called_and_what_is_kept_for_old_ones_goes_when_unu
         assert served(await ask(port)) == ("moving", CLAUDE)
         await port.forwarder.check_timeouts()
         assert len(port.forwarder._pools) == 2  # a connection stands by
-        home = forwarding.forwarder.endpoint_of(port.bedrock.url)
+        home = parse_endpoint(port.bedrock.url)
         (old,) = (pool for endpoint, pool in port.forwarder._pools.items() if endpoint != home)
         port.forwarder.health.on_connect_failed(old, OSError("nobody is there any more"))
         monkeypatch.setattr(connection_pool, "IDLE_TIMEOUT_SECONDS", -1.0)
@@ -299,14 +299,15 @@ async def test_a_fault_in_looking_at_prices_leaves_nothing_behind_with_each_relo
         await asyncio.sleep(0)
     assert len(asyncio.all_tasks()) == before
     told = [record.getMessage() for record in caplog.records]
-    assert told == ["the first look at prices failed: RuntimeError"] * 5
+    failed = "first refresh of prices failed (RuntimeError); the prices known so far apply until the next refresh"
+    assert told == [failed] * 5
 
 
 async def test_no_series_ever_goes_back_and_there_are_no_more_than_some(
     port: DataPort, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("price_keeper.telemetry.request_stats.MAX_LABELS", 8)
-    monkeypatch.setattr("price_keeper.ledger.journal.MOST_TOLD", 8)
+    monkeypatch.setattr("price_keeper.ledger.journal.MAX_LABELS", 8)
     prices = PricesConfig(*(Decimal(8) for _ in range(5)))
     await port.apply_config(unlabelled="meter", default_price=prices)
     seen: dict[tuple[str, ...], float] = {}

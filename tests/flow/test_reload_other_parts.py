@@ -72,7 +72,7 @@ async def test_the_control_api_knows_the_new_labels_and_no_others(
     assert first.body["cost_usd_micros"] == "6000"
     await api.ask("GET", f"{SHOP}/model-selection", who=CALLER)
     await take_on(api, replace(config(), labels=parse_config(OTHERS, "config.yaml", {}).labels))
-    told = f"SIGHUP: economy is no label any more, and is passed over in the model_ordering of ORG#{ORG}#APP#shop"
+    told = f"SIGHUP: label economy is no longer configured; it is skipped in the model_ordering of ORG#{ORG}#APP#shop"
     assert [record.getMessage() for record in caplog.records] == [told]
     second = await api.ask("POST", f"{SHOP}/usage", USAGE | {"request_id": "r-2"}, who=CALLER)
     assert second.body["cost_usd_micros"] == "60000"
@@ -108,7 +108,7 @@ async def test_a_name_that_goes_from_an_app_to_the_configuration_has_a_price_all
         await take_on(api, replace(config(), labels=parse_config(OTHERS, "config.yaml", {}).labels))
         return await of(caller)
 
-    monkeypatch.setattr(own, "of", while_they_are_read)
+    monkeypatch.setattr(own, "get", while_they_are_read)
     told = await api.ask("POST", f"{SHOP}/usage", USAGE | {"request_id": "r-1", "label": "fresh"}, who=CALLER)
     assert (told.status, told.body.get("cost_usd_micros")) == (201, "2000")
 

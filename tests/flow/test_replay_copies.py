@@ -78,7 +78,7 @@ def test_replay_of_copy_is_refused_while_its_owner_lives_and_asks_where_nobody_c
         crew.running.stop(signal.SIGKILL)
     done = price_keeper("replay", "there", folder=lineup.folder)
     assert (done.returncode, done.stdout) == (1, "")
-    assert "say so with --owner-is-dead" in done.stderr
+    assert "confirm it with --owner-is-dead" in done.stderr
     assert requests_in(lineup) == 0
     assert price_keeper("replay", "here", folder=lineup.folder).returncode == 0  # nobody holds the original
     assert price_keeper("replay", "there", "--owner-is-dead", folder=lineup.folder).returncode == 0

@@ -153,7 +153,7 @@ async def test_also_when_the_first_to_ask_has_left(first: str, second: str) -> N
             script.go_on()
             assert (await last.answer()).body == b"one two three"
             assert len(server.calls) == 1
-            assert (through.taps[0].seen, through.taps[0].ends) == (b"one two three", [True])
+            assert (through.taps[0].received, through.taps[0].ends) == (b"one two three", [True])
 
 
 @BOTH
@@ -290,7 +290,7 @@ async def test_whoever_cannot_come_back_is_not_waited_for(monkeypatch: pytest.Mo
             await eventually(lambda: through.busy_connections[0].deadline is not None)  # not for this
             script.go_on()
             await eventually(lambda: through.outcomes)
-            assert through.taps[0].seen == BODY
+            assert through.taps[0].received == BODY
 
 
 @on_both_loops
@@ -345,9 +345,9 @@ async def test_upstream_waits_for_a_slow_reader_but_not_for_one_that_stands_stil
                 await eventually(lambda: [reader.is_paused for reader in readers_of(through)] == [True, False, False])
                 await wait_quietly()
                 await rig.pass_time(limits.MAX_STALL_SECONDS - 1)
-                seen = len(through.taps[0].seen)
+                seen = len(through.taps[0].received)
                 assert seen < 2_000_000
-                while len(through.taps[0].seen) == seen:  # it reads after all
+                while len(through.taps[0].received) == seen:  # it reads after all
                     assert await stalled.reads()
             readers = readers_of(through)
             for _ in range(10):  # at first it is seen to have read, which may be told late
@@ -376,7 +376,7 @@ async def test_the_last_reader_is_waited_for_as_if_it_were_the_only_one() -> Non
             script.go_on()
             await eventually(lambda: through.busy_connections[0]._is_paused)
             await wait_quietly()
-            assert len(through.taps[0].seen) < 1_000_000
+            assert len(through.taps[0].received) < 1_000_000
             readers[0].leave()
             await eventually(lambda: rig.open_connections == 1)
             await rig.pass_time(limits.MAX_STALL_SECONDS + 1)

@@ -191,7 +191,7 @@ def test_what_is_kept_goes_on_being_handed_out_without_the_control_service(fleet
         assert get(url, Authorization=f"{SHOP}:{make_secret()}")[0] == 503
         assert time.monotonic() - began < 10
         assert _boto3(running, shop).returncode == 0
-        assert running.errors.count("no new credentials can be had from the control service") == 1
+        assert running.errors.count("cannot fetch credentials from the control service") == 1
 
 
 def test_a_sidecar_that_is_not_told_who_makes_credentials_says_so(fleet: Fleet) -> None:
@@ -211,4 +211,7 @@ def test_a_control_service_needs_a_key_that_signs(tmp_path: Path) -> None:
     folder = config(tmp_path, "control", f"public_key_file: {tmp_path / 'keys/k1.pub.pem'}")
     refused = price_keeper("serve", "--role", "control", folder=folder, **FREE)
     assert refused.returncode == 2
-    assert refused.stderr == "auth.keys.0: a control service signs with it, and this is its public half alone\n"
+    assert (
+        refused.stderr
+        == "auth.keys.0: a control service signs tokens with this key, and only its public half is configured\n"
+    )

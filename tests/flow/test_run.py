@@ -205,7 +205,7 @@ def test_sighup_ends_nothing(tmp_path: Path) -> None:
     with sidecar("serve", folder=tmp_path, **SERVED) as running:
         running.process.send_signal(signal.SIGHUP)
         assert get(f"{running.control}/ready")[0] == 200
-        told = "SIGHUP: labels and prices are taken on: nothing in them is another\n"
+        told = "SIGHUP: labels and prices reloaded: nothing in them is another\n"
         wait_until(lambda: told in running.errors)
         assert running.stop() == 0
         assert re.fullmatch(rf"\d{{4}}-\d\d-\d\dT[\d:.]+Z WARNING price_keeper\.reloading: {told}", running.errors)
@@ -214,7 +214,7 @@ def test_sighup_ends_nothing(tmp_path: Path) -> None:
 def test_sighup_ends_no_development_either(tmp_path: Path) -> None:
     with sidecar("dev", *FREE_PORTS, folder=tmp_path) as running:
         running.process.send_signal(signal.SIGHUP)
-        wait_until(lambda: "SIGHUP: there is no file to read again, so nothing changes" in running.errors)
+        wait_until(lambda: "SIGHUP ignored: this process has no configuration file to read again" in running.errors)
         assert get(f"{running.control}/ready")[0] == 200
         assert running.stop() == 0
 
@@ -239,7 +239,7 @@ def test_a_flood_of_connections_takes_neither_readiness_nor_those_before(
             assert time.monotonic() < deadline
         assert running.stop() == 0
         assert len(running.errors.splitlines()) == 1
-        assert "as many as are taken" in running.errors
+        assert "connection limit reached" in running.errors
 
 
 def answered(url: str) -> int:

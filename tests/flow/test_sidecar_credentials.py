@@ -23,7 +23,7 @@ from tests.support.port_harness import (
 )
 from tests.support.raw_clients import read_error_message
 
-OURS = "Bedrock refuses the AWS credentials of the sidecar itself, which has to mend that; yours are good"
+OURS = "Bedrock refuses the sidecar's own AWS credentials, which its operator must correct; the caller's are valid"
 MESSAGE = b'{"message": "The security token included in the request is expired"}'
 
 

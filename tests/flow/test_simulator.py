@@ -125,7 +125,7 @@ async def test_a_model_is_invoked_with_a_stream(ask):
 
 
 async def test_tier_and_latency_are_told_in_headers(ask):
-    ask.wish(tier="priority")
+    ask.set_faults(tier="priority")
     arguments = {"modelId": CLAUDE, "body": json.dumps(CLAUDE_BODY), "performanceConfigLatency": "optimized"}
     for operation in ("invoke_model", "invoke_model_with_response_stream"):
         answer = await ask(operation, **arguments)
@@ -321,7 +321,7 @@ async def test_a_streams_metrics_tell_the_cache_too(ask):
 
 
 async def test_only_what_an_answer_reveals_can_be_wished_for(ask):
-    ask.wish(input_tokens=11, output_tokens=12, cache_read_tokens=13, cache_write_5m_tokens=14, latency_ms=0)
+    ask.set_faults(input_tokens=11, output_tokens=12, cache_read_tokens=13, cache_write_5m_tokens=14, latency_ms=0)
     answer = await ask("converse", modelId=CLAUDE, **TURN)
     usage = answer["usage"]
     assert (usage["inputTokens"], usage["outputTokens"]) == (11, 12)
@@ -329,7 +329,7 @@ async def test_only_what_an_answer_reveals_can_be_wished_for(ask):
 
 
 async def test_an_answer_may_come_without_its_usage(bedrock, ask):
-    ask.wish(usage="none")
+    ask.set_faults(usage="none")
     assert "usage" not in await ask("converse", modelId=CLAUDE, **TURN)
     events = (await ask("converse_stream", modelId=CLAUDE, **TURN))["stream"]
     assert "usage" not in events[-1]["metadata"]
@@ -337,6 +337,6 @@ async def test_an_answer_may_come_without_its_usage(bedrock, ask):
 
 
 async def test_an_unheard_of_wish_is_refused(ask):
-    ask.wish(falut="cut")
+    ask.set_faults(falut="cut")
     with pytest.raises(ask.client.exceptions.ValidationException, match="x-simulate-falut"):
         await ask("converse", modelId=CLAUDE, **TURN)

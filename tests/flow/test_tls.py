@@ -121,13 +121,15 @@ async def is_served(rig: PortHarness, trust: ssl.SSLContext) -> None:
 @on_both_loops
 async def test_connections_are_counted_and_timed_from_before_their_handshake(tmp_path: Path) -> None:
     before = descriptors()
-    async with over_tls(tmp_path, connections=4, surplus=1, head_seconds=20) as (rig, trust):
+    async with over_tls(tmp_path, connections=4, surplus_connections=1, head_seconds=20) as (rig, trust):
         await is_served(rig, trust)
         silent = [await rig.connect() for _ in range(20)]
         await eventually(lambda: rig.open_connections == 5)
         await wait_quietly()
         assert rig.open_connections == 5
-        assert rig.log.lines == ["there are 4 connections, as many as are taken; more are refused"]
+        assert rig.log.lines == [
+            "connection limit reached (4 connections); new connections are refused until some close"
+        ]
         rig.log.lines.clear()
         assert [await wire.read_ending() for wire in silent[5:]] == ["closed"] * 15
         await rig.pass_time(19)

@@ -175,7 +175,7 @@ def test_nobody_listens(tmp_path: Path) -> None:
     done = call_in_process("token", CLIENT, "--api", url, folder=tmp_path, PRICE_KEEPER_CLIENT_SECRET="sesame")
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith(
-        f"price-keeper: nobody answers at {url} (Connection refused): is price-keeper running"
+        f"price-keeper: no server answers at {url} (Connection refused): is price-keeper running"
     )
     assert "sesame" not in done.stderr
 

@@ -356,7 +356,7 @@ def test_nothing_of_it_is_loaded_unless_it_is_configured() -> None:
 
 async def test_where_its_packages_are_missing_the_start_says_so() -> None:
     text = f"telemetry: {{otlp_endpoint: 'http://127.0.0.1:4318'}}\nlabels: {LABELS}"
-    missing = {"price_keeper.tracing": None}
+    missing = {"price_keeper.telemetry.tracing": None}
     with patch.dict(sys.modules, missing), pytest.raises(ConfigError, match=r"bedrock-price-keeper\[otel\]"):
         async with data_port_wiring.open_traces(parse_config(text, "test", {}), MetricsRegistry()):
             pass

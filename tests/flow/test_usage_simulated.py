@@ -108,7 +108,7 @@ def watched(stream, wanted, answer, size=97):
     watcher = FrameWatcher(wanted)
     for at in range(0, len(answer), size):
         for frame in watcher.feed(answer[at : at + size]):
-            stream.frame(frame)
+            stream.add_frame(frame)
     return stream
 
 

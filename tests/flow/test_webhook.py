@@ -344,7 +344,7 @@ async def test_no_log_shows_the_secret_or_the_address(
     server.handle = responds(status, Location="/elsewhere?token=hunter2")
     async with delivering(server, tmp_path / "alerts", server.url(rest="/T00/pathname?sig=hunter2")) as alerts:
         assert await alerts.raise_alert(scope(), "premium", DAY, 80, USD, USD)
-        await eventually(lambda: "alerts" in caplog.text and f"it answered {status}" in caplog.text)
+        await eventually(lambda: "alerts" in caplog.text and f"response status {status}" in caplog.text)
     for hidden in ("hunter2", "pathname", SECRET.decode()):
         assert hidden not in caplog.text
         assert not any(hidden.encode() in path.read_bytes() for path in (tmp_path / "alerts").iterdir())

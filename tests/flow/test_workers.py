@@ -110,7 +110,7 @@ def test_a_worker_that_dies_is_started_again(crew: WorkerProcesses, number: int)
     for _ in range(CALLS):
         assert crew.call()[0] == 200
     assert all(crew.samples("recorded_requests_total").values())
-    assert f"worker {number} is gone: it was killed by signal 9; started again in 1 s" in crew.running.errors
+    assert f"worker {number} died (it was killed by signal 9); it is started again in 1 s" in crew.running.errors
     assert crew.running.stop() == 0
     assert not any(not has_exited(pid) for pid in (*crew.pids, *new))
 
@@ -148,13 +148,13 @@ def test_a_supervisor_that_is_killed_leaves_nobody_behind(crew: WorkerProcesses,
     crew.running.process.kill()
     wait_until(lambda: all(map(has_exited, crew.pids)), 30)
     assert not list(sockets.iterdir())
-    assert crew.running.errors.count("the supervisor of the workers is gone, so this one ends") == WORKERS
+    assert crew.running.errors.count("the supervisor has died; this worker drains and ends") == WORKERS
     assert not any(path.stat().st_size > 200 for path in crew.setup.journal.rglob("*.seg"))
 
 
 def test_an_interrupt_of_the_terminal_and_a_hang_up_reach_all(crew: WorkerProcesses) -> None:
     crew.running.process.send_signal(signal.SIGHUP)
-    told = "SIGHUP: labels and prices are taken on: nothing in them is another"
+    told = "SIGHUP: labels and prices reloaded: nothing in them is another"
     wait_until(lambda: crew.running.errors.count(told) == WORKERS)
     for pid in (*crew.pids, crew.running.process.pid):
         os.kill(pid, signal.SIGINT)

@@ -51,7 +51,7 @@ def _keeps_connection(connection: Any, sink: Any, body: bytes) -> None:
 
 
 def _takes_any_length(stream: Any) -> None:
-    stream._told_bytes = None
+    stream._announced_bytes = None
     _ENDED(stream)
 
 
@@ -94,7 +94,7 @@ SPOILT: dict[str, tuple[str, Spoils]] = {
     "one answer for many": ("worst_case", puts(cost_ceiling, "_count_answers", lambda *_: 1)),
     "what a cache read": (
         "usage",
-        puts(fast_parse, "plain_usage", lambda input, output, cached: model_families.Usage(input, output)),
+        puts(fast_parse, "make_plain_usage", lambda input, output, cached: model_families.Usage(input, output)),
     ),
     "a negative count": (
         "usage",
@@ -121,8 +121,8 @@ SPOILT: dict[str, tuple[str, Spoils]] = {
         puts(segment, "_decode_line", lambda text: orjson.loads(text[9:] or b"[]")),
     ),
     "calls that count twice": ("journal", puts(recovery.RecoveredSegment, "hand_calls_to", lambda *_: None)),
-    "numbers that are rounded": ("values", wraps(item_codec, "number", lambda value: float(value))),
-    "a kind that is another": ("values", puts(dynamodb_expressions, "number", str)),
+    "numbers that are rounded": ("values", wraps(item_codec, "normalize_number", lambda value: float(value))),
+    "a kind that is another": ("values", puts(dynamodb_expressions, "normalize_number", str)),
 }
 
 

@@ -149,7 +149,7 @@ def test_sessions_are_as_on_paper(steps: list[tuple[str, int, int]]) -> None:
 
 async def _played(steps: list[tuple[str, int, int]]) -> None:
     clock = ManualClock()
-    async with open_instances(MemoryStore(), clock, 2, most=3) as fleet:
+    async with open_instances(MemoryStore(), clock, 2, max_sessions=3) as fleet:
         world = World(fleet, clock)
         for what, where, number in steps:
             at = world.fleet[where]
@@ -181,7 +181,7 @@ def test_at_once_the_limit_holds_and_each_session_has_one_token(whats: list[str]
 
 async def _played_at_once(whats: list[str], most: int) -> None:
     clock = ManualClock()
-    async with open_instances(MemoryStore(), clock, 3, most=most) as fleet:
+    async with open_instances(MemoryStore(), clock, 3, max_sessions=most) as fleet:
         first = [await fleet[0].sessions.login(WEB) for _ in range(most)]
         work: list[asyncio.Future[TokenPair | None]] = []
         for number, what in enumerate(whats):

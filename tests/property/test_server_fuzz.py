@@ -46,7 +46,9 @@ async def is_well(rig: PortHarness) -> None:
 
 @asynccontextmanager
 async def small() -> AsyncIterator[PortHarness]:
-    async with open_port(understands, head_bytes=2000, body_bytes=5000, streams=5, resets=20, controls=30) as rig:
+    async with open_port(
+        understands, head_bytes=2000, body_bytes=5000, streams=5, stream_resets=20, control_frames=30
+    ) as rig:
         yield rig
 
 

@@ -80,7 +80,7 @@ def _plain(value: Any) -> Any:
 
 
 def errors() -> dict[str, Any]:
-    refusals = {each.counted_as: [each.status, each.kind] for each in _all(Refusal)}
+    refusals = {each.counted_as: [each.status, each.error_type] for each in _all(Refusal)}
     return {
         "data port: kind in metrics, status, x-amzn-errortype": dict(sorted(refusals.items())),
         "control port: status, error": dict(sorted(ERROR_CODES.items())),

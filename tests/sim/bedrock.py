@@ -93,12 +93,12 @@ class Connection:
     def _starts(self, kind: Header) -> None:
         self.answered_at = asyncio.get_running_loop().time()
         if self._sink is not None:
-            self._sink.head(200, [kind])
+            self._sink.on_head(200, [kind])
 
     def _gives(self, data: bytes) -> None:
         if self._sink is not None:
             self.received_bytes += len(data)
-            self._sink.data(data, False)
+            self._sink.on_data(data, False)
 
     def _ends(self, model: str, used: tuple[int, int], data: bytes) -> None:
         if self._sink is None:
@@ -106,19 +106,19 @@ class Connection:
         bedrock, prices = self._pool.bedrock, self._pool.bedrock.prices[model]
         bill, truth = used[0] * prices[0] + used[1] * prices[1], bedrock.truth
         before = truth.known_pico
-        self._over().data(data, True)
+        self._over().on_data(data, True)
         bedrock.answered += 1
         is_written = truth.known_pico - before == bill or self._pool.owes()
         truth.check("what Bedrock told is written down", is_written, model, used)
 
     def _answers(self, status: int, kind: Header, data: bytes) -> None:
         if self._sink is not None:
-            self._sink.head(status, [kind])
-            self._over().data(data, True)
+            self._sink.on_head(status, [kind])
+            self._over().on_data(data, True)
 
     def _breaks(self) -> None:
         if self._sink is not None:
-            self._over(keeps=False).broken("cut")
+            self._over(keeps=False).on_broken("cut")
 
     def _over(self, *, keeps: bool = True) -> Any:
         self.last_active_at = asyncio.get_running_loop().time()
@@ -129,7 +129,7 @@ class Connection:
 
     def give_up(self, why: str) -> None:
         if self._sink is not None:
-            self._over(keeps=False).broken(why)
+            self._over(keeps=False).on_broken(why)
 
     def pause(self) -> None: ...
 
@@ -211,7 +211,7 @@ class Told:
         if not self.is_over and not self.is_disconnected:
             self.is_disconnected = True
             if self.flow is not None:
-                self.flow.caller_left()
+                self.flow.on_disconnected()
 
 
 class ByHeader:

@@ -116,23 +116,23 @@ async def _by_time_out(purse: Any) -> None:
     """What nobody has called for of late goes back, also what calls under way may still cost."""
     if purse.in_flight and purse._clock.monotonic() - purse._used_at >= IDLE_SECONDS:
         async with purse._writing:
-            await purse._give_back(purse.free + purse.in_flight)
+            await purse._release(purse.free + purse.in_flight)
     await _tick(purse)
 
 
 def _on_what_is_under_way(standing: Any, index: int) -> int | None:
-    plan = standing.plan
+    plan = standing.settings
     if not plan.ordering or not plan.is_sticky or plan.enforcement == "shadow":
         return None
     found = label_policy.advance_active_index(
-        index, plan.ordering, lambda label: standing.spent(label).taken, plan.quotas
+        index, plan.ordering, lambda label: standing.get_tracker(label).committed, plan.quotas
     )
     return found if found > index else None
 
 
 def _by_former_quotas(standing: Any, plan: Any, active: int) -> None:
     """Settings that were read first hold for good."""
-    _learn(standing, replace(plan, quotas=standing.plan.quotas or plan.quotas), active)
+    _learn(standing, replace(plan, quotas=standing.settings.quotas or plan.quotas), active)
 
 
 _learn = BudgetState.apply_settings
@@ -153,7 +153,7 @@ def _not_at_once(spent: Any, expected: int, pico: int) -> None:
 
 def _certain_that_it_is_not_in(spent: Any, pico: int) -> None:
     """What was sent counts beside whatever is read, though it may be in there."""
-    spent._others_are_at_least(pico - spent._acknowledged)
+    spent._raise_others_to(pico - spent._acknowledged_own)
 
 
 def _by_its_own_clock(time: Any) -> float:
@@ -178,11 +178,11 @@ def _cannot_end(journal: Any) -> None:
 
 
 def _met_by_defaults(standings: Any, name: Any) -> bool:
-    return bool(standings._is_met(name))
+    return bool(standings._is_loaded(name))
 
 
 def _never_sound_again(holds: Any, name: Any) -> None:
-    if holds._is_unsound:
+    if holds._has_unsynced_bytes:
         raise OSError("its holds could not be synced")
     _write_name(holds, name)
 

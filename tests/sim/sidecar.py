@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 DRAIN_SECONDS = 20.0
 NOTED_SECONDS = 5.0  # after which what was read stands on the disk
-TELLING = frozenset({"adjust", "_acquire", "_top_up", "_given_back_at_last"})  # tasks, of what was taken or used
+TELLING = frozenset({"adjust", "_acquire", "_top_up", "_return_after_top_up"})  # tasks, of what was taken or used
 
 
 class Clock:
@@ -317,7 +317,7 @@ class Life:
         world, spent_at = self.world, self.world.truth.spent_at.get(name)
         if spent_at is None or world.last_trouble > spent_at - 120 or not world.is_soft_bound_kept:
             return
-        most = world.longest_delay(standing.plan.normal_secs)
+        most = world.longest_delay(standing.settings.normal_secs)
         world.truth.check(
             "a soft quota is passed for no longer than stated", now - spent_at <= most, name, now - spent_at
         )

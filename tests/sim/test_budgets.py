@@ -323,7 +323,7 @@ class Fleet(RuleBasedStateMachine):
         may = label_policy.find_candidates(label, self.ordering, quotas, index)
         spent = {name: self.world.truth(CounterName(scope.key, name, today.key)) for name in LABELS}
         found = next((each for each in may if spent[each] < quotas[each]), None)
-        return found or ("QuotaSpent" if may else "InvalidRequest")
+        return found or ("QuotaExceeded" if may else "InvalidRequest")
 
     def _something_ends(self, app: Caller) -> bool:
         now = self.clock.now()

@@ -153,9 +153,11 @@ class Truth:
                 self.check("a call belongs to the day on which it began", self._covers(counter, intent), counter)
 
     def _covers(self, counter: Any, intent: Intent) -> bool:
-        spans = self._spans.get(counter.own_period)
+        spans = self._spans.get(counter.budget_period)
         if spans is None:  # by the org's own zone, or that of the defaults while nobody knows the org's
-            spans = self._spans[counter.own_period] = [parse_span_key(counter.own_period, zone) for zone in self.zones]
+            spans = self._spans[counter.budget_period] = [
+                parse_span_key(counter.budget_period, zone) for zone in self.zones
+            ]
         at = intent.started_ms
         return any(span.start * 1000 <= at < span.end * 1000 + LATE_MS for span in spans)
 
@@ -284,16 +286,16 @@ class Truth:
 
     def check_most(self, owner: str, standing: Any) -> None:
         """No process counts more than was spent, or it would flip, alert and refuse too early."""
-        for label, spent in standing._spent.items():
+        for label, spent in standing._trackers.items():
             name = Name(standing.scope.key, label, standing.span.key)
-            is_no_more = spent.known <= self.pico[name] or self.has_replayed_snapshot
-            self.check("nobody counts more than was spent", is_no_more, owner, name, spent.known)
+            is_no_more = spent.spent <= self.pico[name] or self.has_replayed_snapshot
+            self.check("nobody counts more than was spent", is_no_more, owner, name, spent.spent)
 
     def check_refusal(self, standing: Any, room: Mapping[str, int]) -> None:
         """By label, what a call needs to have left. One that is refused for good finds less."""
         for label, needed in room.items():
             name = Name(standing.scope.key, label, standing.span.key)
-            left = standing.plan.quotas[label] - self.pico[name]
+            left = standing.settings.quotas[label] - self.pico[name]
             is_too_little = left < needed or self.has_replayed_snapshot
             self.check("a call is refused when too little is left", is_too_little, name, left, needed)
 

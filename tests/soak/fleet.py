@@ -115,13 +115,13 @@ class Member:
         self.version = version
         self.write_config()
         sent = time.time()
-        await self._hang_up("labels and prices are taken on", len(self.pids))
+        await self._hang_up("labels and prices reloaded", len(self.pids))
         self.history.append(InForce(version, sent, time.time()))
 
     async def reload_spoilt(self) -> None:
         """It goes on as before."""
         self.write_config("labels: {premium: {}}\n")
-        await self._hang_up("the configuration is refused", 1)
+        await self._hang_up("configuration rejected", 1)
         self.write_config()
 
     async def _hang_up(self, told: str, times: int) -> None:

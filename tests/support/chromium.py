@@ -81,7 +81,8 @@ class Page:
         match method:
             case "Log.entryAdded" if parameters["entry"]["level"] in ("error", "warning"):
                 self.complaints.append(
-                    f"{parameters['entry']['source']}: {parameters['entry']['text']} {parameters['entry'].get('url', '')}"
+                    f"{parameters['entry']['source']}: {parameters['entry']['text']} "
+                    f"{parameters['entry'].get('url', '')}"
                 )
             case "Runtime.consoleAPICalled" if parameters["type"] in ("error", "warning", "assert"):
                 self.complaints.append(f"console: {[each.get('value') for each in parameters['args']]}")

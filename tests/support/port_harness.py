@@ -265,7 +265,7 @@ async def open_port(
     logging.getLogger().addHandler(log)
     try:
         async with Tasks(clock) as tasks:
-            options = {"refused_at_head": refused_at_head} if refused_at_head is not None else {}
+            options = {"check_head": refused_at_head} if refused_at_head is not None else {}
             listener = Listener(handler, clock, tasks, ServerLimits(**limits), **options)
             harness = PortHarness(listener, await listener.listen("127.0.0.1", 0, tls), clock, tasks, log)
             try:

@@ -36,15 +36,15 @@ class PortWithListener:
 
     async def wait_until_quiet(self) -> None:
         """Nothing is left open by any call, whatever became of it."""
-        holders = self.handler._admitting._leasing._holders
+        holders = self.handler._rate_limiter._lease_manager._holders
         await eventually(lambda: not self.listener.active_requests)
         await eventually(lambda: not self.journal.open_calls)
-        await eventually(lambda: not self.handler.joining._calls or self._all_shares_finished())
+        await eventually(lambda: not self.handler.retry_joiner._calls or self._all_shares_finished())
         assert self.listener.reserved_bytes == 0
-        assert not any(holder.open for holder in holders.values())
+        assert not any(holder.unsettled for holder in holders.values())
 
     def _all_shares_finished(self) -> bool:
-        return all(shared.is_finished for shared in self.handler.joining._calls.values())
+        return all(shared.is_finished for shared in self.handler.retry_joiner._calls.values())
 
 
 @asynccontextmanager

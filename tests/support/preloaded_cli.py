@@ -1,7 +1,7 @@
 """`price-keeper` without the second that its imports take: a process that has them forks for each command.
 
-Run as `python -m tests.support.preloaded_cli SOCKET`. A command is its arguments, folder and environment as JSON, sent with
-the three files that it reads and writes; the answer is its exit code.
+Run as `python -m tests.support.preloaded_cli SOCKET`. A command is its arguments, folder and environment as JSON, sent
+with the three files that it reads and writes; the answer is its exit code.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from tests.support.workers import children, wait_until
 
 HAIKU = "anthropic.claude-haiku-4-5-20251001-v1:0"
 TURN = [{"role": "user", "content": [{"text": "how much is this"}]}]
-RELOADED_MESSAGE = "SIGHUP: labels and prices are taken on"
+RELOADED_MESSAGE = "SIGHUP: labels and prices reloaded"
 
 
 def label(model: str, input: float, output: float, **more: Any) -> dict[str, Any]:

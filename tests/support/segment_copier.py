@@ -1,6 +1,7 @@
 """Gives each segment of a journal a second name as soon as it is there, to be read after its owner removed it.
 
-A process of its own, so that no test keeps it from looking. Run as: python -m tests.support.segment_copier JOURNAL FOLDER
+A process of its own, so that no test keeps it from looking. Run as: python -m tests.support.segment_copier JOURNAL
+FOLDER
 """
 
 from __future__ import annotations

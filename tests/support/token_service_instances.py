@@ -100,7 +100,7 @@ class TokenServiceInstance:
 async def open_instances(
     store: Any, clock: Clock, number: int = 1, max_sessions: int = 5, **revocation: Any
 ) -> AsyncIterator[list[TokenServiceInstance]]:
-    """So many of them; `most` is how many sessions a client may have."""
+    """So many of them; `max_sessions` is how many sessions a client may have."""
     async with Tasks(clock) as tasks:
         made = []
         for _ in range(number):

@@ -5,25 +5,28 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
-LONGEST_FILE = 400
-LONGEST_TEST = 450  # tables of cases are long, and easy to read
 SOURCES = [path for folder in ("proxy", "tests", "bench", "tools") for path in sorted((ROOT / folder).rglob("*.py"))]
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_no_file_grows_past_what_one_reads(path: Path) -> None:
-    longest = LONGEST_TEST if path.is_relative_to(ROOT / "tests") else LONGEST_FILE
-    assert len(path.read_text().splitlines()) <= longest
+def _names_of_modules() -> Counter[str]:
+    """Of all modules and packages of the product, each by its last part."""
+    paths = [path for path in (ROOT / "proxy/price_keeper").rglob("*.py") if path.stem != "__main__"]
+    return Counter(path.parent.name if path.stem == "__init__" else path.stem for path in paths)
 
 
 def test_no_module_shadows_the_standard_library() -> None:
-    names = {path.stem for path in (ROOT / "proxy/price_keeper").glob("*.py")} - {"__init__"}
-    assert names & sys.stdlib_module_names == set()
+    assert _names_of_modules().keys() & sys.stdlib_module_names == set()
+
+
+def test_no_two_modules_share_a_name() -> None:
+    """So that a name in a message, a test or a conversation means one of them."""
+    assert [name for name, number in _names_of_modules().items() if number > 1] == []
 
 
 def test_every_module_says_what_it_is_for() -> None:
@@ -46,7 +49,7 @@ def test_locks_have_hashes_and_name_no_index(lock: Path) -> None:
 def test_importing_the_package_loads_no_aws_library() -> None:
     """Those who use SQLite pay neither the time nor the memory."""
     code = (
-        "import sys, price_keeper.cli, price_keeper.app; "
+        "import sys, price_keeper.cli.entry_point, price_keeper.app; "
         "print(sorted(m for m in sys.modules if m in ('aioboto3', 'botocore', 'boto3')))"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
@@ -59,8 +62,9 @@ HEAVY = ("aiohttp", "asyncio", "bcrypt", "cryptography", "httptools", "logging",
 def test_help_and_completion_load_nothing_that_takes_long() -> None:
     """They come at once; what a command needs is loaded when it is called."""
     code = (
-        "import sys, price_keeper.cli; from price_keeper.commandline import completion, completion_bash, whole; "
-        "whole.parser().format_help(); completion_bash.script(completion.commands(whole.parser())); "
+        "import sys, price_keeper.cli.entry_point; from price_keeper.cli import root_parser, shell_completion; "
+        "root = root_parser.build_root_parser(); root.format_help(); "
+        "shell_completion.render_bash(shell_completion.collect_commands(root)); "
         f"print(sorted(set(sys.modules) & set({HEAVY})))"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)

@@ -13,61 +13,66 @@ FILES = sorted((ROOT / "proxy").rglob("*.py"))
 
 # From the ground up. A module belongs to the first line that names it or a package around it.
 LAYERS: list[set[str]] = [
+    {"bedrock_simulator"},  # of the product it knows nothing
     {
         "price_keeper.domain",
         "price_keeper.errors",
         "price_keeper.clock",
         "price_keeper.org_calendar",
         "price_keeper.exchange",
-        "price_keeper.server.request_building",
+        "price_keeper.operations",
     },
-    {
-        "price_keeper.telemetry.request_stats",
-        "price_keeper.tasks",
-        "price_keeper.provider_chain",
-        "price_keeper.aws_session",
-        "price_keeper.server.server_limits",
-    },
-    {"price_keeper.telemetry"},
-    {"price_keeper.telemetry.build_info"},
+    # The configuration.
     {"price_keeper.config.config_problems"},
-    {"price_keeper.telemetry.logs"},
-    {"price_keeper.answers"},
     {"price_keeper.config.yaml_tree"},
     {"price_keeper.config.config_reader"},
-    {"price_keeper.config.config_reader"},
-    {"price_keeper.config.config_reader"},
-    {"price_keeper.config.value_checks"},
     {"price_keeper.config.value_checks"},
     {"price_keeper.config.config_sections"},
     {"price_keeper.config"},
-    {"price_keeper.stores.contract", "price_keeper.stores.schema"},
-    {
-        "price_keeper.stores.item_values",
-        "price_keeper.stores.cloudformation",
-        "price_keeper.stores.dynamodb_expressions",
-        "price_keeper.stores.item_codec",
-    },
-    {"price_keeper.stores.item_values"},
-    {"price_keeper.stores", "price_keeper.tasks"},
-    {"price_keeper.limits"},
-    {"price_keeper.stores.audit_log"},
+    # What every service needs.
+    {"price_keeper.telemetry.logs", "price_keeper.telemetry.request_stats"},
+    {"price_keeper.telemetry"},
+    {"price_keeper.telemetry.build_info"},
+    {"price_keeper.tasks", "price_keeper.local_responses"},
+    {"price_keeper.aws_session", "price_keeper.provider_chain"},
+    # The store: its contract, pure files, the engines.
+    {"price_keeper.stores.contract"},
+    {"price_keeper.stores.schema"},
+    {"price_keeper.stores.cloudformation", "price_keeper.stores.item_values"},
+    {"price_keeper.stores.dynamodb_expressions", "price_keeper.stores.item_codec"},
+    {"price_keeper.stores"},
+    # The services. None imports one of a later line.
+    {"price_keeper.auth"},
     {"price_keeper.alerts"},
-    {"price_keeper.forwarding", "price_keeper.auth"},
-    {"price_keeper.metering"},
-    {"price_keeper.ledger.segment", "price_keeper.ledger.ulid"},
-    {"price_keeper.hard"},
-    {"price_keeper.recording"},
-    {"price_keeper.selection"},
-    {"price_keeper.reporting"},
-    {"price_keeper.surface", "price_keeper.control", "bedrock_simulator"},
-    {"price_keeper.budgets.label_selector"},
-    {"price_keeper.handler", "price_keeper.tracing"},
-    {"price_keeper.dataplane", "price_keeper.workers.reload_signal"},
-    {"price_keeper.catalog", "price_keeper.reloading", "price_keeper.workers.stop_signal", "price_keeper.workers"},
+    {"price_keeper.ledger.log_throttle", "price_keeper.ledger.segment", "price_keeper.ledger.ulid"},
+    {"price_keeper.ledger.journal_lock", "price_keeper.ledger.lease_rows", "price_keeper.ledger.ledger_entries"},
+    {"price_keeper.ledger.journal", "price_keeper.ledger.lease_file"},
+    {"price_keeper.ledger"},
+    {"price_keeper.telemetry.tracing"},  # of what the ledger records of a call
+    {"price_keeper.rates"},
+    {"price_keeper.upstream"},
+    {"price_keeper.usage"},
+    {"price_keeper.parse_call"},
+    {"price_keeper.budgets.hard"},
+    {"price_keeper.budgets"},
+    {"price_keeper.reports"},
+    # The ports.
+    {"price_keeper.handler"},
+    {
+        "price_keeper.server.request_building",
+        "price_keeper.server.server_limits",
+        "price_keeper.server.write_batcher",
+    },
+    {"price_keeper.server"},
+    {"price_keeper.server.data_port_metrics"},
+    {"price_keeper.control"},
+    # The process.
+    {"price_keeper.workers"},
+    {"price_keeper.data_port_wiring", "price_keeper.config_reload"},
+    {"price_keeper.catalog"},
     {"price_keeper.app"},
     {"price_keeper.doctor"},
-    {"price_keeper.commandline", "price_keeper.commands", "price_keeper.cli"},
+    {"price_keeper.cli"},
     {"price_keeper"},
 ]
 
@@ -101,6 +106,10 @@ def _layer(module: str) -> int:
 
 def _is_within(module: str, package: str) -> bool:
     return module == package or module.startswith(f"{package}.")
+
+
+def test_layers_name_modules() -> None:
+    assert set().union(*LAYERS) - MODULES == set()
 
 
 @pytest.mark.parametrize("path", FILES, ids=_module)

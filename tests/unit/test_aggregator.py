@@ -24,7 +24,7 @@ INTERVAL = 60.0
 async def rec(tmp_path: Path, exact_store: Store, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[RecordingHarness]:
     async with open_recording_harness(tmp_path / "journal", exact_store) as made:
         # The servers' tables are shared by all tests: each has a list of active counters of its own.
-        monkeypatch.setattr(module.schema, "active_counters", lambda day: f"ACTIVE#{made.scope.org}#{day}")
+        monkeypatch.setattr(module.schema, "active_counters_partition", lambda day: f"ACTIVE#{made.scope.org}#{day}")
         yield made
 
 

@@ -140,7 +140,7 @@ async def test_what_the_receiver_will_never_take_is_given_up(
     assert (made.deliveries.abandoned, made.deliveries.pending) == (1, 0)
     assert [name for name in files(folder) if name.endswith(".json")] == []
     (error,) = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
-    assert f"is not delivered to alerts.example.com:443: it answered {status}" in error
+    assert f"abandoned; webhook alerts.example.com:443: response status {status}" in error
 
 
 @pytest.mark.parametrize("status", [100, 204, 299, 300, 302, 308, 408, 429, 500, 503, 599])
@@ -284,7 +284,7 @@ async def test_a_full_disk_withholds_no_alert(
     await settle()
     assert len(receiver.received) == int(fits)
     assert (made.deliveries.pending, made.deliveries.abandoned) == (0, int(not fits))
-    assert "is not on the disk, and is lost if the process dies: No space left on device" in caplog.text
+    assert "cannot be written to disk (No space left on device); it is delivered, but lost" in caplog.text
     assert [name for name in files(folder) if name.endswith(".json")] == []
 
 
@@ -323,7 +323,7 @@ async def test_a_folder_that_cannot_be_read_keeps_nobody_from_starting(
 ) -> None:
     write_leftover(folder / "x.tmp", "x", b"")  # a folder, which no unlink removes
     await AlertOutbox(folder).open()
-    assert "cannot be read" in caplog.text
+    assert "cannot be listed" in caplog.text
 
 
 async def test_several_thresholds_at_once_are_each_told(folder: Path, clock: ManualClock, tasks: Tasks) -> None:

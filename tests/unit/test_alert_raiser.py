@@ -113,7 +113,7 @@ async def test_while_the_store_is_away_it_is_tried_again(
     assert not await other.raise_alert(whom, "premium", DAY, 50, USD, 2 * USD)
     assert (alerts.raised, other.raised) == ({50: 1}, {})
     assert len(lines(caplog)) == 1
-    assert sum("alerts wait for the store" in record.getMessage() for record in caplog.records) == 1
+    assert sum("alerts cannot be raised: store error" in record.getMessage() for record in caplog.records) == 1
     assert alerts._in_doubt == {}
 
 

@@ -47,7 +47,10 @@ async def pair(
     store: MemoryStore, clock: ManualClock
 ) -> AsyncIterator[tuple[TokenServiceInstance, TokenServiceInstance, Wrong]]:
     wrong = Wrong(clock)
-    async with open_instances(store, clock, most=MOST) as (right,), open_instances(store, wrong, most=MOST) as (other,):
+    async with (
+        open_instances(store, clock, max_sessions=MOST) as (right,),
+        open_instances(store, wrong, max_sessions=MOST) as (other,),
+    ):
         yield right, other, wrong
 
 

@@ -295,7 +295,7 @@ async def test_who_always_is_says_so_and_has_taken_nothing(
 
 
 async def test_what_is_taken_is_not_below_zero(rig: BucketHarness) -> None:
-    with pytest.raises(ValueError, match="adjustment"):
+    with pytest.raises(ValueError, match="adjust"):
         await rig.client.acquire([rig.bucket], {"rpm": -1})
 
 

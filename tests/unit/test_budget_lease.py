@@ -171,7 +171,7 @@ async def test_a_first_look_that_is_broken_off_is_taken_again(world: HardBudgetW
             reads += 1
             raise StoreUnavailable("away")
 
-        spent, theirs._shared_bucket = theirs._shared_bucket, replace(theirs._shared_bucket, spent=read)
+        spent, theirs._shared_bucket = theirs._shared_bucket, replace(theirs._shared_bucket, read_spent=read)
         assert await reserve_after(world, theirs, 20) is None
         assert reads == 1
         theirs._shared_bucket = spent

@@ -125,7 +125,7 @@ async def test_what_is_under_way_counts_as_expected_and_then_as_what_it_cost(
     assert [label for label, _ in served] == ["premium"] * 3 + ["standard"] * 2
     served += [await one.begin(who, expected=4 * USD) for _ in range(1)]  # economy's, which has room for a quarter
     with pytest.raises(
-        TooManyRequests, match=r"calls under way are expected to use what is left .*: premium 0 of 10 USD"
+        TooManyRequests, match=r"calls in flight are expected to use what is left .*: premium 0 of 10 USD"
     ):
         await one.begin(who)
     for _, number in served:
@@ -351,7 +351,7 @@ async def test_while_the_store_is_away_what_is_known_holds_and_is_stale(
         await look(one, who)
         assert (await one.decide(who)).label == "standard"
     assert (await one.caller_day(who)).budget.is_stale
-    assert caplog.text.count("cannot be looked up") == 1
+    assert caplog.text.count("cannot be read from the store") == 1
     one.store.is_away = False
     await look(one, who)
     assert not (await one.caller_day(who)).budget.is_stale

@@ -69,7 +69,7 @@ async def test_with_refuse_nobody_is_served_of_whom_nothing_is_known(tmp_path: P
         assert (await one.decide(known)).label == "premium"
         one.store.is_away = True
         for _ in range(2):
-            with pytest.raises(Busy, match="what its budget is"):
+            with pytest.raises(Busy, match="budget of this caller is not known"):
                 await one.decide(met)
             assert (await one.decide(known)).label == "premium"
             await one.clock.advance(86_400)  # to another period, in which what was known holds

@@ -77,7 +77,7 @@ async def following(
     """Begun with what `one` noted, while the store is away."""
     store, clock = one.store._store, one.clock
     async with open_budget_sidecar(
-        folder / "two", store, clock, notes=passed_on(one.budget_registry.snapshot), **config
+        folder / "two", store, clock, snapshot=passed_on(one.budget_registry.snapshot), **config
     ) as two:
         two.store.is_away = is_away
         yield two
@@ -266,7 +266,7 @@ async def test_with_refuse_what_is_noted_lets_nobody_in(one: BudgetSidecar, tmp_
     await put_budget(one.store._store, who.org, QUOTAS)
     await one.decide(who)
     async with following(one, tmp_path, on_store_down="refuse") as two:
-        with pytest.raises(Busy, match="what its budget is"):
+        with pytest.raises(Busy, match="budget of this caller is not known"):
             await two.decide(who)
 
 
@@ -348,7 +348,7 @@ async def test_note_of_another_worker_or_an_older_version_counts_nothing_of_ours
         each[3].pop("worker", None)
     older = BudgetSnapshot(one.clock.now, worker)
     older.merge(noted.select_newest(values)[0])
-    assert older.find_budget(scope, DAY) == found._replace(is_ours=False)
+    assert older.find_budget(scope, DAY) == found._replace(is_own=False)
 
 
 async def test_whom_another_worker_has_met_since_the_start_is_known_too(one: BudgetSidecar, tmp_path: Path) -> None:

@@ -214,7 +214,7 @@ def test_what_is_no_error(more):
 
 
 def held(stream):
-    return len(stream._events._held)
+    return len(stream._splitter._buffer)
 
 
 def test_an_event_too_large_is_passed_over_and_never_held():

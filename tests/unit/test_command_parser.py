@@ -61,7 +61,7 @@ def test_the_mistake_stands_below_how_it_is_used(tmp_path: Path) -> None:
     usage, error, more = refused.stderr.splitlines()
     assert usage == "usage: price-keeper org [-h] WHAT ..."
     assert error.startswith("price-keeper: there is no command 'shw'")
-    assert more == "More is told by: price-keeper org --help"
+    assert more == "For more, run: price-keeper org --help"
 
 
 @pytest.mark.parametrize("words", [[], ["tables"], ["org"]])

@@ -114,7 +114,7 @@ def test_what_cannot_be_passed_on_is_taken_on_by_nobody(pair: Pair, caplog: pyte
     pair.sockets.rename(pair.sockets.with_name("gone"))
     pair.write(5)
     assert not pair.supervisor.publish()
-    assert "it cannot be passed on: FileNotFoundError" in caplog.text
+    assert "it cannot be handed to the workers: FileNotFoundError" in caplog.text
     assert (price(pair.supervisor), price(pair.forked())) == (1, 1)
     pair.sockets.with_name("gone").rename(pair.sockets)
     assert pair.supervisor.publish()

@@ -106,8 +106,8 @@ async def test_all_parts_take_on_what_was_read(rig: Rig, caplog: pytest.LogCaptu
         "configuration_taken_timestamp_seconds": began + 7,
     }
     assert [record.getMessage() for record in caplog.records] == [
-        "SIGHUP: labels and prices are taken on: added: only; removed: premium, standard, economy",
-        "SIGHUP: only a restart takes on what is another now in: on_store_down",
+        "SIGHUP: labels and prices reloaded: added: only; removed: premium, standard, economy",
+        "SIGHUP: these changes need a restart: on_store_down",
     ]
 
 
@@ -203,9 +203,7 @@ async def test_once_it_stops_nothing_is_taken_on(rig: Rig, caplog: pytest.LogCap
     rig.gate.set()
     await rig.over()
     assert (rig.read, rig.taken) == (1, [])
-    assert [record.getMessage() for record in caplog.records] == [
-        "SIGHUP: the process is stopping, so it takes on nothing more"
-    ]
+    assert [record.getMessage() for record in caplog.records] == ["SIGHUP ignored: the process is stopping"]
 
 
 async def test_what_was_asked_for_while_it_read_is_over_too_once_it_stops(rig: Rig) -> None:

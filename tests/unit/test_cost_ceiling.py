@@ -12,8 +12,9 @@ from unicodedata import normalize
 
 import pytest
 from price_keeper.budgets.hard import cost_ceiling, strict_json, token_bound
-from price_keeper.budgets.hard.cost_ceiling import UNCOUNTED_TOKENS, CostCeiling, apply_count, compute_ceiling
+from price_keeper.budgets.hard.cost_ceiling import UNCOUNTED_TOKENS, apply_count, compute_ceiling
 from price_keeper.config.config_sections import LongContext, PricesConfig, TierPrices
+from price_keeper.domain import CostCeiling
 from price_keeper.errors import InvalidRequest
 from price_keeper.operations import Operation
 from price_keeper.usage.guardrail_usage import price_guardrail
@@ -73,7 +74,7 @@ def test_the_dearest_place_of_a_label() -> None:
     prices = cost_ceiling.CallPrices([PRICES.price_tables[0], dear_input, dear_output])
     alone = [asked(said({"text": "a"}), prices=cost_ceiling.CallPrices([each])).pico for each in prices.price_tables]
     assert asked(said({"text": "a"}), prices=prices).pico == max(alone) > min(alone)
-    with pytest.raises(ValueError, match="somewhere"):
+    with pytest.raises(ValueError, match="at least one target"):
         asked(said({"text": "a"}), prices=cost_ceiling.CallPrices([]))
 
 
@@ -323,7 +324,7 @@ def test_of_many_values_no_objects_are_made() -> None:
 
 UNITS = {"topicPolicyUnits": 150, "contentPolicyUnits": 150, "contentPolicyImageUnits": 750, "wordPolicyUnits": 0,
          "automatedReasoningPolicyUnits": 170, "contextualGroundingPolicyUnits": 100, "promptAttack": 80}  # fmt: skip
-GUARDED = PRICES._replace(units=UNITS)
+GUARDED = PRICES._replace(unit_prices=UNITS)
 
 
 def test_a_guardrail_in_a_call_of_a_model_is_refused() -> None:
@@ -345,7 +346,9 @@ def test_applied_guardrails_are_bounded_by_the_bytes_of_their_text() -> None:
     found = asked(body, Operation.APPLY_GUARDRAIL, prices=GUARDED)
     units = dict.fromkeys(UNITS, 1 + 3 + 1)  # each block counted by itself
     assert found.pico >= price_guardrail(UNITS, {**units, "automatedReasoningPolicies": 2}).pico
-    alone = asked(body, Operation.APPLY_GUARDRAIL, prices=PRICES._replace(units={"automatedReasoningPolicyUnits": 170}))
+    alone = asked(
+        body, Operation.APPLY_GUARDRAIL, prices=PRICES._replace(unit_prices={"automatedReasoningPolicyUnits": 170})
+    )
     most = {"automatedReasoningPolicyUnits": 5, "automatedReasoningPolicies": cost_ceiling.MAX_REASONING_POLICIES}
     assert alone.pico >= price_guardrail({"automatedReasoningPolicyUnits": 170}, most).pico
     assert found.body == json.dumps(body).encode()
@@ -362,7 +365,7 @@ def test_so_are_checks() -> None:
 
 
 def test_a_job_has_its_price_whatever_it_holds() -> None:
-    assert asked(b"anything", Operation.ASYNC_INVOKES, prices=PRICES._replace(job=7)).pico == 7
+    assert asked(b"anything", Operation.ASYNC_INVOKES, prices=PRICES._replace(job_price=7)).pico == 7
     assert "price_usd_per_async_job" in refusal(b"{}", Operation.ASYNC_INVOKES)
 
 

@@ -164,7 +164,7 @@ async def test_one_more_wrong_secret_is_counted_against_who_sent_it(
         with pytest.raises(TooManyRequests, match="asks to slow down"):
             await here.issue_throttled("10.9.9.9", f"{EVIL}{number}")
     control.answer = UNAUTHORIZED
-    with pytest.raises(TooManyRequests, match="one more wrong secret"):
+    with pytest.raises(TooManyRequests, match="too many wrong secrets"):
         await here.issue_throttled("10.9.9.9", f"{EVIL}-another")
     control.answer = ControlReply(429, HTML)  # of something before the control service, which knows nothing of secrets
     for number in range(FAILURE_BURST + 1):

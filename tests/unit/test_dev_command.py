@@ -53,7 +53,7 @@ def test_of_two_that_start_at_once_both_have_the_first_ones(tmp_path: Path) -> N
 def test_what_is_to_be_pasted_is_good_for_any_folder(tmp_path: Path) -> None:
     """A shell takes what stands there as names, whatever is in them."""
     folder = tmp_path / "my $(touch made) data"
-    started: Any = SimpleNamespace(data="127.0.0.1:1", control="127.0.0.1:2")
+    started: Any = SimpleNamespace(data_address="127.0.0.1:1", control_address="127.0.0.1:2")
     guide = _DevEnvironment(started, "secret", folder / "ca.pem", folder, "token").format_guide()
     exports = [line for line in guide.splitlines() if line.startswith("export ")]
     script = "; ".join([*exports, 'printf "%s\\n" "$AWS_CA_BUNDLE" "$CURL_CA_BUNDLE"'])

@@ -217,7 +217,7 @@ def test_traces_of_a_long_stream_are_added_up_as_they_come() -> None:
         assert reader.reported_and_estimated_units(0) == ({"automatedReasoningPolicies": 2} | {
             name: 50 * units for name, units in BOTH.items() if name != "automatedReasoningPolicies"
         }, estimate_units(5, 0))  # fmt: skip
-        assert len(reader._trace._found) == len(BOTH)  # type: ignore[attr-defined]
+        assert len(reader._trace._units) == len(BOTH)  # type: ignore[attr-defined]
 
 
 def test_a_line_in_very_small_pieces_takes_no_longer_for_that() -> None:

@@ -253,4 +253,4 @@ async def test_lines_that_are_torn_keep_their_money(tmp_path: Path, caplog: pyte
     path = tmp_path / f"holds-{HOLDER}"
     path.write_bytes(b"0000 torn\n" + path.read_bytes() + encode_line(b'["a","b","c"]') + encode_line(b"[1]") + b"0123")
     assert await release_former_leases(store, ManualClock(), tmp_path) == 100
-    assert "4 lines were torn" in caplog.text
+    assert "4 lines are torn" in caplog.text

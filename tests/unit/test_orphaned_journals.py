@@ -283,7 +283,7 @@ async def test_what_is_none_of_ours_stays_and_is_told_once(
             await running.adopt_orphans()
     assert await counted(exact_store, left) == [(2, 17)]
     assert sorted(path.name for path in (tmp_path / "worker-1").iterdir()) == ["lock", "notes"]
-    assert caplog.text.count("stays where it is") == 1
+    assert caplog.text.count("is left as it is") == 1
     assert (tmp_path / "worker-02").exists()
 
 
@@ -296,7 +296,7 @@ async def test_one_that_cannot_be_read_keeps_nobody_from_starting(
     async with run_of(tmp_path, exact_store) as running:
         assert await running.recorder.flush()
         await running.adopt_orphans()
-    assert "worker-2 stays where it is" in caplog.text
+    assert "worker-2 is left as it is" in caplog.text
     assert await counted(exact_store, left) == [(2, 17)]
     assert find_worker_folders(tmp_path) == [tmp_path / "worker-2"]
 
@@ -326,7 +326,7 @@ async def test_a_replay_takes_all_folders_or_none(
     async def opened(*_: object) -> AsyncIterator[Store]:
         yield exact_store
 
-    monkeypatch.setattr("price_keeper.cli.replay_command.opened_store", opened)
+    monkeypatch.setattr("price_keeper.cli.replay_command.open_store", opened)
     config = config_of(tmp_path)
     with lock_folder(tmp_path / "worker-2"), pytest.raises(JournalInUse):
         await _replay(config, tmp_path, ManualClock(), force=False)

@@ -41,6 +41,6 @@ def test_port_is_given_to_one_of_several_processes_as_long_as_it_lives() -> None
 def test_port_that_somebody_listens_at_is_passed_over() -> None:
     port = free_port()
     with socket.create_server(("127.0.0.1", port)):
-        taking = f"from tests.support import ports\nports._left = lambda: iter(({port},))\nports.free_port()"
+        taking = f"from tests.support import ports\nports._candidates = lambda: iter(({port},))\nports.free_port()"
         done = subprocess.run([sys.executable, "-c", taking], cwd=ROOT, capture_output=True, text=True, check=False)
     assert "is free" in done.stderr

@@ -122,11 +122,11 @@ async def test_a_chain_that_is_long_in_the_making_keeps_nobody_waiting() -> None
 def test_a_process_ends_though_a_provider_never_answers() -> None:
     code = """
 import asyncio, threading
-from price_keeper.provider_chain import ProviderChain, SilentProvider
+from price_keeper.provider_chain import ProviderChain, ProviderTimeout
 chain = ProviderChain(lambda: threading.Event().wait)
 try:
-    asyncio.run(chain.found(0.01))
-except SilentProvider as silence:
+    asyncio.run(chain.load(0.01))
+except ProviderTimeout as silence:
     print(silence)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True)

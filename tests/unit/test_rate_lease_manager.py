@@ -281,9 +281,9 @@ def test_or_they_are_refused_if_the_policy_says_so() -> None:
     async def work(desk: LeaseManagerHarness) -> None:
         desk.client.failure = StoreUnavailable("away")
         with pytest.raises(Busy):
-            await desk.admit(serves_alone=False)
+            await desk.admit(serves_offline=False)
         with pytest.raises(Busy):
-            await desk.admit(serves_alone=False, is_exact=True)
+            await desk.admit(serves_offline=False, is_exact=True)
 
     run_simulated(work)
 

@@ -34,7 +34,9 @@ from tests.unit.test_recorder import arrived
 @pytest.fixture
 async def rec(tmp_path: Path, exact_store: Store, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[RecordingHarness]:
     async with open_recording_harness(tmp_path / "journal", exact_store) as made:
-        monkeypatch.setattr(aggregating.schema, "active_counters", lambda day: f"ACTIVE#{made.scope.org}#{day}")
+        monkeypatch.setattr(
+            aggregating.schema, "active_counters_partition", lambda day: f"ACTIVE#{made.scope.org}#{day}"
+        )
         yield made
 
 

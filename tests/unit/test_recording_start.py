@@ -237,5 +237,5 @@ async def test_a_call_whose_lines_are_all_torn_is_told_of(
     caplog.set_level(logging.WARNING)
     left = recover(tmp_path)
     assert (left.corrupt_lines, left.lost_calls, left.estimated_calls) == (1, 1, 1)
-    assert "1 calls stood in torn lines only" in caplog.text
+    assert "1 calls were recorded in torn lines only" in caplog.text
     assert recover(tmp_path).lost_calls == 0  # once it is sealed, the loss has been told

@@ -57,7 +57,7 @@ def store() -> MemoryStore:
 
 @pytest.fixture
 async def two(store: MemoryStore, clock: ManualClock) -> AsyncIterator[list[TokenServiceInstance]]:
-    async with open_instances(store, clock, 2, most=3) as made:
+    async with open_instances(store, clock, 2, max_sessions=3) as made:
         yield made
 
 
@@ -136,7 +136,10 @@ async def test_by_clocks_that_differ_there_are_no_more_either(store: MemoryStore
     """One that is over by the clock of the login is refreshed where it is still a few seconds earlier."""
     late = ManualClock()
     early = ManualClock(late.now() + SKEW_SECONDS)
-    async with open_instances(store, late, 1, most=3) as (slow,), open_instances(store, early, 1, most=3) as (fast,):
+    async with (
+        open_instances(store, late, 1, max_sessions=3) as (slow,),
+        open_instances(store, early, 1, max_sessions=3) as (fast,),
+    ):
 
         async def both(seconds: float) -> None:
             await late.leap(seconds)
@@ -266,7 +269,7 @@ async def test_a_login_between_the_two_readings_is_not_overlooked(
         if len(here.link.calls) == 2:
             await there.sessions.login(WEB)
 
-    monkeypatch.setattr(here.link, "_pass", cut_in)
+    monkeypatch.setattr(here.link, "_enter", cut_in)
     await run_with_time(clock, here.sessions.login(WEB))
     assert len(await there.sessions.list_live(WEB)) == 3
 

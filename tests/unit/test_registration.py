@@ -281,7 +281,7 @@ async def test_another_one_was_faster(clock: ManualClock) -> None:
         theirs.append(await rotate(memory, clock, scope, 0))
 
     store.before["transact"] = rotate_faster
-    with pytest.raises(WriteConflict, match="somebody else") as refused:
+    with pytest.raises(WriteConflict, match="another request") as refused:
         await rotate(store, clock, scope, 0)
     assert refused.value.status == 409
     assert theirs[1] is not None

@@ -193,7 +193,7 @@ class Left(Nobody):
 
     def leave(self) -> None:
         self.is_disconnected = True
-        self.flow.caller_left()  # type: ignore[attr-defined]
+        self.flow.on_disconnected()  # type: ignore[attr-defined]
 
 
 def test_a_call_that_ends_without_an_answer_cannot_be_joined() -> None:

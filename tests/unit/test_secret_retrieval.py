@@ -204,7 +204,7 @@ async def test_a_store_that_is_away_costs_no_secret(clock: ManualClock, verb: st
     store, scope = InterceptingStore(MemoryStore()), new_scope()
     issued = await register_scope(store, clock, scope)  # type: ignore[arg-type]
     store.before[verb] = raise_unavailable
-    with pytest.raises(Busy, match="still good"):
+    with pytest.raises(Busy, match="stays valid"):
         await retrieve(store, clock, scope, issued.retrieval_token)  # type: ignore[arg-type]
     assert await retrieve(store, clock, scope, issued.retrieval_token)  # type: ignore[arg-type]
 

@@ -140,7 +140,7 @@ def test_a_close_that_fails_is_told_and_leaves_no_file_open(
         patch.setattr(os, call, fails)
         segment.close()
     segment.close()
-    assert "did not close well: Input/output error" in caplog.text
+    assert "cannot be closed cleanly; its lines are complete: Input/output error" in caplog.text
     assert len(os.listdir("/proc/self/fd")) == before
     for append in (lambda: segment.append(b"[2]"), lambda: segment.append_all([b"[2]"])):
         with pytest.raises(OSError, match="Bad file descriptor"):
@@ -210,5 +210,5 @@ def test_that_files_cannot_be_mapped_is_told_once_and_not_of_every_segment(
         segment = Segment(tmp_path, name)
         segment.append(b"[1]")
         segment.close()
-    told = f"files in {tmp_path} cannot be mapped, so each line is written by itself: Too many open files"
+    told = f"files in {tmp_path} cannot be memory-mapped, so each line is a separate, slower write: Too many open files"
     assert [record.getMessage() for record in caplog.records] == [told]

@@ -44,7 +44,7 @@ def store() -> MemoryStore:
 
 @pytest.fixture
 async def two(store: MemoryStore, clock: ManualClock) -> AsyncIterator[list[TokenServiceInstance]]:
-    async with open_instances(store, clock, 2, most=3) as made:
+    async with open_instances(store, clock, 2, max_sessions=3) as made:
         yield made
 
 

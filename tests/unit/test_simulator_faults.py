@@ -63,7 +63,7 @@ ERRORS = [
 @pytest.mark.parametrize("operation", ["converse", "converse_stream"])
 @pytest.mark.parametrize(("wishes", "code", "status"), ERRORS)
 async def test_an_error_takes_the_place_of_an_answer(bedrock, ask, operation, wishes, code, status):
-    ask.wish(**wishes)
+    ask.set_faults(**wishes)
     with pytest.raises(ClientError) as failed:
         await ask(operation, modelId=CLAUDE, **TURN)
     assert failed.value.response["Error"]["Code"] == code
@@ -86,7 +86,7 @@ BROKEN_STREAMS = [
 
 @pytest.mark.parametrize(("wishes", "error"), BROKEN_STREAMS)
 async def test_a_stream_breaks_as_it_was_wished_for(bedrock, ask, caplog, wishes, error):
-    ask.wish(**wishes)
+    ask.set_faults(**wishes)
     with pytest.raises(error):
         await ask("converse_stream", modelId=CLAUDE, **TURN)
     (entry,) = bedrock.ledger
@@ -108,7 +108,7 @@ async def test_a_stream_breaks_as_it_was_wished_for(bedrock, ask, caplog, wishes
     ("operation", "arguments"), [("converse", TURN), ("invoke_model", {"body": json.dumps(CLAUDE_BODY)})]
 )
 async def test_an_answer_in_one_piece_breaks_too(bedrock, ask, operation, arguments, wishes):
-    ask.wish(**wishes)
+    ask.set_faults(**wishes)
     with pytest.raises((ConnectionClosedError, ResponseStreamingError, IncompleteReadError)):
         await ask(operation, modelId=CLAUDE, **arguments)
     (entry,) = bedrock.ledger
@@ -117,7 +117,7 @@ async def test_an_answer_in_one_piece_breaks_too(bedrock, ask, operation, argume
 
 
 async def test_frames_pass_until_the_fault_strikes(ask):
-    ask.wish(fault="exception-frame", after_frames=3, exception="throttlingException")
+    ask.set_faults(fault="exception-frame", after_frames=3, exception="throttlingException")
     events: list[Any] = []
     stream = (await asyncio.to_thread(ask.client.converse_stream, modelId=CLAUDE, **TURN))["stream"]
     with closing(stream), pytest.raises(EventStreamError, match="throttlingException"):
@@ -126,7 +126,7 @@ async def test_frames_pass_until_the_fault_strikes(ask):
 
 
 async def test_an_answer_in_one_piece_has_the_exception_for_an_error(ask):
-    ask.wish(fault="exception-frame", exception="modelTimeoutException")
+    ask.set_faults(fault="exception-frame", exception="modelTimeoutException")
     with pytest.raises(ask.client.exceptions.ModelTimeoutException):
         await ask("converse", modelId=CLAUDE, **TURN)
 

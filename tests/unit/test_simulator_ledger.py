@@ -66,7 +66,7 @@ def test_totals_outlive_the_entries_and_are_kept_by_model(ledger, monkeypatch):
     for model, usage in (("a", Usage(1, 2)), ("b", Usage(5)), ("a", Usage(10, 20)), ("a", None)):
         noted = added(ledger, model=model)
         noted.usage = usage
-        ledger.done(noted)
+        ledger.finish(noted)
     assert ledger.totals == {"a": Usage(11, 22), "b": Usage(5)}
 
 
@@ -75,14 +75,14 @@ def test_the_number_of_models_with_totals_is_bounded(ledger, monkeypatch):
     for model in ("a", "b", "c", "a"):
         noted = added(ledger, model=model)
         noted.usage = Usage(1)
-        ledger.done(noted)
+        ledger.finish(noted)
     assert ledger.totals == {"a": Usage(2), "": Usage(2)}
 
 
 def test_clearing_forgets_all_but_the_numbering(ledger):
     done = added(ledger)
     done.usage = Usage(1)
-    ledger.done(done)
+    ledger.finish(done)
     ledger.clear()
     assert (len(ledger), ledger.arrived, ledger.totals) == (0, 0, {})
     assert added(ledger).sequence == 2
@@ -92,7 +92,7 @@ def test_a_report_is_json_and_can_begin_later(ledger):
     added(ledger, body=b"\xff", headers=[(b"X-Name", b"\xfc")])
     last = added(ledger)
     last.usage = Usage(1, guardrail_units={"topicPolicyUnits": 2})
-    ledger.done(last)
+    ledger.finish(last)
     report = json.loads(json.dumps(ledger.report()))
     assert report["entries"][0]["body"] == "\u00ff"
     assert report["entries"][0]["headers"] == [["X-Name", "\u00fc"]]

@@ -109,7 +109,7 @@ async def test_frames_come_one_by_one_at_their_pace(bedrock, clock):
             await clock.advance(0.04)
         assert (await wire.arrived()).endswith(b"0\r\n\r\n")
         assert b"metadata" in wire.seen
-        assert clock.waits() == []
+        assert clock.remaining_sleeps() == []
 
 
 async def test_a_stall_with_an_end_goes_on_where_it_stopped(bedrock, clock):

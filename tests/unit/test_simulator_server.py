@@ -213,7 +213,7 @@ async def test_the_ledger_has_exactly_what_arrived(bedrock, ask):
 
 
 async def test_of_a_long_body_the_beginning_is_kept(bedrock, http, monkeypatch):
-    monkeypatch.setattr("bedrock_simulator.server.MOST_BODY_BYTES", 10)
+    monkeypatch.setattr("bedrock_simulator.server.MAX_ENTRY_BODY_BYTES", 10)
     await post(http, f"{bedrock.url}/model/{CLAUDE}/invoke", CLAUDE_BODY)
     (entry,) = bedrock.ledger
     assert entry.body == json.dumps(CLAUDE_BODY).encode()[:10]

@@ -34,15 +34,15 @@ import asyncio, sys
 from pathlib import Path
 from price_keeper.clock import SystemClock
 from price_keeper.domain import Scope
-from price_keeper.budgets.budget_snapshot import Notebook
+from price_keeper.budgets.budget_snapshot import SnapshotFile
 
 async def main():
-    notebook, number = Notebook(Path(sys.argv[1]), SystemClock()), 0
+    notebook, number = SnapshotFile(Path(sys.argv[1]), SystemClock()), 0
     await notebook.open()
     while True:
         number += 1
         for each in range(200):
-            notebook.notes.settings(Scope(f"{each:08d}-0000-4000-8000-000000000000"), {"version": number})
+            notebook.snapshot.record_settings(Scope(f"{each:08d}-0000-4000-8000-000000000000"), {"version": number})
         await notebook.write()
         print(number, flush=True)
 
@@ -109,7 +109,7 @@ async def test_what_is_spent_is_written_now_and_then_and_not_with_every_flush(
     clock, who, file = ManualClock(), new_caller(), tmp_path / "notes-0"
     notebook = SnapshotFile(tmp_path, clock)
     await put_budget(exact_store, who.org, {"premium": 100})
-    async with open_budget_sidecar(tmp_path / "journal", exact_store, clock, notes=notebook.snapshot) as one:
+    async with open_budget_sidecar(tmp_path / "journal", exact_store, clock, snapshot=notebook.snapshot) as one:
         await one.decide(who)
         await notebook.write_if_due()
         seen = set[bytes]()
@@ -140,7 +140,7 @@ async def test_a_label_that_moves_on_is_written_soon(tmp_path: Path, exact_store
     clock, who = ManualClock(), new_caller()
     notebook = SnapshotFile(tmp_path, clock)
     await put_budget(exact_store, who.org, {"premium": 10, "economy": 1})
-    async with open_budget_sidecar(tmp_path / "journal", exact_store, clock, notes=notebook.snapshot) as one:
+    async with open_budget_sidecar(tmp_path / "journal", exact_store, clock, snapshot=notebook.snapshot) as one:
         await one.decide(who)
         await notebook.write_if_due()
         await one.spend(who, 10 * USD)

@@ -21,7 +21,7 @@ async def test_spend_of_a_half_flushed_segment_counts_once_after_a_restart(tmp_p
     notes = BudgetSnapshot(clock.now)
     everybody = [new_caller(f"app{number}", org) for number in range(APPS)]
     await put_budget(exact_store, org, {"premium": 100})
-    async with open_budget_sidecar(tmp_path / "one", exact_store, clock, notes=notes) as one:
+    async with open_budget_sidecar(tmp_path / "one", exact_store, clock, snapshot=notes) as one:
         for who in everybody:
             await one.spend(who, 30 * USD)
         await one.wait_for_refresh()
@@ -41,7 +41,7 @@ async def test_spend_of_a_half_flushed_segment_counts_once_after_a_restart(tmp_p
     left = recover(tmp_path / "one")
     same = BudgetSnapshot(clock.now)
     same.merge(found)
-    async with open_budget_sidecar(tmp_path / "two", exact_store, clock, notes=same) as two:
+    async with open_budget_sidecar(tmp_path / "two", exact_store, clock, snapshot=same) as two:
         two.recorder._unsent.extend(left.sealed)
         two.store.is_away = True
         for who in everybody:

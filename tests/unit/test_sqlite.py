@@ -167,7 +167,7 @@ async def test_a_write_that_cannot_be_kept_suffers_alone(store: SqliteStore, mon
             raise RuntimeError("what no check foresaw")
         return real(item)
 
-    monkeypatch.setattr(sqlite_commit.codec, "encode", encode)
+    monkeypatch.setattr(sqlite_commit.codec, "encode_item", encode)
     outcomes = await asyncio.gather(
         store.update(Update(KEY, add={"n": 1})),
         store.put(Put(Key("config", "p", "bad"), {"poison": 1})),

@@ -75,7 +75,7 @@ async def test_renamed_file_is_used_again_when_moved_back(
     assert await store.get(KEY) == {"n": 2}
     said = [record.getMessage() for record in caplog.records]
     assert ["deleted or renamed" in text for text in said] == [True, False]
-    assert "in its place again" in said[1]
+    assert "back in its place" in said[1]
 
 
 def test_connecting_to_a_deleted_file_makes_no_empty_one(path: Path) -> None:

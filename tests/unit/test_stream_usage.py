@@ -35,7 +35,7 @@ def chunk(document, kept=None):
 
 def fed(stream, frames):
     for frame in frames:
-        stream.frame(frame)
+        stream.add_frame(frame)
     return stream
 
 

@@ -21,7 +21,7 @@ _BEGIN = """
 import os, signal, sys, time
 from price_keeper.errors import ConfigError, PriceKeeperError
 from price_keeper.workers import supervisor
-from price_keeper.workers.worker_slot import Place
+from price_keeper.workers.worker_slot import WorkerSlot
 supervisor.STOP_SECONDS = 2.0
 deaths = sys.argv[1]
 def work(place, tell):
@@ -33,7 +33,7 @@ def reread():
 def on_started(told):
     print("all have started", told, flush=True)
 try:
-    sys.exit(supervisor.Supervisor(Place(0, 3), work, on_started, reread).run())
+    sys.exit(supervisor.Supervisor(WorkerSlot(0, 3), work, on_started, reread).run())
 except PriceKeeperError as failure:
     print(type(failure).__name__, failure, flush=True)
     sys.exit(3)
@@ -131,8 +131,8 @@ def test_a_death_between_two_starts_is_told_with_its_reason(tmp_path: Path) -> N
         last = children(process.pid)[-1]
         os.kill(last, signal.SIGKILL)
         log = tmp_path / "log"
-        wait_until(lambda: "worker 2 is gone: it was killed by signal 9; started again in 1 s" in log.read_text())
-        wait_until(lambda: "worker 2 is gone: not this time; started again in 2 s" in log.read_text())
+        wait_until(lambda: "worker 2 died (it was killed by signal 9); it is started again in 1 s" in log.read_text())
+        wait_until(lambda: "worker 2 died (not this time); it is started again in 2 s" in log.read_text())
         process.terminate()
         assert process.wait(SECONDS) == 0
     assert "started again in 4 s" not in log.read_text()
@@ -146,7 +146,7 @@ def test_one_that_does_not_end_is_killed_and_told(tmp_path: Path) -> None:
         process.terminate()
         assert process.wait(SECONDS) == 1
         assert all(map(has_exited, pids))
-    assert (tmp_path / "log").read_text() == "workers that do not end are killed: 0, 1, 2\n"
+    assert (tmp_path / "log").read_text() == "workers did not end within 2 s and are killed: 0, 1, 2\n"
 
 
 def test_a_bug_in_one_is_shown_and_ends_all(tmp_path: Path) -> None:

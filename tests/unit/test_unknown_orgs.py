@@ -209,7 +209,7 @@ async def test_org_that_was_refused_stays_so_while_the_store_is_away(
     who = new_caller()
     with pytest.raises(UnknownOrg):
         await one.decide(who)
-    async with by_default(tmp_path / "two", exact_store, clock, notes=one.budget_registry.snapshot) as two:
+    async with by_default(tmp_path / "two", exact_store, clock, snapshot=one.budget_registry.snapshot) as two:
         now = two if is_new_process else one
         now.store.is_away = True
         await clock.advance(1000)
@@ -224,7 +224,7 @@ async def test_org_written_by_hand_with_a_name_alone_is_registered_and_noted_as_
     await put_item(exact_store, schema.org_config_key(who.org), org_name="By hand")
     assert (await one.decide(who)).label == "premium"
     await one.wait_for_refresh()
-    async with by_default(tmp_path / "two", exact_store, clock, notes=one.budget_registry.snapshot) as two:
+    async with by_default(tmp_path / "two", exact_store, clock, snapshot=one.budget_registry.snapshot) as two:
         two.store.is_away = True
         assert (await two.decide(who)).label == "premium"
 

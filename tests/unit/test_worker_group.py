@@ -213,7 +213,7 @@ def _other(text: str, status: int = 200, checks: object = None) -> ControlDispat
         (200, {"store": "ok", "revocation": "the store has not said"}, "revocation: the store has not said"),
         (503, {"store": "the store is away", "journal": "ok"}, "!store: the store is away"),
         (503, {}, "!not ready"),
-        (200, None, "!what it says cannot be understood"),
+        (200, None, "!its response is malformed"),
     ],
 )
 async def test_what_another_says_of_its_readiness(tmp_path: Path, status: int, checks: object, told: str) -> None:
@@ -224,7 +224,7 @@ async def test_what_another_says_of_its_readiness(tmp_path: Path, status: int, c
     ):
         asked = crew.build_checks()
         assert list(asked) == ["worker 1", "worker 2"]
-        with pytest.raises(WorkerUnavailable, match="it is not there"):
+        with pytest.raises(WorkerUnavailable, match="its socket does not respond"):
             await asked["worker 2"]()
         if told.startswith("!"):
             with pytest.raises(WorkerUnavailable, match=told[1:]):

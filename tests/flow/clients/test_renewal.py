@@ -39,7 +39,7 @@ SHORTEST_SHARE = (LIFE - 1) / 2  # of a life that is cut to whole seconds: so lo
 PAUSE = 0.25  # between two calls
 GRACE = 4  # seconds
 NO_PAIR = "the container authorization token is client_id:client_secret"
-TOO_MANY = "too many requests that cannot be served"
+TOO_MANY = "too many malformed requests; wait before the next one"
 GIVING_UP = 5.0  # a client tries a fetch three or four times, a second apart
 
 FLOOD_SECONDS = 0.2
@@ -206,7 +206,10 @@ def test_after_the_grace_it_says_why_it_fails(client: Client, rotated: dict[Clie
         )
     else:
         assert "credentials from container-role" in error["message"]
-        refusals = ("403", "the client id or its secret is wrong"), ("429", "one more wrong secret, after too many")
+        refusals = (
+            ("403", "the client id or its secret is wrong"),
+            ("429", "too many wrong secrets; wait before the next attempt"),
+        )
         assert any(status in error["message"] and why in error["message"] for status, why in refusals)
 
 

@@ -78,5 +78,5 @@ def check_upstream(entries: list[dict[str, Any]], secrets: list[str]) -> None:
 
 def check_output(staged: ClientStage, secrets: list[str]) -> None:
     said = staged.output
-    assert "a stream of Bedrock's was cut" in said  # it does say something, so that a leak would be seen
+    assert "a response stream from Bedrock was cut" in said  # it does say something, so that a leak would be seen
     assert [secret for secret in secrets if secret in said] == []

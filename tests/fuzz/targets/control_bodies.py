@@ -33,8 +33,15 @@ from tests.fuzz.documents import document, views
 from tests.fuzz.oracle import holds, same
 from tests.fuzz.reader import Reader
 
-FORMS = (token_endpoints.LOGIN_BODY, token_endpoints.REFRESH_BODY, token_endpoints.REVOKE_BODY, client_endpoints.ROTATION_BODY, budget_endpoints.OVERRIDE_BODY, usage_endpoints.USAGE_BODY,
-         profile_endpoints.PROFILE_BODY)  # fmt: skip
+FORMS = (
+    token_endpoints.LOGIN_BODY,
+    token_endpoints.REFRESH_BODY,
+    token_endpoints.REVOKE_BODY,
+    client_endpoints.ROTATION_BODY,
+    budget_endpoints.OVERRIDE_BODY,
+    usage_endpoints.USAGE_BODY,
+    profile_endpoints.PROFILE_BODY,
+)
 LABELS = ("premium", "standard", "economy")  # fmt: skip
 NAMES = ("org_name", "timezone", "quota_scope",
          "model_ordering", "quotas", "period", "enforcement", "limits", "rpm", "tpm", "agg_shard_count",
@@ -49,7 +56,7 @@ TEXTS = (*LABELS, "UTC", "Europe/Berlin", "ORG", "APP", "day", "month", "hard", 
          "arn:aws:bedrock:us-east-1:123456789012:application-inference-profile/abc")  # fmt: skip
 GOOD = {"org_name": "Acme", "timezone": "UTC", "quota_scope": "ORG", "model_ordering": ["premium", "standard"],
         "quotas": {"premium": 5, "standard": 7}}  # fmt: skip
-QUERIES = [route for table in api._ROUTE_TABLES for route in table if route.query]
+QUERIES = [route for table in api._ROUTE_TABLES for route in table if route.query_schemas]
 WORDS = (*(b'"%b":' % name.encode() for name in NAMES), b"limit=", b"cursor=", b"from=2026-11-01", b"&to=", b"%00")
 DEFAULTS = DefaultsConfig()
 NOW = 1_795_003_200.0

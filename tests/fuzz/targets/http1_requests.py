@@ -45,7 +45,7 @@ async def _talk(parts: list[bytes], limits: ServerLimits) -> Talk:
         await wire.hear(*parts)
         await wire.settle()
         talk.said = wire.written
-        talk.is_over = wire.is_closed or getattr(wire.protocol, "_is_deaf", False)
+        talk.is_over = wire.is_closed or getattr(wire.protocol, "_is_input_ignored", False)
     return talk
 
 
