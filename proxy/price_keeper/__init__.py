@@ -1,16 +1,21 @@
 """Bedrock Price Keeper: a sidecar that keeps every org and app on Amazon Bedrock inside its budget.
 
-A request walks through six rooms, in this order, without turning back:
+Every request takes these steps, in this order (`handler.RequestHandler.__call__`):
 
-    identify -> admit -> select -> forward -> meter -> record
+    authenticate -> parse -> join a retry -> reserve rate limits -> select a label -> meter -> forward
+
+The receipt of the call is then written to the journal, and flushed to the store in the background (`ledger`).
 
 State lives in three places: memory (bounded, rebuildable), the local journal (the only unreplicated truth), the store.
 
-Imports point down only; `tests/tidy/` holds the code to it:
+Imports point down only, from later lines of this list to earlier ones; `tests/tidy/test_imports.py` checks it:
 
-    model, errors                       words of the product, and what may go wrong
-    pure files                          no asyncio, no sockets, no clock: decide, and let the caller act
-    stores/contract                     what a store promises
-    stores/sqlite, stores/dynamodb      the two engines
-    app, cli                            composition; the only files that name concrete classes
+    domain, errors, clock, exchange     shared types, and what may go wrong
+    config, telemetry, tasks            what every service needs
+    stores                              the contract of a store, and its two engines, SQLite and DynamoDB
+    auth ... reports                    the services: auth, alerts, ledger, rates, upstream, usage, budgets, reports
+    handler, server, control            the ports
+    workers, app, doctor, cli           the process; composition, and the only modules that choose an engine
+
+Modules whose docstring calls them pure use no asyncio, sockets or clock: they decide, and their callers act.
 """

@@ -35,7 +35,7 @@ CONFIG_REFUSED_TEXT: Final = "the last reload was rejected; the previous configu
 
 THREAD_SWITCH_SECONDS: Final = 0.0005  # a tenth of Python's default; see `_prioritize_event_loop`
 
-log = logging.getLogger("price_keeper.reloading")
+_log = logging.getLogger("price_keeper.reloading")
 
 
 class _LoadedConfig(NamedTuple):
@@ -91,7 +91,7 @@ class ConfigReloader:
 
     def request_reload(self) -> None:
         if self._is_stopped:
-            log.warning("SIGHUP ignored: the process is stopping")
+            _log.warning("SIGHUP ignored: the process is stopping")
         else:
             self._is_requested = True
             self._start_if_requested()
@@ -112,7 +112,7 @@ class ConfigReloader:
 
     async def _try_reload(self) -> None:
         if self._read_config is None:
-            log.warning("SIGHUP ignored: this process has no configuration file to read again")
+            _log.warning("SIGHUP ignored: this process has no configuration file to read again")
             return
         try:
             with _prioritize_event_loop():
@@ -135,7 +135,7 @@ class ConfigReloader:
             apply()
         self._is_refused, self._last_applied_at = False, self._clock.now()
         self._results["taken"] += 1
-        log.warning("SIGHUP: labels and prices reloaded: %s", loaded.changes)
+        _log.warning("SIGHUP: labels and prices reloaded: %s", loaded.changes)
         log_restart_keys(loaded.restart_keys)
 
     def _reject(self, problems: Sequence[str]) -> None:
@@ -166,12 +166,12 @@ def _prioritize_event_loop() -> Iterator[None]:
 
 def log_rejection(problems: Sequence[str]) -> None:
     for problem in problems:
-        log.error("SIGHUP: configuration rejected; the previous one stays in force: %s", problem)
+        _log.error("SIGHUP: configuration rejected; the previous one stays in force: %s", problem)
 
 
 def log_restart_keys(keys: list[str]) -> None:
     if keys:
-        log.warning("SIGHUP: these changes need a restart: %s", join_few(keys))
+        _log.warning("SIGHUP: these changes need a restart: %s", join_few(keys))
 
 
 def build_budget_reload(budgets: BudgetRegistry) -> PrepareConfig:
@@ -189,4 +189,4 @@ def _apply_to_budgets(budgets: BudgetRegistry, config: Config) -> None:
     budgets.apply_config(config.labels)
     for label, states in budgets.find_using_labels(removed).items():
         message = "SIGHUP: label %s is no longer configured; it is skipped in the model_ordering of %s"
-        log.warning(message, label, join_few(state.scope.key for state in states))
+        _log.warning(message, label, join_few(state.scope.key for state in states))

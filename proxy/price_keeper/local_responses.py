@@ -24,7 +24,7 @@ _DO_NOT_RETRY = (b"x-should-retry", b"false")  # obeyed by the clients of Anthro
 
 
 def send_refusal(responder: Responder, refusal: Refusal, extra_headers: tuple[Header, ...] = ()) -> None:
-    """Answers with the error, or breaks off an answer that has begun: never a second answer."""
+    """Responds with the error, or aborts a response that has begun, because a request gets one response only."""
     if responder.has_started:
         responder.abort()
         return
@@ -35,8 +35,9 @@ def send_refusal(responder: Responder, refusal: Refusal, extra_headers: tuple[He
 
 
 def send_error(responder: Responder, response_headers: Sequence[Header], failure: Exception) -> Refusal:
-    """What it was answered with. Of what was nobody's intention, the log alone says more. `told` begins with the
-    request's id."""
+    """Respond to a request whose handler raised `failure`, and return the refusal that was sent. An exception that is
+    no Refusal is logged, and the response says only that there was an internal error, or no memory. The first of
+    `response_headers` must be the request's id."""
     if not isinstance(failure, Refusal):
         request_id = response_headers[0][1].decode()
         _log.error(

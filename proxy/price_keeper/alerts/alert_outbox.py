@@ -65,9 +65,10 @@ class AlertOutbox:
             (self._folder / f"{alert.file_stem}{ALERT_SUFFIX}").unlink(missing_ok=True)
         except OSError as failure:
             _log.error(
-                "alert file %s%s cannot be deleted (%s); it is processed again after a restart",
+                "alert file %s%s in %s cannot be deleted (%s); it stays, and is processed again after the next start",
                 alert.file_stem,
                 ALERT_SUFFIX,
+                self._folder,
                 failure.strerror,
             )
 

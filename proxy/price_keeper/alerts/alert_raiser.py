@@ -168,7 +168,12 @@ class AlertRaiser:
 
     def _note_store_failure(self, failure: StoreError) -> None:
         if not self._is_store_away:
-            _log.warning("alerts cannot be raised: store error (%s); retried every %g s", failure, SETTLE_SECONDS)
+            _log.warning(
+                "alerts cannot be raised: store error (%s); they are kept, and raised when the store answers; retried "
+                "every %g s",
+                failure,
+                SETTLE_SECONDS,
+            )
         self._is_store_away = True
 
 

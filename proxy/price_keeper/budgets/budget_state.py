@@ -165,16 +165,16 @@ class RefreshSchedule:
         self._rates: dict[str, tuple[int, float]] = {}  # by label: spend at the last read, and the rate until then
         self._share_samples: dict[str, _ShareSample] = {}
 
-    def plan_next(self, plan: EffectiveSettings, trackers: Mapping[str, SpendTracker], now: float) -> float:
+    def plan_next(self, settings: EffectiveSettings, trackers: Mapping[str, SpendTracker], now: float) -> float:
         """Set the thresholds, and return the seconds after which the store has to be read again at the latest."""
         elapsed, self._refreshed_at = max(now - self._refreshed_at, MIN_REFRESH_SECONDS), now
-        wait = plan.normal_secs
-        for label, quota in plan.quotas.items():
+        wait = settings.normal_secs
+        for label, quota in settings.quotas.items():
             tracker = trackers[label]
             rate, share = self._update_rate(label, tracker, elapsed), self._update_share(label, tracker, now)
-            remaining, tight_at = quota - tracker.spent, -(-quota * plan.tight_pct // 100)
+            remaining, tight_at = quota - tracker.spent, -(-quota * settings.tight_pct // 100)
             if tracker.spent >= tight_at:
-                wait = min(wait, plan.tight_secs)
+                wait = min(wait, settings.tight_secs)
             if remaining <= 0:
                 tracker.threshold = NO_THRESHOLD
                 continue

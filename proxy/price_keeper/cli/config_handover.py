@@ -7,16 +7,19 @@ open. Workers apply that text, since the file itself may change again before the
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
 
 from price_keeper.config import Config, parse_config, read_config_file
 from price_keeper.config.config_changes import apply_reloadable, compare_catalogs, list_restart_keys
-from price_keeper.config_reload import log, log_rejection, log_restart_keys
+from price_keeper.config_reload import log_rejection, log_restart_keys
 from price_keeper.errors import ConfigError
 
 _FILE_NAME = "configuration"
+
+_log = logging.getLogger("price_keeper.reloading")
 
 
 class ConfigHandover:
@@ -49,7 +52,7 @@ class ConfigHandover:
             log_rejection([f"it cannot be handed to the workers: {type(failure).__name__}: {failure}"])
             return False
         before, self.config = self.config, apply_reloadable(self.config, parsed)
-        log.warning("SIGHUP: labels and prices are handed to the workers: %s", compare_catalogs(before, self.config))
+        _log.warning("SIGHUP: labels and prices are handed to the workers: %s", compare_catalogs(before, self.config))
         log_restart_keys(list_restart_keys(self.config, parsed))
         return True
 

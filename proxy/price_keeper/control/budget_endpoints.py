@@ -197,8 +197,8 @@ def _serve_by_itself(label: str, taken: int, quota: int | None) -> str | None:
 
 def _get_spend(budget: BudgetState, label: str) -> tuple[int, int]:
     """What is spent of the label's quota, and what calls in flight may add; zeros if it has no quota."""
-    budgets = budget.find_trackers(label)
-    return (max(0, budgets[0].spent), max(0, budgets[0].in_flight)) if budgets else (0, 0)
+    trackers = budget.find_trackers(label)
+    return (max(0, trackers[0].spent), max(0, trackers[0].in_flight)) if trackers else (0, 0)
 
 
 _SELECTION_QUERY = {"force_check": {"type": "string", "enum": ["true", "false"]}}

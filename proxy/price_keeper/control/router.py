@@ -1,7 +1,4 @@
-"""Find the route of a method and a path. A fixed segment of a path takes precedence over a parameter.
-
-To be replaced by the router of aiohttp's `web.Application`.
-"""
+"""Find the route of a method and a path. A fixed segment of a path takes precedence over a parameter."""
 
 from __future__ import annotations
 

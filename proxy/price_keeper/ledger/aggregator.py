@@ -96,7 +96,12 @@ class Aggregator:
                     return
             # A forced replay adds to totals directly, and such a total stays higher for as long as it is kept.
             if counter not in self._above_shards:
-                _log.warning("the total of %s %s is higher than its shards; it stays", counter.scope, counter.label)
+                _log.warning(
+                    "the total of %s %s is higher than its shards, as after a replay with --force or when shards have "
+                    "expired; it stays, because totals are never lowered",
+                    counter.scope,
+                    counter.label,
+                )
             self._above_shards.add(counter)
         except StoreError as failure:
             _log.warning(

@@ -80,7 +80,7 @@ class Counter(NamedTuple):
 
     @property
     def holder_and_period(self) -> tuple[str, str]:
-        """Of the counter of a lease."""
+        """The holder of the budget lease and the period of the budget. Defined only if `is_lease`."""
         holder, _, period = self.period.removeprefix(_LEASE_PREFIX).partition("#")
         return holder, period
 

@@ -105,8 +105,9 @@ class FlushGate:
 
 
 class Recorder:
-    """The journal, and its flushes to the store. No call is admitted while more than `max_unflushed_pico` waits for the
-    store, or, with `refuses_without_store`, while the store does not answer."""
+    """Flushes the journal to the store in the background, and tells whether a call can be recorded. No call is admitted
+    while more than `max_unflushed_pico` waits for the store, or, with `refuses_without_store`, while the store does not
+    answer."""
 
     def __init__(
         self,

@@ -291,7 +291,12 @@ class SegmentSender:
         if not sealed.has_seal:
             raise JournalFull(f"the disk has no room to seal segment {ulid}, and it cannot be flushed either: {reason}")
         self.rejected.append(sealed)
-        _log.error("segment %s is not flushed, and stays in the journal: %s", ulid, reason)
+        _log.error(
+            "segment %s is not flushed, and stays in the journal: %s; its spend is NOT counted, except what was "
+            "flushed before; look at it with `price-keeper doctor`, and see `price-keeper replay`",
+            ulid,
+            reason,
+        )
 
     async def _send_part(self, ulid: str, marker: SegmentMarker, number: int, part: SegmentPart) -> Item | None:
         """The marker that is stored already, if this part was sent before; else None."""

@@ -290,7 +290,10 @@ def _parse_items(items: Sequence[tuple[Scope, Item | None]]) -> list[ScopeRateLi
             limits = parse_rate_limits(scope, item)
         except ValueError as failure:
             _log.warning(
-                "%s: rate limits ignored: %s; correct them with `price-keeper app put` or `org put`", scope.key, failure
+                "%s: rate limits ignored: %s; it has none of its own until they are corrected with "
+                "`price-keeper app put` or `org put`",
+                scope.key,
+                failure,
             )
             continue
         if limits is not None:

@@ -2,4 +2,7 @@
 
 It parses requests and writes responses, and hands each complete request to a handler (`exchange`). Tokens, budgets and
 Bedrock are the handler's concern. Start with `listener`, then `acceptors`, `http1` and `http1_parser`.
+
+May import: errors, clock, exchange, tasks, local_responses, and of auth.throttles the network of an address. Only
+`data_port_metrics` also imports telemetry and upstream.
 """

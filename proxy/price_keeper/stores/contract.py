@@ -213,8 +213,9 @@ class Page:
 class Store(Protocol):
     """The operations that every engine offers.
 
-    Each one may raise StoreUnavailable, StoreThrottled, StoreMisconfigured or InvalidStoreRequest (see
-    `price_keeper.errors`). A write that raises an exception without `maybe_applied` was not applied, and will not be.
+    Each one may raise StoreUnavailable (of which StoreAccessDenied is a subclass), StoreThrottled, StoreMisconfigured
+    or InvalidStoreRequest; see `price_keeper.errors`. A write that raises an exception without `maybe_applied` was not
+    applied, and will not be.
     An engine retries for a few seconds where a retry cannot apply a write twice. A caller that is cancelled while it
     waits for a write cannot know whether the write was applied.
     Items are returned as new objects, without their key. Numbers are int where whole, else Decimal, never float.

@@ -1,7 +1,7 @@
 """Count and time the requests of the data port, by operation and label.
 
 Labels are those of the configuration plus "other" and "none", so the cardinality is bounded. Calls are put into
-histogram buckets in batches, which takes two thirds of the time of doing so for each call. Start with `RequestStats`.
+histogram buckets in batches, which takes less time than doing so for each call. Start with `RequestStats`.
 """
 
 from __future__ import annotations

@@ -37,7 +37,8 @@ class _ConverseAnswer(Struct, rename="camel", gc=False):
     performance_config: Any = None
 
 
-# Every member that a reader of `model_families` looks at in a complete response, and those of a guardrail's traces.
+# Every member that a reader of `model_families` looks at in a complete response. Extend it with `_FAMILY_READERS`
+# there: a reader sees no other member. `_TRACE_MEMBERS` are those of a guardrail's traces.
 _USAGE_MEMBERS = ("usage", "service_tier", "serviceTier", "performanceConfig", "inputTextTokenCount", "results",
             "totalOutputTextTokenCount", "prompt_token_count", "generation_token_count", "inputTokenCount",
             "outputTokenCount", "cacheReadInputTokenCount", "cacheWriteInputTokenCount", "meta", "prompt",

@@ -236,7 +236,7 @@ class Meter:
         if usage is not None:
             return self._build_implausible_receipt(usage, reader)
         if not is_whole:
-            message = "a response stream from Bedrock was cut or broken, so the call is estimated: request %s"
+            message = "a response was cut or broken before it stated its usage, so the call is estimated: request %s"
             _log.warning(message, self._request_id, extra=build_bedrock_extra(self._request_id))
         return self._build_estimated_receipt(reader, "silent" if is_whole else "cut")
 

@@ -44,11 +44,10 @@ from price_keeper.usage.usage_reader import BYTES_PER_TOKEN
 MAX_ASSUMED_INPUT_TOKENS: Final = 1_000_000  # of a call; larger bodies hold images or films
 MAX_FORECASTS: Final = 1000  # labels; the names of models without a label come from callers
 
+# Typed as a callable, because `open_meter` uses it in turn with a `partial` of a subclass.
 _PLAIN_METER: Callable[..., Meter] = Meter
 
-# Operations that Bedrock does not charge for.
-
-FREE_OPERATIONS: Final = frozenset({Operation.COUNT_TOKENS, Operation.ASYNC_INVOKE})
+FREE_OPERATIONS: Final = frozenset({Operation.COUNT_TOKENS, Operation.ASYNC_INVOKE})  # Bedrock charges nothing for them
 _GUARDRAIL_OPERATIONS: Final = frozenset({Operation.APPLY_GUARDRAIL, Operation.CHECK_GUARDRAILS})
 _BYTES_PER_UNIT: Final = 1000
 _UNKNOWN_POLICY: Final = "unknown"  # costs as much as the dearest policy
@@ -205,8 +204,10 @@ class MeterFactory:
             if operation is Operation.ASYNC_INVOKES:
                 self._build_job_pricer(profile.name)  # always raises, as a profile has no price for jobs
             forecast = next(iter(by_operation.values())).forecast if by_operation else UsageForecast()
-            price_at, guess = _return_always(profile.price_table.pricer), partial(_assume_tokens, forecast)
-            pricing = OperationPricing(profile.name, operation, profile.label.format, price_at, guess, forecast)
+            price_at, estimate_usage = _return_always(profile.price_table.pricer), partial(_assume_tokens, forecast)
+            pricing = OperationPricing(
+                profile.name, operation, profile.label.format, price_at, estimate_usage, forecast
+            )
             by_operation[operation] = pricing
         return pricing
 

@@ -1,9 +1,10 @@
 """Reads token counts from JSON, in the form of every model family that Bedrock serves. Pure.
 
 START HERE for a new family: `_FAMILY_READERS` maps a telltale member of a response to the function that reads that
-family's counts. A family is recognised by the members of its response and not by the model id, because imported models
-use the form of the model they derive from. A number that no response can have counted makes its whole place count as
-not stated.
+family's counts. Add the members that state its usage to `fast_parse._USAGE_MEMBERS` too, because a complete response is
+reduced to those before it is read, and check in `stream_usage` how its streamed chunks wrap them. A family is
+recognised by the members of its response and not by the model id, because imported models use the form of the model
+they derive from. A number that no response can have counted makes its whole place count as not stated.
 
 `read_converse`, `read_invocation`, `read_chat` and `read_guardrail` read one complete response, headers included, and
 return None if it does not state its usage.
