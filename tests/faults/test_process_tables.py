@@ -50,7 +50,8 @@ def test_one_that_is_missing_and_later_deleted_loses_nothing(engines: Engines, t
             went = _served(trial)
             client.delete_table(TableName=f"{prefix}{COUNTERS}")
             second = _called_without_table(lineup, running)
-            assert len(running.complaints) == running.errors.count(MISSING) == 2
+            # The log repeats one problem after ten seconds at the earliest, which may not have passed since the first.
+            assert len(running.complaints) == running.errors.count(MISSING) in (1, 2)
             create_table(client, prefix, TABLES[COUNTERS])
             wait_until(lambda: set(read_readiness(running.control).values()) == {"ok"})
             assert running.stop() == 0
