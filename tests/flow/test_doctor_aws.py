@@ -196,7 +196,7 @@ async def test_whose_credentials_and_until_when(tmp_path: Path, bare: pytest.Mon
     bare.setenv("AWS_ACCESS_KEY_ID", "A")
     bare.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
     bare.setenv("AWS_SESSION_TOKEN", SECRET)
-    assert "for this session alone" in (await run_check("AWS credentials", config)).message
+    assert "for this session only" in (await run_check("AWS credentials", config)).message
     soon = datetime.fromtimestamp(time.time() + 7200, UTC)
     bare.setenv("AWS_CREDENTIAL_EXPIRATION", soon.isoformat())
     found = await run_check("AWS credentials", config)

@@ -189,7 +189,7 @@ async def test_replay_gives_back(tmp_path: Path, capsys: pytest.CaptureFixture[s
             spend(dead, await taken_for(dead, name, 500), 100, 20)
     for told in (True, False):
         assert await _replay(config, tmp_path / "journal", clock, force=False) == 0
-        assert ("given back" in capsys.readouterr().out) is told
+        assert ("they are released" in capsys.readouterr().out) is told
     async with Tasks(clock) as tasks, open_store(config.store, clock, tasks) as store:
         assert (await read_bucket(store, name)).unleased == 980
 

@@ -78,5 +78,6 @@ def check_upstream(entries: list[dict[str, Any]], secrets: list[str]) -> None:
 
 def check_output(staged: ClientStage, secrets: list[str]) -> None:
     said = staged.output
-    assert "a response stream from Bedrock was cut" in said  # it does say something, so that a leak would be seen
+    # It does log something, so that a leak would be seen.
+    assert "a response was cut or broken before it stated its usage" in said
     assert [secret for secret in secrets if secret in said] == []
