@@ -30,7 +30,7 @@ TABLES = _index_by_name(
     Table("config", True, "orgs, apps, their credentials' hashes, and the registry of orgs"),
     Table("sticky-state", True, "the active label of a scope in a period, and manual overrides"),
     Table("usage-agg-sharded", True, "usage counters of a scope, label and period, spread over shards"),
-    Table("daily-total", True, "the sum of the shards, rewritten by the aggregator"),
+    Table("daily-total", True, "the sum of the shards by day, week or month, rewritten by the aggregator"),
     Table("pricing-cache", True, "prices of a model in a region by the day they were read"),
     Table("revoked-tokens", False, "revoked tokens and sessions"),
     Table("secret-retrieval-tokens", False, "secrets waiting to be fetched once"),
@@ -148,7 +148,7 @@ def alert_marker_key(scope: Scope, label: str, period: str, threshold_pct: int) 
 
 
 def active_counters_partition(utc_day: str) -> str:
-    """The partition that lists which counters were first written to on a UTC day (YYYYMMDD)."""
+    """The partition that lists the counters which were written to on a UTC day (YYYYMMDD)."""
     return f"ACTIVE#{_require(utc_day, bool(_UTC_DAY.fullmatch(utc_day)), 'UTC day')}"
 
 
@@ -201,7 +201,7 @@ def budget_lease_key(scope: Scope, label: str, period: str, lease_id: str) -> Ke
 
 
 def budget_leases_prefix(label: str, period: str) -> str:
-    """The prefix of all leases on one hard budget, in the partition of its scope."""
+    """The prefix of all leases on one hard budget, in the partition of its scope. HOLD is their older, public name."""
     return f"HOLD#{_require(label, is_label(label), 'label')}#{_require_period(period)}#"
 
 

@@ -29,8 +29,7 @@ from price_keeper.upstream.connection_pool import (
     UpstreamEndpoint,
     write_now,
 )
-from price_keeper.upstream.relay import FORBIDDEN, Relay, ResponseOutcome
-from price_keeper.upstream.relay import ResponseObserver as Watcher
+from price_keeper.upstream.relay import FORBIDDEN, Relay, ResponseObserver, ResponseOutcome
 from price_keeper.upstream.sigv4 import Signer
 from price_keeper.upstream.upstream_health import UpstreamHealth
 
@@ -65,7 +64,7 @@ class UpstreamCall:
     received_at: float = 0.0  # when the request was received, on the monotonic clock
 
 
-class CallObserver(Watcher, Protocol):
+class CallObserver(ResponseObserver, Protocol):
     """A response observer that is also notified about where a call is sent."""
 
     def on_sent(self, target: UpstreamTarget) -> None: ...

@@ -99,7 +99,7 @@ class Relay:
         "_connection",
         "_drained_from",
         "_is_complete",
-        "_is_drained",
+        "_is_draining",
         "_now",
         "_observer",
         "_on_done",
@@ -137,7 +137,7 @@ class Relay:
         self._received_at = received_at
         self._status = 0
         self._withheld_reason = ""  # if set, nothing of the response is shown
-        self._is_drained = False
+        self._is_draining = False
         self._drained_from = 0  # the connection's byte count when draining began
         self._is_complete = False
         if responder.is_disconnected:
@@ -205,7 +205,7 @@ class Relay:
             self._finish(ResponseOutcome(self._status, False, is_withheld, self._withheld_reason or reason))
 
     def _deliver(self, data: bytes, is_last: bool) -> None:
-        if self._is_drained:
+        if self._is_draining:
             if not is_last:
                 self._drain()
             return
@@ -237,7 +237,7 @@ class Relay:
     # The connection may already serve another call by the time the caller has read the end of this one.
 
     def pause(self) -> None:
-        if not (self._is_drained or self._is_complete):
+        if not (self._is_draining or self._is_complete):
             self._connection.pause()
 
     def resume(self) -> None:
@@ -248,9 +248,9 @@ class Relay:
         pass  # the caller's own connection has a write timeout
 
     def on_disconnected(self) -> None:
-        if self._is_drained or self._is_complete:
+        if self._is_draining or self._is_complete:
             return
-        self._is_drained = True
+        self._is_draining = True
         self._drained_from = self._connection.received_bytes
         self._connection.deadline = self._now() + DRAIN_SECONDS
         self.resume()
