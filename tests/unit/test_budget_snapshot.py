@@ -303,6 +303,37 @@ async def test_limits_hold_too(exact_store: Store, clock: ManualClock) -> None:
         assert dict((await kept.load(who)).rates) == {"rpm": 7}
 
 
+class DelayedStore:
+    """A store that has read what it is asked at once, and answers when it is let."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.has_read, self.may_answer = asyncio.Event(), asyncio.Event()
+
+    async def get_many(self, *arguments: Any, **named: Any) -> Any:
+        found = await self._store.get_many(*arguments, **named)
+        self.has_read.set()
+        await self.may_answer.wait()
+        return found
+
+
+async def test_slow_read_of_limits_does_not_undo_newer_settings(one: BudgetSidecar, tmp_path: Path) -> None:
+    """It began before the budget became hard, and ends after that was read with the budget."""
+    who, store = new_caller(), DelayedStore(one.store._store)
+    await put_budget(one.store._store, who.org, QUOTAS, enforcement="soft", version=1)
+    async with Tasks(one.clock) as tasks:
+        limits_read = asyncio.create_task(
+            RateLimitCache(cast(Store, store), one.clock, tasks, one.budget_registry.snapshot).load(who)
+        )
+        await store.has_read.wait()
+        await put_budget(one.store._store, who.org, QUOTAS, enforcement="hard", version=2)
+        await one.decide(who)
+        store.may_answer.set()
+        await limits_read
+    async with following(one, tmp_path) as two:
+        assert (await two.caller_day(who)).budget.settings.enforcement == "hard"
+
+
 @given(
     stored=st.integers(0, 10**16),
     before=st.lists(st.integers(0, 10**14), max_size=6),
@@ -454,6 +485,43 @@ def test_the_newest_of_several_holds() -> None:
         merged = BudgetSnapshot(lambda: now[0])
         merged.merge(found_in(*several))
         assert (merged.find_settings(one), merged.find_settings(other)) == ({"version": 2}, {"version": 3})
+
+
+def test_of_concurrent_reads_the_higher_version_is_kept() -> None:
+    notes, scope = BudgetSnapshot(lambda: 5.0), new_scope()
+    earlier, later = notes.start_read(), notes.start_read()
+    notes.record_settings(scope, {"version": 2}, later)
+    notes.record_settings(scope, {"version": 1}, earlier)
+    notes.record_settings(scope, None, earlier)
+    assert notes.find_settings(scope) == {"version": 2}
+    notes.record_settings(scope, {"version": 3}, earlier)  # it reached the store after the one that began later
+    assert notes.find_settings(scope) == {"version": 3}
+
+
+@pytest.mark.parametrize("item", [{"version": 1}, {"version": "x"}, {"enforcement": "hard"}, None])
+def test_read_that_began_later_holds_whatever_its_version(item: Any) -> None:
+    """An item may have been removed, or written anew by hand."""
+    notes, scope = BudgetSnapshot(lambda: 5.0), new_scope()
+    notes.record_settings(scope, {"version": 7}, notes.start_read())
+    notes.record_settings(scope, item, notes.start_read())
+    assert notes.find_settings(scope) == (item or {})
+
+
+def test_versions_are_forgotten_with_their_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(noted, "MAX_RECORDS", 10)
+    notes = BudgetSnapshot(lambda: 5.0)
+    for version in range(1, 4):
+        for _ in range(15):
+            notes.record_settings(new_scope(), {"version": version}, notes.start_read())
+    assert notes._versions.keys() == notes._lines["settings"].keys()
+    scope = new_scope()
+    notes.record_settings(scope, {"version": 1}, notes.start_read())
+    notes.record_settings(scope, {"version": 2, "quotas": {"x" * noted.MAX_RECORD_BYTES: 1}}, notes.start_read())
+    assert scope.key not in notes._versions
+
+
+def new_scope() -> Scope:
+    return Scope(new_caller().org)
 
 
 def test_what_is_known_here_holds_whatever_others_noted() -> None:

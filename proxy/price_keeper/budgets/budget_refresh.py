@@ -298,10 +298,11 @@ class BudgetReader:
     ) -> tuple[EffectiveSettings, bool, Item | None, Item | None]:
         """Like `read_settings`, with the item of the sticky state, and the app's item if the scope is an app."""
         keys = [schema.sticky_state_key(budget.scope, budget.span.key), *_build_settings_keys(budget.scope)]
+        read_number = self._snapshot.start_read()
         item, org, *app = await self._store.get_many(keys, consistent=True)
-        self._snapshot.record_settings(Scope(budget.scope.org), org)
+        self._snapshot.record_settings(Scope(budget.scope.org), org, read_number)
         if app:
-            self._snapshot.record_settings(budget.scope, *app)
+            self._snapshot.record_settings(budget.scope, app[0], read_number)
         return self.resolve_settings(org, *app), org is not None, item, app[0] if app else None
 
     async def read_shards(self, budget: BudgetState) -> None:

@@ -78,17 +78,34 @@ class BudgetSnapshot:
         # By kind and scope; the record made or confirmed last comes last.
         self._lines: dict[str, dict[str, bytes]] = {_SETTINGS_KIND: {}, _BUDGET_KIND: {}}
         self._size = 0
+        self._reads_started = 0
+        # By scope: the version of the recorded settings, and how many reads had started when they were recorded.
+        self._versions: dict[str, tuple[int, int]] = {}
         self._pending: dict[str, RefreshState] = {}  # budgets to be recorded, by scope
         self.has_changes = False  # some record is new since the last export
 
     # Recording.
 
-    def record_settings(self, scope: Scope, item: Item | None) -> None:
-        """Record an item of settings that was read consistently; None: there is none."""
+    def start_read(self) -> int:
+        """Begin a consistent read of settings; returns its number, for `record_settings`."""
+        self._reads_started += 1
+        return self._reads_started
+
+    def record_settings(self, scope: Scope, item: Item | None, read_number: int | None = None) -> None:
+        """Record an item of settings that was read consistently; None: there is none. Of concurrent reads the one that
+        ends last may have the older item: of those with a `read_number` the higher version is kept."""
+        version = _read_version(item)
+        last_version, started_by_then = self._versions.get(scope.key, (-1, 0))
+        if read_number is not None and read_number <= started_by_then and version < last_version:
+            return
         fields = {name: value for name, value in (item or {}).items() if name in _SETTINGS_FIELDS}
         if item is not None and not fields:  # an item written by hand with only a name still exists
             fields = {"version": 0}
         self._record(_SETTINGS_KIND, scope.key, fields)
+        if scope.key not in self._lines[_SETTINGS_KIND]:
+            self._versions.pop(scope.key, None)
+        elif version != last_version:
+            self._versions[scope.key] = version, self._reads_started
 
     def mark_changed(self, refresh: RefreshState, *, is_urgent: bool = False) -> None:
         """Mark a budget as possibly changed. As that happens often, it is recorded at the next write; `is_urgent` asks
@@ -136,8 +153,11 @@ class BudgetSnapshot:
         self._lines[kind][scope] = record_line
         self._size += len(record_line)
         while sum(map(len, self._lines.values())) > MAX_RECORDS or self._size > MAX_SNAPSHOT_BYTES:
-            lines = self._lines[_BUDGET_KIND] or self._lines[_SETTINGS_KIND]
-            self._size -= len(lines.pop(next(iter(lines))))
+            evicted_kind = _BUDGET_KIND if self._lines[_BUDGET_KIND] else _SETTINGS_KIND
+            evicted = next(iter(self._lines[evicted_kind]))
+            self._size -= len(self._lines[evicted_kind].pop(evicted))
+            if evicted_kind == _SETTINGS_KIND:
+                self._versions.pop(evicted, None)
 
     # Reading.
 
@@ -182,6 +202,12 @@ class BudgetSnapshot:
         for (kind, scope), record_line in newest.items():
             if scope not in self._lines[kind]:
                 self._store_line((kind, scope), record_line)
+
+
+def _read_version(item: Item | None) -> int:
+    """The version of an item of settings: 0 if it has none that can be used, -1 if there is no item."""
+    version = -1 if item is None else item.get("version")
+    return version if isinstance(version, int) else 0
 
 
 def select_newest(records: Iterable[list[Any]]) -> tuple[dict[RecordKey, bytes], int]:

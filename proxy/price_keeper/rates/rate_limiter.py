@@ -50,7 +50,10 @@ _log = logging.getLogger("price_keeper.selection")
 class SettingsSnapshot(Protocol):
     """The settings that the store last returned, kept on the local disk for when the store is away."""
 
-    def record_settings(self, scope: Scope, item: Item | None) -> None: ...
+    def start_read(self) -> int:
+        """Begin a consistent read; returns its number."""
+
+    def record_settings(self, scope: Scope, item: Item | None, read_number: int | None = None) -> None: ...
 
     def find_settings(self, scope: Scope) -> Item | None:
         """Return the settings, empty if the store had none for this scope, None if the snapshot does not know it."""
@@ -272,9 +275,10 @@ class RateLimitCache:
         keys = [schema.org_config_key(caller.org)]
         if caller.app is not None:
             keys.append(schema.app_config_key(caller.org, caller.app))
+        read_number = self._snapshot.start_read()
         read = [*zip(_list_scopes(caller), await self._store.get_many(keys, consistent=True), strict=True)]
         for scope, item in read:
-            self._snapshot.record_settings(scope, item)
+            self._snapshot.record_settings(scope, item, read_number)
         return _parse_items(read)
 
 
