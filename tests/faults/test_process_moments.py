@@ -36,7 +36,7 @@ def test_while_it_starts_and_recovers(tmp_path: Path) -> None:
     chance = random.Random(20261119)
     with run_trial(tmp_path) as trial:
         lineup = trial.add_sidecar()
-        trial.bedrock.plan(always={"latency_ms": 40})  # so that hardly a moment has no call under way
+        trial.bedrock.plan(always={"latency_ms": 300})  # of three callers at least one waits for Bedrock at the kill
         with CrashLoad(lineup, 3, chance) as load, SegmentCopies(lineup.journal, tmp_path / "copies"):
             _killed_under_load(lineup, load)
             for number in range(KILLS // 2):
