@@ -7,7 +7,8 @@ from base64 import b64encode
 
 import pytest
 from price_keeper.operations import Operation
-from price_keeper.usage.usage_reader import BYTES_PER_TOKEN, MAX_BUFFERED_BYTES, TOKENS_PER_IMAGE, build_reader
+from price_keeper.usage.stream_usage import BYTES_PER_TOKEN
+from price_keeper.usage.usage_reader import MAX_BUFFERED_BYTES, TOKENS_PER_IMAGE, build_reader
 
 IMAGE = b64encode(bytes(range(256)) * 4096).decode()
 TEXT = "not a word of this is an image, or a sound. " * 100

@@ -20,14 +20,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, Final, Protocol
 
-import orjson
-
 from price_keeper.config.config_sections import GuardrailsConfig
 from price_keeper.operations import Operation
 from price_keeper.upstream import json_splice
 from price_keeper.upstream.eventstream import Frame, FrameWatcher
 from price_keeper.usage import fast_parse, model_families
 from price_keeper.usage.price_table import PRICE_UNKNOWN, Cost
+from price_keeper.usage.stream_usage import parse_json
 from price_keeper.usage.token_usage import Usage
 from price_keeper.usage.usage_reader import EVENT_STREAM, SERVER_SENT_EVENTS, BodyBuffer, UsageReader
 
@@ -299,19 +298,19 @@ class _ServerSentEventTraceReader:
         return self._is_blocked or _is_blocked(self._parse_line())
 
     def _parse_line(self) -> Any:
-        return _parse_json(bytes(self._buffer.removeprefix(b"data:")))
+        return parse_json(bytes(self._buffer.removeprefix(b"data:")))
 
 
 def _parse_frame(frame: Frame) -> Any:
     """Parse an event of Converse, or the base64 content of a chunk of InvokeModel."""
-    event = _parse_json(frame.payload)
+    event = parse_json(frame.payload)
     if frame.name != "chunk":
         return event
     try:
         inner = b64decode(event["bytes"])
     except (LookupError, TypeError, ValueError):
         return None
-    return _parse_json(inner) if _INVOKE_TRACE_BYTES in inner or _INTERVENED_BYTES in inner else None
+    return parse_json(inner) if _INVOKE_TRACE_BYTES in inner or _INTERVENED_BYTES in inner else None
 
 
 def _is_blocked(document: Any) -> bool:
@@ -344,10 +343,3 @@ def _iter_metrics(trace: Any) -> Iterator[dict[str, Any]]:
             pending += [value for name, value in node.items() if name != _METRICS]
         elif isinstance(node, list):
             pending += node
-
-
-def _parse_json(data: bytes) -> Any:
-    try:
-        return orjson.loads(data)
-    except ValueError:
-        return None

@@ -38,8 +38,8 @@ from price_keeper.usage.meter import (
 )
 from price_keeper.usage.price_table import Cost, Pricer
 from price_keeper.usage.price_updates import PriceTables
+from price_keeper.usage.stream_usage import BYTES_PER_TOKEN
 from price_keeper.usage.token_usage import Usage, make_plain_usage
-from price_keeper.usage.usage_reader import BYTES_PER_TOKEN
 
 MAX_ASSUMED_INPUT_TOKENS: Final = 1_000_000  # of a call; larger bodies hold images or films
 MAX_FORECASTS: Final = 1000  # labels; the names of models without a label come from callers

@@ -36,7 +36,7 @@ INVOCATION_FRAME_LIMITS: Final = {"chunk": 16 * 1024}
 # with the whole input of a tool, the excess counts with the usual 4 bytes per token.
 TOKENS_PER_FRAME: Final = 4
 ORDINARY_FRAME_BYTES: Final = 512
-BYTES_PER_TOKEN: Final = 4
+BYTES_PER_TOKEN: Final = 4  # the mean for text, used if nothing better is known
 
 # An event with the usage has a few hundred bytes; nothing else is read from events.
 MAX_EVENT_BYTES: Final = 256 * 1024

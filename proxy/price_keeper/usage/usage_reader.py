@@ -18,6 +18,7 @@ from price_keeper.upstream.eventstream import FrameWatcher
 from price_keeper.usage import fast_parse, model_families
 from price_keeper.usage.model_families import LATENCY_HEADER, TIER_HEADER
 from price_keeper.usage.stream_usage import (
+    BYTES_PER_TOKEN,
     CONVERSE_FRAME_LIMITS,
     INVOCATION_FRAME_LIMITS,
     ChatStream,
@@ -36,7 +37,6 @@ SERVER_SENT_EVENTS: Final = b"text/event-stream"
 # All other calls wait while a complete body is read. Picking the usage members takes at most 35 ms, for the longest
 # body. A body from which they cannot be picked is parsed as a whole up to this size.
 MAX_PARSED_BYTES: Final = 1024 * 1024
-BYTES_PER_TOKEN: Final = 4  # the mean for text, used if nothing better is known
 TOKENS_PER_IMAGE: Final = 1500  # about what models count that sell images by the token
 _BASE64_BLOCK: Final = re.compile(rb'[",][A-Za-z0-9+/_=-]{1000,}+')  # an image or a sound, not text
 
