@@ -3,30 +3,21 @@
 A connection is accepted or closed at once. A request at work holds a slot; a connection without a slot may be evicted
 in favour of a new one, beginning with the one whose last complete request head is the oldest. There are fewer slots
 than connections, so the head of a new connection is always read. Probes need no slot.
-
-Also checks the protocol, the Host header and the request target before a request is routed.
 """
 
 from __future__ import annotations
 
-import ipaddress
-import re
-from collections import Counter
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from enum import Enum
-from functools import lru_cache
 from typing import Protocol
 
 from price_keeper.auth.throttles import network_of
 from price_keeper.clock import Clock
-from price_keeper.control.api_errors import forbidden, invalid_request
-from price_keeper.server.request_building import find_host_error, find_target_error
+from price_keeper.server.sockets import is_loopback
 
-_NOT_HTTP = re.compile(rb"[\r\n]*[^ \r\n]+ +[^ \r\n]+ +(?!HTTP/)[A-Za-z]+/[0-9]")
 TIMEOUT_CHECK_SECONDS = 5.0  # a connection may exceed its timeout by so much
 MIN_CONNECTIONS = 8  # however few descriptors there are
-_SIXTEENTHS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,35 +79,35 @@ class ConnectionRegistry:
         self.clock = clock
         self.limits = limits
         self._peers: dict[ConnectionPeer, _Peer] = {}  # the one whose last complete head is the oldest comes first
-        self._count_by_network: Counter[Hashable] = Counter()
 
     def add(self, connection: ConnectionPeer, address: str) -> bool:
-        """Register a connection, evicting another one if necessary. Returns whether there was room."""
-        peer = _Peer(network_of(address), is_loopback(address))
-        reserved = 0 if peer.is_local else self.limits.reserved_for_loopback
-        is_network_full = self._count_by_network[peer.network] >= self.limits.max_per_network
-        is_full = is_network_full or len(self._peers) >= self.limits.max_connections - reserved
-        if is_full and not self._evict_one_for(peer, is_network_full):
-            return False
-        self._peers[connection] = peer
-        self._count_by_network[peer.network] += 1
-        return True
+        """Register a connection, evicting the first one without a slot if there is no room. Returns whether there was
+        room. A network at its limit evicts one of its own; a remote connection none of those reserved for this
+        machine."""
+        peer, reserved = _Peer(network_of(address), is_loopback(address)), self.limits.reserved_for_loopback
+        same_network = [other for other, known in self._peers.items() if known.network == peer.network]
+        remote = [other for other, known in self._peers.items() if not known.is_local]
+        if len(same_network) >= self.limits.max_per_network:
+            has_room = self._evict_first(same_network)
+        elif len(self._peers) < self.limits.max_connections - (0 if peer.is_local else reserved):
+            has_room = True
+        else:
+            may_evict_local = peer.is_local or len(self._peers) - len(remote) > reserved
+            has_room = self._evict_first(list(self._peers) if may_evict_local else remote)
+        if has_room:
+            self._peers[connection] = peer
+        return has_room
 
-    def _evict_one_for(self, newcomer: _Peer, is_network_full: bool) -> bool:
-        """Evict the first connection without a slot, and return whether there was one. If the network is at its limit,
-        it must be of the same network. A remote connection cannot evict one of those reserved for this machine."""
-        has_surplus_local = sum(peer.is_local for peer in self._peers.values()) > self.limits.reserved_for_loopback
-        for candidate, peer in self._peers.items():
-            is_rival = (
-                peer.network == newcomer.network
-                if is_network_full
-                else newcomer.is_local or has_surplus_local or not peer.is_local
-            )
-            if peer.slot_class is None and is_rival:
-                self.remove(candidate)
-                candidate.abort()
-                return True
-        return False
+    def _evict_first(self, candidates: list[ConnectionPeer]) -> bool:
+        victim = next((each for each in candidates if self._peers[each].slot_class is None), None)
+        if victim is not None:
+            self.remove(victim)
+            victim.abort()
+        return victim is not None
+
+    def remove(self, connection: ConnectionPeer) -> None:
+        """Unregister a connection. Does nothing for one that was evicted."""
+        self._peers.pop(connection, None)
 
     def mark_active(self, connection: ConnectionPeer) -> None:
         """Called when the connection has sent a complete head; makes it the last candidate for eviction."""
@@ -128,18 +119,15 @@ class ConnectionRegistry:
         peer = self._peers.get(connection)
         if peer is None:
             return False
-        others = [other for other in self._peers.values() if other.slot_class is not None and other is not peer]
-        same_network = [other for other in others if other.network == peer.network]
+        holders = [other for other in self._peers.values() if other.slot_class is not None and other is not peer]
+        same_network = [other for other in holders if other.network == peer.network]
         own_sixteenths, total_sixteenths = slot_class.value
         # Subtracted twice: once for the connections reserved for this machine, and once because a remote connection
         # cannot evict one of those.
         max_slots = self.limits.max_connections - 2 * self.limits.reserved_for_loopback
-        for holders, room in ((others, max_slots), (same_network, self.limits.max_per_network)):
-            of_class = sum(holder.slot_class is slot_class for holder in holders)
-            if (
-                len(holders) >= room * total_sixteenths // _SIXTEENTHS
-                or of_class >= room * own_sixteenths // _SIXTEENTHS
-            ):
+        for group, room in ((holders, max_slots), (same_network, self.limits.max_per_network)):
+            of_class = sum(holder.slot_class is slot_class for holder in group)
+            if of_class >= room * own_sixteenths // 16 or len(group) >= room * total_sixteenths // 16:
                 return False
         peer.slot_class = slot_class
         return True
@@ -149,77 +137,9 @@ class ConnectionRegistry:
         if peer is not None:
             peer.slot_class = None
 
-    def remove(self, connection: ConnectionPeer) -> None:
-        """Unregister a connection. Does nothing for one that was evicted."""
-        peer = self._peers.pop(connection, None)
-        if peer is None:
-            return
-        self._count_by_network[peer.network] -= 1
-        if not self._count_by_network[peer.network]:
-            del self._count_by_network[peer.network]
-
     async def run_timeout_checks(self) -> None:
         while True:
             await self.clock.sleep(TIMEOUT_CHECK_SECONDS)
             now = self.clock.monotonic()
             for connection in list(self._peers):
                 connection.check_timeouts(now)
-
-
-class ConditionTimer:
-    """Measures for how long a condition has held without interruption."""
-
-    def __init__(self) -> None:
-        self._since: float | None = None
-
-    def update(self, holds: bool, now: float) -> float:
-        """Records whether the condition holds now; returns for how many seconds it has held."""
-        if not holds:
-            self._since = None
-            return 0.0
-        if self._since is None:
-            self._since = now
-        return now - self._since
-
-
-@lru_cache(maxsize=64)  # nearly all requests name the same host
-def is_loopback(address: str) -> bool:
-    try:
-        ip = ipaddress.ip_address(address)
-    except ValueError:
-        return False
-    mapped = ip.ipv4_mapped if isinstance(ip, ipaddress.IPv6Address) else None
-    return (mapped or ip).is_loopback
-
-
-def check_request_target(version: tuple[int, int], target: str, hosts: list[str], is_for_loopback: bool) -> None:
-    """Check protocol version, Host header and target. Raises ApiError for a request whose host is ambiguous, and, on a
-    loopback port, for one that names another host."""
-    mistake = None
-    if version not in ((1, 0), (1, 1)):
-        mistake = "this port speaks HTTP/1.1 and HTTP/1.0"
-    elif len(hosts) > 1 or (not hosts and version == (1, 1)):
-        mistake = "a request has one Host header"
-    host = hosts[0].encode("utf-8", "surrogateescape") if hosts else b""
-    mistake = mistake or find_host_error(host) or find_target_error(target.encode("utf-8", "surrogateescape"), host)
-    if mistake is not None:
-        raise invalid_request(mistake)
-    if is_for_loopback:
-        _check_loopback_host(hosts)
-
-
-def is_not_http(data: bytes) -> bool:
-    """Whether the start of a request names another protocol: aiohttp's parser accepts RTSP's version as HTTP's."""
-    return _NOT_HTTP.match(data) is not None
-
-
-def _check_loopback_host(hosts: list[str]) -> None:
-    """Raise ApiError if the Host header names neither localhost nor a loopback address.
-
-    This prevents DNS rebinding: a web page whose host name resolves to 127.0.0.1 could otherwise read responses of this
-    port through a browser on this machine.
-    """
-    for host in hosts:
-        name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
-        if name.lower() != "localhost" and not is_loopback(name):
-            raise forbidden("this port listens only on this machine: use localhost or a loopback address as the host")

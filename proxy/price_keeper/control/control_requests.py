@@ -1,4 +1,4 @@
-"""Check and read the parts of a request: transfer coding, ids in the path, query, headers and the JSON body.
+"""Check and read the parts of a request: target and host, path, query, headers and the JSON body.
 
 Bodies are limited in size, depth, number of values and time, and all bodies being received share byte budgets. JSON
 that two parsers could read differently, as with duplicate names, is rejected.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -17,9 +18,11 @@ from typing import Any, NoReturn
 from aiohttp import web
 from multidict import CIMultiDict
 
-from price_keeper.control.api_errors import ERROR_CODES, ApiError, invalid_request
+from price_keeper.control.api_errors import ERROR_CODES, ApiError, forbidden, invalid_request
 from price_keeper.control.api_types import ApiRoute
 from price_keeper.domain import is_app_id, is_org_id
+from price_keeper.server.request_building import find_host_error, find_target_error
+from price_keeper.server.sockets import is_loopback
 
 MAX_QUERY_VALUE_LENGTH = 1000  # characters of one value; aiohttp limits the whole line
 MAX_ANONYMOUS_BODY_BYTES = 20 * 1024  # fits a long refresh token; more from unknown senders would delay everyone else
@@ -33,10 +36,44 @@ MAX_JSON_DEPTH = 12  # the deepest body of the API has four levels
 MAX_JSON_VALUES = 4096  # names and values: a hundred usages have 1900, quotas of a thousand labels 2000
 BUSY_RETRY_AFTER_SECONDS = 1.0  # by then some of the bodies being received are complete
 BODY_TIMEOUT_SECONDS = 30.0  # for a body to arrive
+_NOT_HTTP = re.compile(rb"[\r\n]*[^ \r\n]+ +[^ \r\n]+ +(?!HTTP/)[A-Za-z]+/[0-9]")
 _ID_RULES: Mapping[str, tuple[Callable[[str], bool], str]] = {
     "org": (is_org_id, "an org id is a UUID in lower case"),
     "app": (is_app_id, "an app id is 1 to 64 letters, digits or any of ._-, and neither . nor .."),
 }
+
+
+def is_not_http(data: bytes) -> bool:
+    """Whether the start of a request names another protocol: aiohttp's parser accepts RTSP's version as HTTP's."""
+    return _NOT_HTTP.match(data) is not None
+
+
+def check_request_target(version: tuple[int, int], target: str, hosts: list[str], is_for_loopback: bool) -> None:
+    """Check protocol version, Host header and target. Raises ApiError for a request whose host is ambiguous, and, on a
+    loopback port, for one that names another host."""
+    mistake = None
+    if version not in ((1, 0), (1, 1)):
+        mistake = "this port speaks HTTP/1.1 and HTTP/1.0"
+    elif len(hosts) > 1 or (not hosts and version == (1, 1)):
+        mistake = "a request has one Host header"
+    host = hosts[0].encode("utf-8", "surrogateescape") if hosts else b""
+    mistake = mistake or find_host_error(host) or find_target_error(target.encode("utf-8", "surrogateescape"), host)
+    if mistake is not None:
+        raise invalid_request(mistake)
+    if is_for_loopback:
+        _check_loopback_host(hosts)
+
+
+def _check_loopback_host(hosts: list[str]) -> None:
+    """Raise ApiError if the Host header names neither localhost nor a loopback address.
+
+    This prevents DNS rebinding: a web page whose host name resolves to 127.0.0.1 could otherwise read responses of this
+    port through a browser on this machine.
+    """
+    for host in hosts:
+        name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
+        if name.lower() != "localhost" and not is_loopback(name):
+            raise forbidden("this port listens only on this machine: use localhost or a loopback address as the host")
 
 
 def check_transfer_encoding(codings: list[str]) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
@@ -40,18 +41,16 @@ from price_keeper.control.api_types import (
 )
 from price_keeper.control.control_connections import (
     DEFAULT_PORT_LIMITS,
-    ConditionTimer,
     ConnectionRegistry,
     ControlPortLimits,
     SlotClass,
-    check_request_target,
-    is_loopback,
-    is_not_http,
 )
 from price_keeper.control.control_requests import (
     BodyBudgets,
     check_path_ids,
+    check_request_target,
     check_transfer_encoding,
+    is_not_http,
     parse_query,
     read_headers,
     read_json_body,
@@ -59,7 +58,7 @@ from price_keeper.control.control_requests import (
 from price_keeper.control.control_services import ControlServices
 from price_keeper.control.router import Router
 from price_keeper.errors import Busy, ListenFailed, TooManyRequests
-from price_keeper.server.sockets import bind_sockets
+from price_keeper.server.sockets import bind_sockets, is_loopback
 from price_keeper.telemetry.logs import build_request_extra
 
 SHUTDOWN_SECONDS = 2.0  # for active requests
@@ -291,7 +290,7 @@ class _ControlConnection(web.RequestHandler):
     def __init__(self, server: _ControlServer, loop: asyncio.AbstractEventLoop, settings: Mapping[str, Any]) -> None:
         super().__init__(server, loop=loop, **settings)
         self._dispatcher, self._registry = server.dispatcher, server.registry
-        self._head_timer, self._stall_timer = ConditionTimer(), ConditionTimer()
+        self._head_since = self._stall_since = math.inf  # since when a head, or the client's reading, is awaited
         self._ignores_input = False
         self._first_line = b""  # received so far of the first line of the next head
         self._has_head_begun = True  # the first head is timed from the connection on, a later one from its first byte
@@ -353,10 +352,11 @@ class _ControlConnection(web.RequestHandler):
         if self._open_transport is None:
             return
         self._has_head_begun = self._has_head_begun and self._awaits_head
-        head_age = self._head_timer.update(self._has_head_begun, now)
-        stall_age = self._stall_timer.update(self._open_transport.get_write_buffer_size() > 0, now)
+        self._head_since = min(self._head_since, now) if self._has_head_begun else math.inf
+        is_stalled = self._open_transport.get_write_buffer_size() > 0
+        self._stall_since = min(self._stall_since, now) if is_stalled else math.inf
         limits = self._registry.limits
-        if head_age > limits.head_timeout_seconds or stall_age > limits.write_stall_seconds:
+        if now - self._head_since > limits.head_timeout_seconds or now - self._stall_since > limits.write_stall_seconds:
             self.abort()
 
     @property

@@ -123,12 +123,18 @@ def _bind_socket(family: socket.AddressFamily, address: tuple[Any, ...], *, is_s
 @lru_cache(1024)  # nearly all connections come from a few addresses
 def find_remote_network(address: str) -> Hashable | None:
     """The network by which connections of a remote sender are limited; None for a sender on this machine."""
+    return None if is_loopback(address) else network_of(address)
+
+
+@lru_cache(64)  # nearly all requests of the control port name the same host
+def is_loopback(address: str) -> bool:
+    """Whether this is an IP address of this machine's loopback network. No name is."""
     try:
         parsed = ip_address(address)
     except ValueError:
-        return None
+        return False
     mapped = parsed.ipv4_mapped if isinstance(parsed, IPv6Address) else None
-    return None if (mapped or parsed).is_loopback else network_of(address)
+    return (mapped or parsed).is_loopback
 
 
 def get_peer_address(transport: asyncio.BaseTransport) -> str:
