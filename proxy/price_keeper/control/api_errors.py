@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from aiohttp import web
+
 from price_keeper.budgets.org_settings import InvalidSettings
 from price_keeper.control.api_constants import MAX_ECHOED_NAME_LENGTH
 from price_keeper.errors import ConfigError, InvalidStoreRequest, PriceKeeperError, Refusal, StoreError
@@ -98,6 +100,11 @@ def to_api_error(failure: Exception, request_id: str) -> ApiError:
     match failure:
         case ApiError():
             return failure
+        case web.HTTPNotFound():
+            return not_found("there is no such path")
+        case web.HTTPMethodNotAllowed():
+            allowed = {"Allow": ", ".join(sorted(failure.allowed_methods - {"HEAD"}))}
+            return ApiError(405, ERROR_CODES[405], f"this path serves only {allowed['Allow']}", headers=allowed)
         case InvalidSettings():
             details = [
                 (".".join(part[:MAX_ECHOED_NAME_LENGTH] for part in path), text) for path, text in failure.mistakes

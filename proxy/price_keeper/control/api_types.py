@@ -134,14 +134,10 @@ class ApiRoute:
     def is_read(self) -> bool:
         return self.method == "GET"
 
-    def accepts_method(self, method: str) -> bool:
-        """Whether the route serves this method. HEAD is served like GET, except where GET consumes a one-time
-        secret."""
-        return method == self.method or (method == "HEAD" and self.is_read and not self.is_authenticated_by_secret)
-
     @property
-    def segments(self) -> tuple[str, ...]:
-        return tuple(self.path.split("/")[1:])
+    def methods(self) -> tuple[str, ...]:
+        """HEAD is served like GET, except where GET consumes a one-time secret."""
+        return ("GET", "HEAD") if self.is_read and not self.is_authenticated_by_secret else (self.method,)
 
 
 def dump_json(value: Any) -> bytes:

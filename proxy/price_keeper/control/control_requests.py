@@ -14,11 +14,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from decimal import Decimal
 from typing import Any, NoReturn
+from urllib.parse import unquote
 
 from aiohttp import web
 from multidict import CIMultiDict
 
-from price_keeper.control.api_errors import ERROR_CODES, ApiError, forbidden, invalid_request
+from price_keeper.control.api_errors import ERROR_CODES, ApiError, forbidden, invalid_request, not_found
 from price_keeper.control.api_types import ApiRoute
 from price_keeper.domain import is_app_id, is_org_id
 from price_keeper.server.request_building import find_host_error, find_target_error
@@ -82,6 +83,22 @@ def check_transfer_encoding(codings: list[str]) -> None:
     if codings and [coding.strip().lower() for coding in codings] != ["chunked"]:
         message = "a body needs a Content-Length or chunked transfer coding"
         raise ApiError(400, ERROR_CODES[400], message, headers={"Connection": "close"})
+
+
+def read_path_parameters(template: str, raw_path: str) -> dict[str, str]:
+    """The decoded parameters of a path that the router matched with a template. Raises ApiError (404) for one that is
+    not UTF-8, which no resource's id is, and if the rest is spelled in another way than the template: a proxy in front
+    may allow and deny paths by their spelling."""
+    path = {}
+    try:
+        for expected, segment in zip(template.split("/"), raw_path.split("/"), strict=True):
+            if expected.startswith("{"):
+                path[expected[1:-1]] = unquote(segment, errors="strict")
+            elif segment != expected:
+                raise ValueError("another spelling")
+    except ValueError:  # UnicodeDecodeError is one
+        raise not_found("there is no such path") from None
+    return path
 
 
 def check_path_ids(path: Mapping[str, str]) -> None:

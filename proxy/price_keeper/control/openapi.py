@@ -407,7 +407,7 @@ def _build_security(route: ApiRoute) -> list[dict[str, list[str]]]:
 
 
 def _build_parameters(route: ApiRoute) -> list[dict[str, Any]]:
-    names = [segment[1:-1] for segment in route.segments if segment.startswith("{")]
+    names = [segment[1:-1] for segment in route.path.split("/") if segment.startswith("{")]
     parameters = [{"name": name, "in": "path", "required": True, "schema": _PATH_PARAMETERS[name]} for name in names]
     parameters += [
         {"name": name, "in": "query", "required": False, "schema": dict(schema)}

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import re
+from types import SimpleNamespace
+from typing import Any
 from urllib.parse import unquote
 
 from price_keeper.control import api
 from price_keeper.control.api_errors import ApiError
-from price_keeper.control.router import Router
+from price_keeper.control.control_requests import read_path_parameters
+from price_keeper.control.control_server import ControlDispatcher
 from price_keeper.errors import Refusal
 from price_keeper.exchange import Request
 from price_keeper.operations import Operation, OperationPath, parse_path
 from price_keeper.parse_call import parse_call, select_upstream_headers
+from yarl import URL
 
 from tests.fuzz.oracle import holds, same
 from tests.fuzz.reader import Reader
@@ -30,7 +34,7 @@ ALLOWED = re.compile(r"(?:accept|amz-sdk-invocation-id|amz-sdk-request|content-t
                      r"x-amzn-trace-id|x-amzn-bedrock-[a-z0-9!#$%&'*+.^_`|~-]*)\Z")  # fmt: skip
 ID = re.compile(r"[A-Za-z0-9.:_/-]+\Z")
 WORDS = (*PARTS, *NAMES)
-ROUTING = Router([route for table in api._ROUTE_TABLES for route in table])
+ROUTING = ControlDispatcher([route for table in api._ROUTE_TABLES for route in table], lambda: 0.0).router
 
 
 def _path(reader: Reader) -> bytes:
@@ -92,13 +96,30 @@ def _passed_on(request: Request) -> None:
 
 def _on_the_control_port(method: str, path: str) -> None:
     try:
-        route, values = ROUTING.match(method, path)
+        url = URL.build(path=path, encoded=True)
+    except ValueError:
+        return
+    match = _finished(ROUTING.resolve(SimpleNamespace(method=method, rel_url=url)))  # type: ignore[arg-type]
+    if match.http_exception is not None:
+        return
+    template = match.route.resource.canonical
+    try:
+        values = read_path_parameters(template, url.raw_path)
     except ApiError:
         return
-    segments = path.split("/")[1:]
-    same(len(segments), len(route.segments), "segments")
-    for segment, expected in zip(segments, route.segments, strict=True):
+    segments, expected_segments = url.raw_path.split("/"), template.split("/")
+    same(len(segments), len(expected_segments), "segments")
+    for segment, expected in zip(segments, expected_segments, strict=True):
         if expected.startswith("{"):
             same(values[expected[1:-1]], unquote(segment, errors="strict"), "a name in a path")
         else:
             same(segment, expected, "a segment")
+
+
+def _finished(coroutine: Any) -> Any:
+    """What a coroutine returns that waits for nothing."""
+    try:
+        coroutine.send(None)
+    except StopIteration as done:
+        return done.value
+    raise AssertionError("it waits")
