@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Protocol
+from typing import Any
 
 from price_keeper.budgets.effective_settings import format_value
 from price_keeper.control.api_constants import MAX_ECHOED_NAME_LENGTH
@@ -15,114 +15,81 @@ from price_keeper.control.api_errors import invalid_request
 _TIMESTAMP = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?(Z|[+-]\d\d:\d\d)", re.ASCII)
 
 
-class FieldType(Protocol):
+@dataclass(frozen=True, slots=True)
+class FieldType:
     """The type of one field of a body."""
+
+    expected: str  # as an error message says it
+    schema: Mapping[str, Any]
+    convert: Callable[[Any], Any]  # the value as the handler uses it; None for a value that is not of this type
+    is_secret: bool = False  # then error messages do not quote the value, which may be a mistyped secret
 
     def parse(self, value: Any) -> Any:
         """The value as the handler uses it. Raises a ValueError that says what is expected."""
+        converted = self.convert(value)
+        if converted is None:
+            found = "something else" if self.is_secret else format_value(value)
+            raise ValueError(f"expected {self.expected}, found {found}")
+        return converted
 
-    @property
-    def schema(self) -> Mapping[str, Any]: ...
+
+def pattern_field(pattern: str, max_length: int, expected: str, *, is_secret: bool = False) -> FieldType:
+    def convert(value: Any) -> str | None:
+        is_short = isinstance(value, str) and len(value) <= max_length
+        return value if is_short and re.fullmatch(pattern, value, re.ASCII) else None
+
+    schema = {"type": "string", "pattern": f"^{pattern}$", "maxLength": max_length}
+    return FieldType(expected, schema, convert, is_secret)
+
+
+def integer_field(minimum: int, maximum: int) -> FieldType:
+    return FieldType(
+        f"a whole number from {minimum} to {maximum}",
+        {"type": "integer", "minimum": minimum, "maximum": maximum},
+        lambda value: value if type(value) is int and minimum <= value <= maximum else None,
+    )
+
+
+def free_text_field(max_length: int) -> FieldType:
+    """Text written by a person."""
+
+    def convert(value: Any) -> str | None:
+        return value if isinstance(value, str) and 0 < len(value) <= max_length and value.isprintable() else None
+
+    schema = {"type": "string", "minLength": 1, "maxLength": max_length}
+    return FieldType(f"1 to {max_length} printable characters", schema, convert)
+
+
+def choice_field(choices: Sequence[str]) -> FieldType:
+    return FieldType(
+        f"one of {', '.join(choices)}",
+        {"type": "string", "enum": list(choices)},
+        lambda value: value if isinstance(value, str) and value in choices else None,
+    )
+
+
+def _parse_timestamp(value: Any) -> float | None:
+    try:
+        is_timestamp = isinstance(value, str) and _TIMESTAMP.fullmatch(value)
+        return datetime.fromisoformat(value).timestamp() if is_timestamp else None
+    except (ValueError, OverflowError):
+        return None
+
+
+TIMESTAMP_FIELD = FieldType(
+    "a time with its zone, as 2026-11-18T15:00:00Z", {"type": "string", "format": "date-time"}, _parse_timestamp
+)
+
+
+def unchecked_field(schema: Mapping[str, Any]) -> FieldType:
+    """A field that the handler checks itself; only its schema is declared here."""
+    return FieldType("anything", schema, lambda value: value)
 
 
 def make_nullable(schema: Mapping[str, Any]) -> dict[str, Any]:
     """The schema of an optional field, for which null means the same as leaving it out."""
     more = {"enum": [*schema["enum"], None]} if "enum" in schema else {}
     return {**schema, "type": [schema["type"], "null"], **more} if "type" in schema else dict(schema)
-
-
-@dataclass(frozen=True, slots=True)
-class PatternField:
-    pattern: str
-    max_length: int
-    description: str
-    is_secret: bool = False  # then error messages do not quote the value, which may be a mistyped secret
-
-    def parse(self, value: Any) -> str:
-        if (
-            not isinstance(value, str)
-            or len(value) > self.max_length
-            or not re.fullmatch(self.pattern, value, re.ASCII)
-        ):
-            found = "something else" if self.is_secret else format_value(value)
-            raise ValueError(f"expected {self.description}, found {found}")
-        return value
-
-    @property
-    def schema(self) -> dict[str, Any]:
-        return {"type": "string", "pattern": f"^{self.pattern}$", "maxLength": self.max_length}
-
-
-@dataclass(frozen=True, slots=True)
-class IntegerField:
-    minimum: int
-    maximum: int
-
-    def parse(self, value: Any) -> int:
-        if type(value) is not int or not self.minimum <= value <= self.maximum:
-            raise ValueError(
-                f"expected a whole number from {self.minimum} to {self.maximum}, found {format_value(value)}"
-            )
-        return value
-
-    @property
-    def schema(self) -> dict[str, Any]:
-        return {"type": "integer", "minimum": self.minimum, "maximum": self.maximum}
-
-
-@dataclass(frozen=True, slots=True)
-class FreeTextField:
-    """Text written by a person."""
-
-    max_length: int
-
-    def parse(self, value: Any) -> str:
-        if not isinstance(value, str) or not 0 < len(value) <= self.max_length or not value.isprintable():
-            raise ValueError(f"expected 1 to {self.max_length} printable characters, found {format_value(value)}")
-        return value
-
-    @property
-    def schema(self) -> dict[str, Any]:
-        return {"type": "string", "minLength": 1, "maxLength": self.max_length}
-
-
-@dataclass(frozen=True, slots=True)
-class TimestampField:
-    def parse(self, value: Any) -> float:
-        try:
-            if isinstance(value, str) and _TIMESTAMP.fullmatch(value):
-                return datetime.fromisoformat(value).timestamp()
-        except (ValueError, OverflowError):
-            pass
-        raise ValueError(f"expected a time with its zone, as 2026-11-18T15:00:00Z, found {format_value(value)}")
-
-    @property
-    def schema(self) -> dict[str, Any]:
-        return {"type": "string", "format": "date-time"}
-
-
-@dataclass(frozen=True, slots=True)
-class ChoiceField:
-    choices: tuple[str, ...]
-
-    def parse(self, value: Any) -> str:
-        if not isinstance(value, str) or value not in self.choices:
-            raise ValueError(f"expected one of {', '.join(self.choices)}, found {format_value(value)}")
-        return value
-
-    @property
-    def schema(self) -> dict[str, Any]:
-        return {"type": "string", "enum": list(self.choices)}
-
-
-@dataclass(frozen=True, slots=True)
-class UncheckedField:
-    """A field that the handler checks itself; only its schema is declared here."""
-
-    schema: Mapping[str, Any]
-
-    def parse(self, value: Any) -> Any:
-        return value
 
 
 @dataclass(frozen=True, slots=True)

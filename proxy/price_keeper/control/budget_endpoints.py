@@ -18,7 +18,7 @@ from price_keeper.budgets.budget_state import BudgetState
 from price_keeper.config.config_sections import PSEUDO_LABELS
 from price_keeper.control.api_errors import ERROR_CODES, ApiError, invalid_request
 from price_keeper.control.api_types import AccessLevel, ApiRequest, ApiResponse, ApiRoute, build_cacheable_response
-from price_keeper.control.body_fields import BodyFields, FreeTextField, PatternField, TimestampField
+from price_keeper.control.body_fields import TIMESTAMP_FIELD, BodyFields, free_text_field, pattern_field
 from price_keeper.control.control_requests import SMALL_BODY_BYTES
 from price_keeper.control.control_services import ControlServices
 from price_keeper.control.org_endpoints import load_app, load_org
@@ -29,13 +29,13 @@ from price_keeper.reports import money
 from price_keeper.reports.settings_report import SettingsReport, format_utc
 from price_keeper.usage.inference_profiles import AppProfiles
 
-LABEL_FIELD = PatternField(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", 64, "a label")
+LABEL_FIELD = pattern_field(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", 64, "a label")
 OVERRIDE_BODY = BodyFields(
     {
         "label": LABEL_FIELD,
-        "reason": FreeTextField(MAX_REASON_LENGTH),
-        "until": TimestampField(),
-        "who": FreeTextField(MAX_WHO_LENGTH),
+        "reason": free_text_field(MAX_REASON_LENGTH),
+        "until": TIMESTAMP_FIELD,
+        "who": free_text_field(MAX_WHO_LENGTH),
     },
     ("label", "reason"),
 )

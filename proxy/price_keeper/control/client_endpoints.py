@@ -14,7 +14,7 @@ from price_keeper.auth.registration import MAX_GRACE_HOURS, IssuedSecret, is_tag
 from price_keeper.control.api_constants import DEFAULT_GRACE_HOURS, RETRIEVAL_TOKEN_HEADER
 from price_keeper.control.api_errors import invalid_request, not_found, unauthorized
 from price_keeper.control.api_types import AccessLevel, ApiRequest, ApiResponse, ApiRoute, build_cacheable_response
-from price_keeper.control.body_fields import BodyFields, IntegerField
+from price_keeper.control.body_fields import BodyFields, integer_field
 from price_keeper.control.control_requests import SMALL_BODY_BYTES
 from price_keeper.control.control_services import ControlServices
 from price_keeper.control.token_endpoints import count_failed_logins
@@ -24,7 +24,7 @@ from price_keeper.reports.settings_report import format_utc
 from price_keeper.stores.conflict_retry import retry_on_conflict, transact_with_retry
 from price_keeper.stores.contract import ItemExists, Update
 
-ROTATION_BODY = BodyFields({"grace_hours": IntegerField(0, MAX_GRACE_HOURS)}, ())
+ROTATION_BODY = BodyFields({"grace_hours": integer_field(0, MAX_GRACE_HOURS)}, ())
 
 
 async def create_credentials(services: ControlServices, request: ApiRequest, scope: Scope) -> Mapping[str, Any]:

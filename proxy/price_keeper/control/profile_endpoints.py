@@ -17,7 +17,7 @@ from price_keeper.config.config_reader import read_text as read_config
 from price_keeper.config.config_sections import Format
 from price_keeper.control.api_errors import ERROR_CODES, ApiError, invalid_request
 from price_keeper.control.api_types import AccessLevel, ApiRequest, ApiResponse, ApiRoute, build_cacheable_response
-from price_keeper.control.body_fields import BodyFields, ChoiceField, PatternField, UncheckedField, make_nullable
+from price_keeper.control.body_fields import BodyFields, choice_field, make_nullable, pattern_field, unchecked_field
 from price_keeper.control.budget_endpoints import LABEL_FIELD
 from price_keeper.control.control_services import ControlServices
 from price_keeper.control.org_endpoints import load_app
@@ -51,9 +51,9 @@ _PRICE = {"type": "number", "minimum": 0}
 PROFILE_BODY = BodyFields(
     {
         "label": LABEL_FIELD,
-        "inference_profile_arn": PatternField(ARN_PATTERN, 300, "the ARN of an inference profile"),
-        "format": ChoiceField(get_args(Format)),
-        "prices_usd_per_1m": UncheckedField(
+        "inference_profile_arn": pattern_field(ARN_PATTERN, 300, "the ARN of an inference profile"),
+        "format": choice_field(get_args(Format)),
+        "prices_usd_per_1m": unchecked_field(
             {
                 "type": "object",
                 "properties": dict.fromkeys(PRICE_FIELDS[:2], _PRICE)

@@ -14,17 +14,17 @@ from price_keeper.auth.container_credentials import NO_SIGNING_KEY_RETRY_SECONDS
 from price_keeper.auth.refresh_sessions import StaleGeneration, TokenPair
 from price_keeper.control.api_errors import ERROR_CODES, ApiError, unauthorized
 from price_keeper.control.api_types import AccessLevel, ApiRequest, ApiResponse, ApiRoute, build_cacheable_response
-from price_keeper.control.body_fields import BodyFields, PatternField
+from price_keeper.control.body_fields import BodyFields, pattern_field
 from price_keeper.control.control_requests import MAX_ANONYMOUS_BODY_BYTES
 from price_keeper.control.control_services import ControlServices
 from price_keeper.errors import AccessDenied, Busy, TokenExpired, TokenRejected
 
-_TOKEN_FIELD = PatternField(r"[!-~]+", 16 * 1024, "a token", is_secret=True)
+_TOKEN_FIELD = pattern_field(r"[!-~]+", 16 * 1024, "a token", is_secret=True)
 LOGIN_BODY = BodyFields(
     {
-        "grant_type": PatternField("client_credentials", 18, "client_credentials"),
-        "client_id": PatternField(r"[!-~]+", 128, "a client id"),
-        "client_secret": PatternField(r"[!-~]+", 128, "a secret", is_secret=True),
+        "grant_type": pattern_field("client_credentials", 18, "client_credentials"),
+        "client_id": pattern_field(r"[!-~]+", 128, "a client id"),
+        "client_secret": pattern_field(r"[!-~]+", 128, "a secret", is_secret=True),
     },
     ("client_id", "client_secret"),
 )

@@ -14,7 +14,7 @@ from price_keeper.budgets.budget_registry import list_counters_at
 from price_keeper.budgets.effective_settings import EffectiveSettings, resolve_settings
 from price_keeper.control.api_errors import ERROR_CODES, ApiError, invalid_request, not_found, to_api_error
 from price_keeper.control.api_types import AccessLevel, ApiRequest, ApiResponse, ApiRoute
-from price_keeper.control.body_fields import BodyFields, FieldType, IntegerField, PatternField, TimestampField
+from price_keeper.control.body_fields import TIMESTAMP_FIELD, BodyFields, FieldType, integer_field, pattern_field
 from price_keeper.control.budget_endpoints import LABEL_FIELD
 from price_keeper.control.control_requests import SMALL_BODY_BYTES
 from price_keeper.control.control_services import ControlServices
@@ -76,17 +76,17 @@ MAX_ITEMS = 100
 MAX_CLOCK_SKEW_SECONDS = 300.0  # by which a client's clock may be ahead
 MAX_TOKENS = 10**9
 
-_TOKEN_COUNT_FIELD = IntegerField(0, MAX_TOKENS)
+_TOKEN_COUNT_FIELD = integer_field(0, MAX_TOKENS)
 _USAGE_FIELDS: Mapping[str, FieldType] = {
-    "request_id": PatternField(r"[A-Za-z0-9._:-]{1,128}", 128, "1 to 128 letters, digits or any of ._:-"),
+    "request_id": pattern_field(r"[A-Za-z0-9._:-]{1,128}", 128, "1 to 128 letters, digits or any of ._:-"),
     "label": LABEL_FIELD,
     "input_tokens": _TOKEN_COUNT_FIELD,
     "output_tokens": _TOKEN_COUNT_FIELD,
     "cache_read_tokens": _TOKEN_COUNT_FIELD,
     "cache_write_5m_tokens": _TOKEN_COUNT_FIELD,
     "cache_write_1h_tokens": _TOKEN_COUNT_FIELD,
-    "service_tier": PatternField(r"[a-z]{1,32}", 32, "a service tier in small letters"),
-    "occurred_at": TimestampField(),
+    "service_tier": pattern_field(r"[a-z]{1,32}", 32, "a service tier in small letters"),
+    "occurred_at": TIMESTAMP_FIELD,
 }
 USAGE_BODY = BodyFields(_USAGE_FIELDS, ("request_id", "label", "input_tokens", "output_tokens"))
 _TOKEN_FIELD_NAMES = {name.removesuffix("_tokens"): name for name in _USAGE_FIELDS if name.endswith("_tokens")}

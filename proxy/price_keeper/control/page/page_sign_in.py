@@ -14,7 +14,7 @@ from price_keeper.auth.page_sessions import PageSession
 from price_keeper.control.api_constants import API_KEY_HEADER, AUTHORIZATION_HEADER
 from price_keeper.control.api_errors import ERROR_CODES, ApiError
 from price_keeper.control.api_types import AccessLevel, ApiRequest, ApiResponse, ApiRoute
-from price_keeper.control.body_fields import BodyFields, ChoiceField, PatternField
+from price_keeper.control.body_fields import BodyFields, choice_field, pattern_field
 from price_keeper.control.control_access import (
     PAGE_HEADER,
     check_same_origin,
@@ -30,8 +30,10 @@ from price_keeper.errors import Busy, TooManyRequests
 from price_keeper.reports.settings_report import format_utc
 
 ADMIN_KIND, CLIENT_KIND = "admin", "client"
-_SECRET_FIELD = PatternField(r"[ -~]+", 16 * 1024, "an admin key or an access token", is_secret=True)
-SIGN_IN_BODY = BodyFields({"kind": ChoiceField((ADMIN_KIND, CLIENT_KIND)), "secret": _SECRET_FIELD}, ("kind", "secret"))
+_SECRET_FIELD = pattern_field(r"[ -~]+", 16 * 1024, "an admin key or an access token", is_secret=True)
+SIGN_IN_BODY = BodyFields(
+    {"kind": choice_field((ADMIN_KIND, CLIENT_KIND)), "secret": _SECRET_FIELD}, ("kind", "secret")
+)
 SIGNED_OUT: dict[str, Any] = {"is_signed_in": False, **dict.fromkeys(("is_admin", "org", "app", "expires_at"))}
 _SESSION_PATH = "/status/session"
 
