@@ -2,7 +2,7 @@
 
     entry_point         main: parse, load the command's module, run it, report failures
     root_parser         all commands as declared. START HERE.
-    command_parser, shared_arguments, hints, terminal, shell_completion   used to declare commands and report mistakes
+    command_parser, shared_arguments, hints, terminal   used to declare commands and report mistakes
     *_command(s)        the code of each command; functions run_<command>
     api_client, store_selection, settings_file, settings_view, output, atomic_file, config_handover   shared by commands
 

@@ -62,7 +62,7 @@ class CommandParser(ArgumentParser):
         text = f"{summary[:1].upper()}{summary[1:]}.\n\n{description}".strip()
         example_list = [Example(*example) for example in examples]
         parser: CommandParser = self._commands.add_parser(
-            name, summary=summary, description=text, examples=example_list, heading=heading, **more
+            name, help=summary, summary=summary, description=text, examples=example_list, heading=heading, **more
         )
         parser.set_defaults(target=does)
         self.subcommands[name] = parser

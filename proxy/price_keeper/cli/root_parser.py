@@ -527,7 +527,7 @@ def add_operate_commands(root: CommandParser) -> None:
         "print the commands, or the help of one",
         "",
         ("Of one command", "price-keeper help org put"),
-        target="help_commands.run_help",
+        target="help_command.run_help",
         heading=OPERATE_HEADING,
     )
     help_command.add_argument("command", nargs="*", metavar="COMMAND", help="such as spend, or org put")
@@ -584,7 +584,7 @@ def _add_completion(root: CommandParser) -> None:
         ("bash, now and in every new shell", "echo 'eval \"$(price-keeper completion bash)\"' >> ~/.bashrc"),
         ("zsh, behind compinit", "echo 'eval \"$(price-keeper completion zsh)\"' >> ~/.zshrc"),
         ("fish", "price-keeper completion fish > ~/.config/fish/completions/price-keeper.fish"),
-        target="help_commands.run_completion",
+        target="completion_command.run_completion",
         heading=OPERATE_HEADING,
     )
     completion.add_argument("shell", choices=SHELLS, metavar="SHELL", help=", ".join(SHELLS))
