@@ -123,7 +123,7 @@ class ControlApiClient:
     def request_with_status(
         self, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None
     ) -> tuple[int, dict[str, Any]]:
-        """As `ask`, with the status."""
+        """As `request`, with the status."""
         status, retry_after, content = self._exchange(method, path, body, headers or {})
         try:
             response = json.loads(content)
@@ -260,7 +260,7 @@ class AdminClient:
     def request_with_status(
         self, method: str, path: str, body: Any = None, hints: StatusHints | None = None
     ) -> tuple[int, ApiRecord]:
-        """As `ask`, with the status."""
+        """As `request`, with the status."""
         try:
             return self.api.request_with_status(method, path, body, self._auth_headers)
         except ApiRefusal as refused:

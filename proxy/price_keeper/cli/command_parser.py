@@ -46,6 +46,7 @@ class CommandParser(ArgumentParser):
         self.color = False  # disables the colours that newer versions of argparse add
         self.summary = summary
         self.heading = heading  # the group in which the parent's help lists this command
+        self.heading_of_commands = ""  # the same for the commands that are declared next
         self.examples = tuple(examples)
         self.suggestions: dict[str, Iterable[str]] = {}  # possible values for completion, by metavar
         self.subcommands: dict[str, CommandParser] = {}
@@ -53,18 +54,21 @@ class CommandParser(ArgumentParser):
         self.set_defaults(target="", parser=self)
 
     def add_command(
-        self, name: str, summary: str, description: str, *examples: tuple[str, str], **more: Any
+        self, name: str, summary: str, description: str, *examples: tuple[str, str], target: str = ""
     ) -> CommandParser:
         """Declare a subcommand. `target` is "module.function" in `price_keeper.cli`, imported when the command runs."""
         if self._commands is None:
             self._commands = self.add_subparsers(metavar="WHAT" if " " in self.prog else "COMMAND")
-        does, heading = more.pop("target", ""), more.pop("heading", "")
         text = f"{summary[:1].upper()}{summary[1:]}.\n\n{description}".strip()
-        example_list = [Example(*example) for example in examples]
         parser: CommandParser = self._commands.add_parser(
-            name, help=summary, summary=summary, description=text, examples=example_list, heading=heading, **more
+            name,
+            help=summary,
+            summary=summary,
+            description=text,
+            examples=[Example(*example) for example in examples],
+            heading=self.heading_of_commands,
         )
-        parser.set_defaults(target=does)
+        parser.set_defaults(target=target)
         self.subcommands[name] = parser
         return parser
 

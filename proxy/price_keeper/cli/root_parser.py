@@ -14,6 +14,7 @@ from price_keeper.cli.command_parser import EXIT_CODES, CommandParser
 from price_keeper.cli.shared_arguments import (
     add_admin_options,
     add_api_option,
+    add_app_option,
     add_config_option,
     add_json_option,
     add_org_argument,
@@ -23,6 +24,13 @@ from price_keeper.cli.shared_arguments import (
 from price_keeper.control.api_constants import DEFAULT_GRACE_HOURS
 
 PROGRAM = "price-keeper"
+CLIENT_SECRET_VARIABLE = "PRICE_KEEPER_CLIENT_SECRET"  # noqa: S105 - its name
+DEFAULT_DATA_URL = "http://127.0.0.1:8080"
+DEFAULT_AUDIT_LIMIT = 20
+SHELLS = ("bash", "zsh", "fish")
+_CONTROL_API_NOTE = "It asks the control API, with the admin key."
+_SETTINGS_FILE_HELP = "the settings in YAML or JSON; - reads standard input"
+_EXAMPLE_CLIENT_ID = "org-6f1c2a34-5b6d-4e7f-8a9b-0c1d2e3f4a5b-app-shop"
 
 
 def build_root_parser() -> CommandParser:
@@ -33,20 +41,17 @@ def build_root_parser() -> CommandParser:
         epilog=f"More of a command: {PROGRAM} help COMMAND. To begin: {PROGRAM} dev.\n\nexit codes:\n{codes}",
     )
     root.add_argument("--version", action="store_true", help="the same as the command version")
-    for add_commands in (
-        add_run_commands,
-        add_configure_commands,
-        add_budget_commands,
-        add_access_commands,
-        add_operate_commands,
+    for heading, declarations in (
+        ("Run", (_add_dev, _add_serve)),
+        ("Configure", (_add_check_config, _add_doctor, _add_tables, _add_keys)),
+        ("Spend and budgets", (_add_org, _add_app, _add_override, _add_spend, _add_export)),
+        ("Access", (_add_token, _add_rotate, _add_session)),
+        ("Operate", (_add_audit, _add_replay, _add_completion, _add_version, _add_help)),
     ):
-        add_commands(root)
+        root.heading_of_commands = heading
+        for add_command in declarations:
+            add_command(root)
     return root
-
-
-def add_run_commands(root: CommandParser) -> None:
-    _add_dev(root)
-    _add_serve(root)
 
 
 def _add_dev(root: CommandParser) -> None:
@@ -59,7 +64,6 @@ def _add_dev(root: CommandParser) -> None:
         ("A second one beside it", "price-keeper dev --data-dir other --port 0 --control-port 0"),
         ("With https for apps", "price-keeper dev --tls"),
         target="dev_command.run_dev",
-        heading="Run",
     )
     text = "where it keeps its data; default: data"
     dev.add_argument("--data-dir", type=Path, default=Path("data"), metavar="DIR", help=text)
@@ -85,7 +89,6 @@ def _add_serve(root: CommandParser) -> None:
             "PRICE_KEEPER__LISTEN__DATA=127.0.0.1:9090 price-keeper serve",
         ),
         target="serve_command.run_serve",
-        heading="Run",
     )
     add_config_option(serve)
     text = "sidecar: serves calls and makes no tokens; control: the control API alone; default: both"
@@ -93,16 +96,6 @@ def _add_serve(root: CommandParser) -> None:
     text = "processes that share the data port, 1 to 64; default: 1"
     serve.add_argument("--workers", type=shared_arguments.parse_worker_count, default=1, metavar="N", help=text)
     add_json_option(serve)
-
-
-CONFIGURE_HEADING = "Configure"
-
-
-def add_configure_commands(root: CommandParser) -> None:
-    _add_check_config(root)
-    _add_doctor(root)
-    _add_tables(root)
-    _add_keys(root)
 
 
 def _add_check_config(root: CommandParser) -> None:
@@ -113,7 +106,6 @@ def _add_check_config(root: CommandParser) -> None:
         ("The config.yaml that is here", "price-keeper check-config"),
         ("Another one, for a program", "price-keeper check-config --config sidecar.yaml --json"),
         target="setup_commands.run_check_config",
-        heading=CONFIGURE_HEADING,
     )
     add_config_option(check)
     add_json_option(check)
@@ -129,7 +121,6 @@ def _add_doctor(root: CommandParser) -> None:
         ("For price-keeper dev in ./data", "price-keeper doctor --data-dir data"),
         ("For a program", "price-keeper doctor --data-dir data --json"),
         target="doctor_command.run_doctor",
-        heading=CONFIGURE_HEADING,
     )
     add_store_options(doctor)
     add_port_options(doctor)
@@ -144,7 +135,6 @@ def _add_tables(root: CommandParser) -> None:
         "create, check and describe the store's tables",
         "The configuration names the store. With SQLite price-keeper serve creates the tables itself; with DynamoDB "
         "they are created once, by this command or by the CloudFormation template.",
-        heading=CONFIGURE_HEADING,
     )
     create = tables.add_command(
         "create",
@@ -177,7 +167,7 @@ def _add_tables(root: CommandParser) -> None:
 
 
 def _add_keys(root: CommandParser) -> None:
-    keys = root.add_command("keys", "create the keys that sign tokens", "", heading=CONFIGURE_HEADING)
+    keys = root.add_command("keys", "create the keys that sign tokens", "")
     new = keys.add_command(
         "new",
         "create a key, and print what to write into config.yaml",
@@ -203,23 +193,8 @@ def _add_keys(root: CommandParser) -> None:
     add_json_option(new)
 
 
-BUDGETS_HEADING = "Spend and budgets"
-_CONTROL_API_NOTE = "It asks the control API, with the admin key."
-_SETTINGS_FILE_HELP = "the settings in YAML or JSON; - reads standard input"
-_PERIOD_SUGGESTIONS = ("today", "yesterday")
-_PERIOD_HELP = "today, yesterday, a day (2026-11-18), a month (2026-11), or a range of these (2026-11-01..today)"
-
-
-def add_budget_commands(root: CommandParser) -> None:
-    _add_org(root)
-    _add_app(root)
-    _add_override(root)
-    _add_spend(root)
-    _add_export(root)
-
-
 def _add_org(root: CommandParser) -> None:
-    org = root.add_command("org", "set and show what orgs may spend", _CONTROL_API_NOTE, heading=BUDGETS_HEADING)
+    org = root.add_command("org", "set and show what orgs may spend", _CONTROL_API_NOTE)
     put = org.add_command(
         "put",
         "create an org, or replace its settings",
@@ -247,9 +222,7 @@ def _add_org(root: CommandParser) -> None:
 
 
 def _add_app(root: CommandParser) -> None:
-    app = root.add_command(
-        "app", "set and show what apps of an org may spend", _CONTROL_API_NOTE, heading=BUDGETS_HEADING
-    )
+    app = root.add_command("app", "set and show what apps of an org may spend", _CONTROL_API_NOTE)
     put = app.add_command(
         "put",
         "create an app, or replace its settings",
@@ -285,7 +258,7 @@ def _add_app(root: CommandParser) -> None:
 
 
 def _add_override(root: CommandParser) -> None:
-    override = root.add_command("override", "set the active label by hand", _CONTROL_API_NOTE, heading=BUDGETS_HEADING)
+    override = root.add_command("override", "set the active label by hand", _CONTROL_API_NOTE)
     put = override.add_command(
         "set",
         "make a label active, up or down the ordering, until the period ends",
@@ -312,9 +285,7 @@ def _add_override(root: CommandParser) -> None:
     )
     for parser in (put, clear, show):
         add_org_argument(parser)
-        parser.add_argument(
-            "--app", type=shared_arguments.parse_app_id, metavar="APP", help="where quotas apply to each app"
-        )
+        add_app_option(parser, "where quotas apply to each app")
     put.add_argument("label", metavar="LABEL", help="one of the ordering")
     put.add_argument("--reason", required=True, metavar="TEXT", help="recorded in the audit log")
     text = "2026-11-18T15:00 in the org's time zone, or +2h; default: the end of the period"
@@ -340,13 +311,8 @@ def _add_spend(root: CommandParser) -> None:
         ("For a spreadsheet", "price-keeper spend yesterday --csv > yesterday.csv"),
         ("What one app spent today, for a program", "price-keeper spend --org Acme --app shop --json"),
         target="spend_commands.run_spend",
-        heading=BUDGETS_HEADING,
     )
-    text = f"{_PERIOD_HELP}; default: today"
-    spend.add_argument(
-        "when", nargs="?", default="today", type=shared_arguments.parse_period, metavar="WHEN", help=text
-    )
-    spend.suggestions["WHEN"] = _PERIOD_SUGGESTIONS
+    _add_period(spend, "WHEN")
     _add_spend_filters(spend)
     text = "one row for each of these: org,app,label,day"
     spend.add_argument("--by", type=shared_arguments.parse_group_by, metavar="WHAT", help=text)
@@ -375,17 +341,8 @@ def _add_export(root: CommandParser) -> None:
             "price-keeper export 2026-11-01..yesterday --org Acme --format json --out acme.json --force",
         ),
         target="spend_commands.run_export",
-        heading=BUDGETS_HEADING,
     )
-    export.add_argument(
-        "when",
-        nargs="?",
-        default="today",
-        type=shared_arguments.parse_period,
-        metavar="PERIOD",
-        help=f"{_PERIOD_HELP}; default: today",
-    )
-    export.suggestions["PERIOD"] = _PERIOD_SUGGESTIONS
+    _add_period(export, "PERIOD")
     export.add_argument("--out", type=Path, required=True, metavar="FILE", help="the file to write")
     text = "csv: exact dollars; json: exact micro-dollars; focus: CSV by FOCUS 1.3, as clouds bill; default: csv"
     export.add_argument("--format", choices=("csv", "json", "focus"), default="csv", help=text)
@@ -394,6 +351,15 @@ def _add_export(root: CommandParser) -> None:
     _add_billing_account(export, "--format focus")
     add_json_option(export)
     add_store_options(export)
+
+
+def _add_period(parser: CommandParser, metavar: str) -> None:
+    text = "today, yesterday, a day (2026-11-18), a month (2026-11), or a range of these (2026-11-01..today)"
+    text += "; default: today"
+    parser.add_argument(
+        "when", nargs="?", default="today", type=shared_arguments.parse_period, metavar=metavar, help=text
+    )
+    parser.suggestions[metavar] = ("today", "yesterday")
 
 
 def _add_spend_filters(parser: CommandParser) -> None:
@@ -407,18 +373,6 @@ def _add_billing_account(parser: CommandParser, required_option: str) -> None:
     parser.add_argument("--billing-account", metavar="ID", help=text)
 
 
-ACCESS_HEADING = "Access"
-CLIENT_SECRET_VARIABLE = "PRICE_KEEPER_CLIENT_SECRET"  # noqa: S105 - its name
-DEFAULT_DATA_URL = "http://127.0.0.1:8080"
-_EXAMPLE_CLIENT_ID = "org-6f1c2a34-5b6d-4e7f-8a9b-0c1d2e3f4a5b-app-shop"
-
-
-def add_access_commands(root: CommandParser) -> None:
-    _add_token(root)
-    _add_rotate(root)
-    _add_session(root)
-
-
 def _add_token(root: CommandParser) -> None:
     token = root.add_command(
         "token",
@@ -430,7 +384,6 @@ def _add_token(root: CommandParser) -> None:
             f'eval "$(price-keeper token {_EXAMPLE_CLIENT_ID} --secret-file shop.secret --env)"',
         ),
         target="access_commands.run_token",
-        heading=ACCESS_HEADING,
     )
     token.add_argument("client_id", metavar="CLIENT_ID", help="org-ORG or org-ORG-app-APP")
     text = f"the file with its secret; default: the variable {CLIENT_SECRET_VARIABLE}, or a question without echo"
@@ -453,27 +406,20 @@ def _add_rotate(root: CommandParser) -> None:
         ("An app's, with two hours to change it", "price-keeper rotate Acme --app shop --grace 2 > shop.secret"),
         ("For another person to fetch", "price-keeper rotate Acme --app shop --token-only"),
         target="access_commands.run_rotate",
-        heading=ACCESS_HEADING,
     )
     add_org_argument(rotate)
-    rotate.add_argument(
-        "--app",
-        type=shared_arguments.parse_app_id,
-        metavar="APP",
-        help="one of its apps; without it, the org's own secret",
-    )
+    add_app_option(rotate, "one of its apps; without it, the org's own secret")
     text = f"how long the secret so far stays good, 0 to 168; default: {DEFAULT_GRACE_HOURS}"
     rotate.add_argument(
         "--grace", type=shared_arguments.parse_grace_hours, default=DEFAULT_GRACE_HOURS, metavar="HOURS", help=text
     )
     text = "print the retrieval token, with which another person can fetch the secret once within ten minutes"
     rotate.add_argument("--token-only", action="store_true", help=text)
-    add_json_option(rotate)
-    add_admin_options(rotate)
+    _add_control_api_options(rotate)
 
 
 def _add_session(root: CommandParser) -> None:
-    session = root.add_command("session", "list and end the sessions of a client", "", heading=ACCESS_HEADING)
+    session = root.add_command("session", "list and end the sessions of a client", "")
     listing = session.add_command(
         "list",
         "list the sessions of an org or one of its apps, the oldest first",
@@ -490,48 +436,11 @@ def _add_session(root: CommandParser) -> None:
     )
     for parser in (listing, revoke):
         add_org_argument(parser)
-        parser.add_argument(
-            "--app",
-            type=shared_arguments.parse_app_id,
-            metavar="APP",
-            help="one of its apps; without it, the org's own",
-        )
-        add_json_option(parser)
-        add_admin_options(parser)
+        add_app_option(parser, "one of its apps; without it, the org's own")
+    _add_control_api_options(listing, revoke)
     text = f"its id, as session list shows it, or {shared_arguments.ALL_SESSIONS}"
     revoke.add_argument("session", type=shared_arguments.parse_session_id, metavar="SESSION", help=text)
     revoke.suggestions["SESSION"] = (shared_arguments.ALL_SESSIONS,)
-
-
-OPERATE_HEADING = "Operate"
-DEFAULT_AUDIT_LIMIT = 20
-SHELLS = ("bash", "zsh", "fish")
-
-
-def add_operate_commands(root: CommandParser) -> None:
-    _add_audit(root)
-    _add_replay(root)
-    _add_completion(root)
-    version = root.add_command(
-        "version",
-        "print the version, and whether it is compiled",
-        "",
-        ("For a person", "price-keeper version"),
-        ("For a program", "price-keeper version --json"),
-        target="version_command.run_version",
-        heading=OPERATE_HEADING,
-    )
-    add_json_option(version)
-    help_command = root.add_command(
-        "help",
-        "print the commands, or the help of one",
-        "",
-        ("Of one command", "price-keeper help org put"),
-        target="help_command.run_help",
-        heading=OPERATE_HEADING,
-    )
-    help_command.add_argument("command", nargs="*", metavar="COMMAND", help="such as spend, or org put")
-    help_command.suggestions["COMMAND"] = root.subcommands
 
 
 def _add_audit(root: CommandParser) -> None:
@@ -542,7 +451,6 @@ def _add_audit(root: CommandParser) -> None:
         ("The last changes", "price-keeper audit Acme"),
         ("The last hundred, for a program", "price-keeper audit Acme --limit 100 --json"),
         target="audit_command.run_audit",
-        heading=OPERATE_HEADING,
     )
     add_org_argument(audit)
     text = f"how many changes; default: {DEFAULT_AUDIT_LIMIT}"
@@ -563,7 +471,6 @@ def _add_replay(root: CommandParser) -> None:
         ("The journal of a disk that came back", "price-keeper replay /mnt/found/journal --owner-is-dead"),
         ("Also what is older than 34 days", "price-keeper replay /mnt/found/journal --owner-is-dead --force"),
         target="replay_command.run_replay",
-        heading=OPERATE_HEADING,
     )
     replay.add_argument("folder", type=Path, metavar="DIR", help="the journal's folder; those of workers in it too")
     replay.add_argument(
@@ -585,6 +492,29 @@ def _add_completion(root: CommandParser) -> None:
         ("zsh, behind compinit", "echo 'eval \"$(price-keeper completion zsh)\"' >> ~/.zshrc"),
         ("fish", "price-keeper completion fish > ~/.config/fish/completions/price-keeper.fish"),
         target="completion_command.run_completion",
-        heading=OPERATE_HEADING,
     )
     completion.add_argument("shell", choices=SHELLS, metavar="SHELL", help=", ".join(SHELLS))
+
+
+def _add_version(root: CommandParser) -> None:
+    version = root.add_command(
+        "version",
+        "print the version, and whether it is compiled",
+        "",
+        ("For a person", "price-keeper version"),
+        ("For a program", "price-keeper version --json"),
+        target="version_command.run_version",
+    )
+    add_json_option(version)
+
+
+def _add_help(root: CommandParser) -> None:
+    help_command = root.add_command(
+        "help",
+        "print the commands, or the help of one",
+        "",
+        ("Of one command", "price-keeper help org put"),
+        target="help_command.run_help",
+    )
+    help_command.add_argument("command", nargs="*", metavar="COMMAND", help="such as spend, or org put")
+    help_command.suggestions["COMMAND"] = root.subcommands

@@ -103,7 +103,7 @@ def add_config_option(parser: CommandParser) -> None:
         type=Path,
         default=Path("config.yaml"),
         metavar="FILE",
-        help="the configuration; default: config.yaml here",
+        help=_CONFIG_HELP,
     )
 
 
@@ -138,3 +138,7 @@ def add_port_options(parser: CommandParser) -> None:
 
 def add_org_argument(parser: CommandParser) -> None:
     parser.add_argument("org", metavar="ORG", help="the org's id or name")
+
+
+def add_app_option(parser: CommandParser, text: str) -> None:
+    parser.add_argument("--app", type=parse_app_id, metavar="APP", help=text)
