@@ -11,7 +11,6 @@ SEED ?= $(shell date +%s)
 SEED := $(SEED)
 COMPILED := build/compiled
 NODE   := tests/flow/clients/programs
-PAGE   := tests/page
 LOCK   := $(BIN)/uv pip compile --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --upgrade
 
 # Whoever has it set would have every process of ours read its sources anew; the tests start hundreds.
@@ -86,15 +85,17 @@ clients: $(VENV)/.clients $(NODE)/node_modules/.package-lock.json ## the newest 
 test-clients: clients $(VENV)/.dev ## real SDKs against the sidecar; takes minutes
 	PRICE_KEEPER_TEST_CLIENTS=$${PRICE_KEEPER_TEST_CLIENTS:-1} $(BIN)/python -m pytest tests/flow/clients
 
-$(PAGE)/node_modules/.package-lock.json: $(PAGE)/package-lock.json
-	@command -v npm > /dev/null || { echo "test-page needs npm, which brings the audit of accessibility"; exit 2; }
-	cd $(PAGE) && npm ci --loglevel=error
+# Playwright is 53 MB, so only those who look at pages install it. It drives the Chromium that is here and downloads none.
+$(VENV)/.page: requirements/page.lock $(VENV)/.dev
+	$(PIP) install --no-compile --require-hashes -r requirements/page.lock
+	@touch $@
 
-test-page: $(VENV)/.dev $(PAGE)/node_modules/.package-lock.json ## the status page in a real Chromium; takes a minute or two
+test-page: $(VENV)/.page ## the status page in a real Chromium; takes a minute or two
 	PRICE_KEEPER_TEST_PAGE=$${PRICE_KEEPER_TEST_PAGE:-1} $(BIN)/python -m pytest tests/page
 
-screenshots: $(VENV)/.dev ## take the pictures in docs/images anew; needs Chromium, takes two minutes
+screenshots: $(VENV)/.page ## take the pictures in docs/images anew; needs Chromium, takes two minutes
 	$(BIN)/python -m tests.support.screenshots
+
 # Helm, linters and schemas, in an environment of their own.
 $(VENV)/.deploy: requirements/deploy.lock | $(VENV)/.python
 	$(PYTHON) -m venv $(VENV)/deploy
@@ -188,6 +189,7 @@ lock: $(VENV)/.python ## resolve the dependencies anew, for every Python and pla
 	$(PIP) install uv
 	$(LOCK) requirements/run.in -o requirements/run.lock
 	$(LOCK) -c requirements/run.lock requirements/dev.in -o requirements/dev.lock
+	$(LOCK) -c requirements/dev.lock requirements/page.in -o requirements/page.lock
 	$(LOCK) -c requirements/dev.lock requirements/build.in -o requirements/build.lock
 	$(LOCK) requirements/clients.in -o requirements/clients.lock
 	$(LOCK) requirements/bench.in -o requirements/bench.lock
@@ -196,7 +198,6 @@ lock: $(VENV)/.python ## resolve the dependencies anew, for every Python and pla
 	cd $(NODE) && npm install --package-lock-only --save-exact $$(node -p \
 	  'Object.keys(require("./package.json").dependencies).map((name) => name + "@latest").join(" ")')
 	cd $(NODE) && npm update --package-lock-only
-	cd $(PAGE) && npm install --package-lock-only --save-exact axe-core@latest
 
 clean:               ## remove what was installed and built
-	rm -rf $(VENV) $(NODE)/node_modules $(PAGE)/node_modules build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(NODE)/node_modules build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

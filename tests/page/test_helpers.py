@@ -6,9 +6,12 @@ import json
 from typing import Any
 
 import pytest
+from playwright.sync_api import Page
 
-from tests.support.chromium import Page
 from tests.support.commands import Sidecar
+
+# The page itself makes no code of text; these tests do.
+pytestmark = pytest.mark.parametrize("page", [{"bypass_csp": True}], indirect=True, ids=[""])
 
 NOON = 1_795_003_200  # 2026-11-18 12:00 UTC
 ROW = {"serves": "premium", "active_label": "premium", "is_overridden": False, "is_stale": False}
@@ -71,15 +74,14 @@ READ = [["message", '{"a": 1}'], ["end", "x\ny"], ["message", "z"]]
 
 
 @pytest.fixture
-async def loaded(page: Page, dev: Sidecar) -> Page:
-    await page.call("Page.setBypassCSP", enabled=True)  # the page itself makes no code of text; this test does
-    await page.open(f"{dev.control}/status")
+def loaded(page: Page, dev: Sidecar) -> Page:
+    page.goto(f"{dev.control}/status")
     return page
 
 
-async def test_each_does_what_it_says(loaded: Page) -> None:
+def test_each_does_what_it_says(loaded: Page) -> None:
     for module, expression, expected in CASES:
-        told = await loaded.run(f"import('/status/{module}.js').then((each) => {{ {_with(expression)} }})")
+        told = loaded.evaluate(f"import('/status/{module}.js').then((each) => {{ {_with(expression)} }})")
         assert told == expected, (module, expression)
 
 
@@ -88,10 +90,10 @@ def _with(expression: str) -> str:
     return f"return new Function(...Object.keys(each), {json.dumps('return ' + expression)})(...Object.values(each))"
 
 
-async def test_events_are_read_however_they_are_cut(loaded: Page) -> None:
+def test_events_are_read_however_they_are_cut(loaded: Page) -> None:
     for size in (1, 2, 3, 7, 1000):
         pieces = [EVENTS[at : at + size] for at in range(0, len(EVENTS), size)]
-        told = await loaded.run(
+        told = loaded.evaluate(
             "import('/status/stream.js').then(({reader}) => { const found = [];"
             f" const feed = reader((...each) => found.push(each)); {json.dumps(pieces)}.forEach(feed); return found }})"
         )

@@ -20,15 +20,16 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from zoneinfo import ZoneInfo
 
 import aiohttp
+from playwright.async_api import Page, async_playwright, expect
 from price_keeper import app
 from price_keeper.cli import dev_command
 from price_keeper.clock import SystemClock
 
-from tests.support.chromium import Page, chromium, find_chromium
+from tests.support.chromium import PageObserver, find_chromium
 
 IMAGES = Path(__file__).parents[2] / "docs" / "images"
 MOST_BYTES = 200_000
@@ -164,7 +165,7 @@ class Shot:
 
     name: str
     width: int
-    scheme: str
+    scheme: Literal["light", "dark"]
     arrange: Callable[[Page, ScreenshotStage], Awaitable[None]]
     height: int
     begin: str = "body"
@@ -177,23 +178,19 @@ async def show_whole_page(page: Page, on: ScreenshotStage) -> None:
 
 async def try_other_quota(page: Page, on: ScreenshotStage) -> None:
     await _signed_in(page, on)
-    await page.run(
-        "(() => { const [label, quota] = ['label', 'quota'].map((name) => document.querySelector(`#what-if-${name}`));"
-        " label.value = 'premium'; label.dispatchEvent(new Event('change'));"
-        " quota.value = '8'; quota.dispatchEvent(new Event('input')) })()"
-    )
-    await page.wait_for_text("#what-if-told", "With")
+    await page.select_option("#what-if-label", "premium")
+    await page.fill("#what-if-quota", "8")
+    await expect(page.locator("#what-if-told")).to_contain_text("With")
+    await page.evaluate("document.activeElement.blur()")
 
 
 async def _signed_in(page: Page, on: ScreenshotStage) -> None:
-    await page.open(f"{on.control}/status#{ORG}/checkout")
-    await page.wait_for("!document.querySelector('#sign-in').hidden")
-    await page.click("#secret")
-    await page.type(on.admin_key)
-    await page.press("Enter")
-    await page.wait_for("document.querySelector('#chart svg') !== null")
-    await page.run("document.activeElement.blur()")
-    await page.call("Input.dispatchMouseEvent", type="mouseMoved", x=1, y=1)
+    await page.goto(f"{on.control}/status#{ORG}/checkout")
+    await page.fill("#secret", on.admin_key)
+    await page.press("#secret", "Enter")
+    await expect(page.locator("#chart svg")).to_be_visible()
+    await page.evaluate("document.activeElement.blur()")
+    await page.mouse.move(1, 1)
 
 
 SHOTS = (
@@ -206,14 +203,23 @@ SHOTS = (
 
 async def take_pictures(on: ScreenshotStage, program: str) -> None:
     IMAGES.mkdir(parents=True, exist_ok=True)
-    async with chromium(program) as opened:
+    async with async_playwright() as playwright, await playwright.chromium.launch(executable_path=program) as browser:
         for shot in SHOTS:
-            async with opened() as page:
-                await page.set_size(shot.width, 900)
-                await page.prefer(color_scheme=shot.scheme, reduced_motion="reduce")
-                await shot.arrange(page, on)
-                assert page.complaints == [], page.complaints
-                picture = await page.picture(shot.begin, shot.height)
+            page = await browser.new_page(
+                viewport={"width": shot.width, "height": 900},
+                is_mobile=shot.width < 500,
+                color_scheme=shot.scheme,
+                reduced_motion="reduce",
+            )
+            observer = PageObserver(page)
+            await shot.arrange(page, on)
+            assert observer.complaints == [], observer.complaints
+            top = await page.evaluate(
+                "(begin) => document.querySelector(begin).getBoundingClientRect().top + scrollY", shot.begin
+            )
+            clip = {"x": 0, "y": top, "width": shot.width, "height": shot.height}
+            picture = await page.screenshot(clip=clip, full_page=True)
+            await page.close()
             assert len(picture) <= MOST_BYTES, f"{shot.name} has {len(picture)} bytes"
             (IMAGES / f"{shot.name}.png").write_bytes(picture)
             print(json.dumps({"image": f"{shot.name}.png", "bytes": len(picture)}))

@@ -39,7 +39,7 @@ def test_locks_have_hashes_and_name_no_index(lock: Path) -> None:
     text = lock.read_text()
     requirements = re.findall(r"^[a-z0-9][^ ]*==[^ ]+(?: ;[^\\\n]*)? *\\$", text, re.MULTILINE)
     unpinned = [line for line in text.splitlines() if re.match(r"[a-z0-9]", line) and "==" not in line]
-    assert len(requirements) > 20
+    assert requirements
     assert unpinned == []
     assert text.count("--hash=sha256:") >= len(requirements)
     assert "://" not in text
