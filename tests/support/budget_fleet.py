@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from itertools import count
@@ -59,6 +59,25 @@ class CountingStore:
             return await verb(*arguments, **named)
 
         return counted
+
+
+class DelayedStore:
+    """A store that answers consistent reads, or only those of `key`, late: they see what was there before."""
+
+    def __init__(self, store: Store, key: Key | None = None) -> None:
+        self._store = store
+        self._key = key
+        self.has_read, self.may_answer = asyncio.Event(), asyncio.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    async def get_many(self, keys: Sequence[Key], *, consistent: bool = False) -> Any:
+        found = await self._store.get_many(keys, consistent=consistent)
+        if consistent and (self._key is None or self._key in keys):
+            self.has_read.set()
+            await self.may_answer.wait()
+        return found
 
 
 @dataclass

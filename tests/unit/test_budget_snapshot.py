@@ -15,7 +15,7 @@ from price_keeper.budgets import budget_refresh as limits
 from price_keeper.budgets import budget_registry
 from price_keeper.budgets import budget_snapshot as noted
 from price_keeper.budgets.active_label import set_override
-from price_keeper.budgets.budget_snapshot import BudgetSnapshot
+from price_keeper.budgets.budget_snapshot import MAX_READ_SECONDS, BudgetSnapshot, SnapshotFile
 from price_keeper.budgets.budget_state import SpendTracker
 from price_keeper.domain import Scope
 from price_keeper.errors import Busy, QuotaExceeded
@@ -31,6 +31,7 @@ from tests.support.budget_fleet import (
     USD,
     BudgetSidecar,
     CountingStore,
+    DelayedStore,
     new_caller,
     open_budget_sidecar,
     put_budget,
@@ -303,20 +304,6 @@ async def test_limits_hold_too(exact_store: Store, clock: ManualClock) -> None:
         assert dict((await kept.load(who)).rates) == {"rpm": 7}
 
 
-class DelayedStore:
-    """A store that has read what it is asked at once, and answers when it is let."""
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self.has_read, self.may_answer = asyncio.Event(), asyncio.Event()
-
-    async def get_many(self, *arguments: Any, **named: Any) -> Any:
-        found = await self._store.get_many(*arguments, **named)
-        self.has_read.set()
-        await self.may_answer.wait()
-        return found
-
-
 async def test_slow_read_of_limits_does_not_undo_newer_settings(one: BudgetSidecar, tmp_path: Path) -> None:
     """It began before the budget became hard, and ends after that was read with the budget."""
     who, store = new_caller(), DelayedStore(one.store._store)
@@ -331,6 +318,30 @@ async def test_slow_read_of_limits_does_not_undo_newer_settings(one: BudgetSidec
         store.may_answer.set()
         await limits_read
     async with following(one, tmp_path) as two:
+        assert (await two.caller_day(who)).budget.settings.enforcement == "hard"
+
+
+async def test_slow_read_of_one_worker_does_not_undo_newer_settings_of_another(
+    exact_store: Store, clock: ManualClock, tmp_path: Path
+) -> None:
+    who, store = new_caller(), DelayedStore(exact_store)
+    slow, fast = (SnapshotFile(tmp_path, clock, worker, 2) for worker in range(2))
+    await put_budget(exact_store, who.org, QUOTAS, enforcement="soft", version=1)
+    async with Tasks(clock) as tasks:
+        limits_read = asyncio.create_task(RateLimitCache(cast(Store, store), clock, tasks, slow.snapshot).load(who))
+        await store.has_read.wait()
+        await put_budget(exact_store, who.org, QUOTAS, enforcement="hard", version=2)
+        async with open_budget_sidecar(tmp_path / "fast", exact_store, clock, snapshot=fast.snapshot) as one:
+            await one.decide(who)
+        await clock.advance(10)
+        store.may_answer.set()
+        await limits_read
+    for worker in (slow, fast):
+        await worker.write()
+    successor = SnapshotFile(tmp_path, clock)
+    await successor.open()
+    async with open_budget_sidecar(tmp_path / "two", exact_store, clock, snapshot=successor.snapshot) as two:
+        two.store.is_away = True
         assert (await two.caller_day(who)).budget.settings.enforcement == "hard"
 
 
@@ -496,6 +507,21 @@ def test_of_concurrent_reads_the_higher_version_is_kept() -> None:
     assert notes.find_settings(scope) == {"version": 2}
     notes.record_settings(scope, {"version": 3}, earlier)  # it reached the store after the one that began later
     assert notes.find_settings(scope) == {"version": 3}
+
+
+@pytest.mark.parametrize("lower", [{"version": 1}, {"enforcement": "hard"}, None])
+@pytest.mark.parametrize("is_in_time", [True, False])
+def test_settings_of_two_workers_go_by_version_within_the_time_of_a_read(lower: Any, is_in_time: bool) -> None:
+    """After that time the lower version was read later: an item was removed, or written anew by hand."""
+    now, scope = [5.0], new_scope()
+    first, second = BudgetSnapshot(lambda: now[0]), BudgetSnapshot(lambda: now[0])
+    first.record_settings(scope, {"version": 2})
+    now[0] += MAX_READ_SECONDS if is_in_time else MAX_READ_SECONDS + 0.001
+    second.record_settings(scope, lower)
+    for several in ((first, second), (second, first)):
+        merged = BudgetSnapshot(lambda: now[0])
+        merged.merge(found_in(*several))
+        assert merged.find_settings(scope) == ({"version": 2} if is_in_time else lower or {})
 
 
 @pytest.mark.parametrize("item", [{"version": 1}, {"version": "x"}, {"enforcement": "hard"}, None])

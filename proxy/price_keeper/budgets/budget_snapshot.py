@@ -48,6 +48,7 @@ FAILURE_PAUSE_SECONDS: Final = 60.0  # before a failed write is repeated
 MAX_BYTES_PER_SECOND: Final = 256 * 1024  # on average
 RESERVED_DISK_BYTES: Final = 8 * 2**20  # kept free for the journal
 MAX_FILE_BYTES: Final = 2 * MAX_SNAPSHOT_BYTES
+MAX_READ_SECONDS: Final = 120.0  # by then a read of settings has been answered, or has failed
 
 _SETTINGS_KIND, _BUDGET_KIND = "settings", "standing"
 _SETTINGS_FIELDS = frozenset({*ORG_SETTINGS, "version", "settled", "settled_until_epoch"} - {"org_name"})
@@ -210,25 +211,39 @@ def _read_version(item: Item | None) -> int:
     return version if isinstance(version, int) else 0
 
 
+class _ParsedRecord(NamedTuple):
+    recorded_at: float
+    key: RecordKey
+    version: int  # of settings
+    line: bytes
+
+
 def select_newest(records: Iterable[list[Any]]) -> tuple[dict[RecordKey, bytes], int]:
-    """The newest record of each key, and how many records were malformed."""
-    parsed: list[tuple[float, RecordKey, bytes]] = []
+    """The newest record of each key, and how many records were malformed. Workers read the same settings, each in its
+    own time, and the one that ends last may have the older item: within MAX_READ_SECONDS the higher version counts as
+    newer."""
+    parsed: list[_ParsedRecord] = []
     malformed = 0
     for values in records:
         try:
             parsed.append(_parse_record(values))
         except _MALFORMED:
             malformed += 1
-    return {key: line for _, key, line in sorted(parsed)}, malformed
+    newest: dict[RecordKey, _ParsedRecord] = {}
+    for record in sorted(parsed):
+        last = newest.get(record.key, record)
+        if record.version >= last.version or record.recorded_at > last.recorded_at + MAX_READ_SECONDS:
+            newest[record.key] = record
+    return {key: record.line for key, record in newest.items()}, malformed
 
 
-def _parse_record(values: list[Any]) -> tuple[float, RecordKey, bytes]:
-    """Time, key and encoded line of a record. A line with a good checksum may still be no record, and raises one of
-    _MALFORMED."""
-    recorded_at, kind, scope, _ = values
+def _parse_record(values: list[Any]) -> _ParsedRecord:
+    """A line with a good checksum may still be no record, and raises one of _MALFORMED."""
+    recorded_at, kind, scope, content = values
     if kind not in (_SETTINGS_KIND, _BUDGET_KIND) or type(recorded_at) not in (int, float):
         raise ValueError("not a snapshot record")
-    return recorded_at, (kind, Scope.from_key(scope).key), encode_line(orjson.dumps(values))
+    version = _read_version(content or None) if kind == _SETTINGS_KIND else 0
+    return _ParsedRecord(recorded_at, (kind, Scope.from_key(scope).key), version, encode_line(orjson.dumps(values)))
 
 
 class SnapshotFile:
