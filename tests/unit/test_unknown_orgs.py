@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -18,7 +19,14 @@ from price_keeper.stores import schema
 from price_keeper.stores.contract import Delete, Store
 from price_keeper.telemetry.metrics import MetricsRegistry
 
-from tests.support.budget_fleet import BudgetSidecar, new_caller, open_budget_sidecar, put_budget, put_item
+from tests.support.budget_fleet import (
+    BudgetSidecar,
+    DelayedStore,
+    new_caller,
+    open_budget_sidecar,
+    put_budget,
+    put_item,
+)
 from tests.support.clock import ManualClock
 
 QUOTAS = {"premium": 10, "standard": 5, "economy": 1}
@@ -215,6 +223,27 @@ async def test_org_that_was_refused_stays_so_while_the_store_is_away(
         await clock.advance(1000)
         with pytest.raises(UnknownOrg):
             await now.decide(who)
+
+
+async def test_org_registered_during_a_slow_read_keeps_its_hard_budget_in_the_snapshot(
+    tmp_path: Path, exact_store: Store, clock: ManualClock
+) -> None:
+    """The read that does not find it began before another app of it was read, and ends later."""
+    who = new_caller("web")
+    other = new_caller("batch", who.org)
+    store = DelayedStore(exact_store, schema.app_config_key(who.org, "web"))
+    async with open_budget_sidecar(tmp_path / "one", cast(Store, store), clock) as one:
+        slow = asyncio.create_task(one.caller_day(who))
+        await store.has_read.wait()
+        await put_budget(exact_store, who.org, QUOTAS, enforcement="hard", version=1)
+        await one.caller_day(other)
+        one.store.is_away = True  # so that nothing is read anew
+        store.may_answer.set()
+        await slow
+        snapshot = one.budget_registry.snapshot
+        async with open_budget_sidecar(tmp_path / "two", exact_store, clock, snapshot=snapshot) as two:
+            two.store.is_away = True
+            assert (await two.caller_day(other)).budget.settings.enforcement == "hard"
 
 
 async def test_org_written_by_hand_with_a_name_alone_is_registered_and_noted_as_such(

@@ -290,20 +290,26 @@ class BudgetReader:
         believed: a call may be refused for it."""
         org, *app = await self._store.get_many(_build_settings_keys(scope))
         if org is None:
-            org, *app = await self._store.get_many(_build_settings_keys(scope), consistent=True)
+            org, *app = await self._read_consistently(scope)
         return self.resolve_settings(org, *app), org is not None
 
     async def read_settings_and_sticky(
         self, budget: BudgetState
     ) -> tuple[EffectiveSettings, bool, Item | None, Item | None]:
         """Like `read_settings`, with the item of the sticky state, and the app's item if the scope is an app."""
-        keys = [schema.sticky_state_key(budget.scope, budget.span.key), *_build_settings_keys(budget.scope)]
-        read_number = self._snapshot.start_read()
-        item, org, *app = await self._store.get_many(keys, consistent=True)
-        self._snapshot.record_settings(Scope(budget.scope.org), org, read_number)
-        if app:
-            self._snapshot.record_settings(budget.scope, app[0], read_number)
+        sticky_key = schema.sticky_state_key(budget.scope, budget.span.key)
+        item, org, *app = await self._read_consistently(budget.scope, sticky_key)
         return self.resolve_settings(org, *app), org is not None, item, app[0] if app else None
+
+    async def _read_consistently(self, scope: Scope, *first: Key) -> list[Item | None]:
+        """The items of `first`, and then those of `_build_settings_keys`, which go into the snapshot."""
+        read_number = self._snapshot.start_read()
+        items = await self._store.get_many([*first, *_build_settings_keys(scope)], consistent=True)
+        org, *app = items[len(first) :]
+        self._snapshot.record_settings(Scope(scope.org), org, read_number)
+        if app:
+            self._snapshot.record_settings(scope, app[0], read_number)
+        return items
 
     async def read_shards(self, budget: BudgetState) -> None:
         """Read all that was flushed: exact, unless a flush of this process is in progress or in doubt."""

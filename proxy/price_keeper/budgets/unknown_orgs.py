@@ -47,7 +47,6 @@ class UnknownOrgs:
         is_new = self._checked_at.pop(org, None) is None
         _remember(self._checked_at, org, self._clock.monotonic())
         self._served_offline.pop(org, None)
-        self._snapshot.record_settings(Scope(org), None)
         if is_new:
             self._served[UNREGISTERED] += not self._refuses
             effect = "calls are refused" if self._refuses else "calls are served and metered without a budget"
