@@ -413,6 +413,29 @@ async def test_whom_another_worker_has_met_since_the_start_is_known_too(one: Bud
         assert not dict((await two.caller_day(other)).budget.settings.quotas)  # nobody has
 
 
+async def test_budget_that_became_hard_for_another_worker_is_hard_for_a_caller_new_to_this_one(
+    exact_store: Store, clock: ManualClock, tmp_path: Path
+) -> None:
+    """What this worker has of the org is older: it was in the snapshots when this worker began."""
+    who = new_caller()
+    earlier = SnapshotFile(tmp_path, clock)
+    async with open_budget_sidecar(tmp_path / "earlier", exact_store, clock, snapshot=earlier.snapshot) as one:
+        await put_budget(exact_store, who.org, QUOTAS, enforcement="soft", version=1)
+        await one.decide(who)
+    await earlier.write()
+    this, other = (SnapshotFile(tmp_path, clock, worker, 2) for worker in range(2))
+    await this.open()
+    await clock.advance(MAX_READ_SECONDS + 1)
+    async with open_budget_sidecar(tmp_path / "other", exact_store, clock, snapshot=other.snapshot) as one:
+        await put_budget(exact_store, who.org, QUOTAS, enforcement="hard", version=2)
+        await one.decide(who)
+    await other.write()
+    async with open_budget_sidecar(tmp_path / "this", exact_store, clock, snapshot=this.snapshot) as two:
+        two.budget_registry.reread_snapshot = this.reread
+        two.store.is_away = True
+        assert (await two.caller_day(who)).budget.settings.enforcement == "hard"
+
+
 # What is kept, and how much of it.
 
 
@@ -556,6 +579,20 @@ def test_what_is_known_here_holds_whatever_others_noted() -> None:
     new.record_settings(one, {"version": 2})
     old.merge(found_in(new))
     assert old.find_settings(one) == {"quotas": {"premium": 1, "": 0}}
+
+
+def test_settings_read_while_other_files_are_read_are_not_replaced() -> None:
+    """What was selected from the files and the earlier record may be older than what the store has answered since."""
+    notes, other = BudgetSnapshot(lambda: 10.0), BudgetSnapshot(lambda: 20.0)
+    read_again, unchanged = new_scope(), new_scope()
+    for scope in (read_again, unchanged):
+        notes.record_settings(scope, {"version": 1})
+        other.record_settings(scope, {"version": 2})
+    compared = notes.copy_settings()
+    notes.record_settings(read_again, {"version": 3})
+    notes.merge(found_in(other), compared)
+    assert (notes.find_settings(read_again), notes.find_settings(unchanged)) == ({"version": 3}, {"version": 2})
+    assert notes._size == sum(map(len, notes.export_lines()))
 
 
 def test_only_what_is_new_is_to_be_written() -> None:

@@ -350,13 +350,8 @@ class BudgetRegistry:
             done.set()
 
     async def _reread_snapshot(self, caller: Caller) -> None:
-        """Read the snapshots of other workers, if this process has no settings of the caller."""
-        is_new = (caller.org, caller.app) not in self._caller_days
-        if (
-            self.reread_snapshot is not None
-            and is_new
-            and not self.snapshot.has_settings(Scope(caller.org, caller.app))
-        ):
+        """Read the snapshots of other workers, if this process has not read the settings of the caller."""
+        if self.reread_snapshot is not None and (caller.org, caller.app) not in self._caller_days:
             await self.reread_snapshot()
 
     def _add_offline(self, caller: Caller) -> None:

@@ -17,7 +17,7 @@ import os
 import re
 import stat
 from collections.abc import Callable, Iterable, Mapping
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -178,10 +178,6 @@ class BudgetSnapshot:
         except _MALFORMED:
             return None
 
-    def has_settings(self, scope: Scope) -> bool:
-        """Whether settings of the scope and of its org are recorded."""
-        return all(wanted.key in self._lines[_SETTINGS_KIND] for wanted in (scope, Scope(scope.org)))
-
     def _decode_record(self, kind: str, scope: Scope) -> Item | None:
         found = self._lines[kind].get(scope.key)
         if found is None:
@@ -198,10 +194,18 @@ class BudgetSnapshot:
         self.has_changes = False
         return [*self._lines[_SETTINGS_KIND].values(), *self._lines[_BUDGET_KIND].values()]
 
-    def merge(self, newest: Mapping[RecordKey, bytes]) -> None:
-        """Add the records of `select_newest`, except for scopes that have a record here."""
+    def copy_settings(self) -> dict[str, bytes]:
+        """The records of settings, by scope."""
+        return dict(self._lines[_SETTINGS_KIND])
+
+    def merge(self, newest: Mapping[RecordKey, bytes], compared_settings: Mapping[str, bytes] | None = None) -> None:
+        """Add the records of `select_newest`, except for scopes that have a record here. But the newest settings
+        replace those of `compared_settings`, which they were selected from too."""
+        compared = compared_settings or {}
         for (kind, scope), record_line in newest.items():
-            if scope not in self._lines[kind]:
+            lines = self._lines[kind]
+            if scope not in lines or (kind == _SETTINGS_KIND and lines[scope] is compared.get(scope)):
+                self._size -= len(lines.pop(scope, b""))
                 self._store_line((kind, scope), record_line)
 
 
@@ -270,12 +274,13 @@ class SnapshotFile:
         self.snapshot.merge(found)
 
     async def reread(self) -> None:
-        """Read what other workers have recorded since. Concurrent callers share one read, and it is done at most every
-        REREAD_SECONDS."""
+        """Read what other workers have recorded since; their newer settings replace those of this worker. Concurrent
+        callers share one read, and it is done at most every REREAD_SECONDS."""
         async with self._rereading:
             if self._clock.monotonic() >= self._next_reread_at:
-                found, _ = await asyncio.to_thread(self._read_all)
-                self.snapshot.merge(found)
+                own_settings = self.snapshot.copy_settings()
+                found, _ = await asyncio.to_thread(self._read_all, own_settings.values())
+                self.snapshot.merge(found, own_settings)
                 self._next_reread_at = self._clock.monotonic() + REREAD_SECONDS
 
     def start(self, tasks: Tasks) -> None:
@@ -342,8 +347,8 @@ class SnapshotFile:
             for path in (_build_temporary_path(obsolete), obsolete):
                 path.unlink(missing_ok=True)
 
-    def _read_all(self) -> tuple[dict[RecordKey, bytes], list[Path]]:
-        """The newest records of all files, and the files to be removed."""
+    def _read_all(self, more_lines: Iterable[bytes] = ()) -> tuple[dict[RecordKey, bytes], list[Path]]:
+        """The newest records of all files and `more_lines`, and the files to be removed."""
         try:
             paths = [*self._folder.iterdir()]
         except OSError as failure:
@@ -354,7 +359,8 @@ class SnapshotFile:
             )
             paths = []
         named = [(path, name) for path in paths if (name := _FILE_NAME.fullmatch(path.name))]
-        found, malformed = select_newest(values for path, _ in named for values in _read_file(path))
+        records = (values for path, _ in named for values in _read_file(path))
+        found, malformed = select_newest(chain(decode_lines(b"".join(more_lines)).values, records))
         if malformed:
             _log.warning("%d records of the budget snapshots in %s are malformed and skipped", malformed, self._folder)
         return found, [path for path, name in named if self._workers is not None and int(name[1]) >= self._workers]
