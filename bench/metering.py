@@ -167,12 +167,12 @@ async def rig_in(folder: Path) -> AsyncIterator[Rig]:
     ):
         await store.put(Put(schema.org_config_key(CALLER.org), quotas))
         tariffs = await data_port_wiring.load_price_tables(config, store, clock, tasks)
-        standings = BudgetRegistry(config, store, recording.recorder, clock, tasks)
+        standings = BudgetRegistry(config, store, recording.flusher, clock, tasks)
         await standings.load(CALLER)
         labels = LabelResolver(config.labels, allows_unlabelled=False)
         unrecorded = MeterFactory(config, cast(RealJournal, NoJournal()), tariffs, clock)
-        yield Rig(MeterFactory(config, recording.recorder.journal, tariffs, clock), unrecorded, standings, labels)
-        recording.recorder.journal.close()
+        yield Rig(MeterFactory(config, recording.flusher.journal, tariffs, clock), unrecorded, standings, labels)
+        recording.flusher.journal.close()
 
 
 async def compare(rounds: int) -> None:

@@ -1,6 +1,6 @@
 """How many counter updates a second the embedded store takes from concurrent callers on one event loop.
 
-Each update adds to the four counters of one shard, as a recorder's would, and is durable (synced) when it is answered.
+Each update adds to the four counters of one shard, as a flusher's would, and is durable (synced) when it is answered.
 """
 
 from __future__ import annotations

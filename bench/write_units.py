@@ -1,6 +1,6 @@
 """What recording costs in DynamoDB: write units for 1,000 requests, counted from what the engine says it consumed.
 
-A sidecar's journal, recorder and pace run as they are, against an engine that speaks DynamoDB's protocol; only time is
+A sidecar's journal, flusher and pace run as they are, against an engine that speaks DynamoDB's protocol; only time is
 simulated. A fleet is as many such sidecars, each with its share of the requests.
 
 Run as: python -m bench.write_units
@@ -54,18 +54,18 @@ async def units_of_one(rec: RecordingHarness, meter: Meter, rate: float, counter
     """The units and requests of one sidecar with so many requests a second, after it has found its pace."""
     for _ in range(5):
         rec.spend(1, *counters)
-        await rec.recorder.flush()
+        await rec.flusher.flush()
     meter.units, requests, owed = 0.0, 0, 0.0
     seconds = max(SECONDS, 20 / rate)
     began = rec.clock.now()
     while rec.clock.now() - began < seconds:
-        pause = rec.recorder._interval.seconds
+        pause = rec.flusher._interval.seconds
         await rec.clock.advance(pause)
         owed += rate * pause
         for _ in range(int(owed)):
             rec.spend(1, *counters)
         requests, owed = requests + int(owed), owed % 1
-        await rec.recorder.flush()
+        await rec.flusher.flush()
     return meter.units, requests
 
 

@@ -296,7 +296,7 @@ async def _build_core_services(
     alerts = await exit_stack.enter_async_context(open_alerts(config, environ, store, clock, tasks))
     if recording.orphans is not None:
         recording.orphans.on_alerts_moved = alerts.add_orphans
-    budgets = BudgetRegistry(config, store, recording.recorder, clock, tasks, alerts, snapshot)
+    budgets = BudgetRegistry(config, store, recording.flusher, clock, tasks, alerts, snapshot)
     revocation_list = data_port_wiring.build_revocation_list(config, store, clock, tasks)
     recording.add_to(telemetry)
     budgets.register_metrics(telemetry)
@@ -377,7 +377,7 @@ async def _open_data_port(
         bedrock,
         clock,
         forwarder,
-        core.recording.recorder,
+        core.recording.flusher,
         price_tables,
         core.budgets,
         tasks,
@@ -390,7 +390,7 @@ async def _open_data_port(
         handler,
         bedrock,
         forwarder,
-        core.recording.recorder,
+        core.recording.flusher,
         core.budgets,
         hard_budgets.leases,
         core.store,
@@ -412,7 +412,7 @@ async def _open_data_port(
 def _build_readiness_checks(core: _CoreServices, data_port: _DataPort | None) -> dict[str, ReadinessCheck]:
     checks: dict[str, ReadinessCheck] = {
         "store": core.store.probe,
-        "journal": core.recording.recorder.check,
+        "journal": core.recording.flusher.check,
         "revocation": core.revocation_list.check,
     }
     return checks if data_port is None else checks | {"bedrock": data_port.forwarder.health.check}

@@ -17,7 +17,7 @@ from price_keeper.config import Config
 from price_keeper.config.config_sections import PSEUDO_LABELS
 from price_keeper.data_port_wiring import BedrockAccess
 from price_keeper.handler import RequestHandler
-from price_keeper.ledger.recorder import Recorder
+from price_keeper.ledger.flusher import Flusher
 from price_keeper.stores.contract import Store
 from price_keeper.tasks import Tasks
 from price_keeper.upstream.forwarder import Forwarder
@@ -35,7 +35,7 @@ class Catalog:
         handler: RequestHandler,
         bedrock: BedrockAccess,
         forwarder: Forwarder,
-        recorder: Recorder,
+        flusher: Flusher,
         budgets: BudgetRegistry,
         leases: BudgetLeases,
         store: Store,
@@ -47,7 +47,7 @@ class Catalog:
         self._handler = handler
         self._bedrock = bedrock
         self._forwarder = forwarder
-        self._recorder = recorder
+        self._flusher = flusher
         self._budgets = budgets
         self._leases = leases
         self._store = store
@@ -63,17 +63,17 @@ class Catalog:
         )
 
         def apply() -> None:
-            handler, recorder, budgets = self._handler, self._recorder, self._budgets
-            meters = MeterFactory(config, recorder.journal, price_tables, self._clock, handler.label_selector.meters)
+            handler, flusher, budgets = self._handler, self._flusher, self._budgets
+            meters = MeterFactory(config, flusher.journal, price_tables, self._clock, handler.label_selector.meters)
             hard_budgets = HardBudgets(config, self._leases, price_tables, TokenCounter(self._forwarder))
             selector = data_port_wiring.build_label_selector(
-                config, self._bedrock, recorder, budgets, meters, hard_budgets, handler.request_stats
+                config, self._bedrock, flusher, budgets, meters, hard_budgets, handler.request_stats
             )
             endpoints = data_port_wiring.list_endpoints(config, self._bedrock)
             # Nothing below this line can fail, so the switch is atomic.
             labels = (*config.labels, *PSEUDO_LABELS)
             handler.request_stats.track_labels(labels)
-            recorder.journal.track_labels(labels)
+            flusher.journal.track_labels(labels)
             self._forwarder.set_endpoints(endpoints)
             self.price_tables = price_tables
             handler.apply_config(selector)

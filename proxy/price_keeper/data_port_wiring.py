@@ -34,8 +34,8 @@ from price_keeper.domain import ResolvedLabel
 from price_keeper.errors import ConfigError
 from price_keeper.handler import RequestHandler
 from price_keeper.ledger.aggregator import read_spent_pico
+from price_keeper.ledger.flusher import Flusher
 from price_keeper.ledger.lease_rows import HardBudgetKey
-from price_keeper.ledger.recorder import Recorder
 from price_keeper.ledger.recording import Recording
 from price_keeper.operations import Operation
 from price_keeper.parse_call import MODEL_PATH_OPERATIONS, ParsedCall
@@ -229,7 +229,7 @@ def build_handler(
     bedrock: BedrockAccess,
     clock: Clock,
     forwarder: Forwarder,
-    recorder: Recorder,
+    flusher: Flusher,
     price_tables: PriceTables,
     budgets: BudgetRegistry,
     tasks: Tasks,
@@ -241,11 +241,11 @@ def build_handler(
     retry_joiner = RetryJoiner(clock.monotonic)
     tasks.run_every("answers kept for retries", UPSTREAM_CHECK_SECONDS, retry_joiner.drop_expired)
     forwarder.set_endpoints(list_endpoints(config, bedrock))
-    meters = MeterFactory(config, recorder.journal, price_tables, clock)
+    meters = MeterFactory(config, flusher.journal, price_tables, clock)
     return RequestHandler(
         authenticator=_build_authenticator(config, tokens, revocation),
         rate_limiter=rate_limiter,
-        label_selector=build_label_selector(config, bedrock, recorder, budgets, meters, hard_budgets, request_stats),
+        label_selector=build_label_selector(config, bedrock, flusher, budgets, meters, hard_budgets, request_stats),
         forwarder=forwarder,
         retry_joiner=retry_joiner,
         credential_issuer=credential_issuer
@@ -261,7 +261,7 @@ def build_handler(
 def build_label_selector(
     config: Config,
     bedrock: BedrockAccess,
-    recorder: Recorder,
+    flusher: Flusher,
     budgets: BudgetRegistry,
     meters: MeterFactory,
     hard_budgets: HardBudgets,
@@ -269,7 +269,7 @@ def build_label_selector(
 ) -> LabelSelector:
     labels = LabelResolver(config.labels, allows_unlabelled=config.unlabelled == "meter")
     return LabelSelector(
-        labels, budgets, meters, _build_find_targets(config, bedrock), recorder.admit, hard_budgets, request_stats
+        labels, budgets, meters, _build_find_targets(config, bedrock), flusher.admit, hard_budgets, request_stats
     )
 
 

@@ -54,10 +54,10 @@ async def test_a_flush_counts_once(
                 rec.spend(pico, *(rec.counter(f"label{each}") for each in range(60)))
                 spent += pico
                 proxy.plan([chance.choice([Pass(), *kinds]) for _ in range(chance.randrange(12))])
-                await rec.recorder.flush()
+                await rec.flusher.flush()
                 if number % 4 == 3:
                     proxy.plan([])
-                    while not await rec.recorder.flush():
+                    while not await rec.flusher.flush():
                         pass
                     for each in (0, 30, 59):
                         assert await rec.read_counts(rec.counter(f"label{each}")) == (number + 1, spent)

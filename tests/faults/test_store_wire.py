@@ -203,7 +203,7 @@ async def spend_counts_once(line: Line, folder: Path) -> None:
         for number in range(1, 4):
             rec.spend(1000, *(rec.counter(f"label{each}") for each in range(60)))
             async with asyncio.timeout(10):
-                while not await rec.recorder.flush():
+                while not await rec.flusher.flush():
                     pass
             for each in (0, 59):
                 assert await rec.read_counts(rec.counter(f"label{each}")) == (number, 1000 * number)

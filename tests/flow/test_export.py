@@ -45,7 +45,7 @@ WHOLE = f"{FIRST}..{LAST}"
 
 
 async def fill(path: Path) -> None:
-    """Days that are long over, as the recorder and the aggregator left them."""
+    """Days that are long over, as the flusher and the aggregator left them."""
     store = await SqliteStore(path, time.time).open()
     for org, name in ((ACME, "Acme, Ltd"), (BETA, "=Beta")):
         await store.put(Put(schema.org_config_key(org), {"org_name": name, "timezone": "UTC", "quota_scope": "APP"}))

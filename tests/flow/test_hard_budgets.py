@@ -70,7 +70,7 @@ async def in_store(port: DataPort, label: str = "premium") -> tuple[HardBudgetBu
 
 
 async def true_spend(port: DataPort, label: str = "premium") -> int:
-    await port.recording.recorder.flush()
+    await port.recording.flusher.flush()
     return await read_spent_pico(port.store, await name_of(port, label))
 
 

@@ -80,7 +80,7 @@ def day_of(port: DataPort) -> str:
 
 
 async def flushed(port: DataPort) -> Budget:
-    assert await port.recording.recorder.flush()
+    assert await port.recording.flusher.flush()
     return await budget_of(port.store, day_of(port))
 
 
@@ -139,7 +139,7 @@ async def test_a_call_that_waits_over_midnight_is_held_and_paid_on_the_day_it_ca
         store.first = lambda: clock.set(midnight)
         assert await ask(port) == 200
         assert store.first is None
-        await port.recording.recorder.flush()
+        await port.recording.flusher.flush()
         assert (await budget_of(port.store, YESTERDAY)).spent > 0
         assert await port.store.get(HardBudgetKey(Scope(ORG, APP).key, "premium", TODAY).bucket_key) is None
         assert await ask(port) == 200
@@ -176,7 +176,7 @@ async def test_a_call_sent_again_is_held_and_paid_once(tmp_path: Path) -> None:
             assert await asyncio.gather(*(ask(port, **again) for _ in range(number))) == [200] * number
             assert len(port.bedrock.ledger) == 1
             after = await flushed(port)
-            assert port.recording.recorder.journal.recorded.requests == 1
+            assert port.recording.flusher.journal.recorded.requests == 1
             worst.append(after.holds[0].leased)  # the first that is taken is what one call may cost
     assert worst[0] == worst[1]
 
@@ -277,7 +277,7 @@ async def test_what_is_not_known_of_a_call_counts_as_its_worst_case(
         assert port.bedrock.ledger[0].usage is not None
         after = await flushed(port)
         assert after.spent == after.holds[0].leased > 100 * 15 * 10**6
-        assert port.recording.recorder.journal.recorded.estimated_requests == 1
+        assert port.recording.flusher.journal.recorded.estimated_requests == 1
 
 
 @pytest.mark.parametrize("path", ["converse", STREAM])

@@ -46,7 +46,7 @@ async def own(tmp_path: Path) -> AsyncIterator[ProfileHarness]:
 
 def spent(own: ProfileHarness) -> dict[tuple[str, str], UsageCounts]:
     """By scope and label, of what is in the journal."""
-    found = own.port.recording.recorder.journal.tally.sums()
+    found = own.port.recording.flusher.journal.tally.sums()
     return {(counter.scope, counter.label): counts for counter, counts in found.items()}
 
 

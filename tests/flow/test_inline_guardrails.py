@@ -76,7 +76,7 @@ FORMS = ["converse", "converse_stream", "invoke_model", "invoke_model_with_respo
 
 def recorded(port: DataPort) -> UsageCounts:
     """The one counter that all was counted in: the call's own label's."""
-    (found,) = port.recording.recorder.journal.tally.sums().items()
+    (found,) = port.recording.flusher.journal.tally.sums().items()
     assert found[0].label in ("premium", "chat")
     return found[1]
 
@@ -113,7 +113,7 @@ async def test_without_a_trace_units_are_estimated_and_tokens_are_exact(port: Da
 
 def _receipt(port: DataPort) -> dict[str, str]:
     """What the newest line about a call says of it beside its counts."""
-    data = port.recording.recorder.journal._segment.path.read_bytes()
+    data = port.recording.flusher.journal._segment.path.read_bytes()
     lines = [line[9:] for line in data.replace(b"\0", b"").split(b"\n") if line]
     about: dict[str, str] = json.loads(lines[-1])[3]
     return about
@@ -127,7 +127,7 @@ async def test_without_prices_nothing_is_sent(tmp_path: Path, form: str) -> None
         else:
             with pytest.raises(ClientError, match="guardrails have no prices here"):
                 await ask(port, form, is_traced=True)
-        assert (len(port.bedrock.ledger), port.recording.recorder.journal.open_calls) == (0, 0)
+        assert (len(port.bedrock.ledger), port.recording.flusher.journal.open_calls) == (0, 0)
 
 
 async def test_no_spelling_of_the_key_evades_its_price(tmp_path: Path) -> None:

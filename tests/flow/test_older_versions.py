@@ -95,7 +95,7 @@ def test_older_journal_is_taken_over_by_a_process_that_begins(left: Left) -> Non
     async def begin() -> None:
         store = await SqliteStore(left.folder / "price-keeper.db", lambda: left.made_at).open()
         async with open_recording_harness(left.journal, store, ManualClock(left.made_at)) as begun:
-            assert await begun.recorder.flush()
+            assert await begun.flusher.flush()
         await store.close()
 
     asyncio.run(begin())

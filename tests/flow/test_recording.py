@@ -43,7 +43,7 @@ async def port(tmp_path: Path) -> AsyncIterator[DataPort]:
 
 def sums(port: DataPort) -> dict[str, UsageCounts]:
     """By label, of what is in the journal."""
-    found = port.recording.recorder.journal.tally.sums()
+    found = port.recording.flusher.journal.tally.sums()
     assert {counter.scope for counter in found} <= {Scope(ORG, APP).key}
     return {counter.label: counts for counter, counts in found.items()}
 
@@ -118,8 +118,8 @@ async def test_an_intent_of_a_long_context_has_its_price(port: DataPort) -> None
     client.meta.config.retries["total_max_attempts"] = 1
     long = [{"role": "user", "content": [{"text": "word " * 180_000}]}]
     task = asyncio.create_task(call(client, "converse", modelId="premium", messages=long))
-    await eventually(lambda: port.recording.recorder.journal.open_calls > 0)
-    (intent, *_) = port.recording.recorder.journal._open.values()
+    await eventually(lambda: port.recording.flusher.journal.open_calls > 0)
+    (intent, *_) = port.recording.flusher.journal._open.values()
     assert intent.input_tokens > 200_000
     assert intent.pico == intent.input_tokens * 6 * 10**6 + intent.output_tokens * 225 * 10**5
     with pytest.raises(Exception, match=r"."):
@@ -128,7 +128,7 @@ async def test_an_intent_of_a_long_context_has_its_price(port: DataPort) -> None
 
 async def test_counting_tokens_is_free(port: DataPort) -> None:
     await call(port.client(), "count_tokens", modelId="premium", input={"converse": TURN})
-    assert (sums(port), port.recording.recorder.journal.open_calls) == ({}, 0)
+    assert (sums(port), port.recording.flusher.journal.open_calls) == ({}, 0)
 
 
 async def test_guardrails_by_their_units(port: DataPort) -> None:
@@ -159,7 +159,7 @@ async def start(port: DataPort, token: str = "", client: Any = None, **more: Any
 async def test_a_job_is_paid_once_however_often_its_start_is_repeated(port: DataPort) -> None:
     assert len({await start(port, "one") for _ in range(3)}) == 1
     assert sums(port) == {"async-jobs": UsageCounts(1, pico=15 * 10**11)}
-    assert port.recording.recorder.journal.open_calls == 0
+    assert port.recording.flusher.journal.open_calls == 0
     assert len({await start(port, "two"), await start(port), await start(port)}) == 3
     assert sums(port) == {"async-jobs": UsageCounts(4, pico=4 * 15 * 10**11)}
 
@@ -171,7 +171,7 @@ async def test_a_job_that_is_refused_costs_nothing(port: DataPort) -> None:
     with pytest.raises(ClientError):
         await start(port, client=port.client(x_simulate_fault="quota"))
     assert sums(port) == {"async-jobs": UsageCounts(1, pico=15 * 10**11)}
-    assert port.recording.recorder.journal.open_calls == 0
+    assert port.recording.flusher.journal.open_calls == 0
 
 
 async def test_a_job_whose_answer_is_lost_may_have_begun(port: DataPort) -> None:
@@ -227,7 +227,7 @@ async def test_an_error_in_a_chats_stream_costs_what_was_said_before(port: DataP
     body = CHAT | {"model": "chat", "stream": True}
     async with aiohttp.ClientSession() as http, http.post(port.url + CHAT_PATH, json=body, headers=headers) as answer:
         assert b'"error"' in await answer.read()
-    assert port.recording.recorder.journal.open_calls == 0
+    assert port.recording.flusher.journal.open_calls == 0
     found = sums(port)
     assert bool(found) is bool(frames)
     if found:
@@ -241,7 +241,7 @@ async def test_errors_cost_nothing(port: DataPort) -> None:
             await call(client, "converse", modelId="premium", **TURN)
     with pytest.raises(ClientError):
         await call(port.client(), "converse", modelId="nothing", **TURN)
-    assert (sums(port), port.recording.recorder.journal.open_calls) == ({}, 0)
+    assert (sums(port), port.recording.flusher.journal.open_calls) == ({}, 0)
 
 
 @pytest.mark.parametrize("frames", [0, 1, 3, 10])
@@ -262,7 +262,7 @@ async def test_a_caller_who_leaves_is_counted_exactly(port: DataPort) -> None:
         answer = await http.post(url, json=TURN, headers=headers)
         await answer.content.read(50)
         answer.close()
-    await eventually(lambda: port.recording.recorder.journal.open_calls == 0)
+    await eventually(lambda: port.recording.flusher.journal.open_calls == 0)
     assert sums(port) == {"premium": of_ledger(port, "premium", PICO["premium"])}
 
 
@@ -279,6 +279,6 @@ async def test_a_receipt_is_there_before_the_caller_has_all(port: DataPort) -> N
     """So that nobody who was answered can be forgotten."""
     for operation in ("converse", "converse_stream"):
         for _ in range(20):
-            before = port.recording.recorder.journal.recorded.requests
+            before = port.recording.flusher.journal.recorded.requests
             await call(port.client(), operation, modelId="premium", **TURN)
-            assert port.recording.recorder.journal.recorded.requests == before + 1
+            assert port.recording.flusher.journal.recorded.requests == before + 1

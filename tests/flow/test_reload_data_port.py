@@ -76,7 +76,7 @@ def served(answer: DataPortResponse) -> tuple[str, str]:
 
 
 def recorded(port: DataPort) -> dict[str, UsageCounts]:
-    return port.recording.recorder.journal.recorded_by_label
+    return port.recording.flusher.journal.recorded_by_label
 
 
 def last_cost(port: DataPort, labels: dict[str, LabelConfig], name: str) -> int:

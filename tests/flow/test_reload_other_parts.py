@@ -18,7 +18,7 @@ from price_keeper.budgets.effective_settings import resolve_settings
 from price_keeper.config import Config, parse_config
 from price_keeper.config_reload import build_budget_reload
 from price_keeper.domain import Caller, build_client_id
-from price_keeper.ledger.recorder import Recorder
+from price_keeper.ledger.flusher import Flusher
 from price_keeper.stores.contract import Store
 from price_keeper.tasks import Tasks
 from price_keeper.usage.inference_profiles import AppProfiles
@@ -170,7 +170,7 @@ async def test_thousands_of_budgets_take_them_on_within_one_short_turn() -> None
     async with Tasks(clock) as tasks:
         others = dict.fromkeys(map(str, range(MANY)), config().labels["premium"])
         before = replace(config(), labels={**config().labels, **others})
-        standings = BudgetRegistry(before, cast(Store, None), cast(Recorder, _Quiet()), clock, tasks)
+        standings = BudgetRegistry(before, cast(Store, None), cast(Flusher, _Quiet()), clock, tasks)
         settings = {"model_ordering": ["premium", "economy"], "quotas": {"premium": 5, "economy": 5}}
         plan = resolve_settings(settings, None, whole.defaults, (80,), clock.now())  # type: ignore[arg-type]
         for number in range(MANY):
@@ -186,7 +186,7 @@ async def test_thousands_of_budgets_take_them_on_within_one_short_turn() -> None
 
 
 class _Quiet:
-    """A recorder that has nothing to tell."""
+    """A flusher that has nothing to tell."""
 
     sender = SimpleNamespace()
 

@@ -1,4 +1,4 @@
-"""`price-keeper spend` as a person, a program and finance use it, on stores filled by the real recorder."""
+"""`price-keeper spend` as a person, a program and finance use it, on stores filled by the real flusher."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ async def fill(store: Store, folder: Path) -> None:
             for _ in range(calls):
                 number = rec.journal.write_intent(Intent(account, int(rec.clock.now() * 1000), 7, 7, 5))
                 rec.journal.record(number, Receipt(counts))
-        assert await rec.recorder.flush()
+        assert await rec.flusher.flush()
 
 
 async def _filled(folder: Path) -> None:

@@ -433,10 +433,10 @@ async def test_what_the_totals_know_and_this_process_does_not_is_looked_up(shop:
     """As of a fleet's spend, on a control service that serves no calls itself."""
     query = f"?org={ORG}&app=shop"
     assert (await _board(shop, "admin", query)).body["scope"]["labels"][0]["spent_usd_micros"] == "0"
-    counter = shop.recorder.counter()._replace(scope=f"ORG#{ORG}#APP#shop", period=_period(shop))
-    shop.recorder.recorder.sender.flush_listener = None  # from here on it is another process, so to say
-    shop.recorder.spend(4 * 10**12, counter)
-    assert await shop.recorder.recorder.flush()
+    counter = shop.recording.counter()._replace(scope=f"ORG#{ORG}#APP#shop", period=_period(shop))
+    shop.recording.flusher.sender.flush_listener = None  # from here on it is another process, so to say
+    shop.recording.spend(4 * 10**12, counter)
+    assert await shop.recording.flusher.flush()
     shop.clock.ahead += 30  # type: ignore[attr-defined]
     assert (await _board(shop, "admin", query)).body["scope"]["labels"][0]["spent_usd_micros"] == "0"
     shop.parts.page.spend_history.record(counter, 4 * 10**12, shop.clock.now())

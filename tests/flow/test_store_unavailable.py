@@ -70,16 +70,16 @@ async def test_nobody_notices_and_nothing_is_lost(tmp_path: Path) -> None:
         return stores[0]
 
     async with data_port(tmp_path, away) as port:
-        recorder = port.recording.recorder
+        flusher = port.recording.flusher
         for _ in range(3):
             await load(port)
             port.counters()
-            assert not await recorder.flush()
-            assert recorder.waiting_segments == 1
-        assert recorder.unflushed_pico == used(port)[1]
+            assert not await flusher.flush()
+            assert flusher.waiting_segments == 1
+        assert flusher.unflushed_pico == used(port)[1]
         stores[0].is_away = False
-        assert await recorder.flush()
-        assert recorder.unflushed_pico == 0
+        assert await flusher.flush()
+        assert flusher.unflushed_pico == 0
         assert await spent(port, stores[0]) == used(port)
         assert used(port)[0] == 480
 
@@ -98,7 +98,7 @@ async def test_callers_are_told_when_no_more_may_wait(tmp_path: Path, policy: st
         await load(port, count=1)
         port.counters()
         stores[0].is_away = True
-        assert not await port.recording.recorder.flush()
+        assert not await port.recording.flusher.flush()
         words = {
             "serve": r"spend of 0\.01 USD waits for the store",
             "refuse": "the store that keeps count of spend is away",
@@ -110,27 +110,27 @@ async def test_callers_are_told_when_no_more_may_wait(tmp_path: Path, policy: st
         assert told["ResponseMetadata"]["HTTPHeaders"]["retry-after"] == "5"
         assert used(port)[0] < 200 if policy == "serve" else used(port)[0] == 4
         stores[0].is_away = False
-        assert await port.recording.recorder.flush()
+        assert await port.recording.flusher.flush()
         await load(port, count=1)
-        await port.recording.recorder.flush()
+        await port.recording.flusher.flush()
         assert await spent(port, stores[0]) == used(port)
 
 
 async def test_renamed_store_file_moved_back_has_all_that_waited(tmp_path: Path) -> None:
     path, away = tmp_path / "store.db", tmp_path / "away.db"
     async with data_port(tmp_path) as port:
-        recorder = port.recording.recorder
+        flusher = port.recording.flusher
         await load(port, count=2)
         port.counters()
-        assert await recorder.flush()
+        assert await flusher.flush()
         await asyncio.to_thread(path.rename, away)
         await load(port, count=2)
         port.counters()
-        assert not await recorder.flush()
-        assert recorder.waiting_segments == 1
+        assert not await flusher.flush()
+        assert flusher.waiting_segments == 1
         await asyncio.to_thread(away.rename, path)
-        assert await recorder.flush()
-        assert recorder.unflushed_pico == 0
+        assert await flusher.flush()
+        assert flusher.unflushed_pico == 0
         (counter,) = port.counters()
         sums = await sum_shards(port.store, counter)
         assert (sums["requests"], sums["cost_usd_micros"] * PICO_PER_MICRO) == used(port)

@@ -25,6 +25,6 @@ async def test_a_flush_costs_two_units_for_itself_and_two_for_each_counter(
                 meter.units = 0
                 for _ in range(100):
                     rec.spend(1, *touched)
-                assert await rec.recorder.flush()
+                assert await rec.flusher.flush()
                 listed = counters if is_first else 0
                 assert meter.units == 2 * (parts + counters + listed)

@@ -101,7 +101,7 @@ class Fleet:
 
     async def _all_know_the_truth(self) -> None:
         for sidecar in self.sidecars:
-            assert await run_with_time(self.clock, sidecar.recorder.flush())
+            assert await run_with_time(self.clock, sidecar.flusher.flush())
         for sidecar in self.sidecars:
             standing, _ = await run_with_time(self.clock, sidecar.budget_registry.read_status(CALLER, forces_read=True))
             for label, quota in QUOTAS.items():

@@ -57,7 +57,7 @@ class Machine(RuleBasedStateMachine):
                 case "call":
                     sidecar.do(sidecar.call(*arguments))
                 case "flush":
-                    sidecar.do(sidecar.recording.recorder.flush())
+                    sidecar.do(sidecar.recording.flusher.flush())
                 case "close":
                     sidecar.do(sidecar.recording.return_former_leases())
                 case "tick":
@@ -186,7 +186,7 @@ class Machine(RuleBasedStateMachine):
                 await sidecar.kill()
         for sidecar in self.sidecars:
             sidecar.start()
-            assert await sidecar.recording.recorder.flush()
+            assert await sidecar.recording.flusher.flush()
             await sidecar.recording.return_former_leases()
             assert not sidecar.recording.has_former_leases
             await self._stopped(sidecar)

@@ -141,7 +141,7 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.sealed)
     @rule()
     def flush(self) -> None:
-        """As the recorder does: the oldest first, and not before its seal is on the disk."""
+        """As the flusher does: the oldest first, and not before its seal is on the disk."""
         try:
             self.sealed[0].write_seal()
         except OSError:

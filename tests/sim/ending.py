@@ -69,9 +69,9 @@ class Ending:
         told = []
         for machine in self.world.machines:
             life = machine.life
-            recorder = life.recording.recorder if life is not None and life.is_ready else None
-            trouble = None if recorder is None else (recorder.store_trouble, recorder.journal.trouble)
-            told.append(f"{machine.name}: ready {recorder is not None}, trouble {trouble}")
+            flusher = life.recording.flusher if life is not None and life.is_ready else None
+            trouble = None if flusher is None else (flusher.store_trouble, flusher.journal.trouble)
+            told.append(f"{machine.name}: ready {flusher is not None}, trouble {trouble}")
         return "; ".join(told)
 
     def _heals(self) -> None:
@@ -98,7 +98,7 @@ class Ending:
             and not life.is_stopping
             and not life.calls
             and not life.under_way
-            and not life.recording.recorder.unflushed_by_counter()
+            and not life.recording.flusher.unflushed_by_counter()
             and not life.recording.has_former_leases
             for life in lives
         )

@@ -20,9 +20,9 @@ from price_keeper.budgets.hard.budget_lease import IDLE_SECONDS, BudgetLease
 from price_keeper.errors import StoreUnavailable
 from price_keeper.ledger import aggregator, counter_writes, lease_rows, recovery
 from price_keeper.ledger.counter_writes import SegmentMarker
+from price_keeper.ledger.flusher import Flusher, FlushGate
 from price_keeper.ledger.journal import Journal
 from price_keeper.ledger.lease_file import BudgetLeaseFile
-from price_keeper.ledger.recorder import FlushGate, Recorder
 from price_keeper.ledger.segment_sender import SegmentSender
 from price_keeper.rates.bucket_client import BucketTransaction, TransactionSender
 from price_keeper.rates.rate_lease import RateLease
@@ -232,7 +232,7 @@ MISTAKES = {
     "money given back without a number": Mistake(lease_rows, "build_release", _without_number, "hard", 10_006),
     "money of calls under way given back by time-out": Mistake(BudgetLease, "tick", _by_time_out, "hard"),
     "holds given back before all is flushed": Mistake(
-        Recorder, "has_recovered_segments", property(lambda _: False), "hard", 10_030
+        Flusher, "has_recovered_segments", property(lambda _: False), "hard", 10_030
     ),
     "limits written again without a token": Mistake(TransactionSender, "_attempt", _without_token, "limits", 10_076),
     "refill by a machine's own clock": Mistake(StoreTime, "_seconds", _by_its_own_clock, "limits", 10_029),

@@ -173,7 +173,7 @@ class Life:
             notebook = SnapshotFile(self.machine.folder, clock)
             await notebook.open()
             alerts = cast(AlertRaiser, ToldAlerts(world.truth))
-            self.standings = BudgetRegistry(config, store, recording.recorder, clock, tasks, alerts, notebook.snapshot)
+            self.standings = BudgetRegistry(config, store, recording.flusher, clock, tasks, alerts, notebook.snapshot)
             self._opens_port(config, store)
             recording.start(config, tasks)
             notebook.start(tasks)
@@ -191,7 +191,7 @@ class Life:
 
     def _opens_port(self, config: Config, store: Store) -> None:
         clock, tasks, recording, world = self.machine.clock, self.tasks, self.recording, self.world
-        journal = recording.recorder.journal
+        journal = recording.flusher.journal
         self.forwarder = SimulatedForwarder(clock, world.bedrock, lambda: bool(journal._unwritten))
         tariffs = PriceTables(config, store, None, clock)
         admitting = data_port_wiring.build_rate_limiter(
@@ -211,7 +211,7 @@ class Life:
                 bedrock,
                 clock,
                 self.forwarder,
-                recording.recorder,
+                recording.flusher,
                 tariffs,
                 self.standings,
                 tasks,

@@ -154,7 +154,7 @@ class Fleet(RuleBasedStateMachine):
             self.run(self._in_the_background(process, role))
 
     async def _in_the_background(self, process: SimulatedProcess, role: str) -> None:
-        work = {"flush": process.recorder.flush, "total": process.add_up_totals}.get(role)
+        work = {"flush": process.flusher.flush, "total": process.add_up_totals}.get(role)
         if work is not None:
             process.work.append(self.loop.create_task(work()))
 
@@ -289,8 +289,8 @@ class Fleet(RuleBasedStateMachine):
         for process in self.fleet:
             for call in tuple(process.open):
                 process.end(call, call.expected)
-            assert await process.recorder.flush()
-            assert process.recorder.unflushed_by_counter() == {}
+            assert await process.flusher.flush()
+            assert process.flusher.unflushed_by_counter() == {}
 
     async def _look(self, process: SimulatedProcess, app: Caller) -> None:
         await process.caller_day(app)

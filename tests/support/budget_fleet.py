@@ -18,9 +18,9 @@ from price_keeper.config import Config
 from price_keeper.config.config_sections import AggregatorConfig as AggregatorConfig
 from price_keeper.domain import Caller
 from price_keeper.ledger.aggregator import Aggregator
+from price_keeper.ledger.flusher import Flusher, FlushInterval
 from price_keeper.ledger.journal import Journal
 from price_keeper.ledger.ledger_entries import Intent, Receipt, UsageCounts
-from price_keeper.ledger.recorder import FlushInterval, Recorder
 from price_keeper.ledger.segment_sender import SegmentSender
 from price_keeper.ledger.ulid import UlidFactory
 from price_keeper.stores import schema
@@ -84,7 +84,7 @@ class DelayedStore:
 class BudgetSidecar:
     clock: ManualClock
     store: CountingStore
-    recorder: Recorder
+    flusher: Flusher
     budget_registry: BudgetRegistry
     aggregator: Aggregator
 
@@ -109,10 +109,10 @@ class BudgetSidecar:
         caller_day = await self.caller_day(caller)
         serving = caller_day.budget.decide(label, False).label
         intent = Intent(caller_day.get_charged_counters(serving), int(self.clock.now() * 1000), 1, 1, expected)
-        return serving, self.recorder.journal.write_intent(intent)
+        return serving, self.flusher.journal.write_intent(intent)
 
     def end(self, number: int, pico: int) -> None:
-        self.recorder.journal.record(number, Receipt(UsageCounts(1, 0, 1, 1, pico=pico)))
+        self.flusher.journal.record(number, Receipt(UsageCounts(1, 0, 1, 1, pico=pico)))
 
     async def spend(self, caller: Caller, pico: int, label: str = "premium") -> str:
         serving, number = await self.begin(caller, label)
@@ -138,7 +138,7 @@ async def open_budget_sidecar(
     async with Tasks(clock) as tasks:
         typed_store = cast(Store, counted)
         journal = Journal(folder, ulids)
-        recorder = Recorder(
+        flusher = Flusher(
             journal,
             [],
             SegmentSender(typed_store, clock),
@@ -146,11 +146,11 @@ async def open_budget_sidecar(
             FlushInterval(1.0, 15.0),
             max_unflushed_pico=10**6 * USD,
         )
-        budget_registry = BudgetRegistry(full_config, typed_store, recorder, clock, tasks, alerts, snapshot)
+        budget_registry = BudgetRegistry(full_config, typed_store, flusher, clock, tasks, alerts, snapshot)
         yield BudgetSidecar(
             clock,
             counted,
-            recorder,
+            flusher,
             budget_registry,
             Aggregator(typed_store, clock, full_config.aggregator.interval_secs),
         )

@@ -1,4 +1,4 @@
-"""The control API on a port of its own, before a real store and recorder, with time that a test moves."""
+"""The control API on a port of its own, before a real store and flusher, with time that a test moves."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class ControlHarness:
     parts: ControlServices
     store: Store
     clock: Clock
-    recorder: RecordingHarness
+    recording: RecordingHarness
     tokens: TokenService
     control: ControlDispatcher
 
@@ -148,9 +148,9 @@ async def _open_control_port(
     full_config = config()
     tokens = TokenService([SigningKey("k1", "HS256", _SECRET, _SECRET)], "price-keeper", clock.now)
     readiness, telemetry = Readiness(clock), MetricsRegistry()
-    async with open_recording_harness(folder / "journal", store, clock) as recorder, Tasks(clock) as tasks:
+    async with open_recording_harness(folder / "journal", store, clock) as recording, Tasks(clock) as tasks:
         revocation = RevocationList(store, clock, tasks)
-        budget_registry = BudgetRegistry(full_config, store, recorder.recorder, clock, tasks)
+        budget_registry = BudgetRegistry(full_config, store, recording.flusher, clock, tasks)
         environ = {"PRICE_KEEPER_API_KEY": ADMIN_KEY}
         parts = build_control_services(
             full_config,
@@ -172,4 +172,4 @@ async def _open_control_port(
             open_control_port(control, Address("127.0.0.1", 0), clock, limits) as address,
             aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0)) as session,
         ):
-            yield ControlHarness(f"http://{address}", session, parts, store, clock, recorder, tokens, control)
+            yield ControlHarness(f"http://{address}", session, parts, store, clock, recording, tokens, control)

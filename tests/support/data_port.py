@@ -84,7 +84,7 @@ class DataPort:
 
     def counters(self) -> set[Counter]:
         """All that this journal's tallies were ever seen to touch."""
-        self._seen |= set(self.recording.recorder.journal.tally.sums())
+        self._seen |= set(self.recording.flusher.journal.tally.sums())
         return self._seen
 
     async def ask(self, path: str, body: Any) -> DataPortResponse:
@@ -148,7 +148,7 @@ async def data_port(
         )
         async with open_recording(full_config, store, clock) as recording:
             price_tables = await data_port_wiring.load_price_tables(full_config, store, clock, tasks)
-            budget_registry = BudgetRegistry(full_config, store, recording.recorder, clock, tasks)
+            budget_registry = BudgetRegistry(full_config, store, recording.flusher, clock, tasks)
             write_batcher = WriteBatcher()
             forwarder = data_port_wiring.build_forwarder(bedrock, clock, tasks, write_batcher)
             revocation = data_port_wiring.build_revocation_list(full_config, store, clock, tasks)
@@ -165,7 +165,7 @@ async def data_port(
                 bedrock,
                 clock,
                 forwarder,
-                recording.recorder,
+                recording.flusher,
                 price_tables,
                 budget_registry,
                 tasks,
@@ -179,7 +179,7 @@ async def data_port(
                 handler,
                 bedrock,
                 forwarder,
-                recording.recorder,
+                recording.flusher,
                 budget_registry,
                 hard.leases,
                 store,

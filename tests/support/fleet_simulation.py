@@ -1,6 +1,6 @@
 """A fleet of sidecars and one store in simulated time, with all that goes wrong between them, and the truth beside it.
 
-Recorder, standings and aggregator are the real ones. Each has a line of its own to the store, on which answers are lost
+Flusher, standings and aggregator are the real ones. Each has a line of its own to the store, on which answers are lost
 or come late. Threads are run at once and timeouts go by the simulated clock, so a run depends on nothing but its rules.
 """
 
@@ -26,9 +26,9 @@ from price_keeper.domain import Caller
 from price_keeper.errors import StoreError, StoreUnavailable
 from price_keeper.ledger.aggregator import AS_OF_ATTRIBUTE, Aggregator
 from price_keeper.ledger.counter_writes import COST_ATTRIBUTE, to_pico
+from price_keeper.ledger.flusher import Flusher, FlushInterval
 from price_keeper.ledger.journal import Journal
 from price_keeper.ledger.ledger_entries import PICO_PER_MICRO, ChargedCounters, Intent, Receipt, UsageCounts
-from price_keeper.ledger.recorder import FlushInterval, Recorder
 from price_keeper.ledger.recording import AGGREGATE_JITTER
 from price_keeper.ledger.recovery import recover
 from price_keeper.ledger.segment_sender import SegmentSender
@@ -284,7 +284,7 @@ class SimulatedProcess:
         flush, look, total = (cast(Store, line) for line in self.links.values())
         ulids = UlidFactory(self.clock.now, lambda size: next(self.world.chance).to_bytes(size), recovered.newest_ulid)
         self.journal = Journal(folder, ulids)
-        self.recorder = Recorder(
+        self.flusher = Flusher(
             self.journal,
             recovered.sealed,
             SegmentSender(flush, self.clock),
@@ -293,7 +293,7 @@ class SimulatedProcess:
             max_unflushed_pico=10**6 * USD,
         )
         self.tasks = Tasks(self.clock)
-        self.budget_registry = BudgetRegistry(self.config, look, self.recorder, self.clock, self.tasks, self.alerts)
+        self.budget_registry = BudgetRegistry(self.config, look, self.flusher, self.clock, self.tasks, self.alerts)
         self.aggregator = Aggregator(total, self.clock, self.config.aggregator.interval_secs)
         self.work: list[asyncio.Task[Any]] = []
 
@@ -349,7 +349,7 @@ class SimulatedProcess:
         """What it must at least know of: all that it last read exactly, and all its own that was not in there."""
         read = self.links["look"].reads_by_start.get(name, {}).get(spent.exact_at)
         if read is None:
-            return sum(pico for counter, pico in self.recorder.unflushed_by_counter().items() if counter[:3] == name)
+            return sum(pico for counter, pico in self.flusher.unflushed_by_counter().items() if counter[:3] == name)
         world = self.world
         own = world.recorded[self.name, name] - world.flushed(name, read, self.name)
         return world.flushed(name, read) + own
@@ -363,8 +363,8 @@ class SimulatedProcess:
 
     def start_background_tasks(self) -> None:
         """As a sidecar does by itself."""
-        self.tasks.start("flush timer", self.recorder.run_flush_timer)
-        self.tasks.start("flush", self.recorder.run_flushes)
+        self.tasks.start("flush timer", self.flusher.run_flush_timer)
+        self.tasks.start("flush", self.flusher.run_flushes)
         self.tasks.run_every(
             "totals", self.config.aggregator.interval_secs, self.add_up_totals, jitter=AGGREGATE_JITTER
         )

@@ -18,11 +18,11 @@ from price_keeper.clock import Clock
 from price_keeper.errors import StoreUnavailable
 from price_keeper.ledger.aggregator import Aggregator, read_spent_pico
 from price_keeper.ledger.counter_writes import build_addition
+from price_keeper.ledger.flusher import Flusher, FlushInterval
 from price_keeper.ledger.journal import Journal
 from price_keeper.ledger.lease_file import BudgetLeaseFile, release_former_leases
 from price_keeper.ledger.lease_rows import BudgetLeaseRow, HardBudgetBucket, HardBudgetKey
 from price_keeper.ledger.ledger_entries import ChargedCounters, Counter, Intent, Receipt, UsageCounts
-from price_keeper.ledger.recorder import FlushInterval, Recorder
 from price_keeper.ledger.recording import Recording
 from price_keeper.ledger.recovery import recover
 from price_keeper.ledger.segment_sender import SegmentSender
@@ -188,7 +188,7 @@ class HardBudgetSidecar:
         self.store = cast(Store, self.link)
         ulids = self.world.ulids(self.clock, recovered.newest_ulid)
         journal = Journal(self.folder, ulids)
-        recorder = Recorder(
+        flusher = Flusher(
             journal,
             recovered.sealed,
             SegmentSender(self.store, self.clock),
@@ -198,7 +198,7 @@ class HardBudgetSidecar:
         )
         lease_file = BudgetLeaseFile(self.folder, ulids.new())
         aggregator = Aggregator(self.store, self.clock, 60)
-        self.recording = Recording(recorder, recovered, aggregator, lease_file, self.store, self.clock, self.folder)
+        self.recording = Recording(flusher, recovered, aggregator, lease_file, self.store, self.clock, self.folder)
         self.tasks = Tasks(self.clock)
         self.budget_leases = BudgetLeases(
             self.store, self.clock, self.tasks, lease_file, partial(read_spent_pico, self.store)
@@ -228,7 +228,7 @@ class HardBudgetSidecar:
         intent = Intent(
             self.account, int(self.clock.now() * 1000), 1, 1, cost_ceiling, completion_listeners=(reservation,)
         )
-        call = OpenCall(self.recording.recorder.journal.write_intent(intent), cost_ceiling, self.budget_leases.holder)
+        call = OpenCall(self.recording.flusher.journal.write_intent(intent), cost_ceiling, self.budget_leases.holder)
         self.world.truth[call.holder] += cost_ceiling
         self.open.append(call)
         return call
@@ -237,12 +237,12 @@ class HardBudgetSidecar:
         self.open.remove(call)
         self.world.truth[call.holder] -= call.cost_ceiling - pico
         receipt = Receipt(UsageCounts(1, 0, 1, 1, pico=pico)) if pico else None
-        self.recording.recorder.journal.record(call.number, receipt)
+        self.recording.flusher.journal.record(call.number, receipt)
 
     async def kill(self) -> None:
         for task in (*self.work, *self.tasks._spawned, *self.tasks._supervised):
             task.cancel()
-        self.recording.recorder.journal._segment.close()
+        self.recording.flusher.journal._segment.close()
         self.open.clear()  # each costs its worst case, for all that anybody knows
         self.is_running = False
         await settle()

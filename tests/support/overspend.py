@@ -128,7 +128,7 @@ class _Run:
 
     def _is_reached(self) -> None:
         self.reached, self.in_flight = self.at, self.under_way
-        self.flush = max(process.recorder._interval.seconds for process in self.fleet)
+        self.flush = max(process.flusher._interval.seconds for process in self.fleet)
 
     def watch(self) -> None:
         """Which intervals are in force; before the quota is reached, the last ones count."""

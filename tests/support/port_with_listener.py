@@ -32,7 +32,7 @@ class PortWithListener:
 
     @property
     def journal(self) -> Any:
-        return self.port.recording.recorder.journal
+        return self.port.recording.flusher.journal
 
     async def wait_until_quiet(self) -> None:
         """Nothing is left open by any call, whatever became of it."""

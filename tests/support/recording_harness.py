@@ -1,4 +1,4 @@
-"""A journal and its recorder in a test's hands: a store that fails by a script, and what the store has counted."""
+"""A journal and its flusher in a test's hands: a store that fails by a script, and what the store has counted."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from price_keeper.clock import Clock
 from price_keeper.domain import Scope
 from price_keeper.errors import CancellationReason, InvalidStoreRequest, ReasonCode, StoreUnavailable, TransactionFailed
 from price_keeper.ledger.aggregator import sum_shards
+from price_keeper.ledger.flusher import Flusher, FlushInterval
 from price_keeper.ledger.journal import Journal
 from price_keeper.ledger.journal_lock import lock_folder
 from price_keeper.ledger.ledger_entries import PICO_PER_MICRO, ChargedCounters, Counter, Intent, Receipt, UsageCounts
-from price_keeper.ledger.recorder import FlushInterval, Recorder
 from price_keeper.ledger.recovery import RecoveredJournal, recover
 from price_keeper.ledger.segment import SEGMENT_SUFFIX
 from price_keeper.ledger.segment_sender import SegmentSender
@@ -64,13 +64,13 @@ class RecordingHarness:
     folder: Path
     store: ScriptedFaults
     clock: Any  # a ManualClock, unless somebody handed in another one
-    recorder: Recorder
+    flusher: Flusher
     recovered: RecoveredJournal
     scope: Scope = field(default_factory=lambda: Scope(str(uuid4())))
 
     @property
     def journal(self) -> Journal:
-        return self.recorder.journal
+        return self.flusher.journal
 
     def counter(self, label: str = "premium", day: str = "20261118") -> Counter:
         return Counter(self.scope.key, label, f"DAY#{day}", 8)
@@ -110,18 +110,18 @@ async def open_recording_harness(
         recovered = recover(folder)
         ulids = UlidFactory(clock.now, lambda size: next(_ulid_counter).to_bytes(size), recovered.newest_ulid)
         faulty_store = ScriptedFaults(store)
-        recorder = _build_recorder(Journal(folder, ulids), recovered, faulty_store, clock, max_usd, refuses)
-        harness = RecordingHarness(folder, faulty_store, clock, recorder, recovered)
+        flusher = _build_flusher(Journal(folder, ulids), recovered, faulty_store, clock, max_usd, refuses)
+        harness = RecordingHarness(folder, faulty_store, clock, flusher, recovered)
         if scope is not None:
             harness.scope = scope
         yield harness
-        recorder.journal._segment.close()
+        flusher.journal._segment.close()
 
 
-def _build_recorder(
+def _build_flusher(
     journal: Journal, recovered: RecoveredJournal, store: Any, clock: Clock, max_usd: float, refuses: bool
-) -> Recorder:
-    return Recorder(
+) -> Flusher:
+    return Flusher(
         journal,
         recovered.sealed,
         SegmentSender(store, clock),

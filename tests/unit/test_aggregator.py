@@ -36,7 +36,7 @@ def aggregator(rec: RecordingHarness, store: Any = None) -> Aggregator:
 
 async def spend(rec: RecordingHarness, pico: int, *counters: Counter) -> None:
     rec.spend(pico, *counters)
-    assert await rec.recorder.flush()
+    assert await rec.flusher.flush()
 
 
 async def total(rec: RecordingHarness, counter: Counter | None = None) -> tuple[int, int] | None:

@@ -143,7 +143,7 @@ async def test_what_others_spend_is_seen_and_all_move_on(
     await two.decide(who)
     for _ in range(4):
         await one.spend(who, 3 * USD)
-    assert await one.recorder.flush()
+    assert await one.flusher.flush()
     await one.clock.advance(1)
     await one.decide(who)
     await one.wait_for_refresh()
@@ -160,7 +160,7 @@ async def test_a_scope_that_wakes_up_is_not_blind(one: BudgetSidecar, two: Budge
     await put_budget(exact_store, who.org, QUOTAS)
     await two.decide(who)
     await one.spend(who, 11 * USD)
-    assert await one.recorder.flush()
+    assert await one.flusher.flush()
     await two.clock.advance(1000)
     assert (await two.decide(who)).label == "standard"  # it waits for the store, as what it knows is old
 
@@ -199,7 +199,7 @@ async def test_a_call_counts_on_the_day_on_which_it_began(one: BudgetSidecar, ex
     await one.decide(who)
     one.end(number, 10 * USD)
     assert (await one.decide(who)) == ("premium", Mode.NORMAL, 0, None)
-    (counter,) = one.recorder.journal.tally.sums()
+    (counter,) = one.flusher.journal.tally.sums()
     assert counter.period == "DAY#20261118"
 
 
@@ -210,11 +210,11 @@ async def test_longer_periods_have_counters_of_their_own(
     who = new_caller()
     await put_budget(exact_store, who.org, QUOTAS, period=period)
     await one.spend(who, 10 * USD)
-    assert sorted(counter.period for counter in one.recorder.journal.tally.sums()) == ["DAY#20261118", key]
+    assert sorted(counter.period for counter in one.flusher.journal.tally.sums()) == ["DAY#20261118", key]
     await one.clock.advance(86_400)
     assert (await one.decide(who)).label == "standard"
     await one.spend(who, 1)
-    periods = {counter.period for counter in one.recorder.journal.tally.sums()}
+    periods = {counter.period for counter in one.flusher.journal.tally.sums()}
     assert periods == {"DAY#20261118", "DAY#20261119", key}
 
 
@@ -224,7 +224,7 @@ async def test_an_org_wide_budget_is_one_for_all_apps(one: BudgetSidecar, exact_
     await one.spend(who, 10 * USD)
     other = new_caller("batch", who.org)
     assert (await one.decide(other)).label == "standard"
-    assert {counter.scope for counter in one.recorder.journal.tally.sums()} == {
+    assert {counter.scope for counter in one.flusher.journal.tally.sums()} == {
         f"ORG#{who.org}",
         f"ORG#{who.org}#APP#web",
     }
@@ -270,7 +270,7 @@ async def test_in_shadow_nothing_changes_and_all_is_told(one: BudgetSidecar, exa
     await one.spend(who, 5 * USD, "standard")
     await one.spend(who, 1 * USD, "economy")
     assert (await one.decide(who)) == ("premium", Mode.EXCEEDED, 100, "")
-    await one.recorder.flush()
+    await one.flusher.flush()
     await one.clock.advance(60)
     await one.decide(who)
     await one.wait_for_refresh()
@@ -290,7 +290,7 @@ async def test_raised_quotas_do_not_bring_a_label_back_but_an_override_does(
     who = new_caller()
     await put_budget(exact_store, who.org, QUOTAS)
     await one.spend(who, 10 * USD)
-    await one.recorder.flush()
+    await one.flusher.flush()
     await look(one, who)
     await put_budget(exact_store, who.org, QUOTAS | {"premium": 100})
     await look(one, who)
@@ -331,7 +331,7 @@ async def test_a_new_ordering_keeps_the_active_label_by_its_name(one: BudgetSide
     who = new_caller()
     await put_budget(exact_store, who.org, QUOTAS, version=1)
     await one.spend(who, 10 * USD)
-    await one.recorder.flush()
+    await one.flusher.flush()
     await look(one, who)
     assert one.budget_registry.refresher.active_label_moves == 1
     await put_budget(exact_store, who.org, {"economy": 1, "standard": 5, "premium": 100}, version=2)
@@ -429,7 +429,7 @@ async def test_what_was_left_unflushed_counts_from_the_start(one: BudgetSidecar,
     one.budget_registry._refresh_states.clear()
     one.budget_registry._caller_days.clear()
     assert (await one.decide(who)).label == "standard"
-    assert await one.recorder.flush()
+    assert await one.flusher.flush()
     await look(one, who)
     standing = (await one.caller_day(who)).budget
     assert standing.get_tracker("premium").spent == 10 * USD

@@ -55,7 +55,7 @@ async def test_who_is_met_while_the_store_is_away_is_known_rightly_later(
     one.store.is_away = False
     for _ in range(15):
         await two.spend(who, 1 * USD)
-        await two.recorder.flush()
+        await two.flusher.flush()
     await look(one, who, limits.STORE_RETRY_SECONDS)
     assert (await one.decide(who)).label == "economy"
 
@@ -94,7 +94,7 @@ async def test_who_is_met_while_settings_cannot_be_read_pays_as_they_say_with_th
     await one.wait_for_refresh()
     await one.clock.advance(1000)
     await one.spend(who, 2)
-    (counter,) = [each for each in one.recorder.journal.tally.sums() if "#APP#" not in each.scope]
+    (counter,) = [each for each in one.flusher.journal.tally.sums() if "#APP#" not in each.scope]
     assert counter == Counter(f"ORG#{who.org}", "premium", DAY, 16)
 
 
@@ -122,7 +122,7 @@ async def test_what_is_read_while_an_org_turns_out_to_have_more_shards_is_not_ta
     await put_budget(one.store._store, who.org, {"premium": 40, "standard": 5}, agg_shard_count=64)
     for _ in range(30):
         await two.spend(who, 1 * USD)
-        await two.recorder.flush()
+        await two.flusher.flush()
     gate, asked = asyncio.Event(), list[str]()
 
     async def the_second_hangs(verb: str) -> None:
@@ -159,7 +159,7 @@ async def test_the_first_put_of_an_org_holds_as_soon_as_it_is_read(one: BudgetSi
         await one.wait_for_refresh()
     await one.spend(web, 10 * USD)
     assert (await one.decide(batch)).label == "standard"
-    (counter,) = [each for each in one.recorder.journal.tally.sums() if "#APP#" not in each.scope]
+    (counter,) = [each for each in one.flusher.journal.tally.sums() if "#APP#" not in each.scope]
     assert counter == Counter(f"ORG#{web.org}", "premium", DAY, 16)
 
 
@@ -167,7 +167,7 @@ async def test_a_look_does_not_wait_for_a_flush_that_hangs(one: BudgetSidecar, t
     who, gate = new_caller(), asyncio.Event()
     await put_budget(one.store._store, who.org, QUOTAS)
     await two.spend(who, 10 * USD)
-    await two.recorder.flush()
+    await two.flusher.flush()
 
     async def hangs(verb: str) -> None:
         if verb == "transact":
@@ -175,7 +175,7 @@ async def test_a_look_does_not_wait_for_a_flush_that_hangs(one: BudgetSidecar, t
 
     one.store.before_call = hangs
     await one.spend(new_caller(), 1)
-    flush = asyncio.create_task(one.recorder.flush())
+    flush = asyncio.create_task(one.flusher.flush())
     await asyncio.sleep(0)
     assert (await one.decide(who)).label == "standard"
     assert one.budget_registry.refresher.active_label_moves == 1  # so much is certain
@@ -207,7 +207,7 @@ async def test_a_total_from_the_future_is_not_believed(one: BudgetSidecar, two: 
     total = {"as_of_epoch": int(one.clock.now()) + 86_400, "cost_usd_micros": 1, "requests": 1}
     await one.store._store.put(Put(build_total_key(counter), total))
     await two.spend(who, 10 * USD)
-    await two.recorder.flush()
+    await two.flusher.flush()
     await one.clock.advance(300)
     await one.decide(who)
     await one.wait_for_refresh()
@@ -227,7 +227,7 @@ async def test_clock_that_is_set_right_neither_hides_own_spend_nor_counts_it_twi
     await one.store._store.put(Put(key, of_others))
     await one.clock.advance(20)
     await one.spend(who, 5 * USD)
-    await one.recorder.flush()
+    await one.flusher.flush()
     one.clock.set_wall(right + 40)
     await look(one, who, 265)
     assert (await one.caller_day(who)).budget.get_tracker(
@@ -249,9 +249,9 @@ async def test_what_the_store_will_never_take_was_spent_all_the_same(one: Budget
             raise InvalidStoreRequest("never")
 
     one.store.before_call = rejects
-    await one.recorder.flush()
+    await one.flusher.flush()
     one.store.before_call = None
-    assert len(one.recorder.sender.rejected_ulids) == 1
+    assert len(one.flusher.sender.rejected_ulids) == 1
     await look(one, who)
     assert (await one.decide(who)).label == "standard"
     one.budget_registry._refresh_states.clear()
@@ -378,7 +378,7 @@ async def test_after_one_failed_look_what_is_known_grows_old_again(one: BudgetSi
     one.store.is_away = False
     await look(one, who)
     await two.spend(who, 10 * USD)
-    await two.recorder.flush()
+    await two.flusher.flush()
     await one.clock.advance(6 * 3600)
     assert (await one.decide(who)).label == "standard"
 
@@ -411,7 +411,7 @@ async def test_nobody_moves_on_who_does_not_know_the_newest_ordering(one: Budget
     newer = {"active_model_label": "premium", "active_model_index": 0, "ordering_version": 9}
     await one.store._store.put(Put(key, newer))
     await one.spend(who, 10 * USD)
-    await one.recorder.flush()
+    await one.flusher.flush()
     await look(one, who)
     assert one.store.calls.count("update") == 0
     assert (await one.decide(who)).label == "standard"

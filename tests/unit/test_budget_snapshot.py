@@ -88,12 +88,12 @@ async def test_the_chain_goes_on_where_it_was(one: BudgetSidecar, tmp_path: Path
     who = new_caller()
     await put_budget(one.store._store, who.org, QUOTAS)
     await one.spend(who, 10 * USD)
-    await one.recorder.flush()
+    await one.flusher.flush()
     await one.clock.advance(limits.SETTINGS_REFRESH_SECONDS)
     await one.decide(who)
     await one.wait_for_refresh()
     await one.spend(who, 1 * USD)
-    await one.recorder.flush()  # which no look has seen
+    await one.flusher.flush()  # which no look has seen
     async with following(one, tmp_path) as two:
         assert await two.spend(who, 4 * USD) == "standard"
         payer = await two.caller_day(who)
@@ -124,7 +124,7 @@ async def test_one_budget_for_all_apps_is_the_orgs_also_for_one_never_met(one: B
     async with following(one, tmp_path) as two:
         for app in ("web", "never-met"):
             await two.spend(new_caller(app, who.org), 4 * USD)
-        counted = sorted(two.recorder.journal.tally.sums())
+        counted = sorted(two.flusher.journal.tally.sums())
         scopes = [f"ORG#{who.org}", f"ORG#{who.org}#APP#never-met", f"ORG#{who.org}#APP#web"]
         assert counted == [Counter(scope, "premium", "DAY#20261118", 16) for scope in scopes]
         assert (await two.caller_day(who)).budget.get_tracker("premium").spent == 8 * USD
@@ -177,7 +177,7 @@ async def test_what_was_spent_in_another_period_is_none_of_this_one(one: BudgetS
     who = new_caller()
     await put_budget(one.store._store, who.org, QUOTAS)
     await one.spend(who, 10 * USD)
-    await one.recorder.flush()
+    await one.flusher.flush()
     await one.clock.advance(86_400)
     async with following(one, tmp_path) as two:
         standing = (await two.caller_day(who)).budget
@@ -196,10 +196,10 @@ async def test_a_call_of_yesterday_that_ends_today_leaves_what_was_noted_today(
     _, number = await one.begin(who)
     await one.clock.advance(43_200)
     await one.spend(who, 10 * USD)
-    await one.recorder.flush()
+    await one.flusher.flush()
     await one.wait_for_refresh()
     one.end(number, 1 * USD)
-    await one.recorder.flush()
+    await one.flusher.flush()
     async with following(one, tmp_path) as two:
         standing = (await two.caller_day(who)).budget
         assert (standing.span.key, standing.get_tracker("premium").spent) == (KIRITIMATI_DAY, 10 * USD)
@@ -226,7 +226,7 @@ async def test_when_the_store_is_back_its_word_holds(one: BudgetSidecar, tmp_pat
     who, store = new_caller(), one.store._store
     await put_budget(store, who.org, QUOTAS)
     await one.spend(who, 10 * USD)
-    await one.recorder.flush()
+    await one.flusher.flush()
     await one.wait_for_refresh()
     async with following(one, tmp_path) as two:
         assert (await two.decide(who)).label == "standard"
@@ -277,7 +277,7 @@ async def test_a_look_that_failed_leaves_what_was_noted_for_the_next_process(
     who = new_caller()
     await put_budget(one.store._store, who.org, QUOTAS)
     await one.spend(who, 10 * USD)
-    await one.recorder.flush()
+    await one.flusher.flush()
     await one.wait_for_refresh()
     async with following(one, tmp_path) as two:
         await two.decide(who)
@@ -490,7 +490,7 @@ async def test_sums_make_room_before_settings_do(
     for _ in range(2):
         for each in apps:
             await one.spend(each, 1 * USD)
-        await one.recorder.flush()
+        await one.flusher.flush()
         one.budget_registry.snapshot.record_pending(noted.MAX_RECORDS)
     assert len(one.budget_registry.snapshot.export_lines()) == 16
     async with following(one, tmp_path) as two:

@@ -41,7 +41,7 @@ async def test_what_was_written_by_hand_and_cannot_be_noted_keeps_no_look_from_t
             open_budget_sidecar(tmp_path / "two", store, clock) as two,
         ):
             await one.spend(who, 10 * USD)
-            await one.recorder.flush()
+            await one.flusher.flush()
             with pytest.raises(QuotaExceeded):
                 await two.decide(who)
             assert not (await two.caller_day(who)).budget.is_stale

@@ -79,9 +79,9 @@ async def test_flush_of_living_owner_after_replays_of_copies_counts_every_call(r
         assert await rec.read_counts() == (sum((5, 8, 4)[: number + 1]), 7 * sum((5, 8, 4)[: number + 1]))
     for _ in range(11):
         rec.spend(7)
-    assert await rec.recorder.flush()
+    assert await rec.flusher.flush()
     assert await rec.read_counts() == (28, 196)
-    assert rec.recorder.sender.rejected_ulids == []
+    assert rec.flusher.sender.rejected_ulids == []
     assert len(rec.segments()) == 1
 
 
@@ -89,7 +89,7 @@ async def test_replay_of_shorter_copy_after_longer_adds_nothing(rec: RecordingHa
     rec.spend(7)
     short = copied(rec, "short")
     rec.spend(7)
-    assert await rec.recorder.flush()
+    assert await rec.flusher.flush()
     sender = await replayed(rec, short)
     assert (await rec.read_counts(), sender.repeated_parts, sender.outdated_folders) == ((2, 14), 1, {short})
     assert segments(short) == []
@@ -103,9 +103,9 @@ async def test_estimate_of_replayed_copy_stays_and_its_record_is_reported(
     ends(rec, call, 3)
     rec.spend(7)
     with caplog.at_level(logging.WARNING):
-        assert await rec.recorder.flush()
+        assert await rec.flusher.flush()
     assert await rec.read_counts() == (2, GUESS + 7)
-    assert rec.recorder.sender.late_calls == 1
+    assert rec.flusher.sender.late_calls == 1
     assert "1 calls stay counted as estimated" in caplog.text
 
 
@@ -119,13 +119,13 @@ async def test_estimate_stays_when_its_call_is_carried_into_later_segments(
         await replayed(rec, copied(rec, "copy"))
         for _ in range(2):
             rec.spend(7)
-            assert await rec.recorder.flush()
+            assert await rec.flusher.flush()
         ends(rec, call, 3)
         rec.spend(7)
         if not restarts:
-            assert await rec.recorder.flush()
+            assert await rec.flusher.flush()
     async with open_recording_harness(tmp_path / "journal", exact_store, scope=rec.scope) as later:
-        assert await later.recorder.flush()
+        assert await later.flusher.flush()
         assert await later.read_counts() == (4, GUESS + 21)
 
 
@@ -143,7 +143,7 @@ async def test_lost_answers_of_a_grown_segment_count_once(rec: RecordingHarness)
     for counter in counters:
         rec.spend(2, counter)
     rec.store.faults = ["conflict", "before", "after", "after", "before", "after"]
-    while not await rec.recorder.flush():
+    while not await rec.flusher.flush():
         pass
     assert {await rec.read_counts(counter) for counter in counters} == {(2, 13)}
 
@@ -202,8 +202,8 @@ async def test_living_owner_keeps_a_segment_of_which_more_lines_were_counted(
     path.write_bytes(b"".join([*lines, *lines[-2:]]))
     await replayed(rec, twin)
     counted = await rec.read_counts()
-    assert await rec.recorder.flush()  # others are not held up
-    assert (await rec.read_counts(), rec.recorder.sender.rejected_ulids) == (counted, [own.stem])
+    assert await rec.flusher.flush()  # others are not held up
+    assert (await rec.read_counts(), rec.flusher.sender.rejected_ulids) == (counted, [own.stem])
     assert own.exists()
     assert "this process wrote fewer" in caplog.text
 
@@ -214,7 +214,7 @@ async def test_living_owner_keeps_a_segment_of_which_more_lines_were_counted(
 async def test_marker_says_how_many_lines_were_counted_in_few_bytes(rec: RecordingHarness) -> None:
     rec.spend(7)
     (path,) = rec.segments()
-    assert await rec.recorder.flush()
+    assert await rec.flusher.flush()
     ((name, item),) = (await markers(rec, path.stem)).items()
     assert (name, item["lines"], item["parts"], len(str(item["digest"]))) == ("PART#0000", 4, 1, 64)
     assert len(f"SEG#{path.stem}{name}{item}") < 1024  # more would be another write unit
@@ -226,8 +226,8 @@ async def test_marker_of_a_former_version_stands_for_all_lines(rec: RecordingHar
     (path,) = rec.segments()
     await rec.store.put(Put(schema.segment_marker_key(path.stem, 0), {EXPIRY_ATTRIBUTE: 1_798_027_200}, ItemMissing()))
     rec.spend(7)
-    assert await rec.recorder.flush()
-    assert (await rec.read_counts(), rec.recorder.sender.repeated_parts) == ((0, 0), 1)
+    assert await rec.flusher.flush()
+    assert (await rec.read_counts(), rec.flusher.sender.repeated_parts) == ((0, 0), 1)
     assert not path.exists()
 
 
@@ -241,7 +241,7 @@ async def test_journal_of_a_former_version_is_counted(tmp_path: Path, exact_stor
     async with open_recording_harness(folder, exact_store, scope=scope) as rec:
         assert rec.recovered.estimated_calls == 1
         assert rec.recovered.corrupt_lines == 0
-        assert await rec.recorder.flush()
+        assert await rec.flusher.flush()
         assert await rec.read_counts() == (3, 1110)
 
 
@@ -268,7 +268,7 @@ async def test_rest_of_what_a_former_version_began_is_counted_where_an_engine_sa
     rec.spend(11, *counters)
     (path,) = rec.segments()
     await rec.store.put(Put(schema.segment_marker_key(path.stem, 0), {EXPIRY_ATTRIBUTE: 1_798_027_200}, ItemMissing()))
-    assert await rec.recorder.flush()
+    assert await rec.flusher.flush()
     assert [await rec.read_counts(each) for each in counters[-3:]] == [(1, 11)] * 3
     assert await rec.read_counts(counters[0]) == (0, 0)
 
@@ -292,7 +292,7 @@ async def test_lines_behind_a_faster_copy_are_counted_where_an_engine_says_nothi
         return found
 
     rec.store._store.query = raced  # type: ignore[method-assign]
-    assert await rec.recorder.flush()
+    assert await rec.flusher.flush()
     assert await rec.read_counts() == (3, 31)
 
 

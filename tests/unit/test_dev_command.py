@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from price_keeper.cli.dev_command import _DevEnvironment, _read_or_create, build_dev_config
 from price_keeper.errors import PriceKeeperError
-from price_keeper.ledger.recorder import FlushInterval
+from price_keeper.ledger.flusher import FlushInterval
 
 
 def test_it_stays_the_same_and_is_its_owners_alone(tmp_path: Path) -> None:

@@ -61,10 +61,10 @@ async def test_a_nearly_full_disk_takes_a_seal_and_the_next_segment(
     rec.begin(estimate=3)
     rec.spend(1)
     monkeypatch.setattr(os, "pwrite", with_free(4096))
-    assert await rec.recorder.flush()
+    assert await rec.flusher.flush()
     assert (await rec.read_counts(), rec.journal.trouble) == ((1, 1), "")
     rec.spend(2)
-    assert await rec.recorder.flush()
+    assert await rec.flusher.flush()
     assert await rec.read_counts() == (2, 3)
 
 
@@ -75,15 +75,15 @@ async def test_a_disk_without_room_for_the_next_segment_is_trouble_though_this_o
     with monkeypatch.context() as patch:
         patch.setattr(os, "pwrite", with_free(0))
         await rec.clock.advance(5)
-        await rec.recorder.flush()
+        await rec.flusher.flush()
         rec.spend(2)
         assert rec.journal.trouble == "No space left on device"
-        assert rec.recorder.lag_seconds >= 5
+        assert rec.flusher.lag_seconds >= 5
         with pytest.raises(RecordingUnavailable, match="cannot be written: No space left"):
-            await rec.recorder.check()
-    assert await rec.recorder.flush()
+            await rec.flusher.check()
+    assert await rec.flusher.flush()
     assert (await rec.read_counts(), rec.journal.trouble) == ((2, 3), "")
-    await rec.recorder.check()
+    await rec.flusher.check()
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
@@ -93,10 +93,10 @@ async def test_a_segment_that_does_not_close_well_is_flushed(
     rec.spend(777)
     with monkeypatch.context() as patch:
         patch.setattr(os, "ftruncate", refused(code))
-        assert await rec.recorder.flush()
+        assert await rec.flusher.flush()
     assert await rec.read_counts() == (1, 777)
     rec.spend(5)
-    assert await rec.recorder.flush()
+    assert await rec.flusher.flush()
     assert (await rec.read_counts(), len(rec.segments())) == ((2, 782), 1)
 
 
@@ -131,13 +131,13 @@ async def test_who_ends_while_the_disk_is_slow_waits_for_it_and_has_no_trouble(
         async def transact(self, writes: Sequence[Write], *, token: str | None = None) -> None:
             """The segment that follows is written to while the last one is sent."""
             if not syncing:
-                syncing.append(asyncio.create_task(running.recorder.sync_journal()))
+                syncing.append(asyncio.create_task(running.flusher.sync_journal()))
                 assert await asyncio.to_thread(at_it.wait, 5)
                 loop.call_later(0.2, gate.set)
             await super().transact(writes, token=token)
 
     async with open_recording(config_of(tmp_path), cast(Any, Slow(exact_store)), ManualClock()) as running:
-        journalled = running.recorder.journal
+        journalled = running.flusher.journal
         account = ChargedCounters.from_counters([Counter(Scope(str(uuid4())).key, "premium", "DAY#20261118", 8)])
         journalled.record(journalled.write_intent(Intent(account, 1, 1, 1, 0)), Receipt(UsageCounts(1, pico=5)))
         monkeypatch.setattr(journal, "sync_folder", slow)
@@ -164,8 +164,8 @@ async def test_trouble_that_comes_and_goes_is_logged_once_in_ten_seconds(
             number = rec.begin()
             rec.store.faults = ["before"]
             rec.spend(1)
-            assert not await rec.recorder.flush()
-            assert await rec.recorder.flush()
+            assert not await rec.flusher.flush()
+            assert await rec.flusher.flush()
         logged = [each.message for each in caplog.records]
         assert sum("cannot be written: Too many open files" in each for each in logged) == lines
         assert sum("spend cannot be flushed" in each for each in logged) == lines
@@ -179,20 +179,20 @@ async def test_a_disk_that_cannot_sync_is_trouble_until_another_segment_is_on_it
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", refused(errno.EIO))
         for _ in range(3):
-            await rec.recorder.sync_journal()
+            await rec.flusher.sync_journal()
     assert [each.message for each in caplog.records if "cannot be synced" in each.message] != []
     assert len([each for each in caplog.records if "cannot be synced" in each.message]) == 1
     (before,) = rec.segments()
     rec.journal.record(number, None)
-    await rec.recorder.sync_journal()
+    await rec.flusher.sync_journal()
     with pytest.raises(RecordingUnavailable, match="Input/output error"):
-        await rec.recorder.check()
+        await rec.flusher.check()
     await rec.clock.advance(journal.RESYNC_SECONDS + 1)
-    await rec.recorder.sync_journal()
+    await rec.flusher.sync_journal()
     assert before != rec.segments()[-1]
     rec.spend(1)
-    await rec.recorder.sync_journal()
-    await rec.recorder.check()
+    await rec.flusher.sync_journal()
+    await rec.flusher.check()
 
 
 async def test_sums_that_no_64_bits_hold_are_sealed_read_again_and_sent(tmp_path: Path, exact_store: Store) -> None:
@@ -203,7 +203,7 @@ async def test_sums_that_no_64_bits_hold_are_sealed_read_again_and_sent(tmp_path
             first.begin(estimate=10**18)
     async with open_recording_harness(tmp_path, exact_store, scope=first.scope, max_usd=10**9) as second:
         assert recover(tmp_path).sealed[0].seal == second.recovered.sealed[0].seal
-        assert await second.recorder.flush()
+        assert await second.flusher.flush()
         assert await second.read_counts() == (60, 60 * 10**18)
 
 
@@ -314,7 +314,7 @@ async def test_a_total_above_its_shards_is_told_once(
         "price_keeper.stores.schema.active_counters_partition", lambda day: f"ACTIVE#{rec.scope.org}#{day}"
     )
     rec.spend(1)
-    assert await rec.recorder.flush()
+    assert await rec.flusher.flush()
     one = Aggregator(rec.store, rec.clock, 60)
     await one.run()
     await rec.store.update(Update(build_total_key(rec.counter()), add={"requests": 5}))  # as a replay by force may

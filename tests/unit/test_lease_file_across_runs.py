@@ -48,7 +48,7 @@ def config_of(folder: Path) -> Config:
 async def run_of(folder: Path, store: Store, clock: ManualClock) -> AsyncIterator[Recording]:
     async with open_recording(config_of(folder), store, clock) as recording:
         yield recording
-        recording.recorder.journal._segment.close()
+        recording.flusher.journal._segment.close()
 
 
 async def taken_for(recording: Recording, name: HardBudgetKey, pico: int) -> ChargedCounters:
@@ -60,9 +60,9 @@ async def taken_for(recording: Recording, name: HardBudgetKey, pico: int) -> Cha
 
 
 def spend(recording: Recording, account: ChargedCounters, worst: int, pico: int | None) -> None:
-    number = recording.recorder.journal.write_intent(Intent(account, 0, 1, 1, worst))
+    number = recording.flusher.journal.write_intent(Intent(account, 0, 1, 1, worst))
     if pico is not None:
-        recording.recorder.journal.record(number, Receipt(UsageCounts(1, pico=pico)))
+        recording.flusher.journal.record(number, Receipt(UsageCounts(1, pico=pico)))
 
 
 @pytest.mark.parametrize("is_away", [False, True])
@@ -77,11 +77,11 @@ async def test_the_next_start_gives_back_when_all_is_in_the_store(is_away: bool,
         await second.return_former_leases()
         assert (await read_bucket(store._store, name)).unleased == 500  # its segment is not in the store yet
         store.is_away = is_away
-        assert await second.recorder.flush() is not is_away
+        assert await second.flusher.flush() is not is_away
         await second.return_former_leases()
         assert second.has_former_leases is is_away
         store.is_away = False
-        await second.recorder.flush()
+        await second.flusher.flush()
         await second.return_former_leases()
         assert not second.has_former_leases
         assert (await read_bucket(store._store, name)).unleased == 880
@@ -104,8 +104,8 @@ async def test_what_is_left_aside_keeps_all_holds(tmp_path: Path) -> None:
         spend(first, await taken_for(first, name, 500), 100, 20)
     async with run_of(tmp_path, store, clock) as second:  # type: ignore[arg-type]
         store.faults = ["rejected"]
-        assert await second.recorder.flush()
-        assert second.recorder.sender.rejected
+        assert await second.flusher.flush()
+        assert second.flusher.sender.rejected
         await second.return_former_leases()
         assert (await read_bucket(store._store, name)).unleased == 500
         await second.finish()
@@ -128,7 +128,7 @@ async def test_a_damaged_journal_keeps_its_holds_for_good(tmp_path: Path, caplog
         segment.write_bytes(data[:at] + b"?" + data[at + 1 :] if is_damaged else data + b"0123 torn")
         for _ in range(2):  # the second finds a journal in which nothing is wrong
             async with run_of(folder, store, clock) as later:
-                assert await later.recorder.flush()
+                assert await later.flusher.flush()
                 await later.return_former_leases()
         assert (await read_bucket(store, name)).unleased == (500 if is_damaged else 950)
         assert list_lease_files(folder / "journal") == ([f"kept-holds-{first.lease_file.holder}"] if is_damaged else [])
@@ -151,14 +151,14 @@ async def test_a_stop_gives_back_what_is_left_if_all_is_known(
         if trouble in ("before", "rejected"):
             store.faults = [trouble]  # type: ignore[list-item]
         if trouble == "late":
-            flush = only.recorder.flush
+            flush = only.flusher.flush
 
             async def flushed() -> bool:
                 done = await flush()
                 spend(only, account, 100, 30)
                 return done
 
-            only.recorder.flush = flushed  # type: ignore[method-assign]
+            only.flusher.flush = flushed  # type: ignore[method-assign]
         await only.finish()
         left = 980 if not trouble else 500
         assert (await read_bucket(store._store, name)).unleased == left

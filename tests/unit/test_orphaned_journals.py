@@ -41,7 +41,7 @@ async def run_of(folder: Path, store: Any, workers: int = 1, **more: Any) -> Asy
     adoption, clock = OrphanedJournals(folder, workers), ManualClock()
     async with open_recording(config_of(folder, **more), store, clock, adoption) as running:
         yield running
-        running.recorder.journal._segment.close()
+        running.flusher.journal._segment.close()
 
 
 async def left_by(folder: Path, store: Store, number: int, pico: int) -> Left:
@@ -61,17 +61,17 @@ async def counted(store: Store, *lefts: Left) -> list[tuple[int, int]]:
 async def test_all_that_this_run_has_no_worker_for_is_taken_over(tmp_path: Path, exact_store: Store) -> None:
     lefts = [await left_by(tmp_path, exact_store, number, 10 * number) for number in (1, 2, 7)]
     async with run_of(tmp_path, exact_store, workers=2) as running:
-        assert running.recorder.unflushed_pico == (20 + 7) + (70 + 7)
+        assert running.flusher.unflushed_pico == (20 + 7) + (70 + 7)
         assert running.recovered.estimated_calls == 2
         assert (
-            sum(running.recorder.unflushed_by_counter().values()) == 104
+            sum(running.flusher.unflushed_by_counter().values()) == 104
         )  # for whoever reckons what is spent from now on
-        assert await running.recorder.flush()
+        assert await running.flusher.flush()
         await running.adopt_orphans()
         assert await counted(exact_store, *lefts) == [(0, 0), (2, 27), (2, 77)]
         assert find_worker_folders(tmp_path) == [tmp_path / "worker-1"]
     async with run_of(tmp_path, exact_store) as running:
-        assert await running.recorder.flush()
+        assert await running.flusher.flush()
         await running.finish()  # also of a run too short to do it meanwhile
     assert await counted(exact_store, *lefts) == [(2, 17), (2, 27), (2, 77)]
     assert find_worker_folders(tmp_path) == []
@@ -81,15 +81,15 @@ async def test_while_the_store_is_away_nothing_is_lost_or_forgotten(tmp_path: Pa
     left, away = await left_by(tmp_path, exact_store, 2, 10**12), ScriptedFaults(exact_store)
     away.is_away = True
     async with run_of(tmp_path, away, max_unflushed_usd=1) as running:
-        assert not await running.recorder.flush()
+        assert not await running.flusher.flush()
         await running.adopt_orphans()
         assert find_worker_folders(tmp_path) == [tmp_path / "worker-2"]
         with pytest.raises(RecordingUnavailable, match="waits for the store"):  # what waits there counts, too
-            running.recorder.admit()
+            running.flusher.admit()
         away.is_away = False
-        assert await running.recorder.flush()
+        assert await running.flusher.flush()
         await running.adopt_orphans()
-        running.recorder.admit()
+        running.flusher.admit()
     assert find_worker_folders(tmp_path) == []
     assert await counted(exact_store, left) == [(2, 10**12 + 7)]
 
@@ -98,17 +98,17 @@ async def test_one_that_lives_is_left_alone_until_it_is_gone(tmp_path: Path, exa
     left, books = await left_by(tmp_path, exact_store, 1, 10), _Books()
     with lock_folder(tmp_path / "worker-1"):
         async with run_of(tmp_path, exact_store) as running:
-            assert running.recorder.unflushed_pico == 0
+            assert running.flusher.unflushed_pico == 0
             await running.adopt_orphans()
             assert find_worker_folders(tmp_path) == [tmp_path / "worker-1"]
     async with run_of(tmp_path / "other", exact_store) as running:
-        running.recorder.sender.flush_listener = books
+        running.flusher.sender.flush_listener = books
         os.rename(tmp_path / "worker-1", tmp_path / "other" / "worker-1")  # as if it had been freed just now
         await running.adopt_orphans()
-        assert running.recorder.unflushed_pico == 17
+        assert running.flusher.unflushed_pico == 17
         # What budgets are reckoned from was read before, so for them it is what others spent.
-        assert running.recorder.unflushed_by_counter() == {}
-        assert await running.recorder.flush()
+        assert running.flusher.unflushed_by_counter() == {}
+        assert await running.flusher.flush()
         await running.adopt_orphans()
         assert not (tmp_path / "other" / "worker-1").exists()
         assert books.told == 0
@@ -127,15 +127,15 @@ async def test_what_it_held_of_hard_budgets_goes_back(tmp_path: Path) -> None:
     await store.put(lease_rows.build_bucket(name, 1000, 1, [], 0, 0))
     async with open_recording(config_of(tmp_path / "worker-1"), store, clock) as killed:  # type: ignore[arg-type]
         spend(killed, await taken_for(killed, name, 500), 100, 20)
-        killed.recorder.journal._segment.close()
+        killed.flusher.journal._segment.close()
     async with run_of(tmp_path, store) as running:
         await running.adopt_orphans()
         assert (await read_bucket(store._store, name)).unleased == 500  # what was spent is not in the store yet
         store.faults = ["before"]
-        assert not await running.recorder.flush()
+        assert not await running.flusher.flush()
         await running.adopt_orphans()
         assert (await read_bucket(store._store, name)).unleased == 500
-        assert await running.recorder.flush()
+        assert await running.flusher.flush()
         store.faults = ["before"]
         await running.adopt_orphans()  # the store is away again when it should go back
         assert (tmp_path / "worker-1" / f"holds-{killed.lease_file.holder}").exists()
@@ -156,15 +156,15 @@ async def test_adopt_after_an_unexpected_failure_takes_every_journal(
         lefts = [await left_by(tmp_path, exact_store, number, 10 * number) for number in (2, 3)]
         async with open_recording(config_of(tmp_path / "worker-1"), exact_store, ManualClock()) as killed:
             spend(killed, await taken_for(killed, name, 500), 100, 20)
-            killed.recorder.journal._segment.close()
+            killed.flusher.journal._segment.close()
         with monkeypatch.context() as patch:
             patch.setattr("price_keeper.ledger.orphaned_journals.recover", _without_memory_for("worker-2"))
             with pytest.raises(MemoryError) as failure:
                 await running.adopt_orphans()
-        assert running.recorder.has_unflushed_in(tmp_path / "worker-1")
+        assert running.flusher.has_unflushed_in(tmp_path / "worker-1")
         await running.adopt_orphans()
         assert (await read_bucket(exact_store, name)).unleased == 500  # what was spent is not in the store yet
-        assert await running.recorder.flush()
+        assert await running.flusher.flush()
         await running.adopt_orphans()
         assert failure.traceback
     assert (await read_bucket(exact_store, name)).unleased == 980
@@ -189,11 +189,11 @@ async def test_one_that_lost_lines_keeps_its_holds_where_they_are_looked_after(t
         account = await taken_for(killed, name, 500)
         spend(killed, account, 100, 20)
         spend(killed, account, 100, 20)
-        killed.recorder.journal._segment.close()
+        killed.flusher.journal._segment.close()
     (segment,) = worker.glob("*.seg")
     segment.write_bytes(segment.read_bytes().replace(b'["I",1,', b'?"I",1,'))
     async with run_of(tmp_path, store) as running:
-        assert await running.recorder.flush()
+        assert await running.flusher.flush()
         await running.adopt_orphans()
     assert (await read_bucket(store, name)).unleased == 500
     assert find_worker_folders(tmp_path) == []
@@ -209,13 +209,13 @@ async def test_whoever_takes_it_over_may_die_at_any_step(
     await exact_store.put(lease_rows.build_bucket(name, 1000, 1, [], 0, 0))
     async with open_recording(config_of(tmp_path / "worker-2"), exact_store, ManualClock()) as killed:
         spend(killed, await taken_for(killed, name, 500), 100, 20)
-        killed.recorder.journal._segment.close()
+        killed.flusher.journal._segment.close()
     (tmp_path / "worker-1" / "alerts").mkdir()
     (tmp_path / "worker-1" / "alerts" / "one.json").write_text("{}")
 
     async def adopted() -> None:
         async with run_of(tmp_path, exact_store) as running:
-            await running.recorder.flush()
+            await running.flusher.flush()
             await running.adopt_orphans()
 
     died = False
@@ -278,7 +278,7 @@ async def test_what_is_none_of_ours_stays_and_is_told_once(
     (tmp_path / "worker-4").write_text("a file")
     (tmp_path / "worker-5").symlink_to(tmp_path / "worker-x")
     async with run_of(tmp_path, exact_store) as running:
-        assert await running.recorder.flush()
+        assert await running.flusher.flush()
         for _ in range(3):
             await running.adopt_orphans()
     assert await counted(exact_store, left) == [(2, 17)]
@@ -294,7 +294,7 @@ async def test_one_that_cannot_be_read_keeps_nobody_from_starting(
     (tmp_path / "worker-2" / "01ARZ3NDEKTSV4RRFFQ69G5FAV.seg").mkdir(parents=True)
     caplog.set_level(logging.ERROR)
     async with run_of(tmp_path, exact_store) as running:
-        assert await running.recorder.flush()
+        assert await running.flusher.flush()
         await running.adopt_orphans()
     assert "worker-2 is left as it is" in caplog.text
     assert await counted(exact_store, left) == [(2, 17)]

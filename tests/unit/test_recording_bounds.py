@@ -28,7 +28,7 @@ from price_keeper.usage.token_usage import Usage
 
 from tests.support.clock import settle
 from tests.support.recording_harness import RecordingHarness, open_recording_harness
-from tests.unit.test_recorder import arrived
+from tests.unit.test_flusher import arrived
 
 
 @pytest.fixture
@@ -50,8 +50,8 @@ async def test_calls_of_one_counter_over_different_numbers_of_shards_are_all_cou
         for _ in range(3):
             rec.spend(1, wider(rec.counter(), shards), wider(rec.counter(), 8))
             rec.spend(2, wider(rec.counter(), 16))
-        assert await rec.recorder.flush()
-    assert rec.recorder.sender.rejected_ulids == []
+        assert await rec.flusher.flush()
+    assert rec.flusher.sender.rejected_ulids == []
     one = Aggregator(rec.store, rec.clock, 60)
     await one.run()
     total = await rec.store.get(build_total_key(rec.counter()))
@@ -60,7 +60,7 @@ async def test_calls_of_one_counter_over_different_numbers_of_shards_are_all_cou
     assert (total["requests"], total["cost_usd_micros"] * 10**6) == (15 * 3, 15 * 4)  # type: ignore[operator]
     await rec.clock.advance(60)
     rec.spend(5, wider(rec.counter(), 8))
-    assert await rec.recorder.flush()
+    assert await rec.flusher.flush()
     await one.run()
     total = await rec.store.get(build_total_key(rec.counter()))
     assert total is not None
@@ -70,34 +70,34 @@ async def test_calls_of_one_counter_over_different_numbers_of_shards_are_all_cou
 async def test_a_process_that_was_idle_for_months_flushes_what_it_spends_then(rec: RecordingHarness) -> None:
     await rec.clock.advance(90 * 86_400)
     rec.spend(7)
-    assert await rec.recorder.flush()
-    assert (await rec.read_counts(), rec.recorder.sender.rejected_ulids) == ((1, 7), [])
+    assert await rec.flusher.flush()
+    assert (await rec.read_counts(), rec.flusher.sender.rejected_ulids) == ((1, 7), [])
 
 
 async def test_failing_flushes_leave_neither_files_open_nor_segments_behind(rec: RecordingHarness) -> None:
     rec.store.is_away = True
     rec.spend(1)
-    await rec.recorder.flush()
+    await rec.flusher.flush()
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(50):
         rec.spend(1)
-        await rec.recorder.flush()
+        await rec.flusher.flush()
     assert len(rec.segments()) == 2
     assert len(os.listdir("/proc/self/fd")) <= before
-    assert all(sealed.has_seal for sealed in rec.recorder._unsent)  # all that ended is on the disk
+    assert all(sealed.has_seal for sealed in rec.flusher._unsent)  # all that ended is on the disk
     rec.store.is_away = False
-    assert await rec.recorder.flush()
+    assert await rec.flusher.flush()
     assert await rec.read_counts() == (51, 51)
 
 
 async def test_a_store_that_is_away_is_asked_ever_more_seldom_even_in_a_hurry(rec: RecordingHarness) -> None:
     rec.store.is_away = True
     async with Tasks(rec.clock) as tasks:
-        tasks.start("time", rec.recorder.run_flush_timer)
-        tasks.start("flushing", rec.recorder.run_flushes)
+        tasks.start("time", rec.flusher.run_flush_timer)
+        tasks.start("flushing", rec.flusher.run_flushes)
         for _ in range(120):
             rec.spend(10**12)
-            rec.recorder.request_flush()
+            rec.flusher.request_flush()
             await rec.clock.advance(0.5)
             await arrived(rec)
     assert len(rec.store.transactions) < 10
@@ -110,7 +110,7 @@ async def test_calls_that_cost_nothing_do_not_fill_the_disk(
     for _ in range(500):
         rec.journal.record(rec.begin(), None)
         if rec.journal.is_full:
-            assert await rec.recorder.flush()
+            assert await rec.flusher.flush()
     assert len(rec.segments()) == 1
     assert rec.journal._segment.size < 25_000
     assert await rec.read_counts() == (0, 0)
@@ -145,7 +145,7 @@ async def test_accounts_of_many_segments_are_held_once(rec: RecordingHarness) ->
     rec.store.is_away = True
     rec.begin()
     rec.spend(1)
-    await rec.recorder.flush()
+    await rec.flusher.flush()
     known = InternedValues()
     found = [read_segment(path, None, known) for path in rec.segments()]
     assert len(found) == 2
@@ -164,7 +164,7 @@ async def begins_to_flush(rec: RecordingHarness, patch: pytest.MonkeyPatch) -> t
 
     patch.setattr(rec.store, "transact", hangs)
     rec.spend(1)
-    flushing = asyncio.create_task(rec.recorder.flush())
+    flushing = asyncio.create_task(rec.flusher.flush())
     await asked.wait()
     return flushing, answers
 
@@ -176,12 +176,12 @@ async def test_a_full_segment_ends_while_the_store_does_not_answer(
     for _ in range(20):
         for _ in range(10):
             rec.spend(1)
-        await rec.recorder.sync_journal()
+        await rec.flusher.sync_journal()
         assert rec.journal._segment.size < 10_000
-    assert rec.recorder.waiting_segments > 5
+    assert rec.flusher.waiting_segments > 5
     answers.set()
     assert await flushing
-    assert await rec.recorder.flush()
+    assert await rec.flusher.flush()
     assert await rec.read_counts() == (201, 201)
 
 
@@ -189,7 +189,7 @@ async def test_none_is_sent_while_its_seal_is_on_its_way_to_the_disk(
     rec: RecordingHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flushing, answers = await begins_to_flush(rec, monkeypatch)
-    goes_on, secure, send = threading.Event(), SealedSegment.write_seal, rec.recorder.sender.send
+    goes_on, secure, send = threading.Event(), SealedSegment.write_seal, rec.flusher.sender.send
 
     def slowly(sealed: SealedSegment) -> None:
         assert goes_on.wait(60)
@@ -200,19 +200,19 @@ async def test_none_is_sent_while_its_seal_is_on_its_way_to_the_disk(
         await send(sealed)
 
     monkeypatch.setattr(SealedSegment, "write_seal", slowly)
-    monkeypatch.setattr(rec.recorder.sender, "send", checked)
+    monkeypatch.setattr(rec.flusher.sender, "send", checked)
     while not rec.journal.is_full:
         rec.spend(1)
-    on_disk = asyncio.create_task(rec.recorder.sync_journal())
+    on_disk = asyncio.create_task(rec.flusher.sync_journal())
     await settle()
-    assert rec.recorder.waiting_segments == 2
+    assert rec.flusher.waiting_segments == 2
     answers.set()
     assert await flushing
-    assert (await rec.read_counts(), rec.recorder.waiting_segments) == ((1, 1), 1)
+    assert (await rec.read_counts(), rec.flusher.waiting_segments) == ((1, 1), 1)
     goes_on.set()
     await on_disk
-    assert await rec.recorder.flush()
-    assert rec.recorder.unflushed_pico == 0
+    assert await rec.flusher.flush()
+    assert rec.flusher.unflushed_pico == 0
 
 
 async def test_one_bad_row_or_segment_stops_no_other(rec: RecordingHarness, caplog: pytest.LogCaptureFixture) -> None:
@@ -220,10 +220,10 @@ async def test_one_bad_row_or_segment_stops_no_other(rec: RecordingHarness, capl
     await rec.store.put(Put(listed._replace(sk="nonsense"), {"shards_8": True}))
     await rec.store.put(Put(listed._replace(sk=f"{rec.scope.key}#LABEL#odd#DAY#20261118"), {"shards": 8}))
     rec.spend(1, Counter("ORG#nobody", "premium", "DAY#20261118", 8))
-    assert await rec.recorder.flush()
-    assert len(rec.recorder.sender.rejected_ulids) == 1
+    assert await rec.flusher.flush()
+    assert len(rec.flusher.sender.rejected_ulids) == 1
     rec.spend(2)
-    assert await rec.recorder.flush()
+    assert await rec.flusher.flush()
     caplog.set_level(logging.CRITICAL)
     await Aggregator(rec.store, rec.clock, 60).run()
     total = await rec.store.get(build_total_key(rec.counter()))
@@ -248,7 +248,7 @@ async def test_what_an_answer_says_is_not_in_the_log_when_it_cannot_be_read(
     meter.on_head(200, {b"content-type": b"application/json"})
     meter.on_data(b'{"usage":{"inputTokens":1,"outputTokens":1}}')
     meter.on_end(True)
-    assert await rec.recorder.flush()
+    assert await rec.flusher.flush()
     assert await rec.read_counts() == (1, 5)
     assert "ValueError" in caplog.text
     assert "model said" not in caplog.text

@@ -63,9 +63,9 @@ async def test_what_is_left_over_makes_the_room_for_a_start(
     monkeypatch.setattr(os, "pwrite", a_disk_of(lambda: not all(path.exists() for path in before[files_with_room:])))
     async with open_recording(config_of(tmp_path), rec.store, ManualClock()) as started:
         monkeypatch.setattr(os, "pwrite", PWRITE)
-        assert started.recorder.sender.sent_segments >= 1
+        assert started.flusher.sender.sent_segments >= 1
         assert all(sealed.has_seal for sealed in started.recovered.sealed)
-        assert await started.recorder.flush()
+        assert await started.flusher.flush()
         assert await rec.read_counts() == (3, 214)
         await started.finish()
 
@@ -89,7 +89,7 @@ async def test_without_room_and_store_a_start_says_what_is_missing(
             pass
     monkeypatch.setattr(os, "pwrite", PWRITE)
     async with open_recording(config_of(tmp_path / "journal"), rec.store, ManualClock()) as started:
-        assert await started.recorder.flush()
+        assert await started.flusher.flush()
         assert await rec.read_counts() == (3, 214)
 
 
@@ -130,7 +130,7 @@ async def test_what_the_disk_refused_is_tried_a_last_time_at_the_end(
         open_recording(config_of(tmp_path), exact_store, ManualClock()) as started,
         open_recording_harness(tmp_path / "other", exact_store) as rec,
     ):
-        rec.recorder = started.recorder
+        rec.flusher = started.flusher
         number = rec.begin(estimate=1000)
         monkeypatch.setattr(os, "pwrite", a_disk_of(lambda: False))
         rec.journal.record(number, Receipt(UsageCounts(1, pico=3)))

@@ -115,7 +115,7 @@ async def test_what_is_spent_is_written_now_and_then_and_not_with_every_flush(
         seen = set[bytes]()
         for _ in range(60):
             await one.spend(who, 1 * USD)
-            await one.recorder.flush()
+            await one.flusher.flush()
             await clock.advance(1)
             await notebook.write_if_due()
             seen.add(file.read_bytes())
@@ -144,7 +144,7 @@ async def test_a_label_that_moves_on_is_written_soon(tmp_path: Path, exact_store
         await one.decide(who)
         await notebook.write_if_due()
         await one.spend(who, 10 * USD)
-        await one.recorder.flush()
+        await one.flusher.flush()
         await clock.advance(book.WRITE_CHECK_SECONDS)
         await one.decide(who)
         await one.wait_for_refresh()

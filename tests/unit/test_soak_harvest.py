@@ -48,13 +48,13 @@ async def test_left_segment_whose_calls_cost_nothing_is_not_reported(tmp_path: P
     """The last flush has nothing to send then, and the next start removes the segment and counts nothing."""
     async with open_recording_harness(tmp_path, exact_store) as rec:
         rec.journal.record(rec.begin(estimate=1000), None)
-        assert await rec.recorder.flush()
-        await rec.recorder.close()
+        assert await rec.flusher.flush()
+        await rec.flusher.close()
         (left,) = rec.segments()
-        assert rec.recorder.is_fully_flushed
+        assert rec.flusher.is_fully_flushed
     assert b'["I"' in left.read_bytes()
     assert not holds_calls(left)
     async with open_recording_harness(tmp_path, exact_store, scope=rec.scope) as later:
-        assert await later.recorder.flush()
+        assert await later.flusher.flush()
         assert left not in later.segments()
         assert await later.read_counts() == (0, 0)

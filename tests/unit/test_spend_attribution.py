@@ -82,7 +82,7 @@ calls = st.lists(
 
 
 def _counted(made: list, quota_scope: str) -> tuple[dict, dict]:
-    """As the recorder does it (`budgets/budget_registry.py`)."""
+    """As the flusher does it (`budgets/budget_registry.py`)."""
     own: dict[str, UsageCounts] = {}
     apps: defaultdict[str, dict[str, UsageCounts]] = defaultdict(dict)
     for app, label, counts in made:

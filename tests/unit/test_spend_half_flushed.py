@@ -33,7 +33,7 @@ async def test_spend_of_a_half_flushed_segment_counts_once_after_a_restart(tmp_p
             one.store.is_away = transactions > 1
 
         one.store.before_call = away_after_the_first
-        assert not await one.recorder.flush()
+        assert not await one.flusher.flush()
         assert transactions == 2
         await one.clock.advance(10)
         notes.record_pending(noted.MAX_RECORDS)
@@ -42,7 +42,7 @@ async def test_spend_of_a_half_flushed_segment_counts_once_after_a_restart(tmp_p
     same = BudgetSnapshot(clock.now)
     same.merge(found)
     async with open_budget_sidecar(tmp_path / "two", exact_store, clock, snapshot=same) as two:
-        two.recorder._unsent.extend(left.sealed)
+        two.flusher._unsent.extend(left.sealed)
         two.store.is_away = True
         for who in everybody:
             payer = await two.caller_day(who)

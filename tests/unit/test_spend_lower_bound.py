@@ -48,7 +48,7 @@ async def spend_flush_and_read_a_fresh_total(one: BudgetSidecar, who: Caller, pi
     await one.wait_for_refresh()
     await one.spend(who, pico - 50 * USD)
     await one.clock.advance(0.4)
-    assert await one.recorder.flush()
+    assert await one.flusher.flush()
     await one.clock.advance(0.4)
     await one.aggregator.run()
     await one.clock.advance(0.3)
@@ -89,7 +89,7 @@ async def test_own_spend_alone_spends_a_quota_while_the_store_is_away(one: Budge
     await one.clock.advance(400)
     for _ in range(4):
         await one.spend(who, 10 * USD)
-        assert not await one.recorder.flush()
+        assert not await one.flusher.flush()
     await one.spend(who, 3 * USD)
     with pytest.raises(QuotaExceeded):
         await one.decide(who)
@@ -102,11 +102,11 @@ async def test_flush_that_failed_for_certain_counts_beside_the_shards(one: Budge
     await one.wait_for_refresh()
     await one.spend(who, 60 * USD)
     one.store.is_away = True
-    assert not await one.recorder.flush()
+    assert not await one.flusher.flush()
     one.store.is_away = False
     async with open_budget_sidecar(tmp_path / "two", store, one.clock) as two:
         await two.spend(who, 20 * USD)
-        assert await two.recorder.flush()
+        assert await two.flusher.flush()
     await one.clock.advance(400)
     await one.caller_day(who)
     assert (await one.decide(who)).percent == 80
@@ -126,13 +126,13 @@ async def test_flush_of_unknown_outcome_counts_once_beside_the_shards(one: Budge
         raise StoreUnavailable("the answer was lost", maybe_applied=True)
 
     one.store._store.transact = loses_the_answer  # type: ignore[method-assign]
-    assert not await one.recorder.flush()
+    assert not await one.flusher.flush()
     await one.clock.advance(400)
     await one.caller_day(who)
     await one.wait_for_refresh()
     assert (await one.decide(who)).percent == 60
     one.store._store.transact = transact  # type: ignore[method-assign]
-    assert await one.recorder.flush()
+    assert await one.flusher.flush()
     await one.clock.advance(400)
     await one.caller_day(who)
     assert (await one.decide(who)).percent == 60

@@ -1,4 +1,4 @@
-"""A report from a store filled by the real recorder: exact, whoever has added up what, whenever, in any zone."""
+"""A report from a store filled by the real flusher: exact, whoever has added up what, whenever, in any zone."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Org:
         self.rec.journal.record(number, Receipt(UsageCounts(1, int(estimated), 10, 20, pico=pico)))
 
     async def flush(self) -> None:
-        assert await self.rec.recorder.flush()
+        assert await self.rec.flusher.flush()
 
     async def aggregate(self, *, looks_back: bool = False) -> None:
         """Looking back, it would also add up what other tests have on a server that is shared."""

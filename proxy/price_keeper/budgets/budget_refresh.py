@@ -27,8 +27,8 @@ from price_keeper.domain import Scope
 from price_keeper.errors import ConditionFailed, StoreError
 from price_keeper.ledger.aggregator import AS_OF_ATTRIBUTE, build_shard_keys, build_total_key, sum_items
 from price_keeper.ledger.counter_writes import COST_ATTRIBUTE, to_pico
+from price_keeper.ledger.flusher import Flusher
 from price_keeper.ledger.ledger_entries import Counter
-from price_keeper.ledger.recorder import Recorder
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Item, Key, Store
 from price_keeper.tasks import Tasks
@@ -52,7 +52,7 @@ class BudgetRefresher:
         self,
         config: Config,
         store: Store,
-        recorder: Recorder,
+        flusher: Flusher,
         clock: Clock,
         tasks: Tasks,
         alerts: AlertRaiser | None,
@@ -61,11 +61,11 @@ class BudgetRefresher:
         app_labels: AppLabelCache,
         snapshot: BudgetSnapshot,
     ) -> None:
-        self.reader = BudgetReader(config, store, recorder, clock, snapshot)
+        self.reader = BudgetReader(config, store, flusher, clock, snapshot)
         self.snapshot = snapshot
         self._aggregator_seconds = config.aggregator.interval_secs
         self._store = store
-        self._recorder = recorder
+        self._flusher = flusher
         self._clock = clock
         self._tasks = tasks
         self._alerts = alerts
@@ -179,7 +179,7 @@ class BudgetRefresher:
                 min(refresh.due_at, moment + app_label_cache.REFRESH_SECONDS),
             )
         if budget.is_tight:
-            self._recorder.request_flush()
+            self._flusher.request_flush()
         return has_spend
 
     def _schedule_next(self, refresh: RefreshState, moment: float) -> None:
@@ -259,13 +259,11 @@ class BudgetRefresher:
 class BudgetReader:
     """Reads settings, sticky state and spend. Each coroutine raises StoreError."""
 
-    def __init__(
-        self, config: Config, store: Store, recorder: Recorder, clock: Clock, snapshot: BudgetSnapshot
-    ) -> None:
+    def __init__(self, config: Config, store: Store, flusher: Flusher, clock: Clock, snapshot: BudgetSnapshot) -> None:
         self._defaults = config.defaults
         self._thresholds = config.alerts.thresholds_pct
         self._store = store
-        self._recorder = recorder
+        self._flusher = flusher
         self._clock = clock
         self._snapshot = snapshot
 
@@ -315,7 +313,7 @@ class BudgetReader:
         """Read all that was flushed: exact, unless a flush of this process is in progress or in doubt."""
         counters = _build_counters(budget)
         keys = [key for counter in counters for key in build_shard_keys(counter)]
-        async with self._recorder.without_flush() as is_quiet:
+        async with self._flusher.without_flush() as is_quiet:
             began = self._clock.monotonic()
             items = await self._store.get_many(keys, consistent=True)
             for number, counter in enumerate(counters):

@@ -30,8 +30,8 @@ from price_keeper.clock import Clock
 from price_keeper.config import Config, LabelConfig
 from price_keeper.domain import Caller, Scope
 from price_keeper.errors import Busy, UnknownOrg
+from price_keeper.ledger.flusher import Flusher
 from price_keeper.ledger.ledger_entries import ChargedCounters, Counter
-from price_keeper.ledger.recorder import Recorder
 from price_keeper.org_calendar import Period, PeriodSpan, find_span
 from price_keeper.stores.contract import Store
 from price_keeper.tasks import Tasks
@@ -125,7 +125,7 @@ class BudgetRegistry:
         self,
         config: Config,
         store: Store,
-        recorder: Recorder,
+        flusher: Flusher,
         clock: Clock,
         tasks: Tasks,
         alerts: AlertRaiser | None = None,
@@ -136,14 +136,14 @@ class BudgetRegistry:
         self.snapshot = snapshot or BudgetSnapshot(clock.now)
         self._refuses_unread = config.on_store_down == "refuse"
         self.unknown_orgs = UnknownOrgs(config.unknown_org, clock, self.snapshot)
-        self._recorder = recorder
+        self._flusher = flusher
         self._clock = clock
         self._tasks = tasks
         self.app_labels = AppLabelCache(config.labels, store, clock, tasks, self._on_app_labels)
         self.refresher = BudgetRefresher(
             config,
             store,
-            recorder,
+            flusher,
             clock,
             tasks,
             alerts,
@@ -162,7 +162,7 @@ class BudgetRegistry:
         self.on_spent_elsewhere: Callable[[Counter], None] = lambda _: None
         # reads what other workers have recorded since
         self.reread_snapshot: Callable[[], Awaitable[None]] | None = None
-        recorder.sender.flush_listener = self
+        flusher.sender.flush_listener = self
 
     def register_metrics(self, telemetry: MetricsRegistry) -> None:
         telemetry.add(metrics.SCOPES, lambda: len(self._refresh_states))
@@ -292,13 +292,13 @@ class BudgetRegistry:
         return refresh.budget, refresh.override
 
     def note_spend_elsewhere(self, counter: Counter) -> None:
-        """Another writer than this process's recorder added to the counter, so the known spend is too low."""
+        """Another writer than this process's flusher added to the counter, so the known spend is too low."""
         refresh = self._refresh_states.get((counter.scope, counter.period))
         if refresh is not None:
             self.refresher.refresh_soon(refresh)
         self.on_spent_elsewhere(counter)
 
-    # Notifications of the recorder (FlushListener).
+    # Notifications of the flusher (FlushListener).
 
     def on_sending(self, counter: Counter, pico: int) -> None:
         for tracker in self._find_trackers(counter):
@@ -437,8 +437,8 @@ class BudgetRegistry:
             return sums
 
         def read_unflushed() -> dict[str, tuple[int, int]]:
-            in_doubt = sum_by_label(self._recorder.possibly_stored_by_counter())
-            unflushed = sum_by_label(self._recorder.unflushed_by_counter())
+            in_doubt = sum_by_label(self._flusher.possibly_stored_by_counter())
+            unflushed = sum_by_label(self._flusher.unflushed_by_counter())
             return {label: (pico, in_doubt.get(label, 0)) for label, pico in unflushed.items()}
 
         budget = BudgetState(

@@ -20,12 +20,12 @@ from price_keeper.config import Config
 from price_keeper.config.config_sections import PSEUDO_LABELS
 from price_keeper.errors import JournalFull, JournalUnusable, StoreError
 from price_keeper.ledger.aggregator import Aggregator
+from price_keeper.ledger.flusher import Flusher, FlushInterval
 from price_keeper.ledger.journal import Journal
 from price_keeper.ledger.journal_lock import is_disk_full, lock_folder
 from price_keeper.ledger.lease_file import BudgetLeaseFile, release_former_leases
 from price_keeper.ledger.ledger_entries import PICO_PER_USD, UsageCounts
 from price_keeper.ledger.orphaned_journals import OrphanedJournals
-from price_keeper.ledger.recorder import FlushInterval, Recorder
 from price_keeper.ledger.recovery import RecoveredJournal, recover
 from price_keeper.ledger.segment_sender import SegmentSender
 from price_keeper.ledger.ulid import UlidFactory
@@ -85,7 +85,7 @@ async def _send_first(recovered: RecoveredJournal, sender: SegmentSender, cause:
 class Recording:
     """The parts of a process's ledger, and their background work."""
 
-    recorder: Recorder
+    flusher: Flusher
     recovered: RecoveredJournal
     aggregator: Aggregator
     lease_file: BudgetLeaseFile  # the hard budgets that this run leased money from
@@ -97,9 +97,9 @@ class Recording:
     _orphans_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def start(self, config: Config, tasks: Tasks) -> None:
-        tasks.start("flush timer", self.recorder.run_flush_timer)
-        tasks.start("flush", self.recorder.run_flushes)
-        tasks.run_every("journal to disk", config.journal.fsync_interval_ms / 1000, self.recorder.sync_journal)
+        tasks.start("flush timer", self.flusher.run_flush_timer)
+        tasks.start("flush", self.flusher.run_flushes)
+        tasks.run_every("journal to disk", config.journal.fsync_interval_ms / 1000, self.flusher.sync_journal)
         tasks.run_every("totals", config.aggregator.interval_secs, self.aggregator.run, jitter=AGGREGATE_JITTER)
         tasks.run_every(
             "holds of former runs", LEASE_RETURN_INTERVAL_SECONDS, self.return_former_leases, jitter=AGGREGATE_JITTER
@@ -119,18 +119,18 @@ class Recording:
             finally:  # journals found before a failure must not wait for the next attempt
                 for journal in self.orphans.take_found():
                     self.recovered.add_losses(journal)
-                    self.recorder.adopt_segments(journal.sealed)
+                    self.flusher.adopt_segments(journal.sealed)
             await self._finish_orphans(self.orphans)
 
     async def _finish_orphans(self, orphans: OrphanedJournals) -> None:
         for folder in orphans.folders:
-            if not self.recorder.has_unflushed_in(folder):
+            if not self.flusher.has_unflushed_in(folder):
                 await orphans.finish_folder(folder, self.store, self.clock)
 
     async def return_former_leases(self) -> None:
         """Return the unspent budget leases of earlier runs, once, as soon as all spend of those runs is in the
         store."""
-        if not self.has_former_leases or self.recorder.has_recovered_segments:
+        if not self.has_former_leases or self.flusher.has_recovered_segments:
             return
         try:
             returned_pico = await release_former_leases(self.store, self.clock, self.folder, self.lease_file.holder)
@@ -144,14 +144,14 @@ class Recording:
     async def finish(self) -> None:
         """Flush what is recorded; what the store does not take waits in the journal for the next start. Then, when no
         call can begin any more, return the budget leases."""
-        self.recorder.journal.retry_unwritten()  # the next start would count an unwritten receipt as estimated
+        self.flusher.journal.retry_unwritten()  # the next start would count an unwritten receipt as estimated
         try:
             async with asyncio.timeout(LAST_FLUSH_TIMEOUT_SECONDS):
-                await self.recorder.flush()
+                await self.flusher.flush()
         except TimeoutError:
             _log.warning("the last flush takes too long; what is recorded waits in the journal for the next start")
-        await self.recorder.close()
-        if self.recorder.is_fully_flushed:
+        await self.flusher.close()
+        if self.flusher.is_fully_flushed:
             await self._return_leases()
 
     async def _return_leases(self) -> None:
@@ -168,21 +168,21 @@ class Recording:
 
     def add_to(self, telemetry: MetricsRegistry) -> None:
         """Register the metrics of the ledger."""
-        recorder, recovered, aggregator = self.recorder, self.recovered, self.aggregator
+        flusher, recovered, aggregator = self.flusher, self.recovered, self.aggregator
 
-        add_usage_metrics(telemetry, recorder.journal)
-        telemetry.add(metrics.CALLS_OPEN, lambda: recorder.journal.open_calls)
-        telemetry.add(metrics.UNFLUSHED_USD, lambda: recorder.unflushed_pico / PICO_PER_USD)
-        telemetry.add(metrics.UNFLUSHED_LIMIT_USD, lambda: recorder.limit_pico / PICO_PER_USD)
-        telemetry.add(metrics.UNFLUSHED_SECONDS, lambda: recorder.lag_seconds)
-        telemetry.add(metrics.STORE_TROUBLE, lambda: bool(recorder.store_trouble))
-        telemetry.add(metrics.JOURNAL_TROUBLE, lambda: bool(recorder.journal.trouble))
-        telemetry.add(metrics.JOURNAL_SEGMENTS_WAITING, lambda: recorder.waiting_segments)
+        add_usage_metrics(telemetry, flusher.journal)
+        telemetry.add(metrics.CALLS_OPEN, lambda: flusher.journal.open_calls)
+        telemetry.add(metrics.UNFLUSHED_USD, lambda: flusher.unflushed_pico / PICO_PER_USD)
+        telemetry.add(metrics.UNFLUSHED_LIMIT_USD, lambda: flusher.limit_pico / PICO_PER_USD)
+        telemetry.add(metrics.UNFLUSHED_SECONDS, lambda: flusher.lag_seconds)
+        telemetry.add(metrics.STORE_TROUBLE, lambda: bool(flusher.store_trouble))
+        telemetry.add(metrics.JOURNAL_TROUBLE, lambda: bool(flusher.journal.trouble))
+        telemetry.add(metrics.JOURNAL_SEGMENTS_WAITING, lambda: flusher.waiting_segments)
         telemetry.add(metrics.JOURNAL_TORN_LINES, lambda: recovered.corrupt_lines)
         telemetry.add(metrics.JOURNAL_LOST_CALLS, lambda: recovered.estimated_calls)
-        telemetry.add(metrics.FLUSHES, lambda: recorder.sender.sent_segments)
-        telemetry.add(metrics.FLUSH_REPEATS, lambda: recorder.sender.repeated_parts)
-        telemetry.add(metrics.FLUSH_REJECTS, lambda: len(recorder.sender.rejected_ulids))
+        telemetry.add(metrics.FLUSHES, lambda: flusher.sender.sent_segments)
+        telemetry.add(metrics.FLUSH_REPEATS, lambda: flusher.sender.repeated_parts)
+        telemetry.add(metrics.FLUSH_REJECTS, lambda: len(flusher.sender.rejected_ulids))
         telemetry.add(metrics.TOTALS_WRITTEN, lambda: aggregator.totals_written)
         telemetry.add(metrics.TOTALS_LEFT_ALONE, lambda: aggregator.totals_fresh)
         telemetry.add(metrics.TOTALS_AGE_SECONDS, lambda: self.clock.monotonic() - aggregator.completed_at)
@@ -240,7 +240,7 @@ async def open_recording(
         journal = await begin_journal(
             folder, recovered, sender, lambda: Journal(folder, ulids, (*config.labels, *PSEUDO_LABELS))
         )
-        recorder = Recorder(
+        flusher = Flusher(
             journal,
             recovered.sealed,
             sender,
@@ -251,5 +251,5 @@ async def open_recording(
         )
         aggregator = Aggregator(store, clock, config.aggregator.interval_secs)
         yield Recording(
-            recorder, recovered, aggregator, BudgetLeaseFile(folder, ulids.new()), store, clock, folder, orphans=orphans
+            flusher, recovered, aggregator, BudgetLeaseFile(folder, ulids.new()), store, clock, folder, orphans=orphans
         )

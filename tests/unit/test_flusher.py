@@ -38,17 +38,17 @@ async def test_what_is_recorded_arrives_and_its_file_goes(rec: RecordingHarness)
     for _ in range(10):
         rec.spend(3_000_001)
     rec.journal.record(rec.begin(), None)
-    assert await rec.recorder.flush()
+    assert await rec.flusher.flush()
     assert await rec.read_counts() == (10, 30_000_010)
     assert len(rec.segments()) == 1  # the one that is written to
-    assert await rec.recorder.flush()  # nothing new is no write
+    assert await rec.flusher.flush()  # nothing new is no write
     assert len(rec.store.transactions) == 1
 
 
 async def test_money_is_exact_to_the_last_pico_dollar(rec: RecordingHarness) -> None:
     for pico in (1, 10**6 - 1, 10**6, 123_456_789_012_345_678):
         rec.spend(pico)
-        assert await rec.recorder.flush()
+        assert await rec.flusher.flush()
     assert await rec.read_counts() == (4, 123_456_789_012_345_678 + 2 * 10**6)
 
 
@@ -57,43 +57,43 @@ async def test_a_flush_that_fails_is_repeated_and_counts_once(rec: RecordingHarn
     rec.store.faults = [fault, fault]  # type: ignore[list-item]
     rec.spend(5)
     for is_done in (False, fault == "after", True):
-        assert await rec.recorder.flush() is is_done
+        assert await rec.flusher.flush() is is_done
         if is_done:
             assert (await rec.read_counts()) == (1, 5)
     assert len(rec.segments()) == 1
-    assert rec.recorder.store_trouble == ""
+    assert rec.flusher.store_trouble == ""
 
 
 async def test_a_lost_answer_is_seen_by_the_marker(rec: RecordingHarness) -> None:
     rec.store.faults = ["after"]
     rec.spend(5)
-    assert not await rec.recorder.flush()
+    assert not await rec.flusher.flush()
     assert await rec.read_counts() == (1, 5)
-    assert await rec.recorder.flush()
-    assert (await rec.read_counts(), rec.recorder.sender.repeated_parts) == ((1, 5), 1)
+    assert await rec.flusher.flush()
+    assert (await rec.read_counts(), rec.flusher.sender.repeated_parts) == ((1, 5), 1)
 
 
 async def test_segments_go_in_their_order_and_wait_for_each_other(rec: RecordingHarness) -> None:
     rec.store.is_away = True
     for _ in range(5):
         rec.spend(7)
-        assert not await rec.recorder.flush()
+        assert not await rec.flusher.flush()
     # One waits, and the journal goes on in the next for as long as it may.
-    assert (rec.recorder.waiting_segments, len(rec.segments()), rec.recorder.unflushed_pico) == (1, 2, 35)
+    assert (rec.flusher.waiting_segments, len(rec.segments()), rec.flusher.unflushed_pico) == (1, 2, 35)
     rec.store.is_away = False
     rec.store.faults = ["before"]
-    assert not await rec.recorder.flush()
-    assert await rec.recorder.flush()
-    assert (await rec.read_counts(), rec.recorder.unflushed_pico) == ((5, 35), 0)
+    assert not await rec.flusher.flush()
+    assert await rec.flusher.flush()
+    assert (await rec.read_counts(), rec.flusher.unflushed_pico) == ((5, 35), 0)
 
 
 async def test_what_the_store_will_never_take_does_not_hold_up_the_rest(rec: RecordingHarness) -> None:
     rec.store.faults = ["rejected"]
     rec.spend(1)
-    await rec.recorder.flush()
+    await rec.flusher.flush()
     rec.spend(2)
-    assert await rec.recorder.flush()
-    assert (await rec.read_counts(), len(rec.recorder.sender.rejected_ulids)) == ((1, 2), 1)
+    assert await rec.flusher.flush()
+    assert (await rec.read_counts(), len(rec.flusher.sender.rejected_ulids)) == ((1, 2), 1)
     assert len(rec.segments()) == 2  # it is kept for a person to look at
 
 
@@ -102,7 +102,7 @@ async def test_many_counters_go_in_parts(rec: RecordingHarness) -> None:
     rec.store.faults = ["after", "before"]
     for counter in counters:
         rec.spend(11, counter)
-    while not await rec.recorder.flush():
+    while not await rec.flusher.flush():
         pass
     assert {await rec.read_counts(counter) for counter in counters} == {(1, 11)}
     assert all(len(writes) <= 100 for writes in rec.store.transactions)
@@ -111,7 +111,7 @@ async def test_many_counters_go_in_parts(rec: RecordingHarness) -> None:
 async def test_a_counter_is_listed_on_the_days_it_is_written_to(rec: RecordingHarness) -> None:
     for label in ("premium", "premium", "economy"):
         rec.spend(1, rec.counter(label))
-        await rec.recorder.flush()
+        await rec.flusher.flush()
     listed = schema.active_counter_key("20261118", rec.scope, "premium", "DAY#20261118")
     item = await rec.store.get(listed)
     assert item is not None
@@ -119,7 +119,7 @@ async def test_a_counter_is_listed_on_the_days_it_is_written_to(rec: RecordingHa
     assert [len(writes) for writes in rec.store.transactions] == [3, 2, 3]
     await rec.clock.advance(86_400)
     rec.spend(1)
-    await rec.recorder.flush()
+    await rec.flusher.flush()
     assert await rec.store.get(listed._replace(pk="ACTIVE#20261119")) is not None
 
 
@@ -130,14 +130,14 @@ async def test_a_restart_flushes_what_was_left_and_estimates_what_was_under_way(
         first.spend(100)
         first.begin(estimate=1000)
         first.store.faults = ["after"]
-        await first.recorder.flush()
+        await first.flusher.flush()
         first.spend(10)
         first.begin(estimate=2000)
     async with open_recording_harness(tmp_path / "journal", exact_store, scope=first.scope) as second:
         assert second.recovered.estimated_calls == 2
-        assert second.recorder.unflushed_pico == 3110
+        assert second.flusher.unflushed_pico == 3110
         second.spend(1)
-        assert await second.recorder.flush()
+        assert await second.flusher.flush()
         assert await second.read_counts() == (5, 3111)
         assert len(second.segments()) == 1
     async with open_recording_harness(tmp_path / "journal", exact_store, scope=first.scope) as third:
@@ -149,12 +149,12 @@ async def test_a_copy_of_a_journal_counts_nothing_again(tmp_path: Path, exact_st
     async with open_recording_harness(tmp_path / "journal", exact_store) as rec:
         rec.spend(100)
         rec.store.faults = ["before"]
-        await rec.recorder.flush()
+        await rec.flusher.flush()
         shutil.copytree(rec.folder, tmp_path / "copy")
-        assert await rec.recorder.flush()
+        assert await rec.flusher.flush()
     async with open_recording_harness(tmp_path / "copy", exact_store, scope=rec.scope) as copy:
-        assert await copy.recorder.flush()
-        assert (await copy.read_counts(), copy.recorder.sender.repeated_parts) == ((1, 100), 1)
+        assert await copy.flusher.flush()
+        assert (await copy.read_counts(), copy.flusher.sender.repeated_parts) == ((1, 100), 1)
 
 
 async def test_what_is_so_old_that_its_marker_may_be_gone_waits_for_a_person(
@@ -163,11 +163,11 @@ async def test_what_is_so_old_that_its_marker_may_be_gone_waits_for_a_person(
     async with open_recording_harness(tmp_path / "journal", exact_store) as first:
         first.spend(100)
         first.store.is_away = True
-        await first.recorder.flush()
+        await first.flusher.flush()
     clock = ManualClock(first.clock.now() + 35 * 86_400)
     async with open_recording_harness(tmp_path / "journal", exact_store, clock, first.scope) as late:
-        assert await late.recorder.flush()
-        assert (await late.read_counts(), len(late.recorder.sender.rejected_ulids)) == ((0, 0), 1)
+        assert await late.flusher.flush()
+        assert (await late.read_counts(), len(late.flusher.sender.rejected_ulids)) == ((0, 0), 1)
         forced = SegmentSender(late.store, clock, force=True)
         for sealed in recover(late.folder).sealed:
             await forced.send(sealed)
@@ -180,21 +180,21 @@ async def test_what_is_forced_reaches_a_total_whose_shards_are_gone(rec: Recordi
     gone, stays = counters[0], counters[1]
     for counter in counters:
         rec.spend(100, counter)
-    assert await rec.recorder.flush()
+    assert await rec.flusher.flush()
     aggregator = Aggregator(rec.store, rec.clock, 60)
     for counter in (gone, stays):
         await aggregator._update(counter, 0)
     for counter in counters:
         rec.spend(11, counter)
     rec.store.is_away = True
-    await rec.recorder.flush()
+    await rec.flusher.flush()
     rec.store.is_away = False
     await rec.clock.advance(40 * 86_400)
     for key in build_shard_keys(gone):
         await rec.store.delete(Delete(key))
     forced = SegmentSender(rec.store, rec.clock, force=True)
     rec.store.faults = ["after", "after", "after"]
-    (sealed,) = rec.recorder._unsent
+    (sealed,) = rec.flusher._unsent
     for _ in range(6):
         with suppress(StoreUnavailable):
             await forced.send(sealed)
@@ -214,12 +214,12 @@ async def test_a_segment_of_an_idle_process_is_not_too_old(tmp_path: Path, exact
         carried = idle.begin(estimate=1000)
         for _ in range(40):
             await idle.clock.advance(86_401)
-            assert await idle.recorder.flush()
+            assert await idle.flusher.flush()
         idle.spend(7)
         idle.journal.record(carried, Receipt(UsageCounts(1, pico=3)))
     async with open_recording_harness(tmp_path / "journal", exact_store, idle.clock, idle.scope) as late:
-        assert await late.recorder.flush()
-        assert (await late.read_counts(), late.recorder.sender.rejected_ulids) == ((2, 10), [])
+        assert await late.flusher.flush()
+        assert (await late.read_counts(), late.flusher.sender.rejected_ulids) == ((2, 10), [])
 
 
 async def test_a_marker_outlives_its_segment_also_when_the_clock_was_ahead(tmp_path: Path, exact_store: Store) -> None:
@@ -229,10 +229,10 @@ async def test_a_marker_outlives_its_segment_also_when_the_clock_was_ahead(tmp_p
     clock.set_wall(clock.now() - 20 * 86_400)
     async with open_recording_harness(tmp_path / "journal", exact_store, clock, ahead.scope) as rec:
         name = rec.recovered.newest_ulid
-        assert await rec.recorder.flush()
+        assert await rec.flusher.flush()
         rec.spend(2)
-        assert await rec.recorder.flush()
-        assert (await rec.read_counts(), rec.recorder.sender.rejected_ulids) == ((2, 3), [])
+        assert await rec.flusher.flush()
+        assert (await rec.read_counts(), rec.flusher.sender.rejected_ulids) == ((2, 3), [])
         for writes in rec.store.transactions:
             assert isinstance(writes[0], Put)
             assert writes[0].item[EXPIRY_ATTRIBUTE] >= read_created_at(name) + 35 * 86_400 - 1  # type: ignore[operator]
@@ -245,30 +245,30 @@ async def test_past_the_limit_no_call_is_let_through(tmp_path: Path, exact_store
     async with open_recording_harness(tmp_path / "journal", exact_store, max_usd=2) as rec:
         rec.store.is_away = True
         rec.spend(2 * USD)
-        rec.recorder.admit()
-        await rec.recorder.flush()
+        rec.flusher.admit()
+        await rec.flusher.flush()
         rec.spend(1)
         with pytest.raises(RecordingUnavailable, match="2 USD waits for the store"):
-            rec.recorder.admit()
+            rec.flusher.admit()
         with pytest.raises(RecordingUnavailable):
-            await rec.recorder.check()
+            await rec.flusher.check()
         rec.store.is_away = False
-        await rec.recorder.flush()
-        rec.recorder.admit()
-        await rec.recorder.check()
+        await rec.flusher.flush()
+        rec.flusher.admit()
+        await rec.flusher.check()
 
 
 async def test_refuse_means_refuse_while_the_store_is_away(tmp_path: Path, exact_store: Store) -> None:
     async with open_recording_harness(tmp_path / "journal", exact_store, refuses=True) as rec:
-        rec.recorder.admit()
+        rec.flusher.admit()
         rec.store.is_away = True
         rec.spend(1)
-        await rec.recorder.flush()
+        await rec.flusher.flush()
         with pytest.raises(RecordingUnavailable, match="the store that keeps count of spend is away"):
-            rec.recorder.admit()
+            rec.flusher.admit()
         rec.store.is_away = False
-        await rec.recorder.flush()
-        rec.recorder.admit()
+        await rec.flusher.flush()
+        rec.flusher.admit()
 
 
 async def test_a_full_disk_refuses_new_calls_and_forgets_nothing(
@@ -276,7 +276,7 @@ async def test_a_full_disk_refuses_new_calls_and_forgets_nothing(
 ) -> None:
     monkeypatch.setattr(segment, "MAX_ROOM_BYTES", 0)  # from the next segment on
     rec.spend(4)
-    assert await rec.recorder.flush()
+    assert await rec.flusher.flush()
     number, write = rec.begin(estimate=9), os.pwrite
 
     def full(file: int, data: bytes, at: int) -> int:
@@ -287,12 +287,12 @@ async def test_a_full_disk_refuses_new_calls_and_forgets_nothing(
         rec.begin()
     rec.journal.record(number, Receipt(UsageCounts(1, pico=3)))
     with pytest.raises(RecordingUnavailable, match="No space left"):
-        await rec.recorder.check()
-    await rec.recorder.flush()
+        await rec.flusher.check()
+    await rec.flusher.flush()
     monkeypatch.setattr(os, "pwrite", write)
-    await rec.recorder.sync_journal()
-    await rec.recorder.check()
-    assert await rec.recorder.flush()
+    await rec.flusher.sync_journal()
+    await rec.flusher.check()
+    assert await rec.flusher.flush()
     assert await rec.read_counts() == (2, 7)
 
 
@@ -311,8 +311,8 @@ def test_a_second_process_on_one_journal_is_turned_away(tmp_path: Path) -> None:
 
 async def test_thin_traffic_is_flushed_ever_more_seldom_and_much_of_it_soon(rec: RecordingHarness) -> None:
     async with Tasks(rec.clock) as tasks:
-        tasks.start("time", rec.recorder.run_flush_timer)
-        tasks.start("flushing", rec.recorder.run_flushes)
+        tasks.start("time", rec.flusher.run_flush_timer)
+        tasks.start("flushing", rec.flusher.run_flushes)
         gaps = [await until_flushed(rec, requests=1) for _ in range(5)]
         assert gaps == [pytest.approx(gap, abs=0.5) for gap in (1, 2, 4, 8, 15)]
         gaps = [await until_flushed(rec, requests=300) for _ in range(6)]
@@ -321,7 +321,7 @@ async def test_thin_traffic_is_flushed_ever_more_seldom_and_much_of_it_soon(rec:
         before = len(rec.store.transactions)
         await rec.clock.advance(0.8)
         rec.spend(99 * USD)
-        rec.recorder.admit()  # which sees how much it is
+        rec.flusher.admit()  # which sees how much it is
         await flushes_settle(rec, before + 1, within=1.2)
 
 
@@ -347,29 +347,29 @@ async def arrived(rec: RecordingHarness) -> None:
     """What threads and sockets do takes turns of the loop, not time."""
     for _ in range(200):
         await settle()
-        if not rec.recorder._flush_gate._is_flushing:
+        if not rec.flusher._flush_gate._is_flushing:
             return
         await asyncio.sleep(0.001)
 
 
 async def test_waiting_money_and_lag_can_be_told(rec: RecordingHarness) -> None:
-    assert rec.recorder.lag_seconds == 0
+    assert rec.flusher.lag_seconds == 0
     rec.store.is_away = True
     rec.spend(5)
     await rec.clock.advance(10)
-    await rec.recorder.flush()
+    await rec.flusher.flush()
     await rec.clock.advance(20)
-    assert rec.recorder.lag_seconds == 30
-    assert (rec.recorder.unflushed_pico, rec.recorder.waiting_segments) == (5, 1)
+    assert rec.flusher.lag_seconds == 30
+    assert (rec.flusher.unflushed_pico, rec.flusher.waiting_segments) == (5, 1)
     rec.store.is_away = False
-    await rec.recorder.flush()
-    assert (rec.recorder.lag_seconds, rec.recorder.unflushed_pico) == (0, 0)
+    await rec.flusher.flush()
+    assert (rec.flusher.lag_seconds, rec.flusher.unflushed_pico) == (0, 0)
 
 
 async def test_a_flush_is_two_writes_for_each_thing_it_changes(rec: RecordingHarness) -> None:
     for _ in range(50):
         rec.spend(1)
-    await rec.recorder.flush()
+    await rec.flusher.flush()
     (writes,) = rec.store.transactions
     assert [type(write).__name__ for write in writes] == ["Put", "Update", "Update"]
     assert isinstance(writes[1], Update)

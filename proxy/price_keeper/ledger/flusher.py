@@ -104,7 +104,7 @@ class FlushGate:
                 waiter.set_result(None)
 
 
-class Recorder:
+class Flusher:
     """Flushes the journal to the store in the background, and tells whether a call can be recorded. No call is admitted
     while more than `max_unflushed_pico` waits for the store, or, with `refuses_without_store`, while the store does not
     answer."""
