@@ -269,7 +269,13 @@ def build_label_selector(
 ) -> LabelSelector:
     labels = LabelResolver(config.labels, allows_unlabelled=config.unlabelled == "meter")
     return LabelSelector(
-        labels, budgets, meters, _build_find_targets(config, bedrock), flusher.admit, hard_budgets, request_stats
+        labels,
+        budgets,
+        meters,
+        _build_find_targets(config, bedrock),
+        flusher.check_recordable,
+        hard_budgets,
+        request_stats,
     )
 
 

@@ -245,30 +245,30 @@ async def test_past_the_limit_no_call_is_let_through(tmp_path: Path, exact_store
     async with open_recording_harness(tmp_path / "journal", exact_store, max_usd=2) as rec:
         rec.store.is_away = True
         rec.spend(2 * USD)
-        rec.flusher.admit()
+        rec.flusher.check_recordable()
         await rec.flusher.flush()
         rec.spend(1)
         with pytest.raises(RecordingUnavailable, match="2 USD waits for the store"):
-            rec.flusher.admit()
+            rec.flusher.check_recordable()
         with pytest.raises(RecordingUnavailable):
             await rec.flusher.check()
         rec.store.is_away = False
         await rec.flusher.flush()
-        rec.flusher.admit()
+        rec.flusher.check_recordable()
         await rec.flusher.check()
 
 
 async def test_refuse_means_refuse_while_the_store_is_away(tmp_path: Path, exact_store: Store) -> None:
     async with open_recording_harness(tmp_path / "journal", exact_store, refuses=True) as rec:
-        rec.flusher.admit()
+        rec.flusher.check_recordable()
         rec.store.is_away = True
         rec.spend(1)
         await rec.flusher.flush()
         with pytest.raises(RecordingUnavailable, match="the store that keeps count of spend is away"):
-            rec.flusher.admit()
+            rec.flusher.check_recordable()
         rec.store.is_away = False
         await rec.flusher.flush()
-        rec.flusher.admit()
+        rec.flusher.check_recordable()
 
 
 async def test_a_full_disk_refuses_new_calls_and_forgets_nothing(
@@ -321,7 +321,7 @@ async def test_thin_traffic_is_flushed_ever_more_seldom_and_much_of_it_soon(rec:
         before = len(rec.store.transactions)
         await rec.clock.advance(0.8)
         rec.spend(99 * USD)
-        rec.flusher.admit()  # which sees how much it is
+        rec.flusher.check_recordable()  # which sees how much it is
         await flushes_settle(rec, before + 1, within=1.2)
 
 

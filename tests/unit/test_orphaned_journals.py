@@ -85,11 +85,11 @@ async def test_while_the_store_is_away_nothing_is_lost_or_forgotten(tmp_path: Pa
         await running.adopt_orphans()
         assert find_worker_folders(tmp_path) == [tmp_path / "worker-2"]
         with pytest.raises(RecordingUnavailable, match="waits for the store"):  # what waits there counts, too
-            running.flusher.admit()
+            running.flusher.check_recordable()
         away.is_away = False
         assert await running.flusher.flush()
         await running.adopt_orphans()
-        running.flusher.admit()
+        running.flusher.check_recordable()
     assert find_worker_folders(tmp_path) == []
     assert await counted(exact_store, left) == [(2, 10**12 + 7)]
 

@@ -105,9 +105,9 @@ class FlushGate:
 
 
 class Flusher:
-    """Flushes the journal to the store in the background, and tells whether a call can be recorded. No call is admitted
-    while more than `max_unflushed_pico` waits for the store, or, with `refuses_without_store`, while the store does not
-    answer."""
+    """Flushes the journal to the store in the background, and tells whether the cost of a call can be recorded: not
+    while more than `max_unflushed_pico` waits for the store, nor, with `refuses_without_store`, while the store does
+    not answer."""
 
     def __init__(
         self,
@@ -138,7 +138,7 @@ class Flusher:
 
     # Calls.
 
-    def admit(self) -> None:
+    def check_recordable(self) -> None:
         """Raises RecordingUnavailable if a call must not be sent, because its spend could not be recorded."""
         pico, journal = self.journal.tally.pico, self.journal
         if pico + self._unsent_pico > self._max_unflushed_pico:
@@ -225,7 +225,7 @@ class Flusher:
         rejected."""
         if self.journal.trouble:
             raise RecordingUnavailable(f"the journal cannot be written: {self.journal.trouble}")
-        self.admit()
+        self.check_recordable()
         if self.store_trouble:
             raise RecordingUnavailable("spend cannot be flushed, and waits in the journal; the log says why")
         rejected = len(self.sender.rejected)
