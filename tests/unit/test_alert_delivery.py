@@ -208,7 +208,7 @@ async def test_a_clock_that_was_set_back_prolongs_nothing(folder: Path, clock: M
 async def test_what_does_not_fit_waits_on_the_disk_the_oldest_first(
     folder: Path, clock: ManualClock, tasks: Tasks
 ) -> None:
-    made, receiver = process(folder, clock, tasks, *[AWAY] * 2, most_on_the_way=2)
+    made, receiver = process(folder, clock, tasks, *[AWAY] * 2, max_in_flight=2)
     for pct in (10, 20, 30, 40, 50):
         assert await made.raise_alert(scope(), pct)
         await settle()
@@ -226,7 +226,7 @@ async def test_what_does_not_fit_waits_on_the_disk_the_oldest_first(
 
 
 async def test_those_on_the_way_take_nobody_elses_turn(folder: Path, clock: ManualClock, tasks: Tasks) -> None:
-    made, receiver = process(folder, clock, tasks, most_on_the_way=2)
+    made, receiver = process(folder, clock, tasks, max_in_flight=2)
     gates = {b"10": asyncio.Event(), b"20": asyncio.Event(), b"30": asyncio.Event()}
 
     async def send(name: str, body: bytes) -> WebhookResponse:
@@ -279,7 +279,7 @@ async def test_a_full_disk_withholds_no_alert(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(outbox_module.os, "fsync", full)
-    made, receiver = process(folder, clock, tasks, most_on_the_way=int(fits))
+    made, receiver = process(folder, clock, tasks, max_in_flight=int(fits))
     assert await made.raise_alert(scope())
     await settle()
     assert len(receiver.received) == int(fits)

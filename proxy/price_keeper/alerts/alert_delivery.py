@@ -37,14 +37,14 @@ class AlertDeliveries:
         tasks: Tasks,
         *,
         chance: Callable[[], float] = random.random,
-        most_on_the_way: int = MAX_IN_FLIGHT,
+        max_in_flight: int = MAX_IN_FLIGHT,
     ) -> None:
         self._outbox = outbox
         self._webhook = webhook
         self._clock = clock
         self._tasks = tasks
         self._chance = chance
-        self._max_in_flight = most_on_the_way
+        self._max_in_flight = max_in_flight
         self._in_flight: set[str] = set()
         self._request_slots = asyncio.Semaphore(MAX_CONCURRENT_REQUESTS)
         self.delivered = self.failed = self.abandoned = 0
