@@ -130,7 +130,7 @@ class Machine(RuleBasedStateMachine):
         self.sender._store = Wire(self.store, faults, self.chance)  # type: ignore[assignment]
         with suppress(StoreError):
             while self.sealed:
-                if not self.sealed[0].has_seal:
+                if not self.sealed[0].is_seal_written:
                     self.sealed[0].write_seal()
                 await self.sender.send(self.sealed[0])
                 self.sealed.pop(0)

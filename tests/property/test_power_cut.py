@@ -115,7 +115,7 @@ class Powered(Machine):
     def secure(self) -> None:
         """And sent later, as when the store is away."""
         sealed = self.sealed[0]
-        if not sealed.has_seal:
+        if not sealed.is_seal_written:
             sealed.write_seal()
             for each in (sealed.path, sealed.next_path):
                 self.loose.pop(each.stem if each is not None else "", None)

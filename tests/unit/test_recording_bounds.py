@@ -84,7 +84,7 @@ async def test_failing_flushes_leave_neither_files_open_nor_segments_behind(rec:
         await rec.flusher.flush()
     assert len(rec.segments()) == 2
     assert len(os.listdir("/proc/self/fd")) <= before
-    assert all(sealed.has_seal for sealed in rec.flusher._unsent)  # all that ended is on the disk
+    assert all(sealed.is_seal_written for sealed in rec.flusher._unsent)  # all that ended is on the disk
     rec.store.is_away = False
     assert await rec.flusher.flush()
     assert await rec.read_counts() == (51, 51)
@@ -196,7 +196,7 @@ async def test_none_is_sent_while_its_seal_is_on_its_way_to_the_disk(
         secure(sealed)
 
     async def checked(sealed: SealedSegment) -> None:
-        assert sealed.has_seal
+        assert sealed.is_seal_written
         await send(sealed)
 
     monkeypatch.setattr(SealedSegment, "write_seal", slowly)

@@ -64,7 +64,7 @@ async def test_what_is_left_over_makes_the_room_for_a_start(
     async with open_recording(config_of(tmp_path), rec.store, ManualClock()) as started:
         monkeypatch.setattr(os, "pwrite", PWRITE)
         assert started.flusher.sender.sent_segments >= 1
-        assert all(sealed.has_seal for sealed in started.recovered.sealed)
+        assert all(sealed.is_seal_written for sealed in started.recovered.sealed)
         assert await started.flusher.flush()
         assert await rec.read_counts() == (3, 214)
         await started.finish()

@@ -315,12 +315,14 @@ class Flusher:
                 self._unsent.append(sealed)
                 self._unsent_pico += sealed.seal.pico
             for waiting in tuple(self._unsent):  # a copy, as the first one may be sent and removed meanwhile
-                if not waiting.has_seal:
+                if not waiting.is_seal_written:
                     await asyncio.to_thread(waiting.write_seal)
         return sealed.seal.requests if sealed is not None else 0
 
     async def _send_all(self) -> None:
-        while self._unsent and self._unsent[0].has_seal:  # a segment that has just ended may not be on the disk yet
+        while (
+            self._unsent and self._unsent[0].is_seal_written
+        ):  # a segment that has just ended may not be on the disk yet
             await self.sender.send(self._unsent[0])
             self._unsent_pico -= self._unsent.popleft().seal.pico
 

@@ -184,7 +184,7 @@ class SealedSegment:
     carried_forward: tuple[int, ...] = ()
     next_path: Path | None = None  # the segment that carries on its open calls
     estimate_lines: tuple[bytes, ...] = ()  # receipts to be written before the seal
-    has_seal: bool = True  # the seal is in the file
+    is_seal_written: bool = True  # in the file
     is_recovered: bool = False  # written by an earlier process, which may have sent it long ago
     is_adopted: bool = False  # of another process, adopted when budgets already used this process's own counts
     was_tried: bool = False  # a send was not answered, or its answer does not exclude that it was applied
@@ -197,7 +197,7 @@ class SealedSegment:
 
     def write_seal(self) -> None:
         """Call this in a thread before anything is sent: the seal is on the disk when it returns. Raises OSError."""
-        if self.has_seal:
+        if self.is_seal_written:
             return
         if self.next_path is not None:
             sync_file(self.next_path)  # the calls that it carries on must be on disk first
@@ -209,7 +209,7 @@ class SealedSegment:
             ended.sync()
         finally:
             ended.close()
-        self.has_seal, self.estimate_lines = True, ()
+        self.is_seal_written, self.estimate_lines = True, ()
 
     def measure(self) -> SegmentExtent:
         """The extent. The first call reads the file and belongs into a thread. Raises OSError."""
@@ -384,7 +384,7 @@ class Journal:
             previous_ulid=self._previous_ulid,
             has_carried_calls=self._has_carried_calls,
             next_path=next_segment.path,
-            has_seal=False,
+            is_seal_written=False,
         )
         self._previous_ulid, self._has_carried_calls = ended.ulid, bool(self._open)
         self._sealed_by_label = self.recorded_by_label

@@ -64,7 +64,7 @@ async def begin_journal(
 async def _seal_and_begin(folder: Path, recovered: RecoveredJournal, begin: Callable[[], Journal]) -> Journal:
     try:
         for sealed in recovered.sealed:
-            if not sealed.has_seal:
+            if not sealed.is_seal_written:
                 await asyncio.to_thread(sealed.write_seal)
     except OSError as failure:
         kind = JournalFull if is_disk_full(failure) else JournalUnusable

@@ -275,7 +275,7 @@ def _discard_empty(recovered: RecoveredJournal) -> None:
     """Discard empty segments at the start of the list, last of all, as a later one may have been restored from their
     lines. An empty segment after others is sent in its turn: it records which of their calls were carried on, should
     one of their seals be missing."""
-    while recovered.sealed and recovered.sealed[0].has_seal and not _must_be_sent(recovered.sealed[0]):
+    while recovered.sealed and recovered.sealed[0].is_seal_written and not _must_be_sent(recovered.sealed[0]):
         recovered.sealed.pop(0).discard()
 
 
@@ -293,7 +293,7 @@ def _estimate_and_seal(segment: RecoveredSegment) -> SealedSegment:
         segment.tally.add(intent.charged, receipt.counts)
     segment.estimated = [*segment.open]
     sealed = _build_sealed(segment, SegmentSeal.from_tally(segment.ulid, segment.tally), is_recovered=True)
-    sealed.estimate_lines, sealed.has_seal = tuple(estimate_lines), False
+    sealed.estimate_lines, sealed.is_seal_written = tuple(estimate_lines), False
     try:
         sealed.write_seal()
     except OSError as failure:

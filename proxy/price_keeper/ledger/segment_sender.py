@@ -288,7 +288,7 @@ class SegmentSender:
         """Leave the segment to an operator, so that it does not delay others. Without a seal it raises JournalFull
         instead, as nothing would record which of its calls were carried on."""
         ulid = sealed.seal.ulid
-        if not sealed.has_seal:
+        if not sealed.is_seal_written:
             raise JournalFull(f"the disk has no room to seal segment {ulid}, and it cannot be flushed either: {reason}")
         self.rejected.append(sealed)
         _log.error(
