@@ -322,17 +322,21 @@ def _build_find_targets(config: Config, bedrock: BedrockAccess) -> FindTargets:
     places = {name: list_places(label) for name, label in config.labels.items()}
 
     def find_targets(resolved: ResolvedLabel, call: ParsedCall) -> list[UpstreamTarget]:
-        label = resolved.profile if type(resolved) is ResolvedProfile else resolved.label
+        label_or_profile = resolved.profile if type(resolved) is ResolvedProfile else resolved.label
         if call.operation not in MODEL_PATH_OPERATIONS:
-            return build_targets(label, resolved.model, call.target.path, None)
-        return build_targets(label, resolved.model, "", call.operation)
+            return build_targets(label_or_profile, resolved.model, call.target.path, None)
+        return build_targets(label_or_profile, resolved.model, "", call.operation)
 
     @lru_cache(MAX_CACHED_TARGETS)
     def build_targets(
-        label: str | InferenceProfile, model: str, path: str, operation: Operation | None
+        label_or_profile: str | InferenceProfile, model: str, path: str, operation: Operation | None
     ) -> list[UpstreamTarget]:
-        places_of_label = places.get(label) if isinstance(label, str) else list_places(label.label)
-        serving_places = places_of_label or [(*default, model)]
+        own_places = (
+            places.get(label_or_profile)
+            if isinstance(label_or_profile, str)
+            else list_places(label_or_profile.label_config)
+        )
+        serving_places = own_places or [(*default, model)]
         return [
             UpstreamTarget(
                 endpoint, region, own, path or operations.OperationPath(cast(Operation, operation), own).path

@@ -38,7 +38,7 @@ from price_keeper.upstream import chat_stream_usage, request_metadata
 from price_keeper.upstream.forwarder import Forwarder, UpstreamCall
 from price_keeper.upstream.retry_joiner import RetryJoiner, SharedResponse
 from price_keeper.usage import guardrail_usage
-from price_keeper.usage.meter_factory import FREE_METER, AnswerMeter
+from price_keeper.usage.meter_factory import FREE_METER, CallMeter
 from price_keeper.usage.stream_usage import is_usage_only_event
 
 # Local endpoints, used as metric labels.
@@ -242,7 +242,7 @@ class RequestHandler:
 
     def _open_meter(
         self, caller: Caller, selection: Selection, body_bytes: int, guardrail_units: int, pending: _PendingCallbacks
-    ) -> AnswerMeter:
+    ) -> CallMeter:
         """Write the call's intent to the journal. From here on its meter calls the completion listeners."""
         if selection.pricing is None or selection.charged is None:
             for listener in pending.hand_over():

@@ -537,7 +537,7 @@ class BudgetState:
     def _rebuild_labels(self) -> None:
         app_labels, configured = self.app_labels.by_name, self._configured_labels
         self._labels = (
-            {name: profile.label for name, profile in app_labels.items()} | dict(configured)
+            {name: profile.label_config for name, profile in app_labels.items()} | dict(configured)
             if app_labels
             else configured
         )

@@ -372,4 +372,4 @@ class LabelResolver:
         if label in self._labels:
             return ResolvedLabel(resolved.requested, label, self._labels[label].model)
         profile = app_labels.by_name[label]
-        return ResolvedProfile(resolved.requested, label, profile.label.model, profile)
+        return ResolvedProfile(resolved.requested, label, profile.label_config.model, profile)

@@ -29,7 +29,7 @@ class InferenceProfile:
     """
 
     name: str
-    label: LabelConfig  # as a label in the configuration would be
+    label_config: LabelConfig  # as a label in the configuration would be
     price_table: PriceTable
 
 
@@ -45,13 +45,15 @@ class AppProfiles:
 
     def __init__(self, profiles: Iterable[InferenceProfile] = ()) -> None:
         ordered = sorted(profiles, key=lambda profile: profile.name, reverse=True)
-        self._by_model = {profile.label.model: profile for profile in ordered}
+        self._by_model = {profile.label_config.model: profile for profile in ordered}
         self.by_name = {profile.name: profile for profile in reversed(ordered)}
 
     def resolve(self, requested: str) -> ResolvedProfile | None:
         """Return the profile of this name, or of this ARN; None if there is none."""
         profile = self.by_name.get(requested) or self._by_model.get(requested)
-        return None if profile is None else ResolvedProfile(requested, profile.name, profile.label.model, profile)
+        return (
+            None if profile is None else ResolvedProfile(requested, profile.name, profile.label_config.model, profile)
+        )
 
 
 NO_PROFILES = AppProfiles()

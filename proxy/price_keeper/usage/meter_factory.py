@@ -58,7 +58,7 @@ _MAX_PLAIN_LENGTH: Final = 64 - len(_UNLABELLED)
 _DIGEST_LENGTH: Final = 12  # hexadecimal digits
 
 
-class AnswerMeter(CallObserver, Protocol):
+class CallMeter(CallObserver, Protocol):
     """Observes a response; `close` is called at the end of the call."""
 
     @property
@@ -206,7 +206,7 @@ class MeterFactory:
             forecast = next(iter(by_operation.values())).forecast if by_operation else UsageForecast()
             price_at, estimate_usage = _return_always(profile.price_table.pricer), partial(_assume_tokens, forecast)
             pricing = OperationPricing(
-                profile.name, operation, profile.label.format, price_at, estimate_usage, forecast
+                profile.name, operation, profile.label_config.format, price_at, estimate_usage, forecast
             )
             by_operation[operation] = pricing
         return pricing
