@@ -102,7 +102,7 @@ def _receipt(account: ChargedCounters, started_ms: int, receipt: Receipt) -> tup
     return (
         narrowest.scope,
         narrowest.label,
-        narrowest.period,
+        narrowest.period_or_lease,
         started_ms / 1000,
         about.get("request", ""),
         about.get("why", ""),
@@ -117,7 +117,7 @@ def _sum(counter: Counter, counts: UsageCounts) -> tuple[Any, ...]:
     return (
         counter.scope,
         counter.label,
-        counter.period,
+        counter.period_or_lease,
         counter.shards,
         counts.requests,
         counts.estimated_requests,

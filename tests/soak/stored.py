@@ -103,7 +103,7 @@ async def check_hard_budget(store: Store, served: Mapping[str, int], verdict: Ve
     passed, broken = [], []
     scope = Scope(SPENDING.org, SPENDING.name).key
     counters = {each.counter for each in await _active(store) if each.counter.scope == scope}
-    for label, period in {(counter.label, counter.period) for counter in counters if counter.label in MODELS}:
+    for label, period in {(counter.label, counter.period_or_lease) for counter in counters if counter.label in MODELS}:
         name = HardBudgetKey(scope, label, period)
         item = await store.get(name.bucket_key, consistent=True)
         assert item is not None, f"there is no bucket of {name}"

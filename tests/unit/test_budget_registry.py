@@ -200,7 +200,7 @@ async def test_a_call_counts_on_the_day_on_which_it_began(one: BudgetSidecar, ex
     one.end(number, 10 * USD)
     assert (await one.decide(who)) == ("premium", Mode.NORMAL, 0, None)
     (counter,) = one.flusher.journal.tally.sums()
-    assert counter.period == "DAY#20261118"
+    assert counter.period_or_lease == "DAY#20261118"
 
 
 @pytest.mark.parametrize(("period", "key"), [("week", "WEEK#2026-W47"), ("month", "MONTH#202611")])
@@ -210,11 +210,11 @@ async def test_longer_periods_have_counters_of_their_own(
     who = new_caller()
     await put_budget(exact_store, who.org, QUOTAS, period=period)
     await one.spend(who, 10 * USD)
-    assert sorted(counter.period for counter in one.flusher.journal.tally.sums()) == ["DAY#20261118", key]
+    assert sorted(counter.period_or_lease for counter in one.flusher.journal.tally.sums()) == ["DAY#20261118", key]
     await one.clock.advance(86_400)
     assert (await one.decide(who)).label == "standard"
     await one.spend(who, 1)
-    periods = {counter.period for counter in one.flusher.journal.tally.sums()}
+    periods = {counter.period_or_lease for counter in one.flusher.journal.tally.sums()}
     assert periods == {"DAY#20261118", "DAY#20261119", key}
 
 
@@ -394,10 +394,12 @@ async def test_an_orgs_new_zone_and_scope_hold_from_its_next_day(one: BudgetSide
     await look(one, who)
     assert (await one.caller_day(who)).get_charged_counters("premium") is before
     other = (await one.caller_day(new_caller("batch", who.org))).get_charged_counters("premium")
-    assert [counter.period for counter in other.counters] == ["DAY#20261118"]
+    assert [counter.period_or_lease for counter in other.counters] == ["DAY#20261118"]
     await one.clock.advance(12 * 3600)
     after = (await one.caller_day(who)).get_charged_counters("premium")
-    assert [counter.period for counter in after.counters] == ["DAY#20261119"] * 2  # where it is the 19th since noon
+    assert [counter.period_or_lease for counter in after.counters] == [
+        "DAY#20261119"
+    ] * 2  # where it is the 19th since noon
 
 
 async def test_a_day_that_comes_twice_by_another_zone_is_one_budget(one: BudgetSidecar, exact_store: Store) -> None:

@@ -293,7 +293,7 @@ class BudgetRegistry:
 
     def note_spend_elsewhere(self, counter: Counter) -> None:
         """Another writer than this process's flusher added to the counter, so the known spend is too low."""
-        refresh = self._refresh_states.get((counter.scope, counter.period))
+        refresh = self._refresh_states.get((counter.scope, counter.period_or_lease))
         if refresh is not None:
             self.refresher.refresh_soon(refresh)
         self.on_spent_elsewhere(counter)
@@ -311,12 +311,12 @@ class BudgetRegistry:
     def on_acknowledged(self, counter: Counter, pico: int) -> None:
         for tracker in self._find_trackers(counter):
             tracker.add_acknowledged(pico)
-        refresh = self._refresh_states.get((counter.scope, counter.period))
+        refresh = self._refresh_states.get((counter.scope, counter.period_or_lease))
         if refresh is not None and refresh.has_spend:
             self.snapshot.mark_changed(refresh)
 
     def _find_trackers(self, counter: Counter) -> tuple[SpendTracker, ...]:
-        refresh = self._refresh_states.get((counter.scope, counter.period))
+        refresh = self._refresh_states.get((counter.scope, counter.period_or_lease))
         return () if refresh is None else refresh.budget.find_trackers(counter.label)
 
     # Loading a caller for the first time in a period.
@@ -432,7 +432,7 @@ class BudgetRegistry:
         def sum_by_label(pico_by_counter: Mapping[Counter, int]) -> dict[str, int]:
             sums: dict[str, int] = {}
             for counter, pico in pico_by_counter.items():
-                if counter.scope == scope.key and counter.period == period.key:
+                if counter.scope == scope.key and counter.period_or_lease == period.key:
                     sums[counter.label] = sums.get(counter.label, 0) + pico
             return sums
 

@@ -170,7 +170,9 @@ async def list_active_counters(
 
 def build_shard_keys(counter: Counter) -> list[Key]:
     scope = Scope.from_key(counter.scope)
-    return [schema.usage_shard_key(scope, counter.label, shard, counter.period) for shard in range(counter.shards)]
+    return [
+        schema.usage_shard_key(scope, counter.label, shard, counter.period_or_lease) for shard in range(counter.shards)
+    ]
 
 
 async def sum_shards(store: Store, counter: Counter) -> dict[str, int | Decimal]:
@@ -194,7 +196,7 @@ def sum_items(items: Iterable[Mapping[str, Any]]) -> dict[str, int | Decimal]:
 
 
 def build_total_key(counter: Counter) -> Key:
-    return schema.daily_total_key(Scope.from_key(counter.scope), counter.label, counter.period)
+    return schema.daily_total_key(Scope.from_key(counter.scope), counter.label, counter.period_or_lease)
 
 
 def parse_counter(entry: str, shards: int) -> Counter:

@@ -95,7 +95,9 @@ def build_active_entries(part: SegmentPart, utc_day: str, already_listed: set[Co
     for a counter stays in its entry, so that no shard is missed."""
     for counter, _ in part:
         if counter not in already_listed and not counter.is_lease:
-            key = schema.active_counter_key(utc_day, Scope.from_key(counter.scope), counter.label, counter.period)
+            key = schema.active_counter_key(
+                utc_day, Scope.from_key(counter.scope), counter.label, counter.period_or_lease
+            )
             attributes = {f"{SHARDS_PREFIX}{counter.shards}": True, EXPIRY_ATTRIBUTE: int(now) + TOTAL_TTL_SECONDS}
             yield Update(key, set=attributes)
 
@@ -116,7 +118,7 @@ def build_total_additions(part: SegmentPart, now: float) -> Iterator[Update]:
     for counter, counts in part:
         if counter.is_lease:
             continue
-        key = schema.daily_total_key(Scope.from_key(counter.scope), counter.label, counter.period)
+        key = schema.daily_total_key(Scope.from_key(counter.scope), counter.label, counter.period_or_lease)
         yield _build_increment(key, counts, now, TOTAL_TTL_SECONDS)
 
 
@@ -127,7 +129,7 @@ def build_addition(ulid: str, counter: Counter, counts: UsageCounts, now: float)
             lease_rows.HardBudgetKey(counter.scope, counter.label, period), holder, counts.pico
         )
     shard = schema.choose_shard(ulid, counter.shards)
-    key = schema.usage_shard_key(Scope.from_key(counter.scope), counter.label, shard, counter.period)
+    key = schema.usage_shard_key(Scope.from_key(counter.scope), counter.label, shard, counter.period_or_lease)
     return _build_increment(key, counts, now, SHARD_TTL_SECONDS)
 
 

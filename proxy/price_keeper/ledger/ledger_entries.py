@@ -54,12 +54,12 @@ _LEASE_PREFIX: Final = "HOLD#"
 class Counter(NamedTuple):
     """A counter in the store: what a scope used of a label in a period.
 
-    A budget lease has a counter too, so that its spend is counted with the rest; its period also names the holder.
+    A budget lease has a counter too, so that its spend is counted with the rest.
     """
 
     scope: str
     label: str
-    period: str
+    period_or_lease: str  # the key of the period; for a lease its holder and the key of the budget's period
     shards: int  # the number of items that the counter is spread over
 
     @classmethod
@@ -76,18 +76,18 @@ class Counter(NamedTuple):
 
     @property
     def is_lease(self) -> bool:
-        return self.period.startswith(_LEASE_PREFIX)
+        return self.period_or_lease.startswith(_LEASE_PREFIX)
 
     @property
     def holder_and_period(self) -> tuple[str, str]:
         """The holder of the budget lease and the period of the budget. Defined only if `is_lease`."""
-        holder, _, period = self.period.removeprefix(_LEASE_PREFIX).partition("#")
+        holder, _, period = self.period_or_lease.removeprefix(_LEASE_PREFIX).partition("#")
         return holder, period
 
     @property
     def budget_period(self) -> str:
         """The period of the budget, also for the counter of a lease."""
-        return self.holder_and_period[1] if self.is_lease else self.period
+        return self.holder_and_period[1] if self.is_lease else self.period_or_lease
 
 
 class UsageCounts(NamedTuple):

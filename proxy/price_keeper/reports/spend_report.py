@@ -116,7 +116,7 @@ def _iterate_queries(
     listed: Iterable[aggregator.ActiveCounter], calendars: Mapping[str, _ReportCalendar]
 ) -> Iterator[CounterQuery]:
     for each in listed:
-        end = calendars[Scope.from_key(each.counter.scope).org].ends.get(each.counter.period)
+        end = calendars[Scope.from_key(each.counter.scope).org].ends.get(each.counter.period_or_lease)
         if end is not None:
             yield build_counter_query(each, end)
 
@@ -143,7 +143,7 @@ def _group_by_org_and_day(
     for counter, each in counts.items():
         if any(each):
             scope = Scope.from_key(counter.scope)
-            day = parse_day(counter.period.removeprefix("DAY#"))
+            day = parse_day(counter.period_or_lease.removeprefix("DAY#"))
             grouped.setdefault((scope.org, day), {}).setdefault(scope.app, {})[counter.label] = each
     return grouped
 
