@@ -93,7 +93,7 @@ class Responder(Protocol):
 
     @property
     def is_disconnected(self) -> bool:
-        """Whether the caller has disconnected; further writes are discarded."""
+        """Whether the caller has disconnected, or the response was aborted; further writes are discarded."""
 
     def attach(self, flow: FlowControl) -> None: ...
 

@@ -305,3 +305,20 @@ async def test_who_leaves_before_the_call_is_sent_has_not_called(protocol: str, 
             await reader.leaves(how)
             await eventually(lambda: not rig.running_requests)
             assert (server.calls, len(through.idle_connections)) == ([], 1)
+
+
+@pytest.mark.parametrize("protocol", ["h1", "h2"])
+async def test_response_that_ended_in_order_does_not_count_its_caller_as_disconnected(protocol: str) -> None:
+    class Kept(ForwardingHandler):
+        async def __call__(self, request: Request, responder: Responder) -> None:
+            responders.append(responder)
+            await super().__call__(request, responder)
+
+    responders: list[Responder] = []
+    source = Source(build_response(b"x"), 0)
+    source.goes_on.set()
+    async with upstream(source) as server, open_forwarding_port(through := Kept(server.endpoint)) as rig:
+        reader = await Reader.begins(rig, protocol)
+        await eventually(lambda: through.outcomes and not rig.running_requests)
+        assert not responders[0].is_disconnected
+        await reader.leaves("close")

@@ -321,6 +321,7 @@ class Http1Responder:
 
     __slots__ = (
         "_connection",
+        "_discards_writes",
         "_head",
         "_is_chunked",
         "_is_over",
@@ -345,6 +346,7 @@ class Http1Responder:
         self._takes_chunks = takes_chunks
         self._is_chunked = False
         self._is_over = False
+        self._discards_writes = False  # the client has disconnected, or the response is over
         self._head = b""
         self.flow: FlowControl | None = None
         self.has_started = False
@@ -374,7 +376,7 @@ class Http1Responder:
         self._head = b"%b%b\r\n%b%b" % (line, lines, framing, end) if headers else line + framing + end
 
     def write(self, data: bytes) -> None:
-        if self.is_disconnected or not data:
+        if self._discards_writes or not data:
             return
         if self._is_chunked:
             data = b"%x\r\n%b\r\n" % (len(data), data)
@@ -388,7 +390,7 @@ class Http1Responder:
         self._send(data)
 
     def flush(self) -> None:
-        if self._head and not self.is_disconnected:
+        if self._head and not self._discards_writes:
             self._send(self._head)
             self._head = b""
 
@@ -411,6 +413,7 @@ class Http1Responder:
             return
         flow, was_disconnected = self.flow, self.is_disconnected
         self._mark_over()
+        self.is_disconnected = True
         if not was_disconnected:
             self._connection.on_response_aborted()
         if flow is not None:
@@ -418,7 +421,7 @@ class Http1Responder:
 
     def on_disconnected(self) -> None:
         """The client has disconnected."""
-        self.is_disconnected = True
+        self.is_disconnected = self._discards_writes = True
         flow, self.flow = self.flow, None  # breaks a reference cycle
         if flow is not None:
             flow.on_disconnected()
@@ -429,7 +432,7 @@ class Http1Responder:
             self._send(b"0\r\n\r\n")
 
     def _mark_over(self) -> None:
-        self._is_over = self.is_disconnected = self.has_started = True
+        self._is_over = self._discards_writes = self.has_started = True
         self.flow = None
 
 
