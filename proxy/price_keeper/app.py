@@ -35,7 +35,7 @@ from price_keeper.auth.revocation import RevocationList
 from price_keeper.auth.throttles import LoginThrottle, LookupThrottle
 from price_keeper.auth.tokens import TokenService
 from price_keeper.budgets.budget_registry import BudgetRegistry
-from price_keeper.budgets.budget_snapshot import BudgetSnapshot, SnapshotFile
+from price_keeper.budgets.budget_snapshot import SnapshotFile
 from price_keeper.catalog import Catalog
 from price_keeper.clock import Clock, SystemClock
 from price_keeper.config import Address, Config
@@ -211,8 +211,9 @@ async def run(
             store,
             recording,
             lease_manager,
-            snapshot_file.snapshot,
+            snapshot_file,
             exit_stack,
+            rereads_snapshot=slot.shares_port and config.on_store_down == "serve",
         )
         reloader.register_metrics(telemetry)
         data_port = (
@@ -223,11 +224,9 @@ async def run(
         gc.set_threshold(*GC_THRESHOLDS)
         core.recording.start(config, tasks)
         snapshot_file.start(tasks)
-        if slot.shares_port and config.on_store_down == "serve":
-            core.budgets.reread_snapshot = snapshot_file.reread
         if role != "sidecar" and slot.is_first:
             services = _build_control_services(core)
-            core.recording.aggregator.on_total = services.page.spend_history.record
+            core.recording.aggregator.subscribe(services.page.spend_history.record)
             services.register_metrics(core.telemetry)
             reloader.add_step(services.prepare_config)
             dispatcher.start(services)
@@ -290,13 +289,17 @@ async def _build_core_services(
     store: Store,
     recording: Recording,
     lease_manager: RateLeaseManager,
-    snapshot: BudgetSnapshot,
+    snapshot_file: SnapshotFile,
     exit_stack: AsyncExitStack,
+    *,
+    rereads_snapshot: bool,
 ) -> _CoreServices:
+    """`rereads_snapshot`: while the store is away, the snapshots of other workers are read for callers not met yet."""
     alerts = await exit_stack.enter_async_context(open_alerts(config, environ, store, clock, tasks))
     if recording.orphans is not None:
-        recording.orphans.on_alerts_moved = alerts.add_orphans
-    budgets = BudgetRegistry(config, store, recording.flusher, clock, tasks, alerts, snapshot)
+        recording.orphans.subscribe(alerts.add_orphans)
+    reread = snapshot_file.reread if rereads_snapshot else None
+    budgets = BudgetRegistry(config, store, recording.flusher, clock, tasks, alerts, snapshot_file.snapshot, reread)
     revocation_list = data_port_wiring.build_revocation_list(config, store, clock, tasks)
     recording.add_to(telemetry)
     budgets.register_metrics(telemetry)

@@ -126,7 +126,7 @@ def build_forwarder(bedrock: BedrockAccess, clock: Clock, tasks: Tasks, write_ba
     """The caller must close the forwarder after the last call."""
     forwarder = Forwarder(bedrock.authorizer, clock, schedule_write=write_batcher.write)
     if bedrock.credentials is not None:
-        bedrock.credentials.on_renewed = forwarder.health.on_credentials_renewed
+        bedrock.credentials.subscribe(forwarder.health.on_credentials_renewed)
     tasks.run_every("time of upstream calls", UPSTREAM_CHECK_SECONDS, forwarder.check_timeouts)
     return forwarder
 
@@ -217,7 +217,7 @@ def build_hard_budgets(
     """Hard budgets of this process. `Recording.finish` returns what their leases still hold."""
     leases = BudgetLeases(store, clock, tasks, recording.lease_file, partial(read_spent_pico, store))
     leases.start()
-    budgets.on_spent_elsewhere = lambda counter: leases.note_spend_elsewhere(HardBudgetKey(*counter[:3]))
+    budgets.subscribe(lambda counter: leases.note_spend_elsewhere(HardBudgetKey(*counter[:3])))
     return HardBudgets(config, leases, price_tables, TokenCounter(forwarder))
 
 

@@ -87,7 +87,7 @@ class RequestHandler:
     def apply_config(self, label_selector: LabelSelector) -> None:
         """Use the reloaded labels and prices for every request that has no route yet. Calls under way keep theirs."""
         previous, self._label_selector = self._label_selector, label_selector
-        previous.successor = label_selector
+        previous.redirect_to(label_selector)
         self._routes = {}
 
     def check_head(self, request: Request) -> Refusal | None:

@@ -188,7 +188,7 @@ async def test_thousands_of_budgets_take_them_on_within_one_short_turn() -> None
 class _Quiet:
     """A flusher that has nothing to tell."""
 
-    sender = SimpleNamespace()
+    sender = SimpleNamespace(subscribe=lambda _: None)
 
     def unflushed_by_counter(self) -> dict[object, int]:
         return {}

@@ -434,7 +434,7 @@ async def test_what_the_totals_know_and_this_process_does_not_is_looked_up(shop:
     query = f"?org={ORG}&app=shop"
     assert (await _board(shop, "admin", query)).body["scope"]["labels"][0]["spent_usd_micros"] == "0"
     counter = shop.recording.counter()._replace(scope=f"ORG#{ORG}#APP#shop", period_or_lease=_period(shop))
-    shop.recording.flusher.sender.flush_listener = None  # from here on it is another process, so to say
+    shop.recording.flusher.sender._flush_listeners.clear()  # from here on it is another process, so to say
     shop.recording.spend(4 * 10**12, counter)
     assert await shop.recording.flusher.flush()
     shop.clock.ahead += 30  # type: ignore[attr-defined]

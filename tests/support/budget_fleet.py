@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from itertools import count
@@ -127,6 +127,7 @@ async def open_budget_sidecar(
     clock: ManualClock,
     alerts: Any = None,
     snapshot: BudgetSnapshot | None = None,
+    reread_snapshot: Callable[[], Awaitable[None]] | None = None,
     **config: Any,
 ) -> AsyncIterator[BudgetSidecar]:
     # An org without a budget of its own is served: most tests are of something else than who registered it.
@@ -146,7 +147,9 @@ async def open_budget_sidecar(
             FlushInterval(1.0, 15.0),
             max_unflushed_pico=10**6 * USD,
         )
-        budget_registry = BudgetRegistry(full_config, typed_store, flusher, clock, tasks, alerts, snapshot)
+        budget_registry = BudgetRegistry(
+            full_config, typed_store, flusher, clock, tasks, alerts, snapshot, reread_snapshot
+        )
         yield BudgetSidecar(
             clock,
             counted,

@@ -60,7 +60,7 @@ async def test_every_total_is_told_of_whoever_wrote_it(rec: RecordingHarness) ->
     await spend(rec, 7)
     told = list[tuple[str, int, float]]()
     for each in (aggregator(rec), aggregator(rec)):
-        each.on_total = lambda counter, pico, at: told.append((counter.label, pico, at))
+        each.subscribe(lambda counter, pico, at: told.append((counter.label, pico, at)))
         await each.run()
         rec.clock.set_wall(rec.clock.now() + 1)
     began = rec.clock.now() - 2

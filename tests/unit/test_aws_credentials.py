@@ -122,7 +122,7 @@ async def test_one_that_does_not_answer_hinders_nobody(
 async def test_when_they_are_refused_the_chain_is_made_anew() -> None:
     chains = [Chain(_frozen(1), _frozen(1)), Chain(_frozen(2))]
     provided, renewed = RefreshingCredentials(lambda: chains.pop(0)), []
-    provided.on_renewed = lambda: renewed.append(provided.current().access_key)
+    provided.subscribe(lambda: renewed.append(provided.current().access_key))
     await provided.renew()
     await provided.renew_unusable()
     assert renewed == ["KEY1"]

@@ -397,14 +397,13 @@ async def test_whom_another_worker_has_met_since_the_start_is_known_too(one: Bud
     who, other = new_caller(), new_caller()
     for each in (who, other):
         await put_budget(one.store._store, each.org, QUOTAS)
-    async with following(one, tmp_path) as two:
-        asked: list[int] = []
+    asked: list[int] = []
 
-        async def look_again() -> None:
-            asked.append(1)
-            two.budget_registry.snapshot.merge(found_in(one.budget_registry.snapshot))
+    async def look_again() -> None:
+        asked.append(1)
+        two.budget_registry.snapshot.merge(found_in(one.budget_registry.snapshot))
 
-        two.budget_registry.reread_snapshot = look_again
+    async with following(one, tmp_path, reread_snapshot=look_again) as two:
         await one.decide(who)
         for _ in range(3):
             assert dict((await two.caller_day(who)).budget.settings.quotas)
@@ -430,8 +429,9 @@ async def test_budget_that_became_hard_for_another_worker_is_hard_for_a_caller_n
         await put_budget(exact_store, who.org, QUOTAS, enforcement="hard", version=2)
         await one.decide(who)
     await other.write()
-    async with open_budget_sidecar(tmp_path / "this", exact_store, clock, snapshot=this.snapshot) as two:
-        two.budget_registry.reread_snapshot = this.reread
+    async with open_budget_sidecar(
+        tmp_path / "this", exact_store, clock, snapshot=this.snapshot, reread_snapshot=this.reread
+    ) as two:
         two.store.is_away = True
         assert (await two.caller_day(who)).budget.settings.enforcement == "hard"
 

@@ -102,7 +102,7 @@ async def test_one_that_lives_is_left_alone_until_it_is_gone(tmp_path: Path, exa
             await running.adopt_orphans()
             assert find_worker_folders(tmp_path) == [tmp_path / "worker-1"]
     async with run_of(tmp_path / "other", exact_store) as running:
-        running.flusher.sender.flush_listener = books
+        running.flusher.sender.subscribe(books)
         os.rename(tmp_path / "worker-1", tmp_path / "other" / "worker-1")  # as if it had been freed just now
         await running.adopt_orphans()
         assert running.flusher.unflushed_pico == 17
@@ -261,7 +261,7 @@ async def test_alerts_that_wait_there_are_delivered_from_here(tmp_path: Path) ->
     (there / "half.tmp").write_text("{")
     async with run_of(tmp_path, MemoryStore()) as running:
         assert running.orphans is not None
-        running.orphans.on_alerts_moved = lambda names: outbox.names.update(names)
+        running.orphans.subscribe(outbox.names.update)
         await running.adopt_orphans()
     assert outbox.names == {"000000000001-a"}
     assert [path.name for path in (tmp_path / "alerts").iterdir()] == ["000000000001-a.json"]

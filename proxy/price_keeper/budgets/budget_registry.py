@@ -130,8 +130,10 @@ class BudgetRegistry:
         tasks: Tasks,
         alerts: AlertRaiser | None = None,
         snapshot: BudgetSnapshot | None = None,
+        reread_snapshot: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """`snapshot` may come from an earlier process."""
+        """`snapshot` may come from an earlier process; `reread_snapshot` adds what other workers have recorded
+        since."""
         self.labels = config.labels
         self.snapshot = snapshot or BudgetSnapshot(clock.now)
         self._refuses_unread = config.on_store_down == "refuse"
@@ -159,10 +161,9 @@ class BudgetRegistry:
         self._loading: dict[_CallerKey, asyncio.Event] = {}
         self._swept_at = -NEVER
         self.decision_counters = DecisionCounters()
-        self.on_spent_elsewhere: Callable[[Counter], None] = lambda _: None
-        # reads what other workers have recorded since
-        self.reread_snapshot: Callable[[], Awaitable[None]] | None = None
-        flusher.sender.flush_listener = self
+        self._on_spent_elsewhere: list[Callable[[Counter], None]] = []
+        self._reread_snapshot = reread_snapshot
+        flusher.sender.subscribe(self)
 
     def register_metrics(self, telemetry: MetricsRegistry) -> None:
         telemetry.add(metrics.SCOPES, lambda: len(self._refresh_states))
@@ -232,7 +233,7 @@ class BudgetRegistry:
                         await self._start_loading(caller).wait()
                     await self._refresh_if_stale(key)
         if not self._is_loaded(key):
-            await self._reread_snapshot(caller)
+            await self._reread_snapshot_if_new(caller)
         caller_day, refresh = self._get_or_add(caller)
         refresh.is_refresh_slow = refresh.refresh_done is not None
         return caller_day
@@ -291,12 +292,17 @@ class BudgetRegistry:
                     await self.refresher.refresh(refresh).wait()
         return refresh.budget, refresh.override
 
+    def subscribe(self, on_spent_elsewhere: Callable[[Counter], None]) -> None:
+        """Call `on_spent_elsewhere` with each counter of `note_spend_elsewhere`."""
+        self._on_spent_elsewhere.append(on_spent_elsewhere)
+
     def note_spend_elsewhere(self, counter: Counter) -> None:
         """Another writer than this process's flusher added to the counter, so the known spend is too low."""
         refresh = self._refresh_states.get((counter.scope, counter.period_or_lease))
         if refresh is not None:
             self.refresher.refresh_soon(refresh)
-        self.on_spent_elsewhere(counter)
+        for on_spent_elsewhere in self._on_spent_elsewhere:
+            on_spent_elsewhere(counter)
 
     # Notifications of the flusher (FlushListener).
 
@@ -343,16 +349,16 @@ class BudgetRegistry:
                 caller.org,
                 type(failure).__name__,
             )
-            await self._reread_snapshot(caller)
+            await self._reread_snapshot_if_new(caller)
             self._add_offline(caller)
         finally:
             del self._loading[key]
             done.set()
 
-    async def _reread_snapshot(self, caller: Caller) -> None:
+    async def _reread_snapshot_if_new(self, caller: Caller) -> None:
         """Read the snapshots of other workers, if this process has not read the settings of the caller."""
-        if self.reread_snapshot is not None and (caller.org, caller.app) not in self._caller_days:
-            await self.reread_snapshot()
+        if self._reread_snapshot is not None and (caller.org, caller.app) not in self._caller_days:
+            await self._reread_snapshot()
 
     def _add_offline(self, caller: Caller) -> None:
         """Add the caller by the settings of its last period, else those of the snapshot, else the defaults; but nothing

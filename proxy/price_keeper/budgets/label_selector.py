@@ -121,7 +121,11 @@ class LabelSelector:
         self._check_recordable = check_recordable
         self._hard_budgets = hard_budgets
         self._request_stats = request_stats
-        self.successor: LabelSelector | None = None  # set when a reloaded configuration is applied
+        self._successor: LabelSelector | None = None
+
+    def redirect_to(self, successor: LabelSelector) -> None:
+        """A reloaded configuration is applied: calls that still wait here are selected by its selector."""
+        self._successor = successor
 
     def resolve_configured(self, model: str) -> ResolvedLabel | None:
         return self._labels.resolve_configured(model)
@@ -174,8 +178,8 @@ class LabelSelector:
         if resolved is not None:
             return resolved
         app_labels = await self._budgets.app_labels.get(caller)
-        if self.successor is not None:  # the name may be a configured label now
-            return await self.successor.resolve(caller, call)
+        if self._successor is not None:  # the name may be a configured label now
+            return await self._successor.resolve(caller, call)
         return self._labels.resolve(call.model, app_labels)
 
     async def select(
@@ -195,15 +199,15 @@ class LabelSelector:
             return Selection(self.meters, resolved, call, request.body, self._find_targets(resolved, call), stats)
         self._check_recordable()
         caller_day = self._budgets.cached(caller) or await self._budgets.load(caller)
-        if self.successor is not None:
-            return await self.successor._select_again(caller, call, request, response_headers)
+        if self._successor is not None:
+            return await self._successor._select_again(caller, call, request, response_headers)
         try:
             if caller_day.budget.settings.enforcement == "hard":
                 return await self._select_hard(caller_day, call, request, resolved, pricing, response_headers)
             decision = _decide(caller_day, resolved, pricing, call)
         except _SelectorReplaced:
-            assert self.successor is not None
-            return await self.successor._select_again(caller, call, request, response_headers)
+            assert self._successor is not None
+            return await self._successor._select_again(caller, call, request, response_headers)
         except Refusal as refusal:
             response_headers += _build_refusal_headers(resolved, refusal)
             raise
@@ -255,7 +259,7 @@ class LabelSelector:
         content = RequestContent(call.operation, request.headers, request.body)
 
         def decide(insufficient: Collection[str]) -> Decision:
-            if self.successor is not None:  # an earlier reservation has been cancelled by now
+            if self._successor is not None:  # an earlier reservation has been cancelled by now
                 raise _SelectorReplaced
             return _decide_hard(caller_day, resolved, pricing, call, insufficient)
 

@@ -62,10 +62,13 @@ class Aggregator:
         self._has_looked_back = False
         self._above_shards: set[Counter] = set()  # totals that are higher than the sum of their shards; logged once
         self.totals_written = self.totals_fresh = 0
-        # with pico-dollars, and the time of the total
-        self.on_total: Callable[[Counter, int, float], None] = _ignore_total
+        self._on_total: list[Callable[[Counter, int, float], None]] = []
         # when all totals were last up to date; before that, the start of this process
         self.completed_at = clock.monotonic()
+
+    def subscribe(self, on_total: Callable[[Counter, int, float], None]) -> None:
+        """Call `on_total` with each total that is up to date: its counter, pico-dollars, and the time of the total."""
+        self._on_total.append(on_total)
 
     async def run(self) -> None:
         """Once: bring the totals of all counters up to date that were active yesterday, today or, by another clock,
@@ -133,11 +136,8 @@ class Aggregator:
         return True
 
     def _notify(self, counter: Counter, total: Mapping[str, Any] | None, as_of: float) -> None:
-        self.on_total(counter, to_pico((total or {}).get(COST_ATTRIBUTE, 0)), as_of)
-
-
-def _ignore_total(_: Counter, __: int, ___: float) -> None:
-    """The default of `on_total`."""
+        for on_total in self._on_total:
+            on_total(counter, to_pico((total or {}).get(COST_ATTRIBUTE, 0)), as_of)
 
 
 class ActiveCounter(NamedTuple):

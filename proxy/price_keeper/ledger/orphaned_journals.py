@@ -54,7 +54,11 @@ class OrphanedJournals:
         self._found: dict[Path, RecoveredJournal] = {}  # locked and recovered, but not yet taken by `take_found`
         self._unusable: set[Path] = set()  # an operator has to look at these
         self._logged: dict[Path, str] = {}
-        self.on_alerts_moved: Callable[[set[str]], None] = lambda _: None
+        self._on_alerts_moved: list[Callable[[set[str]], None]] = []
+
+    def subscribe(self, on_alerts_moved: Callable[[set[str]], None]) -> None:
+        """Call `on_alerts_moved` with the names of the alerts of each folder that is finished."""
+        self._on_alerts_moved.append(on_alerts_moved)
 
     @property
     def folders(self) -> list[Path]:
@@ -101,7 +105,8 @@ class OrphanedJournals:
                     failure,
                 )
             return
-        self.on_alerts_moved(moved)
+        for on_alerts_moved in self._on_alerts_moved:
+            on_alerts_moved(moved)
         if returned_pico:
             _log.info(
                 "released %.6f USD of hard budgets that the worker of %s had leased",

@@ -137,7 +137,7 @@ class SegmentSender:
     have expired."""
 
     def __init__(self, store: Store, clock: Clock, *, force: bool = False) -> None:
-        self.flush_listener: FlushListener | None = None
+        self._flush_listeners: list[FlushListener] = []
         self._store = store
         self._clock = clock
         self._force = force
@@ -149,6 +149,9 @@ class SegmentSender:
         # By journal: the segment sent last, and which of the calls that it leaves open count already.
         self._last_sent: dict[Path, tuple[str, frozenset[int]]] = {}
         self.rejected: list[SealedSegment] = []  # spend of segments that stay in the journal for an operator
+
+    def subscribe(self, listener: FlushListener) -> None:
+        self._flush_listeners.append(listener)
 
     @property
     def rejected_ulids(self) -> list[str]:
@@ -162,9 +165,10 @@ class SegmentSender:
         if sealed.is_recovered and not self._force and self._is_too_old(seal.ulid):
             self._reject(sealed, "it is so old that it might count twice")
             return
-        was_in_doubt, listener = sealed.is_in_doubt, None if sealed.is_adopted else self.flush_listener
-        if listener is not None and not was_in_doubt:
-            _notify(listener.on_sending, sealed.unsent_sums())
+        was_in_doubt, listeners = sealed.is_in_doubt, () if sealed.is_adopted else tuple(self._flush_listeners)
+        if not was_in_doubt:
+            for listener in listeners:
+                _notify(listener.on_sending, sealed.unsent_sums())
         sealed.was_tried = True
         try:
             counted = await self._read_counted_calls(sealed)
@@ -176,7 +180,7 @@ class SegmentSender:
         except (StoreError, SegmentMismatch, ValueError) as failure:
             if not was_in_doubt and not (isinstance(failure, StoreError) and failure.maybe_applied):
                 sealed.was_tried = False
-                if listener is not None:
+                for listener in listeners:
                     _notify(listener.on_not_stored, sealed.unsent_sums())
             if not isinstance(failure, InvalidStoreRequest | SegmentMismatch | ValueError):
                 raise
@@ -186,7 +190,7 @@ class SegmentSender:
         self.sent_segments += 1
         self._last_sent[sealed.path.parent] = (seal.ulid, counted)
         await asyncio.to_thread(sealed.discard)
-        if listener is not None:
+        for listener in listeners:
             _notify(listener.on_acknowledged, sealed.sums())
 
     async def _read_counted_calls(self, sealed: SealedSegment) -> frozenset[int]:

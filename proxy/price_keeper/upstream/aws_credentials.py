@@ -59,7 +59,11 @@ class RefreshingCredentials:
         self._is_refused = False
         self._skips = self._skips_left = 0
         self._last_problem = ""
-        self.on_renewed: Callable[[], None] = _ignore_renewal
+        self._on_renewed: list[Callable[[], None]] = []
+
+    def subscribe(self, on_renewed: Callable[[], None]) -> None:
+        """Call `on_renewed` after each renewal that brought other credentials."""
+        self._on_renewed.append(on_renewed)
 
     @property
     def problem(self) -> str | None:
@@ -121,7 +125,8 @@ class RefreshingCredentials:
         self._last_problem = ""
         if renewed != self._current:  # an equal object must not replace it: the signer caches its key by identity
             self._current = renewed
-            self.on_renewed()
+            for on_renewed in self._on_renewed:
+                on_renewed()
 
     def _log_once(self, problem: str) -> None:
         """Log a problem when it begins or changes, however often credentials are looked for."""
@@ -134,7 +139,3 @@ def _parse_credentials(found: Any) -> AwsCredentials:
     """Files and variables often end in a newline, which is not part of a secret; an empty token counts as none."""
     token = (found.token or "").strip() or None
     return AwsCredentials((found.access_key or "").strip(), (found.secret_key or "").strip(), token)
-
-
-def _ignore_renewal() -> None:
-    """The default of `on_renewed`."""
