@@ -134,7 +134,7 @@ class Flusher:
         self._flush_due = asyncio.Event()
         self._last_flush_at = self._caught_up_at = clock.monotonic()
         self.store_trouble = ""
-        self._throttle = LogThrottle(clock.monotonic)
+        self._throttle = LogThrottle(clock.now)
 
     # Calls.
 

@@ -9,7 +9,7 @@ REPEAT_SECONDS: Final = 10.0  # between two lines about the same problem
 
 
 class LogThrottle:
-    """Allows one line per problem and REPEAT_SECONDS."""
+    """Allows one line per problem and REPEAT_SECONDS, by a wall clock."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
@@ -18,7 +18,7 @@ class LogThrottle:
     def allows(self, trouble: str) -> bool:
         """Whether the caller should log the problem now; if so, it counts as logged."""
         now, last = self._now(), self._logged_at.get(trouble)
-        if last is not None and abs(now - last) < REPEAT_SECONDS:  # a wall clock may be set back by hours
+        if last is not None and abs(now - last) < REPEAT_SECONDS:  # the clock may be set back by hours
             return False
         self._logged_at[trouble] = now
         return True
