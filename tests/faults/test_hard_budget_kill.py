@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from price_keeper.domain import PICO_PER_USD
 from price_keeper.ledger.lease_rows import HardBudgetKey
-from price_keeper.ledger.ledger_entries import PICO_PER_USD
 from price_keeper.stores.contract import Store
 from price_keeper.stores.sqlite import SqliteStore
 

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from price_keeper.domain import PICO_PER_MICRO
 from price_keeper.ledger.aggregator import sum_shards
-from price_keeper.ledger.ledger_entries import PICO_PER_MICRO, Counter, UsageCounts
+from price_keeper.ledger.ledger_entries import Counter, UsageCounts
 from price_keeper.stores.contract import Store
 from price_keeper.stores.dynamodb import DynamoStore
 from price_keeper.stores.sqlite import SqliteStore

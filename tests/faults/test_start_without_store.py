@@ -18,9 +18,9 @@ from price_keeper.auth.signing_keys import SigningKey
 from price_keeper.auth.tokens import TokenService
 from price_keeper.budgets.budget_snapshot import BudgetSnapshot, SnapshotFile
 from price_keeper.clock import SystemClock
-from price_keeper.domain import Scope
+from price_keeper.domain import PICO_PER_MICRO, Scope
 from price_keeper.ledger.aggregator import sum_shards
-from price_keeper.ledger.ledger_entries import PICO_PER_MICRO, Counter
+from price_keeper.ledger.ledger_entries import Counter
 from price_keeper.org_calendar import Period, find_span, load_zone
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Put, Store, Value

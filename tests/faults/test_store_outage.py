@@ -12,8 +12,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from price_keeper.domain import PICO_PER_MICRO
 from price_keeper.ledger.aggregator import sum_shards
-from price_keeper.ledger.ledger_entries import PICO_PER_MICRO, Counter
+from price_keeper.ledger.ledger_entries import Counter
 from price_keeper.stores.dynamodb import DynamoStore
 
 from tests.support.engines import PREFIX, Engines

@@ -17,9 +17,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from price_keeper.domain import PICO_PER_MICRO
 from price_keeper.ledger.aggregator import sum_shards
 from price_keeper.ledger.lease_rows import HardBudgetKey
-from price_keeper.ledger.ledger_entries import PICO_PER_MICRO, Counter, Receipt
+from price_keeper.ledger.ledger_entries import Counter, Receipt
 from price_keeper.stores.contract import Store
 from price_keeper.stores.dynamodb import MAX_CONNECTIONS
 from price_keeper.upstream import connection_pool

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 from price_keeper.config.config_sections import JournalConfig
+from price_keeper.domain import PICO_PER_MICRO
 from price_keeper.ledger.aggregator import sum_shards
-from price_keeper.ledger.ledger_entries import PICO_PER_MICRO
 
 from tests.support.commands import ROOT, SECONDS, Sidecar, sidecar
 from tests.support.data_port import DataPort, data_port

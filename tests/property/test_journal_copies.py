@@ -19,10 +19,11 @@ from unittest import mock
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from price_keeper.domain import PICO_PER_MICRO
 from price_keeper.errors import StoreError, StoreUnavailable
 from price_keeper.ledger.counter_writes import COST_ATTRIBUTE
 from price_keeper.ledger.journal import Journal, SealedSegment
-from price_keeper.ledger.ledger_entries import PICO_PER_MICRO, ChargedCounters, Counter, Intent, Receipt, UsageCounts
+from price_keeper.ledger.ledger_entries import ChargedCounters, Counter, Intent, Receipt, UsageCounts
 from price_keeper.ledger.recovery import recover
 from price_keeper.ledger.segment import SEGMENT_SUFFIX
 from price_keeper.ledger.segment_sender import SegmentSender

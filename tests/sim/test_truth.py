@@ -6,8 +6,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 from price_keeper.budgets import active_label
-from price_keeper.domain import Scope
-from price_keeper.ledger.ledger_entries import PICO_PER_MICRO
+from price_keeper.domain import PICO_PER_MICRO, Scope
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Item, Update
 

@@ -13,11 +13,12 @@ from typing import Any, NamedTuple, cast
 from zoneinfo import ZoneInfo
 
 from price_keeper.budgets import active_label
+from price_keeper.domain import PICO_PER_MICRO
 from price_keeper.ledger import lease_rows
 from price_keeper.ledger.aggregator import TOTAL_ATTRIBUTES
 from price_keeper.ledger.counter_writes import COST_ATTRIBUTE, to_pico
 from price_keeper.ledger.journal import Journal
-from price_keeper.ledger.ledger_entries import PICO_PER_MICRO, Intent, Receipt
+from price_keeper.ledger.ledger_entries import Intent, Receipt
 from price_keeper.ledger.segment import Segment
 from price_keeper.org_calendar import PeriodSpan, parse_span_key
 from price_keeper.rates.token_bucket import CAPACITY, TOKENS

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 
-from price_keeper.domain import Scope
+from price_keeper.domain import PICO_PER_MICRO, Scope
 from price_keeper.ledger.aggregator import (
     TOTAL_ATTRIBUTES,
     ActiveCounter,
@@ -20,7 +20,6 @@ from price_keeper.ledger.aggregator import (
     sum_shards,
 )
 from price_keeper.ledger.lease_rows import BudgetLeaseRow, HardBudgetBucket, HardBudgetKey
-from price_keeper.ledger.ledger_entries import PICO_PER_MICRO
 from price_keeper.stores.contract import Store, iterate_rows
 
 from tests.soak.tenants import MODELS, SPENDING, TOLD

@@ -22,13 +22,13 @@ from price_keeper.budgets import active_label
 from price_keeper.budgets.budget_registry import BudgetRegistry, CallerDay
 from price_keeper.budgets.budget_state import SpendTracker
 from price_keeper.config import Config
-from price_keeper.domain import Caller
+from price_keeper.domain import PICO_PER_MICRO, Caller
 from price_keeper.errors import StoreError, StoreUnavailable
 from price_keeper.ledger.aggregator import AS_OF_ATTRIBUTE, Aggregator
 from price_keeper.ledger.counter_writes import COST_ATTRIBUTE, to_pico
 from price_keeper.ledger.flusher import Flusher, FlushInterval
 from price_keeper.ledger.journal import Journal
-from price_keeper.ledger.ledger_entries import PICO_PER_MICRO, ChargedCounters, Intent, Receipt, UsageCounts
+from price_keeper.ledger.ledger_entries import ChargedCounters, Intent, Receipt, UsageCounts
 from price_keeper.ledger.recording import AGGREGATE_JITTER
 from price_keeper.ledger.recovery import recover
 from price_keeper.ledger.segment_sender import SegmentSender

@@ -11,13 +11,13 @@ from typing import Any, Literal
 from uuid import uuid4
 
 from price_keeper.clock import Clock
-from price_keeper.domain import Scope
+from price_keeper.domain import PICO_PER_MICRO, Scope
 from price_keeper.errors import CancellationReason, InvalidStoreRequest, ReasonCode, StoreUnavailable, TransactionFailed
 from price_keeper.ledger.aggregator import sum_shards
 from price_keeper.ledger.flusher import Flusher, FlushInterval
 from price_keeper.ledger.journal import Journal
 from price_keeper.ledger.journal_lock import lock_folder
-from price_keeper.ledger.ledger_entries import PICO_PER_MICRO, ChargedCounters, Counter, Intent, Receipt, UsageCounts
+from price_keeper.ledger.ledger_entries import ChargedCounters, Counter, Intent, Receipt, UsageCounts
 from price_keeper.ledger.recovery import RecoveredJournal, recover
 from price_keeper.ledger.segment import SEGMENT_SUFFIX
 from price_keeper.ledger.segment_sender import SegmentSender

@@ -19,8 +19,9 @@ from typing import Any
 
 import boto3
 import yaml
+from price_keeper.domain import PICO_PER_MICRO
 from price_keeper.ledger.aggregator import sum_items
-from price_keeper.ledger.ledger_entries import PICO_PER_MICRO, UsageCounts
+from price_keeper.ledger.ledger_entries import UsageCounts
 from price_keeper.stores import item_codec
 from price_keeper.stores.cloudformation import build_attribute_definitions, build_key_schema
 from price_keeper.stores.schema import TABLES, Table

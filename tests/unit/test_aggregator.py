@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from price_keeper.domain import PICO_PER_MICRO
 from price_keeper.errors import StoreUnavailable
 from price_keeper.ledger import aggregator as module
 from price_keeper.ledger.aggregator import AS_OF_ATTRIBUTE, Aggregator, build_total_key, sum_shards
-from price_keeper.ledger.ledger_entries import PICO_PER_MICRO, Counter
+from price_keeper.ledger.ledger_entries import Counter
 from price_keeper.stores.contract import Item, Key, Page, Query, Store
 
 from tests.support.recording_harness import RecordingHarness, open_recording_harness

@@ -31,9 +31,8 @@ from price_keeper.budgets.active_label import Override
 from price_keeper.budgets.effective_settings import EffectiveSettings
 from price_keeper.budgets.label_policy import Mode
 from price_keeper.config.config_sections import LabelConfig
-from price_keeper.domain import Scope
+from price_keeper.domain import PICO_PER_USD, Scope
 from price_keeper.errors import InvalidRequest, QuotaExceeded, TooManyRequests
-from price_keeper.ledger.ledger_entries import PICO_PER_USD
 from price_keeper.org_calendar import PeriodSpan
 from price_keeper.stores.contract import Item
 from price_keeper.usage.inference_profiles import NO_PROFILES, AppProfiles

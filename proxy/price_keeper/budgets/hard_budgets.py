@@ -18,10 +18,10 @@ from price_keeper.budgets.hard.budget_lease import BudgetLease, BudgetLeases, Co
 from price_keeper.budgets.hard.cost_ceiling import CallPrices, apply_count, compute_ceiling
 from price_keeper.config import Config
 from price_keeper.config.config_sections import ASYNC_JOB_LABEL
-from price_keeper.domain import CostCeiling, ResolvedLabel
+from price_keeper.domain import PICO_PER_USD, CostCeiling, ResolvedLabel
 from price_keeper.errors import Busy, QuotaExceeded, RecordingUnavailable, Refusal, TooManyRequests
 from price_keeper.ledger.lease_rows import HardBudgetKey
-from price_keeper.ledger.ledger_entries import PICO_PER_USD, Counter
+from price_keeper.ledger.ledger_entries import Counter
 from price_keeper.operations import Operation
 from price_keeper.tasks import run_large_work
 from price_keeper.telemetry import metrics

@@ -19,10 +19,10 @@ from price_keeper.cli.output import Progress, print_json
 from price_keeper.cli.store_selection import load_config_at
 from price_keeper.clock import Clock, SystemClock
 from price_keeper.config import Config
+from price_keeper.domain import PICO_PER_USD
 from price_keeper.errors import JournalOwnerUnknown, JournalUnusable
 from price_keeper.ledger.journal_lock import has_owner_ended, lock_folder
 from price_keeper.ledger.lease_file import release_former_leases
-from price_keeper.ledger.ledger_entries import PICO_PER_USD
 from price_keeper.ledger.orphaned_journals import find_worker_folders
 from price_keeper.ledger.recovery import RecoveredJournal, recover
 from price_keeper.ledger.segment_sender import SegmentSender

@@ -13,10 +13,10 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any, NamedTuple
 
-from price_keeper.domain import Scope
+from price_keeper.domain import PICO_PER_MICRO, Scope
 from price_keeper.ledger import lease_rows
 from price_keeper.ledger.journal import SegmentPart
-from price_keeper.ledger.ledger_entries import PICO_PER_MICRO, Counter, UsageCounts
+from price_keeper.ledger.ledger_entries import Counter, UsageCounts
 from price_keeper.ledger.ulid import read_created_at
 from price_keeper.stores import schema
 from price_keeper.stores.contract import EXPIRY_ATTRIBUTE, Item, ItemMissing, Key, Put, Update, Value, Write

@@ -15,9 +15,10 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 from price_keeper.clock import Clock
+from price_keeper.domain import PICO_PER_USD
 from price_keeper.errors import RecordingUnavailable, StoreError
 from price_keeper.ledger.journal import Journal, SealedSegment
-from price_keeper.ledger.ledger_entries import PICO_PER_USD, Counter, UsageCounts
+from price_keeper.ledger.ledger_entries import Counter, UsageCounts
 from price_keeper.ledger.log_throttle import LogThrottle
 from price_keeper.ledger.segment_sender import SegmentSender
 

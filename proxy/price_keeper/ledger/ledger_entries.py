@@ -15,7 +15,6 @@ from typing import Any, Final, NamedTuple, Protocol
 import orjson
 
 from price_keeper.domain import PICO_PER_MICRO as PICO_PER_MICRO
-from price_keeper.domain import PICO_PER_USD as PICO_PER_USD
 
 _MAX_PENDING: Final = 200
 

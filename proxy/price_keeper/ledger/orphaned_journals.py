@@ -20,10 +20,10 @@ from pathlib import Path
 from price_keeper.alerts.alert_outbox import ALERT_SUFFIX, UNFINISHED_SUFFIX
 from price_keeper.alerts.alert_setup import ALERTS_FOLDER
 from price_keeper.clock import Clock
+from price_keeper.domain import PICO_PER_USD
 from price_keeper.errors import JournalInUse, JournalUnusable, StoreError
 from price_keeper.ledger.journal_lock import LOCK_NAME, lock_folder
 from price_keeper.ledger.lease_file import RETAINED_PREFIX, release_former_leases
-from price_keeper.ledger.ledger_entries import PICO_PER_USD
 from price_keeper.ledger.recovery import RecoveredJournal, recover
 from price_keeper.ledger.segment import sync_folder
 from price_keeper.stores.contract import Store

@@ -18,13 +18,14 @@ from pathlib import Path
 from price_keeper.clock import Clock
 from price_keeper.config import Config
 from price_keeper.config.config_sections import PSEUDO_LABELS
+from price_keeper.domain import PICO_PER_USD
 from price_keeper.errors import JournalFull, JournalUnusable, StoreError
 from price_keeper.ledger.aggregator import Aggregator
 from price_keeper.ledger.flusher import Flusher, FlushInterval
 from price_keeper.ledger.journal import Journal
 from price_keeper.ledger.journal_lock import is_disk_full, lock_folder
 from price_keeper.ledger.lease_file import BudgetLeaseFile, release_former_leases
-from price_keeper.ledger.ledger_entries import PICO_PER_USD, UsageCounts
+from price_keeper.ledger.ledger_entries import UsageCounts
 from price_keeper.ledger.orphaned_journals import OrphanedJournals
 from price_keeper.ledger.recovery import RecoveredJournal, recover
 from price_keeper.ledger.segment_sender import SegmentSender

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from price_keeper.ledger.ledger_entries import PICO_PER_MICRO, PICO_PER_USD
+from price_keeper.domain import PICO_PER_MICRO, PICO_PER_USD
 
 _DIGITS = 6
 
