@@ -12,19 +12,21 @@ from price_keeper.budgets.hard.token_bound import (
     REMOTE_CONTENT,
     TOOL_BLOCK_TOKENS,
     TOOL_TOKENS,
-    TOOLS_TOKENS,
     MemberReader,
     TokenBound,
     build_unbounded_error,
     ignore,
     ignore_members,
+    make_messages_reader,
     quote_name,
     read_json,
     read_members,
     read_text,
     read_text_or_blocks,
+    read_tool_call,
     require_list,
     require_object,
+    require_tools,
 )
 
 
@@ -52,11 +54,6 @@ def _read_tool_calls(bound: TokenBound, value: Any) -> None:
     bound.add_json(calls)
 
 
-def _read_tool_call(bound: TokenBound, value: Any) -> None:
-    bound.tokens += TOOL_BLOCK_TOKENS
-    bound.add_json(value)
-
-
 _MESSAGE_MEMBERS: dict[str, MemberReader] = {
     **ignore_members("role", "name", "index"),
     "content": _read_content,
@@ -64,24 +61,19 @@ _MESSAGE_MEMBERS: dict[str, MemberReader] = {
     "reasoning": read_text,
     "reasoning_content": read_text,
     "tool_calls": _read_tool_calls,
-    "function_call": _read_tool_call,
-    "tool_call_id": _read_tool_call,
+    "function_call": read_tool_call,
+    "tool_call_id": read_tool_call,
 }
 
 
-def read_messages(bound: TokenBound, value: Any) -> None:
-    for message in require_list(value, "messages"):
-        bound.tokens += MESSAGE_TOKENS
-        read_members(bound, message, _MESSAGE_MEMBERS, "a message")
+read_messages = make_messages_reader(_MESSAGE_MEMBERS)
 
 
 _TOOL_MEMBERS: dict[str, MemberReader] = {"type": ignore, "function": read_json}
 
 
 def read_tools(bound: TokenBound, value: Any) -> None:
-    tool_list = require_list(value, "tools")
-    bound.tokens += TOOLS_TOKENS if tool_list else 0
-    for tool in tool_list:
+    for tool in require_tools(bound, value):
         kind = require_object(tool, "a tool").get("type")
         if kind != "function":
             raise build_unbounded_error(
@@ -93,8 +85,7 @@ def read_tools(bound: TokenBound, value: Any) -> None:
 
 def read_documents(bound: TokenBound, value: Any) -> None:
     """Documents, functions or results: a template writes them in its own form, whatever theirs."""
-    documents = require_list(value, "documents")
-    bound.tokens += TOOLS_TOKENS if documents else 0
+    documents = require_tools(bound, value, "documents")
     bound.tokens += TOOL_BLOCK_TOKENS * len(documents)
     bound.add_json(documents)
 

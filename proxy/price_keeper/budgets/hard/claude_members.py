@@ -9,24 +9,25 @@ import re
 from typing import Any
 
 from price_keeper.budgets.hard.token_bound import (
-    MESSAGE_TOKENS,
     REMOTE_CONTENT,
     TOOL_BLOCK_TOKENS,
     TOOL_TOKENS,
-    TOOLS_TOKENS,
     MemberReader,
     TokenBound,
     build_unbounded_error,
     ignore,
     ignore_members,
     make_members_reader,
+    make_messages_reader,
     quote_name,
     read_json,
     read_members,
     read_text,
     read_text_or_blocks,
+    read_tool_call,
     require_list,
     require_object,
+    require_tools,
 )
 
 # Tools that the caller runs, although Anthropic defines them. Their definition is added on Anthropic's side.
@@ -66,16 +67,11 @@ def _read_tool_result(bound: TokenBound, value: Any) -> None:
     read_content(bound, value)
 
 
-def _read_tool_input(bound: TokenBound, value: Any) -> None:
-    bound.tokens += TOOL_BLOCK_TOKENS
-    bound.add_json(value)
-
-
 _COMMON_MEMBERS: dict[str, MemberReader] = {"type": ignore, "cache_control": ignore}
 _BLOCK_MEMBERS: dict[str, dict[str, MemberReader]] = {
     "text": {**_COMMON_MEMBERS, "text": read_text, "citations": _read_citations},
     # `caller` is present where code on the server called the tool, which requires a tool that is refused.
-    "tool_use": {**_COMMON_MEMBERS, "id": ignore, "name": ignore, "input": _read_tool_input, "caller": ignore},
+    "tool_use": {**_COMMON_MEMBERS, "id": ignore, "name": ignore, "input": read_tool_call, "caller": ignore},
     "tool_result": {**_COMMON_MEMBERS, "tool_use_id": ignore, "is_error": ignore, "content": _read_tool_result},
     # The signature is the encrypted thinking that the text only summarises, so it is longer than the thinking itself.
     "thinking": {"type": ignore, "thinking": read_text, "signature": ignore},
@@ -100,10 +96,7 @@ _BLOCK_MEMBERS: dict[str, dict[str, MemberReader]] = {
 _MESSAGE_MEMBERS: dict[str, MemberReader] = {"role": ignore, "content": read_content}
 
 
-def read_messages(bound: TokenBound, value: Any) -> None:
-    for message in require_list(value, "messages"):
-        bound.tokens += MESSAGE_TOKENS
-        read_members(bound, message, _MESSAGE_MEMBERS, "a message")
+read_messages = make_messages_reader(_MESSAGE_MEMBERS)
 
 
 _TOOL_MEMBERS: dict[str, MemberReader] = {
@@ -118,9 +111,7 @@ _TOOL_MEMBERS: dict[str, MemberReader] = {
 
 
 def read_tools(bound: TokenBound, value: Any) -> None:
-    tool_list = require_list(value, "tools")
-    bound.tokens += TOOLS_TOKENS if tool_list else 0
-    for tool in tool_list:
+    for tool in require_tools(bound, value):
         bound.tokens += TOOL_TOKENS
         kind = require_object(tool, "a tool").get("type")
         if kind in _CUSTOM_TOOL_TYPES:

@@ -8,24 +8,25 @@ from __future__ import annotations
 from typing import Any
 
 from price_keeper.budgets.hard.token_bound import (
-    MESSAGE_TOKENS,
     REMOTE_CONTENT,
     TOOL_BLOCK_TOKENS,
     TOOL_TOKENS,
-    TOOLS_TOKENS,
     MemberReader,
     TokenBound,
     build_unbounded_error,
     ignore,
     ignore_members,
     make_counted_reader,
+    make_list_reader,
     make_members_reader,
+    make_messages_reader,
+    make_object_reader,
     quote_name,
     read_json,
     read_members,
     read_text,
-    require_list,
     require_object,
+    require_tools,
 )
 from price_keeper.errors import InvalidRequest
 
@@ -59,29 +60,16 @@ _REASONING_MEMBERS: dict[str, MemberReader] = {
 _TOOL_USE_MEMBERS: dict[str, MemberReader] = {"toolUseId": ignore, "name": ignore, "input": read_json}
 
 
-def _read_tool_use(bound: TokenBound, value: Any) -> None:
-    bound.tokens += TOOL_BLOCK_TOKENS
-    read_members(bound, value, _TOOL_USE_MEMBERS, "toolUse")
-
-
-def _read_results(bound: TokenBound, value: Any) -> None:
-    for content in require_list(value, "results of tools"):
-        read_members(bound, content, _RESULT_MEMBERS, "a result of a tool")
-
-
-_TOOL_RESULT_MEMBERS: dict[str, MemberReader] = {"toolUseId": ignore, "status": ignore, "content": _read_results}
-
-
-def _read_tool_result(bound: TokenBound, value: Any) -> None:
-    bound.tokens += TOOL_BLOCK_TOKENS
-    read_members(bound, value, _TOOL_RESULT_MEMBERS, "toolResult")
-
-
+_TOOL_RESULT_MEMBERS: dict[str, MemberReader] = {
+    "toolUseId": ignore,
+    "status": ignore,
+    "content": make_list_reader("results of tools", make_object_reader("a result of a tool", _RESULT_MEMBERS)),
+}
 _BLOCK_MEMBERS: dict[str, MemberReader] = {
     "text": read_text,
     "cachePoint": ignore,
-    "toolUse": _read_tool_use,
-    "toolResult": _read_tool_result,
+    "toolUse": make_object_reader("toolUse", _TOOL_USE_MEMBERS, TOOL_BLOCK_TOKENS),
+    "toolResult": make_object_reader("toolResult", _TOOL_RESULT_MEMBERS, TOOL_BLOCK_TOKENS),
     "reasoningContent": make_members_reader("reasoningContent", _REASONING_MEMBERS),
     "citationsContent": make_counted_reader("citations", "content", "citations"),
     **_GUARD_MEMBERS,
@@ -90,29 +78,13 @@ _BLOCK_MEMBERS: dict[str, MemberReader] = {
 _SYSTEM_MEMBERS: dict[str, MemberReader] = {"text": read_text, "cachePoint": ignore, **_GUARD_MEMBERS}
 
 
-def _read_content(bound: TokenBound, value: Any) -> None:
-    for block in require_list(value, "blocks"):
-        read_members(bound, block, _BLOCK_MEMBERS, "a block")
+_MESSAGE_MEMBERS: dict[str, MemberReader] = {
+    "role": ignore,
+    "content": make_list_reader("blocks", make_object_reader("a block", _BLOCK_MEMBERS)),
+}
 
-
-_MESSAGE_MEMBERS: dict[str, MemberReader] = {"role": ignore, "content": _read_content}
-
-
-def read_messages(bound: TokenBound, value: Any) -> None:
-    for message in require_list(value, "messages"):
-        bound.tokens += MESSAGE_TOKENS
-        read_members(bound, message, _MESSAGE_MEMBERS, "a message")
-
-
-def read_system(bound: TokenBound, value: Any) -> None:
-    for block in require_list(value, "system blocks"):
-        read_members(bound, block, _SYSTEM_MEMBERS, "a system block")
-
-
-def _read_specification(bound: TokenBound, value: Any) -> None:
-    bound.tokens += TOOL_TOKENS
-    read_members(bound, value, _SPECIFICATION_MEMBERS, "toolSpec")
-
+read_messages = make_messages_reader(_MESSAGE_MEMBERS)
+read_system = make_list_reader("system blocks", make_object_reader("a system block", _SYSTEM_MEMBERS))
 
 _SPECIFICATION_MEMBERS: dict[str, MemberReader] = {
     "name": ignore,
@@ -120,13 +92,14 @@ _SPECIFICATION_MEMBERS: dict[str, MemberReader] = {
     "inputSchema": read_json,
     "strict": ignore,
 }
-_TOOL_MEMBERS: dict[str, MemberReader] = {"toolSpec": _read_specification, "cachePoint": ignore}
+_TOOL_MEMBERS: dict[str, MemberReader] = {
+    "toolSpec": make_object_reader("toolSpec", _SPECIFICATION_MEMBERS, TOOL_TOKENS),
+    "cachePoint": ignore,
+}
 
 
 def _read_tools(bound: TokenBound, value: Any) -> None:
-    tool_list = require_list(value, "tools")
-    bound.tokens += TOOLS_TOKENS if tool_list else 0
-    for tool in tool_list:
+    for tool in require_tools(bound, value):
         if type(tool) is dict and "systemTool" in tool:
             raise build_unbounded_error(
                 "'systemTool' among the tools", "Bedrock runs such a tool, and the model again after it"

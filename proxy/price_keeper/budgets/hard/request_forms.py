@@ -15,10 +15,10 @@ from price_keeper.budgets.hard.token_bound import (
     MemberReader,
     build_unbounded_error,
     ignore_members,
+    make_list_reader,
     make_members_reader,
     read_json,
     read_text,
-    read_texts,
 )
 from price_keeper.operations import Operation
 
@@ -150,7 +150,7 @@ _COHERE_EMBED_FORM = RequestForm(
     (),
     {
         **ignore_members("input_type", "truncate", "embedding_types", "output_dimension", "max_tokens"),
-        "texts": read_texts,
+        "texts": make_list_reader("texts", read_text),
     },
 )
 

@@ -129,12 +129,13 @@ def read_text(bound: TokenBound, value: Any) -> None:
     bound.tokens += BLOCK_TOKENS
 
 
-def read_texts(bound: TokenBound, value: Any) -> None:
-    for text in require_list(value, "texts"):
-        read_text(bound, text)
-
-
 def read_json(bound: TokenBound, value: Any) -> None:
+    bound.add_json(value)
+
+
+def read_tool_call(bound: TokenBound, value: Any) -> None:
+    """A call of a tool, or its input."""
+    bound.tokens += TOOL_BLOCK_TOKENS
     bound.add_json(value)
 
 
@@ -145,6 +146,13 @@ def require_list(value: Any, what: str) -> list[Any]:
     if type(value) is not list:
         raise InvalidRequest(f"{what} in the body are no list")
     return value
+
+
+def require_tools(bound: TokenBound, value: Any, what: str = "tools") -> list[Any]:
+    """The list of tools, or of what a template presents like them. Adds what models say about tools."""
+    tools = require_list(value, what)
+    bound.tokens += TOOLS_TOKENS if tools else 0
+    return tools
 
 
 def require_object(value: Any, what: str) -> dict[str, Any]:
@@ -161,6 +169,31 @@ def read_members(bound: TokenBound, value: Any, readers: Mapping[str, MemberRead
         if reader is None:
             raise build_unbounded_error(f"{quote_name(name)} in {where}")
         reader(bound, inner)
+
+
+def make_object_reader(where: str, readers: Mapping[str, MemberReader], frame_tokens: int = 0) -> MemberReader:
+    """A reader of an object with these members, around which a template puts so many tokens."""
+
+    def read(bound: TokenBound, value: Any) -> None:
+        bound.tokens += frame_tokens
+        read_members(bound, value, readers, where)
+
+    return read
+
+
+def make_list_reader(what: str, read_one: MemberReader) -> MemberReader:
+    """A reader of a list. None counts as an empty one."""
+
+    def read(bound: TokenBound, value: Any) -> None:
+        for one in require_list(value, what):
+            read_one(bound, one)
+
+    return read
+
+
+def make_messages_reader(readers: Mapping[str, MemberReader]) -> MemberReader:
+    """A reader of messages with these members."""
+    return make_list_reader("messages", make_object_reader("a message", readers, MESSAGE_TOKENS))
 
 
 def make_members_reader(where: str, readers: Mapping[str, MemberReader]) -> MemberReader:
