@@ -223,7 +223,17 @@ def spelt(body: dict[str, Any], way: int) -> bytes:
     return (orjson.dumps(body), json.dumps(body).encode(), json.dumps(body, ensure_ascii=False, indent=2).encode())[way]
 
 
+def is_unpriced(body: dict[str, Any]) -> bool:
+    """Whether it asks for a tier or mode that TARIFF does not have."""
+    latency = body.get("performanceConfig", {}).get("latency", "")
+    return TARIFF.prices_for(body.get("serviceTier", {}).get("type", ""), latency) is None
+
+
 def check(operation: Operation, format: str, model: str, path: str, sent: bytes, wished: FaultSpec, times: int) -> None:
+    if is_unpriced(json.loads(sent)):
+        with pytest.raises(InvalidRequest):
+            compute_ceiling(operation, format, sent, {}, PRICES, LABEL, model)
+        return
     found = compute_ceiling(operation, format, sent, {}, PRICES, LABEL, model)
     usage = used_by(answered(path, found.body, wished, times), operation, format)
     whole = sum(usage[:5]) - usage.output

@@ -374,6 +374,48 @@ def test_what_is_free_needs_nothing(operation: Operation) -> None:
     assert asked(b"anything", operation) == CostCeiling(0, 0, 0, b"anything")
 
 
+TIERED = replace(
+    PLAIN,
+    service_tiers={"priority": TierPrices(Decimal(9), Decimal(40))},
+    latency_optimized=TierPrices(Decimal(4), Decimal(20)),
+)
+
+
+@pytest.mark.parametrize(
+    ("operation", "more", "headers"),
+    [
+        (CONVERSE, {"serviceTier": {"type": "priority"}}, {}),
+        (CONVERSE, {"serviceTier": "priority"}, {}),
+        (CONVERSE, {"performanceConfig": {"latency": "optimized"}}, {}),
+        (CONVERSE, {}, {b"x-amzn-bedrock-service-tier": b"Priority"}),
+        (CONVERSE, {"serviceTier": {"type": "priority"}}, {b"x-amzn-bedrock-service-tier": b"default"}),
+        (CONVERSE, {}, {b"x-amzn-bedrock-performanceconfig-latency": b"optimized"}),
+        (CHAT, {"service_tier": "priority"}, {}),
+    ],
+)
+def test_requested_tier_or_mode_without_a_price_is_refused(
+    operation: Operation, more: dict[str, Any], headers: dict[bytes, bytes]
+) -> None:
+    """Its answer would be charged at the dearest known price, and AWS may ask for more."""
+    body = said({"text": "a"}) if operation is CONVERSE else {"messages": [{"role": "user", "content": "a"}]}
+    price_tables = [build_price_table(TIERED), build_price_table(PLAIN)]
+    assert "has no price here" in refusal(
+        body | more, operation, "openai", cost_ceiling.CallPrices(price_tables), headers=headers
+    )
+    assert asked(body | more, operation, "openai", cost_ceiling.CallPrices(price_tables[:1]), headers=headers).pico
+
+
+@pytest.mark.parametrize("tier", ["default", "standard", "auto", ""])
+def test_ordinary_tier_needs_no_price_of_its_own(tier: str) -> None:
+    assert asked(said({"text": "a"}) | {"serviceTier": {"type": tier}}).pico
+
+
+def test_priced_tier_in_a_priced_mode_has_no_price_together() -> None:
+    more = {"serviceTier": {"type": "priority"}, "performanceConfig": {"latency": "optimized"}}
+    message = refusal(said({"text": "a"}) | more, prices=cost_ceiling.CallPrices([build_price_table(TIERED)]))
+    assert "service tier 'priority' with latency mode 'optimized'" in message
+
+
 def test_a_kind_that_only_the_answer_reveals_is_within_it() -> None:
     """Charged at the dearest there is, which the bound has to know."""
     for more in ({"cache_write_1h": None}, {"cache_read": None, "cache_write_5m": Decimal(0)}):

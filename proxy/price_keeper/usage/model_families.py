@@ -74,10 +74,10 @@ def read_converse(
     if counts.input is None or (counts.output is None and needs_output):
         return None
     service_tier = document.get("serviceTier")
-    tier = _normalize_tier(headers.get(TIER_HEADER)) or _normalize_tier(
+    tier = normalize_tier(headers.get(TIER_HEADER)) or normalize_tier(
         service_tier.get("type") if isinstance(service_tier, dict) else service_tier
     )
-    latency = read_latency(headers) or _normalize_name(_object_member(document, "performanceConfig").get("latency"))
+    latency = read_latency(headers) or normalize_name(_object_member(document, "performanceConfig").get("latency"))
     return build_usage(counts, tier, latency)
 
 
@@ -166,24 +166,24 @@ def try_read(reader: _CountReader, members: Json) -> ReportedCounts:
 
 def read_tier(document: Any, headers: Mapping[bytes, bytes]) -> str:
     """Read the service tier. The header has priority, because it knows more tiers than a body."""
-    header_tier = _normalize_tier(headers.get(TIER_HEADER))
+    header_tier = normalize_tier(headers.get(TIER_HEADER))
     if header_tier or not isinstance(document, dict):
         return header_tier
-    return _normalize_tier(document.get("service_tier")) or _normalize_tier(
+    return normalize_tier(document.get("service_tier")) or normalize_tier(
         _object_member(document, "usage").get("service_tier")
     )
 
 
 def read_latency(headers: Mapping[bytes, bytes]) -> str:
-    return _normalize_name(headers.get(LATENCY_HEADER))
+    return normalize_name(headers.get(LATENCY_HEADER))
 
 
-def _normalize_tier(value: Any) -> str:
-    name = _normalize_name(value)
+def normalize_tier(value: Any) -> str:
+    name = normalize_name(value)
     return _TIER_ALIASES.get(name, name)
 
 
-def _normalize_name(value: Any) -> str:
+def normalize_name(value: Any) -> str:
     if isinstance(value, bytes):
         value = value.decode("latin-1")
     if not isinstance(value, str):

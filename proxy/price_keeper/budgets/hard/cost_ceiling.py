@@ -29,7 +29,7 @@ from price_keeper.errors import InvalidRequest
 from price_keeper.operations import Operation
 from price_keeper.upstream import json_splice
 from price_keeper.usage.guardrail_usage import CHARACTERS_PER_UNIT, estimate_request_units
-from price_keeper.usage.model_families import MAX_TOKENS
+from price_keeper.usage.model_families import LATENCY_HEADER, MAX_TOKENS, TIER_HEADER, normalize_name, normalize_tier
 from price_keeper.usage.price_table import PriceTable
 
 # Stands for a count that CountTokens has yet to return. No budget is that large, so a call whose count was never
@@ -121,6 +121,7 @@ def _bound_tokens(
     parsed = parse_strict(body)
     form = find_form(operation, format, model, parsed.document)
     bound = measure_input(form, parsed)
+    _check_requested_prices(parsed.document, headers, prices.price_tables)
     output_tokens, body = cap_output(form, parsed.document, body, label_max_output)
     input_tokens, needs_count = bound.tokens, bool(bound.uncounted)
     if needs_count:
@@ -131,6 +132,26 @@ def _bound_tokens(
         input_tokens = UNCOUNTED_TOKENS
     pico = compute_max_cost(prices.price_tables, input_tokens, output_tokens)
     return CostCeiling(pico, input_tokens, output_tokens, body, needs_count)
+
+
+def _check_requested_prices(
+    document: Mapping[str, Any], headers: Mapping[bytes, bytes], price_tables: Sequence[PriceTable]
+) -> None:
+    """Refuse a request for a service tier or latency mode without a price. Its answer would be charged at the dearest
+    known price, and AWS may ask for more."""
+    tiers = (headers.get(TIER_HEADER), document.get("service_tier"), _read_inner(document, "serviceTier", "type"))
+    latencies = (headers.get(LATENCY_HEADER), _read_inner(document, "performanceConfig", "latency"))
+    for tier in map(normalize_tier, tiers):
+        for latency in map(normalize_name, latencies):
+            if any(table.prices_for(tier, latency) is None for table in price_tables):
+                asked = [("service tier", tier), ("latency mode", latency)]
+                what = " with ".join(f"{kind} {quote_name(name)}" for kind, name in asked if name)
+                raise build_unbounded_error(what, "it has no price here")
+
+
+def _read_inner(document: Mapping[str, Any], name: str, inner_name: str) -> Any:
+    value = document.get(name)
+    return value.get(inner_name) if type(value) is dict else value
 
 
 # Units of guardrails.
