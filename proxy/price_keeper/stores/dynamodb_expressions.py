@@ -9,34 +9,14 @@ from collections.abc import Callable, Mapping
 from decimal import Decimal
 from typing import Any
 
-from price_keeper.stores.contract import (
-    AllOf,
-    AnyOf,
-    AttributeExists,
-    AttributeMissing,
-    Between,
-    Compare,
-    Condition,
-    ConditionCheck,
-    Delete,
-    Item,
-    ItemExists,
-    ItemMissing,
-    Key,
-    Prefix,
-    Put,
-    Query,
-    Update,
-    Value,
-    Write,
-)
+from price_keeper.stores import contract
 from price_keeper.stores.item_values import normalize_number
 from price_keeper.stores.schema import TABLES
 
 Request = dict[str, Any]
 
 
-def to_wire(value: Value) -> dict[str, Any]:
+def to_wire(value: contract.Value) -> dict[str, Any]:
     return _TO_WIRE[type(value)](value)
 
 
@@ -51,16 +31,16 @@ _TO_WIRE: dict[type, Callable[[Any], dict[str, Any]]] = {
 }
 
 
-def item_to_wire(item: Item) -> dict[str, Any]:
+def item_to_wire(item: contract.Item) -> dict[str, Any]:
     return {name: to_wire(value) for name, value in item.items()}
 
 
-def from_wire(wire: Mapping[str, Any]) -> Value:
+def from_wire(wire: Mapping[str, Any]) -> contract.Value:
     ((kind, content),) = wire.items()
     return _FROM_WIRE[kind](content)
 
 
-_FROM_WIRE: dict[str, Callable[[Any], Value]] = {
+_FROM_WIRE: dict[str, Callable[[Any], contract.Value]] = {
     "S": lambda content: content,
     "BOOL": lambda content: content,
     "N": lambda content: normalize_number(Decimal(content)),
@@ -78,22 +58,22 @@ _FROM_WIRE: dict[str, Callable[[Any], Value]] = {
 _KEY_ATTRIBUTES = ("PK", "SK")
 
 
-def item_from_wire(wire: Mapping[str, Any]) -> dict[str, Value]:
+def item_from_wire(wire: Mapping[str, Any]) -> dict[str, contract.Value]:
     """The item without its key, which the caller knows, and without attributes that a person has set to null."""
     return {
         name: from_wire(value) for name, value in wire.items() if name not in _KEY_ATTRIBUTES and "NULL" not in value
     }
 
 
-def key_to_wire(key: Key) -> dict[str, Any]:
+def key_to_wire(key: contract.Key) -> dict[str, Any]:
     wire = {"PK": {"S": key.pk}}
     if TABLES[key.table].has_sort_key:
         wire["SK"] = {"S": key.sk}
     return wire
 
 
-def key_from_wire(table: str, wire: Mapping[str, Any]) -> Key:
-    return Key(table, wire["PK"]["S"], wire["SK"]["S"] if "SK" in wire else "")
+def key_from_wire(table: str, wire: Mapping[str, Any]) -> contract.Key:
+    return contract.Key(table, wire["PK"]["S"], wire["SK"]["S"] if "SK" in wire else "")
 
 
 class _Placeholders:
@@ -106,7 +86,7 @@ class _Placeholders:
     def name(self, attribute: str) -> str:
         return self._names.setdefault(attribute, f"#{len(self._names)}")
 
-    def value(self, value: Value) -> str:
+    def value(self, value: contract.Value) -> str:
         placeholder = f":{len(self._values)}"
         self._values[placeholder] = to_wire(value)
         return placeholder
@@ -120,15 +100,15 @@ class _Placeholders:
         return request
 
 
-def build_write_request(write: Write, prefix: str) -> Request:
+def build_write_request(write: contract.Write, prefix: str) -> Request:
     """The body of a single write, which is also the body of the same entry in a transaction."""
     placeholders = _Placeholders()
     request: Request = {"TableName": prefix + write.key.table}
-    if isinstance(write, Put):
+    if isinstance(write, contract.Put):
         request["Item"] = key_to_wire(write.key) | item_to_wire(write.item)
     else:
         request["Key"] = key_to_wire(write.key)
-    if isinstance(write, Update):
+    if isinstance(write, contract.Update):
         request["UpdateExpression"] = _build_update_expression(write, placeholders)
     if write.condition is not None:
         request["ConditionExpression"] = _build_condition_expression(write.condition, placeholders)
@@ -136,10 +116,15 @@ def build_write_request(write: Write, prefix: str) -> Request:
     return request | placeholders.request()
 
 
-TRANSACTION_VERBS: dict[type, str] = {Put: "Put", Update: "Update", Delete: "Delete", ConditionCheck: "ConditionCheck"}
+TRANSACTION_VERBS: dict[type, str] = {
+    contract.Put: "Put",
+    contract.Update: "Update",
+    contract.Delete: "Delete",
+    contract.ConditionCheck: "ConditionCheck",
+}
 
 
-def _build_update_expression(update: Update, placeholders: _Placeholders) -> str:
+def _build_update_expression(update: contract.Update, placeholders: _Placeholders) -> str:
     """In the order of names, so that a transaction resent under its token is identical byte for byte."""
     settings = [
         f"{placeholders.name(name)} = {placeholders.value(value)}" for name, value in sorted(update.set.items())
@@ -156,27 +141,27 @@ def _build_update_expression(update: Update, placeholders: _Placeholders) -> str
     return " ".join(f"{verb} {', '.join(parts)}" for verb, parts in clauses if parts)
 
 
-def _build_condition_expression(condition: Condition, placeholders: _Placeholders) -> str:
+def _build_condition_expression(condition: contract.Condition, placeholders: _Placeholders) -> str:
     match condition:
-        case Compare(name, operator, value):
+        case contract.Compare(name, operator, value):
             return f"{placeholders.name(name)} {operator} {placeholders.value(value)}"
-        case AttributeExists(name):
+        case contract.AttributeExists(name):
             return f"attribute_exists({placeholders.name(name)})"
-        case AttributeMissing(name):
+        case contract.AttributeMissing(name):
             return f"attribute_not_exists({placeholders.name(name)})"
-        case ItemExists():
+        case contract.ItemExists():
             return f"attribute_exists({placeholders.name('PK')})"
-        case ItemMissing():
+        case contract.ItemMissing():
             return f"attribute_not_exists({placeholders.name('PK')})"
-        case AllOf((part,)) | AnyOf((part,)):  # DynamoDB rejects redundant parentheses
+        case contract.AllOf((part,)) | contract.AnyOf((part,)):  # DynamoDB rejects redundant parentheses
             return _build_condition_expression(part, placeholders)
-        case AllOf(parts):
+        case contract.AllOf(parts):
             return "(" + " AND ".join(_build_condition_expression(part, placeholders) for part in parts) + ")"
-        case AnyOf(parts):
+        case contract.AnyOf(parts):
             return "(" + " OR ".join(_build_condition_expression(part, placeholders) for part in parts) + ")"
 
 
-def build_query_request(query: Query, prefix: str) -> Request:
+def build_query_request(query: contract.Query, prefix: str) -> Request:
     placeholders = _Placeholders()
     terms = [f"{placeholders.name('PK')} = {placeholders.value(query.pk)}"]
     if query.sort is not None:
@@ -188,21 +173,21 @@ def build_query_request(query: Query, prefix: str) -> Request:
         "ScanIndexForward": not query.descending,
     }
     if query.after is not None:
-        request["ExclusiveStartKey"] = key_to_wire(Key(query.table, query.pk, query.after))
+        request["ExclusiveStartKey"] = key_to_wire(contract.Key(query.table, query.pk, query.after))
     return request | placeholders.request()
 
 
-def _build_sort_terms(sort: Prefix | Between, placeholders: _Placeholders) -> list[str]:
+def _build_sort_terms(sort: contract.Prefix | contract.Between, placeholders: _Placeholders) -> list[str]:
     match sort:
-        case Prefix(text):
+        case contract.Prefix(text):
             return [f"begins_with({placeholders.name('SK')}, {placeholders.value(text)})"]
-        case Between(None, None):
+        case contract.Between(None, None):
             return []
-        case Between(low, None) if low is not None:
+        case contract.Between(low, None) if low is not None:
             return [f"{placeholders.name('SK')} >= {placeholders.value(low)}"]
-        case Between(None, high) if high is not None:
+        case contract.Between(None, high) if high is not None:
             return [f"{placeholders.name('SK')} <= {placeholders.value(high)}"]
-        case Between(low, high):
+        case contract.Between(low, high):
             assert low is not None
             assert high is not None
             return [f"{placeholders.name('SK')} BETWEEN {placeholders.value(low)} AND {placeholders.value(high)}"]
