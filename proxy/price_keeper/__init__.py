@@ -11,7 +11,8 @@ State lives in three places: memory (bounded, rebuildable), the local journal (t
 Imports point down only, from later lines of this list to earlier ones; `tests/tidy/test_imports.py` checks it:
 
     domain, errors, clock, exchange     shared types, and what may go wrong
-    config, telemetry, tasks            what every service needs
+    config, telemetry, tasks,
+      single_flight                     what every service needs
     stores                              the contract of a store, and its two engines, SQLite and DynamoDB
     auth ... reports                    the services: auth, alerts, ledger, rates, upstream, usage, budgets, reports
     handler, server, control            the ports

@@ -1,9 +1,9 @@
 """Background work: supervised asyncio tasks, and threads for work that would block the event loop.
 
-No other module creates a task, so no task fails unnoticed or outlives the process's shutdown. `Tasks.start` restarts
-work that crashes, `run_every` repeats an action, `spawn` runs a coroutine to its end, and `spawn_eager` does so without
-a task until it first waits. `run_large_work` processes one large body at a time in a thread; `DaemonThreadPool` is the
-executor behind `asyncio.to_thread`, and its threads do not keep the process from exiting.
+No task fails unnoticed. `Tasks.start` restarts work that crashes, `run_every` repeats an action, `spawn` runs a
+coroutine to its end, and `spawn_eager` does so without a task until it first waits; loads that callers share run in
+`single_flight`. `run_large_work` processes one large body at a time in a thread; `DaemonThreadPool` is the executor
+behind `asyncio.to_thread`, and its threads do not keep the process from exiting.
 """
 
 from __future__ import annotations
@@ -84,12 +84,7 @@ class Tasks:
 
     def _on_done(self, task: asyncio.Task[None]) -> None:
         self._spawned.discard(task)
-        failure = None if task.cancelled() else task.exception()
-        if failure is not None:
-            # The exception's message is left out, because it may contain data of a caller.
-            _log.error(
-                "task failed with an unexpected %s", type(failure).__name__, extra={"where": format_traceback(failure)}
-            )
+        log_failure(task)
 
     def run_every(self, name: str, interval: float, action: Work, *, jitter: float = 0.0) -> None:
         """Wait an interval, run the action, and repeat. A failed action is logged, and the next one runs as usual.
@@ -142,6 +137,16 @@ class Tasks:
             _log.error("background task %r crashed: %r", name, error, exc_info=error)
             return False
         return True
+
+
+def log_failure(task: asyncio.Task[Any]) -> None:
+    """Log the exception of a task that ended with one."""
+    failure = None if task.cancelled() else task.exception()
+    if failure is not None:
+        # The exception's message is left out, because it may contain data of a caller.
+        _log.error(
+            "task failed with an unexpected %s", type(failure).__name__, extra={"where": format_traceback(failure)}
+        )
 
 
 @coroutine

@@ -37,11 +37,12 @@ class FakeControlService:
         self.requests = Counter[str]()
         self.answer: ControlReply | Exception | None = None
         self.hangs = False
+        self.hang_ends = asyncio.Event()
         self.accepted: set[str] | None = None  # who is refused nothing; None is everybody
 
     async def __call__(self, authorization: str) -> ControlReply:
         self.requests[authorization] += 1
-        await (asyncio.Event().wait() if self.hangs else asyncio.sleep(0))
+        await (self.hang_ends.wait() if self.hangs else asyncio.sleep(0))
         if isinstance(self.answer, Exception):
             raise self.answer
         if self.accepted is not None and authorization not in self.accepted:

@@ -34,7 +34,7 @@ LAYERS: list[set[str]] = [
     {"price_keeper.telemetry"},
     {"price_keeper.telemetry.build_info"},
     {"price_keeper.tasks", "price_keeper.local_responses"},
-    {"price_keeper.aws_session", "price_keeper.provider_chain"},
+    {"price_keeper.aws_session", "price_keeper.provider_chain", "price_keeper.single_flight"},
     # The store: its contract, pure files, the engines.
     {"price_keeper.stores.contract"},
     {"price_keeper.stores.schema"},

@@ -99,14 +99,17 @@ async def test_of_those_with_a_good_token_one_asks_and_nobody_waits_for_him(
     asking.cancel()
 
 
-async def test_if_the_first_goes_away_the_next_one_asks(here: CredentialRelay, control: FakeControlService) -> None:
+async def test_first_fetch_whose_caller_leaves_is_finished_for_the_others(
+    here: CredentialRelay, control: FakeControlService
+) -> None:
     control.hangs = True
     asking = flood(here, [CREDENTIAL] * 3)
     await settle()
-    control.hangs = False
     asking[0].cancel()
+    await settle()
+    control.hang_ends.set()
     assert (await outcomes(asking))[dict] == 2
-    assert control.requests[CREDENTIAL] == 2
+    assert control.requests[CREDENTIAL] == 1
 
 
 async def test_for_who_is_gone_when_his_turn_comes_nobody_is_asked(

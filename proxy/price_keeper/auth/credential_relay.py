@@ -22,7 +22,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 from price_keeper.auth.container_credentials import (
     CredentialIssuer,
@@ -37,6 +37,7 @@ from price_keeper.auth.tokens import Claims, TokenService
 from price_keeper.clock import Clock
 from price_keeper.domain import parse_client_id
 from price_keeper.errors import AccessDenied, Busy, PriceKeeperError, Refusal, TokenExpired, TooManyRequests
+from price_keeper.single_flight import SingleFlight
 
 MAX_CACHED_CALLERS = 10_000  # callers, and as many recent refusals
 MAX_WAITERS = 1000  # callers that wait for a first fetch; further ones would be answered too late
@@ -60,7 +61,6 @@ _CONTROL_AWAY = "the control service, which issues credentials, cannot be reache
 _TOKEN_REVOKED = "the control service returned a revoked token, as it does not know of the revocation yet; try again"
 _NOT_CONFIGURED = "this sidecar cannot issue credentials; set auth.control_url to the URL of the control service"
 
-T = TypeVar("T")
 V = TypeVar("V")
 
 _log = logging.getLogger("price_keeper.auth")
@@ -131,7 +131,7 @@ class CredentialRelay(CredentialIssuer):
         self._digest_key = secrets.token_bytes(32)
         self._cached: dict[bytes, _RelayedCredentials] = {}
         self._recent_refusals: dict[bytes, _RecentRefusal] = {}
-        self._single_flight = SingleFlight[_RelayedCredentials]()
+        self._single_flight = SingleFlight[Hashable, _RelayedCredentials]()
         self._waiters = WaiterLimit(MAX_WAITERS, MAX_WAITERS_PER_KEY)
         self._first_fetch_slots = asyncio.Semaphore(MAX_FIRST_FETCHES)
         self._away_until = 0.0  # on the monotonic clock
@@ -182,12 +182,14 @@ class CredentialRelay(CredentialIssuer):
         self._raise_recent_refusal(wanted_request.cache_key)
         flight_key = (wanted_request.cache_key, network_of(address))
         with self._waiters.hold(*flight_key):
-            try:
-                return await self._single_flight.get_or_load(
-                    flight_key, lambda: self._fetch_throttled(wanted_request, address, is_disconnected)
-                )
-            except _Disconnected:  # other callers with the same pair go on
-                raise Busy("the client has disconnected", retry_after=CONTROL_RETRY_SECONDS) from None
+            while True:
+                try:
+                    return await self._single_flight.get_or_load(
+                        flight_key, lambda: self._fetch_throttled(wanted_request, address, is_disconnected)
+                    )
+                except _Disconnected:  # the caller that started the fetch; others with the same pair go on
+                    if is_disconnected():
+                        raise Busy("the client has disconnected", retry_after=CONTROL_RETRY_SECONDS) from None
 
     async def _fetch_throttled(
         self, wanted_request: _RelayRequest, address: str, is_disconnected: IsDisconnected
@@ -350,48 +352,6 @@ def _cache_put(cache: dict[bytes, V], cache_key: bytes, value: V) -> None:
         for oldest in list(cache)[: MAX_CACHED_CALLERS // 2]:
             del cache[oldest]
     cache[cache_key] = value
-
-
-class _SharedLoad(Generic[T]):
-    """The result of a load in flight, or its refusal."""
-
-    def __init__(self) -> None:
-        self.done = asyncio.Event()
-        self.results: list[T] = []
-        self.refusal: Refusal | None = None
-
-
-class SingleFlight(Generic[T]):
-    """Concurrent callers with the same key share one load, and its refusal."""
-
-    def __init__(self) -> None:
-        self._loads: dict[Hashable, _SharedLoad[T]] = {}
-
-    def __contains__(self, key: Hashable) -> bool:
-        return key in self._loads
-
-    def __len__(self) -> int:
-        return len(self._loads)
-
-    async def get_or_load(self, key: Hashable, load: Callable[[], Awaitable[T]]) -> T:
-        """Return the result of the load in flight, or load. Raises the load's refusal for all callers."""
-        while (running := self._loads.get(key)) is not None:
-            await running.done.wait()
-            if running.refusal is not None:
-                raise running.refusal.with_traceback(None)
-            if running.results:
-                return running.results[0]
-            # The first caller was cancelled, or failed for a reason that concerns only itself: the next one tries.
-        load_state = self._loads[key] = _SharedLoad()
-        try:
-            load_state.results.append(await load())
-        except Refusal as refusal:
-            load_state.refusal = refusal
-            raise
-        finally:
-            del self._loads[key]
-            load_state.done.set()
-        return load_state.results[0]
 
 
 class WaiterLimit:

@@ -1,0 +1,63 @@
+"""Single-flight: concurrent callers that want the same thing share one load."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Hashable
+from typing import Any, Generic, TypeVar
+
+from price_keeper.tasks import log_failure
+
+K = TypeVar("K", bound=Hashable)
+T = TypeVar("T")
+
+
+class SingleFlight(Generic[K, T]):
+    """Concurrent callers with the same key share one load: its result, or its failure. Neither is kept afterwards.
+
+    The load runs in a task of its own, to its end. A caller that is cancelled leaves the others waiting; if all of them
+    are, the load goes on for the next one. No caller can cancel it.
+    """
+
+    def __init__(self) -> None:
+        self._running: dict[K, asyncio.Task[T]] = {}
+
+    def __contains__(self, key: K) -> bool:
+        """Whether a load of this key is running."""
+        return key in self._running
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    async def get_or_load(self, key: K, load: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Return the result of the load that is running, or of a new one. Raises its failure."""
+        return await asyncio.shield(self._running.get(key) or self._start(key, load, _retrieve_failure))
+
+    def start(self, key: K, load: Callable[[], Coroutine[Any, Any, T]]) -> None:
+        """Start a load in the background unless one is running. Its failure is logged, as nobody may wait for it."""
+        if key not in self._running:
+            self._start(key, load, log_failure)
+
+    async def wait(self, key: K) -> None:
+        """Return when the load that is running has ended; at once if there is none. Raises no failure of it."""
+        if key in self._running:
+            await asyncio.wait([self._running[key]])
+
+    def _start(
+        self, key: K, load: Callable[[], Coroutine[Any, Any, T]], on_done: Callable[[asyncio.Task[T]], None]
+    ) -> asyncio.Task[T]:
+        task = self._running[key] = asyncio.create_task(self._run(key, load))
+        task.add_done_callback(on_done)
+        return task
+
+    async def _run(self, key: K, load: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        try:
+            return await load()
+        finally:
+            del self._running[key]
+
+
+def _retrieve_failure(task: asyncio.Task[T]) -> None:
+    """Mark a failure as retrieved: all callers may have left, and asyncio would log it."""
+    if not task.cancelled():
+        task.exception()
