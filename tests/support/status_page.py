@@ -42,9 +42,9 @@ async def status_page(folder: Path, store: Store | None = None) -> AsyncIterator
         page = api.parts.page
         page.tick_seconds = TICK
         page.board_cache, page.list_cache, page.event_cache = (
-            SingleFlightCache(TICK),
-            SingleFlightCache(TICK),
-            SingleFlightCache(TICK),
+            SingleFlightCache(TICK, api.clock.monotonic),
+            SingleFlightCache(TICK, api.clock.monotonic),
+            SingleFlightCache(TICK, api.clock.monotonic),
         )
         yield api
 

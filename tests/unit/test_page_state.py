@@ -18,6 +18,8 @@ from price_keeper.control.page.page_state import (
     SingleFlightCache,
 )
 
+from tests.support.clock import ManualClock, settle
+
 
 class Asked:
     def __init__(self, failure: Exception | None = None) -> None:
@@ -33,46 +35,56 @@ class Asked:
         return self.times
 
 
-async def test_all_who_ask_at_once_share_one_answer_for_a_while() -> None:
-    shared, asked = SingleFlightCache[int](2.0), Asked()
-    waiting = [asyncio.create_task(shared.get_or_load("a", asked, 0.0)) for _ in range(100)]
-    await asyncio.sleep(0)
+async def test_page_cache_concurrent_callers_share_one_load_for_its_ttl() -> None:
+    clock, asked = ManualClock(), Asked()
+    cache = SingleFlightCache[int](2.0, clock.monotonic)
+    waiting = [asyncio.create_task(cache.get_or_load("a", asked)) for _ in range(100)]
+    await clock.advance(0.5)
     asked.gate.set()
     assert await asyncio.gather(*waiting) == [1] * 100
-    assert await shared.get_or_load("a", asked, 1.9) == 1
-    assert await shared.get_or_load("b", asked, 1.9) == 2
-    assert await shared.get_or_load("a", asked, 2.0) == 3
+    await clock.advance(1.4)
+    assert await cache.get_or_load("a", asked) == 1
+    assert await cache.get_or_load("b", asked) == 2
+    await clock.advance(0.1)  # two seconds after the load began
+    assert await cache.get_or_load("a", asked) == 3
 
 
-async def test_a_slow_answer_is_not_asked_for_twice() -> None:
-    shared, asked = SingleFlightCache[int](2.0), Asked()
-    first = asyncio.create_task(shared.get_or_load("a", asked, 0.0))
-    await asyncio.sleep(0)
-    second = asyncio.create_task(shared.get_or_load("a", asked, 60.0))
-    await asyncio.sleep(0)
+async def test_page_cache_load_slower_than_its_ttl_is_joined_and_not_kept() -> None:
+    clock, asked = ManualClock(), Asked()
+    cache = SingleFlightCache[int](2.0, clock.monotonic)
+    first = asyncio.create_task(cache.get_or_load("a", asked))
+    await clock.advance(60)
+    second = asyncio.create_task(cache.get_or_load("a", asked))
+    await settle()
     asked.gate.set()
     assert await asyncio.gather(first, second) == [1, 1]
+    assert await cache.get_or_load("a", asked) == 2
 
 
-async def test_a_failure_is_shared_as_well_and_one_who_leaves_takes_nothing_from_the_others() -> None:
-    shared, asked = SingleFlightCache[int](2.0), Asked(ValueError("away"))
-    leaving, staying = (asyncio.create_task(shared.get_or_load("a", asked, 0.0)) for _ in range(2))
-    await asyncio.sleep(0)
+async def test_page_cache_failure_is_kept_and_a_caller_that_leaves_takes_nothing_from_the_others() -> None:
+    clock, asked = ManualClock(), Asked(ValueError("away"))
+    cache = SingleFlightCache[int](2.0, clock.monotonic)
+    leaving, staying = (asyncio.create_task(cache.get_or_load("a", asked)) for _ in range(2))
+    await settle()
     leaving.cancel()
-    await asyncio.sleep(0)
+    await settle()
     asked.gate.set()
-    for wait in (staying, shared.get_or_load("a", asked, 1.0)):
-        with pytest.raises(ValueError, match="away"):
-            await wait
+    with pytest.raises(ValueError, match="away"):
+        await staying
+    await clock.advance(1)
+    with pytest.raises(ValueError, match="away"):
+        await cache.get_or_load("a", asked)
     assert asked.times == 1
 
 
-async def test_what_is_kept_is_bounded() -> None:
-    shared, asked = SingleFlightCache[int](1.0), Asked()
+async def test_page_cache_full_evicts_entries() -> None:
+    clock, asked = ManualClock(), Asked()
+    cache = SingleFlightCache[int](1.0, clock.monotonic)
     asked.gate.set()
     for number in range(3 * MAX_CACHE_ENTRIES):
-        await shared.get_or_load(number, asked, number / 1000)
-        assert len(shared._entries) <= MAX_CACHE_ENTRIES
+        await cache.get_or_load(number, asked)
+        assert len(cache._outcomes) <= MAX_CACHE_ENTRIES
+    assert len(cache._outcomes) == MAX_CACHE_ENTRIES
 
 
 ADMIN = Principal("admin", is_admin=True)

@@ -72,7 +72,7 @@ class ControlServices:
         default_factory=lambda: dict.fromkeys(("made", "used", "refused"), 0)
     )
 
-    page: PageState = field(default_factory=PageState)
+    page: PageState = field(kw_only=True)
     price_tables: dict[str, PriceTable] = field(default_factory=dict)  # of labels for which usage was submitted
 
     def register_metrics(self, telemetry: MetricsRegistry) -> None:
@@ -131,7 +131,7 @@ def build_control_services(
         page_sessions=page_sessions,
         retrieval_throttle=LookupThrottle(clock, RETRIEVAL_RATE_PER_ADDRESS, RETRIEVAL_RATE_TOTAL),
         marked_retrieval_throttle=LookupThrottle(clock, RETRIEVAL_RATE_PER_TOKEN, RETRIEVAL_RATE_TOTAL),
-        page=PageState(limits=limits),
+        page=PageState(clock.monotonic, limits),
     )
 
 

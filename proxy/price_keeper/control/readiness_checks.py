@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
@@ -20,6 +21,7 @@ from price_keeper.errors import (
     StoreThrottled,
     StoreUnavailable,
 )
+from price_keeper.single_flight import SingleFlight
 
 # A check raises if a dependency is unavailable. A text that it returns is reported as a warning: something is wrong,
 # but the process can do its work.
@@ -56,15 +58,16 @@ class Readiness:
         self._checks: ReadinessChecks = {}
         self._extra_checks: Callable[[], ReadinessChecks] = dict
         self._phase: str | None = "starting"
-        self._check_run: asyncio.Task[dict[str, ReadinessResult]] | None = None
-        self._fresh_until = 0.0
+        self._single_flight = SingleFlight[None, Mapping[str, ReadinessResult]]()
+        self._results: Mapping[str, ReadinessResult] = {}
+        self._fresh_until = math.inf  # there is nothing to check before `start`
         self._logged_failures: dict[str, str] = {}
 
     def start(self, checks: ReadinessChecks, extra_checks: Callable[[], ReadinessChecks] = dict) -> None:
         """Report by these checks from now on. `extra_checks` is called at each run for checks that exist only at
         times."""
         self._checks, self._extra_checks = checks, extra_checks
-        self._phase = self._check_run = None
+        self._phase, self._fresh_until = None, -math.inf
 
     def stop(self) -> None:
         """Report "not ready" from now on, so that load balancers send no new requests while the process drains."""
@@ -80,17 +83,16 @@ class Readiness:
 
     async def _get_results(self) -> Mapping[str, ReadinessResult]:
         """Cached results, or those of a run that all concurrent callers share. The run continues if a caller leaves."""
-        check_run = self._check_run
-        if check_run is None or (check_run.done() and self._clock.monotonic() >= self._fresh_until):
-            check_run = self._check_run = asyncio.create_task(
-                self._run_checks({**self._checks, **self._extra_checks()})
-            )
-        return await asyncio.shield(check_run)
+        if self._clock.monotonic() < self._fresh_until:
+            return self._results
+        return await self._single_flight.get_or_load(None, self._run_checks)
 
-    async def _run_checks(self, checks: ReadinessChecks) -> dict[str, ReadinessResult]:
+    async def _run_checks(self) -> Mapping[str, ReadinessResult]:
+        checks = {**self._checks, **self._extra_checks()}
         results = await asyncio.gather(*(self._run_check(name, check) for name, check in checks.items()))
+        self._results = dict(zip(checks, results, strict=True))
         self._fresh_until = self._clock.monotonic() + RESULT_TTL_SECONDS
-        return dict(zip(checks, results, strict=True))
+        return self._results
 
     async def _run_check(self, name: str, check: ReadinessCheck) -> ReadinessResult:
         try:

@@ -12,10 +12,13 @@ from collections.abc import Awaitable, Callable, Hashable, Iterator
 from contextlib import contextmanager
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from cachetools import TLRUCache
+
 from price_keeper.control.api_errors import ERROR_CODES, ApiError
 from price_keeper.control.api_types import Principal
 from price_keeper.control.control_connections import DEFAULT_PORT_LIMITS, ControlPortLimits
 from price_keeper.control.page.spend_forecast import SpendHistory
+from price_keeper.single_flight import SingleFlight
 
 V = TypeVar("V")
 
@@ -30,47 +33,42 @@ TICK_SECONDS = 2.0  # TTL of a board, however many pages show it
 STORE_TTL_SECONDS = 10.0  # TTL of what has to be read from the store
 
 
-class _CacheEntry(NamedTuple, Generic[V]):
-    task: asyncio.Task[V]
+class _Outcome(NamedTuple, Generic[V]):
+    """The result of a load, or its failure. `expires_at` is monotonic time."""
+
     expires_at: float
+    results: tuple[V, ...] = ()
+    failure: Exception | None = None
 
 
 class SingleFlightCache(Generic[V]):
-    """Caches results and failures for a TTL. Failures are cached too, so that an unreachable store is not asked more
-    often than a reachable one."""
+    """Caches results and failures for a TTL, which begins with the load. Failures are cached too, so that an
+    unreachable store is not asked more often than a reachable one. Concurrent callers share one load."""
 
-    def __init__(self, ttl_seconds: float) -> None:
+    def __init__(self, ttl_seconds: float, monotonic: Callable[[], float]) -> None:
         self._ttl_seconds = ttl_seconds
-        self._entries: dict[Hashable, _CacheEntry[V]] = {}
+        self._monotonic = monotonic
+        self._single_flight = SingleFlight[Hashable, _Outcome[V]]()
+        self._outcomes = TLRUCache[Hashable, _Outcome[V]](
+            MAX_CACHE_ENTRIES, lambda _key, outcome, _now: outcome.expires_at, timer=monotonic
+        )
 
-    async def get_or_load(self, key: Hashable, load: Callable[[], Awaitable[V]], now: float) -> V:
-        """The cached result, or that of the load that all concurrent callers share. The load continues if a caller is
-        cancelled. `now` is monotonic time."""
-        entry = self._entries.get(key)
-        if entry is None or (entry.task.done() and now >= entry.expires_at):
-            if len(self._entries) >= MAX_CACHE_ENTRIES:
-                self._evict(now)
-            task = asyncio.ensure_future(_run_load(load))
-            task.add_done_callback(_consume_failure)
-            entry = self._entries[key] = _CacheEntry(task, now + self._ttl_seconds)
-        return await asyncio.shield(entry.task)
+    async def get_or_load(self, key: Hashable, load: Callable[[], Awaitable[V]]) -> V:
+        outcome = self._outcomes.get(key)
+        if outcome is None:
+            outcome = await self._single_flight.get_or_load(key, lambda: self._load(key, load))
+        if outcome.failure is not None:
+            raise outcome.failure.with_traceback(None)
+        return outcome.results[0]
 
-    def _evict(self, now: float) -> None:
-        self._entries = {
-            key: entry for key, entry in self._entries.items() if now < entry.expires_at or not entry.task.done()
-        }
-        for oldest in list(self._entries)[: max(0, len(self._entries) - MAX_CACHE_ENTRIES // 2)]:
-            del self._entries[oldest]
-
-
-async def _run_load(load: Callable[[], Awaitable[V]]) -> V:
-    return await load()
-
-
-def _consume_failure(task: asyncio.Task[V]) -> None:
-    """Mark a failure as retrieved: all callers may have left, and asyncio would log a warning."""
-    if not task.cancelled():
-        task.exception()
+    async def _load(self, key: Hashable, load: Callable[[], Awaitable[V]]) -> _Outcome[V]:
+        expires_at = self._monotonic() + self._ttl_seconds
+        try:
+            outcome = _Outcome(expires_at, (await load(),))
+        except Exception as failure:
+            outcome = _Outcome(expires_at, failure=failure)
+        self._outcomes[key] = outcome
+        return outcome
 
 
 class PageSubscriptions:
@@ -121,13 +119,13 @@ class PageSubscriptions:
 class PageState:
     """What all open pages of a process share."""
 
-    def __init__(self, tick_seconds: float = TICK_SECONDS, limits: ControlPortLimits = DEFAULT_PORT_LIMITS) -> None:
-        self.tick_seconds = tick_seconds
+    def __init__(self, monotonic: Callable[[], float], limits: ControlPortLimits = DEFAULT_PORT_LIMITS) -> None:
+        self.tick_seconds = TICK_SECONDS
         self.spend_history = SpendHistory()
         self.subscriptions = PageSubscriptions(limits)
-        self.board_cache: SingleFlightCache[dict[str, Any]] = SingleFlightCache(tick_seconds)
-        self.list_cache: SingleFlightCache[Any] = SingleFlightCache(STORE_TTL_SECONDS)
-        self.event_cache: SingleFlightCache[list[dict[str, Any]]] = SingleFlightCache(STORE_TTL_SECONDS)
+        self.board_cache = SingleFlightCache[dict[str, Any]](TICK_SECONDS, monotonic)
+        self.list_cache = SingleFlightCache[Any](STORE_TTL_SECONDS, monotonic)
+        self.event_cache = SingleFlightCache[list[dict[str, Any]]](STORE_TTL_SECONDS, monotonic)
         self.closed = asyncio.Event()
 
     def close(self) -> None:

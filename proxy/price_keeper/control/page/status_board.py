@@ -83,7 +83,7 @@ async def get_board(services: ControlServices, query: BoardQuery) -> dict[str, A
     async def build() -> dict[str, Any]:
         return await _build_board(services, query)
 
-    return await services.page.board_cache.get_or_load(query, build, services.clock.monotonic())
+    return await services.page.board_cache.get_or_load(query, build)
 
 
 async def _build_board(services: ControlServices, query: BoardQuery) -> dict[str, Any]:
@@ -103,8 +103,7 @@ async def _build_list(services: ControlServices, query: BoardQuery) -> dict[str,
             return budget_list.BudgetPage([await budget_list.load_entry(services, query.org, query.app)], None)
         return await budget_list.list_budgets(services, query.org, query.search, query.after)
 
-    now = services.clock.monotonic()
-    page = await services.page.list_cache.get_or_load(query._replace(selected=None), load, now)
+    page = await services.page.list_cache.get_or_load(query._replace(selected=None), load)
     rows = await asyncio.gather(*(_build_row(services, place) for place in page.entries))
     return {"rows": rows, "cursor": page.cursor}
 
@@ -126,8 +125,7 @@ async def _build_detail(services: ControlServices, org: str, app: str | None) ->
     async def load_name() -> BudgetEntry:
         return await budget_list.load_entry(services, org, app)
 
-    now = services.clock.monotonic()
-    entry = await services.page.list_cache.get_or_load((org, app), load_name, now)
+    entry = await services.page.list_cache.get_or_load((org, app), load_name)
     budget, override = await read_budget(services, org, app)
     view = build_view(services, budget)
 
@@ -139,7 +137,7 @@ async def _build_detail(services: ControlServices, org: str, app: str | None) ->
     return {
         "scope": scope,
         "course": charts,
-        "happened": await services.page.event_cache.get_or_load((budget.scope, budget.span.key), load, now),
+        "happened": await services.page.event_cache.get_or_load((budget.scope, budget.span.key), load),
     }
 
 
