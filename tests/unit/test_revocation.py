@@ -395,7 +395,7 @@ async def test_what_was_asked_before_all_were_ended_lets_nobody_in_after_it(
     await move_on(store, 1)
     here.link.gate.set()
     assert {type(each) for each in await asyncio.gather(early, late, return_exceptions=True)} == {TokenRejected}
-    assert here.revocation._lookups == {}
+    assert len(here.revocation._lookups) == 0
 
 
 async def test_whether_to_hand_a_token_out_again(two: list[TokenServiceInstance], clock: ManualClock) -> None:

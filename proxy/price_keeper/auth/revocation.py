@@ -22,6 +22,7 @@ from price_keeper.auth.tokens import Claims
 from price_keeper.clock import Clock
 from price_keeper.domain import Scope
 from price_keeper.errors import AccessDenied, Busy, ConditionFailed, StoreError, StoreUnavailable, TokenRejected
+from price_keeper.single_flight import SingleFlight
 from price_keeper.stores import schema
 from price_keeper.stores.contract import (
     EXPIRY_ATTRIBUTE,
@@ -64,14 +65,6 @@ class _ValidVerdict:
     is_grace: bool = False
 
 
-@dataclass(slots=True)
-class _RevocationLookup:
-    """A lookup in flight, shared by all callers with the same token."""
-
-    done: asyncio.Event
-    is_answered: bool = False
-
-
 class RevocationList:
     """Knows which tokens are revoked, and revokes tokens and sessions."""
 
@@ -85,10 +78,9 @@ class RevocationList:
     ) -> None:
         self._store = store
         self._clock = clock
-        self._tasks = tasks
         self._grace = grace_seconds if on_store_down == "serve" else 0.0
         self._verdicts: dict[_RevocationNames, _ValidVerdict] = {}
-        self._lookups: dict[_RevocationNames, _RevocationLookup] = {}
+        self._lookups = SingleFlight[_RevocationNames, bool]()
         # Expiry of each known revocation's row; 0 if that is not known. A stale entry does no harm, as its tokens have
         # expired as well.
         self._revoked_until: dict[str, int] = {}
@@ -134,7 +126,7 @@ class RevocationList:
         if verdict is None or moment >= verdict.expires_at:
             return False
         if moment >= verdict.refresh_at and self._may_ask_store():
-            self._start_lookup(names, claims)
+            self._lookups.start(names, lambda: self._look_up(names, claims))
         self.cache_hits += 1
         return True
 
@@ -143,11 +135,9 @@ class RevocationList:
         names, is_answered = _names_of(claims), False
         self.cache_misses += 1
         if self._may_ask_store():
-            lookup = self._start_lookup(names, claims)
             with suppress(TimeoutError):
                 async with asyncio.timeout(LOOKUP_TIMEOUT_SECONDS):
-                    await lookup.done.wait()
-            is_answered = lookup.is_answered
+                    is_answered = await self._lookups.get_or_load(names, lambda: self._look_up(names, claims))
             if not is_answered:
                 self._note_store_away()
         self._refuse_revoked(names)
@@ -197,30 +187,21 @@ class RevocationList:
         self._last_failed_at = moment
         return True
 
-    def _start_lookup(self, names: _RevocationNames, claims: Claims) -> _RevocationLookup:
-        """Return the lookup of this token that is in flight, or start one."""
-        lookup = self._lookups.get(names)
-        if lookup is None:
-            lookup = self._lookups[names] = _RevocationLookup(asyncio.Event())
-            self._tasks.spawn(self._run_lookup(names, claims, lookup))
-        return lookup
-
-    async def _run_lookup(self, names: _RevocationNames, claims: Claims, lookup: _RevocationLookup) -> None:
-        # `clear_cache` replaces both dicts: a response that is older than that must not enter the new ones.
-        verdicts, lookups, moment = self._verdicts, self._lookups, self._clock.monotonic()
+    async def _look_up(self, names: _RevocationNames, claims: Claims) -> bool:
+        """Ask the store, and cache its verdict. Return whether it has answered."""
+        # `clear_cache` replaces the dict: a response that is older than that must not enter the new one.
+        verdicts, moment = self._verdicts, self._clock.monotonic()
         try:
             for name, until in (await self._read_revoked(names, claims)).items():
                 self.note_revoked(name, until)
             _cache_verdict(
                 verdicts, names, _ValidVerdict(moment + REFRESH_AFTER_SECONDS, moment + REVOCATION_CACHE_SECONDS)
             )
-            lookup.is_answered = True
             self._note_store_back()
         except StoreError as failure:
             self._note_store_away(failure)
-        finally:
-            del lookups[names]
-            lookup.done.set()
+            return False
+        return True
 
     async def _read_revoked(self, names: _RevocationNames, claims: Claims | None = None) -> dict[str, int]:
         """Return the expiry of each revocation found. Reads are consistent, so that a minute after a revocation was
@@ -300,7 +281,7 @@ class RevocationList:
 
     def clear_cache(self) -> None:
         """Forget all verdicts after the generation of a client was incremented; other processes see it in a minute."""
-        self._verdicts, self._lookups = {}, {}
+        self._verdicts, self._lookups = {}, SingleFlight()
 
     def note_revoked(self, name: str, until: int = 0) -> None:
         """Record that a revocation is in the store. `name` is the partition key of its row."""
