@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
+from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from price_keeper.domain import Caller
@@ -22,21 +23,16 @@ async def test_whoever_waits_for_a_standing_that_is_forgotten_finds_a_payer(
         await api.put_app()
         standings, caller = api.parts.budgets, Caller(ORG, "shop", "client")
 
-        class Forgetful(asyncio.Event):
-            def __init__(self, over: asyncio.Event) -> None:
-                self.over = over
-
-            async def wait(self) -> bool:  # type: ignore[override]
-                await self.over.wait()
+        def forget_after(wait: Callable[[Any], Awaitable[None]]) -> Callable[[Any], Awaitable[None]]:
+            async def wait_and_forget(key: Any) -> None:
+                await wait(key)
                 standings._forget_org(ORG)
-                return True
 
-        refresh = standings.refresher.refresh
+            return wait_and_forget
+
+        waits_on: Any = standings._loads if moment == "when it was met" else standings.refresher
         with monkeypatch.context() as patch:
-            if moment == "when it was met":
-                standings._loading[ORG, "shop"] = Forgetful(standings._start_loading(caller))
-            else:
-                patch.setattr(standings.refresher, "refresh", lambda state: Forgetful(refresh(state)))
+            patch.setattr(waits_on, "wait", forget_after(waits_on.wait))
             payer = await standings.load(caller)
         assert payer.start <= api.clock.now() < payer.end
         selected = await api.ask("GET", f"{API}/apps/shop/model-selection?force_check=true")

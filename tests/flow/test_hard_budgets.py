@@ -213,7 +213,7 @@ async def test_a_quota_that_goes_and_comes_back_is_not_spent_twice(tmp_path: Pat
         item: dict[str, Value] = {"timezone": "UTC", "quotas": micros, "enforcement": "hard", "version": version}
         await port.store.put(Put(schema.org_config_key(ORG), item))
         if port.budget_registry._caller_days:
-            await port.budget_registry.refresher.refresh(port.budget_registry._caller_days[ORG, APP][1]).wait()
+            await port.budget_registry.refresher.refresh_now(port.budget_registry._caller_days[ORG, APP][1])
 
     async with data_port(tmp_path) as port:
         await quotas(1, premium=0.05, economy=1.0)

@@ -91,11 +91,10 @@ class BudgetSidecar:
     async def wait_for_refresh(self) -> None:
         """Until nobody looks at the store any more."""
         await settle()
-        for ready in tuple(self.budget_registry._loading.values()):
-            await ready.wait()
-        for watch in tuple(self.budget_registry._refresh_states.values()):
-            if watch.refresh_done is not None:
-                await watch.refresh_done.wait()
+        for key in tuple(self.budget_registry._loads._running):
+            await self.budget_registry._loads.wait(key)
+        for refresh in tuple(self.budget_registry._refresh_states.values()):
+            await self.budget_registry.refresher.wait(refresh)
         await settle()
 
     async def caller_day(self, caller: Caller) -> CallerDay:

@@ -28,7 +28,6 @@ from price_keeper.operations import Operation
 from price_keeper.org_calendar import Period, find_span, load_zone
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Item, Put, Store, Update
-from price_keeper.tasks import Tasks
 from price_keeper.upstream.connection_pool import UpstreamEndpoint
 from price_keeper.upstream.forwarder import UpstreamTarget
 from price_keeper.usage.inference_profiles import (
@@ -79,10 +78,9 @@ class Rig:
 @pytest.fixture
 async def rig() -> AsyncIterator[Rig]:
     clock, store, new = ManualClock(), CountingStore(cast(Store, MemoryStore())), list[AppProfiles]()
-    async with Tasks(clock) as tasks:
-        own = AppLabelCache(CONFIG.labels, cast(Store, store), clock, tasks, lambda _, found: new.append(found))
-        yield Rig(clock, store, own, new)
-        await settle()
+    own = AppLabelCache(CONFIG.labels, cast(Store, store), clock, lambda _, found: new.append(found))
+    yield Rig(clock, store, own, new)
+    await settle()
 
 
 # When they are read.
@@ -258,9 +256,8 @@ async def test_models_of_the_configuration_are_no_names_of_apps_either(rig: Rig)
     for label in ("deepseek.r1", "fast"):
         await rig.put(who, label)
     configured = {"premium": replace(CONFIG.labels["premium"], model="deepseek.r1")}
-    async with Tasks(rig.clock) as tasks:
-        own = AppLabelCache(configured, cast(Store, rig.store), rig.clock, tasks, lambda _, __: None)
-        assert list((await own.get(who)).by_name) == ["fast"]
+    own = AppLabelCache(configured, cast(Store, rig.store), rig.clock, lambda _, __: None)
+    assert list((await own.get(who)).by_name) == ["fast"]
 
 
 # Names.

@@ -17,9 +17,9 @@ from price_keeper.config import LabelConfig
 from price_keeper.config.config_sections import PSEUDO_LABELS
 from price_keeper.domain import Caller, Scope, is_label
 from price_keeper.errors import StoreError
+from price_keeper.single_flight import SingleFlight
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Item, Prefix, Query, Store
-from price_keeper.tasks import Tasks
 from price_keeper.usage.inference_profiles import (
     NO_PROFILES,
     UNREAD_PROFILES,
@@ -52,7 +52,6 @@ class _AppEntry:
     read_began_at: float = -NEVER  # of the read that these labels come from
     refresh_at: float = -NEVER
     stale_at: float = -NEVER
-    load_done: asyncio.Event | None = None
     is_load_slow: bool = False  # a call has waited in vain for the read in progress
     is_stale: bool = False  # the store did not answer when a read was due
 
@@ -65,15 +64,14 @@ class AppLabelCache:
         labels: Mapping[str, LabelConfig],
         store: Store,
         clock: Clock,
-        tasks: Tasks,
         on_change: Callable[[Scope, AppProfiles], None],
     ) -> None:
         self._reserved_names = _list_reserved_names(labels)
         self._store = store
         self._clock = clock
-        self._tasks = tasks
         self._on_change = on_change
-        self._entries: dict[_AppKey, _AppEntry] = {}
+        self._loads = SingleFlight[_AppKey, None]()
+        self._entries: dict[_AppKey, _AppEntry] = {}  # bounded by apps and by labels, so not a cache of cachetools
         self._row_count = 0  # of all cached apps
 
     def apply_config(self, labels: Mapping[str, LabelConfig]) -> None:
@@ -113,9 +111,10 @@ class AppLabelCache:
         entry = self._get_or_add(key)
         try:
             async with asyncio.timeout(LOAD_TIMEOUT_SECONDS):
-                await self._start_loading(key, entry).wait()
+                self._start_loading(key, entry)
+                await self._loads.wait(key)
         except TimeoutError:
-            entry.is_load_slow = entry.load_done is not None
+            entry.is_load_slow = key in self._loads
         return self._entries.get(key, entry).labels  # the entry may have been evicted meanwhile
 
     async def get(self, caller: Caller) -> AppProfiles:
@@ -181,13 +180,12 @@ class AppLabelCache:
         while len(self._entries) > 1 and (len(self._entries) > MAX_APPS or self._row_count > MAX_LABELS_IN_ALL):
             self._row_count -= len(self._entries.pop(next(iter(self._entries))).rows)
 
-    def _start_loading(self, key: _AppKey, entry: _AppEntry) -> asyncio.Event:
-        if entry.load_done is None:
-            entry.load_done, entry.is_load_slow = asyncio.Event(), False
-            self._tasks.spawn(self._load(key, entry, entry.load_done))
-        return entry.load_done
+    def _start_loading(self, key: _AppKey, entry: _AppEntry) -> None:
+        if key not in self._loads:
+            entry.is_load_slow = False
+            self._loads.start(key, lambda: self._load(key, entry))
 
-    async def _load(self, key: _AppKey, entry: _AppEntry, done: asyncio.Event) -> None:
+    async def _load(self, key: _AppKey, entry: _AppEntry) -> None:
         scope, began = Scope(*key), self._clock.monotonic()
         entry.refresh_at = began + STORE_RETRY_SECONDS
         try:
@@ -203,8 +201,7 @@ class AppLabelCache:
                 )
             entry.stale_at, entry.is_stale = NEVER, True  # no call waits for a store that does not answer
         finally:
-            entry.load_done, entry.is_load_slow = None, False
-            done.set()
+            entry.is_load_slow = False
 
 
 def _list_reserved_names(labels: Mapping[str, LabelConfig]) -> frozenset[str]:

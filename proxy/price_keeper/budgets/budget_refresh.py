@@ -7,7 +7,6 @@ soon. `BudgetRefresher` decides what to read and applies it, advances the active
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable
 from decimal import Decimal
@@ -29,6 +28,7 @@ from price_keeper.ledger.aggregator import AS_OF_ATTRIBUTE, build_shard_keys, bu
 from price_keeper.ledger.counter_writes import COST_ATTRIBUTE, to_pico
 from price_keeper.ledger.flusher import Flusher
 from price_keeper.ledger.ledger_entries import Counter
+from price_keeper.single_flight import SingleFlight
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Item, Key, Store
 from price_keeper.tasks import Tasks
@@ -71,6 +71,7 @@ class BudgetRefresher:
         self._alerts = alerts
         self._on_new_calendar = on_new_calendar
         self._on_unregistered = on_unregistered
+        self._reads = SingleFlight[RefreshState, None]()
         self._app_labels = app_labels
         self.refreshes = self.failures = self.active_label_moves = 0
 
@@ -85,15 +86,14 @@ class BudgetRefresher:
         """More was spent than expected: read as soon as MIN_REFRESH_SECONDS allow."""
         refresh.due_at = refresh.spend_due_at = min(refresh.spend_due_at, refresh.spend_read_at + MIN_REFRESH_SECONDS)
         wait = refresh.due_at - self._clock.monotonic()
-        if wait <= 0 and refresh.refresh_done is None:
+        if wait <= 0 and refresh not in self._reads:
             self.refresh(refresh)
         else:  # a later call may never come, and alerts are due all the same
             self._tasks.spawn(self._refresh_after(wait, refresh))
 
     async def _refresh_after(self, wait: float, refresh: RefreshState) -> None:
         await self._clock.sleep(wait)
-        if refresh.refresh_done is not None:  # it may have begun before spend was due, and read settings only
-            await refresh.refresh_done.wait()
+        await self.wait(refresh)  # a read may have begun before spend was due, and read settings only
         if self._clock.monotonic() >= refresh.due_at:
             self.refresh(refresh)
 
@@ -113,27 +113,35 @@ class BudgetRefresher:
         self._apply_settings(refresh, budget.settings, refresh.is_registered, record.sticky_item)
         refresh.has_spend = True
 
-    def refresh(self, refresh: RefreshState) -> asyncio.Event:
-        """Start a read, or join the one in progress. The returned event is set when it ends."""
-        if refresh.refresh_done is None:
-            refresh.refresh_done, refresh.is_refresh_slow = asyncio.Event(), False
-            self._tasks.spawn(self._refresh(refresh, refresh.refresh_done))
-        return refresh.refresh_done
+    def is_reading(self, refresh: RefreshState) -> bool:
+        return refresh in self._reads
 
-    async def _refresh(self, refresh: RefreshState, done: asyncio.Event) -> None:
+    def refresh(self, refresh: RefreshState) -> None:
+        """Start a read in the background, unless one is in progress."""
+        if refresh not in self._reads:
+            refresh.is_refresh_slow = False
+            self._reads.start(refresh, lambda: self._refresh(refresh))
+
+    async def refresh_now(self, refresh: RefreshState) -> None:
+        """Return when a read that is in progress, or a new one, has ended."""
+        self.refresh(refresh)
+        await self.wait(refresh)
+
+    async def wait(self, refresh: RefreshState) -> None:
+        """Return when the read in progress has ended; at once if there is none."""
+        await self._reads.wait(refresh)
+
+    async def _refresh(self, refresh: RefreshState) -> None:
         self.refreshes += 1
         refresh.due_at = self._clock.monotonic() + STORE_RETRY_SECONDS
-        has_spend = False
         try:
             has_spend = await self._read_store(refresh)
-            refresh.budget.is_stale = False
         except Exception as failure:  # whatever the failure, the next call needs a budget
             self._on_failure(refresh, failure)
-        finally:
-            refresh.refresh_done = None
-            done.set()
-        if has_spend:
-            await self._raise_alerts(refresh.budget)
+            return
+        refresh.budget.is_stale = False
+        if has_spend:  # callers do not wait for alerts
+            self._tasks.spawn(self._raise_alerts(refresh.budget))
 
     def _on_failure(self, refresh: RefreshState, failure: Exception) -> None:
         self.failures += 1

@@ -33,6 +33,7 @@ from price_keeper.errors import Busy, UnknownOrg
 from price_keeper.ledger.flusher import Flusher
 from price_keeper.ledger.ledger_entries import ChargedCounters, Counter
 from price_keeper.org_calendar import Period, PeriodSpan, find_span
+from price_keeper.single_flight import SingleFlight
 from price_keeper.stores.contract import Store
 from price_keeper.tasks import Tasks
 from price_keeper.telemetry import metrics
@@ -140,8 +141,7 @@ class BudgetRegistry:
         self.unknown_orgs = UnknownOrgs(config.unknown_org, clock, self.snapshot)
         self._flusher = flusher
         self._clock = clock
-        self._tasks = tasks
-        self.app_labels = AppLabelCache(config.labels, store, clock, tasks, self._on_app_labels)
+        self.app_labels = AppLabelCache(config.labels, store, clock, self._on_app_labels)
         self.refresher = BudgetRefresher(
             config,
             store,
@@ -158,7 +158,7 @@ class BudgetRegistry:
         self._refresh_states: dict[tuple[str, str], RefreshState] = {}  # by scope and period
         # By org: the calendar that it cannot change before its period is over.
         self._frozen_calendars: dict[str, tuple[EffectiveSettings, PeriodSpan]] = {}
-        self._loading: dict[_CallerKey, asyncio.Event] = {}
+        self._loads = SingleFlight[_CallerKey, None]()
         self._swept_at = -NEVER
         self.decision_counters = DecisionCounters()
         self._on_spent_elsewhere: list[Callable[[Counter], None]] = []
@@ -230,12 +230,13 @@ class BudgetRegistry:
                 for _ in range(2):  # the first read may find another budget that pays, which has to be read too
                     self.unknown_orgs.check(caller.org)
                     if not self._is_loaded_from_store(key):
-                        await self._start_loading(caller).wait()
+                        self._start_loading(caller)
+                        await self._loads.wait(key)
                     await self._refresh_if_stale(key)
         if not self._is_loaded(key):
             await self._reread_snapshot_if_new(caller)
         caller_day, refresh = self._get_or_add(caller)
-        refresh.is_refresh_slow = refresh.refresh_done is not None
+        refresh.is_refresh_slow = self.refresher.is_reading(refresh)
         return caller_day
 
     async def _refresh_if_stale(self, key: _CallerKey) -> None:
@@ -244,9 +245,9 @@ class BudgetRegistry:
             return
         refresh = found[1]
         if self._clock.monotonic() >= refresh.stale_at and not (
-            refresh.refresh_done is not None and refresh.is_refresh_slow
+            self.refresher.is_reading(refresh) and refresh.is_refresh_slow
         ):
-            await self.refresher.refresh(refresh).wait()
+            await self.refresher.refresh_now(refresh)
 
     def _get_or_add(self, caller: Caller) -> tuple[CallerDay, RefreshState]:
         """The entry of the caller. If there is none, a temporary one is added, by the last known settings."""
@@ -286,10 +287,9 @@ class BudgetRegistry:
         if forces_read:
             with suppress(TimeoutError):
                 async with asyncio.timeout(LOAD_TIMEOUT_SECONDS):
-                    if refresh.refresh_done is not None:  # a read that began earlier may return old values
-                        await refresh.refresh_done.wait()
+                    await self.refresher.wait(refresh)  # a read that began earlier may return old values
                     refresh.expire()
-                    await self.refresher.refresh(refresh).wait()
+                    await self.refresher.refresh_now(refresh)
         return refresh.budget, refresh.override
 
     def subscribe(self, on_spent_elsewhere: Callable[[Counter], None]) -> None:
@@ -327,16 +327,10 @@ class BudgetRegistry:
 
     # Loading a caller for the first time in a period.
 
-    def _start_loading(self, caller: Caller) -> asyncio.Event:
-        key = (caller.org, caller.app)
-        done = self._loading.get(key)
-        if done is None:
-            done = self._loading[key] = asyncio.Event()
-            self._tasks.spawn(self._load(caller, done))
-        return done
+    def _start_loading(self, caller: Caller) -> None:
+        self._loads.start((caller.org, caller.app), lambda: self._load(caller))
 
-    async def _load(self, caller: Caller, done: asyncio.Event) -> None:
-        key = (caller.org, caller.app)
+    async def _load(self, caller: Caller) -> None:
         try:
             settings, is_registered = await self.refresher.reader.read_settings(Scope(caller.org, caller.app))
             if is_registered:
@@ -351,9 +345,6 @@ class BudgetRegistry:
             )
             await self._reread_snapshot_if_new(caller)
             self._add_offline(caller)
-        finally:
-            del self._loading[key]
-            done.set()
 
     async def _reread_snapshot_if_new(self, caller: Caller) -> None:
         """Read the snapshots of other workers, if this process has not read the settings of the caller."""

@@ -20,7 +20,6 @@ no clock.
 from __future__ import annotations
 
 import logging
-from asyncio import Event
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -587,7 +586,7 @@ def _format_usd(pico: int) -> str:
     return f"{pico / PICO_PER_USD:.6f}".rstrip("0").rstrip(".") or "0"
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class RefreshState:
     """What was read for a budget, and when to read it again. Times are on the monotonic clock, except
     `override_ends_at`."""
@@ -607,7 +606,6 @@ class RefreshState:
     override: Override | None = None
     override_ends_at: float = NEVER
     warned_problems: tuple[str, ...] = ()
-    refresh_done: Event | None = None
     is_refresh_slow: bool = False  # a call has waited in vain for the read in progress
 
     def expire(self) -> None:

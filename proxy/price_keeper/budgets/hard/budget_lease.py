@@ -30,6 +30,7 @@ from price_keeper.errors import ConditionFailed, ReasonCode, StoreError, Transac
 from price_keeper.ledger import lease_rows
 from price_keeper.ledger.lease_file import BudgetLeaseFile
 from price_keeper.ledger.lease_rows import BudgetLeaseRow, HardBudgetBucket, HardBudgetKey
+from price_keeper.single_flight import SingleFlight
 from price_keeper.stores.contract import Item, Store, Write, iterate_rows
 from price_keeper.tasks import Tasks
 
@@ -110,7 +111,6 @@ class BudgetLease:
         self,
         store: Store,
         clock: Clock,
-        tasks: Tasks,
         key: HardBudgetKey,
         lease_file: BudgetLeaseFile,
         read_spent: ReadSpent,
@@ -122,11 +122,11 @@ class BudgetLease:
         self.reserved = self.settled = 0  # sums of cost ceilings since the start
         self.quota, self.version = quota, version
         self.top_ups = self.refusals = 0
-        self._clock, self._tasks, self._lease_file = clock, tasks, lease_file
+        self._clock, self._lease_file = clock, lease_file
         self._shared_bucket = SharedBudgetBucket(store, clock, key, read_spent)
         self._writer = BudgetLeaseWriter(store, key, lease_file.holder, self._on_gained)
         self._writing = asyncio.Lock()
-        self._top_up_done: asyncio.Event | None = None
+        self._top_up_flight = SingleFlight[None, None]()
         self._is_top_up_slow = False  # a call has waited for the top-up in progress until its timeout
         self._waiting_amounts: list[int] = []
         self._low_mark = -NEVER  # a reservation that leaves less than this starts a top-up in the background
@@ -177,10 +177,11 @@ class BudgetLease:
                 while not self.try_reserve(ceiling):
                     if not self._may_top_up(ceiling):
                         return False
-                    await self._start_top_up().wait()
+                    self._start_top_up()
+                    await self._top_up_flight.wait(None)
             return True
         except TimeoutError:
-            self._is_top_up_slow = self._top_up_done is not None
+            self._is_top_up_slow = None in self._top_up_flight
             self._refusal_reason = RefusalReason.STORE_UNAVAILABLE if self._is_top_up_slow else RefusalReason.CONTENTION
             return False
         finally:
@@ -218,14 +219,11 @@ class BudgetLease:
             return True
         return self._may_cut_pause and ceiling - self.free <= self._unleased
 
-    def _start_top_up(self) -> asyncio.Event:
-        """Start a top-up, or join the one in progress. The event is set when it ends."""
-        if self._top_up_done is None:
-            self._top_up_done = asyncio.Event()
-            self._tasks.spawn(self._top_up(self._top_up_done))
-        return self._top_up_done
+    def _start_top_up(self) -> None:
+        """Start a top-up in the background, unless one is in progress."""
+        self._top_up_flight.start(None, self._top_up)
 
-    async def _top_up(self, done: asyncio.Event) -> None:
+    async def _top_up(self) -> None:
         try:
             async with self._writing:
                 await self._lease_more()
@@ -240,8 +238,7 @@ class BudgetLease:
             self._pause_top_ups(RefusalReason.STORE_UNAVAILABLE, MIN_PAUSE_SECONDS)
             raise
         finally:
-            self._top_up_done, self._is_top_up_slow = None, False
-            done.set()
+            self._is_top_up_slow = False
 
     async def _lease_more(self) -> None:
         if self._clock.monotonic() - self._bucket_read_at >= BUCKET_STALE_SECONDS:
@@ -424,7 +421,7 @@ class BudgetLeases:
         lease = self._leases.get(key)
         if lease is None:
             lease = self._leases[key] = BudgetLease(
-                self._store, self._clock, self._tasks, key, self._lease_file, self._read_spent, quota, version
+                self._store, self._clock, key, self._lease_file, self._read_spent, quota, version
             )
             self._schedule_reconcile(key, random.uniform(0, RECONCILE_SECONDS))
         elif version > lease.version:
