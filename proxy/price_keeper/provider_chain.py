@@ -46,7 +46,9 @@ class ProviderChain:
         self._find: FindCredentials = _LazyChain(self._make)
         self._now = now
         self._threads = DaemonThreadPool()  # its own, so that hanging providers never delay exit, as in CLI commands
-        self._pending: CredentialsFuture | None = None  # the running load, shared by all callers
+        # The running load, shared by all callers. Not a SingleFlight: it may be abandoned while it runs, and a result
+        # that comes after all callers have left is kept for the next one.
+        self._pending: CredentialsFuture | None = None
         self._began = 0.0
         self._abandoned: set[CredentialsFuture] = set()
 

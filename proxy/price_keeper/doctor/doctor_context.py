@@ -15,6 +15,7 @@ from price_keeper.app import Role, open_dynamodb
 from price_keeper.clock import Clock
 from price_keeper.config import Config
 from price_keeper.data_port_wiring import SIMULATED
+from price_keeper.single_flight import SingleFlight
 
 if TYPE_CHECKING:
     from price_keeper.stores.dynamodb import DynamoStore
@@ -31,14 +32,15 @@ class OnceLoaded(Generic[T]):
 
     def __init__(self, load: Callable[[], Awaitable[T]]) -> None:
         self._load = load
-        self._lock = asyncio.Lock()
+        self._single_flight = SingleFlight[None, T]()
         self.loaded: list[T] = []
 
     async def get(self) -> T:
-        async with self._lock:
-            if not self.loaded:
-                self.loaded.append(await self._load())
-            return self.loaded[0]
+        return self.loaded[0] if self.loaded else await self._single_flight.get_or_load(None, self._load_first)
+
+    async def _load_first(self) -> T:
+        self.loaded.append(await self._load())
+        return self.loaded[0]
 
 
 @dataclass

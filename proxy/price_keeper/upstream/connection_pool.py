@@ -18,6 +18,7 @@ from typing import Any, Final, NamedTuple, Protocol, TypeAlias, cast
 import httptools
 
 from price_keeper.exchange import Header
+from price_keeper.single_flight import SingleFlight
 
 CONNECT_TIMEOUT_SECONDS = 5.0  # to a region's endpoint this takes milliseconds
 FIRST_BYTE_TIMEOUT_SECONDS = 600.0  # a long response without streaming sends nothing until it is complete
@@ -398,26 +399,18 @@ class HostResolver:
         self._host = host
         self._port = port
         self._is_address = _is_address(host)
-        self._lookup: asyncio.Future[list[Any]] | None = None
+        self._single_flight = SingleFlight[None, list[Any]]()
 
     async def resolve(self) -> list[str]:
         """Return the addresses in the order in which to try them. Raises OSError, or UnicodeError for an impossible
         name."""
         if self._is_address:
             return [self._host]
-        lookup = self._lookup
-        if lookup is None:
-            loop = asyncio.get_running_loop()
-            lookup = loop.run_in_executor(None, socket.getaddrinfo, self._host, self._port, 0, socket.SOCK_STREAM)
-            self._lookup = lookup
-            lookup.add_done_callback(self._on_resolved)
-        infos = await asyncio.shield(lookup)
+        infos = await self._single_flight.get_or_load(None, self._look_up)
         return list(dict.fromkeys(address[0] for *_, address in infos))
 
-    def _on_resolved(self, lookup: asyncio.Future[list[Any]]) -> None:
-        self._lookup = None
-        if not lookup.cancelled():
-            lookup.exception()  # marks it as retrieved; if all callers have left, asyncio would log it otherwise
+    async def _look_up(self) -> list[Any]:
+        return await asyncio.to_thread(socket.getaddrinfo, self._host, self._port, 0, socket.SOCK_STREAM)
 
 
 def _is_address(host: str) -> bool:
