@@ -10,7 +10,8 @@ State lives in three places: memory (bounded, rebuildable), the local journal (t
 
 Imports point down only, from later lines of this list to earlier ones; `tests/tidy/test_imports.py` checks it:
 
-    domain, errors, clock, exchange     shared types, and what may go wrong
+    domain, errors, clock, exchange,
+      leaky_buckets                     shared types, what may go wrong, limits on attempts
     config, telemetry, tasks,
       single_flight                     what every service needs
     stores                              the contract of a store, and its two engines, SQLite and DynamoDB

@@ -21,6 +21,7 @@ LAYERS: list[set[str]] = [
         "price_keeper.org_calendar",
         "price_keeper.exchange",
         "price_keeper.operations",
+        "price_keeper.leaky_buckets",
     },
     # The configuration.
     {"price_keeper.config.config_problems"},

@@ -3,63 +3,16 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from price_keeper.auth import throttles as module
 from price_keeper.auth.throttles import (
     ADMIN,
     FAILURE_BURST,
     FAILURE_INTERVAL_SECONDS,
-    FailureBuckets,
     LoginThrottle,
     network_of,
 )
 from price_keeper.errors import TooManyRequests
 
-from tests.support.clock import ManualClock
-from tests.support.effort import tries
-
 ORG = "550e8400-e29b-41d4-a716-446655440000"
-
-
-async def test_some_at_once_and_then_one_by_one() -> None:
-    clock = ManualClock()
-    failures = FailureBuckets(clock.monotonic, 3, 10.0)
-    assert [failures.add("a") for _ in range(5)] == [0, 0, 0, 10, 10]  # asking on makes nobody wait longer
-    assert failures.add("b") == 0
-    await clock.advance(9)
-    assert failures.add("a") == 1
-    await clock.advance(1)
-    assert [failures.add("a") for _ in range(2)] == [0, 10]
-    await clock.advance(1000)
-    assert [failures.add("a") for _ in range(4)] == [0, 0, 0, 10]
-
-
-@settings(max_examples=tries(100))
-@given(st.lists(st.integers(0, 40), max_size=60))
-def test_never_more_than_a_bucket_and_its_leak(waits: list[int]) -> None:
-    now = 1000.0
-    failures = FailureBuckets(lambda: now, 4, 5.0)
-    taken: list[float] = []
-    for wait in waits:
-        now += wait
-        told = failures.add("a")
-        if not told:
-            taken.append(now)
-        assert 0 <= told <= 5
-        for begin in taken:
-            assert sum(begin <= each for each in taken) <= 4 + (now - begin) / 5
-
-
-def test_memory_is_bounded_and_the_worst_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MAX_FAILURE_BUCKETS", 100)
-    failures = FailureBuckets(lambda: 1000.0, 3, 10.0)
-    for _ in range(3):
-        failures.add("guesser")
-    for number in range(1000):
-        failures.add(number)
-        assert len(failures._empty_at) <= 100
-    assert failures.add("guesser") == 10
 
 
 @pytest.mark.parametrize(
@@ -99,14 +52,14 @@ def test_ids_that_nobody_can_have_are_one_client() -> None:
     wrong = LoginThrottle(lambda: 0.0)
     waits = [each for number in range(FAILURE_BURST + 1) for each in failed(wrong, "x" * number, f"192.0.2.{number}")]
     assert waits == [FAILURE_INTERVAL_SECONDS]
-    assert len(wrong._by_client._empty_at) == 1
+    assert len(wrong._by_client) == 1
 
 
 def test_what_is_no_clients_is_counted_by_address_alone_and_the_administrator_by_himself() -> None:
     wrong = LoginThrottle(lambda: 0.0)
     for number in range(FAILURE_BURST + 5):
         wrong.count_failure(None, f"192.0.2.{number}")
-    assert wrong._by_client._empty_at == {}
+    assert len(wrong._by_client) == 0
     assert len(failed(wrong, "x", "198.51.100.1", FAILURE_BURST)) == 0
     assert failed(wrong, ADMIN, "198.51.100.2", FAILURE_BURST) == []
     assert failed(wrong, ADMIN, "198.51.100.3") == [FAILURE_INTERVAL_SECONDS]

@@ -127,7 +127,7 @@ async def test_memory_is_bounded_and_the_busiest_are_remembered(monkeypatch: pyt
     for number in range(1000):
         turns.ask(f"2001:db8:{number:x}::1")
         await settle()
-        assert len(turns.lookups._next_turn_at) <= 101
+        assert len(turns.lookups._per_address) <= 100
     (busy,) = turns.ask("192.0.2.1")
     await settle()
     assert not busy.done()

@@ -24,15 +24,16 @@ from collections.abc import AsyncIterator, Callable, Hashable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from decimal import Decimal
-from typing import TypeVar
 
 import bcrypt
+from cachetools import LRUCache
 
 from price_keeper.auth.secret_tags import NO_TAGS, SecretTagger
 from price_keeper.auth.throttles import LookupThrottle, network_of
 from price_keeper.clock import SystemClock
 from price_keeper.domain import Scope, build_client_id, parse_client_id
 from price_keeper.errors import AccessDenied, Busy, StoreError, TooManyRequests
+from price_keeper.leaky_buckets import LeakyBuckets
 from price_keeper.stores import schema
 from price_keeper.stores.contract import Item, Key, Store
 
@@ -59,8 +60,6 @@ _WRONG_SECRET = "the client id or its secret is wrong"
 
 MAX_STALE_RETRIES = 3  # when a client is changed during its verification
 _LONG_AGO = float("-inf")
-
-V = TypeVar("V")
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,11 +109,13 @@ class ClientVerifier:
         self._lookup_throttle = lookup_throttle or LookupThrottle(SystemClock())
         self._tagger = tagger
         self._digest_key = secrets.token_bytes(32)
-        self._cached: dict[Scope, _CachedHashes] = {}
-        self._cached_absent: dict[Scope, _CachedHashes] = {}
+        self._cached = LRUCache[Scope, _CachedHashes](MAX_CACHED_CLIENTS)
+        self._cached_absent = LRUCache[Scope, _CachedHashes](MAX_CACHED_CLIENTS)
         # For each hash, a keyed digest of the one secret that matches it.
-        self._verified_digests: dict[Scope, dict[bytes, bytes]] = {}
-        self._forgiven_at: dict[Scope, float] = {}  # when the client's last failed comparison stops counting
+        self._verified_digests = LRUCache[Scope, dict[bytes, bytes]](MAX_CACHED_CLIENTS)
+        self._failed_comparisons = LeakyBuckets(
+            self._monotonic, MAX_FAILED_COMPARISONS, FAILED_COMPARISON_SECONDS, MAX_CACHED_CLIENTS
+        )
         self._queues: dict[Hashable, _VerificationQueue] = {}
         self._comparison_slots = asyncio.Semaphore(MAX_CONCURRENT_COMPARISONS)
         self._queued_comparisons = 0
@@ -256,8 +257,9 @@ class ClientVerifier:
                 raise Busy("secrets cannot be checked while the store is away", retry_after=5) from None
         read = _parse_hashes(item or {}, moment)
         is_client = bool(read.hashes)
-        _cache_put(self._cached if is_client else self._cached_absent, scope, read)
-        (self._cached_absent if is_client else self._cached).pop(scope, None)
+        known, other = (self._cached, self._cached_absent) if is_client else (self._cached_absent, self._cached)
+        known[scope] = read
+        other.pop(scope, None)
         return read
 
     async def _matches_any(self, scope: Scope, hashes: Sequence[bytes], secret: bytes) -> bool:
@@ -283,11 +285,7 @@ class ClientVerifier:
         if is_correct:
             self._cache_correct(scope, stored, secret)
         else:
-            _cache_put(
-                self._forgiven_at,
-                scope,
-                max(self._read_forgiven_at(scope), self._monotonic()) + FAILED_COMPARISON_SECONDS,
-            )
+            self._failed_comparisons.add(scope)
         return is_correct
 
     def _cache_correct(self, scope: Scope, hashed: bytes, secret: bytes) -> None:
@@ -299,21 +297,13 @@ class ClientVerifier:
                 for known, digest in self._verified_digests.get(scope, {}).items()
                 if known in cached.hashes
             }
-            _cache_put(self._verified_digests, scope, {**digests, hashed: self._digest(secret)})
+            self._verified_digests[scope] = {**digests, hashed: self._digest(secret)}
 
     def _limit_failures(self, scope: Scope) -> None:
         """Raise TooManyRequests if the client's leaky bucket of failed comparisons is full."""
-        wait = (
-            self._read_forgiven_at(scope) - self._monotonic() - (MAX_FAILED_COMPARISONS - 1) * FAILED_COMPARISON_SECONDS
-        )
+        wait = self._failed_comparisons.wait_seconds(scope)
         if wait > 0:
             raise TooManyRequests("too many wrong secrets were sent for this client", retry_after=wait)
-
-    def _read_forgiven_at(self, scope: Scope) -> float:
-        full = self._monotonic() + MAX_FAILED_COMPARISONS * FAILED_COMPARISON_SECONDS
-        if self._forgiven_at.get(scope, 0.0) > full:  # the clock was set back
-            self._forgiven_at[scope] = full
-        return self._forgiven_at.get(scope, 0.0)
 
 
 def client_item_key(scope: Scope) -> Key:
@@ -342,13 +332,6 @@ def _is_bcrypt_match(secret: bytes, hashed: bytes) -> bool:
         return bcrypt.checkpw(secret, hashed)
     except ValueError:  # an attribute that was written by hand may not be a bcrypt hash
         return False
-
-
-def _cache_put(cache: dict[Scope, V], scope: Scope, value: V) -> None:
-    if len(cache) >= MAX_CACHED_CLIENTS and scope not in cache:
-        for oldest in list(cache)[: MAX_CACHED_CLIENTS // 2]:
-            del cache[oldest]
-    cache[scope] = value
 
 
 def _precheck(hashed: bytes, secret: bytes) -> bytes:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from price_keeper.clock import Clock
 from price_keeper.domain import parse_client_id
 from price_keeper.errors import Busy, TooManyRequests
+from price_keeper.leaky_buckets import LeakyBuckets
 
 ADMIN = "admin"  # stands for the administrator among the client ids, which are all longer
 MAX_FAILURE_BUCKETS = 10_000  # of clients, and as many of addresses
@@ -27,52 +28,15 @@ _HOST_BITS = 64  # of an IPv6 address: a sender that has one such network has al
 
 MAX_LOOKUP_KEYS = 10_000  # addresses with a rate of their own
 MAX_LOOKUP_WAIT_SECONDS = 5.0  # of both waits together; after that the answer would come too late
-_ALL_ADDRESSES = "all addresses"
-_NANOS_PER_SECOND = 10**9  # turns are counted in whole nanoseconds, so that rounding cannot delay one
-
-
-class FailureBuckets:
-    """A leaky bucket per key: holds `burst` failures and leaks one per `interval_seconds`. `now` is monotonic."""
-
-    def __init__(
-        self, now: Callable[[], float], burst: int = FAILURE_BURST, interval_seconds: float = FAILURE_INTERVAL_SECONDS
-    ) -> None:
-        self._now = now
-        self._burst = burst
-        self._interval_seconds = interval_seconds
-        self._empty_at: dict[Hashable, float] = {}
-
-    def wait_seconds(self, key: Hashable) -> float:
-        """Return how long until the bucket has room for one more failure; 0 if it has room now."""
-        now = self._now()
-        empty_at = max(self._empty_at.get(key, 0.0), now) + self._interval_seconds
-        return max(0.0, empty_at - now - self._burst * self._interval_seconds)
-
-    def add(self, key: Hashable) -> float:
-        """Return the same as `wait_seconds`. If that is 0, this failure has taken the room."""
-        now = self._now()
-        empty_at = max(self._empty_at.get(key, 0.0), now) + self._interval_seconds
-        wait = self.wait_seconds(key)
-        if wait > 0:
-            return wait  # not counted, so that further attempts do not prolong the wait
-        if key not in self._empty_at and len(self._empty_at) >= MAX_FAILURE_BUCKETS:
-            self._make_room(now)
-        self._empty_at[key] = empty_at
-        return 0.0
-
-    def _make_room(self, now: float) -> None:
-        """Keep the fullest buckets, so that one failure each from many addresses cannot evict one of them."""
-        fullest = sorted(self._empty_at.items(), key=lambda entry: entry[1], reverse=True)[: MAX_FAILURE_BUCKETS // 2]
-        self._empty_at = {key: empty_at for key, empty_at in fullest if empty_at > now}
 
 
 class LoginThrottle:
     """Counts failed logins per client and per address."""
 
     def __init__(self, now: Callable[[], float]) -> None:
-        self._by_client = FailureBuckets(now)
-        self._by_address = FailureBuckets(now)
-        self._malformed = FailureBuckets(now)
+        self._by_client, self._by_address, self._malformed = (
+            LeakyBuckets(now, FAILURE_BURST, FAILURE_INTERVAL_SECONDS, MAX_FAILURE_BUCKETS) for _ in range(3)
+        )
 
     def count_malformed(self, address: str) -> None:
         """Count a request without any secret, apart from wrong secrets. Raises TooManyRequests."""
@@ -126,9 +90,10 @@ class LookupThrottle:
         self, clock: Clock, per_address: LookupRate = LOOKUP_RATE_PER_ADDRESS, total: LookupRate = LOOKUP_RATE_TOTAL
     ) -> None:
         self._clock = clock
-        self._per_address = per_address
-        self._total = total
-        self._next_turn_at: dict[Hashable, int] = {}
+        self._per_address, self._total = (
+            LeakyBuckets(clock.monotonic, rate.burst, 1 / rate.per_second, MAX_LOOKUP_KEYS)
+            for rate in (per_address, total)
+        )
 
     async def wait_for_address(self, address: str) -> None:
         """Return when the store may be read for this address. Raises Busy if that would take too long.
@@ -139,28 +104,11 @@ class LookupThrottle:
 
     async def wait_for(self, key: Hashable) -> None:
         """Like `wait_for_address`, for senders that are told apart by another key."""
-        until = self._now_nanos() + round(MAX_LOOKUP_WAIT_SECONDS * _NANOS_PER_SECOND)
+        until = self._clock.monotonic() + MAX_LOOKUP_WAIT_SECONDS
         # The turns are taken one after the other, so that an address takes no more of all turns than its own rate.
-        for bucket, rate in ((key, self._per_address), (_ALL_ADDRESSES, self._total)):
-            wait = self._reserve_turn(bucket, rate, until)
+        for buckets, bucket_key in ((self._per_address, key), (self._total, None)):
+            wait = buckets.reserve(bucket_key, until - self._clock.monotonic())
+            if wait is None:
+                raise Busy("too many lookups of unknown clients or tokens are waiting; try again", retry_after=2)
             if wait > 0:
                 await self._clock.sleep(wait)
-
-    def _now_nanos(self) -> int:
-        return round(self._clock.monotonic() * _NANOS_PER_SECOND)
-
-    def _reserve_turn(self, key: Hashable, rate: LookupRate, until: int) -> float:
-        """Reserve the next turn, and return how long until it comes. Raises Busy if it comes too late."""
-        now, interval = self._now_nanos(), round(_NANOS_PER_SECOND / rate.per_second)
-        turn_at = max(self._next_turn_at.get(key, 0), now - (rate.burst - 1) * interval)
-        if turn_at > until:
-            raise Busy("too many lookups of unknown clients or tokens are waiting; try again", retry_after=2)
-        if key not in self._next_turn_at and len(self._next_turn_at) >= MAX_LOOKUP_KEYS:
-            self._make_room()
-        self._next_turn_at[key] = turn_at + interval
-        return (turn_at - now) / _NANOS_PER_SECOND
-
-    def _make_room(self) -> None:
-        """Keep the busiest keys, so that many addresses with one lookup each cannot evict one of them."""
-        busiest = sorted(self._next_turn_at.items(), key=lambda entry: entry[1], reverse=True)[: MAX_LOOKUP_KEYS // 2]
-        self._next_turn_at = {_ALL_ADDRESSES: self._next_turn_at.get(_ALL_ADDRESSES, 0), **dict(busiest)}

@@ -12,7 +12,10 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import NamedTuple, Protocol
 
+from cachetools import LRUCache
+
 from price_keeper.errors import Busy
+from price_keeper.leaky_buckets import LeakyBuckets
 from price_keeper.rates.rate_lease_manager import RateLeaseManager
 from price_keeper.rates.token_bucket import MILLI, RateBucket, RateLimit
 from price_keeper.stores import schema
@@ -21,7 +24,6 @@ MAX_CALLERS = 10_000
 
 ANONYMOUS_PREFIX = "@"  # begins the name of an anonymous caller, which is followed by its network
 _REQUESTS = "calls"
-_NANOS = 10**9
 
 
 class ApiRateDecision(NamedTuple):
@@ -49,36 +51,18 @@ class ApiRateLimiter(Protocol):
 
 
 class LocalApiRateLimiter:
-    """Token buckets in memory, with `burst` tokens and a refill of `per_second`. One number is kept for each caller:
-    the time at which its bucket is full."""
+    """Token buckets in memory, with `burst` tokens and a refill of `per_second`."""
 
     def __init__(self, monotonic: Callable[[], float], burst: int, per_second: float) -> None:
-        self._monotonic = monotonic
         self._burst = burst
-        self._nanos_per_request = round(_NANOS / per_second)
-        self._full_at: dict[str, int] = {}
+        self._buckets = LeakyBuckets(monotonic, burst, 1 / per_second, MAX_CALLERS)
 
     async def take(self, caller: str) -> ApiRateDecision:
         return self.take_now(caller)
 
     def take_now(self, caller: str) -> ApiRateDecision:
-        now = round(self._monotonic() * _NANOS)
-        full_at = max(self._full_at.get(caller, now), now)
-        debt = full_at + self._nanos_per_request - now - self._burst * self._nanos_per_request
-        if debt > 0:
-            return ApiRateDecision(self._burst, 0, (full_at - now) / _NANOS, debt / _NANOS)
-        self._evict(caller, now)
-        self._full_at[caller] = full_at = full_at + self._nanos_per_request
-        remaining = self._burst - -(-(full_at - now) // self._nanos_per_request)
-        return ApiRateDecision(self._burst, remaining, (full_at - now) / _NANOS)
-
-    def _evict(self, caller: str, now: int) -> None:
-        """Make room for a new caller: drop full buckets, then the oldest ones."""
-        if caller in self._full_at or len(self._full_at) < MAX_CALLERS:
-            return
-        self._full_at = {name: at for name, at in self._full_at.items() if at > now}
-        for oldest in list(self._full_at)[: max(0, len(self._full_at) - MAX_CALLERS // 2)]:
-            del self._full_at[oldest]
+        wait = self._buckets.add(caller)
+        return ApiRateDecision(self._burst, self._buckets.room(caller), self._buckets.drain_seconds(caller), wait)
 
 
 class SharedApiRateLimiter:
@@ -93,7 +77,7 @@ class SharedApiRateLimiter:
         self._burst = burst
         self._per_second = per_second
         self._limit = RateLimit(_REQUESTS, burst * MILLI, round(per_second * MILLI), 1000)
-        self._buckets: dict[str, tuple[RateBucket]] = {}
+        self._buckets = LRUCache[str, tuple[RateBucket]](MAX_CALLERS)
 
     async def take(self, caller: str) -> ApiRateDecision:
         if caller.startswith(ANONYMOUS_PREFIX):
@@ -111,8 +95,6 @@ class SharedApiRateLimiter:
         """The caller's bucket: the same object each time, because its lease is found by it."""
         buckets = self._buckets.get(caller)
         if buckets is None:
-            if len(self._buckets) >= MAX_CALLERS:
-                self._buckets.clear()
             buckets = self._buckets[caller] = (RateBucket(schema.control_bucket_key(caller), (self._limit,), 1),)
         return buckets
 
