@@ -22,6 +22,7 @@ LAYERS: list[set[str]] = [
         "price_keeper.exchange",
         "price_keeper.operations",
         "price_keeper.leaky_buckets",
+        "price_keeper.bounded_dict",
     },
     # The configuration.
     {"price_keeper.config.config_problems"},

@@ -186,7 +186,7 @@ async def test_an_answer_that_is_none_is_not_handed_out(
         with pytest.raises(Busy):
             await relayed.issue(CREDENTIAL)
         await clock.advance(CONTROL_RETRY_SECONDS)
-    assert relayed._cached == {}
+    assert len(relayed._cached) == 0
     assert "eyJ" not in caplog.text
     assert "compare auth.keys" in caplog.text
 
@@ -201,9 +201,10 @@ async def test_what_can_be_no_secret_is_not_sent_on(
 
 
 async def test_what_is_kept_and_who_waits_is_bounded(
-    relayed: CredentialRelay, control: FakeControlService, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+    control: FakeControlService, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "MAX_CACHED_CALLERS", 10)
+    relayed = new_relay(control, clock, set())
     relayed._waiters = WaiterLimit(20, 20)
     for number in range(100):
         await relayed.issue(f"org-{ORG}-app-a{number}:secret", f"192.0.2.{number}")
@@ -251,7 +252,7 @@ async def test_a_token_that_the_control_service_does_not_know_to_be_revoked_is_n
         with pytest.raises(Busy, match="revoked token") as refused:
             await relayed.issue(CREDENTIAL)
         assert refused.value.retry_after
-    assert relayed._cached == {}
+    assert len(relayed._cached) == 0
     control.answer = None  # by now it knows, and makes another
     assert control.tokens.verify_access((await relayed.issue(CREDENTIAL))["Token"]).jti not in revoked
 

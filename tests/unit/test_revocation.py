@@ -308,11 +308,13 @@ async def test_memory_is_bounded_and_nothing_revoked_is_let_in(
 ) -> None:
     here = two[0]
     monkeypatch.setattr(module, "MAX_CACHED_VERDICTS", 10)
+    here.revocation.clear_cache()
     tokens = [minted(here) for _ in range(60)]
     for token in tokens:
         assert await here.accepts(token)
     assert len(here.revocation._verdicts) <= 10
     monkeypatch.setattr(module, "MAX_CACHED_VERDICTS", 1000)
+    here.revocation.clear_cache()
     monkeypatch.setattr(module, "MAX_REVOKED_NAMES", 10)
     for token in tokens:
         assert await here.accepts(token)

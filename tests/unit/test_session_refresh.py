@@ -382,6 +382,7 @@ async def test_what_is_remembered_of_dead_tokens_is_bounded(
     here: TokenServiceInstance, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(refresh_sessions, "MAX_CACHED_REFUSALS", 10)
+    here.sessions._refusals = refresh_sessions.RefusalCache(clock)
     (first,) = await login_repeatedly(here, clock, 1)
     for _ in range(50):
         stranger = here.tokens.mint_refresh(ORG, "web", first.sid).token

@@ -173,8 +173,9 @@ def test_keys_rotate_the_first_signs_and_all_verify(time: Time) -> None:
         TokenService([new], "price-keeper", time).verify_caller(before)
 
 
-def test_what_is_remembered_is_bounded(tokens: TokenService, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_remembered_is_bounded(time: Time, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_CACHED_TOKENS", 10)
+    tokens = TokenService([hs256()], "price-keeper", time)
     minted = [tokens.mint_access(ORG, f"app{number}").token for number in range(50)]
     for token in minted:
         tokens.verify_caller(token)

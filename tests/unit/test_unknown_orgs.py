@@ -127,15 +127,16 @@ async def test_flood_of_refused_calls_of_one_org_asks_the_store_once_in_a_while(
 
 
 async def test_refused_orgs_are_remembered_in_bounded_memory(
-    one: BudgetSidecar, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, exact_store: Store, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(unknown_orgs, "MAX_ORGS", 10)
-    for _ in range(50):
-        with pytest.raises(UnknownOrg):
-            await one.decide(new_caller())
-    assert len(one.budget_registry.unknown_orgs._checked_at) == 10
-    assert not one.budget_registry._caller_days
-    assert not one.budget_registry._refresh_states
+    async with by_default(tmp_path / "one", exact_store, clock) as one:
+        for _ in range(50):
+            with pytest.raises(UnknownOrg):
+                await one.decide(new_caller())
+        assert len(one.budget_registry.unknown_orgs._checked_at) == 10
+        assert not one.budget_registry._caller_days
+        assert not one.budget_registry._refresh_states
 
 
 async def test_org_that_is_removed_from_the_store_is_refused_after_the_next_look(

@@ -12,6 +12,7 @@ from typing import Final, Protocol
 
 from price_keeper.auth.revocation import RevocationList
 from price_keeper.auth.tokens import Claims, TokenService
+from price_keeper.bounded_dict import BoundedDict
 from price_keeper.domain import Caller
 from price_keeper.errors import AccessDenied
 from price_keeper.exchange import Request
@@ -41,7 +42,8 @@ class TokenAuthenticator:
     def __init__(self, tokens: TokenService, revocation: RevocationList) -> None:
         self._tokens = tokens
         self._revocation = revocation
-        self._tokens_by_header: dict[bytes, str] = {}  # the tokens of Authorization headers that were verified
+        # The tokens of Authorization headers that were verified.
+        self._tokens_by_header = BoundedDict[bytes, str](MAX_CACHED_HEADERS)
 
     def cached(self, request: Request) -> Caller | None:
         headers = request.headers
@@ -82,8 +84,6 @@ class TokenAuthenticator:
 
     def _cache_bearer(self, header: bytes, bearer: bytes) -> Claims:
         claims = self._verify(bearer)
-        if len(self._tokens_by_header) >= MAX_CACHED_HEADERS:
-            self._tokens_by_header.clear()
         self._tokens_by_header[header] = bearer.decode("latin-1")
         return claims
 

@@ -11,6 +11,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
+from cachetools import LRUCache
+
 from price_keeper.auth.authenticate import AUTHORIZATION
 from price_keeper.auth.client_secrets import MAX_STALE_RETRIES, ClientVerifier
 from price_keeper.auth.throttles import LoginThrottle
@@ -122,7 +124,7 @@ class LocalCredentialIssuer(CredentialIssuer):
         self._tokens = tokens
         self._is_revoked = is_revoked
         self._now = now
-        self._issued: dict[Scope, _IssuedCredentials] = {}
+        self._issued = LRUCache[Scope, _IssuedCredentials](MAX_CACHED_CREDENTIALS)
 
     def require_available(self) -> None:
         if not self._tokens.can_mint:
@@ -155,8 +157,6 @@ class LocalCredentialIssuer(CredentialIssuer):
             "Token": minted.token,
             "Expiration": expiration,
         }
-        if len(self._issued) >= MAX_CACHED_CREDENTIALS:
-            self._issued.clear()
         issued = self._issued[scope] = _IssuedCredentials(credentials, minted.claims)
         return issued
 

@@ -22,7 +22,8 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+
+from cachetools import TLRUCache, TTLCache
 
 from price_keeper.auth.container_credentials import (
     CredentialIssuer,
@@ -61,8 +62,6 @@ _CONTROL_AWAY = "the control service, which issues credentials, cannot be reache
 _TOKEN_REVOKED = "the control service returned a revoked token, as it does not know of the revocation yet; try again"
 _NOT_CONFIGURED = "this sidecar cannot issue credentials; set auth.control_url to the URL of the control service"
 
-V = TypeVar("V")
-
 _log = logging.getLogger("price_keeper.auth")
 
 
@@ -96,12 +95,6 @@ class _RelayedCredentials:
 
 
 @dataclass(frozen=True, slots=True)
-class _RecentRefusal:
-    refusal: Refusal
-    until: float  # on the monotonic clock
-
-
-@dataclass(frozen=True, slots=True)
 class _RelayRequest:
     ask: AskControlService
     cache_key: bytes
@@ -129,8 +122,12 @@ class CredentialRelay(CredentialIssuer):
         self._clock = clock
         self._is_revoked = is_revoked
         self._digest_key = secrets.token_bytes(32)
-        self._cached: dict[bytes, _RelayedCredentials] = {}
-        self._recent_refusals: dict[bytes, _RecentRefusal] = {}
+        self._cached = TLRUCache[bytes, _RelayedCredentials](
+            MAX_CACHED_CALLERS, lambda _key, relayed, _now: relayed.claims.expires, timer=clock.now
+        )
+        self._recent_refusals = TTLCache[bytes, Refusal](
+            MAX_CACHED_CALLERS, CONTROL_RETRY_SECONDS, timer=clock.monotonic
+        )
         self._single_flight = SingleFlight[Hashable, _RelayedCredentials]()
         self._waiters = WaiterLimit(MAX_WAITERS, MAX_WAITERS_PER_KEY)
         self._first_fetch_slots = asyncio.Semaphore(MAX_FIRST_FETCHES)
@@ -163,11 +160,9 @@ class CredentialRelay(CredentialIssuer):
 
     async def _get_cached(self, cache_key: bytes) -> _RelayedCredentials | None:
         cached = self._cached.get(cache_key)
-        if cached is None:
-            return None
-        if self._clock.now() >= cached.claims.expires or await self._is_revoked(cached.claims):
+        if cached is not None and await self._is_revoked(cached.claims):
             if self._cached.get(cache_key) is cached:
-                del self._cached[cache_key]
+                self._cached.pop(cache_key, None)
             return None
         return cached
 
@@ -221,9 +216,9 @@ class CredentialRelay(CredentialIssuer):
         """Raise the refusal that the same pair got a moment ago."""
         if self._clock.monotonic() < self._away_until:
             raise Busy(_CONTROL_AWAY, retry_after=CONTROL_RETRY_SECONDS)
-        recent = self._recent_refusals.get(cache_key)
-        if recent is not None and self._clock.monotonic() < recent.until:
-            raise recent.refusal.with_traceback(None)
+        refusal = self._recent_refusals.get(cache_key)
+        if refusal is not None:
+            raise refusal.with_traceback(None)
 
     # Requests to the control service.
 
@@ -255,7 +250,7 @@ class CredentialRelay(CredentialIssuer):
             raise Busy(_TOKEN_REVOKED, retry_after=CONTROL_RETRY_SECONDS)
         if self._needs_refresh(fetched):
             fetched = replace(fetched, rests_until=self._clock.monotonic() + STALE_REFRESH_PAUSE_SECONDS)
-        _cache_put(self._cached, wanted_request.cache_key, fetched)
+        self._cached[wanted_request.cache_key] = fetched
         return fetched
 
     async def _handle_slow_down(self, cache_key: bytes, reply: ControlReply) -> _RelayedCredentials:
@@ -272,14 +267,12 @@ class CredentialRelay(CredentialIssuer):
         if cached is None:
             raise self._remember_refusal(cache_key, refusal)
         rested = replace(cached, rests_until=self._clock.monotonic() + seconds)
-        _cache_put(self._cached, cache_key, rested)
+        self._cached[cache_key] = rested
         return rested
 
     def _remember_refusal(self, cache_key: bytes, refusal: Refusal) -> Refusal:
         """Remember the refusal for the next request with the same pair, and return it."""
-        _cache_put(
-            self._recent_refusals, cache_key, _RecentRefusal(refusal, self._clock.monotonic() + CONTROL_RETRY_SECONDS)
-        )
+        self._recent_refusals[cache_key] = refusal
         return refusal
 
     def _parse_reply(self, reply: ControlReply, client_id: str) -> _RelayedCredentials:
@@ -345,13 +338,6 @@ def _is_from_control_service(reply: ControlReply, status: int, error: str) -> bo
     except (ValueError, RecursionError):
         return False
     return isinstance(document, dict) and document.get("error") == error and isinstance(document.get("request_id"), str)
-
-
-def _cache_put(cache: dict[bytes, V], cache_key: bytes, value: V) -> None:
-    if len(cache) >= MAX_CACHED_CALLERS and cache_key not in cache:
-        for oldest in list(cache)[: MAX_CACHED_CALLERS // 2]:
-            del cache[oldest]
-    cache[cache_key] = value
 
 
 class WaiterLimit:

@@ -23,6 +23,8 @@ from dataclasses import dataclass
 from hashlib import sha256
 from uuid import uuid4
 
+from cachetools import TLRUCache
+
 from price_keeper.auth.client_secrets import client_item_key, read_generation
 from price_keeper.auth.revocation import RevocationList
 from price_keeper.auth.tokens import Claims, MintedToken, TokenService
@@ -575,27 +577,23 @@ class RefusalCache:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._entries: dict[Hashable, tuple[float, str]] = {}
+        self._entries = TLRUCache[Hashable, tuple[float, str]](
+            MAX_CACHED_REFUSALS, lambda _key, entry, _now: entry[0], timer=clock.monotonic
+        )
 
     def raise_if_refused(self, token_hash: str) -> None:
         """Raise the TokenRejected that the store's rows would lead to."""
-        until, why = self._entries.get(token_hash, (0.0, ""))
-        if self._clock.monotonic() < until:
-            raise TokenRejected(why)
+        refused = self._entries.get(token_hash)
+        if refused is not None:
+            raise TokenRejected(refused[1])
 
     def remember_refusal(self, token_hash: str, why: str, seconds: float = FOREVER) -> TokenRejected:
         """Remember the refusal, and return the error to raise."""
-        self._remember(token_hash, why, self._clock.monotonic() + seconds)
+        self._entries[token_hash] = (self._clock.monotonic() + seconds, why)
         return TokenRejected(why)
 
     def remember_ended(self, client: str, sid: str) -> None:
-        self._remember((client, sid), "", FOREVER)
+        self._entries[client, sid] = (FOREVER, "")
 
     def has_ended(self, client: str, sid: str) -> bool:
         return (client, sid) in self._entries
-
-    def _remember(self, key: Hashable, why: str, until: float) -> None:
-        if len(self._entries) >= MAX_CACHED_REFUSALS and key not in self._entries:
-            for oldest in list(self._entries)[: MAX_CACHED_REFUSALS // 2]:
-                del self._entries[oldest]
-        self._entries[key] = (until, why)

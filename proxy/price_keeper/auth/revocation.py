@@ -19,6 +19,7 @@ from typing import Final, Literal
 
 from price_keeper.auth.client_secrets import client_item_key, read_generation
 from price_keeper.auth.tokens import Claims
+from price_keeper.bounded_dict import BoundedDict
 from price_keeper.clock import Clock
 from price_keeper.domain import Scope
 from price_keeper.errors import AccessDenied, Busy, ConditionFailed, StoreError, StoreUnavailable, TokenRejected
@@ -79,7 +80,7 @@ class RevocationList:
         self._store = store
         self._clock = clock
         self._grace = grace_seconds if on_store_down == "serve" else 0.0
-        self._verdicts: dict[_RevocationNames, _ValidVerdict] = {}
+        self._verdicts = BoundedDict[_RevocationNames, _ValidVerdict](MAX_CACHED_VERDICTS)
         self._lookups = SingleFlight[_RevocationNames, bool]()
         # Expiry of each known revocation's row; 0 if that is not known. A stale entry does no harm, as its tokens have
         # expired as well.
@@ -167,7 +168,7 @@ class RevocationList:
             raise self._make_unavailable_error()
         self.accepted_unchecked += 1
         due = self._clock.monotonic() + STORE_RETRY_SECONDS
-        _cache_verdict(self._verdicts, names, _ValidVerdict(due, self._away_since + self._grace, is_grace=True))
+        self._verdicts[names] = _ValidVerdict(due, self._away_since + self._grace, is_grace=True)
 
     def _make_unavailable_error(self) -> Busy:
         outage = f"the store has not said for {self.away_seconds:.0f} s which tokens are revoked"
@@ -194,9 +195,7 @@ class RevocationList:
         try:
             for name, until in (await self._read_revoked(names, claims)).items():
                 self.note_revoked(name, until)
-            _cache_verdict(
-                verdicts, names, _ValidVerdict(moment + REFRESH_AFTER_SECONDS, moment + REVOCATION_CACHE_SECONDS)
-            )
+            verdicts[names] = _ValidVerdict(moment + REFRESH_AFTER_SECONDS, moment + REVOCATION_CACHE_SECONDS)
             self._note_store_back()
         except StoreError as failure:
             self._note_store_away(failure)
@@ -281,14 +280,15 @@ class RevocationList:
 
     def clear_cache(self) -> None:
         """Forget all verdicts after the generation of a client was incremented; other processes see it in a minute."""
-        self._verdicts, self._lookups = {}, SingleFlight()
+        self._verdicts, self._lookups = BoundedDict(MAX_CACHED_VERDICTS), SingleFlight()
 
     def note_revoked(self, name: str, until: int = 0) -> None:
         """Record that a revocation is in the store. `name` is the partition key of its row."""
         if len(self._revoked_until) >= MAX_REVOKED_NAMES:
             for oldest in list(self._revoked_until)[: MAX_REVOKED_NAMES // 2]:
                 del self._revoked_until[oldest]
-            self._verdicts = {}  # one may be of a token whose revocation was just evicted, so all are looked up again
+            # One may be of a token whose revocation was just evicted, so all are looked up again.
+            self._verdicts = BoundedDict(MAX_CACHED_VERDICTS)
         self._revoked_until[name] = max(until, self._revoked_until.get(name, 0))
 
 
@@ -299,12 +299,3 @@ def _read_expiry(item: Item) -> int:
 
 def _names_of(claims: Claims) -> _RevocationNames:
     return (claims.jti,) if claims.sid is None else (claims.jti, f"SID#{claims.sid}")
-
-
-def _cache_verdict(
-    verdicts: dict[_RevocationNames, _ValidVerdict], names: _RevocationNames, verdict: _ValidVerdict
-) -> None:
-    if len(verdicts) >= MAX_CACHED_VERDICTS and names not in verdicts:
-        for oldest in list(verdicts)[: MAX_CACHED_VERDICTS // 2]:
-            del verdicts[oldest]
-    verdicts[names] = verdict

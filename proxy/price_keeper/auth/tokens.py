@@ -18,6 +18,7 @@ from jwt.algorithms import OKPAlgorithm, RSAAlgorithm
 
 from price_keeper.auth.secret_tags import SecretTagger
 from price_keeper.auth.signing_keys import SigningKey
+from price_keeper.bounded_dict import BoundedDict
 from price_keeper.domain import Caller, build_client_id, is_app_id, is_org_id
 from price_keeper.errors import AccessDenied, TokenExpired, TokenRejected
 
@@ -92,7 +93,7 @@ class TokenService:
         self._now = now
         self.access_seconds = access_seconds
         self.refresh_seconds = refresh_seconds
-        self._cached_claims: dict[str, Claims] = {}
+        self._cached_claims = BoundedDict[str, Claims](MAX_CACHED_TOKENS)
 
     @property
     def can_mint(self) -> bool:
@@ -156,8 +157,7 @@ class TokenService:
         """Return an access token's claims, from the cache if seen before. Raises AccessDenied or TokenExpired."""
         claims = self._cached_claims.get(token)
         if claims is None:
-            claims = self._verify(token, ACCESS)
-            self._cache(token, claims)
+            claims = self._cached_claims[token] = self._verify(token, ACCESS)
         elif self._now() >= claims.expires:
             del self._cached_claims[token]
             raise TokenExpired(_TOKEN_EXPIRED)
@@ -202,12 +202,6 @@ class TokenService:
         except (jwt.PyJWTError, KeyError, TypeError, ValueError, RecursionError):
             raise AccessDenied(_INVALID_TOKEN) from None
         return claims
-
-    def _cache(self, token: str, claims: Claims) -> None:
-        if len(self._cached_claims) >= MAX_CACHED_TOKENS:
-            for oldest in list(self._cached_claims)[: MAX_CACHED_TOKENS // 2]:
-                del self._cached_claims[oldest]
-        self._cached_claims[token] = claims
 
 
 def _parse_claims(claims: dict[str, Any]) -> Claims | None:

@@ -18,6 +18,7 @@ from contextlib import suppress
 from typing import Final
 
 from price_keeper.alerts.alert_raiser import AlertRaiser
+from price_keeper.bounded_dict import BoundedDict
 from price_keeper.budgets.active_label import Override
 from price_keeper.budgets.app_label_cache import AppLabelCache
 from price_keeper.budgets.budget_refresh import STORE_RETRY_SECONDS, BudgetRefresher
@@ -63,7 +64,7 @@ class CallerDay:
         self.end = min(day.end, budget.span.end)
         self._charge_keys = _charge_keys(caller, settings, day, budget.span)
         # The key is the label, or under a hard budget the counter of the lease that pays.
-        self._charged_by_label: dict[str | Counter, ChargedCounters] = {}
+        self._charged_by_label: BoundedDict[str | Counter, ChargedCounters] = BoundedDict(MAX_CACHED_COUNTERS)
         self._generation = budget.quota_generation
         self.valid_until = NEVER  # on the monotonic clock; finite only where the settings were not read from the store
 
@@ -76,8 +77,6 @@ class CallerDay:
         key = label if lease_counter is None else lease_counter
         found = self._charged_by_label.get(key)
         if found is None:
-            if len(self._charged_by_label) >= MAX_CACHED_COUNTERS:
-                self._charged_by_label.clear()
             counters = _build_charged_counters(self._charge_keys, label)
             if lease_counter is not None:
                 counters.append(lease_counter)
@@ -154,7 +153,7 @@ class BudgetRegistry:
             self.app_labels,
             self.snapshot,
         )
-        self._caller_days: dict[_CallerKey, tuple[CallerDay, RefreshState]] = {}
+        self._caller_days = BoundedDict[_CallerKey, tuple[CallerDay, RefreshState]](MAX_BUDGETS)
         self._refresh_states: dict[tuple[str, str], RefreshState] = {}  # by scope and period
         # By org: the calendar that it cannot change before its period is over.
         self._frozen_calendars: dict[str, tuple[EffectiveSettings, PeriodSpan]] = {}
@@ -386,8 +385,6 @@ class BudgetRegistry:
         caller_day = CallerDay(caller, refresh.budget, find_span(Period.DAY, now, settings.zone))
         if not is_read:
             caller_day.valid_until = self._clock.monotonic() + STORE_RETRY_SECONDS
-        if len(self._caller_days) >= MAX_BUDGETS and (caller.org, caller.app) not in self._caller_days:
-            del self._caller_days[next(iter(self._caller_days))]
         self._caller_days[caller.org, caller.app] = caller_day, refresh
 
     def _freeze_calendar(
@@ -464,5 +461,6 @@ class BudgetRegistry:
         for key in expired or (idle[: MAX_BUDGETS // 10] if is_full else []):
             del self._refresh_states[key]
         remaining = {id(refresh) for refresh in self._refresh_states.values()}
-        self._caller_days = {name: found for name, found in self._caller_days.items() if id(found[1]) in remaining}
+        for name in [name for name, found in self._caller_days.items() if id(found[1]) not in remaining]:
+            del self._caller_days[name]
         self._frozen_calendars = {org: found for org, found in self._frozen_calendars.items() if found[1].covers(now)}

@@ -7,7 +7,9 @@ the store is read at most once in RECHECK_SECONDS, so an org that is registered 
 from __future__ import annotations
 
 import logging
-from typing import Final, Literal, TypeVar
+from typing import Final, Literal
+
+from cachetools import LRUCache
 
 from price_keeper.budgets.budget_snapshot import BudgetSnapshot
 from price_keeper.clock import Clock
@@ -19,9 +21,7 @@ from price_keeper.telemetry.metrics import MetricsRegistry
 RECHECK_SECONDS: Final = 3.0
 UNREGISTERED: Final = "unregistered"  # why an org was served without a budget, a value of the metric's label `why`
 STORE_AWAY: Final = "store_away"
-MAX_ORGS: Final = 10_000  # remembered; the oldest entry makes room
-
-V = TypeVar("V")
+MAX_ORGS: Final = 10_000  # remembered; the one whose calls are longest ago makes room
 
 _log = logging.getLogger("price_keeper.selection")
 
@@ -33,8 +33,9 @@ class UnknownOrgs:
         self._refuses = policy == "refuse"
         self._clock = clock
         self._snapshot = snapshot
-        self._checked_at: dict[str, float] = {}  # on the monotonic clock; an org is logged when it is added
-        self._served_offline: dict[str, None] = {}  # orgs that were served although nothing was known of them
+        # On the monotonic clock. An org is logged when it is added, so entries do not expire.
+        self._checked_at = LRUCache[str, float](MAX_ORGS)
+        self._served_offline = LRUCache[str, bool](MAX_ORGS)  # orgs that were served although nothing was known of them
         self._served = {UNREGISTERED: 0, STORE_AWAY: 0}
 
     def register_metrics(self, telemetry: MetricsRegistry) -> None:
@@ -44,8 +45,8 @@ class UnknownOrgs:
 
     def note_unregistered(self, org: str) -> bool:
         """The org is not in the store. Returns whether its calls are served all the same."""
-        is_new = self._checked_at.pop(org, None) is None
-        _remember(self._checked_at, org, self._clock.monotonic())
+        is_new = org not in self._checked_at
+        self._checked_at[org] = self._clock.monotonic()
         self._served_offline.pop(org, None)
         if is_new:
             self._served[UNREGISTERED] += not self._refuses
@@ -68,7 +69,7 @@ class UnknownOrgs:
         """The store does not answer, the snapshot does not have the org, and `on_store_down: serve` lets its calls
         through."""
         if org not in self._served_offline:
-            _remember(self._served_offline, org, None)
+            self._served_offline[org] = True
             self._served[STORE_AWAY] += 1
             _log.warning(
                 "org %s is not in the budget snapshot and the store is away; its calls are served without a budget "
@@ -91,9 +92,3 @@ class UnknownOrgs:
             f"the org {org} is not registered, so it has no budget: register it with "
             f"`price-keeper org put {org} FILE`, or set unknown_org: meter to serve it without one"
         )
-
-
-def _remember(orgs: dict[str, V], org: str, value: V) -> None:
-    if len(orgs) >= MAX_ORGS:
-        del orgs[next(iter(orgs))]
-    orgs[org] = value

@@ -10,13 +10,13 @@ responses are; it fills in what a call is assumed to use until that is known.
 from __future__ import annotations
 
 import logging
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final
 
 import orjson
+from cachetools import LRUCache
 
 from price_keeper.domain import Caller
 from price_keeper.ledger.journal import Journal
@@ -379,21 +379,14 @@ class PaidJobs:
     """Recently paid jobs. Bounded per caller, so that one caller cannot evict another's."""
 
     def __init__(self) -> None:
-        self._paid: OrderedDict[Caller, OrderedDict[str, None]] = OrderedDict()
+        self._arns_by_caller = LRUCache[Caller, LRUCache[str, bool]](MAX_CALLERS_WITH_JOBS)
 
     def add_if_new(self, caller: Caller, arn: str) -> bool:
         """Add a job. True if it is new; a repeat of it is not."""
-        paid = self._paid.setdefault(caller, OrderedDict())
-        self._paid.move_to_end(caller)
-        if len(self._paid) > MAX_CALLERS_WITH_JOBS:
-            self._paid.popitem(last=False)
-        if arn in paid:
-            paid.move_to_end(arn)
-            return False
-        paid[arn] = None
-        if len(paid) > MAX_JOBS_PER_CALLER:
-            paid.popitem(last=False)
-        return True
+        arns = self._arns_by_caller.setdefault(caller, LRUCache(MAX_JOBS_PER_CALLER))
+        is_new = arn not in arns
+        arns[arn] = True
+        return is_new
 
 
 class JobMeter(Meter):

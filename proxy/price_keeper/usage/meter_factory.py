@@ -15,6 +15,7 @@ from hashlib import sha256
 from typing import Final, Protocol
 from weakref import WeakKeyDictionary
 
+from price_keeper.bounded_dict import BoundedDict
 from price_keeper.clock import Clock
 from price_keeper.config import Config
 from price_keeper.config.config_sections import ASYNC_JOB_LABEL, GUARDRAIL_LABEL
@@ -106,19 +107,18 @@ class MeterFactory:
         self._journal = journal
         self._price_tables = price_tables
         self._clock = clock
-        self._forecasts: dict[str, UsageForecast] = {}
-        self._pricing_cache: dict[tuple[str, Operation], OperationPricing] = {}
+        self._forecasts = BoundedDict[str, UsageForecast](MAX_FORECASTS)
+        self._pricing_cache = BoundedDict[tuple[str, Operation], OperationPricing](MAX_FORECASTS)
         self._profile_pricing_cache: WeakKeyDictionary[InferenceProfile, dict[Operation, OperationPricing]] = (
             WeakKeyDictionary()
         )
         self._paid_jobs = PaidJobs()
         if predecessor is not None:
             self._paid_jobs, self._profile_pricing_cache = predecessor._paid_jobs, predecessor._profile_pricing_cache
-            inherited = (
-                (name, self._inherit_forecast(predecessor, name, forecast))
-                for name, forecast in predecessor._forecasts.items()
-            )
-            self._forecasts = {name: forecast for name, forecast in inherited if forecast is not None}
+            for name, forecast in predecessor._forecasts.items():
+                inherited = self._inherit_forecast(predecessor, name, forecast)
+                if inherited is not None:
+                    self._forecasts[name] = inherited
 
     def _inherit_forecast(self, predecessor: MeterFactory, name: str, forecast: UsageForecast) -> UsageForecast | None:
         """Return what still holds of a forecast: all if the label is the same, its length if the model is."""
@@ -137,10 +137,7 @@ class MeterFactory:
         key = (choice.label or choice.model, operation)
         pricing = self._pricing_cache.get(key)
         if pricing is None:
-            pricing = self._build_pricing(choice.label, choice.model, operation)
-            if len(self._pricing_cache) >= MAX_FORECASTS:
-                self._pricing_cache.clear()
-            self._pricing_cache[key] = pricing
+            pricing = self._pricing_cache[key] = self._build_pricing(choice.label, choice.model, operation)
         return pricing
 
     def open_meter(
@@ -236,8 +233,6 @@ class MeterFactory:
     def _forecast_for(self, label: str) -> UsageForecast:
         forecast = self._forecasts.get(label)
         if forecast is None:
-            if len(self._forecasts) >= MAX_FORECASTS:
-                self._forecasts.clear()
             forecast = self._forecasts[label] = UsageForecast()
         return forecast
 
