@@ -400,6 +400,17 @@ async def test_what_was_asked_before_all_were_ended_lets_nobody_in_after_it(
     assert len(here.revocation._lookups) == 0
 
 
+async def test_lookup_that_has_not_begun_when_all_were_ended_is_answered(two: list[TokenServiceInstance]) -> None:
+    here = two[0]
+    claims = here.tokens.verify_access(minted(here))
+    asking = asyncio.ensure_future(here.revocation.check_store(claims))
+    await asyncio.sleep(0)  # it has started its lookup, which takes its first turn later
+    here.revocation.clear_cache()
+    await asyncio.wait_for(asking, module.LOOKUP_TIMEOUT_SECONDS / 2)
+    assert here.revocation.away_seconds == here.revocation.accepted_unchecked == 0
+    assert len(here.revocation._lookups) == 0
+
+
 async def test_whether_to_hand_a_token_out_again(two: list[TokenServiceInstance], clock: ManualClock) -> None:
     here, there = two
     claims = here.tokens.verify_access(minted(here))
