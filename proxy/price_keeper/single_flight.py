@@ -15,8 +15,8 @@ T = TypeVar("T")
 class SingleFlight(Generic[K, T]):
     """Concurrent callers with the same key share one load: its result, or its failure. Neither is kept afterwards.
 
-    The load runs in a task of its own, to its end. A caller that is cancelled leaves the others waiting; if all of them
-    are, the load goes on for the next one. No caller can cancel it.
+    The load runs in a task of its own, to its end, and no caller can cancel it. If a caller is cancelled, the others
+    still get the result. If all are, the load continues, and the next caller joins it.
     """
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ class SingleFlight(Generic[K, T]):
         return await asyncio.shield(self._running.get(key) or self._start(key, load, _retrieve_failure))
 
     def start(self, key: K, load: Callable[[], Coroutine[Any, Any, T]]) -> None:
-        """Start a load in the background unless one is running. Its failure is logged, as nobody may wait for it."""
+        """Start a load in the background unless one is running. Its failure is logged."""
         if key not in self._running:
             self._start(key, load, log_failure)
 

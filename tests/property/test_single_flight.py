@@ -1,4 +1,4 @@
-"""Callers that come, leave and wait in any order, against a plain model of which load each of them shares."""
+"""SingleFlight against a plain model: callers join and leave in any order, and loads succeed or fail."""
 
 from __future__ import annotations
 

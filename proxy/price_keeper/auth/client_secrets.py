@@ -79,7 +79,7 @@ class _CachedHashes:
 
 
 class _VerificationQueue:
-    """Lets one verification at a time run for a client."""
+    """Lets one verification at a time run for a client. Not a SingleFlight: each caller has a secret of its own."""
 
     def __init__(self) -> None:
         self.lock = asyncio.Lock()
