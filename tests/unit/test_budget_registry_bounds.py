@@ -21,7 +21,7 @@ from price_keeper.stores import schema
 from price_keeper.stores.contract import Put, Store
 
 from tests.support.budget_fleet import USD, BudgetSidecar, new_caller, open_budget_sidecar, put_budget
-from tests.support.clock import ManualClock
+from tests.support.clock import ManualClock, settle
 
 QUOTAS = {"premium": 10, "standard": 5, "economy": 1}
 DAY = "DAY#20261118"
@@ -415,3 +415,42 @@ async def test_nobody_moves_on_who_does_not_know_the_newest_ordering(one: Budget
     await look(one, who)
     assert one.store.calls.count("update") == 0
     assert (await one.decide(who)).label == "standard"
+
+
+async def test_registry_that_is_full_evicts_idle_budgets_and_their_callers(
+    one: BudgetSidecar, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(budget_registry, "MAX_BUDGETS", 20)
+    for _ in range(60):
+        await one.decide(new_caller())
+        await one.wait_for_refresh()
+        known = one.budget_registry._refresh_states.values()
+        assert len(known) <= 20
+        assert {id(refresh) for _, refresh in one.budget_registry._caller_days.values()} <= set(map(id, known))
+
+
+async def test_forced_status_does_not_settle_for_a_read_that_began_before_it(
+    one: BudgetSidecar, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    who, has_read, gate = new_caller(), asyncio.Event(), asyncio.Event()
+    await put_budget(one.store._store, who.org, QUOTAS)
+    await one.decide(who)
+    await one.wait_for_refresh()
+    refresher, (refresh,) = one.budget_registry.refresher, one.budget_registry._refresh_states.values()
+    read = refresher.reader.read_settings_and_sticky
+
+    async def read_and_wait(budget: budget_state.BudgetState) -> Any:
+        found = await read(budget)
+        has_read.set()
+        await gate.wait()
+        return found
+
+    monkeypatch.setattr(refresher.reader, "read_settings_and_sticky", read_and_wait)
+    refresher.refresh(refresh)
+    await has_read.wait()
+    await put_budget(one.store._store, who.org, {**QUOTAS, "premium": 99})
+    status = asyncio.create_task(one.budget_registry.read_status(who, forces_read=True))
+    await settle()
+    gate.set()
+    budget, _ = await status
+    assert budget.settings.quotas["premium"] == 99 * USD
