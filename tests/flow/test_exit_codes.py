@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from price_keeper.cli.command_parser import EXIT_CODES
 
-from tests.support.commands import ROOT, SECONDS, Sidecar, call_in_process, price_keeper, restore_sigint, sidecar
+from tests.support.commands import PYTHON_PATH, SECONDS, Sidecar, call_in_process, price_keeper, restore_sigint, sidecar
 from tests.support.engines import TEST_CREDENTIALS
 from tests.support.ports import free_port
 from tools.terminal import on_a_terminal
@@ -56,7 +56,7 @@ def nobody() -> Iterator[str]:
 
 def interrupted(folder: Path, url: str, *more: str) -> tuple[int, str]:
     """While it waits for an answer that does not come."""
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "PRICE_KEEPER_API_KEY": "k" * 30}
+    environment = os.environ | {"PYTHONPATH": PYTHON_PATH, "PRICE_KEEPER_API_KEY": "k" * 30}
     with subprocess.Popen(
         [sys.executable, "-m", "price_keeper.cli", "org", "list", "--api", url, *more],
         cwd=folder,
@@ -104,7 +104,7 @@ def test_interrupt_as_asyncio_begins_to_handle_it_exits_130(tmp_path: Path) -> N
     done = subprocess.run(
         [sys.executable, "-c", INTERRUPTED_AT_ONCE, "spend"],
         cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(ROOT / "proxy")},
+        env=os.environ | {"PYTHONPATH": PYTHON_PATH},
         capture_output=True,
         timeout=SECONDS,
         preexec_fn=restore_sigint,
@@ -120,7 +120,7 @@ def test_a_reader_that_has_seen_enough_gets_no_complaint(tmp_path: Path, words: 
     done = subprocess.run(
         [sys.executable, "-m", "price_keeper.cli", *words],
         cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": ""},
+        env=os.environ | {"PYTHONPATH": PYTHON_PATH, "PYTHONUNBUFFERED": ""},
         stdout=writing,
         stderr=subprocess.PIPE,
         timeout=SECONDS,
@@ -211,7 +211,7 @@ def test_a_failure_says_what_to_do_next(tmp_path: Path, running: Sidecar, name: 
 def test_good_is_green_and_a_mistake_red_where_a_person_looks(tmp_path: Path) -> None:
     (tmp_path / "good.yaml").write_text(LABELS)
     (tmp_path / "bad.yaml").write_text("labels: {}\n")
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "TERM": "xterm", "NO_COLOR": ""}
+    environment = os.environ | {"PYTHONPATH": PYTHON_PATH, "TERM": "xterm", "NO_COLOR": ""}
 
     def shown(name: str, **more: str) -> str:
         command = [sys.executable, "-m", "price_keeper.cli", "check-config", "--config", name]

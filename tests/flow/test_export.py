@@ -30,7 +30,7 @@ from price_keeper.stores.contract import Put, Update
 from price_keeper.stores.sqlite import SqliteStore
 
 from tests.flow.test_spend import CONFIG, NOTE
-from tests.support.commands import ROOT, SECONDS, call_in_process, restore_sigint
+from tests.support.commands import PYTHON_PATH, SECONDS, call_in_process, restore_sigint
 from tests.unit.test_focus_export import faults
 from tools.terminal import on_a_terminal
 
@@ -213,7 +213,7 @@ def test_a_half_is_never_seen(place: Path, tmp_path: Path, how: signal.Signals) 
     with subprocess.Popen(
         command,
         cwd=place,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        env=os.environ | {"PYTHONPATH": PYTHON_PATH},
         stdout=subprocess.DEVNULL,
         preexec_fn=restore_sigint,
     ) as process:
@@ -228,7 +228,7 @@ def test_a_half_is_never_seen(place: Path, tmp_path: Path, how: signal.Signals) 
 
 def test_it_tells_how_far_it_is_on_a_terminal_alone(place: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "price_keeper.cli", "export", WHOLE, "--out", str(tmp_path / "x.csv")]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "TERM": "xterm"}
+    environment = os.environ | {"PYTHONPATH": PYTHON_PATH, "TERM": "xterm"}
     code, shown = on_a_terminal(command, place, environment)
     assert code == 0
     assert f"piece 1 of {WEEKS}, 0 rows so far" in shown

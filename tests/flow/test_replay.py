@@ -21,7 +21,7 @@ from price_keeper.ledger.ledger_entries import Counter
 from price_keeper.stores.sqlite import SqliteStore
 from price_keeper.telemetry.metrics import ALL_METRICS
 
-from tests.support.commands import ROOT, Sidecar, call_in_process, sidecar
+from tests.support.commands import PYTHON_PATH, ROOT, Sidecar, call_in_process, sidecar
 from tests.support.simulated import Keys, boto_client
 from tools.terminal import on_a_terminal
 
@@ -77,7 +77,7 @@ def test_a_journal_found_is_counted_once(tmp_path: Path) -> None:
     code, shown = on_a_terminal(
         [sys.executable, "-m", "price_keeper.cli", "replay", "again", "--owner-is-dead", "--json"],
         tmp_path,
-        os.environ | {"PYTHONPATH": str(ROOT), "TERM": "xterm"},
+        os.environ | {"PYTHONPATH": PYTHON_PATH, "TERM": "xterm"},
     )
     assert code == 0
     assert "\rreading the journal in again\x1b[K" in shown  # how far it is, and gone again

@@ -24,7 +24,7 @@ from price_keeper.control.readiness_checks import RESULT_TTL_SECONDS
 from price_keeper.stores.dynamodb import MAX_ATTEMPTS
 
 from tests.support import commands
-from tests.support.commands import ROOT, SECONDS, price_keeper, sidecar
+from tests.support.commands import PYTHON_PATH, ROOT, SECONDS, price_keeper, sidecar
 from tests.support.engines import Engines
 from tests.support.fault_proxy import DropAnswer, fault_proxy
 from tests.support.ports import free_port
@@ -156,7 +156,7 @@ def test_a_start_that_hangs_can_be_watched_and_stopped(tmp_path: Path, stop: sig
     control = f"127.0.0.1:{free_port()}"
     environment = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")} | SERVED
     environment |= {
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": PYTHON_PATH,
         "PRICE_KEEPER__UPSTREAM__ENDPOINT": "http://127.0.0.1:9",
         "PRICE_KEEPER__LISTEN__CONTROL": control,
         "AWS_CONFIG_FILE": str(tmp_path / "aws"),

@@ -26,7 +26,7 @@ from price_keeper.stores.contract import Put, Store
 from price_keeper.stores.sqlite import SqliteStore
 
 from tests.support.clock import ManualClock
-from tests.support.commands import ROOT, SECONDS, call_in_process, price_keeper, sidecar
+from tests.support.commands import PYTHON_PATH, SECONDS, call_in_process, price_keeper, sidecar
 from tests.support.engines import PREFIX, TEST_CREDENTIALS, Engines
 from tests.support.recording_harness import open_recording_harness
 from tests.unit.test_focus_export import faults
@@ -262,7 +262,7 @@ def on_a_terminal(place: Path, **environment: str) -> str:
     main, end = pty.openpty()
     os.set_blocking(main, False)
     command = [sys.executable, "-m", "price_keeper.cli", "spend", "--by", "label"]
-    surroundings: Mapping[str, str] = os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "100", "TERM": "xterm"}
+    surroundings: Mapping[str, str] = os.environ | {"PYTHONPATH": PYTHON_PATH, "COLUMNS": "100", "TERM": "xterm"}
     done = subprocess.run(
         command, cwd=place, env={**surroundings, **environment}, stdout=end, stderr=end, timeout=SECONDS, check=False
     )

@@ -16,7 +16,7 @@ import pytest
 from price_keeper.auth.client_secrets import make_secret
 from price_keeper.cli.dev_command import ADMIN_KEY_FILE, DEMO_APP, DEMO_ORG
 
-from tests.support.commands import ROOT, SECONDS, Sidecar, call_in_process, sidecar
+from tests.support.commands import PYTHON_PATH, SECONDS, Sidecar, call_in_process, sidecar
 from tests.support.ports import free_port
 from tests.support.scripted_server import ScriptedServer, run_scripted_server
 
@@ -86,7 +86,7 @@ def test_the_secret_comes_from_a_file_or_from_whoever_types_it_unseen(running: R
     process = subprocess.Popen(
         [sys.executable, "-m", "price_keeper.cli", "token", CLIENT, "--api", running.process.control],
         env={name: value for name, value in os.environ.items() if name != "PRICE_KEEPER_CLIENT_SECRET"}
-        | {"PYTHONPATH": str(ROOT)},
+        | {"PYTHONPATH": PYTHON_PATH},
         stdin=theirs,
         stdout=subprocess.PIPE,
         stderr=theirs,

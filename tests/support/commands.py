@@ -28,6 +28,8 @@ _NOT_PASSED_ON = (
     "PRICE_KEEPER__",
 )
 ROOT = Path(__file__).parents[2]
+# Before what the virtual environment has installed, which may be another checkout.
+PYTHON_PATH = f"{ROOT / 'proxy'}{os.pathsep}{ROOT}"
 
 
 def restore_sigint() -> None:
@@ -133,9 +135,9 @@ def _wait_for_startup(process: subprocess.Popen[bytes], output: Path, errors: Pa
 
 
 def build_environment(own: dict[str, str]) -> dict[str, str]:
-    """What the developer's own shell says of AWS is left out, but for the keys that tests set themselves."""
+    """The environment of a child process: this checkout's code, and no AWS settings of the developer's own shell."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(_NOT_PASSED_ON)}
-    return kept | {"PYTHONPATH": str(ROOT)} | own
+    return kept | {"PYTHONPATH": PYTHON_PATH} | own
 
 
 def call_in_process(
