@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from aiohttp.test_utils import RawTestServer
 from price_keeper.app import Role
 from price_keeper.auth.signing_keys import load_keys
 from price_keeper.auth.tokens import build_jwks
@@ -66,13 +67,8 @@ async def control(keys: Any, status: int = 200, health: Any = None) -> AsyncIter
         assert request.path == "/.well-known/jwks.json"
         return web.json_response(keys, status=status)
 
-    runner = web.ServerRunner(web.Server(answer))
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, "127.0.0.1", port := free_port()).start()
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        await runner.cleanup()
+    async with RawTestServer(answer) as server:
+        yield f"http://127.0.0.1:{server.port}"
 
 
 def halves(*keys: KeyConfig, environ: Mapping[str, str] | None = None) -> dict[str, Any]:

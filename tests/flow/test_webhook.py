@@ -26,6 +26,7 @@ from price_keeper.alerts.webhook import IsAllowed, WebhookResponse, WebhookSende
 from price_keeper.clock import SystemClock
 from price_keeper.server.tls import create_server_context, ensure_local_certificates
 from price_keeper.tasks import Tasks
+from pytest_aiohttp import AiohttpServer
 
 from tests.support.alerts import DAY, USD, ScriptedAlertStore, scope
 from tests.support.ports import free_port
@@ -68,26 +69,25 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Pat
     return ensure_local_certificates(tmp_path_factory.mktemp("tls"), time.time())
 
 
-@asynccontextmanager
-async def serving(authority: tuple[Path, Path, Path]) -> AsyncIterator[Server]:
-    ca, certificate, key = authority
-    app = web.Application()
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
-    server = Server(0, ssl.create_default_context(cafile=ca))
-    app.router.add_route("*", "/{path:.*}", server.answer)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=create_server_context(certificate, key)).start()
-        server.port = runner.addresses[0][1]
-        yield server
-    finally:
-        await runner.cleanup()
+@pytest.fixture
+def open_server(aiohttp_server: AiohttpServer, authority: tuple[Path, Path, Path]) -> Callable[[], Awaitable[Server]]:
+    async def opened() -> Server:
+        ca, certificate, key = authority
+        app = web.Application()
+        receiver = Server(0, ssl.create_default_context(cafile=ca))
+        app.router.add_route("*", "/{path:.*}", receiver.answer)
+        listener = await aiohttp_server(
+            app, ssl=create_server_context(certificate, key), access_log=None, shutdown_timeout=0.1
+        )
+        receiver.port = listener.port
+        return receiver
+
+    return opened
 
 
 @pytest.fixture
-async def server(authority: tuple[Path, Path, Path]) -> AsyncIterator[Server]:
-    async with serving(authority) as made:
-        yield made
+async def server(open_server: Callable[[], Awaitable[Server]]) -> Server:
+    return await open_server()
 
 
 class Dns(AbstractResolver):
@@ -164,8 +164,11 @@ async def test_an_answer_is_its_status(server: Server, status: int) -> None:
 
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
-async def test_a_redirect_is_not_followed(server: Server, status: int, authority: tuple[Path, Path, Path]) -> None:
-    async with serving(authority) as elsewhere, calling(server) as webhook:
+async def test_a_redirect_is_not_followed(
+    server: Server, status: int, open_server: Callable[[], Awaitable[Server]]
+) -> None:
+    elsewhere = await open_server()
+    async with calling(server) as webhook:
         server.handle = responds(status, Location=elsewhere.url("127.0.0.1"))
         answer = await webhook.send("id-1", BODY)
         assert (answer, answer.is_accepted, answer.is_rejected) == (WebhookResponse(status), False, False)

@@ -16,6 +16,7 @@ from itertools import count
 from typing import Any
 
 from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 CODES = {"us-east-1": "USE1", "us-west-2": "USW2", "eu-west-1": "EU", "ap-northeast-1": "APN1"}
 BEDROCK, MODELS = "AmazonBedrock", "AmazonBedrockFoundationModels"
@@ -224,14 +225,9 @@ def _response(status: int, body: bytes) -> web.Response:
 
 @asynccontextmanager
 async def price_list_server(products: Iterable[ListedProduct] = US_EAST) -> AsyncIterator[PriceListServer]:
-    app = web.Application()
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
     server = PriceListServer("", list(products))
+    app = web.Application()
     app.router.add_post("/", server.answer)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        server.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    async with TestServer(app) as listener:
+        server.url = f"http://127.0.0.1:{listener.port}"
         yield server
-    finally:
-        await runner.cleanup()
